@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -84,6 +85,8 @@ std::vector<int> Shown() {
       }
     }
     if (found < 0) break;
+    // As CUDA.
+    if (std::count(shown.begin(), shown.end(), found) > 0) return {};
     shown.push_back(found);
   }
   return shown;

@@ -25,6 +25,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a large file, after how many bytes the disk begins to write: all at once
+// at the end would have it wait while memory is filled, and us for it then.
+constexpr off_t kSendBytes = off_t{32} << 20;
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -281,7 +285,14 @@ OutputFile::~OutputFile() {
 
 absl::Status OutputFile::Append(absl::string_view bytes) {
   CountProgress();
-  if (status_.ok()) status_ = WriteAll(fd_, bytes, path_);
+  if (!status_.ok()) return status_;
+  status_ = WriteAll(fd_, bytes, path_);
+  const off_t end = lseek(fd_, 0, SEEK_CUR);
+  if (end / kSendBytes !=
+      (end - static_cast<off_t>(bytes.size())) / kSendBytes) {
+    // Only starts it; Sync waits, and says what went wrong.
+    sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
+  }
   return status_;
 }
 

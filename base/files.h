@@ -102,6 +102,11 @@ class MappedFile {
   const std::string& path() const { return path_; }
   absl::string_view bytes() const { return bytes_; }
 
+  // Tells the kernel that the bytes will be read again and again: what isn't in
+  // memory is read in the background, and `in_order` no longer has pages freed
+  // soon after they were read.
+  void ExpectRepeatedReads() const;
+
   // To be called after reading: DATA_LOSS, with the file's name, if what was
   // read may have been zeros of ours. One stat.
   absl::Status Check() const;
@@ -125,6 +130,11 @@ class MappedFile {
   const uint64_t inode_;
   Watch* const watch_;  // null: empty
 };
+
+// Tells the kernel that this process won't soon read these bytes of a mapped
+// file: pages that are whole within them no longer count as its memory, and
+// come back from the page cache when they are read.
+void ForgetMapped(const void* data, size_t bytes);
 
 // An append-only file. Bytes go to the operating system at once, so they
 // survive a crash of the process.

@@ -19,6 +19,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -263,9 +264,24 @@ void JudgeWithoutLibrary(const std::string& why, int opens, GpuReport* report) {
   }
 }
 
+// An entry of CUDA_VISIBLE_DEVICES that is there twice; "": none.
+std::string RepeatedIn(const char* visible) {
+  std::set<absl::string_view> seen;
+  for (absl::string_view entry : absl::StrSplit(visible, ',')) {
+    entry = absl::StripAsciiWhitespace(entry);
+    if (!seen.insert(entry).second) return std::string(entry);
+  }
+  return "";
+}
+
 // CUDA works, and shows nothing.
 void JudgeNoDevice(const char* visible, int opens, GpuReport* report) {
-  if (visible != nullptr) {
+  const std::string repeated = visible == nullptr ? "" : RepeatedIn(visible);
+  if (!repeated.empty()) {
+    report->status = CannotUse(
+        absl::StrCat(kVisible, " is \"", visible, "\", with ", repeated,
+                     " twice, for which CUDA shows no GPU: name each once"));
+  } else if (visible != nullptr) {
     report->status = CannotUse(absl::StrCat(
         kVisible, " is \"", visible,
         "\", which names no GPU that this process may use: `nvidia-smi -L` "

@@ -158,6 +158,9 @@ TEST_F(GpusTest, OnlyThoseBeforeOneThatIsNotThere) {
   setenv(kVisible, "7", 1);
   EXPECT_THAT(Problem(), HasSubstr("CUDA_VISIBLE_DEVICES is \"7\", which names "
                                    "no GPU that this process may use"));
+  setenv(kVisible, "0,0", 1);
+  EXPECT_THAT(Problem(), HasSubstr("is \"0,0\", with 0 twice, for which CUDA "
+                                   "shows no GPU: name each once"));
 }
 
 TEST_F(GpusTest, NoneByChoiceAsksNobody) {

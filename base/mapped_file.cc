@@ -191,6 +191,13 @@ MappedFile::~MappedFile() {
   munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
+void MappedFile::ExpectRepeatedReads() const {
+  if (bytes_.empty()) return;
+  auto* const data = const_cast<char*>(bytes_.data());
+  madvise(data, bytes_.size(), MADV_NORMAL);
+  madvise(data, bytes_.size(), MADV_WILLNEED);
+}
+
 absl::Status MappedFile::Check() const {
   if (watch_ == nullptr) return absl::OkStatus();
   if (watch_->lost.load()) {
@@ -209,6 +216,16 @@ absl::Status MappedFile::Check() const {
                      info.st_size, " bytes, had ", bytes_.size()));
   }
   return absl::OkStatus();
+}
+
+void ForgetMapped(const void* data, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + page - 1) / page * page;
+  const uintptr_t end = (address + bytes) / page * page;
+  if (begin < end) {
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
 }
 
 absl::Status MappedFile::CheckAll() {

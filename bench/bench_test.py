@@ -8,11 +8,15 @@ import tempfile
 import time
 import unittest
 
+import chat
+import checkpoint
 import compare
 import comparison
 import contestants
+import generate
 import processes
 import report
+import start
 from comparison import CAPSTAN, COMPILED, EAGER, Claim, Contestant
 
 
@@ -35,7 +39,8 @@ class WhoRuns(unittest.TestCase):
             self.assertTrue(claims)
             for _, shape, strategy, peer, _ in claims:
                 self.assertIn(Contestant(shape, strategy, CAPSTAN), who)
-                self.assertIn(Contestant(shape, strategy, peer), who)
+                ours = Contestant(shape, strategy, CAPSTAN)
+                self.assertIn(comparison.other(ours, peer), who)
             for _, shape, strategy, _ in (
                     k for k in comparison.OWN_CLAIMS if k[0] == device):
                 self.assertIn(Contestant(shape, strategy, CAPSTAN), who)
@@ -54,6 +59,40 @@ class WhoRuns(unittest.TestCase):
              for side in (CAPSTAN, EAGER, COMPILED)])
         self.assertEqual(comparison.contestants("cpu", ["tiny"], None, []),
                          [Contestant("tiny", "ddp", CAPSTAN)])
+
+    def test_bf16_runs_beside_our_fp32(self):
+        who = comparison.contestants("cpu", ["mini", "mini-bf16"], None, [])
+        self.assertEqual(contestants.precision("cpu", "mini"), "fp32")
+        self.assertEqual(contestants.precision("cpu", "mini-bf16"), "bf16")
+        rows = comparison.rows("cpu", who, speeds(
+            "mini", "ddp", CAPSTAN, [100.0, 50.0]) + speeds(
+                "mini-bf16", "ddp", CAPSTAN, [150.0, 100.0]))
+        beside = [r for r in rows if r["peer"] == comparison.OUR_FP32]
+        self.assertEqual([r["figure"] for r in beside], ["tokens/s"])
+        self.assertEqual(beside[0]["ratio"]["lowest"], 1.5)
+        self.assertEqual(beside[0]["ratio"]["highest"], 2.0)
+        self.assertEqual(report.against(beside[0]), "ddp / our fp32")
+
+    def test_other_methods_are_shapes_of_their_own(self):
+        for shape, method in (("mini", ""), ("mini-bf16", ""),
+                              ("mini-llada", "-llada"), ("mini-lora", "-lora")):
+            self.assertEqual(contestants.method(shape), method)
+            self.assertEqual(contestants.SHAPES[shape],
+                             contestants.SHAPES["mini"])
+
+    def test_only_lora_wants_peft(self):
+        self.assertNotIn("peft", contestants.packages_of(["mini", "tiny"]))
+        self.assertIn("peft", contestants.packages_of(["mini", "mini-lora"]))
+
+    def test_sides_with_different_models_are_told(self):
+        ours = measurement(0, "mini", "ddp", CAPSTAN, parameters=5)
+        same = measurement(0, "mini", "ddp", EAGER, parameters=5)
+        other = measurement(0, "mini", "ddp", EAGER, parameters=6)
+        self.assertEqual(comparison.different_work([ours, same]), [])
+        self.assertEqual(
+            comparison.different_work([ours, other]),
+            ["mini, ddp: not the same model: capstan has 5 parameters, "
+             "eager has 6 parameters"])
 
     def test_rounds_alternate(self):
         who = comparison.contestants("cpu")
@@ -119,7 +158,7 @@ class Table(unittest.TestCase):
         self.assertEqual(
             report.ratio_table(table).splitlines()[2:],
             ["| mini | ddp / DDP | tokens/s | 5,500 | 4,000 | "
-             "1.38x (1.25..1.50) | 1.3x / 1.5x | bar |  |",
+             "1.38x (1.25..1.50) | 1.3x / 1.6x | bar |  |",
              "| mini | ddp / DDP, compiled | tokens/s | 5,500 | 5,000 | "
              "1.10x (1.00..1.20) | 1.15x / 1.3x | no |  |"])
 
@@ -171,6 +210,92 @@ class Table(unittest.TestCase):
             "2 |"])
 
 
+class Generation(unittest.TestCase):
+
+    def figures(self, short, long, prompt, **more):
+        return {"seconds": {"short": short, "long": long, "prompt": prompt},
+                "rss": 2e9, **more}
+
+    def test_start_and_loading_dont_count(self):
+        figures = self.figures(3.0, 4.0, 3.5)
+        self.assertEqual(generate.rate(figures, 16),
+                         16 * (generate.LONG[16] - generate.SHORT))
+        self.assertEqual(generate.prompt_rate(
+            figures, 2, {"short": 100, "long": 600}), 2000.0)
+
+    def test_table_and_agreement(self):
+        cell = {"weights": "float32", "threads": 1, "batch": 1}
+        tokens = {"short": 100, "long": 600}
+        new = generate.LONG[1] - generate.SHORT
+        measurements = [
+            {**cell, "side": generate.STREAM, "read": 2 * new},
+            {**cell, "side": generate.OURS, "text": "a",
+             **self.figures(3.0, 4.0, 3.5)},
+            {**cell, "side": generate.PEER, "text": "a",
+             "prompt_tokens": tokens, **self.figures(3.0, 5.0, 4.0)}]
+        self.assertEqual(
+            generate.table(measurements, {"float32": 1e9}).splitlines()[2],
+            "| float32 | 1 | 1 | 128 (128..128) | 64 (64..64) | "
+            "2.00x (2.00..2.00) | 50 % | 1000 (1000..1000) | 500 (500..500) | "
+            "2000 (2.00x) | 2000 |")
+        self.assertIn("equal", generate.agreement(measurements))
+        measurements[2]["text"] = "b"
+        self.assertIn("'a', but transformers' 'b'",
+                      generate.agreement(measurements))
+
+    def test_chat_by_turn(self):
+        self.assertEqual(
+            chat.table([0.2, 0.3, 0.4], [[0.6, 0.1], [0.7, 0.2], [0.4, 0.3]])
+            .splitlines()[2:],
+            ["| start to prompt | 0.300 | 0.200 | 0.400 |  |",
+             "| turn 1 | 0.600 | 0.400 | 0.700 | no |",
+             "| turn 2 | 0.200 | 0.100 | 0.300 | yes |"])
+
+    def test_a_terminal_gives_what_was_said(self):
+        terminal = chat.Terminal(["/bin/bash", "-c", "printf '> \\x1b[0m'; "
+                                  "read line; printf \"$line$line> \\x1b[0m\""])
+        terminal.until(chat.PROMPT)
+        terminal.write("ab")
+        self.assertEqual(terminal.until(chat.PROMPT), b"abab")
+        terminal.close()
+
+
+class Start(unittest.TestCase):
+
+    def test_table(self):
+        runs = [("float32", "dropped", "capstan",
+                 {"ready s": r, "first step s": 3.0, "peak MB": 2e9})
+                for r in (0.5, 0.25, 1.0)]
+        self.assertEqual(
+            start.table(runs).splitlines()[2],
+            "| float32 | dropped | capstan | 0.5 (0.25..1) | 3 (3..3) | "
+            "2000 (2000..2000) |")
+
+
+class Checkpoints(unittest.TestCase):
+
+    def test_a_state_fits_memory(self):
+        self.assertEqual(checkpoint.fitting(10**9, 100e9), 10**9)
+        self.assertEqual(checkpoint.fitting(2 * 10**9, 14.5e9), 10**9)
+
+    def test_table(self):
+        turns = [("capstan", {"save": {"seconds": s, "cpu": 0.5}})
+                 for s in (2.0, 1.0, 4.0)] + [("disk", {"save": {"seconds": 1}})]
+        self.assertEqual(
+            checkpoint.table(turns, 4e9).splitlines()[2:],
+            ["| save | capstan | 2.00 (1.00..4.00) | 0.50 | 2.00 |",
+             "| save | the disk | 1.00 (1.00..1.00) |  | 4.00 |"])
+
+    def test_the_disk_holds_all_bytes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            checkpoint.disk(folder, "save", 3 * checkpoint.CHUNK + 5)
+            self.assertEqual((folder / "bytes").stat().st_size,
+                             3 * checkpoint.CHUNK + 5)
+            checkpoint.drop_from_cache(folder)
+            checkpoint.disk(folder, "load", 0)
+
+
 class FakeRunner:
     device = "cuda"
 
@@ -190,6 +315,39 @@ class Measuring(unittest.TestCase):
         work = contestants.WORK["cuda"]["smollm2-135m"]
         flops = 6 * 135e6 + 12 * 30 * 576 * work.sequence_length
         self.assertAlmostEqual(got["fraction_of_peak"], 1e4 * flops / 989e12)
+
+
+@unittest.skipUnless("CAPSTAN_BENCH_TRAINER" in os.environ, "wants a trainer")
+class TinyRuns(unittest.TestCase):
+    """What the script asks of the trainer is what the trainer understands."""
+
+    # Two embeddings and layers of the shape tiny, and LoRA's of rank 16.
+    EMBEDDING = 256 * 64
+    LAYER = 2 * 64 * (64 + 32) + 3 * 64 * 172 + 2 * 64
+    ADAPTER = 16 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 172))
+
+    def run_of(self, shape):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+            text.write("the quick brown fox jumps over the lazy dog\n" * 200)
+            text.flush()
+            runner = contestants.Runner(
+                "cpu", sys.executable, os.environ["CAPSTAN_BENCH_TRAINER"],
+                text.name)
+            return runner.measure(Contestant(shape, "ddp", CAPSTAN))
+
+    def test_each_method(self):
+        base = self.EMBEDDING + 2 * self.LAYER + 64
+        for shape, parameters in (("tiny", base), ("tiny-llada", base),
+                                  ("tiny-lora", base + 2 * self.ADAPTER)):
+            with self.subTest(shape):
+                figures = self.run_of(shape)
+                self.assertEqual(figures["parameters"], parameters)
+                work = contestants.WORK["cpu"][shape]
+                self.assertEqual(figures["steps"], work.steps)
+                self.assertEqual(
+                    figures["tokens"], work.steps * work.sequence_length *
+                    work.micro_batch_size * contestants.RANKS["cpu"])
+                self.assertGreater(figures["tokens_per_second"], 0)
 
 
 class Processes(unittest.TestCase):

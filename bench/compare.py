@@ -5,8 +5,12 @@
     python3 bench/compare.py [--shapes tiny,mini,smollm2-135m] [--repeats 5]
         [--strategies ddp,zero2,fsdp] [--peers eager,compiled]
 
-On CPUs two ranks of one thread each, fp32; on a GPU (bench/gpu.sh) one rank,
-bf16. Each strategy runs beside what PyTorch has of its kind (ddp:
+On CPUs two ranks of one thread each, fp32, and bf16 for shapes that end in
+-bf16, which are also compared with our own fp32 of the same shape; shapes that
+end in -llada are trained as a LLaDA (masked diffusion), beside a Llama made
+bidirectional and a plain loop, those in -lora by LoRA, beside peft; those in
+-threads are one rank of two threads. On a GPU (bench/gpu.sh) one rank, bf16.
+Each strategy runs beside what PyTorch has of its kind (ddp:
 DistributedDataParallel, zero2: ZeroRedundancyOptimizer, fsdp: FSDP2). A round
 runs all of them once, every other round in reverse order. Then each of ours
 runs once more for the profile of its step.
@@ -50,6 +54,8 @@ def parse():
     parser.add_argument("--peers", type=listed, help="eager, compiled")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--neighbours", type=int, default=0,
+                        help="other programs that compute meanwhile")
     parser.add_argument("--output", type=pathlib.Path, help="a folder")
     parser.add_argument("--no_profile", dest="profile", action="store_false",
                         help="without the runs for the profiles")
@@ -70,8 +76,9 @@ def parse():
             if value not in allowed:
                 parser.error("--%s: %s is none of %s" % (
                     name, value, ", ".join(allowed)))
-    if args.repeats < 1:
-        parser.error("--repeats must be at least 1")
+    for name, least in (("repeats", 1), ("neighbours", 0)):
+        if getattr(args, name) < least:
+            parser.error("--%s must be at least %d" % (name, least))
     return args
 
 
@@ -99,7 +106,8 @@ def describe(args, runner, python):
         "device_name": runner.device_name(), "cores": os.cpu_count(),
         "load": load, "versions": contestants.versions(python),
         "precision": contestants.PRECISION[args.device],
-        "ranks": contestants.RANKS[args.device], "rounds": args.repeats,
+        "ranks": contestants.RANKS[args.device],
+        "neighbours": args.neighbours, "rounds": args.repeats,
         "work": {s: contestants.WORK[args.device][s]._asdict()
                  for s in args.shapes or comparison.DEFAULTS[args.device]},
     }
@@ -151,10 +159,11 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.trainer is None:
         contestants.ensure_trainer()
-    python = args.python or contestants.ensure_peer()
-    if contestants.versions(python) is None:
-        sys.exit("%s lacks one of: %s" % (python,
-                                          ", ".join(contestants.PACKAGES)))
+    packages = contestants.packages_of(
+        args.shapes or comparison.DEFAULTS[args.device])
+    python = args.python or contestants.ensure_peer(packages=packages)
+    if contestants.versions(python, packages) is None:
+        sys.exit("%s lacks one of: %s" % (python, ", ".join(packages)))
     folder = args.output or contestants.ROOT / "runs/bench" / (
         datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,6 +174,9 @@ def main():
     results = {"about": describe(args, runner, python), "rows": [],
                "profiles": [], "measurements": []}
     peak = contestants.peak_flops(results["about"]["device_name"])
+    # What a busy machine's other users do.
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                  for _ in range(args.neighbours)]
     try:
         for round_ in range(args.repeats):
             for contestant in comparison.in_turn(who, round_):
@@ -173,11 +185,15 @@ def main():
         if args.profile:
             results["profiles"] = profiles(runner, who)
     finally:
+        for neighbour in neighbours:
+            neighbour.kill()
         # Hours of measurements are kept even if one of them failed.
         if results["measurements"]:
             results["rows"] = comparison.rows(args.device, who,
                                               results["measurements"])
             write(folder, results, python)
+    for sentence in comparison.different_work(results["measurements"]):
+        print(sentence, file=sys.stderr)
     print(report.ratio_table(results["rows"]), end="")
     for entry in results["profiles"]:
         print("\n%s, %s\n%s" % (entry["shape"], entry["strategy"],

@@ -11,6 +11,16 @@ import typing
 
 CAPSTAN, EAGER, COMPILED = "capstan", "eager", "compiled"
 SIDES = (CAPSTAN, EAGER, COMPILED)
+# What a bf16 row is compared with besides: our own run of the shape in fp32.
+OUR_FP32 = "our fp32"
+# The end of the name of a shape that a CPU runs in bf16.
+BF16 = "-bf16"
+# The end of the name of a shape that is trained otherwise than as a causal
+# language model with all its weights: as a LLaDA (masked diffusion), and with
+# LoRA adapters on a frozen model.
+LLADA, LORA = "-llada", "-lora"
+# The end of the name of a shape that a CPU runs on one rank of two threads.
+THREADS = "-threads"
 
 # Our strategy: PyTorch's of its kind.
 PEER_STRATEGIES = {"single": "single", "ddp": "ddp", "zero2": "zero1",
@@ -23,8 +33,15 @@ PEER_NAMES = {"single": "PyTorch", "ddp": "DDP",
 DEFAULTS = {
     "cpu": {
         "tiny": (("ddp",), (EAGER,)),
-        "mini": (("ddp",), (EAGER, COMPILED)),
+        "mini": (("ddp", "fsdp"), (EAGER, COMPILED)),
         "smollm2-135m": (("ddp", "zero2", "fsdp"), (EAGER,)),
+        "mini-bf16": (("ddp",), (EAGER,)),
+        "smollm2-135m-bf16": (("ddp",), (EAGER,)),
+        **{shape + method: (("ddp",), (EAGER,))
+           for method in (LLADA, LORA)
+           for shape in ("mini", "smollm2-135m")},
+        **{shape + THREADS: (("single",), (EAGER,))
+           for shape in ("mini", "smollm2-135m")},
     },
     "cuda": {
         "smollm2-135m": (("single",), (EAGER, COMPILED)),
@@ -70,13 +87,21 @@ class Claim(typing.NamedTuple):
 # figure.
 RATIO_CLAIMS = {
     ("cpu", "tiny", "ddp", EAGER, "tokens/s"): Claim(3.0, 5.0),
-    ("cpu", "mini", "ddp", EAGER, "tokens/s"): Claim(1.3, 1.5),
+    ("cpu", "mini", "ddp", EAGER, "tokens/s"): Claim(1.3, 1.6),
     ("cpu", "mini", "ddp", COMPILED, "tokens/s"): Claim(1.15, 1.3),
-    ("cpu", "smollm2-135m", "ddp", EAGER, "tokens/s"): Claim(1.3, 1.5),
+    ("cpu", "mini", "fsdp", EAGER, "tokens/s"): Claim(1.9, 2.4),
+    ("cpu", "smollm2-135m", "ddp", EAGER, "tokens/s"): Claim(1.3, 1.8),
+    # Also beside a busy neighbour.
+    ("cpu", "mini-threads", "single", EAGER, "tokens/s"): Claim(1.5),
+    ("cpu", "smollm2-135m-threads", "single", EAGER, "tokens/s"): Claim(1.5),
     ("cpu", "smollm2-135m", "fsdp", EAGER, "tokens/s"): Claim(2.2, 2.8),
     ("cpu", "smollm2-135m", "ddp", EAGER, "peak MB"): Claim(0.8, 0.6),
     ("cpu", "smollm2-135m", "zero2", EAGER, "peak MB"): Claim(0.65, 0.5),
     ("cpu", "smollm2-135m", "fsdp", EAGER, "peak MB"): Claim(0.5, 0.4),
+    ("cpu", "mini-bf16", "ddp", EAGER, "tokens/s"): Claim(2.2),
+    ("cpu", "smollm2-135m-bf16", "ddp", EAGER, "tokens/s"): Claim(2.2),
+    ("cpu", "smollm2-135m-bf16", "ddp", OUR_FP32, "tokens/s"): Claim(1.6),
+    ("cpu", "smollm2-135m-bf16", "ddp", OUR_FP32, "peak MB"): Claim(0.9),
     ("cuda", "smollm2-135m", "single", EAGER, "tokens/s"): Claim(1.5),
     ("cuda", "smollm2-135m", "single", COMPILED, "tokens/s"): Claim(1.1),
     ("cuda", "smollm2-1.7b", "single", EAGER, "tokens/s"): Claim(1.5),
@@ -156,12 +181,24 @@ def ratios(ours, others):
     return spread(both) if both else None
 
 
+def different_work(measurements):
+    """Whose sides didn't train the same number of parameters, as sentences."""
+    counts = {}
+    for m in measurements:
+        counts.setdefault((m["shape"], m["strategy"]), {})[m["side"]] = (
+            m.get("parameters"))
+    return ["%s, %s: not the same model: %s" % (shape, strategy, ", ".join(
+        "%s has %s parameters" % item for item in sides.items()))
+            for (shape, strategy), sides in counts.items()
+            if len(set(sides.values())) > 1]
+
+
 def judge(device, row):
     """Adds bar, aim, what they are about, and whether they are reached."""
     shape, strategy, figure = row["shape"], row["strategy"], row["figure"]
     claim = RATIO_CLAIMS.get((device, shape, strategy, row["peer"], figure))
     about = "ratio"
-    if claim is None and row["peer"] != COMPILED:
+    if claim is None and row["peer"] not in (COMPILED, OUR_FP32):
         claim = OWN_CLAIMS.get((device, shape, strategy, figure))
         about = "capstan"
     if claim is None or row[about] is None:
@@ -169,6 +206,13 @@ def judge(device, row):
     row.update(bar=claim.bar, aim=claim.aim, about=about,
                reached=verdict(row[about]["median"], claim,
                                FIGURES[figure].more_is_better))
+
+
+def other(contestant, peer):
+    """Whom a row compares ours with."""
+    if peer == OUR_FP32:
+        return contestant._replace(shape=contestant.shape[:-len(BF16)])
+    return contestant._replace(side=peer)
 
 
 def row_of(device, measurements, contestant, peer, figure):
@@ -182,7 +226,7 @@ def row_of(device, measurements, contestant, peer, figure):
            "pytorch": None, "ratio": None, "of_ddp": None,
            "bar": None, "aim": None, "about": None, "reached": ""}
     if peer is not None:
-        theirs = values_of(measurements, contestant._replace(side=peer), figure)
+        theirs = values_of(measurements, other(contestant, peer), figure)
         row["pytorch"] = spread(theirs.values()) if theirs else None
         row["ratio"] = ratios(ours, theirs)
     if contestant.strategy != "ddp":
@@ -198,11 +242,13 @@ def rows(device, who, measurements):
     for contestant in who:
         if contestant.side != CAPSTAN:
             continue
-        peers = [s for s in (EAGER, COMPILED)
-                 if contestant._replace(side=s) in who]
+        peers = [s for s in (EAGER, COMPILED) if other(contestant, s) in who]
+        if (contestant.shape.endswith(BF16)
+                and other(contestant, OUR_FP32) in who):
+            peers.append(OUR_FP32)
         for figure in FIGURES:
             shown = [p for p in peers
-                     if p == EAGER or figure in COMPILED_FIGURES[device]]
+                     if p != COMPILED or figure in COMPILED_FIGURES[device]]
             for peer in shown or [None]:
                 row = row_of(device, measurements, contestant, peer, figure)
                 if row is not None:

@@ -23,6 +23,7 @@ BENCH = ROOT / "bench"
 VENV = BENCH / ".venv"
 REQUIREMENTS = BENCH / "peers/requirements.txt"
 PACKAGES = ("torch", "transformers", "matplotlib")
+LORA_PACKAGES = PACKAGES + ("peft",)
 TEXT = ROOT / "bazel-bin/datasets/samples/libtorch_headers.txt"
 TRAINER = ROOT / "bazel-bin/trainer/trainer"
 
@@ -48,6 +49,11 @@ class Work(typing.NamedTuple):
     steps: int
 
 
+LORA_RANK = 16
+# Ours of Sizes' fields, in their order, in a LLaDA's config.
+LLADA_FIELDS = ("d_model", "mlp_hidden_size", "n_layers", "n_heads",
+                "n_kv_heads", "vocab_size")
+
 # Embeddings are tied. The Qwen2.5 sizes are those of LLMQ's benchmark, without
 # the biases of q, k and v, which a Llama doesn't have.
 SHAPES = {
@@ -66,8 +72,35 @@ WORK = {
              "qwen2.5-0.5b": Work(1024, 8, 30),
              "qwen2.5-1.5b": Work(1024, 4, 30)},
 }
+# CPUs also run these in bf16 and by other methods, as shapes of their own.
+for _shape in ("tiny", "mini", "smollm2-135m"):
+    for _end in (comparison.BF16, comparison.LLADA, comparison.LORA,
+                 comparison.THREADS):
+        SHAPES[_shape + _end] = SHAPES[_shape]
+        WORK["cpu"][_shape + _end] = WORK["cpu"][_shape]
 PRECISION = {"cpu": "fp32", "cuda": "bf16"}
 RANKS = {"cpu": 2, "cuda": 1}
+
+
+def precision(device, shape):
+    """Of a run of that shape."""
+    return "bf16" if shape.endswith(comparison.BF16) else PRECISION[device]
+
+
+def ranks_and_threads(device, shape):
+    """How many ranks such a run has, and how many threads each of them."""
+    if shape.endswith(comparison.THREADS):
+        return 1, RANKS[device]
+    return RANKS[device], 1
+
+
+def method(shape):
+    """LLADA, LORA, or "" for a causal language model, all weights trained."""
+    for end in (comparison.LLADA, comparison.LORA):
+        if shape.endswith(end):
+            return end
+    return ""
+
 
 # Dense bf16, from NVIDIA's data sheets of the H100 SXM and the H200.
 PEAK_FLOPS = {"H100 80GB HBM3": 989e12, "H200": 989e12}
@@ -95,10 +128,16 @@ def free_port():
         return s.getsockname()[1]
 
 
-def ensure_trainer():
-    """Builds the trainer."""
-    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer"], check=True,
-                   cwd=ROOT)
+def ensure_trainer(*more):
+    """Builds the trainer, and other targets."""
+    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer", *more],
+                   check=True, cwd=ROOT)
+
+
+def packages_of(shapes):
+    """What the peers' interpreter must have for these."""
+    lora = any(method(shape) == comparison.LORA for shape in shapes)
+    return LORA_PACKAGES if lora else PACKAGES
 
 
 def ensure_peer(requirements=REQUIREMENTS, packages=PACKAGES):
@@ -133,8 +172,8 @@ class Runner:
         # Compiled kernels are kept from round to round, and no longer.
         self._cache = tempfile.TemporaryDirectory(prefix="capstan_bench_")
 
-    def _environment(self):
-        env = dict(os.environ, OMP_NUM_THREADS="1",
+    def _environment(self, threads=1):
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads),
                    TOKENIZERS_PARALLELISM="false",
                    TORCHINDUCTOR_CACHE_DIR=self._cache.name + "/inductor",
                    TRITON_CACHE_DIR=self._cache.name + "/triton")
@@ -178,8 +217,11 @@ class Runner:
         """summary.json, with the peak of the fullest rank, and profile.json
         (None unless steps are profiled)."""
         work = WORK[self.device][contestant.shape]
+        kind = method(contestant.shape)
+        ranks, threads = ranks_and_threads(self.device, contestant.shape)
         with tempfile.TemporaryDirectory(prefix="capstan_bench_") as folder:
-            configs = ["--config=bench/lm.pbtxt"]
+            configs = ["--config=bench/llada.pbtxt" if kind == comparison.LLADA
+                       else "--config=bench/lm.pbtxt"]
             if profiled:
                 config = pathlib.Path(folder, "profile.pbtxt")
                 config.write_text("profile { steps: %s }" % list(profiled))
@@ -192,14 +234,23 @@ class Runner:
                 "batch.micro_batch_size": work.micro_batch_size,
                 "train.max_steps": work.steps,
                 "strategy": "capstan." + contestant.strategy,
-                "precision": "capstan." + PRECISION[self.device],
-                "launch.processes": RANKS[self.device]}
-            sizes = SHAPES[contestant.shape]._asdict()
-            settings.update({"model." + k: v for k, v in sizes.items()})
+                "precision": "capstan." + precision(self.device,
+                                                    contestant.shape),
+                "launch.processes": ranks}
+            sizes = SHAPES[contestant.shape]
+            fields = sizes._fields
+            if kind == comparison.LLADA:
+                fields = LLADA_FIELDS
+                # Windows that don't overlap, as a text's sequences.
+                settings["train_data.stride"] = work.sequence_length
+            elif kind == comparison.LORA:
+                settings["adapter.lora.rank"] = LORA_RANK
+                settings["adapter.lora.alpha"] = LORA_RANK
+            settings.update({"model." + k: v for k, v in zip(fields, sizes)})
             command = [self._trainer, *configs]
             for name, value in settings.items():
                 command += ["--set", "%s=%s" % (name, value)]
-            processes.run(command, ROOT, self._environment(),
+            processes.run(command, ROOT, self._environment(threads),
                           RUN_LIMIT_SECONDS)
             summary = json.loads(pathlib.Path(run, "summary.json").read_text())
             profile = (json.loads(pathlib.Path(run, "profile.json").read_text())
@@ -209,20 +260,26 @@ class Runner:
 
     def _run_peer(self, contestant):
         work = WORK[self.device][contestant.shape]
+        ranks, threads = ranks_and_threads(self.device, contestant.shape)
         command = [self._python, "-m", "torch.distributed.run",
-                   "--nproc_per_node=%d" % RANKS[self.device],
+                   "--nproc_per_node=%d" % ranks,
                    "--master_addr=127.0.0.1",
                    "--master_port=%d" % free_port(),
                    str(BENCH / "peers/torch_lm.py"),
                    "--device=" + self.device,
-                   "--precision=" + PRECISION[self.device],
+                   "--precision=" + precision(self.device, contestant.shape),
                    "--strategy=" +
                    comparison.PEER_STRATEGIES[contestant.strategy],
                    "--text=" + self._text]
+        kind = method(contestant.shape)
+        if kind == comparison.LLADA:
+            command.append("--masked_diffusion")
+        elif kind == comparison.LORA:
+            command.append("--lora_rank=%d" % LORA_RANK)
         if contestant.side == comparison.COMPILED:
             command.append("--compile")
         arguments = {**SHAPES[contestant.shape]._asdict(), **work._asdict()}
         command += ["--%s=%d" % item for item in arguments.items()]
-        output = processes.run(command, ROOT, self._environment(),
+        output = processes.run(command, ROOT, self._environment(threads),
                                PEER_LIMIT_SECONDS[contestant.side])
         return json.loads(output.strip().splitlines()[-1])

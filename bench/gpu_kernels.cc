@@ -4,7 +4,8 @@
 // GPU, against the card's: all of them are bound by memory. A line of JSON
 // each:
 // {"kernel":, "dtype":, "bytes":, "seconds":, "bytes_per_second":,
-// "fraction":}, the last if the card's bandwidth is known.
+// "fraction":}, the last if the card's bandwidth is known, and both if the time
+// is.
 //
 //     bazel run //bench:gpu_kernels -- [MIB]
 //
@@ -91,7 +92,7 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
       {"rms_norm_backward", 3 * matrix,
        [=, &kernels] {
          cuda::RmsNormBackward(kernels, y, x, weight, rstd, at::Tensor(),
-                               at::empty_like(weight));
+                               {{}, at::empty_like(weight)});
        }},
       {"rope", 2 * matrix + rows * 128 * 4,
        [=, &kernels]() mutable { cuda::Rope(kernels, table, 1, x, rotated); }},
@@ -155,14 +156,18 @@ int Main(int64_t mib) {
         at::TensorOptions().dtype(dtype).device((*group)->device());
     for (const Case& one : CasesOf(*kernels, mib << 20, options)) {
       const double seconds = SecondsOf(one.run, (*group)->device());
-      const double speed = static_cast<double>(one.bytes) / seconds;
       std::printf(
           "{\"kernel\": \"%s\", \"dtype\": \"%s\", \"bytes\": %lld, "
-          "\"seconds\": %.9g, \"bytes_per_second\": %.6g",
+          "\"seconds\": %.9g",
           one.kernel.c_str(), c10::toString(dtype),
-          static_cast<long long>(one.bytes), seconds, speed);
-      if (specs != nullptr) {
-        std::printf(", \"fraction\": %.4f", speed / specs->bandwidth);
+          static_cast<long long>(one.bytes), seconds);
+      // 0 where events are coarser than a kernel.
+      if (seconds > 0) {
+        const double speed = static_cast<double>(one.bytes) / seconds;
+        std::printf(", \"bytes_per_second\": %.6g", speed);
+        if (specs != nullptr) {
+          std::printf(", \"fraction\": %.4f", speed / specs->bandwidth);
+        }
       }
       std::printf("}\n");
     }

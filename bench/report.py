@@ -30,6 +30,8 @@ def against(row):
     """"ddp / DDP compiled", "single"."""
     if row["peer"] is None:
         return row["strategy"]
+    if row["peer"] == comparison.OUR_FP32:
+        return "%s / %s" % (row["strategy"], row["peer"])
     name = "%s / %s" % (row["strategy"],
                         comparison.PEER_NAMES[row["strategy"]])
     return name if row["peer"] == comparison.EAGER else name + ", compiled"
@@ -53,7 +55,7 @@ def ratio_table(rows):
             ratio(row["ratio"]), limits(row), row["reached"],
             "%.2fx" % row["of_ddp"]["median"] if row["of_ddp"] else ""])
     return markdown_table(
-        ["shape", "ours / theirs", "figure", "capstan", "pytorch",
+        ["shape", "ours / theirs", "figure", "capstan", "theirs",
          "ratio (lowest..highest)", "bar / aim", "reached", "of our ddp"],
         lines)
 
@@ -74,11 +76,13 @@ def heading(about):
     """What was run, on what, by which command."""
     return (
         "`%s`\n\n%s, commit %s. %s, %d cores, load %.1f at the start. %s, "
-        "%d rank(s) of one thread; PyTorch %s, transformers %s, "
+        "%d rank(s) of one thread%s; PyTorch %s, transformers %s, "
         "Python %s. Medians of %d rounds; ratios are of the same round.\n" %
         (about["command"], about["date"], about["commit"],
          about["device_name"], about["cores"], about["load"],
-         about["precision"], about["ranks"], about["versions"]["torch"],
+         about["precision"], about["ranks"],
+         ", beside %d busy neighbour(s)" % about["neighbours"]
+         if about.get("neighbours") else "", about["versions"]["torch"],
          about["versions"]["transformers"], about["versions"]["python"],
          about["rounds"]))
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/simd/simd.h"
 
@@ -36,6 +37,14 @@ void WithStorage(at::ScalarType type, const Body& body) {
       TORCH_INTERNAL_ASSERT(type == at::kHalf);
       return body(Fp16());
   }
+}
+
+// The other way round: the dtype of float, Bf16 or Fp16 in memory.
+template <typename T>
+constexpr at::ScalarType StorageType() {
+  return std::is_same_v<T, float>  ? at::kFloat
+         : std::is_same_v<T, Bf16> ? at::kBFloat16
+                                   : at::kHalf;
 }
 
 // The tensor's data as that type; null if the tensor is undefined.

@@ -24,10 +24,13 @@ inline int64_t ElementBytes(c10::ScalarType dtype) {
 class MemoryParts {
  public:
   explicit MemoryParts(float* base) : base_(base) {}
-  float* Take(int64_t floats) {
+  // `count` numbers of T, whose size divides a cache line's.
+  template <typename T = float>
+  T* Take(int64_t count) {
     float* const part = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (floats + 15) / 16 * 16;
-    return part;
+    constexpr int64_t kLine = 64 / sizeof(T);
+    used_ += (count + kLine - 1) / kLine * 16;
+    return reinterpret_cast<T*>(part);
   }
   int64_t used() const { return used_; }  // floats
 

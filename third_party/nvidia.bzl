@@ -40,3 +40,12 @@ NVCC_FILES = [
     "nvidia/cu13/include/*",
     "nvidia/cu13/nvvm/*",
 ]
+
+# What shows machine code, for a test: 5 MB. There are no wheels of 13.0; later
+# ones read its code, too.
+DISASSEMBLER_WHEELS = {
+    "nvidia-cuda-cuobjdump==13.5.37": "38780fee50863252a0b8926357faa91615ca1c8346490563f33a06100cd73f58",
+    "nvidia-cuda-nvdisasm==13.5.37": "d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca",
+}
+
+DISASSEMBLER_FILES = ["nvidia/cu13/bin/*"]

@@ -3,7 +3,7 @@
 load(":arrow.bzl", "arrow_repository")
 load(":cuda.bzl", "cuda_repository")
 load(":libtorch.bzl", "LIBTORCH_FILES", "LIBTORCH_REMOVED", "LIBTORCH_WHEELS")
-load(":nvidia.bzl", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS")
+load(":nvidia.bzl", "DISASSEMBLER_FILES", "DISASSEMBLER_WHEELS", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS")
 load(":plugins.bzl", "plugins_repository")
 load(":wheels.bzl", "wheels_repository")
 
@@ -28,8 +28,8 @@ _shim_repository = repository_rule(
 def capstan_repositories():
     """Declares the repositories that a workspace doesn't have yet.
 
-    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @system (the distribution's packages),
-    @capstan_plugins (Capstan's own) and the stand-ins for Debian's Bazel.
+    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @disassembler, @system (the
+    distribution's packages), @capstan_plugins (Capstan's own) and the stand-ins for Debian's Bazel.
     """
     have = native.existing_rules()
     for name, workspace_file in _SHIMS.items():
@@ -65,6 +65,14 @@ def capstan_repositories():
             keep = NVCC_FILES,
             otherwise = " (set CUDA_HOME to a CUDA Toolkit to do without it)",
             wheels = NVCC_WHEELS,
+        )
+    if "disassembler" not in have:
+        wheels_repository(
+            name = "disassembler",
+            build_file = Label("//third_party:disassembler.BUILD"),
+            keep = DISASSEMBLER_FILES,
+            otherwise = " (only //kernels/cuda:machine_code_test needs it)",
+            wheels = DISASSEMBLER_WHEELS,
         )
     if "cuda" not in have:
         cuda_repository(name = "cuda")

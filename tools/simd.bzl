@@ -3,7 +3,14 @@
 
 _TARGETS = ["plain", "avx2", "avx512"]
 
-def simd_library(name, loops, hdrs, textual_hdrs = [], deps = [], **kwargs):
+def simd_library(
+        name,
+        loops,
+        hdrs,
+        textual_hdrs = [],
+        deps = [],
+        more_targets = [],
+        **kwargs):
     """A library of loops, and tables of them by instruction set.
 
     Args:
@@ -13,6 +20,8 @@ def simd_library(name, loops, hdrs, textual_hdrs = [], deps = [], **kwargs):
       hdrs: where the table's type is, and SIMD_TABLES(Type, kName).
       textual_hdrs: .inc files that `loops` includes.
       deps: of all of them.
+      more_targets: others of base/simd/target.h that `loops` is compiled for,
+        whose tables aren't in SIMD_TABLES: "avx512bf16".
       **kwargs: as ever.
     """
     native.cc_library(
@@ -22,7 +31,7 @@ def simd_library(name, loops, hdrs, textual_hdrs = [], deps = [], **kwargs):
         visibility = ["//visibility:private"],
         deps = deps + ["//base/simd:instruction_set"],
     )
-    for target in _TARGETS:
+    for target in _TARGETS + more_targets:
         native.cc_library(
             name = name + "_" + target,
             srcs = [loops],
@@ -37,7 +46,7 @@ def simd_library(name, loops, hdrs, textual_hdrs = [], deps = [], **kwargs):
         deps = [":%s_hdrs" % name, ":%s_plain" % name] + select({
             "@platforms//cpu:x86_64": [
                 ":%s_%s" % (name, target)
-                for target in _TARGETS[1:]
+                for target in _TARGETS[1:] + more_targets
             ],
             "//conditions:default": [],
         }),

@@ -3,6 +3,8 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace capstan {
@@ -13,6 +15,33 @@ namespace {
 bool HasF16c() {
   unsigned int a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+// Nor this one.
+bool HasAvx512Bf16() {
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned int kBf16 = 1u << 5;  // of EAX in leaf 7.1
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kBf16) != 0;
+}
+
+// "Using XSTATE features in user space applications" of Linux' documentation.
+bool AskForTiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+AmxFacts FactsOfThisMachine() {
+  AmxFacts facts;
+  facts.granted = AskForTiles;
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) facts.features = d;
+  if (__get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_OSXSAVE) != 0) {
+    uint32_t low = 0, high = 0;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    facts.saved = (uint64_t{high} << 32) | low;
+  }
+  return facts;
 }
 #endif
 
@@ -37,6 +66,34 @@ InstructionSet BestInstructionSet() {
   return best;
 #else
   return InstructionSet::kPlain;
+#endif
+}
+
+bool HasBf16Products() {
+#ifdef __x86_64__
+  static const bool has =
+      BestInstructionSet() == InstructionSet::kAvx512 && HasAvx512Bf16();
+  return has;
+#else
+  return false;
+#endif
+}
+
+bool AmxUsable(const AmxFacts& facts) {
+  constexpr uint32_t kBf16AndTiles = (1u << 22) | (1u << 24);
+  constexpr uint64_t kTileConfigAndData = (1u << 17) | (1u << 18);
+  return (facts.features & kBf16AndTiles) == kBf16AndTiles &&
+         (facts.saved & kTileConfigAndData) == kTileConfigAndData &&
+         facts.granted();
+}
+
+bool HasAmxProducts() {
+#ifdef __x86_64__
+  static const bool has = BestInstructionSet() == InstructionSet::kAvx512 &&
+                          AmxUsable(FactsOfThisMachine());
+  return has;
+#else
+  return false;
 #endif
 }
 

@@ -5,6 +5,8 @@
 #ifndef CAPSTAN_BASE_SIMD_INSTRUCTION_SET_H_
 #define CAPSTAN_BASE_SIMD_INSTRUCTION_SET_H_
 
+#include <cstdint>
+
 namespace capstan {
 
 // Each includes those before it.
@@ -16,6 +18,25 @@ enum class InstructionSet {
 
 // The processor's best. Fixed per machine, so runs are reproducible bit by bit.
 InstructionSet BestInstructionSet();
+
+// Whether it multiplies bfloat16 in pairs (AVX512-BF16: Cooper Lake, Zen 4 and
+// later), besides kAvx512.
+bool HasBf16Products();
+
+// Whether this process may multiply bfloat16 in AMX tiles (Sapphire Rapids and
+// later), besides kAvx512. The first call asks the kernel for it (Linux 5.16
+// and later; it refuses where a thread's alternate signal stack is too small).
+// The answer holds for all threads and for processes forked later; a program
+// that is executed asks anew.
+bool HasAmxProducts();
+
+// What HasAmxProducts decides by, for its test.
+struct AmxFacts {
+  uint32_t features = 0;        // EDX of CPUID's leaf 7
+  uint64_t saved = 0;           // XCR0: the registers that the system saves
+  bool (*granted)() = nullptr;  // asks the kernel; called if all else is there
+};
+bool AmxUsable(const AmxFacts& facts);
 
 // For a function written once and compiled for each set.
 #ifdef __x86_64__

@@ -42,6 +42,15 @@ struct RowKernels {
   void (*rms_norm_weight_gradient)(const T *dy, const T *x, const float *rstd,
                                    int64_t rows, int64_t stride, int64_t n,
                                    float *dweight);
+  // The first three with a float32 weight, before which nothing is rounded.
+  void (*rms_norm_wide)(const T *x, const float *weight, float eps,
+                        int64_t rows, int64_t n, T *y, float *rstd);
+  void (*rms_norm_again_wide)(const T *x, const float *weight,
+                              const float *rstd, int64_t rows, int64_t n, T *y);
+  void (*rms_norm_backward_wide)(const T *dy, const T *x, const float *weight,
+                                 const float *rstd, const T *residual,
+                                 int64_t rows, int64_t n, T *dx,
+                                 float *dweight);
 
   // Rotates channels i and i + half of each of `heads` vectors of 2 * half in
   // place, by `half` angles given as cosines and sines; sign -1 inverts the
@@ -67,6 +76,9 @@ struct RowKernels {
                    int64_t stride, int64_t n, T *sum);
   void (*add_rows_wide)(const T *x, const int64_t *rows, int64_t count,
                         int64_t stride, int64_t n, float *sum);
+
+  // y = x * factor.
+  void (*scaled)(const float *x, float factor, int64_t n, T *y);
 };
 
 struct SimdKernels {
@@ -105,9 +117,19 @@ struct SimdKernels {
 };
 
 SIMD_TABLES(SimdKernels, kSimd);
+#ifdef __x86_64__
+// kSimdAvx512's results, with the processor's conversion to bfloat16. Needs
+// HasBf16Products().
+extern const SimdKernels kSimdAvx512Bf16;
+#endif
 
 // The best for this processor.
-inline const SimdKernels &Simd() { return kSimd.best(); }
+inline const SimdKernels &Simd() {
+#ifdef __x86_64__
+  if (HasBf16Products()) return kSimdAvx512Bf16;
+#endif
+  return kSimd.best();
+}
 
 }  // namespace capstan::kernels
 

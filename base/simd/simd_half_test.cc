@@ -21,6 +21,8 @@ class SimdHalfTest : public EachSimdSet {
   void EveryNumberIsLoadedAndStored() const;
   template <typename T>
   void FloatsAreRounded() const;
+  template <typename T>
+  void ScalesAndRounds() const;
 };
 
 template <typename T>
@@ -98,7 +100,24 @@ TEST_P(SimdHalfTest, FloatsAreRoundedToTheNearest) {
   FloatsAreRounded<Fp16>();
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, SimdHalfTest, testing::Values(0, 1, 2));
+template <typename T>
+void SimdHalfTest::ScalesAndRounds() const {
+  const std::vector<float> x = Wave<float>(131, 3.0, 0.4);
+  for (int64_t n : {0, 1, 15, 16, 131}) {
+    std::vector<T> y(131, T{0});
+    simd_->rows<T>().scaled(x.data(), 0.3f, n, y.data());
+    for (int64_t i = 0; i < 131; ++i) {
+      ASSERT_EQ(Value(y[i]), i < n ? Nearest<T>(x[i] * 0.3f) : 0.0) << i;
+    }
+  }
+}
+
+TEST_P(SimdHalfTest, ScalesAndRounds) {
+  ScalesAndRounds<Bf16>();
+  ScalesAndRounds<Fp16>();
+}
+
+INSTANTIATE_TEST_SUITE_P(Sets, SimdHalfTest, testing::Values(0, 1, 2, 3));
 
 }  // namespace
 }  // namespace capstan::kernels

@@ -26,17 +26,17 @@ float Dot(const T* a, const T* b, int64_t n) {
   return Sum(even + odd);
 }
 
-// y may be x.
-template <typename T>
-SIMD_INLINE void NormRow(const T* x, const T* weight, float rstd, int64_t n,
+// y may be x. W: the weight's type, T or float.
+template <typename T, typename W>
+SIMD_INLINE void NormRow(const T* x, const W* weight, float rstd, int64_t n,
                          T* y) {
   ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
-    store(y + i, Round<T>(load(x + i) * rstd) * load(weight + i));
+    store(y + i, Round<W>(load(x + i) * rstd) * load(weight + i));
   });
 }
 
-template <typename T>
-void RmsNorm(const T* x, const T* weight, float eps, int64_t rows, int64_t n,
+template <typename T, typename W>
+void RmsNorm(const T* x, const W* weight, float eps, int64_t rows, int64_t n,
              T* y, float* rstd) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     rstd[r] = 1.0f / __builtin_sqrtf(Dot(x, x, n) / n + eps);
@@ -44,8 +44,8 @@ void RmsNorm(const T* x, const T* weight, float eps, int64_t rows, int64_t n,
   }
 }
 
-template <typename T>
-void RmsNormAgain(const T* x, const T* weight, const float* rstd, int64_t rows,
+template <typename T, typename W>
+void RmsNormAgain(const T* x, const W* weight, const float* rstd, int64_t rows,
                   int64_t n, T* y) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     NormRow(x, weight, rstd[r], n, y);
@@ -54,8 +54,8 @@ void RmsNormAgain(const T* x, const T* weight, const float* rstd, int64_t rows,
 
 // With h = x * rstd and g = dy * weight: dx = rstd * (g - h * mean(g * h)),
 // dweight = sum over rows of dy * h.
-template <typename T>
-void RmsNormBackward(const T* dy, const T* x, const T* weight,
+template <typename T, typename W>
+void RmsNormBackward(const T* dy, const T* x, const W* weight,
                      const float* rstd, const T* residual, int64_t rows,
                      int64_t n, T* dx, float* dweight) {
   for (int64_t r = 0; r < rows; ++r, dy += n, x += n, dx += n) {
@@ -287,12 +287,27 @@ void Scale(float* x, int64_t n, float factor) {
 }
 
 template <typename T>
+void Scaled(const float* x, float factor, int64_t n, T* y) {
+  ForVectors(n, [&](int64_t i, auto load, auto store)
+                    SIMD_LAMBDA { store(y + i, load(x + i) * factor); });
+}
+
+template <typename T>
 constexpr RowKernels<T> RowTable() {
-  return {RmsNorm<T>,         RmsNormAgain<T>,
-          RmsNormBackward<T>, RmsNormWeightGradient<T>,
-          Rotate<T>,          SwiGlu<T>,
-          SwiGluBackward<T>,  CrossEntropy<T>,
-          AddRows<T, T>,      AddRows<T, float>};
+  return {RmsNorm<T, T>,
+          RmsNormAgain<T, T>,
+          RmsNormBackward<T, T>,
+          RmsNormWeightGradient<T>,
+          RmsNorm<T, float>,
+          RmsNormAgain<T, float>,
+          RmsNormBackward<T, float>,
+          Rotate<T>,
+          SwiGlu<T>,
+          SwiGluBackward<T>,
+          CrossEntropy<T>,
+          AddRows<T, T>,
+          AddRows<T, float>,
+          Scaled<T>};
 }
 
 }  // namespace

@@ -119,12 +119,15 @@ void ExpectNear(T got, double wanted, double roundings, double size,
       << "at " << i;
 }
 
-// Parameterized by index into the sets that this processor runs.
+// Parameterized by index into the sets that this processor runs, the last one
+// with AVX512-BF16.
 class EachSimdSet : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    const SimdKernels* sets[3];
-    if (GetParam() >= kSimd.Runnable(sets)) {
+    const SimdKernels* sets[4];
+    int count = kSimd.Runnable(sets);
+    if (HasBf16Products()) sets[count++] = &Simd();
+    if (GetParam() >= count) {
       GTEST_SKIP() << "not on this processor";
     }
     simd_ = sets[GetParam()];

@@ -21,6 +21,8 @@ template <typename T>
 struct Rows {
   const RowKernels<T>& kernels;
   void Norm() const;
+  void WideNorm(const std::vector<T>& x, const std::vector<T>& dy,
+                const std::vector<T>& residual, int64_t n) const;
   void SwiGlu() const;
   void Rope() const;
   void CrossEntropy() const;
@@ -70,6 +72,7 @@ void Rows<T>::Norm() const {
                                        same_dw.data() + begin);
     }
     EXPECT_TRUE(SameBits(dw, same_dw));
+    WideNorm(x, dy, residual, n);
     std::vector<double> wanted_dw(n, 0.5);
     for (int64_t r = 0; r < rows; ++r) {
       double squares = 0.0, mean = 0.0;
@@ -92,6 +95,40 @@ void Rows<T>::Norm() const {
       }
     }
     for (int64_t i = 0; i < n; ++i) ExpectNear(dw[i], wanted_dw[i], 0, 2, i);
+  }
+}
+
+// With a float32 weight, which has more digits than T: one rounding.
+template <typename T>
+void Rows<T>::WideNorm(const std::vector<T>& x, const std::vector<T>& dy,
+                       const std::vector<T>& residual, int64_t n) const {
+  const int64_t rows = 3;
+  const auto weight = Wave<float>(n, 1.5, 1.1);
+  std::vector<T> y(rows * n), again(rows * n), dx(rows * n);
+  std::vector<float> rstd(rows), dw(n, 0.0f);
+  kernels.rms_norm_wide(x.data(), weight.data(), 1e-5f, rows, n, y.data(),
+                        rstd.data());
+  kernels.rms_norm_again_wide(x.data(), weight.data(), rstd.data(), rows, n,
+                              again.data());
+  EXPECT_TRUE(SameBits(y, again));
+  kernels.rms_norm_backward_wide(dy.data(), x.data(), weight.data(),
+                                 rstd.data(), residual.data(), rows, n,
+                                 dx.data(), dw.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    const double s = rstd[r];
+    double mean = 0.0;
+    for (int64_t i = 0; i < n; ++i) {
+      mean += Value(dy[r * n + i]) * weight[i] * Value(x[r * n + i]) * s / n;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = r * n + i;
+      const double h = Value(x[at]) * s;
+      ExpectNear(y[at], h * weight[i], 1, 1, i);
+      ExpectNear(
+          dx[at],
+          Value(residual[at]) + s * (Value(dy[at]) * weight[i] - h * mean), 1,
+          5, i);
+    }
   }
 }
 
@@ -262,7 +299,7 @@ TEST_P(SimdRowsTest, RowsAreAddedInOrderAndRoundedOnce) {
   ForTypes([](const auto& rows) { rows.AddRows(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, SimdRowsTest, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Sets, SimdRowsTest, testing::Values(0, 1, 2, 3));
 
 }  // namespace
 }  // namespace capstan::kernels

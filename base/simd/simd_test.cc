@@ -187,7 +187,7 @@ TEST_P(SimdTest, ScaleAndDot) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, SimdTest, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Sets, SimdTest, testing::Values(0, 1, 2, 3));
 
 }  // namespace
 }  // namespace capstan::kernels

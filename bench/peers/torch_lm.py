@@ -5,9 +5,12 @@ A Llama-shaped causal language model on the bytes of a file: AdamW (fused),
 clipping at 1.0; on one device (single), gradients averaged by
 DistributedDataParallel (ddp), with ZeroRedundancyOptimizer on top (zero1), or
 parameters sharded by FSDP2's fully_shard, a layer at a time (fsdp2). bf16 is
-autocast over parameters in fp32. Run alone or under torchrun; prints one JSON
-line. Its data order is Capstan's sequential one: step s, rank r takes the
-micro-batch of sequences that starts at s * global_batch + r * micro_batch.
+autocast over parameters in fp32. With --lora_rank peft's adapters on all linear
+layers but the head are trained, and nothing else; with --masked_diffusion the
+Llama sees both sides and is trained as a LLaDA on the file's characters. Run
+alone or under torchrun; prints one JSON line. Its data order is Capstan's
+sequential one: step s, rank r takes the micro-batch of sequences that starts at
+s * global_batch + r * micro_batch.
 """
 
 import argparse
@@ -22,11 +25,16 @@ START = time.time()
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # Steps at the start that the medians leave out, as in Capstan's summary. With
 # --compile the compiler runs in the first.
 WARM_UP_STEPS = 2
+# Of masked diffusion, as in plugins/objective/masked_diffusion: the smallest
+# probability of a mask, and the id of the first character.
+EPS = 1e-3
+FIRST_CHARACTER = 3
 
 
 def parse():
@@ -36,6 +44,7 @@ def parse():
                  "sequence_length", "micro_batch_size", "steps"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--text", required=True)
+    parser.add_argument("--model", help="a folder, instead of random weights")
     parser.add_argument("--strategy", default="ddp",
                         choices=("single", "ddp", "zero1", "fsdp2"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -43,12 +52,19 @@ def parse():
                         choices=("fp32", "bf16"))
     parser.add_argument("--compile", action="store_true",
                         help="torch.compile the model")
+    parser.add_argument("--masked_diffusion", action="store_true")
+    parser.add_argument("--lora_rank", type=int, default=0)
     return parser.parse_args()
 
 
 def build(args):
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
+    # A base below adapters is kept in the precision of the products.
+    narrow = args.lora_rank and args.precision == "bf16"
+    model = LlamaForCausalLM.from_pretrained(
+        args.model, dtype=torch.bfloat16 if narrow else torch.float32,
+    ) if args.model else LlamaForCausalLM(LlamaConfig(
+        is_causal=not args.masked_diffusion,  # of the mask
         hidden_size=args.hidden_size,
         intermediate_size=args.intermediate_size,
         num_hidden_layers=args.num_hidden_layers,
@@ -59,6 +75,15 @@ def build(args):
         rope_theta=100000.0,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True))
+    if args.masked_diffusion:
+        for layer in model.model.layers:
+            layer.self_attn.is_causal = False  # of attention without a mask
+    if args.lora_rank:
+        from peft import LoraConfig, get_peft_model
+        model = get_peft_model(model, LoraConfig(
+            r=args.lora_rank, lora_alpha=args.lora_rank,
+            target_modules="all-linear"))
+    return model
 
 
 def distribute(model, strategy, device, world):
@@ -80,21 +105,29 @@ def distribute(model, strategy, device, world):
 
 def make_optimizer(model, strategy):
     options = dict(lr=1e-3, weight_decay=0.01)
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if strategy == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer
         return ZeroRedundancyOptimizer(
-            model.parameters(), optimizer_class=torch.optim.AdamW,
+            parameters, optimizer_class=torch.optim.AdamW,
             parameters_as_bucket_view=True, **options)
-    return torch.optim.AdamW(model.parameters(), fused=True, **options)
+    return torch.optim.AdamW(parameters, fused=True, **options)
 
 
 class Batches:
-    """The text's bytes as this rank's micro-batches."""
+    """The text's bytes (or characters) as this rank's micro-batches."""
 
     def __init__(self, args, device, rank, world):
         with open(args.text, "rb") as file:
-            self._data = torch.frombuffer(bytearray(file.read()),
-                                          dtype=torch.uint8)
+            text = file.read()
+        if args.masked_diffusion:
+            text = text.decode()
+            ids = {c: FIRST_CHARACTER + i
+                   for i, c in enumerate(sorted(set(text)))}
+            self._data = torch.tensor([ids[c] for c in text],
+                                      dtype=torch.int32)
+        else:
+            self._data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._length = args.sequence_length
         self._micro = args.micro_batch_size
         self._device, self._rank, self._world = device, rank, world
@@ -106,6 +139,18 @@ class Batches:
         rows = [(first + i) % windows for i in range(self._micro)]
         ids = torch.stack([self._data[i * n:(i + 1) * n] for i in rows])
         return ids.long().to(self._device)
+
+
+def masked_diffusion_loss(model, ids, mask_id):
+    """Nie et al., "Large Language Diffusion Models", 2025, as their guidelines
+    have it: cross-entropy / p of the masked tokens, over the number of all."""
+    batch, length = ids.shape
+    t = torch.rand(batch, 1, device=ids.device)
+    p = ((1 - EPS) * t + EPS).expand(batch, length)
+    masked = torch.rand(batch, length, device=ids.device) < p
+    logits = model(input_ids=ids.masked_fill(masked, mask_id)).logits
+    losses = F.cross_entropy(logits[masked], ids[masked], reduction="none")
+    return (losses / p[masked]).sum() / ids.numel()
 
 
 def compiled_graphs():
@@ -126,7 +171,10 @@ def train(args, model, optimizer, batches, world):
         begin = time.perf_counter()
         ids = batches.of_step(step)
         with bf16:
-            loss = model(input_ids=ids, labels=ids).loss
+            if args.masked_diffusion:
+                loss = masked_diffusion_loss(model, ids, args.vocab_size - 1)
+            else:
+                loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -54,10 +54,17 @@ class PackedRows : public torch::CustomClassHolder {
   // [documents() + 1] int32 on the positions' device: the first token of each
   // document of all rows, counted through the rows, and the number of tokens.
   // As mask(). Requires knows_documents().
+  //
+  // For work that is recorded (base/work_recorder.h) empty documents follow, to
+  // the next power of two, and longest() is T: the work is then right for other
+  // rows, too.
   const at::Tensor& offsets() const;
 
  private:
   void FindDocuments(const at::Tensor& positions);
+  void FitOthers();
+  // Of `count` documents, the last of them empty.
+  at::Tensor MakeOffsets(int64_t count) const;
 
   const at::Tensor positions_;
   std::vector<Document> documents_;  // of all rows
@@ -110,7 +117,7 @@ using SharedMasks = c10::intrusive_ptr<AttentionMasks>;
 
 // Attention within each sequence, or each document of a packed one, with
 // gradients. q: [batch * T, heads * head_dim]; k, v: [batch * T, kv_heads *
-// head_dim]. Returns a tensor of q's shape. Float32 on the CPU needs no masks.
+// head_dim]. Returns a tensor of q's shape. CPUs need no masks.
 at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const at::Tensor& v, const AttentionShape& shape,
                      const Packing& packing = nullptr,
@@ -137,14 +144,17 @@ void PlanAttention(const AttentionShape& shape, int64_t rows,
 // Of the mask in AttentionMasks that the layers of this window share, for rows
 // of `length` tokens.
 int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
-                           c10::ScalarType dtype);
+                           c10::ScalarType dtype, bool gpu = false);
 // Continues from PlanAttention: what it keeps, including q, k and v, and the
 // output's gradient become the gradients of q, k and v.
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger, bool gpu = false);
 
-// On float32 memory on the CPU, without autograd: the layout of a problem.
+// On memory of T on the CPU (float, Bf16 or Fp16), without autograd. Scores,
+// the softmax and sums are float32; each result is rounded once. Of bfloat16,
+// probabilities and the gradients of scores are rounded before they are
+// multiplied, as GPUs' flash kernels do. The layout of a problem:
 struct AttentionLayout {
   AttentionLayout() = default;
   // Of matrices q, k and v of `rows` rows each.
@@ -160,7 +170,7 @@ struct AttentionLayout {
   AttentionShape shape;
   int64_t queries = 0;  // T
   int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t
-  int64_t kv_batch_stride = 0;  // floats
+  int64_t kv_batch_stride = 0;  // numbers
   int64_t kv_stride = 0;
   // The documents of each sequence; null: one each. Requires T = L.
   const PackedRows* packing = nullptr;
@@ -181,16 +191,19 @@ struct AttentionLayout {
 
 // T queries, the last of L positions if causal. log_sum_exp: [batch, heads, T],
 // for backward.
-void AttentionForward(const AttentionLayout& layout, const float* q,
-                      const float* k, const float* v, float* out,
-                      float* log_sum_exp);
+template <typename T>
+void AttentionForward(const AttentionLayout& layout, const T* q, const T* k,
+                      const T* v, T* out, float* log_sum_exp);
 
+template <typename T>
 struct AttentionBackwardBuffers {
-  const float *q, *k, *v, *out, *d_out, *log_sum_exp;
-  float *dq, *dk, *dv;  // overwritten; laid out as q, k, v
+  const T *q, *k, *v, *out, *d_out;
+  const float* log_sum_exp;
+  T *dq, *dk, *dv;  // overwritten; laid out as q, k, v
 };
+template <typename T>
 void AttentionBackward(const AttentionLayout& layout,
-                       const AttentionBackwardBuffers& buffers);
+                       const AttentionBackwardBuffers<T>& buffers);
 
 }  // namespace capstan::kernels
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/work_recorder.h"
 #include "kernels/attention/attention.h"
 #include "kernels/to_device.h"
 
@@ -24,6 +25,15 @@ PackedRows::PackedRows(const at::Tensor& host, const at::Tensor& positions)
                   host.sizes() == positions.sizes(),
               "the positions on the host must be those on the device");
   if (!knows_documents()) FindDocuments(host.contiguous());
+  if (positions.is_cuda() && CurrentWorkRecorder() != nullptr) FitOthers();
+}
+
+void PackedRows::FitOthers() {
+  if (!knows_documents()) return;
+  int64_t count = 8;
+  while (count < static_cast<int64_t>(documents_.size())) count *= 2;
+  longest_ = positions_.size(1);
+  offsets_ = MakeOffsets(count);
 }
 
 void PackedRows::FindDocuments(const at::Tensor& positions) {
@@ -48,16 +58,21 @@ void PackedRows::FindDocuments(const at::Tensor& positions) {
 const at::Tensor& PackedRows::offsets() const {
   if (!offsets_.defined()) {
     TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
-    const auto count = static_cast<int64_t>(documents_.size());
-    const at::Tensor host = at::empty({count + 1}, at::kInt);
-    int32_t* const out = host.mutable_data_ptr<int32_t>();
-    out[0] = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      out[i + 1] = out[i] + static_cast<int32_t>(documents_[i].length);
-    }
-    offsets_ = ToDevice(host, positions_.device());
+    offsets_ = MakeOffsets(static_cast<int64_t>(documents_.size()));
   }
   return offsets_;
+}
+
+at::Tensor PackedRows::MakeOffsets(int64_t count) const {
+  const at::Tensor host = at::empty({count + 1}, at::kInt);
+  int32_t* const out = host.mutable_data_ptr<int32_t>();
+  out[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t length =
+        i < static_cast<int64_t>(documents_.size()) ? documents_[i].length : 0;
+    out[i + 1] = out[i] + static_cast<int32_t>(length);
+  }
+  return ToDevice(host, positions_.device());
 }
 
 const at::Tensor& PackedRows::mask(bool causal) const {

@@ -10,8 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/checks_for_test.h"
@@ -54,6 +56,15 @@ void AddNorms(at::ScalarType t, bool large, List& list) {
     list.Add("SwiGLU" + size, t, [=, rows = rows, n = n](const Subject& s) {
       return CheckSwiGlu(s, t, rows, n);
     });
+  }
+  // A row's one norm, of few heads, of many; the last isn't aligned.
+  for (const auto& [heads, n, before] : std::vector<std::array<int64_t, 3>>{
+           {1, 96, 16}, {3, 16, 8}, {9, 64, 0}, {2, 24, 3}}) {
+    const int64_t rows = large ? 3000 : 4;
+    list.Add(absl::StrCat("norms of heads ", heads, " x ", n), t,
+             [=, heads = heads, n = n, before = before](const Subject& s) {
+               return CheckHeadNorms(s, t, rows, heads, n, before);
+             });
   }
   for (const int64_t n : {1, 6, 64, 1030}) {
     const int64_t length = large ? 1000 : 5;

@@ -30,6 +30,9 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
 Outputs CheckRope(const Subject& subject, at::ScalarType dtype,
                   int64_t positions, int64_t heads, int64_t head_dim,
                   bool aligned);
+// `before`: columns before those of the heads.
+Outputs CheckHeadNorms(const Subject& subject, at::ScalarType dtype,
+                       int64_t rows, int64_t heads, int64_t n, int64_t before);
 Outputs CheckSwiGlu(const Subject& subject, at::ScalarType dtype, int64_t rows,
                     int64_t n);
 Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,

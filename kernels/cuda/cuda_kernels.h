@@ -38,7 +38,11 @@ struct RmsNormArgs {
   // [rows, n] or null: x + add, rounded, is written to `sum` and normalised.
   const void* add;
   void* sum;      // [rows, n]; may be x or add
+  void* again;    // [rows, n] or null: the sum, a second time
   bool plus_one;  // y: (1 + weight) * x * rstd, rounded once
+  // Without `add` rows of x may lie in groups of `heads`, dense, each x_stride
+  // elements behind the one before. 0: all are dense.
+  int64_t heads, x_stride;
 };
 
 // Rows of RmsNormBackward's `partial`: about one wave of blocks, by the shape
@@ -59,8 +63,11 @@ struct RmsNormBackwardArgs {
   float* partial;        // [RmsNormPartials(rows, n), n]; null: no dweight
   DType dweight_dtype;   // float32 or dtype
   void* dweight;         // [n]
+  bool add_dweight;      // to what is there, rather than overwrite it
   int64_t rows, n;
   bool plus_one;  // as in RmsNormArgs
+  // Rows of x and of dx in groups, as in RmsNormArgs; then without residual.
+  int64_t heads, x_stride, dx_stride;
 };
 
 struct RopeArgs {

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -44,10 +45,26 @@ at::Tensor Contiguous(const at::Tensor& t) {
 }
 
 void CheckWeight(const at::Tensor& weight, const at::Tensor& x) {
-  TORCH_CHECK(x.dim() == 2 && weight.numel() == x.size(1) &&
+  TORCH_CHECK((x.dim() == 2 || x.dim() == 3) && weight.numel() == x.size(-1) &&
                   weight.scalar_type() == x.scalar_type() &&
                   weight.is_contiguous(),
               "the norm's weight must be [n], of x's dtype");
+}
+
+// x itself if its rows are [groups, heads, n] with dense groups, else a copy.
+at::Tensor NormRows(const at::Tensor& x) {
+  const bool grouped = x.dim() == 3 && x.stride(2) == 1 &&
+                       (x.size(1) == 1 || x.stride(1) == x.size(2)) &&
+                       x.stride(0) >= x.size(1) * x.size(2);
+  return grouped ? x : x.contiguous();
+}
+
+// RmsNormArgs::heads and the stride that goes with it.
+int64_t HeadsOf(const at::Tensor& x) {
+  return x.dim() == 3 && !x.is_contiguous() ? x.size(1) : 0;
+}
+int64_t GroupStride(const at::Tensor& x) {
+  return x.dim() == 3 ? x.stride(0) : 0;
 }
 
 // Normalises x with a given rstd, or writes it. `args` may have what is added.
@@ -55,16 +72,18 @@ at::Tensor Normalise(const CudaKernels& cuda, const at::Tensor& x,
                      const at::Tensor& weight, float* rstd, bool rstd_given,
                      double eps, RmsNormArgs args = {}) {
   CheckWeight(weight, x);
-  at::Tensor y = at::empty_like(x);
+  args.n = x.size(-1);
+  args.rows = args.n == 0 ? 0 : x.numel() / args.n;
+  at::Tensor y = at::empty({args.rows, args.n}, x.options());
   args.dtype = TypeOf(x);
   args.x = x.const_data_ptr();
+  args.heads = HeadsOf(x);
+  args.x_stride = args.heads > 0 ? GroupStride(x) : 0;
   args.weight = weight.const_data_ptr();
   args.y = y.mutable_data_ptr();
   args.rstd = rstd;
   args.rstd_given = rstd_given;
   args.eps = static_cast<float>(eps);
-  args.rows = x.size(0);
-  args.n = x.size(1);
   Check(cuda.rms_norm(args, Stream(cuda, x)), "rms_norm");
   return y;
 }
@@ -180,26 +199,32 @@ const CudaKernels* For(const at::Tensor& x) {
   return cuda != nullptr && cuda->supports(x.get_device()) ? cuda : nullptr;
 }
 
-NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
+NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
                    const at::Tensor& weight, double eps, bool plus_one) {
-  const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  const at::Tensor x = NormRows(x_any);
+  CheckWeight(weight, x);
+  const at::Tensor rstd =
+      at::empty({x.numel() / std::max<int64_t>(1, x.size(-1))},
+                x.options().dtype(at::kFloat));
   RmsNormArgs args = {};
   args.plus_one = plus_one;
-  return {
-      Normalise(cuda, x.contiguous(), weight, rstd.mutable_data_ptr<float>(),
-                /*rstd_given=*/false, eps, args),
-      rstd};
+  return {Normalise(cuda, x, weight, rstd.mutable_data_ptr<float>(),
+                    /*rstd_given=*/false, eps, args),
+          rstd};
 }
 
 NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
                       const at::Tensor& add_any, const at::Tensor& weight,
-                      double eps, at::Tensor& sum, bool plus_one) {
+                      double eps, at::Tensor& sum, bool plus_one,
+                      const at::Tensor& again) {
   const at::Tensor x = x_any.contiguous(), add = add_any.contiguous();
+  TORCH_CHECK(x.dim() == 2, "what is added is to a matrix");
   const at::Tensor rstd = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
   RmsNormArgs args = {};
   args.plus_one = plus_one;
   args.add = Matrix(add, x, "what is added");
   args.sum = const_cast<void*>(Matrix(sum, x, "the sum"));
+  args.again = const_cast<void*>(Matrix(again, x, "the sum's copy"));
   return {Normalise(cuda, x, weight, rstd.mutable_data_ptr<float>(),
                     /*rstd_given=*/false, eps, args),
           rstd};
@@ -210,7 +235,7 @@ at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         bool plus_one) {
   RmsNormArgs args = {};
   args.plus_one = plus_one;
-  return Normalise(cuda, x.contiguous(), weight,
+  return Normalise(cuda, NormRows(x), weight,
                    const_cast<float*>(rstd.const_data_ptr<float>()),
                    /*rstd_given=*/true, /*eps=*/0.0, args);
 }
@@ -218,23 +243,38 @@ at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
                            const at::Tensor& x_any, const at::Tensor& weight,
                            const at::Tensor& rstd,
-                           const at::Tensor& residual_any, at::Tensor dweight,
+                           const at::Tensor& residual_any, NormGradients into,
                            bool plus_one) {
-  const at::Tensor x = x_any.contiguous(), dy = dy_any.contiguous();
+  const at::Tensor x = NormRows(x_any), dy = dy_any.contiguous();
   const at::Tensor residual = Contiguous(residual_any);
   CheckWeight(weight, x);
-  at::Tensor dx = at::empty_like(x), partial;
+  if (!into.dx.defined()) into.dx = at::empty(x.sizes(), x.options());
+  const at::Tensor& dx = into.dx;
+  const at::Tensor& dweight = into.dweight;
   RmsNormBackwardArgs args = {};
+  args.n = x.size(-1);
+  args.rows = args.n == 0 ? 0 : x.numel() / args.n;
+  TORCH_CHECK(dy.numel() == x.numel() && dy.scalar_type() == x.scalar_type() &&
+                  dy.device() == x.device(),
+              "dy must be as many rows as x");
+  TORCH_CHECK(dx.sizes() == x.sizes() && dx.scalar_type() == x.scalar_type() &&
+                  dx.device() == x.device() && NormRows(dx).is_same(dx),
+              "dx must be like x, and its rows dense");
+  if (HeadsOf(x) > 0 || HeadsOf(dx) > 0) {
+    TORCH_CHECK(!residual.defined(), "rows in groups have no residual");
+    args.heads = x.size(1);
+    args.x_stride = GroupStride(x);
+    args.dx_stride = GroupStride(dx);
+  }
   args.dtype = TypeOf(x);
   args.plus_one = plus_one;
-  args.dy = Matrix(dy, x, "dy");
+  args.dy = dy.const_data_ptr();
   args.x = x.const_data_ptr();
   args.weight = weight.const_data_ptr();
   args.rstd = rstd.const_data_ptr<float>();
   args.residual = Matrix(residual, x, "residual");
   args.dx = dx.mutable_data_ptr();
-  args.rows = x.size(0);
-  args.n = x.size(1);
+  at::Tensor partial;
   if (dweight.defined()) {
     TORCH_CHECK(dweight.numel() == args.n && dweight.is_contiguous() &&
                     dweight.device() == x.device(),
@@ -244,6 +284,7 @@ at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy_any,
     args.partial = partial.mutable_data_ptr<float>();
     args.dweight_dtype = TypeOf(dweight);
     args.dweight = dweight.mutable_data_ptr();
+    args.add_dweight = into.add;
   }
   Check(cuda.rms_norm_backward(args, Stream(cuda, x)), "rms_norm_backward");
   return dx;

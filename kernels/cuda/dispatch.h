@@ -33,26 +33,37 @@ struct NormResult {
   at::Tensor rstd;  // [rows] float32
 };
 // y = rms_norm(x) * weight. x: [rows, n], weight: [n], of one dtype. plus_one:
-// see kernels/layers/rms_norm.h.
+// see kernels/layers/rms_norm.h. Or x: [groups, heads, n], of which groups may
+// be apart, and rows = groups * heads.
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& weight, double eps, bool plus_one = false);
 
-// The same for x + add, which `sum` becomes, rounded; like x, but not x.
+// The same for x [rows, n] + add, which `sum` becomes, rounded, and `again`,
+// too, if defined; like x, but not x.
 NormResult AddRmsNorm(const CudaKernels& cuda, const at::Tensor& x,
                       const at::Tensor& add, const at::Tensor& weight,
-                      double eps, at::Tensor& sum, bool plus_one = false);
+                      double eps, at::Tensor& sum, bool plus_one = false,
+                      const at::Tensor& again = {});
 
 // Recomputes y from x and rstd.
 at::Tensor RmsNormAgain(const CudaKernels& cuda, const at::Tensor& x,
                         const at::Tensor& weight, const at::Tensor& rstd,
                         bool plus_one = false);
 
-// Returns residual (if defined) + the gradient to x. dweight: [n], float32 or
-// of x's dtype, contiguous, overwritten; undefined: not computed.
+// Where its backward writes.
+struct NormGradients {
+  // The gradient to x plus `residual`; undefined: a new tensor. As x, it may
+  // be [groups, heads, n]; then there is no residual.
+  at::Tensor dx;
+  // [n], float32 or of x's dtype, contiguous; undefined: not computed.
+  at::Tensor dweight;
+  bool add = false;  // to dweight, rather than overwrite it
+};
+// Returns dx. dy: rows of n. residual: [rows, n] or undefined.
 at::Tensor RmsNormBackward(const CudaKernels& cuda, const at::Tensor& dy,
                            const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& rstd, const at::Tensor& residual,
-                           at::Tensor dweight, bool plus_one = false);
+                           NormGradients into, bool plus_one = false);
 
 // y = x [rows, heads * head_dim], rotated; y may be x. Rows are dense, but may
 // be apart. Row r is at position r % table.size(0). sign: 1 forward, -1

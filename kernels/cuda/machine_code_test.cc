@@ -5,11 +5,9 @@
 // registers that fit as many threads, and 128-bit accesses in the variants for
 // vectors. Prints registers, shared memory and occupancy.
 //
-// PTX tells which accesses are asked for. If cuobjdump and nvdisasm are in the
-// PATH or in the Toolkit, SASS tells that ptxas kept them.
+// PTX tells which accesses are asked for, SASS that ptxas kept them.
 #include <cxxabi.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -199,27 +197,13 @@ int Blocks(const Architecture& gpu, const Usage& usage, int threads) {
                    gpu.shared_bytes / (usage.shared + kReservedShared)});
 }
 
-// The folder of cuobjdump and nvdisasm; "" if there is none.
-std::string Disassembler() {
-  std::vector<std::string> folders =
-      absl::StrSplit(std::getenv("PATH") ? std::getenv("PATH") : "", ':');
-  if (const char* home = std::getenv("CUDA_HOME")) {
-    folders.push_back(absl::StrCat(home, "/bin"));
-  }
-  folders.push_back("/usr/local/cuda/bin");
-  for (const std::string& folder : folders) {
-    if (access((folder + "/cuobjdump").c_str(), X_OK) == 0 &&
-        access((folder + "/nvdisasm").c_str(), X_OK) == 0) {
-      return folder;
-    }
-  }
-  return "";
-}
+// The folder of cuobjdump and nvdisasm.
+constexpr char kDisassembler[] = "external/disassembler/site/nvidia/cu13/bin";
 
-std::string Sass(const std::string& folder, const std::filesystem::path& object,
+std::string Sass(const std::filesystem::path& object,
                  const char* architecture) {
   const std::string command =
-      absl::StrCat("PATH='", folder, "':\"$PATH\" cuobjdump -sass -arch ",
+      absl::StrCat("PATH=", kDisassembler, ":\"$PATH\" cuobjdump -sass -arch ",
                    architecture, " '", object.string(), "' 2>&1");
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return "";
@@ -296,15 +280,11 @@ TEST(MachineCode, OfVectorsAsksFor128Bits) {
 }
 
 TEST(MachineCode, OfVectorsKeeps128Bits) {
-  const std::string folder = Disassembler();
-  if (folder.empty()) {
-    GTEST_SKIP() << "no cuobjdump and nvdisasm: PTX was looked at, not SASS";
-  }
   for (const Architecture& gpu : kArchitectures) {
     SCOPED_TRACE(gpu.name);
     std::map<std::string, Vectors> wide;
     for (const auto& object : Files(".cu.o")) {
-      wide.merge(WideInSass(Sass(folder, object, gpu.name)));
+      wide.merge(WideInSass(Sass(object, gpu.name)));
     }
     ASSERT_EQ(wide.size(), AllKernels().size());
     for (const auto& [name, found] : wide) {

@@ -58,6 +58,10 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   const NormResult apart = RmsNorm(subject.cuda, sum, weight, kEps);
   EXPECT_TRUE(SameBits(added.y, apart.y)) << "y of a sum";
   EXPECT_TRUE(SameBits(added.rstd, apart.rstd)) << "rstd of a sum";
+  at::Tensor sum2 = at::empty_like(x);
+  const at::Tensor again = at::empty_like(x);
+  AddRmsNorm(subject.cuda, x, skip, weight, kEps, sum2, false, again);
+  EXPECT_TRUE(SameBits(sum2, sum) && SameBits(again, sum)) << "twice";
 
   // dx is a difference of terms of this size.
   const at::Tensor term =
@@ -66,19 +70,24 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
   y.backward(dy.to(at::kCPU).to(at::kDouble));
   at::Tensor dw = at::empty({n}, x.options().dtype(at::kFloat));
   const at::Tensor dx =
-      RmsNormBackward(subject.cuda, dy, x, weight, out.rstd, skip, dw);
+      RmsNormBackward(subject.cuda, dy, x, weight, out.rstd, skip, {{}, dw});
   ExpectClose(dx, s.grad() + skip.to(at::kCPU).to(at::kDouble), dtype, 8,
               "dx with residual", terms);
   ExpectClose(dw, w.grad(), at::kFloat, 16, "dweight");
   at::Tensor rounded = at::full({n}, 3.0, x.options());
-  const at::Tensor alone = RmsNormBackward(subject.cuda, dy, x, weight,
-                                           out.rstd, at::Tensor(), rounded);
+  const at::Tensor alone = RmsNormBackward(
+      subject.cuda, dy, x, weight, out.rstd, at::Tensor(), {{}, rounded});
   ExpectClose(alone, s.grad(), dtype, 8, "dx", terms);
   ExpectClose(rounded, w.grad(), dtype, 16, "dweight of x's dtype");
-  EXPECT_TRUE(SameBits(RmsNormBackward(subject.cuda, dy, x, weight, out.rstd,
-                                       at::Tensor(), at::Tensor()),
-                       alone))
+  EXPECT_TRUE(SameBits(
+      RmsNormBackward(subject.cuda, dy, x, weight, out.rstd, at::Tensor(), {}),
+      alone))
       << "without dweight";
+  // Added to what is there.
+  const at::Tensor grown = at::full({n}, 3.0, x.options().dtype(at::kFloat));
+  RmsNormBackward(subject.cuda, dy, x, weight, out.rstd, skip,
+                  {{}, grown, /*add=*/true});
+  EXPECT_TRUE(SameBits(grown, dw + 3.0)) << "added dweight";
   // 1 + weight, for y and dx; dweight is the same.
   const at::Tensor shifted = (weight.to(at::kFloat) - 1.0).to(dtype);
   const NormResult plus = RmsNorm(subject.cuda, x, shifted, kEps, true);
@@ -91,11 +100,51 @@ Outputs CheckRmsNorm(const Subject& subject, at::ScalarType dtype, int64_t rows,
                        plus.y));
   y1.backward(dy.to(at::kCPU).to(at::kDouble));
   at::Tensor dw1 = at::empty({n}, x.options().dtype(at::kFloat));
-  const at::Tensor dx1 = RmsNormBackward(subject.cuda, dy, x, shifted,
-                                         plus.rstd, at::Tensor(), dw1, true);
+  const at::Tensor dx1 = RmsNormBackward(
+      subject.cuda, dy, x, shifted, plus.rstd, at::Tensor(), {{}, dw1}, true);
   ExpectClose(dx1, s1.grad(), dtype, 8, "dx with 1 + weight", terms);
   ExpectClose(dw1, w1.grad(), at::kFloat, 16, "dweight with 1 + weight");
   return {out.y, out.rstd, dx, dw, rounded, plus.y, dx1};
+}
+
+// Heads that are columns of wider rows, as queries and keys are of one product.
+Outputs CheckHeadNorms(const Subject& subject, at::ScalarType dtype,
+                       int64_t rows, int64_t heads, int64_t n, int64_t before) {
+  const int64_t width = heads * n;
+  const auto heads_of = [&](const at::Tensor& wide) {
+    return wide.narrow(1, before, width).view({rows, heads, n});
+  };
+  const at::Tensor wide =
+      Normal(1, {rows, before + width + 8}, dtype).to(subject.device);
+  const at::Tensor weight = Normal(2, {n}, dtype).to(subject.device);
+  const at::Tensor dy = Normal(3, {rows * heads, n}, dtype).to(subject.device);
+  // As (un)aligned, so that sums are of the same order.
+  const at::Tensor dense = at::empty({before + rows * width}, wide.options())
+                               .narrow(0, before, rows * width)
+                               .view({rows * heads, n});
+  dense.copy_(heads_of(wide).reshape({-1, n}));
+  const NormResult want = RmsNorm(subject.cuda, dense, weight, kEps);
+  const NormResult got = RmsNorm(subject.cuda, heads_of(wide), weight, kEps);
+  EXPECT_TRUE(SameBits(got.y, want.y)) << "y";
+  EXPECT_TRUE(SameBits(got.rstd, want.rstd)) << "rstd";
+  EXPECT_TRUE(SameBits(
+      RmsNormAgain(subject.cuda, heads_of(wide), weight, got.rstd), want.y))
+      << "again";
+  const auto floats = wide.options().dtype(at::kFloat);
+  const at::Tensor dw = at::empty({n}, floats), dw2 = at::empty({n}, floats);
+  const at::Tensor dx = RmsNormBackward(subject.cuda, dy, dense, weight,
+                                        want.rstd, at::Tensor(), {{}, dw});
+  // Into columns of a matrix of another width.
+  const at::Tensor into =
+      at::full({rows, 2 * before + width}, 7.0, wide.options());
+  const at::Tensor columns =
+      into.narrow(1, 2 * before, width).view({rows, heads, n});
+  RmsNormBackward(subject.cuda, dy, heads_of(wide), weight, want.rstd,
+                  at::Tensor(), {columns, dw2});
+  EXPECT_TRUE(SameBits(columns.reshape({-1, n}), dx)) << "dx";
+  EXPECT_TRUE(SameBits(dw2, dw)) << "dweight";
+  EXPECT_TRUE(into.narrow(1, 0, 2 * before).eq(7.0).all().item<bool>());
+  return {got.y, got.rstd, dx, dw};
 }
 
 Outputs CheckRope(const Subject& subject, at::ScalarType dtype,

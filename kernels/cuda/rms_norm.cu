@@ -21,6 +21,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t row = blockIdx.x, begin = row * a.n;
   const int step = blockDim.x * V;
   const T* x = static_cast<const T*>(a.x) + begin;
+  if (a.heads > 0) {
+    x += static_cast<int64_t>(blockIdx.x / static_cast<unsigned>(a.heads)) *
+         (a.x_stride - a.heads * a.n);
+  }
   float rstd;
   if (a.rstd_given) {
     rstd = a.rstd[row];
@@ -34,6 +38,9 @@ __global__ void __launch_bounds__(kBlockThreads)
         Load<V>(static_cast<const T*>(a.add) + begin + c, more);
         for (int i = 0; i < V; ++i) f[i] = Rounded<T>(f[i] + more[i]);
         Store<V>(f, static_cast<T*>(a.sum) + begin + c);
+        if (a.again != nullptr) {
+          Store<V>(f, static_cast<T*>(a.again) + begin + c);
+        }
       }
       for (int i = 0; i < V; ++i) squares += f[i] * f[i];
     }
@@ -79,6 +86,13 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
     const int64_t begin = row * a.n;
     const T* x = static_cast<const T*>(a.x) + begin;
     const T* dy = static_cast<const T*>(a.dy) + begin;
+    T* dx = static_cast<T*>(a.dx) + begin;
+    if (a.heads > 0) {
+      const int64_t group =
+          static_cast<unsigned>(row) / static_cast<unsigned>(a.heads);
+      x += group * (a.x_stride - a.heads * a.n);
+      dx += group * (a.dx_stride - a.heads * a.n);
+    }
     const float rstd = a.rstd[row];
     float dot = 0.0f;
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
@@ -103,7 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
         Load<V>(static_cast<const T*>(a.residual) + begin + c, f);
         for (int i = 0; i < V; ++i) d[i] += f[i];
       }
-      Store<V>(d, static_cast<T*>(a.dx) + begin + c);
+      Store<V>(d, dx + c);
     }
   }
   if (partial != nullptr && shared) {
@@ -117,6 +131,7 @@ struct SumRowsArgs {
   const float* partial;  // [partials, n]
   void* out;             // [n]
   int64_t partials, n;
+  bool add;  // to `out`
 };
 
 // A block has kTile columns, with kTile threads per column.
@@ -136,7 +151,8 @@ __global__ void __launch_bounds__(kSumRowsThreads)
   __syncthreads();
   if (part != 0 || c >= a.n) return;
   for (int p = 1; p < kTile; ++p) sum += tile[p][column];
-  FromFloat(sum, static_cast<T*>(a.out)[c]);
+  T& out = static_cast<T*>(a.out)[c];
+  FromFloat(a.add ? ToFloat(out) + sum : sum, out);
 }
 
 }  // namespace
@@ -144,7 +160,8 @@ __global__ void __launch_bounds__(kSumRowsThreads)
 const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
   return ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors = Vectors<T>({a.n}, {a.x, a.weight, a.y, a.add, a.sum});
+    const bool vectors = Vectors<T>(
+        {a.n, a.x_stride}, {a.x, a.weight, a.y, a.add, a.sum, a.again});
     return Launch(vectors ? RmsNormKernel<T, kVector<T>> : RmsNormKernel<T, 1>,
                   a.rows, ThreadsFor(vectors ? a.n / kVector<T> : a.n), 0, a,
                   stream);
@@ -158,15 +175,15 @@ const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
       want_weight && a.n <= kSharedColumns ? a.n * sizeof(float) : 0;
   const char* error = ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool vectors =
-        Vectors<T>({a.n}, {a.dy, a.x, a.weight, a.residual, a.dx});
+    const bool vectors = Vectors<T>({a.n, a.x_stride, a.dx_stride},
+                                    {a.dy, a.x, a.weight, a.residual, a.dx});
     return Launch(vectors ? RmsNormBackwardKernel<T, kVector<T>>
                           : RmsNormBackwardKernel<T, 1>,
                   blocks, ThreadsFor(vectors ? a.n / kVector<T> : a.n), shared,
                   a, stream);
   });
   if (error != nullptr || !want_weight) return error;
-  const SumRowsArgs sum = {a.partial, a.dweight, blocks, a.n};
+  const SumRowsArgs sum = {a.partial, a.dweight, blocks, a.n, a.add_dweight};
   return ByType(a.dweight_dtype, [&](auto type) {
     return Launch(SumRowsKernel<decltype(type)>, CeilDiv(a.n, kTile),
                   kSumRowsThreads, 0, sum, stream);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/encoder/encoder_block.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -77,6 +78,8 @@ EncoderPass PassOf(const Call& call, const EncoderDims& dims) {
 }
 
 int64_t Workers(const EncoderDims& dims) {
+  // Sums are a worker's: else they would depend on how many there are.
+  if (at::globalContext().deterministicAlgorithms()) return 1;
   const int64_t groups = static_cast<int64_t>(dims.groups.size()) - 1;
   return std::min<int64_t>(at::get_num_threads(), groups);
 }

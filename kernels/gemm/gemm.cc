@@ -2,6 +2,8 @@
 #include "kernels/gemm/gemm.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,32 +26,65 @@ namespace {
 // The fewest multiplications worth waking a thread.
 constexpr int64_t kGrain = int64_t{1} << 20;
 
-// Null: the BLAS. Constant per machine, so that runs repeat bit by bit.
+bool Is(const char* wish, const char* name) {
+  return wish != nullptr && std::strcmp(wish, name) == 0;
+}
+
+bool OnIntel() {
+#ifdef __x86_64__
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+// For float32. Null: the BLAS. Constant per machine, so that runs repeat bit by
+// bit.
 const GemmKernels* Chosen() {
   static const GemmKernels* const chosen = []() -> const GemmKernels* {
     if (BestInstructionSet() == InstructionSet::kPlain) return nullptr;
-    const GemmKernels* const best = &kGemm.best();
     const char* const wish = std::getenv("CAPSTAN_GEMM");
-    if (wish != nullptr && std::strcmp(wish, "blas") == 0) return nullptr;
-    if (wish != nullptr && std::strcmp(wish, "own") == 0) return best;
-#ifdef __x86_64__
-    if (__builtin_cpu_is("intel")) return nullptr;
-#endif
-    return best;
+    if (Is(wish, "blas")) return nullptr;
+    return Is(wish, "own") || !OnIntel() ? &kGemm.best() : nullptr;
   }();
   return chosen;
 }
 
+// If a factor has 16 bits. Null: widened, for the BLAS.
+const GemmKernels* ChosenForHalves() {
+  static const GemmKernels* const chosen = []() -> const GemmKernels* {
+    if (kGemm.best().run == nullptr) return nullptr;
+    return &ChooseForHalves({std::getenv("CAPSTAN_BF16_PRODUCTS"), OnIntel(),
+                             HasBf16Products(), HasAmxProducts});
+  }();
+  return chosen;
+}
+
+// A piece of memory of this thread, made at first use.
+struct FreeFloats {
+  void operator()(float* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float, FreeFloats>;
+Floats NewFloats(int64_t count) {
+  return Floats(static_cast<float*>(
+      std::aligned_alloc(4096, (count * sizeof(float) + 4095) / 4096 * 4096)));
+}
+
 // This thread's panels, reused by later products.
 float* Space() {
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<float, Free> space(
-      static_cast<float*>(std::aligned_alloc(
-          4096,
-          ((kGemmSpace + kGemmRead) * sizeof(float) + 4095) / 4096 * 4096)));
+  thread_local const Floats space = NewFloats(kGemmSpace + kGemmRead);
   return space.get();
+}
+
+// Its sums of a 16-bit result; null for a float32 one.
+float* SumsFor(const Matrix& c) {
+  if (c.type == NumberType::kFloat) return nullptr;
+  thread_local const Floats sums = NewFloats(kGemmRounded * kGemmRounded);
+  return sums.get();
+}
+
+const float* ReadFloats(const ConstMatrix& x) {
+  return static_cast<const float*>(x.data);
 }
 
 void Blas(const GemmProblem& p) {
@@ -61,8 +96,9 @@ void Blas(const GemmProblem& p) {
   const int b_stride = static_cast<int>(p.b.stride);
   const int c_stride = static_cast<int>(p.c.stride);
   // Fortran sees a row-major matrix as its transpose: c^T = b^T a^T.
-  sgemm_(&right, &left, &n, &m, &k, &p.alpha, p.b.data, &b_stride, p.a.data,
-         &a_stride, &p.beta, p.c.data, &c_stride);
+  sgemm_(&right, &left, &n, &m, &k, &p.alpha, ReadFloats(p.b), &b_stride,
+         ReadFloats(p.a), &a_stride, &p.beta, static_cast<float*>(p.c.data),
+         &c_stride);
 }
 
 // The longer dimension is divided among threads, in whole tiles.
@@ -80,9 +116,9 @@ void Own(const GemmKernels& kernels, const GemmProblem& p) {
     const int64_t begin = units * piece / pieces * kUnit;
     const int64_t end = std::min(side, units * (piece + 1) / pieces * kUnit);
     if (p.m >= p.n) {
-      kernels.run(p, begin, end, 0, p.n, Space());
+      kernels.run(p, begin, end, 0, p.n, Space(), SumsFor(p.c));
     } else {
-      kernels.run(p, 0, p.m, begin, end, Space());
+      kernels.run(p, 0, p.m, begin, end, Space(), SumsFor(p.c));
     }
   };
   if (pieces == 1) return run(0);
@@ -104,19 +140,106 @@ void BlasOfParts(const GemmProblem& p) {
     part.b = {values.data(), columns};
     if (p.b_transposed) {
       part.n = count;
-      part.c.data += row;
+      part.c.data = static_cast<float*>(p.c.data) + row;
     } else {
       part.k = count;
-      part.a.data += p.a_transposed ? row * p.a.stride : row;
+      part.a.data = ReadFloats(p.a) + (p.a_transposed ? row * p.a.stride : row);
       if (row > 0) part.beta = 1.0f;
     }
     Blas(part);
   }
 }
 
+bool IsHalf(NumberType type) { return type != NumberType::kFloat; }
+
+bool HasHalves(const GemmProblem& p) {
+  return IsHalf(p.a.type) || IsHalf(p.b.type) || IsHalf(p.c.type);
+}
+
+// The same problem with float32 copies of what isn't.
+class Widened {
+ public:
+  explicit Widened(const GemmProblem& p) : wide_(p), c_(p.c) {
+    const int64_t a_rows = p.a_transposed ? p.k : p.m;
+    const int64_t b_rows = p.b_transposed ? p.n : p.k;
+    Widen(a_rows, p.a_transposed ? p.m : p.k, &wide_.a, &a_values_);
+    if (p.source.read == nullptr) {
+      Widen(b_rows, p.b_transposed ? p.k : p.n, &wide_.b, &b_values_);
+    }
+    if (!IsHalf(c_.type)) return;
+    ConstMatrix c;
+    c.data = c_.data;
+    c.stride = c_.stride;
+    c.type = c_.type;
+    Widen(p.m, p.n, &c, &c_values_);
+    wide_.c = {c_values_.data(), p.n};
+  }
+  const GemmProblem& problem() const { return wide_; }
+  // Rounds the result to where it belongs.
+  void Finish() const {
+    if (!IsHalf(c_.type)) return;
+    for (int64_t i = 0; i < wide_.m; ++i) {
+      for (int64_t j = 0; j < wide_.n; ++j) {
+        const float x = c_values_[i * wide_.n + j];
+        uint16_t* const to =
+            static_cast<uint16_t*>(c_.data) + i * c_.stride + j;
+        *to =
+            c_.type == NumberType::kBf16 ? c10::BFloat16(x).x : c10::Half(x).x;
+      }
+    }
+  }
+
+ private:
+  static void Widen(int64_t rows, int64_t columns, ConstMatrix* x,
+                    std::vector<float>* values) {
+    if (!IsHalf(x->type)) return;
+    values->resize(rows * columns);
+    const auto* const from = static_cast<const uint16_t*>(x->data);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const uint16_t bits = from[i * x->stride + j];
+        (*values)[i * columns + j] =
+            x->type == NumberType::kBf16
+                ? static_cast<float>(
+                      c10::BFloat16(bits, c10::BFloat16::from_bits()))
+                : static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
+      }
+    }
+    *x = {values->data(), std::max<int64_t>(1, columns)};
+  }
+
+  GemmProblem wide_;
+  const Matrix c_;
+  std::vector<float> a_values_, b_values_, c_values_;
+};
+
+// Of a problem with factors in memory and at least one term.
+void Halves(const GemmProblem& p) {
+  if (ChosenForHalves() != nullptr) return Own(*ChosenForHalves(), p);
+  const Widened wide(p);
+  Blas(wide.problem());
+  wide.Finish();
+}
+
 }  // namespace
 
+const GemmKernels& ChooseForHalves(const HalvesFacts& facts) {
+#ifdef __x86_64__
+  if (!Is(facts.wish, "float32")) {
+    const bool wished = facts.pairs && Is(facts.wish, "avx512bf16");
+    if (!wished && facts.tiles()) return kGemmAmx;
+    // Intel's cores make one vdpbf16ps in the time of four multiply-adds; AMD's
+    // make it in that of one.
+    if (wished || (facts.pairs && !facts.intel)) return kGemmAvx512Bf16;
+  }
+#endif
+  return kGemm.best();
+}
+
 const char* GemmName() { return Chosen() == nullptr ? "blas" : Chosen()->name; }
+const char* Bf16GemmName() {
+  return ChosenForHalves() == nullptr ? "blas" : ChosenForHalves()->name;
+}
 
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
@@ -131,6 +254,12 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
                                b,
                                beta,
                                c};
+  if (HasHalves(problem)) {
+    if (k > 0) return Halves(problem);
+    const Widened wide(problem);
+    Blas(wide.problem());
+    return wide.Finish();
+  }
   // Without terms, the BLAS does the right thing.
   if (Chosen() == nullptr || k <= 0) {
     Blas(problem);
@@ -155,7 +284,9 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
   problem.source = b;
   // Also where the BLAS is faster with a matrix that is in memory.
   if (kGemm.best().run == nullptr) {
-    BlasOfParts(problem);
+    const Widened wide(problem);
+    BlasOfParts(wide.problem());
+    wide.Finish();
   } else {
     Own(kGemm.best(), problem);
   }

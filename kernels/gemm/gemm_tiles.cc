@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Float32 matrix products after BLIS (Van Zee and van de Geijn, "BLIS: A
+// Matrix products after BLIS (Van Zee and van de Geijn, "BLIS: A
 // Framework for Rapidly Instantiating BLAS Functionality", 2015): both factors
 // are copied into panels, which a small kernel reads sequentially while it
-// keeps a tile of the result in registers.
+// keeps a tile of the result in registers. Panels are float32, or, where the
+// processor multiplies them and both factors are bfloat16, pairs of numbers of
+// consecutive terms. 16-bit factors are widened or paired where panels are
+// made.
 #include "base/simd/simd.h"
 #include "kernels/gemm/gemm.h"
 
@@ -17,224 +20,46 @@ const GemmKernels SIMD_SYMBOL(kGemm) = {SIMD_NAME, nullptr};
 }  // namespace capstan::kernels
 #else
 
-// 1, 2, .. up to the rows of a whole tile, two registers wide, which leaves
-// registers for a row of b and an element of a.
-#if SIMD_BYTES == 64
-#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
-#else
-#define GEMM_ROW_COUNTS 1, 2, 3, 4, 5, 6
-#endif
-
 namespace capstan::kernels {
 namespace {
 
 #include "base/simd/simd_memory.inc"
 
 constexpr int kLanes = SIMD_BYTES / 4;
-constexpr int kTileVectors = 2;
-constexpr int kTileColumns = kTileVectors * kLanes;
-
-typedef Register<kLanes>::Floats Vector;
-
-SIMD_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-SIMD_INLINE Vector Load(const float* p) {
-  Vector v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-SIMD_INLINE void Store(float* p, const Vector& v) {
-  __builtin_memcpy(p, &v, sizeof(v));
-}
-
-// Copies n < kLanes floats in parts of constant size.
-SIMD_INLINE void CopyPart(const float* from, int64_t n, float* to) {
-  int64_t i = 0;
-  if (kLanes > 8 && (n & 8)) __builtin_memcpy(to, from, 32), i += 8;
-  if (kLanes > 4 && (n & 4)) __builtin_memcpy(to + i, from + i, 16), i += 4;
-  if (n & 2) __builtin_memcpy(to + i, from + i, 8), i += 2;
-  if (n & 1) to[i] = from[i];
-}
-
-// The first n lanes; the others are 0.
-SIMD_INLINE Vector LoadPart(const float* p, int64_t n) {
-  if (n >= kLanes) return Load(p);
-  Vector v = {};
-  float lanes[kLanes];
-  Store(lanes, v);
-  CopyPart(p, n, lanes);
-  return Load(lanes);
-}
-
-// One tile: c [kRows, columns] = alpha * a b + beta * c over `depth` terms,
-// where a's panel is [depth][kRows] and b's [depth][kVectors * kLanes], and
-// columns is at most that.
-template <int kRows, int kVectors>
-void Tile(int64_t depth, const float* a, const float* b, float alpha,
-          float beta, float* c, int64_t c_stride, int64_t columns) {
-  Vector sums[kRows][kVectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    // Fetch the result's cache lines while the sums are computed.
-    __builtin_prefetch(c + r * c_stride, 1);
-    if (kVectors * kLanes > 16) __builtin_prefetch(c + r * c_stride + 16, 1);
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = Vector{};
-  }
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector columns_of_b[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) columns_of_b[v] = Load(b + v * kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Vector element = a[r] - Vector{};
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] += element * columns_of_b[v];
-      }
-    }
-    a += kRows;
-    b += kVectors * kLanes;
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      Vector sum = sums[r][v] * alpha;
-      float* const p = c + r * c_stride + v * kLanes;
-      const int64_t rest = columns - v * kLanes;
-      if (rest >= kLanes) {
-        if (beta != 0.0f) sum += beta * Load(p);
-        Store(p, sum);
-      } else if (rest > 0) {
-        if (beta != 0.0f) sum += beta * LoadPart(p, rest);
-        float lanes[kLanes];
-        Store(lanes, sum);
-        CopyPart(lanes, rest, p);
-      }
-    }
-  }
-}
-
-using TileFunction = void (*)(int64_t depth, const float* a, const float* b,
-                              float alpha, float beta, float* c,
-                              int64_t c_stride, int64_t columns);
-
-template <int... kRows>
-struct TileTable {
-  TileFunction functions[2][sizeof...(kRows) + 1] = {
-      {nullptr, Tile<kRows, 1>...}, {nullptr, Tile<kRows, 2>...}};
-};
-
-constexpr TileTable<GEMM_ROW_COUNTS> kTiles;
-constexpr int kTileRows =
-    static_cast<int>(sizeof(kTiles.functions[0]) / sizeof(TileFunction)) - 1;
-
-// panel [depth][width] of the transpose of `rows` <= kLanes rows of from [rows,
-// depth]; columns from `rows` to kLanes become 0 where the width has them.
-// Writes up to kLanes - width floats beyond the panel's end.
-SIMD_INLINE void PackTransposed(const float* from, int64_t stride, int64_t rows,
-                                int64_t depth, int64_t width, float* panel) {
-  for (int64_t k = 0; k < depth; k += kLanes) {
-    const int64_t count = Min(depth - k, kLanes);
-    Vector square[kLanes];
-    if (rows == kLanes && count == kLanes) {
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) square[i] = Load(from + i * stride + k);
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        square[i] =
-            i < rows ? LoadPart(from + i * stride + k, count) : Vector{};
-      }
-    }
-    TransposeSquare(square);
-    if (count == kLanes) {
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) Store(panel + i * width, square[i]);
-    } else {
-      float lines[kLanes][kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) Store(lines[i], square[i]);
-      for (int64_t i = 0; i < count; ++i) {
-        Store(panel + i * width, Load(lines[i]));
-      }
-    }
-    panel += kLanes * width;
-  }
-}
-
-// panel [depth][width] of from [depth, columns], columns <= width; the rest 0.
-SIMD_INLINE void PackColumns(const float* from, int64_t stride, int64_t columns,
-                             int64_t depth, int64_t width, float* panel) {
-  for (int64_t k = 0; k < depth; ++k, from += stride, panel += width) {
-    for (int64_t i = 0; i < width; i += kLanes) {
-      Store(panel + i, LoadPart(from + i, columns - i));
-    }
-  }
-}
-
-// a's panel [depth][rows] from row `row` and column `k` on.
-void PackRows(const GemmProblem& p, int64_t row, int64_t rows, int64_t k,
-              int64_t depth, float* panel) {
-  if (!p.a_transposed) {
-    PackTransposed(p.a.data + row * p.a.stride + k, p.a.stride, rows, depth,
-                   rows, panel);
-    return;
-  }
-  const float* from = p.a.data + k * p.a.stride + row;
-  const bool whole = row + kLanes <= p.m;  // a vector stays inside the matrix
-  for (int64_t i = 0; i < depth; ++i, from += p.a.stride, panel += rows) {
-    Store(panel, whole ? Load(from) : LoadPart(from, rows));
-  }
-}
-
-// Part of b, or of what is passed transposed as b, from its first value on.
-SIMD_INLINE void PackValues(bool transposed, const float* from, int64_t stride,
-                            int64_t columns, int64_t depth, int64_t width,
-                            float* panel) {
-  if (!transposed) {
-    PackColumns(from, stride, columns, depth, width, panel);
-    return;
-  }
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t rows = Min(columns - i, kLanes);
-    PackTransposed(from + i * stride, stride, rows, depth, width, panel + i);
-  }
-}
-
-// b's panel [depth][width] from column `column` and row `k` on; of a source, by
-// way of `read`.
-void PackPanel(const GemmProblem& p, int64_t column, int64_t columns, int64_t k,
-               int64_t depth, int64_t width, float* read, float* panel) {
-  const bool t = p.b_transposed;
-  if (p.source.read == nullptr) {
-    const float* const from =
-        p.b.data + (t ? column * p.b.stride + k : k * p.b.stride + column);
-    PackValues(t, from, p.b.stride, columns, depth, width, panel);
-  } else if (t) {
-    p.source.read(p.source.what, column, columns, k, depth, read);
-    PackValues(t, read, depth, columns, depth, width, panel);
-  } else {
-    p.source.read(p.source.what, k, depth, column, columns, read);
-    PackValues(t, read, columns, columns, depth, width, panel);
-  }
-}
-
+// b's panels are two registers wide, or one.
+constexpr int kTileColumns = 2 * kLanes;
 SIMD_INLINE int64_t Width(int64_t columns) {
   return columns > kLanes ? kTileColumns : kLanes;
 }
 
-// Rows are cut into panels of nearly equal height.
+typedef Register<kLanes>::Floats Vector;
+
+// Of panels of so many terms.
+template <typename Kernel>
+SIMD_INLINE int64_t LanesOf(int64_t depth) {
+  constexpr int64_t kUnit = Kernel::kTerms * Kernel::kLaneUnit;
+  return (depth + kUnit - 1) / kUnit * Kernel::kLaneUnit;
+}
+
+#include "kernels/gemm/gemm_packing.inc"
+#include "kernels/gemm/gemm_registers.inc"
+#ifdef SIMD_AMX
+#include "kernels/gemm/gemm_amx.inc"
+#endif
+
+// Nearly equal pieces of at most `most`, which is a multiple of `unit`; all but
+// the last end at one.
 struct Cut {
-  Cut(int64_t size, int64_t most, int64_t unit = 1)
-      : size(size), unit(unit), pieces((size + most - 1) / most) {}
+  Cut(int64_t size, int64_t most, int64_t unit)
+      : size(size),
+        unit(unit),
+        units((size + unit - 1) / unit),
+        pieces((size + most - 1) / most) {}
   int64_t begin(int64_t i) const {
-    return i == pieces ? size : size / unit * i / pieces * unit;
+    return Min(size, (units * i + pieces - 1) / pieces * unit);
   }
-  const int64_t size, unit, pieces;
+  int64_t longest() const { return (units + pieces - 1) / pieces * unit; }
+  const int64_t size, unit, units, pieces;
 };
 
 struct Term {  // one block of the inner dimension
@@ -247,32 +72,41 @@ struct Term {  // one block of the inner dimension
 SIMD_INLINE void Prefetch(const ConstMatrix& x, bool row_is_term, int64_t first,
                           int64_t count, const Term& t, int64_t part,
                           int64_t parts) {
-  const float* const block = row_is_term ? x.data + t.k * x.stride + first
-                                         : x.data + first * x.stride + t.k;
+  const int64_t bytes = x.type == NumberType::kFloat ? 4 : 2;
+  const char* const block =
+      static_cast<const char*>(x.data) +
+      (row_is_term ? t.k * x.stride + first : first * x.stride + t.k) * bytes;
   const int64_t rows = row_is_term ? t.depth : count;
   const int64_t columns = row_is_term ? count : t.depth;
   const int64_t end = rows * (part + 1) / parts;
   for (int64_t r = rows * part / parts; r < end; ++r) {
-    for (int64_t i = 0; i < columns; i += 16) {
-      __builtin_prefetch(block + r * x.stride + i, 0, 2);
+    for (int64_t i = 0; i < columns * bytes; i += 64) {
+      __builtin_prefetch(block + r * x.stride * bytes + i, 0, 2);
     }
   }
 }
 
-// For [row_begin, row_end) and [column_begin, column_end) of c.
+// Of a result of T.
+template <typename T>
+SIMD_INLINE T* At(const Matrix& c, int64_t row, int64_t column) {
+  return static_cast<T*>(c.data) + row * c.stride + column;
+}
+
+// For [row_begin, row_end) and [column_begin, column_end).
+template <typename Kernel>
 void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
                   int64_t row_end, int64_t column_begin, int64_t column_end,
                   float* rows_space, float* panel, float* read) {
-  const Cut cut(row_end - row_begin, kTileRows);
+  const int64_t lanes = LanesOf<Kernel>(t.depth);
+  const Cut cut(row_end - row_begin, Kernel::kRows, Kernel::kRowUnit);
   for (int64_t i = 0; i < cut.pieces; ++i) {
-    PackRows(p, row_begin + cut.begin(i), cut.begin(i + 1) - cut.begin(i), t.k,
-             t.depth, rows_space + cut.begin(i) * t.depth);
+    Kernel::PackRows(p, row_begin + cut.begin(i),
+                     cut.begin(i + 1) - cut.begin(i), t.k, t.depth,
+                     rows_space + cut.begin(i) * lanes);
   }
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
     const int64_t columns = Min(column_end - n, kTileColumns);
-    const int64_t width = Width(columns);
-    PackPanel(p, n, columns, t.k, t.depth, width, read, panel);
-    const TileFunction* tiles = kTiles.functions[width / kLanes - 1];
+    Kernel::PackColumns(p, n, columns, t.k, t.depth, read, panel);
     const int64_t next = n + kTileColumns;
     const int64_t left = column_end - next;
     for (int64_t i = 0; i < cut.pieces; ++i) {
@@ -281,67 +115,188 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
         Prefetch(p.b, !p.b_transposed, next, Min(left, kTileColumns), t, i,
                  cut.pieces);
       }
-      tiles[cut.begin(i + 1) - row](
-          t.depth, rows_space + row * t.depth, panel, p.alpha, t.beta,
-          p.c.data + (row_begin + row) * p.c.stride + n, p.c.stride, columns);
+      Kernel::Multiply(lanes, rows_space + row * lanes, panel,
+                       cut.begin(i + 1) - row, columns, p.alpha, t.beta,
+                       At<typename Kernel::Result>(p.c, row_begin + row, n),
+                       p.c.stride);
     }
   }
 }
 
+template <typename Kernel>
 void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
                      int64_t row_end, int64_t column_begin, int64_t column_end,
                      float* columns_space, float* panel, float* read) {
+  const int64_t lanes = LanesOf<Kernel>(t.depth);
   for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
-    const int64_t columns = Min(column_end - n, kTileColumns);
-    PackPanel(p, n, columns, t.k, t.depth, Width(columns), read,
-              columns_space + (n - column_begin) * t.depth);
+    Kernel::PackColumns(p, n, Min(column_end - n, kTileColumns), t.k, t.depth,
+                        read, columns_space + (n - column_begin) * lanes);
   }
-  const Cut cut(row_end - row_begin, kTileRows);
+  const Cut cut(row_end - row_begin, Kernel::kRows, Kernel::kRowUnit);
   for (int64_t i = 0; i < cut.pieces; ++i) {
     const int64_t row = row_begin + cut.begin(i);
     const int64_t rows = cut.begin(i + 1) - cut.begin(i);
-    PackRows(p, row, rows, t.k, t.depth, panel);
+    Kernel::PackRows(p, row, rows, t.k, t.depth, panel);
     const int64_t width = column_end - column_begin;
     for (int64_t n = column_begin; n < column_end; n += kTileColumns) {
-      const int64_t columns = Min(column_end - n, kTileColumns);
-      const TileFunction* tiles = kTiles.functions[Width(columns) / kLanes - 1];
       if (i + 1 < cut.pieces) {
         Prefetch(p.a, p.a_transposed, row + rows,
                  cut.begin(i + 2) - cut.begin(i + 1), t,
                  (n - column_begin) / kTileColumns,
                  (width + kTileColumns - 1) / kTileColumns);
       }
-      tiles[rows](t.depth, panel, columns_space + (n - column_begin) * t.depth,
-                  p.alpha, t.beta, p.c.data + row * p.c.stride + n, p.c.stride,
-                  columns);
+      Kernel::Multiply(lanes, panel, columns_space + (n - column_begin) * lanes,
+                       rows, Min(column_end - n, kTileColumns), p.alpha, t.beta,
+                       At<typename Kernel::Result>(p.c, row, n), p.c.stride);
     }
   }
 }
 
-void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
-         int64_t column_begin, int64_t column_end, float* space) {
+// The blocks of the inner dimension.
+template <typename Kernel>
+SIMD_INLINE Cut TermsOf(const GemmProblem& p) {
+  return Cut((p.k + Kernel::kTerms - 1) / Kernel::kTerms, kGemmDepth,
+             Kernel::kLaneUnit);
+}
+
+// Of a c of Kernel::Result; if that isn't float32, there is one block of terms.
+template <typename Kernel>
+void RunBlocks(const GemmProblem& p, int64_t row_begin, int64_t row_end,
+               int64_t column_begin, int64_t column_end, float* space) {
   float* const resident = space + kGemmPanel;
   const bool rows_stay = row_end - row_begin <= column_end - column_begin;
-  const Cut terms(p.k, kGemmDepth);
+  const Cut terms = TermsOf<Kernel>(p);
   // The resident factor is cut into blocks that fit the L2 cache.
-  const Cut blocks(rows_stay ? row_end - row_begin : column_end - column_begin,
-                   kGemmResident, rows_stay ? 1 : kTileColumns);
-  for (int64_t i = 0; i < blocks.pieces; ++i) {
-    for (int64_t k = 0; k < terms.pieces; ++k) {
-      const Term term = {terms.begin(k), terms.begin(k + 1) - terms.begin(k),
-                         k == 0 ? p.beta : 1.0f};
-      if (rows_stay) {
-        ResidentRows(p, term, row_begin + blocks.begin(i),
-                     row_begin + blocks.begin(i + 1), column_begin, column_end,
-                     resident, space, space + kGemmSpace);
-      } else {
-        ResidentColumns(p, term, row_begin, row_end,
-                        column_begin + blocks.begin(i),
-                        column_begin + blocks.begin(i + 1), resident, space,
-                        space + kGemmSpace);
-      }
+  const int64_t height = row_end - row_begin, width = column_end - column_begin;
+  const int64_t most = kGemmDepth * kGemmResident / terms.longest();
+  const Cut blocks(rows_stay ? height : width,
+                   most / kTileColumns * kTileColumns,
+                   rows_stay ? Kernel::kRowUnit : kTileColumns);
+  // The other one, so that c stays in a cache between blocks of terms.
+  const Cut parts(
+      rows_stay ? width : height,
+      terms.pieces == 1 ? width + height : kGemmKept / blocks.longest(),
+      rows_stay ? kTileColumns : Kernel::kRowUnit);
+  const int64_t pieces = parts.pieces * terms.pieces;
+  for (int64_t i = 0; i < blocks.pieces * pieces; ++i) {
+    const int64_t block = i / pieces, part = i % pieces / terms.pieces;
+    const int64_t k = i % terms.pieces;
+    const int64_t first = terms.begin(k) * Kernel::kTerms;
+    const int64_t end = Min(p.k, terms.begin(k + 1) * Kernel::kTerms);
+    const Term term = {first, end - first, k == 0 ? p.beta : 1.0f};
+    if (rows_stay) {
+      ResidentRows<Kernel>(p, term, row_begin + blocks.begin(block),
+                           row_begin + blocks.begin(block + 1),
+                           column_begin + parts.begin(part),
+                           column_begin + parts.begin(part + 1), resident,
+                           space, space + kGemmSpace);
+    } else {
+      ResidentColumns<Kernel>(p, term, row_begin + parts.begin(part),
+                              row_begin + parts.begin(part + 1),
+                              column_begin + blocks.begin(block),
+                              column_begin + blocks.begin(block + 1), resident,
+                              space, space + kGemmSpace);
     }
   }
+}
+
+// c [rows, columns] = sums + beta * c, rounded to T.
+template <typename T>
+SIMD_INLINE void Round(const float* sums, int64_t sums_stride, int64_t rows,
+                       int64_t columns, float beta, T* c, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r, sums += sums_stride, c += stride) {
+    for (int64_t i = 0; i < columns; i += kLanes) {
+      const int64_t rest = columns - i;
+      Vector sum = LoadPart(sums + i, rest);
+      if (beta != 0.0f) sum += beta * LoadFloatsPart(c + i, rest);
+      if (rest >= kLanes) {
+        Memory<kLanes, T>::Store(c + i, sum);
+        continue;
+      }
+      T lanes[kLanes];
+      Memory<kLanes, T>::Store(lanes, sum);
+      for (int64_t j = 0; j < rest; ++j) c[i + j] = lanes[j];
+    }
+  }
+}
+
+// A Kernel whose tiles are rounded to T as they are stored.
+template <typename Kernel, typename T>
+struct Rounded : Kernel {
+  using Result = T;
+  static SIMD_INLINE void Multiply(int64_t lanes, const float* a,
+                                   const float* b, int64_t rows,
+                                   int64_t columns, float alpha, float beta,
+                                   T* c, int64_t c_stride) {
+    alignas(64) float sums[Kernel::kRows * kTileColumns];
+    for (int64_t r = 0; r < rows; ++r) __builtin_prefetch(c + r * c_stride, 1);
+    Kernel::Multiply(lanes, a, b, rows, columns, alpha, 0.0f, sums,
+                     kTileColumns);
+    Round(sums, kTileColumns, rows, columns, beta, c, c_stride);
+  }
+};
+
+// Of a c of T: by way of `sums`, or, where they would hold a part of it, tile
+// by tile if an element's sum is made of one block.
+template <typename Kernel, typename T>
+void RunRounded(const GemmProblem& p, int64_t row_begin, int64_t row_end,
+                int64_t column_begin, int64_t column_end, float* space,
+                float* sums) {
+  if (TermsOf<Kernel>(p).pieces == 1 &&
+      (row_end - row_begin > kGemmRounded ||
+       column_end - column_begin > kGemmRounded)) {
+    return RunBlocks<Rounded<Kernel, T>>(p, row_begin, row_end, column_begin,
+                                         column_end, space);
+  }
+  for (int64_t i = row_begin; i < row_end; i += kGemmRounded) {
+    const int64_t rows = Min(row_end - i, kGemmRounded);
+    for (int64_t j = column_begin; j < column_end; j += kGemmRounded) {
+      const int64_t columns = Min(column_end - j, kGemmRounded);
+      GemmProblem part = p;
+      part.beta = 0.0f;
+      part.c = {sums - i * kGemmRounded - j, kGemmRounded};
+      RunBlocks<Kernel>(part, i, i + rows, j, j + columns, space);
+      T* const c = static_cast<T*>(p.c.data) + i * p.c.stride + j;
+      Round(sums, kGemmRounded, rows, columns, p.beta, c, p.c.stride);
+    }
+  }
+}
+
+template <typename Kernel>
+void RunKernel(const GemmProblem& p, int64_t row_begin, int64_t row_end,
+               int64_t column_begin, int64_t column_end, float* space,
+               float* sums) {
+  switch (p.c.type) {
+    case NumberType::kFloat:
+      return RunBlocks<Kernel>(p, row_begin, row_end, column_begin, column_end,
+                               space);
+    case NumberType::kBf16:
+      return RunRounded<Kernel, Bf16>(p, row_begin, row_end, column_begin,
+                                      column_end, space, sums);
+    case NumberType::kFp16:
+      return RunRounded<Kernel, Fp16>(p, row_begin, row_end, column_begin,
+                                      column_end, space, sums);
+  }
+}
+
+void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
+         int64_t column_begin, int64_t column_end, float* space, float* sums) {
+#if defined(SIMD_AVX512_BF16) || defined(SIMD_AMX)
+  if (p.a.type == NumberType::kBf16 && p.b.type == NumberType::kBf16 &&
+      p.source.read == nullptr) {
+#ifdef SIMD_AMX
+    const LoadedTiles tiles;
+    RunKernel<AmxTiles>(p, row_begin, row_end, column_begin, column_end, space,
+                        sums);
+#else
+    RunKernel<Registers<Pairs>>(p, row_begin, row_end, column_begin, column_end,
+                                space, sums);
+#endif
+    return;
+  }
+#endif
+  RunKernel<Registers<Floats>>(p, row_begin, row_end, column_begin, column_end,
+                               space, sums);
 }
 
 }  // namespace

@@ -52,10 +52,8 @@ struct TransformerBlockShape {
   bool input_norms = true;
   bool post_norms = false;
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
-  bool mlp = true;  // else only attention
-  // On a GPU, where gradients of the block's own matrices are written to where
-  // they are summed.
-  bool gpu = false;
+  bool mlp = true;   // else only attention
+  bool gpu = false;  // on a GPU
   std::array<AdapterShape, kBlockMatrices> adapters;
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
@@ -176,12 +174,18 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
-  // Receives the gradients of the matrices; null: new tensors. Outlives the
-  // graph.
+  // Receives the gradients of the matrices, on GPUs of all parameters; null:
+  // new tensors. Outlives the graph.
   GradientSink* sink = nullptr;
   // The sink's indices of q, k, v, output, gate, up, down; those of matrices
   // that are undefined aren't read.
   std::array<int, 7> parameters = {};
+  // On GPUs also of their biases, and of norms; -1: the sink has none.
+  std::array<int, 7> bias_parameters = {-1, -1, -1, -1, -1, -1, -1};
+  struct NormParameters {
+    int input = -1, query = -1, key = -1, attention_post = -1, mlp = -1,
+        mlp_post = -1;
+  } norm_parameters;
   // Norms multiply by 1 + weight, in float32, and round once (Gemma); else see
   // rms_norm.h.
   bool norm_plus_one = false;
@@ -202,7 +206,7 @@ std::vector<StoredLinear> AttentionMatrices(
     const AttentionWeights& weights, const TransformerBlockOptions& options,
     std::vector<LinearPart>* parts);
 std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& weights,
-                                      const std::array<int, 7>& parameters,
+                                      const TransformerBlockOptions& options,
                                       std::vector<LinearPart>* parts);
 
 // Adds to `ledger` what AttentionInput leaves: q, k, v and what it keeps

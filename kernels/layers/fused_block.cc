@@ -1,29 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/layers/fused_block.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/profile.h"
-#include "base/simd/simd.h"
-#include "base/simd/tanh.h"
 #include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fused_rows.h"
 #include "kernels/layers/stored_linear.h"
 #include "kernels/layers/transformer_block.h"
 
@@ -59,7 +55,8 @@ struct Call {
 
   // What a norm multiplies by.
   at::Tensor Factor(Norm norm) const {
-    return options.norm_plus_one ? norms[norm].detach() + 1.0 : norms[norm];
+    return options.norm_plus_one ? norms[norm].detach().to(at::kFloat) + 1.0
+                                 : norms[norm];
   }
   void Release() {
     kept.reset();
@@ -70,163 +67,70 @@ struct Call {
   }
 };
 
-at::Tensor Space(int64_t floats, const at::Tensor& like) {
-  return at::empty({floats}, like.options().requires_grad(false));
+at::Tensor Space(int64_t floats) {
+  return at::empty({floats}, at::dtype(at::kFloat));
 }
 
-template <typename Body>
-void ForRows(int64_t rows, int64_t width, const Body& body) {
-  at::parallel_for(0, rows, RowGrain(width), body);
+at::Tensor LikeX(const Call& call) {
+  return at::empty(call.x.sizes(), call.x.options().requires_grad(false));
 }
 
-// [rows, width] over existing memory that outlives it.
-at::Tensor View(const float* data, int64_t rows, int64_t width) {
-  return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
-}
-
-// Whether a layer is no more than a product with a matrix in memory.
+// Whether a layer is no more than a product with a matrix of T in memory.
+template <typename T>
 bool IsProduct(const LinearPart& part) {
-  return !part.weight.packed() && !part.bias.defined() &&
+  const at::Tensor& matrix = part.weight.tensor;
+  return !part.weight.packed() && matrix.is_cpu() &&
+         matrix.scalar_type() == StorageType<T>() && !part.bias.defined() &&
          !part.adapter.defined();
 }
 
 // y [rows, part.rows()] = the layer of x + beta * y.
-void Project(const LinearPart& part, const float* x, int64_t rows, float beta,
-             float* y) {
+template <typename T>
+void Project(const LinearPart& part, const T* x, int64_t rows, float beta,
+             T* y) {
   const int64_t n = part.rows(), width = part.columns();
-  if (!IsProduct(part)) {
-    return ForwardInto(part, View(x, rows, width), View(y, rows, n), beta);
+  if (!IsProduct<T>(part)) {
+    return ForwardInto(part, ViewOf(x, rows, width), ViewOf(y, rows, n), beta);
   }
   const ProfileScope profile("matrix products");
   Gemm(Transpose::kRight, rows, n, width, 1.0f, {x, width},
-       {ConstData(part.weight.tensor), width}, beta, {y, n});
+       {ReadAs<T>(part.weight.tensor), width}, beta, {y, n});
 }
 
 // dx [rows, part.columns()] = the gradient to x + beta * dx.
-void ProjectBack(const LinearPart& part, const float* dy, int64_t rows,
-                 float beta, float* dx) {
+template <typename T>
+void ProjectBack(const LinearPart& part, const T* dy, int64_t rows, float beta,
+                 T* dx) {
   const int64_t n = part.rows(), width = part.columns();
-  if (!IsProduct(part)) {
-    return BackwardInto(part, View(dy, rows, n), View(dx, rows, width), beta);
+  if (!IsProduct<T>(part)) {
+    return BackwardInto(part, ViewOf(dy, rows, n), ViewOf(dx, rows, width),
+                        beta);
   }
   const ProfileScope profile("matrix products");
   Gemm(Transpose::kNone, rows, width, n, 1.0f, {dy, n},
-       {ConstData(part.weight.tensor), width}, beta, {dx, width});
-}
-
-// RmsNorm of x [rows, width], with the factor [width]; rstd: [rows].
-void Normalise(const float* x, int64_t rows, const at::Tensor& factor,
-               double eps, float* y, float* rstd) {
-  const ProfileScope profile("rms_norm");
-  const float* w = ConstData(factor);
-  const int64_t width = factor.size(0);
-  ForRows(rows, width, [&](int64_t begin, int64_t end) {
-    Simd().fp32.rms_norm(x + begin * width, w, static_cast<float>(eps),
-                         end - begin, width, y + begin * width, rstd + begin);
-  });
-}
-
-// The same y, from a given rstd.
-void NormaliseAgain(const float* x, int64_t rows, const at::Tensor& factor,
-                    const float* rstd, float* y) {
-  const ProfileScope profile("rms_norm");
-  const float* w = ConstData(factor);
-  const int64_t width = factor.size(0);
-  ForRows(rows, width, [&](int64_t begin, int64_t end) {
-    Simd().fp32.rms_norm_again(x + begin * width, w, rstd + begin, end - begin,
-                               width, y + begin * width);
-  });
-}
-
-struct NormGradientBuffers {
-  const float *dy, *x, *rstd, *residual;  // residual: or null
-  float* dx;                              // may be dy
-};
-
-// dx = residual + the gradient to x [rows, width]; writes `weight_gradient`
-// [width] if defined.
-void NormaliseBackward(const NormGradientBuffers& p, int64_t rows,
-                       const at::Tensor& factor,
-                       const at::Tensor& weight_gradient) {
-  const ProfileScope profile("rms_norm");
-  const int64_t width = factor.size(0);
-  // One sum per chunk of rows, so that threads don't share one.
-  const int64_t pieces = std::max<int64_t>(
-      1, std::min<int64_t>(at::get_num_threads(), rows / RowGrain(width)));
-  const bool wanted = weight_gradient.defined();
-  at::Tensor sums;
-  if (wanted) {
-    sums = pieces == 1 ? weight_gradient
-                       : at::empty({pieces * width}, weight_gradient.options());
-    sums.zero_();
-  }
-  float* const sum = wanted ? Data(sums) : nullptr;
-  const float* w = ConstData(factor);
-  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t begin = rows * piece / pieces;
-      const int64_t end = rows * (piece + 1) / pieces;
-      const int64_t at = begin * width;
-      Simd().fp32.rms_norm_backward(
-          p.dy + at, p.x + at, w, p.rstd + begin,
-          p.residual == nullptr ? nullptr : p.residual + at, end - begin, width,
-          p.dx + at, wanted ? sum + piece * width : nullptr);
-    }
-  });
-  if (wanted && pieces > 1) {
-    at::sum_out(const_cast<at::Tensor&>(weight_gradient),
-                sums.view({pieces, width}), {0});
-  }
-}
-
-// out [rows, width] = a + b; out may be either.
-void Add(const float* a, const float* b, int64_t rows, int64_t width,
-         float* out) {
-  at::Tensor sum = View(out, rows, width);
-  at::add_out(sum, View(a, rows, width), View(b, rows, width));
+       {ReadAs<T>(part.weight.tensor), width}, beta, {dx, width});
 }
 
 // ApplyRope on x [rows, width].
-void Rotate(const Call& call, RopeDirection direction, int64_t width,
-            float* x) {
+template <typename T>
+void Rotate(const Call& call, RopeDirection direction, int64_t width, T* x) {
   if (!call.options.rope_table.defined()) return;
-  at::Tensor view = View(x, call.dims.rows, width);
+  at::Tensor view = ViewOf(x, call.dims.rows, width);
   ApplyRope(call.options.rope_table, direction, call.dims.shape.head_dim, view);
 }
 
-// act(gate) * up of `n` numbers.
-void Gate(Activation activation, const float* gate, const float* up, int64_t n,
-          float* out) {
-  const ProfileScope profile("swiglu");
-  const auto loop = activation == Activation::kSilu ? Simd().fp32.swiglu
-                                                    : TanhLoops().fp32.geglu;
-  ForRows(n, 1, [&](int64_t i, int64_t end) {
-    loop(gate + i, up + i, end - i, out + i);
-  });
-}
-
-// Replaces d_out by act(gate) * up, and gate and up by their gradients.
-void GateBackward(Activation activation, float* gate, float* up, int64_t n,
-                  float* d_out) {
-  const ProfileScope profile("swiglu");
-  const auto loop = activation == Activation::kSilu
-                        ? Simd().fp32.swiglu_backward
-                        : TanhLoops().fp32.geglu_backward;
-  ForRows(n, 1, [&](int64_t i, int64_t end) {
-    loop(gate + i, up + i, end - i, d_out + i, gate + i, up + i);
-  });
-}
-
+// Of T: float, Bf16 or Fp16.
+template <typename T>
 class Forward {
  public:
   explicit Forward(Call* call)
       : call_(*call),
         d_(call->dims),
-        memory_(Space(FusedForwardSpace(d_, nullptr).parts.used(), call->x)),
+        memory_(Space(FusedForwardSpace<T>(d_, nullptr).parts.used())),
         kept_(d_, Data(call->kept)),
         space_(d_, Data(memory_)),
-        out_(at::empty(call->x.sizes(), memory_.options())),
-        x_(ConstData(call->x)) {}
+        out_(LikeX(*call)),
+        x_(ReadAs<T>(call->x)) {}
 
   at::Tensor Run() {
     Attention();
@@ -235,12 +139,12 @@ class Forward {
   }
 
  private:
-  void Project(BlockMatrix matrix, const float* from, float beta, float* to) {
+  void Project(BlockMatrix matrix, const T* from, float beta, T* to) {
     kernels::Project(call_.parts[matrix], from, d_.rows, beta, to);
   }
 
   // Normalised rows, or x itself.
-  const float* Before(Norm norm, const float* x, float* rstd) {
+  const T* Before(Norm norm, const T* x, float* rstd) {
     if (!call_.norms[norm].defined()) return x;
     Normalise(x, d_.rows, call_.Factor(norm), call_.options.eps, space_.normed,
               rstd);
@@ -248,18 +152,17 @@ class Forward {
   }
 
   // Of x [rows, norms * width], to y.
-  void NormaliseHeads(Norm norm, int64_t norms, const float* x, float* rstd,
-                      float* y) {
+  void NormaliseHeads(Norm norm, int64_t norms, const T* x, float* rstd, T* y) {
     Normalise(x, d_.rows * norms, call_.Factor(norm), call_.options.eps, y,
               rstd);
   }
 
   void Attention() {
-    const float* const n = Before(kInputNorm, x_, kept_.rstd);
+    const T* const n = Before(kInputNorm, x_, kept_.rstd);
     Project(kQueryMatrix, n, 0.0f, kept_.q);
     Project(kKeyMatrix, n, 0.0f, kept_.k);
     Project(kValueMatrix, n, 0.0f, kept_.v);
-    float *q = kept_.q, *k = kept_.k;
+    T *q = kept_.q, *k = kept_.k;
     if (d_.normed_qk()) {
       q = space_.q;
       k = space_.k;
@@ -270,55 +173,53 @@ class Forward {
     }
     Rotate(call_, RopeDirection::kForward, d_.q(), q);
     Rotate(call_, RopeDirection::kForward, d_.kv(), k);
-    {
-      const ProfileScope profile("attention");
-      AttentionForward({d_.shape, d_.rows, call_.options.packing.get()}, q, k,
-                       kept_.v, kept_.mixed, kept_.log_sum_exp);
-    }
-    float* const out = Data(out_);
+    AttentionForward({d_.shape, d_.rows, call_.options.packing.get()}, q, k,
+                     kept_.v, kept_.mixed, kept_.log_sum_exp);
+    T* const out = WriteAs<T>(out_);
     if (d_.attention_post_norm) {
       Project(kOutputMatrix, kept_.mixed, 0.0f, kept_.branch);
       Normalise(kept_.branch, d_.rows, call_.Factor(kAttentionPostNorm),
                 call_.options.eps, out, kept_.branch_rstd);
-      Add(x_, out, d_.rows, d_.hidden, out);
+      AddRows(x_, out, d_.rows * d_.hidden, out);
       y_ = out;
       return;
     }
-    float* const y = d_.mlp() ? kept_.y : out;
-    std::memcpy(y, x_, d_.rows * d_.hidden * sizeof(float));
+    T* const y = d_.mlp() ? kept_.y : out;
+    std::memcpy(y, x_, d_.rows * d_.hidden * sizeof(T));
     Project(kOutputMatrix, kept_.mixed, 1.0f, y);
     y_ = y;
   }
 
   void Mlp() {
-    const float* const n = Before(kMlpNorm, y_, kept_.post_rstd);
+    const T* const n = Before(kMlpNorm, y_, kept_.post_rstd);
     Project(kGateMatrix, n, 0.0f, kept_.gate);
     Project(kUpMatrix, n, 0.0f, kept_.up);
     Gate(call_.options.activation, kept_.gate, kept_.up, d_.rows * d_.inner,
          space_.activation);
-    float* const out = Data(out_);
+    T* const out = WriteAs<T>(out_);
     if (d_.mlp_post_norm) {
       Project(kDownMatrix, space_.activation, 0.0f, kept_.down);
       Normalise(kept_.down, d_.rows, call_.Factor(kMlpPostNorm),
                 call_.options.eps, space_.branch, kept_.down_rstd);
-      Add(y_, space_.branch, d_.rows, d_.hidden, out);
+      AddRows(y_, space_.branch, d_.rows * d_.hidden, out);
       return;
     }
-    if (y_ != out) std::memcpy(out, y_, d_.rows * d_.hidden * sizeof(float));
+    if (y_ != out) std::memcpy(out, y_, d_.rows * d_.hidden * sizeof(T));
     Project(kDownMatrix, space_.activation, 1.0f, out);
   }
 
   const Call& call_;
   const FusedDims& d_;
   const at::Tensor memory_;
-  const FusedKept kept_;
-  const FusedForwardSpace space_;
+  const FusedKept<T> kept_;
+  const FusedForwardSpace<T> space_;
   const at::Tensor out_;
-  const float* const x_;
-  const float* y_ = nullptr;  // what the MLP gets
+  const T* const x_;
+  const T* y_ = nullptr;  // what the MLP gets
 };
 
 // One backward: reads and overwrites what forward kept.
+template <typename T>
 class Backward {
  public:
   Backward(Call* call, AutogradContext* ctx, const at::Tensor& dy)
@@ -326,10 +227,10 @@ class Backward {
         ctx_(ctx),
         d_(call->dims),
         kept_(d_, Data(call->kept)),
-        memory_(Space(FusedBackwardSpace(d_, nullptr).parts.used(), dy)),
+        memory_(Space(FusedBackwardSpace<T>(d_, nullptr).parts.used())),
         space_(d_, Data(memory_)),
-        x_(ConstData(call->x)),
-        dy_(ConstData(dy)),
+        x_(ReadAs<T>(call->x)),
+        dy_(ReadAs<T>(dy)),
         gradients_(call->inputs + 1) {  // and the call
     of_stored_.reserve(call->stored.size());
     for (const StoredLinear& stored : call->stored) {
@@ -338,88 +239,94 @@ class Backward {
   }
 
   variable_list Run() {
-    const float* const d_y = d_.mlp() ? Mlp() : dy_;
+    const T* const d_y = d_.mlp() ? Mlp() : dy_;
     Attention(d_y);
     for (StoredGradients& of : of_stored_) of.MoveTo(&gradients_);
     return std::move(gradients_);
   }
 
  private:
-  void ToInput(BlockMatrix matrix, const float* dy, float beta, float* dx) {
+  void ToInput(BlockMatrix matrix, const T* dy, float beta, T* dx) {
     ProjectBack(call_.parts[matrix], dy, d_.rows, beta, dx);
   }
 
   // dy^T x, and the gradients of the bias and the adapter, for dy [rows, n] and
   // x [rows, width].
-  void Weight(BlockMatrix matrix, const float* dy, const float* x) {
+  void Weight(BlockMatrix matrix, const T* dy, const T* x) {
     const LinearPart& part = call_.parts[matrix];
     StoredGradients& gradients = of_stored_[part.of];
     const int64_t n = part.rows(), width = part.columns();
     if (part.adapter.defined()) {
-      gradients.AddAdapter(part, View(x, d_.rows, width), View(dy, d_.rows, n));
+      gradients.AddAdapter(part, ViewOf(x, d_.rows, width),
+                           ViewOf(dy, d_.rows, n));
     }
-    if (part.bias.defined()) gradients.AddBias(part, View(dy, d_.rows, n));
+    if (part.bias.defined()) gradients.AddBias(part, ViewOf(dy, d_.rows, n));
     const StoredGradients::Target target = gradients.MatrixOf(part);
     if (!target.gradient.defined()) return;
     const ProfileScope profile("matrix products");
-    Gemm(Transpose::kLeft, n, width, d_.rows, 1.0f, {dy, n}, {x, width},
-         static_cast<float>(target.beta), {Data(target.gradient), width});
+    // In 16 bits, too, a sink's sums are float32.
+    WithStorage(target.gradient.scalar_type(), [&](auto storage) {
+      Gemm(Transpose::kLeft, n, width, d_.rows, 1.0f, {dy, n}, {x, width},
+           static_cast<float>(target.beta),
+           {WriteAs<decltype(storage)>(target.gradient), width});
+    });
   }
 
   // Of x [rows, norms * width].
-  void NormBack(Norm norm, const NormGradientBuffers& buffers,
+  void NormBack(Norm norm, const NormGradientBuffers<T>& buffers,
                 int64_t norms = 1) {
     const int input = call_.norm_inputs[norm];
     at::Tensor gradient;
     if (ctx_->needs_input_grad(input)) {
-      gradient = Space(call_.norms[norm].size(0), memory_);
+      gradient = Space(call_.norms[norm].size(0));
     }
-    NormaliseBackward(buffers, d_.rows * norms, call_.Factor(norm), gradient);
-    gradients_[input] = std::move(gradient);
+    NormaliseBackward(buffers, d_.rows * norms, call_.Factor(norm), gradient,
+                      same_bits_);
+    if (gradient.defined()) gradients_[input] = gradient.to(StorageType<T>());
   }
 
   // As Forward::Before.
-  const float* Before(Norm norm, const float* x, const float* rstd) {
+  const T* Before(Norm norm, const T* x, const float* rstd) {
     if (!call_.norms[norm].defined()) return x;
     NormaliseAgain(x, d_.rows, call_.Factor(norm), rstd, space_.normed);
     return space_.normed;
   }
 
   // dx = residual + the gradient of Before's x, given that of its result.
-  void BeforeBack(Norm norm, const NormGradientBuffers& p) {
+  void BeforeBack(Norm norm, const NormGradientBuffers<T>& p) {
     if (call_.norms[norm].defined()) return NormBack(norm, p);
-    Add(p.dy, p.residual, d_.rows, d_.hidden, p.dx);
+    AddRows(p.dy, p.residual, d_.rows * d_.hidden, p.dx);
   }
 
   // The gradient to a branch before its norm.
-  const float* AfterBack(Norm norm, const float* d, const float* branch,
-                         const float* rstd) {
+  const T* AfterBack(Norm norm, const T* d, const T* branch,
+                     const float* rstd) {
     if (!call_.norms[norm].defined()) return d;
     NormBack(norm, {d, branch, rstd, nullptr, space_.d_normed});
     return space_.d_normed;
   }
 
   // x + attention, recomputed if it isn't kept.
-  const float* AttentionOutput() {
+  const T* AttentionOutput() {
     if (kept_.y != nullptr) return kept_.y;
     NormaliseAgain(kept_.branch, d_.rows, call_.Factor(kAttentionPostNorm),
                    kept_.branch_rstd, space_.y);
-    Add(x_, space_.y, d_.rows, d_.hidden, space_.y);
+    AddRows(x_, space_.y, d_.rows * d_.hidden, space_.y);
     return space_.y;
   }
 
   // Returns the gradient to its input.
-  const float* Mlp() {
-    const float* const d_down =
+  const T* Mlp() {
+    const T* const d_down =
         AfterBack(kMlpPostNorm, dy_, kept_.down, kept_.down_rstd);
     ToInput(kDownMatrix, d_down, 0.0f, space_.d_activation);
     GateBackward(call_.options.activation, kept_.gate, kept_.up,
                  d_.rows * d_.inner, space_.d_activation);
-    const float* const d_gate = kept_.gate;
-    const float* const d_up = kept_.up;
+    const T* const d_gate = kept_.gate;
+    const T* const d_up = kept_.up;
     Weight(kDownMatrix, d_down, space_.d_activation);  // now the activation
-    const float* const y = AttentionOutput();
-    const float* const n = Before(kMlpNorm, y, kept_.post_rstd);
+    const T* const y = AttentionOutput();
+    const T* const n = Before(kMlpNorm, y, kept_.post_rstd);
     Weight(kGateMatrix, d_gate, n);
     Weight(kUpMatrix, d_up, n);
     ToInput(kGateMatrix, d_gate, 0.0f, space_.d_normed);
@@ -429,21 +336,22 @@ class Backward {
     return space_.d_y;
   }
 
-  void Attention(const float* d_y) {
-    const float* const d_branch =
+  void Attention(const T* d_y) {
+    const T* const d_branch =
         AfterBack(kAttentionPostNorm, d_y, kept_.branch, kept_.branch_rstd);
     ToInput(kOutputMatrix, d_branch, 0.0f, space_.d_mixed);
     Weight(kOutputMatrix, d_branch, kept_.mixed);
     QueriesAndKeys();
-    const float* const n = Before(kInputNorm, x_, kept_.rstd);
+    const T* const n = Before(kInputNorm, x_, kept_.rstd);
     Weight(kQueryMatrix, space_.dq, n);
     Weight(kKeyMatrix, space_.dk, n);
     Weight(kValueMatrix, space_.dv, n);
     ToInput(kQueryMatrix, space_.dq, 0.0f, space_.d_normed);
     ToInput(kKeyMatrix, space_.dk, 1.0f, space_.d_normed);
     ToInput(kValueMatrix, space_.dv, 1.0f, space_.d_normed);
-    at::Tensor dx = at::empty(call_.x.sizes(), memory_.options());
-    BeforeBack(kInputNorm, {space_.d_normed, x_, kept_.rstd, d_y, Data(dx)});
+    at::Tensor dx = LikeX(call_);
+    BeforeBack(kInputNorm,
+               {space_.d_normed, x_, kept_.rstd, d_y, WriteAs<T>(dx)});
     if (ctx_->needs_input_grad(kX)) gradients_[kX] = std::move(dx);
   }
 
@@ -451,7 +359,7 @@ class Backward {
   void QueriesAndKeys() {
     const int64_t q_norms = d_.qk_norms(d_.shape.heads);
     const int64_t k_norms = d_.qk_norms(d_.shape.kv_heads);
-    const float *q = kept_.q, *k = kept_.k;
+    const T *q = kept_.q, *k = kept_.k;
     if (d_.normed_qk()) {
       NormaliseAgain(kept_.q, d_.rows * q_norms, call_.Factor(kQueryNorm),
                      kept_.q_rstd, space_.q);
@@ -462,12 +370,9 @@ class Backward {
       q = space_.q;
       k = space_.k;
     }
-    {
-      const ProfileScope profile("attention");
-      AttentionBackward({d_.shape, d_.rows, call_.options.packing.get()},
-                        {q, k, kept_.v, kept_.mixed, space_.d_mixed,
-                         kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
-    }
+    AttentionBackward<T>({d_.shape, d_.rows, call_.options.packing.get()},
+                         {q, k, kept_.v, kept_.mixed, space_.d_mixed,
+                          kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
     Rotate(call_, RopeDirection::kBackward, d_.q(), space_.dq);
     Rotate(call_, RopeDirection::kBackward, d_.kv(), space_.dk);
     if (!d_.normed_qk()) return;
@@ -480,11 +385,15 @@ class Backward {
   const Call& call_;
   AutogradContext* const ctx_;
   const FusedDims& d_;
-  const FusedKept kept_;
+  const FusedKept<T> kept_;
   const at::Tensor memory_;
-  const FusedBackwardSpace space_;
-  const float* const x_;
-  const float* const dy_;
+  const FusedBackwardSpace<T> space_;
+  const T* const x_;
+  const T* const dy_;
+  // Of norms' gradients, with any number of threads: as the plain block's, but
+  // for float32, in which a pass more would cost more.
+  const bool same_bits_ = !std::is_same_v<T, float> ||
+                          at::globalContext().deterministicAlgorithms();
   std::vector<StoredGradients> of_stored_;
   variable_list gradients_;
 };
@@ -496,15 +405,24 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
   static at::Tensor forward(AutogradContext* ctx, at::TensorList /*inputs*/,
                             const SharedCall& call) {
     Keep(ctx, call);
-    call->kept = Space(FusedKept(call->dims, nullptr).parts.used(), call->x);
-    return Forward(call.get()).Run();
+    at::Tensor out;
+    WithStorage(call->x.scalar_type(), [&](auto storage) {
+      using T = decltype(storage);
+      call->kept = Space(FusedKept<T>(call->dims, nullptr).parts.used());
+      out = Forward<T>(call.get()).Run();
+    });
+    return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Call& call = *KeptOf<SharedCall>(ctx);
     TORCH_CHECK(call.kept.defined(),
                 "a fused transformer block's backward can run only once");
-    variable_list gradients = Backward(&call, ctx, grads[0].contiguous()).Run();
+    const at::Tensor dy = grads[0].contiguous();
+    variable_list gradients;
+    WithStorage(dy.scalar_type(), [&](auto storage) {
+      gradients = Backward<decltype(storage)>(&call, ctx, dy).Run();
+    });
     call.Release();
     return gradients;
   }
@@ -546,7 +464,7 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
   call->parts[kOutputMatrix] = {call->stored.back(), output};
   if (m.down.defined()) {
     const int first = next();
-    for (StoredLinear& stored : MlpMatrices(m, options.parameters, &parts)) {
+    for (StoredLinear& stored : MlpMatrices(m, options, &parts)) {
       call->stored.push_back(std::move(stored));
     }
     for (LinearPart& part : parts) part.of += first;

@@ -15,7 +15,7 @@
 
 namespace capstan::kernels {
 
-// What determines the memory, in rows and floats per row.
+// What determines the memory, in rows and numbers per row.
 struct FusedDims {
   int64_t rows, hidden, inner;  // inner: 0 without an MLP
   AttentionShape shape;
@@ -36,88 +36,95 @@ struct FusedDims {
   }
 };
 
-// What forward leaves for backward. With a null base it only counts. q and k
-// are as attention takes them, or, if they are normalised, as they were before.
+// What forward leaves for backward, of T: float, Bf16 or Fp16. With a null base
+// it only counts. q and k are as attention takes them, or, if they are
+// normalised, as they were before.
+template <typename T>
 struct FusedKept {
   FusedKept(const FusedDims& d, float* base) : parts(base) {
     const int64_t x = d.rows * d.hidden;
-    q = parts.Take(d.rows * d.q());
-    k = parts.Take(d.rows * d.kv());
-    v = parts.Take(d.rows * d.kv());
-    mixed = parts.Take(d.rows * d.q());
+    q = parts.Take<T>(d.rows * d.q());
+    k = parts.Take<T>(d.rows * d.kv());
+    v = parts.Take<T>(d.rows * d.kv());
+    mixed = parts.Take<T>(d.rows * d.q());
     log_sum_exp = parts.Take(d.rows * d.shape.heads);
     if (d.attention_post_norm) {
-      branch = parts.Take(x);
+      branch = parts.Take<T>(x);
     } else if (d.mlp()) {
-      y = parts.Take(x);
+      y = parts.Take<T>(x);
     }
     rstd = parts.Take(d.rows);
     post_rstd = parts.Take(d.rows);
-    gate = parts.Take(d.rows * d.inner);
-    up = parts.Take(d.rows * d.inner);
+    gate = parts.Take<T>(d.rows * d.inner);
+    up = parts.Take<T>(d.rows * d.inner);
     q_rstd = parts.Take(d.rows * d.qk_norms(d.shape.heads));
     k_rstd = parts.Take(d.rows * d.qk_norms(d.shape.kv_heads));
     if (d.attention_post_norm) branch_rstd = parts.Take(d.rows);
     if (d.mlp_post_norm) {
-      down = parts.Take(x);
+      down = parts.Take<T>(x);
       down_rstd = parts.Take(d.rows);
     }
   }
   MemoryParts parts;
-  float *q, *k, *v, *mixed, *log_sum_exp, *rstd, *post_rstd, *gate, *up;
-  float *q_rstd, *k_rstd;
-  float* y = nullptr;       // x + attention; with a norm between them, instead:
-  float* branch = nullptr;  // attention's output before that norm
+  T *q, *k, *v, *mixed, *gate, *up;
+  float *log_sum_exp, *rstd, *post_rstd, *q_rstd, *k_rstd;
+  T* y = nullptr;       // x + attention; with a norm between them, instead:
+  T* branch = nullptr;  // attention's output before that norm
   float* branch_rstd = nullptr;
-  float* down = nullptr;  // the MLP's, likewise
+  T* down = nullptr;  // the MLP's, likewise
   float* down_rstd = nullptr;
 };
 
 // Forward's temporaries.
+template <typename T>
 struct FusedForwardSpace {
   FusedForwardSpace(const FusedDims& d, float* base) : parts(base) {
-    if (d.attention_norm || d.mlp_norm) normed = parts.Take(d.rows * d.hidden);
+    const int64_t x = d.rows * d.hidden;
+    if (d.attention_norm || d.mlp_norm) normed = parts.Take<T>(x);
     // The same memory, one after the other.
-    MemoryParts attention(base == nullptr ? nullptr : base + parts.used());
+    float* const shared = base == nullptr ? nullptr : base + parts.used();
+    MemoryParts attention(shared), mlp(shared), after_mlp(shared);
     if (d.normed_qk()) {
-      q = attention.Take(d.rows * d.q());
-      k = attention.Take(d.rows * d.kv());
+      q = attention.Take<T>(d.rows * d.q());
+      k = attention.Take<T>(d.rows * d.kv());
     }
-    activation = parts.Take(
-        std::max({d.rows * d.inner, attention.used(),
-                  d.mlp_post_norm ? d.rows * d.hidden : int64_t{0}}));
-    branch = activation;
+    activation = mlp.Take<T>(d.rows * d.inner);
+    if (d.mlp_post_norm) branch = after_mlp.Take<T>(x);
+    parts.Take(std::max({attention.used(), mlp.used(), after_mlp.used()}));
   }
   MemoryParts parts;
-  float* normed = nullptr;
-  float *q = nullptr, *k = nullptr;  // as attention takes them
-  float *activation, *branch;
+  T* normed = nullptr;
+  T *q = nullptr, *k = nullptr;  // as attention takes them
+  T *activation, *branch = nullptr;
 };
 
 // Backward's.
+template <typename T>
 struct FusedBackwardSpace {
   FusedBackwardSpace(const FusedDims& d, float* base) : parts(base) {
     const int64_t x = d.rows * d.hidden;
-    if (d.attention_norm || d.mlp_norm) normed = parts.Take(x);
-    d_normed = parts.Take(x);
-    if (d.mlp()) d_y = parts.Take(x);
-    if (d.mlp() && d.attention_post_norm) y = parts.Take(x);
+    if (d.attention_norm || d.mlp_norm) normed = parts.Take<T>(x);
+    d_normed = parts.Take<T>(x);
+    if (d.mlp()) d_y = parts.Take<T>(x);
+    if (d.mlp() && d.attention_post_norm) y = parts.Take<T>(x);
     // The same memory: first d_activation in the MLP, then these in attention.
-    MemoryParts attention(base == nullptr ? nullptr : base + parts.used());
-    d_mixed = attention.Take(d.rows * d.q());
-    dq = attention.Take(d.rows * d.q());
-    dk = attention.Take(d.rows * d.kv());
-    dv = attention.Take(d.rows * d.kv());
+    float* const shared = base == nullptr ? nullptr : base + parts.used();
+    MemoryParts attention(shared), mlp(shared);
+    d_mixed = attention.Take<T>(d.rows * d.q());
+    dq = attention.Take<T>(d.rows * d.q());
+    dk = attention.Take<T>(d.rows * d.kv());
+    dv = attention.Take<T>(d.rows * d.kv());
     if (d.normed_qk()) {
-      q = attention.Take(d.rows * d.q());
-      k = attention.Take(d.rows * d.kv());
+      q = attention.Take<T>(d.rows * d.q());
+      k = attention.Take<T>(d.rows * d.kv());
     }
-    d_activation = parts.Take(std::max(d.rows * d.inner, attention.used()));
+    d_activation = mlp.Take<T>(d.rows * d.inner);
+    parts.Take(std::max(attention.used(), mlp.used()));
   }
   MemoryParts parts;
-  float* normed = nullptr;
-  float *d_normed, *d_mixed, *dq, *dk, *dv, *d_activation;
-  float *d_y = nullptr, *y = nullptr, *q = nullptr, *k = nullptr;
+  T* normed = nullptr;
+  T *d_normed, *d_mixed, *dq, *dk, *dv, *d_activation;
+  T *d_y = nullptr, *y = nullptr, *q = nullptr, *k = nullptr;
 };
 
 }  // namespace capstan::kernels

@@ -6,7 +6,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -20,6 +19,7 @@
 #include "base/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/joined_linear.h"
+#include "kernels/layers/product_count_for_test.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/testing.h"
 
@@ -136,29 +136,6 @@ void ExpectBlock(const Operator& block, const Operator& plain,
     }
   }
 }
-
-// How often products run during its lifetime.
-class ProductCount {
- public:
-  ProductCount() {
-    count() = 0;
-    handle_ = at::addGlobalCallback(
-        at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                       -> std::unique_ptr<at::ObserverContext> {
-          const std::string name = function.name();
-          if (name == "aten::mm" || name == "aten::addmm") ++count();
-          return nullptr;
-        }));
-  }
-  ~ProductCount() { at::removeCallback(handle_); }
-  static int& count() {
-    static int count = 0;
-    return count;
-  }
-
- private:
-  at::CallbackHandle handle_;
-};
 
 TEST(GpuPathTest, ABlockWithJoinedLayersMatchesDoublePrecision) {
   const GpuPathForTest gpu;

@@ -41,14 +41,39 @@ at::Tensor JoinMatrices(c10::ArrayRef<at::Tensor> matrices,
   return lowest.as_strided({rows, like.size(1)}, {like.size(1), 1});
 }
 
+namespace {
+
+// Vectors as JoinMatrices' matrices of one column, joined in that order of
+// rows.
+at::Tensor JoinVectors(const std::vector<at::Tensor>& vectors,
+                       const std::vector<int64_t>& first_rows) {
+  std::vector<at::Tensor> columns;
+  for (const at::Tensor& v : vectors) {
+    columns.push_back(v.defined() ? v.detach().unsqueeze(1) : v);
+  }
+  std::vector<int64_t> first;
+  const at::Tensor all = JoinMatrices(columns, &first);
+  return all.defined() && first == first_rows ? all.view({-1}) : at::Tensor();
+}
+
+// Whether all write, or all add.
+bool Alike(const std::vector<double>& betas) {
+  return std::all_of(betas.begin(), betas.end(),
+                     [&](double beta) { return beta == betas[0]; });
+}
+
+}  // namespace
+
 JoinedLinear::JoinedLinear(c10::ArrayRef<LinearPart> parts)
     : parts_(parts.begin(), parts.end()) {
-  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> matrices, biases;
   for (const LinearPart& part : parts_) {
-    if (part.weight.packed() || part.bias.defined()) return;
+    if (part.weight.packed()) return;
     matrices.push_back(part.weight.tensor);
+    biases.push_back(part.bias);
   }
   weight_ = JoinMatrices(matrices, &begin_);
+  if (weight_.defined()) bias_ = JoinVectors(biases, begin_);
 }
 
 at::Tensor JoinedLinear::FirstParts(const at::Tensor& y, int count) const {
@@ -62,9 +87,17 @@ at::Tensor JoinedLinear::FirstParts(const at::Tensor& y, int count) const {
 }
 
 void JoinedLinear::ForwardInto(const at::Tensor& x, const at::Tensor& y) const {
-  MatMulInto(y, x, weight_.t());
+  if (bias_.defined()) {
+    BiasedMatMulInto(y, x, weight_.t(), bias_);
+  } else {
+    MatMulInto(y, x, weight_.t());
+  }
   for (size_t i = 0; i < parts_.size(); ++i) {
-    AddAdapter(parts_[i].adapter, x, Part(y, static_cast<int>(i)));
+    const at::Tensor part = Part(y, static_cast<int>(i));
+    if (parts_[i].bias.defined() && !bias_.defined()) {
+      at::Tensor(part).add_(parts_[i].bias);
+    }
+    AddAdapter(parts_[i].adapter, x, part);
   }
 }
 
@@ -86,15 +119,32 @@ void JoinedLinear::AddGradients(const at::Tensor& x, const at::Tensor& dy,
     betas.push_back(target.beta);
   }
   std::vector<int64_t> first_rows;
-  const bool alike = std::all_of(betas.begin(), betas.end(),
-                                 [&](double beta) { return beta == betas[0]; });
-  const at::Tensor all = alike ? JoinMatrices(to, &first_rows) : at::Tensor();
+  const at::Tensor all =
+      Alike(betas) ? JoinMatrices(to, &first_rows) : at::Tensor();
   const bool one = all.defined() && first_rows == begin_;
   if (one) MatMulInto(all, dy.t(), x, betas[0]);
+  AddBiases(dy, gradients);
   for (size_t i = 0; i < parts_.size(); ++i) {
     const at::Tensor of_part = Part(dy, static_cast<int>(i));
     if (!one && to[i].defined()) MatMulInto(to[i], of_part.t(), x, betas[i]);
     (*gradients)[parts_[i].of].AddAdapter(parts_[i], x, of_part);
+  }
+}
+
+void JoinedLinear::AddBiases(const at::Tensor& dy,
+                             std::vector<StoredGradients>* gradients) const {
+  std::vector<at::Tensor> to;
+  std::vector<double> betas;
+  for (const LinearPart& part : parts_) {
+    const StoredGradients::Target target = (*gradients)[part.of].BiasOf(part);
+    to.push_back(target.gradient);
+    betas.push_back(target.beta);
+  }
+  const at::Tensor all = Alike(betas) ? JoinVectors(to, begin_) : at::Tensor();
+  if (all.defined()) return SumRowsInto(all, dy, betas[0] != 0.0);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!to[i].defined()) continue;
+    SumRowsInto(to[i], Part(dy, static_cast<int>(i)), betas[i] != 0.0);
   }
 }
 

@@ -24,7 +24,8 @@ at::Tensor JoinMatrices(c10::ArrayRef<at::Tensor> matrices,
 class JoinedLinear {
  public:
   JoinedLinear() = default;
-  // Joins them only if none has a bias or is packed.
+  // Joins them only if none is packed. Biases of all that follow one another in
+  // the same order are one vector; others are added one by one.
   explicit JoinedLinear(c10::ArrayRef<LinearPart> parts);
 
   bool joined() const { return weight_.defined(); }
@@ -37,19 +38,24 @@ class JoinedLinear {
   // Of the first `count` parts; undefined if others are between them.
   at::Tensor FirstParts(const at::Tensor& y, int count) const;
 
-  // y [n, width()] = x W^T + the adapters'.
+  // y [n, width()] = x W^T + biases + the adapters'.
   void ForwardInto(const at::Tensor& x, const at::Tensor& y) const;
   // dx [n, in] = dy W + the adapters'.
   void BackwardInto(const at::Tensor& dy, const at::Tensor& dx) const;
-  // The gradients of matrices and adapters, to `gradients` by
-  // LinearPart::of, of which those of matrices may be one product, too.
+  // The gradients of matrices, biases and adapters, to `gradients` by
+  // LinearPart::of, of which those of matrices may be one product, too, and
+  // those of biases one sum.
   void AddGradients(const at::Tensor& x, const at::Tensor& dy,
                     std::vector<StoredGradients>* gradients) const;
 
  private:
+  void AddBiases(const at::Tensor& dy,
+                 std::vector<StoredGradients>* gradients) const;
+
   std::vector<LinearPart> parts_;
   std::vector<int64_t> begin_;  // of each part's rows
   at::Tensor weight_;           // [width, in]; undefined: not joined
+  at::Tensor bias_;             // [width]; undefined: none, or not joined
 };
 
 }  // namespace capstan::kernels

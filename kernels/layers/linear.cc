@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,19 +18,31 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/layers/gpu_path.h"
+#include "kernels/layers/mixed_linear.h"
 #include "kernels/memory.h"
 #include "kernels/quant/packed_linear.h"
 
 namespace capstan::kernels {
 namespace {
 
+// Whether Gemm computes products of it.
+bool IsOurs(const at::Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  return x.is_cpu() &&
+         (type == at::kFloat ||
+          ((type == at::kBFloat16 || type == at::kHalf) && !OnGpuPath(x)));
+}
+
 // A matrix in Gemm's form.
 struct Factor {
   explicit Factor(const at::Tensor& x)
       : transposed(x.stride(1) != 1 && x.size(1) != 1),
         good(transposed ? x.stride(0) == 1 || x.size(0) == 1 : true) {
-    memory.data = x.const_data_ptr<float>();
-    memory.stride = transposed ? x.stride(1) : x.stride(0);
+    WithStorage(x.scalar_type(), [&](auto storage) {
+      memory = {ReadAs<decltype(storage)>(x),
+                transposed ? x.stride(1) : x.stride(0)};
+    });
   }
   bool transposed;
   bool good;  // whether one of its dimensions is dense
@@ -38,23 +51,26 @@ struct Factor {
 
 bool OwnMatMul(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                double beta, double alpha) {
-  if (!FastPath(out) || !FastPath(a) || !FastPath(b)) return false;
+  if (!IsOurs(out) || !IsOurs(a) || !IsOurs(b)) return false;
   const Factor left(a), right(b);
   if (!left.good || !right.good || out.stride(1) != 1 ||
       (left.transposed && right.transposed)) {
     return false;
   }
+  Matrix result;
+  WithStorage(out.scalar_type(), [&](auto storage) {
+    result = {WriteAs<decltype(storage)>(out), out.stride(0)};
+  });
   Gemm(left.transposed    ? Transpose::kLeft
        : right.transposed ? Transpose::kRight
                           : Transpose::kNone,
        a.size(0), b.size(1), a.size(1), static_cast<float>(alpha), left.memory,
-       right.memory, static_cast<float>(beta),
-       {out.mutable_data_ptr<float>(), out.stride(0)});
+       right.memory, static_cast<float>(beta), result);
   return true;
 }
 
-// A float32 `out` of 16-bit factors. Only CUDA has such products: there cuBLAS
-// sums in float32 and adds to `out` in place.
+// A float32 `out` of 16-bit factors. ATen has such products only for CUDA:
+// there cuBLAS sums in float32 and adds to `out` in place.
 void WideMatMul(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
                 double beta, double alpha) {
   const bool plain = beta == 0.0 && alpha == 1.0;
@@ -79,7 +95,7 @@ void WideMatMul(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 double beta, double alpha) {
   const ProfileScope profile("matrix products");
-  if (OwnMatMul(out, a, b, beta, alpha)) return;
+  if (!OnGpuPath(out) && OwnMatMul(out, a, b, beta, alpha)) return;
   if (out.scalar_type() != a.scalar_type()) {
     return WideMatMul(out, a, b, beta, alpha);
   }
@@ -91,6 +107,13 @@ void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   }
 }
 
+void BiasedMatMulInto(const at::Tensor& y, const at::Tensor& x,
+                      const at::Tensor& transposed, const at::Tensor& bias) {
+  const ProfileScope profile("matrix products");
+  at::Tensor into = y;
+  at::addmm_out(into, bias, x, transposed);
+}
+
 at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
   MatMulInto(out, a, b);
@@ -100,6 +123,7 @@ at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b) {
 void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
                 double beta) {
   if (weight.packed()) return PackedLinearInto(y, x, weight, beta);
+  if (IsMixed(x, weight)) return StoredLinearInto(y, x, weight, beta);
   MatMulInto(y, x, weight.tensor.t(), beta);
 }
 
@@ -110,12 +134,38 @@ void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 }
 
 GradientSink::Place WeightPlace::Open() const {
-  return sink == nullptr ? GradientSink::Place() : sink->Open(parameter);
+  return sink == nullptr || parameter < 0 ? GradientSink::Place()
+                                          : sink->Open(parameter);
 }
 
 GradientSink::Place WeightPlace::OpenWide() const {
   auto* const wide = dynamic_cast<WideGradientSink*>(sink);
-  return wide == nullptr ? GradientSink::Place() : wide->OpenWide(parameter);
+  return wide == nullptr || parameter < 0 ? GradientSink::Place()
+                                          : wide->OpenWide(parameter);
+}
+
+WeightPlace::AnyPlace WeightPlace::OpenAny() const {
+  AnyPlace place = {Open(), /*wide=*/false};
+  if (!place.gradient.defined()) {
+    place = {OpenWide(), /*wide=*/true};
+    place.wide = place.gradient.defined();
+  }
+  return place;
+}
+
+WeightPlace::AnyPlace WeightPlace::OpenOnGpu(const at::Tensor& of) const {
+  return OnGpuPath(of) ? OpenAny() : AnyPlace();
+}
+
+void SumRowsInto(const at::Tensor& sum, const at::Tensor& x, bool add) {
+  at::Tensor into = sum;
+  if (add) {
+    into.add_(at::sum(x, {0}, /*keepdim=*/false, sum.scalar_type()));
+  } else if (sum.scalar_type() == x.scalar_type()) {
+    at::sum_out(into, x, {0});
+  } else {
+    at::sum_out(into, x, {0}, /*keepdim=*/false, sum.scalar_type());
+  }
 }
 
 // Four channels share the random bits of one counter, made of the token's

@@ -91,6 +91,11 @@ std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
 void MatMulInto(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 double beta = 0.0, double alpha = 1.0);
 
+// y [rows, out] = x W^T + bias [out], for W^T [in, out], on GPUs (OnGpuPath):
+// by the product's epilogue. Without autograd.
+void BiasedMatMulInto(const at::Tensor& y, const at::Tensor& x,
+                      const at::Tensor& transposed, const at::Tensor& bias);
+
 // a b, without autograd.
 at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b);
 
@@ -106,13 +111,25 @@ void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 // without a sink, a new tensor.
 struct WeightPlace {
   GradientSink* sink = nullptr;  // outlives the graph
-  int parameter = -1;
+  int parameter = -1;            // -1: the sink has none
 
   // The sink's place; undefined without a sink.
   GradientSink::Place Open() const;
   // Its float32 place for a 16-bit parameter (WideGradientSink), if it has one.
   GradientSink::Place OpenWide() const;
+
+  // The one of them that there is.
+  struct AnyPlace : GradientSink::Place {
+    bool wide = false;  // OpenWide's, which isn't returned to autograd
+  };
+  AnyPlace OpenAny() const;
+  // The same on GPUs (OnGpuPath of the parameter); elsewhere none.
+  AnyPlace OpenOnGpu(const at::Tensor& parameter) const;
 };
+
+// sum [n] = the sum of the rows of x [rows, n], in float32 if `sum` is; or that
+// and what is there, if `add`.
+void SumRowsInto(const at::Tensor& sum, const at::Tensor& x, bool add);
 
 }  // namespace capstan::kernels
 

@@ -2,6 +2,10 @@
 //
 // Rows are copied together by expert, so that an expert is one MLP on its rows.
 // Backward recomputes what is cheap: n, and the experts' activations.
+//
+// The experts' products are issued by the host, which must know how many rows
+// each has: in a forward pass on a GPU it waits once for these numbers, and
+// lets the device sort and copy the rows meanwhile.
 #include "kernels/layers/moe.h"
 
 #include <ATen/TensorOperators.h>
@@ -13,12 +17,16 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
+#include "base/on_paper.h"
 #include "base/profile.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
@@ -46,7 +54,8 @@ struct Routing {
   // each in `share`, its row r, and how many each expert has. order: where each
   // place's choice is among them.
   at::Tensor place, row, order;
-  std::vector<int64_t> counts;
+  at::Tensor chosen;            // [experts] float32: how many each has
+  std::vector<int64_t> counts;  // the same
 
   // [rows * top_k, 1] of `type`: the shares, sorted.
   at::Tensor SortedShares(at::ScalarType type) const {
@@ -76,8 +85,60 @@ at::Tensor New(int64_t rows, int64_t width, const at::Tensor& like) {
   return at::empty({rows, width}, like.options().requires_grad(false));
 }
 
+// How many of the choices [rows, top_k] each expert has.
+class ExpertCounts {
+ public:
+  ExpertCounts(const at::Tensor& expert, int64_t experts)
+      : choices_(expert.numel()) {
+    const at::Device device = expert.device();
+    if (device.is_cpu()) {
+      counts_.assign(experts, 0);
+      const at::Tensor all = expert.contiguous();
+      const int64_t* const first = all.const_data_ptr<int64_t>();
+      for (int64_t i = 0; i < all.numel(); ++i) ++counts_[first[i]];
+      const std::vector<float> counts(counts_.begin(), counts_.end());
+      chosen_ = at::tensor(counts);
+      return;
+    }
+    const at::Tensor counts = expert.reshape({-1, 1})
+                                  .eq(at::arange(experts, expert.options()))
+                                  .sum({0}, /*keepdim=*/false, at::kLong);
+    chosen_ = counts.to(at::kFloat);
+    host_ = at::empty(
+        {experts},
+        at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+    host_.copy_(counts, /*non_blocking=*/true);
+    there_.emplace(device.type());
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    there_->record(guard.getStream(device));
+  }
+
+  const at::Tensor& chosen() const { return chosen_; }
+  // Once; on a GPU blocks until they are there.
+  std::vector<int64_t> Take() {
+    if (!there_.has_value()) return std::move(counts_);
+    there_->synchronize();
+    const int64_t experts = host_.numel();
+    const int64_t* const first = host_.const_data_ptr<int64_t>();
+    std::vector<int64_t> counts(first, first + experts);
+    if (OnPaper()) {  // as if all were chosen equally often
+      for (int64_t e = 0; e < experts; ++e) {
+        counts[e] = choices_ / experts + (e < choices_ % experts ? 1 : 0);
+      }
+    }
+    return counts;
+  }
+
+ private:
+  const int64_t choices_;
+  at::Tensor chosen_;
+  std::vector<int64_t> counts_;
+  at::Tensor host_;
+  std::optional<c10::Event> there_;  // unset on the CPU
+};
+
 // Sorts the choices by expert.
-void Group(int64_t experts, Routing* r) {
+void Group(Routing* r) {
   const int64_t top_k = r->expert.size(1);
   r->place = r->expert.reshape({-1}).argsort(/*stable=*/true, /*dim=*/0,
                                              /*descending=*/false);
@@ -85,14 +146,12 @@ void Group(int64_t experts, Routing* r) {
   r->order = at::empty_like(r->place);
   r->order.index_copy_(0, r->place,
                        at::arange(r->place.numel(), r->place.options()));
-  const at::Tensor on_cpu = r->expert.to(at::kCPU).contiguous();
-  const int64_t* expert = on_cpu.const_data_ptr<int64_t>();
-  r->counts.assign(experts, 0);
-  for (int64_t i = 0; i < on_cpu.numel(); ++i) ++r->counts[expert[i]];
 }
 
+// The choices of [rows, hidden] n's rows, sorted by expert; sorted: n's rows,
+// one for each choice, [rows * top_k, hidden].
 Routing Route(const at::Tensor& n, const at::Tensor& router,
-              const MoeOptions& options) {
+              const MoeOptions& options, at::Tensor* sorted) {
   const ProfileScope profile("router");
   Routing r;
   // As in transformers, logits are of n's dtype, and the rest is float32.
@@ -101,11 +160,15 @@ Routing Route(const at::Tensor& n, const at::Tensor& router,
   auto [value, index] = at::topk(r.probability, options.top_k, -1);
   r.expert = std::move(index);
   r.share = std::move(value);
+  ExpertCounts counts(r.expert, router.size(0));
+  r.chosen = counts.chosen();
   if (options.normalise) {
     r.sum = r.share.sum({-1}, /*keepdim=*/true);
     r.share = r.share / r.sum;
   }
-  Group(router.size(0), &r);
+  Group(&r);
+  *sorted = n.index_select(0, r.row);
+  r.counts = counts.Take();
   return r;
 }
 
@@ -130,9 +193,9 @@ at::Tensor Forward(Call* call) {
   const RmsNormResult n =
       RmsNormForward(call->x, call->norm, call->options.eps);
   call->rstd = n.rstd;
-  call->routing = Route(n.y, call->router, call->options);
+  at::Tensor sorted;
+  call->routing = Route(n.y, call->router, call->options, &sorted);
   const Routing& r = call->routing;
-  const at::Tensor sorted = n.y.index_select(0, r.row);
   const int64_t choices = sorted.size(0);
   const int64_t inner = call->stored[kGate].weight.rows();
   call->gate = New(choices, inner, sorted);
@@ -271,8 +334,7 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
     Keep(ctx, call);
     at::Tensor out = Forward(call.get());
     const Routing& r = call->routing;
-    std::vector<float> counts(r.counts.begin(), r.counts.end());
-    at::Tensor chosen = at::tensor(counts).to(out.device());
+    at::Tensor chosen = r.chosen;
     ctx->mark_non_differentiable({chosen});
     return {std::move(out), r.probability.sum({0}), std::move(chosen)};
   }
@@ -311,8 +373,8 @@ OperatorMemory PlanMoeMlp(const MoeShape& s) {
                                         s.dtype, s.trained, s.adapters[m])
                                  .gradients;
   }
-  // In float32 those of matrices are in the sink's places.
-  if (s.trained && s.dtype == c10::ScalarType::Float) gradients = 0;
+  // Those of matrices are in the sink's places.
+  if (s.trained) gradients = 0;
   memory.backward =
       x + 3 * sorted + std::max(sorted + x, 4 * expert) + gradients;
   return memory;
@@ -322,7 +384,6 @@ MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
                  const MoeOptions& options) {
   auto call = std::make_shared<Call>();
   call->options = options;
-  if (!FastPath(x) && !OnGpuPath(x)) call->options.sink = nullptr;
   call->x = x.contiguous();
   call->norm = weights.norm;
   call->router = weights.router;

@@ -62,7 +62,7 @@ struct MoeResult {
 MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
                  const MoeOptions& options);
 
-// The properties that determine its memory on the CPU.
+// The properties that determine its memory.
 struct MoeShape {
   int64_t rows = 0;
   int64_t hidden = 0;

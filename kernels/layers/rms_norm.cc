@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/layers/rms_norm.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/profile.h"
-#include "base/simd/simd.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
+#include "kernels/keep.h"
+#include "kernels/layers/fused_rows.h"
 
 namespace capstan::kernels {
 namespace {
@@ -27,7 +25,7 @@ using torch::autograd::variable_list;
 
 bool OnRows(const at::Tensor& x, const at::Tensor& weight) {
   return x.dim() == 2 && HasRowKernels(x) && HasRowKernels(weight) &&
-         weight.scalar_type() == x.scalar_type();
+         (weight.scalar_type() == x.scalar_type() || FastPath(weight));
 }
 
 // cuda::For, if they are of one dtype.
@@ -69,55 +67,72 @@ RmsNormGradients ComposedBackward(const at::Tensor& dy, const at::Tensor& x,
   return gradients;
 }
 
-// Threads divide columns rather than rows, so that no two add to one number,
-// and each adds in row order.
-template <typename T>
-void WeightGradient(const at::Tensor& dy, const at::Tensor& x,
-                    const at::Tensor& rstd, at::Tensor& sums) {
-  const int64_t rows = x.size(0), n = x.size(1);
-  constexpr int64_t kColumns = 64;  // by cache lines
-  const int64_t strips = (n + kColumns - 1) / kColumns;
-  at::parallel_for(
-      0, strips, RowGrain(rows * kColumns), [&](int64_t first, int64_t last) {
-        const int64_t begin = first * kColumns;
-        const int64_t end = std::min(n, last * kColumns);
-        Simd().rows<T>().rms_norm_weight_gradient(
-            ReadAs<T>(dy) + begin, ReadAs<T>(x) + begin, ReadAs<float>(rstd),
-            rows, n, end - begin, WriteAs<float>(sums) + begin);
-      });
-}
+struct NormCall {
+  bool plus_one = false;
+  WeightPlace place;
+};
 
 class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, double eps,
-                            bool plus_one) {
-    RmsNormResult result = RmsNormForward(x, weight, eps, plus_one);
+                            const NormCall& call) {
+    RmsNormResult result = RmsNormForward(x, weight, eps, call.plus_one);
     ctx->save_for_backward({x, weight, result.rstd});
-    ctx->saved_data["plus_one"] = plus_one;
+    Keep(ctx, call);
     return result.y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
+    const auto& call = KeptOf<NormCall>(ctx);
+    const bool wanted = ctx->needs_input_grad(1);
+    WeightPlace::AnyPlace place;
+    if (wanted) place = call.place.OpenOnGpu(saved[1]);
     RmsNormGradients gradients = RmsNormBackward(
-        grads[0], saved[0], saved[1], saved[2], at::Tensor(),
-        ctx->needs_input_grad(1), ctx->saved_data["plus_one"].toBool());
-    return {gradients.x, gradients.weight, at::Tensor(), at::Tensor()};
+        grads[0], saved[0], saved[1], saved[2], at::Tensor(), wanted,
+        call.plus_one, {at::Tensor(), std::move(place.gradient), place.add});
+    if (place.wide) gradients.weight.reset();
+    return {gradients.x, std::move(gradients.weight), at::Tensor(),
+            at::Tensor()};
   }
 };
 
+// [rows, n] of a norm's x or dy.
+at::Tensor AsRows(const at::Tensor& x, int64_t n) {
+  return x.dim() == 2 && x.size(1) == n ? x : x.reshape({-1, n});
+}
+
+// Moves what was made on the CPU to where it is to be.
+RmsNormGradients Moved(RmsNormGradients made, RmsNormTarget into) {
+  if (into.x.defined()) {
+    into.x.copy_(made.x.view(into.x.sizes()));
+    made.x = std::move(into.x);
+  }
+  if (into.weight.defined()) {
+    if (into.add) {
+      into.weight.add_(made.weight);
+    } else {
+      into.weight.copy_(made.weight);
+    }
+    made.weight = std::move(into.weight);
+  }
+  return made;
+}
+
 }  // namespace
 
-RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
+RmsNormResult RmsNormForward(const at::Tensor& any, const at::Tensor& of,
                              double eps, bool plus_one) {
-  const ProfileScope profile("rms_norm");
-  if (const auto* cuda = CudaFor(x, of)) {
-    cuda::NormResult made = cuda::RmsNorm(*cuda, x, of, eps, plus_one);
+  if (const auto* cuda = CudaFor(any, of)) {
+    const ProfileScope profile("rms_norm");
+    cuda::NormResult made = cuda::RmsNorm(*cuda, any, of, eps, plus_one);
     return {std::move(made.y), std::move(made.rstd)};
   }
+  const at::Tensor x = any.dim() == 3 ? AsRows(any, of.size(0)) : any;
   const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight)) {
+    const ProfileScope profile("rms_norm");
     const at::Tensor xf = x.to(at::kFloat);
     const at::Tensor rstd = at::rsqrt(at::mean(xf * xf, {-1}) + eps);
     return {Times(weight, xf * rstd.unsqueeze(-1), x.scalar_type()), rstd};
@@ -127,13 +142,8 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
                        at::empty({rows}, x.options().dtype(at::kFloat))};
   WithStorage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
-    T* yp = WriteAs<T>(result.y);
-    float* sp = WriteAs<float>(result.rstd);
-    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
-      Simd().rows<T>().rms_norm(xp + begin * n, wp, static_cast<float>(eps),
-                                end - begin, n, yp + begin * n, sp + begin);
-    });
+    Normalise(ReadAs<T>(x), rows, weight, eps, WriteAs<T>(result.y),
+              Data(result.rstd));
   });
   return result;
 }
@@ -141,94 +151,102 @@ RmsNormResult RmsNormForward(const at::Tensor& x, const at::Tensor& of,
 AddRmsNormResult AddRmsNormForward(const at::Tensor& x,
                                    const at::Tensor& branch,
                                    const at::Tensor& of, double eps,
-                                   bool plus_one) {
+                                   bool plus_one, at::Tensor* again) {
   if (const auto* cuda = CudaFor(x, of)) {
     const ProfileScope profile("rms_norm");
     at::Tensor sum = at::empty(x.sizes(), x.options());
+    if (again != nullptr) *again = at::empty(x.sizes(), x.options());
     cuda::NormResult made =
-        cuda::AddRmsNorm(*cuda, x, branch, of, eps, sum, plus_one);
+        cuda::AddRmsNorm(*cuda, x, branch, of, eps, sum, plus_one,
+                         again == nullptr ? at::Tensor() : *again);
     return {std::move(sum), {std::move(made.y), std::move(made.rstd)}};
   }
   at::Tensor sum = x + branch;
+  if (again != nullptr) *again = sum.clone();
   RmsNormResult norm = RmsNormForward(sum, of, eps, plus_one);
   return {std::move(sum), std::move(norm)};
 }
 
-at::Tensor RmsNormAgain(const at::Tensor& x, const at::Tensor& of,
+at::Tensor RmsNormAgain(const at::Tensor& any, const at::Tensor& of,
                         const at::Tensor& rstd, bool plus_one) {
-  const ProfileScope profile("rms_norm");
-  if (const auto* cuda = CudaFor(x, of)) {
-    return cuda::RmsNormAgain(*cuda, x, of, rstd, plus_one);
+  if (const auto* cuda = CudaFor(any, of)) {
+    const ProfileScope profile("rms_norm");
+    return cuda::RmsNormAgain(*cuda, any, of, rstd, plus_one);
   }
+  const at::Tensor x = any.dim() == 3 ? AsRows(any, of.size(0)) : any;
   const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight)) {
+    const ProfileScope profile("rms_norm");
     return Times(weight, x.to(at::kFloat) * rstd.unsqueeze(-1),
                  x.scalar_type());
   }
-  const int64_t rows = x.size(0), n = x.size(1);
-  at::Tensor y = at::empty({rows, n}, x.options());
+  at::Tensor y = at::empty(x.sizes(), x.options());
   WithStorage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const T *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
-    const float* sp = ReadAs<float>(rstd);
-    T* yp = WriteAs<T>(y);
-    at::parallel_for(0, rows, RowGrain(n), [&](int64_t begin, int64_t end) {
-      Simd().rows<T>().rms_norm_again(xp + begin * n, wp, sp + begin,
-                                      end - begin, n, yp + begin * n);
-    });
+    NormaliseAgain(ReadAs<T>(x), x.size(0), weight, ConstData(rstd),
+                   WriteAs<T>(y));
   });
   return y;
 }
 
-RmsNormGradients RmsNormBackward(const at::Tensor& dy_any, const at::Tensor& x,
-                                 const at::Tensor& of, const at::Tensor& rstd,
-                                 const at::Tensor& residual, bool want_weight,
-                                 bool plus_one) {
-  const ProfileScope profile("rms_norm");
+namespace {
+
+// On the CPU, or by ATen's operators. The weight's gradient is float32.
+RmsNormGradients BackwardOfRows(const at::Tensor& dy_any, const at::Tensor& x,
+                                const at::Tensor& of, const at::Tensor& rstd,
+                                const at::Tensor& residual, bool want_weight,
+                                bool plus_one) {
   RmsNormGradients gradients;
-  if (const auto* cuda = CudaFor(x, of)) {
-    if (want_weight) gradients.weight = at::empty(of.sizes(), of.options());
-    gradients.x = cuda::RmsNormBackward(*cuda, dy_any, x, of, rstd, residual,
-                                        gradients.weight, plus_one);
-    return gradients;
-  }
   const at::Tensor weight = Factor(of, plus_one);
   if (!OnRows(x, weight) || dy_any.scalar_type() != x.scalar_type() ||
       (residual.defined() && residual.scalar_type() != x.scalar_type())) {
-    gradients =
-        ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
-    if (want_weight) {
-      gradients.weight = gradients.weight.to(of.scalar_type());
-    }
-    return gradients;
+    const ProfileScope profile("rms_norm");
+    return ComposedBackward(dy_any, x, weight, rstd, residual, want_weight);
   }
   const int64_t rows = x.size(0), n = x.size(1);
   const at::Tensor dy = dy_any.contiguous();
   const at::Tensor rest = residual.defined() ? residual.contiguous() : residual;
   gradients.x = at::empty({rows, n}, x.options());
   at::Tensor sums;
-  if (want_weight) sums = at::zeros({n}, x.options().dtype(at::kFloat));
+  if (want_weight) sums = at::empty({n}, x.options().dtype(at::kFloat));
   WithStorage(x.scalar_type(), [&](auto storage) {
     using T = decltype(storage);
-    const T *dyp = ReadAs<T>(dy), *xp = ReadAs<T>(x), *wp = ReadAs<T>(weight);
-    const T* rp = ReadAs<T>(rest);
-    const float* sp = ReadAs<float>(rstd);
-    T* dxp = WriteAs<T>(gradients.x);
-    // A single thread computes both gradients in one pass.
-    const bool alone = rows < 2 * RowGrain(n) || at::get_num_threads() == 1 ||
-                       at::in_parallel_region();
-    float* dwp = alone ? WriteAs<float>(sums) : nullptr;
-    at::parallel_for(
-        0, rows, alone ? rows : RowGrain(n), [&](int64_t begin, int64_t end) {
-          const int64_t at = begin * n;
-          Simd().rows<T>().rms_norm_backward(dyp + at, xp + at, wp, sp + begin,
-                                             rp != nullptr ? rp + at : nullptr,
-                                             end - begin, n, dxp + at, dwp);
-        });
-    if (want_weight && !alone) WeightGradient<T>(dy, x, rstd, sums);
+    NormaliseBackward<T>({ReadAs<T>(dy), ReadAs<T>(x), ConstData(rstd),
+                          ReadAs<T>(rest), WriteAs<T>(gradients.x)},
+                         rows, weight, sums, /*same_bits=*/true);
   });
-  if (want_weight) gradients.weight = sums.to(of.scalar_type());
+  gradients.weight = std::move(sums);
   return gradients;
+}
+
+}  // namespace
+
+RmsNormGradients RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
+                                 const at::Tensor& of, const at::Tensor& rstd,
+                                 const at::Tensor& residual, bool want_weight,
+                                 bool plus_one, RmsNormTarget into) {
+  if (const auto* cuda = CudaFor(x, of)) {
+    const ProfileScope profile("rms_norm");
+    cuda::NormGradients to = {std::move(into.x), {}, into.add};
+    if (want_weight) {
+      to.dweight = into.weight.defined() ? std::move(into.weight)
+                                         : at::empty(of.sizes(), of.options());
+    }
+    at::Tensor weight = to.dweight;
+    at::Tensor dx = cuda::RmsNormBackward(*cuda, dy, x, of, rstd, residual,
+                                          std::move(to), plus_one);
+    return {std::move(dx), std::move(weight)};
+  }
+  const int64_t n = of.size(0);
+  RmsNormGradients made =
+      x.dim() == 3
+          ? BackwardOfRows(AsRows(dy, n), AsRows(x, n), of, rstd, residual,
+                           want_weight, plus_one)
+          : BackwardOfRows(dy, x, of, rstd, residual, want_weight, plus_one);
+  if (want_weight && !into.weight.defined()) {
+    made.weight = made.weight.to(of.scalar_type());
+  }
+  return Moved(std::move(made), std::move(into));
 }
 
 void PlanRmsNorm(int64_t rows, int64_t n, c10::ScalarType dtype,
@@ -245,8 +263,8 @@ void PlanRmsNormBackward(int64_t rows, int64_t n, c10::ScalarType dtype,
 }
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps,
-                   bool plus_one) {
-  return RmsNormFunction::apply(x, weight, eps, plus_one);
+                   bool plus_one, const WeightPlace& place) {
+  return RmsNormFunction::apply(x, weight, eps, NormCall{plus_one, place});
 }
 
 }  // namespace capstan::kernels

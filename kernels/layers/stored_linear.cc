@@ -2,7 +2,6 @@
 #include "kernels/layers/stored_linear.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
 
 #include <utility>
 
@@ -42,6 +41,10 @@ void FillRows(const at::Tensor& bias, const at::Tensor& y) {
 void ForwardInto(const LinearPart& part, const at::Tensor& x,
                  const at::Tensor& y, double beta) {
   if (part.bias.defined()) {
+    if (beta == 0.0 && !part.weight.packed() && OnGpuPath(x)) {
+      BiasedMatMulInto(y, x, part.weight.tensor.t(), part.bias);
+      return AddAdapter(part.adapter, x, y);
+    }
     if (beta == 0.0) {
       FillRows(part.bias, y);
     } else {
@@ -64,11 +67,7 @@ StoredGradients::Target StoredGradients::MatrixOf(const LinearPart& part) {
   if (!matrix_.gradient.defined()) {
     const at::Tensor& weight = stored_.weight.tensor;
     const WeightPlace place = {sink_, stored_.parameter};
-    matrix_ = place.Open();
-    if (!matrix_.gradient.defined() && OnGpuPath(weight)) {
-      matrix_ = place.OpenWide();
-      wide_ = matrix_.gradient.defined();
-    }
+    matrix_ = place.OpenAny();
     if (!matrix_.gradient.defined()) {
       matrix_.gradient =
           at::empty(weight.sizes(), weight.options().requires_grad(false));
@@ -79,14 +78,25 @@ StoredGradients::Target StoredGradients::MatrixOf(const LinearPart& part) {
           matrix_.add ? 1.0 : 0.0};
 }
 
-void StoredGradients::AddBias(const LinearPart& part, const at::Tensor& dy) {
-  if (!Wants(ctx_, stored_.bias_input)) return;
-  if (!bias_.defined()) {
-    bias_ = at::empty(stored_.bias.sizes(),
-                      stored_.bias.options().requires_grad(false));
+StoredGradients::Target StoredGradients::BiasOf(const LinearPart& part) {
+  if (!Wants(ctx_, stored_.bias_input)) return {};
+  if (!bias_.gradient.defined()) {
+    const WeightPlace place = {sink_, stored_.bias_parameter};
+    bias_ = place.OpenOnGpu(stored_.bias);
+    if (!bias_.gradient.defined()) {
+      bias_.gradient = at::empty(stored_.bias.sizes(),
+                                 stored_.bias.options().requires_grad(false));
+    }
   }
-  at::Tensor sum = bias_.narrow(0, part.begin, part.rows());
-  at::sum_out(sum, dy, {0});
+  return {bias_.gradient.narrow(0, part.begin, part.rows()),
+          bias_.add ? 1.0 : 0.0};
+}
+
+void StoredGradients::AddBias(const LinearPart& part, const at::Tensor& dy) {
+  const Target target = BiasOf(part);
+  if (target.gradient.defined()) {
+    SumRowsInto(target.gradient, dy, target.beta != 0.0);
+  }
 }
 
 void StoredGradients::AddAdapter(const LinearPart& part, const at::Tensor& x,
@@ -122,8 +132,8 @@ void StoredGradients::MoveTo(variable_list* gradients) {
   const auto move = [&](int input, at::Tensor* gradient) {
     if (input >= 0) (*gradients)[input] = std::move(*gradient);
   };
-  if (!wide_) move(stored_.weight_input, &matrix_.gradient);
-  move(stored_.bias_input, &bias_);
+  if (!matrix_.wide) move(stored_.weight_input, &matrix_.gradient);
+  if (!bias_.wide) move(stored_.bias_input, &bias_.gradient);
   move(stored_.a_input, &a_);
   move(stored_.b_input, &b_);
 }

@@ -40,10 +40,11 @@ inline bool Wants(torch::autograd::AutogradContext* ctx, int input) {
 
 // A matrix as it is stored, with what belongs to it.
 struct StoredLinear {
-  Weight weight;       // [out, in]
-  at::Tensor bias;     // [out]; undefined: none
-  Adapter adapter;     // of the same shape
-  int parameter = -1;  // the sink's index of the matrix
+  Weight weight;            // [out, in]
+  at::Tensor bias;          // [out]; undefined: none
+  Adapter adapter;          // of the same shape
+  int parameter = -1;       // the sink's index of the matrix
+  int bias_parameter = -1;  // and of the bias; -1: none
 
   bool defined() const { return weight.defined(); }
   // Adds the tensors to the inputs of a node.
@@ -85,8 +86,9 @@ void FillRows(const at::Tensor& bias, const at::Tensor& y);
 // One backward's gradients of a stored layer, of which each part comes once.
 class StoredGradients {
  public:
-  // `stored` and `ctx` outlive this. sink: null: new tensors. On GPUs those of
-  // 16-bit matrices go to its float32 sums (WideGradientSink).
+  // `stored` and `ctx` outlive this. sink: null: new tensors. Those of 16-bit
+  // matrices, and on GPUs of biases, go to its float32 sums
+  // (WideGradientSink).
   StoredGradients(const StoredLinear& stored,
                   torch::autograd::AutogradContext* ctx, GradientSink* sink)
       : stored_(stored), ctx_(ctx), sink_(sink) {}
@@ -98,6 +100,8 @@ class StoredGradients {
     double beta = 0.0;
   };
   Target MatrixOf(const LinearPart& part);
+  // Likewise the sum of dy's rows: [rows].
+  Target BiasOf(const LinearPart& part);
 
   // Of the bias and the adapter, for x [n, in] and dy [n, rows].
   void AddBias(const LinearPart& part, const at::Tensor& dy);
@@ -113,9 +117,8 @@ class StoredGradients {
   const StoredLinear& stored_;
   torch::autograd::AutogradContext* const ctx_;
   GradientSink* const sink_;
-  GradientSink::Place matrix_;
-  bool wide_ = false;  // whether matrix_ is the sink's sum, not to be returned
-  at::Tensor bias_, a_, b_;
+  WeightPlace::AnyPlace matrix_, bias_;
+  at::Tensor a_, b_;
 };
 
 }  // namespace capstan::kernels

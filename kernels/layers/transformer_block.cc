@@ -7,12 +7,18 @@
 #include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/decode_block.h"
 #include "kernels/layers/fused_block.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"
 
 namespace capstan::kernels {
 namespace {
+
+bool CanFuse(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Float ||
+         dtype == c10::ScalarType::BFloat16 || dtype == c10::ScalarType::Half;
+}
 
 // From attention's result to the block's, given what attention is added to.
 at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
@@ -29,33 +35,6 @@ at::Tensor AfterAttention(const at::Tensor& mixed, const at::Tensor& x,
   return weights.mlp.down.defined() ? GatedMlp(y, weights.mlp, options) : y;
 }
 
-OperatorMemory PlanPlainBlock(const TransformerBlockShape& s) {
-  MemoryLedger forward;
-  PlanAttentionInput(s, &forward);
-  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward, s.gpu);
-  PlanAttentionOutput(s, &forward);
-  if (s.mlp) PlanGatedMlp(s, &forward);
-  // Attention kept copies of k and v, and of q.
-  const bool grouped = s.attention.heads != s.attention.kv_heads;
-  const bool scaled = s.gpu && s.attention.softcap == 0.0 && grouped &&
-                      s.dtype == c10::ScalarType::Float;
-  const bool capped =
-      scaled || (s.attention.softcap != 0.0 && s.attention.batch > 1);
-  const bool repeated = grouped && !(s.gpu && s.attention.softcap == 0.0);
-  if (capped || repeated) {
-    forward.Free(2 * s.kv());
-  }
-  if (capped) forward.Free(s.q());
-  const int64_t kept = forward.live();
-  MemoryLedger backward(kept);
-  if (s.mlp) PlanGatedMlpBackward(s, &backward);
-  PlanAttentionOutputBackward(s, &backward);
-  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward,
-                        s.gpu);
-  PlanAttentionInputBackward(s, &backward);
-  return {kept, forward.peak() - kept, backward.peak() - kept};
-}
-
 OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
   const FusedDims d = {s.rows,
                        s.hidden,
@@ -67,9 +46,14 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
                        s.mlp && s.post_norms,
                        s.query_key_norm};
   OperatorMemory memory;
-  memory.kept = FusedKept(d, nullptr).parts.used() * kFloatBytes + s.x();
-  const int64_t space =
-      FusedBackwardSpace(d, nullptr).parts.used() * kFloatBytes;
+  int64_t kept = 0, forward_space = 0, space = 0;
+  WithStorage(s.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    kept = FusedKept<T>(d, nullptr).parts.used() * kFloatBytes;
+    forward_space = FusedForwardSpace<T>(d, nullptr).parts.used() * kFloatBytes;
+    space = FusedBackwardSpace<T>(d, nullptr).parts.used() * kFloatBytes;
+  });
+  memory.kept = kept + s.x();
   const int norms =
       ((s.input_norms ? 1 : 0) + (s.post_norms ? 1 : 0)) * (s.mlp ? 2 : 1);
   memory.backward = space + s.x() + norms * s.norm_gradient();
@@ -87,8 +71,7 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
     gradients += linear.gradients;
   }
   memory.backward = std::max(memory.backward, space + gradients + s.x());
-  memory.forward =
-      FusedForwardSpace(d, nullptr).parts.used() * kFloatBytes + adapters;
+  memory.forward = forward_space + adapters;
   return memory;
 }
 
@@ -108,6 +91,7 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
                                   const TransformerBlockOptions& options,
                                   const AppendKeyValue& append,
                                   const at::Tensor& first) {
+  if (CanDecode(x)) return DecodeBlock(x, weights, options, append, first);
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   const CachedKeyValue all = append(qkv.k, qkv.v);
   return AfterAttention(
@@ -115,7 +99,9 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
       weights, options);
 }
 
-bool CanFuseTransformerBlock(const at::Tensor& x) { return FastPath(x); }
+bool CanFuseTransformerBlock(const at::Tensor& x) {
+  return x.is_cpu() && CanFuse(x.scalar_type());
+}
 
 LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
   const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
@@ -123,13 +109,42 @@ LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
       {hidden, query_width()}, {intermediate, hidden}, {intermediate, hidden},
       {hidden, intermediate}};
   const auto [out, in] = out_in[matrix];
-  return PlanLinear(rows, in, out, dtype, trained && !gpu, adapters[matrix]);
+  // On GPUs and in 16 bits gradients are written to where they are summed.
+  const bool returned = trained && !gpu && dtype == c10::ScalarType::Float;
+  return PlanLinear(rows, in, out, dtype, returned, adapters[matrix]);
+}
+
+OperatorMemory PlanPlainTransformerBlock(const TransformerBlockShape& s) {
+  MemoryLedger forward;
+  PlanAttentionInput(s, &forward);
+  PlanAttention(s.attention, s.rows, s.dtype, s.packed, &forward, s.gpu);
+  PlanAttentionOutput(s, &forward);
+  if (s.mlp) PlanGatedMlp(s, &forward);
+  // On GPUs attention kept copies of k and v, and of q.
+  const bool grouped = s.attention.heads != s.attention.kv_heads;
+  const bool scaled = s.attention.softcap == 0.0 && grouped &&
+                      s.dtype == c10::ScalarType::Float;
+  const bool capped =
+      s.gpu &&
+      (scaled || (s.attention.softcap != 0.0 && s.attention.batch > 1));
+  const bool repeated = s.gpu && grouped && s.attention.softcap != 0.0;
+  if (capped || repeated) {
+    forward.Free(2 * s.kv());
+  }
+  if (capped) forward.Free(s.q());
+  const int64_t kept = forward.live();
+  MemoryLedger backward(kept);
+  if (s.mlp) PlanGatedMlpBackward(s, &backward);
+  PlanAttentionOutputBackward(s, &backward);
+  PlanAttentionBackward(s.attention, s.rows, s.dtype, s.packed, &backward,
+                        s.gpu);
+  PlanAttentionInputBackward(s, &backward);
+  return {kept, forward.peak() - kept, backward.peak() - kept};
 }
 
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape) {
-  return shape.dtype == c10::ScalarType::Float && !shape.gpu
-             ? PlanFusedBlock(shape)
-             : PlanPlainBlock(shape);
+  return CanFuse(shape.dtype) && !shape.gpu ? PlanFusedBlock(shape)
+                                            : PlanPlainTransformerBlock(shape);
 }
 
 }  // namespace capstan::kernels

@@ -22,7 +22,8 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
 
-// Whether FusedTransformerBlock supports x: float32 on the CPU.
+// Whether FusedTransformerBlock supports x: float32, bfloat16 or float16 on the
+// CPU.
 bool CanFuseTransformerBlock(const at::Tensor& x);
 
 // Keeps x and, in one piece of memory, q, k, v, the attention's output, y, gate
@@ -51,10 +52,12 @@ at::Tensor CachedTransformerBlock(const at::Tensor& x,
                                   const AppendKeyValue& append,
                                   const at::Tensor& first = {});
 
-// What a block allocates: on the CPU the fused one for float32, with its
-// matrices' gradients in a sink; the plain one for other types and on GPUs,
-// with SwiGLU or an activation that takes no more.
+// What a block allocates: on the CPU the fused one, with its matrices'
+// gradients in a sink; the plain one for types that it doesn't support and on
+// GPUs, with SwiGLU or an activation that takes no more.
 OperatorMemory PlanTransformerBlock(const TransformerBlockShape& shape);
+// The plain one in any case.
+OperatorMemory PlanPlainTransformerBlock(const TransformerBlockShape& shape);
 
 }  // namespace capstan::kernels
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
 
 namespace capstan::kernels {
@@ -30,7 +31,7 @@ struct Sizes {
 // norm, gate, up, down.
 class Block {
  public:
-  explicit Block(const Sizes& s) : sizes_(s) {
+  explicit Block(const Sizes& s, at::ScalarType type = at::kFloat) : sizes_(s) {
     at::manual_seed(7);
     const auto matrix = [&](int64_t out, int64_t in) {
       return at::randn({out, in}) * 0.2;
@@ -46,8 +47,8 @@ class Block {
                 matrix(s.inner, s.hidden),
                 matrix(s.inner, s.hidden),
                 matrix(s.hidden, s.inner)};
-    for (at::Tensor& t : tensors_) t.set_requires_grad(true);
-    d_out_ = at::randn(tensors_[0].sizes());
+    for (at::Tensor& t : tensors_) t = t.to(type).set_requires_grad(true);
+    d_out_ = at::randn(tensors_[0].sizes()).to(type);
     options_.shape = {s.batch, s.heads, s.kv_heads, s.head_dim, s.causal};
     options_.eps = 1e-5;
     options_.rope_table = RopeTable(s.length, s.head_dim, 10000.0);
@@ -187,6 +188,21 @@ TEST(TransformerBlockTest, ThreadsMakeNoDifferenceToValues) {
   }
 }
 
+TEST(TransformerBlockTest, InSixteenBitsThreadsMakeNoDifferenceToBits) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    // More rows than two threads share, as norms divide them.
+    Block block({4, 200, 96, 70, 4, 2, 24}, type);
+    at::set_num_threads(1);
+    const std::vector<at::Tensor> one = block.Run(true);
+    at::set_num_threads(3);
+    const std::vector<at::Tensor> three = block.Run(true);
+    at::set_num_threads(1);
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_TRUE(at::equal(three[i], one[i])) << "output " << i;
+    }
+  }
+}
+
 TEST(TransformerBlockTest, FrozenWeightsGetNoGradient) {
   Block block(kSizes[0]);
   const std::vector<at::Tensor> all = block.Run(true);
@@ -260,17 +276,27 @@ TEST(TransformerBlockTest, BackwardRunsOnce) {
   EXPECT_THROW(torch::autograd::backward({out}, {block.d_out()}), c10::Error);
 }
 
-// Keeps the sums of the matrices.
-class Sums final : public GradientSink {
+// Keeps the sums of the matrices, float32 for 16 bits, too.
+class Sums final : public GradientSink, public WideGradientSink {
  public:
+  explicit Sums(bool wide = false) : wide_(wide) {}
   Place Open(int parameter) override {
+    return wide_ ? Place() : PlaceOf(parameter);
+  }
+  Place OpenWide(int parameter) override {
+    return wide_ ? PlaceOf(parameter) : Place();
+  }
+  std::vector<std::vector<int64_t>> shapes;
+  at::Tensor sums_[7];
+
+ private:
+  Place PlaceOf(int parameter) {
     at::Tensor& sum = sums_[parameter];
     const bool first = !sum.defined();
     if (first) sum = at::full(shapes[parameter], 1e30f);  // to be overwritten
     return {sum.detach(), !first};
   }
-  std::vector<std::vector<int64_t>> shapes;
-  at::Tensor sums_[7];
+  const bool wide_;
 };
 
 TEST(TransformerBlockTest, WritesAndAddsGradientsInTheirPlaces) {
@@ -288,6 +314,33 @@ TEST(TransformerBlockTest, WritesAndAddsGradientsInTheirPlaces) {
   block.Run(true);
   EXPECT_LT(Difference(sums.sums_[0], expected[1 + 2] * 2), 1e-6);  // q
   EXPECT_LT(Difference(sums.sums_[6], expected[1 + 9] * 2), 1e-6);  // down
+}
+
+TEST(TransformerBlockTest, SixteenBitMatricesHaveFloat32Sums) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    Block block(kSizes[2], type);
+    const std::vector<at::Tensor> rounded = block.Run(true);
+    Sums fused(/*wide=*/true), plain(/*wide=*/true);
+    for (Sums* sums : {&fused, &plain}) {
+      for (int i : {2, 3, 4, 5, 7, 8, 9}) {
+        sums->shapes.push_back(block.tensors()[i].sizes().vec());
+      }
+      block.options().sink = sums;
+      for (int times = 0; times < 2; ++times) {
+        const std::vector<at::Tensor> got = block.Run(sums == &fused);
+        EXPECT_FALSE(got[1 + 2].defined());  // q's isn't returned
+        EXPECT_TRUE(got[1 + 1].defined());   // the norm's is
+      }
+    }
+    for (int i = 0; i < 7; ++i) {
+      ASSERT_EQ(fused.sums_[i].scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(fused.sums_[i], plain.sums_[i])) << i;
+      const at::Tensor once = rounded[1 + (i < 4 ? 2 : 3) + i];
+      EXPECT_LT(Difference(fused.sums_[i] / 2, once), 0.004) << i;
+      // Not rounded in between.
+      EXPECT_FALSE(at::equal(fused.sums_[i], once.to(at::kFloat) * 2)) << i;
+    }
+  }
 }
 
 }  // namespace

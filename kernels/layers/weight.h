@@ -15,8 +15,8 @@ namespace capstan::kernels {
 // What the bytes of a matrix mean; kernels/quant has the packed formats.
 enum class WeightFormat { kDense, kNf4, kNf4Double };
 
-// W [out, in]: a tensor of a floating dtype, or a 1-D uint8 tensor, which has
-// no gradient.
+// W [out, in]: a tensor of a floating dtype, or, without a gradient, of int8
+// with a scale a row, or a 1-D uint8 tensor.
 struct Weight {
   Weight() = default;
   // Implicit: a dense matrix.
@@ -29,6 +29,13 @@ struct Weight {
         in(in),
         stored_rows(out) {}
 
+  // Of int8, with scales [out] float32 on the CPU.
+  static Weight Scaled(at::Tensor values, at::Tensor scales) {
+    Weight weight(std::move(values));
+    weight.scales = std::move(scales);
+    return weight;
+  }
+
   bool defined() const { return tensor.defined(); }
   bool packed() const { return format != WeightFormat::kDense; }
   int64_t rows() const { return packed() ? out : tensor.size(0); }
@@ -36,7 +43,11 @@ struct Weight {
 
   // Rows [begin, begin + count), in the same memory.
   Weight Rows(int64_t begin, int64_t count) const {
-    if (!packed()) return Weight(tensor.narrow(0, begin, count));
+    if (!packed()) {
+      return Scaled(
+          tensor.narrow(0, begin, count),
+          scales.defined() ? scales.narrow(0, begin, count) : at::Tensor());
+    }
     Weight part(tensor, format, count, in);
     part.first_row = first_row + begin;
     part.stored_rows = stored_rows;
@@ -44,6 +55,7 @@ struct Weight {
   }
 
   at::Tensor tensor;
+  at::Tensor scales;  // of int8 alone
   WeightFormat format = WeightFormat::kDense;
   // Of packed ones: the shape, and which rows of those that are stored.
   int64_t out = 0, in = 0;

@@ -8,9 +8,11 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <string>
+#include <tuple>
 
 #include "base/wide_gradient_sink.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/loss/seen_rows.h"
 #include "kernels/loss/token_loss.h"
 #include "kernels/testing.h"
 
@@ -129,6 +131,81 @@ TEST(GpuHeadTest, ChunksAddInFloat32) {
     sums[chunks > 1] = sum.sum().to(at::kDouble);
   }
   EXPECT_LT(Difference(sums[1], sums[0]), 1e-6);
+}
+
+TEST(SeenRowsTest, OnAGpuTheirNumberHasFewValues) {
+  EXPECT_EQ(SeenRowsOnGpu(0), 64);
+  EXPECT_EQ(SeenRowsOnGpu(64), 64);
+  EXPECT_EQ(SeenRowsOnGpu(65), 128);
+  EXPECT_EQ(SeenRowsOnGpu(1024), 1024);
+  EXPECT_EQ(SeenRowsOnGpu(1025), 1152);
+  EXPECT_EQ(SeenRowsOnGpu(9000), 9216);
+  for (int64_t n = 1024; n < 100000; n += 77) {
+    EXPECT_GE(SeenRowsOnGpu(n), n);
+    EXPECT_LE(SeenRowsOnGpu(n), n + n / 8);
+  }
+}
+
+TEST(SeenRowsTest, OthersAreAddedThatHaveNoTarget) {
+  const GpuPathForTest gpu;
+  const at::Tensor hidden = at::ones({300, 2});
+  at::Tensor targets = at::full({300}, -1, at::kLong);
+  for (int64_t r = 5; r < 300; r += 4) targets[r] = r;
+  const at::Tensor weights = at::arange(300, at::kFloat);
+  const SeenRows seen = RowsToSee(hidden, targets, weights);
+  ASSERT_EQ(seen.rows.numel(), 128);
+  EXPECT_TRUE(at::equal(seen.targets, targets.index_select(0, seen.rows)));
+  EXPECT_TRUE(at::equal(seen.weights, weights.index_select(0, seen.rows)));
+  EXPECT_EQ(seen.targets.ge(0).sum().item<int64_t>(), 74);
+  // Each once: gradients are copied to them.
+  EXPECT_EQ(std::get<0>(at::_unique(seen.rows)).numel(), 128);
+  // None has a target; most have.
+  EXPECT_EQ(RowsToSee(hidden, at::full({300}, -1, at::kLong), {}).rows.numel(),
+            64);
+  targets.narrow(0, 0, 260).fill_(1);
+  EXPECT_FALSE(RowsToSee(hidden, targets, weights).rows.defined());
+}
+
+// Where most rows have no target, loss and gradients are the same.
+TEST(SeenRowsTest, TheHeadSkipsRows) {
+  const GpuPathForTest gpu;
+  constexpr int64_t kMany = 400;
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const bool weighted : {false, true}) {
+      SCOPED_TRACE(c10::toString(type));
+      at::manual_seed(7);
+      at::Tensor targets = at::full({kMany}, -1, at::kLong);
+      for (int64_t r = 3; r < kMany; r += 7) targets[r] = r % kVocab;
+      const at::Tensor weights =
+          weighted ? at::rand({kMany}) + 0.5 : at::Tensor();
+      const at::Tensor weight =
+          at::randn({kVocab, kHidden}).to(type).set_requires_grad(true);
+      const at::Tensor x =
+          at::randn({kMany, kHidden}).to(type).set_requires_grad(true);
+      const at::Tensor exact_weight =
+          weight.detach().to(at::kDouble).set_requires_grad(true);
+      const at::Tensor exact_x =
+          x.detach().to(at::kDouble).set_requires_grad(true);
+      const at::Tensor loss =
+          HeadCrossEntropySum(x, weight, targets, {}, 0, {}, weights);
+      loss.backward();
+      at::Tensor each = at::cross_entropy_loss(exact_x.mm(exact_weight.t()),
+                                               targets.clamp_min(0), {}, 0)
+                            .masked_fill(targets < 0, 0.0);
+      if (weighted) each = each * weights;
+      const at::Tensor wanted = each.sum();
+      wanted.backward();
+      const double bound = type == at::kFloat ? 1e-5 : 0.02;
+      EXPECT_LT(Difference(loss.detach(), wanted.detach()), bound);
+      EXPECT_LT(Difference(x.grad(), exact_x.grad()), bound);
+      EXPECT_LT(Difference(weight.grad(), exact_weight.grad()), bound);
+      EXPECT_TRUE(x.grad()
+                      .masked_select((targets < 0).unsqueeze(1))
+                      .eq(0)
+                      .all()
+                      .item<bool>());
+    }
+  }
 }
 
 TEST(LogitsBytesTest, GoByTheDevice) {

@@ -7,18 +7,23 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "base/wide_gradient_sink.h"
 #include "kernels/loss/token_loss.h"
 #include "kernels/memory_testing.h"
 
 namespace capstan::kernels {
 namespace {
 
-class OnePlace final : public GradientSink {
+class OnePlace final : public GradientSink, public WideGradientSink {
  public:
-  explicit OnePlace(const at::Tensor& of) : place_(at::zeros(of.sizes())) {}
-  Place Open(int) override { return {place_.detach(), /*add=*/false}; }
+  explicit OnePlace(const at::Tensor& of)
+      : wide_(of.scalar_type() != at::kFloat), place_(at::zeros(of.sizes())) {}
+  Place Open(int) override { return wide_ ? Place() : PlaceOf(); }
+  Place OpenWide(int) override { return wide_ ? PlaceOf() : Place(); }
 
  private:
+  Place PlaceOf() const { return {place_.detach(), /*add=*/false}; }
+  const bool wide_;
   const at::Tensor place_;
 };
 
@@ -38,6 +43,8 @@ constexpr Case kCases[] = {
     {"two_pieces_to_a_sink", 600, 64, 40000, at::kFloat, true},
     {"frozen", 256, 64, 5000, at::kFloat, false, false},
     {"half", 256, 64, 5000, at::kBFloat16},
+    {"half_to_a_sink", 256, 64, 5000, at::kBFloat16, true},
+    {"half_in_two_pieces_to_a_sink", 1000, 64, 40000, at::kBFloat16, true},
     {"half_in_two_pieces", 1000, 64, 40000, at::kBFloat16},
     {"capped", 256, 64, 5000, at::kFloat, false, true, 30.0},
     {"capped_in_pieces", 600, 64, 40000, at::kFloat, true, true, 30.0},

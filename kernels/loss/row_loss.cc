@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/keep.h"
+#include "kernels/to_device.h"
 
 namespace capstan::kernels {
 namespace {
@@ -71,7 +72,8 @@ class RowsFunction : public torch::autograd::Function<RowsFunction> {
     const at::Tensor hidden = saved[0].detach().set_requires_grad(wanted);
     // Each position's worth: of all sets that have a target there.
     const at::Tensor worth = grads[0].to(at::kFloat).unsqueeze(2);
-    const at::Tensor weights = (targets.ge(0) * worth).sum(0).reshape({-1});
+    const at::Tensor has = ToDevice(targets.ge(0), worth.device());
+    const at::Tensor weights = (has * worth).sum(0).reshape({-1});
     const at::Tensor flat = std::get<0>(targets.max(0)).reshape({-1});
     at::Tensor sum;
     {

@@ -20,7 +20,8 @@ namespace capstan::kernels {
 // nothing but the hidden rows, and backward is HeadCrossEntropySum, forward and
 // backward, with that worth as the positions' weights: the logits' product runs
 // twice, which costs a third of the head, and no logits are kept. `tied`,
-// `logits_bytes`, `place` and `softcap` as there.
+// `logits_bytes`, `place` and `softcap` as there; targets may be on the CPU, as
+// there.
 at::Tensor HeadCrossEntropyRows(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& targets,

@@ -9,7 +9,7 @@
 // and scaled: only the loss scale lifts them into float16's range.
 //
 // If many rows have no target (training on answers, masked diffusion), the head
-// works on copies of the others.
+// works on copies of the others (SeenRows).
 #include "kernels/loss/token_loss.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp2.h>
 #include <ATen/ops/log2.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -33,6 +32,7 @@
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/loss/seen_rows.h"
 #include "kernels/loss/tokens.h"
 
 namespace capstan::kernels {
@@ -59,11 +59,6 @@ double Lift(const at::Tensor& logits) {
   return logits.scalar_type() == at::kHalf ? 32768.0 : 1.0;
 }
 
-// a b in float32, for 16-bit a and b, on CPUs.
-at::Tensor WideProduct(const at::Tensor& a, const at::Tensor& b) {
-  return at::mm(a.to(at::kFloat), b.to(at::kFloat));
-}
-
 // The power of 2 that divides float16's row weights to at most 1, the range
 // that Lift supports, computed without waiting for the GPU. Undefined: 1.
 at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
@@ -75,24 +70,6 @@ at::Tensor UnitOf(const at::Tensor& row_weights, const at::Tensor& targets,
   const at::Tensor most =
       row_weights.abs().masked_fill_(targets < 0, 0.0).max();
   return at::exp2(at::log2(most).ceil().clamp_min(-100.0));  // of 0, too
-}
-
-// The rows with a target, [n] int64. Undefined if the others are less than an
-// eighth, and on a GPU, where it would block.
-at::Tensor RowsToSee(const at::Tensor& targets) {
-  if (!targets.is_cpu()) return at::Tensor();
-  const at::Tensor contiguous = targets.contiguous();
-  const int64_t* target = contiguous.const_data_ptr<int64_t>();
-  const int64_t rows = targets.numel();
-  std::vector<int64_t> seen;
-  for (int64_t r = 0; r < rows; ++r) {
-    if (target[r] >= 0) seen.push_back(r);
-  }
-  const int64_t count = static_cast<int64_t>(seen.size());
-  if (count == rows || 8 * count > 7 * rows) return at::Tensor();
-  at::Tensor result = at::empty({count}, targets.options());
-  std::copy(seen.begin(), seen.end(), result.mutable_data_ptr<int64_t>());
-  return result;
 }
 
 at::Tensor Select(const at::Tensor& t, const at::Tensor& rows) {
@@ -149,24 +126,9 @@ int64_t RowBytes(int64_t vocab, int64_t element, bool softcap) {
 
 // sum += a b in float32, where an undefined sum is 0, for 16-bit a and b.
 void AddWideProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
-  if (OnGpuPath(a)) {  // by the product itself
-    const bool add = sum.defined();
-    if (!add) sum = at::empty({a.size(0), b.size(1)}, Wide(a));
-    return MatMulInto(sum, a, b, add ? 1.0 : 0.0);
-  }
-  const at::Tensor product = WideProduct(a, b);
-  if (sum.defined()) {
-    sum.add_(product);
-  } else {
-    sum = product;
-  }
-}
-
-// out = a b, for a float32 `out` and 16-bit a and b.
-void WideProductInto(const at::Tensor& out, const at::Tensor& a,
-                     const at::Tensor& b) {
-  if (OnGpuPath(a)) return MatMulInto(out, a, b);
-  at::Tensor(out).copy_(WideProduct(a, b));
+  const bool add = sum.defined();
+  if (!add) sum = at::empty({a.size(0), b.size(1)}, Wide(a));
+  MatMulInto(sum, a, b, add ? 1.0 : 0.0);
 }
 
 // x * factor, rounded once to `type`.
@@ -198,7 +160,6 @@ struct EarlyPlace : GradientSink::Place {
 };
 EarlyPlace OpenFor(const WeightPlace& to, const at::Tensor& like) {
   EarlyPlace place;
-  if (!FastPath(like) && !OnGpuPath(like)) return place;
   place.wide = IsHalf(like);
   static_cast<GradientSink::Place&>(place) =
       place.wide ? to.OpenWide() : to.Open();
@@ -223,7 +184,7 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   const at::Tensor hidden = std::move(head.hidden);
   at::Tensor so_far = std::move(head.so_far);
   const at::Tensor scale = std::move(head.scale);
-  if (IsHalf(d_logits)) {
+  if (IsHalf(d_logits) && OnGpuPath(d_logits)) {
     if (!so_far.defined() && out.defined() && !place.add) {
       MatMulInto(out, d_logits.t(), hidden);
       return out.mul_(scale);
@@ -245,7 +206,8 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
     return out;
   }
   if (!out.defined()) {
-    out = at::empty({d_logits.size(1), hidden.size(1)}, hidden.options());
+    out = at::empty({d_logits.size(1), hidden.size(1)},
+                    IsHalf(hidden) ? Wide(hidden) : hidden.options());
   }
   MatMulScaled(out, d_logits.t(), hidden, scale);
   return out;
@@ -293,11 +255,9 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// The rows that the head processes, not tracked by autograd.
+// Not tracked by autograd.
 struct HeadRows {
-  at::Tensor seen;     // [n] int64, of hidden; undefined: all
-  at::Tensor targets;  // [n]
-  at::Tensor weights;  // [n] float32; undefined: all 1
+  SeenRows seen;
   double softcap = 0.0;
 };
 
@@ -316,10 +276,11 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
                             const TiedGradient& tied,
                             const WeightPlace& place) {
     TiedGradient head = tied ? tied : c10::make_intrusive<HeadGradient>();
-    const at::Tensor hidden = Select(all_hidden, of.seen);
+    const at::Tensor hidden = Select(all_hidden, of.seen.rows);
     const at::Tensor unit =
-        UnitOf(of.weights, of.targets, hidden.scalar_type());
-    const at::Tensor factors = unit.defined() ? of.weights / unit : of.weights;
+        UnitOf(of.seen.weights, of.seen.targets, hidden.scalar_type());
+    const at::Tensor factors =
+        unit.defined() ? of.seen.weights / unit : of.seen.weights;
     const int64_t rows = hidden.size(0);
     at::Tensor sum;
     const bool half = IsHalf(hidden);
@@ -332,7 +293,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
       at::Tensor slope = SoftCap(logits, of.softcap);
-      AddTo(CrossEntropySum(logits, of.targets.narrow(0, r, n), true,
+      AddTo(CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), true,
                             Lift(logits), RowsOf(factors, r, n)),
             &sum);
       SoftCapBackward(logits, std::move(slope));
@@ -343,7 +304,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       }
       at::Tensor dh = d_hidden.narrow(0, r, n);
       if (half) {
-        WideProductInto(dh, logits, weight);
+        MatMulInto(dh, logits, weight);
         if (want_weight) AddWideProduct(head->so_far, logits.t(), h);
         continue;
       }
@@ -356,7 +317,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       }
     }
     if (unit.defined()) sum.mul_(unit);
-    ctx->save_for_backward({weight, d_hidden, unit, of.seen});
+    ctx->save_for_backward({weight, d_hidden, unit, of.seen.rows});
     Keep(ctx, HeadCall{place, all_hidden.size(0), head, tied != nullptr});
     return sum;
   }
@@ -377,7 +338,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const int64_t rows = d_hidden.size(0), last = head->d_logits.size(0);
     at::Tensor dh = d_hidden.narrow(0, rows - last, last);
     if (half) {
-      WideProductInto(dh, head->d_logits, weight);
+      MatMulInto(dh, head->d_logits, weight);
       d_hidden = Scaled(d_hidden, head->scale, weight.scalar_type());
     } else {
       if (last < rows) d_hidden.narrow(0, 0, rows - last).mul_(head->scale);
@@ -405,18 +366,10 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
 // For plans.
 struct LossBytes {
   explicit LossBytes(const TokenLossShape& shape) : s(shape) {}
-  // WideProduct's widened factors for `rows` rows of logits, and the smaller of
-  // the two products.
-  int64_t Widened(int64_t rows) const {
-    return rows * (s.vocab + s.hidden) * kFloatBytes;
-  }
   const TokenLossShape& s;
   const bool half = s.dtype != c10::ScalarType::Float;
-  // Whether products of 16-bit types need widened factors, and their sums are
-  // rounded for autograd.
-  const bool widens = half && !s.device.gpu;
   // Whether the weight's gradient is written to a place.
-  const bool sunk = s.sink && !widens;
+  const bool sunk = s.sink;
   const int64_t element = ElementBytes(s.dtype);
   const LogitsPieces pieces = PiecesOf(
       s.rows, RowBytes(s.vocab, element, s.softcap), LogitsBytes(s.device));
@@ -436,7 +389,6 @@ struct LossBytes {
 void PlanTakeGradient(const TokenLossShape& s, const LossBytes& b,
                       MemoryLedger* ledger) {
   const int64_t so_far = b.pieces.count > 1 ? b.wide_weight : 0;
-  if (b.widens) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
   if (b.sunk) {
     // On a GPU all micro-steps but the first add what is in memory.
     if (s.device.gpu) ledger->Pass(b.wide_weight - so_far);
@@ -462,10 +414,8 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& row_weights, double softcap) {
   TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
               "each row must have one target and one weight");
-  const at::Tensor seen = RowsToSee(targets);
-  const HeadRows of = {seen, Select(targets, seen), Select(row_weights, seen),
-                       softcap};
-  const int64_t rows = of.targets.size(0);
+  const HeadRows of = {RowsToSee(hidden, targets, row_weights), softcap};
+  const int64_t rows = of.seen.targets.size(0);
   const int64_t piece =
       PiecesOf(rows,
                RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
@@ -476,14 +426,14 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
     return HeadFunction::apply(hidden, weight, of, piece,
                                weight.requires_grad(), tied, place);
   }
-  const at::Tensor x = Select(hidden, seen);
+  const at::Tensor x = Select(hidden, of.seen.rows);
   at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
     at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
     SoftCap(logits, softcap);
-    sum += CrossEntropySum(logits, of.targets.narrow(0, r, n), false,
-                           /*factor=*/1.0, RowsOf(of.weights, r, n));
+    sum += CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), false,
+                           /*factor=*/1.0, RowsOf(of.seen.weights, r, n));
   }
   return sum;
 }
@@ -513,12 +463,6 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
     const int64_t weight = s.trained ? b.wide_weight : 0;
     ledger->Pass(b.logits + b.slope + (b.pieces.count > 2 ? weight : 0));
     ledger->Pass(b.logits + weight);
-    if (b.widens) {
-      // Products of widened logits: with the weight, then (besides the sum of
-      // earlier ones) with the hidden rows.
-      ledger->Pass(b.logits + b.Widened(b.pieces.rows) + b.wide_weight +
-                   (b.pieces.count > 2 ? weight : 0));
-    }
     ledger->Take(weight);  // so_far
   }
   ledger->Take(b.last_logits);
@@ -527,7 +471,6 @@ void PlanHead(const TokenLossShape& s, MemoryLedger* ledger) {
 
 void PlanHeadBackward(const TokenLossShape& s, MemoryLedger* ledger) {
   const LossBytes b(s);
-  if (b.widens) ledger->Pass(b.Widened(b.pieces.last) + b.wide_weight);
   if (b.half) ledger->Take(b.x);
   if (!s.trained) {
     ledger->Free(b.last_logits);

@@ -42,9 +42,13 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // weight's gradient goes to `place`, or stays in `tied`, which belongs to this
 // forward alone; Embedding must then be part of the same graph whenever the
 // weight needs a gradient. Logits exist for one chunk of rows at a time, of at
-// most `logits_bytes` (0: LogitsBytes of the device); on CPUs, if an eighth or
-// more of the rows has no target, only for the others. With a softcap, logits
+// most `logits_bytes` (0: LogitsBytes of the device); if an eighth or more of
+// the rows has no target, only for the others. With a softcap, logits
 // become cap * tanh(logit / cap) first.
+//
+// For hidden rows on a GPU, targets and row_weights may be on the CPU, and
+// targets should be: else the head computes all rows, since the host would have
+// to wait to learn which have a target (seen_rows.h).
 //
 // On GPUs the weight's gradient of 16-bit types is summed in float32 by the
 // products, and goes to the sink's float32 sums (WideGradientSink) unrounded.
@@ -69,7 +73,7 @@ struct TokenLossShape {
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trained = true;  // whether the weight has a gradient
   bool tied = false;
-  bool sink = true;  // whether float32 gradients go to a sink's places
+  bool sink = true;  // whether gradients go to a sink's float32 places
   bool softcap = false;
   RunDevice device = {};  // a CPU
 };

@@ -5,10 +5,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mean.h>
-#include <ATen/ops/where.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -16,6 +14,8 @@
 #include <cmath>
 #include <functional>
 #include <vector>
+
+#include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
 namespace {
@@ -317,19 +317,11 @@ at::Tensor RmsOf(const at::Tensor& t) {
 
 }  // namespace
 
-// Holds 16 bytes an element at most (trainer/memory/memory_plan.cc).
 void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
   at::NoGradGuard no_grad;
   CheckBuffers(b);
-  at::Tensor g = b.gradient.to(at::kFloat) * o.gradient_scale;
-  at::Tensor good;
-  if (b.device_scale.defined()) {
-    g.mul_(b.device_scale);
-    good = at::isfinite(b.device_scale);
-  }
-  const auto write = [&good](const at::Tensor& to, const at::Tensor& value) {
-    to.copy_(good.defined() ? at::where(good, value, to) : value);
-  };
+  const GuardedStep guarded(o.gradient_scale, b.device_scale);
+  at::Tensor g = guarded.Scaled(b.gradient);
   const double beta2 =
       1.0 - std::pow(static_cast<double>(o.step), o.decay_rate);
   at::Tensor rate = at::full({}, o.learning_rate, b.parameter.options());
@@ -347,21 +339,21 @@ void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
     const at::Tensor row_factor =
         (row / row.mean(at::IntArrayRef{-1}, true)).rsqrt().unsqueeze(-1);
     u = (row_factor * column.rsqrt().unsqueeze(-2)).view({-1}).mul_(g);
-    write(b.row, row.view({-1}));
-    write(b.column, column.view({-1}));
+    guarded.Write(b.row, row.view({-1}));
+    guarded.Write(b.column, column.view({-1}));
   } else {
     squares.mul_(1.0 - beta2).add_(b.exp_avg_sq * beta2);
     u = squares.rsqrt().mul_(g);
-    write(b.exp_avg_sq, squares);
+    guarded.Write(b.exp_avg_sq, squares);
   }
   squares.reset();
   g.reset();
   u.div_((RmsOf(u) / o.clip_threshold).clamp_min(1.0)).mul_(rate);
   if (b.exp_avg.defined()) {
     u.mul_(1.0 - o.beta1).add_(b.exp_avg * o.beta1);
-    write(b.exp_avg, u);
+    guarded.Write(b.exp_avg, u);
   }
-  write(
+  guarded.Write(
       b.parameter,
       (b.parameter * (rate * o.weight_decay)).neg_().add_(b.parameter).sub_(u));
   if (b.working.defined()) b.working.copy_(b.parameter);
@@ -370,14 +362,10 @@ void AdafactorByLibTorch(const AdafactorOptions& o, const AdafactorBuffers& b) {
 void AdafactorStep(const AdafactorOptions& options, const AdafactorBuffers& b) {
   CheckBuffers(b);
   if (!b.parameter.is_cpu()) return AdafactorByLibTorch(options, b);
-  float scale = static_cast<float>(options.gradient_scale);
-  if (b.device_scale.defined()) {
-    const float device_scale = *b.device_scale.const_data_ptr<float>();
-    if (!std::isfinite(device_scale)) return;
-    scale *= device_scale;
-  }
-  if (b.parameter.numel() == 0) return;
-  CpuStep(options, b, scale).Run();
+  const absl::optional<float> scale =
+      HostScale(options.gradient_scale, b.device_scale);
+  if (!scale.has_value() || b.parameter.numel() == 0) return;
+  CpuStep(options, b, *scale).Run();
   if (b.working.defined()) b.working.copy_(b.parameter);
 }
 

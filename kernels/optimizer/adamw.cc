@@ -16,6 +16,7 @@
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw_factors.h"
+#include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
 namespace {
@@ -120,12 +121,9 @@ UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
 }
 
 void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
-  AdamWFactors factors = AdamWFactorsOf(options);
-  if (b.device_scale.defined()) {
-    const float scale = *b.device_scale.const_data_ptr<float>();
-    if (!std::isfinite(scale)) return;
-    factors.gradient_scale *= scale;
-  }
+  const absl::optional<AdamWFactors> factors =
+      AdamWFactorsOnHost(options, b.device_scale);
+  if (!factors.has_value()) return;
   const int64_t length = b.parameter.numel();
   for (const at::Tensor* t :
        {&b.gradient, &b.parameter, &b.exp_avg, &b.exp_avg_sq, &b.working}) {
@@ -140,7 +138,7 @@ void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
       b.working.defined() ? b.working.mutable_data_ptr() : nullptr};
   const UpdateFn update = Choose(b.gradient, b.working);
   at::parallel_for(0, length, kGrain, [&](int64_t begin, int64_t end) {
-    update(factors, memory, begin, end);
+    update(*factors, memory, begin, end);
   });
 }
 
@@ -191,10 +189,10 @@ void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
 }
 
 void AdamWByLibTorch(const AdamWOptions& o, const AdamWBuffers& b) {
-  at::Tensor scaled = b.gradient.to(at::kFloat) * o.gradient_scale;
+  const at::Tensor scaled =
+      GuardedStep(o.gradient_scale, b.device_scale).Scaled(b.gradient);
   std::optional<at::Tensor> found_inf;
   if (b.device_scale.defined()) {
-    scaled.mul_(b.device_scale);
     found_inf = (~at::isfinite(b.device_scale)).to(at::kFloat);
   }
   const at::Tensor step =

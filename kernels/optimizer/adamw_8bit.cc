@@ -9,7 +9,6 @@
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -26,6 +25,7 @@
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw_factors.h"
+#include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
 namespace {
@@ -374,7 +374,7 @@ at::Tensor Dequantize(bool is_signed, const at::Tensor& codes,
   return values;
 }
 
-void QuantizeTo(bool is_signed, const at::Tensor& x, const at::Tensor& good,
+void QuantizeTo(bool is_signed, const at::Tensor& x, const GuardedStep& guarded,
                 const at::Tensor& codes, const at::Tensor& absmax) {
   const int64_t padding = absmax.numel() * kBlockOf8Bit - x.numel();
   const at::Tensor blocks =
@@ -388,21 +388,14 @@ void QuantizeTo(bool is_signed, const at::Tensor& x, const at::Tensor& good,
           .to(at::kByte);
   if (!is_signed) nearest = at::maximum(nearest, (blocks > 0).to(at::kByte));
   nearest = nearest.view({-1}).narrow(0, 0, x.numel());
-  const at::Tensor most = largest.view({-1});
-  if (!good.defined()) {
-    codes.copy_(nearest);
-    absmax.copy_(most);
-  } else {
-    codes.copy_(at::where(good, nearest, codes));
-    absmax.copy_(at::where(good, most, absmax));
-  }
+  guarded.Write(codes, nearest);
+  guarded.Write(absmax, largest.view({-1}));
 }
 
-// Holds 24 bytes an element at most (trainer/memory/memory_plan.cc).
+// Holds kBytesOfAdamW8BitPiece an element at most.
 void UpdatePieceByLibTorch(const AdamWFactors& f, const AdamW8BitBuffers& b,
-                           const at::Tensor& good) {
-  at::Tensor g = b.gradient.to(at::kFloat) * f.gradient_scale;
-  if (b.device_scale.defined()) g.mul_(b.device_scale);
+                           const GuardedStep& guarded) {
+  at::Tensor g = guarded.Scaled(b.gradient);
   at::Tensor m = Dequantize(true, b.exp_avg, b.exp_avg_absmax);
   m.add_((g - m).mul_(f.weight1));
   at::Tensor v = Dequantize(false, b.exp_avg_sq, b.exp_avg_sq_absmax);
@@ -411,14 +404,13 @@ void UpdatePieceByLibTorch(const AdamWFactors& f, const AdamW8BitBuffers& b,
   const auto update = [&] {
     const at::Tensor change =
         (m * f.rate).div_(v.sqrt().div_(f.root2).add_(f.epsilon));
-    const at::Tensor p = (b.parameter * f.decay).sub_(change);
-    b.parameter.copy_(good.defined() ? at::where(good, p, b.parameter) : p);
+    guarded.Write(b.parameter, (b.parameter * f.decay).sub_(change));
   };
   update();
   if (b.working.defined()) b.working.copy_(b.parameter);
-  QuantizeTo(true, m, good, b.exp_avg, b.exp_avg_absmax);
+  QuantizeTo(true, m, guarded, b.exp_avg, b.exp_avg_absmax);
   m.reset();
-  QuantizeTo(false, v, good, b.exp_avg_sq, b.exp_avg_sq_absmax);
+  QuantizeTo(false, v, guarded, b.exp_avg_sq, b.exp_avg_sq_absmax);
 }
 
 }  // namespace
@@ -442,8 +434,7 @@ void AdamW8BitByLibTorch(const AdamWOptions& options, const AdamW8BitBuffers& b,
   TORCH_CHECK(at_once > 0 && at_once % kBlockOf8Bit == 0,
               "AdamW in 8 bits works on whole blocks");
   const AdamWFactors factors = AdamWFactorsOf(options);
-  const at::Tensor good =
-      b.device_scale.defined() ? at::isfinite(b.device_scale) : at::Tensor();
+  const GuardedStep guarded(options.gradient_scale, b.device_scale);
   const int64_t length = b.parameter.numel();
   for (int64_t begin = 0; begin < length; begin += at_once) {
     const int64_t count = std::min(at_once, length - begin);
@@ -459,19 +450,16 @@ void AdamW8BitByLibTorch(const AdamWOptions& options, const AdamW8BitBuffers& b,
         {piece(b.gradient), piece(b.parameter), piece(b.exp_avg),
          scales(b.exp_avg_absmax), piece(b.exp_avg_sq),
          scales(b.exp_avg_sq_absmax), piece(b.working), b.device_scale},
-        good);
+        guarded);
   }
 }
 
 void AdamW8BitStep(const AdamWOptions& options, const AdamW8BitBuffers& b) {
   CheckBuffers(b);
   if (!b.parameter.is_cpu()) return AdamW8BitByLibTorch(options, b);
-  AdamWFactors factors = AdamWFactorsOf(options);
-  if (b.device_scale.defined()) {
-    const float scale = *b.device_scale.const_data_ptr<float>();
-    if (!std::isfinite(scale)) return;
-    factors.gradient_scale *= scale;
-  }
+  const absl::optional<AdamWFactors> factors =
+      AdamWFactorsOnHost(options, b.device_scale);
+  if (!factors.has_value()) return;
   const bool mixed = b.working.defined();
   const Memory memory = {
       b.gradient.const_data_ptr(),
@@ -489,7 +477,7 @@ void AdamW8BitStep(const AdamWOptions& options, const AdamW8BitBuffers& b) {
       BestOf<UpdateFn>(UpdatePlain, UpdateAvx2, UpdateAvx512);
   at::parallel_for(0, b.exp_avg_absmax.numel(), kGrain,
                    [&](int64_t begin, int64_t end) {
-                     update(factors, tables, memory, begin, end);
+                     update(*factors, tables, memory, begin, end);
                    });
 }
 

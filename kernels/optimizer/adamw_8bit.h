@@ -45,10 +45,13 @@ void AdamW8BitStep(const AdamWOptions& options,
                    const AdamW8BitBuffers& buffers);
 
 // The latter, on any device. Its float32 copies are of `at_once` elements, a
-// multiple of kBlockOf8Bit, at a time; bits don't depend on it.
+// multiple of kBlockOf8Bit, at a time; bits don't depend on it. For each of
+// them it holds up to kBytesOfAdamW8BitPiece beside the buffers.
+constexpr int64_t kElementsOfAdamW8BitPiece = int64_t{1} << 24;
+constexpr int64_t kBytesOfAdamW8BitPiece = 24;
 void AdamW8BitByLibTorch(const AdamWOptions& options,
                          const AdamW8BitBuffers& buffers,
-                         int64_t at_once = int64_t{1} << 24);
+                         int64_t at_once = kElementsOfAdamW8BitPiece);
 
 }  // namespace capstan::kernels
 

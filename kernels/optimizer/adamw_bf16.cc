@@ -5,8 +5,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/where.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -18,6 +16,7 @@
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw_factors.h"
+#include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
 namespace {
@@ -194,18 +193,11 @@ at::Tensor RoundOnDevice(const at::Tensor& value, const at::Tensor& random) {
   return rounded.__rshift__(16).to(at::kShort).view(at::kBFloat16);
 }
 
-// Elements at a time, for temporaries that stay small: 64 bytes an element at
-// most (trainer/memory/memory_plan.cc).
-constexpr int64_t kAtOnce = 1 << 22;
-
+// Holds kBytesOfAdamWBf16Piece an element at most.
 void UpdatePieceOnDevice(const AdamWFactors& f, const AdamWBuffers& b,
-                         const Random& random, uint32_t begin) {
-  at::Tensor g = b.gradient.to(at::kFloat) * f.gradient_scale;
-  at::Tensor good;
-  if (b.device_scale.defined()) {
-    g.mul_(b.device_scale);
-    good = at::isfinite(b.device_scale);
-  }
+                         const GuardedStep& guarded, const Random& random,
+                         uint32_t begin) {
+  at::Tensor g = guarded.Scaled(b.gradient);
   at::Tensor m = b.exp_avg.to(at::kFloat);
   m.add_((g - m).mul_(f.weight1));
   at::Tensor v = b.exp_avg_sq.to(at::kFloat).mul_(f.beta2);
@@ -215,12 +207,9 @@ void UpdatePieceOnDevice(const AdamWFactors& f, const AdamWBuffers& b,
       b.parameter * f.decay -
       (m * f.rate).div_(v.sqrt().div_(f.root2).add_(f.epsilon));
   const at::Tensor bits = BitsOnDevice(random, begin, m.numel(), m);
-  const auto write = [&good](const at::Tensor& to, const at::Tensor& value) {
-    to.copy_(good.defined() ? at::where(good, value, to) : value);
-  };
-  write(b.exp_avg, RoundOnDevice(m, bits.__and__(0xffff)));
-  write(b.exp_avg_sq, RoundOnDevice(v, bits.__rshift__(16)));
-  write(b.parameter, p);
+  guarded.Write(b.exp_avg, RoundOnDevice(m, bits.__and__(0xffff)));
+  guarded.Write(b.exp_avg_sq, RoundOnDevice(v, bits.__rshift__(16)));
+  guarded.Write(b.parameter, p);
   if (b.working.defined()) b.working.copy_(b.parameter);
 }
 
@@ -231,12 +220,14 @@ void AdamWBf16ByLibTorch(const AdamWOptions& options, const AdamWBuffers& b,
   at::NoGradGuard no_grad;
   CheckBuffers(b);
   const AdamWFactors factors = AdamWFactorsOf(options);
+  const GuardedStep guarded(options.gradient_scale, b.device_scale);
   const int64_t length = b.parameter.numel();
   for (int64_t at = 0; at < length;) {
     // Not across a multiple of 2^32, where the keys change.
     const int64_t element = begin + at;
-    const int64_t count = std::min(
-        {kAtOnce, length - at, (int64_t{1} << 32) - (element & 0xffffffff)});
+    const int64_t count =
+        std::min({kElementsOfAdamWBf16Piece, length - at,
+                  (int64_t{1} << 32) - (element & 0xffffffff)});
     const auto piece = [&](const at::Tensor& t) {
       return t.defined() ? t.narrow(0, at, count) : t;
     };
@@ -244,7 +235,7 @@ void AdamWBf16ByLibTorch(const AdamWOptions& options, const AdamWBuffers& b,
         factors,
         {piece(b.gradient), piece(b.parameter), piece(b.exp_avg),
          piece(b.exp_avg_sq), piece(b.working), b.device_scale},
-        RandomOf(key, element), static_cast<uint32_t>(element));
+        guarded, RandomOf(key, element), static_cast<uint32_t>(element));
     at += count;
   }
 }
@@ -255,12 +246,9 @@ void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& b,
     return AdamWBf16ByLibTorch(options, b, key, begin);
   }
   CheckBuffers(b);
-  AdamWFactors factors = AdamWFactorsOf(options);
-  if (b.device_scale.defined()) {
-    const float scale = *b.device_scale.const_data_ptr<float>();
-    if (!std::isfinite(scale)) return;
-    factors.gradient_scale *= scale;
-  }
+  const absl::optional<AdamWFactors> factors =
+      AdamWFactorsOnHost(options, b.device_scale);
+  if (!factors.has_value()) return;
   const Memory memory = {
       b.gradient.const_data_ptr(),
       b.parameter.mutable_data_ptr<float>(),
@@ -275,7 +263,7 @@ void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& b,
           const int64_t element = begin + first;
           const int64_t until = std::min(
               last, first + (int64_t{1} << 32) - (element & 0xffffffff));
-          update(factors, memory, RandomOf(key, element), first, until);
+          update(*factors, memory, RandomOf(key, element), first, until);
           first = until;
         }
       });

@@ -22,7 +22,10 @@ namespace capstan::kernels {
 void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& buffers,
                    uint64_t key, int64_t begin);
 
-// The latter, on any device.
+// The latter, on any device. It works on so many elements at a time, and holds
+// up to so many bytes for each of them beside the buffers.
+constexpr int64_t kElementsOfAdamWBf16Piece = int64_t{1} << 22;
+constexpr int64_t kBytesOfAdamWBf16Piece = 64;
 void AdamWBf16ByLibTorch(const AdamWOptions& options,
                          const AdamWBuffers& buffers, uint64_t key,
                          int64_t begin);

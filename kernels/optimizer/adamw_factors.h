@@ -2,10 +2,14 @@
 #ifndef CAPSTAN_KERNELS_OPTIMIZER_ADAMW_FACTORS_H_
 #define CAPSTAN_KERNELS_OPTIMIZER_ADAMW_FACTORS_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cmath>
 
+#include "absl/types/optional.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
+#include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
 
@@ -22,6 +26,16 @@ inline cuda::AdamWFactors AdamWFactorsOf(const AdamWOptions& o) {
       static_cast<float>(o.learning_rate / (1.0 - std::pow(o.beta1, step)));
   f.root2 = static_cast<float>(std::sqrt(1.0 - std::pow(o.beta2, step)));
   f.epsilon = static_cast<float>(o.epsilon);
+  return f;
+}
+
+// For buffers on the CPU; none: nothing changes.
+inline absl::optional<cuda::AdamWFactors> AdamWFactorsOnHost(
+    const AdamWOptions& o, const at::Tensor& device_scale) {
+  const absl::optional<float> scale = HostScale(o.gradient_scale, device_scale);
+  if (!scale.has_value()) return absl::nullopt;
+  cuda::AdamWFactors f = AdamWFactorsOf(o);
+  f.gradient_scale = *scale;
   return f;
 }
 

@@ -58,8 +58,9 @@ inline int64_t LengthOnGpu(int64_t length, int64_t most) {
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
 // The tensor in CPU memory, undefined if there is none. In training on a GPU
-// the core keeps host copies of kLabels, kPositions and whatever has one
-// dimension, a number for each sample, so that this never waits for the device.
+// the core keeps host copies of kInputIds, kLabels, kPositions and whatever has
+// one dimension, a number for each sample, so that this never waits for the
+// device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);

@@ -21,7 +21,9 @@ namespace capstan {
 class IdleModel : public Model {
  public:
   IdleModel(std::vector<ParameterSpec> specs, int units)
-      : specs_(std::move(specs)), units_(units, "unit") {}
+      : IdleModel(std::move(specs), std::vector<std::string>(units, "unit")) {}
+  IdleModel(std::vector<ParameterSpec> specs, std::vector<std::string> units)
+      : specs_(std::move(specs)), units_(std::move(units)) {}
 
   const std::vector<ParameterSpec>& parameters() const override {
     return specs_;

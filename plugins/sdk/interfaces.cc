@@ -2,10 +2,12 @@
 //
 // Key functions of the interfaces: they put one copy of each vtable and
 // type_info into the process, in the core.
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/match.h"
 #include "base/gradient_sink.h"
+#include "base/work_recorder.h"
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/batched_cache.h"
@@ -14,7 +16,12 @@
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/held_gradients.h"
+#include "plugins/sdk/host_targets.h"
+#include "plugins/sdk/inference_weights.h"
+#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/packed_parameters.h"
@@ -37,6 +44,11 @@ DatasetReader::~DatasetReader() = default;
 EndTokens::~EndTokens() = default;
 EpochDraws::~EpochDraws() = default;
 
+bool TakesHostTargets(const TokenModel& model) {
+  return !WorkIsRepeated() &&
+         dynamic_cast<const HostTargets*>(&model) != nullptr;
+}
+
 bool DrawsAnew(const DatasetReader& reader) {
   const auto* const draws = dynamic_cast<const EpochDraws*>(&reader);
   return draws != nullptr && draws->draws_anew();
@@ -44,8 +56,13 @@ bool DrawsAnew(const DatasetReader& reader) {
 
 Flag::~Flag() = default;
 Flags::~Flags() = default;
+HeldGradients::~HeldGradients() = default;
+HostTargets::~HostTargets() = default;
+InferenceWeights::~InferenceWeights() = default;
+KeptContext::~KeptContext() = default;
 KvCache::~KvCache() = default;
 Model::~Model() = default;
+NextLogits::~NextLogits() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
 PackedParameters::~PackedParameters() = default;
@@ -75,6 +92,19 @@ std::vector<OptimizerStateSpec> Optimizer::state_specs() const {
     specs.back().name = name;
   }
   return specs;
+}
+
+int64_t Optimizer::UpdateBytes(const UpdateMemoryRequest& request) const {
+  constexpr int64_t kWholeBytes = 16;
+  int64_t bytes = 0;
+  if (!request.on_gpu) return bytes;
+  const std::vector<ParameterSpec>& specs = request.model->parameters();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].trainable && NeedsWhole(*request.model, static_cast<int>(i))) {
+      bytes = std::max(bytes, kWholeBytes * specs[i].numel());
+    }
+  }
+  return bytes;
 }
 
 int64_t PackedBytesOf(const Model& model, int index) {

@@ -14,6 +14,7 @@
 #include "base/wide_gradient_sink.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
@@ -59,11 +60,13 @@ TEST(InterfaceLayoutTest, WhatPluginsImplement) {
               &Strategy::PublishShard, &Strategy::PublishParameters,
               &Strategy::OwnedSlices, &Strategy::ForEachFullParameter,
               /* minor 2: */ &Strategy::BeginStep, &Strategy::state_names,
-              &Strategy::ShardState);
+              &Strategy::ShardState,
+              /* minor 3: */ &Strategy::SumsEachMicroStep);
   ExpectSlots(&Optimizer::learning_rate, &Optimizer::state_names,
               &Optimizer::Update, /* minor 2: */ &Optimizer::Check,
               &Optimizer::Setup, &Optimizer::NeedsWhole,
-              &Optimizer::state_specs, /* minor 3: */ &Optimizer::StateNumel);
+              &Optimizer::state_specs, /* minor 3: */ &Optimizer::StateNumel,
+              &Optimizer::UpdateBytes);
   ExpectSlots(&Precision::policy, /* minor 1: */ &Precision::depends_on_device,
               &Precision::PolicyOn, &Precision::instead);
   ExpectSlots(&Objective::Check, &Objective::CountTargets,
@@ -133,31 +136,17 @@ TEST(InterfaceLayoutTest, StructsThatCannotGrow) {
 }
 
 // Two units with a bit of everything.
-class RoleModel : public Model {
+class RoleModel : public IdleModel {
  public:
-  const std::vector<ParameterSpec>& parameters() const override {
-    return specs_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
-
- private:
-  const std::vector<std::string> units_ = {"embed", "body", "head"};
-  const std::vector<ParameterSpec> specs_ = {
-      {"embed_tokens.weight", {5, 3}, 0, true, {}, false},
-      {"positions", {1, 5, 3}, 0, true, {}, false},
-      {"body.weight", {3, 3}, 1},
-      {"body.bias", {3}, 1},
-      {"body.kernel", {3, 3, 3}, 1},
-      {"final_norm.weight", {3}, 2},
-      {"lm_head.weight", {5, 3}, 2}};
+  RoleModel()
+      : IdleModel({{"embed_tokens.weight", {5, 3}, 0, true, {}, false},
+                   {"positions", {1, 5, 3}, 0, true, {}, false},
+                   {"body.weight", {3, 3}, 1},
+                   {"body.bias", {3}, 1},
+                   {"body.kernel", {3, 3, 3}, 1},
+                   {"final_norm.weight", {3}, 2},
+                   {"lm_head.weight", {5, 3}, 2}},
+                  {"embed", "body", "head"}) {}
 };
 
 TEST(ParameterRoleTest, FollowsFromUnitsShapesAndNames) {

@@ -83,6 +83,13 @@ struct OptimizerContext {
   absl::Span<const OptimizerShard> shards;
 };
 
+// What Optimizer::UpdateBytes is asked about.
+struct UpdateMemoryRequest {
+  const Model* model = nullptr;
+  int64_t elements = 0;  // that the rank updates, padding included
+  bool on_gpu = false;   // where they are
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer();
@@ -139,6 +146,12 @@ class Optimizer {
   virtual int64_t StateNumel(const ParameterSpec& parameter, int state) const {
     return kAsSpecified;
   }
+
+  // The bytes that Update holds at most for a time beside its arguments, on
+  // their device: `plan` counts them at the moment when there are no
+  // activations. Default: on a GPU 16 for each element of the largest parameter
+  // that it needs whole, otherwise 0.
+  virtual int64_t UpdateBytes(const UpdateMemoryRequest& request) const;
 };
 
 }  // namespace capstan

@@ -25,6 +25,9 @@ struct StrategyRequest {
   // sizes of its state (see LayoutRules in strategies/common/flat_layout.h).
   // Null: no constraints.
   const Optimizer* optimizer = nullptr;
+  // Since minor version 3. Whether gradients are summed along a binary tree of
+  // the global batch's micro-batches, whoever computes them.
+  bool deterministic = false;
 };
 
 // What a strategy holds and sends, in bytes, on the rank that holds and sends

@@ -24,6 +24,8 @@ struct StrategyContext {
   uint64_t seed = 0;
   // Since minor version 2. The same as StrategyRequest::optimizer.
   const Optimizer* optimizer = nullptr;
+  // Since minor version 3. The same as StrategyRequest::deterministic.
+  bool deterministic = false;
 };
 
 // A slice [begin, end) of OptimizerShards()[shard] that this rank saves.
@@ -133,6 +135,15 @@ class Strategy {
   // OwnedSlices(), by parameter, and restore them before PublishShard, on any
   // number of ranks; what a checkpoint lacks stays as Setup left it.
   virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
+
+  // Since minor version 3.
+
+  // In a deterministic run: whether it sums gradients over the ranks in each
+  // micro-step, and over the micro-steps then, rather than the other way round.
+  // Rank r of w then takes micro-batch i * w + r of the global batch in
+  // micro-step i, else r * n + i of n micro-steps; so that both are sums along
+  // one binary tree. Constant.
+  virtual bool SumsEachMicroStep() const { return false; }
 };
 
 }  // namespace capstan

@@ -36,7 +36,8 @@ struct TokenInput {
   at::Tensor sample_positions;
 };
 
-// The targets of the logits at each position.
+// The targets of the logits at each position, on the model's device, or for a
+// model with HostTargets (host_targets.h) on the CPU.
 struct TokenTargets {
   // [B, T] int64 target ids (already shifted for next-token prediction);
   // negative: no target.

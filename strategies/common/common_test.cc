@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/equal.h>
@@ -332,6 +333,69 @@ double SumOf(const at::Tensor& x, int64_t begin, int64_t end) {
   return SquaredSum(x, begin, end).item<double>();
 }
 
+// Element i of parameter p is p + i / 8, which 16 bits must round.
+class CountingModel final : public Model {
+ public:
+  explicit CountingModel(int64_t numel)
+      : specs_({{"a", {numel}, 0, false}, {"b", {numel}, 0, false}}) {}
+  const std::vector<ParameterSpec>& parameters() const override {
+    return specs_;
+  }
+  const std::vector<std::string>& units() const override { return units_; }
+  absl::Status InitialValue(int index, uint64_t, int64_t begin, int64_t count,
+                            float* out) const override {
+    for (int64_t i = 0; i < count; ++i) out[i] = Value(index, begin + i);
+    longest_ = std::max(longest_, count);
+    return begin < fails_from_ ? absl::OkStatus()
+                               : absl::DataLossError("no more");
+  }
+  void Bind(std::vector<at::Tensor>) override {}
+  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
+    return absl::OkStatus();
+  }
+
+  static float Value(int index, int64_t i) {
+    return static_cast<float>(index) + static_cast<float>(i) / 8.0f;
+  }
+  int64_t longest() const { return longest_; }
+  void FailFrom(int64_t begin) { fails_from_ = begin; }
+
+ private:
+  const std::vector<ParameterSpec> specs_;
+  const std::vector<std::string> units_ = {"all"};
+  mutable int64_t longest_ = 0;
+  int64_t fails_from_ = std::numeric_limits<int64_t>::max();
+};
+
+TEST(FillInitialValuesTest, SixteenBitsAreRoundedOnceInPieces) {
+  at::set_num_threads(1);
+  constexpr int64_t kNumel = 200003;
+  CountingModel model(kNumel);
+  StrategyContext context;
+  context.model = &model;
+  const std::vector<ParameterRange> ranges = {{1, 5, kNumel - 5, 3},
+                                              {0, 0, 7, kNumel}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor flat = at::zeros({kNumel + 16}, dtype);
+    ASSERT_TRUE(FillInitialValues(context, ranges, flat).ok());
+    const at::Tensor wanted = at::zeros({kNumel + 16});
+    for (const ParameterRange& range : ranges) {
+      for (int64_t i = 0; i < range.length; ++i) {
+        wanted.mutable_data_ptr<float>()[range.offset + i] =
+            CountingModel::Value(range.parameter, range.begin + i);
+      }
+    }
+    EXPECT_TRUE(flat.equal(wanted.to(dtype))) << dtype;
+  }
+  CountingModel narrow(kNumel);
+  context.model = &narrow;
+  const at::Tensor flat = at::zeros({kNumel + 16}, at::kBFloat16);
+  ASSERT_TRUE(FillInitialValues(context, ranges, flat).ok());
+  EXPECT_LE(narrow.longest(), 1 << 16);  // no tensor of floats beside it
+  narrow.FailFrom(kNumel / 2);
+  EXPECT_TRUE(absl::IsDataLoss(FillInitialValues(context, ranges, flat)));
+}
+
 TEST(SquaredSumTest, MatchesDoublePrecision) {
   const at::Tensor x = at::rand({200003}) - 0.5;
   const double want = x.to(at::kDouble).square().sum().item<double>();
@@ -339,6 +403,15 @@ TEST(SquaredSumTest, MatchesDoublePrecision) {
   const double parts = SumOf(x, 0, 77777) + SumOf(x, 77777, 200003);
   EXPECT_NEAR(parts, want, 1e-9 * want);
   EXPECT_EQ(SumOf(x, 5, 5), 0.0);
+}
+
+TEST(SquaredSumTest, TakesSixteenBits) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = (at::rand({200003}) - 0.5).to(type);
+    const double want = x.to(at::kDouble).square().sum().item<double>();
+    const double parts = SumOf(x, 0, 77777) + SumOf(x, 77777, 200003);
+    EXPECT_NEAR(parts, want, 1e-9 * want);
+  }
 }
 
 TEST(SquaredSumTest, LargeValuesDontOverflowAndNonFiniteOnesShow) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/on_paper.h"
 #include "base/progress.h"
 #include "base/status.h"
 #include "kernels/cuda/dispatch.h"
@@ -26,19 +27,39 @@ namespace {
 // Pieces of fixed size, so that the sum doesn't depend on the thread count.
 constexpr int64_t kPiece = 1 << 16;
 
-double SumPiece(const float* x, int64_t n) {
+template <typename T>
+double SumPiece(const T* x, int64_t n) {
   constexpr int kLanes = 16;
   double lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     for (int l = 0; l < kLanes; ++l) {
-      const double v = x[i + l];
+      const auto v = static_cast<double>(static_cast<float>(x[i + l]));
       lanes[l] += v * v;
     }
   }
   double sum = 0.0;
-  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (; i < n; ++i) {
+    const auto v = static_cast<double>(static_cast<float>(x[i]));
+    sum += v * v;
+  }
   for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+template <typename T>
+double SumOnCpu(const at::Tensor& part) {
+  const T* data = part.const_data_ptr<T>();
+  const int64_t n = part.numel();
+  const int64_t pieces = (n + kPiece - 1) / kPiece;
+  std::vector<double> sums(pieces);
+  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      sums[p] = SumPiece(data + p * kPiece, std::min(kPiece, n - p * kPiece));
+    }
+  });
+  double sum = 0.0;
+  for (double s : sums) sum += s;
   return sum;
 }
 
@@ -76,6 +97,25 @@ absl::Status FillPacked(const StrategyContext& context, int64_t bytes,
   return absl::OkStatus();
 }
 
+// A parameter's values in another dtype than float32, on a CPU: converted in
+// pieces that fit a cache, not by way of a whole tensor of floats.
+absl::Status FillConverted(const StrategyContext& context,
+                           const ParameterRange& range,
+                           const at::Tensor& slice) {
+  return ForEachPiece(range.length, [&](int64_t begin, int64_t count) {
+    const at::NoGradGuard no_grad;  // on each thread
+    const at::Tensor piece = at::empty({std::min(count, kPiece)}, at::kFloat);
+    float* const values = piece.mutable_data_ptr<float>();
+    for (const int64_t end = begin + count; begin < end; begin += kPiece) {
+      const int64_t n = std::min(end - begin, kPiece);
+      CAPSTAN_RETURN_IF_ERROR(context.model->InitialValue(
+          range.parameter, context.seed, range.begin + begin, n, values));
+      slice.narrow(0, begin, n).copy_(piece.narrow(0, 0, n));
+    }
+    return absl::OkStatus();
+  });
+}
+
 // A parameter's values, whose place in `values` begins at `offset`.
 at::Tensor FullValue(const Model& model, int index, const at::Tensor& values,
                      int64_t offset) {
@@ -111,6 +151,7 @@ at::Tensor Zeros(MemoryCategory category, int64_t numel,
 absl::Status FillInitialValues(const StrategyContext& context,
                                const std::vector<ParameterRange>& ranges,
                                const at::Tensor& flat) {
+  if (OnPaper()) return absl::OkStatus();
   at::NoGradGuard no_grad;
   for (const ParameterRange& range : ranges) {
     const at::Tensor slice = flat.narrow(0, range.offset, range.length);
@@ -120,9 +161,13 @@ absl::Status FillInitialValues(const StrategyContext& context,
       CountProgress();
       continue;
     }
-    const at::Tensor host = slice.is_cpu() && slice.scalar_type() == at::kFloat
-                                ? slice
-                                : at::empty({range.length}, at::kFloat);
+    if (slice.is_cpu() && slice.scalar_type() != at::kFloat) {
+      CAPSTAN_RETURN_IF_ERROR(FillConverted(context, range, slice));
+      CountProgress();
+      continue;
+    }
+    const at::Tensor host =
+        slice.is_cpu() ? slice : at::empty({range.length}, at::kFloat);
     float* out = host.mutable_data_ptr<float>();
     CAPSTAN_RETURN_IF_ERROR(
         ForEachPiece(range.length, [&](int64_t begin, int64_t count) {
@@ -240,22 +285,22 @@ at::Tensor SquaredSum(const at::Tensor& flat, int64_t begin, int64_t end) {
   if (const auto* cuda = kernels::cuda::For(part)) {
     return kernels::cuda::SquaredSum(*cuda, part);
   }
-  if (!flat.is_cpu() || flat.scalar_type() != at::kFloat) {
-    return at::linalg_vector_norm(part, 2, at::OptionalIntArrayRef(), false,
-                                  at::kDouble)
-        .square();
-  }
-  const float* data = flat.const_data_ptr<float>();
-  const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
-  std::vector<double> sums(pieces);
-  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t p = first; p < last; ++p) {
-      const int64_t from = begin + p * kPiece;
-      sums[p] = SumPiece(data + from, std::min(kPiece, end - from));
-    }
-  });
   double sum = 0.0;
-  for (double s : sums) sum += s;
+  switch (part.is_cpu() ? part.scalar_type() : at::ScalarType::Undefined) {
+    case at::kFloat:
+      sum = SumOnCpu<float>(part);
+      break;
+    case at::kBFloat16:
+      sum = SumOnCpu<at::BFloat16>(part);
+      break;
+    case at::kHalf:
+      sum = SumOnCpu<at::Half>(part);
+      break;
+    default:  // widens the whole part
+      return at::linalg_vector_norm(part, 2, at::OptionalIntArrayRef(), false,
+                                    at::kDouble)
+          .square();
+  }
   return at::full({}, sum, at::kDouble);
 }
 

@@ -33,6 +33,7 @@ GradientBuckets::GradientBuckets(const std::vector<ParameterSpec>& specs,
                                  Options options)
     : buckets_(std::move(buckets)),
       options_(std::move(options)),
+      flat_(options_.flat),
       states_(buckets_.size()) {
   slot_of_parameter_.assign(parameters.size(), nullptr);
   const std::vector<int> bucket_of = BucketOfEach(buckets_, parameters.size());
@@ -62,6 +63,7 @@ GradientBuckets::~GradientBuckets() {
 
 void GradientBuckets::Begin(bool first, bool last) {
   last_ = last;
+  held_ = false;
   for (const auto& slot : slots_) {
     // Left by a micro-step that threw.
     slot->parameter.mutable_grad().reset();
@@ -80,6 +82,11 @@ void GradientBuckets::Begin(bool first, bool last) {
   }
 }
 
+void GradientBuckets::BeginAlone(const at::Tensor& flat) {
+  flat_ = flat;
+  Begin(/*first=*/true, /*last=*/true);
+}
+
 GradientBuckets::BucketState& GradientBuckets::StateOf(const Slot& slot) {
   BucketState& state = states_[slot.bucket];
   TORCH_CHECK(!state.taken,
@@ -96,8 +103,8 @@ bool GradientBuckets::FillsBucket(const Slot& slot) const {
 void GradientBuckets::MakeSums(int bucket) {
   BucketState& state = states_[bucket];
   const int64_t numel = buckets_[bucket].numel();
-  if (options_.flat.defined()) {
-    state.sums = options_.flat.narrow(0, buckets_[bucket].begin, numel);
+  if (flat_.defined()) {
+    state.sums = flat_.narrow(0, buckets_[bucket].begin, numel);
   } else {
     const Slot& first = *state.slots[0];
     // A bucket that adopts its only gradient counts like autograd's gradients.
@@ -107,10 +114,9 @@ void GradientBuckets::MakeSums(int bucket) {
         {numel},
         first.parameter.options().dtype(options_.dtype).requires_grad(false));
   }
+  SetSums(bucket, state.sums);
   int64_t filled = 0;
-  for (Slot* slot : state.slots) {
-    slot->view = state.sums.narrow(0, slot->offset, slot->length)
-                     .view(slot->parameter.sizes());
+  for (const Slot* slot : state.slots) {
     // Padding is summed and squared along with the rest.
     if (slot->offset > filled) {
       state.sums.narrow(0, filled, slot->offset - filled).zero_();
@@ -120,9 +126,55 @@ void GradientBuckets::MakeSums(int bucket) {
   if (numel > filled) state.sums.narrow(0, filled, numel - filled).zero_();
 }
 
+void GradientBuckets::SetSums(int bucket, const at::Tensor& sums) {
+  BucketState& state = states_[bucket];
+  state.sums = sums;
+  for (Slot* slot : state.slots) {
+    slot->view = sums.narrow(0, slot->offset, slot->length)
+                     .view(slot->parameter.sizes());
+  }
+}
+
+void GradientBuckets::Fix() {
+  if (flat_.defined() || buckets_.empty()) return;
+  int64_t numel = 0;
+  for (const Bucket& bucket : buckets_) numel = std::max(numel, bucket.end);
+  const MemoryScope scope(MemoryCategory::kBuckets);
+  flat_ = at::empty({numel}, slots_[0]
+                                 ->parameter.options()
+                                 .dtype(options_.dtype)
+                                 .requires_grad(false));
+}
+
+// A character for each slot.
+std::string GradientBuckets::State() const {
+  std::string state;
+  for (const auto& slot : slots_) state.push_back(slot->written ? '1' : '0');
+  return state;
+}
+
+void GradientBuckets::SetState(const std::string& state) {
+  TORCH_CHECK(state.size() == slots_.size() && flat_.defined(),
+              "the state is of other gradients");
+  const at::NoGradGuard no_grad;
+  for (BucketState& bucket : states_) bucket.sums.reset();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = *slots_[i];
+    slot.parameter.mutable_grad().reset();
+    slot.opened.reset();
+    slot.opened_wide = false;
+    slot.written = state[i] == '1';
+    slot.view.reset();
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const int b = slots_[i]->bucket;
+    if (!slots_[i]->written || states_[b].sums.defined()) continue;
+    SetSums(b, flat_.narrow(0, buckets_[b].begin, buckets_[b].numel()));
+  }
+}
+
 bool GradientBuckets::Adopt(Slot& slot, const at::Tensor& gradient) {
-  if (options_.flat.defined() || !FillsBucket(slot) ||
-      !gradient.is_contiguous()) {
+  if (flat_.defined() || !FillsBucket(slot) || !gradient.is_contiguous()) {
     return false;
   }
   states_[slot.bucket].sums = gradient.view({-1});
@@ -193,7 +245,7 @@ void GradientBuckets::Collect(Slot& slot) {
 void GradientBuckets::Arrived(Slot& slot) {
   slot.opened_wide = false;
   slot.written = true;
-  if (last_ && !slot.tied) Report(slot.bucket);
+  if (last_ && !held_ && !slot.tied) Report(slot.bucket);
 }
 
 void GradientBuckets::Report(int bucket) {
@@ -216,7 +268,7 @@ at::Tensor GradientBuckets::Take(int bucket) {
   }
   at::Tensor sums = state.sums;
   state.taken = true;
-  if (options_.flat.defined()) return sums;
+  if (flat_.defined()) return sums;
   for (Slot* slot : state.slots) {
     slot->view.reset();
     slot->written = false;

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/types/optional.h"
@@ -67,6 +68,16 @@ class GradientBuckets final : public GradientSink, public WideGradientSink {
   // Begins a micro-step. `first` drops existing gradients; `last` makes this
   // micro-step's gradients complete the buckets.
   void Begin(bool first, bool last);
+  // The same for a first and last one, whose gradients go to `flat` instead of
+  // Options::flat, of which it is a like.
+  void BeginAlone(const at::Tensor& flat);
+
+  // For HeldGradients, whose comments say what they do.
+  void Fix();
+  void Hold() { held_ = true; }
+  const at::Tensor& flat() const { return flat_; }
+  std::string State() const;
+  void SetState(const std::string& state);
 
   // The place is part of the bucket, on the parameters' device; allocates the
   // bucket if needed. After an error between Open and the gradient's arrival
@@ -115,6 +126,8 @@ class GradientBuckets final : public GradientSink, public WideGradientSink {
   void Put(Slot& slot, const at::Tensor& gradient);
   BucketState& StateOf(const Slot& slot);
   void MakeSums(int bucket);
+  // Says where the bucket's gradients are.
+  void SetSums(int bucket, const at::Tensor& sums);
   // Whether the slot is the only one of its bucket.
   bool FillsBucket(const Slot& slot) const;
   // Uses such a gradient as the bucket itself.
@@ -123,7 +136,9 @@ class GradientBuckets final : public GradientSink, public WideGradientSink {
 
   std::vector<Bucket> buckets_;
   const Options options_;
+  at::Tensor flat_;  // of this micro-step
   bool last_ = false;
+  bool held_ = false;  // no bucket is reported before Finish
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<Slot*> slot_of_parameter_;  // null: frozen
   std::vector<BucketState> states_;

@@ -220,6 +220,41 @@ TEST_F(GradientSinkTest, GradientsInPlaceAreNotCopied) {
   }
 }
 
+// HeldGradients: the work of a held backward is repeated without its code; what
+// the code would have noted is put in place.
+TEST_F(GradientSinkTest, ARepeatedBackwardNeedsNoCode) {
+  for (const bool flat : {true, false}) {
+    Make(flat);
+    gradients_->Fix();
+    gradients_->Begin(/*first=*/true, /*last=*/true);
+    gradients_->Hold();
+    const std::string before = gradients_->State();
+    Backward({{1, 2.0, gradients_.get()}, {3, 5.0}});
+    EXPECT_TRUE(ready_.empty()) << "a bucket was reported within a backward";
+    const std::string after = gradients_->State();
+    EXPECT_NE(after, before);
+    const at::Tensor recorded = gradients_->flat().clone();
+    gradients_->Finish();
+    const std::vector<int> all = ready_;
+    EXPECT_EQ(all.size(), gradients_->buckets().size());
+    ExpectGradient(1, 2.0, "written");
+    ExpectGradient(3, 5.0, "copied");
+    ExpectGradient(0, 0.0, "no gradient came");
+
+    ready_.clear();
+    gradients_->Begin(/*first=*/true, /*last=*/true);
+    gradients_->Hold();
+    EXPECT_EQ(gradients_->State(), before);
+    gradients_->flat().copy_(recorded * 2);
+    gradients_->SetState(after);
+    gradients_->Finish();
+    EXPECT_EQ(ready_, all);
+    ExpectGradient(1, 4.0, "repeated");
+    ExpectGradient(3, 10.0, "repeated");
+    ExpectGradient(0, 0.0, "no gradient came, again");
+  }
+}
+
 // Three uses, in every combination, in 3 micro-steps.
 TEST_F(GradientSinkTest, ATiedParameterGetsTheSumOfItsUses) {
   for (const bool flat : {true, false}) {

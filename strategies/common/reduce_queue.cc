@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "base/collective_label.h"
@@ -22,10 +24,11 @@ void ReduceQueue::Reserve() {
 }
 
 void ReduceQueue::Start(const at::Tensor& sums, const at::Tensor& destination,
-                        bool add, bool last) {
+                        bool add, bool last, std::function<void()> done) {
   at::NoGradGuard no_grad;
   while (static_cast<int>(entries_.size()) >= kReducesUnderWay) FinishOldest();
-  Entry entry = {nullptr, sums, at::Tensor(), destination, add, last, ""};
+  Entry entry = {nullptr, sums, at::Tensor(),  destination,
+                 add,     last, std::string(), std::move(done)};
   if (replicas_ != nullptr) {
     entry.label = std::string(CollectiveLabel::Current());
   }
@@ -77,7 +80,8 @@ void ReduceQueue::FinishOldest() {
   } else if (!entry.slice.is_same(entry.destination)) {
     entry.destination.copy_(entry.slice);
   }
-  if (replicate) Replicate(std::move(entry));
+  if (replicate) return Replicate(std::move(entry));
+  if (entry.done) entry.done();
 }
 
 void ReduceQueue::Replicate(Entry entry) {
@@ -89,7 +93,11 @@ void ReduceQueue::Replicate(Entry entry) {
 }
 
 void ReduceQueue::StartCopy(Entry entry) {
-  FinishCopy();
+  if (copying_ != nullptr && copying_->add) FinishCopy();
+  // The device waits for the copy before, whose slice's memory it then has
+  // again; the host doesn't, until Drain.
+  if (copying_ != nullptr) copies_->Join();
+  copying_.reset();
   entry.sums.reset();
   if (entry.add) {
     entry.sums =
@@ -113,7 +121,9 @@ void ReduceQueue::Drain() {
   while (!entries_.empty()) FinishOldest();
   while (!replicating_.empty()) {
     replicating_.front().work->Wait();
+    const std::function<void()> done = std::move(replicating_.front().done);
     replicating_.pop_front();
+    if (done) done();
   }
   FinishCopy();
 }

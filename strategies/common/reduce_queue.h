@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -38,9 +39,11 @@ class ReduceQueue {
   // Sums `sums` [n * size] over the ranks; this rank's slice is written, or
   // added if `add`, to `destination` [n], which may be in host memory (if this
   // has `copies`). Keeps `sums` until done. `last`: nothing is added to
-  // `destination` any more, which is then summed over the replicas.
+  // `destination` any more, which is then summed over the replicas. `done` (may
+  // be null) is called once it is complete; only where it isn't in host memory
+  // of a GPU's rank.
   void Start(const at::Tensor& sums, const at::Tensor& destination, bool add,
-             bool last);
+             bool last, std::function<void()> done = nullptr);
 
   // Completes all. If destinations are in host memory, waits until they are
   // written.
@@ -55,6 +58,7 @@ class ReduceQueue {
     bool add = false;
     bool last = false;
     std::string label;  // CollectiveLabel's, for the second sum
+    std::function<void()> done;
   };
 
   bool OnHost(const Entry& entry) const {
@@ -75,8 +79,9 @@ class ReduceQueue {
   std::deque<Entry> entries_;
   // Sums over replicas in the destinations themselves, which take no memory.
   std::deque<Entry> replicating_;
-  // The copy under way: `slice` is on the device, and `sums` in host memory, to
-  // be added to the destination (undefined: copied there right away).
+  // The last copy that was begun: `slice` is on the device, and `sums` in host
+  // memory, to be added to the destination, for which the host must wait
+  // (undefined: copied there right away).
   std::unique_ptr<Entry> copying_;
 };
 

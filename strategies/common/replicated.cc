@@ -27,7 +27,17 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
   GradientBuckets::Options options;
   options.dtype = context.precision.reduce;
   options.flat = shard_.gradient;
-  options.on_ready = std::move(on_ready);
+  if (context.deterministic) {
+    tree_ = std::make_unique<SumTree>(shard_.gradient);
+    options.on_ready = [this, on_ready = std::move(on_ready)](int bucket) {
+      gradients_->Take(bucket);  // zeros where there is no gradient
+      const Bucket& whole = gradients_->buckets()[bucket];
+      tree_->Add(micro_step_, micro_steps_, whole.begin, whole.end);
+      if (micro_step_ + 1 == micro_steps_ && on_ready) on_ready(bucket);
+    };
+  } else {
+    options.on_ready = std::move(on_ready);
+  }
   options.model = context.model;
   const int64_t bytes = shard_.gradient.element_size();
   gradients_ = std::make_unique<GradientBuckets>(
@@ -41,7 +51,24 @@ absl::Span<OptimizerShard> ReplicatedStrategy::OptimizerShards() {
 }
 
 void ReplicatedStrategy::BeginMicroStep(int index, int count) {
-  gradients_->Begin(/*first=*/index == 0, /*last=*/index + 1 == count);
+  // Buckets left incomplete by the previous micro-step.
+  if (tree_ != nullptr && index > 0) gradients_->Finish();
+  micro_step_ = index;
+  micro_steps_ = count;
+  if (tree_ != nullptr) {
+    gradients_->BeginAlone(tree_->Leaf(index, count));
+  } else {
+    gradients_->Begin(/*first=*/index == 0, /*last=*/index + 1 == count);
+  }
+}
+
+void ReplicatedStrategy::FinishGradients() {
+  gradients_->Finish();
+  // After an error in one micro-step, others may wait for the last one's sums.
+  while (tree_ != nullptr && micro_step_ + 1 < micro_steps_) {
+    BeginMicroStep(micro_step_ + 1, micro_steps_);
+    gradients_->Finish();
+  }
 }
 
 std::pair<int64_t, int64_t> ReplicatedStrategy::Share() const {
@@ -84,6 +111,10 @@ StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {
   StrategyPlan plan;
   plan.parameters = (trainable + frozen) * compute_bytes;
   plan.gradients = trainable * c10::elementSize(precision.reduce);
+  const int64_t sent = 2 * plan.gradients * (request.world_size - 1);
+  if (request.deterministic) {
+    plan.gradients *= 1 + WaitingSums(static_cast<int>(request.accumulation));
+  }
   if (precision.compute != precision.master) {
     plan.masters = trainable * c10::elementSize(precision.master);
   }
@@ -91,8 +122,7 @@ StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {
   plan.forward_buckets.resize(units);
   plan.backward_buckets.resize(units);
   plan.backward_workspace = LargestGradients(*request.model, precision.compute);
-  plan.sent_for_gradients =
-      2 * plan.gradients * (request.world_size - 1) / request.world_size;
+  plan.sent_for_gradients = sent / request.world_size;
   return plan;
 }
 

@@ -4,18 +4,22 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/strategy.h"
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
+#include "strategies/common/sum_tree.h"
 
 namespace capstan {
 
 // The whole model on each rank, in flat buffers, updated identically by each:
 // the common part of `single` and `ddp`.
-class ReplicatedStrategy : public Strategy {
+class ReplicatedStrategy : public Strategy, public HeldGradients {
  public:
   StrategyPlan Plan(const StrategyRequest& request) const override;
   absl::Span<OptimizerShard> OptimizerShards() override;
@@ -26,6 +30,14 @@ class ReplicatedStrategy : public Strategy {
   absl::Status ForEachFullParameter(
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
 
+  void FixGradients() override {}  // they are one buffer
+  void HoldReductions() override { gradients_->Hold(); }
+  at::Tensor held() override { return shard_.gradient; }
+  std::string GradientState() const override { return gradients_->State(); }
+  void SetGradientState(const std::string& state) override {
+    gradients_->SetState(state);
+  }
+
  protected:
   // Allocates masters, working copies and gradients, fills the former two with
   // the model's initial values and binds the working copies. Gradient buckets
@@ -35,6 +47,10 @@ class ReplicatedStrategy : public Strategy {
 
   ProcessGroup& group() { return *context_.group; }
   GradientBuckets& gradients() { return *gradients_; }
+
+  // After the last micro-step, or one that threw: on_ready has been called for
+  // all buckets, in the state of the last micro-step.
+  void FinishGradients();
 
  private:
   // This rank's share of work on sums and masters that are equal on all ranks.
@@ -47,6 +63,10 @@ class ReplicatedStrategy : public Strategy {
   FrozenParameters frozen_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<GradientBuckets> gradients_;
+  // In a deterministic run; else buckets add up the micro-steps.
+  std::unique_ptr<SumTree> tree_;
+  int micro_step_ = 0;
+  int micro_steps_ = 1;
 };
 
 }  // namespace capstan

@@ -57,7 +57,7 @@ class Ddp final : public ReplicatedStrategy {
   }
 
   void FinishBackward() override {
-    gradients().Finish();
+    FinishGradients();
     for (const std::unique_ptr<Work>& work : works_) work->Wait();
     works_.clear();
   }

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/collective_label.h"
+#include "base/on_paper.h"
 #include "base/side_stream.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
@@ -23,6 +24,7 @@
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
 #include "strategies/common/reduce_queue.h"
+#include "strategies/common/sum_tree.h"
 #include "strategies/fsdp/fsdp.pb.h"
 #include "strategies/fsdp/schedule.h"
 
@@ -76,18 +78,16 @@ class ParameterGroup {
       if (shards_->size() > 1) {
         on_device_ = at::empty(shard_.sizes(), whole_.options());
       }
-      gathered_ = true;
       copies_->Run([this] { GatherFromHost(); });
-      return;
-    }
-    gathered_ = true;
-    if (shards_->size() == 1) {
+    } else if (shards_->size() == 1) {
       whole_.copy_(shard_);
-      return;
+    } else {
+      const CollectiveLabel label(name_);
+      // .data_ptr's owner stays alive, so the storage isn't freed before Wait.
+      work_ = shards_->AllGather(whole_.detach(), shard_);
     }
-    const CollectiveLabel label(name_);
-    // .data_ptr's owner stays alive, so the storage isn't freed before Wait.
-    work_ = shards_->AllGather(whole_.detach(), shard_);
+    // Not if that has thrown: a forward would take what isn't there.
+    gathered_ = true;
   }
 
   // Blocks until the parameters are whole. Requires a preceding Gather.
@@ -175,7 +175,9 @@ class Fsdp final : public Strategy {
   absl::Status Setup(const StrategyContext& context) override {
     at::NoGradGuard no_grad;
     context_ = context;
+    each_apart_ = !reduce_once_ || context.deterministic;
     copies_ = std::make_unique<SideStream>(context.group->device());
+    to_host_ = std::make_unique<SideStream>(context.group->device());
     CAPSTAN_RETURN_IF_ERROR(SplitRanks());
     const std::vector<ParameterSpec> specs =
         StoredSpecs(*context.model, context.precision.compute);
@@ -196,10 +198,12 @@ class Fsdp final : public Strategy {
     FinishPass();
     micro_step_ = index;
     micro_steps_ = count;
-    buckets_->Begin(/*first=*/index == 0 || !reduce_once_,
-                    /*last=*/index + 1 == count || !reduce_once_);
+    buckets_->Begin(/*first=*/index == 0 || each_apart_,
+                    /*last=*/index + 1 == count || each_apart_);
     StartPass(Pass::kTraining);
   }
+
+  bool SumsEachMicroStep() const override { return !reduce_once_; }
 
   bool wants_unit_callbacks() const override { return true; }
   bool collective_forward() const override { return true; }
@@ -306,8 +310,10 @@ class Fsdp final : public Strategy {
     const int world = context_.group->size();
     const int size = shards(world);
     if (size == world) return absl::OkStatus();
+    NoteSplit(world, [size](int rank) { return rank / size; });
     CAPSTAN_ASSIGN_OR_RETURN(
         own_shard_group_, context_.group->Split(context_.group->rank() / size));
+    NoteSplit(world, [size](int rank) { return rank % size; });
     CAPSTAN_ASSIGN_OR_RETURN(
         own_replica_group_,
         context_.group->Split(context_.group->rank() % size));
@@ -385,10 +391,15 @@ class Fsdp final : public Strategy {
     forward_schedule_ =
         MakeSchedule(specs_, units, {/*backward=*/false, reshard_, prefetch_});
     queue_ = std::make_unique<ReduceQueue>(shard_group_, replica_group_,
-                                           copies_.get());
+                                           to_host_.get());
     GradientBuckets::Options options;
     options.dtype = context_.precision.reduce;
     options.model = context_.model;
+    if (context_.deterministic && reduce_once_) {
+      bucket_trees_.resize(buckets.size());
+    } else if (context_.deterministic) {
+      tree_ = std::make_unique<SumTree>(shard_.gradient);
+    }
     buckets_ = std::make_unique<GradientBuckets>(
         specs, gradients, std::move(buckets), parameters_, std::move(options));
   }
@@ -438,7 +449,7 @@ class Fsdp final : public Strategy {
           if (!reduce_once_ || last_micro_step()) queue_->Reserve();
           break;
         case Operation::kReduce:
-          if (!reduce_once_ || last_micro_step()) Reduce(operation.group);
+          if (each_apart_ || last_micro_step()) Reduce(operation.group);
           break;
       }
       ++next_operation_;
@@ -457,11 +468,35 @@ class Fsdp final : public Strategy {
 
   void Reduce(int group) {
     const CollectiveLabel label(groups_[group]->name());
+    if (context_.deterministic) return ReduceAlongTree(group);
     const int64_t numel = groups_[group]->shard_numel();
     queue_->Start(buckets_->Take(bucket_of_group_[group]),
                   shard_.gradient.narrow(0, offsets_[group], numel),
                   /*add=*/micro_step_ > 0 && !reduce_once_,
                   /*last=*/last_micro_step());
+  }
+
+  void ReduceAlongTree(int group) {
+    const int index = micro_step_, count = micro_steps_;
+    const int bucket = bucket_of_group_[group];
+    const int64_t begin = offsets_[group];
+    const int64_t end = begin + groups_[group]->shard_numel();
+    if (reduce_once_) {
+      const at::Tensor sums =
+          bucket_trees_[bucket].Add(index, count, buckets_->Take(bucket));
+      if (!sums.defined()) return;
+      queue_->Start(sums, shard_.gradient.narrow(0, begin, end - begin),
+                    /*add=*/false, /*last=*/true);
+      return;
+    }
+    const at::Tensor leaf =
+        tree_->Leaf(index, count).narrow(0, begin, end - begin);
+    // Replicas are the upper part of the tree over ranks: they add, too, before
+    // the next micro-step.
+    queue_->Start(buckets_->Take(bucket), leaf, /*add=*/false, /*last=*/true,
+                  [this, index, count, begin, end] {
+                    tree_->Add(index, count, begin, end);
+                  });
   }
 
   bool last_micro_step() const { return micro_step_ + 1 == micro_steps_; }
@@ -473,7 +508,9 @@ class Fsdp final : public Strategy {
 
   StrategyContext context_;
   // From and to shards in host memory.
-  std::unique_ptr<SideStream> copies_;
+  // Of parameters to the device, and of gradients back: with cpu_offload. A
+  // device copies both ways at once.
+  std::unique_ptr<SideStream> copies_, to_host_;
   ProcessGroup* shard_group_ = nullptr;    // ranks that share one copy
   ProcessGroup* replica_group_ = nullptr;  // ranks with the same shard, or null
   std::unique_ptr<ProcessGroup> own_shard_group_;
@@ -495,6 +532,12 @@ class Fsdp final : public Strategy {
   const Schedule* schedule_ = nullptr;  // of the current pass
   int position_ = -1;
   size_t next_operation_ = 0;
+
+  // Whether each micro-step's gradients are collected apart from the others'.
+  bool each_apart_ = false;
+  // In a deterministic run: one of these.
+  std::unique_ptr<SumTree> tree_;
+  std::vector<OwnedSumTree> bucket_trees_;  // reduce_once_
 
   std::vector<int> bucket_of_group_;  // -1: frozen
   std::unique_ptr<GradientBuckets> buckets_;

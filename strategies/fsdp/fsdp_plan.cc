@@ -9,6 +9,7 @@
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/gradient_buckets.h"
 #include "strategies/common/reduce_queue.h"
+#include "strategies/common/sum_tree.h"
 #include "strategies/fsdp/schedule.h"
 
 namespace capstan::fsdp {
@@ -128,6 +129,7 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   const bool mixed = request.precision.compute != request.precision.master;
   const int64_t shard_count = shards;
   const bool many = request.accumulation > 1;
+  const int waiting = WaitingSums(static_cast<int>(request.accumulation));
   const LayoutRules rules = RulesOf(model, request.optimizer);
   const std::vector<GroupSpec> group_specs = MakeGroups(model, rules);
   const std::vector<FlatLayout> layouts =
@@ -144,13 +146,18 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
     if (group_specs[g].trainable) {
       plan.optimizer_elements += mine;
       planned.sums = layouts[g].numel * reduce;
-      const bool apart = (many && !options.reduce_once) || options.offload;
+      const bool apart =
+          (many && !options.reduce_once && !request.deterministic) ||
+          options.offload;
       if (apart) planned.slice = mine * reduce;
-      kept_sums += planned.sums;
+      kept_sums += planned.sums * (request.deterministic ? waiting : 1);
     }
     groups.push_back(planned);
   }
   plan.gradients = plan.optimizer_elements * reduce;
+  if (request.deterministic && !options.reduce_once) {
+    plan.gradients *= 1 + waiting;
+  }
   if (mixed) {
     plan.masters =
         plan.optimizer_elements * c10::elementSize(request.precision.master);
@@ -181,7 +188,9 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   plan.sent_for_gradients =
       walk.sent_for_gradients() *
           (options.reduce_once ? 1 : request.accumulation) +
-      walk.sent_to_replicas();
+      walk.sent_to_replicas() * (request.deterministic && !options.reduce_once
+                                     ? request.accumulation
+                                     : 1);
   return plan;
 }
 

@@ -33,6 +33,7 @@ class Single final : public ReplicatedStrategy {
   }
 
   void FinishBackward() override {
+    FinishGradients();
     if (!gradients().buckets().empty()) gradients().Take(0);
   }
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "base/collective_label.h"
 #include "base/side_stream.h"
 #include "base/status.h"
+#include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/strategy.h"
@@ -18,6 +20,7 @@
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
 #include "strategies/common/reduce_queue.h"
+#include "strategies/common/sum_tree.h"
 #include "strategies/zero2/zero2.pb.h"
 
 namespace capstan::zero2 {
@@ -46,7 +49,7 @@ int64_t OrDefault(int64_t value, int64_t otherwise) {
 // all-gather. Parameters that an optimizer needs whole have separate buckets,
 // whose slices hold whole parameters. Masters in the compute dtype (if not
 // offloaded) are the rank's slices of the working copy itself.
-class Zero2 final : public Strategy {
+class Zero2 final : public Strategy, public HeldGradients {
  public:
   static absl::StatusOr<std::unique_ptr<Zero2>> Create(const Config& config) {
     for (const auto& [field, elements] :
@@ -81,6 +84,11 @@ class Zero2 final : public Strategy {
     StrategyPlan plan;
     plan.parameters = (layout.numel + frozen) * compute;
     plan.gradients = layout.numel / ranks * reduce;
+    const int waiting =
+        request.deterministic
+            ? WaitingSums(static_cast<int>(request.accumulation))
+            : 1;
+    if (request.deterministic && !reduce_once_) plan.gradients *= 1 + waiting;
     if (separate_masters(request.precision)) {
       plan.masters = layout.numel / ranks * master;
       // The rank's slice in the compute dtype, before it is copied to the
@@ -99,8 +107,15 @@ class Zero2 final : public Strategy {
     plan.backward_workspace =
         LargestGradients(model, request.precision.compute);
     if (reduce_once_ && request.accumulation > 1) {
-      plan.forward_buckets.assign(units, layout.numel * reduce);
+      plan.forward_buckets.assign(units, layout.numel * reduce * waiting);
       plan.backward_buckets = plan.forward_buckets;
+      if (request.deterministic) {
+        // The one that fills, before it is added.
+        int64_t most = 0;
+        for (const Bucket& b : buckets) most = std::max(most, b.numel());
+        plan.backward_buckets.assign(
+            units, layout.numel * reduce * waiting + most * reduce);
+      }
     } else {
       PlanBuckets(request, buckets, &plan);
     }
@@ -114,6 +129,7 @@ class Zero2 final : public Strategy {
   absl::Status Setup(const StrategyContext& context) override {
     at::NoGradGuard no_grad;
     context_ = context;
+    each_apart_ = !reduce_once_ || context.deterministic;
     copies_ = std::make_unique<SideStream>(context.group->device());
     const std::vector<ParameterSpec>& specs = context.model->parameters();
     buckets_ = MakeBuckets(specs, RulesOf(*context.model, context.optimizer),
@@ -133,12 +149,14 @@ class Zero2 final : public Strategy {
 
   void BeginMicroStep(int index, int count) override {
     // Buckets left incomplete by the previous micro-step.
-    if (index > 0 && !reduce_once_) gradient_buckets_->Finish();
+    if (index > 0 && each_apart_) gradient_buckets_->Finish();
     micro_step_ = index;
     micro_steps_ = count;
-    gradient_buckets_->Begin(/*first=*/index == 0 || !reduce_once_,
-                             /*last=*/index + 1 == count || !reduce_once_);
+    gradient_buckets_->Begin(/*first=*/index == 0 || each_apart_,
+                             /*last=*/index + 1 == count || each_apart_);
   }
+
+  bool SumsEachMicroStep() const override { return !reduce_once_; }
 
   // Gathers of the last step's update may still be in progress.
   bool wants_unit_callbacks() const override { return true; }
@@ -155,13 +173,23 @@ class Zero2 final : public Strategy {
     WaitForGathers();
     gradient_buckets_->Finish();
     // After an error in one micro-step the other ranks go on to the last.
-    while (!reduce_once_ && micro_step_ + 1 < micro_steps_) {
+    while (each_apart_ && micro_step_ + 1 < micro_steps_) {
       BeginMicroStep(micro_step_ + 1, micro_steps_);
       gradient_buckets_->Finish();
     }
     queue_->Drain();
     // The update writes what publishing it has copied.
     if (offload_) copies_->Wait();
+  }
+
+  void FixGradients() override { gradient_buckets_->Fix(); }
+  void HoldReductions() override { gradient_buckets_->Hold(); }
+  at::Tensor held() override { return gradient_buckets_->flat(); }
+  std::string GradientState() const override {
+    return gradient_buckets_->State();
+  }
+  void SetGradientState(const std::string& state) override {
+    gradient_buckets_->SetState(state);
   }
 
   at::Tensor GradientSquaredSum() override {
@@ -250,6 +278,7 @@ class Zero2 final : public Strategy {
     at::Tensor whole;     // the bucket of the working copy
     at::Tensor mine;      // this rank's part of it
     at::Tensor gradient;  // as in its OptimizerShard
+    int64_t offset = 0;   // of that in gradients_
     std::unique_ptr<Work> gather;
   };
 
@@ -272,7 +301,8 @@ class Zero2 final : public Strategy {
     const int64_t element = c10::elementSize(request.precision.reduce);
     const int reducing = overlap_ ? kReducesUnderWay : 0;
     // Whether a sum's slice is in a separate buffer until it is added.
-    bool apart = offload_ || request.accumulation > 1;
+    bool apart =
+        offload_ || (request.accumulation > 1 && !request.deterministic);
     const auto reduced = [&](int b) {
       const int64_t bytes = buckets[b].numel() * element;
       return bytes + (apart ? bytes / request.world_size : 0);
@@ -324,7 +354,7 @@ class Zero2 final : public Strategy {
     if (request.accumulation == 1) return;
     // The last ones are reduced during the next micro-step's forward; those of
     // the first micro-step have nothing to be added to.
-    apart = offload_ || request.accumulation > 2;
+    apart = offload_ || (request.accumulation > 2 && !request.deterministic);
     plan->forward_buckets.assign(plan->forward_buckets.size(),
                                  under_way(count));
     plan->forward_buckets.back() = 0;
@@ -375,6 +405,7 @@ class Zero2 final : public Strategy {
       slice.whole = working_.narrow(0, buckets_[b].begin, buckets_[b].numel());
       slice.mine = working_.narrow(0, begin, length);
       slice.gradient = gradients_.narrow(0, offset, length);
+      slice.offset = offset;
       OptimizerShard shard;
       shard.ranges = CutRanges(layout_, begin, begin + length);
       shard.master = separate ? masters.narrow(0, offset, length) : slice.mine;
@@ -416,15 +447,43 @@ class Zero2 final : public Strategy {
     options.model = context_.model;
     gradient_buckets_ = std::make_unique<GradientBuckets>(
         specs, layout_, buckets_, parameters_, std::move(options));
+    if (!context_.deterministic) return;
+    if (reduce_once_) {
+      bucket_trees_.resize(buckets_.size());
+    } else {
+      tree_ = std::make_unique<SumTree>(gradients_);
+    }
   }
 
   void Reduce(int bucket) {
     const Slice& slice = slices_[slices_.size() - 1 - bucket];
     const CollectiveLabel label("bucket", bucket);
-    queue_->Start(gradient_buckets_->Take(bucket), slice.gradient,
-                  /*add=*/micro_step_ > 0 && !reduce_once_,
-                  /*last=*/micro_step_ + 1 == micro_steps_);
+    if (context_.deterministic) {
+      ReduceAlongTree(bucket, slice);
+    } else {
+      queue_->Start(gradient_buckets_->Take(bucket), slice.gradient,
+                    /*add=*/micro_step_ > 0 && !reduce_once_,
+                    /*last=*/micro_step_ + 1 == micro_steps_);
+    }
     if (!overlap_) queue_->Drain();
+  }
+
+  void ReduceAlongTree(int bucket, const Slice& slice) {
+    const int index = micro_step_, count = micro_steps_;
+    if (reduce_once_) {
+      const at::Tensor sums = bucket_trees_[bucket].Add(
+          index, count, gradient_buckets_->Take(bucket));
+      if (!sums.defined()) return;
+      queue_->Start(sums, slice.gradient, /*add=*/false, /*last=*/true);
+      return;
+    }
+    const int64_t begin = slice.offset, end = begin + slice.gradient.numel();
+    const at::Tensor leaf =
+        tree_->Leaf(index, count).narrow(0, begin, end - begin);
+    queue_->Start(gradient_buckets_->Take(bucket), leaf, /*add=*/false,
+                  /*last=*/true, [this, index, count, begin, end] {
+                    tree_->Add(index, count, begin, end);
+                  });
   }
 
   // An updated shard in host memory to its place in the working copy.
@@ -453,6 +512,8 @@ class Zero2 final : public Strategy {
   const bool reduce_once_;
 
   StrategyContext context_;
+  // Whether each micro-step's gradients are collected apart from the others'.
+  bool each_apart_ = false;
   std::unique_ptr<SideStream> copies_;  // from and to host memory
   FlatLayout layout_;  // trainable parameters, in padded buckets
   std::vector<Bucket> buckets_;
@@ -467,6 +528,9 @@ class Zero2 final : public Strategy {
   int64_t gathering_ = 0;  // elements in progress
 
   std::unique_ptr<GradientBuckets> gradient_buckets_;
+  // In a deterministic run: one of these.
+  std::unique_ptr<SumTree> tree_;
+  std::vector<OwnedSumTree> bucket_trees_;  // reduce_once_
   std::unique_ptr<ReduceQueue> queue_;
   int micro_step_ = 0;
   int micro_steps_ = 1;

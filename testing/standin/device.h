@@ -87,6 +87,13 @@ bool OnPaper();
 // of the device finds wrong itself.
 void ReportFinding(const std::string& kind, const std::string& text);
 
+// Counts a call of this kind, and says whether it is the one that the setting
+// `fault` ("malloc:17") wants to fail. Any thread.
+bool IsFault(const std::string& kind);
+
+// A line of the report: {"fault": kind, ..}. That call has failed now.
+void ReportFault(const std::string& kind);
+
 // A setting of the variable CAPSTAN_STANDIN ("gpus=2,order=late"); `absent` if
 // it isn't there.
 std::string Setting(const std::string& name, const std::string& absent);

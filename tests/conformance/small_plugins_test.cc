@@ -42,6 +42,14 @@ CAPSTAN_OPTIMIZER_CONFORMANCE(
     AdafactorRelative, "plugins/optimizer/adafactor/libcapstan_adafactor.so",
     "[plugin/capstan.adafactor.Config] { relative_step: true "
     "scale_parameter: true warmup_init: true beta1: 0.9 weight_decay: 0.1 }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(Muon, "plugins/optimizer/muon/libcapstan_muon.so",
+                              "[plugin/capstan.muon.Config] "
+                              "{ learning_rate: 2e-2 adamw { "
+                              "learning_rate: 1e-3 } }");
+CAPSTAN_OPTIMIZER_CONFORMANCE(
+    NorMuon, "plugins/optimizer/muon/libcapstan_muon.so",
+    "[plugin/capstan.muon.Config] { learning_rate: 1e-3 nesterov: false "
+    "adjust_lr: MATCH_RMS_ADAMW polynomial: POLAR_EXPRESS normuon: true }");
 CAPSTAN_OPTIMIZER_CONFORMANCE(Sgd, "plugins/optimizer/sgd/libcapstan_sgd.so",
                               "[plugin/capstan.sgd.Config] "
                               "{ learning_rate: 1e-2 }");

@@ -18,7 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr int kPromptLength = 8;
@@ -307,6 +309,18 @@ TEST(EnvTest, SaysWhatABugReportNeeds) {
     EXPECT_THAT(result.out, HasSubstr(name));
   }
   EXPECT_THAT(result.out, HasSubstr("2.11.0"));
+}
+
+TEST(EnvTest, IdleThreadsSleepUnlessAskedOtherwise) {
+  EXPECT_THAT(RunTrainer({"env"}).out, ContainsRegex("GOMP_SPINCOUNT +600\n"));
+  TrainerOptions spins;
+  spins.environment["GOMP_SPINCOUNT"] = "7";
+  EXPECT_THAT(RunTrainer({"env"}, spins).out,
+              ContainsRegex("GOMP_SPINCOUNT +7\n"));
+  TrainerOptions policy;
+  policy.environment["OMP_WAIT_POLICY"] = "active";
+  EXPECT_THAT(RunTrainer({"env"}, policy).out,
+              Not(HasSubstr("GOMP_SPINCOUNT")));
 }
 
 TEST(PluginPathTest, MustBeAFolder) {

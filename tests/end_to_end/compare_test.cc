@@ -113,6 +113,57 @@ TEST(CompareTest, ABoundThatIsPassedFails) {
               HasSubstr("**too far**"));
 }
 
+// An ulp in a gradient of one rank, which no loss shows.
+TEST(CompareTest, BlamesTheElementThatDiffers) {
+  const std::string plugins = NewTestFolder("plugins");
+  WriteText(plugins + "/libacme_one_ulp.so",
+            ReadText(Runfile("tests/plugins/acme/libacme_one_ulp.so")));
+  constexpr char kNorm[] = "model.layers.0.input_layernorm.weight";
+  const CompareText compare(
+      absl::StrCat(kSingle, "strategy { [plugin/capstan.fsdp.Config] {} }\n",
+                   "strategy { [plugin/acme.one_ulp.Config] { step: 7 rank: 1 "
+                   "parameter: \"",
+                   kNorm, "\" element: 3 } }\nprocesses: [1, 2]\n"),
+      RunText().Batch(2, 8).Train("deterministic: true max_steps: 8"));
+  const TrainerResult result =
+      compare.Run({"--blame", "--plugin_path=" + plugins});
+  EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
+  for (const char* same : {"fsdp fp32 on 1 rank", "fsdp fp32 on 2 ranks",
+                           "one_ulp fp32 on 1 rank"}) {
+    EXPECT_THAT(result.out, HasSubstr(absl::StrCat(
+                                same, ": identical to single fp32 on 1 rank")));
+  }
+  EXPECT_THAT(
+      ReadText(compare.output + "/blame.txt"),
+      AllOf(HasSubstr(absl::StrCat(
+                "one_ulp fp32 on 2 ranks parts from single fp32 on 1 rank in "
+                "step 7: the gradient of '",
+                kNorm, "' differs at element 3, ")),
+            HasSubstr("(1 ulp); 1 of its "),
+            HasSubstr("and no other tensor of its kind does")));
+
+  // The same of folders that are there now.
+  const auto blame = [&](const char* run, const char* reference) {
+    const std::string runs = absl::StrCat("--run=", compare.output, "/runs/");
+    return RunTrainer({"compare", "--blame", runs + run, runs + reference});
+  };
+  const TrainerResult equal = blame("04-fsdp-fp32-2", "01-single-fp32-1");
+  EXPECT_EQ(equal.exit_code, 0) << equal.err;
+  EXPECT_THAT(equal.out, HasSubstr("04-fsdp-fp32-2: identical to "));
+  const TrainerResult other = blame("06-one_ulp-fp32-2", "01-single-fp32-1");
+  EXPECT_EQ(other.exit_code, 1) << other.err;
+  EXPECT_THAT(
+      other.out,
+      AllOf(HasSubstr("in step 7: the gradient of"),
+            HasSubstr(absl::StrCat("--set train.digests.keep_step=7 --set "
+                                   "'train.digests.keep=\"gradient/",
+                                   kNorm, "\"'"))));
+  EXPECT_THAT(blame("06-one_ulp-fp32-2-blame",
+                    "01-single-fp32-1-blame-06-one_ulp-fp32-2")
+                  .out,
+              HasSubstr("differs at element 3, "));
+}
+
 TEST(CompareTest, ARunThatFailsDoesNotStopTheOthers) {
   const std::string plugins = NewTestFolder("plugins");
   WriteText(plugins + "/libacme_faulty.so",
@@ -161,7 +212,11 @@ TEST(CompareTest, Refusals) {
                          {"MASTER_ADDR", "127.0.0.1"},
                          {"MASTER_PORT", "1"}};
   ExpectOneError(CompareText("processes: 1").Run({}, options), {"WORLD_SIZE"});
-  EXPECT_EQ(RunTrainer({"compare"}).exit_code, 2) << "no --config";
+  ExpectOneError(RunTrainer({"compare"}), {"--config is required", "--run"});
+  ExpectOneError(RunTrainer({"compare", "--blame", "--run=one"}),
+                 {"--blame --run=FOLDER --run=REFERENCE"});
+  ExpectOneError(RunTrainer({"compare", "--blame", "--run=one", "--run=two"}),
+                 {"one has no digests.jsonl", "train.digests.write=true"});
 }
 
 TEST(CompareTest, FoldersOfReports) {

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr char kSlow[] = "often several times slower than in float32";
+constexpr char kNoFaster[] = "no faster than in float32";
 
 TEST(PrecisionTest, AutoIsFloat32OnACpu) {
   const RunText run = RunText().Ddp(2).Train("max_steps: 2");
@@ -25,7 +25,7 @@ TEST(PrecisionTest, AutoIsFloat32OnACpu) {
   const TrainerResult result = RunTrainer({"--config=" + chosen.File()});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("capstan.auto (float32)"),
-                                Not(HasSubstr(kSlow))));
+                                Not(HasSubstr(kNoFaster))));
   const std::string& folder = chosen.output();
   EXPECT_EQ(ReadJson(folder + "/summary.json")["precision"],
             "capstan.auto (float32)");
@@ -37,7 +37,7 @@ TEST(PrecisionTest, AutoIsFloat32OnACpu) {
               ReadText(fp32 + "/final/model.safetensors"));
 }
 
-TEST(PrecisionTest, SixteenBitsOnACpuAreSlow) {
+TEST(PrecisionTest, SixteenBitsOnACpuGainLittle) {
   for (const char* precision : {"bf16", "fp16"}) {
     const RunText run = RunText()
                             .Precision(precision)
@@ -47,15 +47,15 @@ TEST(PrecisionTest, SixteenBitsOnACpuAreSlow) {
     for (const std::string command : {"check", "plan", "train"}) {
       const TrainerResult result = RunTrainer({command, config});
       ASSERT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_THAT(result.out,
-                  AllOf(HasSubstr(kSlow), HasSubstr("precision=capstan.fp32"),
-                        HasSubstr("precision=capstan.auto")))
+      EXPECT_THAT(result.out, AllOf(HasSubstr(kNoFaster),
+                                    HasSubstr("precision=capstan.fp32"),
+                                    HasSubstr("precision=capstan.auto")))
           << command;
     }
   }
   const TrainerResult result =
       RunTrainer({"check", "--config=" + RunText().File()});
-  EXPECT_THAT(result.out, Not(HasSubstr(kSlow)));
+  EXPECT_THAT(result.out, Not(HasSubstr(kNoFaster)));
 }
 
 }  // namespace

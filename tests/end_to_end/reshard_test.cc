@@ -99,8 +99,12 @@ TEST_P(ReshardTest, TheCurveOfAnUndisturbedRun) {
     EXPECT_EQ(got.Values(key), ReadMetrics(straight).Values(key)) << key;
   }
   for (int i = 0; i < kSteps; ++i) {
-    // The last place of a sum may decide which of two codes a moment gets.
-    const double bound = GetParam().optimizer.empty() ? 1e-6 : 1e-4;
+    // The last place of a sum may decide which of two codes a moment gets, or
+    // which of two numbers of 16 bits a weight (docs/strategies.md).
+    const bool half = GetParam().precision != "fp32";
+    const double bound = !GetParam().optimizer.empty() ? 1e-4
+                         : half                        ? 1e-5
+                                                       : 1e-6;
     EXPECT_NEAR(got.losses()[i], want[i], bound * want[i]) << "step " << i + 1;
   }
   if (GetParam().precision == "fp16") {
@@ -126,7 +130,10 @@ INSTANTIATE_TEST_SUITE_P(
                  "[plugin/capstan.adamw.Config] { learning_rate: 3e-3 state: "
                  "BFLOAT16 }"},
         Numerics{"fp32", "", 0, "Adafactor",
-                 "[plugin/capstan.adafactor.Config] { learning_rate: 3e-3 }"}),
+                 "[plugin/capstan.adafactor.Config] { learning_rate: 3e-3 }"},
+        Numerics{"fp32", "", 0, "NorMuon",
+                 "[plugin/capstan.muon.Config] { learning_rate: 3e-3 "
+                 "adjust_lr: MATCH_RMS_ADAMW normuon: true }"}),
     [](const auto& info) { return info.param.name; });
 
 // What a checkpoint holds is what any other layout makes of it, bit for bit:

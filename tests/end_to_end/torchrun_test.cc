@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ranks that somebody else starts, with torchrun's environment.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -15,49 +12,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/testing/placed_ranks.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
 namespace capstan {
 namespace {
-
-// A port that was free a moment ago, as torchrun itself finds one.
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
-TrainerOptions RankOptions(int rank, int world, int port) {
-  TrainerOptions options;
-  options.environment = {{"RANK", absl::StrCat(rank)},
-                         {"WORLD_SIZE", absl::StrCat(world)},
-                         {"LOCAL_RANK", absl::StrCat(rank)},
-                         {"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", absl::StrCat(port)}};
-  return options;
-}
-
-std::vector<TrainerResult> RunRanks(const std::string& config,
-                                    const std::string& folder = "") {
-  const int port = FreePort();
-  std::vector<std::unique_ptr<TrainerProcess>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    TrainerOptions options = RankOptions(rank, 2, port);
-    options.folder = folder;
-    ranks.push_back(std::make_unique<TrainerProcess>(
-        std::vector<std::string>{"--config=" + config}, options));
-  }
-  std::vector<TrainerResult> results;
-  for (auto& rank : ranks) results.push_back(rank->Wait());
-  return results;
-}
 
 RunText SmallRun() { return RunText().Ddp(2).Batch(2, 8); }
 
@@ -67,7 +27,7 @@ TEST(TorchrunTest, TrainsAsTheLauncherDoes) {
   const RunText run = SmallRun()
                           .Set("launch", "processes: 5")
                           .Output(NewTestFolder("run") + "/out");
-  for (const TrainerResult& result : RunRanks(run.File())) {
+  for (const TrainerResult& result : RunPlacedRanks(2, run.File())) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(result.all_gone);
   }
@@ -80,8 +40,10 @@ TEST(TorchrunTest, TrainsAsTheLauncherDoes) {
 TEST(TorchrunTest, WithoutOutputDir) {
   const std::string folder = NewTestFolder("workspace");
   WriteText(folder + "/WORKSPACE", "");
+  TrainerOptions options;
+  options.folder = folder;
   for (const TrainerResult& result :
-       RunRanks(SmallRun().Train("max_steps: 1").File(), folder)) {
+       RunPlacedRanks(2, SmallRun().Train("max_steps: 1").File(), options)) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
   const std::string latest = LatestRun(folder + "/runs/run");
@@ -98,7 +60,7 @@ TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {
   const std::string folder = MustTrain(SmallRun());
   const auto before = Snapshot(folder);
   const std::vector<TrainerResult> results =
-      RunRanks(SmallRun().Output(folder).File());
+      RunPlacedRanks(2, SmallRun().Output(folder).File());
   ExpectOneError(results[0], {"output_dir", folder, "resume: AUTO"});
   ExpectOneError(results[1], {"rank 0 could not"});
   EXPECT_EQ(Snapshot(folder), before);
@@ -110,8 +72,8 @@ TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
                           .Output(NewTestFolder("run") + "/out");
   const int port = FreePort();
   const std::vector<std::string> args = {"--config=" + run.File()};
-  TrainerProcess first(args, RankOptions(0, 2, port));
-  TrainerProcess second(args, RankOptions(1, 2, port));
+  TrainerProcess first(args, PlacedRank(0, 2, port));
+  TrainerProcess second(args, PlacedRank(1, 2, port));
   ASSERT_TRUE(first.WaitForFile(run.output() + "/metrics.jsonl"));
   usleep(50000);
   second.Signal(SIGKILL);
@@ -125,8 +87,8 @@ TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
 TEST(TorchrunTest, AResumedRunKeepsItsGlobalBatch) {
   const RunText run = RunText().Ddp(1).Set("batch", "micro_batch_size: 4");
   const std::string folder = MustTrain(RunText(run).Train("max_steps: 2"));
-  const std::vector<TrainerResult> results = RunRanks(
-      RunText(run).Train("max_steps: 4 resume: AUTO").Output(folder).File());
+  const std::vector<TrainerResult> results = RunPlacedRanks(
+      2, RunText(run).Train("max_steps: 4 resume: AUTO").Output(folder).File());
   for (const TrainerResult& result : results) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
   }
@@ -184,7 +146,7 @@ TEST(TorchrunTest, FlagsOfSeveralHosts) {
                  {"launch.node_rank", "nodes is 2", "--node_rank=0"});
   ExpectOneError(RunTrainer({config, "--nodes=2", "--node_rank=1"}),
                  {"launch.rendezvous", "--rendezvous=HOST:PORT"});
-  TrainerOptions options = RankOptions(0, 2, FreePort());
+  TrainerOptions options = PlacedRank(0, 2, FreePort());
   ExpectOneError(
       RunTrainer({config, "--nodes=2", "--node_rank=1", "--rendezvous=n1:1"},
                  options),

@@ -29,12 +29,16 @@ using ::testing::Not;
 constexpr int kHungExitCode = 75;
 constexpr double kFloor = 3.0;
 
-RunText ThreeRanks(const std::string& train) {
+// More steps than are done before the test ends the run.
+constexpr int kNoEnd = 1000000;
+
+RunText ThreeRanks(const std::string& train, int steps = 2000) {
   return RunText()
       .Ddp(3)
       .Batch(1, 3)
-      .Train(absl::StrCat("max_steps: 2000 log_every: 1 hang_floor_seconds: ",
-                          kFloor, " ", train))
+      .Train(absl::StrCat("max_steps: ", steps,
+                          " log_every: 1 hang_floor_seconds: ", kFloor, " ",
+                          train))
       .Output(NewTestFolder("run") + "/out");
 }
 
@@ -93,7 +97,7 @@ TEST_P(StoppedRankTest, IsNamedAndGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Rank, StoppedRankTest, ::testing::Values(0, 1));
 
 TEST(HangTest, AStoppedRankEndsTheRun) {
-  const RunText run = ThreeRanks("");
+  const RunText run = ThreeRanks("", kNoEnd);
   TrainerProcess trainer({"--config=" + run.File()});
   ASSERT_TRUE(Trains(trainer, run)) << trainer.Err();
   kill(trainer.Children()[1], SIGSTOP);
@@ -143,7 +147,7 @@ TEST(HangTest, AStopOfAllIsNoAlarm) {
 }
 
 TEST(HangTest, NoRankOutlivesTheLauncher) {
-  const RunText run = ThreeRanks("");
+  const RunText run = ThreeRanks("", kNoEnd);
   TrainerProcess trainer({"--config=" + run.File()});
   ASSERT_TRUE(Trains(trainer, run)) << trainer.Err();
   kill(trainer.Children()[2], SIGSTOP);

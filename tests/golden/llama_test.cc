@@ -11,7 +11,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -20,6 +19,7 @@
 #include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/gradient_norm.h"
 
 namespace capstan {
 namespace {
@@ -81,14 +81,6 @@ class LlamaGoldenTest : public testing::TestWithParam<const char*> {
     EXPECT_EQ(loss.count, ids_.numel() - ids_.size(0));
     (loss.sum / static_cast<double>(loss.count)).backward();
     return loss.sum.item<double>() / loss.count;
-  }
-
-  double GradNorm() const {
-    double sum = 0.0;
-    for (const at::Tensor& p : parameters_) {
-      sum += std::pow(p.grad().norm().item<double>(), 2);
-    }
-    return std::sqrt(sum);
   }
 
   std::string folder_;
@@ -160,7 +152,7 @@ TEST_P(LlamaGoldenTest, FiveAdamWSteps) {
   for (step.step = 1; step.step <= 5; ++step.step) {
     EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(), 1e-5)
         << step.step;
-    const double norm = GradNorm();
+    const double norm = GradientNorm(parameters_);
     const double wanted_norm = wanted["grad_norms"][step.step - 1];
     EXPECT_NEAR(norm / wanted_norm, 1.0, 1e-5) << step.step;
     step.gradient_scale =
@@ -200,7 +192,7 @@ TEST_P(LlamaGoldenTest, GreedyText) {
 // logits' size, and its loss by less.
 TEST_P(LlamaGoldenTest, HalfTypesAreClose) {
   const double loss = Backward();
-  const double norm = GradNorm();
+  const double norm = GradientNorm(parameters_);
   for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     Bind(dtype);
     const at::Tensor logits = Logits(ids_);
@@ -209,7 +201,7 @@ TEST_P(LlamaGoldenTest, HalfTypesAreClose) {
     EXPECT_LT(MaxDifference(logits, logits_), 0.04 * size);
     EXPECT_NEAR(Backward(), loss, 0.03);
     EXPECT_EQ(parameters_[0].grad().scalar_type(), dtype);
-    EXPECT_NEAR(GradNorm() / norm, 1.0, 0.03);
+    EXPECT_NEAR(GradientNorm(parameters_) / norm, 1.0, 0.03);
   }
 }
 

@@ -13,7 +13,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -23,6 +22,7 @@
 #include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/gradient_norm.h"
 
 namespace capstan {
 namespace masked_diffusion {
@@ -107,14 +107,6 @@ class MaskedDiffusionGoldenTest : public testing::Test {
     return loss.sum.item<double>() / static_cast<double>(loss.count);
   }
 
-  double GradNorm() const {
-    double sum = 0.0;
-    for (const at::Tensor& p : parameters_) {
-      sum += std::pow(p.grad().norm().item<double>(), 2);
-    }
-    return std::sqrt(sum);
-  }
-
   Json golden_;
   at::Tensor tokens_, noisy_, mask_;
   std::unique_ptr<llada::Llada> model_;
@@ -158,7 +150,7 @@ TEST_F(MaskedDiffusionGoldenTest, FiveAdamWSteps) {
   for (step.step = 1; step.step <= 5; ++step.step) {
     const double loss = wanted["losses"][step.step - 1];
     EXPECT_NEAR(Backward() / loss, 1.0, 2e-6) << step.step;
-    const double norm = GradNorm();
+    const double norm = GradientNorm(parameters_);
     const double wanted_norm = wanted["grad_norms"][step.step - 1];
     EXPECT_NEAR(norm / wanted_norm, 1.0, kNormBounds[step.step - 1])
         << step.step;

@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-# For the parts of run.sh, which sets TRAINER, BUILD, GPUS and FOLDER.
+# For the parts of run.sh, which sets TRAINER, BUILD, GPUS and FOLDER. A part
+# ends with 0 if it has judged and what it saw is right, with another number if
+# it isn't; with skip if it can't run; with unjudged if it ran, and a reader must
+# judge. Its last line says why.
+set -uo pipefail
 
 skip() {
   echo "$1"
   exit 77
 }
 
+unjudged() {
+  echo "$1"
+  exit 78
+}
+
+# wrong REASON: what was seen is wrong.
+wrong() {
+  echo "$1"
+  exit 1
+}
+
 # result NAME JSON: a line of results.jsonl, which report.py shows.
 result() {
-  printf '{"part": "%s", "result": %s}\n' "$1" "$2" >>"$FOLDER/results.jsonl"
+  printf '{"part": "%s", "result": %s}\n' "$1" "${2//$'\n'/ }" \
+    >>"$FOLDER/results.jsonl"
 }
 
 # train_for NAME STEPS ARGUMENT..: a run of bench/roofline's small model or of

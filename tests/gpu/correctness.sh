@@ -102,8 +102,9 @@ strategy() {
   [ "$status" -eq 0 ] && same_losses "$folder" "$work/gpu_fp32" 1e-5
 }
 
-for test in $(find bazel-bin/ -name '*_gpu_test' -type f -perm -u+x \
-  -not -path '*.runfiles/*'); do
+tests=$(find "${BUILD:-bazel-bin}/" -name '*_gpu_test' -type f -perm -u+x \
+  -not -path '*.runfiles/*')
+for test in $tests; do
   check "$test" "$test"
 done
 for precision in fp32 bf16 fp16; do
@@ -119,5 +120,9 @@ check "fsdp, offloaded, as ddp" strategy fsdp_offload \
   --set strategy=capstan.fsdp --set strategy.cpu_offload=true
 check "activation checkpointing as ddp" strategy recomputed \
   --set train.activation_checkpointing=EVERY_UNIT
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+[ "$failed" -eq 0 ] || { echo "$passed passed, $failed failed"; exit 1; }
+if [ -z "$tests" ]; then
+  echo "$passed passed, but there is no *_gpu_test: ./bazelw build //... first"
+  exit 78
+fi
+echo "$passed passed"

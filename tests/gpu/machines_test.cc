@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -190,6 +191,31 @@ TEST(MachinesTest, OldDriver) {
   ExpectError(machine,
               "the NVIDIA driver 550.54.14 is for CUDA up to 12.4, "
               "but this program needs CUDA 13.0, hence driver 580");
+}
+
+// What is planned for GPUs elsewhere doesn't ask this machine's.
+TEST(MachinesTest, PlansForOtherMachines) {
+  Machine machine;
+  machine.HasCards(1).HasDriver("hang=cuInit");
+  constexpr int kSeconds = 60;
+  machine.Sets("CAPSTAN_GPU_SECONDS", absl::StrCat(kSeconds));
+  RunText run = RunText().Precision("auto").Output(NewTestFolder("output"));
+  const std::string config = "--config=" + run.File();
+  const auto start = std::chrono::steady_clock::now();
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{},
+        {"--gpu_memory=24GiB"},
+        {"--gpu_memory=24GiB", "--set", "batch.micro_batch_size=AUTO", "--set",
+         "batch.global_batch_size=16"}}) {
+    std::vector<std::string> args = {"plan", "--gpus=2", config, "--set",
+                                     "strategy=capstan.ddp"};
+    args.insert(args.end(), more.begin(), more.end());
+    const TrainerResult plan = machine.Call(args);
+    EXPECT_EQ(plan.exit_code, 0) << plan.err;
+    EXPECT_THAT(plan.out, HasSubstr("2 x GPU\n"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start,
+            std::chrono::seconds(kSeconds));
 }
 
 TEST(MachinesTest, DriverThatHangs) {

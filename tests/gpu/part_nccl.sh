@@ -5,13 +5,15 @@
 [ "$GPUS" -gt 1 ] || skip "one GPU: nothing to communicate"
 for collective in all_reduce reduce_scatter all_gather; do
   program=$(command -v "${collective}_perf") || continue
-  "$program" -b 1M -e 1G -f 4 -g "$GPUS" | tee "$FOLDER/$collective.txt"
+  "$program" -b 1M -e 1G -f 4 -g "$GPUS" | tee "$FOLDER/$collective.txt" ||
+    wrong "${collective}_perf fails"
   bus=$(awk '/^ *[0-9]/ { bus = $8 } END { print bus }' "$FOLDER/$collective.txt")
-  result nccl "{\"collective\": \"$collective\", \"bus_gb_per_second\": $bus}"
+  result nccl "{\"collective\": \"$collective\", \"bus_gb_per_second\": ${bus:-null}}"
 done
 # What the trainer's own steps say: bytes sent over the time of collectives.
-train_for nccl "${STEPS:-20}" --set strategy=capstan.ddp || exit 1
-python3 - "$FOLDER/runs/nccl/metrics.jsonl" >"$FOLDER/nccl.json" <<'PYTHON' || exit 1
+train_for nccl "${STEPS:-20}" --set strategy=capstan.ddp ||
+  wrong "the run under ddp fails"
+python3 - "$FOLDER/runs/nccl/metrics.jsonl" >"$FOLDER/nccl.json" <<'PYTHON' ||
 import json, sys
 steps = [json.loads(line) for line in open(sys.argv[1])]
 steps = [s for s in steps if s.get("communication_seconds")][3:]
@@ -22,5 +24,7 @@ print(json.dumps({"collective": "ddp's own", "bus_gb_per_second":
                   sent / busy / 1e9 if busy else None,
                   "exposed_share": exposed / busy if busy else None}))
 PYTHON
+  wrong "metrics.jsonl can't be read"
 cat "$FOLDER/nccl.json"
 result nccl "$(cat "$FOLDER/nccl.json")"
+unjudged "bandwidths, to be read beside the links' (nvidia-smi topo -m)"

@@ -5,5 +5,8 @@ python3 -c 'import torch, transformers, matplotlib' 2>/dev/null ||
   skip "python3 lacks torch, transformers or matplotlib"
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
   skip "python3's torch sees no GPU"
-exec bash bench/gpu.sh --shapes smollm2-135m --repeats 1 \
-  --output "$FOLDER/peers"
+bash bench/gpu.sh --shapes smollm2-135m --repeats 1 \
+  --output "$FOLDER/peers" | tee "$FOLDER/peers.log" || wrong "bench/gpu.sh fails"
+! grep -q '^no GPU: skipped' "$FOLDER/peers.log" ||
+  skip "bench/gpu.sh sees no GPU in /proc/driver/nvidia"
+unjudged "speeds, to be read in $FOLDER/peers"

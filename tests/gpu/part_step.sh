@@ -1,13 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-# A step's time against `trainer roofline`.
+# A step's time against `trainer roofline`, which gives a range.
 . tests/gpu/common.sh
-train_for step "${STEPS:-30}" || exit 1
-measured=$(speed step)
+train_for step "${STEPS:-30}" || wrong "the run fails"
+measured=$(speed step) || wrong "the run's metrics can't be read"
 echo "$measured"
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
-gpu=$(grep -oiE 'gb200|gh200|b200|h200|h100|a100|l40s|l4' <<<"$name" | head -1)
-gpu=${GPU:-${gpu:-h100}}
-gpu=${gpu,,}
-predicted=$("$TRAINER" roofline --config="${CONFIG:-bench/roofline/roofline.pbtxt}" --json \
-  --gpu="$gpu" --gpus="$GPUS") || predicted=null
+# As CUDA says it, "NVIDIA H100 PCIe", or roofline's own name.
+gpu=${GPU:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)}
+if [ -z "$gpu" ]; then
+  result step "{\"measured\": $measured, \"predicted\": null}"
+  unjudged "nvidia-smi doesn't say which GPU it is: name it in GPU, GPU=h100"
+fi
+if ! predicted=$("$TRAINER" roofline --config="${CONFIG:-bench/roofline/roofline.pbtxt}" \
+  --json --gpu="$gpu" --gpus="$GPUS"); then
+  result step "{\"measured\": $measured, \"predicted\": null}"
+  unjudged "no prediction for \"$gpu\"; roofline's error is above"
+fi
 result step "{\"measured\": $measured, \"predicted\": $predicted}"
+python3 - "$measured" "$predicted" <<'PYTHON'
+import json, sys
+seconds = json.loads(sys.argv[1])["step_seconds"]
+prediction = json.loads(sys.argv[2])["predictions"][0]
+low, high = prediction["step_seconds_range"]
+if seconds is None:
+    print("the run doesn't say how long its steps took")
+    sys.exit(78)
+text = (f"{1e3 * seconds:.1f} ms a step, predicted {1e3 * low:.1f} to "
+        f"{1e3 * high:.1f} ms on {prediction['gpu']}")
+print(text)
+sys.exit(0 if low <= seconds <= high else 1)
+PYTHON

@@ -21,7 +21,7 @@ def rows(part, results):
     """A part's table: a list of rows, the first its heads."""
     if part == "kernels":
         return [["kernel", "dtype", "GB/s", "of the card's"]] + [
-            [r["kernel"], r["dtype"], number(r["bytes_per_second"], 1e-9, 4),
+            [r["kernel"], r["dtype"], number(r.get("bytes_per_second"), 1e-9, 4),
              number(r.get("fraction"), 100) + " %"] for r in results]
     if part == "nccl":
         return [["collective", "GB/s"]] + [
@@ -63,9 +63,9 @@ def main():
     for line in read_lines(os.path.join(folder, "results.jsonl")):
         try:
             one = json.loads(line)
-        except ValueError:
+            results.setdefault(one["part"], []).append(one["result"])
+        except (ValueError, TypeError, KeyError):
             continue  # a part that was cut off
-        results.setdefault(one["part"], []).append(one["result"])
     parts = [line.split("\t") for line in
              read_lines(os.path.join(folder, "parts.tsv"))]
     text = ["# A GPU's first hour", "",
@@ -76,7 +76,7 @@ def main():
             text += [markdown(rows(name, results[name])), ""]
         output = read_lines(os.path.join(folder, name + ".txt"))
         shown = output if name == "machine" else output[-(
-            3 if state in ("passed", "skipped") else 30):]
+            30 if state.startswith("failed") else 3):]
         text += ["```"] + shown + ["```", ""]
     with open(os.path.join(folder, "report.md"), "w", encoding="utf-8") as file:
         file.write("\n".join(text))

@@ -5,8 +5,9 @@
 #     ./bazelw build //... && tests/gpu/run.sh [FOLDER]
 #
 # FOLDER (default gpu_report) gets report.md, report.json and the parts' output.
-# Each part has a time limit, and one that fails doesn't stop the others; one
-# that can't run says why. PARTS="kernels batches" runs only these. TRAINER is
+# Each part has a time limit, and one that fails doesn't stop the others. It has
+# passed, failed, or is "not judged", if what it saw is for a reader, or it
+# couldn't run; then its last line says why. PARTS="kernels batches" runs only these. TRAINER is
 # the trainer's path, by default bazel-bin/trainer/trainer; BUILD its tree, by
 # default bazel-bin. GPUS is how many GPUs to use, by default those of the
 # driver: 0 ends with "skipped". On stand-in devices (testing/standin) only the
@@ -52,12 +53,25 @@ export FOLDER=$folder
 
 # Name and seconds; tests/gpu/part_NAME.sh is the part.
 all_parts="machine:30 correctness:540 kernels:120 nccl:180 step:240 \
-batches:240 strategies:300 memory:150 peers:300 sanitizer:300"
+batches:240 strategies:300 graphs:240 memory:150 peers:300 sanitizer:300"
+for name in ${PARTS-}; do
+  if [[ " $all_parts" != *" $name:"* ]]; then
+    echo "PARTS: there is no part \"$name\"" >&2
+    exit 1
+  fi
+done
 failed=0
+deadline=$((SECONDS + ${MINUTES:-40} * 60))
 for part in $all_parts; do
   name=${part%%:*}
   limit=${part##*:}
+  left=$((deadline - SECONDS))
+  if [ "$limit" -gt "$left" ]; then limit=$left; fi
   if [ -n "${PARTS-}" ] && [[ " $PARTS " != *" $name "* ]]; then continue; fi
+  if [ "$limit" -le 0 ]; then
+    printf '%s\tnot judged: no time was left\t0\n' "$name" >>"$folder/parts.tsv"
+    continue
+  fi
   echo "== $name (at most $limit s)"
   began=$SECONDS
   timeout -k 10 "$limit" bash "tests/gpu/part_$name.sh" \
@@ -65,16 +79,14 @@ for part in $all_parts; do
   status=$?
   case $status in
     0) state=passed ;;
-    77) state=skipped ;; # and its last line says why
-    124 | 137) state="out of time" ;;
-    *) state=failed ;;
+    77 | 78) state="not judged: $(tail -n 1 "$folder/$name.txt" | tr '\t' ' ')" ;;
+    124 | 137) state="failed: out of time" ;;
+    *) state="failed: $(tail -n 1 "$folder/$name.txt" | tr '\t' ' ')" ;;
   esac
-  if [ "$state" = failed ] || [ "$state" = "out of time" ]; then
-    failed=$((failed + 1))
-  fi
+  if [[ "$state" == failed* ]]; then failed=$((failed + 1)); fi
   printf '%s\t%s\t%s\n' "$name" "$state" "$((SECONDS - began))" \
     >>"$folder/parts.tsv"
-  echo "   $state after $((SECONDS - began)) s: $(tail -n 1 "$folder/$name.txt")"
+  echo "   $state ($((SECONDS - began)) s)"
 done
 python3 tests/gpu/report.py "$folder"
 echo "report: $folder/report.md"

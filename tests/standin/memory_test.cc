@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // "33.8 MiB".
 double Bytes(const std::string& text) {
@@ -28,14 +29,19 @@ double Bytes(const std::string& text) {
   return number * (1 << 30);
 }
 
+// `model`: a config.json in this folder; "": the config's own.
 void ExpectPlanned(int gpus, const std::string& strategy,
-                   const std::string& precision) {
-  SCOPED_TRACE(strategy + " in " + precision);
-  const StandinRun run =
-      RunOn(gpus, ShortRun(gpus, {"strategy=capstan." + strategy,
-                                  "precision=capstan." + precision,
-                                  "batch.micro_batch_size=16",
-                                  "batch.global_batch_size=32"}));
+                   const std::string& precision, const std::string& model = "",
+                   const std::string& gpu = "a100") {
+  SCOPED_TRACE(model + " " + strategy + " in " + precision);
+  std::vector<std::string> fields = {
+      "strategy=capstan." + strategy, "precision=capstan." + precision,
+      "batch.micro_batch_size=16", "batch.global_batch_size=32"};
+  if (!model.empty()) {
+    fields.push_back("model=capstan.decoder");
+    fields.push_back("model.config=" + Runfile("tests/standin/" + model));
+  }
+  const StandinRun run = RunOn(gpus, ShortRun(gpus, fields), "gpu=" + gpu);
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
   std::smatch found;
   ASSERT_TRUE(std::regex_search(
@@ -51,6 +57,39 @@ TEST(StandinMemoryTest, Single) { ExpectPlanned(1, "single", "fp32"); }
 TEST(StandinMemoryTest, DdpBFloat16) { ExpectPlanned(2, "ddp", "bf16"); }
 TEST(StandinMemoryTest, Zero2) { ExpectPlanned(2, "zero2", "fp32"); }
 TEST(StandinMemoryTest, FsdpBFloat16) { ExpectPlanned(2, "fsdp", "bf16"); }
+// LibTorch chooses cuDNN's attention there, which has workspaces.
+TEST(StandinMemoryTest, H100) {
+  ExpectPlanned(1, "single", "bf16", "", "h100");
+}
+
+// The gradients of 2 x 32 experts, written to the float32 sums, are a third of
+// what is held.
+constexpr char kExperts[] = "qwen3_moe.json";
+TEST(StandinMemoryTest, ExpertsSingle) {
+  ExpectPlanned(1, "single", "bf16", kExperts);
+}
+TEST(StandinMemoryTest, ExpertsDdp) {
+  ExpectPlanned(2, "ddp", "bf16", kExperts);
+}
+TEST(StandinMemoryTest, ExpertsZero2) {
+  ExpectPlanned(2, "zero2", "bf16", kExperts);
+}
+TEST(StandinMemoryTest, ExpertsFsdp) {
+  ExpectPlanned(2, "fsdp", "bf16", kExperts);
+}
+
+// GELU, windows, norms after each part, norms of queries and keys.
+constexpr char kGemma[] = "gemma3.json";
+TEST(StandinMemoryTest, GemmaSingle) {
+  ExpectPlanned(1, "single", "fp32", kGemma);
+}
+TEST(StandinMemoryTest, GemmaDdp) { ExpectPlanned(2, "ddp", "bf16", kGemma); }
+TEST(StandinMemoryTest, GemmaZero2) {
+  ExpectPlanned(2, "zero2", "bf16", kGemma);
+}
+TEST(StandinMemoryTest, GemmaFsdp) {
+  ExpectPlanned(2, "fsdp", "bf16", kGemma, "h100");
+}
 
 TEST(StandinMemoryTest, LogAndMetrics) {
   const StandinRun run =
@@ -59,6 +98,30 @@ TEST(StandinMemoryTest, LogAndMetrics) {
   EXPECT_THAT(run.result.out,
               ContainsRegex("MFU [0-9.]+ %  GPU [0-9.]+ MiB of [0-9.]+ MiB"));
   EXPECT_THAT(run.result.out, ContainsRegex("MiB in tensors, .* reserved"));
+}
+
+TEST(StandinMemoryTest, OutOfMemoryAtSetUp) {
+  const StandinRun run = RunOn(
+      1,
+      ShortRun(
+          1, {"strategy=capstan.single", "train.memory_snapshot_at_oom=true"}),
+      "memory=16M");
+  EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
+  EXPECT_THAT(run.result.err,
+              ContainsRegex("out of memory at set-up .`trainer plan` expects "
+                            "[0-9.]+ MiB of tensors.; .*fsdp.*; "
+                            "\\S+memory_snapshot_rank0.pickle shows"));
+}
+
+TEST(StandinMemoryTest, TheBannerNamesTheCard) {
+  const StandinRun run =
+      RunOn(2, ShortRun(2, {"strategy=capstan.ddp"}), "gpu=a100");
+  ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
+  EXPECT_THAT(run.result.out,
+              ContainsRegex("devices +2 x GPU: NVIDIA A100[^\n]*, nccl\n"));
+  // Of categories nothing is known on a GPU.
+  EXPECT_THAT(run.result.out, Not(ContainsRegex("measured +\\?")));
+  EXPECT_THAT(run.result.err, Not(HasSubstr("destroy_process_group")));
 }
 
 // PyTorch's viewer looks for these keys.

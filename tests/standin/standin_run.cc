@@ -25,9 +25,10 @@ std::vector<std::string> ShortRun(int ranks,
 }
 
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
-                 const std::string& settings) {
+                 const std::string& settings, const std::string& output_dir) {
   const std::string folder = NewTestFolder("standin");
-  const std::string out = folder + "/out", report = folder + "/report";
+  const std::string out = output_dir.empty() ? folder + "/out" : output_dir;
+  const std::string report = folder + "/report";
   std::filesystem::create_directory(report);
   std::vector<std::string> all = args;
   all.insert(all.end(), {"--set", "output_dir=" + out});
@@ -43,6 +44,7 @@ StandinRun RunOn(int gpus, const std::vector<std::string>& args,
     options.environment["CUDA_VISIBLE_DEVICES"] = "";
   }
   StandinRun run;
+  run.folder = out;
   run.result = RunTrainer(all, options);
   if (std::filesystem::exists(out + "/metrics.jsonl")) {
     run.metrics = ReadMetrics(out);

@@ -15,7 +15,8 @@ namespace capstan {
 
 struct StandinRun {
   TrainerResult result;
-  Metrics metrics;  // empty if the run wrote none
+  std::string folder;  // its output_dir
+  Metrics metrics;     // empty if the run wrote none
   // Lines of all ranks' reports (testing/standin/README.md), and those of them
   // that are findings.
   std::vector<nlohmann::json> report, findings;
@@ -27,9 +28,10 @@ std::vector<std::string> ShortRun(int ranks,
                                   const std::vector<std::string>& more = {});
 
 // On `gpus` devices, with more settings of CAPSTAN_STANDIN ("fault=malloc:3");
-// 0: on the CPU.
+// 0: on the CPU. `output_dir`: another run's, to go on with; else a new one.
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
-                 const std::string& settings = "");
+                 const std::string& settings = "",
+                 const std::string& output_dir = "");
 
 }  // namespace capstan
 

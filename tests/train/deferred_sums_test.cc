@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "strategies/single/single.pb.h"
@@ -101,9 +102,15 @@ class ToyObjective final : public Objective {
   const int64_t stop_step_;
 };
 
-class Fp32 final : public Precision {
+class ToyPrecision final : public Precision {
  public:
-  PrecisionPolicy policy() const override { return {}; }
+  explicit ToyPrecision(const absl::optional<LossScaling>& scaling) {
+    policy_.loss_scaling = scaling;
+  }
+  PrecisionPolicy policy() const override { return policy_; }
+
+ private:
+  PrecisionPolicy policy_;
 };
 
 // Momentum whose step depends on the number of updates, as Adam's does.
@@ -141,6 +148,7 @@ struct Settings {
   std::set<int64_t> bad_steps;
   std::set<int64_t> spikes;  // steps whose loss is too large
   LossSpikes loss_spikes;
+  absl::optional<LossScaling> loss_scaling;
   int64_t overflow_at = 0;  // of ToyOptimizer
   int64_t stop_step = 0;    // in which a signal comes; 0: none
   std::string output_dir;   // default: a new one
@@ -173,7 +181,7 @@ absl::Status Train(ReadSums read, Settings* settings) {
   job.parts.train_data = std::make_unique<ToyData>();
   job.parts.eval_data = std::make_unique<ToyData>();
   job.parts.strategy = *MakePlugin<Strategy>(single::Config());
-  job.parts.precision = std::make_unique<Fp32>();
+  job.parts.precision = std::make_unique<ToyPrecision>(settings->loss_scaling);
   job.parts.optimizer = std::move(optimizer);
   job.batch = {kBatch / 2, kBatch, 2};
   job.output_dir = settings->output_dir;
@@ -225,6 +233,25 @@ TEST(DeferredSumsTest, ChangesNothing) {
   EXPECT_EQ(ReadMetrics(late.output_dir).losses().size(), 30);
   EXPECT_EQ(ReadMetrics(late.output_dir).evals.size(), 5);
   ExpectSame(late, at_once);
+}
+
+// The next scale depends on sums that the host hasn't read.
+TEST(DeferredSumsTest, LossScalesChangeNothing) {
+  LossScaling scaling;
+  scaling.initial_scale = 1024.0;
+  scaling.growth_interval = 3;
+  Settings late, at_once;
+  late.loss_scaling = at_once.loss_scaling = scaling;
+  // Before an evaluation, after it, before and after saving, and in a row.
+  late.bad_steps = at_once.bad_steps = {5, 7, 8, 10, 11, 12, 22};
+  ASSERT_TRUE(Train(ReadSums::kDeferred, &late).ok());
+  ASSERT_TRUE(Train(ReadSums::kBeforeUpdate, &at_once).ok());
+  ExpectSame(late, at_once);
+  std::set<double> scales;
+  for (const nlohmann::json& line : ReadMetrics(late.output_dir).steps) {
+    scales.insert(line["loss_scale"].get<double>());
+  }
+  EXPECT_GE(scales.size(), 4);
 }
 
 TEST(DeferredSumsTest, NonFiniteStepsChangeNothing) {

@@ -109,8 +109,8 @@ absl::Status SaveCheckpoint(const SaveRequest& request,
 //
 // Model, optimizer, manifest, and file lengths and headers are checked before
 // anything is written. Checksums are verified while reading, so that files are
-// read once: no wrong value is written, but after a checksum error the tensors
-// are partly overwritten and mustn't be used.
+// read once: after a checksum error the tensors are partly overwritten, also
+// with wrong values, and mustn't be used.
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
 

@@ -149,19 +149,27 @@ absl::Status StateFile::Check(const ManifestRange& range) const {
 absl::Status StateFile::Read(const ManifestRange& range, int64_t begin,
                              const at::Tensor& out) {
   const Place& place = places_.at(range.Key());
-  const int64_t chunk_elements = kChunkBytes / ElementBytes(place.dtype);
+  const int64_t size = ElementBytes(place.dtype);
+  const int64_t chunk_elements = kChunkBytes / size;
+  const bool as_stored =
+      out.is_cpu() && out.is_contiguous() && out.scalar_type() == place.dtype;
   int64_t done = 0;
   while (done < out.numel()) {
     const int64_t from = begin - range.begin + done;  // offset in the range
     const int64_t index = from / chunk_elements;
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t bytes,
-                             ReadChunk(range, place, index));
     const int64_t skip = from - index * chunk_elements;
-    const int64_t count =
-        std::min(bytes / ElementBytes(place.dtype) - skip, out.numel() - done);
-    out.narrow(0, done, count)
-        .copy_(at::from_blob(buffer_.data() + skip * ElementBytes(place.dtype),
-                             {count}, place.dtype));
+    const int64_t bytes = ChunkBytes(place, index);
+    const int64_t count = std::min(bytes / size - skip, out.numel() - done);
+    if (as_stored && count * size == bytes) {
+      CAPSTAN_RETURN_IF_ERROR(
+          ReadChunk(range, place, index,
+                    static_cast<char*>(out.mutable_data_ptr()) + done * size));
+    } else {
+      char* const buffer = Buffer(bytes);
+      CAPSTAN_RETURN_IF_ERROR(ReadChunk(range, place, index, buffer));
+      out.narrow(0, done, count)
+          .copy_(at::from_blob(buffer + skip * size, {count}, place.dtype));
+    }
     done += count;
   }
   return absl::OkStatus();
@@ -170,27 +178,32 @@ absl::Status StateFile::Read(const ManifestRange& range, int64_t begin,
 absl::Status StateFile::Verify(const ManifestRange& range) {
   const Place& place = places_.at(range.Key());
   for (int64_t index = 0; index < Chunks(place.bytes); ++index) {
-    CAPSTAN_RETURN_IF_ERROR(ReadChunk(range, place, index).status());
+    CAPSTAN_RETURN_IF_ERROR(
+        ReadChunk(range, place, index, Buffer(ChunkBytes(place, index))));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> StateFile::ReadChunk(const ManifestRange& range,
-                                             const Place& place,
-                                             int64_t index) {
-  const int64_t skip = index * kChunkBytes;
-  const int64_t bytes = std::min(kChunkBytes, place.bytes - skip);
+int64_t StateFile::ChunkBytes(const Place& place, int64_t index) {
+  return std::min(kChunkBytes, place.bytes - index * kChunkBytes);
+}
+
+char* StateFile::Buffer(int64_t bytes) {
   if (static_cast<int64_t>(buffer_.size()) < bytes) buffer_.resize(bytes);
-  if (read_ != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(read_(place.offset + skip, bytes, buffer_.data()));
-    return bytes;
-  }
+  return buffer_.data();
+}
+
+absl::Status StateFile::ReadChunk(const ManifestRange& range,
+                                  const Place& place, int64_t index,
+                                  char* out) {
+  const int64_t skip = index * kChunkBytes;
+  const int64_t bytes = ChunkBytes(place, index);
+  if (read_ != nullptr) return read_(place.offset + skip, bytes, out);
   if (file_ == nullptr) {
     CAPSTAN_ASSIGN_OR_RETURN(file_, InputFile::Open(path_));
   }
-  CAPSTAN_RETURN_IF_ERROR(
-      file_->ReadAt(place.offset + skip, bytes, buffer_.data()));
-  const uint32_t crc = Crc32c({buffer_.data(), static_cast<size_t>(bytes)});
+  CAPSTAN_RETURN_IF_ERROR(file_->ReadAt(place.offset + skip, bytes, out));
+  const uint32_t crc = Crc32c({out, static_cast<size_t>(bytes)});
   if (crc != range.crc32c[index]) {
     return DamagedError(
         path_, absl::StrFormat(
@@ -199,7 +212,7 @@ absl::StatusOr<int64_t> StateFile::ReadChunk(const ManifestRange& range,
                    skip, skip + bytes - 1, range.Key(), crc, kManifestFile,
                    range.crc32c[index]));
   }
-  return bytes;
+  return absl::OkStatus();
 }
 
 void StateFile::Close() {

@@ -67,8 +67,9 @@ class StateFile {
 
   // Fills out (1-D) with elements of the parameter from offset `begin`,
   // contained in `range`, converted to out's dtype and device. Reads only the
-  // chunks involved, and verifies each checksum before copying. `range` must
-  // have passed Check.
+  // chunks involved, those that lie in `out` as they are in the file straight
+  // into it, and verifies each checksum. After an error `out` may hold
+  // anything. `range` must have passed Check.
   absl::Status Read(const ManifestRange& range, int64_t begin,
                     const at::Tensor& out);
 
@@ -78,9 +79,13 @@ class StateFile {
  private:
   explicit StateFile(std::string path) : path_(std::move(path)) {}
   absl::Status ReadHeader(const ManifestFile& file);
-  // Reads chunk `index` of a range into buffer_; returns its length in bytes.
-  absl::StatusOr<int64_t> ReadChunk(const ManifestRange& range,
-                                    const Place& place, int64_t index);
+  // The length of chunk `index` of a place in bytes.
+  static int64_t ChunkBytes(const Place& place, int64_t index);
+  // Reads chunk `index` of a range to `out` and verifies its checksum.
+  absl::Status ReadChunk(const ManifestRange& range, const Place& place,
+                         int64_t index, char* out);
+  // buffer_, with room for so many bytes.
+  char* Buffer(int64_t bytes);
 
   const std::string path_;
   // Of WithoutHeader; else null.

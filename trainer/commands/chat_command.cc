@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/kept_context.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/generator.h"
@@ -48,8 +49,13 @@ class Chat {
     CAPSTAN_ASSIGN_OR_RETURN(
         chat->generator_,
         LoadGenerator(options.model, options.adapter, options.plugin_path,
-                      options.overrides));
+                      options.overrides, WeightFormOf(options.weights)));
     CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
+    // Each turn's prompt begins with all turns before.
+    if (auto* const kept =
+            dynamic_cast<KeptContext*>(chat->generator_.objective.get())) {
+      kept->KeepContext(true);
+    }
     if (!options.system.empty()) {
       chat->messages_.push_back({"system", options.system});
     }

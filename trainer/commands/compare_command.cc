@@ -21,6 +21,7 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
+#include "trainer/compare/blame.h"
 #include "trainer/compare/compare_config.h"
 #include "trainer/compare/comparison.h"
 #include "trainer/compare/report.h"
@@ -138,6 +139,10 @@ struct CompareOptions {
   std::string output_dir;  // empty: from the config
   // Skips runs already completed in output_dir.
   bool resume = false;
+  // Finds where runs part from their references.
+  bool blame = false;
+  // Instead of `config`: finished runs' folders, the second the reference.
+  std::vector<std::string> runs;
   std::vector<std::string> plugin_path;
 };
 
@@ -214,6 +219,10 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   const int devices = gpus > 0 ? gpus : AvailableCores();
   comparison.device = absl::StrCat(devices, gpus > 0 ? " GPU" : " CPU core",
                                    devices == 1 ? "" : "s");
+  for (Combination& combination : prepared.combinations) {
+    if (!options.blame) break;
+    combination.config.mutable_train()->mutable_digests()->set_write(true);
+  }
   CAPSTAN_ASSIGN_OR_RETURN(prepared.folder,
                            PrepareFolder(options, loaded, context));
   return prepared;
@@ -309,6 +318,92 @@ void PrintPlan(const PreparedCompare& prepared, int runs) {
   std::cout << std::endl;
 }
 
+// The same run again, which keeps the tensor that differs; returns its folder.
+absl::StatusOr<std::string> RunAgain(const PreparedCompare& prepared,
+                                     const Combination& combination,
+                                     const FirstDifference& where,
+                                     const std::string& suffix,
+                                     CompareProgress* progress) {
+  Combination again = combination;
+  again.run.id = combination.run.id + suffix;
+  Digests* const digests = again.config.mutable_train()->mutable_digests();
+  digests->set_keep_step(where.step);
+  digests->add_keep(absl::StrCat(where.kind, "/", where.parameter));
+  CAPSTAN_ASSIGN_OR_RETURN(const int stopped,
+                           RunOne(prepared, &again, progress));
+  if (stopped != 0) {
+    return absl::CancelledError(absl::StrCat(
+        SignalName(stopped), ": stopped during ", again.run.Label()));
+  }
+  if (again.run.status != ComparedRun::Status::kCompleted) {
+    return absl::InternalError(absl::StrCat(
+        again.run.Label(), " failed when it ran again: ", again.run.reason));
+  }
+  return absl::StrCat(prepared.folder, "/runs/", again.run.id);
+}
+
+// Where `combination`'s run parts from `reference`'s, for the user.
+absl::StatusOr<std::string> Blame(const PreparedCompare& prepared,
+                                  const Combination& combination,
+                                  const Combination& reference,
+                                  CompareProgress* progress) {
+  const std::string runs = prepared.folder + "/runs/";
+  const std::string label = combination.run.Label();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const absl::optional<FirstDifference> where,
+      FindFirstDifference(runs + combination.run.id, runs + reference.run.id));
+  if (!where.has_value()) {
+    return absl::StrCat(label, ": identical to ", reference.run.Label(),
+                        ": all weights, gradients and optimizer states of all "
+                        "steps have the same bits\n");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string mine,
+      RunAgain(prepared, combination, *where, "-blame", progress));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string theirs,
+      RunAgain(prepared, reference, *where,
+               absl::StrCat("-blame-", combination.run.id), progress));
+  CAPSTAN_ASSIGN_OR_RETURN(const TensorDifference tensor,
+                           CompareKept(mine, theirs, *where));
+  return BlameText(label, reference.run.Label(), *where, tensor);
+}
+
+// After Compare, which has named references. `combinations` are those of
+// comparison.runs.
+absl::Status BlameAll(PreparedCompare* prepared) {
+  const Comparison& comparison = prepared->comparison;
+  const Console console(STDOUT_FILENO);
+  std::string text;
+  for (size_t i = 0; i < comparison.runs.size(); ++i) {
+    prepared->combinations[i].run = comparison.runs[i];
+  }
+  for (const Combination& combination : prepared->combinations) {
+    const ComparedRun& run = combination.run;
+    if (run.status != ComparedRun::Status::kCompleted ||
+        run.reference.empty() || run.reference == run.id) {
+      continue;
+    }
+    for (const Combination& reference : prepared->combinations) {
+      if (reference.run.id != run.reference ||
+          reference.run.status != ComparedRun::Status::kCompleted) {
+        continue;
+      }
+      CompareProgress progress(&console, 2, comparison.max_steps);
+      const absl::StatusOr<std::string> found =
+          Blame(*prepared, combination, reference, &progress);
+      if (absl::IsCancelled(found.status())) return found.status();
+      absl::StrAppend(
+          &text, found.ok() ? *found
+                            : absl::StrCat(run.Label(), ": ",
+                                           found.status().message(), "\n"));
+    }
+  }
+  std::cout << "\n" << text;
+  std::cout.flush();
+  return WriteWholeFile(prepared->folder + "/blame.txt", text);
+}
+
 std::string DeltaText(const CurveDelta& delta, double bound) {
   return absl::StrCat(
       delta.max == 0.0 ? "0" : absl::StrFormat("%.1e", delta.max),
@@ -322,8 +417,9 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
       if (run.precision != precision.name || run.reference.empty()) continue;
       rows.emplace_back(
           run.Label(),
-          run.id == run.reference
-              ? "reference"
+          run.id == run.reference ? "reference"
+          : run.loss_delta.max == 0.0 && run.grad_norm_delta.max == 0.0
+              ? "losses and gradient norms are identical"
               : absl::StrCat("loss ",
                              DeltaText(run.loss_delta, precision.bounds.loss),
                              ", gradient norm ",
@@ -363,8 +459,7 @@ void AddFlags(Flags& flags, CompareOptions* options) {
       .Add("--config", &options->config,
            "What to compare (protobuf text, "
            "trainer/compare/compare_config.proto)")
-      .Type("FILE")
-      .Required();
+      .Type("FILE");
   flags
       .Add("--set", &options->overrides,
            "Overrides one field of every run: train.max_steps=10")
@@ -377,10 +472,58 @@ void AddFlags(Flags& flags, CompareOptions* options) {
   flags.Add("--resume", &options->resume,
             "Go on with a comparison that was stopped, in --output_dir: runs "
             "that are done stay");
+  flags.Add("--blame", &options->blame,
+            "Name the first step, tensor and element in which a run's bits "
+            "differ from its reference's; runs that differ run once more");
+  flags
+      .Add("--run", &options->runs,
+           "With --blame, twice, instead of --config: a run's folder, and that "
+           "of the run to compare it with, both trained with "
+           "train.digests.write")
+      .Type("FOLDER")
+      .OneEach();
   AddPluginPath(flags, &options->plugin_path);
 }
 
+// For runs that are there. 1 if they differ.
+absl::StatusOr<int> BlameRuns(const CompareOptions& options) {
+  if (options.runs.size() != 2 || !options.blame || !options.config.empty()) {
+    return absl::InvalidArgumentError(
+        "--run: compare two runs that are there with --blame --run=FOLDER "
+        "--run=REFERENCE, without --config");
+  }
+  const std::vector<std::string> folders = AllFromCaller(options.runs);
+  for (const std::string& folder : folders) {
+    if (PathExists(folder + "/digests.jsonl")) continue;
+    return absl::NotFoundError(absl::StrCat(
+        folder,
+        " has no digests.jsonl: train with --set train.digests.write=true"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<FirstDifference> where,
+                           FindFirstDifference(folders[0], folders[1]));
+  if (!where.has_value()) {
+    std::cout << folders[0] << ": identical to " << folders[1]
+              << ": all weights, gradients and optimizer states of the steps "
+                 "that both have\n";
+    return 0;
+  }
+  const absl::StatusOr<TensorDifference> tensor =
+      CompareKept(folders[0], folders[1], *where);
+  if (!tensor.ok() && !absl::IsNotFound(tensor.status())) {
+    return tensor.status();
+  }
+  std::cout << (tensor.ok() ? BlameText(folders[0], folders[1], *where, *tensor)
+                            : BlameText(folders[0], folders[1], *where));
+  return 1;
+}
+
 absl::StatusOr<int> RunCompare(const CompareOptions& options) {
+  if (!options.runs.empty()) return BlameRuns(options);
+  if (options.config.empty()) {
+    return absl::InvalidArgumentError(
+        "--config is required; or, for two runs that are there, --blame "
+        "--run=FOLDER --run=REFERENCE");
+  }
   CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options));
   int runs = 0;
   for (const Combination& combination : prepared.combinations) {
@@ -407,6 +550,7 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
   Compare(&comparison);
   CAPSTAN_RETURN_IF_ERROR(WriteReports(comparison, prepared.folder));
   PrintResult(comparison, prepared.folder);
+  if (options.blame) CAPSTAN_RETURN_IF_ERROR(BlameAll(&prepared));
   return comparison.passed() ? 0 : 1;
 }
 

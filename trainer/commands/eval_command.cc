@@ -61,6 +61,7 @@ struct EvalOptions {
   bool chat = false;
   bool json = false;
   std::string output;                  // folder; empty: write nothing
+  std::string weights = "stored";      // for --task
   std::vector<std::string> overrides;  // of eval_data, objective etc.
   std::vector<std::string> plugin_path;
 };
@@ -360,6 +361,7 @@ int Ranks(const EvalOptions& options, const Generator& generator,
 void AddFlags(Flags& flags, EvalOptions* options) {
   AddModelFlag(flags, &options->model);
   AddAdapterFlag(flags, &options->adapter);
+  AddWeightsFlag(flags, &options->weights);
   flags
       .Add("--data", &options->data,
            "What to evaluate on, all of it, as the run reads its data; "
@@ -440,7 +442,8 @@ absl::Status CheckFlags(const EvalOptions& options) {
       {!options.fewshot_data.empty(), "--fewshot_data"},
       {options.num_fewshot.has_value(), "--num_fewshot"},
       {options.max_samples > 0, "--max_samples"},
-      {options.chat, "--chat"}};
+      {options.chat, "--chat"},
+      {options.weights != "stored", "--weights"}};
   for (const auto& [given, flag] : of_tasks) {
     if (!tasks && given) return FieldError(flag, "is for tasks (--task)");
   }
@@ -465,6 +468,7 @@ EvalTaskOptions TaskOptions(const EvalOptions& options,
   of_tasks.json = options.json;
   of_tasks.output = output;
   of_tasks.overrides = options.overrides;
+  of_tasks.weights = options.weights;
   of_tasks.plugin_path = options.plugin_path;
   return of_tasks;
 }
@@ -492,6 +496,7 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
                        CAPSTAN_ASSIGN_OR_RETURN(
                            const Outcome outcome,
                            Evaluate(options, generator, data, requests, rank));
+                       CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
                        return rank.rank == 0 ? Report(options, output, outcome)
                                              : absl::OkStatus();
                      });

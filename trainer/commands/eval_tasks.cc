@@ -184,6 +184,7 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
         TaskResult result, evaluate::RunTask(one.task, one.requests, answerer));
     results.push_back(std::move(result));
   }
+  CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   if (rank.rank != 0) return absl::OkStatus();
   return Report(options, asked, results, bar.Seconds());
 }
@@ -229,7 +230,7 @@ absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const Generator generator,
       LoadGenerator(options.model, options.adapter, options.plugin_path,
-                    options.overrides));
+                    options.overrides, WeightFormOf(options.weights)));
   if (!generator.model->token_model()->causal()) {
     return absl::UnimplementedError(absl::StrCat(
         "--task: ", options.model,

@@ -41,6 +41,7 @@ struct EvalTaskOptions {
   bool chat = false;
   bool json = false;
   std::string output;                  // folder, absolute; empty: write nothing
+  std::string weights = "stored";      // see generator.h
   std::vector<std::string> overrides;  // of the objective etc.
   std::vector<std::string> plugin_path;
 };

@@ -352,7 +352,10 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> SampleTasks(
     absl::StatusOr<std::vector<std::vector<int64_t>>> texts =
         sampler->SampleBatch(*generator.model, prompts, sample, nullptr,
                              runner);
-    if (!absl::IsUnimplemented(texts.status())) return texts;
+    if (!absl::IsUnimplemented(texts.status())) {
+      CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
+      return texts;
+    }
   }
   std::vector<std::vector<int64_t>> texts;
   for (const BatchPrompt& prompt : prompts) {
@@ -434,7 +437,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const Generator generator,
       LoadGenerator(options.model, options.adapter, options.plugin_path,
-                    options.overrides));
+                    options.overrides, WeightFormOf(options.weights)));
   const SampleOptions sample = options.Sampling(/*default_tokens=*/0);
   if (!options.prompt_ids.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,

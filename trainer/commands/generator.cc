@@ -34,6 +34,15 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
+const std::map<std::string, WeightForm>& WeightForms() {
+  static const auto* const forms =
+      new std::map<std::string, WeightForm>{{"stored", WeightForm::kStored},
+                                            {"float32", WeightForm::kFloat32},
+                                            {"bfloat16", WeightForm::kBfloat16},
+                                            {"int8", WeightForm::kInt8}};
+  return *forms;
+}
+
 // Which weights to load.
 struct Sources {
   std::string model;    // a Hugging Face folder or a checkpoint
@@ -254,11 +263,17 @@ absl::StatusOr<at::Tensor> PackedWeight(const Model& model, int index) {
   return weight;
 }
 
-// Binds float32 tensors filled from the model's initial values (a folder's
-// weights) or a checkpoint's, and the bytes of packed parameters.
+// Binds a folder's weights, or a checkpoint's, in `form`, or, of a model that
+// isn't made for that, float32 tensors; and the bytes of packed parameters.
 absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
-                         Model& model) {
+                         WeightForm form, Model& model) {
   const std::vector<ParameterSpec>& specs = model.parameters();
+  auto* const inference = dynamic_cast<InferenceWeights*>(&model);
+  if (inference == nullptr && form != WeightForm::kStored &&
+      form != WeightForm::kFloat32) {
+    return FieldError("--weights",
+                      "this model computes with float32 weights alone");
+  }
   const auto initial = [&](int index, uint64_t seed, float* out) {
     if (PackedBytesOf(model, index) > 0) return absl::OkStatus();  // below
     return model.InitialValue(index, seed, 0, specs[index].numel(), out);
@@ -269,9 +284,14 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
                              CheckpointWeights(folder, specs, initial));
   } else {
     for (size_t i = 0; i < specs.size(); ++i) {
-      at::Tensor weight = at::empty(specs[i].shape, at::kFloat);
-      CAPSTAN_RETURN_IF_ERROR(initial(static_cast<int>(i), /*seed=*/0,
-                                      weight.mutable_data_ptr<float>()));
+      const int index = static_cast<int>(i);
+      at::Tensor weight;
+      if (inference != nullptr) weight = inference->StoredWeight(index);
+      if (!weight.defined()) {
+        weight = at::empty(specs[i].shape, at::kFloat);
+        CAPSTAN_RETURN_IF_ERROR(
+            initial(index, /*seed=*/0, weight.mutable_data_ptr<float>()));
+      }
       weights.push_back(std::move(weight));
     }
   }
@@ -279,6 +299,9 @@ absl::Status BindWeights(const std::string& folder, bool is_checkpoint,
     if (PackedBytesOf(model, static_cast<int>(i)) == 0) continue;
     CAPSTAN_ASSIGN_OR_RETURN(weights[i],
                              PackedWeight(model, static_cast<int>(i)));
+  }
+  if (inference != nullptr) {
+    return inference->BindForInference(std::move(weights), form);
   }
   model.Bind(std::move(weights));
   return absl::OkStatus();
@@ -308,7 +331,7 @@ std::string AdapterText(const Sources& sources) {
 
 // Creates `text`'s model and objective, and loads the weights from `folder`.
 absl::Status Load(const std::string& folder, const std::string& text,
-                  const std::vector<std::string>& overrides,
+                  const std::vector<std::string>& overrides, WeightForm form,
                   Generator* generator) {
   CAPSTAN_ASSIGN_OR_RETURN(
       generator->loaded,
@@ -321,7 +344,7 @@ absl::Status Load(const std::string& folder, const std::string& text,
       generator->objective,
       Create<Objective>(loaded.config.objective(), PluginCategory::kObjective,
                         *generator->host));
-  return BindWeights(folder, IsCheckpoint(folder), *generator->model);
+  return BindWeights(folder, IsCheckpoint(folder), form, *generator->model);
 }
 
 // The parts of a run's config, besides model and objective, that evaluation
@@ -386,8 +409,28 @@ void AddAdapterFlag(Flags& flags, std::string* adapter) {
       .Type("FOLDER");
 }
 
+void AddWeightsFlag(Flags& flags, std::string* weights) {
+  flags
+      .Add(
+          "--weights", weights,
+          "How matrices are kept in memory: stored (as the folder has them, in "
+          "its files' own memory), float32, bfloat16 or int8 (a scale a row)")
+      .Type("FORM")
+      .ShowDefault()
+      .Check([](const std::string& value) {
+        return WeightForms().count(value) > 0
+                   ? std::string()
+                   : std::string("is stored, float32, bfloat16 or int8");
+      });
+}
+
+WeightForm WeightFormOf(const std::string& name) {
+  return WeightForms().at(name);
+}
+
 void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
   AddAdapterFlag(flags, &options->adapter);
+  AddWeightsFlag(flags, &options->weights);
   flags.Add("--max_new_tokens", &options->max_new_tokens,
             "How many tokens to add");
   flags.Add("--greedy", &options->greedy, "Always the likeliest token");
@@ -424,7 +467,7 @@ std::string ModelFolder(const std::string& path) {
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
     const std::vector<std::string>& plugin_path,
-    const std::vector<std::string>& overrides) {
+    const std::vector<std::string>& overrides, WeightForm weights) {
   Generator generator;
   generator.host = std::make_unique<PluginHost>(AllFromCaller(plugin_path));
   const ConfigContext context = DefaultConfigContext(generator.host.get());
@@ -439,7 +482,8 @@ absl::StatusOr<Generator> LoadGenerator(
                                                 RunOf(sources.model, context)));
   }
   absl::StrAppend(&text, AdapterText(sources));
-  CAPSTAN_RETURN_IF_ERROR(Load(sources.model, text, overrides, &generator));
+  CAPSTAN_RETURN_IF_ERROR(
+      Load(sources.model, text, overrides, weights, &generator));
   if (generator.model->token_model() == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         sources.model, " is no model of texts: it can't write any"));
@@ -496,8 +540,8 @@ absl::StatusOr<Generator> LoadToEvaluate(
     const std::vector<std::string>& overrides) {
   Generator generator;
   generator.host = std::move(host);
-  CAPSTAN_RETURN_IF_ERROR(
-      Load(source.folder, source.config, overrides, &generator));
+  CAPSTAN_RETURN_IF_ERROR(Load(source.folder, source.config, overrides,
+                               WeightForm::kFloat32, &generator));
   return generator;
 }
 

@@ -11,9 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "base/files.h"
+#include "base/status.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "trainer/config/load_config.h"
@@ -31,6 +34,7 @@ struct SamplingOptions {
   absl::optional<int64_t> top_k;
   absl::optional<double> top_p;
   uint64_t seed = 0;
+  std::string weights = "stored";      // see WeightFormOf
   std::vector<std::string> overrides;  // of the model's config
   std::vector<std::string> plugin_path;
 
@@ -42,6 +46,10 @@ struct SamplingOptions {
 // --model, a trained model.
 void AddModelFlag(Flags& flags, std::string* model);
 void AddAdapterFlag(Flags& flags, std::string* adapter);
+// --weights, for WeightFormOf.
+void AddWeightsFlag(Flags& flags, std::string* weights);
+// "stored", "float32", "bfloat16" or "int8".
+WeightForm WeightFormOf(const std::string& name);
 // All but --model.
 void AddSamplingFlags(Flags& flags, SamplingOptions* options);
 
@@ -60,7 +68,11 @@ struct Generator {
   absl::StatusOr<std::vector<int64_t>> Sample(
       const std::vector<int64_t>& prompt, const SampleOptions& options) const {
     PlainRunner runner;
-    return objective->Sample(*model, prompt, options, runner);
+    absl::StatusOr<std::vector<int64_t>> text =
+        objective->Sample(*model, prompt, options, runner);
+    // Weights may lie in files that change.
+    CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
+    return text;
   }
 };
 
@@ -72,11 +84,14 @@ std::string ModelFolder(const std::string& path);
 // or a PEFT folder, whose adapter_config.json then names the base. `adapter`,
 // if not empty, is a PEFT folder to add. `overrides` ("objective.steps=64")
 // apply to the checkpoint's config, or to the one made for a folder. Weights
-// are bound in float32. Relative folders are resolved against the caller's.
+// are bound in `weights` where the model can (InferenceWeights), else in
+// float32; those of a folder that are so in its files are mapped, not copied.
+// Relative folders are resolved against the caller's.
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const std::string& adapter,
     const std::vector<std::string>& plugin_path,
-    const std::vector<std::string>& overrides = {});
+    const std::vector<std::string>& overrides = {},
+    WeightForm weights = WeightForm::kStored);
 
 // Input of `trainer eval`: any model, with its run's evaluation data.
 struct EvaluationSource {

@@ -144,8 +144,9 @@ absl::StatusOr<int> ShowEnvironment(const NoOptions&) {
     if (field.first != "libtorch") Row(field.first, field.second);
   }
   for (const char* name :
-       {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE",
-        "MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME"}) {
+       {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+        "GOMP_SPINCOUNT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "NCCL_DEBUG", "GLOO_SOCKET_IFNAME"}) {
     const char* value = std::getenv(name);
     if (value != nullptr) Row(name, value);
   }

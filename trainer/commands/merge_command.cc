@@ -35,7 +35,8 @@ absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
                                     const std::string& adapter,
                                     const MergeOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Generator generator,
-                           LoadGenerator(model, adapter, options.plugin_path));
+                           LoadGenerator(model, adapter, options.plugin_path,
+                                         {}, WeightForm::kFloat32));
   TokenModel* const tokens = generator.model->token_model();
   if (tokens == nullptr) {
     return absl::UnimplementedError("the model isn't one of token sequences");

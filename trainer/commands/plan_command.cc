@@ -287,10 +287,6 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
     return absl::InvalidArgumentError(
         "--fit needs --gpu_memory: what a GPU has, 24GiB");
   }
-  if (given.gpus < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--gpus is ", given.gpus, ": must be at least 1"));
-  }
   if (memory > 0) SetRunDevice({true, memory});
   RunOptions preparing = options;
   if ((given.gpus > 0 || memory > 0) && !options.configs.empty()) {
@@ -322,7 +318,8 @@ void AddPlanOptions(Flags& flags, PlanOptions* options) {
       .Add("--gpus", &options->gpus,
            "Plan for this many GPUs, which needn't be here; default: this "
            "machine's or, with --gpu_memory, launch.processes of them")
-      .Type("NUMBER");
+      .Type("NUMBER")
+      .Positive();
   flags
       .Add("--gpu_memory", &options->gpu_memory,
            "What each has, 24GiB or 80GB: adds a table of a GPU")

@@ -8,6 +8,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/gpus.h"
 #include "base/machine.h"
+#include "base/run_device.h"
 #include "trainer/commands/collect_command.h"
 #include "trainer/launcher/place.h"
 #include "trainer/process_group/create.h"
@@ -36,10 +37,12 @@ LaunchSettings SettingsOf(const Launch& launch) {
   return settings;
 }
 
-absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus) {
+// `planned`: the GPUs needn't be here, and the driver isn't asked.
+absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus,
+                              bool planned) {
+  const int on_machine = planned ? gpus : gpus > 0 ? Gpus().on_machine : 0;
   absl::StatusOr<Place> place =
-      FindPlace(SettingsOf(loaded.config.launch()), gpus,
-                gpus > 0 ? Gpus().on_machine : 0);
+      FindPlace(SettingsOf(loaded.config.launch()), gpus, on_machine);
   // Others are about the environment.
   if (FieldOf(place.status()).has_value()) {
     return loaded.Locate(place.status(), "launch");
@@ -81,17 +84,22 @@ absl::Status AsTyped(const absl::Status& status, const RunOptions& options) {
                                      : absl::Status(status.code(), message);
 }
 // Settles batch and memory of `prepared->processes` ranks.
-// With `here` the run is for this machine, whose memory it needs.
+// With `here` the run is for this machine, whose memory it needs; else for GPUs
+// of CurrentRunDevice's memory, if that is known.
 absl::Status PlanRun(Prepared* prepared, bool here = true) {
   TrainJob& job = prepared->job;
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
   const int ranks_here = prepared->place.info.local_world_size;
   if (job.batch.automatic) {
+    const int64_t budget =
+        here ? MemoryBudget(job.gpus > 0, ranks_here)
+             : RoomOfGpu(CurrentRunDevice().memory, prepared->processes)
+                   .for_tensors();
     const int64_t micro = PlanMicroBatch(
         *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
         MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
-        MemoryBudget(job.gpus > 0, ranks_here));
+        budget);
     job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
   }
   const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
@@ -147,7 +155,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   job.command = ThisCall().words;
   job.workspace_folder = prepared->context.workspace_folder;
   CAPSTAN_RETURN_IF_ERROR(TakeGpus(options, &job));
-  CAPSTAN_ASSIGN_OR_RETURN(prepared->place, PlaceOf(job.loaded, job.gpus));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      prepared->place, PlaceOf(job.loaded, job.gpus, options.planned_gpus > 0));
   const Place& place = prepared->place;
   if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
   prepared->processes =
@@ -161,8 +170,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
                                          options.collect && place.Alone()));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      job.parts, CreateRunParts(job.loaded, job.gpus, *prepared->host));
+  CAPSTAN_ASSIGN_OR_RETURN(job.parts,
+                           CreateRunParts(job.loaded, job.gpus, *prepared->host,
+                                          /*here=*/options.planned_gpus == 0));
   CAPSTAN_RETURN_IF_ERROR(
       PlanRun(prepared.get(), /*here=*/options.planned_gpus == 0));
   const std::string slow = SlowPrecisionNote(

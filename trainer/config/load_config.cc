@@ -41,57 +41,109 @@ absl::Status AddText(const std::string& text, const std::string& name,
   return MergeSource(*source, origin, context, config, places);
 }
 
-// Scales schedule.warmup_steps with the length of the run that it was written
-// for. Call Update after each file, and once after all --set.
-class WarmupFit {
+// Of the schedule (trainer/session/schedule.cc), if it says nothing.
+constexpr double kDefaultDecayRatio = 0.2;
+
+// Scales schedule.warmup_steps and decay_steps with the length of the run that
+// they were written for. Call Update after each file, and once after all --set.
+class ScheduleFit {
  public:
   void Update(const LoadedConfig& loaded) {
-    const auto place = loaded.locations.find("schedule.warmup_steps");
-    if (place == loaded.locations.end() || place->second == place_) return;
-    place_ = place->second;
-    written_for_ = loaded.config.train().max_steps();
+    for (Part* part : {&warmup_, &decay_}) {
+      const auto place = loaded.locations.find(part->path + "_steps");
+      if (place == loaded.locations.end() || place->second == part->place) {
+        continue;
+      }
+      part->place = place->second;
+      part->written_for = loaded.config.train().max_steps();
+    }
   }
 
   void Apply(LoadedConfig* loaded) const {
-    const int64_t warmup = loaded->config.schedule().warmup_steps();
-    const int64_t steps = loaded->config.train().max_steps();
+    if (!loaded->config.has_schedule()) return;
+    Schedule& schedule = *loaded->config.mutable_schedule();
+    if (schedule.total_steps() > 0) return;
+    const int64_t warmup = schedule.warmup_steps();
+    const int64_t decay = schedule.decay_steps();
     if (loaded->config.train().max_epochs() > 0) {
-      FitToEpochs(loaded);
+      // The number of steps in epochs is known once the data is.
+      if (FitsItsRun(warmup_, warmup)) {
+        schedule.set_warmup_ratio(Ratio(warmup_, warmup, loaded));
+      }
+      if (FitsItsRun(decay_, decay)) {
+        schedule.set_decay_ratio(Ratio(decay_, decay, loaded));
+      }
       return;
     }
-    if (loaded->config.schedule().total_steps() > 0 || steps <= 0 ||
-        warmup <= steps || warmup > written_for_) {
+    const int64_t steps = loaded->config.train().max_steps();
+    const double fixed = static_cast<double>(warmup + decay);
+    const bool default_decay = schedule.kind() == Schedule::WSD &&
+                               !schedule.has_decay_steps() &&
+                               !schedule.has_decay_ratio();
+    const double decay_ratio =
+        default_decay ? kDefaultDecayRatio : schedule.decay_ratio();
+    const auto all = static_cast<double>(steps);
+    if (steps <= 0 || fixed + std::ceil(schedule.warmup_ratio() * all) +
+                              std::floor(decay_ratio * all) <=
+                          all) {
       return;
     }
-    // Rounded up, like warmup_ratio.
-    const int64_t fitted = static_cast<int64_t>(
-        std::ceil(static_cast<double>(warmup) * static_cast<double>(steps) /
-                  static_cast<double>(written_for_)));
-    loaded->config.mutable_schedule()->set_warmup_steps(fitted);
-    loaded->notes.push_back(
-        absl::StrCat("schedule.warmup_steps is ", fitted, " of ", steps,
-                     " steps, in proportion to the ", warmup, " of ",
-                     written_for_, " at ", place_));
+    // Rounded up, like warmup_ratio; down, so that there is room for that.
+    if (IsShorter(warmup_, warmup, steps)) {
+      schedule.set_warmup_steps(
+          Note(warmup_, warmup,
+               std::ceil(Scaled(warmup_, static_cast<double>(warmup), steps)),
+               loaded));
+    }
+    if (IsShorter(decay_, decay, steps)) {
+      schedule.set_decay_steps(
+          Note(decay_, decay,
+               std::floor(Scaled(decay_, static_cast<double>(decay), steps)),
+               loaded));
+    }
   }
 
  private:
-  // The number of steps in epochs is known once the data is.
-  void FitToEpochs(LoadedConfig* loaded) const {
-    const int64_t warmup = loaded->config.schedule().warmup_steps();
-    if (loaded->config.schedule().total_steps() > 0 || warmup <= 0 ||
-        warmup > written_for_) {
-      return;
-    }
-    const double ratio =
-        static_cast<double>(warmup) / static_cast<double>(written_for_);
-    loaded->config.mutable_schedule()->set_warmup_ratio(ratio);
-    loaded->notes.push_back(absl::StrCat("schedule.warmup_ratio is ", ratio,
-                                         ", as the ", warmup, " of ",
-                                         written_for_, " steps at ", place_));
+  struct Part {
+    std::string path;
+    std::string place = {};
+    int64_t written_for = 0;  // max_steps
+  };
+
+  static bool FitsItsRun(const Part& part, int64_t count) {
+    return count > 0 && count <= part.written_for;
   }
 
-  std::string place_;
-  int64_t written_for_ = 0;
+  static bool IsShorter(const Part& part, int64_t count, int64_t steps) {
+    return FitsItsRun(part, count) && steps < part.written_for;
+  }
+
+  static double Scaled(const Part& part, double count, int64_t steps) {
+    return count * static_cast<double>(steps) /
+           static_cast<double>(part.written_for);
+  }
+
+  static double Ratio(const Part& part, int64_t count, LoadedConfig* loaded) {
+    const double ratio =
+        static_cast<double>(count) / static_cast<double>(part.written_for);
+    loaded->notes.push_back(
+        absl::StrCat(part.path, "_ratio is ", ratio, ", as the ", count, " of ",
+                     part.written_for, " steps at ", part.place));
+    return ratio;
+  }
+
+  static int64_t Note(const Part& part, int64_t count, double fitted,
+                      LoadedConfig* loaded) {
+    const int64_t whole = static_cast<int64_t>(fitted);
+    loaded->notes.push_back(absl::StrCat(
+        part.path, "_steps is ", whole, " of ",
+        loaded->config.train().max_steps(), " steps, in proportion to the ",
+        count, " of ", part.written_for, " at ", part.place));
+    return whole;
+  }
+
+  Part warmup_ = {"schedule.warmup"};
+  Part decay_ = {"schedule.decay"};
 };
 
 // Moves train.sample_prompt, which configs may still have, to the head of
@@ -125,7 +177,7 @@ absl::Status CheckName(const LoadedConfig& loaded) {
 
 // What follows the files.
 absl::Status Finish(const std::vector<std::string>& overrides,
-                    const ConfigContext& context, WarmupFit* warmup,
+                    const ConfigContext& context, ScheduleFit* schedule,
                     LoadedConfig* loaded) {
   for (const std::string& text : overrides) {
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
@@ -134,8 +186,8 @@ absl::Status Finish(const std::vector<std::string>& overrides,
       loaded->config.mutable_train()->clear_sample_prompt();
     }
   }
-  warmup->Update(*loaded);
-  warmup->Apply(loaded);
+  schedule->Update(*loaded);
+  schedule->Apply(loaded);
   MoveSamplePrompt(loaded);
   return CheckName(*loaded);
 }
@@ -299,7 +351,7 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context) {
   LoadedConfig loaded;
-  WarmupFit warmup;
+  ScheduleFit schedule;
   for (const std::string& file : files) {
     CAPSTAN_ASSIGN_OR_RETURN(
         const std::string path,
@@ -307,9 +359,9 @@ absl::StatusOr<LoadedConfig> LoadConfig(
     if (loaded.config.name().empty()) {
       loaded.config.set_name(fs::path(path).stem().string());
     }
-    warmup.Update(loaded);
+    schedule.Update(loaded);
   }
-  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &schedule, &loaded));
   return loaded;
 }
 
@@ -317,11 +369,11 @@ absl::StatusOr<LoadedConfig> ParseConfig(
     const std::string& text, const std::string& name,
     const ConfigContext& context, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
-  WarmupFit warmup;
+  ScheduleFit schedule;
   CAPSTAN_RETURN_IF_ERROR(AddText(text, name, context.caller_folder, context,
                                   &loaded.config, &loaded));
-  warmup.Update(loaded);
-  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &warmup, &loaded));
+  schedule.Update(loaded);
+  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &schedule, &loaded));
   return loaded;
 }
 

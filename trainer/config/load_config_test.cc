@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -337,6 +338,43 @@ TEST_F(LoadConfigTest, WarmupShrinksWithTheRun) {
   ASSERT_TRUE(both.ok());
   EXPECT_EQ(both->config.schedule().warmup_steps(), 5);
   EXPECT_EQ(both->notes.size(), 1);
+}
+
+TEST_F(LoadConfigTest, DecayShrinksWithTheRun) {
+  const std::string text =
+      "train { max_steps: 1000 }\n"
+      "schedule { kind: WSD warmup_steps: 100 decay_steps: 300 }";
+  const auto parts = [&](const std::vector<std::string>& overrides) {
+    const auto loaded = Load(text, overrides);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    const Schedule& schedule = loaded->config.schedule();
+    return std::make_pair(schedule.warmup_steps(), schedule.decay_steps());
+  };
+  // Both, where there is no room for both.
+  EXPECT_EQ(parts({"train.max_steps=399"}), std::make_pair(40L, 119L));
+  EXPECT_EQ(parts({"train.max_steps=400"}), std::make_pair(100L, 300L));
+  EXPECT_EQ(parts({"train.max_steps=5"}), std::make_pair(1L, 1L));
+  EXPECT_EQ(parts({"train.max_steps=2000"}), std::make_pair(100L, 300L));
+  EXPECT_EQ(parts({"train.max_steps=5", "schedule.total_steps=500"}),
+            std::make_pair(100L, 300L));
+  EXPECT_EQ(parts({"schedule.decay_steps=3", "train.max_steps=50"}),
+            std::make_pair(5L, 3L));
+  EXPECT_THAT(
+      Load(text, {"train.max_steps=10"})->notes,
+      ElementsAre("schedule.warmup_steps is 1 of 10 steps, in proportion "
+                  "to the 100 of 1000 at run.pbtxt:2:22",
+                  "schedule.decay_steps is 3 of 10 steps, in proportion "
+                  "to the 300 of 1000 at run.pbtxt:2:40"));
+  const auto epochs = Load(text, {"train.max_epochs=2"});
+  ASSERT_TRUE(epochs.ok()) << epochs.status();
+  EXPECT_NEAR(epochs->config.schedule().decay_ratio(), 0.3, 1e-12);
+  EXPECT_NEAR(epochs->config.schedule().warmup_ratio(), 0.1, 1e-12);
+  const auto ratio = Load(
+      "train { max_steps: 1000 }"
+      "schedule { kind: WSD warmup_ratio: 0.5 decay_steps: 300 }",
+      {"train.max_steps=500"});
+  ASSERT_TRUE(ratio.ok()) << ratio.status();
+  EXPECT_EQ(ratio->config.schedule().decay_steps(), 150);
 }
 
 TEST_F(LoadConfigTest, APluginsShortNameSuggestsTheWhole) {

@@ -136,14 +136,16 @@ class PrefetchingLoader final : public DataLoader {
   absl::Status ReadAhead(const c10::Stream& copies) {
     SampleSequence sequence(options_.order);
     std::vector<int64_t> samples(options_.micro_batch_size);
-    const int64_t at_once = options_.micro_batch_size * options_.world_size;
-    const int64_t per_step = options_.global_batch_size / at_once;
+    const int64_t per_step = options_.global_batch_size /
+                             (options_.micro_batch_size * options_.world_size);
     for (int64_t batch = 0; AwaitRoom(batch); ++batch) {
       const int64_t step = batch / per_step;
+      const int64_t micro_batch =
+          MicroBatchIndex(options_.micro_batches, options_.rank,
+                          options_.world_size, batch % per_step, per_step);
       const int64_t position = options_.start_position +
                                step * options_.global_batch_size +
-                               batch % per_step * at_once +
-                               options_.rank * options_.micro_batch_size;
+                               micro_batch * options_.micro_batch_size;
       sequence.At(position, absl::MakeSpan(samples));
       BatchSlot& slot = slots_[batch % slots_.size()];
       CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, position, copies));
@@ -189,6 +191,12 @@ class PrefetchingLoader final : public DataLoader {
 };
 
 }  // namespace
+
+int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
+                        int64_t index, int64_t count) {
+  return order == MicroBatchOrder::kByRank ? rank * count + index
+                                           : index * ranks + rank;
+}
 
 int64_t LongestSample(const DatasetReader& data, int64_t most) {
   int64_t longest = 0;
@@ -358,7 +366,8 @@ void BatchSlot::CopyToDevice(const c10::Stream& copies) {
     // Only the first time, if the reader reuses the tensors it is given.
     if (!tensor.is_pinned()) tensor = tensor.pin_memory();
     device_[name] = tensor.to(copies.device(), /*non_blocking=*/true);
-    if (name == kLabels || name == kPositions || tensor.dim() == 1) {
+    if (name == kInputIds || name == kLabels || name == kPositions ||
+        tensor.dim() == 1) {
       device_[HostCopyName(name)] = tensor.clone();
     }
   }

@@ -73,10 +73,22 @@ class SampleSequence {
   std::vector<int64_t> sorted_;
 };
 
-// Selects a rank's samples: micro-step a of the step at position s takes, on
-// rank r of w, positions s + (a * w + r) * micro .. + micro - 1 of the order.
+// Which of a step's micro-batches a rank takes.
+enum class MicroBatchOrder {
+  kByMicroStep,  // those of a micro-step, on all ranks, are neighbours
+  kByRank,       // those of a rank are
+};
+
+// The micro-batch of rank `rank` of `ranks` in micro-step `index` of `count`,
+// by its place in the global batch.
+int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
+                        int64_t index, int64_t count);
+
+// Selects a rank's samples: of the step at position s, micro-batch m takes
+// positions s + m * micro .. + micro - 1 of the order (MicroBatchIndex).
 struct DataLoaderOptions {
   DataOrder order;
+  MicroBatchOrder micro_batches = MicroBatchOrder::kByMicroStep;
   int64_t micro_batch_size = 1;
   int64_t global_batch_size = 1;
   int rank = 0;

@@ -148,5 +148,23 @@ TEST(DataLoaderTest, ReadersErrorComesInItsPlaceAndStays) {
   EXPECT_FALSE(loader->Next().ok());
 }
 
+// Each order gives all of a step's micro-batches to somebody, once.
+TEST(MicroBatchIndexTest, DividesAStep) {
+  EXPECT_EQ(MicroBatchIndex(MicroBatchOrder::kByMicroStep, 1, 4, 2, 3), 9);
+  EXPECT_EQ(MicroBatchIndex(MicroBatchOrder::kByRank, 1, 4, 2, 3), 5);
+  for (const auto order :
+       {MicroBatchOrder::kByMicroStep, MicroBatchOrder::kByRank}) {
+    std::set<int64_t> all;
+    for (int rank = 0; rank < 4; ++rank) {
+      for (int64_t i = 0; i < 3; ++i) {
+        all.insert(MicroBatchIndex(order, rank, 4, i, 3));
+      }
+    }
+    EXPECT_EQ(all.size(), 12);
+    EXPECT_EQ(*all.begin(), 0);
+    EXPECT_EQ(*all.rbegin(), 11);
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -132,7 +132,9 @@ TEST(FitTest, AmountsOfMemory) {
   EXPECT_EQ(*BytesFromText("24GiB"), int64_t{24} << 30);
   EXPECT_EQ(*BytesFromText("80 GB"), int64_t{80000000000});
   EXPECT_EQ(*BytesFromText("1.5KiB"), 1536);
-  EXPECT_EQ(*BytesFromText("4096"), 4096);
+  EXPECT_EQ(*BytesFromText("4096B"), 4096);
+  EXPECT_EQ(BytesFromText("80").status().message(),
+            "'80' lacks a unit: write 80GB, 80GiB or, for bytes, 80B");
   for (const char* wrong : {"", "GiB", "-1GiB", "24 Gi", "nan", "1e30GiB"}) {
     EXPECT_FALSE(BytesFromText(wrong).ok()) << wrong;
   }

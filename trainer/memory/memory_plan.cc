@@ -67,7 +67,7 @@ bool Offloaded(const ActivationCheckpointing& checkpointing, size_t i) {
 // A micro-step: forward unit by unit, then backward in reverse.
 void AddMicroStep(const StrategyPlan& strategy,
                   const std::vector<UnitMemory>& units,
-                  const ActivationCheckpointing& checkpointing,
+                  const ActivationCheckpointing& checkpointing, bool on_gpu,
                   TimeLine* line) {
   // The first unit reads the data, which has no gradient.
   const auto checkpointed = [&](size_t i) {
@@ -116,9 +116,13 @@ void AddMicroStep(const StrategyPlan& strategy,
     TimeLine::Moment collecting = now;
     now.workspace += unit.backward_workspace;
     now.workspace += At(strategy.backward_workspace, i);
-    // A gradient without storage of its own is written to its bucket.
-    now.buckets += std::min(At(strategy.collect_buckets, i),
-                            std::max<int64_t>(0, -unit.backward_workspace));
+    // A gradient without storage of its own is written to its bucket: on a GPU
+    // each of a matrix, else those that make the workspace negative.
+    const int64_t collected = At(strategy.collect_buckets, i);
+    now.buckets +=
+        on_gpu ? collected
+               : std::min(collected,
+                          std::max<int64_t>(0, -unit.backward_workspace));
     line->Add(now);
     // Parameter gradients exist and go into their buckets.
     collecting.buckets += At(strategy.collect_buckets, i);
@@ -219,7 +223,7 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   }
   TimeLine line(always);
   line.Add({/*buckets=*/strategy.publish_buckets});
-  if (on_gpu && !strategy.optimizer_on_host) {
+  if (!on_gpu || !strategy.optimizer_on_host) {
     TimeLine::Moment updating;
     updating.workspace = update;
     line.Add(updating);
@@ -230,7 +234,7 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
       for (const int64_t bytes : *buckets) line.Add({bytes});
     }
   }
-  AddMicroStep(strategy, units, checkpointing, &line);
+  AddMicroStep(strategy, units, checkpointing, on_gpu, &line);
 
   MemoryPlan plan;
   plan.at_peak = line.at_peak();
@@ -250,26 +254,6 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   return plan;
 }
 
-int64_t UpdateWorkspace(const Optimizer& optimizer, const Model& model,
-                        int64_t elements) {
-  constexpr int64_t kWholeBytes = 16;
-  int64_t bytes = 0;
-  for (const OptimizerStateSpec& spec : optimizer.state_specs()) {
-    if (spec.dtype == c10::ScalarType::Byte) {
-      bytes = 24 * std::min(elements, int64_t{1} << 24);
-    } else if (spec.dtype == c10::ScalarType::BFloat16) {
-      bytes = 64 * std::min(elements, int64_t{1} << 22);
-    }
-  }
-  for (size_t i = 0; i < model.parameters().size(); ++i) {
-    const ParameterSpec& spec = model.parameters()[i];
-    if (spec.trainable && optimizer.NeedsWhole(model, static_cast<int>(i))) {
-      bytes = std::max(bytes, kWholeBytes * spec.numel());
-    }
-  }
-  return bytes;
-}
-
 int64_t SavedBytes(const MemoryRequest& request) {
   const c10::ScalarType master = request.strategy.precision.master;
   int64_t elements = 0;
@@ -283,6 +267,31 @@ int64_t SavedBytes(const MemoryRequest& request) {
   return all / std::max(1, request.strategy.world_size);
 }
 
+namespace {
+
+// What CUDA graphs take besides: the pool of the largest micro-step, while
+// another runs as usual beside it, and while the two are compared three copies
+// of the gradients. Gradients that the strategy would reduce bucket by bucket
+// are all there.
+int64_t GraphBytes(const StrategyPlan& plan, const MemoryRequest& request,
+                   const MemoryByCategory& at_peak) {
+  int64_t bytes = 0;
+  for (const MemoryCategory category :
+       {MemoryCategory::kActivations, MemoryCategory::kLogits,
+        MemoryCategory::kWorkspace}) {
+    bytes += at_peak[static_cast<size_t>(category)];
+  }
+  int64_t gradients = 0;
+  for (const ParameterSpec& spec : request.strategy.model->parameters()) {
+    if (spec.trainable) gradients += spec.numel();
+  }
+  gradients *=
+      static_cast<int64_t>(c10::elementSize(request.strategy.precision.reduce));
+  return bytes + (plan.gradients < gradients ? 4 : 3) * gradients;
+}
+
+}  // namespace
+
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
   const StrategyPlan plan = strategy.Plan(request.strategy);
   std::vector<UnitMemory> units;
@@ -293,8 +302,13 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
   MemoryPlan memory =
       PlanMemory(plan, StateBytes(plan, request), units, request.checkpointing,
                  request.on_gpu, request.paged_state,
-                 UpdateWorkspace(*request.optimizer, *request.strategy.model,
-                                 plan.optimizer_elements));
+                 request.optimizer->UpdateBytes(
+                     {request.strategy.model, plan.optimizer_elements,
+                      request.on_gpu && !plan.optimizer_on_host}));
+  if (request.cuda_graphs) {
+    memory.at_peak[static_cast<size_t>(MemoryCategory::kWorkspace)] +=
+        GraphBytes(plan, request, memory.at_peak);
+  }
   if (request.snapshot) memory.snapshot = SavedBytes(request);
   memory.mirror = request.mirror_images * SavedBytes(request);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
@@ -470,7 +484,7 @@ absl::StatusOr<int64_t> BytesFromText(absl::string_view text) {
       {"MB", 1e6},           {"GB", 1e9},
       {"TB", 1e12},          {"B", 1.0}};
   absl::string_view number = absl::StripAsciiWhitespace(text);
-  double factor = 1.0;
+  double factor = 0.0;
   for (const auto& [unit, bytes] : kUnits) {
     if (absl::ConsumeSuffix(&number, unit)) {
       factor = bytes;
@@ -478,8 +492,14 @@ absl::StatusOr<int64_t> BytesFromText(absl::string_view text) {
     }
   }
   double value = 0.0;
-  if (!absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value) ||
-      !(value > 0.0) || !(value * factor < 9e15)) {
+  const bool is_number =
+      absl::SimpleAtod(absl::StripAsciiWhitespace(number), &value);
+  if (is_number && value > 0.0 && factor == 0.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' lacks a unit: write ", number, "GB, ",
+                     number, "GiB or, for bytes, ", number, "B"));
+  }
+  if (!is_number || !(value > 0.0) || !(value * factor < 9e15)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "'", text, "' isn't an amount of memory: write 24GiB or 80GB"));
   }

@@ -59,6 +59,8 @@ struct MemoryRequest {
   // the state a rank's mirror has.
   bool snapshot = false;
   int mirror_images = 0;
+  // train.cuda_graphs, on a GPU.
+  bool cuda_graphs = false;
 };
 
 // Prediction for the rank that holds most; in bytes.
@@ -99,20 +101,11 @@ int64_t ExpectedProcess(int64_t resident, int64_t tensors,
 
 // PlanMemory from what a strategy and a model declare. `paged_state`: the
 // optimizer's state isn't on the device but for a piece. `update`: what the
-// optimizer's update allocates, UpdateWorkspace.
+// optimizer's update allocates (Optimizer::UpdateBytes).
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing, bool on_gpu,
                       bool paged_state = false, int64_t update = 0);
-
-// What an update on a GPU allocates and frees if the optimizer has no kernel of
-// ours there but LibTorch's operators, in bytes: for state in 8 or 16 bits a
-// piece's values at a time, for parameters that it needs whole the largest
-// one's. An upper bound (kernels/optimizer's tests), also assumed of other
-// optimizers that need whole parameters. `elements` are those that a rank
-// updates.
-int64_t UpdateWorkspace(const Optimizer& optimizer, const Model& model,
-                        int64_t elements);
 
 // What a rank of `request` saves: its part of masters and optimizer state, 12
 // bytes a trainable parameter for all ranks together with AdamW in float32.
@@ -138,7 +131,8 @@ struct GpuRoom {
 };
 GpuRoom RoomOfGpu(int64_t bytes, int ranks, const NcclSizes& nccl = {});
 
-// "24GiB", "80 GB", "512MiB" or a number of bytes.
+// "24GiB", "80 GB", "512MiB", "4096B". A number without a unit is an error, as
+// --gpu_memory=80 doesn't mean bytes.
 absl::StatusOr<int64_t> BytesFromText(absl::string_view text);
 
 // What one of `ranks` GPUs, and one machine with all of them, holds. Plain

@@ -115,6 +115,18 @@ TEST(MemoryPlanTest, BucketsFillWhenTheKernelsAreDone) {
   EXPECT_EQ(OfUnits(strategy, units), before + 5);
 }
 
+TEST(MemoryPlanTest, OnGpusBucketsFillWhileTheKernelsRun) {
+  StrategyPlan strategy;
+  strategy.backward_workspace = {0, 40, 0};
+  strategy.collect_buckets = {0, 50, 0};
+  const auto planned = [&] {
+    return Total(PlanMemory(strategy, 0, Units(), {}, /*on_gpu=*/true).at_peak);
+  };
+  const int64_t with = planned();
+  strategy.collect_buckets.clear();
+  EXPECT_EQ(with, planned() + 50);
+}
+
 TEST(MemoryPlanTest, CheckpointedUnitsKeepTheirOutput) {
   std::vector<UnitMemory> units = Units();
   units.insert(units.begin() + 1, 9, units[1]);
@@ -233,7 +245,7 @@ TEST(MemoryPlanTest, OffloadedActivationsAreOnTheHost) {
             In(kept, MemoryCategory::kActivations));
 }
 
-// On a GPU, while there are no activations.
+// While there are no activations.
 TEST(MemoryPlanTest, AnUpdateHasWorkspaceOfItsOwn) {
   StrategyPlan strategy = Holding();
   const auto total = [&](bool on_gpu, int64_t update) {
@@ -243,33 +255,18 @@ TEST(MemoryPlanTest, AnUpdateHasWorkspaceOfItsOwn) {
   const int64_t rest = total(true, 0);
   EXPECT_EQ(total(true, 10), rest);
   EXPECT_EQ(total(true, 5000), 1000 + 2000 + 3000 + 5000);
-  EXPECT_EQ(total(false, 5000), rest);
+  EXPECT_EQ(total(false, 5000), total(true, 5000));
   strategy.optimizer_on_host = true;
   EXPECT_EQ(total(true, 5000), rest - 2000 - 3000) << "the CPU updates";
 }
 
-class NarrowState final : public IdleMatrixOptimizer {
- public:
-  explicit NarrowState(c10::ScalarType dtype) : dtype_(dtype) {}
-  std::vector<std::string> state_names() const override { return {"m"}; }
-  std::vector<OptimizerStateSpec> state_specs() const override {
-    return {{"m", dtype_}};
-  }
-
- private:
-  const c10::ScalarType dtype_;
-};
-
-TEST(MemoryPlanTest, AnUpdatesWorkspaceIsAPiecesOrAMatrixs) {
+TEST(MemoryPlanTest, OfOtherOptimizersAMatrixIsAllowedFor) {
   const IdleModel vectors({{"a", {1 << 30}}}, 1);
   const IdleModel matrix({{"a", {100, 10}}, {"b", {1000, 1000}, 0, false}}, 1);
-  const NarrowState bytes(c10::ScalarType::Byte);
-  const NarrowState halves(c10::ScalarType::BFloat16);
-  EXPECT_EQ(UpdateWorkspace(bytes, vectors, 1000), 24 * 1000);
-  EXPECT_EQ(UpdateWorkspace(bytes, vectors, 1 << 30), int64_t{24} << 24);
-  EXPECT_EQ(UpdateWorkspace(halves, vectors, 1 << 30), int64_t{64} << 22);
-  EXPECT_EQ(UpdateWorkspace(IdleMatrixOptimizer(), matrix, 1000), 16 * 1000);
-  EXPECT_EQ(UpdateWorkspace(IdleMatrixOptimizer(), vectors, 1000), 0);
+  const IdleMatrixOptimizer optimizer;
+  EXPECT_EQ(optimizer.UpdateBytes({&matrix, 1000, true}), 16 * 1000);
+  EXPECT_EQ(optimizer.UpdateBytes({&matrix, 1000, false}), 0);
+  EXPECT_EQ(optimizer.UpdateBytes({&vectors, 1000, true}), 0);
 }
 
 TEST(MemoryPlanTest, PagedStateIsOnTheHostOrInAFile) {

@@ -87,7 +87,7 @@ std::string BytesOrUnknown(const absl::optional<int64_t>& bytes) {
   return bytes.has_value() ? ShortBytes(*bytes) : "?";
 }
 
-// "planned 1.20 GiB, measured 1.19 GiB", one line per category.
+// "planned 1.20 GiB  measured 1.19 GiB", one line per category.
 void AddMemory(const std::vector<CategoryBytes>& memory,
                std::vector<std::pair<std::string, std::string>>* rows) {
   for (const CategoryBytes& bytes : memory) {
@@ -99,9 +99,12 @@ void AddMemory(const std::vector<CategoryBytes>& memory,
         total ? "all tensors"
               : absl::StrCat("  ",
                              absl::StrReplaceAll(bytes.category, {{"_", " "}})),
-        absl::StrFormat("planned %9s  measured %9s",
-                        BytesOrUnknown(bytes.predicted),
-                        BytesOrUnknown(bytes.measured)));
+        absl::StrCat(
+            absl::StrFormat("planned %9s", BytesOrUnknown(bytes.predicted)),
+            // On GPUs only the total is.
+            bytes.measured.has_value()
+                ? absl::StrFormat("  measured %9s", ShortBytes(*bytes.measured))
+                : ""));
   }
 }
 

@@ -208,6 +208,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
   summary.memory = {{"parameters", 512, 1024},
                     {"optimizer_state", 0, 0},
                     {"activations", absl::nullopt, 2048},
+                    {"logits", 256, absl::nullopt},
                     {"total", absl::nullopt, 3072}};
   summary.final_loss = 1.5;
   summary.eval_loss = 1.75;
@@ -266,6 +267,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
       HasSubstr("5.00 MiB sent a step, 40 ms, of which 12.5 ms not hidden\n"));
   EXPECT_THAT(printed, ContainsRegex("  parameters +planned +512 B  "
                                      "measured +1.00 KiB\n"));
+  EXPECT_THAT(printed, ContainsRegex("  logits +planned +256 B\n"));
   EXPECT_THAT(printed, ContainsRegex("all tensors +planned +\\?  "
                                      "measured +3.00 KiB\n"));
   EXPECT_THAT(printed, Not(HasSubstr("optimizer state"))) << "there is none";

@@ -320,6 +320,9 @@ class FaultyOptimizer final : public Optimizer {
   int64_t StateNumel(const ParameterSpec& parameter, int state) const override {
     return plugin_->StateNumel(parameter, state);
   }
+  int64_t UpdateBytes(const UpdateMemoryRequest& request) const override {
+    return plugin_->UpdateBytes(request);
+  }
 
  private:
   const std::unique_ptr<Optimizer> plugin_;

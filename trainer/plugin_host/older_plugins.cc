@@ -93,7 +93,7 @@ class Optimizer1 : public Optimizer {
   const std::unique_ptr<Optimizer> plugin_;
 };
 
-// Minor 3 added StateNumel.
+// Minor 3 added StateNumel and UpdateBytes.
 class Optimizer2 final : public Optimizer1 {
  public:
   using Optimizer1::Optimizer1;

@@ -12,6 +12,7 @@
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/launcher/launcher.h"
+#include "trainer/process_group/backend_group.h"
 #include "trainer/process_group/phase_group.h"
 
 namespace capstan {
@@ -144,17 +145,15 @@ absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
     if (group.rank() == 0) {
       std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
     }
-    bytes = bytes.to(group.device());
-    group.Broadcast(bytes, 0)->Wait();
+    ProcessGroup& host = HostGroupOf(group);
+    bytes = bytes.to(host.device());
+    host.Broadcast(bytes, 0)->Wait();
     if (group.rank() == 0) {
       received = text;
     } else {
       bytes = bytes.cpu();
       std::memcpy(&received[0], bytes.const_data_ptr(), received.size());
     }
-    // NCCL ends an aborted broadcast as if it had succeeded; the next
-    // collective tells.
-    if (group.device().is_cuda()) FromAllRanks(group, 0.0);
     return absl::OkStatus();
   }));
   return received;

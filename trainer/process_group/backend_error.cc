@@ -5,6 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 namespace capstan {
@@ -33,6 +34,13 @@ bool IsTimeout(absl::string_view message) {
 
 bool IsOutOfMemory(absl::string_view what) {
   return absl::StrContains(absl::AsciiStrToLower(what), "out of memory");
+}
+
+absl::Status NcclOutOfMemory(int rank, int gpu) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("rank ", rank, ": GPU ", gpu,
+                   " has no memory left for NCCL's buffers: end what else ",
+                   "runs on it, or lower launch.nccl.buffer_mib"));
 }
 
 }  // namespace capstan

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace capstan {
@@ -19,6 +20,10 @@ bool IsTimeout(absl::string_view message);
 // NCCL couldn't have: "unhandled cuda error .. Last error: Cuda failure 2 'out
 // of memory'".
 bool IsOutOfMemory(absl::string_view what);
+
+// RESOURCE_EXHAUSTED: that NCCL could not connect rank `rank`, on GPU `gpu`,
+// for want of memory.
+absl::Status NcclOutOfMemory(int rank, int gpu);
 
 }  // namespace capstan
 

@@ -17,6 +17,7 @@
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "trainer/process_group/backend_error.h"
+#include "trainer/process_group/phase_group.h"
 #include "trainer/process_group/single_group.h"
 
 namespace capstan {
@@ -102,26 +103,40 @@ class BackendWork : public Work {
 
 }  // namespace
 
+BackendGroup::BackendGroup(Connect connect, std::string name, int rank,
+                           int size)
+    : BackendGroup(std::move(connect), name, name, at::kCPU, rank, size, rank,
+                   /*host=*/nullptr, std::make_shared<CommunicationMeter>(),
+                   /*times=*/nullptr, std::make_shared<Backends>()) {}
+
 BackendGroup::BackendGroup(Connect connect, std::string name, at::Device device,
                            int rank, int size,
+                           std::unique_ptr<ProcessGroup> host,
                            std::shared_ptr<DeviceTimes> times)
     : BackendGroup(std::move(connect), name, name, device, rank, size, rank,
-                   std::make_shared<CommunicationMeter>(), std::move(times)) {}
+                   std::move(host), std::make_shared<CommunicationMeter>(),
+                   std::move(times), std::make_shared<Backends>()) {}
 
 BackendGroup::BackendGroup(Connect connect, std::string name,
                            std::string prefix, at::Device device, int rank,
                            int size, int named_rank,
+                           std::unique_ptr<ProcessGroup> host,
                            std::shared_ptr<CommunicationMeter> meter,
-                           std::shared_ptr<DeviceTimes> times)
+                           std::shared_ptr<DeviceTimes> times,
+                           std::shared_ptr<Backends> backends)
     : connect_(std::move(connect)),
       name_(std::move(name)),
       prefix_(std::move(prefix)),
       device_(device),
       named_rank_(named_rank),
+      host_(std::move(host)),
       meter_(std::move(meter)),
       times_(std::move(times)),
+      backends_(std::move(backends)),
       log_(/*sees_ends=*/device.is_cpu(), /*in_order=*/false),
-      backend_(connect_(prefix_, rank, size)) {}
+      backend_(connect_(prefix_, rank, size)) {
+  if (!device_.is_cpu()) backends_->push_back(backend_);
+}
 
 BackendGroup::~BackendGroup() {
   // Gloo's destructor waits for collectives that a lost peer may never join,
@@ -160,7 +175,9 @@ CommunicationStats BackendGroup::stats() const {
     const DeviceTimes::Seconds measured = times_->Take();
     meter_->Measured(measured.busy, measured.exposed);
   }
-  return meter_->stats();
+  CommunicationStats stats = meter_->stats();
+  if (host_ != nullptr) stats.bytes_sent += host_->stats().bytes_sent;
+  return stats;
 }
 
 int64_t BackendGroup::RingBytes(const at::Tensor& tensor) const {
@@ -236,43 +253,110 @@ std::unique_ptr<Work> BackendGroup::Broadcast(const at::Tensor& tensor,
 
 void BackendGroup::AllReduceHost(absl::Span<double> values) {
   if (values.empty()) return;
-  const at::Tensor host =
-      at::from_blob(values.data(), {static_cast<int64_t>(values.size())},
-                    at::TensorOptions().dtype(at::kDouble));
-  if (device_.is_cpu()) {
-    AllReduce(host)->Wait();
+  if (host_ != nullptr) {
+    CheckDevice();
+    host_->AllReduceHost(values);
     return;
   }
-  const at::Tensor on_device =
-      at::empty({static_cast<int64_t>(values.size())},
-                at::TensorOptions().dtype(at::kDouble).device(device_));
-  on_device.copy_(host);
-  AllReduce(on_device)->Wait();
-  // To pageable host memory: blocks until the values have arrived.
-  host.copy_(on_device);
+  CHECK(device_.is_cpu()) << "a rank on paper has nobody to sum with";
+  AllReduce(at::from_blob(values.data(), {static_cast<int64_t>(values.size())},
+                          at::TensorOptions().dtype(at::kDouble)))
+      ->Wait();
+}
+
+// NCCL's thread notes an error before it aborts the communicator, which lets
+// the device go on: what the device has computed since can't have been read
+// before the note.
+void BackendGroup::CheckDevice() {
+  for (const c10::intrusive_ptr<c10d::Backend>& backend : *backends_) {
+    if (backend->getError() == c10d::ErrorType::SUCCESS) continue;
+    // An aborted communicator's next collective says why.
+    std::vector<at::Tensor> tensors = {
+        at::empty({1}, at::TensorOptions().device(device_))};
+    Translate(named_rank_, "all-reduce",
+              [&] { return backend->allreduce(tensors); });
+    Fail(named_rank_, "a collective", "NCCL has ended it");
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
   CHECK_GE(color, 0);
-  const std::string prefix = absl::StrCat(prefix_, "/", splits_++, ".", color);
+  std::vector<int> colors;
   try {
-    std::vector<double> colors(size());
-    colors[rank()] = color;
-    AllReduceHost(absl::MakeSpan(colors));
+    if (host_ != nullptr) {
+      const std::string prefix = NextPrefix(color);
+      CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> host,
+                               host_->Split(color));
+      return SplitDevice(prefix, std::move(host));
+    }
+    std::vector<double> all(size());
+    all[rank()] = color;
+    AllReduceHost(absl::MakeSpan(all));
+    colors.assign(all.begin(), all.end());
+  } catch (...) {
+    return CouldNotSplit(color);
+  }
+  return SplitBy(colors);
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::SplitBy(
+    absl::Span<const int> colors) {
+  CHECK_EQ(colors.size(), static_cast<size_t>(size()));
+  const int color = colors[rank()];
+  try {
+    const std::string prefix = NextPrefix(color);
     const auto members = std::count(colors.begin(), colors.end(), color);
     if (members == 1) return CreateSingleGroup(device_);
     const auto before =
         std::count(colors.begin(), colors.begin() + rank(), color);
     return absl::WrapUnique(new BackendGroup(
         connect_, name_, prefix, device_, static_cast<int>(before),
-        static_cast<int>(members), named_rank_,
-        std::make_shared<CommunicationMeter>(meter_), times_));
+        static_cast<int>(members), named_rank_, /*host=*/nullptr,
+        std::make_shared<CommunicationMeter>(meter_), times_, backends_));
   } catch (...) {
-    return LostPeerError(
-        absl::StrCat("rank ", named_rank_,
-                     " could not connect to the other ranks of its group ",
-                     color, ": ", CurrentExceptionToStatus().message()));
+    return CouldNotSplit(color);
   }
+}
+
+std::unique_ptr<ProcessGroup> BackendGroup::SplitDevice(
+    const std::string& prefix, std::unique_ptr<ProcessGroup> host) {
+  const int rank = host->rank(), size = host->size();
+  if (size == 1) return CreateSingleGroup(device_);
+  return absl::WrapUnique(new BackendGroup(
+      connect_, name_, prefix, device_, rank, size, named_rank_,
+      std::move(host), std::make_shared<CommunicationMeter>(meter_), times_,
+      backends_));
+}
+
+std::string BackendGroup::NextPrefix(int color) {
+  return absl::StrCat(prefix_, "/", splits_++, ".", color);
+}
+
+absl::Status BackendGroup::CouldNotSplit(int color) const {
+  absl::Status why;
+  try {
+    throw;
+  } catch (const c10::DistError& e) {
+    if (IsOutOfMemory(e.what_without_backtrace())) {
+      return NcclOutOfMemory(named_rank_, device_.index());
+    }
+    why = CurrentExceptionToStatus();
+  } catch (...) {
+    why = CurrentExceptionToStatus();
+  }
+  return LostPeerError(absl::StrCat("rank ", named_rank_,
+                                    " could not connect to the other ranks of "
+                                    "its group ",
+                                    color, ": ", why.message()));
+}
+
+ProcessGroup& HostGroupOf(ProcessGroup& group) {
+  if (auto* const around = dynamic_cast<GroupAround*>(&group)) {
+    return HostGroupOf(around->inner());
+  }
+  auto* const backend = dynamic_cast<BackendGroup*>(&group);
+  return backend != nullptr && backend->host() != nullptr ? *backend->host()
+                                                          : group;
 }
 
 }  // namespace capstan

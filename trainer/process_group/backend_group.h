@@ -24,10 +24,16 @@ class BackendGroup : public ProcessGroup {
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const std::string& prefix, int rank, int size)>;
 
-  // Throws what `connect` throws. `name` is the backend's and the key prefix.
-  // times: measures what the host doesn't see; null on the CPU.
+  // On the CPU. Throws what `connect` throws. `name` is the backend's and the
+  // key prefix.
+  BackendGroup(Connect connect, std::string name, int rank, int size);
+  // On a GPU. host: the group of the same ranks on the CPU, by which numbers in
+  // host memory travel, so that nothing waits for the device; null for a rank
+  // on paper, which has nobody to sum them with. times: measures what the host
+  // doesn't see.
   BackendGroup(Connect connect, std::string name, at::Device device, int rank,
-               int size, std::shared_ptr<DeviceTimes> times = nullptr);
+               int size, std::unique_ptr<ProcessGroup> host,
+               std::shared_ptr<DeviceTimes> times);
   // Leaks the backend if destroying it could block: with pending collectives
   // (after an error), and with NCCL always.
   ~BackendGroup() override;
@@ -43,16 +49,35 @@ class BackendGroup : public ProcessGroup {
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override;
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  // On a GPU also throws if a collective of this rank has failed on the device:
+  // those after it may have ended as if they had succeeded.
   void AllReduceHost(absl::Span<double> values) override;
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
+  // Split, where the colors of all ranks are known: by rank.
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> SplitBy(
+      absl::Span<const int> colors);
   CommunicationStats stats() const override;
 
+  // Of the same ranks, on the CPU; null on the CPU and on paper.
+  ProcessGroup* host() const { return host_.get(); }
+
  private:
+  using Backends = std::vector<c10::intrusive_ptr<c10d::Backend>>;
+
   BackendGroup(Connect connect, std::string name, std::string prefix,
                at::Device device, int rank, int size, int named_rank,
+               std::unique_ptr<ProcessGroup> host,
                std::shared_ptr<CommunicationMeter> meter,
-               std::shared_ptr<DeviceTimes> times);
+               std::shared_ptr<DeviceTimes> times,
+               std::shared_ptr<Backends> backends);
 
+  void CheckDevice();
+  std::unique_ptr<ProcessGroup> SplitDevice(const std::string& prefix,
+                                            std::unique_ptr<ProcessGroup> host);
+  // Of the keys of this split's groups, equal on all ranks of one.
+  std::string NextPrefix(int color);
+  // Within a catch clause: Split's error.
+  absl::Status CouldNotSplit(int color) const;
   // Calls `start`, which begins `collective` on `tensors`, the whole one last;
   // Wait will call `finish`.
   template <typename Function>
@@ -70,8 +95,11 @@ class BackendGroup : public ProcessGroup {
   const at::Device device_;
   // This rank's number in the run, for messages.
   const int named_rank_;
+  const std::unique_ptr<ProcessGroup> host_;
   const std::shared_ptr<CommunicationMeter> meter_;
   const std::shared_ptr<DeviceTimes> times_;  // of all groups of the rank
+  // On a GPU: of all groups of the rank, for good (see the destructor).
+  const std::shared_ptr<Backends> backends_;
   const CollectiveLog log_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   int splits_ = 0;
@@ -79,6 +107,10 @@ class BackendGroup : public ProcessGroup {
   const std::shared_ptr<std::atomic<int>> under_way_ =
       std::make_shared<std::atomic<int>>(0);
 };
+
+// The group of the same ranks whose tensors are on the CPU: `group` itself on
+// the CPU, and on paper.
+ProcessGroup& HostGroupOf(ProcessGroup& group);
 
 }  // namespace capstan
 

@@ -5,27 +5,19 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <memory>
-#include <set>
 #include <string>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/optional.h"
 #include "base/gpus.h"
 #include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/sdk_hash.h"
-#include "trainer/launcher/environment.h"
-#include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/cpu_group.h"
 #include "trainer/process_group/cuda_libraries.h"
-#include "trainer/process_group/hosts/hosts_group.h"
-#include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
 #include "trainer/process_group/paper_group.h"
 #include "trainer/process_group/rendezvous.h"
@@ -83,101 +75,18 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
       "; build the trainer with --repo_env=CAPSTAN_GPU=on"));
 }
 
-using c10d::ProcessGroupGloo;
-
-constexpr char kGlooInterface[] = "GLOO_SOCKET_IFNAME";
-constexpr char kCollectives[] = "CAPSTAN_CPU_COLLECTIVES";
-
-// What this process's environment says wrongly, before others count on it.
-absl::Status CheckVariables(const RankInfo& info) {
-  const std::string collectives = Variable(kCollectives).value_or("shm");
-  if (collectives != "shm" && collectives != "gloo") {
-    return VariableError(
-        kCollectives,
-        absl::StrCat("must be shm or gloo, is \"", collectives, "\""));
-  }
-  const absl::optional<std::string> interface = Variable(kGlooInterface);
-  if (!interface.has_value() || (info.nodes == 1 && collectives != "gloo")) {
-    return absl::OkStatus();
-  }
-  std::set<std::string> names;
-  for (const InterfaceAddress& one : InterfaceAddresses()) {
-    names.insert(one.interface);
-  }
-  if (names.count(*interface) > 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "environment variable ", kGlooInterface, " is \"", *interface,
-      "\", but host ", HostName(), ", of rank ", info.rank,
-      ", has no such network interface that is up and has an address; it has ",
-      absl::StrJoin(names, ", "), ": set it to one of these, or unset it"));
-}
-
-std::shared_ptr<gloo::transport::Device> CreateDevice(const Meeting& meeting) {
-  const absl::optional<std::string> interface = Variable(kGlooInterface);
-  if (interface.has_value()) {
-    return ProcessGroupGloo::createDeviceForInterface(*interface);
-  }
-  return ProcessGroupGloo::createDeviceForHostname(meeting.host_address);
-}
-
-// Connects ranks, which have met, with Gloo on the CPU: over the interface in
-// GLOO_SOCKET_IFNAME, else by this host's address in the meeting. They have
-// kJoinTimeout to come; `timeout` limits what then waits without a limit of its
-// own.
-BackendGroup::Connect GlooConnect(const Meeting& meeting,
-                                  std::chrono::milliseconds timeout) {
-  // For all groups of this rank, once one is connected.
-  const auto device =
-      std::make_shared<std::shared_ptr<gloo::transport::Device>>();
-  return [meeting, timeout, device](const std::string& prefix, int rank,
-                                    int size) {
-    if (*device == nullptr) *device = CreateDevice(meeting);
-    auto options = ProcessGroupGloo::Options::create(kJoinTimeout);
-    options->devices.push_back(*device);
-    auto gloo = c10::make_intrusive<ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>(prefix, meeting.store), rank,
-        size, options);
-    gloo->setTimeout(timeout);
-    return gloo;
-  };
-}
-
-// A flat group: Gloo between all ranks.
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGlooGroup(
-    const RankInfo& info, const Meeting& meeting) {
-  try {
-    return std::make_unique<BackendGroup>(
-        GlooConnect(meeting, kCollectiveTimeout), "gloo", at::kCPU, info.rank,
-        info.world_size);
-  } catch (...) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", info.rank, " could not connect to the other ",
-                     "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
-                     "interface): ", CurrentExceptionToStatus().message()));
-  }
-}
-
-absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
+absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinCpuRanks(
     const RankInfo& info) {
-  CAPSTAN_RETURN_IF_ERROR(CheckVariables(info));
+  CAPSTAN_RETURN_IF_ERROR(CheckCpuVariables(info));
   CAPSTAN_ASSIGN_OR_RETURN(const Meeting meeting, Meet(info));
   try {
     JoinLedgers(info.rank, info.world_size, meeting.store);
-    CAPSTAN_ASSIGN_OR_RETURN(
-        std::unique_ptr<ProcessGroup> group,
-        CreateHostsGroup(info, meeting.store,
-                         GlooConnect(meeting, kJoinTimeout)));
-    if (group != nullptr) {
-      MayLeave(meeting);
-      return group;
-    }
   } catch (const c10::DistError&) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
-                     CurrentExceptionToStatus().message()));
+    return CouldNotMeet(info);
   }
-  auto group = CreateGlooGroup(info, meeting);
-  if (group.ok()) MayLeave(meeting);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                           CreateCpuGroup(info, meeting));
+  MayLeave(meeting);
   return group;
 }
 
@@ -197,7 +106,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
                                                      int gpus) {
   if (gpus == 0) {
     if (info.world_size == 1) return CreateSingleGroup(at::kCPU);
-    return CreateCpuGroup(info);
+    return JoinCpuRanks(info);
   }
   if (info.GpuIndex() >= gpus) {
     return NoGpu(absl::StrCat("rank ", info.rank, " is number ",

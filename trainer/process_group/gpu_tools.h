@@ -5,7 +5,11 @@
 #ifndef CAPSTAN_TRAINER_PROCESS_GROUP_GPU_TOOLS_H_
 #define CAPSTAN_TRAINER_PROCESS_GROUP_GPU_TOOLS_H_
 
+#include <cstdint>
+#include <memory>
 #include <string>
+
+#include "trainer/process_group/device_graph.h"
 
 namespace capstan {
 
@@ -20,6 +24,11 @@ struct GpuTools {
   // last failed or, if none has, as they are: a pickle that
   // pytorch.org/memory_viz reads. After record_memory_history.
   std::string (*memory_snapshot)();
+  // Of the current device, empty.
+  std::unique_ptr<DeviceGraph> (*new_graph)();
+  // Bytes of GPU memory that all graphs of the process share and nothing else
+  // can have, without what is allocated there now.
+  int64_t (*idle_graph_memory)();
 };
 
 // Null until CreateProcessGroup has loaded libcapstan_nccl.so.

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/on_paper.h"
+#include "base/status.h"
+#include "trainer/process_group/backend_group.h"
 
 namespace capstan {
 namespace {
@@ -37,17 +40,24 @@ class PaperGroup : public ProcessGroup {
   }
 
   void AllReduceHost(absl::Span<double> values) override {
-    std::vector<double> sum = Sum(values);
-    // For its cost.
-    group_->AllReduceHost(values);
+    // It costs the device nothing (BackendGroup).
+    const std::vector<double> sum = Sum(values);
     std::copy(sum.begin(), sum.end(), values.begin());
   }
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
-    // How many ranks say the same isn't known.
-    return absl::UnimplementedError(
-        "groups of some of the ranks aren't known on paper: use a strategy "
-        "over all ranks");
+    const std::vector<int> colors = TakeNotedSplit();
+    auto* const backend = dynamic_cast<BackendGroup*>(group_.get());
+    if (colors.size() != static_cast<size_t>(size()) ||
+        colors[rank()] != color || backend == nullptr) {
+      // How many ranks say the same isn't known.
+      return absl::UnimplementedError(
+          "which ranks are in a group isn't known on paper: call NoteSplit "
+          "(base/on_paper.h) before Split, or use a strategy over all ranks");
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> part,
+                             backend->SplitBy(colors));
+    return CreatePaperGroup(std::move(part));
   }
   CommunicationStats stats() const override { return group_->stats(); }
 

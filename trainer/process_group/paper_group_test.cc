@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/on_paper.h"
 #include "trainer/process_group/agree.h"
 
 namespace capstan {
@@ -14,6 +15,8 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Rank 1 of 4, to whom nobody says anything: what it reads is zeros.
 class LoneGroup : public ProcessGroup {
@@ -56,6 +59,25 @@ TEST(PaperGroup, OthersSayTheSame) {
   ASSERT_TRUE(any.ok());
   EXPECT_TRUE(*any);
   EXPECT_TRUE(Agree(*group, absl::OkStatus(), "start").ok());
+}
+
+TEST(PaperGroup, SplitsIntoGroupsThatAreKnown) {
+  const auto group = CreatePaperGroup(std::make_unique<LoneGroup>());
+  const auto unknown = group->Split(1);
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(unknown.status().message(), HasSubstr("call NoteSplit"));
+}
+
+// Nothing is noted off paper, and once taken it is gone.
+TEST(PaperGroup, NotesColorsOnPaperAlone) {
+  const auto color = [](int rank) { return rank / 2; };
+  NoteSplit(4, color);
+  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
+  SetOnPaper(true);
+  NoteSplit(4, color);
+  EXPECT_THAT(TakeNotedSplit(), ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
+  SetOnPaper(false);
 }
 
 }  // namespace

@@ -120,22 +120,24 @@ double SecondsOf(const std::function<void()>& function) {
 // meanwhile.
 TEST_P(GroupTest, TellsBusyFromExposed) {
   const int exit_code = Run([](ProcessGroup* group) {
+    // Long beside what a busy machine takes for a collective.
+    constexpr useconds_t kLate = 900000;
     const auto run = [&](bool late) {
-      if (late) usleep(300000);
+      if (late) usleep(kLate);
       std::vector<at::Tensor> tensors;
       std::vector<std::unique_ptr<Work>> works;
       for (int i = 0; i < 3; ++i) {
         tensors.push_back(at::full({100000}, 1, at::kFloat));
         works.push_back(group->AllReduce(tensors.back()));
       }
-      if (late) usleep(300000);
+      if (late) usleep(kLate);
       for (const auto& work : works) work->Wait();
     };
     double seconds = SecondsOf([&] { run(/*late=*/true); });
     const CommunicationStats hidden = group->stats();
     Require(hidden.busy_seconds > 0, "something was done");
-    Require(hidden.busy_seconds < 0.2, "ended long before Wait");
-    Require(hidden.exposed_seconds < 0.1, "hidden");
+    Require(hidden.busy_seconds < 0.6, "ended long before Wait");
+    Require(hidden.exposed_seconds < 0.45, "hidden");
 
     seconds = SecondsOf([&] { run(group->rank() == 1); });
     const CommunicationStats stats = group->stats();
@@ -144,8 +146,8 @@ TEST_P(GroupTest, TellsBusyFromExposed) {
     // Three at once count once.
     Require(busy <= seconds, "no more than the whole time");
     Require(exposed <= seconds, "no more than the whole time");
-    Require((group->rank() == 1) == (exposed < 0.15), "waited for rank 1");
-    if (group->rank() != 1) Require(busy > 0.15, "under way meanwhile");
+    Require((group->rank() == 1) == (exposed < 0.45), "waited for rank 1");
+    if (group->rank() != 1) Require(busy > 0.45, "under way meanwhile");
   });
   EXPECT_EQ(exit_code, 0);
 }

@@ -12,14 +12,14 @@
 namespace capstan {
 
 // Collectives of CPU ranks that block until this rank's part is done;
-// AsyncGroup makes a ProcessGroup of them. Each element is summed in rank order
-// (SumFunction), so that results are bit-identical on all ranks and in every
-// run. All ranks must make the same calls with the same sizes: INTERNAL, which
-// names both calls, if ranks of one host don't. One thread at a time, except
-// for Stop. Other errors: UNAVAILABLE if a rank has left, ABORTED if one has
-// failed in its phase (ShmMeeting::Fail), DEADLINE_EXCEEDED, CANCELLED after
-// Stop; after one only Leave, Stop and what follows them may be called, until
-// Reset.
+// AsyncGroup makes a ProcessGroup of them. Each element is summed along one
+// tree over the ranks (SumFunction), so that results are bit-identical on all
+// ranks and in every run. All ranks must make the same calls with the same
+// sizes: INTERNAL, which names both calls, if ranks of one host don't. One
+// thread at a time, except for Stop. Other errors: UNAVAILABLE if a rank has
+// left, ABORTED if one has failed in its phase (ShmMeeting::Fail),
+// DEADLINE_EXCEEDED, CANCELLED after Stop; after one only Leave, Stop and what
+// follows them may be called, until Reset.
 class SyncCollectives {
  public:
   virtual ~SyncCollectives() = default;

@@ -29,6 +29,9 @@ struct GpuSpecs {
   // What it can send to the other GPUs of its machine at a time, bytes/s in one
   // direction: NVLink where the form factor has it, else PCI Express.
   double link;
+  // To and from the host, bytes/s in one direction: its PCI Express slot, or
+  // NVLink-C2C where it is soldered to a Grace CPU.
+  double host;
 };
 
 const std::vector<GpuSpecs>& AllGpuSpecs();

@@ -41,7 +41,19 @@ TEST(GpuSpecsTest, RatiosAreThoseOfTheArchitectures) {
     EXPECT_GE(gpu.memory, 16e9);
     EXPECT_GE(gpu.link, 16e9);
     EXPECT_LT(gpu.link, gpu.bandwidth);
+    EXPECT_GE(gpu.host, 16e9);
+    EXPECT_LE(gpu.host, gpu.link);
   }
+}
+
+// PCI Express by generation of the card, NVLink-C2C beside a Grace CPU.
+TEST(GpuSpecsTest, LinksToTheHost) {
+  EXPECT_EQ(FindGpuSpecs("t4")->host, 16e9);
+  EXPECT_EQ(FindGpuSpecs("a100")->host, 32e9);
+  EXPECT_EQ(FindGpuSpecs("l40s")->host, 32e9);
+  EXPECT_EQ(FindGpuSpecs("rtx4090")->host, 32e9);
+  EXPECT_EQ(FindGpuSpecs("h100")->host, 64e9);
+  EXPECT_EQ(FindGpuSpecs("gh200")->host, 450e9);
 }
 
 TEST(GpuSpecsTest, PeakByDtype) {

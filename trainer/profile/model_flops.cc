@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "base/token_shares.h"
 
 namespace capstan {
 namespace {
@@ -43,6 +44,19 @@ int FirstTrainable(const Model& model) {
   return first;
 }
 
+// FLOPs of each token that goes through a product.
+void AddProduct(const TokenShare& share, double flops, ModelFlops::Work* work) {
+  work->per_token += flops * share.of_length;
+  work->per_row += flops * share.of_row;
+}
+
+// FLOPs of each query for each token of its row.
+void AddAttention(const TokenShare& share, double flops,
+                  ModelFlops::Work* work) {
+  work->per_token_and_length += flops * share.of_length;
+  work->per_token += flops * share.of_row;
+}
+
 }  // namespace
 
 ModelFlops FlopsOf(const Model& model,
@@ -50,26 +64,32 @@ ModelFlops FlopsOf(const Model& model,
   ModelFlops flops;
   const int first = FirstTrainable(model);
   const std::vector<ParameterSpec>& specs = model.parameters();
+  const auto* const shares = dynamic_cast<const TokenShares*>(&model);
   for (size_t i = 0; i < specs.size(); ++i) {
     const ParameterSpec& spec = specs[i];
-    if (absl::StrContains(spec.name, ".experts.")) {
+    const int index = static_cast<int>(i);
+    if (shares == nullptr && absl::StrContains(spec.name, ".experts.")) {
       flops.unknown = "how many of its experts a token takes isn't known";
     }
-    const int unit = UnitOfProduct(model, static_cast<int>(i));
+    const int unit = UnitOfProduct(model, index);
     if (unit < 0) continue;
+    const TokenShare share =
+        shares == nullptr ? TokenShare() : shares->ShareOf(index);
     const double forward = 2.0 * static_cast<double>(spec.numel());
     const bool backward = unit >= first;
     const bool again = recomputes != nullptr && recomputes(unit);
-    flops.per_token +=
-        forward * (1.0 + (backward ? 1.0 : 0.0) + (spec.trainable ? 1.0 : 0.0));
-    if (again) flops.recomputed_per_token += forward;
+    AddProduct(
+        share,
+        forward * (1.0 + (backward ? 1.0 : 0.0) + (spec.trainable ? 1.0 : 0.0)),
+        &flops.all);
+    if (again) AddProduct(share, forward, &flops.recomputed);
     if (!ReadsAttention(spec.name)) continue;
     // Scores and the sum of values, for each position of the row.
     const double attention = 4.0 * static_cast<double>(spec.shape[1]);
-    flops.per_token_and_length += attention * (backward ? 3.0 : 1.0);
-    if (again) flops.recomputed_per_token_and_length += attention;
+    AddAttention(share, attention * (backward ? 3.0 : 1.0), &flops.all);
+    if (again) AddAttention(share, attention, &flops.recomputed);
   }
-  if (flops.per_token == 0.0) flops.unknown = "it has no matrices";
+  if (flops.all.per_token == 0.0) flops.unknown = "it has no matrices";
   return flops;
 }
 

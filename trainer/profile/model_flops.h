@@ -16,24 +16,34 @@ namespace capstan {
 // products alone, a multiplication and an addition are two, attention in full
 // even where it is causal, and nothing for what is recomputed. A model that is
 // trained whole takes 6 for each element of a matrix and 12 for each element of
-// a layer's attention heads and token that is attended to.
+// a layer's attention heads and token that is attended to. Where only some of
+// the tokens go through a matrix (TokenShares), those alone count: of a mixture
+// of experts the active parameters.
 struct ModelFlops {
-  double per_token = 0.0;
-  // Of a token for each token of its row.
-  double per_token_and_length = 0.0;
-  // The same for what activation checkpointing computes again.
-  double recomputed_per_token = 0.0;
-  double recomputed_per_token_and_length = 0.0;
+  // Of rows of tokens.
+  struct Work {
+    double per_token = 0.0;
+    // Of a token for each token of its row.
+    double per_token_and_length = 0.0;
+    double per_row = 0.0;
+
+    double Of(double tokens, double length) const {
+      return tokens * (per_token + length * per_token_and_length) +
+             (length > 0.0 ? tokens / length * per_row : 0.0);
+    }
+  };
+  Work all;
+  // What activation checkpointing computes again.
+  Work recomputed;
   // Why the numbers aren't known; "": they are.
   std::string unknown;
 
   // Of `tokens` tokens in rows of `length`.
   double Of(double tokens, double length) const {
-    return tokens * (per_token + length * per_token_and_length);
+    return all.Of(tokens, length);
   }
   double Recomputed(double tokens, double length) const {
-    return tokens *
-           (recomputed_per_token + length * recomputed_per_token_and_length);
+    return recomputed.Of(tokens, length);
   }
 };
 

@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/token_shares.h"
+#include "plugins/sdk/idle_for_test.h"
+
 namespace capstan {
 namespace {
 
@@ -18,93 +21,119 @@ constexpr int64_t kWidth = 6;  // of attention's heads
 constexpr int64_t kLayer =
     kWidth * kHidden * 2 + 2 * 2 * kHidden + 3 * kInner * kHidden;
 
-class TwoLayers : public Model {
- public:
-  TwoLayers(bool tied, bool trainable) {
-    specs_.push_back({"model.embed_tokens.weight", {kVocab, kHidden}, 0});
-    specs_.back().read_in_backward = false;
-    if (tied) specs_.back().other_units = {3};
-    for (int layer = 0; layer < 2; ++layer) {
-      const std::string name = "model.layers." + std::to_string(layer) + ".";
-      const int unit = 1 + layer;
-      specs_.push_back({name + "input_layernorm.weight", {kHidden}, unit});
-      const std::pair<const char*, std::vector<int64_t>> matrices[] = {
-          {"self_attn.q_proj.weight", {kWidth, kHidden}},
-          {"self_attn.k_proj.weight", {2, kHidden}},
-          {"self_attn.v_proj.weight", {2, kHidden}},
-          {"self_attn.o_proj.weight", {kHidden, kWidth}},
-          {"mlp.gate_proj.weight", {kInner, kHidden}},
-          {"mlp.up_proj.weight", {kInner, kHidden}},
-          {"mlp.down_proj.weight", {kHidden, kInner}}};
-      for (const auto& [matrix, shape] : matrices) {
-        specs_.push_back({name + matrix, shape, unit});
-      }
+// A trainable pair of matrices of rank 1 beside layer 1's q_proj.
+const std::vector<ParameterSpec> kAdapter = {
+    {"q_proj.lora_A.weight", {1, kHidden}, 2},
+    {"q_proj.lora_B.weight", {kWidth, 1}, 2}};
+
+std::vector<ParameterSpec> TwoLayers(
+    bool tied, bool trainable, const std::vector<ParameterSpec>& more = {}) {
+  std::vector<ParameterSpec> specs;
+  specs.push_back({"model.embed_tokens.weight", {kVocab, kHidden}, 0});
+  specs.back().read_in_backward = false;
+  if (tied) specs.back().other_units = {3};
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string name = "model.layers." + std::to_string(layer) + ".";
+    const int unit = 1 + layer;
+    specs.push_back({name + "input_layernorm.weight", {kHidden}, unit});
+    const std::pair<const char*, std::vector<int64_t>> matrices[] = {
+        {"self_attn.q_proj.weight", {kWidth, kHidden}},
+        {"self_attn.k_proj.weight", {2, kHidden}},
+        {"self_attn.v_proj.weight", {2, kHidden}},
+        {"self_attn.o_proj.weight", {kHidden, kWidth}},
+        {"mlp.gate_proj.weight", {kInner, kHidden}},
+        {"mlp.up_proj.weight", {kInner, kHidden}},
+        {"mlp.down_proj.weight", {kHidden, kInner}}};
+    for (const auto& [matrix, shape] : matrices) {
+      specs.push_back({name + matrix, shape, unit});
     }
-    if (!tied) specs_.push_back({"lm_head.weight", {kVocab, kHidden}, 3});
-    for (ParameterSpec& spec : specs_) spec.trainable = trainable;
   }
-  // A trainable pair of matrices of rank 1 beside layer 1's q_proj.
-  void AddAdapter() {
-    specs_.push_back({"q_proj.lora_A.weight", {1, kHidden}, 2});
-    specs_.push_back({"q_proj.lora_B.weight", {kWidth, 1}, 2});
-  }
-  void Rename(int index, const std::string& name) { specs_[index].name = name; }
+  if (!tied) specs.push_back({"lm_head.weight", {kVocab, kHidden}, 3});
+  for (ParameterSpec& spec : specs) spec.trainable = trainable;
+  specs.insert(specs.end(), more.begin(), more.end());
+  return specs;
+}
 
-  const std::vector<ParameterSpec>& parameters() const override {
-    return specs_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
-
- private:
-  const std::vector<std::string> units_ = {"embed", "layers.0", "layers.1",
-                                           "head"};
-  std::vector<ParameterSpec> specs_;
-};
+IdleModel ModelOf(std::vector<ParameterSpec> specs) {
+  return {std::move(specs), {"embed", "layers.0", "layers.1", "head"}};
+}
 
 TEST(ModelFlopsTest, SixForEachElementOfAMatrix) {
   const double matrices = 2 * kLayer + kVocab * kHidden;
   for (const bool tied : {false, true}) {
-    const ModelFlops flops = FlopsOf(TwoLayers(tied, true), nullptr);
+    const ModelFlops flops = FlopsOf(ModelOf(TwoLayers(tied, true)), nullptr);
     EXPECT_EQ(flops.unknown, "");
-    EXPECT_EQ(flops.per_token, 6 * matrices) << tied;
+    EXPECT_EQ(flops.all.per_token, 6 * matrices) << tied;
     // 12 L H Q.
-    EXPECT_EQ(flops.per_token_and_length, 12 * 2 * kWidth);
+    EXPECT_EQ(flops.all.per_token_and_length, 12 * 2 * kWidth);
     EXPECT_EQ(flops.Of(10, 4), 10 * (6 * matrices + 4 * 12 * 2 * kWidth));
     EXPECT_EQ(flops.Recomputed(10, 4), 0);
   }
 }
 
 TEST(ModelFlopsTest, FrozenMatricesHaveNoGradient) {
-  TwoLayers model(/*tied=*/false, /*trainable=*/false);
-  model.AddAdapter();
-  const ModelFlops flops = FlopsOf(model, nullptr);
+  const ModelFlops flops =
+      FlopsOf(ModelOf(TwoLayers(/*tied=*/false, /*trainable=*/false, kAdapter)),
+              nullptr);
   const double adapter = kHidden + kWidth;
   // Nothing goes back through layer 0.
-  EXPECT_EQ(flops.per_token,
+  EXPECT_EQ(flops.all.per_token,
             2 * kLayer + 4 * kLayer + 6 * adapter + 4 * kVocab * kHidden);
-  EXPECT_EQ(flops.per_token_and_length, (4 + 12) * kWidth);
+  EXPECT_EQ(flops.all.per_token_and_length, (4 + 12) * kWidth);
 }
 
 TEST(ModelFlopsTest, RecomputedForward) {
-  const ModelFlops flops =
-      FlopsOf(TwoLayers(false, true), [](int unit) { return unit == 1; });
-  EXPECT_EQ(flops.recomputed_per_token, 2 * kLayer);
-  EXPECT_EQ(flops.recomputed_per_token_and_length, 4 * kWidth);
+  const ModelFlops flops = FlopsOf(ModelOf(TwoLayers(false, true)),
+                                   [](int unit) { return unit == 1; });
+  EXPECT_EQ(flops.recomputed.per_token, 2 * kLayer);
+  EXPECT_EQ(flops.recomputed.per_token_and_length, 4 * kWidth);
   EXPECT_EQ(flops.Recomputed(10, 4), 10 * (2 * kLayer + 4 * 4 * kWidth));
 }
 
-TEST(ModelFlopsTest, ExpertsAreUnknown) {
-  TwoLayers model(false, true);
-  model.Rename(6, "model.layers.0.mlp.experts.3.up_proj.weight");
-  EXPECT_THAT(FlopsOf(model, nullptr).unknown, ::testing::HasSubstr("experts"));
+constexpr int kAnExpert = 6;
+
+std::vector<ParameterSpec> WithAnExpert() {
+  std::vector<ParameterSpec> specs = TwoLayers(false, true);
+  specs[kAnExpert].name = "model.layers.0.mlp.experts.3.up_proj.weight";
+  return specs;
+}
+
+TEST(ModelFlopsTest, ExpertsOfWhichNothingIsKnown) {
+  EXPECT_THAT(FlopsOf(ModelOf(WithAnExpert()), nullptr).unknown,
+              ::testing::HasSubstr("experts"));
+}
+
+// An expert that a quarter of the tokens takes, and a last layer whose
+// attention is of the row's last token.
+class Shares : public IdleModel, public TokenShares {
+ public:
+  Shares() : IdleModel(ModelOf(WithAnExpert())) {}
+  TokenShare ShareOf(int parameter) const override {
+    if (parameter == kAnExpert) return {0.25, 0.0};
+    if (parameter == kLastOutput) return {0.0, 1.0};
+    return {};
+  }
+
+ private:
+  static constexpr int kLastOutput = 13;
+};
+
+TEST(ModelFlopsTest, OnlyTokensThatGoThroughAMatrixCount) {
+  const Shares model;
+  ASSERT_EQ(model.parameters()[13].name,
+            "model.layers.1.self_attn.o_proj.weight");
+  const ModelFlops flops = FlopsOf(model, nullptr);
+  EXPECT_EQ(flops.unknown, "");
+  const double all = 6 * (2 * kLayer + kVocab * kHidden);
+  const double expert = 6 * kInner * kHidden, output = 6 * kWidth * kHidden;
+  // Its queries' 12 Q for each token of the row are once a row.
+  EXPECT_EQ(flops.all.per_token, all - 0.75 * expert - output + 12 * kWidth);
+  EXPECT_EQ(flops.all.per_row, output);
+  EXPECT_EQ(flops.all.per_token_and_length, 12 * kWidth);
+  const double length = 4;
+  EXPECT_EQ(flops.Of(2 * length, length),
+            2 * (length * (all - 0.75 * expert - output) + output +
+                 12 * kWidth * (length * length + length)));
 }
 
 }  // namespace

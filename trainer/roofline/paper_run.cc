@@ -17,10 +17,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/machine.h"
+#include "base/on_paper.h"
 #include "base/status.h"
-#include "plugins/sdk/packed_parameters.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/session/train.h"
 
@@ -31,47 +30,6 @@ namespace fs = std::filesystem;
 
 constexpr char kFolderVariable[] = "CAPSTAN_ROOFLINE_FOLDER";
 constexpr char kLibrariesVariable[] = "CAPSTAN_STANDIN_LIBRARIES";
-
-class PaperModel : public Model, public ParameterRoles {
- public:
-  explicit PaperModel(std::unique_ptr<Model> model)
-      : model_(std::move(model)) {}
-
-  const std::vector<ParameterSpec>& parameters() const override {
-    return model_->parameters();
-  }
-  const std::vector<std::string>& units() const override {
-    return model_->units();
-  }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor> parameters) override {
-    model_->Bind(std::move(parameters));
-  }
-  void BindGradients(GradientSink* sink) override {
-    model_->BindGradients(sink);
-  }
-  absl::Status SaveConfig(const std::string& folder,
-                          c10::ScalarType dtype) const override {
-    return model_->SaveConfig(folder, dtype);
-  }
-  std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
-                                    c10::ScalarType compute) const override {
-    return model_->PlanUnits(samples, length, compute);
-  }
-  absl::Status AddLora(const LoraSpec& spec) override {
-    return model_->AddLora(spec);
-  }
-  TokenModel* token_model() override { return model_->token_model(); }
-  ParameterRole role(int parameter) const override {
-    return RoleOf(*model_, parameter);
-  }
-
- private:
-  const std::unique_ptr<Model> model_;
-};
 
 absl::StatusOr<std::string> TemporaryFolder() {
   std::string folder = (fs::temp_directory_path() / "roofline.XXXXXX").string();
@@ -156,14 +114,6 @@ absl::StatusOr<std::vector<TracedStep>> StepsIn(const std::string& folder) {
 
 }  // namespace
 
-std::unique_ptr<Model> WithoutInitialValues(std::unique_ptr<Model> model) {
-  if (model->token_model() == nullptr) return model;
-  for (size_t i = 0; i < model->parameters().size(); ++i) {
-    if (PackedBytesOf(*model, static_cast<int>(i)) > 0) return model;
-  }
-  return std::make_unique<PaperModel>(std::move(model));
-}
-
 absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -171,12 +121,13 @@ absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder) {
     return absl::UnavailableError(
         absl::StrCat(folder, " can't be made: ", error.message()));
   }
-  job->parts.model = WithoutInitialValues(std::move(job->parts.model));
+  SetOnPaper(true);
   job->output_dir = folder;
   RankInfo rank;
   rank.world_size = rank.local_world_size = ranks;
   rank.on_paper = true;
-  return RunFirstSteps(job, rank, kPaperSteps);
+  const bool graphs = job->loaded.config.train().cuda_graphs();
+  return RunFirstSteps(job, rank, graphs ? kPaperStepsWithGraphs : kPaperSteps);
 }
 
 std::string PaperFolder() {
@@ -208,14 +159,15 @@ absl::StatusOr<StandIn> FindStandIn() {
   }
   if (!found.script.empty() && !found.libraries.empty()) return found;
   return absl::FailedPreconditionError(absl::StrCat(
-      "roofline runs steps on stand-in devices, of which ",
-      found.script.empty() ? "run.sh" : "lib/", " isn't in ",
-      absl::StrJoin(folders, ", "),
-      ": build //testing/standin:libraries (with the CUDA Toolkit) and call "
-      "the trainer from the source tree, or set CAPSTAN_STANDIN_RUN to "
-      "testing/standin/run.sh and CAPSTAN_STANDIN_LIBRARIES to the libraries' "
-      "folder"));
+      "roofline finds no stand-in devices (", folders.back(),
+      found.script.empty() ? "/run.sh" : "/lib",
+      "): build //testing/standin:libraries and call it from the source tree, "
+      "or name their folder in CAPSTAN_STANDIN_LIBRARIES and run.sh in "
+      "CAPSTAN_STANDIN_RUN"));
 }
+
+// The most that there may be (testing/standin); the one rank uses the first.
+constexpr int kStandInDevices = 16;
 
 absl::StatusOr<std::vector<TracedStep>> TraceRun(
     const std::vector<std::string>& command, const std::string& gpu, int gpus) {
@@ -229,8 +181,9 @@ absl::StatusOr<std::vector<TracedStep>> TraceRun(
   CAPSTAN_ASSIGN_OR_RETURN(
       const int status,
       RunCommand(words,
-                 {absl::StrCat("CAPSTAN_STANDIN=paper,memory=2048G,gpus=", gpus,
-                               ",gpu=", gpu, ",trace=", folder),
+                 {absl::StrCat("CAPSTAN_STANDIN=paper,memory=2048G,gpus=",
+                               std::min(gpus, kStandInDevices), ",gpu=", gpu,
+                               ",trace=", folder),
                   absl::StrCat(kLibrariesVariable, "=", stand_in.libraries),
                   absl::StrCat(kFolderVariable, "=", folder)},
                  output));

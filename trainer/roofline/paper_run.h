@@ -7,29 +7,24 @@
 #define CAPSTAN_TRAINER_ROOFLINE_PAPER_RUN_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "plugins/sdk/model.h"
 #include "trainer/roofline/trace.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
 
 // How many steps are traced: those after the first are alike, once the caching
-// allocator has its memory.
+// allocator has its memory or, with train.cuda_graphs, once micro-steps are
+// repeated (session/micro_step_graph.h), which roofline is then about.
 constexpr int64_t kPaperSteps = 3;
+constexpr int64_t kPaperStepsWithGraphs = 8;
 
-// `model`, whose parameters begin with what their memory holds: on paper nobody
-// reads them. Returned as it is if it has no tokens or packed parameters, which
-// are found by other interfaces of its own.
-std::unique_ptr<Model> WithoutInitialValues(std::unique_ptr<Model> model);
-
-// Trains as rank 0 of `ranks` for kPaperSteps, in this process, which must run
-// on stand-in devices (PaperFolder) and should end then. `folder`: for the
+// Trains as rank 0 of `ranks` for so many steps, in this process, which must
+// run on stand-in devices (PaperFolder) and should end then. `folder`: for the
 // run's files.
 absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder);
 

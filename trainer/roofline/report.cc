@@ -71,15 +71,17 @@ std::string GpuLine(const RooflineRun& run, const RooflineRow& row) {
   const PredictedStep& step = row.step;
   const double mfu = row.Mfu(run);
   return absl::StrFormat(
-      "%-16s %9.2f %10s %6s %9s %9s  %s\n", row.gpu->key, step.step * 1e3,
-      ShortCount(row.TokensPerSecond(run)),
+      "%-16s %5d %9.2f %15s %9s %6s %9s %9s  %s\n", row.gpu->key,
+      row.micro_batch, step.step * 1e3,
+      absl::StrFormat("%.2f .. %.2f", row.fastest * 1e3, row.slowest * 1e3),
+      ShortCount(row.TokensPerSecond(run, step.step)),
       mfu > 0 ? absl::StrFormat("%.0f %%", 100 * mfu) : "?",
       Percent(step.exposed_communication, step.step),
       Percent(step.exposed_host, step.step),
-      row.Fits(run)
+      row.Fits()
           ? ""
           : absl::StrFormat("doesn't fit: needs %.0f of %.0f GiB",
-                            static_cast<double>(run.planned_bytes) / kGiB,
+                            static_cast<double>(row.planned_bytes) / kGiB,
                             static_cast<double>(row.room_bytes) / kGiB));
 }
 
@@ -100,8 +102,13 @@ Json KernelsJson(const StepTotals& totals) {
 Json GpuJson(const RooflineRun& run, const RooflineRow& row) {
   const PredictedStep& step = row.step;
   return {{"gpu", row.gpu->key},
+          {"micro_batch", row.micro_batch},
           {"step_seconds", step.step},
-          {"tokens_per_second", row.TokensPerSecond(run)},
+          {"step_seconds_range", {row.fastest, row.slowest}},
+          {"tokens_per_second", row.TokensPerSecond(run, step.step)},
+          {"tokens_per_second_range",
+           {row.TokensPerSecond(run, row.slowest),
+            row.TokensPerSecond(run, row.fastest)}},
           {"mfu", row.Mfu(run)},
           {"busy_seconds", step.busy},
           {"communication_seconds", step.communication},
@@ -110,14 +117,16 @@ Json GpuJson(const RooflineRun& run, const RooflineRow& row) {
           {"arithmetic_bound_seconds", step.by_arithmetic},
           {"memory_bound_seconds", step.by_memory},
           {"overhead_bound_seconds", step.by_overhead},
-          {"fits", row.Fits(run)},
+          {"fits", row.Fits()},
+          {"planned_bytes", row.planned_bytes},
+          {"traced_bytes", row.traced_bytes},
           {"room_bytes", row.room_bytes}};
 }
 
 }  // namespace
 
-double RooflineRow::TokensPerSecond(const RooflineRun& run) const {
-  return step.step > 0 ? run.tokens * run.gpus / step.step : 0.0;
+double RooflineRow::TokensPerSecond(const RooflineRun& run, double seconds) {
+  return seconds > 0 ? run.tokens * run.gpus / seconds : 0.0;
 }
 
 double RooflineRow::Mfu(const RooflineRun& run) const {
@@ -134,9 +143,8 @@ std::string RooflineText(const RooflineRun& run,
       run.strategy, ", ", run.precision, ", ", run.gpus, " GPU",
       run.gpus == 1 ? "" : "s",
       "\nAn estimate from what one rank's step asks of a GPU that isn't there, "
-      "data sheets\nand assumed fractions of their peaks. It was never "
-      "compared "
-      "with a card.\n\n",
+      "data sheets\nand assumed fractions of their peaks (--assumed), whose "
+      "ranges give the step's. It\nwas never compared with a card.\n\n",
       KernelTable(rows.front()), "\n");
   absl::StrAppend(
       &text,
@@ -150,11 +158,12 @@ std::string RooflineText(const RooflineRun& run,
           totals.flops * 1e-12, totals.bytes * 1e-9,
           totals.bytes / std::max(1.0, run.tokens), totals.waits,
           totals.allocations, totals.sent * 1e-9,
-          static_cast<double>(run.planned_bytes) / kGiB,
-          static_cast<double>(run.traced_bytes) / kGiB));
+          static_cast<double>(rows.front().planned_bytes) / kGiB,
+          static_cast<double>(rows.front().traced_bytes) / kGiB));
   absl::StrAppend(
-      &text, absl::StrFormat("%-16s %9s %10s %6s %9s %9s\n", "GPU", "step ms",
-                             "tokens/s", "MFU", "exp.comm.", "host"));
+      &text, absl::StrFormat("%-16s %5s %9s %15s %9s %6s %9s %9s\n", "GPU",
+                             "micro", "step ms", "range ms", "tokens/s", "MFU",
+                             "exp.comm.", "host"));
   for (const RooflineRow& row : rows) text += GpuLine(run, row);
   return text;
 }
@@ -170,8 +179,8 @@ std::string RooflineJson(const RooflineRun& run,
                {"parameters", run.parameters},
                {"tokens_per_rank", run.tokens},
                {"model_flops_per_rank", run.model_flops},
-               {"planned_bytes", run.planned_bytes},
-               {"traced_bytes", run.traced_bytes},
+               {"planned_bytes", rows.front().planned_bytes},
+               {"traced_bytes", rows.front().traced_bytes},
                {"launches", totals.launches},
                {"waits", totals.waits},
                {"allocations", totals.allocations},

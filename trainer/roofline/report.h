@@ -22,26 +22,27 @@ struct RooflineRun {
   int64_t parameters = 0;
   double tokens = 0;       // of a rank's step, padding included
   double model_flops = 0;  // of a rank's step (ModelFlops); 0: unknown
-  // Predictions of a GPU's memory at its peak, in bytes: by the plan, and by
-  // what the trace allocates.
-  int64_t planned_bytes = 0;
-  int64_t traced_bytes = 0;
 };
 
 // A prediction for one kind of GPU.
 struct RooflineRow {
   const GpuSpecs* gpu = nullptr;
-  PredictedStep step;
+  PredictedStep step;  // as it is likely
+  // Seconds of a step with all luck that is assumed possible, and with none.
+  double fastest = 0, slowest = 0;
   StepTotals totals;
-  // What of its memory tensors may take.
+  int64_t micro_batch = 0;
+  // Predictions of its memory at its peak, in bytes: by the plan, and by what
+  // the trace allocates; and what of it tensors may take.
+  int64_t planned_bytes = 0;
+  int64_t traced_bytes = 0;
   int64_t room_bytes = 0;
 
-  double TokensPerSecond(const RooflineRun& run) const;  // of all GPUs
+  // Of all GPUs, for a step of so many seconds.
+  static double TokensPerSecond(const RooflineRun& run, double seconds);
   // Model FLOPs over the GPU's bfloat16 peak; 0: unknown.
   double Mfu(const RooflineRun& run) const;
-  bool Fits(const RooflineRun& run) const {
-    return run.planned_bytes <= room_bytes;
-  }
+  bool Fits() const { return planned_bytes <= room_bytes; }
 };
 
 // The kernels of the first row, then a line for each GPU. Plain text.

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace capstan {
 namespace {
 
@@ -18,6 +20,7 @@ GpuSpecs Gpu() {
   gpu.fp32 = 1e14;
   gpu.bandwidth = 1e12;
   gpu.link = 100e9;
+  gpu.host = 10e9;
   return gpu;
 }
 
@@ -66,6 +69,39 @@ PredictedStep Predict(std::vector<TraceEntry> entries) {
   TracedStep step;
   step.entries = std::move(entries);
   return Simulate(step, nullptr, Gpu(), Assumed());
+}
+
+TEST(Roofline, LuckIsARange) {
+  for (const GpuSpecs& gpu : AllGpuSpecs()) {
+    SCOPED_TRACE(gpu.key);
+    TracedStep step;
+    step.entries = {Kernel(1e12, 1 << 20), Kernel(1e9, 1 << 30),
+                    Collective(1 << 28, 1)};
+    step.entries.push_back(Kernel(1e12, 1 << 20));
+    step.entries.back().name = "aten::_flash_attention_forward";
+    const auto seconds = [&](Luck luck) {
+      return Simulate(step, nullptr, gpu, AssumptionsFor(gpu, luck)).step;
+    };
+    EXPECT_LT(seconds(Luck::kGood), seconds(Luck::kLikely));
+    EXPECT_LT(seconds(Luck::kLikely), seconds(Luck::kBad));
+    const RooflineAssumptions likely = AssumptionsFor(gpu);
+    for (const double fraction :
+         {likely.products, likely.attention, likely.vectors, likely.memory,
+          likely.links, likely.host}) {
+      EXPECT_GT(fraction, 0.2);
+      EXPECT_LT(fraction, 1.0);
+    }
+  }
+  const std::string text = AssumptionsText(*FindGpuSpecs("a100"));
+  EXPECT_NE(text.find("FlashAttention-2"), std::string::npos) << text;
+}
+
+TEST(Roofline, CopiesToTheHostTakeItsLink) {
+  TraceEntry copy;
+  copy.kind = TraceKind::kCopy;
+  copy.name = "d2h";
+  copy.bytes = 10'000'000;
+  EXPECT_NEAR(TimeOf(copy, Gpu(), Assumed()).seconds, kMs, 1e-9);
 }
 
 TEST(Roofline, IsTheLongerOfArithmeticAndMemory) {

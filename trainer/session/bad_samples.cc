@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/backend_group.h"
 
 namespace capstan {
 namespace {
@@ -53,8 +54,9 @@ std::string FromEachRank(ProcessGroup& group, const std::string& mine) {
     if (rank == group.rank()) {
       std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
     }
-    bytes = bytes.to(group.device());
-    group.Broadcast(bytes, rank)->Wait();
+    ProcessGroup& host = HostGroupOf(group);
+    bytes = bytes.to(host.device());
+    host.Broadcast(bytes, rank)->Wait();
     bytes = bytes.cpu();
     all.append(static_cast<const char*>(bytes.const_data_ptr()), length);
   }

@@ -10,6 +10,10 @@ void ComputeDeterministically() {
   // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
   // results reproducibility").
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  // Has MKL's products round the same way on any number of threads and at any
+  // address (oneMKL Developer Guide, "Reproducibility Conditions"); read at
+  // MKL's first call.
+  setenv("MKL_CBWR", "AUTO,STRICT", /*overwrite=*/0);
   at::Context& context = at::globalContext();
   // Only told to warn, flash and memory-efficient attention still add up
   // gradients by atomic operations.

@@ -17,6 +17,7 @@
 #include "trainer/process_group/agree.h"
 #include "trainer/process_group/phase_group.h"
 #include "trainer/session/bad_samples.h"
+#include "trainer/session/exact_sums.h"
 #include "trainer/session/out_of_memory.h"
 
 namespace capstan {
@@ -25,15 +26,16 @@ namespace {
 // Indices into an evaluation's sums, followed by the objective's.
 enum { kLoss, kCount, kFirstMetric };
 
-void AddLoss(const LossSum& loss, absl::Span<double> sums) {
-  sums[kLoss] += loss.sum.item<double>();
-  sums[kCount] += static_cast<double>(loss.count);
+// Without rounding: the same bits on any number of ranks.
+void AddLoss(const LossSum& loss, absl::Span<ExactSum> sums) {
+  sums[kLoss].Add(loss.sum.item<double>());
+  sums[kCount].Add(static_cast<double>(loss.count));
   if (!loss.metrics.defined()) return;
   const at::Tensor metrics =
       loss.metrics.to(at::kCPU, at::kDouble).contiguous();
   const double* values = metrics.const_data_ptr<double>();
   for (size_t i = kFirstMetric; i < sums.size(); ++i) {
-    sums[i] += values[i - kFirstMetric];
+    sums[i].Add(values[i - kFirstMetric]);
   }
 }
 
@@ -55,17 +57,18 @@ class Evaluation {
   absl::StatusOr<EvaluationResult> Run() {
     CAPSTAN_RETURN_IF_ERROR(SumTotals());
     const std::vector<MetricTags> tags = objective_.metrics();
-    std::vector<double> sums(kFirstMetric + 2 * tags.size(), 0.0);
+    std::vector<ExactSum> sums(kFirstMetric + 2 * tags.size());
     CAPSTAN_RETURN_IF_ERROR(
         EndPart(SumLosses(absl::MakeSpan(sums)), "evaluate"));
-    group_.AllReduceHost(absl::MakeSpan(sums));
+    AllReduce(group_, absl::MakeSpan(sums));
     EvaluationResult result;
-    result.loss_sum = sums[kLoss];
-    result.count = sums[kCount];
+    result.loss_sum = sums[kLoss].Value();
+    result.count = sums[kCount].Value();
     for (size_t i = 0; i < tags.size(); ++i) {
-      const double* pair = &sums[kFirstMetric + 2 * i];
-      if (pair[1] == 0) continue;
-      result.tagged.emplace_back(tags[i].eval, pair[0] / pair[1]);
+      const ExactSum* const pair = &sums[kFirstMetric + 2 * i];
+      const double count = pair[1].Value();
+      if (count == 0) continue;
+      result.tagged.emplace_back(tags[i].eval, pair[0].Value() / count);
     }
     CAPSTAN_RETURN_IF_ERROR(Measure(&result));
     return result;
@@ -99,7 +102,7 @@ class Evaluation {
   // Sums StepInfo::totals over all batches.
   absl::Status SumTotals() {
     if (objective_.step_totals() == 0) return absl::OkStatus();
-    std::vector<double> sums(objective_.step_totals(), 0.0);
+    std::vector<ExactSum> sums(objective_.step_totals());
     // Has no collectives: each rank checks its own signal.
     StopPoll poll(nullptr);
     const auto read = [&]() -> absl::Status {
@@ -107,18 +110,19 @@ class Evaluation {
       for (int64_t i = group_.rank(); i < batches; i += group_.size()) {
         if (poll.Ask()) return absl::CancelledError("stopped");
         CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(i));
-        AddStepTotals(objective_, batch, info_, &sums);
+        AddStepTotals(objective_, batch, info_, absl::MakeSpan(sums));
       }
       return absl::OkStatus();
     };
     CAPSTAN_RETURN_IF_ERROR(EndPart(CatchAll(read), "evaluate"));
-    group_.AllReduceHost(absl::MakeSpan(sums));
-    info_.totals = std::move(sums);
+    AllReduce(group_, absl::MakeSpan(sums));
+    info_.totals.clear();
+    for (const ExactSum& sum : sums) info_.totals.push_back(sum.Value());
     return absl::OkStatus();
   }
 
   // Adds up this rank's part.
-  absl::Status SumLosses(absl::Span<double> sums) {
+  absl::Status SumLosses(absl::Span<ExactSum> sums) {
     at::NoGradGuard no_grad;
     // All ranks run the same number of forwards, as these may contain
     // collectives; results beyond the last batch are discarded.
@@ -150,7 +154,7 @@ class Evaluation {
     return status;
   }
 
-  absl::Status AddBatch(int64_t index, absl::Span<double> sums) {
+  absl::Status AddBatch(int64_t index, absl::Span<ExactSum> sums) {
     const int64_t last = Batches() - 1;
     CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(std::min(index, last)));
     const LossSum loss =
@@ -208,9 +212,9 @@ std::string AfterStep(int64_t step) {
 }  // namespace
 
 void AddStepTotals(const Objective& objective, const Batch& batch,
-                   const StepInfo& info, std::vector<double>* sums) {
+                   const StepInfo& info, absl::Span<ExactSum> sums) {
   const std::vector<double> totals = objective.StepTotals(batch, info);
-  for (size_t i = 0; i < sums->size(); ++i) (*sums)[i] += totals.at(i);
+  for (size_t i = 0; i < sums.size(); ++i) sums[i].Add(totals.at(i));
 }
 
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request) {

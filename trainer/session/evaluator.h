@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "base/exact_sum.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
@@ -54,9 +56,11 @@ struct EvaluationResult {
 
 // Adds a batch's Objective::StepTotals to `sums`, of the same length.
 void AddStepTotals(const Objective& objective, const Batch& batch,
-                   const StepInfo& info, std::vector<double>* sums);
+                   const StepInfo& info, absl::Span<ExactSum> sums);
 
-// Collective, with the same result on all ranks; without gradients. CANCELLED
+// Collective, with the same result on all ranks; without gradients. Losses and
+// metrics of micro-batches are added without rounding, so that their order and
+// the number of ranks don't matter. CANCELLED
 // on all ranks if any received a signal, within about a tenth of a second plus
 // a forward, leaving no trace.
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request);

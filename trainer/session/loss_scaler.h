@@ -45,6 +45,13 @@ class LossScaler {
     }
   }
 
+  // What scale() will be after Update(finite).
+  double ScaleAfter(bool finite) const {
+    LossScaler next = *this;
+    next.Update(finite);
+    return next.scale();
+  }
+
  private:
   absl::optional<LossScaling> policy_;
   double scale_;

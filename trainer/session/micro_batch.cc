@@ -67,6 +67,8 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.strategy.world_size = world_size;
   request.strategy.accumulation = job.batch.accumulation;
   request.optimizer = request.strategy.optimizer = job.parts.optimizer.get();
+  request.strategy.deterministic =
+      SumsAlongTree(job.loaded.config.train(), job.parts);
   request.samples = job.batch.micro_batch_size;
   request.length = job.parts.train_data->max_sequence_length();
   request.checkpointing =
@@ -78,6 +80,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   }
   const Train& train = job.loaded.config.train();
   request.paged_state = train.offload().optimizer_state();
+  request.cuda_graphs = request.on_gpu && train.cuda_graphs();
   request.snapshot =
       train.saving() == Train::BACKGROUND && train.save_every() > 0;
   const Launch& launch = job.loaded.config.launch();

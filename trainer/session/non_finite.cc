@@ -160,8 +160,10 @@ MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
                         int64_t position, int rank, int64_t index) {
   const BatchPlan& batch = session.job.batch;
   MicroBatchPlace place;
-  place.position = position + (index * session.group->size() + rank) *
-                                  batch.micro_batch_size;
+  place.position =
+      position + MicroBatchIndex(batch.order, rank, session.group->size(),
+                                 index, batch.accumulation) *
+                     batch.micro_batch_size;
   place.samples.resize(batch.micro_batch_size);
   SampleSequence(order).At(place.position, absl::MakeSpan(place.samples));
   place.text =

@@ -49,27 +49,42 @@ std::string SnapshotText(const Session& session) {
                       " shows what was allocated, in pytorch.org/memory_viz");
 }
 
+absl::Status Explain(const absl::Status& status, const Session& session,
+                     const std::string& where, const std::string& remedy) {
+  const MemoryPlan& plan = session.job.memory;
+  return Annotate(
+      status,
+      absl::StrCat(
+          "rank ", session.group->rank(), " is out of memory", where,
+          plan.activations_known
+              ? absl::StrCat(" (`trainer plan` expects ",
+                             MibText(Total(plan.at_peak)), " of tensors)")
+              : "",
+          "; ", remedy, SnapshotText(session)));
+}
+
 }  // namespace
 
 absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch) {
   if (!absl::IsResourceExhausted(status)) return status;
-  const MemoryPlan& plan = session.job.memory;
   const absl::string_view phase(session.phase);
-  return Annotate(
-      status,
-      absl::StrCat(
-          "rank ", session.group->rank(), " is out of memory",
-          phase.empty() ? "" : absl::StrCat(" in ", phase),
-          micro_batch >= 0
-              ? absl::StrCat(" of micro-batch ", micro_batch + 1, " of ",
-                             session.job.batch.accumulation)
-              : "",
-          plan.activations_known
-              ? absl::StrCat(" (`trainer plan` expects ",
-                             MibText(Total(plan.at_peak)), " of tensors)")
-              : "",
-          "; ", Remedy(session), SnapshotText(session)));
+  return Explain(
+      status, session,
+      absl::StrCat(phase.empty() ? "" : absl::StrCat(" in ", phase),
+                   micro_batch >= 0
+                       ? absl::StrCat(" of micro-batch ", micro_batch + 1,
+                                      " of ", session.job.batch.accumulation)
+                       : ""),
+      Remedy(session));
+}
+
+absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
+                                  const Session& session) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  return Explain(status, session, " at set-up",
+                 "use more ranks with a strategy that shards (fsdp), or keep "
+                 "state in host memory (train.offload, fsdp's cpu_offload)");
 }
 
 }  // namespace capstan

@@ -16,6 +16,10 @@ namespace capstan {
 absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch);
 
+// The same of an error before the first step, when no micro-batch takes memory.
+absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
+                                  const Session& session);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_

@@ -10,6 +10,7 @@
 #include "base/gpus.h"
 #include "base/run_device.h"
 #include "base/status.h"
+#include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "trainer/optimizer/optimizer_state.h"
@@ -251,6 +252,29 @@ absl::Status CheckPagedState(const Train& train, const RunParts& parts,
                    "already: leave the one or the other out"));
 }
 
+// What can't be told from the first recording (micro_step_graph.h).
+absl::Status CheckGraphs(const Train& train, const RunParts& parts) {
+  if (!train.cuda_graphs() || !parts.device.gpu) return absl::OkStatus();
+  if (train.offload().activations()) {
+    return FieldError("cuda_graphs",
+                      "doesn't go with offload.activations, which copies to "
+                      "and from host memory within the micro-step: leave the "
+                      "one or the other out");
+  }
+  const Strategy& strategy = *parts.strategy;
+  const bool gathers = strategy.collective_forward();
+  if (!gathers && dynamic_cast<const HeldGradients*>(&strategy) != nullptr) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "cuda_graphs",
+      absl::StrCat("doesn't go with ", parts.strategy_name, ", which ",
+                   gathers ? "gathers parameters within the micro-step"
+                           : "can't hold its reductions back "
+                             "(plugins/sdk/held_gradients.h)",
+                   ": take capstan.ddp or capstan.zero2, or leave it out"));
+}
+
 absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
   for (const auto& [field, asked] :
        {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
@@ -332,6 +356,10 @@ ActivationCheckpointing CheckpointingOf(const Train& train,
   }
   checkpointing.offload = train.offload().activations();
   return checkpointing;
+}
+
+bool SumsAlongTree(const Train& train, const RunParts& parts) {
+  return train.deterministic() && !parts.device.gpu;
 }
 
 absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
@@ -417,7 +445,7 @@ int64_t ParameterCount(const Model& model) {
 }
 
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
-                                        PluginHost& host) {
+                                        PluginHost& host, bool here) {
   const RunConfig& config = loaded.config;
   RunParts parts;
   const auto make = [&](const char* slot, const google::protobuf::Any& any,
@@ -427,6 +455,10 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
         *made, CreateSlot<Base>(loaded, slot, any, category, host));
     return absl::OkStatus();
   };
+  // `plan --gpu_memory` has said it before. Models lay out parameters by it.
+  if (CurrentRunDevice().memory == 0) {
+    SetRunDevice({gpus > 0, gpus > 0 && here ? LeastGpuMemory() : 0});
+  }
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
   CAPSTAN_RETURN_IF_ERROR(make("objective", config.objective(),
                                PluginCategory::kObjective, &parts.objective));
@@ -450,11 +482,8 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   CAPSTAN_RETURN_IF_ERROR(make("optimizer", config.optimizer(),
                                PluginCategory::kOptimizer, &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
-  parts.device = DeviceOf(*parts.precision, gpus);
-  // `plan --gpu_memory` has said it before.
-  if (CurrentRunDevice().memory == 0) {
-    SetRunDevice({gpus > 0, gpus > 0 ? LeastGpuMemory() : 0});
-  }
+  parts.device =
+      here ? DeviceOf(*parts.precision, gpus) : DeviceFacts{gpus > 0, 80};
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
@@ -476,13 +505,15 @@ std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device) {
   const c10::ScalarType dtype = precision.PolicyOn(device).compute;
-  // CPUs are slow in 16-bit types: our kernels are float32 (kernels/), and
-  // LibTorch's convert each operand.
+  // Elsewhere 16-bit factors are converted where products are packed.
   if (device.gpu || !c10::isReducedFloatingType(dtype)) return "";
   const std::string instead = precision.instead();
   return absl::StrCat(
       package, " computes in ", DtypeName(dtype),
-      ", in which CPUs are often several times slower than in float32",
+      ", in which CPUs are no faster than in float32",
+      dtype == c10::ScalarType::BFloat16
+          ? ", but for AMD's with AVX512-BF16 and Intel's with AMX"
+          : "",
       instead.empty() ? "" : absl::StrCat("; set ", instead));
 }
 
@@ -496,6 +527,7 @@ std::vector<std::string> GpuSettingNotes(const Train& train,
   };
   note(train.tf32(), "tf32");
   note(train.memory_snapshot_at_oom(), "memory_snapshot_at_oom");
+  note(train.cuda_graphs(), "cuda_graphs");
   return notes;
 }
 
@@ -506,6 +538,9 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
   absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  if (SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()) {
+    plan->order = MicroBatchOrder::kByRank;
+  }
   const int64_t steps =
       StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(
@@ -520,6 +555,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   request.world_size = world_size;
   request.accumulation = plan->accumulation;
   request.optimizer = parts.optimizer.get();
+  request.deterministic = SumsAlongTree(train, parts);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       CheckOptimizer(*parts.optimizer,
                      {request.model, request.precision, world_size}),
@@ -528,6 +564,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
       loaded.Locate(parts.strategy->Check(request), "strategy"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckPagedState(train, parts, request), "train"));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckGraphs(train, parts), "train"));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       parts.objective->Check(*parts.model, *parts.train_data), "objective"));
   if (parts.eval_data != nullptr) {

@@ -21,6 +21,7 @@
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/config/load_config.h"
+#include "trainer/data/data_loader.h"
 #include "trainer/memory/memory_plan.h"
 
 namespace capstan {
@@ -58,7 +59,12 @@ struct BatchPlan {
   int64_t accumulation = 1;
   // micro_batch_size is AUTO; 1 until it is settled.
   bool automatic = false;
+  MicroBatchOrder order = MicroBatchOrder::kByMicroStep;
 };
+
+// Whether gradients, losses and norms are summed so that their bits don't
+// depend on how a run is divided: train.deterministic on CPUs.
+bool SumsAlongTree(const Train& train, const RunParts& parts);
 
 // A run that is ready to start; identical on all ranks.
 struct TrainJob {
@@ -94,9 +100,11 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host);
 
 // Creates all plugins for a machine with `gpus` GPUs (0: CPU). Errors name the
-// config location. CheckRun checks that they fit each other.
+// config location. CheckRun checks that they fit each other. Unless the GPUs
+// are `here`, no driver is asked for them: they have compute capability 8.0,
+// and the memory that CurrentRunDevice says.
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
-                                        PluginHost& host);
+                                        PluginHost& host, bool here = true);
 
 int64_t ParameterCount(const Model& model);
 
@@ -113,8 +121,8 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
 // `precision` needs to know.
 DeviceFacts DeviceOf(const Precision& precision, int gpus);
 
-// A warning that the run computes in a dtype its device is slow in, with what
-// to set instead; else "".
+// A warning that the run computes in a dtype that gains nothing on its device,
+// with what to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);

@@ -17,11 +17,21 @@ int64_t StepsOfRun(const Train& train, int64_t samples,
 // warmup_steps, or from warmup_ratio (transformers' get_warmup_steps).
 int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps);
 
+// How many steps WSD's decay takes, from decay_steps or decay_ratio (rounded
+// up, but never into the warm-up).
+int64_t DecaySteps(const Schedule& schedule, int64_t max_steps);
+
 // The factor on the optimizer's learning rate at optimizer step `step`, from 0.
 // A function of the step alone. Formulas:
-// get_{constant,linear,cosine}_schedule_with_warmup of transformers'
-// optimization.py, with the final value raised from 0 to min_ratio and held
-// after the end. `max_steps` is used if total_steps is 0.
+// - get_{constant,linear,cosine}_schedule_with_warmup and get_wsd_schedule
+//   (linear and 1-sqrt) of transformers' optimization.py, with the final value
+//   raised from 0 to min_ratio and held after the end;
+// - ONE_CYCLE: torch.optim.lr_scheduler.OneCycleLR with its defaults and
+//   total_steps one greater than ours: like the others it ends at the step
+//   after the last. warmup_ratio is its pct_start, so the peak is at
+//   pct_start * (total + 1) - 1, which needn't be a whole step; with
+//   warmup_steps the peak is at that step.
+// `max_steps` is used if total_steps is 0.
 double LearningRateMultiplier(const Schedule& schedule, int64_t step,
                               int64_t max_steps);
 

@@ -30,6 +30,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/plugin_host/plugin_host.h"
 #include "trainer/process_group/agree.h"
+#include "trainer/process_group/gpu_tools.h"
 #include "trainer/process_group/phase_group.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/bad_samples.h"
@@ -44,6 +45,10 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   Session& session = session_;
   TrainState& state = session.state;
   const Range range("step", state.step + 1);
+  if (session.config.train().digests().write() && digests_ == nullptr) {
+    digests_ = std::make_unique<RunDigests>(&session_);
+    CAPSTAN_RETURN_IF_ERROR(digests_->Begin());
+  }
   IssuedStep step;
   step.start = MonotonicSeconds();
   step.position = state.samples;
@@ -79,11 +84,12 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.lr = session.parts.optimizer->learning_rate() *
             LearningRateMultiplier(session.config.schedule(),
                                    state.optimizer_steps, session.max_steps);
-  if (deferred_ != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(Update(step.lr, 1.0));
-  } else if (const StepOutcome outcome = OutcomeOf(sums, Rule());
-             !outcome.skipped) {
-    CAPSTAN_RETURN_IF_ERROR(Update(step.lr, outcome.gradient_scale));
+  if (digests_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(digests_->Gradients(state.step + 1));
+  }
+  CAPSTAN_RETURN_IF_ERROR(UpdateUnlessSkipped(sums, step.lr));
+  if (digests_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(digests_->Write(state.step + 1));
   }
 
   // Count and record it.
@@ -128,8 +134,12 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
     }
     completed_ = true;
     const ProfileScope profile(session_.phase = kOptimizerPhase);
-    squared_sum_ = strategy.GradientSquaredSum();
-    if (deferred_ == nullptr) {
+    if (exact_.has_value()) {
+      SumExactly(status.ok());
+    } else {
+      squared_sum_ = strategy.GradientSquaredSum();
+    }
+    if (deferred_ == nullptr && !exact_.has_value()) {
       mine->gradient_squared_sum = squared_sum_.item<double>();
       if (status.ok()) mine->loss_sum = loss_sum_.item<double>();
     }
@@ -141,6 +151,16 @@ absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
   return status;
 }
 
+// `good`: all micro-steps have a loss.
+void TrainStep::SumExactly(bool good) {
+  const Strategy& strategy = *session_.parts.strategy;
+  exact_ = ExactSums();
+  exact_->gradient_squared = GradientSquares(
+      session_.parts.strategy->OptimizerShards(), strategy.OwnedSlices());
+  if (!good) return;
+  for (const at::Tensor& loss : losses_) exact_->loss.Add(loss.item<double>());
+}
+
 absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
                                   StepSums* mine) {
   const Range range("micro-step", index);
@@ -150,10 +170,9 @@ absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
       index, static_cast<int>(session_.job.batch.accumulation));
   if (index == 0) CAPSTAN_RETURN_IF_ERROR(SumTotals(loader));
   CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, NextBatch(loader));
-  const LossSum loss = Forward(batch);
-  Backward(loss.sum);
+  const LossSum loss = ForwardBackward(batch);
 
-  const at::Tensor sum = loss.sum.detach().to(at::kDouble);
+  const at::Tensor sum = loss.sum.to(at::kDouble);
   loss_sum_ = loss_sum_.defined() ? loss_sum_ + sum : sum;
   losses_.push_back(sum);
   if (loss.metrics.defined()) {
@@ -168,19 +187,41 @@ absl::Status TrainStep::MicroStep(DataLoader& loader, int index,
   return absl::OkStatus();
 }
 
-LossSum TrainStep::Forward(const Batch& batch) {
+LossSum TrainStep::Forward(const Batch& batch, UnitRunner& runner) {
   const ProfileScope profile(session_.phase = kForwardPhase);
   const MemoryScope scope(MemoryCategory::kActivations);
   return session_.parts.objective->Compute(*session_.parts.model, batch, info_,
-                                           session_.runner);
+                                           runner);
 }
 
-void TrainStep::Backward(const at::Tensor& loss_sum) {
+double TrainStep::HostScale() const {
+  return session_.scaler.scale() / nominal_targets_;
+}
+
+void TrainStep::Backward(const at::Tensor& loss_sum, const at::Tensor& scale) {
   const ProfileScope profile(session_.phase = kBackwardPhase);
   const MemoryScope scope(MemoryCategory::kWorkspace);
-  const at::Tensor scale = at::full(
-      {}, session_.scaler.scale() / nominal_targets_, loss_sum.options());
   torch::autograd::backward({loss_sum}, {scale});
+}
+
+// Of the loss's type. While the last step's sums are still on the device, so is
+// the loss scale that follows from them.
+at::Tensor TrainStep::BackwardScale(const at::Tensor& loss_sum) const {
+  if (deferred_ != nullptr && deferred_->pending() &&
+      deferred_->next_loss_scale().defined()) {
+    const at::Tensor& scale = deferred_->next_loss_scale();
+    return (scale / at::full({}, nominal_targets_, scale.options()))
+        .to(loss_sum.scalar_type());
+  }
+  return at::full({}, HostScale(), loss_sum.options());
+}
+
+LossSum TrainStep::ForwardBackward(const Batch& batch) {
+  if (graphs_ != nullptr) return graphs_->Run(batch, info_.totals);
+  LossSum loss = Forward(batch, session_.runner);
+  Backward(loss.sum, BackwardScale(loss.sum));
+  loss.sum = loss.sum.detach();
+  return loss;
 }
 
 // `good`: this rank completed its micro-steps. With deferred sums this reads
@@ -192,8 +233,13 @@ absl::Status TrainStep::ReduceSums(bool good, StepSums* sums) {
     const at::Device device = session_.group->device();
     GpuMemory memory;
     if (device.is_cuda()) memory = ReadGpuMemory(device);
+    if (graphs_ != nullptr) {
+      graphs_->AddMemory(&memory);
+      records_.NoteMemory(memory);
+    }
     if (deferred_ == nullptr) {
-      Reduce(*session_.group, sums, device.is_cuda() ? &memory : nullptr);
+      Reduce(*session_.group, sums, device.is_cuda() ? &memory : nullptr,
+             exact_.has_value() ? &*exact_ : nullptr);
       if (device.is_cuda()) largest_memory_ = memory;
       return ActOn(*sums, session_.state.step + 1);
     }
@@ -217,6 +263,13 @@ absl::Status TrainStep::CatchUp(bool late) {
   return Conclude(sums, issued_, late);
 }
 
+absl::Status TrainStep::UpdateUnlessSkipped(const StepSums& sums, double lr) {
+  if (deferred_ != nullptr) return Update(lr, 1.0);
+  const StepOutcome outcome = OutcomeOf(sums, Rule());
+  return outcome.skipped ? absl::OkStatus()
+                         : Update(lr, outcome.gradient_scale);
+}
+
 // Acts on failures and stop requests of any rank.
 absl::Status TrainStep::ActOn(const StepSums& sums, int64_t step) {
   if (sums.failed_ranks > 0) {
@@ -236,6 +289,8 @@ GradientRule TrainStep::Rule() const {
   GradientRule rule;
   rule.nominal_targets = nominal_targets_;
   rule.loss_scale = session_.scaler.scale();
+  rule.next_if_finite = session_.scaler.ScaleAfter(/*finite=*/true);
+  rule.next_if_not = session_.scaler.ScaleAfter(/*finite=*/false);
   rule.max_norm = session_.config.train().max_grad_norm();
   rule.most_loss = spikes_.Limit(session_.state);
   rule.skip_spikes =
@@ -432,12 +487,14 @@ std::vector<BadSample> TrainStep::BadSamplesOfStep() const {
   const ForgivingReader* const reader = session_.forgiving_train.get();
   if (reader == nullptr || !reader->any()) return {};
   const BatchPlan& plan = session_.job.batch;
-  const int64_t at_once = plan.micro_batch_size * session_.group->size();
   SampleSequence sequence(order_);
   std::vector<int64_t> samples(plan.accumulation * plan.micro_batch_size);
   for (int64_t i = 0; i < plan.accumulation; ++i) {
-    sequence.At(session_.state.samples + i * at_once +
-                    session_.group->rank() * plan.micro_batch_size,
+    sequence.At(session_.state.samples + MicroBatchIndex(plan.order,
+                                                         session_.group->rank(),
+                                                         session_.group->size(),
+                                                         i, plan.accumulation) *
+                                             plan.micro_batch_size,
                 absl::MakeSpan(samples).subspan(i * plan.micro_batch_size,
                                                 plan.micro_batch_size));
   }
@@ -450,20 +507,24 @@ absl::Status TrainStep::SumTotals(DataLoader& loader) {
   const Objective& objective = *session_.parts.objective;
   batches_.clear();
   if (objective.step_totals() == 0) return absl::OkStatus();
-  std::vector<double> sums(objective.step_totals(), 0.0);
+  std::vector<ExactSum> sums(objective.step_totals());
   std::deque<Batch> batches;
   const absl::Status status = CatchAll([&]() -> absl::Status {
     for (int64_t i = 0; i < session_.job.batch.accumulation; ++i) {
       CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch(loader));
-      AddStepTotals(objective, batch, info_, &sums);
+      AddStepTotals(objective, batch, info_, absl::MakeSpan(sums));
       batches.push_back(std::move(batch));
     }
     return absl::OkStatus();
   });
   // Even after an error: the other ranks wait here.
-  session_.group->AllReduceHost(absl::MakeSpan(sums));
+  if (exact_.has_value()) AllReduce(*session_.group, absl::MakeSpan(sums));
+  info_.totals.clear();
+  for (const ExactSum& sum : sums) info_.totals.push_back(sum.Value());
+  if (!exact_.has_value()) {
+    session_.group->AllReduceHost(absl::MakeSpan(info_.totals));
+  }
   batches_ = std::move(batches);
-  info_.totals = std::move(sums);
   return status;
 }
 
@@ -494,10 +555,15 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
   const at::Device device = session_.group->device();
   if (read == ReadSums::kDeferred ||
       (read == ReadSums::kAuto && device.is_cuda() &&
-       !session_.scaler.enabled())) {
+       // A graph's scale comes from the host.
+       !(session_.scaler.enabled() && session_.config.train().cuda_graphs()))) {
     deferred_ = std::make_unique<DeferredSums>(
         device, device.is_cuda() ? session_.group->size() : 0,
         static_cast<int>(session_.parts.objective->metrics().size()));
+  }
+  if (deferred_ == nullptr &&
+      SumsAlongTree(session_.config.train(), session_.parts)) {
+    exact_.emplace();
   }
   // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();
@@ -521,7 +587,29 @@ absl::Status TrainStep::SetUp(ReadSums read, Profiler* profiler,
       std::max(static_cast<double>(targets) / static_cast<double>(samples),
                1.0) *
       static_cast<double>(session_.job.batch.global_batch_size);
+  if (session_.config.train().cuda_graphs() && device.is_cuda()) SetUpGraphs();
   return absl::OkStatus();
+}
+
+void TrainStep::SetUpGraphs() {
+  const GpuTools& tools = *TheGpuTools();
+  MicroStepGraphs::Parts parts;
+  parts.strategy = session_.parts.strategy.get();
+  parts.gradients = dynamic_cast<HeldGradients*>(parts.strategy);
+  parts.runner = &session_.runner;
+  parts.device = session_.group->device();
+  parts.forward = [this](const Batch& batch, UnitRunner& runner) {
+    return Forward(batch, runner);
+  };
+  parts.backward = [this](const at::Tensor& loss_sum, const at::Tensor& scale) {
+    Backward(loss_sum, scale);
+  };
+  parts.scale = [this] { return HostScale(); };
+  parts.new_graph = tools.new_graph;
+  parts.idle_memory = tools.idle_graph_memory;
+  parts.note = [this](const std::string& line) { session_.Note(line); };
+  SetWorkIsRepeated(true);
+  graphs_ = std::make_unique<MicroStepGraphs>(std::move(parts));
 }
 
 absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
@@ -548,7 +636,8 @@ absl::Status TrainStep::Backpropagate(
     parts.strategy->BeginStep(step);
     parts.strategy->BeginMicroStep(0, 1);
     CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, read());
-    Backward(Forward(batch).sum);
+    const at::Tensor sum = Forward(batch, session_.runner).sum;
+    Backward(sum, BackwardScale(sum));
     return absl::OkStatus();
   });
   if (IsLostPeer(status)) return status;

@@ -14,8 +14,10 @@
 #include "absl/types/optional.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/digests.h"
 #include "trainer/session/divergence.h"
 #include "trainer/session/loss_spikes.h"
+#include "trainer/session/micro_step_graph.h"
 #include "trainer/session/non_finite.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_records.h"
@@ -60,9 +62,17 @@ class TrainStep {
   absl::Status AccumulateGradients(DataLoader& loader, StepSums* mine);
   absl::Status MicroStep(DataLoader& loader, int index, StepSums* mine);
   absl::Status SumTotals(DataLoader& loader);
+  void SumExactly(bool good);
+  absl::Status UpdateUnlessSkipped(const StepSums& sums, double lr);
   absl::StatusOr<Batch> NextBatch(DataLoader& loader);
-  LossSum Forward(const Batch& batch);
-  void Backward(const at::Tensor& loss_sum);
+  LossSum Forward(const Batch& batch, UnitRunner& runner);
+  // What backward begins with, as far as the host knows it.
+  double HostScale() const;
+  at::Tensor BackwardScale(const at::Tensor& loss_sum) const;
+  void Backward(const at::Tensor& loss_sum, const at::Tensor& scale);
+  // The loss is detached.
+  LossSum ForwardBackward(const Batch& batch);
+  void SetUpGraphs();
   absl::Status ReduceSums(bool good, StepSums* sums);
   // `late`: the next step's gradients are there already.
   absl::Status CatchUp(bool late);
@@ -87,8 +97,9 @@ class TrainStep {
   Divergence& divergence_;
   StepRecords& records_;
   Profiler* profiler_ = nullptr;
-  std::unique_ptr<DeferredSums> deferred_;  // null: read before the update
-  IssuedStep issued_;                       // whose sums are deferred
+  std::unique_ptr<DeferredSums> deferred_;   // null: read before the update
+  std::unique_ptr<MicroStepGraphs> graphs_;  // null: as usual
+  IssuedStep issued_;                        // whose sums are deferred
   StepInfo info_;
   // Divisor of the loss sum in backward, the same on all ranks: approximately a
   // step's targets, so that gradients have their usual size. The update
@@ -101,6 +112,10 @@ class TrainStep {
   std::vector<at::Tensor> losses_;  // of each micro-batch
   at::Tensor squared_sum_;          // Strategy::GradientSquaredSum
   at::Tensor metric_sums_;          // LossSum::metrics; undefined: none
+  // Of this rank in this step, in the place of loss_sum_ and squared_sum_;
+  // unset: those serve.
+  absl::optional<ExactSums> exact_;
+  std::unique_ptr<RunDigests> digests_;       // null: none are written
   absl::optional<GpuMemory> largest_memory_;  // of all ranks; unset: deferred
   std::deque<Batch> batches_;                 // prefetched
   bool completed_ = true;                     // this rank's collectives

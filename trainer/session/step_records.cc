@@ -87,8 +87,12 @@ std::string StepRecords::FindPeak() {
                  ? 0.0
                  : PeakFlops(*gpu, compute, session_.config.train().tf32()));
   if (session_.parts.objective->unit() != kTokenUnit) {
-    return absl::StrCat("the run counts ", session_.parts.objective->unit(),
-                        ", whose lengths aren't known");
+    // GPUs compute rows of the data's full length.
+    row_length_ = session_.parts.train_data->max_sequence_length();
+    if (row_length_ == 0) {
+      return absl::StrCat("the run counts ", session_.parts.objective->unit(),
+                          ", whose lengths aren't known");
+    }
   }
   const ActivationCheckpointing checkpointing =
       CheckpointingOf(session_.config.train(), *session_.parts.model);
@@ -119,11 +123,14 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   recorded_ = now;
   // On average: a row's square isn't known here.
   const double length =
-      sums.tokens / static_cast<double>(std::max<int64_t>(
-                        session_.job.batch.global_batch_size, 1));
-  const double flops = flops_.Of(sums.tokens, length);
+      row_length_ > 0
+          ? static_cast<double>(row_length_)
+          : sums.tokens / static_cast<double>(std::max<int64_t>(
+                              session_.job.batch.global_batch_size, 1));
+  const double tokens = row_length_ > 0 ? sums.tokens * length : sums.tokens;
+  const double flops = flops_.Of(tokens, length);
   medians_.Add({seconds, sums.tokens, step.communication, flops,
-                flops_.Recomputed(sums.tokens, length)});
+                flops_.Recomputed(tokens, length)});
   TaggedNumbers tagged = SumMetrics(step);
   if (session_.reporter == nullptr) return;
   StepMetrics metrics;
@@ -187,7 +194,8 @@ void StepRecords::AddMemory(RunSummary* summary) {
   const bool gpu = group.device().is_cuda();
   const int64_t host = ReadProcessMemory().peak;
   const MemoryByCategory mine = TrackedMemory().at_peak;
-  const GpuMemory on_gpu = gpu ? ReadGpuMemory(group.device()) : GpuMemory();
+  GpuMemory on_gpu = gpu ? ReadGpuMemory(group.device()) : GpuMemory();
+  on_gpu.peak_allocated = std::max(on_gpu.peak_allocated, gpu_peak_);
   const int64_t held = gpu ? on_gpu.peak_allocated : Total(mine);
   const auto gather = [&group](int64_t bytes) {
     const std::vector<double> all =

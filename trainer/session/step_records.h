@@ -5,6 +5,7 @@
 #ifndef CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
 #define CAPSTAN_TRAINER_SESSION_STEP_RECORDS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -71,6 +72,11 @@ class StepRecords {
   // `spike`: the loss's score if it is one.
   void Record(const StepSums& sums, const StepOutcome& outcome,
               const IssuedStep& step, absl::optional<double> spike);
+  // This rank's memory in a step with what the allocator doesn't count
+  // (MicroStepGraphs::AddMemory), for the summary.
+  void NoteMemory(const GpuMemory& memory) {
+    gpu_peak_ = std::max(gpu_peak_, memory.peak_allocated);
+  }
   // Summary of the run so far. Collective.
   RunSummary Summary();
 
@@ -86,7 +92,10 @@ class StepRecords {
   double recorded_ = 0.0;  // time of the last record
   StepMedians medians_;
   ModelFlops flops_;
-  double peak_ = 0.0;  // FLOP/s of all ranks' GPUs; 0: there is no MFU
+  // Tokens of a sample, where the objective counts samples; else 0.
+  int64_t row_length_ = 0;
+  int64_t gpu_peak_ = 0;  // of NoteMemory
+  double peak_ = 0.0;     // FLOP/s of all ranks' GPUs; 0: there is no MFU
 };
 
 }  // namespace capstan

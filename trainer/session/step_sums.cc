@@ -72,7 +72,12 @@ at::Tensor Scalar(double value, const at::Tensor& like) {
 }
 
 // OutcomeOf, on the device.
-at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
+struct DeviceOutcome {
+  at::Tensor scale;  // float32
+  at::Tensor finite;
+};
+DeviceOutcome OutcomeOnDevice(const at::Tensor& sums,
+                              const GradientRule& rule) {
   const at::Tensor unscale = Scalar(rule.nominal_targets, sums) /
                              sums[kCount].clamp_min(1.0) /
                              Scalar(rule.loss_scale, sums);
@@ -83,13 +88,13 @@ at::Tensor DeviceScale(const at::Tensor& sums, const GradientRule& rule) {
         scale *
         (Scalar(rule.max_norm, sums) / (norm + kClipEpsilon)).clamp_max(1.0);
   }
-  at::Tensor good = at::isfinite(norm) & at::isfinite(sums[kLossSum]) &
-                    (sums[kCount] > 0.0) & (sums[kFailed] == 0.0);
+  const at::Tensor finite = at::isfinite(norm) & at::isfinite(sums[kLossSum]);
+  at::Tensor good = finite & (sums[kCount] > 0.0) & (sums[kFailed] == 0.0);
   if (rule.skip_spikes) {
     good = good & (sums[kLossSum] / sums[kCount] <= rule.most_loss);
   }
   const at::Tensor nan = Scalar(std::numeric_limits<double>::quiet_NaN(), sums);
-  return at::where(good, scale, nan).to(at::kFloat);
+  return {at::where(good, scale, nan).to(at::kFloat), finite};
 }
 
 // Waits without occupying a core, unlike Event::synchronize, which would keep
@@ -102,15 +107,31 @@ void AwaitEvent(const c10::Event& event) {
 
 }  // namespace
 
-void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory) {
-  std::vector<double> values(
-      kFields + (memory != nullptr ? kMemoryNumbers * group.size() : 0));
+void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory,
+            const ExactSums* exact) {
+  const size_t memory_numbers =
+      memory != nullptr ? kMemoryNumbers * group.size() : 0;
+  const size_t exact_numbers = exact != nullptr ? ExactSum::kNumbers : 0;
+  std::vector<double> values(kFields + memory_numbers + 2 * exact_numbers);
   std::memcpy(values.data(), sums, sizeof(*sums));
-  const absl::Span<double> memories = absl::MakeSpan(values).subspan(kFields);
+  const absl::Span<double> memories =
+      absl::MakeSpan(values).subspan(kFields, memory_numbers);
+  const absl::Span<double> losses =
+      absl::MakeSpan(values).subspan(kFields + memory_numbers, exact_numbers);
+  const absl::Span<double> squares = absl::MakeSpan(values).subspan(
+      kFields + memory_numbers + exact_numbers, exact_numbers);
   if (memory != nullptr) PutMemory(*memory, group.rank(), memories);
+  if (exact != nullptr) {
+    exact->loss.Save(losses);
+    exact->gradient_squared.Save(squares);
+  }
   group.AllReduceHost(absl::MakeSpan(values));
   std::memcpy(static_cast<void*>(sums), values.data(), sizeof(*sums));
   if (memory != nullptr) *memory = LargestMemory(memories);
+  if (exact != nullptr) {
+    sums->loss_sum = ExactSum::Load(losses).Value();
+    sums->gradient_squared_sum = ExactSum::Load(squares).Value();
+  }
 }
 
 StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
@@ -165,7 +186,15 @@ void DeferredSums::Reduce(const StepSums& mine, const at::Tensor& loss_sum,
         .copy_(metrics.reshape({-1}));
   }
   group.AllReduce(sums_)->Wait();
-  scale_ = DeviceScale(sums_, rule);
+  const DeviceOutcome outcome = OutcomeOnDevice(sums_, rule);
+  scale_ = outcome.scale;
+  if (rule.next_if_finite != rule.next_if_not) {
+    next_loss_scale_ =
+        at::where(outcome.finite, Scalar(rule.next_if_finite, sums_),
+                  Scalar(rule.next_if_not, sums_));
+  } else {
+    next_loss_scale_ = at::Tensor();
+  }
   host_.copy_(sums_, /*non_blocking=*/true);
   if (read_.has_value()) {
     const c10::impl::VirtualGuardImpl guard(sums_.device().type());

@@ -14,6 +14,7 @@
 #include "absl/types/optional.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/exact_sums.h"
 
 namespace capstan {
 
@@ -33,8 +34,10 @@ struct StepSums {
 
 // All-reduces them in place and waits. Collective; throws CommunicationError.
 // `memory` (may be null, on all ranks): this rank's, and then the largest of
-// each number.
-void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory = nullptr);
+// each number. `exact` (the same): this rank's share of loss_sum and
+// gradient_squared_sum, in their place.
+void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory = nullptr,
+            const ExactSums* exact = nullptr);
 
 // How gradients of loss_sum * loss_scale / nominal_targets, from backward,
 // become clipped gradients of the mean loss.
@@ -42,6 +45,9 @@ struct GradientRule {
   double nominal_targets = 1.0;
   double loss_scale = 1.0;
   double max_norm = 0.0;  // 0: no clipping
+  // The next step's, if this one's gradients are finite, and if not.
+  double next_if_finite = 1.0;
+  double next_if_not = 1.0;
   // A larger mean loss is a spike, which is skipped if `skip_spikes`.
   double most_loss = std::numeric_limits<double>::infinity();
   bool skip_spikes = false;
@@ -59,11 +65,11 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule);
 
 // When the host reads a step's sums.
 enum class ReadSums {
-  kAuto,  // deferred on GPUs without loss scaling; else before the update
+  kAuto,  // deferred on GPUs; else before the update
   kBeforeUpdate,
-  // One step later: the update reads the device's own copy, and the host never
-  // waits for the device's latest work. Not with loss scaling, whose next scale
-  // depends on the sums.
+  // One step later: the update reads the device's own copy, and so does the
+  // next backward of the loss scale; the host never waits for the device's
+  // latest work.
   kDeferred,
 };
 
@@ -92,6 +98,9 @@ class DeferredSums {
   // After Reduce: OptimizerStep::device_scale, non-finite if the step is to be
   // skipped or a rank failed.
   const at::Tensor& scale() const { return scale_; }
+  // After Reduce: the next step's loss scale, a float64 scalar; undefined if it
+  // doesn't depend on this step.
+  const at::Tensor& next_loss_scale() const { return next_loss_scale_; }
   // Waits for what Reduce issued, and nothing after it.
   StepSums Read();
   // After Read: the metrics' sums and divisors, over all ranks.
@@ -105,7 +114,7 @@ class DeferredSums {
   // a GPU.
   at::Tensor host_;
   at::Tensor sums_;  // the same on the device
-  at::Tensor scale_;
+  at::Tensor scale_, next_loss_scale_;
   absl::optional<c10::Event> read_;  // unset on the CPU
   std::vector<double> metrics_;
   bool pending_ = false;

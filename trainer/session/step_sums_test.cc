@@ -70,6 +70,23 @@ TEST_F(StepSumsTest, ScalesAndClips) {
   EXPECT_DOUBLE_EQ(OutcomeOf(sums, rule).gradient_scale, 0.5);
 }
 
+TEST_F(StepSumsTest, TheNextLossScaleIsOnTheDevice) {
+  GradientRule rule;
+  Scale(MakeSums(80, 50, 25), rule);
+  EXPECT_FALSE(deferred_.next_loss_scale().defined());
+  rule.next_if_finite = 8.0;
+  rule.next_if_not = 2.0;
+  Scale(MakeSums(80, 50, 25), rule);
+  EXPECT_EQ(deferred_.next_loss_scale().item<double>(), 8.0);
+  // Skipped, but finite.
+  Scale(MakeSums(80, 0, 25), rule);
+  EXPECT_EQ(deferred_.next_loss_scale().item<double>(), 8.0);
+  for (const StepSums& sums : {MakeSums(80, 50, kInf), MakeSums(NAN, 50, 25)}) {
+    Scale(sums, rule);
+    EXPECT_EQ(deferred_.next_loss_scale().item<double>(), 2.0);
+  }
+}
+
 TEST_F(StepSumsTest, SkipsWhatIsNotFiniteOrEmpty) {
   const GradientRule rule;
   for (const StepSums& sums : {MakeSums(kInf, 5, 1), MakeSums(NAN, 5, 1),

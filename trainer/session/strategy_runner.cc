@@ -93,7 +93,7 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
   ran_ = true;
   CountProgress();
   const Range range(NameOf(unit));
-  const bool callbacks = strategy_->wants_unit_callbacks();
+  const bool callbacks = callbacks_ && strategy_->wants_unit_callbacks();
   if (callbacks) strategy_->PreForward(unit);
   at::Tensor output;
   if (at::GradMode::is_enabled() && checkpointing_.Covers(unit) &&

@@ -27,6 +27,10 @@ class StrategyRunner final : public UnitRunner {
   // Whether a unit has run since this was last called.
   bool TakeRan() { return std::exchange(ran_, false); }
 
+  // Without them (at first they are wanted) whoever turned them off calls the
+  // strategy.
+  void set_callbacks(bool wanted) { callbacks_ = wanted; }
+
  private:
   // As profiling tools know it.
   const char* NameOf(int unit) const {
@@ -35,6 +39,7 @@ class StrategyRunner final : public UnitRunner {
 
   Strategy* const strategy_;
   bool ran_ = false;
+  bool callbacks_ = true;
   const ActivationCheckpointing checkpointing_;
   const std::vector<std::string>* const names_;
 };

@@ -5,9 +5,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <time.h>
@@ -51,7 +48,9 @@
 #include "trainer/session/deterministic.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
+#include "trainer/session/lost_gpu.h"
 #include "trainer/session/micro_batch.h"
+#include "trainer/session/out_of_memory.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/settle_run.h"
 #include "trainer/session/step.h"
@@ -73,7 +72,9 @@ double BootSeconds() {
 
 std::string DeviceText(const ProcessGroup& group, int threads) {
   if (group.device().is_cuda()) {
-    return absl::StrCat(group.size(), " x GPU (", group.backend(), ")");
+    return absl::StrCat(group.size(),
+                        " x GPU: ", TheGpuTools()->name(group.device().index()),
+                        group.size() > 1 ? ", " + group.backend() : "");
   }
   return absl::StrCat(group.size(), " x CPU (", threads,
                       threads == 1 ? " thread" : " threads", " each)");
@@ -154,6 +155,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
 // Sets up this process's allocators, threads and, if requested, determinism.
 void PrepareProcess(const Session& session) {
   InstallTrackingAllocator();
+  if (session.config.train().deterministic()) ComputeDeterministically();
   at::set_num_threads(session.rank.threads);
   // Steps free and allocate the same sizes again and again: keep what the block
   // cache leaves to the heap (below 256 KiB, and non-tensors) instead of having
@@ -164,7 +166,6 @@ void PrepareProcess(const Session& session) {
     at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
     at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
   }
-  if (session.config.train().deterministic()) ComputeDeterministically();
 }
 
 absl::Status JoinRanks(Session* session) {
@@ -231,6 +232,7 @@ absl::Status SetUpStrategy(Session* session) {
     context.precision = parts.policy();
     context.seed = session->config.train().seed();
     context.optimizer = parts.optimizer.get();
+    context.deterministic = SumsAlongTree(session->config.train(), parts);
     CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
     CAPSTAN_RETURN_IF_ERROR(CheckState(parts.strategy_name, *parts.strategy));
     return SetUpOptimizer(*parts.optimizer, *parts.model,
@@ -239,7 +241,8 @@ absl::Status SetUpStrategy(Session* session) {
                           {session->config.train().offload().optimizer_state(),
                            session->output_dir});
   });
-  return AgreeAfterCollectives(*session->group, status, "set up");
+  return AgreeAfterCollectives(
+      *session->group, ExplainMemoryOfSetUp(status, *session), "set up");
 }
 
 void ForgiveSamples(Session* session) {
@@ -270,10 +273,14 @@ absl::StatusOr<bool> FinishedBefore(const Session& session) {
             ? "Raise train.early_stopping_patience, which ended it,"
             : "Raise train.max_steps (or max_epochs)";
     Console(STDOUT_FILENO)
-        .Write(absl::StrCat(folder, " is finished after ", done,
-                            " steps, and nothing in it is changed. ", more,
-                            " to train on; `trainer eval --model=", folder,
-                            "` evaluates it\n"));
+        .Write(absl::StrCat(
+            folder, " is finished after ", done, " steps",
+            done > session.max_steps
+                ? absl::StrCat(" (train.max_steps is ", session.max_steps, ")")
+                : "",
+            ", and nothing in it is changed. ", more,
+            " to train on; `trainer eval --model=", folder,
+            "` evaluates it\n"));
   }
   return finished;
 }
@@ -345,13 +352,15 @@ class Training {
   TrainStep step_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<Profiler> profiler_;  // null: profiling is off
+  bool set_up_ = false;
   bool finished_before_ = false;
   const ExitGuard exit_guard_{&session_};
   std::unique_ptr<Watchdog> watchdog_;
 };
 
 absl::Status Training::Run() {
-  const absl::Status status = CatchAll([this] { return RunPhases(); });
+  const absl::Status ended = CatchAll([this] { return RunPhases(); });
+  const absl::Status status = ExplainLostGpu(ended, session_, set_up_);
   checkpoints_.RanksMayLeave();
   PhaseGroup* const phases =
       session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
@@ -469,23 +478,24 @@ absl::Status Training::SetUp() {
       OrderOf(*session_.parts.train_data, config.train().seed(),
               config.batch().group_by_length(), batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpStrategy(&session_));
-  CAPSTAN_RETURN_IF_ERROR(Agree(group, CatchAll([&] {
-                                  return step_.SetUp(read_, profiler_.get(),
-                                                     options.order);
-                                }),
-                                "set up"));
+  const absl::Status step = CatchAll(
+      [&] { return step_.SetUp(read_, profiler_.get(), options.order); });
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, ExplainMemoryOfSetUp(step, session_), "set up"));
   CAPSTAN_RETURN_IF_ERROR(checkpoints_.Restore(options.order));
   CAPSTAN_RETURN_IF_ERROR(CompareStart(session_));
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckStart());
   // Only now do all ranks have masters.
-  CAPSTAN_RETURN_IF_ERROR(
-      AgreeAfterCollectives(group, session_.Publish(), "publish parameters"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
+      group, ExplainMemoryOfSetUp(session_.Publish(), session_),
+      "publish parameters"));
   CAPSTAN_ASSIGN_OR_RETURN(finished_before_, FinishedBefore(session_));
   if (finished_before_) return absl::OkStatus();
   std::string note;
   if (batch.automatic) {
     CAPSTAN_ASSIGN_OR_RETURN(note, SettleMicroBatch(&session_, &step_));
   }
+  options.micro_batches = batch.order;
   options.micro_batch_size = batch.micro_batch_size;
   options.global_batch_size = batch.global_batch_size;
   options.rank = group.rank();
@@ -495,7 +505,14 @@ absl::Status Training::SetUp() {
   loader_ = DataLoader::Create(options, session_.train_reader());
   CAPSTAN_RETURN_IF_ERROR(StartReporter(&session_, note));
   for (const std::string& line : session_.resume_notes) session_.Note(line);
+  if (session_.first_step > session_.max_steps) {
+    session_.Note(
+        absl::StrCat("the run has done ", session_.first_step,
+                     " steps, more than train.max_steps, ", session_.max_steps,
+                     ": none is added; it is evaluated and saved as it is"));
+  }
   records_.Begin(SecondsSinceStart(session_));
+  set_up_ = true;
   return absl::OkStatus();
 }
 
@@ -587,23 +604,6 @@ absl::Status Training::WriteProfile() {
   reporter->Table(ProfileTable(profile));
   return ReplaceFile(session_.output_dir + "/profile.json",
                      ProfileJson(profile));
-}
-
-// Whether this process's current GPU, if it uses one, refuses all work since
-// some has failed. Doesn't wait for it.
-bool GpuIsLost() {
-  if (!at::globalContext().hasCUDA() ||
-      !at::detail::getCUDAHooks().hasPrimaryContext(
-          at::detail::getCUDAHooks().getCurrentDevice())) {
-    return false;
-  }
-  try {
-    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
-    c10::Event(at::kCUDA).record(cuda.getStream(cuda.getDevice()));
-    return false;
-  } catch (...) {
-    return true;
-  }
 }
 
 }  // namespace

@@ -51,15 +51,18 @@ TEST(ActivityTimesTest, LearnsItsLimits) {
   EXPECT_EQ(times.Limit("step"), 1000) << "without overflow";
 }
 
-__attribute__((noinline)) void SpinsUntil(const std::atomic<bool>& stop) {
+__attribute__((noinline)) void SpinsUntil(const std::atomic<bool>& stop,
+                                          std::atomic<bool>* spins = nullptr) {
+  if (spins != nullptr) *spins = true;
   while (!stop) {
   }
 }
 
 TEST(StacksTest, NameTheFunctions) {
   PrepareStacks();
-  std::atomic<bool> stop{false};
-  std::thread spins([&] { SpinsUntil(stop); });
+  std::atomic<bool> stop{false}, there{false};
+  std::thread spins([&] { SpinsUntil(stop, &there); });
+  while (!there) std::this_thread::yield();
   std::string stacks;
   std::thread looks([&] { stacks = StacksOfThreads(); });
   looks.join();

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/token_shares.h"
 #include "kernels/encoder/encoder_block.h"
 #include "plugins/algorithm_distillation/history_model.h"
 #include "plugins/model/ad_transformer/ad_transformer.pb.h"
@@ -60,7 +61,9 @@ struct InitialValues {
   double size;  // the constant, the bound or the standard deviation
 };
 
-class AdTransformer final : public Model, public HistoryModel {
+class AdTransformer final : public Model,
+                            public HistoryModel,
+                            public TokenShares {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<AdTransformer>> Create(
@@ -78,6 +81,10 @@ class AdTransformer final : public Model, public HistoryModel {
   // length: tokens of a history; 0: n_transit.
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                     c10::ScalarType compute) const override;
+
+  // The last layer's keys and values are of all tokens, the rest, and the head,
+  // of the last one.
+  TokenShare ShareOf(int parameter) const override;
 
   HistorySpec history_spec() const override;
   at::Tensor LastLogits(const HistoryInput& input, UnitRunner& runner) override;

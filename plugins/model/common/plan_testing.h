@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/gradient_sink.h"
+#include "base/wide_gradient_sink.h"
 #include "kernels/memory_testing.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/model.h"
@@ -27,19 +28,27 @@
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
-// Acts as a strategy that allocates the gradients' places in advance.
-class Places final : public GradientSink {
+// Acts as a strategy that allocates the gradients' places in advance: float32,
+// for parameters of 16 bits, too.
+class Places final : public GradientSink, public WideGradientSink {
  public:
-  explicit Places(const Model& model) {
+  Places(const Model& model, at::ScalarType compute)
+      : wide_(compute != at::kFloat) {
     for (const ParameterSpec& spec : model.parameters()) {
       places_.push_back(at::zeros(spec.shape));
     }
   }
-  Place Open(int parameter) override {
-    return {places_[parameter].detach(), /*add=*/false};
+  Place Open(int parameter) override { return wide_ ? Place() : Of(parameter); }
+  Place OpenWide(int parameter) override {
+    return wide_ ? Of(parameter) : Place();
   }
 
  private:
+  Place Of(int parameter) const {
+    return {places_[parameter].detach(), /*add=*/false};
+  }
+
+  const bool wide_;
   std::vector<at::Tensor> places_;
 };
 

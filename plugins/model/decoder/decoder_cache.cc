@@ -7,18 +7,40 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace capstan::decoder {
+namespace {
+
+// Room that a cache begins with.
+constexpr int64_t kFirstPositions = 64;
+
+}  // namespace
 
 DecoderCache::DecoderCache(const TokenModel* owner, const DecoderConfig& config,
                            int64_t batch, int64_t max_length,
                            const at::TensorOptions& options)
-    : owner_(owner), batch_(batch), max_length_(max_length) {
-  const std::vector<int64_t> shape = {
-      batch, max_length, config.num_key_value_heads * config.head_dim};
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_.push_back({at::empty(shape, options), at::empty(shape, options)});
+    : owner_(owner),
+      width_(config.num_key_value_heads * config.head_dim),
+      options_(options),
+      batch_(batch),
+      max_length_(max_length),
+      layers_(config.num_hidden_layers) {}
+
+void DecoderCache::Grow(int layer, int64_t positions) {
+  kernels::CachedKeyValue& of = layers_[layer];
+  const int64_t room = of.k.defined() ? of.k.size(1) : 0;
+  if (positions <= room) return;
+  const int64_t more = std::min(
+      max_length_, std::max(positions, std::max(2 * room, kFirstPositions)));
+  for (at::Tensor* const x : {&of.k, &of.v}) {
+    const at::Tensor grown = at::empty({batch_, more, width_}, options_);
+    if (length_ > 0) {
+      grown.narrow(1, 0, length_).copy_(x->narrow(1, 0, length_));
+    }
+    *x = grown;
   }
 }
 
@@ -32,8 +54,17 @@ void DecoderCache::KeepRows(const std::vector<int64_t>& rows) {
     expected_ = std::move(expected);
   }
   for (kernels::CachedKeyValue& layer : layers_) {
-    const at::Tensor here = index.to(layer.k.device());
-    layer = {layer.k.index_select(0, here), layer.v.index_select(0, here)};
+    for (at::Tensor* const x : {&layer.k, &layer.v}) {
+      if (!x->defined()) continue;
+      // In place: rows move to the front, in ascending order.
+      for (int64_t to = 0; to < batch_; ++to) {
+        if (rows[to] == to) continue;
+        x->select(0, to)
+            .narrow(0, 0, length_)
+            .copy_(x->select(0, rows[to]).narrow(0, 0, length_));
+      }
+      *x = x->narrow(0, 0, batch_);
+    }
   }
 }
 
@@ -63,10 +94,24 @@ void DecoderCache::NotePadding(const at::Tensor& positions) {
 }
 
 kernels::CachedKeyValue DecoderCache::Append(int layer, const at::Tensor& k,
-                                             const at::Tensor& v) const {
+                                             const at::Tensor& v) {
   const int64_t added = k.size(0) / batch_;
+  Grow(layer, length_ + added);
   const auto put = [&](const at::Tensor& cache, const at::Tensor& x) {
-    cache.narrow(1, length_, added).copy_(x.view({batch_, added, -1}));
+    if (cache.is_cpu() && x.is_contiguous() &&
+        x.scalar_type() == cache.scalar_type()) {
+      // As copy_, which takes longer than a row's memory does.
+      const int64_t bytes = x.element_size() * width_;
+      auto* to = static_cast<char*>(cache.mutable_data_ptr()) + length_ * bytes;
+      const auto* from = static_cast<const char*>(x.const_data_ptr());
+      for (int64_t row = 0; row < batch_; ++row) {
+        std::memcpy(to, from, added * bytes);
+        to += cache.stride(0) * x.element_size();
+        from += added * bytes;
+      }
+    } else {
+      cache.narrow(1, length_, added).copy_(x.view({batch_, added, -1}));
+    }
     return cache.narrow(1, 0, length_ + added);
   };
   return {put(layers_[layer].k, k), put(layers_[layer].v, v)};

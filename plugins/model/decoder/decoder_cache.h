@@ -14,8 +14,9 @@
 
 namespace capstan::decoder {
 
-// Keys and values of each layer, [batch, max_length, kv_heads * head_dim]. All
-// positions are kept, those beyond a layer's window, too.
+// Keys and values of each layer, [batch, room, kv_heads * head_dim], whose room
+// grows by need, up to max_length. All positions are kept, those beyond a
+// layer's window, too.
 class DecoderCache final : public KvCache, public BatchedCache {
  public:
   // `owner`: the only model that may use it.
@@ -47,12 +48,17 @@ class DecoderCache final : public KvCache, public BatchedCache {
 
   // Appends k and v [batch * T, ..] of a layer; returns all of them.
   kernels::CachedKeyValue Append(int layer, const at::Tensor& k,
-                                 const at::Tensor& v) const;
+                                 const at::Tensor& v);
   // After all layers have appended `positions`.
   void Advance(int64_t positions) { length_ += positions; }
 
  private:
+  // Makes room for `positions` of a layer, which keeps what it has.
+  void Grow(int layer, int64_t positions);
+
   const TokenModel* const owner_;
+  const int64_t width_;
+  const at::TensorOptions options_;
   int64_t batch_;
   const int64_t max_length_;
   int64_t length_ = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/run_device.h"
 
 namespace capstan::decoder {
 namespace {
@@ -159,12 +160,23 @@ class LayoutBuilder {
         Add(Name(layer, module), ".weight", {size});
   }
 
-  void AddMatrix(int64_t layer, LayerModule module, int64_t out, int64_t in,
-                 bool bias) {
+  // Matrices [rows, in] of one input. On GPUs their biases are behind all of
+  // them, so that they are one product where they follow one another in memory
+  // (JoinedLinear), as without biases.
+  void AddMatrices(int64_t layer,
+                   const std::vector<std::pair<LayerModule, int64_t>>& rows,
+                   int64_t in, bool bias) {
     DecoderLayout::Layer& to = layout_.layers[layer];
-    const std::string name = Name(layer, module);
-    to.weight[module] = Add(name, ".weight", {out, in});
-    if (bias) to.bias[module] = Add(name, ".bias", {out});
+    const auto add_bias = [&](LayerModule module, int64_t out) {
+      to.bias[module] = Add(Name(layer, module), ".bias", {out});
+    };
+    const bool behind = CurrentRunDevice().gpu;
+    for (const auto& [module, out] : rows) {
+      to.weight[module] = Add(Name(layer, module), ".weight", {out, in});
+      if (bias && !behind) add_bias(module, out);
+    }
+    if (!bias || !behind) return;
+    for (const auto& [module, out] : rows) add_bias(module, out);
   }
 
   void AddLayer(int64_t i) {
@@ -177,16 +189,17 @@ class LayoutBuilder {
     layout_.units.push_back(absl::StrCat("layers.", i));
     layer.unit = layer.mlp_unit = unit();
     AddNorm(i, kInputNorm, hidden, c_.norm_before);
-    AddMatrix(i, kQuery, c_.fused ? q + 2 * kv : q, hidden, c_.qkv_bias);
-    if (!c_.fused) {
-      AddMatrix(i, kKey, kv, hidden, c_.qkv_bias);
-      AddMatrix(i, kValue, kv, hidden, c_.qkv_bias);
+    if (c_.fused) {
+      AddMatrices(i, {{kQuery, q + 2 * kv}}, hidden, c_.qkv_bias);
+    } else {
+      AddMatrices(i, {{kQuery, q}, {kKey, kv}, {kValue, kv}}, hidden,
+                  c_.qkv_bias);
     }
     const bool has = c_.query_key_norm != kernels::QueryKeyNorm::kNone;
     const bool row = c_.query_key_norm == kernels::QueryKeyNorm::kRow;
     AddNorm(i, kQueryNorm, row ? q : c_.head_dim, has);
     AddNorm(i, kKeyNorm, row ? kv : c_.head_dim, has);
-    AddMatrix(i, kOutput, hidden, q, c_.output_bias);
+    AddMatrices(i, {{kOutput, hidden}}, q, c_.output_bias);
     AddNorm(i, kAttentionPostNorm, hidden, c_.norm_after);
     if (c_.layer(i).experts) {
       layout_.units.push_back(absl::StrCat("layers.", i, ".experts"));
@@ -203,14 +216,17 @@ class LayoutBuilder {
 
   void AddMlp(int64_t i) {
     const int64_t hidden = c_.hidden_size, inner = c_.intermediate_size;
-    AddMatrix(i, kGate, c_.fused ? 2 * inner : inner, hidden, c_.mlp_bias);
-    if (!c_.fused) AddMatrix(i, kUp, inner, hidden, c_.mlp_bias);
-    AddMatrix(i, kDown, hidden, inner, c_.mlp_bias);
+    if (c_.fused) {
+      AddMatrices(i, {{kGate, 2 * inner}}, hidden, c_.mlp_bias);
+    } else {
+      AddMatrices(i, {{kGate, inner}, {kUp, inner}}, hidden, c_.mlp_bias);
+    }
+    AddMatrices(i, {{kDown, hidden}}, inner, c_.mlp_bias);
   }
 
   void AddExperts(int64_t i) {
     const int64_t hidden = c_.hidden_size, inner = c_.experts.intermediate_size;
-    AddMatrix(i, kRouter, c_.experts.count, hidden, false);
+    AddMatrices(i, {{kRouter, c_.experts.count}}, hidden, false);
     const std::string prefix =
         absl::StrCat(c_.names->layers, i, ".", c_.names->experts);
     for (int64_t e = 0; e < c_.experts.count; ++e) {

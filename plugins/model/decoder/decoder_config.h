@@ -196,8 +196,9 @@ constexpr int kEmbedding = 0;
 
 // The parameters and units of a decoder. Parameters are in the order of first
 // use: the embedding, each layer's modules, the last norm and, unless tied, the
-// head. A unit is the embedding, a layer, or the head with the last norm; but a
-// layer's experts, with norms and router, are a unit of their own.
+// head; on GPUs (CurrentRunDevice) the biases of matrices with one input follow
+// all of these. A unit is the embedding, a layer, or the head with the last
+// norm; but a layer's experts, with norms and router, are a unit of their own.
 struct DecoderLayout {
   explicit DecoderLayout(const DecoderConfig& config);
 

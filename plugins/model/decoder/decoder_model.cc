@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
@@ -15,8 +16,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/work_recorder.h"
 #include "kernels/attention/attention.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/decode_block.h"
+#include "kernels/layers/mixed_linear.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/loss/row_loss.h"
 #include "kernels/to_device.h"
@@ -134,6 +138,7 @@ void DecoderModel::Bind(std::vector<at::Tensor> parameters) {
     packed_->CheckBound(parameters, specs_);
   }
   parameters_ = std::move(parameters);
+  scales_.clear();
   rope_tables_.assign(config_.ropes.size(), {});
 }
 
@@ -154,17 +159,24 @@ at::Tensor DecoderModel::RopeOf(size_t rope, int64_t length,
   const Rope& kind = config_.ropes[rope];
   const int64_t decisive = DecisiveLength(kind, text_length);
   const auto found = known.find(decisive);
-  if (found != known.end() && found->second.size(0) >= length) {
-    return found->second;
+  if (found == known.end() || found->second.size(0) < length) {
+    // longrope has two; of dynamic's, only the latest are of use.
+    if (found == known.end() && known.size() == 2) known.erase(known.begin());
+    const UnrecordedScope kept_below;
+    known[decisive] = kernels::ToDevice(
+        kernels::RopeTable(
+            RopePositions(length),
+            InverseFrequencies(kind, config_.head_dim, text_length),
+            kind.attention_factor),
+        parameters_[kEmbedding].device());
   }
-  // longrope has two; of dynamic's, only the latest are of use.
-  if (found == known.end() && known.size() == 2) known.erase(known.begin());
-  return known[decisive] = kernels::ToDevice(
-             kernels::RopeTable(
-                 RopePositions(length),
-                 InverseFrequencies(kind, config_.head_dim, text_length),
-                 kind.attention_factor),
-             parameters_[kEmbedding].device());
+  const at::Tensor& table = known[decisive];
+  // Both times alike: whether the table was known is no part of the work.
+  if (WorkRecorder* const recorder = CurrentWorkRecorder()) {
+    recorder->Number(decisive);
+    recorder->Keep(table);
+  }
+  return table;
 }
 
 DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
@@ -189,9 +201,12 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
   }
   const int64_t begin = cache == nullptr ? 0 : cache->length();
   if (!input.positions.defined()) {
+    const int64_t text = cache == nullptr
+                             ? length
+                             : std::max(begin + length, cache->expected(0));
     for (size_t i = 0; i < config_.ropes.size(); ++i) {
       pass.rope_tables.push_back(
-          RopeOf(i, begin + length, begin + length).narrow(0, begin, length));
+          RopeOf(i, begin + length, text).narrow(0, begin, length));
     }
     return pass;
   }
@@ -269,6 +284,9 @@ absl::Status DecoderModel::PackedValue(int index, int64_t begin, int64_t count,
 kernels::Weight DecoderModel::MatrixAt(int index) const {
   if (index < 0) return {};
   if (Packed(index)) return packed_->Bound(index, parameters_[index]);
+  if (!scales_.empty() && scales_[index].defined()) {
+    return kernels::Weight::Scaled(parameters_[index], scales_[index]);
+  }
   return parameters_[index];
 }
 
@@ -316,12 +334,18 @@ kernels::TransformerBlockWeights DecoderModel::LayerWeights(
 kernels::TransformerBlockOptions DecoderModel::LayerOptions(
     int layer, const Pass& pass) const {
   const LayerKind kind = config_.layer(layer);
+  const DecoderLayout::Layer& index = layout_.layers[layer];
   kernels::TransformerBlockOptions options = pass.options;
   options.shape.window = kind.window;
   if (kind.rope >= 0) options.rope_table = pass.rope_tables[kind.rope];
   for (int m = 0; m < kernels::kBlockMatrices; ++m) {
-    options.parameters[m] = layout_.layers[layer].weight[kBlockModules[m]];
+    options.parameters[m] = index.weight[kBlockModules[m]];
+    options.bias_parameters[m] = index.bias[kBlockModules[m]];
   }
+  options.norm_parameters = {
+      index.weight[kInputNorm], index.weight[kQueryNorm],
+      index.weight[kKeyNorm],   index.weight[kAttentionPostNorm],
+      index.weight[kMlpNorm],   index.weight[kMlpPostNorm]};
   return options;
 }
 
@@ -394,7 +418,17 @@ at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
   const double scale =
       config_.embedding_scale == 1.0
           ? 1.0
-          : Rounded(config_.embedding_scale, embedding.scalar_type());
+          : Rounded(config_.embedding_scale,
+                    c10::typeMetaToScalarType(Activations().dtype()));
+  if (kernels::CanDecode(parameters_[layout_.norm])) {
+    return runner.Run(
+        0, input.tokens,
+        [table = MatrixAt(kEmbedding), scale](const at::Tensor& tokens) {
+          at::Tensor rows =
+              kernels::StoredRows(table, tokens.reshape({-1}).cpu());
+          return scale == 1.0 ? rows : rows.mul_(scale);
+        });
+  }
   return runner.Run(0, input.tokens.to(embedding.device()),
                     [embedding, tied, place, scale](const at::Tensor& tokens) {
                       at::Tensor rows = kernels::Embedding(
@@ -431,23 +465,45 @@ at::Tensor DecoderModel::Hidden(
   return x;
 }
 
-at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
-  const at::Tensor hidden =
-      Hidden(input, runner, kernels::TiedGradient(), nullptr);
+at::Tensor DecoderModel::HeadLogits(const at::Tensor& hidden,
+                                    UnitRunner& runner) {
   const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
+  const kernels::Weight head = MatrixAt(layout_.head);
   const double eps = config_.rms_norm_eps;
   const bool plus_one = config_.norm_plus_one;
   const double softcap = config_.logit_softcap;
-  const at::Tensor logits = runner.Run(
+  return runner.Run(
       head_unit(), hidden,
       [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
-        const at::Tensor logits =
-            at::linear(kernels::RmsNorm(x, norm, eps, plus_one), head);
+        const at::Tensor n = kernels::RmsNorm(x, norm, eps, plus_one);
+        at::Tensor logits;
+        if (kernels::CanDecode(x)) {
+          logits = at::empty({x.size(0), head.rows()}, x.options());
+          kernels::StoredLinearInto(logits, n, head);
+        } else {
+          logits = at::linear(n, head.tensor);
+        }
         return softcap == 0.0 ? logits : at::tanh(logits / softcap) * softcap;
       });
-  return logits.view(
-      {input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+}
+
+at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
+  const at::Tensor hidden =
+      Hidden(input, runner, kernels::TiedGradient(), nullptr);
+  return HeadLogits(hidden, runner)
+      .view({input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+}
+
+at::Tensor DecoderModel::LastLogits(const TokenInput& input,
+                                    UnitRunner& runner) {
+  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
+  const at::Tensor hidden =
+      Hidden(input, runner, kernels::TiedGradient(), nullptr);
+  return HeadLogits(hidden.view({batch, length, -1})
+                        .select(1, length - 1)
+                        .contiguous(),
+                    runner)
+      .view({batch, 1, config_.vocab_size});
 }
 
 kernels::TiedGradient DecoderModel::NewTiedGradient() const {
@@ -469,13 +525,15 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
   const bool plus_one = config_.norm_plus_one;
   const double softcap = config_.logit_softcap;
   const kernels::WeightPlace place = {sink_, layout_.head};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
   return runner.Run(head_unit(), hidden,
-                    [norm, head, eps, plus_one, softcap, targets, tied,
-                     place](const at::Tensor& x) {
+                    [norm, head, eps, plus_one, softcap, targets, tied, place,
+                     of_norm](const at::Tensor& x) {
                       const MemoryScope scope(MemoryCategory::kLogits);
                       return kernels::HeadCrossEntropyRows(
-                          kernels::RmsNorm(x, norm, eps, plus_one), head,
-                          targets, tied, /*logits_bytes=*/0, place, softcap);
+                          kernels::RmsNorm(x, norm, eps, plus_one, of_norm),
+                          head, targets, tied, /*logits_bytes=*/0, place,
+                          softcap);
                     });
 }
 
@@ -499,17 +557,19 @@ at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
   const kernels::WeightPlace place = {sink_, layout_.head};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
   const at::Tensor sum =
       runner.Run(head_unit(), hidden,
                  [norm, head, eps, plus_one, softcap, flat, factors, tied,
-                  place](const at::Tensor& x) {
+                  place, of_norm](const at::Tensor& x) {
                    const MemoryScope scope(MemoryCategory::kLogits);
                    return kernels::HeadCrossEntropySum(
-                       kernels::RmsNorm(x, norm, eps, plus_one), head, flat,
-                       tied, /*logits_bytes=*/0, place, factors, softcap);
+                       kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head,
+                       flat, tied, /*logits_bytes=*/0, place, factors, softcap);
                  });
   if (router_loss == nullptr) return sum;
-  return router_loss->AddTo(sum, (flat >= 0).sum().to(sum.device()));
+  return router_loss->AddTo(sum,
+                            kernels::ToDevice((flat >= 0).sum(), sum.device()));
 }
 
 absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
@@ -523,8 +583,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
                      " sequences is asked for; max_position_embeddings is ",
                      config_.max_position_embeddings));
   }
-  return std::unique_ptr<KvCache>(new DecoderCache(
-      this, config_, batch, max_length, parameters_[kEmbedding].options()));
+  return std::unique_ptr<KvCache>(
+      new DecoderCache(this, config_, batch, max_length, Activations()));
 }
 
 }  // namespace capstan::decoder

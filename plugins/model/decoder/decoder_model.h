@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/token_shares.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
@@ -27,7 +28,10 @@
 #include "plugins/model/decoder/weights.h"
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/host_targets.h"
+#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/row_losses.h"
 
@@ -36,9 +40,13 @@ namespace capstan::decoder {
 class DecoderModel : public Model,
                      public TokenModel,
                      public EndTokens,
+                     public HostTargets,
                      public RowLosses,
                      public AdapterSwitch,
-                     public PackedParameters {
+                     public PackedParameters,
+                     public TokenShares,
+                     public InferenceWeights,
+                     public NextLogits {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
     return specs_;
@@ -96,6 +104,15 @@ class DecoderModel : public Model,
     packed_->Unpack(index, bytes, out);
   }
 
+  // Of an expert, as if all were chosen equally often.
+  TokenShare ShareOf(int parameter) const override;
+  // Matrices of 16 bits and of int8 are taken beside float32 vectors, and then
+  // make no losses, only logits.
+  at::Tensor StoredWeight(int index) const override;
+  absl::Status BindForInference(std::vector<at::Tensor> weights,
+                                WeightForm form) override;
+  at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override;
+
   bool has_adapter() const override { return lora_ != nullptr; }
   void SetAdapterEnabled(bool enabled) override { adapter_enabled_ = enabled; }
 
@@ -148,8 +165,22 @@ class DecoderModel : public Model,
   bool Packed(int index) const {
     return packed_ != nullptr && packed_->at(index) != nullptr;
   }
-  // A matrix of a linear layer; undefined for an index of -1.
+  // Whether a parameter is multiplied as a matrix, or is the embedding.
+  bool IsMatrix(int index) const;
+  // Whether `weight` is what StoredWeight gives.
+  bool IsMapped(int index, const at::Tensor& weight) const;
+  // A matrix in the form, or the tensor itself if it is no matrix of the
+  // layers, the embedding or the head.
+  at::Tensor InForm(int index, at::Tensor weight, WeightForm form);
+  // The embedding's, or a matrix of a linear layer; undefined for an index of
+  // -1.
   kernels::Weight MatrixAt(int index) const;
+  // Of the activations: that of the norms' weights.
+  at::TensorOptions Activations() const {
+    return parameters_[layout_.norm].options();
+  }
+  // Of the rows of `hidden`, by the last norm and the head.
+  at::Tensor HeadLogits(const at::Tensor& hidden, UnitRunner& runner);
   // Bytes that the largest product of a unit's packed matrices allocates.
   int64_t PlanPacked(int unit, c10::ScalarType compute) const;
   // Undefined for an index of -1.
@@ -171,6 +202,7 @@ class DecoderModel : public Model,
   std::unique_ptr<PackedMatrices> packed_;  // null: none
   bool adapter_enabled_ = true;
   std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> scales_;  // by index, of int8 matrices; or empty
   GradientSink* sink_ = nullptr;
   // By DecoderConfig::ropes and DecisiveLength; they grow with the longest
   // sequence.

@@ -2,6 +2,7 @@
 //
 // What a decoder's units allocate.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -75,6 +76,20 @@ int64_t DecoderModel::PlanPacked(int unit, c10::ScalarType compute) const {
   return most;
 }
 
+TokenShare DecoderModel::ShareOf(int parameter) const {
+  for (const DecoderLayout::Layer& layer : layout_.layers) {
+    for (const std::array<int, 3>& expert : layer.experts) {
+      if (std::find(expert.begin(), expert.end(), parameter) == expert.end()) {
+        continue;
+      }
+      return {static_cast<double>(config_.experts.chosen) /
+                  static_cast<double>(config_.experts.count),
+              0.0};
+    }
+  }
+  return {};
+}
+
 std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                                 c10::ScalarType compute) const {
   const bool trained = lora_ == nullptr;
@@ -113,8 +128,8 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     block.attention.window = c.layer(layer).window;
     if (windows.insert(block.attention.window).second) {
       // Kept as the tables of ropes are.
-      units[0].kept +=
-          kernels::AttentionMaskBytes(block.attention, length, compute);
+      units[0].kept += kernels::AttentionMaskBytes(block.attention, length,
+                                                   compute, block.gpu);
     }
     block.mlp = !c.layer(layer).experts;
     units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),

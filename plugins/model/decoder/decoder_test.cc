@@ -19,6 +19,7 @@
 
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "base/work_recorder.h"
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/sdk/end_tokens.h"
@@ -288,6 +289,49 @@ TEST(DecoderTest, LongropeDoesNotMixInABatch) {
   }
 }
 
+// Notes what recorded work would depend on.
+class NotingRecorder final : public WorkRecorder {
+ public:
+  at::Tensor Values(const at::Tensor&, at::Device) override {
+    ADD_FAILURE() << "a table is brought to the device anew";
+    return {};
+  }
+  void Number(int64_t number) override { numbers.push_back(number); }
+  void Keep(const at::Tensor& tensor) override { kept.push_back(tensor); }
+
+  std::vector<int64_t> numbers;
+  std::vector<at::Tensor> kept;
+};
+
+// Two tables are kept: lengths that take turns have theirs made anew.
+TEST(DecoderTest, ARecorderHearsTheSameOfNewAndKnownRotations) {
+  Json json = GoldenConfig("qwen3");
+  json["max_position_embeddings"] = 16;
+  json["rope_parameters"] = {
+      {"rope_type", "dynamic"}, {"rope_theta", 10000.0}, {"factor", 2.0}};
+  const std::string folder = TestFolder("dynamic");
+  std::ofstream(folder + "/config.json") << json.dump();
+  Config config;
+  config.set_config(folder + "/config.json");
+  const auto model = Make(config);
+  std::vector<at::Tensor> parameters;
+  for (const ParameterSpec& spec : model->parameters()) {
+    parameters.push_back(at::randn(spec.shape));
+  }
+  model->Bind(parameters);
+  const at::AutoGradMode no_gradients(false);
+  PlainRunner runner;
+  for (const int64_t length : {20, 24, 28, 20, 24, 24, 28}) {
+    NotingRecorder recorder;
+    SetWorkRecorder(&recorder);
+    model->Logits({at::randint(99, {1, length}, at::kLong)}, runner);
+    SetWorkRecorder(nullptr);
+    EXPECT_EQ(recorder.numbers, std::vector<int64_t>{length});
+    ASSERT_EQ(recorder.kept.size(), 1u);
+    EXPECT_GE(recorder.kept[0].size(0), length);
+  }
+}
+
 TEST(DecoderTest, PaddingAfterTheFirstTokenIsRefused) {
   const auto model = Make(RandomOf("llama31"));
   BindRandom(*model, at::kFloat);
@@ -319,7 +363,7 @@ TEST_P(DecoderPlanTest, Float32) {
   const int64_t samples = 4, length = 96;
   const MemoryByCategory planned =
       PlannedPeak(*model, samples, length, at::kFloat);
-  Places places(*model);
+  Places places(*model, at::kFloat);
   model->BindGradients(&places);
   const at::Tensor tokens = at::randint(64, {samples, length}, at::kLong);
   ExpectNear(planned, MeasuredPeak(*model, tokens, {tokens}), 0.02);

@@ -6,7 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
+#include "base/run_device.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/model/decoder/family.h"
@@ -155,6 +159,29 @@ TEST(FamiliesTest, LlamaWithBiases) {
   const DecoderConfig c = Read(GoldenConfig("llama_biases"));
   EXPECT_TRUE(c.qkv_bias && c.output_bias && c.mlp_bias);
   EXPECT_EQ(NamesInLayer(c, 1).size(), 9u + 7u);
+}
+
+// So that matrices of one input follow one another, and biases do.
+TEST(FamiliesTest, OnGpusBiasesAreBehindTheMatricesOfOneInput) {
+  const DecoderConfig c = Read(GoldenConfig("llama_biases"));
+  const DecoderLayout cpu(c);
+  const RunDevice before = CurrentRunDevice();
+  SetRunDevice({/*gpu=*/true, /*memory=*/0});
+  const DecoderLayout gpu(c);
+  SetRunDevice(before);
+  for (const DecoderLayout* const layout : {&cpu, &gpu}) {
+    const bool behind = layout == &gpu;
+    const DecoderLayout::Layer& layer = layout->layers[1];
+    EXPECT_EQ(layer.weight[kKey] - layer.weight[kQuery], behind ? 1 : 2);
+    EXPECT_EQ(layer.weight[kValue] - layer.weight[kKey], behind ? 1 : 2);
+    EXPECT_EQ(layer.bias[kKey] - layer.bias[kQuery], behind ? 1 : 2);
+    EXPECT_EQ(layer.weight[kUp] - layer.weight[kGate], behind ? 1 : 2);
+    EXPECT_EQ(layer.bias[kQuery] - layer.weight[kQuery], behind ? 3 : 1);
+  }
+  std::map<std::string, std::vector<int64_t>> shapes[2];
+  for (const ParameterSpec& spec : cpu.specs) shapes[0][spec.name] = spec.shape;
+  for (const ParameterSpec& spec : gpu.specs) shapes[1][spec.name] = spec.shape;
+  EXPECT_EQ(shapes[0], shapes[1]);
 }
 
 TEST(FamiliesTest, MistralsWindow) {

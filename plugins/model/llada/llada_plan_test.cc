@@ -85,8 +85,8 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
     const std::unique_ptr<Llada> model = Make(compute);
     const MemoryByCategory planned =
         PlannedPeak(*model, kSamples, kLength, compute);
-    Places places(*model);
-    if (compute == at::kFloat) model->BindGradients(&places);
+    Places places(*model, compute);
+    model->BindGradients(&places);
     ExpectNear(planned, Measure(*model, /*masked=*/false), bound);
     // Any share of the tokens may be masked: the plan is for all.
     EXPECT_LT(Total(Measure(*model, /*masked=*/true)),

@@ -37,6 +37,7 @@
 #include "plugins/model/common/config.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/llada_scratch/llada_scratch.pb.h"
+#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/model.h"
@@ -350,7 +351,7 @@ UnitMemory PlanHead(const Config& c, const Bytes& b) {
   return unit;
 }
 
-class LladaScratch final : public Model, public TokenModel {
+class LladaScratch final : public Model, public TokenModel, public HostTargets {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<LladaScratch>> Create(

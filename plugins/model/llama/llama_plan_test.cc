@@ -81,8 +81,8 @@ class LlamaPlanTest : public ::testing::TestWithParam<Shape> {
     const std::unique_ptr<Llama> model = MakeModel(shape, compute);
     const MemoryByCategory planned =
         PlannedPeak(*model, shape.samples, shape.length, compute);
-    Places places(*model);
-    if (compute == at::kFloat) model->BindGradients(&places);
+    Places places(*model, compute);
+    model->BindGradients(&places);
     const at::Tensor tokens =
         at::randint(shape.vocab, {shape.samples, shape.length}, at::kLong);
     ExpectNear(planned, MeasuredPeak(*model, tokens, {tokens}), bound);

@@ -59,6 +59,29 @@ TEST_F(BatchTest, EqualsEachAlone) {
   }
 }
 
+TEST_F(BatchTest, AKeptContextChangesNoText) {
+  SampleOptions options;
+  options.greedy = true;
+  options.max_new_tokens = 4;
+  const std::unique_ptr<CausalLm> kept = *CausalLm::Create(Config());
+  kept->KeepContext(true);
+  // As it was, a longer one, another end, a shorter one, another text, and one
+  // that runs out of positions.
+  for (const std::vector<int64_t>& ids :
+       std::vector<std::vector<int64_t>>{{1, 2, 3},
+                                         {1, 2, 3},
+                                         {1, 2, 3, 4, 5, 6, 7, 8},
+                                         {1, 2, 3, 4, 9},
+                                         {1, 2},
+                                         {7},
+                                         std::vector<int64_t>(22, 3),
+                                         {3, 3, 3}}) {
+    EXPECT_EQ(*kept->Sample(model_, ids, options, runner_),
+              Alone({ids, 0, {}}, options))
+        << ids.size();
+  }
+}
+
 TEST_F(BatchTest, EachEndTokenEndsAText) {
   SampleOptions options;
   options.max_new_tokens = 18;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/pair_batch.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -49,6 +50,23 @@ at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
   }
   return next.masked_fill(positions.narrow(1, 1, next.size(1)).eq(0),
                           kIgnoredTarget);
+}
+
+// [B, T]: what is to be predicted at each position. With labels, of which many
+// tokens may have none, on the CPU, if the model takes that.
+at::Tensor TargetsOf(const Batch& batch, bool host) {
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  at::Tensor labels = Optional(batch, kLabels);
+  at::Tensor positions = Optional(batch, kPositions);
+  if (labels.defined() && host) {
+    labels = HostTensor(batch, kLabels);
+    positions = HostTensor(batch, kPositions);
+  } else if (!labels.defined()) {
+    labels = ids;
+  }
+  at::Tensor targets = at::full(ids.sizes(), kIgnoredTarget, labels.options());
+  targets.narrow(1, 0, ids.size(1) - 1).copy_(NextLabels(labels, positions));
+  return targets;
 }
 
 }  // namespace
@@ -97,11 +115,7 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
         "PREFERENCE), which are for capstan.dpo");
   }
   const at::Tensor& ids = RequiredTensor(batch, kInputIds);
-  const at::Tensor labels = Optional(batch, kLabels);
-  const at::Tensor positions = Optional(batch, kPositions);
-  TokenTargets targets = {at::full(ids.sizes(), kIgnoredTarget, ids.options())};
-  targets.tokens.narrow(1, 0, ids.size(1) - 1)
-      .copy_(NextLabels(labels.defined() ? labels : ids, positions));
+  TokenTargets targets = {TargetsOf(batch, TakesHostTargets(*tokens))};
   LossSum loss;
   TokenInput input;
   input.tokens = ids;
@@ -133,7 +147,12 @@ absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
     Model& model, const std::vector<int64_t>& prompt,
     const SampleOptions& options, UnitRunner& runner) {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  return sampler_.Sample(*model.token_model(), prompt, options, runner);
+  return sampler_.Sample(*model.token_model(), prompt, options, runner,
+                         context_.get());
+}
+
+void CausalLm::KeepContext(bool keep) {
+  context_ = keep ? std::make_unique<CausalContext>(/*kept=*/true) : nullptr;
 }
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(

@@ -15,11 +15,14 @@
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
 #include "plugins/objective/common/causal_sampler.h"
 #include "plugins/sdk/batch_sampler.h"
+#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::causal_lm {
 
-class CausalLm final : public Objective, public BatchSampler {
+class CausalLm final : public Objective,
+                       public BatchSampler,
+                       public KeptContext {
  public:
   static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
 
@@ -42,10 +45,13 @@ class CausalLm final : public Objective, public BatchSampler {
       const SampleOptions& options, const Ended& ended,
       UnitRunner& runner) override;
 
+  void KeepContext(bool keep) override;
+
  private:
   explicit CausalLm(const CausalSampler& sampler) : sampler_(sampler) {}
 
   const CausalSampler sampler_;
+  std::unique_ptr<CausalContext> context_;  // null: isn't kept
 };
 
 }  // namespace capstan::causal_lm

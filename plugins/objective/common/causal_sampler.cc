@@ -7,15 +7,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/prompt_batch.h"
+#include "plugins/sdk/next_logits.h"
 
 namespace capstan {
 
@@ -29,13 +32,41 @@ absl::Status CheckSamplerOptions(const SamplerOptions& o) {
                     "greater than 0 and at most 1", o.top_p);
 }
 
+namespace {
+
+// The first of the greatest; a NaN counts as the least.
+absl::Span<const float>::iterator Greatest(absl::Span<const float> logits) {
+  // Which block has it, by sixteen running maxima, which are a register.
+  constexpr size_t kBlock = 256, kLanes = 16;
+  float most = -std::numeric_limits<float>::infinity();
+  size_t block = 0;
+  for (size_t i = 0; i < logits.size(); i += kBlock) {
+    const size_t end = std::min(i + kBlock, logits.size());
+    float lanes[kLanes];
+    std::fill(lanes, lanes + kLanes, most);
+    size_t j = i;
+    for (; j + kLanes <= end; j += kLanes) {
+      for (size_t k = 0; k < kLanes; ++k) {
+        const float x = logits[j + k];
+        lanes[k] = x > lanes[k] ? x : lanes[k];
+      }
+    }
+    for (; j < end; ++j) lanes[0] = std::max(lanes[0], logits[j]);
+    const float greatest = *std::max_element(lanes, lanes + kLanes);
+    if (greatest > most) {
+      most = greatest;
+      block = i;
+    }
+  }
+  return std::find(logits.begin() + block, logits.end(), most);
+}
+
+}  // namespace
+
 absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
                                     const SamplerOptions& options,
                                     double uniform) {
-  const auto best =
-      std::max_element(logits.begin(), logits.end(), [](float a, float b) {
-        return a < b || (std::isnan(a) && !std::isnan(b));
-      });
+  const auto best = Greatest(logits);
   if (best == logits.end() || !std::isfinite(*best)) {
     return absl::InvalidArgumentError(
         "the model's logits are not finite: nothing can be sampled");
@@ -92,40 +123,6 @@ bool Ends(const TokenModel& model, const std::vector<int64_t>& stop_tokens,
   }
   return false;
 }
-
-// The end of a text that the model sees, with cached keys and values. When the
-// model runs out of positions, the later half is started again.
-class Context {
- public:
-  // `longest`: the final length of the text.
-  Context(TokenModel* model, int64_t longest)
-      : model_(model), capacity_(std::min(longest, model->max_positions())) {}
-
-  // float32 logits [V] on CPU for the token after `text`.
-  absl::StatusOr<at::Tensor> NextLogits(std::vector<int64_t>& text,
-                                        UnitRunner& runner) {
-    const int64_t length = static_cast<int64_t>(text.size());
-    if (cache_ == nullptr || length - begin_ > capacity_) {
-      if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
-      CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
-    }
-    // Everything not in the cache: the prompt, later one token at a time.
-    const int64_t past = begin_ + cache_->length();
-    const at::Tensor input =
-        at::from_blob(text.data() + past, {1, length - past}, at::kLong);
-    return model_->Logits({input, cache_.get()}, runner)
-        .select(1, length - past - 1)
-        .to(at::kFloat)
-        .cpu()
-        .contiguous();
-  }
-
- private:
-  TokenModel* const model_;
-  const int64_t capacity_;
-  std::unique_ptr<KvCache> cache_;
-  int64_t begin_ = 0;  // offset in the text of the cache's start
-};
 
 // Several texts, of which those that have ended leave the batch.
 class TextBatch {
@@ -205,7 +202,63 @@ class TextBatch {
   std::vector<size_t> active_;  // indices of texts_, a row of the cache each
 };
 
+// The most tokens that go through a model at once, so that what it makes on the
+// way stays small, and a long prompt can be stopped.
+constexpr int64_t kPromptTokens = 256;
+
 }  // namespace
+
+void CausalContext::Begin(TokenModel* model, absl::Span<const int64_t> prompt,
+                          int64_t longest) {
+  // A kept cache, which grows by need, may serve longer texts than this one.
+  capacity_ = kept_ ? model->max_positions()
+                    : std::min(longest, model->max_positions());
+  auto* const batched = dynamic_cast<BatchedCache*>(cache_.get());
+  if (!kept_ || model != model_ || batched == nullptr || begin_ > 0) {
+    cache_.reset();
+    cached_.clear();
+    begin_ = 0;
+  } else {
+    // The prompt's last token is computed in any case, for its logits.
+    const size_t most = std::min(cached_.size(), prompt.size() - 1);
+    const auto end =
+        std::mismatch(cached_.begin(), cached_.begin() + most, prompt.begin());
+    cached_.erase(end.first, cached_.end());
+    batched->Rewind(static_cast<int64_t>(cached_.size()));
+  }
+  model_ = model;
+}
+
+absl::StatusOr<at::Tensor> CausalContext::NextLogits(
+    std::vector<int64_t>& text, const std::function<bool()>& stop,
+    UnitRunner& runner) {
+  const int64_t length = static_cast<int64_t>(text.size());
+  if (cache_ == nullptr || length - begin_ > capacity_) {
+    if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
+    cached_.clear();
+    CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
+  }
+  // In pieces, at the positions of the whole.
+  if (auto* const batched = dynamic_cast<BatchedCache*>(cache_.get())) {
+    batched->ExpectLengths({length - begin_});
+  }
+  // Everything not in the cache: the prompt, later one token at a time.
+  at::Tensor logits;
+  for (int64_t past = begin_ + cache_->length(); past < length;) {
+    const int64_t count = std::min(kPromptTokens, length - past);
+    if (past + count < length && stop()) {
+      return absl::CancelledError("sampling was stopped");
+    }
+    TokenInput input;
+    input.tokens = at::from_blob(text.data() + past, {1, count}, at::kLong);
+    input.cache = cache_.get();
+    logits = LastLogitsOf(*model_, input, runner);
+    cached_.insert(cached_.end(), text.begin() + past,
+                   text.begin() + past + count);
+    past += count;
+  }
+  return logits.view({-1}).to(at::kFloat).cpu().contiguous();
+}
 
 absl::StatusOr<CausalSampler> CausalSampler::Create(
     const SamplerOptions& options, int64_t max_new_tokens) {
@@ -230,7 +283,8 @@ SamplerOptions CausalSampler::Merged(const SampleOptions& options) const {
 
 absl::StatusOr<std::vector<int64_t>> CausalSampler::Sample(
     TokenModel& model, const std::vector<int64_t>& prompt,
-    const SampleOptions& options, UnitRunner& runner) const {
+    const SampleOptions& options, UnitRunner& runner,
+    CausalContext* context) const {
   const SamplerOptions sampler = Merged(options);
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
   const int64_t wanted =
@@ -238,12 +292,14 @@ absl::StatusOr<std::vector<int64_t>> CausalSampler::Sample(
   CAPSTAN_RETURN_IF_ERROR(CheckPrompt(model, prompt));
   at::AutoGradMode no_gradients(false);
   std::vector<int64_t> text = prompt;
-  Context context(&model, static_cast<int64_t>(text.size()) + wanted);
+  CausalContext own(/*kept=*/false);
+  if (context == nullptr) context = &own;
+  context->Begin(&model, prompt, static_cast<int64_t>(text.size()) + wanted);
   const uint64_t key = RandomKey(options.seed, "sample");
   for (int64_t i = 0; i < wanted; ++i) {
     if (options.stop()) return absl::CancelledError("sampling was stopped");
     CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor logits,
-                             context.NextLogits(text, runner));
+                             context->NextLogits(text, options.stop, runner));
     CAPSTAN_ASSIGN_OR_RETURN(
         const int64_t next,
         SampleToken({logits.const_data_ptr<float>(),

@@ -4,7 +4,11 @@
 #ifndef CAPSTAN_PLUGINS_OBJECTIVE_COMMON_CAUSAL_SAMPLER_H_
 #define CAPSTAN_PLUGINS_OBJECTIVE_COMMON_CAUSAL_SAMPLER_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +39,31 @@ absl::StatusOr<int64_t> SampleToken(absl::Span<const float> logits,
                                     const SamplerOptions& options,
                                     double uniform);
 
+// The end of a text that a model sees, with cached keys and values. When the
+// model runs out of positions, the later half is started again.
+class CausalContext {
+ public:
+  // Whether Begin makes use of what the last text left.
+  explicit CausalContext(bool kept) : kept_(kept) {}
+
+  // Before a text that begins with `prompt` and is to have `longest` tokens.
+  void Begin(TokenModel* model, absl::Span<const int64_t> prompt,
+             int64_t longest);
+  // float32 logits [V] on the CPU for the token after `text`, which is longer
+  // than at the last call.
+  absl::StatusOr<at::Tensor> NextLogits(std::vector<int64_t>& text,
+                                        const std::function<bool()>& stop,
+                                        UnitRunner& runner);
+
+ private:
+  const bool kept_;
+  TokenModel* model_ = nullptr;
+  int64_t capacity_ = 0;
+  std::unique_ptr<KvCache> cache_;
+  std::vector<int64_t> cached_;  // the tokens in it
+  int64_t begin_ = 0;            // offset in the text of the cache's start
+};
+
 class CausalSampler {
  public:
   // Of an objective's config with the fields of capstan.causal_lm's.
@@ -52,10 +81,11 @@ class CausalSampler {
   static absl::StatusOr<CausalSampler> Create(const SamplerOptions& options,
                                               int64_t max_new_tokens);
 
-  // As Objective::Sample.
+  // As Objective::Sample. context: null: its own.
   absl::StatusOr<std::vector<int64_t>> Sample(
       TokenModel& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, UnitRunner& runner) const;
+      const SampleOptions& options, UnitRunner& runner,
+      CausalContext* context = nullptr) const;
   // As BatchSampler::SampleBatch. In one cache, but for texts longer than the
   // model's positions.
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(

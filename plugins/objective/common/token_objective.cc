@@ -79,8 +79,9 @@ void AddPadding(const TokenModel& model, int64_t tokens, TokenInput* input,
 }
 
 at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,
-                        const at::Tensor& targets, UnitRunner& runner) {
+                        const at::Tensor& any, UnitRunner& runner) {
   const at::NoGradGuard no_gradients;
+  const at::Tensor targets = any.to(input.tokens.device());
   at::Tensor counts = at::zeros({1, 2}, targets.options().dtype(at::kDouble));
   for (int64_t row = 0; row < targets.size(0); ++row) {
     TokenInput one;

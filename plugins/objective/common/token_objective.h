@@ -35,9 +35,9 @@ void AddPadding(const TokenModel& model, int64_t tokens, TokenInput* input,
                 TokenTargets* targets);
 
 // LossSum::metrics with one row, [1, 2] float64: at how many of `targets` ([B,
-// T] int64, negative: none) the likeliest token is the target, and the number
-// of targets. Runs the model again, row by row, so that only one row's logits
-// exist. Without gradients.
+// T] int64, negative: none; on the CPU or the model's device) the likeliest
+// token is the target, and the number of targets. Runs the model again, row by
+// row, so that only one row's logits exist. Without gradients.
 at::Tensor CountCorrect(TokenModel& model, const TokenInput& input,
                         const at::Tensor& targets, UnitRunner& runner);
 

@@ -15,9 +15,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/to_device.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/objective/dpo/twin_runner.h"
 #include "plugins/sdk/adapter_switch.h"
+#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/row_losses.h"
@@ -53,18 +55,22 @@ at::Tensor Shifted(const at::Tensor& labels) {
   return targets;
 }
 
+// A tensor of the batch, or its copy on the CPU.
+at::Tensor TextOf(const Batch& batch, const char* name, bool host) {
+  return host ? HostTensor(batch, name) : batch.at(name);
+}
+
 // For each token of a chosen text that isn't its completion's, [2 B, T]:
 // shifted, too.
-at::Tensor PromptTargets(const Batch& batch, int64_t pairs) {
-  const at::Tensor& ids = batch.at(kInputIds);
-  at::Tensor is_prompt = batch.at(kLabels).lt(0);
-  const auto counts = batch.find(kTokenCounts);
-  if (counts != batch.end()) {
+at::Tensor PromptTargets(const Batch& batch, int64_t pairs, bool host) {
+  const at::Tensor ids = TextOf(batch, kInputIds, host);
+  at::Tensor is_prompt = TextOf(batch, kLabels, host).lt(0);
+  if (batch.count(kTokenCounts) > 0) {
+    const at::Tensor counts = TextOf(batch, kTokenCounts, host);
     is_prompt = is_prompt &
                 at::arange(ids.size(1), ids.options())
                     .unsqueeze(0)
-                    .lt(counts->second.to(ids.device(), /*non_blocking=*/true)
-                            .unsqueeze(1));
+                    .lt(kernels::ToDevice(counts, ids.device()).unsqueeze(1));
   }
   const at::Tensor labels = ids.masked_fill(~is_prompt, kIgnoredTarget);
   labels.narrow(0, pairs, pairs).fill_(kIgnoredTarget);
@@ -249,9 +255,13 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
     const at::Tensor twice = positions->second * 2;
     input.sample_positions = at::cat({twice, twice + 1});
   }
-  const at::Tensor completions = Shifted(batch.at(kLabels));
+  // The head then leaves prompts and padding out.
+  const bool host = TakesHostTargets(*model.token_model());
+  const at::Tensor completions = Shifted(TextOf(batch, kLabels, host));
   std::vector<at::Tensor> sets = {completions};
-  if (options_.loss == ORPO) sets.push_back(PromptTargets(batch, pairs));
+  if (options_.loss == ORPO) {
+    sets.push_back(PromptTargets(batch, pairs, host));
+  }
   const at::Tensor targets = at::stack(sets);
   RowLosses& model_rows = RowLossesOf(model);
   Rows rows;
@@ -281,7 +291,8 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
   }
   rows.logps = -sums[0];
   if (options_.loss == ORPO) rows.prompts = sums[1];
-  rows.tokens = completions.ge(0).sum(1).to(at::kFloat);
+  rows.tokens =
+      kernels::ToDevice(completions.ge(0).sum(1).to(at::kFloat), sums.device());
   return rows;
 }
 

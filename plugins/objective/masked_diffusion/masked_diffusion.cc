@@ -24,6 +24,7 @@
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/objective/masked_diffusion/noise.h"
 #include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -392,7 +393,7 @@ LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
   CHECK(tokens != nullptr) << "Check comes first";
   const Drawn drawn = Draw(batch, info);
   HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise, config_.loss(),
-                            MaskToken(*tokens));
+                            MaskToken(*tokens), TakesHostTargets(*tokens));
   // Dropout only in training.
   if (info.training) {
     hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);

@@ -183,18 +183,21 @@ int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss) {
 }
 
 HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
-                 Config::Loss loss, int64_t mask_token) {
+                 Config::Loss loss, int64_t mask_token, bool host_targets) {
   const at::Tensor& ids = batch.at(kInputIds);
-  const auto labels = batch.find(kLabels);
+  const char* const target = batch.count(kLabels) > 0 ? kLabels : kInputIds;
   HiddenBatch made;
-  const at::Tensor hidden = kernels::ToDevice(
-      TensorOf(noise.hidden, layout, at::kBool), ids.device());
+  const at::Tensor on_host = TensorOf(noise.hidden, layout, at::kBool);
+  const at::Tensor hidden = kernels::ToDevice(on_host, ids.device());
   made.input.tokens = ids.masked_fill(hidden, mask_token);
   if (!layout.whole_rows) {
     made.input.positions = PositionsOf(layout);  // see TokenInput
   }
-  made.targets.tokens = (labels == batch.end() ? ids : labels->second)
-                            .masked_fill(hidden.logical_not(), kIgnoredTarget);
+  made.targets.tokens =
+      host_targets
+          ? HostTensor(batch, target)
+                .masked_fill(on_host.logical_not(), kIgnoredTarget)
+          : batch.at(target).masked_fill(hidden.logical_not(), kIgnoredTarget);
   if (loss == Config::MASKED_MEAN) return made;
   std::vector<float> weights(noise.hidden.size(), 0.0f);
   for (size_t d = 0; d < layout.documents.size(); ++d) {
@@ -205,8 +208,11 @@ HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
     std::fill(weights.begin() + document.begin, weights.begin() + document.end,
               static_cast<float>(1.0 / (noise.p[d] * length)));
   }
-  made.targets.weights =
-      kernels::ToDevice(TensorOf(weights, layout, at::kFloat), ids.device());
+  made.targets.weights = TensorOf(weights, layout, at::kFloat);
+  if (!host_targets) {
+    made.targets.weights =
+        kernels::ToDevice(made.targets.weights, ids.device());
+  }
   return made;
 }
 

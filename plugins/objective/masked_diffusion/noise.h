@@ -70,14 +70,15 @@ Noise DrawNoise(const Layout& layout, const NoiseKey& key, double eps);
 // The number of targets, as in LossSum::count.
 int64_t CountOf(const Layout& layout, const Noise& noise, Config::Loss loss);
 
-// A batch as the model sees it, on the batch's device, and its targets; without
-// dropout's keys.
+// A batch as the model sees it, on the batch's device, and its targets, there
+// or on the CPU; without dropout's keys.
 struct HiddenBatch {
   TokenInput input;
   TokenTargets targets;
 };
 HiddenBatch Hide(const Batch& batch, const Layout& layout, const Noise& noise,
-                 Config::Loss loss, int64_t mask_token);
+                 Config::Loss loss, int64_t mask_token,
+                 bool host_targets = false);
 
 }  // namespace capstan::masked_diffusion
 

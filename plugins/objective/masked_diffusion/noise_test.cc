@@ -54,6 +54,26 @@ TEST_F(NoiseTest, PretrainCountsAllTokens) {
   }
 }
 
+// Targets made on the host are those made on the device.
+TEST_F(NoiseTest, TargetsOnTheHostAreTheSame) {
+  for (const Config::Loss kind : {Config::PRETRAIN, Config::MASKED_MEAN}) {
+    const Batch batch = Rows(0, 4, 32);
+    const NoiseKey key = NoiseKey::ForTraining(5);
+    const Layout layout = LayoutOf(batch, key, 0.0);
+    const Noise noise = DrawNoise(layout, key, 1e-3);
+    const HiddenBatch there = Hide(batch, layout, noise, kind, kMask);
+    const HiddenBatch here =
+        Hide(batch, layout, noise, kind, kMask, /*host_targets=*/true);
+    EXPECT_TRUE(here.input.tokens.equal(there.input.tokens));
+    EXPECT_TRUE(here.targets.tokens.equal(there.targets.tokens));
+    EXPECT_TRUE(here.targets.tokens.ge(0).any().item<bool>());
+    ASSERT_EQ(here.targets.weights.defined(), kind == Config::PRETRAIN);
+    if (kind == Config::PRETRAIN) {
+      EXPECT_TRUE(here.targets.weights.equal(there.targets.weights));
+    }
+  }
+}
+
 TEST_F(NoiseTest, MaskedMeanCountsHiddenTokens) {
   SetConfig(Config::MASKED_MEAN, 0.0);
   const LossSum loss = Compute(Rows(0, 4, 32));

@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -93,6 +94,21 @@ class AdamW final : public Optimizer {
   int64_t StateNumel(const ParameterSpec& parameter, int state) const override {
     if (state_ != Config::EIGHT_BIT) return kAsSpecified;
     return (state < 2) == IsSmall(parameter) ? kByRange : 0;
+  }
+
+  // Of state in 8 or 16 bits LibTorch's operators widen a piece at a time.
+  int64_t UpdateBytes(const UpdateMemoryRequest& request) const override {
+    if (!request.on_gpu) return 0;
+    switch (state_) {
+      case Config::BFLOAT16:
+        return kernels::kBytesOfAdamWBf16Piece *
+               std::min(request.elements, kernels::kElementsOfAdamWBf16Piece);
+      case Config::EIGHT_BIT:
+        return kernels::kBytesOfAdamW8BitPiece *
+               std::min(request.elements, kernels::kElementsOfAdamW8BitPiece);
+      default:
+        return 0;
+    }
   }
 
   // Overwrites the gradient on a GPU.

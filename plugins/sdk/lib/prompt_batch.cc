@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "plugins/sdk/next_logits.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -64,15 +65,19 @@ void PromptBatch::Prefill(absl::Span<const absl::Span<const int64_t>> prompts,
   std::vector<int64_t> expected = lengths_;
   for (int64_t& length : expected) ++length;  // with Append's first token
   batched_->ExpectLengths(expected);
-  // In pieces, since the model also makes the logits of each position.
-  const int64_t chunk = LogitsChunk(*model_, rows());
+  // In pieces: of what a model makes on the way, or, if it can't leave them
+  // out, for the logits of each position.
+  constexpr int64_t kTokens = 1024;
+  const int64_t chunk = dynamic_cast<NextLogits*>(model_) != nullptr
+                            ? std::max<int64_t>(1, kTokens / rows())
+                            : LogitsChunk(*model_, rows());
   for (int64_t begin = 0; begin < longest; begin += chunk) {
     const int64_t length = std::min(chunk, longest - begin);
     TokenInput input;
     input.tokens = tokens.narrow(1, begin, length).contiguous();
     input.positions = positions.narrow(1, begin, length).contiguous();
     input.cache = cache_.get();
-    model_->Logits(input, runner);
+    LastLogitsOf(*model_, input, runner);
   }
   prefilled_ = longest;
 }

@@ -275,6 +275,7 @@ class QuantizedFolder final : public QuantizedReader {
     }
     return matrix->ReadValues(begin, count, out);
   }
+  void ExpectRepeatedReads() const override { files_->ExpectRepeatedReads(); }
   const PackedMatrix* Packed(const std::string& name) const override {
     const auto found = matrices_.find(name);
     return found == matrices_.end() ? nullptr : &found->second;

@@ -46,8 +46,13 @@ class SafetensorsReader {
 
   // Converts elements [begin, begin + count) of an F32, F16, BF16 or F64
   // tensor to float. NOT_FOUND, OUT_OF_RANGE or INVALID_ARGUMENT otherwise.
+  // Afterwards the file's pages don't count as this process's memory.
   virtual absl::Status ReadFloats(const std::string& name, int64_t begin,
                                   int64_t count, float* out) const = 0;
+
+  // Tells the kernel that entries' data will be read again and again, not only
+  // once and in order.
+  virtual void ExpectRepeatedReads() const = 0;
 };
 
 // Writes one file to `path` (which must not exist): declare all tensors, append

@@ -288,6 +288,9 @@ absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(
   return weight_map;
 }
 
+// Pieces that are worth a call to the kernel.
+constexpr int64_t kForgetBytes = 64 << 10;
+
 constexpr MapOptions kMapping = {/*in_order=*/true, /*may_be_empty=*/true};
 
 // Vectorised, which the build's usual optimisation level doesn't do.
@@ -369,10 +372,20 @@ class Reader final : public SafetensorsReader {
             SafetensorsDtypeName(entry.dtype).value_or("of another type"),
             "; want F32, F16, BF16 or F64"));
     }
+    // What was read lives elsewhere now: at the end of loading all of it would
+    // count twice.
+    const int64_t size = static_cast<int64_t>(c10::elementSize(entry.dtype));
+    if (count * size >= kForgetBytes) {
+      ForgetMapped(entry.data + begin * size, count * size);
+    }
     const auto file = std::find_if(
         files_.begin(), files_.end(),
         [&entry](const auto& f) { return f->path() == entry.file; });
     return (*file)->Check();
+  }
+
+  void ExpectRepeatedReads() const override {
+    for (const auto& file : files_) file->ExpectRepeatedReads();
   }
 
  private:

@@ -13,6 +13,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -402,6 +403,56 @@ TEST(SafetensorsWriterTest, AFullDiskIsNamed) {
     GTEST_SKIP() << "mounting a small file system isn't allowed here";
   }
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Bytes of the mapping of `path` that this process has in memory, and its
+// flags, as /proc/self/smaps has them.
+struct Mapping {
+  int64_t resident = 0;
+  std::string flags;
+};
+
+Mapping MappingOf(const std::string& file) {
+  const std::string path = std::filesystem::canonical(file).string();
+  Mapping mapping;
+  std::ifstream smaps("/proc/self/smaps");
+  bool of_path = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (absl::EndsWith(line, path)) {
+      of_path = true;
+    } else if (of_path && absl::StartsWith(line, "Rss:")) {
+      mapping.resident += 1024 * std::stoll(line.substr(4));
+    } else if (of_path && absl::StartsWith(line, "VmFlags:")) {
+      mapping.flags = line + " ";
+      of_path = false;
+    }
+  }
+  return mapping;
+}
+
+TEST(SafetensorsTest, WhatWasReadIsntHeldTwice) {
+  const std::string path = NewFolder() + "/large.safetensors";
+  constexpr int64_t kNumel = 4 << 20;
+  std::vector<float> values(kNumel);
+  for (int64_t i = 0; i < kNumel; ++i) values[i] = static_cast<float>(i);
+  {
+    auto writer = SafetensorsWriter::Create(path);
+    ASSERT_TRUE(writer.ok());
+    (*writer)->Declare("a", c10::ScalarType::Float, {kNumel});
+    ASSERT_TRUE((*writer)->Append(values.data(), 4 * kNumel).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const auto reader = SafetensorsReader::Open(path);
+  ASSERT_TRUE(reader.ok());
+  for (int time = 0; time < 2; ++time) {
+    std::vector<float> read(kNumel);
+    ASSERT_TRUE((*reader)->ReadFloats("a", 0, kNumel, read.data()).ok());
+    EXPECT_EQ(read, values);
+    EXPECT_LT(MappingOf(path).resident, 1 << 20);
+  }
+  EXPECT_NE(MappingOf(path).flags.find(" sr "), std::string::npos);
+  (*reader)->ExpectRepeatedReads();
+  EXPECT_EQ(MappingOf(path).flags.find(" sr "), std::string::npos);
 }
 
 }  // namespace

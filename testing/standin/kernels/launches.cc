@@ -28,6 +28,13 @@ int64_t RowsSpan(int64_t rows, int64_t n, int64_t stride, DType dtype) {
   return rows == 0 ? 0 : ((rows - 1) * stride + n) * Bytes(dtype);
 }
 
+// The same of RMSNorm's rows, which may lie in groups of `heads`.
+int64_t NormSpan(int64_t rows, int64_t n, int64_t heads, int64_t stride,
+                 DType dtype) {
+  return heads == 0 ? rows * n * Bytes(dtype)
+                    : RowsSpan(rows / heads, heads * n, stride, dtype);
+}
+
 }  // namespace
 
 void Launch::Name(const char* name, double operations, int launches) {
@@ -51,9 +58,12 @@ void Launch::AddSpan(const void* p, int64_t bytes, bool reads, bool writes,
 void Launch::Describe(kernels::cuda::RmsNormArgs& a) {
   const int64_t matrix = a.rows * a.n * Bytes(a.dtype);
   Name("capstan::rms_norm", 4.0 * a.rows * a.n, 1);
-  Read(a.x, matrix);
+  Touch(a.x, NormSpan(a.rows, a.n, a.heads, a.x_stride, a.dtype), true, false,
+        false);
+  work_->cost.bytes_read += matrix;
   Read(a.add, matrix);
   Write(a.sum, matrix);
+  Write(a.again, matrix);
   Read(a.weight, a.n * Bytes(a.dtype));
   Write(a.y, matrix);
   if (a.rstd_given) {
@@ -68,14 +78,22 @@ void Launch::Describe(kernels::cuda::RmsNormBackwardArgs& a) {
   const bool weight = a.partial != nullptr;
   Name("capstan::rms_norm_backward", 12.0 * a.rows * a.n, weight ? 2 : 1);
   Read(a.dy, matrix);
-  Read(a.x, matrix);
+  Touch(a.x, NormSpan(a.rows, a.n, a.heads, a.x_stride, a.dtype), true, false,
+        false);
   Read(a.weight, a.n * Bytes(a.dtype));
   Read(a.rstd, a.rows * kFloat);
   Read(a.residual, matrix);
-  Write(a.dx, matrix);
+  Touch(a.dx, NormSpan(a.rows, a.n, a.heads, a.dx_stride, a.dtype), false, true,
+        false);
+  work_->cost.bytes_read += matrix;
+  work_->cost.bytes_written += matrix;
   if (!weight) return;
   Update(a.partial, kernels::cuda::RmsNormPartials(a.rows, a.n) * a.n * kFloat);
-  Write(a.dweight, a.n * Bytes(a.dweight_dtype));
+  if (a.add_dweight) {
+    Update(a.dweight, a.n * Bytes(a.dweight_dtype));
+  } else {
+    Write(a.dweight, a.n * Bytes(a.dweight_dtype));
+  }
 }
 
 void Launch::Describe(kernels::cuda::RopeArgs& a) {

@@ -40,6 +40,26 @@ TEST(LaunchesTest, TranslatesPointersAndCountsBytes) {
   EXPECT_EQ(work.cost.launches, 1);
 }
 
+// Heads that are columns of wider rows: the span is that of the rows, what is
+// read is that of the heads.
+TEST(LaunchesTest, RowsInGroups) {
+  std::vector<char> memory(8192);
+  kernels::cuda::RmsNormArgs args = {};
+  args.dtype = DType::kBFloat16;
+  args.x = memory.data();
+  args.y = memory.data() + 4096;
+  args.rows = 12;
+  args.n = 8;
+  args.heads = 3;
+  args.x_stride = 100;
+  Work work;
+  Launch(&work).Describe(args);
+  ASSERT_EQ(work.reads.size(), 1);
+  EXPECT_EQ(work.reads[0].bytes, (3 * 100 + 24) * 2);
+  EXPECT_EQ(work.cost.bytes_read, 12 * 8 * 2);
+  EXPECT_EQ(work.cost.bytes_written, 12 * 8 * 2);
+}
+
 TEST(LaunchesTest, NullPointersStayNullAndNothingIsNoLaunch) {
   kernels::cuda::AdamWArgs args = {};
   args.gradient_dtype = DType::kFloat32;

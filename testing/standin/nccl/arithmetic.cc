@@ -155,29 +155,43 @@ double ScalarAs(const void* p) {
   return static_cast<double>(Wide<T>::Load(element));
 }
 
+// Calls body with an element of that type, unless it is one that can't be
+// reduced.
+template <typename Body>
+void WithElement(ncclDataType_t type, const Body& body) {
+  switch (type) {
+    case ncclInt8:
+      return body(int8_t{});
+    case ncclUint8:
+      return body(uint8_t{});
+    case ncclInt32:
+      return body(int32_t{});
+    case ncclUint32:
+      return body(uint32_t{});
+    case ncclInt64:
+      return body(int64_t{});
+    case ncclUint64:
+      return body(uint64_t{});
+    case ncclFloat16:
+      return body(Half{});
+    case ncclFloat32:
+      return body(float{});
+    case ncclFloat64:
+      return body(double{});
+    case ncclBfloat16:
+      return body(BFloat16{});
+    default:
+      return;
+  }
+}
+
 }  // namespace
 
 int64_t WidthOf(ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-      return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-      return 8;
-    default:
-      return 0;
-  }
+  if (type == ncclFloat8e4m3 || type == ncclFloat8e5m2) return 1;
+  int64_t width = 0;
+  WithElement(type, [&](auto element) { width = sizeof(element); });
+  return width;
 }
 
 const char* NameOf(ncclDataType_t type) {
@@ -193,57 +207,16 @@ bool Reducible(ncclDataType_t type) {
 
 void Reduce(const Reduction& reduction, ncclDataType_t type,
             const void* const* sources, int count, void* out, int64_t size) {
-  switch (type) {
-    case ncclInt8:
-      return ReduceAs<int8_t>(reduction, sources, count, out, size);
-    case ncclUint8:
-      return ReduceAs<uint8_t>(reduction, sources, count, out, size);
-    case ncclInt32:
-      return ReduceAs<int32_t>(reduction, sources, count, out, size);
-    case ncclUint32:
-      return ReduceAs<uint32_t>(reduction, sources, count, out, size);
-    case ncclInt64:
-      return ReduceAs<int64_t>(reduction, sources, count, out, size);
-    case ncclUint64:
-      return ReduceAs<uint64_t>(reduction, sources, count, out, size);
-    case ncclFloat16:
-      return ReduceAs<Half>(reduction, sources, count, out, size);
-    case ncclFloat32:
-      return ReduceAs<float>(reduction, sources, count, out, size);
-    case ncclFloat64:
-      return ReduceAs<double>(reduction, sources, count, out, size);
-    case ncclBfloat16:
-      return ReduceAs<BFloat16>(reduction, sources, count, out, size);
-    default:
-      return;
-  }
+  WithElement(type, [&](auto element) {
+    ReduceAs<decltype(element)>(reduction, sources, count, out, size);
+  });
 }
 
 double ScalarAt(const void* p, ncclDataType_t type) {
-  switch (type) {
-    case ncclInt8:
-      return ScalarAs<int8_t>(p);
-    case ncclUint8:
-      return ScalarAs<uint8_t>(p);
-    case ncclInt32:
-      return ScalarAs<int32_t>(p);
-    case ncclUint32:
-      return ScalarAs<uint32_t>(p);
-    case ncclInt64:
-      return ScalarAs<int64_t>(p);
-    case ncclUint64:
-      return ScalarAs<uint64_t>(p);
-    case ncclFloat16:
-      return ScalarAs<Half>(p);
-    case ncclFloat32:
-      return ScalarAs<float>(p);
-    case ncclFloat64:
-      return ScalarAs<double>(p);
-    case ncclBfloat16:
-      return ScalarAs<BFloat16>(p);
-    default:
-      return 1.0;
-  }
+  double value = 1.0;
+  WithElement(type,
+              [&](auto element) { value = ScalarAs<decltype(element)>(p); });
+  return value;
 }
 
 }  // namespace capstan::standin

@@ -17,17 +17,10 @@ namespace {
 
 // Whether this is the call that `fault=collective:K` asks to fail: the K-th of
 // this process; of the communicators' rank `fault_rank`, if that is set.
-bool IsFault(int rank) {
-  static const int64_t fault = [] {
-    const std::string text = Setting("fault", "");
-    const std::string kind = "collective:";
-    return text.rfind(kind, 0) == 0 ? atoll(text.c_str() + kind.size()) : 0;
-  }();
-  if (fault == 0) return false;
-  static const std::string of_rank = Setting("fault_rank", "");
-  static std::atomic<int64_t> calls{0};
-  return ++calls == fault &&
-         (of_rank.empty() || of_rank == std::to_string(rank));
+bool Fails(int rank) {
+  if (!IsFault("collective")) return false;
+  const std::string of_rank = Setting("fault_rank", "");
+  return of_rank.empty() || of_rank == std::to_string(rank);
 }
 
 bool IsCapturing(void* stream) {
@@ -144,7 +137,7 @@ void Communicator::Leave() {
 }
 
 ncclResult_t Communicator::Start(const Arguments& arguments, void* stream) {
-  const bool fails = IsFault(rank_);
+  const bool fails = Fails(rank_);
   if (!IsCapturing(stream)) ++board_->mine().issued;
   return Enqueue(
       std::make_shared<Collective>(shared_from_this(), fails, arguments),
@@ -154,7 +147,7 @@ ncclResult_t Communicator::Start(const Arguments& arguments, void* stream) {
 ncclResult_t Communicator::Start(const std::vector<Message>& messages,
                                  void* stream) {
   return Enqueue(
-      std::make_shared<Messages>(shared_from_this(), IsFault(rank_), messages),
+      std::make_shared<Messages>(shared_from_this(), Fails(rank_), messages),
       stream);
 }
 

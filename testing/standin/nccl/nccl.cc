@@ -142,6 +142,15 @@ ncclResult_t Call(ncclComm_t comm, cudaStream_t stream, Arguments arguments) {
   return ncclSuccess;
 }
 
+Arguments Make(Kind kind, const void* input, void* output, size_t count,
+               ncclDataType_t type, ncclRedOp_t op = ncclSum, int root = 0) {
+  Arguments arguments;
+  arguments.call = {kind, type, op, root, static_cast<int64_t>(count)};
+  arguments.input = input;
+  arguments.output = output;
+  return arguments;
+}
+
 ncclResult_t AddMessage(ncclComm_t comm, cudaStream_t stream,
                         const Message& message) {
   const ncclResult_t ready = CheckReady(comm);
@@ -442,11 +451,8 @@ CAPSTAN_NCCL ncclResult_t ncclAllReduce(const void* input, void* output,
                                         size_t count, ncclDataType_t type,
                                         ncclRedOp_t op, ncclComm_t comm,
                                         cudaStream_t stream) {
-  Arguments arguments;
-  arguments.call = {Kind::kAllReduce, type, op, 0, static_cast<int64_t>(count)};
-  arguments.input = input;
-  arguments.output = output;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream,
+              Make(Kind::kAllReduce, input, output, count, type, op));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclReduce(const void* input, void* output,
@@ -455,11 +461,10 @@ CAPSTAN_NCCL ncclResult_t ncclReduce(const void* input, void* output,
                                      cudaStream_t stream) {
   const ncclResult_t ready = CheckReady(comm);
   if (ready != ncclSuccess) return ready;
-  Arguments arguments;
-  arguments.call = {Kind::kReduce, type, op, root, static_cast<int64_t>(count)};
-  arguments.input = input;
-  arguments.output = comm->communicator->rank() == root ? output : nullptr;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream,
+              Make(Kind::kReduce, input,
+                   comm->communicator->rank() == root ? output : nullptr, count,
+                   type, op, root));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclBroadcast(const void* input, void* output,
@@ -468,12 +473,10 @@ CAPSTAN_NCCL ncclResult_t ncclBroadcast(const void* input, void* output,
                                         cudaStream_t stream) {
   const ncclResult_t ready = CheckReady(comm);
   if (ready != ncclSuccess) return ready;
-  Arguments arguments;
-  arguments.call = {Kind::kBroadcast, type, ncclSum, root,
-                    static_cast<int64_t>(count)};
-  arguments.input = comm->communicator->rank() == root ? input : nullptr;
-  arguments.output = output;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream,
+              Make(Kind::kBroadcast,
+                   comm->communicator->rank() == root ? input : nullptr, output,
+                   count, type, ncclSum, root));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclBcast(void* data, size_t count,
@@ -486,34 +489,20 @@ CAPSTAN_NCCL ncclResult_t ncclReduceScatter(const void* input, void* output,
                                             size_t count, ncclDataType_t type,
                                             ncclRedOp_t op, ncclComm_t comm,
                                             cudaStream_t stream) {
-  Arguments arguments;
-  arguments.call = {Kind::kReduceScatter, type, op, 0,
-                    static_cast<int64_t>(count)};
-  arguments.input = input;
-  arguments.output = output;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream,
+              Make(Kind::kReduceScatter, input, output, count, type, op));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclAllGather(const void* input, void* output,
                                         size_t count, ncclDataType_t type,
                                         ncclComm_t comm, cudaStream_t stream) {
-  Arguments arguments;
-  arguments.call = {Kind::kAllGather, type, ncclSum, 0,
-                    static_cast<int64_t>(count)};
-  arguments.input = input;
-  arguments.output = output;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream, Make(Kind::kAllGather, input, output, count, type));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclAlltoAll(const void* input, void* output,
                                        size_t count, ncclDataType_t type,
                                        ncclComm_t comm, cudaStream_t stream) {
-  Arguments arguments;
-  arguments.call = {Kind::kAllToAll, type, ncclSum, 0,
-                    static_cast<int64_t>(count)};
-  arguments.input = input;
-  arguments.output = output;
-  return Call(comm, stream, arguments);
+  return Call(comm, stream, Make(Kind::kAllToAll, input, output, count, type));
 }
 
 CAPSTAN_NCCL ncclResult_t ncclSend(const void* data, size_t count,

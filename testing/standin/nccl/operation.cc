@@ -90,6 +90,7 @@ Progress Operation::Run() {
     disagrees_ = reported_ = false;
     idle_since_ = std::chrono::steady_clock::now();
     if (fails_) {
+      ReportFault("collective");
       board().mine().failed = board().mine().posted + 1;
       communicator.error_ = ncclSystemError;
     } else {

@@ -490,9 +490,22 @@ std::tuple<Tensor, Tensor, Tensor> CudnnBackward(
   const c10::cuda::CUDAGuard on_device(q.device());
   Tensor dq = LikeQuery(q, q.size(3)), dk = LikeQuery(k, k.size(3)),
          dv = LikeQuery(v, v.size(3));
+  // Its workspace: dq in float32 and each query's dot product (cudnn-frontend,
+  // CompositeSDPABackwardNode: dQ_accum and softmax_sum). For grouped heads its
+  // graph also has the gradients of each head, which are the backend's own:
+  // taken to be in memory, as the flash kernel's are.
+  const at::TensorOptions floats = q.options().dtype(at::kFloat);
+  const Tensor dq_sum = at::empty(q.sizes(), floats);
+  const Tensor dots = at::empty(q.sizes().slice(0, 3), floats);
+  Tensor of_heads;
+  if (k.size(1) != q.size(1)) {
+    of_heads =
+        at::empty({2, q.size(0), q.size(1), k.size(2), q.size(3)}, k.options());
+  }
   EnqueueAttention(
       "aten::_cudnn_attention_backward", {q, k, v, bias, d_out, out, sums},
-      {dq, dk, dv}, AttentionBackwardFlops(CudnnSizes(q, k, causal)),
+      {dq, dk, dv, dq_sum, dots, of_heads},
+      AttentionBackwardFlops(CudnnSizes(q, k, causal)),
       /*launches=*/3,
       [in = CudnnInputs(HostAlias(q), HostAlias(k), HostAlias(v),
                         HostAlias(bias), causal, scale),

@@ -124,6 +124,18 @@ cudaError_t StreamWait(cudaStream_t stream_handle, cudaEvent_t handle) {
   return cudaSuccess;
 }
 
+// The host asks for a record that isn't done. If it has done so this often
+// without enqueueing anything, it does in a loop.
+void NoteQuery(const Machine& machine, Record* record) {
+  constexpr int kLoop = 8;
+  record->asked_again =
+      record->asked == machine.works ? record->asked_again + 1 : 0;
+  record->asked = machine.works;
+  if (record->asked_again < kLoop) return;
+  NotePoll(static_cast<int64_t>(machine.works - record->works),
+           /*first=*/record->asked_again == kLoop);
+}
+
 cudaError_t Query(cudaEvent_t handle) {
   {
     Lock lock(TheMachine().mutex);
@@ -142,7 +154,10 @@ cudaError_t Query(cudaEvent_t handle) {
   const Event* const event = Find(handle, &number);
   if (event == nullptr) return cudaErrorInvalidResourceHandle;
   if (event->record == nullptr) return cudaSuccess;
-  if (!event->record->done) return cudaErrorNotReady;
+  if (!event->record->done) {
+    NoteQuery(machine, event->record.get());
+    return cudaErrorNotReady;
+  }
   // The host knows now what the device has done.
   Join(event->record->clock, &machine.host);
   return LostWith();
@@ -159,8 +174,11 @@ cudaError_t Synchronize(cudaEvent_t handle) {
     event->capture->valid = false;
     return cudaErrorCapturedEvent;
   }
-  NoteHostWait("event_synchronize", "event", number);
   const auto record = event->record;
+  NoteHostWait("event_synchronize", "event", number,
+               record == nullptr
+                   ? 0
+                   : static_cast<int64_t>(machine.works - record->works));
   if (record == nullptr) return cudaSuccess;
   return HostWait(&machine, &lock, *record);
 }

@@ -223,9 +223,40 @@ cudaError_t CaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,
   return cudaSuccess;
 }
 
-// Nodes are known by their place, from 1.
-cudaGraphNode_t NodeHandle(size_t place) {
-  return reinterpret_cast<cudaGraphNode_t>(place + 1);
+// Nodes are known by their address, which stays when a capture has ended.
+cudaGraphNode_t NodeHandle(const Node* node) {
+  return reinterpret_cast<cudaGraphNode_t>(const_cast<Node*>(node));
+}
+
+const Node& NodeOf(cudaGraphNode_t handle) {
+  return *reinterpret_cast<const Node*>(handle);
+}
+
+cudaGraphNodeType TypeOf(const Node& node) {
+  if (node.copied) {
+    return node.work.name == "memset" ? cudaGraphNodeTypeMemset
+                                      : cudaGraphNodeTypeMemcpy;
+  }
+  if (node.work.name == "host_function") return cudaGraphNodeTypeHost;
+  return node.work.cost.launches > 0 ? cudaGraphNodeTypeKernel
+                                     : cudaGraphNodeTypeEmpty;
+}
+
+// Both are spans of the copy: nothing in a graph is pageable.
+cudaMemcpy3DParms CopyOf(const Node& node) {
+  const auto place = [](const std::vector<Span>& spans) {
+    cudaPitchedPtr at = {};
+    at.ptr = const_cast<void*>(spans[0].begin);
+    at.xsize = at.pitch = static_cast<size_t>(spans[0].bytes);
+    at.ysize = 1;
+    return at;
+  };
+  cudaMemcpy3DParms copy = {};
+  copy.srcPtr = place(node.work.reads);
+  copy.dstPtr = place(node.work.writes);
+  copy.extent = {copy.dstPtr.xsize, 1, 1};
+  copy.kind = cudaMemcpyDefault;
+  return copy;
 }
 
 cudaError_t Nodes(cudaGraph_t handle, cudaGraphNode_t* nodes, size_t* count) {
@@ -235,7 +266,7 @@ cudaError_t Nodes(cudaGraph_t handle, cudaGraphNode_t* nodes, size_t* count) {
   const size_t total = (*graph)->nodes.size();
   if (nodes != nullptr) {
     for (size_t i = 0; i < *count; ++i) {
-      nodes[i] = i < total ? NodeHandle(i) : nullptr;
+      nodes[i] = i < total ? NodeHandle(&(*graph)->nodes[i]) : nullptr;
     }
     *count = std::min(*count, total);
   } else {
@@ -331,6 +362,24 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes,
                               size_t* count) {
   if (const cudaError_t error = Begin()) return error;
   return Result(capstan::standin::Nodes(graph, nodes, count));
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node,
+                                 cudaGraphNodeType* type) {
+  if (const cudaError_t error = Begin()) return error;
+  *type = capstan::standin::TypeOf(capstan::standin::NodeOf(node));
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node,
+                                         cudaMemcpy3DParms* copy) {
+  if (const cudaError_t error = Begin()) return error;
+  const capstan::standin::Node& of = capstan::standin::NodeOf(node);
+  if (capstan::standin::TypeOf(of) != cudaGraphNodeTypeMemcpy) {
+    return Result(cudaErrorInvalidValue);
+  }
+  *copy = capstan::standin::CopyOf(of);
+  return cudaSuccess;
 }
 
 cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*,

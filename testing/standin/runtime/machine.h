@@ -28,6 +28,9 @@ struct Record {
   Stream* stream = nullptr;
   bool done = false;
   int64_t done_ns = 0;  // when, by the steady clock
+  uint64_t works = 0;   // Machine::works before it
+  uint64_t asked = 0;   // Machine::works when the host last asked for it
+  int asked_again = 0;  // so often without having enqueued anything
   Clock clock;          // what is done with it
 };
 
@@ -83,6 +86,7 @@ struct Machine {
   std::vector<Record*> targets;                  // what host threads wait for
   Clock host;               // what the host knows to be done
   uint64_t items = 0;       // enqueued so far
+  uint64_t works = 0;       // of them, launches and copies
   int64_t pending = 0;      // items not yet done
   bool running = false;     // the device's thread is in a work
   bool full = false;        // too much is pending: run some

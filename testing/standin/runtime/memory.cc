@@ -34,7 +34,6 @@ struct Memories {
   std::atomic<Arena*> pinned{nullptr};
   std::map<uintptr_t, std::pair<int64_t, int>> registered;  // bytes, device
   std::map<uintptr_t, int> pinned_devices;  // current when it was made
-  int64_t mallocs = 0;                      // calls so far, for `fault`
 };
 
 Memories& TheMemories() {
@@ -176,8 +175,8 @@ cudaError_t Malloc(void** result, size_t bytes) {
   Memories& memories = TheMemories();
   {
     std::lock_guard lock(memories.mutex);
-    const Settings& settings = TheSettings();
-    if (++memories.mallocs == settings.fault_at && settings.fault == "malloc") {
+    if (IsFault("malloc")) {
+      ReportFault("malloc");
       return cudaErrorMemoryAllocation;
     }
     Arena* const arena = DeviceArena(CurrentDevice());

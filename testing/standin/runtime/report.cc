@@ -153,17 +153,21 @@ void EndStep(Output* output, int64_t step) {
   const Counts& then = output->at_step;
   const int64_t peak =
       output->blocks_watched ? output->blocks_peak : output->reserved_peak;
-  Report(output, "{\"step\": " + std::to_string(step) +
-                     Field("works", now.works - then.works) +
-                     Field("launches", now.launches - then.launches) +
-                     Field("waits", now.waits - then.waits) +
-                     Field("mallocs", now.mallocs - then.mallocs) +
-                     Field("frees", now.frees - then.frees) +
-                     ", \"flops\": " + Number(now.flops - then.flops) +
-                     Field("bytes", now.bytes - then.bytes) +
-                     Field("bytes_sent", now.bytes_sent - then.bytes_sent) +
-                     Field("peak_bytes", peak) +
-                     Field("reserved_bytes", output->reserved_peak) + "}");
+  Report(output,
+         "{\"step\": " + std::to_string(step) +
+             Field("works", now.works - then.works) +
+             Field("launches", now.launches - then.launches) +
+             Field("waits", now.waits - then.waits) +
+             Field("polls", now.polls - then.polls) +
+             Field("mallocs", now.mallocs - then.mallocs) +
+             Field("frees", now.frees - then.frees) +
+             ", \"flops\": " + Number(now.flops - then.flops) +
+             Field("bytes", now.bytes - then.bytes) +
+             Field("bytes_sent", now.bytes_sent - then.bytes_sent) +
+             Field("peak_bytes", peak) +
+             Field("reserved_bytes", output->reserved_peak) +
+             (FaultCalls() < 0 ? "" : Field("fault_calls", FaultCalls())) +
+             "}");
   Trace(output, "{\"step_end\": " + std::to_string(step) + "}");
   FlushLocked(output);
 }
@@ -246,21 +250,48 @@ void NoteWaitEvent(int64_t event, int stream) {
                      Field("stream", stream) + "}");
 }
 
-void NoteHostWait(const char* kind, const char* what, int64_t number) {
+namespace {
+
+// The calling thread's stack, for a list.
+std::string Where() {
   std::string where;
-  if (!TheSettings().report.empty()) {
-    for (const std::string& frame : Stack()) {
-      where += (where.empty() ? "" : ", ") + JsonString(frame);
-    }
+  if (TheSettings().report.empty()) return where;
+  for (const std::string& frame : Stack()) {
+    where += (where.empty() ? "" : ", ") + JsonString(frame);
   }
+  return where;
+}
+
+// How many ranges this thread is in up to the one that is a step; 0: in none.
+thread_local size_t step_depth = 0;
+
+}  // namespace
+
+void NoteHostWait(const char* kind, const char* what, int64_t number,
+                  int64_t behind) {
+  const std::string where = Where();
   Output& output = TheOutput();
   std::lock_guard lock(output.mutex);
   ++output.total.waits;
   Report(&output, std::string("{\"wait\": \"") + kind + "\"" +
-                      Field("step", output.step) + ", \"where\": [" + where +
+                      Field("step", output.step) +
+                      (behind < 0 ? "" : Field("behind", behind)) +
+                      ", \"where\": [" + where +
                       "], \"thread\": " + JsonString(ThreadName()) + "}");
   Trace(&output, std::string("{\"host_wait\": \"") + kind + "\"" +
                      (number < 0 ? "" : Field(what, number)) + "}");
+}
+
+void NotePoll(int64_t behind, bool first) {
+  if (step_depth == 0) return;
+  const std::string where = first ? Where() : "";
+  Output& output = TheOutput();
+  std::lock_guard lock(output.mutex);
+  ++output.total.polls;
+  if (!first) return;
+  Report(&output, std::string("{\"poll\": \"event\"") +
+                      Field("step", output.step) + Field("behind", behind) +
+                      ", \"where\": [" + where + "]}");
 }
 
 void NoteMalloc(int64_t bytes) {
@@ -291,13 +322,6 @@ void NoteBlocks(int64_t bytes_more) {
   output.blocks += bytes_more;
   output.blocks_peak = std::max(output.blocks_peak, output.blocks);
 }
-
-namespace {
-
-// How many ranges this thread is in up to the one that is a step; 0: in none.
-thread_local size_t step_depth = 0;
-
-}  // namespace
 
 void PushRange(const std::string& name) {
   auto& ranges = Ranges();
@@ -332,6 +356,15 @@ void ReportFinding(const std::string& kind, const std::string& text) {
   Report(&output, "{\"finding\": " + JsonString(kind) + ", \"text\": " +
                       JsonString(text) + Field("step", output.step) + "}");
   std::fprintf(stderr, "stand-in device: %s: %s\n", kind.c_str(), text.c_str());
+}
+
+void ReportFault(const std::string& kind) {
+  const std::string where = Where();
+  Output& output = TheOutput();
+  std::lock_guard lock(output.mutex);
+  Report(&output, "{\"fault\": " + JsonString(kind) +
+                      Field("step", output.step) + ", \"where\": [" + where +
+                      "]}");
 }
 
 void ReportOnce(const std::string& kind, const std::string& key,

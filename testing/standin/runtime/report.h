@@ -18,6 +18,7 @@ struct Counts {
   int64_t works = 0;
   int64_t launches = 0;
   int64_t waits = 0;
+  int64_t polls = 0;  // by the step's thread
   int64_t mallocs = 0;
   int64_t frees = 0;
   double flops = 0;
@@ -34,8 +35,14 @@ void NoteRecord(int64_t event, int stream);
 void NoteWaitEvent(int64_t event, int stream);
 
 // The host waits for the device; what: {"stream": 3} or {"event": 4}; nothing
-// where `number` is negative.
-void NoteHostWait(const char* kind, const char* what, int64_t number);
+// where `number` is negative. behind: as NotePoll's; negative: not known.
+void NoteHostWait(const char* kind, const char* what, int64_t number,
+                  int64_t behind = -1);
+
+// The host asks again for an event that isn't ready, behind which so many works
+// are queued: the device has them to go on with meanwhile. Counted where the
+// thread is in a step, and reported the first time.
+void NotePoll(int64_t behind, bool first);
 
 void NoteMalloc(int64_t bytes);
 void NoteFree(int64_t bytes);
@@ -53,6 +60,9 @@ void PopRange();
 // A finding that is reported once for each key.
 void ReportOnce(const std::string& kind, const std::string& key,
                 const std::string& text);
+
+// faults.cc: calls of the kind that is to fail, so far; -1: none is.
+int64_t FaultCalls();
 
 // Writes out what is buffered.
 void FlushTrace();

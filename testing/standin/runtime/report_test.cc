@@ -66,19 +66,52 @@ void TwoSteps() {
 TEST(ReportTest, CountsEachStep) {
   const Outcome outcome = RunOnStandin("", TwoSteps);
   EXPECT_EQ(outcome.status, 0) << outcome.output;
-  EXPECT_EQ(outcome.Count("{\"step\": 1, \"works\": 1, \"launches\": 1, "
-                          "\"waits\": 0, \"mallocs\": 0, \"frees\": 0, "
-                          "\"flops\": 1024, \"bytes\": 8192, "
-                          "\"bytes_sent\": 0, \"peak_bytes\": 4096"),
-            1)
+  EXPECT_EQ(
+      outcome.Count("{\"step\": 1, \"works\": 1, \"launches\": 1, "
+                    "\"waits\": 0, \"polls\": 0, \"mallocs\": 0, \"frees\": 0, "
+                    "\"flops\": 1024, \"bytes\": 8192, "
+                    "\"bytes_sent\": 0, \"peak_bytes\": 4096"),
+      1)
       << outcome.report;
   // The free and the copy have waited.
-  EXPECT_EQ(outcome.Count("{\"step\": 2, \"works\": 2, \"launches\": 1, "
-                          "\"waits\": 2, \"mallocs\": 1, \"frees\": 1, "),
+  EXPECT_EQ(outcome.Count(
+                "{\"step\": 2, \"works\": 2, \"launches\": 1, "
+                "\"waits\": 2, \"polls\": 0, \"mallocs\": 1, \"frees\": 1, "),
             1)
       << outcome.report;
   EXPECT_EQ(outcome.Count("\"peak_bytes\": 12288"), 1) << outcome.report;
   EXPECT_EQ(outcome.Count("{\"wait\": \"free\", \"step\": 2"), 1);
+}
+
+TEST(ReportTest, TellsWhatIsQueuedBehindAPoll) {
+  const Outcome outcome = RunOnStandin("order=late,idle_ms=60000", [] {
+    LoadTool();
+    float* const a = DeviceFloats(1024);
+    const cudaStream_t stream = NewStream();
+    const cudaEvent_t event = NewEvent();
+    CAPSTAN_CHECK_CUDA(cudaEventRecord(event, stream));
+    // No step's.
+    CAPSTAN_CHECK_ERROR(cudaEventQuery(event), cudaErrorNotReady);
+    Push("step 1");
+    CAPSTAN_CHECK_CUDA(cudaEventRecord(event, stream));
+    for (int i = 0; i < 3; ++i) {
+      Add("add", a, a, 1024, 1, stream);
+      // Not in a loop.
+      CAPSTAN_CHECK_ERROR(cudaEventQuery(event), cudaErrorNotReady);
+    }
+    for (int i = 0; i < 9; ++i) {
+      CAPSTAN_CHECK_ERROR(cudaEventQuery(event), cudaErrorNotReady);
+    }
+    CAPSTAN_CHECK_CUDA(cudaStreamSynchronize(stream));
+    CAPSTAN_CHECK_CUDA(cudaEventQuery(event));
+    Pop();
+  });
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+  EXPECT_EQ(outcome.Count("{\"poll\": \"event\", \"step\": 1, \"behind\": 3, "),
+            1)
+      << outcome.report;
+  EXPECT_EQ(outcome.Count("\"poll\""), 1) << outcome.report;
+  EXPECT_EQ(outcome.Count("\"polls\": 2, "), 1) << outcome.report;
 }
 
 TEST(ReportTest, TracesTheHostsCallsInTheirOrder) {

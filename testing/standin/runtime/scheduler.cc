@@ -119,6 +119,7 @@ bool RunWork(Item* item) {
   if (TheSettings().paper) return true;
   try {
     if (item->fails) {
+      ReportFault("launch");
       LoseDevice(cudaErrorLaunchFailure);
       return true;
     }
@@ -231,6 +232,7 @@ void Push(Machine* machine, Stream* stream, Item item) {
 std::shared_ptr<Record> Mark(Machine* machine, Stream* stream) {
   auto record = std::make_shared<Record>();
   record->stream = stream;
+  record->works = machine->works;
   Join(machine->host, &stream->clock);
   record->clock = stream->clock;
   Item item;

@@ -9,15 +9,12 @@
 #include "testing/standin/runtime/properties.h"
 #include "testing/standin/runtime/race_report.h"
 #include "testing/standin/runtime/report.h"
-#include "testing/standin/runtime/settings.h"
 
 namespace capstan::standin {
 namespace {
 
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -5;
-
-int64_t launches = 0;  // so far, for the setting `fault`; under the mutex
 
 void MakeLegacyStreams(Machine* machine) {
   if (!machine->legacy.empty()) return;
@@ -90,6 +87,7 @@ cudaError_t Submit(Machine* machine, Lock* lock, Stream* stream, Work work,
   }
   OrderWithLegacy(machine, stream);
   ++stream->works;
+  ++machine->works;
   Join(machine->host, &stream->clock);
   NoteAccesses(machine, stream, work);
   if (copy != nullptr) {
@@ -98,10 +96,7 @@ cudaError_t Submit(Machine* machine, Lock* lock, Stream* stream, Work work,
     NoteWork(work, stream->id, 0);
   }
   Item item;
-  if (copy == nullptr && work.cost.launches > 0 &&
-      ++launches == TheSettings().fault_at && TheSettings().fault == "launch") {
-    item.fails = true;
-  }
+  item.fails = copy == nullptr && work.cost.launches > 0 && IsFault("launch");
   item.work = std::move(work);
   Push(machine, stream, std::move(item));
   AfterEnqueue(machine, lock);
@@ -116,6 +111,7 @@ cudaError_t SubmitGraph(Machine* machine, Lock* lock, Stream* stream,
   }
   OrderWithLegacy(machine, stream);
   ++stream->works;
+  ++machine->works;
   Join(machine->host, &stream->clock);
   NoteGraphLaunch(graph->id, static_cast<int64_t>(graph->nodes.size()),
                   stream->id);
@@ -125,9 +121,7 @@ cudaError_t SubmitGraph(Machine* machine, Lock* lock, Stream* stream,
   }
   Item item;
   item.work = WorkOf(graph);
-  if (++launches == TheSettings().fault_at && TheSettings().fault == "launch") {
-    item.fails = true;
-  }
+  item.fails = IsFault("launch");
   Push(machine, stream, std::move(item));
   AfterEnqueue(machine, lock);
   return cudaSuccess;

@@ -34,9 +34,10 @@ nm -D --undefined-only "$@" | awk -v out="$out" '
     }
     # A version without a definition that could have it would be refused.
     version[library] = parts[2]
-    if (parts[1] == "cudnnGetVersion") {  # asked before an attention is chosen
+    if (parts[1] == "cudnnGetVersion") {
+      # Asked before an attention is chosen; that of third_party/nvidia.bzl.
       text[library] = text[library] \
-        "size_t cudnnGetVersion(void) { return 91500; }\n"
+        "size_t cudnnGetVersion(void) { return 91900; }\n"
       next
     }
     text[library] = text[library] "void " parts[1] "(void) {\n" \

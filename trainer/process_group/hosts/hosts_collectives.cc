@@ -171,8 +171,7 @@ absl::Status HostsCollectives::AllReduce(char* data, int64_t size,
     return AllReduceAtHost0(data, size, type);
   }
   const PartialSum sum = PartialSumOf(type);
-  const Blocks blocks =
-      Cut(1, size, width, std::max<int64_t>(width, sum.width));
+  const Blocks blocks = Cut(1, size, width, BufferWidth(width, sum));
   const Reduction reduction = {
       data, blocks, sum,
       layout_.segments().size() == 2 && layout_.segments()[0].size() == 1};
@@ -188,7 +187,7 @@ absl::Status HostsCollectives::ReduceScatter(char* output, const char* input,
   const int64_t width = Width(type);
   const PartialSum sum = PartialSumOf(type);
   const Blocks blocks =
-      Cut(layout_.size(), size, width, std::max<int64_t>(width, sum.width));
+      Cut(layout_.size(), size, width, BufferWidth(width, sum));
   const Reduction reduction = {
       input, blocks, sum,
       layout_.segments().size() == 2 && layout_.segments()[0].size() == 1};
@@ -305,10 +304,21 @@ HostMessage HostsCollectives::RowsMessage(const Blocks& blocks, bool send,
           rows.size() * row_bytes};
 }
 
+int64_t HostsCollectives::BufferWidth(int64_t width,
+                                      const PartialSum& sum) const {
+  int64_t most = width;
+  for (const HostSegment& ranks : layout_.segments()) {
+    if (ranks.end == layout_.size()) continue;
+    most = std::max<int64_t>(most, sum.width * SumParts(ranks.end));
+  }
+  return most;
+}
+
 int64_t HostsCollectives::WidthAfter(const Reduction& reduction,
                                      int segment) const {
-  return segment == 0 && reduction.first_is_plain ? reduction.blocks.width
-                                                  : reduction.sum.width;
+  return segment == 0 && reduction.first_is_plain
+             ? reduction.blocks.width
+             : reduction.sum.width * SumParts(layout_.segments()[segment].end);
 }
 
 void HostsCollectives::Post(const Reduction& reduction, int64_t k) const {
@@ -332,24 +342,23 @@ void HostsCollectives::AddValues(const Reduction& reduction, int segment,
       segment + 1 == static_cast<int>(layout_.segments().size());
   const bool plain_out = segment == 0 && reduction.first_is_plain;
   const bool plain_in = segment == 1 && reduction.first_is_plain;
-  const int64_t in_width =
-      segment == 0 ? 0 : WidthAfter(reduction, segment - 1);
-  const int64_t out_width =
-      is_last ? blocks.width : WidthAfter(reduction, segment);
-  char* const out = is_last ? result(k) : partial(buffer, k);
+  // Subtrees follow each other, each of all elements.
+  const int64_t elements = blocks.rows * blocks.ColumnsOf(k);
   const auto run = [&](int64_t at, int64_t from, int64_t length) {
-    const char* const before =
-        segment == 0 ? nullptr : partial(buffer, k) + at * in_width;
+    char* const sums = partial(buffer, k);
     std::vector<const void*> values;
-    if (plain_in) values.push_back(before);
+    if (plain_in) values.push_back(sums + at * blocks.width);
     for (int r = ranks.begin; r < ranks.end; ++r) {
       values.push_back(r == rank()
                            ? reduction.input + from * blocks.width
                            : slot(layout_.local(r), k) + at * blocks.width);
     }
-    reduction.sum.add(plain_in ? nullptr : before, values.data(),
-                      static_cast<int>(values.size()), is_last || plain_out,
-                      out + at * out_width, length);
+    char* out = nullptr;
+    if (is_last) out = result(k) + at * blocks.width;
+    if (plain_out) out = sums + at * blocks.width;
+    reduction.sum.add(plain_in ? 0 : ranks.begin,
+                      sums + at * reduction.sum.width, elements, values.data(),
+                      static_cast<int>(values.size()), out, length);
   };
   ForRuns(blocks, k, Piece(blocks, k), run);
 }

@@ -124,6 +124,8 @@ class HostsCollectives final : public SyncCollectives {
   // Adds the values of a segment's ranks to this rank's piece of the sum.
   void AddValues(const Reduction& reduction, int segment, int buffer,
                  int64_t k) const;
+  // Bytes that an element takes in buffers, at most.
+  int64_t BufferWidth(int64_t width, const PartialSum& sum) const;
   // Bytes per element of the sum that a segment passes on.
   int64_t WidthAfter(const Reduction& reduction, int segment) const;
 

@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "trainer/process_group/nccl/cuda_graph.h"
+
 namespace capstan {
 namespace {
 
@@ -69,6 +71,7 @@ std::string Snapshot() {
 
 }  // namespace
 
-const GpuTools kGpuTools = {NameOf, RecordHistory, Snapshot};
+const GpuTools kGpuTools = {NameOf, RecordHistory, Snapshot, NewCudaGraph,
+                            IdleGraphMemory};
 
 }  // namespace capstan

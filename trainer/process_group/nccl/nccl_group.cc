@@ -16,6 +16,7 @@
 #include "plugins/sdk/sdk_hash.h"
 #include "trainer/process_group/backend_error.h"
 #include "trainer/process_group/backend_group.h"
+#include "trainer/process_group/cpu_group.h"
 #include "trainer/process_group/nccl/event_times.h"
 #include "trainer/process_group/nccl/memory_snapshot.h"
 #include "trainer/process_group/nccl/nccl_entry.h"
@@ -70,13 +71,16 @@ void ChooseErrorHandling() {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
                                                         at::Device device) {
   Meeting meeting;
+  std::unique_ptr<ProcessGroup> host;
   if (info.on_paper) {
     // There is nobody to meet.
     meeting.store = c10::make_intrusive<c10d::HashStore>();
   } else {
+    CAPSTAN_RETURN_IF_ERROR(CheckCpuVariables(info));
     CAPSTAN_ASSIGN_OR_RETURN(meeting, Meet(info));
     JoinLedgers(info.rank, info.world_size, meeting.store);
     ChooseInterfaceOfNccl(info, meeting);
+    CAPSTAN_ASSIGN_OR_RETURN(host, CreateCpuGroup(info, meeting));
   }
   ChooseErrorHandling();
   if (info.nccl.buffer_mib > 0) {
@@ -91,11 +95,18 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     nccl->enableCollectivesTiming();
     // Connect now, so that errors appear here rather than in the first step.
     nccl->setBoundDeviceId(device);
-    nccl->eagerConnectSingleDevice(device);
+    try {
+      nccl->eagerConnectSingleDevice(device);
+    } catch (...) {
+      // Its destructor waits for the others, and advises on Python's.
+      nccl.release();
+      throw;
+    }
     return nccl;
   };
-  auto group = std::make_unique<BackendGroup>(
-      connect, "nccl", device, info.rank, info.world_size, NewEventTimes());
+  auto group = std::make_unique<BackendGroup>(connect, "nccl", device,
+                                              info.rank, info.world_size,
+                                              std::move(host), NewEventTimes());
   if (!info.on_paper) MayLeave(meeting);
   return group;
 }
@@ -122,10 +133,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
     return JoinRanks(info, device);
   } catch (const c10::DistError& e) {
     if (IsOutOfMemory(e.what_without_backtrace())) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("rank ", info.rank, ": GPU ", info.GpuIndex(),
-                       " has no memory left for NCCL's buffers: end what else ",
-                       "runs on it, or lower launch.nccl.buffer_mib"));
+      return NcclOutOfMemory(info.rank, info.GpuIndex());
     }
     return CouldNotConnect(info);
   } catch (...) {

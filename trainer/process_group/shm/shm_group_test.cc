@@ -40,14 +40,21 @@ at::Tensor Values(int rank, int64_t size) {
       .to(at::kFloat);
 }
 
+// The sum of the values of ranks [begin, end) along the tree of shm_sum.h.
+at::Tensor Tree(int begin, int end, int64_t size) {
+  if (end - begin == 1) return Values(begin, size);
+  int left = 1;
+  while (2 * left < end - begin) left *= 2;
+  return Tree(begin, begin + left, size).add(Tree(begin + left, end, size));
+}
+
 // Bit-exact small sums, sums over several blocks, and partial sums.
-TEST_P(ShmTest, AddsInTheOrderOfTheRanks) {
+TEST_P(ShmTest, AddsAlongATreeOverTheRanks) {
   EXPECT_EQ(RunRanks("shm", GetParam(),
                      [](ProcessGroup* group) {
                        const int n = group->size();
                        for (const int64_t m : {100, 5001, 333333}) {
-                         at::Tensor want = Values(0, m * n);
-                         for (int i = 1; i < n; ++i) want += Values(i, m * n);
+                         const at::Tensor want = Tree(0, n, m * n);
                          const at::Tensor mine = Values(group->rank(), m * n);
                          const at::Tensor part = at::empty({m}, at::kFloat);
                          group->ReduceScatter(part, mine)->Wait();

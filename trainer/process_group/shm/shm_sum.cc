@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "base/simd/instruction_set.h"
 
@@ -18,35 +17,79 @@ namespace capstan {
 namespace {
 
 // Elements per pass, so that running sums stay in the L1 cache.
-constexpr int64_t kChunk = 2048;
+constexpr int64_t kChunk = 1024;
+// For fewer than 2^kLevels ranks.
+constexpr int kLevels = 16;
 
 // out [size] = a [size] + b [size]; `out` may be `a` or `b`.
 template <typename T>
-void Add(const T* a, const T* b, T* out, int64_t size) {
+void AddTwo(const T* a, const T* b, T* out, int64_t size) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < size; ++i) out[i] = static_cast<T>(a[i] + b[i]);
 }
 
+// A chunk of the sum so far: the complete subtrees, from left to right, which
+// are like the bits of a binary counter of sources.
 template <typename T>
-void Sum(const void* const* sources, int count, void* out, int64_t size) {
-  // Signed sums wrap, as in LibTorch.
-  using U =
-      typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
-                                  std::common_type<T>>::type;
-  const auto source = [&](int i, int64_t begin) {
-    return static_cast<const U*>(sources[i]) + begin;
-  };
-  U sum[kChunk];
-  for (int64_t begin = 0; begin < size; begin += kChunk) {
-    const int64_t part = std::min(kChunk, size - begin);
-    const U* so_far = source(0, begin);
-    for (int i = 1; i < count - 1; ++i) {
-      Add(so_far, source(i, begin), sum, part);
-      so_far = sum;
+class Subtrees {
+ public:
+  // Those of `sources` sources are at parts, parts + stride, ..
+  Subtrees(int64_t sources, const T* parts, int64_t stride, int64_t size)
+      : size_(size) {
+    for (int level = kLevels - 1; level >= 0; --level) {
+      if ((sources >> level & 1) == 0) continue;
+      nodes_[count_++] = {parts, level};
+      parts += stride;
     }
-    Add(so_far, source(count - 1, begin), static_cast<U*>(out) + begin, part);
   }
-}
+
+  // Where the next source may be written; not if it is the last.
+  T* space() { return buffers_[count_]; }
+
+  void Add(const T* source) {
+    nodes_[count_++] = {source, 0};
+    while (count_ > 1 && nodes_[count_ - 1].level == nodes_[count_ - 2].level) {
+      Join(buffers_[count_ - 2]);
+    }
+  }
+
+  // The last one, and all that is left to do, to `out`.
+  void Finish(const T* source, T* out) {
+    nodes_[count_++] = {source, 0};
+    while (count_ > 2) Join(buffers_[count_ - 2]);
+    if (count_ == 2) Join(out);
+    if (nodes_[0].sum != out) Copy(nodes_[0].sum, out);
+  }
+
+  // To out, out + stride, .., which may be what the constructor was given.
+  void Save(T* out, int64_t stride) const {
+    for (int i = 0; i < count_; ++i, out += stride) {
+      if (nodes_[i].sum != out) Copy(nodes_[i].sum, out);
+    }
+  }
+
+ private:
+  struct Node {
+    const T* sum;
+    int level;
+  };
+
+  void Join(T* out) {
+    Node& left = nodes_[count_ - 2];
+    AddTwo(left.sum, nodes_[count_ - 1].sum, out, size_);
+    left = {out, left.level + 1};
+    --count_;
+  }
+  void Copy(const T* from, T* to) const {
+    std::memcpy(static_cast<void*>(to), from, size_ * sizeof(T));
+  }
+
+  const int64_t size_;
+  int count_ = 0;
+  Node nodes_[kLevels + 1];
+  // What nodes_[i] is the sum of is added in buffers_[i].
+  alignas(64) T buffers_[kLevels + 1][kChunk];
+};
 
 // Conversions of a 16-bit float type.
 struct BFloat16Bits {
@@ -107,55 +150,62 @@ struct HalfBitsF16c {
 #endif
 
 template <typename T>
-void AddPart(const void* before, const void* const* sources, int count,
-             bool finish, void* out, int64_t size) {
-  if (before == nullptr && count == 1) {
-    if (out != sources[0]) std::memcpy(out, sources[0], size * sizeof(T));
-    return;
+void AddPart(int64_t before, void* parts, int64_t stride,
+             const void* const* sources, int count, void* out, int64_t size) {
+  // Signed sums wrap, as in LibTorch.
+  using U =
+      typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                  std::common_type<T>>::type;
+  for (int64_t begin = 0; begin < size; begin += kChunk) {
+    const int64_t chunk = std::min(kChunk, size - begin);
+    U* const so_far = static_cast<U*>(parts) + begin;
+    Subtrees<U> sum(before, so_far, stride, chunk);
+    const auto source = [&](int i) {
+      return static_cast<const U*>(sources[i]) + begin;
+    };
+    for (int i = 0; i + 1 < count; ++i) sum.Add(source(i));
+    if (out != nullptr) {
+      sum.Finish(source(count - 1), static_cast<U*>(out) + begin);
+    } else {
+      sum.Add(source(count - 1));
+      sum.Save(so_far, stride);
+    }
   }
-  if (before == nullptr) return Sum<T>(sources, count, out, size);
-  std::vector<const void*> all = {before};
-  all.insert(all.end(), sources, sources + count);
-  Sum<T>(all.data(), count + 1, out, size);
 }
 
 template <typename Bits>
-void AddPartInFloat(const void* before, const void* const* sources, int count,
-                    bool finish, void* out, int64_t size) {
-  if (before == nullptr && count == 1 && finish) {
+void AddPartInFloat(int64_t before, void* parts, int64_t stride,
+                    const void* const* sources, int count, void* out,
+                    int64_t size) {
+  if (before == 0 && count == 1 && out != nullptr) {
     if (out != sources[0]) std::memcpy(out, sources[0], size * 2);
     return;
   }
-  const auto source = [&](int i, int64_t begin) {
-    return static_cast<const uint16_t*>(sources[i]) + begin;
-  };
-  float sum[kChunk];
-  float next[kChunk];
+  alignas(64) float total[kChunk];
   for (int64_t begin = 0; begin < size; begin += kChunk) {
-    const int64_t part = std::min(kChunk, size - begin);
-    int i = 0;
-    if (before != nullptr) {
-      std::memcpy(sum, static_cast<const float*>(before) + begin,
-                  part * sizeof(float));
+    const int64_t chunk = std::min(kChunk, size - begin);
+    float* const so_far = static_cast<float*>(parts) + begin;
+    Subtrees<float> sum(before, so_far, stride, chunk);
+    const auto load = [&](int i, float* to) {
+      Bits::Load(static_cast<const uint16_t*>(sources[i]) + begin, to, chunk);
+      return to;
+    };
+    for (int i = 0; i + 1 < count; ++i) sum.Add(load(i, sum.space()));
+    if (out != nullptr) {
+      sum.Finish(load(count - 1, total), total);
+      Bits::Store(total, static_cast<uint16_t*>(out) + begin, chunk);
     } else {
-      Bits::Load(source(i++, begin), sum, part);
-    }
-    for (; i < count; ++i) {
-      Bits::Load(source(i, begin), next, part);
-      Add(sum, next, sum, part);
-    }
-    if (finish) {
-      Bits::Store(sum, static_cast<uint16_t*>(out) + begin, part);
-    } else {
-      std::memcpy(static_cast<float*>(out) + begin, sum, part * sizeof(float));
+      sum.Add(load(count - 1, sum.space()));
+      sum.Save(so_far, stride);
     }
   }
 }
 
-template <typename Bits>
-void SumInFloat(const void* const* sources, int count, void* out,
-                int64_t size) {
-  AddPartInFloat<Bits>(nullptr, sources, count, /*finish=*/true, out, size);
+// AddPart of all at once.
+template <void (*add)(int64_t, void*, int64_t, const void* const*, int, void*,
+                      int64_t)>
+void Sum(const void* const* sources, int count, void* out, int64_t size) {
+  add(0, nullptr, 0, sources, count, out, size);
 }
 
 // Of all at once, and in parts.
@@ -166,12 +216,12 @@ struct Sums {
 
 template <typename T>
 Sums SumsOf() {
-  return {Sum<T>, {sizeof(T), AddPart<T>}};
+  return {Sum<AddPart<T>>, {sizeof(T), AddPart<T>}};
 }
 
 template <typename Bits>
 Sums SumsInFloat() {
-  return {SumInFloat<Bits>, {sizeof(float), AddPartInFloat<Bits>}};
+  return {Sum<AddPartInFloat<Bits>>, {sizeof(float), AddPartInFloat<Bits>}};
 }
 
 #if defined(__x86_64__)
@@ -211,5 +261,11 @@ Sums SumsOf(c10::ScalarType type) {
 SumFunction SumOf(c10::ScalarType type) { return SumsOf(type).whole; }
 
 PartialSum PartialSumOf(c10::ScalarType type) { return SumsOf(type).partial; }
+
+int SumParts(int64_t sources) {
+  int parts = 0;
+  for (; sources != 0; sources &= sources - 1) ++parts;
+  return parts;
+}
 
 }  // namespace capstan

@@ -31,34 +31,45 @@ at::Tensor Wild(int64_t size, int seed, at::ScalarType type) {
   return x.mul(12.9898).sin().mul(x.mul(0.771).cos().mul(20).exp()).to(type);
 }
 
-TEST(SumOf, AddsFloatsInTheOrderOfTheRanks) {
+// The sum of tensors [begin, end) along the tree, in their type.
+at::Tensor Tree(const std::vector<at::Tensor>& tensors, int begin, int end) {
+  if (end - begin == 1) return tensors[begin];
+  int left = 1;
+  while (2 * left < end - begin) left *= 2;
+  return Tree(tensors, begin, begin + left)
+      .add(Tree(tensors, begin + left, end));
+}
+
+TEST(SumOf, AddsFloatsAlongATreeOverTheRanks) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
-    for (const int64_t size : {0, 1, 7, 2048, 2049, 10007}) {
+    for (const int64_t size : {0, 1, 7, 1024, 1025, 10007}) {
       std::vector<at::Tensor> tensors;
-      at::Tensor want;
-      for (int i = 0; i < 5; ++i) {
+      for (int i = 0; i < 13; ++i) {
         tensors.push_back(Wild(size, i, type));
-        want = i == 0 ? tensors[0] : want.add(tensors[i]);
         if (i == 0) continue;
-        EXPECT_TRUE(SumTensors(tensors).equal(want)) << size;
+        EXPECT_TRUE(SumTensors(tensors).equal(Tree(tensors, 0, i + 1)))
+            << size << " of " << i + 1;
       }
     }
   }
+  const auto one = [](double x) { return at::full({1}, x, at::kFloat); };
+  // Four ones beside 2^24 are lost one by one, but not together.
+  EXPECT_EQ(SumTensors({one(1 << 24), one(0), one(1), one(1)}).item<float>(),
+            (1 << 24) + 2);
 }
 
 TEST(SumOf, SumsHalfFloatsInFloatAndRoundsOnce) {
   for (const at::ScalarType type : {at::kHalf, at::kBFloat16}) {
     for (const int64_t size : {1, 7, 8, 2051}) {
-      std::vector<at::Tensor> tensors;
-      at::Tensor sum;
-      for (int i = 0; i < 4; ++i) {
+      std::vector<at::Tensor> tensors, wide;
+      for (int i = 0; i < 7; ++i) {
         tensors.push_back(Wild(size, i, at::kFloat).div(1e4).to(type));
-        const at::Tensor wide = tensors[i].to(at::kFloat);
-        sum = i == 0 ? wide : sum.add(wide);
+        wide.push_back(tensors[i].to(at::kFloat));
         if (i == 0) continue;
         const at::Tensor got = SumTensors(tensors);
+        const at::Tensor sum = Tree(wide, 0, i + 1).to(type);
         // Compared as bits: the sign of zero counts.
-        EXPECT_TRUE(got.view(at::kShort).equal(sum.to(type).view(at::kShort)))
+        EXPECT_TRUE(got.view(at::kShort).equal(sum.view(at::kShort)))
             << at::toString(type) << " " << size << " of " << i + 1;
       }
     }
@@ -115,6 +126,7 @@ TEST(SumOf, MayWriteToAnyOfItsSources) {
 
 // In parts of one source or more, the sum has the same bits.
 TEST(PartialSumOf, GivesTheBitsOfSumOf) {
+  constexpr int kSources = 9;
   for (const at::ScalarType type :
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
         at::kShort, at::kChar, at::kByte}) {
@@ -122,7 +134,7 @@ TEST(PartialSumOf, GivesTheBitsOfSumOf) {
     for (const int64_t size : {1, 7, 2051}) {
       std::vector<at::Tensor> tensors;
       std::vector<const void*> sources;
-      for (int i = 0; i < 6; ++i) {
+      for (int i = 0; i < kSources; ++i) {
         const at::Tensor wild = Wild(size, i, at::kDouble);
         tensors.push_back(at::isFloatingType(type)
                               ? wild.div(1e4).to(type)
@@ -130,18 +142,18 @@ TEST(PartialSumOf, GivesTheBitsOfSumOf) {
         sources.push_back(tensors.back().data_ptr());
       }
       const at::Tensor want = SumTensors(tensors);
-      for (const int first : {1, 2, 5}) {
-        std::vector<char> unfinished(size * parts.width);
+      for (const int first : {1, 2, 3, 5, 7}) {
+        // At most three subtrees, apart by more than they are long.
+        const int64_t stride = size + 5;
+        std::vector<char> unfinished(3 * stride * parts.width);
         at::Tensor got = at::full({size}, 99, tensors[0].options());
-        parts.add(nullptr, sources.data(), first, false, unfinished.data(),
-                  size);
-        // In place, then to the result.
-        if (first < 5) {
-          parts.add(unfinished.data(), sources.data() + first, 5 - first, false,
-                    unfinished.data(), size);
-        }
-        parts.add(unfinished.data(), sources.data() + 5, 1, true,
-                  got.data_ptr(), size);
+        const auto add = [&](int begin, int end, void* out) {
+          parts.add(begin, unfinished.data(), stride, sources.data() + begin,
+                    end - begin, out, size);
+        };
+        add(0, first, nullptr);
+        add(first, kSources - 1, nullptr);
+        add(kSources - 1, kSources, got.data_ptr());
         EXPECT_EQ(std::memcmp(got.data_ptr(), want.data_ptr(), want.nbytes()),
                   0)
             << at::toString(type) << " " << size << " after " << first;
@@ -150,12 +162,18 @@ TEST(PartialSumOf, GivesTheBitsOfSumOf) {
   }
 }
 
+TEST(PartialSumOf, HasARowPerSubtree) {
+  EXPECT_EQ(SumParts(0), 0);
+  EXPECT_EQ(SumParts(4), 1);
+  EXPECT_EQ(SumParts(7), 3);
+}
+
 TEST(PartialSumOf, OfOneSourceIsThatSource) {
   for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kByte}) {
     const at::Tensor only = at::arange(100).to(type);
     const at::Tensor got = at::full({100}, 99, only.options());
     const void* const source = only.data_ptr();
-    PartialSumOf(type).add(nullptr, &source, 1, true, got.data_ptr(), 100);
+    PartialSumOf(type).add(0, nullptr, 0, &source, 1, got.data_ptr(), 100);
     EXPECT_TRUE(got.equal(only)) << at::toString(type);
   }
 }

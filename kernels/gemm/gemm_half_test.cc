@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of 16-bit matrices: each table against sums in double precision, at
+// sizes around those of tiles, panels, blocks and pairs.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/gemm_products.h"
+
+namespace capstan::kernels {
+namespace {
+
+// All that this processor can run, but the plain one; gemm_amx_test has AMX's.
+std::vector<const GemmKernels*> Tables() {
+  const GemmKernels* sets[3];
+  const int count = kGemm.Runnable(sets);
+  std::vector<const GemmKernels*> tables;
+  for (int i = 0; i < count; ++i) {
+    if (sets[i]->run != nullptr) tables.push_back(sets[i]);
+  }
+#ifdef __x86_64__
+  if (HasBf16Products()) tables.push_back(&kGemmAvx512Bf16);
+#endif
+  return tables;
+}
+
+template <typename A, typename B, typename C>
+void ExpectRightInEachTable() {
+  for (const GemmKernels* table : Tables()) ExpectRight<A, B, C>(*table);
+}
+
+TEST(GemmHalfTest, Bf16) { ExpectRightInEachTable<Bf16, Bf16, Bf16>(); }
+TEST(GemmHalfTest, Fp16) { ExpectRightInEachTable<Fp16, Fp16, Fp16>(); }
+TEST(GemmHalfTest, Bf16ToFloat) { ExpectRightInEachTable<Bf16, Bf16, float>(); }
+TEST(GemmHalfTest, Fp16ToFloat) { ExpectRightInEachTable<Fp16, Fp16, float>(); }
+TEST(GemmHalfTest, FloatTimesBf16) {
+  ExpectRightInEachTable<float, Bf16, Bf16>();
+}
+TEST(GemmHalfTest, Bf16TimesFloat) {
+  ExpectRightInEachTable<Bf16, float, float>();
+}
+
+TEST(GemmHalfTest, PartsMakeTheSameBits) {
+  for (const GemmKernels* table : Tables()) {
+    ExpectPartsMakeTheSameBits<Bf16, Bf16, Bf16>(*table);
+  }
+}
+
+// Where panels are converted, a product has the bits of float32's.
+TEST(GemmHalfTest, ConvertedPanelsAreFloats) {
+  WorkSpace memory;
+  const Case c = {50, 70, 900};
+  const GemmKernels* const table = &kGemm.best();
+  if (table->run == nullptr) GTEST_SKIP() << "the BLAS is used";
+  Product<Bf16, Bf16, float> half(c);
+  std::vector<float> a, b, out(50 * 70);
+  const auto widen = [](const ConstMatrix& x, int64_t rows) {
+    std::vector<float> wide(rows * x.stride);
+    for (size_t i = 0; i < wide.size(); ++i) {
+      wide[i] = static_cast<float>(Value(static_cast<const Bf16*>(x.data)[i]));
+    }
+    return wide;
+  };
+  a = widen(half.problem().a, 50);
+  b = widen(half.problem().b, 900);
+  GemmProblem wide = half.problem();
+  wide.a = {a.data(), wide.a.stride};
+  wide.b = {b.data(), wide.b.stride};
+  wide.c = {out.data(), 70};
+  table->run(half.problem(), 0, 50, 0, 70, memory.space(), memory.sums());
+  table->run(wide, 0, 50, 0, 70, memory.space(), nullptr);
+  for (int64_t i = 0; i < 50; ++i) {
+    for (int64_t j = 0; j < 70; ++j) {
+      ASSERT_EQ(out[i * 70 + j], half.result()[i * 72 + j]);
+    }
+  }
+}
+
+template <typename T>
+void ExpectChoiceIsRight() {
+  for (const Case& c : std::vector<Case>{{300, 200, 100, false, true},
+                                         {100, 300, 100, true, false},
+                                         {64, 1, 7, false, false, 1.0f, 1.0f},
+                                         {5, 6, 0, false, false, 1.0f, 0.5f}}) {
+    Product<T, T, T> one(c), three(c);
+    at::set_num_threads(1);
+    RunGemm(one.problem());
+    at::set_num_threads(3);
+    RunGemm(three.problem());
+    one.ExpectRight();
+    three.ExpectRight();
+    if (std::string(Bf16GemmName()) != "blas") {
+      EXPECT_TRUE(SameBits(one.result(), three.result()));
+    }
+  }
+}
+
+TEST(GemmHalfChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
+  ExpectChoiceIsRight<Bf16>();
+  ExpectChoiceIsRight<Fp16>();
+}
+
+}  // namespace
+}  // namespace capstan::kernels

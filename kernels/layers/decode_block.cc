@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/layers/decode_block.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/profile.h"
+#include "base/simd/simd.h"
+#include "base/simd/tanh.h"
+#include "kernels/decode/few_rows.h"
+#include "kernels/fast_path.h"
+#include "kernels/layers/mixed_linear.h"
+#include "kernels/layers/stored_linear.h"
+#include "kernels/memory.h"
+
+namespace capstan::kernels {
+namespace {
+
+// The fewest keys times channels of attention worth waking a thread.
+constexpr int64_t kAttentionGrain = int64_t{1} << 16;
+
+// [rows, width] over memory that outlives it.
+at::Tensor View(const float* data, int64_t rows, int64_t width) {
+  return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
+}
+
+template <typename Body>
+void ForRows(int64_t rows, int64_t width, const Body& body) {
+  if (rows <= RowGrain(width)) return body(0, rows);
+  at::parallel_for(0, rows, RowGrain(width), body);
+}
+
+// y = RmsNorm(x) of x [rows, width]. rstd: [rows].
+void Normalise(const float* x, int64_t rows, const at::Tensor& norm,
+               const TransformerBlockOptions& options, float* y, float* rstd) {
+  const ProfileScope profile("rms_norm");
+  const at::Tensor factor = options.norm_plus_one ? norm + 1.0 : norm;
+  const float* const w = ConstData(factor);
+  const int64_t width = factor.size(0);
+  const auto eps = static_cast<float>(options.eps);
+  ForRows(rows, width, [&](int64_t begin, int64_t end) {
+    Simd().fp32.rms_norm(x + begin * width, w, eps, end - begin, width,
+                         y + begin * width, rstd + begin);
+  });
+}
+
+// y = a + b; y may be either.
+void Add(const float* a, const float* b, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+// Whether a layer is no more than a product with a matrix as it is stored, plus
+// a bias.
+bool IsProduct(const LinearPart& part) {
+  return !part.weight.packed() && !part.adapter.defined();
+}
+
+// One of several layers of the same rows.
+struct Output {
+  const LinearPart* part = nullptr;
+  float* y = nullptr;  // dense rows
+  bool add = false;
+};
+
+// y (+)= the layers of x [rows, width].
+void Project(const float* x, int64_t rows, int64_t width,
+             std::initializer_list<Output> outputs) {
+  FewRowsProduct products[3];
+  int count = 0;
+  for (const Output& out : outputs) {
+    const LinearPart& part = *out.part;
+    const int64_t n = part.rows();
+    if (!IsProduct(part)) {
+      ForwardInto(part, View(x, rows, width), View(out.y, rows, n),
+                  out.add ? 1.0 : 0.0);
+      continue;
+    }
+    FewRowsProduct product;
+    product.w = StoredOf(part.weight);
+    product.y = out.y;
+    product.y_stride = n;
+    product.add = out.add;
+    if (part.bias.defined()) {
+      const float* const bias = ConstData(part.bias);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* const y = out.y + r * n;
+        if (out.add) {
+          Add(y, bias, n, y);
+        } else {
+          std::memcpy(y, bias, n * sizeof(float));
+        }
+      }
+      product.add = true;
+    }
+    if (rows > kFewRows) {
+      StoredLinearInto(x, width, rows, product);
+    } else {
+      products[count++] = product;
+    }
+  }
+  const ProfileScope profile("matrix products");
+  if (count > 0) FewRows(x, width, rows, products, count);
+}
+
+// Rotates x [rows, heads * head_dim].
+void Rotate(const TransformerBlockOptions& options, int64_t rows, int64_t heads,
+            float* x) {
+  const at::Tensor& table = options.rope_table;
+  if (!table.defined()) return;
+  const int64_t head_dim = options.shape.head_dim, width = heads * head_dim;
+  if (table.size(1) != head_dim || rows > RowGrain(width)) {
+    at::Tensor view = View(x, rows, width);
+    return ApplyRope(table, RopeDirection::kForward, head_dim, view);
+  }
+  const float* const angles = ConstData(table);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* const row = angles + r % table.size(0) * head_dim;
+    Simd().fp32.rotate(row, row + head_dim / 2, 1.0f, heads, head_dim / 2,
+                       x + r * width);
+  }
+}
+
+// One query a sequence, against all keys that it sees. A head's group shares
+// its keys and values, which are read once.
+class OneQuery {
+ public:
+  OneQuery(const AttentionShape& shape, const CachedKeyValue& all,
+           const at::Tensor& first)
+      : shape_(shape),
+        all_(all),
+        first_(first.defined() ? first.const_data_ptr<int64_t>() : nullptr),
+        group_(shape.heads / shape.kv_heads),
+        scale_(shape.scale != 0.0
+                   ? static_cast<float>(shape.scale)
+                   : 1.0f / std::sqrt(static_cast<float>(shape.head_dim))) {}
+
+  // q, out: [batch, heads * head_dim].
+  void Run(const float* q, float* out) const {
+    const ProfileScope profile("attention");
+    const int64_t units = shape_.batch * shape_.kv_heads;
+    const int64_t cost = all_.k.size(1) * shape_.head_dim * (group_ + 1);
+    const int64_t grain = std::max<int64_t>(1, kAttentionGrain / cost);
+    const auto run = [&](int64_t begin, int64_t end) {
+      const int64_t keys = (all_.k.size(1) + 15) / 16 * 16;
+      std::vector<float> space(group_ * (keys + shape_.head_dim + 2));
+      for (int64_t i = begin; i < end; ++i) Unit(i, q, keys, space.data(), out);
+    };
+    if (units <= grain) return run(0, units);
+    at::parallel_for(0, units, grain, run);
+  }
+
+ private:
+  void Unit(int64_t unit, const float* q, int64_t stride, float* space,
+            float* out) const {
+    const int64_t hd = shape_.head_dim, length = all_.k.size(1);
+    const int64_t b = unit / shape_.kv_heads, h = unit % shape_.kv_heads;
+    int64_t begin = first_ == nullptr ? 0 : first_[b];
+    if (shape_.window > 0) begin = std::max(begin, length - shape_.window);
+    const int64_t count = length - begin;
+    const int64_t at = (b * shape_.kv_heads + h) * group_ * hd;
+    if (count <= 0) {
+      std::fill(out + at, out + at + group_ * hd, 0.0f);
+      return;
+    }
+    float* const scores = space;
+    float* const scaled = scores + group_ * stride;
+    float* const inverse_sum = scaled + group_ * hd;
+    for (int64_t i = 0; i < group_ * hd; ++i) scaled[i] = q[at + i] * scale_;
+    const auto rows = [&](const at::Tensor& x) {
+      return ConstData(x) + b * x.stride(0) + begin * x.stride(1) + h * hd;
+    };
+    const FewRowsKernels& loops = kFewRowsLoops.best();
+    loops.fp32(rows(all_.k), nullptr, count, hd, all_.k.stride(1), scaled, hd,
+               group_, /*add=*/false, scores, stride);
+    Simd().causal_exp(scores, group_, count, stride, /*first=*/count,
+                      inverse_sum, inverse_sum + group_);
+    loops.weighted_sums(scores, stride, group_, count, rows(all_.v),
+                        all_.v.stride(1), hd, inverse_sum, out + at, hd);
+  }
+
+  const AttentionShape& shape_;
+  const CachedKeyValue& all_;
+  const int64_t* const first_;
+  const int64_t group_;
+  const float scale_;
+};
+
+class Decode {
+ public:
+  Decode(const at::Tensor& x, const TransformerBlockWeights& weights,
+         const TransformerBlockOptions& options)
+      : x_(ConstData(x)),
+        weights_(weights),
+        options_(options),
+        shape_(options.shape),
+        rows_(x.size(0)),
+        hidden_(x.size(1)),
+        attention_(AttentionMatrices(weights.attention, options, &qkv_)),
+        out_(at::empty({rows_, hidden_}, x.options())) {
+    output_ = StoredLinear{weights.output, weights.output_bias,
+                           weights.output_adapter};
+    if (weights.mlp.down.defined()) {
+      mlp_ = MlpMatrices(weights.mlp, options, &gate_up_down_);
+    }
+    memory_ = at::empty({Layout(nullptr)}, x.options());
+    Layout(Data(memory_));
+  }
+
+  at::Tensor Run(const AppendKeyValue& append, const at::Tensor& first) {
+    Attention(append, first);
+    if (!gate_up_down_.empty()) Mlp();
+    return out_;
+  }
+
+ private:
+  // Places what is made on the way; returns the floats it takes.
+  int64_t Layout(float* base) {
+    MemoryParts parts(base);
+    const int64_t q = shape_.heads * shape_.head_dim;
+    normed_ = parts.Take(rows_ * hidden_);
+    rstd_ = parts.Take(rows_ * (shape_.heads + shape_.kv_heads));
+    q_ = parts.Take(rows_ * q);
+    mixed_ = parts.Take(rows_ * q);
+    const int64_t inner =
+        gate_up_down_.empty() ? 0 : rows_ * gate_up_down_[0].rows();
+    gate_ = parts.Take(inner);
+    up_ = parts.Take(inner);
+    return std::max<int64_t>(parts.used(), 1);
+  }
+
+  // Normalised rows, or x itself.
+  const float* Before(const at::Tensor& norm, const float* x) {
+    if (!norm.defined()) return x;
+    Normalise(x, rows_, norm, options_, normed_, rstd_);
+    return normed_;
+  }
+
+  // out = from + the layer of x, normalised if there is a norm.
+  void AddBranch(const LinearPart& part, const float* x, int64_t width,
+                 const at::Tensor& norm, const float* from) {
+    float* const out = Data(out_);
+    const int64_t n = rows_ * hidden_;
+    if (!norm.defined()) {
+      if (from != out) std::memcpy(out, from, n * sizeof(float));
+      return Project(x, rows_, width, {{&part, out, /*add=*/true}});
+    }
+    Project(x, rows_, width, {{&part, normed_, false}});
+    Normalise(normed_, rows_, norm, options_, normed_, rstd_);
+    Add(from, normed_, n, out);
+  }
+
+  void Attention(const AppendKeyValue& append, const at::Tensor& first) {
+    const AttentionWeights& w = weights_.attention;
+    const int64_t q = shape_.heads * shape_.head_dim;
+    const int64_t kv = shape_.kv_heads * shape_.head_dim;
+    // Whoever appends them may keep them.
+    const at::Tensor k = at::empty({rows_, kv}, out_.options());
+    const at::Tensor v = at::empty({rows_, kv}, out_.options());
+    const float* const n = Before(w.norm, x_);
+    Project(n, rows_, hidden_,
+            {{&qkv_[0], q_, false},
+             {&qkv_[1], Data(k), false},
+             {&qkv_[2], Data(v), false}});
+    if (w.q_norm.defined()) {
+      NormaliseHeads(w.q_norm, shape_.heads, q_);
+      NormaliseHeads(w.k_norm, shape_.kv_heads, Data(k));
+    }
+    Rotate(options_, rows_, shape_.heads, q_);
+    Rotate(options_, rows_, shape_.kv_heads, Data(k));
+    const CachedKeyValue all = append(k, v);
+    const float* mixed = mixed_;
+    at::Tensor made;
+    if (rows_ == shape_.batch && shape_.softcap == 0.0) {
+      OneQuery(shape_, all, first).Run(q_, mixed_);
+    } else {
+      made = CachedAttention(View(q_, rows_, q), all.k, all.v, shape_, first);
+      mixed = ConstData(made);
+    }
+    AddBranch(LinearPart(output_, 0), mixed, q, weights_.attention_post_norm,
+              x_);
+  }
+
+  void NormaliseHeads(const at::Tensor& norm, int64_t heads, float* x) {
+    const int64_t norms = heads * shape_.head_dim / norm.size(0);
+    Normalise(x, rows_ * norms, norm, options_, x, rstd_);
+  }
+
+  void Mlp() {
+    const GatedMlpWeights& w = weights_.mlp;
+    const float* const y = Data(out_);
+    const float* const n = Before(w.norm, y);
+    const LinearPart &gate = gate_up_down_[0], &up = gate_up_down_[1];
+    Project(n, rows_, hidden_, {{&gate, gate_, false}, {&up, up_, false}});
+    {
+      const ProfileScope profile("swiglu");
+      const auto loop = options_.activation == Activation::kSilu
+                            ? Simd().fp32.swiglu
+                            : TanhLoops().fp32.geglu;
+      ForRows(rows_, gate.rows(), [&](int64_t begin, int64_t end) {
+        const int64_t at = begin * gate.rows();
+        loop(gate_ + at, up_ + at, end * gate.rows() - at, gate_ + at);
+      });
+    }
+    AddBranch(gate_up_down_[2], gate_, gate.rows(), w.post_norm, y);
+  }
+
+  const float* const x_;
+  const TransformerBlockWeights& weights_;
+  const TransformerBlockOptions& options_;
+  const AttentionShape& shape_;
+  const int64_t rows_;
+  const int64_t hidden_;
+  std::vector<LinearPart> qkv_;
+  const std::vector<StoredLinear> attention_;
+  std::vector<LinearPart> gate_up_down_;
+  std::vector<StoredLinear> mlp_;
+  StoredLinear output_;
+  const at::Tensor out_;
+  at::Tensor memory_;
+  float *normed_, *rstd_, *q_, *mixed_, *gate_, *up_;
+};
+
+}  // namespace
+
+bool CanDecode(const at::Tensor& x) {
+  return FastPath(x) && x.is_contiguous() && !at::GradMode::is_enabled();
+}
+
+at::Tensor DecodeBlock(const at::Tensor& x,
+                       const TransformerBlockWeights& weights,
+                       const TransformerBlockOptions& options,
+                       const AppendKeyValue& append, const at::Tensor& first) {
+  return Decode(x, weights, options).Run(append, first);
+}
+
+}  // namespace capstan::kernels

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Since minor version 3.
+#ifndef CAPSTAN_PLUGINS_SDK_NEXT_LOGITS_H_
+#define CAPSTAN_PLUGINS_SDK_NEXT_LOGITS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "plugins/sdk/token_model.h"
+
+namespace capstan {
+
+// A TokenModel also derives from this if it can leave out the logits of all but
+// each row's last token, of which there are as many as the vocabulary; found by
+// dynamic_cast.
+class NextLogits {
+ public:
+  virtual ~NextLogits();
+
+  // As TokenModel::Logits of the last position: [B, 1, V].
+  virtual at::Tensor LastLogits(const TokenInput& input,
+                                UnitRunner& runner) = 0;
+};
+
+// [B, 1, V], by whichever way `model` has.
+inline at::Tensor LastLogitsOf(TokenModel& model, const TokenInput& input,
+                               UnitRunner& runner) {
+  if (auto* const next = dynamic_cast<NextLogits*>(&model)) {
+    return next->LastLogits(input, runner);
+  }
+  return model.Logits(input, runner).narrow(1, input.tokens.size(1) - 1, 1);
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_PLUGINS_SDK_NEXT_LOGITS_H_

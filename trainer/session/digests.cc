@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/digests.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "trainer/checkpoint/snapshot.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/process_group/agree.h"
+
+namespace capstan {
+namespace {
+
+constexpr char kGradientKind[] = "gradient";
+constexpr char kWeightKind[] = "weight";
+constexpr int64_t kGrain = 1 << 15;
+
+// Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+// OOPSLA 2014: SplitMix64's mixing function.
+inline uint64_t Mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  return z ^ (z >> 31);
+}
+
+template <typename Bits>
+uint64_t Digest(const void* data, int64_t begin, int64_t end, int64_t first) {
+  const auto* const bits = static_cast<const Bits*>(data);
+  uint64_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const auto index = static_cast<uint64_t>(first + i);
+    sum += Mix(Mix(index + 0x9E3779B97F4A7C15u) ^ bits[i]);
+  }
+  return sum;
+}
+
+// As AllReduceHost adds doubles: halves of 32 bits.
+void AllReduceModulo(ProcessGroup& group, std::vector<uint64_t>* sums) {
+  constexpr uint64_t kHalf = 0xFFFFFFFF;
+  std::vector<double> halves;
+  for (const uint64_t sum : *sums) {
+    halves.push_back(static_cast<double>(sum & kHalf));
+    halves.push_back(static_cast<double>(sum >> 32));
+  }
+  group.AllReduceHost(absl::MakeSpan(halves));
+  for (size_t i = 0; i < sums->size(); ++i) {
+    (*sums)[i] = static_cast<uint64_t>(halves[2 * i]) +
+                 (static_cast<uint64_t>(halves[2 * i + 1]) << 32);
+  }
+}
+
+const std::string& NameOf(const std::string& kind) {
+  static const std::string weight = kWeightKind;
+  return kind == kMasterKind ? weight : kind;
+}
+
+}  // namespace
+
+uint64_t DigestOf(const at::Tensor& elements, int64_t first) {
+  const at::Tensor host = elements.cpu().contiguous();
+  const void* const data = host.const_data_ptr();
+  std::atomic<uint64_t> sum{0};
+  at::parallel_for(0, host.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    switch (host.element_size()) {
+      case 1:
+        sum += Digest<uint8_t>(data, begin, end, first);
+        break;
+      case 2:
+        sum += Digest<uint16_t>(data, begin, end, first);
+        break;
+      case 4:
+        sum += Digest<uint32_t>(data, begin, end, first);
+        break;
+      default:
+        sum += Digest<uint64_t>(data, begin, end, first);
+    }
+  });
+  return sum;
+}
+
+RunDigests::RunDigests(Session* session)
+    : session_(*session), train_(session->config.train()) {
+  for (const ParameterSpec& spec : session_.parts.model->parameters()) {
+    if (spec.trainable) index_.emplace(spec.name, index_.size());
+  }
+  for (const StateKind& kind : AllKinds(session_.Checkpointed())) {
+    kinds_.push_back(NameOf(kind.spec.name));
+  }
+  kinds_.push_back(kGradientKind);
+}
+
+absl::Status RunDigests::Begin() { return Write(session_.state.step); }
+
+absl::Status RunDigests::Gradients(int64_t step) {
+  CheckpointParts parts = session_.Checkpointed();
+  std::vector<OptimizerShard> gradients;
+  for (const OptimizerShard& shard : parts.shards) {
+    gradients.push_back({shard});
+    gradients.back().master = shard.gradient;
+  }
+  parts.shards = absl::MakeSpan(gradients);
+  parts.state_names.clear();
+  parts.strategy = nullptr;
+  return Add(parts, step, /*gradients=*/true);
+}
+
+absl::Status RunDigests::Add(const CheckpointParts& parts, int64_t step,
+                             bool gradients) {
+  for (const StatePiece& piece : OwnedPieces(parts)) {
+    const std::string& kind =
+        gradients ? kinds_.back() : NameOf(piece.range.kind);
+    Sums& sums = sums_[kind];
+    sums.resize(index_.size());
+    sums[index_.at(piece.range.parameter)] +=
+        DigestOf(piece.elements, piece.range.begin);
+    CAPSTAN_RETURN_IF_ERROR(Keep(kind, piece.range.parameter, step,
+                                 piece.range.begin, piece.elements));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDigests::Keep(const std::string& kind,
+                              const std::string& parameter, int64_t step,
+                              int64_t begin, const at::Tensor& elements) {
+  const auto& keep = train_.digests().keep();
+  const std::string name = absl::StrCat(kind, "/", parameter);
+  if (step != train_.digests().keep_step() ||
+      std::find(keep.begin(), keep.end(), name) == keep.end()) {
+    return absl::OkStatus();
+  }
+  const std::string folder = absl::StrCat(session_.output_dir, "/digests");
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
+  const at::Tensor host = elements.cpu().contiguous();
+  return ReplaceFile(
+      absl::StrCat(folder, "/", kind, ".", parameter, ".", begin, ".",
+                   c10::toString(host.scalar_type())),
+      absl::string_view(static_cast<const char*>(host.const_data_ptr()),
+                        host.nbytes()));
+}
+
+absl::Status RunDigests::Write(int64_t step) {
+  const absl::Status mine = CatchAll(
+      [&] { return Add(session_.Checkpointed(), step, /*gradients=*/false); });
+  // Gradients are there if any rank has some.
+  std::vector<uint64_t> all;
+  for (const std::string& kind : kinds_) {
+    Sums& sums = sums_[kind];
+    sums.resize(index_.size());
+    all.insert(all.end(), sums.begin(), sums.end());
+  }
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    AllReduceModulo(*session_.group, &all);
+    return absl::OkStatus();
+  }));
+  sums_.clear();
+  absl::Status written = mine;
+  if (session_.group->rank() == 0 && mine.ok()) {
+    nlohmann::ordered_json line;
+    line["step"] = step;
+    auto sum = all.begin();
+    for (const std::string& kind : kinds_) {
+      nlohmann::ordered_json& of_kind = line[kind];
+      const std::vector<ParameterSpec>& specs =
+          session_.parts.model->parameters();
+      for (const ParameterSpec& spec : specs) {
+        if (!spec.trainable) continue;
+        of_kind[spec.name] = absl::StrFormat("%016x", *sum++);
+      }
+    }
+    const std::string path = session_.output_dir + "/digests.jsonl";
+    std::ofstream file(path, std::ios::app);
+    file << line.dump() << "\n";
+    file.flush();
+    if (!file) written = WriteError(path, errno);
+  }
+  return Agree(*session_.group, written, "write digests");
+}
+
+}  // namespace capstan

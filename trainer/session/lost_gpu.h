@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_TRAINER_SESSION_LOST_GPU_H_
+#define CAPSTAN_TRAINER_SESSION_LOST_GPU_H_
+
+#include "absl/status/status.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+
+// Whether this process's current GPU, if it uses one, refuses all work since
+// some has failed. Doesn't wait for it.
+bool GpuIsLost();
+
+// If `status` is an error and the GPU is lost: that, with rank, step and what
+// to do, as this rank's own error even where a collective found it. Else
+// `status`. set_up: whether steps had begun.
+absl::Status ExplainLostGpu(const absl::Status& status, const Session& session,
+                            bool set_up);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_LOST_GPU_H_

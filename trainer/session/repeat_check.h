@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether a micro-step's repeated work gives what the usual run gives.
+#ifndef CAPSTAN_TRAINER_SESSION_REPEAT_CHECK_H_
+#define CAPSTAN_TRAINER_SESSION_REPEAT_CHECK_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "plugins/sdk/objective.h"
+
+namespace capstan {
+
+// A loss's tensors and the gradients behind it.
+struct MicroStepResults {
+  at::Tensor sum, metrics, gradients;
+};
+
+// Which of them differs in any bit; empty: none. Waits for the device.
+std::string Difference(const MicroStepResults& a, const MicroStepResults& b);
+
+// Where usual runs differ among themselves (`usual` and `again`): whether
+// `other` is about as far from `usual` as `again` is. NaN: no. Waits for the
+// device.
+bool IsLikeThem(const MicroStepResults& usual, const MicroStepResults& again,
+                const MicroStepResults& other);
+
+bool SameCounts(const LossSum& a, const LossSum& b);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_REPEAT_CHECK_H_
