@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 // Of a large file, after how many bytes the disk begins to write: all at once
 // at the end would have it wait while memory is filled, and us for it then.
-constexpr off_t kSendBytes = off_t{32} << 20;
+constexpr int64_t kSendBytes = int64_t{32} << 20;
 
 class Descriptor {
  public:
@@ -277,6 +277,7 @@ absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
 OutputFile::OutputFile(OutputFile&& other)
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
+      unsent_(other.unsent_),
       status_(std::move(other.status_)) {}
 
 OutputFile::~OutputFile() {
@@ -287,9 +288,9 @@ absl::Status OutputFile::Append(absl::string_view bytes) {
   CountProgress();
   if (!status_.ok()) return status_;
   status_ = WriteAll(fd_, bytes, path_);
-  const off_t end = lseek(fd_, 0, SEEK_CUR);
-  if (end / kSendBytes !=
-      (end - static_cast<off_t>(bytes.size())) / kSendBytes) {
+  unsent_ += static_cast<int64_t>(bytes.size());
+  if (unsent_ >= kSendBytes) {
+    unsent_ = 0;
     // Only starts it; Sync waits, and says what went wrong.
     sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
   }

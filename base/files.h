@@ -161,6 +161,7 @@ class OutputFile {
 
   std::string path_;
   int fd_;
+  int64_t unsent_ = 0;  // bytes since the kernel was told to write them
   absl::Status status_;
 };
 
