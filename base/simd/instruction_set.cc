@@ -97,4 +97,16 @@ bool HasAmxProducts() {
 #endif
 }
 
+bool OnIntel() {
+#ifdef __x86_64__
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+bool HasFastBf16Products() {
+  return (HasBf16Products() && !OnIntel()) || HasAmxProducts();
+}
+
 }  // namespace capstan

@@ -30,6 +30,13 @@ bool HasBf16Products();
 // that is executed asks anew.
 bool HasAmxProducts();
 
+bool OnIntel();
+
+// Whether products of bfloat16 are faster than of float32: in AMX tiles, or in
+// pairs but on Intel's processors (docs/decisions/matrix-products-on-the-cpu.md
+// has what was measured).
+bool HasFastBf16Products();
+
 // What HasAmxProducts decides by, for its test.
 struct AmxFacts {
   uint32_t features = 0;        // EDX of CPUID's leaf 7

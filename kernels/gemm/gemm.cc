@@ -30,14 +30,6 @@ bool Is(const char* wish, const char* name) {
   return wish != nullptr && std::strcmp(wish, name) == 0;
 }
 
-bool OnIntel() {
-#ifdef __x86_64__
-  return __builtin_cpu_is("intel");
-#else
-  return false;
-#endif
-}
-
 // For float32. Null: the BLAS. Constant per machine, so that runs repeat bit by
 // bit.
 const GemmKernels* Chosen() {

@@ -61,6 +61,7 @@ HostTargets::~HostTargets() = default;
 InferenceWeights::~InferenceWeights() = default;
 KeptContext::~KeptContext() = default;
 KvCache::~KvCache() = default;
+LengthDependentCache::~LengthDependentCache() = default;
 Model::~Model() = default;
 NextLogits::~NextLogits() = default;
 Objective::~Objective() = default;

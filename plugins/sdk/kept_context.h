@@ -4,6 +4,8 @@
 #ifndef CAPSTAN_PLUGINS_SDK_KEPT_CONTEXT_H_
 #define CAPSTAN_PLUGINS_SDK_KEPT_CONTEXT_H_
 
+#include <cstdint>
+
 namespace capstan {
 
 // An Objective also derives from this if Sample can go on where it was: a
@@ -17,6 +19,17 @@ class KeptContext {
   // or, with false, no longer. Only while the model and its weights stay the
   // same.
   virtual void KeepContext(bool keep) = 0;
+};
+
+// A KvCache also derives from this if what it holds of a position depends on
+// how long the text is (dynamic rope, longrope); found by dynamic_cast.
+class LengthDependentCache {
+ public:
+  virtual ~LengthDependentCache();
+
+  // Whether the positions that it holds are those of a text of `length` tokens
+  // that begins with them.
+  virtual bool FitsLength(int64_t length) const = 0;
 };
 
 }  // namespace capstan

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/gpus.h"
 #include "base/run_device.h"
+#include "base/simd/instruction_set.h"
 #include "base/status.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/lib/lora.h"
@@ -505,16 +506,16 @@ std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device) {
   const c10::ScalarType dtype = precision.PolicyOn(device).compute;
-  // Elsewhere 16-bit factors are converted where products are packed.
   if (device.gpu || !c10::isReducedFloatingType(dtype)) return "";
+  // Elsewhere 16-bit factors are converted where products are packed.
+  if (dtype == c10::ScalarType::BFloat16 && HasFastBf16Products()) return "";
   const std::string instead = precision.instead();
-  return absl::StrCat(
-      package, " computes in ", DtypeName(dtype),
-      ", in which CPUs are no faster than in float32",
-      dtype == c10::ScalarType::BFloat16
-          ? ", but for AMD's with AVX512-BF16 and Intel's with AMX"
-          : "",
-      instead.empty() ? "" : absl::StrCat("; set ", instead));
+  return absl::StrCat(package, " computes in ", DtypeName(dtype),
+                      ", in which this processor is no faster than in float32",
+                      dtype == c10::ScalarType::BFloat16
+                          ? "; AMD's with AVX512-BF16 and Intel's with AMX are"
+                          : "",
+                      instead.empty() ? "" : absl::StrCat("; set ", instead));
 }
 
 std::vector<std::string> GpuSettingNotes(const Train& train,

@@ -121,8 +121,8 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
 // `precision` needs to know.
 DeviceFacts DeviceOf(const Precision& precision, int gpus);
 
-// A warning that the run computes in a dtype that gains nothing on its device,
-// with what to set instead; else "".
+// A warning that the run computes in a dtype that gains nothing on its device
+// (or this processor), with what to set instead; else "".
 std::string SlowPrecisionNote(const Precision& precision,
                               const std::string& package,
                               const DeviceFacts& device);

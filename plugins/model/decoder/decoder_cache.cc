@@ -27,6 +27,7 @@ DecoderCache::DecoderCache(const TokenModel* owner, const DecoderConfig& config,
       options_(options),
       batch_(batch),
       max_length_(max_length),
+      ropes_(config.ropes),
       layers_(config.num_hidden_layers) {}
 
 void DecoderCache::Grow(int layer, int64_t positions) {
@@ -73,6 +74,22 @@ void DecoderCache::ExpectLengths(const std::vector<int64_t>& lengths) {
               "a length for each of ", batch_, " rows is expected, not ",
               lengths.size());
   expected_ = lengths;
+  if (length_ == 0) first_expected_ = lengths;
+}
+
+bool DecoderCache::FitsLength(int64_t length) const {
+  if (length_ == 0) return true;
+  return std::all_of(ropes_.begin(), ropes_.end(), [&](const Rope& rope) {
+    const int64_t decisive = DecisiveLength(rope, length);
+    // A text only grows, and so does what is decisive.
+    const auto fits = [&](int64_t expected) {
+      return DecisiveLength(rope, expected) == decisive;
+    };
+    return decisive == 0 ||
+           (!expected_.empty() &&
+            std::all_of(first_expected_.begin(), first_expected_.end(), fits) &&
+            std::all_of(expected_.begin(), expected_.end(), fits));
+  });
 }
 
 void DecoderCache::NotePadding(const at::Tensor& positions) {

@@ -10,6 +10,7 @@
 #include "kernels/layers/transformer_block.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/sdk/batched_cache.h"
+#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
@@ -17,7 +18,9 @@ namespace capstan::decoder {
 // Keys and values of each layer, [batch, room, kv_heads * head_dim], whose room
 // grows by need, up to max_length. All positions are kept, those beyond a
 // layer's window, too.
-class DecoderCache final : public KvCache, public BatchedCache {
+class DecoderCache final : public KvCache,
+                           public BatchedCache,
+                           public LengthDependentCache {
  public:
   // `owner`: the only model that may use it.
   DecoderCache(const TokenModel* owner, const DecoderConfig& config,
@@ -33,6 +36,7 @@ class DecoderCache final : public KvCache, public BatchedCache {
   void Rewind(int64_t length) override { length_ = length; }
   void KeepRows(const std::vector<int64_t>& rows) override;
   void ExpectLengths(const std::vector<int64_t>& lengths) override;
+  bool FitsLength(int64_t length) const override;
   // The length expected of a row's text; 0: not known.
   int64_t expected(int64_t row) const {
     return expected_.empty() ? 0 : expected_[row];
@@ -63,7 +67,9 @@ class DecoderCache final : public KvCache, public BatchedCache {
   const int64_t max_length_;
   int64_t length_ = 0;
   at::Tensor first_;
-  std::vector<int64_t> expected_;  // empty: not known
+  std::vector<int64_t> expected_;        // empty: not known
+  std::vector<int64_t> first_expected_;  // at the first position
+  const std::vector<Rope> ropes_;
   std::vector<kernels::CachedKeyValue> layers_;
 };
 

@@ -22,6 +22,7 @@
 #include "base/work_recorder.h"
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
+#include "plugins/objective/common/causal_sampler.h"
 #include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/lib/prompt_batch.h"
 #include "plugins/sdk/lib/safetensors.h"
@@ -243,20 +244,48 @@ Config LongRope() {
   return config;
 }
 
-// Prompts of one batch, in pieces of 16 positions, on both sides of the switch:
-// as each alone at once.
-TEST(DecoderTest, LongropeDoesNotMixInABatch) {
-  const auto model = Make(LongRope());
-  // Large, so that attention sees positions.
+// Large weights, so that attention sees positions.
+void BindLarge(Decoder* model) {
   std::vector<at::Tensor> parameters;
   for (const ParameterSpec& spec : model->parameters()) {
     parameters.push_back(at::randn(spec.shape) * 0.5);
   }
   model->Bind(parameters);
+}
+
+// Turns of a conversation on both sides of the switch, and back: as each alone.
+TEST(DecoderTest, LongropeDoesNotMixInAKeptContext) {
+  const auto model = Make(LongRope());
+  BindLarge(model.get());
+  const at::AutoGradMode no_gradients(false);
+  PlainRunner runner;
+  const at::Tensor ids = at::randint(8192, {40}, at::kLong);
+  CausalContext kept(/*kept=*/true);
+  for (const int64_t length : {10, 20, 30, 36, 22}) {
+    std::vector<int64_t> text(ids.const_data_ptr<int64_t>(),
+                              ids.const_data_ptr<int64_t>() + length);
+    CausalContext alone(/*kept=*/false);
+    std::vector<at::Tensor> logits;
+    for (CausalContext* const context : {&kept, &alone}) {
+      context->Begin(model.get(), text, length + 2);
+      auto next = context->NextLogits(
+          text, [] { return false; }, runner);
+      ASSERT_TRUE(next.ok()) << next.status();
+      logits.push_back(*std::move(next));
+    }
+    EXPECT_TRUE(logits[0].allclose(logits[1], 1e-3, 1e-3)) << length;
+  }
+}
+
+// Prompts of one batch, in several pieces, on both sides of the switch: as each
+// alone at once.
+TEST(DecoderTest, LongropeDoesNotMixInABatch) {
+  const auto model = Make(LongRope());
+  BindLarge(model.get());
   const at::AutoGradMode no_gradients(false);
   PlainRunner runner;
   constexpr int64_t kRows = 128;
-  ASSERT_EQ(LogitsChunk(*model, kRows), 16);
+  ASSERT_LT(PromptChunk(*model, kRows), 23);
   const std::vector<int64_t> lengths = {40, 23, 24, 9};
   std::vector<std::vector<int64_t>> texts;
   std::vector<absl::Span<const int64_t>> known;

@@ -16,6 +16,7 @@
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/prompt_batch.h"
 #include "plugins/sdk/next_logits.h"
@@ -214,7 +215,11 @@ void CausalContext::Begin(TokenModel* model, absl::Span<const int64_t> prompt,
   capacity_ = kept_ ? model->max_positions()
                     : std::min(longest, model->max_positions());
   auto* const batched = dynamic_cast<BatchedCache*>(cache_.get());
-  if (!kept_ || model != model_ || batched == nullptr || begin_ > 0) {
+  const auto* const dependent =
+      dynamic_cast<const LengthDependentCache*>(cache_.get());
+  if (!kept_ || model != model_ || batched == nullptr || begin_ > 0 ||
+      (dependent != nullptr &&
+       !dependent->FitsLength(static_cast<int64_t>(prompt.size())))) {
     cache_.reset();
     cached_.clear();
     begin_ = 0;

@@ -22,6 +22,13 @@ int64_t LogitsChunk(const TokenModel& model, int64_t rows) {
   return std::max<int64_t>(1, kFloats / (rows * model.vocab_size()));
 }
 
+int64_t PromptChunk(const TokenModel& model, int64_t rows) {
+  constexpr int64_t kTokens = 1024;
+  return dynamic_cast<const NextLogits*>(&model) != nullptr
+             ? std::max<int64_t>(1, kTokens / rows)
+             : LogitsChunk(model, rows);
+}
+
 absl::StatusOr<std::unique_ptr<PromptBatch>> PromptBatch::Create(
     TokenModel* model, absl::Span<const absl::Span<const int64_t>> prompts,
     int64_t more, UnitRunner& runner) {
@@ -65,12 +72,7 @@ void PromptBatch::Prefill(absl::Span<const absl::Span<const int64_t>> prompts,
   std::vector<int64_t> expected = lengths_;
   for (int64_t& length : expected) ++length;  // with Append's first token
   batched_->ExpectLengths(expected);
-  // In pieces: of what a model makes on the way, or, if it can't leave them
-  // out, for the logits of each position.
-  constexpr int64_t kTokens = 1024;
-  const int64_t chunk = dynamic_cast<NextLogits*>(model_) != nullptr
-                            ? std::max<int64_t>(1, kTokens / rows())
-                            : LogitsChunk(*model_, rows());
+  const int64_t chunk = PromptChunk(*model_, rows());
   for (int64_t begin = 0; begin < longest; begin += chunk) {
     const int64_t length = std::min(chunk, longest - begin);
     TokenInput input;

@@ -56,6 +56,10 @@ class PromptBatch {
 // The most positions of `rows` rows whose logits may exist at once.
 int64_t LogitsChunk(const TokenModel& model, int64_t rows);
 
+// The most positions of `rows` prompts that Create computes at once: of what
+// the model makes on the way or, if it can't leave them out, of their logits.
+int64_t PromptChunk(const TokenModel& model, int64_t rows);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_PLUGINS_SDK_LIB_PROMPT_BATCH_H_
