@@ -20,6 +20,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/options.pb.h"
+#include "trainer/config/schedule_defaults.h"
 #include "trainer/config/text_source.h"
 
 namespace capstan {
@@ -40,9 +41,6 @@ absl::Status AddText(const std::string& text, const std::string& name,
                            ParseText(text, origin, *config, *context.host));
   return MergeSource(*source, origin, context, config, places);
 }
-
-// Of the schedule (trainer/session/schedule.cc), if it says nothing.
-constexpr double kDefaultDecayRatio = 0.2;
 
 // Scales schedule.warmup_steps and decay_steps with the length of the run that
 // they were written for. Call Update after each file, and once after all --set.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "trainer/config/schedule_defaults.h"
 
 namespace capstan {
 namespace {
@@ -13,8 +14,6 @@ namespace {
 int64_t TotalSteps(const Schedule& schedule, int64_t max_steps) {
   return schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
 }
-
-constexpr double kDefaultDecayRatio = 0.2;
 
 // torch's OneCycleLR: pct_start, 1 / div_factor, 1 / final_div_factor of that.
 constexpr double kDefaultRise = 0.3;

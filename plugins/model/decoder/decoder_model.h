@@ -165,7 +165,8 @@ class DecoderModel : public Model,
   bool Packed(int index) const {
     return packed_ != nullptr && packed_->at(index) != nullptr;
   }
-  // Whether a parameter is multiplied as a matrix, or is the embedding.
+  // Whether a parameter is multiplied as a matrix, or is the embedding; not a
+  // router's.
   bool IsMatrix(int index) const;
   // Whether `weight` is what StoredWeight gives.
   bool IsMapped(int index, const at::Tensor& weight) const;

@@ -41,18 +41,13 @@ std::pair<at::Tensor, at::Tensor> Quantized(const at::Tensor& weight) {
 }  // namespace
 
 bool DecoderModel::IsMatrix(int index) const {
-  if (index == kEmbedding || index == layout_.head) return true;
-  for (const DecoderLayout::Layer& layer : layout_.layers) {
-    for (const LayerModule module : kBlockModules) {
-      if (index == layer.weight[module]) return true;
-    }
-    for (const std::array<int, 3>& expert : layer.experts) {
-      if (std::find(expert.begin(), expert.end(), index) != expert.end()) {
-        return true;
-      }
-    }
-  }
-  return false;
+  // Those of the adapters are behind.
+  return static_cast<size_t>(index) < layout_.specs.size() &&
+         layout_.specs[index].shape.size() == 2 &&
+         std::none_of(layout_.layers.begin(), layout_.layers.end(),
+                      [index](const DecoderLayout::Layer& layer) {
+                        return layer.weight[kRouter] == index;
+                      });
 }
 
 at::Tensor DecoderModel::StoredWeight(int index) const {
