@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic and tables of the comparison; runs leave nothing behind."""
 
+import json
 import os
 import pathlib
 import sys
@@ -242,6 +243,25 @@ class Generation(unittest.TestCase):
         measurements[2]["text"] = "b"
         self.assertIn("'a', but transformers' 'b'",
                       generate.agreement(measurements))
+
+    def test_a_given_folder_has_no_end_and_is_counted(self):
+        with tempfile.TemporaryDirectory() as made:
+            folder = pathlib.Path(made) / "model"
+            folder.mkdir()
+            (folder / "config.json").write_text(
+                '{"eos_token_id": 2, "hidden_size": 8}')
+            header = json.dumps({
+                "__metadata__": {"format": "pt"},
+                "a": {"dtype": "BF16", "shape": [3, 4],
+                      "data_offsets": [0, 24]},
+                "b": {"dtype": "F32", "shape": [5],
+                      "data_offsets": [24, 44]}}).encode()
+            (folder / "model.safetensors").write_bytes(
+                len(header).to_bytes(8, "little") + header + bytes(44))
+            used = generate.without_end(folder, pathlib.Path(made) / "used")
+            self.assertEqual(json.loads((used / "config.json").read_text()),
+                             {"hidden_size": 8})
+            self.assertEqual(generate.values_in(used), 17)
 
     def test_chat_by_turn(self):
         self.assertEqual(

@@ -36,6 +36,10 @@ WORDS = "the quick brown fox jumps over the lazy dog and".split()
 TURN = "and what does the lazy dog say to that?"
 
 
+def message(words):
+    return " ".join(WORDS[i % len(WORDS)] for i in range(words))
+
+
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -56,7 +60,11 @@ def parse():
     parser.add_argument("--python", type=pathlib.Path,
                         help="an interpreter with torch and transformers "
                         "instead of bench/.venv")
-    return parser.parse_args()
+    args = parser.parse_args()
+    # A line of a terminal is at most 4,095 bytes.
+    if len(message(args.first)) > 4000:
+        parser.error("--first: a terminal's line doesn't hold so many words")
+    return args
 
 
 class Terminal:
@@ -68,7 +76,6 @@ class Terminal:
             os.execv(command[0], command)
         mode = termios.tcgetattr(self._fd)
         mode[3] &= ~termios.ECHO
-        # A line of the terminal's own is at most 4,095 bytes.
         termios.tcsetattr(self._fd, termios.TCSANOW, mode)
         self._text = b""
 
@@ -109,7 +116,7 @@ def measure(args, trainer, model):
     try:
         terminal.until(PROMPT)
         start, seconds = time.perf_counter() - begin, []
-        first = " ".join(WORDS[i % len(WORDS)] for i in range(args.first))
+        first = message(args.first)
         for turn in range(args.turns):
             begin = time.perf_counter()
             terminal.write(first if turn == 0 else TURN)

@@ -3,13 +3,13 @@
 """Generation on CPUs: ours beside transformers' generate and what memory gives.
 
     python3 bench/generate.py [--weights float32,bfloat16,int8] [--batches 1,16]
-        [--threads 1,2] [--repeats 3]
+        [--threads 1,2] [--family smollm2-135m] [--repeats 3]
 
 Greedy continuations of one prompt, the same in each row of a batch, by a model
-of SmolLM2-135M's shape with random weights (or --model FOLDER, with its
-tokenizer), written in float32 for the float32 rows and in bfloat16 for the
-others; transformers, which has no int8 for CPUs of its own, stands beside int8
-in bfloat16. A process is pinned to as many cores as it has threads. A round
+of SmolLM2-135M's shape with random weights, written in float32 for the float32
+rows and in bfloat16 for the others (or --model FOLDER, with its tokenizer, in
+which no token ends a text here); transformers, which has no int8 for CPUs of
+its own, stands beside int8 in bfloat16. A process is pinned to as many cores as it has threads. A round
 runs STREAM (stream.cc), ours and transformers in turn, every other round in
 reverse order. A token's time is the difference of two lengths' times, a
 prompt's token that of two prompts', so that start and loading don't count.
@@ -24,6 +24,7 @@ bench/.venv, made the first time, or --python.
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -58,8 +59,11 @@ def parse():
     parser.add_argument("--batches", type=compare.listed, default=["1", "16"])
     parser.add_argument("--threads", type=compare.listed, default=["1", "2"])
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
+    parser.add_argument("--family", default="smollm2-135m",
+                        choices=("smollm2-135m", "smollm2-1.7b"),
+                        help="whose shape")
     parser.add_argument("--model", type=pathlib.Path,
-                        help="a Hugging Face folder")
+                        help="a Hugging Face folder instead")
     parser.add_argument("--output", type=pathlib.Path, help="a folder")
     parser.add_argument("--trainer", type=pathlib.Path,
                         help="instead of building it")
@@ -79,16 +83,45 @@ def parse():
     return args
 
 
-def make_model(python, folder, dtype):
+def make_model(python, folder, dtype, family="smollm2-135m"):
     """A folder of random weights and the sample tokenizer."""
     processes.run(
         [str(python), str(contestants.BENCH / "peers/random_model.py"),
-         "--family=smollm2-135m", "--vocab_size=49152", "--dtype=" + dtype,
+         "--family=" + family, "--vocab_size=49152", "--dtype=" + dtype,
          "--output=%s" % folder], contestants.ROOT, dict(os.environ),
         LIMIT_SECONDS)
     for file in TOKENIZER.iterdir():
         shutil.copy(file, folder)
     return folder
+
+
+def without_end(model, folder):
+    """The model's folder, but for the tokens that would end a text early."""
+    folder.mkdir()
+    for file in model.resolve().iterdir():
+        if file.name in ("config.json", "generation_config.json"):
+            config = json.loads(file.read_text())
+            config.pop("eos_token_id", None)
+            (folder / file.name).write_text(json.dumps(config))
+        else:
+            (folder / file.name).symlink_to(file)
+    return folder
+
+
+def values_in(folder):
+    """How many numbers a folder's weights are, by its files' headers."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with open(file, "rb") as stored:
+            header = json.loads(stored.read(
+                int.from_bytes(stored.read(8), "little")))
+        count += sum(math.prod(tensor["shape"]) for name, tensor in
+                     header.items() if name != "__metadata__")
+    return count
+
+
+def peers_dtype(weights):
+    return "float32" if weights == "float32" else "bfloat16"
 
 
 class Runner:
@@ -99,27 +132,22 @@ class Runner:
         self._stream = str(args.stream or STREAM_PROGRAM)
         self._python = str(python)
         self._folder = folder
-        self._models = {}
-        for dtype in ("float32", "bfloat16"):
-            if dtype == "float32" and "float32" not in args.weights:
-                continue
-            self._models[dtype] = str(args.model or make_model(
-                python, folder / dtype, dtype))
+        given = args.model and without_end(args.model, folder / "given")
+        self._models = {
+            dtype: given or make_model(python, folder / dtype, dtype,
+                                       args.family)
+            for dtype in sorted({peers_dtype(w) for w in args.weights})}
         self._prompts = {}
         for name, repeats in PROMPT_REPEATS.items():
             self._prompts[name] = (PROMPT * repeats).strip()
 
     def model(self, weights):
-        return self._models["float32" if weights == "float32" else "bfloat16"]
+        return str(self._models[peers_dtype(weights)])
 
     def weight_bytes(self, weights):
-        """Of the folder's matrices in that form."""
-        folder = pathlib.Path(self.model(weights))
-        stored = sum(file.stat().st_size for file in
-                     folder.glob("*.safetensors"))
-        config = json.loads((folder / "config.json").read_text())
-        per_value = 4 if config.get("dtype") == "float32" else 2
-        return stored * BYTES[weights] / per_value
+        """Of the folder's numbers in that form."""
+        return (values_in(self._models[peers_dtype(weights)]) *
+                BYTES[weights])
 
     def _run(self, threads, words):
         """Seconds, output and peak RSS in bytes."""
@@ -164,14 +192,15 @@ class Runner:
             return seconds, rss, texts[0]
         short, rss_short, text = generate("short", SHORT)
         long, rss_long, _ = generate("short", LONG[batch])
-        prompt, _, _ = generate("long", SHORT)
+        prompt, rss_prompt, _ = generate("long", SHORT)
         return {"seconds": {"short": short, "long": long, "prompt": prompt},
-                "rss": max(rss_short, rss_long), "text": text}
+                "rss": max(rss_short, rss_long, rss_prompt), "text": text}
 
     def theirs(self, weights, threads, batch):
         _, out, rss = self._run(threads, [
             self._python, str(contestants.BENCH / "peers/hf_generate.py"),
-            "--model=" + self.model(weights), "--threads=%d" % threads,
+            "--model=" + self.model(weights),
+            "--dtype=" + peers_dtype(weights), "--threads=%d" % threads,
             "--batch=%d" % batch, "--short=%d" % SHORT,
             "--long=%d" % LONG[batch],
             "--prompt=" + self._prompts["short"],

@@ -76,7 +76,8 @@ def heading(about):
     """What was run, on what, by which command."""
     return (
         "`%s`\n\n%s, commit %s. %s, %d cores, load %.1f at the start. %s, "
-        "%d rank(s) of one thread%s; PyTorch %s, transformers %s, "
+        "%d rank(s) of one thread, unless a shape's name says otherwise%s; "
+        "PyTorch %s, transformers %s, "
         "Python %s. Medians of %d rounds; ratios are of the same round.\n" %
         (about["command"], about["date"], about["commit"],
          about["device_name"], about["cores"], about["load"],

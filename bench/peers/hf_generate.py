@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def parse():
     parser = argparse.ArgumentParser()
-    for name in ("model", "prompt", "long_prompt"):
+    for name in ("model", "dtype", "prompt", "long_prompt"):
         parser.add_argument("--" + name, required=True)
     for name in ("threads", "batch", "short", "long"):
         parser.add_argument("--" + name, type=int, required=True)
@@ -27,8 +27,8 @@ def main():
     args = parse()
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model,
-                                                 dtype="auto").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=getattr(torch, args.dtype)).eval()
 
     def generate(prompt, tokens):
         ids = torch.tensor([tokenizer(prompt)["input_ids"]] * args.batch)

@@ -5,8 +5,9 @@
 
 qwen3 and gemma3: about 10 M parameters with 4096 tokens, in the family's
 proportions: heads wider than hidden_size / heads, and for Gemma 3 windows that
-rows of 512 tokens exceed. smollm2-135m: a Llama of that model's shape, whose
-greedy texts have tokens below 4096 alone, those of the sample tokenizer.
+rows of 512 tokens exceed. smollm2-135m and -1.7b: Llamas of those models'
+shapes, whose greedy texts have tokens below 4096 alone, those of the sample
+tokenizer.
 """
 
 import argparse
@@ -32,6 +33,11 @@ FAMILIES = {
         num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
         max_position_embeddings=8192, rope_theta=100000.0, rms_norm_eps=1e-5,
         tie_word_embeddings=True),
+    "smollm2-1.7b": lambda vocab_size: LlamaConfig(
+        vocab_size=vocab_size, hidden_size=2048, intermediate_size=8192,
+        num_hidden_layers=24, num_attention_heads=32, num_key_value_heads=32,
+        max_position_embeddings=8192, rope_theta=130000.0, rms_norm_eps=1e-5,
+        tie_word_embeddings=True),
 }
 
 
@@ -46,7 +52,7 @@ def main():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
         FAMILIES[args.family](args.vocab_size))
-    if args.family == "smollm2-135m":
+    if args.family.startswith("smollm2"):
         # Their logits are 0, and the greatest of the others is above.
         with torch.no_grad():
             model.get_input_embeddings().weight[SAMPLE_TOKENS:] = 0.0
