@@ -164,6 +164,32 @@ TEST(CompareTest, BlamesTheElementThatDiffers) {
               HasSubstr("differs at element 3, "));
 }
 
+// Neither the line of the step that a run goes on from, nor one that was torn
+// when it was killed, is taken for a difference.
+TEST(CompareTest, BlamesNoRunThatWentOn) {
+  const auto run = [](const char* more) {
+    return RunText().Train("digests: {write:true}").Train(more);
+  };
+  const auto expect_same = [](const std::string& one,
+                              const std::string& other) {
+    const TrainerResult result =
+        RunTrainer({"compare", "--blame", "--run=" + one, "--run=" + other});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(one + ": identical to "));
+  };
+  const std::string straight = MustTrain(run("max_steps: 4"));
+  for (const char* digests : {"digests: {write:true}", "digests: {}"}) {
+    const std::string folder = MustTrain(run("max_steps: 2").Train(digests));
+    const std::string file = folder + "/digests.jsonl";
+    if (fs::exists(file)) {
+      WriteText(file, ReadText(file) + "{\"step\":3,\"weight\":{\"mod");
+    }
+    MustTrain(run("max_steps: 4 resume: AUTO").Output(folder));
+    expect_same(folder, straight);
+    expect_same(straight, folder);
+  }
+}
+
 TEST(CompareTest, ARunThatFailsDoesNotStopTheOthers) {
   const std::string plugins = NewTestFolder("plugins");
   WriteText(plugins + "/libacme_faulty.so",

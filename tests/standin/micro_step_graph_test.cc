@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <unistd.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -123,7 +124,7 @@ class Toy {
                                        .expand({rows, strategy_.w.numel()})
                                        .contiguous()}};
         strategy_.Begin(first);
-        const LossSum loss = graphs_->Run(batch, {});
+        const LossSum loss = graphs_->Run(batch, totals);
         const at::Tensor actual = strategy_.held().clone();
         const LossSum usual = forward_(batch, runner_);
         CAPSTAN_CHECK(loss.sum.item<float>() == usual.sum.item<float>());
@@ -141,13 +142,15 @@ class Toy {
   void ExpectNote(const std::string& part, int steps = 8) {
     Steps(steps);
     CAPSTAN_CHECK(!notes.empty());
-    if (notes[0].find(part) == std::string::npos) {
+    if (notes[0].find("train.cuda_graphs: ") != 0 ||
+        notes[0].find(part) == std::string::npos) {
       fprintf(stderr, "told: %s\n", notes[0].c_str());
       _exit(3);
     }
   }
 
   std::vector<std::string> notes;
+  std::vector<double> totals;  // the step's
   int recorded = 0;
 
  private:
@@ -223,6 +226,24 @@ TEST_P(MicroStepGraphsTest, NumbersOfTheHost) {
             });
     toy.Steps(16);
     CAPSTAN_CHECK(toy.notes.empty());
+  }));
+}
+
+// An objective may compute with a step's totals on the host: those that differ
+// in their last digit have recordings of their own.
+TEST_P(MicroStepGraphsTest, TotalsOfTheStep) {
+  ExpectClean(Run([] {
+    double total = 1234567;
+    Toy toy([&](const at::Tensor& x, const at::Tensor&) {
+      return x * (total / 1000000);
+    });
+    toy.totals = {total};
+    toy.Steps(8);
+    total = 1234571;
+    toy.totals = {total};
+    toy.Steps(8);
+    CAPSTAN_CHECK(toy.notes.empty());
+    CAPSTAN_CHECK(toy.recorded == 4);
   }));
 }
 
@@ -306,6 +327,21 @@ TEST_P(MicroStepGraphsTest, CachesAreKept) {
   }
 }
 
+// As on the default stream, which can't be captured.
+TEST_P(MicroStepGraphsTest, ARecordingThatNeverBegan) {
+  ExpectClean(Run([] {
+    const std::unique_ptr<DeviceGraph> graph = NewCudaGraph();
+    bool began = true;
+    try {
+      graph->Begin();
+    } catch (const std::exception&) {
+      began = false;
+    }
+    CAPSTAN_CHECK(!began);
+    CAPSTAN_CHECK(graph->End().message() == "nothing was recorded");
+  }));
+}
+
 // The oldest recordings go, and come back when they are wanted again.
 TEST_P(MicroStepGraphsTest, KeepsSoMany) {
   ExpectClean(Run([] {
@@ -333,6 +369,9 @@ TEST_P(MicroStepGraphsTest, WithoutMemory) {
         CAPSTAN_CHECK(toy.notes.empty());
         toy.Steps(7, 6);
         CAPSTAN_CHECK(!toy.notes.empty());
+        for (const std::string& note : toy.notes) {
+          CAPSTAN_CHECK(note.find("train.cuda_graphs: ") == 0);
+        }
       },
       "memory=128M"));
 }

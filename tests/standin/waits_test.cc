@@ -44,17 +44,21 @@ void ExpectNoWait(const nlohmann::json& line, int mallocs) {
 }
 
 // No loop of queries leaves the device with less than half a step to do.
-void ExpectWorkBehindPolls(const std::vector<nlohmann::json>& report) {
+// Returns how many there were.
+int ExpectWorkBehindPolls(const std::vector<nlohmann::json>& report) {
   int64_t works = 0;
   for (const nlohmann::json& line : report) {
     if (line.contains("works")) works = line["works"];
   }
+  int polls = 0;
   for (const nlohmann::json& line : report) {
     if (!line.contains("poll") || line["step"] < 2 || line["step"] >= kSteps) {
       continue;
     }
+    ++polls;
     EXPECT_GT(line["behind"], works / 2) << line;
   }
+  return polls;
 }
 
 void ExpectNoWaitsOn(int gpus, const std::string& strategy,
@@ -74,7 +78,9 @@ void ExpectNoWaitsOn(int gpus, const std::string& strategy,
     if (line.contains("works")) ++steps;
   }
   EXPECT_EQ(steps, 2 * gpus) << "the reports lack steps 3 and 4";
-  ExpectWorkBehindPolls(run.report);
+  const int polls = ExpectWorkBehindPolls(run.report);
+  // On several devices another rank may be behind, so that none is needed.
+  if (gpus == 1) EXPECT_GT(polls, 0) << "the sums aren't polled for";
   EXPECT_TRUE(run.findings.empty()) << run.findings[0];
 }
 

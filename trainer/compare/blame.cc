@@ -33,21 +33,30 @@ using Json = nlohmann::ordered_json;
 constexpr char kGradient[] = "gradient";
 constexpr char kWeight[] = "weight";
 
-// The lines of digests.jsonl by step; of a step that was repeated, the last.
+// The lines of digests.jsonl by step; of a step that was repeated, the last. A
+// run that went on from a step has another line of it, without gradients: those
+// are the ones that made it.
 absl::StatusOr<std::map<int64_t, Json>> ReadDigests(const std::string& folder) {
   const std::string path = folder + "/digests.jsonl";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   std::map<int64_t, Json> lines;
+  int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
     if (line.empty()) continue;
     Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("step") ||
         !json["step"].is_number_integer()) {
+      // The run writes it, or was killed while it did.
+      if (line.data() + line.size() == text.data() + text.size()) break;
       return absl::DataLossError(
-          absl::StrCat(path, ": line ", lines.size() + 1, " is damaged"));
+          absl::StrCat(path, ": line ", number, " is damaged"));
     }
-    const auto step = json["step"].get<int64_t>();
-    lines[step] = std::move(json);
+    Json& known = lines[json["step"].get<int64_t>()];
+    if (!json.contains(kGradient) && known.contains(kGradient)) {
+      json[kGradient] = std::move(known[kGradient]);
+    }
+    known = std::move(json);
   }
   return lines;
 }
@@ -66,6 +75,11 @@ std::vector<std::string> KindsInOrder(const Json& line) {
 absl::optional<FirstDifference> DifferenceIn(const Json& line,
                                              const Json& reference) {
   for (const std::string& kind : KindsInOrder(line)) {
+    // A run that went on from this step hasn't computed them.
+    if (kind == kGradient &&
+        (!line.contains(kind) || !reference.contains(kind))) {
+      continue;
+    }
     const Json& mine = line.value(kind, Json::object());
     const Json& theirs = reference.value(kind, Json::object());
     FirstDifference found;
@@ -99,11 +113,11 @@ struct Piece {
   std::string path;
 };
 
-// The files KIND.PARAMETER.BEGIN.DTYPE, in the order of their elements.
+// The files STEP.KIND.PARAMETER.BEGIN.DTYPE, in the order of their elements.
 std::vector<Piece> FindPieces(const std::string& folder,
                               const FirstDifference& where) {
   const std::string prefix =
-      absl::StrCat(where.kind, ".", where.parameter, ".");
+      absl::StrCat(where.step, ".", where.kind, ".", where.parameter, ".");
   std::vector<Piece> pieces;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -127,8 +141,9 @@ absl::StatusOr<Kept> ReadKept(const std::string& folder,
                               const FirstDifference& where) {
   const std::vector<Piece> pieces = FindPieces(folder + "/digests", where);
   if (pieces.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        folder, "/digests has no ", where.kind, " of ", where.parameter));
+    return absl::NotFoundError(absl::StrCat(folder, "/digests has no ",
+                                            where.kind, " of ", where.parameter,
+                                            " in step ", where.step));
   }
   Kept kept;
   kept.dtype = pieces[0].dtype;

@@ -38,7 +38,7 @@ struct ElementDifference {
   int64_t ulps = 0;
 };
 
-// What two runs kept of a tensor (train.digests.keep).
+// What two runs kept of a tensor in that step (train.digests.keep).
 struct TensorDifference {
   std::string dtype;
   int64_t numel = 0;

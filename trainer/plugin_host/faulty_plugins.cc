@@ -4,9 +4,10 @@
 // functions but those that only return constants. Whoever adds a virtual
 // function to an interface that plugins implement, or an interface of the SDK
 // that is found by dynamic_cast, forwards it here. What a model and its
-// objective agree on between themselves (Model::token_model) can't be: under
-// CAPSTAN_FAULT such an objective finds another model than its own. Caches of
-// keys and values aren't wrapped, as only their model knows them.
+// objective, or an objective and its data, agree on between themselves
+// (HistoryModel, HistorySource) can't be: under CAPSTAN_FAULT such an objective
+// finds others than its own. Caches of keys and values, and what they derive
+// from, aren't wrapped, as only their model knows them.
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,10 +15,17 @@
 
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "base/token_shares.h"
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/held_gradients.h"
+#include "plugins/sdk/host_targets.h"
+#include "plugins/sdk/inference_weights.h"
+#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/packed_parameters.h"
@@ -29,6 +37,21 @@
 
 namespace capstan {
 namespace {
+
+// A `Faulty` around the plugin, within each of the templates `With` whose
+// Interface the plugin has.
+template <typename Base, typename Faulty>
+Base* Wrapped(Base* plugin) {
+  return new Faulty(plugin);
+}
+template <typename Base, typename Faulty, template <typename> class With,
+          template <typename> class... More>
+Base* Wrapped(Base* plugin) {
+  using Interface = typename With<Faulty>::Interface;
+  return dynamic_cast<Interface*>(plugin) == nullptr
+             ? Wrapped<Base, Faulty, More...>(plugin)
+             : Wrapped<Base, With<Faulty>, More...>(plugin);
+}
 
 class FaultyPrecision final : public Precision {
  public:
@@ -50,9 +73,10 @@ class FaultyPrecision final : public Precision {
   const std::unique_ptr<Precision> plugin_;
 };
 
-class FaultyTokenModel : public TokenModel {
+class FaultyTokenModel : public TokenModel, public EndTokens {
  public:
-  explicit FaultyTokenModel(TokenModel* model) : model_(model) {}
+  explicit FaultyTokenModel(TokenModel* model)
+      : model_(model), ends_(dynamic_cast<EndTokens*>(model)) {}
   int64_t vocab_size() const override { return model_->vocab_size(); }
   int64_t max_positions() const override { return model_->max_positions(); }
   at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override {
@@ -76,19 +100,23 @@ class FaultyTokenModel : public TokenModel {
   std::string sampling_objective() const override {
     return model_->sampling_objective();
   }
+  const std::vector<int64_t>& other_end_tokens() const override {
+    static const std::vector<int64_t>* const none = new std::vector<int64_t>;
+    return ends_ == nullptr ? *none : ends_->other_end_tokens();
+  }
 
  private:
   TokenModel* const model_;
+  EndTokens* const ends_;  // may be null
 };
 
-// A TokenModel with RowLosses.
-class FaultyRowModel final : public FaultyTokenModel,
-                             public RowLosses,
-                             public AdapterSwitch {
+template <typename Faulty>
+class WithRowLosses : public Faulty, public RowLosses, public AdapterSwitch {
  public:
-  FaultyRowModel(TokenModel* model, RowLosses* rows)
-      : FaultyTokenModel(model),
-        rows_(rows),
+  using Interface = RowLosses;
+  explicit WithRowLosses(TokenModel* model)
+      : Faulty(model),
+        rows_(dynamic_cast<RowLosses*>(model)),
         adapter_(dynamic_cast<AdapterSwitch*>(model)) {}
   at::Tensor CrossEntropyRows(const TokenInput& input,
                               const at::Tensor& targets,
@@ -108,12 +136,33 @@ class FaultyRowModel final : public FaultyTokenModel,
   AdapterSwitch* const adapter_;  // may be null
 };
 
+template <typename Faulty>
+class WithNextLogits : public Faulty, public NextLogits {
+ public:
+  using Interface = NextLogits;
+  explicit WithNextLogits(TokenModel* model)
+      : Faulty(model), next_(dynamic_cast<NextLogits*>(model)) {}
+  at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override {
+    FaultPoint::Pass("model.LastLogits");
+    return next_->LastLogits(input, runner);
+  }
+
+ private:
+  NextLogits* const next_;
+};
+
+template <typename Faulty>
+class WithHostTargets : public Faulty, public HostTargets {
+ public:
+  using Interface = HostTargets;
+  using Faulty::Faulty;
+};
+
 std::unique_ptr<TokenModel> TokensWithFaultPoints(TokenModel* model) {
   if (model == nullptr) return nullptr;
-  if (auto* const rows = dynamic_cast<RowLosses*>(model)) {
-    return std::make_unique<FaultyRowModel>(model, rows);
-  }
-  return std::make_unique<FaultyTokenModel>(model);
+  return std::unique_ptr<TokenModel>(
+      Wrapped<TokenModel, FaultyTokenModel, WithRowLosses, WithNextLogits,
+              WithHostTargets>(model));
 }
 
 class FaultyModel : public Model, public ParameterRoles {
@@ -162,11 +211,12 @@ class FaultyModel : public Model, public ParameterRoles {
   const std::unique_ptr<TokenModel> tokens_;
 };
 
-// A Model with PackedParameters.
-class FaultyPackedModel final : public FaultyModel, public PackedParameters {
+template <typename Faulty>
+class WithPackedParameters : public Faulty, public PackedParameters {
  public:
-  FaultyPackedModel(Model* plugin, PackedParameters* packed)
-      : FaultyModel(plugin), packed_(packed) {}
+  using Interface = PackedParameters;
+  explicit WithPackedParameters(Model* plugin)
+      : Faulty(plugin), packed_(dynamic_cast<PackedParameters*>(plugin)) {}
   int64_t PackedBytes(int index) const override {
     return packed_->PackedBytes(index);
   }
@@ -182,6 +232,40 @@ class FaultyPackedModel final : public FaultyModel, public PackedParameters {
 
  private:
   PackedParameters* const packed_;
+};
+
+template <typename Faulty>
+class WithInferenceWeights : public Faulty, public InferenceWeights {
+ public:
+  using Interface = InferenceWeights;
+  explicit WithInferenceWeights(Model* plugin)
+      : Faulty(plugin), weights_(dynamic_cast<InferenceWeights*>(plugin)) {}
+  at::Tensor StoredWeight(int index) const override {
+    FaultPoint::Pass("model.StoredWeight");
+    return weights_->StoredWeight(index);
+  }
+  absl::Status BindForInference(std::vector<at::Tensor> weights,
+                                WeightForm form) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("model.BindForInference"));
+    return weights_->BindForInference(std::move(weights), form);
+  }
+
+ private:
+  InferenceWeights* const weights_;
+};
+
+template <typename Faulty>
+class WithTokenShares : public Faulty, public TokenShares {
+ public:
+  using Interface = TokenShares;
+  explicit WithTokenShares(Model* plugin)
+      : Faulty(plugin), shares_(dynamic_cast<TokenShares*>(plugin)) {}
+  TokenShare ShareOf(int parameter) const override {
+    return shares_->ShareOf(parameter);
+  }
+
+ private:
+  TokenShares* const shares_;
 };
 
 class FaultyObjective : public Objective {
@@ -238,11 +322,12 @@ class FaultyObjective : public Objective {
   const std::unique_ptr<Objective> plugin_;
 };
 
-// An Objective with a BatchSampler.
-class FaultySampler final : public FaultyObjective, public BatchSampler {
+template <typename Faulty>
+class WithBatchSampler : public Faulty, public BatchSampler {
  public:
-  FaultySampler(Objective* plugin, BatchSampler* sampler)
-      : FaultyObjective(plugin), sampler_(sampler) {}
+  using Interface = BatchSampler;
+  explicit WithBatchSampler(Objective* plugin)
+      : Faulty(plugin), sampler_(dynamic_cast<BatchSampler*>(plugin)) {}
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const Ended& ended,
@@ -253,6 +338,21 @@ class FaultySampler final : public FaultyObjective, public BatchSampler {
 
  private:
   BatchSampler* const sampler_;
+};
+
+template <typename Faulty>
+class WithKeptContext : public Faulty, public KeptContext {
+ public:
+  using Interface = KeptContext;
+  explicit WithKeptContext(Objective* plugin)
+      : Faulty(plugin), kept_(dynamic_cast<KeptContext*>(plugin)) {}
+  void KeepContext(bool keep) override {
+    FaultPoint::Pass("objective.KeepContext");
+    kept_->KeepContext(keep);
+  }
+
+ private:
+  KeptContext* const kept_;
 };
 
 class FaultyReader final : public DatasetReader, public EpochDraws {
@@ -328,7 +428,7 @@ class FaultyOptimizer final : public Optimizer {
   const std::unique_ptr<Optimizer> plugin_;
 };
 
-class FaultyStrategy final : public Strategy {
+class FaultyStrategy : public Strategy {
  public:
   explicit FaultyStrategy(Strategy* plugin) : plugin_(plugin) {}
   absl::Status Check(const StrategyRequest& request) const override {
@@ -409,25 +509,42 @@ class FaultyStrategy final : public Strategy {
     FaultPoint::Pass("strategy.ShardState");
     return plugin_->ShardState(shard);
   }
+  bool SumsEachMicroStep() const override {
+    return plugin_->SumsEachMicroStep();
+  }
 
  private:
   const std::unique_ptr<Strategy> plugin_;
 };
 
-template <typename Faulty, typename Base>
-void* Made(void* instance) {
-  Base* const faulty = new Faulty(static_cast<Base*>(instance));
-  return faulty;
-}
+template <typename Faulty>
+class WithHeldGradients : public Faulty, public HeldGradients {
+ public:
+  using Interface = HeldGradients;
+  explicit WithHeldGradients(Strategy* plugin)
+      : Faulty(plugin), held_(dynamic_cast<HeldGradients*>(plugin)) {}
+  void FixGradients() override {
+    FaultPoint::Pass("strategy.FixGradients");
+    held_->FixGradients();
+  }
+  void HoldReductions() override {
+    FaultPoint::Pass("strategy.HoldReductions");
+    held_->HoldReductions();
+  }
+  at::Tensor held() override { return held_->held(); }
+  std::string GradientState() const override { return held_->GradientState(); }
+  void SetGradientState(const std::string& state) override {
+    held_->SetGradientState(state);
+  }
 
-// `With` if the plugin has the interface Other as well.
-template <typename Faulty, typename With, typename Base, typename Other>
-void* MadeWith(void* instance) {
-  auto* const plugin = static_cast<Base*>(instance);
-  auto* const other = dynamic_cast<Other*>(plugin);
-  if (other == nullptr) return Made<Faulty, Base>(instance);
-  Base* const faulty = new With(plugin, other);
-  return faulty;
+ private:
+  HeldGradients* const held_;
+};
+
+// The same of a `Base*` in a void*.
+template <typename Base, typename Faulty, template <typename> class... With>
+void* Made(void* instance) {
+  return Wrapped<Base, Faulty, With...>(static_cast<Base*>(instance));
 }
 
 }  // namespace
@@ -435,19 +552,19 @@ void* MadeWith(void* instance) {
 void* WithFaultPoints(PluginCategory category, void* instance) {
   switch (category) {
     case PluginCategory::kModel:
-      return MadeWith<FaultyModel, FaultyPackedModel, Model, PackedParameters>(
-          instance);
+      return Made<Model, FaultyModel, WithPackedParameters,
+                  WithInferenceWeights, WithTokenShares>(instance);
     case PluginCategory::kObjective:
-      return MadeWith<FaultyObjective, FaultySampler, Objective, BatchSampler>(
-          instance);
+      return Made<Objective, FaultyObjective, WithBatchSampler,
+                  WithKeptContext>(instance);
     case PluginCategory::kOptimizer:
-      return Made<FaultyOptimizer, Optimizer>(instance);
+      return Made<Optimizer, FaultyOptimizer>(instance);
     case PluginCategory::kStrategy:
-      return Made<FaultyStrategy, Strategy>(instance);
+      return Made<Strategy, FaultyStrategy, WithHeldGradients>(instance);
     case PluginCategory::kPrecision:
-      return Made<FaultyPrecision, Precision>(instance);
+      return Made<Precision, FaultyPrecision>(instance);
     case PluginCategory::kDatasetReader:
-      return Made<FaultyReader, DatasetReader>(instance);
+      return Made<DatasetReader, FaultyReader>(instance);
     default:
       return instance;
   }

@@ -4,12 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "base/token_shares.h"
 #include "plugins/sdk/adapter_switch.h"
 #include "plugins/sdk/batch_sampler.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/end_tokens.h"
+#include "plugins/sdk/held_gradients.h"
+#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/inference_weights.h"
+#include "plugins/sdk/kept_context.h"
+#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/prefix_model_for_test.h"
 #include "plugins/sdk/row_losses.h"
@@ -29,8 +37,13 @@ class RichModel final : public IdleModel,
                         public TokenModel,
                         public RowLosses,
                         public AdapterSwitch,
+                        public EndTokens,
+                        public HostTargets,
+                        public NextLogits,
+                        public InferenceWeights,
                         public PackedParameters,
-                        public ParameterRoles {
+                        public ParameterRoles,
+                        public TokenShares {
  public:
   RichModel() : IdleModel({{"w", {4, 8}, 0}}, 1) {}
 
@@ -62,8 +75,27 @@ class RichModel final : public IdleModel,
     *out = *bytes;
   }
   ParameterRole role(int) const override { return ParameterRole::kHead; }
+  const std::vector<int64_t>& other_end_tokens() const override {
+    return ends_;
+  }
+  at::Tensor LastLogits(const TokenInput& input, UnitRunner&) override {
+    return input.tokens;
+  }
+  at::Tensor StoredWeight(int index) const override {
+    return at::empty({index});
+  }
+  absl::Status BindForInference(std::vector<at::Tensor> weights,
+                                WeightForm form) override {
+    bound_ = form;
+    return absl::OkStatus();
+  }
+  TokenShare ShareOf(int parameter) const override {
+    return {0.0, static_cast<double>(parameter)};
+  }
 
   bool enabled_ = true;
+  std::vector<int64_t> ends_ = {4, 2};
+  WeightForm bound_ = WeightForm::kStored;
 };
 
 TEST(FaultyPluginsTest, AModelKeepsItsInterfaces) {
@@ -91,6 +123,16 @@ TEST(FaultyPluginsTest, AModelKeepsItsInterfaces) {
   EXPECT_TRUE(adapter->has_adapter());
   adapter->SetAdapterEnabled(false);
   EXPECT_FALSE(plugin->enabled_);
+
+  EXPECT_EQ(EndTokensOf(*model->token_model()), plugin->ends_);
+  EXPECT_TRUE(TakesHostTargets(*model->token_model()));
+  EXPECT_TRUE(
+      LastLogitsOf(*model->token_model(), input, runner).is_same(input.tokens));
+  auto& inference = dynamic_cast<InferenceWeights&>(*model);
+  EXPECT_EQ(inference.StoredWeight(3).numel(), 3);
+  EXPECT_TRUE(inference.BindForInference({}, WeightForm::kInt8).ok());
+  EXPECT_EQ(plugin->bound_, WeightForm::kInt8);
+  EXPECT_EQ(dynamic_cast<TokenShares&>(*model).ShareOf(6).of_row, 6.0);
 }
 
 TEST(FaultyPluginsTest, AModelGetsNoInterfaceThatItLacks) {
@@ -100,6 +142,10 @@ TEST(FaultyPluginsTest, AModelGetsNoInterfaceThatItLacks) {
   ASSERT_NE(model->token_model(), nullptr);
   EXPECT_EQ(model->token_model()->vocab_size(), 7);
   EXPECT_EQ(dynamic_cast<RowLosses*>(model->token_model()), nullptr);
+  EXPECT_EQ(dynamic_cast<NextLogits*>(model->token_model()), nullptr);
+  EXPECT_FALSE(TakesHostTargets(*model->token_model()));
+  EXPECT_EQ(dynamic_cast<InferenceWeights*>(model.get()), nullptr);
+  EXPECT_EQ(dynamic_cast<TokenShares*>(model.get()), nullptr);
   const auto idle = Faulty<Model>(PluginCategory::kModel,
                                   new IdleModel({{"w.norm", {4}, 0}}, 1));
   EXPECT_EQ(idle->token_model(), nullptr);
@@ -151,18 +197,21 @@ class Silent : public Objective {
   }
 };
 
-class Sampling final : public Silent, public BatchSampler {
+class Sampling final : public Silent, public BatchSampler, public KeptContext {
  public:
+  void KeepContext(bool keep) override { keeps_ = keep; }
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model&, absl::Span<const BatchPrompt> prompts, const SampleOptions&,
       const Ended&, UnitRunner&) override {
     return std::vector<std::vector<int64_t>>(prompts.size());
   }
+
+  bool keeps_ = false;
 };
 
 TEST(FaultyPluginsTest, AnObjectiveSamplesBatchesIfItDid) {
-  const auto sampling =
-      Faulty<Objective>(PluginCategory::kObjective, new Sampling);
+  auto* const plugin = new Sampling;
+  const auto sampling = Faulty<Objective>(PluginCategory::kObjective, plugin);
   auto* const sampler = dynamic_cast<BatchSampler*>(sampling.get());
   ASSERT_NE(sampler, nullptr);
   PrefixModel model(7, 9);
@@ -171,8 +220,44 @@ TEST(FaultyPluginsTest, AnObjectiveSamplesBatchesIfItDid) {
                                           SampleOptions(), nullptr, runner);
   ASSERT_TRUE(texts.ok());
   EXPECT_EQ(texts->size(), 2u);
+  dynamic_cast<KeptContext&>(*sampling).KeepContext(true);
+  EXPECT_TRUE(plugin->keeps_);
   const auto silent = Faulty<Objective>(PluginCategory::kObjective, new Silent);
   EXPECT_EQ(dynamic_cast<BatchSampler*>(silent.get()), nullptr);
+  EXPECT_EQ(dynamic_cast<KeptContext*>(silent.get()), nullptr);
+}
+
+class Held final : public IdleStrategy, public HeldGradients {
+ public:
+  bool SumsEachMicroStep() const override { return true; }
+  void FixGradients() override { state_ += "fixed "; }
+  void HoldReductions() override { state_ += "held "; }
+  at::Tensor held() override { return gradients_; }
+  std::string GradientState() const override { return state_; }
+  void SetGradientState(const std::string& state) override { state_ = state; }
+
+  const at::Tensor gradients_ = at::empty({3});
+
+ private:
+  std::string state_;
+};
+
+// Micro-batches are dealt out by the former; the latter have CUDA graphs.
+TEST(FaultyPluginsTest, AStrategyStillSumsEachMicroStepAndHoldsGradients) {
+  auto* const plugin = new Held;
+  const auto strategy = Faulty<Strategy>(PluginCategory::kStrategy, plugin);
+  EXPECT_TRUE(strategy->SumsEachMicroStep());
+  auto& held = dynamic_cast<HeldGradients&>(*strategy);
+  EXPECT_TRUE(held.held().is_same(plugin->gradients_));
+  held.FixGradients();
+  held.HoldReductions();
+  EXPECT_EQ(held.GradientState(), "fixed held ");
+  held.SetGradientState("other");
+  EXPECT_EQ(plugin->GradientState(), "other");
+  const auto idle =
+      Faulty<Strategy>(PluginCategory::kStrategy, new IdleStrategy);
+  EXPECT_FALSE(idle->SumsEachMicroStep());
+  EXPECT_EQ(dynamic_cast<HeldGradients*>(idle.get()), nullptr);
 }
 
 }  // namespace

@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/checkpoint/snapshot.h"
@@ -60,6 +62,29 @@ void AllReduceModulo(ProcessGroup& group, std::vector<uint64_t>* sums) {
   }
 }
 
+// Cuts a file of lines after the last that is whole. OK without the file.
+absl::Status CutTornLine(const std::string& path) {
+  constexpr int64_t kChunk = 1 << 16;
+  if (!PathExists(path)) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const auto file, InputFile::Open(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const int64_t bytes, file->Bytes());
+  int64_t whole = bytes;
+  while (whole > 0) {
+    std::string chunk(std::min(kChunk, whole), '\0');
+    whole -= static_cast<int64_t>(chunk.size());
+    CAPSTAN_RETURN_IF_ERROR(
+        file->ReadAt(whole, static_cast<int64_t>(chunk.size()), &chunk[0]));
+    const size_t newline = chunk.rfind('\n');
+    if (newline == std::string::npos) continue;
+    whole += static_cast<int64_t>(newline) + 1;
+    break;
+  }
+  if (whole == bytes) return absl::OkStatus();
+  std::error_code error;
+  std::filesystem::resize_file(path, static_cast<uintmax_t>(whole), error);
+  return error ? WriteError(path, error.value()) : absl::OkStatus();
+}
+
 const std::string& NameOf(const std::string& kind) {
   static const std::string weight = kWeightKind;
   return kind == kMasterKind ? weight : kind;
@@ -100,19 +125,36 @@ RunDigests::RunDigests(Session* session)
   kinds_.push_back(kGradientKind);
 }
 
-absl::Status RunDigests::Begin() { return Write(session_.state.step); }
-
-absl::Status RunDigests::Gradients(int64_t step) {
-  CheckpointParts parts = session_.Checkpointed();
-  std::vector<OptimizerShard> gradients;
-  for (const OptimizerShard& shard : parts.shards) {
-    gradients.push_back({shard});
-    gradients.back().master = shard.gradient;
+absl::Status RunDigests::Begin() {
+  if (session_.group->rank() == 0) {
+    status_ = CatchAll([this] { return OpenFile(); });
   }
-  parts.shards = absl::MakeSpan(gradients);
-  parts.state_names.clear();
-  parts.strategy = nullptr;
-  return Add(parts, step, /*gradients=*/true);
+  return Write(session_.state.step);
+}
+
+absl::Status RunDigests::OpenFile() {
+  const std::string path = session_.output_dir + "/digests.jsonl";
+  CAPSTAN_RETURN_IF_ERROR(CutTornLine(path));
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kAtEnd));
+  file_.emplace(std::move(file));
+  return absl::OkStatus();
+}
+
+void RunDigests::Gradients(int64_t step) {
+  gradients_ = true;
+  status_ = CatchAll([&] {
+    CheckpointParts parts = session_.Checkpointed();
+    std::vector<OptimizerShard> gradients;
+    for (const OptimizerShard& shard : parts.shards) {
+      gradients.push_back({shard});
+      gradients.back().master = shard.gradient;
+    }
+    parts.shards = absl::MakeSpan(gradients);
+    parts.state_names.clear();
+    parts.strategy = nullptr;
+    return Add(parts, step, /*gradients=*/true);
+  });
 }
 
 absl::Status RunDigests::Add(const CheckpointParts& parts, int64_t step,
@@ -143,48 +185,51 @@ absl::Status RunDigests::Keep(const std::string& kind,
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   const at::Tensor host = elements.cpu().contiguous();
   return ReplaceFile(
-      absl::StrCat(folder, "/", kind, ".", parameter, ".", begin, ".",
-                   c10::toString(host.scalar_type())),
+      absl::StrCat(folder, "/", step, ".", kind, ".", parameter, ".", begin,
+                   ".", c10::toString(host.scalar_type())),
       absl::string_view(static_cast<const char*>(host.const_data_ptr()),
                         host.nbytes()));
 }
 
 absl::Status RunDigests::Write(int64_t step) {
-  const absl::Status mine = CatchAll(
-      [&] { return Add(session_.Checkpointed(), step, /*gradients=*/false); });
-  // Gradients are there if any rank has some.
+  absl::Status mine = std::exchange(status_, absl::OkStatus());
+  mine.Update(CatchAll(
+      [&] { return Add(session_.Checkpointed(), step, /*gradients=*/false); }));
+  std::vector<std::string> kinds = kinds_;
+  // Of what there isn't, zeros would be taken for a run's.
+  if (!std::exchange(gradients_, false)) kinds.pop_back();
   std::vector<uint64_t> all;
-  for (const std::string& kind : kinds_) {
+  for (const std::string& kind : kinds) {
     Sums& sums = sums_[kind];
     sums.resize(index_.size());
     all.insert(all.end(), sums.begin(), sums.end());
   }
+  sums_.clear();
+  all.push_back(mine.ok() ? 0 : 1);  // how many ranks failed
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
     AllReduceModulo(*session_.group, &all);
     return absl::OkStatus();
   }));
-  sums_.clear();
-  absl::Status written = mine;
-  if (session_.group->rank() == 0 && mine.ok()) {
-    nlohmann::ordered_json line;
-    line["step"] = step;
-    auto sum = all.begin();
-    for (const std::string& kind : kinds_) {
-      nlohmann::ordered_json& of_kind = line[kind];
-      const std::vector<ParameterSpec>& specs =
-          session_.parts.model->parameters();
-      for (const ParameterSpec& spec : specs) {
-        if (!spec.trainable) continue;
-        of_kind[spec.name] = absl::StrFormat("%016x", *sum++);
-      }
-    }
-    const std::string path = session_.output_dir + "/digests.jsonl";
-    std::ofstream file(path, std::ios::app);
-    file << line.dump() << "\n";
-    file.flush();
-    if (!file) written = WriteError(path, errno);
+  if (session_.group->rank() == 0 && all.back() == 0) {
+    mine = CatchAll([&] { return WriteLine(step, kinds, all); });
   }
-  return Agree(*session_.group, written, "write digests");
+  return Agree(*session_.group, mine, "write digests");
+}
+
+absl::Status RunDigests::WriteLine(int64_t step,
+                                   const std::vector<std::string>& kinds,
+                                   const std::vector<uint64_t>& sums) {
+  nlohmann::ordered_json line;
+  line["step"] = step;
+  auto sum = sums.begin();
+  for (const std::string& kind : kinds) {
+    nlohmann::ordered_json& of_kind = line[kind];
+    for (const ParameterSpec& spec : session_.parts.model->parameters()) {
+      if (!spec.trainable) continue;
+      of_kind[spec.name] = absl::StrFormat("%016x", *sum++);
+    }
+  }
+  return file_->Append(line.dump() + "\n");
 }
 
 }  // namespace capstan

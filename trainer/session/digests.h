@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
+#include "base/files.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/session/session.h"
 
@@ -26,18 +28,20 @@ uint64_t DigestOf(const at::Tensor& elements, int64_t first);
 // A run's lines of OUTPUT_DIR/digests.jsonl:
 //   {"step": 7, "weight": {"lm_head": "0123456789abcdef", ..}, "gradient": ..}
 // with the weights (masters) and the optimizer's state after each step, and the
-// summed gradient before clipping; step 0, or the one that a run goes on from,
-// has no gradient. On all ranks; methods are collective.
+// summed gradient before clipping. A run begins with a line of the state that
+// it begins with, or goes on from, which has no "gradient". On all ranks.
 class RunDigests {
  public:
   // `session` outlives this.
   explicit RunDigests(Session* session);
 
-  // Of the state that the run begins with.
+  // Of the state that the run begins with. Collective.
   absl::Status Begin();
-  // Takes the gradients of `step`, which is to be done; then, after its update,
-  // writes its line.
-  absl::Status Gradients(int64_t step);
+  // Takes the gradients of `step`, which is to be done. Not collective: Write
+  // returns its error.
+  void Gradients(int64_t step);
+  // After the update of `step`, writes its line, unless a rank failed; then all
+  // ranks return an error. Collective.
   absl::Status Write(int64_t step);
 
  private:
@@ -47,12 +51,21 @@ class RunDigests {
                     int64_t step, int64_t begin, const at::Tensor& elements);
   // Adds the digests of this rank's pieces, and keeps what is asked for.
   absl::Status Add(const CheckpointParts& parts, int64_t step, bool gradients);
+  // Opens the file, without a line that a killed run has left incomplete.
+  absl::Status OpenFile();
+  // `sums`: of all ranks, by kind.
+  absl::Status WriteLine(int64_t step, const std::vector<std::string>& kinds,
+                         const std::vector<uint64_t>& sums);
 
   Session& session_;
   const Train train_;
   std::map<std::string, size_t> index_;  // of each parameter in Sums
-  std::vector<std::string> kinds_;       // the same on all ranks
-  std::map<std::string, Sums> sums_;     // by kind; of this step
+  std::vector<std::string> kinds_;   // the same on all ranks; gradients last
+  absl::optional<OutputFile> file_;  // rank 0's
+  // Of this step: by kind, whether Gradients was called, and this rank's error.
+  std::map<std::string, Sums> sums_;
+  bool gradients_ = false;
+  absl::Status status_;
 };
 
 }  // namespace capstan

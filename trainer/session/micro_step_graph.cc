@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
@@ -83,7 +84,13 @@ MicroStepGraphs::~MicroStepGraphs() = default;
 
 std::string MicroStepGraphs::KeyOf(const Batch& batch,
                                    const std::vector<double>& totals) const {
-  std::string key = absl::StrCat(absl::StrJoin(totals, ","), "|");
+  // All bits: an objective may have computed with them on the host, so that
+  // they are part of the recording.
+  std::string key =
+      absl::StrJoin(totals, ",", [](std::string* out, double total) {
+        absl::StrAppendFormat(out, "%a", total);
+      });
+  key += "|";
   for (const auto& [name, tensor] : batch) {
     absl::StrAppend(&key, name, tensor.is_cpu() ? " host " : " ",
                     ShapeText(tensor), "|");

@@ -13,8 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -35,7 +33,6 @@
 #include "trainer/profile/ranges.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/evaluator.h"
-#include "trainer/session/non_finite.h"
 #include "trainer/session/out_of_memory.h"
 #include "trainer/session/schedule.h"
 
@@ -84,9 +81,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.lr = session.parts.optimizer->learning_rate() *
             LearningRateMultiplier(session.config.schedule(),
                                    state.optimizer_steps, session.max_steps);
-  if (digests_ != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(digests_->Gradients(state.step + 1));
-  }
+  if (digests_ != nullptr) digests_->Gradients(state.step + 1);
   CAPSTAN_RETURN_IF_ERROR(UpdateUnlessSkipped(sums, step.lr));
   if (digests_ != nullptr) {
     CAPSTAN_RETURN_IF_ERROR(digests_->Write(state.step + 1));
@@ -107,7 +102,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   step.losses = std::move(losses_);
   if (deferred_ == nullptr) return Conclude(sums, step, /*late=*/false);
   issued_ = std::move(step);
-  return FindLateOrigin();
+  return non_finite_.FindLateOrigin();
 }
 
 absl::Status TrainStep::AccumulateGradients(DataLoader& loader,
@@ -343,9 +338,9 @@ absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step,
   }
   const bool at_minimum = session_.scaler.at_minimum();
   if (outcome.finite) {
-    explained_ = false;
+    non_finite_.Finite();
   } else {
-    CAPSTAN_RETURN_IF_ERROR(Explain(sums, step, late));
+    CAPSTAN_RETURN_IF_ERROR(non_finite_.Explain(sums, step, late));
   }
   session_.scaler.Update(outcome.finite);
   CAPSTAN_RETURN_IF_ERROR(divergence_.AfterStep(outcome.finite, at_minimum));
@@ -357,103 +352,6 @@ absl::Status TrainStep::Conclude(const StepSums& sums, const IssuedStep& step,
   if (sums.count > 0) state.last_loss = sums.loss_sum / sums.count;
   records_.Record(sums, outcome, step, JudgeLoss(sums, outcome));
   return absl::OkStatus();
-}
-
-// Names what wasn't finite, once for each row of such steps. A float16
-// gradient that overflows is loss scaling at work, and isn't told of.
-absl::Status TrainStep::Explain(const StepSums& sums, const IssuedStep& step,
-                                bool late) {
-  constexpr int kMostExplanations = 20;
-  if (explained_ || explanations_ == kMostExplanations ||
-      (!session_.scaler.at_minimum() && std::isfinite(sums.loss_sum))) {
-    return absl::OkStatus();
-  }
-  NonFiniteStep where;
-  where.losses = &step.losses;
-  where.position = step.position;
-  where.late = late;
-  CAPSTAN_ASSIGN_OR_RETURN(const NonFiniteCause cause,
-                           ExplainNonFinite(where, order_, &session_));
-  std::string why = cause.text;
-  if (cause.gradient_alone && explanations_ == 0) {
-    if (late) {
-      // The next step's gradients are still needed.
-      late_origin_ = {session_.state.step, step.position};
-    } else {
-      CAPSTAN_ASSIGN_OR_RETURN(const std::string origin,
-                               FindOrigin(step.position));
-      absl::StrAppend(&why, "; ", origin);
-    }
-  }
-  explained_ = true;
-  ++explanations_;
-  divergence_.set_cause(
-      absl::StrCat("in step ", session_.state.step, " ", why));
-  session_.Note(absl::StrCat(
-      "step ", session_.state.step, " makes no update: ", why,
-      explanations_ == kMostExplanations ? "; further such steps aren't named"
-                                         : ""));
-  return absl::OkStatus();
-}
-
-// Tries the step's micro-batches one at a time, all ranks the same one, until
-// one gives a gradient that isn't finite. Only once in a run and in up to
-// kMostTries micro-steps, after a step that is skipped anyway.
-absl::StatusOr<std::string> TrainStep::FindOrigin(int64_t position) {
-  constexpr int64_t kMostTries = 128;
-  const int world = session_.group->size();
-  const int64_t tries = session_.job.batch.accumulation * world;
-  std::string origin =
-      "tried again one at a time, all micro-batches give finite ones";
-  if (tries > kMostTries) return std::string("not tried again");
-  for (int64_t i = 0; i < tries; ++i) {
-    const MicroBatchPlace place = PlaceOf(
-        session_, order_, position, static_cast<int>(i % world), i / world);
-    bool completed = false;
-    const absl::Status mine = TryMicroBatch(place, &completed);
-    if (IsLostPeer(mine) || !completed) return mine;
-    double sums[] = {mine.ok() ? 0.0 : 1.0, 0.0};
-    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-      sums[1] = session_.parts.strategy->GradientSquaredSum().item<double>();
-      session_.group->AllReduceHost(absl::MakeSpan(sums));
-      return absl::OkStatus();
-    }));
-    if (sums[0] > 0) origin = "trying it again failed";
-    if (sums[0] == 0 && !std::isfinite(sums[1])) {
-      origin = absl::StrCat("it comes from ", place.text);
-    }
-    if (sums[0] > 0 || !std::isfinite(sums[1])) break;
-  }
-  session_.phase = "";
-  return origin;
-}
-
-// FindOrigin for a step whose sums were read late.
-absl::Status TrainStep::FindLateOrigin() {
-  if (!late_origin_.has_value()) return absl::OkStatus();
-  const auto [step, position] = *late_origin_;
-  late_origin_.reset();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(position));
-  session_.Note(absl::StrCat("the gradient of step ", step,
-                             " that wasn't finite: ", origin));
-  return absl::OkStatus();
-}
-
-absl::Status TrainStep::TryMicroBatch(const MicroBatchPlace& place,
-                                      bool* completed) {
-  const auto read = [&]() -> absl::StatusOr<Batch> {
-    CAPSTAN_ASSIGN_OR_RETURN(Batch batch, ReadBatch(session_.train_reader(),
-                                                    place.samples, at::kCPU));
-    // As the loader gave it.
-    int64_t* const positions =
-        batch.at(kSamplePosition).mutable_data_ptr<int64_t>();
-    std::iota(positions, positions + place.samples.size(), place.position);
-    for (auto& [name, tensor] : batch) {
-      tensor = tensor.to(session_.group->device());
-    }
-    return batch;
-  };
-  return Backpropagate(session_.state.step, read, completed);
 }
 
 // Returns the score of a loss that is a spike, and takes others into the
@@ -543,7 +441,12 @@ TrainStep::TrainStep(Session* session, Divergence* divergence,
     : session_(*session),
       spikes_(session->config.train().loss_spikes()),
       divergence_(*divergence),
-      records_(*records) {
+      records_(*records),
+      non_finite_(
+          session, divergence, &order_,
+          [this](int64_t step, const ReadOneBatch& read, bool* completed) {
+            return Backpropagate(step, read, completed);
+          }) {
   info_.seed = session->config.train().seed();
   info_.training = true;
 }
@@ -627,9 +530,8 @@ absl::Status TrainStep::Try(const std::vector<int64_t>& samples,
 }
 
 // A step of a single micro-batch, up to complete gradients.
-absl::Status TrainStep::Backpropagate(
-    int64_t step, const std::function<absl::StatusOr<Batch>()>& read,
-    bool* completed) {
+absl::Status TrainStep::Backpropagate(int64_t step, const ReadOneBatch& read,
+                                      bool* completed) {
   const RunParts& parts = session_.parts;
   *completed = false;
   absl::Status status = CatchAll([&]() -> absl::Status {

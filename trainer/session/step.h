@@ -3,9 +3,7 @@
 #define CAPSTAN_TRAINER_SESSION_STEP_H_
 
 #include <deque>
-#include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,7 +16,7 @@
 #include "trainer/session/divergence.h"
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/micro_step_graph.h"
-#include "trainer/session/non_finite.h"
+#include "trainer/session/non_finite_steps.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_records.h"
 #include "trainer/session/step_sums.h"
@@ -80,12 +78,7 @@ class TrainStep {
   absl::Status Update(double lr, double gradient_scale);
   absl::Status Conclude(const StepSums& sums, const IssuedStep& step,
                         bool late);
-  absl::Status Explain(const StepSums& sums, const IssuedStep& step, bool late);
-  absl::StatusOr<std::string> FindOrigin(int64_t position);
-  absl::Status FindLateOrigin();
-  absl::Status TryMicroBatch(const MicroBatchPlace& place, bool* completed);
-  absl::Status Backpropagate(int64_t step,
-                             const std::function<absl::StatusOr<Batch>()>& read,
+  absl::Status Backpropagate(int64_t step, const ReadOneBatch& read,
                              bool* completed);
   absl::optional<double> JudgeLoss(const StepSums& sums,
                                    const StepOutcome& outcome);
@@ -122,12 +115,7 @@ class TrainStep {
   bool told_no_targets_ = false;
   DataOrder order_;
   bool go_back_ = false;
-  // Whether the non-finite steps that the last one belongs to are explained,
-  // and how often that was done.
-  bool explained_ = false;
-  int explanations_ = 0;
-  // A step, and the position of its first sample, for FindLateOrigin.
-  absl::optional<std::pair<int64_t, int64_t>> late_origin_;
+  NonFiniteSteps non_finite_;
 };
 
 }  // namespace capstan

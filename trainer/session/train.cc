@@ -11,10 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <set>
@@ -32,7 +29,6 @@
 #include "trainer/data/data_loader.h"
 #include "trainer/launcher/cores.h"
 #include "trainer/launcher/launcher.h"
-#include "trainer/launcher/place.h"
 #include "trainer/launcher/progress.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
@@ -53,6 +49,7 @@
 #include "trainer/session/out_of_memory.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/settle_run.h"
+#include "trainer/session/start_reporter.h"
 #include "trainer/session/step.h"
 #include "trainer/session/watch.h"
 #include "trainer/watch/ledger.h"
@@ -70,16 +67,6 @@ double BootSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-std::string DeviceText(const ProcessGroup& group, int threads) {
-  if (group.device().is_cuda()) {
-    return absl::StrCat(group.size(),
-                        " x GPU: ", TheGpuTools()->name(group.device().index()),
-                        group.size() > 1 ? ", " + group.backend() : "");
-  }
-  return absl::StrCat(group.size(), " x CPU (", threads,
-                      threads == 1 ? " thread" : " threads", " each)");
-}
-
 // Whether a final folder is complete: its weights may have been removed.
 bool HoldsWeights(const std::string& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json",
@@ -87,69 +74,6 @@ bool HoldsWeights(const std::string& folder) {
     if (PathExists(absl::StrCat(folder, "/", name))) return true;
   }
   return false;
-}
-
-absl::Status OpenReporter(Session* session, const std::string& note) {
-  const TrainJob& job = session->job;
-  const RunParts& parts = session->parts;
-  const RunConfig& config = session->config;
-  {
-    std::ofstream config_file(
-        absl::StrCat(session->output_dir, "/config.pbtxt"));
-    config_file << session->config_text;
-    config_file.flush();
-    if (!config_file) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          session->output_dir,
-          "/config.pbtxt can't be written: ", std::strerror(errno)));
-    }
-  }
-  RunFacts facts;
-  facts.name = config.name();
-  facts.output_dir = session->output_dir;
-  facts.world_size = session->group->size();
-  facts.device = DeviceText(*session->group, session->rank.threads);
-  facts.placed_by = PlaceText(session->rank);
-  facts.cores = session->rank.cores;
-  facts.strategy = parts.strategy_name;
-  facts.precision = parts.precision_name;
-  facts.parameters = ParameterCount(*parts.model);
-  facts.micro_batch_size = job.batch.micro_batch_size;
-  facts.global_batch_size = job.batch.global_batch_size;
-  facts.accumulation = job.batch.accumulation;
-  facts.first_step = session->first_step;
-  facts.max_steps = session->max_steps;
-  facts.log_every = LogEvery(config.train());
-  facts.unit = parts.objective->unit();
-  facts.eval_every =
-      parts.eval_data != nullptr ? config.train().eval_every() : 0;
-  facts.save_every = config.train().save_every();
-  // A run that has all steps evaluates once more at its end.
-  facts.evaluate_again = session->evaluate_again || !session->GoesOn();
-  CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
-  if (session->Restarted()) {
-    // The user knows the rest.
-    session->reporter->Note(
-        session->first_step > 0
-            ? absl::StrCat("restarted from step ", session->first_step)
-            : "restarted from the beginning: there was no checkpoint yet");
-    for (size_t i = job.known_notes; i < job.notes.size(); ++i) {
-      session->reporter->Note(job.notes[i]);
-    }
-    return absl::OkStatus();
-  }
-  session->reporter->Banner();
-  for (const std::string& line : job.loaded.notes) {
-    session->reporter->Note(line);
-  }
-  for (const DatasetReader* data :
-       {parts.train_data.get(), parts.eval_data.get()}) {
-    if (data == nullptr) continue;
-    for (const std::string& line : data->notes()) session->reporter->Note(line);
-  }
-  for (const std::string& line : job.notes) session->reporter->Note(line);
-  if (!note.empty()) session->reporter->Note(note);
-  return absl::OkStatus();
 }
 
 // Sets up this process's allocators, threads and, if requested, determinism.
@@ -283,13 +207,6 @@ absl::StatusOr<bool> FinishedBefore(const Session& session) {
             "` evaluates it\n"));
   }
   return finished;
-}
-
-absl::Status StartReporter(Session* session, const std::string& note) {
-  return Agree(*session->group,
-               session->group->rank() == 0 ? OpenReporter(session, note)
-                                           : absl::OkStatus(),
-               "open its output");
 }
 
 // On the slowest rank, since the run's first process was executed.

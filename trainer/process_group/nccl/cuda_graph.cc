@@ -97,12 +97,16 @@ class CudaGraph final : public DeviceGraph {
   }
 
   absl::Status End() override {
+    const bool began = capturing_;
     cudaGraph_t graph = nullptr;
     cudaError_t error = cudaSuccess;
-    if (capturing_) error = cudaStreamEndCapture(stream_, &graph);
+    if (began) error = cudaStreamEndCapture(stream_, &graph);
     capturing_ = false;
     if (allocating_) allocator::endAllocateToPool(device_, Pool());
     allocating_ = false;
+    if (!began) {
+      return absl::FailedPreconditionError("nothing was recorded");
+    }
     // Else the next call would report it.
     if (error != cudaSuccess) (void)cudaGetLastError();
     if (error != cudaSuccess || graph == nullptr) {
