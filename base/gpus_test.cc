@@ -268,7 +268,7 @@ TEST_F(GpusTest, ADriverThatHangs) {
   EXPECT_THAT(Problem(),
               HasSubstr("the NVIDIA driver did not answer within 0.3 s (in "
                         "cuInit)"));
-  EXPECT_LT(MonotonicSeconds() - start, 5.0);
+  EXPECT_LT(MonotonicSeconds() - start, 30.0);
   // The child is gone.
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
 }

@@ -18,7 +18,8 @@ import typing
 import comparison
 import processes
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Among a test's runfiles these are links out of it.
+ROOT = pathlib.Path(__file__).absolute().parent.parent
 BENCH = ROOT / "bench"
 VENV = BENCH / ".venv"
 REQUIREMENTS = BENCH / "peers/requirements.txt"

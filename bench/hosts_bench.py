@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).absolute().parent.parent
 PORT = 29533
 LIMIT_SECONDS = 1800
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather",

@@ -66,6 +66,15 @@ expect_text() {
   done
 }
 
+# kill_rank NETNS: one of the ranks there. The last to start is one; the highest number
+# need not be, as numbers begin anew some time.
+kill_rank() {
+  local pids
+  pids=$(ip netns pids "$1" | paste -sd,)
+  [ -z "$pids" ] || ps -o pid= --sort=start_time -p "$pids" | tail -n 1 |
+    xargs -r kill -KILL 2>/dev/null || true
+}
+
 # The run all others are compared with.
 reference() {
   "$trainer" --config="$config" --set launch.processes=4 \

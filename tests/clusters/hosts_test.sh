@@ -31,7 +31,7 @@ done
 on() {
   local k=$1
   shift
-  CAPSTAN_HOST_ID=${hosts[$k]} timeout 60 ip netns exec "${hosts[$k]}" "$@"
+  CAPSTAN_HOST_ID=${hosts[$k]} timeout 150 ip netns exec "${hosts[$k]}" "$@"
 }
 
 # both NAME OUT PROCESSES FUNCTION: FUNCTION k starts the run on host k.
@@ -72,11 +72,11 @@ killed() {
     (
       # After 3 lines the last rank of host 0, and so on.
       while read -r lines victim; do
-        for _ in $(seq 1500); do
+        for _ in $(seq 3000); do
           [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
           sleep 0.02
         done
-        ip netns pids "${hosts[$victim]}" | tail -n 1 | xargs -r kill -KILL
+        kill_rank "${hosts[$victim]}"
       done <<<$'3 0\n8 1\n13 0'
     ) &
   fi
@@ -89,12 +89,12 @@ expect_text "$work/killed.0.log" "starting the ranks again (3 of 20)" "restarted
 # Host 1 is gone for good: host 0 goes on with its two ranks, the same samples and the
 # same global batch.
 for k in 0 1; do
-  CAPSTAN_HOST_ID=${hosts[$k]} timeout 100 ip netns exec "${hosts[$k]}" "$trainer" \
+  CAPSTAN_HOST_ID=${hosts[$k]} timeout 150 ip netns exec "${hosts[$k]}" "$trainer" \
     --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29521" --config="$config" \
     --set output_dir="$work/gone" --set launch.processes=2 --set train.save_every=1 \
     --set launch.max_restarts=9 --set launch.min_processes=2 >"$work/gone.$k.log" 2>&1 &
 done
-for _ in $(seq 1500); do
+for _ in $(seq 3000); do
   [ "$(cat "$work/gone/metrics.jsonl" 2>/dev/null | wc -l)" -ge 5 ] && break
   sleep 0.02
 done
@@ -190,7 +190,11 @@ intruder() {
         --config="$config" --set output_dir="$work/intruder" >"$work/other.log" 2>&1
     ) &
   else
-    sleep 2.5
+    # The intruder comes first.
+    for _ in $(seq 1200); do
+      grep -qF "another token than rank 0" "$work/intruders.0.log" && break
+      sleep 0.05
+    done
   fi
   on "$k" env CAPSTAN_RUN_TOKEN=ours "$trainer" --nodes=2 --node_rank="$k" \
     --rendezvous="${ips[0]}:29515" --set launch.processes=2 "$@"
@@ -221,7 +225,7 @@ wait
 expect_text "$work/apart.1.log" "ERROR" "must be a folder that all hosts share"
 
 # A host that waits alone ends by a signal.
-on 1 timeout -s TERM 2 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
+on 1 timeout -s TERM 10 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
   --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
   --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
 wait
@@ -237,7 +241,7 @@ for k in 0 1; do
     >"$work/cut.$k.log" 2>&1 &
   cuts+=($!)
 done
-for _ in $(seq 200); do
+for _ in $(seq 600); do
   [ "$(cat "$work/cut/metrics.jsonl" 2>/dev/null | wc -l)" -lt 10 ] || break
   sleep 0.1
 done

@@ -109,7 +109,7 @@ for strategy in ddp zero2 fsdp; do
   start "killed_$strategy" 2 2 29541 --set "strategy=capstan.$strategy"
   while read -r at victim; do
     reach "killed_$strategy" "$at"
-    ip netns pids "${hosts[$victim]}" | tail -n 1 | xargs -r kill -KILL
+    kill_rank "${hosts[$victim]}"
   done <<<$'20 0\n60 1\n100 0'
   wait "${started[@]}"
   expect_text "$work/killed_$strategy.0.log" "(3 of 50)" "completed"

@@ -43,7 +43,8 @@ if command -v mpirun.mpich >/dev/null; then
 fi
 
 script torchrun torchrun --nodes=2 --processes=2
-endpoint=127.0.0.1:$((30000 + RANDOM % 10000))
+# Below the ports that the kernel gives to connections.
+endpoint=127.0.0.1:$((20000 + RANDOM % 9000))
 agents=()
 for node in 0 1; do
   CAPSTAN_HOST_ID=node$node PATH="$launchers:$PATH" timeout 100 \

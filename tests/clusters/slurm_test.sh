@@ -41,7 +41,7 @@ run "srun, 1 node" one -N1 -n4
 # A batch script that forgets srun: one process that would wait for ever.
 cat >"$work/batch.sh" <<SCRIPT
 #!/bin/sh
-timeout 20 "$trainer" --config="$config" --set output_dir="$work/alone" >"$work/batch.log" 2>&1
+timeout 60 "$trainer" --config="$config" --set output_dir="$work/alone" >"$work/batch.log" 2>&1
 echo "exit code \$?" >>"$work/batch.log"
 SCRIPT
 sbatch --wait -N2 -n4 --overcommit -o /dev/null "$work/batch.sh" >/dev/null || true
@@ -84,7 +84,7 @@ for _ in 1 2 3; do
   # SLURM would wait two minutes.
   scontrol update JobId="$job" StartTime=now
 done
-for _ in $(seq 600); do
+for _ in $(seq 1800); do
   case "$(state)" in PD | R | CG) sleep 0.1 ;; *) break ;; esac
 done
 [ "$(grep -c "saved in" "$work/requeued.log")" -ge 3 ] ||

@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
+#include <iterator>
 #include <string>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
@@ -110,10 +110,13 @@ TEST(CollectTest, StopsWhenAskedAndLeavesWhatWasThere) {
   TrainerProcess process(
       {"collect", "--force",
        "--config=" + SmallAd(path, "steps: 2000000").File()});
-  while (process.Running() && process.Seconds() < 2.0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  ASSERT_TRUE(process.Running());
+  // Once it collects, into another file.
+  const auto files = [&folder] {
+    return std::distance(fs::directory_iterator(folder),
+                         fs::directory_iterator());
+  };
+  ASSERT_TRUE(process.WaitUntil([&files] { return files() == 2; }));
+  usleep(500000);
   process.Signal(SIGINT);
   const TrainerResult result = process.Wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT);

@@ -281,7 +281,7 @@ TEST(CompareTest, CtrlCEndsTheRunsToo) {
   const TrainerResult result = process.Wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
   EXPECT_TRUE(result.all_gone);
-  EXPECT_LT(result.seconds - before, 10.0);
+  EXPECT_LT(result.seconds - before, 30.0);
   EXPECT_THAT(result.err, AllOf(HasSubstr("SIGINT: stopped during ddp fp32"),
                                 HasSubstr("go on with: "),
                                 HasSubstr("--resume --output_dir="),

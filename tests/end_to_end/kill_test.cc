@@ -14,7 +14,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -26,6 +25,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kWeights[] = "/final/model.safetensors";
+// Before a watchdog would have noticed.
+constexpr double kSoon = 15.0;
 
 RunText SmallRun() {
   return RunText()
@@ -52,7 +53,45 @@ struct Way {
 
 void PrintTo(const Way& way, std::ostream* out) { *out << way.strategy; }
 
-class KillInASaveTest : public ::testing::TestWithParam<Way> {};
+constexpr int kAllRanks = -1;
+
+class KillInASaveTest : public ::testing::TestWithParam<Way> {
+ protected:
+  // Starts the run, or goes on with it, and kills `victim`, a rank or all, so
+  // long after a save has begun.
+  void Kill(const RunText& run, int victim, int delay_us) {
+    SCOPED_TRACE(absl::StrCat(delay_us, " us"));
+    const std::string& folder = run.output();
+    TrainerProcess process({"--config=" + run.File()});
+    ASSERT_TRUE(process.WaitUntil([&] {
+      return NewestStep(folder) >= newest_ + 2;
+    })) << process.Wait().err;
+    const std::vector<pid_t> ranks = process.Children();
+    ASSERT_EQ(ranks.size(), GetParam().ranks);
+    while (!Saving(folder)) ASSERT_TRUE(process.Running());
+    usleep(delay_us);
+    if (victim != kAllRanks) {
+      kill(ranks[victim], SIGKILL);
+    } else {
+      process.Signal(SIGKILL);
+      for (const pid_t rank : ranks) kill(rank, SIGKILL);
+    }
+    const TrainerResult result = process.Wait();
+    EXPECT_TRUE(result.all_gone);
+    if (victim != kAllRanks) {
+      EXPECT_EQ(result.exit_code, 1);
+    } else {
+      EXPECT_EQ(result.term_signal, SIGKILL);
+      in_a_save_ += Saving(folder);
+    }
+    const int64_t newest = NewestStep(folder);
+    EXPECT_GE(newest, newest_ + 2) << "steps are lost";
+    newest_ = newest;
+  }
+
+  int64_t newest_ = 0;
+  int in_a_save_ = 0;
+};
 
 // One run is killed again and again, at moments that differ by fractions of a
 // save, which follows each step; each time it goes on from the newest whole
@@ -63,41 +102,17 @@ TEST_P(KillInASaveTest, TheNewestCheckpointIsWhole) {
       SmallRun().Strategy(way.strategy, way.ranks).Batch(2, 12);
   const RunText run = RunText(base).Output(NewTestFolder("run") + "/out");
   const std::string& folder = run.output();
-  int64_t newest = 0;
-  int in_a_save = 0;
-  int victim = -1;  // all, or a rank
+  int victim = kAllRanks;
   for (const int delay_us : {0, 300, 700, 1500, 3000}) {
-    SCOPED_TRACE(absl::StrCat(delay_us, " us"));
-    TrainerProcess process({"--config=" + run.File()});
-    ASSERT_TRUE(process.WaitForFile(absl::StrFormat(
-        "%s/checkpoints/step-%08d/manifest.json", folder, newest + 2)))
-        << process.Wait().err;
-    const std::vector<pid_t> ranks = process.Children();
-    ASSERT_EQ(ranks.size(), way.ranks);
-    while (!Saving(folder)) ASSERT_TRUE(process.Running());
-    usleep(delay_us);
-    if (victim >= 0) {
-      kill(ranks[victim], SIGKILL);
-    } else {
-      process.Signal(SIGKILL);
-      for (const pid_t rank : ranks) kill(rank, SIGKILL);
-    }
-    const TrainerResult result = process.Wait();
-    EXPECT_TRUE(result.all_gone);
-    if (victim >= 0) {
-      EXPECT_EQ(result.exit_code, 1);
-    } else {
-      EXPECT_EQ(result.term_signal, SIGKILL);
-      in_a_save += Saving(folder);
-    }
-    victim = victim + 1 < way.ranks ? victim + 1 : -1;
-    const std::vector<int64_t> steps = CheckpointSteps(folder);
-    ASSERT_FALSE(steps.empty());
-    EXPECT_GE(steps.back(), newest + 2) << "steps are lost";
-    newest = steps.back();
+    ASSERT_NO_FATAL_FAILURE(Kill(run, victim, delay_us));
+    victim = victim + 1 < way.ranks ? victim + 1 : kAllRanks;
   }
-  EXPECT_GT(in_a_save, 0) << "no kill has hit a save";
-  const std::string last = absl::StrCat("max_steps: ", newest + 2);
+  // On a busy machine a save may be over before the kill.
+  for (int more = 0; in_a_save_ == 0 && more < 20; ++more) {
+    ASSERT_NO_FATAL_FAILURE(Kill(run, kAllRanks, 0));
+  }
+  EXPECT_GT(in_a_save_, 0) << "no kill has hit a save";
+  const std::string last = absl::StrCat("max_steps: ", newest_ + 2);
   MustTrain(RunText(run).Train(last));
   EXPECT_FALSE(Saving(folder)) << "what was half-written stays";
   const std::string straight =
@@ -157,7 +172,7 @@ TEST(KillTest, ARankThatDiesEndsTheRun) {
     kill(ranks[victim], SIGKILL);
     const double before = process.Seconds();
     const TrainerResult result = process.Wait();
-    EXPECT_LT(result.seconds - before, 5.0);
+    EXPECT_LT(result.seconds - before, kSoon);
     EXPECT_EQ(result.exit_code, 1);
     ExpectOneError(result, {absl::StrCat("rank ", victim), "SIGKILL"});
   }

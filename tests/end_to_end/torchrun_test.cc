@@ -80,7 +80,7 @@ TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
   EXPECT_EQ(second.Wait().term_signal, SIGKILL);
   const double before = first.Seconds();
   const TrainerResult result = first.Wait();
-  EXPECT_LT(result.seconds - before, 5.0);
+  EXPECT_LT(result.seconds - before, 15.0) << "before a watchdog's limit";
   ExpectOneError(result, {"rank 0"});
 }
 

@@ -79,9 +79,9 @@ TEST(BackgroundSaveTest, KilledWhileAThreadWrites) {
   int64_t newest = 0;
   for (int i = 0; i < 4; ++i) {
     TrainerProcess process({"--config=" + run.File()});
-    ASSERT_TRUE(process.WaitForFile(
-        StepFolder(folder, static_cast<int>(newest) + 2) + "/manifest.json"))
-        << process.Wait().err;
+    ASSERT_TRUE(process.WaitUntil([&] {
+      return NewestStep(folder) >= newest + 2;
+    })) << process.Wait().err;
     usleep(random() % 60000);
     const std::vector<pid_t> ranks = process.Children();
     process.Signal(SIGKILL);

@@ -48,7 +48,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRanks = 2;
-constexpr double kMostSeconds = 20.0;
+// Who takes that long hangs, on a busy machine, too.
+constexpr double kMostSeconds = 90.0;
 
 struct Fault {
   int rank;

@@ -20,7 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 
-constexpr double kSeconds = 8.0;
+// At once; on a busy machine, too.
+constexpr double kSeconds = 30.0;
 
 TEST(UsedFolderTest, IsRefusedWithoutResume) {
   const std::string folder = MustTrain(RunText());
@@ -158,7 +159,7 @@ TEST_F(FullDiskTest, MetricsThatDoNotFit) {
       RunText().Train("max_steps: 1000000").Output(folder_ + "/out");
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
   ExpectOneError(result, {folder_ + "/out/", "o space left on device"});
-  EXPECT_LT(result.seconds, 30.0);
+  EXPECT_LT(result.seconds, 100.0);
 }
 
 }  // namespace

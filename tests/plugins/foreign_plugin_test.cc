@@ -98,7 +98,7 @@ TEST_P(FaultyReaderTest, AFailureOnOneRankEndsAllWithItsOwnError) {
     ExpectOneError(
         result, {"[rank 1]", "step 3",
                  out_of_memory ? "micro_batch_size" : "sample 19 is damaged"});
-    EXPECT_LT(result.seconds, 30.0);
+    EXPECT_LT(result.seconds, 100.0);
     EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
   }
 }
@@ -136,7 +136,7 @@ TEST_P(FaultyReaderTest, AFailureInAnEvaluationEndsAllToo) {
       RunTrainer({"--config=" + run.File(),
                   "--plugin_path=" + PluginFolder("libacme_faulty.so")});
   ExpectOneError(result, {"[rank 1]", "evaluation", "sample 7 is damaged"});
-  EXPECT_LT(result.seconds, 30.0);
+  EXPECT_LT(result.seconds, 100.0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FaultyReaderTest,

@@ -33,7 +33,7 @@ StandinRun RunOn(int gpus, const std::vector<std::string>& args,
   std::vector<std::string> all = args;
   all.insert(all.end(), {"--set", "output_dir=" + out});
   TrainerOptions options;
-  options.timeout = 120;
+  options.timeout = 200;
   if (gpus > 0) {
     all.insert(all.begin(), Runfile("trainer/trainer"));
     options.binary = Runfile("testing/standin/run.sh");

@@ -8,12 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/free_port_for_test.h"
 #include "tests/testing/trainer_process.h"
 
 namespace capstan {
-
-// A port that was free a moment ago, as torchrun itself finds one.
-int FreePort();
 
 // `options` of that rank of `world`. `hosts`, which divides `world`: how many
 // hosts the ranks count as being on, neighbours together.

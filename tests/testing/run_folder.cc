@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "absl/strings/match.h"
@@ -81,6 +82,12 @@ nlohmann::json ReadJson(const std::string& path) {
   return json;
 }
 
+int CountLines(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return static_cast<int>(std::count(std::istreambuf_iterator<char>(in),
+                                     std::istreambuf_iterator<char>(), '\n'));
+}
+
 std::map<std::string, std::string> Snapshot(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -147,6 +154,11 @@ std::vector<int64_t> CheckpointSteps(const std::string& output_dir) {
   }
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+int64_t NewestStep(const std::string& output_dir) {
+  const std::vector<int64_t> steps = CheckpointSteps(output_dir);
+  return steps.empty() ? 0 : steps.back();
 }
 
 nlohmann::json SafetensorsHeader(const std::string& path) {

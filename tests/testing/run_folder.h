@@ -26,6 +26,8 @@ std::string ReadText(const std::string& path);
 // Returns `path`.
 std::string WriteText(const std::string& path, const std::string& text);
 nlohmann::json ReadJson(const std::string& path);
+// Whole lines of a file that may be growing, or not be there yet.
+int CountLines(const std::string& path);
 
 // Bytes of each file and target of each link below a folder, by path.
 std::map<std::string, std::string> Snapshot(const std::string& folder);
@@ -47,6 +49,8 @@ std::string LatestRun(const std::string& runs);
 
 // Steps of the whole checkpoints in a run's folder, ascending.
 std::vector<int64_t> CheckpointSteps(const std::string& output_dir);
+// The last of these, or 0; of a run that may be under way.
+int64_t NewestStep(const std::string& output_dir);
 
 // A safetensors file as its header says: shape and dtype by name.
 nlohmann::json SafetensorsHeader(const std::string& path);

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -23,6 +24,8 @@ namespace capstan {
 namespace {
 
 constexpr int kPollMicroseconds = 2000;
+// For killed processes to vanish.
+constexpr double kGoneSeconds = 10.0;
 
 double Now() {
   timespec now;
@@ -31,17 +34,25 @@ double Now() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The parent of a process by /proc, or -1 if it is gone.
-pid_t ParentOf(pid_t pid) {
+struct Origin {
+  pid_t parent = -1;    // -1: the process is gone
+  int64_t started = 0;  // in ticks
+};
+
+// By /proc.
+Origin OriginOf(pid_t pid) {
+  Origin origin;
   std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
-  if (!std::getline(stat, line)) return -1;
-  // PID (NAME) STATE PARENT; the name may hold anything.
+  if (!std::getline(stat, line)) return origin;
+  // PID (NAME) STATE PARENT ..; the name may hold anything. The start is the
+  // 22nd field, the 18th after the parent.
   std::istringstream fields(line.substr(line.rfind(')') + 1));
-  std::string state;
-  pid_t parent = -1;
-  fields >> state >> parent;
-  return parent;
+  std::string field;
+  fields >> field >> origin.parent;
+  for (int i = 0; i < 17; ++i) fields >> field;
+  fields >> origin.started;
+  return origin;
 }
 
 }  // namespace
@@ -54,6 +65,9 @@ TrainerProcess::TrainerProcess(const std::vector<std::string>& args,
   err_path_ = own + "/stderr";
   in_path_ = own + "/stdin";
   WriteText(in_path_, options_.input);
+  // There from the start, for Out and Err.
+  WriteText(out_path_, "");
+  WriteText(err_path_, "");
   if (options_.folder.empty()) options_.folder = own;
   if (options_.binary.empty()) options_.binary = Runfile("trainer/trainer");
   // Every process that descends from the trainer inherits the write end, so
@@ -117,12 +131,17 @@ TrainerProcess::~TrainerProcess() {
 }
 
 std::vector<pid_t> TrainerProcess::Children() const {
-  std::vector<pid_t> children;
+  // Numbers of processes begin anew some time.
+  std::vector<std::pair<int64_t, pid_t>> by_start;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t pid = atoi(entry.path().filename().c_str());
-    if (pid > 0 && ParentOf(pid) == pid_) children.push_back(pid);
+    if (pid <= 0) continue;
+    const Origin origin = OriginOf(pid);
+    if (origin.parent == pid_) by_start.emplace_back(origin.started, pid);
   }
-  std::sort(children.begin(), children.end());
+  std::sort(by_start.begin(), by_start.end());
+  std::vector<pid_t> children;
+  for (const auto& [started, pid] : by_start) children.push_back(pid);
   return children;
 }
 
@@ -140,14 +159,20 @@ double TrainerProcess::Seconds() const { return Now() - start_; }
 
 bool TrainerProcess::TimedOut() const { return Seconds() > options_.timeout; }
 
+std::string TrainerProcess::Out() const { return ReadText(out_path_); }
+
 std::string TrainerProcess::Err() const { return ReadText(err_path_); }
 
-bool TrainerProcess::WaitForFile(const std::string& path) {
-  while (!std::filesystem::exists(path)) {
+bool TrainerProcess::WaitUntil(const std::function<bool()>& there) {
+  while (!there()) {
     if (!Running() || TimedOut()) return false;
     usleep(kPollMicroseconds);
   }
   return true;
+}
+
+bool TrainerProcess::WaitForFile(const std::string& path) {
+  return WaitUntil([&path] { return std::filesystem::exists(path); });
 }
 
 bool TrainerProcess::AllGone(double seconds) const {
@@ -170,7 +195,7 @@ TrainerResult TrainerProcess::Wait() {
     }
     usleep(kPollMicroseconds);
   }
-  result.all_gone = AllGone(1.0);
+  result.all_gone = AllGone(kGoneSeconds);
   if (WIFEXITED(wait_status_)) result.exit_code = WEXITSTATUS(wait_status_);
   if (WIFSIGNALED(wait_status_)) result.term_signal = WTERMSIG(wait_status_);
   result.seconds = end_ - start_;

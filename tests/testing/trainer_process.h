@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,8 +21,9 @@ struct TrainerOptions {
   std::string input;
   // Where it runs; default: a folder of its own.
   std::string folder;
-  // Killed after that many seconds.
-  double timeout = 60.0;
+  // Killed after that many seconds: far more than any run of a test needs, on
+  // a machine that has other things to do, too.
+  double timeout = 150.0;
   // RLIMIT_FSIZE, with SIGXFSZ ignored as a daemon's children often have it;
   // 0: no limit.
   int64_t max_file_bytes = 0;
@@ -35,7 +37,7 @@ struct TrainerResult {
   std::string out;
   std::string err;
   double seconds = 0.0;  // from start to exit
-  // Whether every process that it started was gone a second after its exit.
+  // Whether every process that it started was gone soon after its exit.
   bool all_gone = false;
 };
 
@@ -56,9 +58,12 @@ class TrainerProcess {
   // Since its start.
   double Seconds() const;
   void Signal(int signal) const;
-  // What it has written to standard error so far.
+  // What it has written so far.
+  std::string Out() const;
   std::string Err() const;
-  // Waits until `path` exists; false if the trainer ends before.
+  // Waits until `there` or that `path` exists; false if the trainer ends
+  // before, or has no time left.
+  bool WaitUntil(const std::function<bool()>& there);
   bool WaitForFile(const std::string& path);
   // Waits for the end. Once.
   TrainerResult Wait();

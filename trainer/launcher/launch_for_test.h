@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -73,6 +75,23 @@ inline Result Launch(int ranks, const RankMain& rank_main,
                      const std::function<void(pid_t)>& when_ready = nullptr) {
   return Capture([&] { return LaunchRanks(ranks, rank_main); }, ranks,
                  when_ready);
+}
+
+// Returns once the process has taken a signal that it was sent: two that wait
+// at the same time may come as one, or in another order.
+inline void AwaitTaken(pid_t pid, int signal) {
+  for (int i = 0; i < 60000; ++i) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    uint64_t pending = 0;
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("ShdPnd:", 0) == 0) {
+        pending = std::stoull(line.substr(7), nullptr, 16);
+      }
+    }
+    if ((pending >> (signal - 1) & 1) == 0) return;
+    usleep(1000);
+  }
+  ADD_FAILURE() << "process " << pid << " doesn't take signal " << signal;
 }
 
 inline void Ready() { fputs("ready\n", stderr); }

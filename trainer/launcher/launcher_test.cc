@@ -23,6 +23,9 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
+// What must end at once would else never do so.
+constexpr double kSoon = 60;
+
 // What launch.nccl may say: the field of what is wrong, or "".
 std::string WrongNcclField(const NcclSettings& nccl) {
   LaunchSettings settings;
@@ -140,7 +143,7 @@ TEST(LaunchRanks, EndsRanksThatHang) {
   });
   EXPECT_EQ(result.text, "ERROR: [rank 0] bad file\n");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_LT(result.seconds, 5);
+  EXPECT_LT(result.seconds, kSoon);
 }
 
 TEST(LaunchRanks, TellsOnceWhatAllRanksSay) {
@@ -182,7 +185,7 @@ TEST(LaunchRanks, ACrashIsTheCause) {
   EXPECT_THAT(result.text, HasSubstr("ERROR: [rank 1] killed by signal 11 "
                                      "(SIGSEGV)\n"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_LT(result.seconds, 5);
+  EXPECT_LT(result.seconds, kSoon);
 }
 
 TEST(LaunchRanks, ARankThatJustExitsIsAnError) {
@@ -211,11 +214,12 @@ TEST(LaunchRanks, ASecondSignalEndsAtOnce) {
       },
       [](pid_t pid) {
         kill(pid, SIGINT);
+        AwaitTaken(pid, SIGINT);
         usleep(200000);
         kill(pid, SIGINT);
       });
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
-  EXPECT_LT(result.seconds, 2);
+  EXPECT_LT(result.seconds, kSoon);
 }
 
 TEST(LaunchRanks, ARankStoppedFromOutsideStopsTheRun) {
@@ -236,7 +240,7 @@ TEST(LaunchRanks, RanksDieWithTheParent) {
         while (true) pause();
       },
       [](pid_t pid) { kill(pid, SIGKILL); });
-  EXPECT_LT(result.seconds, 2);
+  EXPECT_LT(result.seconds, kSoon);
 }
 
 TEST(LaunchRanks, WorksWhereInterruptsAreIgnored) {
@@ -290,6 +294,7 @@ TEST(RunSingleRank, FirstSignalAsksSecondEnds) {
       1,
       [](pid_t pid) {
         kill(pid, SIGTERM);
+        AwaitTaken(pid, SIGTERM);
         usleep(100000);
         kill(pid, SIGINT);
       });

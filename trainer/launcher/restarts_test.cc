@@ -168,7 +168,7 @@ TEST(RestartTest, AKilledRankBringsAllUpAgain) {
             "rank 2 was killed by signal 9 (SIGKILL) after step 41; starting "
             "the ranks again (2 of 3)\n");
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_LT(result.seconds, 5);
+  EXPECT_LT(result.seconds, 60) << "they would hang for ever";
 }
 
 // The second ones can't be mistaken for the first.
@@ -346,7 +346,7 @@ TEST(RestartTest, NoRankOutlivesTheLauncher) {
       },
       [](pid_t pid) { kill(pid, SIGKILL); }, 3);
   EXPECT_EQ(result.exit_code, -1);
-  EXPECT_LT(result.seconds, 30);
+  EXPECT_LT(result.seconds, 60) << "they would stay for ever";
 }
 
 }  // namespace

@@ -48,9 +48,9 @@ std::vector<pid_t> ChildrenOf(pid_t parent) {
   return children;
 }
 
-// Whether all become stopped ('T'), or none is any more, within ten seconds.
+// Whether all become stopped ('T'), or none is any more, within half a minute.
 bool AwaitStopped(const std::vector<pid_t>& pids, bool stopped) {
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     bool all = true;
     for (const pid_t pid : pids) {
       all &= (StateOf(pid).first == 'T') == stopped;
@@ -205,7 +205,7 @@ TEST(SignalsTest, SigtermWakesARankThatIsStopped) {
       });
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_THAT(result.text, HasSubstr("\nstopped after step 3\n"));
-  EXPECT_LT(result.seconds, 10);
+  EXPECT_THAT(result.text, Not(HasSubstr("is stopped (SIGSTOP)")));
 }
 
 TEST(SignalsTest, ARankThatStaysStoppedDoesNotKeepTheRun) {
@@ -221,7 +221,7 @@ TEST(SignalsTest, ARankThatStaysStoppedDoesNotKeepTheRun) {
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_THAT(result.text,
               HasSubstr("ERROR: [rank 1] is stopped (SIGSTOP) and can't save"));
-  EXPECT_LT(result.seconds, 40);
+  EXPECT_LT(result.seconds, 80);
 }
 
 std::string Note(int signal, int64_t now, int64_t step_ms) {

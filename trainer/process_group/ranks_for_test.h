@@ -47,6 +47,33 @@ inline int RunHosts(const std::vector<int>& hosts, const RankCheck& check) {
   });
 }
 
+// A rank that awaits what others tell, without a group. Made before them.
+class OthersEnd {
+ public:
+  OthersEnd() { Must(pipe(ends_) == 0); }
+  ~OthersEnd() {
+    close(ends_[0]);
+    close(ends_[1]);
+  }
+  OthersEnd(const OthersEnd&) = delete;
+  OthersEnd& operator=(const OthersEnd&) = delete;
+
+  void Tell() { Must(write(ends_[1], "", 1) == 1); }
+  // Until `count` have told.
+  void Await(int count) {
+    char byte;
+    for (int i = 0; i < count; ++i) Must(read(ends_[0], &byte, 1) == 1);
+  }
+
+ private:
+  // Of an expectation in a rank nobody would hear.
+  static void Must(bool done) {
+    if (!done) abort();
+  }
+
+  int ends_[2];
+};
+
 // Calls `run`, which returns an exit code, and captures standard error in
 // `text`.
 inline int WithErrors(const std::function<int()>& run, std::string* text) {

@@ -214,7 +214,9 @@ TEST_F(ChildTest, WaitsStopsAndIsGone) {
   EXPECT_EQ(watch.Look(child_, start_ + 1, LedgerNow()), ProcessState::kGone)
       << "another process of its number";
   kill(child_, SIGKILL);
-  usleep(100 * 1000);
+  siginfo_t ended = {};
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(child_), &ended, WEXITED | WNOWAIT),
+            0);
   EXPECT_EQ(Look(), ProcessState::kGone) << "a zombie";
 }
 

@@ -76,18 +76,26 @@ TEST(StacksTest, NameTheFunctions) {
 // A thread that waits for its vfork's child answers when that has ended.
 TEST(StacksTest, ALateAnswerIsNobodyElses) {
   PrepareStacks();
-  std::thread late([] {
+  int begun[2];
+  int end[2];
+  ASSERT_EQ(pipe(begun), 0);
+  ASSERT_EQ(pipe(end), 0);
+  std::thread late([&] {
     const pid_t child = vfork();
+    char byte = 0;
     if (child == 0) {
-      usleep(600000);
-      _exit(0);
+      const bool told =
+          write(begun[1], "", 1) == 1 && read(end[0], &byte, 1) == 1;
+      _exit(told ? 0 : 1);
     }
     waitpid(child, nullptr, 0);
   });
-  usleep(100000);
+  char byte = 0;
+  ASSERT_EQ(read(begun[0], &byte, 1), 1);
   std::string stacks;
   std::thread([&] { stacks = StacksOfThreads(); }).join();
   EXPECT_THAT(stacks, HasSubstr("doesn't answer"));
+  ASSERT_EQ(write(end[1], "", 1), 1);
   std::atomic<bool> stop{false};
   std::thread spins([&] { SpinsUntil(stop); });
   late.join();
@@ -96,6 +104,7 @@ TEST(StacksTest, ALateAnswerIsNobodyElses) {
   spins.join();
   EXPECT_THAT(stacks, HasSubstr("SpinsUntil"));
   EXPECT_THAT(stacks, Not(HasSubstr("doesn't answer")));
+  for (const int fd : {begun[0], begun[1], end[0], end[1]}) close(fd);
 }
 
 TEST(StacksTest, AThreadThatTakesNoSignals) {
@@ -209,13 +218,16 @@ TEST(WatchdogTest, OnlyReportsIfItShall) {
 
 TEST(WatchdogTest, ActivitiesWithinTheirLimits) {
   const Ended ended = InChild([] {
-    auto watchdog = Watchdog::Start(Fast());
+    WatchOptions options;
+    options.floor_seconds = 2.0;
+    options.ceiling_seconds = 4.0;
+    auto watchdog = Watchdog::Start(options);
     const Watchdog::Activity outer(watchdog->get(), "finishing", 13);
     // Together beyond the limit, none of them alone; the outer one's clock
     // stands still.
-    for (int i = 0; i < 10; ++i) {
+    for (int i = 0; i < 12; ++i) {
       const Watchdog::Activity inner(watchdog->get(), "evaluation", 13);
-      Sleep(0.2);
+      Sleep(0.5);
     }
   });
   EXPECT_EQ(ended.status, 0);

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llada_scratch/llada_scratch.pb.h"
@@ -12,6 +13,11 @@
 
 namespace capstan::llada_scratch {
 namespace {
+
+// With newer processors' 16-bit instructions LibTorch's products, by oneDNN,
+// take memory by shape that no plan knows.
+[[maybe_unused]] const int kPlainProducts =
+    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", /*overwrite=*/0);
 
 struct Shape {
   const char* name;
@@ -60,8 +66,7 @@ class ScratchPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(ScratchPlanTest, Float32) { Compare(at::kFloat, 0.01); }
 
-// Of one_layer, the smallest, 5.8 % is missing on an Intel Xeon.
-TEST_P(ScratchPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.07); }
+TEST_P(ScratchPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ScratchPlanTest, ::testing::ValuesIn(kShapes),
                          [](const auto& info) { return info.param.name; });

@@ -74,7 +74,7 @@ class Rank {
   // Waits for the communicator to have failed.
   ncclResult_t Error() const {
     ncclResult_t error = ncclSuccess;
-    for (int i = 0; i < 200 && error == ncclSuccess; ++i) {
+    for (int i = 0; i < 1200 && error == ncclSuccess; ++i) {
       cudaStreamQuery(stream);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       REQUIRE(ncclCommGetAsyncError(comm, &error) == ncclSuccess);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -359,12 +360,15 @@ void ReportFinding(const std::string& kind, const std::string& text) {
 }
 
 void ReportFault(const std::string& kind) {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
   const std::string where = Where();
   Output& output = TheOutput();
   std::lock_guard lock(output.mutex);
-  Report(&output, "{\"fault\": " + JsonString(kind) +
-                      Field("step", output.step) + ", \"where\": [" + where +
-                      "]}");
+  Report(&output,
+         "{\"fault\": " + JsonString(kind) + Field("step", output.step) +
+             Field("at_ms", now.tv_sec * 1000 + now.tv_nsec / 1000000) +
+             ", \"where\": [" + where + "]}");
 }
 
 void ReportOnce(const std::string& kind, const std::string& key,

@@ -363,7 +363,8 @@ std::string ErrorOf(const std::function<void()>& collective) {
   }
   const std::chrono::duration<double> time =
       std::chrono::steady_clock::now() - begin;
-  Require(time.count() < 2, absl::StrCat("after ", time.count(), " s"));
+  // At once; on a busy machine, too.
+  Require(time.count() < 30, absl::StrCat("after ", time.count(), " s"));
   fprintf(stderr, "%s\n", message.c_str());
   return message;
 }
@@ -454,6 +455,7 @@ TEST(HostsGroup, DifferentCollectivesNeverMeet) {
 
 // A rank whose process continues but whose group is closed.
 TEST_P(DeathTest, AClosedGroupEndsAllWaits) {
+  OthersEnd others;
   EXPECT_EQ(
       LaunchRanks(
           4,
@@ -464,11 +466,12 @@ TEST_P(DeathTest, AClosedGroupEndsAllWaits) {
             CAPSTAN_ASSIGN_OR_RETURN(auto group, CreateProcessGroup(info, 0));
             if (info.rank == GetParam().victim) {
               group.reset();
-              usleep(2500000);
+              others.Await(info.world_size - 1);
               return absl::OkStatus();
             }
             const std::string told = ErrorOf([&] { HostSum(group.get(), 1); });
             Require(absl::StrContains(told, "rank "), told);
+            others.Tell();
             return absl::OkStatus();
           }),
       0);

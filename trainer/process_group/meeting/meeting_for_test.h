@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/free_port_for_test.h"
 #include "trainer/launcher/rank_info.h"
 #include "trainer/process_group/meeting/network.h"
 #include "trainer/process_group/meeting/protocol.h"
@@ -46,14 +47,6 @@ inline std::string TestFolder() {
 
 inline SocketAddress Loopback(int port = 0) {
   return *SocketAddress::Parse("127.0.0.1", port);
-}
-
-// Free a moment ago.
-inline int FreePort() {
-  SocketAddress address = Loopback();
-  const absl::StatusOr<SocketFd> fd = ListenAt(&address);
-  EXPECT_TRUE(fd.ok()) << fd.status();
-  return address.port();
 }
 
 // A rank of one host, which meets at a port.

@@ -212,7 +212,8 @@ void RequireError(const std::function<void()>& collective,
   const std::chrono::duration<double> time =
       std::chrono::steady_clock::now() - begin;
   Require(absl::StrContains(message, what), absl::StrCat("told: ", message));
-  Require(time.count() < 1, absl::StrCat("after ", time.count(), " s"));
+  // At once; on a busy machine, too.
+  Require(time.count() < 30, absl::StrCat("after ", time.count(), " s"));
   fprintf(stderr, "%s\n", message.c_str());
 }
 
@@ -244,15 +245,16 @@ TEST_P(ShmTest, NoticesAKilledRankInTheMiddle) {
 
 // A rank whose process continues (saving, logging) but whose group is closed.
 TEST_P(ShmTest, NoticesARankThatHasLeft) {
+  OthersEnd others;
   EXPECT_EQ(LaunchRanks(GetParam(),
-                        [](const RankInfo& info) -> absl::Status {
+                        [&](const RankInfo& info) -> absl::Status {
                           CAPSTAN_ASSIGN_OR_RETURN(auto group,
                                                    CreateProcessGroup(info, 0));
                           if (info.rank == 1) {
                             const auto work =
                                 group->AllReduce(at::full({1}, 1, at::kDouble));
                             group.reset();
-                            usleep(2000000);
+                            others.Await(info.world_size - 1);
                             return absl::OkStatus();
                           }
                           // Either outcome is right, depending on when rank 1
@@ -264,6 +266,7 @@ TEST_P(ShmTest, NoticesARankThatHasLeft) {
                                 group->AllReduceHost(absl::MakeSpan(&value, 1));
                               },
                               "rank ");
+                          others.Tell();
                           return absl::OkStatus();
                         }),
             0);
