@@ -126,7 +126,8 @@ struct Call {
   bool add;
   float* y;
   int64_t y_stride;
-  // Of the next rows of W, those to fetch meanwhile.
+  // From the rows of W at hand to those to fetch meanwhile, and which of them.
+  int64_t ahead;
   int fetch_begin, fetch_end;
 };
 
@@ -164,9 +165,7 @@ void Tile(const Call<Terms>& c) {
     for (int o = 0; o < kW; ++o) sums[r][o] = Floats{};
   }
   constexpr int kLine = 64 / sizeof(Weight);
-  // As many bytes ahead for all types.
-  const Weight* const ahead =
-      w + kW * w_stride * static_cast<int64_t>(4 / sizeof(Weight));
+  const Weight* const ahead = w + c.ahead;
   int64_t i = 0;
   const auto add = [&](int64_t at) SIMD_LAMBDA {
     Floats weights[kW];
@@ -199,18 +198,12 @@ void Tile(const Call<Terms>& c) {
   for (int r = 0; r < kR; ++r) Finish<kW>(c, r, i, sums[r]);
 }
 
-// How far ahead a single row's weights are fetched, in bytes.
-constexpr int64_t kAhead = 4096;
-
 // The same of one row of x: W's rows one after the other, as memory has them.
 // On Zen 5 that reads 36 GB/s, rows side by side 33.
 template <int kW, typename Terms>
 SIMD_INLINE void OneRow(const Call<Terms>& c) {
   using Weight = typename Terms::Weight;
   constexpr int kLine = 64 / sizeof(Weight);
-  // In whole rows, which may be apart.
-  const int64_t row_bytes = c.w_stride * static_cast<int64_t>(sizeof(Weight));
-  const int64_t ahead = (kAhead + row_bytes - 1) / row_bytes * c.w_stride;
   Floats sums[kW];
   int64_t i = 0;
 #pragma GCC unroll 8
@@ -221,7 +214,7 @@ SIMD_INLINE void OneRow(const Call<Terms>& c) {
       sum = Terms::Add(sum, Terms::Read(w + at), Terms::Read(c.x + at));
     };
     for (i = 0; i + kLine <= c.n; i += kLine) {
-      __builtin_prefetch(w + ahead + i);
+      __builtin_prefetch(w + c.ahead + i);
 #pragma GCC unroll 4
       for (int j = 0; j < kLine; j += Terms::kTerms) add(i + j);
     }
@@ -229,6 +222,13 @@ SIMD_INLINE void OneRow(const Call<Terms>& c) {
     sums[o] = sum;
   }
   Finish<kW>(c, 0, i, sums);
+}
+
+// Whether so many rows of x are multiplied by Tile alone. Of one row, a cache
+// line of bytes is four steps of a sum: too long a chain.
+template <typename Terms>
+SIMD_INLINE bool SideBySide(int64_t rows) {
+  return rows > 1 || sizeof(typename Terms::Weight) == 1;
 }
 
 template <int kW, typename Terms>
@@ -242,8 +242,7 @@ SIMD_INLINE void AnyRows(const Call<Terms>& call, int64_t rows) {
     c.fetch_end = static_cast<int>(kW * (part + 1) / all);
     switch (count) {
       case 1:
-        // A cache line of bytes is four steps of one sum: too long a chain.
-        if constexpr (sizeof(typename Terms::Weight) == 1) {
+        if (SideBySide<Terms>(1)) {
           Tile<kW, 1>(c);
         } else {
           OneRow<kW>(c);
@@ -277,7 +276,17 @@ void Multiply(const typename Terms::Weight* w, const float* scales,
               int64_t outs, int64_t n, int64_t w_stride,
               const typename Terms::Value* x, int64_t x_stride, int64_t rows,
               bool add, float* y, int64_t y_stride) {
-  Call<Terms> c = {w, scales, n, w_stride, x, x_stride, add, y, y_stride, 0, 0};
+  using Weight = typename Terms::Weight;
+  // Rows of W that are fetched before they are used: 4 KiB, at least those that
+  // follow a tile, as many bytes for all types.
+  constexpr int64_t kAhead = 4096;
+  const int64_t row_bytes = (n > 0 ? n : 1) * sizeof(Weight);
+  int64_t rows_ahead = (kAhead + row_bytes - 1) / row_bytes;
+  const int64_t tile = kOuts * static_cast<int64_t>(4 / sizeof(Weight));
+  if (SideBySide<Terms>(rows) && rows_ahead < tile) rows_ahead = tile;
+  Call<Terms> c = {w,        scales, n, w_stride, x,
+                   x_stride, add,    y, y_stride, rows_ahead * w_stride,
+                   0,        0};
   const auto next = [&](int64_t count) SIMD_LAMBDA {
     c.w += count * w_stride;
     c.y += count;
@@ -310,6 +319,9 @@ constexpr int kSumRows = 2;
 constexpr int kSumVectors = 2;
 #endif
 
+// Rows of columns that are fetched before they are used.
+constexpr int64_t kRowsAhead = 16;
+
 template <int kRows, int kVectors>
 SIMD_INLINE void SumColumns(const float* p, int64_t p_stride, int64_t count,
                             const float* v, int64_t v_stride,
@@ -320,8 +332,14 @@ SIMD_INLINE void SumColumns(const float* p, int64_t p_stride, int64_t count,
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) sums[r][j] = Floats{};
   }
+  // In caches much smaller than all weights, v isn't there, and a head's
+  // columns are too few for a processor to see what comes.
+  const int64_t ahead = kRowsAhead * v_stride;
   for (int64_t i = 0; i < count; ++i, v += v_stride) {
     Floats values[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+      __builtin_prefetch(v + ahead + j * kLanes);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) values[j] = Load(v + j * kLanes);
 #pragma GCC unroll 4
