@@ -53,13 +53,7 @@ def parse():
                         help="words of the first message")
     parser.add_argument("--answer_tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3, help="rounds")
-    parser.add_argument("--model", type=pathlib.Path,
-                        help="a Hugging Face folder")
-    parser.add_argument("--trainer", type=pathlib.Path,
-                        help="instead of building it")
-    parser.add_argument("--python", type=pathlib.Path,
-                        help="an interpreter with torch and transformers "
-                        "instead of bench/.venv")
+    generate.add_options(parser)
     args = parser.parse_args()
     # A line of a terminal is at most 4,095 bytes.
     if len(message(args.first)) > 4000:

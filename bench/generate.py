@@ -52,6 +52,17 @@ LIMIT_SECONDS = 900
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
+def add_options(parser):
+    """Those of chat.py, too."""
+    parser.add_argument("--model", type=pathlib.Path,
+                        help="a Hugging Face folder instead of a made one")
+    parser.add_argument("--trainer", type=pathlib.Path,
+                        help="instead of building it")
+    parser.add_argument("--python", type=pathlib.Path,
+                        help="an interpreter with torch and transformers "
+                        "instead of bench/.venv")
+
+
 def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -62,16 +73,10 @@ def parse():
     parser.add_argument("--family", default="smollm2-135m",
                         choices=("smollm2-135m", "smollm2-1.7b"),
                         help="whose shape")
-    parser.add_argument("--model", type=pathlib.Path,
-                        help="a Hugging Face folder instead")
     parser.add_argument("--output", type=pathlib.Path, help="a folder")
-    parser.add_argument("--trainer", type=pathlib.Path,
-                        help="instead of building it")
     parser.add_argument("--stream", type=pathlib.Path,
                         help="stream.cc's program, instead of building it")
-    parser.add_argument("--python", type=pathlib.Path,
-                        help="an interpreter with torch and transformers "
-                        "instead of bench/.venv")
+    add_options(parser)
     args = parser.parse_args()
     for weights in args.weights:
         if weights not in BYTES:

@@ -42,6 +42,11 @@ struct FewRowsProduct {
   bool add = false;      // y += instead
 };
 
+// Whether x is rounded to bfloat16 for matrices of it: where the processor
+// multiplies bfloat16 (Gemm's HowBf16IsMultiplied). However many rows there
+// are, so that a row's result doesn't depend on those beside it.
+bool RoundsToBf16();
+
 // x: [rows, columns] float32, rows x_stride apart. Sums are float32; their
 // order depends on `columns` alone, so a row's result is the same alone and
 // among others, and on any number of threads. Runs on LibTorch's intra-op
@@ -70,9 +75,9 @@ float QuantizeInt8(const float* x, int64_t n, int8_t* out);
 struct FewRowsKernels {
   // y[r * y_stride + o] (+)= scale_o * x_r . w_o for `outs` rows w_o of W, of n
   // values each and w_stride apart; scales may be null.
-  template <typename T>
+  template <typename T, typename X = float>
   using Multiply = void (*)(const T* w, const float* scales, int64_t outs,
-                            int64_t n, int64_t w_stride, const float* x,
+                            int64_t n, int64_t w_stride, const X* x,
                             int64_t x_stride, int64_t rows, bool add, float* y,
                             int64_t y_stride);
   template <typename T>
@@ -83,6 +88,7 @@ struct FewRowsKernels {
   Multiply<Bf16> bf16;
   Multiply<Fp16> fp16;
   Multiply<int8_t> int8;
+  Multiply<Bf16, Bf16> pairs;  // null but in kFewRowsLoopsAvx512Bf16
   // Values as floats, times `scale`.
   Convert<Bf16> read_bf16;
   Convert<Fp16> read_fp16;
@@ -96,6 +102,10 @@ struct FewRowsKernels {
 };
 
 SIMD_TABLES(FewRowsKernels, kFewRowsLoops);
+#ifdef __x86_64__
+// As kFewRowsLoopsAvx512, with `pairs`. Needs HasBf16Products().
+extern const FewRowsKernels kFewRowsLoopsAvx512Bf16;
+#endif
 
 }  // namespace capstan::kernels
 

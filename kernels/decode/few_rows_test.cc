@@ -73,6 +73,13 @@ std::vector<float> Product(const StoredMatrix& w, const std::vector<float>& x,
   return y;
 }
 
+// What a matrix of that type is multiplied by.
+std::vector<float> Seen(MatrixType type, std::vector<float> x) {
+  if (type != MatrixType::kBf16 || !RoundsToBf16()) return x;
+  for (float& value : x) value = c10::BFloat16(value);
+  return x;
+}
+
 TEST(FewRowsTest, ProductsOfAllTypes) {
   for (const int64_t columns : {1, 15, 64, 100, 576}) {
     const Matrices matrices(/*rows=*/13, columns);
@@ -84,13 +91,14 @@ TEST(FewRowsTest, ProductsOfAllTypes) {
       }
       for (const int64_t rows : {1, 2, 5, 7, 16, 32}) {
         const std::vector<float> x = Random(rows * columns, 2);
+        const std::vector<float> seen = Seen(type, x);
         for (const float before : {0.0f, 3.0f}) {
           const std::vector<float> y = Product(w, x, rows, before);
           for (int64_t r = 0; r < rows; ++r) {
             for (int64_t o = 0; o < w.rows; ++o) {
               double sum = before, size = 1.0;
               for (int64_t i = 0; i < columns; ++i) {
-                const double term = static_cast<double>(x[r * columns + i]) *
+                const double term = static_cast<double>(seen[r * columns + i]) *
                                     values[o * columns + i];
                 sum += term;
                 size += std::fabs(term);
@@ -143,6 +151,34 @@ TEST(FewRowsTest, EachSetAgrees) {
     }
   }
 }
+
+#ifdef __x86_64__
+TEST(FewRowsTest, PairsMakeTheSameOfRoundedRows) {
+  if (!HasBf16Products()) GTEST_SKIP() << "the processor multiplies no pairs";
+  const int64_t outs = 9;
+  for (const int64_t n : {1, 31, 70, 576}) {
+    const Matrices matrices(outs, n);
+    const auto* const w = reinterpret_cast<const Bf16*>(matrices.bf16.data());
+    for (const int64_t rows : {1, 2, 6, 7, 32}) {
+      std::vector<float> x;
+      std::vector<c10::BFloat16> halves;
+      for (const float value : Random(rows * n, 3)) {
+        halves.emplace_back(value);
+        x.push_back(halves.back());
+      }
+      std::vector<float> wanted(rows * outs, 1.0f), y = wanted;
+      kFewRowsLoops.best().bf16(w, nullptr, outs, n, n, x.data(), n, rows, true,
+                                wanted.data(), outs);
+      kFewRowsLoopsAvx512Bf16.pairs(
+          w, nullptr, outs, n, n, reinterpret_cast<const Bf16*>(halves.data()),
+          n, rows, true, y.data(), outs);
+      for (size_t i = 0; i < y.size(); ++i) {
+        EXPECT_NEAR(y[i], wanted[i], 1e-4) << n << " columns, " << rows;
+      }
+    }
+  }
+}
+#endif
 
 TEST(FewRowsTest, ARowIsTheSameAloneAndOnAnyThreads) {
   const Matrices matrices(/*rows=*/700, /*columns=*/200);

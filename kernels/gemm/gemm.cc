@@ -233,6 +233,14 @@ const char* Bf16GemmName() {
   return ChosenForHalves() == nullptr ? "blas" : ChosenForHalves()->name;
 }
 
+Bf16Products HowBf16IsMultiplied() {
+#ifdef __x86_64__
+  if (ChosenForHalves() == &kGemmAvx512Bf16) return Bf16Products::kPairs;
+  if (ChosenForHalves() == &kGemmAmx) return Bf16Products::kTiles;
+#endif
+  return Bf16Products::kAsFloats;
+}
+
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
   if (m <= 0 || n <= 0) return;

@@ -80,6 +80,14 @@ const char* GemmName();
 // made), "avx512bf16", "amx", or "blas" (converted before).
 const char* Bf16GemmName();
 
+// How the factors of a bfloat16 product are multiplied.
+enum class Bf16Products {
+  kAsFloats,  // converted
+  kPairs,     // by vdpbf16ps
+  kTiles,     // by AMX
+};
+Bf16Products HowBf16IsMultiplied();
+
 // For gemm.cc: the loops of gemm_tiles.cc, one table per instruction set.
 
 // As Gemm.

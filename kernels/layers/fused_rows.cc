@@ -20,13 +20,19 @@ void ForRows(int64_t rows, int64_t width, const Body& body) {
   at::parallel_for(0, rows, RowGrain(width), body);
 }
 
-// Whether the factor of a norm of T is float32; else it is of T.
-template <typename T>
-bool IsWide(const at::Tensor& factor) {
+// Calls body with the factor of a norm of T in memory and the loop that takes
+// it: it is float32 (`wide`), or of T.
+template <typename T, typename Loop, typename WideLoop, typename Body>
+void WithFactor(const at::Tensor& factor, Loop loop, WideLoop wide,
+                const Body& body) {
   const at::ScalarType type = factor.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == StorageType<T>(),
               "a norm's weight is ", type, " for rows of ", StorageType<T>());
-  return type == at::kFloat;
+  if (type == at::kFloat) {
+    body(wide, ReadAs<float>(factor));
+  } else {
+    body(loop, ReadAs<T>(factor));
+  }
 }
 
 }  // namespace
@@ -36,20 +42,14 @@ void Normalise(const T* x, int64_t rows, const at::Tensor& factor, double eps,
                T* y, float* rstd) {
   const ProfileScope profile("rms_norm");
   const RowKernels<T>& loops = Simd().rows<T>();
-  const bool wide = IsWide<T>(factor);
   const int64_t width = factor.size(0);
-  ForRows(rows, width, [&](int64_t begin, int64_t end) {
-    const T* const from = x + begin * width;
-    T* const to = y + begin * width;
-    const auto e = static_cast<float>(eps);
-    if (wide) {
-      loops.rms_norm_wide(from, ReadAs<float>(factor), e, end - begin, width,
-                          to, rstd + begin);
-    } else {
-      loops.rms_norm(from, ReadAs<T>(factor), e, end - begin, width, to,
-                     rstd + begin);
-    }
-  });
+  WithFactor<T>(factor, loops.rms_norm, loops.rms_norm_wide,
+                [&](auto loop, const auto* values) {
+                  ForRows(rows, width, [&](int64_t begin, int64_t end) {
+                    loop(x + begin * width, values, static_cast<float>(eps),
+                         end - begin, width, y + begin * width, rstd + begin);
+                  });
+                });
 }
 
 template <typename T>
@@ -57,19 +57,14 @@ void NormaliseAgain(const T* x, int64_t rows, const at::Tensor& factor,
                     const float* rstd, T* y) {
   const ProfileScope profile("rms_norm");
   const RowKernels<T>& loops = Simd().rows<T>();
-  const bool wide = IsWide<T>(factor);
   const int64_t width = factor.size(0);
-  ForRows(rows, width, [&](int64_t begin, int64_t end) {
-    const T* const from = x + begin * width;
-    T* const to = y + begin * width;
-    if (wide) {
-      loops.rms_norm_again_wide(from, ReadAs<float>(factor), rstd + begin,
-                                end - begin, width, to);
-    } else {
-      loops.rms_norm_again(from, ReadAs<T>(factor), rstd + begin, end - begin,
-                           width, to);
-    }
-  });
+  WithFactor<T>(factor, loops.rms_norm_again, loops.rms_norm_again_wide,
+                [&](auto loop, const auto* values) {
+                  ForRows(rows, width, [&](int64_t begin, int64_t end) {
+                    loop(x + begin * width, values, rstd + begin, end - begin,
+                         width, y + begin * width);
+                  });
+                });
 }
 
 template <typename T>
@@ -78,7 +73,6 @@ void NormaliseBackward(const NormGradientBuffers<T>& p, int64_t rows,
                        const at::Tensor& weight_gradient, bool same_bits) {
   const ProfileScope profile("rms_norm");
   const RowKernels<T>& loops = Simd().rows<T>();
-  const bool wide = IsWide<T>(factor);
   const int64_t width = factor.size(0);
   // One sum per chunk of rows, so that threads don't share one.
   const int64_t pieces = std::max<int64_t>(
@@ -106,25 +100,20 @@ void NormaliseBackward(const NormGradientBuffers<T>& p, int64_t rows,
                                          rows, width, end - begin, sum + begin);
         });
   }
-  at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t begin = rows * piece / pieces;
-      const int64_t count = rows * (piece + 1) / pieces - begin;
-      const int64_t at = begin * width;
-      const T* const residual =
-          p.residual == nullptr ? nullptr : p.residual + at;
-      float* const own = wanted && !apart ? sum + piece * width : nullptr;
-      if (wide) {
-        loops.rms_norm_backward_wide(p.dy + at, p.x + at, ReadAs<float>(factor),
-                                     p.rstd + begin, residual, count, width,
-                                     p.dx + at, own);
-      } else {
-        loops.rms_norm_backward(p.dy + at, p.x + at, ReadAs<T>(factor),
-                                p.rstd + begin, residual, count, width,
-                                p.dx + at, own);
+  const auto run = [&](auto loop, const auto* values) {
+    at::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+      for (int64_t piece = first; piece < last; ++piece) {
+        const int64_t begin = rows * piece / pieces;
+        const int64_t count = rows * (piece + 1) / pieces - begin;
+        const int64_t at = begin * width;
+        loop(p.dy + at, p.x + at, values, p.rstd + begin,
+             p.residual == nullptr ? nullptr : p.residual + at, count, width,
+             p.dx + at, wanted && !apart ? sum + piece * width : nullptr);
       }
-    }
-  });
+    });
+  };
+  WithFactor<T>(factor, loops.rms_norm_backward, loops.rms_norm_backward_wide,
+                run);
   if (wanted && pieces > 1 && !apart) {
     at::sum_out(const_cast<at::Tensor&>(weight_gradient),
                 sums.view({pieces, width}), {0});

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/layers/mixed_linear.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 #include "base/profile.h"
 #include "kernels/fast_path.h"
@@ -21,6 +24,29 @@ void Read(const void* what, int64_t row, int64_t rows, int64_t column,
   const auto& matrix = *static_cast<const StoredMatrix*>(what);
   for (int64_t r = row; r < row + rows; ++r, out += columns) {
     ReadMatrix(matrix, r, column, columns, out);
+  }
+}
+
+// Of a bfloat16 matrix and rows that are rounded to it.
+void RoundedLinearInto(const float* x, int64_t x_stride, int64_t rows,
+                       const FewRowsProduct& p, float beta) {
+  // At a time: little memory, and panels of W are rarely made again.
+  constexpr int64_t kMost = 1024;
+  const int64_t columns = p.w.columns;
+  const at::Tensor rounded =
+      at::empty({std::min(rows, kMost), columns}, at::kBFloat16);
+  auto* const to = WriteAs<Bf16>(rounded);
+  for (int64_t first = 0; first < rows; first += kMost) {
+    const int64_t count = std::min(kMost, rows - first);
+    at::parallel_for(0, count, RowGrain(columns), [&](int64_t r, int64_t end) {
+      for (; r < end; ++r) {
+        Simd().bf16.scaled(x + (first + r) * x_stride, 1.0f, columns,
+                           to + r * columns);
+      }
+    });
+    Gemm(Transpose::kRight, count, p.w.rows, columns, 1.0f, {to, columns},
+         {static_cast<const Bf16*>(p.w.data), columns}, beta,
+         {p.y + first * p.y_stride, p.y_stride});
   }
 }
 
@@ -63,6 +89,9 @@ void StoredLinearInto(const float* x, int64_t x_stride, int64_t rows,
   const ProfileScope profile("matrix products");
   if (rows <= kFewRows) return FewRows(x, x_stride, rows, p);
   const float beta = p.add ? 1.0f : 0.0f;
+  if (p.w.type == MatrixType::kBf16 && RoundsToBf16()) {
+    return RoundedLinearInto(x, x_stride, rows, p, beta);
+  }
   if (p.w.type == MatrixType::kFloat) {
     return Gemm(Transpose::kRight, rows, p.w.rows, p.w.columns, 1.0f,
                 {x, x_stride},

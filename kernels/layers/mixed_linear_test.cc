@@ -39,13 +39,16 @@ double Distance(const at::Tensor& a, const at::Tensor& b) {
 TEST(MixedLinearTest, MultipliesWhatAMatrixStandsFor) {
   const at::Tensor w = Floats({50, 96}, 1.0);
   const Weight weights[] = {w.to(at::kBFloat16), w.to(at::kHalf), Int8(w)};
-  for (const int64_t rows : {1, 3, 32, 33, 70}) {
+  for (const int64_t rows : {1, 3, 32, 33, 70, 1030}) {
     const at::Tensor x = Floats({rows, 96}, 2.0);
     for (const Weight& weight : weights) {
       ASSERT_TRUE(IsMixed(x, weight));
       at::Tensor values = weight.tensor.to(at::kFloat);
       if (weight.scales.defined()) values.mul_(weight.scales.unsqueeze(1));
-      const at::Tensor wanted = at::linear(x, values);
+      const bool rounds =
+          weight.tensor.scalar_type() == at::kBFloat16 && RoundsToBf16();
+      const at::Tensor wanted =
+          at::linear(rounds ? x.to(at::kBFloat16).to(at::kFloat) : x, values);
       at::Tensor y = at::empty({rows, 50}, at::kFloat);
       LinearInto(y, x, weight);
       EXPECT_LT(Distance(y, wanted), 1e-4) << rows;
