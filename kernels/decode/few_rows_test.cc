@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -114,39 +115,104 @@ TEST(FewRowsTest, ProductsOfAllTypes) {
   }
 }
 
-TEST(FewRowsTest, EachSetAgrees) {
+// A set's product of `rows` rows of x with W of any type, and its values of W.
+template <typename T>
+void RunSet(FewRowsKernels::Multiply<T> multiply,
+            FewRowsKernels::Convert<T> read, const StoredMatrix& w,
+            const std::vector<float>& x, int64_t rows, std::vector<float>* y,
+            std::vector<float>* values) {
+  const auto* const data = static_cast<const T*>(w.data);
+  const int64_t n = w.columns;
+  multiply(data, w.scales, w.rows, n, n, x.data(), n, rows, false, y->data(),
+           w.rows);
+  for (int64_t o = 0; o < w.rows; ++o) {
+    float* const to = values->data() + o * n;
+    if (read == nullptr) {
+      std::memcpy(to, data + o * n, n * sizeof(float));
+    } else {
+      read(data + o * n, w.scales == nullptr ? 1.0f : w.scales[o], n, to);
+    }
+  }
+}
+
+// Against sums of the stored values in double precision, type by type.
+TEST(FewRowsTest, EachSetOfEachType) {
   const FewRowsKernels* sets[3];
   const int count = kFewRowsLoops.Runnable(sets);
-  const int64_t n = 70, outs = 9, rows = 5;
-  const Matrices matrices(outs, n);
-  const std::vector<float> x = Random(rows * n, 3);
-  std::vector<float> wanted(rows * outs);
-  sets[0]->fp32(matrices.values.data(), nullptr, outs, n, n, x.data(), n, rows,
-                false, wanted.data(), outs);
+  const int64_t outs = 9;
+  for (int s = 0; s < count; ++s) {
+    for (const int64_t n : {1, 7, 16, 70, 129}) {
+      const Matrices matrices(outs, n);
+      for (const MatrixType type : kTypes) {
+        const StoredMatrix w = matrices.Of(type);
+        for (const int64_t rows : {1, 2, 5, 6}) {
+          SCOPED_TRACE(::testing::Message()
+                       << sets[s]->name << ", type " << static_cast<int>(type)
+                       << ", " << n << " columns, " << rows << " rows");
+          const std::vector<float> x = Random(rows * n, 3);
+          std::vector<float> y(rows * outs), values(outs * n);
+          switch (type) {
+            case MatrixType::kFloat:
+              RunSet<float>(sets[s]->fp32, nullptr, w, x, rows, &y, &values);
+              break;
+            case MatrixType::kBf16:
+              RunSet<Bf16>(sets[s]->bf16, sets[s]->read_bf16, w, x, rows, &y,
+                           &values);
+              break;
+            case MatrixType::kFp16:
+              RunSet<Fp16>(sets[s]->fp16, sets[s]->read_fp16, w, x, rows, &y,
+                           &values);
+              break;
+            case MatrixType::kInt8:
+              RunSet<int8_t>(sets[s]->int8, sets[s]->read_int8, w, x, rows, &y,
+                             &values);
+              break;
+          }
+          for (int64_t i = 0; i < outs * n; ++i) {
+            const double stored =
+                type == MatrixType::kFloat  ? matrices.values[i]
+                : type == MatrixType::kBf16 ? float{matrices.bf16[i]}
+                : type == MatrixType::kFp16
+                    ? float{matrices.fp16[i]}
+                    : double{matrices.scales[i / n]} * matrices.int8[i];
+            ASSERT_NEAR(values[i], stored, 1e-6 * std::fabs(stored));
+          }
+          for (int64_t i = 0; i < rows * outs; ++i) {
+            double sum = 0.0, size = 1.0;
+            for (int64_t c = 0; c < n; ++c) {
+              const double term = static_cast<double>(x[i / outs * n + c]) *
+                                  values[i % outs * n + c];
+              sum += term;
+              size += std::fabs(term);
+            }
+            ASSERT_NEAR(y[i], sum, 1e-6 * size);
+          }
+        }
+      }
+    }
+  }
+}
+
+// As a product with the transpose.
+TEST(FewRowsTest, WeightedSumsOfEachSet) {
+  const FewRowsKernels* sets[3];
+  const int count = kFewRowsLoops.Runnable(sets);
+  const int64_t n = 70, terms = 9, rows = 5;
+  const std::vector<float> v = Random(terms * n, 1);
+  const std::vector<float> p = Random(rows * terms, 3);
+  const std::vector<float> factors(rows, 2.0f);
   for (int s = 0; s < count; ++s) {
     SCOPED_TRACE(sets[s]->name);
-    std::vector<float> y(rows * outs);
-    sets[s]->fp32(matrices.values.data(), nullptr, outs, n, n, x.data(), n,
-                  rows, false, y.data(), outs);
-    for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], wanted[i], 1e-4);
-    sets[s]->int8(matrices.int8.data(), matrices.scales.data(), outs, n, n,
-                  x.data(), n, rows, false, y.data(), outs);
-    // Half a scale, a 254th of a row's greatest, for each of n values.
-    for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], wanted[i], 1.0);
-    // Weighted sums: as a product with the transpose.
     std::vector<float> sums(rows * n);
-    const std::vector<float> factors(rows, 2.0f);
-    sets[s]->weighted_sums(wanted.data(), outs, rows, outs,
-                           matrices.values.data(), n, n, factors.data(),
-                           sums.data(), n);
+    sets[s]->weighted_sums(p.data(), terms, rows, terms, v.data(), n, n,
+                           factors.data(), sums.data(), n);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < n; ++c) {
         double sum = 0.0;
-        for (int64_t i = 0; i < outs; ++i) {
-          sum += static_cast<double>(wanted[r * outs + i]) *
-                 matrices.values[i * n + c];
+        for (int64_t i = 0; i < terms; ++i) {
+          sum += static_cast<double>(p[r * terms + i]) * v[i * n + c];
         }
-        EXPECT_NEAR(sums[r * n + c], 2.0 * sum, 1e-3);
+        EXPECT_NEAR(sums[r * n + c], 2.0 * sum, 1e-4);
       }
     }
   }
