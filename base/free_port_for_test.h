@@ -26,9 +26,12 @@ inline int FreePort() {
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> chosen_first >>
       chosen_last;
   std::random_device random;
-  for (int tries = 0; tries < kEnd - kFirst; ++tries) {
+  constexpr int kTries = 2 * (kEnd - kFirst);
+  for (int tries = 0; tries < kTries; ++tries) {
     const int port = kFirst + static_cast<int>(random() % (kEnd - kFirst));
-    if (port >= chosen_first && port <= chosen_last) continue;
+    // On some machines the kernel's are all of them.
+    const bool chosen = port >= chosen_first && port <= chosen_last;
+    if (chosen && tries < kTries / 2) continue;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address = {};
     address.sin_family = AF_INET;

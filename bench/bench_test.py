@@ -260,7 +260,7 @@ class Generation(unittest.TestCase):
                 len(header).to_bytes(8, "little") + header + bytes(44))
             used = generate.without_end(folder, pathlib.Path(made) / "used")
             self.assertEqual(json.loads((used / "config.json").read_text()),
-                             {"hidden_size": 8})
+                             {"eos_token_id": None, "hidden_size": 8})
             self.assertEqual(generate.values_in(used), 17)
 
     def test_chat_by_turn(self):

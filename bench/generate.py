@@ -106,7 +106,9 @@ def without_end(model, folder):
     for file in model.resolve().iterdir():
         if file.name in ("config.json", "generation_config.json"):
             config = json.loads(file.read_text())
-            config.pop("eos_token_id", None)
+            # Without it transformers would take its class's own.
+            for part in (config, config.get("text_config", {})):
+                part["eos_token_id"] = None
             (folder / file.name).write_text(json.dumps(config))
         else:
             (folder / file.name).symlink_to(file)

@@ -241,6 +241,13 @@ TEST(FewRowsTest, PairsMakeTheSameOfRoundedRows) {
       for (size_t i = 0; i < y.size(); ++i) {
         EXPECT_NEAR(y[i], wanted[i], 1e-4) << n << " columns, " << rows;
       }
+      // Its other loops are those without pairs.
+      const std::vector<float>& w32 = matrices.values;
+      kFewRowsLoops.best().fp32(w32.data(), nullptr, outs, n, n, x.data(), n,
+                                rows, false, wanted.data(), outs);
+      kFewRowsLoopsAvx512Bf16.fp32(w32.data(), nullptr, outs, n, n, x.data(), n,
+                                   rows, false, y.data(), outs);
+      EXPECT_EQ(y, wanted);
     }
   }
 }

@@ -88,7 +88,7 @@ std::string CheckProfiledRun() {
 // between two looks at the clock spoils a run.
 TEST(ProfileTest, RowsAddUpToTheStep) {
   std::string wrong = CheckProfiledRun();
-  for (int more = 0; !wrong.empty() && more < 8; ++more) {
+  for (int more = 0; !wrong.empty() && more < 4; ++more) {
     wrong = CheckProfiledRun();
   }
   EXPECT_EQ(wrong, "") << "in all runs";

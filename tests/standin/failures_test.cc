@@ -53,16 +53,17 @@ int Faults(const StandinRun& run) {
                     [](const auto& line) { return line.contains("fault"); }));
 }
 
-// Of a run that has ended; from the last one, if ranks have several.
+// Of a run that has ended; from the first one, if ranks have several. 0: none.
 double SecondsSinceFault(const StandinRun& run) {
   timespec now = {};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  int64_t at_ms = 0;
+  const int64_t now_ms = now.tv_sec * 1000 + now.tv_nsec / 1000000;
+  int64_t at_ms = now_ms;
   for (const nlohmann::json& line : run.report) {
     if (!line.contains("fault")) continue;
-    at_ms = std::max(at_ms, line["at_ms"].get<int64_t>());
+    at_ms = std::min(at_ms, line["at_ms"].get<int64_t>());
   }
-  return static_cast<double>(now.tv_sec) - 1e-3 * static_cast<double>(at_ms);
+  return 1e-3 * static_cast<double>(now_ms - at_ms);
 }
 
 // Bytes of the states in the run's whole checkpoints, by path.

@@ -123,7 +123,7 @@ TEST(MeetTest, ByAPortOnLoopback) {
   }
 }
 
-TEST(MeetTest, EightRanksMeetInHalfASecond) {
+TEST(MeetTest, EightRanksMeetSoon) {
   const double begin = MonotonicSeconds();
   const MeetingResults results = MeetInThreads(Ranks(8, FreePort()));
   ExpectAllMet(results);
