@@ -42,9 +42,9 @@ struct FewRowsProduct {
   bool add = false;      // y += instead
 };
 
-// Whether x is rounded to bfloat16 for matrices of it: where the processor
-// multiplies bfloat16 (Gemm's HowBf16IsMultiplied). However many rows there
-// are, so that a row's result doesn't depend on those beside it.
+// Whether x is rounded to bfloat16 for matrices of it: where Gemm multiplies
+// bfloat16 as it is (HowBf16IsMultiplied). However many rows there are, so that
+// a row's result doesn't depend on those beside it.
 bool RoundsToBf16();
 
 // x: [rows, columns] float32, rows x_stride apart. Sums are float32; their

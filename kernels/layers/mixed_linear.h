@@ -5,8 +5,8 @@
 // int8 with a scale a row. A weight is converted where it is multiplied, which
 // is exact for the 16-bit types, and sums are float32: the result is that of
 // the same values as float32, but for the order of sums. For bfloat16 matrices,
-// x is rounded to bfloat16 where the processor multiplies that (RoundsToBf16),
-// but neither y nor anything between products. Without autograd.
+// x is rounded, and W multiplied as it is, where Gemm does that (RoundsToBf16);
+// neither y nor anything between products is rounded. Without autograd.
 #ifndef CAPSTAN_KERNELS_LAYERS_MIXED_LINEAR_H_
 #define CAPSTAN_KERNELS_LAYERS_MIXED_LINEAR_H_
 
