@@ -11,14 +11,22 @@ _LINKER_SCRIPT = Label("//tools:plugin.lds")
 _OPTIONS_PROTO = Label("//plugins/sdk:options.proto")
 _OPTIONS_PROTO_HDRS = Label("//plugins/sdk:options_proto_hdrs")
 _SDK = Label("//plugins/sdk")
+_SEPARATE = "//tools:separate"
 
 def _root():
     """The folder, below the execution root, of the BUILD file's repository."""
     repository = native.repository_name()[1:]
     return "external/" + repository if repository else "."
 
-def cc_library(name, srcs = [], deps = [], copts = [], pch = None, **kwargs):
-    """native.cc_library, and what its objects get precompiled.
+# Parsing headers and instantiating their templates is most of what an object
+# costs, so an object is made of up to so many sources.
+_JOINED = 8
+
+def cc_library(name, srcs = [], deps = [], copts = [], pch = None, alone = [], textual_hdrs = [], **kwargs):
+    """native.cc_library, whose objects are several sources each.
+
+    --define=join=off compiles each source for itself: for those who edit them,
+    and to check that each file includes what it uses.
 
     Args:
       name: as ever.
@@ -27,18 +35,64 @@ def cc_library(name, srcs = [], deps = [], copts = [], pch = None, **kwargs):
       copts: as ever.
       pch: a header of tools/pch, or None. It saves only time: each file still
         includes what it uses.
+      alone: those of `srcs` that can't be joined with others.
+      textual_hdrs: as ever.
+      **kwargs: as ever.
     """
     # Another workspace's flags may differ from those of the header.
     if pch and srcs and not _SDK.workspace_root:
         deps = deps + _pch_deps(pch)
         copts = copts + _pch_copts(pch)
+    joined = []
+
+    # Kernels are few and long; parsing is the least of them.
+    if pch != "autograd" and not _SDK.workspace_root:
+        joined = _join(name, srcs, alone)
+    if joined:
+        parts = [src for src in srcs if _joins(src, alone)]
+        others = [src for src in srcs if not _joins(src, alone)]
+        srcs = others + select({
+            _SEPARATE: parts,
+            "//conditions:default": joined,
+        })
+        textual_hdrs = textual_hdrs + select({
+            _SEPARATE: [],
+            "//conditions:default": parts,
+        })
     native.cc_library(
         name = name,
         srcs = srcs,
         copts = copts,
+        textual_hdrs = textual_hdrs,
         deps = deps,
         **kwargs
     )
+
+def _joins(src, alone):
+    return src.endswith(".cc") and not src.endswith(".pb.cc") and src not in alone and ":" not in src
+
+def _join(name, srcs, alone):
+    """Sources that include up to _JOINED of `srcs` each; their names."""
+    if type(srcs) != "list":
+        return []
+    parts = [src for src in srcs if _joins(src, alone)]
+    if len(parts) < 2:
+        return []
+    count = (len(parts) + _JOINED - 1) // _JOINED
+    joined = []
+    for i in range(count):
+        # As even as can be: the last is no shorter than the others by two.
+        some = parts[len(parts) * i // count:len(parts) * (i + 1) // count]
+        out = "%s_joined_%d.cc" % (name, i)
+        lines = ["#include \\\"%s/%s\\\"" % (native.package_name(), src) for src in some]
+        native.genrule(
+            name = "%s_joined_%d" % (name, i),
+            outs = [out],
+            cmd = "printf '%s\\n' " + " ".join(["\"%s\"" % line for line in lines]) + " > $@",
+            visibility = ["//visibility:private"],
+        )
+        joined.append(out)
+    return joined
 
 def _pch_deps(pch):
     if _SDK.workspace_root:
@@ -133,7 +187,6 @@ def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs)
     native.cc_library(
         name = name + "_hdrs",
         hdrs = hdrs,
-        visibility = ["//visibility:public"],
         deps = ["@libtorch//:headers"],
     )
     cc_library(
@@ -143,7 +196,6 @@ def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs)
         alwayslink = True,
         linkstatic = True,
         pch = pch,
-        visibility = ["//visibility:public"],
         deps = deps,
         **kwargs
     )
@@ -185,6 +237,7 @@ def capstan_plugin(
         name,
         srcs = None,
         hdrs = None,
+        alone = [],
         deps = [],
         keyword = "",
         code = "",
@@ -211,6 +264,7 @@ def capstan_plugin(
         where several plugins' code is linked into one program, goes into the
         shared library alone.
       hdrs: default: the folder's .h files that aren't for tests.
+      alone: see cc_library.
       deps: what the code needs beside the SDK.
       keyword: see capstan_proto.
       pch: see plugin_library.
@@ -244,6 +298,7 @@ def capstan_plugin(
         name = code,
         srcs = srcs,
         hdrs = hdrs,
+        alone = alone,
         pch = pch,
         visibility = visibility,
         deps = [":%s_proto" % stem for _ in proto] + deps,

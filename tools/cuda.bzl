@@ -13,6 +13,11 @@ _ARCHITECTURES = [
     "-gencode=arch=compute_120,code=sm_120",
 ]
 
+# nvcc names its temporary files by its process, which is number 3 in every
+# sandbox: two at a time took each other's from /tmp.
+_OWN_FOLDER = ("export TMPDIR=$$(mktemp -d); " +
+               "trap 'rm -rf $$TMPDIR' EXIT; ")
+
 def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """lib*.so of .cu files, to be opened at run time where a GPU is.
 
@@ -48,7 +53,7 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
             name = kernel.replace(".", "_") + "_object",
             srcs = [kernel] + hdrs,
             outs = [out, stem + ".ptxas.txt"],
-            cmd = " ".join(
+            cmd = _OWN_FOLDER + " ".join(
                 [compile] +
                 ["'%s'" % flag for flag in _ARCHITECTURES] + [
                     "-Xptxas=-v -c $(location %s)" % kernel,
@@ -62,7 +67,7 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
             name = kernel.replace(".", "_") + "_ptx",
             srcs = [kernel] + hdrs,
             outs = [stem + ".ptx"],
-            cmd = compile + " -arch=compute_90 -ptx $(location %s) -o $@" % kernel,
+            cmd = _OWN_FOLDER + compile + " -arch=compute_90 -ptx $(location %s) -o $@" % kernel,
             message = "Compiling kernels",
         )
         code.extend([out, stem + ".ptxas.txt", stem + ".ptx"])

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an index of rows (first byte even), a table of samples (odd) or of
-// tokens (odd, and its second bit set) holds, in a cached file with a checksum
-// that fits, as whoever can write the folder can make one.
+// What an index of rows (first byte even) or a table of samples (odd; with
+// tokens if its second bit is set) holds, in a cached file with a checksum that
+// fits, as whoever can write the folder can make one.
 #include <isa-l/crc64.h>
 #include <stdlib.h>
 

@@ -33,6 +33,7 @@ void ReadState(const capstan::ScratchFolder& folder, absl::string_view bytes) {
   range.kind = "master";
   range.parameter = "w";
   range.length = 2;
+  range.dtype = "F32";
   // Of 8 zeros.
   range.crc32c = {capstan::Crc32c(std::string(8, '\0'))};
   capstan::ManifestFile file;

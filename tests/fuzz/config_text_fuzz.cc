@@ -9,8 +9,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "glog/logging.h"
-#include "trainer/config/load_config.h"
-#include "trainer/plugin_host/plugin_host.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static capstan::PluginHost* const host = new capstan::PluginHost({});

@@ -10,8 +10,9 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "datasets/darkroom/history_file.h"
 #include "glog/logging.h"
+#include "plugins/algorithm_distillation/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom/history_file.h"
 #include "tests/fuzz/scratch_folder.h"
 
 // With AddressSanitizer: what it calls before it ends the process.
@@ -38,12 +39,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       "a.hdf5", absl::string_view(reinterpret_cast<const char*>(data), size));
   const auto reader = HistoryReader::Open(path);
   if (!reader.ok()) return 0;
-  const capstan::darkroom::Room room;
-  (*reader)
-      ->CheckVariant(capstan::darkroom::Variant::kGoals, room)
-      .IgnoreError();
+  const capstan::darkroom::Darkroom rooms(capstan::darkroom::Variant::kGoals,
+                                          {});
+  (*reader)->CheckTasks(rooms).IgnoreError();
   for (const int task : (*reader)->tasks()) {
-    const auto history = (*reader)->Read(task, room);
+    const auto history = (*reader)->Read(task, rooms.spec());
     if (!history.ok()) continue;
     CHECK_EQ(static_cast<int64_t>(history->actions.size()),
              history->steps * history->streams);

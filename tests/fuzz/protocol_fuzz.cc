@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "cluster/meet/protocol.h"
 #include "glog/logging.h"
-#include "trainer/process_group/meeting/protocol.h"
 
 namespace {
 

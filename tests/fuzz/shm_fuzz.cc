@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "cluster/comm/shm/shm_meeting.h"
 #include "glog/logging.h"
-#include "trainer/process_group/shm/shm_meeting.h"
 
 namespace {
 
