@@ -14,10 +14,14 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/fault_point.h"
+#include "absl/types/optional.h"
+#include "base/limits.h"
 #include "base/open_to_read.h"
 #include "base/progress.h"
+#include "base/same_file.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -28,6 +32,8 @@ namespace fs = std::filesystem;
 // Of a large file, after how many bytes the disk begins to write: all at once
 // at the end would have it wait while memory is filled, and us for it then.
 constexpr int64_t kSendBytes = int64_t{32} << 20;
+
+constexpr char kErrnoPayload[] = "capstan/errno";
 
 class Descriptor {
  public:
@@ -50,8 +56,11 @@ class Descriptor {
 // is lost, or that the user stopped it.
 absl::Status FileError(const std::string& path, int error) {
   const absl::Status status = absl::ErrnoToStatus(error, path);
-  if (!absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
-  return absl::UnknownError(status.message());
+  const bool other = absl::IsUnavailable(status) || absl::IsCancelled(status);
+  absl::Status worded(other ? absl::StatusCode::kUnknown : status.code(),
+                      absl::StrCat(status.message(), LimitText(error)));
+  worded.SetPayload(kErrnoPayload, absl::Cord(absl::StrCat(error)));
+  return worded;
 }
 
 absl::Status FileError(const std::string& path, std::error_code error) {
@@ -59,7 +68,6 @@ absl::Status FileError(const std::string& path, std::error_code error) {
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.rename"));
   if (rename(from.c_str(), to.c_str()) != 0) return FileError(to, errno);
   return absl::OkStatus();
 }
@@ -94,6 +102,14 @@ absl::Status WriteError(const std::string& path, int error) {
   return FileError(absl::StrCat(path, " can't be written"), error);
 }
 
+int ErrnoOf(const absl::Status& status) {
+  const absl::optional<absl::Cord> text = status.GetPayload(kErrnoPayload);
+  int error = 0;
+  return text.has_value() && absl::SimpleAtoi(std::string(*text), &error)
+             ? error
+             : 0;
+}
+
 bool PathExists(const std::string& path) {
   struct stat info;
   return stat(path.c_str(), &info) == 0;
@@ -110,14 +126,12 @@ bool IsRegularFile(const std::string& path) {
 }
 
 absl::Status MakeFolder(const std::string& path) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.make_folder"));
   std::error_code error;
   fs::create_directories(path, error);
   return FileError(path, error);
 }
 
 absl::Status RemoveTree(const std::string& path) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.remove"));
   std::error_code error;
   fs::remove_all(path, error);
   return FileError(path, error);
@@ -125,7 +139,6 @@ absl::Status RemoveTree(const std::string& path) {
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           int64_t most_bytes) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   struct stat info;
   CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   const Descriptor file(fd);
@@ -154,7 +167,6 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
 
 absl::Status WriteAll(int fd, absl::string_view bytes,
                       const std::string& path) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.write"));
   while (!bytes.empty()) {
     const ssize_t n = write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
@@ -173,7 +185,6 @@ absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes) {
 }
 
 absl::Status SyncPath(const std::string& path) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.sync"));
   const Descriptor file(path, O_RDONLY);
   if (file.get() < 0) return FileError(path, errno);
   // Some network file systems can't sync a folder.
@@ -233,7 +244,6 @@ InputFile::~InputFile() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<InputFile>> InputFile::Open(
     const std::string& path) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   struct stat info;
   CAPSTAN_ASSIGN_OR_RETURN(const int fd, OpenToRead(path, "", &info));
   return std::unique_ptr<InputFile>(new InputFile(path, fd));
@@ -246,7 +256,6 @@ absl::StatusOr<int64_t> InputFile::Bytes() const {
 }
 
 absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.read"));
   while (bytes > 0) {
     const ssize_t n = pread(fd_, out, bytes, offset);
     if (n < 0 && errno == EINTR) continue;
@@ -264,7 +273,6 @@ absl::Status InputFile::ReadAt(int64_t offset, int64_t bytes, char* out) const {
 
 absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path,
                                             Start start) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const int how = start == Start::kNew     ? O_EXCL
                   : start == Start::kEmpty ? O_TRUNC
                                            : 0;
@@ -303,7 +311,6 @@ absl::Status OutputFile::Sync() {
 }
 
 absl::Status OutputFile::Close() {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   CAPSTAN_RETURN_IF_ERROR(Sync());
   if (close(std::exchange(fd_, -1)) != 0) status_ = WriteError(path_, errno);
   return status_;
@@ -322,10 +329,8 @@ absl::StatusOr<int> Claim(const std::string& hidden, const std::string& path) {
       close(fd);
       return -1;
     }
-    struct stat opened, named;
-    const bool same =
-        fstat(fd, &opened) == 0 && stat(hidden.c_str(), &named) == 0 &&
-        opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    struct stat opened = {};
+    const bool same = LeadsTo(hidden, fd) && fstat(fd, &opened) == 0;
     // Otherwise its writer has just completed, or removed, it.
     if (same && (!S_ISREG(opened.st_mode) || ftruncate(fd, 0) == 0)) return fd;
     const int error = errno;
@@ -347,7 +352,6 @@ void RemoveLeftOver(const std::string& hidden, const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<HiddenFile>> HiddenFile::Create(
     const std::string& path, absl::string_view suffix) {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.open"));
   const std::string first = HiddenSibling(path, suffix);
   for (int i = 1;; ++i) {
     std::string hidden = i == 1 ? first : absl::StrCat(first, ".", i);
@@ -378,7 +382,6 @@ absl::Status HiddenFile::Rewind() {
 }
 
 absl::Status HiddenFile::Close() {
-  CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("file.close"));
   if (fsync(fd_) != 0 || rename(hidden_.c_str(), path_.c_str()) != 0) {
     return WriteError(path_, errno);
   }

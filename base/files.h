@@ -22,6 +22,10 @@ namespace capstan {
 // written: No space left on device". A full disk is RESOURCE_EXHAUSTED.
 absl::Status WriteError(const std::string& path, int error);
 
+// The errno value that a function of this header failed with, also after
+// Annotate; 0 if `status` is OK or no error of the operating system's.
+int ErrnoOf(const absl::Status& status);
+
 // False if it can't be asked, either: a name too long, a folder that may not be
 // searched.
 bool PathExists(const std::string& path);

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {
@@ -206,6 +207,15 @@ TEST(FilesTest, WhatASystemCallLacksIsNoLostRank) {
                                              std::strerror(error)));
   }
   EXPECT_TRUE(absl::IsResourceExhausted(WriteError("out/file", ENOSPC)));
+}
+
+TEST(FilesTest, ErrorsKeepTheirNumber) {
+  EXPECT_EQ(ErrnoOf(WriteError("out/file", ESTALE)), ESTALE);
+  EXPECT_EQ(ErrnoOf(Annotate(WriteError("out/file", EIO), "save")), EIO);
+  EXPECT_EQ(ErrnoOf(ReadWholeFile("/no/such").status()), ENOENT);
+  EXPECT_EQ(ErrnoOf(MakeFolder("/dev/null/x")), ENOTDIR);
+  EXPECT_EQ(ErrnoOf(absl::OkStatus()), 0);
+  EXPECT_EQ(ErrnoOf(absl::InternalError(std::strerror(EIO))), 0);
 }
 
 TEST(FilesTest, TooLargeFilesAreRefused) {

@@ -9,15 +9,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 #include <limits>
 #include <set>
 #include <utility>
@@ -28,9 +25,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/confine.h"
 #include "base/gpu_driver.h"
+#include "base/subprocess.h"
 
 namespace capstan {
 namespace {
@@ -143,24 +142,6 @@ std::string Advice(int error) {
   }
 }
 
-// Descriptors that close themselves.
-struct Pipe {
-  Pipe() {
-    if (pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
-  }
-  ~Pipe() {
-    Close(0);
-    Close(1);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-  void Close(int end) {
-    if (ends[end] >= 0) close(ends[end]);
-    ends[end] = -1;
-  }
-  int ends[2];
-};
-
 // Reads until the writers are gone, or the deadline (MonotonicSeconds).
 std::string ReadUntil(int from, double deadline) {
   constexpr double kPatience = 10.0;
@@ -188,63 +169,45 @@ std::string ReadUntil(int from, double deadline) {
 // if well. A driver can hold its process in the kernel, where no signal ends
 // it.
 std::string EndOf(pid_t child, bool complete, double limit_seconds) {
-  if (!complete) {
-    // It may have just crashed.
-    for (int i = 0; i < 10; ++i) {
-      int status = 0;
-      const pid_t ended = waitpid(child, &status, WNOHANG);
-      if (ended < 0) return "ended its process";
-      if (ended == child && WIFSIGNALED(status)) {
-        return absl::StrCat("crashed: signal ", WTERMSIG(status), " (",
-                            strsignal(WTERMSIG(status)), ")");
-      }
-      if (ended == child) {
-        return absl::StrCat("ended its process, with exit code ",
-                            WEXITSTATUS(status));
-      }
-      usleep(20'000);
-    }
+  // It may have just crashed.
+  const absl::optional<ChildEnd> end =
+      complete ? absl::nullopt : WaitFor(child, 0.2);
+  if (!end.has_value()) {
+    kill(child, SIGKILL);
+    WaitFor(child, 0.8);
+    return complete
+               ? ""
+               : absl::StrCat("did not answer within ", limit_seconds, " s");
   }
-  kill(child, SIGKILL);
-  for (int i = 0; i < 100; ++i) {
-    if (waitpid(child, nullptr, WNOHANG) != 0) break;
-    usleep(i < 20 ? 200 : 10'000);
+  if (end->signal > 0) {
+    return absl::StrCat("crashed: signal ", end->signal, " (",
+                        strsignal(end->signal), ")");
   }
-  return complete ? ""
-                  : absl::StrCat("did not answer within ", limit_seconds, " s");
+  return absl::StrCat("ended its process",
+                      end->known() ? ", with " + end->Text() : "");
 }
 
 // Asks in a child. *end: how it ended, if not well.
 DriverAnswer AskInChild(const GpuProbe& probe, std::string* end) {
   Pipe pipe;
-  if (pipe.ends[0] < 0) {
-    *end = absl::StrCat("could not be asked (", strerror(errno), ")");
-    return {};
-  }
-  // Otherwise the child would print what is buffered, too.
-  std::cout.flush();
-  std::fflush(nullptr);
-  const pid_t parent = getpid();
-  const pid_t child = fork();
+  const pid_t child = pipe.ok() ? Fork() : -1;
   if (child < 0) {
     *end = absl::StrCat("could not be asked (", strerror(errno), ")");
     return {};
   }
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
     ChildLimits limits;
     // CUDA reserves addresses for all memory of the machine and its GPUs.
     limits.bytes = std::numeric_limits<int64_t>::max() / 2;
     limits.cpu_seconds =
         std::max<int64_t>(60, static_cast<int64_t>(probe.limit_seconds));
-    ConfineChild(limits, {pipe.ends[1]});
-    TellAboutDriver(probe.root, pipe.ends[1]);
+    ConfineChild(limits, {pipe.write_end()});
+    TellAboutDriver(probe.root, pipe.write_end());
     _exit(0);
   }
-  pipe.Close(1);
+  pipe.CloseWrite();
   const DriverAnswer answer = ParseDriverAnswer(
-      ReadUntil(pipe.ends[0], MonotonicSeconds() + probe.limit_seconds));
+      ReadUntil(pipe.read_end(), MonotonicSeconds() + probe.limit_seconds));
   *end = EndOf(child, answer.complete, probe.limit_seconds);
   return answer;
 }

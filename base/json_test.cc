@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/json_document.h"
+#include "base/json_parts.h"
 
 namespace capstan {
 namespace {
@@ -177,6 +178,24 @@ TEST(JsonKeysTest, TheFirstErrorStays) {
                         keys.Fail("c", "is wrong");
                       }),
             "a.json: b must be true or false, is 2");
+}
+
+TEST(JsonPartsTest, PartsAreAsTheyAreWritten) {
+  const std::string json =
+      R"( {"a\"b" : 1, "a": {"b": [1, "]}"], "c": {}} , "n":-1e400,)"
+      R"("l": [ 1 ,"x", [], {"y": "\\"} ], "a": 2, "t": true } )";
+  EXPECT_EQ(JsonMember(json, "a"), R"({"b": [1, "]}"], "c": {}})");
+  EXPECT_EQ(JsonMember(json, "n"), "-1e400");
+  EXPECT_EQ(JsonMember(json, "t"), "true");
+  EXPECT_EQ(JsonMember(json, "b"), "");
+  EXPECT_THAT(JsonItems(JsonMember(json, "l")),
+              ::testing::ElementsAre("1", "\"x\"", "[]", R"({"y": "\\"})"));
+  EXPECT_THAT(JsonItems("[]"), ::testing::IsEmpty());
+  // What isn't JSON ends, somewhere.
+  for (size_t size = 0; size < json.size(); ++size) {
+    JsonMember(json.substr(0, size), "z");
+    JsonItems(json.substr(0, size));
+  }
 }
 
 }  // namespace

@@ -134,6 +134,21 @@ int64_t AvailableHostMemory(const std::string& proc, const std::string& sys) {
   return left;
 }
 
+int64_t HostMemory(const std::string& proc, const std::string& sys) {
+  const int64_t ram = NumberOf(proc + "/meminfo", "MemTotal:");
+  if (ram == 0) return kUnknown;
+  const int64_t swap = NumberOf(proc + "/meminfo", "SwapTotal:") * 1024;
+  int64_t most = ram * 1024;
+  for (const std::string& group : ControlGroups(proc, sys, "")) {
+    most = std::min(most, NumberIn(group + "/memory.max"));
+  }
+  for (const std::string& group : ControlGroups(proc, sys, "memory")) {
+    most = std::min(most, NumberIn(group + "/memory.limit_in_bytes"));
+  }
+  // A group may swap out beyond its limit.
+  return most + swap;
+}
+
 ProcessMemory ReadProcessMemory() {
   ProcessMemory memory;
   std::ifstream status("/proc/self/status");

@@ -22,6 +22,11 @@ int CoresByQuota(const std::string& proc, const std::string& sys);
 int64_t AvailableHostMemory(const std::string& proc = "/proc",
                             const std::string& sys = "/sys");
 
+// Memory of the host in bytes, RAM and swap, or what the control groups' limits
+// allow of it, whatever is free of it now. INT64_MAX if it isn't known.
+int64_t HostMemory(const std::string& proc = "/proc",
+                   const std::string& sys = "/sys");
+
 // This process's host memory in bytes, as the kernel counts it; zeros where
 // unknown.
 struct ProcessMemory {

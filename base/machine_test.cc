@@ -68,6 +68,21 @@ TEST_F(MachineTest, WhatTheMachineHas) {
   EXPECT_EQ(Available(), 12 * 1024);
 }
 
+TEST_F(MachineTest, AllMemoryThatAProcessMayUse) {
+  const auto memory = [this] {
+    return HostMemory(root_ + "/proc", root_ + "/sys");
+  };
+  EXPECT_EQ(memory(), std::numeric_limits<int64_t>::max());
+  Write("proc/meminfo",
+        "MemTotal: 100 kB\nMemAvailable: 12 kB\nSwapTotal: 8 kB\n");
+  EXPECT_EQ(memory(), 108 * 1024);
+  Write("proc/self/cgroup", "0::/a\n");
+  Write("sys/fs/cgroup/a/memory.max", "max\n");
+  EXPECT_EQ(memory(), 108 * 1024);
+  Write("sys/fs/cgroup/memory.max", "20480\n");
+  EXPECT_EQ(memory(), 28 * 1024);
+}
+
 TEST_F(MachineTest, GroupsOfVersion2) {
   Write("proc/meminfo", "MemAvailable: 1000 kB\n");
   Write("proc/self/cgroup", "0::/outer/inner\n");

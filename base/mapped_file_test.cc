@@ -125,6 +125,7 @@ TEST(MappedFileTest, APipeOfTheShellsIsReadToItsEnd) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   std::thread writer([&] {
+    // sleeps: a writer that is late
     usleep(100000);
     EXPECT_EQ(write(ends[1], "late", 4), 4);
     close(ends[1]);

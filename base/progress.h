@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Signs of life within long activities, which the watchdog looks for
-// (trainer/watch): a unit computed, a piece of a file written.
+// (cluster/watch): a unit computed, a piece of a file written.
 #ifndef CAPSTAN_BASE_PROGRESS_H_
 #define CAPSTAN_BASE_PROGRESS_H_
 

@@ -12,12 +12,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/limits.h"
 
 namespace capstan {
 
 absl::Status SharedMemoryError(absl::string_view call) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no shared memory: ", call, ": ", strerror(errno)));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no shared memory: ", call, ": ", strerror(errno), LimitText(errno)));
 }
 
 uint64_t NewMemoryNonce() {

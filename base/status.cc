@@ -3,12 +3,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <cerrno>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 #include "base/lost_peer.h"
 
 namespace capstan {
@@ -71,15 +74,24 @@ absl::Status CurrentExceptionToStatus() {
   } catch (const c10::OutOfMemoryError& e) {
     return absl::ResourceExhaustedError(FirstLine(e.what_without_backtrace()));
   } catch (const std::bad_alloc& e) {
-    return absl::ResourceExhaustedError("out of memory");
+    return absl::ResourceExhaustedError(
+        absl::StrCat("out of memory", LimitText(ENOMEM)));
   } catch (const c10::Error& e) {
     const std::string what = FirstLine(e.what_without_backtrace());
     // The CPU allocator reports exhaustion as a plain c10::Error.
     if (absl::StrContains(what, "DefaultCPUAllocator") ||
         IsMemoryOfGpu(e.what_without_backtrace())) {
-      return absl::ResourceExhaustedError(what);
+      return absl::ResourceExhaustedError(
+          absl::StrCat(what, LimitText(ENOMEM)));
     }
     return absl::InternalError(what);
+  } catch (const std::system_error& e) {
+    // std::thread's: another thread than this user, or memory, may have.
+    const int error = e.code().value();
+    if (error != EAGAIN) return absl::InternalError(FirstLine(e.what()));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no thread can be started: ", FirstLine(e.what()),
+                     LimitText(EAGAIN), LimitText(ENOMEM)));
   } catch (const std::exception& e) {
     if (IsMemoryOfGpu(e.what())) {
       return absl::ResourceExhaustedError(FirstLine(e.what()));

@@ -25,8 +25,8 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status.h"
-#include "trainer/launcher/rank_info.h"
-#include "trainer/process_group/create.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/rank_info.h"
 
 namespace capstan {
 namespace {

@@ -30,10 +30,10 @@
 #include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/launcher/place.h"
-#include "trainer/launcher/rank_info.h"
-#include "trainer/process_group/create.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/launch/place.h"
+#include "cluster/launch/rank_info.h"
 
 namespace capstan {
 namespace {

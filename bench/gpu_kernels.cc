@@ -28,11 +28,11 @@
 
 #include "absl/strings/numbers.h"
 #include "base/gpus.h"
+#include "cluster/comm/create.h"
+#include "cluster/comm/gpu_tools.h"
+#include "cluster/launch/rank_info.h"
 #include "kernels/cuda/dispatch.h"
 #include "plugins/sdk/process_group.h"
-#include "trainer/launcher/rank_info.h"
-#include "trainer/process_group/create.h"
-#include "trainer/process_group/gpu_tools.h"
 #include "trainer/profile/gpu_specs.h"
 
 namespace capstan {

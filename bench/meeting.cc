@@ -24,8 +24,8 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "trainer/process_group/meeting/network.h"
-#include "trainer/process_group/rendezvous.h"
+#include "cluster/meet/network.h"
+#include "cluster/meet/rendezvous.h"
 
 namespace capstan {
 namespace {

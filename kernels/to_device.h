@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "base/work_recorder.h"
+#include "kernels/context/work_recorder.h"
 
 namespace capstan::kernels {
 

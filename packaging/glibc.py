@@ -38,7 +38,8 @@ _MOVED = {
         "pthread_rwlock_init", "pthread_rwlock_rdlock",
         "pthread_rwlock_tryrdlock", "pthread_rwlock_trywrlock",
         "pthread_rwlock_unlock", "pthread_rwlock_wrlock", "pthread_setspecific",
-        "pthread_setaffinity_np", "pthread_setname_np", "pthread_sigmask",
+        "pthread_setaffinity_np", "pthread_setattr_default_np",
+        "pthread_setname_np", "pthread_sigmask",
         "sem_destroy", "sem_init",
         "sem_post", "sem_timedwait", "sem_trywait", "sem_wait"],
 }

@@ -8,44 +8,23 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <malloc.h>
-#include <stdint.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <new>
 #include <string>
+
+#include "base/heap.h"
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
-
-// Requests huge pages for the start of the heap: loading LibTorch allocates
-// half a million small objects, and with small pages the kernel's share of
-// that, and of forking the ranks, is several times as large. Uses no memory
-// until touched.
-void BackHeapWithHugePages() {
-  // The maxima of glibc's dynamic thresholds: the block below comes from the
-  // heap and stays there when freed.
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);
-  mallopt(M_TRIM_THRESHOLD, 64 << 20);
-  mallopt(M_TOP_PAD, kHeapAtStart);
-  void* const block = malloc(kHugePage);
-  mallopt(M_TOP_PAD, 128 << 10);
-  if (block == nullptr) return;
-  const uintptr_t begin =
-      (reinterpret_cast<uintptr_t>(block) + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(sbrk(0));
-  // Falls back to small pages.
-  if (end > begin) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-  }
-  free(block);
-}
 
 // How often libgomp looks for the next parallel region before its thread
 // sleeps. Its own 300,000 times are milliseconds, in which waiting threads keep
@@ -58,6 +37,11 @@ void LetIdleThreadsSleep() {
   if (getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "600", 0);
 }
 
+// Whoever started the trainer may ignore SIGCHLD, and that is inherited: the
+// kernel would then keep no child's exit status, and none could be told from a
+// success.
+void KeepChildrensStatus() { signal(SIGCHLD, SIG_DFL); }
+
 // With standard output closed (`>&-`) the next file that is opened would take
 // its number, and get what is meant for the user.
 void OpenStandardFiles() {
@@ -65,6 +49,54 @@ void OpenStandardFiles() {
     if (fcntl(fd, F_GETFD) >= 0) continue;
     if (open("/dev/null", O_RDWR) != fd) return;
   }
+}
+
+// A small stack ends threads, and LibTorch's start, by SIGSEGV; one of
+// gigabytes leaves no room for another thread's. False: it can't be had.
+bool TakeStack() {
+  constexpr rlim_t kLeast = 1 << 20;
+  constexpr rlim_t kUsual = 8 << 20;
+  constexpr rlim_t kMost = 64 << 20;
+  rlimit limit;
+  if (getrlimit(RLIMIT_STACK, &limit) != 0) return true;
+  if (limit.rlim_cur < kUsual) {
+    limit.rlim_cur = limit.rlim_max < kUsual ? limit.rlim_max : kUsual;
+    setrlimit(RLIMIT_STACK, &limit);
+  }
+  if (limit.rlim_cur < kLeast) {
+    std::fprintf(stderr,
+                 "ERROR: the stack may take %llu bytes (ulimit -s), and the "
+                 "trainer needs %llu\n",
+                 static_cast<unsigned long long>(limit.rlim_cur),
+                 static_cast<unsigned long long>(kLeast));
+    return false;
+  }
+  // glibc has read the limit before.
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes,
+                            limit.rlim_cur > kMost ? kUsual : limit.rlim_cur);
+  pthread_setattr_default_np(&attributes);
+  pthread_attr_destroy(&attributes);
+  return true;
+}
+
+// What LibTorch's libraries can't be loaded without, if there is a limit; "".
+std::string AddressSpaceText() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return "";
+  }
+  return "; the limit of the address space is " +
+         std::to_string(limit.rlim_cur) + " bytes (ulimit -v)";
+}
+
+// While the core is loaded nothing catches an exception.
+[[noreturn]] void OutOfMemory() {
+  std::fprintf(stderr,
+               "ERROR: the trainer's core does not load: out of memory%s\n",
+               AddressSpaceText().c_str());
+  _exit(1);
 }
 
 }  // namespace
@@ -75,7 +107,9 @@ int main(int argc, char** argv) {
   const double start_seconds =
       static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
   OpenStandardFiles();
-  BackHeapWithHugePages();
+  if (!TakeStack()) return 1;
+  KeepChildrensStatus();
+  capstan::BackHeapWithHugePages(kHeapAtStart);
   LetIdleThreadsSleep();
   char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
@@ -87,15 +121,17 @@ int main(int argc, char** argv) {
   }
   // Lazy binding: LibTorch imports 31,000 functions, and a run calls a few
   // hundred of them.
+  std::set_new_handler(OutOfMemory);
   void* library = dlopen(core.c_str(), RTLD_LAZY | RTLD_GLOBAL);
+  std::set_new_handler(nullptr);
   using MainFunction = int (*)(int, char**, double);
   auto main_function =
       library == nullptr
           ? nullptr
           : reinterpret_cast<MainFunction>(dlsym(library, "capstan_main"));
   if (main_function == nullptr) {
-    std::fprintf(stderr, "ERROR: the trainer's core does not load: %s\n",
-                 dlerror());
+    std::fprintf(stderr, "ERROR: the trainer's core does not load: %s%s\n",
+                 dlerror(), AddressSpaceText().c_str());
     return 1;
   }
   const int code = main_function(argc, argv, start_seconds);

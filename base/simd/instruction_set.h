@@ -33,8 +33,8 @@ bool HasAmxProducts();
 bool OnIntel();
 
 // Whether products of bfloat16 are faster than of float32: in AMX tiles, or in
-// pairs but on Intel's processors (docs/decisions/matrix-products-on-the-cpu.md
-// has what was measured).
+// pairs but on Intel's processors (docs/decisions/kernels.md has what was
+// measured).
 bool HasFastBf16Products();
 
 // What HasAmxProducts decides by, for its test.

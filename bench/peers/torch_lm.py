@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 # Steps at the start that the medians leave out, as in Capstan's summary. With
 # --compile the compiler runs in the first.
 WARM_UP_STEPS = 2
-# Of masked diffusion, as in plugins/objective/masked_diffusion: the smallest
+# Of masked diffusion, as in plugins/llada/masked_diffusion: the smallest
 # probability of a mask, and the id of the first character.
 EPS = 1e-3
 FIRST_CHARACTER = 3

@@ -3,7 +3,7 @@
 """Holds what a step of a small run asks of a GPU: launches, bytes and FLOPs a
 token, bytes sent, waits of the host and allocations, on stand-in devices.
 
-    python3 bench/roofline/gate.py TRAINER [--renew]
+    python3 bench/roofline/gate.py ROOFLINE [--renew]
 
 expected.json has the numbers. More than TOLERANCE above one of them is an error;
 so is as much below, which calls for --renew, as does any change on purpose.
@@ -25,9 +25,9 @@ RUNS = {
 }
 
 
-def measure(trainer, strategy, gpus):
+def measure(roofline, strategy, gpus):
     done = subprocess.run(
-        [trainer, "roofline", "--config=" + os.path.join(HERE, "small.pbtxt"),
+        [roofline, "--config=" + os.path.join(HERE, "small.pbtxt"),
          "--json", "--gpu=h100", f"--gpus={gpus}", "--set",
          f"strategy=capstan.{strategy}"],
         capture_output=True, text=True, timeout=200)
@@ -62,8 +62,8 @@ def problems(name, expected, measured):
 
 
 def main():
-    trainer = os.path.abspath(sys.argv[1])
-    measured = {name: measure(trainer, *run) for name, run in RUNS.items()}
+    roofline = os.path.abspath(sys.argv[1])
+    measured = {name: measure(roofline, *run) for name, run in RUNS.items()}
     if "--renew" in sys.argv[2:]:
         with open(EXPECTED, "w", encoding="utf-8") as file:
             json.dump(measured, file, indent=1)
@@ -77,7 +77,8 @@ def main():
         lines += problems(name, expected.get(name, {}), numbers)
     if lines:
         sys.exit("\n".join(lines) + "\nIf it is meant: python3 "
-                 "bench/roofline/gate.py bazel-bin/trainer/trainer --renew")
+                 "bench/roofline/gate.py "
+                 "bazel-bin/testing/roofline/roofline --renew")
 
 
 if __name__ == "__main__":

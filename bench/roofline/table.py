@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Asks `trainer roofline` about models, strategies and GPUs; writes
+"""Asks testing/roofline about models, strategies and GPUs; writes
 docs/roofline.md's table and picture.
 
-    python3 bench/roofline/table.py --trainer bazel-bin/trainer/trainer \
+    python3 bench/roofline/table.py [--roofline bazel-bin/testing/roofline/roofline] \
         [--results results.json] [--models smollm2_135m,llama3_8b] [--page]
 
 --results keeps what was asked, and what is there isn't asked again. --page
@@ -32,7 +32,7 @@ MODELS = {
 BEGIN, END = "<!-- table.py begins -->\n", "<!-- table.py ends -->\n"
 
 
-def ask(trainer, model, strategy, gpus, timeout):
+def ask(roofline, model, strategy, gpus, timeout):
     """What roofline says, as JSON; None if it fails, which it says."""
     _, samples, length, recompute = MODELS[model]
     sets = [f"model.config={HERE}/{model}.json",
@@ -41,7 +41,7 @@ def ask(trainer, model, strategy, gpus, timeout):
             f"strategy=capstan.{strategy}"]
     if recompute:
         sets.append("train.activation_checkpointing=EVERY_UNIT")
-    command = [trainer, "roofline", f"--config={CONFIG}", "--json",
+    command = [roofline, f"--config={CONFIG}", "--json",
                f"--gpus={gpus}", "--gpu=" + ",".join(GPUS)]
     for one in sets:
         command += ["--set", one]
@@ -168,7 +168,8 @@ def write_page(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trainer", default="bazel-bin/trainer/trainer")
+    parser.add_argument("--roofline",
+                        default="bazel-bin/testing/roofline/roofline")
     parser.add_argument("--results", default="")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--timeout", type=float, default=300)
@@ -184,7 +185,7 @@ def main():
                 key = f"{model} {strategy} {gpus}"
                 if key in results:
                     continue
-                answer = ask(args.trainer, model, strategy, gpus, args.timeout)
+                answer = ask(args.roofline, model, strategy, gpus, args.timeout)
                 if answer is None:
                     continue
                 results[key] = answer

@@ -6,35 +6,31 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/digest.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
+#include "datasets/chat/chat_config.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
+#include "plugins/sdk/model_tokenizer.h"
 #include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::chat {
 namespace {
 
-constexpr int64_t kDefaultLength = 1024;
-// The index stores token offsets of rows and packs in 32 bits.
-constexpr int64_t kMostLength = 1 << 24;
-
 // Rows may have any length, if they are cut. Fits the index.
 constexpr int64_t kMostUncut = 1 << 29;
-
-bool CutsRows(Packing packing) {
-  return packing == WRAPPED || packing == BEST_FIT_SPLIT;
-}
 
 absl::Status Changed(const SourceRows& rows) {
   return absl::DataLossError(absl::StrCat(
@@ -57,10 +53,34 @@ void AddNotes(const SourceRows::File& file, int64_t max_length,
         " left out, without a token to train on within max_length (",
         max_length, ")");
   }
+  if (facts.tools_as_text > 0) {
+    add(facts.tools_as_text,
+        facts.tools_as_text == 1 ? " row has" : " rows have",
+        " tools or calls that the template doesn't write: they are in the "
+        "contents as text, which the saved model's template won't write");
+  }
   if (facts.cut > 0) {
     add(facts.cut, " of ", facts.rows,
         " rows lost their end, longer than max_length (", max_length, ")");
   }
+}
+
+CountedFile CountsOf(const SourceRows::File& file) {
+  const RowIndex::Facts& facts = file.index->facts();
+  const auto count = [](uint64_t n) { return static_cast<int64_t>(n); };
+  CountedFile counted;
+  counted.path = file.file.path;
+  counted.counts = {{"bytes", count(file.file.bytes)},
+                    {"rows", count(facts.rows)},
+                    {"bad_rows", count(facts.bad)},
+                    {"untrained_rows", count(facts.untrained)}};
+  if (file.file.unpacked) {
+    counted.counts["members"] = count(file.file.members);
+    if (!file.file.is_table) {
+      counted.counts["unpacked_bytes"] = count(file.file.text.size());
+    }
+  }
+  return counted;
 }
 
 // An error of `value` becomes one about `field`.
@@ -68,113 +88,6 @@ template <typename T>
 absl::StatusOr<T> OfField(const std::string& field, absl::StatusOr<T> value) {
   if (value.ok()) return value;
   return FieldError(field, value.status().message());
-}
-
-absl::Status CheckWeights(const Config& config) {
-  bool any = false;
-  for (const Source& source : config.source()) any |= source.weight() != 0;
-  for (const Source& source : config.source()) {
-    if (any && !(source.weight() > 0 && source.weight() < 1e9)) {
-      return FieldError(
-          "source",
-          absl::StrCat(source.path(), " has the weight ", source.weight(),
-                       ": either all sources have one greater than 0, or "
-                       "none"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSplit(const Config& config) {
-  const Split& split = config.split();
-  const auto wrong = [](absl::string_view what) {
-    return FieldError("split", what);
-  };
-  if (config.part() != TRAINING && !config.has_split()) {
-    return FieldError("part", "needs a split that it is a part of");
-  }
-  if (!config.has_split()) return absl::OkStatus();
-  if (config.validation_fraction() != 0) {
-    return wrong("can't be set together with validation_fraction");
-  }
-  const double sum = split.train() + split.validation() + split.test();
-  if (!(split.train() > 0 && split.validation() >= 0 && split.test() >= 0 &&
-        std::abs(sum - 1) < 1e-6)) {
-    return wrong(absl::StrCat(
-        "train, validation and test must add up to 1, the first greater than "
-        "0; they are ",
-        split.train(), ", ", split.validation(), " and ", split.test()));
-  }
-  if ((config.part() == VALIDATION && split.validation() == 0) ||
-      (config.part() == TESTING && split.test() == 0)) {
-    return FieldError("part", absl::StrCat(Part_Name(config.part()),
-                                           " has no share in the split"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckEpoch(const Config& config) {
-  const bool weighted =
-      config.source_size() > 0 && config.source(0).weight() > 0;
-  if (config.epoch_samples() == 0 || (config.epoch_samples() > 0 && weighted)) {
-    return absl::OkStatus();
-  }
-  return FieldError("epoch_samples",
-                    weighted ? "must not be negative"
-                             : "is for sources with weights; an epoch of "
-                               "others is each sample once");
-}
-
-// Fills in defaults and turns `path` into a source.
-absl::StatusOr<Config> Complete(Config config) {
-  if (config.path().empty() == config.source().empty()) {
-    return FieldError(config.path().empty() ? "path" : "source",
-                      config.path().empty()
-                          ? "is not set: name a file of rows, or sources"
-                          : "can't be set together with path");
-  }
-  if (!config.path().empty()) config.add_source()->set_path(config.path());
-  for (Source& source : *config.mutable_source()) {
-    if (source.path().empty()) {
-      return FieldError("source", "one has no path");
-    }
-    if (source.kind() == AUTO) source.set_kind(config.kind());
-    if (source.loss_on() == BY_KIND) source.set_loss_on(config.loss_on());
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckWeights(config));
-  CAPSTAN_RETURN_IF_ERROR(CheckSplit(config));
-  CAPSTAN_RETURN_IF_ERROR(CheckEpoch(config));
-  if (config.max_length() == 0) config.set_max_length(kDefaultLength);
-  if (config.max_length() < 2 || config.max_length() > kMostLength) {
-    return FieldError("max_length",
-                      absl::StrCat("must be from 2 to ", kMostLength, ", is ",
-                                   config.max_length()));
-  }
-  if (!(config.validation_fraction() >= 0 &&
-        config.validation_fraction() < 1)) {
-    return FieldError(
-        "validation_fraction",
-        absl::StrCat("must be in [0, 1), is ", config.validation_fraction()));
-  }
-  return config;
-}
-
-// Either all sources are preferences or none, and these aren't packed.
-absl::StatusOr<bool> ArePairs(const Config& config) {
-  const auto pairs = std::count_if(
-      config.source().begin(), config.source().end(),
-      [](const Source& source) { return source.kind() == PREFERENCE; });
-  if (pairs != 0 && pairs != config.source_size()) {
-    return FieldError("source",
-                      "some are kind: PREFERENCE and some aren't: pairs and "
-                      "single texts can't be in one batch");
-  }
-  if (pairs != 0 && config.packing() != NONE) {
-    return FieldError("packing",
-                      "pairs of texts (kind: PREFERENCE) can't be "
-                      "packed: leave it out");
-  }
-  return pairs != 0;
 }
 
 // Tensor `name` of the batch in this shape; reuses an existing one if it fits.
@@ -209,25 +122,53 @@ absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
 
 absl::Status Chat::ChooseTemplate(Data* data) {
   const std::string& name = data->config.chat_template();
-  absl::StatusOr<std::unique_ptr<ChatTemplate>> own =
-      ChatTemplate::Recognise(*data->tokenizer);
-  if (name.empty()) {
-    if (!own.ok()) {
-      // Not needed for plain texts.
-      data->no_template = own.status();
-      return absl::OkStatus();
-    }
-    data->chat_template = *std::move(own);
-  } else {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        data->chat_template,
-        OfField("chat_template", ChatTemplate::Named(name)));
+  const std::string& file = data->config.chat_template_file();
+  if (!name.empty() && !file.empty()) {
+    return FieldError("chat_template_file",
+                      "can't be set together with chat_template");
   }
+  if (ChatTemplate::IsFile(name)) {
+    return FieldError("chat_template",
+                      "is a template's name: set chat_template_file to a file");
+  }
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
+      file.empty() ? ChatTemplate::Find(name, *data->tokenizer)
+                   : ChatTemplate::FromFile(file, *data->tokenizer);
+  if (!found.ok() && name.empty() && file.empty()) {
+    // Not needed for plain texts.
+    data->no_template = found.status();
+    return absl::OkStatus();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      data->chat_template,
+      OfField(file.empty() ? "chat_template" : "chat_template_file",
+              std::move(found)));
   const absl::Status fits = data->chat_template->Check(*data->tokenizer);
   if (!fits.ok()) return FieldError("chat_template", fits.message());
-  if (!name.empty() && !(own.ok() && (*own)->name() == name)) {
+  CAPSTAN_RETURN_IF_ERROR(CheckVariables(*data));
+  if (data->chat_template->jinja() != data->tokenizer->chat_template()) {
     data->tokenizer =
         WithChatTemplate(std::move(data->tokenizer), *data->chat_template);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Chat::CheckVariables(const Data& data) {
+  const std::string& text = data.config.chat_template_kwargs();
+  if (text.empty()) return absl::OkStatus();
+  const auto json = ParseJson<nlohmann::json>(text);
+  if (!json.is_object()) {
+    return FieldError("chat_template_kwargs",
+                      "isn't a JSON object, such as {\"enable_thinking\": "
+                      "false}");
+  }
+  const std::string jinja = data.chat_template->jinja();
+  for (const auto& [key, value] : json.items()) {
+    if (absl::StrContains(jinja, key)) continue;
+    return FieldError(
+        "chat_template_kwargs",
+        absl::StrCat("sets \"", key, "\", which the template ",
+                     data.chat_template->name(), " doesn't mention"));
   }
   return absl::OkStatus();
 }
@@ -243,7 +184,8 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
     opened.encoder = std::make_unique<RowEncoder>(
         data->tokenizer.get(), data->chat_template.get(), data->no_template,
         source.loss_on(),
-        CutsRows(config.packing()) ? kMostUncut : config.max_length());
+        CutsRows(config.packing()) ? kMostUncut : config.max_length(),
+        config.chat_template_kwargs());
     CAPSTAN_ASSIGN_OR_RETURN(
         SourceRows rows,
         OfField(field, SourceRows::Open(source.path(), source.kind(),
@@ -266,21 +208,16 @@ absl::Status Chat::OpenSamples(const Config& config, OpenedSource* source) {
   const SampleOptions options = {config.packing(), config.max_length(),
                                  config.validation_fraction(), config.split(),
                                  config.seed()};
-  if (!CutsRows(config.packing())) {
-    CAPSTAN_ASSIGN_OR_RETURN(SampleTable samples,
-                             SampleTable::Open(*source->rows, options));
-    source->samples = std::make_unique<SampleTable>(std::move(samples));
-    return absl::OkStatus();
-  }
   CAPSTAN_ASSIGN_OR_RETURN(
-      TokenTable tokens,
-      TokenTable::Open(*source->rows, options,
-                       [source](size_t row) -> absl::StatusOr<const TokenRow*> {
-                         CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
-                                                  ReadRow(*source, row));
-                         return &reader->tokens;
-                       }));
-  source->tokens = std::make_unique<TokenTable>(std::move(tokens));
+      SampleTable samples,
+      SampleTable::Open(
+          *source->rows, options,
+          [source](size_t row) -> absl::StatusOr<const TokenRow*> {
+            CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
+                                     ReadRow(*source, row));
+            return &reader->tokens;
+          }));
+  source->samples = std::make_unique<SampleTable>(std::move(samples));
   return absl::OkStatus();
 }
 
@@ -289,7 +226,7 @@ absl::StatusOr<Mixture> Chat::Mix(const Data& data, Part part, bool weighted) {
   std::vector<double> weights;
   int64_t all = 0;
   for (int i = 0; i < data.config.source_size(); ++i) {
-    sizes.push_back(data.sources[i].size(part));
+    sizes.push_back(data.sources[i].samples->size(part));
     all += sizes.back();
     const double weight = data.config.source(i).weight();
     if (weighted && weight > 0) weights.push_back(weight);
@@ -369,8 +306,7 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
     if (documents) out.positions += out.length;
   }
   for (const OpenedSource& source : data_->sources) {
-    CAPSTAN_RETURN_IF_ERROR(source.tokens != nullptr ? source.tokens->Check()
-                                                     : source.samples->Check());
+    CAPSTAN_RETURN_IF_ERROR(source.samples->Check());
     CAPSTAN_RETURN_IF_ERROR(source.rows->Check());
   }
   return absl::OkStatus();
@@ -380,7 +316,7 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
   CAPSTAN_ASSIGN_OR_RETURN(const int64_t at,
-                           source.tokens != nullptr
+                           source.samples->keeps_tokens()
                                ? ReadPieces(source, draw.sample, out)
                                : ReadRows(source, draw.sample, out));
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
@@ -418,14 +354,14 @@ absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
 
 absl::StatusOr<int64_t> Chat::ReadPieces(const OpenedSource& source,
                                          int64_t sample, const Out& out) const {
-  const auto pieces = source.tokens->Pieces(part_, sample);
+  const auto pieces = source.samples->Pieces(part_, sample);
   if (pieces.empty()) return Changed(*source.rows);
   const int64_t vocab = data_->tokenizer->vocab_size();
   int64_t at = 0;
   for (const absl::Span<const uint32_t> piece : pieces) {
     const int64_t begin = at;
     for (const uint32_t token : piece) {
-      const int64_t id = token & ~TokenTable::kUntrained;
+      const int64_t id = token & ~SampleTable::kUntrained;
       if (id >= vocab) return Changed(*source.rows);
       out.ids[at] = id;
       out.labels[at++] = id == token ? id : kIgnoredTarget;
@@ -505,9 +441,30 @@ std::vector<int64_t> Chat::PromptIds(absl::string_view text) const {
       std::any_of(data_->sources.begin(), data_->sources.end(),
                   [](const OpenedSource& s) { return s.rows->has_chats(); });
   if (!chats) return data_->tokenizer->Encode(text);
-  const absl::StatusOr<ChatText> turn =
-      data_->chat_template->Render({{"user", std::string(text)}}, true);
+  ChatInput input;
+  const std::vector<ChatMessage> messages = {{"user", std::string(text)}};
+  input.messages = messages;
+  input.variables = data_->config.chat_template_kwargs();
+  input.generation_prompt = true;
+  const absl::StatusOr<RenderedChat> turn =
+      data_->chat_template->RenderInput(input);
   return data_->tokenizer->Encode(turn.ok() ? turn->text : text);
+}
+
+absl::StatusOr<std::string> Chat::Digest() const {
+  std::vector<uint64_t> hashes;
+  for (const OpenedSource& source : data_->sources) {
+    // Rows that move from one source to the next are other samples.
+    hashes.push_back(source.rows->size());
+    for (const SourceRows::File& file : source.rows->files()) {
+      for (const IndexedRow& row : file.index->rows()) {
+        hashes.push_back(row.hash);
+      }
+    }
+    CAPSTAN_RETURN_IF_ERROR(source.rows->Check());
+  }
+  return absl::StrCat(hashes.size() - data_->sources.size(),
+                      " rows, hashes of ", DigestOfValues(hashes));
 }
 
 std::vector<std::string> Chat::notes() const {
@@ -522,11 +479,23 @@ std::vector<std::string> Chat::notes() const {
   return notes;
 }
 
+std::vector<CountedFile> Chat::counted_files() const {
+  std::vector<CountedFile> files;
+  // What is held out is in the files of the reader that it was taken from.
+  if (part_ != data_->config.part()) return files;
+  for (const OpenedSource& source : data_->sources) {
+    for (const SourceRows::File& file : source.rows->files()) {
+      files.push_back(CountsOf(file));
+    }
+  }
+  return files;
+}
+
 std::string Chat::FillNote(const OpenedSource& source) const {
-  const int64_t samples = source.size(part_);
+  const int64_t samples = source.samples->size(part_);
   int64_t tokens = 0;
-  if (source.tokens != nullptr) {
-    tokens = source.tokens->tokens(part_);
+  if (source.samples->keeps_tokens()) {
+    tokens = source.samples->tokens(part_);
   } else {
     for (int64_t sample = 0; sample < samples; ++sample) {
       uint32_t one = 0;
@@ -548,19 +517,23 @@ std::string Chat::FillNote(const OpenedSource& source) const {
 }
 
 absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
-  if (config.tokenizer().empty()) {
+  const std::string& folder = config.tokenizer().empty()
+                                  ? CurrentModelTokenizer().folder
+                                  : config.tokenizer();
+  if (folder.empty()) {
     return FieldError("tokenizer",
-                      "is not set: name a folder with a tokenizer.json");
+                      "is not set, and the model brings none: name a folder "
+                      "with a tokenizer.json");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::unique_ptr<Tokenizer> tokenizer,
-      OfField("tokenizer", LoadTokenizer(config.tokenizer())));
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
+                           OfField("tokenizer", LoadTokenizer(folder)));
   // Everything that its tokens depend on.
   CacheKey key;
   for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
-    const auto file =
-        MappedFile::Open(absl::StrCat(config.tokenizer(), "/", name));
+       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "config.json"}) {
+    const auto file = MappedFile::Open(absl::StrCat(folder, "/", name));
     key.Add(file.ok() ? (*file)->bytes() : "");
   }
   return Create(config, std::move(tokenizer), key.hash());

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/counted_files.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/sample_table.h"
 #include "datasets/chat/source_rows.h"
-#include "datasets/chat/token_table.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 
@@ -29,7 +29,7 @@ namespace capstan::chat {
 // A sample of a PREFERENCE is two texts: of n samples, rows 0 to n - 1 are the
 // chosen ones and rows n to 2 n - 1 the rejected ones, all of one length. What
 // counts a sample's tokens then counts both.
-class Chat final : public DatasetReader, public EpochDraws {
+class Chat final : public DatasetReader, public CountsFiles {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
   // With an existing tokenizer; tokenizer_hash identifies everything that its
@@ -53,22 +53,19 @@ class Chat final : public DatasetReader, public EpochDraws {
     return texts() * RowLength(index);
   }
   std::vector<std::string> notes() const override;
+  std::vector<CountedFile> counted_files() const override;
   // A user's turn, if any row is a conversation.
   std::vector<int64_t> PromptIds(absl::string_view text) const override;
   const Tokenizer* tokenizer() const override { return data_->tokenizer.get(); }
+  // Of the rows of all sources, in their order, as their indexes have them.
+  absl::StatusOr<std::string> Digest() const override;
 
  private:
   struct OpenedSource {
     Kind kind = AUTO;
     std::unique_ptr<RowEncoder> encoder;
     std::unique_ptr<SourceRows> rows;
-    // By packing, one of them.
     std::unique_ptr<SampleTable> samples;
-    std::unique_ptr<TokenTable> tokens;
-
-    int64_t size(Part part) const {
-      return tokens != nullptr ? tokens->size(part) : samples->size(part);
-    }
   };
   struct Data {
     Config config;  // with defaults filled in, and `path` as a source
@@ -95,6 +92,7 @@ class Chat final : public DatasetReader, public EpochDraws {
         mixture_(std::move(mixture)) {}
 
   static absl::Status ChooseTemplate(Data* data);
+  static absl::Status CheckVariables(const Data& data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
   static absl::Status OpenSamples(const Config& config, OpenedSource* source);
   // weighted: by the sources' weights, if they have any.

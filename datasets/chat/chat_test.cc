@@ -183,7 +183,7 @@ TEST(ChatTest, WhatTheConfigGetsWrongNamesItsField) {
   };
   expect(Config(), "path", "is not set");
   expect(Of("/no/such"), "path", "/no/such can't be opened");
-  expect(Of(path, 1), "max_length", "from 2");
+  expect(Of(path, 1), "max_length", ", or 0 for the default, is 1");
   Config config = Of(path);
   config.set_validation_fraction(1);
   expect(config, "validation_fraction", "[0, 1)");
@@ -534,6 +534,62 @@ TEST(IndexRowsTest, RowsAndTheFirstErrorDoNotDependOnChunks) {
                                 .message()),
                 HasSubstr("b.jsonl:601: is an object without keys"));
   }
+}
+
+TEST(ChatTest, ATemplateMayBeAFileWithVariables) {
+  Config config =
+      Of(File("a.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"
+                         R"({"role": "assistant", "content": "b"}]})"
+                         "\n"));
+  config.set_chat_template_file(
+      File("own.jinja",
+           "{% for m in messages %}{{ m.role[0] ~ sign ~ m.content }}"
+           "<|im_end|>{% endfor %}{% if add_generation_prompt %}a{{ sign }}"
+           "{% endif %}"));
+  config.set_chat_template_kwargs(R"({"sign": ":"})");
+  const auto chat = MustMake(config);
+  ASSERT_NE(chat, nullptr);
+  Batch batch;
+  ASSERT_TRUE(chat->Read({0}, &batch).ok());
+  const std::string text = "u:a|a:b|";
+  std::vector<int64_t> ids(text.begin(), text.end());
+  std::replace(ids.begin(), ids.end(), int64_t{'|'}, int64_t{257});
+  EXPECT_EQ(Row(batch, kInputIds, 0), ids);
+  // It is what the model is saved with, and asked in.
+  EXPECT_THAT(chat->tokenizer()->chat_template(), HasSubstr("m.role[0]"));
+  ids.assign({'u', ':', 'x', 257, 'a', ':'});
+  EXPECT_EQ(chat->PromptIds("x"), ids);
+
+  const auto error = [](const Config& wrong) {
+    return std::string(Make(wrong).status().message());
+  };
+  config.set_chat_template_kwargs(R"({"sign": "", "enable_thinking": 1})");
+  EXPECT_THAT(error(config),
+              HasSubstr("sets \"enable_thinking\", which the template"));
+  config.set_chat_template_kwargs("false");
+  EXPECT_THAT(error(config), HasSubstr("isn't a JSON object"));
+  config.clear_chat_template_kwargs();
+  config.set_chat_template("chatml");
+  EXPECT_THAT(error(config), HasSubstr("together with chat_template"));
+  config.clear_chat_template_file();
+  config.set_chat_template("own.jinja");
+  EXPECT_THAT(error(config), HasSubstr("set chat_template_file"));
+}
+
+TEST(ChatTest, ToolsThatATemplateDoesntWriteAreNoted) {
+  const std::string talk =
+      R"("messages": [{"role": "user", "content": "a"}, {"role": )"
+      R"("assistant", "content": "b"}]})"
+      "\n";
+  Config config =
+      Of(File("a.jsonl", "{" + talk + R"({"tools": [{"name": "f"}], )" + talk));
+  config.set_chat_template("chatml");
+  config.set_max_length(1000);
+  const auto chat = MustMake(config);
+  ASSERT_NE(chat, nullptr);
+  EXPECT_THAT(chat->notes(),
+              ElementsAre(HasSubstr("1 row has tools or calls that the "
+                                    "template doesn't write")));
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 
 // A file below a folder of its own test.
 std::string File(const std::string& name, const std::string& bytes) {
@@ -157,6 +159,36 @@ TEST(DataFilesTest, EveryKindOfFileHasTheSameRows) {
   // A wrong row says which.
   EXPECT_THAT(ErrorOf(Of(File("w.csv", "question,reply\n1,2\n"))),
               HasSubstr("w.csv: row 1: has the keys \"question\", \"reply\""));
+}
+
+TEST(DataFilesTest, FilesAreCounted) {
+  const std::string text = TextRows(0, 10) + "{\"text\": 1}\n";
+  const std::string packed = Zstd(text) + Zstd(text);
+  Config config;
+  config.set_max_length(50);
+  config.set_bad_rows(SKIP);
+  config.add_source()->set_path(File("c.jsonl", text));
+  config.add_source()->set_path(File("c.jsonl.zst", packed));
+  config.set_validation_fraction(0.2);
+  const auto chat = MustMake(config);
+  const std::vector<CountedFile> files = chat->counted_files();
+  ASSERT_EQ(files.size(), 2u);
+  const auto bytes = static_cast<int64_t>(text.size());
+  EXPECT_EQ(files[0].path, config.source(0).path());
+  EXPECT_THAT(files[0].counts,
+              ElementsAre(Pair("bad_rows", 1), Pair("bytes", bytes),
+                          Pair("rows", 10), Pair("untrained_rows", 0)));
+  EXPECT_THAT(files[1].counts,
+              ElementsAre(Pair("bad_rows", 2),
+                          Pair("bytes", static_cast<int64_t>(packed.size())),
+                          Pair("members", 2), Pair("rows", 20),
+                          Pair("unpacked_bytes", 2 * bytes),
+                          Pair("untrained_rows", 0)));
+  // What is held out is in the same files.
+  const auto held = chat->Validation();
+  ASSERT_TRUE(held.ok());
+  EXPECT_THAT(dynamic_cast<const CountsFiles&>(**held).counted_files(),
+              IsEmpty());
 }
 
 TEST(DataFilesTest, PatternsAndFoldersAreFiles) {
@@ -294,7 +326,7 @@ TEST(DataFilesTest, TokensThatChangeMeanwhileAreAnError) {
     const auto chat = MustMake(config);
     for (const auto& entry : fs::directory_iterator(
              fs::path(config.path()).parent_path() / ".capstan")) {
-      if (entry.path().extension() != ".tokens") continue;
+      if (entry.path().extension() != ".samples") continue;
       std::fstream(entry.path(), std::ios::in | std::ios::out)
           << std::string(fs::file_size(entry.path()), '\x7f');
     }
@@ -320,7 +352,7 @@ TEST(DataFilesTest, AMixtureDrawsAnewInEachEpoch) {
   config.set_epoch_samples(400);
   const auto chat = MustMake(config);
   ASSERT_EQ(chat->size(), 400);
-  EXPECT_TRUE(DrawsAnew(*chat));
+  EXPECT_TRUE(chat->draws_anew());
   std::map<std::string, int> times;
   std::vector<std::vector<std::string>> epochs(3);
   for (int64_t i = 0; i < 1200; ++i) {
@@ -343,7 +375,7 @@ TEST(DataFilesTest, AMixtureDrawsAnewInEachEpoch) {
   // By the seed alone.
   const auto again = MustMake(config);
   EXPECT_EQ(TextOf(*again, 777), epochs[1][377]);
-  EXPECT_FALSE(DrawsAnew(*MustMake(Of(File("c", TextRows(0, 3))))));
+  EXPECT_FALSE(MustMake(Of(File("c", TextRows(0, 3))))->draws_anew());
 }
 
 }  // namespace

@@ -7,17 +7,20 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "datasets/chat/chat.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/pair_batch.h"
 #include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan::chat {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -105,6 +108,32 @@ TEST(PreferenceTest, ThePromptOfTextsMayBeWhatBothBeginWith) {
 constexpr char kUser[] = "{\"role\": \"user\", \"content\": \"Hi\"}";
 constexpr char kGood[] = "{\"role\": \"assistant\", \"content\": \"Hello\"}";
 constexpr char kBad[] = "{\"role\": \"assistant\", \"content\": \"Go\"}";
+
+// A tokenizer of bytes but "q".
+TEST(PreferenceTest, NoCharacterIsLeftOut) {
+  auto json = nlohmann::json::parse(ByteTokenizerJson());
+  auto& vocab = json["model"]["vocab"];
+  vocab["qq"] = vocab["q"];
+  vocab.erase("q");
+  json["added_tokens"] = nlohmann::json::array();
+  for (const char* token : {"<|im_start|>", "<|im_end|>"}) {
+    json["added_tokens"].push_back({{"id", 256 + json["added_tokens"].size()},
+                                    {"content", token},
+                                    {"special", true}});
+  }
+  const Config config =
+      Of("{\"prompt\": [{\"role\": \"user\", \"content\": \"quip\"}], "
+         "\"chosen\": [{\"role\": \"assistant\", \"content\": \"a\"}], "
+         "\"rejected\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
+  const std::string folder =
+      std::filesystem::path(config.path()).parent_path().string();
+  std::ofstream(folder + "/tokenizer.json") << json.dump();
+  auto tokenizer = LoadTokenizer(folder);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto chat = Chat::Create(config, *std::move(tokenizer), 1);
+  EXPECT_THAT(std::string(chat.status().message()),
+              AllOf(HasSubstr("pairs.jsonl:1"), HasSubstr("\"q\"")));
+}
 
 TEST(PreferenceTest, MessagesInEachOfTheirForms) {
   const std::string user = kUser, good = kGood, bad = kBad;

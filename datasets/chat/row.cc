@@ -31,17 +31,17 @@ constexpr const char* kAssistantKeys[] = {"assistant", "answer", "response",
 constexpr size_t kMostShown = 300;
 
 absl::Status FillMessages(const object& from, Row* row) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
-  return AddTurns(from, "messages", kMessageKeys, tools, row);
+  CAPSTAN_RETURN_IF_ERROR(AddContext(from, row));
+  return AddTurns(from, "messages", kMessageKeys, row);
 }
 
 absl::Status FillPromptCompletion(const object& from, Row* row) {
   array messages;
   if (from.at_key("prompt").get(messages) == simdjson::SUCCESS) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
-    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, tools, row));
+    CAPSTAN_RETURN_IF_ERROR(AddContext(from, row));
+    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, row));
     row->prompt_messages = row->messages().size();
-    return AddTurns(from, "completion", kMessageKeys, "", row);
+    return AddTurns(from, "completion", kMessageKeys, row);
   }
   row->is_text = true;
   CAPSTAN_RETURN_IF_ERROR(CopyText(from, "prompt", &row->prompt));
@@ -49,10 +49,9 @@ absl::Status FillPromptCompletion(const object& from, Row* row) {
 }
 
 absl::Status FillShareGpt(const object& from, Row* row) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
-  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, tools, row));
-  return AddTurns(from, "conversations", kShareGptKeys,
-                  row->messages().empty() ? tools : "", row);
+  CAPSTAN_RETURN_IF_ERROR(AddContext(from, row));
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
+  return AddTurns(from, "conversations", kShareGptKeys, row);
 }
 
 absl::Status FillText(const object& from, Row* row) {
@@ -89,7 +88,7 @@ absl::Status AddHistory(const object& from, Row* row) {
 }
 
 absl::Status FillAlpaca(const object& from, Row* row) {
-  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
   CAPSTAN_RETURN_IF_ERROR(AddHistory(from, row));
   absl::string_view instruction;
   absl::string_view input;
@@ -106,7 +105,7 @@ absl::Status FillInputTarget(const object& from, Row* row) {
   const char* const assistant = FirstOf(from, kAssistantKeys);
   if (user == nullptr) return Missing(kUserKeys[0]);
   if (assistant == nullptr) return Missing(kAssistantKeys[0]);
-  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
+  CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
   return FillPair(from, user, assistant, row);
 }
 
@@ -188,7 +187,7 @@ absl::Status Fill(const object& from, Row* row) {
     case QUESTION_ANSWER:
       return FillPair(from, "question", "answer", row);
     case SYSTEM_USER_ASSISTANT:
-      CAPSTAN_RETURN_IF_ERROR(AddSystem(from, "", row));
+      CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
       return FillPair(from, "user", "assistant", row);
     case TEXT:
       return FillText(from, row);
@@ -208,6 +207,31 @@ bool IsRowKey(absl::string_view key) {
   return key == "messages" || key == "conversations" || key == "text" ||
          std::any_of(std::begin(kUserKeys), std::end(kUserKeys), is) ||
          std::any_of(std::begin(kAssistantKeys), std::end(kAssistantKeys), is);
+}
+
+ChatInput Row::Input(size_t count, std::string* json) const {
+  ChatInput input;
+  input.messages = messages().first(count);
+  input.tools = tools;
+  input.documents = documents;
+  input.own_variables = variables;
+  const auto begin = jsons_.begin();
+  if (std::all_of(begin, begin + static_cast<int64_t>(count),
+                  [](const std::string& one) { return one.empty(); })) {
+    return input;
+  }
+  *json = "[";
+  for (size_t i = 0; i < count; ++i) {
+    if (i > 0) *json += ",";
+    if (jsons_[i].empty()) {
+      *json += MessageJson(messages_[i].role, messages_[i].content);
+    } else {
+      *json += jsons_[i];
+    }
+  }
+  *json += "]";
+  input.messages_json = *json;
+  return input;
 }
 
 struct RowParser::State {
@@ -238,7 +262,10 @@ absl::Status RowParser::Parse(absl::string_view json, size_t readable,
     return Bad("is ", TypeText(value), ", not an object");
   }
   row->kind = kind == AUTO ? KindOf(from) : kind;
-  return Fill(from, row);
+  row->source = json;
+  const absl::Status filled = Fill(from, row);
+  row->source = "";
+  return filled;
 }
 
 }  // namespace capstan::chat

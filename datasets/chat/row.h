@@ -24,19 +24,39 @@ class Row {
     prompt_messages = 0;
     prompt.clear();
     completion.clear();
+    tools.clear();
+    documents.clear();
+    variables.clear();
+    source = "";
     if (rejected != nullptr) rejected->Clear();
     count_ = 0;
   }
-  void Add(absl::string_view role, absl::string_view content) {
-    if (count_ == messages_.size()) messages_.emplace_back();
+  void ClearMessages() { count_ = 0; }
+  // `json` is the whole message if it has more than role and content.
+  void Add(absl::string_view role, absl::string_view content,
+           absl::string_view json = "") {
+    if (count_ == messages_.size()) {
+      messages_.emplace_back();
+      jsons_.emplace_back();
+    }
     messages_[count_].role.assign(role.data(), role.size());
     messages_[count_].content.assign(content.data(), content.size());
+    jsons_[count_].assign(json.data(), json.size());
     ++count_;
   }
   // Empty where is_text.
   absl::Span<const ChatMessage> messages() const {
     return absl::MakeConstSpan(messages_).first(count_);
   }
+  // The same message in two rows.
+  static bool Same(const Row& a, const Row& b, size_t message) {
+    return a.messages_[message].role == b.messages_[message].role &&
+           a.messages_[message].content == b.messages_[message].content &&
+           a.jsons_[message] == b.jsons_[message];
+  }
+  // The first `count` messages with what else a template sees; `*json` is
+  // memory that the result may view.
+  ChatInput Input(size_t count, std::string* json) const;
 
   Kind kind = AUTO;  // never AUTO once filled
   // PROMPT_COMPLETION of texts, or TEXT (in `completion`).
@@ -45,11 +65,19 @@ class Row {
   std::string completion;
   // PROMPT_COMPLETION and PREFERENCE of messages: how many are the prompt's.
   size_t prompt_messages = 0;
+  // JSON texts: the tools' list, the documents' list and the object
+  // chat_template_kwargs; "" if there are none.
+  std::string tools;
+  std::string documents;
+  std::string variables;
+  // The row's own text, while it is parsed.
+  absl::string_view source;
   // PREFERENCE: the same prompt with the other completion. Null until needed.
   std::unique_ptr<Row> rejected;
 
  private:
   std::vector<ChatMessage> messages_;
+  std::vector<std::string> jsons_;  // "" for those that are plain
   size_t count_ = 0;
 };
 

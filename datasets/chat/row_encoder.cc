@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan::chat {
 namespace {
@@ -51,28 +52,49 @@ class ChatTokenizer final : public Tokenizer {
   SpecialIds special_ids() const override { return ids_; }
   std::string chat_template() const override { return jinja_; }
   absl::Status Save(const std::string& folder) const override;
+  int64_t FirstUnknown(absl::string_view text) const override {
+    return base_->FirstUnknown(text);
+  }
 
  private:
+  void SetSpecialTokens(Json* object) const;
+
   const std::unique_ptr<Tokenizer> base_;
   const std::string jinja_;
   SpecialIds ids_;
 };
 
-absl::Status ChatTokenizer::Save(const std::string& folder) const {
-  CAPSTAN_RETURN_IF_ERROR(base_->Save(folder));
-  const std::string path = folder + "/tokenizer_config.json";
-  Json config = Json::object();
-  if (std::filesystem::exists(path)) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-    config = ParseJson<Json>(text);
-    if (!config.is_object()) config = Json::object();
-  }
+// What is in a file; an empty object if that is none.
+absl::StatusOr<Json> ReadObject(const std::string& path) {
+  Json object = Json::object();
+  if (!std::filesystem::exists(path)) return object;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  object = ParseJson<Json>(text);
+  if (!object.is_object()) object = Json::object();
+  return object;
+}
+
+void ChatTokenizer::SetSpecialTokens(Json* object) const {
   const auto set = [&](const char* key, int64_t id) {
-    if (id >= 0) config[key] = base_->Decode({id});
+    if (id >= 0) (*object)[key] = base_->Decode({id});
   };
   set("bos_token", ids_.bos);
   set("eos_token", ids_.eos);
   set("pad_token", ids_.pad);
+}
+
+absl::Status ChatTokenizer::Save(const std::string& folder) const {
+  CAPSTAN_RETURN_IF_ERROR(base_->Save(folder));
+  const std::string path = folder + "/tokenizer_config.json";
+  CAPSTAN_ASSIGN_OR_RETURN(Json config, ReadObject(path));
+  SetSpecialTokens(&config);
+  // Its tokens win over those of the config.
+  const std::string map_path = folder + "/special_tokens_map.json";
+  if (std::filesystem::exists(map_path)) {
+    CAPSTAN_ASSIGN_OR_RETURN(Json map, ReadObject(map_path));
+    SetSpecialTokens(&map);
+    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(map_path, map.dump(2) + "\n"));
+  }
   config["chat_template"] = jinja_;
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(path, config.dump(2) + "\n"));
   // If it exists, it is read instead.
@@ -98,12 +120,13 @@ int64_t TokenRow::trained() const {
 RowEncoder::RowEncoder(const Tokenizer* tokenizer,
                        const ChatTemplate* chat_template,
                        absl::Status no_template, LossOn loss_on,
-                       int64_t max_length)
+                       int64_t max_length, std::string variables)
     : tokenizer_(tokenizer),
       template_(chat_template),
       no_template_(std::move(no_template)),
       loss_on_(loss_on),
-      max_length_(max_length) {
+      max_length_(max_length),
+      variables_(std::move(variables)) {
   const int64_t eos = tokenizer->special_ids().eos;
   if (eos >= 0) eos_ = tokenizer->Decode({eos});
   // Tokens around a text of one token that no tokenizer has.
@@ -121,9 +144,11 @@ LossOn RowEncoder::LossOf(Kind kind) const {
 
 absl::Status RowEncoder::Render(const Row& row, RenderedRow* out) const {
   out->trained.clear();
+  out->tools_as_text = false;
   out->everything = LossOf(row.kind) == ALL;
   CAPSTAN_RETURN_IF_ERROR(row.is_text ? RenderText(row, out)
                                       : RenderChat(row, out));
+  CAPSTAN_RETURN_IF_ERROR(CheckKnown(*tokenizer_, out->text));
   if (out->everything) {
     out->trained.assign(1, {0, static_cast<int64_t>(out->text.size())});
   }
@@ -154,21 +179,53 @@ absl::Status RowEncoder::RenderChat(const Row& row, RenderedRow* out) const {
     return absl::FailedPreconditionError(
         absl::StrCat("a row is a conversation, but ", no_template_.message()));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(ChatText text,
-                           template_->Render(row.messages(), false));
-  out->text = std::move(text.text);
-  const LossOn loss = LossOf(row.kind);
-  size_t first = 0;
-  if (loss == COMPLETION && row.kind == PROMPT_COMPLETION) {
-    const auto prompt = row.messages().first(row.prompt_messages);
-    first = std::count_if(
-        prompt.begin(), prompt.end(),
-        [](const ChatMessage& m) { return m.role == "assistant"; });
-  } else if (loss == COMPLETION && !text.assistant.empty()) {
-    first = text.assistant.size() - 1;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      RenderedChat chat,
+      RenderMessages(row, row.messages().size(), /*generation_prompt=*/false,
+                     /*find_turns=*/!out->everything));
+  out->text = std::move(chat.text);
+  out->tools_as_text = chat.tools_as_text;
+  if (out->everything) return absl::OkStatus();
+  auto first = chat.turns.begin();
+  if (LossOf(row.kind) == COMPLETION && row.kind == PROMPT_COMPLETION) {
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t begin, CompletionBegin(row, *out));
+    first = std::find_if(first, chat.turns.end(), [&](const ChatTurn& turn) {
+      return turn.message < 0
+                 ? turn.begin >= begin
+                 : turn.message >= static_cast<int64_t>(row.prompt_messages);
+    });
+  } else if (LossOf(row.kind) == COMPLETION && !chat.turns.empty()) {
+    first = chat.turns.end() - 1;
   }
-  out->trained.assign(text.assistant.begin() + first, text.assistant.end());
+  for (; first != chat.turns.end(); ++first) {
+    out->trained.emplace_back(first->begin, first->end);
+  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<RenderedChat> RowEncoder::RenderMessages(const Row& row,
+                                                        size_t count,
+                                                        bool generation_prompt,
+                                                        bool find_turns) const {
+  std::string json;
+  ChatInput input = row.Input(count, &json);
+  input.variables = variables_;
+  input.generation_prompt = generation_prompt;
+  input.find_turns = find_turns;
+  return template_->RenderInput(input);
+}
+
+absl::StatusOr<int64_t> RowEncoder::CompletionBegin(
+    const Row& row, const RenderedRow& rendered) const {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const RenderedChat prompt,
+      RenderMessages(row, row.prompt_messages, /*generation_prompt=*/true,
+                     /*find_turns=*/false));
+  const size_t most = std::min(prompt.text.size(), rendered.text.size());
+  return std::mismatch(prompt.text.begin(), prompt.text.begin() + most,
+                       rendered.text.begin())
+             .first -
+         prompt.text.begin();
 }
 
 void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
@@ -207,18 +264,20 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
 }
 
 absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
-    const Row& row, bool prompt_alone) const {
+    const Row& row, bool prompt_alone, bool* tools_as_text) const {
   if (!row.is_text) {
     if (template_ == nullptr) {
       return absl::FailedPreconditionError(absl::StrCat(
           "a row is a conversation, but ", no_template_.message()));
     }
     CAPSTAN_ASSIGN_OR_RETURN(
-        const ChatText text,
-        template_->Render(prompt_alone
-                              ? row.messages().first(row.prompt_messages)
-                              : row.messages(),
-                          /*generation_prompt=*/prompt_alone));
+        const RenderedChat text,
+        RenderMessages(
+            row, prompt_alone ? row.prompt_messages : row.messages().size(),
+            /*generation_prompt=*/prompt_alone,
+            /*find_turns=*/false));
+    CAPSTAN_RETURN_IF_ERROR(CheckKnown(*tokenizer_, text.text));
+    *tools_as_text |= text.tools_as_text;
     return tokenizer_->Encode(text.text);
   }
   std::string text = row.prompt;
@@ -226,6 +285,7 @@ absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
     text += row.completion;
     if (!absl::EndsWith(row.completion, eos_)) text += eos_;
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckKnown(*tokenizer_, text));
   std::vector<int64_t> ids = tokenizer_->Encode(text);
   if (!begin_.empty() && (ids.empty() || ids[0] != begin_[0])) {
     ids.insert(ids.begin(), begin_.begin(), begin_.end());
@@ -234,11 +294,13 @@ absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
 }
 
 absl::Status RowEncoder::EncodePair(const Row& row, TokenRow* chosen,
-                                    TokenRow* rejected) const {
+                                    TokenRow* rejected,
+                                    bool* tools_as_text) const {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt,
-                           PairIds(row, /*prompt_alone=*/true));
-  CAPSTAN_ASSIGN_OR_RETURN(chosen->ids, PairIds(row, false));
-  CAPSTAN_ASSIGN_OR_RETURN(rejected->ids, PairIds(*row.rejected, false));
+                           PairIds(row, /*prompt_alone=*/true, tools_as_text));
+  CAPSTAN_ASSIGN_OR_RETURN(chosen->ids, PairIds(row, false, tools_as_text));
+  CAPSTAN_ASSIGN_OR_RETURN(rejected->ids,
+                           PairIds(*row.rejected, false, tools_as_text));
   if (chosen->ids == rejected->ids) {
     return absl::InvalidArgumentError(
         "\"chosen\" and \"rejected\" are the same text, which prefers nothing");
@@ -264,9 +326,11 @@ absl::Status RowEncoder::EncodePair(const Row& row, TokenRow* chosen,
 }
 
 std::string RowEncoder::Settings() const {
-  return absl::StrCat(
-      "template ", template_ == nullptr ? "" : template_->name(), "; loss on ",
-      LossOn_Name(loss_on_), "; at most ", max_length_, " tokens; eos ", eos_);
+  return absl::StrCat("template ",
+                      template_ == nullptr ? "" : template_->name(), "; jinja ",
+                      template_ == nullptr ? "" : template_->jinja(), "; with ",
+                      variables_, "; loss on ", LossOn_Name(loss_on_),
+                      "; at most ", max_length_, " tokens; eos ", eos_);
 }
 
 int64_t RowReader::trained() const {
@@ -277,11 +341,12 @@ int64_t RowReader::trained() const {
 absl::Status RowReader::Read(absl::string_view json, Kind kind,
                              const RowEncoder& encoder) {
   CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, json.size(), kind, &row));
+  rendered.tools_as_text = false;
   rejected.ids.clear();
   rejected.labels.clear();
   rejected.was_cut = false;
   if (row.kind == PREFERENCE) {
-    return encoder.EncodePair(row, &tokens, &rejected);
+    return encoder.EncodePair(row, &tokens, &rejected, &rendered.tools_as_text);
   }
   CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
   encoder.Encode(rendered, &tokens);

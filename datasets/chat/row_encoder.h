@@ -30,6 +30,8 @@ struct RenderedRow {
   std::string text;
   // Byte ranges, ascending and disjoint.
   std::vector<std::pair<int64_t, int64_t>> trained;
+  // The template knows no tools: RenderedChat.
+  bool tools_as_text = false;
   bool everything = false;  // ALL: `trained` is the whole text
   // A plain text: the tokenizer adds its begin and end tokens.
   bool with_begin = false;
@@ -49,11 +51,14 @@ struct TokenRow {
 class RowEncoder {
  public:
   // If chat_template is null, no_template says why, for rows that need one.
-  // Both pointers must outlive the encoder.
+  // Both pointers must outlive the encoder. `variables`, a JSON object, are
+  // chat_template_kwargs of all rows.
   RowEncoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template,
-             absl::Status no_template, LossOn loss_on, int64_t max_length);
+             absl::Status no_template, LossOn loss_on, int64_t max_length,
+             std::string variables = "");
 
-  // INVALID_ARGUMENT: the row is wrong (usually its roles).
+  // INVALID_ARGUMENT: the row is wrong (usually its roles, or a character that
+  // the tokenizer would leave out).
   // FAILED_PRECONDITION: the config doesn't support rows of this kind.
   absl::Status Render(const Row& row, RenderedRow* out) const;
 
@@ -63,9 +68,10 @@ class RowEncoder {
   void Encode(const RenderedRow& row, TokenRow* out) const;
 
   // A PREFERENCE's two texts, each cut to max_length; what follows the prompt
-  // is trained on. Errors: as Render's, and equal texts.
-  absl::Status EncodePair(const Row& row, TokenRow* chosen,
-                          TokenRow* rejected) const;
+  // is trained on. *tools_as_text becomes true as RenderedRow's. Errors: as
+  // Render's, and equal texts.
+  absl::Status EncodePair(const Row& row, TokenRow* chosen, TokenRow* rejected,
+                          bool* tools_as_text) const;
 
   int64_t max_length() const { return max_length_; }
 
@@ -75,9 +81,17 @@ class RowEncoder {
  private:
   absl::Status RenderText(const Row& row, RenderedRow* out) const;
   absl::Status RenderChat(const Row& row, RenderedRow* out) const;
+  // The first `count` messages.
+  absl::StatusOr<RenderedChat> RenderMessages(const Row& row, size_t count,
+                                              bool generation_prompt,
+                                              bool find_turns) const;
+  // Where the text leaves that of the prompt alone, in bytes.
+  absl::StatusOr<int64_t> CompletionBegin(const Row& row,
+                                          const RenderedRow& rendered) const;
   // Tokens of one completion of a PREFERENCE, or of its prompt alone.
   absl::StatusOr<std::vector<int64_t>> PairIds(const Row& row,
-                                               bool prompt_alone) const;
+                                               bool prompt_alone,
+                                               bool* tools_as_text) const;
   LossOn LossOf(Kind kind) const;
 
   const Tokenizer* const tokenizer_;
@@ -85,6 +99,7 @@ class RowEncoder {
   const absl::Status no_template_;
   const LossOn loss_on_;
   const int64_t max_length_;
+  const std::string variables_;
   std::string eos_;  // after a completion
   // The tokens that the tokenizer adds around a standalone text.
   std::vector<int64_t> begin_;

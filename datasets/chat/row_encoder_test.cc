@@ -38,16 +38,24 @@ struct Parts {
   const RowEncoder encoder;
 };
 
+std::string ShownBy(const RowEncoder& encoder, const Tokenizer& tokenizer,
+                    const std::string& json);
+
 // What is trained on, in brackets: "user: [text]"; or the error.
 std::string Shown(const Parts& parts, const std::string& json) {
+  return ShownBy(parts.encoder, *parts.tokenizer, json);
+}
+
+std::string ShownBy(const RowEncoder& encoder, const Tokenizer& tokenizer,
+                    const std::string& json) {
   RowParser parser;
   Row row;
   RenderedRow rendered;
   TokenRow tokens;
   absl::Status status = parser.Parse(json, json.size(), AUTO, &row);
-  if (status.ok()) status = parts.encoder.Render(row, &rendered);
+  if (status.ok()) status = encoder.Render(row, &rendered);
   if (!status.ok()) return std::string(status.message());
-  parts.encoder.Encode(rendered, &tokens);
+  encoder.Encode(rendered, &tokens);
   EXPECT_EQ(tokens.ids.size(), tokens.labels.size());
   std::string out;
   bool inside = false;
@@ -58,7 +66,7 @@ std::string Shown(const Parts& parts, const std::string& json) {
     }
     if (trained != inside) out += trained ? "[" : "]";
     inside = trained;
-    out += parts.tokenizer->Decode({tokens.ids[i]});
+    out += tokenizer.Decode({tokens.ids[i]});
   }
   return out + (inside ? "]" : "");
 }
@@ -112,6 +120,89 @@ TEST(RowEncoderTest, PlainTextsGetWhatTheTokenizerPutsAroundThem) {
             "<|endoftext|>p[c<|im_end|>]");
   EXPECT_THAT(Shown(Parts(ASSISTANT), R"({"text": "ab"})"),
               HasSubstr("set loss_on: ALL"));
+}
+
+// A template that writes tools, calls and the last turn's thought.
+constexpr char kAgent[] =
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% set parts = (m.content or '').split('</think>') %}"
+    "{% if loop.last and think is not defined and parts | length > 1 %}"
+    "{{ parts[0] + '</think>' }}{% endif %}{{ parts[-1] }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}("
+    "{{ c.function.arguments | tojson }}){% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% endif %}";
+
+std::string ShownByAgent(LossOn loss_on, const std::string& json,
+                         const std::string& variables = "") {
+  const FakeTokenizer tokenizer({"<|im_start|>", "<|im_end|>"}, kAgent);
+  const auto chat = ChatTemplate::Recognise(tokenizer);
+  EXPECT_TRUE(chat.ok()) << chat.status();
+  const RowEncoder encoder(&tokenizer, chat->get(), absl::OkStatus(), loss_on,
+                           1000, variables);
+  return ShownBy(encoder, tokenizer, json);
+}
+
+TEST(RowEncoderTest, ToolsAndThoughtsAreTheTemplates) {
+  const std::string messages =
+      R"("messages": [{"role": "user", "content": "a"}, {"role": )"
+      R"("assistant", "tool_calls": [{"function": {"name": "f", )"
+      R"("arguments": {"n": 99999999999999999999}}}]}, {"role": "tool", )"
+      R"("content": "1"}, {"role": "assistant", "content": "hm</think>b"}, )"
+      R"({"role": "user", "content": "c"}, {"role": "assistant", )"
+      R"("content": "so</think>d"}])";
+  const std::string u = "<|im_start|>user\n", a = "<|im_start|>assistant\n",
+                    t = "<|im_start|>tool\n", e = "<|im_end|>";
+  EXPECT_EQ(
+      ShownByAgent(ASSISTANT, R"({"tools": [{"x":1}], )" + messages + "}"),
+      "{\"x\": 1}\n" + u + "a" + e + "\n" + a +
+          R"([f({"n": 99999999999999999999}))" + e + "]\n" + t + "1" + e +
+          "\n" + a + "[b" + e + "]\n" + u + "c" + e + "\n" + a +
+          "[so</think>d" + e + "]\n");
+  EXPECT_THAT(ShownByAgent(COMPLETION, "{" + messages + "}"),
+              HasSubstr("b" + e + "\n" + u + "c" + e + "\n" + a +
+                        "[so</think>d" + e + "]\n"));
+  EXPECT_THAT(
+      ShownByAgent(ASSISTANT, "{" + messages + "}", R"({"think": false})"),
+      HasSubstr(a + "[d" + e + "]\n"));
+  EXPECT_THAT(
+      ShownByAgent(ASSISTANT, R"({"chat_template_kwargs": {"think": 1}, )" +
+                                  messages + "}"),
+      HasSubstr(a + "[d" + e + "]\n"));
+  EXPECT_EQ(ShownByAgent(ALL, "{" + messages + "}").back(), ']');
+  // Turns of the prompt aren't the completion, whatever was dropped of them.
+  EXPECT_THAT(
+      ShownByAgent(BY_KIND,
+                   R"({"prompt": [{"role": "user", "content": "a"}, {"role": )"
+                   R"("assistant", "content": "x</think>b"}, {"role": "user", )"
+                   R"("content": "c"}], "completion": [{"role": "assistant", )"
+                   R"("tool_calls": [{"function": {"name": "g", )"
+                   R"("arguments": {}}}]}]})"),
+      ::testing::AllOf(HasSubstr("\nb" + e),
+                       HasSubstr(a + "[g({})" + e + "]")));
+}
+
+// Two generation blocks are one turn; the prompt's aren't the completion.
+TEST(RowEncoderTest, GenerationBlocksOfAPromptArentItsCompletion) {
+  const FakeTokenizer tokenizer(
+      {"<|im_end|>"},
+      "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}"
+      "{% generation %}{{ m.content[:1] }}{% endgeneration %}-{% generation %}"
+      "{{ m.content[1:] }}<|im_end|>{% endgeneration %}{% else %}"
+      "{{ m.content }}{% endif %};{% endfor %}"
+      "{% if add_generation_prompt %}assistant:{% endif %}");
+  const auto chat = ChatTemplate::Recognise(tokenizer);
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  const RowEncoder encoder(&tokenizer, chat->get(), absl::OkStatus(), BY_KIND,
+                           1000);
+  EXPECT_EQ(
+      ShownBy(encoder, tokenizer,
+              R"({"prompt": [{"role": "user", "content": "a"}, )"
+              R"({"role": "assistant", "content": "bb"}, {"role": )"
+              R"("user", "content": "c"}], "completion": [{"role": )"
+              R"("assistant", "content": "dd"}]})"),
+      "user:a;assistant:b-b<|im_end|>;user:c;assistant:[d]-[d<|im_end|>];");
 }
 
 TEST(RowEncoderTest, TruncationKeepsTheStart) {

@@ -3,12 +3,13 @@
 
 #include <simdjson.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/json_parts.h"
 #include "base/status.h"
 
 namespace capstan::chat {
@@ -19,19 +20,15 @@ using simdjson::dom::element;
 using simdjson::dom::element_type;
 using simdjson::dom::object;
 
-// Shown in docs/chat_data.md: a model trained with this text must be prompted
-// with it.
-constexpr char kToolsHead[] =
-    "Tools that you may call, each by a JSON object with its \"name\" and "
-    "\"arguments\":\n";
+// A turn of ShareGPT's whose text is the JSON of a call (chat_template.h).
+constexpr char kFunctionCall[] = "function_call";
 
 // The role in templates for ShareGPT's "from"; "" if unknown.
 absl::string_view ShareGptRole(absl::string_view from) {
   if (from == "human" || from == "user") return "user";
+  if (from == "gpt" || from == "assistant") return "assistant";
   // The model writes a call; its result is shown to the model.
-  if (from == "gpt" || from == "assistant" || from == "function_call") {
-    return "assistant";
-  }
+  if (from == kFunctionCall) return kFunctionCall;
   if (from == "system") return "system";
   return from == "observation" ? "tool" : "";
 }
@@ -79,93 +76,75 @@ absl::Status PartsText(const array& parts, const char* key, std::string* out) {
   return absl::OkStatus();
 }
 
-// An entry of "tool_calls" as {"name": .., "arguments": ..}.
-absl::StatusOr<std::string> CallText(const element& value) {
-  const absl::Status wrong =
-      Bad("has \"tool_calls\" that aren't objects with a function's name and "
-          "arguments");
-  object call;
-  element name;
-  if (value.get(call) != simdjson::SUCCESS) return wrong;
-  // Some files have the call itself.
-  if (Has(call, "function") &&
-      call.at_key("function").get(call) != simdjson::SUCCESS) {
-    return wrong;
-  }
-  if (call.at_key("name").get(name) != simdjson::SUCCESS || !name.is_string()) {
-    return wrong;
-  }
-  std::string arguments;
-  element given;
-  if (Find(call, "arguments", &given)) {
-    // OpenAI stores JSON as text, transformers the JSON itself.
-    std::string_view text;
-    if (given.get(text) == simdjson::SUCCESS) {
-      arguments = std::string(text);
-    } else if (given.is_object()) {
-      arguments = simdjson::minify(given);
-    } else {
-      return wrong;
-    }
-  }
-  if (arguments.empty()) arguments = "{}";
-  return absl::StrCat("{\"name\": ", simdjson::minify(name),
-                      ", \"arguments\": ", arguments, "}");
-}
-
-// The assistant's text for calling tools, "" if it calls none: a call's JSON
-// object, or a list of them.
-absl::StatusOr<std::string> CallsText(const object& message) {
-  element value;
-  array list;
-  if (!Find(message, "tool_calls", &value)) return "";
-  if (value.get(list) != simdjson::SUCCESS) {
-    return WrongType("tool_calls", value, "a list");
-  }
-  std::vector<std::string> calls;
-  for (const element call : list) {
-    CAPSTAN_ASSIGN_OR_RETURN(calls.emplace_back(), CallText(call));
-  }
-  std::string text = absl::StrJoin(calls, ", ");
-  return calls.size() > 1 ? absl::StrCat("[", text, "]") : text;
-}
-
-// A content is a text or a list of text parts, followed by the message's
-// "tool_calls" as JSON. *text may view *own.
-absl::Status Content(const object& message, const char* key, std::string* own,
-                     absl::string_view* text) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string calls, CallsText(message));
+// A content is a text or a list of text parts; it may be missing if the message
+// has something else to say. *text may view *own.
+absl::Status Content(const object& message, const char* key, bool more,
+                     std::string* own, absl::string_view* text) {
   array parts;
   own->clear();
   if (message.at_key(key).get(parts) == simdjson::SUCCESS) {
     CAPSTAN_RETURN_IF_ERROR(PartsText(parts, key, own));
     *text = *own;
-  } else if (calls.empty()) {
-    return Text(message, key, text);
-  } else {
-    CAPSTAN_RETURN_IF_ERROR(OptionalText(message, key, text));
+    return absl::OkStatus();
   }
-  if (!calls.empty()) {
-    *own = absl::StrCat(*text, text->empty() ? "" : "\n", calls);
-    *text = *own;
-  }
-  return absl::OkStatus();
+  return more ? OptionalText(message, key, text) : Text(message, key, text);
 }
 
-// The system's turn: `system` and the text about tools.
-std::string SystemText(absl::string_view system, const std::string& tools) {
-  return absl::StrCat(system, system.empty() || tools.empty() ? "" : "\n\n",
-                      tools);
+bool HasItems(const object& message, const char* key) {
+  element value;
+  array list;
+  return Find(message, key, &value) &&
+         (value.get(list) != simdjson::SUCCESS || list.size() > 0);
 }
 
-absl::Status Turn(const element& value, const TurnKeys& keys, std::string* own,
-                  absl::string_view* role, absl::string_view* content) {
+struct Turn {
+  absl::string_view role;
+  absl::string_view content;
+  bool plain = true;  // it has nothing but role and content
+};
+
+absl::Status ReadTurn(const element& value, const TurnKeys& keys,
+                      std::string* own, Turn* turn) {
   object message;
   if (value.get(message) != simdjson::SUCCESS) {
     return Bad("is ", TypeText(value), ", not an object");
   }
-  CAPSTAN_RETURN_IF_ERROR(Role(message, keys, role));
-  return Content(message, keys.content, own, content);
+  CAPSTAN_RETURN_IF_ERROR(Role(message, keys, &turn->role));
+  turn->plain = true;
+  bool more = false;  // than content
+  if (!keys.sharegpt) {
+    for (const auto& field : message) {
+      turn->plain &= field.key == keys.role || field.key == keys.content ||
+                     field.value.is_null();
+    }
+    element calls;
+    if (Find(message, "tool_calls", &calls) && !calls.is_array()) {
+      return WrongType("tool_calls", calls, "a list");
+    }
+    more = HasItems(message, "tool_calls");
+    for (const char* const key : {"reasoning_content", "thinking"}) {
+      more |= HasItems(message, key);
+    }
+  }
+  return Content(message, keys.content, more, own, &turn->content);
+}
+
+// `json` without white space.
+std::string Minified(absl::string_view json) {
+  std::string out(json.size() + simdjson::SIMDJSON_PADDING, '\0');
+  size_t size = 0;
+  if (simdjson::minify(json.data(), json.size(), out.data(), size) !=
+      simdjson::SUCCESS) {
+    return std::string(json);
+  }
+  out.resize(size);
+  return out;
+}
+
+// The value of `key` as it is written; as the parser has it if the key is.
+std::string MemberJson(const Row& row, const char* key, const element& value) {
+  const absl::string_view json = JsonMember(row.source, key);
+  return json.empty() ? std::string(simdjson::minify(value)) : Minified(json);
 }
 
 // Either pair of keys is found under either name of the list.
@@ -238,29 +217,38 @@ absl::Status OptionalText(const object& row, const char* key,
   return Find(row, key, &value) ? Text(row, key, out) : absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ToolsText(const object& from) {
+absl::Status AddContext(const object& from, Row* row) {
   element value;
-  object none;
-  if (!Find(from, "tools", &value) ||
-      (value.get(none) == simdjson::SUCCESS && none.size() == 0)) {
-    return "";
+  object keys;
+  const auto is_empty = [&] {
+    return value.get(keys) == simdjson::SUCCESS && keys.size() == 0;
+  };
+  if (Find(from, "tools", &value) && !is_empty()) {
+    std::string_view text;
+    if (value.get(text) == simdjson::SUCCESS) {
+      row->tools = std::string(absl::StripAsciiWhitespace(View(text)));
+    } else if (value.is_array()) {
+      row->tools = MemberJson(*row, "tools", value);
+    } else {
+      return WrongType("tools", value, "a list or its text");
+    }
+    if (row->tools == "[]") row->tools.clear();
   }
-  std::string_view text;
-  std::string tools;
-  if (value.get(text) == simdjson::SUCCESS) {
-    tools = std::string(absl::StripAsciiWhitespace(View(text)));
-  } else if (value.is_array()) {
-    tools = simdjson::minify(value);
-  } else {
-    return WrongType("tools", value, "a list or its text");
+  if (Find(from, "documents", &value) && !is_empty()) {
+    if (!value.is_array()) return WrongType("documents", value, "a list");
+    row->documents = MemberJson(*row, "documents", value);
   }
-  if (tools.empty() || tools == "[]") return "";
-  return absl::StrCat(kToolsHead, tools);
+  if (Find(from, "chat_template_kwargs", &value)) {
+    if (!value.is_object()) {
+      return WrongType("chat_template_kwargs", value, "an object");
+    }
+    row->variables = MemberJson(*row, "chat_template_kwargs", value);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AddTurns(const object& from, const char* key,
-                      const TurnKeys& usual, const std::string& tools,
-                      Row* row) {
+                      const TurnKeys& usual, Row* row) {
   element value;
   array list;
   if (from.at_key(key).get(value) != simdjson::SUCCESS) return Missing(key);
@@ -270,21 +258,25 @@ absl::Status AddTurns(const object& from, const char* key,
   if (list.size() == 0) return Bad("\"", key, "\" is empty");
   const TurnKeys keys = KeysOf(list, usual);
   std::string own;
+  std::vector<absl::string_view> items;  // as they are written
   size_t number = 0;
   for (const element message : list) {
     ++number;
-    absl::string_view role;
-    absl::string_view content;
-    const absl::Status status = Turn(message, keys, &own, &role, &content);
+    Turn turn;
+    const absl::Status status = ReadTurn(message, keys, &own, &turn);
     if (!status.ok()) {
       return Bad("message ", number, " of \"", key, "\" ", status.message());
     }
-    if (number == 1 && !tools.empty()) {
-      const bool system = role == "system";
-      row->Add("system", SystemText(system ? content : "", tools));
-      if (system) continue;
+    std::string json;
+    if (turn.role == kFunctionCall && keys.sharegpt) {
+      json = MessageJson(kFunctionCall, turn.content);
+      turn.role = "assistant";
+    } else if (!turn.plain) {
+      if (items.empty()) items = JsonItems(JsonMember(row->source, key));
+      json = items.size() == list.size() ? std::string(items[number - 1])
+                                         : simdjson::minify(message);
     }
-    row->Add(role, content);
+    row->Add(turn.role, turn.content, json);
   }
   return absl::OkStatus();
 }
@@ -297,11 +289,17 @@ absl::Status AddText(const object& from, const char* key, const char* role,
   return absl::OkStatus();
 }
 
-absl::Status AddSystem(const object& from, const std::string& tools, Row* row) {
+absl::Status AddSystem(const object& from, Row* row) {
   absl::string_view system;
   CAPSTAN_RETURN_IF_ERROR(OptionalText(from, "system", &system));
-  if (!system.empty()) row->Add("system", SystemText(system, tools));
+  if (!system.empty()) row->Add("system", system);
   return absl::OkStatus();
+}
+
+std::string MessageJson(absl::string_view role, absl::string_view content) {
+  const nlohmann::ordered_json message = {{"role", std::string(role)},
+                                          {"content", std::string(content)}};
+  return message.dump();  // of valid UTF-8, as a row is
 }
 
 }  // namespace capstan::chat

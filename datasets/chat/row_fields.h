@@ -67,22 +67,20 @@ absl::Status CopyText(const simdjson::dom::object& row, const char* key,
 absl::Status OptionalText(const simdjson::dom::object& row, const char* key,
                           absl::string_view* out);
 
-// The text for the system's turn about the row's "tools", a JSON list or its
-// text; "" if there are none.
-absl::StatusOr<std::string> ToolsText(const simdjson::dom::object& from);
+// What the row has beside messages for a template: "tools", "documents" and
+// "chat_template_kwargs".
+absl::Status AddContext(const simdjson::dom::object& from, Row* row);
 
 // Adds a turn for each message of the list `key`, which must not be empty.
-// `tools` is added to the first turn if that is the system's, otherwise before
-// it.
 absl::Status AddTurns(const simdjson::dom::object& from, const char* key,
-                      const TurnKeys& usual, const std::string& tools,
-                      Row* row);
+                      const TurnKeys& usual, Row* row);
 // Adds the text `key` as a turn of `role`.
 absl::Status AddText(const simdjson::dom::object& from, const char* key,
                      const char* role, Row* row);
-// Adds the text "system", if there is one, with `tools`.
-absl::Status AddSystem(const simdjson::dom::object& from,
-                       const std::string& tools, Row* row);
+// Adds the text "system", if there is one.
+absl::Status AddSystem(const simdjson::dom::object& from, Row* row);
+// {"role": .., "content": ..}.
+std::string MessageJson(absl::string_view role, absl::string_view content);
 
 }  // namespace capstan::chat
 

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,44 +21,11 @@ namespace {
 
 // Incremented when the same rows yield different tokens than before, or the
 // index has another form.
-constexpr uint64_t kRowsVersion = 3;
+constexpr uint64_t kRowsVersion = 4;
 // JSON of this size takes ten times as much memory.
 constexpr uint64_t kMostRowBytes = 256 << 20;
 // Of an error: a row's role or keys can be of any size.
 constexpr size_t kMostMessageBytes = 1000;
-
-// The index's contents: rows, and then the facts.
-struct Parts {
-  absl::Span<const IndexedRow> rows;
-  RowIndex::Facts facts;
-};
-
-// Checks what a reader relies on: whoever can write the file can make its
-// checksum fit.
-absl::StatusOr<Parts> PartsOf(absl::string_view contents, uint64_t text_bytes,
-                              int64_t max_length) {
-  Parts parts;
-  if (contents.size() < sizeof(parts.facts)) {
-    return absl::DataLossError("its end is missing");
-  }
-  const size_t bytes = contents.size() - sizeof(parts.facts);
-  std::memcpy(&parts.facts, contents.data() + bytes, sizeof(parts.facts));
-  parts.facts.first_bad[sizeof(parts.facts.first_bad) - 1] = 0;
-  if (bytes % sizeof(IndexedRow) != 0 ||
-      bytes / sizeof(IndexedRow) != parts.facts.rows) {
-    return absl::DataLossError("it has another number of rows");
-  }
-  parts.rows = absl::MakeConstSpan(
-      reinterpret_cast<const IndexedRow*>(contents.data()), parts.facts.rows);
-  for (const IndexedRow& row : parts.rows) {
-    if (row.offset > text_bytes || row.bytes > text_bytes - row.offset ||
-        row.tokens < 1 || row.tokens > max_length || row.trained < 1 ||
-        row.trained > row.tokens) {
-      return absl::DataLossError("it has a row that can't be");
-    }
-  }
-  return parts;
-}
 
 constexpr double kReportSeconds = 5.0;
 
@@ -66,6 +34,7 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
   to->untrained += from.untrained;
   to->cut += from.cut;
   to->chats += from.chats;
+  to->tools_as_text += from.tools_as_text;
   to->tokens += from.tokens;
   to->trained += from.trained;
   to->longest = std::max(to->longest, from.longest);
@@ -106,6 +75,7 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
   ++facts.rows;
   facts.cut += reader.was_cut() ? 1 : 0;
   facts.chats += reader.row.is_text ? 0 : 1;
+  facts.tools_as_text += reader.rendered.tools_as_text ? 1 : 0;
   facts.tokens += count;
   facts.trained += trained;
   facts.longest = std::max(facts.longest, count);
@@ -192,23 +162,18 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
       .Add(BadRows_Name(bad_rows));
   RowIndex index;
   index.key_ = key.hash();
-  const auto parts_of = [&](absl::string_view contents) {
-    return PartsOf(contents, source.text.size(), encoder.max_length());
-  };
   CAPSTAN_ASSIGN_OR_RETURN(
-      const CachedFile file,
+      CachedFile file,
       OpenCached(
           source.path, index.key_, "rows",
           [&](absl::string_view contents) {
-            return parts_of(contents).status();
+            return index.Take(contents, source.text.size(),
+                              encoder.max_length());
           },
           [&](CacheWriter* to) {
             return Write(source, {kind, bad_rows, &encoder}, to);
           }));
-  CAPSTAN_ASSIGN_OR_RETURN(const Parts parts, parts_of(file.contents));
-  index.file_ = file.file;
-  index.rows_ = parts.rows;
-  index.facts_ = parts.facts;
+  index.file_ = std::move(file.file);
   if (index.rows_.empty()) {
     const Facts& facts = index.facts_;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -224,6 +189,32 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
         source.path, " has more than 4,294,967,295 rows: cut it in pieces"));
   }
   return index;
+}
+
+// Checks what a reader relies on: whoever can write the file can make its
+// checksum fit.
+absl::Status RowIndex::Take(absl::string_view contents, uint64_t text_bytes,
+                            int64_t max_length) {
+  if (contents.size() < sizeof(facts_)) {
+    return absl::DataLossError("its end is missing");
+  }
+  const size_t bytes = contents.size() - sizeof(facts_);
+  std::memcpy(&facts_, contents.data() + bytes, sizeof(facts_));
+  facts_.first_bad[sizeof(facts_.first_bad) - 1] = 0;
+  if (bytes % sizeof(IndexedRow) != 0 ||
+      bytes / sizeof(IndexedRow) != facts_.rows) {
+    return absl::DataLossError("it has another number of rows");
+  }
+  rows_ = absl::MakeConstSpan(
+      reinterpret_cast<const IndexedRow*>(contents.data()), facts_.rows);
+  for (const IndexedRow& row : rows_) {
+    if (row.offset > text_bytes || row.bytes > text_bytes - row.offset ||
+        row.tokens < 1 || row.tokens > max_length || row.trained < 1 ||
+        row.trained > row.tokens) {
+      return absl::DataLossError("it has a row that can't be");
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RowIndex::Facts> IndexRows(

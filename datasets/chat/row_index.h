@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "datasets/chat/chat.pb.h"
@@ -35,7 +37,9 @@ class RowIndex {
     uint64_t untrained = 0;  // left out: no token to train on
     uint64_t bad = 0;        // left out, if the config says so
     uint64_t cut = 0;        // of `rows`: longer than max_length
-    uint64_t chats = 0;      // of `rows`: conversations, not plain texts
+    // Of `rows`: their template knows no tools (RenderedChat::tools_as_text).
+    uint64_t tools_as_text = 0;
+    uint64_t chats = 0;  // of `rows`: conversations, not plain texts
     uint64_t tokens = 0;
     uint64_t trained = 0;
     uint64_t longest = 0;  // tokens of the longest row, after truncation
@@ -62,6 +66,10 @@ class RowIndex {
 
  private:
   RowIndex() = default;
+  // Takes a file's contents: rows, and then the facts. An error says what is
+  // wrong with them.
+  absl::Status Take(absl::string_view contents, uint64_t text_bytes,
+                    int64_t max_length);
 
   std::shared_ptr<const MappedFile> file_;
   Facts facts_;

@@ -33,10 +33,7 @@ size_t SharedBytes(absl::string_view a, absl::string_view b) {
 size_t SharedTurns(const Row& a, const Row& b) {
   const size_t most = std::min(a.messages().size(), b.messages().size());
   size_t n = 0;
-  while (n < most && a.messages()[n].role == b.messages()[n].role &&
-         a.messages()[n].content == b.messages()[n].content) {
-    ++n;
-  }
+  while (n < most && Row::Same(a, b, n)) ++n;
   return n;
 }
 
@@ -70,31 +67,26 @@ absl::Status AddAnswer(const object& from, const char* key, Row* row) {
   if (from.at_key(key).get(value) == simdjson::SUCCESS && value.is_string()) {
     return AddText(from, key, "assistant", row);
   }
-  return AddTurns(from, key, kMessageKeys, "", row);
+  return AddTurns(from, key, kMessageKeys, row);
 }
 
 absl::Status FillPreferredTurns(const object& from, const element* prompt,
                                 Row* row, Row* other) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string tools, ToolsText(from));
   size_t shared = 0;
   if (prompt == nullptr || prompt->is_string()) {
     // The prompt is what both begin with; a text beside that says it again.
-    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "chosen", kMessageKeys, tools, row));
-    CAPSTAN_RETURN_IF_ERROR(
-        AddTurns(from, "rejected", kMessageKeys, tools, other));
+    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "chosen", kMessageKeys, row));
+    CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "rejected", kMessageKeys, other));
     shared = SharedTurns(*row, *other);
     if (shared == 0 && prompt == nullptr) return NoPrompt();
   }
   if (shared == 0) {
-    const Kind kind = row->kind;
-    row->Clear();
-    row->kind = kind;
+    row->ClearMessages();
+    other->ClearMessages();
     for (Row* each : {row, other}) {
       if (prompt->is_array()) {
-        CAPSTAN_RETURN_IF_ERROR(
-            AddTurns(from, "prompt", kMessageKeys, tools, each));
+        CAPSTAN_RETURN_IF_ERROR(AddTurns(from, "prompt", kMessageKeys, each));
       } else {
-        if (!tools.empty()) each->Add("system", tools);
         CAPSTAN_RETURN_IF_ERROR(AddText(from, "prompt", "user", each));
       }
     }
@@ -116,6 +108,7 @@ absl::Status FillPreferredTurns(const object& from, const element* prompt,
 absl::Status FillPreference(const object& from, Row* row) {
   if (row->rejected == nullptr) row->rejected = std::make_unique<Row>();
   Row* const other = row->rejected.get();
+  other->source = row->source;
   element prompt, chosen, rejected;
   if (!Find(from, "chosen", &chosen)) return Missing("chosen");
   if (!Find(from, "rejected", &rejected)) return Missing("rejected");
@@ -125,6 +118,9 @@ absl::Status FillPreference(const object& from, Row* row) {
   }
   if (chosen.is_string() && !(has_prompt && prompt.is_array())) {
     return FillPreferredTexts(from, has_prompt, row, other);
+  }
+  for (Row* each : {row, other}) {
+    CAPSTAN_RETURN_IF_ERROR(AddContext(from, each));
   }
   return FillPreferredTurns(from, has_prompt ? &prompt : nullptr, row, other);
 }

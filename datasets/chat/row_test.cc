@@ -147,50 +147,74 @@ TEST(RowTest, ContentsMayBeTextParts) {
       ElementsAre("user:a", "assistant:b"));
 }
 
-// The assistant's turn is its calls: one as an object, several as a list.
-TEST(RowTest, ToolCallsAreWritten) {
-  EXPECT_THAT(
-      Messages(
-          R"({"messages": [{"role": "assistant", "content": null, )"
-          R"("tool_calls": [{"id": "1", "type": "function", "function": )"
-          R"({"name": "f", "arguments": "{\"a\": 1}"}}]}, )"
-          R"({"role": "tool", "tool_call_id": "1", "content": "2"}, )"
-          R"({"role": "assistant", "content": "So:", "tool_calls": [)"
-          R"({"name": "g", "arguments": {"b": ["c"]}}, {"name": "h\""}]}, )"
-          R"({"role": "assistant", "content": "2", "tool_calls": null}]})"),
-      ElementsAre(R"(assistant:{"name": "f", "arguments": {"a": 1}})", "tool:2",
-                  "assistant:So:\n"
-                  R"([{"name": "g", "arguments": {"b":["c"]}}, )"
-                  R"({"name": "h\"", "arguments": {}}])",
-                  "assistant:2"));
+// What a template sees of a row: messages, tools, documents, variables.
+std::vector<std::string> Seen(const std::string& json, Kind kind = AUTO) {
+  RowParser parser;
+  Row row;
+  const absl::Status status = parser.Parse(json, json.size(), kind, &row);
+  EXPECT_TRUE(status.ok()) << status;
+  std::string own;
+  const ChatInput input = row.Input(row.messages().size(), &own);
+  return {std::string(input.messages_json), std::string(input.tools),
+          std::string(input.documents), std::string(input.own_variables)};
 }
 
-// The tools are described in the system's turn.
-TEST(RowTest, ToolsAreToldToTheSystem) {
-  const std::string head =
-      "Tools that you may call, each by a JSON object with its \"name\" and "
-      "\"arguments\":\n";
-  const std::string turns =
-      R"("conversations": [{"from": "human", "value": "h"}, )"
-      R"({"from": "function_call", "value": "{}"}, )"
-      R"({"from": "observation", "value": "o"}])";
-  const std::string tools = R"("tools": "[{\"name\": \"f\"}]")";
-  EXPECT_THAT(Messages("{" + turns + ", " + tools + "}"),
-              ElementsAre("system:" + head + R"([{"name": "f"}])", "user:h",
-                          "assistant:{}", "tool:o"));
+// Plain messages are seen as they are; others whole, with every digit.
+TEST(RowTest, TemplatesSeeWholeMessages) {
+  EXPECT_THAT(Seen(R"({"messages": [{"role": "user", "content": "a", )"
+                   R"("name": null}]})"),
+              ElementsAre("", "", "", ""));
   EXPECT_THAT(
-      Messages(R"({"system": "s", )" + turns + ", " + tools + "}").front(),
-      "system:s\n\n" + head + R"([{"name": "f"}])");
-  EXPECT_THAT(
-      Messages(R"({"tools": [{"name": "f"}], "messages": [)"
-               R"({"role": "system", "content": "s"}, )"
-               R"({"role": "user", "content": "u"}]})"),
-      ElementsAre("system:s\n\n" + head + R"([{"name":"f"}])", "user:u"));
+      Seen(R"({"id": 1e400, "messages": [{"role": "user", "content": "\"a"}, )"
+           R"({"role": "assistant", "tool_calls": [{"function": {"name": "f", )"
+           R"("arguments": {"n": 100000000000000000000, "s": "]}"}}}]}], )"
+           R"("tools" : [ {"name": "f", "max": 18446744073709551616} ], )"
+           R"("documents": [{"title": "t", "text": " u"}], )"
+           R"("chat_template_kwargs": {"enable_thinking": false}})"),
+      ElementsAre(R"([{"role":"user","content":"\"a"},{"role": "assistant", )"
+                  R"("tool_calls": [{"function": {"name": "f", "arguments": )"
+                  R"({"n": 100000000000000000000, "s": "]}"}}}]}])",
+                  R"([{"name":"f","max":18446744073709551616}])",
+                  R"([{"title":"t","text":" u"}])",
+                  R"({"enable_thinking":false})"));
   for (const char* none : {"null", "\"\"", "[]", "{}", "\" [] \""}) {
-    EXPECT_THAT(Messages("{" + turns + R"(, "tools": )" + none + "}").front(),
-                "user:h")
+    EXPECT_THAT(Seen(std::string(R"({"messages": [{"role": "user", )"
+                                 R"("content": "a"}], "tools": )") +
+                     none + "}"),
+                ElementsAre("", "", "", ""))
         << none;
   }
+  // The text of the list, ShareGPT's calls, and both of a pair's answers.
+  EXPECT_THAT(Seen(R"({"conversations": [{"from": "human", "value": "h"}, )"
+                   R"({"from": "function_call", "value": "{}"}, )"
+                   R"({"from": "observation", "value": "o"}], )"
+                   R"("tools": " [{\"name\": \"f\"}]"})"),
+              ElementsAre(R"([{"role":"user","content":"h"},)"
+                          R"({"role":"function_call","content":"{}"},)"
+                          R"({"role":"tool","content":"o"}])",
+                          R"([{"name": "f"}])", "", ""));
+  EXPECT_THAT(
+      Seen(R"({"prompt": [{"role": "user", "content": "p"}], "chosen": )"
+           R"([{"role": "assistant", "reasoning_content": "r"}], )"
+           R"("rejected": [{"role": "assistant", "content": "n"}]})",
+           PREFERENCE)[0],
+      R"([{"role":"user","content":"p"},)"
+      R"({"role": "assistant", "reasoning_content": "r"}])");
+}
+
+// Answers whose calls alone differ begin alike up to these.
+TEST(RowTest, PairsAreComparedWithTheirCalls) {
+  const auto answer = [](const std::string& name) {
+    return R"([{"role": "user", "content": "u"}, {"role": "assistant", )"
+           R"("content": "", "tool_calls": [{"name": ")" +
+           name + "\"}]}]";
+  };
+  RowParser parser;
+  Row row;
+  const std::string json =
+      "{\"chosen\": " + answer("f") + ", \"rejected\": " + answer("g") + "}";
+  ASSERT_TRUE(parser.Parse(json, json.size(), PREFERENCE, &row).ok());
+  EXPECT_EQ(row.prompt_messages, 1u);
 }
 
 // Each with its error; nothing crashes.
@@ -227,13 +251,15 @@ TEST(RowTest, WrongRowsSayWhatIsWrong) {
       {R"({"messages": [{"role": "assistant", "content": null, )"
        R"("tool_calls": []}]})",
        "\"content\" is null, not a text"},
-      {R"({"messages": [{"role": "assistant", "content": null, )"
-       R"("tool_calls": [{"function": {"arguments": "{}"}}]}]})",
-       "has \"tool_calls\" that aren't objects with a function's name"},
       {R"({"messages": [{"role": "assistant", "tool_calls": 3}]})",
        "\"tool_calls\" is a number, not a list"},
       {R"({"tools": 1, "messages": [{"role": "user", "content": "a"}]})",
        "\"tools\" is a number, not a list"},
+      {R"({"documents": 1, "messages": [{"role": "user", "content": "a"}]})",
+       "\"documents\" is a number, not a list"},
+      {R"({"chat_template_kwargs": [], "messages": [{"role": "user", )"
+       R"("content": "a"}]})",
+       "\"chat_template_kwargs\" is a list, not an object"},
       {R"({"messages": [{"role": 1, "content": ""}]})",
        "\"role\" is a number, not a text"},
       {R"({"conversations": [{"from": "bot", "value": "a"}]})",

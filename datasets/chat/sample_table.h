@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "datasets/chat/chat.pb.h"
+#include "datasets/chat/row_encoder.h"
 #include "datasets/chat/source_rows.h"
 
 namespace capstan::chat {
@@ -57,6 +59,11 @@ class Mixture {
   std::vector<uint64_t> keys_;
 };
 
+// Whether samples are pieces of rows, which may then have any length.
+inline bool CutsRows(Packing packing) {
+  return packing == WRAPPED || packing == BEST_FIT_SPLIT;
+}
+
 // What a table of samples depends on, besides the rows.
 struct SampleOptions {
   Packing packing = NONE;
@@ -75,40 +82,69 @@ using PartRows = std::array<std::vector<uint32_t>, Part_ARRAYSIZE>;
 absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
                                    const SampleOptions& options);
 
-// Maps samples to rows of a source: what is held out, and what is packed
-// together (NONE or BEST_FIT). A mapped, cached file, or empty if samples are
-// rows.
+// What the samples of a source's parts consist of: what is held out, what is
+// packed together, and, for the packings that cut rows, the tokens: reading a
+// part of a long row must not tokenize all of it again. A mapped, cached file,
+// or empty if samples are rows.
+//
+// WRAPPED is what TRL calls "wrapped" (_pack_wrapped of trl/data_utils.py), for
+// the part as a whole: samples are the max_length tokens from i * max_length
+// on, the last may be shorter. BEST_FIT_SPLIT is its "bfd_split": pieces of at
+// most max_length tokens of each row, packed best-fit decreasing.
 class SampleTable {
  public:
-  static absl::StatusOr<SampleTable> Open(const SourceRows& rows,
-                                          const SampleOptions& options);
+  // Set in a token that isn't trained on.
+  static constexpr uint32_t kUntrained = uint32_t{1} << 31;
 
-  int64_t size(Part part) const { return parts_[part].samples; }
+  // Row -> its tokens, not cut; called by several threads.
+  using ReadRow = std::function<absl::StatusOr<const TokenRow*>(size_t row)>;
+
+  static absl::StatusOr<SampleTable> Open(const SourceRows& rows,
+                                          const SampleOptions& options,
+                                          const ReadRow& read);
+
+  int64_t size(Part part) const;
+  // Whether samples are pieces, four bytes a token, and not rows.
+  bool keeps_tokens() const { return CutsRows(options_.packing); }
+  int64_t tokens(Part part) const {
+    return static_cast<int64_t>(parts_[part].tokens.size());
+  }
   // Indices of rows, ascending. *one is space for one row. Checked when the
   // table was opened; as other processes may write the file, there are none
   // if it has changed since, and each is to be checked when it is used.
   absl::Span<const uint32_t> Rows(Part part, int64_t sample,
-                                  uint32_t* one) const;
+                                  uint32_t* one) const {
+    return Items(parts_[part], sample, one);
+  }
+  // The pieces of one sample, each at most max_length tokens; together, too.
+  // None if the file has changed since it was opened.
+  std::vector<absl::Span<const uint32_t>> Pieces(Part part,
+                                                 int64_t sample) const;
   // After reading: DATA_LOSS if the file has become shorter.
   absl::Status Check() const;
 
  private:
   struct Samples {
-    int64_t samples = 0;
-    // With packing, sample i starts at rows[begins[i]]; otherwise it is
-    // rows[i], or row i if both are empty.
+    // With packing, sample i is items[begins[i]] to items[begins[i + 1]],
+    // exclusive; otherwise it is items[i]. WRAPPED has neither.
     absl::Span<const uint64_t> begins;
-    absl::Span<const uint32_t> rows;
+    absl::Span<const uint32_t> items;  // rows, or pieces
+    // BEST_FIT_SPLIT: piece i is tokens [pieces[i], pieces[i + 1]).
+    absl::Span<const uint64_t> pieces;
+    absl::Span<const uint32_t> tokens;
   };
 
-  using Parts = std::array<Samples, Part_ARRAYSIZE>;
+  explicit SampleTable(const SampleOptions& options) : options_(options) {}
+  // Takes a file's contents; an error says what is wrong with them.
+  absl::Status Take(absl::string_view contents, size_t rows);
+  bool AreRight(const Samples& part, size_t rows) const;
+  static absl::Span<const uint32_t> Items(const Samples& part, int64_t sample,
+                                          uint32_t* one);
 
-  SampleTable() = default;
-  // The parts of a file's contents; an error says what is wrong with them.
-  static absl::StatusOr<Parts> PartsOf(absl::string_view contents, size_t rows);
-
-  std::shared_ptr<const MappedFile> file_;
-  Parts parts_;
+  SampleOptions options_;
+  std::shared_ptr<const MappedFile> file_;  // null: samples are rows
+  int64_t rows_ = 0;                        // without a file
+  std::array<Samples, Part_ARRAYSIZE> parts_;
 };
 
 // Holds out round(fraction * rows) of the rows with these hashes, at least one,

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -20,8 +21,28 @@ constexpr absl::string_view kByteOrderMark("\xef\xbb\xbf", 3);
 
 constexpr size_t kBuffer = 1 << 20;
 
-absl::Status Unpack(const std::string& path, Packed packed, uint64_t most,
-                    CacheWriter* to) {
+// What a cached file of unpacked bytes has behind them.
+struct Unpacked {
+  uint64_t members = 0;
+};
+
+// What a name says must be so: else a file whose first byte is damaged would
+// be text.
+absl::Status CheckName(const std::string& path, Packed packed) {
+  const std::string name = absl::AsciiStrToLower(path);
+  absl::string_view rest = name;
+  const Packed named = ConsumePackedExtension(&rest);
+  if (named == Packed::kNot || packed != Packed::kNot) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      path, " can't be unpacked: it is named as ",
+      named == Packed::kGzip ? "gzip" : "zstd",
+      " and doesn't begin as such a file; fetch it again, or, if it isn't "
+      "packed, name it without ",
+      name.substr(rest.size())));
+}
+
+absl::StatusOr<uint64_t> Unpack(const std::string& path, Packed packed,
+                                uint64_t most, CacheWriter* to) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> bytes,
                            OpenBytes(path, packed));
   std::vector<char> buffer(kBuffer);
@@ -29,11 +50,28 @@ absl::Status Unpack(const std::string& path, Packed packed, uint64_t most,
   while (true) {
     CAPSTAN_ASSIGN_OR_RETURN(const size_t size,
                              bytes->Read(buffer.data(), buffer.size()));
-    if (size == 0) return absl::OkStatus();
+    if (size == 0) return bytes->members();
     all += size;
     if (all > most) return TooLarge(path, most);
     CAPSTAN_RETURN_IF_ERROR(to->Write({buffer.data(), size}));
   }
+}
+
+// The same of a table.
+absl::StatusOr<uint64_t> WriteRows(const std::string& path, Table table,
+                                   Packed packed, uint64_t most,
+                                   CacheWriter* to) {
+  uint64_t size = 0;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const uint64_t members,
+      TableRows(path, table, packed, most, [&](absl::string_view lines) {
+        size += lines.size();
+        return to->Write(lines);
+      }));
+  if (size == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " has no rows"));
+  }
+  return members;
 }
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -62,35 +100,40 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path, uint64_t most) {
   source.path = path;
   CAPSTAN_ASSIGN_OR_RETURN(source.file, MappedFile::Open(path));
   const absl::string_view bytes = source.text = source.file->bytes();
+  source.bytes = bytes.size();
   const Packed packed = PackedAs(bytes);
   const Table table = TableOf(path, bytes);
   source.is_table = table != Table::kNot;
+  if (table != Table::kParquet) {
+    CAPSTAN_RETURN_IF_ERROR(CheckName(path, packed));
+  }
   if (packed == Packed::kNot && !source.is_table) return source;
   if (most == 0) most = MostUnpacked(bytes.size());
   CacheKey key;
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(path));
-  key.Add(source.is_table ? "rows of a table, 1" : "unpacked, with a checksum");
-  const auto any = [](absl::string_view) { return absl::OkStatus(); };
-  const auto make = [&](CacheWriter* to) -> absl::Status {
-    if (source.is_table) {
-      uint64_t size = 0;
-      CAPSTAN_RETURN_IF_ERROR(
-          TableRows(path, table, packed, most, [&](absl::string_view lines) {
-            size += lines.size();
-            return to->Write(lines);
-          }));
-      if (size == 0) {
-        return absl::InvalidArgumentError(absl::StrCat(path, " has no rows"));
-      }
-    } else {
-      CAPSTAN_RETURN_IF_ERROR(Unpack(path, packed, most, to));
-    }
-    return source.file->Check();
+  key.Add(source.is_table ? "rows of a table, 2" : "unpacked, all members");
+  const auto has_end = [](absl::string_view contents) {
+    return contents.size() >= sizeof(Unpacked)
+               ? absl::OkStatus()
+               : absl::DataLossError("its end is missing");
   };
-  CAPSTAN_ASSIGN_OR_RETURN(const CachedFile unpacked,
-                           OpenCached(path, key.hash(), "json", any, make));
-  source.file = unpacked.file;
-  source.text = unpacked.contents;
+  const auto make = [&](CacheWriter* to) -> absl::Status {
+    Unpacked end;
+    CAPSTAN_ASSIGN_OR_RETURN(
+        end.members, source.is_table ? WriteRows(path, table, packed, most, to)
+                                     : Unpack(path, packed, most, to));
+    CAPSTAN_RETURN_IF_ERROR(source.file->Check());
+    return to->Write(BytesOf(&end, 1));
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(const CachedFile cached,
+                           OpenCached(path, key.hash(), "json", has_end, make));
+  Unpacked end;
+  const size_t size = cached.contents.size() - sizeof(end);
+  std::memcpy(&end, cached.contents.data() + size, sizeof(end));
+  source.file = cached.file;
+  source.text = cached.contents.substr(0, size);
+  source.unpacked = packed != Packed::kNot;
+  source.members = end.members;
   return source;
 }
 

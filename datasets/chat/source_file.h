@@ -20,6 +20,9 @@ struct SourceFile {
   absl::string_view text;  // of `file`
   // A line is a row of a table.
   bool is_table = false;
+  uint64_t bytes = 0;  // of the file at `path`
+  bool unpacked = false;
+  uint64_t members = 0;  // if unpacked: ByteStream::members
 
   // "chats.jsonl:17", "chats.parquet: row 17"
   std::string PlaceOf(uint64_t line) const;
@@ -28,7 +31,8 @@ struct SourceFile {
 // Maps `path`, or what it becomes, which is made once, in a cached file of at
 // most `most` bytes (0: what the size of the file allows): gzip and zstd, by
 // their first bytes, are unpacked; Parquet, by its first bytes, and CSV and
-// TSV, by name, become JSON lines (table_file.h).
+// TSV, by name, become JSON lines (table_file.h). A name that says packed and
+// bytes that don't are an error.
 absl::StatusOr<SourceFile> OpenSource(const std::string& path,
                                       uint64_t most = 0);
 

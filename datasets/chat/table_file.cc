@@ -2,11 +2,9 @@
 #include "datasets/chat/table_file.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,12 +17,13 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/confine.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "base/subprocess.h"
 #include "datasets/tables/tables.h"
 
 namespace capstan::chat {
@@ -41,7 +40,7 @@ constexpr size_t kPiece = 1 << 20;
 constexpr size_t kMostMessage = 1000;
 
 // The child's exit codes.
-constexpr int kDone = 0;
+constexpr int kDone = 0;       // the packed file's members are in the message
 constexpr int kFailed = 1;     // what is wrong is in the message
 constexpr int kNoLibrary = 2;  // why is in the message
 
@@ -70,32 +69,6 @@ std::string FindLibrary() {
       FindFrom(LibraryFolder(reinterpret_cast<const void*>(&TableRows)));
   return path.empty() ? FindFrom(ExecutableFolder()) : path;
 }
-
-class Pipe {
- public:
-  Pipe() {
-    if (pipe2(ends_, O_CLOEXEC) != 0) ends_[0] = ends_[1] = -1;
-  }
-  ~Pipe() {
-    CloseRead();
-    CloseWrite();
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-
-  bool ok() const { return ends_[0] >= 0; }
-  int read() const { return ends_[0]; }
-  int write() const { return ends_[1]; }
-  void CloseRead() { Close(&ends_[0]); }
-  void CloseWrite() { Close(&ends_[1]); }
-
- private:
-  static void Close(int* end) {
-    if (*end >= 0) close(*end);
-    *end = -1;
-  }
-  int ends_[2];
-};
 
 // 0 at the end or after an error.
 size_t ReadSome(int fd, char* out, size_t most) {
@@ -149,14 +122,14 @@ class Child {
             : reinterpret_cast<TableToJson>(dlsym(library, kTablesSymbol));
     if (convert == nullptr) {
       const char* const why = dlerror();
-      return Fail(kNoLibrary, why == nullptr ? "" : why);
+      return Say(kNoLibrary, why == nullptr ? "" : why);
     }
     return Convert(convert);
   }
 
  private:
-  int Fail(int code, absl::string_view why) {
-    WriteFully(message_, why.substr(0, kMostMessage));
+  int Say(int code, absl::string_view message) {
+    WriteFully(message_, message.substr(0, kMostMessage));
     return code;
   }
 
@@ -171,17 +144,20 @@ class Child {
       job.delimiter = table_ == Table::kCsv ? ',' : '\t';
       absl::StatusOr<std::unique_ptr<ByteStream>> bytes =
           OpenBytes(path_, packed_);
-      if (!bytes.ok()) return Fail(kFailed, bytes.status().message());
+      if (!bytes.ok()) return Say(kFailed, bytes.status().message());
       bytes_ = *std::move(bytes);
       job.read = [](void* context, char* to, int64_t most) {
         return static_cast<Child*>(context)->Read(to, most);
       };
     }
     char why[kMostMessage] = {};
-    if (convert(&job, why, sizeof(why))) return kDone;
-    return Fail(kFailed, error_.ok() ? absl::StrCat(path_, " can't be read as ",
-                                                    NameOf(table_), ": ", why)
-                                     : error_.message());
+    if (convert(&job, why, sizeof(why))) {
+      return Say(kDone,
+                 absl::StrCat(bytes_ == nullptr ? 0 : bytes_->members()));
+    }
+    return Say(kFailed, error_.ok() ? absl::StrCat(path_, " can't be read as ",
+                                                   NameOf(table_), ": ", why)
+                                    : error_.message());
   }
 
   int64_t Read(char* to, int64_t most) {
@@ -202,24 +178,26 @@ class Child {
   absl::Status error_;
 };
 
-// The child's end as a status.
-absl::Status Ended(const std::string& path, Table table, int status,
-                   const std::string& message) {
+// The child's end: the packed file's members.
+absl::StatusOr<uint64_t> Ended(const std::string& path, Table table,
+                               const ChildEnd& end,
+                               const std::string& message) {
   const auto cant = [&](const auto&... why) {
     return absl::DataLossError(
         absl::StrCat(path, " can't be read as ", NameOf(table), ": ", why...));
   };
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) {
+  if (end.signal == SIGXCPU) {
     return cant("it takes too long, more than ", LimitsOf(path).cpu_seconds,
                 " s: split it, or convert it to JSON lines");
   }
-  if (WIFSIGNALED(status)) {
-    return cant("it is damaged in a way that ends Arrow (signal ",
-                WTERMSIG(status), ")");
+  if (end.signal > 0) {
+    return cant("it is damaged in a way that ends Arrow (", end.Text(), ")");
   }
-  switch (WEXITSTATUS(status)) {
+  uint64_t members = 0;
+  switch (end.code) {
     case kDone:
-      return absl::OkStatus();
+      if (!absl::SimpleAtoi(message, &members)) return cant("its end is lost");
+      return members;
     case kFailed:
       return absl::DataLossError(message);
     case kNoLibrary:
@@ -227,7 +205,7 @@ absl::Status Ended(const std::string& path, Table table, int status,
           absl::StrCat(path, " can't be read as ", NameOf(table), ": ",
                        kTablesLibrary, " can't be opened (", message, ")"));
     default:
-      return cant("the process that reads it ended with ", status);
+      return cant("the process that reads it failed: ", end.Text());
   }
 }
 
@@ -251,15 +229,13 @@ Table TableOf(const std::string& path, absl::string_view bytes) {
   if (absl::StartsWith(bytes, kParquet)) return Table::kParquet;
   std::string name = absl::AsciiStrToLower(path);
   absl::string_view rest = name;
-  for (const char* packed : {".gz", ".zst", ".gzip", ".zstd"}) {
-    if (absl::ConsumeSuffix(&rest, packed)) break;
-  }
+  ConsumePackedExtension(&rest);
   if (absl::EndsWith(rest, ".parquet")) return Table::kParquet;
   if (absl::EndsWith(rest, ".csv")) return Table::kCsv;
   return absl::EndsWith(rest, ".tsv") ? Table::kTsv : Table::kNot;
 }
 
-absl::Status TableRows(
+absl::StatusOr<uint64_t> TableRows(
     const std::string& path, Table table, Packed packed, uint64_t most,
     const std::function<absl::Status(absl::string_view)>& sink) {
   const std::string library = FindLibrary();
@@ -286,19 +262,20 @@ absl::Status TableRows(
   if (child == 0) {
     lines.CloseRead();
     message.CloseRead();
-    _exit(Child(path, table, packed, library, lines.write(), message.write())
+    _exit(Child(path, table, packed, library, lines.write_end(),
+                message.write_end())
               .Run());
   }
   lines.CloseWrite();
   message.CloseWrite();
-  const absl::Status taken = Take(path, most, lines.read(), sink);
+  const absl::Status taken = Take(path, most, lines.read_end(), sink);
   if (!taken.ok()) kill(child, SIGKILL);
   std::string text(kMostMessage, 0);
-  text.resize(taken.ok() ? ReadSome(message.read(), &text[0], text.size()) : 0);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return taken.ok() ? Ended(path, table, status, text) : taken;
+  text.resize(taken.ok() ? ReadSome(message.read_end(), &text[0], text.size())
+                         : 0);
+  const ChildEnd end = WaitFor(child);
+  CAPSTAN_RETURN_IF_ERROR(taken);
+  return Ended(path, table, end, text);
 }
 
 }  // namespace capstan::chat

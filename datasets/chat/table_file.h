@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "datasets/chat/unpack.h"
 
@@ -22,10 +23,11 @@ enum class Table { kNot, kParquet, kCsv, kTsv };
 // chats.tsv.gz).
 Table TableOf(const std::string& path, absl::string_view bytes);
 
-// Passes the table's rows to `sink`, as lines of JSON, in pieces. Errors name
-// the file: not such a table, damaged, more than `most` bytes of lines, those
-// of `sink`; UNIMPLEMENTED without Arrow, saying how to get it.
-absl::Status TableRows(
+// Passes the table's rows to `sink`, as lines of JSON, in pieces; returns the
+// members of a packed file (ByteStream::members). Errors name the file: not
+// such a table, damaged, more than `most` bytes of lines, those of `sink`;
+// UNIMPLEMENTED without Arrow, saying how to get it.
+absl::StatusOr<uint64_t> TableRows(
     const std::string& path, Table table, Packed packed, uint64_t most,
     const std::function<absl::Status(absl::string_view)>& sink);
 

@@ -104,6 +104,11 @@ TEST_F(TableTest, PackedTablesAreTheSameTables) {
   EXPECT_TRUE(Rows(File("p.csv", csv)) == lines);
   EXPECT_TRUE(Rows(File("p.csv.gz", Gzip(csv))) == lines);
   EXPECT_TRUE(Rows(File("P.CSV.zst", Zstd(csv))) == lines);
+  const auto two = OpenSource(File("2.csv.gz", Gzip(csv) + Gzip("a,b\n")));
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(two->members, 2u);
+  EXPECT_THAT(Rows(File("t.csv.gz", Gzip(csv) + "a,b\n")),
+              HasSubstr("t.csv.gz can't be unpacked: its last 4 bytes"));
   for (char& c : csv) c = c == ',' ? '\t' : c;
   EXPECT_TRUE(Rows(File("p.tsv.zst", Zstd(csv))) == lines);
 }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
 
@@ -46,33 +47,77 @@ class PlainStream final : public ByteStream {
   absl::string_view left_;
 };
 
+// Not gzread, which takes what follows a member for the end of the file unless
+// it begins as a member does.
 class GzipStream final : public ByteStream {
  public:
-  explicit GzipStream(const std::string& path)
-      : path_(path), in_(gzopen(path.c_str(), "rb"), gzclose) {
-    if (in_ != nullptr) gzbuffer(in_.get(), kBuffer);
+  explicit GzipStream(std::shared_ptr<const MappedFile> file)
+      : file_(std::move(file)), left_(file_->bytes()) {
+    begun_ = inflateInit2(&stream_, kGzipOnly) == Z_OK;
   }
+  ~GzipStream() override { inflateEnd(&stream_); }
 
   absl::StatusOr<size_t> Read(char* out, size_t most) override {
-    if (in_ == nullptr) return Broken(path_, "it can't be opened");
-    const auto wanted = static_cast<unsigned>(std::min(most, kBuffer));
-    const int size = gzread(in_.get(), out, wanted);
-    int error = Z_OK;
-    const char* const message = gzerror(in_.get(), &error);
-    // For a truncated file, gzread returns the data before the end, and an
-    // error.
-    if (size < 0 || error != Z_OK) {
-      return Broken(path_,
-                    error == Z_BUF_ERROR ? "its end is missing" : message);
+    if (!begun_) return Broken(file_->path(), "there is no memory for it");
+    size_t size = 0;
+    while (size == 0 && !(left_.empty() && at_start_)) {
+      CAPSTAN_ASSIGN_OR_RETURN(size, Inflate(out, most));
     }
-    if (size == 0 && !any_) return Empty(path_);
-    any_ = true;
-    return static_cast<size_t>(size);
+    CAPSTAN_RETURN_IF_ERROR(file_->Check());
+    any_ = any_ || size > 0;
+    if (!any_) return Empty(file_->path());
+    return size;
   }
 
+  uint64_t members() const override { return members_; }
+
  private:
-  const std::string path_;
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in_;
+  // The format alone, with its largest window.
+  static constexpr int kGzipOnly = 15 + 16;
+
+  // Returns how many bytes it wrote; 0 also where a member begins or ends.
+  absl::StatusOr<size_t> Inflate(char* out, size_t most) {
+    const absl::string_view all = file_->bytes();
+    if (at_start_ && !absl::StartsWith(left_, kGzip)) {
+      return Broken(
+          file_->path(),
+          absl::StrCat("its last ", left_.size(), " bytes, from ",
+                       all.size() - left_.size(), " on, behind ", members_,
+                       members_ == 1 ? " gzip member" : " gzip members",
+                       ", aren't another one: pack the file again"));
+    }
+    at_start_ = false;
+    const size_t given = std::min(left_.size(), kBuffer);
+    const size_t room = std::min(most, kBuffer);
+    // zlib doesn't write to its input.
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(left_.data()));
+    stream_.avail_in = static_cast<uInt>(given);
+    stream_.next_out = reinterpret_cast<Bytef*>(out);
+    stream_.avail_out = static_cast<uInt>(room);
+    const int code = inflate(&stream_, Z_NO_FLUSH);
+    left_.remove_prefix(given - stream_.avail_in);
+    const size_t size = room - stream_.avail_out;
+    if (code == Z_BUF_ERROR && left_.empty()) {
+      return Broken(file_->path(), "its end is missing");
+    }
+    if (code != Z_OK && code != Z_STREAM_END) {
+      return Broken(file_->path(),
+                    stream_.msg == nullptr ? zError(code) : stream_.msg);
+    }
+    if (code == Z_STREAM_END) {
+      ++members_;
+      at_start_ = true;
+      inflateReset(&stream_);
+    }
+    return size;
+  }
+
+  const std::shared_ptr<const MappedFile> file_;
+  absl::string_view left_;
+  z_stream stream_ = {};
+  bool begun_ = false;
+  bool at_start_ = true;  // of a member
+  uint64_t members_ = 0;
   bool any_ = false;
 };
 
@@ -91,6 +136,7 @@ class ZstdStream final : public ByteStream {
         return Broken(file_->path(), ZSTD_getErrorName(left_));
       }
       full_ = output.pos == output.size && left_ != 0;
+      if (left_ == 0) ++members_;
     }
     any_ = any_ || output.pos > 0;
     if (output.pos > 0) return output.pos;
@@ -100,11 +146,14 @@ class ZstdStream final : public ByteStream {
     return size_t{0};
   }
 
+  uint64_t members() const override { return members_; }
+
  private:
   const std::shared_ptr<const MappedFile> file_;
   const std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> context_;
   ZSTD_inBuffer input_;
   size_t left_ = 0;  // 0: at the end of a frame
+  uint64_t members_ = 0;
   bool full_ = false;
   bool any_ = false;
 };
@@ -116,13 +165,24 @@ Packed PackedAs(absl::string_view bytes) {
   return absl::StartsWith(bytes, kZstd) ? Packed::kZstd : Packed::kNot;
 }
 
+Packed ConsumePackedExtension(absl::string_view* name) {
+  for (const char* extension : {".gz", ".gzip"}) {
+    if (absl::ConsumeSuffix(name, extension)) return Packed::kGzip;
+  }
+  for (const char* extension : {".zst", ".zstd"}) {
+    if (absl::ConsumeSuffix(name, extension)) return Packed::kZstd;
+  }
+  return Packed::kNot;
+}
+
 absl::StatusOr<std::unique_ptr<ByteStream>> OpenBytes(const std::string& path,
                                                       Packed packed) {
-  if (packed == Packed::kGzip) {
-    return std::unique_ptr<ByteStream>(std::make_unique<GzipStream>(path));
-  }
   CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file,
                            MappedFile::Open(path));
+  if (packed == Packed::kGzip) {
+    return std::unique_ptr<ByteStream>(
+        std::make_unique<GzipStream>(std::move(file)));
+  }
   if (packed == Packed::kZstd) {
     return std::unique_ptr<ByteStream>(
         std::make_unique<ZstdStream>(std::move(file)));

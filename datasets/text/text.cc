@@ -10,10 +10,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/lib/token_difference.h"
+#include "plugins/sdk/model_tokenizer.h"
 #include "plugins/sdk/plugin.h"
+#include "text/tokenizer/definition.h"
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 
@@ -41,6 +45,7 @@ class TokenSource {
   }
   // Reads tokens [begin, begin + n), which must exist.
   virtual absl::Status Read(int64_t begin, int64_t n, int64_t* out) const = 0;
+  virtual absl::StatusOr<std::string> Digest() const = 0;
 };
 
 namespace {
@@ -62,6 +67,9 @@ class ByteSource final : public TokenSource {
     }
     return file_->Check();
   }
+  absl::StatusOr<std::string> Digest() const override {
+    return DigestOfFile(*file_);
+  }
 
  private:
   const std::shared_ptr<const MappedFile> file_;
@@ -73,9 +81,10 @@ class MemorySource final : public TokenSource {
   // Tokenizes the two parts of the text separately, so that no training token
   // extends into the validation part.
   static absl::StatusOr<std::shared_ptr<const TokenSource>> Make(
-      const Tokenizer& tokenizer, absl::string_view text,
+      const Tokenizer& tokenizer, const MappedFile& file,
       double validation_fraction) {
     auto made = std::make_shared<MemorySource>();
+    const absl::string_view text = file.bytes();
     size_t train = static_cast<size_t>(
         Remaining(static_cast<int64_t>(text.size()), validation_fraction));
     // Not inside a character.
@@ -84,10 +93,10 @@ class MemorySource final : public TokenSource {
       ++train;
     }
     CAPSTAN_RETURN_IF_ERROR(
-        AppendTokens(tokenizer, text.substr(0, train), &made->ids_));
+        AppendTokens(tokenizer, text.substr(0, train), file, &made->ids_));
     made->train_size_ = made->size();
     CAPSTAN_RETURN_IF_ERROR(
-        AppendTokens(tokenizer, text.substr(train), &made->ids_));
+        AppendTokens(tokenizer, text.substr(train), file, &made->ids_));
     return made;
   }
 
@@ -96,6 +105,9 @@ class MemorySource final : public TokenSource {
   absl::Status Read(int64_t begin, int64_t n, int64_t* out) const override {
     std::copy_n(ids_.begin() + begin, n, out);
     return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> Digest() const override {
+    return DigestOfValues(ids_);
   }
 
  private:
@@ -113,35 +125,40 @@ class FileSource final : public TokenSource {
   absl::Status Read(int64_t begin, int64_t n, int64_t* out) const override {
     return file_->Read(begin, n, out);
   }
+  absl::StatusOr<std::string> Digest() const override {
+    return file_->Digest();
+  }
 
  private:
   const std::unique_ptr<TokenFile> file_;
 };
 
-absl::StatusOr<std::shared_ptr<const Tokenizer>> OpenTokenizer(
-    const std::string& folder) {
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(folder);
-  if (!tokenizer.ok()) {
-    return FieldError("tokenizer.folder", tokenizer.status().message());
-  }
-  return std::shared_ptr<const Tokenizer>(*std::move(tokenizer));
+// The config's tokenizer, else the model's, else the bytes.
+absl::StatusOr<ModelTokenizer> ChooseTokenizer(const TokenizerConfig& config) {
+  if (config.has_bytes()) return ModelTokenizer{NewByteTokenizer(), ""};
+  CAPSTAN_ASSIGN_OR_RETURN(
+      ModelTokenizer chosen,
+      TokenizerToRead(config.folder(), "tokenizer.folder"));
+  if (chosen.tokenizer == nullptr) chosen.tokenizer = NewByteTokenizer();
+  return chosen;
+}
+
+bool IsBytes(const Tokenizer& tokenizer) {
+  return TokenDifference(tokenizer, *NewByteTokenizer()).empty();
 }
 
 absl::StatusOr<TokenizedText> OpenTokenFile(
-    const Config& config, std::shared_ptr<const MappedFile> file) {
+    const Config& config, ModelTokenizer tokenizer,
+    std::shared_ptr<const MappedFile> file) {
   absl::StatusOr<std::unique_ptr<TokenFile>> opened =
       TokenFile::Open(std::move(file));
   if (!opened.ok()) return FieldError("path", opened.status().message());
-  TokenizedText text;
-  std::string json;
-  if (config.tokenizer().has_folder()) {
-    CAPSTAN_ASSIGN_OR_RETURN(text.tokenizer,
-                             OpenTokenizer(config.tokenizer().folder()));
-    CAPSTAN_ASSIGN_OR_RETURN(
-        json, ReadWholeFile(config.tokenizer().folder() + "/tokenizer.json"));
+  std::string definition;
+  if (!tokenizer.folder.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(definition,
+                             tokenizer::TokenizerDefinition(tokenizer.folder));
   } else if (config.tokenizer().has_bytes()) {
-    text.tokenizer = NewByteTokenizer();
-    json = ByteTokenizerJson() + "\n";  // as its Save writes it
+    definition = ByteTokenizerJson() + "\n";  // as its Save writes it
   } else {
     return FieldError(
         "tokenizer",
@@ -149,35 +166,42 @@ absl::StatusOr<TokenizedText> OpenTokenFile(
                      " holds tokens: name the folder of the tokenizer that "
                      "made them"));
   }
-  if (TokenizerHash(json) != (*opened)->info().tokenizer_hash) {
+  if (TokenizerHash(definition) != (*opened)->info().tokenizer_hash) {
     return FieldError(
         "tokenizer",
-        absl::StrCat("isn't the one that ", config.path(), " was made with"));
+        config.has_tokenizer()
+            ? absl::StrCat("isn't the one that ", config.path(),
+                           " was made with")
+            : absl::StrCat("isn't set, and the model's, in ", tokenizer.folder,
+                           ", isn't the one that ", config.path(),
+                           " was made with: make it anew with that"));
   }
+  TokenizedText text;
+  text.tokenizer = std::move(tokenizer.tokenizer);
   text.tokens = std::make_shared<FileSource>(*std::move(opened));
   return text;
 }
 
-// `file` as tokens of the config's tokenizer, tokenized now if needed. Errors
-// name the config's field.
+// `file` as tokens, tokenized now if needed. Errors name the config's field.
 absl::StatusOr<TokenizedText> OpenTokens(
     const Config& config, std::shared_ptr<const MappedFile> file) {
+  CAPSTAN_ASSIGN_OR_RETURN(ModelTokenizer tokenizer,
+                           ChooseTokenizer(config.tokenizer()));
   if (TokenFile::IsTokenFile(file->bytes())) {
-    return OpenTokenFile(config, std::move(file));
+    return OpenTokenFile(config, std::move(tokenizer), std::move(file));
   }
   const absl::Status is_text = TokenFile::CheckIsText(*file);
   if (!is_text.ok()) return FieldError("path", is_text.message());
   TokenizedText text;
-  if (!config.tokenizer().has_folder()) {
+  text.tokenizer = std::move(tokenizer.tokenizer);
+  if (IsBytes(*text.tokenizer)) {
     text.tokens = std::make_shared<ByteSource>(std::move(file));
-    text.tokenizer = NewByteTokenizer();
     return text;
   }
-  CAPSTAN_ASSIGN_OR_RETURN(text.tokenizer,
-                           OpenTokenizer(config.tokenizer().folder()));
-  CAPSTAN_ASSIGN_OR_RETURN(text.tokens,
-                           MemorySource::Make(*text.tokenizer, file->bytes(),
-                                              config.validation_fraction()));
+  absl::StatusOr<std::shared_ptr<const TokenSource>> tokens =
+      MemorySource::Make(*text.tokenizer, *file, config.validation_fraction());
+  if (!tokens.ok()) return FieldError("path", tokens.status().message());
+  text.tokens = *std::move(tokens);
   CAPSTAN_RETURN_IF_ERROR(file->Check());
   return text;
 }
@@ -214,8 +238,10 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
   absl::StatusOr<std::shared_ptr<const MappedFile>> file =
       MappedFile::Open(config.path());
   if (!file.ok()) return FieldError("path", file.status().message());
+  const auto bytes = static_cast<int64_t>((*file)->bytes().size());
   CAPSTAN_ASSIGN_OR_RETURN(TokenizedText tokens,
                            OpenTokens(config, *std::move(file)));
+  tokens.bytes = bytes;
   const int64_t all = tokens.tokens->size();
   CAPSTAN_RETURN_IF_ERROR(Text(config, tokens, 0, all).CheckLength(""));
   const int64_t train = tokens.tokens->TrainSize(config.validation_fraction());
@@ -255,6 +281,19 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Text::Validation() const {
       new Text(config, text_, end_, text_.tokens->size()));
   CAPSTAN_RETURN_IF_ERROR(validation->CheckLength("'s validation part"));
   return std::unique_ptr<DatasetReader>(std::move(validation));
+}
+
+std::vector<CountedFile> Text::counted_files() const {
+  // The validation part is in the file of the reader that it was taken from.
+  if (begin_ > 0) return {};
+  return {{config_.path(),
+           {{"bytes", text_.bytes},
+            {"tokens", text_.tokens->size()},
+            {"dropped_tokens", (end_ - begin_) % config_.sequence_length()}}}};
+}
+
+absl::StatusOr<std::string> Text::Digest() const {
+  return text_.tokens->Digest();
 }
 
 CAPSTAN_PLUGIN(DatasetReader, Text, capstan::text::Config,

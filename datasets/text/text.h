@@ -2,10 +2,13 @@
 #ifndef CAPSTAN_DATASETS_TEXT_TEXT_H_
 #define CAPSTAN_DATASETS_TEXT_TEXT_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/counted_files.h"
 #include "datasets/text/text.pb.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/tokenizer.h"
@@ -15,6 +18,7 @@ namespace capstan::text {
 class TokenSource;  // text.cc
 
 struct TokenizedText {
+  int64_t bytes = 0;  // of the file
   std::shared_ptr<const TokenSource> tokens;
   std::shared_ptr<const Tokenizer> tokenizer;
 };
@@ -22,7 +26,7 @@ struct TokenizedText {
 // A text as samples of sequence_length tokens: sample i starts at token i *
 // sequence_length; the remainder is dropped. Batches have "input_ids" [n,
 // sequence_length] int64, reusing *batch's tensor of that name.
-class Text final : public DatasetReader {
+class Text final : public DatasetReader, public CountsFiles {
  public:
   static absl::StatusOr<std::unique_ptr<Text>> Create(const Config& config);
 
@@ -37,6 +41,9 @@ class Text final : public DatasetReader {
     return config_.sequence_length();
   }
   const Tokenizer* tokenizer() const override { return text_.tokenizer.get(); }
+  std::vector<CountedFile> counted_files() const override;
+  // Of the text, or of its tokens: all of them, not only this reader's part.
+  absl::StatusOr<std::string> Digest() const override;
 
  private:
   Text(const Config& config, TokenizedText text, int64_t begin, int64_t end);

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/model_tokenizer.h"
 #include "text/tokens/token_file.h"
 
 namespace capstan::text {
@@ -137,6 +138,22 @@ TEST(TextTest, TokensOfAFoldersTokenizer) {
             std::vector<int64_t>({300, 'x', 256, '\n', 'c', 'd'}));
 }
 
+// Without one in the config, the model's.
+TEST(TextTest, TokensOfTheModels) {
+  auto model = LoadTokenizer(Tokens());
+  ASSERT_TRUE(model.ok()) << model.status();
+  SetModelTokenizer({*std::move(model), Tokens()});
+  Config config = MakeConfig(File("m", "ababxab\ncdab"), 2);
+  const auto text = Text::Create(config);
+  config.mutable_tokenizer()->mutable_bytes();
+  const auto bytes = Text::Create(config);
+  SetModelTokenizer({});
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(Ids(**text, {0}), std::vector<int64_t>({300, 'x'}));
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(Ids(**bytes, {0}), std::vector<int64_t>({'a', 'b'}));
+}
+
 // The end of the text is held back: no token spans the boundary.
 TEST(TextTest, ValidationIsCutBetweenCharacters) {
   Config config = MakeConfig(File("c", "abab\u00e9cdcdcd"), 2, 0.58);
@@ -190,6 +207,11 @@ TEST(TextTest, FilesOfTokens) {
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_EQ(Ids(**text, {1, 0}), std::vector<int64_t>({3, 4, 5, 300, 1, 2}));
   EXPECT_EQ(Ids(**(*text)->Validation(), {0}), std::vector<int64_t>({7, 8, 9}));
+  config.clear_tokenizer();
+  SetModelTokenizer({NewByteTokenizer(), folder});
+  EXPECT_TRUE(Text::Create(config).ok());
+  SetModelTokenizer({});
+  config.mutable_tokenizer()->set_folder(folder);
   config.set_sequence_length(11);
   ExpectError(config, "sequence_length", "only 10 tokens");
 

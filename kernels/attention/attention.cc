@@ -113,7 +113,8 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape,
                            const at::Tensor& first) {
-  TORCH_CHECK(shape.causal, "a cache of keys is for causal attention");
+  TORCH_CHECK(shape.causal || !first.defined(),
+              "padding in a cache is for causal attention");
   if (!OwnLoops(q)) {
     // Not LibTorch's choice: cuDNN would plan anew for each length.
     if (!first.defined() && CanUseFlash(q, shape, nullptr)) {

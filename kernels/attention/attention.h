@@ -55,9 +55,9 @@ class PackedRows : public torch::CustomClassHolder {
   // document of all rows, counted through the rows, and the number of tokens.
   // As mask(). Requires knows_documents().
   //
-  // For work that is recorded (base/work_recorder.h) empty documents follow, to
-  // the next power of two, and longest() is T: the work is then right for other
-  // rows, too.
+  // For work that is recorded (kernels/context/work_recorder.h) empty documents
+  // follow, to the next power of two, and longest() is T: the work is then
+  // right for other rows, too.
   const at::Tensor& offsets() const;
 
  private:
@@ -123,11 +123,11 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
                      const Packing& packing = nullptr,
                      const SharedMasks& masks = nullptr);
 
-// Causal attention without gradients for T queries, the last of L positions. k,
-// v: [batch, L, kv_heads * head_dim], with any strides in the first two
+// Attention without gradients for T queries, the last of L positions. k, v:
+// [batch, L, kv_heads * head_dim], with any strides in the first two
 // dimensions. first: [batch] int64 on the CPU, the first key of each sequence
 // that exists, as after padding on the left; undefined: 0. The rows of queries
-// before it hold any finite numbers.
+// before it hold any finite numbers. Only for causal attention.
 at::Tensor CachedAttention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const AttentionShape& shape,
                            const at::Tensor& first = {});

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/layer_cache.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {
@@ -42,7 +43,8 @@ double Bound(at::ScalarType type) { return type == at::kFloat ? 1e-6 : 0.02; }
 TEST(CachedAttentionTest, EqualsTheLastRows) {
   for (const AttentionShape& shape :
        {AttentionShape{2, 4, 2, 8},
-        AttentionShape{2, 4, 4, 8, true, 0.0, 0.0, 17}, Gemma()}) {
+        AttentionShape{2, 4, 4, 8, true, 0.0, 0.0, 17}, Gemma(),
+        AttentionShape{2, 4, 2, 8, /*causal=*/false}}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       const Cached c(shape, type);
       const at::Tensor all =
@@ -90,6 +92,38 @@ TEST(CachedAttentionTest, PaddingIsNotSeen) {
       EXPECT_LT(Difference(got[1], whole[1]), Bound(type)) << queries;
     }
   }
+}
+
+// As the batch grows, shrinks and is put in another order.
+TEST(LayerCacheTest, KeepsWhatIsAppended) {
+  constexpr int64_t kWidth = 3;
+  const at::Tensor all = Wave({3, kKeys, kWidth}, 2.0);
+  CacheExtent extent = {3, kKeys, kWidth, all.options()};
+  LayerCache cache(&extent);
+  at::Tensor rows = at::tensor({0, 1, 2}, at::kLong);  // of `all`
+  const auto append = [&](int64_t count) {
+    const at::Tensor of_rows = all.index_select(0, rows);
+    const at::Tensor k =
+        of_rows.narrow(1, extent.length, count).reshape({-1, kWidth});
+    const CachedKeyValue so_far = cache.Append(k, k * 2.0);
+    extent.length += count;
+    const at::Tensor wanted = of_rows.narrow(1, 0, extent.length);
+    EXPECT_TRUE(so_far.k.equal(wanted));
+    EXPECT_TRUE(so_far.v.equal(wanted * 2.0));
+  };
+  const auto keep = [&](const at::Tensor& kept) {
+    cache.KeepRows(kept);
+    extent.batch = kept.numel();
+    rows = rows.index_select(0, kept);
+  };
+  append(40);
+  append(1);
+  keep(at::tensor({0, 2}, at::kLong));
+  append(30);  // more room than at first
+  keep(at::tensor({1, 0, 1}, at::kLong));
+  append(1);
+  extent.length = 50;  // back
+  append(40);
 }
 
 }  // namespace

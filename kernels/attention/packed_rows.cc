@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "base/work_recorder.h"
 #include "kernels/attention/attention.h"
+#include "kernels/context/work_recorder.h"
 #include "kernels/to_device.h"
 
 namespace capstan::kernels {

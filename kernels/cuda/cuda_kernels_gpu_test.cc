@@ -8,10 +8,10 @@
 #include <memory>
 
 #include "base/gpus.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/launcher.h"
 #include "kernels/cuda/checks_for_test.h"
 #include "plugins/sdk/process_group.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/process_group/create.h"
 
 namespace capstan::kernels::cuda {
 namespace {

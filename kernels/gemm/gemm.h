@@ -8,8 +8,8 @@
 // is used for float32.
 // CAPSTAN_GEMM=own or =blas in the environment overrides this for measurements.
 // Products with 16-bit factors are always ours. How bfloat16 is multiplied
-// depends on the processor (docs/decisions/matrix-products-on-the-cpu.md), and
-// for measurements on CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or amx.
+// depends on the processor (docs/decisions/kernels.md), and for measurements on
+// CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or amx.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 

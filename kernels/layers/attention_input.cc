@@ -30,9 +30,9 @@ at::Tensor Result(const at::Tensor& t) { return t.variable_data(); }
 struct ProjectionsCall {
   InputNorm norm;
   std::vector<StoredLinear> stored;
-  std::vector<LinearPart> parts;
-  JoinedLinear joined;            // the parts, if they are one product
-  std::array<NormRope, 2> norms;  // of queries and keys, or undefined
+  std::array<LinearPart, 3> parts;  // queries, keys, values
+  JoinedLinear joined;              // the parts, if they are one product
+  std::array<NormRope, 2> norms;    // of queries and keys, or undefined
   int rotated = 0;
   at::Tensor rope_table;
   int64_t head_dim = 0;
@@ -205,34 +205,6 @@ class NormRopeFunction : public torch::autograd::Function<NormRopeFunction> {
 
 }  // namespace
 
-std::vector<StoredLinear> AttentionMatrices(
-    const AttentionWeights& w, const TransformerBlockOptions& options,
-    std::vector<LinearPart>* parts) {
-  const AttentionShape& shape = options.shape;
-  std::vector<StoredLinear> stored;
-  stored.reserve(kBlockMatrices);
-  parts->clear();
-  parts->reserve(3);
-  const auto add = [&](BlockMatrix m, const Weight& weight,
-                       const at::Tensor& bias) {
-    stored.push_back({weight, bias, w.adapters[m - kQueryMatrix],
-                      options.parameters[m], options.bias_parameters[m]});
-  };
-  add(kQueryMatrix, w.q, w.q_bias);
-  if (w.k.defined()) {
-    add(kKeyMatrix, w.k, w.k_bias);
-    add(kValueMatrix, w.v, w.v_bias);
-    for (int i = 0; i < 3; ++i) parts->emplace_back(stored[i], i);
-    return stored;
-  }
-  const int64_t q = shape.heads * shape.head_dim;
-  const int64_t kv = shape.kv_heads * shape.head_dim;
-  parts->emplace_back(stored[0], 0, 0, q);
-  parts->emplace_back(stored[0], 0, q, kv);
-  parts->emplace_back(stored[0], 0, q + kv, kv);
-  return stored;
-}
-
 QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights,
                              const TransformerBlockOptions& options) {
@@ -256,7 +228,12 @@ QueryKeyValue AttentionInput(const at::Tensor& x,
                options.eps,
                options.norm_plus_one,
                {options.sink, to.input}};
-  call.stored = AttentionMatrices(weights, options, &call.parts);
+  BlockLinears linears;
+  linears.AddAttention(weights, options);
+  call.stored = std::move(linears.stored);
+  for (const BlockMatrix matrix : {kQueryMatrix, kKeyMatrix, kValueMatrix}) {
+    call.parts[matrix] = std::move(linears.parts[matrix]);
+  }
   call.rotated = normed ? 0 : 2;
   call.rope_table = options.rope_table;
   call.head_dim = options.shape.head_dim;

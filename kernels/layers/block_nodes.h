@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention/layer_cache.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/testing.h"
@@ -455,29 +456,25 @@ TEST(BlockOptionsTest, ACacheGivesTheSame) {
             .view({kBatch, kLength, kHidden});
     const at::Tensor x = t.at("x").view({kBatch, kLength, kHidden});
     const at::Tensor table = Table(o);
-    CachedKeyValue cache;
-    int64_t begin = 0;
+    TransformerBlockOptions options = BlockOptions(o);
+    CacheExtent extent = {kBatch, kLength,
+                          options.shape.kv_heads * options.shape.head_dim,
+                          x.options()};
+    LayerCache cache(&extent);
+    options.cache = &cache;
     for (const int64_t count : {40, 1, 1, 28}) {
-      TransformerBlockOptions options = BlockOptions(o);
+      const int64_t begin = extent.length;
       if (table.defined()) {
         options.rope_table = table.narrow(0, begin, count);
       }
-      const at::Tensor y = CachedTransformerBlock(
-          x.narrow(1, begin, count).reshape({-1, kHidden}), Weights(t), options,
-          [&](const at::Tensor& k, const at::Tensor& v) {
-            const auto append = [&](at::Tensor* all, const at::Tensor& more) {
-              const at::Tensor rows = more.view({kBatch, count, -1});
-              *all = all->defined() ? at::cat({*all, rows}, 1) : rows;
-            };
-            append(&cache.k, k);
-            append(&cache.v, v);
-            return cache;
-          });
+      const at::Tensor y =
+          TransformerBlock(x.narrow(1, begin, count).reshape({-1, kHidden}),
+                           Weights(t), options);
       EXPECT_LT(Distance(y.view({kBatch, count, kHidden}),
                          whole.narrow(1, begin, count)),
                 1e-5)
           << begin;
-      begin += count;
+      extent.length += count;
     }
   }
 }

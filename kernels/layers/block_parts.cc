@@ -185,10 +185,10 @@ at::Tensor Output(const at::Tensor& mixed, const at::Tensor& residual,
                   const TransformerBlockWeights& weights,
                   const TransformerBlockOptions& options) {
   LinearCall call;
-  call.stored = {weights.output, weights.output_bias, weights.output_adapter,
-                 options.parameters[kOutputMatrix],
-                 options.bias_parameters[kOutputMatrix]};
-  call.part = {call.stored, 0};
+  BlockLinears linears;
+  linears.AddOutput(weights, options);
+  call.stored = std::move(linears.stored[0]);
+  call.part = std::move(linears.parts[kOutputMatrix]);
   call.sink = SinkFor(mixed, options);
   NodeInputs inputs;
   inputs.Add(mixed);
@@ -208,30 +208,60 @@ at::Tensor AddNormalised(const at::Tensor& residual, const at::Tensor& branch,
 
 }  // namespace
 
-std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& w,
-                                      const TransformerBlockOptions& options,
-                                      std::vector<LinearPart>* parts) {
-  std::vector<StoredLinear> stored;
-  stored.reserve(3);
-  parts->clear();
-  parts->reserve(3);
-  const auto add = [&](BlockMatrix m, const Weight& weight,
-                       const at::Tensor& bias) {
-    stored.push_back({weight, bias, w.adapters[m - kGateMatrix],
-                      options.parameters[m], options.bias_parameters[m]});
-  };
-  add(kGateMatrix, w.gate, w.gate_bias);
+BlockLinears::BlockLinears(const TransformerBlockWeights& weights,
+                           const TransformerBlockOptions& options) {
+  AddAttention(weights.attention, options);
+  AddOutput(weights, options);
+  if (weights.mlp.down.defined()) AddMlp(weights.mlp, options);
+}
+
+void BlockLinears::Add(BlockMatrix matrix, const Weight& weight,
+                       const at::Tensor& bias, const Adapter& adapter,
+                       const TransformerBlockOptions& options) {
+  stored.push_back({weight, bias, adapter, options.parameters[matrix],
+                    options.bias_parameters[matrix]});
+  parts[matrix] = {stored.back(), static_cast<int>(stored.size()) - 1};
+}
+
+void BlockLinears::Split(BlockMatrix matrix, int64_t begin, int64_t rows) {
+  parts[matrix] = {stored.back(), static_cast<int>(stored.size()) - 1, begin,
+                   rows};
+}
+
+void BlockLinears::AddAttention(const AttentionWeights& w,
+                                const TransformerBlockOptions& options) {
+  stored.reserve(kBlockMatrices);
+  Add(kQueryMatrix, w.q, w.q_bias, w.adapters[0], options);
+  if (w.k.defined()) {
+    Add(kKeyMatrix, w.k, w.k_bias, w.adapters[1], options);
+    Add(kValueMatrix, w.v, w.v_bias, w.adapters[2], options);
+    return;
+  }
+  const AttentionShape& shape = options.shape;
+  const int64_t q = shape.heads * shape.head_dim;
+  const int64_t kv = shape.kv_heads * shape.head_dim;
+  Split(kQueryMatrix, 0, q);
+  Split(kKeyMatrix, q, kv);
+  Split(kValueMatrix, q + kv, kv);
+}
+
+void BlockLinears::AddOutput(const TransformerBlockWeights& w,
+                             const TransformerBlockOptions& options) {
+  Add(kOutputMatrix, w.output, w.output_bias, w.output_adapter, options);
+}
+
+void BlockLinears::AddMlp(const GatedMlpWeights& w,
+                          const TransformerBlockOptions& options) {
+  stored.reserve(stored.size() + 3);
+  Add(kGateMatrix, w.gate, w.gate_bias, w.adapters[0], options);
   if (w.up.defined()) {
-    add(kUpMatrix, w.up, w.up_bias);
-    for (int i = 0; i < 2; ++i) parts->emplace_back(stored[i], i);
+    Add(kUpMatrix, w.up, w.up_bias, w.adapters[1], options);
   } else {
     const int64_t inner = w.gate.rows() / 2;
-    parts->emplace_back(stored[0], 0, 0, inner);
-    parts->emplace_back(stored[0], 0, inner, inner);
+    Split(kGateMatrix, 0, inner);
+    Split(kUpMatrix, inner, inner);
   }
-  add(kDownMatrix, w.down, w.down_bias);
-  parts->emplace_back(stored.back(), static_cast<int>(stored.size()) - 1);
-  return stored;
+  Add(kDownMatrix, w.down, w.down_bias, w.adapters[2], options);
 }
 
 at::Tensor AttentionOutput(const at::Tensor& mixed, const at::Tensor& x,
@@ -261,15 +291,13 @@ at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                {options.sink, options.norm_parameters.mlp}};
   call.activation = options.activation;
   call.add = !weights.post_norm.defined();
-  std::vector<LinearPart> parts;
-  call.stored = MlpMatrices(weights, options, &parts);
-  call.gate = parts[0];
-  call.up = parts[1];
-  call.down = parts[2];
-  if (OnGpuPath(x)) {
-    parts.pop_back();
-    call.joined = JoinedLinear(parts);
-  }
+  BlockLinears linears;
+  linears.AddMlp(weights, options);
+  call.stored = std::move(linears.stored);
+  call.gate = std::move(linears.parts[kGateMatrix]);
+  call.up = std::move(linears.parts[kUpMatrix]);
+  call.down = std::move(linears.parts[kDownMatrix]);
+  if (OnGpuPath(x)) call.joined = JoinedLinear({call.gate, call.up});
   call.sink = SinkFor(x, options);
   NodeInputs inputs = InputsOf(x, &call.norm, &call.stored);
   call.branch = inputs.Add(branch);

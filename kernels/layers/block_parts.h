@@ -13,8 +13,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/gradient_sink.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/layer_cache.h"
+#include "kernels/context/gradient_sink.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/stored_linear.h"
 #include "kernels/layers/weight.h"
@@ -174,6 +175,11 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
+  // The keys and values of the positions before x, which is then [batch * T,
+  // hidden] and has its own appended; rope_table has its positions' rows, or
+  // one row per row of x. Null: x is whole sequences. Without gradients.
+  LayerCache* cache = nullptr;
+  at::Tensor first;  // see CachedAttention; only with a cache
   // Receives the gradients of the matrices, on GPUs of all parameters; null:
   // new tensors. Outlives the graph.
   GradientSink* sink = nullptr;
@@ -200,14 +206,34 @@ QueryKeyValue AttentionInput(const at::Tensor& x,
                              const AttentionWeights& weights,
                              const TransformerBlockOptions& options);
 
-// The matrices as they are stored, and q, k, v (gate, up, down) as parts of
-// them, for the nodes that use them.
-std::vector<StoredLinear> AttentionMatrices(
-    const AttentionWeights& weights, const TransformerBlockOptions& options,
-    std::vector<LinearPart>* parts);
-std::vector<StoredLinear> MlpMatrices(const GatedMlpWeights& weights,
-                                      const TransformerBlockOptions& options,
-                                      std::vector<LinearPart>* parts);
+// A block's linear layers, for all that computes one: the matrices as they are
+// stored, and each layer as one of them or some of its rows.
+struct BlockLinears {
+  BlockLinears() = default;
+  // All of a block; without gate, up and down if it ends after attention.
+  BlockLinears(const TransformerBlockWeights& weights,
+               const TransformerBlockOptions& options);
+  // Those of a node: q, k and v; the output; gate, up and down.
+  void AddAttention(const AttentionWeights& weights,
+                    const TransformerBlockOptions& options);
+  void AddOutput(const TransformerBlockWeights& weights,
+                 const TransformerBlockOptions& options);
+  void AddMlp(const GatedMlpWeights& weights,
+              const TransformerBlockOptions& options);
+
+  const LinearPart& operator[](BlockMatrix matrix) const {
+    return parts[matrix];
+  }
+
+  std::vector<StoredLinear> stored;
+  std::array<LinearPart, kBlockMatrices> parts;
+
+ private:
+  void Add(BlockMatrix matrix, const Weight& weight, const at::Tensor& bias,
+           const Adapter& adapter, const TransformerBlockOptions& options);
+  // Makes `matrix` rows [begin, begin + rows) of what was added last.
+  void Split(BlockMatrix matrix, int64_t begin, int64_t rows);
+};
 
 // Adds to `ledger` what AttentionInput leaves: q, k, v and what it keeps
 // besides x.

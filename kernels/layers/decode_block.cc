@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/layers/decode_block.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,11 +11,15 @@
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
-#include "base/simd/tanh.h"
+#include "kernels/attention/attention.h"
+#include "kernels/attention/layer_cache.h"
 #include "kernels/decode/few_rows.h"
 #include "kernels/fast_path.h"
+#include "kernels/layers/block_parts.h"
+#include "kernels/layers/fused_rows.h"
 #include "kernels/layers/mixed_linear.h"
 #include "kernels/layers/stored_linear.h"
+#include "kernels/layers/transformer_block.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
@@ -26,31 +27,6 @@ namespace {
 
 // The fewest keys times channels of attention worth waking a thread.
 constexpr int64_t kAttentionGrain = int64_t{1} << 16;
-
-// [rows, width] over memory that outlives it.
-at::Tensor View(const float* data, int64_t rows, int64_t width) {
-  return at::from_blob(const_cast<float*>(data), {rows, width}, at::kFloat);
-}
-
-template <typename Body>
-void ForRows(int64_t rows, int64_t width, const Body& body) {
-  if (rows <= RowGrain(width)) return body(0, rows);
-  at::parallel_for(0, rows, RowGrain(width), body);
-}
-
-// y = RmsNorm(x) of x [rows, width]. rstd: [rows].
-void Normalise(const float* x, int64_t rows, const at::Tensor& norm,
-               const TransformerBlockOptions& options, float* y, float* rstd) {
-  const ProfileScope profile("rms_norm");
-  const at::Tensor factor = options.norm_plus_one ? norm + 1.0 : norm;
-  const float* const w = ConstData(factor);
-  const int64_t width = factor.size(0);
-  const auto eps = static_cast<float>(options.eps);
-  ForRows(rows, width, [&](int64_t begin, int64_t end) {
-    Simd().fp32.rms_norm(x + begin * width, w, eps, end - begin, width,
-                         y + begin * width, rstd + begin);
-  });
-}
 
 // y = a + b; y may be either.
 void Add(const float* a, const float* b, int64_t n, float* y) {
@@ -79,7 +55,7 @@ void Project(const float* x, int64_t rows, int64_t width,
     const LinearPart& part = *out.part;
     const int64_t n = part.rows();
     if (!IsProduct(part)) {
-      ForwardInto(part, View(x, rows, width), View(out.y, rows, n),
+      ForwardInto(part, ViewOf(x, rows, width), ViewOf(out.y, rows, n),
                   out.add ? 1.0 : 0.0);
       continue;
     }
@@ -117,7 +93,7 @@ void Rotate(const TransformerBlockOptions& options, int64_t rows, int64_t heads,
   if (!table.defined()) return;
   const int64_t head_dim = options.shape.head_dim, width = heads * head_dim;
   if (table.size(1) != head_dim || rows > RowGrain(width)) {
-    at::Tensor view = View(x, rows, width);
+    at::Tensor view = ViewOf(x, rows, width);
     return ApplyRope(table, RopeDirection::kForward, head_dim, view);
   }
   const float* const angles = ConstData(table);
@@ -203,24 +179,21 @@ class Decode {
         shape_(options.shape),
         rows_(x.size(0)),
         hidden_(x.size(1)),
-        attention_(AttentionMatrices(weights.attention, options, &qkv_)),
+        linears_(weights, options),
         out_(at::empty({rows_, hidden_}, x.options())) {
-    output_ = StoredLinear{weights.output, weights.output_bias,
-                           weights.output_adapter};
-    if (weights.mlp.down.defined()) {
-      mlp_ = MlpMatrices(weights.mlp, options, &gate_up_down_);
-    }
     memory_ = at::empty({Layout(nullptr)}, x.options());
     Layout(Data(memory_));
   }
 
-  at::Tensor Run(const AppendKeyValue& append, const at::Tensor& first) {
-    Attention(append, first);
-    if (!gate_up_down_.empty()) Mlp();
+  at::Tensor Run() {
+    Attention();
+    if (mlp()) Mlp();
     return out_;
   }
 
  private:
+  bool mlp() const { return weights_.mlp.down.defined(); }
+
   // Places what is made on the way; returns the floats it takes.
   int64_t Layout(float* base) {
     MemoryParts parts(base);
@@ -229,17 +202,22 @@ class Decode {
     rstd_ = parts.Take(rows_ * (shape_.heads + shape_.kv_heads));
     q_ = parts.Take(rows_ * q);
     mixed_ = parts.Take(rows_ * q);
-    const int64_t inner =
-        gate_up_down_.empty() ? 0 : rows_ * gate_up_down_[0].rows();
+    const int64_t inner = mlp() ? rows_ * linears_[kGateMatrix].rows() : 0;
     gate_ = parts.Take(inner);
     up_ = parts.Take(inner);
     return std::max<int64_t>(parts.used(), 1);
   }
 
+  // y = RmsNorm(x) of `rows` rows.
+  void Norm(const at::Tensor& norm, const float* x, int64_t rows, float* y) {
+    Normalise(x, rows, options_.norm_plus_one ? norm + 1.0 : norm, options_.eps,
+              y, rstd_);
+  }
+
   // Normalised rows, or x itself.
   const float* Before(const at::Tensor& norm, const float* x) {
     if (!norm.defined()) return x;
-    Normalise(x, rows_, norm, options_, normed_, rstd_);
+    Norm(norm, x, rows_, normed_);
     return normed_;
   }
 
@@ -253,11 +231,11 @@ class Decode {
       return Project(x, rows_, width, {{&part, out, /*add=*/true}});
     }
     Project(x, rows_, width, {{&part, normed_, false}});
-    Normalise(normed_, rows_, norm, options_, normed_, rstd_);
+    Norm(norm, normed_, rows_, normed_);
     Add(from, normed_, n, out);
   }
 
-  void Attention(const AppendKeyValue& append, const at::Tensor& first) {
+  void Attention() {
     const AttentionWeights& w = weights_.attention;
     const int64_t q = shape_.heads * shape_.head_dim;
     const int64_t kv = shape_.kv_heads * shape_.head_dim;
@@ -266,50 +244,43 @@ class Decode {
     const at::Tensor v = at::empty({rows_, kv}, out_.options());
     const float* const n = Before(w.norm, x_);
     Project(n, rows_, hidden_,
-            {{&qkv_[0], q_, false},
-             {&qkv_[1], Data(k), false},
-             {&qkv_[2], Data(v), false}});
+            {{&linears_[kQueryMatrix], q_, false},
+             {&linears_[kKeyMatrix], Data(k), false},
+             {&linears_[kValueMatrix], Data(v), false}});
     if (w.q_norm.defined()) {
       NormaliseHeads(w.q_norm, shape_.heads, q_);
       NormaliseHeads(w.k_norm, shape_.kv_heads, Data(k));
     }
     Rotate(options_, rows_, shape_.heads, q_);
     Rotate(options_, rows_, shape_.kv_heads, Data(k));
-    const CachedKeyValue all = append(k, v);
+    const CachedKeyValue all = options_.cache->Append(k, v);
     const float* mixed = mixed_;
     at::Tensor made;
     if (rows_ == shape_.batch && shape_.softcap == 0.0) {
-      OneQuery(shape_, all, first).Run(q_, mixed_);
+      OneQuery(shape_, all, options_.first).Run(q_, mixed_);
     } else {
-      made = CachedAttention(View(q_, rows_, q), all.k, all.v, shape_, first);
+      made = CachedAttention(ViewOf(q_, rows_, q), all.k, all.v, shape_,
+                             options_.first);
       mixed = ConstData(made);
     }
-    AddBranch(LinearPart(output_, 0), mixed, q, weights_.attention_post_norm,
+    AddBranch(linears_[kOutputMatrix], mixed, q, weights_.attention_post_norm,
               x_);
   }
 
   void NormaliseHeads(const at::Tensor& norm, int64_t heads, float* x) {
     const int64_t norms = heads * shape_.head_dim / norm.size(0);
-    Normalise(x, rows_ * norms, norm, options_, x, rstd_);
+    Norm(norm, x, rows_ * norms, x);
   }
 
   void Mlp() {
     const GatedMlpWeights& w = weights_.mlp;
     const float* const y = Data(out_);
     const float* const n = Before(w.norm, y);
-    const LinearPart &gate = gate_up_down_[0], &up = gate_up_down_[1];
+    const LinearPart& gate = linears_[kGateMatrix];
+    const LinearPart& up = linears_[kUpMatrix];
     Project(n, rows_, hidden_, {{&gate, gate_, false}, {&up, up_, false}});
-    {
-      const ProfileScope profile("swiglu");
-      const auto loop = options_.activation == Activation::kSilu
-                            ? Simd().fp32.swiglu
-                            : TanhLoops().fp32.geglu;
-      ForRows(rows_, gate.rows(), [&](int64_t begin, int64_t end) {
-        const int64_t at = begin * gate.rows();
-        loop(gate_ + at, up_ + at, end * gate.rows() - at, gate_ + at);
-      });
-    }
-    AddBranch(gate_up_down_[2], gate_, gate.rows(), w.post_norm, y);
+    Gate(options_.activation, gate_, up_, rows_ * gate.rows(), gate_);
+    AddBranch(linears_[kDownMatrix], gate_, gate.rows(), w.post_norm, y);
   }
 
   const float* const x_;
@@ -318,11 +289,7 @@ class Decode {
   const AttentionShape& shape_;
   const int64_t rows_;
   const int64_t hidden_;
-  std::vector<LinearPart> qkv_;
-  const std::vector<StoredLinear> attention_;
-  std::vector<LinearPart> gate_up_down_;
-  std::vector<StoredLinear> mlp_;
-  StoredLinear output_;
+  const BlockLinears linears_;
   const at::Tensor out_;
   at::Tensor memory_;
   float *normed_, *rstd_, *q_, *mixed_, *gate_, *up_;
@@ -336,9 +303,24 @@ bool CanDecode(const at::Tensor& x) {
 
 at::Tensor DecodeBlock(const at::Tensor& x,
                        const TransformerBlockWeights& weights,
-                       const TransformerBlockOptions& options,
-                       const AppendKeyValue& append, const at::Tensor& first) {
-  return Decode(x, weights, options).Run(append, first);
+                       const TransformerBlockOptions& options) {
+  return Decode(x, weights, options).Run();
+}
+
+at::Tensor DecodeHead(const at::Tensor& x, const at::Tensor& norm,
+                      const Weight& head, double eps, bool plus_one) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const at::Tensor n = at::empty({rows, width}, x.options());
+  const at::Tensor rstd = at::empty({rows}, x.options());
+  Normalise(ConstData(x), rows, plus_one ? norm + 1.0 : norm, eps, Data(n),
+            Data(rstd));
+  at::Tensor logits = at::empty({rows, head.rows()}, x.options());
+  FewRowsProduct product;
+  product.w = StoredOf(head);
+  product.y = Data(logits);
+  product.y_stride = head.rows();
+  StoredLinearInto(ConstData(n), width, rows, product);
+  return logits;
 }
 
 }  // namespace capstan::kernels

@@ -46,8 +46,7 @@ struct Call {
   at::Tensor x;
   std::array<at::Tensor, kNorms> norms;
   std::array<int, kNorms> norm_inputs;  // of the node
-  std::vector<StoredLinear> stored;
-  std::array<LinearPart, kBlockMatrices> parts;
+  BlockLinears linears;
   TransformerBlockOptions options;
   FusedDims dims;
   int inputs = 0;  // of the node
@@ -62,8 +61,7 @@ struct Call {
     kept.reset();
     x.reset();
     norms = {};
-    parts = {};
-    stored.clear();
+    linears = {};
   }
 };
 
@@ -140,7 +138,7 @@ class Forward {
 
  private:
   void Project(BlockMatrix matrix, const T* from, float beta, T* to) {
-    kernels::Project(call_.parts[matrix], from, d_.rows, beta, to);
+    kernels::Project(call_.linears[matrix], from, d_.rows, beta, to);
   }
 
   // Normalised rows, or x itself.
@@ -232,8 +230,8 @@ class Backward {
         x_(ReadAs<T>(call->x)),
         dy_(ReadAs<T>(dy)),
         gradients_(call->inputs + 1) {  // and the call
-    of_stored_.reserve(call->stored.size());
-    for (const StoredLinear& stored : call->stored) {
+    of_stored_.reserve(call->linears.stored.size());
+    for (const StoredLinear& stored : call->linears.stored) {
       of_stored_.emplace_back(stored, ctx, call->options.sink);
     }
   }
@@ -247,13 +245,13 @@ class Backward {
 
  private:
   void ToInput(BlockMatrix matrix, const T* dy, float beta, T* dx) {
-    ProjectBack(call_.parts[matrix], dy, d_.rows, beta, dx);
+    ProjectBack(call_.linears[matrix], dy, d_.rows, beta, dx);
   }
 
   // dy^T x, and the gradients of the bias and the adapter, for dy [rows, n] and
   // x [rows, width].
   void Weight(BlockMatrix matrix, const T* dy, const T* x) {
-    const LinearPart& part = call_.parts[matrix];
+    const LinearPart& part = call_.linears[matrix];
     StoredGradients& gradients = of_stored_[part.of];
     const int64_t n = part.rows(), width = part.columns();
     if (part.adapter.defined()) {
@@ -453,29 +451,13 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
   call->norms = {a.norm, a.q_norm,   a.k_norm, weights.attention_post_norm,
                  m.norm, m.post_norm};
   call->options = options;
-  std::vector<LinearPart> parts;
-  call->stored = AttentionMatrices(a, options, &parts);
-  std::move(parts.begin(), parts.end(), call->parts.begin());
-  const auto next = [&] { return static_cast<int>(call->stored.size()); };
-  const int output = next();
-  call->stored.push_back({weights.output, weights.output_bias,
-                          weights.output_adapter,
-                          options.parameters[kOutputMatrix]});
-  call->parts[kOutputMatrix] = {call->stored.back(), output};
-  if (m.down.defined()) {
-    const int first = next();
-    for (StoredLinear& stored : MlpMatrices(m, options, &parts)) {
-      call->stored.push_back(std::move(stored));
-    }
-    for (LinearPart& part : parts) part.of += first;
-    std::move(parts.begin(), parts.end(), call->parts.begin() + kGateMatrix);
-  }
+  call->linears = {weights, options};
   NodeInputs inputs;
   inputs.Add(call->x);
   for (int i = 0; i < kNorms; ++i) {
     call->norm_inputs[i] = inputs.Add(call->norms[i]);
   }
-  for (StoredLinear& stored : call->stored) stored.AddTo(&inputs);
+  for (StoredLinear& stored : call->linears.stored) stored.AddTo(&inputs);
   call->inputs = static_cast<int>(inputs.tensors().size());
   call->dims = {x.size(0),
                 x.size(1),

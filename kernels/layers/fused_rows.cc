@@ -17,6 +17,8 @@ namespace {
 
 template <typename Body>
 void ForRows(int64_t rows, int64_t width, const Body& body) {
+  // One token's rows: without asking for threads.
+  if (rows <= RowGrain(width)) return body(0, rows);
   at::parallel_for(0, rows, RowGrain(width), body);
 }
 

@@ -52,7 +52,7 @@ void NormaliseBackward(const NormGradientBuffers<T>& p, int64_t rows,
 template <typename T>
 void AddRows(const T* a, const T* b, int64_t n, T* out);
 
-// act(gate) * up of n numbers.
+// act(gate) * up of n numbers; out may be either.
 template <typename T>
 void Gate(Activation activation, const T* gate, const T* up, int64_t n, T* out);
 

@@ -10,18 +10,8 @@
 
 namespace capstan::kernels {
 
-// Whether operators on x do so: x is on a GPU, or a test asks for it.
+// Whether operators on x do so.
 bool OnGpuPath(const at::Tensor& x);
-
-// For tests: as long as one exists, all tensors take the path of GPUs, with
-// ATen's operators on the CPU in place of cuBLAS and our kernels.
-class GpuPathForTest {
- public:
-  GpuPathForTest();
-  ~GpuPathForTest();
-  GpuPathForTest(const GpuPathForTest&) = delete;
-  GpuPathForTest& operator=(const GpuPathForTest&) = delete;
-};
 
 }  // namespace capstan::kernels
 

@@ -2,8 +2,6 @@
 //
 // What blocks do on GPUs, on the CPU: layers as one product, residuals added
 // by norms, and gradients written into a strategy's float32 sums.
-#include "kernels/layers/gpu_path.h"
-
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
@@ -16,8 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/gpu_path_for_test.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/product_count_for_test.h"
 #include "kernels/layers/transformer_block.h"

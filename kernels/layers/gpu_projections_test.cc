@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
-#include "kernels/layers/gpu_path.h"
+#include "kernels/layers/gpu_path_for_test.h"
 #include "kernels/layers/product_count_for_test.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/testing.h"

@@ -19,7 +19,7 @@
 #include <cmath>
 #include <vector>
 
-#include "base/gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/loss/token_loss.h"
 #include "kernels/loss/tokens.h"

@@ -205,13 +205,6 @@ TEST(LayersTest, AttentionWithoutRows) {
   }
 }
 
-TEST(LayersTest, ACacheIsForCausalAttention) {
-  at::AutoGradMode no_gradients(false);
-  const at::Tensor x = Wave({2, 8}).to(at::kFloat);
-  const AttentionShape shape{1, 2, 2, 4, /*causal=*/false};
-  EXPECT_ANY_THROW(CachedAttention(x, x.unsqueeze(0), x.unsqueeze(0), shape));
-}
-
 TEST(LayersTest, CachedAttentionReadsPartOfALongerCache) {
   at::AutoGradMode no_gradients(false);
   const AttentionShape shape{2, 4, 2, 8};

@@ -14,7 +14,7 @@
 
 #include "base/profile.h"
 #include "base/random.h"
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"

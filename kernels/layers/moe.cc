@@ -26,8 +26,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/on_paper.h"
 #include "base/profile.h"
+#include "kernels/context/on_paper.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/weight.h"
 #include "kernels/memory.h"

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/weight.h"
 

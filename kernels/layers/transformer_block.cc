@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/layer_cache.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
-#include "kernels/layers/decode_block.h"
 #include "kernels/layers/fused_block.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"
@@ -77,26 +77,31 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
 
 }  // namespace
 
+at::Tensor TransformerBlock(const at::Tensor& x,
+                            const TransformerBlockWeights& weights,
+                            const TransformerBlockOptions& options) {
+  if (options.cache != nullptr) {
+    return CanDecode(x) ? DecodeBlock(x, weights, options)
+                        : PlainTransformerBlock(x, weights, options);
+  }
+  return CanFuseTransformerBlock(x)
+             ? FusedTransformerBlock(x, weights, options)
+             : PlainTransformerBlock(x, weights, options);
+}
+
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options) {
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
-  return AfterAttention(Attention(qkv.q, qkv.k, qkv.v, options.shape,
-                                  options.packing, options.masks),
-                        qkv.x, weights, options);
-}
-
-at::Tensor CachedTransformerBlock(const at::Tensor& x,
-                                  const TransformerBlockWeights& weights,
-                                  const TransformerBlockOptions& options,
-                                  const AppendKeyValue& append,
-                                  const at::Tensor& first) {
-  if (CanDecode(x)) return DecodeBlock(x, weights, options, append, first);
-  const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
-  const CachedKeyValue all = append(qkv.k, qkv.v);
-  return AfterAttention(
-      CachedAttention(qkv.q, all.k, all.v, options.shape, first), qkv.x,
-      weights, options);
+  at::Tensor mixed;
+  if (options.cache == nullptr) {
+    mixed = Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing,
+                      options.masks);
+  } else {
+    const CachedKeyValue all = options.cache->Append(qkv.k, qkv.v);
+    mixed = CachedAttention(qkv.q, all.k, all.v, options.shape, options.first);
+  }
+  return AfterAttention(mixed, qkv.x, weights, options);
 }
 
 bool CanFuseTransformerBlock(const at::Tensor& x) {

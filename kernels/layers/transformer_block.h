@@ -6,18 +6,21 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-
-#include "kernels/attention/attention.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/weight.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
 
 //  y = AttentionOutput(Attention(AttentionInput(x)), x),  GatedMlp(y)
 // for x [rows, hidden], plus adapters, with gradients to x, the weights and the
-// adapters. Plain: of several nodes; fused: one, which rounds alike except
-// where it adds in a different order.
+// adapters; or, with options.cache, CachedAttention, without gradients: in
+// training, of a prompt and of each token. By the best of the following forms.
+at::Tensor TransformerBlock(const at::Tensor& x,
+                            const TransformerBlockWeights& weights,
+                            const TransformerBlockOptions& options);
+
+// Of several nodes, for all that the others don't support.
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
@@ -26,31 +29,29 @@ at::Tensor PlainTransformerBlock(const at::Tensor& x,
 // CPU.
 bool CanFuseTransformerBlock(const at::Tensor& x);
 
-// Keeps x and, in one piece of memory, q, k, v, the attention's output, y, gate
-// and up for backward, which overwrites them, so it runs only once, and
-// recomputes the rest.
+// Without a cache, as one node, which rounds as the plain block does except
+// where it adds in a different order. Keeps x and, in one piece of memory, q,
+// k, v, the attention's output, y, gate and up for backward, which overwrites
+// them, so it runs only once, and recomputes the rest.
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);
 
-// All keys and values so far, [batch, L, kv_heads * head_dim], with any strides
-// in the first two dimensions.
-struct CachedKeyValue {
-  at::Tensor k;
-  at::Tensor v;
-};
-// Appends k and v [batch * T, kv_heads * head_dim] of new tokens to a cache.
-using AppendKeyValue =
-    std::function<CachedKeyValue(const at::Tensor& k, const at::Tensor& v)>;
+// With a cache, on the CPU: without autograd's nodes, in one piece of memory,
+// with products that read each matrix once from where it lies (kernels/decode).
+// For one new token a sequence, attention reads the cache as it lies; for more,
+// as CachedAttention does.
+at::Tensor DecodeBlock(const at::Tensor& x,
+                       const TransformerBlockWeights& weights,
+                       const TransformerBlockOptions& options);
 
-// The same for x [batch * T, hidden], the last T of L positions, without
-// gradients. rope_table then has those positions' rows, or one row per row of
-// x. first: see CachedAttention.
-at::Tensor CachedTransformerBlock(const at::Tensor& x,
-                                  const TransformerBlockWeights& weights,
-                                  const TransformerBlockOptions& options,
-                                  const AppendKeyValue& append,
-                                  const at::Tensor& first = {});
+// Whether DecodeBlock supports x: float32 on the CPU, without gradients.
+bool CanDecode(const at::Tensor& x);
+
+// What follows the last block, for such x: logits [rows, V] = RmsNorm(x)
+// Whead^T, with a dense head of any type (mixed_linear.h).
+at::Tensor DecodeHead(const at::Tensor& x, const at::Tensor& norm,
+                      const Weight& head, double eps, bool plus_one);
 
 // What a block allocates: on the CPU the fused one, with its matrices'
 // gradients in a sink; the plain one for types that it doesn't support and on

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
 
 namespace capstan::kernels {

@@ -10,8 +10,8 @@
 #include <string>
 #include <tuple>
 
-#include "base/wide_gradient_sink.h"
-#include "kernels/layers/gpu_path.h"
+#include "kernels/context/wide_gradient_sink.h"
+#include "kernels/layers/gpu_path_for_test.h"
 #include "kernels/loss/seen_rows.h"
 #include "kernels/loss/token_loss.h"
 #include "kernels/testing.h"

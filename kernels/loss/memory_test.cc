@@ -7,7 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/loss/token_loss.h"
 #include "kernels/memory_testing.h"
 

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "base/run_device.h"
+#include "kernels/context/run_device.h"
 #include "kernels/layers/linear.h"
 #include "kernels/memory.h"
 

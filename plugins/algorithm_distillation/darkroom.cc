@@ -7,6 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
 namespace capstan::darkroom {
 namespace {
 
@@ -66,6 +69,38 @@ class PythonSeed {
   const uint32_t key_[2];
 };
 
+// Each in a room of its own.
+class RoomEpisodes final : public Episodes {
+ public:
+  RoomEpisodes(const Room& room, std::vector<Task> tasks)
+      : room_(room), tasks_(std::move(tasks)), at_(tasks_.size()) {}
+
+  void Reset(uint8_t* observations) override {
+    for (size_t i = 0; i < tasks_.size(); ++i) at_[i] = tasks_[i].start;
+    Show(observations);
+  }
+  void Step(const uint8_t* actions, uint8_t* observations,
+            int* rewards) override {
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      at_[i] = Move(room_, tasks_[i], at_[i], actions[i]);
+      rewards[i] = at_[i] == tasks_[i].goal;
+    }
+    Show(observations);
+  }
+
+ private:
+  void Show(uint8_t* observations) const {
+    for (const Cell& cell : at_) {
+      *observations++ = cell.row;
+      *observations++ = cell.column;
+    }
+  }
+
+  const Room room_;
+  const std::vector<Task> tasks_;
+  std::vector<Cell> at_;
+};
+
 std::mt19937 PythonEngine(uint64_t seed) {
   PythonSeed sequence(seed);
   return std::mt19937(sequence);
@@ -120,22 +155,31 @@ int OptimalReturn(const Room& room, const Task& task) {
   return std::clamp(room.horizon + 1 - distance, 0, room.horizon);
 }
 
-Darkroom::Darkroom(const Room& room, std::vector<Task> tasks)
-    : room_(room), tasks_(std::move(tasks)), states_(tasks_.size()) {
-  Reset();
+EnvironmentSpec Darkroom::spec() const {
+  EnvironmentSpec spec;
+  spec.actions = kActions;
+  spec.horizon = room_.horizon;
+  spec.numbers = 2;
+  spec.bounds[0] = spec.bounds[1] = room_.size;
+  return spec;
 }
 
-void Darkroom::Reset() {
-  step_ = 0;
-  for (size_t i = 0; i < tasks_.size(); ++i) states_[i] = tasks_[i].start;
+std::string Darkroom::TaskName(int index) const {
+  const Task t = task(index);
+  return variant_ == Variant::kGoals
+             ? absl::StrCat("goal (", t.goal.row, ", ", t.goal.column, ")")
+             : absl::StrCat("actions ", absl::StrJoin(t.meaning, " "));
 }
 
-void Darkroom::Step(const uint8_t* actions, uint8_t* rewards) {
-  ++step_;
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    states_[i] = Move(room_, tasks_[i], states_[i], actions[i]);
-    rewards[i] = states_[i] == tasks_[i].goal;
-  }
+double Darkroom::OptimalReturn(int index) const {
+  return darkroom::OptimalReturn(room_, task(index));
+}
+
+std::unique_ptr<Episodes> Darkroom::NewEpisodes(
+    const std::vector<int>& tasks) const {
+  std::vector<Task> made;
+  for (const int index : tasks) made.push_back(task(index));
+  return std::make_unique<RoomEpisodes>(room_, std::move(made));
 }
 
 Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
@@ -145,6 +189,19 @@ Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
   // Python's round: halves to even.
   const auto train = order.begin() + std::lrint(train_fraction * tasks);
   return {{order.begin(), train}, {train, order.end()}};
+}
+
+Split SplitOf(const Environment& environment) {
+  Split split;
+  split.test = environment.HeldOutTasks();
+  if (split.test.empty()) return SplitTasks(environment.tasks());
+  for (int task = 0; task < environment.tasks(); ++task) {
+    if (std::find(split.test.begin(), split.test.end(), task) ==
+        split.test.end()) {
+      split.train.push_back(task);
+    }
+  }
+  return split;
 }
 
 }  // namespace capstan::darkroom

@@ -11,9 +11,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "plugins/algorithm_distillation/environment.h"
 
 namespace capstan::darkroom {
 
@@ -62,34 +66,26 @@ Cell Move(const Room& room, const Task& task, Cell from, int action);
 // [0, horizon].
 int OptimalReturn(const Room& room, const Task& task);
 
-// Several rooms, each with its task, stepped together.
-class Darkroom {
+// A set of such rooms as an environment: observations are rows and columns.
+class Darkroom final : public Environment {
  public:
-  // Starts with the rooms reset.
-  Darkroom(const Room& room, std::vector<Task> tasks);
+  Darkroom(Variant variant, const Room& room)
+      : variant_(variant), room_(room) {}
 
-  int64_t count() const { return static_cast<int64_t>(tasks_.size()); }
+  Variant variant() const { return variant_; }
   const Room& room() const { return room_; }
-  const Task& task(int64_t i) const { return tasks_[i]; }
+  Task task(int index) const { return MakeTask(variant_, room_, index); }
 
-  // The agents' positions, [count].
-  const std::vector<Cell>& states() const { return states_; }
-  // Steps of this episode so far, in [0, horizon].
-  int step() const { return step_; }
-  // Whether the episodes are over: all are `horizon` steps long.
-  bool done() const { return step_ == room_.horizon; }
-
-  // Moves each agent to its start.
-  void Reset();
-  // Takes one action, in [0, kActions), per room; rewards, [count], become 0 or
-  // 1. Not when done().
-  void Step(const uint8_t* actions, uint8_t* rewards);
+  EnvironmentSpec spec() const override;
+  int tasks() const override { return TaskCount(variant_, room_); }
+  std::string TaskName(int task) const override;
+  double OptimalReturn(int task) const override;
+  std::unique_ptr<Episodes> NewEpisodes(
+      const std::vector<int>& tasks) const override;
 
  private:
+  const Variant variant_;
   const Room room_;
-  const std::vector<Task> tasks_;
-  std::vector<Cell> states_;
-  int step_ = 0;
 };
 
 // Python's `random` module, to reproduce splits made with it. Use base/random.h
@@ -126,6 +122,9 @@ struct Split {
 // round(train_fraction * tasks) of the shuffled tasks are `train`, the others
 // `test`, in that order. 81 tasks at 0.9 and seed 0 give 73 and 8.
 Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
+
+// The environment's own split, else SplitTasks'.
+Split SplitOf(const Environment& environment);
 
 }  // namespace capstan::darkroom
 

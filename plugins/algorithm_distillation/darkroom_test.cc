@@ -6,8 +6,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <set>
+#include <string>
+#include <vector>
+
+#include "plugins/algorithm_distillation/play.h"
 
 namespace capstan::darkroom {
 namespace {
@@ -89,11 +94,12 @@ TEST(MoveTest, TakesActionsAsTheTaskMeansThem) {
 }
 
 // Walks straight to the goal and stays there.
-int ReturnOfTheStraightWay(const Task& task) {
-  Darkroom rooms(kRoom, {task});
+int ReturnOfTheStraightWay(const Darkroom& rooms, int index) {
+  const Task task = rooms.task(index);
+  Play play(rooms, {index});
   int total = 0;
-  while (!rooms.done()) {
-    const Cell at = rooms.states()[0];
+  while (!play.done()) {
+    const Cell at = {play.observation(0)[0], play.observation(0)[1]};
     int wanted = 4;
     if (at.column != task.goal.column) {
       wanted = at.column < task.goal.column ? 2 : 3;
@@ -102,8 +108,8 @@ int ReturnOfTheStraightWay(const Task& task) {
     const uint8_t action = static_cast<uint8_t>(
         std::find(task.meaning.begin(), task.meaning.end(), wanted) -
         task.meaning.begin());
-    uint8_t reward;
-    rooms.Step(&action, &reward);
+    int reward;
+    play.Step(&action, &reward);
     total += reward;
   }
   return total;
@@ -111,9 +117,9 @@ int ReturnOfTheStraightWay(const Task& task) {
 
 TEST(OptimalReturnTest, IsThatOfTheStraightWay) {
   for (const Variant variant : {Variant::kGoals, Variant::kPermuted}) {
-    for (int i = 0; i < TaskCount(variant, kRoom); ++i) {
-      const Task task = MakeTask(variant, kRoom, i);
-      EXPECT_EQ(OptimalReturn(kRoom, task), ReturnOfTheStraightWay(task)) << i;
+    const Darkroom rooms(variant, kRoom);
+    for (int i = 0; i < rooms.tasks(); ++i) {
+      EXPECT_EQ(rooms.OptimalReturn(i), ReturnOfTheStraightWay(rooms, i)) << i;
     }
   }
   EXPECT_EQ(OptimalReturn(kRoom, MakeTask(Variant::kGoals, kRoom, 40)), 20);
@@ -122,33 +128,83 @@ TEST(OptimalReturnTest, IsThatOfTheStraightWay) {
 }
 
 TEST(DarkroomTest, StepsEachRoomByItself) {
-  Darkroom rooms(kRoom, {MakeTask(Variant::kGoals, kRoom, 5 * 9 + 4),
-                         MakeTask(Variant::kGoals, kRoom, 3 * 9 + 4)});
+  const Darkroom rooms(Variant::kGoals, kRoom);
+  Play play(rooms, {5 * 9 + 4, 3 * 9 + 4});
   const uint8_t down[] = {0, 0}, apart[] = {4, 1};
-  uint8_t rewards[2];
-  rooms.Step(down, rewards);
+  int rewards[2];
+  play.Step(down, rewards);
   EXPECT_THAT(rewards, ElementsAre(1, 0));
-  EXPECT_THAT(rooms.states(), ElementsAre(Cell{5, 4}, Cell{5, 4}));
-  rooms.Step(apart, rewards);
+  EXPECT_THAT(play.observations(), ElementsAre(5, 4, 5, 4));
+  play.Step(apart, rewards);
   EXPECT_THAT(rewards, ElementsAre(1, 0));
-  rooms.Step(apart, rewards);
+  play.Step(apart, rewards);
   EXPECT_THAT(rewards, ElementsAre(1, 1));
-  EXPECT_EQ(rooms.step(), 3);
+  EXPECT_EQ(play.step(), 3);
 }
 
 TEST(DarkroomTest, IsDoneAfterTheHorizon) {
-  Darkroom rooms(kRoom, {MakeTask(Variant::kGoals, kRoom, 40)});
+  const Darkroom rooms(Variant::kGoals, kRoom);
+  Play play(rooms, {40});
   const uint8_t stay = 4;
-  uint8_t reward;
+  int reward;
   for (int i = 0; i < 20; ++i) {
-    EXPECT_FALSE(rooms.done());
-    rooms.Step(&stay, &reward);
+    EXPECT_FALSE(play.done());
+    play.Step(&stay, &reward);
     EXPECT_EQ(reward, 1);
   }
-  EXPECT_TRUE(rooms.done());
-  rooms.Reset();
-  EXPECT_FALSE(rooms.done());
-  EXPECT_EQ(rooms.states()[0], (Cell{4, 4}));
+  EXPECT_TRUE(play.done());
+  play.Reset();
+  EXPECT_FALSE(play.done());
+  EXPECT_THAT(play.observations(), ElementsAre(4, 4));
+}
+
+// An environment that says of itself what a test wants.
+class Claim final : public Environment {
+ public:
+  Claim() { said = Darkroom(Variant::kGoals, kRoom).spec(); }
+  EnvironmentSpec spec() const override { return said; }
+  int tasks() const override { return count; }
+  std::string TaskName(int) const override { return ""; }
+  double OptimalReturn(int) const override { return 0; }
+  std::unique_ptr<Episodes> NewEpisodes(
+      const std::vector<int>&) const override {
+    return nullptr;
+  }
+  std::vector<int> HeldOutTasks() const override { return held_out; }
+
+  EnvironmentSpec said;
+  int count = 4;
+  std::vector<int> held_out;
+};
+
+TEST(EnvironmentTest, MayHoldOutTasksOfItsChoice) {
+  Claim claim;
+  EXPECT_EQ(SplitOf(claim).test, SplitTasks(4).test);
+  claim.held_out = {2, 0};
+  EXPECT_TRUE(CheckEnvironment(claim).ok());
+  EXPECT_THAT(SplitOf(claim).test, ElementsAre(2, 0));
+  EXPECT_THAT(SplitOf(claim).train, ElementsAre(1, 3));
+}
+
+TEST(EnvironmentTest, WhatCanNotBeIsSaid) {
+  const auto refused = [](const std::string& words, const auto& change) {
+    Claim claim;
+    EXPECT_TRUE(CheckEnvironment(claim).ok());
+    change(&claim);
+    EXPECT_THAT(std::string(CheckEnvironment(claim).message()),
+                testing::HasSubstr(words));
+  };
+  refused("256 actions", [](Claim* c) { c->said.actions = 256; });
+  refused("0 steps in an episode", [](Claim* c) { c->said.horizon = 0; });
+  refused("9 numbers in an", [](Claim* c) { c->said.numbers = 9; });
+  refused("0 values of a number", [](Claim* c) { c->said.bounds[1] = 0; });
+  refused("from -200 to 100", [](Claim* c) {
+    c->said.least_reward = -200;
+    c->said.most_reward = 100;
+  });
+  refused("0 tasks", [](Claim* c) { c->count = 0; });
+  refused("holds out", [](Claim* c) { c->held_out = {1, 4}; });
+  refused("holds out", [](Claim* c) { c->held_out = {1, 1}; });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "plugins/sdk/model.h"
 
@@ -25,20 +26,19 @@ enum class HistoryToken : uint8_t {
   kPadding = 4,  // after a row's last token
 };
 
-// Columns of HistoryInput::transitions.
-enum HistoryColumn : int {
-  kHistoryRow = 0,
-  kHistoryColumn = 1,
-  kHistoryAction = 2,
-  kHistoryReward = 3,
-  kHistoryNextRow = 4,
-  kHistoryNextColumn = 5,
-  kHistoryColumns = 6,
+// Columns of HistoryInput::transitions: an observation, the action, the reward
+// (EnvironmentSpec::RewardByte), the next observation.
+struct HistoryColumns {
+  int64_t numbers = 2;  // of an observation
+  int64_t action() const { return numbers; }
+  int64_t reward() const { return numbers + 1; }
+  int64_t next() const { return numbers + 2; }
+  int64_t count() const { return 2 * numbers + 2; }
 };
 
-// Of a model. Coordinates of states are below `grid`.
+// Of a model.
 struct HistorySpec {
-  int64_t grid = 0;
+  std::vector<int64_t> bounds;  // the numbers of an observation are below these
   int64_t actions = 0;
   int64_t max_length = 0;  // tokens of a row, including its query
   // Whether there are markers and logits of token types.
@@ -50,8 +50,8 @@ struct HistorySpec {
 
 // B histories of up to T tokens, on the model's device.
 struct HistoryInput {
-  // [B, T, 6] uint8, HistoryColumn. A query has row and column only; its other
-  // columns, and all of markers and padding, are arbitrary.
+  // [B, T, columns] uint8, HistoryColumns. A query has an observation only; its
+  // other columns, and all of markers and padding, are arbitrary.
   at::Tensor transitions;
   at::Tensor kinds;    // [B, T] uint8, HistoryToken
   at::Tensor lengths;  // [B] int64, from 1 to T: the tokens of each row

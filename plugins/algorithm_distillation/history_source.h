@@ -7,9 +7,10 @@
 #define CAPSTAN_PLUGINS_ALGORITHM_DISTILLATION_HISTORY_SOURCE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "plugins/algorithm_distillation/darkroom.h"
+#include "plugins/algorithm_distillation/environment.h"
 
 namespace capstan {
 
@@ -24,8 +25,8 @@ struct HistoryForm {
   // Whether evaluation shows the state that an episode's last step leads to,
   // rather than the next episode's start.
   bool terminal_states = false;
-  darkroom::Room room;
-  darkroom::Variant variant = darkroom::Variant::kGoals;
+  // What the histories are of, and what evaluation plays.
+  std::shared_ptr<const Environment> environment;
 
   // Tokens of the longest sample. Compressed: START, the previous region, END,
   // START, all of this region but its last step, QUERY.

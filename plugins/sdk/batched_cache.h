@@ -14,14 +14,15 @@ namespace capstan {
 class BatchedCache {
  public:
   virtual ~BatchedCache();
-  // How many tokens each row's text has, or soon will have: before the first of
-  // them, if they come in several pieces. A model whose positions depend on the
-  // length of the text (dynamic rope, longrope) then makes all of them alike.
-  // Does nothing by default.
+  // Announces how many tokens each row's text will have. If they come in
+  // several pieces, it is called before the first. A model whose positions
+  // depend on the length of the text (dynamic rope, longrope) then computes all
+  // of them for that length. Does nothing by default.
   virtual void ExpectLengths(const std::vector<int64_t>& lengths);
   // Forgets all but the first `length` positions, padding included.
   virtual void Rewind(int64_t length) = 0;
-  // Keeps these rows only, ascending; the batch shrinks.
+  // Replaces the batch by rows.size() rows, of which row i is the former
+  // rows[i]. A row may be taken several times or not at all.
   virtual void KeepRows(const std::vector<int64_t>& rows) = 0;
 };
 

@@ -30,6 +30,46 @@ struct ChatText {
   std::vector<std::pair<int64_t, int64_t>> assistant;
 };
 
+// A conversation with all that a template may see. What it views must outlive
+// the call.
+struct ChatInput {
+  // Messages of role and content, unless messages_json is set.
+  absl::Span<const ChatMessage> messages;
+  // A JSON list of objects, as transformers' apply_chat_template takes them:
+  // "role", "content", and what templates know besides, such as "tool_calls"
+  // and "reasoning_content". An assistant's turn whose content is the JSON of
+  // its calls has the role "function_call".
+  absl::string_view messages_json;
+  absl::string_view tools;      // a JSON list of functions' schemas; "": none
+  absl::string_view documents;  // a JSON list of objects; "": none
+  // JSON objects whose keys the template sees as variables (transformers'
+  // chat_template_kwargs); "": none. own_variables overrides variables.
+  absl::string_view variables;
+  absl::string_view own_variables;
+  bool generation_prompt = false;
+  // Whether to fill in RenderedChat::turns. That takes longer, and a turn that
+  // can't be located is an error.
+  bool find_turns = false;
+};
+
+struct ChatTurn {
+  int64_t begin = 0;
+  int64_t end = 0;
+  // The message's index; -1 unless the template has one {% generation %} block
+  // for each of the assistant's messages.
+  int64_t message = 0;
+};
+
+struct RenderedChat {
+  std::string text;
+  // Byte ranges as ChatText::assistant's, if ChatInput::find_turns. A message
+  // that the template omits has none.
+  std::vector<ChatTurn> turns;
+  // Whether the template doesn't support tools or calls, so that the
+  // conversation's were written into the contents as text (docs/chat_data.md).
+  bool tools_as_text = false;
+};
+
 // The chat format of a family of models. Thread-safe.
 class ChatTemplate {
  public:
@@ -48,6 +88,16 @@ class ChatTemplate {
   // much time or memory.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Recognise(
       const Tokenizer& tokenizer);
+  // Like Recognise, for the jinja template in the file `path` and the
+  // tokenizer's special tokens.
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> FromFile(
+      const std::string& path, const Tokenizer& tokenizer);
+  // The template that a flag names: one of Names(), a file (what has a slash or
+  // a dot in it), or the tokenizer's own if `name` is "" or that template's
+  // name.
+  static bool IsFile(absl::string_view name);
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Find(
+      const std::string& name, const Tokenizer& tokenizer);
 
   virtual std::string name() const = 0;
   // For tokenizer_config.json, so that other tools render the same text.
@@ -64,6 +114,12 @@ class ChatTemplate {
   // Checks that each special token of the template is a single token of the
   // tokenizer; the error names those that aren't.
   virtual absl::Status Check(const Tokenizer& tokenizer) const = 0;
+
+  // Renders a conversation with its tools, documents and variables. Errors:
+  // Render's, JSON that isn't what ChatInput says, and turns that aren't found.
+  // Default: UNIMPLEMENTED.
+  virtual absl::StatusOr<RenderedChat> RenderInput(
+      const ChatInput& input) const;
 };
 
 }  // namespace capstan

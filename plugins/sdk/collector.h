@@ -15,8 +15,8 @@ namespace capstan {
 using CollectProgress =
     std::function<bool(double done, absl::string_view words)>;
 
-// Generates the data that a reader reads, e.g. learning histories by running
-// the learners. Creating one does no work.
+// Generates the data that a reader reads: it runs learners to record learning
+// histories, for example. Creating a collector does no work.
 class Collector {
  public:
   virtual ~Collector();

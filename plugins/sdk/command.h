@@ -56,6 +56,9 @@ class Flags {
   // Adds --set, --print_config and --plugin_path, for a command that ends in
   // CommandHost::Train, which applies them.
   virtual void AddRunChanges() = 0;
+  // Stores the words that are none of the command's flags in `words` instead of
+  // reporting an error; the command interprets them later.
+  virtual void AddRest(std::vector<std::string>* words);
 };
 
 // The trainer's services for a plugin's command.
@@ -76,7 +79,7 @@ class CommandHost {
   // if the Hugging Face Hub may have it, and set `setting` to it; else "".
   virtual std::string HubDownloadHint(absl::string_view name,
                                       absl::string_view setting) const = 0;
-  // For a run whose config leaves launch.processes to the trainer.
+  // The ranks of a run whose config leaves launch.processes to the trainer.
   virtual absl::StatusOr<Ranks> RanksOfRun() const = 0;
   // Trains on a config given as text, as `trainer --config=..` does, and
   // returns the process's exit code. The last call of a Run.

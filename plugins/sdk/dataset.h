@@ -42,11 +42,11 @@ extern const char kTokenCounts[];
 // numbers that don't depend on strategy or ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
-// On GPUs, whose libraries choose kernels anew for each shape, objectives may
-// lengthen padded rows of `length` tokens to this many, so that there are few
-// lengths: up to the next multiple of a power of two, which is 64 from 512
-// tokens on, and at least 8, so that an eighth is added at most from 64 on; but
-// to at most `most` if that is greater than `length`. Plans count on it.
+// The length to which objectives may pad rows of `length` tokens on GPUs, whose
+// libraries choose kernels anew for each shape, so that few lengths occur.
+// Rounds up to a multiple of a power of two from 8 to 64, which pads by at most
+// 1/8 from 64 tokens on; never beyond `most`, unless `length` is. Memory plans
+// rely on it.
 inline int64_t LengthOnGpu(int64_t length, int64_t most) {
   int64_t multiple = 64;
   while (multiple > 8 && 8 * multiple > length) multiple /= 2;
@@ -57,15 +57,15 @@ inline int64_t LengthOnGpu(int64_t length, int64_t most) {
 // Throws std::invalid_argument with the existing names if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
-// The tensor in CPU memory, undefined if there is none. In training on a GPU
-// the core keeps host copies of kInputIds, kLabels, kPositions and whatever has
-// one dimension, a number for each sample, so that this never waits for the
+// Returns the tensor in CPU memory; undefined if the batch has none. In
+// training on a GPU the core keeps host copies of kInputIds, kLabels,
+// kPositions and all tensors of one dimension, so that this never waits for the
 // device.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
 // The name of such a copy.
 std::string HostCopyName(const std::string& name);
 
-// Totals of a batch of text: its tokens, and its positions without one.
+// The number of tokens in a batch of text, and of positions without one.
 struct TokenTotals {
   int64_t tokens = 0;
   int64_t padding = 0;
@@ -112,22 +112,22 @@ class DatasetReader {
   virtual std::vector<int64_t> PromptIds(absl::string_view text) const {
     return tokenizer()->Encode(text);
   }
-};
 
-// Beside DatasetReader, on the same object, found by dynamic_cast: for readers
-// that draw their samples, a mixture for instance, so that epochs differ.
-class EpochDraws {
- public:
-  virtual ~EpochDraws();
-  // Whether this one does: then Read and sample_length take any index from 0
-  // on, and epoch e is the samples from e * size() to (e + 1) * size() - 1,
-  // which the core shuffles among themselves if the reader wants it to.
-  // Constant.
-  virtual bool draws_anew() const = 0;
-};
+  // Whether epochs differ because samples are drawn, from a mixture for
+  // instance. Read and sample_length then accept any index >= 0, and epoch e
+  // consists of the samples [e * size(), (e + 1) * size()), which the core
+  // shuffles among themselves if shuffle(). Constant.
+  virtual bool draws_anew() const { return false; }
 
-// Whether `reader` is one of those.
-bool DrawsAnew(const DatasetReader& reader);
+  // A line that identifies the data, by which a resumed run detects that they
+  // have changed. Two readers have the same digest if their samples are made of
+  // the same bytes, wherever the files lie, and (but for hash collisions) only
+  // then. It needn't cover the tokenizer or the config's other settings, which
+  // the core compares. One rank calls it once, when a run begins; it may take
+  // one pass over the data at the speed of memory. Errors name the file. "":
+  // unknown; the core then compares the config's paths.
+  virtual absl::StatusOr<std::string> Digest() const { return std::string(); }
+};
 
 }  // namespace capstan
 

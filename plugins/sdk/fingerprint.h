@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a plugin or the core was built, as "name=value" lines in one string
-// constant. libtorch, absl, protobuf, stdlib, containers and sanitizer must be
-// equal for C++ objects to cross between them; `api` is compared as a version,
-// `sdk` (a hash of the interface headers without comments) only between equal
-// versions; the others are for people.
+// constant. libtorch, absl, protobuf, stdlib, containers, sanitizer and sdk (a
+// hash of the SDK's headers without comments) must be equal for C++ objects to
+// cross between them; the others only inform people.
 #ifndef CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 #define CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 
@@ -55,10 +54,7 @@
 #define CAPSTAN_SANITIZER "none"
 #endif
 
-// plugin.h defines CAPSTAN_PLUGIN_API_*.
 #define CAPSTAN_FINGERPRINT \
-  "api=" CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MAJOR)               \
-  "." CAPSTAN_STRINGIFY(CAPSTAN_PLUGIN_API_MINOR) "\n"             \
   "libtorch=" TORCH_VERSION                                        \
   "\n"                                                             \
   "compiler=" __VERSION__                                          \

@@ -16,24 +16,26 @@ class HeldGradients {
  public:
   virtual ~HeldGradients();
 
-  // Once, after Strategy::Setup, and before all other calls: from now on
-  // backward writes gradients to memory that stays where it is. May allocate.
+  // Makes backward write gradients to memory that never moves from now on.
+  // Called once, after Strategy::Setup and before all other calls. May
+  // allocate.
   virtual void FixGradients() = 0;
 
-  // After Strategy::BeginMicroStep: this micro-step's backward only computes
-  // gradients. Collectives that it would start, and all else that isn't work of
-  // the current stream, are left to the next BeginMicroStep or FinishBackward.
+  // Makes this micro-step's backward only compute gradients: collectives that
+  // it would start, and everything else that isn't work of the current stream,
+  // wait for the next BeginMicroStep or FinishBackward. Called after
+  // Strategy::BeginMicroStep.
   virtual void HoldReductions() = 0;
 
-  // What backward writes gradients to and adds them to, one contiguous tensor.
+  // The contiguous tensor that backward writes gradients to or adds them to.
   virtual at::Tensor held() = 0;
 
-  // What this rank knows of the gradients that are there already, on which a
-  // backward's work depends (whether to write or to add). Between
-  // HoldReductions and the next BeginMicroStep.
+  // A description of which gradients exist already, which decides whether a
+  // backward writes or adds them. Called between HoldReductions and the next
+  // BeginMicroStep.
   virtual std::string GradientState() const = 0;
-  // Puts `state`, from GradientState, in place of what is known. After the
-  // repetition of a backward: what was known after the recorded one.
+  // Restores a `state` from GradientState. After a backward is replayed, this
+  // is the state after the recorded one.
   virtual void SetGradientState(const std::string& state) = 0;
 };
 

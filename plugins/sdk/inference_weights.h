@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Since minor version 3.
 #ifndef CAPSTAN_PLUGINS_SDK_INFERENCE_WEIGHTS_H_
 #define CAPSTAN_PLUGINS_SDK_INFERENCE_WEIGHTS_H_
 
@@ -12,7 +10,7 @@
 
 namespace capstan {
 
-// How matrices are kept in memory for inference. Activations are float32.
+// The format of matrices in memory during inference. Activations are float32.
 enum class WeightForm {
   kStored,  // in the dtype in which a folder has them
   kFloat32,
@@ -27,14 +25,15 @@ class InferenceWeights {
  public:
   virtual ~InferenceWeights();
 
-  // Parameter `index` of the model's folder in read-only memory, which is the
-  // file's, in the file's dtype. Lives as long as the model. Undefined if it
-  // isn't in a file, or not in a form that BindForInference takes.
+  // Parameter `index` as a read-only view of the mapped file in the model's
+  // folder, in the file's dtype. Valid as long as the model. Undefined if no
+  // file has it in a form that BindForInference takes.
   virtual at::Tensor StoredWeight(int index) const = 0;
 
-  // As Model::Bind, for forwards without gradients on the CPU. `weights` are
-  // float32, or what StoredWeight returned, or, of packed parameters, bytes;
-  // matrices are brought into `form`, each freed before the next.
+  // Like Model::Bind, for forwards without gradients on the CPU. `weights` are
+  // float32 tensors, results of StoredWeight, or the bytes of packed
+  // parameters. Converts matrices to `form`, freeing each before it converts
+  // the next.
   virtual absl::Status BindForInference(std::vector<at::Tensor> weights,
                                         WeightForm form) = 0;
 };

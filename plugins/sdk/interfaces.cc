@@ -6,68 +6,56 @@
 #include <cmath>
 
 #include "absl/strings/match.h"
-#include "base/gradient_sink.h"
-#include "base/work_recorder.h"
-#include "plugins/sdk/adapter_switch.h"
-#include "plugins/sdk/batch_sampler.h"
+#include "kernels/context/work_recorder.h"
 #include "plugins/sdk/batched_cache.h"
+#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
-#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/held_gradients.h"
-#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/inference_weights.h"
-#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/part.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
+#include "plugins/sdk/token_model.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
 
-AdapterSwitch::~AdapterSwitch() = default;
-BatchSampler::~BatchSampler() = default;
 BatchedCache::~BatchedCache() = default;
 void BatchedCache::ExpectLengths(const std::vector<int64_t>&) {}
+BeamSearcher::~BeamSearcher() = default;
 ChatTemplate::~ChatTemplate() = default;
+absl::StatusOr<RenderedChat> ChatTemplate::RenderInput(const ChatInput&) const {
+  return absl::UnimplementedError("this template renders plain messages only");
+}
 Collector::~Collector() = default;
 Command::~Command() = default;
 CommandHost::~CommandHost() = default;
 DatasetReader::~DatasetReader() = default;
-EndTokens::~EndTokens() = default;
-EpochDraws::~EpochDraws() = default;
 
 bool TakesHostTargets(const TokenModel& model) {
-  return !WorkIsRepeated() &&
-         dynamic_cast<const HostTargets*>(&model) != nullptr;
-}
-
-bool DrawsAnew(const DatasetReader& reader) {
-  const auto* const draws = dynamic_cast<const EpochDraws*>(&reader);
-  return draws != nullptr && draws->draws_anew();
+  return !WorkIsRepeated() && model.takes_host_targets();
 }
 
 Flag::~Flag() = default;
 Flags::~Flags() = default;
+void Flags::AddRest(std::vector<std::string>*) {}
 HeldGradients::~HeldGradients() = default;
-HostTargets::~HostTargets() = default;
 InferenceWeights::~InferenceWeights() = default;
-KeptContext::~KeptContext() = default;
 KvCache::~KvCache() = default;
-LengthDependentCache::~LengthDependentCache() = default;
 Model::~Model() = default;
 NextLogits::~NextLogits() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
-PackedParameters::~PackedParameters() = default;
-ParameterRoles::~ParameterRoles() = default;
+Part::~Part() = default;
 Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
 RowLosses::~RowLosses() = default;
@@ -108,21 +96,23 @@ int64_t Optimizer::UpdateBytes(const UpdateMemoryRequest& request) const {
   return bytes;
 }
 
-int64_t PackedBytesOf(const Model& model, int index) {
-  const auto* const packed = dynamic_cast<const PackedParameters*>(&model);
-  return packed == nullptr ? 0 : packed->PackedBytes(index);
+absl::Status Model::PackedValue(int, int64_t, int64_t, uint8_t*) const {
+  return absl::UnimplementedError("this model packs no parameter");
 }
 
-ParameterRole RoleOf(const Model& model, int parameter) {
-  if (const auto* roles = dynamic_cast<const ParameterRoles*>(&model)) {
-    return roles->role(parameter);
-  }
-  const ParameterSpec& spec = model.parameters()[parameter];
+absl::Status Model::SetModulesToSave(std::vector<std::string>) {
+  return FieldError("modules_to_save",
+                    "this model can't train modules beside an adapter: leave "
+                    "it out");
+}
+
+ParameterRole Model::role(int parameter) const {
+  const ParameterSpec& spec = parameters()[parameter];
   if (spec.shape.size() > 1 && !spec.read_in_backward) {
     return ParameterRole::kEmbedding;
   }
   if (spec.shape.size() == 2) {
-    const bool last = spec.unit + 1 == static_cast<int>(model.units().size());
+    const bool last = spec.unit + 1 == static_cast<int>(units().size());
     return last ? ParameterRole::kHead : ParameterRole::kMatrix;
   }
   return spec.shape.size() == 1 && absl::StrContains(spec.name, "norm")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an objective measures of a model besides its loss.
+// What an objective measures besides the loss.
 #ifndef CAPSTAN_PLUGINS_SDK_MEASUREMENT_H_
 #define CAPSTAN_PLUGINS_SDK_MEASUREMENT_H_
 
@@ -11,7 +11,7 @@
 
 namespace capstan {
 
-// Values over 1, 2, .., e.g. episodes.
+// Values at x = 1, 2, ..: one for each episode, say.
 struct MeasuredCurve {
   // "return" is written to OUTPUT/return.svg; TensorBoard gets a histogram of
   // the values of each evaluation, eval/return.

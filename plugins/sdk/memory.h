@@ -41,10 +41,11 @@ class MemoryScope {
 // The calling thread's category.
 MemoryCategory CurrentMemoryCategory();
 
-// As memset to 0, but returns whole huge pages to the kernel, which clears them
-// when they are next touched: a new buffer of the model's size is cleared once,
-// not twice. `data` is private memory of the process: heap, an anonymous
-// private mapping, or a CPU tensor that is neither pinned nor shared.
+// Like memset to 0, but returns whole huge pages to the kernel, which clears
+// them when they are next touched, so that a new buffer of the model's size is
+// cleared once instead of twice. `data` must be private memory of the process:
+// heap, an anonymous private mapping, or a CPU tensor that is neither pinned
+// nor shared.
 void ZeroFill(void* data, size_t bytes);
 
 }  // namespace capstan

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,8 @@ struct UnitMemory {
   int64_t logits_passing = 0;
 };
 
-// The formats of frozen matrices ("QLoRA", Dettmers et al., 2023): as they are,
-// or 4 bits a value with a scale for each 64, of 32 bits or of 8 (double
+// The formats of frozen matrices ("QLoRA", Dettmers et al., 2023): the folder's
+// own, or 4 bits a value with a scale per 64 values, of 32 bits or of 8 (double
 // quantisation).
 enum class Quantize : int { kFolders = 0, kNf4, kNf4Double };
 
@@ -60,10 +61,9 @@ struct LoraSpec {
   std::string pretrained;
   uint64_t seed = 0;  // the run's, for dropout
   double scale() const;
-  // Since minor version 3. How the matrices of all linear layers but the head
-  // are kept, which are frozen: the model then implements PackedParameters. The
-  // format of a folder whose matrices are packed already is kept by kFolders
-  // and must be what is asked for otherwise.
+  // The format of the frozen matrices of all linear layers but the head; they
+  // are packed (Model::PackedBytes). kFolders keeps the format of a folder
+  // whose matrices are packed already; any other value must equal that format.
   Quantize quantize = Quantize::kFolders;
 };
 
@@ -79,11 +79,33 @@ class Model {
   // Names of the units in forward order ("embed", "layers.0", ..).
   virtual const std::vector<std::string>& units() const = 0;
 
+  // The role of a parameter. By default kEmbedding for a matrix that its unit's
+  // backward doesn't read, kHead for one of the last unit, kMatrix for others,
+  // kNorm for a vector whose name contains "norm", else kOther. Constant.
+  virtual ParameterRole role(int parameter) const;
+
   // Writes elements [begin, begin + count) of parameter `index`'s initial value
   // (row-major) to `out`: from the checkpoint named in the config, or random by
   // RandomKey(seed, name). Thread-safe.
   virtual absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                                     int64_t count, float* out) const = 0;
+
+  // Frozen parameters may be packed (4-bit weights, say): a strategy holds,
+  // shards and gathers their bytes, which only the model interprets. Bind then
+  // gets a contiguous 1-D uint8 tensor of PackedBytes(i) bytes, aligned to 64,
+  // instead of one with spec.shape and the compute dtype. InitialValue returns
+  // the decoded values.
+  //
+  // The size of parameter `index` in bytes; 0 if it isn't packed, as every
+  // trainable one. Constant from AddLora on.
+  virtual int64_t PackedBytes(int index) const { return 0; }
+  // Writes bytes [begin, begin + count) of a packed parameter to `out`, without
+  // ever holding all of its values. Thread-safe.
+  virtual absl::Status PackedValue(int index, int64_t begin, int64_t count,
+                                   uint8_t* out) const;
+  // Decodes the PackedBytes(index) `bytes` of a parameter, in host memory, into
+  // `out`: spec.numel() values. Thread-safe.
+  virtual void Unpack(int index, const uint8_t* bytes, float* out) const {}
 
   // Sets the tensors to compute with, one per parameter, in order, shaped as in
   // the spec, of one dtype and device; requires_grad is set on the trainable
@@ -92,8 +114,8 @@ class Model {
   virtual void Bind(std::vector<at::Tensor> parameters) = 0;
 
   // For models with a hand-written backward: lets it write gradients to `sink`
-  // (base/gradient_sink.h; null: no longer). The strategy owns `sink`, which
-  // lives as long as the bound parameters.
+  // (kernels/context/gradient_sink.h; null: no longer). The strategy owns
+  // `sink`, which lives as long as the bound parameters.
   virtual void BindGradients(GradientSink* sink) {}
 
   // Writes config.json and the model format's other files, except the weights,
@@ -108,11 +130,30 @@ class Model {
     return {};
   }
 
+  // Sets the modules that are trained in full beside low-rank adapters, like
+  // PEFT's modules_to_save: names or suffixes, as in LoraSpec::target_modules.
+  // Called before AddLora, which leaves their parameters trainable, takes their
+  // initial values from LoraSpec::pretrained if that is set, and reports
+  // modules that can't be trained as a FieldError of modules_to_save. By
+  // default, returns such an error.
+  virtual absl::Status SetModulesToSave(std::vector<std::string> modules);
+  // The names of parameter `index` of such a module in an adapter's file, after
+  // AddLora; empty for other parameters. An embedding tied to the head has two
+  // names, and the file stores its value under both.
+  virtual std::vector<std::string> SavedNames(int index) const { return {}; }
+
   // Freezes the model's parameters and adds adapters to the modules that `spec`
-  // names; from then on parameters() includes them. Before Bind.
+  // names; from then on parameters() includes them. Called before Bind.
   virtual absl::Status AddLora(const LoraSpec& spec) {
     return absl::UnimplementedError("this model can't have a LoRA adapter");
   }
+  // Whether SetAdapterEnabled can switch the adapter off, so that the model
+  // computes like its base model. (Preference optimisation compares the two.)
+  virtual bool has_adapter() const { return false; }
+  // If has_adapter, sets whether forwards that begin from now on use the
+  // adapter; at first they do. Bodies already passed to UnitRunner::Run keep
+  // the previous setting. Not thread-safe.
+  virtual void SetAdapterEnabled(bool enabled) {}
 
   // This model as a token model, or null. For other kinds of model, declare an
   // abstract class in a header shared by the model and its objective, which

@@ -9,7 +9,7 @@
 // Defines the constant `name`, a model_type that the plugin's `pretrained`
 // reads, and stores it in the ELF section "capstan_types". At namespace scope,
 // in any file of the plugin, once for each model_type; use the constant, so
-// that it is kept:
+// that the linker keeps it:
 //   CAPSTAN_READS_MODEL_TYPE(kModelType, "qwen3");
 #define CAPSTAN_READS_MODEL_TYPE(name, model_type)                           \
   static const char name[] __attribute__((section("capstan_types"), used)) = \

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Since minor version 3.
 #ifndef CAPSTAN_PLUGINS_SDK_NEXT_LOGITS_H_
 #define CAPSTAN_PLUGINS_SDK_NEXT_LOGITS_H_
 
@@ -10,19 +8,18 @@
 
 namespace capstan {
 
-// A TokenModel also derives from this if it can leave out the logits of all but
-// each row's last token, of which there are as many as the vocabulary; found by
-// dynamic_cast.
+// A TokenModel also derives from this if it can compute the logits of each
+// row's last token alone; found by dynamic_cast.
 class NextLogits {
  public:
   virtual ~NextLogits();
 
-  // As TokenModel::Logits of the last position: [B, 1, V].
+  // Like TokenModel::Logits, for the last position only: [B, 1, V].
   virtual at::Tensor LastLogits(const TokenInput& input,
                                 UnitRunner& runner) = 0;
 };
 
-// [B, 1, V], by whichever way `model` has.
+// Returns the last position's logits, [B, 1, V], of any model.
 inline at::Tensor LastLogitsOf(TokenModel& model, const TokenInput& input,
                                UnitRunner& runner) {
   if (auto* const next = dynamic_cast<NextLogits*>(&model)) {

@@ -26,7 +26,7 @@ struct LossSum {
   // [metrics().size(), 2] float64 on the model's device, without gradient: a
   // sum and its divisor for each metric. Undefined if there are none.
   at::Tensor metrics;
-  // Positions that were computed but hold no token.
+  // The number of computed positions that hold no token.
   int64_t padding = 0;
   // Tokens with a loss; negative: equal to `count`.
   int64_t trained = -1;
@@ -64,17 +64,29 @@ struct MeasureInfo {
   std::function<bool()> stop = [] { return false; };
 };
 
-// How to sample. Unset fields default to the objective's config.
+// How to sample. Unset fields default to the objective's config, and then to
+// the model's own (TokenModel::generation_config).
 struct SampleOptions {
   int64_t max_new_tokens = 0;  // 0: the objective's config
   absl::optional<double> temperature;
   absl::optional<int64_t> top_k;
   absl::optional<double> top_p;
+  // Keeps only tokens with at least this share of the likeliest one's
+  // probability.
+  absl::optional<double> min_p;
+  // Divides positive logits of tokens that the text contains, and multiplies
+  // their other logits; 1: no penalty.
+  absl::optional<double> repetition_penalty;
+  // No sequence of this many tokens occurs twice in a text; 0: no limit.
+  absl::optional<int64_t> no_repeat_ngram_size;
   bool greedy = false;
   uint64_t seed = 0;
   bool stop_at_eos = true;
   // End-of-text tokens in addition to the model's own, for stop_at_eos.
   std::vector<int64_t> stop_tokens;
+  // Returns whether `text`, prompt included, ends here. Called after each
+  // token, if tokens are chosen from left to right; may be null.
+  std::function<bool(absl::Span<const int64_t> text)> ended;
   // Called with each chosen token; may be null.
   std::function<void(int64_t token)> on_token;
   // Replaces on_token if tokens aren't chosen from left to right: called after
@@ -83,6 +95,13 @@ struct SampleOptions {
   std::function<void(absl::Span<const int64_t> text)> on_text;
   // As MeasureInfo::stop.
   std::function<bool()> stop = [] { return false; };
+};
+
+// One prompt of several that are continued together.
+struct BatchPrompt {
+  std::vector<int64_t> ids;          // at least one
+  uint64_t seed = 0;                 // of its random numbers
+  std::vector<int64_t> stop_tokens;  // as SampleOptions::stop_tokens
 };
 
 class Objective {
@@ -109,12 +128,23 @@ class Objective {
     return {};
   }
 
+  // The unit of LossSum::tokens in reports: "tokens", or "samples" if the data
+  // isn't text. Constant.
+  virtual std::string unit() const { return "tokens"; }
+
   // The tags of LossSum::metrics. Constant.
   virtual std::vector<MetricTags> metrics() const { return {}; }
 
   // Runs the model on a batch that is on the model's device.
   virtual LossSum Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) = 0;
+
+  // Values derived from an evaluation's mean loss, by name: {"perplexity",
+  // e^loss} if the loss is in nats per token.
+  virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
+      double loss) const {
+    return {};
+  }
 
   // This rank's share of the measurements of an evaluation; the core sums the
   // vectors over the ranks, so all have the same length, with 0 for what other
@@ -137,16 +167,23 @@ class Objective {
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) = 0;
 
-  // The unit of LossSum::tokens in reports: "tokens", or "samples" if the data
-  // isn't text. Constant.
-  virtual std::string unit() const { return "tokens"; }
-
-  // Values derived from an evaluation's mean loss, by name: {"perplexity",
-  // e^loss} if the loss is in nats per token.
-  virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
-      double loss) const {
-    return {};
+  // Returns whether a row's text, prompt included, ends here; may be null.
+  using Ended = std::function<bool(size_t row, absl::Span<const int64_t> text)>;
+  // Like Sample for each prompt, with the prompt's seed and stop tokens instead
+  // of those in `options`. Calls `ended` after each token, and of the callbacks
+  // in `options` only `stop`. UNIMPLEMENTED if the objective can't continue
+  // several prompts at once, or the model's cache is no BatchedCache.
+  virtual absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
+    return absl::UnimplementedError("it samples one text at a time");
   }
+
+  // If true, Sample may keep the cache of a text until the next call, so that a
+  // prompt that begins with that text, like the next turn of a conversation,
+  // costs only its new tokens. Call it with false before the model or its
+  // weights change. Does nothing by default.
+  virtual void KeepContext(bool keep) {}
 };
 
 }  // namespace capstan

@@ -83,7 +83,7 @@ struct OptimizerContext {
   absl::Span<const OptimizerShard> shards;
 };
 
-// What Optimizer::UpdateBytes is asked about.
+// The arguments of Optimizer::UpdateBytes.
 struct UpdateMemoryRequest {
   const Model* model = nullptr;
   int64_t elements = 0;  // that the rank updates, padding included
@@ -97,28 +97,9 @@ class Optimizer {
   // The config's learning rate, before the schedule.
   virtual double learning_rate() const = 0;
 
-  // Names of the state tensors per master, also used in checkpoints, e.g.
-  // {"exp_avg", "exp_avg_sq"}. Constant.
-  virtual std::vector<std::string> state_names() const = 0;
-
-  // Updates shard.master, shard.working and the state in place. state: one
-  // tensor per state_specs(), zero before the first step. `specs` are the
-  // model's parameters, indexed by shard.ranges. An exception ends the run with
-  // an error that names the plugin and the step.
-  virtual void Update(const OptimizerStep& step,
-                      const std::vector<ParameterSpec>& specs,
-                      OptimizerShard& shard, absl::Span<at::Tensor> state) = 0;
-
-  // Since minor version 2.
-
   // Whether this optimizer can train the request. A FieldError names a field of
   // its config.
   virtual absl::Status Check(const OptimizerRequest& request) const {
-    return absl::OkStatus();
-  }
-
-  // Called on each rank after the strategy's Setup, before any Update.
-  virtual absl::Status Setup(const OptimizerContext& context) {
     return absl::OkStatus();
   }
 
@@ -129,28 +110,43 @@ class Optimizer {
     return false;
   }
 
+  // Names of the state tensors per master, also used in checkpoints, e.g.
+  // {"exp_avg", "exp_avg_sq"}. Constant.
+  virtual std::vector<std::string> state_names() const = 0;
+
   // The state in the order of state_names(). Default: the dtype and length of
   // the masters. Constant.
   virtual std::vector<OptimizerStateSpec> state_specs() const;
 
-  // Since minor version 3.
-
-  // The length of state_specs()[state] for a parameter: kAsSpecified; kByRange,
-  // as specified, too; or a number of elements for each range of it, as with
-  // per_parameter, but of its own (0: none). Unless it is kAsSpecified for all
-  // trainable parameters, a shard's state of this kind has no padding: it is
-  // that of the shard's ranges, in order, n / block elements, rounded up, of a
-  // range of length n, or what is said here. Constant.
+  // The length of state_specs()[state] for a parameter: kAsSpecified, kByRange,
+  // or a number of elements for each of the parameter's ranges, which overrides
+  // per_parameter (0: none). Unless it is kAsSpecified for all trainable
+  // parameters, a shard's state of this kind has no padding: it concatenates
+  // the states of the shard's ranges, each of the length returned here, or for
+  // kByRange of n / block elements, rounded up, for a range of length n.
+  // Constant.
   static constexpr int64_t kAsSpecified = -1;
   static constexpr int64_t kByRange = -2;
   virtual int64_t StateNumel(const ParameterSpec& parameter, int state) const {
     return kAsSpecified;
   }
 
-  // The bytes that Update holds at most for a time beside its arguments, on
-  // their device: `plan` counts them at the moment when there are no
-  // activations. Default: on a GPU 16 for each element of the largest parameter
-  // that it needs whole, otherwise 0.
+  // Called on each rank after the strategy's Setup, before any Update.
+  virtual absl::Status Setup(const OptimizerContext& context) {
+    return absl::OkStatus();
+  }
+
+  // Updates shard.master, shard.working and the state in place. state: one
+  // tensor per state_specs(), zero before the first step. `specs` are the
+  // model's parameters, indexed by shard.ranges. An exception ends the run with
+  // an error that names the plugin and the step.
+  virtual void Update(const OptimizerStep& step,
+                      const std::vector<ParameterSpec>& specs,
+                      OptimizerShard& shard, absl::Span<at::Tensor> state) = 0;
+
+  // The most bytes that Update allocates beside its arguments, on their device.
+  // `plan` counts them at a time without activations. Default: on a GPU, 16 for
+  // each element of the largest parameter that it needs whole; otherwise 0.
   virtual int64_t UpdateBytes(const UpdateMemoryRequest& request) const;
 };
 

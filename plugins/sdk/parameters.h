@@ -8,8 +8,6 @@
 
 namespace capstan {
 
-class Model;
-
 struct ParameterSpec {
   // Unique; the name in the model's Hugging Face checkpoint.
   std::string name;
@@ -24,7 +22,7 @@ struct ParameterSpec {
   int64_t numel() const;
 };
 
-// The role of a parameter.
+// The role of a parameter (Model::role).
 enum class ParameterRole : int {
   kMatrix = 0,  // a weight [out, in] (or [in, out]) inside the model
   kEmbedding,   // rows that are looked up; also where the head is tied to it
@@ -32,19 +30,6 @@ enum class ParameterRole : int {
   kNorm,        // scales and shifts of normalisations
   kOther,       // biases, single vectors, tensors of more dimensions
 };
-
-// A model also derives from this if its parameters' roles don't follow from
-// units, shapes and names; RoleOf finds it by dynamic_cast.
-class ParameterRoles {
- public:
-  virtual ~ParameterRoles();
-  virtual ParameterRole role(int parameter) const = 0;
-};
-
-// The role from ParameterRoles, if implemented; otherwise kEmbedding for a
-// matrix that its unit's backward doesn't read, kHead for one of the last unit,
-// and kNorm for other names that contain "norm".
-ParameterRole RoleOf(const Model& model, int parameter);
 
 }  // namespace capstan
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What models and strategies predict of a run before it starts. Nothing here
+// What models and strategies predict about a run before it starts. Nothing here
 // allocates memory proportional to the model's size.
 #ifndef CAPSTAN_PLUGINS_SDK_PLAN_H_
 #define CAPSTAN_PLUGINS_SDK_PLAN_H_
@@ -21,12 +21,11 @@ struct StrategyRequest {
   PrecisionPolicy precision;
   int world_size = 1;
   int64_t accumulation = 1;  // micro-steps per step
-  // Since minor version 2. Which parameters must stay whole, and the block
-  // sizes of its state (see LayoutRules in strategies/common/flat_layout.h).
-  // Null: no constraints.
+  // Which parameters must stay whole, and the block sizes of its state (see
+  // LayoutRules in strategies/common/flat_layout.h). Null: no constraints.
   const Optimizer* optimizer = nullptr;
-  // Since minor version 3. Whether gradients are summed along a binary tree of
-  // the global batch's micro-batches, whoever computes them.
+  // Whether gradients are summed along a binary tree of the global batch's
+  // micro-batches, whoever computes them.
   bool deterministic = false;
 };
 

@@ -6,8 +6,7 @@
 // CAPSTAN_PLUGIN. The core reads the fingerprint before it runs any of the
 // plugin's code.
 //
-// A plugin works in every trainer of its own major version and the same or a
-// newer minor version; COMPATIBILITY.md says how interfaces may grow.
+// A plugin loads only in a trainer that was built from the same SDK headers.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 
@@ -34,21 +33,13 @@ enum class PluginCategory : uint32_t {
   kOptimizer = 6,
   kCollector = 7,
   kCommand = 8,
+  kPart = 9,
 };
 
 constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
-// Macros, because the fingerprint stringifies them.
-#define CAPSTAN_PLUGIN_API_MAJOR 1
-#define CAPSTAN_PLUGIN_API_MINOR 3
-constexpr uint16_t kPluginApiMajor = CAPSTAN_PLUGIN_API_MAJOR;
-constexpr uint16_t kPluginApiMinor = CAPSTAN_PLUGIN_API_MINOR;
 
-// Grows at its end; fields beyond struct_size read as zero.
 struct PluginDescriptor {
   uint64_t magic;
-  uint32_t struct_size;
-  uint16_t api_major;
-  uint16_t api_minor;
   PluginCategory category;
   // The config message, "capstan.ddp.Config" ("::" is read as ".").
   const char* config_type;
@@ -63,7 +54,7 @@ struct PluginDescriptor {
   // first loaded, and `create` called, in a forked child whose output is
   // dropped; the child is killed after 2 s of `create` (30 s of loading), or
   // when it returns. So both run twice, and a side effect that outlives a
-  // process (a file, a licence) must bear that.
+  // process (a file, a licence) must be harmless when repeated.
   absl::Status (*create)(absl::string_view config, void** instance);
 };
 
@@ -132,9 +123,6 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
   extern "C" __attribute__((visibility("default")))                        \
   const ::capstan::PluginDescriptor capstan_plugin_v1 = {                  \
       ::capstan::kPluginMagic,                                             \
-      sizeof(::capstan::PluginDescriptor),                                 \
-      ::capstan::kPluginApiMajor,                                          \
-      ::capstan::kPluginApiMinor,                                          \
       ::capstan::PluginCategory::k##Category,                              \
       type_name,                                                           \
       doc_line,                                                            \

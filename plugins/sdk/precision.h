@@ -25,13 +25,13 @@ struct LossScaling {
 // The dtypes of a run. Strategies and the core read it; no strategy has code
 // for a particular precision.
 struct PrecisionPolicy {
-  // Of the working parameters, and so of forward, backward and autograd's
+  // The dtype of working parameters, forward, backward and autograd's
   // gradients.
   c10::ScalarType compute = c10::ScalarType::Float;
-  // Of gradients when summed over micro-steps and ranks.
+  // The dtype in which gradients are summed over micro-steps and ranks.
   c10::ScalarType reduce = c10::ScalarType::Float;
-  // Of the optimizer's parameters and state. If equal to `compute`, there is
-  // only one copy of the parameters.
+  // The dtype of the optimizer's parameters and state. If equal to `compute`,
+  // there is only one copy of the parameters.
   c10::ScalarType master = c10::ScalarType::Float;
   absl::optional<LossScaling> loss_scaling;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests: a causal model whose logits depend on all tokens before, with a
-// cache of texts of different lengths.
+// For tests: a causal model whose logits depend on all previous tokens, with a
+// cache for texts of different lengths.
 #ifndef CAPSTAN_PLUGINS_SDK_PREFIX_MODEL_FOR_TEST_H_
 #define CAPSTAN_PLUGINS_SDK_PREFIX_MODEL_FOR_TEST_H_
 
@@ -14,15 +14,12 @@
 #include <vector>
 
 #include "plugins/sdk/batched_cache.h"
-#include "plugins/sdk/end_tokens.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {
 
-class PrefixModel final : public IdleModel,
-                          public TokenModel,
-                          public EndTokens {
+class PrefixModel final : public IdleModel, public TokenModel {
  public:
   PrefixModel(int64_t vocab, int64_t positions)
       : IdleModel({}, 1), vocab_(vocab), positions_(positions) {}
@@ -36,9 +33,7 @@ class PrefixModel final : public IdleModel,
   int64_t vocab_size() const override { return vocab_; }
   int64_t max_positions() const override { return positions_; }
   int64_t eos_token() const override { return eos; }
-  const std::vector<int64_t>& other_end_tokens() const override {
-    return other_ends;
-  }
+  std::vector<int64_t> other_end_tokens() const override { return other_ends; }
 
   at::Tensor Logits(const TokenInput& input, UnitRunner&) override {
     const int64_t rows = input.tokens.size(0), length = input.tokens.size(1);

@@ -20,8 +20,9 @@ struct CommunicationStats {
   int64_t bytes_sent = 0;
   // Seconds with at least one of this rank's collectives in progress, and
   // seconds blocked in Wait; the difference was hidden behind computation. On
-  // CUDA the device's, known up to a step later: how long its collectives took,
-  // and how long its streams stood still for them.
+  // CUDA they are measured on the device, as the time of its collectives and
+  // the time that its streams waited for them, and are known up to a step
+  // later.
   double busy_seconds = 0.0;
   double exposed_seconds = 0.0;
 };

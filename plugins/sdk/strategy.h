@@ -22,9 +22,8 @@ struct StrategyContext {
   ProcessGroup* group = nullptr;  // never null; a group of one for one rank
   PrecisionPolicy precision;
   uint64_t seed = 0;
-  // Since minor version 2. The same as StrategyRequest::optimizer.
+  // As in StrategyRequest.
   const Optimizer* optimizer = nullptr;
-  // Since minor version 3. The same as StrategyRequest::deterministic.
   bool deterministic = false;
 };
 
@@ -55,12 +54,19 @@ class Strategy {
  public:
   virtual ~Strategy();
 
-  // Whether it supports the request (number of ranks, dtypes). Called before
-  // any process is spawned.
+  // Checks that the strategy supports the request (number of ranks, dtypes).
+  // Called before any process is spawned.
   virtual absl::Status Check(const StrategyRequest& request) const = 0;
 
-  // What it will hold and send. Called after Check; allocates nothing.
+  // Predicts what it will hold and send. Called after Check; allocates nothing.
   virtual StrategyPlan Plan(const StrategyRequest& request) const = 0;
+
+  // In a deterministic run: whether gradients are summed over the ranks in each
+  // micro-step and then over the micro-steps, rather than the other way round.
+  // In micro-step i of n, rank r of w then takes micro-batch i * w + r of the
+  // global batch, otherwise r * n + i, so that either order sums along the same
+  // binary tree. Constant.
+  virtual bool SumsEachMicroStep() const { return false; }
 
   // Allocates its buffers, fills this rank's masters with the model's initial
   // values and binds the working parameters to the model. Called once, first.
@@ -71,6 +77,11 @@ class Strategy {
   // The shards that this rank's optimizer updates. Valid after Setup; the
   // tensors stay the same for the strategy's lifetime.
   virtual absl::Span<OptimizerShard> OptimizerShards() = 0;
+
+  // Begins step `step` of the run: 1 for the first, counting on after a resume.
+  // Called before BeginMicroStep(0, n), and again if the step failed and is
+  // retried.
+  virtual void BeginStep(int64_t step) {}
 
   // Begins micro-step `index` of `count`; index 0 drops the last step's
   // gradients.
@@ -84,8 +95,8 @@ class Strategy {
   // Whether a forward contains collectives, so that all ranks must run the same
   // number of them.
   virtual bool collective_forward() const { return false; }
-  // Ends a forward without backward, also one that threw: completes its
-  // collectives. A rank that can't run a forward that the others run only calls
+  // Ends a forward without backward, even one that threw: completes its
+  // collectives. A rank that can't run a forward that the others run calls only
   // this.
   virtual void FinishForward() {}
 
@@ -99,32 +110,18 @@ class Strategy {
   // the gradients' device; doesn't block.
   virtual at::Tensor GradientSquaredSum() = 0;
 
-  // The optimizer or a checkpoint has written shard `shard`, master and working
-  // copy. The strategy may start to send it while the next ones are written.
-  // Called once per shard, in the order of OptimizerShards().
+  // Tells that the optimizer or a checkpoint has written shard `shard`, master
+  // and working copy. The strategy may start to send it while the next ones are
+  // written. Called once per shard, in the order of OptimizerShards().
   virtual void PublishShard(int shard) {}
 
-  // All shards have been written: from now on the model computes with the
-  // masters' values on all ranks.
+  // Tells that all shards have been written. After it returns, the model
+  // computes with the masters' values on all ranks.
   virtual void PublishParameters() = 0;
 
-  // The slices of its shards that this rank writes to a checkpoint; over all
-  // ranks each element exactly once.
+  // The slices of its shards that this rank writes to a checkpoint. Over all
+  // ranks they cover each element exactly once.
   virtual std::vector<OwnedSlice> OwnedSlices() const = 0;
-
-  // Calls fn(index, tensor) on rank 0 for each parameter in order, with its
-  // whole value in the master dtype, on CPU, in spec.shape; the tensor is valid
-  // during the call. Collective: all ranks call it.
-  virtual absl::Status ForEachFullParameter(
-      const std::function<absl::Status(int index, const at::Tensor& value)>&
-          fn) = 0;
-
-  // Since minor version 2.
-
-  // Begins step `step` of the run: 1 for the first, counting on after a resume.
-  // Called before BeginMicroStep(0, n), and again if the step failed and is
-  // retried.
-  virtual void BeginStep(int64_t step) {}
 
   // Names of the strategy's own state, if it isn't a function of the masters:
   // the momentum of an outer optimizer, the weights at the last
@@ -136,14 +133,12 @@ class Strategy {
   // number of ranks; what a checkpoint lacks stays as Setup left it.
   virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
 
-  // Since minor version 3.
-
-  // In a deterministic run: whether it sums gradients over the ranks in each
-  // micro-step, and over the micro-steps then, rather than the other way round.
-  // Rank r of w then takes micro-batch i * w + r of the global batch in
-  // micro-step i, else r * n + i of n micro-steps; so that both are sums along
-  // one binary tree. Constant.
-  virtual bool SumsEachMicroStep() const { return false; }
+  // Calls fn(index, tensor) on rank 0 for each parameter in order, with its
+  // whole value in the master dtype, on CPU, in spec.shape; the tensor is valid
+  // during the call. Collective: all ranks call it.
+  virtual absl::Status ForEachFullParameter(
+      const std::function<absl::Status(int index, const at::Tensor& value)>&
+          fn) = 0;
 };
 
 }  // namespace capstan

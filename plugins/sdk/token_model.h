@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "plugins/sdk/unit_runner.h"
@@ -18,6 +19,9 @@ class KvCache {
   virtual ~KvCache();
   // The number of positions filled.
   virtual int64_t length() const = 0;
+  // Whether the cache can be continued to a text of `length` tokens: the keys
+  // of a position may depend on the text's length (dynamic rope, longrope).
+  virtual bool FitsLength(int64_t length) const { return true; }
 };
 
 // The input of a TokenModel.
@@ -37,7 +41,7 @@ struct TokenInput {
 };
 
 // The targets of the logits at each position, on the model's device, or for a
-// model with HostTargets (host_targets.h) on the CPU.
+// model that takes_host_targets on the CPU.
 struct TokenTargets {
   // [B, T] int64 target ids (already shifted for next-token prediction);
   // negative: no target.
@@ -65,8 +69,9 @@ class TokenModel {
                                      const TokenTargets& targets,
                                      UnitRunner& runner) = 0;
 
-  // Whether a token sees only itself and those before it. Models that aren't
-  // causal see the whole text and have no cache.
+  // Whether a token sees only itself and those before it. Other models see the
+  // whole text; with a cache, the new tokens see each other and all cached
+  // ones, whose order doesn't matter beside their positions.
   virtual bool causal() const { return true; }
 
   // An empty cache for `batch` sequences of up to `max_length` positions.
@@ -75,13 +80,36 @@ class TokenModel {
 
   // The end-of-text token, or -1.
   virtual int64_t eos_token() const { return -1; }
+  // Other tokens that end a text: a chat model's end of a turn, for instance.
+  virtual std::vector<int64_t> other_end_tokens() const { return {}; }
   // The mask token, or -1.
   virtual int64_t mask_token() const { return -1; }
   // The package of the objective that samples from this model's folder if no
-  // config names one ("capstan.causal_lm"); "": chosen by the name of the
-  // architecture (ARCHITECTURE.md).
+  // config names one ("capstan.causal_lm"); "" to choose it by the
+  // architecture's name (ARCHITECTURE.md).
   virtual std::string sampling_objective() const { return ""; }
+  // The text of the folder's generation_config.json, which has the sampling
+  // options that neither a flag nor the objective's config sets
+  // (lib/generation_config.h reads it); "" if there is none.
+  virtual std::string generation_config() const { return ""; }
+
+  // Whether TokenTargets and the targets of RowLosses may be on the CPU even
+  // for a model on a GPU, whose head then skips positions without a target and
+  // needn't wait for the device to know them.
+  virtual bool takes_host_targets() const { return false; }
 };
+
+// Returns all tokens with which the model ends a text; may be none.
+inline std::vector<int64_t> EndTokensOf(const TokenModel& model) {
+  std::vector<int64_t> tokens = model.other_end_tokens();
+  if (model.eos_token() >= 0) tokens.insert(tokens.begin(), model.eos_token());
+  return tokens;
+}
+
+// Whether to give the model targets on the CPU: if it takes them, but not in
+// runs with train.cuda_graphs, where each number of rows would be another
+// graph.
+bool TakesHostTargets(const TokenModel& model);
 
 }  // namespace capstan
 

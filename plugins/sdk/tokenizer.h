@@ -18,8 +18,8 @@ namespace capstan {
 // Tokens with their byte offsets in the text.
 struct Encoding {
   std::vector<int64_t> ids;
-  // Token i is the text's bytes [begins[i], ends[i]). Tokens that are single
-  // bytes of one character each have the whole character.
+  // Token i spans the text's bytes [begins[i], ends[i]). If several tokens are
+  // bytes of one character, each spans the whole character.
   std::vector<int64_t> begins;
   std::vector<int64_t> ends;
 };
@@ -64,15 +64,27 @@ class Tokenizer {
   // The jinja source of its chat template, "" if it has none.
   virtual std::string chat_template() const { return ""; }
 
+  // The byte offset in `text` of the first character that Encode drops, since
+  // the vocabulary has neither it nor a token for unknown ones; -1 if there is
+  // none.
+  virtual int64_t FirstUnknown(absl::string_view text) const { return -1; }
+
   // Writes tokenizer.json, tokenizer_config.json and, if there is a template,
   // chat_template.jinja for Hugging Face's tools.
   virtual absl::Status Save(const std::string& folder) const = 0;
 };
 
-// Loads the tokenizer of a Hugging Face folder: tokenizer.json and, if they
-// exist, tokenizer_config.json and chat_template.jinja. NOT_FOUND without a
-// tokenizer.json; UNIMPLEMENTED, with location and name, for features that
-// aren't supported.
+// Returns INVALID_ARGUMENT, naming the character, if there is a FirstUnknown.
+absl::Status CheckKnown(const Tokenizer& tokenizer, absl::string_view text);
+
+// Returns CheckKnown's error for the character at text[at].
+absl::Status UnknownAt(absl::string_view text, int64_t at);
+
+// Loads the tokenizer of a Hugging Face folder: tokenizer.json or, for GPT-2
+// and Qwen2, vocab.json and merges.txt, and if they exist
+// tokenizer_config.json, special_tokens_map.json, added_tokens.json and
+// chat_template.jinja. NOT_FOUND without a vocabulary; UNIMPLEMENTED, with
+// location and name, for features that aren't supported.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     const std::string& folder);
 

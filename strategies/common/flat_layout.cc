@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace {
@@ -44,7 +44,7 @@ std::vector<ParameterSpec> StoredSpecs(const Model& model,
   std::vector<ParameterSpec> specs = model.parameters();
   const auto element = static_cast<int64_t>(c10::elementSize(stored));
   for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
-    const int64_t bytes = PackedBytesOf(model, i);
+    const int64_t bytes = model.PackedBytes(i);
     if (bytes > 0) specs[i].shape = {(bytes + element - 1) / element};
   }
   return specs;

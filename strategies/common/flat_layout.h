@@ -17,7 +17,7 @@ namespace capstan {
 constexpr int64_t kFlatAlignment = 32;
 
 // The parameters as flat buffers of `stored`, the compute dtype, hold them: a
-// packed one (plugins/sdk/packed_parameters.h) as as many elements as its bytes
+// packed one (Model::PackedBytes) as as many elements as its bytes
 // fill. Layouts and ranges are made of these.
 std::vector<ParameterSpec> StoredSpecs(const Model& model,
                                        c10::ScalarType stored);

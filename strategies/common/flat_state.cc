@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/on_paper.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "kernels/context/on_paper.h"
 #include "kernels/cuda/dispatch.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace {
@@ -89,9 +89,9 @@ absl::Status FillPacked(const StrategyContext& context, int64_t bytes,
   const at::Tensor host =
       slice.is_cpu() ? place : at::empty({count}, at::kByte);
   uint8_t* const out = host.mutable_data_ptr<uint8_t>();
-  const auto& packed = dynamic_cast<const PackedParameters&>(*context.model);
   CAPSTAN_RETURN_IF_ERROR(ForEachPiece(count, [&](int64_t from, int64_t n) {
-    return packed.PackedValue(range.parameter, begin + from, n, out + from);
+    return context.model->PackedValue(range.parameter, begin + from, n,
+                                      out + from);
   }));
   if (!slice.is_cpu()) place.copy_(host);
   return absl::OkStatus();
@@ -120,7 +120,7 @@ absl::Status FillConverted(const StrategyContext& context,
 at::Tensor FullValue(const Model& model, int index, const at::Tensor& values,
                      int64_t offset) {
   const ParameterSpec& spec = model.parameters()[index];
-  const int64_t bytes = PackedBytesOf(model, index);
+  const int64_t bytes = model.PackedBytes(index);
   if (bytes == 0) {
     return values.narrow(0, offset, spec.numel())
         .view(spec.shape)
@@ -131,8 +131,8 @@ at::Tensor FullValue(const Model& model, int index, const at::Tensor& values,
           .narrow(0, offset * values.element_size(), bytes)
           .to(at::kCPU);
   const at::Tensor value = at::empty(spec.shape, at::kFloat);
-  dynamic_cast<const PackedParameters&>(model).Unpack(
-      index, packed.const_data_ptr<uint8_t>(), value.mutable_data_ptr<float>());
+  model.Unpack(index, packed.const_data_ptr<uint8_t>(),
+               value.mutable_data_ptr<float>());
   return value;
 }
 
@@ -155,7 +155,7 @@ absl::Status FillInitialValues(const StrategyContext& context,
   at::NoGradGuard no_grad;
   for (const ParameterRange& range : ranges) {
     const at::Tensor slice = flat.narrow(0, range.offset, range.length);
-    const int64_t bytes = PackedBytesOf(*context.model, range.parameter);
+    const int64_t bytes = context.model->PackedBytes(range.parameter);
     if (bytes > 0) {
       CAPSTAN_RETURN_IF_ERROR(FillPacked(context, bytes, range, slice));
       CountProgress();
@@ -186,7 +186,7 @@ void MakeParameters(const Model& model, const FlatLayout& layout,
                     std::vector<at::Tensor>* parameters) {
   for (const ParameterRange& range : layout.ranges) {
     const ParameterSpec& spec = model.parameters()[range.parameter];
-    const int64_t bytes = PackedBytesOf(model, range.parameter);
+    const int64_t bytes = model.PackedBytes(range.parameter);
     const at::Tensor stored = flat.narrow(0, range.offset, range.length);
     at::Tensor parameter =
         (bytes > 0 ? stored.view(at::kByte).narrow(0, 0, bytes)

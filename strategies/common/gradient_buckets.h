@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/types/optional.h"
-#include "base/gradient_sink.h"
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "plugins/sdk/plan.h"
 #include "strategies/common/flat_layout.h"
 

@@ -62,13 +62,14 @@ void ReplicatedStrategy::BeginMicroStep(int index, int count) {
   }
 }
 
-void ReplicatedStrategy::FinishGradients() {
+void ReplicatedStrategy::FinishBackward() {
   gradients_->Finish();
   // After an error in one micro-step, others may wait for the last one's sums.
   while (tree_ != nullptr && micro_step_ + 1 < micro_steps_) {
     BeginMicroStep(micro_step_ + 1, micro_steps_);
     gradients_->Finish();
   }
+  Reduce();
 }
 
 std::pair<int64_t, int64_t> ReplicatedStrategy::Share() const {

@@ -18,12 +18,15 @@
 namespace capstan {
 
 // The whole model on each rank, in flat buffers, updated identically by each:
-// the common part of `single` and `ddp`.
+// the common part of `single` and `ddp`. A plugin calls SetUp in its Setup and
+// says in Reduce how the ranks sum their gradients.
 class ReplicatedStrategy : public Strategy, public HeldGradients {
  public:
   StrategyPlan Plan(const StrategyRequest& request) const override;
   absl::Span<OptimizerShard> OptimizerShards() override;
   void BeginMicroStep(int index, int count) override;
+  // Completes the gradients, then calls Reduce.
+  void FinishBackward() final;
   at::Tensor GradientSquaredSum() override;
   void PublishParameters() override {}
   std::vector<OwnedSlice> OwnedSlices() const override;
@@ -45,12 +48,14 @@ class ReplicatedStrategy : public Strategy, public HeldGradients {
   absl::Status SetUp(const StrategyContext& context, int64_t first, int64_t cap,
                      GradientBuckets::OnReady on_ready);
 
+  // Makes the buckets the sums over all ranks, which are the same bits on each.
+  // All gradients of the step are in their buckets, and `on_ready` has been
+  // called for each bucket: a plugin that starts its collectives there waits
+  // for them here.
+  virtual void Reduce() = 0;
+
   ProcessGroup& group() { return *context_.group; }
   GradientBuckets& gradients() { return *gradients_; }
-
-  // After the last micro-step, or one that threw: on_ready has been called for
-  // all buckets, in the state of the last micro-step.
-  void FinishGradients();
 
  private:
   // This rank's share of work on sums and masters that are equal on all ranks.

@@ -56,8 +56,7 @@ class Ddp final : public ReplicatedStrategy {
         });
   }
 
-  void FinishBackward() override {
-    FinishGradients();
+  void Reduce() override {
     for (const std::unique_ptr<Work>& work : works_) work->Wait();
     works_.clear();
   }

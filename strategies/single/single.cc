@@ -32,8 +32,7 @@ class Single final : public ReplicatedStrategy {
     return SetUp(context, kOneBucket, kOneBucket, nullptr);
   }
 
-  void FinishBackward() override {
-    FinishGradients();
+  void Reduce() override {
     if (!gradients().buckets().empty()) gradients().Take(0);
   }
 };

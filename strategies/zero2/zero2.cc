@@ -205,6 +205,8 @@ class Zero2 final : public Strategy, public HeldGradients {
       copies_->Join();
       return;
     }
+    // Of an update that no forward has come after: a run that goes back.
+    WaitForGather(slice);
     const int64_t numel = slice.whole.numel();
     for (Slice& earlier : slices_) {
       if (gathering_ == 0 || gathering_ + numel <= allgather_bucket_size_)

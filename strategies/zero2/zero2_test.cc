@@ -4,6 +4,8 @@
 // with `single` and with PyTorch, on real processes.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -66,6 +68,80 @@ TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
             3 * kMatrices + kVectors);
   EXPECT_EQ(plan.backward_buckets[0], 3 * kMatrices + kVectors);
   EXPECT_EQ(plan.publish_buckets, kMatrices + kVectors);
+}
+
+// One rank of two, whose gathers do nothing but know whether they were waited
+// for.
+class TwoRanks final : public ProcessGroup {
+ public:
+  int started() const { return started_; }
+  int dropped() const { return dropped_; }  // without a Wait
+
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return "none"; }
+  std::unique_ptr<Work> AllReduce(const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
+                                      const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor&,
+                                  const at::Tensor&) override {
+    ++started_;
+    return std::make_unique<Gather>(&dropped_);
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
+    return nullptr;
+  }
+  void AllReduceHost(absl::Span<double>) override {}
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
+    return absl::UnimplementedError("not here");
+  }
+  CommunicationStats stats() const override { return {}; }
+
+ private:
+  class Gather final : public Work {
+   public:
+    explicit Gather(int* dropped) : dropped_(dropped) {}
+    ~Gather() override { *dropped_ += waited_ ? 0 : 1; }
+    void Wait() override { waited_ = true; }
+
+   private:
+    int* const dropped_;
+    bool waited_ = false;
+  };
+
+  int started_ = 0;
+  int dropped_ = 0;
+};
+
+// After a loss spike a run goes back to a checkpoint's weights: the update
+// before has been published, and no forward has used it.
+TEST(Zero2Test, PublishingAgainWaitsForWhatWasPublished) {
+  TwoRanks group;
+  IdleModel model({{"a", {32}, 0}, {"b", {32}, 1}}, 2);
+  const IdleMatrixOptimizer optimizer;
+  Config config;
+  config.set_reduce_bucket_size(32);
+  const auto zero2 = MakePlugin<Strategy>(config);
+  ASSERT_TRUE(zero2.ok());
+  StrategyContext context;
+  context.model = &model;
+  context.group = &group;
+  context.optimizer = &optimizer;
+  ASSERT_TRUE((*zero2)->Setup(context).ok());
+  const int shards = static_cast<int>((*zero2)->OptimizerShards().size());
+  ASSERT_GT(shards, 1);
+  for (int times = 0; times < 2; ++times) {
+    for (int i = 0; i < shards; ++i) (*zero2)->PublishShard(i);
+    (*zero2)->PublishParameters();
+  }
+  for (int unit = 0; unit < 2; ++unit) (*zero2)->PreForward(unit);
+  EXPECT_EQ(group.started(), 2 * shards);
+  EXPECT_EQ(group.dropped(), 0);
 }
 
 }  // namespace

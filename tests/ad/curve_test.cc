@@ -33,7 +33,8 @@ RunText Twenty(int micro_batch) {
   run.Set("train_data",
           absl::StrCat(
               "[plugin/capstan.ad_history.Config] { path: \"",
-              Runfile("datasets/darkroom/testdata/history_small.hdf5"),
+              Runfile("plugins/algorithm_distillation/darkroom/testdata/"
+                      "history_small.hdf5"),
               "\" mode: COMPRESSED region: 8 steps: 160 skip_last_action: true "
               "shuffle: true }"));
   run.Set("optimizer", "[plugin/capstan.adamw.Config] { learning_rate: 2e-3 }");

@@ -61,19 +61,60 @@ TEST(AdTest, CollectsTrainsAndPlays) {
   EXPECT_EQ(fs::last_write_time(histories), made);
 }
 
+// Rooms of another size and horizon are said once, to the collector. Evaluation
+// plays them, and with the original's --goal_idx some of them alone.
+TEST(AdTest, WhatIsCollectedIsPlayed) {
+  const std::string histories = NewTestFolder("data") + "/histories.hdf5";
+  RunText run = Small(histories);
+  run.Set(
+      "collect",
+      absl::StrCat("[plugin/capstan.darkroom.Config] { output: \"", histories,
+                   "\" grid_size: 13 horizon: 30 tasks: 100 streams: 2 "
+                   "steps: 80 ppo { n_steps: 20 batch_size: 10 n_epochs: "
+                   "1 } }"));
+  run.Set("model",
+          "[plugin/capstan.ad_transformer.Config] { embedding: 16 layers: 1 "
+          "heads: 2 n_transit: 8 grid: 13 }");
+  const std::string folder = MustTrain(run);
+  EXPECT_THAT(ReadText(folder + "/eval_result.npy"),
+              HasSubstr("'shape': (17, 5)"));
+  const std::string output = NewTestFolder("eval") + "/out";
+  const TrainerResult played =
+      RunTrainer({"eval", "--model=" + folder, "--goal_idx", "3", "84",
+                  "--final_episodes=2", "--output=" + output});
+  ASSERT_EQ(played.exit_code, 0) << played.err;
+  EXPECT_THAT(ReadText(output + "/eval_result.npy"),
+              HasSubstr("'shape': (2, 2)"));
+  ExpectOneError(RunTrainer({"eval", "--model=" + folder, "--goal_idx=169"}),
+                 {"objective.evaluation.tasks", "0 to 168"});
+  ExpectOneError(RunTrainer({"eval", "--model=" + folder, "--goal=3"}),
+                 {"--goal is neither a flag", "algorithm_distillation"});
+  // Another data's histories.
+  ExpectOneError(
+      RunTrainer(
+          {"eval", "--model=" + folder,
+           "--data=" +
+               Runfile("plugins/algorithm_distillation/darkroom/testdata/"
+                       "history_small.hdf5"),
+           "--set", "eval_data.tasks=PERMUTED"}),
+      {"eval_data.tasks", "has histories of GOALS"});
+}
+
 TEST(AdTest, WhatDoesNotFitIsSaid) {
   const std::string nowhere = NewTestFolder("data") + "/histories.hdf5";
   RunText run = Small(nowhere);
   run.Set("collect", "");
   ExpectOneError(RunTrainer({"check", "--config=" + run.File()}),
                  {"train_data.path", nowhere});
-  run = Small(Runfile("datasets/darkroom/testdata/history_small.hdf5"));
+  run = Small(Runfile(
+      "plugins/algorithm_distillation/darkroom/testdata/history_small.hdf5"));
   run.Set("objective",
           "[plugin/capstan.algorithm_distillation.Config] { evaluation { "
           "tasks: 81 } }");
   ExpectOneError(RunTrainer({"check", "--config=" + run.File()}),
                  {"objective.evaluation.tasks", "0 to 80"});
-  run = Small(Runfile("datasets/darkroom/testdata/history_small.hdf5"));
+  run = Small(Runfile(
+      "plugins/algorithm_distillation/darkroom/testdata/history_small.hdf5"));
   run.Set("objective", "[plugin/capstan.causal_lm.Config] {}");
   ExpectOneError(RunTrainer({"check", "--config=" + run.File()}),
                  {"model of token sequences"});

@@ -74,6 +74,7 @@ killed() {
       while read -r lines victim; do
         for _ in $(seq 3000); do
           [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$lines" ] && break
+          # sleeps: polls
           sleep 0.02
         done
         kill_rank "${hosts[$victim]}"
@@ -96,6 +97,7 @@ for k in 0 1; do
 done
 for _ in $(seq 3000); do
   [ "$(cat "$work/gone/metrics.jsonl" 2>/dev/null | wc -l)" -ge 5 ] && break
+  # sleeps: polls
   sleep 0.02
 done
 ip netns pids "${hosts[1]}" | xargs -r kill -KILL
@@ -166,6 +168,7 @@ strangers() {
         listening >>"$work/listening" || true
         on 1 bash -c "printf 'GET / HTTP/1.1\r\n\r\n' >/dev/tcp/${ips[0]}/29514" \
           2>/dev/null || true
+        # sleeps: polls
         sleep 0.05
       done
     ) &
@@ -193,6 +196,7 @@ intruder() {
     # The intruder comes first.
     for _ in $(seq 1200); do
       grep -qF "another token than rank 0" "$work/intruders.0.log" && break
+      # sleeps: polls
       sleep 0.05
     done
   fi
@@ -243,6 +247,7 @@ for k in 0 1; do
 done
 for _ in $(seq 600); do
   [ "$(cat "$work/cut/metrics.jsonl" 2>/dev/null | wc -l)" -lt 10 ] || break
+  # sleeps: polls
   sleep 0.1
 done
 ip -n "${hosts[0]}" link set "${net}v" down

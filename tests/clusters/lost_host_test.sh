@@ -54,6 +54,7 @@ reach() {
   local i
   for ((i = 0; i < 3000; i++)); do
     [ "$(lines "$1")" -lt "$2" ] || return 0
+    # sleeps: polls
     sleep 0.02
   done
   fail "$1 doesn't reach step $2"

@@ -62,7 +62,8 @@ CPUS_PER_RANK=0.5 RAY_TRAIN_V2_ENABLED=1 RAY_TMPDIR="$work" RAY_USAGE_STATS_ENAB
 ended "script for Ray" ray $status
 
 # What the client library's classes don't know isn't in the manifests.
-script k8s k8s --nodes=2 --processes=2 --gpus
+script k8s k8s --nodes=2 --processes=2 --gpus --shared=/ --request=memory=8Gi \
+  --rdma=rdma/hca=1 --node_selector=zone=a
 "$launchers/python" - "$work/k8s.script" <<'PY' || fail "script for Kubernetes"
 import json, sys
 import yaml
@@ -81,8 +82,16 @@ for document in documents:
 job = documents[-1]["spec"]
 assert job["completions"] == job["parallelism"] == 2
 container = job["template"]["spec"]["containers"][0]
-assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
-open(sys.argv[1] + ".pbtxt", "w").write(documents[1]["data"]["run.pbtxt"])
+assert container["resources"]["limits"] == {
+    "memory": "8Gi", "nvidia.com/gpu": "2", "rdma/hca": "1"}, container["resources"]
+assert container["resources"]["requests"]["cpu"] == "2"
+assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+assert job["template"]["spec"]["nodeSelector"] == {"zone": "a"}
+assert [r["action"] for r in job["podFailurePolicy"]["rules"]] == [
+    "Ignore", "FailJob", "FailJob"]
+# As this machine sees it.
+text = documents[1]["data"]["run.pbtxt"].replace('"/shared/', '"/')
+open(sys.argv[1] + ".pbtxt", "w").write(text)
 PY
 # Its config is a config.
 "$trainer" check --config="$work/k8s.script.pbtxt" --set launch.processes=2 \
@@ -106,11 +115,13 @@ if command -v slurmctld >/dev/null && [ "$(id -u)" -eq 0 ]; then
   job=$(sbatch --parsable --overcommit -o "$work/requeued.log" "$work/requeued.script")
   for _ in $(seq 200); do
     [ -s "$work/requeued/metrics.jsonl" ] && break
+    # sleeps: polls
     sleep 0.1
   done
   scancel --signal=TERM "$job.0" || fail "scancel --signal"
   for _ in $(seq 300); do
     [ -e "$work/requeued/final/model.safetensors" ] && break
+    # sleeps: polls
     sleep 0.2
   done
   "$trainer" --config="$config" --set launch.processes=4 --set train.max_steps=400 \

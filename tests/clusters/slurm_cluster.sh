@@ -61,6 +61,7 @@ slurmd -N n1
 slurmd -N n2
 for _ in $(seq 100); do
   [ "$(sinfo -h -o '%D %t' 2>/dev/null)" = "2 idle" ] && exit 0
+  # sleeps: polls
   sleep 0.2
 done
 sinfo >&2 || true

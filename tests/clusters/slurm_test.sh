@@ -74,17 +74,20 @@ for _ in 1 2 3; do
   before=$(lines)
   for _ in $(seq 3000); do
     [ "$(lines)" -gt $((before + 20)) ] && break
+    # sleeps: polls
     sleep 0.01
   done
   scontrol requeue "$job" || { fail "the job ended too early"; break; }
   for _ in $(seq 200); do
     [ "$(state)" = PD ] && break
+    # sleeps: polls
     sleep 0.1
   done
   # SLURM would wait two minutes.
   scontrol update JobId="$job" StartTime=now
 done
 for _ in $(seq 1800); do
+  # sleeps: polls
   case "$(state)" in PD | R | CG) sleep 0.1 ;; *) break ;; esac
 done
 [ "$(grep -c "saved in" "$work/requeued.log")" -ge 3 ] ||

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "trainer/config/load_config.h"
+#include "host/config/load_config.h"
 
 namespace capstan {
 namespace conformance {

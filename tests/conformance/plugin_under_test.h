@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/plugin_host/plugin_host.h"
+#include "host/plugins/plugin_host.h"
 
 namespace capstan {
 namespace conformance {

@@ -18,8 +18,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/process_group/create.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/launcher.h"
 
 namespace capstan {
 namespace conformance {
@@ -100,6 +100,7 @@ bool WaitWhileBusy(pid_t pid, int world, const std::string& folder,
       waitpid(pid, &status, 0);
       return false;
     }
+    // sleeps: polls
     usleep(2000);
   }
 }

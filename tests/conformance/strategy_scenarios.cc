@@ -234,6 +234,7 @@ std::vector<Scenario> TrainingScenarios(int world, const std::string& folder) {
   matrices.run.matrices = true;
   matrices.steps = kSavedRun;
   matrices.folder = folder + "/matrices";
+  add("deterministic", Scenario::kTrain, accumulation).run.deterministic = true;
   if (world == 4) return all;
   add("evaluated", Scenario::kEvaluate, accumulation);
   add("bf16", Scenario::kTrain, accumulation).run.precision = ToyBf16();

@@ -140,6 +140,16 @@ TEST_P(StrategyConformance, AccumulationIsOneBigBatch) {
           });
 }
 
+// Strategies then keep the micro-steps' gradients apart, and add them in an
+// order of their own.
+TEST_P(StrategyConformance, ADeterministicRunAddsUpAllMicroSteps) {
+  ForEach("deterministic",
+          [&](int world, const Scenario& scenario, const Launch& launch) {
+            ExpectCurve(world, scenario, launch, kFp32);
+            ExpectValues(world, scenario, launch, kFp32, AllParameters());
+          });
+}
+
 TEST_P(StrategyConformance, EachElementHasOneOwnerAndItsValue) {
   for (const char* name : {"whole", "accumulated"}) {
     ForEach(name,

@@ -11,9 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "base/gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/packed_parameters.h"
 
 namespace capstan {
 namespace conformance {
@@ -69,7 +68,7 @@ enum class ToyFault {
   kInfiniteGradient,  // of kToyBias alone
 };
 
-class ToyModel final : public Model, public PackedParameters {
+class ToyModel final : public Model {
  public:
   ToyModel();
 

@@ -24,6 +24,7 @@ StrategyRequest RequestFor(const ToyModel& model, const ToyRun& run, int world,
   request.world_size = world;
   request.accumulation = run.accumulation;
   request.optimizer = &optimizer;
+  request.deterministic = run.deterministic;
   return request;
 }
 
@@ -84,6 +85,7 @@ absl::Status ToyTrainer::SetUp() {
   context.precision = run_.precision;
   context.seed = kToySeed;
   context.optimizer = &optimizer_;
+  context.deterministic = run_.deterministic;
   CAPSTAN_RETURN_IF_ERROR(strategy_->Setup(context));
   CAPSTAN_RETURN_IF_ERROR(SetUpOptimizer(
       optimizer_, model_, strategy_->OptimizerShards(), &optimizer_state_));

@@ -25,8 +25,9 @@ namespace conformance {
 struct ToyRun {
   PrecisionPolicy precision;
   int accumulation = 1;
-  int recompute_every = 0;  // ActivationCheckpointing::every
-  bool matrices = false;    // ToyOptimizer's
+  int recompute_every = 0;     // ActivationCheckpointing::every
+  bool matrices = false;       // ToyOptimizer's
+  bool deterministic = false;  // StrategyRequest's and StrategyContext's
 };
 
 // A fault in a step.

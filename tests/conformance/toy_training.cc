@@ -43,7 +43,7 @@ void ToyUpdate(double learning_rate, const at::Tensor& gradient,
 }
 
 bool ToyNeedsWhole(const Model& model, int parameter) {
-  return RoleOf(model, parameter) == ParameterRole::kMatrix;
+  return model.role(parameter) == ParameterRole::kMatrix;
 }
 
 void ToyMatrixUpdate(double learning_rate, bool whole,

@@ -20,7 +20,7 @@ version=$(sed -n 's/^CAPSTAN_VERSION = "\(.*\)"$/\1/p' version.bzl)
 archive=bazel-bin/capstan-$version-linux-x86_64.tar.zst
 tar --zstd -C "$work/a folder" -xf "$archive"
 folder="$work/a folder/capstan-$version"
-histories=$PWD/datasets/darkroom/testdata/history_small.hdf5
+histories=$PWD/plugins/algorithm_distillation/darkroom/testdata/history_small.hdf5
 use=$PWD/tests/dist/use_folder.sh
 echo "$(basename "$archive"): $(du -m "$archive" | cut -f1) MiB," \
   "unpacked $(du -sm "$folder" | cut -f1) MiB"

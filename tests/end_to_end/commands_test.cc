@@ -183,7 +183,8 @@ std::string WorkspaceWithAModel() {
   fs::create_directories(workspace + "/runs/darkroom");
   for (const char* name :
        {"quickstart.hdf5", "history_darkroom_PPO_alg-seed42.hdf5"}) {
-    fs::copy_file(Runfile("datasets/darkroom/testdata/history_small.hdf5"),
+    fs::copy_file(Runfile("plugins/algorithm_distillation/darkroom/testdata/"
+                          "history_small.hdf5"),
                   workspace + "/runs/darkroom/" + name);
   }
   return workspace;

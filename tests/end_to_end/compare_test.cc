@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -113,17 +114,45 @@ TEST(CompareTest, ABoundThatIsPassedFails) {
               HasSubstr("**too far**"));
 }
 
-// An ulp in a gradient of one rank, which no loss shows.
+// A precision's reference is its first strategy; an ulp, which no loss shows.
+TEST(CompareTest, AStrategyHasABoundOfItsOwn) {
+  const std::string plugins = NewTestFolder("plugins");
+  WriteText(plugins + "/libacme_one_ulp.so",
+            ReadText(Runfile("tests/plugins/acme/libacme_one_ulp.so")));
+  const std::string axes = absl::StrCat(
+      kSingle, kDdp,
+      "strategy { [plugin/acme.one_ulp.Config] { step: 2 parameter: "
+      "\"model.layers.0.input_layernorm.weight\" element: 3 } }\n"
+      "processes: 1\nbound { bit_identical: true }\n");
+  const RunText run = RunText().Train("deterministic: true max_steps: 3");
+  const CompareText exact(axes, run);
+  const TrainerResult failed = exact.Run({"--plugin_path=" + plugins});
+  EXPECT_EQ(failed.exit_code, 1) << failed.out;
+  ExpectOneError(failed, {"one_ulp fp32 on 1 rank: the bound is bit_identical, "
+                          "but it parts from single fp32 on 1 rank in step 2: "
+                          "the gradient of 'model.layers.0.input_layernorm"});
+  EXPECT_THAT(ReadText(exact.output + "/junit.xml"),
+              AllOf(HasSubstr("failures=\"1\""),
+                    HasSubstr("<failure message=\"one_ulp fp32 on 1 rank: the "
+                              "bound is bit_identical")));
+  const CompareText loose(
+      axes + "bound { strategy: \"one_ulp\" bit_identical: false }", run);
+  const TrainerResult passed = loose.Run({"--plugin_path=" + plugins});
+  EXPECT_EQ(passed.exit_code, 0) << passed.err;
+}
+
+// An ulp in a gradient, which no loss shows.
 TEST(CompareTest, BlamesTheElementThatDiffers) {
   const std::string plugins = NewTestFolder("plugins");
   WriteText(plugins + "/libacme_one_ulp.so",
             ReadText(Runfile("tests/plugins/acme/libacme_one_ulp.so")));
   constexpr char kNorm[] = "model.layers.0.input_layernorm.weight";
   const CompareText compare(
-      absl::StrCat(kSingle, "strategy { [plugin/capstan.fsdp.Config] {} }\n",
-                   "strategy { [plugin/acme.one_ulp.Config] { step: 7 rank: 1 "
-                   "parameter: \"",
-                   kNorm, "\" element: 3 } }\nprocesses: [1, 2]\n"),
+      absl::StrCat(
+          kSingle, "strategy { [plugin/capstan.fsdp.Config] {} }\n",
+          "strategy { [plugin/acme.one_ulp.Config] { step: 7 from_ranks: 2 "
+          "parameter: \"",
+          kNorm, "\" element: 3 } }\nprocesses: [1, 2]\n"),
       RunText().Batch(2, 8).Train("deterministic: true max_steps: 8"));
   const TrainerResult result =
       compare.Run({"--blame", "--plugin_path=" + plugins});
@@ -228,6 +257,17 @@ TEST(CompareTest, Refusals) {
   error_of("strategy { [plugin/capstan.ddq.Config] {} } processes: 1",
            {"mine.pbtxt:3:", "did you mean \"capstan.ddp\""});
   error_of("processes: 1 set: \"model.hidden_size=33\"", {"hidden_size"});
+  error_of("processes: 1", {"nothing to compare", "is the only run"});
+  for (const auto& [set, instead] :
+       {std::pair<const char*, const char*>{"output_dir=elsewhere",
+                                            "--output_dir"},
+        {"strategy.bucket_cap_mib=7", "lists some"},
+        {"launch={processes: 1}", "lists some"}}) {
+    ExpectOneError(
+        CompareText(absl::StrCat(kSingle, kDdp, "processes: 1"))
+            .Run({"--set", set}),
+        {absl::StrCat("--set ", set, ": no run would get this"), instead});
+  }
   ExpectOneError(RunTrainer({"compare", "--config=nowhere.pbtxt"}),
                  {"--config=nowhere.pbtxt", "no such file"});
   TrainerOptions options;
@@ -246,7 +286,8 @@ TEST(CompareTest, Refusals) {
 }
 
 TEST(CompareTest, FoldersOfReports) {
-  const CompareText compare("processes: 1");
+  const std::string axes = absl::StrCat(kSingle, kDdp, "processes: 1");
+  const CompareText compare(axes);
   const std::vector<std::string> short_run = {"--set", "train.max_steps=1"};
   EXPECT_EQ(compare.Run(short_run).exit_code, 0);
   const std::string before = ReadText(compare.output + "/report.json");
@@ -263,14 +304,14 @@ TEST(CompareTest, FoldersOfReports) {
   EXPECT_TRUE(fs::exists(options.folder + "/elsewhere/report.html"));
 
   WriteText(compare.folder + "/mine.pbtxt",
-            "config: \"run.pbtxt\" processes: 1");
+            absl::StrCat("config: \"run.pbtxt\"\n", axes));
   EXPECT_EQ(compare.Run(short_run, options).exit_code, 0);
   EXPECT_TRUE(
       fs::exists(LatestRun(options.folder + "/runs/mine") + "/report.html"));
 }
 
 TEST(CompareTest, CtrlCEndsTheRunsToo) {
-  const CompareText compare(absl::StrCat(kDdp, "processes: 2"),
+  const CompareText compare(absl::StrCat(kDdp, "processes: [2, 1]"),
                             RunText().Train("max_steps: 1000000"));
   TrainerProcess process(
       {"compare", "--config=" + compare.folder + "/mine.pbtxt"});
@@ -313,7 +354,7 @@ TEST(CompareTest, ResumedItKeepsTheRunsThatAreDone) {
 }
 
 TEST(CompareTest, KilledItTakesTheRunsWithIt) {
-  const CompareText compare(absl::StrCat(kDdp, "processes: 2"),
+  const CompareText compare(absl::StrCat(kDdp, "processes: [2, 1]"),
                             RunText().Train("max_steps: 1000000"));
   TrainerProcess process(
       {"compare", "--config=" + compare.folder + "/mine.pbtxt"});

@@ -95,7 +95,10 @@ TEST(EvalTest, AModelsFolderIsItself) {
   const std::string model = CopyFolder(folder + "/final", "deepspeed");
   std::filesystem::create_directory(model + "/global_step10");
   WriteText(model + "/latest", "global_step10");
-  EXPECT_GT(Eval({"--model=" + model})["loss"], 0.0);
+  // Away from its run it doesn't know where the data was.
+  EXPECT_GT(
+      Eval({"--model=" + model, "--data=" + CorpusPiece(40 * 32)})["loss"],
+      0.0);
 }
 
 // A folder that no run of the trainer has made doesn't say what it reads.
@@ -178,6 +181,35 @@ TEST_F(TaskEvalTest, SamplesSayWhatWasScored) {
   EXPECT_EQ(ReadJson(output + "/eval.json")["tasks"]["small"]["samples"], 12);
 }
 
+TEST_F(TaskEvalTest, GroupsSumUpTheirTasks) {
+  const std::string folder = NewTestFolder("task_group");
+  for (const char* name : {"one", "two"}) {
+    WriteText(absl::StrCat(folder, "/", name, ".yaml"),
+              absl::StrCat("task: ", name, "\ndoc_to_text: \"{{text}}:\"\n",
+                           kChoiceTask));
+  }
+  WriteText(folder + "/both.yaml",
+            "group: both\ntask: [one, two]\n"
+            "aggregate_metric_list: {metric: acc}\n");
+  const std::string data = NewTestFolder("task_rows");
+  WriteText(data + "/one.json", Rows(0, 4).dump());
+  const std::vector<std::string> args = {"--model=" + folder_,
+                                         "--task=" + folder + "/both.yaml",
+                                         "--data=" + data};
+  std::vector<std::string> missing = args;
+  missing.insert(missing.begin(), "eval");
+  ExpectOneError(RunTrainer(missing), {"--data", "two.jsonl"});
+  WriteText(data + "/two.json", Rows(4, 8).dump());
+  const nlohmann::json json = Eval(args);
+  const double one = json["tasks"]["one"]["acc"];
+  const double two = json["tasks"]["two"]["acc"];
+  EXPECT_EQ(json["groups"]["both"]["samples"], 12);
+  EXPECT_NEAR(json["groups"]["both"]["acc"], (4 * one + 8 * two) / 12, 1e-12);
+  EXPECT_EQ(Eval({"--model=" + folder_, "--task=" + folder,
+                  "--data=" + data})["groups"],
+            json["groups"]);
+}
+
 TEST_F(TaskEvalTest, GeneratesUntil) {
   const std::string task = Task(
       "output_type: generate_until\ndoc_to_target: text\n"
@@ -193,6 +225,8 @@ TEST_F(TaskEvalTest, GeneratesUntil) {
 TEST_F(TaskEvalTest, MistakesAreOneSentence) {
   const std::string model = "--model=" + folder_;
   ExpectOneError(RunTrainer({"eval", model, "--chat"}), {"--chat", "--task"});
+  ExpectOneError(RunTrainer({"eval", model, "--bound_samples=2"}),
+                 {"--bound_samples", "--task"});
   ExpectOneError(RunTrainer({"eval", model, "--generate=3"}),
                  {"--generate", "trained"});
   const std::string task = "--task=" + Task(kChoiceTask);

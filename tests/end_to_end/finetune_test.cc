@@ -66,11 +66,12 @@ TEST(GenerationsTest, BeforeDuringAndAfter) {
                                  "validation_fraction: 0.1"))
       .Ddp(2)
       .Train(
-          "max_steps: 4 eval_every: 2 eval_batches: 1 sample_prompt: "
-          "\"THE\" sample_max_new_tokens: 8")
+          "max_steps: 4 eval_every: 2 eval_batches: 1 "
+          "sample_prompts: {prompt:\"THE\"} sample_max_new_tokens: 8")
       .Output(NewTestFolder("run") + "/out");
-  const std::vector<std::string> args = {"--config=" + run.File(), "--set",
-                                         "train.sample_prompts=user: \"A B\""};
+  const std::vector<std::string> args = {
+      "--config=" + run.File(), "--set",
+      "train.sample_prompts+={user: \"A B\"}"};
   const TrainerResult result = RunTrainer(args);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto lines = Lines(run.output() + "/generations.jsonl");
@@ -87,13 +88,13 @@ TEST(GenerationsTest, BeforeDuringAndAfter) {
                                 HasSubstr("| after training\n")));
   // Texts change nothing, nor does a resumed run repeat them.
   RunText plain = run;
-  plain.Output("").Train("sample_prompt: \"\"");
+  plain.Output("").Train("sample_prompts: []");
   EXPECT_EQ(ReadMetrics(run.output()).losses(),
             ReadMetrics(MustTrain(plain)).losses());
   run.Train("resume: AUTO max_steps: 6");
   const TrainerResult again =
       RunTrainer({"--config=" + run.File(), "--set",
-                  "train.sample_prompts=user: \"A B\""});
+                  "train.sample_prompts+={user: \"A B\"}"});
   ASSERT_EQ(again.exit_code, 0) << again.err;
   const auto more = Lines(run.output() + "/generations.jsonl");
   ASSERT_EQ(more.size(), 8);
@@ -175,15 +176,19 @@ TEST(HubUploadTest, SaysWhatItWouldDoWithoutHf) {
 }
 
 TEST(HubUploadTest, AFailureIsTheRunsButTheFolderIsThere) {
-  const RunText run = Uploading();
-  TrainerOptions options;
-  options.environment["PATH"] = FolderWithHf(3) + ":/usr/bin:/bin";
-  const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("exit code 3"),
-                                HasSubstr("hf upload 'me/my model'")));
-  EXPECT_TRUE(fs::exists(run.output() + "/final/model.safetensors"));
-  EXPECT_EQ(ReadJson(run.output() + "/summary.json")["status"], "completed");
+  for (const bool ignores_children : {false, true}) {
+    const RunText run = Uploading();
+    TrainerOptions options;
+    options.environment["PATH"] = FolderWithHf(3) + ":/usr/bin:/bin";
+    options.ignores_children = ignores_children;
+    const TrainerResult result =
+        RunTrainer({"--config=" + run.File()}, options);
+    EXPECT_EQ(result.exit_code, 1) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("exit code 3"),
+                                  HasSubstr("hf upload 'me/my model'")));
+    EXPECT_TRUE(fs::exists(run.output() + "/final/model.safetensors"));
+    EXPECT_EQ(ReadJson(run.output() + "/summary.json")["status"], "completed");
+  }
 }
 
 // hf kills its parent, rank 0, the first time it is called.

@@ -151,6 +151,8 @@ TEST(GenerateInputTest, WhatCantBeIsSaid) {
   ExpectOneError(
       Generate(Texts(), {"--prompt_ids=1", "--output=" + folder + "/x"}),
       {"--output", "--prompt_ids"});
+  ExpectOneError(Generate(Texts(), {"--prompt=a", "--length_penalty=2"}),
+                 {"--length_penalty", "--beams"});
   ExpectOneError(Generate(Texts(), {"--input=/nowhere.jsonl"}),
                  {"/nowhere.jsonl"});
   struct Case {

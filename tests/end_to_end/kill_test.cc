@@ -69,6 +69,7 @@ class KillInASaveTest : public ::testing::TestWithParam<Way> {
     const std::vector<pid_t> ranks = process.Children();
     ASSERT_EQ(ranks.size(), GetParam().ranks);
     while (!Saving(folder)) ASSERT_TRUE(process.Running());
+    // sleeps: the moment under test
     usleep(delay_us);
     if (victim != kAllRanks) {
       kill(ranks[victim], SIGKILL);

@@ -90,6 +90,12 @@ TEST(LladaTest, FlagsLandInTheConfig) {
                        "--model_name=" + Model(), "--fp16", "--print_config"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("capstan.fp16.Config"));
+
+  result =
+      RunTrainer({"llada", "--data_dir=" + Npy(), "--model_name=" + Model(),
+                  "--fp16", "--no_fp16", "--print_config"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("ERROR: --no_fp16: is the contrary of"));
 }
 
 TEST(LladaTest, TheEnvironmentsRanksAreTheRunsRanks) {

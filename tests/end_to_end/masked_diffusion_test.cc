@@ -69,7 +69,7 @@ TEST(MaskedDiffusionTest, ARunWritesWhileItTrainsAndAfterwards) {
   const std::string folder =
       MustTrain(BytesRun()
                     .Set("eval_data", TextData(CorpusPiece(600), 64))
-                    .Train("eval_every: 3 sample_prompt: \"ab\" "
+                    .Train("eval_every: 3 sample_prompts: {prompt:\"ab\"} "
                            "sample_max_new_tokens: 16"));
   EXPECT_THAT(ReadText(folder + "/generations.jsonl"), HasSubstr("\"ab\""));
   const auto write = [&folder](const std::vector<std::string>& more) {

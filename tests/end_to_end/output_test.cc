@@ -76,7 +76,7 @@ TEST(OutputTest, BannerProgressSamplesAndTable) {
                "[plugin/capstan.causal_lm.Config] { max_new_tokens: 8 }")
           .Ddp(2)
           .Batch(2, 8)
-          .Train("log_every: 2 sample_prompt: \"THE_CAPTAIN\"")
+          .Train("log_every: 2 sample_prompts: {prompt:\"THE_CAPTAIN\"}")
           .Output(FreshFolder());
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -98,7 +98,7 @@ TEST(OutputTest, SamplingDoesNotChangeTheRun) {
       RunText()
           .Set("objective",
                "[plugin/capstan.causal_lm.Config] { max_new_tokens: 8 }")
-          .Train("sample_prompt: \"A\""));
+          .Train("sample_prompts: {prompt:\"A\"}"));
   EXPECT_EQ(ReadMetrics(sampled).losses(), ReadMetrics(plain).losses());
 }
 

@@ -217,15 +217,81 @@ TEST(MaskedDiffusionPlanTest, IsWithinFivePercentOfTheRun) {
   }
 }
 
-// Of small runs it is several times what their tensors need.
-TEST(SummaryTest, SaysWhatTheProcessHolds) {
-  const nlohmann::json summary =
-      ReadJson(MustTrain(Layers().Ddp(2).Batch(2, 4)) + "/summary.json");
+struct ProcessVariant {
+  const char* name;
+  void (*change)(RunText* run);
+};
+
+// Of these small runs tensors are the smaller part. The libraries' share, a
+// third, depends on how the page cache holds them.
+constexpr ProcessVariant kProcesses[] = {
+    {"Full", [](RunText*) {}},
+    {"FullOnTwoRanks", [](RunText* run) { run->Ddp(2).Batch(2, 4); }},
+    {"FullWithCopies",
+     [](RunText* run) {
+       run->Train("save_every: 1");
+       run->Set("launch", "processes: 1 max_restarts: 1");
+     }},
+    {"FullEvaluatesLongerRows",
+     [](RunText* run) {
+       run->Set("eval_data",
+                TextData(Runfile("tests/testdata/corpus.txt"), 512));
+       run->Train("eval_every: 1 eval_batches: 2");
+     }},
+    {"Lora", [](RunText* run) { run->Set("adapter", "lora { rank: 8 }"); }},
+    {"LoraOnTwoRanks",
+     [](RunText* run) {
+       run->Set("adapter", "lora { rank: 8 }").Ddp(2).Batch(2, 4);
+     }},
+    {"LoraEvaluates",
+     [](RunText* run) {
+       run->Set("adapter", "lora { rank: 8 }");
+       run->Set("eval_data",
+                TextData(Runfile("tests/testdata/corpus.txt"), 128));
+       run->Train("eval_every: 1 eval_batches: 2");
+     }},
+    {"LoraEvaluatesLongerRows",
+     [](RunText* run) {
+       run->Set("adapter", "lora { rank: 8 }");
+       run->Set("eval_data",
+                TextData(Runfile("tests/testdata/corpus.txt"), 512));
+       run->Train("eval_every: 1 eval_batches: 2");
+     }},
+};
+
+class ProcessPlanTest : public ::testing::TestWithParam<ProcessVariant> {};
+
+TEST_P(ProcessPlanTest, IsWithinAFifthOfTheRun) {
+  RunText run = Layers().Batch(4, 4);
+  GetParam().change(&run);
+  const nlohmann::json summary = ReadJson(MustTrain(run) + "/summary.json");
   const nlohmann::json& process = summary["process_memory"];
   const double measured = process["measured"];
-  EXPECT_NEAR(process["predicted"].get<double>(), measured, 0.25 * measured);
-  EXPECT_GT(measured, summary["memory"]["total"]["measured"]);
-  EXPECT_EQ(summary["peak_memory_bytes"].size(), 2);
+  EXPECT_NEAR(process["predicted"].get<double>(), measured, 0.2 * measured);
+  // An evaluation's plan is an upper bound.
+  const nlohmann::json& tensors = summary["memory"]["total"];
+  const double held = tensors["measured"];
+  EXPECT_GT(measured, held);
+  EXPECT_GT(tensors["predicted"].get<double>(), 0.95 * held)
+      << summary["memory"].dump(2);
+  EXPECT_LT(tensors["predicted"].get<double>(), 1.25 * held)
+      << summary["memory"].dump(2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ProcessPlanTest, ::testing::ValuesIn(kProcesses),
+                         [](const auto& info) { return info.param.name; });
+
+// An evaluation of rows that are longer than training's is the peak.
+TEST(PlanCommandTest, SaysWhatAnEvaluationAndTheMachineHold) {
+  RunText run = Layers().Ddp(2).Batch(2, 4);
+  run.Set("eval_data", TextData(Runfile("tests/testdata/corpus.txt"), 512));
+  const TrainerResult result = RunTrainer({"plan", "--config=" + run.File()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ContainsRegex("\n  in an evaluation, at most +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  processes of 2 ranks +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  the launcher +[1-9]"));
+  EXPECT_THAT(result.out, ContainsRegex("\n  files that are mapped +[1-9]"));
 }
 
 TEST(SummaryTest, SaysWhatCommunicationCost) {

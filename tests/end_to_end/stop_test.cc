@@ -93,9 +93,9 @@ TEST_P(StopTest, InAnEvaluation) {
 // Text goes on where it was broken off, too.
 TEST_P(StopTest, InASample) {
   const RunText run = SmallRun().Train(
-      "max_steps: 4 eval_every: 2 eval_batches: 2 sample_prompt: \"a\" "
-      "sample_max_new_tokens: 4");
-  MustTrain(RunText(run).Train("max_steps: 2 sample_prompt: \"\""));
+      "max_steps: 4 eval_every: 2 eval_batches: 2 "
+      "sample_prompts: {prompt:\"a\"} sample_max_new_tokens: 4");
+  MustTrain(RunText(run).Train("max_steps: 2 sample_prompts: []"));
   const std::string folder = run.output();
   const RunText endless =
       RunText(run).Train("resume: AUTO sample_max_new_tokens: 100000000");
@@ -121,7 +121,8 @@ TEST_P(StopTest, InASample) {
 
 TEST_P(StopTest, BeforeTheFirstStepNothingIsSaved) {
   const RunText endless = SmallRun().Train(
-      "max_steps: 4 sample_prompt: \"a\" sample_max_new_tokens: 100000000");
+      "max_steps: 4 sample_prompts: {prompt:\"a\"} "
+      "sample_max_new_tokens: 100000000");
   TrainerProcess process({"--config=" + endless.File()});
   ASSERT_TRUE(process.WaitForFile(endless.output() + "/config.pbtxt"));
   usleep(500000);

@@ -106,7 +106,8 @@ TEST(TokenizeTest, ErrorsNameFileAndLine) {
   expect(Tokenize({Path("missing.txt")}), "missing.txt");
   const std::string a = File("a.txt", "a");
   expect(Tokenize({a}, {}, Path("nowhere")), "nowhere/tokenizer.json");
-  expect(Tokenize({a}, {"--threads=-1"}), "--threads");
+  expect(Tokenize({a}, {"--threads=-1"}),
+         "must be at least 1, or 0 for one a core");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -82,6 +83,7 @@ TEST(BackgroundSaveTest, KilledWhileAThreadWrites) {
     ASSERT_TRUE(process.WaitUntil([&] {
       return NewestStep(folder) >= newest + 2;
     })) << process.Wait().err;
+    // sleeps: a random moment
     usleep(random() % 60000);
     const std::vector<pid_t> ranks = process.Children();
     process.Signal(SIGKILL);
@@ -107,13 +109,15 @@ TEST(BackgroundSaveTest, AFailedWriteEndsTheRunAndNamesRankAndFile) {
                           .Train("max_steps: 100000 save_every: 3")
                           .Output(NewTestFolder("run") + "/out");
   TrainerOptions options;
-  options.max_file_bytes = 50000;
+  options.limits[RLIMIT_FSIZE] = 50000;
   const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   ExpectOneError(result, {"[rank ", "/checkpoints/.step-00000003.tmp/state-",
                           "can't be written: File too large"});
 }
 
-TEST(DamagedTest, TheCheckpointBeforeIsTaken) {
+class DamagedTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(DamagedTest, TheCheckpointBeforeIsTaken) {
   const RunText run = SmallRun("zero2")
                           .Train("max_steps: 4 save_every: 2 resume: AUTO")
                           .Output(NewTestFolder("run") + "/out");
@@ -121,16 +125,15 @@ TEST(DamagedTest, TheCheckpointBeforeIsTaken) {
   const std::string& folder = run.output();
   const std::string straight =
       MustTrain(SmallRun("zero2").Train("max_steps: 6"));
-  const std::string shard =
-      StepFolder(folder, 4) + "/state-00001-of-00002.safetensors";
-  FlipAByte(shard);
+  const std::string file = StepFolder(folder, 4) + "/" + GetParam();
+  FlipAByte(file);
 
   const TrainerResult verified = RunTrainer({"verify", folder});
   EXPECT_EQ(verified.exit_code, 1);
   EXPECT_THAT(verified.out,
               AllOf(HasSubstr("step-00000002: whole, "),
-                    HasSubstr("step-00000004: " + shard + ": is damaged: ")));
-  fs::resize_file(shard, fs::file_size(shard) - 10);
+                    HasSubstr("step-00000004: " + file + ": is damaged: ")));
+  fs::resize_file(file, fs::file_size(file) - 10);
   const TrainerResult listed = RunTrainer({"ls", "--output_dir", folder});
   EXPECT_EQ(listed.exit_code, 0) << listed.err;
   EXPECT_THAT(listed.out, AllOf(HasSubstr("step-00000002"), HasSubstr("whole"),
@@ -140,11 +143,15 @@ TEST(DamagedTest, TheCheckpointBeforeIsTaken) {
       RunTrainer({"--config=" + RunText(run).Train("max_steps: 6").File()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
-              AllOf(HasSubstr(shard + ": is damaged: "),
+              AllOf(HasSubstr(file + ": is damaged: "),
                     HasSubstr("; goes on from " + StepFolder(folder, 2))));
   EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(straight).losses());
   EXPECT_EQ(RunTrainer({"verify", folder}).exit_code, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Files, DamagedTest,
+                         ::testing::Values("state-00001-of-00002.safetensors",
+                                           "tokenizer.json"));
 
 TEST(LsTest, AFolderWithoutCheckpointsIsAnError) {
   const std::string folder = NewTestFolder("empty");
@@ -178,7 +185,7 @@ TEST(FullDiskTest, AStepWithoutItsLineIsNotSaved) {
                                   'x') +
                       end);
   TrainerOptions options;
-  options.max_file_bytes = kLimit;
+  options.limits[RLIMIT_FSIZE] = kLimit;
   const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   ExpectOneError(result, {path, "File too large"});
   EXPECT_THAT(CheckpointSteps(folder), ElementsAre(1, 2));

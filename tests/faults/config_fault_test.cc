@@ -77,6 +77,14 @@ std::vector<Fault> TextFaults() {
        {"run.pbtxt:", "strategy", "capstan.fp16 is a precision",
         "a strategy is wanted"}},
       {"EmptySlot", "optimizer", "", {"optimizer", "trainer plugins"}},
+      {"NoNumberOfAPlugin",
+       "optimizer",
+       "[plugin/capstan.adamw.Config] { weight_decay: inf }",
+       {"run.pbtxt:", "optimizer.weight_decay", "finite number, is inf"}},
+      {"APathThatIsNoText",
+       "train_data",
+       TextData("na\\377me", 32),
+       {"run.pbtxt:", "train_data", "UTF-8"}},
   };
 }
 
@@ -115,7 +123,18 @@ std::vector<Fault> ValueFaults() {
       {"NegativeBatch",
        "batch",
        "micro_batch_size: -1",
-       {"run.pbtxt:", "batch.micro_batch_size", "between 1 and"}},
+       {"run.pbtxt:", "batch.micro_batch_size", "between 1 and",
+        "or 0 for the default, is -1"}},
+      // Before anything is allocated or started.
+      {"ABatchThatNoMachineHolds",
+       "batch",
+       "micro_batch_size: 20000000",
+       {"run.pbtxt:", "batch.micro_batch_size", "is 20000000", "this machine",
+        "fits"}},
+      {"RanksThatCanOnlyWait",
+       "launch",
+       "processes: 10000",
+       {"run.pbtxt:", "launch.processes", "is 10000", "cores"}},
       {"SingleOnTwoRanks",
        "launch",
        "processes: 2",
@@ -211,6 +230,27 @@ TEST(DivergenceTest, IsAnError) {
                   "lower the learning rate"});
 }
 
+// Finite losses, too, can be those of a run that has learnt nothing.
+TEST(DivergenceTest, FiniteLossesThatHaveGrownAreAnError) {
+  for (const int ranks : {1, 2}) {
+    RunText run =
+        RunText()
+            .Set("optimizer",
+                 "[plugin/capstan.adamw.Config] { learning_rate: 10 }")
+            .Ddp(ranks)
+            .Train("max_steps: 20")
+            .Output(NewTestFolder("run") + "/out");
+    const std::vector<std::string> words = {
+        "the run has diverged: its last losses are about", "the first was 5.",
+        "capstan.adamw with learning_rate 10", run.output()};
+    ExpectOneError(RunTrainer({"--config=" + run.File()}), words);
+    EXPECT_EQ(ReadJson(run.output() + "/summary.json")["status"], "failed");
+    // It stays so when the command is given again.
+    run.Train("resume: AUTO");
+    ExpectOneError(RunTrainer({"--config=" + run.File()}), words);
+  }
+}
+
 TEST(ConfigFileTest, MissingOnes) {
   ExpectOneError(RunTrainer({"--config=nowhere.pbtxt"}),
                  {"--config=nowhere.pbtxt", "no such file"});
@@ -232,9 +272,23 @@ TEST(OverrideFaultTest, NamesTheOverride) {
                  {"--set model.hidden_size=31", "num_attention_heads"});
 }
 
+TEST(NameFaultTest, BytesThatAreNoText) {
+  for (const char* const name : {"na\\377me", "na\377me"}) {
+    const std::string text =
+        absl::StrCat("name: \"", name, "\"\n", RunText().Text());
+    const std::string file =
+        WriteText(NewTestFolder("config") + "/run.pbtxt", text);
+    ExpectOneError(RunTrainer({"--config=" + file}),
+                   {"run.pbtxt:1:1: name: must be UTF-8, is \"na\\xffme\""});
+  }
+}
+
 TEST(TrainFaultTest, NumbersThatMakeNoSense) {
   const std::string config = "--config=" + RunText().File();
   const std::pair<const char*, std::vector<std::string>> faults[] = {
+      {"train.max_epochs=nan", {"train.max_epochs: must be a finite", "nan"}},
+      {"train.max_epochs=inf", {"train.max_epochs: must be a finite", "inf"}},
+      {"train.max_epochs=1e300", {"train.max_epochs", "is 1e+300"}},
       {"train.skip_bad_samples=-1", {"train.skip_bad_samples", "-1"}},
       {"train.loss_spikes.z_score=-2", {"train.loss_spikes", "z_score", "-2"}},
       {"train.loss_spikes.window=7", {"train.loss_spikes", "window", "7"}},

@@ -84,6 +84,7 @@ TEST_P(MirrorTest, ADeathCostsNoFinishedStep) {
   while (static_cast<int>(finished.size()) < kKills) {
     const int64_t wanted = LastStep(folder) + 2 + random() % 4;
     ASSERT_TRUE(process.WaitUntil([&] { return LastStep(folder) >= wanted; }));
+    // sleeps: a random moment
     usleep(random() % 5000);
     const std::vector<pid_t> ranks = process.Children();
     if (ranks.size() != 2) continue;

@@ -53,7 +53,9 @@ TEST_P(NonFiniteTest, WhatWasGoodStays) {
                            "save_every: 0 max_steps: 5"}) {
     const TrainerResult result =
         RunTrainer({"--config=" + Here(AtRate("1e38"))
-                                      .Train("resume: AUTO max_steps: 9")
+                                      .Train("resume: AUTO max_steps: 9 "
+                                             "resume_with_changes: "
+                                             "[\"optimizer\"]")
                                       .Train(save)
                                       .Output(folder)
                                       .File()});
@@ -92,7 +94,8 @@ TEST(NonFiniteRunTest, ARunThatEndsInSkippedStepsReplacesNothing) {
   const auto final_folder = Snapshot(folder + "/final");
   const TrainerResult result = RunTrainer(
       {"--config=" + AtRate("1e12")
-                         .Train("resume: AUTO max_steps: 9 save_every: 0")
+                         .Train("resume: AUTO max_steps: 9 save_every: 0 "
+                                "resume_with_changes: \"optimizer\"")
                          .Output(folder)
                          .File()});
   ExpectOneError(result, {"finite", "capstan.adamw"});

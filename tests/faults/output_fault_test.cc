@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <string>
@@ -72,7 +73,7 @@ TEST(NoSpaceTest, FilesThatMayNotGrow) {
   const auto before = Snapshot(checkpoint);
   const auto final_before = Snapshot(folder + "/final");
   TrainerOptions options;
-  options.max_file_bytes = 300000;
+  options.limits[RLIMIT_FSIZE] = 300000;
   const RunText run = BigRun().Train("resume: AUTO").Output(folder);
   const TrainerResult result = RunTrainer({"--config=" + run.File()}, options);
   ExpectOneError(result, {"step-00000004", "state-0000", "File too large"});

@@ -137,8 +137,10 @@ TEST_P(RestartTest, KilledRanksChangeNothing) {
       in_a_row = 0;
     } else {
       ++in_a_row;
+      // sleeps: a random moment
       usleep(draw(300000));
     }
+    // sleeps: a random moment
     usleep(draw(5000));
     const std::vector<pid_t> now = process.Children();
     if (now.empty()) continue;

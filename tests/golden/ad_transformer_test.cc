@@ -3,7 +3,7 @@
 // The transformer of Algorithm Distillation against PyTorch:
 // testdata/ad_transformer holds what torch 2.11.0 computed in float32 on CPU
 // with torch.nn.TransformerEncoder. config.json is ours.
-#include "plugins/model/ad_transformer/ad_transformer.h"
+#include "plugins/algorithm_distillation/transformer/ad_transformer.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -51,7 +51,8 @@ class AdTransformerGoldenTest : public testing::TestWithParam<bool> {
     const Json& samples = golden_["samples"];
     const int64_t batch = static_cast<int64_t>(samples.size());
     HistoryInput input;
-    input.transitions = at::full({batch, 36, kHistoryColumns}, 7, at::kByte);
+    input.transitions =
+        at::full({batch, 36, HistoryColumns().count()}, 7, at::kByte);
     input.kinds = at::full(
         {batch, 36}, static_cast<int64_t>(HistoryToken::kPadding), at::kByte);
     input.lengths = at::zeros({batch}, at::kLong);

@@ -2,7 +2,7 @@
 //
 // Preferences on the Llama against TRL: testdata/dpo holds what TRL 1.16.0 with
 // torch 2.11.0 computed in float32 on CPU (tests/peers/make_dpo_golden.py).
-#include "plugins/objective/dpo/dpo.h"
+#include "plugins/dpo/objective/dpo.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "plugins/dpo/objective/pair_losses.h"
+#include "plugins/dpo/objective/reference_file.h"
 #include "plugins/model/llama/llama.h"
-#include "plugins/objective/dpo/pair_losses.h"
-#include "plugins/objective/dpo/reference_file.h"
 #include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/optimizer.h"

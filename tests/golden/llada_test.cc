@@ -2,7 +2,7 @@
 //
 // LLaDA against plain PyTorch: testdata/llada holds what torch 2.11.0 computed
 // in float32 on CPU. (Its losses by name, and its steps: the objective's test.)
-#include "plugins/model/llada/llada.h"
+#include "plugins/llada/model/llada.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

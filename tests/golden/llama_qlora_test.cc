@@ -26,7 +26,7 @@
 #include "plugins/model/decoder/decoder.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/unit_runner.h"
 #include "tests/golden/qlora_folder.h"
 

@@ -3,7 +3,7 @@
 // Masked diffusion with a LLaDA against plain PyTorch: its losses by name, five
 // steps of training, and the sampler of LLaDA's authors. testdata/llada holds
 // what torch 2.11.0 computed in float32 on CPU.
-#include "plugins/objective/masked_diffusion/masked_diffusion.h"
+#include "plugins/llada/masked_diffusion/masked_diffusion.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "plugins/model/llada/llada.h"
+#include "plugins/llada/model/llada.h"
 #include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/plugin_for_test.h"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A step's time against `trainer roofline`, which gives a range.
+# A step's time against testing/roofline, which gives a range.
 . tests/gpu/common.sh
 train_for step "${STEPS:-30}" || wrong "the run fails"
 measured=$(speed step) || wrong "the run's metrics can't be read"
@@ -10,7 +10,8 @@ if [ -z "$gpu" ]; then
   result step "{\"measured\": $measured, \"predicted\": null}"
   unjudged "nvidia-smi doesn't say which GPU it is: name it in GPU, GPU=h100"
 fi
-if ! predicted=$("$TRAINER" roofline --config="${CONFIG:-bench/roofline/roofline.pbtxt}" \
+if ! predicted=$("$BUILD/testing/roofline/roofline" \
+  --config="${CONFIG:-bench/roofline/roofline.pbtxt}" \
   --json --gpu="$gpu" --gpus="$GPUS"); then
   result step "{\"measured\": $measured, \"predicted\": null}"
   unjudged "no prediction for \"$gpu\"; roofline's error is above"

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,6 +134,71 @@ TEST(OutsideTest, CMakeDoesToo) {
   ASSERT_EQ(made.exit_code, 0) << made.output;
   EXPECT_THAT(made.output, HasSubstr("100% tests passed"));
   EXPECT_EQ(Losses(folder, RunText()).size(), 20);
+}
+
+// An environment for Algorithm Distillation in a hundred lines: histories of it
+// are collected, trained on, and its held-out tasks played.
+TEST(OutsideTest, AnEnvironmentIsCollectedTrainedAndPlayed) {
+  for (const char* tool : {"make", "g++", "protoc"}) {
+    if (!HasTool(tool)) GTEST_SKIP() << "there is no " << tool;
+  }
+  const std::string folder = NewTestFolder("environment");
+  const std::string own = folder + "/acme/corridor";
+  fs::create_directories(own);
+  for (const char* file : {"corridor.cc", "corridor.proto"}) {
+    fs::copy_file(Runfile(std::string("tests/outside/acme/corridor/") + file),
+                  absl::StrCat(own, "/", file));
+  }
+  WriteText(folder + "/Makefile",
+            "include $(CAPSTAN_SDK)/capstan.mk\n"
+            "$(eval $(call capstan_plugin,acme/corridor))\n");
+  const ShellResult made =
+      Shell(folder, absl::StrCat("make 'CAPSTAN_SDK=", Sdk(),
+                                 "' 'CAPSTAN_TORCH_DIR=", Torch(), "'"));
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+
+  const std::string plugins =
+      "--plugin_path=" + folder + "/build/acme/corridor";
+  const std::string histories = folder + "/histories.hdf5";
+  RunText run;
+  run.Set("collect",
+          "[plugin/capstan.darkroom.Config] { environment { "
+          "[plugin/acme.corridor.Config] { length: 9 } } streams: 10 steps: "
+          "20000 ppo { n_steps: 20 learning_rate: 3e-3 } }");
+  run.Set("model",
+          "[plugin/capstan.ad_transformer.Config] { embedding: 32 layers: 1 "
+          "heads: 2 n_transit: 20 observation: 9 actions: 3 dropout: 0 }");
+  run.Set("objective",
+          "[plugin/capstan.algorithm_distillation.Config] { evaluation { "
+          "episodes: 0 final_episodes: 4 streams: 2 } }");
+  run.Set(
+      "train_data",
+      absl::StrCat("[plugin/capstan.ad_history.Config] { path: \"", histories,
+                   "\" n_transit: 20 steps: 2000 short_contexts: true "
+                   "shuffle: true }"));
+  run.Set("optimizer", "[plugin/capstan.adamw.Config] { learning_rate: 3e-3 }");
+  run.Batch(16, 32).Ddp(2).Train("max_steps: 60");
+  run.Output(NewTestFolder("run") + "/out");
+  const TrainerResult trained = RunTrainer({"--config=" + run.File(), plugins});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const std::vector<double> losses = ReadMetrics(run.output()).losses();
+  ASSERT_EQ(losses.size(), 60u);
+  // Of the first actions nothing but chance can be learnt, ln 3 nats each.
+  EXPECT_LT(std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10,
+            0.8 * losses.front());
+  // Two tasks are held out: numpy's header says so.
+  EXPECT_THAT(ReadText(run.output() + "/eval_result.npy"),
+              HasSubstr("'shape': (2, 4)"));
+
+  const TrainerResult played =
+      RunTrainer({"eval", "--model=" + run.output(), plugins, "--goal_idx", "1",
+                  "--final_episodes=3", "--json"});
+  EXPECT_EQ(played.exit_code, 0) << played.err;
+  EXPECT_THAT(played.out, HasSubstr("\"mean_return\""));
+  // Without the plugin the file is nothing.
+  run.Set("collect", "");
+  const TrainerResult alone = RunTrainer({"check", "--config=" + run.File()});
+  ExpectOneError(alone, {"train_data.path", histories, "acme.corridor"});
 }
 
 TEST(OutsideTest, WhatIsMissingIsSaid) {

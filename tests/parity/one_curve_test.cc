@@ -53,7 +53,7 @@ void ExpectSame(const RunText& run, const Metrics& want, const Bound& bound) {
       MaxRelativeDifference(got.grad_norms(), want.grad_norms());
   EXPECT_LE(loss, bound.loss);
   EXPECT_LE(norm, bound.grad_norm);
-  // For docs/benchmarks.md.
+  // For bench/README.md.
   std::cout << "loss " << loss << " grad_norm " << norm << "\n";
 }
 

@@ -24,10 +24,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "host/plugins/plugin_host.h"
+#include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
-#include "trainer/commands/generator.h"
-#include "trainer/plugin_host/plugin_host.h"
+#include "trainer/session/run_folders.h"
 
 namespace capstan {
 namespace {
@@ -37,8 +38,10 @@ using Json = nlohmann::json;
 absl::StatusOr<Json> Logits(const std::string& folder, const Json& rows) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const Generator generator,
-      LoadGenerator(folder, /*adapter=*/"",
-                    {ExecutableFolder() + "/../../trainer/plugins"}));
+      LoadGenerator(folder, /*adapter=*/{},
+                    std::make_unique<PluginHost>(std::vector<std::string>{
+                        ExecutableFolder() + "/../../trainer/plugins"}),
+                    RunFoldersHere()));
   TokenModel* const model = generator.model->token_model();
   if (model == nullptr) {
     return absl::InvalidArgumentError(

@@ -140,6 +140,13 @@ class Folder:
         left = {k: v for k, v in info.items() if v}
         if adapter.exists():
             import peft
+            from safetensors import safe_open
+            with safe_open(str(self._path / "adapter_model.safetensors"), "pt") as f:
+                for name in f.keys():  # one with new tokens has more rows
+                    if name.endswith(".embed_tokens.weight"):
+                        rows = f.get_slice(name).get_shape()[0]
+                        if rows > model.config.vocab_size:
+                            model.resize_token_embeddings(rows)
             model = peft.PeftModel.from_pretrained(model, str(self._path))
         return model.eval(), left
 
@@ -148,7 +155,7 @@ class Folder:
         model, left = self._model()
         what = "%s's parameters" % type(model).__name__
         self._say(what, "as transformers says: %s" % left if left else "")
-        vocab_size = model.get_input_embeddings().num_embeddings
+        vocab_size = model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, vocab_size, (ROWS, LENGTH), generator=generator)
         with torch.no_grad():

@@ -185,9 +185,10 @@ TEST(StandinFailuresTest, Collectives) {
   ExpectAllEnd({"collective", 2, "fsdp", 1});
 }
 
+// The plan doesn't know what other processes have.
 TEST(StandinFailuresTest, ASmallGpuIsOutOfMemory) {
-  const StandinRun run =
-      RunOn(1, ShortRun(1, {"strategy=capstan.single"}), "memory=16M");
+  const StandinRun run = RunOn(1, ShortRun(1, {"strategy=capstan.single"}),
+                               "memory=1G,occupied=1008M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   EXPECT_NE(run.result.err.find("out of memory"), std::string::npos)
       << run.result.err;

@@ -100,12 +100,23 @@ TEST(StandinMemoryTest, LogAndMetrics) {
   EXPECT_THAT(run.result.out, ContainsRegex("MiB in tensors, .* reserved"));
 }
 
+TEST(StandinMemoryTest, WhatCannotFitIsSaidAtOnce) {
+  const StandinRun run =
+      RunOn(1, ShortRun(1, {"strategy=capstan.single"}), "memory=16M");
+  EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
+  EXPECT_THAT(run.result.err,
+              ContainsRegex("micro_batch_size: is 2, of which a rank's tensors "
+                            "take [0-9.]+ MiB at least, and a GPU here has "
+                            "16.0 MiB: not even 1 fits"));
+}
+
+// The plan doesn't know what other processes have.
 TEST(StandinMemoryTest, OutOfMemoryAtSetUp) {
   const StandinRun run = RunOn(
       1,
       ShortRun(
           1, {"strategy=capstan.single", "train.memory_snapshot_at_oom=true"}),
-      "memory=16M");
+      "memory=1G,occupied=1008M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   EXPECT_THAT(run.result.err,
               ContainsRegex("out of memory at set-up .`trainer plan` expects "
@@ -131,7 +142,7 @@ TEST(StandinMemoryTest, SnapshotWhenMemoryRunsOut) {
       ShortRun(1,
                {"strategy=capstan.single", "train.memory_snapshot_at_oom=true",
                 "batch.micro_batch_size=64", "batch.global_batch_size=64"}),
-      "memory=96M");
+      "memory=1G,occupied=928M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   std::smatch found;
   ASSERT_TRUE(std::regex_search(

@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "base/work_recorder.h"
+#include "cluster/comm/nccl/cuda_graph.h"
+#include "kernels/context/work_recorder.h"
 #include "kernels/to_device.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "testing/standin/runtime/standin_testing.h"
-#include "trainer/process_group/nccl/cuda_graph.h"
 
 namespace capstan {
 namespace {

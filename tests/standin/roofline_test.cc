@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `trainer roofline` on runs of all kinds, and the FLOPs that it and MFU count
+// testing/roofline on runs of all kinds, and the FLOPs that it and MFU count
 // by formula beside those of the works that the stand-in device has seen.
 // bench/gpu_kernels, which a real GPU measures, runs to its end.
 #include <gmock/gmock.h>
@@ -26,11 +26,12 @@ TrainerResult Roofline(const std::string& config, const Sets& sets,
                        const std::vector<std::string>& flags) {
   TrainerOptions options;
   options.timeout = 120;
+  options.binary = Runfile("testing/roofline/roofline");
   options.environment["CAPSTAN_STANDIN_RUN"] =
       Runfile("testing/standin/run.sh");
   options.environment["CAPSTAN_STANDIN_LIBRARIES"] =
       Runfile("testing/standin/lib");
-  std::vector<std::string> args = {"roofline", "--json", "--config=" + config};
+  std::vector<std::string> args = {"--json", "--config=" + config};
   args.insert(args.end(), flags.begin(), flags.end());
   for (const std::string& set : sets) {
     args.insert(args.end(), {"--set", set});

@@ -93,12 +93,11 @@ void TrainerProcess::BecomeTrainer(const std::vector<std::string>& args) const {
     _exit(125);
   }
   for (int fd : {in, out, err}) close(fd);
-  if (options_.max_file_bytes > 0) {
-    const rlim_t limit = static_cast<rlim_t>(options_.max_file_bytes);
-    const struct rlimit both = {limit, limit};
-    setrlimit(RLIMIT_FSIZE, &both);
-    signal(SIGXFSZ, SIG_IGN);
+  for (const auto& [what, most] : options_.limits) {
+    const rlimit both = {most, most};
+    setrlimit(static_cast<__rlimit_resource>(what), &both);
   }
+  if (options_.ignores_children) signal(SIGCHLD, SIG_IGN);
   std::map<std::string, std::string> environment = {{"PATH", "/usr/bin:/bin"},
                                                     {"HOME", options_.folder},
                                                     {"OMP_NUM_THREADS", "1"}};
@@ -166,6 +165,7 @@ std::string TrainerProcess::Err() const { return ReadText(err_path_); }
 bool TrainerProcess::WaitUntil(const std::function<bool()>& there) {
   while (!there()) {
     if (!Running() || TimedOut()) return false;
+    // sleeps: polls
     usleep(kPollMicroseconds);
   }
   return true;
@@ -193,6 +193,7 @@ TrainerResult TrainerProcess::Wait() {
       end_ = Now();
       break;
     }
+    // sleeps: polls
     usleep(kPollMicroseconds);
   }
   result.all_gone = AllGone(kGoneSeconds);

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -24,9 +25,10 @@ struct TrainerOptions {
   // Killed after that many seconds: far more than any run of a test needs, on
   // a machine that has other things to do, too.
   double timeout = 150.0;
-  // RLIMIT_FSIZE, with SIGXFSZ ignored as a daemon's children often have it;
-  // 0: no limit.
-  int64_t max_file_bytes = 0;
+  // Of setrlimit: RLIMIT_FSIZE and its number; soft and hard.
+  std::map<int, uint64_t> limits;
+  // It ignores SIGCHLD at its start, as what some programs start does.
+  bool ignores_children = false;
   std::string binary;  // default: the trainer among the test's runfiles
 };
 

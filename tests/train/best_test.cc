@@ -111,7 +111,9 @@ TEST(BestTest, PatienceEndsTheRun) {
   run.output_dir = MustTrain(run);
   EXPECT_EQ(ReadMetrics(run.output_dir).steps.size(), 8);
   EXPECT_EQ(ReadJson(run.output_dir + "/summary.json")["status"], "completed");
-  EXPECT_TRUE(FinalIsOf(run.output_dir, 8));
+  // What follows the best was worse.
+  EXPECT_THAT(CheckpointSteps(run.output_dir), ElementsAre(4, 8));
+  EXPECT_TRUE(FinalIsOf(run.output_dir, 4));
   EXPECT_THAT(Printed(run.output_dir), HasSubstr("2 evaluations without"));
   // It doesn't go on when it is resumed.
   run.eval_losses = {2};

@@ -22,11 +22,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "cluster/launch/launcher.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/testing/run_folder.h"
 #include "tests/train/toy_run.h"
 #include "tests/train/toy_wrappers.h"
-#include "trainer/launcher/launcher.h"
 
 namespace capstan {
 namespace {

@@ -19,6 +19,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/launch/launcher.h"
+#include "host/plugins/plugin_host.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
@@ -27,8 +29,6 @@
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/train.h"
 
 namespace capstan {
@@ -56,7 +56,7 @@ class FailingEnd final : public ReplicatedStrategy {
   void FinishForward() override {
     if (std::exchange(end_fails_next, false)) throw std::bad_alloc();
   }
-  void FinishBackward() override { gradients().Take(0); }
+  void Reduce() override { gradients().Take(0); }
 };
 
 class ToyData final : public DatasetReader {
@@ -257,7 +257,7 @@ absl::Status TrainRank(const ToyRun& run, const RankInfo& rank) {
   job.batch.global_batch_size = run.global_batch;
   job.batch.automatic = run.automatic;
   job.batch = WithMicroBatch(job.batch, run.micro_batch, run.ranks);
-  job.output_dir = run.output_dir;
+  job.folder.path = run.output_dir;
   if (run.change) run.change(rank.rank, &job.parts);
   return RunTraining(&job, rank);
 }

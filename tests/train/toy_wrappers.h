@@ -46,10 +46,19 @@ class WrappedData final : public DatasetReader {
 
 class WrappedObjective final : public Objective {
  public:
-  // `change` gets a training micro-batch's first position in the run's sequence
-  // and its loss; it may throw.
-  WrappedObjective(std::unique_ptr<Objective> objective,
-                   std::function<void(int64_t position, LossSum* loss)> change)
+  // Gets a training micro-batch's first position in the run's sequence and its
+  // loss; it may throw.
+  using Change = std::function<void(int64_t position, LossSum* loss)>;
+  // One that runs units, too.
+  using ChangeInUnits = std::function<void(Model& model, int64_t position,
+                                           LossSum* loss, UnitRunner& runner)>;
+
+  WrappedObjective(std::unique_ptr<Objective> objective, Change change)
+      : WrappedObjective(std::move(objective),
+                         [change = std::move(change)](
+                             Model&, int64_t position, LossSum* loss,
+                             UnitRunner&) { change(position, loss); }) {}
+  WrappedObjective(std::unique_ptr<Objective> objective, ChangeInUnits change)
       : objective_(std::move(objective)), change_(std::move(change)) {}
   absl::Status Check(Model& model, const DatasetReader& data) const override {
     return objective_->Check(model, data);
@@ -62,7 +71,8 @@ class WrappedObjective final : public Objective {
                   UnitRunner& runner) override {
     LossSum loss = objective_->Compute(model, batch, info, runner);
     if (info.training) {
-      change_(batch.at(kSamplePosition)[0].item<int64_t>(), &loss);
+      change_(model, batch.at(kSamplePosition)[0].item<int64_t>(), &loss,
+              runner);
     }
     return loss;
   }
@@ -74,7 +84,7 @@ class WrappedObjective final : public Objective {
 
  private:
   const std::unique_ptr<Objective> objective_;
-  const std::function<void(int64_t, LossSum*)> change_;
+  const ChangeInUnits change_;
 };
 
 class WrappedOptimizer final : public Optimizer {

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "text/chat_template/conversation.h"
 #include "text/chat_template/style.h"
 
 namespace capstan {
@@ -47,6 +49,8 @@ class StyledTemplate final : public ChatTemplate {
   std::string end_of_turn() const override { return style_.turn_end; }
   absl::StatusOr<ChatText> Render(absl::Span<const ChatMessage> messages,
                                   bool generation_prompt) const override;
+  absl::StatusOr<RenderedChat> RenderInput(
+      const ChatInput& input) const override;
   absl::Status Check(const Tokenizer& tokenizer) const override {
     return CheckTokens(style_.special_tokens, style_.name, tokenizer);
   }
@@ -103,6 +107,40 @@ absl::StatusOr<ChatText> StyledTemplate::Render(
   }
   if (generation_prompt || style_.always_prompts) {
     AppendHead(style_.assistant, &out.text);
+  }
+  return out;
+}
+
+absl::StatusOr<RenderedChat> StyledTemplate::RenderInput(
+    const ChatInput& input) const {
+  RenderedChat out;
+  std::vector<ChatMessage> written;
+  absl::Span<const ChatMessage> messages = input.messages;
+  size_t before = 0;  // messages that aren't the caller's
+  if (!input.messages_json.empty() || !input.tools.empty()) {
+    ChatInput seen = input;
+    seen.documents = seen.variables = seen.own_variables = "";
+    CAPSTAN_ASSIGN_OR_RETURN(Conversation all, ConversationOf(seen));
+    const size_t given = all.messages.size();
+    CAPSTAN_ASSIGN_OR_RETURN(const bool calls, WriteCallsAsText(&all));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool tools,
+                             WriteToolsAsText(input.tools, &all));
+    out.tools_as_text = calls || tools;
+    before = all.messages.size() - given;
+    for (const jinja::Value& message : all.messages) {
+      written.push_back({RoleOf(message), TextOf(message, "content")});
+    }
+    messages = written;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(ChatText text,
+                           Render(messages, input.generation_prompt));
+  out.text = std::move(text.text);
+  if (!input.find_turns) return out;
+  size_t turn = 0;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != "assistant") continue;
+    const auto [begin, end] = text.assistant[turn++];
+    out.turns.push_back({begin, end, static_cast<int64_t>(i - before)});
   }
   return out;
 }

@@ -2,7 +2,6 @@
 #include "text/chat_template/jinja_template.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/memory/memory.h"
@@ -11,12 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/files.h"
 #include "base/status.h"
+#include "text/chat_template/conversation.h"
 
 namespace capstan {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using jinja::Dict;
+using jinja::Value;
 using Messages = absl::Span<const ChatMessage>;
 
 constexpr char kOwn[] = "the tokenizer's own";
@@ -26,8 +28,7 @@ constexpr char kWhere[] =
 // Contents of a trial that no template spells.
 constexpr char kQuestion[] = "Qzxq";
 constexpr char kAnswer[] = "Azxq";
-constexpr char kThought[] = "<think>";
-constexpr char kThoughtEnd[] = "</think>";
+constexpr char kFunction[] = "Fzxq";
 
 std::string TextOf(const Tokenizer& tokenizer, int64_t id) {
   return id < 0 ? "" : tokenizer.Decode({id});
@@ -46,25 +47,10 @@ std::vector<std::pair<std::string, std::string>> SpecialTokens(
   return tokens;
 }
 
-absl::Status OfTemplate(const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(kWhere,
-                   absl::StartsWith(status.message(), "line ") ? ", " : ": ",
-                   status.message()));
-}
-
 // The jinja source in quotes: the template looks at this role.
 bool Mentions(const std::string& jinja, const std::string& role) {
   return absl::StrContains(jinja, absl::StrCat("'", role, "'")) ||
          absl::StrContains(jinja, absl::StrCat("\"", role, "\""));
-}
-
-size_t CommonPrefix(absl::string_view a, absl::string_view b) {
-  const size_t most = std::min(a.size(), b.size());
-  return std::mismatch(a.begin(), a.begin() + most, b.begin()).first -
-         a.begin();
 }
 
 // "<|name|>"s in `text`, each once: text that is to be one token.
@@ -109,43 +95,72 @@ const std::vector<std::vector<ChatMessage>>& Trials() {
 
 }  // namespace
 
-JinjaTemplate::JinjaTemplate(std::string jinja,
+JinjaTemplate::JinjaTemplate(std::string jinja, std::string where,
                              std::unique_ptr<jinja::Template> parsed,
                              const Tokenizer& tokenizer, std::time_t now)
     : jinja_(std::move(jinja)),
+      where_(std::move(where)),
       template_(std::move(parsed)),
       now_(now),
-      special_tokens_(SpecialTokens(tokenizer)),
-      name_(kOwn) {}
+      special_tokens_(SpecialTokens(tokenizer)) {}
 
 absl::StatusOr<std::unique_ptr<JinjaTemplate>> JinjaTemplate::Create(
     const Tokenizer& tokenizer, std::time_t now) {
-  std::string source = tokenizer.chat_template();
+  return Create(tokenizer.chat_template(), kOwn, kWhere, tokenizer, now);
+}
+
+absl::StatusOr<std::unique_ptr<JinjaTemplate>> JinjaTemplate::Create(
+    std::string source, const std::string& name, const std::string& where,
+    const Tokenizer& tokenizer, std::time_t now) {
   jinja::Limits limits;
   limits.steps = 4'000'000;
   absl::StatusOr<std::unique_ptr<jinja::Template>> parsed =
       jinja::Template::Parse(source, limits);
-  CAPSTAN_RETURN_IF_ERROR(OfTemplate(parsed.status()));
-  auto made = absl::WrapUnique(
-      new JinjaTemplate(std::move(source), *std::move(parsed), tokenizer, now));
+  CAPSTAN_RETURN_IF_ERROR(OfTemplate(where, parsed.status()));
+  auto made = absl::WrapUnique(new JinjaTemplate(
+      std::move(source), where, *std::move(parsed), tokenizer, now));
+  made->name_ = name;
   CAPSTAN_RETURN_IF_ERROR(made->Try(tokenizer));
   return made;
 }
 
+absl::Status JinjaTemplate::OfTemplate(const std::string& where,
+                                       const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(where,
+                   absl::StartsWith(status.message(), "line ") ? ", " : ": ",
+                   status.message()));
+}
+
+absl::StatusOr<jinja::Rendered> JinjaTemplate::Text(
+    absl::Span<const Value> messages, const Conversation& other,
+    bool generation_prompt) const {
+  Dict variables;
+  for (const auto& [name, text] : special_tokens_) variables.Set(name, text);
+  variables.Set("messages", Value::List(std::vector<Value>(messages.begin(),
+                                                           messages.end())));
+  variables.Set("tools", other.tools);
+  variables.Set("documents", other.documents);
+  variables.Set("add_generation_prompt", generation_prompt);
+  // They may also be another bos_token, or tools, as transformers' may.
+  for (const auto& [name, value] : other.variables.items) {
+    variables.Set(name, value);
+  }
+  absl::StatusOr<jinja::Rendered> text =
+      template_->Render(Value::Of(std::move(variables)), now_);
+  if (!text.ok()) return OfTemplate(where_, text.status());
+  return text;
+}
+
 absl::StatusOr<jinja::Rendered> JinjaTemplate::Text(
     Messages messages, bool generation_prompt) const {
-  Json variables = Json::object();
-  Json& list = variables["messages"] = Json::array();
-  for (const ChatMessage& message : messages) {
-    list.push_back({{"role", message.role}, {"content", message.content}});
-  }
-  variables["tools"] = nullptr;
-  variables["documents"] = nullptr;
-  variables["add_generation_prompt"] = generation_prompt;
-  for (const auto& [name, text] : special_tokens_) variables[name] = text;
-  absl::StatusOr<jinja::Rendered> text = template_->Render(variables, now_);
-  if (!text.ok()) return OfTemplate(text.status());
-  return text;
+  ChatInput input;
+  input.messages = messages;
+  CAPSTAN_ASSIGN_OR_RETURN(const Conversation conversation,
+                           ConversationOf(input));
+  return Text(conversation.messages, conversation, generation_prompt);
 }
 
 bool JinjaTemplate::WritesAs(const ChatStyle& style) const {
@@ -168,31 +183,89 @@ absl::Status JinjaTemplate::Try(const Tokenizer& tokenizer) {
                                          {"assistant", kAnswer}};
   CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered prompted,
                            Text(Messages(talk).first(1), true));
-  const absl::StatusOr<jinja::Rendered> answered = Text(talk, false);
-  const std::string text = answered.ok() ? answered->text : "";
-  const size_t answer = text.rfind(kAnswer);
-  const std::string tail =
-      answer == std::string::npos
-          ? ""
-          : text.substr(answer + std::char_traits<char>::length(kAnswer));
-  const absl::StatusOr<jinja::Rendered> asked =
-      Text(Messages(talk).first(1), false);
-  if (asked.ok() && absl::StartsWith(prompted.text, asked->text) &&
-      absl::StartsWith(text, prompted.text)) {
-    generation_prompt_ = prompted.text.substr(asked->text.size());
-  }
   FindName();
   FindEndOfTurn(tokenizer);
-  // What precedes the answer since the question, or its turn's end.
+  FindToolUse(tokenizer);
+  const absl::StatusOr<jinja::Rendered> answered = Text(talk, false);
+  const absl::StatusOr<jinja::Rendered> asked =
+      Text(Messages(talk).first(1), false);
+  if (!answered.ok()) return absl::OkStatus();
+  const std::string& text = answered->text;
+  if (asked.ok()) {
+    shape_.headers = {SharedHeader(asked->text, prompted.text, text)};
+    if (absl::StartsWith(prompted.text, asked->text) &&
+        absl::StartsWith(text, prompted.text)) {
+      shape_.generation_prompt = prompted.text.substr(asked->text.size());
+    }
+  }
+  // A last turn may have a thought before its answer that an earlier one lacks.
+  std::vector<ChatMessage> longer = talk;
+  longer.insert(longer.end(), talk.begin(), talk.end());
+  const absl::StatusOr<jinja::Rendered> earlier = Text(longer, false);
+  for (const auto* const one : {&answered, &earlier}) {
+    if (one->ok()) shape_.headers.push_back(HeadOf((*one)->text));
+  }
+  return absl::OkStatus();
+}
+
+std::string JinjaTemplate::HeadOf(const std::string& text) const {
+  const size_t answer = text.find(kAnswer);
   size_t head = text.find(kQuestion);
-  if (tail.empty() || head >= answer) return absl::OkStatus();
+  if (answer == std::string::npos || head >= answer) return "";
   head += std::char_traits<char>::length(kQuestion);
   size_t bytes = 0;
-  const size_t end = TurnEnd(text, head, &bytes);
+  const size_t end = TurnEnd(shape_, text, head, &bytes);
   if (end < answer) head = end + bytes;
-  prompt_ = std::string(absl::StripLeadingAsciiWhitespace(
+  return std::string(absl::StripLeadingAsciiWhitespace(
       absl::string_view(text).substr(head, answer - head)));
-  return absl::OkStatus();
+}
+
+void JinjaTemplate::FindToolUse(const Tokenizer& tokenizer) {
+  constexpr char kTools[] =
+      R"([{"type": "function", "function": {"name": "Fzxq", "description": )"
+      R"("d", "parameters": {"type": "object", "properties": {"p": )"
+      R"({"type": "string", "description": "e"}}, "required": ["p"]}}}])";
+  constexpr char kCalls[] =
+      R"([{"role": "user", "content": "Qzxq"}, {"role": "assistant", )"
+      R"("content": "", "tool_calls": [{"id": "a1b2c3d4e", "type": )"
+      R"("function", "function": {"name": "Fzxq", "arguments": {"p": )"
+      R"("v"}}}]}])";
+  // Whether it mentions `word`, and writes the function's name; one that
+  // refuses the trial has rules of its own.
+  const auto writes = [&](const char* word, const ChatInput& input) {
+    if (!absl::StrContains(jinja_, word)) return false;
+    const absl::StatusOr<Conversation> trial = ConversationOf(input);
+    if (!trial.ok()) return false;
+    const auto text =
+        Text(trial->messages, *trial, /*generation_prompt=*/false);
+    return !text.ok() || absl::StrContains(text->text, kFunction);
+  };
+  const std::vector<ChatMessage> talk = {{"system", "s"}, {"user", kQuestion}};
+  ChatInput input;
+  input.tools = kTools;
+  input.messages = Messages(talk).last(1);
+  writes_tools_ = writes("tools", input);
+  if (!writes_tools_) {
+    input.messages = talk;
+    writes_tools_ = writes("tools", input);
+  }
+  input.tools = "";
+  input.messages_json = kCalls;
+  writes_calls_ = writes("tool_calls", input);
+  // A turn of calls may end with another token.
+  const auto calls = RenderInput(input);
+  if (!writes_calls_ || !calls.ok()) return;
+  const std::string tail = calls->text.substr(
+      std::min(calls->text.rfind(kFunction), calls->text.size()));
+  size_t bytes = 0;
+  if (TurnEnd(shape_, tail, 0, &bytes) != std::string::npos) return;
+  const Encoding tokens = tokenizer.EncodeWithPlaces(tail);
+  for (size_t t = tokens.ids.size(); t-- > 0;) {
+    if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
+    shape_.ends.push_back(
+        tail.substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]));
+    break;
+  }
 }
 
 void JinjaTemplate::FindName() {
@@ -217,7 +290,7 @@ void JinjaTemplate::FindName() {
 void JinjaTemplate::FindEndOfTurn(const Tokenizer& tokenizer) {
   if (style_ != nullptr) {
     end_of_turn_ = style_->turn_end;
-    turn_ends_ = {end_of_turn_};
+    shape_.ends = {end_of_turn_};
     return;
   }
   end_of_turn_ = TextOf(tokenizer, tokenizer.special_ids().eos);
@@ -235,39 +308,31 @@ void JinjaTemplate::FindEndOfTurn(const Tokenizer& tokenizer) {
       if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
       end_of_turn_ =
           pieces[i].substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]);
-      turn_ends_.push_back(end_of_turn_);
+      shape_.ends.push_back(end_of_turn_);
       break;
     }
   }
 }
 
-size_t JinjaTemplate::TurnEnd(const std::string& text, size_t from,
-                              size_t* bytes) const {
-  size_t first = std::string::npos;
-  *bytes = 0;
-  for (const std::string& token : turn_ends_) {
-    const size_t at = text.find(token, from);
-    if (at >= first) continue;
-    first = at;
-    *bytes = token.size();
+absl::Status JinjaTemplate::CheckRoles(absl::Span<const Value> messages) const {
+  if (style_ != nullptr && !writes_tools_ && !writes_calls_) {
+    std::vector<ChatMessage> plain;
+    for (const Value& message : messages)
+      plain.push_back({RoleOf(message), ""});
+    return CheckRolesOf(*style_, plain);
   }
-  return first;
-}
-
-absl::Status JinjaTemplate::CheckRoles(Messages messages) const {
-  if (style_ != nullptr) return CheckRolesOf(*style_, messages);
   if (messages.empty()) {
     return absl::InvalidArgumentError("the conversation has no message");
   }
   for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string& role = messages[i].role;
+    const std::string role = RoleOf(messages[i]);
     if (role == "system" || role == "user" || role == "assistant" ||
         role == "tool" || Mentions(jinja_, role)) {
       continue;
     }
     return absl::InvalidArgumentError(absl::StrCat(
         "message ", i + 1, " has the role \"", role,
-        "\", which is none of system, user, assistant and tool, and ", kWhere,
+        "\", which is none of system, user, assistant and tool, and ", where_,
         " doesn't mention it"));
   }
   return absl::OkStatus();
@@ -275,138 +340,99 @@ absl::Status JinjaTemplate::CheckRoles(Messages messages) const {
 
 absl::StatusOr<ChatText> JinjaTemplate::Render(Messages messages,
                                                bool generation_prompt) const {
-  CAPSTAN_RETURN_IF_ERROR(CheckRoles(messages));
-  CAPSTAN_ASSIGN_OR_RETURN(jinja::Rendered all,
-                           Text(messages, generation_prompt));
-  ChatText out;
-  out.text = std::move(all.text);
-  if (template_->marks_generation()) {
-    out.assistant = std::move(all.generation);
-    return out;
+  ChatInput input;
+  input.messages = messages;
+  input.generation_prompt = generation_prompt;
+  input.find_turns = true;
+  absl::StatusOr<RenderedChat> made = RenderInput(input);
+  if (!made.ok() && generation_prompt) {
+    // What is to be continued isn't trained on.
+    input.find_turns = false;
+    made = RenderInput(input);
   }
-  const std::vector<size_t> begins =
-      AllBegins(messages, generation_prompt, out.text);
-  size_t from = 0;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    if (messages[i].role != "assistant") continue;
-    const absl::StatusOr<size_t> begin =
-        begins.empty() ? BeginOf(messages, i, out.text, from)
-                       : begins[out.assistant.size()];
-    const auto range = RangeOf(messages, i, out.text, begin);
-    if (!range.ok()) {
-      // What is to be continued isn't trained on.
-      if (!generation_prompt) return range.status();
-      out.assistant.clear();
-      break;
-    }
-    out.assistant.push_back(*range);
-    from = static_cast<size_t>(range->second);
+  CAPSTAN_RETURN_IF_ERROR(made.status());
+  ChatText out;
+  out.text = std::move(made->text);
+  for (const ChatTurn& turn : made->turns) {
+    out.assistant.emplace_back(turn.begin, turn.end);
   }
   return out;
 }
 
-std::vector<size_t> JinjaTemplate::AllBegins(Messages messages,
-                                             bool generation_prompt,
-                                             const std::string& text) const {
-  if (generation_prompt_.empty()) return {};
-  size_t turns = 0;
-  for (const ChatMessage& message : messages) {
-    if (absl::StrContains(message.content, generation_prompt_)) return {};
-    if (message.role == "assistant") ++turns;
+absl::StatusOr<RenderedChat> JinjaTemplate::RenderInput(
+    const ChatInput& given) const {
+  ChatInput input = given;
+  // A row's documents are of no use to most templates.
+  if (!absl::StrContains(jinja_, "documents")) input.documents = "";
+  CAPSTAN_ASSIGN_OR_RETURN(Conversation conversation, ConversationOf(input));
+  const size_t messages = conversation.messages.size();
+  RenderedChat out;
+  if (writes_calls_) {
+    ReadCalls(&conversation);
+  } else {
+    CAPSTAN_ASSIGN_OR_RETURN(out.tools_as_text,
+                             WriteCallsAsText(&conversation));
   }
-  std::vector<size_t> begins;
-  for (size_t at = text.find(generation_prompt_); at != std::string::npos;
-       at = text.find(generation_prompt_, at)) {
-    at += generation_prompt_.size();
-    begins.push_back(at);
+  if (!writes_tools_) {
+    CAPSTAN_ASSIGN_OR_RETURN(const bool any,
+                             WriteToolsAsText(input.tools, &conversation));
+    out.tools_as_text |= any;
   }
-  if (begins.size() != turns + (generation_prompt ? 1 : 0)) return {};
-  return begins;
+  CAPSTAN_RETURN_IF_ERROR(CheckRoles(conversation.messages));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      jinja::Rendered all,
+      Text(conversation.messages, conversation, input.generation_prompt));
+  out.text = std::move(all.text);
+  if (!input.find_turns) return out;
+  CAPSTAN_RETURN_IF_ERROR(
+      FindTurns(conversation, input.generation_prompt, all.generation, &out));
+  // What was put before them isn't one of the caller's.
+  const auto more =
+      static_cast<int64_t>(conversation.messages.size() - messages);
+  for (ChatTurn& turn : out.turns) {
+    if (turn.message >= 0) turn.message -= more;
+  }
+  return out;
 }
 
-absl::StatusOr<size_t> JinjaTemplate::BeginOf(Messages messages, size_t turn,
-                                              const std::string& text,
-                                              size_t from) const {
-  // Before the first message templates differ: there may be a default system
-  // turn, or an error.
-  if (turn > 0) {
-    const Messages before = messages.first(turn);
-    const auto prompted = Text(before, /*generation_prompt=*/true);
-    if (prompted.ok()) {
-      const size_t same = CommonPrefix(prompted->text, text);
-      if (same == prompted->text.size() && same >= from) return same;
-      // The prompt opens what this turn doesn't have, such as a thought.
-      const auto plain = Text(before, /*generation_prompt=*/false);
-      if (plain.ok() && absl::StartsWith(text, plain->text) &&
-          same >= plain->text.size() && same >= from) {
-        // Not inside of a tag that begins alike: <think> and </think>.
-        const size_t open = text.rfind('<', same - 1);
-        const bool inside = same > 0 && open != std::string::npos &&
-                            open >= std::max(from, plain->text.size()) &&
-                            text.find('>', open) >= same;
-        return inside ? open : same;
-      }
+absl::Status JinjaTemplate::FindTurns(
+    const Conversation& conversation, bool generation_prompt,
+    const std::vector<std::pair<int64_t, int64_t>>& generation,
+    RenderedChat* out) const {
+  const std::vector<Value>& messages = conversation.messages;
+  if (template_->marks_generation()) {
+    std::vector<int64_t> own;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      if (RoleOf(messages[i]) == "assistant") own.push_back(i);
     }
-  }
-  const size_t prompt =
-      prompt_.empty() ? std::string::npos : text.find(prompt_, from);
-  if (prompt != std::string::npos) return prompt + prompt_.size();
-  return absl::InvalidArgumentError("");
-}
-
-absl::optional<size_t> JinjaTemplate::ContentEnd(const std::string& content,
-                                                 const std::string& text,
-                                                 size_t from) const {
-  const absl::string_view whole = TrimUnicode(content);
-  size_t bytes = 0;
-  // A token that ends a turn before the content: it is another turn's.
-  const size_t turn_end = TurnEnd(text, from, &bytes);
-  size_t at = text.find(whole.data(), from, whole.size());
-  if (at <= turn_end && at != std::string::npos) return at + whole.size();
-  // Templates write the white space around thoughts anew.
-  const size_t thought_end = content.find(kThoughtEnd);
-  if (thought_end == std::string::npos) return absl::nullopt;
-  absl::string_view thought = absl::string_view(content).substr(0, thought_end);
-  if (const size_t begin = thought.find(kThought); begin != thought.npos) {
-    thought.remove_prefix(begin + std::char_traits<char>::length(kThought));
-  }
-  thought = TrimUnicode(thought);
-  at = text.find(thought.data(), from, thought.size());
-  if (at == std::string::npos || at > turn_end) return absl::nullopt;
-  const absl::string_view answer =
-      TrimUnicode(absl::string_view(content).substr(
-          thought_end + std::char_traits<char>::length(kThoughtEnd)));
-  at = text.find(answer.data(), at + thought.size(), answer.size());
-  if (at == std::string::npos || at > turn_end) return absl::nullopt;
-  return at + answer.size();
-}
-
-absl::StatusOr<std::pair<int64_t, int64_t>> JinjaTemplate::RangeOf(
-    Messages messages, size_t turn, const std::string& text,
-    const absl::StatusOr<size_t>& found) const {
-  size_t bytes = 0;
-  const absl::optional<size_t> content_end =
-      found.ok() ? ContentEnd(messages[turn].content, text, *found)
-                 : absl::nullopt;
-  if (content_end.has_value()) {
-    size_t end = TurnEnd(text, *content_end, &bytes);
-    end = end == std::string::npos ? *content_end : end + bytes;
-    const absl::string_view behind =
-        absl::string_view(text).substr(*content_end, end - *content_end);
-    const absl::string_view next = turn + 1 < messages.size()
-                                       ? TrimUnicode(messages[turn + 1].content)
-                                       : absl::string_view();
-    if (next.empty() || !absl::StrContains(behind, next)) {
-      return std::pair(static_cast<int64_t>(*found), static_cast<int64_t>(end));
+    const bool known = own.size() == generation.size();
+    for (size_t i = 0; i < generation.size(); ++i) {
+      out->turns.push_back(
+          {generation[i].first, generation[i].second, known ? own[i] : -1});
     }
+    return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "what the assistant says in message ", turn + 1,
-      " can't be found in the text that ", kWhere,
-      " makes: it writes earlier messages anew, or drops parts of them. Give "
-      "each such turn a conversation of its own, in which it is the last "
-      "message; set another chat_template; or set {% generation %} .. "
-      "{% endgeneration %} around what the assistant says in the template"));
+  const Value other = Value::List({conversation.tools, conversation.documents,
+                                   Value::Of(conversation.variables)});
+  const auto render = [&](absl::Span<const Value> changed,
+                          bool prompts) -> absl::StatusOr<std::string> {
+    CAPSTAN_ASSIGN_OR_RETURN(jinja::Rendered text,
+                             Text(changed, conversation, prompts));
+    return std::move(text.text);
+  };
+  absl::StatusOr<std::vector<ChatTurn>> turns =
+      TurnFinder(shape_, messages, generation_prompt, other, out->text, render)
+          .Find();
+  if (!turns.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "what the assistant says in message ", turns.status().message(),
+        " can't be told from the rest of the text that ", where_,
+        " makes. Set loss_on: ALL, which needs no such place; or set "
+        "{% generation %} .. {% endgeneration %} around what the assistant "
+        "says in the template, or another chat_template"));
+  }
+  out->turns = *std::move(turns);
+  return absl::OkStatus();
 }
 
 absl::Status JinjaTemplate::Check(const Tokenizer& tokenizer) const {
@@ -431,6 +457,27 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Recognise(
                      ", for instance chat_template: \"chatml\""));
   }
   return JinjaTemplate::Create(tokenizer, std::time(nullptr));
+}
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::FromFile(
+    const std::string& path, const Tokenizer& tokenizer) {
+  CAPSTAN_ASSIGN_OR_RETURN(std::string source, ReadWholeFile(path));
+  return JinjaTemplate::Create(std::move(source), path,
+                               absl::StrCat("the chat template ", path),
+                               tokenizer, std::time(nullptr));
+}
+
+bool ChatTemplate::IsFile(absl::string_view name) {
+  return name.find_first_of("/.") != absl::string_view::npos;
+}
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Find(
+    const std::string& name, const Tokenizer& tokenizer) {
+  if (IsFile(name)) return FromFile(name, tokenizer);
+  // The tokenizer's own may know more than plain turns.
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> own = Recognise(tokenizer);
+  if (name.empty() || (own.ok() && (*own)->name() == name)) return own;
+  return Named(name);
 }
 
 }  // namespace capstan

@@ -18,6 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 using Messages = std::vector<ChatMessage>;
 
@@ -173,21 +174,19 @@ TEST(JinjaTemplateTest, AThoughtIsPartOfTheLastTurn) {
       ElementsAre("<think>\nhm\n</think>\n\nb<|im_end|>"));
 }
 
-TEST(JinjaTemplateTest, WhatATemplateDropsOfATurnIsAnError) {
-  const auto text = Load(kThinking)->Render(
-      Messages{{"user", "a"},
-               {"assistant", "<think>\nhm\n</think>\n\nb"},
-               {"user", "c"},
-               {"assistant", "d"}},
-      false);
-  EXPECT_THAT(std::string(text.status().message()),
-              HasSubstr("what the assistant says in message 2 can't be found"));
-  EXPECT_THAT(std::string(text.status().message()),
-              HasSubstr("a conversation of its own"));
+TEST(JinjaTemplateTest, WhatATemplateDropsOfATurnIsNotTrainedOn) {
+  const ChatText text =
+      Text(*Load(kThinking), {{"user", "a"},
+                              {"assistant", "<think>\nhm\n</think>\n\nb"},
+                              {"user", "c"},
+                              {"assistant", "<think>\noh\n</think>\n\nd"}});
+  EXPECT_THAT(
+      Assistant(text),
+      ElementsAre("b<|im_end|>", "<think>\noh\n</think>\n\nd<|im_end|>"));
 }
 
 // A chat goes on, though the template drops what the model thought.
-TEST(JinjaTemplateTest, APromptNeedsNoRanges) {
+TEST(JinjaTemplateTest, APromptDropsThoughts) {
   const ChatText text = Text(*Load(kThinking),
                              {{"user", "a"},
                               {"assistant", "<think>\nhm\n</think>\n\nb"},
@@ -197,7 +196,7 @@ TEST(JinjaTemplateTest, APromptNeedsNoRanges) {
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb"
             "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
             "<|im_start|>assistant\n");
-  EXPECT_THAT(text.assistant, IsEmpty());
+  EXPECT_THAT(Assistant(text), ElementsAre("b<|im_end|>"));
 }
 
 TEST(JinjaTemplateTest, GemmasTurns) {
@@ -255,6 +254,25 @@ TEST(JinjaTemplateTest, WithoutAGenerationPromptTurnsEndWithEos) {
       chat->Render(Messages{{"system", "a"}, {"user", "b"}}, false);
   EXPECT_THAT(std::string(wrong.status().message()),
               HasSubstr("line 6: Only user and assistant roles"));
+}
+
+// Nor is what an earlier turn said looked for in a later one.
+TEST(JinjaTemplateTest, WithoutAnEndATurnIsWhereItBegins) {
+  const auto chat = Load(
+      "{% for m in messages %}{{ m.role }}: "
+      "{% if m.role == 'assistant' and not loop.last %}(..)"
+      "{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+      "{% if add_generation_prompt %}assistant: {% endif %}");
+  const Messages talk = {{"user", "q"},
+                         {"assistant", "yes"},
+                         {"user", "say yes now"},
+                         {"assistant", "ok"}};
+  const auto text = chat->Render(talk, false);
+  if (text.ok()) {
+    for (const std::string& piece : Assistant(*text)) {
+      EXPECT_THAT(piece, Not(HasSubstr("say")));
+    }
+  }
 }
 
 TEST(JinjaTemplateTest, TheEndOfTheWholeIsNotTheTurns) {
@@ -336,7 +354,8 @@ TEST(JinjaTemplateTest, EqualContentsAreToldApart) {
   const auto silent = Load(
       "{% for m in messages %}{% if m.role == 'user' or loop.last %}"
       "<|im_start|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}");
-  EXPECT_FALSE(silent->Render(kTalk, false).ok());
+  EXPECT_THAT(Assistant(Text(*silent, kTalk)),
+              ElementsAre("<|im_start|> d <|im_end|>"));
 }
 
 // The known templates' ranges are those that their styles give.

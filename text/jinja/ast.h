@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "text/jinja/template.h"
 #include "text/jinja/value.h"
 
 namespace capstan::jinja {
@@ -58,7 +59,7 @@ using Body = std::vector<std::unique_ptr<Statement>>;
 enum class StatementKind {
   kText,        // text
   kOutput,      // {{ expression }}
-  kIf,          // if expression body, else otherwise
+  kIf,          // if expression body, elif.., else otherwise
   kFor,         // for target in expression [if test] body, else otherwise
   kSet,         // set target = expression
   kSetBlock,    // set target, then body, through expression if it isn't null
@@ -69,6 +70,11 @@ enum class StatementKind {
   kGeneration,  // body is what the assistant says
   kBreak,
   kContinue,
+};
+
+struct Branch {
+  ExpressionPtr expression;
+  Body body;
 };
 
 struct Parameter {
@@ -85,8 +91,14 @@ struct Statement {
   ExpressionPtr test;
   bool recursive = false;
   Body body;
+  std::vector<Branch> branches;  // elif
   Body otherwise;
   std::vector<Parameter> parameters;
+  // Which of these names the body of a macro or call block has: it takes what
+  // they stand for.
+  bool uses_varargs = false;
+  bool uses_kwargs = false;
+  bool uses_caller = false;
   std::vector<std::pair<ExpressionPtr, ExpressionPtr>> assignments;
 };
 
@@ -95,8 +107,12 @@ struct Parsed {
   bool marks_generation = false;  // has generation blocks
 };
 
+// Throws Error if a filter or a test isn't known where jinja2 finds that before
+// it renders: not in an if.
+void CheckNames(const Body& body);
+
 // Throws Error, "line N: ..".
-Parsed Parse(const std::string& source);
+Parsed Parse(const std::string& source, WhiteSpace white_space);
 
 }  // namespace capstan::jinja
 

@@ -22,12 +22,15 @@ ExpressionPtr Parser::ParseTuple(bool conditional) {
 ExpressionPtr Parser::ParseConditional() {
   const Nested nested(this);
   ExpressionPtr made = ParseOr();
+  ExpressionPtr* last = &made;  // what the next `if` is about
   while (Now().IsName("if")) {
-    ExpressionPtr choice = NewOf(Kind::kIf, std::move(made));
+    ExpressionPtr choice = NewOf(Kind::kIf, std::move(*last));
     Advance();
     choice->parts.push_back(ParseOr());
-    choice->parts.push_back(SkipName("else") ? ParseConditional() : nullptr);
-    made = std::move(choice);
+    const bool otherwise = SkipName("else");
+    choice->parts.push_back(otherwise ? ParseOr() : nullptr);
+    *last = std::move(choice);
+    if (otherwise) last = &(*last)->parts[2];
   }
   return made;
 }
@@ -138,6 +141,9 @@ ExpressionPtr Parser::ParsePrimary() {
     } else if (name != "none" && name != "None") {
       made->kind = Kind::kName;
       made->name = name;
+      uses_varargs_ |= name == "varargs";
+      uses_kwargs_ |= name == "kwargs";
+      uses_caller_ |= name == "caller";
     }
     Advance();
   } else if (Now().kind == TokenKind::kString) {
@@ -301,17 +307,24 @@ void Parser::ParseArguments(Expression* made) {
     if (any) WantSign(",");
     if (Now().IsSign(")")) break;
     any = true;
+    if (made->more_named != nullptr) Fail("an argument follows `**`");
     if (SkipSign("**")) {
       made->more_named = ParseExpression();
     } else if (SkipSign("*")) {
+      if (made->more != nullptr) Fail("there is a second `*`");
       made->more = ParseExpression();
     } else if (Now().kind == TokenKind::kName && After().IsSign("=")) {
       std::string name = WantName();
+      for (const auto& [other, value] : made->named) {
+        if (other == name) {
+          Fail(absl::StrCat("the argument `", name, "` is given twice"));
+        }
+      }
       Advance();
       made->named.emplace_back(std::move(name), ParseExpression());
     } else {
-      if (!made->named.empty()) {
-        Fail("an argument by place follows one by name");
+      if (!made->named.empty() || made->more != nullptr) {
+        Fail("an argument by place follows one by name or `*`");
       }
       made->arguments.push_back(ParseExpression());
     }

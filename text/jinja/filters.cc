@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -17,7 +18,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "text/jinja/interpreter.h"
+#include "text/jinja/signature.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::jinja {
@@ -51,10 +54,19 @@ std::vector<Value> ItemsIfAny(Interpreter& interpreter, const Value& of) {
 // unless case_sensitive.
 class KeyOf {
  public:
-  KeyOf(Interpreter& interpreter, const Value& attribute, bool case_sensitive)
+  // `otherwise` is in place of an attribute that isn't there; None: nothing is.
+  KeyOf(Interpreter& interpreter, const Value& attribute, bool case_sensitive,
+        Value otherwise = Value())
       : interpreter_(interpreter),
         attribute_(attribute),
-        case_sensitive_(case_sensitive) {}
+        case_sensitive_(case_sensitive),
+        otherwise_(std::move(otherwise)) {}
+  // The key as it is.
+  Value Whole(const Value& item) const {
+    if (attribute_.is_none()) return item;
+    Value found = AttributeOf(interpreter_, item, attribute_);
+    return found.is_undefined() && !otherwise_.is_none() ? otherwise_ : found;
+  }
   Value operator()(const Value& item) const {
     if (attribute_.is_string() && absl::StrContains(attribute_.string(), ',')) {
       std::vector<Value> keys;
@@ -64,9 +76,7 @@ class KeyOf {
       }
       return Value::List(std::move(keys));
     }
-    return Plain(attribute_.is_none()
-                     ? item
-                     : AttributeOf(interpreter_, item, attribute_));
+    return Plain(Whole(item));
   }
 
  private:
@@ -78,6 +88,7 @@ class KeyOf {
   Interpreter& interpreter_;
   const Value attribute_;
   const bool case_sensitive_;
+  const Value otherwise_;
 };
 
 void SortBy(const KeyOf& key, bool reverse, std::vector<Value>* items) {
@@ -94,6 +105,9 @@ void SortBy(const KeyOf& key, bool reverse, std::vector<Value>* items) {
 // ---- Filters of numbers.
 
 Value AbsFilter(Interpreter&, const Value& of, const Arguments&) {
+  if (of.is_big()) {
+    return IntegerOfText(absl::StripPrefix(of.digits(), "-"));
+  }
   if (!of.is_number()) throw Error("abs wants a number");
   if (of.is_float()) return std::fabs(of.number());
   if (of.integer() == std::numeric_limits<int64_t>::min()) {
@@ -106,13 +120,17 @@ Value IntFilter(Interpreter&, const Value& of, const Arguments& given) {
   const Value otherwise = given.Get(0, "default", 0);
   const int64_t base = IntegerOf(given.Get(1, "base", 10), "int's base");
   if (of.is_int() || of.is_bool()) return of.integer();
+  if (of.is_big()) return of;
+  if (of.is_undefined()) throw Error(of.undefined());
   double number = of.is_float() ? of.number() : 0.0;
   if (of.is_string()) {
     const std::string text = Stripped(of.string(), nullptr, true, true);
     int64_t integer = 0;
     if (base == 10 && absl::SimpleAtoi(text, &integer)) return integer;
     if (base == 16 && absl::SimpleHexAtoi(text, &integer)) return integer;
-    if (base != 10 || !absl::SimpleAtod(text, &number)) return otherwise;
+    const bool hex =
+        absl::StrContains(text, 'x') || absl::StrContains(text, 'X');
+    if (base != 10 || hex || !absl::SimpleAtod(text, &number)) return otherwise;
   } else if (!of.is_float()) {
     return otherwise;
   }
@@ -122,7 +140,8 @@ Value IntFilter(Interpreter&, const Value& of, const Arguments& given) {
 
 Value FloatFilter(Interpreter&, const Value& of, const Arguments& given) {
   double number = 0.0;
-  if (of.is_number()) return of.number();
+  if (of.is_undefined()) throw Error(of.undefined());
+  if (of.is_number() || of.is_big()) return of.number();
   if (of.is_string() &&
       absl::SimpleAtod(Stripped(of.string(), nullptr, true, true), &number)) {
     return number;
@@ -199,25 +218,22 @@ Value JoinFilter(Interpreter& interpreter, const Value& of,
 Value SumFilter(Interpreter& interpreter, const Value& of,
                 const Arguments& given) {
   const Value attribute = given.Get(0, "attribute", Value());
-  const Value start = given.Get(1, "start", 0);
-  double sum = start.number();
-  bool is_float = start.is_float();
+  Value sum = given.Get(1, "start", 0);
+  if (sum.is_string()) throw Error("sum can't add texts");
   for (const Value& item : ItemsOf(interpreter, of)) {
-    const Value one =
-        attribute.is_none() ? item : AttributeOf(interpreter, item, attribute);
-    if (!one.is_number()) throw Error("sum wants numbers");
-    is_float |= one.is_float();
-    sum += one.number();
+    sum = interpreter.Binary(
+        "+", sum,
+        attribute.is_none() ? item : AttributeOf(interpreter, item, attribute));
   }
-  if (is_float) return sum;
-  return static_cast<int64_t>(sum);
+  return sum;
 }
 Value SortFilter(Interpreter& interpreter, const Value& of,
                  const Arguments& given) {
   std::vector<Value> items = ItemsOf(interpreter, of);
   SortBy(KeyOf(interpreter, given.Get(2, "attribute", Value()),
                given.Get(1, "case_sensitive", false).Truth()),
-         given.Get(0, "reverse", false).Truth(), &items);
+         IntegerOf(given.Get(0, "reverse", false), "sort's reverse") != 0,
+         &items);
   return Value::List(std::move(items));
 }
 Value DictSortFilter(Interpreter& interpreter, const Value& of,
@@ -228,7 +244,11 @@ Value DictSortFilter(Interpreter& interpreter, const Value& of,
     items.push_back(Value::Tuple({key, value}));
   }
   interpreter.Spend(static_cast<int64_t>(items.size()));
-  const bool by_value = ToText(given.Get(1, "by", "key")) == "value";
+  const Value by = given.Get(1, "by", "key");
+  const bool by_value = by.is_string() && by.string() == "value";
+  if (!by_value && !(by.is_string() && by.string() == "key")) {
+    throw Error("dictsort is by \"key\" or by \"value\"");
+  }
   SortBy(KeyOf(interpreter, Value(by_value ? 1 : 0),
                given.Get(0, "case_sensitive", false).Truth()),
          given.Get(2, "reverse", false).Truth(), &items);
@@ -242,6 +262,7 @@ Value UniqueFilter(Interpreter& interpreter, const Value& of,
   std::vector<Value> seen;
   for (const Value& item : ItemsOf(interpreter, of)) {
     Value mine = key(item);
+    CheckHashable(mine);
     interpreter.Spend(static_cast<int64_t>(seen.size()));
     const bool known =
         std::any_of(seen.begin(), seen.end(),
@@ -271,15 +292,19 @@ Value GroupByFilter(Interpreter& interpreter, const Value& of,
                     const Arguments& given) {
   const Value attribute = given.Get(0, "attribute", Value());
   const bool case_sensitive = given.Get(2, "case_sensitive", false).Truth();
-  const KeyOf key(interpreter, attribute, case_sensitive);
+  const KeyOf key(interpreter, attribute, case_sensitive,
+                  given.Get(1, "default", Value()));
   std::vector<Value> items = ItemsOf(interpreter, of);
+  for (const Value& item : items) {
+    const Value own = items.size() > 1 ? key(item) : Value();
+    if (own.is_undefined()) throw Error(own.undefined());
+  }
   SortBy(key, /*reverse=*/false, &items);
   std::vector<std::pair<Value, std::vector<Value>>> groups;
   for (Value& item : items) {
     const Value mine = key(item);
     if (groups.empty() || !Equal(key(groups.back().second[0]), mine)) {
-      groups.emplace_back(AttributeOf(interpreter, item, attribute),
-                          std::vector<Value>());
+      groups.emplace_back(key.Whole(item), std::vector<Value>());
     }
     groups.back().second.push_back(std::move(item));
   }
@@ -394,6 +419,9 @@ Value DefaultFilter(Interpreter&, const Value& of, const Arguments& given) {
 }
 Value AttrFilter(Interpreter& interpreter, const Value& of,
                  const Arguments& given) {
+  if (!given.Get(0, "name", "").is_string()) {
+    throw Error("attr wants an attribute's name");
+  }
   if (of.is_dict()) {
     // Not a key, unlike a dot.
     return Undefined{"a dict has no such attribute"};
@@ -404,55 +432,68 @@ Value SafeFilter(Interpreter&, const Value& of, const Arguments&) {
   return Value::Markup(ToText(of));
 }
 
-constexpr std::pair<const char*, FilterFunction> kFilters[] = {
-    {"abs", &AbsFilter},
-    {"attr", &AttrFilter},
-    {"batch", &BatchFilter},
-    {"capitalize", &CapitalizeFilter},
-    {"center", &CenterFilter},
-    {"count", &LengthFilter},
-    {"d", &DefaultFilter},
-    {"default", &DefaultFilter},
-    {"dictsort", &DictSortFilter},
-    {"e", &EscapeFilter},
-    {"escape", &EscapeFilter},
-    {"first", &FirstFilter},
-    {"float", &FloatFilter},
-    {"forceescape", &EscapeFilter},
-    {"format", &FormatFilter},
-    {"groupby", &GroupByFilter},
-    {"indent", &IndentFilter},
-    {"int", &IntFilter},
-    {"items", &ItemsFilter},
-    {"join", &JoinFilter},
-    {"last", &LastFilter},
-    {"length", &LengthFilter},
-    {"list", &ListFilter},
-    {"lower", &LowerFilter},
-    {"map", &MapFilter},
-    {"max", &ExtremeFilter<true>},
-    {"min", &ExtremeFilter<false>},
-    {"reject", &SelectFilter<false, false>},
-    {"rejectattr", &SelectFilter<false, true>},
-    {"replace", &ReplaceFilter},
-    {"reverse", &ReverseFilter},
-    {"round", &RoundFilter},
-    {"safe", &SafeFilter},
-    {"select", &SelectFilter<true, false>},
-    {"selectattr", &SelectFilter<true, true>},
-    {"slice", &SliceFilter},
-    {"sort", &SortFilter},
-    {"string", &StringFilter},
-    {"sum", &SumFilter},
-    {"title", &TitleFilter},
-    {"tojson", &ToJsonFilter},
-    {"trim", &TrimFilter},
-    {"truncate", &TruncateFilter},
-    {"unique", &UniqueFilter},
-    {"upper", &UpperFilter},
-    {"urlencode", &UrlEncodeFilter},
-    {"wordcount", &WordCountFilter},
+struct Filter {
+  const char* name;
+  FilterFunction function;
+  Signature signature;
 };
+
+constexpr Filter kFilters[] = {
+    {"abs", &AbsFilter, {}},
+    {"attr", &AttrFilter, {"name", 1}},
+    {"batch", &BatchFilter, {"linecount,fill_with", 1}},
+    {"capitalize", &CapitalizeFilter, {}},
+    {"center", &CenterFilter, {"width", 0}},
+    {"count", &LengthFilter, {}},
+    {"d", &DefaultFilter, {"default_value,boolean", 0}},
+    {"default", &DefaultFilter, {"default_value,boolean", 0}},
+    {"dictsort", &DictSortFilter, {"case_sensitive,by,reverse", 0}},
+    {"e", &EscapeFilter, {}},
+    {"escape", &EscapeFilter, {}},
+    {"first", &FirstFilter, {}},
+    {"float", &FloatFilter, {"default", 0}},
+    {"forceescape", &EscapeFilter, {}},
+    {"format", &FormatFilter, {"*"}},
+    {"groupby", &GroupByFilter, {"attribute,default,case_sensitive", 1}},
+    {"indent", &IndentFilter, {"width,first,blank", 0}},
+    {"int", &IntFilter, {"default,base", 0}},
+    {"items", &ItemsFilter, {}},
+    {"join", &JoinFilter, {"d,attribute", 0}},
+    {"last", &LastFilter, {}},
+    {"length", &LengthFilter, {}},
+    {"list", &ListFilter, {}},
+    {"lower", &LowerFilter, {}},
+    {"map", &MapFilter, {"*"}},
+    {"max", &ExtremeFilter<true>, {"case_sensitive,attribute", 0}},
+    {"min", &ExtremeFilter<false>, {"case_sensitive,attribute", 0}},
+    {"reject", &SelectFilter<false, false>, {"*"}},
+    {"rejectattr", &SelectFilter<false, true>, {"*"}},
+    {"replace", &ReplaceFilter, {"old,new,count", 2}},
+    {"reverse", &ReverseFilter, {}},
+    {"round", &RoundFilter, {"precision,method", 0}},
+    {"safe", &SafeFilter, {}},
+    {"select", &SelectFilter<true, false>, {"*"}},
+    {"selectattr", &SelectFilter<true, true>, {"*"}},
+    {"slice", &SliceFilter, {"slices,fill_with", 1}},
+    {"sort", &SortFilter, {"reverse,case_sensitive,attribute", 0}},
+    {"string", &StringFilter, {}},
+    {"sum", &SumFilter, {"attribute,start", 0}},
+    {"title", &TitleFilter, {}},
+    {"tojson", &ToJsonFilter, {"ensure_ascii,indent,separators,sort_keys", 0}},
+    {"trim", &TrimFilter, {"chars", 0}},
+    {"truncate", &TruncateFilter, {"length,killwords,end,leeway", 0}},
+    {"unique", &UniqueFilter, {"case_sensitive,attribute", 0}},
+    {"upper", &UpperFilter, {}},
+    {"urlencode", &UrlEncodeFilter, {}},
+    {"wordcount", &WordCountFilter, {}},
+};
+
+const Filter* Find(const std::string& name) {
+  const auto* const found =
+      std::find_if(std::begin(kFilters), std::end(kFilters),
+                   [&](const Filter& filter) { return name == filter.name; });
+  return found == std::end(kFilters) ? nullptr : found;
+}
 
 }  // namespace
 
@@ -464,22 +505,18 @@ int64_t IntegerOf(const Value& value, const char* what) {
   return value.integer();
 }
 
-FilterFunction FilterNamed(const std::string& name) {
-  for (const auto& [known, function] : kFilters) {
-    if (name == known) return function;
-  }
-  return nullptr;
-}
+bool IsFilter(const std::string& name) { return Find(name) != nullptr; }
 
 Value Interpreter::Filter(const std::string& name, const Value& of,
                           const Arguments& arguments) {
-  const FilterFunction function = FilterNamed(name);
-  if (function == nullptr) {
+  const auto* const filter = Find(name);
+  if (filter == nullptr) {
     throw Error(absl::StrCat("there is no filter `", name, "`"));
   }
+  CheckArguments(filter->signature, name, arguments);
   Spend(1);
   if (of.is_string()) Spend(static_cast<int64_t>(of.string().size() >> 6));
-  Value made = function(*this, of, arguments);
+  Value made = filter->function(*this, of, arguments);
   if (made.is_string()) SpendText(made.string().size());
   return made;
 }

@@ -14,8 +14,9 @@ namespace capstan::jinja {
 
 using FilterFunction = Value (*)(Interpreter& interpreter, const Value& of,
                                  const Arguments& given);
-// Null if there is none of that name.
-FilterFunction FilterNamed(const std::string& name);
+// Whether there is one of that name.
+bool IsFilter(const std::string& name);
+bool IsTest(const std::string& name);
 
 // Throws Error, which names `what`, unless it is an integer or a bool.
 int64_t IntegerOf(const Value& value, const char* what);

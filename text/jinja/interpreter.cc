@@ -95,11 +95,17 @@ Interpreter::Flow Interpreter::Execute(const Statement& statement,
     case StatementKind::kOutput:
       Write(ToText(Evaluate(*statement.expression, scope)));
       break;
-    case StatementKind::kIf:
-      return Execute(Evaluate(*statement.expression, scope).Truth()
-                         ? statement.body
-                         : statement.otherwise,
-                     scope);
+    case StatementKind::kIf: {
+      if (Evaluate(*statement.expression, scope).Truth()) {
+        return Execute(statement.body, scope);
+      }
+      for (const Branch& branch : statement.branches) {
+        if (Evaluate(*branch.expression, scope).Truth()) {
+          return Execute(branch.body, scope);
+        }
+      }
+      return Execute(statement.otherwise, scope);
+    }
     case StatementKind::kFor:
       Loop(statement, Evaluate(*statement.expression, scope), scope, 0);
       break;
@@ -249,11 +255,24 @@ Value Interpreter::RunMacro(const Statement& macro, const ScopePtr& scope,
   }
   Dict named;
   for (size_t k = 0; k < used.size(); ++k) {
-    if (arguments.named[k].first == "caller") {
-      inner->Set("caller", arguments.named[k].second);
-    } else if (!used[k]) {
-      named.Set(arguments.named[k].first, arguments.named[k].second);
+    const auto& [name, value] = arguments.named[k];
+    if (used[k]) continue;
+    if (name == "caller" && macro.uses_caller) {
+      inner->Set(name, value);
+    } else {
+      named.Set(name, value);
     }
+  }
+  // As jinja2's Macro: what the body doesn't look at may not be given.
+  if (!rest.empty() && !macro.uses_varargs) {
+    throw Error(absl::StrCat("the macro `", macro.text, "` takes at most ",
+                             macro.parameters.size(), " arguments, is given ",
+                             arguments.positional.size()));
+  }
+  if (!named.items.empty() && !macro.uses_kwargs) {
+    throw Error(absl::StrCat("the macro `", macro.text,
+                             "` has no argument of the name `",
+                             ToText(named.items[0].first), "`"));
   }
   inner->Set("varargs", Value::Tuple(std::move(rest)));
   inner->Set("kwargs", Value::Of(std::move(named)));
@@ -314,6 +333,7 @@ Value Interpreter::EvaluateKind(const Expression& expression,
       Dict dict;
       for (size_t i = 0; i + 1 < expression.parts.size(); i += 2) {
         Value key = part(i);
+        CheckHashable(key);
         dict.Set(std::move(key), part(i + 1));
       }
       return Value::Of(std::move(dict));
@@ -342,6 +362,12 @@ Value Interpreter::EvaluateKind(const Expression& expression,
     case ExpressionKind::kNegative:
     case ExpressionKind::kPositive: {
       const Value of = part(0);
+      if (of.is_big()) {
+        if (expression.kind == ExpressionKind::kPositive) return of;
+        return IntegerOfText(absl::StartsWith(of.digits(), "-")
+                                 ? of.digits().substr(1)
+                                 : "-" + of.digits());
+      }
       if (!of.is_number()) {
         throw Error(absl::StrCat("a sign before a ", of.TypeName()));
       }
@@ -361,12 +387,19 @@ Value Interpreter::EvaluateKind(const Expression& expression,
       const Value first = part(0);
       return first.Truth() ? first : part(1);
     }
-    case ExpressionKind::kIf:
-      if (part(1).Truth()) return part(0);
-      if (expression.parts[2] != nullptr) return part(2);
+    case ExpressionKind::kIf: {
+      const Expression* choice = &expression;
+      while (choice != nullptr && choice->kind == ExpressionKind::kIf) {
+        if (Evaluate(*choice->parts[1], scope).Truth()) {
+          return Evaluate(*choice->parts[0], scope);
+        }
+        choice = choice->parts[2].get();
+      }
+      if (choice != nullptr) return Evaluate(*choice, scope);
       return Undefined{
           "the inline if-expression evaluated to false and has no "
           "else"};
+    }
   }
   return Value();
 }

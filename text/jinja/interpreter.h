@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "text/jinja/ast.h"
+#include "text/jinja/signature.h"
 #include "text/jinja/template.h"
 #include "text/jinja/value.h"
 
@@ -48,6 +49,8 @@ class Interpreter {
   // of.name, and of[key]: Undefined if there is none.
   Value Attribute(const Value& of, absl::string_view name);
   Value Item(const Value& of, const Value& key);
+  // a sign b, of + - * / // % ** ~.
+  Value Binary(const std::string& sign, const Value& a, const Value& b);
   // Runs a macro's or call block's body.
   Value RunMacro(const Statement& macro, const std::shared_ptr<Scope>& scope,
                  const Arguments& arguments);
@@ -85,7 +88,6 @@ class Interpreter {
                       const std::shared_ptr<Scope>& scope);
   Value EvaluateCompare(const Expression& compare,
                         const std::shared_ptr<Scope>& scope);
-  Value Binary(const std::string& sign, const Value& a, const Value& b);
   Arguments EvaluateArguments(const Expression& call,
                               const std::shared_ptr<Scope>& scope);
   Value Global(const std::string& name);
@@ -105,7 +107,7 @@ class Interpreter {
 
 // methods.cc: a method or attribute that Python's values have; nullopt if none.
 absl::optional<Value> MethodOf(const Value& of, absl::string_view name);
-// strings.cc: what a filter and a method share.
+// strings.cc and python_format.cc: what a filter and a method share.
 std::string Upper(absl::string_view text);
 std::string Lower(absl::string_view text);
 std::string Title(absl::string_view text, bool python);
@@ -118,12 +120,18 @@ std::string Replaced(absl::string_view text, absl::string_view old,
 // Python's `text % values`.
 std::string Percent(const std::string& text, const std::vector<Value>& values,
                     const Dict* names);
-std::string Centered(absl::string_view text, int64_t width);
+// Python's text.format(..).
+std::string Format(Interpreter& interpreter, const std::string& text,
+                   const Arguments& given);
+std::string Centered(absl::string_view text, int64_t width,
+                     absl::string_view fill = " ");
 
 // A function of the arguments alone, as a value.
 using Function = Value (*)(Interpreter& interpreter, const Value& self,
                            const Arguments& arguments);
-Value MakeFunction(Function function, Value self);
+// Calls are checked by the signature first; `name` is for errors.
+Value MakeFunction(Function function, Value self, const char* name,
+                   Signature signature);
 
 }  // namespace capstan::jinja
 

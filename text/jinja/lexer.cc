@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/jinja/lexer.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
@@ -18,10 +20,35 @@ namespace {
 using tokenizer::AppendCharacter;
 using tokenizer::NextCharacter;
 
+// Of an integer, as Python limits them.
+constexpr size_t kMostDigits = 4300;
+
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-bool IsNameByte(char c) {
-  return IsDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-         c == '_' || static_cast<unsigned char>(c) >= 0x80;
+bool IsNameBegin(uint32_t c) {
+  if (c == '_') return true;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_NL:
+      return true;
+    default:
+      return false;
+  }
+}
+// What a name consists of, and begins with: Python's identifiers.
+bool IsNamePart(uint32_t c) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return IsNameBegin(c);
+  }
 }
 
 // Without the white space at its end.
@@ -42,9 +69,10 @@ int HexDigit(char c) {
 
 class Lexer {
  public:
-  explicit Lexer(const std::string& source)
-      : source_(absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}})) {
-    absl::ConsumeSuffix(&rest_of_source_, "\n");
+  Lexer(const std::string& source, WhiteSpace white_space)
+      : source_(absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}})),
+        trims_(white_space == WhiteSpace::kTrimmed) {
+    if (trims_) absl::ConsumeSuffix(&rest_of_source_, "\n");
   }
 
   std::vector<Token> Run() {
@@ -93,11 +121,15 @@ class Lexer {
   void PassEnd(const char* end, bool trims_newline);
   void ReadToken();
   void ReadNumber();
+  // Where digits that begin at `begin` end, which an underscore may part, and
+  // precede.
+  size_t DigitsEnd(size_t begin, unsigned base, bool underscore) const;
   void ReadString();
   bool ReadSign();
   void AppendEscape(absl::string_view text, size_t* at, std::string* out) const;
 
   const std::string source_;
+  const bool trims_;
   absl::string_view rest_of_source_ = source_;
   size_t at_ = 0;
   int line_ = 1;
@@ -110,7 +142,7 @@ class Lexer {
 void Lexer::AddText(absl::string_view data, char sign, bool output) {
   if (sign == '-') {
     data = RightStripped(data);
-  } else if (sign != '+' && !output) {
+  } else if (trims_ && sign != '+' && !output) {
     const size_t newline = data.rfind('\n');
     const size_t begin = newline == absl::string_view::npos ? 0 : newline + 1;
     if (begin > 0 || line_starts_) {
@@ -160,7 +192,7 @@ void Lexer::PassEnd(const char* end, bool trims_newline) {
   Advance((signed_ ? 1 : 0) + std::char_traits<char>::length(end));
   if (sign == '-') {
     SkipSpace();
-  } else if (sign != '+' && trims_newline && Peek() == '\n') {
+  } else if (trims_ && sign != '+' && trims_newline && Peek() == '\n') {
     Advance(1);
   }
 }
@@ -230,9 +262,11 @@ void Lexer::ReadToken() {
   const char c = Peek();
   if (IsDigit(c)) return ReadNumber();
   if (c == '\'' || c == '"') return ReadString();
-  if (IsNameByte(c)) {
-    size_t end = at_;
-    while (end < text_().size() && IsNameByte(text_()[end])) ++end;
+  size_t end = at_;
+  if (IsNameBegin(NextCharacter(text_(), &end))) {
+    for (size_t next = end; next < text_().size(); end = next) {
+      if (!IsNamePart(NextCharacter(text_(), &next))) break;
+    }
     Add(TokenKind::kName, text_().substr(at_, end - at_));
     return Advance(end - at_);
   }
@@ -244,51 +278,84 @@ void Lexer::ReadToken() {
   }
 }
 
-void Lexer::ReadNumber() {
-  size_t end = at_;
-  bool is_float = false;
-  const auto digits = [&] {
-    while (end < text_().size() &&
-           (IsDigit(text_()[end]) ||
-            (text_()[end] == '_' && end + 1 < text_().size() &&
-             IsDigit(text_()[end + 1])))) {
-      ++end;
+// The value of digits in a base up to 16, of any size.
+Value IntegerIn(unsigned base, absl::string_view digits) {
+  std::string decimal = "0";
+  for (const char c : digits) {
+    if (c == '_') continue;
+    auto carry = static_cast<unsigned>(HexDigit(c));
+    for (auto place = decimal.rbegin(); place != decimal.rend(); ++place) {
+      carry += static_cast<unsigned>(*place - '0') * base;
+      *place = static_cast<char>('0' + carry % 10);
+      carry /= 10;
     }
+    for (; carry > 0; carry /= 10) {
+      decimal.insert(decimal.begin(), static_cast<char>('0' + carry % 10));
+    }
+  }
+  return IntegerOfText(decimal);
+}
+
+size_t Lexer::DigitsEnd(size_t begin, unsigned base, bool underscore) const {
+  const auto is_digit = [&](size_t at) {
+    const int digit = at < text_().size() ? HexDigit(text_()[at]) : -1;
+    return digit >= 0 && digit < static_cast<int>(base);
   };
-  digits();
-  const auto digit_at = [&](size_t at) {
-    return at < text_().size() && IsDigit(text_()[at]);
-  };
+  size_t end = begin;
+  if (!is_digit(end) && !(underscore && end < text_().size() &&
+                          text_()[end] == '_' && is_digit(end + 1))) {
+    return begin;
+  }
+  while (is_digit(end) ||
+         (end < text_().size() && text_()[end] == '_' && is_digit(end + 1))) {
+    ++end;
+  }
+  return end;
+}
+
+void Lexer::ReadNumber() {
   // After a dot, digits are an item's number: a.0.1.
   const bool item = !tokens_.empty() && tokens_.back().IsSign(".");
-  if (!item && end < text_().size() && text_()[end] == '.' &&
-      digit_at(end + 1)) {
-    is_float = true;
-    ++end;
-    digits();
+  size_t end = DigitsEnd(at_, 10, false);
+  bool is_float = false;
+  if (!item && end < text_().size() && text_()[end] == '.') {
+    const size_t behind = DigitsEnd(end + 1, 10, false);
+    is_float = behind > end + 1;
+    if (is_float) end = behind;
   }
   if (!item && end < text_().size() && (text_()[end] | 32) == 'e') {
     const size_t sign =
         end + 1 < text_().size() && absl::StrContains("+-", text_()[end + 1]);
-    if (digit_at(end + 1 + sign)) {
+    const size_t behind = DigitsEnd(end + 1 + sign, 10, false);
+    if (behind > end + 1 + sign) {
       is_float = true;
-      end += 1 + sign;
-      digits();
+      end = behind;
     }
   }
-  const std::string text =
-      absl::StrReplaceAll(text_().substr(at_, end - at_), {{"_", ""}});
-  Value value;
   if (is_float) {
-    value = std::strtod(text.c_str(), nullptr);
-  } else {
-    int64_t number = 0;
-    if (!absl::SimpleAtoi(text, &number)) {
-      Fail(absl::StrCat(text, " exceeds 64 bits"));
-    }
-    value = number;
+    const std::string text =
+        absl::StrReplaceAll(text_().substr(at_, end - at_), {{"_", ""}});
+    const double number = std::strtod(text.c_str(), nullptr);
+    if (std::isinf(number)) Fail(absl::StrCat(text, " is too large"));
+    Add(TokenKind::kNumber, text, number);
+    return Advance(end - at_);
   }
-  Add(TokenKind::kNumber, text, std::move(value));
+  unsigned base = 10;
+  size_t begin = at_;
+  if (Peek() == '0') {
+    const char kind = static_cast<char>(Peek(1) | 32);
+    base = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 10;
+    if (base != 10) begin += 2;
+    end = DigitsEnd(begin, base == 10 ? 1 : base, true);
+    if (end == begin) {  // a zero, and what follows
+      base = 10;
+      begin = at_;
+      end = at_ + 1;
+    }
+  }
+  if (end - begin > kMostDigits) Fail("an integer has too many digits");
+  Add(TokenKind::kNumber, text_().substr(at_, end - at_),
+      IntegerIn(base, text_().substr(begin, end - begin)));
   Advance(end - at_);
 }
 
@@ -381,8 +448,8 @@ bool Lexer::ReadSign() {
 
 }  // namespace
 
-std::vector<Token> Tokenize(const std::string& source) {
-  return Lexer(source).Run();
+std::vector<Token> Tokenize(const std::string& source, WhiteSpace white_space) {
+  return Lexer(source, white_space).Run();
 }
 
 }  // namespace capstan::jinja

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "text/jinja/template.h"
 #include "text/jinja/value.h"
 
 namespace capstan::jinja {
@@ -36,11 +37,11 @@ struct Token {
   }
 };
 
-// The template's tokens, the last of which is kEnd, as jinja2's lexer.py with
-// trim_blocks and lstrip_blocks: the newline after a block's or comment's tag
+// The template's tokens, the last of which is kEnd, as jinja2's lexer.py reads
+// them. With WhiteSpace::kTrimmed the newline after a block's or comment's tag
 // goes, and so do spaces and tabs between a line's begin and such a tag, but
-// for {%+; {%- and -%} take all white space. Throws Error.
-std::vector<Token> Tokenize(const std::string& source);
+// for {%+; {%- and -%} take all white space in any case. Throws Error.
+std::vector<Token> Tokenize(const std::string& source, WhiteSpace white_space);
 
 }  // namespace capstan::jinja
 

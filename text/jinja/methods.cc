@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "text/jinja/interpreter.h"
+#include "text/jinja/signature.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::jinja {
@@ -121,7 +121,7 @@ Value RightSplit(Interpreter& interpreter, const Value& self,
 
 Value SplitLines(Interpreter& interpreter, const Value& self,
                  const Arguments& given) {
-  const bool keep = given.Get(0, "keepends", false).Truth();
+  const bool keep = NumberArgument(given, 0, "keepends", 0) != 0;
   const std::string& text = self.string();
   std::vector<Value> lines;
   for (size_t begin = 0; begin < text.size();) {
@@ -345,6 +345,14 @@ Value Partition(Interpreter&, const Value& self, const Arguments& given) {
       {text.substr(0, found), sign, text.substr(found + sign.size())});
 }
 
+std::string FillOf(const Arguments& given) {
+  const Value fill = given.Get(1, "fillchar", " ");
+  if (fill.is_string() && CharacterCount(fill.string()) == 1) {
+    return fill.string();
+  }
+  throw Error("the fill is to be one character");
+}
+
 template <bool left>
 Value Justify(Interpreter& interpreter, const Value& self,
               const Arguments& given) {
@@ -354,15 +362,13 @@ Value Justify(Interpreter& interpreter, const Value& self,
   if (pad <= 0) return self;
   interpreter.SpendText(static_cast<size_t>(pad));
   std::string fill;
-  const Value with = given.Get(1, "fillchar", " ");
-  if (!with.is_string() || CharacterCount(with.string()) != 1) {
-    throw Error("the fill is to be one character");
-  }
-  for (int64_t i = 0; i < pad; ++i) fill += with.string();
+  const std::string with = FillOf(given);
+  for (int64_t i = 0; i < pad; ++i) fill += with;
   return left ? self.string() + fill : fill + self.string();
 }
 Value Center(Interpreter&, const Value& self, const Arguments& given) {
-  return Centered(self.string(), NumberArgument(given, 0, "width", 0));
+  return Centered(self.string(), NumberArgument(given, 0, "width", 0),
+                  FillOf(given));
 }
 Value ZeroFill(Interpreter& interpreter, const Value& self,
                const Arguments& given) {
@@ -377,44 +383,19 @@ Value ZeroFill(Interpreter& interpreter, const Value& self,
                       self.string().substr(sign));
 }
 
-// str.format's fields: {}, {0} and {name}, without formats.
-Value Format(Interpreter& interpreter, const Value& self,
-             const Arguments& given) {
-  const std::string& text = self.string();
-  std::string out;
-  size_t next = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    if ((c == '{' || c == '}') && at + 1 < text.size() && text[at + 1] == c) {
-      out += c;
-      ++at;
-    } else if (c == '{') {
-      const size_t close = text.find('}', at);
-      if (close == std::string::npos) throw Error("format: `{` isn't closed");
-      const std::string field = text.substr(at + 1, close - at - 1);
-      size_t place = next;
-      const Value* found = nullptr;
-      if (field.empty()) {
-        found = given.Find(next++, "");
-      } else if (absl::SimpleAtoi(field, &place)) {
-        found = given.Find(place, "");
-      } else {
-        found = given.Find(given.positional.size(), field);
-      }
-      if (found == nullptr) {
-        throw Error(
-            absl::StrCat("format: there is no argument for {", field, "}"));
-      }
-      out += ToText(*found);
-      at = close;
-    } else if (c == '}') {
-      throw Error("format: `}` closes nothing");
-    } else {
-      out += c;
-    }
-    if ((at & 1023) == 0) interpreter.Spend(1);
+Value FormatOf(Interpreter& interpreter, const Value& self,
+               const Arguments& given) {
+  return Format(interpreter, self.string(), given);
+}
+Value FormatMap(Interpreter& interpreter, const Value& self,
+                const Arguments& given) {
+  const Value names = given.Get(0, "mapping", Value());
+  if (!names.is_dict()) throw Error("format_map wants a dict");
+  Arguments named;
+  for (const auto& [key, value] : names.dict()->items) {
+    if (key.is_string()) named.named.emplace_back(key.string(), value);
   }
-  return out;
+  return Format(interpreter, self.string(), named);
 }
 
 // ---- Dicts.
@@ -437,40 +418,39 @@ Value Values(Interpreter& interpreter, const Value& self, const Arguments&) {
   return Value::List(std::move(items));
 }
 Value Get(Interpreter&, const Value& self, const Arguments& given) {
-  const Value* const found = self.dict()->Find(given.Get(0, "key", Value()));
+  const Value key = given.Get(0, "key", Value());
+  CheckHashable(key);
+  const Value* const found = self.dict()->Find(key);
   return found != nullptr ? *found : given.Get(1, "default", Value());
 }
 Value Copy(Interpreter&, const Value& self, const Arguments&) { return self; }
 
-Value Refused(Interpreter&, const Value& self, const Arguments&) {
-  throw Error(absl::StrCat("templates can't change a ", self.TypeName()));
-}
-
 struct Method {
   const char* name;
-  Function function;
+  Function function;  // null: it changes the value, which templates can't
+  Signature signature = {};
 };
 
 constexpr Method kTextMethods[] = {
-    {"strip", &Strip<true, true>},
-    {"lstrip", &Strip<true, false>},
-    {"rstrip", &Strip<false, true>},
-    {"split", &Split},
-    {"rsplit", &RightSplit},
-    {"splitlines", &SplitLines},
-    {"startswith", &StartsWith},
-    {"endswith", &EndsWith},
-    {"replace", &Replace},
+    {"strip", &Strip<true, true>, {"chars/", 0}},
+    {"lstrip", &Strip<true, false>, {"chars/", 0}},
+    {"rstrip", &Strip<false, true>, {"chars/", 0}},
+    {"split", &Split, {"sep,maxsplit", 0}},
+    {"rsplit", &RightSplit, {"sep,maxsplit", 0}},
+    {"splitlines", &SplitLines, {"keepends", 0}},
+    {"startswith", &StartsWith, {"prefix,start,end/", 1}},
+    {"endswith", &EndsWith, {"prefix,start,end/", 1}},
+    {"replace", &Replace, {"old,new,count/", 2}},
     {"upper", &UpperOf},
     {"lower", &LowerOf},
     {"casefold", &LowerOf},
     {"title", &TitleOf},
     {"capitalize", &CapitalizeOf},
-    {"find", &Find},
-    {"rfind", &RightFind},
-    {"index", &IndexOf},
-    {"count", &Count},
-    {"join", &Join},
+    {"find", &Find, {"sub,start,end/", 1}},
+    {"rfind", &RightFind, {"sub,start,end/", 1}},
+    {"index", &IndexOf, {"sub,start,end/", 1}},
+    {"count", &Count, {"sub,start,end/", 1}},
+    {"join", &Join, {"iterable/", 1}},
     {"isdigit", &AllAre<IsDecimal>},
     {"isdecimal", &AllAre<IsDecimal>},
     {"isnumeric", &AllAre<IsDecimal>},
@@ -479,35 +459,49 @@ constexpr Method kTextMethods[] = {
     {"isspace", &AllAre<IsSpace>},
     {"isupper", &HasCase<true>},
     {"islower", &HasCase<false>},
-    {"removeprefix", &RemovePrefix},
-    {"removesuffix", &RemoveSuffix},
-    {"partition", &Partition<false>},
-    {"rpartition", &Partition<true>},
-    {"ljust", &Justify<true>},
-    {"rjust", &Justify<false>},
-    {"center", &Center},
-    {"zfill", &ZeroFill},
-    {"format", &Format},
+    {"removeprefix", &RemovePrefix, {"prefix/", 1}},
+    {"removesuffix", &RemoveSuffix, {"suffix/", 1}},
+    {"partition", &Partition<false>, {"sep/", 1}},
+    {"rpartition", &Partition<true>, {"sep/", 1}},
+    {"ljust", &Justify<true>, {"width,fillchar/", 1}},
+    {"rjust", &Justify<false>, {"width,fillchar/", 1}},
+    {"center", &Center, {"width,fillchar/", 1}},
+    {"zfill", &ZeroFill, {"width/", 1}},
+    {"format", &FormatOf, {"*"}},
+    {"format_map", &FormatMap, {"mapping/", 1}},
 };
 constexpr Method kListMethods[] = {
-    {"index", &IndexOf},   {"count", &Count},    {"copy", &Copy},
-    {"append", &Refused},  {"extend", &Refused}, {"insert", &Refused},
-    {"pop", &Refused},     {"remove", &Refused}, {"clear", &Refused},
-    {"reverse", &Refused}, {"sort", &Refused},
+    {"index", &IndexOf, {"value,start,stop/", 1}},
+    {"count", &Count, {"value/", 1}},
+    {"copy", &Copy},
+    {"append", nullptr},
+    {"extend", nullptr},
+    {"insert", nullptr},
+    {"pop", nullptr},
+    {"remove", nullptr},
+    {"clear", nullptr},
+    {"reverse", nullptr},
+    {"sort", nullptr},
 };
 constexpr Method kDictMethods[] = {
     {"items", &Items},   {"keys", &Keys},
-    {"values", &Values}, {"get", &Get},
-    {"copy", &Copy},     {"update", &Refused},
-    {"pop", &Refused},   {"popitem", &Refused},
-    {"clear", &Refused}, {"setdefault", &Refused},
+    {"values", &Values}, {"get", &Get, {"key,default/", 1}},
+    {"copy", &Copy},     {"update", nullptr},
+    {"pop", nullptr},    {"popitem", nullptr},
+    {"clear", nullptr},  {"setdefault", nullptr},
 };
 
 template <size_t n>
 absl::optional<Value> Among(const Method (&methods)[n], const Value& of,
                             absl::string_view name) {
   for (const Method& method : methods) {
-    if (name == method.name) return MakeFunction(method.function, of);
+    if (name == method.name && method.function == nullptr) {
+      return Value(
+          Undefined{absl::StrCat("templates can't change a ", of.TypeName())});
+    }
+    if (name == method.name) {
+      return MakeFunction(method.function, of, method.name, method.signature);
+    }
   }
   return absl::nullopt;
 }

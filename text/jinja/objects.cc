@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace capstan::jinja {
@@ -13,17 +14,24 @@ constexpr int64_t kMostOfRange = 100000;
 
 class FunctionObject final : public Object {
  public:
-  FunctionObject(Function function, Value self)
-      : function_(function), self_(std::move(self)) {}
+  FunctionObject(Function function, Value self, const char* name,
+                 Signature signature)
+      : function_(function),
+        self_(std::move(self)),
+        name_(name),
+        signature_(signature) {}
   int depth() const override { return self_.depth() + 1; }
   bool callable() const override { return true; }
   Value Call(Interpreter& interpreter, const Arguments& arguments) override {
+    CheckArguments(signature_, name_, arguments);
     return function_(interpreter, self_, arguments);
   }
 
  private:
   const Function function_;
   const Value self_;
+  const char* const name_;
+  const Signature signature_;
 };
 
 class Macro final : public Object {
@@ -60,7 +68,12 @@ class Namespace final : public Object {
     return *found;
   }
   // Refuses what could refer back to it, and be kept for ever.
+  // Nor, as transformers' does, a name that begins with an underscore.
   bool SetAttribute(absl::string_view name, Value value) override {
+    if (absl::StartsWith(name, "_")) {
+      throw Error(absl::StrCat("a namespace's `", name,
+                               "` can't begin with an underscore"));
+    }
     if (value.holds_objects()) {
       throw Error(absl::StrCat("a namespace's `", name,
                                "` can't be a function or namespace"));
@@ -83,8 +96,8 @@ class Cycler final : public Object,
   absl::optional<Value> Attribute(absl::string_view name) override {
     const Value self{std::shared_ptr<Object>(shared_from_this())};
     if (name == "current") return items_[at_];
-    if (name == "next") return MakeFunction(&Next, self);
-    if (name == "reset") return MakeFunction(&Reset, self);
+    if (name == "next") return MakeFunction(&Next, self, "next", {});
+    if (name == "reset") return MakeFunction(&Reset, self, "reset", {});
     return absl::nullopt;
   }
 
@@ -129,6 +142,7 @@ Dict DictOf(const Arguments& arguments) {
       for (const Value& pair : Iterate(from)) {
         const std::vector<Value> both = Iterate(pair);
         if (both.size() != 2) throw Error("dict wants pairs");
+        CheckHashable(both[0]);
         dict.Set(both[0], both[1]);
       }
     }
@@ -138,8 +152,6 @@ Dict DictOf(const Arguments& arguments) {
 }
 
 Value Range(Interpreter& interpreter, const Value&, const Arguments& given) {
-  given.AtMost(3, "range");
-  if (given.positional.empty()) throw Error("range wants a number");
   for (const Value& one : given.positional) {
     if (!one.is_int() && !one.is_bool()) {
       throw Error(absl::StrCat("range wants integers, not a ", one.TypeName()));
@@ -190,7 +202,9 @@ Value RaiseException(Interpreter&, const Value&, const Arguments& arguments) {
 
 Value StrftimeNow(Interpreter& interpreter, const Value&,
                   const Arguments& arguments) {
-  const std::string format = ToText(arguments.Get(0, "format", ""));
+  const Value given = arguments.Get(0, "format", "");
+  if (!given.is_string()) throw Error("strftime_now wants a text");
+  const std::string& format = given.string();
   if (format.size() > 1000) throw LimitError("strftime_now's format is long");
   const std::time_t now = interpreter.now();
   std::tm local = {};
@@ -204,9 +218,10 @@ Value StrftimeNow(Interpreter& interpreter, const Value&,
 
 }  // namespace
 
-Value MakeFunction(Function function, Value self) {
-  return Value(std::shared_ptr<Object>(
-      std::make_shared<FunctionObject>(function, std::move(self))));
+Value MakeFunction(Function function, Value self, const char* name,
+                   Signature signature) {
+  return Value(std::shared_ptr<Object>(std::make_shared<FunctionObject>(
+      function, std::move(self), name, signature)));
 }
 
 Value MakeMacro(const Statement& macro, std::shared_ptr<Scope> scope) {
@@ -251,8 +266,9 @@ absl::optional<Value> LoopState::Attribute(absl::string_view name) {
                            : Value(Undefined{"there is no next item"});
   }
   const Value self{std::shared_ptr<Object>(shared_from_this())};
-  if (name == "cycle") return MakeFunction(&LoopCycle, self);
-  if (name == "changed") return MakeFunction(&LoopChanged, self);
+  if (name == "cycle") return MakeFunction(&LoopCycle, self, "cycle", {"*"});
+  if (name == "changed")
+    return MakeFunction(&LoopChanged, self, "changed", {"*"});
   return absl::nullopt;
 }
 
@@ -263,17 +279,23 @@ Value LoopState::Call(Interpreter& interpreter, const Arguments& arguments) {
 }
 
 absl::optional<Value> GlobalNamed(const std::string& name) {
-  static constexpr std::pair<const char*, Function> kGlobals[] = {
-      {"range", &Range},
-      {"dict", &MakeDict},
-      {"namespace", &MakeNamespace},
-      {"cycler", &MakeCycler},
-      {"joiner", &MakeJoiner},
-      {"raise_exception", &RaiseException},
-      {"strftime_now", &StrftimeNow},
+  struct Global {
+    const char* name;
+    Function function;
+    Signature signature;
   };
-  for (const auto& [known, function] : kGlobals) {
-    if (name == known) return MakeFunction(function, Value());
+  static constexpr Global kGlobals[] = {
+      {"range", &Range, {"start,stop,step/", 1}},
+      {"dict", &MakeDict, {"*"}},
+      {"namespace", &MakeNamespace, {"*"}},
+      {"cycler", &MakeCycler, {"*"}},
+      {"joiner", &MakeJoiner, {"sep"}},
+      {"raise_exception", &RaiseException, {"message", 1}},
+      {"strftime_now", &StrftimeNow, {"format", 1}},
+  };
+  for (const Global& one : kGlobals) {
+    if (name != one.name) continue;
+    return MakeFunction(one.function, Value(), one.name, one.signature);
   }
   return absl::nullopt;
 }

@@ -75,6 +75,16 @@ Value IntegerPower(int64_t base, int64_t exponent) {
   return IntegerOf(fits, result);
 }
 
+// Where Python raises, or has complex numbers, it is an Error.
+Value FloatPower(double base, double exponent) {
+  if (base == 0.0 && exponent < 0.0) throw Error("a division by zero");
+  const double power = std::pow(base, exponent);
+  if (std::isfinite(base) && std::isfinite(exponent) && !std::isfinite(power)) {
+    throw Error("a power is no number, or too large");
+  }
+  return power;
+}
+
 Value IntegerOperation(const std::string& sign, int64_t a, int64_t b) {
   int64_t result = 0;
   if (sign == "+") {
@@ -90,7 +100,8 @@ Value IntegerOperation(const std::string& sign, int64_t a, int64_t b) {
     return IntegerOf(fits, result);
   }
   if (sign == "**") {
-    if (b < 0) return std::pow(static_cast<double>(a), static_cast<double>(b));
+    if (b < 0)
+      return FloatPower(static_cast<double>(a), static_cast<double>(b));
     return IntegerPower(a, b);
   }
   if (b == 0) throw Error("a division by zero");
@@ -104,7 +115,7 @@ Value FloatOperation(const std::string& sign, double a, double b) {
   if (sign == "+") return a + b;
   if (sign == "-") return a - b;
   if (sign == "*") return a * b;
-  if (sign == "**") return std::pow(a, b);
+  if (sign == "**") return FloatPower(a, b);
   if (b == 0.0) throw Error("a division by zero");
   if (sign == "/") return a / b;
   const double quotient = std::floor(a / b);
@@ -121,7 +132,7 @@ Value Interpreter::EvaluateSlice(const Value& of, const Expression& slice,
   };
   if (of.is_undefined()) throw Error(absl::StrCat(of.undefined()));
   if (!of.is_string() && !of.is_sequence()) {
-    return Undefined{absl::StrCat("a ", of.TypeName(), " has no slices")};
+    throw Error(absl::StrCat("a ", of.TypeName(), " has no slices"));
   }
   const std::vector<Value> items = Iterate(of);
   const auto length = static_cast<int64_t>(items.size());
@@ -157,6 +168,13 @@ Value Interpreter::Binary(const std::string& sign, const Value& a,
   }
   for (const Value* const one : {&a, &b}) {
     if (one->is_undefined()) throw Error(one->undefined());
+  }
+  if ((a.is_big() && (b.is_big() || b.is_number())) ||
+      (b.is_big() && a.is_number())) {
+    if (!a.is_float() && !b.is_float()) {
+      throw Error("an integer exceeds 64 bits");
+    }
+    return FloatOperation(sign, a.number(), b.number());
   }
   if (sign == "%" && a.is_string()) {
     const bool many = b.sequence() != nullptr && b.sequence()->tuple;

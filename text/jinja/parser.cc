@@ -83,7 +83,7 @@ std::unique_ptr<Statement> Parser::ParseStatement() {
   } else if (name == "generation") {
     made->kind = StatementKind::kGeneration;
     marks_generation_ = true;
-    made->body = BodyTo("endgeneration");
+    made->body = ParseFunction("endgeneration", made.get());
   } else if (name == "break" || name == "continue") {
     if (loops_ == 0) Fail(absl::StrCat("`", name, "` outside of a loop"));
     made->kind =
@@ -101,14 +101,13 @@ void Parser::ParseIf(Statement* made) {
   EndOfTag();
   made->body = ParseBody({"elif", "else", "endif"});
   Advance();
-  if (Now().IsName("elif")) {
-    const Nested nested(this);
-    auto inner = std::make_unique<Statement>();
-    inner->line = Now().line;
+  while (SkipName("elif")) {
+    Branch branch;
+    branch.expression = ParseTuple(/*conditional=*/false);
+    EndOfTag();
+    branch.body = ParseBody({"elif", "else", "endif"});
+    made->branches.push_back(std::move(branch));
     Advance();
-    ParseIf(inner.get());
-    made->otherwise.push_back(std::move(inner));
-    return;  // it has passed endif
   }
   if (SkipName("else")) {
     EndOfTag();
@@ -120,6 +119,7 @@ void Parser::ParseIf(Statement* made) {
 
 void Parser::ParseFor(Statement* made) {
   made->kind = StatementKind::kFor;
+  ++fors_;
   made->target = ParseTarget(/*attributes=*/false);
   if (!SkipName("in")) Fail(absl::StrCat("expected `in`, found ", Shown()));
   made->expression = ParseTuple(/*conditional=*/false);
@@ -135,6 +135,7 @@ void Parser::ParseFor(Statement* made) {
     made->otherwise = ParseBody({"endfor"});
     Advance();
   }
+  --fors_;
   Advance();
 }
 
@@ -156,22 +157,47 @@ void Parser::ParseParameters(Statement* made) {
   WantSign("(");
   while (!Now().IsSign(")")) {
     if (!made->parameters.empty()) WantSign(",");
-    if (Now().IsSign(")")) break;
     Parameter parameter;
-    parameter.name = WantName();
-    if (SkipSign("=")) parameter.otherwise = ParseExpression();
+    parameter.name = WantTargetName();
+    for (const Parameter& other : made->parameters) {
+      if (other.name == parameter.name) {
+        Fail(absl::StrCat("two parameters are named `", other.name, "`"));
+      }
+    }
+    if (SkipSign("=")) {
+      parameter.otherwise = ParseExpression();
+    } else if (!made->parameters.empty() &&
+               made->parameters.back().otherwise != nullptr) {
+      Fail("a parameter without a default follows one with a default");
+    } else if (parameter.name == "caller") {
+      Fail("a parameter `caller` wants a default");
+    }
     made->parameters.push_back(std::move(parameter));
   }
   Advance();
+}
+
+Body Parser::ParseFunction(const char* end, Statement* made) {
+  const int loops = std::exchange(loops_, 0);
+  const bool varargs = std::exchange(uses_varargs_, false);
+  const bool kwargs = std::exchange(uses_kwargs_, false);
+  const bool caller = std::exchange(uses_caller_, false);
+  Body body = BodyTo(end);
+  made->uses_varargs = uses_varargs_;
+  made->uses_kwargs = uses_kwargs_;
+  made->uses_caller = uses_caller_;
+  loops_ = loops;
+  uses_varargs_ |= varargs;
+  uses_kwargs_ |= kwargs;
+  uses_caller_ |= caller;
+  return body;
 }
 
 void Parser::ParseMacro(Statement* made) {
   made->kind = StatementKind::kMacro;
   made->text = WantName();
   ParseParameters(made);
-  const int loops = std::exchange(loops_, 0);
-  made->body = BodyTo("endmacro");
-  loops_ = loops;
+  made->body = ParseFunction("endmacro", made);
 }
 
 void Parser::ParseCallBlock(Statement* made) {
@@ -179,9 +205,7 @@ void Parser::ParseCallBlock(Statement* made) {
   if (Now().IsSign("(")) ParseParameters(made);
   made->expression = ParseExpression();
   if (made->expression->kind != Kind::kCall) Fail("expected a call");
-  const int loops = std::exchange(loops_, 0);
-  made->body = BodyTo("endcall");
-  loops_ = loops;
+  made->body = ParseFunction("endcall", made);
 }
 
 void Parser::ParseWith(Statement* made) {
@@ -195,6 +219,16 @@ void Parser::ParseWith(Statement* made) {
   made->body = BodyTo("endwith");
 }
 
+std::string Parser::WantTargetName() {
+  for (const char* const constant :
+       {"true", "false", "none", "True", "False", "None"}) {
+    if (Now().IsName(constant)) {
+      Fail(absl::StrCat("`", constant, "` can't be set"));
+    }
+  }
+  return WantName();
+}
+
 ExpressionPtr Parser::ParseOneTarget(bool attributes) {
   if (SkipSign("(")) {
     const Nested nested(this);
@@ -203,8 +237,11 @@ ExpressionPtr Parser::ParseOneTarget(bool attributes) {
     return inner;
   }
   ExpressionPtr made = New(Kind::kName);
-  made->name = WantName();
-  if (!attributes || !Now().IsSign(".")) return made;
+  made->name = WantTargetName();
+  if (!attributes || !Now().IsSign(".")) {
+    if (fors_ > 0 && made->name == "loop") Fail("a loop's `loop` can't be set");
+    return made;
+  }
   Advance();
   ExpressionPtr attribute = NewOf(Kind::kAttribute, std::move(made));
   attribute->name = WantName();
@@ -215,12 +252,15 @@ ExpressionPtr Parser::ParseTarget(bool attributes) {
   ExpressionPtr first = ParseOneTarget(attributes);
   if (!Now().IsSign(",")) return first;
   ExpressionPtr tuple = NewOf(Kind::kTuple, std::move(first));
-  while (SkipSign(",") && !EndsTuple()) {
+  while (SkipSign(",") && !Now().IsSign(")") &&
+         Now().kind != TokenKind::kBlockEnd) {
     tuple->parts.push_back(ParseOneTarget(attributes));
   }
   return tuple;
 }
 
-Parsed Parse(const std::string& source) { return Parser(source).Run(); }
+Parsed Parse(const std::string& source, WhiteSpace white_space) {
+  return Parser(source, white_space).Run();
+}
 
 }  // namespace capstan::jinja

@@ -26,11 +26,13 @@ constexpr int kMostLinks = 5'000;
 // statements in parser.cc, expressions in expression_parser.cc.
 class Parser {
  public:
-  explicit Parser(const std::string& source) : tokens_(Tokenize(source)) {}
+  Parser(const std::string& source, WhiteSpace white_space)
+      : tokens_(Tokenize(source, white_space)) {}
 
   Parsed Run() {
     Parsed parsed;
     parsed.body = ParseBody({});
+    CheckNames(parsed.body);
     if (Now().kind != TokenKind::kEnd) Fail("there is more after the end");
     parsed.marks_generation = marks_generation_;
     return parsed;
@@ -128,8 +130,12 @@ class Parser {
   void ParseCallBlock(Statement* made);
   void ParseWith(Statement* made);
   void ParseParameters(Statement* made);
+  // A body that is a function of its own: a loop around it isn't one of its.
+  Body ParseFunction(const char* end, Statement* made);
   ExpressionPtr ParseTarget(bool attributes);
   ExpressionPtr ParseOneTarget(bool attributes);
+  // A name that can be set.
+  std::string WantTargetName();
 
   // ---- Expressions.
   // Several with commas are a tuple.
@@ -169,7 +175,12 @@ class Parser {
   size_t at_ = 0;
   int depth_ = 0;
   int links_ = 0;  // of the output or tag that is read
-  int loops_ = 0;  // around this place
+  int loops_ = 0;  // around this place, that it can leave
+  int fors_ = 0;   // around this place
+  // Names that the function which is read has.
+  bool uses_varargs_ = false;
+  bool uses_kwargs_ = false;
+  bool uses_caller_ = false;
   bool marks_generation_ = false;
 };
 

@@ -9,7 +9,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "text/jinja/interpreter.h"
 #include "text/tokenizer/unicode.h"
 
@@ -126,80 +125,19 @@ std::string Replaced(absl::string_view text, absl::string_view old,
   return out;
 }
 
-std::string Centered(absl::string_view text, int64_t width) {
+std::string Centered(absl::string_view text, int64_t width,
+                     absl::string_view fill) {
   const int64_t pad = std::max<int64_t>(0, width) - CharacterCount(text);
   if (pad <= 0) return std::string(text);
   if (pad > 100000) throw LimitError("a text is centred in too wide a field");
   // CPython's str.center.
   const int64_t left = pad / 2 + (pad & width & 1);
-  return absl::StrCat(std::string(left, ' '), text,
-                      std::string(pad - left, ' '));
-}
-
-std::string Percent(const std::string& text, const std::vector<Value>& values,
-                    const Dict* names) {
   std::string out;
-  size_t used = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '%') {
-      out += text[at];
-      continue;
-    }
-    if (++at >= text.size()) throw Error("a format ends with %");
-    if (text[at] == '%') {
-      out += '%';
-      continue;
-    }
-    Value value;
-    if (text[at] == '(') {
-      const size_t close = text.find(')', at);
-      if (close == std::string::npos || names == nullptr) {
-        throw Error("a format's %(name) wants a dict");
-      }
-      const Value* const found =
-          names->Find(absl::string_view(text).substr(at + 1, close - at - 1));
-      if (found == nullptr) throw Error("a format's name isn't in the dict");
-      value = *found;
-      at = close + 1;
-    } else {
-      if (used >= values.size()) throw Error("a format wants more arguments");
-      value = values[used++];
-    }
-    const size_t spec = at;
-    while (at < text.size() && absl::StrContains("-+ #0123456789.", text[at])) {
-      ++at;
-    }
-    if (at >= text.size()) throw Error("a format ends in the midst");
-    const std::string flags = text.substr(spec, at - spec);
-    if (flags.size() > 6) throw Error("a format has too long a width");
-    const char kind = text[at];
-    if (kind == 's' || kind == 'r') {
-      const auto format =
-          absl::ParsedFormat<'s'>::New(absl::StrCat("%", flags, "s"));
-      if (format == nullptr) throw Error("a format isn't known");
-      out +=
-          absl::StrFormat(*format, kind == 's' ? ToText(value) : Repr(value));
-    } else if (absl::StrContains("dix", kind) && value.is_number()) {
-      const auto format =
-          absl::ParsedFormat<'d'>::New(absl::StrCat("%", flags, "d"));
-      if (format == nullptr || kind == 'x') throw Error("a format isn't known");
-      out += absl::StrFormat(*format, value.is_float()
-                                          ? static_cast<int64_t>(value.number())
-                                          : value.integer());
-    } else if (absl::StrContains("feg", kind) && value.is_number()) {
-      const auto format =
-          absl::ParsedFormat<absl::FormatConversionCharSet::kFloating>::New(
-              absl::StrCat("%", flags, std::string(1, kind)));
-      if (format == nullptr) throw Error("a format isn't known");
-      out += absl::StrFormat(*format, value.number());
-    } else {
-      throw Error(absl::StrCat("a format's %", std::string(1, kind),
-                               " doesn't fit a ", value.TypeName()));
-    }
+  for (int64_t i = 0; i < pad; ++i) {
+    if (i == left) out.append(text.data(), text.size());
+    out.append(fill.data(), fill.size());
   }
-  if (names == nullptr && used < values.size()) {
-    throw Error("a format wants fewer arguments");
-  }
+  if (left == pad) out.append(text.data(), text.size());
   return out;
 }
 

@@ -21,11 +21,11 @@ class ParsedTemplate final : public Template {
 
   bool marks_generation() const override { return parsed_.marks_generation; }
 
-  absl::StatusOr<Rendered> Render(const nlohmann::ordered_json& variables,
+  absl::StatusOr<Rendered> Render(const Value& variables,
                                   std::time_t now) const override {
     try {
       Interpreter interpreter(limits_, now);
-      interpreter.Run(parsed_.body, Value::FromJson(variables));
+      interpreter.Run(parsed_.body, variables);
       return Rendered{std::move(interpreter.text()),
                       std::move(interpreter.generation())};
     } catch (const LimitError& error) {
@@ -42,8 +42,22 @@ class ParsedTemplate final : public Template {
 
 }  // namespace
 
+absl::StatusOr<Rendered> Template::Render(
+    const nlohmann::ordered_json& variables, std::time_t now) const {
+  try {
+    const std::string text =
+        variables.dump(-1, ' ', /*ensure_ascii=*/false,
+                       nlohmann::ordered_json::error_handler_t::replace);
+    return Render(Value::FromJson(text), now);
+  } catch (const LimitError& error) {
+    return absl::ResourceExhaustedError(error.what());
+  } catch (const Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Template>> Template::Parse(
-    absl::string_view source, const Limits& limits) {
+    absl::string_view source, const Limits& limits, WhiteSpace white_space) {
   if (source.size() > kMostBytes) {
     return absl::InvalidArgumentError("the template is larger than 1 MiB");
   }
@@ -52,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Template>> Template::Parse(
   }
   try {
     return absl::make_unique<ParsedTemplate>(
-        capstan::jinja::Parse(std::string(source)), limits);
+        capstan::jinja::Parse(std::string(source), white_space), limits);
   } catch (const Error& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "text/jinja/value.h"
 
 namespace capstan::jinja {
 
@@ -29,6 +30,12 @@ struct Limits {
   int64_t text_bytes = int64_t{256} << 20;
   // Of calls in each other.
   int depth = 400;
+};
+
+// What becomes of line ends and spaces around tags and at the end.
+enum class WhiteSpace {
+  kTrimmed,  // jinja2's trim_blocks and lstrip_blocks
+  kKept,     // jinja2's keep_trailing_newline alone
 };
 
 struct Rendered {
@@ -43,18 +50,22 @@ class Template {
   // INVALID_ARGUMENT "line N: PROBLEM" if it isn't one, or uses a tag that is
   // none of transformers'.
   static absl::StatusOr<std::unique_ptr<Template>> Parse(
-      absl::string_view source, const Limits& limits = Limits());
+      absl::string_view source, const Limits& limits = Limits(),
+      WhiteSpace white_space = WhiteSpace::kTrimmed);
   virtual ~Template() = default;
 
   // Whether it has {% generation %} blocks.
   virtual bool marks_generation() const = 0;
 
-  // With an object's keys as variables. INVALID_ARGUMENT with the words of
+  // With a dict's keys as variables. INVALID_ARGUMENT with the words of
   // raise_exception or what else went wrong, "line N: PROBLEM";
   // RESOURCE_EXHAUSTED at a limit. `now` is the time of strftime_now, in
   // seconds since 1970.
-  virtual absl::StatusOr<Rendered> Render(
-      const nlohmann::ordered_json& variables, std::time_t now) const = 0;
+  virtual absl::StatusOr<Rendered> Render(const Value& variables,
+                                          std::time_t now) const = 0;
+  // The same with an object's keys.
+  absl::StatusOr<Rendered> Render(const nlohmann::ordered_json& variables,
+                                  std::time_t now) const;
 };
 
 }  // namespace capstan::jinja

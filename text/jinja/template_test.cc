@@ -65,6 +65,15 @@ TEST(TemplateTest, WhiteSpace) {
   });
 }
 
+// What jinja2's Environment(keep_trailing_newline=True) writes.
+TEST(TemplateTest, WhiteSpaceMayBeKept) {
+  const auto kept = Template::Parse(
+      "  {% if true %}\n a %} {# c #}\n{{ n }} F#}\n{%- endif %}\n", Limits(),
+      WhiteSpace::kKept);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_EQ((*kept)->Render(Variables(), kNow)->text, "  \n a %} \n3 F#}\n");
+}
+
 TEST(TemplateTest, Loops) {
   ExpectTexts({
       {"{% for i in l %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ "
@@ -373,6 +382,121 @@ TEST(TemplateTest, NothingIsReachedBeyondTheVariables) {
         "{% import 'os' as os %}", "{{ open('x') }}"}) {
     EXPECT_NE(ErrorOf(source), "") << source;
   }
+}
+
+TEST(TemplateTest, NumbersOfAnySize) {
+  ExpectTexts({
+      {"{{ 0x1F }} {{ 0b101 }} {{ 0o17 }} {{ 1_000 }} {{ 00 }} {{ 0x_ff }}",
+       "31 5 15 1000 0 255"},
+      {"{{ 12345678901234567890123 }} {{ 0xffffffffffffffffffff }}",
+       "12345678901234567890123 1208925819614629174706175"},
+      {"{{ -9223372036854775808 }} {{ 9223372036854775808 | tojson }}",
+       "-9223372036854775808 9223372036854775808"},
+      {"{{ 18446744073709551616 == 18446744073709551616 }}{{ "
+       "18446744073709551616 > 5 }}{{ 18446744073709551616 is integer }}{{ "
+       "'%d' % 18446744073709551616 }}",
+       "TrueTrueTrue18446744073709551616"},
+  });
+  for (const char* const wrong :
+       {"{{ 007 }}", "{{ 1__0 }}", "{{ 0b2 }}", "{{ 1_ }}", "{{ 1e400 }}"}) {
+    EXPECT_NE(ErrorOf(wrong), "") << wrong;
+  }
+}
+
+TEST(TemplateTest, FormatsArePythons) {
+  ExpectTexts({
+      {"{{ '{} {:>5}|{:*^7}|{:05d}'.format(1, 'a', 'b', 3) }}",
+       "1     a|***b***|00003"},
+      {"{{ '{:,.2f} {:x} {:#b} {:.1%} {:e}'.format(1234567.891, 255, 5, 0.256, "
+       "12345.678) }}",
+       "1,234,567.89 ff 0b101 25.6% 1.234568e+04"},
+      {"{{ '{0[k]} {d[j]} {0.k} {1!r:>6}'.format(d, 'a', d=d) }}",
+       "1 x<y 1    'a'"},
+      {"{{ '{:{w}}|'.format('a', w=3) }}{{ '{{}}'.format() }}", "a  |{}"},
+      {"{{ '%5d|%-5s|%05.1f|%x|%+d|%%' % (3, 'a', 2.5, 255, 4) }}",
+       "    3|a    |002.5|ff|+4|%"},
+      {"{{ '%(a)s %(b)r' % {'a': 1, 'b': 'c'} }}", "1 'c'"},
+      {"{{ '%s-%s' | format(1, 2) }}", "1-2"},
+      {"{{ '{:06,}|{:08,}|{:09,}|{:#012_x}'.format(1, 1, 12345, 255) }}",
+       "00,001|0,000,001|0,012,345|0x0_0000_00ff"},
+      {"{{ 'ab'.center(5, '*') }}", "**ab*"},
+  });
+  for (const char* const wrong :
+       {"{{ '{} {0}'.format(1) }}", "{{ '{:d}'.format('a') }}",
+        "{{ '{:.2d}'.format(3) }}", "{{ '%d' % 'a' }}", "{{ '%s' % (1, 2) }}",
+        "{{ '%s' | format(1, a=2) }}", "{{ '{:5}'.format(none) }}"}) {
+    EXPECT_NE(ErrorOf(wrong), "") << wrong;
+  }
+}
+
+TEST(TemplateTest, GroupsHaveADefault) {
+  ExpectTexts({
+      {"{% for name, items in [{'g': 'b'}, {}, {'g': 'A'}] | groupby('g', "
+       "default='c') %}{{ name }}{{ items | length }};{% endfor %}",
+       "A1;b1;c1;"},
+  });
+  EXPECT_NE(ErrorOf("{{ [{'g': 'b'}, {}] | groupby('g') }}"), "");
+}
+
+TEST(TemplateTest, ChainsOfIfsMayBeLong) {
+  std::string chain = "{% if n == 0 %}0";
+  std::string inlined = "{{ ";
+  for (int i = 100; i < 1600; ++i) {
+    chain += "{% elif n == " + std::to_string(i) + " %}" + std::to_string(i);
+    if (i < 280) inlined += std::to_string(i) + " if n == 0 else ";
+  }
+  ExpectTexts(
+      {{chain + "{% elif n == 3 %}three{% else %}else{% endif %}", "three"},
+       {inlined + "'last' }}", "last"}});
+}
+
+// jinja2 and Python raise on each of these.
+TEST(TemplateTest, WhatPythonRefusesIsAnError) {
+  for (const char* const wrong : {
+           "{% for i in [] %}{{ 1 | nofilter }}{% endfor %}",
+           "{% for i in [] %}{{ 1 is notest }}{% endfor %}",
+           "{{ x☃ }}",
+           "{{ a² }}",
+           "{% set true = 1 %}",
+           "{% for i in l %}{% set loop = 1 %}{% endfor %}",
+           "{% set x, = (1,) %}",
+           "{% set ns = namespace(_x=1) %}",
+           "{% macro m(a, a) %}{% endmacro %}",
+           "{% macro m(a=1, b) %}{% endmacro %}",
+           "{% macro m(caller) %}{% endmacro %}",
+           "{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}",
+           "{% macro m(a) %}{% endmacro %}{{ m(b=1) }}",
+           "{% macro m() %}{% endmacro %}{% call m() %}{% endcall %}",
+           "{% for i in l %}{% generation %}{% break %}{% endgeneration %}"
+           "{% endfor %}",
+           "{{ dict(x=1, x=2) }}",
+           "{{ dict(**d, x=1) }}",
+           "{{ range(*[1], 2) }}",
+           "{{ a | upper(1) }}",
+           "{{ a | trim(zzz=1) }}",
+           "{{ a | replace('l') }}",
+           "{{ a.upper(1) }}",
+           "{{ a.strip(chars='H') }}",
+           "{{ n is odd(1) }}",
+           "{{ n is eq }}",
+           "{{ strftime_now() }}",
+           "{{ {[1]: 2} }}",
+           "{{ [1] in d }}",
+           "{{ [[1]] | unique | list }}",
+           "{{ 0 ** -1 }}",
+           "{{ 2.0 ** 10000 }}",
+           "{{ x | int }}",
+           "{{ l | indent }}",
+           "{{ d | dictsort(by='x') }}",
+           "{{ l | sum(start='a') }}",
+           "{{ d[1:2] }}",
+       }) {
+    EXPECT_NE(ErrorOf(wrong), "") << wrong;
+  }
+  // Unknown names in an if are an error only where they are used.
+  ExpectTexts({{"{% if false %}{{ 1 | nofilter }}{% endif %}ok", "ok"},
+               {"{{ 1 if true else 2 | nofilter }}", "1"},
+               {"{{ l.append is defined }}", "False"}});
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ Value TrimFilter(Interpreter&, const Value& of, const Arguments& given) {
   const Value characters = given.Get(0, "chars", Value());
   const std::string text = ToText(of);
   if (characters.is_none()) return Stripped(text, nullptr, true, true);
+  if (!characters.is_string()) throw Error("trim's characters are a text");
   const std::string set = ToText(characters);
   return Stripped(text, &set, true, true);
 }
@@ -62,10 +63,9 @@ Value StringFilter(Interpreter&, const Value& of, const Arguments&) {
 }
 Value ReplaceFilter(Interpreter& interpreter, const Value& of,
                     const Arguments& given) {
-  if (given.positional.size() < 2) throw Error("replace wants two texts");
   const std::string text = ToText(of);
-  const std::string old = ToText(given.positional[0]);
-  const std::string with = ToText(given.positional[1]);
+  const std::string old = ToText(*given.Find(0, "old"));
+  const std::string with = ToText(*given.Find(1, "new"));
   if (with.size() > old.size()) {
     interpreter.SpendText((text.size() / std::max<size_t>(1, old.size()) + 1) *
                           with.size());
@@ -84,6 +84,9 @@ Value CenterFilter(Interpreter&, const Value& of, const Arguments& given) {
 Value FormatFilter(Interpreter&, const Value& of, const Arguments& given) {
   Dict names;
   for (const auto& [name, value] : given.named) names.Set(name, value);
+  if (!given.positional.empty() && !given.named.empty()) {
+    throw Error("format takes arguments by place or by name, not both");
+  }
   return Percent(ToText(of), given.positional,
                  given.named.empty() ? nullptr : &names);
 }
@@ -112,6 +115,7 @@ Value IndentFilter(Interpreter& interpreter, const Value& of,
     if (columns > 1000) throw LimitError("indent's width exceeds 1,000");
     space.assign(static_cast<size_t>(std::max<int64_t>(0, columns)), ' ');
   }
+  if (!of.is_string()) throw Error("indent wants a text");
   const std::string text = ToText(of);
   std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
   interpreter.SpendText(text.size() + lines.size() * space.size());
@@ -134,6 +138,7 @@ Value TruncateFilter(Interpreter&, const Value& of, const Arguments& given) {
   const Value leeway_or_none = given.Get(3, "leeway", Value());
   const int64_t leeway =
       leeway_or_none.is_none() ? 5 : IntegerOf(leeway_or_none, "leeway");
+  Length(of);  // an error if it has none
   const std::string text = ToText(of);
   const std::vector<std::string> characters = Characters(text);
   const auto count = static_cast<int64_t>(characters.size());
@@ -151,6 +156,9 @@ Value TruncateFilter(Interpreter&, const Value& of, const Arguments& given) {
 
 Value UrlEncodeFilter(Interpreter& interpreter, const Value& of,
                       const Arguments&) {
+  if (of.is_sequence() || of.is_dict()) {
+    throw Error("urlencode wants a text here, not several values");
+  }
   const std::string text = ToText(of);
   interpreter.SpendText(3 * text.size());
   std::string out;

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <cstdlib>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::jinja {
@@ -176,7 +178,7 @@ class JsonWriter {
       out += std::isnan(number)   ? "NaN"
              : std::isinf(number) ? (number > 0 ? "Infinity" : "-Infinity")
                                   : ToText(value);
-    } else if (value.is_int()) {
+    } else if (value.is_int() || value.is_big()) {
       out += ToText(value);
     } else if (const Sequence* const sequence = value.sequence()) {
       Items("[", "]", sequence->items.size(), depth,
@@ -205,7 +207,7 @@ class JsonWriter {
       const Value& key = items[i]->first;
       if (key.is_string()) {
         AppendJsonString(key.string(), &out);
-      } else if (key.is_number() || key.is_none()) {
+      } else if (key.is_number() || key.is_big() || key.is_none()) {
         out += '"';
         Write(key, depth + 1);
         out += '"';
@@ -331,7 +333,6 @@ bool Value::holds_objects() const {
   return is_object();
 }
 
-// With U+FFFD in place of bytes that are no UTF-8.
 std::string ValidText(const std::string& text) {
   if (tokenizer::IsUtf8(text)) return text;
   std::string valid;
@@ -344,32 +345,6 @@ std::string ValidText(const std::string& text) {
     at += bytes > 0 ? static_cast<size_t>(bytes) : 1;
   }
   return valid;
-}
-
-Value Value::FromJson(const nlohmann::ordered_json& json, int around) {
-  if (around > kMostNested) throw LimitError("values nest too deeply");
-  if (json.is_string()) return ValidText(json.get_ref<const std::string&>());
-  if (json.is_boolean()) return json.get<bool>();
-  if (json.is_number_float()) return json.get<double>();
-  if (json.is_number_unsigned() &&
-      json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-    return static_cast<double>(json.get<uint64_t>());
-  }
-  if (json.is_number()) return json.get<int64_t>();
-  if (json.is_array()) {
-    std::vector<Value> items;
-    for (const auto& item : json) items.push_back(FromJson(item, around + 1));
-    return List(std::move(items));
-  }
-  if (json.is_object()) {
-    Dict dict;
-    for (const auto& [key, item] : json.items()) {
-      dict.items.emplace_back(Value(ValidText(key)),
-                              FromJson(item, around + 1));
-    }
-    return Of(std::move(dict));
-  }
-  return Value();
 }
 
 Value Value::Markup(std::string text) {
@@ -391,6 +366,7 @@ int64_t Value::integer() const {
   return is_bool() ? std::get<bool>(data_) : std::get<int64_t>(data_);
 }
 double Value::number() const {
+  if (is_big()) return std::strtod(digits().c_str(), nullptr);
   return is_float() ? std::get<double>(data_) : static_cast<double>(integer());
 }
 const Sequence* Value::sequence() const {
@@ -408,6 +384,7 @@ Object* Value::object() const {
 
 bool Value::Truth() const {
   if (is_undefined() || is_none()) return false;
+  if (is_big()) return true;
   if (is_number()) return number() != 0.0;
   if (is_string()) return !string().empty();
   if (const Sequence* const items = sequence()) return !items->items.empty();
@@ -419,13 +396,22 @@ const char* Value::TypeName() const {
   if (is_undefined()) return "Undefined";
   if (is_none()) return "NoneType";
   if (is_bool()) return "bool";
-  if (is_int()) return "int";
+  if (is_int() || is_big()) return "int";
   if (is_float()) return "float";
   if (is_string()) return "str";
   if (const Sequence* const items = sequence()) {
     return items->tuple ? "tuple" : "list";
   }
   return is_dict() ? "dict" : "object";
+}
+
+Value IntegerOfText(absl::string_view digits) {
+  int64_t narrow = 0;
+  if (absl::SimpleAtoi(digits, &narrow)) return narrow;
+  const bool negative = absl::ConsumePrefix(&digits, "-");
+  digits.remove_prefix(
+      std::min(digits.find_first_not_of('0'), digits.size() - 1));
+  return BigInteger{absl::StrCat(negative ? "-" : "", digits)};
 }
 
 // ---- Arguments.
@@ -451,6 +437,10 @@ void Arguments::AtMost(size_t count, absl::string_view function) const {
 // ---- Comparison.
 
 bool Equal(const Value& a, const Value& b) {
+  if (a.is_big() && b.is_big()) return a.digits() == b.digits();
+  if (a.is_big() || b.is_big()) {
+    return (a.is_float() || b.is_float()) && a.number() == b.number();
+  }
   if (a.is_number() && b.is_number()) return SameNumber(a, b);
   if (a.is_string() && b.is_string()) return a.string() == b.string();
   if (a.is_none() || b.is_none()) return a.is_none() && b.is_none();
@@ -476,7 +466,20 @@ bool Equal(const Value& a, const Value& b) {
   return a.is_object() && a.object() == b.object();
 }
 
+// Of integers with digits alone.
+bool LessDigits(absl::string_view a, absl::string_view b) {
+  const bool negative = absl::StartsWith(a, "-");
+  if (negative != absl::StartsWith(b, "-")) return negative;
+  if (negative) std::swap(a, b);
+  return a.size() != b.size() ? a.size() < b.size() : a < b;
+}
+
 bool Less(const Value& a, const Value& b) {
+  if ((a.is_big() || b.is_big()) && (a.is_big() || a.is_number()) &&
+      (b.is_big() || b.is_number())) {
+    return a.is_big() && b.is_big() ? LessDigits(a.digits(), b.digits())
+                                    : a.number() < b.number();
+  }
   if (a.is_number() && b.is_number()) {
     return a.is_float() || b.is_float() ? a.number() < b.number()
                                         : a.integer() < b.integer();
@@ -496,6 +499,15 @@ bool Less(const Value& a, const Value& b) {
                            " have no order"));
 }
 
+void CheckHashable(const Value& key) {
+  if (const Sequence* const items = key.sequence();
+      items != nullptr && items->tuple) {
+    for (const Value& item : items->items) CheckHashable(item);
+  } else if (key.is_sequence() || key.is_dict()) {
+    throw Error(absl::StrCat("a ", key.TypeName(), " can't be a key"));
+  }
+}
+
 bool Contains(const Value& container, const Value& item) {
   if (container.is_string()) {
     if (!item.is_string()) {
@@ -505,6 +517,7 @@ bool Contains(const Value& container, const Value& item) {
     return absl::StrContains(container.string(), item.string());
   }
   if (const Dict* const dict = container.dict()) {
+    CheckHashable(item);
     return dict->Find(item) != nullptr;
   }
   const std::vector<Value> items = Iterate(container);
@@ -520,6 +533,7 @@ std::string ToText(const Value& value) {
   if (value.is_none()) return "None";
   if (value.is_bool()) return value.integer() != 0 ? "True" : "False";
   if (value.is_int()) return absl::StrCat(value.integer());
+  if (value.is_big()) return value.digits();
   if (value.is_float()) return FloatText(value.number());
   if (value.is_object()) return "<object>";
   return Repr(value);

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -49,6 +48,10 @@ class Object {
 };
 
 struct None {};
+// An integer beyond 64 bits, of which only the text is known.
+struct BigInteger {
+  std::string digits;  // with a minus, without leading zeros
+};
 // What a name or an attribute that isn't there gives: `what` says which.
 struct Undefined {
   std::string what;
@@ -68,6 +71,9 @@ struct Dict {
   bool holds_objects = false;
   const Value* Find(const Value& key) const;
   const Value* Find(absl::string_view key) const;
+  const Value* Find(const char* key) const {
+    return Find(absl::string_view(key));
+  }
   void Set(Value key, Value value);
 };
 
@@ -75,40 +81,46 @@ struct Dict {
 class Value {
  public:
   Value() : data_(None{}) {}
-  Value(bool value) : data_(value) {}                                  // NOLINT
-  Value(int64_t value) : data_(value) {}                               // NOLINT
-  Value(int value) : data_(int64_t{value}) {}                          // NOLINT
-  Value(double value) : data_(value) {}                                // NOLINT
-  Value(std::string value) : data_(std::move(value)) {}                // NOLINT
-  Value(const char* value) : data_(std::string(value)) {}              // NOLINT
-  Value(Undefined value) : data_(std::move(value)) {}                  // NOLINT
+  Value(bool value) : data_(value) {}                      // NOLINT
+  Value(int64_t value) : data_(value) {}                   // NOLINT
+  Value(int value) : data_(int64_t{value}) {}              // NOLINT
+  Value(double value) : data_(value) {}                    // NOLINT
+  Value(std::string value) : data_(std::move(value)) {}    // NOLINT
+  Value(const char* value) : data_(std::string(value)) {}  // NOLINT
+  Value(Undefined value) : data_(std::move(value)) {}      // NOLINT
+  Value(BigInteger value)                                  // NOLINT
+      : data_(std::move(value.digits)), big_(true) {}
   Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}  // NOLINT
   // Error if values nest more deeply than destructors may call themselves.
   static Value List(std::vector<Value> items);
   static Value Tuple(std::vector<Value> items);
   static Value Of(Dict dict);
-  // Bytes that are no UTF-8 become U+FFFD. `around`: how many values it is in.
-  static Value FromJson(const nlohmann::ordered_json& json, int around = 0);
+  // Of a JSON text; integers keep their digits. Error if it isn't JSON.
+  static Value FromJson(absl::string_view json);
   // markupsafe's Markup, which escapes what is joined to it.
   static Value Markup(std::string text);
 
   bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
   bool is_none() const { return std::holds_alternative<None>(data_); }
   bool is_bool() const { return std::holds_alternative<bool>(data_); }
-  // Not of bool, unlike Python's isinstance.
+  // Not of bool, unlike Python's isinstance, nor of a BigInteger.
   bool is_int() const { return std::holds_alternative<int64_t>(data_); }
   bool is_float() const { return std::holds_alternative<double>(data_); }
+  bool is_big() const { return big_; }
   bool is_number() const { return is_bool() || is_int() || is_float(); }
-  bool is_string() const { return std::holds_alternative<std::string>(data_); }
+  bool is_string() const {
+    return std::holds_alternative<std::string>(data_) && !big_;
+  }
   bool is_sequence() const { return sequence() != nullptr; }
   bool is_dict() const { return dict() != nullptr; }
   bool is_object() const { return object() != nullptr; }
 
   const std::string& string() const { return std::get<std::string>(data_); }
+  const std::string& digits() const { return std::get<std::string>(data_); }
   bool is_markup() const { return markup_; }
   // Of a bool, too.
   int64_t integer() const;
-  // Of any number.
+  // Of any number, a BigInteger among them.
   double number() const;
   const std::string& undefined() const {
     return std::get<Undefined>(data_).what;
@@ -132,6 +144,7 @@ class Value {
                std::shared_ptr<Object>>
       data_;
   bool markup_ = false;
+  bool big_ = false;  // the string is a BigInteger's digits
 };
 
 // The text for HTML: & < > ' " as references, unless it is markup.
@@ -153,6 +166,9 @@ bool Equal(const Value& a, const Value& b);
 bool Less(const Value& a, const Value& b);
 bool Contains(const Value& container, const Value& item);
 
+// Throws Error where Python does: a list or a dict is no key.
+void CheckHashable(const Value& key);
+
 // Python's str() and repr().
 std::string ToText(const Value& value);
 std::string Repr(const Value& value);
@@ -166,6 +182,11 @@ std::string ToJson(const Value& value, int indent, bool sort_keys,
 std::vector<Value> Iterate(const Value& value);
 // Python's len().
 int64_t Length(const Value& value);
+
+// With U+FFFD in place of bytes that are no UTF-8.
+std::string ValidText(const std::string& text);
+// An integer's text, with a minus at most, as a value of any size.
+Value IntegerOfText(absl::string_view digits);
 
 // Characters of valid UTF-8, and the whole text of some.
 std::vector<std::string> Characters(absl::string_view text);

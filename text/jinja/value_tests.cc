@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // jinja2's tests, as in `x is defined` (jinja2/tests.py).
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "text/jinja/filters.h"
 #include "text/jinja/interpreter.h"
+#include "text/jinja/signature.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::jinja {
@@ -29,7 +32,13 @@ double Remainder(const Value& v, int64_t divisor) {
 
 using TestFunction = bool (*)(const Value& of, const Value& argument);
 
-constexpr std::pair<const char*, TestFunction> kTests[] = {
+struct ValueTest {
+  const char* name;
+  TestFunction function;
+  Signature signature = {};
+};
+
+constexpr ValueTest kTests[] = {
     {"defined", [](const Value& v, const Value&) { return !v.is_undefined(); }},
     {"undefined",
      [](const Value& v, const Value&) { return v.is_undefined(); }},
@@ -39,9 +48,11 @@ constexpr std::pair<const char*, TestFunction> kTests[] = {
                 const Value&) { return v.is_bool() && v.integer() != 0; }},
     {"false", [](const Value& v,
                  const Value&) { return v.is_bool() && v.integer() == 0; }},
-    {"integer", [](const Value& v, const Value&) { return v.is_int(); }},
+    {"integer",
+     [](const Value& v, const Value&) { return v.is_int() || v.is_big(); }},
     {"float", [](const Value& v, const Value&) { return v.is_float(); }},
-    {"number", [](const Value& v, const Value&) { return v.is_number(); }},
+    {"number",
+     [](const Value& v, const Value&) { return v.is_number() || v.is_big(); }},
     {"string", [](const Value& v, const Value&) { return v.is_string(); }},
     {"mapping", [](const Value& v, const Value&) { return v.is_dict(); }},
     {"sequence",
@@ -79,58 +90,82 @@ constexpr std::pair<const char*, TestFunction> kTests[] = {
        const int64_t divisor = IntegerOf(by, "divisibleby's number");
        if (divisor == 0) throw Error("a division by zero");
        return Remainder(v, divisor) == 0.0;
-     }},
-    {"eq", &Equal},
-    {"==", &Equal},
-    {"equalto", &Equal},
-    {"ne", [](const Value& v, const Value& w) { return !Equal(v, w); }},
-    {"!=", [](const Value& v, const Value& w) { return !Equal(v, w); }},
-    {"lt", &Less},
-    {"<", &Less},
-    {"lessthan", &Less},
-    {"gt", [](const Value& v, const Value& w) { return Less(w, v); }},
-    {">", [](const Value& v, const Value& w) { return Less(w, v); }},
-    {"greaterthan", [](const Value& v, const Value& w) { return Less(w, v); }},
+     },
+     {"num", 1}},
+    {"eq", &Equal, {"b/", 1}},
+    {"==", &Equal, {"b/", 1}},
+    {"equalto", &Equal, {"b/", 1}},
+    {"ne",
+     [](const Value& v, const Value& w) { return !Equal(v, w); },
+     {"b/", 1}},
+    {"!=",
+     [](const Value& v, const Value& w) { return !Equal(v, w); },
+     {"b/", 1}},
+    {"lt", &Less, {"b/", 1}},
+    {"<", &Less, {"b/", 1}},
+    {"lessthan", &Less, {"b/", 1}},
+    {"gt",
+     [](const Value& v, const Value& w) { return Less(w, v); },
+     {"b/", 1}},
+    {">", [](const Value& v, const Value& w) { return Less(w, v); }, {"b/", 1}},
+    {"greaterthan",
+     [](const Value& v, const Value& w) { return Less(w, v); },
+     {"b/", 1}},
     {"le",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
+     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); },
+     {"b/", 1}},
     {"<=",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); }},
+     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); },
+     {"b/", 1}},
     {"ge",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
+     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); },
+     {"b/", 1}},
     {">=",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); }},
-    {"in", [](const Value& v, const Value& w) { return Contains(w, v); }},
+     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); },
+     {"b/", 1}},
+    {"in",
+     [](const Value& v, const Value& w) { return Contains(w, v); },
+     {"seq", 1}},
     {"sameas",
      [](const Value& v, const Value& w) {
        return v.is_bool() == w.is_bool() && v.is_float() == w.is_float() &&
               Equal(v, w);
-     }},
+     },
+     {"other", 1}},
 };
 
-TestFunction TestNamed(const std::string& name) {
-  for (const auto& [known, function] : kTests) {
-    if (name == known) return function;
-  }
-  return nullptr;
+const ValueTest* Find(const std::string& name) {
+  const auto* const found =
+      std::find_if(std::begin(kTests), std::end(kTests),
+                   [&](const ValueTest& test) { return name == test.name; });
+  return found == std::end(kTests) ? nullptr : found;
 }
 
 }  // namespace
+
+bool IsTest(const std::string& name) {
+  return name == "filter" || name == "test" || Find(name) != nullptr;
+}
 
 bool Interpreter::Test(const std::string& name, const Value& of,
                        const Arguments& arguments) {
   Spend(1);
   if (name == "filter" || name == "test") {
-    return name == "filter" ? FilterNamed(ToText(of)) != nullptr
-                            : TestNamed(ToText(of)) != nullptr;
+    CheckArguments({}, name, arguments);
+    CheckHashable(of);
+    if (!of.is_string()) return false;
+    return name == "filter" ? IsFilter(of.string()) : IsTest(of.string());
   }
-  const TestFunction function = TestNamed(name);
-  if (function == nullptr) {
+  const auto* const test = Find(name);
+  if (test == nullptr) {
     throw Error(absl::StrCat("there is no test `", name, "`"));
   }
-  const Value argument =
-      arguments.positional.empty() ? Value() : arguments.positional[0];
+  CheckArguments(test->signature, name, arguments);
+  const Value argument = !arguments.positional.empty() ? arguments.positional[0]
+                         : !arguments.named.empty() ? arguments.named[0].second
+                                                    : Value();
   if (argument.is_sequence()) Spend(Length(argument));
-  return function(of, argument);
+  return test->function(of, argument);
 }
 
 }  // namespace capstan::jinja

@@ -2,7 +2,6 @@
 #include "text/tokenizer/bpe.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -37,7 +36,7 @@ size_t Bpe::Prefix(absl::string_view word) const {
   size_t at = 0;
   uint64_t left = NextCharacter(word, &at);
   const auto is_known = [&](size_t begin) {
-    return byte_fallback_ ||
+    return (byte_fallback_ && every_byte_) ||
            vocabulary_.ModelIdOf(word.substr(begin, at - begin)) >= 0;
   };
   bool left_known = is_known(0);
@@ -156,43 +155,108 @@ void Bpe::Split(absl::string_view word, std::vector<Symbol>* symbols) const {
     const int32_t id = byte_ids_[static_cast<unsigned char>(word[i])];
     if (id >= 0) {
       symbols->push_back({static_cast<uint32_t>(id), 1, i});
-    } else if (unknown_ >= 0) {
+    } else if (!unknown_token_.empty()) {
       const bool fused = fuse_unknown_ && !symbols->empty() && i > 0 &&
                          byte_ids_[static_cast<unsigned char>(word[i - 1])] < 0;
       if (fused) {
         ++symbols->back().size;
       } else {
-        symbols->push_back({static_cast<uint32_t>(unknown_), 1, i});
+        symbols->push_back({UnknownId(), 1, i});
       }
     }
   }
 }
 
+uint32_t Bpe::UnknownId() const {
+  if (unknown_ >= 0) return static_cast<uint32_t>(unknown_);
+  throw UnknownWord(absl::StrCat(
+      "a character isn't in the vocabulary, nor is model.unk_token \"",
+      unknown_token_, "\", which stands for such characters"));
+}
+
+bool Bpe::AddBytes(absl::string_view text, size_t begin, size_t size,
+                   std::vector<Symbol>* symbols) const {
+  const auto id = [this](char c) {
+    return byte_ids_[static_cast<unsigned char>(c)];
+  };
+  if (!byte_fallback_ || !std::all_of(text.begin(), text.end(),
+                                      [&](char c) { return id(c) >= 0; })) {
+    return false;
+  }
+  // With an affix there are more bytes than in the word.
+  const bool each = text.size() == size;
+  for (size_t i = 0; i < text.size(); ++i) {
+    symbols->push_back({static_cast<uint32_t>(id(text[i])),
+                        static_cast<uint32_t>(each ? 1 : size),
+                        each ? begin + i : begin});
+  }
+  return true;
+}
+
+// An unknown token waits for a known character or the end, so that bytes of the
+// fallback come before it, in its place; so it is in the reference.
 void Bpe::SplitCharacters(absl::string_view word,
                           std::vector<Symbol>* symbols) const {
-  bool unknown_before = false;
+  Symbol unknown = {0, 0, 0};  // size 0: none waits
+  const auto flush = [&] {
+    if (unknown.size == 0) return;
+    if (!symbols->empty() && symbols->back().begin >= unknown.begin) {
+      unknown.begin = symbols->back().begin + symbols->back().size;
+    }
+    symbols->push_back(unknown);
+    unknown.size = 0;
+  };
+  std::string with_affix;
   for (size_t at = 0; at < word.size();) {
     const size_t begin = at;
     NextCharacter(word, &at);
     const auto size = static_cast<uint32_t>(at - begin);
-    const int32_t id = vocabulary_.ModelIdOf(word.substr(begin, size));
-    const bool known = id >= 0;
-    if (known) {
-      symbols->push_back({static_cast<uint32_t>(id), size, begin});
-    } else if (byte_fallback_) {
-      for (size_t i = begin; i < begin + size; ++i) {
-        const int32_t byte = byte_ids_[static_cast<unsigned char>(word[i])];
-        symbols->push_back({static_cast<uint32_t>(byte), 1, i});
-      }
-    } else if (unknown_ >= 0) {
-      if (unknown_before && fuse_unknown_) {
-        symbols->back().size += size;
-      } else {
-        symbols->push_back({static_cast<uint32_t>(unknown_), size, begin});
-      }
+    absl::string_view text = word.substr(begin, size);
+    if (has_affix_) {
+      with_affix = absl::StrCat(begin > 0 ? prefix_ : "", text,
+                                at == word.size() ? suffix_ : "");
+      text = with_affix;
     }
-    unknown_before = !known && !byte_fallback_;
+    const int32_t id = vocabulary_.ModelIdOf(text);
+    if (id >= 0) {
+      flush();
+      symbols->push_back({static_cast<uint32_t>(id), size, begin});
+      continue;
+    }
+    if (AddBytes(text, begin - unknown.size, size, symbols) ||
+        unknown_token_.empty()) {
+      continue;
+    }
+    if (unknown.size > 0 && fuse_unknown_) {
+      unknown.size += size;
+      continue;
+    }
+    flush();
+    unknown = {UnknownId(), size, begin};
   }
+  flush();
+}
+
+bool Bpe::leaves_out() const {
+  return unknown_ < 0 && !(every_byte_ && (byte_level_ || byte_fallback_));
+}
+
+size_t Bpe::FirstLeftOut(absl::string_view word) const {
+  if (!leaves_out() || (ignore_merges_ && WholeWord(word) >= 0)) {
+    return absl::string_view::npos;
+  }
+  std::vector<Symbol> symbols;
+  if (byte_level_) {
+    Split(word, &symbols);
+  } else {
+    SplitCharacters(word, &symbols);
+  }
+  size_t end = 0;
+  for (const Symbol& symbol : symbols) {
+    if (symbol.begin > end) return end;
+    end = symbol.begin + symbol.size;
+  }
+  return end < word.size() ? end : absl::string_view::npos;
 }
 
 void Bpe::MergeShort(BpeState* state) const {
@@ -292,12 +356,10 @@ bool IsByteToken(absl::string_view token) {
   return token.size() == 6 && absl::StartsWith(token, "<0x") && token[5] == '>';
 }
 
-// "" or null, both of which add nothing.
-absl::Status CheckAffix(const JsonNode& node) {
-  if (node.IsNull()) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string affix, node.String());
-  if (affix.empty()) return absl::OkStatus();
-  return node.Unsupported("\"", affix, "\" isn't supported");
+// "" if null.
+absl::StatusOr<std::string> Affix(const JsonNode& node) {
+  if (node.IsNull()) return "";
+  return node.String();
 }
 
 }  // namespace
@@ -310,12 +372,13 @@ absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Make(const JsonNode& model,
   return bpe;
 }
 
-absl::Status Bpe::CheckType(const JsonNode& type) {
-  // The oldest files lack it.
-  if (type.IsNull()) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string name, type.String());
-  if (name == "BPE") return absl::OkStatus();
-  return type.Unsupported("\"", name, "\" isn't supported, only \"BPE\" is");
+bool Bpe::TakesBytes(const JsonNode& model) {
+  // What isn't as it must be is found by Load.
+  const auto plain = [&model](const char* affix) {
+    return Affix(model.Member(affix)).value_or("").empty();
+  };
+  return plain("continuing_subword_prefix") && plain("end_of_word_suffix") &&
+         !model.Bool("byte_fallback", false).value_or(false);
 }
 
 absl::Status Bpe::Load(const JsonNode& model) {
@@ -323,9 +386,12 @@ absl::Status Bpe::Load(const JsonNode& model) {
       {"type", "dropout", "unk_token", "continuing_subword_prefix",
        "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
        "vocab", "merges"}));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckAffix(model.Member("continuing_subword_prefix")));
-  CAPSTAN_RETURN_IF_ERROR(CheckAffix(model.Member("end_of_word_suffix")));
+  CAPSTAN_ASSIGN_OR_RETURN(prefix_,
+                           Affix(model.Member("continuing_subword_prefix")));
+  CAPSTAN_ASSIGN_OR_RETURN(suffix_, Affix(model.Member("end_of_word_suffix")));
+  has_affix_ = !prefix_.empty() || !suffix_.empty();
+  // Then the first and the last character differ from others.
+  if (has_affix_) prefixes_ = plain_ = false;
   const JsonNode dropout = model.Member("dropout");
   if (!dropout.IsNull()) {
     CAPSTAN_ASSIGN_OR_RETURN(const double probability, dropout.Number());
@@ -335,23 +401,19 @@ absl::Status Bpe::Load(const JsonNode& model) {
   }
   CAPSTAN_ASSIGN_OR_RETURN(fuse_unknown_, model.Bool("fuse_unk", false));
   CAPSTAN_ASSIGN_OR_RETURN(ignore_merges_, model.Bool("ignore_merges", false));
-  CAPSTAN_ASSIGN_OR_RETURN(const bool byte_fallback,
-                           model.Bool("byte_fallback", false));
+  CAPSTAN_ASSIGN_OR_RETURN(byte_fallback_, model.Bool("byte_fallback", false));
   const JsonNode unknown = model.Member("unk_token");
   if (!unknown.IsNull()) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string token, unknown.String());
-    unknown_ = vocabulary_.IdOf(token);
-    if (unknown_ < 0) {
-      return unknown.Invalid("\"", token, "\" isn't in the vocabulary");
-    }
+    CAPSTAN_ASSIGN_OR_RETURN(unknown_token_, unknown.String());
+    unknown_ = vocabulary_.ModelIdOf(unknown_token_);
   }
-  CAPSTAN_RETURN_IF_ERROR(LoadBytes(model, byte_fallback));
+  LoadBytes();
   CAPSTAN_RETURN_IF_ERROR(LoadMerges(model.Member("merges")));
   NoteSizes();
   return absl::OkStatus();
 }
 
-absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
+void Bpe::LoadBytes() {
   byte_ids_.fill(-1);
   int known = 0;
   for (int b = 0; b < 256; ++b) {
@@ -366,12 +428,6 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
     byte_ids_[b] = id;
     ++known;
   }
-  if (byte_fallback && known < 256) {
-    return model.Member("byte_fallback")
-        .Unsupported("with tokens for only ", known,
-                     " of the 256 bytes isn't supported");
-  }
-  byte_fallback_ = byte_fallback && !byte_level_;
   // Unknown bytes may be fused, or dropped between two that merge.
   if (byte_level_ && known < 256) prefixes_ = false;
   every_byte_ = known == 256;
@@ -384,7 +440,6 @@ absl::Status Bpe::LoadBytes(const JsonNode& model, bool byte_fallback) {
       }
     }
   }
-  return absl::OkStatus();
 }
 
 absl::Status Bpe::LoadMerges(const JsonNode& merges) {
@@ -403,7 +458,8 @@ absl::Status Bpe::LoadMerges(const JsonNode& merges) {
     simdjson::dom::array pair;
     bool valid = false;
     if (merge.get(both) == simdjson::SUCCESS) {
-      // The older format: "left right".
+      // The older format: "left right", perhaps with a header.
+      if (absl::StartsWith(ToView(both), "#version")) continue;
       const size_t space = both.find(' ');
       valid = space != both.npos && both.find(' ', space + 1) == both.npos;
       if (valid) {
@@ -428,7 +484,11 @@ absl::Status Bpe::LoadMerges(const JsonNode& merges) {
 
 absl::Status Bpe::AddMerge(const JsonNode& merges, uint32_t rank,
                            absl::string_view left, absl::string_view right) {
-  const std::string both = absl::StrCat(left, right);
+  if (right.size() < prefix_.size()) {
+    return merges.Invalid("merge ", rank, ": \"", right,
+                          "\" is shorter than continuing_subword_prefix");
+  }
+  const std::string both = absl::StrCat(left, right.substr(prefix_.size()));
   int32_t ids[3];
   size_t i = 0;
   for (absl::string_view token : {left, right, absl::string_view(both)}) {

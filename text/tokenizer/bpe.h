@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/json_node.h"
+#include "text/tokenizer/model.h"
 #include "text/tokenizer/vocabulary.h"
 #include "text/tokenizer/word_scanner.h"
 
@@ -74,13 +75,6 @@ class MergeTable {
   std::vector<Slot> slots_;
 };
 
-// A token covering bytes [begin, begin + size) of a word.
-struct Symbol {
-  uint32_t id;
-  uint32_t size;
-  size_t begin;
-};
-
 // Per-thread scratch for encoding.
 struct BpeState {
   struct Candidate {
@@ -103,8 +97,9 @@ struct BpeState {
 // first, until no pair merges. Thread-safe.
 class Bpe {
  public:
-  // UNIMPLEMENTED if a model's "type" isn't BPE.
-  static absl::Status CheckType(const JsonNode& type);
+  // Whether words may be bytes: for what looks at their characters they are
+  // written as such.
+  static bool TakesBytes(const JsonNode& model);
   // From the "model" of a tokenizer.json. If `byte_level`, words are bytes,
   // each written as a character in the vocabulary; otherwise UTF-8.
   // `vocabulary` must outlive it.
@@ -120,12 +115,18 @@ class Bpe {
   void EncodeWithPlaces(absl::string_view word, absl::string_view text,
                         BpeState* state, std::vector<Symbol>* symbols) const;
 
+  // Whether some words have bytes that no token, not even an unknown one,
+  // stands for: they are left out.
+  bool leaves_out() const;
+  // The offset of the first such byte of `word`; npos: it has none.
+  size_t FirstLeftOut(absl::string_view word) const;
+
  private:
   Bpe(bool byte_level, const Vocabulary* vocabulary)
       : byte_level_(byte_level), vocabulary_(*vocabulary) {}
 
   absl::Status Load(const JsonNode& model);
-  absl::Status LoadBytes(const JsonNode& model, bool byte_fallback);
+  void LoadBytes();
   absl::Status LoadMerges(const JsonNode& merges);
   absl::Status AddMerge(const JsonNode& merges, uint32_t rank,
                         absl::string_view left, absl::string_view right);
@@ -142,13 +143,23 @@ class Bpe {
                        std::vector<Symbol>* symbols) const;
   void MergeShort(BpeState* state) const;
   void MergeLong(BpeState* state) const;
+  // Appends tokens for the bytes of `text`, which word's bytes [begin, begin +
+  // size) have become; false if it doesn't fall back to bytes.
+  bool AddBytes(absl::string_view text, size_t begin, size_t size,
+                std::vector<Symbol>* symbols) const;
+  // Throws if the vocabulary lacks it.
+  uint32_t UnknownId() const;
   int32_t WholeWord(absl::string_view word) const;
 
   const bool byte_level_;
   const Vocabulary& vocabulary_;
   bool ignore_merges_ = false;
   bool fuse_unknown_ = false;
-  int32_t unknown_ = -1;               // unknown token; -1: none
+  std::string unknown_token_;  // "": none
+  int32_t unknown_ = -1;       // its id
+  std::string prefix_;         // of characters that begin no word
+  std::string suffix_;         // of those that end one
+  bool has_affix_ = false;
   std::array<int32_t, 256> byte_ids_;  // -1: none
   bool every_byte_ = false;            // byte_ids_ has all of them
   bool byte_fallback_ = false;         // falls back to byte_ids_

@@ -191,6 +191,19 @@ TEST(BpeTest, BytesForUnknownCharacters) {
             "\u00e9");
 }
 
+// So it is in tokenizers 0.23.3: ids and places.
+TEST(BpeTest, AnUnknownCharacterComesBehindBytesThatFollowIt) {
+  Json json = CharacterJson({"<unk>", "a", "<0xC3>", "<0xA9>"});
+  json["model"]["unk_token"] = "<unk>";
+  json["model"]["byte_fallback"] = true;
+  const auto tokenizer = Load(json.dump());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const Encoding places = (*tokenizer)->EncodeWithPlaces("a\U0001F600\u00e9");
+  EXPECT_EQ(places.ids, Ids({1, 2, 3, 0}));
+  EXPECT_EQ(places.begins, Ids({0, 1, 1, 1}));
+  EXPECT_EQ(places.ends, Ids({1, 5, 5, 7}));
+}
+
 TEST(BpeTest, IgnoreMergesTakesWholeWords) {
   Json json = Json::parse(ByteTokenizerJson());
   json["pre_tokenizer"]["use_regex"] = true;

@@ -2,12 +2,14 @@
 #include "text/tokenizer/decoder.h"
 
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "text/tokenizer/budget.h"
 #include "text/tokenizer/normalizer.h"
@@ -39,16 +41,81 @@ bool ByteFallback(std::string* token) {
   return false;
 }
 
-Step ReplaceStep(std::string from, std::string to, Budget* budget) {
-  return
-      [from = std::move(from), to = std::move(to), budget](std::string* token) {
-        LiteralMatches matches(from, *token);
-        size_t begin = 0;
-        size_t end = 0;
-        while (matches.Next(&begin, &end)) budget->Charge(to.size());
-        *token = absl::StrReplaceAll(*token, {{from, to}});
-        return true;
-      };
+// Replaces what matches in each token by itself.
+class ReplaceStep {
+ public:
+  ReplaceStep(Pattern from, std::string to, Budget* budget)
+      : from_(std::make_shared<Pattern>(std::move(from))),
+        to_(std::move(to)),
+        budget_(budget) {}
+
+  bool operator()(std::string* token) const {
+    if (from_->regex == nullptr) {
+      Replace(LiteralMatches(from_->literal, *token), token);
+    } else {
+      RegexState state;
+      state.budget.Begin(token->size());
+      Replace(RegexMatches(*from_->regex, *token, &state), token);
+    }
+    return true;
+  }
+
+ private:
+  template <typename Matches>
+  void Replace(Matches matches, std::string* token) const {
+    std::string made;
+    size_t done = 0;
+    size_t begin = 0;
+    size_t end = 0;
+    while (matches.Next(&begin, &end)) {
+      budget_->Charge(to_.size());
+      made.append(*token, done, begin - done);
+      made += to_;
+      done = end;
+    }
+    made.append(*token, done, token->size() - done);
+    *token = std::move(made);
+  }
+
+  std::shared_ptr<const Pattern> from_;  // steps are copied
+  std::string to_;
+  Budget* budget_;
+};
+
+Step LiteralStep(std::string from, std::string to, Budget* budget) {
+  return ReplaceStep(Pattern{std::move(from), nullptr, nullptr}, std::move(to),
+                     budget);
+}
+
+Step SpaceStep() {
+  return [](std::string* token) {
+    token->insert(0, " ");
+    return true;
+  };
+}
+
+// The rules of WordPiece's "cleanup", each for all of a token before the next.
+std::string CleanUp(std::string text) {
+  static constexpr const char* kRules[][2] = {
+      {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+      {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+      {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kRules) {
+    text = absl::StrReplaceAll(text, {{from, to}});
+  }
+  return text;
+}
+
+Step WordPieceStep(std::string prefix, bool cleanup) {
+  return [prefix = std::move(prefix), cleanup](std::string* token) {
+    if (absl::StartsWith(*token, prefix)) {
+      token->erase(0, prefix.size());
+    } else {
+      token->insert(0, " ");
+    }
+    if (cleanup) *token = CleanUp(std::move(*token));
+    return true;
+  };
 }
 
 Step StripStep(std::string content, int64_t start, int64_t stop) {
@@ -74,28 +141,40 @@ class Maker {
       return node.Unsupported("there are too many decoders");
     }
     if (type == "Strip") return AddStrip(node);
+    if (type == "Fuse") {
+      fused_ = true;
+      return node.CheckMembers({"type"});
+    }
     if (fused_) {
-      return node.Unsupported("\"", type, "\" behind Fuse isn't supported");
+      return node.Unsupported("\"", type, "\" behind ",
+                              bytes_ ? "ByteLevel" : "Fuse",
+                              " isn't supported");
     }
     if (type == "Replace") return AddReplace(node);
     if (type == "Metaspace") return AddMetaspace(node);
+    if (type == "WordPiece") return AddWordPiece(node);
+    if (type == "BPEDecoder") return AddSuffix(node);
     if (type == "ByteLevel") {
       CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
           {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
       steps_.push_back(ByteLevelStep());
+      fused_ = bytes_ = true;
       return absl::OkStatus();
     }
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
     if (type == "ByteFallback") {
       steps_.emplace_back(ByteFallback);
-      return absl::OkStatus();
-    }
-    if (type == "Fuse") {
-      fused_ = true;
-      return absl::OkStatus();
+      return node.CheckMembers({"type"});
     }
     return node.Unsupported("a decoder of type \"", type, "\" isn't supported");
   }
+
+  // Without a decoder tokens are words.
+  void AddSpaces() {
+    steps_.push_back(SpaceStep());
+    puts_spaces_ = true;
+  }
+
+  bool puts_spaces() const { return puts_spaces_; }
 
   const std::vector<Step>& steps() const { return steps_; }
 
@@ -105,12 +184,8 @@ class Maker {
     CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
                              MakePattern(node.Member("pattern")));
     CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
-    if (pattern.regex != nullptr) {
-      return node.Member("pattern").Unsupported(
-          "a regular expression isn't supported in a decoder");
-    }
-    steps_.push_back(
-        ReplaceStep(std::move(pattern.literal), std::move(content), budget_));
+    steps_.emplace_back(
+        ReplaceStep(std::move(pattern), std::move(content), budget_));
     return absl::OkStatus();
   }
 
@@ -120,7 +195,24 @@ class Maker {
                            "add_prefix_space", "split"}));
     CAPSTAN_ASSIGN_OR_RETURN(std::string mark, node.String("replacement"));
     if (mark.empty()) return node.Member("replacement").Invalid("is empty");
-    steps_.push_back(ReplaceStep(std::move(mark), " ", budget_));
+    steps_.push_back(LiteralStep(std::move(mark), " ", budget_));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddWordPiece(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "prefix", "cleanup"}));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string prefix, node.String("prefix"));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool cleanup, node.Bool("cleanup", true));
+    steps_.push_back(WordPieceStep(std::move(prefix), cleanup));
+    puts_spaces_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status AddSuffix(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "suffix"}));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string suffix, node.String("suffix"));
+    if (suffix.empty()) return node.Member("suffix").Invalid("is empty");
+    steps_.push_back(LiteralStep(std::move(suffix), " ", budget_));
     return absl::OkStatus();
   }
 
@@ -137,17 +229,16 @@ class Maker {
 
   Budget* const budget_;
   std::vector<Step> steps_;
-  bool fused_ = false;  // tokens are joined: steps see the whole text
+  bool fused_ = false;        // tokens are joined: steps see the whole text
+  bool bytes_ = false;        // by ByteLevel
+  bool puts_spaces_ = false;  // before words
 };
 
 }  // namespace
 
-absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
-                                      const Vocabulary& vocabulary) {
-  if (node.IsNull()) {
-    return node.Unsupported(
-        "there is none: how tokens become text must be said");
-  }
+absl::StatusOr<Decoder> Decoder::Make(
+    const JsonNode& node, const Vocabulary& vocabulary,
+    const std::map<int64_t, Spelling>& added) {
   size_t bytes = 0;
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
     bytes += vocabulary.TokenOf(id).size();
@@ -155,17 +246,29 @@ absl::StatusOr<Decoder> Decoder::Make(const JsonNode& node,
   Budget budget;
   budget.Begin(bytes);
   Maker maker(&budget);
-  CAPSTAN_RETURN_IF_ERROR(ForEachStep(
-      node, "decoders", [&](const JsonNode& step, const std::string& type) {
-        return maker.Add(step, type);
-      }));
+  if (node.IsNull()) {
+    maker.AddSpaces();
+  } else {
+    CAPSTAN_RETURN_IF_ERROR(ForEachStep(
+        node, "decoders", [&](const JsonNode& step, const std::string& type) {
+          return maker.Add(step, type);
+        }));
+  }
   Decoder decoder;
   decoder.begins_.push_back(0);
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
-    std::string token(vocabulary.TokenOf(id));
-    for (const Step& step : maker.steps()) {
-      budget.Tick();
-      if (!step(&token)) break;
+    const auto found = added.find(id);
+    const bool is_added = found != added.end();
+    std::string token =
+        is_added ? found->second.text : std::string(vocabulary.TokenOf(id));
+    if (vocabulary.Has(id)) {
+      for (const Step& step : maker.steps()) {
+        budget.Tick();
+        if (!step(&token)) break;
+      }
+    }
+    if (maker.puts_spaces() && is_added && found->second.special) {
+      token = std::string(absl::StripPrefix(token, " "));
     }
     decoder.bytes_ += token;
     if (decoder.bytes_.size() >= (uint64_t{1} << 32)) {
@@ -184,124 +287,6 @@ std::string Decoder::Decode(absl::Span<const int64_t> ids) const {
     text.append(bytes_, begins_[id], begins_[id + 1] - begins_[id]);
   }
   return text;
-}
-
-namespace {
-
-// Of both sides together; known files have two.
-constexpr size_t kMaxEnds = 64;
-
-absl::Status CheckId(const JsonNode& node, int64_t id,
-                     const Vocabulary& vocabulary) {
-  if (id >= 0 && id < vocabulary.size() && vocabulary.Has(id)) {
-    return absl::OkStatus();
-  }
-  return node.Invalid(id, " is the id of no token");
-}
-
-// Ids of a template's special token.
-absl::StatusOr<std::vector<int64_t>> SpecialIds(const JsonNode& processor,
-                                                const std::string& name,
-                                                const Vocabulary& vocabulary) {
-  const JsonNode token = processor.Member("special_tokens").Member(name);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           token.Items("ids"));
-  std::vector<int64_t> ids;
-  if (items.size() > kMaxEnds) return token.Invalid("has too many ids");
-  for (const JsonNode& item : items) {
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int());
-    CAPSTAN_RETURN_IF_ERROR(CheckId(item, id, vocabulary));
-    ids.push_back(id);
-  }
-  return ids;
-}
-
-absl::Status AddTemplate(const JsonNode& node, const Vocabulary& vocabulary,
-                         Ends* ends) {
-  CAPSTAN_RETURN_IF_ERROR(
-      node.CheckMembers({"type", "single", "pair", "special_tokens"}));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> items,
-                           node.Items("single"));
-  Ends made;
-  int texts = 0;
-  if (items.size() > kMaxEnds) {
-    return node.Member("single").Invalid("has more than ", kMaxEnds, " items");
-  }
-  for (const JsonNode& item : items) {
-    const JsonNode special = item.Member("SpecialToken");
-    if (special.IsNull()) {
-      CAPSTAN_ASSIGN_OR_RETURN(const std::string id,
-                               item.Member("Sequence").String("id"));
-      if (id != "A") return item.Invalid("must be sequence A");
-      ++texts;
-      continue;
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(const std::string name, special.String("id"));
-    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
-                             SpecialIds(node, name, vocabulary));
-    std::vector<int64_t>* const side = texts == 0 ? &made.before : &made.behind;
-    side->insert(side->end(), ids.begin(), ids.end());
-  }
-  if (texts != 1) {
-    return node.Member("single").Invalid("must have sequence A once");
-  }
-  // Goes outside what an earlier processor added.
-  ends->before.insert(ends->before.begin(), made.before.begin(),
-                      made.before.end());
-  ends->behind.insert(ends->behind.end(), made.behind.begin(),
-                      made.behind.end());
-  return absl::OkStatus();
-}
-
-// ["</s>", 2]
-absl::StatusOr<int64_t> PairId(const JsonNode& node,
-                               const Vocabulary& vocabulary) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<JsonNode> pair, node.Items());
-  if (pair.size() != 2) return node.Invalid("must be [\"token\", id]");
-  CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, pair[1].Int());
-  CAPSTAN_RETURN_IF_ERROR(CheckId(pair[1], id, vocabulary));
-  return id;
-}
-
-absl::Status Add(const JsonNode& node, const std::string& type,
-                 const Vocabulary& vocabulary, Ends* ends) {
-  if (type == "ByteLevel") {
-    // ByteLevel only trims spaces from offsets. Our offsets cover all of a
-    // token's bytes.
-    return node.CheckMembers(
-        {"type", "add_prefix_space", "trim_offsets", "use_regex"});
-  }
-  if (type == "TemplateProcessing") return AddTemplate(node, vocabulary, ends);
-  if (type == "RobertaProcessing") {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
-        {"type", "sep", "cls", "trim_offsets", "add_prefix_space"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t cls,
-                             PairId(node.Member("cls"), vocabulary));
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t sep,
-                             PairId(node.Member("sep"), vocabulary));
-    ends->before.insert(ends->before.begin(), cls);
-    ends->behind.push_back(sep);
-    return absl::OkStatus();
-  }
-  return node.Unsupported("a post-processor of type \"", type,
-                          "\" isn't supported");
-}
-
-}  // namespace
-
-absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
-                              const Vocabulary& vocabulary) {
-  Ends ends;
-  if (node.IsNull()) return ends;
-  CAPSTAN_RETURN_IF_ERROR(ForEachStep(
-      node, "processors", [&](const JsonNode& step, const std::string& type) {
-        if (ends.before.size() + ends.behind.size() > kMaxEnds) {
-          return step.Invalid("there are more than ", kMaxEnds,
-                              " tokens around a text");
-        }
-        return Add(step, type, vocabulary, &ends);
-      }));
-  return ends;
 }
 
 }  // namespace capstan::tokenizer

@@ -3,6 +3,7 @@
 #define CAPSTAN_TEXT_TOKENIZER_DECODER_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,24 @@ namespace capstan::tokenizer {
 // Maps tokens to bytes; a text's bytes are its tokens' concatenated.
 // Thread-safe.
 //
-// Skips what Hugging Face does only at the start of a text (Strip after Fuse
-// and Metaspace remove the space that the tokenizer inserted), because part of
-// a text may be decoded by itself.
+// Because part of a text may be decoded by itself, tokens become what Hugging
+// Face makes of them within a text. What it does only at a text's start or end
+// is skipped: Metaspace drops the spaces of the first token, WordPiece puts
+// none before it, Strip behind Fuse drops what the tokenizer inserted,
+// BPEDecoder puts no space behind the last token.
 class Decoder {
  public:
-  // From the "decoder" of a tokenizer.json.
+  // How an added token is written where the reference decodes it, and whether
+  // it is special: those have no space before them.
+  struct Spelling {
+    std::string text;
+    bool special;
+  };
+
+  // From the "decoder" of a tokenizer.json; `added` is by id.
   static absl::StatusOr<Decoder> Make(const JsonNode& node,
-                                      const Vocabulary& vocabulary);
+                                      const Vocabulary& vocabulary,
+                                      const std::map<int64_t, Spelling>& added);
 
   std::string Decode(absl::Span<const int64_t> ids) const;
 
@@ -34,16 +45,6 @@ class Decoder {
   std::string bytes_;
   std::vector<uint32_t> begins_;
 };
-
-// Tokens put around a stand-alone text.
-struct Ends {
-  std::vector<int64_t> before;
-  std::vector<int64_t> behind;
-};
-
-// From the "post_processor" of a tokenizer.json.
-absl::StatusOr<Ends> MakeEnds(const JsonNode& node,
-                              const Vocabulary& vocabulary);
 
 }  // namespace capstan::tokenizer
 

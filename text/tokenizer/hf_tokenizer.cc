@@ -3,6 +3,7 @@
 
 #include <simdjson.h>
 
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -10,7 +11,9 @@
 #include "base/files.h"
 #include "base/json_document.h"
 #include "base/status.h"
+#include "text/tokenizer/definition.h"
 #include "text/tokenizer/unicode.h"
+#include "text/tokenizer/vocab_files.h"
 
 namespace capstan::tokenizer {
 namespace {
@@ -18,18 +21,8 @@ namespace {
 constexpr char kTokenizer[] = "tokenizer.json";
 constexpr char kConfig[] = "tokenizer_config.json";
 constexpr char kChatTemplate[] = "chat_template.jinja";
-
-// "bos_token": "<s>", or {"content": "<s>", ..}; -1 if it is null.
-absl::StatusOr<int64_t> SpecialId(const JsonNode& node,
-                                  const Vocabulary& vocabulary) {
-  if (node.IsNull()) return -1;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string token,
-      (node.IsString() ? node : node.Member("content")).String());
-  const int64_t id = vocabulary.IdOf(token);
-  if (id >= 0) return id;
-  return node.Invalid("\"", token, "\" isn't a token of tokenizer.json");
-}
+constexpr char kSpecialTokensMap[] = "special_tokens_map.json";
+constexpr char kAddedTokens[] = "added_tokens.json";
 
 // A text, or several named ones, of which "default" is used.
 absl::StatusOr<std::string> ChatTemplate(const JsonNode& node) {
@@ -43,21 +36,15 @@ absl::StatusOr<std::string> ChatTemplate(const JsonNode& node) {
   return node.Invalid("has no template named \"default\"");
 }
 
-// Makes `ids` begin (`front`) or end with `id` as `add` says.
-absl::Status SetEnd(const JsonNode& add, int64_t id, bool front,
-                    std::vector<int64_t>* ids) {
-  CAPSTAN_ASSIGN_OR_RETURN(const bool wanted, add.Bool(false));
-  if (add.IsNull() || id < 0) return absl::OkStatus();
-  const bool there =
-      !ids->empty() && (front ? ids->front() : ids->back()) == id;
-  if (wanted == there) return absl::OkStatus();
-  const auto place = front ? ids->begin() : ids->end();
-  if (wanted) {
-    ids->insert(place, id);
-  } else {
-    ids->erase(front ? place : place - 1);
+// Each token with all that tells it from others.
+std::set<std::string> Lines(const AddedTokens& tokens) {
+  std::set<std::string> lines;
+  for (const auto& [id, token] : tokens.all()) {
+    lines.insert(absl::StrCat(id, " ", token.single_word, token.lstrip,
+                              token.rstrip, token.normalized, token.special,
+                              " ", token.content, "\n"));
   }
-  return absl::OkStatus();
+  return lines;
 }
 
 // Parses `text` and calls use(root) while the document is alive.
@@ -92,65 +79,115 @@ absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Make(
   std::unique_ptr<HfTokenizer> made(new HfTokenizer());
   made->files_ = std::move(files);
   made->folder_ = folder;
-  CAPSTAN_RETURN_IF_ERROR(
-      WithJson(made->files_.at(kTokenizer), kTokenizer,
-               [&](const JsonNode& root) { return made->Load(root); }));
-  const auto config = made->files_.find(kConfig);
-  if (config != made->files_.end()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        WithJson(config->second, kConfig,
-                 [&](const JsonNode& root) { return made->LoadConfig(root); }));
-  }
-  const auto jinja = made->files_.find(kChatTemplate);
-  if (jinja != made->files_.end()) made->chat_template_ = jinja->second;
+  CAPSTAN_RETURN_IF_ERROR(made->Load());
   return made;
 }
 
-absl::Status HfTokenizer::Load(const JsonNode& root) {
+absl::Status HfTokenizer::Load() {
+  const auto read = [this](const char* name, const auto& use) {
+    const auto file = files_.find(name);
+    return file == files_.end() ? absl::OkStatus()
+                                : WithJson(file->second, name, use);
+  };
+  CAPSTAN_RETURN_IF_ERROR(
+      read(kConfig, [this](const JsonNode& root) { return LoadConfig(root); }));
+  CAPSTAN_RETURN_IF_ERROR(read(kSpecialTokensMap, [this](const JsonNode& root) {
+    return written_.ReadMap(root);
+  }));
+  CAPSTAN_RETURN_IF_ERROR(read(kAddedTokens, [this](const JsonNode& root) {
+    return written_.ReadAddedTokens(root);
+  }));
+  CAPSTAN_RETURN_IF_ERROR(read(kTokenizer, [this](const JsonNode& root) {
+    return LoadTokenizer(root);
+  }));
+  const auto jinja = files_.find(kChatTemplate);
+  if (jinja != files_.end()) chat_template_ = jinja->second;
+  return absl::OkStatus();
+}
+
+absl::Status HfTokenizer::LoadModel(const JsonNode& root) {
+  const JsonNode model = root.Member("model");
+  CAPSTAN_RETURN_IF_ERROR(model.Object().status());
+  std::string type = "BPE";  // the oldest files lack it
+  if (!model.Member("type").IsNull()) {
+    CAPSTAN_ASSIGN_OR_RETURN(type, model.String("type"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(vocabulary_.Load(model.Member("vocab")));
+  CAPSTAN_ASSIGN_OR_RETURN(pre_tokenizers_,
+                           MakePreTokenizers(root.Member("pre_tokenizer"),
+                                             /*takes_bytes=*/type == "BPE" &&
+                                                 Bpe::TakesBytes(model)));
+  if (type == "BPE") {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        bpe_, Bpe::Make(model, pre_tokenizers_.byte_level, &vocabulary_));
+  } else if (type == "WordPiece") {
+    CAPSTAN_ASSIGN_OR_RETURN(model_, MakeWordPiece(model, &vocabulary_));
+  } else if (type == "WordLevel") {
+    CAPSTAN_ASSIGN_OR_RETURN(model_, MakeWordLevel(model, &vocabulary_));
+  } else if (type == "Unigram") {
+    CAPSTAN_ASSIGN_OR_RETURN(model_, MakeUnigram(model, &vocabulary_));
+  } else {
+    return model.Member("type").Unsupported("\"", type, "\" isn't supported");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HfTokenizer::LoadTokenizer(const JsonNode& root) {
   // "truncation" and "padding" are ignored: the run decides lengths.
   CAPSTAN_RETURN_IF_ERROR(root.CheckMembers(
       {"version", "truncation", "padding", "added_tokens", "normalizer",
        "pre_tokenizer", "post_processor", "decoder", "model"}));
-  const JsonNode model = root.Member("model");
-  CAPSTAN_RETURN_IF_ERROR(model.Object().status());
-  CAPSTAN_RETURN_IF_ERROR(Bpe::CheckType(model.Member("type")));
-  CAPSTAN_RETURN_IF_ERROR(
-      vocabulary_.Load(model.Member("vocab"), root.Member("added_tokens")));
-  CAPSTAN_ASSIGN_OR_RETURN(added_,
-                           MakeAddedTokens(root.Member("added_tokens")));
+  CAPSTAN_RETURN_IF_ERROR(LoadModel(root));
   CAPSTAN_ASSIGN_OR_RETURN(normalizers_,
                            MakeNormalizers(root.Member("normalizer")));
-  CAPSTAN_ASSIGN_OR_RETURN(pre_tokenizers_,
-                           MakePreTokenizers(root.Member("pre_tokenizer")));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      bpe_, Bpe::Make(model, pre_tokenizers_.byte_level, &vocabulary_));
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<AddedToken> added,
+                           MakeAddedTokens(root.Member("added_tokens")));
+  CAPSTAN_RETURN_IF_ERROR(added_.Add(std::move(added), &vocabulary_));
+  const std::set<std::string> own = Lines(added_);
+  CAPSTAN_RETURN_IF_ERROR(written_.ReadTokenizer(root));
+  CAPSTAN_RETURN_IF_ERROR(added_.Add(written_.Added(), &vocabulary_));
+  for (const std::string& line : Lines(added_)) {
+    if (own.count(line) == 0) beside_ += line;
+  }
+  if (written_.split_special_tokens()) beside_ += "split_special_tokens\n";
+  if (vocabulary_.size() == 0) {
+    return root.Member("model").Member("vocab").Invalid(
+        "there is no token in it");
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       ends_, MakeEnds(root.Member("post_processor"), vocabulary_));
-  CAPSTAN_ASSIGN_OR_RETURN(decoder_,
-                           Decoder::Make(root.Member("decoder"), vocabulary_));
+  std::map<int64_t, Decoder::Spelling> spellings;
+  for (const auto& [id, token] : added_.all()) {
+    spellings[id] = {Spelling(token), token.special};
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      decoder_, Decoder::Make(root.Member("decoder"), vocabulary_, spellings));
+  for (const auto& [name, id] : {std::pair("bos_token", &special_ids_.bos),
+                                 std::pair("eos_token", &special_ids_.eos),
+                                 std::pair("pad_token", &special_ids_.pad)}) {
+    *id = vocabulary_.IdOf(written_.Named(name));
+  }
   Connect();
   IndexAddedTokens();
   return absl::OkStatus();
 }
 
 absl::Status HfTokenizer::LoadConfig(const JsonNode& root) {
-  for (const auto& [name, id] : {std::pair("bos_token", &special_ids_.bos),
-                                 std::pair("eos_token", &special_ids_.eos),
-                                 std::pair("pad_token", &special_ids_.pad)}) {
-    CAPSTAN_ASSIGN_OR_RETURN(*id, SpecialId(root.Member(name), vocabulary_));
-  }
   CAPSTAN_ASSIGN_OR_RETURN(chat_template_,
                            ChatTemplate(root.Member("chat_template")));
-  CAPSTAN_RETURN_IF_ERROR(SetEnd(root.Member("add_bos_token"), special_ids_.bos,
-                                 /*front=*/true, &ends_.before));
-  return SetEnd(root.Member("add_eos_token"), special_ids_.eos,
-                /*front=*/false, &ends_.behind);
+  for (const char* name : {"fix_mistral_regex", "fast_tokenizer_files"}) {
+    const JsonNode other = root.Member(name);
+    if (other.IsNull() || !other.Bool(true).value_or(true)) continue;
+    return other.Unsupported("asks for another tokenizer than tokenizer.json");
+  }
+  return written_.ReadConfig(root);
 }
 
 void HfTokenizer::Connect() {
   reads_characters_ = pre_tokenizers_.reads_characters ||
                       !pre_tokenizers_.byte_level || !normalizers_.empty();
-  model_step_ = std::make_unique<ModelStep>(bpe_.get(), reads_characters_);
+  model_step_ =
+      std::make_unique<ModelStep>(bpe_.get(), model_.get(), reads_characters_);
   first_step_ = model_step_.get();
   std::vector<std::unique_ptr<PieceStep>>& steps = pre_tokenizers_.steps;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -159,39 +196,56 @@ void HfTokenizer::Connect() {
   }
 }
 
+std::string HfTokenizer::Spelling(const AddedToken& token) const {
+  std::string spelling = token.content;
+  if (!token.normalized) return spelling;
+  RegexState state;
+  state.budget.Begin(spelling.size());
+  for (const auto& normalizer : normalizers_) {
+    std::string changed;
+    Alignment alignment;
+    if (normalizer->Apply(spelling, &state, &changed, &alignment)) {
+      spelling = std::move(changed);
+    }
+  }
+  return spelling;
+}
+
 void HfTokenizer::IndexAddedTokens() {
   special_.resize(vocabulary_.size());
-  RegexState state;
-  size_t bytes = 0;
-  for (const AddedToken& token : added_) bytes += token.content.size();
-  state.budget.Begin(bytes);
-  for (const AddedToken& token : added_) {
-    if (token.special) special_[token.id] = true;
-    if (!token.normalized) {
-      plain_finder_.Add(token.content, &token);
-      continue;
-    }
-    std::string spelling = token.content;
-    for (const auto& normalizer : normalizers_) {
-      std::string changed;
-      Alignment alignment;
-      if (normalizer->Apply(spelling, &state, &changed, &alignment)) {
-        spelling = std::move(changed);
-      }
-    }
-    if (!spelling.empty()) normalized_finder_.Add(spelling, &token);
+  for (const auto& [id, token] : added_.all()) {
+    if (token.special) special_[id] = true;
+    const std::string spelling = Spelling(token);
+    if (spelling.empty()) continue;
+    (token.normalized ? normalized_finder_ : plain_finder_)
+        .Add(spelling, &token);
   }
+  if (!written_.split_special_tokens()) return;
+  plain_finder_.SkipSpecial();
+  normalized_finder_.SkipSpecial();
 }
 
 void HfTokenizer::ModelStep::Take(const Piece& piece, Worker* worker) const {
-  const absl::string_view text = piece.frame->text;
-  if (!worker->with_places) {
-    bpe_.Encode(piece.text, text, &worker->bpe, &worker->ids);
+  if (worker->seeks_left_out) return SeekLeftOut(piece, worker);
+  if (bpe_ == nullptr) {
+    model_->Encode(piece.text, &worker->regex.budget, &worker->symbols);
+  } else if (worker->with_places) {
+    bpe_->EncodeWithPlaces(piece.text, piece.frame->text, &worker->bpe,
+                           &worker->symbols);
+  } else {
+    bpe_->Encode(piece.text, piece.frame->text, &worker->bpe, &worker->ids);
     return;
   }
-  bpe_.EncodeWithPlaces(piece.text, text, &worker->bpe, &worker->symbols);
+  TakeSymbols(piece, worker);
+}
+
+void HfTokenizer::ModelStep::TakeSymbols(const Piece& piece,
+                                         Worker* worker) const {
+  const absl::string_view text = piece.frame->text;
   const size_t offset = piece.text.data() - text.data();
   for (const Symbol& symbol : worker->symbols) {
+    worker->ids.push_back(symbol.id);
+    if (!worker->with_places) continue;
     size_t begin = offset + symbol.begin;
     size_t end = begin + symbol.size;
     if (whole_characters_) {
@@ -199,10 +253,30 @@ void HfTokenizer::ModelStep::Take(const Piece& piece, Worker* worker) const {
       while (end < text.size() && IsContinuation(text[end])) ++end;
     }
     ToCaller(piece.frame, &begin, &end);
-    worker->ids.push_back(symbol.id);
     worker->begins.push_back(static_cast<int64_t>(begin));
     worker->ends.push_back(static_cast<int64_t>(end));
   }
+}
+
+void HfTokenizer::ModelStep::SeekLeftOut(const Piece& piece,
+                                         Worker* worker) const {
+  if (worker->left_out != absl::string_view::npos) return;
+  size_t at = absl::string_view::npos;
+  try {
+    if (bpe_ != nullptr) {
+      at = bpe_->FirstLeftOut(piece.text);
+    } else {
+      model_->Encode(piece.text, &worker->regex.budget, &worker->symbols);
+    }
+  } catch (const UnknownWord&) {
+    at = 0;  // somewhere in it
+  }
+  if (at == absl::string_view::npos) return;
+  size_t begin = piece.text.data() - piece.frame->text.data() + at;
+  while (begin > 0 && IsContinuation(piece.frame->text[begin])) --begin;
+  size_t end = begin + 1;
+  ToCaller(piece.frame, &begin, &end);
+  worker->left_out = begin;
 }
 
 template <typename Use>
@@ -251,6 +325,23 @@ Encoding HfTokenizer::EncodeWithPlaces(absl::string_view text) const {
   return encoding;
 }
 
+int64_t HfTokenizer::FirstUnknown(absl::string_view text) const {
+  if (bpe_ != nullptr ? !bpe_->leaves_out() : !model_->refuses_unknown()) {
+    return -1;
+  }
+  size_t at = absl::string_view::npos;
+  WithWorker([&](Worker* worker) {
+    worker->ids.clear();
+    worker->with_places = false;
+    worker->seeks_left_out = true;
+    worker->left_out = absl::string_view::npos;
+    Run(text, worker);
+    worker->seeks_left_out = false;
+    at = worker->left_out;
+  });
+  return at == absl::string_view::npos ? -1 : static_cast<int64_t>(at);
+}
+
 void HfTokenizer::Run(absl::string_view text, Worker* worker) const {
   worker->regex.budget.Begin(text.size());
   const Frame given = {text, nullptr, {}, nullptr};
@@ -267,10 +358,9 @@ template <typename Rest>
 void HfTokenizer::Find(const AddedTokenFinder& finder, const Piece& piece,
                        Worker* worker, const Rest& rest) const {
   size_t done = 0;
-  size_t search = 0;
+  AddedTokenFinder::Search search;
   AddedTokenFinder::Match match;
-  while (
-      finder.Next(piece.text, done, &worker->regex.budget, &search, &match)) {
+  while (finder.Next(piece.text, &worker->regex.budget, &search, &match)) {
     if (match.begin > done) {
       rest({piece.frame, piece.text.substr(done, match.begin - done)});
     }
@@ -333,6 +423,10 @@ bool HfTokenizer::IsSpecial(int64_t id) const {
   return id >= 0 && id < static_cast<int64_t>(special_.size()) && special_[id];
 }
 
+std::string HfTokenizer::definition() const {
+  return files_.at(kTokenizer) + beside_;
+}
+
 std::string HfTokenizer::chat_template() const { return chat_template_; }
 
 absl::Status HfTokenizer::Save(const std::string& folder) const {
@@ -343,6 +437,66 @@ absl::Status HfTokenizer::Save(const std::string& folder) const {
   return absl::OkStatus();
 }
 
+namespace {
+
+// Null if there is no such file.
+absl::StatusOr<absl::optional<std::string>> ReadIfThere(
+    const std::string& path) {
+  if (!PathExists(path)) return absl::optional<std::string>();
+  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path));
+  return absl::optional<std::string>(std::move(text));
+}
+
+// "" if there is no config.json, or none in it.
+absl::StatusOr<std::string> ModelType(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> text,
+                           ReadIfThere(folder + "/config.json"));
+  std::string type;
+  if (!text.has_value()) return type;
+  CAPSTAN_RETURN_IF_ERROR(
+      WithJson(*text, "config.json", [&type](const JsonNode& root) {
+        type = root.String("model_type").value_or("");
+        return absl::OkStatus();
+      }));
+  return type;
+}
+
+}  // namespace
+
+absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
+    const std::string& folder) {
+  HfTokenizer::Files files;
+  for (const char* name :
+       {kTokenizer, kConfig, kChatTemplate, kSpecialTokensMap, kAddedTokens}) {
+    CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> text,
+                             ReadIfThere(absl::StrCat(folder, "/", name)));
+    if (text.has_value()) files[name] = *std::move(text);
+  }
+  if (files.count(kTokenizer) > 0) return files;
+  for (const char* name : {"vocab.json", "merges.txt"}) {
+    CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> text,
+                             ReadIfThere(absl::StrCat(folder, "/", name)));
+    if (!text.has_value()) {
+      return absl::NotFoundError(
+          absl::StrCat("there is no ", folder, "/", kTokenizer));
+    }
+    files[name] = *std::move(text);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string model_type, ModelType(folder));
+  const absl::Status made = MakeTokenizerJson(model_type, &files);
+  if (!made.ok()) return Annotate(made, folder);
+  return files;
+}
+
+absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
+                           ReadTokenizerFiles(folder));
+  absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
+      HfTokenizer::Make(std::move(files), folder + "/");
+  if (!made.ok()) return Annotate(made.status(), folder);
+  return (*made)->definition();
+}
+
 }  // namespace capstan::tokenizer
 
 namespace capstan {
@@ -350,17 +504,8 @@ namespace capstan {
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     const std::string& folder) {
   using tokenizer::HfTokenizer;
-  HfTokenizer::Files files;
-  for (const char* name :
-       {tokenizer::kTokenizer, tokenizer::kConfig, tokenizer::kChatTemplate}) {
-    const std::string path = absl::StrCat(folder, "/", name);
-    if (!PathExists(path)) continue;
-    CAPSTAN_ASSIGN_OR_RETURN(files[name], ReadWholeFile(path));
-  }
-  if (files.count(tokenizer::kTokenizer) == 0) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no ", folder, "/", tokenizer::kTokenizer));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
+                           tokenizer::ReadTokenizerFiles(folder));
   absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
       HfTokenizer::Make(std::move(files), folder + "/");
   if (!made.ok()) return Annotate(made.status(), folder);

@@ -13,8 +13,11 @@
 #include "plugins/sdk/tokenizer.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/decoder.h"
+#include "text/tokenizer/ends.h"
+#include "text/tokenizer/model.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/pre_tokenizer.h"
+#include "text/tokenizer/special_tokens.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace capstan::tokenizer {
@@ -24,7 +27,7 @@ namespace capstan::tokenizer {
 // that, splits the rest into words and encodes each word.
 class HfTokenizer final : public Tokenizer {
  public:
-  // Contents by name; "tokenizer.json" is required.
+  // Contents by name (ReadTokenizerFiles); "tokenizer.json" is required.
   using Files = std::map<std::string, std::string>;
 
   // Errors name the file and the JSON path. Encode throws std::runtime_error,
@@ -43,26 +46,41 @@ class HfTokenizer final : public Tokenizer {
   SpecialIds special_ids() const override { return special_ids_; }
   std::string chat_template() const override;
   absl::Status Save(const std::string& folder) const override;
+  int64_t FirstUnknown(absl::string_view text) const override;
+  // By id, those of the files beside tokenizer.json among them.
+  const std::map<int64_t, AddedToken>& added_tokens() const {
+    return added_.all();
+  }
+  // See TokenizerDefinition.
+  std::string definition() const;
 
  private:
   // The last step: encodes words.
   class ModelStep final : public PieceStep {
    public:
-    ModelStep(const Bpe* bpe, bool whole_characters)
-        : bpe_(*bpe), whole_characters_(whole_characters) {}
+    ModelStep(const Bpe* bpe, const Model* model, bool whole_characters)
+        : bpe_(bpe), model_(model), whole_characters_(whole_characters) {}
     void Take(const Piece& piece, Worker* worker) const override;
 
    private:
-    const Bpe& bpe_;
+    void SeekLeftOut(const Piece& piece, Worker* worker) const;
+    void TakeSymbols(const Piece& piece, Worker* worker) const;
+
+    const Bpe* const bpe_;  // or
+    const Model* const model_;
     const bool whole_characters_;  // offsets don't split characters
   };
 
   HfTokenizer() = default;
-  absl::Status Load(const JsonNode& root);
-  // What tokenizer_config.json adds to tokenizer.json.
+  absl::Status Load();
+  absl::Status LoadTokenizer(const JsonNode& root);
+  absl::Status LoadModel(const JsonNode& root);
+  // What is beside tokenizer.json.
   absl::Status LoadConfig(const JsonNode& root);
   void Connect();
   void IndexAddedTokens();
+  // How `token` is written in the texts that are searched for it.
+  std::string Spelling(const AddedToken& token) const;
 
   // Calls use(worker) with exclusive use of a worker.
   template <typename Use>
@@ -78,15 +96,18 @@ class HfTokenizer final : public Tokenizer {
             const Rest& rest) const;
 
   Files files_;
-  std::string folder_;  // for errors
+  std::string folder_;     // for errors
+  SpecialTokens written_;  // by the files beside tokenizer.json
+  std::string beside_;     // what they change, for definition()
   Vocabulary vocabulary_;
-  std::vector<AddedToken> added_;
+  AddedTokens added_;
   std::vector<bool> special_;           // by id
   AddedTokenFinder plain_finder_;       // searches the original text
   AddedTokenFinder normalized_finder_;  // searches the normalized text
   std::vector<std::unique_ptr<Normalizer>> normalizers_;
   PreTokenizers pre_tokenizers_;
-  std::unique_ptr<Bpe> bpe_;
+  std::unique_ptr<Bpe> bpe_;      // or
+  std::unique_ptr<Model> model_;  // any other
   std::unique_ptr<ModelStep> model_step_;
   const PieceStep* first_step_ = nullptr;
   bool reads_characters_ = false;
@@ -98,6 +119,12 @@ class HfTokenizer final : public Tokenizer {
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_
 };
+
+// What is in a folder, by name: tokenizer.json, which is made from vocab.json
+// and merges.txt if it isn't there, and which of the files beside it there are.
+// NOT_FOUND if there is neither.
+absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
+    const std::string& folder);
 
 }  // namespace capstan::tokenizer
 

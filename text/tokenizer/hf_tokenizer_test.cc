@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/tokenizer.h"
 #include "text/tokenizer/testing.h"
 
 namespace capstan::tokenizer {
@@ -107,6 +108,17 @@ TEST(HfTokenizerTest, NormalizedTokensAreFoundInNormalizedText) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->Encode("<a>X<b><B>"),
             Ids({256, 'x', '<', 'b', '>', 257}));
+  EXPECT_EQ((*tokenizer)->Decode({256, 257}), "<a><B>");
+}
+
+// White space that a token has taken may begin the next.
+TEST(HfTokenizerTest, MatchesMayOverlapInWhiteSpace) {
+  Json json = Bytes();
+  json["added_tokens"] = {AddedToken(256, "<r>"), AddedToken(257, "  ")};
+  json["added_tokens"][0]["rstrip"] = true;
+  const auto tokenizer = Load(json.dump());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode("a<r>   b"), Ids({'a', 256, 257, ' ', 'b'}));
 }
 
 TEST(HfTokenizerTest, PlacesAreThoseOfTheTextAsGiven) {
@@ -137,6 +149,33 @@ TEST(HfTokenizerTest, InvalidUtf8IsReplaced) {
   EXPECT_EQ(places.ids, Ids({'a', 0xef, 0xbf, 0xbd, ' ', 'z'}));
   EXPECT_EQ(places.begins, Ids({0, 1, 1, 1, 2, 3}));
   EXPECT_EQ(places.ends, Ids({1, 2, 2, 2, 3, 4}));
+}
+
+// What Encode leaves out, as Hugging Face's library does, is at least found.
+TEST(HfTokenizerTest, SaysWhichTextHasNoToken) {
+  Json json = Bytes();
+  const auto first = [&json](absl::string_view text) {
+    const auto tokenizer = Load(json.dump());
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return (*tokenizer)->FirstUnknown(text);
+  };
+  EXPECT_EQ(first(AllBytes()), -1);
+  json["model"]["vocab"].erase("b");
+  EXPECT_EQ(first("aab\xff"), 2);
+  EXPECT_EQ(first("a\xff"), -1);
+  // Characters, some of which are added tokens or made others of.
+  json["pre_tokenizer"] = nullptr;
+  json["decoder"] = {{"type", "Fuse"}};
+  json["model"]["vocab"] = {{"a", 0}, {"e", 1}, {"\u0301", 2}};
+  json["added_tokens"] = {AddedToken(3, "<x>")};
+  EXPECT_EQ(first("ae<x>"), -1);
+  EXPECT_EQ(first("ae<x>\u00e9"), 5);
+  EXPECT_EQ(first("ae\nz"), 2);
+  json["normalizer"] = {{"type", "NFD"}};
+  EXPECT_EQ(first("ae<x>\u00e9"), -1);
+  EXPECT_EQ(first("\u00e9\u00fc"), 2);
+  json["model"]["unk_token"] = "e";
+  EXPECT_EQ(first("z"), -1);
 }
 
 TEST(HfTokenizerTest, Metaspace) {
@@ -218,6 +257,7 @@ TEST(HfTokenizerTest, EndsAndSpecialIdsAndTemplate) {
   EXPECT_EQ((*tokenizer)->special_ids().pad, -1);
   EXPECT_EQ((*tokenizer)->chat_template(), "{{ x }}");
 
+  // Transformers 5 reads neither where there is a tokenizer.json.
   config["add_bos_token"] = false;
   config["add_eos_token"] = true;
   config["chat_template"] = {{{"name", "tools"}, {"template", "t"}},
@@ -226,7 +266,7 @@ TEST(HfTokenizerTest, EndsAndSpecialIdsAndTemplate) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   ids = {'x'};
   (*tokenizer)->AddEnds(&ids);
-  EXPECT_EQ(ids, Ids({'x', 257}));
+  EXPECT_EQ(ids, Ids({256, 'x'}));
   EXPECT_EQ((*tokenizer)->chat_template(), "d");
 }
 

@@ -7,7 +7,9 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/tokenizer.h"
 #include "text/tokenizer/testing.h"
 
 namespace capstan::tokenizer {
@@ -82,7 +84,8 @@ TEST(HostileFilesTest, AddedTokens) {
     return With("/added_tokens", Json::array({token, changed}));
   };
   ExpectError(with("id", 257), kInvalid, "added_tokens[1]");
-  ExpectError(with("content", "<y>"), kInvalid, "id 256 is that of");
+  ExpectError(with("content", "<y>"), kInvalid,
+              "added_tokens[1]: \"<y>\" has id 256, but 257 is the next");
   ExpectError(with("content", ""), kInvalid, "added_tokens[1]");
   ExpectError(with("id", 1e9), kInvalid, "added_tokens[1].id");
   ExpectError(with("id", 1e30), kInvalid,
@@ -92,25 +95,90 @@ TEST(HostileFilesTest, AddedTokens) {
   ExpectError(with("colour", "red"), kUnsupported, "added_tokens[1].colour");
 }
 
+TEST(HostileFilesTest, ManyTokensBesideTheFile) {
+  Json named = Json::object();
+  Json extra = Json::array();
+  for (int i = 0; i < 60000; ++i) {
+    named[absl::StrCat("x", i, "_token")] = absl::StrCat("<", i, ">");
+    extra.push_back(absl::StrCat("<", i, ">"));
+  }
+  ExpectError(ByteTokenizerJson(), kInvalid, "more than 1000 tokens with names",
+              named.dump());
+  const auto many = Load(ByteTokenizerJson(),
+                         Json({{"additional_special_tokens", extra}}).dump());
+  ASSERT_TRUE(many.ok()) << many.status();
+  EXPECT_EQ((*many)->vocab_size(), 256 + 60000);
+}
+
 TEST(HostileFilesTest, WhatIsntSupportedIsNamed) {
-  ExpectError(With("/model/type", "WordPiece"), kUnsupported, "WordPiece");
-  ExpectError(With("/model/type", "Unigram"), kUnsupported, "model.type");
+  ExpectError(With("/model/type", "Markov"), kUnsupported, "model.type");
+  ExpectError(With("/model/type", "WordPiece"), kUnsupported, "model.");
   ExpectError(With("/model/dropout", 0.1), kUnsupported, "model.dropout");
-  ExpectError(With("/model/end_of_word_suffix", "</w>"), kUnsupported,
-              "model.end_of_word_suffix");
-  Json characters = Json::parse(ByteTokenizerJson());
-  characters["pre_tokenizer"] = nullptr;
-  characters["model"]["byte_fallback"] = true;
-  ExpectError(characters.dump(), kUnsupported, "model.byte_fallback");
+}
+
+TEST(HostileFilesTest, Models) {
+  const auto with = [](const Json& model) { return With("/model", model); };
+  ExpectError(with({{"type", "WordPiece"}, {"vocab", {{"a", 0}}}}), kInvalid,
+              "model.unk_token");
+  ExpectError(with({{"type", "WordLevel"},
+                    {"vocab", Json::object()},
+                    {"unk_token", "a"}}),
+              kInvalid, "model.vocab: there is no token in it");
+  ExpectError(with({{"type", "Unigram"}, {"vocab", {1}}}), kInvalid,
+              "model.vocab: token 0 must be [\"token\", score]");
+  ExpectError(with({{"type", "Unigram"}, {"vocab", {{"a", "b"}}}}), kInvalid,
+              "model.vocab");
+  ExpectError(with({{"type", "Unigram"},
+                    {"vocab", Json::array({Json::array({"a", -1.5})})},
+                    {"unk_id", 1}}),
+              kInvalid, "model.unk_id: 1 is the id of no token");
+}
+
+// A token for what is unknown is missed when it is needed.
+TEST(HostileFilesTest, NoTokenForWhatIsUnknown) {
+  const Json pairs = Json::array({Json::array({"a", -1.5})});
+  for (const Json& model :
+       {Json({{"type", "Unigram"}, {"vocab", pairs}}),
+        Json(
+            {{"type", "WordLevel"}, {"vocab", {{"a", 0}}}, {"unk_token", "?"}}),
+        Json({{"type", "WordPiece"},
+              {"vocab", {{"a", 0}}},
+              {"unk_token", "?"},
+              {"continuing_subword_prefix", "#"},
+              {"max_input_chars_per_word", 9}}),
+        Json({{"type", "BPE"},
+              {"vocab", {{"a", 0}}},
+              {"merges", Json::array()},
+              {"unk_token", "?"}})}) {
+    Json json = Json::parse(ByteTokenizerJson());
+    json["model"] = model;
+    json["pre_tokenizer"] = nullptr;
+    const auto tokenizer = Load(json.dump());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    EXPECT_EQ((*tokenizer)->Encode("a"), std::vector<int64_t>({0})) << model;
+    EXPECT_THROW((*tokenizer)->Encode("b"), std::runtime_error) << model;
+    EXPECT_EQ((*tokenizer)->FirstUnknown("a"), -1) << model;
+    EXPECT_EQ((*tokenizer)->FirstUnknown("b"), 0) << model;
+  }
 }
 
 TEST(HostileFilesTest, StepsThatArentSupportedAreNamed) {
-  ExpectError(With("/normalizer", {{"type", "Precompiled"}}), kUnsupported,
-              "normalizer: a normalizer of type \"Precompiled\"");
+  ExpectError(With("/normalizer", {{"type", "Magic"}}), kUnsupported,
+              "normalizer: a normalizer of type \"Magic\"");
+  for (const char* map : {"%", "", "AAAA", "BAAAAA==", "CAAAAAAAAAA="}) {
+    ExpectError(With("/normalizer",
+                     {{"type", "Precompiled"}, {"precompiled_charsmap", map}}),
+                kInvalid, "normalizer.precompiled_charsmap");
+  }
   ExpectError(With("/normalizer", {{"type", "NFC"}, {"deep", true}}),
               kUnsupported, "normalizer.deep");
-  ExpectError(With("/pre_tokenizer", {{"type", "BertPreTokenizer"}}),
-              kUnsupported, "pre_tokenizer");
+  ExpectError(With("/pre_tokenizer", {{"type", "Scissors"}}), kUnsupported,
+              "pre_tokenizer");
+  ExpectError(With("/pre_tokenizer", {{"type", "FixedLength"}, {"length", 0}}),
+              kInvalid, "pre_tokenizer.length");
+  ExpectError(With("/pre_tokenizer",
+                   {{"type", "CharDelimiterSplit"}, {"delimiter", "ab"}}),
+              kInvalid, "pre_tokenizer.delimiter");
   ExpectError(With("/pre_tokenizer", {{"type", "Split"},
                                       {"pattern", {{"Regex", "a\\b"}}},
                                       {"behavior", "Isolated"}}),
@@ -119,14 +187,14 @@ TEST(HostileFilesTest, StepsThatArentSupportedAreNamed) {
                                       {"pattern", {{"String", ""}}},
                                       {"behavior", "Isolated"}}),
               kInvalid, "pre_tokenizer.pattern.String: is empty");
-  ExpectError(With("/pre_tokenizer",
-                   {{"type", "Sequence"},
-                    {"pretokenizers",
-                     {{{"type", "ByteLevel"}}, {{"type", "Digits"}}}}}),
-              kUnsupported, "pre_tokenizer.pretokenizers[1]");
-  ExpectError(With("/post_processor", {{"type", "BertProcessing"}}),
-              kUnsupported, "post_processor");
-  ExpectError(With("/decoder", nullptr), kUnsupported, "decoder");
+  ExpectError(With("/post_processor", {{"type", "Stamps"}}), kUnsupported,
+              "post_processor");
+  ExpectError(
+      With("/decoder", {{"type", "Sequence"},
+                        {"decoders",
+                         {{{"type", "ByteLevel"}},
+                          {{"type", "Metaspace"}, {"replacement", "_"}}}}}),
+      kUnsupported, "\"Metaspace\" behind ByteLevel");
   ExpectError(With("/decoder", {{"type", "CTC"}}), kUnsupported, "\"CTC\"");
   ExpectError(With("/speed", 3), kUnsupported, "speed");
   Json deep = {{"type", "NFC"}};
@@ -143,10 +211,42 @@ TEST(HostileFilesTest, StepsThatArentSupportedAreNamed) {
 TEST(HostileFilesTest, TokenizerConfig) {
   const std::string good = ByteTokenizerJson();
   ExpectError(good, kInvalid, "tokenizer_config.json isn't valid JSON", "{");
-  ExpectError(good, kInvalid, "eos_token: \"<nope>\" isn't a token",
-              R"({"eos_token": "<nope>"})");
   ExpectError(good, kInvalid, "bos_token", R"({"bos_token": 3})");
   ExpectError(good, kInvalid, "chat_template", R"({"chat_template": [1]})");
+  ExpectError(good, kInvalid, "extra_special_tokens",
+              R"({"extra_special_tokens": 3})");
+  ExpectError(good, kInvalid, "extra_special_tokens[1]",
+              R"({"extra_special_tokens": ["a", 3]})");
+  ExpectError(good, kInvalid, "split_special_tokens",
+              R"({"split_special_tokens": "no"})");
+  ExpectError(good, kInvalid, "added_tokens_decoder: \"x\" isn't an id",
+              R"({"added_tokens_decoder": {"x": {"content": "y"}}})");
+  ExpectError(good, kUnsupported, "added_tokens_decoder.256.colour",
+              R"({"added_tokens_decoder": {"256": {"content": "y",
+                                                   "colour": "red"}}})");
+  ExpectError(good, kUnsupported, "fast_tokenizer_files",
+              R"({"fast_tokenizer_files": ["tokenizer.4.0.json"]})");
+  ExpectError(good, kUnsupported, "fix_mistral_regex",
+              R"({"fix_mistral_regex": true})");
+}
+
+TEST(HostileFilesTest, VocabularyAndMerges) {
+  const auto error = [](const std::string& vocab, const std::string& merges,
+                        const std::string& config) {
+    const std::string folder = NewFolder("files");
+    WriteText(folder + "/vocab.json", vocab);
+    WriteText(folder + "/merges.txt", merges);
+    WriteText(folder + "/tokenizer_config.json", config);
+    return std::string(LoadTokenizer(folder).status().message());
+  };
+  const std::string gpt2 = R"({"tokenizer_class": "GPT2Tokenizer"})";
+  EXPECT_EQ(error(R"({"a": 0, "b": 1, "ab": 2})", "a b\n", gpt2), "");
+  EXPECT_THAT(error("[]", "a b\n", gpt2), HasSubstr("vocab.json must hold"));
+  EXPECT_THAT(error("{}", "#version: 1\na b\nab\n", gpt2),
+              HasSubstr("merges.txt, line 3: must be two tokens"));
+  EXPECT_THAT(error("{}", "", R"({"tokenizer_class": "BertTokenizer"})"),
+              HasSubstr("not for BertTokenizer"));
+  EXPECT_THAT(error("{}", "", "{}"), HasSubstr("has no tokenizer_class"));
 }
 
 // What is thrown while `text` is tokenized with a "normalizer"; "" if nothing.

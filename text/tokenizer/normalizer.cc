@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
@@ -103,171 +104,6 @@ class Prepend final : public Normalizer {
   const std::string prefix_;
 };
 
-// By Unicode's full mapping, character by character; only U+0130 yields two.
-class Lowercase final : public Normalizer {
- public:
-  bool Apply(absl::string_view text, RegexState*, std::string* out,
-             Alignment* alignment) const override {
-    out->clear();
-    bool changed = false;
-    for (size_t at = 0; at < text.size();) {
-      const size_t begin = at;
-      const uint32_t code = NextCharacter(text, &at);
-      const size_t made = out->size();
-      if (code == 0x130) {
-        *out += "i\xcc\x87";
-      } else {
-        AppendCharacter(utf8proc_tolower(static_cast<utf8proc_int32_t>(code)),
-                        out);
-      }
-      const absl::string_view old = text.substr(begin, at - begin);
-      if (absl::string_view(*out).substr(made) == old) {
-        alignment->Keep(old.size());
-      } else {
-        alignment->Change(old.size(), out->size() - made);
-        changed = true;
-      }
-    }
-    return changed;
-  }
-};
-
-utf8proc_option_t Options(UnicodeForm form) {
-  const bool composes = form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
-  const bool compatible =
-      form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
-  return static_cast<utf8proc_option_t>(
-      UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
-      (compatible ? UTF8PROC_COMPAT : 0));
-}
-
-// Characters below it are normalized, don't combine with preceding characters,
-// and combine only with following characters at or above it.
-uint32_t FirstUnstable(UnicodeForm form) {
-  return form == UnicodeForm::kNfc   ? 0x300
-         : form == UnicodeForm::kNfd ? 0xc0
-                                     : 0xa0;
-}
-
-// Whether a character, or its decomposition, may combine with a preceding one:
-// marks, Hangul vowels and final consonants, and compatibility forms of them.
-bool MayCombineBackward(uint32_t code) {
-  const utf8proc_category_t category =
-      utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  return (code >= 0x1100 && code <= 0x11ff) ||
-         (code >= 0x3130 && code <= 0x318f) ||
-         (code >= 0xff9e && code <= 0xffdc) ||
-         (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME);
-}
-
-class Form final : public Normalizer {
- public:
-  explicit Form(UnicodeForm form)
-      : options_(Options(form)), first_unstable_(FirstUnstable(form)) {}
-
-  bool Apply(absl::string_view text, RegexState*, std::string* out,
-             Alignment* alignment) const override {
-    std::string made;
-    out->clear();
-    size_t kept = 0;  // text[0, kept) is in *out
-    size_t at = 0;
-    bool changed = false;
-    Stretch stretch;
-    while (NextStretch(text, &at, &stretch)) {
-      const absl::string_view old =
-          text.substr(stretch.begin, stretch.end - stretch.begin);
-      Normalize(old, &made);
-      if (made == old) continue;
-      changed = true;
-      out->append(text.data() + kept, stretch.begin - kept);
-      alignment->Keep(stretch.begin - kept);
-      AppendClusters(old, out, alignment);
-      kept = stretch.end;
-    }
-    if (!changed) return false;
-    out->append(text.data() + kept, text.size() - kept);
-    alignment->Keep(text.size() - kept);
-    return true;
-  }
-
- private:
-  struct Stretch {
-    size_t begin;
-    size_t end;
-  };
-
-  // From *at on, the next run of unstable characters, including the preceding
-  // stable one, which a mark may combine with.
-  bool NextStretch(absl::string_view text, size_t* at, Stretch* stretch) const {
-    size_t last = *at;  // start of the previous character
-    while (*at < text.size()) {
-      if (static_cast<unsigned char>(text[*at]) < 0x80) {
-        last = (*at)++;
-        continue;
-      }
-      size_t next = *at;
-      if (NextCharacter(text, &next) < first_unstable_) {
-        last = *at;
-        *at = next;
-        continue;
-      }
-      stretch->begin = last;
-      while (next < text.size()) {
-        const size_t begin = next;
-        if (NextCharacter(text, &next) < first_unstable_) {
-          next = begin;
-          break;
-        }
-      }
-      stretch->end = *at = next;
-      return true;
-    }
-    return false;
-  }
-
-  // Characters that may combine are normalized together.
-  void AppendClusters(absl::string_view text, std::string* out,
-                      Alignment* alignment) const {
-    std::string made;
-    for (size_t at = 0; at < text.size();) {
-      const size_t begin = at;
-      NextCharacter(text, &at);
-      while (at < text.size()) {
-        size_t next = at;
-        if (!MayCombineBackward(NextCharacter(text, &next))) break;
-        at = next;
-      }
-      const absl::string_view old = text.substr(begin, at - begin);
-      Normalize(old, &made);
-      *out += made;
-      if (made == old) {
-        alignment->Keep(old.size());
-      } else {
-        alignment->Change(old.size(), made.size());
-      }
-    }
-  }
-
-  void Normalize(absl::string_view text, std::string* made) const {
-    std::vector<utf8proc_int32_t> codes(text.size() + 1);
-    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-    const auto size = static_cast<utf8proc_ssize_t>(text.size());
-    utf8proc_ssize_t n = utf8proc_decompose(
-        bytes, size, codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
-        options_);
-    if (n > static_cast<utf8proc_ssize_t>(codes.size())) {
-      codes.resize(n + 1);
-      n = utf8proc_decompose(bytes, size, codes.data(), n + 1, options_);
-    }
-    n = utf8proc_normalize_utf32(codes.data(), n, options_);
-    made->clear();
-    for (utf8proc_ssize_t i = 0; i < n; ++i) AppendCharacter(codes[i], made);
-  }
-
-  const utf8proc_option_t options_;
-  const uint32_t first_unstable_;
-};
-
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
   CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
   CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
@@ -276,22 +112,59 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
   return std::make_unique<Replace>(std::move(pattern), std::move(content));
 }
 
+// Unicode's forms and others without fields; null if `type` is none of them.
+std::unique_ptr<Normalizer> NewPlain(const std::string& type) {
+  if (type == "NFC") return NewUnicodeForm(UnicodeForm::kNfc);
+  if (type == "NFD") return NewUnicodeForm(UnicodeForm::kNfd);
+  if (type == "NFKC") return NewUnicodeForm(UnicodeForm::kNfkc);
+  if (type == "NFKD") return NewUnicodeForm(UnicodeForm::kNfkd);
+  if (type == "Lowercase") return NewLowercase();
+  if (type == "StripAccents") return NewStripAccents();
+  if (type == "Nmt") return NewNmt();
+  if (type == "ByteLevel") return NewToByteCharacters();
+  return nullptr;
+}
+
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
     const JsonNode& node, const std::string& type) {
   if (type == "Replace") return MakeReplace(node);
+  if (type == "Precompiled") return MakePrecompiled(node);
   if (type == "Prepend") {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "prepend"}));
     CAPSTAN_ASSIGN_OR_RETURN(std::string prefix, node.String("prepend"));
     return std::make_unique<Prepend>(std::move(prefix));
   }
+  if (type == "Strip") {
+    CAPSTAN_RETURN_IF_ERROR(
+        node.CheckMembers({"type", "strip_left", "strip_right"}));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool left, node.Bool("strip_left", true));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool right, node.Bool("strip_right", true));
+    return NewStrip(left, right);
+  }
+  std::unique_ptr<Normalizer> made = NewPlain(type);
+  if (made == nullptr) {
+    return node.Unsupported("a normalizer of type \"", type,
+                            "\" isn't supported");
+  }
   CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
-  if (type == "NFC") return NewUnicodeForm(UnicodeForm::kNfc);
-  if (type == "NFD") return NewUnicodeForm(UnicodeForm::kNfd);
-  if (type == "NFKC") return NewUnicodeForm(UnicodeForm::kNfkc);
-  if (type == "NFKD") return NewUnicodeForm(UnicodeForm::kNfkd);
-  if (type == "Lowercase") return std::make_unique<Lowercase>();
-  return node.Unsupported("a normalizer of type \"", type,
-                          "\" isn't supported");
+  return made;
+}
+
+absl::Status AddBert(const JsonNode& node, Normalizers* normalizers) {
+  CAPSTAN_RETURN_IF_ERROR(
+      node.CheckMembers({"type", "clean_text", "handle_chinese_chars",
+                         "strip_accents", "lowercase"}));
+  BertOptions options;
+  CAPSTAN_ASSIGN_OR_RETURN(options.clean_text, node.Bool("clean_text", true));
+  CAPSTAN_ASSIGN_OR_RETURN(options.handle_chinese_chars,
+                           node.Bool("handle_chinese_chars", true));
+  CAPSTAN_ASSIGN_OR_RETURN(options.lowercase, node.Bool("lowercase", true));
+  CAPSTAN_ASSIGN_OR_RETURN(options.strip_accents,
+                           node.Bool("strip_accents", options.lowercase));
+  for (auto& made : NewBertNormalizers(options)) {
+    normalizers->push_back(std::move(made));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -374,12 +247,8 @@ void NotePrefix(absl::string_view text, size_t prefix_bytes,
   alignment->Keep(text.size() - first);
 }
 
-std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form) {
-  return std::make_unique<Form>(form);
-}
-
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to) {
-  return std::make_unique<Replace>(Pattern{std::move(from), nullptr},
+  return std::make_unique<Replace>(Pattern{std::move(from), nullptr, nullptr},
                                    std::move(to));
 }
 
@@ -414,6 +283,7 @@ absl::StatusOr<Normalizers> MakeNormalizers(const JsonNode& node) {
     if (normalizers.size() >= kMaxSteps) {
       return step.Unsupported("there are too many normalizers");
     }
+    if (type == "BertNormalizer") return AddBert(step, &normalizers);
     absl::StatusOr<std::unique_ptr<Normalizer>> made =
         MakeNormalizer(step, type);
     if (made.ok()) normalizers.push_back(*std::move(made));

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/regex.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
 
@@ -84,10 +85,13 @@ absl::StatusOr<std::vector<std::unique_ptr<Normalizer>>> MakeNormalizers(
 // Replaces each occurrence of `from` (not empty) with `to`.
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to);
 
-// The "pattern" of a Replace or a Split: {"String": ".."} or {"Regex": ".."}.
+// The "pattern" of a Replace or a Split: {"String": ".."} or {"Regex": ".."};
+// or what other steps look for.
 struct Pattern {
   std::string literal;           // not empty, or
-  std::unique_ptr<Regex> regex;  // not null
+  std::unique_ptr<Regex> regex;  // not null, or
+  // not null: each character for which it is true.
+  bool (*character)(uint32_t) = nullptr;
 };
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node);
 
@@ -109,6 +113,28 @@ class LiteralMatches {
   const std::string& literal_;
   const absl::string_view text_;
   size_t from_ = 0;
+};
+
+// Matches of single characters; same interface.
+class CharacterMatches {
+ public:
+  CharacterMatches(bool (*character)(uint32_t), absl::string_view text)
+      : character_(character), text_(text) {}
+
+  bool Next(size_t* begin, size_t* end) {
+    while (at_ < text_.size()) {
+      *begin = at_;
+      const bool found = character_(NextCharacter(text_, &at_));
+      *end = at_;
+      if (found) return true;
+    }
+    return false;
+  }
+
+ private:
+  bool (*const character_)(uint32_t);
+  const absl::string_view text_;
+  size_t at_ = 0;
 };
 
 enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };

@@ -79,6 +79,8 @@ TEST(UnicodeFormTest, IsUtf8procOnRandomTexts) {
         const auto [begin, end] = blocks[kind(random)];
         code = begin + random() % (end - begin);
       }
+      // Newer than the reference's Unicode.
+      if (IsNotNormalized(code)) code = 'a';
       AppendCharacter(code, &text);
     }
     for (const auto& [form, reference] : forms) {

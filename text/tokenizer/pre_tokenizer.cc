@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/tokenizer/pre_tokenizer.h"
 
-#include <utf8proc.h>
-
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/word_scanner.h"
 
 namespace capstan::tokenizer {
 namespace {
 
-// The union of char::is_ascii_punctuation and Unicode's P.
-constexpr char kPunctuation[] = R"([\p{P}$+<=>^`|~])";
-
+// SmolLM2 and others look at each character.
 bool IsNumeric(uint32_t code) {
-  if (code < 0x80) return code >= '0' && code <= '9';
-  const utf8proc_category_t category =
-      utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
+  return code < 0x80 ? code >= '0' && code <= '9' : IsNumber(code);
 }
 
 // Splits off numbers (Unicode's N), individually or in runs.
@@ -77,16 +71,16 @@ class AddPrefix final : public PieceStep {
   const bool first_;
 };
 
-// Metaspace: replaces each space with `to`.
-class ReplaceSpaces final : public PieceStep {
+// Changes each piece.
+class Transform final : public PieceStep {
  public:
-  explicit ReplaceSpaces(const std::string& to)
-      : replace_(NewReplace(" ", to)) {}
+  explicit Transform(std::unique_ptr<Normalizer> normalizer)
+      : normalizer_(std::move(normalizer)) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
     std::string text;
     Alignment alignment;
-    if (!replace_->Apply(piece.text, &worker->regex, &text, &alignment)) {
+    if (!normalizer_->Apply(piece.text, &worker->regex, &text, &alignment)) {
       Give(piece, worker);
       return;
     }
@@ -95,7 +89,78 @@ class ReplaceSpaces final : public PieceStep {
   }
 
  private:
-  const std::unique_ptr<Normalizer> replace_;
+  const std::unique_ptr<Normalizer> normalizer_;
+};
+
+// Whitespace, \w+|[^\w\s]+: runs of word characters and of signs.
+class WordsAndSigns final : public PieceStep {
+ public:
+  void Take(const Piece& piece, Worker* worker) const override {
+    const absl::string_view text = piece.text;
+    size_t begin = 0;
+    Kind kind = kSpaces;
+    for (size_t at = 0; at < text.size();) {
+      const size_t here = at;
+      const Kind next = KindOf(NextCharacter(text, &at));
+      if (next == kind) continue;
+      if (kind != kSpaces) {
+        Give({piece.frame, text.substr(begin, here - begin)}, worker);
+      }
+      begin = here;
+      kind = next;
+    }
+    if (kind != kSpaces) Give({piece.frame, text.substr(begin)}, worker);
+  }
+
+ private:
+  enum Kind { kSpaces, kWord, kSigns };
+  static Kind KindOf(uint32_t code) {
+    return IsWord(code) ? kWord : IsSpace(code) ? kSpaces : kSigns;
+  }
+};
+
+// Cuts where the script changes. What has none goes with what is before it and
+// is dropped where nothing is.
+class UnicodeScripts final : public PieceStep {
+ public:
+  void Take(const Piece& piece, Worker* worker) const override {
+    const absl::string_view text = piece.text;
+    size_t begin = 0;
+    int script = 0;
+    for (size_t at = 0; at < text.size();) {
+      const size_t here = at;
+      const int next = ScriptOf(NextCharacter(text, &at));
+      if (next == 0 || next == script) continue;
+      if (script != 0) {
+        Give({piece.frame, text.substr(begin, here - begin)}, worker);
+      }
+      begin = here;
+      script = next;
+    }
+    if (script != 0) Give({piece.frame, text.substr(begin)}, worker);
+  }
+};
+
+class FixedLength final : public PieceStep {
+ public:
+  explicit FixedLength(int64_t characters) : characters_(characters) {}
+
+  void Take(const Piece& piece, Worker* worker) const override {
+    const absl::string_view text = piece.text;
+    size_t begin = 0;
+    int64_t characters = 0;
+    for (size_t at = 0; at < text.size();) {
+      at += CharacterBytes(text[at]);
+      if (++characters < characters_) continue;
+      Give({piece.frame, text.substr(begin, at - begin)}, worker);
+      begin = at;
+      characters = 0;
+    }
+    Give({piece.frame, text.substr(begin)}, worker);
+  }
+
+ private:
+  const int64_t characters_;
 };
 
 // What happens to the delimiters of a split ("a", "-", "-", "b").
@@ -116,6 +181,9 @@ class PatternSplit final : public PieceStep {
     if (pattern_.regex != nullptr) {
       TakeMatches(RegexMatches(*pattern_.regex, piece.text, &worker->regex),
                   piece, worker);
+    } else if (pattern_.character != nullptr) {
+      TakeMatches(CharacterMatches(pattern_.character, piece.text), piece,
+                  worker);
     } else {
       TakeMatches(LiteralMatches(pattern_.literal, piece.text), piece, worker);
     }
@@ -248,25 +316,81 @@ class Maker {
     if (made_.steps.size() >= kMaxSteps) {
       return node.Unsupported("there are too many pre-tokenizers");
     }
-    if (made_.byte_level) {
-      return node.Unsupported(
-          "a pre-tokenizer behind ByteLevel isn't supported");
-    }
+    if (made_.byte_level) ToByteCharacters();
     if (type == "ByteLevel") return AddByteLevel(node);
     made_.reads_characters = true;
     if (type == "Digits") return AddDigits(node);
     if (type == "Split") return AddSplit(node);
     if (type == "Punctuation") return AddPunctuation(node);
     if (type == "Metaspace") return AddMetaspace(node);
-    return node.Unsupported("a pre-tokenizer of type \"", type,
-                            "\" isn't supported");
+    if (type == "CharDelimiterSplit") return AddDelimiter(node);
+    if (type == "FixedLength") return AddFixedLength(node);
+    return AddPlain(node, type);
   }
 
-  PreTokenizers Take() { return std::move(made_); }
+  PreTokenizers Take(bool takes_bytes) {
+    if (made_.byte_level && !takes_bytes) ToByteCharacters();
+    return std::move(made_);
+  }
 
  private:
   void Push(std::unique_ptr<PieceStep> step) {
     made_.steps.push_back(std::move(step));
+  }
+
+  void PushCharacters(bool (*character)(uint32_t), SplitBehavior behavior) {
+    Pattern pattern;
+    pattern.character = character;
+    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+  }
+
+  // What comes next reads the characters that stand for bytes.
+  void ToByteCharacters() {
+    Push(std::make_unique<Transform>(NewToByteCharacters()));
+    made_.byte_level = false;
+    made_.reads_characters = true;
+  }
+
+  // Those without fields.
+  absl::Status AddPlain(const JsonNode& node, const std::string& type) {
+    if (type == "Whitespace") {
+      Push(std::make_unique<WordsAndSigns>());
+    } else if (type == "WhitespaceSplit") {
+      PushCharacters(IsSpace, SplitBehavior::kRemoved);
+    } else if (type == "BertPreTokenizer") {
+      PushCharacters(IsSpace, SplitBehavior::kRemoved);
+      PushCharacters(IsPunctuation, SplitBehavior::kIsolated);
+    } else if (type == "UnicodeScripts") {
+      Push(std::make_unique<UnicodeScripts>());
+    } else {
+      return node.Unsupported("a pre-tokenizer of type \"", type,
+                              "\" isn't supported");
+    }
+    return node.CheckMembers({"type"});
+  }
+
+  absl::Status AddDelimiter(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "delimiter"}));
+    Pattern pattern;
+    CAPSTAN_ASSIGN_OR_RETURN(pattern.literal, node.String("delimiter"));
+    if (pattern.literal.empty() ||
+        CharacterBytes(pattern.literal[0]) != pattern.literal.size()) {
+      return node.Member("delimiter").Invalid("must be one character");
+    }
+    Push(NewPatternSplit(std::move(pattern), SplitBehavior::kRemoved,
+                         /*invert=*/false));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddFixedLength(const JsonNode& node) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "length"}));
+    int64_t length = 5;
+    if (!node.Member("length").IsNull()) {
+      CAPSTAN_ASSIGN_OR_RETURN(length, node.Int("length"));
+    }
+    if (length < 1) return node.Member("length").Invalid("must be at least 1");
+    Push(std::make_unique<FixedLength>(length));
+    return absl::OkStatus();
   }
 
   absl::Status AddByteLevel(const JsonNode& node) {
@@ -317,7 +441,8 @@ class Maker {
       CAPSTAN_ASSIGN_OR_RETURN(behavior,
                                MakeSplitBehavior(node.Member("behavior")));
     }
-    return PushSplit(kPunctuation, behavior);
+    PushCharacters(IsPunctuation, behavior);
+    return absl::OkStatus();
   }
 
   absl::Status AddMetaspace(const JsonNode& node) {
@@ -335,7 +460,7 @@ class Maker {
       CAPSTAN_ASSIGN_OR_RETURN(scheme, named.String());
     }
     if (mark.empty()) return node.Member("replacement").Invalid("is empty");
-    Push(std::make_unique<ReplaceSpaces>(mark));
+    Push(std::make_unique<Transform>(NewReplace(" ", mark)));
     if (scheme == "always" || scheme == "first") {
       Push(std::make_unique<AddPrefix>(mark, scheme == "first"));
     } else if (scheme != "never") {
@@ -355,15 +480,16 @@ class Maker {
 
 }  // namespace
 
-absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node) {
+absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node,
+                                                bool takes_bytes) {
   Maker maker;
-  if (node.IsNull()) return maker.Take();
+  if (node.IsNull()) return maker.Take(takes_bytes);
   CAPSTAN_RETURN_IF_ERROR(
       ForEachStep(node, "pretokenizers",
                   [&](const JsonNode& step, const std::string& type) {
                     return maker.Add(step, type);
                   }));
-  return maker.Take();
+  return maker.Take(takes_bytes);
 }
 
 }  // namespace capstan::tokenizer

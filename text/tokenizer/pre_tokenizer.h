@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/json_node.h"
 #include "text/tokenizer/normalizer.h"
@@ -23,6 +24,10 @@ struct Worker {
   bool with_places = false;
   std::vector<int64_t> begins;
   std::vector<int64_t> ends;
+  // Instead of encoding, looks for the first byte of the caller's text that no
+  // token stands for; npos: none yet.
+  bool seeks_left_out = false;
+  size_t left_out = absl::string_view::npos;
 };
 
 // A step from text to words: takes pieces from left to right and passes each
@@ -47,14 +52,17 @@ class PieceStep {
 
 struct PreTokenizers {
   std::vector<std::unique_ptr<PieceStep>> steps;
-  // Words are bytes rather than characters (the last step is a ByteLevel).
+  // Words are bytes rather than characters: the last step is a ByteLevel, and
+  // the model takes them as they are.
   bool byte_level = false;
   // Some step reads characters, so the text must be UTF-8.
   bool reads_characters = false;
 };
 
-// The "pre_tokenizer" of a tokenizer.json, sequences flattened.
-absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node);
+// The "pre_tokenizer" of a tokenizer.json, sequences flattened. Unless the
+// model `takes_bytes`, a ByteLevel gives the characters that stand for them.
+absl::StatusOr<PreTokenizers> MakePreTokenizers(const JsonNode& node,
+                                                bool takes_bytes);
 
 }  // namespace capstan::tokenizer
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
+#include "text/tokenizer/unicode_tables.h"
 
 namespace capstan::tokenizer {
 namespace {
@@ -153,6 +154,35 @@ namespace {
 // Unicode's word characters (UTS #18 annex C without the join controls).
 constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
+// What Oniguruma, whose table of the first 256 characters is ISO 8859-1's,
+// takes for one as well, but not in a class: superscripts and fractions.
+constexpr char kLatin1Words[] = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
+
+// What Oniguruma's Unicode has of a property and PCRE2's hasn't. One letter
+// stands for all categories that it begins.
+std::string Added(absl::string_view name) {
+  std::string ranges;
+  for (const AddedProperty* added = kAddedProperties; added->name != nullptr;
+       ++added) {
+    const absl::string_view known = added->name;
+    if (known == name ||
+        (name.size() == 1 && known.size() == 2 && known[0] == name[0])) {
+      ranges += added->ranges;
+    }
+  }
+  return ranges;
+}
+
+// Every character that was assigned since PCRE2's Unicode.
+std::string AllAdded() {
+  std::string ranges;
+  for (const AddedProperty* added = kAddedProperties; added->name != nullptr;
+       ++added) {
+    if (absl::string_view(added->name).size() == 2) ranges += added->ranges;
+  }
+  return ranges;
+}
+
 class Translator {
  public:
   explicit Translator(absl::string_view pattern) : pattern_(pattern) {}
@@ -190,7 +220,7 @@ class Translator {
       case '\\':
         return Escape(/*in_class=*/false);
       case '[':
-        return Class();
+        return CopyClass();
       case '(':
         return Group();
       case '{':
@@ -243,7 +273,7 @@ class Translator {
     return absl::OkStatus();
   }
 
-  absl::Status Class() {
+  absl::Status CopyClass() {
     Copy(1);
     if (Peek() == '^') Copy(1);
     if (Peek() == ']') return Unsupported("a class that begins with ]");
@@ -286,19 +316,25 @@ class Translator {
       case 'S':
         return write("\\P{White_Space}");
       case 'd':
-        return write("\\p{Nd}");
       case 'D':
-        return write("\\P{Nd}");
       case 'w':
-        return write(in_class ? kWord : absl::StrCat("[", kWord, "]"));
-      case 'W':
-        if (in_class) return Unsupported("\\W in a class");
-        return write(absl::StrCat("[^", kWord, "]"));
+      case 'W': {
+        const bool word = absl::ascii_tolower(c) == 'w';
+        const std::string inside = word ? absl::StrCat(kWord, Added("w"))
+                                        : absl::StrCat("\\p{Nd}", Added("Nd"));
+        const bool complement = absl::ascii_isupper(c);
+        if (!in_class) {
+          return write(
+              Class(complement, word ? inside + kLatin1Words : inside));
+        }
+        if (complement) return Unsupported("\\W or \\D in a class");
+        return write(inside);
+      }
       case 'v':
         return write("\\x0b");
       case 'p':
       case 'P':
-        return Property();
+        return Property(in_class);
       case 'x':
         return Hexadecimal();
       case 'u':
@@ -321,9 +357,13 @@ class Translator {
     }
   }
 
+  static std::string Class(bool complement, absl::string_view inside) {
+    return absl::StrCat(complement ? "[^" : "[", inside, "]");
+  }
+
   // \p{Name}, \P{Name}, \p{^Name}: a general category ("Lu") or a script,
   // "sc:Han" in PCRE2 (where "Han" means script extensions).
-  absl::Status Property() {
+  absl::Status Property(bool in_class) {
     const size_t end = pattern_.find('}', at_);
     if (Peek(2) != '{' || end == absl::string_view::npos) {
       return Unsupported("\\p without {..}");
@@ -339,8 +379,23 @@ class Translator {
         })) {
       return Unsupported("this \\p{..}");
     }
-    absl::StrAppend(&out_, pattern_.substr(at_, 2), "{", negated ? "^" : "",
-                    category ? "" : "sc:", name, "}");
+    const bool complement = (Peek(1) == 'P') != negated;
+    const std::string theirs =
+        absl::StrCat("\\p{", category ? "" : "sc:", name, "}");
+    if (name == "C" || name == "Cn") {
+      if (in_class) return Unsupported("\\p{", name, "} in a class");
+      // What is assigned now isn't in it any more.
+      absl::StrAppend(&out_, complement ? "(?!" : "(?:", "(?![", AllAdded(),
+                      "])", theirs, complement ? ")(?s:.)" : ")");
+    } else if (!in_class) {
+      out_ += Class(complement, theirs + Added(name));
+    } else if (!complement) {
+      out_ += theirs + Added(name);
+    } else if (Added(name).empty()) {
+      absl::StrAppend(&out_, "\\P", theirs.substr(2));
+    } else {
+      return Unsupported("\\P{", name, "} in a class");
+    }
     at_ = end + 1;
     return absl::OkStatus();
   }

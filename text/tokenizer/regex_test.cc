@@ -10,6 +10,8 @@
 namespace capstan::tokenizer {
 namespace {
 
+using ::testing::StartsWith;
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -54,8 +56,9 @@ TEST(RegexTest, LooksAheadAndIgnoresCase) {
 TEST(RegexTest, RubysWayToWriteItBecomesPcre2s) {
   EXPECT_EQ(*ToPcre2(R"(a{,3}\v{x)"), R"(a{0,3}\x0b\{x)");
   EXPECT_EQ(*ToPcre2("\\u4e00"), R"(\x{4e00})");
-  EXPECT_EQ(*ToPcre2(R"([\-\w]\.)"),
-            R"([\-\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]\.)");
+  // Behind what PCRE2 knows comes what was assigned since its Unicode.
+  EXPECT_THAT(*ToPcre2(R"([\-\w]\.)"),
+              StartsWith(R"([\-\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{)"));
   // ^ and $ are those of lines.
   EXPECT_THAT(Matches("^.", "ab\ncd"), ElementsAre("a", "c"));
 }

@@ -4,7 +4,11 @@
 #include <simdjson.h>
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <array>
+#include <vector>
+
+#include "text/tokenizer/unicode_tables.h"
 
 namespace capstan::tokenizer {
 namespace {
@@ -32,6 +36,49 @@ const ByteTable& Bytes() {
   static const ByteTable table;
   return table;
 }
+
+// A set of characters, as bits.
+class CharacterSet {
+ public:
+  explicit CharacterSet(const int32_t* ranges) : bits_(kCodes) {
+    uint32_t at = 0;
+    for (; *ranges >= 0; ranges += 2) {
+      at += ranges[0];
+      for (int32_t i = 0; i < ranges[1]; ++i) bits_[at++] = true;
+    }
+  }
+  bool Has(uint32_t code) const { return code < kCodes && bits_[code]; }
+
+ private:
+  static constexpr uint32_t kCodes = 0x110000;
+  std::vector<bool> bits_;
+};
+
+// The third number of the range that `code` is in; 0 if none.
+class CharacterMap {
+ public:
+  explicit CharacterMap(const int32_t* ranges) {
+    uint32_t at = 0;
+    for (; *ranges >= 0; ranges += 3) {
+      at += ranges[0] + ranges[1];
+      runs_.push_back({at, static_cast<uint32_t>(ranges[1]), ranges[2]});
+    }
+  }
+  int32_t Of(uint32_t code) const {
+    const auto run = std::upper_bound(
+        runs_.begin(), runs_.end(), code,
+        [](uint32_t c, const Run& candidate) { return c < candidate.end; });
+    return run != runs_.end() && code >= run->end - run->size ? run->value : 0;
+  }
+
+ private:
+  struct Run {
+    uint32_t end;
+    uint32_t size;
+    int32_t value;
+  };
+  std::vector<Run> runs_;
+};
 
 }  // namespace
 
@@ -61,11 +108,82 @@ uint32_t NextCharacter(absl::string_view text, size_t* at) {
   return code;
 }
 
+uint32_t CharacterAt(absl::string_view text, size_t at) {
+  if (at + CharacterBytes(text[at]) > text.size()) return 0xfffd;
+  return NextCharacter(text, &at);
+}
+
+size_t BeginOfLast(absl::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && end - begin < 4 && IsContinuation(text[begin])) --begin;
+  return begin;
+}
+
 void AppendCharacter(uint32_t code, std::string* text) {
   utf8proc_uint8_t bytes[4];
   const utf8proc_ssize_t n =
       utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes);
   text->append(reinterpret_cast<const char*>(bytes), n);
+}
+
+bool IsSpace(uint32_t code) {
+  return code == ' ' || (code >= 9 && code <= 13) || code == 0x85 ||
+         code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) ||
+         code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
+         code == 0x3000;
+}
+
+bool IsWord(uint32_t code) {
+  static const CharacterSet set(kWordCharacters);
+  return set.Has(code);
+}
+
+bool IsNumber(uint32_t code) {
+  static const CharacterSet set(kNumbers);
+  return set.Has(code);
+}
+
+bool IsPunctuation(uint32_t code) {
+  static const CharacterSet set(kPunctuation);
+  return set.Has(code);
+}
+
+bool IsCombiningMark(uint32_t code) {
+  static const CharacterSet set(kCombiningMarks);
+  return set.Has(code);
+}
+
+bool IsNonspacingMark(uint32_t code) {
+  static const CharacterSet set(kNonspacingMarks);
+  return set.Has(code);
+}
+
+bool IsBertControl(uint32_t code) {
+  static const CharacterSet set(kBertControls);
+  return set.Has(code);
+}
+
+bool IsNotNormalized(uint32_t code) {
+  static const CharacterSet set(kNotNormalized);
+  return set.Has(code);
+}
+
+int ScriptOf(uint32_t code) {
+  static const CharacterMap map(kScripts);
+  return map.Of(code);
+}
+
+void AppendLowercase(uint32_t code, std::string* text) {
+  static const CharacterMap differences(kLowercase);
+  if (code == 0x130) {  // the only one that yields two
+    *text += "i\xcc\x87";
+    return;
+  }
+  const int32_t distance = code < 0x80 ? 0 : differences.Of(code);
+  AppendCharacter(distance != 0
+                      ? code + distance
+                      : utf8proc_tolower(static_cast<utf8proc_int32_t>(code)),
+                  text);
 }
 
 uint32_t ByteToCharacter(int byte) { return Bytes().character[byte]; }

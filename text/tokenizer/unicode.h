@@ -15,6 +15,10 @@ bool IsUtf8(absl::string_view text);
 // Returns the character at text[*at], which must be valid UTF-8, and advances
 // *at past it.
 uint32_t NextCharacter(absl::string_view text, size_t* at);
+// The same of text that may end in the middle of a character: U+FFFD.
+uint32_t CharacterAt(absl::string_view text, size_t at);
+// Start of the character that ends at `end` > 0.
+size_t BeginOfLast(absl::string_view text, size_t end);
 void AppendCharacter(uint32_t code, std::string* text);
 
 // Length of the UTF-8 character that begins with this byte; 1 for bytes that
@@ -27,6 +31,19 @@ inline size_t CharacterBytes(char first) {
 inline bool IsContinuation(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
 }
+
+// What Hugging Face's tokenizers takes characters for: each follows another
+// library, and so another version of Unicode (unicode_tables.h).
+bool IsSpace(uint32_t code);        // White_Space
+bool IsWord(uint32_t code);         // \w of the regex crate
+bool IsNumber(uint32_t code);       // char::is_numeric
+bool IsPunctuation(uint32_t code);  // P, or ASCII's
+bool IsCombiningMark(uint32_t code);
+bool IsNonspacingMark(uint32_t code);
+bool IsBertControl(uint32_t code);    // with U+0000 and U+FFFD
+bool IsNotNormalized(uint32_t code);  // by Unicode's forms
+int ScriptOf(uint32_t code);          // 0: goes with any other
+void AppendLowercase(uint32_t code, std::string* text);
 
 // Byte-level vocabularies write each byte as a character (bytes_to_unicode of
 // GPT-2's encoder.py): printable Latin-1 as itself, the other 68 bytes as

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/tokenizer/vocabulary.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
@@ -27,10 +26,16 @@ absl::Status CheckId(int64_t id, absl::string_view token,
 
 }  // namespace
 
-absl::Status Vocabulary::Load(const JsonNode& vocab,
-                              const JsonNode& added_tokens) {
+absl::Status Vocabulary::Load(const JsonNode& vocab) {
+  CAPSTAN_RETURN_IF_ERROR(vocab.Array().ok() ? LoadArray(vocab)
+                                             : LoadObject(vocab));
+  in_model_ = has_;
+  return absl::OkStatus();
+}
+
+absl::Status Vocabulary::LoadObject(const JsonNode& vocab) {
   CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, vocab.Object());
-  std::vector<std::pair<absl::string_view, int64_t>> model;
+  std::vector<std::pair<absl::string_view, int64_t>> tokens;
   int64_t greatest = -1;
   for (const simdjson::dom::key_value_pair entry : object) {
     const absl::string_view token = ToView(entry.key);
@@ -40,42 +45,41 @@ absl::Status Vocabulary::Load(const JsonNode& vocab,
     }
     CAPSTAN_RETURN_IF_ERROR(CheckId(id, token, vocab));
     greatest = std::max(greatest, id);
-    model.emplace_back(token, id);
+    tokens.emplace_back(token, id);
   }
-  std::vector<std::pair<std::string, int64_t>> added;
-  std::vector<JsonNode> items;
-  if (!added_tokens.IsNull()) {
-    CAPSTAN_ASSIGN_OR_RETURN(items, added_tokens.Items());
-  }
-  for (const JsonNode& item : items) {
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content, item.String("content"));
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, item.Int("id"));
-    CAPSTAN_RETURN_IF_ERROR(CheckId(id, content, item));
-    greatest = std::max(greatest, id);
-    added.emplace_back(std::move(content), id);
-  }
-  if (greatest < 0) return vocab.Invalid("there is no token in it");
-  tokens_.resize(greatest + 1);
-  has_.resize(greatest + 1);
-  ids_.reserve(model.size() + added.size());
-  for (const auto& [token, id] : model) {
+  Resize(greatest + 1);
+  ids_.reserve(tokens.size());
+  for (const auto& [token, id] : tokens) {
     if (IdOf(token) >= 0) {
       return vocab.Invalid("the token \"", token, "\" is there twice");
     }
     CAPSTAN_RETURN_IF_ERROR(Add(token, id, vocab));
   }
-  in_model_ = has_;
-  for (size_t i = 0; i < added.size(); ++i) {
-    const int32_t known = IdOf(added[i].first);
-    if (known == added[i].second) continue;
-    if (known >= 0) {
-      return items[i].Invalid("\"", added[i].first, "\" has id ",
-                              added[i].second, " here and ", known,
-                              " elsewhere in the file");
-    }
-    CAPSTAN_RETURN_IF_ERROR(Add(added[i].first, added[i].second, items[i]));
-  }
+  model_size_ = static_cast<int64_t>(tokens.size());
   return absl::OkStatus();
+}
+
+absl::Status Vocabulary::LoadArray(const JsonNode& vocab) {
+  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::array array, vocab.Array());
+  for (const simdjson::dom::element entry : array) {
+    std::string_view token;
+    simdjson::dom::array pair;
+    const int64_t id = size();
+    if (entry.get(pair) != simdjson::SUCCESS || pair.size() != 2 ||
+        pair.at(0).get(token) != simdjson::SUCCESS || id > kMaxId) {
+      return vocab.Invalid("token ", id, " must be [\"token\", score]");
+    }
+    Resize(id + 1);
+    CAPSTAN_RETURN_IF_ERROR(Add(ToView(token), id, vocab));
+  }
+  model_size_ = size();
+  return absl::OkStatus();
+}
+
+void Vocabulary::Resize(int64_t size) {
+  tokens_.resize(size);
+  has_.resize(size);
+  in_model_.resize(size);
 }
 
 absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
@@ -86,44 +90,22 @@ absl::Status Vocabulary::Add(absl::string_view token, int64_t id,
   }
   tokens_[id] = std::string(token);
   has_[id] = true;
+  // The key has to view this text, not that of an equal token.
+  ids_.erase(tokens_[id]);
   ids_[tokens_[id]] = static_cast<int32_t>(id);
   return absl::OkStatus();
 }
 
+bool Vocabulary::AddOutsideModel(absl::string_view token, int64_t id) {
+  if (id >= size()) Resize(id + 1);
+  if (has_[id]) return false;
+  tokens_[id] = std::string(token);
+  has_[id] = true;
+  ids_[tokens_[id]] = static_cast<int32_t>(id);
+  return true;
+}
+
 namespace {
-
-// \w of Rust's regex crate (UTS #18 annex C): letters, marks, decimal digits,
-// connectors, joiners.
-bool IsWord(uint32_t code) {
-  if (code == 0x200c || code == 0x200d) return true;
-  const utf8proc_category_t category =
-      utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  // From LU to NL the categories are those of letters, marks, ND and NL.
-  return (category >= UTF8PROC_CATEGORY_LU &&
-          category <= UTF8PROC_CATEGORY_NL) ||
-         category == UTF8PROC_CATEGORY_PC;
-}
-
-// Unicode's White_Space.
-bool IsSpace(uint32_t code) {
-  return code == ' ' || (code >= 9 && code <= 13) || code == 0x85 ||
-         code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) ||
-         code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
-         code == 0x3000;
-}
-
-// Start of the character that ends at `end`.
-size_t BeginOfLast(absl::string_view text, size_t end) {
-  size_t begin = end - 1;
-  while (begin > 0 && end - begin < 4 && IsContinuation(text[begin])) --begin;
-  return begin;
-}
-
-uint32_t CharacterAt(absl::string_view text, size_t at) {
-  // Invalid UTF-8 may end in the middle of a character.
-  if (at + CharacterBytes(text[at]) > text.size()) return 0xfffd;
-  return NextCharacter(text, &at);
-}
 
 bool IsSingleWord(absl::string_view text, size_t begin, size_t end) {
   const bool word_before =
@@ -152,6 +134,7 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
     CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Bool("special", false));
     CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
                              item.Bool("normalized", !token.special));
+    CAPSTAN_RETURN_IF_ERROR(CheckId(token.id, token.content, item));
     if (token.content.empty()) return item.Invalid("its content is empty");
     if (token.content.size() > kMaxAddedBytes) {
       return item.Invalid("its content has ", token.content.size(),
@@ -162,71 +145,84 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
   return tokens;
 }
 
+absl::Status AddedTokens::Add(std::vector<AddedToken> tokens,
+                              Vocabulary* vocabulary) {
+  int64_t next = vocabulary->model_size();
+  if (!all_.empty()) next = std::max(next, all_.rbegin()->first + 1);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    AddedToken& token = tokens[i];
+    if (token.content.empty()) continue;
+    const int64_t known = vocabulary->IdOf(token.content);
+    const int64_t id = known >= 0 ? known : next++;
+    if (token.id >= 0 && token.id != id) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "added_tokens[", i, "]: \"", token.content, "\" has id ", token.id,
+          ", but ", id,
+          known >= 0 ? " elsewhere in the file"
+                     : " is the next: ids are counted, from the number of "
+                       "the model's tokens"));
+    }
+    if (known < 0 && !vocabulary->AddOutsideModel(token.content, id)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", token.content, "\" would get the id ", id,
+                       ", the number of the model's tokens, which \"",
+                       vocabulary->TokenOf(id), "\" has"));
+    }
+    token.id = id;
+    AddedToken& entry = all_[id];
+    token.special = token.special || entry.special;
+    entry = std::move(token);
+  }
+  return absl::OkStatus();
+}
+
 void AddedTokenFinder::Add(absl::string_view spelling,
                            const AddedToken* token) {
-  uint32_t node = 0;
-  for (char c : spelling) {
-    const uint64_t key =
-        static_cast<uint64_t>(node) << 8 | static_cast<unsigned char>(c);
-    const auto [child, added] = children_.try_emplace(key, nodes_);
-    if (added) ++nodes_;
-    node = child->second;
-  }
-  ends_[node] = token;
+  if (trie_.Has(spelling)) return;
+  trie_.Set(spelling, static_cast<int32_t>(tokens_.size()));
+  tokens_.push_back(token);
   first_[static_cast<unsigned char>(spelling[0])] = true;
 }
 
-const AddedToken* AddedTokenFinder::Longest(absl::string_view text, size_t at,
-                                            size_t* end) const {
-  const AddedToken* longest = nullptr;
-  uint32_t node = 0;
-  while (at < text.size()) {
-    const auto child = children_.find(static_cast<uint64_t>(node) << 8 |
-                                      static_cast<unsigned char>(text[at++]));
-    if (child == children_.end()) break;
-    node = child->second;
-    const auto ending = ends_.find(node);
-    if (ending == ends_.end()) continue;
-    longest = ending->second;
-    *end = at;
-  }
-  return longest;
-}
-
-bool AddedTokenFinder::Next(absl::string_view text, size_t from, Budget* budget,
-                            size_t* search, Match* match) const {
+bool AddedTokenFinder::Next(absl::string_view text, Budget* budget,
+                            Search* search, Match* match) const {
   if (empty()) return false;
-  size_t at = std::max(*search, from);
-  while (at < text.size()) {
-    if (!first_[static_cast<unsigned char>(text[at])]) {
+  while (true) {
+    size_t at = search->at;
+    while (at < text.size() && !first_[static_cast<unsigned char>(text[at])]) {
       ++at;
-      continue;
     }
+    search->at = at;
+    if (at >= text.size()) return false;
     budget->Tick();
-    size_t end = 0;
-    const AddedToken* const token = Longest(text, at, &end);
+    size_t begin = at;
+    size_t end = at;
+    const AddedToken* token = nullptr;
+    trie_.ForEachPrefix(text.substr(at), [&](int32_t index, size_t size) {
+      token = tokens_[index];
+      end = at + size;
+    });
     if (token == nullptr) {
-      ++at;
+      ++search->at;
       continue;
     }
-    size_t begin = at;
-    // A match rejected by single_word still consumes its bytes.
-    at = *search = end;
+    // What isn't taken still consumes its bytes.
+    search->at = end;
+    if (skip_special_ && token->special) continue;
     if (token->single_word && !IsSingleWord(text, begin, end)) continue;
-    while (token->lstrip && begin > from) {
+    while (token->lstrip && begin > search->done) {
       const size_t before = BeginOfLast(text, begin);
-      if (before < from || !IsSpace(CharacterAt(text, before))) break;
+      if (before < search->done || !IsSpace(CharacterAt(text, before))) break;
       begin = before;
     }
     while (token->rstrip && end < text.size() &&
            IsSpace(CharacterAt(text, end))) {
       end += CharacterBytes(text[end]);
     }
+    search->done = end;
     *match = {token, begin, end};
     return true;
   }
-  *search = text.size();
-  return false;
 }
 
 }  // namespace capstan::tokenizer

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "text/tokenizer/budget.h"
+#include "text/tokenizer/byte_trie.h"
 #include "text/tokenizer/json_node.h"
 
 namespace capstan::tokenizer {
@@ -24,11 +27,15 @@ class Vocabulary {
   Vocabulary(const Vocabulary&) = delete;
   Vocabulary& operator=(const Vocabulary&) = delete;
 
-  // Loads the model's vocabulary, {"token": id, ..}, and those "added_tokens"
-  // it lacks. INVALID_ARGUMENT for a token with two ids or an id with two
-  // tokens.
-  absl::Status Load(const JsonNode& vocab, const JsonNode& added_tokens);
+  // Loads the model's vocabulary, {"token": id, ..}, or Unigram's [["token",
+  // score], ..], in which the last of equal tokens counts. INVALID_ARGUMENT for
+  // a token with two ids or an id with two tokens.
+  absl::Status Load(const JsonNode& vocab);
+  // Adds a token that only added_tokens have; false if the id has one.
+  bool AddOutsideModel(absl::string_view token, int64_t id);
 
+  // How many tokens the model has.
+  int64_t model_size() const { return model_size_; }
   // The greatest id plus one.
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
   // The id of a model or added token; -1 if none.
@@ -49,9 +56,13 @@ class Vocabulary {
   bool InModel(int64_t id) const { return in_model_[id]; }
 
  private:
+  absl::Status LoadObject(const JsonNode& vocab);
+  absl::Status LoadArray(const JsonNode& vocab);
   absl::Status Add(absl::string_view token, int64_t id, const JsonNode& place);
+  void Resize(int64_t size);
 
-  std::vector<std::string> tokens_;
+  int64_t model_size_ = 0;
+  std::deque<std::string> tokens_;
   std::vector<bool> has_;
   std::vector<bool> in_model_;
   absl::flat_hash_map<absl::string_view, int32_t> ids_;  // keys view tokens_
@@ -59,7 +70,7 @@ class Vocabulary {
 
 // A token matched in the text before anything else.
 struct AddedToken {
-  int64_t id = 0;
+  int64_t id = -1;  // -1: no file says
   std::string content;
   bool single_word = false;  // not next to a word character
   bool lstrip = false;       // includes the white space to its left
@@ -71,6 +82,21 @@ struct AddedToken {
 // From "added_tokens" of a tokenizer.json.
 absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node);
 
+// The added tokens as AddedVocabulary of Hugging Face's tokenizers keeps them.
+class AddedTokens {
+ public:
+  // Adds those of a file in order. A token that has an id, of the model or
+  // added, gets new flags; others get the next id, and are added to
+  // *vocabulary. INVALID_ARGUMENT if a file says another id.
+  absl::Status Add(std::vector<AddedToken> tokens, Vocabulary* vocabulary);
+
+  // By id. `special` is true once a token has been that.
+  const std::map<int64_t, AddedToken>& all() const { return all_; }
+
+ private:
+  std::map<int64_t, AddedToken> all_;
+};
+
 // Finds tokens in a text. Thread-safe after the last Add.
 class AddedTokenFinder {
  public:
@@ -79,26 +105,30 @@ class AddedTokenFinder {
     size_t begin;  // includes stripped white space
     size_t end;
   };
+  // Where a search goes on.
+  struct Search {
+    size_t at = 0;
+    size_t done = 0;  // end of the last match with its white space
+  };
 
   // `spelling` (not empty) is how the token is written in the searched texts.
-  // `token` must outlive the finder.
+  // `token` must outlive the finder. If two have a spelling, the first counts.
   void Add(absl::string_view spelling, const AddedToken* token);
+  // Special tokens are text: what spells one isn't searched, either.
+  void SkipSpecial() { skip_special_ = true; }
 
-  bool empty() const { return nodes_ == 1; }
+  bool empty() const { return tokens_.empty(); }
 
-  // The leftmost, then longest, match that begins at or after `from`; text
-  // before `from` is not stripped. *search is the resume position, initially 0.
-  bool Next(absl::string_view text, size_t from, Budget* budget, size_t* search,
+  // The leftmost, then longest, match in what isn't searched yet. White space
+  // to the left of it counts from the end of the last match; a match may begin
+  // in white space that the last one has taken.
+  bool Next(absl::string_view text, Budget* budget, Search* search,
             Match* match) const;
 
  private:
-  const AddedToken* Longest(absl::string_view text, size_t at,
-                            size_t* end) const;
-
-  // A trie of spellings: (node, byte) to node; node 0 is the root.
-  absl::flat_hash_map<uint64_t, uint32_t> children_;
-  absl::flat_hash_map<uint32_t, const AddedToken*> ends_;
-  uint32_t nodes_ = 1;
+  ByteTrie trie_;  // to indices of tokens_
+  std::vector<const AddedToken*> tokens_;
+  bool skip_special_ = false;
   std::array<bool, 256> first_ = {};  // first bytes of spellings
 };
 

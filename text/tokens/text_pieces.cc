@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "plugins/sdk/tokenizer.h"
 #include "text/tokens/in_order.h"
 
 namespace capstan::text {
@@ -39,7 +41,7 @@ bool CanCut(const Tokenizer& tokenizer, absl::string_view text, size_t at) {
   const size_t begin = CharacterBegin(text, at - std::min(at, kSurroundings));
   const size_t end =
       CharacterBegin(text, std::min(text.size(), at + kSurroundings));
-  // A copy: see EncodeCopy.
+  // A copy: see EncodePiece.
   const std::string around(text.substr(begin, end - begin));
   const absl::string_view both = around;
   std::vector<int64_t> apart = tokenizer.Encode(both.substr(0, at - begin));
@@ -74,20 +76,28 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
   return pieces;
 }
 
-std::vector<int64_t> EncodeCopy(const Tokenizer& tokenizer,
-                                absl::string_view text) {
-  return tokenizer.Encode(std::string(text));
+absl::StatusOr<std::vector<int64_t>> EncodePiece(const Tokenizer& tokenizer,
+                                                 absl::string_view piece,
+                                                 const MappedFile& file) {
+  const std::string copy(piece);
+  const int64_t unknown = tokenizer.FirstUnknown(copy);
+  if (unknown < 0) return tokenizer.Encode(copy);
+  const absl::string_view before =
+      file.bytes().substr(0, piece.data() - file.bytes().data() + unknown);
+  return absl::InvalidArgumentError(absl::StrCat(
+      file.path(), ":", 1 + std::count(before.begin(), before.end(), '\n'), " ",
+      UnknownAt(copy, unknown).message()));
 }
 
 absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
-                          std::vector<uint32_t>* ids) {
+                          const MappedFile& file, std::vector<uint32_t>* ids) {
   if (text.empty()) return absl::OkStatus();
   const std::vector<absl::string_view> pieces =
       CutText(tokenizer, text, /*piece_bytes=*/1 << 20);
   return InOrder<std::vector<int64_t>>(
       static_cast<int>(std::thread::hardware_concurrency()),
       static_cast<int64_t>(pieces.size()),
-      [&](int64_t i) { return EncodeCopy(tokenizer, pieces[i]); },
+      [&](int64_t i) { return EncodePiece(tokenizer, pieces[i], file); },
       [ids](const std::vector<int64_t>& made) {
         ids->insert(ids->end(), made.begin(), made.end());
         return absl::OkStatus();

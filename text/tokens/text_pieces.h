@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/files.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan::text {
@@ -20,14 +22,17 @@ std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,
                                        size_t piece_bytes);
 
-// The tokens of a copy of `text`, which may be a mapped file's: a text that
-// changed while it is tokenized could lead a tokenizer out of its bounds.
-std::vector<int64_t> EncodeCopy(const Tokenizer& tokenizer,
-                                absl::string_view text);
+// The tokens of `piece`, a part of the file's bytes; of a copy, as a text that
+// changed while it is tokenized could lead a tokenizer out of its bounds. A
+// character that the tokenizer would leave out is an error with file and line.
+absl::StatusOr<std::vector<int64_t>> EncodePiece(const Tokenizer& tokenizer,
+                                                 absl::string_view piece,
+                                                 const MappedFile& file);
 
-// Appends the text's tokens to *ids. All of the machine's cores tokenize.
+// Appends the tokens of `text`, a part of the file's bytes, to *ids. All of the
+// machine's cores tokenize. Errors are EncodePiece's.
 absl::Status AppendTokens(const Tokenizer& tokenizer, absl::string_view text,
-                          std::vector<uint32_t>* ids);
+                          const MappedFile& file, std::vector<uint32_t>* ids);
 
 }  // namespace capstan::text
 

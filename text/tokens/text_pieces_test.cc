@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plugins/sdk/lib/byte_tokenizer.h"
+#include "plugins/sdk/tokenizer.h"
 #include "text/tokens/in_order.h"
 
 namespace capstan::text {
@@ -81,6 +82,49 @@ TEST(TextPiecesTest, StaysWholeWhereACutWouldShow) {
   EXPECT_GT(CutText(*NewByteTokenizer(), text, 50).size(), 10u);
   EXPECT_EQ(CutText(*NewByteTokenizer(), std::string(1000, 'a'), 50).size(),
             1u);
+}
+
+// Has a token for each byte but 'x'.
+class NoX final : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 256; }
+  Ids Encode(absl::string_view text) const override {
+    Ids ids;
+    for (const char c : text) {
+      if (c != 'x') ids.push_back(c);
+    }
+    return ids;
+  }
+  Encoding EncodeWithPlaces(absl::string_view text) const override {
+    return {};
+  }
+  std::string Decode(absl::Span<const int64_t> ids) const override {
+    return "";
+  }
+  absl::Status Save(const std::string& folder) const override {
+    return absl::OkStatus();
+  }
+  int64_t FirstUnknown(absl::string_view text) const override {
+    return static_cast<int64_t>(text.find('x'));
+  }
+};
+
+TEST(TextPiecesTest, WhatHasNoTokenIsAnErrorWithItsLine) {
+  std::string text;
+  while (text.size() < 3 << 20) text += "a line\n";
+  const std::string path = testing::TempDir() + "/text";
+  std::ofstream(path) << text << "a x";
+  auto file = MappedFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<uint32_t> ids;
+  const absl::string_view bytes = (*file)->bytes();
+  EXPECT_TRUE(
+      AppendTokens(NoX(), bytes.substr(0, text.size()), **file, &ids).ok());
+  EXPECT_EQ(ids.size(), text.size());
+  EXPECT_EQ(AppendTokens(NoX(), bytes.substr(100), **file, &ids).message(),
+            path + ":" + std::to_string(text.size() / 7 + 1) +
+                " has the character \"x\" (U+0078), for which the tokenizer "
+                "has neither a token nor one that stands for unknown text");
 }
 
 TEST(InOrderTest, TakesInOrderWhateverTheThreads) {

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/digest.h"
 #include "base/status.h"
 
 namespace capstan::text {
@@ -161,6 +162,12 @@ absl::Status TokenFile::CheckTail(uint32_t crc) const {
   return absl::OkStatus();
 }
 
+std::string TokenFile::Digest() const {
+  const absl::string_view bytes = file_->bytes();
+  return absl::StrCat(tokens_, " tokens, index of ",
+                      DigestText(bytes.substr(crcs_ - bytes.data())));
+}
+
 int64_t TokenFile::DocumentBegin(int64_t i) const {
   return static_cast<int64_t>(NumberAt<uint64_t>(begins_ + 8 * i));
 }
@@ -213,10 +220,10 @@ absl::Status TokenFile::Read(int64_t begin, int64_t n, int64_t* out) const {
   return file_->Check();
 }
 
-uint64_t TokenizerHash(absl::string_view tokenizer_json) {
+uint64_t TokenizerHash(absl::string_view definition) {
   return crc64_ecma_refl(
-      0, reinterpret_cast<const unsigned char*>(tokenizer_json.data()),
-      tokenizer_json.size());
+      0, reinterpret_cast<const unsigned char*>(definition.data()),
+      definition.size());
 }
 
 TokenFileWriter::TokenFileWriter(std::unique_ptr<HiddenFile> file,

@@ -29,13 +29,13 @@ namespace capstan::text {
 
 struct TokenFileInfo {
   int64_t vocab_size = 0;       // exclusive bound on ids
-  uint64_t tokenizer_hash = 0;  // TokenizerHash of its tokenizer.json
+  uint64_t tokenizer_hash = 0;  // TokenizerHash of its definition
   bool ends_added = false;      // to each document
 };
 
-// CRC-64 (ECMA-182, reflected) of a tokenizer.json: distinguishes tokenizers,
-// but is not cryptographic.
-uint64_t TokenizerHash(absl::string_view tokenizer_json);
+// CRC-64 (ECMA-182, reflected) of a TokenizerDefinition: distinguishes
+// tokenizers, but is not cryptographic.
+uint64_t TokenizerHash(absl::string_view definition);
 
 // Writes a token file, which appears when Close returns OK; until then it is a
 // hidden sibling. Errors name the file.
@@ -85,6 +85,8 @@ class TokenFile {
   const TokenFileInfo& info() const { return info_; }
   int64_t tokens() const { return tokens_; }
   int64_t documents() const { return documents_; }
+  // As base/digest.h's: of its index, which has the tokens' checksums.
+  std::string Digest() const;
   // First token of document i; of i = documents(), the number of tokens.
   int64_t DocumentBegin(int64_t i) const;
 

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/stored_state.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 

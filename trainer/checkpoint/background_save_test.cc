@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -12,8 +14,9 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -46,6 +49,7 @@ absl::Status StepUntilWritten(BackgroundSave* save, ProcessGroup& group) {
       sum += written[rank];
     }
     if (sum == group.size()) break;
+    // sleeps: polls
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   save->Complete();
@@ -157,7 +161,7 @@ TEST(BackgroundSaveTest, OneRankThatCannotWriteFailsAll) {
   EXPECT_THAT(Names(out + "/checkpoints"), ElementsAre());
 }
 
-TEST(SaveTest, WhatMayPassIsTriedAgainAndAFullDiskIsNot) {
+TEST(SaveTest, TransientErrorsAreTriedAgainAndAFullDiskIsNot) {
   const auto tries = [](const absl::Status& error, int failures) {
     int count = 0;
     const absl::Status status = WithRetries(
@@ -170,6 +174,22 @@ TEST(SaveTest, WhatMayPassIsTriedAgainAndAFullDiskIsNot) {
   EXPECT_EQ(tries(WriteError("f", EIO), 100), 4);
   EXPECT_EQ(tries(WriteError("f", ENOSPC), 1), 1);
   EXPECT_EQ(tries(WriteError("f", EACCES), 1), 1);
+  // By the number: whatever stands around the system's words, and not by the
+  // words themselves.
+  const absl::Status more = Annotate(WriteError("f", EIO), "rank 1");
+  EXPECT_EQ(tries(Annotate(more, "save"), 1), 2);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NPROC, &before), 0);
+  const rlimit limit = {std::min<rlim_t>(1 << 20, before.rlim_max),
+                        before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NPROC, &limit), 0);
+  const absl::Status again = WriteError("f", EAGAIN);
+  ASSERT_EQ(setrlimit(RLIMIT_NPROC, &before), 0);
+  EXPECT_THAT(std::string(again.message()), HasSubstr("(ulimit -u)"));
+  EXPECT_EQ(tries(again, 1), 2);
+  EXPECT_EQ(
+      tries(absl::InternalError("its tensor is named Input/output error"), 1),
+      1);
 }
 
 TEST(SaveTest, ADiskWithoutRoomIsToldBefore) {

@@ -23,7 +23,8 @@
 #include "base/files.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "cluster/comm/agree.h"
+#include "plugins/sdk/model.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
@@ -32,7 +33,6 @@
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/checkpoint/stored_state.h"
 #include "trainer/optimizer/optimizer_state.h"
-#include "trainer/process_group/agree.h"
 
 // After LibTorch's headers, which define the same macros.
 #include <glog/logging.h>
@@ -260,18 +260,6 @@ absl::Status LoadTogether(const std::string& folder,
   });
 }
 
-// Rank `root`'s text, on all ranks. Collective; throws CommunicationError.
-std::string TextOf(ProcessGroup& group, int root, const std::string& text) {
-  const bool mine = group.rank() == root;
-  std::vector<double> length = {mine ? static_cast<double>(text.size()) : 0.0};
-  group.AllReduceHost(absl::MakeSpan(length));
-  std::vector<double> letters(static_cast<size_t>(length[0]), 0.0);
-  if (letters.empty()) return "";
-  if (mine) std::copy(text.begin(), text.end(), letters.begin());
-  group.AllReduceHost(absl::MakeSpan(letters));
-  return std::string(letters.begin(), letters.end());
-}
-
 // How a rank fared with a checkpoint.
 enum Fared { kRead, kDamaged, kFailed };
 
@@ -317,7 +305,7 @@ absl::Status LoadNewest(const std::string& output_dir,
   absl::Status newest;  // what became of it, on this rank
   bool touched = false;
   for (const StoredCheckpoint& checkpoint : all) {
-    const std::string folder = TextOf(group, 0, checkpoint.path);
+    const std::string folder = FromAllRanks(group, checkpoint.path)[0];
     const absl::Status mine = CatchAll([&] {
       return WithRetries(
           [&] { return LoadSeen(folder, parts, &touched, &resumed->state); });
@@ -337,7 +325,7 @@ absl::Status LoadNewest(const std::string& output_dir,
                                            " could not read ", folder));
     }
     if (failed < group.size()) return newest;
-    std::string how = TextOf(group, damaged, std::string(mine.message()));
+    std::string how = FromAllRanks(group, std::string(mine.message()))[damaged];
     how = how.substr(0, how.find(kWhatToDo));
     resumed->damaged.emplace_back(checkpoint.step, how);
   }
@@ -394,6 +382,11 @@ absl::StatusOr<std::string> CheckpointConfig(const std::string& folder) {
   return std::move(manifest.config_text);
 }
 
+absl::StatusOr<RunIdentity> CheckpointIdentity(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(folder));
+  return std::move(manifest.identity);
+}
+
 absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
                             const TrainState& train_state,
                             const CheckpointParts& parts, int64_t best_step) {
@@ -438,14 +431,13 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
   for (size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].trainable) continue;
     const int index = static_cast<int>(i);
-    if (const int64_t packed = PackedBytesOf(model, index); packed > 0) {
+    if (const int64_t packed = model.PackedBytes(index); packed > 0) {
       // Bytes, which are there without a pass over the others; their number
       // tells formats apart that begin alike.
       bytes.append(reinterpret_cast<const char*>(&packed), sizeof(packed));
       std::vector<uint8_t> some(std::min(kValues, packed));
-      CAPSTAN_RETURN_IF_ERROR(
-          dynamic_cast<const PackedParameters&>(model).PackedValue(
-              index, 0, static_cast<int64_t>(some.size()), some.data()));
+      CAPSTAN_RETURN_IF_ERROR(model.PackedValue(
+          index, 0, static_cast<int64_t>(some.size()), some.data()));
       bytes.append(some.begin(), some.end());
       continue;
     }

@@ -7,6 +7,7 @@
 //   OUTPUT/checkpoints/step-00000100/
 //     manifest.json                   written last
 //     state-00000-of-00002.safetensors
+//     tokenizer.json, ..              if the data has a tokenizer
 //
 // Each rank reads and writes only its own ranges, straight from and to its
 // tensors, with a few MiB of buffers and no gathering. Frozen parameters aren't
@@ -16,6 +17,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,17 +36,16 @@ struct TrainState {
   int64_t step = 0;             // including skipped ones
   int64_t optimizer_steps = 0;  // updates
   int64_t samples = 0;          // consumed: the data position
-  // As in LossSum. In checkpoints of older versions, tokens may include
-  // padding, and the other two count only from the upgrade on.
+  // As in LossSum.
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;  // -1: begun by an older version
+  int64_t trained_tokens = 0;
   int64_t padding = 0;
   // Determines which samples the data position refers to.
   uint64_t seed = 0;
   int64_t data_size = 0;  // samples in the training data
   bool data_shuffle = false;
   int64_t data_group = 0;  // group size for sorting by length; 0: unsorted
-  int64_t global_batch_size = 0;  // 0: unknown
+  int64_t global_batch_size = 0;
   // FrozenChecksum of the frozen parameters; 0: there are none.
   uint32_t frozen_crc32c = 0;
   // Evaluations so far: the last one's step, the lowest loss and its step (-1:
@@ -56,6 +57,7 @@ struct TrainState {
   double loss_scale = 1.0;
   int64_t loss_scale_good_steps = 0;
   double last_loss = 0.0;
+  double first_loss = 0.0;  // of the first step; 0: that had none
   // The window of train.loss_spikes, oldest first, and the spikes since its
   // last loss.
   std::vector<double> recent_losses;
@@ -69,6 +71,10 @@ struct TrainState {
   std::vector<int64_t> bad_eval_samples;
 };
 
+// What a run reads and takes for granted, by name: values for users and for
+// comparison (trainer/session/run_identity.h).
+using RunIdentity = std::map<std::string, std::string>;
+
 // The state saved in and restored from a checkpoint.
 struct CheckpointParts {
   const std::vector<ParameterSpec>* specs = nullptr;
@@ -79,6 +85,7 @@ struct CheckpointParts {
   std::vector<OwnedSlice> owned;  // slices that this rank writes
   ProcessGroup* group = nullptr;
   std::string config_text;  // the run's whole config, stored in the manifest
+  RunIdentity identity;     // likewise
   // Specs of state_names; empty: all as the masters.
   std::vector<OptimizerStateSpec> state_specs;
   // Their lengths by parameter, as StateShape::numels; empty: as specified.
@@ -141,13 +148,14 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
 // The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
 std::string NewestCheckpoint(const std::string& output_dir);
 
-// Whether `folder` is a checkpoint; its run's numbers and config; and its
+// Whether `folder` is a checkpoint; its run's numbers, config and identity; its
 // master weights as a function that fills a model (for `generate`). `initial`
 // writes a frozen parameter's whole value as the run's seed determines it;
 // without it, frozen parameters are an error.
 bool IsCheckpoint(const std::string& folder);
 absl::StatusOr<TrainState> CheckpointState(const std::string& folder);
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
+absl::StatusOr<RunIdentity> CheckpointIdentity(const std::string& folder);
 using InitialValues =
     std::function<absl::Status(int index, uint64_t seed, float* out)>;
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(

@@ -90,13 +90,6 @@ class CheckpointFaultTest : public ::testing::Test {
   std::string folder_;
 };
 
-// From older versions: derived from the samples per step.
-TEST_F(CheckpointFaultTest, WithoutTheGlobalBatch) {
-  Edit("\"global_batch_size\": 12", "\"another\": 12");
-  EXPECT_EQ(CheckpointState(folder_)->global_batch_size, 8);
-  EXPECT_EQ(LoadError(), "");
-}
-
 TEST_F(CheckpointFaultTest, NumbersThatFitNoInteger) {
   for (const char* number : {"1e99", "-1e30"}) {
     const std::string whole = *ReadWholeFile(folder_ + "/manifest.json");
@@ -237,13 +230,6 @@ TEST_F(CheckpointFaultTest, OfAnotherTrainer) {
                                  HasSubstr("another output_dir")));
   Edit("\"format_version\": 1", "\"format_version\": 3");
   EXPECT_THAT(LoadError(), HasSubstr("saved by a newer trainer"));
-}
-
-// From a version that counted only tokens.
-TEST_F(CheckpointFaultTest, AnOlderCheckpointLoads) {
-  Edit("\"trained_tokens\"", "\"unknown\"");
-  Edit("\"padding\"", "\"unknown_too\"");
-  EXPECT_EQ(LoadError(), "");
 }
 
 // They would have the run look for its data for ever.

@@ -132,7 +132,7 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
           HiddenSibling(CheckpointFolder(output_dir, step), "trash");
       RemoveQuietly(trash);
       if (rename(path.c_str(), trash.c_str()) != 0) {
-        PLOG(WARNING) << "cannot remove the old checkpoint " << path;
+        PLOG(WARNING) << "cannot remove the old checkpoint of step " << step;
       }
     }
   }

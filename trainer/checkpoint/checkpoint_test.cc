@@ -69,6 +69,7 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->loss_scale, want.loss_scale);
   EXPECT_EQ(got->loss_scale_good_steps, want.loss_scale_good_steps);
   EXPECT_EQ(got->last_loss, want.last_loss);
+  EXPECT_EQ(got->first_loss, want.first_loss);
   EXPECT_EQ(got->data_group, want.data_group);
   EXPECT_EQ(got->global_batch_size, want.global_batch_size);
   EXPECT_EQ(CheckpointState(NewestCheckpoint(out))->global_batch_size,

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -59,7 +60,7 @@ class ThreadMeeting {
   std::vector<double> result_;
 };
 
-// Implements only the host all-reduce, which is what checkpoints use.
+// Implements only what checkpoints use: the host's all-reduce and all-gather.
 class ThreadGroup final : public ProcessGroup {
  public:
   ThreadGroup(ThreadMeeting* meeting, int rank)
@@ -74,9 +75,17 @@ class ThreadGroup final : public ProcessGroup {
                                       const at::Tensor&) override {
     abort();
   }
-  std::unique_ptr<Work> AllGather(const at::Tensor&,
-                                  const at::Tensor&) override {
-    abort();
+  // Of bytes.
+  std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                  const at::Tensor& input) override {
+    const int64_t size = input.numel();
+    std::vector<double> values(output.numel(), 0.0);
+    for (int64_t i = 0; i < size; ++i) {
+      values[rank_ * size + i] = input.const_data_ptr<uint8_t>()[i];
+    }
+    meeting_->Sum(absl::MakeSpan(values));
+    std::copy(values.begin(), values.end(), output.mutable_data_ptr<uint8_t>());
+    return std::make_unique<Done>();
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override { abort(); }
   void AllReduceHost(absl::Span<double> values) override {
@@ -88,6 +97,10 @@ class ThreadGroup final : public ProcessGroup {
   CommunicationStats stats() const override { return {}; }
 
  private:
+  struct Done : Work {
+    void Wait() override {}
+  };
+
   ThreadMeeting* const meeting_;
   const int rank_;
 };
@@ -229,6 +242,7 @@ inline TrainState StateAt(int64_t step) {
   state.loss_scale = 1.0 / 3.0;
   state.loss_scale_good_steps = 17;
   state.last_loss = 2.0000000000000004;
+  state.first_loss = 1e300;
   state.recent_losses = {1.0 / 3.0, 5e-324, 1e300};
   state.spikes_in_a_row = 2;
   state.back_to = 40;

@@ -6,17 +6,17 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/crc32c.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "plugins/sdk/model.h"
+#include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/model_files.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -162,12 +162,12 @@ absl::Status AddBaseFiles(const std::string& path, const FinalFolder& folder) {
 
 absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
                              const Model& model) {
-  absl::optional<uint32_t> base_checksum;
   if (folder.lora.has_value()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        WriteWholeFile(path + "/adapter_config.json",
-                       AdapterConfigJson(*folder.lora, folder.base_model)));
-    CAPSTAN_ASSIGN_OR_RETURN(base_checksum, BaseChecksum(model, folder.seed));
+    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
+        path + "/adapter_config.json",
+        AdapterConfigJson(*folder.lora, folder.base_model.empty()
+                                            ? ""
+                                            : PublicPlace(folder.base_model))));
   } else {
     CAPSTAN_RETURN_IF_ERROR(model.SaveConfig(path, folder.dtype));
     if (folder.tokenizer != nullptr) {
@@ -183,20 +183,29 @@ absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
   }
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
       path + "/capstan.json",
-      CapstanJson(folder.config_text, base_checksum,
+      CapstanJson(folder.config_text, folder.base_weights,
                   folder.lora.has_value() ? folder.lora->quantize
                                           : Quantize::kFolders)));
   return AddBaseFiles(path, folder);
 }
 
-// The parameters to write.
-std::vector<int> WrittenParameters(const FinalFolder& folder,
-                                   const Model& model) {
-  std::vector<int> written;
+// A tensor to write: a parameter, and its name there.
+struct Written {
+  int index = 0;
+  std::string name;
+};
+
+std::vector<Written> WrittenParameters(const FinalFolder& folder,
+                                       const Model& model) {
+  std::vector<Written> written;
   const std::vector<ParameterSpec>& specs = model.parameters();
-  for (size_t i = 0; i < specs.size(); ++i) {
+  for (int i = 0; i < static_cast<int>(specs.size()); ++i) {
     if (!folder.lora.has_value() || IsAdapterParameter(specs[i].name)) {
-      written.push_back(static_cast<int>(i));
+      written.push_back({i, specs[i].name});
+    } else {
+      for (const std::string& name : model.SavedNames(i)) {
+        written.push_back({i, name});
+      }
     }
   }
   return written;
@@ -205,8 +214,9 @@ std::vector<int> WrittenParameters(const FinalFolder& folder,
 WeightFiles FilesOf(const std::string& path, const FinalFolder& folder,
                     const Model& model) {
   std::vector<ParameterSpec> specs;
-  for (const int index : WrittenParameters(folder, model)) {
-    specs.push_back(model.parameters()[index]);
+  for (const Written& tensor : WrittenParameters(folder, model)) {
+    specs.push_back(model.parameters()[tensor.index]);
+    specs.back().name = tensor.name;
   }
   if (!folder.lora.has_value()) {
     return WeightFiles(path, "model", folder.dtype, folder.max_shard_bytes,
@@ -231,18 +241,20 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
   CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
 
   WeightFiles files = FilesOf(temporary, folder, model);
-  std::vector<int> place(model.parameters().size(), -1);  // index in `files`
+  // By parameter: its indices in `files`.
+  std::vector<std::vector<int>> places(model.parameters().size());
   int count = 0;
-  for (const int index : WrittenParameters(folder, model)) {
-    place[index] = count++;
+  for (const Written& tensor : WrittenParameters(folder, model)) {
+    places[tensor.index].push_back(count++);
   }
   // An error on rank 0 alone must not end the loop: other ranks are in its
   // collectives.
   absl::Status collective = CatchAll([&] {
     return strategy.ForEachFullParameter(
         [&](int index, const at::Tensor& value) {
-          if (status.ok() && place[index] >= 0) {
-            status = CatchAll([&] { return files.Add(place[index], value); });
+          for (const int place : places[index]) {
+            if (!status.ok()) break;
+            status = CatchAll([&] { return files.Add(place, value); });
           }
           return absl::OkStatus();
         });
@@ -265,10 +277,6 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
   return status;
 }
 
-constexpr int64_t kPieces = 64;
-constexpr int64_t kPieceValues = 1024;
-constexpr char kKey[] = "base_crc32c";
-
 }  // namespace
 
 absl::Status SetSpecialTokens(const std::string& folder,
@@ -290,79 +298,14 @@ absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
   return CatchAll([&] { return Save(path, folder, model, strategy, group); });
 }
 
-absl::StatusOr<uint32_t> BaseChecksum(
-    const std::map<std::string, int64_t>& weights, const ReadWeight& read) {
-  std::string sums;
-  for (const auto& [name, numel] : weights) {
-    const bool all = numel <= kPieces * kPieceValues;
-    std::vector<float> values(all ? numel : kPieces * kPieceValues);
-    if (all) {
-      CAPSTAN_RETURN_IF_ERROR(read(name, 0, numel, values.data()));
-    }
-    for (int64_t i = 0; i < kPieces && !all; ++i) {
-      // The last piece ends the weight.
-      const int64_t begin = (numel - kPieceValues) / (kPieces - 1) * i;
-      CAPSTAN_RETURN_IF_ERROR(
-          read(name, i + 1 < kPieces ? begin : numel - kPieceValues,
-               kPieceValues, values.data() + i * kPieceValues));
-    }
-    const absl::string_view bytes(reinterpret_cast<const char*>(values.data()),
-                                  values.size() * sizeof(float));
-    absl::StrAppendFormat(&sums, "%s %d %08x\n", name, numel, Crc32c(bytes));
-  }
-  return Crc32c(sums);
-}
-
-absl::StatusOr<uint32_t> BaseChecksum(const Model& model, uint64_t seed) {
-  const std::vector<ParameterSpec>& specs = model.parameters();
-  std::map<std::string, int> index;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    index[specs[i].name] = static_cast<int>(i);
-  }
-  std::map<std::string, int64_t> weights;
-  for (const ParameterSpec& spec : specs) {
-    const absl::optional<AdapterName> adapter = ParseAdapterName(spec.name);
-    if (!adapter.has_value()) continue;
-    const std::string name = adapter->module + ".weight";
-    const auto found = index.find(name);
-    if (found == index.end()) {
-      return absl::InternalError(absl::StrCat("the adapter's '", spec.name,
-                                              "' has no weight '", name, "'"));
-    }
-    weights[name] = specs[found->second].numel();
-  }
-  return BaseChecksum(weights, [&](const std::string& name, int64_t begin,
-                                   int64_t count, float* out) {
-    return model.InitialValue(index.at(name), seed, begin, count, out);
-  });
-}
-
 std::string CapstanJson(const std::string& config,
-                        const absl::optional<uint32_t>& base_checksum,
-                        Quantize quantize) {
+                        const std::string& base_weights, Quantize quantize) {
   nlohmann::ordered_json json = {{"format", 1}, {"config", config}};
-  if (base_checksum.has_value()) {
-    json[kKey] = absl::StrFormat("%08x", *base_checksum);
-  }
+  if (!base_weights.empty()) json[kBaseWeightsKey] = base_weights;
   if (QuantizeName(quantize) != nullptr) {
     json[kQuantizeKey] = QuantizeName(quantize);
   }
   return json.dump(2) + "\n";
-}
-
-absl::optional<uint32_t> ReadBaseChecksum(const std::string& adapter) {
-  const absl::StatusOr<std::string> text =
-      ReadWholeFile(adapter + "/capstan.json");
-  if (!text.ok()) return absl::nullopt;
-  const Json json = ParseJson<Json>(*text);
-  if (!json.is_object() || !json.contains(kKey) || !json[kKey].is_string()) {
-    return absl::nullopt;
-  }
-  uint32_t checksum = 0;
-  if (!absl::SimpleHexAtoi(json[kKey].get<std::string>(), &checksum)) {
-    return absl::nullopt;
-  }
-  return checksum;
 }
 
 }  // namespace capstan

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
@@ -25,12 +25,14 @@ struct FinalFolder {
   c10::ScalarType dtype = c10::ScalarType::Float;
   int64_t max_shard_bytes = int64_t{5} << 30;
   const Tokenizer* tokenizer = nullptr;  // null: none
-  std::string config_text;
+  std::string config_text;  // the run's, without this machine's folders
   // If set, the model has this adapter, and a PEFT folder is written.
-  absl::optional<LoraSpec> lora;
+  absl::optional<AdapterSpec> lora;
   // The model that training started from, a folder or a name; "": none.
   std::string base_model;
-  uint64_t seed = 0;  // the run's, for a randomly initialized base
+  // DigestOfWeights of an adapter's base; "": unknown, as of one without a
+  // folder.
+  std::string base_weights;
   // Additional files by name; rank 0's are written.
   std::vector<std::pair<std::string, std::string>> files;
   // Called on rank 0 with a line about files copied from the base; may be null.
@@ -58,28 +60,12 @@ absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
 absl::Status SetSpecialTokens(const std::string& folder,
                               const Tokenizer& tokenizer);
 
-// Reads `count` values of the weight `name` from offset `begin`, as float32.
-using ReadWeight = std::function<absl::Status(
-    const std::string& name, int64_t begin, int64_t count, float* out)>;
-
-// A CRC-32C over samples of `weights` (elements by name), those that an adapter
-// modifies: 64 evenly spaced pieces of 1024 values each, or all of a weight no
-// larger than that, so that it costs no time. Training changes values
-// everywhere, so any other state of the model has another checksum.
-absl::StatusOr<uint32_t> BaseChecksum(
-    const std::map<std::string, int64_t>& weights, const ReadWeight& read);
-
-// The same for the weights that `model`'s adapter modifies.
-absl::StatusOr<uint32_t> BaseChecksum(const Model& model, uint64_t seed);
-
-// A folder's capstan.json: `config` of the run and, for an adapter, the
-// checksum of its base, and what that was quantised to for training.
+// A folder's capstan.json: `config` of the run and, for an adapter, the digest
+// of its base's weights (base_weights.h), if known, and what that was quantised
+// to for training.
 std::string CapstanJson(const std::string& config,
-                        const absl::optional<uint32_t>& base_checksum,
+                        const std::string& base_weights = "",
                         Quantize quantize = Quantize::kFolders);
-// The checksum in an adapter folder's capstan.json; nullopt for folders from
-// elsewhere, such as PEFT's.
-absl::optional<uint32_t> ReadBaseChecksum(const std::string& adapter);
 
 }  // namespace capstan
 

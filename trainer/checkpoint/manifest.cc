@@ -72,7 +72,8 @@ Json TrainStateToJson(const TrainState& state) {
                {"evals_without_better", state.evals_without_better},
                {"loss_scale", DoubleToJson(state.loss_scale)},
                {"loss_scale_good_steps", state.loss_scale_good_steps},
-               {"last_loss", DoubleToJson(state.last_loss)}};
+               {"last_loss", DoubleToJson(state.last_loss)},
+               {"first_loss", DoubleToJson(state.first_loss)}};
   // Only of runs that ask for it.
   if (!state.recent_losses.empty()) {
     json["recent_losses"] = state.recent_losses;
@@ -95,7 +96,8 @@ bool NumbersFit(const Json& json) {
   constexpr double kMost = 9e18;
   for (const auto& [key, value] : json.items()) {
     const bool may_be_any = key == "best_eval_loss" || key == "loss_scale" ||
-                            key == "last_loss" || key == "recent_losses";
+                            key == "last_loss" || key == "first_loss" ||
+                            key == "recent_losses";
     if (value.is_number_float() && !may_be_any &&
         !(std::fabs(value.get<double>()) < kMost)) {
       return false;
@@ -122,28 +124,22 @@ TrainState TrainStateFromJson(const Json& json) {
   state.optimizer_steps = json.at("optimizer_steps").get<int64_t>();
   state.samples = json.at("samples").get<int64_t>();
   state.tokens = json.at("tokens").get<int64_t>();
-  state.trained_tokens = json.value("trained_tokens", int64_t{-1});
-  state.padding = json.value("padding", int64_t{0});
+  state.trained_tokens = json.at("trained_tokens").get<int64_t>();
+  state.padding = json.at("padding").get<int64_t>();
   state.seed = json.at("seed").get<uint64_t>();
   state.data_size = json.at("data_size").get<int64_t>();
   state.data_shuffle = json.at("data_shuffle").get<bool>();
-  // Absent from the earliest checkpoints.
-  if (json.contains("data_group")) {
-    state.data_group = json.at("data_group").get<int64_t>();
-    state.frozen_crc32c = json.at("frozen_crc32c").get<uint32_t>();
-    state.eval_step = json.at("eval_step").get<int64_t>();
-    state.best_eval_loss = DoubleFromJson(json.at("best_eval_loss"));
-    state.best_step = json.at("best_step").get<int64_t>();
-    state.evals_without_better = json.at("evals_without_better").get<int64_t>();
-  }
-  if (json.contains("global_batch_size")) {
-    state.global_batch_size = json.at("global_batch_size").get<int64_t>();
-  } else if (state.step > 0 && state.samples % state.step == 0) {
-    state.global_batch_size = state.samples / state.step;
-  }
+  state.data_group = json.at("data_group").get<int64_t>();
+  state.global_batch_size = json.at("global_batch_size").get<int64_t>();
+  state.frozen_crc32c = json.at("frozen_crc32c").get<uint32_t>();
+  state.eval_step = json.at("eval_step").get<int64_t>();
+  state.best_eval_loss = DoubleFromJson(json.at("best_eval_loss"));
+  state.best_step = json.at("best_step").get<int64_t>();
+  state.evals_without_better = json.at("evals_without_better").get<int64_t>();
   state.loss_scale = DoubleFromJson(json.at("loss_scale"));
   state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
   state.last_loss = DoubleFromJson(json.at("last_loss"));
+  state.first_loss = DoubleFromJson(json.at("first_loss"));
   if (json.contains("recent_losses")) {
     state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
     state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
@@ -239,7 +235,7 @@ ManifestFile FileFromJson(const Json& json) {
                            range.at("begin").get<int64_t>(),
                            range.at("length").get<int64_t>(),
                            CrcsFromText(range.at(kCrcKey).get<std::string>()),
-                           range.value("dtype", "")});
+                           range.at("dtype").get<std::string>()});
   }
   return file;
 }
@@ -250,6 +246,7 @@ Manifest FromJson(const Json& json) {
   manifest.train_state = TrainStateFromJson(json.at("train_state"));
   manifest.world_size = json.at("world_size").get<int>();
   manifest.config_text = json.at("config").get<std::string>();
+  manifest.identity = json.at("identity").get<RunIdentity>();
   manifest.state = StateFromJson(json);
   for (const Json& parameter : json.at("parameters")) {
     manifest.parameters.push_back(
@@ -259,6 +256,9 @@ Manifest FromJson(const Json& json) {
   }
   for (const Json& file : json.at("files")) {
     manifest.files.push_back(FileFromJson(file));
+  }
+  if (json.contains("texts")) {
+    manifest.texts = json.at("texts").get<std::map<std::string, std::string>>();
   }
   return manifest;
 }
@@ -293,7 +293,7 @@ const ManifestState& StateOf(const Manifest& manifest,
 std::string Crc(const Json& json) {
   Json rest = json;
   rest.erase(kCrcKey);
-  return absl::StrFormat("%08x", Crc32c(rest.dump()));
+  return TextChecksum(rest.dump());
 }
 
 // No run counts further: 2^53, up to which a double is exact.
@@ -307,6 +307,7 @@ absl::Status CheckTrainState(const TrainState& state) {
       {"optimizer_steps", state.optimizer_steps},
       {"samples", state.samples},
       {"tokens", state.tokens},
+      {"trained_tokens", state.trained_tokens},
       {"padding", state.padding},
       {"data_size", state.data_size},
       {"data_group", state.data_group},
@@ -376,10 +377,12 @@ std::string ManifestToJson(const Manifest& manifest) {
   Json json = {{"format_version", kFormatVersion},
                {"train_state", TrainStateToJson(manifest.train_state)},
                {"world_size", manifest.world_size},
-               {"config", manifest.config_text}};
+               {"config", manifest.config_text},
+               {"identity", manifest.identity}};
   StateToJson(manifest.state, &json);
   json["parameters"] = std::move(parameters);
   json["files"] = std::move(files);
+  if (!manifest.texts.empty()) json["texts"] = manifest.texts;
   json[kCrcKey] = Crc(json);
   return json.dump(1) + "\n";
 }
@@ -422,12 +425,28 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ManifestFromJson(text, path));
   const absl::Status status = CheckManifest(manifest);
   if (!status.ok()) return DamagedError(path, status.message());
+  for (const auto& [name, checksum] : manifest.texts) {
+    const std::string beside = absl::StrCat(folder, "/", name);
+    const absl::StatusOr<std::string> content = ReadWholeFile(beside);
+    if (!content.ok()) {
+      return DamagedError(
+          path, absl::StrCat("of its files ", content.status().message()));
+    }
+    if (TextChecksum(*content) != checksum) {
+      return DamagedError(beside, "its CRC-32C isn't the manifest's");
+    }
+  }
   return manifest;
 }
 
 absl::Status CheckManifest(const Manifest& manifest) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrainState(manifest.train_state));
   CAPSTAN_ASSIGN_OR_RETURN(const auto numels, Numels(manifest));
+  for (const auto& [name, checksum] : manifest.texts) {
+    if (!name.empty() && name.find('/') == std::string::npos) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", name, "' isn't a plain file name"));
+  }
   for (const ManifestFile& file : manifest.files) {
     if (file.name.empty() || file.name.find('/') != std::string::npos) {
       return absl::InvalidArgumentError(
@@ -459,6 +478,10 @@ absl::Status CheckManifest(const Manifest& manifest) {
     }
   }
   return absl::OkStatus();
+}
+
+std::string TextChecksum(absl::string_view text) {
+  return absl::StrFormat("%08x", Crc32c(text));
 }
 
 std::string ManifestFileToJson(const ManifestFile& file) {

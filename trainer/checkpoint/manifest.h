@@ -33,8 +33,7 @@ struct ManifestRange {
   int64_t begin = 0;
   int64_t length = 0;
   std::vector<uint32_t> crc32c;  // one per chunk of its bytes in the file
-  // Of its elements in the file, "F32"; "": saved by an older trainer.
-  std::string dtype;
+  std::string dtype;             // of its elements in the file, "F32"
   // The tensor's name in its file: KIND/PARAMETER/BEGIN.
   std::string Key() const;
 };
@@ -69,9 +68,12 @@ struct Manifest {
   TrainState train_state;
   int world_size = 1;
   std::string config_text;
+  RunIdentity identity;
   std::vector<ManifestState> state;
   std::vector<ManifestParameter> parameters;
   std::vector<ManifestFile> files;
+  // The other files, which are the tokenizer's: CRC-32C in hex by name.
+  std::map<std::string, std::string> texts;
 };
 
 // A TrainState as JSON, and back; DATA_LOSS naming `path` if it isn't one.
@@ -83,7 +85,8 @@ std::string ManifestToJson(const Manifest& manifest);
 // The inverse, without CheckManifest. Errors name `path`, where `text` is from.
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
                                           const std::string& path);
-// Reads FOLDER/manifest.json, verifies its checksum and runs CheckManifest.
+// Reads FOLDER/manifest.json, verifies its checksum and those of its texts, and
+// runs CheckManifest.
 // Errors name the file, the field and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
@@ -91,6 +94,9 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 // parameters, files within the folder, and that each element of each trainable
 // parameter's master and state is in exactly one file.
 absl::Status CheckManifest(const Manifest& manifest);
+
+// As Manifest::texts has it.
+std::string TextChecksum(absl::string_view text);
 
 // One file's part of a manifest, which each rank writes for rank 0.
 std::string ManifestFileToJson(const ManifestFile& file);

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -25,13 +26,14 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/lib/packed_matrix.h"
 #include "plugins/sdk/lib/quantized_folder.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -77,18 +79,74 @@ absl::StatusOr<at::Tensor> ReadTensor(const SafetensorsReader& reader,
   return tensor;
 }
 
-// Keyed by the base's weight; checks that each exists and fits there.
-absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
-    const SafetensorsReader& adapter, const SafetensorsReader& base,
-    int64_t rank, const std::string& adapter_folder) {
+// What an adapter changes, by the base's weight.
+struct Changes {
+  std::map<std::string, Factors> factors;
+  // The adapter's tensors that replace it, perhaps with more rows.
+  std::map<std::string, const TensorEntry*> saved;
+  std::map<std::string, std::string> saved_names;  // in the adapter
+  int64_t rows = 0;  // of a larger vocabulary; 0: it stays
+};
+
+// Whether `name` is a parameter of one of the modules, which are named by any
+// of their ends.
+bool IsOfModule(absl::string_view name,
+                const std::vector<std::string>& modules) {
+  return std::any_of(
+      modules.begin(), modules.end(), [name](const std::string& module) {
+        return absl::StrContains(name, absl::StrCat(module, "."));
+      });
+}
+
+constexpr char kHead[] = "lm_head.weight";
+
+// Notes that the adapter's tensor `name` replaces a weight. False if that isn't
+// in the base, or doesn't have its shape, but for more rows.
+bool NoteSaved(const std::string& name, const TensorEntry& entry,
+               const SafetensorsReader& base, const AdapterSpec& spec,
+               Changes* changes) {
+  absl::string_view rest = name;
+  const std::string prefix = SavedParameterName("");
+  if (!absl::ConsumePrefix(&rest, prefix)) return false;
+  const std::string weight = NameInBase(std::string(rest), base);
+  // A head that is tied to the embedding.
+  const bool tied = spec.ties && absl::EndsWith(weight, kHead);
+  if (!tied && !IsOfModule(rest, spec.modules_to_save)) return false;
+  const auto place = base.tensors().find(weight);
+  if (place == base.tensors().end()) return tied;
+  std::vector<int64_t> shape = entry.shape;
+  const std::vector<int64_t>& had = place->second.shape;
+  if (shape.size() == 2 && had.size() == 2 && shape[0] > had[0]) {
+    changes->rows = std::exchange(shape[0], had[0]);
+  }
+  if (shape != had) return false;
+  changes->saved[weight] = &entry;
+  changes->saved_names[weight] = name;
+  return true;
+}
+
+// Checks that each weight that changes exists and fits there.
+absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
+                                  const SafetensorsReader& base,
+                                  const AdapterSpec& spec) {
+  const std::string& adapter_folder = spec.pretrained;
+  const int64_t rank = spec.rank;
   const auto misfit = [&](const std::string& module, const std::string& how) {
     return absl::FailedPreconditionError(
         absl::StrCat(adapter_folder, " is an adapter for another model: '",
                      module, "' ", how));
   };
-  std::map<std::string, Factors> factors;
+  Changes changes;
+  std::map<std::string, Factors>& factors = changes.factors;
   for (const auto& [name, entry] : adapter.tensors()) {
     const absl::optional<AdapterName> parts = ParseAdapterName(name);
+    if (!parts.has_value() && !spec.modules_to_save.empty()) {
+      if (IsSecondCopy(name)) continue;
+      if (NoteSaved(name, entry, base, spec, &changes)) continue;
+      return misfit(name,
+                    absl::StrCat("of shape [", absl::StrJoin(entry.shape, ", "),
+                                 "] replaces nothing in the base"));
+    }
     if (!parts.has_value()) {
       return absl::UnimplementedError(
           absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", name,
@@ -127,7 +185,41 @@ absl::StatusOr<std::map<std::string, Factors>> FactorsOf(
     return absl::DataLossError(
         absl::StrCat(adapter_folder, "/", kAdapterWeights, " has no tensors"));
   }
-  return factors;
+  if (changes.rows == 0) return changes;
+  if (!PathExists(adapter_folder + "/tokenizer.json")) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        adapter_folder, " has ", changes.rows,
+        " tokens, more than the base's tokenizer, and no tokenizer.json of its "
+        "own: put back the one that it was saved with"));
+  }
+  // Both or none: a model has as many scores as embeddings.
+  for (const auto& [name, entry] : base.tensors()) {
+    if (!absl::EndsWith(name, kHead) &&
+        !absl::EndsWith(name, "embed_tokens.weight")) {
+      continue;
+    }
+    const auto saved = changes.saved.find(name);
+    if (saved == changes.saved.end() ||
+        saved->second->shape[0] != changes.rows) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          adapter_folder, " has ", changes.rows, " tokens, and no '", name,
+          "' of as many rows: train it with modules_to_save of both the "
+          "embedding and the head"));
+    }
+  }
+  return changes;
+}
+
+// Whether the head of the model in `folder` is its embedding.
+bool IsTied(const std::string& folder, const SafetensorsReader& weights) {
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder + "/config.json");
+  const auto json = text.ok() ? ParseJson<nlohmann::json>(*text)
+                              : nlohmann::json(nlohmann::json::value_t::object);
+  const bool otherwise = weights.tensors().count("lm_head.weight") == 0;
+  const auto found = json.find("tie_word_embeddings");
+  return found != json.end() && found->is_boolean() ? found->get<bool>()
+                                                    : otherwise;
 }
 
 // How far merged weights are from what they were rounded to.
@@ -210,17 +302,30 @@ absl::StatusOr<at::Tensor> ReadBase(const Base& base, const std::string& name,
 absl::Status WriteMerged(const std::string& path,
                          const std::vector<std::string>& names,
                          const Base& whole, const SafetensorsReader& adapter,
-                         const std::map<std::string, Factors>& factors,
-                         double scale, Rounding* rounding) {
+                         const Changes& changes, double scale,
+                         Rounding* rounding) {
   const SafetensorsReader& base = whole.folder();
+  const std::map<std::string, Factors>& factors = changes.factors;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                            SafetensorsWriter::Create(path));
   for (const std::string& name : names) {
+    const auto saved = changes.saved.find(name);
     const TensorEntry& entry = base.tensors().at(name);
-    writer->Declare(name, entry.dtype, entry.shape);
+    writer->Declare(
+        name, entry.dtype,
+        saved == changes.saved.end() ? entry.shape : saved->second->shape);
   }
   for (const std::string& name : names) {
     const TensorEntry& entry = base.tensors().at(name);
+    if (changes.saved.count(name) > 0) {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          const at::Tensor weight,
+          ReadTensor(adapter, changes.saved_names.at(name)));
+      const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
+      CAPSTAN_RETURN_IF_ERROR(
+          writer->Append(stored.const_data_ptr(), stored.nbytes()));
+      continue;
+    }
     const auto found = factors.find(name);
     if (found == factors.end() && entry.data != nullptr) {
       CAPSTAN_RETURN_IF_ERROR(writer->Append(entry.data, entry.bytes));
@@ -256,18 +361,26 @@ absl::Status CopyIndex(const std::string& base, const std::string& to) {
   return WriteWholeFile(to + kIndex, text);
 }
 
-// The same for a base whose index lists the parts of packed matrices.
+// The same for a base whose index lists the parts of packed matrices, or other
+// sizes.
 absl::Status WriteIndex(
-    const SafetensorsReader& base,
+    const SafetensorsReader& base, const Changes& changes,
     const std::map<std::string, std::vector<std::string>>& files,
     const std::string& to) {
-  if (files.size() == 1) return absl::OkStatus();
+  if (files.size() == 1 && files.begin()->first == "model.safetensors") {
+    return absl::OkStatus();
+  }
   int64_t bytes = 0;
   nlohmann::ordered_json map = nlohmann::ordered_json::object();
   for (const auto& [file, names] : files) {
     for (const std::string& name : names) {
       map[name] = file;
-      bytes += base.tensors().at(name).bytes;
+      const TensorEntry& entry = base.tensors().at(name);
+      const auto saved = changes.saved.find(name);
+      bytes += saved == changes.saved.end()
+                   ? entry.bytes
+                   : saved->second->numel *
+                         static_cast<int64_t>(c10::elementSize(entry.dtype));
     }
   }
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}},
@@ -282,6 +395,19 @@ absl::Status DropQuantization(const std::string& path) {
   CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
                            ParseObject(path, text));
   if (json.erase("quantization_config") == 0) return absl::OkStatus();
+  return WriteWholeFile(path, json.dump(2) + "\n");
+}
+
+// Sets the size of a larger vocabulary, also of the text part of a model that
+// sees.
+absl::Status SetVocabulary(const std::string& path, int64_t rows) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
+                           ParseObject(path, text));
+  const auto part = json.find("text_config");
+  const bool has_part = part != json.end() && part->is_object();
+  if (has_part) (*part)["vocab_size"] = rows;
+  if (!has_part || json.contains("vocab_size")) json["vocab_size"] = rows;
   return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
@@ -327,37 +453,11 @@ absl::Status WriteCard(const AdapterMerge& merge, const std::string& to) {
                    "` merged into its weights by `trainer merge`.\n"));
 }
 
-// Whether the adapter was trained on these weights, if it records that.
-absl::Status CheckBase(const AdapterMerge& merge, const Base& base,
-                       const std::map<std::string, Factors>& factors) {
-  const absl::optional<uint32_t> want = ReadBaseChecksum(merge.adapter);
-  if (!want.has_value() || merge.other_base) return absl::OkStatus();
-  // As the adapter names them, whose names are in its checksum.
-  std::map<std::string, int64_t> weights;
-  std::map<std::string, std::string> names;
-  for (const auto& [name, found] : factors) {
-    weights[found.weight] = base.folder().tensors().at(name).numel;
-    names[found.weight] = name;
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const uint32_t is,
-      BaseChecksum(weights, [&](const std::string& weight, int64_t begin,
-                                int64_t count, float* out) {
-        return base.Read(names.at(weight), /*adapted=*/true, begin, count, out);
-      }));
-  if (is == *want) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "%s was trained on a base whose weights have the checksum %08x, those of "
-      "%s have %08x: it is another model, or another state of it; merge onto "
-      "the adapter's own base, or say --other_base to merge all the same",
-      merge.adapter, *want, merge.base, is));
-}
-
 // Merges into the folder `to`. Returns a note for the user.
 absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
                                   const std::string& to) {
   const at::NoGradGuard no_grad;
-  CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec spec,
+  CAPSTAN_ASSIGN_OR_RETURN(const AdapterSpec spec,
                            ReadAdapterConfig(merge.adapter));
   CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsReader> opened,
                            OpenWeights(merge.base));
@@ -366,9 +466,23 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsReader> adapter,
                            SafetensorsReader::Open(absl::StrCat(
                                merge.adapter, "/", kAdapterWeights)));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const auto factors, FactorsOf(*adapter, *base, spec.rank, merge.adapter));
-  CAPSTAN_RETURN_IF_ERROR(CheckBase(merge, whole, factors));
+  CAPSTAN_ASSIGN_OR_RETURN(const Changes changes,
+                           ChangesOf(*adapter, *base, spec));
+  if (!changes.saved.empty() && !spec.ties && IsTied(merge.base, *base)) {
+    return absl::UnimplementedError(absl::StrCat(
+        merge.adapter,
+        "/adapter_config.json: the base's embedding is its head, too, and "
+        "ensure_weight_tying isn't set: embedding and head that were trained "
+        "apart are not implemented"));
+  }
+  std::string note;
+  if (BaseWeightsOf(merge.adapter).empty()) {
+    note = absl::StrCat(merge.adapter,
+                        " doesn't say which weights its base had: they "
+                        "aren't compared");
+  } else if (!merge.other_base) {
+    CAPSTAN_RETURN_IF_ERROR(CheckBaseWeights(merge.adapter, merge.base));
+  }
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, entry] : base->tensors()) {
     files[fs::path(entry.file).filename().string()].push_back(name);
@@ -378,14 +492,18 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
   for (const auto& [file, names] : files) {
     CAPSTAN_RETURN_IF_ERROR(WriteMerged(absl::StrCat(to, "/", file), names,
-                                        whole, *adapter, factors, spec.scale(),
+                                        whole, *adapter, changes, spec.scale(),
                                         &rounding));
   }
-  CAPSTAN_RETURN_IF_ERROR(whole.folder_is_quantised()
-                              ? WriteIndex(*base, files, to)
+  CAPSTAN_RETURN_IF_ERROR(whole.folder_is_quantised() || changes.rows > 0
+                              ? WriteIndex(*base, changes, files, to)
                               : CopyIndex(merge.base, to));
   CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, to));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string note, CopyOtherFiles(merge, to));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string copied, CopyOtherFiles(merge, to));
+  absl::StrAppend(&note, note.empty() || copied.empty() ? "" : "\n", copied);
+  if (changes.rows > 0) {
+    CAPSTAN_RETURN_IF_ERROR(SetVocabulary(to + "/config.json", changes.rows));
+  }
   if (!whole.quantised()) return note;
   CAPSTAN_RETURN_IF_ERROR(DropQuantization(to + "/config.json"));
   return absl::StrCat(

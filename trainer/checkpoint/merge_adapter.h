@@ -24,8 +24,8 @@ struct AdapterMerge {
 // adapter's tokenizer, if any, with its special tokens. Holds one tensor in
 // memory at a time. Written to a hidden sibling and renamed. An adapter that
 // doesn't fit the base is an error that names the module; one trained on other
-// weights (BaseChecksum) an error that names both. Returns a note for the user,
-// or "".
+// weights (CheckBaseWeights) an error that names both. Returns a note for the
+// user, or "".
 absl::StatusOr<std::string> MergeAdapter(const AdapterMerge& merge);
 
 }  // namespace capstan

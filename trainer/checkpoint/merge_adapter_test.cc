@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
-#include "absl/types/optional.h"
 #include "base/files.h"
 #include "plugins/sdk/lib/packed_matrix.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/hf_folder.h"
 
 namespace capstan {
@@ -100,45 +99,11 @@ TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   }
 }
 
-// The adapter's folder as a run writes it, with its base's checksum.
-std::string WithChecksum(uint32_t checksum) {
-  const std::string folder = NewFolder() + "/adapter";
-  std::filesystem::copy(Golden("llama_lora"), folder);
-  EXPECT_TRUE(WriteWholeFile(folder + "/capstan.json",
-                             CapstanJson("name: \"x\"", checksum))
-                  .ok());
-  return folder;
-}
-
-// What the error about a wrong checksum says of the base.
-uint32_t ChecksumOf(const std::string& base) {
-  const absl::Status status =
-      Merge(base, WithChecksum(0x12345678), NewFolder() + "/merged");
-  const std::string message(status.message());
-  EXPECT_THAT(message, AllOf(HasSubstr("checksum 12345678"), HasSubstr(base),
-                             HasSubstr("--other_base")));
-  uint32_t checksum = 0;
-  const std::string before = " have ";
-  const size_t at = message.rfind(before);
-  EXPECT_TRUE(
-      absl::SimpleHexAtoi(message.substr(at + before.size(), 8), &checksum));
-  return checksum;
-}
-
-TEST(MergeAdapterTest, AnotherBaseIsNoticed) {
-  const uint32_t own = ChecksumOf(Golden("llama"));
-  EXPECT_NE(ChecksumOf(Golden("llama_lora_merged")), own);
-  const std::string output = NewFolder() + "/merged";
-  absl::Status status = Merge(Golden("llama"), WithChecksum(own), output);
-  EXPECT_TRUE(status.ok()) << status;
-  status = Merge(Golden("llama"), WithChecksum(own + 1), output + "2",
-                 /*other_base=*/true);
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-// The folder with its weights in another dtype.
-void Rewrite(const std::string& from, const std::string& to,
-             c10::ScalarType dtype) {
+// The folder with its weights in another dtype, each times factor(name).
+void Rewrite(
+    const std::string& from, const std::string& to, c10::ScalarType dtype,
+    const std::function<double(const std::string& name)>& factor =
+        [](const std::string&) { return 1.0; }) {
   std::filesystem::copy(from, to);
   ASSERT_TRUE(std::filesystem::remove(to + "/model.safetensors"));
   const auto reader = Open(from);
@@ -150,11 +115,51 @@ void Rewrite(const std::string& from, const std::string& to,
   for (const auto& [name, entry] : reader->tensors()) {
     std::vector<float> values = Values(*reader, name);
     const at::Tensor stored =
-        at::from_blob(values.data(), {entry.numel}, at::kFloat).to(dtype);
+        at::from_blob(values.data(), {entry.numel}, at::kFloat)
+            .mul_(factor(name))
+            .to(dtype);
     ASSERT_TRUE(
         (*writer)->Append(stored.const_data_ptr(), stored.nbytes()).ok());
   }
   ASSERT_TRUE((*writer)->Close().ok());
+}
+
+// The adapter's folder as a run writes it that was trained on `base`.
+std::string TrainedOn(const std::string& base) {
+  const std::string folder = NewFolder() + "/adapter";
+  std::filesystem::copy(Golden("llama_lora"), folder);
+  EXPECT_TRUE(
+      WriteWholeFile(folder + "/capstan.json",
+                     CapstanJson("name: \"x\"", DigestOfWeights(base).value()))
+          .ok());
+  return folder;
+}
+
+TEST(MergeAdapterTest, AnotherBaseIsNoticed) {
+  const std::string output = NewFolder() + "/merged";
+  const std::string base = Golden("llama");
+  absl::Status status = Merge(base, TrainedOn(base), output);
+  EXPECT_TRUE(status.ok()) << status;
+  const std::string another = TrainedOn(Golden("llama_lora_merged"));
+  status = Merge(base, another, output + "2");
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(another + " was trained on a base of "),
+                    HasSubstr(base), HasSubstr("--other_base")));
+  EXPECT_FALSE(PathExists(output + "2"));
+  status = Merge(base, another, output + "2", /*other_base=*/true);
+  EXPECT_TRUE(status.ok()) << status;
+  // Weights that the adapter doesn't touch are the base's, too.
+  const std::string scaled = NewFolder() + "/base";
+  Rewrite(base, scaled, at::kFloat, [](const std::string& name) {
+    return name.find("layernorm") == std::string::npos ? 1.0 : 1.5;
+  });
+  status = Merge(scaled, TrainedOn(base), output + "3");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("another state of it"));
+  // PEFT's own, which doesn't say.
+  const auto note =
+      MergeAdapter({base, Golden("llama_lora"), output + "4", false});
+  ASSERT_TRUE(note.ok()) << note.status();
+  EXPECT_THAT(*note, HasSubstr("doesn't say which weights its base had"));
 }
 
 // An adapter that was trained on NF4 (QLoRA) is merged into what NF4 keeps of
@@ -163,7 +168,7 @@ TEST(MergeAdapterTest, OntoWhatNf4Keeps) {
   const std::string adapter = NewFolder() + "/adapter";
   std::filesystem::copy(Golden("llama_lora"), adapter);
   ASSERT_TRUE(WriteWholeFile(adapter + "/capstan.json",
-                             CapstanJson("name: \"x\"", absl::nullopt,
+                             CapstanJson("name: \"x\"", /*base_weights=*/"",
                                          Quantize::kNf4Double))
                   .ok());
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -240,13 +245,13 @@ std::string TextPart(const std::string& start) {
 }
 
 TEST(MergeAdapterTest, TextPartOfAModelThatSees) {
-  const std::string adapter = WithChecksum(ChecksumOf(Golden("llama")));
   const auto want = Open(Golden("llama_lora_merged"));
   const std::string weight = "layers.0.self_attn.q_proj.weight";
   for (const std::string start :
        {"language_model.model.", "model.language_model."}) {
     const std::string output = NewFolder() + "/merged";
-    const absl::Status status = Merge(TextPart(start), adapter, output);
+    const std::string base = TextPart(start);
+    const absl::Status status = Merge(base, TrainedOn(base), output);
     ASSERT_TRUE(status.ok()) << status;
     const auto got = Open(output);
     ASSERT_EQ(got->tensors().size(), want->tensors().size());

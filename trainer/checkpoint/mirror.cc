@@ -19,13 +19,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
+#include "base/limits.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/checkpoint/stored_state.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -275,6 +276,11 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
   return state;
 }
 
+RunIdentity IdentityOf(const MirroredStep& step) {
+  absl::StatusOr<ReadLayout> layout = LayoutOf(step.images[0]);
+  return layout.ok() ? std::move(layout->manifest.identity) : RunIdentity();
+}
+
 absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(
     const absl::optional<MirroredStep>& step, const std::string& output_dir,
     const CheckpointParts& parts) {
@@ -309,8 +315,9 @@ absl::Status AllocateMirror(int fd, int64_t bytes) {
   bytes = std::max<int64_t>(bytes, info.st_size);
   const int error = posix_fallocate(fd, 0, bytes);
   if (error == 0) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "no memory for a mirror of ", bytes, " bytes: ", std::strerror(error)));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for a mirror of ", bytes,
+                   " bytes: ", std::strerror(error), LimitText(error)));
 }
 
 void FreeMirror(int fd, const absl::optional<MirrorKey>& source) {

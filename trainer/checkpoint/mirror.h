@@ -102,6 +102,9 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
                                             const CheckpointParts& parts,
                                             bool* touched = nullptr);
 
+// What `step`'s run has read (RunIdentity); empty if it doesn't say.
+RunIdentity IdentityOf(const MirroredStep& step);
+
 // What LoadMirrorOrCheckpoint has loaded.
 struct LoadedNewest {
   bool from_mirror = false;

@@ -25,7 +25,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
-#include "trainer/process_group/meeting/protocol.h"
+#include "cluster/meet/protocol.h"
 
 namespace capstan {
 namespace {

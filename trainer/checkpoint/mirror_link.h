@@ -31,8 +31,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "cluster/meet/network.h"
 #include "trainer/checkpoint/mirror.h"
-#include "trainer/process_group/meeting/network.h"
 
 namespace capstan {
 

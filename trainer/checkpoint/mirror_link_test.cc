@@ -91,6 +91,7 @@ class MirrorLinkTest : public ::testing::Test {
 
   static void AwaitThrough(const MirrorSender& sender) {
     for (int i = 0; i < 3000 && !sender.through(); ++i) {
+      // sleeps: polls
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     ASSERT_TRUE(sender.through()) << sender.problem();
@@ -311,6 +312,7 @@ TEST_F(MirrorLinkTest, AServerThatIsGone) {
                       });
   sender.Send(Copy(1));
   for (int i = 0; i < 3000 && told == 0; ++i) {
+    // sleeps: polls
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(told, 1);
@@ -352,6 +354,7 @@ TEST_F(MirrorLinkTest, AHostThatTakesNoConnection) {
                         ++told;
                       });
   for (int i = 0; i < 6000 && told == 0; ++i) {
+    // sleeps: polls
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(told, 1);
@@ -363,6 +366,7 @@ TEST_F(MirrorLinkTest, AHostThatIsSilent) {
   MirrorSender sender("00 9 192.0.2.1", std::chrono::milliseconds(100),
                       [&told](const std::string&) { ++told; });
   for (int i = 0; i < 6000 && told == 0; ++i) {
+    // sleeps: polls
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -274,6 +274,11 @@ std::string ModelName(const std::string& folder) {
   return named.empty() ? "final" : named;
 }
 
+std::string PublicPlace(const std::string& folder) {
+  const std::string hub = HubName(folder);
+  return hub.empty() ? absl::StrCat("../", ModelName(folder)) : hub;
+}
+
 std::string BaseModelMetadata(const std::string& folder) {
   const std::string hub = HubName(folder);
   return hub.empty() ? absl::StrCat("# Base model: ", ModelName(folder), "\n")

@@ -52,6 +52,11 @@ std::string HubName(const std::string& folder);
 // (runs/NAME/TIME/final).
 std::string ModelName(const std::string& folder);
 
+// Where whoever has the folder of what was made of the model in `folder` finds
+// the latter: its HubName, or else beside it, "../NAME". Nothing of this
+// machine's folders.
+std::string PublicPlace(const std::string& folder);
+
 // The model card metadata line that names the model in `folder`: "base_model:
 // .." for a hub model, otherwise a comment, as its hub name is unknown.
 std::string BaseModelMetadata(const std::string& folder);

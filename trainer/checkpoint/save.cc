@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/save.h"
 
+#include <fcntl.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/checkpoint/model_files.h"
 #include "trainer/checkpoint/snapshot.h"
-#include "trainer/process_group/agree.h"
 
 // After LibTorch's headers, which define the same macros.
 #include <glog/logging.h>
@@ -29,13 +32,17 @@ std::string RankNotePath(const std::string& folder, int rank) {
   return absl::StrFormat("%s/rank-%05d.json", folder, rank);
 }
 
-// Errors that say nothing of the file system's state a moment later. They end
-// in the operating system's words (WriteError).
-bool MayPass(const absl::Status& status) {
-  for (const int error : {EINTR, EAGAIN, EIO, ESTALE}) {
-    if (absl::EndsWith(status.message(), std::strerror(error))) return true;
+// Whether the error says nothing of the file system's state a moment later.
+bool IsTransient(const absl::Status& status) {
+  switch (ErrnoOf(status)) {
+    case EINTR:
+    case EAGAIN:
+    case EIO:
+    case ESTALE:
+      return true;
+    default:
+      return false;
   }
-  return false;
 }
 
 // Adds the files of all ranks' notes.
@@ -58,6 +65,25 @@ absl::Status MergeNotes(const std::string& folder, Manifest* manifest) {
       absl::StrCat("the strategy doesn't give each element to one rank to "
                    "save: ",
                    status.message()));
+}
+
+// Writes the tokenizer's files, and adds their checksums.
+absl::Status WriteTokenizer(const SaveRequest& request, Manifest* manifest) {
+  if (request.tokenizer == nullptr) return absl::OkStatus();
+  const std::string temporary = request.temporary();
+  CAPSTAN_RETURN_IF_ERROR(
+      WithRetries([&] { return request.tokenizer->Save(temporary); }));
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(temporary, error), end;
+       !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!IsTokenizerFile(name)) continue;
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
+                             ReadWholeFile(it->path().string()));
+    manifest->texts[name] = TextChecksum(text);
+    CAPSTAN_RETURN_IF_ERROR(SyncPath(it->path().string()));
+  }
+  return error ? WriteError(temporary, error.value()) : absl::OkStatus();
 }
 
 absl::Status Publish(const SaveRequest& request, const Manifest& manifest) {
@@ -111,7 +137,7 @@ absl::Status WithRetries(const std::function<absl::Status()>& attempt) {
   absl::Duration pause = absl::Milliseconds(100);
   for (int i = 1;; ++i) {
     const absl::Status status = attempt();
-    if (status.ok() || i == kTries || !MayPass(status)) return status;
+    if (status.ok() || i == kTries || !IsTransient(status)) return status;
     LOG(WARNING) << status.message() << "; trying again";
     absl::SleepFor(pause);
     pause *= 4;
@@ -161,14 +187,21 @@ bool AllHaveWritten(const std::string& temporary, int world_size) {
 }
 
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest) {
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&]() -> absl::Status {
+  // The folder may be renamed at any time, and another run begin in its place,
+  // whose checkpoints aren't this one's to remove.
+  const int fd = open(request.output_dir.c_str(), O_PATH | O_CLOEXEC);
+  const absl::Status status = CatchAll([&]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(MergeNotes(request.temporary(), &manifest));
+    CAPSTAN_RETURN_IF_ERROR(WriteTokenizer(request, &manifest));
     return Publish(request, manifest);
-  }));
-  RemoveOldCheckpoints(request.output_dir, request.keep,
-                       request.train_state.step, request.best_step,
-                       request.damaged);
-  return absl::OkStatus();
+  });
+  if (status.ok() && fd >= 0) {
+    RemoveOldCheckpoints(absl::StrCat("/proc/self/fd/", fd), request.keep,
+                         request.train_state.step, request.best_step,
+                         request.damaged);
+  }
+  if (fd >= 0) close(fd);
+  return status;
 }
 
 }  // namespace capstan

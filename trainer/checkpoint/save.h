@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
@@ -26,6 +27,8 @@ struct SaveRequest {
   int keep = 0;               // as in SaveCheckpoint
   int64_t best_step = -1;     // likewise
   std::set<int64_t> damaged;  // as in RemoveOldCheckpoints
+  // The run's, whose files are written beside the state; null: none.
+  const Tokenizer* tokenizer = nullptr;
 
   std::string folder() const {
     return CheckpointFolder(output_dir, train_state.step);
@@ -50,8 +53,8 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
 // Whether all ranks have: each note is there, and whole.
 bool AllHaveWritten(const std::string& temporary, int world_size);
 
-// Rank 0's, after all have written: publishes the checkpoint and removes old
-// ones. `manifest`: ManifestFrame.
+// Rank 0's, after all have written: adds the tokenizer's files, publishes the
+// checkpoint and removes old ones. `manifest`: ManifestFrame.
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest);
 
 // The bytes of a rank's state file, but for its header.
@@ -61,8 +64,8 @@ int64_t BytesOf(const std::vector<StatePiece>& pieces);
 // has room for `bytes`. OK if that can't be told.
 absl::Status CheckRoom(const std::string& folder, int64_t bytes);
 
-// Calls `attempt` up to four times, a moment apart, while it fails with an
-// error that may pass.
+// Calls `attempt` up to four times, a moment apart, while it fails with a
+// transient error of the file system's (ErrnoOf).
 absl::Status WithRetries(const std::function<absl::Status()>& attempt);
 
 }  // namespace capstan

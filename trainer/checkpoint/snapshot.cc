@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/optimizer/optimizer_state.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -102,6 +102,7 @@ Manifest ManifestFrame(const TrainState& train_state,
   manifest.train_state = train_state;
   manifest.world_size = parts.group->size();
   manifest.config_text = parts.config_text;
+  manifest.identity = parts.identity;
   for (const StateKind& kind : AllKinds(parts)) {
     if (kind.spec.name == kMasterKind) continue;
     manifest.state.push_back(ManifestStateOf(kind, parts));

@@ -126,12 +126,12 @@ absl::Status StateFile::Check(const ManifestRange& range) const {
     return DamagedError(path_, absl::StrFormat("it has no tensor '%s'", key));
   }
   const Place& place = found->second;
-  const std::string dtype =
-      SafetensorsDtypeName(place.dtype).value_or("another type");
-  if (!range.dtype.empty() && dtype != range.dtype) {
+  const absl::StatusOr<std::string> dtype = SafetensorsDtypeName(place.dtype);
+  if (!dtype.ok() || *dtype != range.dtype) {
     return DamagedError(
-        path_, absl::StrFormat("its tensor '%s' is %s, %s says %s", key, dtype,
-                               kManifestFile, range.dtype));
+        path_, absl::StrFormat("its tensor '%s' is %s, %s says %s", key,
+                               dtype.value_or("of another type"), kManifestFile,
+                               range.dtype));
   }
   const int64_t checksums = read_ == nullptr ? Chunks(place.bytes) : 0;
   if (place.numel != range.length ||

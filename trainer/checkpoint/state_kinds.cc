@@ -32,6 +32,10 @@ bool IsAlwaysFinite(const at::Tensor& tensor) {
 
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
   absl::optional<NonFiniteTensor> first;
+  const auto order = [&](const NonFiniteTensor& found) {
+    return std::make_tuple(IsStrategyKind(found.kind, parts), found.parameter,
+                           found.kind);
+  };
   const auto look = [&](const OwnedSlice& slice, const StateKind& kind,
                         int number) {
     const at::Tensor& tensor = kind.tensors[slice.shard];
@@ -58,10 +62,8 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
           within(StatePartOf(shape, ranges, static_cast<int>(i), low, high))) {
         continue;
       }
-      if (!first.has_value() || std::tie(range.parameter, number) <
-                                    std::tie(first->parameter, first->kind)) {
-        first = NonFiniteTensor{range.parameter, number};
-      }
+      const NonFiniteTensor found = {range.parameter, number};
+      if (!first.has_value() || order(found) < order(*first)) first = found;
     }
   };
   const std::vector<StateKind> kinds = AllKinds(parts);

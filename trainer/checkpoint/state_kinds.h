@@ -100,8 +100,14 @@ struct NonFiniteTensor {
   int kind = 0;       // index into AllKinds: 0 is the master
 };
 
-// The first, by parameter and kind, in what this rank saves. One pass over the
-// data; on a GPU it waits for the device.
+// Whether kind number `kind` is the strategy's.
+inline bool IsStrategyKind(int64_t kind, const CheckpointParts& parts) {
+  return kind > static_cast<int64_t>(parts.state_names.size());
+}
+
+// The first, by parameter and kind, in what this rank saves; the strategy's own
+// state only if nothing else is. One pass over the data; on a GPU it waits for
+// the device.
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
 
 }  // namespace capstan

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 

@@ -13,14 +13,21 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "inference/decode/chat_prompt.h"
+#include "inference/decode/stop_strings.h"
+#include "inference/decode/texts.h"
+#include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
-#include "plugins/sdk/end_tokens.h"
-#include "plugins/sdk/kept_context.h"
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/token_model.h"
+#include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/commands/generator.h"
+#include "trainer/commands/model_flags.h"
+#include "trainer/commands/sampling_options.h"
 #include "trainer/commands/text_view.h"
 
 namespace capstan {
@@ -30,7 +37,8 @@ constexpr int64_t kDefaultMaxNewTokens = 512;
 
 struct ChatOptions : SamplingOptions {
   std::string system;         // the first message; empty: none
-  std::string chat_template;  // its name; empty: the tokenizer's own
+  std::string chat_template;  // its name or file; empty: the tokenizer's own
+  std::string tools;          // a file with their JSON list; empty: none
 };
 
 volatile sig_atomic_t interrupted = 0;
@@ -48,13 +56,18 @@ class Chat {
     auto chat = std::unique_ptr<Chat>(new Chat(options));
     CAPSTAN_ASSIGN_OR_RETURN(
         chat->generator_,
-        LoadGenerator(options.model, options.adapter, options.plugin_path,
-                      options.overrides, WeightFormOf(options.weights)));
+        LoadWithPlugins(options.model, options.adapter, options.plugin_path,
+                        options.overrides, WeightFormOf(options.weights)));
     CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
+    Model& model = *chat->generator_.model;
+    CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(model));
+    CAPSTAN_ASSIGN_OR_RETURN(chat->stop_strings_,
+                             StopStringsOf(options.stop, model));
     // Each turn's prompt begins with all turns before.
-    if (auto* const kept =
-            dynamic_cast<KeptContext*>(chat->generator_.objective.get())) {
-      kept->KeepContext(true);
+    chat->generator_.objective->KeepContext(true);
+    if (!options.tools.empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(chat->tools_,
+                               ReadWholeFile(FromCaller(options.tools)));
     }
     if (!options.system.empty()) {
       chat->messages_.push_back({"system", options.system});
@@ -94,7 +107,10 @@ class Chat {
           "--model=", options_.model, " isn't a model of token sequences"));
     }
     absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
-        FindChatTemplate(options_.chat_template, *tokenizer);
+        FindChatTemplate(ChatTemplate::IsFile(options_.chat_template)
+                             ? FromCaller(options_.chat_template)
+                             : options_.chat_template,
+                         *tokenizer);
     if (!found.ok() && options_.chat_template.empty()) {
       return Annotate(found.status(), absl::StrCat("--model=", options_.model,
                                                    " (or say --template)"));
@@ -113,9 +129,14 @@ class Chat {
   absl::StatusOr<std::vector<int64_t>> PromptIds() {
     const int64_t most = generator_.model->token_model()->max_positions();
     for (bool told = false;;) {
-      CAPSTAN_ASSIGN_OR_RETURN(
-          const ChatText text,
-          template_->Render(messages_, /*generation_prompt=*/true));
+      ChatInput input;
+      input.messages = messages_;
+      input.variables = options_.chat_template_kwargs;
+      input.tools = tools_;
+      input.generation_prompt = true;
+      CAPSTAN_ASSIGN_OR_RETURN(const RenderedChat text,
+                               template_->RenderInput(input));
+      CAPSTAN_RETURN_IF_ERROR(CheckKnown(*generator_.tokenizer, text.text));
       std::vector<int64_t> ids = generator_.tokenizer->Encode(text.text);
       // Leaves room for an answer.
       if (static_cast<int64_t>(ids.size()) < most - most / 8) return ids;
@@ -158,18 +179,19 @@ class Chat {
   absl::Status WriteInOrder(const std::vector<int64_t>& ids,
                             std::string* answer) {
     SampleOptions sample = Sampling();
-    TextStream stream;
+    StoppedText stopped(stop_strings_);
     sample.on_token = [&](int64_t token) {
       if (std::find(stops_.begin(), stops_.end(), token) == stops_.end()) {
-        const std::string text =
-            generator_.tokenizer->Decode(absl::MakeSpan(&token, 1));
-        *answer += text;
-        std::cout << stream.Add(text) << std::flush;
+        std::cout << stopped.Add(generator_.tokenizer->Decode(
+                         absl::MakeSpan(&token, 1)))
+                  << std::flush;
       }
       if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
     };
+    sample.ended = [&](absl::Span<const int64_t>) { return stopped.ended(); };
     const absl::Status status = Sample(ids, sample).status();
-    std::cout << stream.Finish() << std::endl;
+    std::cout << stopped.Finish() << std::endl;
+    *answer = stopped.text();
     return status;
   }
 
@@ -178,7 +200,8 @@ class Chat {
   absl::Status WriteInAnyOrder(const std::vector<int64_t>& ids,
                                std::string* answer) {
     const int64_t mask = generator_.model->token_model()->mask_token();
-    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask, stops_, "");
+    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask, stops_, "",
+                        stop_strings_);
     std::vector<int64_t> chosen;
     SampleOptions sample = Sampling();
     sample.on_text = [&](absl::Span<const int64_t> text) {
@@ -221,6 +244,8 @@ class Chat {
   Generator generator_;
   std::unique_ptr<ChatTemplate> template_;
   std::vector<int64_t> stops_;
+  StopStrings stop_strings_;
+  std::string tools_;  // JSON; "": none
   std::vector<ChatMessage> messages_;
   uint64_t answers_ = 0;
 };
@@ -230,7 +255,11 @@ void AddFlags(Flags& flags, ChatOptions* options) {
   flags.Add("--system", &options->system, "What the conversation begins with");
   flags.Add("--template", &options->chat_template,
             "How conversations are written: chatml, smollm2, llama3, gemma, "
-            "llada; default: as the tokenizer says");
+            "llada, or a jinja file; default: as the tokenizer says");
+  flags
+      .Add("--tools", &options->tools,
+           "Tools that the model may call: a JSON list of their schemas")
+      .Type("FILE");
   AddSamplingFlags(flags, options);
 }
 

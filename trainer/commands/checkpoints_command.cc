@@ -108,6 +108,23 @@ std::string Row(const StoredCheckpoint& checkpoint) {
   return absl::StrCat(row, "  ", headers.ok() ? "whole" : How(headers));
 }
 
+using Rows = std::vector<std::pair<std::string, std::string>>;
+
+// What a checkpoint's run read and trained, with its digests; empty if the
+// checkpoint doesn't tell.
+Rows IdentityOf(const StoredCheckpoint& checkpoint) {
+  Rows rows;
+  if (!checkpoint.whole) return rows;
+  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
+  if (!manifest.ok()) return rows;
+  for (const char* name :
+       {"train_data", "eval_data", "tokenizer", "model", "model.base"}) {
+    const auto found = manifest->identity.find(name);
+    if (found != manifest->identity.end()) rows.push_back(*found);
+  }
+  return rows;
+}
+
 absl::StatusOr<int> List(const FolderOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
                            Find(options));
@@ -115,6 +132,17 @@ absl::StatusOr<int> List(const FolderOptions& options) {
                                "age");
   for (const StoredCheckpoint& checkpoint : found) {
     std::cout << Row(checkpoint) << "\n";
+  }
+  // One for all, unless train.resume_with_changes let it change.
+  Rows shown;
+  for (const StoredCheckpoint& checkpoint : found) {
+    Rows rows = IdentityOf(checkpoint);
+    if (rows.empty() || rows == shown) continue;
+    std::cout << "\n"
+              << NameOf(checkpoint) << (shown.empty() ? "" : ", changed")
+              << ":\n"
+              << TableText(rows);
+    shown = std::move(rows);
   }
   return 0;
 }

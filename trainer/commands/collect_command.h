@@ -7,9 +7,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 #include "plugins/sdk/collector.h"
-#include "trainer/config/load_config.h"
-#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 

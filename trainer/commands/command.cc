@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "trainer/config/load_config.h"
+#include "host/config/load_config.h"
 
 namespace capstan {
 
@@ -48,7 +48,8 @@ void AddRunChanges(Flags& flags, RunOptions* options) {
 void AddRunOptions(Flags& flags, RunOptions* options) {
   flags
       .Add("--config", &options->configs,
-           "A run's config (protobuf text, trainer/run_config.proto), looked "
+           "A run's config (protobuf text, host/config/run_config.proto), "
+           "looked "
            "up from the caller's folder, then in configs/; given several "
            "times, later files merge over earlier ones")
       .Type("FILE");

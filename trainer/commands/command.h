@@ -46,6 +46,11 @@ struct Call {
 };
 Call& ThisCall();
 
+// Has `command` be all that a program does: a tool of this repository that
+// links the core. Returns the exit code.
+int RunProgram(const char* name, const char* help, Command& command, int argc,
+               char** argv);
+
 // Options of train, check, plan and other commands that read a run's config.
 struct RunOptions {
   std::vector<std::string> configs;

@@ -18,6 +18,10 @@
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/machine.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/launch/place.h"
+#include "cluster/launch/signals.h"
+#include "host/config/load_config.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
@@ -26,10 +30,6 @@
 #include "trainer/compare/comparison.h"
 #include "trainer/compare/report.h"
 #include "trainer/compare/trainer_child.h"
-#include "trainer/config/load_config.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/launcher/place.h"
-#include "trainer/launcher/signals.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/metrics/reporter.h"
@@ -181,7 +181,10 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
                            : ", or go on with it with --resume"));
     }
   }
-  return PrepareOutputFolder(where, context.workspace_folder);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const HeldFolder held,
+      PrepareOutputFolder(where, context.workspace_folder));
+  return held.path;
 }
 
 absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
@@ -205,8 +208,7 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
                            CrossAxes(loaded, gpus, host));
   Comparison& comparison = prepared.comparison;
-  CAPSTAN_ASSIGN_OR_RETURN(comparison.precisions,
-                           ListPrecisions(loaded, gpus, host));
+  comparison.precisions = ListPrecisions(loaded.config);
   prepared.notes = loaded.shared.notes;
   comparison.name = loaded.config.name();
   comparison.time =
@@ -219,8 +221,12 @@ absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
   const int devices = gpus > 0 ? gpus : AvailableCores();
   comparison.device = absl::StrCat(devices, gpus > 0 ? " GPU" : " CPU core",
                                    devices == 1 ? "" : "s");
+  bool digests = options.blame;
+  for (const Combination& combination : prepared.combinations) {
+    digests = digests || combination.run.bounds.bit_identical;
+  }
   for (Combination& combination : prepared.combinations) {
-    if (!options.blame) break;
+    if (!digests) break;
     combination.config.mutable_train()->mutable_digests()->set_write(true);
   }
   CAPSTAN_ASSIGN_OR_RETURN(prepared.folder,
@@ -286,12 +292,12 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
       const TrainerChildResult ended,
       RunTrainerChild(args, log_path, [&] { progress->Step(metrics.Poll()); }));
   if (ended.stop_signal != 0) return ended.stop_signal;
-  if (ended.wait_status == 0) {
+  if (ended.end.ok()) {
     Measure(folder, prepared.comparison.max_steps, &run);
   } else {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string output, ReadWholeFile(log_path));
     run.status = ComparedRun::Status::kFailed;
-    run.reason = WhyItFailed(ended.wait_status, output);
+    run.reason = WhyItFailed(ended.end, output);
   }
   progress->EndRun(run);
   return 0;
@@ -420,11 +426,10 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
           run.id == run.reference ? "reference"
           : run.loss_delta.max == 0.0 && run.grad_norm_delta.max == 0.0
               ? "losses and gradient norms are identical"
-              : absl::StrCat("loss ",
-                             DeltaText(run.loss_delta, precision.bounds.loss),
-                             ", gradient norm ",
-                             DeltaText(run.grad_norm_delta,
-                                       precision.bounds.grad_norm)));
+              : absl::StrCat(
+                    "loss ", DeltaText(run.loss_delta, run.bounds.loss),
+                    ", gradient norm ",
+                    DeltaText(run.grad_norm_delta, run.bounds.grad_norm)));
     }
   }
   std::cout << "\n"
@@ -548,6 +553,7 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
     }
   }
   Compare(&comparison);
+  CompareBits(prepared.folder + "/runs", &comparison);
   CAPSTAN_RETURN_IF_ERROR(WriteReports(comparison, prepared.folder));
   PrintResult(comparison, prepared.folder);
   if (options.blame) CAPSTAN_RETURN_IF_ERROR(BlameAll(&prepared));

@@ -19,25 +19,32 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/npy.h"
 #include "base/status.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/watch/ledger.h"
+#include "cluster/watch/watchdog.h"
+#include "host/config/hub_path.h"
+#include "host/config/load_config.h"
+#include "inference/evaluate/asking.h"
+#include "inference/evaluate/run_task.h"
+#include "inference/load/generator.h"
+#include "inference/load/run_tokenizer.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/eval_tasks.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/commands/generator.h"
-#include "trainer/config/hub_path.h"
-#include "trainer/config/load_config.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/commands/model_flags.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/progress_bar.h"
-#include "trainer/process_group/create.h"
 #include "trainer/session/evaluator.h"
+#include "trainer/session/run_folders.h"
 #include "trainer/session/watch.h"
-#include "trainer/watch/ledger.h"
-#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
@@ -46,7 +53,7 @@ namespace fs = std::filesystem;
 
 struct EvalOptions {
   std::string model;
-  std::string adapter;               // empty: none
+  AdapterOptions adapter;
   std::vector<std::string> configs;  // empty: the run that made the model
   std::string data;                  // empty: the run's evaluation data
   int64_t batch_size = 0;            // samples per forward; 0: the run's
@@ -58,11 +65,13 @@ struct EvalOptions {
   std::string fewshot_data;
   absl::optional<int64_t> num_fewshot;
   int64_t max_samples = 0;
+  int64_t bound_samples = 128;  // EvalTaskOptions::bound_samples
   bool chat = false;
   bool json = false;
   std::string output;                  // folder; empty: write nothing
   std::string weights = "stored";      // for --task
   std::vector<std::string> overrides;  // of eval_data, objective etc.
+  std::vector<std::string> rest;       // flags of the objective
   std::vector<std::string> plugin_path;
 };
 
@@ -116,21 +125,82 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
   return overrides;
 }
 
+// The path of the field that is called so, by its name or its JSON name, in a
+// message of this type; "" if there is none.
+std::string PathOfField(const google::protobuf::Descriptor& type,
+                        const std::string& name, bool* is_list) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const bool is_message = field.message_type() != nullptr;
+    if (!is_message && (field.name() == name || field.json_name() == name)) {
+      *is_list = field.is_repeated();
+      return field.name();
+    }
+    if (!is_message || field.is_repeated() || field.message_type() == &type) {
+      continue;
+    }
+    const std::string inner = PathOfField(*field.message_type(), name, is_list);
+    if (!inner.empty()) return absl::StrCat(field.name(), ".", inner);
+  }
+  return "";
+}
+
+// The overrides of flags that are fields of the objective's config:
+// --goal_idx=3, --goal_idx 3 14.
+absl::StatusOr<std::vector<std::string>> ObjectiveOverrides(
+    const EvalOptions& options, const google::protobuf::Any& objective) {
+  std::vector<std::string> overrides;
+  const std::vector<std::string>& words = options.rest;
+  for (size_t i = 0; i < words.size();) {
+    const size_t equals = words[i].find('=');
+    const std::string flag = words[i].substr(0, equals);
+    std::vector<std::string> values;
+    if (equals != std::string::npos) values = {words[i].substr(equals + 1)};
+    for (++i; i < words.size() && !absl::StartsWith(words[i], "--"); ++i) {
+      values.push_back(words[i]);
+    }
+    std::string path;
+    bool is_list = false;
+    if (absl::StartsWith(flag, "--") && !objective.type_url().empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(const auto config, Unpack(objective));
+      path = PathOfField(*config->GetDescriptor(), flag.substr(2), &is_list);
+    }
+    if (path.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag,
+                       " is neither a flag (trainer eval --help) nor a "
+                       "field of the model's objective, ",
+                       TypeOf(objective)));
+    }
+    if (values.empty() || (values.size() > 1 && !is_list)) {
+      return FieldError(flag, is_list ? "takes values" : "takes one value");
+    }
+    const std::string value = absl::StrJoin(values, ",");
+    overrides.push_back(absl::StrCat("objective.", path, "=",
+                                     is_list ? "[" : "", value,
+                                     is_list ? "]" : ""));
+  }
+  return overrides;
+}
+
 // A model and what to evaluate it on.
 struct Loaded {
   Generator generator;
   std::unique_ptr<DatasetReader> data;
 };
 
+// With the model's tokenizer.
 absl::StatusOr<std::unique_ptr<DatasetReader>> OpenData(
-    const EvalOptions& options, const Generator& generator, bool is_training) {
-  const google::protobuf::Any& any = generator.loaded.config.eval_data();
+    const EvalOptions& options, const Generator& generator,
+    const EvaluationSource& source, bool is_training) {
+  const RunConfig& config = generator.loaded.config;
+  const RunTokenizer tokenizer(config.replace_tokenizer()
+                                   ? std::vector<std::string>()
+                                   : source.tokenizer_folders);
   absl::StatusOr<std::unique_ptr<DatasetReader>> reader =
-      generator.host->Create<DatasetReader>(
-          TypeOf(any), PluginCategory::kDatasetReader, any.value());
-  CAPSTAN_RETURN_IF_ERROR(
-      generator.loaded.Locate(reader.status(), "eval_data"));
-  if (!is_training) return reader;
+      OpenReader(generator.loaded, "eval_data", config.eval_data(), tokenizer,
+                 *generator.host);
+  if (!reader.ok() || !is_training) return reader;
   absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
       (*reader)->Validation();
   CAPSTAN_RETURN_IF_ERROR(
@@ -152,7 +222,8 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const EvaluationSource source,
       FindToEvaluate(options.model, options.adapter,
-                     run.has_value() ? &run->config : nullptr, context));
+                     run.has_value() ? &run->config : nullptr, context,
+                     RunFoldersHere()));
   CAPSTAN_ASSIGN_OR_RETURN(
       const LoadedConfig config,
       ParseConfig(source.config, source.folder, context, options.overrides));
@@ -172,11 +243,16 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
                                         options.overrides.end(), is_reader);
   overrides.insert(overrides.begin(), options.overrides.begin(),
                    options.overrides.end());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> of_flags,
+      ObjectiveOverrides(options, config.config.objective()));
+  overrides.insert(overrides.end(), of_flags.begin(), of_flags.end());
   Loaded loaded;
-  CAPSTAN_ASSIGN_OR_RETURN(loaded.generator,
-                           LoadToEvaluate(source, std::move(host), overrides));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      loaded.generator,
+      LoadToEvaluate(source, std::move(host), RunFoldersHere(), overrides));
   CAPSTAN_ASSIGN_OR_RETURN(loaded.data,
-                           OpenData(options, loaded.generator,
+                           OpenData(options, loaded.generator, source,
                                     source.data_is_training && !other_reader));
   return loaded;
 }
@@ -194,15 +270,15 @@ absl::Status Answer(const EvalOptions& options, const Generator& generator,
                     ProcessGroup* group, WorkBar* bar, Outcome* outcome) {
   PlainRunner runner;
   evaluate::Answerer answerer =
-      AnswererOf(generator, *data.tokenizer(), group, &runner);
+      evaluate::AnswererOf(generator, *data.tokenizer(), group, &runner);
   answerer.batch_size = BatchSize(options, generator.loaded.config);
-  answerer.seed = generator.loaded.config.train().seed();
   if (group->rank() == 0) {
     answerer.progress = [bar](double done) { bar->Show(done, "answering"); };
   }
-  CAPSTAN_ASSIGN_OR_RETURN(evaluate::TaskResult result,
-                           evaluate::RunTask(AnswerTask(options.max_new_tokens),
-                                             requests, answerer));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      evaluate::TaskResult result,
+      evaluate::RunTask(evaluate::AnswerTask(options.max_new_tokens), requests,
+                        answerer));
   outcome->numbers.emplace_back("answers", result.requests);
   for (const evaluate::TaskNumber& number : result.numbers) {
     outcome->numbers.emplace_back(number.name, number.value);
@@ -332,7 +408,8 @@ absl::Status Write(const std::string& folder, const std::string& json,
     }
   }
   if (!outcome.answers.empty()) {
-    CAPSTAN_RETURN_IF_ERROR(WriteSamples(folder, "answers", outcome.answers));
+    CAPSTAN_RETURN_IF_ERROR(
+        evaluate::WriteSamples(folder, "answers", outcome.answers));
   }
   // Written last: its presence marks the folder as complete.
   return ReplaceFile(folder + "/eval.json", json);
@@ -360,7 +437,7 @@ int Ranks(const EvalOptions& options, const Generator& generator,
 
 void AddFlags(Flags& flags, EvalOptions* options) {
   AddModelFlag(flags, &options->model);
-  AddAdapterFlag(flags, &options->adapter);
+  AddAdapterFlags(flags, &options->adapter);
   AddWeightsFlag(flags, &options->weights);
   flags
       .Add("--data", &options->data,
@@ -375,8 +452,8 @@ void AddFlags(Flags& flags, EvalOptions* options) {
   flags
       .Add("--set", &options->overrides,
            "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
-           "objective.evaluation.tasks=[3,14], train.seed=7; may be given "
-           "several times")
+           "train.seed=7; fields of the objective are flags, too: --goal_idx 3 "
+           "14; may be given several times")
       .Type("PATH=VALUE")
       .OneEach();
   flags
@@ -402,8 +479,9 @@ void AddFlags(Flags& flags, EvalOptions* options) {
       .ShowDefault();
   flags
       .Add("--task", &options->tasks,
-           "Instead of the loss, a task in the Language Model Evaluation "
-           "Harness's format; may be given several times")
+           "Instead of the loss, a task or a group of tasks in the Language "
+           "Model Evaluation Harness's format, or a folder of them; may be "
+           "given several times")
       .Type("FILE.yaml")
       .OneEach();
   flags
@@ -417,6 +495,12 @@ void AddFlags(Flags& flags, EvalOptions* options) {
       .Add("--max_samples", &options->max_samples,
            "Only the first so many of a task")
       .Positive();
+  flags
+      .Add("--bound_samples", &options->bound_samples,
+           "Of masked diffusion: masks by which the likelihood of each of a "
+           "task's answers is bounded")
+      .Positive()
+      .ShowDefault();
   flags.Add("--chat", &options->chat,
             "Ask a task's questions in the model's chat template");
   flags.Add("--json", &options->json, "Print JSON");
@@ -425,6 +509,7 @@ void AddFlags(Flags& flags, EvalOptions* options) {
            "Also write eval.json, and what the objective draws, there")
       .Type("FOLDER");
   AddPluginPath(flags, &options->plugin_path);
+  flags.AddRest(&options->rest);
 }
 
 // Whether flags that exclude each other were given.
@@ -434,7 +519,9 @@ absl::Status CheckFlags(const EvalOptions& options) {
       {!options.configs.empty(), "--config"},
       {options.max_batches > 0, "--max_batches"},
       {options.loss_only, "--loss_only"},
-      {options.generate > 0, "--generate"}};
+      {options.generate > 0, "--generate"},
+      {options.max_new_tokens != EvalOptions().max_new_tokens,
+       "--max_new_tokens"}};
   for (const auto& [given, flag] : of_loss) {
     if (tasks && given) return FieldError(flag, "isn't for tasks (--task)");
   }
@@ -442,10 +529,16 @@ absl::Status CheckFlags(const EvalOptions& options) {
       {!options.fewshot_data.empty(), "--fewshot_data"},
       {options.num_fewshot.has_value(), "--num_fewshot"},
       {options.max_samples > 0, "--max_samples"},
+      {options.bound_samples != EvalTaskOptions().bound_samples,
+       "--bound_samples"},
       {options.chat, "--chat"},
       {options.weights != "stored", "--weights"}};
   for (const auto& [given, flag] : of_tasks) {
     if (!tasks && given) return FieldError(flag, "is for tasks (--task)");
+  }
+  if (tasks && !options.rest.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.rest[0], " is no flag of tasks (--task)"));
   }
   if (options.num_fewshot.value_or(0) < 0) {
     return FieldError("--num_fewshot", "must be 0 or greater");
@@ -463,6 +556,7 @@ EvalTaskOptions TaskOptions(const EvalOptions& options,
   of_tasks.fewshot_data = options.fewshot_data;
   of_tasks.num_fewshot = options.num_fewshot;
   of_tasks.max_samples = options.max_samples;
+  of_tasks.bound_samples = options.bound_samples;
   of_tasks.batch_size = options.batch_size;
   of_tasks.chat = options.chat;
   of_tasks.json = options.json;
@@ -484,12 +578,15 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
   const Generator& generator = loaded.generator;
   const DatasetReader& data = *loaded.data;
+  // A field that it names is its own.
+  const absl::Status fits = generator.objective->Check(*generator.model, data);
   CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
-      generator.objective->Check(*generator.model, data), "eval_data"));
+      fits, FieldOf(fits).has_value() ? "objective" : "eval_data"));
   for (const std::string& note : data.notes()) std::cerr << note << "\n";
   std::vector<evaluate::Request> requests;
   if (options.generate > 0) {
-    CAPSTAN_ASSIGN_OR_RETURN(requests, AnswersOf(data, options.generate));
+    CAPSTAN_ASSIGN_OR_RETURN(requests,
+                             evaluate::AnswersOf(data, options.generate));
   }
   return LaunchRanks(Ranks(options, generator, data),
                      [&](const RankInfo& rank) -> absl::Status {

@@ -10,125 +10,133 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/watch/ledger.h"
+#include "cluster/watch/watchdog.h"
+#include "inference/decode/chat_prompt.h"
+#include "inference/evaluate/asking.h"
+#include "inference/evaluate/run_task.h"
+#include "inference/evaluate/task_group.h"
 #include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
-#include "trainer/launcher/launcher.h"
+#include "trainer/commands/model_flags.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
-#include "trainer/process_group/create.h"
 #include "trainer/session/watch.h"
-#include "trainer/watch/ledger.h"
-#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 namespace {
 
-using evaluate::Document;
-using evaluate::Request;
+using evaluate::Asked;
 using evaluate::Task;
+using evaluate::TaskGroup;
 using evaluate::TaskNumber;
 using evaluate::TaskResult;
+using evaluate::TaskTree;
 using Json = nlohmann::ordered_json;
 
 int64_t BatchSize(const EvalTaskOptions& options) {
   return options.batch_size > 0 ? options.batch_size : kDefaultEvalBatch;
 }
 
-// A task with what it asks.
-struct Asked {
-  Task task;
-  std::vector<Request> requests;
-};
+// The rows' file that a flag names: the file itself, or the task's in a folder.
+absl::StatusOr<std::string> FileOf(const char* flag, const std::string& given,
+                                   const Task& task, bool only) {
+  const std::string path = FromCaller(given);
+  if (!IsFolder(path)) {
+    if (only) return path;
+    return FieldError(flag, absl::StrCat("is for one task: name a folder with "
+                                         "a TASK.jsonl for each, as ",
+                                         task.name, ".jsonl"));
+  }
+  for (const char* ending : {".jsonl", ".json"}) {
+    const std::string file = absl::StrCat(path, "/", task.name, ending);
+    if (PathExists(file)) return file;
+  }
+  return FieldError(flag,
+                    absl::StrCat(given, " has no ", task.name,
+                                 ".jsonl (or .json) with that task's rows"));
+}
 
-absl::StatusOr<Asked> Prepare(const std::string& path,
+// `only`: there is no other task.
+absl::StatusOr<Asked> Prepare(const Task& loaded, bool only,
                               const EvalTaskOptions& options) {
-  Asked asked;
-  CAPSTAN_ASSIGN_OR_RETURN(asked.task, evaluate::LoadTask(FromCaller(path)));
-  Task& task = asked.task;
+  Task task = loaded;
   if (options.num_fewshot.has_value()) {
     task.num_fewshot = *options.num_fewshot;
   }
-  if (!options.data.empty()) task.docs_file = FromCaller(options.data);
+  if (!options.data.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(task.docs_file,
+                             FileOf("--data", options.data, task, only));
+  }
   if (!options.fewshot_data.empty()) {
-    task.fewshot_file = FromCaller(options.fewshot_data);
+    CAPSTAN_ASSIGN_OR_RETURN(
+        task.fewshot_file,
+        FileOf("--fewshot_data", options.fewshot_data, task, only));
   }
-  if (task.docs_file.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        " names no file of rows (dataset_kwargs.data_files): give one "
-        "with --data=FILE"));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<Document> documents,
-                           evaluate::ReadDocuments(task.docs_file));
-  std::vector<Document> examples;
-  if (task.num_fewshot > 0) {
-    if (task.fewshot_file.empty()) {
-      examples = documents;
-    } else {
-      CAPSTAN_ASSIGN_OR_RETURN(examples,
-                               evaluate::ReadDocuments(task.fewshot_file));
-    }
-  }
-  if (options.max_samples > 0 &&
-      options.max_samples < static_cast<int64_t>(documents.size())) {
-    documents.resize(options.max_samples);
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(asked.requests,
-                           evaluate::MakeRequests(task, documents, examples));
-  return asked;
+  return evaluate::Ask(task, options.max_samples);
 }
 
-// Makes each context the user's turn, and what follows the assistant's.
-absl::Status AsChats(const ChatTemplate& chat, Asked* asked) {
-  for (Request& request : asked->requests) {
-    const std::vector<ChatMessage> messages = {{"user", request.context}};
-    const absl::StatusOr<ChatText> text =
-        chat.Render(messages, /*generation_prompt=*/true);
-    if (!text.ok()) return Annotate(text.status(), request.place);
-    request.context = text->text;
-    // The head of the turn ends where the answer begins.
-    for (std::string& continuation : request.continuations) {
-      continuation =
-          std::string(absl::StripLeadingAsciiWhitespace(continuation));
-    }
-  }
-  return absl::OkStatus();
-}
+// All that is asked, in groups.
+struct Asking {
+  evaluate::TaskTree tree;  // whose tasks are those of `asked`
+  std::vector<Asked> asked;
+};
 
-Json NumbersJson(const TaskResult& result) {
-  Json json = {{"samples", result.requests}};
-  for (const TaskNumber& number : result.numbers) {
-    json[number.name] = number.value;
+void AddNumbers(const std::vector<TaskNumber>& numbers, Json* json) {
+  for (const TaskNumber& number : numbers) {
+    (*json)[number.name] = number.value;
     if (number.standard_error.has_value()) {
-      json[number.name + "_stderr"] = *number.standard_error;
+      (*json)[number.name + "_stderr"] = *number.standard_error;
     }
   }
-  return json;
 }
 
-std::string Table(const EvalTaskOptions& options,
-                  const std::vector<Asked>& asked,
+int64_t SamplesOf(const TaskGroup& group,
+                  const std::vector<TaskResult>& results) {
+  int64_t samples = 0;
+  for (const size_t task : group.tasks) samples += results[task].requests;
+  return samples;
+}
+
+std::string Table(const EvalTaskOptions& options, const Asking& asking,
                   const std::vector<TaskResult>& results, double seconds) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"model", options.model}};
-  for (size_t i = 0; i < asked.size(); ++i) {
-    const TaskResult& result = results[i];
-    rows.emplace_back(asked[i].task.name,
-                      absl::StrCat(WithCommas(result.requests), " samples, ",
-                                   asked[i].task.num_fewshot, "-shot"));
-    for (const TaskNumber& number : result.numbers) {
-      rows.emplace_back(absl::StrCat("  ", number.name),
+  const auto add = [&](const TaskTree::Row& row, const std::string& name,
+                       const std::string& about,
+                       const std::vector<TaskNumber>& numbers) {
+    const std::string indent(2 * row.depth, ' ');
+    rows.emplace_back(absl::StrCat(indent, row.depth > 0 ? "- " : "", name),
+                      about);
+    for (const TaskNumber& number : numbers) {
+      rows.emplace_back(absl::StrCat(indent, "  ", number.name),
                         number.standard_error.has_value()
                             ? absl::StrFormat("%.4f +- %.4f", number.value,
                                               *number.standard_error)
                             : absl::StrFormat("%.6g", number.value));
+    }
+  };
+  for (const TaskTree::Row& row : asking.tree.rows) {
+    if (row.is_group) {
+      const TaskGroup& group = asking.tree.groups[row.index];
+      add(row, group.alias.empty() ? group.name : group.alias,
+          absl::StrCat(group.tasks.size(), " tasks, ",
+                       WithCommas(SamplesOf(group, results)), " samples"),
+          evaluate::GroupNumbers(group, results));
+    } else {
+      const Task& task = asking.asked[row.index].task;
+      const TaskResult& result = results[row.index];
+      add(row, row.depth == 0 || task.alias.empty() ? task.name : task.alias,
+          absl::StrCat(WithCommas(result.requests), " samples, ",
+                       task.num_fewshot, "-shot"),
+          result.numbers);
     }
   }
   rows.emplace_back("took", ShortDuration(seconds));
@@ -136,33 +144,39 @@ std::string Table(const EvalTaskOptions& options,
   return TableText(rows);
 }
 
-absl::Status Report(const EvalTaskOptions& options,
-                    const std::vector<Asked>& asked,
+absl::Status Report(const EvalTaskOptions& options, const Asking& asking,
                     const std::vector<TaskResult>& results, double seconds) {
   Json json = {{"model", options.model}, {"seconds", seconds}};
-  for (size_t i = 0; i < asked.size(); ++i) {
-    Json task = {{"num_fewshot", asked[i].task.num_fewshot}};
-    task.update(NumbersJson(results[i]));
-    json["tasks"][asked[i].task.name] = std::move(task);
+  for (const TaskGroup& group : asking.tree.groups) {
+    Json one = {{"samples", SamplesOf(group, results)}};
+    AddNumbers(evaluate::GroupNumbers(group, results), &one);
+    json["groups"][group.name] = std::move(one);
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Task& task = asking.asked[i].task;
+    Json one = {{"num_fewshot", task.num_fewshot},
+                {"samples", results[i].requests}};
+    AddNumbers(results[i].numbers, &one);
+    json["tasks"][task.name] = std::move(one);
   }
   const std::string text = json.dump(2, ' ', /*ensure_ascii=*/false,
                                      Json::error_handler_t::replace) +
                            "\n";
   if (!options.output.empty()) {
-    for (size_t i = 0; i < asked.size(); ++i) {
-      CAPSTAN_RETURN_IF_ERROR(
-          WriteSamples(options.output, asked[i].task.name, results[i].samples));
+    for (size_t i = 0; i < results.size(); ++i) {
+      CAPSTAN_RETURN_IF_ERROR(evaluate::WriteSamples(
+          options.output, asking.asked[i].task.name, results[i].samples));
     }
     CAPSTAN_RETURN_IF_ERROR(ReplaceFile(options.output + "/eval.json", text));
   }
-  std::cout << (options.json ? text : Table(options, asked, results, seconds))
+  std::cout << (options.json ? text : Table(options, asking, results, seconds))
             << std::flush;
   return absl::OkStatus();
 }
 
 absl::Status RunOnRank(const EvalTaskOptions& options,
-                       const Generator& generator,
-                       const std::vector<Asked>& asked, const RankInfo& rank) {
+                       const Generator& generator, const Asking& asking,
+                       const RankInfo& rank) {
   at::set_num_threads(rank.threads);
   WantLedgers();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
@@ -172,11 +186,12 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
   const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
   PlainRunner runner;
   WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
-  evaluate::Answerer answerer =
-      AnswererOf(generator, *generator.tokenizer, group.get(), &runner);
+  evaluate::Answerer answerer = evaluate::AnswererOf(
+      generator, *generator.tokenizer, group.get(), &runner);
   answerer.batch_size = BatchSize(options);
+  answerer.bound_samples = options.bound_samples;
   std::vector<TaskResult> results;
-  for (const Asked& one : asked) {
+  for (const Asked& one : asking.asked) {
     if (rank.rank == 0) {
       answerer.progress = [&](double done) { bar.Show(done, one.task.name); };
     }
@@ -186,7 +201,7 @@ absl::Status RunOnRank(const EvalTaskOptions& options,
   }
   CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   if (rank.rank != 0) return absl::OkStatus();
-  return Report(options, asked, results, bar.Seconds());
+  return Report(options, asking, results, bar.Seconds());
 }
 
 int Ranks(const EvalTaskOptions& options, const std::vector<Asked>& asked) {
@@ -204,39 +219,20 @@ int RanksToEvaluate(int64_t batches) {
   return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
 }
 
-evaluate::Answerer AnswererOf(const Generator& generator,
-                              const Tokenizer& tokenizer, ProcessGroup* group,
-                              UnitRunner* runner) {
-  evaluate::Answerer answerer;
-  answerer.model = generator.model.get();
-  answerer.objective = generator.objective.get();
-  answerer.tokenizer = &tokenizer;
-  answerer.group = group;
-  answerer.runner = runner;
-  const int64_t eos = tokenizer.special_ids().eos;
-  if (eos >= 0) answerer.stop_tokens = {eos};
-  return answerer;
-}
-
 absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
-  if (options.tasks.size() > 1 && !options.data.empty()) {
-    return FieldError("--data", "is for one task; name the files in the tasks");
-  }
-  std::vector<Asked> asked;
+  Asking asking;
   for (const std::string& path : options.tasks) {
-    CAPSTAN_ASSIGN_OR_RETURN(Asked one, Prepare(path, options));
-    asked.push_back(std::move(one));
+    CAPSTAN_RETURN_IF_ERROR(evaluate::AddTasks(FromCaller(path), &asking.tree));
+  }
+  for (const Task& task : asking.tree.tasks) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        Asked one, Prepare(task, asking.tree.tasks.size() == 1, options));
+    asking.asked.push_back(std::move(one));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       const Generator generator,
-      LoadGenerator(options.model, options.adapter, options.plugin_path,
-                    options.overrides, WeightFormOf(options.weights)));
-  if (!generator.model->token_model()->causal()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "--task: ", options.model,
-        " isn't causal: the likelihood of its answers is no product of those "
-        "of their tokens"));
-  }
+      LoadWithPlugins(options.model, options.adapter, options.plugin_path,
+                      options.overrides, WeightFormOf(options.weights)));
   if (generator.tokenizer == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--model=", options.model, " has no tokenizer",
@@ -247,87 +243,13 @@ absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
   if (options.chat) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat,
                              FindChatTemplate("", *generator.tokenizer));
-    for (Asked& one : asked) CAPSTAN_RETURN_IF_ERROR(AsChats(*chat, &one));
+    for (Asked& one : asking.asked) {
+      CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*chat, &one));
+    }
   }
-  return LaunchRanks(Ranks(options, asked), [&](const RankInfo& rank) {
-    return RunOnRank(options, generator, asked, rank);
+  return LaunchRanks(Ranks(options, asking.asked), [&](const RankInfo& rank) {
+    return RunOnRank(options, generator, asking, rank);
   });
-}
-
-absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
-                                               int64_t count) {
-  const Tokenizer* const tokenizer = data.tokenizer();
-  if (tokenizer == nullptr) {
-    return absl::InvalidArgumentError("--generate: the data isn't text");
-  }
-  const auto decode = [tokenizer](absl::Span<const int64_t> ids) {
-    std::string text;
-    for (const int64_t id : ids) evaluate::AppendText(*tokenizer, id, &text);
-    return std::string(absl::StripAsciiWhitespace(text));
-  };
-  std::vector<Request> requests;
-  for (int64_t i = 0; i < std::min(count, data.size()); ++i) {
-    Batch batch;
-    CAPSTAN_RETURN_IF_ERROR(data.Read({i}, &batch));
-    if (batch.count(kPositions) != 0) {
-      return absl::InvalidArgumentError(
-          "--generate: the data packs several samples into a row; set "
-          "eval_data.packing to none");
-    }
-    const auto labels = batch.find(kLabels);
-    if (labels == batch.end()) {
-      return absl::InvalidArgumentError(
-          "--generate: all tokens of this data are trained, so there is no "
-          "prompt to answer; it is for prompts and answers");
-    }
-    const at::Tensor ids = RequiredTensor(batch, kInputIds).contiguous();
-    const at::Tensor label = labels->second.contiguous();
-    const int64_t length = ids.size(1);
-    const int64_t* const to = label.const_data_ptr<int64_t>();
-    int64_t end = length;
-    while (end > 0 && to[end - 1] < 0) --end;
-    int64_t begin = end;
-    while (begin > 0 && to[begin - 1] >= 0) --begin;
-    if (begin == 0 || begin == end) continue;
-    const int64_t* const all = ids.const_data_ptr<int64_t>();
-    Request request;
-    request.place = absl::StrCat("sample ", i);
-    request.prompt.assign(all, all + begin);
-    request.references = {
-        decode({all + begin, static_cast<size_t>(end - begin)})};
-    requests.push_back(std::move(request));
-  }
-  if (!requests.empty()) return requests;
-  return absl::InvalidArgumentError(
-      "--generate: no sample has both a prompt and an answer");
-}
-
-Task AnswerTask(int64_t max_new_tokens) {
-  Task task;
-  task.name = "answers";
-  task.output = evaluate::TaskOutput::kGenerateUntil;
-  task.max_tokens = max_new_tokens;
-  task.metrics = {{"exact_match", {}}, {"rouge_l", {}}};
-  evaluate::TaskFilter trimmed;
-  trimmed.steps.push_back({});
-  trimmed.steps.back().kind = evaluate::TaskFilter::Step::kRemoveWhitespace;
-  task.filters.push_back(std::move(trimmed));
-  return task;
-}
-
-absl::Status WriteSamples(const std::string& folder, const std::string& name,
-                          const std::vector<std::string>& samples) {
-  std::string file = name;
-  for (char& c : file) {
-    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-' &&
-        c != '_') {
-      c = '_';
-    }
-  }
-  std::string text;
-  for (const std::string& sample : samples)
-    absl::StrAppend(&text, sample, "\n");
-  return ReplaceFile(absl::StrCat(folder, "/samples_", file, ".jsonl"), text);
 }
 
 }  // namespace capstan

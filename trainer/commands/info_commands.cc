@@ -15,9 +15,9 @@
 #include "absl/strings/str_split.h"
 #include "base/gpus.h"
 #include "base/machine.h"
+#include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `trainer [COMMAND] ..`: parses the command line and runs a command.
+#include <time.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <deque>
@@ -15,17 +17,21 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/types/optional.h"
+#include "base/limits.h"
 #include "base/status.h"
+#include "cluster/launch/launcher.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
+#include "inference/load/generator.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/generator.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/config/load_config.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/output_folder.h"
+#include "trainer/session/run_folders.h"
 
 // Last: LibTorch defines logging macros of its own.
 #include <glog/logging.h>
+#include <google/protobuf/stubs/logging.h>
 
 namespace capstan {
 namespace {
@@ -101,10 +107,19 @@ class CliFlags : public Flags {
     return flags_.emplace_back(std::visit(add, std::move(target)));
   }
   void AddRunChanges() override { capstan::AddRunChanges(*this, changes_); }
+  void AddRest(std::vector<std::string>* words) override {
+    app_->allow_extras();
+    rest_ = words;
+  }
+  // After parsing.
+  void TakeRest() const {
+    if (rest_ != nullptr) *rest_ = app_->remaining();
+  }
 
  private:
   CLI::App* const app_;
   RunOptions* const changes_;
+  std::vector<std::string>* rest_ = nullptr;
   std::deque<CliFlag> flags_;
 };
 
@@ -116,7 +131,7 @@ class CoreHost : public CommandHost {
     return FromCaller(path);
   }
   std::string ModelFolder(const std::string& path) const override {
-    return capstan::ModelFolder(path);
+    return capstan::ModelFolder(path, RunFoldersHere());
   }
   std::string HubDownloadHint(absl::string_view name,
                               absl::string_view setting) const override {
@@ -223,6 +238,32 @@ class PluginCommands {
   const bool help_;
 };
 
+// What holds of every command. `start_seconds`: CLOCK_BOOTTIME of exec.
+absl::Status StartProcess(int argc, char** argv, double start_seconds) {
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging(argv[0]);
+  // What a text isn't is told by an error of ours.
+  google::protobuf::SetLogHandler(nullptr);
+  ThisCall() = {CommandWords(argc, argv), start_seconds};
+  MeetLimits();
+  return CheckThreads();
+}
+
+// The exit code, if there is nothing to run.
+absl::optional<int> Parse(int argc, char** argv, CLI::App* app) {
+  app->failure_message([](const CLI::App* failed, const CLI::Error& e) {
+    return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),
+                        " --help)\n");
+  });
+  try {
+    app->parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app->exit(e) == 0 ? 0 : 2;
+  }
+  return absl::nullopt;
+}
+
 int Run(Command& command, CommandHost& host) {
   absl::StatusOr<int> code;
   try {
@@ -233,12 +274,9 @@ int Run(Command& command, CommandHost& host) {
   return code.ok() ? *code : Fail(code.status());
 }
 
-// start_seconds: CLOCK_BOOTTIME of exec.
 int Main(int argc, char** argv, double start_seconds) {
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
-  ThisCall() = {CommandWords(argc, argv), start_seconds};
+  const absl::Status started = StartProcess(argc, argv, start_seconds);
+  if (!started.ok()) return Fail(started);
 
   std::vector<RegisteredCommand> commands = RegisteredCommands();
   PluginCommands plugins(argc, argv);
@@ -271,20 +309,33 @@ int Main(int argc, char** argv, double start_seconds) {
   }
   app.footer(kExitCodes);
   app.require_subcommand(0, 1);
-  app.failure_message([](const CLI::App* failed, const CLI::Error& e) {
-    return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),
-                        " --help)\n");
-  });
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
-  }
+  const absl::optional<int> code = Parse(argc, argv, &app);
+  if (code.has_value()) return *code;
+  for (const CliFlags& of_command : flags) of_command.TakeRest();
   const std::vector<CLI::App*> called = app.get_subcommands();
   return Run(*made.at(called.empty() ? &app : called[0]), host);
 }
 
 }  // namespace
+
+int RunProgram(const char* name, const char* help, Command& command, int argc,
+               char** argv) {
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const absl::Status started =
+      StartProcess(argc, argv,
+                   static_cast<double>(now.tv_sec) +
+                       1e-9 * static_cast<double>(now.tv_nsec));
+  if (!started.ok()) return Fail(started);
+  CLI::App app(help);
+  app.name(name);
+  CoreHost host;
+  CliFlags flags(&app, host.changes());
+  command.AddFlags(flags);
+  const absl::optional<int> code = Parse(argc, argv, &app);
+  return code.has_value() ? *code : Run(command, host);
+}
+
 }  // namespace capstan
 
 // Looked up by trainer/main.cc.

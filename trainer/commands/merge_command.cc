@@ -10,11 +10,13 @@
 #include "absl/strings/str_format.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "inference/load/generator.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/commands/generator.h"
+#include "trainer/commands/model_flags.h"
+#include "trainer/session/run_folders.h"
 
 namespace capstan {
 namespace {
@@ -34,9 +36,11 @@ constexpr int64_t kTokens = 64;
 absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
                                     const std::string& adapter,
                                     const MergeOptions& options) {
+  // MergeAdapter has compared the weights.
+  const AdapterOptions with = {adapter, /*other_base=*/true};
   CAPSTAN_ASSIGN_OR_RETURN(const Generator generator,
-                           LoadGenerator(model, adapter, options.plugin_path,
-                                         {}, WeightForm::kFloat32));
+                           LoadWithPlugins(model, with, options.plugin_path, {},
+                                           WeightForm::kFloat32));
   TokenModel* const tokens = generator.model->token_model();
   if (tokens == nullptr) {
     return absl::UnimplementedError("the model isn't one of token sequences");
@@ -59,8 +63,8 @@ absl::StatusOr<int> Merge(const MergeOptions& options) {
   const std::vector<std::string> folders =
       AllFromCaller({options.model, options.adapter, options.output});
   AdapterMerge merge;
-  merge.base = ModelFolder(folders[0]);
-  merge.adapter = ModelFolder(folders[1]);
+  merge.base = ModelFolder(folders[0], RunFoldersHere());
+  merge.adapter = ModelFolder(folders[1], RunFoldersHere());
   if (IsCheckpoint(merge.adapter)) {
     return absl::FailedPreconditionError(
         absl::StrCat("--adapter=", options.adapter,

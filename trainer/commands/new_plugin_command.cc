@@ -21,11 +21,11 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/config/load_config.h"
-#include "trainer/plugin_host/plugin_host.h"
 
 namespace capstan {
 namespace {

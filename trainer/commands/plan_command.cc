@@ -3,28 +3,36 @@
 // plan: what a run holds and sends under its own and every other available
 // strategy.
 #include <algorithm>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/gpus.h"
-#include "base/run_device.h"
+#include "base/machine.h"
 #include "base/status.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "host/config/load_config.h"
+#include "inference/load/create_model.h"
+#include "kernels/context/run_device.h"
+#include "plugins/sdk/model.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/config/load_config.h"
 #include "trainer/memory/fit.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
+#include "trainer/session/new_tokens.h"
 
 namespace capstan {
 namespace {
@@ -102,6 +110,33 @@ std::string Heading(const Prepared& prepared, bool fit) {
                       TableText(rows), "\n");
 }
 
+// Bytes of the files that this process has mapped, but for code: data, token
+// files, weights.
+int64_t MappedBytes() {
+  std::map<std::string, int64_t> files;
+  std::set<std::string> code;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t path = line.find('/');
+    if (path == std::string::npos) continue;
+    const std::string file = line.substr(path);
+    const std::vector<std::string> words =
+        absl::StrSplit(line, absl::MaxSplits(absl::ByAnyChar("- "), 3));
+    uint64_t begin = 0, end = 0;
+    if (words.size() < 3 || !absl::SimpleHexAtoi(words[0], &begin) ||
+        !absl::SimpleHexAtoi(words[1], &end)) {
+      continue;
+    }
+    if (absl::StrContains(words[2], "x")) code.insert(file);
+    files[file] += static_cast<int64_t>(end - begin);
+  }
+  int64_t bytes = 0;
+  for (const auto& [file, size] : files) {
+    if (code.count(file) == 0) bytes += size;
+  }
+  return bytes;
+}
+
 struct PlanOptions {
   RunOptions run;
   bool fit = false;
@@ -124,9 +159,10 @@ absl::StatusOr<ChosenParts> MakeChosen(const RunOptions& options,
     overrides.push_back(std::move(set));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
-      const LoadedConfig loaded,
+      LoadedConfig loaded,
       LoadConfig(options.configs, overrides, prepared.context));
   PluginHost& host = *prepared.host;
+  CAPSTAN_RETURN_IF_ERROR(SettleNewTokens(&loaded, host));
   ChosenParts parts;
   const auto& strategy = loaded.config.strategy();
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -162,7 +198,7 @@ FitLimits LimitsOf(const Prepared& prepared) {
     const ParameterSpec& spec = model.parameters()[i];
     all += spec.numel();
     if (spec.trainable) trained += spec.numel();
-    packed = packed || PackedBytesOf(model, static_cast<int>(i)) > 0;
+    packed = packed || model.PackedBytes(static_cast<int>(i)) > 0;
   }
   // One that is packed already stays as it is.
   limits.quantizable = config.adapter().has_lora() && !packed;
@@ -302,6 +338,12 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
   if (given.fit) return PrintFit(options, *prepared, room);
   const Plans plans = PlanAll(*prepared);
   std::cout << PlanTable(plans.planned, plans.refused);
+  if (given.gpus == 0 && memory == 0) {
+    std::cout << "\n"
+              << HostTable(prepared->job.memory,
+                           prepared->place.info.local_world_size,
+                           ReadProcessMemory().anonymous, MappedBytes());
+  }
   if (room.bytes > 0) {
     std::cout << "\n"
               << DeviceTable(prepared->job.memory, room, prepared->processes);

@@ -8,11 +8,13 @@
 #include "absl/strings/str_replace.h"
 #include "base/gpus.h"
 #include "base/machine.h"
-#include "base/run_device.h"
+#include "cluster/comm/create.h"
+#include "cluster/launch/place.h"
+#include "kernels/context/run_device.h"
 #include "trainer/commands/collect_command.h"
-#include "trainer/launcher/place.h"
-#include "trainer/process_group/create.h"
+#include "trainer/session/machine_check.h"
 #include "trainer/session/micro_batch.h"
+#include "trainer/session/new_tokens.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
 
@@ -158,7 +160,11 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   CAPSTAN_ASSIGN_OR_RETURN(
       prepared->place, PlaceOf(job.loaded, job.gpus, options.planned_gpus > 0));
   const Place& place = prepared->place;
-  if (options.starts_run) CAPSTAN_RETURN_IF_ERROR(place.may_train);
+  if (options.starts_run) {
+    CAPSTAN_RETURN_IF_ERROR(place.may_train);
+    CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(
+        CheckRanks(place.info.local_world_size, RoomHere()), "launch"));
+  }
   prepared->processes =
       options.planned_gpus > 0 ? options.planned_gpus : place.info.world_size;
   if (!place.forks && job.loaded.config.launch().max_restarts() > 0) {
@@ -170,11 +176,22 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
                                          options.collect && place.Alone()));
-  CAPSTAN_ASSIGN_OR_RETURN(job.parts,
-                           CreateRunParts(job.loaded, job.gpus, *prepared->host,
-                                          /*here=*/options.planned_gpus == 0));
+  const std::string checkpoint =
+      CheckpointToResume(job.loaded.config, job.workspace_folder);
+  CAPSTAN_RETURN_IF_ERROR(
+      SettleNewTokens(&job.loaded, *prepared->host, checkpoint));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      job.parts,
+      CreateRunParts(job.loaded, job.gpus, *prepared->host,
+                     /*here=*/options.planned_gpus == 0, checkpoint));
   CAPSTAN_RETURN_IF_ERROR(
       PlanRun(prepared.get(), /*here=*/options.planned_gpus == 0));
+  if (options.starts_run) {
+    CAPSTAN_RETURN_IF_ERROR(
+        job.loaded.Locate(CheckTensors(job, prepared->processes,
+                                       place.info.local_world_size, RoomHere()),
+                          "batch"));
+  }
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
   if (!slow.empty()) job.notes.push_back(slow);

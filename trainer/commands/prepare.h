@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "cluster/launch/place.h"
+#include "host/config/load_config.h"
 #include "trainer/commands/command.h"
-#include "trainer/config/load_config.h"
-#include "trainer/launcher/place.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/session/run_parts.h"
 

@@ -14,11 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "host/config/load_config.h"
+#include "inference/load/run_tokenizer.h"
 #include "plugins/sdk/dataset.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {
@@ -213,13 +215,15 @@ absl::StatusOr<int> Preview(const PreviewOptions& options) {
         "the config has no train_data: there is nothing to show");
   }
   // Creates only the data: the model needn't exist yet.
+  RunTokenizer tokenizer(TokenizerFolders(loaded.config));
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.AddTokens(loaded).status());
   const std::string type = TypeOf(loaded.config.train_data());
-  const absl::StatusOr<std::unique_ptr<DatasetReader>> reader =
-      host.Create<DatasetReader>(type, PluginCategory::kDatasetReader,
-                                 loaded.config.train_data().value());
-  if (!reader.ok()) return loaded.Locate(reader.status(), "train_data");
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<DatasetReader> reader,
+      OpenReader(loaded, "train_data", loaded.config.train_data(), tokenizer,
+                 host));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      Show(**reader, type.substr(0, type.rfind('.')), options), "train_data"));
+      Show(*reader, type.substr(0, type.rfind('.')), options), "train_data"));
   return 0;
 }
 

@@ -2,10 +2,16 @@
 //
 // `trainer script`: prints a file to submit to a cluster's launcher: the
 // templates of script/, with @WORDS@ replaced.
+#include <google/protobuf/any.pb.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,18 +24,23 @@
 #include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/launch/place.h"
+#include "cluster/launch/rank_info.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 #include "nlohmann/json.hpp"
+#include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
 #include "trainer/commands/function_command.h"
-#include "trainer/config/load_config.h"
-#include "trainer/launcher/place.h"
-#include "trainer/launcher/rank_info.h"
-#include "trainer/plugin_host/plugin_host.h"
 #include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {
+
+using google::protobuf::Any;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 
 struct ScriptOptions {
   std::string launcher;
@@ -37,8 +48,15 @@ struct ScriptOptions {
   int64_t nodes = 2;
   int64_t processes = 0;
   bool gpus = false;
+  // Of Kubernetes.
   std::string image = "capstan:latest";
+  std::string shared;  // this machine's folder that pods see as kShared
+  std::vector<std::string> requests;       // "cpu=16"
+  std::vector<std::string> node_selector;  // "zone=a"
+  std::string rdma;                        // "rdma/hca=1"
 };
+
+constexpr char kShared[] = "/shared";
 
 // A name that DNS, SLURM and torchrun take.
 std::string JobName(const std::string& run) {
@@ -54,21 +72,148 @@ std::string JobName(const std::string& run) {
   return name.substr(first, name.find_last_not_of('-') + 1 - first);
 }
 
-const char* Template(const std::string& launcher) {
+const char* FileText(const std::string& name) {
   for (const EmbeddedFile* file = kScriptFiles; file->path != nullptr; ++file) {
-    if (absl::StrCat(launcher, ".txt") == file->path) return file->text;
+    if (name == file->path) return file->text;
   }
   return nullptr;
 }
 
-// Drops lines that begin with @IF_GPUS@, or the word alone.
-std::string WithGpus(absl::string_view text, bool gpus) {
+// Drops lines that begin with the word of what isn't so, or the word alone.
+std::string WithConditions(absl::string_view text,
+                           const ScriptOptions& options) {
+  const std::pair<const char*, bool> conditions[] = {
+      {"@IF_GPUS@", options.gpus},
+      {"@IF_NO_GPUS@", !options.gpus},
+      {"@IF_RDMA@", !options.rdma.empty()}};
   std::vector<std::string> lines;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    if (absl::ConsumePrefix(&line, "@IF_GPUS@") && !gpus) continue;
-    lines.emplace_back(line);
+    bool kept = true;
+    for (const auto& [word, holds] : conditions) {
+      if (absl::ConsumePrefix(&line, word)) kept = kept && holds;
+    }
+    if (kept) lines.emplace_back(line);
   }
   return absl::StrJoin(lines, "\n");
+}
+
+// "cpu=16" and the like as an object.
+absl::StatusOr<nlohmann::ordered_json> ObjectOf(
+    const char* flag, const std::vector<std::string>& texts) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const std::string& text : texts) {
+    const size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, "=", text, ": write NAME=VALUE"));
+    }
+    object[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return object;
+}
+
+// What a pod asks for, as JSON, which YAML has, too. Only cpu is no limit:
+// Kubernetes would stop the ranks for parts of each second.
+absl::StatusOr<nlohmann::ordered_json> Resources(const ScriptOptions& options) {
+  std::vector<std::string> asked = {absl::StrCat("cpu=", options.processes)};
+  asked.insert(asked.end(), options.requests.begin(), options.requests.end());
+  if (options.gpus) {
+    asked.push_back(absl::StrCat("nvidia.com/gpu=", options.processes));
+  }
+  if (!options.rdma.empty()) asked.push_back(options.rdma);
+  CAPSTAN_ASSIGN_OR_RETURN(const nlohmann::ordered_json requests,
+                           ObjectOf("--request", asked));
+  nlohmann::ordered_json resources = {{"requests", requests}};
+  for (const auto& [name, value] : requests.items()) {
+    if (name != "cpu") resources["limits"][name] = value;
+  }
+  return resources;
+}
+
+// The folder that a pattern of files is below; `path` if it is none.
+std::string WithoutPattern(const std::string& path) {
+  const size_t pattern = path.find_first_of("*?[");
+  if (pattern == std::string::npos || PathExists(path)) return path;
+  return path.substr(0, path.rfind('/', pattern));
+}
+
+// Where a pod finds a file of this machine's, which --shared must hold. Paths
+// that aren't here, and patterns whose folder isn't, are taken for the pods'.
+absl::StatusOr<std::string> InPod(const ScriptOptions& options,
+                                  const std::string& field,
+                                  const std::string& path) {
+  const std::string shared =
+      options.shared.empty() ? ""
+                             : std::filesystem::path(FromCaller(options.shared))
+                                   .lexically_normal()
+                                   .string();
+  absl::string_view rest = path;
+  const bool below =
+      !shared.empty() && absl::ConsumePrefix(&rest, shared) &&
+      (rest.empty() || rest[0] == '/' || absl::EndsWith(shared, "/"));
+  if (below) {
+    absl::ConsumePrefix(&rest, "/");
+    return absl::StrCat(kShared, rest.empty() ? "" : "/", rest);
+  }
+  if (!PathExists(WithoutPattern(path))) return path;
+  return FieldError(
+      field,
+      absl::StrCat(path, " is a path of this machine, which pods don't see: ",
+                   options.shared.empty()
+                       ? "name this machine's folder that they will see as "
+                         "/shared, with --shared"
+                       : absl::StrCat("copy it into ", shared, " (--shared)"),
+                   ", or the path in the pods, --set ", field, "=/shared/.."));
+}
+
+absl::Status MoveToPods(const ScriptOptions& options, const std::string& name,
+                        Message* message);
+
+// MoveToPods of a slot's plugin, or of the message itself.
+absl::Status MoveMember(const ScriptOptions& options, const std::string& name,
+                        Message* message) {
+  if (message->GetDescriptor() != Any::descriptor()) {
+    return MoveToPods(options, name, message);
+  }
+  Any* const slot = static_cast<Any*>(message);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> plugin,
+                           Unpack(*slot));
+  CAPSTAN_RETURN_IF_ERROR(MoveToPods(options, name, plugin.get()));
+  slot->set_value(plugin->SerializeAsString());
+  return absl::OkStatus();
+}
+
+// Makes the paths in `message`, the config's field `name` ("": all of it), what
+// pods have for them.
+absl::Status MoveToPods(const ScriptOptions& options, const std::string& name,
+                        Message* message) {
+  const google::protobuf::Reflection& reflection = *message->GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(*message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string path =
+        absl::StrCat(name, name.empty() ? "" : ".", field->name());
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        CAPSTAN_RETURN_IF_ERROR(MoveMember(
+            options, path, reflection.MutableMessage(message, field)));
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
+        CAPSTAN_RETURN_IF_ERROR(
+            MoveMember(options, absl::StrCat(path, "[", i, "]"),
+                       reflection.MutableRepeatedMessage(message, field, i)));
+      }
+    } else if (field->type() == FieldDescriptor::TYPE_STRING &&
+               !field->is_repeated() &&
+               field->options().GetExtension(capstan::path)) {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          std::string in_pod,
+          InPod(options, path, reflection.GetString(*message, field)));
+      reflection.SetString(message, field, std::move(in_pod));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::string Indented(const std::string& text, int columns) {
@@ -81,13 +226,15 @@ std::string Indented(const std::string& text, int columns) {
   return absl::StrJoin(lines, "\n");
 }
 
+constexpr char kInImage[] = "/opt/capstan/bin/trainer";
+
 // The rank's, or on Kubernetes the node's, command line. Restarts resume.
 std::vector<std::string> CommandLine(const ScriptOptions& options,
                                      const RunConfig& config,
                                      const ConfigContext& context,
                                      const std::string& job) {
   if (options.launcher == "k8s") {
-    return {"/opt/capstan/bin/trainer",
+    return {kInImage,
             "--config=/config/run.pbtxt",
             absl::StrCat("--nodes=", options.nodes),
             "--node_rank=$(JOB_COMPLETION_INDEX)",
@@ -126,16 +273,62 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
   return words;
 }
 
+// What only Kubernetes' file has.
+struct Pods {
+  std::vector<std::string> check;  // command line
+  nlohmann::ordered_json resources;
+  nlohmann::ordered_json node_selector;
+  std::string config_text;
+};
+
+// Adds the plugins' folders, as pods see them, to the trainer's `words`.
+absl::StatusOr<Pods> PodsOf(const ScriptOptions& options,
+                            const LoadedConfig& loaded,
+                            std::vector<std::string>* words) {
+  Pods pods;
+  pods.check = {kInImage, "check", "--config=/config/run.pbtxt", "--set",
+                absl::StrCat("launch.processes=", options.processes)};
+  for (const std::string& folder : AllFromCaller(options.run.plugin_path)) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::string in_pod,
+        InPod(options, "--plugin_path",
+              std::filesystem::path(folder).lexically_normal().string()));
+    words->push_back("--plugin_path=" + in_pod);
+    pods.check.push_back(words->back());
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(pods.resources, Resources(options));
+  CAPSTAN_ASSIGN_OR_RETURN(pods.node_selector,
+                           ObjectOf("--node_selector", options.node_selector));
+  RunConfig config = loaded.config;
+  config.clear_launch();  // the command line has it
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(MoveToPods(options, "", &config), ""));
+  if (!config.output_dir().empty()) {
+    if (!absl::StartsWith(config.output_dir(), kShared)) {
+      return loaded.Locate(
+          FieldError("output_dir",
+                     absl::StrCat(config.output_dir(),
+                                  " isn't shared by the pods: name a folder "
+                                  "below --shared, or /shared/..")),
+          "");
+    }
+    words->insert(words->end(), {"--set", "output_dir=" + config.output_dir()});
+    config.clear_output_dir();
+  }
+  pods.config_text = PrintConfig(config);
+  return pods;
+}
+
 absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
   ScriptOptions options = given;
   // "SLURM"
   absl::AsciiStrToLower(&options.launcher);
-  const char* text = Template(options.launcher);
+  const char* text = FileText(options.launcher + ".txt");
   if (text == nullptr) {
     std::vector<std::string> known;
     for (const EmbeddedFile* file = kScriptFiles; file->path != nullptr;
          ++file) {
-      known.emplace_back(absl::StripSuffix(file->path, ".txt"));
+      absl::string_view name = file->path;
+      if (absl::ConsumeSuffix(&name, ".txt")) known.emplace_back(name);
     }
     return absl::InvalidArgumentError(
         absl::StrCat("--for=", given.launcher,
@@ -161,11 +354,6 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
         "launch.nodes and launch.rendezvous are the script's to set: clear "
         "them, and give --nodes");
   }
-  if (options.launcher == "k8s" && !options.run.plugin_path.empty()) {
-    return absl::InvalidArgumentError(
-        "--plugin_path: on Kubernetes plugins come with the image, in its "
-        "/opt/capstan/plugins");
-  }
   ScriptOptions all = options;
   if (all.processes == 0) {
     all.processes = std::max<int64_t>(config.launch().processes(), 0);
@@ -179,12 +367,18 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
   // As AUTO does without GPUs.
   if (all.processes == 0) all.processes = kCpuProcesses;
   const std::string job = JobName(config.name());
-  const std::vector<std::string> words = CommandLine(all, config, context, job);
-  RunConfig without_place = config;
-  without_place.clear_launch();
+  std::vector<std::string> words = CommandLine(all, config, context, job);
+  Pods pods;
+  if (options.launcher == "k8s") {
+    CAPSTAN_ASSIGN_OR_RETURN(pods, PodsOf(all, loaded, &words));
+  }
+  const std::string whole =
+      absl::StrReplaceAll(text, {{"@MPIRUN@", FileText("mpirun.part")}});
   std::cout << absl::StrReplaceAll(
-      WithGpus(text, all.gpus),
+      WithConditions(whole, all),
       {{"@NAME@", job},
+       // PBS takes no longer ones.
+       {"@PBS_NAME@", job.substr(0, 15)},
        {"@NODES@", absl::StrCat(all.nodes)},
        {"@PROCESSES@", absl::StrCat(all.processes)},
        {"@RANKS@", absl::StrCat(all.nodes * all.processes)},
@@ -194,14 +388,17 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
        {"@TOKEN@", RandomToken()},
        {"@COMMAND@", ShellText(words)},
        {"@COMMAND_LIST@", nlohmann::json(words).dump()},
-       {"@CONFIG_TEXT@", Indented(PrintConfig(without_place), 4)}});
+       {"@CHECK_LIST@", nlohmann::json(pods.check).dump()},
+       {"@RESOURCES@", pods.resources.dump()},
+       {"@NODE_SELECTOR@", pods.node_selector.dump()},
+       {"@CONFIG_TEXT@", Indented(pods.config_text, 4)}});
   return 0;
 }
 
 void AddFlags(Flags& flags, ScriptOptions* options) {
   flags
       .Add("--for", &options->launcher,
-           "The launcher: slurm, k8s, mpi, torchrun or ray")
+           "The launcher: slurm, pbs, lsf, k8s, mpi, torchrun or ray")
       .Type("LAUNCHER")
       .Required();
   flags.Add("--nodes", &options->nodes, "Hosts").ShowDefault().Positive();
@@ -213,6 +410,25 @@ void AddFlags(Flags& flags, ScriptOptions* options) {
   flags.Add("--gpus", &options->gpus, "Ask for a GPU for each rank");
   flags.Add("--image", &options->image, "k8s: the image with Capstan in it")
       .ShowDefault();
+  flags
+      .Add("--shared", &options->shared,
+           "k8s: this machine's folder that the pods see as /shared; data, "
+           "models and plugins lie below it")
+      .Type("FOLDER");
+  flags
+      .Add("--request", &options->requests,
+           "k8s: what a pod asks for, cpu=16, memory=64Gi")
+      .Type("NAME=QUANTITY")
+      .OneEach();
+  flags
+      .Add("--node_selector", &options->node_selector,
+           "k8s: a label of the nodes to take")
+      .Type("LABEL=VALUE")
+      .OneEach();
+  flags
+      .Add("--rdma", &options->rdma,
+           "k8s: the RDMA device that a pod asks for, rdma/hca=1")
+      .Type("NAME=COUNT");
   AddRunOptions(flags, &options->run);
 }
 

@@ -83,6 +83,15 @@ std::string TextStream::Finish() {
   return PrintableText(std::exchange(rest_, std::string()));
 }
 
+int CellsOf(absl::string_view text) {
+  int cells = 0;
+  while (!text.empty()) {
+    absl::string_view bytes;
+    cells += Width(NextCharacter(&text, &bytes));
+  }
+  return cells;
+}
+
 std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
   std::vector<std::string> lines(1);
   int width = 0;
@@ -109,15 +118,30 @@ std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
   return lines;
 }
 
+std::string StoppedText::Add(absl::string_view bytes) {
+  text_.append(bytes.data(), bytes.size());
+  const size_t end = std::max(shown_, stops_.Certain(text_));
+  const size_t begin = std::exchange(shown_, end);
+  return stream_.Add(absl::string_view(text_).substr(begin, end - begin));
+}
+
+std::string StoppedText::Finish() {
+  const size_t end = std::max(shown_, stops_.EndOf(text_));
+  const size_t begin = std::exchange(shown_, end);
+  return stream_.Add(absl::string_view(text_).substr(begin, end - begin)) +
+         stream_.Finish();
+}
+
 MaskedTextView::MaskedTextView(int fd, const Tokenizer* tokenizer,
                                int64_t mask_token, std::vector<int64_t> stops,
-                               absl::string_view before)
+                               absl::string_view before, StopStrings strings)
     : fd_(fd),
       console_(fd),
       tokenizer_(tokenizer),
       mask_token_(mask_token),
       stops_(std::move(stops)),
-      before_(PrintableText(before)) {
+      before_(PrintableText(before)),
+      strings_(std::move(strings)) {
   stops_.erase(std::remove(stops_.begin(), stops_.end(), -1), stops_.end());
 }
 
@@ -129,7 +153,9 @@ absl::Span<const int64_t> MaskedTextView::BeforeStop(
 }
 
 std::string MaskedTextView::Decode(absl::Span<const int64_t> tokens) const {
-  return tokenizer_->Decode(BeforeStop(tokens));
+  std::string text = tokenizer_->Decode(BeforeStop(tokens));
+  text.resize(strings_.EndOf(text));
+  return text;
 }
 
 std::string MaskedTextView::Erase() {

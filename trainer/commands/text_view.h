@@ -10,6 +10,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "inference/decode/stop_strings.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/metrics/console.h"
 
@@ -28,6 +29,30 @@ class TextStream {
   std::string rest_;
 };
 
+// A text as its tokens come, up to the first of some strings.
+class StoppedText {
+ public:
+  explicit StoppedText(const StopStrings& stops) : stops_(stops) {}
+
+  // Returns what can be shown now.
+  std::string Add(absl::string_view bytes);
+  // Returns the rest.
+  std::string Finish();
+  bool ended() const { return stops_.EndIn(text_); }
+  // All of it.
+  std::string text() const { return text_.substr(0, stops_.EndOf(text_)); }
+
+ private:
+  const StopStrings& stops_;
+  std::string text_;
+  size_t shown_ = 0;  // bytes of text_
+  TextStream stream_;
+};
+
+// The terminal cells of `text`, which is printable (console.h) and has no
+// newline or tab.
+int CellsOf(absl::string_view text);
+
 // Wraps `text` into lines of at most `columns` terminal cells, tabs as spaces.
 // `text` is printable (console.h). Returns at least one line.
 std::vector<std::string> TerminalLines(absl::string_view text, int columns);
@@ -37,9 +62,10 @@ std::vector<std::string> TerminalLines(absl::string_view text, int columns);
 class MaskedTextView {
  public:
   // `fd` isn't owned. `before` (a prompt) precedes the tokens, which end before
-  // the first of `stops` (-1: none).
+  // the first of `stops` (-1: none), and their text before that of `strings`.
   MaskedTextView(int fd, const Tokenizer* tokenizer, int64_t mask_token,
-                 std::vector<int64_t> stops, absl::string_view before);
+                 std::vector<int64_t> stops, absl::string_view before,
+                 StopStrings strings = StopStrings());
 
   // `tokens` has mask_token where none is chosen yet, shown as a light block.
   // Text that doesn't fit the screen is cut off at the top.
@@ -61,6 +87,7 @@ class MaskedTextView {
   const int64_t mask_token_;
   std::vector<int64_t> stops_;
   const std::string before_;
+  const StopStrings strings_;
   size_t drawn_ = 0;  // lines
 };
 

@@ -18,6 +18,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/tokenizer.h"
+#include "text/tokenizer/definition.h"
 #include "text/tokens/in_order.h"
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
@@ -137,9 +138,10 @@ absl::StatusOr<Tokens> TokenizeRows(const Unit& unit,
                                                           : newline + 1);
     if (line.find_first_not_of(" \t\r") == absl::string_view::npos) continue;
     const absl::StatusOr<absl::string_view> text = RowText(line, &parser);
-    if (!text.ok()) {
-      return Annotate(text.status(),
-                      absl::StrCat(unit.file->path(), ":", number));
+    const absl::Status known =
+        text.ok() ? CheckKnown(tokenizer, *text) : text.status();
+    if (!known.ok()) {
+      return Annotate(known, absl::StrCat(unit.file->path(), ":", number));
     }
     Append(ends.before, &tokens.ids);
     Append(tokenizer.Encode(*text), &tokens.ids);
@@ -156,7 +158,10 @@ absl::StatusOr<Tokens> TokenizeUnit(const Unit& unit,
   Tokens tokens;
   tokens.bytes = unit.bytes.size();
   if (unit.begins_text) Append(ends.before, &tokens.ids);
-  Append(text::EncodeCopy(tokenizer, unit.bytes), &tokens.ids);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> ids,
+      text::EncodePiece(tokenizer, unit.bytes, *unit.file));
+  Append(ids, &tokens.ids);
   if (unit.ends_text) {
     Append(ends.behind, &tokens.ids);
     tokens.document_ends.push_back(tokens.ids.size());
@@ -186,16 +191,16 @@ std::string Summary(const std::string& path, int64_t bytes, double seconds,
 
 absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
   if (options.threads < 0) {
-    return FieldError("--threads", "must be at least 1");
+    return FieldError("--threads", "must be at least 1, or 0 for one a core");
   }
   const std::string folder = FromCaller(options.tokenizer);
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(folder));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string json,
-                           ReadWholeFile(folder + "/tokenizer.json"));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string definition,
+                           tokenizer::TokenizerDefinition(folder));
   text::TokenFileInfo info;
   info.vocab_size = tokenizer->vocab_size();
-  info.tokenizer_hash = text::TokenizerHash(json);
+  info.tokenizer_hash = text::TokenizerHash(definition);
   info.ends_added = options.add_ends;
   const DocumentEnds ends =
       options.add_ends ? EndsOf(*tokenizer) : DocumentEnds();

@@ -12,11 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/launch/place.h"
+#include "cluster/launch/signals.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/launcher/launcher.h"
-#include "trainer/launcher/place.h"
-#include "trainer/launcher/signals.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/train.h"
@@ -156,7 +156,7 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
   }
   if (place.Alone()) {
     CAPSTAN_ASSIGN_OR_RETURN(
-        job.output_dir,
+        job.folder,
         PrepareOutputFolder(job.loaded.config, job.workspace_folder));
   } else if (place.info.node_rank > 0) {
     // The banner is host 0's: here nothing else would show up for long.

@@ -12,13 +12,17 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/plugins/plugin_host.h"
+#include "inference/load/create_model.h"
 #include "plugins/sdk/plan.h"
-#include "trainer/plugin_host/plugin_host.h"
+#include "trainer/session/new_tokens.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {
@@ -28,13 +32,52 @@ namespace fs = std::filesystem;
 
 // Losses sum the same float32 numbers in another order: a hundred roundings of
 // 6e-8. Norms sum squares of gradients with more roundings.
-constexpr CompareBounds kBounds32 = {1e-5, 1e-4};
+constexpr double kLoss32 = 1e-5, kNorm32 = 1e-4;
 // A difference in a sum's last bit may round a 16-bit parameter or gradient to
 // the adjacent number (2^-8 away in bfloat16), and later steps amplify it.
-constexpr CompareBounds kBounds16 = {1e-3, 1e-2};
+constexpr double kLoss16 = 1e-3, kNorm16 = 1e-2;
 
 constexpr int64_t kMaxProcesses = 1 << 16;
 constexpr int64_t kMaxGlobalBatch = int64_t{1} << 31;
+
+// Whether an override "PATH=VALUE" sets the field, all or some of it.
+bool Sets(absl::string_view text, absl::string_view field) {
+  const size_t end = text.find('=');
+  const absl::string_view path = absl::StripSuffix(text.substr(0, end), "+");
+  if (path == field || absl::StartsWith(path, absl::StrCat(field, "."))) {
+    return true;
+  }
+  // "launch={processes: 2}"
+  return end != text.npos && absl::StartsWith(field, absl::StrCat(path, ".")) &&
+         absl::StrContains(text.substr(end), field.substr(path.size() + 1));
+}
+
+// An override that a comparison's own setting would replace in silence.
+absl::Status CheckOverrides(const CompareConfig& config,
+                            const std::vector<std::string>& overrides) {
+  const struct {
+    const char* field;
+    bool replaced;
+    const char* instead;
+  } rules[] = {
+      {"output_dir", true, "name the comparison's folder with --output_dir"},
+      {"name", true, "the runs are named after what they vary"},
+      {"train.resume", true,
+       "each run begins anew; --resume goes on with the "
+       "comparison"},
+      {"strategy", !config.strategy().empty(), "the comparison lists some"},
+      {"precision", !config.precision().empty(), "the comparison lists some"},
+      {"launch.processes", !config.processes().empty(),
+       "the comparison lists some"}};
+  for (const std::string& text : overrides) {
+    for (const auto& [field, replaced, instead] : rules) {
+      if (!replaced || !Sets(text, field)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--set ", text, ": no run would get this: ", instead));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ReadShared(const std::string& compare_path,
                         const std::vector<std::string>& overrides,
@@ -52,6 +95,7 @@ absl::Status ReadShared(const std::string& compare_path,
   std::vector<std::string> all(loaded->config.set().begin(),
                                loaded->config.set().end());
   all.insert(all.end(), overrides.begin(), overrides.end());
+  CAPSTAN_RETURN_IF_ERROR(CheckOverrides(loaded->config, all));
   CAPSTAN_ASSIGN_OR_RETURN(loaded->shared, LoadConfig(files, all, context));
   return absl::OkStatus();
 }
@@ -100,25 +144,57 @@ absl::Status CheckProcesses(const CompareConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBounds(const CompareConfig& config) {
-  std::vector<std::string> listed;
-  for (const google::protobuf::Any& any : config.precision()) {
-    listed.push_back(PackageOf(TypeOf(any)));
+using google::protobuf::Any;
+using Slots = google::protobuf::RepeatedPtrField<Any>;
+
+std::vector<SlotName> NamesOf(const Slots& slots) {
+  const std::vector<std::string> labels = SlotLabels(slots);
+  std::vector<SlotName> names;
+  for (const Any& any : slots) {
+    names.push_back({PackageOf(TypeOf(any)), labels[names.size()]});
   }
-  for (const CompareConfig::Bound& bound : config.bound()) {
-    if (std::find(listed.begin(), listed.end(), bound.precision()) ==
-        listed.end()) {
-      return FieldError("bound.precision",
-                        absl::StrCat("\"", bound.precision(),
-                                     "\" is not among the precisions that are "
-                                     "compared: ",
-                                     absl::StrJoin(listed, ", ")));
+  return names;
+}
+
+// Whether a bound's `name` is `slot`'s.
+bool IsFor(const std::string& name, const SlotName& slot) {
+  return name.empty() || name == slot.package || name == slot.label;
+}
+
+// `axis`: "strategy".
+absl::Status CheckBoundName(const std::string& field, const std::string& name,
+                            const char* axis, const Slots& slots) {
+  const std::vector<SlotName> names = NamesOf(slots);
+  std::vector<std::string> listed;
+  for (const SlotName& slot : names) {
+    if (IsFor(name, slot)) return absl::OkStatus();
+    for (const std::string& one : {slot.package, slot.label}) {
+      if (std::find(listed.begin(), listed.end(), one) == listed.end()) {
+        listed.push_back(one);
+      }
     }
-    for (const auto& [field, value] :
-         {std::pair<const char*, double>{"bound.loss", bound.loss()},
-          {"bound.grad_norm", bound.grad_norm()}}) {
+  }
+  return FieldError(absl::StrCat(field, ".", axis),
+                    absl::StrCat("\"", name, "\" is no ", axis,
+                                 " that is compared; name one of: ",
+                                 absl::StrJoin(listed, ", ")));
+}
+
+absl::Status CheckBounds(const CompareConfig& config) {
+  for (int i = 0; i < config.bound_size(); ++i) {
+    const CompareConfig::Bound& bound = config.bound(i);
+    const std::string field = absl::StrCat("bound[", i, "]");
+    CAPSTAN_RETURN_IF_ERROR(CheckBoundName(field, bound.precision(),
+                                           "precision", config.precision()));
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckBoundName(field, bound.strategy(), "strategy", config.strategy()));
+    for (const auto& [name, value] :
+         {std::pair<const char*, double>{"loss", bound.loss()},
+          {"grad_norm", bound.grad_norm()},
+          {"step_time", bound.step_time()},
+          {"peak_memory", bound.peak_memory()}}) {
       if (value >= 0.0) continue;
-      return FieldError(field,
+      return FieldError(absl::StrCat(field, ".", name),
                         absl::StrCat("must not be negative, is ", value));
     }
   }
@@ -158,9 +234,6 @@ absl::Status SettleGlobalBatch(LoadedCompare* loaded) {
   batch->set_global_batch_size(size);
   return absl::OkStatus();
 }
-
-using google::protobuf::Any;
-using Slots = google::protobuf::RepeatedPtrField<Any>;
 
 std::string LastPart(const std::string& package) {
   return package.substr(package.rfind('.') + 1);
@@ -247,23 +320,40 @@ RunConfig ConfigOf(const LoadedCompare& loaded, const ComparedRun& run,
 absl::Status CheckOne(const LoadedCompare& loaded,
                       const std::vector<Combination>& combinations, int gpus,
                       PluginHost& host) {
+  const Combination* first = nullptr;
   const Combination* first_skipped = nullptr;
+  int runs = 0;
   for (const Combination& combination : combinations) {
-    if (combination.run.status == ComparedRun::Status::kSkipped) {
-      if (first_skipped == nullptr) first_skipped = &combination;
-      continue;
-    }
-    LoadedConfig whole = loaded.shared;
-    whole.config = combination.config;
-    CAPSTAN_ASSIGN_OR_RETURN(const RunParts parts,
-                             CreateRunParts(whole, gpus, host));
-    return CheckRun(whole, combination.run.processes, parts).status();
+    const bool skipped =
+        combination.run.status == ComparedRun::Status::kSkipped;
+    const Combination*& one = skipped ? first_skipped : first;
+    if (one == nullptr) one = &combination;
+    if (!skipped) ++runs;
   }
+  const std::string refused =
+      first_skipped == nullptr
+          ? std::string()
+          : absl::StrCat("; ", first_skipped->run.Label(),
+                         " is refused: ", first_skipped->run.reason);
+  if (runs == 0) {
+    return FieldError("strategy",
+                      absl::StrCat("there is nothing to compare: every "
+                                   "combination is refused",
+                                   refused));
+  }
+  LoadedConfig whole = loaded.shared;
+  whole.config = first->config;
+  CAPSTAN_ASSIGN_OR_RETURN(const RunParts parts,
+                           CreateRunParts(whole, gpus, host));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckRun(whole, first->run.processes, parts).status());
+  if (runs > 1) return absl::OkStatus();
   return FieldError(
-      "strategy", absl::StrCat("there is nothing to compare: every combination "
-                               "is refused; ",
-                               first_skipped->run.Label(), ": ",
-                               first_skipped->run.reason));
+      "strategy",
+      absl::StrCat("there is nothing to compare: ", first->run.Label(),
+                   " is the only run; list several strategies, precisions or "
+                   "numbers of ranks",
+                   refused));
 }
 
 }  // namespace
@@ -280,6 +370,7 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(ReadShared(path, overrides, context, &loaded), ""));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(FillAxes(&loaded), ""));
+  CAPSTAN_RETURN_IF_ERROR(SettleNewTokens(&loaded.shared, *context.host));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckProcesses(loaded.config), ""));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckBounds(loaded.config), ""));
   CAPSTAN_RETURN_IF_ERROR(
@@ -288,14 +379,23 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   return loaded;
 }
 
-CompareBounds BoundsOf(const CompareConfig& config, const std::string& package,
+CompareBounds BoundsOf(const CompareConfig& config, const SlotName& strategy,
+                       const SlotName& precision,
                        const PrecisionPolicy& policy) {
-  CompareBounds bounds =
-      c10::elementSize(policy.compute) >= 4 ? kBounds32 : kBounds16;
+  const bool wide = c10::elementSize(policy.compute) >= 4;
+  CompareBounds bounds;
+  bounds.loss = wide ? kLoss32 : kLoss16;
+  bounds.grad_norm = wide ? kNorm32 : kNorm16;
   for (const CompareConfig::Bound& bound : config.bound()) {
-    if (bound.precision() != package) continue;
-    if (bound.loss() > 0.0) bounds.loss = bound.loss();
-    if (bound.grad_norm() > 0.0) bounds.grad_norm = bound.grad_norm();
+    if (!IsFor(bound.strategy(), strategy) ||
+        !IsFor(bound.precision(), precision)) {
+      continue;
+    }
+    if (bound.has_loss()) bounds.loss = bound.loss();
+    if (bound.has_grad_norm()) bounds.grad_norm = bound.grad_norm();
+    if (bound.has_bit_identical()) bounds.bit_identical = bound.bit_identical();
+    if (bound.has_step_time()) bounds.step_time = bound.step_time();
+    if (bound.has_peak_memory()) bounds.peak_memory = bound.peak_memory();
   }
   return bounds;
 }
@@ -323,22 +423,11 @@ std::vector<std::string> SlotLabels(const Slots& slots) {
   return labels;
 }
 
-absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
-    const LoadedCompare& loaded, int gpus, PluginHost& host) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<std::unique_ptr<Precision>> plugins,
-      CreateAxis<Precision>(loaded, "precision", loaded.config.precision(),
-                            PluginCategory::kPrecision, host));
-  const std::vector<std::string> labels = SlotLabels(loaded.config.precision());
+std::vector<ComparedPrecision> ListPrecisions(const CompareConfig& config) {
   std::vector<ComparedPrecision> precisions;
-  for (size_t i = 0; i < plugins.size(); ++i) {
-    ComparedPrecision precision;
-    precision.name = labels[i];
-    precision.bounds = BoundsOf(
-        loaded.config,
-        PackageOf(TypeOf(loaded.config.precision(static_cast<int>(i)))),
-        plugins[i]->PolicyOn(DeviceOf(*plugins[i], gpus)));
-    precisions.push_back(std::move(precision));
+  for (const std::string& label : SlotLabels(config.precision())) {
+    precisions.emplace_back();
+    precisions.back().name = label;
   }
   return precisions;
 }
@@ -356,9 +445,8 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                             PluginCategory::kPrecision, host));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                            CreateModel(loaded.shared, host));
-  const std::vector<std::string> strategy_labels = SlotLabels(axes.strategy());
-  const std::vector<std::string> precision_labels =
-      SlotLabels(axes.precision());
+  const std::vector<SlotName> strategy_names = NamesOf(axes.strategy());
+  const std::vector<SlotName> precision_names = NamesOf(axes.precision());
 
   std::vector<Combination> combinations;
   for (size_t p = 0; p < precisions.size(); ++p) {
@@ -366,8 +454,8 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
       for (const int64_t processes : axes.processes()) {
         Combination combination;
         ComparedRun& run = combination.run;
-        run.strategy = strategy_labels[s];
-        run.precision = precision_labels[p];
+        run.strategy = strategy_names[s].label;
+        run.precision = precision_names[p].label;
         run.processes = static_cast<int>(processes);
         run.id = absl::StrFormat("%02d-%s-%s-%d", combinations.size() + 1,
                                  FileName(run.strategy),
@@ -377,6 +465,8 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
         request.precision =
             precisions[p]->PolicyOn(DeviceOf(*precisions[p], gpus));
         request.world_size = run.processes;
+        run.bounds = BoundsOf(axes, strategy_names[s], precision_names[p],
+                              request.precision);
         const absl::Status refusal =
             Refusal(*strategies[s], loaded.shared.config.batch(), gpus, request,
                     &run.accumulation);

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "host/config/load_config.h"
 #include "plugins/sdk/precision.h"
 #include "trainer/compare/compare_config.pb.h"
 #include "trainer/compare/comparison.h"
-#include "trainer/config/load_config.h"
 
 namespace capstan {
 
@@ -26,8 +26,15 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const std::string& file, const std::vector<std::string>& overrides,
     const ConfigContext& context);
 
-// The bounds of precision `package` with policy `policy`.
-CompareBounds BoundsOf(const CompareConfig& config, const std::string& package,
+// How a bound names a slot of an axis: "capstan.ddp" or its label.
+struct SlotName {
+  std::string package;
+  std::string label;
+};
+
+// The bounds of a run of `strategy` and `precision`, whose policy is `policy`.
+CompareBounds BoundsOf(const CompareConfig& config, const SlotName& strategy,
+                       const SlotName& precision,
                        const PrecisionPolicy& policy);
 
 // A point of the axes: its run, or why it is skipped.
@@ -42,9 +49,8 @@ struct Combination {
 absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                                                    int gpus, PluginHost& host);
 
-// The listed precisions with their bounds, as Compare takes them.
-absl::StatusOr<std::vector<ComparedPrecision>> ListPrecisions(
-    const LoadedCompare& loaded, int gpus, PluginHost& host);
+// The listed precisions, as Compare takes them.
+std::vector<ComparedPrecision> ListPrecisions(const CompareConfig& config);
 
 // Display names of an axis's slots: the package's last part ("ddp"), the whole
 // package where that is ambiguous, with fields ("ddp { bucket_cap_mib: 5 }")

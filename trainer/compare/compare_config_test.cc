@@ -170,28 +170,62 @@ TEST_F(CompareConfigTest, Mistakes) {
   EXPECT_THAT(
       ErrorOf(absl::StrCat(kShared, "processes: 1\n",
                            "bound { precision: \"capstan.fp16\" loss: 1 }")),
-      AllOf(HasSubstr("mine.pbtxt:3:"), HasSubstr("\"capstan.fp16\" is not"),
-            HasSubstr("capstan.fp32")));
+      AllOf(HasSubstr("mine.pbtxt:3:"),
+            HasSubstr("bound[0].precision: \"capstan.fp16\" is no"),
+            HasSubstr("capstan.fp32, fp32")));
+  EXPECT_THAT(
+      ErrorOf(absl::StrCat(kShared, kDdp, "processes: [1, 2]\n",
+                           "bound { loss: 1 }\nbound { strategy: \"dp\" }")),
+      AllOf(HasSubstr("mine.pbtxt:5:"),
+            HasSubstr("bound[1].strategy: \"dp\" is no strategy that is "
+                      "compared; name one of: capstan.ddp, ddp")));
   EXPECT_THAT(
       ErrorOf(absl::StrCat(kShared, "processes: 1\n",
                            "bound { precision: \"capstan.fp32\" loss: -1 }")),
-      HasSubstr("bound.loss: must not be negative"));
+      HasSubstr("bound[0].loss: must not be negative"));
 }
 
 TEST_F(CompareConfigTest, BoundsByTheDtypeUnlessGiven) {
   CompareConfig config;
-  PrecisionPolicy fp32;
-  PrecisionPolicy bf16;
-  bf16.compute = c10::ScalarType::BFloat16;
-  EXPECT_EQ(BoundsOf(config, "a.fp32", fp32).loss, 1e-5);
-  EXPECT_EQ(BoundsOf(config, "a.fp32", fp32).grad_norm, 1e-4);
-  EXPECT_EQ(BoundsOf(config, "a.bf16", bf16).loss, 1e-3);
-  EXPECT_EQ(BoundsOf(config, "a.bf16", bf16).grad_norm, 1e-2);
+  PrecisionPolicy policy;
+  const auto bounds = [&](const char* strategy, const char* precision) {
+    policy.compute = precision == std::string("fp32")
+                         ? c10::ScalarType::Float
+                         : c10::ScalarType::BFloat16;
+    return BoundsOf(config, {absl::StrCat("a.", strategy), strategy},
+                    {absl::StrCat("a.", precision), precision}, policy)
+        .Text();
+  };
+  EXPECT_EQ(bounds("ddp", "fp32"), "loss 1e-05, gradient norm 0.0001");
+  EXPECT_EQ(bounds("ddp", "bf16"), "loss 0.001, gradient norm 0.01");
   config.add_bound()->set_precision("a.bf16");
   config.mutable_bound(0)->set_loss(0.5);
-  EXPECT_EQ(BoundsOf(config, "a.bf16", bf16).loss, 0.5);
-  EXPECT_EQ(BoundsOf(config, "a.bf16", bf16).grad_norm, 1e-2);
-  EXPECT_EQ(BoundsOf(config, "a.fp32", fp32).loss, 1e-5);
+  EXPECT_EQ(bounds("ddp", "fp32"), "loss 1e-05, gradient norm 0.0001");
+  EXPECT_EQ(bounds("ddp", "bf16"), "loss 0.5, gradient norm 0.01");
+}
+
+// All are exact but one; what it doesn't say stays as it was.
+TEST_F(CompareConfigTest, TheLastBoundForARunCounts) {
+  const auto combinations = Cross(absl::StrCat(
+      kShared, kSingle, kDdp,
+      "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }\n"
+      "processes: 1\n"
+      "bound { loss: 0 grad_norm: 0 bit_identical: true peak_memory: 3 }\n"
+      "bound { strategy: \"capstan.ddp\" step_time: 1.5 }\n"
+      "bound { strategy: \"ddp { bucket_cap_mib: 5 }\" precision: \"fp32\"\n"
+      "        loss: 0.1 bit_identical: false }\n"));
+  ASSERT_TRUE(combinations.ok()) << combinations.status();
+  std::vector<std::string> texts;
+  for (const Combination& one : *combinations) {
+    texts.push_back(one.run.bounds.Text());
+  }
+  EXPECT_THAT(
+      texts,
+      ElementsAre("loss 0, gradient norm 0, bit-identical, peak memory x 3",
+                  "loss 0, gradient norm 0, bit-identical, step time x 1.5, "
+                  "peak memory x 3",
+                  "loss 0.1, gradient norm 0, step time x 1.5, peak memory x "
+                  "3"));
 }
 
 TEST_F(CompareConfigTest, CrossesTheAxesAndLeavesOutWhatIsRefused) {
@@ -220,17 +254,19 @@ TEST_F(CompareConfigTest, CrossesTheAxesAndLeavesOutWhatIsRefused) {
 
 TEST_F(CompareConfigTest, ABatchThatDoesNotDivideIsARefusal) {
   const auto combinations = Cross(absl::StrCat(
-      kShared, "processes: [1, 3] set: \"batch.global_batch_size=8\""));
+      kShared, "processes: [1, 3, 2] set: \"batch.global_batch_size=8\""));
   ASSERT_TRUE(combinations.ok()) << combinations.status();
-  EXPECT_THAT(Ids(*combinations),
-              ElementsAre("01-ddp-fp32-1", "02-ddp-fp32-3 skipped"));
+  EXPECT_THAT(
+      Ids(*combinations),
+      ElementsAre("01-ddp-fp32-1", "02-ddp-fp32-3 skipped", "03-ddp-fp32-2"));
   EXPECT_THAT((*combinations)[1].run.reason,
               AllOf(HasSubstr("global_batch_size"), HasSubstr("2 x 3")));
 }
 
 TEST_F(CompareConfigTest, MoreRanksThanGpusIsARefusal) {
   const auto combinations =
-      Cross(absl::StrCat(kShared, "processes: [1, 2]"), /*gpus=*/1);
+      Cross(absl::StrCat(kShared, kDdp, kSingle, "processes: [1, 2]"),
+            /*gpus=*/1);
   ASSERT_TRUE(combinations.ok()) << combinations.status();
   EXPECT_THAT((*combinations)[1].run.reason, HasSubstr("1 GPU:"));
 }
@@ -242,12 +278,33 @@ TEST_F(CompareConfigTest, NothingLeftIsAnError) {
                     HasSubstr("one rank")));
 }
 
+// It passed, compared with nothing.
+TEST_F(CompareConfigTest, ASingleRunIsAnError) {
+  EXPECT_THAT(CrossErrorOf(absl::StrCat(kShared, "processes: 1")),
+              HasSubstr("strategy: there is nothing to compare: ddp fp32 on 1 "
+                        "rank is the only run; list several"));
+  EXPECT_THAT(CrossErrorOf(absl::StrCat(kShared, kSingle, "processes: [1, 2]")),
+              AllOf(HasSubstr("is the only run"), HasSubstr("one rank")));
+}
+
+TEST_F(CompareConfigTest, OverridesThatNoRunWouldGetAreErrors) {
+  const std::string text = absl::StrCat(kShared, kSingle, "processes: [1, 2]");
+  for (const char* set : {"output_dir=x", "name=x", "train.resume=AUTO",
+                          "strategy=capstan.fsdp", "launch.processes=4"}) {
+    EXPECT_THAT(std::string(Load(text, {set}).status().message()),
+                HasSubstr(absl::StrCat("--set ", set, ": no run would get")));
+  }
+  // What the comparison doesn't say itself.
+  EXPECT_TRUE(Load(text, {"precision=capstan.bf16", "train.max_steps=3"}).ok());
+}
+
 TEST_F(CompareConfigTest, TheSharedRunsMistakesAreErrors) {
   EXPECT_THAT(
       CrossErrorOf(absl::StrCat(
           kShared,
-          "processes: 1 set: \"train.sample_prompt=longer than 16 bytes\"")),
-      HasSubstr("sample_prompt"));
+          "processes: 1 "
+          "set: \"train.sample_prompts={prompt: 'longer than 16 bytes'}\"")),
+      HasSubstr("sample_prompts"));
 }
 
 TEST(SlotLabelsTest, AreShortAndDiffer) {

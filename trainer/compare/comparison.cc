@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "trainer/compare/blame.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {
@@ -66,6 +67,24 @@ void CheckBound(const char* what, const CurveDelta& delta, double bound,
                 run.Label(), what, delta.max_step, reference.Label()));
 }
 
+// Checks a cost of `run`, which is `value`, against `bound` times that of
+// `reference`. `what`: "the median step's time".
+void CheckCost(const char* what, absl::optional<double> bound,
+               absl::optional<double> value, absl::optional<double> of,
+               const ComparedRun& run, const ComparedRun& reference,
+               Comparison* comparison) {
+  if (!bound.has_value()) return;
+  if (!value.has_value() || !of.has_value() || *of <= 0.0) {
+    comparison->problems.push_back(absl::StrFormat(
+        "%s: %s has a bound, %.4g times that of %s, but wasn't measured",
+        run.Label(), what, *bound, reference.Label()));
+  } else if (*value > *bound * *of) {
+    comparison->problems.push_back(absl::StrFormat(
+        "%s: %s is %.4g times that of %s; the bound is %.4g", run.Label(), what,
+        *value / *of, reference.Label(), *bound));
+  }
+}
+
 // Two curves that are both NaN don't count as agreement.
 void CheckFinite(const ComparedRun& reference, Comparison* comparison) {
   const std::vector<double>& loss = reference.measured.loss;
@@ -95,10 +114,19 @@ void CompareRuns(Comparison* comparison) {
       run.loss_delta = DeltaOf(run.measured.loss, reference->measured.loss);
       run.grad_norm_delta =
           DeltaOf(run.measured.grad_norm, reference->measured.grad_norm);
-      CheckBound("loss", run.loss_delta, precision.bounds.loss, run, *reference,
+      const CompareBounds& bounds = run.bounds;
+      CheckBound("loss", run.loss_delta, bounds.loss, run, *reference,
                  comparison);
-      CheckBound("gradient norm", run.grad_norm_delta,
-                 precision.bounds.grad_norm, run, *reference, comparison);
+      CheckBound("gradient norm", run.grad_norm_delta, bounds.grad_norm, run,
+                 *reference, comparison);
+      if (&run == reference) continue;
+      CheckCost("the median step's time", bounds.step_time,
+                run.measured.step_seconds, reference->measured.step_seconds,
+                run, *reference, comparison);
+      CheckCost("the tensors' peak memory", bounds.peak_memory,
+                run.measured.Memory("total").measured,
+                reference->measured.Memory("total").measured, run, *reference,
+                comparison);
     }
   }
 }
@@ -253,6 +281,26 @@ CurveDelta DeltaOf(const std::vector<double>& curve,
   return delta;
 }
 
+std::string CompareBounds::Text() const {
+  std::string text =
+      absl::StrFormat("loss %.2g, gradient norm %.2g", loss, grad_norm);
+  if (bit_identical) absl::StrAppend(&text, ", bit-identical");
+  if (step_time.has_value()) {
+    absl::StrAppendFormat(&text, ", step time x %.4g", *step_time);
+  }
+  if (peak_memory.has_value()) {
+    absl::StrAppendFormat(&text, ", peak memory x %.4g", *peak_memory);
+  }
+  return text;
+}
+
+MemoryUse RunMeasurements::Memory(const std::string& category) const {
+  for (const MemoryUse& use : memory) {
+    if (use.category == category) return use;
+  }
+  return {category, absl::nullopt, absl::nullopt};
+}
+
 std::string ComparedRun::Label() const {
   return absl::StrCat(strategy, " ", precision, " on ", processes,
                       processes == 1 ? " rank" : " ranks");
@@ -270,6 +318,27 @@ const ComparedRun* Comparison::FindRun(const std::string& id) const {
       std::find_if(runs.begin(), runs.end(),
                    [&id](const ComparedRun& run) { return run.id == id; });
   return it == runs.end() ? nullptr : &*it;
+}
+
+void CompareBits(const std::string& folder, Comparison* comparison) {
+  for (const ComparedRun& run : comparison->runs) {
+    if (!run.bounds.bit_identical || run.reference.empty() ||
+        run.reference == run.id) {
+      continue;
+    }
+    const absl::StatusOr<absl::optional<FirstDifference>> where =
+        FindFirstDifference(absl::StrCat(folder, "/", run.id),
+                            absl::StrCat(folder, "/", run.reference));
+    if (where.ok() && !where->has_value()) continue;
+    comparison->problems.push_back(absl::StrCat(
+        run.Label(), ": the bound is bit_identical, but ",
+        where.ok() ? absl::StrCat("it parts from ",
+                                  comparison->FindRun(run.reference)->Label(),
+                                  " in step ", (*where)->step, ": the ",
+                                  (*where)->kind, " of '", (*where)->parameter,
+                                  "' differs; --blame shows by how much")
+                   : std::string(where.status().message())));
+  }
 }
 
 void Compare(Comparison* comparison) {

@@ -15,10 +15,17 @@
 
 namespace capstan {
 
-// Maximum allowed relative distances.
+// How far a run may be from its reference (CompareConfig.Bound).
 struct CompareBounds {
-  double loss = 0.0;
+  double loss = 0.0;  // relative, as the next one
   double grad_norm = 0.0;
+  bool bit_identical = false;
+  // Multiples of the reference's.
+  absl::optional<double> step_time;
+  absl::optional<double> peak_memory;
+
+  // "loss 1e-05, gradient norm 0.0001, bit-identical, step time x 1.2"
+  std::string Text() const;
 };
 
 // Bytes of a memory category on the rank that uses most.
@@ -47,6 +54,8 @@ struct RunMeasurements {
   absl::optional<double> exposed_seconds;
 
   std::vector<MemoryUse> memory;
+  // That of `memory` with this name; nothing known if there is none.
+  MemoryUse Memory(const std::string& category) const;
   // Of the process with the largest value; and its growth since its start.
   absl::optional<double> peak_memory_bytes;
   absl::optional<double> memory_growth_bytes;
@@ -75,6 +84,7 @@ struct ComparedRun {
   int64_t accumulation = 1;
   Status status = Status::kPending;
   std::string reason;  // why it was skipped or failed
+  CompareBounds bounds;
   RunMeasurements measured;
 
   // Id of the run it is compared with: its own for the reference, "" if there
@@ -96,7 +106,6 @@ struct PrecisionDistance {
 
 struct ComparedPrecision {
   std::string name;
-  CompareBounds bounds;
   std::string reference;  // the run's id; "" if all its runs are refused
   absl::optional<PrecisionDistance> from_first;
 };
@@ -126,6 +135,10 @@ struct Comparison {
 // distances between precisions, problems. A precision's reference is its first
 // listed strategy that accepts any number of ranks, on the fewest ranks.
 void Compare(Comparison* comparison);
+
+// After Compare: problems of runs that aren't bit-identical to their references
+// and should be, by the digests that all wrote. `folder` has the runs, by id.
+void CompareBits(const std::string& folder, Comparison* comparison);
 
 // Reads the measurements of a finished run of `steps` steps from its folder.
 // Errors name the file and what is missing or unexpected.

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 namespace capstan {
@@ -27,6 +29,8 @@ ComparedRun Completed(const std::string& strategy, int processes,
   run.precision = precision;
   run.processes = processes;
   run.status = ComparedRun::Status::kCompleted;
+  run.bounds.loss = 1e-5;
+  run.bounds.grad_norm = 1e-4;
   run.measured.loss = std::move(loss);
   run.measured.grad_norm = std::move(grad_norm);
   return run;
@@ -44,7 +48,6 @@ Comparison Of(std::vector<ComparedRun> runs,
   for (const std::string& name : precisions) {
     ComparedPrecision precision;
     precision.name = name;
-    precision.bounds = {1e-5, 1e-4};
     comparison.precisions.push_back(precision);
   }
   comparison.runs = std::move(runs);
@@ -105,6 +108,75 @@ TEST(CompareTest, EachBoundThatIsPassedIsOneProblem) {
           AllOf(HasSubstr("ddp fp32 on 2 ranks: loss"), HasSubstr("step 1")),
           AllOf(HasSubstr("ddp fp32 on 2 ranks: gradient norm"),
                 HasSubstr("step 2"), HasSubstr("0.0001"))));
+}
+
+// One that is known to differ has a bound of its own; the others stay exact.
+TEST(CompareTest, EachRunHasItsOwnBounds) {
+  ComparedRun exact = Completed("fsdp", 2, {2.0, 1.0 + 1e-9}, {1.0, 1.0});
+  exact.bounds.loss = exact.bounds.grad_norm = 0.0;
+  ComparedRun loose = Completed("async", 2, {2.0, 1.1}, {1.0, 1.0});
+  loose.bounds.loss = 0.2;
+  EXPECT_THAT(
+      Of({Completed("single", 1, {2.0, 1.0}, {1.0, 1.0}), exact, loose})
+          .problems,
+      ElementsAre(AllOf(HasSubstr("fsdp fp32 on 2 ranks: loss differs"),
+                        HasSubstr("by 1.00e-09 at step 2; the bound is 0 "))));
+}
+
+TEST(CompareTest, CostsAreMultiplesOfTheReferences) {
+  const auto costing = [](const char* strategy, double seconds, double bytes) {
+    ComparedRun run = Completed(strategy, 1, {1.0}, {1.0});
+    run.measured.step_seconds = seconds;
+    run.measured.memory = {{"total", 1.0, bytes}};
+    run.bounds.step_time = 1.2;
+    run.bounds.peak_memory = 0.5;
+    return run;
+  };
+  ComparedRun unmeasured = costing("fsdp", 0.1, 1.0);
+  unmeasured.measured.memory.clear();
+  ComparedRun any = costing("zero2", 9.0, 9e9);
+  any.bounds.step_time = any.bounds.peak_memory = absl::nullopt;
+  const Comparison comparison =
+      Of({costing("single", 0.1, 1000.0), costing("ddp", 0.119, 500.0),
+          costing("async", 0.13, 501.0), unmeasured, any});
+  EXPECT_THAT(
+      comparison.problems,
+      ElementsAre(
+          "async fp32 on 1 rank: the median step's time is 1.3 times that of "
+          "single fp32 on 1 rank; the bound is 1.2",
+          "async fp32 on 1 rank: the tensors' peak memory is 0.501 times that "
+          "of single fp32 on 1 rank; the bound is 0.5",
+          "fsdp fp32 on 1 rank: the tensors' peak memory has a bound, 0.5 "
+          "times that of single fp32 on 1 rank, but wasn't measured"));
+}
+
+TEST(CompareTest, BitsAreComparedWhereTheBoundSaysSo) {
+  const std::string folder = ::testing::TempDir() + "/bits";
+  const auto write = [&folder](const ComparedRun& run, const char* digest) {
+    std::filesystem::create_directories(folder + "/" + run.id);
+    std::ofstream(folder + "/" + run.id + "/digests.jsonl")
+        << R"({"step":1,"gradient":{"w":"ab"},"weight":{"w":")" << digest
+        << "\"}}\n";
+  };
+  std::vector<ComparedRun> runs;
+  for (const char* name : {"single", "ddp", "fsdp", "async", "zero2"}) {
+    runs.push_back(Completed(name, 1, {1.0}, {1.0}));
+    runs.back().bounds.bit_identical = name != std::string("async");
+  }
+  write(runs[0], "12");
+  write(runs[1], "12");
+  write(runs[2], "13");
+  write(runs[3], "13");
+  Comparison comparison = Of(runs);  // zero2 has written none
+  CompareBits(folder, &comparison);
+  EXPECT_THAT(
+      comparison.problems,
+      ElementsAre(
+          "fsdp fp32 on 1 rank: the bound is bit_identical, but it parts from "
+          "single fp32 on 1 rank in step 1: the weight of 'w' differs; --blame "
+          "shows by how much",
+          AllOf(HasSubstr("zero2 fp32 on 1 rank: the bound is bit_identical"),
+                HasSubstr("zero2-fp32-1/digests.jsonl"))));
 }
 
 TEST(CompareTest, OnlyOneThatIsFiniteIsAProblem) {

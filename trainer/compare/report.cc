@@ -5,10 +5,12 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "trainer/metrics/console.h"
@@ -58,12 +60,18 @@ const char* StatusText(ComparedRun::Status status) {
   return kTexts[static_cast<int>(status)];
 }
 
+Json BoundsJson(const CompareBounds& bounds) {
+  return {{"loss", Finite(bounds.loss)},
+          {"grad_norm", Finite(bounds.grad_norm)},
+          {"bit_identical", bounds.bit_identical},
+          {"step_time", OrNull(bounds.step_time)},
+          {"peak_memory", OrNull(bounds.peak_memory)}};
+}
+
 Json PrecisionJson(const ComparedPrecision& precision) {
   Json json;
   json["name"] = precision.name;
   json["reference"] = TextOrNull(precision.reference);
-  json["bounds"] = {{"loss", Finite(precision.bounds.loss)},
-                    {"grad_norm", Finite(precision.bounds.grad_norm)}};
   json["from_first"] = nullptr;
   if (precision.from_first.has_value()) {
     json["from_first"] = {
@@ -102,6 +110,7 @@ Json RunJson(const ComparedRun& run) {
   json["processes"] = run.processes;
   json["status"] = StatusText(run.status);
   json["reason"] = TextOrNull(run.reason);
+  json["bounds"] = BoundsJson(run.bounds);
   if (run.status == ComparedRun::Status::kSkipped) return json;
   json["accumulation"] = run.accumulation;
   json["folder"] = "runs/" + run.id;
@@ -193,17 +202,15 @@ std::string CurveTable(const Comparison& comparison,
     rows.push_back({run.strategy, absl::StrCat(run.processes),
                     absl::StrCat(run.accumulation),
                     absl::StrFormat("%.6f", run.measured.loss.back()),
-                    delta(run.loss_delta, precision.bounds.loss),
-                    delta(run.grad_norm_delta, precision.bounds.grad_norm)});
+                    delta(run.loss_delta, run.bounds.loss),
+                    delta(run.grad_norm_delta, run.bounds.grad_norm),
+                    is_reference ? "" : run.bounds.Text()});
   }
   if (rows.empty()) return "";
   return absl::StrCat(
       "### ", precision.name, "\n\n",
-      absl::StrFormat("Bounds: loss %.2g, gradient norm %.2g.",
-                      precision.bounds.loss, precision.bounds.grad_norm),
-      "\n\n",
       Table({"strategy", "ranks", "accumulation", "final loss",
-             "loss: max delta", "gradient norm: max delta"},
+             "loss: max delta", "gradient norm: max delta", "bounds"},
             rows));
 }
 
@@ -228,13 +235,7 @@ std::string CostTable(const Comparison& comparison) {
   for (const ComparedRun& run : comparison.runs) {
     if (run.status != ComparedRun::Status::kCompleted) continue;
     const RunMeasurements& measured = run.measured;
-    absl::optional<double> predicted;
-    absl::optional<double> total;
-    for (const MemoryUse& use : measured.memory) {
-      if (use.category != "total") continue;
-      predicted = use.predicted;
-      total = use.measured;
-    }
+    const MemoryUse total = measured.Memory("total");
     absl::optional<double> hidden;
     if (measured.communication_seconds.has_value() &&
         measured.exposed_seconds.has_value()) {
@@ -243,8 +244,9 @@ std::string CostTable(const Comparison& comparison) {
     }
     rows.push_back({run.strategy, run.precision, absl::StrCat(run.processes),
                     WithCommas(std::llround(measured.tokens_per_second)),
-                    ShortDuration(measured.step_seconds), BytesText(predicted),
-                    BytesText(total), BytesText(measured.peak_memory_bytes),
+                    ShortDuration(measured.step_seconds),
+                    BytesText(total.predicted), BytesText(total.measured),
+                    BytesText(measured.peak_memory_bytes),
                     BytesText(measured.bytes_sent), SecondsText(hidden),
                     SecondsText(measured.exposed_seconds)});
   }
@@ -332,12 +334,54 @@ std::string ReportHtml(const Comparison& comparison) {
                   {"{{PAGE_JS}}", kPageJs}});
 }
 
+std::string ReportJunit(const Comparison& comparison) {
+  const auto quoted = [](const std::string& text) {
+    std::string clean;
+    // XML 1.0 has no other control characters.
+    for (const char c : text) {
+      if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') clean += c;
+    }
+    return absl::StrCat(
+        "\"", absl::StrReplaceAll(InText(clean), {{"\"", "&quot;"}}), "\"");
+  };
+  std::string cases;
+  int failures = 0, skipped = 0;
+  for (const ComparedRun& run : comparison.runs) {
+    std::string inside;
+    if (run.status == ComparedRun::Status::kSkipped) {
+      ++skipped;
+      inside = absl::StrCat("<skipped message=", quoted(run.reason), "/>");
+    }
+    for (const std::string& problem : comparison.problems) {
+      absl::string_view rest = problem;
+      // "ddp fp32 on 2 ranks: loss differs ..", ".. failed: ..".
+      if (!absl::ConsumePrefix(&rest, run.Label()) || rest.empty() ||
+          !absl::StrContains(":, ", rest.substr(0, 1))) {
+        continue;
+      }
+      absl::StrAppend(&inside, "<failure message=", quoted(problem), "/>");
+    }
+    if (absl::StrContains(inside, "<failure")) ++failures;
+    absl::StrAppend(
+        &cases, "  <testcase classname=", quoted(comparison.name),
+        " name=", quoted(run.Label()),
+        inside.empty() ? "/>\n" : absl::StrCat(">", inside, "</testcase>\n"));
+  }
+  return absl::StrCat(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=",
+      quoted(comparison.name), " tests=\"", comparison.runs.size(),
+      "\" failures=\"", failures, "\" skipped=\"", skipped, "\">\n", cases,
+      "</testsuite>\n");
+}
+
 absl::Status WriteReports(const Comparison& comparison,
                           const std::string& folder) {
   CAPSTAN_RETURN_IF_ERROR(
       ReplaceFile(folder + "/report.json", ReportJson(comparison)));
   CAPSTAN_RETURN_IF_ERROR(
       ReplaceFile(folder + "/report.md", ReportMarkdown(comparison)));
+  CAPSTAN_RETURN_IF_ERROR(
+      ReplaceFile(folder + "/junit.xml", ReportJunit(comparison)));
   return ReplaceFile(folder + "/report.html", ReportHtml(comparison));
 }
 

@@ -23,7 +23,11 @@ std::string ReportMarkdown(const Comparison& comparison);
 // embedded.
 std::string ReportHtml(const Comparison& comparison);
 
-// Writes all three into `folder`.
+// junit.xml, as CI systems read it: a test case for each run, which has failed
+// if the run did or is too far from its reference.
+std::string ReportJunit(const Comparison& comparison);
+
+// Writes all four into `folder`.
 absl::Status WriteReports(const Comparison& comparison,
                           const std::string& folder);
 

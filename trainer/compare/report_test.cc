@@ -24,6 +24,9 @@ ComparedRun Run(const std::string& strategy, int processes,
   run.precision = "fp32";
   run.processes = processes;
   run.status = status;
+  run.bounds.loss = 1e-5;
+  run.bounds.grad_norm = 1e-4;
+  run.bounds.step_time = 1.5;
   return run;
 }
 
@@ -35,7 +38,6 @@ Comparison Sample() {
   comparison.global_batch_size = 16;
   comparison.precisions.emplace_back();
   comparison.precisions[0].name = "fp32";
-  comparison.precisions[0].bounds = {1e-5, 1e-4};
 
   ComparedRun single = Run("single", 1, ComparedRun::Status::kCompleted);
   single.measured.loss = {3.0, 2.0, 1.0};
@@ -59,17 +61,29 @@ Comparison Sample() {
   return comparison;
 }
 
+TEST(JunitTest, EachRunIsATestCase) {
+  const std::string xml = ReportJunit(Sample());
+  EXPECT_THAT(
+      xml,
+      AllOf(HasSubstr("<testsuite name=\"a &lt;/script&gt; &amp; &lt;b&gt;\" "
+                      "tests=\"4\" failures=\"2\" skipped=\"1\">"),
+            HasSubstr("name=\"single fp32 on 1 rank\"/>"),
+            HasSubstr("name=\"ddp fp32 on 2 ranks\"><failure message=\"ddp "
+                      "fp32 on 2 ranks: "),
+            HasSubstr("<failure message=\"zero2 fp32 on 2 ranks failed: it "
+                      "broke | badly\"/></testcase>"),
+            HasSubstr("<skipped message=\"one rank only\"/>")));
+}
+
 TEST(ReportJsonTest, Schema) {
   const json report = json::parse(ReportJson(Sample()));
   EXPECT_EQ(report["passed"], false);
-  EXPECT_EQ(report["problems"].size(), 3);
+  EXPECT_EQ(report["problems"].size(), 4);
   EXPECT_EQ(report["max_steps"], 3);
   EXPECT_EQ(report["global_batch_size"], 16);
   const json& precision = report["precisions"][0];
   EXPECT_EQ(precision["name"], "fp32");
   EXPECT_EQ(precision["reference"], "single-1");
-  EXPECT_EQ(precision["bounds"]["loss"], 1e-5);
-  EXPECT_EQ(precision["bounds"]["grad_norm"], 1e-4);
   EXPECT_TRUE(precision["from_first"].is_null());
 
   ASSERT_EQ(report["runs"].size(), 4);
@@ -77,6 +91,11 @@ TEST(ReportJsonTest, Schema) {
   EXPECT_EQ(ddp["status"], "completed");
   EXPECT_EQ(ddp["folder"], "runs/ddp-2");
   EXPECT_EQ(ddp["reference"], "single-1");
+  EXPECT_EQ(ddp["bounds"], json({{"loss", 1e-5},
+                                 {"grad_norm", 1e-4},
+                                 {"bit_identical", false},
+                                 {"step_time", 1.5},
+                                 {"peak_memory", nullptr}}));
   EXPECT_EQ(ddp["loss"], json({3.0, 2.5, 1.0}));
   EXPECT_TRUE(ddp["grad_norm"][2].is_null());
   EXPECT_EQ(ddp["loss_delta"]["max"], 0.25);

@@ -6,8 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,7 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "trainer/launcher/signals.h"
+#include "absl/types/optional.h"
+#include "base/subprocess.h"
+#include "cluster/launch/signals.h"
 
 namespace capstan {
 namespace {
@@ -28,31 +28,13 @@ constexpr int kTickMilliseconds = 200;
 constexpr std::chrono::seconds kEndGrace{5};
 constexpr char kErrorMark[] = "ERROR: ";
 
-// Runs in the child after fork: only async-signal-safe calls.
-[[noreturn]] void BecomeTrainer(const BlockedSignals& signals, pid_t parent,
-                                int log_fd, char* const argv[]) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
-  const int null_fd = open("/dev/null", O_RDONLY);
-  dup2(null_fd, STDIN_FILENO);
-  dup2(log_fd, STDOUT_FILENO);
-  dup2(log_fd, STDERR_FILENO);
-  if (null_fd > STDERR_FILENO) close(null_fd);
-  signals.RestoreInChild();
-  execv("/proc/self/exe", argv);
-  constexpr char kNote[] = "ERROR: the trainer can't be started again\n";
-  const ssize_t written = write(STDERR_FILENO, kNote, sizeof(kNote) - 1);
-  (void)written;
-  _exit(127);
-}
-
 // Waits for the child and forwards signals.
 TrainerChildResult Supervise(pid_t pid, const BlockedSignals& signals,
                              const std::function<void()>& tick) {
   TrainerChildResult result;
   Clock::time_point stopped_at;
-  while (waitpid(pid, &result.wait_status, WNOHANG) != pid) {
+  absl::optional<ChildEnd> end;
+  while (!(end = WaitFor(pid, 0)).has_value()) {
     pollfd ready = {signals.fd(), POLLIN, 0};
     poll(&ready, 1, kTickMilliseconds);
     while (const int signal = signals.Next()) {
@@ -69,6 +51,7 @@ TrainerChildResult Supervise(pid_t pid, const BlockedSignals& signals,
       kill(-pid, SIGKILL);
     }
   }
+  result.end = *end;
   return result;
 }
 
@@ -83,26 +66,26 @@ absl::StatusOr<TrainerChildResult> RunTrainerChild(
     return absl::PermissionDeniedError(
         absl::StrCat(log_path, " can't be written: ", strerror(errno)));
   }
-  std::vector<std::string> words = {"trainer"};
-  words.insert(words.end(), args.begin(), args.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(&word[0]);
-  argv.push_back(nullptr);
-
+  Program trainer;
+  trainer.words = {"trainer"};
+  trainer.words.insert(trainer.words.end(), args.begin(), args.end());
+  trainer.path = "/proc/self/exe";
+  trainer.input = Program::kNull;
+  trainer.output = trainer.errors = log_fd;
+  trainer.inherits_descriptors = true;
+  trainer.own_group = true;
+  trainer.dies_with_parent = true;
   const BlockedSignals signals;
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid == 0) BecomeTrainer(signals, parent, log_fd, argv.data());
-  const int fork_error = errno;
+  const absl::StatusOr<pid_t> pid = StartProgram(trainer);
   close(log_fd);
-  if (pid < 0) {
+  if (!pid.ok()) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a process for a run can't be started: ", strerror(fork_error)));
+        "a process for a run can't be started: ", pid.status().message()));
   }
-  return Supervise(pid, signals, tick);
+  return Supervise(*pid, signals, tick);
 }
 
-std::string WhyItFailed(int wait_status, const std::string& output) {
+std::string WhyItFailed(const ChildEnd& end, const std::string& output) {
   std::string last_line;
   std::string error;
   for (const absl::string_view line :
@@ -114,9 +97,8 @@ std::string WhyItFailed(int wait_status, const std::string& output) {
   }
   if (!error.empty()) return error;
   const std::string how =
-      WIFSIGNALED(wait_status)
-          ? absl::StrCat("it was ended by ", SignalName(WTERMSIG(wait_status)))
-          : absl::StrCat("it ended with exit code ", WEXITSTATUS(wait_status));
+      end.signal > 0 ? absl::StrCat("it was ended by ", SignalName(end.signal))
+                     : absl::StrCat("it ended with ", end.Text());
   return last_line.empty() ? how : absl::StrCat(how, " after: ", last_line);
 }
 

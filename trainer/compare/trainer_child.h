@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/subprocess.h"
 
 namespace capstan {
 
 struct TrainerChildResult {
-  int wait_status = 0;  // from waitpid
+  ChildEnd end;
   // The signal that asked this process to stop meanwhile, or 0.
   int stop_signal = 0;
 };
@@ -25,9 +26,9 @@ absl::StatusOr<TrainerChildResult> RunTrainerChild(
     const std::vector<std::string>& args, const std::string& log_path,
     const std::function<void()>& tick);
 
-// Why a child with that status and output failed: its own ERROR line, else how
+// Why a child with that end and output failed: its own ERROR line, else how
 // it ended.
-std::string WhyItFailed(int wait_status, const std::string& output);
+std::string WhyItFailed(const ChildEnd& end, const std::string& output);
 
 }  // namespace capstan
 

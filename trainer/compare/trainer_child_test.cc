@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -50,7 +49,7 @@ TEST(TrainerChildTest, KeepsWhatItPrints) {
   const auto result =
       RunTrainerChild({"--gtest_list_tests"}, LogPath(), [&] { ++ticks; });
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->wait_status, 0);
+  EXPECT_TRUE(result->end.ok());
   EXPECT_EQ(result->stop_signal, 0);
   EXPECT_THAT(ReadLog(), HasSubstr("KeepsWhatItPrints"));
   EXPECT_GE(ticks, 1);
@@ -59,8 +58,8 @@ TEST(TrainerChildTest, KeepsWhatItPrints) {
 TEST(TrainerChildTest, SaysHowItFailed) {
   const auto result = RunTrainerChild(Only("Fails"), LogPath(), [] {});
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(WEXITSTATUS(result->wait_status), 3);
-  EXPECT_EQ(WhyItFailed(result->wait_status, ReadLog()), "it is broken");
+  EXPECT_EQ(result->end.code, 3);
+  EXPECT_EQ(WhyItFailed(result->end, ReadLog()), "it is broken");
 }
 
 // The second child ignores the request to stop, and is killed.
@@ -74,7 +73,7 @@ TEST(TrainerChildTest, ASignalToUsEndsIt) {
     });
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->stop_signal, SIGINT);
-    EXPECT_TRUE(WIFSIGNALED(result->wait_status)) << child;
+    EXPECT_GT(result->end.signal, 0) << child;
     EXPECT_LT(std::chrono::steady_clock::now() - start,
               std::chrono::seconds(40));
   }
@@ -88,10 +87,14 @@ TEST(TrainerChildTest, AnOutputThatCantBeWritten) {
 }
 
 TEST(WhyItFailedTest, ItsLastErrorElseHowItEnded) {
-  EXPECT_EQ(WhyItFailed(1 << 8, "step 1\nERROR: [rank 1] no memory\n"),
+  ChildEnd end;
+  end.code = 7;
+  EXPECT_EQ(WhyItFailed(end, "step 1\nERROR: [rank 1] no memory\n"),
             "[rank 1] no memory");
-  EXPECT_EQ(WhyItFailed(7 << 8, ""), "it ended with exit code 7");
-  EXPECT_EQ(WhyItFailed(SIGKILL, "step 1\nstep 2\n"),
+  EXPECT_EQ(WhyItFailed(end, ""), "it ended with exit code 7");
+  end.code = -1;
+  end.signal = SIGKILL;
+  EXPECT_EQ(WhyItFailed(end, "step 1\nstep 2\n"),
             "it was ended by SIGKILL after: step 2");
 }
 

@@ -215,7 +215,7 @@ DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
   DataOrder order;
   order.size = data.size();
   order.shuffle = data.shuffle();
-  order.anew = DrawsAnew(data);
+  order.anew = data.draws_anew();
   order.seed = seed;
   if (!group_by_length) return order;
   const int64_t batches =

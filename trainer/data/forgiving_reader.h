@@ -65,7 +65,7 @@ class ForgivingReader final : public DatasetReader {
   }
 
   const DatasetReader& reader_;
-  const bool anew_ = DrawsAnew(reader_);
+  const bool anew_ = reader_.draws_anew();
   const int64_t most_;
   mutable std::atomic<bool> any_{false};
   mutable std::mutex mutex_;

@@ -101,6 +101,7 @@ std::unique_ptr<DataLoader> Load(const Constants& reader, int64_t micro) {
 // Waits until `expected` batches have been read, and a while longer for more.
 int64_t ReadsFrom(const Constants& reader, int64_t expected) {
   const auto pause = [](int64_t ms) {
+    // sleeps: polls
     std::this_thread::sleep_for(std::chrono::milliseconds(ms));
   };
   for (int i = 0; reader.reads() < expected && i < 30000; ++i) pause(1);

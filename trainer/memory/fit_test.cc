@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/config/load_config.h"
+#include "host/config/load_config.h"
 #include "trainer/memory/memory_plan.h"
 
 namespace capstan {

@@ -4,15 +4,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "plugins/sdk/model.h"
 #include "trainer/metrics/console.h"
@@ -134,6 +130,23 @@ void AddMicroStep(const StrategyPlan& strategy,
   }
 }
 
+// Evaluation: the forward without gradients, of which a unit leaves its output.
+void AddEvaluation(const StrategyPlan& strategy,
+                   const std::vector<UnitMemory>& units, TimeLine* line) {
+  for (size_t i = 0; i < units.size(); ++i) {
+    const UnitMemory& unit = units[i];
+    TimeLine::Moment now;
+    now.buckets = At(strategy.forward_buckets, i);
+    now.activations = unit.kept + unit.forward_workspace;
+    // Its input, and the tables that the first unit keeps for all.
+    if (i > 0) {
+      now.activations += units[i - 1].output + units[0].kept - units[0].output;
+    }
+    now.logits = unit.logits_kept + unit.logits_passing;
+    line->Add(now);
+  }
+}
+
 int64_t StateBytes(const StrategyPlan& plan, const MemoryRequest& request) {
   return OptimizerStateBytes(*request.optimizer, *request.strategy.model,
                              plan.optimizer_elements,
@@ -160,44 +173,6 @@ int64_t PagedPiece(const StrategyPlan& strategy, int64_t optimizer_state,
   return static_cast<int64_t>(part * static_cast<double>(optimizer_state));
 }
 
-// A table; the first column is left-aligned, the others right-aligned.
-class Grid {
- public:
-  explicit Grid(const std::vector<PlannedStrategy>& strategies)
-      : strategies_(strategies), widths_(strategies.size() + 1, 0) {}
-
-  void Row(const std::string& title,
-           const std::function<std::string(const PlannedStrategy&)>& cell) {
-    std::vector<std::string> row = {title};
-    for (const PlannedStrategy& strategy : strategies_) {
-      row.push_back(cell(strategy));
-    }
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths_[i] = std::max(widths_[i], row[i].size());
-    }
-    rows_.push_back(std::move(row));
-  }
-
-  std::string Text() const {
-    std::string text;
-    for (const std::vector<std::string>& row : rows_) {
-      std::string line = row[0];
-      line.append(widths_[0] - line.size(), ' ');
-      for (size_t i = 1; i < row.size(); ++i) {
-        line.append(2 + widths_[i] - row[i].size(), ' ');
-        line += row[i];
-      }
-      absl::StrAppend(&text, line, "\n");
-    }
-    return text;
-  }
-
- private:
-  const std::vector<PlannedStrategy>& strategies_;
-  std::vector<size_t> widths_;
-  std::vector<std::vector<std::string>> rows_;
-};
-
 }  // namespace
 
 bool MemoryPlan::Knows(MemoryCategory category) const {
@@ -209,7 +184,8 @@ bool MemoryPlan::Knows(MemoryCategory category) const {
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing, bool on_gpu,
-                      bool paged_state, int64_t update) {
+                      bool paged_state, int64_t update,
+                      const std::vector<UnitMemory>& evaluation) {
   MemoryByCategory always{};
   if (!on_gpu || !strategy.parameters_on_host) {
     In(always, MemoryCategory::kParameters) = strategy.parameters;
@@ -238,6 +214,14 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
 
   MemoryPlan plan;
   plan.at_peak = line.at_peak();
+  if (!evaluation.empty()) {
+    TimeLine evaluating(always);
+    AddEvaluation(strategy, evaluation, &evaluating);
+    plan.evaluation = Total(evaluating.at_peak());
+    if (plan.evaluation > Total(plan.at_peak)) {
+      plan.at_peak = evaluating.at_peak();
+    }
+  }
   plan.activations_known = !units.empty();
   plan.sent = strategy.sent_for_gradients + strategy.sent_for_parameters;
   if (on_gpu) {
@@ -290,21 +274,42 @@ int64_t GraphBytes(const StrategyPlan& plan, const MemoryRequest& request,
   return bytes + (plan.gradients < gradients ? 4 : 3) * gradients;
 }
 
+// What a run's blocks of memory take in other sizes than at its peak: of rows
+// of other lengths, which never end, and of evaluation.
+int64_t OtherSizes(const MemoryRequest& request, int64_t samples,
+                   const MemoryByCategory& at_peak) {
+  if (request.lengths_differ) return BlockCache::Slack(Total(at_peak));
+  if (request.evaluation_length == 0 ||
+      (request.evaluation_length == request.length &&
+       samples == request.samples)) {
+    return 0;
+  }
+  return at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
+         at_peak[static_cast<size_t>(MemoryCategory::kLogits)] +
+         at_peak[static_cast<size_t>(MemoryCategory::kWorkspace)];
+}
+
 }  // namespace
 
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
   const StrategyPlan plan = strategy.Plan(request.strategy);
-  std::vector<UnitMemory> units;
-  if (request.length > 0) {
-    units = request.strategy.model->PlanUnits(
-        request.samples, request.length, request.strategy.precision.compute);
-  }
+  const auto units_of = [&request](int64_t samples, int64_t length) {
+    return length == 0
+               ? std::vector<UnitMemory>()
+               : request.strategy.model->PlanUnits(
+                     samples, length, request.strategy.precision.compute);
+  };
+  const int64_t samples = request.evaluation_samples > 0
+                              ? request.evaluation_samples
+                              : request.samples;
   MemoryPlan memory =
-      PlanMemory(plan, StateBytes(plan, request), units, request.checkpointing,
-                 request.on_gpu, request.paged_state,
+      PlanMemory(plan, StateBytes(plan, request),
+                 units_of(request.samples, request.length),
+                 request.checkpointing, request.on_gpu, request.paged_state,
                  request.optimizer->UpdateBytes(
                      {request.strategy.model, plan.optimizer_elements,
-                      request.on_gpu && !plan.optimizer_on_host}));
+                      request.on_gpu && !plan.optimizer_on_host}),
+                 units_of(samples, request.evaluation_length));
   if (request.cuda_graphs) {
     memory.at_peak[static_cast<size_t>(MemoryCategory::kWorkspace)] +=
         GraphBytes(plan, request, memory.at_peak);
@@ -312,22 +317,24 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
   if (request.snapshot) memory.snapshot = SavedBytes(request);
   memory.mirror = request.mirror_images * SavedBytes(request);
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
-    memory.process = memory.snapshot +
-                     ExpectedProcess(request.resident, Total(memory.at_peak),
-                                     request.strategy.precision.compute);
+    memory.process =
+        memory.snapshot + memory.mirror +
+        ExpectedProcess(request.resident, Total(memory.at_peak),
+                        OtherSizes(request, samples, memory.at_peak),
+                        request.strategy.precision.compute);
   }
   return memory;
 }
 
-int64_t ExpectedProcess(int64_t resident, int64_t tensors,
+int64_t ExpectedProcess(int64_t resident, int64_t tensors, int64_t other_sizes,
                         c10::ScalarType compute) {
-  // Code loaded by the first steps, the heap, buffers between ranks.
+  // The heap, buffers between ranks, and pages of libraries' code that the
+  // first steps touch: between 31 and 52 MiB, by how the page cache holds them.
   constexpr int64_t kRest = int64_t{44} << 20;
-  // oneDNN's JIT kernels for 16-bit types, one per shape.
-  constexpr int64_t kHalfRest = int64_t{30} << 20;
-  // The cache grows with the variety of sizes: small runs keep less.
-  const int64_t kept = std::min(BlockCache::Slack(tensors), tensors / 2);
-  return resident + tensors + kept + kRest +
+  // Kernels for 16-bit types.
+  constexpr int64_t kHalfRest = int64_t{6} << 20;
+  return resident + tensors +
+         std::min(BlockCache::Slack(tensors), other_sizes) + kRest +
          (compute == c10::ScalarType::Float ? 0 : kHalfRest);
 }
 
@@ -349,83 +356,6 @@ absl::Status CheckHostMemory(const StrategyPlan& strategy,
       ShortBytes(available),
       " available: run fewer ranks on it, shard over more machines, or turn "
       "offload off"));
-}
-
-std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
-                      const std::vector<RefusedStrategy>& refused) {
-  Grid grid(strategies);
-  grid.Row("", [](const PlannedStrategy& s) { return s.name; });
-  grid.Row("memory of a rank",
-           [](const PlannedStrategy& s) { return s.settings; });
-  bool all_known = true, any_on_host = false, any_process = false;
-  bool any_file = false, any_snapshot = false, any_mirror = false;
-  for (const PlannedStrategy& s : strategies) {
-    all_known = all_known && s.plan.activations_known;
-    any_on_host = any_on_host || s.plan.host > 0;
-    any_file = any_file || s.plan.file > 0;
-    any_snapshot = any_snapshot || s.plan.snapshot > 0;
-    any_mirror = any_mirror || s.plan.mirror > 0;
-    any_process = any_process || s.plan.process.has_value();
-  }
-  for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
-    const auto category = static_cast<MemoryCategory>(i);
-    grid.Row(
-        absl::StrCat("  ", absl::StrReplaceAll(MemoryCategoryName(category),
-                                               {{"_", " "}})),
-        [category](const PlannedStrategy& s) {
-          if (!s.plan.Knows(category)) {
-            return std::string("?");
-          }
-          return ShortBytes(s.plan.at_peak[static_cast<int>(category)]);
-        });
-  }
-  grid.Row("  all tensors", [](const PlannedStrategy& s) {
-    return ShortBytes(Total(s.plan.at_peak));
-  });
-  if (any_process) {
-    grid.Row("  the process, roughly", [](const PlannedStrategy& s) {
-      return s.plan.process.has_value() ? ShortBytes(*s.plan.process) : "?";
-    });
-  }
-  if (any_on_host) {
-    grid.Row("  in host memory, beside it",
-             [](const PlannedStrategy& s) { return ShortBytes(s.plan.host); });
-  }
-  if (any_file) {
-    grid.Row("  in a file, mapped",
-             [](const PlannedStrategy& s) { return ShortBytes(s.plan.file); });
-  }
-  if (any_snapshot) {
-    grid.Row("  copy being saved, on the host", [](const PlannedStrategy& s) {
-      return ShortBytes(s.plan.snapshot);
-    });
-  }
-  if (any_mirror) {
-    grid.Row("  mirror, on the host", [](const PlannedStrategy& s) {
-      return ShortBytes(s.plan.mirror);
-    });
-  }
-  grid.Row("sent in a step",
-           [](const PlannedStrategy& s) { return ShortBytes(s.plan.sent); });
-  std::string text = grid.Text();
-  absl::StrAppend(&text, "\nMemory is that of the moment when a rank holds ",
-                  "most.\n");
-  if (any_process) {
-    absl::StrAppend(&text,
-                    "The process has code, data and blocks kept for the next "
-                    "step beside its tensors.\n");
-  }
-  if (!all_known) {
-    absl::StrAppend(&text, "?: this model doesn't tell; not in the sum.\n");
-  }
-  for (const RefusedStrategy& strategy : refused) {
-    // Most messages already include the name.
-    const bool named = absl::StartsWith(strategy.reason, strategy.name);
-    absl::StrAppend(&text, "Not for this run: ",
-                    named ? "" : absl::StrCat(strategy.name, ": "),
-                    strategy.reason, "\n");
-  }
-  return text;
 }
 
 namespace {
@@ -504,29 +434,6 @@ absl::StatusOr<int64_t> BytesFromText(absl::string_view text) {
         "'", text, "' isn't an amount of memory: write 24GiB or 80GB"));
   }
   return static_cast<int64_t>(value * factor);
-}
-
-std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room,
-                        int ranks) {
-  std::string text =
-      absl::StrCat("Each of ", ranks, ranks == 1 ? " GPU" : " GPUs", " of ",
-                   ShortBytes(room.bytes), "\n");
-  const auto row = [&text](absl::string_view title, int64_t bytes) {
-    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, ShortBytes(bytes));
-  };
-  const int64_t tensors = Total(plan.at_peak);
-  row("tensors", tensors);
-  row("CUDA's context and kernels", room.context);
-  row("cuBLAS's workspace", room.workspaces);
-  if (room.nccl > 0) row("NCCL's buffers", room.nccl);
-  row("rounding and fragmentation", room.fragmentation);
-  const int64_t left = room.for_tensors() - tensors;
-  row(left >= 0 ? "left" : "missing", left >= 0 ? left : -left);
-  absl::StrAppend(&text, "Their machine's memory\n");
-  row("offloaded", plan.host * ranks);
-  row("copies being saved", plan.snapshot * ranks);
-  row("mirrors", plan.mirror * ranks);
-  return text;
 }
 
 }  // namespace capstan

@@ -48,6 +48,12 @@ struct MemoryRequest {
   const Optimizer* optimizer = nullptr;
   int64_t samples = 1;  // per micro-batch
   int64_t length = 0;   // tokens per sample; 0: unknown
+  // The same of evaluation's forwards: as many samples if 0, and no evaluation,
+  // or one of which nothing is known, without a length.
+  int64_t evaluation_samples = 0;
+  int64_t evaluation_length = 0;
+  // Whether samples differ in length (DatasetReader::sample_length).
+  bool lengths_differ = false;
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
   // What a rank's process holds before its first tensor, by inheritance; 0:
@@ -65,8 +71,13 @@ struct MemoryRequest {
 
 // Prediction for the rank that holds most; in bytes.
 struct MemoryPlan {
-  // On the device at its peak; CPU runs have everything there.
+  // On the device at its peak, in a step or an evaluation; CPU runs have
+  // everything there.
   MemoryByCategory at_peak{};
+  // All of it at the peak of an evaluation during training; 0: there is none,
+  // or it is unknown. An upper bound: a forward without gradients is taken to
+  // hold of each unit, one at a time, what one with gradients keeps.
+  int64_t evaluation = 0;
   // Host memory next to a GPU (offload), from set-up to the end.
   int64_t host = 0;
   // On CPUs: paged optimizer state, in a file.
@@ -82,7 +93,7 @@ struct MemoryPlan {
   int64_t sent = 0;
   // Approximate peak host memory of the rank's process, tensors included. Unset
   // if the tensors or `resident` are unknown, and on GPUs, where the driver's
-  // share is unknown.
+  // share is unknown. `snapshot` and `mirror` are part of it.
   absl::optional<int64_t> process;
 
   // Whether at_peak covers `category`.
@@ -92,20 +103,22 @@ struct MemoryPlan {
 MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request);
 
 // Expected peak of a process that held `resident` bytes before its first tensor
-// and `tensors` bytes at most in tensors, computing in `compute` on a CPU. Adds
-// blocks cached for the next step, library code and tables, and other
-// non-tensor memory. An empirical estimate: actual runs were between 10 % below
-// and 40 % above (Algorithm Distillation, and MKL's buffers on Intel).
-int64_t ExpectedProcess(int64_t resident, int64_t tensors,
+// and `tensors` bytes at most in tensors, computing in `compute` on a CPU.
+// `other_sizes`: bytes of blocks that the run needs in other sizes at other
+// times, which the block cache keeps as far as it may (BlockCache::Slack). Adds
+// library code and tables, and other non-tensor memory, an empirical estimate.
+int64_t ExpectedProcess(int64_t resident, int64_t tensors, int64_t other_sizes,
                         c10::ScalarType compute);
 
 // PlanMemory from what a strategy and a model declare. `paged_state`: the
 // optimizer's state isn't on the device but for a piece. `update`: what the
-// optimizer's update allocates (Optimizer::UpdateBytes).
+// optimizer's update allocates (Optimizer::UpdateBytes). `evaluation`: the
+// units of an evaluation's forward; empty: there is none.
 MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
                       const std::vector<UnitMemory>& units,
                       const ActivationCheckpointing& checkpointing, bool on_gpu,
-                      bool paged_state = false, int64_t update = 0);
+                      bool paged_state = false, int64_t update = 0,
+                      const std::vector<UnitMemory>& evaluation = {});
 
 // What a rank of `request` saves: its part of masters and optimizer state, 12
 // bytes a trainable parameter for all ranks together with AdamW in float32.
@@ -160,6 +173,12 @@ struct RefusedStrategy {
   std::string name;
   std::string reason;
 };
+
+// What the `ranks` ranks of one machine, and the process of `launcher` bytes
+// that starts them, take of its memory. `mapped`: bytes of the files that they
+// read by mapping. Plain text.
+std::string HostTable(const MemoryPlan& plan, int ranks, int64_t launcher,
+                      int64_t mapped);
 
 // Memory by category and bytes sent, one column per strategy, followed by the
 // refused ones. Plain text.

@@ -49,6 +49,28 @@ TEST(PlanTableTest, SaysWhatIsNotKnownAndWhatIsOnTheHost) {
   EXPECT_THAT(table, HasSubstr("not in the sum"));
 }
 
+TEST(PlanTableTest, SaysWhatAnEvaluationTakes) {
+  PlannedStrategy strategy = Planned("capstan.ddp");
+  EXPECT_THAT(PlanTable({strategy}, {}), Not(HasSubstr("evaluation")));
+  strategy.plan.evaluation = int64_t{5} << 20;
+  EXPECT_THAT(PlanTable({strategy}, {}),
+              ContainsRegex("  in an evaluation, at most +5.00 MiB\n"));
+}
+
+TEST(HostTableTest, AddsUpTheRanksOfAMachine) {
+  MemoryPlan plan;
+  plan.host = 7 << 20;
+  plan.snapshot = 2 << 20;
+  plan.mirror = 1 << 20;
+  const std::string gpu = HostTable(plan, 3, 60 << 20, 5 << 20);
+  EXPECT_THAT(gpu, ContainsRegex("copies of the state of 3 ranks +30.0 MiB\n"));
+  EXPECT_THAT(gpu, ContainsRegex("the launcher +60.0 MiB\n"));
+  EXPECT_THAT(gpu, ContainsRegex("files that are mapped +5.00 MiB\n"));
+  plan.process = 100 << 20;
+  EXPECT_THAT(HostTable(plan, 1, 0, 0),
+              ContainsRegex("  processes of 1 rank +100 MiB\n"));
+}
+
 TEST(PlanTableTest, GivesTheReasonsOfThoseThatRefuse) {
   const std::string table = PlanTable(
       {Planned("a")},

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/fault_point.h"
-
 namespace capstan {
 namespace {
 
@@ -111,7 +109,6 @@ class TrackingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* data = nullptr;
     if (bytes > 0) {
-      FaultPoint::Pass("allocation");
       auto* const header =
           static_cast<Header*>(Acquire(sizeof(Header) + bytes));
       *header = {kMagic, static_cast<int64_t>(bytes), CurrentMemoryCategory()};

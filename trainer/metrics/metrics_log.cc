@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/metrics/metrics_log.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -46,35 +49,42 @@ void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
 }
 
 // `with_evaluation`: whether `last`'s lines include those after its own.
-bool IsUpTo(absl::string_view line, int64_t last, bool with_evaluation) {
+// *of_step: whether the line is a step's own.
+bool IsUpTo(absl::string_view line, int64_t last, bool with_evaluation,
+            bool* of_step) {
   const Json object = ParseJson<Json>(line);
   if (!object.is_object()) return false;
   const auto found = object.find("step");
   if (found == object.end() || !found->is_number_integer()) return false;
   const auto step = found->get<int64_t>();
-  return step < last || (step == last && (with_evaluation ||
-                                          object.find("loss") != object.end()));
+  *of_step = object.find("loss") != object.end();
+  return step < last || (step == last && (with_evaluation || *of_step));
 }
 
 // For a file with one JSON object per line, each with a "step": drops lines of
-// steps after `step`, and a last line truncated by a crash. OK without the
-// file.
-absl::Status KeepLinesUpTo(int64_t step, const std::string& path,
-                           bool with_evaluation) {
-  if (!PathExists(path)) return absl::OkStatus();
+// steps after `step`, and a last line truncated by a crash. Returns how many of
+// the others are a step's own; 0 without the file.
+absl::StatusOr<int64_t> KeepLinesUpTo(int64_t step, const std::string& path,
+                                      bool with_evaluation) {
+  int64_t steps = 0;
+  if (!PathExists(path)) return steps;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   std::string kept;
   absl::string_view rest = text;
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     if (end == absl::string_view::npos) break;  // truncated
-    if (IsUpTo(rest.substr(0, end), step, with_evaluation)) {
+    bool of_step = false;
+    if (IsUpTo(rest.substr(0, end), step, with_evaluation, &of_step)) {
       kept.append(rest.data(), end + 1);
+      steps += of_step ? 1 : 0;
     }
     rest.remove_prefix(end + 1);
   }
-  if (kept.size() == text.size()) return absl::OkStatus();
-  return ReplaceFile(path, kept);
+  if (kept.size() != text.size()) {
+    CAPSTAN_RETURN_IF_ERROR(ReplaceFile(path, kept));
+  }
+  return steps;
 }
 
 // Length of the first character of `text`, which isn't empty.
@@ -125,18 +135,47 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
                                             int64_t first_step,
                                             const std::string& unit,
                                             bool evaluate_again) {
+  int64_t missing = 0;
   if (first_step > 0) {
-    CAPSTAN_RETURN_IF_ERROR(KeepLinesUpTo(first_step, path, !evaluate_again));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t steps,
+                             KeepLinesUpTo(first_step, path, !evaluate_again));
+    missing = std::max<int64_t>(0, first_step - steps);
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       OutputFile file,
       OutputFile::Open(path, first_step > 0 ? OutputFile::Start::kAtEnd
                                             : OutputFile::Start::kEmpty));
-  return MetricsLog(std::move(file), unit);
+  MetricsLog log(std::move(file), unit);
+  log.missing_ = missing;
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return WriteError(path, errno);
+  log.device_ = info.st_dev;
+  log.inode_ = info.st_ino;
+  log.bytes_ = info.st_size;
+  return log;
 }
 
 MetricsLog::MetricsLog(OutputFile file, const std::string& unit)
     : file_(std::move(file)), unit_(unit) {}
+
+absl::Status MetricsLog::Append() {
+  bytes_ += static_cast<int64_t>(line_.size());
+  return file_.Append(line_);
+}
+
+absl::Status MetricsLog::Check(const std::string& path) const {
+  struct stat info = {};
+  const bool same = stat(path.c_str(), &info) == 0 && info.st_dev == device_ &&
+                    info.st_ino == inode_;
+  if (same && info.st_size >= bytes_) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      path,
+      same ? absl::StrCat(" has ", info.st_size, " bytes, but ", bytes_,
+                          " were written to it: another program has cut it")
+           : " was removed or replaced while the run wrote to it",
+      "; no step is saved without its line there: the run ends, and can go on "
+      "from its last checkpoint"));
+}
 
 absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   line_.clear();
@@ -146,9 +185,7 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   AppendNumber(", \"lr\": ", metrics.lr, &line_);
   absl::StrAppend(&line_, ", \"", unit_, "\": ", metrics.tokens);
   if (unit_ == kTokenUnit) {
-    if (metrics.trained_tokens >= 0) {
-      absl::StrAppend(&line_, ", \"trained_tokens\": ", metrics.trained_tokens);
-    }
+    absl::StrAppend(&line_, ", \"trained_tokens\": ", metrics.trained_tokens);
     AppendNumber(", \"padding\": ", metrics.padding, &line_);
   }
   AppendNumber(", \"step_seconds\": ", metrics.step_seconds, &line_);
@@ -176,7 +213,7 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   }
   AppendTagged(metrics.tagged, &line_);
   absl::StrAppend(&line_, "}\n");
-  return file_.Append(line_);
+  return Append();
 }
 
 absl::Status MetricsLog::Eval(int64_t step, double eval_loss,
@@ -186,7 +223,7 @@ absl::Status MetricsLog::Eval(int64_t step, double eval_loss,
   AppendNumber(", \"eval_loss\": ", eval_loss, &line_);
   AppendTagged(tagged, &line_);
   absl::StrAppend(&line_, "}\n");
-  return file_.Append(line_);
+  return Append();
 }
 
 absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
@@ -194,7 +231,7 @@ absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
   absl::StrAppend(&line_, "{\"step\": ", step);
   AppendTagged(tagged, &line_);
   absl::StrAppend(&line_, "}\n");
-  return file_.Append(line_);
+  return Append();
 }
 
 absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
@@ -206,7 +243,7 @@ absl::StatusOr<GenerationsLog> GenerationsLog::Open(const std::string& path,
     return log;
   }
   CAPSTAN_RETURN_IF_ERROR(
-      KeepLinesUpTo(first_step, path, /*with_evaluation=*/true));
+      KeepLinesUpTo(first_step, path, /*with_evaluation=*/true).status());
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Json json = ParseJson<Json>(line);

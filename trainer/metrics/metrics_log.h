@@ -35,6 +35,11 @@ class MetricsLog {
                                          const std::string& unit = kTokenUnit,
                                          bool evaluate_again = false);
 
+  // Steps up to `first_step` that had no line when it was opened.
+  int64_t missing() const { return missing_; }
+  // DATA_LOSS if a line that was written isn't in the file at `path`, where the
+  // file should be now: it was removed, replaced or cut.
+  absl::Status Check(const std::string& path) const;
   absl::Status Step(const StepMetrics& metrics);
   absl::Status Eval(int64_t step, double eval_loss,
                     const TaggedNumbers& tagged);
@@ -42,9 +47,16 @@ class MetricsLog {
 
  private:
   MetricsLog(OutputFile file, const std::string& unit);
+  // Writes line_.
+  absl::Status Append();
 
   OutputFile file_;
   std::string unit_;
+  int64_t missing_ = 0;
+  // The file, whatever is at its path, and how long it must be.
+  uint64_t device_ = 0;
+  uint64_t inode_ = 0;
+  int64_t bytes_ = 0;
   std::string line_;  // reused buffer
 };
 

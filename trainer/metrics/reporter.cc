@@ -83,6 +83,16 @@ Json MemoryJson(const std::vector<CategoryBytes>& memory) {
   return json;
 }
 
+Json FilesJson(const std::vector<CountedFile>& files) {
+  Json list = Json::array();
+  for (const CountedFile& file : files) {
+    Json json = {{"path", file.path}};
+    for (const auto& [name, count] : file.counts) json[name] = count;
+    list.push_back(std::move(json));
+  }
+  return list;
+}
+
 std::string BytesOrUnknown(const absl::optional<int64_t>& bytes) {
   return bytes.has_value() ? ShortBytes(*bytes) : "?";
 }
@@ -111,7 +121,7 @@ void AddMemory(const std::vector<CategoryBytes>& memory,
 // "13,104, 9,871 of them trained on; padding takes 14.2 % of the positions".
 std::string Amount(const RunSummary& summary) {
   std::string text = WithCommas(summary.tokens);
-  if (summary.unit != kTokenUnit || summary.trained_tokens < 0) return text;
+  if (summary.unit != kTokenUnit) return text;
   absl::StrAppend(&text, ", ", WithCommas(summary.trained_tokens),
                   " of them trained on");
   if (summary.padding > 0.0) {
@@ -164,7 +174,7 @@ std::string SummaryJson(const RunSummary& summary) {
   json["status"] = summary.status;
   json["steps"] = summary.steps;
   json[summary.unit] = summary.tokens;
-  if (summary.unit == kTokenUnit && summary.trained_tokens >= 0) {
+  if (summary.unit == kTokenUnit) {
     json["trained_tokens"] = summary.trained_tokens;
     json["padding"] = summary.padding;
   }
@@ -198,6 +208,8 @@ std::string SummaryJson(const RunSummary& summary) {
       {"predicted", OrNull(summary.planned_process_bytes)},
       {"measured", OrNull(LargestPeak(summary))}};
   json["memory"] = MemoryJson(summary.memory);
+  json["train_files"] = FilesJson(summary.train_files);
+  json["eval_files"] = FilesJson(summary.eval_files);
   json["final_loss"] = OrNull(summary.final_loss);
   json["eval_loss"] = OrNull(summary.eval_loss);
   json["best_eval_loss"] = OrNull(summary.best_eval_loss);
@@ -293,6 +305,10 @@ std::string SummaryTable(const RunSummary& summary,
   return absl::StrCat("\n", TableText(rows));
 }
 
+std::string MetricsPath(const std::string& output_dir) {
+  return output_dir + "/metrics.jsonl";
+}
+
 class ReporterImpl : public Reporter {
  public:
   ReporterImpl(const RunFacts& facts, MetricsLog log,
@@ -307,6 +323,10 @@ class ReporterImpl : public Reporter {
 
   void Banner() override {
     bar_.PrintAbove(BannerText(facts_, console_.terminal()));
+    if (log_.missing() == 0) return;
+    Note(absl::StrCat("WARNING: metrics.jsonl has no line of ", log_.missing(),
+                      " of the ", facts_.first_step,
+                      " steps before: it was removed or cut"));
   }
 
   void Step(const StepMetrics& metrics) override {
@@ -360,6 +380,10 @@ class ReporterImpl : public Reporter {
   }
 
   absl::Status status() const override { return status_; }
+  absl::Status Check(const std::string& output_dir) const override {
+    CAPSTAN_RETURN_IF_ERROR(status_);
+    return log_.Check(MetricsPath(output_dir));
+  }
 
  private:
   void Show(int64_t step, const std::string& title, const std::string& prompt,
@@ -462,7 +486,7 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
     const RunFacts& facts) {
   CAPSTAN_ASSIGN_OR_RETURN(
       MetricsLog log,
-      MetricsLog::Open(facts.output_dir + "/metrics.jsonl", facts.first_step,
+      MetricsLog::Open(MetricsPath(facts.output_dir), facts.first_step,
                        facts.unit, facts.evaluate_again));
   CAPSTAN_ASSIGN_OR_RETURN(
       GenerationsLog generations,

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "base/counted_files.h"
 #include "plugins/sdk/measurement.h"
 
 namespace capstan {
@@ -50,8 +51,8 @@ struct StepMetrics {
   // Cumulative, in RunFacts::unit: input tokens without padding, or samples;
   // and the tokens among them that have a loss.
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;  // negative: unknown
-  double padding = 0.0;        // fraction of this step's positions
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // fraction of this step's positions
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;  // this step, all ranks, in the same unit
   // Rank 0's collectives in this step: bytes sent, seconds with a collective
@@ -134,8 +135,8 @@ struct RunSummary {
   int64_t steps = 0;
   std::string unit = kTokenUnit;  // as in RunFacts
   int64_t tokens = 0;
-  int64_t trained_tokens = 0;  // negative: unknown
-  double padding = 0.0;        // fraction of the run's positions
+  int64_t trained_tokens = 0;
+  double padding = 0.0;  // fraction of the run's positions
   int64_t parameters = 0;
   int world_size = 1;
   std::string strategy;
@@ -164,6 +165,10 @@ struct RunSummary {
   // Device memory of tensors at their peak, on the rank with the highest; ends
   // with "total". An object keyed by category in summary.json.
   std::vector<CategoryBytes> memory;
+  // What was read: of the training data, and of evaluation data of its own. A
+  // list of objects in summary.json, with "path" and the counts' names.
+  std::vector<CountedFile> train_files;
+  std::vector<CountedFile> eval_files;
   absl::optional<double> final_loss;
   SavingCost saving;
   absl::optional<double> eval_loss;  // the latest
@@ -209,6 +214,9 @@ class Reporter {
   virtual void Finish(const RunSummary& summary) = 0;
   // The first write error, or OK.
   virtual absl::Status status() const = 0;
+  // The same, or an error if not all lines so far are in metrics.jsonl of the
+  // run's folder, which is now at `output_dir`.
+  virtual absl::Status Check(const std::string& output_dir) const = 0;
 };
 
 // Steps of the run in `output_dir` if its summary.json says completed; else

@@ -243,6 +243,8 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
                                             "memory_growth_bytes",
                                             "process_memory",
                                             "memory",
+                                            "train_files",
+                                            "eval_files",
                                             "final_loss",
                                             "eval_loss",
                                             "best_eval_loss",
@@ -329,6 +331,18 @@ TEST_F(ReporterTest, TokensPaddingAndSamples) {
   EXPECT_THAT(Read("summary.json"), HasSubstr("\"samples_per_second\""));
   EXPECT_THAT(Read("summary.json") + Read("metrics.jsonl"),
               Not(HasSubstr("token")));
+}
+
+TEST_F(ReporterTest, SummaryCountsTheFilesThatWereRead) {
+  RunSummary summary;
+  summary.train_files = {{"a.jsonl.gz", {{"bytes", 100}, {"members", 2}}},
+                         {"b.jsonl", {{"rows", 7}}}};
+  Printed([&](Reporter* reporter) { reporter->Finish(summary); });
+  const Json json = Json::parse(Read("summary.json"));
+  EXPECT_EQ(json.at("train_files"),
+            Json::parse(R"([{"path": "a.jsonl.gz", "bytes": 100, "members": 2},
+                            {"path": "b.jsonl", "rows": 7}])"));
+  EXPECT_EQ(json.at("eval_files"), Json::array());
 }
 
 TEST_F(ReporterTest, SummaryWithoutLosses) {

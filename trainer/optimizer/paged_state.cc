@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/limits.h"
 #include "base/side_stream.h"
 #include "trainer/optimizer/optimizer_state.h"
 
@@ -23,10 +24,11 @@ namespace capstan {
 namespace {
 
 absl::Status FileError(const std::string& folder, int64_t bytes, int error) {
-  const std::string message = absl::StrCat(
-      "train.offload.optimizer_state: can't keep ", bytes,
-      " bytes of optimizer state in a file in ", folder, " (", strerror(error),
-      "): free some space there, or choose another output_dir");
+  const std::string message =
+      absl::StrCat("train.offload.optimizer_state: can't keep ", bytes,
+                   " bytes of optimizer state in a file in ", folder, " (",
+                   strerror(error), LimitText(error),
+                   "): free some space there, or choose another output_dir");
   return error == ENOSPC || error == EDQUOT || error == ENOMEM
              ? absl::ResourceExhaustedError(message)
              : absl::FailedPreconditionError(message);

@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "base/token_shares.h"
+#include "plugins/sdk/token_shares.h"
 
 namespace capstan {
 namespace {
@@ -24,7 +24,7 @@ bool ReadsAttention(absl::string_view name) {
 int UnitOfProduct(const Model& model, int index) {
   const ParameterSpec& spec = model.parameters()[index];
   if (spec.shape.size() != 2) return -1;
-  switch (RoleOf(model, index)) {
+  switch (model.role(index)) {
     case ParameterRole::kMatrix:
     case ParameterRole::kHead:
       return spec.unit;

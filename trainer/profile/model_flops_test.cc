@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/token_shares.h"
 #include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/token_shares.h"
 
 namespace capstan {
 namespace {

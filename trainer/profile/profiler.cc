@@ -13,9 +13,9 @@
 #include "base/clock.h"
 #include "base/profile.h"
 #include "base/status.h"
+#include "cluster/comm/phase_group.h"
 #include "nlohmann/json.hpp"
 #include "trainer/metrics/console.h"
-#include "trainer/process_group/phase_group.h"
 
 namespace capstan {
 namespace {

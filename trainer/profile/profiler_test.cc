@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "trainer/process_group/single_group.h"
+#include "cluster/comm/single_group.h"
 
 namespace capstan {
 namespace {

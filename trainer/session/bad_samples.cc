@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/bad_samples.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
@@ -13,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "trainer/process_group/agree.h"
-#include "trainer/process_group/backend_group.h"
+#include "cluster/comm/agree.h"
 
 namespace capstan {
 namespace {
@@ -42,27 +38,6 @@ void ParseInto(absl::string_view text, std::map<int64_t, std::string>* all) {
   }
 }
 
-// Each rank's text, one after another, on all ranks.
-std::string FromEachRank(ProcessGroup& group, const std::string& mine) {
-  const std::vector<double> lengths =
-      FromAllRanks(group, static_cast<double>(mine.size()));
-  std::string all;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto length = static_cast<int64_t>(lengths[rank]);
-    if (length == 0) continue;
-    at::Tensor bytes = at::empty({length}, at::kByte);
-    if (rank == group.rank()) {
-      std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
-    }
-    ProcessGroup& host = HostGroupOf(group);
-    bytes = bytes.to(host.device());
-    host.Broadcast(bytes, rank)->Wait();
-    bytes = bytes.cpu();
-    all.append(static_cast<const char*>(bytes.const_data_ptr()), length);
-  }
-  return all;
-}
-
 }  // namespace
 
 absl::Status ShareBadSamples(const char* data,
@@ -70,7 +45,10 @@ absl::Status ShareBadSamples(const char* data,
                              Session* session, std::vector<int64_t>* known) {
   std::map<int64_t, std::string> all;
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    ParseInto(FromEachRank(*session->group, TextOf(mine)), &all);
+    for (const std::string& text :
+         FromAllRanks(*session->group, TextOf(mine))) {
+      ParseInto(text, &all);
+    }
     return absl::OkStatus();
   }));
   const TrainState& state = session->state;

@@ -11,10 +11,10 @@
 
 namespace capstan {
 
-// Tells all ranks of the samples that `mine` names: adds them to *known
-// (TrainState's), and notes each that is new. FAILED_PRECONDITION, the same on
-// all ranks, once the run has passed over more than train.skip_bad_samples.
-// `data`: "train_data". Collective.
+// Shares the bad samples `mine` with all ranks: adds them to *known
+// (TrainState's), and notes each new one. FAILED_PRECONDITION on all ranks once
+// the run has skipped more than train.skip_bad_samples. `data` names the
+// dataset, "train_data". Collective.
 absl::Status ShareBadSamples(const char* data,
                              const std::vector<BadSample>& mine,
                              Session* session, std::vector<int64_t>* known);

@@ -13,10 +13,10 @@
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/status.h"
-#include "trainer/config/load_config.h"
+#include "cluster/comm/agree.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 #include "trainer/data/data_loader.h"
-#include "trainer/plugin_host/plugin_host.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all ranks must have alike. Under a launcher each host has files, flags
-// and libraries of its own.
+// Checks what must be equal on all ranks. Under a launcher each host has files,
+// flags and libraries of its own.
 #ifndef CAPSTAN_TRAINER_SESSION_COMPARE_RANKS_H_
 #define CAPSTAN_TRAINER_SESSION_COMPARE_RANKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace capstan {
 
-// What a fact is about, as the object of "rank 1 has", and its value.
+// A value to compare, and its name as the object of "rank 1 has".
 struct RankFact {
   std::string what;   // "another model"
   std::string value;  // one line; "": unknown, as good as any
@@ -28,12 +28,13 @@ absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint);
 
-// Refuses a config that isn't rank 0's, but for where ranks and output are:
-// each host reads files and flags of its own. Collective.
+// Refuses a config that differs from rank 0's in more than the places of ranks
+// and output. Collective.
 absl::Status CompareConfigs(const Session& session);
 
-// The trainer's build, the data and the model, before anything is set up; and
-// what the run goes on with once a checkpoint is restored. Collective.
+// CompareParts compares the trainer's build, the data and the model before
+// anything is set up; CompareStart compares the state that the run starts from,
+// once a checkpoint is restored. Collective.
 absl::Status CompareParts(const Session& session);
 absl::Status CompareStart(const Session& session);
 

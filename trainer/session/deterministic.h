@@ -4,11 +4,11 @@
 
 namespace capstan {
 
-// For train.deterministic: has this process's operators give the same bits in
-// each run on the same machine, on CPUs whatever the number of threads, or
-// throw c10::Error where LibTorch knows none that would. Before the process's
-// first use of a GPU, and of MKL. With it NCCL does without sums in the switch
-// (LibTorch sees to that).
+// For train.deterministic: makes this process's operators compute the same bits
+// in each run on the same machine, on CPUs with any number of threads, or throw
+// c10::Error where LibTorch has no deterministic operator. Called before the
+// process's first use of a GPU and of MKL. LibTorch then also turns off NCCL's
+// sums in the switch.
 void ComputeDeterministically();
 
 }  // namespace capstan

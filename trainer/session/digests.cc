@@ -17,9 +17,9 @@
 #include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_kinds.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {

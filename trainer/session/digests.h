@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// train.digests: what tells two runs' bits apart.
+// train.digests: records by which two runs can be compared bit for bit.
 #ifndef CAPSTAN_TRAINER_SESSION_DIGESTS_H_
 #define CAPSTAN_TRAINER_SESSION_DIGESTS_H_
 
@@ -19,25 +19,25 @@
 
 namespace capstan {
 
-// Digests of whole tensors, each from what this rank owns of them: the sum,
-// modulo 2^64, of a hash of each element's index and bits, so that it doesn't
-// matter who owns which. A change of one bit changes it; two changes at once
-// cancel each other with a chance of 2^-64.
+// Returns the digest of a part of a tensor that begins at element `first`: the
+// sum, modulo 2^64, of a hash of each element's index and bits, so that the
+// parts' digests add up to the tensor's. A change of one bit changes it; two
+// changes cancel each other with a probability of 2^-64.
 uint64_t DigestOf(const at::Tensor& elements, int64_t first);
 
 // A run's lines of OUTPUT_DIR/digests.jsonl:
 //   {"step": 7, "weight": {"lm_head": "0123456789abcdef", ..}, "gradient": ..}
 // with the weights (masters) and the optimizer's state after each step, and the
-// summed gradient before clipping. A run begins with a line of the state that
-// it begins with, or goes on from, which has no "gradient". On all ranks.
+// summed gradient before clipping. The first line is the initial or restored
+// state and has no "gradient". Every rank creates a RunDigests.
 class RunDigests {
  public:
   // `session` outlives this.
   explicit RunDigests(Session* session);
 
-  // Of the state that the run begins with. Collective.
+  // Writes the line of the state that the run begins with. Collective.
   absl::Status Begin();
-  // Takes the gradients of `step`, which is to be done. Not collective: Write
+  // Digests the gradients of `step` before its update. Not collective: Write
   // returns its error.
   void Gradients(int64_t step);
   // After the update of `step`, writes its line, unless a rank failed; then all
@@ -49,7 +49,8 @@ class RunDigests {
 
   absl::Status Keep(const std::string& kind, const std::string& parameter,
                     int64_t step, int64_t begin, const at::Tensor& elements);
-  // Adds the digests of this rank's pieces, and keeps what is asked for.
+  // Adds the digests of this rank's pieces, and keeps the tensors that the
+  // config asks for.
   absl::Status Add(const CheckpointParts& parts, int64_t step, bool gradients);
   // Opens the file, without a line that a killed run has left incomplete.
   absl::Status OpenFile();

@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cluster/comm/agree.h"
+#include "plugins/sdk/token_model.h"
 #include "trainer/checkpoint/state_kinds.h"
-#include "trainer/process_group/agree.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/non_finite.h"
 
 namespace capstan {
@@ -17,6 +20,18 @@ namespace {
 
 // This many consecutive skipped steps mean a broken run, not bad luck.
 constexpr int64_t kMaxSkippedSteps = 20;
+
+// Losses whose median is the run's at its end: single ones are noisy.
+constexpr size_t kLastLosses = 8;
+// A loss of so many times the first one has left all that it began with. Losses
+// of other kinds than text's begin lower, by chance.
+constexpr double kTimesFirst = 10.0;
+// What a fine-tune begins with may be tiny: a loss below this is none.
+constexpr double kLeastDiverged = 1.0;
+// Of texts: twice the first one, and half as much again as a guess that takes
+// all tokens for equally likely.
+constexpr double kTimesFirstOfText = 2.0;
+constexpr double kTimesGuess = 1.5;
 
 constexpr char kBroken[] =
     " holds NaN, infinity or numbers too large to compute with";
@@ -65,67 +80,120 @@ absl::StatusOr<double> LeastOf(
 
 }  // namespace
 
-// The name of the first non-finite tensor on any rank.
-absl::StatusOr<absl::optional<std::string>> Divergence::FirstNonFinite() {
+// The first non-finite tensor on any rank.
+absl::StatusOr<absl::optional<Divergence::Bad>> Divergence::FirstNonFinite() {
   const CheckpointParts parts = session_.Checkpointed();
   const std::vector<StateKind> kinds = AllKinds(parts);
   const auto count = static_cast<int64_t>(kinds.size());
+  // After all that isn't the strategy's.
+  const auto strategys = static_cast<int64_t>(parts.specs->size()) * count;
   CAPSTAN_ASSIGN_OR_RETURN(
       const double least, LeastOf(*session_.group, "check its weights", [&] {
         const absl::optional<NonFiniteTensor> found = FindNonFinite(parts);
-        return found.has_value()
-                   ? static_cast<double>(found->parameter * count + found->kind)
-                   : kNone;
+        if (!found.has_value()) return kNone;
+        return static_cast<double>(
+            found->parameter * count + found->kind +
+            (IsStrategyKind(found->kind, parts) ? strategys : 0));
       }));
-  if (least == kNone) return absl::optional<std::string>();
-  const auto first = static_cast<int64_t>(least);
-  const std::string name =
-      absl::StrCat("'", (*parts.specs)[first / count].name, "'");
+  if (least == kNone) return absl::optional<Bad>();
+  const auto first = static_cast<int64_t>(least) % strategys;
+  Bad bad;
+  bad.text = absl::StrCat("'", (*parts.specs)[first / count].name, "'");
   const int64_t kind = first % count;
-  return kind == 0 ? absl::make_optional(name)
-                   : absl::StrCat(kinds[kind].spec.name, " of ", name);
+  if (kind > 0) {
+    bad.text = absl::StrCat(kinds[kind].spec.name, " of ", bad.text);
+  }
+  bad.strategys = IsStrategyKind(kind, parts);
+  return absl::make_optional(bad);
 }
 
 absl::Status Divergence::CheckStart() {
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
-                           FirstNonFinite());
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<Bad> bad, FirstNonFinite());
   finite_step_ = session_.state.step;
   if (!bad.has_value()) return absl::OkStatus();
   if (session_.first_step > 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat(session_.resumed_from, ": ", *bad, kBroken,
+        absl::StrCat(session_.resumed_from, ": ", bad->text, kBroken,
                      ": remove that folder to resume from the "
                      "checkpoint before, or start anew in another output_dir"));
   }
+  if (bad->strategys) {
+    return session_.job.loaded.Locate(
+        absl::InternalError(absl::StrCat(
+            session_.parts.strategy_name, ": after its Setup ", bad->text,
+            kBroken, "; that is state of its own, the weights are finite")),
+        "strategy");
+  }
   return session_.job.loaded.Locate(
       absl::FailedPreconditionError(
-          absl::StrCat("the initial value of ", *bad, kBroken,
+          absl::StrCat("the initial value of ", bad->text, kBroken,
                        ": the weights that the model starts from are broken")),
       "model");
 }
 
 absl::Status Divergence::CheckFinite() {
   if (finite_step_ == session_.state.step) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> bad,
-                           FirstNonFinite());
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<Bad> bad, FirstNonFinite());
   if (!bad.has_value()) {
     finite_step_ = session_.state.step;
     return absl::OkStatus();
   }
-  // What was saved before was good.
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string newest, NewestGood());
+  const std::string why =
+      bad->strategys
+          ? absl::StrCat("that is state of ", session_.parts.strategy_name,
+                         "'s own, and the weights are finite, so that it is "
+                         "this strategy's error")
+          : absl::StrCat(session_.parts.optimizer_name, " with learning_rate ",
+                         session_.parts.optimizer->learning_rate(),
+                         " has overflowed; lower optimizer.learning_rate, or "
+                         "set train.max_grad_norm");
+  return Fail(absl::FailedPreconditionError(
+      absl::StrCat("after step ", session_.state.step, " ", bad->text, kBroken,
+                   " (none did after step ", finite_step_, "): ", why,
+                   ". Nothing of it is saved", newest)));
+}
+
+absl::StatusOr<std::string> Divergence::NewestGood() {
   CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   const std::string newest = NewestCheckpoint(session_.output_dir);
-  return Fail(absl::FailedPreconditionError(
-      absl::StrCat("after step ", session_.state.step, " ", *bad, kBroken,
-                   " (none did after step ", finite_step_,
-                   "): ", session_.parts.optimizer_name, " with learning_rate ",
-                   session_.parts.optimizer->learning_rate(),
-                   " has overflowed; lower optimizer.learning_rate, or set "
-                   "train.max_grad_norm. Nothing of it is saved",
-                   newest.empty() ? ""
-                                  : absl::StrCat("; ", newest,
-                                                 " is the newest good "
-                                                 "checkpoint"))));
+  return newest.empty()
+             ? std::string()
+             : absl::StrCat("; ", newest, " is the newest good checkpoint");
+}
+
+absl::Status Divergence::CheckReplicas() {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<ReplicaDifference> found,
+                           replicas_.Compare());
+  if (!found.has_value()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string newest, NewestGood());
+  const bool weights = found->kind.empty();
+  const std::string& strategy = session_.parts.strategy_name;
+  const std::string why =
+      weights
+          ? absl::StrCat(
+                "all ranks must compute with the same weights. Either ",
+                strategy,
+                " doesn't sum all gradients over the ranks; or their "
+                "processors, GPUs or libraries differ and ",
+                session_.parts.optimizer_name,
+                " computes the same update on each with other roundings, where "
+                "zero2 and fsdp compute it once; or the memory or processor of "
+                "a rank is at fault")
+          : absl::StrCat(
+                "a checkpoint holds the state of one rank only, and a run that "
+                "goes on from it would take another course. Either ",
+                strategy,
+                " lets ranks keep state of their own, which Capstan can't save "
+                "yet, or the memory or processor of a rank is at fault");
+  return Fail(absl::FailedPreconditionError(absl::StrCat(
+      "after step ", session_.state.step,
+      found->ranks.size() == 1 ? " rank " : " ranks ",
+      absl::StrJoin(found->ranks, ", "),
+      found->ranks.size() == 1 ? " has" : " have", " other bits in ",
+      weights ? "" : absl::StrCat(found->kind, " of "), "'", found->parameter,
+      "' than rank ", found->other, ", which holds it, too: ", why,
+      ". Nothing of it is saved", newest)));
 }
 
 absl::Status Divergence::CheckFits(c10::ScalarType dtype) {
@@ -209,6 +277,49 @@ absl::Status Divergence::CheckEnd() {
       session_.parts.optimizer->learning_rate(),
       " has diverged; lower it, or train in a wider precision. Nothing of "
       "them is saved")));
+}
+
+void Divergence::TakeLoss(double loss) {
+  TrainState& state = session_.state;
+  state.last_loss = loss;
+  if (state.step == 1) state.first_loss = loss;
+  last_losses_.push_back(loss);
+  if (last_losses_.size() > kLastLosses) last_losses_.pop_front();
+}
+
+absl::Status Divergence::CheckLosses() const {
+  const TrainState& state = session_.state;
+  if (state.step == 0) return absl::OkStatus();
+  std::vector<double> losses(last_losses_.begin(), last_losses_.end());
+  if (losses.empty()) losses.push_back(state.last_loss);
+  const double last = Median(losses);
+  const TokenModel* const tokens = session_.parts.model->token_model();
+  const bool text =
+      tokens != nullptr && session_.parts.objective->unit() == kTokenUnit;
+  const double guess =
+      text ? std::log(static_cast<double>(tokens->vocab_size())) : 0.0;
+  const double most =
+      std::max((text ? kTimesFirstOfText : kTimesFirst) * state.first_loss,
+               kTimesGuess * guess);
+  // Without both nothing is known of the losses' scale.
+  if (!(most > 0.0) || last <= std::max(most, kLeastDiverged)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the run has diverged: its last losses are about ", last,
+      state.first_loss > 0.0
+          ? absl::StrCat(", the first was ", state.first_loss)
+          : "",
+      text ? absl::StrCat(", and to take all tokens for equally likely gives ",
+                          guess)
+           : "",
+      ": ", session_.parts.optimizer_name, " with learning_rate ",
+      session_.parts.optimizer->learning_rate(),
+      " has gone astray; lower it, or set train.max_grad_norm. What it has "
+      "saved in ",
+      session_.output_dir,
+      " is of such weights, but for the best if they are "
+      "kept"));
 }
 
 absl::Status Divergence::Fail(const absl::Status& error) {

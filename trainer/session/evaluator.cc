@@ -13,12 +13,14 @@
 #include "absl/types/span.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "cluster/comm/phase_group.h"
+#include "plugins/sdk/memory.h"
 #include "trainer/data/data_loader.h"
-#include "trainer/process_group/agree.h"
-#include "trainer/process_group/phase_group.h"
 #include "trainer/session/bad_samples.h"
 #include "trainer/session/exact_sums.h"
 #include "trainer/session/out_of_memory.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
@@ -157,6 +159,8 @@ class Evaluation {
   absl::Status AddBatch(int64_t index, absl::Span<ExactSum> sums) {
     const int64_t last = Batches() - 1;
     CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(std::min(index, last)));
+    const WhoseCode code(request_.objective_name, "Compute");
+    const MemoryScope scope(MemoryCategory::kActivations);
     const LossSum loss =
         objective_.Compute(*request_.model, batch, info_, *request_.runner);
     if (index <= last) AddLoss(loss, sums);
@@ -178,6 +182,7 @@ class Evaluation {
     absl::StatusOr<std::vector<double>> sums;
     try {
       at::NoGradGuard no_grad;
+      const WhoseCode code(request_.objective_name, "Measure");
       sums = objective_.Measure(*request_.model, *request_.data, info,
                                 *request_.runner);
       FinishForward();
@@ -256,6 +261,7 @@ absl::Status Evaluator::Evaluate() {
   request.forgiving = session_.forgiving_eval.get();
   request.group = session_.group.get();
   request.runner = &session_.runner;
+  request.objective_name = session_.plugins.objective;
   request.strategy = parts.strategy.get();
   request.micro_batch_size = session_.job.evaluation_batch > 0
                                  ? session_.job.evaluation_batch
@@ -306,8 +312,8 @@ absl::Status Evaluator::Remember(double eval_loss) {
     state.best_eval_loss = eval_loss;
     state.best_step = state.step;
     state.evals_without_better = 0;
-    return session_.config.train().keep_best() ? checkpoints_.Save()
-                                               : absl::OkStatus();
+    return KeepsBest(session_.config.train()) ? checkpoints_.Save()
+                                              : absl::OkStatus();
   }
   ++state.evals_without_better;
   if (session_.OutOfPatience()) {
@@ -322,6 +328,8 @@ absl::Status Evaluator::Remember(double eval_loss) {
 
 absl::Status Evaluator::Sample(const std::string& title) {
   if (prompts_.empty()) return absl::OkStatus();
+  // generations.jsonl is found by its path.
+  CAPSTAN_RETURN_IF_ERROR(checkpoints_.CheckFolder());
   // The signal may have reached only ranks that don't take part.
   absl::Status mine = StopStatus();
   std::vector<Generation> generations;
@@ -433,6 +441,7 @@ absl::StatusOr<Generation> Evaluator::SampleOne(const SamplePrompt& prompt) {
   session_.runner.TakeRan();
   const absl::Status status = CatchAll([&]() -> absl::Status {
     ids = user ? data.PromptIds(shown) : tokenizer.Encode(shown);
+    const WhoseCode code(session_.plugins.objective, "Sample");
     CAPSTAN_ASSIGN_OR_RETURN(
         text,
         parts.objective->Sample(*parts.model, ids, options, session_.runner));

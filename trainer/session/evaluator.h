@@ -12,13 +12,13 @@
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/exact_sum.h"
+#include "cluster/comm/agree.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/process_group/agree.h"
 #include "trainer/session/run_checkpoints.h"
 #include "trainer/session/session.h"
 
@@ -29,10 +29,11 @@ struct EvaluationRequest {
   Model* model = nullptr;
   Objective* objective = nullptr;
   const DatasetReader* data = nullptr;
-  // Reads `data` in its place where samples may be passed over; null: none may.
+  // Reads `data` and may skip bad samples; null if none may be skipped.
   const ForgivingReader* forgiving = nullptr;
   ProcessGroup* group = nullptr;
   UnitRunner* runner = nullptr;
+  std::string objective_name = "objective";  // for errors
   Strategy* strategy = nullptr;  // null: each rank has the whole model
   int64_t micro_batch_size = 1;
   int64_t max_batches = 0;  // over all ranks; 0: all data
@@ -50,7 +51,7 @@ struct EvaluationResult {
   double loss_sum = 0.0;
   double count = 0.0;    // targets
   TaggedNumbers tagged;  // by MetricTags::eval; only those with a count
-  // Unset: the objective measures nothing.
+  // Unset if the objective measures nothing.
   absl::optional<Measurement> measurement;
 };
 
@@ -58,16 +59,16 @@ struct EvaluationResult {
 void AddStepTotals(const Objective& objective, const Batch& batch,
                    const StepInfo& info, absl::Span<ExactSum> sums);
 
-// Collective, with the same result on all ranks; without gradients. Losses and
-// metrics of micro-batches are added without rounding, so that their order and
-// the number of ranks don't matter. CANCELLED
-// on all ranks if any received a signal, within about a tenth of a second plus
-// a forward, leaving no trace.
+// Evaluates without gradients. Collective, with the same result on all ranks.
+// Losses and metrics of micro-batches are added without rounding, so that their
+// order and the number of ranks don't matter. CANCELLED on all ranks, without
+// side effects, within about a tenth of a second plus a forward after any rank
+// received a signal.
 absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request);
 
-// What a run does between steps: evaluations and their consequences (best
-// checkpoint, early stop), and text samples. Collective. A signal interrupts
-// them and sets session->stopping.
+// Evaluates and samples between steps, and acts on the results (best
+// checkpoint, early stop). Collective. A signal interrupts it and sets
+// session->stopping.
 class Evaluator {
  public:
   Evaluator(Session* session, RunCheckpoints* checkpoints);

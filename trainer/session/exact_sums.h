@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks add up apart from gradients, without rounding: in evaluations,
-// and in steps of runs whose bits don't depend on how their work is divided
-// (train.deterministic on CPUs).
+// Sums over the ranks without rounding: in evaluations, and in steps of runs
+// whose bits don't depend on how their work is divided (train.deterministic on
+// CPUs). Gradients are summed elsewhere.
 #ifndef CAPSTAN_TRAINER_SESSION_EXACT_SUMS_H_
 #define CAPSTAN_TRAINER_SESSION_EXACT_SUMS_H_
 
@@ -15,21 +15,22 @@
 
 namespace capstan {
 
-// Of a step, over micro-batches and ranks.
+// A step's sums over micro-batches and ranks.
 struct ExactSums {
   ExactSum loss;
   ExactSum gradient_squared;
 };
 
-// This rank's share of the squared norm of the summed gradient: of what it owns
-// (Strategy::OwnedSlices). The squares of 32 elements, counted from the
-// parameter's first, are added in double precision, these sums without
-// rounding: the same bits however the parameter is cut between them, as all
-// slices at multiples of kFlatAlignment are.
+// Returns this rank's share of the squared norm of the summed gradient, over
+// the slices that it owns (Strategy::OwnedSlices). Squares are added in double
+// precision in blocks of 32 elements, counted from the parameter's first, and
+// the blocks' sums without rounding. So the bits don't depend on where the
+// parameter is divided, as long as slices begin at multiples of kFlatAlignment.
 ExactSum GradientSquares(absl::Span<const OptimizerShard> shards,
                          const std::vector<OwnedSlice>& owned);
 
-// All-reduces them in place and waits. Collective; throws CommunicationError.
+// All-reduces the sums in place and waits. Collective; throws
+// CommunicationError.
 void AllReduce(ProcessGroup& group, absl::Span<ExactSum> sums);
 
 }  // namespace capstan

@@ -5,9 +5,66 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <iostream>
+#include <string>
+
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
+namespace {
+
+constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+// For a stack that has overflown.
+char crash_stack[64 << 10];
+
+const char* NameOf(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+      return "SIGSEGV";
+    case SIGBUS:
+      return "SIGBUS";
+    case SIGFPE:
+      return "SIGFPE";
+    case SIGILL:
+      return "SIGILL";
+    default:
+      return "SIGABRT";
+  }
+}
+
+// A line that is put together without allocating: the heap may be what is
+// broken.
+class Line {
+ public:
+  Line& operator<<(const char* text) {
+    for (; *text != '\0' && size_ < sizeof(text_) - 1; ++text) {
+      text_[size_++] = *text;
+    }
+    return *this;
+  }
+  Line& operator<<(int64_t number) {
+    char digits[24];
+    char* at = digits + sizeof(digits) - 1;
+    *at = '\0';
+    do {
+      *--at = static_cast<char>('0' + number % 10);
+      number /= 10;
+    } while (number > 0);
+    return *this << at;
+  }
+  void Write() {
+    text_[size_++] = '\n';
+    const ssize_t written = write(STDERR_FILENO, text_, size_);
+    (void)written;
+  }
+
+ private:
+  char text_[1024];
+  size_t size_ = 0;
+};
+
+}  // namespace
 
 std::atomic<const ExitGuard*> ExitGuard::current_{nullptr};
 
@@ -16,6 +73,22 @@ ExitGuard::ExitGuard(const Session* session)
   static const int installed = on_exit(&OnExit, nullptr);
   (void)installed;
   current_ = this;
+  stack_t stack = {};
+  stack.ss_sp = crash_stack;
+  stack.ss_size = sizeof(crash_stack);
+  sigaltstack(&stack, nullptr);
+  for (const int signal : kCrashes) {
+    struct sigaction before = {};
+    // A sanitizer or a debugger's library has its own.
+    if (sigaction(signal, nullptr, &before) != 0 ||
+        (before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) {
+      continue;
+    }
+    struct sigaction action = {};
+    action.sa_sigaction = &OnCrash;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 ExitGuard::~ExitGuard() { current_ = nullptr; }
@@ -25,12 +98,46 @@ void ExitGuard::OnExit(int code, void*) {
   if (guard == nullptr || guard->pid_ != getpid()) return;
   const bool on_main = pthread_equal(guard->thread_, pthread_self()) != 0;
   // Our launcher prints an error of its own.
-  const bool alone = guard->session_.job.output_dir.empty();
+  const bool alone = guard->session_.job.folder.path.empty();
   std::cerr << (alone ? "ERROR: " : "")
             << ExitText(guard->session_, code, on_main) << std::endl;
   fflush(nullptr);
   // Static destructors would run beside threads that are still at work.
   _exit(code == 0 ? 1 : code);
+}
+
+// What crashed then does so once more, so that the launcher, a core file and a
+// debugger see it where it is.
+void ExitGuard::OnCrash(int signal, siginfo_t* info, void*) {
+  // Another handler may have called this one.
+  ::signal(signal, SIG_DFL);
+  const ExitGuard* const guard = current_.exchange(nullptr);
+  if (guard != nullptr && guard->pid_ == getpid()) guard->TellOfCrash(signal);
+  // Sent, as by abort(), rather than made by an instruction.
+  if (info->si_code <= 0) raise(signal);
+}
+
+void ExitGuard::TellOfCrash(int signal) const {
+  const char* const phase = session_.phase;
+  Line line;
+  line << NameOf(signal) << " on rank " << int64_t{session_.rank.rank}
+       << " in step " << session_.state.step + 1;
+  if (phase[0] != '\0') line << " (" << phase << ")";
+  const WhoseCode* const code = WhoseCode::current();
+  if (code != nullptr && code->OnThisThread()) {
+    line << ", in the code of " << code->whose().c_str();
+    if (code->function()[0] != '\0') line << ", " << code->function();
+    if (code->unit() != nullptr) {
+      line << ", unit '" << code->unit()->c_str() << "'";
+    }
+  } else if (pthread_equal(thread_, pthread_self()) == 0) {
+    line << ", on another thread than the one that trains";
+    if (code != nullptr) line << ", which is in " << code->whose().c_str();
+    line << "; " << session_.plugins.train_data.c_str() << " has one";
+  } else {
+    line << ", in none of its plugins' steps";
+  }
+  line.Write();
 }
 
 }  // namespace capstan

@@ -3,17 +3,20 @@
 #define CAPSTAN_TRAINER_SESSION_EXIT_GUARD_H_
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/types.h>
 
 #include <atomic>
+#include <memory>
 
 #include "trainer/session/session.h"
 
 namespace capstan {
 
-// While it lives, names the plugin whose code calls exit(), which would
-// otherwise end the process without a word, perhaps as if all had gone well.
-// One at a time.
+// While it lives, reports the plugin whose code ends the process: by exit(),
+// which would be silent and might look like success, or by a crash (SIGSEGV,
+// SIGBUS, SIGFPE, SIGILL, SIGABRT), which then proceeds. At most one may exist,
+// created by the thread that trains.
 class ExitGuard {
  public:
   explicit ExitGuard(const Session* session);
@@ -23,6 +26,9 @@ class ExitGuard {
 
  private:
   static void OnExit(int code, void*);
+  static void OnCrash(int signal, siginfo_t* info, void*);
+  // Reports the crash on standard error. Async-signal-safe.
+  void TellOfCrash(int signal) const;
 
   static std::atomic<const ExitGuard*> current_;
 

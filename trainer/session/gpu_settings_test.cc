@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "trainer/run_config.pb.h"
+#include "host/config/run_config.pb.h"
 #include "trainer/session/run_parts.h"
 
 namespace capstan {

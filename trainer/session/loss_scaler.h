@@ -11,8 +11,8 @@
 namespace capstan {
 
 // The factor on the loss before backward that keeps small gradients
-// representable in float16. A function of the steps' outcomes, which all ranks
-// share, so ranks never disagree. Stays 1 without a policy.
+// representable in float16. It depends only on the steps' outcomes, which all
+// ranks share, so ranks never disagree. It stays 1 without a policy.
 class LossScaler {
  public:
   explicit LossScaler(const absl::optional<LossScaling>& policy)
@@ -27,7 +27,8 @@ class LossScaler {
     return !policy_.has_value() || scale_ <= policy_->min_scale;
   }
 
-  // A `scale` of 0 is from a run without loss scaling; starts afresh.
+  // Restores the state of a checkpoint. A `scale` of 0 is from a run without
+  // loss scaling and is ignored.
   void Restore(double scale, int64_t good_steps) {
     if (!policy_.has_value() || scale <= 0) return;
     scale_ = scale;

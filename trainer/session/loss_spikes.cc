@@ -36,8 +36,10 @@ absl::Status LossSpikeJudge::Check(const LossSpikes& config) {
   if (config.window() != 0 &&
       (config.window() < kLeastLosses || config.window() > kLongestWindow)) {
     return FieldError(
-        kField, absl::StrCat("window must be between ", kLeastLosses, " and ",
-                             kLongestWindow, " steps, is ", config.window()));
+        kField,
+        absl::StrCat("window must be between ", kLeastLosses, " and ",
+                     kLongestWindow, " steps, or 0 for the default, is ",
+                     config.window()));
   }
   if (config.z_score() == 0 && config.action() != LossSpikes::NOTE) {
     return FieldError(

@@ -6,33 +6,33 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "host/config/run_config.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/run_config.pb.h"
 
 namespace capstan {
 
-// Tells losses that lie far above those before them: train.loss_spikes.
+// Detects losses far above the previous ones (train.loss_spikes).
 //
-// A function of the reduced losses alone, so that all ranks judge alike. Its
-// memory, the window, is in TrainState: a resumed run judges like one that
-// wasn't interrupted.
+// It depends only on the reduced losses, so that all ranks agree. Its window of
+// losses is in TrainState, so that a resumed run decides like an uninterrupted
+// one.
 class LossSpikeJudge {
  public:
   explicit LossSpikeJudge(const LossSpikes& config);
 
-  // A FieldError if the config's numbers make no sense.
+  // Returns a FieldError if the config's numbers are invalid.
   static absl::Status Check(const LossSpikes& config);
 
   // Whether the config asks for anything.
   bool enabled() const { return z_score_ > 0; }
-  // The largest mean loss of the next step that isn't a spike. Infinity until
-  // the window holds enough losses: a quarter of its length, at least 8.
+  // Returns the largest mean loss of the next step that isn't a spike. Infinity
+  // until the window holds enough losses: a quarter of its length, at least 8.
   double Limit(const TrainState& state) const;
-  // How far `loss` lies above the window's mean, in its standard deviations.
+  // Returns how many standard deviations `loss` lies above the window's mean.
   double Score(const TrainState& state, double loss) const;
-  // Takes a step's finite mean loss into the window, unless it is a spike. As
-  // many spikes in a row as the window needs losses are a new level rather than
-  // spikes: then the window begins anew, and this returns true.
+  // Adds a step's finite mean loss to the window, unless it is a spike. If
+  // there are as many spikes in a row as the window needs losses, they are a
+  // new level rather than spikes: then clears the window and returns true.
   bool Take(double loss, bool spike, TrainState* state) const;
 
  private:

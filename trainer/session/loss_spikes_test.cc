@@ -105,6 +105,9 @@ TEST(LossSpikesTest, ChecksItsConfig) {
     const absl::Status status = LossSpikeJudge::Check(bad);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad.DebugString();
   }
+  // What is accepted is said to be.
+  EXPECT_THAT(std::string(LossSpikeJudge::Check(Config(6, -1)).message()),
+              testing::HasSubstr("steps, or 0 for the default, is -1"));
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 
 namespace capstan {
 
-// Whether this process's current GPU, if it uses one, refuses all work since
-// some has failed. Doesn't wait for it.
+// Whether this process's current GPU, if it uses one, rejects all work after a
+// failure. Doesn't wait for the GPU.
 bool GpuIsLost();
 
-// If `status` is an error and the GPU is lost: that, with rank, step and what
-// to do, as this rank's own error even where a collective found it. Else
-// `status`. set_up: whether steps had begun.
+// If `status` is an error and the GPU is lost, returns an error that says so,
+// with rank, step and what to do, as this rank's own error even if a collective
+// found it. Otherwise returns `status`. `set_up` says whether steps had begun.
 absl::Status ExplainLostGpu(const absl::Status& status, const Session& session,
                             bool set_up);
 

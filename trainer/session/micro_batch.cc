@@ -2,20 +2,23 @@
 #include "trainer/session/micro_batch.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/counted_files.h"
 #include "base/gpus.h"
 #include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "cluster/launch/rank_info.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/data/data_loader.h"
-#include "trainer/launcher/rank_info.h"
-#include "trainer/process_group/agree.h"
+#include "trainer/session/micro_steps.h"
 #include "trainer/session/run_mirror.h"
 #include "trainer/session/session.h"
-#include "trainer/session/step.h"
 
 namespace capstan {
 namespace {
@@ -27,18 +30,19 @@ constexpr double kPlannedPart = 0.8;
 constexpr int64_t kProcessBytes = int64_t{300} << 20;
 
 // Samples searched for the longest.
-constexpr int64_t kLookedThrough = 100000;
+constexpr int64_t kSearched = 100000;
 
 // Whether a step with that micro-batch fits on all ranks.
 absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
-                          TrainStep* step) {
+                          MicroSteps* micro_steps) {
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
   job.batch = WithMicroBatch(job.batch, size, group.size());
   job.memory =
       PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
   bool completed = false;
-  absl::Status mine = step->Try(std::vector<int64_t>(size, sample), &completed);
+  absl::Status mine =
+      micro_steps->Try(std::vector<int64_t>(size, sample), &completed);
   CAPSTAN_ASSIGN_OR_RETURN(
       const bool broke_off,
       BrokeOff(group, completed ? absl::OkStatus() : mine, "try a step",
@@ -58,6 +62,24 @@ absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
   return ranks[0] == 0;
 }
 
+// Whether the samples of `data`, which may be null, differ in length.
+bool HasLengths(const DatasetReader* data) {
+  if (data == nullptr || data->size() == 0) return false;
+  if (data->sample_length(0) > 0) return true;
+  // Packed rows differ without telling; readers of files are quick to ask.
+  if (dynamic_cast<const CountsFiles*>(data) == nullptr) return false;
+  constexpr int64_t kLooked = 8;
+  std::set<int64_t> lengths;
+  for (int64_t i = 0; i < std::min(kLooked, data->size()); ++i) {
+    Batch batch;
+    // Bad samples are the data loader's to report.
+    if (!data->Read({i}, &batch).ok()) continue;
+    const auto ids = batch.find(kInputIds);
+    if (ids != batch.end()) lengths.insert(ids->second.size(-1));
+  }
+  return lengths.size() > 1;
+}
+
 }  // namespace
 
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
@@ -71,12 +93,23 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
       SumsAlongTree(job.loaded.config.train(), job.parts);
   request.samples = job.batch.micro_batch_size;
   request.length = job.parts.train_data->max_sequence_length();
+  const DatasetReader* const eval_data = job.parts.eval_data.get();
+  if (eval_data != nullptr) {
+    request.evaluation_samples = job.evaluation_batch;
+    request.evaluation_length = eval_data->max_sequence_length();
+  }
+  request.lengths_differ =
+      HasLengths(job.parts.train_data.get()) || HasLengths(eval_data);
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
   const TokenModel* const tokens = job.parts.model->token_model();
   if (request.on_gpu && tokens != nullptr && request.length > 0) {
     request.length = LengthOnGpu(request.length, tokens->max_positions());
+    if (request.evaluation_length > 0) {
+      request.evaluation_length =
+          LengthOnGpu(request.evaluation_length, tokens->max_positions());
+    }
   }
   const Train& train = job.loaded.config.train();
   request.paged_state = train.offload().optimizer_state();
@@ -128,7 +161,7 @@ int64_t MemoryBudget(bool on_gpu, int ranks_here) {
 }
 
 absl::StatusOr<std::string> SettleMicroBatch(Session* session,
-                                             TrainStep* step) {
+                                             MicroSteps* micro_steps) {
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
   const std::vector<int64_t> sizes =
@@ -140,14 +173,14 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
       static_cast<int64_t>(*std::min_element(planned.begin(), planned.end()));
   int64_t longest = 0;
   const absl::Status looked = CatchAll([&] {
-    longest = LongestSample(*job.parts.train_data, kLookedThrough);
+    longest = LongestSample(*job.parts.train_data, kSearched);
     return absl::OkStatus();
   });
   CAPSTAN_RETURN_IF_ERROR(Agree(group, looked, "try a step"));
   for (int64_t size = first;;) {
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group, StopStatus(), "try a step"));
     CAPSTAN_ASSIGN_OR_RETURN(const bool fits,
-                             Fits(size, longest, session, step));
+                             Fits(size, longest, session, micro_steps));
     if (fits) {
       return absl::StrCat(
           "micro_batch_size: AUTO is ", size, " x ", group.size(),

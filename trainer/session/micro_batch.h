@@ -14,29 +14,30 @@
 
 namespace capstan {
 
+class MicroSteps;
 struct Session;
-class TrainStep;
 
-// What the job's memory depends on besides its strategy.
+// Returns what the job's memory depends on besides its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 
-// The sizes that divide the global batch evenly over the ranks, in descending
-// order, ending with 1.
+// Returns the sizes that divide the global batch evenly over the ranks, in
+// descending order, ending with 1.
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int world_size);
 
-// The largest of them planned to take at most `budget` device bytes; 1 if the
-// model can't tell.
+// Returns the largest of `sizes` that is planned to take at most `budget`
+// device bytes; 1 if the model has no plan.
 int64_t PlanMicroBatch(const Strategy& strategy, MemoryRequest request,
                        const std::vector<int64_t>& sizes, int64_t budget);
 
-// Device bytes that each of `ranks_here` ranks on this machine may plan for: a
-// fraction of what is free, since plans aren't exact.
+// Returns the device bytes that each of `ranks_here` ranks on this machine may
+// plan for: a fraction of the free ones, since plans aren't exact.
 int64_t MemoryBudget(bool on_gpu, int ranks_here);
 
-// Settles the job's micro-batch: the planned size if a trial step fits into
-// memory on all ranks, else about half of it, and so on. Returns a line for the
-// user. Collective; call once the step is set up.
-absl::StatusOr<std::string> SettleMicroBatch(Session* session, TrainStep* step);
+// Chooses the job's micro-batch: the planned size if a trial step fits into
+// memory on all ranks, otherwise about half of it, and so on. Returns a line
+// for the user. Collective; called once the ranks are set up.
+absl::StatusOr<std::string> SettleMicroBatch(Session* session,
+                                             MicroSteps* micro_steps);
 
 }  // namespace capstan
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "trainer/process_group/agree.h"
+#include "cluster/comm/agree.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/recording_passes.h"
 #include "trainer/session/repeat_check.h"

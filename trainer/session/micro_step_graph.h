@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "base/side_stream.h"
+#include "cluster/comm/device_graph.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/process_group/device_graph.h"
 #include "trainer/session/recording_passes.h"
 #include "trainer/session/strategy_runner.h"
 
@@ -26,11 +26,11 @@ namespace capstan {
 // backward is recorded once for each kind of micro-step and then repeated as a
 // whole, which costs the host one launch.
 //
-// A kind is: shapes and dtypes of the batch, the step's totals, the gradients
-// that are there already, and what the model and the objective told of values
-// on the host (WorkRecorder). To know the latter for a batch, and its counts,
-// the objective's Compute runs without the units' bodies, which are all that is
-// costly (Skip below). Of each kind
+// A kind is determined by the batch's shapes and dtypes, the step's totals,
+// which gradients exist already, and what the model and the objective report
+// about values on the host (WorkRecorder). To learn the latter and the counts
+// of a batch, the objective's Compute runs without the units' bodies, which are
+// the only costly part (Skip below). Of each kind
 //   1. two micro-steps run as usual, the second one on the recording stream, so
 //      that libraries have their plans and workspaces;
 //   2. the next one is recorded, and runs as usual;
@@ -59,18 +59,18 @@ class MicroStepGraphs {
     std::function<void(const std::string&)> note;
   };
 
-  // The most recordings that are kept; those unused for longest go.
+  // The most recordings that are kept; the least recently used are dropped.
   static constexpr int kMostGraphs = 64;
 
   explicit MicroStepGraphs(Parts parts);
   ~MicroStepGraphs();
 
-  // Forward and backward of a batch, after Strategy::BeginMicroStep. The loss
-  // is detached, and the caller's own.
+  // Runs forward and backward of a batch, after Strategy::BeginMicroStep. The
+  // returned loss is detached and has its own memory.
   LossSum Run(const Batch& batch, const std::vector<double>& totals);
 
-  // Adds what repeated work takes while it runs, which the allocator doesn't
-  // know.
+  // Adds the memory that repeated work uses while it runs, which the allocator
+  // doesn't see.
   void AddMemory(GpuMemory* memory) const;
 
  private:
@@ -82,7 +82,8 @@ class MicroStepGraphs {
                     const std::vector<double>& totals) const;
   Shape& ShapeOf(const Batch& batch, const std::vector<double>& totals);
   LossSum AsUsual(const Batch& batch, UnitRunner& runner);
-  // If there isn't memory for it, again without any recordings, for good.
+  // Like AsUsual; if memory runs out, drops all recordings for good and tries
+  // again.
   LossSum UsualOrAlone(const Batch& batch, UnitRunner& runner);
   void DropAll();
   LossSum WarmUp(const Batch& batch, Shape* shape);
@@ -97,7 +98,7 @@ class MicroStepGraphs {
                   Recording* recording);
   at::Tensor Placeholder(const UnitOutput& output);
   void GiveUp(Shape* shape, const std::string& why);
-  // Once each, and not too many.
+  // Tells the user, once for each text and not too often.
   void Tell(const std::string& what);
   void DropUnused();
   void NoteMemory() { idle_memory_ = parts_.idle_memory(); }

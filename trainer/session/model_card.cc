@@ -11,11 +11,12 @@
 #include "absl/strings/str_replace.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/config/load_config.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
-#include "trainer/config/load_config.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
+#include "trainer/session/session.h"
 
 namespace capstan {
 namespace {
@@ -61,7 +62,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   add("training samples", WithCommas(facts.training_samples));
   add("steps", WithCommas(facts.run.steps));
   add(facts.run.unit + " seen", WithCommas(facts.run.tokens));
-  if (facts.run.unit == kTokenUnit && facts.run.trained_tokens >= 0) {
+  if (facts.run.unit == kTokenUnit) {
     add("tokens trained on", WithCommas(facts.run.trained_tokens));
     add("padding beside them",
         absl::StrFormat("%.1f %%", 100 * facts.run.padding));
@@ -86,7 +87,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
     add("lowest evaluation loss",
         absl::StrFormat("%.4f, after step %d%s", *facts.run.best_eval_loss,
                         *facts.run.best_step,
-                        config.train().keep_best() ? " (these weights)" : ""));
+                        KeepsBest(config.train()) ? " (these weights)" : ""));
   }
   for (const auto& [name, value] : curves.measured) {
     add(absl::StrCat("last evaluation: ",
@@ -98,10 +99,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
 
 // Where a user of this folder finds the base: on the hub, or next to it.
 std::string BasePlace(const ModelCardFacts& facts) {
-  const std::string hub = HubName(facts.base_model);
-  if (!hub.empty()) return hub;
-  return absl::StrCat(
-      "../", facts.base_model.empty() ? "BASE" : ModelName(facts.base_model));
+  return facts.base_model.empty() ? "../BASE" : PublicPlace(facts.base_model);
 }
 
 // Python that creates `model`, and `tokenizer` if any.
@@ -116,6 +114,9 @@ std::string Python(const ModelCardFacts& facts) {
                   facts.adapter ? "base" : "model", " = ", model_class,
                   ".from_pretrained(\"", facts.adapter ? BasePlace(facts) : ".",
                   "\"", own_code ? ", trust_remote_code=True" : "", ")\n");
+  if (facts.rows > 0) {
+    absl::StrAppend(&code, "base.resize_token_embeddings(", facts.rows, ")\n");
+  }
   if (facts.adapter) {
     absl::StrAppend(&code, "model = PeftModel.from_pretrained(base, \".\")\n");
   }
@@ -214,17 +215,14 @@ void Shorten(Message* message) {
   }
 }
 
-// `config` without what is specific to this machine, for publication: files and
-// folders (fields with the option `path`) are reduced to their last component,
-// a model in Hugging Face's cache to its hub name; output_dir is removed.
+}  // namespace
+
 RunConfig PortableConfig(const RunConfig& config) {
   RunConfig portable = config;
   portable.clear_output_dir();
   Shorten(&portable);
   return portable;
 }
-
-}  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts) {
@@ -262,27 +260,6 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
                   ".\n");
   files.emplace_back("README.md", std::move(card));
   return files;
-}
-
-BaseModel BaseModelOf(const RunConfig& config, int api_minor) {
-  constexpr int kSince = 2;
-  BaseModel base;
-  const auto message = Unpack(config.model());
-  if (!message.ok()) return base;
-  const google::protobuf::Descriptor& type = *(*message)->GetDescriptor();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor* const field = type.field(i);
-    const bool is_base = api_minor < kSince
-                             ? field->name() == "pretrained"
-                             : field->options().GetExtension(base_model);
-    if (!is_base || field->is_repeated() ||
-        field->type() != FieldDescriptor::TYPE_STRING) {
-      continue;
-    }
-    base.field = field->name();
-    base.folder = (*message)->GetReflection()->GetString(**message, field);
-  }
-  return base;
 }
 
 }  // namespace capstan

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The README.md in a trained model's folder.
+// Writes the README.md of a trained model's folder.
 #ifndef CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 #define CAPSTAN_TRAINER_SESSION_MODEL_CARD_H_
 
@@ -10,17 +10,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "host/config/run_config.pb.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/run_config.pb.h"
 
 namespace capstan {
 
 struct ModelCardFacts {
   const RunConfig* config = nullptr;
   std::string base_model;  // a folder; "": from scratch
-  // The model config's field that names it; "": none.
+  // The model config's field that names it; "" if there is none.
   std::string base_model_field;
   bool adapter = false;
+  // The rows that the base model's embedding needs for an adapter with tokens
+  // of its own; 0 without such tokens.
+  int64_t rows = 0;
   // Whether it is a text model, and a left-to-right one like transformers'
   // AutoModelForCausalLM.
   bool texts = true;
@@ -40,21 +43,18 @@ struct ModelCardFacts {
   double learning_rate = 0.0;
 };
 
-// README.md, headed by the metadata that model hubs read; loss_curve.svg, if
-// there is a curve; and the other pictures, by name. Contains nothing specific
-// to this machine: folders appear by name, and commands are meant to be run
-// inside the folder.
+// Returns the files by name: README.md, headed by the metadata that model hubs
+// read; loss_curve.svg, if there is a curve; and the other pictures. They
+// contain nothing specific to this machine: folders appear by name, and
+// commands are meant to be run inside the folder.
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ModelCard(
     const ModelCardFacts& facts);
 
-// What the model starts from, given by the field of its config with the option
-// `base_model` (plugins/sdk/options.proto) or, for plugins of minor versions
-// that lack it, by the field `pretrained`.
-struct BaseModel {
-  std::string field;   // "": no such field
-  std::string folder;  // "": from scratch
-};
-BaseModel BaseModelOf(const RunConfig& config, int api_minor);
+// Returns `config` without what is specific to this machine, for publication:
+// reduces files and folders (fields with the option `path`) to their last
+// component and a model in Hugging Face's cache to its hub name, and removes
+// output_dir.
+RunConfig PortableConfig(const RunConfig& config);
 
 }  // namespace capstan
 

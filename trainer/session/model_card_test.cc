@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/files.h"
-#include "plugins/sdk/plugin.h"
+#include "host/config/base_model.h"
 #include "trainer/session/base_model_for_test.pb.h"
 
 namespace capstan {
@@ -96,21 +96,17 @@ TEST_F(ModelCardTest, AnAdaptersBase) {
 
 // Whatever the model's plugin calls the field.
 TEST_F(ModelCardTest, TheBaseIsTheFieldWithTheOption) {
-  EXPECT_EQ(BaseModelOf(config_, kPluginApiMinor).field, "") << "not loaded";
+  EXPECT_EQ(BaseModelOf(config_).field, "") << "not loaded";
   base_model_for_test::Config model;
   model.set_pretrained("/machine/something/else");
   config_.mutable_model()->PackFrom(model, "plugin");
-  EXPECT_EQ(BaseModelOf(config_, kPluginApiMinor).field, "starts_from");
-  EXPECT_EQ(BaseModelOf(config_, kPluginApiMinor).folder, "");
-  // Older plugins have no such option.
-  EXPECT_EQ(BaseModelOf(config_, 1).field, "pretrained");
-  EXPECT_EQ(BaseModelOf(config_, 1).folder, "/machine/something/else");
+  EXPECT_EQ(BaseModelOf(config_).field, "starts_from");
+  EXPECT_EQ(BaseModelOf(config_).folder, "");
   model.set_starts_from("/machine/models/tiny");
   config_.mutable_model()->PackFrom(model, "plugin");
-  EXPECT_EQ(BaseModelOf(config_, kPluginApiMinor).folder,
-            "/machine/models/tiny");
+  EXPECT_EQ(BaseModelOf(config_).folder, "/machine/models/tiny");
   facts_.texts = false;
-  facts_.base_model_field = BaseModelOf(config_, kPluginApiMinor).field;
+  facts_.base_model_field = BaseModelOf(config_).field;
   EXPECT_THAT(Card(), AllOf(HasSubstr("] { starts_from: \".\" } }"),
                             Not(HasSubstr("/machine"))));
   facts_.base_model_field = "";

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "trainer/process_group/agree.h"
+#include "cluster/comm/agree.h"
 
 namespace capstan {
 namespace {

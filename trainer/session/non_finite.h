@@ -16,33 +16,33 @@
 
 namespace capstan {
 
-// The step to look at, of this rank.
+// This rank's step to examine.
 struct NonFiniteStep {
   // The losses of its micro-batches, scalars on any device.
   const std::vector<at::Tensor>* losses = nullptr;
   int64_t position = 0;  // of its first sample in the run's sequence
-  // The strategy's gradients are already those of the step after it.
+  // Whether the strategy's gradients are already those of the next step.
   bool late = false;
 };
 
 struct NonFiniteCause {
   std::string text;
-  // The gradients aren't finite, but all losses are, so that it isn't known
-  // which rank's micro-batch they came from.
+  // Whether gradients aren't finite although all losses are, so that it is
+  // unknown which rank's micro-batch they came from.
   bool gradient_alone = false;
 };
 
-// Which tensor of which rank isn't finite: "the loss is nan on rank 1's
+// Finds which tensor of which rank isn't finite: "the loss is nan on rank 1's
 // micro-batch 1 of 2 (samples 5, 9 of train_data)", or else "the gradient of
-// 'lm_head'
-// ..". For after the reduced sums weren't finite; waits for the device.
-// Collective; the same text on all ranks.
+// 'lm_head' ..". Called after the reduced sums weren't finite; waits for the
+// device. Collective; returns the same text on all ranks.
 absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
                                                 const DataOrder& order,
                                                 Session* session);
 
 // The samples of micro-batch `index` of rank `rank` in the step at `position`,
-// and in words: "rank 1's micro-batch 1 of 2 (samples 5, 9 of train_data)".
+// and their description: "rank 1's micro-batch 1 of 2 (samples 5, 9 of
+// train_data)".
 struct MicroBatchPlace {
   int64_t position = 0;  // of its first sample in the run's sequence
   std::vector<int64_t> samples;
@@ -51,13 +51,13 @@ struct MicroBatchPlace {
 MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
                         int64_t position, int rank, int64_t index);
 
-// The last parameter, whose gradient backward makes first, with a non-finite
-// gradient in `owned`; -1: there is none.
+// Returns the last parameter with a non-finite gradient in `owned`, which is
+// the one that backward computes first; -1 if there is none.
 int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
                           const std::vector<OwnedSlice>& owned);
 
-// The first parameter with a master in `owned` whose magnitude exceeds `most`;
-// -1: there is none.
+// Returns the first parameter with a master in `owned` whose magnitude exceeds
+// `most`; -1 if there is none.
 int FirstBeyond(absl::Span<const OptimizerShard> shards,
                 const std::vector<OwnedSlice>& owned, double most);
 

@@ -9,24 +9,22 @@
 #include "absl/types/span.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/data/data_loader.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 
 NonFiniteSteps::NonFiniteSteps(Session* session, Divergence* divergence,
-                               const DataOrder* order,
-                               Backpropagate backpropagate)
+                               const DataOrder* order, MicroSteps* micro_steps)
     : session_(*session),
       divergence_(*divergence),
       order_(*order),
-      backpropagate_(std::move(backpropagate)) {}
+      micro_steps_(*micro_steps) {}
 
-absl::Status NonFiniteSteps::Explain(const StepSums& sums,
-                                     const IssuedStep& step, bool late) {
+absl::Status NonFiniteSteps::Explain(const StepInFlight& step, bool late) {
   constexpr int kMostExplanations = 20;
   if (explained_ || explanations_ == kMostExplanations ||
-      (!session_.scaler.at_minimum() && std::isfinite(sums.loss_sum))) {
+      (!session_.scaler.at_minimum() && std::isfinite(step.sums.loss_sum))) {
     return absl::OkStatus();
   }
   NonFiniteStep where;
@@ -113,7 +111,7 @@ absl::Status NonFiniteSteps::TryMicroBatch(const MicroBatchPlace& place,
     }
     return batch;
   };
-  return backpropagate_(session_.state.step, read, completed);
+  return micro_steps_.Backpropagate(session_.state.step, read, completed);
 }
 
 }  // namespace capstan

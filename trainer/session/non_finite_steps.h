@@ -3,51 +3,43 @@
 #define CAPSTAN_TRAINER_SESSION_NON_FINITE_STEPS_H_
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "plugins/sdk/dataset.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/session/divergence.h"
+#include "trainer/session/micro_steps.h"
 #include "trainer/session/non_finite.h"
 #include "trainer/session/session.h"
-#include "trainer/session/step_records.h"
-#include "trainer/session/step_sums.h"
+#include "trainer/session/step_in_flight.h"
 
 namespace capstan {
 
-// Gives one micro-batch.
-using ReadOneBatch = std::function<absl::StatusOr<Batch>()>;
-
-// Tells the user what wasn't finite in the steps that make no update for it,
-// and the divergence check, which may end the run. On all ranks; methods are
+// Explains to the user, and to the divergence check, which may end the run,
+// what wasn't finite in skipped steps. Every rank has one; methods are
 // collective.
 class NonFiniteSteps {
  public:
-  // A step of a single micro-batch, up to complete gradients, in place of the
-  // ones that are there. `completed`: as TrainStep::Try.
-  using Backpropagate = std::function<absl::Status(
-      int64_t step, const ReadOneBatch& read, bool* completed)>;
-
-  // `order`: the training data's, known before the first step. All of them
-  // outlive this.
+  // `order` is the training data's, set before the first step. All arguments
+  // must outlive this.
   NonFiniteSteps(Session* session, Divergence* divergence,
-                 const DataOrder* order, Backpropagate backpropagate);
+                 const DataOrder* order, MicroSteps* micro_steps);
 
-  // After a finite step: the next one that isn't is told of again.
+  // Called after a finite step, so that the next non-finite one is explained
+  // again.
   void Finite() { explained_ = false; }
 
-  // After one that isn't: names what wasn't finite, once for each row of such
-  // steps. A float16 gradient that overflows is loss scaling at work, and isn't
-  // told of. `late`: the next step's gradients are there already.
-  absl::Status Explain(const StepSums& sums, const IssuedStep& step, bool late);
+  // Called after a non-finite step: names what wasn't finite, once for each
+  // sequence of such steps. Doesn't mention a float16 gradient that overflows,
+  // as loss scaling expects. `late` says whether the strategy already holds the
+  // next step's gradients.
+  absl::Status Explain(const StepInFlight& step, bool late);
 
-  // Where the gradient of a step that was explained late came from, once no
-  // gradients are needed any more.
+  // Finds where the gradient of a step that was explained late came from, once
+  // no gradients are needed any more.
   absl::Status FindLateOrigin();
 
  private:
@@ -57,9 +49,9 @@ class NonFiniteSteps {
   Session& session_;
   Divergence& divergence_;
   const DataOrder& order_;
-  const Backpropagate backpropagate_;
-  // Whether the non-finite steps that the last one belongs to are explained,
-  // and how often that was done.
+  MicroSteps& micro_steps_;
+  // Whether the current sequence of non-finite steps is explained, and the
+  // number of explanations so far.
   bool explained_ = false;
   int explanations_ = 0;
   // A step, and the position of its first sample, for FindLateOrigin.

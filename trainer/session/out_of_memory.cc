@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/process_group/agree.h"
-#include "trainer/process_group/gpu_tools.h"
+#include "cluster/comm/agree.h"
+#include "cluster/comm/gpu_tools.h"
 
 namespace capstan {
 namespace {

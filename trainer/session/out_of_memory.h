@@ -9,14 +9,16 @@
 
 namespace capstan {
 
-// Adds to a RESOURCE_EXHAUSTED error who ran out of memory where, what `plan`
-// expects, and what to lower, and writes what train.memory_snapshot_at_oom asks
-// for; other statuses stay as they are. Call before
-// session.phase changes. `micro_batch`: from 0; -1: after the micro-batches.
+// Adds to a RESOURCE_EXHAUSTED error which rank ran out of memory where, what
+// `plan` expects, and what to lower, and writes the snapshot of
+// train.memory_snapshot_at_oom; returns other statuses unchanged. Called before
+// session.phase changes. `micro_batch` counts from 0; -1 after the
+// micro-batches.
 absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch);
 
-// The same of an error before the first step, when no micro-batch takes memory.
+// Like the above for an error before the first step, when no micro-batch takes
+// memory.
 absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
                                   const Session& session);
 

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/output_folder.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <system_error>
-#include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -25,9 +18,10 @@
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/config/load_config.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
-#include "trainer/config/load_config.h"
+#include "trainer/session/run_identity.h"
 
 namespace capstan {
 namespace {
@@ -65,98 +59,6 @@ bool HoldsRun(const fs::path& folder) {
     if (fs::exists(folder / name, error)) return true;
   }
   return false;
-}
-
-// Who has the lock, for a run that finds the folder in use.
-std::string Holder(const std::string& placed_by) {
-  char host[256] = {};
-  if (gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
-  return absl::StrCat("host ", host, ", process ", getpid(), ", since ",
-                      absl::FormatTime("%Y-%m-%d %H:%M:%S %Ez", absl::Now(),
-                                       absl::LocalTimeZone()),
-                      placed_by.empty() ? "" : absl::StrCat(", ", placed_by));
-}
-
-// What Holder said in the file; " (..)", or "" if it isn't known.
-std::string ReadHolder(int fd) {
-  char text[512];
-  const ssize_t n = pread(fd, text, sizeof(text), 0);
-  if (n <= 0) return "";
-  const absl::string_view all(text, static_cast<size_t>(n));
-  return absl::StrCat(
-      " (", absl::Utf8SafeCEscape(all.substr(0, all.find('\n'))), ")");
-}
-
-// Only what others are told: that it can't be written is no reason to stop.
-void WriteHolder(int fd, const std::string& placed_by) {
-  const std::string text = absl::StrCat(Holder(placed_by), "\n");
-  if (ftruncate(fd, 0) != 0) return;
-  if (pwrite(fd, text.data(), text.size(), 0) < 0) return;
-}
-
-enum class LockOutcome { kTaken, kHeld, kImpossible };
-
-// Locks an open file until this process and its forks have closed it, by flock
-// or, where a file system has none, by a lock of fcntl that lasts as long.
-// `how`: a line for the user if it isn't flock, else untouched.
-LockOutcome LockFile(int fd, std::string* how) {
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return LockOutcome::kTaken;
-  if (errno == EWOULDBLOCK || errno == EINTR) return LockOutcome::kHeld;
-  const std::string reason = std::strerror(errno);
-  struct flock whole = {};
-  whole.l_type = F_WRLCK;
-  whole.l_whence = SEEK_SET;
-  if (fcntl(fd, F_OFD_SETLK, &whole) == 0) {
-    *how = absl::StrCat("can't be locked by flock (", reason,
-                        "), and is by fcntl");
-    return LockOutcome::kTaken;
-  }
-  if (errno == EAGAIN || errno == EACCES || errno == EINTR) {
-    return LockOutcome::kHeld;
-  }
-  *how = absl::StrCat("can't be locked: ", reason,
-                      "; make sure that no other run writes there");
-  return LockOutcome::kImpossible;
-}
-
-// Locks the folder for this process and its forks, as concurrent runs would
-// overwrite each other's files. Released when the last of them exits.
-absl::Status Lock(const fs::path& folder, const std::string& placed_by,
-                  std::chrono::milliseconds patience) {
-  const std::string path = (folder / ".lock").string();
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "output_dir: ", path, " can't be written: ", std::strerror(errno)));
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  bool told = false;
-  while (true) {
-    std::string how;
-    const LockOutcome outcome = LockFile(fd, &how);
-    if (!how.empty()) {
-      std::cerr << absl::StrCat("WARNING: output_dir: ", folder.string(), " ",
-                                how, "\n");
-    }
-    if (outcome == LockOutcome::kTaken) WriteHolder(fd, placed_by);
-    if (outcome == LockOutcome::kImpossible) close(fd);
-    if (outcome != LockOutcome::kHeld) return absl::OkStatus();
-    const auto waited = std::chrono::steady_clock::now() - begin;
-    if (waited >= patience) break;
-    if (waited >= kLockPatience && !std::exchange(told, true)) {
-      std::cerr << absl::StrCat(
-          "output_dir: ", folder.string(), " is still locked", ReadHolder(fd),
-          ": waits up to ", patience.count() / 1000,
-          " s, as a file server keeps the lock of a lost host for some time\n");
-    }
-    absl::SleepFor(absl::Milliseconds(100));
-  }
-  const std::string holder = ReadHolder(fd);
-  close(fd);
-  return absl::FailedPreconditionError(
-      absl::StrCat("output_dir: ", folder.string(),
-                   " is in use by a run that is still going", holder,
-                   ": wait for it, stop it, or name another folder"));
 }
 
 // Creates runs/NAME/TIME, with a numeric suffix if two runs start in one
@@ -251,7 +153,7 @@ std::string MeetingFolder(const RunConfig& config,
   return RunsFolder(config, workspace_folder).string();
 }
 
-absl::StatusOr<std::string> PrepareOutputFolder(
+absl::StatusOr<HeldFolder> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder,
     const std::string& placed_by, std::chrono::milliseconds patience) {
   const bool resume = config.train().resume() == Train::AUTO;
@@ -266,12 +168,10 @@ absl::StatusOr<std::string> PrepareOutputFolder(
             error.value(), absl::StrCat((runs / "latest").string(),
                                         " can't be followed to its run"));
       }
-      CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
-      return folder.string();
+      return HoldFolder(folder.string(), placed_by, patience);
     }
     CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, NewRunFolder(runs));
-    CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
-    return folder;
+    return HoldFolder(folder, placed_by, patience);
   }
   const fs::path folder = config.output_dir();
   std::error_code error;
@@ -292,8 +192,7 @@ absl::StatusOr<std::string> PrepareOutputFolder(
         "(--set train.resume=AUTO), or name another folder"));
   }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
-  CAPSTAN_RETURN_IF_ERROR(Lock(folder, placed_by, patience));
-  return folder.string();
+  return HoldFolder(folder.string(), placed_by, patience);
 }
 
 absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
@@ -366,7 +265,8 @@ absl::Status CheckGroups(const std::string& checkpoint,
 absl::Status CheckResumed(const LoadedConfig& loaded,
                           const std::string& checkpoint,
                           const TrainState& earlier, const TrainState& mine) {
-  if (earlier.seed != mine.seed) {
+  const Train& train = loaded.config.train();
+  if (earlier.seed != mine.seed && !MayHaveChanged(train, "train.seed")) {
     return loaded.Locate(
         FieldError("seed", absl::StrCat("is ", mine.seed, ", but the run in ",
                                         checkpoint, " was started with ",
@@ -375,9 +275,10 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
   }
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckGroups(checkpoint, earlier, mine), "batch"));
-  if (earlier.data_size != mine.data_size ||
-      earlier.data_shuffle != mine.data_shuffle ||
-      earlier.data_group != mine.data_group) {
+  const bool other_samples = earlier.data_size != mine.data_size ||
+                             earlier.data_shuffle != mine.data_shuffle ||
+                             earlier.data_group != mine.data_group;
+  if (other_samples && !MayHaveChanged(train, "train_data")) {
     const auto text = [](const TrainState& state) {
       return absl::StrCat(
           state.data_size, " samples",
@@ -393,7 +294,8 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
         "train_data");
   }
   if (earlier.frozen_crc32c != 0 &&
-      earlier.frozen_crc32c != mine.frozen_crc32c) {
+      earlier.frozen_crc32c != mine.frozen_crc32c &&
+      !MayHaveChanged(train, "model.base")) {
     return loaded.Locate(
         absl::FailedPreconditionError(absl::StrCat(
             "its frozen weights aren't those that the run in ", checkpoint,

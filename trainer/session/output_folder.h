@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run's folder, and resuming the run in it: what must not have changed, and
-// the command to type.
+// Prepares a run's folder, and checks what a resumed run must not have changed.
 #ifndef CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 #define CAPSTAN_TRAINER_SESSION_OUTPUT_FOLDER_H_
 
@@ -11,39 +10,30 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "host/config/load_config.h"
+#include "host/config/run_config.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/config/load_config.h"
-#include "trainer/run_config.pb.h"
+#include "trainer/session/held_folder.h"
 
 namespace capstan {
 
-// A run killed a moment ago may still be exiting.
-constexpr std::chrono::milliseconds kLockPatience{2000};
-// Of a host that is lost a file server keeps the locks until their lease ends,
-// for 90 s as Linux's NFS server has it (nfsd(7), nfsv4leasetime).
-constexpr std::chrono::milliseconds kLostHostPatience{150000};
-
-// Creates the run's folder and returns it: config.output_dir, or
+// Creates the run's folder and holds it (HoldFolder): config.output_dir, or
 // WORKSPACE/runs/NAME/TIME, to which runs/NAME/latest then points. With
 // train.resume AUTO a run with checkpoints is resumed in its folder (without
 // output_dir: the latest, unless completed). Otherwise a folder that contains a
-// run or is in use by one is an error, and is left untouched. The folder is
-// locked until this process and its forks end; who finds it so is told this
-// process and `placed_by`, the job that it belongs to ("SLURM: job 7"). A file
-// system that has no locks brings a warning. patience: how long to wait for a
-// lock that another process has, and to say so.
-absl::StatusOr<std::string> PrepareOutputFolder(
+// run or is in use by one is an error, and is left untouched.
+absl::StatusOr<HeldFolder> PrepareOutputFolder(
     const RunConfig& config, const std::string& workspace_folder,
     const std::string& placed_by = "",
     std::chrono::milliseconds patience = kLockPatience);
 
-// The newest checkpoint of the folder in which PrepareOutputFolder would resume
-// a run, or "". Has no side effects.
+// Returns the newest checkpoint of the folder in which PrepareOutputFolder
+// would resume a run, or "". Has no side effects.
 std::string CheckpointToResume(const RunConfig& config,
                                const std::string& workspace_folder);
 
-// A folder known before rank 0 chooses the run's: config.output_dir, or
-// WORKSPACE/runs/NAME. May not exist.
+// Returns a folder known before rank 0 chooses the run's: config.output_dir, or
+// WORKSPACE/runs/NAME. It may not exist.
 std::string MeetingFolder(const RunConfig& config,
                           const std::string& workspace_folder);
 
@@ -69,9 +59,9 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
                           const std::string& checkpoint,
                           const TrainState& earlier, const TrainState& mine);
 
-// The command that resumes a stopped run: its original words, quoted for a
-// shell, plus train.resume and the run's folder if missing. "" if the words are
-// unknown.
+// Returns the command that resumes a stopped run: its original words, quoted
+// for a shell, plus train.resume and the run's folder if missing. "" if the
+// words are unknown.
 std::string ResumeCommand(const std::vector<std::string>& words,
                           const RunConfig& config,
                           const std::string& output_dir);
@@ -79,8 +69,8 @@ std::string ResumeCommand(const std::vector<std::string>& words,
 // Quotes words for a shell.
 std::string ShellText(const std::vector<std::string>& words);
 
-// A process's command line as users type it: under `bazel run` the program is
-// "bazel run //trainer --".
+// Returns a process's command line as users type it: under `bazel run` the
+// program is "bazel run //trainer --".
 std::vector<std::string> CommandWords(int argc, const char* const* argv);
 
 }  // namespace capstan

@@ -19,7 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "trainer/config/load_config.h"
+#include "host/config/load_config.h"
 
 namespace capstan {
 namespace {
@@ -45,10 +45,10 @@ TEST(OutputFolderTest, EachRunGetsItsOwnAndLatestPointsToIt) {
   const auto second = PrepareOutputFolder(config, workspace);
   ASSERT_TRUE(first.ok()) << first.status();
   ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_NE(*first, *second);
-  EXPECT_TRUE(fs::is_directory(*first));
+  EXPECT_NE(first->path, second->path);
+  EXPECT_TRUE(fs::is_directory(first->path));
   EXPECT_EQ(fs::canonical(FollowLatestRun(workspace + "/runs/demo/latest")),
-            fs::canonical(*second));
+            fs::canonical(second->path));
 }
 
 TEST(OutputFolderTest, AUsedFolderIsRefusedAndLeftAlone) {
@@ -61,7 +61,7 @@ TEST(OutputFolderTest, AUsedFolderIsRefusedAndLeftAlone) {
               HasSubstr("already holds a run"));
   EXPECT_EQ(fs::file_size(folder + "/metrics.jsonl"), 3);
   config.mutable_train()->set_resume(Train::AUTO);
-  EXPECT_EQ(PrepareOutputFolder(config, "").value(), folder);
+  EXPECT_EQ(PrepareOutputFolder(config, "").value().path, folder);
 }
 
 TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
@@ -69,36 +69,18 @@ TEST(OutputFolderTest, ResumeWithoutOutputDirTakesUpTheLatestRun) {
   RunConfig config;
   config.set_name("demo");
   config.mutable_train()->set_resume(Train::AUTO);
-  const std::string first = PrepareOutputFolder(config, workspace).value();
+  const std::string first = PrepareOutputFolder(config, workspace).value().path;
   // Nothing to resume yet: creates a new one.
-  const std::string second = PrepareOutputFolder(config, workspace).value();
+  const std::string second =
+      PrepareOutputFolder(config, workspace).value().path;
   EXPECT_NE(first, second);
   fs::create_directories(second + "/checkpoints/step-00000005");
   std::ofstream(second + "/checkpoints/step-00000005/manifest.json") << "{}";
   fs::remove(second + "/.lock");  // that run has ended
-  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
+  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value().path),
             fs::canonical(second));
   fs::create_directories(second + "/final");
-  EXPECT_NE(PrepareOutputFolder(config, workspace).value(), second);
-}
-
-// A symlink written by an earlier version.
-TEST(OutputFolderTest, ResumesWhereAnOlderLinkPoints) {
-  const std::string workspace = Folder();
-  const std::string run = workspace + "/runs/demo/before";
-  fs::create_directories(run + "/checkpoints/step-00000005");
-  std::ofstream(run + "/checkpoints/step-00000005/manifest.json") << "{}";
-  fs::create_directory_symlink("before", workspace + "/runs/demo/latest");
-  RunConfig config;
-  config.set_name("demo");
-  config.mutable_train()->set_resume(Train::AUTO);
-  EXPECT_EQ(fs::canonical(PrepareOutputFolder(config, workspace).value()),
-            fs::canonical(run));
-  config.mutable_train()->set_resume(Train::NEVER);
-  const std::string next = PrepareOutputFolder(config, workspace).value();
-  EXPECT_EQ(fs::canonical(FollowLatestRun(workspace + "/runs/demo/latest")),
-            fs::canonical(next));
-  EXPECT_TRUE(fs::exists(run + "/checkpoints/step-00000005/manifest.json"));
+  EXPECT_NE(PrepareOutputFolder(config, workspace).value().path, second);
 }
 
 // As seen by another process: flock is per open file.

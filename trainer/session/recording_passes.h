@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How MicroStepGraphs (micro_step_graph.h) has an objective's Compute run: once
-// without the units' bodies, to learn what the batch brings from the host, and
-// once with nothing but work of the device, to record it.
+// The two ways in which MicroStepGraphs (micro_step_graph.h) runs an
+// objective's Compute: without the units' bodies, to learn which values a batch
+// brings from the host, and with nothing but work of the device, to record it.
 #ifndef CAPSTAN_TRAINER_SESSION_RECORDING_PASSES_H_
 #define CAPSTAN_TRAINER_SESSION_RECORDING_PASSES_H_
 
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/work_recorder.h"
+#include "kernels/context/work_recorder.h"
 #include "plugins/sdk/strategy.h"
 #include "plugins/sdk/unit_runner.h"
 #include "trainer/session/strategy_runner.h"
@@ -32,7 +32,7 @@ class RecorderScope {
   RecorderScope& operator=(const RecorderScope&) = delete;
 };
 
-// While bodies are skipped: notes what is told, and copies values.
+// Used while bodies are skipped: notes what is reported, and copies values.
 class ValuesNoter final : public WorkRecorder {
  public:
   at::Tensor Values(const at::Tensor& host, at::Device device) override;
@@ -48,9 +48,9 @@ class ValuesNoter final : public WorkRecorder {
   std::vector<at::Tensor> values_;
 };
 
-// While work is recorded: hands out `values`, which the repeated work reads,
-// and puts what is to be kept into `kept`. Values within a unit's body or a
-// backward throw: they couldn't be brought up to date.
+// Used while work is recorded: returns `values`, which the repeated work reads,
+// and appends to `kept` what must be kept. Values throws within a unit's body
+// or a backward, since these couldn't be updated.
 class ValuesGiver final : public WorkRecorder {
  public:
   ValuesGiver(const std::vector<at::Tensor>* values,
@@ -60,7 +60,7 @@ class ValuesGiver final : public WorkRecorder {
   void Number(int64_t number) override;
   void Keep(const at::Tensor& tensor) override { kept_->push_back(tensor); }
 
-  // What runs now; empty: neither a body nor a backward.
+  // Sets what runs now; empty for neither a body nor a backward.
   void set_within(std::string what) { within_ = std::move(what); }
   const std::string& kind() const { return kind_; }
 
@@ -114,8 +114,8 @@ class SkippingRunner final : public UnitRunner {
   size_t next_ = 0;
 };
 
-// Runs bodies without calling the strategy, whom SkippingRunner has called, and
-// tells `giver` of them.
+// Runs bodies without calling the strategy, which SkippingRunner has called,
+// and tells `giver` which one runs.
 class BodyRunner final : public UnitRunner {
  public:
   BodyRunner(StrategyRunner* runner, ValuesGiver* giver)

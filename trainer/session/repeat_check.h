@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a micro-step's repeated work gives what the usual run gives.
+// Checks that a micro-step's repeated work gives the same results as the usual
+// run.
 #ifndef CAPSTAN_TRAINER_SESSION_REPEAT_CHECK_H_
 #define CAPSTAN_TRAINER_SESSION_REPEAT_CHECK_H_
 
@@ -17,12 +18,13 @@ struct MicroStepResults {
   at::Tensor sum, metrics, gradients;
 };
 
-// Which of them differs in any bit; empty: none. Waits for the device.
+// Returns which result differs in any bit; empty if none does. Waits for the
+// device.
 std::string Difference(const MicroStepResults& a, const MicroStepResults& b);
 
-// Where usual runs differ among themselves (`usual` and `again`): whether
-// `other` is about as far from `usual` as `again` is. NaN: no. Waits for the
-// device.
+// For usual runs that differ among themselves (`usual` and `again`): returns
+// whether `other` is about as far from `usual` as `again` is; false with NaN.
+// Waits for the device.
 bool IsLikeThem(const MicroStepResults& usual, const MicroStepResults& again,
                 const MicroStepResults& other);
 

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/run_checkpoints.h"
 
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +12,12 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "base/subprocess.h"
+#include "cluster/comm/agree.h"
+#include "host/config/base_model.h"
+#include "host/config/load_config.h"
+#include "kernels/context/on_paper.h"
+#include "plugins/sdk/lib/lora.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
@@ -23,14 +25,15 @@
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/metrics/console.h"
-#include "trainer/process_group/agree.h"
 #include "trainer/session/model_card.h"
 #include "trainer/session/output_folder.h"
+#include "trainer/session/run_identity.h"
 
 namespace capstan {
 namespace {
 
 constexpr int64_t kDefaultKeepCheckpoints = 2;
+constexpr int kAllCheckpoints = std::numeric_limits<int>::max();
 constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
 ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
@@ -52,6 +55,12 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   facts.global_batch_size = session.job.batch.global_batch_size;
   facts.training_samples = parts.train_data->size();
   for (const ParameterSpec& spec : parts.model->parameters()) {
+    const bool tokens_too = facts.adapter && spec.trainable &&
+                            !spec.shape.empty() &&
+                            !IsAdapterParameter(spec.name);
+    if (tokens_too && facts.texts && spec.shape[0] == tokens->vocab_size()) {
+      facts.rows = spec.shape[0];
+    }
     (spec.trainable ? facts.trained_parameters : facts.frozen_parameters) +=
         spec.numel();
   }
@@ -71,36 +80,25 @@ absl::StatusOr<std::string> UploadToHub(const HubUpload& upload,
                                       "."};
   if (upload.private_()) command.push_back("--private");
   const std::string shown = ShellText(command);
-  std::vector<char*> arguments;
-  for (const std::string& word : command) {
-    arguments.push_back(const_cast<char*>(word.c_str()));
-  }
-  arguments.push_back(nullptr);
-  pid_t pid = -1;
-  const int error = posix_spawnp(&pid, command[0].c_str(), nullptr, nullptr,
-                                 arguments.data(), environ);
-  if (error == ENOENT || error == EACCES) {
+  const absl::StatusOr<ChildEnd> end = RunProgram({command});
+  if (absl::IsNotFound(end.status()) ||
+      absl::IsPermissionDenied(end.status())) {
     return absl::StrCat(
         "hub_upload: there is no program `hf` on PATH, so that "
         "nothing was uploaded; with it: ",
         shown);
   }
-  if (error != 0) {
+  if (!end.ok()) {
     return absl::UnknownError(absl::StrCat(
-        "hub_upload: ", shown, " can't be run: ", std::strerror(error)));
+        "hub_upload: ", shown, " can't be run: ", end.status().message()));
   }
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+  if (end->ok()) {
     *uploaded = true;
     return absl::StrCat("uploaded ", folder, " to ", upload.repo());
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "hub_upload: ", folder, " is written, but its upload failed (",
-      WIFEXITED(status) ? absl::StrCat("exit code ", WEXITSTATUS(status))
-                        : absl::StrCat("signal ", WTERMSIG(status)),
-      "): see above for hf's own words, then: ", shown));
+      end->Text(), "): see above for hf's own words, then: ", shown));
 }
 
 // Holds the name of the repository that final/ has been uploaded to.
@@ -127,17 +125,27 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   CAPSTAN_ASSIGN_OR_RETURN(const bool restarted,
                            AnyRank(group, session_.rank.restart > 0));
   CAPSTAN_RETURN_IF_ERROR(mirror_.Begin());
-  if (train.resume() == Train::AUTO || restarted) {
+  const bool resumes = train.resume() == Train::AUTO || restarted;
+  TrainState earlier;
+  if (resumes) {
+    CAPSTAN_ASSIGN_OR_RETURN(earlier, LoadNewest());
+  }
+  CAPSTAN_RETURN_IF_ERROR(Identify());
+  if (resumes) {
     const TrainState mine = state;
-    CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier, LoadNewest());
     if (!session_.resumed_from.empty()) {
-      CAPSTAN_RETURN_IF_ERROR(
-          Agree(group,
-                CheckResumed(session_.job.loaded, session_.resumed_from,
-                             earlier, mine),
-                "set up"));
+      absl::Status same = CheckResumed(session_.job.loaded,
+                                       session_.resumed_from, earlier, mine);
+      if (same.ok()) same = CheckIdentity(earlier);
+      CAPSTAN_RETURN_IF_ERROR(Agree(group, same, "set up"));
       state = earlier;
+      // As far as they may differ.
+      state.seed = mine.seed;
+      state.data_size = mine.data_size;
+      state.data_shuffle = mine.data_shuffle;
+      state.data_group = mine.data_group;
       state.global_batch_size = mine.global_batch_size;
+      state.frozen_crc32c = mine.frozen_crc32c;
       session_.scaler.Restore(state.loss_scale, state.loss_scale_good_steps);
       session_.first_step = state.step;
     }
@@ -146,9 +154,45 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   CAPSTAN_RETURN_IF_ERROR(WarnOfRoom());
   CAPSTAN_RETURN_IF_ERROR(mirror_.SetUp(source_));
   // After the mirror, which has taken its memory.
-  if (train.save_every() == 0 && !train.keep_best()) return absl::OkStatus();
+  if (train.save_every() == 0 && !KeepsBest(train)) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const bool background, InBackground());
   if (background) session_.background_save.Prepare(session_.Checkpointed());
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::Identify() {
+  return Agree(*session_.group, CatchAll([&]() -> absl::Status {
+    // A run on paper saves nothing, and a mirror knows it: a restart is to be
+    // quick.
+    if (session_.group->rank() != 0 || OnPaper() ||
+        !session_.identity.empty()) {
+      return absl::OkStatus();
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(
+        IdentifiedRun run,
+        IdentifyRun(session_.config, session_.parts, session_.max_steps));
+    session_.identity = std::move(run.identity);
+    for (const std::string& note : run.notes) {
+      session_.resume_notes.push_back(note);
+    }
+    return absl::OkStatus();
+  }),
+               "read its data");
+}
+
+absl::Status RunCheckpoints::CheckIdentity(const TrainState& earlier) {
+  // A mirror is of this very run.
+  if (session_.group->rank() != 0 || source_.has_value()) {
+    return absl::OkStatus();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const RunIdentity then,
+                           CheckpointIdentity(session_.resumed_from));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> notes,
+      CompareIdentities(session_.resumed_from, then, session_.identity,
+                        earlier.optimizer_steps, session_.config.train()));
+  session_.resume_notes.insert(session_.resume_notes.end(), notes.begin(),
+                               notes.end());
   return absl::OkStatus();
 }
 
@@ -166,6 +210,7 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
     const TrainState& state = resumed.state;
     session_.resumed_from = absl::StrCat("the mirror of step ", state.step);
     session_.evaluate_again = state.eval_step != state.step;
+    if (session_.group->rank() == 0) session_.identity = IdentityOf(*source_);
     // They have connections to other hosts; what follows needs only the key.
     source_->images.clear();
     return state;
@@ -269,29 +314,72 @@ absl::Status RunCheckpoints::SaveLast() {
   return SaveStep(/*background=*/false);
 }
 
-absl::Status RunCheckpoints::SaveStep(bool background) {
+absl::Status RunCheckpoints::CheckFolder() {
+  ProcessGroup& group = *session_.group;
   const TrainState& state = session_.state;
-  if (saved_step_ == state.step) return absl::OkStatus();
+  FolderNow now;
+  if (group.rank() == 0) now = LookAtFolder(&session_.folder);
+  // Another run has been there.
+  if (!now.where.empty()) {
+    const auto whole = WholeCheckpoints(now.where);
+    if (!whole.empty() && whole.front().step > saved_step_) now.where.clear();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string what,
+                           FromRank0(group, std::string(now.status.message())));
+  if (what.empty()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string where,
+                           FromRank0(group, now.where));
+  // What is under way goes where the folder went.
+  session_.background_save.Settle(group).IgnoreError();
+  absl::Status written;
+  if (!where.empty() && state.step > 0 && saved_step_ != state.step) {
+    written = WriteStep(/*background=*/false, where);
+  }
+  // No step is saved while losses aren't finite.
+  const bool saved =
+      !where.empty() && state.step > 0 && saved_step_ == state.step;
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, "; the run ends: step ", state.step,
+      saved ? absl::StrCat(" is saved in ", CheckpointFolder(where, state.step),
+                           ", go on with output_dir=", where)
+      : saved_step_ > 0
+          ? absl::StrCat(" isn't saved, the last one that was is ", saved_step_)
+          : " isn't saved",
+      written.ok() ? "" : absl::StrCat(": ", written.message())));
+}
+
+absl::Status RunCheckpoints::SaveStep(bool background) {
+  if (saved_step_ == session_.state.step) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CheckFolder());
+  return WriteStep(background, session_.output_dir);
+}
+
+absl::Status RunCheckpoints::WriteStep(bool background,
+                                       const std::string& output_dir) {
+  const TrainState& state = session_.state;
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFinite());
   if (divergence_.AwaitsGoodStep()) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(divergence_.CheckReplicas());
   ProcessGroup& group = *session_.group;
   // Or the run would go on from a step whose line is lost.
   CAPSTAN_RETURN_IF_ERROR(Agree(group,
                                 session_.reporter == nullptr
                                     ? absl::OkStatus()
-                                    : session_.reporter->status(),
+                                    : session_.reporter->Check(output_dir),
                                 "write its output"));
   SavingCost& cost = session_.saving_cost;
   const double start = MonotonicSeconds();
   RememberScale();
   const Train& train = session_.config.train();
   SaveRequest request;
-  request.output_dir = session_.output_dir;
+  request.output_dir = output_dir;
   request.train_state = state;
+  request.tokenizer = session_.parts.train_data->tokenizer();
   request.keep =
       static_cast<int>(train.keep_checkpoints() > 0 ? train.keep_checkpoints()
                                                     : kDefaultKeepCheckpoints);
-  request.best_step = train.keep_best() ? state.best_step : -1;
+  if (output_dir != session_.output_dir) request.keep = kAllCheckpoints;
+  request.best_step = KeepsBest(train) ? state.best_step : -1;
   damaged_.erase(state.step);
   request.damaged = damaged_;
   BackgroundSave& before = session_.background_save;
@@ -334,8 +422,8 @@ absl::Status RunCheckpoints::GoBack() {
                            LoadCheckpoint(folder, session_.Checkpointed()));
   state.optimizer_steps = earlier.optimizer_steps;
   session_.scaler.Restore(earlier.loss_scale, earlier.loss_scale_good_steps);
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, session_.Publish(), "publish parameters"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
+      *session_.group, session_.Publish(), "publish parameters"));
   divergence_.WeightsReplaced();
   session_.Note(absl::StrCat(
       "step ", state.step, ": back to the weights of step ", saved_step_,
@@ -345,7 +433,7 @@ absl::Status RunCheckpoints::GoBack() {
 
 absl::Status RunCheckpoints::RestoreBest() {
   const TrainState& state = session_.state;
-  if (!session_.config.train().keep_best() || state.best_step < 0 ||
+  if (!KeepsBest(session_.config.train()) || state.best_step < 0 ||
       state.best_step == state.step) {
     return absl::OkStatus();
   }
@@ -372,17 +460,19 @@ absl::Status RunCheckpoints::RestoreBest() {
 
 absl::Status RunCheckpoints::SaveFinal() {
   const RunParts& parts = session_.parts;
+  CAPSTAN_RETURN_IF_ERROR(CheckFolder());
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFits(parts.policy().compute));
-  const BaseModel base = BaseModelOf(session_.config, parts.model_minor);
+  const BaseModel base = BaseModelOf(session_.config);
   FinalFolder final;
   final.path = session_.output_dir + "/final";
   final.dtype = parts.policy().compute;
   final.max_shard_bytes = kMaxShardBytes;
   final.tokenizer = parts.train_data->tokenizer();
-  final.config_text = session_.config_text;
+  final.config_text = PrintConfig(PortableConfig(session_.config));
   final.lora = parts.lora;
   final.base_model = base.folder;
-  final.seed = session_.config.train().seed();
+  const auto weights = session_.identity.find(kBaseIdentity);
+  if (weights != session_.identity.end()) final.base_weights = weights->second;
   if (session_.reporter != nullptr) {
     final.note = [this](const std::string& line) { session_.Note(line); };
     CAPSTAN_ASSIGN_OR_RETURN(final.files, ModelCard(CardFacts(session_, base)));

@@ -24,44 +24,55 @@ class RunCheckpoints {
   RunCheckpoints(Session* session, Divergence* divergence)
       : session_(*session), divergence_(*divergence), mirror_(session) {}
 
-  // Fills session->state and, if the run resumes or the launcher has started
-  // its ranks anew, loads weights and optimizer state: from the mirror or the
-  // newest checkpoint that is whole, whichever is newer. `order`: the training
-  // data's.
+  // Fills session->state and, if the run resumes or the launcher has restarted
+  // its ranks, loads weights and optimizer state from the mirror or the newest
+  // complete checkpoint, whichever is newer. `order` is the training data's.
   absl::Status Restore(const DataOrder& order);
-  // Saves the current step, unless saved already or Divergence awaits a good
-  // step; in the background, if steps follow.
+  // Saves the current step, unless it is saved already or Divergence awaits a
+  // good step; in the background if more steps follow.
   absl::Status Save();
-  // The same, and waits until it is on disk.
+  // Like Save, but waits until the checkpoint is on disk.
   absl::Status SaveLast();
-  // As RunMirror's.
+  // Fails if the run's folder, its lock or its metrics.jsonl was renamed or
+  // deleted, so that another run may use the folder. If the old folder still
+  // exists and no other run uses it, saves the step there first.
+  absl::Status CheckFolder();
+  // See RunMirror.
   void RanksMayLeave() { mirror_.RanksMayLeave(); }
   bool MirrorDue() const { return mirror_.Due(); }
   absl::Status Mirror(bool again = false);
-  // After a loss spike: weights, optimizer state and number of updates become
-  // those of the run's last checkpoint, while steps and data position go on, as
-  // if the updates since had been skipped. Without a checkpoint there is just a
-  // note. FAILED_PRECONDITION if it is the fourth time from the same one.
+  // After a loss spike, restores weights, optimizer state and number of updates
+  // from the run's last checkpoint, while steps and data position go on, as if
+  // the updates since had been skipped. Without a checkpoint only writes a
+  // note. FAILED_PRECONDITION if it is the fourth return to the same
+  // checkpoint.
   absl::Status GoBack();
   // With keep_best: restores the best evaluation's weights, unless current.
   absl::Status RestoreBest();
   // Writes OUTPUT/final: weights, tokenizer, config and model card.
   absl::Status SaveFinal();
-  // Whether the config asks for an upload that hasn't succeeded yet, as after a
-  // death in its midst.
+  // Whether the config asks for an upload that hasn't succeeded yet, for
+  // example because the run died during it.
   bool AwaitsUpload() const;
   // Uploads that folder to the config's hub_upload, from this rank alone. On
   // error the folder is intact, and the error says how to retry.
   absl::Status UploadFinal();
 
  private:
+  // Fills session_.identity.
+  absl::Status Identify();
   absl::StatusOr<TrainState> LoadNewest();
-  // The newest mirrored step, if it is newer than any checkpoint; unset if the
-  // ranks don't all see it.
+  // Returns the newest mirrored step if it is newer than all checkpoints and
+  // all ranks have it.
   absl::StatusOr<absl::optional<MirroredStep>> FindMirrored();
-  // A note if the disk has no room for a checkpoint.
+  // Warns if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);
+  // Writes to `output_dir`. If that isn't session_.output_dir, because the
+  // folder has moved, removes no older checkpoint.
+  absl::Status WriteStep(bool background, const std::string& output_dir);
+  // Checks on rank 0 that this is the run that saved `earlier`.
+  absl::Status CheckIdentity(const TrainState& earlier);
   // Whether there is memory for a copy of the state; decided once. Collective.
   absl::StatusOr<bool> InBackground();
   void RememberScale();

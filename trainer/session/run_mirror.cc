@@ -17,11 +17,11 @@
 #include "base/exit_codes.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "trainer/launcher/progress.h"
+#include "cluster/comm/agree.h"
+#include "cluster/launch/progress.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
-#include "trainer/process_group/agree.h"
 
 namespace capstan {
 namespace {
@@ -140,36 +140,24 @@ absl::Status RunMirror::Begin() {
 }
 
 std::vector<FoundMirror> RunMirror::FoundByAll() {
-  // Of each file: restart + 1 (0: there is no whole image), sequence, rank and
-  // world size.
-  constexpr size_t kNumbers = 4;
   const RankInfo& rank = session_.rank;
   ProcessGroup& group = *session_.group;
   const size_t files = files_.size();
-  std::vector<double> numbers(group.size() * files * kNumbers, 0.0);
-  for (size_t i = 0; i < files; ++i) {
-    const absl::optional<MirrorImage> image = MirrorImageIn(files_[i]);
-    if (!image.has_value()) continue;
-    double* const to = &numbers[(group.rank() * files + i) * kNumbers];
-    to[0] = image->key.restart + 1.0;
-    to[1] = static_cast<double>(image->key.sequence);
-    to[2] = image->rank;
-    to[3] = image->world_size;
+  std::vector<MirrorImage> mine;
+  for (const int file : files_) {
+    mine.push_back(MirrorImageIn(file).value_or(MirrorImage()));
   }
-  group.AllReduceHost(absl::MakeSpan(numbers));
+  const std::vector<MirrorImage> all = AllGatherHost(group, mine);
   std::vector<FoundMirror> here;
   std::vector<FoundMirror> elsewhere;
   for (int holder = 0; holder < group.size(); ++holder) {
     const auto connection =
         std::make_shared<MirrorConnection>(addresses_[holder]);
     for (size_t i = 0; i < files; ++i) {
-      const double* const from = &numbers[(holder * files + i) * kNumbers];
-      if (from[0] == 0.0) continue;
+      const MirrorImage& image = all[holder * files + i];
+      if (image.key.restart < 0) continue;  // not a whole one
       FoundMirror found;
-      found.image.key = {static_cast<int>(from[0]) - 1,
-                         static_cast<int64_t>(from[1])};
-      found.image.rank = static_cast<int>(from[2]);
-      found.image.world_size = static_cast<int>(from[3]);
+      found.image = image;
       const int local = rank.local_world_size;
       if (holder / local == rank.node_rank) {
         found.read = ReadMirrorIn(rank.mirror_fds[holder % local * files + i]);
@@ -230,8 +218,7 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
     const int64_t mine = mirror_->ImageBytes(session_.Checkpointed());
     CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
       const int before = (group.rank() + size - rank.local_world_size) % size;
-      held_bytes = static_cast<int64_t>(
-          FromAllRanks(group, static_cast<double>(mine))[before]);
+      held_bytes = AllGatherHost(group, std::vector<int64_t>{mine})[before];
       return absl::OkStatus();
     }));
   }

@@ -17,36 +17,38 @@ namespace capstan {
 
 // A run's state in memory that outlives its ranks (checkpoint/mirror.h). On
 // several hosts each rank also sends its images to the rank of the same number
-// on the next host, and takes in those of the one before. Collective, but Due.
+// on the next host, and receives those of the previous host. Collective except
+// for Due.
 class RunMirror {
  public:
   explicit RunMirror(Session* session) : session_(*session) {}
 
-  // First. Has the ranks of several hosts serve their images to each other.
+  // Called first. Makes the ranks of several hosts serve their images to each
+  // other.
   absl::Status Begin();
-  // The newest step that is mirrored. Ranks may differ: the caller compares.
+  // Returns the newest mirrored step, which may differ between ranks.
   absl::StatusOr<absl::optional<MirroredStep>> Find();
-  // Last, before training. `source`: what the run goes on from, if that is a
-  // mirror.
+  // Called last, before training. `source` is the mirror from which the run
+  // continues, if it does.
   absl::Status SetUp(const absl::optional<MirroredStep>& source);
 
-  // From now on a rank that is gone is no reason to start the ranks again. Not
+  // Tells that ranks may leave from now on without being restarted. Not
   // collective.
   void RanksMayLeave();
 
   // Whether the state is to be mirrored after this step.
   bool Due() const;
-  // Does so. `again`: the second time after this step, of which nothing needs
-  // to be said. On one host not collective.
+  // Mirrors the state. `again` says that this is the second copy after the same
+  // step, which isn't reported. Not collective on one host.
   absl::Status Copy(bool again);
 
  private:
-  // What all ranks' files hold, this host's first.
+  // Returns the images in all ranks' files, this host's first.
   std::vector<FoundMirror> FoundByAll();
   int64_t Every() const;
-  // Files that hold a peer's images.
+  // Returns the files that hold a peer's images.
   std::vector<int> Held() const;
-  // Whether this host has the memory.
+  // Checks that this host has the memory.
   absl::Status CheckMemory(int64_t held_bytes) const;
   absl::Status Allocate(int64_t held_bytes);
   void NoteSkipped();
@@ -64,11 +66,11 @@ class RunMirror {
   bool told_of_size_ = false;
 };
 
-// train.mirror_every, or its default.
+// Returns train.mirror_every, or its default.
 int64_t MirrorEvery(const RunConfig& config, bool on_gpu);
 
-// RESOURCE_EXHAUSTED unless this host has `bytes` for each of its ranks, beside
-// what their steps have yet to allocate, and something to spare.
+// Returns RESOURCE_EXHAUSTED unless this host has `bytes` for each of its ranks
+// in addition to what their steps have yet to allocate and a reserve.
 absl::Status RoomInMemory(int64_t bytes, const Session& session);
 
 }  // namespace capstan

@@ -2,146 +2,38 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/gpus.h"
-#include "base/run_device.h"
 #include "base/simd/instruction_set.h"
 #include "base/status.h"
+#include "host/config/base_model.h"
+#include "host/config/create_slot.h"
+#include "inference/load/create_model.h"
+#include "inference/load/run_tokenizer.h"
+#include "kernels/context/run_device.h"
 #include "plugins/sdk/held_gradients.h"
-#include "plugins/sdk/lib/lora.h"
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/tokenizer.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/loss_spikes.h"
+#include "trainer/session/run_identity.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
 namespace {
 
-// Adds a hint to `status`, an error about a slot's field, if that is a missing
-// model folder that may be meant as a Hub name.
-absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
-                         const std::string& slot) {
-  const absl::optional<std::string> field = FieldOf(status);
-  if (!field.has_value()) return status;
-  const std::string path = absl::StrCat(slot, ".", *field);
-  const auto found = loaded.paths.find(path);
-  std::error_code error;
-  if (found == loaded.paths.end() ||
-      std::filesystem::exists(found->second.absolute, error)) {
-    return status;
-  }
-  const std::string hint =
-      HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
-  return FieldError(*field, absl::StrCat(status.message(), hint));
-}
-
-// Creates the plugin in a slot; errors give its location in the config.
-template <typename Base>
-absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
-    const LoadedConfig& loaded, const std::string& slot,
-    const google::protobuf::Any& any, PluginCategory category,
-    PluginHost& host) {
-  if (any.type_url().empty()) {
-    return loaded.Locate(
-        absl::InvalidArgumentError(absl::StrCat(
-            "no ", CategoryName(category), " is set; write ", slot,
-            " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
-            "packages)")),
-        slot);
-  }
-  absl::StatusOr<std::unique_ptr<Base>> made =
-      host.Create<Base>(TypeOf(any), category, any.value());
-  if (made.ok()) return made;
-  return loaded.Locate(category == PluginCategory::kModel
-                           ? WithHubHint(made.status(), loaded, slot)
-                           : made.status(),
-                       slot);
-}
-
 std::string PackageIn(const google::protobuf::Any& any) {
   return PackageOf(TypeOf(any));
-}
-
-// The adapter's spec, with PEFT's defaults or from the pretrained adapter.
-absl::StatusOr<LoraSpec> SpecOf(const Lora& lora) {
-  LoraSpec spec;
-  spec.target_modules = {"all-linear"};
-  if (!lora.pretrained().empty()) {
-    if (lora.rank() != 0 || lora.has_alpha() || lora.rslora() ||
-        lora.target_modules_size() > 0) {
-      return FieldError("pretrained",
-                        "rank, alpha, rslora and target_modules are that "
-                        "adapter's own: leave them out");
-    }
-    absl::StatusOr<LoraSpec> read = ReadAdapterConfig(lora.pretrained());
-    if (!read.ok()) {
-      return FieldError("pretrained", read.status().message());
-    }
-    spec = *std::move(read);
-  }
-  if (lora.rank() < 0) {
-    return FieldError(
-        "rank", absl::StrCat("must be greater than 0, or 0 for the default (",
-                             spec.rank, "), is ", lora.rank()));
-  }
-  if (lora.rank() > 0) spec.rank = lora.rank();
-  if (lora.has_alpha()) spec.alpha = lora.alpha();
-  if (!(spec.alpha > 0)) {
-    return FieldError("alpha",
-                      absl::StrCat("must be greater than 0, is ", spec.alpha));
-  }
-  if (!(lora.dropout() >= 0 && lora.dropout() < 1)) {
-    return FieldError("dropout",
-                      absl::StrCat("must be in [0, 1), is ", lora.dropout()));
-  }
-  spec.dropout = lora.dropout();
-  if (lora.rslora()) spec.rslora = true;
-  if (lora.target_modules_size() > 0) {
-    spec.target_modules.assign(lora.target_modules().begin(),
-                               lora.target_modules().end());
-  }
-  switch (lora.quantize()) {
-    case Lora::NONE:
-      break;
-    case Lora::NF4:
-      spec.quantize = Quantize::kNf4;
-      break;
-    case Lora::NF4_DOUBLE:
-      spec.quantize = Quantize::kNf4Double;
-      break;
-    default:
-      return FieldError("quantize",
-                        absl::StrCat("no such value: ", lora.quantize()));
-  }
-  return spec;
-}
-
-absl::StatusOr<absl::optional<LoraSpec>> AdapterOf(const LoadedConfig& loaded) {
-  if (!loaded.config.has_adapter()) return absl::nullopt;
-  const Adapter& adapter = loaded.config.adapter();
-  if (!adapter.has_lora()) {
-    return loaded.Locate(absl::InvalidArgumentError(
-                             "no kind is set: write lora {}, or leave it out"),
-                         "adapter");
-  }
-  absl::StatusOr<LoraSpec> spec = SpecOf(adapter.lora());
-  if (!spec.ok()) {
-    return loaded.Locate(WithHubHint(spec.status(), loaded, "adapter.lora"),
-                         "adapter.lora");
-  }
-  spec->seed = loaded.config.train().seed();
-  return *std::move(spec);
 }
 
 absl::Status CheckBatchSize(const char* field, int64_t size) {
   constexpr int64_t kMax = int64_t{1} << 31;
   if (size >= 0 && size <= kMax) return absl::OkStatus();
-  return FieldError(
-      field, absl::StrCat("must be between 1 and ", kMax, ", is ", size));
+  return FieldError(field, absl::StrCat("must be between 1 and ", kMax,
+                                        ", or 0 for the default, is ", size));
 }
 
 // PyTorch's name: "float32".
@@ -182,6 +74,10 @@ absl::Status CheckHangs(const Train& train) {
   return absl::OkStatus();
 }
 
+// Steps stay countable: an epoch of the largest data sets has some 2^32
+// samples.
+constexpr double kMostEpochs = 1e9;
+
 // Checks what doesn't depend on the data.
 absl::Status CheckTrain(const Train& train) {
   if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
@@ -190,6 +86,11 @@ absl::Status CheckTrain(const Train& train) {
                             "must be greater than 0 (or set max_steps)")
                : FieldError("max_steps",
                             "must be greater than 0 (or set max_epochs)");
+  }
+  if (!(std::abs(train.max_epochs()) <= kMostEpochs)) {
+    return FieldError("max_epochs",
+                      absl::StrCat("must be at most ", kMostEpochs, ", is ",
+                                   train.max_epochs()));
   }
   for (const auto& [field, value] :
        {std::pair<const char*, double>{"log_every", train.log_every()},
@@ -314,10 +215,13 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
     if (tokenizer == nullptr) {
       return FieldError(kField, "the training data has no tokenizer");
     }
-    const auto length = static_cast<int64_t>(
-        prompt.kind_case() == SamplePrompt::kUser
-            ? parts.train_data->PromptIds(prompt.user()).size()
-            : tokenizer->Encode(prompt.prompt()).size());
+    const bool user = prompt.kind_case() == SamplePrompt::kUser;
+    const std::string& text = user ? prompt.user() : prompt.prompt();
+    const absl::Status known = CheckKnown(*tokenizer, text);
+    if (!known.ok()) return FieldError(kField, known.message());
+    const auto length =
+        static_cast<int64_t>(user ? parts.train_data->PromptIds(text).size()
+                                  : tokenizer->Encode(text).size());
     if (length == 0) return FieldError(kField, "has a prompt without a token");
     if (model != nullptr && length >= model->max_positions()) {
       return FieldError(kField,
@@ -398,31 +302,6 @@ BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
   return plan;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> CreateModel(
-    const LoadedConfig& loaded, PluginHost& host,
-    absl::optional<LoraSpec>* lora) {
-  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<LoraSpec> spec,
-                           AdapterOf(loaded));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::unique_ptr<Model> model,
-      CreateSlot<Model>(loaded, "model", loaded.config.model(),
-                        PluginCategory::kModel, host));
-  if (spec.has_value()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        loaded.Locate(model->AddLora(*spec), "adapter.lora"));
-    if (spec->quantize != Quantize::kFolders &&
-        dynamic_cast<PackedParameters*>(model.get()) == nullptr) {
-      return loaded.Locate(
-          FieldError("quantize",
-                     "this model can't keep its weights quantised: leave it "
-                     "out"),
-          "adapter.lora");
-    }
-  }
-  if (lora != nullptr) *lora = spec;
-  return model;
-}
-
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host) {
   if (!loaded.config.has_collect()) return std::unique_ptr<Collector>();
@@ -445,8 +324,23 @@ int64_t ParameterCount(const Model& model) {
   return count;
 }
 
+std::vector<std::string> TokenizerFolders(const RunConfig& config,
+                                          const std::string& checkpoint) {
+  std::vector<std::string> folders;
+  if (config.has_model() && !config.replace_tokenizer()) {
+    folders = {config.adapter().lora().pretrained(),
+               BaseModelOf(config).folder};
+  }
+  // Or the checkpoint's would win over the one that it may be replaced by.
+  if (!MayHaveChanged(config.train(), "tokenizer")) {
+    folders.push_back(checkpoint);
+  }
+  return folders;
+}
+
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
-                                        PluginHost& host, bool here) {
+                                        PluginHost& host, bool here,
+                                        const std::string& resumed_from) {
   const RunConfig& config = loaded.config;
   RunParts parts;
   const auto make = [&](const char* slot, const google::protobuf::Any& any,
@@ -463,13 +357,20 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
   CAPSTAN_RETURN_IF_ERROR(make("objective", config.objective(),
                                PluginCategory::kObjective, &parts.objective));
-  CAPSTAN_RETURN_IF_ERROR(make("train_data", config.train_data(),
-                               PluginCategory::kDatasetReader,
-                               &parts.train_data));
+  RunTokenizer tokenizer(TokenizerFolders(config, resumed_from));
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.AddTokens(loaded).status());
+  const auto open = [&](const char* slot, const google::protobuf::Any& any,
+                        std::unique_ptr<DatasetReader>* reader) {
+    const absl::Status made = make(slot, tokenizer.WithNewTokens(any),
+                                   PluginCategory::kDatasetReader, reader);
+    return made.ok() ? tokenizer.Check(loaded, slot, any, **reader) : made;
+  };
+  CAPSTAN_RETURN_IF_ERROR(
+      open("train_data", config.train_data(), &parts.train_data));
+  tokenizer.Adopt(*parts.train_data);
   if (config.has_eval_data()) {
-    CAPSTAN_RETURN_IF_ERROR(make("eval_data", config.eval_data(),
-                                 PluginCategory::kDatasetReader,
-                                 &parts.eval_data));
+    CAPSTAN_RETURN_IF_ERROR(
+        open("eval_data", config.eval_data(), &parts.eval_data));
   } else {
     absl::StatusOr<std::unique_ptr<DatasetReader>> held_back =
         parts.train_data->Validation();
@@ -487,9 +388,6 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
       here ? DeviceOf(*parts.precision, gpus) : DeviceFacts{gpus > 0, 80};
   parts.precision_name = PrecisionName(config, parts);
   parts.optimizer_name = PackageIn(config.optimizer());
-  CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* const model,
-                           host.Load(TypeOf(config.model())));
-  parts.model_minor = model->descriptor->api_minor;
   return parts;
 }
 

@@ -5,24 +5,25 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "trainer/run_config.pb.h"
+#include "host/config/run_config.pb.h"
 
 namespace capstan {
 
-// Optimizer steps of a run on `samples` training samples: max_steps, or
-// max_epochs rounded up to whole steps.
+// Returns the optimizer steps of a run on `samples` training samples:
+// max_steps, or max_epochs rounded up to whole steps.
 int64_t StepsOfRun(const Train& train, int64_t samples,
                    int64_t global_batch_size);
 
-// warmup_steps, or from warmup_ratio (transformers' get_warmup_steps).
+// Returns warmup_steps, or what warmup_ratio gives (transformers'
+// get_warmup_steps).
 int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps);
 
-// How many steps WSD's decay takes, from decay_steps or decay_ratio (rounded
-// up, but never into the warm-up).
+// Returns the number of steps of WSD's decay, from decay_steps or decay_ratio
+// (rounded up, but never into the warm-up).
 int64_t DecaySteps(const Schedule& schedule, int64_t max_steps);
 
-// The factor on the optimizer's learning rate at optimizer step `step`, from 0.
-// A function of the step alone. Formulas:
+// Returns the factor on the optimizer's learning rate at optimizer step `step`,
+// from 0, which depends on the step alone. Formulas:
 // - get_{constant,linear,cosine}_schedule_with_warmup and get_wsd_schedule
 //   (linear and 1-sqrt) of transformers' optimization.py, with the final value
 //   raised from 0 to min_ratio and held after the end;
@@ -35,7 +36,7 @@ int64_t DecaySteps(const Schedule& schedule, int64_t max_steps);
 double LearningRateMultiplier(const Schedule& schedule, int64_t step,
                               int64_t max_steps);
 
-// FieldError for invalid values (e.g. a warm-up longer than the run).
+// Returns a FieldError for invalid values (e.g. a warm-up longer than the run).
 absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps);
 
 }  // namespace capstan

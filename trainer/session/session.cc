@@ -5,12 +5,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cluster/comm/agree.h"
+#include "host/plugins/plugin_host.h"
 #include "trainer/optimizer/optimizer_state.h"
-#include "trainer/plugin_host/plugin_host.h"
-#include "trainer/process_group/agree.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
+
+PluginNames PluginNamesOf(const RunConfig& config) {
+  const auto named = [](const char* slot, const google::protobuf::Any& any) {
+    const std::string package = PackageOf(TypeOf(any));
+    return absl::StrCat(slot, package.empty() ? "" : " ", package);
+  };
+  return {named("model", config.model()),
+          named("objective", config.objective()),
+          named("strategy", config.strategy()),
+          named("optimizer", config.optimizer()),
+          named("train_data", config.train_data())};
+}
 
 CheckpointParts Session::Checkpointed() {
   CheckpointParts checkpointed;
@@ -27,11 +40,13 @@ CheckpointParts Session::Checkpointed() {
   checkpointed.owned = parts.strategy->OwnedSlices();
   checkpointed.group = group.get();
   checkpointed.config_text = config_text;
+  checkpointed.identity = identity;
   return checkpointed;
 }
 
 absl::Status Session::Publish() {
   return CatchAll([this] {
+    const WhoseCode code(plugins.strategy, "PublishParameters");
     const size_t shards = parts.strategy->OptimizerShards().size();
     for (size_t i = 0; i < shards; ++i) {
       parts.strategy->PublishShard(static_cast<int>(i));
@@ -64,27 +79,24 @@ RunSummary Session::Progress() const {
 }
 
 std::string ExitText(const Session& session, int code, bool on_main) {
-  const RunConfig& config = session.config;
-  const auto named = [](const char* slot, const google::protobuf::Any& any) {
-    return absl::StrCat(slot, " ", PackageOf(TypeOf(any)));
-  };
+  const PluginNames& plugins = session.plugins;
   const absl::string_view phase(session.phase);
   std::vector<std::string> whose;
   if (phase == kForwardPhase) {
-    whose.push_back(named("objective", config.objective()));
+    whose.push_back(plugins.objective);
   }
   if (phase == kForwardPhase || phase == kBackwardPhase) {
-    whose.push_back(named("model", config.model()));
+    whose.push_back(plugins.model);
   }
   if (phase == kOptimizerPhase) {
-    whose.push_back(named("optimizer", config.optimizer()));
+    whose.push_back(plugins.optimizer);
   }
   if (phase == kBackwardPhase || phase == kOptimizerPhase) {
-    whose.push_back(named("strategy", config.strategy()));
+    whose.push_back(plugins.strategy);
   }
   // Batches are also read on another thread.
   if (phase == kDataPhase || !on_main) {
-    whose.push_back(named("train_data", config.train_data()));
+    whose.push_back(plugins.train_data);
   }
   return absl::StrCat("step ", session.state.step + 1,
                       phase.empty() ? "" : absl::StrCat(" (", phase, ")"),

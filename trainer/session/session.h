@@ -8,21 +8,22 @@
 
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
+#include "cluster/launch/rank_info.h"
+#include "cluster/watch/ledger.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/data/forgiving_reader.h"
-#include "trainer/launcher/rank_info.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/loss_scaler.h"
+#include "trainer/session/plugin_names.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
-#include "trainer/watch/ledger.h"
 
 namespace capstan {
 
-// A phase of the step (profiler.h), which the ledger gets to know, too; "":
-// none.
+// The phase of the step (profiler.h), "" if none; assigning it also records it
+// in the ledger.
 class CurrentPhase {
  public:
   CurrentPhase& operator=(const char* phase) {
@@ -36,6 +37,8 @@ class CurrentPhase {
   const char* phase_ = "";
 };
 
+PluginNames PluginNamesOf(const RunConfig& config);
+
 // State shared by the parts of one rank's training: the step (step.h), its
 // records (step_records.h), evaluation (evaluator.h), checkpoints
 // (run_checkpoints.h) and the divergence check (divergence.h). Each holds a
@@ -47,34 +50,39 @@ struct Session {
         config(job->loaded.config),
         parts(job->parts),
         rank(rank),
+        plugins(PluginNamesOf(config)),
         runner(job->parts.strategy.get(),
                CheckpointingOf(config.train(), *job->parts.model),
-               &job->parts.model->units()),
+               &job->parts.model->units(), &plugins),
         scaler(job->parts.policy().loss_scaling) {}
 
   TrainJob& job;
   const RunConfig& config;
   RunParts& parts;
   RankInfo rank;
+  const PluginNames plugins;
 
   // Set during set-up.
   std::unique_ptr<ProcessGroup> group;
   std::string output_dir;
+  HeldFolder folder;  // that; rank 0's
   std::string config_text;
+  RunIdentity identity;                // rank 0's; empty on the others
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
-  // Read in the place of parts.train_data and parts.eval_data if samples may be
-  // passed over (train.skip_bad_samples); else null.
+  // Read instead of parts.train_data and parts.eval_data if bad samples may be
+  // skipped (train.skip_bad_samples); otherwise null.
   std::unique_ptr<ForgivingReader> forgiving_train;
   std::unique_ptr<ForgivingReader> forgiving_eval;
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
   int64_t first_step = 0;  // steps done before this process resumed the run
-  // What it goes on from, for errors and notes: a checkpoint's folder, "the
-  // mirror of step 7"; "": nothing.
+  // What the run resumes from, for errors and notes: a checkpoint's folder or
+  // "the mirror of step 7"; "" if it doesn't.
   std::string resumed_from;
   // Lines for the user about that.
   std::vector<std::string> resume_notes;
-  // The evaluation after first_step was cut short, and is done again.
+  // Whether the evaluation after first_step was interrupted and must be
+  // repeated.
   bool evaluate_again = false;
   int64_t max_steps = 0;
 
@@ -87,21 +95,21 @@ struct Session {
   bool stopping = false;             // a rank received a signal; agreed by all
   CurrentPhase phase;
 
-  // What training samples are read from.
+  // The reader of training samples.
   const DatasetReader& train_reader() const {
     if (forgiving_train != nullptr) return *forgiving_train;
     return *parts.train_data;
   }
-  // Whether the ranks were started again after a death: the run goes on from
-  // its last state, whatever train.resume says.
+  // Whether the ranks were restarted after a death, so that the run continues
+  // from its last state, whatever train.resume says.
   bool Restarted() const { return rank.restart > 0; }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.
   absl::Status Publish();
-  // Progress so far: a summary without speed and memory.
+  // Returns a summary of the progress so far, without speed and memory.
   RunSummary Progress() const;
-  // Whether too many consecutive evaluations brought no lower loss.
+  // Whether too many consecutive evaluations didn't lower the loss.
   bool OutOfPatience() const {
     const int64_t patience = config.train().early_stopping_patience();
     return patience > 0 && state.evals_without_better >= patience;
@@ -110,22 +118,22 @@ struct Session {
   bool GoesOn() const {
     return state.step < max_steps && !OutOfPatience() && !stopping;
   }
-  // CANCELLED, the same on all ranks, ends the run after a checkpoint; other
-  // errors are returned.
+  // Makes CANCELLED, which all ranks get, end the run after a checkpoint;
+  // returns other errors.
   absl::Status StopIfCancelled(const absl::Status& status) {
     if (!absl::IsCancelled(status)) return status;
     stopping = true;
     return absl::OkStatus();
   }
-  // A line for the user, from rank 0.
+  // Prints a line for the user on rank 0.
   void Note(const std::string& line) const {
     if (reporter != nullptr) reporter->Note(line);
   }
 };
 
-// The error of a process that a plugin ended by exit(code) in the midst of
-// training: the step, the phase, and whose code runs in it. `on_main`: on the
-// thread that trains.
+// Returns the error of a process that a plugin ended by exit(code) during
+// training, with the step, the phase, and whose code runs in it. `on_main` says
+// whether the thread that trains called exit.
 std::string ExitText(const Session& session, int code, bool on_main);
 
 // Whether something is due at `step`, every `every` steps; 0: never.
@@ -133,7 +141,14 @@ inline bool Due(int64_t every, int64_t step) {
   return every > 0 && step % every == 0;
 }
 
-// train.log_every, or its default.
+// Whether final/ gets the best evaluation's weights. Early stopping implies it,
+// since otherwise the run would end with worse weights (transformers'
+// EarlyStoppingCallback requires load_best_model_at_end).
+inline bool KeepsBest(const Train& train) {
+  return train.keep_best() || train.early_stopping_patience() > 0;
+}
+
+// Returns train.log_every, or its default.
 inline int64_t LogEvery(const Train& train) {
   constexpr int64_t kDefault = 10;
   return train.log_every() > 0 ? train.log_every() : kDefault;

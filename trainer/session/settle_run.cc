@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "trainer/launcher/progress.h"
+#include "cluster/comm/agree.h"
+#include "cluster/launch/progress.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/process_group/agree.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
@@ -64,25 +64,38 @@ absl::Status CheckShared(const Session& session) {
 
 // Under a launcher rank 0 chooses, and broadcasts.
 absl::Status SettleOutputDir(Session* session) {
-  session->output_dir = session->job.output_dir;
-  if (!session->output_dir.empty()) return absl::OkStatus();
+  HeldFolder& folder = session->folder;
+  folder = session->job.folder;
+  session->output_dir = folder.path;
   ProcessGroup& group = *session->group;
-  absl::StatusOr<std::string> folder = std::string();
+  if (!session->output_dir.empty()) {
+    absl::Status here;
+    // Ranks that are started again find it as it is now.
+    if (group.rank() == 0) here = LookAtFolder(&folder).status;
+    return Agree(group, here, "find its output folder");
+  }
+  absl::Status made;
   if (group.rank() == 0) {
     RunConfig config = session->config;
     // After a death the run goes on where it was.
     if (session->Restarted()) {
       config.mutable_train()->set_resume(Train::AUTO);
       const std::string chosen = NotedOutputFolder();
-      if (!chosen.empty()) config.set_output_dir(chosen);
+      if (!chosen.empty()) {
+        config.set_output_dir(chosen);
+        if (!PathExists(chosen)) made = WasDeleted(chosen);
+      }
     }
-    folder = PrepareOutputFolder(
-        config, session->job.workspace_folder, session->rank.placed_by,
-        session->Restarted() ? kLostHostPatience : kLockPatience);
+    if (made.ok()) {
+      absl::StatusOr<HeldFolder> held = PrepareOutputFolder(
+          config, session->job.workspace_folder, session->rank.placed_by,
+          session->Restarted() ? kLostHostPatience : kLockPatience);
+      made = held.status();
+      if (held.ok()) folder = *std::move(held);
+    }
   }
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(group, folder.status(), "make the output folder"));
-  CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, *folder));
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, made, "make the output folder"));
+  CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, folder.path));
   // Any host's first rank may be rank 0 after a restart.
   NoteOutputFolder(session->output_dir);
   return absl::OkStatus();

@@ -7,9 +7,9 @@
 
 namespace capstan {
 
-// What all ranks settle once they have met: compares their configs, data and
-// models; then sets up the device's precision, the output folder, which all
-// hosts must share, and max_steps. Collective.
+// Settles a run's parameters once all ranks have met: compares their configs,
+// data and models; then sets the device's precision, the output folder, which
+// all hosts must share, and max_steps. Collective.
 absl::Status SettleRun(Session* session);
 
 }  // namespace capstan

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/start_reporter.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "trainer/launcher/place.h"
+#include "cluster/comm/agree.h"
+#include "cluster/comm/gpu_tools.h"
+#include "cluster/launch/place.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/process_group/agree.h"
-#include "trainer/process_group/gpu_tools.h"
 
 namespace capstan {
 namespace {
@@ -30,17 +28,9 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   const TrainJob& job = session->job;
   const RunParts& parts = session->parts;
   const RunConfig& config = session->config;
-  {
-    std::ofstream config_file(
-        absl::StrCat(session->output_dir, "/config.pbtxt"));
-    config_file << session->config_text;
-    config_file.flush();
-    if (!config_file) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          session->output_dir,
-          "/config.pbtxt can't be written: ", std::strerror(errno)));
-    }
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(absl::StrCat(session->output_dir, "/config.pbtxt"),
+                     session->config_text));
   RunFacts facts;
   facts.name = config.name();
   facts.output_dir = session->output_dir;

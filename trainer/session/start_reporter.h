@@ -9,10 +9,10 @@
 
 namespace capstan {
 
-// Opens rank 0's reporter, and with it the run's output: config.pbtxt, the
-// banner and the notes of the job, its data and, if not empty, `note`. After a
-// restart by the launcher only what the user doesn't know yet. Call at the end
-// of set-up. Collective.
+// Opens rank 0's reporter, and writes config.pbtxt, the banner and the notes of
+// the job, of its data and, if not empty, `note`. After a restart by the
+// launcher it prints only what is new to the user. Called at the end of set-up.
+// Collective.
 absl::Status StartReporter(Session* session, const std::string& note);
 
 }  // namespace capstan

@@ -9,10 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/counted_files.h"
 #include "base/machine.h"
+#include "cluster/comm/agree.h"
+#include "cluster/comm/gpu_tools.h"
+#include "plugins/sdk/dataset.h"
 #include "trainer/memory/tracking_allocator.h"
-#include "trainer/process_group/agree.h"
-#include "trainer/process_group/gpu_tools.h"
 #include "trainer/profile/gpu_specs.h"
 
 namespace capstan {
@@ -20,6 +22,12 @@ namespace {
 
 constexpr int64_t kWarmUpSteps = 2;
 constexpr size_t kMostKept = 8192;
+
+std::vector<CountedFile> FilesOf(const DatasetReader* reader) {
+  const auto* const counts = dynamic_cast<const CountsFiles*>(reader);
+  return counts == nullptr ? std::vector<CountedFile>()
+                           : counts->counted_files();
+}
 
 }  // namespace
 
@@ -114,8 +122,9 @@ std::string StepRecords::FindPeak() {
   return "";
 }
 
-void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
-                         const IssuedStep& step, absl::optional<double> spike) {
+void StepRecords::Record(const StepInFlight& step,
+                         absl::optional<double> spike) {
+  const StepSums& sums = step.sums;
   const TrainState& state = session_.state;
   // With deferred sums, a step overlaps the start of the next.
   const double now = MonotonicSeconds();
@@ -136,7 +145,7 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   StepMetrics metrics;
   metrics.step = state.step;
   metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0.0;
-  metrics.grad_norm = outcome.grad_norm;
+  metrics.grad_norm = step.outcome.grad_norm;
   metrics.lr = step.lr;
   metrics.tokens = state.tokens;
   metrics.trained_tokens = state.trained_tokens;
@@ -148,14 +157,14 @@ void StepRecords::Record(const StepSums& sums, const StepOutcome& outcome,
   metrics.exposed_seconds = step.communication.exposed_seconds;
   if (peak_ > 0.0) metrics.mfu = flops / std::max(seconds, 1e-9) / peak_;
   metrics.gpu_memory = step.memory;
-  metrics.skipped = outcome.skipped;
+  metrics.skipped = step.outcome.skipped;
   metrics.spike = spike;
   if (session_.scaler.enabled()) metrics.loss_scale = session_.scaler.scale();
   metrics.tagged = std::move(tagged);
   session_.reporter->Step(metrics);
 }
 
-TaggedNumbers StepRecords::SumMetrics(const IssuedStep& issued) {
+TaggedNumbers StepRecords::SumMetrics(const StepInFlight& issued) {
   TaggedNumbers numbers;
   const int64_t step = session_.state.step;
   std::vector<double> sums = issued.summed_metrics;
@@ -183,6 +192,8 @@ TaggedNumbers StepRecords::SumMetrics(const IssuedStep& issued) {
 RunSummary StepRecords::Summary() {
   RunSummary summary = session_.Progress();
   summary.ready_seconds = ready_seconds_;
+  summary.train_files = FilesOf(session_.parts.train_data.get());
+  summary.eval_files = FilesOf(session_.parts.eval_data.get());
   medians_.Summarize(peak_, &summary);
   AddMemory(&summary);
   return summary;

@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "absl/types/optional.h"
-#include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/profile/model_flops.h"
 #include "trainer/session/session.h"
-#include "trainer/session/step_sums.h"
+#include "trainer/session/step_in_flight.h"
 
 namespace capstan {
 
@@ -44,23 +43,6 @@ class StepMedians {
   std::vector<Step> kept_;
 };
 
-// A step that was issued, until all ranks' sums are known.
-struct IssuedStep {
-  double start = 0.0;  // MonotonicSeconds
-  double lr = 0.0;
-  CommunicationStats communication;  // this step's
-  at::Tensor metrics;                // LossSum::metrics, of this rank
-  // Their sums over all ranks, if known with the step's.
-  std::vector<double> summed_metrics;
-  // This rank's, to name what wasn't finite: each micro-batch's loss, and the
-  // position of the step's first sample.
-  std::vector<at::Tensor> losses;
-  int64_t position = 0;
-  absl::optional<GpuMemory> memory;  // the largest of all ranks
-  // What this rank's samples of the step passed over.
-  std::vector<BadSample> bad_samples;
-};
-
 class StepRecords {
  public:
   explicit StepRecords(Session* session);
@@ -70,10 +52,9 @@ class StepRecords {
   // Reports step state.step. Collective if the objective's metrics are due and
   // not summed yet.
   // `spike`: the loss's score if it is one.
-  void Record(const StepSums& sums, const StepOutcome& outcome,
-              const IssuedStep& step, absl::optional<double> spike);
-  // This rank's memory in a step with what the allocator doesn't count
-  // (MicroStepGraphs::AddMemory), for the summary.
+  void Record(const StepInFlight& step, absl::optional<double> spike);
+  // Takes this rank's memory in a step, including what the allocator doesn't
+  // count (MicroStepGraphs::AddMemory), for the summary.
   void NoteMemory(const GpuMemory& memory) {
     gpu_peak_ = std::max(gpu_peak_, memory.peak_allocated);
   }
@@ -81,9 +62,10 @@ class StepRecords {
   RunSummary Summary();
 
  private:
-  TaggedNumbers SumMetrics(const IssuedStep& step);
+  TaggedNumbers SumMetrics(const StepInFlight& step);
   void AddMemory(RunSummary* summary);
-  // Why MFU isn't told of; "": it is. Sets flops_ and peak_. Collective.
+  // Returns why MFU isn't reported, or "" if it is. Sets flops_ and peak_.
+  // Collective.
   std::string FindPeak();
 
   Session& session_;

@@ -153,6 +153,8 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
   return outcome;
 }
 
+bool DefersSums(at::Device device) { return device.is_cuda(); }
+
 DeferredSums::DeferredSums(at::Device device, int ranks, int metrics)
     : ranks_(ranks), metrics_(2 * metrics) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);

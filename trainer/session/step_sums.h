@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The numbers reduced over all ranks at the end of a step, and what follows
-// from them.
+// The numbers reduced over all ranks at the end of a step, and the step's
+// outcome.
 #ifndef CAPSTAN_TRAINER_SESSION_STEP_SUMS_H_
 #define CAPSTAN_TRAINER_SESSION_STEP_SUMS_H_
 
@@ -32,10 +32,10 @@ struct StepSums {
   double bad_samples = 0.0;    // passed over (train.skip_bad_samples)
 };
 
-// All-reduces them in place and waits. Collective; throws CommunicationError.
-// `memory` (may be null, on all ranks): this rank's, and then the largest of
-// each number. `exact` (the same): this rank's share of loss_sum and
-// gradient_squared_sum, in their place.
+// All-reduces the sums in place and waits. Collective; throws
+// CommunicationError. `memory`, null on all ranks or none, is this rank's and
+// becomes the largest of each number. `exact`, likewise, replaces this rank's
+// loss_sum and gradient_squared_sum.
 void Reduce(ProcessGroup& group, StepSums* sums, GpuMemory* memory = nullptr,
             const ExactSums* exact = nullptr);
 
@@ -63,28 +63,23 @@ struct StepOutcome {
 
 StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule);
 
-// When the host reads a step's sums.
-enum class ReadSums {
-  kAuto,  // deferred on GPUs; else before the update
-  kBeforeUpdate,
-  // One step later: the update reads the device's own copy, and so does the
-  // next backward of the loss scale; the host never waits for the device's
-  // latest work.
-  kDeferred,
-};
+// Returns whether the host reads a step's sums one step later, as it does on
+// GPUs. The update and the next backward's loss scale use the device's own
+// copy, so the host never waits for the device's latest work.
+bool DefersSums(at::Device device);
 
 // Reduces sums and computes the update's scale on the device, so that the host
 // can issue the update before seeing them. One step at a time, on the device's
 // current stream. The scale is bit-equal to OutcomeOf's.
 class DeferredSums {
  public:
-  // `ranks`: how many tell their memory; 0: none does. `metrics`: of an
-  // objective, see LossSum::metrics.
+  // `ranks` is the number of ranks that report their memory, or 0. `metrics` is
+  // the objective's number of metrics (LossSum::metrics).
   explicit DeferredSums(at::Device device, int ranks = 0, int metrics = 0);
 
   // This rank's, for the next Reduce.
   void set_memory(const GpuMemory& memory) { memory_ = memory; }
-  // After Read: the largest of each of the ranks' numbers.
+  // After Read: the largest of each number over the ranks.
   const GpuMemory& largest_memory() const { return largest_memory_; }
 
   // Issues the reduction of `mine`, whose loss_sum and gradient_squared_sum are
@@ -101,7 +96,7 @@ class DeferredSums {
   // After Reduce: the next step's loss scale, a float64 scalar; undefined if it
   // doesn't depend on this step.
   const at::Tensor& next_loss_scale() const { return next_loss_scale_; }
-  // Waits for what Reduce issued, and nothing after it.
+  // Waits for what Reduce issued, but not for later work.
   StepSums Read();
   // After Read: the metrics' sums and divisors, over all ranks.
   const std::vector<double>& metrics() const { return metrics_; }

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainer/process_group/single_group.h"
+#include "cluster/comm/single_group.h"
 
 namespace capstan {
 namespace {

@@ -12,6 +12,8 @@
 #include "base/progress.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/profile/ranges.h"
+#include "trainer/session/outside_units.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
@@ -19,19 +21,26 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// As profiling tools know a unit.
+const char* RangeName(const std::string* unit) {
+  return unit == nullptr ? "unit" : unit->c_str();
+}
+
 // A unit's body, saved for backward.
 struct KeptBody : public torch::CustomClassHolder {
   KeptBody(UnitRunner::Body body, Strategy* strategy, int unit,
-           const char* name, bool offload)
+           const std::string* name, const PluginNames& plugins, bool offload)
       : body(std::move(body)),
         strategy(strategy),
         unit(unit),
         name(name),
+        plugins(plugins),
         offload(offload) {}
   UnitRunner::Body body;
   Strategy* const strategy;  // null: wants no callbacks
   const int unit;
-  const char* const name;
+  const std::string* const name;
+  const PluginNames& plugins;
   const bool offload;  // the input to host memory
 };
 
@@ -63,8 +72,11 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto kept = c10::static_intrusive_pointer_cast<KeptBody>(
         ctx->saved_data["kept"].toCapsule());
-    const Range range(kept->name);
-    if (kept->strategy != nullptr) kept->strategy->PreBackward(kept->unit);
+    const Range range(RangeName(kept->name));
+    if (kept->strategy != nullptr) {
+      const WhoseCode code(kept->plugins.strategy, "PreBackward", kept->name);
+      kept->strategy->PreBackward(kept->unit);
+    }
     at::Tensor input = ctx->get_saved_variables()[0].detach();
     if (kept->offload) {
       const MemoryScope scope(MemoryCategory::kActivations);
@@ -77,6 +89,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
     {
       const at::AutoGradMode with_gradients(true);
       const MemoryScope scope(MemoryCategory::kActivations);
+      const WhoseCode code(kept->plugins.model, "recomputing", kept->name);
       output = kept->body(input);
     }
     if (output.requires_grad()) {
@@ -88,31 +101,58 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
 
 }  // namespace
 
+StrategyRunner::StrategyRunner(Strategy* strategy,
+                               const ActivationCheckpointing& checkpointing,
+                               const std::vector<std::string>* names,
+                               const PluginNames* plugins)
+    : strategy_(strategy),
+      checkpointing_(checkpointing),
+      names_(names),
+      plugins_(plugins) {
+  static const PluginNames* const unknown = new PluginNames;
+  if (plugins_ == nullptr) plugins_ = unknown;
+}
+
+void StrategyRunner::Call(void (Strategy::*callback)(int), const char* name,
+                          int unit) {
+  const WhoseCode code(plugins_->strategy, name, NameOf(unit));
+  (strategy_->*callback)(unit);
+}
+
 at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
                                const Body& body) {
   ran_ = true;
   CountProgress();
-  const Range range(NameOf(unit));
+  const OutsideUnits::Inside inside;
+  const std::string* const name = NameOf(unit);
+  const Range range(RangeName(name));
   const bool callbacks = callbacks_ && strategy_->wants_unit_callbacks();
-  if (callbacks) strategy_->PreForward(unit);
+  if (callbacks) Call(&Strategy::PreForward, "PreForward", unit);
   at::Tensor output;
   if (at::GradMode::is_enabled() && checkpointing_.Covers(unit) &&
       input.is_floating_point()) {
     const at::Tensor marker =
         at::empty({0}, input.options()).set_requires_grad(true);
-    output =
-        RecomputedUnit::apply(input, marker,
-                              c10::make_intrusive<KeptBody>(
-                                  body, callbacks ? strategy_ : nullptr, unit,
-                                  NameOf(unit), checkpointing_.offload));
-    if (callbacks) strategy_->PostForward(unit);
+    const auto kept = c10::make_intrusive<KeptBody>(
+        body, callbacks ? strategy_ : nullptr, unit, name, *plugins_,
+        checkpointing_.offload);
+    {
+      const WhoseCode code(plugins_->model, "", name);
+      output = RecomputedUnit::apply(input, marker, kept);
+    }
+    if (callbacks) Call(&Strategy::PostForward, "PostForward", unit);
     return output;
   }
-  output = body(input);
-  if (callbacks) strategy_->PostForward(unit);
+  {
+    const WhoseCode code(plugins_->model, "", name);
+    output = body(input);
+  }
+  if (callbacks) Call(&Strategy::PostForward, "PostForward", unit);
   if (callbacks && output.requires_grad()) {
     // The first part of the unit that backward reaches.
-    output.register_hook([strategy = strategy_, unit](const at::Tensor&) {
+    output.register_hook([strategy = strategy_, unit, name,
+                          plugins = plugins_](const at::Tensor&) {
+      const WhoseCode code(plugins->strategy, "PreBackward", name);
       strategy->PreBackward(unit);
     });
   }

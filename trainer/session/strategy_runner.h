@@ -9,32 +9,35 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/memory_plan.h"
+#include "trainer/session/plugin_names.h"
 
 namespace capstan {
 
-// Runs a model's units between a strategy's callbacks. Free of cost for
+// Runs a model's units between a strategy's callbacks. Costs nothing for
 // strategies without callbacks.
 class StrategyRunner final : public UnitRunner {
  public:
-  // `names`: the units', for profiling tools; null: not needed. Must outlive
-  // this and the graphs that are made.
+  // `names` are the units', for profiling tools and errors, or null; `plugins`
+  // are for errors. Both must outlive this and the autograd graphs that it
+  // makes.
   explicit StrategyRunner(Strategy* strategy,
                           const ActivationCheckpointing& checkpointing = {},
-                          const std::vector<std::string>* names = nullptr)
-      : strategy_(strategy), checkpointing_(checkpointing), names_(names) {}
+                          const std::vector<std::string>* names = nullptr,
+                          const PluginNames* plugins = nullptr);
   at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
 
   // Whether a unit has run since this was last called.
   bool TakeRan() { return std::exchange(ran_, false); }
 
-  // Without them (at first they are wanted) whoever turned them off calls the
-  // strategy.
+  // Turns the strategy's callbacks on (the default) or off; while they are off,
+  // the caller notifies the strategy itself.
   void set_callbacks(bool wanted) { callbacks_ = wanted; }
 
  private:
-  // As profiling tools know it.
-  const char* NameOf(int unit) const {
-    return names_ == nullptr ? "unit" : (*names_)[unit].c_str();
+  void Call(void (Strategy::*callback)(int), const char* name, int unit);
+  // Returns null if the units have no names.
+  const std::string* NameOf(int unit) const {
+    return names_ == nullptr ? nullptr : &(*names_)[unit];
   }
 
   Strategy* const strategy_;
@@ -42,6 +45,7 @@ class StrategyRunner final : public UnitRunner {
   bool callbacks_ = true;
   const ActivationCheckpointing checkpointing_;
   const std::vector<std::string>* const names_;
+  const PluginNames* plugins_;
 };
 
 }  // namespace capstan

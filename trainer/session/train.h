@@ -5,23 +5,21 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "trainer/launcher/rank_info.h"
+#include "cluster/launch/rank_info.h"
 #include "trainer/session/run_parts.h"
-#include "trainer/session/step_sums.h"
 
 namespace capstan {
 
 // Runs one rank's training, from joining the others to the last file.
 //
-// OK: all steps are done (perhaps by an earlier run, which is then left
-// untouched). CANCELLED: stopped by a signal, and saved. UNAVAILABLE: another
-// rank failed, and its error is the cause.
-absl::Status RunTraining(TrainJob* job, const RankInfo& rank,
-                         ReadSums read = ReadSums::kAuto);
+// Returns OK if all steps are done (perhaps by an earlier run, whose files then
+// stay untouched), CANCELLED if a signal stopped the run, which is saved, and
+// UNAVAILABLE if another rank's error is the cause.
+absl::Status RunTraining(TrainJob* job, const RankInfo& rank);
 
-// The first `steps` steps of that run, and nothing after them: neither
-// evaluations nor files but those that a run begins with. For what a step asks
-// of a device; the process should end then.
+// Runs only the first `steps` steps of that run, without evaluations and with
+// only those files that a run begins with, to see what a step asks of a device.
+// The process should then exit.
 absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank, int64_t steps);
 
 }  // namespace capstan

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "trainer/process_group/agree.h"
+#include "cluster/comm/agree.h"
 
 namespace capstan {
 namespace {

@@ -5,15 +5,15 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "cluster/watch/watchdog.h"
+#include "host/config/run_config.pb.h"
 #include "plugins/sdk/process_group.h"
-#include "trainer/run_config.pb.h"
-#include "trainer/watch/watchdog.h"
 
 namespace capstan {
 
-// Begins to watch over the ranks of `group`, before whose creation WantLedgers
-// was called, as train's hang_floor_seconds, hang_ceiling_seconds and on_hang
-// say. An error if a rank can't: its hanging would have no name. Collective.
+// Starts the watchdog of the ranks of `group` with train's hang_floor_seconds,
+// hang_ceiling_seconds and on_hang. WantLedgers must have been called before
+// `group` was created. Fails if any rank can't be watched. Collective.
 absl::StatusOr<std::unique_ptr<Watchdog>> Watch(const Train& train,
                                                 ProcessGroup& group);
 

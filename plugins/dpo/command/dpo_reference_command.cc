@@ -3,17 +3,14 @@
 // `trainer dpo-reference`: an evaluation (`trainer eval`) of each data file by
 // capstan.dpo, which writes what it has computed into the config's
 // objective.reference.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/subprocess.h"
 #include "plugins/sdk/command.h"
 
 namespace capstan {
@@ -21,24 +18,18 @@ namespace {
 
 // Runs the trainer with these words; returns its exit code.
 absl::StatusOr<int> RunTrainer(std::vector<std::string> words) {
-  words.insert(words.begin(), "trainer");
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    execv("/proc/self/exe", arguments.data());
-    _exit(127);
+  Program trainer;
+  trainer.words = std::move(words);
+  trainer.words.insert(trainer.words.begin(), "trainer");
+  trainer.path = "/proc/self/exe";
+  trainer.inherits_descriptors = true;
+  const absl::StatusOr<ChildEnd> end = RunProgram(trainer);
+  if (!end.ok() || !end->known()) {
+    return absl::InternalError(
+        absl::StrCat("the trainer can't be started again: ",
+                     end.ok() ? end->Text() : end.status().message()));
   }
-  int status = 0;
-  while (child > 0 && waitpid(child, &status, 0) != child) {
-    if (errno != EINTR) break;
-  }
-  if (child < 0 || !(WIFEXITED(status) || WIFSIGNALED(status))) {
-    return absl::InternalError(absl::StrCat(
-        "the trainer can't be started again: ", std::strerror(errno)));
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return end->signal > 0 ? 128 + end->signal : end->code;
 }
 
 class DpoReferenceCommand : public Command {

@@ -10,18 +10,19 @@
 #include "absl/strings/substitute.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "datasets/llada_windows/window_data.h"
+#include "plugins/llada/windows/window_data.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/lib/token_difference.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
 namespace {
 
 // The scripts' fixed settings: mean over the masked tokens, AdamW with decay
-// 0.01 on all weights, gradients clipped to norm 1, warm-up for a tenth of the
-// steps and then half a cosine, an evaluation per epoch, checkpoints of the
-// best and of each fifth epoch. Settings without effect on results suit the
+// 0.01 on all weights, gradients clipped to norm 1, OneCycleLR over the run's
+// steps with a tenth of them to rise, an evaluation per epoch, checkpoints of
+// the best and of each fifth epoch. Settings without effect on results suit the
 // machine: sharded weights, activation checkpointing.
 constexpr char kRecipe[] = R"(
 name: "llada"
@@ -36,7 +37,7 @@ precision { [plugin/capstan.$3.Config] {} }
 optimizer {
   [plugin/capstan.adamw.Config] { learning_rate: $4 weight_decay: 0.01 }
 }
-schedule { kind: COSINE warmup_ratio: 0.1 }
+schedule { kind: ONE_CYCLE warmup_ratio: 0.1 }
 batch { micro_batch_size: $5 }
 train {
   max_epochs: $6
@@ -51,14 +52,6 @@ train {
 )";
 
 constexpr int64_t kSaveEveryEpochs = 5;
-
-bool SameTokens(const Tokenizer& a, const Tokenizer& b) {
-  if (a.vocab_size() != b.vocab_size()) return false;
-  for (int64_t id = 0; id < a.vocab_size(); ++id) {
-    if (a.Decode({id}) != b.Decode({id})) return false;
-  }
-  return true;
-}
 
 class LladaCommand : public Command {
  public:
@@ -86,11 +79,10 @@ class LladaCommand : public Command {
         .Type("FOLDER")
         .ShowDefault();
     flags.Add(
-        "--fp16", [this] { fp16_ = true; },
+        "--fp16", &fp16_,
         "Compute in float16; default: bfloat16 or float16 where the device is "
         "fast in it, else float32");
-    flags.Add(
-        "--no_fp16", [this] { fp16_ = false; }, "Compute in float32");
+    flags.Add("--no_fp16", &no_fp16_, "Compute in float32");
     flags.Add(
         "--resume", &resume_,
         "Continue from the newest checkpoint in save_dir, if there is one");
@@ -108,6 +100,10 @@ class LladaCommand : public Command {
                                        "at least 1", batch_size_));
     CAPSTAN_RETURN_IF_ERROR(
         CheckField(epochs_ >= 1, "--epochs", "at least 1", epochs_));
+    if (fp16_ && no_fp16_) {
+      return FieldError("--no_fp16",
+                        "is the contrary of --fp16: give one of them");
+    }
     const std::string folder = host.Path(data_dir_);
     const std::string model = host.ModelFolder(host.Path(model_name_));
     absl::StatusOr<llada_windows::WindowData> data =
@@ -151,7 +147,9 @@ class LladaCommand : public Command {
     // A model without a tokenizer: only the vocabulary's size can be checked.
     if (absl::IsNotFound(tokenizer.status())) return absl::OkStatus();
     CAPSTAN_RETURN_IF_ERROR(tokenizer.status());
-    if (SameTokens(**tokenizer, *data.tokenizer)) return absl::OkStatus();
+    if (TokenDifference(**tokenizer, *data.tokenizer).empty()) {
+      return absl::OkStatus();
+    }
     return FieldError(
         "--data_dir",
         absl::StrCat(data_dir_, " holds ids of ",
@@ -168,8 +166,7 @@ class LladaCommand : public Command {
 
   // The scripts default to --fp16. Ours default to 16 bits if they are faster.
   std::string Precision() const {
-    if (!fp16_.has_value()) return "auto";
-    return *fp16_ ? "fp16" : "fp32";
+    return fp16_ ? "fp16" : no_fp16_ ? "fp32" : "auto";
   }
 
   // The flags of the script, and its defaults.
@@ -179,8 +176,9 @@ class LladaCommand : public Command {
   int64_t epochs_ = 5;
   double learning_rate_ = 1e-5;
   std::string save_dir_ = "checkpoints_pretrained";
-  // Default: the dtype that is fast on the device.
-  absl::optional<bool> fp16_;
+  // Neither: the dtype that is fast on the device.
+  bool fp16_ = false;
+  bool no_fp16_ = false;
   bool resume_ = false;
 };
 

@@ -78,12 +78,6 @@ UnitMemory PlanUnit(const kernels::OperatorMemory& memory, int64_t output,
   return plan;
 }
 
-absl::Status NoCacheError() {
-  return absl::UnimplementedError(
-      "a model whose tokens see the whole text has no cache: each new token "
-      "changes what the others' keys and values are");
-}
-
 absl::Status CheckTensors(
     const std::vector<ParameterSpec>& specs, const SafetensorsReader& weights,
     const std::string& folder, const TensorWords& words, bool any_float,
@@ -113,7 +107,7 @@ absl::Status CheckTensors(
         !(any_float && c10::isFloatingType(entry.dtype))) {
       return absl::InvalidArgumentError(absl::StrCat(
           entry.file, ": tensor '", spec.name,
-          "' must be F32, F16 or BF16, is ", c10::toString(entry.dtype)));
+          "' must be F32, F16 or BF16, is ", weights.DtypeName(spec.name)));
     }
   }
   for (const auto& [name, entry] : weights.tensors()) {

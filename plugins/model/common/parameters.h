@@ -54,9 +54,6 @@ UnitMemory PlanUnit(const kernels::OperatorMemory& memory, int64_t output,
                     const std::vector<ParameterSpec>& specs, int unit,
                     c10::ScalarType compute);
 
-// NewCache's error for a model that isn't causal.
-absl::Status NoCacheError();
-
 // FieldError if `config`, which names a folder as `pretrained`, sets other
 // fields than those.
 absl::Status CheckAlone(const google::protobuf::Message& config,

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/gradient_sink.h"
-#include "base/wide_gradient_sink.h"
+#include "kernels/context/gradient_sink.h"
+#include "kernels/context/wide_gradient_sink.h"
 #include "kernels/memory_testing.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/model.h"

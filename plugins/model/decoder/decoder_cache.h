@@ -7,33 +7,31 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/layers/transformer_block.h"
+#include "kernels/attention/layer_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/sdk/batched_cache.h"
-#include "plugins/sdk/kept_context.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
 
-// Keys and values of each layer, [batch, room, kv_heads * head_dim], whose room
-// grows by need, up to max_length. All positions are kept, those beyond a
-// layer's window, too.
-class DecoderCache final : public KvCache,
-                           public BatchedCache,
-                           public LengthDependentCache {
+// Keys and values of each layer. All positions are kept, those beyond a layer's
+// window, too.
+class DecoderCache final : public KvCache, public BatchedCache {
  public:
   // `owner`: the only model that may use it.
   DecoderCache(const TokenModel* owner, const DecoderConfig& config,
                int64_t batch, int64_t max_length,
                const at::TensorOptions& options);
+  DecoderCache(const DecoderCache&) = delete;
+  DecoderCache& operator=(const DecoderCache&) = delete;
 
-  int64_t length() const override { return length_; }
-  const TokenModel* owner() const { return owner_; }
-  bool Holds(int64_t batch, int64_t more) const {
-    return batch == batch_ && length_ + more <= max_length_;
-  }
+  // The cache that comes with `input`, or null. Throws c10::Error unless it is
+  // `owner`'s; it has room, and there are no gradients.
+  static DecoderCache* Of(const TokenInput& input, const TokenModel* owner);
 
-  void Rewind(int64_t length) override { length_ = length; }
+  int64_t length() const override { return extent_.length; }
+
+  void Rewind(int64_t length) override { extent_.length = length; }
   void KeepRows(const std::vector<int64_t>& rows) override;
   void ExpectLengths(const std::vector<int64_t>& lengths) override;
   bool FitsLength(int64_t length) const override;
@@ -50,27 +48,19 @@ class DecoderCache final : public KvCache,
   // a token; undefined: no row has padding.
   const at::Tensor& first() const { return first_; }
 
-  // Appends k and v [batch * T, ..] of a layer; returns all of them.
-  kernels::CachedKeyValue Append(int layer, const at::Tensor& k,
-                                 const at::Tensor& v);
+  // To which a forward appends.
+  kernels::LayerCache* layer(int layer) { return &layers_[layer]; }
   // After all layers have appended `positions`.
-  void Advance(int64_t positions) { length_ += positions; }
+  void Advance(int64_t positions) { extent_.length += positions; }
 
  private:
-  // Makes room for `positions` of a layer, which keeps what it has.
-  void Grow(int layer, int64_t positions);
-
   const TokenModel* const owner_;
-  const int64_t width_;
-  const at::TensorOptions options_;
-  int64_t batch_;
-  const int64_t max_length_;
-  int64_t length_ = 0;
+  kernels::CacheExtent extent_;
   at::Tensor first_;
   std::vector<int64_t> expected_;        // empty: not known
   std::vector<int64_t> first_expected_;  // at the first position
   const std::vector<Rope> ropes_;
-  std::vector<kernels::CachedKeyValue> layers_;
+  std::vector<kernels::LayerCache> layers_;
 };
 
 }  // namespace capstan::decoder

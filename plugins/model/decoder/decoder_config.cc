@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/run_device.h"
+#include "kernels/context/run_device.h"
 
 namespace capstan::decoder {
 namespace {

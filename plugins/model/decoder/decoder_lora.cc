@@ -2,6 +2,7 @@
 #include "plugins/model/decoder/decoder_lora.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -14,6 +15,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "plugins/model/common/parameters.h"
+#include "plugins/model/decoder/decoder_model.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/lora.h"
 
@@ -87,6 +89,22 @@ absl::Status CheckNames(const LoraSpec& spec, const DecoderLayout& layout) {
   return absl::OkStatus();
 }
 
+// The names of all modules by the indices of their parameters; "" for experts
+// and their routers, which transformers has in other tensors.
+std::vector<std::string> WholeModules(const DecoderLayout& layout) {
+  std::vector<std::string> modules;
+  for (const ParameterSpec& spec : layout.specs) {
+    modules.push_back(spec.name.substr(0, spec.name.rfind('.')));
+  }
+  for (const DecoderLayout::Layer& layer : layout.layers) {
+    if (layer.weight[kRouter] >= 0) modules[layer.weight[kRouter]].clear();
+    for (const std::array<int, 3>& expert : layer.experts) {
+      for (const int index : expert) modules[index].clear();
+    }
+  }
+  return modules;
+}
+
 bool IsTarget(const LoraSpec& spec, const std::string& module) {
   return !module.empty() &&
          std::any_of(spec.target_modules.begin(), spec.target_modules.end(),
@@ -98,13 +116,15 @@ bool IsTarget(const LoraSpec& spec, const std::string& module) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DecoderLora>> DecoderLora::Create(
-    const LoraSpec& spec, const DecoderLayout& layout) {
+    const LoraSpec& spec, const std::vector<std::string>& modules_to_save,
+    const DecoderConfig& config, const DecoderLayout& layout) {
   CAPSTAN_RETURN_IF_ERROR(CheckNumbers(spec));
   CAPSTAN_RETURN_IF_ERROR(CheckNames(spec, layout));
   std::unique_ptr<DecoderLora> lora(new DecoderLora(spec));
   lora->AddAdapters(layout);
+  CAPSTAN_RETURN_IF_ERROR(lora->Save(modules_to_save, config, layout));
   if (!spec.pretrained.empty()) {
-    const absl::Status opened = lora->OpenPretrained();
+    const absl::Status opened = lora->OpenPretrained(layout);
     if (!opened.ok()) return FieldError("pretrained", opened.message());
   }
   return lora;
@@ -132,9 +152,58 @@ void DecoderLora::AddAdapters(const DecoderLayout& layout) {
   }
 }
 
-absl::Status DecoderLora::OpenPretrained() {
+absl::Status DecoderLora::Save(const std::vector<std::string>& modules,
+                               const DecoderConfig& config,
+                               const DecoderLayout& layout) {
+  saved_.resize(layout.specs.size());
+  const std::vector<std::string> known = WholeModules(layout);
+  const std::string head = config.names->head;
+  const bool tied = layout.head == kEmbedding;
+  for (const std::string& wanted : modules) {
+    bool found = false;
+    for (size_t i = 0; i < known.size(); ++i) {
+      // Any end will do, as in PEFT: "norm" is each layer's norms, too.
+      const bool is_head =
+          tied && i == kEmbedding && absl::EndsWith(head, wanted);
+      if (!is_head && (known[i].empty() || !absl::EndsWith(known[i], wanted))) {
+        continue;
+      }
+      found = true;
+      if (place_[i] >= 0) {
+        return FieldError(
+            "modules_to_save",
+            absl::StrCat("'", wanted,
+                         "' is trained whole, and target_modules "
+                         "gives it an adapter: leave it out of the one or the "
+                         "other"));
+      }
+      saved_[i] = {SavedParameterName(layout.specs[i].name)};
+      if (tied && i == kEmbedding) {
+        saved_[i].push_back(SavedParameterName(head + ".weight"));
+      }
+    }
+    if (found) continue;
+    return FieldError(
+        "modules_to_save",
+        absl::StrCat("'", wanted, "' is none of this model's modules, such as ",
+                     config.names->embedding, " and ", head));
+  }
+  return absl::OkStatus();
+}
+
+bool DecoderLora::SavesAny() const {
+  return std::any_of(saved_.begin(), saved_.end(),
+                     [](const auto& names) { return !names.empty(); });
+}
+
+absl::Status DecoderLora::SavedValue(int index, int64_t begin, int64_t count,
+                                     float* out) const {
+  return pretrained_->ReadFloats(saved_[index][0], begin, count, out);
+}
+
+absl::Status DecoderLora::OpenPretrained(const DecoderLayout& layout) {
   const std::string& folder = spec_.pretrained;
-  CAPSTAN_ASSIGN_OR_RETURN(const LoraSpec saved, ReadAdapterConfig(folder));
+  CAPSTAN_ASSIGN_OR_RETURN(const AdapterSpec saved, ReadAdapterConfig(folder));
   const auto differs = [&](const char* key, const auto& is,
                            const auto& wanted) {
     return absl::InvalidArgumentError(
@@ -148,17 +217,33 @@ absl::Status DecoderLora::OpenPretrained() {
   if (saved.rslora != spec_.rslora) {
     return differs("use_rslora", saved.rslora, spec_.rslora);
   }
+  std::vector<ParameterSpec> wanted = specs_;
+  std::set<std::string> others;
+  for (size_t i = 0; i < saved_.size(); ++i) {
+    if (saved_[i].empty()) continue;
+    wanted.push_back({saved_[i][0], layout.specs[i].shape});
+    others.insert(saved_[i].begin() + 1, saved_[i].end());
+  }
+  if (!others.empty() && !saved.ties) {
+    return absl::UnimplementedError(absl::StrCat(
+        folder,
+        "/adapter_config.json: modules_to_save has the embedding, which is the "
+        "model's head, too, and ensure_weight_tying isn't set: embedding and "
+        "head that were trained apart are not implemented"));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       pretrained_,
       SafetensorsReader::Open(folder + "/adapter_model.safetensors"));
   return CheckTensors(
-      specs_, *pretrained_, folder,
-      {"the adapter lacks", "which target_modules asks for",
+      wanted, *pretrained_, folder,
+      {"the adapter lacks", "which its modules ask for",
        "for this model it must be",
        absl::StrCat("has no place in this model with target_modules ",
                     absl::StrJoin(spec_.target_modules, ", ")),
        ": is it another model's?"},
-      /*any_float=*/true);
+      /*any_float=*/true, [&](absl::string_view name) {
+        return others.count(std::string(name)) > 0 || IsSecondCopy(name);
+      });
 }
 
 absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
@@ -187,6 +272,64 @@ kernels::Adapter DecoderLora::At(int index,
   adapter.scale = spec_.scale();
   adapter.dropout = {spec_.dropout, keys_[index], samples};
   return adapter;
+}
+
+absl::Status DecoderModel::AddLora(const LoraSpec& spec) {
+  if (lora_ != nullptr || !parameters_.empty()) {
+    return absl::FailedPreconditionError(
+        "an adapter is added once, before the model's parameters are bound");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      lora_, DecoderLora::Create(spec, modules_to_save_, config_, layout_));
+  const uint64_t seed = spec.seed;
+  absl::StatusOr<std::unique_ptr<PackedMatrices>> packed =
+      PackedMatrices::Create(
+          spec.quantize, layout_, weights_.get(), file_names_,
+          [this, seed](int index, int64_t begin, int64_t count, float* out) {
+            return BaseValue(index, seed, begin, count, out);
+          });
+  absl::Status status = packed.status();
+  if (packed.ok()) {
+    packed_ = *std::move(packed);
+    status = CheckSaved();
+  }
+  if (!status.ok()) {
+    packed_.reset();
+    lora_.reset();
+    return status;
+  }
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    specs_[i].trainable = lora_->Saves(static_cast<int>(i));
+  }
+  specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
+  return absl::OkStatus();
+}
+
+absl::Status DecoderModel::CheckSaved() const {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    const int index = static_cast<int>(i);
+    if (!lora_->Saves(index) || !Packed(index)) continue;
+    return FieldError("modules_to_save",
+                      absl::StrCat("'", specs_[i].name,
+                                   "' is kept quantised, and can't be trained "
+                                   "whole: give it an adapter instead"));
+  }
+  if (new_rows_ == nullptr ||
+      (lora_->Saves(kEmbedding) && lora_->Saves(layout_.head))) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "modules_to_save",
+      absl::StrCat("must name ", config_.names->embedding, " and ",
+                   config_.names->head,
+                   ": vocab_size gives them rows that the base doesn't have"));
+}
+
+std::vector<std::string> DecoderModel::SavedNames(int index) const {
+  if (lora_ == nullptr || static_cast<size_t>(index) >= layout_.specs.size()) {
+    return {};
+  }
+  return lora_->SavedNames(index);
 }
 
 }  // namespace capstan::decoder

@@ -22,11 +22,13 @@ namespace capstan::decoder {
 class DecoderLora {
  public:
   // The adapters' parameters follow the model's own, which are those of
-  // `layout`. FieldError for a spec or a pretrained adapter that doesn't fit
-  // them. Adapters are for the linear layers that transformers has: experts are
-  // stacked there, and no modules of their own.
+  // `layout`; those of `modules_to_save` are trained whole (the head's, if
+  // tied, as the embedding's). FieldError for a spec or a pretrained adapter
+  // that doesn't fit them. Adapters are for the linear layers that transformers
+  // has: experts are stacked there, and no modules of their own.
   static absl::StatusOr<std::unique_ptr<DecoderLora>> Create(
-      const LoraSpec& spec, const DecoderLayout& layout);
+      const LoraSpec& spec, const std::vector<std::string>& modules_to_save,
+      const DecoderConfig& config, const DecoderLayout& layout);
 
   // A and B of each adapter, in the order of first use.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
@@ -41,6 +43,20 @@ class DecoderLora {
   kernels::Adapter At(int index, const std::vector<at::Tensor>& parameters,
                       const at::Tensor& samples) const;
 
+  // Model::SavedNames, of base parameter `index`.
+  const std::vector<std::string>& SavedNames(int index) const {
+    return saved_[index];
+  }
+  bool Saves(int index) const { return !saved_[index].empty(); }
+  bool SavesAny() const;
+  // Whether base parameter `index` starts from the pretrained adapter's value,
+  // and elements [begin, begin + count) of that.
+  bool HasSavedValue(int index) const {
+    return pretrained_ != nullptr && Saves(index);
+  }
+  absl::Status SavedValue(int index, int64_t begin, int64_t count,
+                          float* out) const;
+
   bool Has(int index) const { return index >= 0 && place_[index] >= 0; }
   int64_t rank() const { return spec_.rank; }
   bool dropout() const { return spec_.dropout > 0.0; }
@@ -49,7 +65,9 @@ class DecoderLora {
   explicit DecoderLora(const LoraSpec& spec) : spec_(spec) {}
 
   void AddAdapters(const DecoderLayout& layout);
-  absl::Status OpenPretrained();
+  absl::Status Save(const std::vector<std::string>& modules,
+                    const DecoderConfig& config, const DecoderLayout& layout);
+  absl::Status OpenPretrained(const DecoderLayout& layout);
 
   const LoraSpec spec_;
   std::vector<ParameterSpec> specs_;
@@ -57,6 +75,7 @@ class DecoderLora {
   // key of its dropout.
   std::vector<int> place_;
   std::vector<uint64_t> keys_;
+  std::vector<std::vector<std::string>> saved_;    // by base parameter
   std::unique_ptr<SafetensorsReader> pretrained_;  // null: random
 };
 

@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
@@ -16,10 +15,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/work_recorder.h"
 #include "kernels/attention/attention.h"
+#include "kernels/context/work_recorder.h"
 #include "kernels/layers/block_parts.h"
-#include "kernels/layers/decode_block.h"
 #include "kernels/layers/mixed_linear.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/loss/row_loss.h"
@@ -87,6 +85,9 @@ absl::Status DecoderModel::InitialValue(int index, uint64_t seed, int64_t begin,
     return lora_->InitialValue(index - static_cast<int>(base), seed, begin,
                                count, out);
   }
+  if (lora_ != nullptr && lora_->HasSavedValue(index)) {
+    return lora_->SavedValue(index, begin, count, out);
+  }
   if (Packed(index)) return packed_->at(index)->ReadValues(begin, count, out);
   return BaseValue(index, seed, begin, count, out);
 }
@@ -97,7 +98,7 @@ absl::Status DecoderModel::BaseValue(int index, uint64_t seed, int64_t begin,
   const std::string& name =
       file_names_.empty() ? spec.name : file_names_[index];
   if (new_rows_ != nullptr && (index == kEmbedding || index == layout_.head)) {
-    return new_rows_->Read(name, begin, count, out);
+    return new_rows_->Read(name, seed, config_.vocab_size, begin, count, out);
   }
   if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
   if (config_.norm_plus_one && spec.shape.size() == 1) {
@@ -105,29 +106,6 @@ absl::Status DecoderModel::BaseValue(int index, uint64_t seed, int64_t begin,
     return absl::OkStatus();
   }
   FillInitial(spec, seed, config_.initializer_range, begin, count, out);
-  return absl::OkStatus();
-}
-
-absl::Status DecoderModel::AddLora(const LoraSpec& spec) {
-  if (lora_ != nullptr || !parameters_.empty()) {
-    return absl::FailedPreconditionError(
-        "an adapter is added once, before the model's parameters are bound");
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(lora_, DecoderLora::Create(spec, layout_));
-  const uint64_t seed = spec.seed;
-  absl::StatusOr<std::unique_ptr<PackedMatrices>> packed =
-      PackedMatrices::Create(
-          spec.quantize, layout_, weights_.get(), file_names_,
-          [this, seed](int index, int64_t begin, int64_t count, float* out) {
-            return BaseValue(index, seed, begin, count, out);
-          });
-  if (!packed.ok()) {
-    lora_.reset();
-    return packed.status();
-  }
-  packed_ = *std::move(packed);
-  for (ParameterSpec& base : specs_) base.trainable = false;
-  specs_.insert(specs_.end(), lora_->specs().begin(), lora_->specs().end());
   return absl::OkStatus();
 }
 
@@ -210,13 +188,15 @@ DecoderModel::Pass DecoderModel::MakePass(const TokenInput& input,
     }
     return pass;
   }
-  CHECK(input.positions.sizes() == input.tokens.sizes())
-      << "tokens and positions are of one shape";
+  TORCH_CHECK(input.positions.sizes() == input.tokens.sizes(),
+              "tokens and positions are of one shape");
   at::Tensor positions = input.positions;
   if (cache != nullptr) {
     positions = positions.to(at::kCPU).contiguous();
-    cache->NotePadding(positions);
-    positions = positions.clamp_min(0);
+    if (config_.causal) {
+      cache->NotePadding(positions);
+      positions = positions.clamp_min(0);
+    }
   }
   std::vector<int64_t> text_lengths = {begin + length};
   for (const Rope& rope : config_.ropes) {
@@ -337,6 +317,7 @@ kernels::TransformerBlockOptions DecoderModel::LayerOptions(
   const DecoderLayout::Layer& index = layout_.layers[layer];
   kernels::TransformerBlockOptions options = pass.options;
   options.shape.window = kind.window;
+  if (pass.cache != nullptr) options.cache = pass.cache->layer(layer);
   if (kind.rope >= 0) options.rope_table = pass.rope_tables[kind.rope];
   for (int m = 0; m < kernels::kBlockMatrices; ++m) {
     options.parameters[m] = index.weight[kBlockModules[m]];
@@ -347,31 +328,6 @@ kernels::TransformerBlockOptions DecoderModel::LayerOptions(
       index.weight[kKeyNorm],   index.weight[kAttentionPostNorm],
       index.weight[kMlpNorm],   index.weight[kMlpPostNorm]};
   return options;
-}
-
-at::Tensor DecoderModel::RunLayer(int layer, const Pass& pass,
-                                  const at::Tensor& x,
-                                  UnitRunner& runner) const {
-  const int unit = layout_.layers[layer].unit;
-  const auto weights = LayerWeights(layer, pass.samples);
-  const auto options = LayerOptions(layer, pass);
-  DecoderCache* const cache = pass.cache;
-  return runner.Run(
-      unit, x,
-      [weights, options, layer, cache,
-       first = pass.first](const at::Tensor& input) {
-        if (cache != nullptr) {
-          return kernels::CachedTransformerBlock(
-              input, weights, options,
-              [&](const at::Tensor& k, const at::Tensor& v) {
-                return cache->Append(layer, k, v);
-              },
-              first);
-        }
-        return kernels::CanFuseTransformerBlock(input)
-                   ? kernels::FusedTransformerBlock(input, weights, options)
-                   : kernels::PlainTransformerBlock(input, weights, options);
-      });
 }
 
 kernels::MoeWeights DecoderModel::ExpertWeights(int layer) const {
@@ -441,27 +397,22 @@ at::Tensor DecoderModel::Hidden(
     const TokenInput& input, UnitRunner& runner,
     const kernels::TiedGradient& tied,
     const c10::intrusive_ptr<RouterLoss>& router_loss) {
-  const int64_t batch = input.tokens.size(0), length = input.tokens.size(1);
-  auto* cache = dynamic_cast<DecoderCache*>(input.cache);
-  if (input.cache != nullptr) {
-    TORCH_CHECK(cache != nullptr && cache->owner() == this,
-                "the cache is another model's: a model continues only what its "
-                "own NewCache has made");
-    CHECK(!at::GradMode::is_enabled())
-        << "a cache is for use without gradients";
-    CHECK(cache->Holds(batch, length)) << "the cache is too small";
-  }
+  DecoderCache* const cache = DecoderCache::Of(input, this);
   Pass pass = MakePass(input, cache);
   pass.router_loss = router_loss;
   if (cache != nullptr && cache->first().defined()) {
-    pass.first = cache->first().to(parameters_[kEmbedding].device());
+    pass.options.first = cache->first().to(parameters_[kEmbedding].device());
   }
   at::Tensor x = Embed(input, runner, tied);
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
-    x = RunLayer(layer, pass, x, runner);
+    x = runner.Run(layout_.layers[layer].unit, x,
+                   [weights = LayerWeights(layer, pass.samples),
+                    options = LayerOptions(layer, pass)](const at::Tensor& in) {
+                     return kernels::TransformerBlock(in, weights, options);
+                   });
     if (config_.layer(layer).experts) x = RunExperts(layer, pass, x, runner);
   }
-  if (cache != nullptr) cache->Advance(length);
+  if (cache != nullptr) cache->Advance(input.tokens.size(1));
   return x;
 }
 
@@ -475,14 +426,11 @@ at::Tensor DecoderModel::HeadLogits(const at::Tensor& hidden,
   return runner.Run(
       head_unit(), hidden,
       [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
-        const at::Tensor n = kernels::RmsNorm(x, norm, eps, plus_one);
-        at::Tensor logits;
-        if (kernels::CanDecode(x)) {
-          logits = at::empty({x.size(0), head.rows()}, x.options());
-          kernels::StoredLinearInto(logits, n, head);
-        } else {
-          logits = at::linear(n, head.tensor);
-        }
+        const at::Tensor logits =
+            kernels::CanDecode(x)
+                ? kernels::DecodeHead(x, norm, head, eps, plus_one)
+                : at::linear(kernels::RmsNorm(x, norm, eps, plus_one),
+                             head.tensor);
         return softcap == 0.0 ? logits : at::tanh(logits / softcap) * softcap;
       });
 }
@@ -574,7 +522,6 @@ at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
 
 absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
     int64_t batch, int64_t max_length) const {
-  if (!config_.causal) return NoCacheError();
   CHECK(!parameters_.empty()) << "Bind comes first";
   if (batch < 1 || max_length < 1 ||
       max_length > config_.max_position_embeddings) {

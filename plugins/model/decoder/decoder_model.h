@@ -12,11 +12,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/token_shares.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/transformer_block.h"
 #include "kernels/loss/token_loss.h"
@@ -26,24 +26,18 @@
 #include "plugins/model/decoder/packed.h"
 #include "plugins/model/decoder/router_loss.h"
 #include "plugins/model/decoder/weights.h"
-#include "plugins/sdk/adapter_switch.h"
-#include "plugins/sdk/end_tokens.h"
-#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/next_logits.h"
-#include "plugins/sdk/packed_parameters.h"
 #include "plugins/sdk/row_losses.h"
+#include "plugins/sdk/token_model.h"
+#include "plugins/sdk/token_shares.h"
 
 namespace capstan::decoder {
 
 class DecoderModel : public Model,
                      public TokenModel,
-                     public EndTokens,
-                     public HostTargets,
                      public RowLosses,
-                     public AdapterSwitch,
-                     public PackedParameters,
                      public TokenShares,
                      public InferenceWeights,
                      public NextLogits {
@@ -66,6 +60,11 @@ class DecoderModel : public Model,
                                     c10::ScalarType compute) const override;
   // The adapters' parameters come after all others.
   absl::Status AddLora(const LoraSpec& spec) override;
+  absl::Status SetModulesToSave(std::vector<std::string> modules) override {
+    modules_to_save_ = std::move(modules);
+    return absl::OkStatus();
+  }
+  std::vector<std::string> SavedNames(int index) const override;
   TokenModel* token_model() override { return this; }
 
   int64_t vocab_size() const override { return config_.vocab_size; }
@@ -83,15 +82,20 @@ class DecoderModel : public Model,
   bool causal() const override { return config_.causal; }
   // Keeps all positions, of layers with a window, too. With a cache, the
   // positions of TokenInput may be given: negative ones are padding on the left
-  // of a row.
+  // of a row. If the model isn't causal, there is no padding, positions come in
+  // any order, and new tokens see themselves and all that the cache holds.
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const override;
   int64_t eos_token() const override {
     return config_.eos_token_id.value_or(-1);
   }
-  const std::vector<int64_t>& other_end_tokens() const override {
+  std::vector<int64_t> other_end_tokens() const override {
     return config_.other_eos_token_ids;
   }
+  std::string generation_config() const override {
+    return config_.source_generation_config;
+  }
+  bool takes_host_targets() const override { return true; }
   int64_t mask_token() const override {
     return config_.mask_token_id.value_or(-1);
   }
@@ -113,7 +117,10 @@ class DecoderModel : public Model,
                                 WeightForm form) override;
   at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override;
 
-  bool has_adapter() const override { return lora_ != nullptr; }
+  // Modules that are trained whole can't be switched back.
+  bool has_adapter() const override {
+    return lora_ != nullptr && !lora_->SavesAny();
+  }
   void SetAdapterEnabled(bool enabled) override { adapter_enabled_ = enabled; }
 
  protected:
@@ -128,7 +135,6 @@ class DecoderModel : public Model,
     kernels::TransformerBlockOptions options;
     std::vector<at::Tensor> rope_tables;  // by DecoderConfig::ropes
     DecoderCache* cache = nullptr;
-    at::Tensor first;    // the cache's, on the parameters' device
     at::Tensor samples;  // dropout's keys
     c10::intrusive_ptr<RouterLoss> router_loss;
   };
@@ -139,8 +145,6 @@ class DecoderModel : public Model,
                     const c10::intrusive_ptr<RouterLoss>& router_loss);
   at::Tensor Embed(const TokenInput& input, UnitRunner& runner,
                    const kernels::TiedGradient& tied);
-  at::Tensor RunLayer(int layer, const Pass& pass, const at::Tensor& x,
-                      UnitRunner& runner) const;
   at::Tensor RunExperts(int layer, const Pass& pass, const at::Tensor& x,
                         UnitRunner& runner) const;
 
@@ -162,6 +166,8 @@ class DecoderModel : public Model,
   // As InitialValue, of the model's own parameters before they are packed.
   absl::Status BaseValue(int index, uint64_t seed, int64_t begin, int64_t count,
                          float* out) const;
+  // What AddLora finds wrong with modules_to_save_.
+  absl::Status CheckSaved() const;
   bool Packed(int index) const {
     return packed_ != nullptr && packed_->at(index) != nullptr;
   }
@@ -198,7 +204,8 @@ class DecoderModel : public Model,
   const std::unique_ptr<SafetensorsReader> weights_;  // see DecoderCheckpoint
   const std::vector<std::string> file_names_;
   const std::unique_ptr<NewRows> new_rows_;
-  std::vector<ParameterSpec> specs_;        // the adapters', too
+  std::vector<ParameterSpec> specs_;  // the adapters', too
+  std::vector<std::string> modules_to_save_;
   std::unique_ptr<DecoderLora> lora_;       // null: none
   std::unique_ptr<PackedMatrices> packed_;  // null: none
   bool adapter_enabled_ = true;

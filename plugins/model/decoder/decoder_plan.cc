@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "base/run_device.h"
+#include "kernels/context/run_device.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
@@ -92,11 +92,18 @@ TokenShare DecoderModel::ShareOf(int parameter) const {
 
 std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                                 c10::ScalarType compute) const {
-  const bool trained = lora_ == nullptr;
+  const bool all = lora_ == nullptr;
+  const auto saved = [this, all](int index) {
+    return all || lora_->Saves(index);
+  };
+  bool trained = all;  // a weight of a layer itself, or all of them
+  for (const DecoderLayout::Layer& layer : layout_.layers) {
+    for (const int index : layer.weight) trained |= index >= 0 && saved(index);
+  }
   const DecoderConfig& c = config_;
-  kernels::TokenLossShape ends = {samples * length, c.hidden_size,
-                                  c.vocab_size,     compute,
-                                  trained,          c.tie_word_embeddings};
+  kernels::TokenLossShape ends = {samples * length,    c.hidden_size,
+                                  c.vocab_size,        compute,
+                                  saved(layout_.head), c.tie_word_embeddings};
   ends.softcap = c.logit_softcap != 0.0;
   ends.device = CurrentRunDevice();
   kernels::TransformerBlockShape block;
@@ -117,11 +124,13 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
       ends.rows,       c.hidden_size,    c.experts.intermediate_size,
       c.experts.count, c.experts.chosen, compute,
       trained};
-  std::vector<UnitMemory> units = {PlanEmbedding(c, ends, length)};
+  kernels::TokenLossShape embedding = ends;
+  embedding.trained = saved(kEmbedding);
+  std::vector<UnitMemory> units = {PlanEmbedding(c, embedding, length)};
   std::set<int64_t> windows;
   for (int layer = 0; layer < c.num_hidden_layers; ++layer) {
     const DecoderLayout::Layer& index = layout_.layers[layer];
-    for (int m = 0; !trained && m < kernels::kBlockMatrices; ++m) {
+    for (int m = 0; !all && m < kernels::kBlockMatrices; ++m) {
       const bool has = lora_->Has(index.weight[kBlockModules[m]]);
       block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
     }

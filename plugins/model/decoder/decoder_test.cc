@@ -19,13 +19,13 @@
 
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "base/work_recorder.h"
+#include "kernels/context/work_recorder.h"
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
-#include "plugins/objective/common/causal_sampler.h"
-#include "plugins/sdk/end_tokens.h"
+#include "plugins/objective/common/decode_loop.h"
 #include "plugins/sdk/lib/prompt_batch.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
 namespace {
@@ -262,14 +262,14 @@ TEST(DecoderTest, LongropeDoesNotMixInAKeptContext) {
   const at::Tensor ids = at::randint(8192, {40}, at::kLong);
   CausalContext kept(/*kept=*/true);
   for (const int64_t length : {10, 20, 30, 36, 22}) {
-    std::vector<int64_t> text(ids.const_data_ptr<int64_t>(),
-                              ids.const_data_ptr<int64_t>() + length);
+    Texts texts = {{ids.const_data_ptr<int64_t>(),
+                    ids.const_data_ptr<int64_t>() + length}};
     CausalContext alone(/*kept=*/false);
     std::vector<at::Tensor> logits;
     for (CausalContext* const context : {&kept, &alone}) {
-      context->Begin(model.get(), text, length + 2);
+      context->Begin(model.get(), texts[0], length + 2);
       auto next = context->NextLogits(
-          text, [] { return false; }, runner);
+          texts, [] { return false; }, runner);
       ASSERT_TRUE(next.ok()) << next.status();
       logits.push_back(*std::move(next));
     }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/run_device.h"
+#include "kernels/context/run_device.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/model/decoder/family.h"
@@ -195,7 +195,8 @@ TEST(FamiliesTest, MistralsWindow) {
   json["max_position_embeddings"] = 8192;
   EXPECT_EQ(Windows(Read(json)), std::vector<int64_t>(4, 4096));
   json["sliding_window"] = -2;
-  EXPECT_THAT(ErrorOf(json), HasSubstr("sliding_window must be"));
+  EXPECT_THAT(ErrorOf(json),
+              HasSubstr("sliding_window must be 0 or greater, or null"));
 }
 
 TEST(FamiliesTest, QwensUpperLayersMayHaveAWindow) {

@@ -38,10 +38,11 @@ absl::StatusOr<const Family*> FamilyOf(const std::string& path,
                    " is not implemented; known are ", known));
 }
 
-// Notes the ids of eos_token_id, one or a list, that the vocabulary has.
-void AddEndTokens(const Json& json, DecoderConfig* config) {
+// Notes the ids of eos_token_id, one or a list, that the vocabulary has. False
+// if there is no such key.
+bool AddEndTokens(const Json& json, DecoderConfig* config) {
   const auto ids = json.find("eos_token_id");
-  if (ids == json.end()) return;
+  if (ids == json.end() || ids->is_null()) return false;
   for (const Json& one : ids->is_array() ? *ids : Json::array({*ids})) {
     const absl::optional<int64_t> id = JsonInteger(one);
     if (!id.has_value() || *id < 0 || *id >= config->vocab_size) continue;
@@ -52,6 +53,7 @@ void AddEndTokens(const Json& json, DecoderConfig* config) {
       others.push_back(*id);
     }
   }
+  return true;
 }
 
 // `text` is what `path` holds; with a null `family`, `read` reads it.
@@ -74,15 +76,16 @@ absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
   CAPSTAN_RETURN_IF_ERROR(keys.status());
   CAPSTAN_RETURN_IF_ERROR(keys.FailIf(FinishSizes(&config)));
   config.source_config = std::move(text);
-  AddEndTokens(json, &config);
   const std::string beside =
       path.substr(0, path.rfind('/') + 1) + "generation_config.json";
   absl::StatusOr<std::string> generation = ReadWholeFile(beside);
   if (generation.ok()) {
     CAPSTAN_ASSIGN_OR_RETURN(const Json its, ParseObject(beside, *generation));
     config.source_generation_config = *std::move(generation);
-    AddEndTokens(its, &config);
+    if (AddEndTokens(its, &config)) return config;
   }
+  // As in transformers they are config.json's only if the other has none.
+  AddEndTokens(json, &config);
   return config;
 }
 

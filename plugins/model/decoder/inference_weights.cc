@@ -54,7 +54,8 @@ at::Tensor DecoderModel::StoredWeight(int index) const {
   if (weights_ == nullptr || Packed(index) ||
       static_cast<size_t>(index) >= layout_.specs.size() ||
       (new_rows_ != nullptr &&
-       (index == kEmbedding || index == layout_.head))) {
+       (index == kEmbedding || index == layout_.head)) ||
+      (lora_ != nullptr && lora_->HasSavedValue(index))) {
     return {};
   }
   const auto found = weights_->tensors().find(

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,28 +22,32 @@
 namespace capstan::decoder {
 
 // The rows that a vocabulary has beyond its checkpoint's, for tokens added to
-// the tokenizer: each is the mean of the checkpoint's rows, around which
-// transformers' resize_token_embeddings samples them with 1e-9 of the rows'
-// covariance (modeling_utils.py, mean_resizing). Thread-safe.
+// the tokenizer: drawn from the normal distribution with the mean of the
+// checkpoint's rows and 1e-9 of their covariance, as transformers'
+// resize_token_embeddings does (modeling_utils.py, mean_resizing); all are the
+// mean where there are no more rows than columns, so that the covariance is
+// singular. The same on every rank. Thread-safe.
 class NewRows {
  public:
   // The checkpoint has `rows` rows of `width` numbers; `weights` outlives this.
   NewRows(const SafetensorsReader* weights, int64_t rows, int64_t width)
       : weights_(weights), rows_(rows), width_(width) {}
 
-  // Elements [begin, begin + count) of the grown tensor `name`.
-  absl::Status Read(const std::string& name, int64_t begin, int64_t count,
-                    float* out);
+  // Elements [begin, begin + count) of tensor `name`, grown to `rows` rows.
+  absl::Status Read(const std::string& name, uint64_t seed, int64_t rows,
+                    int64_t begin, int64_t count, float* out);
 
  private:
-  // The mean of the rows of tensor `name`, [width]; cached.
-  absl::StatusOr<const std::vector<float>*> Mean(const std::string& name);
+  // The rows [rows_, rows) of tensor `name`, which must be the same in each
+  // call; cached.
+  absl::StatusOr<const std::vector<float>*> Drawn(const std::string& name,
+                                                  uint64_t seed, int64_t rows);
 
   const SafetensorsReader* const weights_;
   const int64_t rows_;
   const int64_t width_;
   std::mutex mutex_;
-  std::map<std::string, std::vector<float>> means_;
+  std::map<std::pair<std::string, uint64_t>, std::vector<float>> drawn_;
 };
 
 struct DecoderCheckpoint {

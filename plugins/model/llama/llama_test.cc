@@ -5,15 +5,20 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "base/status.h"
 #include "plugins/model/llama/llama_testing.h"
 
 namespace capstan::llama {
 namespace {
+
+using ::testing::HasSubstr;
 
 std::vector<at::Tensor> BindTo(Model& model) {
   std::vector<at::Tensor> parameters;
@@ -181,6 +186,17 @@ class ForeignCache final : public KvCache {
   int64_t length() const override { return 0; }
 };
 
+// The message of what Logits throws.
+std::string RefusalOf(Model& model, const TokenInput& input) {
+  PlainRunner runner;
+  try {
+    model.token_model()->Logits(input, runner);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
 TEST(LlamaTest, AForeignCacheIsRefused) {
   const at::AutoGradMode no_gradients(false);
   const auto model = Make(SmallSizes()), other = Make(SmallSizes());
@@ -189,23 +205,33 @@ TEST(LlamaTest, AForeignCacheIsRefused) {
   const auto of_other = other->NewCache(1, 8), own = model->NewCache(1, 8);
   ASSERT_TRUE(of_other.ok() && own.ok());
   ForeignCache foreign;
-  PlainRunner runner;
   TokenInput input;
   input.tokens = at::tensor({1, 2}, at::kLong).view({1, 2});
   for (KvCache* cache : {static_cast<KvCache*>(&foreign), of_other->get()}) {
     input.cache = cache;
-    try {
-      model->Logits(input, runner);
-      FAIL() << "the cache was taken";
-    } catch (const c10::Error& error) {
-      EXPECT_NE(std::string(error.what()).find("another model's"),
-                std::string::npos)
-          << error.what();
-    }
+    EXPECT_THAT(RefusalOf(*model, input), HasSubstr("another model's"));
   }
   input.cache = own->get();
-  model->Logits(input, runner);
+  EXPECT_EQ(RefusalOf(*model, input), "");
   EXPECT_EQ((*own)->length(), 2);
+}
+
+// An objective's mistake, which ends its step and not the process.
+TEST(LlamaTest, WrongInputIsRefused) {
+  const auto model = Make(SmallSizes());
+  BindTo(*model);
+  const auto cache = model->NewCache(1, 3);
+  ASSERT_TRUE(cache.ok());
+  TokenInput input;
+  input.tokens = at::tensor({1, 2}, at::kLong).view({1, 2});
+  input.positions = at::tensor({0, 1, 2}, at::kLong).view({1, 3});
+  EXPECT_THAT(RefusalOf(*model, input), HasSubstr("are of one shape"));
+  input.positions = at::Tensor();
+  input.cache = cache->get();
+  EXPECT_THAT(RefusalOf(*model, input), HasSubstr("without gradients"));
+  const at::AutoGradMode no_gradients(false);
+  EXPECT_EQ(RefusalOf(*model, input), "");
+  EXPECT_THAT(RefusalOf(*model, input), HasSubstr("cache is too small"));
 }
 
 }  // namespace

@@ -29,8 +29,7 @@ class BatchTest : public ::testing::Test {
     return *objective_->Sample(model_, prompt.ids, options, runner_);
   }
   std::vector<std::vector<int64_t>> Together(
-      const SampleOptions& options,
-      const BatchSampler::Ended& ended = nullptr) {
+      const SampleOptions& options, const Objective::Ended& ended = nullptr) {
     const auto texts =
         objective_->SampleBatch(model_, kPrompts, options, ended, runner_);
     EXPECT_TRUE(texts.ok()) << texts.status();

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
-#include "plugins/sdk/host_targets.h"
 #include "plugins/sdk/pair_batch.h"
+#include "plugins/sdk/token_model.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -160,6 +160,15 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(
     const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
+                              runner);
+}
+
+absl::StatusOr<std::vector<Beam>> CausalLm::SearchBeams(
+    Model& model, const std::vector<int64_t>& prompt,
+    const SampleOptions& options, const BeamSettings& settings,
+    UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  return sampler_.SearchBeams(*model.token_model(), prompt, options, settings,
                               runner);
 }
 

@@ -14,15 +14,13 @@
 #include "absl/types/span.h"
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
 #include "plugins/objective/common/causal_sampler.h"
-#include "plugins/sdk/batch_sampler.h"
-#include "plugins/sdk/kept_context.h"
+#include "plugins/objective/common/decode_loop.h"
+#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::causal_lm {
 
-class CausalLm final : public Objective,
-                       public BatchSampler,
-                       public KeptContext {
+class CausalLm final : public Objective, public BeamSearcher {
  public:
   static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
 
@@ -43,6 +41,11 @@ class CausalLm final : public Objective,
   absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override;
+
+  absl::StatusOr<std::vector<Beam>> SearchBeams(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, const BeamSettings& settings,
       UnitRunner& runner) override;
 
   void KeepContext(bool keep) override;

@@ -359,6 +359,10 @@ TEST_F(CausalLmTest, BadConfigNamesItsField) {
   config = Config();
   config.set_max_new_tokens(-1);
   EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "max_new_tokens");
+  EXPECT_EQ(CausalLm::Create(config).status().message(),
+            "must be greater than 0, or 0 for the default, is -1");
+  config.set_max_new_tokens(0);
+  EXPECT_TRUE(CausalLm::Create(config).ok());
 }
 
 }  // namespace

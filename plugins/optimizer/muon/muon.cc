@@ -121,7 +121,7 @@ absl::Status CheckNumbers(const Settings& s) {
 // Whether Muon updates it: a matrix, or a stack of them, inside the model.
 bool IsMatrix(const Model& model, int parameter) {
   const ParameterSpec& spec = model.parameters()[parameter];
-  const ParameterRole role = RoleOf(model, parameter);
+  const ParameterRole role = model.role(parameter);
   return spec.trainable &&
          (spec.shape.size() == 2
               ? role == ParameterRole::kMatrix

@@ -32,7 +32,6 @@ constexpr const char* kNotImplemented[] = {"alora_invocation_tokens",
                                            "layers_pattern",
                                            "layers_to_transform",
                                            "lora_bias",
-                                           "modules_to_save",
                                            "rank_pattern",
                                            "target_parameters",
                                            "trainable_token_indices",
@@ -52,9 +51,9 @@ class ConfigReader : private JsonKeys {
  public:
   using JsonKeys::JsonKeys;
 
-  absl::StatusOr<LoraSpec> Read() {
+  absl::StatusOr<AdapterSpec> Read() {
     RefuseOthers();
-    LoraSpec spec;
+    AdapterSpec spec;
     if (const Json* r = Find("r")) {
       spec.rank = JsonInteger(*r).value_or(0);
       if (spec.rank < 1) Fail("r", "must be an integer greater than 0", *r);
@@ -67,6 +66,11 @@ class ConfigReader : private JsonKeys {
     }
     spec.rslora = Bool("use_rslora", spec.rslora);
     ReadModules(&spec.target_modules);
+    const Json* saved = Find("modules_to_save");
+    if (saved != nullptr && !saved->empty()) {
+      ReadNames("modules_to_save", *saved, &spec.modules_to_save);
+    }
+    spec.ties = Bool("ensure_weight_tying", false);
     if (!status().ok()) return status();
     return spec;
   }
@@ -99,6 +103,17 @@ class ConfigReader : private JsonKeys {
     }
   }
 
+  void ReadNames(const char* key, const Json& names,
+                 std::vector<std::string>* modules) {
+    if (!names.is_array()) return Fail(key, "must be a list of names", names);
+    for (const Json& name : names) {
+      if (!name.is_string() || name.get<std::string>().empty()) {
+        return Fail(key, "must hold names", names);
+      }
+      modules->push_back(name.get<std::string>());
+    }
+  }
+
   void ReadModules(std::vector<std::string>* modules) {
     const Json* value = Find("target_modules");
     if (value != nullptr && *value == kAllLinear) {
@@ -106,13 +121,7 @@ class ConfigReader : private JsonKeys {
       return;
     }
     if (value != nullptr && value->is_array() && !value->empty()) {
-      for (const Json& name : *value) {
-        if (!name.is_string() || name.get<std::string>().empty()) {
-          return Fail("target_modules", "must hold names", *value);
-        }
-        modules->push_back(name.get<std::string>());
-      }
-      return;
+      return ReadNames("target_modules", *value, modules);
     }
     Fail("target_modules",
          "must be a list of module names or \"all-linear\" (regular "
@@ -147,7 +156,7 @@ Quantize ReadQuantize(const std::string& folder) {
 
 }  // namespace
 
-std::string AdapterConfigJson(const LoraSpec& spec,
+std::string AdapterConfigJson(const AdapterSpec& spec,
                               const std::string& base_model) {
   const Json none = nullptr;
   Json json;
@@ -169,7 +178,10 @@ std::string AdapterConfigJson(const LoraSpec& spec,
   const bool all =
       spec.target_modules.size() == 1 && spec.target_modules[0] == kAllLinear;
   json["target_modules"] = all ? Json(kAllLinear) : Json(spec.target_modules);
-  json["modules_to_save"] = none;
+  json["modules_to_save"] =
+      spec.modules_to_save.empty() ? none : Json(spec.modules_to_save);
+  // Versions of PEFT that lack it warn of a key that they don't know.
+  if (spec.ties) json["ensure_weight_tying"] = true;
   json["layers_to_transform"] = none;
   json["layers_pattern"] = none;
   json["layer_replication"] = none;
@@ -178,11 +190,11 @@ std::string AdapterConfigJson(const LoraSpec& spec,
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder) {
+absl::StatusOr<AdapterSpec> ReadAdapterConfig(const std::string& folder) {
   const std::string path = folder + "/adapter_config.json";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
-  CAPSTAN_ASSIGN_OR_RETURN(LoraSpec spec, ConfigReader(path, json).Read());
+  CAPSTAN_ASSIGN_OR_RETURN(AdapterSpec spec, ConfigReader(path, json).Read());
   spec.pretrained = folder;
   spec.quantize = ReadQuantize(folder);
   return spec;
@@ -219,6 +231,15 @@ std::string AdapterParameterName(absl::string_view module, bool is_b) {
   return absl::StrCat(kPrefix, module, is_b ? kSuffixB : kSuffixA);
 }
 
+bool IsSecondCopy(absl::string_view name) {
+  return absl::EndsWith(name, ".modules_to_save.weight") ||
+         absl::EndsWith(name, ".original_module.weight");
+}
+
+std::string SavedParameterName(absl::string_view name) {
+  return absl::StrCat(kPrefix, name);
+}
+
 absl::Status WriteAdapter(
     const std::string& folder, const LoraSpec& spec,
     const std::string& base_model,
@@ -240,8 +261,10 @@ absl::Status WriteAdapter(
         writer->Append(value.const_data_ptr(), value.nbytes()));
   }
   CAPSTAN_RETURN_IF_ERROR(writer->Close());
+  AdapterSpec alone;
+  static_cast<LoraSpec&>(alone) = spec;
   return WriteWholeFile(folder + "/adapter_config.json",
-                        AdapterConfigJson(spec, base_model));
+                        AdapterConfigJson(alone, base_model));
 }
 
 }  // namespace capstan

@@ -19,18 +19,25 @@
 
 namespace capstan {
 
+// What an adapter_config.json says.
+struct AdapterSpec : LoraSpec {
+  // Modules that are trained whole (Model::SetModulesToSave).
+  std::vector<std::string> modules_to_save;
+  // Whether an embedding among them is the head, too ("ensure_weight_tying").
+  bool ties = false;
+};
+
 // The text of adapter_config.json, for inference. `base_model` is the folder or
 // Hugging Face name of the adapted model; "": none.
-std::string AdapterConfigJson(const LoraSpec& spec,
+std::string AdapterConfigJson(const AdapterSpec& spec,
                               const std::string& base_model);
 
-// Reads rank, alpha, dropout, rslora and target_modules from an adapter's
-// folder, and `quantize` from its capstan.json, if it has one; sets
-// `pretrained` to the folder. Errors name file and key: for
-// malformed files, and for settings that change the adapter's computation and
-// that LoraSpec lacks (use_dora, lora_bias, rank_pattern, modules_to_save, a
+// Reads an adapter's folder: adapter_config.json, and `quantize` from its
+// capstan.json, if it has one; sets `pretrained` to the folder. Errors name
+// file and key: for malformed files, and for settings that change the adapter's
+// computation and that AdapterSpec lacks (use_dora, lora_bias, rank_pattern, a
 // regular expression as target_modules ..).
-absl::StatusOr<LoraSpec> ReadAdapterConfig(const std::string& folder);
+absl::StatusOr<AdapterSpec> ReadAdapterConfig(const std::string& folder);
 
 // Capstan.json's key and value for a spec's `quantize`; a null value for
 // kFolders, which it doesn't have.
@@ -48,6 +55,15 @@ struct AdapterName {
 // nullopt for a name that isn't an adapter's.
 absl::optional<AdapterName> ParseAdapterName(absl::string_view name);
 std::string AdapterParameterName(absl::string_view module, bool is_b);
+
+// The name in an adapter's file of the model's parameter `name`, which is one
+// of a module to save.
+std::string SavedParameterName(absl::string_view name);
+
+// Whether a tensor of an adapter's file is a second copy of a saved module, or
+// the base's: PEFT writes both where the embedding has grown
+// (save_embedding_layers).
+bool IsSecondCopy(absl::string_view name);
 
 // Writes both files into an existing folder that has neither; `tensors` by
 // name, in float32.

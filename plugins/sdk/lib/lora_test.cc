@@ -28,7 +28,7 @@ std::string NewFolder() {
   return folder;
 }
 
-absl::StatusOr<LoraSpec> ReadText(const std::string& text) {
+absl::StatusOr<AdapterSpec> ReadText(const std::string& text) {
   const std::string folder = NewFolder();
   std::ofstream(folder + "/adapter_config.json") << text;
   return ReadAdapterConfig(folder);
@@ -115,8 +115,30 @@ TEST(LoraTest, WritesWhatItReads) {
       WriteAdapter(NewFolder(), spec, "", {{"m.weight", at::ones({1})}}).ok());
 }
 
+TEST(LoraTest, ModulesToSave) {
+  AdapterSpec spec;
+  spec.target_modules = {"q_proj"};
+  Json json = Json::parse(AdapterConfigJson(spec, ""));
+  EXPECT_FALSE(json.contains("ensure_weight_tying"));
+  spec.modules_to_save = {"embed_tokens", "lm_head"};
+  spec.ties = true;
+  json = Json::parse(AdapterConfigJson(spec, ""));
+  EXPECT_EQ(json["modules_to_save"], Json({"embed_tokens", "lm_head"}));
+  EXPECT_EQ(json["ensure_weight_tying"], true);
+  const auto read = ReadText(json.dump());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->modules_to_save, spec.modules_to_save);
+  EXPECT_TRUE(read->ties);
+  EXPECT_EQ(SavedParameterName("lm_head.weight"),
+            "base_model.model.lm_head.weight");
+  EXPECT_THAT(Refusal(R"({"modules_to_save": "lm_head"})"),
+              HasSubstr("modules_to_save must be a list"));
+  EXPECT_THAT(Refusal(R"({"modules_to_save": [3]})"),
+              HasSubstr("modules_to_save must hold names"));
+}
+
 TEST(LoraTest, ConfigHasPeftsKeys) {
-  LoraSpec spec;
+  AdapterSpec spec;
   spec.target_modules = {"all-linear"};
   const Json json = Json::parse(AdapterConfigJson(spec, ""));
   EXPECT_EQ(json["target_modules"], "all-linear");
@@ -153,8 +175,6 @@ TEST(LoraTest, WhatItDoesNotHaveIsNamed) {
               HasSubstr("rank_pattern is not implemented"));
   EXPECT_THAT(Refusal(R"({"alpha_pattern": {"q_proj": 4}})"),
               HasSubstr("alpha_pattern"));
-  EXPECT_THAT(Refusal(R"({"modules_to_save": ["lm_head"]})"),
-              HasSubstr("modules_to_save"));
   EXPECT_THAT(Refusal(R"({"bias": "all"})"),
               HasSubstr("bias must be \"none\", is \"all\""));
   EXPECT_THAT(Refusal(R"({"init_lora_weights": "pissa"})"),

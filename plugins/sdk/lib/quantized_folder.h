@@ -23,7 +23,7 @@ namespace capstan {
 // shape and dtype that it had, with null data, and ReadFloats gives its values.
 class QuantizedReader : public SafetensorsReader {
  public:
-  // As it is in the files; null for a tensor that isn't quantised.
+  // The tensor as stored in the files; null if it isn't quantised.
   virtual const PackedMatrix* Packed(const std::string& name) const = 0;
 };
 

@@ -21,6 +21,8 @@ namespace capstan {
 
 // A tensor in a mapped file.
 struct TensorEntry {
+  // Undefined if it isn't one of SafetensorsDtype's (F4, U16, ..): such a
+  // tensor can't be read.
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;
   int64_t numel = 0;
@@ -53,6 +55,9 @@ class SafetensorsReader {
   // Tells the kernel that entries' data will be read again and again, not only
   // once and in order.
   virtual void ExpectRepeatedReads() const = 0;
+
+  // The dtype of a tensor in `tensors()` as the file names it, for messages.
+  virtual std::string DtypeName(const std::string& name) const;
 };
 
 // Writes one file to `path` (which must not exist): declare all tensors, append

@@ -10,9 +10,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -32,6 +34,8 @@ using Json = nlohmann::json;
 struct SafetensorsHeader {
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
+  // Of tensors whose dtype isn't one of SafetensorsDtype's.
+  std::map<std::string, std::string> other_dtypes;
 };
 
 constexpr uint64_t kLengthBytes = 8;
@@ -112,6 +116,13 @@ class StrictSax final : public nlohmann::json_sax<Json> {
 };
 
 absl::StatusOr<Json> StrictParse(absl::string_view text, int max_depth) {
+  // nlohmann's parser passes over a byte-order mark and takes NUL for the end.
+  if (absl::StartsWith(text, "\xef\xbb\xbf")) {
+    return absl::InvalidArgumentError("begins with a byte-order mark");
+  }
+  if (absl::StrContains(text, '\0')) {
+    return absl::InvalidArgumentError("isn't JSON: it has NUL bytes");
+  }
   StrictSax sax(max_depth);
   if (!Json::sax_parse(text.begin(), text.end(), &sax)) {
     if (const auto fitting = WithNumbersThatFit(text)) {
@@ -144,9 +155,11 @@ absl::StatusOr<std::vector<int64_t>> Naturals(const Json& value,
   return numbers;
 }
 
-// `data`: all the bytes after the header.
+// `data`: all the bytes after the header. A dtype that is none of ours goes to
+// *other_dtype: the tensor may be one that nobody reads.
 absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
-                                        absl::string_view data) {
+                                        absl::string_view data,
+                                        std::string* other_dtype) {
   if (!value.is_object() || !value.contains("dtype") ||
       !value.contains("shape") || !value.contains("data_offsets") ||
       !value["dtype"].is_string()) {
@@ -155,7 +168,9 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
   }
   const std::string dtype_name = value["dtype"].get<std::string>();
   TensorEntry entry;
-  CAPSTAN_ASSIGN_OR_RETURN(entry.dtype, SafetensorsDtype(dtype_name));
+  const absl::StatusOr<c10::ScalarType> dtype = SafetensorsDtype(dtype_name);
+  if (!dtype.ok()) *other_dtype = dtype_name;
+  entry.dtype = dtype.value_or(c10::ScalarType::Undefined);
   CAPSTAN_ASSIGN_OR_RETURN(entry.shape, Naturals(value["shape"], "shape"));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
                            Naturals(value["data_offsets"], "data_offsets"));
@@ -167,9 +182,11 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
   for (int64_t d : entry.shape) {
     overflow |= __builtin_mul_overflow(entry.numel, d, &entry.numel);
   }
-  overflow |= __builtin_mul_overflow(
-      entry.numel, static_cast<int64_t>(c10::elementSize(entry.dtype)),
-      &entry.bytes);
+  if (dtype.ok()) {
+    overflow |= __builtin_mul_overflow(
+        entry.numel, static_cast<int64_t>(c10::elementSize(*dtype)),
+        &entry.bytes);
+  }
   const std::string shape =
       absl::StrCat("[", absl::StrJoin(entry.shape, ", "), "]");
   if (overflow) {
@@ -183,6 +200,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
         "be truncated",
         offsets[0], offsets[1], data.size()));
   }
+  if (!dtype.ok()) entry.bytes = offsets[1] - offsets[0];
   if (offsets[1] - offsets[0] != entry.bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s %s wants %d bytes, data_offsets give it %d", dtype_name, shape,
@@ -192,23 +210,24 @@ absl::StatusOr<TensorEntry> ParseTensor(const Json& value,
   return entry;
 }
 
-// The tensors must cover the data exactly once.
+// The tensors must cover the data exactly once; those without bytes lie between
+// others.
 absl::Status CheckLayout(const SafetensorsHeader& header,
                          absl::string_view data) {
-  std::vector<std::pair<const char*, const std::string*>> order;
+  std::vector<std::tuple<const char*, int64_t, const std::string*>> order;
   for (const auto& [name, entry] : header.tensors) {
-    if (entry.bytes > 0) order.emplace_back(entry.data, &name);
+    order.emplace_back(entry.data, entry.bytes, &name);
   }
   std::sort(order.begin(), order.end());
   const char* cursor = data.data();
-  for (const auto& [begin, name] : order) {
+  for (const auto& [begin, bytes, name] : order) {
     if (begin != cursor) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "tensor '%s': %s at byte %d of the data", *name,
           begin < cursor ? "overlaps another tensor" : "leaves a hole before",
           begin - data.data()));
     }
-    cursor += header.tensors.at(*name).bytes;
+    cursor += bytes;
   }
   const int64_t rest = data.data() + data.size() - cursor;
   if (rest != 0) {
@@ -242,6 +261,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
   SafetensorsHeader header;
   for (const auto& [name, value] : json->items()) {
     if (name == "__metadata__") {
+      if (value.is_null()) continue;
       bool strings = value.is_object();
       for (const auto& [key, text] : value.items()) {
         strings = strings && text.is_string();
@@ -253,11 +273,13 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
       }
       continue;
     }
-    absl::StatusOr<TensorEntry> entry = ParseTensor(value, data);
+    std::string other_dtype;
+    absl::StatusOr<TensorEntry> entry = ParseTensor(value, data, &other_dtype);
     if (!entry.ok()) {
       return Annotate(entry.status(), absl::StrCat("tensor '", name, "'"));
     }
     header.tensors[name] = *std::move(entry);
+    if (!other_dtype.empty()) header.other_dtypes[name] = other_dtype;
   }
   CAPSTAN_RETURN_IF_ERROR(CheckLayout(header, data));
   return header;
@@ -315,6 +337,7 @@ class Reader final : public SafetensorsReader {
     if (!header.ok()) return Annotate(header.status(), path);
     for (auto& [name, entry] : header->tensors) entry.file = path;
     if (files_.empty()) metadata_ = std::move(header->metadata);
+    other_dtypes_.merge(header->other_dtypes);
     if (wanted == nullptr) {
       tensors_ = std::move(header->tensors);
     } else {
@@ -367,10 +390,9 @@ class Reader final : public SafetensorsReader {
         ConvertToFloat<double>(entry.data + 8 * begin, count, out);
         break;
       default:
-        return absl::InvalidArgumentError(absl::StrCat(
-            entry.file, ": tensor '", name, "' is ",
-            SafetensorsDtypeName(entry.dtype).value_or("of another type"),
-            "; want F32, F16, BF16 or F64"));
+        return absl::InvalidArgumentError(
+            absl::StrCat(entry.file, ": tensor '", name, "' is ",
+                         DtypeName(name), "; want F32, F16, BF16 or F64"));
     }
     // What was read lives elsewhere now: at the end of loading all of it would
     // count twice.
@@ -384,6 +406,12 @@ class Reader final : public SafetensorsReader {
     return (*file)->Check();
   }
 
+  std::string DtypeName(const std::string& name) const override {
+    const auto found = other_dtypes_.find(name);
+    return found == other_dtypes_.end() ? SafetensorsReader::DtypeName(name)
+                                        : found->second;
+  }
+
   void ExpectRepeatedReads() const override {
     for (const auto& file : files_) file->ExpectRepeatedReads();
   }
@@ -392,6 +420,7 @@ class Reader final : public SafetensorsReader {
   std::vector<std::shared_ptr<const MappedFile>> files_;
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, std::string> metadata_;
+  std::map<std::string, std::string> other_dtypes_;  // by tensor
 };
 
 absl::Status OpenSharded(const std::string& folder, const std::string& index,
@@ -416,6 +445,11 @@ absl::Status OpenSharded(const std::string& folder, const std::string& index,
 }  // namespace
 
 SafetensorsReader::~SafetensorsReader() = default;
+
+std::string SafetensorsReader::DtypeName(const std::string& name) const {
+  return SafetensorsDtypeName(tensors().at(name).dtype)
+      .value_or("of another type");
+}
 
 absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
     const std::string& path) {

@@ -67,6 +67,7 @@ class Rank {
                      std::chrono::duration<double>(seconds);
     while (std::chrono::steady_clock::now() < end) {
       if (cudaStreamQuery(stream) == cudaSuccess) return true;
+      // sleeps: polls
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     return false;
@@ -76,6 +77,7 @@ class Rank {
     ncclResult_t error = ncclSuccess;
     for (int i = 0; i < 1200 && error == ncclSuccess; ++i) {
       cudaStreamQuery(stream);
+      // sleeps: polls
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       REQUIRE(ncclCommGetAsyncError(comm, &error) == ncclSuccess);
     }

@@ -45,8 +45,8 @@ Arena* DeviceArena(int device) {  // with the mutex held
   Memories& memories = TheMemories();
   Arena* arena = memories.devices[device];
   if (arena == nullptr) {
-    arena = new Arena(kAddressesPerByte * DeviceMemory(), DeviceMemory(),
-                      PROT_NONE);
+    arena = new Arena(kAddressesPerByte * DeviceMemory(),
+                      DeviceMemory() - TheSettings().occupied, PROT_NONE);
     memories.devices[device] = arena;
     WatchHostAccess();
   }

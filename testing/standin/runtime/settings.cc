@@ -61,6 +61,9 @@ Settings Read() {
   if (const std::string memory = Setting("memory", ""); !memory.empty()) {
     read.memory = Bytes(memory);
   }
+  if (const std::string taken = Setting("occupied", ""); !taken.empty()) {
+    read.occupied = Bytes(taken);
+  }
   const std::string order = Setting("order", "late");
   if (order == "eager") {
     read.order = Order::kEager;

@@ -14,7 +14,8 @@ enum class Order { kLate, kEager, kRandom };
 struct Settings {
   int gpus = 1;
   std::string gpu = "h100";
-  int64_t memory = 0;  // bytes of a device; 0: what the card has
+  int64_t memory = 0;    // bytes of a device; 0: what the card has
+  int64_t occupied = 0;  // of which other processes have so many
   Order order = Order::kLate;
   uint64_t seed = 0;  // of kRandom
   bool paper = false;

@@ -110,6 +110,7 @@ TEST_P(InAllOrders, PinnedMemoryIsThereAfterAWait) {
     CAPSTAN_CHECK_CUDA(
         cudaMemcpyAsync(pinned, a, 32, cudaMemcpyDefault, stream));
     CAPSTAN_CHECK_CUDA(cudaEventRecord(event, stream));
+    // sleeps: polls
     while (cudaEventQuery(event) == cudaErrorNotReady) usleep(100);
     CAPSTAN_CHECK(pinned[0] == 8);
     pinned[0] = 1;
@@ -158,6 +159,7 @@ TEST_P(InAllOrders, WorksRunThoughNothingWaits) {
     static std::atomic<bool> ran{false};
     CAPSTAN_CHECK_CUDA(cudaLaunchHostFunc(
         NewStream(), [](void*) { ran = true; }, nullptr));
+    // sleeps: polls
     for (int i = 0; i < 30000 && !ran; ++i) usleep(1000);
     CAPSTAN_CHECK(ran);
   });
@@ -170,6 +172,7 @@ TEST_P(InAllOrders, EventsMeasureTime) {
     const cudaEvent_t to = NewEvent();
     CAPSTAN_CHECK_CUDA(cudaEventRecord(from, stream));
     CAPSTAN_CHECK_CUDA(cudaLaunchHostFunc(
+        // sleeps: a slow work
         stream, [](void*) { usleep(20000); }, nullptr));
     CAPSTAN_CHECK_CUDA(cudaEventRecord(to, stream));
     CAPSTAN_CHECK_CUDA(cudaEventSynchronize(to));

@@ -107,6 +107,7 @@ class BrokenReader final : public capstan::DatasetReader {
     const int64_t number = (begin_ + row) * kLength + column;
     if (bug_ != Config::SHARED_BUFFER) return number;
     buffer_ = number;
+    // sleeps: the planted race
     std::this_thread::sleep_for(std::chrono::microseconds(10));
     return buffer_;
   }

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "plugins/sdk/packed_parameters.h"
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/strategy.h"
 #include "tests/conformance/broken/broken_strategy.pb.h"
@@ -81,12 +81,11 @@ class BrokenStrategy final : public capstan::Strategy {
             i, context.seed, 0, value.numel(), value.mutable_data_ptr<float>());
         if (!status.ok()) return status;
       }
-      const int64_t bytes = capstan::PackedBytesOf(*context.model, i);
+      const int64_t bytes = context.model->PackedBytes(i);
       if (bytes > 0) {
         const at::Tensor packed = at::zeros({bytes}, at::kByte);
-        const absl::Status status =
-            dynamic_cast<const capstan::PackedParameters&>(*context.model)
-                .PackedValue(i, 0, bytes, packed.mutable_data_ptr<uint8_t>());
+        const absl::Status status = context.model->PackedValue(
+            i, 0, bytes, packed.mutable_data_ptr<uint8_t>());
         if (!status.ok()) return status;
         parameters_.push_back(packed);
       } else {
@@ -136,7 +135,10 @@ class BrokenStrategy final : public capstan::Strategy {
   void BeginMicroStep(int index, int) override {
     at::NoGradGuard no_grad;
     if (index > 0) Collect();
-    if (index > 0 && bug_ != Config::LAST_MICRO_STEP) return;
+    const bool last_only =
+        bug_ == Config::LAST_MICRO_STEP ||
+        (bug_ == Config::DETERMINISTIC_LAST && context_.deterministic);
+    if (index > 0 && !last_only) return;
     written_.assign(written_.size(), false);
     for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   }

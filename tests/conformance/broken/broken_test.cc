@@ -71,6 +71,8 @@ const std::vector<Bug>& Bugs() {
       {"Strategy", "MAKES_NAN", "StartsFromTheModelsValues"},
       {"Strategy", "MAKES_NAN", "FullParametersComeInOrderOnRank0"},
       {"Strategy", "FORGETS_STATE", "ResumesOnAnyNumberOfRanks"},
+      {"Strategy", "DETERMINISTIC_LAST",
+       "ADeterministicRunAddsUpAllMicroSteps"},
       {"Optimizer", "LOCAL_NORM", "UpdatesAreTheSameHoweverTheModelIsCut"},
       {"Optimizer", "TOUCHES_PADDING", "PaddingStaysZero"},
       {"Optimizer", "UNSCALED", "GradientScaleMultipliesTheGradient"},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank was doing when it was disturbed: its slot of the host's ledger
-(trainer/watch/ledger.h), read from the process's own handle of that memory."""
+(cluster/watch/ledger.h), read from the process's own handle of that memory."""
 import dataclasses
 import os
 import struct

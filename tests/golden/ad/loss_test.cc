@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "plugins/model/ad_transformer/ad_transformer.h"
-#include "plugins/objective/algorithm_distillation/algorithm_distillation.h"
+#include "plugins/algorithm_distillation/objective/algorithm_distillation.h"
+#include "plugins/algorithm_distillation/transformer/ad_transformer.h"
 
 namespace capstan {
 namespace {
@@ -32,7 +32,7 @@ struct Row {
   std::vector<HistoryToken> kinds;
 
   void Add(HistoryToken kind, Transition transition = {}) {
-    transition.resize(kHistoryColumns);
+    transition.resize(HistoryColumns().count());
     transitions.push_back(transition);
     kinds.push_back(kind);
   }
@@ -65,7 +65,8 @@ Batch BatchOf(const std::vector<Json>& samples) {
   const int64_t count = static_cast<int64_t>(rows.size());
   const int64_t tokens = static_cast<int64_t>(longest);
   Batch batch;
-  batch["transitions"] = at::zeros({count, tokens, kHistoryColumns}, at::kByte);
+  batch["transitions"] =
+      at::zeros({count, tokens, HistoryColumns().count()}, at::kByte);
   batch["kinds"] =
       at::full({count, tokens}, static_cast<int>(HistoryToken::kPadding),
                at::TensorOptions(at::kByte));
@@ -76,7 +77,7 @@ Batch BatchOf(const std::vector<Json>& samples) {
     const Row& row = rows[i];
     for (size_t t = 0; t < row.kinds.size(); ++t) {
       batch["kinds"][i][t].fill_(static_cast<int>(row.kinds[t]));
-      for (int c = 0; c < kHistoryColumns; ++c) {
+      for (int c = 0; c < HistoryColumns().count(); ++c) {
         batch["transitions"][i][t][c].fill_(row.transitions[t][c]);
       }
     }

@@ -37,13 +37,12 @@ class Hanging final : public capstan::ReplicatedStrategy {
   absl::Status Setup(const capstan::StrategyContext& context) override {
     constexpr int64_t kBucketBytes = 64 << 10;
     return SetUp(context, kBucketBytes, kBucketBytes,
-                 [this](int bucket) { Reduce(bucket); });
+                 [this](int bucket) { Start(bucket); });
   }
 
   void BeginStep(int64_t step) override { step_ = step; }
 
-  void FinishBackward() override {
-    gradients().Finish();
+  void Reduce() override {
     for (const auto& work : works_) work->Wait();
     works_.clear();
   }
@@ -51,7 +50,7 @@ class Hanging final : public capstan::ReplicatedStrategy {
  private:
   explicit Hanging(const Config& config) : config_(config) {}
 
-  void Reduce(int bucket) {
+  void Start(int bucket) {
     const capstan::CollectiveLabel label("bucket", bucket);
     const at::Tensor gradients_here = gradients().Take(bucket);
     if (step_ == config_.step() && group().rank() == config_.rank()) {

@@ -32,11 +32,15 @@ class OneUlp final : public capstan::ReplicatedStrategy {
 
   void BeginStep(int64_t step) override { step_ = step; }
 
-  void FinishBackward() override {
-    FinishGradients();
+  void Reduce() override {
     for (const auto& work : works_) work->Wait();
     works_.clear();
-    if (step_ == config_.step() && group().rank() == config_.rank()) Err();
+    const bool mine =
+        !config_.last_rank() || group().rank() + 1 == group().size();
+    if (mine && step_ == config_.step() &&
+        group().size() >= config_.from_ranks()) {
+      Err();
+    }
   }
 
  private:

@@ -109,9 +109,9 @@ function addCurves(grid, title, yTitle, key) {
 
 // The powers of ten where a logarithmic axis begins and ends: one below all
 // that isn't 0, and one above everything.
-function logarithmicRange(series, bound) {
-  let least = bound ?? 1;
-  let greatest = bound ?? 1e-18;
+function logarithmicRange(series, bounds) {
+  let least = Math.min(1, ...bounds.filter((bound) => bound > 0));
+  let greatest = Math.max(1e-18, ...bounds);
   for (const {delta} of series) {
     for (const value of delta.values) {
       if (value === null || value === 0) continue;
@@ -125,19 +125,21 @@ function logarithmicRange(series, bound) {
   ];
 }
 
-// Relative distances on a logarithmic axis, at whose lower end the zeros lie.
-function deltaChart(title, series, bound) {
-  const [floor, ceiling] = logarithmicRange(series, bound);
+// Relative distances on a logarithmic axis, at whose lower end the zeros lie,
+// and a line for each of the `bounds`.
+function deltaChart(title, series, bounds) {
+  const [floor, ceiling] = logarithmicRange(series, bounds);
   const datasets = series.map((one) => ({
                                 ...one.style,
                                 label: one.label,
                                 data: points(one.delta.values.map(
                                     (v) => v === 0 ? floor : v)),
                               }));
-  if (bound !== null) {
+  for (const bound of bounds) {
+    const y = Math.max(bound, floor);
     datasets.push({
       label: `bound ${bound.toExponential(0)}`,
-      data: [{x: 0, y: bound}, {x: Math.max(report.max_steps, 2), y: bound}],
+      data: [{x: 0, y}, {x: Math.max(report.max_steps, 2), y}],
       borderColor: BOUND_COLOR,
       backgroundColor: BOUND_COLOR,
       borderWidth: 2,
@@ -170,7 +172,7 @@ function deltaChart(title, series, bound) {
   return chart;
 }
 
-function addDeltas(grid, precision, title, key, bound) {
+function addDeltas(grid, precision, title, key) {
   const series =
       completed
           .map((run, index) => ({run, style: lineStyle(run, index)}))
@@ -179,14 +181,16 @@ function addDeltas(grid, precision, title, key, bound) {
                   run.id !== run.reference && run[key] !== null)
           .map(
               ({run, style}) =>
-                  ({label: shortLabel(run), delta: run[key], style}));
+                  ({run, label: shortLabel(run), delta: run[key], style}));
   if (series.length === 0) return;
   const reference = report.runs.find((run) => run.id === precision.reference);
+  const bound = key.replace('_delta', '');
+  const bounds = [...new Set(series.map(({run}) => run.bounds[bound]))];
   addChart(
       grid,
       deltaChart(
           `${precision.name}: ${title}, distance from ${fullLabel(reference)}`,
-          series, bound));
+          series, bounds));
 }
 
 function addBetweenPrecisions(grid) {
@@ -214,7 +218,7 @@ function addBetweenPrecisions(grid) {
         grid,
         deltaChart(
             `Between precisions: ${title}, distance from ${precisions[0]}`,
-            series, null),
+            series, []),
         {note: 'For information: no bound.'});
   }
 }
@@ -377,11 +381,8 @@ function addCharts() {
   addCurves(
       curves, 'Gradient norm, before clipping', 'global norm', 'grad_norm');
   for (const precision of report.precisions) {
-    addDeltas(
-        curves, precision, 'loss', 'loss_delta', precision.bounds.loss);
-    addDeltas(
-        curves, precision, 'gradient norm', 'grad_norm_delta',
-        precision.bounds.grad_norm);
+    addDeltas(curves, precision, 'loss', 'loss_delta');
+    addDeltas(curves, precision, 'gradient norm', 'grad_norm_delta');
   }
   addBetweenPrecisions(curves);
 

@@ -126,7 +126,6 @@ function deltaCell(run, key, bound) {
 }
 
 function runRow(run) {
-  const precision = report.precisions.find((p) => p.name === run.precision);
   const total = run.memory.total || {predicted: null, measured: null};
   const row =
       element('tr', {class: run.id === run.reference ? 'reference' : ''});
@@ -136,8 +135,8 @@ function runRow(run) {
       element('td', {}, String(run.processes)),
       element('td', {}, String(run.accumulation)),
       element('td', {}, (run.loss[run.loss.length - 1] ?? NaN).toFixed(6)),
-      deltaCell(run, 'loss_delta', precision.bounds.loss),
-      deltaCell(run, 'grad_norm_delta', precision.bounds.grad_norm),
+      deltaCell(run, 'loss_delta', run.bounds.loss),
+      deltaCell(run, 'grad_norm_delta', run.bounds.grad_norm),
       element(
           'td', {}, Math.round(speedOf(run)).toLocaleString('en')),
       element('td', {}, bytesText(total.predicted)),
@@ -150,14 +149,18 @@ function runRow(run) {
 }
 
 function addTable() {
+  const columns = [
+    'strategy', 'precision', 'ranks', 'accu-\nmulation', 'final loss',
+    'loss:\nmax delta', 'grad norm:\nmax delta', `${report.unit}/s`,
+    'memory\npredicted', 'memory\nmeasured', 'whole\nprocess',
+    'sent\na step', 'hidden\ncomm.', 'exposed\ncomm.',
+  ];
+  const rows = completed.map(runRow);
   const head = element('tr');
-  for (const [index, text] of
-           ['strategy', 'precision', 'ranks', 'accu-\nmulation', 'final loss',
-            'loss:\nmax delta', 'grad norm:\nmax delta', `${report.unit}/s`,
-            'memory\npredicted', 'memory\nmeasured', 'whole\nprocess',
-            'sent\na step',
-            'hidden\ncomm.', 'exposed\ncomm.']
-               .entries()) {
+  for (const [index, text] of columns.entries()) {
+    // Shown on narrow screens, in the place of the head.
+    const name = text.replace('-\n', '').replace('\n', ' ');
+    for (const row of rows) row.children[index].dataset.column = name;
     const cell = element('th', {class: index < 2 ? 'name' : ''}, text);
     cell.style.whiteSpace = 'pre';
     head.append(cell);
@@ -166,7 +169,7 @@ function addTable() {
       'div', {class: 'scroll'},
       element(
           'table', {}, element('thead', {}, head),
-          element('tbody', {}, ...completed.map(runRow)))));
+          element('tbody', {}, ...rows))));
 }
 
 function addLeftOut() {

@@ -36,7 +36,7 @@ void ReadGemma(ConfigKeys& keys, DecoderConfig* c) {
 double ReadSoftcap(const char* key, double otherwise, ConfigKeys& keys) {
   const double cap = keys.Double(key, keys.Has(key) ? 0.0 : otherwise);
   if (!(cap >= 0.0 && std::isfinite(cap))) {
-    keys.Fail(key, absl::StrCat("must be greater than 0 or null, is ", cap));
+    keys.Fail(key, absl::StrCat("must be 0 or greater, or null, is ", cap));
   }
   return cap;
 }

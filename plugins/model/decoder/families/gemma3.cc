@@ -9,8 +9,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::gemma3 {
 
 CAPSTAN_READS_MODEL_TYPE(kTextType, "gemma3_text");
 CAPSTAN_READS_MODEL_TYPE(kWholeType, "gemma3");
@@ -91,5 +90,4 @@ constexpr Family kWhole = {kWholeType, "Gemma3ForCausalLM", &ReadWhole,
 const RegisterFamily registered_text(kText);
 const RegisterFamily registered_whole(kWhole);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::gemma3

@@ -5,8 +5,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::llama {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "llama");
 
@@ -25,5 +24,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "LlamaForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::llama

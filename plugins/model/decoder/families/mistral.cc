@@ -6,8 +6,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::mistral {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "mistral");
 
@@ -27,5 +26,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "MistralForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::mistral

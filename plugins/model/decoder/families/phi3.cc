@@ -7,8 +7,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::phi3 {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "phi3");
 
@@ -37,5 +36,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "Phi3ForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::phi3

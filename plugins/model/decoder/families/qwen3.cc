@@ -4,8 +4,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::qwen3 {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "qwen3");
 
@@ -27,5 +26,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "Qwen3ForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::qwen3

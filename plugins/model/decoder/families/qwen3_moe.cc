@@ -7,8 +7,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::qwen3_moe {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "qwen3_moe");
 
@@ -62,5 +61,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "Qwen3MoeForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::qwen3_moe

@@ -326,7 +326,7 @@ void ReadWindow(ConfigKeys& keys, int64_t otherwise,
       keys.Int("sliding_window", keys.Has("sliding_window") ? 0 : otherwise);
   if (window < 0) {
     keys.Fail("sliding_window",
-              absl::StrCat("must be greater than 0 or null, is ", window));
+              absl::StrCat("must be 0 or greater, or null, is ", window));
   }
   // Beyond all positions, it changes nothing.
   if (window <= 0 || window >= c->max_position_embeddings) return;

@@ -7,8 +7,7 @@
 #include "plugins/model/decoder/families/reading.h"
 #include "plugins/model/decoder/family.h"
 
-namespace capstan::decoder {
-namespace {
+namespace capstan::decoder::smollm3 {
 
 CAPSTAN_READS_MODEL_TYPE(kModelType, "smollm3");
 
@@ -62,5 +61,4 @@ void Read(ConfigKeys& keys, DecoderConfig* c) {
 constexpr Family kFamily = {kModelType, "SmolLM3ForCausalLM", &Read};
 const RegisterFamily registered(kFamily);
 
-}  // namespace
-}  // namespace capstan::decoder
+}  // namespace capstan::decoder::smollm3

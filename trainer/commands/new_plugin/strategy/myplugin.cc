@@ -30,7 +30,7 @@ class MyPlugin final : public capstan::ReplicatedStrategy {
     return SetUp(context, kAll, kAll, /*on_ready=*/nullptr);
   }
 
-  void FinishBackward() override {
+  void Reduce() override {
     if (gradients().buckets().empty()) return;  // nothing is trainable
     group().AllReduce(gradients().Take(0))->Wait();
   }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/digest.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_format.h"
+#include "base/crc32c.h"
+#include "base/status.h"
+
+namespace capstan {
+namespace {
+
+// A text of more bytes has the checksum of its pieces' checksums.
+constexpr size_t kPieceBytes = size_t{16} << 20;
+
+std::string Digest(absl::string_view bytes, bool forget) {
+  std::string sums;
+  for (size_t at = 0; at < bytes.size() || at == 0; at += kPieceBytes) {
+    const absl::string_view piece = bytes.substr(at, kPieceBytes);
+    absl::StrAppendFormat(&sums, "%08x", Crc32c(piece));
+    if (forget) ForgetMapped(piece.data(), piece.size());
+  }
+  constexpr size_t kOfOne = 8;
+  if (sums.size() > kOfOne) sums = absl::StrFormat("%08x", Crc32c(sums));
+  return absl::StrFormat("%d bytes, crc32c %s", bytes.size(), sums);
+}
+
+}  // namespace
+
+std::string DigestText(absl::string_view bytes) {
+  return Digest(bytes, /*forget=*/false);
+}
+
+absl::StatusOr<std::string> DigestOfFile(const MappedFile& file) {
+  const std::string digest = Digest(file.bytes(), /*forget=*/true);
+  CAPSTAN_RETURN_IF_ERROR(file.Check());
+  return digest;
+}
+
+}  // namespace capstan

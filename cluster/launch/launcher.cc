@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/launch/launcher.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <glog/logging.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/exit_codes.h"
+#include "base/status.h"
+#include "cluster/launch/grace.h"
+#include "cluster/launch/progress.h"
+#include "cluster/launch/rank_process.h"
+#include "cluster/launch/restarts.h"
+#include "cluster/launch/signals.h"
+
+namespace capstan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// After the first failure other ranks may report theirs: the first one seen
+// need not be the cause.
+constexpr std::chrono::milliseconds kReportGrace{2000};
+// Between SIGTERM and SIGKILL, once a run has failed.
+constexpr std::chrono::milliseconds kEndGrace{1000};
+// How long a rank may stay suspended (SIGSTOP) after the run was asked to stop.
+constexpr std::chrono::seconds kFrozenGrace{10};
+
+// Listens on a free port of this machine; returns the socket and sets *port.
+absl::StatusOr<int> Listen(int* port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (fd < 0 || bind(fd, generic, size) != 0 || listen(fd, SOMAXCONN) != 0 ||
+      getsockname(fd, generic, &size) != 0) {
+    const absl::Status error = absl::InternalError(absl::StrCat(
+        "can't listen on a free port of 127.0.0.1: ", strerror(errno)));
+    if (fd >= 0) close(fd);
+    return error;
+  }
+  *port = ntohs(address.sin_port);
+  return fd;
+}
+
+void PrintToStderr(absl::string_view text) {
+  // A progress bar may occupy the terminal's line.
+  const bool bar = isatty(STDERR_FILENO) == 1 && isatty(STDOUT_FILENO) == 1;
+  WriteAll(STDERR_FILENO, bar && !text.empty() ? absl::StrCat("\r\033[K", text)
+                                               : std::string(text));
+}
+
+// Supervises a run's ranks from the first fork to the last exit.
+class Supervisor {
+ public:
+  explicit Supervisor(const Place& place)
+      : place_(place), restarts_(place.max_restarts) {}
+  ~Supervisor();
+
+  int Run(const RankMain& rank_main);
+
+ private:
+  // What outlives the ranks.
+  absl::Status Prepare();
+  absl::Status OpenMirrors();
+  // Of this host.
+  int FirstRank() const {
+    const RankInfo& info = place_.info;
+    return info.nodes > 1 ? info.node_rank * info.local_world_size : 0;
+  }
+  // Before a restart: leaves out the hosts that the ranks have given up.
+  absl::Status LeaveHosts();
+  absl::Status Start(const RankMain& rank_main);
+  // Supervises from the fork to the last exit. Returns the run's exit code, or
+  // nullopt if the ranks have ended and must be restarted.
+  absl::optional<int> Supervise(const RankMain& rank_main);
+  absl::Status Fork(RankInfo info, const RankMain& rank_main);
+  // Blocks until output, a report, a signal, or the end of a grace period.
+  void WaitForEvents();
+  void HandleSignals();
+  void Pause();
+  // Ends a run that was asked to stop but has a suspended rank.
+  bool EndsFrozen();
+  void NoteFailures();
+  // Returns the failure to report, an index of ranks_. failures_ isn't empty.
+  int Cause() const;
+  // Whether the first failure is a death after which the ranks are restarted;
+  // if so, all have ended on return.
+  bool EndForRestart();
+  // Once the cause is known: reports it and ends the remaining ranks.
+  void EndAfterFailure();
+  void PrintCause();
+  void PrintOutputLeft();
+  void SignalAll(int signal) const;
+  void KillAll();
+  int ExitCode() const;
+
+  bool AllExited() const;
+  // Whether the watchdog has ended the run and reported why.
+  bool AllHaveOutcome() const;
+  absl::optional<Clock::time_point> Deadline() const;
+
+  Place place_;
+  BlockedSignals signals_;
+  Restarts restarts_;
+  std::unique_ptr<SharedProgress> progress_;
+  std::vector<int> mirror_fds_;
+  std::vector<std::unique_ptr<RankProcess>> ranks_;
+  int stop_signal_ = 0;
+  // The latest signal to stop, and when it came.
+  int last_signal_ = 0;
+  Clock::time_point last_signal_at_;
+  absl::optional<Clock::time_point> frozen_since_;
+  bool killed_by_user_ = false;
+  std::vector<int> failures_;  // local ranks in order of arrival
+  Clock::time_point failed_at_;
+  absl::optional<Clock::time_point> ending_at_;
+  bool killed_ = false;
+};
+
+Supervisor::~Supervisor() {
+  for (const int fd : mirror_fds_) close(fd);
+}
+
+absl::Status Supervisor::Prepare() {
+  CAPSTAN_ASSIGN_OR_RETURN(progress_, SharedProgress::Create());
+  return OpenMirrors();
+}
+
+absl::Status Supervisor::OpenMirrors() {
+  if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
+  const int files = place_.info.nodes > 1 ? RankInfo::kOwnMirrorFilesOfHosts +
+                                                RankInfo::kHeldMirrorFiles
+                                          : RankInfo::kOwnMirrorFiles;
+  CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
+                           MirrorFiles(files * place_.info.local_world_size));
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::Start(const RankMain& rank_main) {
+  RankInfo info = place_.info;
+  info.restart = restarts_.done();
+  info.mirror_fds = mirror_fds_;
+  progress_->page().step = -1;
+  CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
+  if (info.nodes > 1) {
+    // The meeting's name stays: each host counts its own restarts.
+    info.comes_again = restarts_.on();
+    return Fork(std::move(info), rank_main);
+  }
+  info.master_addr = "127.0.0.1";
+  CAPSTAN_ASSIGN_OR_RETURN(info.listen_fd, Listen(&info.master_port));
+  if (info.token.empty()) info.token = RandomToken();
+  if (info.run_key.empty()) info.run_key = absl::StrCat("launcher-", getpid());
+  if (info.restart > 0) {
+    // Leftovers of the previous ranks can't join.
+    absl::StrAppend(&info.run_key, "-restart-", info.restart);
+    absl::StrAppend(&info.token, "-restart-", info.restart);
+  }
+  const int listen_fd = info.listen_fd;
+  const absl::Status status = Fork(std::move(info), rank_main);
+  close(listen_fd);
+  return status;
+}
+
+// `info` has what all ranks of this host share, and rank 0's socket or -1.
+absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
+  const int listen_fd = info.listen_fd;
+  for (int local = 0; local < info.local_world_size; ++local) {
+    info.rank = FirstRank() + local;
+    info.local_rank = local;
+    info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
+    info.listen_fd = info.rank == 0 ? listen_fd : -1;
+    const auto let_go = [&] {
+      for (const auto& other : ranks_) other->CloseInChild();
+      if (info.listen_fd != listen_fd) close(listen_fd);
+      signals_.RestoreInChild();
+    };
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<RankProcess> process,
+                             RankProcess::Start(info, let_go, rank_main));
+    ranks_.push_back(std::move(process));
+  }
+  return absl::OkStatus();
+}
+
+bool Supervisor::AllExited() const {
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& rank) { return rank->exited(); });
+}
+
+bool Supervisor::AllHaveOutcome() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+    return rank->Outcome().has_value();
+  });
+}
+
+absl::optional<Clock::time_point> Supervisor::Deadline() const {
+  if (frozen_since_.has_value()) return *frozen_since_ + kFrozenGrace;
+  if (failures_.empty() || killed_) return absl::nullopt;
+  if (ending_at_.has_value()) return *ending_at_ + kEndGrace;
+  return failed_at_ + kReportGrace;
+}
+
+void Supervisor::WaitForEvents() {
+  std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+  for (const auto& rank : ranks_) {
+    // poll ignores negative descriptors.
+    fds.push_back({rank->output_fd(), POLLIN, 0});
+    fds.push_back({rank->report_fd(), POLLIN, 0});
+  }
+  int timeout_ms = -1;
+  if (const auto deadline = Deadline()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        *deadline - Clock::now());
+    timeout_ms = std::max<int>(0, left.count() + 1);
+  }
+  // Poll, since nothing notifies about a suspended rank.
+  constexpr int kLookMs = 1000;
+  if (stop_signal_ != 0 && (timeout_ms < 0 || timeout_ms > kLookMs)) {
+    timeout_ms = kLookMs;
+  }
+  if (poll(fds.data(), fds.size(), timeout_ms) < 0) {
+    PCHECK(errno == EINTR);
+    return;
+  }
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (fds[1 + 2 * i].revents != 0) PrintToStderr(ranks_[i]->ReadOutput());
+    if (fds[2 + 2 * i].revents != 0) ranks_[i]->ReadReport();
+  }
+  if (fds[0].revents != 0) HandleSignals();
+}
+
+void Supervisor::HandleSignals() {
+  while (const int signal = signals_.Next()) {
+    if (signal == SIGCHLD) {
+      for (const auto& rank : ranks_) rank->Reap();
+    } else if (signal == SIGTSTP) {
+      Pause();
+    } else if (signal == SIGCONT) {
+      SignalAll(SIGCONT);
+    } else if (const Clock::time_point now = Clock::now(); stop_signal_ == 0) {
+      stop_signal_ = last_signal_ = signal;
+      last_signal_at_ = now;
+      PrintToStderr(absl::StrCat(StopText(signal), "\n"));
+      SignalAll(signal);
+      // Wake suspended ranks so that they can save.
+      SignalAll(SIGCONT);
+    } else if (!IsDeliveredTwice(last_signal_, signal, now - last_signal_at_)) {
+      stop_signal_ = signal;
+      killed_by_user_ = true;
+    } else {
+      last_signal_ = signal;
+      last_signal_at_ = now;
+    }
+  }
+}
+
+// Forwards Ctrl-Z, which the ranks don't get in their own process groups.
+void Supervisor::Pause() {
+  SignalAll(SIGSTOP);
+  kill(getpid(), SIGSTOP);
+  // This process has been resumed.
+  SignalAll(SIGCONT);
+}
+
+bool Supervisor::EndsFrozen() {
+  if (stop_signal_ == 0) return false;
+  const auto frozen =
+      std::find_if(ranks_.begin(), ranks_.end(),
+                   [](const auto& rank) { return rank->IsFrozen(); });
+  if (frozen == ranks_.end()) {
+    frozen_since_.reset();
+    return false;
+  }
+  const Clock::time_point now = Clock::now();
+  if (!frozen_since_.has_value()) frozen_since_ = now;
+  if (now - *frozen_since_ < kFrozenGrace) return false;
+  PrintOutputLeft();
+  PrintToStderr(absl::StrCat(
+      "ERROR: [rank ", FirstRank() + (frozen - ranks_.begin()),
+      "] is stopped (SIGSTOP) and can't save: the run ends without a "
+      "checkpoint of its last steps\n"));
+  KillAll();
+  return true;
+}
+
+void Supervisor::SignalAll(int signal) const {
+  for (const auto& rank : ranks_) rank->Signal(signal);
+}
+
+void Supervisor::KillAll() {
+  for (const auto& rank : ranks_) rank->Kill();
+  for (const auto& rank : ranks_) rank->WaitForExit();
+}
+
+void Supervisor::NoteFailures() {
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    const absl::optional<RankOutcome> outcome = ranks_[rank]->Outcome();
+    if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
+    if (outcome->kind == RankOutcome::kStopped &&
+        (outcome->stop_signal != 0 || stop_signal_ != 0)) {
+      continue;
+    }
+    if (std::find(failures_.begin(), failures_.end(), rank) !=
+        failures_.end()) {
+      continue;
+    }
+    if (failures_.empty()) failed_at_ = Clock::now();
+    failures_.push_back(rank);
+  }
+}
+
+// A rank that only lost its peer isn't the cause, unless that holds for all.
+int Supervisor::Cause() const {
+  const auto own =
+      std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
+        return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
+      });
+  return own != failures_.end() ? *own : failures_.front();
+}
+
+absl::Status Supervisor::LeaveHosts() {
+  RunProgress& page = progress_->page();
+  const std::string gone(page.gone, page.gone_bytes.exchange(0));
+  if (gone.empty()) return absl::OkStatus();
+  std::string hosts = NotedHosts();
+  CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone, &hosts));
+  NoteHosts(hosts);
+  PrintToStderr(absl::StrCat(
+      "going on without host ", gone, ": ", place_.info.world_size,
+      place_.info.world_size == 1 ? " rank is" : " ranks are", " left\n"));
+  return absl::OkStatus();
+}
+
+bool Supervisor::EndForRestart() {
+  if (!restarts_.on() || stop_signal_ != 0 || ending_at_.has_value()) {
+    return false;
+  }
+  const int cause = Cause();
+  const RankOutcome outcome = *ranks_[cause]->Outcome();
+  if (outcome.kind == RankOutcome::kFailed ||
+      outcome.kind == RankOutcome::kStopped) {
+    return false;
+  }
+  // A rank that only lost its peer may be the first to report.
+  if (outcome.kind == RankOutcome::kLostPeer && !AllHaveOutcome() &&
+      Clock::now() < failed_at_ + kReportGrace) {
+    return false;
+  }
+  KillAll();
+  if (!restarts_.Again(progress_->page().step,
+                       progress_->page().gone_bytes > 0)) {
+    // The others have died of this.
+    failures_ = {cause};
+    return false;
+  }
+  PrintOutputLeft();
+  const std::string what =
+      outcome.kind == RankOutcome::kDied
+          ? outcome.how
+          : absl::StrCat("lost the others (", outcome.message, ")");
+  PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
+                             restarts_.When(), "; starting the ranks again",
+                             restarts_.Count(), "\n"));
+  return true;
+}
+
+void Supervisor::PrintCause() {
+  PrintOutputLeft();
+  const int cause = Cause();
+  const std::string message = ranks_[cause]->Outcome()->message;
+  bool all_say_so = failures_.size() == ranks_.size();
+  for (const auto& rank : ranks_) {
+    const absl::optional<RankOutcome> outcome = rank->Outcome();
+    all_say_so &= outcome.has_value() && outcome->message == message;
+  }
+  const bool own = ranks_[cause]->Outcome()->kind == RankOutcome::kFailed;
+  PrintToStderr(absl::StrCat(
+      "ERROR: ",
+      all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
+      message, own ? "" : restarts_.Ending(), "\n"));
+}
+
+void Supervisor::PrintOutputLeft() {
+  for (const auto& rank : ranks_) {
+    PrintToStderr(rank->exited() ? rank->Drain() : rank->ReadOutput());
+  }
+}
+
+void Supervisor::EndAfterFailure() {
+  const Clock::time_point now = Clock::now();
+  if (!ending_at_.has_value()) {
+    if (!AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
+    PrintCause();
+    SignalAll(SIGTERM);
+    ending_at_ = now;
+  } else if (!killed_ && now >= *ending_at_ + kEndGrace) {
+    SignalAll(SIGKILL);
+    killed_ = true;
+  }
+}
+
+int Supervisor::ExitCode() const {
+  if (!failures_.empty()) {
+    // Other ranks may have failed because of it.
+    const bool hung =
+        std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+          const absl::optional<RankOutcome> outcome = rank->Outcome();
+          return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+                 outcome->exit_code == kHungExitCode;
+        });
+    return hung ? kHungExitCode : 1;
+  }
+  absl::optional<RankOutcome> stopped;
+  for (const auto& rank : ranks_) {
+    const RankOutcome outcome = *rank->Outcome();
+    if (outcome.kind != RankOutcome::kStopped) continue;
+    // Prefer a rank that got the signal, which knows it.
+    if (!stopped.has_value() || stopped->stop_signal == 0) stopped = outcome;
+  }
+  if (!stopped.has_value()) return 0;
+  PrintToStderr(absl::StrCat(stopped->message, "\n"));
+  return 128 + (stop_signal_ != 0 ? stop_signal_ : stopped->stop_signal);
+}
+
+absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
+  failures_.clear();
+  ranks_.clear();
+  absl::Status started = LeaveHosts();
+  if (started.ok()) started = Start(rank_main);
+  if (!started.ok()) {
+    KillAll();
+    PrintToStderr(absl::StrCat("ERROR: ", started.message(), "\n"));
+    return 1;
+  }
+  while (!AllExited()) {
+    WaitForEvents();
+    if (killed_by_user_) {
+      KillAll();
+      PrintOutputLeft();
+      return 128 + stop_signal_;
+    }
+    if (EndsFrozen()) return 128 + stop_signal_;
+    NoteFailures();
+    if (failures_.empty()) continue;
+    if (EndForRestart()) return absl::nullopt;
+    EndAfterFailure();
+  }
+  PrintOutputLeft();
+  return ExitCode();
+}
+
+int Supervisor::Run(const RankMain& rank_main) {
+  const absl::Status prepared = Prepare();
+  if (!prepared.ok()) {
+    PrintToStderr(absl::StrCat("ERROR: ", prepared.message(), "\n"));
+    return 1;
+  }
+  while (true) {
+    const absl::optional<int> code = Supervise(rank_main);
+    if (code.has_value()) return *code;
+  }
+}
+
+}  // namespace
+
+int LaunchRanks(int processes, const RankMain& rank_main) {
+  Place place;
+  place.info.world_size = processes;
+  place.info.local_world_size = processes;
+  return LaunchRanks(place, rank_main);
+}
+
+int LaunchRanks(const Place& place, const RankMain& rank_main) {
+  const RankInfo& info = place.info;
+  CHECK_GE(info.local_world_size, 1);
+  CHECK_EQ(info.world_size, info.nodes * info.local_world_size);
+  return Supervisor(place).Run(rank_main);
+}
+
+int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {
+  InstallStopHandlers(SecondSignal::kEndsProcess);
+  MarkInsideRank();
+  const absl::Status status = CallRankMain(rank_main, info);
+  if (status.ok()) return 0;
+  if (status.code() == absl::StatusCode::kCancelled && StopRequested() != 0) {
+    PrintToStderr(absl::StrCat(status.message(), "\n"));
+    return 128 + StopRequested();
+  }
+  const std::string who =
+      info.world_size > 1 ? absl::StrCat("[rank ", info.rank, "] ") : "";
+  PrintToStderr(absl::StrCat("ERROR: ", who, status.message(), "\n"));
+  return 1;
+}
+
+}  // namespace capstan

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/meet/meeting_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "cluster/meet/network.h"
+#include "cluster/meet/protocol.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kFirstLine[] = "capstan-meeting 1";
+constexpr size_t kMaxAddresses = 16;
+
+absl::Status NoPlace() {
+  return absl::InvalidArgumentError("it isn't a file of Capstan's meeting");
+}
+
+bool IsWord(absl::string_view text) {
+  return !text.empty() && text.size() <= kMaxNameBytes &&
+         std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return absl::ascii_isgraph(c); });
+}
+
+// The file's text. NOT_FOUND if there is none.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  const fs::path name(path);
+  const std::string folder =
+      name.has_parent_path() ? name.parent_path().string() : ".";
+  // Opening the folder makes an NFS client ask its server what has changed in
+  // it; without that, one that has seen no file here can go on seeing none for
+  // half a minute.
+  const SocketFd in(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!in.valid()) return absl::ErrnoToStatus(errno, folder);
+  const SocketFd file(openat(in.get(), name.filename().c_str(),
+                             O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid()) return absl::ErrnoToStatus(errno, path);
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) return absl::ErrnoToStatus(errno, path);
+  if (!S_ISREG(info.st_mode)) return NoPlace();
+  // A file of another user could lead the run to that user. The folder's owner
+  // is trusted: NFS may show root's files as nobody's, and the owner controls
+  // the folder anyway.
+  struct stat folder_info;
+  if (fstat(in.get(), &folder_info) != 0) {
+    return absl::ErrnoToStatus(errno, folder);
+  }
+  if (info.st_uid != geteuid() && info.st_uid != folder_info.st_uid) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, " is of another user (", info.st_uid,
+                     "), who may be leading this run astray: remove it"));
+  }
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        path,
+        " can be written by other users: remove it, or set the umask of "
+        "its file system"));
+  }
+  // One more than a whole file can have.
+  std::string text(kMaxMeetingFileBytes + 1, '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t n = read(file.get(), &text[size], text.size() - size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return absl::ErrnoToStatus(errno, path);
+    if (n == 0) break;
+    size += static_cast<size_t>(n);
+  }
+  text.resize(size);
+  return text;
+}
+
+}  // namespace
+
+std::string FormatMeetingPlace(const MeetingPlace& place) {
+  std::string text = absl::StrCat(kFirstLine, "\nport ", place.port, "\n");
+  for (const std::string& address : place.addresses) {
+    absl::StrAppend(&text, "address ", address, "\n");
+  }
+  if (!place.token.empty()) absl::StrAppend(&text, "token ", place.token, "\n");
+  absl::StrAppend(&text, "host ", place.host, "\npid ", place.pid, "\nend\n");
+  return text;
+}
+
+absl::StatusOr<MeetingPlace> ParseMeetingPlace(absl::string_view text) {
+  if (text.size() > kMaxMeetingFileBytes) return NoPlace();
+  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  // The last line, so that half a file isn't taken for a whole one.
+  if (lines.size() < 3 || lines.front() != kFirstLine ||
+      !lines.back().empty() || lines[lines.size() - 2] != "end") {
+    return NoPlace();
+  }
+  MeetingPlace place;
+  for (size_t i = 1; i + 2 < lines.size(); ++i) {
+    const std::pair<absl::string_view, absl::string_view> words =
+        absl::StrSplit(lines[i], absl::MaxSplits(' ', 1));
+    const auto [name, value] = words;
+    bool good = IsWord(value);
+    if (name == "port") {
+      good = good && absl::SimpleAtoi(value, &place.port) && place.port > 0 &&
+             place.port < 65536;
+    } else if (name == "address") {
+      good = good && place.addresses.size() < kMaxAddresses;
+      place.addresses.emplace_back(value);
+    } else if (name == "token") {
+      place.token = std::string(value);
+    } else if (name == "host") {
+      place.host = std::string(value);
+    } else if (name == "pid") {
+      good = good && absl::SimpleAtoi(value, &place.pid);
+    } else {
+      good = false;
+    }
+    if (!good) return NoPlace();
+  }
+  if (place.port == 0 || place.addresses.empty()) return NoPlace();
+  return place;
+}
+
+std::string MeetingFilePath(const std::string& folder,
+                            const std::string& run_key) {
+  constexpr size_t kMostKept = 64;
+  std::string name = run_key.substr(0, kMostKept);
+  for (char& c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (!absl::ascii_isalnum(byte) && c != '-' && c != '_' && c != '.') c = '_';
+  }
+  // What was changed is told apart by its hash.
+  if (name != run_key) absl::StrAppend(&name, "~", ShortHash(run_key));
+  return absl::StrCat(folder, "/.meeting-", name);
+}
+
+absl::StatusOr<MeetingPlace> ReadMeetingPlace(const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  return ParseMeetingPlace(text);
+}
+
+absl::StatusOr<std::unique_ptr<MeetingFile>> MeetingFile::Publish(
+    const std::string& path, const MeetingPlace& place) {
+  const fs::path parent = fs::path(path).parent_path();
+  if (!parent.empty()) CAPSTAN_RETURN_IF_ERROR(MakeFolder(parent.string()));
+  const std::string text = FormatMeetingPlace(place);
+  // A random name, which nobody can guess.
+  const std::string hidden =
+      absl::StrCat(path, ".", ShortHash(RandomBytes(16)));
+  {
+    SocketFd file(open(hidden.c_str(),
+                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                       0600));
+    if (!file.valid()) return WriteError(hidden, errno);
+    absl::Status written = WriteAll(file.get(), text, hidden);
+    // NFS sends it to the server here.
+    if (close(file.Release()) != 0) written.Update(WriteError(hidden, errno));
+    if (written.ok() && rename(hidden.c_str(), path.c_str()) != 0) {
+      written = WriteError(path, errno);
+    }
+    if (!written.ok()) {
+      unlink(hidden.c_str());
+      return written;
+    }
+  }
+  return absl::WrapUnique(new MeetingFile(path, text));
+}
+
+MeetingFile::~MeetingFile() {
+  const absl::StatusOr<std::string> now = ReadText(path_);
+  if (now.ok() && *now == text_) unlink(path_.c_str());
+}
+
+}  // namespace capstan

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A file with rank 0's address in a folder that all hosts share, for launchers
+// that don't provide the address.
+#ifndef CAPSTAN_CLUSTER_MEET_MEETING_FILE_H_
+#define CAPSTAN_CLUSTER_MEET_MEETING_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace capstan {
+
+struct MeetingPlace {
+  std::vector<std::string> addresses;  // numeric, best first
+  int port = 0;
+  std::string token;  // empty if the launcher has given one to all ranks
+  // The process that wrote the file.
+  std::string host;
+  int64_t pid = 0;
+};
+
+// The format is a "name value" per line. Parsing is pure; INVALID_ARGUMENT
+// unless `text` is such a file of at most kMaxMeetingFileBytes.
+constexpr size_t kMaxMeetingFileBytes = 4096;
+std::string FormatMeetingPlace(const MeetingPlace& place);
+absl::StatusOr<MeetingPlace> ParseMeetingPlace(absl::string_view text);
+
+// Returns FOLDER/.meeting-KEY, with the key escaped so that different keys have
+// different files.
+std::string MeetingFilePath(const std::string& folder,
+                            const std::string& run_key);
+
+// Reads a meeting file, even on NFS as soon as another host has written it.
+// NOT_FOUND if there is none.
+absl::StatusOr<MeetingPlace> ReadMeetingPlace(const std::string& path);
+
+// A published file. Only this user can read it, since it holds the token.
+class MeetingFile {
+ public:
+  // Replaces an existing file; creates the folder.
+  static absl::StatusOr<std::unique_ptr<MeetingFile>> Publish(
+      const std::string& path, const MeetingPlace& place);
+  // Removes the file, unless another run has replaced it.
+  ~MeetingFile();
+  MeetingFile(const MeetingFile&) = delete;
+  MeetingFile& operator=(const MeetingFile&) = delete;
+
+ private:
+  MeetingFile(std::string path, std::string text)
+      : path_(std::move(path)), text_(std::move(text)) {}
+
+  const std::string path_;
+  const std::string text_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_CLUSTER_MEET_MEETING_FILE_H_

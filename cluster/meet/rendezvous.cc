@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/meet/rendezvous.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
+#include "base/status.h"
+#include "cluster/launch/progress.h"
+#include "cluster/meet/agent_store.h"
+#include "cluster/meet/client.h"
+#include "cluster/meet/listen.h"
+#include "cluster/meet/meeting_file.h"
+#include "cluster/meet/meeting_store.h"
+#include "cluster/meet/network.h"
+#include "cluster/meet/protocol.h"
+#include "cluster/meet/server.h"
+#include "cluster/meet/wait_notes.h"
+
+namespace capstan {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// For one try, of an address that leads nowhere.
+constexpr seconds kConnectLimit{3};
+// How long a peer may take to prove that it is rank 0, which may be late
+// although its launcher listens already. The address in a stale file may belong
+// to a silent program, and the file may have been replaced meanwhile.
+constexpr seconds kProofLimit{30};
+constexpr seconds kProofLimitByFile{5};
+// How long another run, which may be ending, may occupy this run's address.
+constexpr seconds kOthersLimit{10};
+// Between tries: looking at a file, and sending packets to rank 0's host.
+constexpr milliseconds kFilePause{100};
+constexpr milliseconds kConnectPause{250};
+
+// Joins one rank.
+class Joining {
+ public:
+  Joining(const RankInfo& info, milliseconds timeout)
+      : info_(info),
+        timeout_(timeout),
+        by_file_(info.master_addr.empty() || info.master_port == 0),
+        file_(by_file_ ? MeetingFilePath(info.meeting_folder, info.run_key)
+                       : "") {}
+
+  absl::Status Check() const;
+  absl::StatusOr<Meeting> AsRank0();
+  absl::StatusOr<Meeting> AsOther();
+
+ private:
+  // Whether the ranks have met before, and were started again.
+  bool Returns() const { return info_.comes_again && info_.restart > 0; }
+  Hello OwnHello() const;
+  Deadline Within(milliseconds limit) const {
+    return std::min(deadline_, MeetingClock::now() + limit);
+  }
+  MeetingClock::duration waited() const { return MeetingClock::now() - begin_; }
+  int64_t seconds_waited() const {
+    return std::chrono::round<seconds>(waited()).count();
+  }
+
+  // Rank 0: nobody else may be using the file.
+  absl::Status AwaitFreeFile() const;
+  bool IsAlive(const MeetingPlace& place) const;
+
+  // Tries each address that rank 0 may have once.
+  absl::StatusOr<std::shared_ptr<MeetingClient>> TryOnce();
+  absl::StatusOr<std::vector<SocketAddress>> Rank0Addresses(
+      std::string* token) const;
+  // Whether there is more to try after `problem`.
+  bool MayChange(const absl::Status& problem);
+  // Whether the others go on without rank 0's host, which nobody has reached
+  // since the restart.
+  bool Rank0IsGone() const;
+  absl::Status GiveUp(const absl::Status& problem) const;
+
+  absl::StatusOr<Meeting> AwaitOthers(std::shared_ptr<MeetingServer> server,
+                                      std::shared_ptr<MeetingClient> client);
+  absl::StatusOr<std::string> HostAddress(const MeetingClient& client,
+                                          const Met& met) const;
+  absl::Status Explain(const absl::Status& status) const;
+  // "HOST:PORT", or the file that tells it.
+  std::string Rank0Place() const;
+
+  const RankInfo& info_;
+  const milliseconds timeout_;
+  const Deadline begin_ = MeetingClock::now();
+  const Deadline deadline_ = begin_ + timeout_;
+  const bool by_file_;
+  const std::string file_;
+  std::string where_;  // rank 0's address, once known
+  // One rank of a host speaks for all.
+  WaitNotes notes_;
+  // Since when only others have been found at the address.
+  absl::optional<Deadline> others_since_;
+};
+
+absl::Status Joining::Check() const {
+  if (info_.run_key.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run's name is longer than ", kMaxNameBytes,
+                     " characters: ", info_.run_key));
+  }
+  if (by_file_ && info_.meeting_folder.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", info_.rank,
+        " isn't told where rank 0 is: set MASTER_ADDR and "
+        "MASTER_PORT, or output_dir to a folder that all hosts share"));
+  }
+  // Not only once all have come.
+  if (info_.nodes > 1 && !info_.interface.empty()) {
+    const absl::Status there =
+        AddressOfInterface(info_.interface, ThisHostsNetwork()).status();
+    if (!there.ok()) return absl::FailedPreconditionError(there.message());
+  }
+  return absl::OkStatus();
+}
+
+Hello Joining::OwnHello() const {
+  Hello hello;
+  hello.world_size = info_.world_size;
+  hello.rank = info_.rank;
+  hello.node_rank = info_.node_rank;
+  hello.local_rank = info_.local_rank;
+  hello.pid = getpid();
+  hello.host = HostName().substr(0, kMaxNameBytes);
+  hello.run_key = info_.run_key;
+  return hello;
+}
+
+absl::StatusOr<Meeting> Joining::AsRank0() {
+  MeetingServerOptions options;
+  options.world_size = info_.world_size;
+  options.run_key = info_.run_key;
+  options.token = info_.token;
+  options.ranks_come_again = info_.comes_again;
+  if (Returns()) options.least_ranks = info_.min_processes;
+  options.ranks_per_host = info_.local_world_size;
+  MeetingPlace place;
+  if (by_file_) {
+    CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
+    if (info_.token.empty()) {
+      place.token = absl::BytesToHexString(RandomBytes(16));
+      options.token = place.token;
+    }
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(Listening listening,
+                           ListenForRanks(info_, deadline_));
+  for (const SocketAddress& address : listening.addresses) {
+    place.addresses.push_back(address.host());
+  }
+  place.port = listening.addresses[0].port();
+  place.host = HostName();
+  place.pid = getpid();
+  where_ = listening.addresses[0].text();
+  options.where = where_;
+  options.host_address = listening.addresses[0].host();
+  const std::string token = options.token;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::shared_ptr<MeetingServer> server,
+      MeetingServer::Start(std::move(options), std::move(listening.sockets)));
+  // Rank 0 joins first, so that ranks that find the file find it listening.
+  const Deadline soon = MeetingClock::now() + kConnectLimit;
+  auto client = MeetingClient::Join(server->TakeOwnEnd(), OwnHello(), token,
+                                    soon, deadline_);
+  if (!client.ok()) return Explain(client.status());
+  std::unique_ptr<MeetingFile> file;
+  if (by_file_) {
+    auto published = MeetingFile::Publish(file_, place);
+    if (!published.ok()) {
+      return Annotate(published.status(),
+                      "rank 0 can't tell the others its address");
+    }
+    file = *std::move(published);
+  }
+  return AwaitOthers(std::move(server), *std::move(client));
+}
+
+absl::Status Joining::AwaitFreeFile() const {
+  while (true) {
+    const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_);
+    // None, or what an earlier run has left: it is replaced.
+    if (!place.ok() || !IsAlive(*place)) return absl::OkStatus();
+    if (waited() > std::min<milliseconds>(kOthersLimit, timeout_)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "another run is meeting by ", file_, " (host ", place->host,
+          ", process ", place->pid,
+          "): wait until it has started, stop it, or name another output_dir"));
+    }
+    std::this_thread::sleep_for(PauseBeforeRetry(waited(), kFilePause));
+  }
+}
+
+bool Joining::IsAlive(const MeetingPlace& place) const {
+  // The deadline doesn't shorten this: a host that has no time to answer isn't
+  // lost.
+  const auto soon = [] { return MeetingClock::now() + seconds(1); };
+  const std::string& token = place.token.empty() ? info_.token : place.token;
+  for (const std::string& host : place.addresses) {
+    const absl::optional<SocketAddress> address =
+        SocketAddress::Parse(host, place.port);
+    if (!address.has_value()) continue;
+    absl::StatusOr<SocketFd> connection = ConnectTo(*address, soon());
+    if (connection.ok() &&
+        MeetingClient::Probe(*std::move(connection), OwnHello(), token, soon())
+            .ok()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<Meeting> Joining::AsOther() {
+  while (true) {
+    absl::StatusOr<std::shared_ptr<MeetingClient>> client = TryOnce();
+    if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
+    if (!MayChange(client.status())) return Explain(client.status());
+    if (absl::IsUnavailable(client.status()) && Rank0IsGone()) {
+      return Explain(absl::OutOfRangeError("0"));
+    }
+    if (MeetingClock::now() >= deadline_) return GiveUp(client.status());
+    if (info_.local_rank == 0) {
+      notes_.SayIfDue([&] {
+        return absl::StrCat("rank ", info_.rank, " is waiting for rank 0 ",
+                            Rank0Place(), ": ", client.status().message());
+      });
+    }
+    std::this_thread::sleep_for(
+        PauseBeforeRetry(waited(), by_file_ ? kFilePause : kConnectPause));
+  }
+}
+
+absl::StatusOr<std::vector<SocketAddress>> Joining::Rank0Addresses(
+    std::string* token) const {
+  if (!by_file_) return Resolve(info_.master_addr, info_.master_port);
+  const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_);
+  if (!place.ok()) {
+    return absl::UnavailableError(
+        absl::IsNotFound(place.status())
+            ? "there is no such file; is it a folder that all hosts share?"
+            : place.status().message());
+  }
+  if (!place->token.empty()) *token = place->token;
+  std::vector<SocketAddress> addresses;
+  for (const std::string& host : place->addresses) {
+    const absl::optional<SocketAddress> address =
+        SocketAddress::Parse(host, place->port);
+    if (address.has_value()) addresses.push_back(*address);
+  }
+  if (addresses.empty()) return absl::UnavailableError("it has no address");
+  return addresses;
+}
+
+absl::StatusOr<std::shared_ptr<MeetingClient>> Joining::TryOnce() {
+  std::string token = info_.token;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses,
+                           Rank0Addresses(&token));
+  absl::Status problem;
+  for (const SocketAddress& address : addresses) {
+    absl::StatusOr<SocketFd> connection =
+        ConnectTo(address, Within(kConnectLimit));
+    absl::Status status = connection.status();
+    if (status.ok()) {
+      auto client = MeetingClient::Join(
+          *std::move(connection), OwnHello(), token,
+          Within(by_file_ ? kProofLimitByFile : kProofLimit), deadline_);
+      where_ = address.text();
+      if (client.ok()) {
+        return std::shared_ptr<MeetingClient>(*std::move(client));
+      }
+      status =
+          absl::Status(client.status().code(),
+                       absl::StrCat(where_, ": ", client.status().message()));
+      if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
+        return client.status();
+      }
+    }
+    // An error about another process there says more than one about nobody.
+    if (problem.ok() || absl::IsNotFound(status)) problem = status;
+  }
+  return problem;
+}
+
+bool Joining::MayChange(const absl::Status& problem) {
+  if (absl::IsUnavailable(problem)) {
+    others_since_.reset();
+    return true;
+  }
+  // This rank's launcher has just killed its predecessor.
+  if (absl::IsAlreadyExists(problem)) return info_.comes_again;
+  if (!absl::IsNotFound(problem)) return false;
+  // A file may be a left-over, and is looked at again.
+  if (by_file_) return true;
+  const Deadline now = MeetingClock::now();
+  if (!others_since_.has_value()) others_since_ = now;
+  return now - *others_since_ < kOthersLimit;
+}
+
+bool Joining::Rank0IsGone() const {
+  return Returns() && info_.min_processes > 0 && !NotedHosts().empty() &&
+         info_.world_size - info_.local_world_size >= info_.min_processes &&
+         waited() >= std::chrono::duration<double>(info_.return_seconds);
+}
+
+absl::Status Joining::GiveUp(const absl::Status& problem) const {
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", info_.rank, " waited ", seconds_waited(), " s for rank 0 ",
+      Rank0Place(), ": ", problem.message(),
+      Returns()
+          ? "; if its host is gone, start the run on other hosts: it goes "
+            "on from its last checkpoint"
+          : ""));
+}
+
+std::string Joining::Rank0Place() const {
+  return by_file_
+             ? absl::StrCat("by ", file_)
+             : absl::StrCat("at ", info_.master_addr, ":", info_.master_port);
+}
+
+absl::StatusOr<Meeting> Joining::AwaitOthers(
+    std::shared_ptr<MeetingServer> server,
+    std::shared_ptr<MeetingClient> client) {
+  // The server speaks for rank 0's host, and knows who is missing.
+  const bool speaks = info_.local_rank == 0 && info_.rank != 0;
+  const absl::StatusOr<Met> met = client->AwaitAll(deadline_, [&] {
+    if (!speaks) return;
+    notes_.SayIfDue([&] {
+      return absl::StrCat("rank ", info_.rank, " has found rank 0 at ", where_,
+                          ", and waits for the other ranks");
+    });
+  });
+  if (!met.ok()) return Explain(met.status());
+  Meeting meeting;
+  CAPSTAN_ASSIGN_OR_RETURN(meeting.host_address, HostAddress(*client, *met));
+  const auto address = SocketAddress::Parse(meeting.host_address, 0);
+  if (address.has_value()) meeting.interface = InterfaceOf(*address);
+  meeting.store = c10::make_intrusive<MeetingStore>(
+      std::move(server), std::move(client), timeout_);
+  return meeting;
+}
+
+absl::StatusOr<std::string> Joining::HostAddress(const MeetingClient& client,
+                                                 const Met& met) const {
+  if (info_.rank == 0) return met.host_address;
+  const auto rank0 = SocketAddress::Parse(met.host_address, 0);
+  const bool outside = rank0.has_value() && !rank0->IsLoopback();
+  if (outside && !info_.interface.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const SocketAddress chosen,
+        AddressOfInterface(info_.interface, ThisHostsNetwork()));
+    return chosen.host();
+  }
+  const SocketAddress own = client.own_end();
+  // A rank that connected over loopback is on rank 0's host.
+  if (outside && own.IsLoopback()) return met.host_address;
+  return own.host();
+}
+
+absl::Status Joining::Explain(const absl::Status& status) const {
+  if (absl::IsOutOfRange(status)) {
+    // For the launcher, which starts the ranks that are left.
+    NoteHostsGone(std::string(status.message()));
+    return absl::UnavailableError(absl::StrCat("host ", status.message(),
+                                               " has not come back in ",
+                                               seconds_waited(), " s"));
+  }
+  if (absl::IsDeadlineExceeded(status)) {
+    return absl::UnavailableError(absl::StrCat("rank ", info_.rank, " waited ",
+                                               seconds_waited(), " s at ",
+                                               where_, ": ", status.message()));
+  }
+  const bool names_it =
+      where_.empty() || absl::StartsWith(status.message(), where_);
+  // A rank that has left has told why, or its launcher will.
+  const bool by_others = absl::IsUnavailable(status) || absl::IsAborted(status);
+  return absl::Status(
+      by_others ? absl::StatusCode::kUnavailable
+                : absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("rank ", info_.rank, " could not meet the other ranks",
+                   names_it ? "" : absl::StrCat(" at ", where_), ": ",
+                   status.message()));
+}
+
+// Makes all ranks record all hosts' addresses.
+absl::Status TellHosts(const RankInfo& info, const Meeting& meeting) {
+  const auto key = [](int host) { return absl::StrCat("capstan/host/", host); };
+  std::vector<std::string> keys;
+  for (int host = 0; host < info.nodes; ++host) keys.push_back(key(host));
+  try {
+    if (info.local_rank == 0) {
+      meeting.store->set(key(info.node_rank),
+                         std::vector<uint8_t>(meeting.host_address.begin(),
+                                              meeting.host_address.end()));
+    }
+    std::vector<std::string> addresses;
+    for (const std::vector<uint8_t>& one : meeting.store->multiGet(keys)) {
+      addresses.emplace_back(one.begin(), one.end());
+    }
+    NoteHosts(absl::StrJoin(addresses, ","));
+  } catch (...) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
+                     CurrentExceptionToStatus().message()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
+  if (info.agent_store) return MeetAtAgent(info, timeout);
+  if (info.comes_again && info.restart > 0) {
+    // Others wait longer, so that they don't leave before rank 0 gives up a
+    // host.
+    const double most = info.return_seconds * (info.rank == 0 ? 1.0 : 4.0);
+    timeout = std::min(timeout, milliseconds(static_cast<int64_t>(1e3 * most)));
+  }
+  Joining joining(info, timeout);
+  CAPSTAN_RETURN_IF_ERROR(joining.Check());
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Meeting meeting, info.rank == 0 ? joining.AsRank0() : joining.AsOther());
+  if (info.comes_again) CAPSTAN_RETURN_IF_ERROR(TellHosts(info, meeting));
+  return meeting;
+}
+
+void MayLeave(const Meeting& meeting) {
+  auto* const store = dynamic_cast<MeetingStore*>(meeting.store.get());
+  if (store != nullptr) store->client().MayLeave();
+}
+
+void ChooseInterfaceOfNccl(const RankInfo& info, const Meeting& meeting) {
+  if (info.nodes < 2 || meeting.interface.empty()) return;
+  // '=': this one, not all that begin so.
+  setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", meeting.interface).c_str(),
+         /*replace=*/0);
+}
+
+}  // namespace capstan

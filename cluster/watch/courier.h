@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_CLUSTER_WATCH_COURIER_H_
+#define CAPSTAN_CLUSTER_WATCH_COURIER_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "absl/types/optional.h"
+#include "cluster/watch/ledger.h"
+#include "cluster/watch/rank_view.h"
+
+namespace capstan {
+
+// Carries reports between the hosts of a run once a second, through the store
+// of their meeting, whose clients have proved that they belong to the run. Runs
+// on a thread of its own, since the store may take long to answer. Only one
+// rank of a host has reports to carry; the other ranks' couriers idle.
+class Courier {
+ public:
+  struct Heard {
+    absl::optional<HostReport> report;  // the last one
+    int64_t at_ns = 0;                  // when it was new here
+  };
+
+  // `report`, called on the courier's thread, returns this host's encoded
+  // report, or "" if another rank carries it.
+  Courier(const Ledgers& ledgers, std::function<std::string()> report);
+  // Doesn't wait long for the store: the thread may outlive this.
+  ~Courier();
+  Courier(const Courier&) = delete;
+  Courier& operator=(const Courier&) = delete;
+
+  // Returns what was heard, by host.
+  std::vector<Heard> heard() const;
+  // Returns how long the current request to the store has taken; 0 if there is
+  // none.
+  int64_t pending_ns() const;
+
+ private:
+  struct State;
+  static void Run(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_CLUSTER_WATCH_COURIER_H_

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_HOST_CONFIG_CREATE_SLOT_H_
+#define CAPSTAN_HOST_CONFIG_CREATE_SLOT_H_
+
+#include <google/protobuf/any.pb.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
+
+namespace capstan {
+
+// Adds a hint to `status`, an error about a slot's field, if that is a missing
+// model folder that may be meant as a Hub name.
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot);
+
+// Creates the plugin in a slot; errors give its location in the config.
+template <typename Base>
+absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
+    const LoadedConfig& loaded, const std::string& slot,
+    const google::protobuf::Any& any, PluginCategory category,
+    PluginHost& host) {
+  if (any.type_url().empty()) {
+    return loaded.Locate(
+        absl::InvalidArgumentError(absl::StrCat(
+            "no ", CategoryName(category), " is set; write ", slot,
+            " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
+            "packages)")),
+        slot);
+  }
+  absl::StatusOr<std::unique_ptr<Base>> made =
+      host.Create<Base>(TypeOf(any), category, any.value());
+  if (made.ok()) return made;
+  return loaded.Locate(category == PluginCategory::kModel
+                           ? WithHubHint(made.status(), loaded, slot)
+                           : made.status(),
+                       slot);
+}
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_HOST_CONFIG_CREATE_SLOT_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A piece of config text: a file or a --set.
+#ifndef CAPSTAN_HOST_CONFIG_TEXT_SOURCE_H_
+#define CAPSTAN_HOST_CONFIG_TEXT_SOURCE_H_
+
+#include <google/protobuf/text_format.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "host/config/load_config.h"
+
+namespace capstan {
+
+// A parsed text with the locations of the fields that it sets.
+struct TextSource {
+  std::unique_ptr<google::protobuf::Message> message;
+  google::protobuf::TextFormat::ParseInfoTree tree;
+};
+
+// Where a text comes from.
+struct TextOrigin {
+  std::string name;       // for errors: "run.pbtxt", "--set x=1"
+  bool has_lines = true;  // whether errors include line and column
+  std::string folder;     // base of relative paths
+  bool append = false;    // lists append instead of replacing
+};
+
+// Parses `text` as a message of `prototype`'s type, loading plugins on demand.
+absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
+    const std::string& text, const TextOrigin& origin,
+    const google::protobuf::Message& prototype, PluginHost& host);
+
+// Merges `source` into `config`, of the same type: the fields that the text
+// sets, even if to their defaults, and their locations; makes paths absolute.
+absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
+                         const ConfigContext& context,
+                         google::protobuf::Message* config,
+                         FieldPlaces* places);
+
+// Applies one --set: "path=value", "path=" (clear), "list=[a, b]" or
+// "list+=value".
+absl::Status ApplyOverride(const std::string& text,
+                           const ConfigContext& context, LoadedConfig* loaded);
+
+// The error text for `name`, which isn't a field of `type`.
+std::string UnknownField(const google::protobuf::Descriptor* type,
+                         const std::string& name);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_HOST_CONFIG_TEXT_SOURCE_H_

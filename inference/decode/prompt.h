@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a model continues or answers.
+#ifndef CAPSTAN_INFERENCE_DECODE_PROMPT_H_
+#define CAPSTAN_INFERENCE_DECODE_PROMPT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "inference/load/generator.h"
+#include "plugins/sdk/chat_template.h"
+
+namespace capstan {
+
+// A text to continue or, if it has messages, a conversation to answer.
+struct Prompt {
+  std::string place;  // "prompts.jsonl:3", for errors
+  std::string text;
+  std::vector<ChatMessage> messages;
+  // The same as the row has them, and what else a template sees (ChatInput).
+  std::string messages_json;
+  std::string tools;
+  std::string documents;
+  std::string variables;
+};
+
+// A prompt as the model sees it.
+struct Task {
+  const Prompt* prompt;
+  std::vector<int64_t> ids;
+  std::vector<int64_t> stops;  // besides the model's own end of text
+};
+
+// Reads prompts from a file or standard input ("-"), one per line, skipping
+// blank lines. Lines are JSON if the name ends in .jsonl or the first is an
+// object with a prompt or messages: {"prompt": "text"}, {"prompt": [MESSAGE,
+// ..]}, {"messages": [MESSAGE, ..]} or "text". Errors name the line. Returns at
+// least one prompt.
+absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path);
+
+struct TaskSettings {
+  std::string model;                 // --model, for errors
+  std::string chat_template_kwargs;  // a JSON object: ChatInput::variables
+  int64_t sequences = 1;             // texts a prompt
+};
+
+// Renders conversations with their template, and texts with the tokenizer's
+// start tokens, as in training; for each prompt as many tasks in a row as it
+// gets texts. All of them before any is generated, so that a bad prompt fails
+// early.
+absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
+                                            const TaskSettings& settings,
+                                            const Generator& generator);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_INFERENCE_DECODE_PROMPT_H_

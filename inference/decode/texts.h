@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Has a model write texts, one or several at once.
+#ifndef CAPSTAN_INFERENCE_DECODE_TEXTS_H_
+#define CAPSTAN_INFERENCE_DECODE_TEXTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "inference/decode/prompt.h"
+#include "inference/decode/stop_strings.h"
+#include "inference/load/generator.h"
+#include "plugins/sdk/beam_searcher.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/objective.h"
+
+namespace capstan {
+
+// Prompt and text, in tokens.
+using Texts = std::vector<std::vector<int64_t>>;
+
+// What makes texts, and how.
+struct Writer {
+  const Generator& generator;
+  SampleOptions sample;
+  StopStrings stops;
+  BeamSettings beams;
+  int64_t sequences = 1;  // texts a prompt
+
+  bool searches() const { return beams.beams > 1; }
+};
+
+// `given` or, if there are none, the model's own (generation_config.json).
+absl::StatusOr<StopStrings> StopStringsOf(const std::vector<std::string>& given,
+                                          Model& model);
+// All tokens that end the task's text.
+std::vector<int64_t> StopsOf(const Task& task, const Generator& generator);
+
+// The best texts of a prompt, as many as it gets.
+absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer);
+// The texts of tasks: at once if the objective and the model can, which changes
+// no text. Each has the next seed.
+absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
+                                  uint64_t first_seed, const Writer& writer);
+
+// What a model wrote after the prompt, up to the first end of text or stop.
+std::string TextOf(const Task& task, const Writer& writer,
+                   const std::vector<int64_t>& all);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_INFERENCE_DECODE_TEXTS_H_

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inference/evaluate/asking.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "inference/evaluate/documents.h"
+
+namespace capstan::evaluate {
+
+absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples) {
+  if (task.docs_file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        task.path,
+        " names no file of rows (dataset_kwargs.data_files): give one "
+        "with --data=FILE, or --data=FOLDER with ",
+        task.name, ".jsonl"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Document> documents,
+                           ReadDocuments(task.docs_file));
+  std::vector<Document> examples;
+  if (task.num_fewshot > 0 && !task.fewshot_file.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(examples, ReadDocuments(task.fewshot_file));
+  }
+  Asked asked;
+  asked.task = task;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      asked.requests, MakeRequests(task, documents, examples, max_samples));
+  return asked;
+}
+
+absl::Status AsChats(const ChatTemplate& chat, Asked* asked) {
+  if (!asked->task.format.prefix.empty() ||
+      asked->task.output == TaskOutput::kRolling) {
+    return FieldError("--chat",
+                      absl::StrCat("isn't for the task ", asked->task.name,
+                                   ", which begins the answer itself "
+                                   "(gen_prefix) or has no question"));
+  }
+  for (Request& request : asked->requests) {
+    for (Question& question : request.questions) {
+      const std::vector<ChatMessage> messages = {{"user", question.context}};
+      const absl::StatusOr<ChatText> text =
+          chat.Render(messages, /*generation_prompt=*/true);
+      if (!text.ok()) return Annotate(text.status(), request.place);
+      question.context = text->text;
+      // The head of the turn ends where the answer begins.
+      for (std::string& continuation : question.continuations) {
+        continuation =
+            std::string(absl::StripLeadingAsciiWhitespace(continuation));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+Answerer AnswererOf(const Generator& generator, const Tokenizer& tokenizer,
+                    ProcessGroup* group, UnitRunner* runner) {
+  Answerer answerer;
+  answerer.model = generator.model.get();
+  answerer.objective = generator.objective.get();
+  answerer.tokenizer = &tokenizer;
+  answerer.seed = generator.loaded.config.train().seed();
+  answerer.group = group;
+  answerer.runner = runner;
+  const int64_t eos = tokenizer.special_ids().eos;
+  if (eos >= 0) answerer.stop_tokens = {eos};
+  return answerer;
+}
+
+absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
+                                               int64_t count) {
+  const Tokenizer* const tokenizer = data.tokenizer();
+  if (tokenizer == nullptr) {
+    return absl::InvalidArgumentError("--generate: the data isn't text");
+  }
+  const auto decode = [tokenizer](absl::Span<const int64_t> ids) {
+    std::string text;
+    for (const int64_t id : ids) AppendText(*tokenizer, id, &text);
+    return std::string(absl::StripAsciiWhitespace(text));
+  };
+  std::vector<Request> requests;
+  for (int64_t i = 0; i < std::min(count, data.size()); ++i) {
+    Batch batch;
+    CAPSTAN_RETURN_IF_ERROR(data.Read({i}, &batch));
+    if (batch.count(kPositions) != 0) {
+      return absl::InvalidArgumentError(
+          "--generate: the data packs several samples into a row; set "
+          "eval_data.packing to none");
+    }
+    const auto labels = batch.find(kLabels);
+    if (labels == batch.end()) {
+      return absl::InvalidArgumentError(
+          "--generate: all tokens of this data are trained, so there is no "
+          "prompt to answer; it is for prompts and answers");
+    }
+    const at::Tensor ids = RequiredTensor(batch, kInputIds).contiguous();
+    const at::Tensor label = labels->second.contiguous();
+    const int64_t length = ids.size(1);
+    const int64_t* const to = label.const_data_ptr<int64_t>();
+    int64_t end = length;
+    while (end > 0 && to[end - 1] < 0) --end;
+    int64_t begin = end;
+    while (begin > 0 && to[begin - 1] >= 0) --begin;
+    if (begin == 0 || begin == end) continue;
+    const int64_t* const all = ids.const_data_ptr<int64_t>();
+    Request request;
+    request.place = absl::StrCat("sample ", i);
+    request.prompt.assign(all, all + begin);
+    request.references = {
+        decode({all + begin, static_cast<size_t>(end - begin)})};
+    requests.push_back(std::move(request));
+  }
+  if (!requests.empty()) return requests;
+  return absl::InvalidArgumentError(
+      "--generate: no sample has both a prompt and an answer");
+}
+
+Task AnswerTask(int64_t max_new_tokens) {
+  Task task;
+  task.name = "answers";
+  task.output = TaskOutput::kGenerateUntil;
+  task.max_tokens = max_new_tokens;
+  task.metrics = {{"exact_match", {}, "mean"}, {"rouge_l", {}, "mean"}};
+  TaskFilter trimmed;
+  trimmed.steps.push_back({});
+  trimmed.steps.back().kind = TaskFilter::Step::kRemoveWhitespace;
+  task.filters.push_back(std::move(trimmed));
+  return task;
+}
+
+absl::Status WriteSamples(const std::string& folder, const std::string& name,
+                          const std::vector<std::string>& samples) {
+  std::string file = name;
+  for (char& c : file) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-' &&
+        c != '_') {
+      c = '_';
+    }
+  }
+  std::string text;
+  for (const std::string& sample : samples)
+    absl::StrAppend(&text, sample, "\n");
+  return ReplaceFile(absl::StrCat(folder, "/samples_", file, ".jsonl"), text);
+}
+
+}  // namespace capstan::evaluate

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes requests of tasks and of data, for a loaded model to answer.
+#ifndef CAPSTAN_INFERENCE_EVALUATE_ASKING_H_
+#define CAPSTAN_INFERENCE_EVALUATE_ASKING_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "inference/evaluate/requests.h"
+#include "inference/evaluate/run_task.h"
+#include "inference/evaluate/task.h"
+#include "inference/load/generator.h"
+#include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/process_group.h"
+#include "plugins/sdk/tokenizer.h"
+
+namespace capstan::evaluate {
+
+// A task with what it asks.
+struct Asked {
+  Task task;
+  std::vector<Request> requests;
+};
+
+// Reads a task's rows, at most `max_samples` (0: all). An error if it names no
+// file of rows.
+absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples);
+// Makes each context the user's turn, and what follows the assistant's.
+absl::Status AsChats(const ChatTemplate& chat, Asked* asked);
+
+// Of the generator, its tokenizer or the data's; one request at a time until
+// the caller says otherwise. Nothing is owned.
+Answerer AnswererOf(const Generator& generator, const Tokenizer& tokenizer,
+                    ProcessGroup* group, UnitRunner* runner);
+
+// The answers of a dataset of conversations, for generation: of each of the
+// first `count` samples, what comes before its last trained tokens as the
+// prompt, and those as the reference. INVALID_ARGUMENT if the data has no
+// untrained prompts, or packs several samples into one.
+absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
+                                               int64_t count);
+// What is counted of them.
+Task AnswerTask(int64_t max_new_tokens);
+
+// Writes samples into FOLDER/samples_NAME.jsonl.
+absl::Status WriteSamples(const std::string& folder, const std::string& name,
+                          const std::vector<std::string>& samples);
+
+}  // namespace capstan::evaluate
+
+#endif  // CAPSTAN_INFERENCE_EVALUATE_ASKING_H_

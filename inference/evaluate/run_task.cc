@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inference/evaluate/run_task.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "inference/decode/stop_strings.h"
+#include "inference/evaluate/bound_scorer.h"
+#include "inference/evaluate/row_values.h"
+#include "inference/evaluate/scorer.h"
+#include "plugins/sdk/objective.h"
+
+namespace capstan::evaluate {
+namespace {
+
+class TaskRun {
+ public:
+  TaskRun(const Task& task, const std::vector<Request>& requests,
+          const Answerer& answerer)
+      : task_(task),
+        requests_(requests),
+        answerer_(answerer),
+        group_(*answerer.group),
+        model_(answerer.model->token_model()) {}
+
+  absl::StatusOr<TaskResult> Run() {
+    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(
+        group_, CatchAll([this] { return AnswerMine(); }), "evaluate"));
+    TaskResult result;
+    result.requests = static_cast<int64_t>(requests_.size());
+    result.samples = Sorted(absl::StrJoin(FromAllRanks(group_, samples_), ""));
+    CAPSTAN_RETURN_IF_ERROR(SumUp(&result));
+    if (group_.rank() != 0) result.samples.clear();
+    return result;
+  }
+
+ private:
+  int64_t WrittenTokens() const {
+    return std::min(task_.max_tokens, model_->max_positions() - 1);
+  }
+
+  // All questions of a request; of a whole text, its windows.
+  absl::StatusOr<std::vector<EncodedRequest>> Encode(
+      const Request& request) const {
+    std::vector<EncodedRequest> encoded;
+    if (!request.prompt.empty()) {
+      encoded.emplace_back();
+      encoded.back().context = request.prompt;
+      return encoded;
+    }
+    if (task_.output == TaskOutput::kRolling) {
+      return EncodeWindows(*answerer_.tokenizer,
+                           request.questions[0].continuations[0],
+                           model_->max_positions());
+    }
+    for (const Question& question : request.questions) {
+      const bool writes = question.continuations.empty();
+      // Where the model writes, there must be room for that.
+      const int64_t positions =
+          model_->max_positions() - (writes ? WrittenTokens() : 0);
+      CAPSTAN_ASSIGN_OR_RETURN(
+          EncodedRequest one,
+          EncodeRequest(*answerer_.tokenizer, question.context,
+                        question.continuations, positions));
+      encoded.push_back(std::move(one));
+    }
+    return encoded;
+  }
+
+  // Long contexts first, so that what doesn't fit fails early, and each batch
+  // has contexts of similar length.
+  absl::Status AnswerMine() {
+    std::vector<std::vector<EncodedRequest>> encoded;
+    std::vector<size_t> longest;
+    for (const Request& request : requests_) {
+      absl::StatusOr<std::vector<EncodedRequest>> one = Encode(request);
+      CAPSTAN_RETURN_IF_ERROR(Annotate(one.status(), request.place));
+      longest.push_back(0);
+      for (const EncodedRequest& question : *one) {
+        longest.back() = std::max(longest.back(), question.context.size());
+      }
+      encoded.push_back(*std::move(one));
+    }
+    std::vector<size_t> order(requests_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return longest[a] > longest[b];
+    });
+    const size_t size = static_cast<size_t>(answerer_.batch_size);
+    const size_t batches = (order.size() + size - 1) / size;
+    StopPoll poll(nullptr);
+    for (size_t i = group_.rank(); i < batches; i += group_.size()) {
+      if (poll.Ask()) return absl::CancelledError("stopped");
+      const absl::Span<const size_t> batch =
+          absl::MakeConstSpan(order).subspan(i * size, size);
+      std::vector<EncodedRequest> of_batch;
+      std::vector<size_t> counts;
+      for (const size_t index : batch) {
+        counts.push_back(encoded[index].size());
+        std::move(encoded[index].begin(), encoded[index].end(),
+                  std::back_inserter(of_batch));
+      }
+      CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Answer> answers,
+                               Ask(batch, counts, of_batch));
+      for (size_t j = 0; j < batch.size(); ++j) {
+        CAPSTAN_RETURN_IF_ERROR(Count(batch[j], answers[j]));
+      }
+      answerer_.progress(static_cast<double>(i + 1) /
+                         static_cast<double>(batches));
+    }
+    return absl::OkStatus();
+  }
+
+  // `counts`: how many of `encoded` belong to each of the batch.
+  absl::StatusOr<std::vector<Answer>> Ask(
+      absl::Span<const size_t> batch, const std::vector<size_t>& counts,
+      const std::vector<EncodedRequest>& encoded) {
+    if (task_.output == TaskOutput::kGenerateUntil) {
+      return Write(batch, encoded);
+    }
+    std::vector<std::vector<Score>> scores;
+    const size_t size = static_cast<size_t>(answerer_.batch_size);
+    for (size_t i = 0; i < encoded.size(); i += size) {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          std::vector<std::vector<Score>> some,
+          Likelihoods(absl::MakeConstSpan(encoded).subspan(i, size)));
+      std::move(some.begin(), some.end(), std::back_inserter(scores));
+    }
+    std::vector<Answer> answers(batch.size());
+    size_t next = 0;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      for (size_t j = 0; j < counts[i]; ++j, ++next) {
+        answers[i].scores.insert(answers[i].scores.end(), scores[next].begin(),
+                                 scores[next].end());
+      }
+      for (const Score& score : answers[i].scores) {
+        if (!std::isnan(score.log_likelihood)) continue;
+        return absl::InvalidArgumentError(
+            absl::StrCat(requests_[batch[i]].place,
+                         ": the model's logits are not finite: its answers "
+                         "can't be compared"));
+      }
+      if (task_.output == TaskOutput::kRolling) JoinWindows(&answers[i].scores);
+    }
+    return answers;
+  }
+
+  absl::StatusOr<std::vector<std::vector<Score>>> Likelihoods(
+      absl::Span<const EncodedRequest> encoded) {
+    if (model_->causal()) {
+      return ScoreContinuations(model_, encoded, *answerer_.runner);
+    }
+    BoundSettings settings;
+    settings.samples = answerer_.bound_samples;
+    settings.seed = answerer_.seed;
+    // Of several choices only the likeliest counts.
+    settings.greedy = task_.output == TaskOutput::kLogLikelihood;
+    return ScoreByBound(model_, encoded, settings, *answerer_.runner);
+  }
+
+  static void JoinWindows(std::vector<Score>* scores) {
+    Score whole;
+    for (const Score& window : *scores) {
+      whole.log_likelihood += window.log_likelihood;
+      whole.greedy &= window.greedy;
+    }
+    *scores = {whole};
+  }
+
+  // The texts of each of the batch: `repeats` draws, of which greedy ones are
+  // the same.
+  absl::StatusOr<std::vector<Answer>> Write(
+      absl::Span<const size_t> batch,
+      const std::vector<EncodedRequest>& encoded) {
+    std::vector<Answer> answers(batch.size());
+    const int64_t draws = task_.sample ? task_.repeats : 1;
+    for (int64_t draw = 0; draw < draws; ++draw) {
+      CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                               WriteOnce(batch, draw, encoded));
+      for (size_t i = 0; i < texts.size(); ++i) {
+        answers[i].texts.push_back(texts[i]);
+      }
+    }
+    for (Answer& answer : answers) {
+      answer.texts.resize(task_.repeats, answer.texts[0]);
+    }
+    return answers;
+  }
+
+  absl::StatusOr<std::vector<std::string>> WriteOnce(
+      absl::Span<const size_t> batch, int64_t draw,
+      const std::vector<EncodedRequest>& encoded) {
+    SampleOptions options;
+    options.max_new_tokens = WrittenTokens();
+    options.greedy = !task_.sample;
+    if (task_.sample) {
+      options.temperature = task_.temperature;
+      options.top_p = task_.top_p;
+    }
+    std::vector<BatchPrompt> prompts;
+    for (size_t i = 0; i < encoded.size(); ++i) {
+      const uint64_t seed = answerer_.seed + batch[i] +
+                            static_cast<uint64_t>(draw) * requests_.size();
+      prompts.push_back({encoded[i].context, seed, answerer_.stop_tokens});
+    }
+    const StopStrings stops(task_.until);
+    std::vector<std::string> written(prompts.size());
+    const auto ended = [&](size_t row, absl::Span<const int64_t> text) {
+      AppendText(*answerer_.tokenizer, text.back(), &written[row]);
+      return stops.EndIn(written[row]);
+    };
+    absl::StatusOr<std::vector<std::vector<int64_t>>> ids =
+        answerer_.objective->SampleBatch(*answerer_.model, prompts, options,
+                                         ended, *answerer_.runner);
+    if (absl::IsUnimplemented(ids.status())) {
+      CAPSTAN_ASSIGN_OR_RETURN(ids, WriteOneByOne(prompts, options));
+    }
+    CAPSTAN_RETURN_IF_ERROR(ids.status());
+    std::vector<std::string> texts(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      for (size_t t = prompts[i].ids.size(); t < (*ids)[i].size(); ++t) {
+        AppendText(*answerer_.tokenizer, (*ids)[i][t], &texts[i]);
+      }
+      texts[i].resize(stops.EndOf(texts[i]));
+    }
+    return texts;
+  }
+
+  absl::StatusOr<std::vector<std::vector<int64_t>>> WriteOneByOne(
+      const std::vector<BatchPrompt>& prompts, SampleOptions options) {
+    std::vector<std::vector<int64_t>> texts;
+    for (const BatchPrompt& prompt : prompts) {
+      options.seed = prompt.seed;
+      options.stop_tokens = prompt.stop_tokens;
+      CAPSTAN_ASSIGN_OR_RETURN(
+          std::vector<int64_t> text,
+          answerer_.objective->Sample(*answerer_.model, prompt.ids, options,
+                                      *answerer_.runner));
+      texts.push_back(std::move(text));
+    }
+    return texts;
+  }
+
+  absl::Status Count(size_t index, const Answer& answer) {
+    const Request& request = requests_[index];
+    CAPSTAN_ASSIGN_OR_RETURN(const Json values,
+                             ValuesOf(task_, request, answer));
+    Json sample = {{"request", index}, {"place", request.place}};
+    if (request.prompt.empty()) {
+      sample["context"] = request.questions[0].context;
+    }
+    if (!answer.scores.empty()) {
+      sample["answers"] = ScoresJson(request, answer);
+      if (!request.gold.empty()) sample["gold"] = request.gold;
+    } else {
+      sample["text"] = answer.texts[0];
+      if (answer.texts.size() > 1) sample["texts"] = answer.texts;
+      sample["references"] = request.references;
+    }
+    // What SumUp looks for.
+    Json names = Json::array();
+    for (const auto& [name, value] : values.items()) names.push_back(name);
+    sample["metrics"] = std::move(names);
+    sample.update(values);
+    absl::StrAppend(&samples_,
+                    sample.dump(-1, ' ', /*ensure_ascii=*/false,
+                                Json::error_handler_t::replace),
+                    "\n");
+    return absl::OkStatus();
+  }
+
+  static Json ScoresJson(const Request& request, const Answer& answer) {
+    Json scores = Json::array();
+    size_t next = 0;
+    for (const Question& question : request.questions) {
+      for (const std::string& text : question.continuations) {
+        Json score = {{"text", text}};
+        if (request.questions.size() > 1) score["context"] = question.context;
+        score["log_likelihood"] = answer.scores[next].log_likelihood;
+        score["greedy"] = answer.scores[next].greedy;
+        scores.push_back(std::move(score));
+        ++next;
+      }
+    }
+    return scores;
+  }
+
+  static std::vector<std::string> Sorted(const std::string& lines) {
+    std::vector<std::pair<int64_t, std::string>> sorted;
+    for (const absl::string_view line :
+         absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
+      sorted.emplace_back(ParseJson<Json>(line)["request"].get<int64_t>(),
+                          std::string(line));
+    }
+    std::sort(sorted.begin(), sorted.end());
+    std::vector<std::string> samples;
+    for (auto& [index, line] : sorted) samples.push_back(std::move(line));
+    return samples;
+  }
+
+  // The numbers of all samples, in their order.
+  absl::Status SumUp(TaskResult* result) const {
+    std::vector<std::string> names;
+    std::map<std::string, std::vector<Json>> values;
+    for (const std::string& sample : result->samples) {
+      const Json of_sample = ParseJson<Json>(sample);
+      for (const Json& metric : of_sample["metrics"]) {
+        const std::string name = metric.get<std::string>();
+        if (values.count(name) == 0) names.push_back(name);
+        values[name].push_back(of_sample[name]);
+      }
+    }
+    for (const std::string& name : names) {
+      absl::StatusOr<TaskNumber> number =
+          Aggregate(AggregationFor(name), values[name]);
+      if (!number.ok()) {
+        return Annotate(number.status(), absl::StrCat(task_.path, ": ", name));
+      }
+      number->name = name;
+      result->numbers.push_back(*std::move(number));
+    }
+    return absl::OkStatus();
+  }
+
+  // What process_results gives beyond the task's metrics is a mean.
+  std::string AggregationFor(const std::string& name) const {
+    const std::string metric = name.substr(0, name.find(','));
+    for (const TaskMetric& known : task_.metrics) {
+      if (known.name == metric) return known.aggregation;
+    }
+    return "mean";
+  }
+
+  const Task& task_;
+  const std::vector<Request>& requests_;
+  const Answerer& answerer_;
+  ProcessGroup& group_;
+  TokenModel* const model_;
+  std::string samples_;  // of this rank, a line each
+};
+
+}  // namespace
+
+void AppendText(const Tokenizer& tokenizer, int64_t id, std::string* text) {
+  if (tokenizer.IsSpecial(id)) return;
+  text->append(tokenizer.Decode(absl::MakeConstSpan(&id, 1)));
+}
+
+absl::StatusOr<TaskResult> RunTask(const Task& task,
+                                   const std::vector<Request>& requests,
+                                   const Answerer& answerer) {
+  return TaskRun(task, requests, answerer).Run();
+}
+
+}  // namespace capstan::evaluate

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which tokenizer a run's data is read with: its model's, if there is one.
+#ifndef CAPSTAN_INFERENCE_LOAD_RUN_TOKENIZER_H_
+#define CAPSTAN_INFERENCE_LOAD_RUN_TOKENIZER_H_
+
+#include <google/protobuf/any.pb.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/scratch_folder.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
+#include "plugins/sdk/dataset.h"
+
+namespace capstan {
+
+// Whether the config adds to the model's tokenizer: by add_tokens,
+// add_special_tokens or chat_format.
+bool AddsTokens(const RunConfig& config);
+
+// While it lives, CurrentModelTokenizer (plugins/sdk/model_tokenizer.h), which
+// the readers created meanwhile take. One at a time.
+class RunTokenizer {
+ public:
+  // Of the first of `folders` that has a tokenizer.json.
+  explicit RunTokenizer(const std::vector<std::string>& folders);
+  ~RunTokenizer();
+  RunTokenizer(const RunTokenizer&) = delete;
+  RunTokenizer& operator=(const RunTokenizer&) = delete;
+
+  // Adds what the config adds to it (AddsTokens). Returns how many tokens it
+  // didn't have. Errors name the place in the config.
+  absl::StatusOr<int64_t> AddTokens(const LoadedConfig& loaded);
+
+  // A reader's config without a tokenizer that is the model's before AddTokens.
+  google::protobuf::Any WithNewTokens(
+      const google::protobuf::Any& reader) const;
+
+  // An error, which names both and the place in the config, if `reader`, of the
+  // slot `slot`, has a tokenizer that makes other tokens.
+  absl::Status Check(const LoadedConfig& loaded, const std::string& slot,
+                     const google::protobuf::Any& config,
+                     const DatasetReader& reader) const;
+
+  // If the model has none: from now on it is that of `train_data`, which
+  // outlives the readers created after this.
+  void Adopt(const DatasetReader& train_data);
+
+ private:
+  std::string owner_;        // for errors: "the model's, of FOLDER"
+  absl::Status unreadable_;  // why the model's can't be read
+  // Of AddTokens: the folder that it began with, and what it made of it.
+  std::string without_new_;
+  std::unique_ptr<ScratchFolder> with_new_;
+};
+
+// Creates the reader in `slot` with the config `config` and checks it.
+absl::StatusOr<std::unique_ptr<DatasetReader>> OpenReader(
+    const LoadedConfig& loaded, const std::string& slot,
+    const google::protobuf::Any& config, const RunTokenizer& tokenizer,
+    PluginHost& host);
+
+// A reader's config without what names a tokenizer (DataRole::TOKENIZER).
+google::protobuf::Any WithoutTokenizer(const google::protobuf::Any& reader);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_INFERENCE_LOAD_RUN_TOKENIZER_H_

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/algorithm_distillation/dark_key_to_door/dark_key_to_door.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "plugins/sdk/plugin.h"
+
+namespace capstan::dark_key_to_door {
+namespace {
+
+using darkroom::Cell;
+using darkroom::Room;
+
+constexpr int kMostGrid = 31;  // a million pairs of cells
+
+struct Agent {
+  Cell at;
+  bool has_key = false;
+  bool is_through = false;
+};
+
+class KeyEpisodes final : public Episodes {
+ public:
+  KeyEpisodes(const Room& room, Cell start, std::vector<KeyAndDoor> tasks)
+      : room_(room),
+        start_(start),
+        tasks_(std::move(tasks)),
+        agents_(tasks_.size()) {}
+
+  void Reset(uint8_t* observations) override {
+    std::fill(agents_.begin(), agents_.end(), Agent{start_});
+    Show(observations);
+  }
+  void Step(const uint8_t* actions, uint8_t* observations,
+            int* rewards) override {
+    for (size_t i = 0; i < agents_.size(); ++i) {
+      Agent& agent = agents_[i];
+      agent.at = Move(room_, darkroom::Task(), agent.at, actions[i]);
+      rewards[i] = 0;
+      if (!agent.has_key) {
+        rewards[i] = agent.has_key = agent.at == tasks_[i].key;
+      } else if (!agent.is_through) {
+        rewards[i] = agent.is_through = agent.at == tasks_[i].door;
+      }
+    }
+    Show(observations);
+  }
+
+ private:
+  void Show(uint8_t* observations) const {
+    for (const Agent& agent : agents_) {
+      *observations++ = agent.at.row;
+      *observations++ = agent.at.column;
+    }
+  }
+
+  const Room room_;
+  const Cell start_;
+  const std::vector<KeyAndDoor> tasks_;
+  std::vector<Agent> agents_;
+};
+
+// Steps from one cell to be in another: at least one.
+int Steps(const Cell& from, const Cell& to) {
+  return std::max(
+      1, std::abs(from.row - to.row) + std::abs(from.column - to.column));
+}
+
+std::string Name(const Cell& cell) {
+  return absl::StrCat("(", cell.row, ", ", cell.column, ")");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DarkKeyToDoor>> DarkKeyToDoor::Create(
+    const Config& config) {
+  const int size = config.grid_size() == 0 ? 9 : config.grid_size();
+  if (size < 1 || size > kMostGrid) {
+    return FieldError("grid_size", absl::StrCat("must be in [1, ", kMostGrid,
+                                                "], is ", size));
+  }
+  const int horizon = config.horizon() == 0 ? 50 : config.horizon();
+  if (horizon < 1) {
+    return FieldError("horizon",
+                      absl::StrCat("must be greater than 0, is ", horizon));
+  }
+  const int cells = size * size, pairs = cells * cells;
+  const int count = config.tasks() == 0 ? std::min(100, pairs) : config.tasks();
+  if (count < 1 || count > pairs) {
+    return FieldError("tasks",
+                      absl::StrCat("must be in [1, ", pairs, "], is ", count));
+  }
+  std::vector<int> order(pairs);
+  std::iota(order.begin(), order.end(), 0);
+  darkroom::PythonRandom(0).Shuffle(&order);
+  const auto cell = [size](int index) {
+    return Cell{static_cast<uint8_t>(index / size),
+                static_cast<uint8_t>(index % size)};
+  };
+  std::vector<KeyAndDoor> tasks;
+  for (int i = 0; i < count; ++i) {
+    tasks.push_back({cell(order[i] / cells), cell(order[i] % cells)});
+  }
+  return std::unique_ptr<DarkKeyToDoor>(
+      new DarkKeyToDoor({size, horizon}, std::move(tasks)));
+}
+
+Cell DarkKeyToDoor::start() const {
+  const auto middle = static_cast<uint8_t>(room_.size / 2);
+  return {middle, middle};
+}
+
+EnvironmentSpec DarkKeyToDoor::spec() const {
+  EnvironmentSpec spec;
+  spec.actions = darkroom::kActions;
+  spec.horizon = room_.horizon;
+  spec.numbers = 2;
+  spec.bounds[0] = spec.bounds[1] = room_.size;
+  return spec;
+}
+
+std::string DarkKeyToDoor::TaskName(int index) const {
+  return absl::StrCat("key ", Name(task(index).key), ", door ",
+                      Name(task(index).door));
+}
+
+double DarkKeyToDoor::OptimalReturn(int index) const {
+  const int key = Steps(start(), task(index).key);
+  const int door = key + Steps(task(index).key, task(index).door);
+  return (key <= room_.horizon) + (door <= room_.horizon);
+}
+
+std::unique_ptr<Episodes> DarkKeyToDoor::NewEpisodes(
+    const std::vector<int>& tasks) const {
+  std::vector<KeyAndDoor> made;
+  for (const int index : tasks) made.push_back(task(index));
+  return std::make_unique<KeyEpisodes>(room_, start(), std::move(made));
+}
+
+CAPSTAN_PLUGIN(Part, DarkKeyToDoor, ::capstan::dark_key_to_door::Config,
+               "an environment: a dark room with a key and a door");
+
+}  // namespace capstan::dark_key_to_door

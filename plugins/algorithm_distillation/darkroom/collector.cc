@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/algorithm_distillation/darkroom/collector.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "plugins/algorithm_distillation/darkroom.h"
+#include "plugins/algorithm_distillation/darkroom/history_file.h"
+#include "plugins/algorithm_distillation/darkroom/history_origin.h"
+#include "plugins/sdk/plugin.h"
+
+namespace capstan::darkroom {
+namespace {
+
+constexpr auto kProgressInterval = std::chrono::milliseconds(500);
+
+// Threads that train the learners, one task at a time. The destructor stops and
+// joins them.
+class Learners {
+ public:
+  explicit Learners(const CollectorSettings& settings)
+      : settings_(settings), results_(settings.tasks) {
+    try {
+      for (int i = 0; i < settings.threads; ++i) {
+        threads_.emplace_back([this] { Work(); });
+      }
+    } catch (const std::system_error&) {
+      if (threads_.empty()) throw;  // continue with fewer
+    }
+  }
+  ~Learners() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Waits for a limited time for a task's history, and moves it to *history.
+  // Returns whether it came, or the error of any thread that failed.
+  absl::StatusOr<bool> Take(int task, History* history) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    Result& result = results_[task];
+    changed_.wait_for(lock, kProgressInterval,
+                      [&] { return result.done || !status_.ok(); });
+    CAPSTAN_RETURN_IF_ERROR(status_);
+    if (result.done) *history = std::move(result.history);
+    return result.done;
+  }
+
+  // Progress in [0, 1] and as text.
+  std::pair<double, std::string> Progress() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int tasks = 0;
+    double reached = 0, possible = 0;
+    for (const Result& result : results_) {
+      if (!result.done) continue;
+      ++tasks;
+      reached += result.mean_return;
+      possible += result.optimum;
+    }
+    std::string words =
+        absl::StrCat(tasks, " of ", results_.size(), " tasks learned");
+    if (tasks > 0) {
+      absl::StrAppendFormat(&words, ", mean return %.1f of %.1f",
+                            reached / tasks, possible / tasks);
+    }
+    return {static_cast<double>(updates_) /
+                (static_cast<double>(results_.size()) * settings_.updates),
+            words};
+  }
+
+ private:
+  struct Result {
+    bool done = false;
+    History history;
+    double mean_return = 0;
+    double optimum = 0;
+  };
+
+  void Work() {
+    try {
+      for (int task; !stop_ && (task = next_task_++) < settings_.tasks;) {
+        Learn(task);
+      }
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      status_ = CurrentExceptionToStatus();
+    }
+    changed_.notify_all();
+  }
+
+  void Learn(int index) {
+    const auto learner = std::make_unique<PpoLearner>(
+        settings_.ppo, *settings_.environment, index, settings_.streams,
+        static_cast<uint64_t>(settings_.origin.seed) + index);
+    for (int64_t i = 0; i < settings_.updates; ++i, ++updates_) {
+      if (stop_) return;
+      learner->Update();
+    }
+    Result result;
+    result.done = true;
+    result.history = learner->history();
+    result.mean_return = learner->mean_return();
+    result.optimum = settings_.environment->OptimalReturn(index);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      results_[index] = std::move(result);
+    }
+    changed_.notify_all();
+  }
+
+  const CollectorSettings& settings_;
+  std::atomic<int> next_task_{0};
+  std::atomic<int64_t> updates_{0};  // of all learners
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Result> results_;
+  absl::Status status_;
+  std::vector<std::thread> threads_;
+};
+
+constexpr int64_t kDefaultSeed = 42;
+// Larger values are likely mistakes: a history is held in memory.
+constexpr int64_t kMostSteps = 100000000;
+
+// Reads fields and keeps the first error.
+class Fields {
+ public:
+  // 0 means the default, which *to has.
+  template <typename T, typename U>
+  void Positive(const char* field, T value, U* to) {
+    if (value > 0) {
+      *to = static_cast<U>(value);
+    } else if (!(value == 0)) {
+      Fail(field, absl::StrCat("must be greater than 0, is ", value));
+    }
+  }
+  void Range(const char* field, double value, double least, double most) {
+    if (value >= least && value <= most) return;
+    Fail(field,
+         absl::StrCat("must be in [", least, ", ", most, "], is ", value));
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Fail(const char* field, const std::string& problem) {
+    if (status_.ok()) status_ = FieldError(field, problem);
+  }
+
+  absl::Status status_;
+};
+
+absl::Status ReadPpo(const Ppo& ppo, PpoSettings* to) {
+  Fields fields;
+  fields.Positive("ppo.n_steps", ppo.n_steps(), &to->steps_per_update);
+  fields.Positive("ppo.batch_size", ppo.batch_size(), &to->minibatch_size);
+  fields.Positive("ppo.n_epochs", ppo.n_epochs(), &to->epochs);
+  fields.Positive("ppo.learning_rate", ppo.learning_rate(), &to->learning_rate);
+  fields.Positive("ppo.clip_range", ppo.clip_range(), &to->clip_range);
+  fields.Positive("ppo.max_grad_norm", ppo.max_grad_norm(),
+                  &to->max_gradient_norm);
+  if (ppo.has_gamma()) to->discount = ppo.gamma();
+  if (ppo.has_gae_lambda()) to->gae_lambda = ppo.gae_lambda();
+  if (ppo.has_vf_coef()) to->value_weight = ppo.vf_coef();
+  if (ppo.has_ent_coef()) to->entropy_weight = ppo.ent_coef();
+  fields.Range("ppo.learning_rate", to->learning_rate, 0, 1);
+  fields.Range("ppo.clip_range", to->clip_range, 0, 1);
+  fields.Range("ppo.gamma", to->discount, 0, 1);
+  fields.Range("ppo.gae_lambda", to->gae_lambda, 0, 1);
+  fields.Range("ppo.vf_coef", to->value_weight, 0, 1e6);
+  fields.Range("ppo.ent_coef", to->entropy_weight, 0, 1e6);
+  return fields.status();
+}
+
+absl::Status ReadRoom(const Config& config, CollectorSettings* to) {
+  if (!Config::Variant_IsValid(config.variant())) {
+    return FieldError("variant", "must be GOALS or PERMUTED");
+  }
+  to->origin.environment = "darkroom";
+  to->origin.permuted = config.variant() == Config::PERMUTED;
+  Room room;
+  Fields fields;
+  fields.Positive("grid_size", config.grid_size(), &room.size);
+  fields.Range("grid_size", room.size, 1, 255);
+  fields.Positive("horizon", config.horizon(), &room.horizon);
+  to->origin.grid = room.size;
+  to->origin.horizon = room.horizon;
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  CAPSTAN_ASSIGN_OR_RETURN(to->environment, EnvironmentOf(to->origin));
+  return absl::OkStatus();
+}
+
+absl::Status ReadPlugin(const Config& config, CollectorSettings* to) {
+  for (const auto& [field, is_set] :
+       {std::pair("variant", config.variant() != Config::GOALS),
+        {"grid_size", config.grid_size() != 0},
+        {"horizon", config.horizon() != 0}}) {
+    if (!is_set) continue;
+    return FieldError(field,
+                      "is of a darkroom; environment names another one, which "
+                      "has fields of its own");
+  }
+  const std::string& url = config.environment().type_url();
+  to->origin.environment = url.substr(url.rfind('/') + 1);
+  to->origin.config = config.environment().value();
+  const auto environment =
+      EnvironmentOfPlugin(to->origin.environment, to->origin.config);
+  CAPSTAN_RETURN_IF_ERROR(InField("environment", environment.status()));
+  to->environment = *environment;
+  const EnvironmentSpec spec = to->environment->spec();
+  to->origin.horizon = spec.horizon;
+  return InField("environment", CheckLearnable(spec));
+}
+
+absl::Status ReadEnvironment(const Config& config, CollectorSettings* to) {
+  CAPSTAN_RETURN_IF_ERROR(config.has_environment() ? ReadPlugin(config, to)
+                                                   : ReadRoom(config, to));
+  const int all = to->environment->tasks();
+  to->tasks = all;
+  Fields fields;
+  fields.Positive("tasks", config.tasks(), &to->tasks);
+  fields.Range("tasks", to->tasks, 1, all);
+  return fields.status();
+}
+
+}  // namespace
+
+absl::StatusOr<CollectorSettings> ReadSettings(const Config& config) {
+  CollectorSettings to;
+  if (config.output().empty()) {
+    return FieldError(
+        "output", "must be set, or train_data.path: the HDF5 file to write");
+  }
+  to.output = config.output();
+  CAPSTAN_RETURN_IF_ERROR(ReadEnvironment(config, &to));
+  CAPSTAN_RETURN_IF_ERROR(ReadPpo(config.ppo(), &to.ppo));
+  Fields fields;
+  fields.Positive("streams", config.streams(), &to.streams);
+  int64_t steps = 100000;
+  fields.Positive("steps", config.steps(), &steps);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  const int64_t update = to.streams * to.ppo.steps_per_update;
+  if (steps > kMostSteps || update > kMostSteps) {
+    return FieldError(
+        steps > kMostSteps ? "steps" : "streams",
+        absl::StrCat("asks for ", std::max(steps, update),
+                     " steps of a task, which must fit in memory: at most ",
+                     kMostSteps));
+  }
+  if (to.ppo.minibatch_size > update) {
+    return FieldError(
+        "ppo.batch_size",
+        absl::StrCat("is ", to.ppo.minibatch_size, ", but an update has only ",
+                     update, " steps, n_steps of each stream"));
+  }
+  to.updates = (steps + update - 1) / update;
+  to.origin.seed = config.has_seed() ? config.seed() : kDefaultSeed;
+  to.threads =
+      std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  fields.Positive("threads", config.threads(), &to.threads);
+  CAPSTAN_RETURN_IF_ERROR(fields.status());
+  to.threads = std::min(to.threads, to.tasks);
+  return to;
+}
+
+absl::StatusOr<std::unique_ptr<DarkroomCollector>> DarkroomCollector::Create(
+    const Config& config) {
+  CAPSTAN_ASSIGN_OR_RETURN(CollectorSettings settings, ReadSettings(config));
+  return std::unique_ptr<DarkroomCollector>(
+      new DarkroomCollector(std::move(settings)));
+}
+
+absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
+  const std::filesystem::path folder =
+      std::filesystem::path(settings_.output).parent_path();
+  std::error_code error;
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (error) return WriteError(folder.string(), error.value());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HistoryWriter> writer,
+                           HistoryWriter::Create(settings_.output));
+  CAPSTAN_RETURN_IF_ERROR(writer->Describe(settings_.origin));
+  Learners learners(settings_);
+  std::chrono::steady_clock::time_point next_report{};
+  const auto report = [&](bool last) -> absl::Status {
+    const auto now = std::chrono::steady_clock::now();
+    if (!last && now < next_report) return absl::OkStatus();
+    next_report = now + kProgressInterval;
+    const auto [done, words] = learners.Progress();
+    if (progress(done, words)) return absl::OkStatus();
+    return absl::CancelledError("collecting was stopped");
+  };
+  for (int task = 0; task < settings_.tasks; ++task) {
+    History history;
+    bool there = false;
+    while (!there) {
+      CAPSTAN_ASSIGN_OR_RETURN(there, learners.Take(task, &history));
+      CAPSTAN_RETURN_IF_ERROR(report(/*last=*/false));
+    }
+    CAPSTAN_RETURN_IF_ERROR(writer->Write(task, history));
+  }
+  CAPSTAN_RETURN_IF_ERROR(report(/*last=*/true));
+  return writer->Commit();
+}
+
+CAPSTAN_PLUGIN(
+    Collector, DarkroomCollector, ::capstan::darkroom::Config,
+    "learning histories of a darkroom or another environment, by PPO "
+    "learners");
+
+}  // namespace capstan::darkroom

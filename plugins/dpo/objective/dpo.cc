@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/dpo/objective/dpo.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "kernels/to_device.h"
+#include "plugins/dpo/objective/twin_runner.h"
+#include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/pair_batch.h"
+#include "plugins/sdk/row_losses.h"
+#include "plugins/sdk/token_model.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan::dpo {
+namespace {
+
+constexpr char kHowToMake[] =
+    "`trainer dpo-reference` with this run's config, model and data makes it";
+
+// Pairs of a batch.
+int64_t PairsOf(const Batch& batch) {
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  const int64_t pairs = RequiredTensor(batch, kPairKeys).size(0);
+  if (ids.dim() != 2 || ids.size(0) != 2 * pairs ||
+      RequiredTensor(batch, kLabels).sizes() != ids.sizes()) {
+    throw std::invalid_argument(
+        absl::StrCat("the batch has ", pairs,
+                     " pairs, but not two rows of input_ids and "
+                     "labels for each"));
+  }
+  return pairs;
+}
+
+// labels[:, t + 1] at t; none at the last.
+at::Tensor Shifted(const at::Tensor& labels) {
+  const at::Tensor targets =
+      at::full(labels.sizes(), kIgnoredTarget, labels.options());
+  const int64_t length = labels.size(1) - 1;
+  targets.narrow(1, 0, length).copy_(labels.narrow(1, 1, length));
+  return targets;
+}
+
+// A tensor of the batch, or its copy on the CPU.
+at::Tensor TextOf(const Batch& batch, const char* name, bool host) {
+  return host ? HostTensor(batch, name) : batch.at(name);
+}
+
+// For each token of a chosen text that isn't its completion's, [2 B, T]:
+// shifted, too.
+at::Tensor PromptTargets(const Batch& batch, int64_t pairs, bool host) {
+  const at::Tensor ids = TextOf(batch, kInputIds, host);
+  at::Tensor is_prompt = TextOf(batch, kLabels, host).lt(0);
+  if (batch.count(kTokenCounts) > 0) {
+    const at::Tensor counts = TextOf(batch, kTokenCounts, host);
+    is_prompt = is_prompt &
+                at::arange(ids.size(1), ids.options())
+                    .unsqueeze(0)
+                    .lt(kernels::ToDevice(counts, ids.device()).unsqueeze(1));
+  }
+  const at::Tensor labels = ids.masked_fill(~is_prompt, kIgnoredTarget);
+  labels.narrow(0, pairs, pairs).fill_(kIgnoredTarget);
+  return Shifted(labels);
+}
+
+RowLosses& RowLossesOf(Model& model) {
+  auto* const rows = dynamic_cast<RowLosses*>(model.token_model());
+  CHECK(rows != nullptr) << "Check comes first";
+  return *rows;
+}
+
+// The tokens of the batch's chosen texts that something predicts.
+int64_t ChosenTokens(const Batch& batch, int64_t pairs) {
+  const at::Tensor counts = HostTensor(batch, kTokenCounts);
+  if (!counts.defined()) {
+    return pairs * (batch.at(kInputIds).size(1) - 1);
+  }
+  return counts.narrow(0, 0, pairs).sum().item<int64_t>() - pairs;
+}
+
+absl::Status CheckOptions(const Config& config, const LossOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.beta > 0.0 && std::isfinite(options.beta), "beta",
+                 "greater than 0", options.beta));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      options.label_smoothing >= 0.0 && options.label_smoothing < 0.5,
+      "label_smoothing", "in [0, 0.5)", options.label_smoothing));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.gamma >= 0.0 && std::isfinite(options.gamma),
+                 "simpo_gamma", "0 or greater", options.gamma));
+  if (options.label_smoothing > 0.0 && options.loss != SIGMOID &&
+      options.loss != SIMPO) {
+    return FieldError("label_smoothing",
+                      absl::StrCat("is for loss: SIGMOID and SIMPO, not ",
+                                   Loss_Name(options.loss)));
+  }
+  if (config.has_simpo_gamma() && options.loss != SIMPO) {
+    return FieldError("simpo_gamma", absl::StrCat("is for loss: SIMPO, not ",
+                                                  Loss_Name(options.loss)));
+  }
+  if (!NeedsReference(options.loss) && !config.reference().empty()) {
+    return FieldError("reference", absl::StrCat("isn't used by loss: ",
+                                                Loss_Name(options.loss)));
+  }
+  if (config.write_reference() && config.reference().empty()) {
+    return FieldError("reference",
+                      "is not set: name the file to write, which training then "
+                      "reads");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// [2 B] float32, chosen texts first.
+struct Dpo::Rows {
+  at::Tensor logps;      // sums over the completions' tokens, with gradient
+  at::Tensor tokens;     // their numbers
+  at::Tensor reference;  // as logps; undefined if the loss needs none
+  at::Tensor prompts;    // ORPO: -log p of the chosen prompts, [2 B]
+};
+
+absl::StatusOr<std::unique_ptr<Dpo>> Dpo::Create(const Config& config) {
+  LossOptions options;
+  options.loss = config.loss();
+  if (config.has_beta()) options.beta = config.beta();
+  options.label_smoothing = config.label_smoothing();
+  if (config.has_simpo_gamma()) options.gamma = config.simpo_gamma();
+  CAPSTAN_RETURN_IF_ERROR(CheckOptions(config, options));
+  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
+                           CausalSampler::Create(config));
+  return std::unique_ptr<Dpo>(new Dpo(config, options, sampler));
+}
+
+absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {
+  const TokenModel* tokens = model.token_model();
+  if (tokens == nullptr || !tokens->causal() ||
+      dynamic_cast<RowLosses*>(model.token_model()) == nullptr) {
+    return absl::InvalidArgumentError(
+        "dpo needs a model of token sequences in which a token sees only what "
+        "comes before it, and which gives the loss of each text apart "
+        "(plugins/sdk/row_losses.h); this model isn't one");
+  }
+  // A pair is two texts.
+  const int64_t longest = (data.max_sequence_length() + 1) / 2;
+  if (longest > tokens->max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has texts of ", longest,
+                     " tokens, the model's max_position_embeddings is ",
+                     tokens->max_positions(),
+                     ": raise that, or lower the data's "
+                     "max_length"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(*tokens, data));
+  if (writes() || !NeedsReference(options_.loss)) return absl::OkStatus();
+  return CheckReference(model);
+}
+
+absl::Status Dpo::CheckReference(Model& model) const {
+  if (config_.reference().empty()) {
+    if (model.has_adapter()) return absl::OkStatus();
+    return FieldError(
+        "reference",
+        absl::StrCat(
+            "is not set, and there is no adapter to switch off: loss: ",
+            Loss_Name(options_.loss),
+            " compares with the model that training starts from. Say where "
+            "its log-probabilities are to be, and ",
+            kHowToMake,
+            "; or train an adapter (adapter { lora {} }), or take loss: ORPO "
+            "or SIMPO, which compare with nothing"));
+  }
+  absl::StatusOr<std::unique_ptr<ReferenceFile>> file =
+      ReferenceFile::Open(config_.reference());
+  if (absl::IsNotFound(file.status())) {
+    return FieldError("reference",
+                      absl::StrCat(file.status().message(), ": ", kHowToMake));
+  }
+  if (!file.ok()) return FieldError("reference", file.status().message());
+  reference_ = *std::move(file);
+  return absl::OkStatus();
+}
+
+int64_t Dpo::CountTargets(const Batch& batch, const StepInfo&) const {
+  return PairsOf(batch);
+}
+
+std::vector<double> Dpo::StepTotals(const Batch& batch, const StepInfo&) const {
+  if (options_.loss != ORPO) return {};
+  const int64_t pairs = PairsOf(batch);
+  return {static_cast<double>(ChosenTokens(batch, pairs)),
+          static_cast<double>(pairs)};
+}
+
+std::vector<MetricTags> Dpo::metrics() const {
+  std::vector<std::string> names = MetricNames(options_.loss);
+  if (options_.loss == ORPO) names.push_back("nll_loss");
+  std::vector<MetricTags> tags;
+  for (const std::string& name : names) {
+    tags.push_back({absl::StrCat("train/", name), absl::StrCat("eval/", name)});
+  }
+  return tags;
+}
+
+at::Tensor Dpo::FromFile(const Batch& batch, const at::Tensor& like) const {
+  CHECK(reference_ != nullptr) << "Check comes first";
+  const at::Tensor keys = HostTensor(batch, kPairKeys).contiguous();
+  const int64_t pairs = keys.numel();
+  at::Tensor logps = at::empty({2 * pairs}, at::kFloat);
+  float* const out = logps.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < pairs; ++i) {
+    ReferenceLogps found;
+    if (!reference_->Find(keys.const_data_ptr<int64_t>()[i], &found)) {
+      throw std::invalid_argument(absl::StrCat(
+          reference_->path(), " has no log-probabilities of pair ", i,
+          " of this batch: the data, its tokenizer, template or max_length, or "
+          "the date if the template shows it, have changed since it was made "
+          "(or it is of other data); ",
+          kHowToMake));
+    }
+    out[i] = found.chosen;
+    out[pairs + i] = found.rejected;
+  }
+  return logps.to(like.device());
+}
+
+Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
+                       UnitRunner& runner) const {
+  const int64_t pairs = PairsOf(batch);
+  TokenInput input;
+  input.tokens = batch.at(kInputIds);
+  const auto positions = batch.find(kSamplePosition);
+  if (info.training && positions != batch.end()) {
+    // Keys of dropout: each text has its own.
+    const at::Tensor twice = positions->second * 2;
+    input.sample_positions = at::cat({twice, twice + 1});
+  }
+  // The head then leaves prompts and padding out.
+  const bool host = TakesHostTargets(*model.token_model());
+  const at::Tensor completions = Shifted(TextOf(batch, kLabels, host));
+  std::vector<at::Tensor> sets = {completions};
+  if (options_.loss == ORPO) {
+    sets.push_back(PromptTargets(batch, pairs, host));
+  }
+  const at::Tensor targets = at::stack(sets);
+  RowLosses& model_rows = RowLossesOf(model);
+  Rows rows;
+  at::Tensor sums;
+  if (!writes() && NeedsReference(options_.loss) && reference_ == nullptr) {
+    CHECK(model.has_adapter()) << "Check comes first";
+    TokenInput plain;
+    plain.tokens = input.tokens;
+    model.SetAdapterEnabled(false);
+    RecordedForward without;
+    try {
+      without = Record([&](UnitRunner& recorder) {
+        model_rows.CrossEntropyRows(plain, targets, recorder);
+      });
+    } catch (...) {
+      model.SetAdapterEnabled(true);
+      throw;
+    }
+    model.SetAdapterEnabled(true);
+    TwinRunner twin(std::move(without), &runner);
+    sums = model_rows.CrossEntropyRows(input, targets, twin);
+    rows.reference = -twin.output()[0];
+  } else {
+    sums = model_rows.CrossEntropyRows(input, targets, runner);
+    if (reference_ != nullptr) rows.reference = FromFile(batch, sums);
+  }
+  rows.logps = -sums[0];
+  if (options_.loss == ORPO) rows.prompts = sums[1];
+  rows.tokens =
+      kernels::ToDevice(completions.ge(0).sum(1).to(at::kFloat), sums.device());
+  return rows;
+}
+
+LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
+                     UnitRunner& runner) {
+  const int64_t n = PairsOf(batch);
+  if (info.training && writes()) {
+    throw std::invalid_argument(
+        "objective.write_reference is for an evaluation, such as `trainer "
+        "dpo-reference` runs");
+  }
+  if (info.training && reference_ != nullptr && !compared_models_) {
+    absl::StatusOr<std::string> mine = ModelFingerprint(model, info.seed);
+    if (!mine.ok()) {
+      throw std::runtime_error(
+          mine.status().ToString(absl::StatusToStringMode::kWithNoExtraData));
+    }
+    if (*mine != reference_->model()) {
+      throw std::invalid_argument(absl::StrCat(
+          reference_->path(),
+          " has the log-probabilities of another model than the one that this "
+          "run starts from; ",
+          kHowToMake));
+    }
+    compared_models_ = true;
+  }
+  const Rows rows = Forward(model, batch, info, runner);
+  LossSum loss;
+  loss.count = n;
+  const TokenTotals totals = CountTokens(batch);
+  loss.tokens = totals.tokens;
+  loss.padding = totals.padding;
+  if (writes()) {
+    Keep(batch, rows.logps);
+    loss.sum = at::zeros({}, rows.logps.options());
+    return loss;
+  }
+  loss.trained = HostTensor(batch, kLabels)
+                     .narrow(1, 1, batch.at(kLabels).size(1) - 1)
+                     .ge(0)
+                     .sum()
+                     .item<int64_t>();
+  const auto half = [n](const at::Tensor& t, int64_t which) {
+    return t.defined() ? t.narrow(0, which * n, n) : t;
+  };
+  const Pairs pairs = {half(rows.logps, 0),     half(rows.logps, 1),
+                       half(rows.tokens, 0),    half(rows.tokens, 1),
+                       half(rows.reference, 0), half(rows.reference, 1)};
+  const PairLosses losses = LossesOf(options_, pairs);
+  loss.sum = losses.losses.sum();
+  const auto metric = [](const at::Tensor& sum, double divisor) {
+    const at::Tensor value = sum.detach().to(at::kDouble);
+    return at::stack({value, at::full({}, divisor, value.options())});
+  };
+  std::vector<at::Tensor> metrics;
+  for (const at::Tensor& each : losses.metrics) {
+    metrics.push_back(metric(each.sum(), static_cast<double>(n)));
+  }
+  if (options_.loss == ORPO) {
+    // As TRL's ORPOTrainer.concatenated_forward: of the prompt, too. A mean
+    // over the step's tokens beside one over its pairs.
+    const at::Tensor nll = rows.prompts.sum() - pairs.chosen.sum();
+    const std::vector<double> all =
+        info.totals.size() == 2 ? info.totals : StepTotals(batch, info);
+    loss.sum = loss.sum + nll * (all[1] / std::max(all[0], 1.0));
+    metrics.push_back(metric(nll, static_cast<double>(ChosenTokens(batch, n))));
+  }
+  loss.metrics = at::stack(metrics);
+  return loss;
+}
+
+void Dpo::Keep(const Batch& batch, const at::Tensor& logps) {
+  const at::Tensor keys = HostTensor(batch, kPairKeys).contiguous();
+  const at::Tensor indices = HostTensor(batch, kSamplePosition).contiguous();
+  const at::Tensor host = logps.detach().to(at::kCPU, at::kFloat).contiguous();
+  const float* const values = host.const_data_ptr<float>();
+  const int64_t n = keys.numel();
+  for (int64_t i = 0; i < n; ++i) {
+    kept_[indices.const_data_ptr<int64_t>()[i]] = {
+        keys.const_data_ptr<int64_t>()[i], {values[i], values[n + i]}};
+  }
+}
+
+namespace {
+
+// A pair's numbers in the sums over the ranks: the key's halves, its
+// log-probabilities, and how many ranks have had it.
+enum { kLow, kHigh, kChosen, kRejected, kRanks, kNumbers };
+
+}  // namespace
+
+absl::StatusOr<std::vector<double>> Dpo::Measure(Model& model,
+                                                 const DatasetReader& eval_data,
+                                                 const MeasureInfo& info,
+                                                 UnitRunner&) {
+  std::vector<double> sums;
+  if (!writes()) return sums;
+  CAPSTAN_ASSIGN_OR_RETURN(fingerprint_, ModelFingerprint(model, info.seed));
+  sums.assign(kNumbers * eval_data.size(), 0.0);
+  for (const auto& [index, pair] : kept_) {
+    const auto key = static_cast<uint64_t>(pair.first);
+    double* const to = &sums[kNumbers * index];
+    to[kLow] = static_cast<double>(key & 0xffffffff);
+    to[kHigh] = static_cast<double>(key >> 32);
+    to[kChosen] = pair.second.chosen;
+    to[kRejected] = pair.second.rejected;
+    to[kRanks] = 1.0;
+  }
+  kept_.clear();
+  return sums;
+}
+
+Measurement Dpo::Summarize(absl::Span<const double> sums,
+                           const MeasureInfo& info) const {
+  ReferenceTable table;
+  for (size_t i = 0; i < sums.size(); i += kNumbers) {
+    const double ranks = sums[i + kRanks];
+    if (ranks == 0.0) continue;
+    const auto low = static_cast<uint64_t>(sums[i + kLow] / ranks);
+    const auto high = static_cast<uint64_t>(sums[i + kHigh] / ranks);
+    table[static_cast<int64_t>(high << 32 | low)] = {
+        static_cast<float>(sums[i + kChosen] / ranks),
+        static_cast<float>(sums[i + kRejected] / ranks)};
+  }
+  Measurement measurement;
+  if (info.rank != 0) return measurement;
+  const absl::StatusOr<int64_t> pairs =
+      WriteReference(config_.reference(), fingerprint_, std::move(table));
+  if (!pairs.ok()) {
+    throw std::runtime_error(
+        pairs.status().ToString(absl::StatusToStringMode::kWithNoExtraData));
+  }
+  measurement.scalars.emplace_back("eval/reference_pairs",
+                                   static_cast<double>(*pairs));
+  return measurement;
+}
+
+}  // namespace capstan::dpo

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Direct preference optimisation and its kin: losses of pairs of texts of which
+// one was preferred (pair_losses.h). Needs batches of pairs (pair_batch.h) and
+// a causal TokenModel with RowLosses. What the losses compare with, if
+// anything, is the model that training started from: its log-probabilities
+// come from a file, or from the model without its adapter, unit by unit beside
+// the model itself (twin_runner.h).
+#ifndef CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
+#define CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/dpo/objective/dpo.pb.h"
+#include "plugins/dpo/objective/pair_losses.h"
+#include "plugins/dpo/objective/reference_file.h"
+#include "plugins/objective/common/causal_sampler.h"
+#include "plugins/sdk/beam_searcher.h"
+#include "plugins/sdk/objective.h"
+
+namespace capstan::dpo {
+
+// The loss is a mean over pairs; ORPO's also has the mean over the tokens of
+// all chosen texts, prompts included.
+class Dpo final : public Objective, public BeamSearcher {
+ public:
+  static absl::StatusOr<std::unique_ptr<Dpo>> Create(const Config& config);
+
+  // Opens the reference file, if the config names one.
+  absl::Status Check(Model& model, const DatasetReader& data) const override;
+  int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  // For ORPO: the chosen texts' tokens, and the pairs.
+  int step_totals() const override { return options_.loss == ORPO ? 2 : 0; }
+  std::vector<double> StepTotals(const Batch& batch,
+                                 const StepInfo& info) const override;
+  // TRL's, which logs them as "train/.." and "eval/..".
+  std::vector<MetricTags> metrics() const override;
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
+                  UnitRunner& runner) override;
+  // With write_reference, an evaluation of one pass: what Compute has seen is
+  // brought together and written.
+  absl::StatusOr<std::vector<double>> Measure(Model& model,
+                                              const DatasetReader& eval_data,
+                                              const MeasureInfo& info,
+                                              UnitRunner& runner) override;
+  Measurement Summarize(absl::Span<const double> sums,
+                        const MeasureInfo& info) const override;
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, UnitRunner& runner) override {
+    return sampler_.Sample(*model.token_model(), prompt, options, runner);
+  }
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override {
+    return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
+                                runner);
+  }
+  absl::StatusOr<std::vector<Beam>> SearchBeams(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, const BeamSettings& settings,
+      UnitRunner& runner) override {
+    return sampler_.SearchBeams(*model.token_model(), prompt, options, settings,
+                                runner);
+  }
+
+ private:
+  struct Rows;
+
+  Dpo(const Config& config, const LossOptions& options,
+      const CausalSampler& sampler)
+      : config_(config), options_(options), sampler_(sampler) {}
+
+  bool writes() const { return config_.write_reference(); }
+  absl::Status CheckReference(Model& model) const;
+  // Log-probabilities of a batch's texts, the reference's included.
+  Rows Forward(Model& model, const Batch& batch, const StepInfo& info,
+               UnitRunner& runner) const;
+  // [2 B] on the device of `like`, from the file.
+  at::Tensor FromFile(const Batch& batch, const at::Tensor& like) const;
+  void Keep(const Batch& batch, const at::Tensor& logps);
+
+  const Config config_;
+  const LossOptions options_;
+  const CausalSampler sampler_;
+  // Opened by Check, since whoever only samples doesn't need it.
+  mutable std::unique_ptr<ReferenceFile> reference_;
+  bool compared_models_ = false;
+  // With write_reference: the model, and this rank's pairs by their index.
+  std::string fingerprint_;
+  std::map<int64_t, std::pair<int64_t, ReferenceLogps>> kept_;
+};
+
+}  // namespace capstan::dpo
+
+#endif  // CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_

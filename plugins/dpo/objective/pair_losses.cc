@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/dpo/objective/pair_losses.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/expm1.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+
+namespace capstan::dpo {
+namespace {
+
+// -log sigmoid(x), where with the probability `smoothing` the pair is the wrong
+// way round (Mitchell, "A note on DPO with noisy preferences", 2023).
+at::Tensor Preference(const at::Tensor& x, double smoothing) {
+  const at::Tensor loss = -at::log_sigmoid(x);
+  if (smoothing == 0.0) return loss;
+  return loss * (1.0 - smoothing) - at::log_sigmoid(-x) * smoothing;
+}
+
+// log(1 - e^x) for x < 0 (Maechler, "Accurately computing log(1 - exp(-|a|))",
+// 2012). A text that is certain is taken for almost certain, which keeps the
+// odds finite.
+at::Tensor LogOfRest(const at::Tensor& x) {
+  constexpr double kMost = -1e-7;
+  const at::Tensor a = x.clamp_max(kMost);
+  // Each branch sees values that it is finite for, or its gradient would be
+  // none.
+  const at::Tensor small = a.lt(-M_LN2);
+  return at::where(small, at::log1p(-at::where(small, a, -1.0).exp()),
+                   at::log(-at::expm1(at::where(small, -0.5, a))));
+}
+
+}  // namespace
+
+PairLosses LossesOf(const LossOptions& options, const Pairs& pairs) {
+  const double beta = options.beta;
+  at::Tensor chosen = pairs.chosen, rejected = pairs.rejected;
+  if (IsOfMeans(options.loss)) {
+    chosen = chosen / pairs.chosen_tokens.clamp_min(1.0);
+    rejected = rejected / pairs.rejected_tokens.clamp_min(1.0);
+  }
+  // What rewards are of.
+  at::Tensor chosen_score = chosen, rejected_score = rejected;
+  if (NeedsReference(options.loss)) {
+    chosen_score = chosen - pairs.chosen_reference;
+    rejected_score = rejected - pairs.rejected_reference;
+  }
+  PairLosses result;
+  at::Tensor log_odds;
+  switch (options.loss) {
+    case IPO: {
+      // Equation 17, with each text's mean over its tokens as in TRL 1.16's
+      // DPOTrainer._compute_loss ("ipo").
+      const at::Tensor apart =
+          chosen_score / pairs.chosen_tokens.clamp_min(1.0) -
+          rejected_score / pairs.rejected_tokens.clamp_min(1.0);
+      result.losses = (apart - 1.0 / (2.0 * beta)).square();
+      break;
+    }
+    case ORPO:
+      // Equations 4 and 7: TRL's ORPOTrainer.odds_ratio_loss.
+      log_odds =
+          (chosen - rejected) - (LogOfRest(chosen) - LogOfRest(rejected));
+      result.losses = -at::log_sigmoid(log_odds) * beta;
+      break;
+    case SIMPO:
+      // Equation 6: TRL's CPOTrainer.cpo_loss ("simpo").
+      result.losses = Preference((chosen - rejected) * beta - options.gamma,
+                                 options.label_smoothing);
+      break;
+    default:
+      // Equation 7: TRL's DPOTrainer._compute_loss ("sigmoid"); the smoothing
+      // is that of CPOTrainer.cpo_loss ("sigmoid").
+      result.losses = Preference((chosen_score - rejected_score) * beta,
+                                 options.label_smoothing);
+  }
+  const at::Tensor reward = chosen_score.detach() * beta;
+  const at::Tensor rejected_reward = rejected_score.detach() * beta;
+  result.metrics = {reward,
+                    rejected_reward,
+                    reward.gt(rejected_reward).to(at::kFloat),
+                    reward - rejected_reward,
+                    chosen.detach(),
+                    rejected.detach()};
+  if (options.loss == ORPO) {
+    result.metrics.push_back(at::log_sigmoid(log_odds.detach()));
+    result.metrics.push_back(log_odds.detach());
+  }
+  return result;
+}
+
+std::vector<std::string> MetricNames(Loss loss) {
+  std::vector<std::string> names = {"rewards/chosen",     "rewards/rejected",
+                                    "rewards/accuracies", "rewards/margins",
+                                    "logps/chosen",       "logps/rejected"};
+  if (loss == ORPO) {
+    names.push_back("log_odds_ratio");
+    names.push_back("log_odds_chosen");
+  }
+  return names;
+}
+
+}  // namespace capstan::dpo

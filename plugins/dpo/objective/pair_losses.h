@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The losses of pairs of texts, of their log-probabilities alone.
+#ifndef CAPSTAN_PLUGINS_DPO_OBJECTIVE_PAIR_LOSSES_H_
+#define CAPSTAN_PLUGINS_DPO_OBJECTIVE_PAIR_LOSSES_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "plugins/dpo/objective/dpo.pb.h"
+
+namespace capstan::dpo {
+
+struct LossOptions {
+  Loss loss = SIGMOID;
+  double beta = 0.1;
+  double label_smoothing = 0.0;
+  double gamma = 0.5;
+};
+
+// Whether the loss compares with a reference.
+inline bool NeedsReference(Loss loss) { return loss == SIGMOID || loss == IPO; }
+// Whether the loss is of a text's mean log-probability a token, and logps/* are
+// these.
+inline bool IsOfMeans(Loss loss) { return loss == ORPO || loss == SIMPO; }
+
+// Of B pairs; all are [B] float32. logps: sums of log p over a completion's
+// tokens; tokens: their number.
+struct Pairs {
+  at::Tensor chosen;
+  at::Tensor rejected;
+  at::Tensor chosen_tokens;
+  at::Tensor rejected_tokens;
+  // Under the reference, without gradient; undefined if there is none.
+  at::Tensor chosen_reference;
+  at::Tensor rejected_reference;
+};
+
+struct PairLosses {
+  at::Tensor losses;  // [B], with gradient
+  // Without gradient, [B] each, in the order of MetricNames.
+  std::vector<at::Tensor> metrics;
+};
+
+// For ORPO without its likelihood of the chosen texts, which isn't a pair's.
+PairLosses LossesOf(const LossOptions& options, const Pairs& pairs);
+
+// TRL's names.
+std::vector<std::string> MetricNames(Loss loss);
+
+}  // namespace capstan::dpo
+
+#endif  // CAPSTAN_PLUGINS_DPO_OBJECTIVE_PAIR_LOSSES_H_

@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/llada/masked_diffusion/masked_diffusion.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "plugins/llada/masked_diffusion/block_cache.h"
+#include "plugins/llada/masked_diffusion/noise.h"
+#include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
+#include "plugins/sdk/token_model.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan::masked_diffusion {
+namespace {
+
+constexpr int64_t kDefaultBlockLength = 128;
+
+// A token for a position, and the model's confidence in it.
+struct Choice {
+  int64_t position = 0;
+  int64_t token = 0;
+  double confidence = 0.0;
+};
+
+// One run of the sampler.
+class Unmasker {
+ public:
+  Unmasker(TokenModel* model, int64_t mask_token, const SamplerOptions& options,
+           UnitRunner* runner, BlockCache* cache,
+           const std::vector<int64_t>& prompt, int64_t new_tokens)
+      : model_(model),
+        mask_token_(mask_token),
+        options_(options),
+        runner_(runner),
+        cache_(cache),
+        gumbel_key_(RandomKey(options.seed, "masked_diffusion.gumbel")),
+        order_key_(RandomKey(options.seed, "masked_diffusion.remasking")),
+        given_(static_cast<int64_t>(prompt.size())),
+        text_(prompt) {
+    text_.resize(text_.size() + new_tokens, mask_token);
+  }
+
+  std::vector<int64_t>& text() { return text_; }
+
+  // Chooses `count` of the masked tokens of [begin, end), or more if the model
+  // is sure enough of them; returns how many are left.
+  absl::StatusOr<int64_t> Step(int64_t begin, int64_t end, int64_t count) {
+    std::vector<int64_t> masked;
+    for (int64_t i = begin; i < end; ++i) {
+      if (text_[i] == mask_token_) masked.push_back(i);
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(std::vector<Choice> choices, Choose(masked));
+    // Among equals, the first in the text.
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const Choice& a, const Choice& b) {
+                       return a.confidence > b.confidence;
+                     });
+    size_t chosen = std::min<size_t>(choices.size(), count);
+    const double sure = options_.confidence_threshold > 0.0
+                            ? std::log(options_.confidence_threshold)
+                            : std::numeric_limits<double>::infinity();
+    while (chosen < choices.size() && choices[chosen].confidence >= sure) {
+      ++chosen;
+    }
+    for (size_t i = 0; i < chosen; ++i) {
+      text_[choices[i].position] = choices[i].token;
+    }
+    ++step_;
+    return static_cast<int64_t>(choices.size() - chosen);
+  }
+
+ private:
+  // The logits [n, V] of some positions, float64, guided.
+  at::Tensor LogitsAt(const std::vector<int64_t>& positions) {
+    const bool guided = options_.cfg_scale > 0.0;
+    const auto length = static_cast<int64_t>(text_.size());
+    TokenInput input;
+    input.tokens = at::empty({guided ? 2 : 1, length}, at::kLong);
+    auto* const tokens = input.tokens.mutable_data_ptr<int64_t>();
+    std::copy(text_.begin(), text_.end(), tokens);
+    if (guided) {
+      std::copy(text_.begin(), text_.end(), tokens + length);
+      std::fill_n(tokens + length, given_, mask_token_);
+    }
+    const at::Tensor all = cache_ == nullptr
+                               ? model_->Logits(input, *runner_)
+                               : cache_->BlockLogits(input.tokens, *runner_);
+    const int64_t first = cache_ == nullptr ? 0 : cache_->begin();
+    const at::Tensor index =
+        (at::tensor(positions, at::kLong) - first).to(all.device());
+    const auto of = [&](int64_t row) {
+      return all.select(0, row).index_select(0, index).to(at::kFloat);
+    };
+    if (!guided) return of(0).to(at::kDouble);
+    const at::Tensor free = of(1);
+    return (free + (options_.cfg_scale + 1.0) * (of(0) - free)).to(at::kDouble);
+  }
+
+  // -log(-log u) [n, V] for the Gumbel-max trick.
+  at::Tensor Gumbel(const std::vector<int64_t>& positions,
+                    int64_t vocabulary) const {
+    const at::Tensor noise = at::empty(
+        {static_cast<int64_t>(positions.size()), vocabulary}, at::kDouble);
+    double* out = noise.mutable_data_ptr<double>();
+    for (int64_t position : positions) {
+      for (int64_t v = 0; v < vocabulary; ++v) {
+        const double u = Uniform(gumbel_key_, position * vocabulary + v, step_);
+        *out++ = -std::log(-std::log(u));
+      }
+    }
+    return noise;
+  }
+
+  // Chooses a token for each of `positions`, in order.
+  absl::StatusOr<std::vector<Choice>> Choose(
+      const std::vector<int64_t>& positions) {
+    const at::Tensor logits = LogitsAt(positions);
+    // Over the whole vocabulary: confidences are the model's probabilities.
+    const at::Tensor norm = at::logsumexp(logits, /*dim=*/{1});
+    if (!at::isfinite(norm).all().item<bool>()) {
+      return absl::InvalidArgumentError(
+          "the model's logits are not finite: nothing can be sampled");
+    }
+    at::Tensor scores = logits.clone();
+    if (options_.temperature > 0.0) {
+      // The argmax of exp(logits) / (-log u)^temperature, without its overflow.
+      scores += options_.temperature *
+                Gumbel(positions, logits.size(1)).to(logits.device());
+    }
+    scores.select(1, mask_token_)
+        .fill_(-std::numeric_limits<double>::infinity());
+    const at::Tensor tokens = scores.argmax(/*dim=*/1);
+    const at::Tensor chosen = tokens.cpu();
+    const at::Tensor sure =
+        (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norm).cpu();
+    std::vector<Choice> choices(positions.size());
+    for (size_t i = 0; i < positions.size(); ++i) {
+      choices[i].position = positions[i];
+      choices[i].token = chosen.const_data_ptr<int64_t>()[i];
+      choices[i].confidence = options_.random_remasking
+                                  ? Uniform(order_key_, positions[i], step_)
+                                  : sure.const_data_ptr<double>()[i];
+    }
+    return choices;
+  }
+
+  TokenModel* const model_;
+  const int64_t mask_token_;
+  const SamplerOptions& options_;
+  UnitRunner* const runner_;
+  BlockCache* const cache_;  // null: none
+  const uint64_t gumbel_key_;
+  const uint64_t order_key_;
+  const int64_t given_;  // tokens of the prompt
+  std::vector<int64_t> text_;
+  int64_t step_ = 0;
+};
+
+constexpr double kDefaultEps = 1e-3;
+constexpr double kPretrainRandomLengths = 0.01;
+
+SamplerOptions SamplerOf(const Config& config) {
+  SamplerOptions sampler;
+  if (config.max_new_tokens() != 0) {
+    sampler.max_new_tokens = config.max_new_tokens();
+  }
+  sampler.block_length = config.block_length();
+  sampler.steps = config.steps();
+  sampler.temperature = config.temperature();
+  sampler.random_remasking = config.remasking() == Config::RANDOM;
+  sampler.cfg_scale = config.cfg_scale();
+  sampler.confidence_threshold = config.confidence_threshold();
+  sampler.cache = config.cache();
+  if (config.has_cache_refresh()) {
+    sampler.cache_refresh = config.cache_refresh();
+  }
+  return sampler;
+}
+
+double RandomLengthRatio(const Config& config) {
+  if (config.has_random_length_ratio()) return config.random_length_ratio();
+  return config.loss() == Config::PRETRAIN ? kPretrainRandomLengths : 0.0;
+}
+
+}  // namespace
+
+absl::Status CheckSamplerOptions(const SamplerOptions& o) {
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.max_new_tokens > 0, "max_new_tokens",
+                                     "greater than 0", o.max_new_tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.block_length >= 0, "block_length",
+                                     "0 or greater", o.block_length));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.steps >= 0, "steps", "0 or greater", o.steps));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
+                 "temperature", "0 or greater", o.temperature));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(o.cfg_scale >= 0.0 && std::isfinite(o.cfg_scale), "cfg_scale",
+                 "0 or greater", o.cfg_scale));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      o.confidence_threshold >= 0.0 && o.confidence_threshold < 1.0,
+      "confidence_threshold", "from 0 to less than 1", o.confidence_threshold));
+  if (o.confidence_threshold > 0.0 && o.random_remasking) {
+    return FieldError("confidence_threshold",
+                      "doesn't go with remasking: RANDOM, which doesn't look "
+                      "at confidences");
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(o.cache_refresh.value_or(1) > 0,
+                                     "cache_refresh", "greater than 0",
+                                     o.cache_refresh.value_or(1)));
+  if (o.cache_refresh.has_value() && o.cache == Config::NONE) {
+    return FieldError("cache_refresh", "needs cache: PREFIX or DUAL");
+  }
+  if (o.cache != Config::NONE && o.block_length == 0) {
+    return FieldError("block_length",
+                      "must be set with a cache, which keeps what is outside a "
+                      "block");
+  }
+  return absl::OkStatus();
+}
+
+int64_t Schedule::TokensIn(int64_t step) const {
+  return block_length / steps_per_block +
+         (step < block_length % steps_per_block ? 1 : 0);
+}
+
+absl::StatusOr<Schedule> ScheduleOf(const SamplerOptions& options,
+                                    int64_t room) {
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(options));
+  const int64_t wanted = options.max_new_tokens;
+  Schedule schedule;
+  schedule.block_length = options.block_length;
+  if (schedule.block_length == 0) {
+    schedule.block_length =
+        wanted % kDefaultBlockLength == 0 ? kDefaultBlockLength : wanted;
+  }
+  if (wanted % schedule.block_length != 0) {
+    return FieldError("block_length",
+                      absl::StrCat("must divide max_new_tokens, which is ",
+                                   wanted, "; it is ", schedule.block_length));
+  }
+  schedule.blocks = wanted / schedule.block_length;
+  const int64_t steps = options.steps > 0 ? options.steps : wanted;
+  if (steps % schedule.blocks != 0) {
+    return FieldError(
+        "steps", absl::StrCat("must be a multiple of the ", schedule.blocks,
+                              " blocks of ", schedule.block_length,
+                              " tokens, is ", steps));
+  }
+  schedule.steps_per_block = steps / schedule.blocks;
+  schedule.blocks = std::min(schedule.blocks, room / schedule.block_length);
+  if (schedule.blocks == 0 && room > 0 && options.block_length == 0) {
+    schedule.blocks = 1;
+    schedule.block_length = room;
+  }
+  if (schedule.blocks == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the model has positions for ", std::max<int64_t>(room, 0),
+        " tokens behind this prompt, a block is ", schedule.block_length,
+        ": shorten the prompt, or block_length"));
+  }
+  return schedule;
+}
+
+absl::StatusOr<std::vector<int64_t>> Unmask(
+    TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
+    const SamplerOptions& options, const OnText& on_text, UnitRunner& runner) {
+  const auto given = static_cast<int64_t>(prompt.size());
+  CAPSTAN_ASSIGN_OR_RETURN(const Schedule schedule,
+                           ScheduleOf(options, model.max_positions() - given));
+  at::AutoGradMode no_gradients(false);
+  const int64_t new_tokens = schedule.blocks * schedule.block_length;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<BlockCache> cache,
+      BlockCache::Create(&model, options, given + new_tokens));
+  Unmasker unmasker(&model, mask_token, options, &runner, cache.get(), prompt,
+                    new_tokens);
+  std::vector<int64_t>& text = unmasker.text();
+  for (int64_t block = 0; block < schedule.blocks; ++block) {
+    const int64_t begin = given + block * schedule.block_length;
+    const int64_t end = begin + schedule.block_length;
+    if (cache != nullptr) cache->Begin(begin, end);
+    int64_t left = schedule.block_length;
+    for (int64_t step = 0; left > 0 && step < schedule.steps_per_block;
+         ++step) {
+      const int64_t count = schedule.TokensIn(step);
+      if (count == 0) break;  // later ones are 0, too
+      if (options.stop()) return absl::CancelledError("sampling was stopped");
+      CAPSTAN_ASSIGN_OR_RETURN(left, unmasker.Step(begin, end, count));
+      if (on_text) on_text(text);
+      // Tokens up to a stop token don't change once they are all chosen.
+      const auto first = text.begin() + begin;
+      const auto stop = std::find_first_of(first, text.begin() + end,
+                                           options.stop_tokens.begin(),
+                                           options.stop_tokens.end());
+      if (stop != text.begin() + end &&
+          std::find(first, stop, mask_token) == stop) {
+        text.erase(stop + 1, text.end());
+        return std::move(text);
+      }
+    }
+  }
+  return std::move(text);
+}
+
+MaskedDiffusion::MaskedDiffusion(const Config& config)
+    : config_(config),
+      eps_(config.has_eps() ? config.eps() : kDefaultEps),
+      random_length_ratio_(RandomLengthRatio(config)),
+      sampler_(SamplerOf(config)) {}
+
+absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
+    const Config& config) {
+  auto made = std::unique_ptr<MaskedDiffusion>(new MaskedDiffusion(config));
+  if (!Config::Loss_IsValid(config.loss())) {
+    return FieldError("loss", absl::StrCat("is none of PRETRAIN, SFT and "
+                                           "MASKED_MEAN: ",
+                                           config.loss()));
+  }
+  if (!Config::Remasking_IsValid(config.remasking())) {
+    return FieldError("remasking",
+                      absl::StrCat("is none of LOW_CONFIDENCE and RANDOM: ",
+                                   config.remasking()));
+  }
+  if (!Config::Cache_IsValid(config.cache())) {
+    return FieldError(
+        "cache",
+        absl::StrCat("is none of NONE, PREFIX and DUAL: ", config.cache()));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(made->eps_ > 0.0 && made->eps_ < 1.0,
+                                     "eps", "between 0 and 1", made->eps_));
+  const double ratio = made->random_length_ratio_;
+  CAPSTAN_RETURN_IF_ERROR(CheckField(ratio >= 0.0 && ratio <= 1.0,
+                                     "random_length_ratio", "from 0 to 1",
+                                     ratio));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.mask_token_id() >= 0,
+                                     "mask_token_id", "0 or greater",
+                                     config.mask_token_id()));
+  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(made->sampler_));
+  return made;
+}
+
+int64_t MaskedDiffusion::MaskToken(const TokenModel& model) const {
+  return config_.has_mask_token_id() ? config_.mask_token_id()
+                                     : model.mask_token();
+}
+
+absl::Status MaskedDiffusion::CheckModel(Model& model) const {
+  const TokenModel* const tokens = model.token_model();
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        "masked_diffusion needs a model of token sequences, which this model "
+        "isn't");
+  }
+  if (tokens->causal()) {
+    return absl::InvalidArgumentError(
+        "masked_diffusion needs a model in which a token sees the text on both "
+        "sides (capstan.llada); this one sees only what comes before it: use "
+        "capstan.causal_lm");
+  }
+  const int64_t mask = MaskToken(*tokens);
+  if (mask < 0) {
+    return FieldError("mask_token_id",
+                      "must be set, since the model names no mask token");
+  }
+  if (mask >= tokens->vocab_size()) {
+    return FieldError(
+        "mask_token_id",
+        absl::StrCat("the mask token is ", mask, ", the model's vocab_size is ",
+                     tokens->vocab_size(), ": it must be at least ", mask + 1,
+                     ", or the mask token another"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MaskedDiffusion::Check(Model& model,
+                                    const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  // Not in Create: a caller may sample other lengths than the config's.
+  CAPSTAN_RETURN_IF_ERROR(
+      ScheduleOf(sampler_, std::numeric_limits<int64_t>::max()).status());
+  const TokenModel* const tokens = model.token_model();
+  if (data.max_sequence_length() > tokens->max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
+                     " tokens, the model has ", tokens->max_positions(),
+                     " positions: raise that, or shorten the data's"));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(*tokens, data));
+  const Tokenizer* const tokenizer = data.tokenizer();
+  if (tokenizer == nullptr) return absl::OkStatus();
+  const int64_t mask = MaskToken(*tokens);
+  if (mask >= tokenizer->vocab_size() || tokenizer->IsSpecial(mask)) {
+    return absl::OkStatus();
+  }
+  const std::string text = tokenizer->Decode(absl::MakeSpan(&mask, 1));
+  if (text.empty()) return absl::OkStatus();
+  return FieldError(
+      "mask_token_id",
+      absl::StrCat("the mask token, ", mask, ", is the data's \"",
+                   absl::CEscape(text), "\": it must be one that no text has"));
+}
+
+MaskedDiffusion::Drawn MaskedDiffusion::Draw(const Batch& batch,
+                                             const StepInfo& info) const {
+  const NoiseKey key = info.training ? NoiseKey::ForTraining(info.seed)
+                                     : NoiseKey::ForEvaluation();
+  Drawn drawn;
+  // Evaluations use the whole data.
+  drawn.layout =
+      LayoutOf(batch, key, info.training ? random_length_ratio_ : 0.0);
+  drawn.noise = DrawNoise(drawn.layout, key, eps_);
+  return drawn;
+}
+
+int64_t MaskedDiffusion::CountTargets(const Batch& batch,
+                                      const StepInfo& info) const {
+  const Drawn drawn = Draw(batch, info);
+  return CountOf(drawn.layout, drawn.noise, config_.loss());
+}
+
+LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
+                                 const StepInfo& info, UnitRunner& runner) {
+  TokenModel* const tokens = model.token_model();
+  CHECK(tokens != nullptr) << "Check comes first";
+  const Drawn drawn = Draw(batch, info);
+  HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise, config_.loss(),
+                            MaskToken(*tokens), TakesHostTargets(*tokens));
+  // Dropout only in training.
+  if (info.training) {
+    hidden.input.sample_positions = RequiredTensor(batch, kSamplePosition);
+  }
+  const int64_t more = TokensToAdd(batch, tokens->max_positions());
+  AddPadding(*tokens, more, &hidden.input, &hidden.targets);
+  LossSum loss;
+  loss.sum = tokens->CrossEntropySum(hidden.input, hidden.targets, runner);
+  if (info.thorough) {
+    loss.metrics = at::cat(
+        {CountCorrect(*tokens, hidden.input, hidden.targets.tokens, runner),
+         Bound(*tokens, batch, drawn, runner)});
+  }
+  loss.count = CountOf(drawn.layout, drawn.noise, config_.loss());
+  // Whatever the loss is averaged over, it is computed at masked tokens.
+  loss.trained = CountOf(drawn.layout, drawn.noise, Config::MASKED_MEAN);
+  const TokenTotals totals = CountTokens(batch);
+  loss.tokens = totals.tokens;
+  loss.padding = totals.padding + more * drawn.layout.batch;
+  return loss;
+}
+
+at::Tensor MaskedDiffusion::Bound(TokenModel& model, const Batch& batch,
+                                  const Drawn& drawn,
+                                  UnitRunner& runner) const {
+  at::Tensor bound = at::zeros({1, 2}, at::kDouble);
+  // A prompt is never masked: its tokens have no bound.
+  if (batch.count(kLabels) > 0) return bound.to(batch.at(kInputIds).device());
+  const HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise,
+                                  Config::PRETRAIN, MaskToken(model));
+  bound[0][0] = model.CrossEntropySum(hidden.input, hidden.targets, runner)
+                    .item<double>();
+  bound[0][1] =
+      static_cast<double>(CountOf(drawn.layout, drawn.noise, Config::PRETRAIN));
+  return bound.to(batch.at(kInputIds).device());
+}
+
+std::vector<std::pair<std::string, double>> MaskedDiffusion::DerivedFromLoss(
+    double loss) const {
+  // Only this loss bounds a token's negative log-likelihood.
+  if (config_.loss() != Config::PRETRAIN) return {};
+  return {{"perplexity_bound", std::exp(loss)}};
+}
+
+absl::StatusOr<SamplerOptions> MaskedDiffusion::Merged(
+    const SampleOptions& options, const TokenModel& model) const {
+  for (const auto& [name, set] :
+       {std::make_pair("top_k", options.top_k.value_or(0) > 0),
+        std::make_pair("top_p", options.top_p.value_or(1.0) < 1.0),
+        std::make_pair("min_p", options.min_p.value_or(0.0) > 0.0),
+        std::make_pair("repetition_penalty",
+                       options.repetition_penalty.value_or(1.0) != 1.0),
+        std::make_pair("no_repeat_ngram_size",
+                       options.no_repeat_ngram_size.value_or(0) > 0)}) {
+    if (set) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "masked_diffusion doesn't sample by ", name, ": use temperature"));
+    }
+  }
+  SamplerOptions merged = sampler_;
+  if (options.max_new_tokens > 0) {
+    merged.max_new_tokens = options.max_new_tokens;
+  }
+  if (options.temperature.has_value()) {
+    merged.temperature = *options.temperature;
+  }
+  if (options.greedy) merged.temperature = 0.0;
+  merged.seed = options.seed;
+  merged.stop = options.stop;
+  if (options.stop_at_eos) {
+    merged.stop_tokens = options.stop_tokens;
+    const std::vector<int64_t> ends = EndTokensOf(model);
+    merged.stop_tokens.insert(merged.stop_tokens.end(), ends.begin(),
+                              ends.end());
+  }
+  return merged;
+}
+
+absl::StatusOr<std::vector<int64_t>> MaskedDiffusion::Sample(
+    Model& model, const std::vector<int64_t>& prompt,
+    const SampleOptions& options, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  TokenModel* const tokens = model.token_model();
+  CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*tokens, prompt));
+  CAPSTAN_ASSIGN_OR_RETURN(const SamplerOptions sampler,
+                           Merged(options, *tokens));
+  const int64_t mask = MaskToken(*tokens);
+  OnText on_text = options.on_text;
+  if (on_text && mask != tokens->mask_token()) {
+    on_text = [&](absl::Span<const int64_t> text) {
+      std::vector<int64_t> told(text.begin(), text.end());
+      std::replace(told.begin(), told.end(), mask, tokens->mask_token());
+      options.on_text(told);
+    };
+  }
+  return Unmask(*tokens, prompt, mask, sampler, on_text, runner);
+}
+
+}  // namespace capstan::masked_diffusion

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "testing/roofline/paper_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cluster/comm/agree.h"
+#include "kernels/context/on_paper.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Rank 1 of 4, to whom nobody says anything: what it reads is zeros.
+class LoneGroup : public ProcessGroup {
+ public:
+  int rank() const override { return 1; }
+  int size() const override { return 4; }
+  at::Device device() const override { return at::kCPU; }
+  std::string backend() const override { return "nccl"; }
+  std::unique_ptr<Work> AllReduce(const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
+                                      const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor&,
+                                  const at::Tensor&) override {
+    return nullptr;
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
+    return nullptr;
+  }
+  void AllReduceHost(absl::Span<double> values) override {
+    std::fill(values.begin(), values.end(), 0.0);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
+    return absl::UnimplementedError("");
+  }
+  CommunicationStats stats() const override { return {}; }
+};
+
+TEST(PaperGroup, OthersSayTheSame) {
+  const auto group = CreatePaperGroup(std::make_unique<LoneGroup>());
+  EXPECT_THAT(FromAllRanks(*group, 7.0), ElementsAre(7, 7, 7, 7));
+  EXPECT_THAT(FromAllRanks(*group, std::string("words")), Each("words"));
+  EXPECT_THAT(AllGatherHost(*group, std::vector<int>{1, 2}),
+              ElementsAre(1, 2, 1, 2, 1, 2, 1, 2));
+  std::vector<double> sums = {1.5, 2.0, 3.0};
+  group->AllReduceHost(absl::MakeSpan(sums));
+  EXPECT_THAT(sums, ElementsAre(6, 8, 12));
+  const auto any = AnyRank(*group, true);
+  ASSERT_TRUE(any.ok());
+  EXPECT_TRUE(*any);
+  EXPECT_TRUE(Agree(*group, absl::OkStatus(), "start").ok());
+}
+
+TEST(PaperGroup, SplitsIntoGroupsThatAreKnown) {
+  const auto group = CreatePaperGroup(std::make_unique<LoneGroup>());
+  const auto unknown = group->Split(1);
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(unknown.status().message(), HasSubstr("call NoteSplit"));
+}
+
+// Nothing is noted off paper, and once taken it is gone.
+TEST(PaperGroup, NotesColorsOnPaperAlone) {
+  const auto color = [](int rank) { return rank / 2; };
+  NoteSplit(4, color);
+  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
+  SetOnPaper(true);
+  NoteSplit(4, color);
+  EXPECT_THAT(TakeNotedSplit(), ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
+  SetOnPaper(false);
+}
+
+}  // namespace
+}  // namespace capstan

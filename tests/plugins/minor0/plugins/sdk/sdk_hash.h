@@ -1,1 +1,0 @@
-#define CAPSTAN_SDK_HASH "97cfab82a4c27ba4"

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Normalizers that replace each character by itself.
+#include "text/tokenizer/character_normalizers.h"
+
+#include <utility>
+
+#include "text/tokenizer/unicode.h"
+
+namespace capstan::tokenizer {
+namespace {
+
+// `map(code, out)` appends what becomes of a character.
+template <typename Map>
+class EachCharacter final : public Normalizer {
+ public:
+  explicit EachCharacter(Map map) : map_(std::move(map)) {}
+
+  bool Apply(absl::string_view text, RegexState* state, std::string* out,
+             Alignment* alignment) const override {
+    out->clear();
+    bool changed = false;
+    for (size_t at = 0; at < text.size();) {
+      const size_t begin = at;
+      const uint32_t code = NextCharacter(text, &at);
+      const size_t made = out->size();
+      map_(code, out);
+      const absl::string_view old = text.substr(begin, at - begin);
+      if (absl::string_view(*out).substr(made) == old) {
+        alignment->Keep(old.size());
+      } else {
+        alignment->Change(old.size(), out->size() - made);
+        changed = true;
+      }
+    }
+    if (changed) state->budget.Charge(out->size());
+    return changed;
+  }
+
+ private:
+  const Map map_;
+};
+
+template <typename Map>
+std::unique_ptr<Normalizer> New(Map map) {
+  return std::make_unique<EachCharacter<Map>>(std::move(map));
+}
+
+// Drops characters for which drop(code).
+template <typename Drop>
+std::unique_ptr<Normalizer> NewFilter(Drop drop) {
+  return New([drop](uint32_t code, std::string* out) {
+    if (!drop(code)) AppendCharacter(code, out);
+  });
+}
+
+// The blocks of Chinese characters as BERT's tokenization.py lists them.
+bool IsChinese(uint32_t code) {
+  return (code >= 0x4e00 && code <= 0x9fff) ||
+         (code >= 0x3400 && code <= 0x4dbf) ||
+         (code >= 0x20000 && code <= 0x2a6df) ||
+         (code >= 0x2a700 && code <= 0x2b73f) ||
+         (code >= 0x2b740 && code <= 0x2b81f) ||
+         (code >= 0x2b920 && code <= 0x2ceaf) ||
+         (code >= 0xf900 && code <= 0xfaff) ||
+         (code >= 0x2f800 && code <= 0x2fa1f);
+}
+
+// What SentencePiece's "nmt" rules drop, and what they replace with a space.
+bool NmtDrops(uint32_t code) {
+  return (code >= 0x01 && code <= 0x08) || code == 0x0b ||
+         (code >= 0x0e && code <= 0x1f) || code == 0x7f || code == 0x8f ||
+         code == 0x9f;
+}
+
+bool NmtReplaces(uint32_t code) {
+  switch (code) {
+    case 0x09:
+    case 0x0a:
+    case 0x0c:
+    case 0x0d:
+    case 0x1680:
+    case 0x2028:
+    case 0x2029:
+    case 0x2581:
+    case 0xfeff:
+    case 0xfffd:
+      return true;
+    default:
+      return code >= 0x200b && code <= 0x200f;
+  }
+}
+
+class Strip final : public Normalizer {
+ public:
+  Strip(bool left, bool right) : left_(left), right_(right) {}
+
+  bool Apply(absl::string_view text, RegexState* state, std::string* out,
+             Alignment* alignment) const override {
+    size_t begin = 0;
+    size_t end = text.size();
+    while (left_ && begin < end && IsSpace(CharacterAt(text, begin))) {
+      begin += CharacterBytes(text[begin]);
+    }
+    while (right_ && end > begin) {
+      const size_t last = BeginOfLast(text, end);
+      if (!IsSpace(CharacterAt(text, last))) break;
+      end = last;
+    }
+    if (end - begin == text.size()) return false;
+    state->budget.Charge(end - begin);
+    *out = std::string(text.substr(begin, end - begin));
+    alignment->Change(begin, 0);
+    alignment->Keep(end - begin);
+    alignment->Change(text.size() - end, 0);
+    return true;
+  }
+
+ private:
+  const bool left_;
+  const bool right_;
+};
+
+}  // namespace
+
+std::unique_ptr<Normalizer> NewLowercase() { return New(AppendLowercase); }
+
+std::unique_ptr<Normalizer> NewStripAccents() {
+  return NewFilter(IsCombiningMark);
+}
+
+std::unique_ptr<Normalizer> NewStrip(bool left, bool right) {
+  return std::make_unique<Strip>(left, right);
+}
+
+std::unique_ptr<Normalizer> NewNmt() {
+  return New([](uint32_t code, std::string* out) {
+    if (NmtDrops(code)) return;
+    AppendCharacter(NmtReplaces(code) ? ' ' : code, out);
+  });
+}
+
+std::unique_ptr<Normalizer> NewToByteCharacters() {
+  return New([](uint32_t code, std::string* out) {
+    std::string bytes;
+    AppendCharacter(code, &bytes);
+    for (char c : bytes) {
+      AppendCharacter(ByteToCharacter(static_cast<unsigned char>(c)), out);
+    }
+  });
+}
+
+std::vector<std::unique_ptr<Normalizer>> NewBertNormalizers(
+    const BertOptions& options) {
+  std::vector<std::unique_ptr<Normalizer>> made;
+  if (options.clean_text) {
+    made.push_back(New([](uint32_t code, std::string* out) {
+      if (IsBertControl(code)) return;
+      AppendCharacter(IsSpace(code) ? ' ' : code, out);
+    }));
+  }
+  if (options.handle_chinese_chars) {
+    made.push_back(New([](uint32_t code, std::string* out) {
+      const bool chinese = IsChinese(code);
+      if (chinese) *out += ' ';
+      AppendCharacter(code, out);
+      if (chinese) *out += ' ';
+    }));
+  }
+  if (options.strip_accents) {
+    made.push_back(NewUnicodeForm(UnicodeForm::kNfd));
+    made.push_back(NewFilter(IsNonspacingMark));
+  }
+  if (options.lowercase) made.push_back(NewLowercase());
+  return made;
+}
+
+}  // namespace capstan::tokenizer

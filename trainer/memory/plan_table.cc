@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a MemoryPlan says, as text.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+namespace {
+
+// A table; the first column is left-aligned, the others right-aligned.
+class Grid {
+ public:
+  explicit Grid(const std::vector<PlannedStrategy>& strategies)
+      : strategies_(strategies), widths_(strategies.size() + 1, 0) {}
+
+  void Row(const std::string& title,
+           const std::function<std::string(const PlannedStrategy&)>& cell) {
+    std::vector<std::string> row = {title};
+    for (const PlannedStrategy& strategy : strategies_) {
+      row.push_back(cell(strategy));
+    }
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths_[i] = std::max(widths_[i], row[i].size());
+    }
+    rows_.push_back(std::move(row));
+  }
+
+  std::string Text() const {
+    std::string text;
+    for (const std::vector<std::string>& row : rows_) {
+      std::string line = row[0];
+      line.append(widths_[0] - line.size(), ' ');
+      for (size_t i = 1; i < row.size(); ++i) {
+        line.append(2 + widths_[i] - row[i].size(), ' ');
+        line += row[i];
+      }
+      absl::StrAppend(&text, line, "\n");
+    }
+    return text;
+  }
+
+ private:
+  const std::vector<PlannedStrategy>& strategies_;
+  std::vector<size_t> widths_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace
+
+std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
+                      const std::vector<RefusedStrategy>& refused) {
+  Grid grid(strategies);
+  grid.Row("", [](const PlannedStrategy& s) { return s.name; });
+  grid.Row("memory of a rank",
+           [](const PlannedStrategy& s) { return s.settings; });
+  bool all_known = true, any_on_host = false, any_process = false;
+  bool any_file = false, any_snapshot = false, any_mirror = false;
+  bool any_evaluation = false;
+  for (const PlannedStrategy& s : strategies) {
+    all_known = all_known && s.plan.activations_known;
+    any_on_host = any_on_host || s.plan.host > 0;
+    any_file = any_file || s.plan.file > 0;
+    any_evaluation = any_evaluation || s.plan.evaluation > 0;
+    any_snapshot = any_snapshot || s.plan.snapshot > 0;
+    any_mirror = any_mirror || s.plan.mirror > 0;
+    any_process = any_process || s.plan.process.has_value();
+  }
+  for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
+    const auto category = static_cast<MemoryCategory>(i);
+    grid.Row(
+        absl::StrCat("  ", absl::StrReplaceAll(MemoryCategoryName(category),
+                                               {{"_", " "}})),
+        [category](const PlannedStrategy& s) {
+          if (!s.plan.Knows(category)) {
+            return std::string("?");
+          }
+          return ShortBytes(s.plan.at_peak[static_cast<int>(category)]);
+        });
+  }
+  grid.Row("  all tensors", [](const PlannedStrategy& s) {
+    return ShortBytes(Total(s.plan.at_peak));
+  });
+  if (any_evaluation) {
+    grid.Row("  in an evaluation, at most", [](const PlannedStrategy& s) {
+      return s.plan.evaluation > 0 ? ShortBytes(s.plan.evaluation) : "?";
+    });
+  }
+  if (any_process) {
+    grid.Row("  the process, roughly", [](const PlannedStrategy& s) {
+      return s.plan.process.has_value() ? ShortBytes(*s.plan.process) : "?";
+    });
+  }
+  if (any_on_host) {
+    grid.Row("  in host memory, beside it",
+             [](const PlannedStrategy& s) { return ShortBytes(s.plan.host); });
+  }
+  if (any_file) {
+    grid.Row("  in a file, mapped",
+             [](const PlannedStrategy& s) { return ShortBytes(s.plan.file); });
+  }
+  if (any_snapshot) {
+    grid.Row("  copy being saved, on the host", [](const PlannedStrategy& s) {
+      return ShortBytes(s.plan.snapshot);
+    });
+  }
+  if (any_mirror) {
+    grid.Row("  mirror, on the host", [](const PlannedStrategy& s) {
+      return ShortBytes(s.plan.mirror);
+    });
+  }
+  grid.Row("sent in a step",
+           [](const PlannedStrategy& s) { return ShortBytes(s.plan.sent); });
+  std::string text = grid.Text();
+  absl::StrAppend(&text, "\nMemory is that of the moment when a rank holds ",
+                  "most.\n");
+  if (any_process) {
+    absl::StrAppend(
+        &text,
+        "The process has code, data, copies of the state and blocks "
+        "kept for the next step beside its tensors.\n");
+  }
+  if (!all_known) {
+    absl::StrAppend(&text, "?: this model doesn't tell; not in the sum.\n");
+  }
+  for (const RefusedStrategy& strategy : refused) {
+    // Most messages already include the name.
+    const bool named = absl::StartsWith(strategy.reason, strategy.name);
+    absl::StrAppend(&text, "Not for this run: ",
+                    named ? "" : absl::StrCat(strategy.name, ": "),
+                    strategy.reason, "\n");
+  }
+  return text;
+}
+
+std::string HostTable(const MemoryPlan& plan, int ranks, int64_t launcher,
+                      int64_t mapped) {
+  std::string text = "This machine's memory\n";
+  const auto row = [&text](absl::string_view title, const std::string& bytes) {
+    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, bytes);
+  };
+  const std::string of =
+      absl::StrCat(" of ", ranks, ranks == 1 ? " rank" : " ranks");
+  if (plan.process.has_value()) {
+    row("processes" + of, ShortBytes(ranks * *plan.process));
+  } else {
+    // On a GPU, or where the model doesn't tell.
+    row("offload, copies of the state" + of,
+        ShortBytes(ranks * (plan.host + plan.snapshot + plan.mirror)));
+  }
+  row("the launcher", ShortBytes(launcher));
+  row("files that are mapped", ShortBytes(mapped));
+  return absl::StrCat(text,
+                      "Mapped files take what memory there is to spare.\n");
+}
+
+std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room,
+                        int ranks) {
+  std::string text =
+      absl::StrCat("Each of ", ranks, ranks == 1 ? " GPU" : " GPUs", " of ",
+                   ShortBytes(room.bytes), "\n");
+  const auto row = [&text](absl::string_view title, int64_t bytes) {
+    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, ShortBytes(bytes));
+  };
+  const int64_t tensors = Total(plan.at_peak);
+  row("tensors", tensors);
+  row("CUDA's context and kernels", room.context);
+  row("cuBLAS's workspace", room.workspaces);
+  if (room.nccl > 0) row("NCCL's buffers", room.nccl);
+  row("rounding and fragmentation", room.fragmentation);
+  const int64_t left = room.for_tensors() - tensors;
+  row(left >= 0 ? "left" : "missing", left >= 0 ? left : -left);
+  absl::StrAppend(&text, "Their machine's memory\n");
+  row("offloaded", plan.host * ranks);
+  row("copies being saved", plan.snapshot * ranks);
+  row("mirrors", plan.mirror * ranks);
+  return text;
+}
+
+}  // namespace capstan

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/machine_check.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/gpus.h"
+#include "base/limits.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/metrics/console.h"
+#include "trainer/session/micro_batch.h"
+
+namespace capstan {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// Runs have taken up to a tenth less than was planned (ExpectedProcess).
+constexpr double kLeastOfPlan = 0.9;
+
+// Samples whose lengths are looked at.
+constexpr int64_t kLookedThrough = 100000;
+
+int64_t MeanLength(const DatasetReader& data) {
+  const int64_t count = std::min(data.size(), kLookedThrough);
+  int64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += data.sample_length(i);
+  return sum / count;
+}
+
+// What a process, and all of a machine's, have for tensors.
+struct Room {
+  int64_t bytes;
+  std::string text;
+};
+
+Room RoomOf(const MachineRoom& room, bool on_gpu, int ranks_here) {
+  if (on_gpu) {
+    return {room.gpu > 0 ? room.gpu : kNoLimit,
+            absl::StrCat("a GPU here has ", ShortBytes(room.gpu))};
+  }
+  if (room.process < room.memory / ranks_here) {
+    return {room.process,
+            absl::StrCat("a process may take ", ShortBytes(room.process),
+                         " of address space (ulimit -v)")};
+  }
+  return {
+      room.memory / ranks_here,
+      absl::StrCat(
+          "this machine has ", ShortBytes(room.memory), ", swap included",
+          ranks_here == 1 ? "" : absl::StrCat(", for ", ranks_here, " ranks"))};
+}
+
+}  // namespace
+
+MachineRoom RoomHere() {
+  MachineRoom room;
+  room.cores = AvailableCores();
+  room.memory = HostMemory();
+  room.process = MostAddressSpace().value_or(kNoLimit);
+  for (const Gpu& gpu : Gpus().gpus) {
+    room.gpu = room.gpu == 0 ? gpu.memory : std::min(room.gpu, gpu.memory);
+  }
+  return room;
+}
+
+absl::Status CheckRanks(int ranks_here, const MachineRoom& room) {
+  const int most = kMostThreadsPerCore * room.cores;
+  if (ranks_here <= most) return absl::OkStatus();
+  return FieldError(
+      "processes",
+      absl::StrCat("is ", ranks_here, ", and this machine has ", room.cores,
+                   " cores: set at most ", most,
+                   "; as many as there are cores, or fewer, are fastest"));
+}
+
+absl::Status CheckTensors(const TrainJob& job, int world_size, int ranks_here,
+                          const MachineRoom& machine) {
+  MemoryRequest request = MemoryRequestOf(job, world_size);
+  const int64_t mean = MeanLength(*job.parts.train_data);
+  if (mean > 0) request.length = std::min(request.length, mean);
+  // Whose plan is an upper bound.
+  request.evaluation_length = 0;
+  const Strategy& strategy = *job.parts.strategy;
+  const auto least = [&](int64_t micro_batch) {
+    request.samples = micro_batch;
+    return kLeastOfPlan *
+           static_cast<double>(Total(PlanMemory(strategy, request).at_peak));
+  };
+  const Room room = RoomOf(machine, request.on_gpu, ranks_here);
+  const int64_t asked = job.batch.micro_batch_size;
+  const double needed = least(asked);
+  if (needed <= static_cast<double>(room.bytes)) return absl::OkStatus();
+  // What is sure to fit, unlike what isn't sure not to.
+  int64_t fits = asked;
+  while (fits > 0 && least(fits) > static_cast<double>(room.bytes) / 2) {
+    fits /= 2;
+  }
+  return FieldError(
+      "micro_batch_size",
+      absl::StrCat(
+          "is ", asked, ", of which a rank's tensors take ",
+          ShortBytes(static_cast<int64_t>(needed)), " at least, and ",
+          room.text, ": ",
+          fits > 0 ? absl::StrCat("about ", fits, " fits")
+                   : "not even 1 fits; take a smaller model, shorter samples, "
+                     "or more machines with a strategy that shards",
+          " (`trainer plan` shows what takes it)"));
+}
+
+}  // namespace capstan

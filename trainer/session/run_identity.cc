@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/run_identity.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/text_format.h>
+#include <simdjson.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/digest.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/scratch_folder.h"
+#include "base/status.h"
+#include "host/config/base_model.h"
+#include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/options.pb.h"
+#include "trainer/checkpoint/base_weights.h"
+#include "trainer/session/schedule.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using Json = nlohmann::json;
+
+constexpr char kSchedule[] = "schedule";
+constexpr char kMaxSteps[] = "train.max_steps";
+
+// What a config's paths stand for.
+enum class Paths {
+  kElsewhere,  // what is there is identified elsewhere
+  kAsWritten,
+  kByContent,  // of a file
+};
+
+absl::StatusOr<std::string> PathValue(const std::string& path, Paths paths) {
+  if (paths != Paths::kByContent || !IsRegularFile(path)) return path;
+  CAPSTAN_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
+  return DigestOfFile(*file);
+}
+
+// Adds the fields of `message` that are set, but for those that may change, as
+// PREFIX.FIELD.
+absl::Status AddFields(const Message& message, const std::string& prefix,
+                       Paths paths, RunIdentity* identity) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->options().GetExtension(may_change)) continue;
+    const bool is_path = field->options().GetExtension(path);
+    if (is_path && paths == Paths::kElsewhere) continue;
+    const std::string name = absl::StrCat(prefix, ".", field->name());
+    const int count =
+        field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    for (int i = 0; i < count; ++i) {
+      const std::string one =
+          field->is_repeated() ? absl::StrCat(name, "[", i, "]") : name;
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        CAPSTAN_RETURN_IF_ERROR(
+            AddFields(field->is_repeated()
+                          ? reflection.GetRepeatedMessage(message, field, i)
+                          : reflection.GetMessage(message, field),
+                      one, paths, identity));
+        continue;
+      }
+      std::string& value = (*identity)[one];
+      if (is_path && !field->is_repeated()) {
+        CAPSTAN_ASSIGN_OR_RETURN(
+            value, PathValue(reflection.GetString(message, field), paths));
+        continue;
+      }
+      google::protobuf::TextFormat::PrintFieldValueToString(
+          message, field, field->is_repeated() ? i : -1, &value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddSlot(const char* slot, const google::protobuf::Any& any,
+                     Paths paths, RunIdentity* identity) {
+  // Tests give parts without a config.
+  if (any.type_url().empty()) return absl::OkStatus();
+  (*identity)[slot] = PackageOf(TypeOf(any));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> message, Unpack(any));
+  return AddFields(*message, slot, paths, identity);
+}
+
+absl::Status AddData(const char* slot, const google::protobuf::Any& any,
+                     const DatasetReader& data, RunIdentity* identity) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string digest, data.Digest());
+  CAPSTAN_RETURN_IF_ERROR(
+      AddSlot(slot, any, digest.empty() ? Paths::kAsWritten : Paths::kElsewhere,
+              identity));
+  if (!digest.empty()) absl::StrAppend(&(*identity)[slot], ", ", digest);
+  return absl::OkStatus();
+}
+
+// Adds config.json's keys, those of objects in it as KEY.KEY.
+void AddKeys(const Json& object, const std::string& prefix,
+             RunIdentity* identity) {
+  // Of the file's history, its weights' form and other programs' ways, not of
+  // what is computed here.
+  static const auto* const others =
+      new std::set<std::string>{"_attn_implementation", "_name_or_path",
+                                "architectures",        "dtype",
+                                "initializer_range",    "torch_dtype",
+                                "transformers_version", "use_cache"};
+  for (const auto& [key, value] : object.items()) {
+    if (others->count(key) > 0) continue;
+    const std::string name = absl::StrCat(prefix, ".", key);
+    if (value.is_object()) {
+      AddKeys(value, name, identity);
+    } else {
+      (*identity)[name] = value.dump();
+    }
+  }
+}
+
+// What the model says of itself in final/.
+absl::Status AddModel(const Model& model, RunIdentity* identity) {
+  const ScratchFolder folder;
+  CAPSTAN_RETURN_IF_ERROR(folder.status());
+  CAPSTAN_RETURN_IF_ERROR(
+      model.SaveConfig(folder.path(), c10::ScalarType::Float));
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder.path() + "/config.json");
+  if (!text.ok()) return absl::OkStatus();
+  const Json json = ParseJson<Json>(*text);
+  if (json.is_object()) AddKeys(json, "model", identity);
+  return absl::OkStatus();
+}
+
+// JSON without white space; `text` if it is none.
+std::string WithoutSpace(const std::string& text) {
+  std::string bare(text.size(), '\0');
+  size_t size = 0;
+  if (simdjson::minify(text.data(), text.size(), &bare[0], size) !=
+      simdjson::SUCCESS) {
+    return text;
+  }
+  bare.resize(size);
+  return bare;
+}
+
+// The same of the tokenizer: a digest of the files that it would save.
+absl::Status AddTokenizer(const Tokenizer& tokenizer, RunIdentity* identity) {
+  const ScratchFolder folder;
+  CAPSTAN_RETURN_IF_ERROR(folder.status());
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.Save(folder.path()));
+  std::error_code error;
+  std::set<std::string> names;
+  for (fs::directory_iterator it(folder.path(), error), end;
+       !error && it != end; it.increment(error)) {
+    names.insert(it->path().filename().string());
+  }
+  std::string all;
+  for (const std::string& name : names) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::string text,
+        ReadWholeFile(absl::StrCat(folder.path(), "/", name)));
+    // White space in JSON says nothing.
+    const std::string bare =
+        absl::EndsWith(name, ".json") ? WithoutSpace(text) : text;
+    absl::StrAppend(&all, name, " ", bare.size(), "\n", bare);
+  }
+  (*identity)["tokenizer"] = DigestText(all);
+  return absl::OkStatus();
+}
+
+void AddAdapter(const AdapterSpec& lora, RunIdentity* identity) {
+  const auto add = [identity](const char* name, const std::string& value) {
+    (*identity)[absl::StrCat("adapter.lora.", name)] = value;
+  };
+  add("rank", absl::StrCat(lora.rank));
+  add("alpha", absl::StrCat(lora.alpha));
+  add("dropout", absl::StrCat(lora.dropout));
+  add("rslora", lora.rslora ? "true" : "false");
+  // In whatever order they are named.
+  const auto names = [](const std::vector<std::string>& modules) {
+    return absl::StrJoin(std::set<std::string>(modules.begin(), modules.end()),
+                         ", ");
+  };
+  add("target_modules", names(lora.target_modules));
+  if (!lora.modules_to_save.empty()) {
+    add("modules_to_save", names(lora.modules_to_save));
+  }
+  const char* const quantize = QuantizeName(lora.quantize);
+  add("quantize", quantize == nullptr ? "none" : quantize);
+}
+
+// The weights that no checkpoint has.
+absl::Status AddBase(const RunConfig& config, const RunParts& parts,
+                     IdentifiedRun* run) {
+  const std::vector<ParameterSpec>& specs = parts.model->parameters();
+  const std::string folder = BaseModelOf(config).folder;
+  if (folder.empty() ||
+      std::all_of(specs.begin(), specs.end(),
+                  [](const ParameterSpec& spec) { return spec.trainable; })) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> digest = DigestOfWeights(folder);
+  // A model's weights may be in files of its own kind.
+  if (absl::IsNotFound(digest.status())) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(digest.status());
+  run->identity[kBaseIdentity] = *digest;
+  const std::string& adapter = config.adapter().lora().pretrained();
+  if (adapter.empty()) return absl::OkStatus();
+  const absl::Status same = CompareBaseWeights(adapter, folder, *digest);
+  if (!same.ok()) {
+    run->notes.push_back(
+        absl::StrCat("WARNING: adapter.lora.pretrained: ", same.message()));
+  }
+  return absl::OkStatus();
+}
+
+bool IsBelow(absl::string_view name, absl::string_view above) {
+  return absl::StartsWith(name, above) &&
+         (name.size() == above.size() ||
+          absl::string_view(".[").find(name[above.size()]) !=
+              absl::string_view::npos);
+}
+
+bool Same(const RunIdentity& a, const RunIdentity& b, const std::string& name) {
+  const auto in_a = a.find(name);
+  const auto in_b = b.find(name);
+  return in_a != a.end() && in_b != b.end() && in_a->second == in_b->second;
+}
+
+std::string ShownIn(const RunIdentity& identity, const std::string& name) {
+  constexpr size_t kMost = 200;
+  const auto found = identity.find(name);
+  if (found == identity.end()) return "unset";
+  if (found->second.empty()) return "\"\"";
+  return found->second.size() <= kMost
+             ? found->second
+             : absl::StrCat(found->second.substr(0, kMost), "..");
+}
+
+// Whether all updates so far had the factors that they would have now.
+bool SameFactors(const RunIdentity& earlier, const RunIdentity& mine,
+                 int64_t optimizer_steps) {
+  const auto parse = [](const RunIdentity& identity, Schedule* schedule,
+                        int64_t* max_steps) {
+    const auto text = identity.find(kSchedule);
+    const auto steps = identity.find(kMaxSteps);
+    return text != identity.end() && steps != identity.end() &&
+           google::protobuf::TextFormat::ParseFromString(text->second,
+                                                         schedule) &&
+           absl::SimpleAtoi(steps->second, max_steps);
+  };
+  Schedule was, is;
+  int64_t was_steps = 0, is_steps = 0;
+  if (!parse(earlier, &was, &was_steps) || !parse(mine, &is, &is_steps)) {
+    return false;
+  }
+  for (int64_t step = 0; step < optimizer_steps; ++step) {
+    if (LearningRateMultiplier(was, step, was_steps) !=
+        LearningRateMultiplier(is, step, is_steps)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+const char kBaseIdentity[] = "model.base";
+
+absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
+                                          const RunParts& parts,
+                                          int64_t max_steps) {
+  IdentifiedRun run;
+  RunIdentity& identity = run.identity;
+  CAPSTAN_RETURN_IF_ERROR(
+      AddData("train_data", config.train_data(), *parts.train_data, &identity));
+  if (config.has_eval_data()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        AddData("eval_data", config.eval_data(), *parts.eval_data, &identity));
+  }
+  for (const auto& [slot, any, paths] :
+       {std::make_tuple("model", &config.model(), Paths::kElsewhere),
+        std::make_tuple("objective", &config.objective(), Paths::kByContent),
+        std::make_tuple("optimizer", &config.optimizer(), Paths::kByContent),
+        std::make_tuple("precision", &config.precision(), Paths::kByContent)}) {
+    CAPSTAN_RETURN_IF_ERROR(AddSlot(slot, *any, paths, &identity));
+  }
+  identity["precision"] = parts.precision_name;
+  CAPSTAN_RETURN_IF_ERROR(AddModel(*parts.model, &identity));
+  if (const Tokenizer* const tokenizer = parts.train_data->tokenizer()) {
+    CAPSTAN_RETURN_IF_ERROR(AddTokenizer(*tokenizer, &identity));
+  }
+  if (parts.lora.has_value()) AddAdapter(*parts.lora, &identity);
+  CAPSTAN_RETURN_IF_ERROR(AddBase(config, parts, &run));
+  CAPSTAN_RETURN_IF_ERROR(
+      AddFields(config.batch(), "batch", Paths::kAsWritten, &identity));
+  CAPSTAN_RETURN_IF_ERROR(
+      AddFields(config.train(), "train", Paths::kAsWritten, &identity));
+  identity[kMaxSteps] = absl::StrCat(max_steps);
+  identity[kSchedule] = config.schedule().ShortDebugString();
+  return run;
+}
+
+bool MayHaveChanged(const Train& train, const std::string& name) {
+  const auto& named = train.resume_with_changes();
+  return std::any_of(named.begin(), named.end(), [&](const std::string& above) {
+    return IsBelow(name, above);
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> CompareIdentities(
+    const std::string& checkpoint, const RunIdentity& earlier,
+    const RunIdentity& mine, int64_t optimizer_steps, const Train& train) {
+  std::set<std::string> names;
+  for (const RunIdentity* identity : {&earlier, &mine}) {
+    for (const auto& [name, value] : *identity) names.insert(name);
+  }
+  const bool same_factors = SameFactors(earlier, mine, optimizer_steps);
+  const bool compares_evaluations =
+      train.keep_best() || train.early_stopping_patience() > 0;
+  std::vector<std::string> notes;
+  std::vector<std::string> refused, refused_names;
+  for (const std::string& name : names) {
+    if (Same(earlier, mine, name)) continue;
+    const std::string change = absl::StrCat(name, ": ", ShownIn(earlier, name),
+                                            " -> ", ShownIn(mine, name));
+    if (name == kMaxSteps) {
+      if (same_factors || !Same(earlier, mine, kSchedule)) continue;
+      notes.push_back(absl::StrCat(
+          "WARNING: ", change,
+          " changes the schedule, whose length it is: the learning rate goes "
+          "on along another curve than before"));
+      continue;
+    }
+    const bool changes_nothing =
+        (name == kSchedule && same_factors) ||
+        (IsBelow(name, "eval_data") && !compares_evaluations);
+    if (changes_nothing || MayHaveChanged(train, name)) {
+      notes.push_back(absl::StrCat("goes on with another ", change));
+      continue;
+    }
+    refused.push_back(change);
+    refused_names.push_back(absl::StrCat("\"", name, "\""));
+  }
+  if (refused.empty()) return notes;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the run in ", checkpoint,
+                   " isn't this one: ", absl::StrJoin(refused, "; "),
+                   ": set what it had, or, if it shall go on with what is new, "
+                   "train.resume_with_changes: [",
+                   absl::StrJoin(refused_names, ", "), "]"));
+}
+
+}  // namespace capstan

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Identifies a run by its data, models and settings. Checkpoints store that
+// (RunIdentity), so that a run is not resumed as another one unnoticed.
+#ifndef CAPSTAN_TRAINER_SESSION_RUN_IDENTITY_H_
+#define CAPSTAN_TRAINER_SESSION_RUN_IDENTITY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "host/config/run_config.pb.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/session/run_parts.h"
+
+namespace capstan {
+
+// The key of DigestOfWeights of a partly frozen model; absent if the model
+// doesn't come from a folder.
+extern const char kBaseIdentity[];
+
+struct IdentifiedRun {
+  // By name:
+  //   train_data, eval_data    their readers, and the data's digests
+  //   tokenizer                a digest of its files
+  //   model.KEY                config.json's keys; base: of frozen weights
+  //   adapter.lora.KEY         its settings, wherever they are from
+  //   schedule, train.max_steps
+  //   SLOT, SLOT.FIELD         the config's other fields that are set, without
+  //                            those that may change (options.proto) and paths
+  RunIdentity identity;
+  // Lines for the user about what doesn't match.
+  std::vector<std::string> notes;
+};
+
+// Reads data and frozen weights once, at the speed of memory. Errors name the
+// file.
+absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
+                                          const RunParts& parts,
+                                          int64_t max_steps);
+
+// Whether train.resume_with_changes names the field or one that contains it.
+bool MayHaveChanged(const Train& train, const std::string& name);
+
+// Checks that the run `earlier`, from a checkpoint after `optimizer_steps`
+// updates, may continue as `mine`. Returns lines for the user about differences
+// that don't change what is trained or that are allowed. FAILED_PRECONDITION
+// lists all others.
+absl::StatusOr<std::vector<std::string>> CompareIdentities(
+    const std::string& checkpoint, const RunIdentity& earlier,
+    const RunIdentity& mine, int64_t optimizer_steps, const Train& train);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_RUN_IDENTITY_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/run_identity.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace capstan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+RunIdentity Earlier() {
+  return {{"train_data", "capstan.text, 100 bytes, crc32c 00000001"},
+          {"eval_data", "capstan.text, 50 bytes, crc32c 00000002"},
+          {"model.rope_theta", "10000.0"},
+          {"optimizer", "capstan.adamw"},
+          {"optimizer.learning_rate", "0.001"},
+          {"schedule", "kind: LINEAR warmup_steps: 2"},
+          {"train.max_steps", "10"}};
+}
+
+constexpr int64_t kDone = 4;  // updates
+
+absl::StatusOr<std::vector<std::string>> Compare(const RunIdentity& mine,
+                                                 const Train& train = Train()) {
+  return CompareIdentities("out/step-4", Earlier(), mine, kDone, train);
+}
+
+std::string Refused(const RunIdentity& mine, const Train& train = Train()) {
+  return std::string(Compare(mine, train).status().message());
+}
+
+TEST(RunIdentityTest, TheSameRunGoesOn) {
+  EXPECT_THAT(Compare(Earlier()).value(), IsEmpty());
+}
+
+TEST(RunIdentityTest, EachDifferenceIsListed) {
+  RunIdentity mine = Earlier();
+  mine["optimizer.learning_rate"] = "0.003";
+  mine["train_data"] = "capstan.text, 100 bytes, crc32c 0000000f";
+  mine.erase("model.rope_theta");
+  mine["optimizer.beta1"] = "0.8";
+  EXPECT_THAT(
+      Refused(mine),
+      AllOf(HasSubstr("the run in out/step-4 isn't this one"),
+            HasSubstr("optimizer.learning_rate: 0.001 -> 0.003; "),
+            HasSubstr("crc32c 00000001 -> capstan.text, 100 bytes, crc32c "
+                      "0000000f"),
+            HasSubstr("model.rope_theta: 10000.0 -> unset"),
+            HasSubstr("optimizer.beta1: unset -> 0.8"),
+            HasSubstr("train.resume_with_changes: [\"model.rope_theta\", "
+                      "\"optimizer.beta1\", \"optimizer.learning_rate\", "
+                      "\"train_data\"]")));
+}
+
+TEST(RunIdentityTest, WhatIsNamedGoesOnWithANote) {
+  RunIdentity mine = Earlier();
+  mine["optimizer.learning_rate"] = "0.003";
+  mine["model.rope_theta"] = "20000.0";
+  Train train;
+  train.add_resume_with_changes("optimizer");
+  train.add_resume_with_changes("train_data");  // and isn't changed
+  EXPECT_THAT(Refused(mine, train),
+              AllOf(HasSubstr("model.rope_theta"), Not(HasSubstr("rate: "))));
+  train.add_resume_with_changes("model.rope_theta");
+  EXPECT_THAT(Compare(mine, train).value(),
+              ElementsAre("goes on with another model.rope_theta: 10000.0 -> "
+                          "20000.0",
+                          "goes on with another optimizer.learning_rate: "
+                          "0.001 -> 0.003"));
+  // A name stands for what is below it, not for what begins like it.
+  Train other;
+  other.add_resume_with_changes("optim");
+  EXPECT_FALSE(MayHaveChanged(other, "optimizer.learning_rate"));
+  other.add_resume_with_changes("train_data.source");
+  EXPECT_TRUE(MayHaveChanged(other, "train_data.source[1].weight"));
+}
+
+TEST(RunIdentityTest, EvaluationsMayBeOnOtherDataUnlessTheyAreCompared) {
+  RunIdentity mine = Earlier();
+  mine["eval_data"] = "capstan.text, 60 bytes, crc32c 00000003";
+  EXPECT_THAT(Compare(mine).value(), ElementsAre(HasSubstr("eval_data")));
+  Train train;
+  train.set_keep_best(true);
+  EXPECT_THAT(Refused(mine, train), HasSubstr("eval_data: "));
+}
+
+// WSD is trained without an end, which a resumed run adds.
+TEST(RunIdentityTest, AScheduleMayChangeWhereTheRunHasntBeen) {
+  RunIdentity earlier = Earlier(), mine = Earlier();
+  earlier["schedule"] = "kind: WSD decay_steps: 0";
+  mine["schedule"] = "kind: WSD decay_steps: 6";
+  const auto compare = [&](int64_t done) {
+    return CompareIdentities("out", earlier, mine, done, Train());
+  };
+  EXPECT_THAT(compare(4).value(), ElementsAre(HasSubstr("schedule: ")));
+  EXPECT_THAT(std::string(compare(8).status().message()),
+              HasSubstr("schedule: kind: WSD decay_steps: 0 -> kind: WSD "
+                        "decay_steps: 6"));
+}
+
+TEST(RunIdentityTest, MoreStepsAreNotedWhereTheyStretchTheSchedule) {
+  RunIdentity mine = Earlier();
+  mine["train.max_steps"] = "20";
+  EXPECT_THAT(Compare(mine).value(),
+              ElementsAre(AllOf(HasSubstr("train.max_steps: 10 -> 20"),
+                                HasSubstr("along another curve"))));
+  RunIdentity earlier = Earlier();
+  earlier["schedule"] = mine["schedule"] = "";
+  EXPECT_THAT(CompareIdentities("out", earlier, mine, kDone, Train()).value(),
+              IsEmpty());
+}
+
+}  // namespace
+}  // namespace capstan
