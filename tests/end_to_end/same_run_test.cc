@@ -138,6 +138,20 @@ TEST_P(ChangedRunTest, IsRefusedUnlessTheChangeIsNamed) {
 INSTANTIATE_TEST_SUITE_P(All, ChangedRunTest, ::testing::ValuesIn(Changes()),
                          [](const auto& info) { return info.param.name; });
 
+// What a position counts on is told in the same words.
+TEST(SameRunTest, TextThatHasGrownIsRefusedUnlessItIsNamed) {
+  const std::string data = CorpusPiece(40 * 32);
+  RunText run = RunText().Set("train_data", TextData(data, 32));
+  const std::string folder = MustTrain(run.Train("max_steps: 2"));
+  WriteText(data, ReadText(data) + std::string(64, 'a'));
+  run.Output(folder).Train("resume: AUTO max_steps: 3");
+  ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                 {"train_data", " samples, ",
+                  "train.resume_with_changes: [\"train_data\"]"});
+  run.Train("resume_with_changes: \"train_data\"");
+  EXPECT_EQ(RunTrainer({"--config=" + run.File()}).exit_code, 0);
+}
+
 // `ls` says what the checkpoints were trained on, and where that changed.
 TEST(SameRunTest, LsSaysWhatItReadAndSinceWhen) {
   const std::string data = CorpusPiece(40 * 32);

@@ -116,6 +116,16 @@ TEST(NonFiniteTest, NamesTheGradient) {
   }
 }
 
+// The first loss that is a number is what the last ones are compared with.
+TEST(NonFiniteTest, ARunThatGrewFromASecondStepHasDiverged) {
+  ToyRun run = WithFactors(ToySteps(1, "max_steps: 12"), [](int64_t position) {
+    if (position < 12) return kNan;
+    return position < 24 ? 1.0 : 1e4;
+  });
+  EXPECT_THAT(MustFail(&run), HasSubstr("the run has diverged: its last "
+                                        "losses are about"));
+}
+
 class OfPolicy final : public Precision {
  public:
   explicit OfPolicy(PrecisionPolicy policy) : policy_(policy) {}

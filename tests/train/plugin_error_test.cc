@@ -187,6 +187,30 @@ TEST(OutsideUnitsTest, IsAnErrorUnderEveryStrategy) {
   }
 }
 
+// What reads a view, or a list in which the parameter is, reads the parameter.
+TEST(OutsideUnitsTest, SeesThroughViewsAndLists) {
+  const auto by_view = [](const at::Tensor& norm) {
+    return norm.view({-1}).sum();
+  };
+  const auto in_list = [](const at::Tensor& norm) {
+    return at::stack({norm, norm}).sum();
+  };
+  for (const auto& [read, name] :
+       {std::pair<std::function<at::Tensor(const at::Tensor&)>, const char*>{
+            by_view, "aten::sum"},
+        {in_list, "aten::stack"}}) {
+    ToyRun run = With([read = read](Model& model, int64_t,
+                                    const at::Tensor& loss, UnitRunner&) {
+      return loss * read(static_cast<conformance::ToyModel&>(model)
+                             .bound()[conformance::kToyNorm]);
+    });
+    EXPECT_THAT(MustFail(&run),
+                HasSubstr(std::string("model uses its parameter 'norm.weight' "
+                                      "in ") +
+                          name));
+  }
+}
+
 // A view reads nothing: what is inside may use it.
 TEST(OutsideUnitsTest, AViewIsNone) {
   MustTrain(With([](Model& model, int64_t, const at::Tensor& loss,

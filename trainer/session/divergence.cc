@@ -282,7 +282,11 @@ absl::Status Divergence::CheckEnd() {
 void Divergence::TakeLoss(double loss) {
   TrainState& state = session_.state;
   state.last_loss = loss;
-  if (state.step == 1) state.first_loss = loss;
+  // A skipped step's loss may be no number, by which nothing can be judged.
+  if (state.step == 1 || !std::isfinite(state.first_loss)) {
+    state.first_loss = loss;
+  }
+  if (!std::isfinite(loss)) return;
   last_losses_.push_back(loss);
   if (last_losses_.size() > kLastLosses) last_losses_.pop_front();
 }

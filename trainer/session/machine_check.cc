@@ -93,19 +93,27 @@ absl::Status CheckTensors(const TrainJob& job, int world_size, int ranks_here,
   };
   const Room room = RoomOf(machine, request.on_gpu, ranks_here);
   const int64_t asked = job.batch.micro_batch_size;
-  const double needed = least(asked);
+  // Step by step: the bytes of the largest sizes are no int64_t.
+  int64_t looked_at = std::min<int64_t>(asked, 1024);
+  double needed = least(looked_at);
+  while (looked_at < asked && needed <= static_cast<double>(room.bytes)) {
+    looked_at = std::min(2 * looked_at, asked);
+    needed = least(looked_at);
+  }
   if (needed <= static_cast<double>(room.bytes)) return absl::OkStatus();
   // What is sure to fit, unlike what isn't sure not to.
-  int64_t fits = asked;
+  int64_t fits = looked_at;
   while (fits > 0 && least(fits) > static_cast<double>(room.bytes) / 2) {
     fits /= 2;
   }
   return FieldError(
       "micro_batch_size",
       absl::StrCat(
-          "is ", asked, ", of which a rank's tensors take ",
-          ShortBytes(static_cast<int64_t>(needed)), " at least, and ",
-          room.text, ": ",
+          "is ", asked,
+          looked_at < asked ? absl::StrCat(": already of ", looked_at)
+                            : ", of which",
+          " a rank's tensors take ", ShortBytes(static_cast<int64_t>(needed)),
+          " at least, and ", room.text, ": ",
           fits > 0 ? absl::StrCat("about ", fits, " fits")
                    : "not even 1 fits; take a smaller model, shorter samples, "
                      "or more machines with a strategy that shards",

@@ -268,9 +268,10 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
   const Train& train = loaded.config.train();
   if (earlier.seed != mine.seed && !MayHaveChanged(train, "train.seed")) {
     return loaded.Locate(
-        FieldError("seed", absl::StrCat("is ", mine.seed, ", but the run in ",
-                                        checkpoint, " was started with ",
-                                        earlier.seed)),
+        FieldError("seed",
+                   absl::StrCat("is ", mine.seed, ", but the run in ",
+                                checkpoint, " was started with ", earlier.seed,
+                                ": ", HowToResume({"train.seed"}))),
         "train");
   }
   CAPSTAN_RETURN_IF_ERROR(
@@ -290,7 +291,8 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
     return loaded.Locate(
         absl::FailedPreconditionError(absl::StrCat(
             "has ", text(mine), ", but the run in ", checkpoint, " was on ",
-            text(earlier), ": its data position would mean other samples")),
+            text(earlier), ", and its data position would mean other samples: ",
+            HowToResume({"train_data"}))),
         "train_data");
   }
   if (earlier.frozen_crc32c != 0 &&

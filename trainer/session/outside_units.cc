@@ -5,6 +5,8 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 
 namespace capstan {
@@ -30,6 +32,13 @@ bool MakesView(const at::RecordFunction& function) {
 bool IsTrainedLeaf(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_leaf() && tensor.requires_grad() &&
          tensor.numel() > 0;
+}
+
+// The tensors of an operator's argument.
+std::vector<at::Tensor> TensorsIn(const c10::IValue& input) {
+  if (input.isTensor()) return {input.toTensor()};
+  return input.isTensorList() ? input.toTensorVector()
+                              : std::vector<at::Tensor>();
 }
 
 }  // namespace
@@ -61,13 +70,21 @@ std::unique_ptr<at::ObserverContext> OutsideUnits::OnOperator(
 
 void OutsideUnits::Look(const at::RecordFunction& function) {
   for (const c10::IValue& input : function.inputs()) {
-    if (!input.isTensor() || !IsTrainedLeaf(input.toTensor())) continue;
-    if (MakesView(function)) return;
-    const at::IntArrayRef sizes = input.toTensor().sizes();
-    for (const ParameterSpec& spec : specs_) {
-      if (!spec.trainable || sizes != at::IntArrayRef(spec.shape)) continue;
-      found_ = absl::StrCat("'", spec.name, "' in ", function.name());
-      return;
+    for (const at::Tensor& tensor : TensorsIn(input)) {
+      // What reads a view of a parameter reads the parameter.
+      const at::Tensor& leaf =
+          IsTrainedLeaf(tensor) || !tensor.defined() || !tensor.is_view()
+              ? tensor
+              : tensor._base();
+      if (!IsTrainedLeaf(leaf)) continue;
+      if (MakesView(function)) return;
+      for (const ParameterSpec& spec : specs_) {
+        if (!spec.trainable || leaf.sizes() != at::IntArrayRef(spec.shape)) {
+          continue;
+        }
+        found_ = absl::StrCat("'", spec.name, "' in ", function.name());
+        return;
+      }
     }
   }
 }

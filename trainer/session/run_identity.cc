@@ -326,6 +326,13 @@ bool MayHaveChanged(const Train& train, const std::string& name) {
   });
 }
 
+std::string HowToResume(const std::vector<std::string>& changed) {
+  return absl::StrCat(
+      "set what it had, or, if it shall go on with what is new, "
+      "train.resume_with_changes: [\"",
+      absl::StrJoin(changed, "\", \""), "\"]");
+}
+
 absl::StatusOr<std::vector<std::string>> CompareIdentities(
     const std::string& checkpoint, const RunIdentity& earlier,
     const RunIdentity& mine, int64_t optimizer_steps, const Train& train) {
@@ -358,15 +365,12 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
       continue;
     }
     refused.push_back(change);
-    refused_names.push_back(absl::StrCat("\"", name, "\""));
+    refused_names.push_back(name);
   }
   if (refused.empty()) return notes;
-  return absl::FailedPreconditionError(
-      absl::StrCat("the run in ", checkpoint,
-                   " isn't this one: ", absl::StrJoin(refused, "; "),
-                   ": set what it had, or, if it shall go on with what is new, "
-                   "train.resume_with_changes: [",
-                   absl::StrJoin(refused_names, ", "), "]"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the run in ", checkpoint, " isn't this one: ",
+      absl::StrJoin(refused, "; "), ": ", HowToResume(refused_names)));
 }
 
 }  // namespace capstan

@@ -44,6 +44,9 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
 // Whether train.resume_with_changes names the field or one that contains it.
 bool MayHaveChanged(const Train& train, const std::string& name);
 
+// Returns what the user can do about fields that have changed.
+std::string HowToResume(const std::vector<std::string>& changed);
+
 // Checks that the run `earlier`, from a checkpoint after `optimizer_steps`
 // updates, may continue as `mine`. Returns lines for the user about differences
 // that don't change what is trained or that are allowed. FAILED_PRECONDITION

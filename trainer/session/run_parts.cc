@@ -435,6 +435,14 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   const RunConfig& config = loaded.config;
   const Train& train = config.train();
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
+  for (const auto& [slot, data] :
+       {std::make_pair("train_data", parts.train_data.get()),
+        std::make_pair("eval_data", parts.eval_data.get())}) {
+    if (data == nullptr || data->size() > 0) continue;
+    return loaded.Locate(
+        absl::InvalidArgumentError("has no samples: name data that has some"),
+        slot);
+  }
   absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), world_size);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
   if (SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()) {
