@@ -146,10 +146,13 @@ absl::StatusOr<std::vector<std::vector<Score>>> ScoreByBound(
   for (const EncodedRequest& request : requests) {
     scores.emplace_back();
     for (const std::vector<int64_t>& continuation : request.continuations) {
-      BoundEstimate estimate(model, request.context, continuation, runner);
       Score score;
-      score.log_likelihood = estimate.Bound(settings.samples, key);
-      score.greedy = settings.greedy && estimate.Greedy();
+      // An empty answer is certain, as in ScoreContinuations.
+      if (!continuation.empty()) {
+        BoundEstimate estimate(model, request.context, continuation, runner);
+        score.log_likelihood = estimate.Bound(settings.samples, key);
+        score.greedy = settings.greedy && estimate.Greedy();
+      }
       scores.back().push_back(score);
     }
   }

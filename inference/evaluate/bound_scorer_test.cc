@@ -132,6 +132,17 @@ TEST(BoundScorerTest, GreedyIsWhatTheModelWouldWrite) {
   EXPECT_EQ(model.forwards, 1);
 }
 
+TEST(BoundScorerTest, AnAnswerWithoutTokensIsCertain) {
+  Neighbours model;
+  PlainRunner runner;
+  const auto scores =
+      ScoreByBound(&model, {{{1, 3}, {{}, {2}}}}, BoundSettings(), runner);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_EQ((*scores)[0][0].log_likelihood, 0.0);
+  EXPECT_TRUE((*scores)[0][0].greedy);
+  EXPECT_LT((*scores)[0][1].log_likelihood, 0.0);
+}
+
 TEST(BoundScorerTest, NeedsAMaskToken) {
   Neighbours model;
   model.mask = -1;
