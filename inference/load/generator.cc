@@ -361,6 +361,14 @@ absl::Status Load(const std::string& folder, const RunFolders& runs,
   return BindWeights(folder, runs, form, *generator->model);
 }
 
+// A checkpoint's frozen weights are those of its base as it is now.
+absl::Status CheckFrozenWeights(const std::string& folder,
+                                const LoadedConfig& loaded,
+                                const RunFolders& runs) {
+  if (!runs.IsCheckpoint(folder)) return absl::OkStatus();
+  return runs.CheckFrozenWeights(folder, BaseModelOf(loaded.config).folder);
+}
+
 // The parts of a run's config, besides model and objective, that evaluation
 // needs.
 std::string EvaluationText(const RunConfig& run, bool with_tokenizer) {
@@ -423,6 +431,10 @@ absl::StatusOr<Generator> LoadGenerator(
   absl::StrAppend(&text, AdapterText(sources));
   CAPSTAN_RETURN_IF_ERROR(Load(sources.model, runs, text, overrides, weights,
                                std::move(made), &generator));
+  if (!adapter.other_base) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckFrozenWeights(sources.model, generator.loaded, runs));
+  }
   if (generator.model->token_model() == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         sources.model, " is no model of texts: it can't write any"));
@@ -440,6 +452,7 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
                            Find(context, runs, model, adapter));
   EvaluationSource source;
   source.folder = sources.model;
+  source.other_base = adapter.other_base;
   source.tokenizer_folders = TokenizerFoldersOf(sources);
   absl::optional<RunConfig> settings;
   if (run != nullptr) settings = *run;
@@ -484,6 +497,10 @@ absl::StatusOr<Generator> LoadToEvaluate(
   generator.host = std::move(host);
   CAPSTAN_RETURN_IF_ERROR(Load(source.folder, runs, source.config, overrides,
                                WeightForm::kFloat32, MadeModel(), &generator));
+  if (!source.other_base) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckFrozenWeights(source.folder, generator.loaded, runs));
+  }
   return generator;
 }
 

@@ -48,6 +48,9 @@ class RunFolders {
   // weights than those in `base`.
   virtual absl::Status CheckBaseWeights(const std::string& adapter,
                                         const std::string& base) const = 0;
+  // The same of a checkpoint, which has only the weights that were trained.
+  virtual absl::Status CheckFrozenWeights(const std::string& checkpoint,
+                                          const std::string& base) const = 0;
 };
 
 }  // namespace capstan

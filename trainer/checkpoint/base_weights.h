@@ -36,6 +36,10 @@ absl::Status CompareBaseWeights(const std::string& adapter,
 // that isn't one of weights, such as a checkpoint, is an error then.
 absl::Status CheckBaseWeights(const std::string& adapter,
                               const std::string& folder);
+// The same for a model that was trained on a base whose digest is `trained`.
+absl::Status CheckBaseWeights(const std::string& model,
+                              const std::string& trained,
+                              const std::string& folder);
 
 }  // namespace capstan
 
