@@ -43,6 +43,7 @@ Json ReadJsonFile(const std::string& path) {
 struct Sources {
   std::string model;    // a Hugging Face folder or a checkpoint
   std::string adapter;  // a PEFT folder, or ""
+  std::string note;     // for the user about the adapter's base, or ""
 };
 
 bool IsAdapter(const fs::path& folder) {
@@ -105,8 +106,8 @@ absl::StatusOr<Sources> Find(const ConfigContext& context,
                              BaseOf(sources.adapter, context, runs));
   }
   if (!sources.adapter.empty() && !options.other_base) {
-    CAPSTAN_RETURN_IF_ERROR(
-        runs.CheckBaseWeights(sources.adapter, sources.model));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        sources.note, runs.CheckBaseWeights(sources.adapter, sources.model));
   }
   return sources;
 }
@@ -440,6 +441,7 @@ absl::StatusOr<Generator> LoadGenerator(
         sources.model, " is no model of texts: it can't write any"));
   }
   FindTokenizer(sources, &generator);
+  generator.note = sources.note;
   return generator;
 }
 
@@ -453,6 +455,7 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
   EvaluationSource source;
   source.folder = sources.model;
   source.other_base = adapter.other_base;
+  source.note = sources.note;
   source.tokenizer_folders = TokenizerFoldersOf(sources);
   absl::optional<RunConfig> settings;
   if (run != nullptr) settings = *run;

@@ -38,6 +38,7 @@ struct Generator {
   std::unique_ptr<Tokenizer> folder_tokenizer;
   absl::Status tokenizer_error;
   const Tokenizer* tokenizer = nullptr;
+  std::string note;  // for the user about an adapter's base; may be ""
 
   // Objective::Sample.
   absl::StatusOr<std::vector<int64_t>> Sample(
@@ -75,6 +76,7 @@ absl::StatusOr<Generator> LoadGenerator(
 struct EvaluationSource {
   std::string folder;       // of the weights
   bool other_base = false;  // as in AdapterOptions
+  std::string note;         // as in Generator
   // Where the model's tokenizer is looked for, in this order.
   std::vector<std::string> tokenizer_folders;
   std::string config;  // text for ParseConfig

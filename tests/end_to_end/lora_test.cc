@@ -227,6 +227,16 @@ TEST(MergeTest, WritesWhatTheAdapterMakesOfItsBase) {
   EXPECT_EQ(Greedy({"--model=" + output}),
             Greedy({"--model=" + Base(), "--adapter=" + adapter}));
   EXPECT_NE(Greedy({"--model=" + output}), Greedy({"--model=" + Base()}));
+  // PEFT doesn't say which base it was.
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"generate", "--prompt_ids=1"},
+        {"eval", "--max_batches=1", "--set", "eval_data=capstan.text",
+         "--data=" + Runfile("tests/testdata/corpus.txt")}}) {
+    std::vector<std::string> words = command;
+    words.insert(words.end(), {"--model=" + Base(), "--adapter=" + adapter});
+    EXPECT_THAT(RunTrainer(words).err,
+                HasSubstr("doesn't say which weights its base had"));
+  }
   // Not over what is there.
   ExpectOneError(RunTrainer({"merge", "--model=" + Base(),
                              "--adapter=" + adapter, "--output=" + output}),

@@ -107,6 +107,13 @@ std::string BaseWeightsOf(const std::string& adapter) {
                                                    : "";
 }
 
+std::string NoteWithoutBase(const std::string& adapter) {
+  if (!BaseWeightsOf(adapter).empty()) return "";
+  return absl::StrCat(adapter,
+                      " doesn't say which weights its base had: they aren't "
+                      "compared");
+}
+
 absl::Status CompareBaseWeights(const std::string& adapter,
                                 const std::string& folder,
                                 const std::string& base) {

@@ -23,6 +23,8 @@ inline constexpr char kBaseWeightsKey[] = "base_weights";
 // The digest in an adapter folder's capstan.json; "" if it has none, as those
 // from elsewhere (PEFT's).
 std::string BaseWeightsOf(const std::string& adapter);
+// A note for the user if it has none, else "".
+std::string NoteWithoutBase(const std::string& adapter);
 
 // FAILED_PRECONDITION if the adapter says that its base had other weights than
 // those in `folder`, whose digest is `base`; the sentence leaves open what to

@@ -91,9 +91,10 @@ class FoldersHere : public RunFolders {
                                   const ConfigContext& context) const override {
     return ReadRunOf(folder, context);
   }
-  absl::Status CheckBaseWeights(const std::string& adapter,
-                                const std::string& base) const override {
-    return capstan::CheckBaseWeights(adapter, base);
+  absl::StatusOr<std::string> CheckBaseWeights(
+      const std::string& adapter, const std::string& base) const override {
+    CAPSTAN_RETURN_IF_ERROR(capstan::CheckBaseWeights(adapter, base));
+    return NoteWithoutBase(adapter);
   }
   absl::Status CheckFrozenWeights(const std::string& checkpoint,
                                   const std::string& base) const override {
