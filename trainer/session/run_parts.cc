@@ -367,7 +367,7 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   };
   CAPSTAN_RETURN_IF_ERROR(
       open("train_data", config.train_data(), &parts.train_data));
-  tokenizer.Adopt(*parts.train_data);
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.Adopt(*parts.train_data));
   if (config.has_eval_data()) {
     CAPSTAN_RETURN_IF_ERROR(
         open("eval_data", config.eval_data(), &parts.eval_data));
