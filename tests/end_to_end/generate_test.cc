@@ -138,6 +138,40 @@ TEST(GenerateInputTest, ConversationsAreAnswered) {
               StartsWith("> Hello!\n"));
 }
 
+// A name that the template doesn't have would be without effect.
+TEST(GenerateInputTest, VariablesAreTheTemplates) {
+  const std::string folder = NewTestFolder("variables");
+  const auto input = [&](const std::string& more) {
+    return "--input=" + WriteText(folder + "/rows.jsonl",
+                                  "{\"messages\": [{\"role\": \"user\", "
+                                  "\"content\": \"Hello!\"}]" +
+                                      more + "}");
+  };
+  EXPECT_EQ(Generate(Chats(), {input(""), "--chat_template_kwargs="
+                                          "{\"add_generation_prompt\": true}"})
+                .exit_code,
+            0);
+  ExpectOneError(
+      Generate(Chats(),
+               {input(""), "--chat_template_kwargs={\"enable_thinkin\": 1}"}),
+      {"--chat_template_kwargs", "sets \"enable_thinkin\"", "chatml"});
+  ExpectOneError(Generate(Chats(), {input(""), "--chat_template_kwargs=x"}),
+                 {"--chat_template_kwargs", "isn't a JSON object"});
+  ExpectOneError(
+      Generate(Chats(),
+               {input(", \"chat_template_kwargs\": {\"enable_thinkin\": 1}")}),
+      {"rows.jsonl:1", "chat_template_kwargs", "sets \"enable_thinkin\""});
+  ExpectOneError(
+      Generate(Chats(), {"--prompt=Hello!", "--chat_template_kwargs={}"}),
+      {"--chat_template_kwargs", "no prompt is one", "--input"});
+  TrainerOptions options;
+  options.input = "Hello!\n";
+  ExpectOneError(RunTrainer({"chat", "--model=" + Chats(),
+                             "--chat_template_kwargs={\"enable_thinkin\": 1}"},
+                            options),
+                 {"--chat_template_kwargs", "sets \"enable_thinkin\""});
+}
+
 TEST(GenerateInputTest, WhatCantBeIsSaid) {
   const std::string folder = NewTestFolder("rows");
   const std::string output = WriteText(folder + "/there.jsonl", "mine\n");
@@ -166,6 +200,7 @@ TEST(GenerateInputTest, WhatCantBeIsSaid) {
         Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
              "{\"role\": \"assistant\", \"content\": \"b\"}]}",
              "rows.jsonl:1: the last message is the assistant's"},
+        Case{"{\"prompt\": \"a\", \"tools\": [1]}", "rows.jsonl:1: has tools"},
         Case{"\n", "no prompt in"},
         // A model without a chat template.
         Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",

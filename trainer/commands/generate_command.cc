@@ -222,6 +222,14 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                            PromptsOf(options));
+  if (!options.chat_template_kwargs.empty() &&
+      std::all_of(
+          prompts.begin(), prompts.end(),
+          [](const Prompt& prompt) { return prompt.messages.empty(); })) {
+    return FieldError("--chat_template_kwargs",
+                      "is for conversations, and no prompt is one: give rows "
+                      "{\"messages\": [..]} with --input");
+  }
   at::set_num_threads(AvailableCores());
   at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(
