@@ -138,6 +138,46 @@ TEST(GenerateInputTest, ConversationsAreAnswered) {
               StartsWith("> Hello!\n"));
 }
 
+// The model's own settings, however it decodes by itself.
+TEST(GenerateFlagsTest, OverrideTheModelsOwn) {
+  const auto ids = [](const std::string& settings,
+                      std::vector<std::string> flags) {
+    const std::string model = CopyFolder(Texts() + "/final", "settings");
+    WriteText(model + "/generation_config.json", settings);
+    flags.insert(flags.begin(), {"generate", "--model=" + model,
+                                 "--prompt_ids=1,2", "--max_new_tokens=12"});
+    const TrainerResult result = RunTrainer(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string likeliest = ids("{}", {"--greedy"});
+  EXPECT_EQ(ids(R"({"do_sample": false})", {}), likeliest);
+  for (const char* flag :
+       {"--temperature=2", "--top_k=200", "--top_p=0.99", "--min_p=0.01"}) {
+    const std::string drawn = ids("{}", {flag});
+    EXPECT_NE(drawn, likeliest) << flag;
+    EXPECT_EQ(ids(R"({"do_sample": false})", {flag}), drawn) << flag;
+    EXPECT_EQ(ids(R"({"num_beams": 4})", {flag}), drawn) << flag;
+  }
+  EXPECT_EQ(ids(R"({"num_beams": 4})", {"--greedy"}), likeliest);
+  EXPECT_EQ(ids(R"({"num_beams": 4})", {"--temperature=0"}), likeliest);
+}
+
+TEST(GenerateFlagsTest, WithoutEffectAreErrors) {
+  const auto error = [](std::vector<std::string> flags,
+                        const std::vector<std::string>& words) {
+    flags.insert(flags.begin(), {"generate", "--model=" + Texts(),
+                                 "--prompt=And", "--max_new_tokens=2"});
+    ExpectOneError(RunTrainer(flags), words);
+  };
+  error({"--greedy", "--top_k=5"}, {"--top_k", "--greedy"});
+  error({"--temperature=0", "--top_p=0.5"}, {"--top_p", "--temperature=0"});
+  error({"--beams=4", "--temperature=0.7"}, {"--temperature", "--beams"});
+  error({"--beams=4", "--greedy"}, {"--greedy", "--beams"});
+  error({"--beams=1025"}, {"--beams", "at most 1024, is 1025"});
+  error({"--stop="}, {"--stop", "is empty"});
+}
+
 // A name that the template doesn't have would be without effect.
 TEST(GenerateInputTest, VariablesAreTheTemplates) {
   const std::string folder = NewTestFolder("variables");

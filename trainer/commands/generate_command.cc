@@ -23,6 +23,7 @@
 #include "inference/decode/prompt.h"
 #include "inference/decode/texts.h"
 #include "inference/load/generator.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/generation_config.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/commands/command.h"
@@ -48,6 +49,9 @@ std::string OutputRow(const Prompt& prompt, const std::string& text) {
       row.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace),
       "\n");
 }
+
+// Each has a cache and logits of its own.
+constexpr int64_t kMostBeams = 1024;
 
 struct GenerateOptions : SamplingOptions {
   absl::optional<std::string> prompt;
@@ -185,12 +189,15 @@ absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
     CAPSTAN_ASSIGN_OR_RETURN(writer.stops,
                              StopStringsOf(options.stop, *generator.model));
   }
-  bool greedy = options.greedy || options.temperature == 0.0;
+  const char* const drawing = options.DrawingFlag();
+  bool greedy = options.likeliest();
   if (model.causal()) {
     CAPSTAN_ASSIGN_OR_RETURN(const GenerationConfig config,
                              GenerationConfigOf(model));
     writer.beams = config.beams;
-    greedy = greedy || (config.do_sample == false && !options.temperature);
+    // These say that no beams are wanted.
+    if (greedy || drawing != nullptr) writer.beams.beams = 1;
+    greedy = greedy || (config.do_sample == false && drawing == nullptr);
   }
   if (options.beams.has_value()) writer.beams.beams = *options.beams;
   if (options.length_penalty.has_value()) {
@@ -204,6 +211,16 @@ absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
     }
   }
   const int64_t beams = writer.beams.beams;
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      beams <= kMostBeams, options.beams ? "--beams" : "the model's num_beams",
+      absl::StrCat("at most ", kMostBeams), beams));
+  if (beams > 1 && (options.likeliest() || drawing != nullptr)) {
+    return FieldError(drawing != nullptr ? drawing
+                      : options.greedy   ? "--greedy"
+                                         : "--temperature",
+                      "is without effect beside --beams, which looks for the "
+                      "likeliest text: leave one of them out");
+  }
   if (options.length_penalty.has_value() && beams == 1) {
     return FieldError("--length_penalty", "is for beams (--beams)");
   }
