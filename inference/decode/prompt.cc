@@ -226,7 +226,7 @@ absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
           prompt.place, " has ", length, " tokens, the model only ",
           model->max_positions(), " positions"));
     }
-    tasks.insert(tasks.end(), settings.sequences, task);
+    tasks.push_back(std::move(task));
   }
   return tasks;
 }

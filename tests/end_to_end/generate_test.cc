@@ -110,6 +110,34 @@ TEST(GenerateInputTest, RowsInRowsOut) {
   EXPECT_EQ(Rows(output)[0], rows[1]);
 }
 
+TEST(GenerateInputTest, SeveralTextsOfEachPrompt) {
+  const std::string folder = NewTestFolder("sequences");
+  const std::string input =
+      WriteText(folder + "/prompts.jsonl", "\"THE CAPTAIN\"\n\"And\"\n");
+  const auto sample = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--model=" + Texts(),
+                               "--max_new_tokens=6", "--temperature=1"});
+    return RunTrainer(more);
+  };
+  const std::string output = folder + "/texts.jsonl";
+  const TrainerResult result =
+      sample({"--input=" + input, "--output=" + output, "--sequences=2",
+              "--batch_size=3", "--seed=5"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("4 texts"));
+  const std::vector<nlohmann::json> rows = Rows(output);
+  ASSERT_EQ(rows.size(), 4);
+  EXPECT_EQ(rows[1]["prompt"], "THE CAPTAIN");
+  EXPECT_EQ(rows[2]["prompt"], "And");
+  // Each with a seed of its own.
+  EXPECT_NE(rows[2]["text"], rows[3]["text"]);
+  EXPECT_EQ(absl::StrCat("And", rows[3]["text"].get<std::string>(), "\n"),
+            sample({"--prompt=And", "--seed=8"}).out);
+  const TrainerResult shown = sample({"--input=" + input, "--sequences=2"});
+  EXPECT_EQ(sample({"--prompt=And", "--sequences=2", "--seed=2"}).out,
+            shown.out.substr(shown.out.find("\nAnd") + 1));
+}
+
 TEST(GenerateInputTest, ConversationsAreAnswered) {
   const std::string folder = NewTestFolder("rows");
   const std::string messages =
@@ -176,6 +204,7 @@ TEST(GenerateFlagsTest, WithoutEffectAreErrors) {
   error({"--beams=4", "--greedy"}, {"--greedy", "--beams"});
   error({"--beams=1025"}, {"--beams", "at most 1024, is 1025"});
   error({"--stop="}, {"--stop", "is empty"});
+  error({"--sequences=1000000001"}, {"--sequences", "at most 1000000000"});
 }
 
 // A name that the template doesn't have would be without effect.
@@ -187,8 +216,9 @@ TEST(GenerateInputTest, VariablesAreTheTemplates) {
                                   "\"content\": \"Hello!\"}]" +
                                       more + "}");
   };
-  EXPECT_EQ(Generate(Chats(), {input(""), "--chat_template_kwargs="
-                                          "{\"add_generation_prompt\": true}"})
+  EXPECT_EQ(Generate(Chats(), {input(""),
+                               "--chat_template_kwargs="
+                               "{\"add_generation_prompt\": true}"})
                 .exit_code,
             0);
   ExpectOneError(
