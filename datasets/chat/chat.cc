@@ -6,22 +6,21 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/digest.h"
 #include "base/files.h"
-#include "base/json.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
 #include "datasets/chat/chat_config.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
+#include "plugins/sdk/lib/chat_variables.h"
 #include "plugins/sdk/model_tokenizer.h"
 #include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/plugin.h"
@@ -135,6 +134,9 @@ absl::Status Chat::ChooseTemplate(Data* data) {
       file.empty() ? ChatTemplate::Find(name, *data->tokenizer)
                    : ChatTemplate::FromFile(file, *data->tokenizer);
   if (!found.ok() && name.empty() && file.empty()) {
+    if (!data->config.chat_template_kwargs().empty()) {
+      return FieldError("chat_template_kwargs", found.status().message());
+    }
     // Not needed for plain texts.
     data->no_template = found.status();
     return absl::OkStatus();
@@ -145,30 +147,12 @@ absl::Status Chat::ChooseTemplate(Data* data) {
               std::move(found)));
   const absl::Status fits = data->chat_template->Check(*data->tokenizer);
   if (!fits.ok()) return FieldError("chat_template", fits.message());
-  CAPSTAN_RETURN_IF_ERROR(CheckVariables(*data));
+  const absl::Status known = CheckChatVariables(
+      data->config.chat_template_kwargs(), *data->chat_template);
+  if (!known.ok()) return FieldError("chat_template_kwargs", known.message());
   if (data->chat_template->jinja() != data->tokenizer->chat_template()) {
     data->tokenizer =
         WithChatTemplate(std::move(data->tokenizer), *data->chat_template);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Chat::CheckVariables(const Data& data) {
-  const std::string& text = data.config.chat_template_kwargs();
-  if (text.empty()) return absl::OkStatus();
-  const auto json = ParseJson<nlohmann::json>(text);
-  if (!json.is_object()) {
-    return FieldError("chat_template_kwargs",
-                      "isn't a JSON object, such as {\"enable_thinking\": "
-                      "false}");
-  }
-  const std::string jinja = data.chat_template->jinja();
-  for (const auto& [key, value] : json.items()) {
-    if (absl::StrContains(jinja, key)) continue;
-    return FieldError(
-        "chat_template_kwargs",
-        absl::StrCat("sets \"", key, "\", which the template ",
-                     data.chat_template->name(), " doesn't mention"));
   }
   return absl::OkStatus();
 }
@@ -448,7 +432,10 @@ std::vector<int64_t> Chat::PromptIds(absl::string_view text) const {
   input.generation_prompt = true;
   const absl::StatusOr<RenderedChat> turn =
       data_->chat_template->RenderInput(input);
-  return data_->tokenizer->Encode(turn.ok() ? turn->text : text);
+  if (!turn.ok()) {
+    throw std::invalid_argument(std::string(turn.status().message()));
+  }
+  return data_->tokenizer->Encode(turn->text);
 }
 
 absl::StatusOr<std::string> Chat::Digest() const {

@@ -54,7 +54,8 @@ class Chat final : public DatasetReader, public CountsFiles {
   }
   std::vector<std::string> notes() const override;
   std::vector<CountedFile> counted_files() const override;
-  // A user's turn, if any row is a conversation.
+  // A user's turn, if any row is a conversation. Throws std::invalid_argument
+  // if the template refuses it.
   std::vector<int64_t> PromptIds(absl::string_view text) const override;
   const Tokenizer* tokenizer() const override { return data_->tokenizer.get(); }
   // Of the rows of all sources, in their order, as their indexes have them.
@@ -92,7 +93,6 @@ class Chat final : public DatasetReader, public CountsFiles {
         mixture_(std::move(mixture)) {}
 
   static absl::Status ChooseTemplate(Data* data);
-  static absl::Status CheckVariables(const Data& data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
   static absl::Status OpenSamples(const Config& config, OpenedSource* source);
   // weighted: by the sources' weights, if they have any.

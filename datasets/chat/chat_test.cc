@@ -541,11 +541,12 @@ TEST(ChatTest, ATemplateMayBeAFileWithVariables) {
       Of(File("a.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"
                          R"({"role": "assistant", "content": "b"}]})"
                          "\n"));
-  config.set_chat_template_file(
-      File("own.jinja",
-           "{% for m in messages %}{{ m.role[0] ~ sign ~ m.content }}"
-           "<|im_end|>{% endfor %}{% if add_generation_prompt %}a{{ sign }}"
-           "{% endif %}"));
+  config.set_chat_template_file(File(
+      "own.jinja",
+      "{% for m in messages %}{% if m.content == 'refused' %}"
+      "{{ raise_exception('no') }}{% endif %}{{ m.role[0] ~ sign ~ m.content }}"
+      "<|im_end|>{% endfor %}{% if add_generation_prompt %}a{{ sign }}"
+      "{% endif %}"));
   config.set_chat_template_kwargs(R"({"sign": ":"})");
   const auto chat = MustMake(config);
   ASSERT_NE(chat, nullptr);
@@ -559,6 +560,8 @@ TEST(ChatTest, ATemplateMayBeAFileWithVariables) {
   EXPECT_THAT(chat->tokenizer()->chat_template(), HasSubstr("m.role[0]"));
   ids.assign({'u', ':', 'x', 257, 'a', ':'});
   EXPECT_EQ(chat->PromptIds("x"), ids);
+  // Nothing of its own making in place of a turn that can't be written.
+  EXPECT_THROW(chat->PromptIds("refused"), std::invalid_argument);
 
   const auto error = [](const Config& wrong) {
     return std::string(Make(wrong).status().message());
@@ -566,6 +569,8 @@ TEST(ChatTest, ATemplateMayBeAFileWithVariables) {
   config.set_chat_template_kwargs(R"({"sign": "", "enable_thinking": 1})");
   EXPECT_THAT(error(config),
               HasSubstr("sets \"enable_thinking\", which the template"));
+  config.set_chat_template_kwargs(R"({"sig": ":"})");
+  EXPECT_THAT(error(config), HasSubstr("sets \"sig\", which the template"));
   config.set_chat_template_kwargs("false");
   EXPECT_THAT(error(config), HasSubstr("isn't a JSON object"));
   config.clear_chat_template_kwargs();

@@ -3,6 +3,7 @@
 
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/chat_variables.h"
 
 namespace capstan {
 
@@ -13,6 +14,13 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
   CAPSTAN_RETURN_IF_ERROR(found.status());
   CAPSTAN_RETURN_IF_ERROR((*found)->Check(tokenizer));
   return found;
+}
+
+absl::Status CheckTemplateKwargs(const std::string& json,
+                                 const ChatTemplate& chat_template) {
+  const absl::Status known = CheckChatVariables(json, chat_template);
+  return known.ok() ? known
+                    : FieldError("--chat_template_kwargs", known.message());
 }
 
 std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,

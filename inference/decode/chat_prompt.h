@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
@@ -17,6 +18,10 @@ namespace capstan {
 // must be in the tokenizer.
 absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
     const std::string& name, const Tokenizer& tokenizer);
+
+// CheckChatVariables for the flag --chat_template_kwargs.
+absl::Status CheckTemplateKwargs(const std::string& json,
+                                 const ChatTemplate& chat_template);
 
 // The tokens that end an answer: end of turn and end of text.
 std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,

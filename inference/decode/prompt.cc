@@ -19,6 +19,7 @@
 #include "base/json_parts.h"
 #include "base/status.h"
 #include "inference/decode/chat_prompt.h"
+#include "plugins/sdk/lib/chat_variables.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
 
@@ -95,6 +96,12 @@ absl::Status ParseRow(absl::string_view line, Prompt* prompt) {
     return absl::InvalidArgumentError(
         "must be {\"prompt\": TEXT}, {\"messages\": [..]} or a string");
   }
+  if (!prompt->tools.empty() || !prompt->documents.empty() ||
+      !prompt->variables.empty()) {
+    return absl::InvalidArgumentError(
+        "has tools, documents or chat_template_kwargs, which a text can't "
+        "have: give messages");
+  }
   prompt->text = what.get<std::string>();
   return absl::OkStatus();
 }
@@ -127,6 +134,9 @@ class TaskMaker {
       if (eos >= 0) task.stops = {eos};
     } else {
       CAPSTAN_RETURN_IF_ERROR(FindTemplate());
+      CAPSTAN_RETURN_IF_ERROR(
+          Annotate(CheckChatVariables(prompt.variables, *template_),
+                   absl::StrCat(prompt.place, ": chat_template_kwargs")));
       ChatInput input;
       input.messages_json = prompt.messages_json;
       input.tools = prompt.tools;
@@ -160,7 +170,7 @@ class TaskMaker {
                       absl::StrCat("--model=", settings_.model));
     }
     template_ = *std::move(found);
-    return absl::OkStatus();
+    return CheckTemplateKwargs(settings_.chat_template_kwargs, *template_);
   }
 
   const TaskSettings& settings_;
@@ -216,7 +226,7 @@ absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
           prompt.place, " has ", length, " tokens, the model only ",
           model->max_positions(), " positions"));
     }
-    tasks.insert(tasks.end(), settings.sequences, task);
+    tasks.push_back(std::move(task));
   }
   return tasks;
 }

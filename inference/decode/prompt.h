@@ -43,13 +43,11 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path);
 struct TaskSettings {
   std::string model;                 // --model, for errors
   std::string chat_template_kwargs;  // a JSON object: ChatInput::variables
-  int64_t sequences = 1;             // texts a prompt
 };
 
 // Renders conversations with their template, and texts with the tokenizer's
-// start tokens, as in training; for each prompt as many tasks in a row as it
-// gets texts. All of them before any is generated, so that a bad prompt fails
-// early.
+// start tokens, as in training: a task for each prompt. All of them before any
+// is generated, so that a bad prompt fails early.
 absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
                                             const TaskSettings& settings,
                                             const Generator& generator);

@@ -14,7 +14,7 @@
 namespace capstan::evaluate {
 namespace {
 
-// Masks at once: a text each in one forward.
+// Masks whose numbers are spread evenly.
 constexpr int64_t kRound = 16;
 
 // Of float32 logits [V].
@@ -29,8 +29,10 @@ double LogProbability(absl::Span<const float> logits, int64_t token) {
 class BoundEstimate {
  public:
   BoundEstimate(TokenModel* model, const std::vector<int64_t>& context,
-                const std::vector<int64_t>& continuation, UnitRunner& runner)
+                const std::vector<int64_t>& continuation, int64_t most_logits,
+                UnitRunner& runner)
       : model_(model),
+        most_logits_(most_logits),
         text_(context),
         begin_(static_cast<int64_t>(context.size())),
         length_(static_cast<int64_t>(continuation.size())),
@@ -50,7 +52,7 @@ class BoundEstimate {
     std::vector<int64_t> text = text_;
     std::fill(text.begin() + begin_, text.end(), model_->mask_token());
     for (int64_t left = length_; left > 0; --left) {
-      const at::Tensor logits = Logits({text});
+      const at::Tensor logits = Logits(absl::MakeConstSpan(&text, 1));
       double surest = -std::numeric_limits<double>::infinity();
       int64_t place = begin_, token = 0;
       for (int64_t i = begin_; i < begin_ + length_; ++i) {
@@ -88,13 +90,20 @@ class BoundEstimate {
             model_->mask_token();
       }
     }
-    const at::Tensor logits = Logits(texts);
+    const int64_t at_once = std::max<int64_t>(
+        1, most_logits_ / ((begin_ + length_) * model_->vocab_size()));
+    at::Tensor logits;
     double sum = 0.0;
     for (int64_t row = 0; row < count; ++row) {
+      if (row % at_once == 0) {
+        logits = at::Tensor();  // before there are more
+        logits = Logits(absl::MakeConstSpan(texts).subspan(row, at_once));
+      }
       double of_row = 0.0;
       for (int64_t i = begin_; i < begin_ + length_; ++i) {
         if (texts[row][i] != text_[i]) {
-          of_row -= LogProbability(LogitsAt(logits, row, i), text_[i]);
+          of_row -=
+              LogProbability(LogitsAt(logits, row % at_once, i), text_[i]);
         }
       }
       sum += of_row * static_cast<double>(length_) /
@@ -104,7 +113,7 @@ class BoundEstimate {
   }
 
   // float32 [rows, length of the text, V] on the CPU.
-  at::Tensor Logits(const std::vector<std::vector<int64_t>>& texts) {
+  at::Tensor Logits(absl::Span<const std::vector<int64_t>> texts) {
     TokenInput input;
     input.tokens = at::empty(
         {static_cast<int64_t>(texts.size()), begin_ + length_}, at::kLong);
@@ -124,6 +133,7 @@ class BoundEstimate {
   }
 
   TokenModel* const model_;
+  const int64_t most_logits_;
   std::vector<int64_t> text_;
   const int64_t begin_;   // of the continuation
   const int64_t length_;  // of the continuation
@@ -146,10 +156,14 @@ absl::StatusOr<std::vector<std::vector<Score>>> ScoreByBound(
   for (const EncodedRequest& request : requests) {
     scores.emplace_back();
     for (const std::vector<int64_t>& continuation : request.continuations) {
-      BoundEstimate estimate(model, request.context, continuation, runner);
       Score score;
-      score.log_likelihood = estimate.Bound(settings.samples, key);
-      score.greedy = settings.greedy && estimate.Greedy();
+      // An empty answer is certain, as in ScoreContinuations.
+      if (!continuation.empty()) {
+        BoundEstimate estimate(model, request.context, continuation,
+                               settings.most_logits, runner);
+        score.log_likelihood = estimate.Bound(settings.samples, key);
+        score.greedy = settings.greedy && estimate.Greedy();
+      }
       scores.back().push_back(score);
     }
   }

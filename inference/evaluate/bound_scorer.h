@@ -19,6 +19,9 @@ struct BoundSettings {
   // Whether to find out if the model would write the continuation itself, by
   // unmasking the likeliest token first: a forward for each token.
   bool greedy = false;
+  // Logits (float32, of all positions) that may exist at once, unless a single
+  // text has more.
+  int64_t most_logits = int64_t{1} << 28;
 };
 
 // As ScoreContinuations, for a model that sees the whole text and has a

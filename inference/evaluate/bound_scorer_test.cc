@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "plugins/sdk/idle_for_test.h"
@@ -110,6 +111,24 @@ TEST(BoundScorerTest, TheSameInEachRunAndOrder) {
   EXPECT_NE((*both)[0][0].log_likelihood, (*other)[0][0].log_likelihood);
 }
 
+TEST(BoundScorerTest, AsManyTextsAtOnceAsThereIsRoomFor) {
+  Neighbours model;
+  PlainRunner runner;
+  BoundSettings settings;
+  settings.samples = 20;
+  const EncodedRequest request = {{1, 2}, {{3, 0, 1}}};
+  const auto all = ScoreByBound(&model, {request}, settings, runner);
+  EXPECT_EQ(model.forwards, 2);
+  for (const auto& [texts, forwards] :
+       {std::make_pair(6, 4), std::make_pair(0, 20)}) {
+    model.forwards = 0;
+    settings.most_logits = texts * 5 * kVocab;
+    const auto some = ScoreByBound(&model, {request}, settings, runner);
+    EXPECT_EQ(model.forwards, forwards);
+    EXPECT_EQ((*some)[0][0].log_likelihood, (*all)[0][0].log_likelihood);
+  }
+}
+
 TEST(BoundScorerTest, GreedyIsWhatTheModelWouldWrite) {
   Neighbours model;
   PlainRunner runner;
@@ -130,6 +149,17 @@ TEST(BoundScorerTest, GreedyIsWhatTheModelWouldWrite) {
   EXPECT_FALSE(
       (*ScoreByBound(&model, {{{1}, {{2}}}}, settings, runner))[0][0].greedy);
   EXPECT_EQ(model.forwards, 1);
+}
+
+TEST(BoundScorerTest, AnAnswerWithoutTokensIsCertain) {
+  Neighbours model;
+  PlainRunner runner;
+  const auto scores =
+      ScoreByBound(&model, {{{1, 3}, {{}, {2}}}}, BoundSettings(), runner);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_EQ((*scores)[0][0].log_likelihood, 0.0);
+  EXPECT_TRUE((*scores)[0][0].greedy);
+  EXPECT_LT((*scores)[0][1].log_likelihood, 0.0);
 }
 
 TEST(BoundScorerTest, NeedsAMaskToken) {

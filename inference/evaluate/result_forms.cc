@@ -35,7 +35,8 @@ absl::StatusOr<Json> WholeText(const Json& row, const char* column,
   static const Pattern& space = Compiled("\\s+");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, TextColumn(row, column));
   const double likelihood = answer.log_likelihoods[0];
-  const double words = static_cast<double>(space.FindAll(text).size()) + 1.0;
+  const double words =
+      static_cast<double>(space.FindAll(text).value().size()) + 1.0;
   const double bytes = static_cast<double>(text.size());
   return Json{{"word_perplexity", {likelihood, words}},
               {"byte_perplexity", {likelihood, bytes}},
@@ -132,7 +133,7 @@ double SharedWords(const std::vector<std::string>& words,
 
 std::vector<std::string> Words(const std::string& text) {
   static const Pattern& word = Compiled("\\S+");
-  return word.FindAll(text);
+  return word.FindAll(text).value();
 }
 
 // SQuAD's words: lower case, without punctuation and articles.
@@ -141,7 +142,7 @@ std::vector<std::string> EnglishWords(absl::string_view text) {
   ExactMatchOptions plain;
   plain.ignore_case = true;
   plain.ignore_punctuation = true;
-  return Words(articles.Replace(Rewritten(text, plain), " "));
+  return Words(articles.Replace(Rewritten(text, plain).value(), " ").value());
 }
 std::vector<std::string> ArabicWords(absl::string_view text) {
   static const Pattern& article = Compiled("(?:^|\\s)ال");
@@ -149,7 +150,9 @@ std::vector<std::string> ArabicWords(absl::string_view text) {
   ExactMatchOptions plain;
   plain.ignore_case = true;
   plain.all_punctuation = true;
-  return Words(article.Replace(symbols.Remove(Rewritten(text, plain)), " "));
+  const std::string bare =
+      symbols.Remove(Rewritten(text, plain).value()).value();
+  return Words(article.Replace(bare, " ").value());
 }
 
 absl::StatusOr<std::vector<std::string>> AnswersOf(const Json& answers) {
@@ -246,7 +249,9 @@ absl::StatusOr<Json> EqBench(const Json& row, const RowAnswer& answer) {
         "reference_answer_fullscale is no dictionary");
   }
   std::map<std::string, double> given;
-  for (const std::string& found : pair.FindAll(answer.text)) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> pairs,
+                           pair.FindAll(answer.text));
+  for (const std::string& found : pairs) {
     const size_t colon = found.find(':');
     given[found.substr(0, colon)] = std::strtod(&found[colon + 1], nullptr);
   }

@@ -36,7 +36,7 @@ std::string WithoutMarks(absl::string_view text) {
   static const Pattern& brackets = Compiled("\\[.*?\\]");
   std::string clean = absl::StrReplaceAll(absl::StripAsciiWhitespace(text),
                                           {{" [title]", ". "}});
-  clean = brackets.Remove(clean);
+  clean = brackets.Remove(clean).value();
   return absl::StrReplaceAll(clean, {{"  ", " "}});
 }
 
@@ -89,7 +89,7 @@ std::string Detokenized(std::string text) {
     text = absl::StrReplaceAll(text, {{what, with}});
   };
   replace("s '", "s'");
-  text = slashes.Replace(text, "/'[0-9]/");
+  text = slashes.Replace(text, "/'[0-9]/").value();
   replace(" @-@ ", "-");
   replace(" @,@ ", ",");
   replace(" @.@ ", ".");
@@ -97,7 +97,7 @@ std::string Detokenized(std::string text) {
     replace(absl::StrCat(" ", mark, " "), absl::StrCat(mark, " "));
   }
   for (const auto& [pattern, with] : kPairs) {
-    text = pattern.Replace(text, with);
+    text = pattern.Replace(text, with).value();
   }
   replace("= = = =", "====");
   replace("= = =", "===");
@@ -285,7 +285,9 @@ absl::StatusOr<Json> MathQaChoices(const Json& row) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string options,
                            TextColumn(row, "options"));
   Json choices = Json::array();
-  for (const std::string& found : option.FindAll(options)) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                           option.FindAll(options));
+  for (const std::string& found : all) {
     std::string choice = found.substr(4);
     while (!choice.empty() && absl::StrContains(" ,", choice.back())) {
       choice.pop_back();

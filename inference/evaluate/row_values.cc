@@ -32,7 +32,7 @@ double Characters(absl::string_view text) {
 double Words(const std::string& text) {
   static const Pattern* const space =
       Pattern::Compile("\\s+").value().release();
-  return static_cast<double>(space->FindAll(text).size()) + 1.0;
+  return static_cast<double>(space->FindAll(text).value().size()) + 1.0;
 }
 
 // The likeliest after each value is divided by its choice's length.
@@ -96,15 +96,20 @@ Json ChoiceValue(const std::string& metric, const Request& request,
 
 // Of a text; several texts count with their mean, several references with the
 // best.
-double TextValue(const TaskMetric& metric, const Request& request,
-                 const std::vector<std::string>& texts) {
+absl::StatusOr<double> TextValue(const TaskMetric& metric,
+                                 const Request& request,
+                                 const std::vector<std::string>& texts) {
   double sum = 0.0;
   for (const std::string& text : texts) {
     double best = 0.0;
     for (const std::string& reference : request.references) {
-      best = std::max(best, metric.name == "rouge_l" ? RougeL(text, reference)
-                            : ExactMatch(text, reference, metric.exact) ? 1.0
-                                                                        : 0.0);
+      if (metric.name == "rouge_l") {
+        best = std::max(best, RougeL(text, reference));
+        continue;
+      }
+      CAPSTAN_ASSIGN_OR_RETURN(const bool same,
+                               ExactMatch(text, reference, metric.exact));
+      if (same) best = 1.0;
     }
     sum += best;
   }
@@ -141,7 +146,8 @@ absl::StatusOr<Json> OfFilter(const Task& task, const Request& request,
     } else if (task.output == TaskOutput::kMultipleChoice) {
       values[metric.name] = ChoiceValue(metric.name, request, answer);
     } else if (task.output == TaskOutput::kGenerateUntil) {
-      values[metric.name] = TextValue(metric, request, texts);
+      CAPSTAN_ASSIGN_OR_RETURN(values[metric.name],
+                               TextValue(metric, request, texts));
     } else {
       values[metric.name] = LikelihoodValue(metric.name, request, answer);
     }

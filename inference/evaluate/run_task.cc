@@ -50,6 +50,12 @@ class TaskRun {
     return std::min(task_.max_tokens, model_->max_positions() - 1);
   }
 
+  // The most tokens that may be scored after a context of one token. A causal
+  // model predicts the last one without reading it; others read all of them.
+  int64_t ScoredTokens() const {
+    return model_->max_positions() - (model_->causal() ? 0 : 1);
+  }
+
   // All questions of a request; of a whole text, its windows.
   absl::StatusOr<std::vector<EncodedRequest>> Encode(
       const Request& request) const {
@@ -62,13 +68,13 @@ class TaskRun {
     if (task_.output == TaskOutput::kRolling) {
       return EncodeWindows(*answerer_.tokenizer,
                            request.questions[0].continuations[0],
-                           model_->max_positions());
+                           ScoredTokens());
     }
     for (const Question& question : request.questions) {
       const bool writes = question.continuations.empty();
       // Where the model writes, there must be room for that.
       const int64_t positions =
-          model_->max_positions() - (writes ? WrittenTokens() : 0);
+          writes ? model_->max_positions() - WrittenTokens() : ScoredTokens();
       CAPSTAN_ASSIGN_OR_RETURN(
           EncodedRequest one,
           EncodeRequest(*answerer_.tokenizer, question.context,
@@ -164,9 +170,19 @@ class TaskRun {
     BoundSettings settings;
     settings.samples = answerer_.bound_samples;
     settings.seed = answerer_.seed;
-    // Of several choices only the likeliest counts.
-    settings.greedy = task_.output == TaskOutput::kLogLikelihood;
+    // Of several choices usually only the likeliest counts.
+    settings.greedy =
+        task_.output == TaskOutput::kLogLikelihood ||
+        (task_.output == TaskOutput::kMultipleChoice && AsksWhatIsGreedy());
     return ScoreByBound(model_, encoded, settings, *answerer_.runner);
+  }
+
+  bool AsksWhatIsGreedy() const {
+    return task_.results != nullptr ||
+           std::any_of(task_.metrics.begin(), task_.metrics.end(),
+                       [](const TaskMetric& metric) {
+                         return metric.name == "exact_match";
+                       });
   }
 
   static void JoinWindows(std::vector<Score>* scores) {

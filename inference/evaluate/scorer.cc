@@ -150,9 +150,9 @@ absl::StatusOr<EncodedRequest> EncodeRequest(
   // The last token is predicted, but not read.
   const int64_t room = max_positions + 1 - std::max<int64_t>(longest, 1);
   if (room < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an answer has ", longest, " tokens, the model only ",
-                     max_positions, " positions"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an answer has ", longest, " tokens, the model has room for ",
+        max_positions, " behind a context: shorten the answer"));
   }
   std::vector<int64_t>& ids = request.context;
   if (static_cast<int64_t>(ids.size()) > room) {

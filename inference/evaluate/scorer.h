@@ -24,13 +24,15 @@ struct EncodedRequest {
 // alone, after the context's trailing space has moved to it. A context begins
 // with the tokens that the tokenizer puts before a text, if it has some; an
 // empty one is the begin (or end) token. Contexts lose their first tokens where
-// the model has too few positions. FAILED_PRECONDITION without such a token,
-// INVALID_ARGUMENT for a continuation that leaves no room.
+// more than `max_positions` would follow the first one: as many as a causal
+// model has positions, since it doesn't read the last token, and one fewer for
+// other models. FAILED_PRECONDITION without such a token, INVALID_ARGUMENT for
+// a continuation that leaves no room.
 absl::StatusOr<EncodedRequest> EncodeRequest(
     const Tokenizer& tokenizer, std::string context,
     const std::vector<std::string>& continuations, int64_t max_positions);
 
-// A whole text in windows of the model's positions (lm_eval/utils.py,
+// A whole text in windows of `max_positions` tokens (lm_eval/utils.py,
 // get_rolling_token_windows): the first behind the begin (or end) token, the
 // others behind as many tokens as there is room for, at least one. None for an
 // empty text. FAILED_PRECONDITION without such a token.

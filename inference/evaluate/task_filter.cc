@@ -25,24 +25,24 @@ std::shared_ptr<const Pattern> Compile(const char* key,
   return nullptr;
 }
 
-std::shared_ptr<const Pattern> MustCompile(const std::string& pattern) {
-  return std::move(Pattern::Compile(pattern)).value();
-}
-
 // The match that `step` selects; unset without one.
-absl::optional<std::string> Selected(const TaskFilter::Step& step,
-                                     const Pattern& pattern,
-                                     const std::string& text) {
-  const std::vector<std::string> found = pattern.FindAll(text);
+absl::StatusOr<absl::optional<std::string>> Selected(
+    const TaskFilter::Step& step, const Pattern& pattern,
+    const std::string& text) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                           pattern.FindAll(text));
   const int64_t count = static_cast<int64_t>(found.size());
   const int64_t at =
       step.group_select < 0 ? count + step.group_select : step.group_select;
-  if (at < 0 || at >= count) return absl::nullopt;
-  return std::string(absl::StripAsciiWhitespace(found[at]));
+  if (at < 0 || at >= count) return absl::optional<std::string>();
+  return absl::make_optional<std::string>(
+      absl::StripAsciiWhitespace(found[at]));
 }
 
-std::string ByRegex(const TaskFilter::Step& step, const std::string& text) {
-  const absl::optional<std::string> match = Selected(step, *step.pattern, text);
+absl::StatusOr<std::string> ByRegex(const TaskFilter::Step& step,
+                                    const std::string& text) {
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> match,
+                           Selected(step, *step.pattern, text));
   // Of several groups, one must have matched something.
   if (match.has_value() && (!match->empty() || step.pattern->groups() < 2)) {
     return *match;
@@ -60,14 +60,21 @@ absl::StatusOr<std::vector<std::string>> ByChoices(
     return absl::InvalidArgumentError(
         "the filter multi_choice_regex needs a column `choices`, a list");
   }
+  if (choices->size() > 26) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the filter multi_choice_regex calls choices A to Z, and the column "
+        "`choices` has ",
+        choices->size(), " of them"));
+  }
   Json letters = Json::object();
   std::vector<std::string> spelt;
   char letter = 'A';
   for (const Json& choice : *choices) {
-    const std::string text = Rewritten(
-        absl::StripAsciiWhitespace(
-            choice.is_string() ? choice.get<std::string>() : choice.dump()),
-        step.rewrite);
+    const std::string whole =
+        choice.is_string() ? choice.get<std::string>() : choice.dump();
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::string text,
+        Rewritten(absl::StripAsciiWhitespace(whole), step.rewrite));
     spelt.push_back(Pattern::Escaped(text));
     letters[text] = absl::StrCat("(", std::string(1, letter++), ")");
   }
@@ -76,21 +83,28 @@ absl::StatusOr<std::vector<std::string>> ByChoices(
                    [](const std::string& a, const std::string& b) {
                      return a.size() > b.size();
                    });
-  const auto by_text = MustCompile(absl::StrJoin(spelt, "|"));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Pattern> by_text,
+                           Pattern::Compile(absl::StrJoin(spelt, "|")));
   std::vector<std::string> marks;
   for (char c = 'A'; c < letter; ++c) marks.push_back(std::string(1, c));
-  const auto by_letter =
-      MustCompile(absl::StrCat(":[\\s]*(", absl::StrJoin(marks, "|"), ")"));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Pattern> by_letter,
+                           Pattern::Compile(absl::StrCat(
+                               ":[\\s]*(", absl::StrJoin(marks, "|"), ")")));
   std::vector<std::string> answers;
   for (const std::string& text : texts) {
-    std::string answer = Selected(step, *step.pattern, text).value_or("");
+    CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> found,
+                             Selected(step, *step.pattern, text));
+    std::string answer = found.value_or("");
     if (answer.empty()) {
-      answer =
-          Selected(step, *by_text, Rewritten(text, step.rewrite)).value_or("");
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string rewritten,
+                               Rewritten(text, step.rewrite));
+      CAPSTAN_ASSIGN_OR_RETURN(found, Selected(step, *by_text, rewritten));
+      answer = found.value_or("");
       if (letters.contains(answer)) answer = letters[answer];
     }
     if (answer.empty()) {
-      answer = Selected(step, *by_letter, text).value_or("");
+      CAPSTAN_ASSIGN_OR_RETURN(found, Selected(step, *by_letter, text));
+      answer = found.value_or("");
       if (!answer.empty()) answer = absl::StrCat("(", answer, ")");
     }
     answers.push_back(answer.empty() ? step.fallback : answer);
@@ -155,7 +169,9 @@ absl::Status ApplyStep(const TaskFilter::Step& step, const Json& row,
       each([&](const std::string& text) { return Mapped(step.value, text); });
       break;
     case Step::kRegex:
-      each([&](const std::string& text) { return ByRegex(step, text); });
+      for (std::string& text : *texts) {
+        CAPSTAN_ASSIGN_OR_RETURN(text, ByRegex(step, text));
+      }
       break;
     case Step::kMultiChoiceRegex: {
       CAPSTAN_ASSIGN_OR_RETURN(*texts, ByChoices(step, *texts, row));

@@ -50,7 +50,8 @@ struct TaskFilter {
   std::vector<Step> steps;
 
   // Of all that was generated for a row; at least one is left.
-  // INVALID_ARGUMENT if a step needs a column that the row doesn't have.
+  // INVALID_ARGUMENT if a step needs a column that the row doesn't have, or its
+  // pattern costs too much to search for.
   absl::StatusOr<std::vector<std::string>> Apply(
       std::vector<std::string> texts, const nlohmann::ordered_json& row) const;
 };

@@ -109,7 +109,7 @@ filter_list:
   EXPECT_EQ(filtered(0, "1"), "[invalid]");
   EXPECT_EQ(filtered(1, " 1 and 22 "), "22");
   EXPECT_EQ(filtered(1, "x"), "none");
-  EXPECT_TRUE(ExactMatch("$1,0", "10", task->metrics[0].exact));
+  EXPECT_TRUE(ExactMatch("$1,0", "10", task->metrics[0].exact).value());
 }
 
 TEST_F(TaskTest, OwnKeysGoBeforeIncludedOnes) {
@@ -160,6 +160,10 @@ filter_list:
               ElementsAre("B", "(B)", "(A)", "[invalid]"));
   EXPECT_THAT(apply(3, {"a", "b"}), ElementsAre("1", "0"));
   EXPECT_FALSE(task->filters[2].Apply({"a"}, Json::object()).ok());
+  const Json many = {{"choices", Json(27, "x")}};
+  EXPECT_THAT(
+      std::string(task->filters[2].Apply({"a"}, many).status().message()),
+      HasSubstr("27 of them"));
 }
 
 TEST_F(TaskTest, ReadsExamplesOfItsOwn) {

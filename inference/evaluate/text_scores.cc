@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace capstan::evaluate {
 namespace {
@@ -24,10 +25,18 @@ PCRE2_SPTR Bytes(absl::string_view text) {
   return reinterpret_cast<PCRE2_SPTR>(text.data());
 }
 
+std::string MessageOf(int error) {
+  PCRE2_UCHAR message[256];
+  pcre2_get_error_message(error, message, sizeof(message));
+  return reinterpret_cast<const char*>(message);
+}
+
 class Pcre2Pattern final : public Pattern {
  public:
-  explicit Pcre2Pattern(pcre2_code* code)
-      : code_(code), context_(pcre2_match_context_create(nullptr)) {
+  Pcre2Pattern(pcre2_code* code, absl::string_view text)
+      : code_(code),
+        text_(text),
+        context_(pcre2_match_context_create(nullptr)) {
     pcre2_set_match_limit(context_, kMostSteps);
     pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
   }
@@ -38,9 +47,10 @@ class Pcre2Pattern final : public Pattern {
   Pcre2Pattern(const Pcre2Pattern&) = delete;
   Pcre2Pattern& operator=(const Pcre2Pattern&) = delete;
 
-  std::vector<std::string> FindAll(absl::string_view text) const override {
+  absl::StatusOr<std::vector<std::string>> FindAll(
+      absl::string_view text) const override {
     std::vector<std::string> found;
-    ForEach(text, [&](const PCRE2_SIZE* at) {
+    CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const PCRE2_SIZE* at) {
       std::string value;
       if (groups_ == 0) value = std::string(text.substr(at[0], at[1] - at[0]));
       for (uint32_t g = 1; g <= groups_ && value.empty(); ++g) {
@@ -48,17 +58,17 @@ class Pcre2Pattern final : public Pattern {
         value = std::string(text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
       }
       found.push_back(std::move(value));
-    });
+    }));
     return found;
   }
 
   int64_t groups() const override { return groups_; }
 
-  std::string Replace(absl::string_view text,
-                      absl::string_view with) const override {
+  absl::StatusOr<std::string> Replace(absl::string_view text,
+                                      absl::string_view with) const override {
     std::string left;
     size_t from = 0;
-    ForEach(text, [&](const PCRE2_SIZE* at) {
+    CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const PCRE2_SIZE* at) {
       absl::StrAppend(&left, text.substr(from, at[0] - from));
       for (size_t i = 0; i < with.size(); ++i) {
         // ${1}
@@ -74,7 +84,7 @@ class Pcre2Pattern final : public Pattern {
         }
       }
       from = at[1];
-    });
+    }));
     absl::StrAppend(&left, text.substr(from));
     return left;
   }
@@ -83,7 +93,8 @@ class Pcre2Pattern final : public Pattern {
   // Calls fn with the ends of each match and its groups. An empty match may
   // follow another one directly, as in Python since 3.7.
   template <typename Function>
-  void ForEach(absl::string_view text, const Function& fn) const {
+  absl::Status ForEach(absl::string_view text, const Function& fn) const {
+    absl::Status status;
     pcre2_match_data* const match =
         pcre2_match_data_create_from_pattern(code_, nullptr);
     size_t from = 0;
@@ -93,6 +104,7 @@ class Pcre2Pattern final : public Pattern {
                                     options, match, context_);
       if (count <= 0) {
         // After an empty match: what isn't empty at its place, else go on.
+        if (count != PCRE2_ERROR_NOMATCH) status = SearchError(count);
         if (count != PCRE2_ERROR_NOMATCH || options == 0) break;
         options = 0;
         from = AfterCharacter(text, from);
@@ -106,6 +118,14 @@ class Pcre2Pattern final : public Pattern {
                                : uint32_t{0};
     }
     pcre2_match_data_free(match);
+    return status;
+  }
+
+  absl::Status SearchError(int error) const {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the regular expression \"", text_,
+        "\" can't be searched for in this text: ", MessageOf(error),
+        "; write one that tries less"));
   }
 
   static size_t AfterCharacter(absl::string_view text, size_t at) {
@@ -115,6 +135,7 @@ class Pcre2Pattern final : public Pattern {
   }
 
   pcre2_code* const code_;
+  const std::string text_;
   pcre2_match_context* const context_;
   uint32_t groups_ = 0;
 };
@@ -187,13 +208,11 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
       PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
       &error, &place, nullptr);
   if (code == nullptr) {
-    PCRE2_UCHAR message[256];
-    pcre2_get_error_message(error, message, sizeof(message));
     return absl::InvalidArgumentError(absl::StrCat(
         "the regular expression \"", pattern, "\" is wrong at character ",
-        place, ": ", reinterpret_cast<const char*>(message)));
+        place, ": ", MessageOf(error)));
   }
-  return std::unique_ptr<Pattern>(new Pcre2Pattern(code));
+  return std::unique_ptr<Pattern>(new Pcre2Pattern(code, pattern));
 }
 
 std::string Pattern::Escaped(absl::string_view text) {
@@ -214,10 +233,12 @@ std::string Upper(absl::string_view text) {
   return Mapped(text, utf8proc_toupper);
 }
 
-std::string Rewritten(absl::string_view text,
-                      const ExactMatchOptions& options) {
+absl::StatusOr<std::string> Rewritten(absl::string_view text,
+                                      const ExactMatchOptions& options) {
   std::string result(text);
-  for (const auto& pattern : options.ignore) result = pattern->Remove(result);
+  for (const auto& pattern : options.ignore) {
+    CAPSTAN_ASSIGN_OR_RETURN(result, pattern->Remove(result));
+  }
   if (options.ignore_case) result = Lower(result);
   const auto erase = [&result](bool (*drop)(unsigned char)) {
     result.erase(std::remove_if(result.begin(), result.end(),
@@ -227,7 +248,7 @@ std::string Rewritten(absl::string_view text,
   if (options.all_punctuation) {
     static const Pattern* const punctuation =
         Pattern::Compile("\\p{P}").value().release();
-    result = punctuation->Remove(result);
+    CAPSTAN_ASSIGN_OR_RETURN(result, punctuation->Remove(result));
   } else if (options.ignore_punctuation) {
     erase(absl::ascii_ispunct);
   }
@@ -235,9 +256,12 @@ std::string Rewritten(absl::string_view text,
   return result;
 }
 
-bool ExactMatch(absl::string_view text, absl::string_view reference,
-                const ExactMatchOptions& options) {
-  return Rewritten(text, options) == Rewritten(reference, options);
+absl::StatusOr<bool> ExactMatch(absl::string_view text,
+                                absl::string_view reference,
+                                const ExactMatchOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string a, Rewritten(text, options));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string b, Rewritten(reference, options));
+  return a == b;
 }
 
 double RougeL(absl::string_view text, absl::string_view reference) {

@@ -17,7 +17,8 @@
 namespace capstan::evaluate {
 
 // A regular expression in Python's syntax, as far as PCRE2's is the same, on
-// UTF-8. Thread-safe. A search that costs too much finds nothing.
+// UTF-8. Thread-safe. A search that costs too much is INVALID_ARGUMENT, with
+// the pattern.
 class Pattern {
  public:
   // INVALID_ARGUMENT, with the pattern and the place in it.
@@ -32,11 +33,14 @@ class Pattern {
 
   // Python's re.findall: of each match its first group that isn't empty, or the
   // whole match of a pattern without groups ("" if all groups are empty).
-  virtual std::vector<std::string> FindAll(absl::string_view text) const = 0;
+  virtual absl::StatusOr<std::vector<std::string>> FindAll(
+      absl::string_view text) const = 0;
   // Python's re.sub, with ${1} for what it writes as \1.
-  virtual std::string Replace(absl::string_view text,
-                              absl::string_view with) const = 0;
-  std::string Remove(absl::string_view text) const { return Replace(text, ""); }
+  virtual absl::StatusOr<std::string> Replace(absl::string_view text,
+                                              absl::string_view with) const = 0;
+  absl::StatusOr<std::string> Remove(absl::string_view text) const {
+    return Replace(text, "");
+  }
 };
 
 // How texts are rewritten before they are compared: the options of the exact
@@ -48,9 +52,12 @@ struct ExactMatchOptions {
   bool all_punctuation = false;     // Unicode's
   bool ignore_numbers = false;      // ASCII digits
 };
-std::string Rewritten(absl::string_view text, const ExactMatchOptions& options);
-bool ExactMatch(absl::string_view text, absl::string_view reference,
-                const ExactMatchOptions& options);
+// Errors are those of `ignore`.
+absl::StatusOr<std::string> Rewritten(absl::string_view text,
+                                      const ExactMatchOptions& options);
+absl::StatusOr<bool> ExactMatch(absl::string_view text,
+                                absl::string_view reference,
+                                const ExactMatchOptions& options);
 
 // Python's str.lower and str.upper of each character by itself.
 std::string Lower(absl::string_view text);

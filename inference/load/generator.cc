@@ -43,6 +43,7 @@ Json ReadJsonFile(const std::string& path) {
 struct Sources {
   std::string model;    // a Hugging Face folder or a checkpoint
   std::string adapter;  // a PEFT folder, or ""
+  std::string note;     // for the user about the adapter's base, or ""
 };
 
 bool IsAdapter(const fs::path& folder) {
@@ -105,8 +106,8 @@ absl::StatusOr<Sources> Find(const ConfigContext& context,
                              BaseOf(sources.adapter, context, runs));
   }
   if (!sources.adapter.empty() && !options.other_base) {
-    CAPSTAN_RETURN_IF_ERROR(
-        runs.CheckBaseWeights(sources.adapter, sources.model));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        sources.note, runs.CheckBaseWeights(sources.adapter, sources.model));
   }
   return sources;
 }
@@ -361,6 +362,14 @@ absl::Status Load(const std::string& folder, const RunFolders& runs,
   return BindWeights(folder, runs, form, *generator->model);
 }
 
+// A checkpoint's frozen weights are those of its base as it is now.
+absl::Status CheckFrozenWeights(const std::string& folder,
+                                const LoadedConfig& loaded,
+                                const RunFolders& runs) {
+  if (!runs.IsCheckpoint(folder)) return absl::OkStatus();
+  return runs.CheckFrozenWeights(folder, BaseModelOf(loaded.config).folder);
+}
+
 // The parts of a run's config, besides model and objective, that evaluation
 // needs.
 std::string EvaluationText(const RunConfig& run, bool with_tokenizer) {
@@ -423,11 +432,16 @@ absl::StatusOr<Generator> LoadGenerator(
   absl::StrAppend(&text, AdapterText(sources));
   CAPSTAN_RETURN_IF_ERROR(Load(sources.model, runs, text, overrides, weights,
                                std::move(made), &generator));
+  if (!adapter.other_base) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckFrozenWeights(sources.model, generator.loaded, runs));
+  }
   if (generator.model->token_model() == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         sources.model, " is no model of texts: it can't write any"));
   }
   FindTokenizer(sources, &generator);
+  generator.note = sources.note;
   return generator;
 }
 
@@ -440,6 +454,8 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
                            Find(context, runs, model, adapter));
   EvaluationSource source;
   source.folder = sources.model;
+  source.other_base = adapter.other_base;
+  source.note = sources.note;
   source.tokenizer_folders = TokenizerFoldersOf(sources);
   absl::optional<RunConfig> settings;
   if (run != nullptr) settings = *run;
@@ -484,6 +500,10 @@ absl::StatusOr<Generator> LoadToEvaluate(
   generator.host = std::move(host);
   CAPSTAN_RETURN_IF_ERROR(Load(source.folder, runs, source.config, overrides,
                                WeightForm::kFloat32, MadeModel(), &generator));
+  if (!source.other_base) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckFrozenWeights(source.folder, generator.loaded, runs));
+  }
   return generator;
 }
 

@@ -38,6 +38,7 @@ struct Generator {
   std::unique_ptr<Tokenizer> folder_tokenizer;
   absl::Status tokenizer_error;
   const Tokenizer* tokenizer = nullptr;
+  std::string note;  // for the user about an adapter's base; may be ""
 
   // Objective::Sample.
   absl::StatusOr<std::vector<int64_t>> Sample(
@@ -57,8 +58,9 @@ std::string ModelFolder(const std::string& path, const RunFolders& runs);
 
 // `model` is a Hugging Face folder, a run's folder (ModelFolder), a checkpoint,
 // or a PEFT folder, whose adapter_config.json then names the base. `adapter`,
-// if not empty, is a PEFT folder to add. An adapter of other base weights is an
-// error (CheckBaseWeights). `overrides` ("objective.steps=64")
+// if not empty, is a PEFT folder to add. An adapter of other base weights, or a
+// checkpoint of other frozen ones, is an error (CheckBaseWeights,
+// CheckFrozenWeights). `overrides` ("objective.steps=64")
 // apply to the checkpoint's config, or to the one made for a folder. Weights
 // are bound in `weights` where the model can (InferenceWeights), else in
 // float32; those of a folder that are so in its files are mapped, not copied.
@@ -72,7 +74,9 @@ absl::StatusOr<Generator> LoadGenerator(
 
 // Input of `trainer eval`: any model, with its run's evaluation data.
 struct EvaluationSource {
-  std::string folder;  // of the weights
+  std::string folder;       // of the weights
+  bool other_base = false;  // as in AdapterOptions
+  std::string note;         // as in Generator
   // Where the model's tokenizer is looked for, in this order.
   std::vector<std::string> tokenizer_folders;
   std::string config;  // text for ParseConfig

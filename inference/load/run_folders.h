@@ -45,9 +45,14 @@ class RunFolders {
       const std::string& folder, const ConfigContext& context) const = 0;
 
   // An error if the adapter in `adapter` says that it was trained on other
-  // weights than those in `base`.
-  virtual absl::Status CheckBaseWeights(const std::string& adapter,
-                                        const std::string& base) const = 0;
+  // weights than those in `base`. Returns a note for the user if it doesn't say
+  // on which, else "".
+  virtual absl::StatusOr<std::string> CheckBaseWeights(
+      const std::string& adapter, const std::string& base) const = 0;
+  // An error of the same kind for a checkpoint, which has only the weights that
+  // were trained.
+  virtual absl::Status CheckFrozenWeights(const std::string& checkpoint,
+                                          const std::string& base) const = 0;
 };
 
 }  // namespace capstan

@@ -175,10 +175,16 @@ absl::Status RunTokenizer::Check(const LoadedConfig& loaded,
   const bool of_model = owner_ != "train_data's";
   std::string why = unreadable_.ok() ? "" : std::string(unreadable_.message());
   if (model != nullptr) why = TokenDifference(*data, *model);
-  if (why.empty()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> message,
                            Unpack(config));
   const auto told = TokenizerFields(*message);
+  // Training may be on another template with other ends, which the model then
+  // gets.
+  if (model != nullptr && why.empty() && slot != "train_data" &&
+      !told.empty()) {
+    why = EndsDifference(*data, *model);
+  }
+  if (why.empty()) return absl::OkStatus();
   const std::string text = absl::StrCat(
       told.empty() ? "reads tokens of another tokenizer than "
                    : absl::StrCat(ValueText(*message, *told[0]),
@@ -197,17 +203,26 @@ absl::Status RunTokenizer::Check(const LoadedConfig& loaded,
                        slot);
 }
 
-void RunTokenizer::Adopt(const DatasetReader& train_data) {
-  if (CurrentModelTokenizer().tokenizer != nullptr ||
-      train_data.tokenizer() == nullptr) {
-    return;
+absl::Status RunTokenizer::Adopt(const DatasetReader& train_data) {
+  const Tokenizer* const model = CurrentModelTokenizer().tokenizer.get();
+  const Tokenizer* const data = train_data.tokenizer();
+  if (data == nullptr || data == model) return absl::OkStatus();
+  std::string folder;
+  if (model != nullptr) {
+    if (EndsDifference(*data, *model).empty()) return absl::OkStatus();
+    auto files = std::make_unique<ScratchFolder>();
+    CAPSTAN_RETURN_IF_ERROR(files->status());
+    CAPSTAN_RETURN_IF_ERROR(data->Save(files->path()));
+    folder = files->path();
+    of_train_data_ = std::move(files);
   }
   owner_ = "train_data's";
   unreadable_ = absl::OkStatus();
   // Doesn't own it.
-  SetModelTokenizer({std::shared_ptr<const Tokenizer>(std::shared_ptr<void>(),
-                                                      train_data.tokenizer()),
-                     ""});
+  SetModelTokenizer(
+      {std::shared_ptr<const Tokenizer>(std::shared_ptr<void>(), data),
+       folder});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<DatasetReader>> OpenReader(

@@ -42,14 +42,16 @@ class RunTokenizer {
       const google::protobuf::Any& reader) const;
 
   // An error, which names both and the place in the config, if `reader`, of the
-  // slot `slot`, has a tokenizer that makes other tokens.
+  // slot `slot`, has a tokenizer that makes other tokens, or, if it isn't
+  // train_data's, is told to take one with other ends or another template.
   absl::Status Check(const LoadedConfig& loaded, const std::string& slot,
                      const google::protobuf::Any& config,
                      const DatasetReader& reader) const;
 
-  // If the model has none: from now on it is that of `train_data`, which
-  // outlives the readers created after this.
-  void Adopt(const DatasetReader& train_data);
+  // If the model has none, or one with other ends or another template: from now
+  // on it is that of `train_data`, which outlives the readers created after
+  // this.
+  absl::Status Adopt(const DatasetReader& train_data);
 
  private:
   std::string owner_;        // for errors: "the model's, of FOLDER"
@@ -57,6 +59,7 @@ class RunTokenizer {
   // Of AddTokens: the folder that it began with, and what it made of it.
   std::string without_new_;
   std::unique_ptr<ScratchFolder> with_new_;
+  std::unique_ptr<ScratchFolder> of_train_data_;  // of Adopt
 };
 
 // Creates the reader in `slot` with the config `config` and checks it.

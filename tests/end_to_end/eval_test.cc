@@ -222,6 +222,46 @@ TEST_F(TaskEvalTest, GeneratesUntil) {
   EXPECT_EQ(together["tasks"], alone["tasks"]);
 }
 
+// A LLaDA reads all of a text, which has to fit into its 64 positions.
+TEST(EvalTest, TasksOfALlada) {
+  const std::string corpus = CorpusPiece(4 << 10);
+  const std::string model = MustTrain(
+      RunText()
+          .Set("model",
+               "[plugin/capstan.llada.Config] { vocab_size: 128 d_model: 32 "
+               "mlp_hidden_size: 88 n_layers: 1 n_heads: 4 "
+               "max_sequence_length: 64 }")
+          .Set("objective",
+               "[plugin/capstan.masked_diffusion.Config] { block_length: 4 }")
+          .Set("train_data",
+               absl::StrCat("[plugin/capstan.llada_windows.Config] { path: \"",
+                            corpus, "\" sequence_length: 32 }"))
+          .Train("max_steps: 1"));
+  const auto numbers = [&](const std::string& task) {
+    const std::string folder = NewTestFolder("llada_task");
+    const nlohmann::json rows = {
+        {{"text", ReadText(corpus).substr(0, 150) + "e"},
+         {"choices", {"", " e"}},
+         {"answer", 0}}};
+    WriteText(folder + "/rows.json", rows.dump());
+    const std::string file = WriteText(
+        folder + "/task.yaml",
+        "task: small\ndataset_kwargs: {data_files: rows.json}\n" + task);
+    return Eval({"--model=" + model, "--task=" + file,
+                 "--bound_samples=2"})["tasks"]["small"];
+  };
+  // An answer without a token is certain, and what the model would write.
+  const nlohmann::json choices = numbers(
+      "output_type: multiple_choice\ndoc_to_text: text\ndoc_to_target: "
+      "answer\ndoc_to_choice: choices\ntarget_delimiter: \"\"\nmetric_list: "
+      "[{metric: acc}, {metric: exact_match}]\n");
+  EXPECT_EQ(choices["acc"], 1.0);
+  EXPECT_EQ(choices["exact_match"], 1.0);
+  EXPECT_GT(numbers("output_type: loglikelihood_rolling\ndoc_to_text: "
+                    "\"\"\ndoc_to_target: text\n")["byte_perplexity"],
+            1.0);
+}
+
 TEST_F(TaskEvalTest, MistakesAreOneSentence) {
   const std::string model = "--model=" + folder_;
   ExpectOneError(RunTrainer({"eval", model, "--chat"}), {"--chat", "--task"});

@@ -110,6 +110,34 @@ TEST(GenerateInputTest, RowsInRowsOut) {
   EXPECT_EQ(Rows(output)[0], rows[1]);
 }
 
+TEST(GenerateInputTest, SeveralTextsOfEachPrompt) {
+  const std::string folder = NewTestFolder("sequences");
+  const std::string input =
+      WriteText(folder + "/prompts.jsonl", "\"THE CAPTAIN\"\n\"And\"\n");
+  const auto sample = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", "--model=" + Texts(),
+                               "--max_new_tokens=6", "--temperature=1"});
+    return RunTrainer(more);
+  };
+  const std::string output = folder + "/texts.jsonl";
+  const TrainerResult result =
+      sample({"--input=" + input, "--output=" + output, "--sequences=2",
+              "--batch_size=3", "--seed=5"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("4 texts"));
+  const std::vector<nlohmann::json> rows = Rows(output);
+  ASSERT_EQ(rows.size(), 4);
+  EXPECT_EQ(rows[1]["prompt"], "THE CAPTAIN");
+  EXPECT_EQ(rows[2]["prompt"], "And");
+  // Each with a seed of its own.
+  EXPECT_NE(rows[2]["text"], rows[3]["text"]);
+  EXPECT_EQ(absl::StrCat("And", rows[3]["text"].get<std::string>(), "\n"),
+            sample({"--prompt=And", "--seed=8"}).out);
+  const TrainerResult shown = sample({"--input=" + input, "--sequences=2"});
+  EXPECT_EQ(sample({"--prompt=And", "--sequences=2", "--seed=2"}).out,
+            shown.out.substr(shown.out.find("\nAnd") + 1));
+}
+
 TEST(GenerateInputTest, ConversationsAreAnswered) {
   const std::string folder = NewTestFolder("rows");
   const std::string messages =
@@ -136,6 +164,82 @@ TEST(GenerateInputTest, ConversationsAreAnswered) {
             rows[0]["text"].get<std::string>() + "\n");
   EXPECT_THAT(Generate(Chats(), {"--input=" + input}).out,
               StartsWith("> Hello!\n"));
+}
+
+// The model's own settings, however it decodes by itself.
+TEST(GenerateFlagsTest, OverrideTheModelsOwn) {
+  const auto ids = [](const std::string& settings,
+                      std::vector<std::string> flags) {
+    const std::string model = CopyFolder(Texts() + "/final", "settings");
+    WriteText(model + "/generation_config.json", settings);
+    flags.insert(flags.begin(), {"generate", "--model=" + model,
+                                 "--prompt_ids=1,2", "--max_new_tokens=12"});
+    const TrainerResult result = RunTrainer(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string likeliest = ids("{}", {"--greedy"});
+  EXPECT_EQ(ids(R"({"do_sample": false})", {}), likeliest);
+  for (const char* flag :
+       {"--temperature=2", "--top_k=200", "--top_p=0.99", "--min_p=0.01"}) {
+    const std::string drawn = ids("{}", {flag});
+    EXPECT_NE(drawn, likeliest) << flag;
+    EXPECT_EQ(ids(R"({"do_sample": false})", {flag}), drawn) << flag;
+    EXPECT_EQ(ids(R"({"num_beams": 4})", {flag}), drawn) << flag;
+  }
+  EXPECT_EQ(ids(R"({"num_beams": 4})", {"--greedy"}), likeliest);
+  EXPECT_EQ(ids(R"({"num_beams": 4})", {"--temperature=0"}), likeliest);
+}
+
+TEST(GenerateFlagsTest, WithoutEffectAreErrors) {
+  const auto error = [](std::vector<std::string> flags,
+                        const std::vector<std::string>& words) {
+    flags.insert(flags.begin(), {"generate", "--model=" + Texts(),
+                                 "--prompt=And", "--max_new_tokens=2"});
+    ExpectOneError(RunTrainer(flags), words);
+  };
+  error({"--greedy", "--top_k=5"}, {"--top_k", "--greedy"});
+  error({"--temperature=0", "--top_p=0.5"}, {"--top_p", "--temperature=0"});
+  error({"--beams=4", "--temperature=0.7"}, {"--temperature", "--beams"});
+  error({"--beams=4", "--greedy"}, {"--greedy", "--beams"});
+  error({"--beams=1025"}, {"--beams", "at most 1024, is 1025"});
+  error({"--stop="}, {"--stop", "is empty"});
+  error({"--sequences=1000000001"}, {"--sequences", "at most 1000000000"});
+}
+
+// A name that the template doesn't have would be without effect.
+TEST(GenerateInputTest, VariablesAreTheTemplates) {
+  const std::string folder = NewTestFolder("variables");
+  const auto input = [&](const std::string& more) {
+    return "--input=" + WriteText(folder + "/rows.jsonl",
+                                  "{\"messages\": [{\"role\": \"user\", "
+                                  "\"content\": \"Hello!\"}]" +
+                                      more + "}");
+  };
+  EXPECT_EQ(Generate(Chats(), {input(""),
+                               "--chat_template_kwargs="
+                               "{\"add_generation_prompt\": true}"})
+                .exit_code,
+            0);
+  ExpectOneError(
+      Generate(Chats(),
+               {input(""), "--chat_template_kwargs={\"enable_thinkin\": 1}"}),
+      {"--chat_template_kwargs", "sets \"enable_thinkin\"", "chatml"});
+  ExpectOneError(Generate(Chats(), {input(""), "--chat_template_kwargs=x"}),
+                 {"--chat_template_kwargs", "isn't a JSON object"});
+  ExpectOneError(
+      Generate(Chats(),
+               {input(", \"chat_template_kwargs\": {\"enable_thinkin\": 1}")}),
+      {"rows.jsonl:1", "chat_template_kwargs", "sets \"enable_thinkin\""});
+  ExpectOneError(
+      Generate(Chats(), {"--prompt=Hello!", "--chat_template_kwargs={}"}),
+      {"--chat_template_kwargs", "no prompt is one", "--input"});
+  TrainerOptions options;
+  options.input = "Hello!\n";
+  ExpectOneError(RunTrainer({"chat", "--model=" + Chats(),
+                             "--chat_template_kwargs={\"enable_thinkin\": 1}"},
+                            options),
+                 {"--chat_template_kwargs", "sets \"enable_thinkin\""});
 }
 
 TEST(GenerateInputTest, WhatCantBeIsSaid) {
@@ -166,6 +270,7 @@ TEST(GenerateInputTest, WhatCantBeIsSaid) {
         Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
              "{\"role\": \"assistant\", \"content\": \"b\"}]}",
              "rows.jsonl:1: the last message is the assistant's"},
+        Case{"{\"prompt\": \"a\", \"tools\": [1]}", "rows.jsonl:1: has tools"},
         Case{"\n", "no prompt in"},
         // A model without a chat template.
         Case{"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",

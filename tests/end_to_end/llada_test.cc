@@ -194,6 +194,9 @@ TEST(LladaTest, WhatCantBeIsSaid) {
   ExpectOneError(
       RunTrainer({"llada", data, "--model_name=" + Model(), "--epochs=0"}),
       {"--epochs", "must be at least 1"});
+  ExpectOneError(RunTrainer({"llada", data, "--model_name=" + Model(),
+                             "--batch_size=4611686018427387904"}),
+                 {"--batch_size", "must be from 1 to 2147483648"});
 }
 
 // The original feeds ids of characters to a vocabulary of sub-words.

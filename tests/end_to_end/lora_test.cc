@@ -140,6 +140,41 @@ TEST(LoraTest, EachWeightOfTheBaseCounts) {
   }
 }
 
+// A run that hasn't ended has its adapter in checkpoints alone.
+TEST(LoraTest, ACheckpointKnowsItsBaseToo) {
+  const std::string base = CopyFolder(Base(), "base");
+  const std::string folder = MustTrain(
+      LoraRun()
+          .Set("model", absl::StrCat("[plugin/capstan.llama.Config] { "
+                                     "pretrained: \"",
+                                     base, "\" }"))
+          .Train("max_steps: 2"));
+  fs::remove_all(folder + "/final");
+  const std::vector<std::vector<std::string>> commands = {
+      {"generate", "--prompt_ids=1,2", "--max_new_tokens=2"},
+      {"eval", "--data=" + Runfile("tests/testdata/corpus.txt"),
+       "--max_batches=1"}};
+  const auto run = [&](std::vector<std::string> command, bool other = false) {
+    command.push_back("--model=" + folder);
+    if (other) command.push_back("--other_base");
+    return RunTrainer(command);
+  };
+  for (const auto& command : commands) {
+    const TrainerResult result = run(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  std::string weights = ReadText(base + "/model.safetensors");
+  weights[weights.size() - 7] ^= 1;
+  WriteText(base + "/model.safetensors", weights);
+  for (const auto& command : commands) {
+    ExpectOneError(run(command),
+                   {folder + "/checkpoints/step-00000002 was trained on a base",
+                    base, "--other_base"});
+    const TrainerResult forced = run(command, /*other=*/true);
+    EXPECT_EQ(forced.exit_code, 0) << forced.err;
+  }
+}
+
 TEST(LoraTest, GoesOnFromAnAdapter) {
   const std::string first = MustTrain(LoraRun());
   const std::string second =
@@ -192,6 +227,16 @@ TEST(MergeTest, WritesWhatTheAdapterMakesOfItsBase) {
   EXPECT_EQ(Greedy({"--model=" + output}),
             Greedy({"--model=" + Base(), "--adapter=" + adapter}));
   EXPECT_NE(Greedy({"--model=" + output}), Greedy({"--model=" + Base()}));
+  // PEFT doesn't say which base it was.
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"generate", "--prompt_ids=1"},
+        {"eval", "--max_batches=1", "--set", "eval_data=capstan.text",
+         "--data=" + Runfile("tests/testdata/corpus.txt")}}) {
+    std::vector<std::string> words = command;
+    words.insert(words.end(), {"--model=" + Base(), "--adapter=" + adapter});
+    EXPECT_THAT(RunTrainer(words).err,
+                HasSubstr("doesn't say which weights its base had"));
+  }
   // Not over what is there.
   ExpectOneError(RunTrainer({"merge", "--model=" + Base(),
                              "--adapter=" + adapter, "--output=" + output}),

@@ -135,6 +135,66 @@ TEST(VocabularyTest, AnotherTokenizerNeedsTheFieldThatSaysSo) {
       {"eval_data.tokenizer", "datasets/samples/tokenizer", model});
 }
 
+// The same tokens, but another end of text and chat template.
+TEST(VocabularyTest, EvaluationsFollowTheTemplateOfTraining) {
+  const std::string samples = Runfile("datasets/samples/tokenizer");
+  const std::string other = CopyFolder(samples, "other_template");
+  nlohmann::json config = ReadJson(other + "/tokenizer_config.json");
+  config["eos_token"] = "<|endoftext|>";
+  config["chat_template"] =
+      "{% for message in messages %}{{ '<|im_start|>' + message['content'] + "
+      "'<|endoftext|>' }}{% endfor %}";
+  WriteText(other + "/tokenizer_config.json", config.dump());
+  std::string rows;
+  for (int i = 0; i < 24; ++i) {
+    rows += absl::StrCat(
+        "{\"messages\": [{\"role\": \"user\", \"content\": "
+        "\"What follows ",
+        i, "?\"}, {\"role\": \"assistant\", \"content\": \"", i + 1,
+        ".\"}]}\n");
+  }
+  const std::string path = WriteText(NewTestFolder("chats") + "/c.jsonl", rows);
+  const auto chat = [&](const std::string& tokenizer) {
+    return Plugin("chat",
+                  absl::StrCat("path: \"", path, "\" max_length: 96 ",
+                               tokenizer.empty() ? "" : "tokenizer: \"",
+                               tokenizer, tokenizer.empty() ? "" : "\""));
+  };
+  const std::string model =
+      MustTrain(
+          RunText()
+              .Set("model",
+                   Plugin("llama",
+                          "vocab_size: 4096 hidden_size: 32 intermediate_size: "
+                          "88 num_hidden_layers: 1 num_attention_heads: 4 "
+                          "num_key_value_heads: 2 max_position_embeddings: "
+                          "128"))
+              .Set("train_data", chat(samples))
+              .Train("max_steps: 1")) +
+      "/final";
+  const auto run = [&](const std::string& eval_tokenizer) {
+    return RunText()
+        .Set("model", Plugin("llama", "pretrained: \"" + model + "\""))
+        .Set("train_data", chat(other))
+        .Set("eval_data", chat(eval_tokenizer))
+        .Train("max_steps: 1");
+  };
+  const auto loss = [](const std::string& folder) {
+    return ReadMetrics(folder).evals.back()["eval_loss"].get<double>();
+  };
+  const std::string follows = MustTrain(run(""));
+  EXPECT_EQ(loss(follows), loss(MustTrain(run(other))));
+  // As of the model that the run leaves.
+  const TrainerResult result = RunTrainer(
+      {"eval", "--model=" + follows + "/final", "--loss_only", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NEAR(nlohmann::json::parse(result.out)["loss"], loss(follows), 1e-5);
+  ExpectOneError(
+      RunTrainer({"check", "--config=" + run(samples).File()}),
+      {"eval_data.tokenizer", samples, "another tokenizer than train_data's",
+       "the end token is \"<|im_end|>\" in the one and \"<|endoftext|>\""});
+}
+
 TEST(VocabularyTest, WhatItLacksIsSaid) {
   const std::string text = NewTestFolder("lacks") + "/text.txt";
   WriteText(text, std::string(100, 'a') + "\nbc\nd\u65e5\n");

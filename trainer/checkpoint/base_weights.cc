@@ -50,6 +50,18 @@ absl::string_view DtypesIn(absl::string_view digest) {
   return digest.substr(begin + kBefore.size(), end - begin - kBefore.size());
 }
 
+// Of a model trained on a base whose digest is `trained`, with `folder` as its
+// base, whose digest is `base`.
+absl::Status Compare(const std::string& model, const std::string& trained,
+                     const std::string& folder, const std::string& base) {
+  if (trained.empty() || trained == base) return absl::OkStatus();
+  const bool other_dtype = DtypesIn(trained) != DtypesIn(base);
+  return absl::FailedPreconditionError(absl::StrCat(
+      model, " was trained on a base of ", trained, "; ", folder, " has ", base,
+      other_dtype ? ": a base that is stored in another dtype is another base"
+                  : ": it is another model, or another state of it"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> DigestOfWeights(const std::string& folder) {
@@ -95,25 +107,31 @@ std::string BaseWeightsOf(const std::string& adapter) {
                                                    : "";
 }
 
+std::string NoteWithoutBase(const std::string& adapter) {
+  if (!BaseWeightsOf(adapter).empty()) return "";
+  return absl::StrCat(adapter,
+                      " doesn't say which weights its base had: they aren't "
+                      "compared");
+}
+
 absl::Status CompareBaseWeights(const std::string& adapter,
                                 const std::string& folder,
                                 const std::string& base) {
-  const std::string trained = BaseWeightsOf(adapter);
-  if (trained.empty() || trained == base) return absl::OkStatus();
-  const bool other_dtype = DtypesIn(trained) != DtypesIn(base);
-  return absl::FailedPreconditionError(absl::StrCat(
-      adapter, " was trained on a base of ", trained, "; ", folder, " has ",
-      base,
-      other_dtype ? ": a base that is stored in another dtype is another base"
-                  : ": it is another model, or another state of it"));
+  return Compare(adapter, BaseWeightsOf(adapter), folder, base);
 }
 
 absl::Status CheckBaseWeights(const std::string& adapter,
                               const std::string& folder) {
-  if (BaseWeightsOf(adapter).empty()) return absl::OkStatus();
+  return CheckBaseWeights(adapter, BaseWeightsOf(adapter), folder);
+}
+
+absl::Status CheckBaseWeights(const std::string& model,
+                              const std::string& trained,
+                              const std::string& folder) {
+  if (trained.empty()) return absl::OkStatus();
   const absl::StatusOr<std::string> base = DigestOfWeights(folder);
   absl::Status same = base.status();
-  if (same.ok()) same = CompareBaseWeights(adapter, folder, *base);
+  if (same.ok()) same = Compare(model, trained, folder, *base);
   if (same.ok()) return same;
   return absl::Status(
       same.code(),

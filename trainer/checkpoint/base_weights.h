@@ -23,6 +23,8 @@ inline constexpr char kBaseWeightsKey[] = "base_weights";
 // The digest in an adapter folder's capstan.json; "" if it has none, as those
 // from elsewhere (PEFT's).
 std::string BaseWeightsOf(const std::string& adapter);
+// A note for the user if it has none, else "".
+std::string NoteWithoutBase(const std::string& adapter);
 
 // FAILED_PRECONDITION if the adapter says that its base had other weights than
 // those in `folder`, whose digest is `base`; the sentence leaves open what to
@@ -35,6 +37,10 @@ absl::Status CompareBaseWeights(const std::string& adapter,
 // the weights in `folder`, if the adapter says what they have to be. A folder
 // that isn't one of weights, such as a checkpoint, is an error then.
 absl::Status CheckBaseWeights(const std::string& adapter,
+                              const std::string& folder);
+// The same for a model that was trained on a base whose digest is `trained`.
+absl::Status CheckBaseWeights(const std::string& model,
+                              const std::string& trained,
                               const std::string& folder);
 
 }  // namespace capstan

@@ -92,6 +92,7 @@ TEST(BaseWeightsTest, AnAdapterKnowsItsBase) {
   const std::string adapter = NewFolder();
   // PEFT's own.
   EXPECT_EQ(BaseWeightsOf(adapter), "");
+  EXPECT_THAT(NoteWithoutBase(adapter), HasSubstr(adapter + " doesn't say"));
   EXPECT_TRUE(CheckBaseWeights(adapter, "/nowhere").ok());
   const std::string folder = NewFolder();
   WriteFile(folder + "/model.safetensors", {{"a", 1}}, at::kFloat);
@@ -101,6 +102,7 @@ TEST(BaseWeightsTest, AnAdapterKnowsItsBase) {
                     .ok());
   };
   says(DigestOfWeights(folder).value());
+  EXPECT_EQ(NoteWithoutBase(adapter), "");
   EXPECT_TRUE(CheckBaseWeights(adapter, folder).ok());
   says(DigestOf({{"a", 2}}));
   EXPECT_THAT(std::string(CheckBaseWeights(adapter, folder).message()),

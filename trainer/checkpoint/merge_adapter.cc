@@ -475,12 +475,8 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
         "ensure_weight_tying isn't set: embedding and head that were trained "
         "apart are not implemented"));
   }
-  std::string note;
-  if (BaseWeightsOf(merge.adapter).empty()) {
-    note = absl::StrCat(merge.adapter,
-                        " doesn't say which weights its base had: they "
-                        "aren't compared");
-  } else if (!merge.other_base) {
+  std::string note = NoteWithoutBase(merge.adapter);
+  if (!merge.other_base) {
     CAPSTAN_RETURN_IF_ERROR(CheckBaseWeights(merge.adapter, merge.base));
   }
   std::map<std::string, std::vector<std::string>> files;

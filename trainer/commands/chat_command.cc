@@ -117,6 +117,8 @@ class Chat {
     }
     CAPSTAN_RETURN_IF_ERROR(found.status());
     template_ = *std::move(found);
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckTemplateKwargs(options_.chat_template_kwargs, *template_));
     stops_ = AnswerStops(*template_, *tokenizer);
     if (TokenModel* const model = generator_.model->token_model()) {
       for (const int64_t end : EndTokensOf(*model)) stops_.push_back(end);

@@ -251,6 +251,7 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       loaded.generator,
       LoadToEvaluate(source, std::move(host), RunFoldersHere(), overrides));
+  if (!source.note.empty()) std::cerr << "note: " << source.note << "\n";
   CAPSTAN_ASSIGN_OR_RETURN(loaded.data,
                            OpenData(options, loaded.generator, source,
                                     source.data_is_training && !other_reader));

@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/machine.h"
@@ -23,6 +22,7 @@
 #include "inference/decode/prompt.h"
 #include "inference/decode/texts.h"
 #include "inference/load/generator.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/generation_config.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/commands/command.h"
@@ -49,6 +49,12 @@ std::string OutputRow(const Prompt& prompt, const std::string& text) {
       "\n");
 }
 
+// Each has a cache and logits of its own.
+constexpr int64_t kMostBeams = 1024;
+
+// So many for each prompt can still be counted.
+constexpr int64_t kMostSequences = 1'000'000'000;
+
 struct GenerateOptions : SamplingOptions {
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
@@ -64,6 +70,9 @@ struct GenerateOptions : SamplingOptions {
 
 absl::Status CheckOptions(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(options.Check());
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.sequences <= kMostSequences, "--sequences",
+                 absl::StrCat("at most ", kMostSequences), options.sequences));
   const int given = (options.prompt.has_value() ? 1 : 0) +
                     (options.prompt_ids.empty() ? 0 : 1) +
                     (options.input.empty() ? 0 : 1);
@@ -102,6 +111,7 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
                   "give --prompt=TEXT, --prompt_ids=1,2,3 or --input=FILE");
 }
 
+// Writes the texts of each of `tasks`, as many as it gets.
 absl::Status WriteFile(const std::vector<Task>& tasks,
                        const GenerateOptions& options, Writer writer) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HiddenFile> file,
@@ -112,13 +122,17 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   RanksHaveMet();
   writer.sample.stop = [] { return StopRequested() != 0; };
   const bool search = writer.searches();
+  const size_t sequences = static_cast<size_t>(writer.sequences);
+  const size_t all = tasks.size() * sequences;
   size_t done = 0;
-  while (done < tasks.size()) {
+  while (done < all) {
     if (console.terminal()) {
-      console.Write(absl::StrCat("\r\x1b[K", done, " of ", tasks.size()));
+      console.Write(absl::StrCat("\r\x1b[K", done, " of ", all));
     }
-    const absl::Span<const Task> batch = absl::MakeConstSpan(tasks).subspan(
-        done, search ? writer.sequences : options.batch_size);
+    const size_t end =
+        std::min<size_t>(all, done + (search ? sequences : options.batch_size));
+    std::vector<Task> batch;
+    for (size_t i = done; i < end; ++i) batch.push_back(tasks[i / sequences]);
     const absl::StatusOr<Texts> texts =
         search ? SearchTexts(batch[0], writer)
                : SampleTexts(batch, options.seed + done, writer);
@@ -128,20 +142,19 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
       CAPSTAN_RETURN_IF_ERROR(file->Write(
           OutputRow(*batch[i].prompt, TextOf(batch[i], writer, (*texts)[i]))));
     }
-    done += batch.size();
+    done = end;
   }
   if (done == 0) {
     return absl::CancelledError("stopped before the first text was done");
   }
   CAPSTAN_RETURN_IF_ERROR(file->Close());
-  if (done < tasks.size()) {
-    return absl::CancelledError(absl::StrCat("stopped; ", options.output,
-                                             " has ", done, " of ",
-                                             tasks.size(), " texts"));
+  if (done < all) {
+    return absl::CancelledError(absl::StrCat(
+        "stopped; ", options.output, " has ", done, " of ", all, " texts"));
   }
   console.Write(absl::StrCat(console.terminal() ? "\r\x1b[K" : "", "wrote ",
-                             options.output, ": ", tasks.size(),
-                             tasks.size() == 1 ? " text\n" : " texts\n"));
+                             options.output, ": ", all,
+                             all == 1 ? " text\n" : " texts\n"));
   return absl::OkStatus();
 }
 
@@ -151,20 +164,23 @@ absl::Status Show(const std::vector<Task>& tasks,
   const TokenModel* const model = writer.generator.model->token_model();
   const bool in_order = model == nullptr || model->causal();
   const bool search = writer.searches();
-  for (size_t i = 0; i < tasks.size(); i += search ? writer.sequences : 1) {
+  const size_t sequences = static_cast<size_t>(writer.sequences);
+  for (size_t i = 0; i < tasks.size() * sequences;
+       i += search ? sequences : 1) {
+    const Task& task = tasks[i / sequences];
     if (i > 0) std::cout << std::endl;
     if (search) {
-      CAPSTAN_RETURN_IF_ERROR(ShowBest(tasks[i], writer));
+      CAPSTAN_RETURN_IF_ERROR(ShowBest(task, writer));
       continue;
     }
     SampleOptions sample = writer.sample;
     sample.seed = options.seed + i;
-    sample.stop_tokens = tasks[i].stops;
+    sample.stop_tokens = task.stops;
     CAPSTAN_RETURN_IF_ERROR(
         in_order
-            ? WriteInOrder(tasks[i], writer, sample)
+            ? WriteInOrder(task, writer, sample)
             : WriteInAnyOrder(
-                  tasks[i], writer, sample,
+                  task, writer, sample,
                   options.picture.empty() ? "" : FromCaller(options.picture)));
   }
   return absl::OkStatus();
@@ -185,12 +201,15 @@ absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
     CAPSTAN_ASSIGN_OR_RETURN(writer.stops,
                              StopStringsOf(options.stop, *generator.model));
   }
-  bool greedy = options.greedy || options.temperature == 0.0;
+  const char* const drawing = options.DrawingFlag();
+  bool greedy = options.likeliest();
   if (model.causal()) {
     CAPSTAN_ASSIGN_OR_RETURN(const GenerationConfig config,
                              GenerationConfigOf(model));
     writer.beams = config.beams;
-    greedy = greedy || (config.do_sample == false && !options.temperature);
+    // These say that no beams are wanted.
+    if (greedy || drawing != nullptr) writer.beams.beams = 1;
+    greedy = greedy || (config.do_sample == false && drawing == nullptr);
   }
   if (options.beams.has_value()) writer.beams.beams = *options.beams;
   if (options.length_penalty.has_value()) {
@@ -204,6 +223,16 @@ absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
     }
   }
   const int64_t beams = writer.beams.beams;
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      beams <= kMostBeams, options.beams ? "--beams" : "the model's num_beams",
+      absl::StrCat("at most ", kMostBeams), beams));
+  if (beams > 1 && (options.likeliest() || drawing != nullptr)) {
+    return FieldError(drawing != nullptr ? drawing
+                      : options.greedy   ? "--greedy"
+                                         : "--temperature",
+                      "is without effect beside --beams, which looks for the "
+                      "likeliest text: leave one of them out");
+  }
   if (options.length_penalty.has_value() && beams == 1) {
     return FieldError("--length_penalty", "is for beams (--beams)");
   }
@@ -222,6 +251,14 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                            PromptsOf(options));
+  if (!options.chat_template_kwargs.empty() &&
+      std::all_of(prompts.begin(), prompts.end(), [](const Prompt& prompt) {
+        return prompt.messages.empty();
+      })) {
+    return FieldError("--chat_template_kwargs",
+                      "is for conversations, and no prompt is one: give rows "
+                      "{\"messages\": [..]} with --input");
+  }
   at::set_num_threads(AvailableCores());
   at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -238,8 +275,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
     std::cout << absl::StrJoin(ids[0], ",") << std::endl;
     return 0;
   }
-  const TaskSettings settings = {options.model, options.chat_template_kwargs,
-                                 options.sequences};
+  const TaskSettings settings = {options.model, options.chat_template_kwargs};
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,
                            MakeTasks(prompts, settings, generator));
   CAPSTAN_RETURN_IF_ERROR(options.output.empty()

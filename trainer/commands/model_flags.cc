@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/model_flags.h"
 
+#include <iostream>
 #include <map>
 #include <memory>
 
@@ -62,9 +63,13 @@ absl::StatusOr<Generator> LoadWithPlugins(
     const std::string& model, const AdapterOptions& adapter,
     const std::vector<std::string>& plugin_path,
     const std::vector<std::string>& overrides, WeightForm weights) {
-  return LoadGenerator(model, adapter,
-                       std::make_unique<PluginHost>(AllFromCaller(plugin_path)),
-                       RunFoldersHere(), overrides, weights);
+  absl::StatusOr<Generator> generator = LoadGenerator(
+      model, adapter, std::make_unique<PluginHost>(AllFromCaller(plugin_path)),
+      RunFoldersHere(), overrides, weights);
+  if (generator.ok() && !generator->note.empty()) {
+    std::cerr << "note: " << generator->note << "\n";
+  }
+  return generator;
 }
 
 }  // namespace capstan

@@ -23,7 +23,7 @@ void AddWeightsFlag(Flags& flags, std::string* weights);
 // "stored", "float32", "bfloat16" or "int8".
 WeightForm WeightFormOf(const std::string& name);
 
-// LoadGenerator with the plugins of --plugin_path.
+// LoadGenerator with the plugins of --plugin_path. Prints its note.
 absl::StatusOr<Generator> LoadWithPlugins(
     const std::string& model, const AdapterOptions& adapter,
     const std::vector<std::string>& plugin_path,

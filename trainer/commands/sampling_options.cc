@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/sampling_options.h"
 
+#include <algorithm>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -13,12 +14,28 @@
 namespace capstan {
 
 absl::Status SamplingOptions::Check() const {
-  if (!max_new_tokens.has_value() || *max_new_tokens >= 1) {
-    return absl::OkStatus();
+  if (max_new_tokens.has_value() && *max_new_tokens < 1) {
+    return FieldError(
+        "--max_new_tokens",
+        absl::StrCat("must be greater than 0, is ", *max_new_tokens));
   }
-  return FieldError(
-      "--max_new_tokens",
-      absl::StrCat("must be greater than 0, is ", *max_new_tokens));
+  if (std::find(stop.begin(), stop.end(), "") != stop.end()) {
+    return FieldError("--stop", "is empty: name a text, or leave it out");
+  }
+  const char* const drawing = DrawingFlag();
+  if (!likeliest() || drawing == nullptr) return absl::OkStatus();
+  return FieldError(drawing,
+                    absl::StrCat("is without effect beside ",
+                                 greedy ? "--greedy" : "--temperature=0",
+                                 ", which always takes the likeliest token: "
+                                 "leave one of them out"));
+}
+
+const char* SamplingOptions::DrawingFlag() const {
+  if (temperature.has_value() && *temperature != 0.0) return "--temperature";
+  if (top_k.has_value()) return "--top_k";
+  if (top_p.has_value()) return "--top_p";
+  return min_p.has_value() ? "--min_p" : nullptr;
 }
 
 SampleOptions SamplingOptions::Sampling(int64_t default_tokens) const {

@@ -36,7 +36,12 @@ struct SamplingOptions {
   std::vector<std::string> overrides;  // of the model's config
   std::vector<std::string> plugin_path;
 
+  // An error for flags that contradict each other or can't be right.
   absl::Status Check() const;
+  // The first flag that is about random draws; null: none is given.
+  const char* DrawingFlag() const;
+  // --greedy, or a temperature of 0.
+  bool likeliest() const { return greedy || temperature == 0.0; }
   // `default_tokens` is used if max_new_tokens isn't given.
   SampleOptions Sampling(int64_t default_tokens) const;
 };

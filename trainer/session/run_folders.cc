@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/status.h"
 #include "host/config/load_config.h"
 #include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/session/model_card.h"
+#include "trainer/session/run_identity.h"
 
 namespace capstan {
 namespace {
@@ -89,9 +91,18 @@ class FoldersHere : public RunFolders {
                                   const ConfigContext& context) const override {
     return ReadRunOf(folder, context);
   }
-  absl::Status CheckBaseWeights(const std::string& adapter,
-                                const std::string& base) const override {
-    return capstan::CheckBaseWeights(adapter, base);
+  absl::StatusOr<std::string> CheckBaseWeights(
+      const std::string& adapter, const std::string& base) const override {
+    CAPSTAN_RETURN_IF_ERROR(capstan::CheckBaseWeights(adapter, base));
+    return NoteWithoutBase(adapter);
+  }
+  absl::Status CheckFrozenWeights(const std::string& checkpoint,
+                                  const std::string& base) const override {
+    CAPSTAN_ASSIGN_OR_RETURN(const RunIdentity identity,
+                             CheckpointIdentity(checkpoint));
+    const auto trained = identity.find(kBaseIdentity);
+    if (trained == identity.end()) return absl::OkStatus();
+    return capstan::CheckBaseWeights(checkpoint, trained->second, base);
   }
 };
 

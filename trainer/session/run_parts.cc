@@ -10,6 +10,7 @@
 #include "base/gpus.h"
 #include "base/simd/instruction_set.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "host/config/base_model.h"
 #include "host/config/create_slot.h"
 #include "inference/load/create_model.h"
@@ -219,9 +220,14 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
     const std::string& text = user ? prompt.user() : prompt.prompt();
     const absl::Status known = CheckKnown(*tokenizer, text);
     if (!known.ok()) return FieldError(kField, known.message());
-    const auto length =
-        static_cast<int64_t>(user ? parts.train_data->PromptIds(text).size()
-                                  : tokenizer->Encode(text).size());
+    int64_t length = 0;
+    const absl::Status encoded = CatchAll([&] {
+      length =
+          static_cast<int64_t>(user ? parts.train_data->PromptIds(text).size()
+                                    : tokenizer->Encode(text).size());
+      return absl::OkStatus();
+    });
+    if (!encoded.ok()) return FieldError(kField, encoded.message());
     if (length == 0) return FieldError(kField, "has a prompt without a token");
     if (model != nullptr && length >= model->max_positions()) {
       return FieldError(kField,
@@ -367,7 +373,7 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   };
   CAPSTAN_RETURN_IF_ERROR(
       open("train_data", config.train_data(), &parts.train_data));
-  tokenizer.Adopt(*parts.train_data);
+  CAPSTAN_RETURN_IF_ERROR(tokenizer.Adopt(*parts.train_data));
   if (config.has_eval_data()) {
     CAPSTAN_RETURN_IF_ERROR(
         open("eval_data", config.eval_data(), &parts.eval_data));

@@ -96,8 +96,11 @@ class LladaCommand : public Command {
 
  private:
   absl::StatusOr<std::string> ConfigText(const CommandHost& host) const {
-    CAPSTAN_RETURN_IF_ERROR(CheckField(batch_size_ >= 1, "--batch_size",
-                                       "at least 1", batch_size_));
+    // As many as batch.micro_batch_size may be.
+    constexpr int64_t kMostWindows = int64_t{1} << 31;
+    CAPSTAN_RETURN_IF_ERROR(CheckField(
+        batch_size_ >= 1 && batch_size_ <= kMostWindows, "--batch_size",
+        absl::StrCat("from 1 to ", kMostWindows), batch_size_));
     CAPSTAN_RETURN_IF_ERROR(
         CheckField(epochs_ >= 1, "--epochs", "at least 1", epochs_));
     if (fp16_ && no_fp16_) {

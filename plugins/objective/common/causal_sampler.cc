@@ -147,7 +147,10 @@ void Override(const absl::optional<T>& value, T* setting) {
 }
 
 void Override(const SampleOptions& given, SamplerOptions* sampler) {
-  if (given.temperature.has_value()) sampler->greedy = false;
+  // Who says how to sample wants that.
+  if (given.temperature || given.top_k || given.top_p || given.min_p) {
+    sampler->greedy = false;
+  }
   Override(given.temperature, &sampler->temperature);
   Override(given.top_k, &sampler->top_k);
   Override(given.top_p, &sampler->top_p);

@@ -137,7 +137,11 @@ std::vector<Candidate> Restrict(absl::Span<const float> logits, float best,
                      Before);
     kept.resize(options.top_k);
   }
-  const float divisor = static_cast<float>(options.temperature);
+  // Neither 0 nor infinite, with which 0 / 0 or a forbidden token would be NaN.
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const float divisor =
+      static_cast<float>(std::clamp(options.temperature, kLeast, kMost));
   for (Candidate& c : kept) c.weight = std::exp((c.logit - best) / divisor);
   if (options.top_p < 1.0) {
     const double total = TotalOf(kept);

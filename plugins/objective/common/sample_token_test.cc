@@ -53,6 +53,20 @@ TEST(SampleTokenTest, TemperatureDividesTheLogits) {
   EXPECT_NEAR(shares.at(3) / shares.at(1), std::exp(-2.0), 1e-3);
 }
 
+// A float would be 0 or infinite.
+TEST(SampleTokenTest, TemperaturesBeyondFloats) {
+  SamplerOptions options;
+  options.temperature = 1e-50;
+  auto shares = Shares(kLogits, options);
+  ASSERT_EQ(shares.size(), 1u);
+  EXPECT_EQ(shares.begin()->first, 1);
+  options.temperature = 1e300;
+  shares = Shares({1.0f, -kInfinity, 3.0f}, options);
+  ASSERT_EQ(shares.size(), 2u);
+  EXPECT_NEAR(shares.at(0), 0.5, 2e-4);
+  EXPECT_NEAR(shares.at(2), 0.5, 2e-4);
+}
+
 TEST(SampleTokenTest, MinPIsAShareOfTheLikeliest) {
   SamplerOptions options;
   options.min_p = std::exp(-1.5);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -49,6 +51,29 @@ std::string TokenDifference(const Tokenizer& a, const Tokenizer& b) {
   return differs(kProbe)
              ? "words are split in other ways in the one than in the other"
              : "";
+}
+
+std::string EndsDifference(const Tokenizer& a, const Tokenizer& b) {
+  using SpecialIds = Tokenizer::SpecialIds;
+  const SpecialIds of_a = a.special_ids(), of_b = b.special_ids();
+  for (const auto& [name, id] : {std::make_pair("begin", &SpecialIds::bos),
+                                 std::make_pair("end", &SpecialIds::eos),
+                                 std::make_pair("padding", &SpecialIds::pad)}) {
+    if (of_a.*id == of_b.*id) continue;
+    return absl::StrCat("the ", name, " token is ",
+                        Quoted(a.Decode({of_a.*id})), " in the one and ",
+                        Quoted(b.Decode({of_b.*id})), " in the other");
+  }
+  // Around a token that no tokenizer has.
+  std::vector<int64_t> by_a = {-1}, by_b = {-1};
+  a.AddEnds(&by_a);
+  b.AddEnds(&by_b);
+  if (by_a != by_b) {
+    return "the one adds other tokens at the ends of a text than the other";
+  }
+  return a.chat_template() == b.chat_template()
+             ? ""
+             : "the chat template of the one isn't the other's";
 }
 
 }  // namespace capstan

@@ -14,6 +14,11 @@ namespace capstan {
 // what is special, nor what surrounds a text. Takes about a microsecond an id.
 std::string TokenDifference(const Tokenizer& a, const Tokenizer& b);
 
+// How tokenizers of the same tokens differ in what they put around a text: in
+// the begin, end and padding tokens, in what AddEnds adds, or in the chat
+// template; "" if they don't.
+std::string EndsDifference(const Tokenizer& a, const Tokenizer& b);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_PLUGINS_SDK_LIB_TOKEN_DIFFERENCE_H_

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "plugins/sdk/lib/byte_tokenizer.h"
 
@@ -16,10 +17,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::unique_ptr<Tokenizer> Load(const Json& json) {
+std::unique_ptr<Tokenizer> Load(const Json& json,
+                                const Json& config = Json::object()) {
   const std::string folder = ::testing::TempDir() + "/tokenizer";
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/tokenizer.json") << json.dump();
+  std::ofstream(folder + "/tokenizer_config.json") << config.dump();
   auto loaded = LoadTokenizer(folder);
   EXPECT_TRUE(loaded.ok()) << loaded.status();
   return *std::move(loaded);
@@ -74,6 +77,47 @@ TEST(TokenDifferenceTest, SaysWhere) {
       {"type", "Replace"}, {"pattern", {{"String", "  "}}}, {"content", " "}};
   EXPECT_EQ(TokenDifference(*Load(characters), *Load(other)),
             "words are split in other ways in the one than in the other");
+}
+
+TEST(TokenDifferenceTest, EndsAndTemplateAreComparedApart) {
+  const auto with = [](const Json& config, bool adds = false) {
+    Json json = Merging();
+    for (const auto& [id, content] :
+         {std::make_pair(259, "<a>"), std::make_pair(260, "<b>")}) {
+      json["added_tokens"].push_back({{"id", id},
+                                      {"content", content},
+                                      {"single_word", false},
+                                      {"lstrip", false},
+                                      {"rstrip", false},
+                                      {"normalized", false},
+                                      {"special", true}});
+    }
+    if (adds) {
+      json["post_processor"] = Json::parse(
+          R"({"type": "TemplateProcessing", "pair": [], "single": [)"
+          R"({"SpecialToken": {"id": "<a>", "type_id": 0}}, )"
+          R"({"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": )"
+          R"({"<a>": {"id": "<a>", "ids": [259], "tokens": ["<a>"]}}})");
+    }
+    return Load(json, config);
+  };
+  const auto plain = with({{"eos_token", "<a>"}, {"chat_template", "x"}});
+  EXPECT_EQ(EndsDifference(
+                *plain, *with({{"chat_template", "x"}, {"eos_token", "<a>"}})),
+            "");
+  const auto differs = [&](const std::unique_ptr<Tokenizer>& other,
+                           const std::string& how) {
+    EXPECT_EQ(TokenDifference(*plain, *other), "");
+    EXPECT_EQ(EndsDifference(*plain, *other), how);
+  };
+  differs(with({{"eos_token", "<b>"}, {"chat_template", "x"}}),
+          "the end token is \"<a>\" in the one and \"<b>\" in the other");
+  differs(with({{"chat_template", "x"}}),
+          "the end token is \"<a>\" in the one and no token in the other");
+  differs(with({{"eos_token", "<a>"}, {"chat_template", "x"}}, /*adds=*/true),
+          "the one adds other tokens at the ends of a text than the other");
+  differs(with({{"eos_token", "<a>"}, {"chat_template", "y"}}),
+          "the chat template of the one isn't the other's");
 }
 
 }  // namespace
