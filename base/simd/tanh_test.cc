@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "base/simd/simd_numbers.h"
+#include "base/simd/simd_numbers_for_test.h"
 
 namespace capstan::kernels {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/gpus.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/launcher.h"
-#include "kernels/cuda/checks_for_test.h"
+#include "testing/cuda/checks.h"
 #include "plugins/sdk/process_group.h"
 
 namespace capstan::kernels::cuda {

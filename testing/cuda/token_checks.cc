@@ -11,7 +11,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda/checks_for_test.h"
+#include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/emulated_kernels.h"
+#include "testing/cuda/emulated_kernels.h"
+
+// Takes nvcc's place in the following.
+#include "testing/cuda/emulator.h"
 
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/checks_for_test.h"
+#include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/quant/nf4.h"
 #include "kernels/quant/packed_linear.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "kernels/cuda/checks_for_test.h"
+#include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
 
 namespace capstan::kernels::cuda {
