@@ -40,9 +40,20 @@ bool HasFastBf16Products();
 #define SIMD_FUNCTION_AVX2
 #define SIMD_FUNCTION_AVX512
 #endif
-template <typename Function>
-Function BestOf(Function plain, Function avx2, Function avx512) {
-  const Function functions[] = {plain, avx2, avx512};
+template <auto kFunction>
+struct ForEachSet;
+template <typename... Args, void (*kFunction)(Args...)>
+struct ForEachSet<kFunction> {
+  static void Plain(Args... args) { kFunction(args...); }
+  SIMD_FUNCTION_AVX2 static void Avx2(Args... args) { kFunction(args...); }
+  SIMD_FUNCTION_AVX512 static void Avx512(Args... args) { kFunction(args...); }
+};
+// kFunction, which must be always_inline, compiled for the processor's best.
+template <auto kFunction>
+auto BestOf() {
+  using Sets = ForEachSet<kFunction>;
+  const decltype(&Sets::Plain) functions[] = {Sets::Plain, Sets::Avx2,
+                                              Sets::Avx512};
   return functions[static_cast<int>(BestInstructionSet())];
 }
 

@@ -26,6 +26,7 @@
 #include "kernels/memory_testing.h"
 #include "kernels/quant/nf4.h"
 #include "kernels/quant/packed_linear.h"
+#include "kernels/testing.h"
 
 namespace capstan::kernels {
 namespace {

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/simd/tanh.h"
+#include "base/simd/simd.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/gpu_path.h"
@@ -98,7 +98,7 @@ at::Tensor SoftCap(at::Tensor& logits, double cap) {
   at::Tensor slope = at::empty_like(logits);
   float *x = Data(logits), *dx = Data(slope);
   at::parallel_for(0, logits.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-    TanhLoops().softcap(x + i, end - i, static_cast<float>(cap), dx + i);
+    Simd().softcap(x + i, end - i, static_cast<float>(cap), dx + i);
   });
   return slope;
 }
