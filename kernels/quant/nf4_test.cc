@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 
 namespace capstan::kernels {
 namespace {

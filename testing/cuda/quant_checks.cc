@@ -11,6 +11,7 @@
 #include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/quant/nf4.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 #include "kernels/quant/packed_linear.h"
 
 namespace capstan::kernels::cuda {
