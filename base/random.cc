@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/simd/instruction_set.h"
+
 // All instruction sets must give the same bits, so that ranks on different
 // machines agree: no fused multiply-add. The other flags enable vectorization.
-// Before the header whose BestOf instantiates functions of this file.
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
-#include "base/simd/instruction_set.h"
 
 namespace capstan {
 namespace {
@@ -169,6 +169,26 @@ CAPSTAN_ALWAYS_INLINE void NormalGroups(uint64_t key, uint64_t group,
   }
 }
 
+using NormalGroupsFn = void (*)(uint64_t key, uint64_t group, int64_t groups,
+                                float mean, float stddev, float* out);
+
+void NormalGroupsPlain(uint64_t key, uint64_t group, int64_t groups, float mean,
+                       float stddev, float* out) {
+  NormalGroups(key, group, groups, mean, stddev, out);
+}
+
+SIMD_FUNCTION_AVX2 void NormalGroupsAvx2(uint64_t key, uint64_t group,
+                                         int64_t groups, float mean,
+                                         float stddev, float* out) {
+  NormalGroups(key, group, groups, mean, stddev, out);
+}
+
+SIMD_FUNCTION_AVX512 void NormalGroupsAvx512(uint64_t key, uint64_t group,
+                                             int64_t groups, float mean,
+                                             float stddev, float* out) {
+  NormalGroups(key, group, groups, mean, stddev, out);
+}
+
 // The first 64 bits at a position.
 uint64_t Random64(uint64_t key, uint64_t low, uint64_t high) {
   const Words x = Philox(key, Counter(low, high));
@@ -213,7 +233,8 @@ uint64_t RandomBelow(uint64_t key, uint64_t position, uint64_t bound) {
 
 void FillNormal(uint64_t key, int64_t begin, int64_t count, float mean,
                 float stddev, float* out) {
-  static const auto fill = BestOf<NormalGroups>();
+  static const auto fill = BestOf<NormalGroupsFn>(
+      NormalGroupsPlain, NormalGroupsAvx2, NormalGroupsAvx512);
   const int64_t end = begin + count;
   for (int64_t at = begin; at < end;) {
     const int64_t offset = at % kGroup, whole = (end - at) / kGroup;

@@ -40,6 +40,13 @@ bool HasFastBf16Products();
 #define SIMD_FUNCTION_AVX2
 #define SIMD_FUNCTION_AVX512
 #endif
+template <typename Function>
+Function BestOf(Function plain, Function avx2, Function avx512) {
+  const Function functions[] = {plain, avx2, avx512};
+  return functions[static_cast<int>(BestInstructionSet())];
+}
+// The same for `kFunction`, which must be always_inline. It is compiled with
+// the flags of the whole file: #pragma GCC optimize has no effect on it.
 template <auto kFunction>
 struct ForEachSet;
 template <typename... Args, void (*kFunction)(Args...)>
@@ -48,13 +55,10 @@ struct ForEachSet<kFunction> {
   SIMD_FUNCTION_AVX2 static void Avx2(Args... args) { kFunction(args...); }
   SIMD_FUNCTION_AVX512 static void Avx512(Args... args) { kFunction(args...); }
 };
-// kFunction, which must be always_inline, compiled for the processor's best.
 template <auto kFunction>
 auto BestOf() {
   using Sets = ForEachSet<kFunction>;
-  const decltype(&Sets::Plain) functions[] = {Sets::Plain, Sets::Avx2,
-                                              Sets::Avx512};
-  return functions[static_cast<int>(BestInstructionSet())];
+  return BestOf(&Sets::Plain, &Sets::Avx2, &Sets::Avx512);
 }
 
 // A family of loop tables, one per instruction set.
