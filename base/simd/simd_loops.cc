@@ -374,9 +374,9 @@ constexpr RowKernels<T> RowTable() {
 }  // namespace
 
 const SimdKernels SIMD_SYMBOL(kSimd) = {
-    SIMD_NAME,     RowTable<float>(), RowTable<Bf16>(), RowTable<Fp16>(),
-    CausalExp,     CausalSoftmax,     SoftmaxBackward,  SoftCap,
-    Scale,         Multiply,          Dot<float>,
+    SIMD_NAME, RowTable<float>(), RowTable<Bf16>(), RowTable<Fp16>(),
+    CausalExp, CausalSoftmax,     SoftmaxBackward,  SoftCap,
+    Scale,     Multiply,          Dot<float>,
 };
 
 }  // namespace capstan::kernels

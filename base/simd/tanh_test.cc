@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The loops of each instruction set against their formulas in double precision.
-#include "base/simd/simd.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
+#include "base/simd/simd.h"
 #include "base/simd/simd_numbers_for_test.h"
 
 namespace capstan::kernels {

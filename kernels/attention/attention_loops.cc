@@ -107,7 +107,7 @@ void Scores(const AttentionLayout& layout, const Block& block, ConstMatrix q,
        layout.scale(), q, k, 0.0f, {scores, block.stride});
   if (layout.shape.softcap == 0.0) return;
   Simd().softcap(scores, block.rows * block.stride,
-                      static_cast<float>(layout.shape.softcap), slope);
+                 static_cast<float>(layout.shape.softcap), slope);
 }
 
 // Scores as a factor of products with T: bfloat16, whose products are fast if
@@ -235,7 +235,7 @@ void BackwardPart(const AttentionLayout& layout,
                             layout.scale());
     if (layout.shape.softcap != 0.0) {
       Simd().multiply(d_scores, buffers->slope.data(),
-                           block.rows * block.stride);
+                      block.rows * block.stride);
     }
     const ConstMatrix d = buffers->factor.Of(block, d_scores);
     Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f, d, {p.k + ko, kld},

@@ -58,10 +58,9 @@ const GemmKernels* ChosenForHalves() {
 
 // Whether products of bfloat16 alone are OneDnnGemm's. Asks the kernel for AMX.
 bool UsesOneDnn() {
-  static const bool uses =
-      Is(Bf16Wish(), "onednn") ||
-      (Bf16Wish() == nullptr && kGemm.best().run != nullptr &&
-       at::cpu::init_amx());
+  static const bool uses = Is(Bf16Wish(), "onednn") ||
+                           (Bf16Wish() == nullptr &&
+                            kGemm.best().run != nullptr && at::cpu::init_amx());
   return uses;
 }
 
@@ -249,12 +248,12 @@ void OneDnnGemm(const GemmProblem& p) {
     return at::from_blob(const_cast<void*>(data), {rows, columns}, {stride, 1},
                          at::kBFloat16);
   };
-  const at::Tensor a = p.a_transposed ? matrix(p.a.data, p.a.stride, p.k, p.m)
-                                            .t()
-                                      : matrix(p.a.data, p.a.stride, p.m, p.k);
-  const at::Tensor b = p.b_transposed ? matrix(p.b.data, p.b.stride, p.n, p.k)
-                                            .t()
-                                      : matrix(p.b.data, p.b.stride, p.k, p.n);
+  const at::Tensor a = p.a_transposed
+                           ? matrix(p.a.data, p.a.stride, p.k, p.m).t()
+                           : matrix(p.a.data, p.a.stride, p.m, p.k);
+  const at::Tensor b = p.b_transposed
+                           ? matrix(p.b.data, p.b.stride, p.n, p.k).t()
+                           : matrix(p.b.data, p.b.stride, p.k, p.n);
   at::Tensor c = matrix(p.c.data, p.c.stride, p.m, p.n);
   at::addmm_out(c, c, a, b, p.beta, p.alpha);
 }

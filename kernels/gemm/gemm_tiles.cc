@@ -151,8 +151,7 @@ void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
 // The blocks of the inner dimension.
 template <typename Kernel>
 SIMD_INLINE Cut TermsOf(const GemmProblem& p) {
-  return Cut((p.k + Kernel::kTerms - 1) / Kernel::kTerms, kGemmDepth,
-             1);
+  return Cut((p.k + Kernel::kTerms - 1) / Kernel::kTerms, kGemmDepth, 1);
 }
 
 // Of a c of Kernel::Result; if that isn't float32, there is one block of terms.

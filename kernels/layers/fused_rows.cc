@@ -131,9 +131,8 @@ template <typename T>
 void Gate(Activation activation, const T* gate, const T* up, int64_t n,
           T* out) {
   const ProfileScope profile("swiglu");
-  const auto loop = activation == Activation::kSilu
-                        ? Simd().rows<T>().swiglu
-                        : Simd().rows<T>().geglu;
+  const auto loop = activation == Activation::kSilu ? Simd().rows<T>().swiglu
+                                                    : Simd().rows<T>().geglu;
   ForRows(n, 1, [&](int64_t i, int64_t end) {
     loop(gate + i, up + i, end - i, out + i);
   });

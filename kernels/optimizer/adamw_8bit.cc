@@ -290,7 +290,8 @@ void CheckBuffers(const AdamW8BitBuffers& b) {
   const auto check = [&](const at::Tensor& t, int64_t numel, auto... types) {
     CheckBuffer("AdamW in 8 bits", t, b.parameter, numel, types...);
   };
-  CheckGradientAndWorking("AdamW in 8 bits", b.gradient, b.working, b.parameter);
+  CheckGradientAndWorking("AdamW in 8 bits", b.gradient, b.working,
+                          b.parameter);
   check(b.exp_avg, n, at::kByte);
   check(b.exp_avg_sq, n, at::kByte);
   check(b.exp_avg_absmax, blocks, at::kFloat);

@@ -75,10 +75,9 @@ using NoWorkingCopy = char;
 // Moments::Stored, which Read turns into float32, and Write writes those of
 // element i. Vectorised, with c10's conversions, too.
 template <typename Moments, typename Gradient, typename Working>
-ALWAYS_INLINE void AdamWRange(
-    const cuda::AdamWFactors& factors,
-    const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
-    int64_t begin, int64_t end) {
+ALWAYS_INLINE void AdamWRange(const cuda::AdamWFactors& factors,
+                              const AdamWMemory<typename Moments::Stored>& b,
+                              const Moments& kind, int64_t begin, int64_t end) {
   const cuda::AdamWFactors f = factors;
   const Moments moments = kind;
   const auto* __restrict gradient = static_cast<const Gradient*>(b.gradient);
@@ -90,8 +89,7 @@ ALWAYS_INLINE void AdamWRange(
     const float g = static_cast<float>(gradient[i]) * f.gradient_scale;
     const float before = Moments::Read(exp_avg[i]);
     const float m = before + f.weight1 * (g - before);
-    const float v =
-        Moments::Read(exp_avg_sq[i]) * f.beta2 + f.weight2 * g * g;
+    const float v = Moments::Read(exp_avg_sq[i]) * f.beta2 + f.weight2 * g * g;
     const float denominator = std::sqrt(v) / f.root2 + f.epsilon;
     const float p = parameter[i] * f.decay - f.rate * m / denominator;
     moments.Write(i, m, v, &exp_avg[i], &exp_avg_sq[i]);

@@ -9,7 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
-
 #include <c10/util/Exception.h>
 
 #include <cmath>

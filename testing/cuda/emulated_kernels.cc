@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/cuda/emulated_kernels.h"
 
-// Takes nvcc's place in the following.
-#include "testing/cuda/emulator.h"
+// clang-format off
+#include "testing/cuda/emulator.h"  // in nvcc's place, before the kernels
+// clang-format on
 
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
+#include "testing/cuda/checks.h"
 #include "testing/cuda/emulated_kernels.h"
 
 namespace capstan::kernels::cuda {

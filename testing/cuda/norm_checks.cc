@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "testing/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 namespace {
