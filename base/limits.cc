@@ -67,34 +67,23 @@ void WarnOfCpuTime() {
 }  // namespace
 
 std::string LimitText(int error) {
-  absl::optional<int64_t> limit;
-  switch (error) {
-    case EFBIG:
-      limit = LimitOf(RLIMIT_FSIZE);
-      return limit.has_value() ? absl::StrCat("; the limit of a file is ",
-                                              *limit, " bytes (ulimit -f)")
-                               : "";
-    case ENOMEM:
-      limit = LimitOf(RLIMIT_AS);
-      return limit.has_value()
-                 ? absl::StrCat("; the limit of the address space is ", *limit,
-                                " bytes (ulimit -v)")
-                 : "";
-    case EAGAIN:
-      limit = LimitOf(RLIMIT_NPROC);
-      return limit.has_value() ? absl::StrCat(
-                                     "; the limit of this user's processes and "
-                                     "threads is ",
-                                     *limit, " (ulimit -u)")
-                               : "";
-    case EMFILE:
-      limit = LimitOf(RLIMIT_NOFILE);
-      return limit.has_value() ? absl::StrCat("; the limit of open files is ",
-                                              *limit, " (ulimit -n)")
-                               : "";
-    default:
-      return "";
+  constexpr struct {
+    int error;
+    int resource;
+    const char* of;
+    const char* unit;
+  } kLimits[] = {{EFBIG, RLIMIT_FSIZE, "a file", " bytes (ulimit -f)"},
+                 {ENOMEM, RLIMIT_AS, "the address space", " bytes (ulimit -v)"},
+                 {EAGAIN, RLIMIT_NPROC, "this user's processes and threads",
+                  " (ulimit -u)"},
+                 {EMFILE, RLIMIT_NOFILE, "open files", " (ulimit -n)"}};
+  for (const auto& [one, resource, of, unit] : kLimits) {
+    if (one != error) continue;
+    const absl::optional<int64_t> limit = LimitOf(resource);
+    if (!limit.has_value()) return "";
+    return absl::StrCat("; the limit of ", of, " is ", *limit, unit);
   }
+  return "";
 }
 
 absl::optional<int64_t> MostAddressSpace() { return LimitOf(RLIMIT_AS); }

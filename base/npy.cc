@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "glog/logging.h"
 
@@ -44,63 +44,26 @@ constexpr TypeRow kTypes[] = {
 
 const TypeRow& RowOf(NpyType type) { return kTypes[static_cast<int>(type)]; }
 
-// Parses the header, a Python dictionary of literals: {'descr': '<i8',
-// 'fortran_order': False, 'shape': (4, 64), }
-class DictScanner {
- public:
-  explicit DictScanner(absl::string_view text) : rest_(text) {}
-
-  // Skips white space and, if it follows, `token`.
-  bool Take(absl::string_view token) {
-    rest_ = absl::StripLeadingAsciiWhitespace(rest_);
-    if (!absl::StartsWith(rest_, token)) return false;
-    rest_.remove_prefix(token.size());
-    return true;
-  }
-
-  // 'text' or "text", without escapes.
-  bool TakeString(std::string* text) {
-    const char* const quote = Take("'") ? "'" : Take("\"") ? "\"" : nullptr;
-    if (quote == nullptr) return false;
-    const size_t end = rest_.find(quote);
-    if (end == absl::string_view::npos) return false;
-    *text = std::string(rest_.substr(0, end));
-    rest_.remove_prefix(end + 1);
-    return true;
-  }
-
-  bool TakeBool(bool* value) {
-    *value = Take("True");
-    return *value || Take("False");
-  }
-
-  // (), (4,) or (4, 64).
-  bool TakeTuple(std::vector<int64_t>* numbers) {
-    numbers->clear();
-    if (!Take("(")) return false;
-    while (!Take(")")) {
-      size_t digits = 0;
-      rest_ = absl::StripLeadingAsciiWhitespace(rest_);
-      while (digits < rest_.size() && absl::ascii_isdigit(rest_[digits])) {
-        ++digits;
+// A header, which is a Python dictionary of literals, as JSON:
+// {'descr': '<i8', 'fortran_order': False, 'shape': (4, 64), }
+std::string AsJson(absl::string_view header) {
+  const std::string text = absl::StrReplaceAll(header, {{"'", "\""},
+                                                        {"(", "["},
+                                                        {")", "]"},
+                                                        {"False", "false"},
+                                                        {"True", "true"}});
+  std::string json;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == ',') {  // JSON has none before a bracket
+      const size_t next = text.find_first_not_of(" \t\n", i + 1);
+      if (next < text.size() && (text[next] == ']' || text[next] == '}')) {
+        continue;
       }
-      int64_t number;
-      if (!absl::SimpleAtoi(rest_.substr(0, digits), &number)) return false;
-      rest_.remove_prefix(digits);
-      numbers->push_back(number);
-      if (!Take(",")) return Take(")");
     }
-    return true;
+    json += text[i];
   }
-
-  bool AtEnd() {
-    rest_ = absl::StripLeadingAsciiWhitespace(rest_);
-    return rest_.empty();
-  }
-
- private:
-  absl::string_view rest_;
-};
+  return json;
+}
 
 struct Fields {
   std::string descr;
@@ -108,44 +71,29 @@ struct Fields {
   std::vector<int64_t> shape;
 };
 
-absl::Status Malformed() {
-  return absl::InvalidArgumentError(
+absl::StatusOr<Fields> ParseFields(absl::string_view text) {
+  const absl::Status malformed = absl::InvalidArgumentError(
       "isn't a .npy file: its header doesn't say descr, fortran_order and "
       "shape as numpy does");
-}
-
-absl::StatusOr<Fields> ParseFields(absl::string_view text) {
-  DictScanner scanner(text);
-  Fields fields;
-  bool descr = false;
-  bool order = false;
-  bool shape = false;
-  if (!scanner.Take("{")) return Malformed();
-  while (!scanner.Take("}")) {
-    std::string key;
-    if (!scanner.TakeString(&key) || !scanner.Take(":")) return Malformed();
-    if (key == "descr" && !descr) {
-      if (scanner.Take("[")) {
-        return absl::InvalidArgumentError(
-            "holds records: save each field as an array of its own");
-      }
-      descr = scanner.TakeString(&fields.descr);
-      if (!descr) return Malformed();
-    } else if (key == "fortran_order" && !order) {
-      order = scanner.TakeBool(&fields.fortran_order);
-      if (!order) return Malformed();
-    } else if (key == "shape" && !shape) {
-      shape = scanner.TakeTuple(&fields.shape);
-      if (!shape) return Malformed();
-    } else {
-      return Malformed();
-    }
-    if (!scanner.Take(",")) {
-      if (!scanner.Take("}")) return Malformed();
-      break;
-    }
+  const auto json = ParseJson<nlohmann::json>(AsJson(text));
+  if (!json.is_object() || json.size() != 3 || !json.contains("descr") ||
+      !json.contains("fortran_order") || !json.contains("shape")) {
+    return malformed;
   }
-  if (!scanner.AtEnd() || !descr || !order || !shape) return Malformed();
+  const nlohmann::json &descr = json["descr"], &order = json["fortran_order"];
+  if (descr.is_array()) {
+    return absl::InvalidArgumentError(
+        "holds records: save each field as an array of its own");
+  }
+  if (!descr.is_string() || !order.is_boolean() || !json["shape"].is_array() ||
+      absl::c_count(text, ':') != 3) {  // else a key is there twice
+    return malformed;
+  }
+  Fields fields = {descr.get<std::string>(), order.get<bool>(), {}};
+  for (const nlohmann::json& size : json["shape"]) {
+    fields.shape.push_back(JsonInteger(size).value_or(-1));
+    if (fields.shape.back() < 0) return malformed;
+  }
   return fields;
 }
 

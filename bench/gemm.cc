@@ -218,11 +218,9 @@ std::vector<Contestant> Contestants() {
     all.push_back({std::string("bf16, ") + best.name, at::kBFloat16, &best});
   }
 #ifdef __x86_64__
-  for (const auto& [table, runs] :
-       {std::pair(&kGemmAvx512Bf16, HasBf16Products()),
-        std::pair(&kGemmAmx, HasAmxProducts())}) {
-    if (!runs) continue;
-    all.push_back({std::string("bf16, ") + table->name, at::kBFloat16, table});
+  if (HasBf16Products()) {
+    all.push_back({std::string("bf16, ") + kGemmAvx512Bf16.name, at::kBFloat16,
+                   &kGemmAvx512Bf16});
   }
 #endif
   all.push_back({"bf16, LibTorch", at::kBFloat16, nullptr});

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/layers/block_parts.h"
+
 namespace capstan::kernels {
 namespace {
 
@@ -110,6 +112,15 @@ void ExpectSame(const Operator& fused, const Operator& plain,
     }
     if (type == at::kFloat) ExpectDifferencesMatch(fused, rounded, got);
   }
+}
+
+at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
+  std::vector<double> inverse_frequencies;
+  for (int64_t i = 0; i < head_dim; i += 2) {
+    inverse_frequencies.push_back(
+        1.0 / std::pow(theta, static_cast<double>(i) / head_dim));
+  }
+  return RopeTable(positions, inverse_frequencies);
 }
 
 at::Tensor PlainNorm(const at::Tensor& x, const at::Tensor& weight) {

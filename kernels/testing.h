@@ -36,6 +36,9 @@ double Difference(const at::Tensor& got, const at::Tensor& wanted);
 void ExpectSame(const Operator& fused, const Operator& plain,
                 const Tensors& inputs);
 
+// The table of angles position * theta^(-2i / head_dim): [positions, head_dim].
+at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
+
 // weight * x / sqrt(mean(x^2) + kEps).
 at::Tensor PlainNorm(const at::Tensor& x, const at::Tensor& weight);
 

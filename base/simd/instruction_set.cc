@@ -3,8 +3,6 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace capstan {
@@ -24,24 +22,11 @@ bool HasAvx512Bf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kBf16) != 0;
 }
 
-// "Using XSTATE features in user space applications" of Linux' documentation.
-bool AskForTiles() {
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
-AmxFacts FactsOfThisMachine() {
-  AmxFacts facts;
-  facts.granted = AskForTiles;
+bool HasAmx() {
   unsigned int a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) facts.features = d;
-  if (__get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_OSXSAVE) != 0) {
-    uint32_t low = 0, high = 0;
-    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    facts.saved = (uint64_t{high} << 32) | low;
-  }
-  return facts;
+  constexpr unsigned int kBf16AndTiles = (1u << 22) | (1u << 24);  // of EDX
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (d & kBf16AndTiles) == kBf16AndTiles;
 }
 #endif
 
@@ -79,24 +64,6 @@ bool HasBf16Products() {
 #endif
 }
 
-bool AmxUsable(const AmxFacts& facts) {
-  constexpr uint32_t kBf16AndTiles = (1u << 22) | (1u << 24);
-  constexpr uint64_t kTileConfigAndData = (1u << 17) | (1u << 18);
-  return (facts.features & kBf16AndTiles) == kBf16AndTiles &&
-         (facts.saved & kTileConfigAndData) == kTileConfigAndData &&
-         facts.granted();
-}
-
-bool HasAmxProducts() {
-#ifdef __x86_64__
-  static const bool has = BestInstructionSet() == InstructionSet::kAvx512 &&
-                          AmxUsable(FactsOfThisMachine());
-  return has;
-#else
-  return false;
-#endif
-}
-
 bool OnIntel() {
 #ifdef __x86_64__
   return __builtin_cpu_is("intel");
@@ -106,7 +73,11 @@ bool OnIntel() {
 }
 
 bool HasFastBf16Products() {
-  return (HasBf16Products() && !OnIntel()) || HasAmxProducts();
+#ifdef __x86_64__
+  return HasBf16Products() && (!OnIntel() || HasAmx());
+#else
+  return false;
+#endif
 }
 
 }  // namespace capstan

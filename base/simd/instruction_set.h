@@ -23,27 +23,12 @@ InstructionSet BestInstructionSet();
 // later), besides kAvx512.
 bool HasBf16Products();
 
-// Whether this process may multiply bfloat16 in AMX tiles (Sapphire Rapids and
-// later), besides kAvx512. The first call asks the kernel for it (Linux 5.16
-// and later; it refuses where a thread's alternate signal stack is too small).
-// The answer holds for all threads and for processes forked later; a program
-// that is executed asks anew.
-bool HasAmxProducts();
-
 bool OnIntel();
 
-// Whether products of bfloat16 are faster than of float32: in AMX tiles, or in
-// pairs but on Intel's processors (docs/decisions/kernels.md has what was
-// measured).
+// Whether products of bfloat16 are faster than of float32: in pairs but on
+// Intel's processors (docs/decisions/kernels.md has what was measured), or with
+// AMX (Sapphire Rapids and later).
 bool HasFastBf16Products();
-
-// What HasAmxProducts decides by, for its test.
-struct AmxFacts {
-  uint32_t features = 0;        // EDX of CPUID's leaf 7
-  uint64_t saved = 0;           // XCR0: the registers that the system saves
-  bool (*granted)() = nullptr;  // asks the kernel; called if all else is there
-};
-bool AmxUsable(const AmxFacts& facts);
 
 // For a function written once and compiled for each set.
 #ifdef __x86_64__
@@ -59,6 +44,21 @@ template <typename Function>
 Function BestOf(Function plain, Function avx2, Function avx512) {
   const Function functions[] = {plain, avx2, avx512};
   return functions[static_cast<int>(BestInstructionSet())];
+}
+// The same for `kFunction`, which must be always_inline. It is compiled with
+// the flags of the whole file: #pragma GCC optimize has no effect on it.
+template <auto kFunction>
+struct ForEachSet;
+template <typename... Args, void (*kFunction)(Args...)>
+struct ForEachSet<kFunction> {
+  static void Plain(Args... args) { kFunction(args...); }
+  SIMD_FUNCTION_AVX2 static void Avx2(Args... args) { kFunction(args...); }
+  SIMD_FUNCTION_AVX512 static void Avx512(Args... args) { kFunction(args...); }
+};
+template <auto kFunction>
+auto BestOf() {
+  using Sets = ForEachSet<kFunction>;
+  return BestOf(&Sets::Plain, &Sets::Avx2, &Sets::Avx512);
 }
 
 // A family of loop tables, one per instruction set.

@@ -64,6 +64,11 @@ struct RowKernels {
   // and d_out * up are rounded to T. d_gate may be gate, d_up may be up.
   void (*swiglu_backward)(const T *gate, const T *up, int64_t n, T *d_out,
                           T *d_gate, T *d_up);
+  // The same with GELU's approximation by tanh (Hendrycks & Gimpel, "Gaussian
+  // Error Linear Units", 2016, section 2) in place of silu.
+  void (*geglu)(const T *gate, const T *up, int64_t n, T *out);
+  void (*geglu_backward)(const T *gate, const T *up, int64_t n, T *d_out,
+                         T *d_gate, T *d_up);
 
   // Returns log(sum(exp(x))) - x[target]. If `gradient`, replaces x with
   // (softmax(x) - one_hot(target)) * factor.
@@ -100,7 +105,12 @@ struct SimdKernels {
   void (*softmax_backward)(const float *p, float *dp, int64_t rows,
                            int64_t stride, const float *delta, float scale);
 
+  // x = cap * tanh(x / cap). slope: its derivative there; may be null.
+  void (*softcap)(float *x, int64_t n, float cap, float *slope);
+
   void (*scale)(float *x, int64_t n, float factor);
+  // x *= factors.
+  void (*multiply)(float *x, const float *factors, int64_t n);
   float (*dot)(const float *a, const float *b, int64_t n);
 
   // The loops for T.

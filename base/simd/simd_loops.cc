@@ -115,23 +115,49 @@ void Rotate(const float* cosines, const float* sines, float sign, int64_t heads,
   }
 }
 
-template <typename T>
-void SwiGlu(const T* gate, const T* up, int64_t n, T* out) {
+// The activations of a gate: g times a share of it.
+struct Silu {
+  static SIMD_INLINE Floats Share(const Floats& g) { return Sigmoid(g); }
+  // The derivative of g * share.
+  static SIMD_INLINE Floats Slope(const Floats& /*g*/, const Floats& share,
+                                  const Floats& product) {
+    return share + product * (1.0f - share);
+  }
+};
+
+// gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 u) with u = sqrt(2 / pi) *
+// (x + 0.044715 x^3).
+struct Gelu {
+  static constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+  static constexpr float kCubic = 0.044715f;
+
+  static SIMD_INLINE Floats Share(const Floats& g) {
+    return Sigmoid(kTwiceRoot * g * (1.0f + kCubic * (g * g)));
+  }
+  static SIMD_INLINE Floats Slope(const Floats& g, const Floats& share,
+                                  const Floats& product) {
+    const Floats inner = kTwiceRoot * (1.0f + 3.0f * kCubic * (g * g));
+    return share + product * (1.0f - share) * inner;
+  }
+};
+
+template <typename T, typename Activation>
+void Gate(const T* gate, const T* up, int64_t n, T* out) {
   ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
     const Floats g = load(gate + i);
-    store(out + i, Round<T>(g * Sigmoid(g)) * load(up + i));
+    store(out + i, Round<T>(g * Activation::Share(g)) * load(up + i));
   });
 }
 
-template <typename T>
-void SwiGluBackward(const T* gate, const T* up, int64_t n, T* d_out, T* d_gate,
-                    T* d_up) {
+template <typename T, typename Activation>
+void GateBackward(const T* gate, const T* up, int64_t n, T* d_out, T* d_gate,
+                  T* d_up) {
   ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
     const Floats g = load(gate + i), u = load(up + i), d = load(d_out + i);
-    const Floats s = Sigmoid(g);
-    const Floats silu = g * s, rounded = Round<T>(silu);
+    const Floats s = Activation::Share(g);
+    const Floats product = g * s, rounded = Round<T>(product);
     store(d_up + i, d * rounded);
-    store(d_gate + i, Round<T>(d * u) * (s + silu * (1.0f - s)));
+    store(d_gate + i, Round<T>(d * u) * Activation::Slope(g, s, product));
     store(d_out + i, rounded * u);
   });
 }
@@ -281,6 +307,39 @@ void SoftmaxBackward(const float* p, float* dp, int64_t rows, int64_t stride,
   }
 }
 
+// tanh(x) to about 2 ulp; NaN stays NaN. Below 0.625 the polynomial of Cephes'
+// tanhf (Moshier, netlib.org/cephes), as 1 - 2 / (e^2x + 1) cancels there.
+template <typename V>
+SIMD_INLINE V TanhRegister(const V& x) {
+  const V size = x < 0.0f ? -x : x;
+  const V large = 1.0f - 2.0f / (ExpRegister(size + size) + 1.0f);
+  const V z = x * x;
+  V p = -5.70498872745e-3f - V{};
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const V small = p * z * x + x;
+  return size < 0.625f ? small : (x < 0.0f ? -large : large);
+}
+
+void SoftCap(float* x, int64_t n, float cap, float* slope) {
+  const float inverse = 1.0f / cap;
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    const Floats t = Map(load(x + i) * inverse, [](const auto& v) SIMD_LAMBDA {
+      return TanhRegister(v);
+    });
+    store(x + i, t * cap);
+    if (slope != nullptr) store(slope + i, 1.0f - t * t);
+  });
+}
+
+void Multiply(float* x, const float* factors, int64_t n) {
+  ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
+    store(x + i, load(x + i) * load(factors + i));
+  });
+}
+
 void Scale(float* x, int64_t n, float factor) {
   ForVectors(n, [&](int64_t i, auto load, auto store)
                     SIMD_LAMBDA { store(x + i, load(x + i) * factor); });
@@ -302,8 +361,10 @@ constexpr RowKernels<T> RowTable() {
           RmsNormAgain<T, float>,
           RmsNormBackward<T, float>,
           Rotate<T>,
-          SwiGlu<T>,
-          SwiGluBackward<T>,
+          Gate<T, Silu>,
+          GateBackward<T, Silu>,
+          Gate<T, Gelu>,
+          GateBackward<T, Gelu>,
           CrossEntropy<T>,
           AddRows<T, T>,
           AddRows<T, float>,
@@ -313,9 +374,9 @@ constexpr RowKernels<T> RowTable() {
 }  // namespace
 
 const SimdKernels SIMD_SYMBOL(kSimd) = {
-    SIMD_NAME,  RowTable<float>(), RowTable<Bf16>(), RowTable<Fp16>(),
-    CausalExp,  CausalSoftmax,     SoftmaxBackward,  Scale,
-    Dot<float>,
+    SIMD_NAME, RowTable<float>(), RowTable<Bf16>(), RowTable<Fp16>(),
+    CausalExp, CausalSoftmax,     SoftmaxBackward,  SoftCap,
+    Scale,     Multiply,          Dot<float>,
 };
 
 }  // namespace capstan::kernels

@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/simd/simd_numbers.h"
+#include "base/simd/simd_numbers_for_test.h"
 
 namespace capstan::kernels {
 namespace {

@@ -1,32 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The loops of each instruction set against their formulas in double precision.
-#include "base/simd/tanh.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
-#include "base/simd/simd_numbers.h"
+#include "base/simd/simd.h"
+#include "base/simd/simd_numbers_for_test.h"
 
 namespace capstan::kernels {
 namespace {
 
 const std::vector<int64_t> kLengths = {1, 15, 16, 17, 33, 1000};
 
-class TanhTest : public testing::TestWithParam<int> {
- protected:
-  void SetUp() override {
-    const TanhKernels* sets[3];
-    if (GetParam() >= kTanh.Runnable(sets)) {
-      GTEST_SKIP() << "not on this processor";
-    }
-    loops_ = sets[GetParam()];
-  }
-
-  const TanhKernels* loops_ = nullptr;
-};
+class TanhTest : public EachSimdSet {};
 
 TEST_P(TanhTest, SoftCapIsAccurateNearZeroAndFarOut) {
   const float cap = 30.0f;
@@ -34,8 +22,8 @@ TEST_P(TanhTest, SoftCapIsAccurateNearZeroAndFarOut) {
     for (int64_t n : kLengths) {
       const std::vector<float> x = Wave<float>(n, size, 0.3);
       std::vector<float> capped = x, without = x, slope(n);
-      loops_->softcap(capped.data(), n, cap, slope.data());
-      loops_->softcap(without.data(), n, cap, nullptr);
+      simd_->softcap(capped.data(), n, cap, slope.data());
+      simd_->softcap(without.data(), n, cap, nullptr);
       EXPECT_TRUE(SameBits(capped, without));
       for (int64_t i = 0; i < n; ++i) {
         const double t = std::tanh(x[i] / double{cap});
@@ -49,7 +37,7 @@ TEST_P(TanhTest, SoftCapIsAccurateNearZeroAndFarOut) {
 
 TEST_P(TanhTest, SoftCapOfNumbersThatAreNotFinite) {
   std::vector<float> x = {kNan, kInfinity, -kInfinity, 1.0f}, slope(4);
-  loops_->softcap(x.data(), 4, 2.0f, slope.data());
+  simd_->softcap(x.data(), 4, 2.0f, slope.data());
   EXPECT_TRUE(std::isnan(x[0]) && std::isnan(slope[0]));
   EXPECT_EQ(x[1], 2.0f);
   EXPECT_EQ(x[2], -2.0f);
@@ -61,13 +49,13 @@ TEST_P(TanhTest, Multiplies) {
     const std::vector<float> x = Wave<float>(n, 2.0, 0.3);
     const std::vector<float> factors = Wave<float>(n, 3.0, 1.0);
     std::vector<float> product = x;
-    loops_->multiply(product.data(), factors.data(), n);
+    simd_->multiply(product.data(), factors.data(), n);
     for (int64_t i = 0; i < n; ++i) EXPECT_EQ(product[i], x[i] * factors[i]);
   }
 }
 
 template <typename T>
-void ExpectGeGlu(const GeluKernels<T>& kernels) {
+void ExpectGeGlu(const RowKernels<T>& kernels) {
   const double root = std::sqrt(2.0 / std::acos(-1.0));
   for (int64_t n : kLengths) {
     const auto gate = Wave<T>(n, 6.0, 0.3), up = Wave<T>(n, 2.0, 1.0);
@@ -91,12 +79,12 @@ void ExpectGeGlu(const GeluKernels<T>& kernels) {
 }
 
 TEST_P(TanhTest, GeGlu) {
-  ExpectGeGlu(loops_->fp32);
-  ExpectGeGlu(loops_->bf16);
-  ExpectGeGlu(loops_->fp16);
+  ExpectGeGlu(simd_->fp32);
+  ExpectGeGlu(simd_->bf16);
+  ExpectGeGlu(simd_->fp16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, TanhTest, testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Sets, TanhTest, testing::Range(0, 4));
 
 }  // namespace
 }  // namespace capstan::kernels

@@ -19,7 +19,6 @@
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
-#include "base/simd/tanh.h"
 #include "kernels/attention/attention.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
@@ -107,8 +106,8 @@ void Scores(const AttentionLayout& layout, const Block& block, ConstMatrix q,
   Gemm(Transpose::kRight, block.rows, block.keys, layout.shape.head_dim,
        layout.scale(), q, k, 0.0f, {scores, block.stride});
   if (layout.shape.softcap == 0.0) return;
-  TanhLoops().softcap(scores, block.rows * block.stride,
-                      static_cast<float>(layout.shape.softcap), slope);
+  Simd().softcap(scores, block.rows * block.stride,
+                 static_cast<float>(layout.shape.softcap), slope);
 }
 
 // Scores as a factor of products with T: bfloat16, whose products are fast if
@@ -235,8 +234,8 @@ void BackwardPart(const AttentionLayout& layout,
     Simd().softmax_backward(probs, d_scores, block.rows, block.stride, delta,
                             layout.scale());
     if (layout.shape.softcap != 0.0) {
-      TanhLoops().multiply(d_scores, buffers->slope.data(),
-                           block.rows * block.stride);
+      Simd().multiply(d_scores, buffers->slope.data(),
+                      block.rows * block.stride);
     }
     const ConstMatrix d = buffers->factor.Of(block, d_scores);
     Gemm(Transpose::kNone, block.rows, hd, block.keys, 1.0f, d, {p.k + ko, kld},

@@ -7,8 +7,8 @@
 // To add one: (1) a struct of arguments and an entry of CudaKernels here; (2)
 // kernel and launcher in a .cu file that includes only device.h, the launcher
 // declared here and added to MakeTable; (3) a function in dispatch.h
-// that checks tensors and allocates outputs; (4) a check in *_checks.cc. Add a
-// new .cu file to BUILD and to emulated_kernels.cc.
+// that checks tensors and allocates outputs; (4) a check in testing/cuda. Add a
+// new .cu file to BUILD and to testing/cuda/emulated_kernels.cc.
 //
 // Attention is ATen's flash attention, and matrix products are cuBLAS's:
 // kernels of our own would not beat them.

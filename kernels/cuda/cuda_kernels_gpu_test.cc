@@ -10,8 +10,8 @@
 #include "base/gpus.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/launcher.h"
-#include "kernels/cuda/checks_for_test.h"
 #include "plugins/sdk/process_group.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 namespace {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the kernels use of CUDA, and share: 16-bit types, vector loads, block
-// reductions, launching. On a host, emulator.h replaces nvcc's part, for tests.
+// reductions, launching. On a host, testing/cuda/emulator.h replaces nvcc's
+// part; its user includes it first.
 #ifndef CAPSTAN_KERNELS_CUDA_DEVICE_H_
 #define CAPSTAN_KERNELS_CUDA_DEVICE_H_
 
@@ -11,10 +12,6 @@
 #include <initializer_list>
 
 #include "kernels/cuda/cuda_kernels.h"
-
-#ifndef __CUDACC__
-#include "kernels/cuda/emulator.h"
-#endif
 
 namespace capstan::kernels::cuda {
 

@@ -22,7 +22,7 @@ constexpr int64_t kAloneBytes = int64_t{96} << 10;
 
 const FewRowsKernels& Loops() {
 #ifdef __x86_64__
-  if (HowBf16IsMultiplied() == Bf16Products::kPairs) {
+  if (MultipliesBf16Pairs()) {
     return kFewRowsLoopsAvx512Bf16;
   }
 #endif
@@ -108,7 +108,7 @@ StoredMatrix StoredMatrix::Rows(int64_t begin, int64_t count) const {
   return part;
 }
 
-bool RoundsToBf16() { return HowBf16IsMultiplied() != Bf16Products::kAsFloats; }
+bool RoundsToBf16() { return MultipliesBf16Pairs(); }
 
 void FewRows(const float* x, int64_t x_stride, int64_t rows,
              const FewRowsProduct* products, int count) {

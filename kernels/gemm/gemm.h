@@ -9,7 +9,7 @@
 // CAPSTAN_GEMM=own or =blas in the environment overrides this for measurements.
 // Products with 16-bit factors are always ours. How bfloat16 is multiplied
 // depends on the processor (docs/decisions/kernels.md), and for measurements on
-// CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or amx.
+// CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or onednn.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 
@@ -53,9 +53,9 @@ enum class Transpose { kNone, kLeft, kRight };
 // c [m, n] = alpha * a b + beta * c, where a is [m, k] (kLeft: passed as [k,
 // m]) and b is [k, n] (kRight: passed as [n, k]), of any types. A beta of 0
 // overwrites c; a 16-bit c is rounded once. An element's sum is formed the same
-// way whatever the rows, columns and threads beside it. Runs on LibTorch's
-// intra-op threads; on one thread inside at::parallel_for. Sizes and strides
-// are below 2^31.
+// way whatever the rows, columns and threads beside it (but OneDnnGemm's). Runs
+// on LibTorch's intra-op threads; on one thread inside at::parallel_for. Sizes
+// and strides are below 2^31.
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c);
 
@@ -76,17 +76,10 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
 
 // The implementation in use for float32: "avx512", "avx2" or "blas".
 const char* GemmName();
-// And for bfloat16: "avx512" or "avx2" (converted to float32 where panels are
-// made), "avx512bf16", "amx", or "blas" (converted before).
-const char* Bf16GemmName();
 
-// How the factors of a bfloat16 product are multiplied.
-enum class Bf16Products {
-  kAsFloats,  // converted
-  kPairs,     // by vdpbf16ps
-  kTiles,     // by AMX
-};
-Bf16Products HowBf16IsMultiplied();
+// Whether factors that are both bfloat16 are multiplied as they are, in pairs
+// (vdpbf16ps), rather than as floats.
+bool MultipliesBf16Pairs();
 
 // For gemm.cc: the loops of gemm_tiles.cc, one table per instruction set.
 
@@ -140,21 +133,15 @@ SIMD_TABLES(GemmKernels, kGemm);
 // at a time, rounds to nearest and takes subnormals for 0. Needs
 // HasBf16Products().
 extern const GemmKernels kGemmAvx512Bf16;
-// As kGemmAvx512, but products of bfloat16 alone in AMX tiles, which sum up to
-// 16 even and 16 odd terms apart, round to nearest and take subnormals for 0;
-// with an alpha of 1, c's value is added before the terms if beta is 1. Needs
-// HasAmxProducts().
-extern const GemmKernels kGemmAmx;
 #endif
 
-// What decides how a processor with AVX2 multiplies 16-bit factors.
-struct HalvesFacts {
-  const char* wish;  // CAPSTAN_BF16_PRODUCTS, or null
-  bool intel;
-  bool pairs;       // HasBf16Products()
-  bool (*tiles)();  // HasAmxProducts; asked only where its answer matters
-};
-const GemmKernels& ChooseForHalves(const HalvesFacts& facts);
+// How a processor with AVX2 multiplies 16-bit factors. wish:
+// CAPSTAN_BF16_PRODUCTS, or null; pairs: HasBf16Products().
+const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs);
+
+// A product of bfloat16 alone by LibTorch's at::addmm, whose loops (oneDNN's)
+// use AMX where there is AMX. The sizes decide how an element is summed.
+void OneDnnGemm(const GemmProblem& problem);
 
 }  // namespace capstan::kernels
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/gemm_products.h"
+#include "kernels/gemm/gemm_products_for_test.h"
 
 namespace capstan::kernels {
 namespace {
 
-// All that this processor can run, but the plain one; gemm_amx_test has AMX's.
+// All that this processor can run, but the plain one.
 std::vector<const GemmKernels*> Tables() {
   const GemmKernels* sets[3];
   const int count = kGemm.Runnable(sets);
@@ -92,7 +92,7 @@ void ExpectChoiceIsRight() {
     RunGemm(three.problem());
     one.ExpectRight();
     three.ExpectRight();
-    if (std::string(Bf16GemmName()) != "blas") {
+    if (kGemm.best().run != nullptr) {
       EXPECT_TRUE(SameBits(one.result(), three.result()));
     }
   }
@@ -101,6 +101,32 @@ void ExpectChoiceIsRight() {
 TEST(GemmHalfChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
   ExpectChoiceIsRight<Bf16>();
   ExpectChoiceIsRight<Fp16>();
+}
+
+TEST(GemmHalfChoiceTest, PairsThenFloats) {
+  if (kGemm.best().run == nullptr) GTEST_SKIP() << "the BLAS is used";
+  const auto choice = [](const char* wish, bool intel, bool pairs) {
+    return std::string(ChooseForHalves(wish, intel, pairs).name);
+  };
+  const std::string floats = kGemm.best().name;
+  // Emerald Rapids; Zen 4; Zen 3.
+  EXPECT_EQ(choice(nullptr, true, true), floats);
+  EXPECT_EQ(choice(nullptr, false, true), "avx512bf16");
+  EXPECT_EQ(choice(nullptr, false, false), floats);
+  // A wish is followed where it can be.
+  EXPECT_EQ(choice("avx512bf16", true, true), "avx512bf16");
+  EXPECT_EQ(choice("avx512bf16", true, false), floats);
+  EXPECT_EQ(choice("float32", false, true), floats);
+}
+
+// What products of bfloat16 are with AMX, by whatever this processor has.
+TEST(GemmHalfTest, ByOneDnn) {
+  for (const Case& c : Cases()) {
+    Product<Bf16, Bf16, Bf16> product(c);
+    OneDnnGemm(product.problem());
+    product.ExpectRight();
+    if (HasFatalFailure()) return;
+  }
 }
 
 }  // namespace

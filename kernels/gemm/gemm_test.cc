@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/gemm_products.h"
+#include "kernels/gemm/gemm_products_for_test.h"
 
 namespace capstan::kernels {
 namespace {

@@ -13,7 +13,8 @@
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/joined_linear.h"
-#include "kernels/layers/norm_rope.h"
+#include "kernels/layers/linear.h"
+#include "kernels/layers/rms_norm.h"
 #include "kernels/layers/stored_linear.h"
 
 namespace capstan::kernels {
@@ -21,6 +22,63 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// y = rope(RmsNorm(x)) of x [rows, width], in which each `n` columns have a
+// norm of their own: a head, or the whole row.
+struct NormRope {
+  at::Tensor weight;  // [n]
+  double eps = 0.0;
+  bool plus_one = false;
+  at::Tensor rope_table;  // see ApplyRope
+  int64_t head_dim = 0;
+  WeightPlace place;  // of the weight's gradient, on GPUs
+  int input = -1;     // of the node
+
+  bool defined() const { return weight.defined(); }
+  // y: [rows, width], dense. Rows of x may be apart.
+  RmsNormResult Forward(const at::Tensor& x) const;
+  // The gradient to x goes to `dx` [rows, width], whose rows may be apart, or
+  // is returned if that is undefined; the weight's goes to the place of the
+  // node's input. dy: dense, used up.
+  at::Tensor Backward(AutogradContext* ctx, at::Tensor dy, const at::Tensor& x,
+                      const at::Tensor& rstd, const at::Tensor& dx,
+                      variable_list* gradients) const;
+};
+
+// x [rows, width] as its norms see it: without a copy, if rows are apart.
+at::Tensor ByNorm(const at::Tensor& x, int64_t n) {
+  return x.is_contiguous() ? x.view({-1, n}) : x.view({x.size(0), -1, n});
+}
+
+RmsNormResult NormRope::Forward(const at::Tensor& x) const {
+  RmsNormResult made =
+      RmsNormForward(ByNorm(x, weight.size(0)), weight, eps, plus_one);
+  made.y = made.y.view(x.sizes());
+  ApplyRope(rope_table, RopeDirection::kForward, head_dim, made.y);
+  return made;
+}
+
+at::Tensor NormRope::Backward(AutogradContext* ctx, at::Tensor dy,
+                              const at::Tensor& x, const at::Tensor& rstd,
+                              const at::Tensor& dx,
+                              variable_list* gradients) const {
+  ApplyRope(rope_table, RopeDirection::kBackward, head_dim, dy);
+  const int64_t n = weight.size(0);
+  const bool wanted = ctx->needs_input_grad(input);
+  WeightPlace::AnyPlace to;
+  if (wanted) to = place.OpenOnGpu(weight);
+  RmsNormTarget into = {dx, std::move(to.gradient), to.add};
+  at::Tensor by_norm = ByNorm(x, n);
+  if (dx.defined()) {  // alike, for one stride between groups each
+    by_norm = x.view({x.size(0), -1, n});
+    into.x = dx.view({dx.size(0), -1, n});
+  }
+  RmsNormGradients made =
+      RmsNormBackward(dy.view({-1, n}), by_norm, weight, rstd, at::Tensor(),
+                      wanted, plus_one, std::move(into));
+  if (!to.wide) (*gradients)[input] = std::move(made.weight);
+  return made.x.view(x.sizes());
+}
 
 // The same memory as a tensor of its own, an output of a node.
 at::Tensor Result(const at::Tensor& t) { return t.variable_data(); }

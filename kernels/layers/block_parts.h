@@ -89,13 +89,10 @@ struct TransformerBlockShape {
 // channels i and i + head_dim / 2 are rotated by position * theta^(-2i /
 // head_dim).
 
-// Cosines and sines of positions [0, positions): [positions, head_dim]
-// float32 on CPU, a row's first half cosines, its second half sines.
-at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta);
-
-// The same for channels that rotate by given angles a position: [positions, 2 *
-// inverse_frequencies.size()], times `factor` (the attention factor of "YaRN",
-// Peng et al., 2023, section 3.4; else 1).
+// Cosines and sines of positions [0, positions) for channels that rotate by
+// given angles a position: [positions, 2 * inverse_frequencies.size()] float32
+// on CPU, a row's first half cosines, its second half sines; times `factor`
+// (the attention factor of "YaRN", Peng et al., 2023, section 3.4; else 1).
 at::Tensor RopeTable(int64_t positions,
                      c10::ArrayRef<double> inverse_frequencies,
                      double factor = 1.0);

@@ -319,7 +319,7 @@ class Backward {
         AfterBack(kMlpPostNorm, dy_, kept_.down, kept_.down_rstd);
     ToInput(kDownMatrix, d_down, 0.0f, space_.d_activation);
     GateBackward(call_.options.activation, kept_.gate, kept_.up,
-                 d_.rows * d_.inner, space_.d_activation);
+                 d_.rows * d_.inner, space_.d_activation, kept_.gate, kept_.up);
     const T* const d_gate = kept_.gate;
     const T* const d_up = kept_.up;
     Weight(kDownMatrix, d_down, space_.d_activation);  // now the activation

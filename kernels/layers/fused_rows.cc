@@ -10,7 +10,6 @@
 
 #include "base/profile.h"
 #include "base/simd/simd.h"
-#include "base/simd/tanh.h"
 
 namespace capstan::kernels {
 namespace {
@@ -132,22 +131,22 @@ template <typename T>
 void Gate(Activation activation, const T* gate, const T* up, int64_t n,
           T* out) {
   const ProfileScope profile("swiglu");
-  const auto loop = activation == Activation::kSilu
-                        ? Simd().rows<T>().swiglu
-                        : TanhLoops().gelu<T>().geglu;
+  const auto loop = activation == Activation::kSilu ? Simd().rows<T>().swiglu
+                                                    : Simd().rows<T>().geglu;
   ForRows(n, 1, [&](int64_t i, int64_t end) {
     loop(gate + i, up + i, end - i, out + i);
   });
 }
 
 template <typename T>
-void GateBackward(Activation activation, T* gate, T* up, int64_t n, T* d_out) {
+void GateBackward(Activation activation, const T* gate, const T* up, int64_t n,
+                  T* d_out, T* d_gate, T* d_up) {
   const ProfileScope profile("swiglu");
   const auto loop = activation == Activation::kSilu
                         ? Simd().rows<T>().swiglu_backward
-                        : TanhLoops().gelu<T>().geglu_backward;
+                        : Simd().rows<T>().geglu_backward;
   ForRows(n, 1, [&](int64_t i, int64_t end) {
-    loop(gate + i, up + i, end - i, d_out + i, gate + i, up + i);
+    loop(gate + i, up + i, end - i, d_out + i, d_gate + i, d_up + i);
   });
 }
 
@@ -161,7 +160,8 @@ void GateBackward(Activation activation, T* gate, T* up, int64_t n, T* d_out) {
                                      bool);                                    \
   template void AddRows<T>(const T*, const T*, int64_t, T*);                   \
   template void Gate<T>(Activation, const T*, const T*, int64_t, T*);          \
-  template void GateBackward<T>(Activation, T*, T*, int64_t, T*)
+  template void GateBackward<T>(Activation, const T*, const T*, int64_t, T*,   \
+                                T*, T*)
 CAPSTAN_FUSED_ROWS_OF(float);
 CAPSTAN_FUSED_ROWS_OF(Bf16);
 CAPSTAN_FUSED_ROWS_OF(Fp16);

@@ -52,13 +52,15 @@ void NormaliseBackward(const NormGradientBuffers<T>& p, int64_t rows,
 template <typename T>
 void AddRows(const T* a, const T* b, int64_t n, T* out);
 
-// act(gate) * up of n numbers; out may be either.
+// out = act(gate) * up of n numbers; out may be either.
 template <typename T>
 void Gate(Activation activation, const T* gate, const T* up, int64_t n, T* out);
 
-// Replaces d_out by act(gate) * up, and gate and up by their gradients.
+// Replaces d_out by act(gate) * up, and writes the gradients of gate and up,
+// which may take their place.
 template <typename T>
-void GateBackward(Activation activation, T* gate, T* up, int64_t n, T* d_out);
+void GateBackward(Activation activation, const T* gate, const T* up, int64_t n,
+                  T* d_out, T* d_gate, T* d_up);
 
 }  // namespace capstan::kernels
 

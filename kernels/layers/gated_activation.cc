@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,12 +7,13 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 
+#include <utility>
+
 #include "base/profile.h"
-#include "base/simd/simd.h"
-#include "base/simd/tanh.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fused_rows.h"
 
 namespace capstan::kernels {
 namespace {
@@ -33,34 +33,39 @@ at::Tensor Moved(at::Tensor made, const at::Tensor& into) {
 
 at::Tensor Gated(Activation activation, const at::Tensor& gate,
                  const at::Tensor& up) {
+  if (HasRowKernels(gate) && HasRowKernels(up)) {
+    at::Tensor out = at::empty_like(gate);
+    WithStorage(gate.scalar_type(), [&](auto storage) {
+      using T = decltype(storage);
+      Gate(activation, ReadAs<T>(gate), ReadAs<T>(up), gate.numel(),
+           WriteAs<T>(out));
+    });
+    return out;
+  }
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
   if (const auto* cuda = cuda::For(gate)) {
     return cuda::SwiGlu(*cuda, gate, up, !silu);
   }
-  if (!HasRowKernels(gate) || !HasRowKernels(up)) {
-    return (silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
-  }
-  at::Tensor out = at::empty_like(gate);
-  WithStorage(gate.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
-    T* o = WriteAs<T>(out);
-    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-      if (silu) {
-        Simd().rows<T>().swiglu(g + i, u + i, end - i, o + i);
-      } else {
-        TanhLoops().gelu<T>().geglu(g + i, u + i, end - i, o + i);
-      }
-    });
-  });
-  return out;
+  return (silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
 }
 
 GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
                              const at::Tensor& up, at::Tensor d_activation,
                              const at::Tensor& into_gate,
                              const at::Tensor& into_up) {
+  if (HasRowKernels(gate) && HasRowKernels(up) && HasRowKernels(d_activation) &&
+      !into_gate.defined()) {
+    GatedGradients out{at::empty_like(gate), at::empty_like(up),
+                       std::move(d_activation)};
+    WithStorage(gate.scalar_type(), [&](auto storage) {
+      using T = decltype(storage);
+      GateBackward(activation, ReadAs<T>(gate), ReadAs<T>(up), gate.numel(),
+                   WriteAs<T>(out.activation), WriteAs<T>(out.gate),
+                   WriteAs<T>(out.up));
+    });
+    return out;
+  }
   const bool silu = activation == Activation::kSilu;
   const ProfileScope profile("swiglu");
   if (const auto* cuda = cuda::For(gate)) {
@@ -71,32 +76,12 @@ GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
                          !silu);
     return out;
   }
-  if (!HasRowKernels(gate) || !HasRowKernels(up) ||
-      !HasRowKernels(d_activation) || into_gate.defined()) {
-    const at::Tensor d_inner = d_activation * up;
-    const at::Tensor inner = silu ? at::silu(gate) : at::gelu(gate, "tanh");
-    return {Moved(silu ? at::silu_backward(d_inner, gate)
-                       : at::gelu_backward(d_inner, gate, "tanh"),
-                  into_gate),
-            Moved(d_activation * inner, into_up), inner * up};
-  }
-  GatedGradients out{at::empty_like(gate), at::empty_like(up), d_activation};
-  WithStorage(gate.scalar_type(), [&](auto storage) {
-    using T = decltype(storage);
-    const T *g = ReadAs<T>(gate), *u = ReadAs<T>(up);
-    T *d = WriteAs<T>(d_activation), *dg = WriteAs<T>(out.gate);
-    T* du = WriteAs<T>(out.up);
-    at::parallel_for(0, gate.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-      if (silu) {
-        Simd().rows<T>().swiglu_backward(g + i, u + i, end - i, d + i, dg + i,
-                                         du + i);
-      } else {
-        TanhLoops().gelu<T>().geglu_backward(g + i, u + i, end - i, d + i,
-                                             dg + i, du + i);
-      }
-    });
-  });
-  return out;
+  const at::Tensor d_inner = d_activation * up;
+  const at::Tensor inner = silu ? at::silu(gate) : at::gelu(gate, "tanh");
+  return {Moved(silu ? at::silu_backward(d_inner, gate)
+                     : at::gelu_backward(d_inner, gate, "tanh"),
+                into_gate),
+          Moved(d_activation * inner, into_up), inner * up};
 }
 
 }  // namespace capstan::kernels

@@ -270,14 +270,4 @@ LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
   return memory;
 }
 
-std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters) {
-  std::vector<at::Tensor> tensors;
-  for (const Adapter& adapter : adapters) {
-    if (!adapter.defined()) continue;
-    tensors.push_back(adapter.a);
-    tensors.push_back(adapter.b);
-  }
-  return tensors;
-}
-
 }  // namespace capstan::kernels

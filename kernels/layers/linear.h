@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <vector>
@@ -81,9 +80,6 @@ LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
 // [rows, width] bool on the CPU: which numbers are dropped.
 at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
                        int64_t width);
-
-// A and B of the defined adapters, in order: inputs of an autograd node.
-std::vector<at::Tensor> AdapterTensors(c10::ArrayRef<Adapter> adapters);
 
 // out [m, n] = alpha * a b + beta * out, without autograd; a beta of 0
 // overwrites `out`. a, b: [m, k], [k, n], with any strides, and of out's dtype,

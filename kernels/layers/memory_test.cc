@@ -24,8 +24,9 @@
 #include "kernels/layers/transformer_block.h"
 #include "kernels/layers/weight.h"
 #include "kernels/memory_testing.h"
-#include "kernels/quant/nf4.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 #include "kernels/quant/packed_linear.h"
+#include "kernels/testing.h"
 
 namespace capstan::kernels {
 namespace {

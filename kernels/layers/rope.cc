@@ -30,24 +30,6 @@ void ComposedRope(const at::Tensor& table, RopeDirection direction,
 
 }  // namespace
 
-at::Tensor RopeTable(int64_t positions, int64_t head_dim, double theta) {
-  const int64_t half = head_dim / 2;
-  at::Tensor table = at::empty({positions, head_dim}, at::kFloat);
-  float* row = table.mutable_data_ptr<float>();
-  for (int64_t p = 0; p < positions; ++p, row += head_dim) {
-    for (int64_t i = 0; i < half; ++i) {
-      // Frequency and angle are rounded to float32 to match transformers'
-      // modeling_rope_utils.py.
-      const float inverse = static_cast<float>(
-          1.0 / std::pow(theta, static_cast<double>(2 * i) / head_dim));
-      const float angle = static_cast<float>(p) * inverse;
-      row[i] = std::cos(angle);
-      row[half + i] = std::sin(angle);
-    }
-  }
-  return table;
-}
-
 at::Tensor RopeTable(int64_t positions,
                      c10::ArrayRef<double> inverse_frequencies, double factor) {
   const auto half = static_cast<int64_t>(inverse_frequencies.size());
@@ -56,6 +38,8 @@ at::Tensor RopeTable(int64_t positions,
   const auto scale = static_cast<float>(factor);
   for (int64_t p = 0; p < positions; ++p, row += 2 * half) {
     for (int64_t i = 0; i < half; ++i) {
+      // Frequency and angle are rounded to float32 to match transformers'
+      // modeling_rope_utils.py.
       const float angle =
           static_cast<float>(p) * static_cast<float>(inverse_frequencies[i]);
       row[i] = std::cos(angle) * scale;

@@ -18,6 +18,7 @@
 
 #include "kernels/context/wide_gradient_sink.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/testing.h"
 
 namespace capstan::kernels {
 namespace {

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/simd/tanh.h"
+#include "base/simd/simd.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/gpu_path.h"
@@ -98,7 +98,7 @@ at::Tensor SoftCap(at::Tensor& logits, double cap) {
   at::Tensor slope = at::empty_like(logits);
   float *x = Data(logits), *dx = Data(slope);
   at::parallel_for(0, logits.numel(), RowGrain(1), [&](int64_t i, int64_t end) {
-    TanhLoops().softcap(x + i, end - i, static_cast<float>(cap), dx + i);
+    Simd().softcap(x + i, end - i, static_cast<float>(cap), dx + i);
   });
   return slope;
 }
@@ -154,16 +154,12 @@ void MatMulScaled(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   out.mul_(factor);
 }
 
-// The place to write a gradient early, if there is one.
-struct EarlyPlace : GradientSink::Place {
-  bool wide = false;  // a float32 sum of a 16-bit gradient, not to be returned
-};
-EarlyPlace OpenFor(const WeightPlace& to, const at::Tensor& like) {
-  EarlyPlace place;
-  place.wide = IsHalf(like);
-  static_cast<GradientSink::Place&>(place) =
-      place.wide ? to.OpenWide() : to.Open();
-  place.wide &= place.gradient.defined();
+// The place to write a gradient early, if there is one: of 16 bits only a
+// float32 sum.
+WeightPlace::AnyPlace OpenFor(const WeightPlace& to, const at::Tensor& like) {
+  if (!IsHalf(like)) return {to.Open(), /*wide=*/false};
+  WeightPlace::AnyPlace place = {to.OpenWide(), /*wide=*/true};
+  place.wide = place.gradient.defined();
   return place;
 }
 
@@ -234,7 +230,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
     const at::ScalarType dtype = grads[0].scalar_type();
     const at::Tensor dy = grads[0].contiguous();
     const EmbeddingCall& call = KeptOf<EmbeddingCall>(ctx);
-    EarlyPlace place = OpenFor(call.place, dy);
+    WeightPlace::AnyPlace place = OpenFor(call.place, dy);
     at::Tensor dw;
     if (call.tied && call.tied->scale.defined()) {
       dw = TakeGradient(*call.tied, {std::move(place.gradient), place.add});
@@ -350,7 +346,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       head->d_logits.reset();
       head->hidden.reset();
     } else if (!call.tied) {
-      EarlyPlace place = OpenFor(call.place, weight);
+      WeightPlace::AnyPlace place = OpenFor(call.place, weight);
       const bool wide = place.wide;
       out[1] = TakeGradient(*head, {std::move(place.gradient), place.add});
       if (wide) {

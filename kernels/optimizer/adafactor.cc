@@ -291,14 +291,9 @@ class CpuStep {
 void CheckBuffers(const AdafactorBuffers& b) {
   const int64_t n = b.parameter.numel();
   const auto check = [&](const at::Tensor& t, int64_t numel, auto... types) {
-    TORCH_CHECK(t.defined() && t.is_contiguous() && t.numel() == numel &&
-                    t.device() == b.parameter.device() &&
-                    ((t.scalar_type() == types) || ...),
-                "Adafactor wants contiguous buffers of its lengths and dtypes "
-                "on one device");
+    CheckBuffer("Adafactor", t, b.parameter, numel, types...);
   };
-  check(b.gradient, n, at::kFloat, at::kBFloat16, at::kHalf);
-  check(b.parameter, n, at::kFloat);
+  CheckGradientAndWorking("Adafactor", b.gradient, b.working, b.parameter);
   if (b.row.defined()) {
     TORCH_CHECK(b.rows > 0 && b.columns > 0 && n % (b.rows * b.columns) == 0,
                 "Adafactor's rows and columns aren't those of its parameter");
@@ -308,7 +303,6 @@ void CheckBuffers(const AdafactorBuffers& b) {
     check(b.exp_avg_sq, n, at::kFloat);
   }
   if (b.exp_avg.defined()) check(b.exp_avg, n, at::kFloat);
-  if (b.working.defined()) check(b.working, n, at::kBFloat16, at::kHalf);
 }
 
 at::Tensor RmsOf(const at::Tensor& t) {

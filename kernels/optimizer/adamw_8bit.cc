@@ -24,7 +24,7 @@
 
 #include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/optimizer/adamw_factors.h"
+#include "kernels/optimizer/adamw_loops.h"
 #include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
@@ -124,8 +124,6 @@ struct Memory {
   at::ScalarType working_type;
   int64_t length;
 };
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 // What a code stands for.
 template <bool kSigned>
@@ -286,44 +284,18 @@ ALWAYS_INLINE void UpdateBlocks(const AdamWFactors& factors,
   }
 }
 
-using UpdateFn = void (*)(const AdamWFactors& factors, const Tables& tables,
-                          const Memory& buffers, int64_t begin, int64_t end);
-
-void UpdatePlain(const AdamWFactors& factors, const Tables& tables,
-                 const Memory& buffers, int64_t begin, int64_t end) {
-  UpdateBlocks(factors, tables, buffers, begin, end);
-}
-
-SIMD_FUNCTION_AVX2 void UpdateAvx2(const AdamWFactors& factors,
-                                   const Tables& tables, const Memory& buffers,
-                                   int64_t begin, int64_t end) {
-  UpdateBlocks(factors, tables, buffers, begin, end);
-}
-
-SIMD_FUNCTION_AVX512 void UpdateAvx512(const AdamWFactors& factors,
-                                       const Tables& tables,
-                                       const Memory& buffers, int64_t begin,
-                                       int64_t end) {
-  UpdateBlocks(factors, tables, buffers, begin, end);
-}
-
 void CheckBuffers(const AdamW8BitBuffers& b) {
   const int64_t n = b.parameter.numel();
   const int64_t blocks = (n + kBlock - 1) / kBlock;
   const auto check = [&](const at::Tensor& t, int64_t numel, auto... types) {
-    TORCH_CHECK(t.defined() && t.is_contiguous() && t.numel() == numel &&
-                    t.device() == b.parameter.device() &&
-                    ((t.scalar_type() == types) || ...),
-                "AdamW in 8 bits wants contiguous buffers of its lengths and "
-                "dtypes on one device");
+    CheckBuffer("AdamW in 8 bits", t, b.parameter, numel, types...);
   };
-  check(b.gradient, n, at::kFloat, at::kBFloat16, at::kHalf);
-  check(b.parameter, n, at::kFloat);
+  CheckGradientAndWorking("AdamW in 8 bits", b.gradient, b.working,
+                          b.parameter);
   check(b.exp_avg, n, at::kByte);
   check(b.exp_avg_sq, n, at::kByte);
   check(b.exp_avg_absmax, blocks, at::kFloat);
   check(b.exp_avg_sq_absmax, blocks, at::kFloat);
-  if (b.working.defined()) check(b.working, n, at::kBFloat16, at::kHalf);
 }
 
 // For devices without loops of ours.
@@ -473,8 +445,7 @@ void AdamW8BitStep(const AdamWOptions& options, const AdamW8BitBuffers& b) {
       mixed ? b.working.scalar_type() : at::ScalarType::Undefined,
       b.parameter.numel()};
   const Tables& tables = TheTables();
-  const UpdateFn update =
-      BestOf<UpdateFn>(UpdatePlain, UpdateAvx2, UpdateAvx512);
+  const auto update = BestOf<UpdateBlocks>();
   at::parallel_for(0, b.exp_avg_absmax.numel(), kGrain,
                    [&](int64_t begin, int64_t end) {
                      update(*factors, tables, memory, begin, end);

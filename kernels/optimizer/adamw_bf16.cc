@@ -5,17 +5,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <type_traits>
 
-#include "base/simd/instruction_set.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/optimizer/adamw_factors.h"
+#include "kernels/optimizer/adamw_loops.h"
 #include "kernels/optimizer/guarded_step.h"
 
 namespace capstan::kernels {
@@ -23,8 +18,7 @@ namespace {
 
 using cuda::AdamWFactors;
 
-// Elements per thread, below which waking one costs more than it saves.
-constexpr int64_t kGrain = 32768;
+constexpr char kName[] = "AdamW with bfloat16 state";
 
 // Ellis's lowbias32 (the mixing function of hash-prospector, 2018), with the
 // second half of the key between its halves.
@@ -41,8 +35,6 @@ Random RandomOf(uint64_t key, int64_t element) {
   key += static_cast<uint64_t>(element >> 32) * 0x9e3779b97f4a7c15;
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
 }
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 // 32 random bits of an element: 16 for each moment.
 ALWAYS_INLINE uint32_t BitsOf(const Random& random, uint32_t element) {
@@ -67,103 +59,24 @@ ALWAYS_INLINE uint16_t RoundAtRandom(float value, uint32_t random) {
   return static_cast<uint16_t>((bits + (finite ? random : 0)) >> 16);
 }
 
-struct Memory {
-  const void* gradient;
-  float* parameter;
-  uint16_t* exp_avg;
-  uint16_t* exp_avg_sq;
-  void* working;
+struct RoundedMoments {
+  using Stored = uint16_t;
+  static ALWAYS_INLINE float Read(uint16_t stored) { return Widen(stored); }
+  ALWAYS_INLINE void Write(int64_t i, float m, float v, uint16_t* exp_avg,
+                           uint16_t* exp_avg_sq) const {
+    const uint32_t bits = BitsOf(random, begin + static_cast<uint32_t>(i));
+    *exp_avg = RoundAtRandom(m, bits & 0xffff);
+    *exp_avg_sq = RoundAtRandom(v, bits >> 16);
+  }
+  Random random;
   uint32_t begin;  // the first element's index, modulo 2^32
 };
 
-using Nothing = char;  // no working copy
-
-template <typename Gradient, typename Working>
-ALWAYS_INLINE void UpdateRange(const AdamWFactors& factors, const Memory& b,
-                               const Random& key, int64_t begin, int64_t end) {
-  const AdamWFactors f = factors;
-  const Random random = key;
-  const auto* __restrict gradient = static_cast<const Gradient*>(b.gradient);
-  float* __restrict parameter = b.parameter;
-  uint16_t* __restrict exp_avg = b.exp_avg;
-  uint16_t* __restrict exp_avg_sq = b.exp_avg_sq;
-  auto* __restrict working = static_cast<Working*>(b.working);
-  for (int64_t i = begin; i < end; ++i) {
-    const uint32_t bits = BitsOf(random, b.begin + static_cast<uint32_t>(i));
-    const float g = static_cast<float>(gradient[i]) * f.gradient_scale;
-    const float before = Widen(exp_avg[i]);
-    const float m = before + f.weight1 * (g - before);
-    const float v = Widen(exp_avg_sq[i]) * f.beta2 + f.weight2 * g * g;
-    const float denominator = std::sqrt(v) / f.root2 + f.epsilon;
-    const float p = parameter[i] * f.decay - f.rate * m / denominator;
-    exp_avg[i] = RoundAtRandom(m, bits & 0xffff);
-    exp_avg_sq[i] = RoundAtRandom(v, bits >> 16);
-    parameter[i] = p;
-    if constexpr (!std::is_same_v<Working, Nothing>) {
-      working[i] = static_cast<Working>(p);
-    }
-  }
-}
-
-using UpdateFn = void (*)(const AdamWFactors& factors, const Memory& buffers,
-                          const Random& key, int64_t begin, int64_t end);
-
-template <typename Gradient, typename Working>
-void UpdatePlain(const AdamWFactors& factors, const Memory& buffers,
-                 const Random& key, int64_t begin, int64_t end) {
-  UpdateRange<Gradient, Working>(factors, buffers, key, begin, end);
-}
-
-template <typename Gradient, typename Working>
-SIMD_FUNCTION_AVX2 void UpdateAvx2(const AdamWFactors& factors,
-                                   const Memory& buffers, const Random& key,
-                                   int64_t begin, int64_t end) {
-  UpdateRange<Gradient, Working>(factors, buffers, key, begin, end);
-}
-
-template <typename Gradient, typename Working>
-SIMD_FUNCTION_AVX512 void UpdateAvx512(const AdamWFactors& factors,
-                                       const Memory& buffers, const Random& key,
-                                       int64_t begin, int64_t end) {
-  UpdateRange<Gradient, Working>(factors, buffers, key, begin, end);
-}
-
-template <typename Gradient, typename Working>
-UpdateFn ForProcessor() {
-  return BestOf<UpdateFn>(UpdatePlain<Gradient, Working>,
-                          UpdateAvx2<Gradient, Working>,
-                          UpdateAvx512<Gradient, Working>);
-}
-
-template <typename Gradient>
-UpdateFn ForWorking(const at::Tensor& working) {
-  if (!working.defined()) return ForProcessor<Gradient, Nothing>();
-  return working.scalar_type() == at::kBFloat16
-             ? ForProcessor<Gradient, at::BFloat16>()
-             : ForProcessor<Gradient, at::Half>();
-}
-
-UpdateFn Choose(const at::Tensor& gradient, const at::Tensor& working) {
-  if (gradient.scalar_type() == at::kFloat) return ForWorking<float>(working);
-  return gradient.scalar_type() == at::kBFloat16
-             ? ForWorking<at::BFloat16>(working)
-             : ForWorking<at::Half>(working);
-}
-
 void CheckBuffers(const AdamWBuffers& b) {
-  const auto check = [&](const at::Tensor& t, auto... types) {
-    TORCH_CHECK(t.defined() && t.is_contiguous() &&
-                    t.numel() == b.parameter.numel() &&
-                    t.device() == b.parameter.device() &&
-                    ((t.scalar_type() == types) || ...),
-                "AdamW with bfloat16 state wants contiguous buffers of one "
-                "length and of its dtypes on one device");
-  };
-  check(b.gradient, at::kFloat, at::kBFloat16, at::kHalf);
-  check(b.parameter, at::kFloat);
-  check(b.exp_avg, at::kBFloat16);
-  check(b.exp_avg_sq, at::kBFloat16);
-  if (b.working.defined()) check(b.working, at::kBFloat16, at::kHalf);
+  CheckGradientAndWorking(kName, b.gradient, b.working, b.parameter);
+  for (const at::Tensor& moment : {b.exp_avg, b.exp_avg_sq}) {
+    CheckBuffer(kName, moment, b.parameter, b.parameter.numel(), at::kBFloat16);
+  }
 }
 
 // BitsOf of elements [begin, begin + count), as int64 below 2^32.
@@ -249,21 +162,17 @@ void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& b,
   const absl::optional<AdamWFactors> factors =
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;
-  const Memory memory = {
-      b.gradient.const_data_ptr(),
-      b.parameter.mutable_data_ptr<float>(),
-      static_cast<uint16_t*>(b.exp_avg.mutable_data_ptr()),
-      static_cast<uint16_t*>(b.exp_avg_sq.mutable_data_ptr()),
-      b.working.defined() ? b.working.mutable_data_ptr() : nullptr,
-      static_cast<uint32_t>(begin)};
-  const UpdateFn update = Choose(b.gradient, b.working);
+  const AdamWMemory<uint16_t> memory(b);
+  const auto update = AdamWUpdateFor<RoundedMoments>(b);
   at::parallel_for(
-      0, b.parameter.numel(), kGrain, [&](int64_t first, int64_t last) {
+      0, b.parameter.numel(), kAdamWGrain, [&](int64_t first, int64_t last) {
         while (first < last) {
           const int64_t element = begin + first;
           const int64_t until = std::min(
               last, first + (int64_t{1} << 32) - (element & 0xffffffff));
-          update(*factors, memory, RandomOf(key, element), first, until);
+          update(*factors, memory,
+                 {RandomOf(key, element), static_cast<uint32_t>(begin)}, first,
+                 until);
           first = until;
         }
       });

@@ -9,12 +9,39 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
+#include <c10/util/Exception.h>
 
 #include <cmath>
+#include <cstdint>
 
 #include "absl/types/optional.h"
 
 namespace capstan::kernels {
+
+// Throws unless `t` is a contiguous buffer of `numel` elements and one of the
+// types, on the device of `like`. optimizer: its name.
+template <typename... Types>
+void CheckBuffer(const char* optimizer, const at::Tensor& t,
+                 const at::Tensor& like, int64_t numel, Types... types) {
+  TORCH_CHECK(t.defined() && t.is_contiguous() && t.numel() == numel &&
+                  t.device() == like.device() &&
+                  ((t.scalar_type() == types) || ...),
+              optimizer,
+              " wants contiguous buffers of its lengths and dtypes on one "
+              "device");
+}
+// The same of an update's gradient and, unless it is undefined, working copy.
+inline void CheckGradientAndWorking(const char* optimizer,
+                                    const at::Tensor& gradient,
+                                    const at::Tensor& working,
+                                    const at::Tensor& parameter) {
+  const int64_t n = parameter.numel();
+  CheckBuffer(optimizer, gradient, parameter, n, at::kFloat, at::kBFloat16,
+              at::kHalf);
+  CheckBuffer(optimizer, parameter, parameter, n, at::kFloat);
+  if (!working.defined()) return;
+  CheckBuffer(optimizer, working, parameter, n, at::kBFloat16, at::kHalf);
+}
 
 // By LibTorch's operators, without the host looking at the scale.
 class GuardedStep {

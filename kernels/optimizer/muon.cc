@@ -34,19 +34,13 @@ double Rate(const MuonOptions& o, const MuonBuffers& b) {
 void CheckBuffers(const MuonBuffers& b) {
   const int64_t n = b.parameter.numel();
   const auto check = [&](const at::Tensor& t, int64_t numel, auto... types) {
-    TORCH_CHECK(t.defined() && t.is_contiguous() && t.numel() == numel &&
-                    t.device() == b.parameter.device() &&
-                    ((t.scalar_type() == types) || ...),
-                "Muon wants contiguous buffers of its lengths and dtypes on "
-                "one device");
+    CheckBuffer("Muon", t, b.parameter, numel, types...);
   };
+  CheckGradientAndWorking("Muon", b.gradient, b.working, b.parameter);
   TORCH_CHECK(b.rows > 0 && b.columns > 0 && n % (b.rows * b.columns) == 0,
               "Muon's rows and columns aren't those of its parameter");
-  check(b.gradient, n, at::kFloat, at::kBFloat16, at::kHalf);
-  check(b.parameter, n, at::kFloat);
   check(b.momentum, n, at::kFloat);
   if (b.row_moment.defined()) check(b.row_moment, n / b.columns, at::kFloat);
-  if (b.working.defined()) check(b.working, n, at::kBFloat16, at::kHalf);
 }
 
 // u: the scaled gradient; becomes what is orthogonalised.

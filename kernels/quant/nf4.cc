@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 namespace capstan::kernels {
 namespace {
@@ -144,22 +143,6 @@ void QuantizeNf4Scales(const float* scales, int64_t count, float offset,
       quantised[i] = NearestDynamic((scales[i] - offset) * inverse);
     }
   }
-}
-
-void PackNf4(const float* x, const Nf4Layout& layout, uint8_t* bytes) {
-  std::fill(bytes + layout.nibbles, bytes + layout.offset, uint8_t{0});
-  std::vector<float> scales(layout.blocks);
-  QuantizeNf4(x, layout.numel, bytes, scales.data());
-  if (!layout.double_quantised) {
-    std::memcpy(bytes + layout.scales, scales.data(), 4 * layout.blocks);
-    return;
-  }
-  const float offset = Nf4Offset(scales.data(), layout.blocks);
-  std::vector<float> groups(layout.groups);
-  QuantizeNf4Scales(scales.data(), layout.blocks, offset, bytes + layout.scales,
-                    groups.data());
-  std::memcpy(bytes + layout.offset, &offset, 4);
-  std::memcpy(bytes + layout.group_scales, groups.data(), 4 * layout.groups);
 }
 
 }  // namespace capstan::kernels

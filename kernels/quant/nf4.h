@@ -96,9 +96,6 @@ float Nf4Offset(const float* scales, int64_t count);
 void QuantizeNf4Scales(const float* scales, int64_t count, float offset,
                        uint8_t* quantised, float* group_scales);
 
-// All of it: packs x[layout.numel] to layout.bytes.
-void PackNf4(const float* x, const Nf4Layout& layout, uint8_t* bytes);
-
 // For nf4.cc and products: loops of nf4_loops.cc by instruction set.
 struct Nf4Kernels {
   const char* name;

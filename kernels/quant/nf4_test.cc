@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 #include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan::kernels {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 
 namespace capstan::kernels {
 namespace {

@@ -2,6 +2,8 @@
 #include "testing/roofline/paper_group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,14 @@
 
 namespace capstan {
 namespace {
+
+std::atomic<bool> on_paper{false};
+
+// The colors noted since the last Split, by rank, of the thread that splits.
+std::vector<int>& NotedSplit() {
+  static thread_local auto* const colors = new std::vector<int>;
+  return *colors;
+}
 
 class PaperGroup : public ProcessGroup {
  public:
@@ -50,7 +60,7 @@ class PaperGroup : public ProcessGroup {
   }
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
-    const std::vector<int> colors = TakeNotedSplit();
+    const std::vector<int> colors = std::exchange(NotedSplit(), {});
     auto* const backend = dynamic_cast<BackendGroup*>(group_.get());
     if (colors.size() != static_cast<size_t>(size()) ||
         colors[rank()] != color || backend == nullptr) {
@@ -89,6 +99,17 @@ class PaperGroup : public ProcessGroup {
 };
 
 }  // namespace
+
+void SetOnPaper() { on_paper = true; }
+
+// These take the place of the core's.
+bool OnPaper() { return on_paper; }
+
+void NoteSplit(int ranks, const std::function<int(int rank)>& color) {
+  std::vector<int>& colors = NotedSplit();
+  colors.clear();
+  for (int rank = 0; rank < ranks; ++rank) colors.push_back(color(rank));
+}
 
 std::unique_ptr<ProcessGroup> CreatePaperGroup(
     std::unique_ptr<ProcessGroup> group) {

@@ -8,6 +8,9 @@
 
 namespace capstan {
 
+// From now on this process is a run on paper (kernels/context/on_paper.h).
+void SetOnPaper();
+
 // `group`, whose other ranks aren't there (RankInfo::on_paper): its collectives
 // are started and come to nothing, and what ranks tell each other in host
 // memory is as if all said what this one says.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/roofline/paper_group.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +17,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // Rank 1 of 4, to whom nobody says anything: what it reads is zeros.
 class LoneGroup : public ProcessGroup {
@@ -70,16 +70,13 @@ TEST(PaperGroup, SplitsIntoGroupsThatAreKnown) {
   EXPECT_THAT(unknown.status().message(), HasSubstr("call NoteSplit"));
 }
 
-// Nothing is noted off paper, and once taken it is gone.
-TEST(PaperGroup, NotesColorsOnPaperAlone) {
-  const auto color = [](int rank) { return rank / 2; };
-  NoteSplit(4, color);
-  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
-  SetOnPaper(true);
-  NoteSplit(4, color);
-  EXPECT_THAT(TakeNotedSplit(), ElementsAre(0, 0, 1, 1));
-  EXPECT_THAT(TakeNotedSplit(), IsEmpty());
-  SetOnPaper(false);
+// As the core's library calls them.
+TEST(PaperGroup, ItsFunctionsTakeThePlaceOfTheCores) {
+  EXPECT_FALSE(OnPaper());
+  SetOnPaper();
+  EXPECT_TRUE(OnPaper());
+  const void* const found = dlsym(RTLD_DEFAULT, "_ZN7capstan7OnPaperEv");
+  EXPECT_EQ(found, reinterpret_cast<const void*>(&OnPaper));
 }
 
 }  // namespace

@@ -21,7 +21,6 @@
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "cluster/launch/rank_info.h"
-#include "kernels/context/on_paper.h"
 #include "testing/roofline/paper_group.h"
 #include "trainer/session/train.h"
 
@@ -95,7 +94,7 @@ absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder) {
     return absl::UnavailableError(
         absl::StrCat(folder, " can't be made: ", error.message()));
   }
-  SetOnPaper(true);
+  SetOnPaper();
   job->folder.path = folder;
   RankInfo rank;
   rank.world_size = rank.local_world_size = ranks;

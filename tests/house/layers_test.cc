@@ -47,7 +47,8 @@ const Rooms& TheRooms() {
       {"text", {"base", kSdk}},
       {"packaging", {}},
       // Devices that aren't there: for tests, and nobody below knows of them.
-      {"testing/standin", {"base", "kernels"}},
+      {"testing/cuda", {"base", "kernels"}},
+      {"testing/standin", {"base", "kernels", "testing/cuda"}},
       // Plugins: what they share lies in their category's folder, or in their
       // method's.
       {kAd,

@@ -20,6 +20,7 @@
 #include "plugins/model/decoder/decoder_lora.h"
 #include "plugins/model/llama/llama_testing.h"
 #include "plugins/sdk/lib/lora.h"
+#include "plugins/sdk/lib/write_adapter_for_test.h"
 
 namespace capstan::llama {
 namespace {

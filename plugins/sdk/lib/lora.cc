@@ -11,7 +11,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
 namespace {
@@ -238,33 +237,6 @@ bool IsSecondCopy(absl::string_view name) {
 
 std::string SavedParameterName(absl::string_view name) {
   return absl::StrCat(kPrefix, name);
-}
-
-absl::Status WriteAdapter(
-    const std::string& folder, const LoraSpec& spec,
-    const std::string& base_model,
-    const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<SafetensorsWriter> writer,
-      SafetensorsWriter::Create(folder + "/adapter_model.safetensors"));
-  writer->SetMetadata("format", "pt");
-  for (const auto& [name, tensor] : tensors) {
-    if (!IsAdapterParameter(name)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", name, "' is no adapter's parameter"));
-    }
-    writer->Declare(name, at::kFloat, tensor.sizes().vec());
-  }
-  for (const auto& [name, tensor] : tensors) {
-    const at::Tensor value = tensor.to(at::kCPU, at::kFloat).contiguous();
-    CAPSTAN_RETURN_IF_ERROR(
-        writer->Append(value.const_data_ptr(), value.nbytes()));
-  }
-  CAPSTAN_RETURN_IF_ERROR(writer->Close());
-  AdapterSpec alone;
-  static_cast<LoraSpec&>(alone) = spec;
-  return WriteWholeFile(folder + "/adapter_config.json",
-                        AdapterConfigJson(alone, base_model));
 }
 
 }  // namespace capstan

@@ -5,10 +5,7 @@
 #ifndef CAPSTAN_PLUGINS_SDK_LIB_LORA_H_
 #define CAPSTAN_PLUGINS_SDK_LIB_LORA_H_
 
-#include <ATen/core/Tensor.h>
-
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -64,13 +61,6 @@ std::string SavedParameterName(absl::string_view name);
 // the base's: PEFT writes both where the embedding has grown
 // (save_embedding_layers).
 bool IsSecondCopy(absl::string_view name);
-
-// Writes both files into an existing folder that has neither; `tensors` by
-// name, in float32.
-absl::Status WriteAdapter(
-    const std::string& folder, const LoraSpec& spec,
-    const std::string& base_model,
-    const std::vector<std::pair<std::string, at::Tensor>>& tensors);
 
 }  // namespace capstan
 

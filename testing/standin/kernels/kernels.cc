@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/emulated_kernels.h"
+#include "testing/cuda/emulated_kernels.h"
 #include "testing/standin/device.h"
 #include "testing/standin/kernels/launches.h"
 

@@ -6,9 +6,9 @@
 // initially NaN, and threads can run in reverse order to expose results that
 // depend on it (a missing barrier).
 //
-// Replaces what nvcc provides; only device.h includes it.
-#ifndef CAPSTAN_KERNELS_CUDA_EMULATOR_H_
-#define CAPSTAN_KERNELS_CUDA_EMULATOR_H_
+// Replaces what nvcc provides to kernels/cuda/device.h, which comes after it.
+#ifndef CAPSTAN_TESTING_CUDA_EMULATOR_H_
+#define CAPSTAN_TESTING_CUDA_EMULATOR_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -85,4 +85,4 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int lane_mask) {
 
 }  // namespace capstan::kernels::cuda
 
-#endif  // CAPSTAN_KERNELS_CUDA_EMULATOR_H_
+#endif  // CAPSTAN_TESTING_CUDA_EMULATOR_H_

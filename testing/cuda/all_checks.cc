@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/checks_for_test.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 namespace {

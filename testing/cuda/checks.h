@@ -3,8 +3,8 @@
 // Compares each kernel with ATen in float64 (and gradients with autograd
 // there), on the emulator or on a GPU. The checks are googletest's; each
 // returns what the kernels wrote, so that runs can be compared bit by bit.
-#ifndef CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
-#define CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
+#ifndef CAPSTAN_TESTING_CUDA_CHECKS_H_
+#define CAPSTAN_TESTING_CUDA_CHECKS_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -77,4 +77,4 @@ bool SameBits(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace capstan::kernels::cuda
 
-#endif  // CAPSTAN_KERNELS_CUDA_CHECKS_FOR_TEST_H_
+#endif  // CAPSTAN_TESTING_CUDA_CHECKS_H_

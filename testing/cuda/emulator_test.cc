@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The emulator itself, which the kernels' tests rely on.
-#include "kernels/cuda/emulator.h"
+#include "testing/cuda/emulator.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 //
 // For tests of the instruction sets: floating-point types by definition, and a
 // fixture parameterized by set.
-#ifndef CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_
-#define CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_
+#ifndef CAPSTAN_BASE_SIMD_SIMD_NUMBERS_FOR_TEST_H_
+#define CAPSTAN_BASE_SIMD_SIMD_NUMBERS_FOR_TEST_H_
 
 #include <gtest/gtest.h>
 
@@ -138,4 +138,4 @@ class EachSimdSet : public testing::TestWithParam<int> {
 
 }  // namespace capstan::kernels
 
-#endif  // CAPSTAN_BASE_SIMD_SIMD_NUMBERS_H_
+#endif  // CAPSTAN_BASE_SIMD_SIMD_NUMBERS_FOR_TEST_H_

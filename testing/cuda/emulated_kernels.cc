@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/emulated_kernels.h"
+#include "testing/cuda/emulated_kernels.h"
+
+// clang-format off
+#include "testing/cuda/emulator.h"  // in nvcc's place, before the kernels
+// clang-format on
 
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"

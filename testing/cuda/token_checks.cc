@@ -11,9 +11,9 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 namespace {

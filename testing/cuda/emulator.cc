@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/emulator.h"
+#include "testing/cuda/emulator.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/fiber.h"
+#include "testing/cuda/fiber.h"
 
 namespace capstan::kernels::cuda::emulator {
 

@@ -8,10 +8,11 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/quant/nf4.h"
+#include "kernels/quant/pack_nf4_for_test.h"
 #include "kernels/quant/packed_linear.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 

@@ -2,8 +2,8 @@
 //
 // For tests of products: problems with their memory, and what their results
 // must be.
-#ifndef CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_H_
-#define CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_H_
+#ifndef CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_FOR_TEST_H_
+#define CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_FOR_TEST_H_
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "base/simd/simd_numbers.h"
+#include "base/simd/simd_numbers_for_test.h"
 #include "kernels/gemm/gemm.h"
 
 namespace capstan::kernels {
@@ -201,4 +201,4 @@ inline void RunGemm(const GemmProblem& p) {
 
 }  // namespace capstan::kernels
 
-#endif  // CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_H_
+#endif  // CAPSTAN_KERNELS_GEMM_GEMM_PRODUCTS_FOR_TEST_H_

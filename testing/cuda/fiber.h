@@ -4,8 +4,8 @@
 // serve, but asks the kernel for the signal mask, which costs twenty times as
 // much; other processors and the sanitizers, which must know of stacks, have
 // it.
-#ifndef CAPSTAN_KERNELS_CUDA_FIBER_H_
-#define CAPSTAN_KERNELS_CUDA_FIBER_H_
+#ifndef CAPSTAN_TESTING_CUDA_FIBER_H_
+#define CAPSTAN_TESTING_CUDA_FIBER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -93,4 +93,4 @@ inline void Prepare(Context* context, char* stack, size_t bytes,
 
 }  // namespace capstan::kernels::cuda::emulator
 
-#endif  // CAPSTAN_KERNELS_CUDA_FIBER_H_
+#endif  // CAPSTAN_TESTING_CUDA_FIBER_H_

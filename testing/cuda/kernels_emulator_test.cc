@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/emulated_kernels.h"
+#include "testing/cuda/checks.h"
+#include "testing/cuda/emulated_kernels.h"
 
 namespace capstan::kernels::cuda {
 namespace {

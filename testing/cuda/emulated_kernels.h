@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_KERNELS_CUDA_EMULATED_KERNELS_H_
-#define CAPSTAN_KERNELS_CUDA_EMULATED_KERNELS_H_
+#ifndef CAPSTAN_TESTING_CUDA_EMULATED_KERNELS_H_
+#define CAPSTAN_TESTING_CUDA_EMULATED_KERNELS_H_
 
 #include "kernels/cuda/cuda_kernels.h"
 
@@ -15,4 +15,4 @@ void EmulateBackwards(bool backwards);
 
 }  // namespace capstan::kernels::cuda
 
-#endif  // CAPSTAN_KERNELS_CUDA_EMULATED_KERNELS_H_
+#endif  // CAPSTAN_TESTING_CUDA_EMULATED_KERNELS_H_

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "kernels/cuda/checks_for_test.h"
 #include "kernels/cuda/dispatch.h"
+#include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
 namespace {
