@@ -6,11 +6,9 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/machine.h"
 #include "base/status.h"
@@ -24,15 +22,16 @@ absl::StatusOr<int> ThreadsPerRank(int local_world_size) {
   return threads.value_or(std::max(1, AvailableCores() / local_world_size));
 }
 
-std::string RandomToken() {
-  std::array<char, 16> bytes;
-  ssize_t got = 0;
-  do {
-    got = getrandom(bytes.data(), bytes.size(), 0);
-  } while (got < 0 && errno == EINTR);
-  // Fewer than 256 bytes come at once or not at all.
-  PCHECK(got == static_cast<ssize_t>(bytes.size()));
-  return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
+std::string RandomBytes(size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t done = 0; done < count;) {
+    const ssize_t n = getrandom(&bytes[done], count - done, 0);
+    PCHECK(n >= 0 || errno == EINTR) << "no random numbers";
+    done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+  }
+  return bytes;
 }
+
+std::string RandomToken() { return absl::BytesToHexString(RandomBytes(16)); }
 
 }  // namespace capstan

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_CLUSTER_LAUNCH_RANK_INFO_H_
 #define CAPSTAN_CLUSTER_LAUNCH_RANK_INFO_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -101,6 +102,8 @@ struct RankInfo {
 // machine: OMP_NUM_THREADS if set, otherwise an equal share of the cores.
 absl::StatusOr<int> ThreadsPerRank(int local_world_size);
 
+// Returns bytes of the system's random number generator.
+std::string RandomBytes(size_t count);
 // Returns a token for a run, 128 random bits in hexadecimal.
 std::string RandomToken();
 

@@ -127,11 +127,11 @@ absl::StatusOr<Meeting> MeetAtAgent(const RankInfo& info,
     // Before the others count on this rank.
     CAPSTAN_ASSIGN_OR_RETURN(const SocketAddress host, HostAddress(info));
     if (!Joined(info, timeout, meeting.store.get())) {
-      const std::vector<int> missing = MissingRanks(info, meeting.store.get());
-      return absl::UnavailableError(absl::StrCat(
-          "rank ", info.rank, " waited ", timeout.count() / 1000, " s at ",
-          Address(info), ": only ", info.world_size - missing.size(), " of ",
-          info.world_size, " ranks came; missing: ", ListOfRanks(missing)));
+      return absl::UnavailableError(
+          absl::StrCat("rank ", info.rank, " waited ", timeout.count() / 1000,
+                       " s at ", Address(info), ": ",
+                       OnlySomeCame(info.world_size,
+                                    MissingRanks(info, meeting.store.get()))));
     }
     meeting.host_address = host.host();
     meeting.interface = InterfaceOf(host);

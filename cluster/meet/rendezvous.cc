@@ -156,7 +156,7 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   if (by_file_) {
     CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
     if (info_.token.empty()) {
-      place.token = absl::BytesToHexString(RandomBytes(16));
+      place.token = RandomToken();
       options.token = place.token;
     }
   }
@@ -165,19 +165,22 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   for (const SocketAddress& address : listening.addresses) {
     place.addresses.push_back(address.host());
   }
-  place.port = listening.addresses[0].port();
+  const SocketAddress own = listening.addresses[0];
+  place.port = own.port();
   place.host = HostName();
   place.pid = getpid();
-  where_ = listening.addresses[0].text();
+  where_ = own.text();
   options.where = where_;
-  options.host_address = listening.addresses[0].host();
+  options.host_address = own.host();
   const std::string token = options.token;
   CAPSTAN_ASSIGN_OR_RETURN(
       std::shared_ptr<MeetingServer> server,
       MeetingServer::Start(std::move(options), std::move(listening.sockets)));
   // Rank 0 joins first, so that ranks that find the file find it listening.
   const Deadline soon = MeetingClock::now() + kConnectLimit;
-  auto client = MeetingClient::Join(server->TakeOwnEnd(), OwnHello(), token,
+  absl::StatusOr<SocketFd> connection = ConnectTo(own, soon);
+  if (!connection.ok()) return Explain(connection.status());
+  auto client = MeetingClient::Join(*std::move(connection), OwnHello(), token,
                                     soon, deadline_);
   if (!client.ok()) return Explain(client.status());
   std::unique_ptr<MeetingFile> file;
@@ -199,8 +202,8 @@ absl::Status Joining::AwaitFreeFile() const {
     if (!place.ok() || !IsAlive(*place)) return absl::OkStatus();
     if (waited() > std::min<milliseconds>(kOthersLimit, timeout_)) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "another run is meeting by ", file_, " (host ", place->host,
-          ", process ", place->pid,
+          "another run is meeting by ", file_, " (host ",
+          absl::Utf8SafeCEscape(place->host), ", process ", place->pid,
           "): wait until it has started, stop it, or name another output_dir"));
     }
     std::this_thread::sleep_for(PauseBeforeRetry(waited(), kFilePause));
