@@ -56,7 +56,7 @@ struct RankInfo {
   // The network interface for traffic between hosts; empty: the one that routes
   // to rank 0.
   std::string interface;
-  // master_addr:master_port is the store of torchrun's agent, not of rank 0.
+  // master_addr:master_port is the store of torchrun's agent, not rank 0.
   bool agent_store = false;
 
   // On rank 0 of our launcher, a socket already listening on master_port, so

@@ -21,11 +21,6 @@ struct HostNetwork {
 };
 HostNetwork ThisHostsNetwork();
 
-// Whether all of the run's traffic stays on this host: no other host takes
-// part, and none of the addresses `master` of rank 0 is on another host.
-bool StaysOnHost(const RankInfo& info,
-                 const std::vector<SocketAddress>& master);
-
 // Returns the address of `interface` that other hosts reach best. NOT_FOUND
 // lists the existing interfaces.
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface,
