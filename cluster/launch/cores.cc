@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <glog/logging.h>
 #include <hwloc.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -101,12 +100,7 @@ std::vector<Cpus> CoresIn(hwloc_topology_t topology, const Cpus& mask) {
 // Returns the system's numbers of the NUMA nodes that have any of `cpus`.
 Cpus NodesOf(hwloc_topology_t topology, const Cpus& cpus) {
   Cpus nodes = Empty();
-  for (const hwloc_obj_t node : ObjectsOf(topology, HWLOC_OBJ_NUMANODE)) {
-    if (node->cpuset != nullptr &&
-        hwloc_bitmap_intersects(node->cpuset, cpus.get()) != 0) {
-      hwloc_bitmap_set(nodes.get(), node->os_index);
-    }
-  }
+  hwloc_cpuset_to_nodeset(topology, cpus.get(), nodes.get());
   return nodes;
 }
 
@@ -167,14 +161,9 @@ int CountCores(hwloc_topology_t topology, const Cpus& cpus) {
 // Returns the processors of `mask` on the NUMA nodes of `cpus`.
 Cpus WholeNodes(hwloc_topology_t topology, const Cpus& cpus, const Cpus& mask) {
   Cpus whole = Empty();
-  for (const hwloc_obj_t node : ObjectsOf(topology, HWLOC_OBJ_NUMANODE)) {
-    if (node->cpuset == nullptr ||
-        hwloc_bitmap_intersects(node->cpuset, cpus.get()) == 0) {
-      continue;
-    }
-    Add(Both(node->cpuset, mask.get()), &whole);
-  }
-  return whole;
+  hwloc_cpuset_from_nodeset(topology, whole.get(),
+                            NodesOf(topology, cpus).get());
+  return Both(whole.get(), mask.get());
 }
 
 struct Choice {
@@ -298,32 +287,6 @@ std::string BusIdOfGpu(int index) {
   return bus_id;
 }
 
-constexpr int kMostCpus = 1 << 16;
-
-struct FreeCpuSet {
-  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
-};
-
-std::set<int> MaskOfProcess() {
-  const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
-  const size_t size = CPU_ALLOC_SIZE(kMostCpus);
-  CPU_ZERO_S(size, set.get());
-  std::set<int> mask;
-  if (sched_getaffinity(0, size, set.get()) != 0) return mask;
-  for (int cpu = 0; cpu < kMostCpus; ++cpu) {
-    if (CPU_ISSET_S(cpu, size, set.get())) mask.insert(cpu);
-  }
-  return mask;
-}
-
-bool BindProcess(const std::set<int>& cpus) {
-  const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
-  const size_t size = CPU_ALLOC_SIZE(kMostCpus);
-  CPU_ZERO_S(size, set.get());
-  for (const int cpu : cpus) CPU_SET_S(cpu, size, set.get());
-  return sched_setaffinity(0, size, set.get()) == 0;
-}
-
 }  // namespace
 
 std::unique_ptr<Topology> Topology::OfThisMachine(bool devices) {
@@ -383,7 +346,6 @@ RankInfo BindToCores(RankInfo info, int gpus) {
   // Nothing to divide, nothing to be near to.
   if (gpus == 0 && info.local_world_size == 1 && !info.own_process) return info;
   CoreRequest request;
-  request.mask = MaskOfProcess();
   request.local_rank = info.local_rank;
   request.local_world_size = info.local_world_size;
   request.own_process = info.own_process;
@@ -394,8 +356,13 @@ RankInfo BindToCores(RankInfo info, int gpus) {
   const std::unique_ptr<Topology> machine =
       Topology::OfThisMachine(/*devices=*/gpus > 0);
   if (machine == nullptr) return info;
+  const Cpus mask = Empty();
+  hwloc_get_cpubind(machine->get(), mask.get(), HWLOC_CPUBIND_THREAD);
+  request.mask = ToSet(mask.get());
   RankCores chosen = ChooseCores(*machine, request);
-  if (!chosen.cpus.empty() && !BindProcess(chosen.cpus)) {
+  if (!chosen.cpus.empty() &&
+      hwloc_set_cpubind(machine->get(), FromSet(chosen.cpus).get(),
+                        HWLOC_CPUBIND_THREAD) != 0) {
     LOG(WARNING) << "rank " << info.rank << " can't be bound to cores "
                  << chosen.text << " (" << strerror(errno)
                  << "); launch.binding UNBOUND doesn't try";

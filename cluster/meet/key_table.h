@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "cluster/launch/rank_info.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 

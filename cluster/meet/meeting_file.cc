@@ -15,7 +15,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "cluster/launch/launchers.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {

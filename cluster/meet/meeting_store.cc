@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {

@@ -25,7 +25,7 @@
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
 #include "cluster/meet/meeting_store.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 #include "cluster/meet/server.h"
 #include "cluster/meet/wait_notes.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 

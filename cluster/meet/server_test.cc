@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/meeting_for_test.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -368,7 +368,7 @@ void NoticeSilence(int fd, std::chrono::milliseconds limit) {
 absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes,
                                 Deadline deadline) {
   return WhenReady(fd, POLLOUT, deadline, [&] {
-    return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   });
 }
 
@@ -386,20 +386,20 @@ absl::Status AwaitInput(int fd, Deadline deadline) {
 
 absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes) {
   char buffer[16 << 10];
-  CAPSTAN_ASSIGN_OR_RETURN(const size_t got,
-                           WhenReady(fd, POLLIN, deadline, [&] {
-                             return recv(fd, buffer, sizeof(buffer), 0);
-                           }));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const size_t got, WhenReady(fd, POLLIN, deadline, [&] {
+        return recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+      }));
   bytes->append(buffer, got);
   return absl::OkStatus();
 }
 
 absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline) {
   for (size_t done = 0; done < bytes;) {
-    CAPSTAN_ASSIGN_OR_RETURN(const size_t got,
-                             WhenReady(fd, POLLIN, deadline, [&] {
-                               return recv(fd, out + done, bytes - done, 0);
-                             }));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const size_t got, WhenReady(fd, POLLIN, deadline, [&] {
+          return recv(fd, out + done, bytes - done, MSG_DONTWAIT);
+        }));
     done += got;
   }
   return absl::OkStatus();
