@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/gpus.h"
 #include "cluster/launch/environment.h"
@@ -224,12 +223,6 @@ Choice NearGpu(hwloc_topology_t topology, const Cpus& mask,
   return {std::move(share)};
 }
 
-hwloc_topology_t Load(hwloc_topology_t topology) {
-  if (hwloc_topology_load(topology) == 0) return topology;
-  hwloc_topology_destroy(topology);
-  return nullptr;
-}
-
 // While alive, hwloc finds no plugins: Debian's would start OpenCL and X.
 class WithoutPlugins {
  public:
@@ -250,19 +243,6 @@ class WithoutPlugins {
   static constexpr char kPath[] = "HWLOC_PLUGINS_PATH";
   const absl::optional<std::string> before_;
 };
-
-hwloc_topology_t NewTopology() {
-  hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0) return nullptr;
-  // A part of a machine, like a container's cpuset, shows as such.
-  hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
-  return topology;
-}
-
-void KeepDevices(hwloc_topology_t topology) {
-  hwloc_topology_set_type_filter(topology, HWLOC_OBJ_PCI_DEVICE,
-                                 HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-}
 
 // Returns the PCI address of the visible GPU `index`, "0000:17:00.0", or "".
 // Asks the driver, since only it knows how CUDA_VISIBLE_DEVICES and
@@ -289,36 +269,27 @@ std::string BusIdOfGpu(int index) {
 
 }  // namespace
 
-std::unique_ptr<Topology> Topology::OfThisMachine(bool devices) {
-  const WithoutPlugins without_plugins;
-  hwloc_topology_t topology = NewTopology();
-  if (topology == nullptr) return nullptr;
-  if (devices) KeepDevices(topology);
-  topology = Load(topology);
-  return topology == nullptr ? nullptr
-                             : absl::WrapUnique(new Topology(topology));
+void FreeTopology::operator()(hwloc_topology* topology) const {
+  hwloc_topology_destroy(topology);
 }
 
-std::unique_ptr<Topology> Topology::FromXml(const std::string& xml) {
+Topology TopologyOfMachine(bool devices) {
   const WithoutPlugins without_plugins;
-  hwloc_topology_t topology = NewTopology();
-  if (topology == nullptr) return nullptr;
-  KeepDevices(topology);
-  // It counts the null at the end.
-  if (hwloc_topology_set_xmlbuffer(topology, xml.c_str(),
-                                   static_cast<int>(xml.size()) + 1) != 0) {
-    hwloc_topology_destroy(topology);
-    return nullptr;
+  hwloc_topology_t made = nullptr;
+  if (hwloc_topology_init(&made) != 0) return nullptr;
+  Topology topology(made);
+  // A part of a machine, like a container's cpuset, shows as such.
+  hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+  if (devices) {
+    hwloc_topology_set_type_filter(made, HWLOC_OBJ_PCI_DEVICE,
+                                   HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
   }
-  topology = Load(topology);
-  return topology == nullptr ? nullptr
-                             : absl::WrapUnique(new Topology(topology));
+  if (hwloc_topology_load(made) != 0) return nullptr;
+  return topology;
 }
 
-Topology::~Topology() { hwloc_topology_destroy(topology_); }
-
-RankCores ChooseCores(const Topology& machine, const CoreRequest& request) {
-  const hwloc_topology_t topology = machine.get();
+RankCores ChooseCores(hwloc_topology& machine, const CoreRequest& request) {
+  const hwloc_topology_t topology = &machine;
   const Cpus mask = FromSet(request.mask);
   RankCores chosen;
   if (request.own_process &&
@@ -353,15 +324,14 @@ RankInfo BindToCores(RankInfo info, int gpus) {
     request.gpu_bus_id = BusIdOfGpu(info.GpuIndex());
     if (request.gpu_bus_id.empty()) return info;
   }
-  const std::unique_ptr<Topology> machine =
-      Topology::OfThisMachine(/*devices=*/gpus > 0);
+  const Topology machine = TopologyOfMachine(/*devices=*/gpus > 0);
   if (machine == nullptr) return info;
   const Cpus mask = Empty();
-  hwloc_get_cpubind(machine->get(), mask.get(), HWLOC_CPUBIND_THREAD);
+  hwloc_get_cpubind(machine.get(), mask.get(), HWLOC_CPUBIND_THREAD);
   request.mask = ToSet(mask.get());
   RankCores chosen = ChooseCores(*machine, request);
   if (!chosen.cpus.empty() &&
-      hwloc_set_cpubind(machine->get(), FromSet(chosen.cpus).get(),
+      hwloc_set_cpubind(machine.get(), FromSet(chosen.cpus).get(),
                         HWLOC_CPUBIND_THREAD) != 0) {
     LOG(WARNING) << "rank " << info.rank << " can't be bound to cores "
                  << chosen.text << " (" << strerror(errno)

@@ -318,8 +318,8 @@ int Supervisor::Cause() const {
 }
 
 absl::Status Supervisor::LeaveHosts() {
-  RunProgress& page = progress_->page();
-  const std::string gone(page.gone, page.gone_bytes.exchange(0));
+  const std::string gone = progress_->page().gone.Get();
+  progress_->page().gone.Set("");
   if (gone.empty()) return absl::OkStatus();
   std::string hosts = NotedHosts();
   CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone, &hosts));
@@ -347,7 +347,7 @@ bool Supervisor::EndForRestart() {
   }
   KillAll();
   if (!restarts_.Again(progress_->page().step,
-                       progress_->page().gone_bytes > 0)) {
+                       !progress_->page().gone.Get().empty())) {
     // The others have died of this.
     failures_ = {cause};
     return false;

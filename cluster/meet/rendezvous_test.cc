@@ -363,12 +363,12 @@ TEST(MeetTest, WithoutRank0TheOthersGoOn) {
   ranks[1].restart = 1;
   absl::Status status = Meet(ranks[1], seconds(1)).status();
   EXPECT_THAT(MessageOf(status), HasSubstr("start the run on other hosts"));
-  EXPECT_EQ(page->page().gone_bytes, 0);
+  EXPECT_EQ(page->page().gone.Get(), "");
   ranks[1].min_processes = 1;
   status = Meet(ranks[1], seconds(60)).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("host 0 has not come back in "));
-  EXPECT_EQ(std::string(page->page().gone), "0");
+  EXPECT_EQ(page->page().gone.Get(), "0");
 }
 
 // Beyond what a connection may take.
