@@ -76,7 +76,7 @@ std::vector<T> AllGatherHost(ProcessGroup& group, const std::vector<T>& mine) {
   return all;
 }
 
-// Returns rank 0's `text`, which is short: it is gathered from all ranks.
+// Broadcasts rank 0's `text`.
 absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
                                       const std::string& text);
 

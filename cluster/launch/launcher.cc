@@ -18,7 +18,6 @@
 #include "absl/types/optional.h"
 #include "base/exit_codes.h"
 #include "base/status.h"
-#include "cluster/launch/grace.h"
 #include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
 #include "cluster/launch/rank_process.h"

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <glog/logging.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
@@ -11,6 +12,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -413,6 +415,16 @@ void AllowOpenFiles(int wanted) {
   limit.rlim_cur = most;
   // If it fails, accepting will say so.
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+}
+
+std::string RandomBytes(size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t done = 0; done < count;) {
+    const ssize_t n = getrandom(&bytes[done], count - done, 0);
+    PCHECK(n >= 0 || errno == EINTR) << "no random numbers";
+    done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+  }
+  return bytes;
 }
 
 }  // namespace capstan

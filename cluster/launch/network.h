@@ -162,6 +162,9 @@ absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline);
 // hard one allows.
 void AllowOpenFiles(int wanted);
 
+// Returns bytes of the system's random number generator.
+std::string RandomBytes(size_t count);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_CLUSTER_LAUNCH_NETWORK_H_

@@ -2,7 +2,6 @@
 #ifndef CAPSTAN_CLUSTER_LAUNCH_RANK_INFO_H_
 #define CAPSTAN_CLUSTER_LAUNCH_RANK_INFO_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -56,7 +55,7 @@ struct RankInfo {
   // The network interface for traffic between hosts; empty: the one that routes
   // to rank 0.
   std::string interface;
-  // master_addr:master_port is the store of torchrun's agent, not rank 0.
+  // master_addr:master_port is the store of torchrun's agent, not of rank 0.
   bool agent_store = false;
 
   // On rank 0 of our launcher, a socket already listening on master_port, so
@@ -102,8 +101,6 @@ struct RankInfo {
 // machine: OMP_NUM_THREADS if set, otherwise an equal share of the cores.
 absl::StatusOr<int> ThreadsPerRank(int local_world_size);
 
-// Returns bytes of the system's random number generator.
-std::string RandomBytes(size_t count);
 // Returns a token for a run, 128 random bits in hexadecimal.
 std::string RandomToken();
 

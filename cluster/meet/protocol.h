@@ -32,7 +32,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "cluster/launch/rank_info.h"
 
 namespace capstan {
 

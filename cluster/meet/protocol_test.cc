@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 namespace {

@@ -19,13 +19,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
 #include "cluster/meet/agent_store.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
 #include "cluster/meet/meeting_store.h"
-#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 #include "cluster/meet/server.h"
 #include "cluster/meet/wait_notes.h"
@@ -78,6 +78,10 @@ class Joining {
     return std::chrono::round<seconds>(waited()).count();
   }
 
+  // Rank 0: tells the others its place, if the launcher doesn't. The file, if
+  // it is one, must stay until they have come.
+  absl::StatusOr<std::unique_ptr<MeetingFile>> Publish(
+      const MeetingPlace& place) const;
   // Where rank 0 has published that it is. NOT_FOUND if there is no file.
   absl::StatusOr<MeetingPlace> ReadPlace() const;
   // Rank 0: nobody else may be using the file.
@@ -202,19 +206,20 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   auto client = MeetingClient::Join(*std::move(connection), OwnHello(), token,
                                     soon, deadline_);
   if (!client.ok()) return Explain(client.status());
-  std::unique_ptr<MeetingFile> file;
-  absl::Status published;
-  if (agent_ != nullptr) {
-    published = PublishPlace(*agent_, place);
-  } else if (published_) {
-    auto written = MeetingFile::Publish(file_, place);
-    published = written.status();
-    if (written.ok()) file = *std::move(written);
-  }
-  if (!published.ok()) {
-    return Annotate(published, "rank 0 can't tell the others its address");
+  const absl::StatusOr<std::unique_ptr<MeetingFile>> file = Publish(place);
+  if (!file.ok()) {
+    return Annotate(file.status(), "rank 0 can't tell the others its address");
   }
   return AwaitOthers(std::move(server), *std::move(client));
+}
+
+absl::StatusOr<std::unique_ptr<MeetingFile>> Joining::Publish(
+    const MeetingPlace& place) const {
+  if (agent_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(PublishPlace(*agent_, place));
+  }
+  if (file_.empty()) return std::unique_ptr<MeetingFile>();
+  return MeetingFile::Publish(file_, place);
 }
 
 absl::StatusOr<MeetingPlace> Joining::ReadPlace() const {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/meeting_for_test.h"
-#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {
