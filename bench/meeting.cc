@@ -24,7 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/rendezvous.h"
 
 namespace capstan {

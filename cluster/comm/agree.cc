@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/comm/agree.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <signal.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -142,23 +140,7 @@ absl::StatusOr<std::string> FromRank0(ProcessGroup& group,
                                       const std::string& text) {
   std::string received;
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    const double length = group.rank() == 0 ? text.size() : 0.0;
-    received.resize(static_cast<size_t>(FromAllRanks(group, length)[0]));
-    if (received.empty()) return absl::OkStatus();
-    at::Tensor bytes =
-        at::empty({static_cast<int64_t>(received.size())}, at::kByte);
-    if (group.rank() == 0) {
-      std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-    }
-    ProcessGroup& host = HostGroupOf(group);
-    bytes = bytes.to(host.device());
-    host.Broadcast(bytes, 0)->Wait();
-    if (group.rank() == 0) {
-      received = text;
-    } else {
-      bytes = bytes.cpu();
-      std::memcpy(&received[0], bytes.const_data_ptr(), received.size());
-    }
+    received = FromAllRanks(group, group.rank() == 0 ? text : "")[0];
     return absl::OkStatus();
   }));
   return received;

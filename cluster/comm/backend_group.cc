@@ -104,13 +104,7 @@ class BackendWork : public Work {
 }  // namespace
 
 BackendGroup::BackendGroup(Connect connect, std::string name, int rank,
-                           int size)
-    : BackendGroup(std::move(connect), name, name, at::kCPU, rank, size, rank,
-                   /*host=*/nullptr, std::make_shared<CommunicationMeter>(),
-                   /*times=*/nullptr, std::make_shared<Backends>()) {}
-
-BackendGroup::BackendGroup(Connect connect, std::string name, at::Device device,
-                           int rank, int size,
+                           int size, at::Device device,
                            std::unique_ptr<ProcessGroup> host,
                            std::shared_ptr<DeviceTimes> times)
     : BackendGroup(std::move(connect), name, name, device, rank, size, rank,
@@ -287,7 +281,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::Split(int color) {
       const std::string prefix = NextPrefix(color);
       CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> host,
                                host_->Split(color));
-      return SplitDevice(prefix, std::move(host));
+      const int rank = host->rank(), size = host->size();
+      return Part(prefix, rank, size, std::move(host));
     }
     std::vector<double> all(size());
     all[rank()] = color;
@@ -306,21 +301,18 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> BackendGroup::SplitBy(
   try {
     const std::string prefix = NextPrefix(color);
     const auto members = std::count(colors.begin(), colors.end(), color);
-    if (members == 1) return CreateSingleGroup(device_);
     const auto before =
         std::count(colors.begin(), colors.begin() + rank(), color);
-    return absl::WrapUnique(new BackendGroup(
-        connect_, name_, prefix, device_, static_cast<int>(before),
-        static_cast<int>(members), named_rank_, /*host=*/nullptr,
-        std::make_shared<CommunicationMeter>(meter_), times_, backends_));
+    return Part(prefix, static_cast<int>(before), static_cast<int>(members),
+                /*host=*/nullptr);
   } catch (...) {
     return CouldNotSplit(color);
   }
 }
 
-std::unique_ptr<ProcessGroup> BackendGroup::SplitDevice(
-    const std::string& prefix, std::unique_ptr<ProcessGroup> host) {
-  const int rank = host->rank(), size = host->size();
+std::unique_ptr<ProcessGroup> BackendGroup::Part(
+    const std::string& prefix, int rank, int size,
+    std::unique_ptr<ProcessGroup> host) {
   if (size == 1) return CreateSingleGroup(device_);
   return absl::WrapUnique(new BackendGroup(
       connect_, name_, prefix, device_, rank, size, named_rank_,

@@ -24,15 +24,14 @@ class BackendGroup : public ProcessGroup {
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const std::string& prefix, int rank, int size)>;
 
-  // On the CPU. Throws what `connect` throws. `name` is the backend's and the
-  // key prefix.
-  BackendGroup(Connect connect, std::string name, int rank, int size);
-  // On a GPU. `host` is the group of the same ranks on the CPU, which sums
-  // numbers in host memory without waiting for the device; null for a rank on
-  // paper, which has no peers. `times` measures what the host doesn't see.
-  BackendGroup(Connect connect, std::string name, at::Device device, int rank,
-               int size, std::unique_ptr<ProcessGroup> host,
-               std::shared_ptr<DeviceTimes> times);
+  // Throws what `connect` throws. `name` is the backend's and the key prefix.
+  // On a GPU `host` is the group of the same ranks on the CPU, which sums
+  // numbers in host memory without waiting for the device (null for a rank on
+  // paper, which has no peers), and `times` measures what the host doesn't see.
+  BackendGroup(Connect connect, std::string name, int rank, int size,
+               at::Device device = at::kCPU,
+               std::unique_ptr<ProcessGroup> host = nullptr,
+               std::shared_ptr<DeviceTimes> times = nullptr);
   // Leaks the backend if destroying it could block: with pending collectives
   // (after an error), and with NCCL always.
   ~BackendGroup() override;
@@ -71,8 +70,10 @@ class BackendGroup : public ProcessGroup {
                std::shared_ptr<Backends> backends);
 
   void CheckDevice();
-  std::unique_ptr<ProcessGroup> SplitDevice(const std::string& prefix,
-                                            std::unique_ptr<ProcessGroup> host);
+  // The group of `size` ranks of this group, of which this one is `rank`.
+  std::unique_ptr<ProcessGroup> Part(const std::string& prefix, int rank,
+                                     int size,
+                                     std::unique_ptr<ProcessGroup> host);
   // The key prefix of this split's group, equal on all its ranks.
   std::string NextPrefix(int color);
   // Returns Split's error; called within a catch clause.

@@ -16,7 +16,7 @@
 #include "cluster/comm/backend_group.h"
 #include "cluster/comm/hosts/hosts_group.h"
 #include "cluster/launch/environment.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 namespace {

@@ -274,9 +274,9 @@ TEST(Rendezvous, Rank0ServesWithoutASocketOfOurs) {
   EXPECT_EQ(exit_code, 0);
 }
 
-// Under torchrun, whose agent serves. The launcher's rank 0 plays the agent
-// here.
-TEST(Rendezvous, TorchrunServes) {
+// Under torchrun, whose agent's store tells where rank 0 is. The launcher's
+// rank 0 plays the agent here.
+TEST(Rendezvous, ByTorchrunsAgent) {
   int done[2];
   ASSERT_EQ(pipe(done), 0);
   const int exit_code = LaunchRanks(3, [&](RankInfo info) {
@@ -331,10 +331,17 @@ TEST(Rendezvous, TorchrunsRanksCheckFirst) {
     Require(absl::StrContains(status.message(),
                               "only 1 of 2 ranks came; missing: 1"),
             status.ToString());
-    Require(absl::StrContains(
-                text, absl::StrCat("rank 0 waits for the others at 127.0.0.1:",
-                                   info.master_port, " (rank 1 is missing)")),
+    Require(absl::StrContains(text, "waiting for the other ranks at ") &&
+                absl::StrContains(text, " (rank 1 is missing)"),
             text);
+    wrong.interface.clear();
+    status = Meet(wrong, std::chrono::seconds(1)).status();
+    Require(absl::StrContains(
+                status.message(),
+                absl::StrCat("rank 1 waited 1 s for rank 0 by torchrun's agent "
+                             "at 127.0.0.1:",
+                             info.master_port)),
+            status.ToString());
     return absl::OkStatus();
   });
   EXPECT_EQ(exit_code, 0);

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <glog/logging.h>
 #include <hwloc.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/gpus.h"
 #include "cluster/launch/environment.h"
@@ -101,12 +99,7 @@ std::vector<Cpus> CoresIn(hwloc_topology_t topology, const Cpus& mask) {
 // Returns the system's numbers of the NUMA nodes that have any of `cpus`.
 Cpus NodesOf(hwloc_topology_t topology, const Cpus& cpus) {
   Cpus nodes = Empty();
-  for (const hwloc_obj_t node : ObjectsOf(topology, HWLOC_OBJ_NUMANODE)) {
-    if (node->cpuset != nullptr &&
-        hwloc_bitmap_intersects(node->cpuset, cpus.get()) != 0) {
-      hwloc_bitmap_set(nodes.get(), node->os_index);
-    }
-  }
+  hwloc_cpuset_to_nodeset(topology, cpus.get(), nodes.get());
   return nodes;
 }
 
@@ -167,14 +160,9 @@ int CountCores(hwloc_topology_t topology, const Cpus& cpus) {
 // Returns the processors of `mask` on the NUMA nodes of `cpus`.
 Cpus WholeNodes(hwloc_topology_t topology, const Cpus& cpus, const Cpus& mask) {
   Cpus whole = Empty();
-  for (const hwloc_obj_t node : ObjectsOf(topology, HWLOC_OBJ_NUMANODE)) {
-    if (node->cpuset == nullptr ||
-        hwloc_bitmap_intersects(node->cpuset, cpus.get()) == 0) {
-      continue;
-    }
-    Add(Both(node->cpuset, mask.get()), &whole);
-  }
-  return whole;
+  hwloc_cpuset_from_nodeset(topology, whole.get(),
+                            NodesOf(topology, cpus).get());
+  return Both(whole.get(), mask.get());
 }
 
 struct Choice {
@@ -235,12 +223,6 @@ Choice NearGpu(hwloc_topology_t topology, const Cpus& mask,
   return {std::move(share)};
 }
 
-hwloc_topology_t Load(hwloc_topology_t topology) {
-  if (hwloc_topology_load(topology) == 0) return topology;
-  hwloc_topology_destroy(topology);
-  return nullptr;
-}
-
 // While alive, hwloc finds no plugins: Debian's would start OpenCL and X.
 class WithoutPlugins {
  public:
@@ -261,19 +243,6 @@ class WithoutPlugins {
   static constexpr char kPath[] = "HWLOC_PLUGINS_PATH";
   const absl::optional<std::string> before_;
 };
-
-hwloc_topology_t NewTopology() {
-  hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0) return nullptr;
-  // A part of a machine, like a container's cpuset, shows as such.
-  hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
-  return topology;
-}
-
-void KeepDevices(hwloc_topology_t topology) {
-  hwloc_topology_set_type_filter(topology, HWLOC_OBJ_PCI_DEVICE,
-                                 HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-}
 
 // Returns the PCI address of the visible GPU `index`, "0000:17:00.0", or "".
 // Asks the driver, since only it knows how CUDA_VISIBLE_DEVICES and
@@ -298,64 +267,29 @@ std::string BusIdOfGpu(int index) {
   return bus_id;
 }
 
-constexpr int kMostCpus = 1 << 16;
-
-struct FreeCpuSet {
-  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
-};
-
-std::set<int> MaskOfProcess() {
-  const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
-  const size_t size = CPU_ALLOC_SIZE(kMostCpus);
-  CPU_ZERO_S(size, set.get());
-  std::set<int> mask;
-  if (sched_getaffinity(0, size, set.get()) != 0) return mask;
-  for (int cpu = 0; cpu < kMostCpus; ++cpu) {
-    if (CPU_ISSET_S(cpu, size, set.get())) mask.insert(cpu);
-  }
-  return mask;
-}
-
-bool BindProcess(const std::set<int>& cpus) {
-  const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
-  const size_t size = CPU_ALLOC_SIZE(kMostCpus);
-  CPU_ZERO_S(size, set.get());
-  for (const int cpu : cpus) CPU_SET_S(cpu, size, set.get());
-  return sched_setaffinity(0, size, set.get()) == 0;
-}
-
 }  // namespace
 
-std::unique_ptr<Topology> Topology::OfThisMachine(bool devices) {
-  const WithoutPlugins without_plugins;
-  hwloc_topology_t topology = NewTopology();
-  if (topology == nullptr) return nullptr;
-  if (devices) KeepDevices(topology);
-  topology = Load(topology);
-  return topology == nullptr ? nullptr
-                             : absl::WrapUnique(new Topology(topology));
+void FreeTopology::operator()(hwloc_topology* topology) const {
+  hwloc_topology_destroy(topology);
 }
 
-std::unique_ptr<Topology> Topology::FromXml(const std::string& xml) {
+Topology TopologyOfMachine(bool devices) {
   const WithoutPlugins without_plugins;
-  hwloc_topology_t topology = NewTopology();
-  if (topology == nullptr) return nullptr;
-  KeepDevices(topology);
-  // It counts the null at the end.
-  if (hwloc_topology_set_xmlbuffer(topology, xml.c_str(),
-                                   static_cast<int>(xml.size()) + 1) != 0) {
-    hwloc_topology_destroy(topology);
-    return nullptr;
+  hwloc_topology_t made = nullptr;
+  if (hwloc_topology_init(&made) != 0) return nullptr;
+  Topology topology(made);
+  // A part of a machine, like a container's cpuset, shows as such.
+  hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+  if (devices) {
+    hwloc_topology_set_type_filter(made, HWLOC_OBJ_PCI_DEVICE,
+                                   HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
   }
-  topology = Load(topology);
-  return topology == nullptr ? nullptr
-                             : absl::WrapUnique(new Topology(topology));
+  if (hwloc_topology_load(made) != 0) return nullptr;
+  return topology;
 }
 
-Topology::~Topology() { hwloc_topology_destroy(topology_); }
-
-RankCores ChooseCores(const Topology& machine, const CoreRequest& request) {
-  const hwloc_topology_t topology = machine.get();
+RankCores ChooseCores(hwloc_topology& machine, const CoreRequest& request) {
+  const hwloc_topology_t topology = &machine;
   const Cpus mask = FromSet(request.mask);
   RankCores chosen;
   if (request.own_process &&
@@ -383,7 +317,6 @@ RankInfo BindToCores(RankInfo info, int gpus) {
   // Nothing to divide, nothing to be near to.
   if (gpus == 0 && info.local_world_size == 1 && !info.own_process) return info;
   CoreRequest request;
-  request.mask = MaskOfProcess();
   request.local_rank = info.local_rank;
   request.local_world_size = info.local_world_size;
   request.own_process = info.own_process;
@@ -391,11 +324,15 @@ RankInfo BindToCores(RankInfo info, int gpus) {
     request.gpu_bus_id = BusIdOfGpu(info.GpuIndex());
     if (request.gpu_bus_id.empty()) return info;
   }
-  const std::unique_ptr<Topology> machine =
-      Topology::OfThisMachine(/*devices=*/gpus > 0);
+  const Topology machine = TopologyOfMachine(/*devices=*/gpus > 0);
   if (machine == nullptr) return info;
+  const Cpus mask = Empty();
+  hwloc_get_cpubind(machine.get(), mask.get(), HWLOC_CPUBIND_THREAD);
+  request.mask = ToSet(mask.get());
   RankCores chosen = ChooseCores(*machine, request);
-  if (!chosen.cpus.empty() && !BindProcess(chosen.cpus)) {
+  if (!chosen.cpus.empty() &&
+      hwloc_set_cpubind(machine.get(), FromSet(chosen.cpus).get(),
+                        HWLOC_CPUBIND_THREAD) != 0) {
     LOG(WARNING) << "rank " << info.rank << " can't be bound to cores "
                  << chosen.text << " (" << strerror(errno)
                  << "); launch.binding UNBOUND doesn't try";

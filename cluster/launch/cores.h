@@ -16,24 +16,15 @@ struct hwloc_topology;
 namespace capstan {
 
 // The parts of a machine: NUMA nodes, cores, PCI devices.
-class Topology {
- public:
-  // Returns null if the system doesn't tell its topology. Includes PCI devices
-  // if `devices`.
-  static std::unique_ptr<Topology> OfThisMachine(bool devices);
-  // Parses the output of `lstopo --of xml`; null if `xml` isn't that.
-  static std::unique_ptr<Topology> FromXml(const std::string& xml);
-  ~Topology();
-  Topology(const Topology&) = delete;
-  Topology& operator=(const Topology&) = delete;
-
-  hwloc_topology* get() const { return topology_; }
-
- private:
-  explicit Topology(hwloc_topology* topology) : topology_(topology) {}
-
-  hwloc_topology* const topology_;
+struct FreeTopology {
+  void operator()(hwloc_topology* topology) const;
 };
+using Topology = std::unique_ptr<hwloc_topology, FreeTopology>;
+
+// Returns this machine's, or the one in the file HWLOC_XMLFILE (the output of
+// `lstopo --of xml`); null if the system doesn't tell it. Includes PCI devices
+// if `devices`.
+Topology TopologyOfMachine(bool devices);
 
 // The arguments of ChooseCores besides the machine.
 struct CoreRequest {
@@ -77,7 +68,7 @@ struct RankCores {
 // threads better. So on small machines two runs are never bound to the same
 // cores; on large ones each run without GPUs covers the whole mask, and two of
 // them overlap evenly, as without binding.
-RankCores ChooseCores(const Topology& topology, const CoreRequest& request);
+RankCores ChooseCores(hwloc_topology& machine, const CoreRequest& request);
 
 // Binds this process, a rank without other threads yet, to its cores. Memory
 // follows, since the system places a page near the thread that first writes to

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <set>
@@ -40,7 +41,7 @@ class MachineXml {
     return *this;
   }
 
-  std::unique_ptr<Topology> Load() const {
+  Topology Load() const {
     std::string text = absl::StrCat(
         R"(<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">
@@ -55,7 +56,12 @@ class MachineXml {
       absl::StrAppend(&text, Package(node));
     }
     absl::StrAppend(&text, "</object>\n</topology>\n");
-    std::unique_ptr<Topology> topology = Topology::FromXml(text);
+    const std::string path =
+        absl::StrCat(testing::TempDir(), "/machine.", getpid(), ".xml");
+    std::ofstream(path) << text;
+    setenv("HWLOC_XMLFILE", path.c_str(), /*replace=*/1);
+    Topology topology = TopologyOfMachine(/*devices=*/true);
+    unsetenv("HWLOC_XMLFILE");
     EXPECT_NE(topology, nullptr) << text;
     return topology;
   }
@@ -149,7 +155,7 @@ CoreRequest RequestOf(const std::set<int>& mask, int rank, int ranks) {
   return request;
 }
 
-std::vector<std::string> TextsOf(const Topology& machine,
+std::vector<std::string> TextsOf(hwloc_topology& machine,
                                  const std::set<int>& mask, int ranks) {
   std::vector<std::string> texts;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -291,7 +297,7 @@ TEST(CoresTest, AJobsCpusetIsNobodysMask) {
 }
 
 TEST(CoresTest, ReadsThisMachine) {
-  const auto machine = Topology::OfThisMachine(/*devices=*/true);
+  const auto machine = TopologyOfMachine(/*devices=*/true);
   ASSERT_NE(machine, nullptr);
   EXPECT_EQ(getenv("HWLOC_PLUGINS_PATH"), nullptr);
 }
@@ -348,8 +354,8 @@ TEST(CoresTest, BindsThisProcessOrLeavesIt) {
     info.local_world_size = 2;
     info.threads = 2;
     const RankInfo bound = BindToCores(info, /*gpus=*/0);
-    const RankCores chosen = ChooseCores(
-        *Topology::OfThisMachine(/*devices=*/false), RequestOf(cpus, 0, 2));
+    const RankCores chosen = ChooseCores(*TopologyOfMachine(/*devices=*/false),
+                                         RequestOf(cpus, 0, 2));
     EXPECT_EQ(bound.cores, chosen.text);
     const cpu_set_t after = Affinity();
     EXPECT_EQ(CPU_COUNT(&after),

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/launch/launcher.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <glog/logging.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +18,7 @@
 #include "absl/types/optional.h"
 #include "base/exit_codes.h"
 #include "base/status.h"
-#include "cluster/launch/grace.h"
+#include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
 #include "cluster/launch/rank_process.h"
 #include "cluster/launch/restarts.h"
@@ -40,25 +36,6 @@ constexpr std::chrono::milliseconds kReportGrace{2000};
 constexpr std::chrono::milliseconds kEndGrace{1000};
 // How long a rank may stay suspended (SIGSTOP) after the run was asked to stop.
 constexpr std::chrono::seconds kFrozenGrace{10};
-
-// Listens on a free port of this machine; returns the socket and sets *port.
-absl::StatusOr<int> Listen(int* port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (fd < 0 || bind(fd, generic, size) != 0 || listen(fd, SOMAXCONN) != 0 ||
-      getsockname(fd, generic, &size) != 0) {
-    const absl::Status error = absl::InternalError(absl::StrCat(
-        "can't listen on a free port of 127.0.0.1: ", strerror(errno)));
-    if (fd >= 0) close(fd);
-    return error;
-  }
-  *port = ntohs(address.sin_port);
-  return fd;
-}
 
 void PrintToStderr(absl::string_view text) {
   // A progress bar may occupy the terminal's line.
@@ -166,7 +143,13 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
     return Fork(std::move(info), rank_main);
   }
   info.master_addr = "127.0.0.1";
-  CAPSTAN_ASSIGN_OR_RETURN(info.listen_fd, Listen(&info.master_port));
+  SocketAddress address = *SocketAddress::Parse(info.master_addr, 0);
+  const absl::StatusOr<SocketFd> listening = ListenAt(&address);
+  if (!listening.ok()) {
+    return Annotate(listening.status(), "can't listen for the ranks");
+  }
+  info.listen_fd = listening->get();
+  info.master_port = address.port();
   if (info.token.empty()) info.token = RandomToken();
   if (info.run_key.empty()) info.run_key = absl::StrCat("launcher-", getpid());
   if (info.restart > 0) {
@@ -174,10 +157,7 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
     absl::StrAppend(&info.run_key, "-restart-", info.restart);
     absl::StrAppend(&info.token, "-restart-", info.restart);
   }
-  const int listen_fd = info.listen_fd;
-  const absl::Status status = Fork(std::move(info), rank_main);
-  close(listen_fd);
-  return status;
+  return Fork(std::move(info), rank_main);
 }
 
 // `info` has what all ranks of this host share, and rank 0's socket or -1.
@@ -337,8 +317,8 @@ int Supervisor::Cause() const {
 }
 
 absl::Status Supervisor::LeaveHosts() {
-  RunProgress& page = progress_->page();
-  const std::string gone(page.gone, page.gone_bytes.exchange(0));
+  const std::string gone = progress_->page().gone.Get();
+  progress_->page().gone.Set("");
   if (gone.empty()) return absl::OkStatus();
   std::string hosts = NotedHosts();
   CAPSTAN_ASSIGN_OR_RETURN(place_, PlaceWithout(place_, gone, &hosts));
@@ -366,7 +346,7 @@ bool Supervisor::EndForRestart() {
   }
   KillAll();
   if (!restarts_.Again(progress_->page().step,
-                       progress_->page().gone_bytes > 0)) {
+                       !progress_->page().gone.Get().empty())) {
     // The others have died of this.
     failures_ = {cause};
     return false;

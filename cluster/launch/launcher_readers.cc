@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads the rows of the table in launchers.cc.
-#include <ifaddrs.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,6 +20,7 @@
 #include "base/status.h"
 #include "cluster/launch/environment.h"
 #include "cluster/launch/launchers.h"
+#include "cluster/launch/network.h"
 #include "cluster/launch/slurm_lists.h"
 
 namespace capstan {
@@ -83,24 +80,16 @@ namespace {
 // Whether `address` names this host, as far as that is known without asking a
 // name server.
 bool IsThisHost(const std::string& address) {
-  char own[256] = "";
-  gethostname(own, sizeof(own) - 1);
+  const std::string own = HostName();
   const auto first_label = [](const std::string& name) {
     return name.substr(0, name.find('.'));
   };
-  bool found = address == own || address == first_label(own) ||
-               first_label(address) == own;
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return found;
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    char text[NI_MAXHOST];
-    found |= one->ifa_addr != nullptr &&
-             getnameinfo(one->ifa_addr, sizeof(sockaddr_in6), text,
-                         sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0 &&
-             address == text;
-  }
-  freeifaddrs(all);
-  return found;
+  const std::vector<InterfaceAddress> all = InterfaceAddresses();
+  return address == own || address == first_label(own) ||
+         first_label(address) == own ||
+         std::any_of(all.begin(), all.end(), [&](const InterfaceAddress& one) {
+           return one.address.host() == address;
+         });
 }
 
 // If nothing tells where the ranks are, all are on one host if rank 0's address

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/launch/pmi1.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <string.h>
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,42 +25,20 @@ absl::Status Lost(absl::string_view problem) {
 
 }  // namespace
 
-absl::StatusOr<std::string> Pmi1::ReadLine() {
-  std::string line;
-  while (line.empty() || line.back() != '\n') {
-    if (line.size() > kLongestLine) return Lost("doesn't speak PMI-1");
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline_ - std::chrono::steady_clock::now());
-    pollfd ready = {fd_, POLLIN, 0};
-    const int polled =
-        poll(&ready, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
-    if (polled == 0) {
-      return Lost("doesn't answer: have all its processes started?");
-    }
-    char bytes[4096];
-    const ssize_t got =
-        polled < 0 ? polled : recv(fd_, bytes, sizeof(bytes), 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Lost(absl::StrCat("is lost: ", strerror(errno)));
-    if (got == 0) return Lost("has hung up");
-    // It only answers, so that nothing follows the line.
-    line.append(bytes, got);
-  }
-  line.pop_back();
-  return line;
-}
-
 absl::StatusOr<Pmi1::Words> Pmi1::Ask(const std::string& request,
                                       absl::string_view answer) {
-  const std::string line = request + "\n";
-  for (size_t sent = 0; sent < line.size();) {
-    const ssize_t wrote =
-        send(fd_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return Lost(absl::StrCat("is lost: ", strerror(errno)));
-    sent += wrote;
+  absl::Status status = SendAll(fd_, request + "\n", deadline_);
+  std::string reply;
+  // It only answers, so that nothing follows the line.
+  while (status.ok() && !absl::EndsWith(reply, "\n")) {
+    if (reply.size() > kLongestLine) return Lost("doesn't speak PMI-1");
+    status = ReceiveSome(fd_, deadline_, &reply);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string reply, ReadLine());
+  if (absl::IsDeadlineExceeded(status)) {
+    return Lost("doesn't answer: have all its processes started?");
+  }
+  if (!status.ok()) return Lost(absl::StrCat("is lost: ", status.message()));
+  reply.pop_back();
   Words words;
   for (absl::string_view word : absl::StrSplit(reply, ' ', absl::SkipEmpty())) {
     words.insert(absl::StrSplit(word, absl::MaxSplits('=', 1)));

@@ -7,7 +7,6 @@
 #ifndef CAPSTAN_CLUSTER_LAUNCH_PMI1_H_
 #define CAPSTAN_CLUSTER_LAUNCH_PMI1_H_
 
-#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 
@@ -23,8 +23,7 @@ class Pmi1 {
  public:
   // `fd` is a connected stream socket, not owned. All answers must come before
   // `deadline`.
-  Pmi1(int fd, std::chrono::steady_clock::time_point deadline)
-      : fd_(fd), deadline_(deadline) {}
+  Pmi1(int fd, Deadline deadline) : fd_(fd), deadline_(deadline) {}
 
   // Starts the session. Called first, once per process.
   absl::Status Init();
@@ -48,10 +47,9 @@ class Pmi1 {
   // `answer`.
   absl::StatusOr<Words> Ask(const std::string& request,
                             absl::string_view answer);
-  absl::StatusOr<std::string> ReadLine();
 
   const int fd_;
-  const std::chrono::steady_clock::time_point deadline_;
+  const Deadline deadline_;
   std::string space_;
 };
 

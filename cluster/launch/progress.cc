@@ -58,36 +58,19 @@ void StepFinished(int64_t step) {
 int64_t StepMilliseconds() { return current.load()->step_ms.load(); }
 
 void NoteOutputFolder(const std::string& folder) {
-  RunProgress& shared = *current.load();
-  if (folder.size() >= RunProgress::kMaxFolder) return;
-  memcpy(shared.folder, folder.c_str(), folder.size() + 1);
-  shared.folder_bytes = static_cast<int32_t>(folder.size());
+  current.load()->folder.Set(folder);
 }
 
-std::string NotedOutputFolder() {
-  const RunProgress& shared = *current.load();
-  return std::string(shared.folder, shared.folder_bytes.load());
-}
+std::string NotedOutputFolder() { return current.load()->folder.Get(); }
 
 void NoteHosts(const std::string& addresses) {
-  RunProgress& shared = *current.load();
-  if (addresses.size() >= RunProgress::kMaxHosts) return;
-  // All ranks write the same.
-  memcpy(shared.hosts, addresses.c_str(), addresses.size() + 1);
-  shared.hosts_bytes = static_cast<int32_t>(addresses.size());
+  current.load()->hosts.Set(addresses);
 }
 
-std::string NotedHosts() {
-  const RunProgress& shared = *current.load();
-  return std::string(shared.hosts, shared.hosts_bytes.load());
-}
+std::string NotedHosts() { return current.load()->hosts.Get(); }
 
 void NoteHostsGone(const std::string& hosts) {
-  RunProgress& shared = *current.load();
-  if (hosts.size() >= RunProgress::kMaxGone) return;
-  // All ranks write the same.
-  memcpy(shared.gone, hosts.c_str(), hosts.size() + 1);
-  shared.gone_bytes = static_cast<int32_t>(hosts.size());
+  current.load()->gone.Set(hosts);
 }
 
 }  // namespace capstan

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -13,26 +14,34 @@
 
 namespace capstan {
 
+// A text of less than kBytes bytes; a longer one isn't noted. Several ranks may
+// set it if they set the same.
+template <int kBytes>
+class NotedText {
+ public:
+  void Set(const std::string& text) {
+    if (text.size() >= kBytes) return;
+    memcpy(text_, text.data(), text.size());
+    bytes_ = static_cast<int32_t>(text.size());
+  }
+  std::string Get() const { return std::string(text_, bytes_.load()); }
+
+ private:
+  std::atomic<int32_t> bytes_{0};
+  char text_[kBytes] = {};
+};
+
 // Written by the ranks of one host, read by their launcher.
 struct RunProgress {
-  static constexpr int kMaxFolder = 4096;
-
   // The latest step that a rank has finished since the ranks were started; -1:
   // none.
   std::atomic<int64_t> step{-1};
   // How long a rank's last step took; -1: unknown.
   std::atomic<int64_t> step_ms{-1};
-  // Rank 0's output folder, NUL-terminated, once `folder_bytes` says so.
-  std::atomic<int32_t> folder_bytes{0};
-  char folder[kMaxFolder] = {};
-  // The argument of NoteHostsGone.
-  static constexpr int kMaxGone = 1024;
-  std::atomic<int32_t> gone_bytes{0};
-  char gone[kMaxGone] = {};
-  // The argument of NoteHosts.
-  static constexpr int kMaxHosts = 1 << 16;
-  std::atomic<int32_t> hosts_bytes{0};
-  char hosts[kMaxHosts] = {};
+  // The arguments of NoteOutputFolder, NoteHostsGone and NoteHosts.
+  NotedText<4096> folder;
+  NotedText<1024> gone;
+  NotedText<1 << 16> hosts;
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free,
               "atomics in shared memory must not need locks");

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/launch/rank_info.h"
 
-#include <errno.h>
-#include <glog/logging.h>
-#include <sys/random.h>
-
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "cluster/launch/environment.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 
@@ -24,15 +19,6 @@ absl::StatusOr<int> ThreadsPerRank(int local_world_size) {
   return threads.value_or(std::max(1, AvailableCores() / local_world_size));
 }
 
-std::string RandomToken() {
-  std::array<char, 16> bytes;
-  ssize_t got = 0;
-  do {
-    got = getrandom(bytes.data(), bytes.size(), 0);
-  } while (got < 0 && errno == EINTR);
-  // Fewer than 256 bytes come at once or not at all.
-  PCHECK(got == static_cast<ssize_t>(bytes.size()));
-  return absl::BytesToHexString(absl::string_view(bytes.data(), bytes.size()));
-}
+std::string RandomToken() { return absl::BytesToHexString(RandomBytes(16)); }
 
 }  // namespace capstan

@@ -15,7 +15,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cluster/launch/grace.h"
 #include "cluster/launch/launch_for_test.h"
 
 namespace capstan {

@@ -8,15 +8,20 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 
+namespace {
+
+// "run slurm-7", or "a run without a name".
 std::string RunName(absl::string_view run_key) {
   if (run_key.empty()) return "a run without a name";
   return absl::StrCat("run ",
                       absl::Utf8SafeCEscape(run_key.substr(0, kMaxNameBytes)));
 }
 
+// "1, 2, 3 and 1021 more".
 std::string ListOfRanks(const std::vector<int>& ranks) {
   constexpr size_t kMost = 8;
   const size_t listed = std::min(ranks.size(), kMost);
@@ -26,6 +31,8 @@ std::string ListOfRanks(const std::vector<int>& ranks) {
   }
   return text;
 }
+
+}  // namespace
 
 Admission::Admission(int world_size, std::string run_key, std::string token)
     : run_key_(std::move(run_key)),
@@ -95,18 +102,6 @@ void Admission::Leave(int rank) {
   --joined_;
 }
 
-std::vector<int> Admission::MissingHosts(int ranks_per_host) const {
-  std::vector<int> hosts;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const int host = static_cast<int>(rank) / ranks_per_host;
-    if (ranks_[rank].has_value() || (!hosts.empty() && hosts.back() == host)) {
-      continue;
-    }
-    hosts.push_back(host);
-  }
-  return hosts;
-}
-
 std::vector<int> Admission::MissingRanks() const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -115,19 +110,16 @@ std::vector<int> Admission::MissingRanks() const {
   return missing;
 }
 
-std::string Admission::Missing() const {
-  return absl::StrCat("only ", joined_, " of ", ranks_.size(),
-                      " ranks came; missing: ", ListOfRanks(MissingRanks()));
-}
-
-std::string Admission::WhoIsMissing() const {
-  return AreMissing(MissingRanks());
-}
-
 std::string AreMissing(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
                       ListOfRanks(ranks),
                       ranks.size() == 1 ? " is missing" : " are missing");
+}
+
+std::string OnlySomeCame(int world_size, const std::vector<int>& missing) {
+  return absl::StrCat("only ", world_size - static_cast<int>(missing.size()),
+                      " of ", world_size,
+                      " ranks came; missing: ", ListOfRanks(missing));
 }
 
 }  // namespace capstan

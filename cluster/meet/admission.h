@@ -37,21 +37,13 @@ class Admission {
   // can only be a mistake within the run.
   bool knows_its_ranks() const { return !run_key_.empty() || !token_.empty(); }
   bool complete() const { return joined_ == static_cast<int>(ranks_.size()); }
-  // "only 1 of 3 ranks came; missing: 1, 2".
-  std::string Missing() const;
-  // "rank 2 is missing", "ranks 1, 2 are missing".
-  std::string WhoIsMissing() const;
-  // Returns the hosts, of `ranks_per_host` ranks each, of which a rank is
-  // missing.
-  std::vector<int> MissingHosts(int ranks_per_host) const;
+  std::vector<int> MissingRanks() const;
 
   // Refuses everybody from now on, with this refusal.
   void Fail(const Refusal& why) { failure_ = why; }
   bool failed() const { return failure_.has_value(); }
 
  private:
-  std::vector<int> MissingRanks() const;
-
   const std::string run_key_;
   const std::string token_;
   // The hellos of those who have joined, by rank.
@@ -60,14 +52,10 @@ class Admission {
   absl::optional<Refusal> failure_;
 };
 
-// "run slurm-7", or "a run without a name".
-std::string RunName(absl::string_view run_key);
-
-// "1, 2, 3 and 1021 more".
-std::string ListOfRanks(const std::vector<int>& ranks);
-
 // "rank 2 is missing", "ranks 1, 2 are missing".
 std::string AreMissing(const std::vector<int>& ranks);
+// "only 1 of 3 ranks came; missing: 1, 2".
+std::string OnlySomeCame(int world_size, const std::vector<int>& missing);
 
 }  // namespace capstan
 

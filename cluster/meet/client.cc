@@ -65,9 +65,23 @@ absl::StatusOr<std::unique_ptr<MeetingClient>> MeetingClient::Join(
     SocketFd connection, Hello hello, const std::string& token,
     Deadline proof_by, Deadline deadline) {
   auto client = absl::WrapUnique(new MeetingClient(std::move(connection)));
-  const absl::Status status =
-      client->Introduce(std::move(hello), token, proof_by, deadline);
-  if (!status.ok()) return status;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Proof proof, client->ProveRank0(std::move(hello), token, proof_by));
+  // The peer is rank 0 from here on, which treats a rank that stops waiting as
+  // one that left.
+  proof.patience_ms = std::max<int64_t>(
+      0, std::chrono::duration_cast<std::chrono::milliseconds>(
+             deadline - MeetingClock::now())
+             .count());
+  const absl::Status sent =
+      SendAll(client->connection_.get(), Encode(proof), deadline + kSlack);
+  if (!sent.ok()) return NotProved(sent);
+  const absl::StatusOr<std::string> answer = client->Receive(deadline + kSlack);
+  if (!answer.ok()) return NotProved(answer.status());
+  if (KindOf(*answer) == MessageKind::kRefusal) return RefusalIn(*answer);
+  if (KindOf(*answer) != MessageKind::kAdmitted) {
+    return absl::NotFoundError("what answers there isn't Capstan");
+  }
   return client;
 }
 
@@ -104,28 +118,6 @@ absl::StatusOr<Proof> MeetingClient::ProveRank0(Hello hello,
   Proof proof;
   proof.proof = ProofOf(Prover::kRank, token, payload, challenge->nonce);
   return proof;
-}
-
-absl::Status MeetingClient::Introduce(Hello hello, const std::string& token,
-                                      Deadline proof_by, Deadline deadline) {
-  CAPSTAN_ASSIGN_OR_RETURN(Proof proof,
-                           ProveRank0(std::move(hello), token, proof_by));
-  // The peer is rank 0 from here on, which treats a rank that stops waiting as
-  // one that left.
-  proof.patience_ms = std::max<int64_t>(
-      0, std::chrono::duration_cast<std::chrono::milliseconds>(
-             deadline - MeetingClock::now())
-             .count());
-  const absl::Status sent =
-      SendAll(connection_.get(), Encode(proof), deadline + kSlack);
-  if (!sent.ok()) return NotProved(sent);
-  const absl::StatusOr<std::string> answer = Receive(deadline + kSlack);
-  if (!answer.ok()) return NotProved(answer.status());
-  if (KindOf(*answer) == MessageKind::kRefusal) return RefusalIn(*answer);
-  if (KindOf(*answer) != MessageKind::kAdmitted) {
-    return absl::NotFoundError("what answers there isn't Capstan");
-  }
-  return absl::OkStatus();
 }
 
 MeetingClient::~MeetingClient() {
@@ -170,71 +162,47 @@ absl::StatusOr<std::string> MeetingClient::Receive(Deadline deadline) {
   }
 }
 
-void MeetingClient::Deliver(const std::string& payload) {
-  absl::StatusOr<StoreResponse> response = ParseResponse(payload);
-  if (!response.ok()) {
-    broken_ =
-        absl::UnavailableError("rank 0 sent something that isn't a response");
-    return;
-  }
-  // Nobody waits for it if time was up.
-  if (waiting_.count(response->id) == 0) return;
-  const uint32_t id = response->id;
-  responses_.emplace(id, *std::move(response));
-}
-
 absl::StatusOr<StoreResponse> MeetingClient::Call(StoreRequest request,
                                                   Deadline deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!broken_.ok()) return broken_;
-  const uint32_t id = ++last_id_;
-  waiting_.insert(id);
-  lock.unlock();
-
-  request.id = id;
-  absl::Status sent;
   {
     const std::lock_guard<std::mutex> sending(send_mutex_);
-    sent = SendAll(connection_.get(), Encode(request), deadline);
+    request.id = ++last_id_;
+    const absl::Status sent =
+        SendAll(connection_.get(), Encode(request), deadline);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // Half a request may have gone out.
+    if (!sent.ok()) broken_.Update(sent);
   }
-  lock.lock();
-  // Half a request may have gone out.
-  if (!sent.ok()) broken_.Update(sent);
-
-  absl::StatusOr<StoreResponse> result = absl::DeadlineExceededError(
-      "rank 0, where the ranks' addresses are kept, doesn't answer");
-  while (true) {
-    const auto found = responses_.find(id);
-    if (found != responses_.end()) {
-      result = std::move(found->second);
-      responses_.erase(found);
-      break;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (responses_.count(request.id) == 0) {
+    if (!broken_.ok()) return broken_;
+    if (MeetingClock::now() >= deadline) {
+      return absl::DeadlineExceededError(
+          "rank 0, where the ranks' addresses are kept, doesn't answer");
     }
-    if (!broken_.ok()) {
-      result = broken_;
-      break;
-    }
-    if (MeetingClock::now() >= deadline) break;
     if (reading_) {
       changed_.wait_until(lock, deadline);
       continue;
     }
     reading_ = true;
     lock.unlock();
-    const absl::StatusOr<std::string> payload = Receive(deadline);
+    absl::StatusOr<std::string> payload = Receive(deadline);
     lock.lock();
     reading_ = false;
     if (payload.ok()) {
-      Deliver(*payload);
+      absl::StatusOr<StoreResponse> response = ParseResponse(*payload);
+      if (response.ok()) {
+        responses_[response->id] = *std::move(response);
+      } else {
+        broken_ = absl::UnavailableError(
+            "rank 0 sent something that isn't a response");
+      }
     } else if (!absl::IsDeadlineExceeded(payload.status())) {
       broken_.Update(payload.status());
     }
     changed_.notify_all();
   }
-  waiting_.erase(id);
-  // The response may have come after this thread stopped reading.
-  responses_.erase(id);
-  return result;
+  return std::move(responses_.extract(request.id).mapped());
 }
 
 }  // namespace capstan

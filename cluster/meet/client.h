@@ -8,14 +8,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {
@@ -45,7 +44,7 @@ class MeetingClient {
   MeetingClient(const MeetingClient&) = delete;
   MeetingClient& operator=(const MeetingClient&) = delete;
 
-  // This end's address; not valid() on rank 0, whose connection has none.
+  // This end's address.
   SocketAddress own_end() const {
     return SocketAddress::OwnEnd(connection_.get());
   }
@@ -70,12 +69,8 @@ class MeetingClient {
   // Makes the other end prove itself; returns this end's proof.
   absl::StatusOr<Proof> ProveRank0(Hello hello, const std::string& token,
                                    Deadline deadline);
-  absl::Status Introduce(Hello hello, const std::string& token,
-                         Deadline proof_by, Deadline deadline);
   // The next payload. One thread at a time.
   absl::StatusOr<std::string> Receive(Deadline deadline);
-  // Under mutex_: hands a response to the thread that waits for it.
-  void Deliver(const std::string& payload);
 
   const SocketFd connection_;
   bool met_ = false;
@@ -88,7 +83,7 @@ class MeetingClient {
   std::condition_variable changed_;
   bool reading_ = false;
   uint32_t last_id_ = 0;
-  std::set<uint32_t> waiting_;
+  // By request, until the thread that waits for it takes it.
   std::unordered_map<uint32_t, StoreResponse> responses_;
   absl::Status broken_;
 };

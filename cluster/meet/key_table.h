@@ -4,13 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
+#include <functional>
+#include <list>
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {
@@ -19,21 +19,14 @@ namespace capstan {
 // for them. Not thread-safe; knows no sockets.
 class KeyTable {
  public:
-  // Far above what any process group stores.
-  static constexpr size_t kMaxKeys = 1 << 20;
-  static constexpr size_t kMaxBytes = size_t{1} << 30;
-  // A response of several values ends with the first that exceeds this.
-  static constexpr size_t kResponseBytes = 1 << 20;
+  // Takes the one response to each request, now or later. Doesn't call back
+  // into the table.
+  using Respond =
+      std::function<void(uint64_t client, const StoreResponse& response)>;
 
-  struct Ready {
-    uint64_t client;
-    StoreResponse response;
-  };
+  explicit KeyTable(Respond respond) : respond_(std::move(respond)) {}
 
-  // Applies a request. Its one response appears in TakeReady, now or later.
   void Handle(uint64_t client, StoreRequest request, Deadline now);
-  // The responses that have become ready, in order.
-  std::vector<Ready> TakeReady() { return std::exchange(ready_, {}); }
 
   // Ends the waits whose time is up.
   void Expire(Deadline now);
@@ -50,32 +43,22 @@ class KeyTable {
   struct Waiter {
     uint64_t client;
     StoreRequest request;  // kWait or kGet
-    size_t next = 0;       // of its keys: the first that was missing
+    size_t next;           // of its keys: one that is missing
     Deadline deadline;
   };
 
-  // Returns what is wrong with the request, or "".
-  std::string Problem(const StoreRequest& request) const;
-  void Apply(StoreRequest* request, StoreResponse* response);
-  void Await(uint64_t client, StoreRequest request, Deadline now);
-  // Whether all keys exist; otherwise sets *next to the first missing one's
-  // index.
-  bool HasAll(const std::vector<std::string>& keys, size_t* next) const;
-  void Respond(const Waiter& waiter);
+  // Applies a request that needn't wait.
+  StoreResponse Apply(const StoreRequest& request);
+  void Put(const std::string& key, const std::string& value);
+  // Returns the index of the first key from `begin` on that is missing.
+  size_t FirstMissing(const StoreRequest& request, size_t begin) const;
+  void RespondTo(const Waiter& waiter);
   void RespondWithout(const Waiter& waiter, StoreResult result,
                       const std::string& text);
-  void Put(const std::string& key, std::string value);
-  void Remove(uint64_t id);
 
+  const Respond respond_;
   std::unordered_map<std::string, std::string> values_;
-  size_t bytes_ = 0;  // of keys and values
-  std::vector<Ready> ready_;
-
-  std::unordered_map<uint64_t, Waiter> waiters_;
-  uint64_t last_waiter_ = 0;
-  // By the key that they wait for next.
-  std::unordered_map<std::string, std::set<uint64_t>> waiting_for_;
-  std::set<std::pair<Deadline, uint64_t>> deadlines_;
+  std::list<Waiter> waiters_;
   std::string lost_;
 };
 

@@ -52,12 +52,8 @@ std::vector<SocketAddress> MasterAddresses(const RankInfo& info) {
   return found.ok() ? *found : std::vector<SocketAddress>();
 }
 
-}  // namespace
-
-HostNetwork ThisHostsNetwork() {
-  return {InterfaceAddresses(), DefaultRouteAddress()};
-}
-
+// Whether all of the run's traffic stays on this host: no other host takes
+// part, and none of the addresses `master` of rank 0 is on another host.
 bool StaysOnHost(const RankInfo& info,
                  const std::vector<SocketAddress>& master) {
   if (info.nodes > 1) return false;
@@ -66,6 +62,12 @@ bool StaysOnHost(const RankInfo& info,
                                         [](const SocketAddress& address) {
                                           return address.IsLoopback();
                                         });
+}
+
+}  // namespace
+
+HostNetwork ThisHostsNetwork() {
+  return {InterfaceAddresses(), DefaultRouteAddress()};
 }
 
 absl::StatusOr<SocketAddress> AddressOfInterface(const std::string& interface,

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "cluster/launch/rank_info.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 
@@ -20,11 +20,6 @@ struct HostNetwork {
   absl::optional<SocketAddress> default_route;
 };
 HostNetwork ThisHostsNetwork();
-
-// Whether all of the run's traffic stays on this host: no other host takes
-// part, and none of the addresses `master` of rank 0 is on another host.
-bool StaysOnHost(const RankInfo& info,
-                 const std::vector<SocketAddress>& master);
 
 // Returns the address of `interface` that other hosts reach best. NOT_FOUND
 // lists the existing interfaces.

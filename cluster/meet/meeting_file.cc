@@ -7,18 +7,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/launchers.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {
@@ -26,17 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFirstLine[] = "capstan-meeting 1";
-constexpr size_t kMaxAddresses = 16;
-
 absl::Status NoPlace() {
   return absl::InvalidArgumentError("it isn't a file of Capstan's meeting");
-}
-
-bool IsWord(absl::string_view text) {
-  return !text.empty() && text.size() <= kMaxNameBytes &&
-         std::all_of(text.begin(), text.end(),
-                     [](unsigned char c) { return absl::ascii_isgraph(c); });
 }
 
 // The file's text. NOT_FOUND if there is none.
@@ -89,62 +77,16 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 }  // namespace
 
-std::string FormatMeetingPlace(const MeetingPlace& place) {
-  std::string text = absl::StrCat(kFirstLine, "\nport ", place.port, "\n");
-  for (const std::string& address : place.addresses) {
-    absl::StrAppend(&text, "address ", address, "\n");
-  }
-  if (!place.token.empty()) absl::StrAppend(&text, "token ", place.token, "\n");
-  absl::StrAppend(&text, "host ", place.host, "\npid ", place.pid, "\nend\n");
-  return text;
-}
-
 absl::StatusOr<MeetingPlace> ParseMeetingPlace(absl::string_view text) {
-  if (text.size() > kMaxMeetingFileBytes) return NoPlace();
-  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
-  // The last line, so that half a file isn't taken for a whole one.
-  if (lines.size() < 3 || lines.front() != kFirstLine ||
-      !lines.back().empty() || lines[lines.size() - 2] != "end") {
-    return NoPlace();
-  }
-  MeetingPlace place;
-  for (size_t i = 1; i + 2 < lines.size(); ++i) {
-    const std::pair<absl::string_view, absl::string_view> words =
-        absl::StrSplit(lines[i], absl::MaxSplits(' ', 1));
-    const auto [name, value] = words;
-    bool good = IsWord(value);
-    if (name == "port") {
-      good = good && absl::SimpleAtoi(value, &place.port) && place.port > 0 &&
-             place.port < 65536;
-    } else if (name == "address") {
-      good = good && place.addresses.size() < kMaxAddresses;
-      place.addresses.emplace_back(value);
-    } else if (name == "token") {
-      place.token = std::string(value);
-    } else if (name == "host") {
-      place.host = std::string(value);
-    } else if (name == "pid") {
-      good = good && absl::SimpleAtoi(value, &place.pid);
-    } else {
-      good = false;
-    }
-    if (!good) return NoPlace();
-  }
-  if (place.port == 0 || place.addresses.empty()) return NoPlace();
+  const absl::StatusOr<MeetingPlace> place = ParsePlace(PayloadOf(text));
+  // Half a file isn't taken for a whole one.
+  if (!place.ok() || Encode(*place) != text) return NoPlace();
   return place;
 }
 
 std::string MeetingFilePath(const std::string& folder,
                             const std::string& run_key) {
-  constexpr size_t kMostKept = 64;
-  std::string name = run_key.substr(0, kMostKept);
-  for (char& c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (!absl::ascii_isalnum(byte) && c != '-' && c != '_' && c != '.') c = '_';
-  }
-  // What was changed is told apart by its hash.
-  if (name != run_key) absl::StrAppend(&name, "~", ShortHash(run_key));
-  return absl::StrCat(folder, "/.meeting-", name);
+  return absl::StrCat(folder, "/.meeting-", RunKey(run_key));
 }
 
 absl::StatusOr<MeetingPlace> ReadMeetingPlace(const std::string& path) {
@@ -156,10 +98,9 @@ absl::StatusOr<std::unique_ptr<MeetingFile>> MeetingFile::Publish(
     const std::string& path, const MeetingPlace& place) {
   const fs::path parent = fs::path(path).parent_path();
   if (!parent.empty()) CAPSTAN_RETURN_IF_ERROR(MakeFolder(parent.string()));
-  const std::string text = FormatMeetingPlace(place);
+  const std::string text = Encode(place);
   // A random name, which nobody can guess.
-  const std::string hidden =
-      absl::StrCat(path, ".", ShortHash(RandomBytes(16)));
+  const std::string hidden = absl::StrCat(path, ".", RandomToken());
   {
     SocketFd file(open(hidden.c_str(),
                        O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,

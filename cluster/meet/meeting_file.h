@@ -5,31 +5,21 @@
 #ifndef CAPSTAN_CLUSTER_MEET_MEETING_FILE_H_
 #define CAPSTAN_CLUSTER_MEET_MEETING_FILE_H_
 
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "cluster/meet/protocol.h"
 
 namespace capstan {
 
-struct MeetingPlace {
-  std::vector<std::string> addresses;  // numeric, best first
-  int port = 0;
-  std::string token;  // empty if the launcher has given one to all ranks
-  // The process that wrote the file.
-  std::string host;
-  int64_t pid = 0;
-};
-
-// The format is a "name value" per line. Parsing is pure; INVALID_ARGUMENT
-// unless `text` is such a file of at most kMaxMeetingFileBytes.
+// Parses a file of at most kMaxMeetingFileBytes, which holds a MeetingPlace's
+// frame; INVALID_ARGUMENT for any other text.
 constexpr size_t kMaxMeetingFileBytes = 4096;
-std::string FormatMeetingPlace(const MeetingPlace& place);
 absl::StatusOr<MeetingPlace> ParseMeetingPlace(absl::string_view text);
 
 // Returns FOLDER/.meeting-KEY, with the key escaped so that different keys have

@@ -33,8 +33,7 @@ MeetingPlace SomePlace() {
 }
 
 TEST(MeetingPlaceTest, Survives) {
-  const MeetingPlace place =
-      ParseMeetingPlace(FormatMeetingPlace(SomePlace())).value();
+  const MeetingPlace place = ParseMeetingPlace(Encode(SomePlace())).value();
   EXPECT_THAT(place.addresses, ElementsAre("10.0.0.1", "fd00::1"));
   EXPECT_EQ(place.port, 4711);
   EXPECT_EQ(place.token, "0123456789abcdef");
@@ -43,7 +42,7 @@ TEST(MeetingPlaceTest, Survives) {
 }
 
 TEST(MeetingPlaceTest, PartsOfItAreErrors) {
-  const std::string text = FormatMeetingPlace(SomePlace());
+  const std::string text = Encode(SomePlace());
   for (size_t size = 0; size < text.size(); ++size) {
     EXPECT_FALSE(ParseMeetingPlace(text.substr(0, size)).ok()) << size;
   }
@@ -54,7 +53,7 @@ TEST(MeetingPlaceTest, PartsOfItAreErrors) {
 TEST(MeetingPlaceTest, AnyTextIsAPlaceOrAnError) {
   std::mt19937 random(1);
   for (int i = 0; i < 5000; ++i) {
-    std::string text = FormatMeetingPlace(SomePlace());
+    std::string text = Encode(SomePlace());
     for (unsigned changes = random() % 4 + 1; changes > 0; --changes) {
       text[random() % text.size()] = static_cast<char>(random());
     }

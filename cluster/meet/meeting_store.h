@@ -16,11 +16,10 @@
 namespace capstan {
 
 // A c10d store over the meeting's connections; rank 0's thread serves it as
-// long as rank 0 holds the store or a clone. Behaves like c10d::TCPStore.
-// Throws c10::DistStoreError, which names a missing key, on a timeout or if a
-// limit of KeyTable is exceeded, and c10::DistNetworkError if rank 0 has left,
-// or any rank while a key is awaited. Thread-safe: a wait doesn't block other
-// calls.
+// long as rank 0 holds the store or a clone. Throws c10::DistStoreError, which
+// names a missing key, on a timeout or if keys and values exceed
+// kMaxValueBytes, and c10::DistNetworkError if rank 0 has left, or any rank
+// while a key is awaited. Thread-safe: a wait doesn't block other calls.
 class MeetingStore final : public c10d::Store {
  public:
   // `server` is null except on rank 0.
@@ -51,19 +50,18 @@ class MeetingStore final : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-
-  void append(const std::string& key,
-              const std::vector<uint8_t>& value) override;
-  // Waits for the keys.
+  // Waits for the keys. One request, where c10d's own makes one for each key.
   std::vector<std::vector<uint8_t>> multiGet(
       const std::vector<std::string>& keys) override;
-  void multiSet(const std::vector<std::string>& keys,
-                const std::vector<std::vector<uint8_t>>& values) override;
-  bool hasExtendedApi() const override { return true; }
 
  private:
-  // Throws unless the response is kOk.
-  StoreResponse Call(StoreRequest request);
+  // Sends a request; throws unless the response is kOk.
+  StoreResponse Call(StoreVerb verb, std::vector<std::string> keys,
+                     std::vector<std::string> values = {}, int64_t number = 0);
+  // The same for kWait and kGet.
+  StoreResponse Await(StoreVerb verb, std::vector<std::string> keys,
+                      std::chrono::milliseconds timeout);
+  StoreResponse Send(StoreRequest request, std::chrono::milliseconds limit);
 
   // Destroyed after the client.
   const std::shared_ptr<MeetingServer> server_;

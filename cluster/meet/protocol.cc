@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/meet/protocol.h"
 
-#include <errno.h>
 #include <glog/logging.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -126,6 +124,8 @@ void Fields(Archive& archive, Message& m) {
     archive(m.reason, m.text);
   } else if constexpr (std::is_same_v<T, Met>) {
     archive(m.host_address);
+  } else if constexpr (std::is_same_v<T, MeetingPlace>) {
+    archive(m.magic, m.version, m.port, m.pid, m.host, m.token, m.addresses);
   } else if constexpr (std::is_same_v<T, StoreRequest>) {
     archive(m.id, m.verb, m.timeout_ms, m.number, m.keys, m.values);
   } else {
@@ -134,28 +134,8 @@ void Fields(Archive& archive, Message& m) {
   }
 }
 
-template <typename Message>
-std::string EncodeAs(MessageKind kind, const Message& message) {
-  Writer writer(kind);
-  Fields(writer, message);
-  return writer.Finish();
-}
-
-absl::Status NoMessage(absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("it isn't ", what, " of Capstan's meeting"));
-}
-
-template <typename Message>
-absl::StatusOr<Message> ParseAs(MessageKind kind, absl::string_view what,
-                                absl::string_view payload) {
-  Reader reader(payload);
-  MessageKind found{};
-  reader(found);
-  Message message;
-  Fields(reader, message);
-  if (!reader.Complete() || found != kind) return NoMessage(what);
-  return message;
+absl::Status NoMessage() {
+  return absl::InvalidArgumentError("it isn't a message of Capstan's meeting");
 }
 
 // Not inline: g++ 12 sees the length, and takes the move of a string that long
@@ -169,9 +149,55 @@ bool IsBetween(T value, T first, T last) {
   return value >= first && value <= last;
 }
 
-// At most kMaxNameBytes of it, safe to print.
-std::string Printable(absl::string_view text) {
-  return absl::Utf8SafeCEscape(text.substr(0, kMaxNameBytes));
+bool IsValid(const Hello& hello) {
+  return hello.magic == kMeetingMagic && hello.world_size >= 1 &&
+         IsBetween(hello.rank, 0, hello.world_size - 1) &&
+         HasSize(hello.nonce, kNonceBytes) &&
+         hello.host.size() <= kMaxNameBytes &&
+         hello.run_key.size() <= kMaxNameBytes;
+}
+bool IsValid(const Challenge& challenge) {
+  return HasSize(challenge.nonce, kNonceBytes) &&
+         HasSize(challenge.proof, kProofBytes);
+}
+bool IsValid(const Proof& proof) {
+  return HasSize(proof.proof, kProofBytes) && proof.patience_ms >= 0;
+}
+bool IsValid(const Refusal& refusal) {
+  return IsBetween(refusal.reason, RefusalReason::kOtherRun,
+                   RefusalReason::kHostsGone);
+}
+bool IsValid(const Met&) { return true; }
+bool IsValid(const MeetingPlace& place) {
+  return place.magic == kMeetingMagic && place.version == kMeetingVersion &&
+         IsBetween(place.port, 1, 65535) && !place.addresses.empty();
+}
+bool IsValid(const StoreRequest& request) {
+  const bool takes_keys =
+      IsBetween(request.verb, StoreVerb::kCheck, StoreVerb::kGet);
+  const size_t keys = request.verb == StoreVerb::kCount ? 0 : 1;
+  const size_t values = request.verb == StoreVerb::kSet          ? 1
+                        : request.verb == StoreVerb::kCompareSet ? 2
+                                                                 : 0;
+  return IsBetween(request.verb, StoreVerb::kSet, StoreVerb::kGet) &&
+         request.timeout_ms >= 0 && request.values.size() == values &&
+         (takes_keys || request.keys.size() == keys);
+}
+bool IsValid(const StoreResponse& response) {
+  return IsBetween(response.result, StoreResult::kOk, StoreResult::kRejected);
+}
+
+template <typename Message>
+absl::StatusOr<Message> Parse(absl::string_view payload) {
+  Reader reader(payload);
+  MessageKind kind{};
+  Message message;
+  reader(kind);
+  Fields(reader, message);
+  if (!reader.Complete() || kind != Message::kKind || !IsValid(message)) {
+    return NoMessage();
+  }
+  return message;
 }
 
 std::string Hmac(absl::string_view key, absl::string_view text) {
@@ -191,126 +217,77 @@ std::string Hmac(absl::string_view key, absl::string_view text) {
 
 }  // namespace
 
-std::string Encode(const Hello& message) {
-  return EncodeAs(MessageKind::kHello, message);
+template <typename Message>
+std::string Encode(const Message& message) {
+  Writer writer(Message::kKind);
+  if constexpr (std::is_same_v<Message, Refusal>) {
+    writer(message.reason, message.text.substr(0, kMaxTextBytes));
+  } else {
+    Fields(writer, message);
+  }
+  return writer.Finish();
 }
-std::string Encode(const Challenge& message) {
-  return EncodeAs(MessageKind::kChallenge, message);
-}
-std::string Encode(const Proof& message) {
-  return EncodeAs(MessageKind::kProof, message);
-}
-std::string Encode(const Refusal& message) {
-  Refusal cut = message;
-  if (cut.text.size() > kMaxTextBytes) cut.text.resize(kMaxTextBytes);
-  return EncodeAs(MessageKind::kRefusal, cut);
-}
-std::string Encode(const Met& message) {
-  return EncodeAs(MessageKind::kMet, message);
-}
-std::string Encode(const StoreRequest& message) {
-  return EncodeAs(MessageKind::kRequest, message);
-}
-std::string Encode(const StoreResponse& message) {
-  return EncodeAs(MessageKind::kResponse, message);
-}
+template std::string Encode(const Hello&);
+template std::string Encode(const Challenge&);
+template std::string Encode(const Proof&);
+template std::string Encode(const Refusal&);
+template std::string Encode(const Met&);
+template std::string Encode(const MeetingPlace&);
+template std::string Encode(const StoreRequest&);
+template std::string Encode(const StoreResponse&);
+
 std::string EncodeBare(MessageKind kind) { return Writer(kind).Finish(); }
 
 absl::string_view PayloadOf(absl::string_view frame) {
-  CHECK_GE(frame.size(), kLengthBytes);
-  return frame.substr(kLengthBytes);
+  return frame.substr(std::min(frame.size(), kLengthBytes));
 }
 
 absl::optional<MessageKind> KindOf(absl::string_view payload) {
   if (payload.empty()) return absl::nullopt;
   const auto kind = static_cast<MessageKind>(payload[0]);
-  if (!IsBetween(kind, MessageKind::kHello, MessageKind::kBye)) {
+  if (!IsBetween(kind, MessageKind::kHello, MessageKind::kPlace)) {
     return absl::nullopt;
   }
   return kind;
 }
 
 absl::StatusOr<Hello> ParseHello(absl::string_view payload) {
-  constexpr char kWhat[] = "a greeting";
-  Reader first(payload);
+  Reader reader(payload);
   MessageKind kind{};
   Hello start;
-  first(kind, start.magic, start.version);
-  if (kind != MessageKind::kHello || start.magic != kMeetingMagic) {
-    return NoMessage(kWhat);
+  reader(kind, start.magic, start.version);
+  if (kind == Hello::kKind && start.magic == kMeetingMagic &&
+      start.version != kMeetingVersion) {
+    return start;
   }
-  if (start.version != kMeetingVersion) return start;
-  CAPSTAN_ASSIGN_OR_RETURN(Hello hello,
-                           ParseAs<Hello>(MessageKind::kHello, kWhat, payload));
-  if (hello.world_size < 1 || !IsBetween(hello.rank, 0, hello.world_size - 1) ||
-      !HasSize(hello.nonce, kNonceBytes) || hello.host.size() > kMaxNameBytes ||
-      hello.run_key.size() > kMaxNameBytes) {
-    return NoMessage(kWhat);
-  }
-  hello.host = Printable(hello.host);
+  CAPSTAN_ASSIGN_OR_RETURN(Hello hello, Parse<Hello>(payload));
+  hello.host = absl::Utf8SafeCEscape(hello.host);
   return hello;
 }
 
-absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
-  constexpr char kWhat[] = "a challenge";
-  CAPSTAN_ASSIGN_OR_RETURN(
-      Challenge challenge,
-      ParseAs<Challenge>(MessageKind::kChallenge, kWhat, payload));
-  if (!HasSize(challenge.nonce, kNonceBytes) ||
-      !HasSize(challenge.proof, kProofBytes)) {
-    return NoMessage(kWhat);
-  }
-  return challenge;
-}
-
-absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
-  constexpr char kWhat[] = "a proof";
-  CAPSTAN_ASSIGN_OR_RETURN(Proof proof,
-                           ParseAs<Proof>(MessageKind::kProof, kWhat, payload));
-  if (!HasSize(proof.proof, kProofBytes) || proof.patience_ms < 0) {
-    return NoMessage(kWhat);
-  }
-  return proof;
-}
-
 absl::StatusOr<Refusal> ParseRefusal(absl::string_view payload) {
-  constexpr char kWhat[] = "a refusal";
-  CAPSTAN_ASSIGN_OR_RETURN(
-      Refusal refusal, ParseAs<Refusal>(MessageKind::kRefusal, kWhat, payload));
-  if (!IsBetween(refusal.reason, RefusalReason::kOtherRun,
-                 RefusalReason::kHostsGone)) {
-    return NoMessage(kWhat);
-  }
-  refusal.text = absl::Utf8SafeCEscape(
-      absl::string_view(refusal.text).substr(0, kMaxTextBytes));
+  CAPSTAN_ASSIGN_OR_RETURN(Refusal refusal, Parse<Refusal>(payload));
+  refusal.text = absl::Utf8SafeCEscape(refusal.text.substr(0, kMaxTextBytes));
   return refusal;
 }
 
+absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload) {
+  return Parse<Challenge>(payload);
+}
+absl::StatusOr<Proof> ParseProof(absl::string_view payload) {
+  return Parse<Proof>(payload);
+}
 absl::StatusOr<Met> ParseMet(absl::string_view payload) {
-  return ParseAs<Met>(MessageKind::kMet, "a word", payload);
+  return Parse<Met>(payload);
 }
-
+absl::StatusOr<MeetingPlace> ParsePlace(absl::string_view payload) {
+  return Parse<MeetingPlace>(payload);
+}
 absl::StatusOr<StoreRequest> ParseRequest(absl::string_view payload) {
-  constexpr char kWhat[] = "a request";
-  CAPSTAN_ASSIGN_OR_RETURN(
-      StoreRequest request,
-      ParseAs<StoreRequest>(MessageKind::kRequest, kWhat, payload));
-  if (!IsBetween(request.verb, StoreVerb::kSet, StoreVerb::kGet) ||
-      request.timeout_ms < 0) {
-    return NoMessage(kWhat);
-  }
-  return request;
+  return Parse<StoreRequest>(payload);
 }
-
 absl::StatusOr<StoreResponse> ParseResponse(absl::string_view payload) {
-  constexpr char kWhat[] = "a response";
-  CAPSTAN_ASSIGN_OR_RETURN(
-      StoreResponse response,
-      ParseAs<StoreResponse>(MessageKind::kResponse, kWhat, payload));
-  if (!IsBetween(response.result, StoreResult::kOk, StoreResult::kRejected)) {
-    return NoMessage(kWhat);
-  }
-  return response;
+  return Parse<StoreResponse>(payload);
 }
 
 std::string Describe(const Hello& hello) {
@@ -325,7 +302,7 @@ absl::StatusOr<absl::optional<std::string>> FrameBuffer::Next() {
   for (size_t i = 0; i < kLengthBytes; ++i) {
     size |= static_cast<size_t>(static_cast<uint8_t>(left[i])) << (8 * i);
   }
-  if (size == 0 || size > max_payload_) return NoMessage("a message");
+  if (size == 0 || size > max_payload_) return NoMessage();
   if (left.size() < kLengthBytes + size) return absl::optional<std::string>();
   absl::optional<std::string> payload(
       std::string(left.substr(kLengthBytes, size)));
@@ -336,16 +313,6 @@ absl::StatusOr<absl::optional<std::string>> FrameBuffer::Next() {
     taken_ = 0;
   }
   return payload;
-}
-
-std::string RandomBytes(size_t count) {
-  std::string bytes(count, '\0');
-  for (size_t done = 0; done < count;) {
-    const ssize_t n = getrandom(&bytes[done], count - done, 0);
-    PCHECK(n >= 0 || errno == EINTR) << "no random numbers";
-    done += static_cast<size_t>(std::max<ssize_t>(n, 0));
-  }
-  return bytes;
 }
 
 std::string ProofOf(Prover prover, absl::string_view token,
@@ -360,10 +327,6 @@ std::string ProofOf(Prover prover, absl::string_view token,
 bool SameProof(absl::string_view a, absl::string_view b) {
   return a.size() == b.size() &&
          CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-std::string ShortHash(absl::string_view text) {
-  return absl::BytesToHexString(Hmac("capstan", text).substr(0, 8));
 }
 
 }  // namespace capstan

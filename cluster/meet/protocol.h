@@ -46,7 +46,7 @@ constexpr size_t kMaxNameBytes = 255;
 constexpr size_t kMaxTextBytes = 1024;
 // The limit of payloads from peers that haven't proved the token yet.
 constexpr size_t kMaxStrangerPayload = 2048;
-constexpr size_t kMaxKeyBytes = 4096;
+// The limit of a request's keys and values, and of a response's values.
 constexpr size_t kMaxValueBytes = 16 << 20;
 constexpr size_t kMaxPayload = kMaxValueBytes + (2 << 20);
 
@@ -60,11 +60,13 @@ enum class MessageKind : uint8_t {
   kRequest = 7,
   kResponse = 8,
   kBye = 9,
+  kPlace = 10,
 };
 
 // A rank introduces itself. Magic and version have the same offsets in every
 // version.
 struct Hello {
+  static constexpr MessageKind kKind = MessageKind::kHello;
   uint64_t magic = kMeetingMagic;
   uint16_t version = kMeetingVersion;
   int32_t world_size = 0;
@@ -78,11 +80,13 @@ struct Hello {
 };
 
 struct Challenge {
+  static constexpr MessageKind kKind = MessageKind::kChallenge;
   std::string nonce;  // kNonceBytes
   std::string proof;  // rank 0's: kProofBytes
 };
 
 struct Proof {
+  static constexpr MessageKind kKind = MessageKind::kProof;
   std::string proof;  // the rank's: kProofBytes
   // How much longer the rank waits for the others.
   int64_t patience_ms = 0;
@@ -104,28 +108,42 @@ enum class RefusalReason : uint8_t {
 
 // Why the sender refuses to go on. Its layout is the same in every version.
 struct Refusal {
+  static constexpr MessageKind kKind = MessageKind::kRefusal;
   RefusalReason reason = RefusalReason::kOtherRun;
   std::string text;  // one clause, without a full stop
 };
 
 struct Met {
+  static constexpr MessageKind kKind = MessageKind::kMet;
   // Rank 0's address in the traffic between hosts, numeric.
   std::string host_address;
 };
 
+// Where rank 0 is, in a file (meeting_file.h).
+struct MeetingPlace {
+  static constexpr MessageKind kKind = MessageKind::kPlace;
+  uint64_t magic = kMeetingMagic;
+  uint16_t version = kMeetingVersion;
+  int32_t port = 0;
+  int64_t pid = 0;    // of the process that wrote the file
+  std::string host;   // its host
+  std::string token;  // empty if the launcher has given one to all ranks
+  std::vector<std::string> addresses;  // numeric, best first
+};
+
 enum class StoreVerb : uint8_t {
-  kSet = 1,         // each of `keys` to its value of `values`
-  kAppend = 2,      // values[0] to keys[0]
-  kAdd = 3,         // `number` to keys[0]; the sum is the response's `number`
-  kCompareSet = 4,  // keys[0] from values[0] to values[1]
-  kDelete = 5,      // keys[0]; `number`: whether it was there
-  kCheck = 6,       // `number`: whether all of `keys` are there
-  kCount = 7,       // `number`: of keys
-  kWait = 8,        // until all of `keys` are there
-  kGet = 9,         // as kWait; `values` of the first of them, at least of one
+  kSet = 1,         // keys[0] to values[0]
+  kAdd = 2,         // `number` to keys[0]; the sum is the response's `number`
+  kCompareSet = 3,  // keys[0] from values[0] to values[1]
+  kDelete = 4,      // keys[0]; `number`: whether it was there
+  kCheck = 5,       // `number`: whether all of `keys` are there
+  kCount = 6,       // `number`: of keys
+  kWait = 7,        // until all of `keys` are there
+  kGet = 8,         // as kWait; `values` of all of them
 };
 
 struct StoreRequest {
+  static constexpr MessageKind kKind = MessageKind::kRequest;
   uint32_t id = 0;
   StoreVerb verb = StoreVerb::kSet;
   int64_t timeout_ms = 0;  // of kWait and kGet; 0: none
@@ -142,6 +160,7 @@ enum class StoreResult : uint8_t {
 };
 
 struct StoreResponse {
+  static constexpr MessageKind kKind = MessageKind::kResponse;
   uint32_t id = 0;  // the request's
   StoreResult result = StoreResult::kOk;
   int64_t number = 0;
@@ -149,31 +168,27 @@ struct StoreResponse {
   std::string text;  // unless kOk
 };
 
-// Encode a message as a frame.
-std::string Encode(const Hello& message);
-std::string Encode(const Challenge& message);
-std::string Encode(const Proof& message);
-std::string Encode(const Refusal& message);
-std::string Encode(const Met& message);
-std::string Encode(const StoreRequest& message);
-std::string Encode(const StoreResponse& message);
+// Encodes one of the messages above as a frame.
+template <typename Message>
+std::string Encode(const Message& message);
 // Encodes a message without fields: kAdmitted, kBye.
 std::string EncodeBare(MessageKind kind);
 
-// The payload of an encoded frame.
+// The payload of an encoded frame; "" if `frame` is too short for one.
 absl::string_view PayloadOf(absl::string_view frame);
 
 // Returns nullopt unless the payload begins with a MessageKind.
 absl::optional<MessageKind> KindOf(absl::string_view payload);
 
 // Return INVALID_ARGUMENT unless `payload` is a message of that kind. Make a
-// host's name and a refusal's text safe to print. A hello of another version
+// hello's host and a refusal's text safe to print. A hello of another version
 // has only its version set.
 absl::StatusOr<Hello> ParseHello(absl::string_view payload);
 absl::StatusOr<Challenge> ParseChallenge(absl::string_view payload);
 absl::StatusOr<Proof> ParseProof(absl::string_view payload);
 absl::StatusOr<Refusal> ParseRefusal(absl::string_view payload);
 absl::StatusOr<Met> ParseMet(absl::string_view payload);
+absl::StatusOr<MeetingPlace> ParsePlace(absl::string_view payload);
 absl::StatusOr<StoreRequest> ParseRequest(absl::string_view payload);
 absl::StatusOr<StoreResponse> ParseResponse(absl::string_view payload);
 
@@ -202,9 +217,6 @@ class FrameBuffer {
   size_t taken_ = 0;  // of bytes_
 };
 
-// Returns bytes of the system's random number generator.
-std::string RandomBytes(size_t count);
-
 // Who proves that it has the token; a proof of one isn't one of the other.
 enum class Prover { kRank0, kRank };
 
@@ -216,9 +228,6 @@ std::string ProofOf(Prover prover, absl::string_view token,
 
 // Compares in a time that doesn't depend on the contents.
 bool SameProof(absl::string_view a, absl::string_view b);
-
-// 16 hexadecimal digits that tell `text` from others.
-std::string ShortHash(absl::string_view text);
 
 }  // namespace capstan
 

@@ -19,13 +19,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
 #include "cluster/meet/agent_store.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
 #include "cluster/meet/meeting_store.h"
-#include "cluster/meet/network.h"
 #include "cluster/meet/protocol.h"
 #include "cluster/meet/server.h"
 #include "cluster/meet/wait_notes.h"
@@ -55,11 +55,14 @@ class Joining {
   Joining(const RankInfo& info, milliseconds timeout)
       : info_(info),
         timeout_(timeout),
-        by_file_(info.master_addr.empty() || info.master_port == 0),
-        file_(by_file_ ? MeetingFilePath(info.meeting_folder, info.run_key)
-                       : "") {}
+        published_(info.agent_store || info.master_addr.empty() ||
+                   info.master_port == 0),
+        file_(published_ && !info.agent_store
+                  ? MeetingFilePath(info.meeting_folder, info.run_key)
+                  : "") {}
 
-  absl::Status Check() const;
+  // Comes first.
+  absl::Status Prepare();
   absl::StatusOr<Meeting> AsRank0();
   absl::StatusOr<Meeting> AsOther();
 
@@ -75,6 +78,12 @@ class Joining {
     return std::chrono::round<seconds>(waited()).count();
   }
 
+  // Rank 0: tells the others its place, if the launcher doesn't. The file, if
+  // it is one, must stay until they have come.
+  absl::StatusOr<std::unique_ptr<MeetingFile>> Publish(
+      const MeetingPlace& place) const;
+  // Where rank 0 has published that it is. NOT_FOUND if there is no file.
+  absl::StatusOr<MeetingPlace> ReadPlace() const;
   // Rank 0: nobody else may be using the file.
   absl::Status AwaitFreeFile() const;
   bool IsAlive(const MeetingPlace& place) const;
@@ -95,29 +104,32 @@ class Joining {
   absl::StatusOr<std::string> HostAddress(const MeetingClient& client,
                                           const Met& met) const;
   absl::Status Explain(const absl::Status& status) const;
-  // "HOST:PORT", or the file that tells it.
+  // "at HOST:PORT", or by what tells it.
   std::string Rank0Place() const;
 
   const RankInfo& info_;
   const milliseconds timeout_;
   const Deadline begin_ = MeetingClock::now();
   const Deadline deadline_ = begin_ + timeout_;
-  const bool by_file_;
-  const std::string file_;
-  std::string where_;  // rank 0's address, once known
+  // Whether rank 0 publishes its address: in the store of torchrun's agent, or
+  // in a file.
+  const bool published_;
+  c10::intrusive_ptr<c10d::Store> agent_;  // or null
+  const std::string file_;                 // or ""
+  std::string where_;                      // rank 0's address, once known
   // One rank of a host speaks for all.
   WaitNotes notes_;
   // Since when only others have been found at the address.
   absl::optional<Deadline> others_since_;
 };
 
-absl::Status Joining::Check() const {
+absl::Status Joining::Prepare() {
   if (info_.run_key.size() > kMaxNameBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the run's name is longer than ", kMaxNameBytes,
                      " characters: ", info_.run_key));
   }
-  if (by_file_ && info_.meeting_folder.empty()) {
+  if (published_ && !info_.agent_store && info_.meeting_folder.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", info_.rank,
         " isn't told where rank 0 is: set MASTER_ADDR and "
@@ -129,6 +141,11 @@ absl::Status Joining::Check() const {
         AddressOfInterface(info_.interface, ThisHostsNetwork()).status();
     if (!there.ok()) return absl::FailedPreconditionError(there.message());
   }
+  if (!info_.agent_store) return absl::OkStatus();
+  absl::StatusOr<c10::intrusive_ptr<c10d::Store>> agent =
+      OpenAgentStore(info_, timeout_);
+  if (!agent.ok()) return Explain(agent.status());
+  agent_ = *std::move(agent);
   return absl::OkStatus();
 }
 
@@ -153,43 +170,60 @@ absl::StatusOr<Meeting> Joining::AsRank0() {
   if (Returns()) options.least_ranks = info_.min_processes;
   options.ranks_per_host = info_.local_world_size;
   MeetingPlace place;
-  if (by_file_) {
-    CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
+  RankInfo listens = info_;
+  if (published_) {
+    if (agent_ == nullptr) CAPSTAN_RETURN_IF_ERROR(AwaitFreeFile());
     if (info_.token.empty()) {
-      place.token = absl::BytesToHexString(RandomBytes(16));
+      place.token = RandomToken();
       options.token = place.token;
     }
   }
+  if (agent_ != nullptr) {
+    // The port is the agent's, and its host may be another one.
+    listens.master_port = 0;
+    if (info_.nodes == 1) listens.master_addr.clear();
+  }
   CAPSTAN_ASSIGN_OR_RETURN(Listening listening,
-                           ListenForRanks(info_, deadline_));
+                           ListenForRanks(listens, deadline_));
   for (const SocketAddress& address : listening.addresses) {
     place.addresses.push_back(address.host());
   }
-  place.port = listening.addresses[0].port();
+  const SocketAddress own = listening.addresses[0];
+  place.port = own.port();
   place.host = HostName();
   place.pid = getpid();
-  where_ = listening.addresses[0].text();
+  where_ = own.text();
   options.where = where_;
-  options.host_address = listening.addresses[0].host();
+  options.host_address = own.host();
   const std::string token = options.token;
   CAPSTAN_ASSIGN_OR_RETURN(
       std::shared_ptr<MeetingServer> server,
       MeetingServer::Start(std::move(options), std::move(listening.sockets)));
   // Rank 0 joins first, so that ranks that find the file find it listening.
   const Deadline soon = MeetingClock::now() + kConnectLimit;
-  auto client = MeetingClient::Join(server->TakeOwnEnd(), OwnHello(), token,
+  absl::StatusOr<SocketFd> connection = ConnectTo(own, soon);
+  if (!connection.ok()) return Explain(connection.status());
+  auto client = MeetingClient::Join(*std::move(connection), OwnHello(), token,
                                     soon, deadline_);
   if (!client.ok()) return Explain(client.status());
-  std::unique_ptr<MeetingFile> file;
-  if (by_file_) {
-    auto published = MeetingFile::Publish(file_, place);
-    if (!published.ok()) {
-      return Annotate(published.status(),
-                      "rank 0 can't tell the others its address");
-    }
-    file = *std::move(published);
+  const absl::StatusOr<std::unique_ptr<MeetingFile>> file = Publish(place);
+  if (!file.ok()) {
+    return Annotate(file.status(), "rank 0 can't tell the others its address");
   }
   return AwaitOthers(std::move(server), *std::move(client));
+}
+
+absl::StatusOr<std::unique_ptr<MeetingFile>> Joining::Publish(
+    const MeetingPlace& place) const {
+  if (agent_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(PublishPlace(*agent_, place));
+  }
+  if (file_.empty()) return std::unique_ptr<MeetingFile>();
+  return MeetingFile::Publish(file_, place);
+}
+
+absl::StatusOr<MeetingPlace> Joining::ReadPlace() const {
+  return agent_ != nullptr ? PublishedPlace(*agent_) : ReadMeetingPlace(file_);
 }
 
 absl::Status Joining::AwaitFreeFile() const {
@@ -199,8 +233,8 @@ absl::Status Joining::AwaitFreeFile() const {
     if (!place.ok() || !IsAlive(*place)) return absl::OkStatus();
     if (waited() > std::min<milliseconds>(kOthersLimit, timeout_)) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "another run is meeting by ", file_, " (host ", place->host,
-          ", process ", place->pid,
+          "another run is meeting by ", file_, " (host ",
+          absl::Utf8SafeCEscape(place->host), ", process ", place->pid,
           "): wait until it has started, stop it, or name another output_dir"));
     }
     std::this_thread::sleep_for(PauseBeforeRetry(waited(), kFilePause));
@@ -242,14 +276,14 @@ absl::StatusOr<Meeting> Joining::AsOther() {
       });
     }
     std::this_thread::sleep_for(
-        PauseBeforeRetry(waited(), by_file_ ? kFilePause : kConnectPause));
+        PauseBeforeRetry(waited(), published_ ? kFilePause : kConnectPause));
   }
 }
 
 absl::StatusOr<std::vector<SocketAddress>> Joining::Rank0Addresses(
     std::string* token) const {
-  if (!by_file_) return Resolve(info_.master_addr, info_.master_port);
-  const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_);
+  if (!published_) return Resolve(info_.master_addr, info_.master_port);
+  const absl::StatusOr<MeetingPlace> place = ReadPlace();
   if (!place.ok()) {
     return absl::UnavailableError(
         absl::IsNotFound(place.status())
@@ -279,7 +313,7 @@ absl::StatusOr<std::shared_ptr<MeetingClient>> Joining::TryOnce() {
     if (status.ok()) {
       auto client = MeetingClient::Join(
           *std::move(connection), OwnHello(), token,
-          Within(by_file_ ? kProofLimitByFile : kProofLimit), deadline_);
+          Within(published_ ? kProofLimitByFile : kProofLimit), deadline_);
       where_ = address.text();
       if (client.ok()) {
         return std::shared_ptr<MeetingClient>(*std::move(client));
@@ -306,7 +340,7 @@ bool Joining::MayChange(const absl::Status& problem) {
   if (absl::IsAlreadyExists(problem)) return info_.comes_again;
   if (!absl::IsNotFound(problem)) return false;
   // A file may be a left-over, and is looked at again.
-  if (by_file_) return true;
+  if (published_) return true;
   const Deadline now = MeetingClock::now();
   if (!others_since_.has_value()) others_since_ = now;
   return now - *others_since_ < kOthersLimit;
@@ -329,9 +363,9 @@ absl::Status Joining::GiveUp(const absl::Status& problem) const {
 }
 
 std::string Joining::Rank0Place() const {
-  return by_file_
-             ? absl::StrCat("by ", file_)
-             : absl::StrCat("at ", info_.master_addr, ":", info_.master_port);
+  if (!file_.empty()) return absl::StrCat("by ", file_);
+  return absl::StrCat(agent_ != nullptr ? "by torchrun's agent at " : "at ",
+                      info_.master_addr, ":", info_.master_port);
 }
 
 absl::StatusOr<Meeting> Joining::AwaitOthers(
@@ -425,7 +459,6 @@ absl::Status TellHosts(const RankInfo& info, const Meeting& meeting) {
 }  // namespace
 
 absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
-  if (info.agent_store) return MeetAtAgent(info, timeout);
   if (info.comes_again && info.restart > 0) {
     // Others wait longer, so that they don't leave before rank 0 gives up a
     // host.
@@ -433,7 +466,7 @@ absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
     timeout = std::min(timeout, milliseconds(static_cast<int64_t>(1e3 * most)));
   }
   Joining joining(info, timeout);
-  CAPSTAN_RETURN_IF_ERROR(joining.Check());
+  CAPSTAN_RETURN_IF_ERROR(joining.Prepare());
   CAPSTAN_ASSIGN_OR_RETURN(
       Meeting meeting, info.rank == 0 ? joining.AsRank0() : joining.AsOther());
   if (info.comes_again) CAPSTAN_RETURN_IF_ERROR(TellHosts(info, meeting));

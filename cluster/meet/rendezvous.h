@@ -20,7 +20,7 @@ constexpr std::chrono::hours kCollectiveTimeout{24 * 365 * 10};
 
 // What Meet gives to each rank.
 struct Meeting {
-  // Shared by all ranks; served by rank 0, or by torchrun's agent.
+  // Shared by all ranks; served by rank 0.
   c10::intrusive_ptr<c10d::Store> store;
   // This host's address in the traffic between the ranks, numeric, and the
   // network interface that has it ("" if none does).
@@ -29,9 +29,10 @@ struct Meeting {
 };
 
 // Meets the other ranks of the run, and blocks until all have come. Rank 0
-// serves the meeting (meet/server.h), unless info.agent_store. The others find
-// it at info.master_addr:master_port; if one of these isn't known, rank 0
-// publishes both in a file of info.meeting_folder (meet/meeting_file.h).
+// serves the meeting (meet/server.h). The others find it at
+// info.master_addr:master_port; if one of these isn't known, rank 0 publishes
+// both in a file of info.meeting_folder (meet/meeting_file.h), and if they are
+// torchrun's agent's, in its store (meet/agent_store.h).
 // Processes without the run's key and token are refused. A run on one host uses
 // only loopback, another run only the chosen interface.
 //

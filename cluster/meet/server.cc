@@ -2,9 +2,9 @@
 #include "cluster/meet/server.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,11 +13,11 @@
 #include <atomic>
 #include <cstdint>
 #include <iostream>
+#include <map>
 #include <set>
-#include <unordered_map>
+#include <thread>
 #include <utility>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -33,82 +33,74 @@ namespace {
 
 // Connections that may be in the handshake at once, beside one for each rank.
 constexpr size_t kStrangers = 256;
-// The most bytes queued for a connection before its requests must wait, too.
-constexpr size_t kMuchOutput = 1 << 20;
 // How long the end waits for output that is under way.
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 // A rank's patience, at most.
-constexpr std::chrono::hours kMostPatience{24 * 7};
+constexpr std::chrono::milliseconds kMostPatience = std::chrono::hours(24 * 7);
 
-// What epoll reports: these, the listening sockets, and connections.
-constexpr uint64_t kWakeId = 0;
-constexpr uint64_t kFirstListenId = 1;
-constexpr uint64_t kFirstConnectionId = 1000;
+enum class Stage {
+  kNew,
+  kChallenged,
+  kJoined,
+  kRefused,  // was told so; nothing that it says is read on
+};
 
 struct Connection {
   uint64_t id = 0;
   SocketFd fd;
   std::string from;  // for messages
-  enum class Stage { kNew, kChallenged, kJoined } stage = Stage::kNew;
-  // Was told so, and nothing that it says is read on.
-  bool refused = false;
+  Stage stage = Stage::kNew;
   bool said_bye = false;
   // Is removed at the end of the round.
   bool dead = false;
-  Deadline deadline;  // of the handshake
+  // Of the handshake, and then of the rank's patience, until all have come.
+  Deadline deadline;
 
   FrameBuffer input{kMaxStrangerPayload};
   std::string output;
-  size_t sent = 0;  // of output
-  uint32_t events = EPOLLIN;
 
   Hello hello;
-
   std::string hello_payload;
   std::string nonce;  // of its challenge
 
-  size_t waiting_output() const { return output.size() - sent; }
+  bool joined() const { return stage == Stage::kJoined; }
 };
 
 // Kinds of warnings, beside the reasons of refusals.
 enum WarningKind { kGarbage = 1000, kRankGarbage, kSilence, kOtherMeeting };
 
-}  // namespace
-
-class MeetingServer::Loop {
+class Server final : public MeetingServer {
  public:
-  Loop(MeetingServerOptions options, std::vector<SocketFd> listening)
+  Server(MeetingServerOptions options, std::vector<SocketFd> listening)
       : options_(std::move(options)),
         listening_(std::move(listening)),
-        admission_(options_.world_size, options_.run_key, options_.token) {}
+        admission_(options_.world_size, options_.run_key, options_.token),
+        keys_([this](uint64_t client, const StoreResponse& response) {
+          Send(connections_.at(client).get(), Encode(response));
+        }) {}
+  ~Server() override;
 
-  // Sets *own_end to the other end of a connection.
-  absl::Status Prepare(SocketFd* own_end);
-  // Until Stop.
-  void Run();
-  // From any thread.
-  void Stop();
+  absl::Status StartThread();
 
  private:
+  void Run();
   bool Finished();
   // For the ranks that are missing.
   bool waits() const { return !met_ && !admission_.failed(); }
+  // Whether the connection has a deadline.
+  bool IsTimed(const Connection& c) const { return !c.joined() || waits(); }
   Deadline NextDeadline() const;
+  // Waits for events until the next deadline, and handles them.
+  void HandleEvents();
   void HandleDeadlines(Deadline now);
   Refusal WhenTimeIsUp() const;
-  void HandleEvent(const epoll_event& event);
-  void SendReady();
-  // Sends what has become ready, and removes the dead.
-  void Settle();
+  void RemoveDead();
 
   void Accept(int listening_fd);
-  absl::Status Watch(int fd, uint64_t id);
-  absl::Status Add(SocketFd fd, std::string from);
   // False if nobody is in the handshake.
   bool DropOldestStranger();
 
   void Receive(Connection* c);
-  void HandleInput(Connection* c);
   void HandleFrame(Connection* c, const std::string& payload);
   void HandleHello(Connection* c, const std::string& payload);
   void HandleAnswer(Connection* c, const std::string& payload);
@@ -118,12 +110,10 @@ class MeetingServer::Loop {
   void Join(Connection* c, int64_t patience_ms);
 
   void Send(Connection* c, const std::string& frame);
+  void SendToRanks(const std::string& frame);
   void Flush(Connection* c);
-  void UpdateEvents(Connection* c);
-  void Kill(Connection* c);
   void HandleLoss(const Connection& c);
 
-  void Meet();
   void Fail(const Refusal& why);
   void WarnOnce(int kind, const std::string& line);
 
@@ -132,190 +122,165 @@ class MeetingServer::Loop {
   Admission admission_;
   WaitNotes notes_;
   KeyTable keys_;
-  SocketFd epoll_;
   SocketFd wake_;
   std::atomic<bool> stop_{false};
   absl::optional<Deadline> stop_deadline_;
   bool met_ = false;
 
-  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
-  uint64_t last_id_ = kFirstConnectionId;
-  // In the handshake, or refused: by age.
-  std::set<uint64_t> strangers_;
-  // Of those who have joined, until all have: when their patience ends.
-  std::set<std::pair<Deadline, uint64_t>> patience_;
-  std::vector<uint64_t> dead_;
+  // By their ids, and so by age.
+  std::map<uint64_t, std::unique_ptr<Connection>> connections_;
+  uint64_t last_id_ = 0;
   std::set<int> warned_;
-  std::vector<char> buffer_ = std::vector<char>(64 << 10);
+  std::thread thread_;
 };
 
-absl::Status MeetingServer::Loop::Prepare(SocketFd* own_end) {
-  const auto error = [](absl::string_view call) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rank 0 can't serve the meeting: ", call, ": ", strerror(errno)));
-  };
+absl::Status Server::StartThread() {
   AllowOpenFiles(options_.world_size + static_cast<int>(kStrangers) + 256);
-  epoll_ = SocketFd(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_.valid()) return error("epoll_create1");
   wake_ = SocketFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid()) return error("eventfd");
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0,
-                 ends) != 0) {
-    return error("socketpair");
+  if (!wake_.valid()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rank 0 can't serve the meeting: eventfd: ", strerror(errno)));
   }
-  *own_end = SocketFd(ends[0]);
-  SocketFd other_end(ends[1]);
-  CAPSTAN_RETURN_IF_ERROR(Watch(wake_.get(), kWakeId));
-  for (size_t i = 0; i < listening_.size(); ++i) {
-    CAPSTAN_RETURN_IF_ERROR(Watch(listening_[i].get(), kFirstListenId + i));
-  }
-  return Add(std::move(other_end), "rank 0's own process");
+  // Signals are for the other threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { Run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return absl::OkStatus();
 }
 
-void MeetingServer::Loop::Stop() {
+Server::~Server() {
+  if (!thread_.joinable()) return;
   stop_ = true;
-  const uint64_t one = 1;
-  // It can't be full.
-  if (write(wake_.get(), &one, sizeof(one)) < 0) return;
+  eventfd_write(wake_.get(), 1);
+  thread_.join();
 }
 
-void MeetingServer::Loop::Run() {
-  std::vector<epoll_event> events(256);
+void Server::Run() {
   while (!Finished()) {
-    const int n =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
-                   MillisecondsUntil(NextDeadline()));
-    for (int i = 0; i < n; ++i) HandleEvent(events[i]);
+    HandleEvents();
     HandleDeadlines(MeetingClock::now());
-    Settle();
+    RemoveDead();
   }
 }
 
-bool MeetingServer::Loop::Finished() {
+bool Server::Finished() {
   if (!stop_) return false;
   const Deadline now = MeetingClock::now();
   if (!stop_deadline_.has_value()) stop_deadline_ = now + kFlushLimit;
   if (now >= *stop_deadline_) return true;
   return std::all_of(
       connections_.begin(), connections_.end(),
-      [](const auto& one) { return one.second->waiting_output() == 0; });
+      [](const auto& one) { return one.second->output.empty(); });
 }
 
-Deadline MeetingServer::Loop::NextDeadline() const {
+Deadline Server::NextDeadline() const {
   Deadline next = keys_.NextExpiry();
-  if (!strangers_.empty()) {
-    next = std::min(next, connections_.at(*strangers_.begin())->deadline);
+  for (const auto& [id, c] : connections_) {
+    if (IsTimed(*c)) next = std::min(next, c->deadline);
   }
-  if (!patience_.empty()) next = std::min(next, patience_.begin()->first);
   if (waits()) next = std::min(next, notes_.next());
   if (stop_deadline_.has_value()) next = std::min(next, *stop_deadline_);
   return next;
 }
 
-void MeetingServer::Loop::HandleDeadlines(Deadline now) {
-  while (!strangers_.empty()) {
-    Connection* const oldest = connections_.at(*strangers_.begin()).get();
-    if (oldest->deadline > now) break;
-    if (!oldest->refused) {
-      WarnOnce(kSilence, absl::StrCat(oldest->from, " connected to the ",
-                                      "meeting and didn't say who it is"));
-    }
-    Kill(oldest);
+void Server::HandleEvents() {
+  std::vector<pollfd> fds;
+  if (!stop_) fds.push_back({wake_.get(), POLLIN, 0});
+  const size_t first_listening = fds.size();
+  for (const SocketFd& fd : listening_) fds.push_back({fd.get(), POLLIN, 0});
+  const size_t first_connection = fds.size();
+  std::vector<Connection*> polled;
+  for (const auto& [id, c] : connections_) {
+    const int wanted = c->output.empty() ? POLLIN : POLLIN | POLLOUT;
+    fds.push_back({c->fd.get(), static_cast<int16_t>(wanted), 0});
+    polled.push_back(c.get());
   }
-  if (!patience_.empty() && patience_.begin()->first <= now) {
-    Fail(WhenTimeIsUp());
+  if (poll(fds.data(), fds.size(), MillisecondsUntil(NextDeadline())) <= 0) {
+    return;
+  }
+  for (size_t i = first_listening; i < first_connection; ++i) {
+    if (fds[i].revents != 0) Accept(fds[i].fd);
+  }
+  for (size_t i = 0; i < polled.size(); ++i) {
+    const int events = fds[first_connection + i].revents;
+    if ((events & POLLOUT) != 0) Flush(polled[i]);
+    if ((events & ~POLLOUT) != 0) Receive(polled[i]);
+  }
+}
+
+void Server::HandleDeadlines(Deadline now) {
+  for (const auto& [id, c] : connections_) {
+    if (c->dead || !IsTimed(*c) || c->deadline > now) continue;
+    if (c->joined()) {
+      Fail(WhenTimeIsUp());
+      continue;
+    }
+    if (c->stage != Stage::kRefused) {
+      WarnOnce(kSilence, absl::StrCat(c->from, " connected to the meeting and ",
+                                      "didn't say who it is"));
+    }
+    c->dead = true;
   }
   if (waits()) {
     notes_.SayIfDue([this] {
       return absl::StrCat("waiting for the other ranks at ", options_.where,
-                          " (", admission_.WhoIsMissing(), ")");
+                          " (", AreMissing(admission_.MissingRanks()), ")");
     });
   }
   keys_.Expire(now);
 }
 
-Refusal MeetingServer::Loop::WhenTimeIsUp() const {
-  const std::vector<int> gone =
-      admission_.MissingHosts(options_.ranks_per_host);
-  const std::string list = absl::StrJoin(gone, ",");
+Refusal Server::WhenTimeIsUp() const {
+  const std::vector<int> missing = admission_.MissingRanks();
+  std::set<int> hosts;
+  for (const int rank : missing) hosts.insert(rank / options_.ranks_per_host);
+  const std::string gone = absl::StrJoin(hosts, ",");
   const int left = options_.world_size -
-                   static_cast<int>(gone.size()) * options_.ranks_per_host;
+                   static_cast<int>(hosts.size()) * options_.ranks_per_host;
   if (options_.least_ranks == 0 || left < options_.least_ranks ||
-      list.size() >= kMaxTextBytes) {
-    return {RefusalReason::kTimedOut, admission_.Missing()};
+      gone.size() >= kMaxTextBytes) {
+    return {RefusalReason::kTimedOut,
+            OnlySomeCame(options_.world_size, missing)};
   }
-  return {RefusalReason::kHostsGone, list};
+  return {RefusalReason::kHostsGone, gone};
 }
 
-void MeetingServer::Loop::HandleEvent(const epoll_event& event) {
-  const uint64_t id = event.data.u64;
-  if (id == kWakeId) {
-    uint64_t count = 0;
-    if (read(wake_.get(), &count, sizeof(count)) < 0) return;
-    return;
-  }
-  if (id < kFirstConnectionId) {
-    // All may have come in this very round.
-    const size_t index = id - kFirstListenId;
-    if (index < listening_.size()) Accept(listening_[index].get());
-    return;
-  }
-  const auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection* const c = found->second.get();
-  if (!c->dead && (event.events & EPOLLOUT) != 0) {
-    Flush(c);
-    // Requests may have waited for that.
-    HandleInput(c);
-  }
-  if (!c->dead && (event.events & ~uint32_t{EPOLLOUT}) != 0) Receive(c);
-}
-
-void MeetingServer::Loop::SendReady() {
-  for (const KeyTable::Ready& ready : keys_.TakeReady()) {
-    const auto found = connections_.find(ready.client);
-    if (found == connections_.end()) continue;
-    Send(found->second.get(), Encode(ready.response));
-  }
-}
-
-void MeetingServer::Loop::Settle() {
-  while (true) {
-    SendReady();
-    if (dead_.empty()) return;
-    for (const uint64_t id : std::exchange(dead_, {})) {
-      const auto found = connections_.find(id);
-      const std::unique_ptr<Connection> c = std::move(found->second);
-      connections_.erase(found);
-      keys_.Forget(id);
-      HandleLoss(*c);
+void Server::RemoveDead() {
+  // A loss is told to the others, one of which may turn out to be lost, too.
+  for (auto next = connections_.begin(); next != connections_.end();) {
+    if (!next->second->dead) {
+      ++next;
+      continue;
     }
+    const std::unique_ptr<Connection> c = std::move(next->second);
+    connections_.erase(next);
+    keys_.Forget(c->id);
+    HandleLoss(*c);
+    next = connections_.begin();
   }
 }
 
-absl::Status MeetingServer::Loop::Watch(int fd, uint64_t id) {
-  epoll_event event = {};
-  event.events = EPOLLIN;
-  event.data.u64 = id;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "rank 0 can't serve the meeting: epoll_ctl: ", strerror(errno)));
-}
-
-void MeetingServer::Loop::Accept(int listening_fd) {
+void Server::Accept(int listening_fd) {
   // Not for ever: others want their turn.
   for (int i = 0; i < 64; ++i) {
     SocketFd fd(
         accept4(listening_fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) {
       SetUpConnection(fd.get());
-      const std::string from = SocketAddress::OtherEnd(fd.get()).text();
-      // Drop a peer for which the system has no memory.
-      if (Add(std::move(fd), from).ok() &&
-          strangers_.size() > options_.world_size + kStrangers) {
+      auto c = std::make_unique<Connection>();
+      c->id = ++last_id_;
+      c->from = SocketAddress::OtherEnd(fd.get()).text();
+      c->fd = std::move(fd);
+      c->deadline = MeetingClock::now() + options_.handshake_limit;
+      connections_.emplace(c->id, std::move(c));
+      const auto strangers = std::count_if(
+          connections_.begin(), connections_.end(), [](const auto& one) {
+            return !one.second->dead && !one.second->joined();
+          });
+      if (strangers > static_cast<int64_t>(options_.world_size + kStrangers)) {
         DropOldestStranger();
       }
       continue;
@@ -327,97 +292,67 @@ void MeetingServer::Loop::Accept(int listening_fd) {
       return;
     }
     // EINTR, or a peer that has gone, isn't the end.
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EBADF ||
-        errno == EINVAL) {
-      return;
-    }
+    if (errno != EINTR && errno != ECONNABORTED) return;
   }
 }
 
-absl::Status MeetingServer::Loop::Add(SocketFd fd, std::string from) {
-  auto c = std::make_unique<Connection>();
-  c->id = ++last_id_;
-  c->from = std::move(from);
-  c->deadline = MeetingClock::now() + options_.handshake_limit;
-  CAPSTAN_RETURN_IF_ERROR(Watch(fd.get(), c->id));
-  c->fd = std::move(fd);
-  strangers_.insert(c->id);
-  connections_.emplace(c->id, std::move(c));
-  return absl::OkStatus();
+bool Server::DropOldestStranger() {
+  for (const auto& [id, c] : connections_) {
+    if (c->dead || c->joined()) continue;
+    c->dead = true;
+    return true;
+  }
+  return false;
 }
 
-bool MeetingServer::Loop::DropOldestStranger() {
-  if (strangers_.empty()) return false;
-  Kill(connections_.at(*strangers_.begin()).get());
-  return true;
-}
-
-void MeetingServer::Loop::Receive(Connection* c) {
-  const ssize_t n = recv(c->fd.get(), buffer_.data(), buffer_.size(), 0);
+void Server::Receive(Connection* c) {
+  if (c->dead) return;
+  char buffer[64 << 10];
+  const ssize_t n = recv(c->fd.get(), buffer, sizeof(buffer), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
     return;
   }
   if (n <= 0) {
-    Kill(c);
+    c->dead = true;
     return;
   }
-  if (c->refused) return;
-  c->input.Append(absl::string_view(buffer_.data(), static_cast<size_t>(n)));
-  HandleInput(c);
-}
-
-void MeetingServer::Loop::HandleInput(Connection* c) {
-  while (!c->dead && !c->refused && c->waiting_output() < kMuchOutput) {
+  if (c->stage == Stage::kRefused) return;
+  c->input.Append(absl::string_view(buffer, static_cast<size_t>(n)));
+  while (!c->dead && c->stage != Stage::kRefused) {
     const auto payload = c->input.Next();
-    if (!payload.ok()) {
-      HandleGarbage(c);
-      return;
-    }
-    if (!payload->has_value()) break;
+    if (!payload.ok()) return HandleGarbage(c);
+    if (!payload->has_value()) return;
     HandleFrame(c, **payload);
-    // So that the loop sees how much output there is.
-    SendReady();
   }
-  if (!c->dead) UpdateEvents(c);
 }
 
-void MeetingServer::Loop::HandleFrame(Connection* c,
-                                      const std::string& payload) {
+void Server::HandleFrame(Connection* c, const std::string& payload) {
   switch (c->stage) {
-    case Connection::Stage::kNew:
-      HandleHello(c, payload);
-      return;
-    case Connection::Stage::kChallenged:
-      HandleAnswer(c, payload);
-      return;
-    case Connection::Stage::kJoined:
-      HandleOfRank(c, payload);
+    case Stage::kNew:
+      return HandleHello(c, payload);
+    case Stage::kChallenged:
+      return HandleAnswer(c, payload);
+    case Stage::kJoined:
+      return HandleOfRank(c, payload);
+    case Stage::kRefused:
       return;
   }
 }
 
-void MeetingServer::Loop::HandleHello(Connection* c,
-                                      const std::string& payload) {
+void Server::HandleHello(Connection* c, const std::string& payload) {
   absl::StatusOr<Hello> hello = ParseHello(payload);
-  if (!hello.ok()) {
-    HandleGarbage(c);
-    return;
-  }
+  if (!hello.ok()) return HandleGarbage(c);
   c->hello = *std::move(hello);
   const absl::optional<Refusal> refusal = admission_.JudgeHello(c->hello);
-  if (refusal.has_value()) {
-    Refuse(c, *refusal);
-    return;
-  }
+  if (refusal.has_value()) return Refuse(c, *refusal);
   const Challenge challenge = admission_.ChallengeFor(payload);
   c->hello_payload = payload;
   c->nonce = challenge.nonce;
-  c->stage = Connection::Stage::kChallenged;
+  c->stage = Stage::kChallenged;
   Send(c, Encode(challenge));
 }
 
-void MeetingServer::Loop::HandleAnswer(Connection* c,
-                                       const std::string& payload) {
+void Server::HandleAnswer(Connection* c, const std::string& payload) {
   if (KindOf(payload) == MessageKind::kRefusal) {
     const absl::StatusOr<Refusal> theirs = ParseRefusal(payload);
     if (theirs.ok()) {
@@ -425,57 +360,47 @@ void MeetingServer::Loop::HandleAnswer(Connection* c,
                absl::StrCat(Describe(c->hello), " at ", c->from,
                             " came to the meeting and left: ", theirs->text));
     }
-    Kill(c);
+    c->dead = true;
     return;
   }
   const absl::StatusOr<Proof> proof = ParseProof(payload);
-  if (!proof.ok()) {
-    HandleGarbage(c);
-    return;
-  }
+  if (!proof.ok()) return HandleGarbage(c);
   const absl::optional<Refusal> refusal =
       admission_.JudgeProof(c->hello, c->hello_payload, c->nonce, *proof);
-  if (!refusal.has_value()) {
-    Join(c, proof->patience_ms);
-    return;
-  }
+  if (!refusal.has_value()) return Join(c, proof->patience_ms);
   Refuse(c, *refusal);
   // A host that was given up may come late.
-  if (refusal->reason == RefusalReason::kWorldSize && !met_ &&
+  if (refusal->reason == RefusalReason::kWorldSize &&
       !options_.ranks_come_again && admission_.knows_its_ranks()) {
     Fail(*refusal);
   }
 }
 
-void MeetingServer::Loop::HandleOfRank(Connection* c,
-                                       const std::string& payload) {
+void Server::HandleOfRank(Connection* c, const std::string& payload) {
   if (KindOf(payload) == MessageKind::kBye) {
     // Nobody may leave before all have come.
     c->said_bye = met_;
     return;
   }
   absl::StatusOr<StoreRequest> request = ParseRequest(payload);
-  if (!met_ || !request.ok()) {
-    HandleGarbage(c);
-    return;
-  }
+  if (!met_ || !request.ok()) return HandleGarbage(c);
   keys_.Handle(c->id, *std::move(request), MeetingClock::now());
 }
 
-void MeetingServer::Loop::HandleGarbage(Connection* c) {
+void Server::HandleGarbage(Connection* c) {
   constexpr char kWhat[] =
       " sent something that isn't a message of Capstan: the connection is "
       "closed";
-  if (c->stage == Connection::Stage::kJoined) {
+  if (c->joined()) {
     WarnOnce(kRankGarbage, absl::StrCat(Describe(c->hello), kWhat));
   } else {
     WarnOnce(kGarbage,
              absl::StrCat(c->from, " connected to the meeting and", kWhat));
   }
-  Kill(c);
+  c->dead = true;
 }
 
-void MeetingServer::Loop::Refuse(Connection* c, const Refusal& refusal) {
+void Server::Refuse(Connection* c, const Refusal& refusal) {
   WarnOnce(static_cast<int>(refusal.reason),
            absl::StrCat("the meeting has refused ",
                         refusal.reason == RefusalReason::kOtherVersion
@@ -483,121 +408,74 @@ void MeetingServer::Loop::Refuse(Connection* c, const Refusal& refusal) {
                             : Describe(c->hello),
                         " at ", c->from, ": ", refusal.text));
   Send(c, Encode(refusal));
-  if (c->dead) return;
   // It reads that, and closes; otherwise its time will be up. Closing here
   // could take the message back.
-  c->refused = true;
+  c->stage = Stage::kRefused;
   shutdown(c->fd.get(), SHUT_WR);
 }
 
-void MeetingServer::Loop::Join(Connection* c, int64_t patience_ms) {
-  strangers_.erase(c->id);
-  c->stage = Connection::Stage::kJoined;
+void Server::Join(Connection* c, int64_t patience_ms) {
+  c->stage = Stage::kJoined;
   c->input.set_max_payload(kMaxPayload);
-  c->nonce.clear();
-  c->hello_payload.clear();
-  const std::chrono::milliseconds patience(std::min<int64_t>(
-      patience_ms,
-      std::chrono::duration_cast<std::chrono::milliseconds>(kMostPatience)
-          .count()));
-  patience_.insert({MeetingClock::now() + patience, c->id});
+  c->deadline = MeetingClock::now() +
+                std::min(std::chrono::milliseconds(patience_ms), kMostPatience);
   Send(c, EncodeBare(MessageKind::kAdmitted));
-  if (admission_.complete()) Meet();
-}
-
-void MeetingServer::Loop::Meet() {
+  if (!admission_.complete()) return;
   met_ = true;
-  patience_.clear();
-  for (SocketFd& fd : listening_) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
-  }
   listening_.clear();
-  const std::string frame = Encode(Met{options_.host_address});
-  for (const auto& [id, c] : connections_) {
-    if (c->stage == Connection::Stage::kJoined) Send(c.get(), frame);
-  }
+  SendToRanks(Encode(Met{options_.host_address}));
 }
 
-void MeetingServer::Loop::Fail(const Refusal& why) {
-  if (met_ || admission_.failed()) return;
+void Server::Fail(const Refusal& why) {
+  if (!waits()) return;
   admission_.Fail(why);
-  patience_.clear();
-  const std::string frame = Encode(why);
+  SendToRanks(Encode(why));
+}
+
+void Server::SendToRanks(const std::string& frame) {
   for (const auto& [id, c] : connections_) {
-    if (c->stage == Connection::Stage::kJoined) Send(c.get(), frame);
+    if (c->joined()) Send(c.get(), frame);
   }
 }
 
-void MeetingServer::Loop::Send(Connection* c, const std::string& frame) {
-  if (c->dead) return;
+void Server::Send(Connection* c, const std::string& frame) {
   c->output.append(frame);
   Flush(c);
-  if (!c->dead) UpdateEvents(c);
 }
 
-void MeetingServer::Loop::Flush(Connection* c) {
-  while (c->waiting_output() > 0) {
-    const ssize_t n = send(c->fd.get(), c->output.data() + c->sent,
-                           c->waiting_output(), MSG_NOSIGNAL);
+void Server::Flush(Connection* c) {
+  size_t sent = 0;
+  while (!c->dead && sent < c->output.size()) {
+    const ssize_t n = send(c->fd.get(), c->output.data() + sent,
+                           c->output.size() - sent, MSG_NOSIGNAL);
     if (n >= 0) {
-      c->sent += static_cast<size_t>(n);
-      continue;
+      sent += static_cast<size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      c->dead = true;
     }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) Kill(c);
-    if (c->sent > kMuchOutput) {
-      c->output.erase(0, c->sent);
-      c->sent = 0;
-    }
-    return;
   }
-  c->output.clear();
-  c->sent = 0;
+  c->output.erase(0, sent);
 }
 
-void MeetingServer::Loop::UpdateEvents(Connection* c) {
-  const size_t waiting = c->waiting_output();
-  const uint32_t events =
-      (waiting < kMuchOutput ? uint32_t{EPOLLIN} : uint32_t{0}) |
-      (waiting > 0 ? uint32_t{EPOLLOUT} : uint32_t{0});
-  if (events == c->events) return;
-  c->events = events;
-  epoll_event event = {};
-  event.events = events;
-  event.data.u64 = c->id;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, c->fd.get(), &event) != 0) {
-    Kill(c);
-  }
-}
-
-void MeetingServer::Loop::Kill(Connection* c) {
-  if (c->dead) return;
-  c->dead = true;
-  dead_.push_back(c->id);
-  strangers_.erase(c->id);
-}
-
-void MeetingServer::Loop::HandleLoss(const Connection& c) {
-  if (c.stage != Connection::Stage::kJoined || c.said_bye) return;
+void Server::HandleLoss(const Connection& c) {
+  if (!c.joined() || c.said_bye) return;
   const std::string text = absl::StrCat(Describe(c.hello), " has left the run");
   if (met_) {
     keys_.EndWaits(text);
   } else if (options_.ranks_come_again) {
-    const auto its = std::find_if(
-        patience_.begin(), patience_.end(),
-        [&c](const auto& patience) { return patience.second == c.id; });
-    if (its != patience_.end()) patience_.erase(its);
     admission_.Leave(c.hello.rank);
   } else {
     Fail({RefusalReason::kRankLost, text});
   }
 }
 
-void MeetingServer::Loop::WarnOnce(int kind, const std::string& line) {
+void Server::WarnOnce(int kind, const std::string& line) {
   if (warned_.insert(kind).second) options_.warn(line);
 }
 
-MeetingServer::MeetingServer() = default;
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<MeetingServer>> MeetingServer::Start(
     MeetingServerOptions options, std::vector<SocketFd> listening) {
@@ -606,24 +484,10 @@ absl::StatusOr<std::unique_ptr<MeetingServer>> MeetingServer::Start(
       std::cerr << absl::StrCat("WARNING: ", line, "\n");
     };
   }
-  auto server = absl::WrapUnique(new MeetingServer);
-  server->loop_ =
-      std::make_unique<Loop>(std::move(options), std::move(listening));
-  CAPSTAN_RETURN_IF_ERROR(server->loop_->Prepare(&server->own_end_));
-  // Signals are for the other threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  server->thread_ = std::thread([loop = server->loop_.get()] { loop->Run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  auto server =
+      std::make_unique<Server>(std::move(options), std::move(listening));
+  CAPSTAN_RETURN_IF_ERROR(server->StartThread());
   return server;
-}
-
-MeetingServer::~MeetingServer() {
-  if (!thread_.joinable()) return;
-  loop_->Stop();
-  thread_.join();
 }
 
 }  // namespace capstan

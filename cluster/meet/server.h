@@ -6,12 +6,10 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 
@@ -46,20 +44,7 @@ class MeetingServer {
   static absl::StatusOr<std::unique_ptr<MeetingServer>> Start(
       MeetingServerOptions options, std::vector<SocketFd> listening);
   // Closes all connections.
-  ~MeetingServer();
-  MeetingServer(const MeetingServer&) = delete;
-  MeetingServer& operator=(const MeetingServer&) = delete;
-
-  // Returns a connection for this process; call it once.
-  SocketFd TakeOwnEnd() { return std::move(own_end_); }
-
- private:
-  class Loop;
-  MeetingServer();
-
-  std::unique_ptr<Loop> loop_;
-  SocketFd own_end_;
-  std::thread thread_;
+  virtual ~MeetingServer() = default;
 };
 
 }  // namespace capstan

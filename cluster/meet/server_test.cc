@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/meeting_for_test.h"
-#include "cluster/meet/network.h"
 #include "cluster/meet/protocol.h"
 
 namespace capstan {
@@ -94,13 +94,10 @@ class ServerTest : public testing::Test {
 
 TEST_F(ServerTest, AllHearThatAllHaveCome) {
   Start(3);
-  const auto own = MeetingClient::Join(server_->TakeOwnEnd(), TestHello(0, 3),
-                                       kTestToken, Soon(), Soon());
-  ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_FALSE((*own)->own_end().valid());
+  const auto own = MustJoin(TestHello(0, 3));
   const auto second = MustJoin(TestHello(2, 3));
   const auto first = MustJoin(TestHello(1, 3));
-  for (MeetingClient* client : {own->get(), first.get(), second.get()}) {
+  for (MeetingClient* client : {own.get(), first.get(), second.get()}) {
     const auto met = client->AwaitAll(Soon());
     ASSERT_TRUE(met.ok()) << met.status();
     EXPECT_EQ(met->host_address, "10.0.0.1");

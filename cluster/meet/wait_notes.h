@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 namespace capstan {
 

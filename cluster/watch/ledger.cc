@@ -2,7 +2,6 @@
 #include "cluster/watch/ledger.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
-#include "base/shared_memory.h"
 #include "base/status.h"
 #include "cluster/watch/process_state.h"
 
@@ -33,8 +31,9 @@ std::atomic<LedgerSlot*> own_slot{&private_slot};
 bool wanted = false;
 Ledgers joined;
 
-size_t SegmentBytes(int slots) {
-  return sizeof(LedgerHeader) + static_cast<size_t>(slots) * sizeof(LedgerSlot);
+int64_t SegmentBytes(int slots) {
+  return static_cast<int64_t>(sizeof(LedgerHeader) +
+                              slots * sizeof(LedgerSlot));
 }
 
 void TakeSlot(LedgerSlot* slot, int rank) {
@@ -99,54 +98,18 @@ std::shared_ptr<LedgerSegment> ShareSegment(const Ledgers& ledgers,
 
 }  // namespace
 
-absl::Status LedgerSegment::Map(int slots) {
-  slots_ = slots;
-  void* const memory = mmap(nullptr, SegmentBytes(slots),
-                            PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  if (memory == MAP_FAILED) return SharedMemoryError("mmap");
-  header_ = static_cast<LedgerHeader*>(memory);
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Create(
     int slots) {
-  auto segment = absl::WrapUnique(new LedgerSegment);
-  segment->fd_ = memfd_create("capstan-ledger", MFD_CLOEXEC);
-  if (segment->fd_ < 0) return SharedMemoryError("memfd_create");
-  if (ftruncate(segment->fd_, static_cast<off_t>(SegmentBytes(slots))) != 0) {
-    return SharedMemoryError("ftruncate");
-  }
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(slots));
-  segment->header_->nonce = NewMemoryNonce();
-  segment->header_->slots = static_cast<uint64_t>(slots);
-  segment->address_ =
-      SharedMemoryAddress(segment->fd_, segment->header_->nonce);
-  return segment;
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory,
+                           SharedMemory::Create(SegmentBytes(slots)));
+  return absl::WrapUnique(new LedgerSegment(std::move(memory), slots));
 }
 
 absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Open(
     const std::string& address, int slots) {
-  CAPSTAN_ASSIGN_OR_RETURN(const OpenedMemory memory,
-                           OpenSharedMemory(address));
-  const std::string& path = memory.path;
-  auto segment = absl::WrapUnique(new LedgerSegment);
-  segment->fd_ = memory.fd;
-  struct stat file = {};
-  if (fstat(segment->fd_, &file) != 0 ||
-      file.st_size != static_cast<off_t>(SegmentBytes(slots))) {
-    return absl::NotFoundError(absl::StrCat(path, " isn't the host's ledger"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(slots));
-  if (segment->header_->nonce != memory.nonce) {
-    return absl::NotFoundError(absl::StrCat(path, " isn't the host's ledger"));
-  }
-  segment->address_ = address;
-  return segment;
-}
-
-LedgerSegment::~LedgerSegment() {
-  if (header_ != nullptr) munmap(header_, SegmentBytes(slots_));
-  if (fd_ >= 0) close(fd_);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory,
+                           SharedMemory::Open(address, SegmentBytes(slots)));
+  return absl::WrapUnique(new LedgerSegment(std::move(memory), slots));
 }
 
 std::string HostKey(int rank) {

@@ -12,10 +12,12 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/shared_memory.h"
 
 namespace capstan {
 
@@ -107,14 +109,11 @@ struct alignas(128) LedgerSlot {
 
 // What the ranks of a host have in common.
 struct alignas(128) LedgerHeader {
-  uint64_t nonce;
-  uint64_t slots;
   // The time when all ranks are to end; 0: none.
   std::atomic<int64_t> end_ns;
 };
 
-// Memory with the slots of a host's ranks. It has no name, so the kernel frees
-// it with the last process that maps it, however that ends.
+// Memory with the slots of a host's ranks.
 class LedgerSegment {
  public:
   static absl::StatusOr<std::unique_ptr<LedgerSegment>> Create(int slots);
@@ -122,25 +121,22 @@ class LedgerSegment {
   // file open.
   static absl::StatusOr<std::unique_ptr<LedgerSegment>> Open(
       const std::string& address, int slots);
-  ~LedgerSegment();
-  LedgerSegment(const LedgerSegment&) = delete;
-  LedgerSegment& operator=(const LedgerSegment&) = delete;
 
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return memory_->address(); }
   int slots() const { return slots_; }
-  LedgerHeader& header() const { return *header_; }
+  LedgerHeader& header() const {
+    return *reinterpret_cast<LedgerHeader*>(memory_->data());
+  }
   LedgerSlot& slot(int index) const {
-    return reinterpret_cast<LedgerSlot*>(header_ + 1)[index];
+    return reinterpret_cast<LedgerSlot*>(&header() + 1)[index];
   }
 
  private:
-  LedgerSegment() = default;
-  absl::Status Map(int slots);
+  LedgerSegment(std::unique_ptr<SharedMemory> memory, int slots)
+      : memory_(std::move(memory)), slots_(slots) {}
 
-  std::string address_;
-  int slots_ = 0;
-  int fd_ = -1;
-  LedgerHeader* header_ = nullptr;
+  const std::unique_ptr<SharedMemory> memory_;
+  const int slots_;
 };
 
 // Returns a key that is equal for processes that can open each other's files

@@ -24,6 +24,7 @@ void ParseAll(absl::string_view payload) {
   CheckSame(ParseChallenge(payload), payload);
   CheckSame(ParseProof(payload), payload);
   CheckSame(ParseMet(payload), payload);
+  CheckSame(ParsePlace(payload), payload);
   CheckSame(ParseRequest(payload), payload);
   CheckSame(ParseResponse(payload), payload);
   // Of these, texts come back safe to print.

@@ -55,8 +55,8 @@ void Meet(absl::string_view bytes) {
 void OpenOver(absl::string_view bytes) {
   const auto made = ShmSegment::Create(kRanks);
   CHECK(made.ok()) << made.status();
-  // The header is where a state before the first would be.
-  Overwrite(static_cast<void*>((*made)->state(-1)), sizeof(ShmRankState),
+  constexpr int64_t kHeader = capstan::SharedMemory::kHeaderBytes;
+  Overwrite(reinterpret_cast<char*>((*made)->state(0)) - kHeader, kHeader,
             bytes);
   const auto opened = ShmSegment::Open((*made)->address(), kRanks);
   if (opened.ok()) (*opened)->slot(kRanks - 1, 3)[0] = 1;

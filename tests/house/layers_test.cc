@@ -84,7 +84,7 @@ const Rooms& TheRooms() {
       {"trainer", {"base"}},  // main.cc
       {"trainer/optimizer", {"base", kSdk}},
       {"trainer/checkpoint",
-       {"base", kSdk, kLib, "cluster/comm", "cluster/meet",
+       {"base", kSdk, kLib, "cluster/comm", "cluster/launch", "cluster/meet",
         "trainer/optimizer"}},
       {"trainer/data", {"base", kSdk}},
       {"trainer/metrics", {"base", kSdk}},

@@ -31,7 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 #include "trainer/checkpoint/mirror.h"
 
 namespace capstan {

@@ -36,9 +36,6 @@ void HostFailures::Tell(const PhaseFailure& failure) {
       absl::StrCat(failure.phase, " ", failure.rank, " ", failure.why);
   try {
     store_->set(Key(), Bytes(text));
-    // torchrun's store doesn't respond to the write, but responds to this once
-    // the write is done.
-    store_->check({Key()});
   } catch (...) {
     LOG(INFO) << "can't tell the other hosts: "
               << CurrentExceptionToStatus().message();

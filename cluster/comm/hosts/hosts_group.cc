@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
@@ -21,8 +23,8 @@
 #include "cluster/comm/communication_meter.h"
 #include "cluster/comm/hosts/host_layout.h"
 #include "cluster/comm/hosts/hosts_collectives.h"
-#include "cluster/comm/shm/shm_group.h"
-#include "cluster/comm/shm/shm_join.h"
+#include "cluster/comm/shm/shm_collectives.h"
+#include "cluster/comm/shm/shm_meeting.h"
 #include "cluster/comm/single_group.h"
 #include "cluster/meet/rendezvous.h"
 #include "cluster/watch/ledger.h"
@@ -37,16 +39,21 @@ struct Member {
   int host;   // any number, equal on one host
 };
 
+// All-gathers a text of less than 64 bytes; returns the texts by rank.
+using Exchange = std::function<absl::StatusOr<std::vector<std::string>>(
+    const std::string& mine)>;
+
 // How this rank and the others create groups.
 struct Creation {
   int place;
-  ExchangeFunction exchange;
+  Exchange exchange;
   BackendGroup::Connect connect;
   std::string prefix;  // of the group's keys, for `connect`
   std::shared_ptr<CommunicationMeter> meter;
   c10::intrusive_ptr<c10d::Store> store;
   // Of the whole group, or null for itself.
   AsyncGroup* parent = nullptr;
+  // Null if the whole group is on one host.
   std::shared_ptr<HostFailures> failures;
 };
 
@@ -57,15 +64,14 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
 
 class HostsGroup final : public AsyncGroup {
  public:
-  HostsGroup(std::shared_ptr<HostFailures> failures,
-             std::unique_ptr<HostsCollectives> collectives,
+  HostsGroup(std::unique_ptr<SyncCollectives> collectives, std::string name,
              std::vector<int> hosts, Creation creation)
-      : AsyncGroup(std::move(collectives), "shm+gloo",
+      : AsyncGroup(std::move(collectives), std::move(name),
                    std::move(creation.meter), creation.parent),
         hosts_(std::move(hosts)),
         connect_(std::move(creation.connect)),
         prefix_(std::move(creation.prefix)),
-        failures_(std::move(failures)) {}
+        failures_(std::move(creation.failures)) {}
 
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override;
 
@@ -87,6 +93,91 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HostsGroup::Split(int color) {
       {rank(), [this](const std::string& text) { return ExchangeTexts(text); },
        connect_, prefix, std::make_shared<CommunicationMeter>(meter()),
        /*store=*/nullptr, /*parent=*/this, failures_});
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> StartGroup(
+    std::unique_ptr<SyncCollectives> collectives, const std::string& name,
+    std::vector<int> hosts, const Creation& creation) {
+  auto group = std::make_unique<HostsGroup>(std::move(collectives), name,
+                                            std::move(hosts), creation);
+  CAPSTAN_RETURN_IF_ERROR(group->Start());
+  return group;
+}
+
+// The meeting in the segment created by members[0] (unless that is this rank).
+// `texts` are "PID ADDRESS".
+absl::StatusOr<std::unique_ptr<ShmMeeting>> OpenMeeting(
+    const std::vector<Member>& members, int index, int buffers,
+    const std::vector<std::string>& texts,
+    absl::StatusOr<std::unique_ptr<ShmSegment>> segment) {
+  std::vector<ShmPeer> peers;
+  for (const Member& member : members) {
+    int pid = 0;
+    if (!absl::SimpleAtoi(
+            texts[member.place].substr(0, texts[member.place].find(' ')),
+            &pid)) {
+      return absl::InternalError("a rank told no process id");
+    }
+    peers.push_back({member.name, pid});
+  }
+  if (index != 0) {
+    const std::string& first = texts[members[0].place];
+    segment = ShmSegment::Open(first.substr(first.find(' ') + 1),
+                               static_cast<int>(members.size()), buffers);
+  }
+  CAPSTAN_RETURN_IF_ERROR(segment.status());
+  return ShmMeeting::Create(*std::move(segment), index, std::move(peers),
+                            kCollectiveTimeout);
+}
+
+struct ShmJoined {
+  // Joins this rank's members; null for a single one, or if any of them failed.
+  std::unique_ptr<ShmMeeting> meeting;
+  // For each rank that exchanged texts, whether it can share memory with the
+  // others of its host.
+  std::vector<bool> can_share;
+  // This rank's error, if it can't.
+  absl::Status problem;
+};
+
+// Creates or opens the segment shared by `members`, a host's, of which this
+// process is members[index], with `buffers` additional slots. Called by all
+// ranks that exchange texts at once, each with its own host's members. Returns
+// errors of `exchange`.
+absl::StatusOr<ShmJoined> JoinShmMeeting(const std::vector<Member>& members,
+                                         int index, int buffers,
+                                         const Exchange& exchange) {
+  const bool alone = members.size() == 1;
+  absl::StatusOr<std::unique_ptr<ShmSegment>> segment =
+      std::unique_ptr<ShmSegment>();
+  if (index == 0 && !alone) {
+    segment = ShmSegment::Create(static_cast<int>(members.size()), buffers);
+  }
+  const std::string address =
+      segment.ok() && *segment != nullptr ? (*segment)->address() : "";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                           exchange(absl::StrCat(getpid(), " ", address)));
+  absl::StatusOr<std::unique_ptr<ShmMeeting>> meeting =
+      std::unique_ptr<ShmMeeting>();
+  if (!alone) {
+    meeting = OpenMeeting(members, index, buffers, texts, std::move(segment));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> results,
+                           exchange(meeting.ok() ? "ok" : "failed"));
+  ShmJoined joined;
+  joined.problem = meeting.status();
+  for (const std::string& result : results) {
+    joined.can_share.push_back(result == "ok");
+  }
+  const bool all_can = std::all_of(
+      members.begin(), members.end(),
+      [&](const Member& member) { return joined.can_share[member.place]; });
+  if (!alone && all_can) {
+    joined.meeting = *std::move(meeting);
+    // All have mapped it.
+    joined.meeting->segment()->CloseFile();
+  }
+  return joined;
 }
 
 std::vector<int> HostsOf(const std::vector<Member>& members) {
@@ -146,11 +237,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ConnectHosts(
                      "ranks with Gloo (GLOO_SOCKET_IFNAME names the network ",
                      "interface): ", CurrentExceptionToStatus().message()));
   }
-  auto failures = collectives->failures();
-  auto group = std::make_unique<HostsGroup>(
-      std::move(failures), std::move(collectives), HostsOf(members), creation);
-  CAPSTAN_RETURN_IF_ERROR(group->Start());
-  return group;
+  Creation with_failures = creation;
+  with_failures.failures = collectives->failures();
+  return StartGroup(std::move(collectives), "shm+gloo", HostsOf(members),
+                    with_failures);
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
@@ -160,11 +250,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
       [&](const Member& member) { return member.place == creation.place; });
   const int rank = static_cast<int>(self - members.begin());
   const HostLayout wanted(rank, HostsOf(members));
-  std::vector<ShmMember> locals;
+  std::vector<Member> locals;
   for (int p = wanted.begin(wanted.host()); p < wanted.end(wanted.host());
        ++p) {
-    const Member& member = members[wanted.rank_at(p)];
-    locals.push_back({member.place, member.name});
+    locals.push_back(members[wanted.rank_at(p)]);
   }
   const int buffers =
       wanted.hosts() == 1
@@ -172,7 +261,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
           : HostsCollectives::Buffers(wanted.SegmentsOf(wanted.host()));
   CAPSTAN_ASSIGN_OR_RETURN(
       ShmJoined joined,
-      JoinShmMeeting(locals, creation.place, buffers, creation.exchange));
+      JoinShmMeeting(locals, wanted.local(rank), buffers, creation.exchange));
   if (!joined.problem.ok()) {
     // Warn, since this is slower and nothing else would show it.
     std::cerr << absl::StrCat(
@@ -185,8 +274,15 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateGroup(
   Separate(joined.can_share, &members);
   const HostLayout layout(rank, HostsOf(members));
   if (layout.hosts() == 1) {
-    return CreateShmGroup(std::move(joined.meeting), creation.meter,
-                          creation.parent);
+    return StartGroup(
+        std::make_unique<ShmCollectives>(std::move(joined.meeting)), "shm",
+        HostsOf(members), creation);
+  }
+  if (creation.parent != nullptr && creation.failures == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks of a part of a group on one host can't share "
+        "memory",
+        joined.problem.ok() ? "" : ": ", joined.problem.message()));
   }
   return ConnectHosts(layout, std::move(joined.meeting), members, creation);
 }
@@ -200,7 +296,7 @@ std::string HostText(int rank) {
   return HostKey(rank);
 }
 
-ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
+Exchange ExchangeThrough(c10d::Store* store, const RankInfo& info) {
   return [store, &info, round = 0](const std::string& mine) mutable
          -> absl::StatusOr<std::vector<std::string>> {
     ++round;
@@ -228,7 +324,7 @@ ExchangeFunction ExchangeThrough(c10d::Store* store, const RankInfo& info) {
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
     const RankInfo& info, const c10::intrusive_ptr<c10d::Store>& store,
     BackendGroup::Connect connect) {
-  const ExchangeFunction exchange = ExchangeThrough(store.get(), info);
+  const Exchange exchange = ExchangeThrough(store.get(), info);
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                            exchange(HostText(info.rank)));
   std::map<std::string, int> hosts;

@@ -107,8 +107,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     }
     return nccl;
   };
-  auto group = std::make_unique<BackendGroup>(connect, "nccl", device,
-                                              info.rank, info.world_size,
+  auto group = std::make_unique<BackendGroup>(connect, "nccl", info.rank,
+                                              info.world_size, device,
                                               std::move(host), NewEventTimes());
   if (!info.on_paper) MayLeave(meeting);
   return group;

@@ -7,21 +7,17 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "base/shared_memory.h"
 #include "base/status.h"
 
 #ifndef SYS_pidfd_open
@@ -31,19 +27,12 @@
 namespace capstan {
 namespace {
 
-struct Header {
-  // The nonce keeps a stale address from opening another file.
-  uint64_t nonce;
-  int64_t ranks;
-  int64_t buffers;
-};
-
-constexpr int64_t kPage = 4096;
-
+// Where the slots begin in the segment's data: at a page.
 int64_t SlotsBegin(int ranks) {
-  const int64_t states =
-      static_cast<int64_t>(sizeof(ShmRankState)) * (1 + ranks);
-  return (states + kPage - 1) / kPage * kPage;
+  constexpr int64_t kPage = 4096;
+  const int64_t states = SharedMemory::kHeaderBytes +
+                         ranks * static_cast<int64_t>(sizeof(ShmRankState));
+  return (states + kPage - 1) / kPage * kPage - SharedMemory::kHeaderBytes;
 }
 
 int64_t SegmentBytes(int ranks, int buffers) {
@@ -105,18 +94,10 @@ std::string CallText(const CollectiveCall& call) {
 
 }  // namespace
 
-absl::Status ShmSegment::Map(int fd, int ranks, int buffers) {
-  ranks_ = ranks;
-  bytes_ = SegmentBytes(ranks, buffers);
-  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
-  if (memory == MAP_FAILED) return SharedMemoryError("mmap");
-  memory_ = memory;
-  // The first state's space holds the header.
-  states_ = static_cast<ShmRankState*>(memory) + 1;
-  slots_ = static_cast<char*>(memory) + SlotsBegin(ranks);
-  return absl::OkStatus();
-}
+ShmSegment::ShmSegment(std::unique_ptr<SharedMemory> memory, int ranks)
+    : memory_(std::move(memory)),
+      ranks_(ranks),
+      slots_(memory_->data() + SlotsBegin(ranks)) {}
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
                                                                int buffers) {
@@ -124,60 +105,19 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
     return absl::OutOfRangeError(
         absl::StrCat("shared memory is for up to ", kShmMaxRanks, " ranks"));
   }
-  auto segment = absl::WrapUnique(new ShmSegment);
-  if (ranks == 1) {
-    // Nobody opens it, so it needs no file, whose size may be limited.
-    CAPSTAN_RETURN_IF_ERROR(segment->Map(-1, ranks, buffers));
-    return segment;
-  }
-  segment->fd_ = memfd_create("capstan", MFD_CLOEXEC);
-  if (segment->fd_ < 0) return SharedMemoryError("memfd_create");
-  if (ftruncate(segment->fd_, SegmentBytes(ranks, buffers)) != 0) {
-    return SharedMemoryError("ftruncate");
-  }
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(segment->fd_, ranks, buffers));
-  const uint64_t nonce = NewMemoryNonce();
-  new (segment->memory_) Header{nonce, ranks, buffers};
-  // The file is zero-initialized, as are the states.
-  segment->address_ = SharedMemoryAddress(segment->fd_, nonce);
-  return segment;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<SharedMemory> memory,
+      SharedMemory::Create(SegmentBytes(ranks, buffers), ranks > 1));
+  // It is zero-initialized, as are the states.
+  return absl::WrapUnique(new ShmSegment(std::move(memory), ranks));
 }
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Open(
     const std::string& address, int ranks, int buffers) {
-  CAPSTAN_ASSIGN_OR_RETURN(const OpenedMemory memory,
-                           OpenSharedMemory(address));
-  const std::string& path = memory.path;
-  const int fd = memory.fd;
-  auto segment = absl::WrapUnique(new ShmSegment);
-  segment->fd_ = fd;
-  Header header = {};
-  if (pread(fd, &header, sizeof(header), 0) != sizeof(header) ||
-      header.nonce != memory.nonce || header.ranks != ranks ||
-      header.buffers != buffers) {
-    return absl::NotFoundError(
-        absl::StrCat(path, " isn't the group's shared memory"));
-  }
-  struct stat info;
-  if (fstat(fd, &info) != 0) return SharedMemoryError(path);
-  // Accessing a mapping beyond the file's end would raise SIGBUS.
-  if (info.st_size < SegmentBytes(ranks, buffers)) {
-    return absl::NotFoundError(
-        absl::StrCat(path, " is shorter than the group's shared memory"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(segment->Map(fd, ranks, buffers));
-  segment->address_ = address;
-  return segment;
-}
-
-ShmSegment::~ShmSegment() {
-  CloseFile();
-  if (memory_ != nullptr) munmap(memory_, bytes_);
-}
-
-void ShmSegment::CloseFile() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::unique_ptr<SharedMemory> memory,
+      SharedMemory::Open(address, SegmentBytes(ranks, buffers)));
+  return absl::WrapUnique(new ShmSegment(std::move(memory), ranks));
 }
 
 absl::StatusOr<std::unique_ptr<ShmMeeting>> ShmMeeting::Create(

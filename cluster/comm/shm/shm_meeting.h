@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "base/shared_memory.h"
 
 namespace capstan {
 
@@ -86,8 +87,7 @@ struct alignas(128) ShmRankState {
   char why[kShmWhyBytes];
 };
 
-// Memory shared by the ranks of a group. It has no name, so the kernel frees it
-// with the last process that maps it, however that ends.
+// Memory shared by the ranks of a group.
 class ShmSegment {
  public:
   // `buffers`: further slots that belong to no rank.
@@ -96,15 +96,14 @@ class ShmSegment {
   // Maps the segment created by another process with this address().
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Open(
       const std::string& address, int ranks, int buffers = 0);
-  ~ShmSegment();
-  ShmSegment(const ShmSegment&) = delete;
-  ShmSegment& operator=(const ShmSegment&) = delete;
 
-  // At most 60 characters. Valid until CloseFile, which keeps the mapping.
-  const std::string& address() const { return address_; }
-  void CloseFile();
+  // SharedMemory's.
+  const std::string& address() const { return memory_->address(); }
+  void CloseFile() { memory_->CloseFile(); }
 
-  ShmRankState* state(int rank) const { return &states_[rank]; }
+  ShmRankState* state(int rank) const {
+    return reinterpret_cast<ShmRankState*>(memory_->data()) + rank;
+  }
   // kShmSlotBytes bytes for block `block` of `rank`.
   char* slot(int rank, uint64_t block) const {
     return slots_ +
@@ -117,16 +116,11 @@ class ShmSegment {
   }
 
  private:
-  ShmSegment() = default;
-  absl::Status Map(int fd, int ranks, int buffers);
+  ShmSegment(std::unique_ptr<SharedMemory> memory, int ranks);
 
-  std::string address_;
-  int ranks_ = 0;
-  int fd_ = -1;
-  void* memory_ = nullptr;
-  size_t bytes_ = 0;
-  ShmRankState* states_ = nullptr;
-  char* slots_ = nullptr;
+  const std::unique_ptr<SharedMemory> memory_;
+  const int ranks_;
+  char* const slots_;
 };
 
 // A rank as seen by the others.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Addresses of this host and of others, and TCP sockets between them. All
-// sockets made here are non-blocking and are closed by exec.
-#ifndef CAPSTAN_CLUSTER_MEET_NETWORK_H_
-#define CAPSTAN_CLUSTER_MEET_NETWORK_H_
+// Addresses of this host and of others, and sockets between them. All sockets
+// made here are non-blocking and are closed by exec.
+#ifndef CAPSTAN_CLUSTER_LAUNCH_NETWORK_H_
+#define CAPSTAN_CLUSTER_LAUNCH_NETWORK_H_
 
 #include <sys/socket.h>
 
@@ -162,6 +162,9 @@ absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline);
 // hard one allows.
 void AllowOpenFiles(int wanted);
 
+// Returns bytes of the system's random number generator.
+std::string RandomBytes(size_t count);
+
 }  // namespace capstan
 
-#endif  // CAPSTAN_CLUSTER_MEET_NETWORK_H_
+#endif  // CAPSTAN_CLUSTER_LAUNCH_NETWORK_H_

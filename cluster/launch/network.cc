@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/meet/network.h"
+#include "cluster/launch/network.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <glog/logging.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
@@ -11,6 +12,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace capstan {
 namespace {
@@ -77,7 +80,32 @@ absl::Status WaitFor(int fd, int16_t events, Deadline deadline) {
   }
 }
 
-bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+// Calls `transfer`, which is send or recv, until it has transferred something;
+// returns how much. `event` is what poll calls its readiness.
+template <typename Transfer>
+absl::StatusOr<size_t> WhenReady(int fd, int16_t event, Deadline deadline,
+                                 Transfer transfer) {
+  while (true) {
+    const ssize_t n = transfer();
+    if (n == 0 && event == POLLIN) {
+      return absl::UnavailableError("the connection was closed");
+    }
+    if (n >= 0) return static_cast<size_t>(n);
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      return SocketError("the connection broke", errno);
+    }
+    CAPSTAN_RETURN_IF_ERROR(WaitFor(fd, event, deadline));
+  }
+}
+
+SocketAddress EndOf(int fd, int (*get)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (get(fd, generic, &size) != 0) return SocketAddress();
+  return SocketAddress(generic, size);
+}
 
 void SetOption(int fd, int level, int name, int value) {
   // None of those set is essential.
@@ -124,21 +152,9 @@ SocketAddress::SocketAddress(const sockaddr* address, socklen_t size) {
   size_ = size;
 }
 
-SocketAddress SocketAddress::OwnEnd(int fd) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (getsockname(fd, generic, &size) != 0) return SocketAddress();
-  return SocketAddress(generic, size);
-}
+SocketAddress SocketAddress::OwnEnd(int fd) { return EndOf(fd, getsockname); }
 
-SocketAddress SocketAddress::OtherEnd(int fd) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (getpeername(fd, generic, &size) != 0) return SocketAddress();
-  return SocketAddress(generic, size);
-}
+SocketAddress SocketAddress::OtherEnd(int fd) { return EndOf(fd, getpeername); }
 
 absl::optional<SocketAddress> SocketAddress::Parse(const std::string& host,
                                                    int port) {
@@ -353,21 +369,15 @@ void NoticeSilence(int fd, std::chrono::milliseconds limit) {
 
 absl::StatusOr<size_t> SendSome(int fd, absl::string_view bytes,
                                 Deadline deadline) {
-  while (true) {
-    const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n >= 0) return static_cast<size_t>(n);
-    if (errno == EINTR) continue;
-    if (!WouldBlock(errno)) return SocketError("the connection broke", errno);
-    const absl::Status ready = WaitFor(fd, POLLOUT, deadline);
-    if (!ready.ok()) return ready;
-  }
+  return WhenReady(fd, POLLOUT, deadline, [&] {
+    return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  });
 }
 
 absl::Status SendAll(int fd, absl::string_view bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    const absl::StatusOr<size_t> sent = SendSome(fd, bytes, deadline);
-    if (!sent.ok()) return sent.status();
-    bytes.remove_prefix(*sent);
+    CAPSTAN_ASSIGN_OR_RETURN(const size_t sent, SendSome(fd, bytes, deadline));
+    bytes.remove_prefix(sent);
   }
   return absl::OkStatus();
 }
@@ -378,33 +388,21 @@ absl::Status AwaitInput(int fd, Deadline deadline) {
 
 absl::Status ReceiveSome(int fd, Deadline deadline, std::string* bytes) {
   char buffer[16 << 10];
-  while (true) {
-    const ssize_t n = recv(fd, buffer, sizeof(buffer), 0);
-    if (n > 0) {
-      bytes->append(buffer, static_cast<size_t>(n));
-      return absl::OkStatus();
-    }
-    if (n == 0) return absl::UnavailableError("the connection was closed");
-    if (errno == EINTR) continue;
-    if (!WouldBlock(errno)) return SocketError("the connection broke", errno);
-    const absl::Status ready = WaitFor(fd, POLLIN, deadline);
-    if (!ready.ok()) return ready;
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const size_t got, WhenReady(fd, POLLIN, deadline, [&] {
+        return recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+      }));
+  bytes->append(buffer, got);
+  return absl::OkStatus();
 }
 
 absl::Status ReceiveAll(int fd, char* out, size_t bytes, Deadline deadline) {
-  while (bytes > 0) {
-    const ssize_t n = recv(fd, out, bytes, 0);
-    if (n > 0) {
-      out += n;
-      bytes -= static_cast<size_t>(n);
-      continue;
-    }
-    if (n == 0) return absl::UnavailableError("the connection was closed");
-    if (errno == EINTR) continue;
-    if (!WouldBlock(errno)) return SocketError("the connection broke", errno);
-    const absl::Status ready = WaitFor(fd, POLLIN, deadline);
-    if (!ready.ok()) return ready;
+  for (size_t done = 0; done < bytes;) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const size_t got, WhenReady(fd, POLLIN, deadline, [&] {
+          return recv(fd, out + done, bytes - done, MSG_DONTWAIT);
+        }));
+    done += got;
   }
   return absl::OkStatus();
 }
@@ -417,6 +415,16 @@ void AllowOpenFiles(int wanted) {
   limit.rlim_cur = most;
   // If it fails, accepting will say so.
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+}
+
+std::string RandomBytes(size_t count) {
+  std::string bytes(count, '\0');
+  for (size_t done = 0; done < count;) {
+    const ssize_t n = getrandom(&bytes[done], count - done, 0);
+    PCHECK(n >= 0 || errno == EINTR) << "no random numbers";
+    done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+  }
+  return bytes;
 }
 
 }  // namespace capstan
