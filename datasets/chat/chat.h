@@ -94,7 +94,6 @@ class Chat final : public DatasetReader, public CountsFiles {
   static absl::Status ChooseTemplate(Data* data);
   static absl::Status CheckVariables(const Data& data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
-  static absl::Status OpenSamples(const Config& config, OpenedSource* source);
   // weighted: by the sources' weights, if they have any.
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
                                      bool weighted);

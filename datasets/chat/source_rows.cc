@@ -8,36 +8,30 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "datasets/chat/cached_file.h"
 #include "datasets/chat/data_paths.h"
 
 namespace capstan::chat {
 
-absl::StatusOr<SourceRows> SourceRows::Open(const std::string& path, Kind kind,
-                                            BadRows bad_rows,
-                                            const RowEncoder& encoder,
+absl::StatusOr<SourceRows> SourceRows::Open(const std::string& path,
+                                            const IndexOptions& options,
                                             uint64_t tokenizer_hash) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> paths, FilesOf(path));
   SourceRows rows;
   size_t end = 0;
-  CacheKey key;
   for (const std::string& name : paths) {
     File file;
     CAPSTAN_ASSIGN_OR_RETURN(file.file, OpenSource(name));
     CAPSTAN_ASSIGN_OR_RETURN(
-        RowIndex index,
-        RowIndex::Open(file.file, kind, bad_rows, encoder, tokenizer_hash));
+        RowIndex index, RowIndex::Open(file.file, options, tokenizer_hash));
     file.index = std::make_unique<RowIndex>(std::move(index));
     end += file.index->rows().size();
     file.end = end;
-    key.Add(file.index->key());
     rows.files_.push_back(std::move(file));
   }
   if (end > std::numeric_limits<uint32_t>::max()) {
     return absl::UnimplementedError(absl::StrCat(
         path, " has more than 4,294,967,295 rows: make it several sources"));
   }
-  rows.key_ = paths.size() == 1 ? rows.files_[0].index->key() : key.hash();
   return rows;
 }
 

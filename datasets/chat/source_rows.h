@@ -9,8 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "datasets/chat/chat.pb.h"
-#include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
 #include "datasets/chat/source_file.h"
 
@@ -31,25 +29,21 @@ class SourceRows {
   };
 
   // Opens and indexes what `path` stands for (data_paths.h).
-  static absl::StatusOr<SourceRows> Open(const std::string& path, Kind kind,
-                                         BadRows bad_rows,
-                                         const RowEncoder& encoder,
+  static absl::StatusOr<SourceRows> Open(const std::string& path,
+                                         const IndexOptions& options,
                                          uint64_t tokenizer_hash);
 
   size_t size() const { return files_.back().end; }
   Place At(size_t row) const;  // in [0, size())
   const std::vector<File>& files() const { return files_; }
-  // Next to which the caches of all of them lie.
+  // Names the source in messages.
   const std::string& first_path() const { return files_[0].file.path; }
-  // The key of everything that the indexes depend on.
-  uint64_t key() const { return key_; }
   bool has_chats() const;
   // After reading: DATA_LOSS if an index's file has become shorter.
   absl::Status Check() const;
 
  private:
   std::vector<File> files_;
-  uint64_t key_ = 0;
 };
 
 }  // namespace capstan::chat
