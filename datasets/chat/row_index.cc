@@ -11,10 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/in_order.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
 #include "plugins/sdk/dataset.h"
-#include "text/tokens/in_order.h"
 
 namespace capstan::chat {
 namespace {
@@ -260,7 +260,7 @@ absl::StatusOr<RowIndex::Facts> IndexRows(
   // A file of one or two chunks isn't worth a thread.
   const uint64_t chunks = source.text.size() / options.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  CAPSTAN_RETURN_IF_ERROR((text::MapInOrder<Places, IndexedRows>(
+  CAPSTAN_RETURN_IF_ERROR((MapInOrder<Places, IndexedRows>(
       static_cast<int>(std::min(cores, chunks)), next,
       [&](const Places& places) { return Index(source, options, places); },
       take)));

@@ -7,8 +7,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/in_order.h"
 #include "plugins/sdk/tokenizer.h"
-#include "text/tokens/in_order.h"
 
 namespace capstan::text {
 namespace {

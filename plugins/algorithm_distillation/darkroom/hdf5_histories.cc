@@ -2,11 +2,8 @@
 #include "plugins/algorithm_distillation/darkroom/hdf5_histories.h"
 
 #include <hdf5/serial/hdf5.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -208,14 +205,7 @@ class Source {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Hdf5Histories>> Hdf5Histories::Open(
-    const std::string& path) {
-  struct stat info;
-  if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, " can't be read"));
-  }
-  if (!S_ISREG(info.st_mode)) {
-    return Bad(path, " is not a file");
-  }
+    const std::string& path, int64_t bytes) {
   const QuietHdf5 quiet;
   if (H5Fis_hdf5(path.c_str()) <= 0) {
     return Bad(path,
@@ -228,8 +218,7 @@ absl::StatusOr<std::unique_ptr<Hdf5Histories>> Hdf5Histories::Open(
                " is an HDF5 file that is damaged, cut short, or still being "
                "written");
   }
-  std::unique_ptr<Hdf5Histories> reader(
-      new Hdf5Histories(path, file, info.st_size));
+  std::unique_ptr<Hdf5Histories> reader(new Hdf5Histories(path, file, bytes));
   CAPSTAN_RETURN_IF_ERROR(reader->ListTasks());
   return reader;
 }

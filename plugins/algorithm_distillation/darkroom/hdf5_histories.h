@@ -19,8 +19,9 @@ namespace capstan::darkroom {
 // HistoryReader's.
 class Hdf5Histories {
  public:
+  // `bytes`: the file's.
   static absl::StatusOr<std::unique_ptr<Hdf5Histories>> Open(
-      const std::string& path);
+      const std::string& path, int64_t bytes);
   ~Hdf5Histories();
   Hdf5Histories(const Hdf5Histories&) = delete;
   Hdf5Histories& operator=(const Hdf5Histories&) = delete;
