@@ -140,20 +140,25 @@ absl::StatusOr<std::unique_ptr<Dpo>> Dpo::Create(const Config& config) {
   options.label_smoothing = config.label_smoothing();
   if (config.has_simpo_gamma()) options.gamma = config.simpo_gamma();
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(config, options));
-  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
-                           CausalSampler::Create(config));
-  return std::unique_ptr<Dpo>(new Dpo(config, options, sampler));
+  CAPSTAN_ASSIGN_OR_RETURN(SampleOptions sampling, SamplingOf(config));
+  return std::unique_ptr<Dpo>(new Dpo(config, options, std::move(sampling)));
+}
+
+absl::Status Dpo::CheckModel(Model& model) const {
+  const TokenModel* tokens = model.token_model();
+  if (tokens != nullptr && tokens->causal() &&
+      dynamic_cast<RowLosses*>(model.token_model()) != nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "dpo needs a model of token sequences in which a token sees only what "
+      "comes before it, and which gives the loss of each text apart "
+      "(plugins/sdk/row_losses.h); this model isn't one");
 }
 
 absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel* tokens = model.token_model();
-  if (tokens == nullptr || !tokens->causal() ||
-      dynamic_cast<RowLosses*>(model.token_model()) == nullptr) {
-    return absl::InvalidArgumentError(
-        "dpo needs a model of token sequences in which a token sees only what "
-        "comes before it, and which gives the loss of each text apart "
-        "(plugins/sdk/row_losses.h); this model isn't one");
-  }
   // A pair is two texts.
   const int64_t longest = (data.max_sequence_length() + 1) / 2;
   if (longest > tokens->max_positions()) {
