@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "plugins/dpo/objective/dpo.pb.h"
 #include "plugins/dpo/objective/pair_losses.h"
 #include "plugins/dpo/objective/reference_file.h"
@@ -72,7 +73,7 @@ class Dpo final : public CausalObjective {
   const Config config_;
   const LossOptions options_;
   // Opened by Check, since whoever only samples doesn't need it.
-  mutable std::unique_ptr<ReferenceFile> reference_;
+  mutable absl::optional<Reference> reference_;
   bool compared_models_ = false;
   // With write_reference: the model, and this rank's pairs by their index.
   std::string fingerprint_;
