@@ -10,26 +10,7 @@ namespace capstan::kernels {
 namespace {
 
 #include "base/simd/simd_vector.inc"
-
-// To about 2 ulp; NaN stays NaN. Below 0.625 the polynomial of Cephes' tanhf
-// (Moshier, netlib.org/cephes), as 1 - 2 / (e^2x + 1) cancels there.
-template <typename V>
-SIMD_INLINE V TanhRegister(const V& x) {
-  const V size = x < 0.0f ? -x : x;
-  const V large = 1.0f - 2.0f / (ExpRegister(size + size) + 1.0f);
-  const V z = x * x;
-  V p = -5.70498872745e-3f - V{};
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const V small = p * z * x + x;
-  return size < 0.625f ? small : (x < 0.0f ? -large : large);
-}
-
-SIMD_INLINE Floats Tanh(const Floats& x) {
-  return Map(x, [](const auto& v) SIMD_LAMBDA { return TanhRegister(v); });
-}
+#include "base/simd/tanh_vector.inc"
 
 // gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 u) with u = sqrt(2 / pi) *
 // (x + 0.044715 x^3).
