@@ -311,15 +311,8 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
 
 absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
                                        int64_t sample, const Out& out) const {
-  std::vector<uint32_t> rows;
-  if (data_->config.packing() == NONE) {
-    rows.push_back(source.samples->Row(part_, sample));
-  } else {
-    const auto pack = source.samples->Pack(part_, sample);
-    rows.assign(pack.begin(), pack.end());
-  }
   int64_t at = 0;
-  for (const uint32_t row : rows) {
+  for (const uint32_t row : source.samples->Rows(part_, sample)) {
     CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
                              ReadRow(source, row));
     const TokenRow* const tokens = &reader->tokens;

@@ -10,8 +10,8 @@
 #include "base/counted_files.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
+#include "datasets/chat/row_index.h"
 #include "datasets/chat/sample_table.h"
-#include "datasets/chat/source_rows.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 

@@ -278,7 +278,14 @@ int64_t SampleTable::size(Part part) const {
   }
 }
 
-absl::Span<const uint32_t> SampleTable::Pack(Part part, int64_t sample) const {
+std::vector<uint32_t> SampleTable::Rows(Part part, int64_t sample) const {
+  if (options_.packing == NONE) return {Row(part, sample)};
+  const absl::Span<const uint32_t> pack = PackAt(part, sample);
+  return {pack.begin(), pack.end()};
+}
+
+absl::Span<const uint32_t> SampleTable::PackAt(Part part,
+                                               int64_t sample) const {
   const Packs& packs = parts_[part].packs;
   const uint64_t begin = packs.begins[sample];
   return absl::MakeConstSpan(packs.items)
@@ -302,7 +309,7 @@ std::vector<absl::Span<const uint32_t>> SampleTable::Pieces(
     return true;
   };
   if (options_.packing == BEST_FIT_SPLIT) {
-    for (const uint32_t item : Pack(part, sample)) {
+    for (const uint32_t item : PackAt(part, sample)) {
       const auto& [row, begin] = all.pieces[item];
       if (!add(row, begin, most)) return {};
     }

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "datasets/chat/chat.pb.h"
-#include "datasets/chat/source_rows.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan::chat {
 
@@ -98,8 +98,8 @@ class SampleTable {
   uint32_t Row(Part part, int64_t sample) const {
     return parts_[part].rows[sample];
   }
-  // BEST_FIT: the sample's rows, ascending.
-  absl::Span<const uint32_t> Pack(Part part, int64_t sample) const;
+  // Without packing, or with BEST_FIT: the sample's rows, ascending.
+  std::vector<uint32_t> Rows(Part part, int64_t sample) const;
   // If rows are cut: the pieces of one sample, each at most max_length tokens;
   // together, too. None if an index's file has changed since it was opened.
   std::vector<absl::Span<const uint32_t>> Pieces(Part part,
@@ -123,6 +123,7 @@ class SampleTable {
       : source_(rows), options_(options) {}
   Samples SamplesOf(std::vector<uint32_t> rows) const;
   void Pack(Samples* part) const;
+  absl::Span<const uint32_t> PackAt(Part part, int64_t sample) const;
 
   const SourceRows* source_;
   SampleOptions options_;
