@@ -193,10 +193,8 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
                                          opened.encoder.get(), cuts},
                                         tokenizer_hash)));
     opened.rows = std::make_unique<SourceRows>(std::move(rows));
-    absl::StatusOr<SampleTable> samples = SampleTable::Create(
-        opened.rows.get(),
-        {config.packing(), config.max_length(), config.validation_fraction(),
-         config.split(), config.seed()});
+    absl::StatusOr<SampleTable> samples =
+        SampleTable::Create(opened.rows.get(), config);
     if (!samples.ok()) {
       return FieldError(
           config.has_split() ? "split" : "validation_fraction",

@@ -129,6 +129,8 @@ std::vector<uint32_t> Assign(absl::Span<const uint32_t> lengths,
   return pack;
 }
 
+using PartRows = std::array<std::vector<uint32_t>, Part_ARRAYSIZE>;
+
 // By validation_fraction, which chooses by content.
 absl::StatusOr<PartRows> SplitByHash(const SourceRows& rows, double fraction) {
   PartRows parts;
@@ -147,6 +149,39 @@ absl::StatusOr<PartRows> SplitByHash(const SourceRows& rows, double fraction) {
   for (size_t i = 0; i < rows.size(); ++i) {
     parts[hashes[i] <= held_out ? VALIDATION : TRAINING].push_back(
         static_cast<uint32_t>(i));
+  }
+  return parts;
+}
+
+// The rows of each part, ascending.
+absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
+                                   const Config& config) {
+  const Split& split = config.split();
+  if (split.train() == 0) {
+    return SplitByHash(rows, config.validation_fraction());
+  }
+  const auto all = static_cast<int64_t>(rows.size());
+  const auto count = [all](double fraction) {
+    return static_cast<int64_t>(static_cast<double>(all) * fraction);
+  };
+  const int64_t trained = count(split.train());
+  const int64_t validated =
+      split.test() == 0 ? all - trained : count(split.validation());
+  const uint64_t key = RandomKey(config.seed(), "chat.split");
+  PartRows parts;
+  for (int64_t i = 0; i < all; ++i) {
+    const int64_t at = split.order() == RANDOM ? PermutedIndex(key, i, all) : i;
+    const Part part = at < trained               ? TRAINING
+                      : at < trained + validated ? VALIDATION
+                                                 : TESTING;
+    parts[part].push_back(static_cast<uint32_t>(i));
+  }
+  if (parts[TRAINING].empty() ||
+      (split.validation() > 0 && parts[VALIDATION].empty()) ||
+      (split.test() > 0 && parts[TESTING].empty())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its ", all, " rows are too few for parts of ", split.train(), ", ",
+        split.validation(), " and ", split.test(), " of them"));
   }
   return parts;
 }
@@ -177,36 +212,6 @@ Packs PackBestFit(absl::Span<const uint32_t> lengths, uint32_t capacity) {
   return packs;
 }
 
-absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
-                                   const SampleOptions& options) {
-  const Split& split = options.split;
-  if (split.train() == 0) return SplitByHash(rows, options.validation_fraction);
-  const auto all = static_cast<int64_t>(rows.size());
-  const auto count = [all](double fraction) {
-    return static_cast<int64_t>(static_cast<double>(all) * fraction);
-  };
-  const int64_t trained = count(split.train());
-  const int64_t validated =
-      split.test() == 0 ? all - trained : count(split.validation());
-  const uint64_t key = RandomKey(options.seed, "chat.split");
-  PartRows parts;
-  for (int64_t i = 0; i < all; ++i) {
-    const int64_t at = split.order() == RANDOM ? PermutedIndex(key, i, all) : i;
-    const Part part = at < trained               ? TRAINING
-                      : at < trained + validated ? VALIDATION
-                                                 : TESTING;
-    parts[part].push_back(static_cast<uint32_t>(i));
-  }
-  if (parts[TRAINING].empty() ||
-      (split.validation() > 0 && parts[VALIDATION].empty()) ||
-      (split.test() > 0 && parts[TESTING].empty())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "its ", all, " rows are too few for parts of ", split.train(), ", ",
-        split.validation(), " and ", split.test(), " of them"));
-  }
-  return parts;
-}
-
 absl::StatusOr<uint64_t> HeldOutBelow(std::vector<uint64_t> hashes,
                                       double fraction) {
   const size_t rows = hashes.size();
@@ -225,9 +230,9 @@ absl::StatusOr<uint64_t> HeldOutBelow(std::vector<uint64_t> hashes,
 }
 
 absl::StatusOr<SampleTable> SampleTable::Create(const SourceRows* rows,
-                                                const SampleOptions& options) {
-  SampleTable table(rows, options);
-  CAPSTAN_ASSIGN_OR_RETURN(PartRows parts, SplitRows(*rows, options));
+                                                const Config& config) {
+  SampleTable table(rows, config);
+  CAPSTAN_ASSIGN_OR_RETURN(PartRows parts, SplitRows(*rows, config));
   for (int part = 0; part < Part_ARRAYSIZE; ++part) {
     table.parts_[part] = table.SamplesOf(std::move(parts[part]));
   }
@@ -239,17 +244,17 @@ SampleTable::Samples SampleTable::SamplesOf(std::vector<uint32_t> rows) const {
   part.rows = std::move(rows);
   for (const uint32_t row : part.rows) {
     part.tokens += source_->At(row).row.tokens;
-    if (options_.packing == WRAPPED) part.ends.push_back(part.tokens);
+    if (packing_ == WRAPPED) part.ends.push_back(part.tokens);
   }
-  if (options_.packing == BEST_FIT || options_.packing == BEST_FIT_SPLIT) {
+  if (packing_ == BEST_FIT || packing_ == BEST_FIT_SPLIT) {
     Pack(&part);
   }
   return part;
 }
 
 void SampleTable::Pack(Samples* part) const {
-  const auto most = static_cast<uint64_t>(options_.max_length);
-  const bool cut = CutsRows(options_.packing);
+  const auto most = static_cast<uint64_t>(max_length_);
+  const bool cut = CutsRows(packing_);
   std::vector<uint32_t> lengths;
   for (const uint32_t row : part->rows) {
     const uint64_t tokens = source_->At(row).row.tokens;
@@ -265,13 +270,13 @@ void SampleTable::Pack(Samples* part) const {
 
 int64_t SampleTable::size(Part part) const {
   const Samples& all = parts_[part];
-  switch (options_.packing) {
+  switch (packing_) {
     case NONE:
       return static_cast<int64_t>(all.rows.size());
     case WRAPPED: {
       // A last token alone would predict nothing.
-      const int64_t left = all.tokens % options_.max_length;
-      return all.tokens / options_.max_length + (left > 1 ? 1 : 0);
+      const int64_t left = all.tokens % max_length_;
+      return all.tokens / max_length_ + (left > 1 ? 1 : 0);
     }
     default:
       return static_cast<int64_t>(all.packs.begins.size()) - 1;
@@ -279,7 +284,7 @@ int64_t SampleTable::size(Part part) const {
 }
 
 std::vector<uint32_t> SampleTable::Rows(Part part, int64_t sample) const {
-  if (options_.packing == NONE) return {Row(part, sample)};
+  if (packing_ == NONE) return {Row(part, sample)};
   const absl::Span<const uint32_t> pack = PackAt(part, sample);
   return {pack.begin(), pack.end()};
 }
@@ -295,7 +300,7 @@ absl::Span<const uint32_t> SampleTable::PackAt(Part part,
 std::vector<absl::Span<const uint32_t>> SampleTable::Pieces(
     Part part, int64_t sample) const {
   const Samples& all = parts_[part];
-  const auto most = static_cast<uint64_t>(options_.max_length);
+  const auto most = static_cast<uint64_t>(max_length_);
   std::vector<absl::Span<const uint32_t>> pieces;
   uint64_t room = most;
   // Of up to `count` tokens. False if the row has changed.
@@ -308,7 +313,7 @@ std::vector<absl::Span<const uint32_t>> SampleTable::Pieces(
     room -= pieces.back().size();
     return true;
   };
-  if (options_.packing == BEST_FIT_SPLIT) {
+  if (packing_ == BEST_FIT_SPLIT) {
     for (const uint32_t item : PackAt(part, sample)) {
       const auto& [row, begin] = all.pieces[item];
       if (!add(row, begin, most)) return {};

@@ -57,21 +57,6 @@ inline bool CutsRows(Packing packing) {
   return packing == WRAPPED || packing == BEST_FIT_SPLIT;
 }
 
-// What samples depend on, besides the rows.
-struct SampleOptions {
-  Packing packing = NONE;
-  int64_t max_length = 0;
-  double validation_fraction = 0;
-  Split split;  // all 0: by validation_fraction
-  uint64_t seed = 0;
-};
-
-// The rows of each part, ascending; INVALID_ARGUMENT if one of the parts that
-// are wanted would be empty.
-using PartRows = std::array<std::vector<uint32_t>, Part_ARRAYSIZE>;
-absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
-                                   const SampleOptions& options);
-
 // Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
 struct Packs {
   std::vector<uint64_t> begins = {0};
@@ -88,9 +73,11 @@ struct Packs {
 // most max_length tokens of each row, packed best-fit decreasing.
 class SampleTable {
  public:
-  // `rows` must outlive the table, and keep their tokens if they are cut.
+  // `rows` must outlive the table, and keep their tokens if they are cut. The
+  // config is complete. INVALID_ARGUMENT if one of the parts that it asks for
+  // would be empty.
   static absl::StatusOr<SampleTable> Create(const SourceRows* rows,
-                                            const SampleOptions& options);
+                                            const Config& config);
 
   int64_t size(Part part) const;
   int64_t tokens(Part part) const { return parts_[part].tokens; }
@@ -119,14 +106,17 @@ class SampleTable {
     std::vector<uint64_t> ends;  // WRAPPED: tokens up to each row's end
   };
 
-  SampleTable(const SourceRows* rows, const SampleOptions& options)
-      : source_(rows), options_(options) {}
+  SampleTable(const SourceRows* rows, const Config& config)
+      : source_(rows),
+        packing_(config.packing()),
+        max_length_(config.max_length()) {}
   Samples SamplesOf(std::vector<uint32_t> rows) const;
   void Pack(Samples* part) const;
   absl::Span<const uint32_t> PackAt(Part part, int64_t sample) const;
 
   const SourceRows* source_;
-  SampleOptions options_;
+  Packing packing_;
+  int64_t max_length_;
   std::array<Samples, Part_ARRAYSIZE> parts_;
 };
 
