@@ -17,7 +17,6 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "plugins/algorithm_distillation/darkroom/history_datasets.h"
 #include "plugins/algorithm_distillation/darkroom/history_origin.h"
 
 namespace capstan::darkroom {

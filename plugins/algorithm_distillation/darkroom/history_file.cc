@@ -18,7 +18,6 @@
 #include "base/confined_child.h"
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom/hdf5_histories.h"
-#include "plugins/algorithm_distillation/darkroom/history_datasets.h"
 #include "plugins/algorithm_distillation/darkroom/history_origin.h"
 
 namespace capstan::darkroom {
