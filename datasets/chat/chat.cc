@@ -74,7 +74,7 @@ CountedFile CountsOf(const SourceRows::File& file) {
                     {"rows", count(facts.rows)},
                     {"bad_rows", count(facts.bad)},
                     {"untrained_rows", count(facts.untrained)}};
-  if (file.file.unpacked) {
+  if (file.file.members > 0) {
     counted.counts["members"] = count(file.file.members);
     if (!file.file.is_table) {
       counted.counts["unpacked_bytes"] = count(file.file.text.size());

@@ -49,13 +49,8 @@ absl::Status Tokenize(const MappedFile& file, double validation_fraction,
                       TokenizedText* text) {
   const auto ids = std::make_shared<std::vector<uint32_t>>();
   const absl::string_view bytes = file.bytes();
-  size_t train =
-      static_cast<size_t>(Remaining(text->bytes, validation_fraction));
-  // Not inside a character.
-  while (train < bytes.size() && validation_fraction > 0 &&
-         (static_cast<unsigned char>(bytes[train]) & 0xc0) == 0x80) {
-    ++train;
-  }
+  const size_t train = CharacterBegin(
+      bytes, static_cast<size_t>(Remaining(text->bytes, validation_fraction)));
   CAPSTAN_RETURN_IF_ERROR(
       AppendTokens(*text->tokenizer, bytes.substr(0, train), file, ids.get()));
   text->train_size = static_cast<int64_t>(ids->size());

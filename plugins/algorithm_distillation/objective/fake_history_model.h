@@ -85,7 +85,6 @@ class FakeHistoryModel final : public IdleModel, public HistoryModel {
  private:
   struct Cache final : public HistoryCache {
     explicit Cache(int64_t rows) : texts(rows) {}
-    int64_t rows() const override { return texts.size(); }
     int64_t length(int64_t row) const override { return texts[row].size(); }
     void Clear(int64_t row) override { texts[row].clear(); }
     std::vector<std::string> texts;
