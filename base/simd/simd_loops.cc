@@ -10,6 +10,7 @@ namespace capstan::kernels {
 namespace {
 
 #include "base/simd/simd_vector.inc"
+#include "base/simd/tanh_vector.inc"
 
 template <typename T>
 float Dot(const T* a, const T* b, int64_t n) {
@@ -307,28 +308,10 @@ void SoftmaxBackward(const float* p, float* dp, int64_t rows, int64_t stride,
   }
 }
 
-// tanh(x) to about 2 ulp; NaN stays NaN. Below 0.625 the polynomial of Cephes'
-// tanhf (Moshier, netlib.org/cephes), as 1 - 2 / (e^2x + 1) cancels there.
-template <typename V>
-SIMD_INLINE V TanhRegister(const V& x) {
-  const V size = x < 0.0f ? -x : x;
-  const V large = 1.0f - 2.0f / (ExpRegister(size + size) + 1.0f);
-  const V z = x * x;
-  V p = -5.70498872745e-3f - V{};
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const V small = p * z * x + x;
-  return size < 0.625f ? small : (x < 0.0f ? -large : large);
-}
-
 void SoftCap(float* x, int64_t n, float cap, float* slope) {
   const float inverse = 1.0f / cap;
   ForVectors(n, [&](int64_t i, auto load, auto store) SIMD_LAMBDA {
-    const Floats t = Map(load(x + i) * inverse, [](const auto& v) SIMD_LAMBDA {
-      return TanhRegister(v);
-    });
+    const Floats t = Tanh(load(x + i) * inverse);
     store(x + i, t * cap);
     if (slope != nullptr) store(slope + i, 1.0f - t * t);
   });

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/simd/simd.h"
@@ -32,6 +33,28 @@ TEST_P(TanhTest, SoftCapIsAccurateNearZeroAndFarOut) {
         EXPECT_NEAR(slope[i], 1.0 - t * t, 3e-7) << x[i];
       }
     }
+  }
+}
+
+// A cap of 1 leaves the tangent alone.
+TEST_P(TanhTest, TheTangentIsWithinTwoUlp) {
+  std::vector<float> x;
+  for (float v = 1e-30f; v < 200.0f; v *= 1.0007f) {
+    x.push_back(v);
+    x.push_back(-v);
+  }
+  for (float v : {0.0f, 0.625f, std::nextafter(0.625f, 0.0f), 1e30f,
+                  std::numeric_limits<float>::infinity()}) {
+    x.push_back(v);
+    x.push_back(-v);
+  }
+  std::vector<float> y = x;
+  simd_->softcap(y.data(), static_cast<int64_t>(y.size()), 1.0f, nullptr);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double wanted = std::tanh(double{x[i]});
+    const float size = std::abs(static_cast<float>(wanted));
+    const double ulp = double{std::nextafter(size, 2.0f)} - size;
+    ASSERT_LE(std::abs(y[i] - wanted), 2.0 * ulp) << x[i];
   }
 }
 

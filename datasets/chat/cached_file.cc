@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace capstan::chat {
@@ -131,58 +133,6 @@ absl::StatusOr<absl::string_view> Contents(const MappedFile& file,
   return contents;
 }
 
-class NamedWriter final : public CacheWriter {
- public:
-  explicit NamedWriter(std::unique_ptr<HiddenFile> file)
-      : file_(std::move(file)) {}
-
-  absl::Status Close(uint64_t key) {
-    CAPSTAN_RETURN_IF_ERROR(Write(Trailer(key)));
-    CAPSTAN_RETURN_IF_ERROR(file_->Close());
-    // The name, too; a file system that can't sync a folder can do without.
-    SyncPath(fs::path(file_->path()).parent_path().string()).IgnoreError();
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status WriteTo(absl::string_view bytes) override {
-    return file_->Write(bytes);
-  }
-
-  const std::unique_ptr<HiddenFile> file_;
-};
-
-// In $TMPDIR or /tmp, without a name: nothing is left over.
-class NamelessWriter final : public CacheWriter {
- public:
-  NamelessWriter() {
-    const char* const folder = std::getenv("TMPDIR");
-    path_ = absl::StrCat(folder != nullptr && *folder == '/' ? folder : "/tmp",
-                         "/capstan-XXXXXX");
-    fd_ = mkostemp(&path_[0], O_CLOEXEC);
-    error_ = fd_ < 0 ? errno : 0;
-    if (fd_ >= 0) unlink(path_.c_str());
-  }
-  ~NamelessWriter() override {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  absl::StatusOr<std::shared_ptr<const MappedFile>> Map(uint64_t key) {
-    CAPSTAN_RETURN_IF_ERROR(Write(Trailer(key)));
-    return MappedFile::Open(fd_, path_);
-  }
-
- private:
-  absl::Status WriteTo(absl::string_view bytes) override {
-    if (fd_ < 0) return WriteError(path_, error_);
-    return WriteAll(fd_, bytes, path_);
-  }
-
-  std::string path_;
-  int fd_;
-  int error_;
-};
-
 class Cache {
  public:
   Cache(const std::string& data_path, uint64_t key,
@@ -244,12 +194,16 @@ class Cache {
         path, lock.held() ? "new" : absl::StrCat(getpid(), ".new"));
     place_ = hidden.status();
     CAPSTAN_RETURN_IF_ERROR(place_);
-    NamedWriter writer(*std::move(hidden));
+    CacheWriter writer(
+        [&](absl::string_view bytes) { return (*hidden)->Write(bytes); });
     const absl::Status made = make_(&writer);
     place_ = writer.status();
     CAPSTAN_RETURN_IF_ERROR(made);
-    place_ = writer.Close(key_);
+    place_ = writer.Finish(key_);
+    if (place_.ok()) place_ = (*hidden)->Close();
     CAPSTAN_RETURN_IF_ERROR(place_);
+    // The name, too; a file system that can't sync a folder can do without.
+    SyncPath(folder.string()).IgnoreError();
     return OpenMade(MappedFile::Open(path));
   }
 
@@ -257,17 +211,30 @@ class Cache {
     Note(absl::StrCat(data_path_,
                       ": what is made of it is kept for this run only, as no "
                       "folder for it can be written (",
-                      Reasons(), "); set XDG_CACHE_HOME to one that can"));
-    NamelessWriter writer;
+                      absl::StrJoin(reasons_, "; "),
+                      "); set XDG_CACHE_HOME to one that can"));
+    // In $TMPDIR or /tmp: nothing is left over.
+    const char* const folder = std::getenv("TMPDIR");
+    std::string path =
+        absl::StrCat(folder != nullptr && *folder == '/' ? folder : "/tmp",
+                     "/capstan-XXXXXX");
+    const int fd = mkostemp(&path[0], O_CLOEXEC);
+    const int error = fd < 0 ? errno : 0;
+    const auto closer = absl::MakeCleanup([fd] {
+      if (fd >= 0) close(fd);
+    });
+    if (fd >= 0) unlink(path.c_str());
+    CacheWriter writer([&](absl::string_view bytes) {
+      return fd < 0 ? WriteError(path, error) : WriteAll(fd, bytes, path);
+    });
     const absl::Status made = make_(&writer);
     if (!made.ok() && writer.status().ok()) return made;
-    auto mapped = writer.Map(key_);
-    if (writer.status().ok()) return OpenMade(std::move(mapped));
+    if (writer.Finish(key_).ok()) return OpenMade(MappedFile::Open(fd, path));
     reasons_.push_back(std::string(writer.status().message()));
     return absl::Status(
         writer.status().code(),
         absl::StrCat(data_path_, ": what is made of it can be kept nowhere (",
-                     Reasons(),
+                     absl::StrJoin(reasons_, "; "),
                      "): set XDG_CACHE_HOME to a folder that can be written"));
   }
 
@@ -280,14 +247,6 @@ class Cache {
     return absl::DataLossError(absl::StrCat(
         path, " was written, but is damaged (", file.status().message(),
         "): its disk or memory fails, or another program writes it"));
-  }
-
-  std::string Reasons() const {
-    std::string text;
-    for (const std::string& reason : reasons_) {
-      absl::StrAppend(&text, text.empty() ? "" : "; ", reason);
-    }
-    return text;
   }
 
   const std::string& data_path_;
@@ -332,19 +291,19 @@ absl::Status CacheKey::AddFile(const std::string& path) {
 
 absl::Status CacheWriter::Write(absl::string_view bytes) {
   if (!status_.ok() || bytes.empty()) return status_;
-  status_ = WriteTo(bytes);
+  status_ = sink_(bytes);
   bytes_ += bytes.size();
   crc_ = Crc64(crc_, bytes);
   return status_;
 }
 
-std::string CacheWriter::Trailer(uint64_t key) const {
+absl::Status CacheWriter::Finish(uint64_t key) {
   TrailerFields trailer;
   trailer.key = key;
   trailer.bytes = bytes_;
   trailer.crc = crc_;
   trailer.fields_crc = trailer.FieldsCrc();
-  return std::string(BytesOf(&trailer, 1));
+  return Write(BytesOf(&trailer, 1));
 }
 
 absl::StatusOr<CachedFile> OpenCached(

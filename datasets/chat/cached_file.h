@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,19 +40,18 @@ class CacheKey {
 // Takes a cached file's contents.
 class CacheWriter {
  public:
-  virtual ~CacheWriter() = default;
+  using Sink = std::function<absl::Status(absl::string_view)>;
+
+  explicit CacheWriter(Sink sink) : sink_(std::move(sink)) {}
 
   absl::Status Write(absl::string_view bytes);
-  // The first error of a Write: the place's fault, not the contents'.
+  // Writes what ends the file, by which a whole one is known.
+  absl::Status Finish(uint64_t key);
+  // The first error of the sink: the place's fault, not the contents'.
   const absl::Status& status() const { return status_; }
 
- protected:
-  // What ends the file, by which a whole one is known.
-  std::string Trailer(uint64_t key) const;
-
  private:
-  virtual absl::Status WriteTo(absl::string_view bytes) = 0;
-
+  const Sink sink_;
   absl::Status status_;
   uint64_t bytes_ = 0;
   uint64_t crc_ = 0;

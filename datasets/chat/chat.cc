@@ -73,7 +73,7 @@ CountedFile CountsOf(const SourceRows::File& file) {
                     {"rows", count(facts.rows)},
                     {"bad_rows", count(facts.bad)},
                     {"untrained_rows", count(facts.untrained)}};
-  if (file.file.unpacked) {
+  if (file.file.members > 0) {
     counted.counts["members"] = count(file.file.members);
     if (!file.file.is_table) {
       counted.counts["unpacked_bytes"] = count(file.file.text.size());
@@ -165,43 +165,28 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
     opened.kind = source.kind();
     const std::string field =
         config.path().empty() ? absl::StrCat("source[", i, "].path") : "path";
+    const bool cuts = CutsRows(config.packing());
     opened.encoder = std::make_unique<RowEncoder>(
         data->tokenizer.get(), data->chat_template.get(), data->no_template,
-        source.loss_on(),
-        CutsRows(config.packing()) ? kMostUncut : config.max_length(),
+        source.loss_on(), cuts ? kMostUncut : config.max_length(),
         config.chat_template_kwargs());
     CAPSTAN_ASSIGN_OR_RETURN(
         SourceRows rows,
-        OfField(field, SourceRows::Open(source.path(), source.kind(),
-                                        config.bad_rows(), *opened.encoder,
+        OfField(field, SourceRows::Open(source.path(),
+                                        {source.kind(), config.bad_rows(),
+                                         opened.encoder.get(), cuts},
                                         tokenizer_hash)));
     opened.rows = std::make_unique<SourceRows>(std::move(rows));
-    const absl::Status samples = OpenSamples(config, &opened);
+    absl::StatusOr<SampleTable> samples =
+        SampleTable::Create(opened.rows.get(), config);
     if (!samples.ok()) {
-      const char* const parts =
-          config.has_split() ? "split" : "validation_fraction";
-      return FieldError(absl::IsInvalidArgument(samples) ? parts : field,
-                        absl::StrCat(source.path(), ": ", samples.message()));
+      return FieldError(
+          config.has_split() ? "split" : "validation_fraction",
+          absl::StrCat(source.path(), ": ", samples.status().message()));
     }
+    opened.samples = std::make_unique<SampleTable>(*std::move(samples));
     data->sources.push_back(std::move(opened));
   }
-  return absl::OkStatus();
-}
-
-absl::Status Chat::OpenSamples(const Config& config, OpenedSource* source) {
-  const SampleOptions options = {config.packing(), config.max_length(),
-                                 config.validation_fraction(), config.split(),
-                                 config.seed()};
-  CAPSTAN_ASSIGN_OR_RETURN(
-      SampleTable samples,
-      SampleTable::Open(
-          *source->rows, options,
-          [source](size_t row) -> absl::StatusOr<const TokenRow*> {
-            CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
-                                     ReadRow(*source, row));
-            return &reader->tokens;
-          }));
-  source->samples = std::make_unique<SampleTable>(std::move(samples));
   return absl::OkStatus();
 }
 
@@ -239,11 +224,7 @@ int64_t Chat::RowLength(int64_t index) const {
   if (data_->config.packing() != NONE) return 0;
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
-  uint32_t one = 0;
-  const auto rows = source.samples->Rows(part_, draw.sample, &one);
-  // What isn't there is reported when it is read.
-  if (rows.empty() || rows[0] >= source.rows->size()) return 0;
-  return source.rows->At(rows[0]).row.tokens;
+  return source.rows->At(source.samples->Row(part_, draw.sample)).row.tokens;
 }
 
 absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
@@ -290,7 +271,6 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
     if (documents) out.positions += out.length;
   }
   for (const OpenedSource& source : data_->sources) {
-    CAPSTAN_RETURN_IF_ERROR(source.samples->Check());
     CAPSTAN_RETURN_IF_ERROR(source.rows->Check());
   }
   return absl::OkStatus();
@@ -300,7 +280,7 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
   CAPSTAN_ASSIGN_OR_RETURN(const int64_t at,
-                           source.samples->keeps_tokens()
+                           CutsRows(data_->config.packing())
                                ? ReadPieces(source, draw.sample, out)
                                : ReadRows(source, draw.sample, out));
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
@@ -313,12 +293,8 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
 
 absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
                                        int64_t sample, const Out& out) const {
-  uint32_t one = 0;
   int64_t at = 0;
-  const auto rows = source.samples->Rows(part_, sample, &one);
-  if (rows.empty()) return Changed(*source.rows);
-  for (const uint32_t row : rows) {
-    if (row >= source.rows->size()) return Changed(*source.rows);
+  for (const uint32_t row : source.samples->Rows(part_, sample)) {
     CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
                              ReadRow(source, row));
     const TokenRow* const tokens = &reader->tokens;
@@ -345,7 +321,7 @@ absl::StatusOr<int64_t> Chat::ReadPieces(const OpenedSource& source,
   for (const absl::Span<const uint32_t> piece : pieces) {
     const int64_t begin = at;
     for (const uint32_t token : piece) {
-      const int64_t id = token & ~SampleTable::kUntrained;
+      const int64_t id = token & ~kUntrained;
       if (id >= vocab) return Changed(*source.rows);
       out.ids[at] = id;
       out.labels[at++] = id == token ? id : kIgnoredTarget;
@@ -365,13 +341,9 @@ absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
   for (int64_t i = 0; i < n; ++i) {
     const Mixture::Draw draw = mixture_.At(indices[i]);
     const OpenedSource& source = data_->sources[draw.source];
-    uint32_t one = 0;
-    const auto rows = source.samples->Rows(part_, draw.sample, &one);
-    if (rows.empty() || rows[0] >= source.rows->size()) {
-      return Changed(*source.rows);
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(const RowReader* const reader,
-                             ReadRow(source, rows[0]));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const RowReader* const reader,
+        ReadRow(source, source.samples->Row(part_, draw.sample)));
     if (static_cast<int64_t>(reader->length()) > out.length) {
       return Changed(*source.rows);
     }
@@ -480,18 +452,7 @@ std::vector<CountedFile> Chat::counted_files() const {
 
 std::string Chat::FillNote(const OpenedSource& source) const {
   const int64_t samples = source.samples->size(part_);
-  int64_t tokens = 0;
-  if (source.samples->keeps_tokens()) {
-    tokens = source.samples->tokens(part_);
-  } else {
-    for (int64_t sample = 0; sample < samples; ++sample) {
-      uint32_t one = 0;
-      for (const uint32_t row : source.samples->Rows(part_, sample, &one)) {
-        if (row < source.rows->size())
-          tokens += source.rows->At(row).row.tokens;
-      }
-    }
-  }
+  const int64_t tokens = source.samples->tokens(part_);
   const double room = static_cast<double>(samples * data_->config.max_length());
   return absl::StrCat(
       source.rows->first_path(),

@@ -10,8 +10,8 @@
 #include "base/counted_files.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
+#include "datasets/chat/row_index.h"
 #include "datasets/chat/sample_table.h"
-#include "datasets/chat/source_rows.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
 
@@ -94,7 +94,6 @@ class Chat final : public DatasetReader, public CountsFiles {
 
   static absl::Status ChooseTemplate(Data* data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
-  static absl::Status OpenSamples(const Config& config, OpenedSource* source);
   // weighted: by the sources' weights, if they have any.
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
                                      bool weighted);

@@ -326,7 +326,7 @@ TEST(DataFilesTest, TokensThatChangeMeanwhileAreAnError) {
     const auto chat = MustMake(config);
     for (const auto& entry : fs::directory_iterator(
              fs::path(config.path()).parent_path() / ".capstan")) {
-      if (entry.path().extension() != ".samples") continue;
+      if (entry.path().extension() != ".rows") continue;
       std::fstream(entry.path(), std::ios::in | std::ios::out)
           << std::string(fs::file_size(entry.path()), '\x7f');
     }

@@ -12,9 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "datasets/chat/unpack.h"
 
 namespace capstan::chat {
 namespace {
@@ -27,9 +27,7 @@ constexpr size_t kMostFiles = 10000;
 bool IsDataFile(const fs::path& path) {
   const std::string name = absl::AsciiStrToLower(path.filename().string());
   absl::string_view rest = name;
-  for (const char* packed : {".gz", ".zst", ".gzip", ".zstd"}) {
-    if (absl::ConsumeSuffix(&rest, packed)) break;
-  }
+  ConsumePackedExtension(&rest);
   // What Hugging Face's library writes beside the data.
   if (absl::StartsWith(rest, "dataset_info") || rest == "state.json") {
     return false;

@@ -13,7 +13,6 @@
 #include "base/json_document.h"
 #include "base/status.h"
 #include "datasets/chat/row_fields.h"
-#include "datasets/chat/row_preference.h"
 
 namespace capstan::chat {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <iostream>
 #include <limits>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,16 +13,19 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/files.h"
+#include "base/in_order.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
-#include "text/tokens/in_order.h"
+#include "datasets/chat/data_paths.h"
+#include "plugins/sdk/dataset.h"
 
 namespace capstan::chat {
 namespace {
 
 // Incremented when the same rows yield different tokens than before, or the
 // index has another form.
-constexpr uint64_t kRowsVersion = 4;
+constexpr uint64_t kRowsVersion = 5;
 // JSON of this size takes ten times as much memory.
 constexpr uint64_t kMostRowBytes = 256 << 20;
 // Of an error: a row's role or keys can be of any size.
@@ -36,7 +40,6 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
   to->chats += from.chats;
   to->tools_as_text += from.tools_as_text;
   to->tokens += from.tokens;
-  to->trained += from.trained;
   to->longest = std::max(to->longest, from.longest);
   if (to->bad == 0) {
     std::memcpy(to->first_bad, from.first_bad, sizeof(to->first_bad));
@@ -49,14 +52,16 @@ struct Places {
   absl::Status end;  // the scanner's error behind them
 };
 
-struct Chunk {
-  std::vector<IndexedRow> rows;
-  RowIndex::Facts facts;
-  uint64_t end = 0;  // offset of its end in the text
-};
+void KeepTokens(const TokenRow& row, std::vector<uint32_t>* to) {
+  for (size_t i = 0; i < row.ids.size(); ++i) {
+    const bool trained = row.labels[i] != kIgnoredTarget;
+    to->push_back(static_cast<uint32_t>(row.ids[i]) |
+                  (trained ? 0 : kUntrained));
+  }
+}
 
 absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
-                    const RowPlace& place, Chunk* chunk) {
+                    const RowPlace& place, IndexedRows* chunk) {
   thread_local RowReader reader;
   if (place.bytes > kMostRowBytes) {
     return absl::InvalidArgumentError(
@@ -65,9 +70,8 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
   }
   const absl::string_view json = source.text.substr(place.offset, place.bytes);
   CAPSTAN_RETURN_IF_ERROR(reader.Read(json, options.kind, *options.encoder));
-  const auto trained = static_cast<uint64_t>(reader.trained());
   RowIndex::Facts& facts = chunk->facts;
-  if (trained == 0) {
+  if (reader.trained() == 0) {
     ++facts.untrained;
     return absl::OkStatus();
   }
@@ -77,17 +81,18 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
   facts.chats += reader.row.is_text ? 0 : 1;
   facts.tools_as_text += reader.rendered.tools_as_text ? 1 : 0;
   facts.tokens += count;
-  facts.trained += trained;
   facts.longest = std::max(facts.longest, count);
-  chunk->rows.push_back(
-      {place.offset, HashOf(json), static_cast<uint32_t>(place.bytes),
-       static_cast<uint32_t>(count), static_cast<uint32_t>(trained), 0});
+  chunk->rows.push_back({place.offset, HashOf(json), chunk->tokens.size(),
+                         static_cast<uint32_t>(place.bytes),
+                         static_cast<uint32_t>(count)});
+  if (options.keeps_tokens) KeepTokens(reader.tokens, &chunk->tokens);
   return absl::OkStatus();
 }
 
-absl::StatusOr<Chunk> Index(const SourceFile& source,
-                            const IndexOptions& options, const Places& places) {
-  Chunk chunk;
+absl::StatusOr<IndexedRows> Index(const SourceFile& source,
+                                  const IndexOptions& options,
+                                  const Places& places) {
+  IndexedRows chunk;
   for (const RowPlace& place : places.rows) {
     chunk.end = place.offset + place.bytes;
     const absl::Status status = AddRow(source, options, place, &chunk);
@@ -136,43 +141,54 @@ class Progress {
   double reported_ = start_;
 };
 
-absl::Status Write(const SourceFile& source, const IndexOptions& how,
+// The rows follow the tokens at a multiple of 8 bytes.
+uint64_t TokenBytes(uint64_t tokens) {
+  return (tokens + tokens % 2) * sizeof(uint32_t);
+}
+
+absl::Status Write(const SourceFile& source, const IndexOptions& options,
                    CacheWriter* file) {
-  const auto sink = [file](absl::Span<const IndexedRow> rows) {
-    return file->Write(BytesOf(rows.data(), rows.size()));
+  std::vector<IndexedRow> rows;
+  uint64_t tokens = 0;
+  const auto sink = [&](const IndexedRows& chunk) {
+    for (IndexedRow row : chunk.rows) {
+      row.first_token += tokens;
+      rows.push_back(row);
+    }
+    tokens += chunk.tokens.size();
+    return file->Write(BytesOf(chunk.tokens.data(), chunk.tokens.size()));
   };
   CAPSTAN_ASSIGN_OR_RETURN(const RowIndex::Facts facts,
-                           IndexRows(source, how, sink));
+                           IndexRows(source, options, sink));
   CAPSTAN_RETURN_IF_ERROR(source.file->Check());
+  constexpr uint32_t kNone = 0;
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(&kNone, tokens % 2)));
+  CAPSTAN_RETURN_IF_ERROR(file->Write(BytesOf(rows.data(), rows.size())));
   return file->Write(BytesOf(&facts, 1));
 }
 
 }  // namespace
 
-absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
-                                        BadRows bad_rows,
-                                        const RowEncoder& encoder,
+absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source,
+                                        const IndexOptions& options,
                                         uint64_t tokenizer_hash) {
   CacheKey key;
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(source.path));
   key.Add(tokenizer_hash)
-      .Add(encoder.Settings())
+      .Add(options.encoder->Settings())
       .Add(kRowsVersion)
-      .Add(Kind_Name(kind))
-      .Add(BadRows_Name(bad_rows));
+      .Add(Kind_Name(options.kind))
+      .Add(BadRows_Name(options.bad_rows))
+      .Add(options.keeps_tokens ? "tokens" : "");
   RowIndex index;
-  index.key_ = key.hash();
   CAPSTAN_ASSIGN_OR_RETURN(
       CachedFile file,
       OpenCached(
-          source.path, index.key_, "rows",
+          source.path, key.hash(), "rows",
           [&](absl::string_view contents) {
-            return index.Take(contents, source.text.size(),
-                              encoder.max_length());
+            return index.Take(contents, source.text.size(), options);
           },
-          [&](CacheWriter* to) {
-            return Write(source, {kind, bad_rows, &encoder}, to);
-          }));
+          [&](CacheWriter* to) { return Write(source, options, to); }));
   index.file_ = std::move(file.file);
   if (index.rows_.empty()) {
     const Facts& facts = index.facts_;
@@ -184,42 +200,50 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source, Kind kind,
         facts.bad > 0 ? absl::StrCat(", the first is ", facts.first_bad)
                       : std::string()));
   }
-  if (index.rows_.size() > std::numeric_limits<uint32_t>::max()) {
-    return absl::UnimplementedError(absl::StrCat(
-        source.path, " has more than 4,294,967,295 rows: cut it in pieces"));
-  }
   return index;
 }
 
 // Checks what a reader relies on: whoever can write the file can make its
 // checksum fit.
 absl::Status RowIndex::Take(absl::string_view contents, uint64_t text_bytes,
-                            int64_t max_length) {
+                            const IndexOptions& options) {
   if (contents.size() < sizeof(facts_)) {
     return absl::DataLossError("its end is missing");
   }
   const size_t bytes = contents.size() - sizeof(facts_);
   std::memcpy(&facts_, contents.data() + bytes, sizeof(facts_));
   facts_.first_bad[sizeof(facts_.first_bad) - 1] = 0;
-  if (bytes % sizeof(IndexedRow) != 0 ||
-      bytes / sizeof(IndexedRow) != facts_.rows) {
+  const uint64_t kept = options.keeps_tokens ? facts_.tokens : 0;
+  // Each alone first, so that no sum overflows.
+  if (kept > bytes || facts_.rows > bytes ||
+      TokenBytes(kept) + facts_.rows * sizeof(IndexedRow) != bytes) {
     return absl::DataLossError("it has another number of rows");
   }
+  tokens_ = absl::MakeConstSpan(
+      reinterpret_cast<const uint32_t*>(contents.data()), kept);
   rows_ = absl::MakeConstSpan(
-      reinterpret_cast<const IndexedRow*>(contents.data()), facts_.rows);
+      reinterpret_cast<const IndexedRow*>(contents.data() + TokenBytes(kept)),
+      facts_.rows);
+  const auto max_length = static_cast<uint64_t>(options.encoder->max_length());
   for (const IndexedRow& row : rows_) {
     if (row.offset > text_bytes || row.bytes > text_bytes - row.offset ||
-        row.tokens < 1 || row.tokens > max_length || row.trained < 1 ||
-        row.trained > row.tokens) {
+        row.tokens < 1 || row.tokens > max_length ||
+        (options.keeps_tokens && TokensOf(row).empty())) {
       return absl::DataLossError("it has a row that can't be");
     }
   }
   return absl::OkStatus();
 }
 
+absl::Span<const uint32_t> RowIndex::TokensOf(const IndexedRow& row) const {
+  const uint64_t begin = row.first_token, count = row.tokens;
+  if (begin > tokens_.size() || count > tokens_.size() - begin) return {};
+  return tokens_.subspan(begin, count);
+}
+
 absl::StatusOr<RowIndex::Facts> IndexRows(
     const SourceFile& source, const IndexOptions& options,
-    const std::function<absl::Status(absl::Span<const IndexedRow>)>& sink) {
+    const std::function<absl::Status(const IndexedRows&)>& sink) {
   RowScanner scanner(source.text);
   bool at_end = false;
   const auto next = [&]() -> absl::optional<Places> {
@@ -232,19 +256,67 @@ absl::StatusOr<RowIndex::Facts> IndexRows(
   };
   RowIndex::Facts facts;
   Progress progress(source);
-  const auto take = [&](const Chunk& chunk) {
+  const auto take = [&](const IndexedRows& chunk) {
     Add(chunk.facts, &facts);
     progress.Report(chunk.end);
-    return sink(chunk.rows);
+    return sink(chunk);
   };
   // A file of one or two chunks isn't worth a thread.
   const uint64_t chunks = source.text.size() / options.chunk_bytes;
   const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  CAPSTAN_RETURN_IF_ERROR((text::MapInOrder<Places, Chunk>(
+  CAPSTAN_RETURN_IF_ERROR((MapInOrder<Places, IndexedRows>(
       static_cast<int>(std::min(cores, chunks)), next,
       [&](const Places& places) { return Index(source, options, places); },
       take)));
   return facts;
+}
+
+absl::StatusOr<SourceRows> SourceRows::Open(const std::string& path,
+                                            const IndexOptions& options,
+                                            uint64_t tokenizer_hash) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> paths, FilesOf(path));
+  SourceRows rows;
+  size_t end = 0;
+  for (const std::string& name : paths) {
+    File file;
+    CAPSTAN_ASSIGN_OR_RETURN(file.file, OpenSource(name));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        RowIndex index, RowIndex::Open(file.file, options, tokenizer_hash));
+    file.index = std::make_unique<RowIndex>(std::move(index));
+    end += file.index->rows().size();
+    file.end = end;
+    rows.files_.push_back(std::move(file));
+  }
+  if (end > std::numeric_limits<uint32_t>::max()) {
+    return absl::UnimplementedError(absl::StrCat(
+        path, " has more than 4,294,967,295 rows: make it several sources"));
+  }
+  return rows;
+}
+
+SourceRows::Place SourceRows::At(size_t row) const {
+  const auto file =
+      files_.size() == 1
+          ? files_.begin()
+          : std::upper_bound(files_.begin(), files_.end(), row,
+                             [](size_t r, const File& f) { return r < f.end; });
+  const absl::Span<const IndexedRow> rows = file->index->rows();
+  return {&*file, rows[row - (file->end - rows.size())]};
+}
+
+bool SourceRows::has_chats() const {
+  return std::any_of(files_.begin(), files_.end(), [](const File& file) {
+    return file.index->facts().chats > 0;
+  });
+}
+
+absl::Status SourceRows::Check() const {
+  constexpr size_t kFew = 8;  // a stat each
+  if (files_.size() > kFew) return MappedFile::CheckAll();
+  for (const File& file : files_) {
+    CAPSTAN_RETURN_IF_ERROR(file.index->Check());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace capstan::chat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "datasets/chat/row_preference.h"
-
+//
+// Rows of kind PREFERENCE.
 #include <simdjson.h>
 
 #include <algorithm>

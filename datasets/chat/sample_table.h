@@ -4,19 +4,12 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/files.h"
 #include "datasets/chat/chat.pb.h"
-#include "datasets/chat/row_encoder.h"
-#include "datasets/chat/source_rows.h"
+#include "datasets/chat/row_index.h"
 
 namespace capstan::chat {
 
@@ -64,28 +57,15 @@ inline bool CutsRows(Packing packing) {
   return packing == WRAPPED || packing == BEST_FIT_SPLIT;
 }
 
-// What a table of samples depends on, besides the rows.
-struct SampleOptions {
-  Packing packing = NONE;
-  int64_t max_length = 0;
-  double validation_fraction = 0;
-  Split split;  // all 0: by validation_fraction
-  uint64_t seed = 0;
-
-  // All of it, for a cache's key.
-  std::string Text() const;
+// Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
+struct Packs {
+  std::vector<uint64_t> begins = {0};
+  std::vector<uint32_t> items;
 };
 
-// The rows of each part, ascending; INVALID_ARGUMENT if one of the parts that
-// are wanted would be empty.
-using PartRows = std::array<std::vector<uint32_t>, Part_ARRAYSIZE>;
-absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
-                                   const SampleOptions& options);
-
-// What the samples of a source's parts consist of: what is held out, what is
-// packed together, and, for the packings that cut rows, the tokens: reading a
-// part of a long row must not tokenize all of it again. A mapped, cached file,
-// or empty if samples are rows.
+// What the samples of a source's parts consist of: what is held out, and what
+// is packed together. In memory: 4 bytes a row, and up to 20 more if rows are
+// packed.
 //
 // WRAPPED is what TRL calls "wrapped" (_pack_wrapped of trl/data_utils.py), for
 // the part as a whole: samples are the max_length tokens from i * max_length
@@ -93,57 +73,50 @@ absl::StatusOr<PartRows> SplitRows(const SourceRows& rows,
 // most max_length tokens of each row, packed best-fit decreasing.
 class SampleTable {
  public:
-  // Set in a token that isn't trained on.
-  static constexpr uint32_t kUntrained = uint32_t{1} << 31;
-
-  // Row -> its tokens, not cut; called by several threads.
-  using ReadRow = std::function<absl::StatusOr<const TokenRow*>(size_t row)>;
-
-  static absl::StatusOr<SampleTable> Open(const SourceRows& rows,
-                                          const SampleOptions& options,
-                                          const ReadRow& read);
+  // `rows` must outlive the table, and keep their tokens if they are cut. The
+  // config is complete. INVALID_ARGUMENT if one of the parts that it asks for
+  // would be empty.
+  static absl::StatusOr<SampleTable> Create(const SourceRows* rows,
+                                            const Config& config);
 
   int64_t size(Part part) const;
-  // Whether samples are pieces, four bytes a token, and not rows.
-  bool keeps_tokens() const { return CutsRows(options_.packing); }
-  int64_t tokens(Part part) const {
-    return static_cast<int64_t>(parts_[part].tokens.size());
+  int64_t tokens(Part part) const { return parts_[part].tokens; }
+  // Without packing: the sample's row.
+  uint32_t Row(Part part, int64_t sample) const {
+    return parts_[part].rows[sample];
   }
-  // Indices of rows, ascending. *one is space for one row. Checked when the
-  // table was opened; as other processes may write the file, there are none
-  // if it has changed since, and each is to be checked when it is used.
-  absl::Span<const uint32_t> Rows(Part part, int64_t sample,
-                                  uint32_t* one) const {
-    return Items(parts_[part], sample, one);
-  }
-  // The pieces of one sample, each at most max_length tokens; together, too.
-  // None if the file has changed since it was opened.
+  // Without packing, or with BEST_FIT: the sample's rows, ascending.
+  std::vector<uint32_t> Rows(Part part, int64_t sample) const;
+  // If rows are cut: the pieces of one sample, each at most max_length tokens;
+  // together, too. None if an index's file has changed since it was opened.
   std::vector<absl::Span<const uint32_t>> Pieces(Part part,
                                                  int64_t sample) const;
-  // After reading: DATA_LOSS if the file has become shorter.
-  absl::Status Check() const;
 
  private:
+  // Of a row: max_length tokens, or as many as there are, from `begin` on.
+  struct Piece {
+    uint32_t row;
+    uint32_t begin;
+  };
   struct Samples {
-    // With packing, sample i is items[begins[i]] to items[begins[i + 1]],
-    // exclusive; otherwise it is items[i]. WRAPPED has neither.
-    absl::Span<const uint64_t> begins;
-    absl::Span<const uint32_t> items;  // rows, or pieces
-    // BEST_FIT_SPLIT: piece i is tokens [pieces[i], pieces[i + 1]).
-    absl::Span<const uint64_t> pieces;
-    absl::Span<const uint32_t> tokens;
+    std::vector<uint32_t> rows;
+    int64_t tokens = 0;
+    Packs packs;                 // of rows or pieces
+    std::vector<Piece> pieces;   // BEST_FIT_SPLIT
+    std::vector<uint64_t> ends;  // WRAPPED: tokens up to each row's end
   };
 
-  explicit SampleTable(const SampleOptions& options) : options_(options) {}
-  // Takes a file's contents; an error says what is wrong with them.
-  absl::Status Take(absl::string_view contents, size_t rows);
-  bool AreRight(const Samples& part, size_t rows) const;
-  static absl::Span<const uint32_t> Items(const Samples& part, int64_t sample,
-                                          uint32_t* one);
+  SampleTable(const SourceRows* rows, const Config& config)
+      : source_(rows),
+        packing_(config.packing()),
+        max_length_(config.max_length()) {}
+  Samples SamplesOf(std::vector<uint32_t> rows) const;
+  void Pack(Samples* part) const;
+  absl::Span<const uint32_t> PackAt(Part part, int64_t sample) const;
 
-  SampleOptions options_;
-  std::shared_ptr<const MappedFile> file_;  // null: samples are rows
-  int64_t rows_ = 0;                        // without a file
+  const SourceRows* source_;
+  Packing packing_;
+  int64_t max_length_;
   std::array<Samples, Part_ARRAYSIZE> parts_;
 };
 
@@ -152,12 +125,6 @@ class SampleTable {
 // out, or INVALID_ARGUMENT if that leaves nothing on one side.
 absl::StatusOr<uint64_t> HeldOutBelow(std::vector<uint64_t> hashes,
                                       double fraction);
-
-// Pack i is items[begins[i]] to items[begins[i + 1]], exclusive.
-struct Packs {
-  std::vector<uint64_t> begins = {0};
-  std::vector<uint32_t> items;
-};
 
 // Best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", 1973):
 // from the longest item on, each goes where it leaves the least room. Item i

@@ -132,7 +132,6 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path, uint64_t most) {
   std::memcpy(&end, cached.contents.data() + size, sizeof(end));
   source.file = cached.file;
   source.text = cached.contents.substr(0, size);
-  source.unpacked = packed != Packed::kNot;
   source.members = end.members;
   return source;
 }

@@ -20,9 +20,8 @@ struct SourceFile {
   absl::string_view text;  // of `file`
   // A line is a row of a table.
   bool is_table = false;
-  uint64_t bytes = 0;  // of the file at `path`
-  bool unpacked = false;
-  uint64_t members = 0;  // if unpacked: ByteStream::members
+  uint64_t bytes = 0;    // of the file at `path`
+  uint64_t members = 0;  // of a packed file: ByteStream::members
 
   // "chats.jsonl:17", "chats.parquet: row 17"
   std::string PlaceOf(uint64_t line) const;

@@ -8,22 +8,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/confine.h"
+#include "base/confined_child.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "base/subprocess.h"
 #include "datasets/tables/tables.h"
 
 namespace capstan::chat {
@@ -38,11 +34,6 @@ constexpr int64_t kMostMemory = int64_t{6} << 30;
 #endif
 constexpr size_t kPiece = 1 << 20;
 constexpr size_t kMostMessage = 1000;
-
-// The child's exit codes.
-constexpr int kDone = 0;       // the packed file's members are in the message
-constexpr int kFailed = 1;     // what is wrong is in the message
-constexpr int kNoLibrary = 2;  // why is in the message
 
 const char* NameOf(Table table) {
   if (table == Table::kParquet) return "Parquet";
@@ -70,25 +61,6 @@ std::string FindLibrary() {
   return path.empty() ? FindFrom(ExecutableFolder()) : path;
 }
 
-// 0 at the end or after an error.
-size_t ReadSome(int fd, char* out, size_t most) {
-  ssize_t size = 0;
-  do {
-    size = read(fd, out, most);
-  } while (size < 0 && errno == EINTR);
-  return size < 0 ? 0 : static_cast<size_t>(size);
-}
-
-bool WriteFully(int fd, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t size = write(fd, bytes.data(), bytes.size());
-    if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(size));
-  }
-  return true;
-}
-
 // Longer takes only what was made to; text grows in unpacking.
 ChildLimits LimitsOf(const std::string& path) {
   ChildLimits limits;
@@ -98,66 +70,61 @@ ChildLimits LimitsOf(const std::string& path) {
   return limits;
 }
 
-// What runs in the child.
-class Child {
- public:
-  Child(const std::string& path, Table table, Packed packed,
-        const std::string& library, int lines, int message)
-      : path_(path),
-        table_(table),
-        packed_(packed),
-        library_(library),
-        lines_(lines),
-        message_(message) {}
+std::string CantRead(const std::string& path, Table table) {
+  return absl::StrCat(path, " can't be read as ", NameOf(table), ": ");
+}
 
-  int Run() {
+// What runs in the child: sends the lines, and returns the packed file's
+// members, as text.
+class Reader {
+ public:
+  Reader(const std::string& path, Table table, Packed packed,
+         const ConfinedChild::Parent& parent)
+      : path_(path), table_(table), packed_(packed), parent_(parent) {}
+
+  absl::StatusOr<std::string> Run(const std::string& library_path) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // not longer than its parent
-    ConfineChild(LimitsOf(path_), {lines_, message_});
     // Others reserve more address space than they use.
     setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
-    void* const library = dlopen(library_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* const library = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
     const auto convert =
         library == nullptr
             ? nullptr
             : reinterpret_cast<TableToJson>(dlsym(library, kTablesSymbol));
     if (convert == nullptr) {
       const char* const why = dlerror();
-      return Say(kNoLibrary, why == nullptr ? "" : why);
+      return absl::UnimplementedError(
+          absl::StrCat(CantRead(path_, table_), kTablesLibrary,
+                       " can't be opened (", why == nullptr ? "" : why, ")"));
     }
-    return Convert(convert);
-  }
-
- private:
-  int Say(int code, absl::string_view message) {
-    WriteFully(message_, message.substr(0, kMostMessage));
-    return code;
-  }
-
-  int Convert(TableToJson convert) {
     TableJob job;
     job.path = path_.c_str();
     job.context = this;
     job.write = [](void* context, const char* bytes, size_t size) {
-      return WriteFully(static_cast<Child*>(context)->lines_, {bytes, size});
+      return static_cast<Reader*>(context)->Write({bytes, size});
     };
     if (table_ != Table::kParquet) {
       job.delimiter = table_ == Table::kCsv ? ',' : '\t';
-      absl::StatusOr<std::unique_ptr<ByteStream>> bytes =
-          OpenBytes(path_, packed_);
-      if (!bytes.ok()) return Say(kFailed, bytes.status().message());
-      bytes_ = *std::move(bytes);
+      CAPSTAN_ASSIGN_OR_RETURN(bytes_, OpenBytes(path_, packed_));
       job.read = [](void* context, char* to, int64_t most) {
-        return static_cast<Child*>(context)->Read(to, most);
+        return static_cast<Reader*>(context)->Read(to, most);
       };
     }
     char why[kMostMessage] = {};
     if (convert(&job, why, sizeof(why))) {
-      return Say(kDone,
-                 absl::StrCat(bytes_ == nullptr ? 0 : bytes_->members()));
+      return absl::StrCat(bytes_ == nullptr ? 0 : bytes_->members());
     }
-    return Say(kFailed, error_.ok() ? absl::StrCat(path_, " can't be read as ",
-                                                   NameOf(table_), ": ", why)
-                                    : error_.message());
+    CAPSTAN_RETURN_IF_ERROR(error_);
+    return absl::DataLossError(absl::StrCat(CantRead(path_, table_), why));
+  }
+
+ private:
+  bool Write(absl::string_view lines) {
+    for (; !lines.empty();
+         lines.remove_prefix(std::min(kPiece, lines.size()))) {
+      if (!parent_.Send(lines.substr(0, kPiece))) return false;
+    }
+    return true;
   }
 
   int64_t Read(char* to, int64_t most) {
@@ -171,57 +138,10 @@ class Child {
   const std::string& path_;
   const Table table_;
   const Packed packed_;
-  const std::string& library_;
-  const int lines_;
-  const int message_;
+  const ConfinedChild::Parent& parent_;
   std::unique_ptr<ByteStream> bytes_;
-  absl::Status error_;
+  absl::Status error_;  // of bytes_
 };
-
-// The child's end: the packed file's members.
-absl::StatusOr<uint64_t> Ended(const std::string& path, Table table,
-                               const ChildEnd& end,
-                               const std::string& message) {
-  const auto cant = [&](const auto&... why) {
-    return absl::DataLossError(
-        absl::StrCat(path, " can't be read as ", NameOf(table), ": ", why...));
-  };
-  if (end.signal == SIGXCPU) {
-    return cant("it takes too long, more than ", LimitsOf(path).cpu_seconds,
-                " s: split it, or convert it to JSON lines");
-  }
-  if (end.signal > 0) {
-    return cant("it is damaged in a way that ends Arrow (", end.Text(), ")");
-  }
-  uint64_t members = 0;
-  switch (end.code) {
-    case kDone:
-      if (!absl::SimpleAtoi(message, &members)) return cant("its end is lost");
-      return members;
-    case kFailed:
-      return absl::DataLossError(message);
-    case kNoLibrary:
-      return absl::UnimplementedError(
-          absl::StrCat(path, " can't be read as ", NameOf(table), ": ",
-                       kTablesLibrary, " can't be opened (", message, ")"));
-    default:
-      return cant("the process that reads it failed: ", end.Text());
-  }
-}
-
-// Passes on what the child writes, until it closes the pipe.
-absl::Status Take(const std::string& path, uint64_t most, int lines,
-                  const std::function<absl::Status(absl::string_view)>& sink) {
-  std::vector<char> buffer(kPiece);
-  uint64_t all = 0;
-  while (true) {
-    const size_t size = ReadSome(lines, buffer.data(), buffer.size());
-    if (size == 0) return absl::OkStatus();
-    all += size;
-    if (all > most) return TooLarge(path, most);
-    CAPSTAN_RETURN_IF_ERROR(sink({buffer.data(), size}));
-  }
-}
 
 }  // namespace
 
@@ -246,36 +166,46 @@ absl::StatusOr<uint64_t> TableRows(
         " isn't part of this build: build where the Python package pyarrow can "
         "be fetched (docs/chat_data.md), or convert the file to JSON lines"));
   }
-  Pipe lines;
-  Pipe message;
-  if (!lines.ok() || !message.ok()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        path,
-        " can't be read: there are no more pipes: ", std::strerror(errno)));
-  }
-  const pid_t child = fork();
-  if (child < 0) {
+  const ChildLimits limits = LimitsOf(path);
+  absl::StatusOr<std::unique_ptr<ConfinedChild>> child =
+      ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
+        const absl::StatusOr<std::string> members =
+            Reader(path, table, packed, parent).Run(library);
+        // Behind the lines.
+        if (members.ok()) parent.Send(absl::string_view());
+        parent.Send(members);
+      });
+  if (!child.ok()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(path, " can't be read: there is no other process for it: ",
-                     std::strerror(errno)));
+        absl::StrCat(path, " can't be read: ", child.status().message()));
   }
-  if (child == 0) {
-    lines.CloseRead();
-    message.CloseRead();
-    _exit(Child(path, table, packed, library, lines.write_end(),
-                message.write_end())
-              .Run());
+  uint64_t all = 0;
+  bool at_end = false;
+  while (true) {
+    const absl::StatusOr<std::string> piece = (*child)->Receive(kPiece);
+    if (absl::IsResourceExhausted(piece.status()) && (*child)->ended()) {
+      return absl::DataLossError(absl::StrCat(
+          CantRead(path, table), "it takes too long, more than ",
+          limits.cpu_seconds, " s: split it, or convert it to JSON lines"));
+    }
+    if ((*child)->ended()) {
+      return absl::DataLossError(absl::StrCat(
+          CantRead(path, table),
+          "it is damaged in a way that ends Arrow: the process that reads it ",
+          piece.status().message()));
+    }
+    CAPSTAN_RETURN_IF_ERROR(piece.status());
+    if (at_end) {
+      uint64_t members = 0;
+      if (absl::SimpleAtoi(*piece, &members)) return members;
+      return absl::DataLossError(
+          absl::StrCat(CantRead(path, table), "its end is lost"));
+    }
+    at_end = piece->empty();
+    all += piece->size();
+    if (all > most) return TooLarge(path, most);
+    CAPSTAN_RETURN_IF_ERROR(sink(*piece));
   }
-  lines.CloseWrite();
-  message.CloseWrite();
-  const absl::Status taken = Take(path, most, lines.read_end(), sink);
-  if (!taken.ok()) kill(child, SIGKILL);
-  std::string text(kMostMessage, 0);
-  text.resize(taken.ok() ? ReadSome(message.read_end(), &text[0], text.size())
-                         : 0);
-  const ChildEnd end = WaitFor(child);
-  CAPSTAN_RETURN_IF_ERROR(taken);
-  return Ended(path, table, end, text);
 }
 
 }  // namespace capstan::chat

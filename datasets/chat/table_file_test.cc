@@ -195,11 +195,11 @@ std::string Probe(const std::string& path) {
 TEST(TableLibraryTest, TheReaderHasALimitOfTimeAndNoOtherFile) {
   const int other = open("/dev/null", O_RDONLY);
   ASSERT_GE(other, 0);
-  // Those of its two pipes.
+  // That of its socket.
   EXPECT_EQ(Probe(File("probe.csv", "a,b\n1,2\n")),
-            "{\"seconds\":60,\"files\":2}\n");
+            "{\"seconds\":60,\"files\":1}\n");
   EXPECT_EQ(Probe(File("probe.parquet", "PAR1" + std::string(3 << 20, 'x'))),
-            "{\"seconds\":63,\"files\":2}\n");
+            "{\"seconds\":63,\"files\":1}\n");
   close(other);
 }
 

@@ -29,109 +29,41 @@ int64_t Remaining(int64_t size, double validation_fraction) {
                               (1.0 - validation_fraction));
 }
 
-}  // namespace
-
-// The tokens of a text from its beginning to its end. Thread-safe.
-class TokenSource {
- public:
-  virtual ~TokenSource() = default;
-
-  virtual int64_t size() const = 0;
-  // Whether each token is a byte of the text.
-  virtual bool bytes() const { return false; }
-  // Where validation begins if it gets this fraction of the text.
-  virtual int64_t TrainSize(double validation_fraction) const {
-    return Remaining(size(), validation_fraction);
-  }
-  // Reads tokens [begin, begin + n), which must exist.
-  virtual absl::Status Read(int64_t begin, int64_t n, int64_t* out) const = 0;
-  virtual absl::StatusOr<std::string> Digest() const = 0;
-};
-
-namespace {
-
 // Each byte is a token; reads from the mapped file.
-class ByteSource final : public TokenSource {
- public:
-  explicit ByteSource(std::shared_ptr<const MappedFile> file)
-      : file_(std::move(file)) {}
-
-  int64_t size() const override {
-    return static_cast<int64_t>(file_->bytes().size());
-  }
-  bool bytes() const override { return true; }
-  absl::Status Read(int64_t begin, int64_t n, int64_t* out) const override {
-    const char* const bytes = file_->bytes().data() + begin;
+void ReadBytes(std::shared_ptr<const MappedFile> file, TokenizedText* text) {
+  text->size = text->bytes;
+  text->of_bytes = true;
+  text->read = [file](int64_t begin, int64_t n, int64_t* out) {
+    const char* const bytes = file->bytes().data() + begin;
     for (int64_t i = 0; i < n; ++i) {
       out[i] = static_cast<unsigned char>(bytes[i]);
     }
-    return file_->Check();
-  }
-  absl::StatusOr<std::string> Digest() const override {
-    return DigestOfFile(*file_);
-  }
+    return file->Check();
+  };
+  text->digest = [file] { return DigestOfFile(*file); };
+}
 
- private:
-  const std::shared_ptr<const MappedFile> file_;
-};
-
-// A text's tokens in memory, four bytes each.
-class MemorySource final : public TokenSource {
- public:
-  // Tokenizes the two parts of the text separately, so that no training token
-  // extends into the validation part.
-  static absl::StatusOr<std::shared_ptr<const TokenSource>> Make(
-      const Tokenizer& tokenizer, const MappedFile& file,
-      double validation_fraction) {
-    auto made = std::make_shared<MemorySource>();
-    const absl::string_view text = file.bytes();
-    size_t train = static_cast<size_t>(
-        Remaining(static_cast<int64_t>(text.size()), validation_fraction));
-    // Not inside a character.
-    while (train < text.size() && validation_fraction > 0 &&
-           (static_cast<unsigned char>(text[train]) & 0xc0) == 0x80) {
-      ++train;
-    }
-    CAPSTAN_RETURN_IF_ERROR(
-        AppendTokens(tokenizer, text.substr(0, train), file, &made->ids_));
-    made->train_size_ = made->size();
-    CAPSTAN_RETURN_IF_ERROR(
-        AppendTokens(tokenizer, text.substr(train), file, &made->ids_));
-    return made;
-  }
-
-  int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
-  int64_t TrainSize(double) const override { return train_size_; }
-  absl::Status Read(int64_t begin, int64_t n, int64_t* out) const override {
-    std::copy_n(ids_.begin() + begin, n, out);
+// Tokenizes a file into memory, four bytes a token: its two parts separately,
+// so that no training token extends into the validation part.
+absl::Status Tokenize(const MappedFile& file, double validation_fraction,
+                      TokenizedText* text) {
+  const auto ids = std::make_shared<std::vector<uint32_t>>();
+  const absl::string_view bytes = file.bytes();
+  const size_t train = CharacterBegin(
+      bytes, static_cast<size_t>(Remaining(text->bytes, validation_fraction)));
+  CAPSTAN_RETURN_IF_ERROR(
+      AppendTokens(*text->tokenizer, bytes.substr(0, train), file, ids.get()));
+  text->train_size = static_cast<int64_t>(ids->size());
+  CAPSTAN_RETURN_IF_ERROR(
+      AppendTokens(*text->tokenizer, bytes.substr(train), file, ids.get()));
+  text->size = static_cast<int64_t>(ids->size());
+  text->read = [ids](int64_t begin, int64_t n, int64_t* out) {
+    std::copy_n(ids->begin() + begin, n, out);
     return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Digest() const override {
-    return DigestOfValues(ids_);
-  }
-
- private:
-  std::vector<uint32_t> ids_;
-  int64_t train_size_ = 0;
-};
-
-// A token file, mapped.
-class FileSource final : public TokenSource {
- public:
-  explicit FileSource(std::unique_ptr<TokenFile> file)
-      : file_(std::move(file)) {}
-
-  int64_t size() const override { return file_->tokens(); }
-  absl::Status Read(int64_t begin, int64_t n, int64_t* out) const override {
-    return file_->Read(begin, n, out);
-  }
-  absl::StatusOr<std::string> Digest() const override {
-    return file_->Digest();
-  }
-
- private:
-  const std::unique_ptr<TokenFile> file_;
-};
+  };
+  text->digest = [ids] { return DigestOfValues(*ids); };
+  return absl::OkStatus();
+}
 
 // The config's tokenizer, else the model's, else the bytes.
 absl::StatusOr<ModelTokenizer> ChooseTokenizer(const TokenizerConfig& config) {
@@ -147,16 +79,16 @@ bool IsBytes(const Tokenizer& tokenizer) {
   return TokenDifference(tokenizer, *NewByteTokenizer()).empty();
 }
 
-absl::StatusOr<TokenizedText> OpenTokenFile(
-    const Config& config, ModelTokenizer tokenizer,
-    std::shared_ptr<const MappedFile> file) {
+absl::Status OpenTokenFile(const Config& config, const std::string& folder,
+                           std::shared_ptr<const MappedFile> file,
+                           TokenizedText* text) {
   absl::StatusOr<std::unique_ptr<TokenFile>> opened =
       TokenFile::Open(std::move(file));
   if (!opened.ok()) return FieldError("path", opened.status().message());
   std::string definition;
-  if (!tokenizer.folder.empty()) {
+  if (!folder.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(definition,
-                             tokenizer::TokenizerDefinition(tokenizer.folder));
+                             tokenizer::TokenizerDefinition(folder));
   } else if (config.tokenizer().has_bytes()) {
     definition = ByteTokenizerJson() + "\n";  // as its Save writes it
   } else {
@@ -172,14 +104,17 @@ absl::StatusOr<TokenizedText> OpenTokenFile(
         config.has_tokenizer()
             ? absl::StrCat("isn't the one that ", config.path(),
                            " was made with")
-            : absl::StrCat("isn't set, and the model's, in ", tokenizer.folder,
+            : absl::StrCat("isn't set, and the model's, in ", folder,
                            ", isn't the one that ", config.path(),
                            " was made with: make it anew with that"));
   }
-  TokenizedText text;
-  text.tokenizer = std::move(tokenizer.tokenizer);
-  text.tokens = std::make_shared<FileSource>(*std::move(opened));
-  return text;
+  const std::shared_ptr<const TokenFile> tokens = *std::move(opened);
+  text->size = tokens->tokens();
+  text->read = [tokens](int64_t begin, int64_t n, int64_t* out) {
+    return tokens->Read(begin, n, out);
+  };
+  text->digest = [tokens] { return tokens->Digest(); };
+  return absl::OkStatus();
 }
 
 // `file` as tokens, tokenized now if needed. Errors name the config's field.
@@ -187,22 +122,25 @@ absl::StatusOr<TokenizedText> OpenTokens(
     const Config& config, std::shared_ptr<const MappedFile> file) {
   CAPSTAN_ASSIGN_OR_RETURN(ModelTokenizer tokenizer,
                            ChooseTokenizer(config.tokenizer()));
-  if (TokenFile::IsTokenFile(file->bytes())) {
-    return OpenTokenFile(config, std::move(tokenizer), std::move(file));
-  }
-  const absl::Status is_text = TokenFile::CheckIsText(*file);
-  if (!is_text.ok()) return FieldError("path", is_text.message());
   TokenizedText text;
+  text.bytes = static_cast<int64_t>(file->bytes().size());
   text.tokenizer = std::move(tokenizer.tokenizer);
-  if (IsBytes(*text.tokenizer)) {
-    text.tokens = std::make_shared<ByteSource>(std::move(file));
-    return text;
+  if (TokenFile::IsTokenFile(file->bytes())) {
+    CAPSTAN_RETURN_IF_ERROR(
+        OpenTokenFile(config, tokenizer.folder, std::move(file), &text));
+  } else {
+    const absl::Status is_text = TokenFile::CheckIsText(*file);
+    if (!is_text.ok()) return FieldError("path", is_text.message());
+    if (!IsBytes(*text.tokenizer)) {
+      const absl::Status read =
+          Tokenize(*file, config.validation_fraction(), &text);
+      if (!read.ok()) return FieldError("path", read.message());
+      CAPSTAN_RETURN_IF_ERROR(file->Check());
+      return text;
+    }
+    ReadBytes(std::move(file), &text);
   }
-  absl::StatusOr<std::shared_ptr<const TokenSource>> tokens =
-      MemorySource::Make(*text.tokenizer, *file, config.validation_fraction());
-  if (!tokens.ok()) return FieldError("path", tokens.status().message());
-  text.tokens = *std::move(tokens);
-  CAPSTAN_RETURN_IF_ERROR(file->Check());
+  text.train_size = Remaining(text.size, config.validation_fraction());
   return text;
 }
 
@@ -217,7 +155,7 @@ absl::Status Text::CheckLength(const char* part) const {
       "sequence_length",
       absl::StrCat("is ", config_.sequence_length(), ", but ", config_.path(),
                    part, " has only ", end_ - begin_,
-                   text_.tokens->bytes() ? " bytes" : " tokens"));
+                   text_.of_bytes ? " bytes" : " tokens"));
 }
 
 absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
@@ -238,13 +176,10 @@ absl::StatusOr<std::unique_ptr<Text>> Text::Create(const Config& config) {
   absl::StatusOr<std::shared_ptr<const MappedFile>> file =
       MappedFile::Open(config.path());
   if (!file.ok()) return FieldError("path", file.status().message());
-  const auto bytes = static_cast<int64_t>((*file)->bytes().size());
   CAPSTAN_ASSIGN_OR_RETURN(TokenizedText tokens,
                            OpenTokens(config, *std::move(file)));
-  tokens.bytes = bytes;
-  const int64_t all = tokens.tokens->size();
-  CAPSTAN_RETURN_IF_ERROR(Text(config, tokens, 0, all).CheckLength(""));
-  const int64_t train = tokens.tokens->TrainSize(config.validation_fraction());
+  CAPSTAN_RETURN_IF_ERROR(Text(config, tokens, 0, tokens.size).CheckLength(""));
+  const int64_t train = tokens.train_size;
   std::unique_ptr<Text> text(new Text(config, std::move(tokens), 0, train));
   CAPSTAN_RETURN_IF_ERROR(text->CheckLength(" without its validation part"));
   return text;
@@ -265,8 +200,7 @@ absl::Status Text::Read(absl::Span<const int64_t> indices, Batch* batch) const {
                                                 ": there is no sample ", index,
                                                 ", only 0 to ", size() - 1));
     }
-    CAPSTAN_RETURN_IF_ERROR(
-        text_.tokens->Read(begin_ + index * length, length, out));
+    CAPSTAN_RETURN_IF_ERROR(text_.read(begin_ + index * length, length, out));
     out += length;
   }
   return absl::OkStatus();
@@ -277,8 +211,7 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Text::Validation() const {
   Config config = config_;
   config.set_shuffle(false);
   config.set_validation_fraction(0);
-  std::unique_ptr<Text> validation(
-      new Text(config, text_, end_, text_.tokens->size()));
+  std::unique_ptr<Text> validation(new Text(config, text_, end_, text_.size));
   CAPSTAN_RETURN_IF_ERROR(validation->CheckLength("'s validation part"));
   return std::unique_ptr<DatasetReader>(std::move(validation));
 }
@@ -288,13 +221,11 @@ std::vector<CountedFile> Text::counted_files() const {
   if (begin_ > 0) return {};
   return {{config_.path(),
            {{"bytes", text_.bytes},
-            {"tokens", text_.tokens->size()},
+            {"tokens", text_.size},
             {"dropped_tokens", (end_ - begin_) % config_.sequence_length()}}}};
 }
 
-absl::StatusOr<std::string> Text::Digest() const {
-  return text_.tokens->Digest();
-}
+absl::StatusOr<std::string> Text::Digest() const { return text_.digest(); }
 
 CAPSTAN_PLUGIN(DatasetReader, Text, capstan::text::Config,
                "a text, or a file of tokens, cut into sequences");

@@ -3,10 +3,12 @@
 #define CAPSTAN_DATASETS_TEXT_TEXT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/counted_files.h"
 #include "datasets/text/text.pb.h"
@@ -15,11 +17,15 @@
 
 namespace capstan::text {
 
-class TokenSource;  // text.cc
-
+// A text's tokens, from its beginning to its end. Threads may share them.
 struct TokenizedText {
-  int64_t bytes = 0;  // of the file
-  std::shared_ptr<const TokenSource> tokens;
+  int64_t bytes = 0;       // of the file
+  int64_t size = 0;        // tokens
+  bool of_bytes = false;   // whether each token is a byte of the text
+  int64_t train_size = 0;  // where the validation part begins
+  // Reads tokens [begin, begin + n), which must exist.
+  std::function<absl::Status(int64_t begin, int64_t n, int64_t* out)> read;
+  std::function<absl::StatusOr<std::string>()> digest;
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 

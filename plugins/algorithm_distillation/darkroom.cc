@@ -69,38 +69,6 @@ class PythonSeed {
   const uint32_t key_[2];
 };
 
-// Each in a room of its own.
-class RoomEpisodes final : public Episodes {
- public:
-  RoomEpisodes(const Room& room, std::vector<Task> tasks)
-      : room_(room), tasks_(std::move(tasks)), at_(tasks_.size()) {}
-
-  void Reset(uint8_t* observations) override {
-    for (size_t i = 0; i < tasks_.size(); ++i) at_[i] = tasks_[i].start;
-    Show(observations);
-  }
-  void Step(const uint8_t* actions, uint8_t* observations,
-            int* rewards) override {
-    for (size_t i = 0; i < tasks_.size(); ++i) {
-      at_[i] = Move(room_, tasks_[i], at_[i], actions[i]);
-      rewards[i] = at_[i] == tasks_[i].goal;
-    }
-    Show(observations);
-  }
-
- private:
-  void Show(uint8_t* observations) const {
-    for (const Cell& cell : at_) {
-      *observations++ = cell.row;
-      *observations++ = cell.column;
-    }
-  }
-
-  const Room room_;
-  const std::vector<Task> tasks_;
-  std::vector<Cell> at_;
-};
-
 std::mt19937 PythonEngine(uint64_t seed) {
   PythonSeed sequence(seed);
   return std::mt19937(sequence);
@@ -155,13 +123,34 @@ int OptimalReturn(const Room& room, const Task& task) {
   return std::clamp(room.horizon + 1 - distance, 0, room.horizon);
 }
 
-EnvironmentSpec Darkroom::spec() const {
+EnvironmentSpec SpecOf(const Room& room) {
   EnvironmentSpec spec;
   spec.actions = kActions;
-  spec.horizon = room_.horizon;
+  spec.horizon = room.horizon;
   spec.numbers = 2;
-  spec.bounds[0] = spec.bounds[1] = room_.size;
+  spec.bounds[0] = spec.bounds[1] = room.size;
   return spec;
+}
+
+void RoomEpisodes::Reset(uint8_t* observations) {
+  for (size_t i = 0; i < tasks_.size(); ++i) at_[i] = tasks_[i].start;
+  Show(observations);
+}
+
+void RoomEpisodes::Step(const uint8_t* actions, uint8_t* observations,
+                        int* rewards) {
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    at_[i] = Move(room_, tasks_[i], at_[i], actions[i]);
+    rewards[i] = Reward(i, at_[i]);
+  }
+  Show(observations);
+}
+
+void RoomEpisodes::Show(uint8_t* observations) const {
+  for (const Cell& cell : at_) {
+    *observations++ = cell.row;
+    *observations++ = cell.column;
+  }
 }
 
 std::string Darkroom::TaskName(int index) const {

@@ -66,7 +66,32 @@ Cell Move(const Room& room, const Task& task, Cell from, int action);
 // [0, horizon].
 int OptimalReturn(const Room& room, const Task& task);
 
-// A set of such rooms as an environment: observations are rows and columns.
+// What all environments of such rooms have: observations are rows and columns.
+EnvironmentSpec SpecOf(const Room& room);
+
+// An agent in each task's room.
+class RoomEpisodes : public Episodes {
+ public:
+  RoomEpisodes(const Room& room, std::vector<Task> tasks)
+      : room_(room), tasks_(std::move(tasks)), at_(tasks_.size()) {}
+
+  void Reset(uint8_t* observations) override;
+  void Step(const uint8_t* actions, uint8_t* observations,
+            int* rewards) override;
+
+ protected:
+  // Of a step of agent i that ended at `at`.
+  virtual int Reward(size_t i, const Cell& at) { return at == tasks_[i].goal; }
+
+ private:
+  void Show(uint8_t* observations) const;
+
+  const Room room_;
+  const std::vector<Task> tasks_;
+  std::vector<Cell> at_;
+};
+
+// A set of such rooms as an environment.
 class Darkroom final : public Environment {
  public:
   Darkroom(Variant variant, const Room& room)
@@ -76,7 +101,7 @@ class Darkroom final : public Environment {
   const Room& room() const { return room_; }
   Task task(int index) const { return MakeTask(variant_, room_, index); }
 
-  EnvironmentSpec spec() const override;
+  EnvironmentSpec spec() const override { return SpecOf(room_); }
   int tasks() const override { return TaskCount(variant_, room_); }
   std::string TaskName(int task) const override;
   double OptimalReturn(int task) const override;

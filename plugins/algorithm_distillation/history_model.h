@@ -64,7 +64,6 @@ struct HistoryInput {
 class HistoryCache {
  public:
   virtual ~HistoryCache() = default;
-  virtual int64_t rows() const = 0;
   virtual int64_t length(int64_t row) const = 0;
   // Drops a row's tokens.
   virtual void Clear(int64_t row) = 0;

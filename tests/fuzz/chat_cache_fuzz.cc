@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an index of rows (first byte even) or a table of samples (odd; with
-// tokens if its second bit is set) holds, in a cached file with a checksum that
-// fits, as whoever can write the folder can make one.
+// What an index of rows holds (with tokens if the first byte is odd), in a
+// cached file with a checksum that fits, as whoever can write the folder can
+// make one.
 #include <isa-l/crc64.h>
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ void Append(uint64_t number, std::string* bytes) {
   bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-// A data file with its caches.
+// A data file with its cache.
 class Data {
  public:
   explicit Data(capstan::chat::Packing packing) {
@@ -57,12 +57,10 @@ class Data {
     config_.set_validation_fraction(0.2);
     CHECK(Open().ok());
     for (const auto& entry : fs::directory_iterator(folder_ / ".capstan")) {
-      const fs::path path = entry.path();
-      const int which = path.extension() == ".rows" ? 0 : 1;
-      if (path.filename() == "lock") continue;
-      paths_[which] = path;
-      std::ifstream in(path, std::ios::binary);
-      good_[which] = {std::istreambuf_iterator<char>(in), {}};
+      if (entry.path().filename() == "lock") continue;
+      path_ = entry.path();
+      std::ifstream in(path_, std::ios::binary);
+      good_ = {std::istreambuf_iterator<char>(in), {}};
     }
   }
   ~Data() { fs::remove_all(folder_); }
@@ -73,28 +71,27 @@ class Data {
     return Chat::Create(config_, std::move(tokenizer), 1);
   }
 
-  // Puts `contents` into one of the caches; Restore puts it back.
-  void Forge(int which, std::string contents) const {
-    const std::string& good = good_[which];
+  // Puts `contents` into the cache; Restore puts its own back.
+  void Forge(const std::string& contents) const {
     const std::string keys =
-        good.substr(good.size() - kTrailerBytes, 2 * sizeof(uint64_t));
+        good_.substr(good_.size() - kTrailerBytes, 2 * sizeof(uint64_t));
     std::string trailer = keys;
     Append(contents.size(), &trailer);
     Append(Crc(contents), &trailer);
     Append(Crc(trailer), &trailer);
-    Write(which, contents + trailer);
+    Write(contents + trailer);
   }
-  void Restore(int which) const { Write(which, good_[which]); }
+  void Restore() const { Write(good_); }
 
  private:
-  void Write(int which, const std::string& bytes) const {
-    std::ofstream(paths_[which], std::ios::binary) << bytes;
+  void Write(const std::string& bytes) const {
+    std::ofstream(path_, std::ios::binary) << bytes;
   }
 
   fs::path folder_;
   Config config_;
-  fs::path paths_[2];
-  std::string good_[2];
+  fs::path path_;
+  std::string good_;
 };
 
 }  // namespace
@@ -103,9 +100,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Data samples(capstan::chat::BEST_FIT);
   static const Data tokens(capstan::chat::BEST_FIT_SPLIT);
   if (size == 0) return 0;
-  const int which = data[0] & 1;
-  const Data& files = (data[0] & 2) == 0 ? samples : tokens;
-  files.Forge(which, {reinterpret_cast<const char*>(data) + 1, size - 1});
+  const Data& files = (data[0] & 1) == 0 ? samples : tokens;
+  files.Forge({reinterpret_cast<const char*>(data) + 1, size - 1});
   const auto chat = files.Open();
   if (chat.ok()) {
     CHECK_GE((*chat)->size(), 0);
@@ -119,6 +115,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       (*validation)->Read({0}, &batch).IgnoreError();
     }
   }
-  files.Restore(which);
+  files.Restore();
   return 0;
 }

@@ -205,12 +205,11 @@ std::string MadeReference() {
   auto sums = (*objective)->Measure(run.model(), Pairs(), info, runner);
   EXPECT_TRUE(sums.ok()) << sums.status();
   (*objective)->Summarize(*sums, info);
-  auto file = dpo::ReferenceFile::Open(path);
+  auto file = dpo::ReadReference(path);
   EXPECT_TRUE(file.ok()) << file.status();
   const Json& wanted = Golden()["sigmoid"]["reference"];
   for (int64_t i = 0; i < 20; ++i) {
-    dpo::ReferenceLogps logps;
-    EXPECT_TRUE((*file)->Find(i, &logps)) << i;
+    const dpo::ReferenceLogps& logps = file->pairs.at(i);
     EXPECT_NEAR(logps.chosen, wanted[0][i].get<double>(), 1e-4) << i;
     EXPECT_NEAR(logps.rejected, wanted[1][i].get<double>(), 1e-4) << i;
   }

@@ -7,8 +7,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/in_order.h"
 #include "plugins/sdk/tokenizer.h"
-#include "text/tokens/in_order.h"
 
 namespace capstan::text {
 namespace {
@@ -28,15 +28,6 @@ size_t NextLine(absl::string_view text, size_t from) {
   return absl::string_view::npos;
 }
 
-// The first character boundary at or after `at`.
-size_t CharacterBegin(absl::string_view text, size_t at) {
-  while (at < text.size() &&
-         (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) {
-    ++at;
-  }
-  return at;
-}
-
 bool CanCut(const Tokenizer& tokenizer, absl::string_view text, size_t at) {
   const size_t begin = CharacterBegin(text, at - std::min(at, kSurroundings));
   const size_t end =
@@ -51,6 +42,14 @@ bool CanCut(const Tokenizer& tokenizer, absl::string_view text, size_t at) {
 }
 
 }  // namespace
+
+size_t CharacterBegin(absl::string_view text, size_t at) {
+  while (at < text.size() &&
+         (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) {
+    ++at;
+  }
+  return at;
+}
 
 std::vector<absl::string_view> CutText(const Tokenizer& tokenizer,
                                        absl::string_view text,

@@ -14,6 +14,9 @@
 
 namespace capstan::text {
 
+// The first boundary between characters at or after `at`.
+size_t CharacterBegin(absl::string_view text, size_t at);
+
 // Cuts a text into pieces of about `piece_bytes` whose tokens, concatenated,
 // are the text's, so that they can be tokenized independently. Cuts only at
 // line starts where the surrounding text tokenizes the same with and without

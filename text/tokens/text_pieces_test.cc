@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/in_order.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/tokenizer.h"
-#include "text/tokens/in_order.h"
 
 namespace capstan::text {
 namespace {

@@ -14,12 +14,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/in_order.h"
 #include "base/json_document.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "plugins/sdk/tokenizer.h"
 #include "text/tokenizer/definition.h"
-#include "text/tokens/in_order.h"
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 #include "trainer/commands/command.h"
@@ -229,7 +229,7 @@ absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
     // Progress is only shown on a terminal.
     const bool terminal = Console(STDOUT_FILENO).terminal();
     int64_t done = 0;
-    CAPSTAN_RETURN_IF_ERROR(text::InOrder<Tokens>(
+    CAPSTAN_RETURN_IF_ERROR(InOrder<Tokens>(
         options.threads > 0 ? options.threads : AvailableCores(),
         static_cast<int64_t>(units.size()),
         [&](int64_t i) { return TokenizeUnit(units[i], *tokenizer, ends); },

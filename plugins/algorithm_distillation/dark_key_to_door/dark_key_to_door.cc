@@ -17,51 +17,30 @@ using darkroom::Room;
 
 constexpr int kMostGrid = 31;  // a million pairs of cells
 
-struct Agent {
-  Cell at;
-  bool has_key = false;
-  bool is_through = false;
-};
-
-class KeyEpisodes final : public Episodes {
+// An agent's goal is the door, which opens once it has the key.
+class KeyEpisodes final : public darkroom::RoomEpisodes {
  public:
-  KeyEpisodes(const Room& room, Cell start, std::vector<KeyAndDoor> tasks)
-      : room_(room),
-        start_(start),
+  KeyEpisodes(const Room& room, std::vector<darkroom::Task> rooms,
+              std::vector<KeyAndDoor> tasks)
+      : RoomEpisodes(room, std::move(rooms)),
         tasks_(std::move(tasks)),
-        agents_(tasks_.size()) {}
+        found_(tasks_.size()) {}
 
   void Reset(uint8_t* observations) override {
-    std::fill(agents_.begin(), agents_.end(), Agent{start_});
-    Show(observations);
-  }
-  void Step(const uint8_t* actions, uint8_t* observations,
-            int* rewards) override {
-    for (size_t i = 0; i < agents_.size(); ++i) {
-      Agent& agent = agents_[i];
-      agent.at = Move(room_, darkroom::Task(), agent.at, actions[i]);
-      rewards[i] = 0;
-      if (!agent.has_key) {
-        rewards[i] = agent.has_key = agent.at == tasks_[i].key;
-      } else if (!agent.is_through) {
-        rewards[i] = agent.is_through = agent.at == tasks_[i].door;
-      }
-    }
-    Show(observations);
+    std::fill(found_.begin(), found_.end(), 0);
+    RoomEpisodes::Reset(observations);
   }
 
  private:
-  void Show(uint8_t* observations) const {
-    for (const Agent& agent : agents_) {
-      *observations++ = agent.at.row;
-      *observations++ = agent.at.column;
-    }
+  int Reward(size_t i, const Cell& at) override {
+    const Cell* const next[] = {&tasks_[i].key, &tasks_[i].door};
+    if (found_[i] == 2 || !(at == *next[found_[i]])) return 0;
+    ++found_[i];
+    return 1;
   }
 
-  const Room room_;
-  const Cell start_;
   const std::vector<KeyAndDoor> tasks_;
-  std::vector<Agent> agents_;
+  std::vector<int> found_;  // 0 to 2 of key and door
 };
 
 // Steps from one cell to be in another: at least one.
@@ -114,15 +93,6 @@ Cell DarkKeyToDoor::start() const {
   return {middle, middle};
 }
 
-EnvironmentSpec DarkKeyToDoor::spec() const {
-  EnvironmentSpec spec;
-  spec.actions = darkroom::kActions;
-  spec.horizon = room_.horizon;
-  spec.numbers = 2;
-  spec.bounds[0] = spec.bounds[1] = room_.size;
-  return spec;
-}
-
 std::string DarkKeyToDoor::TaskName(int index) const {
   return absl::StrCat("key ", Name(task(index).key), ", door ",
                       Name(task(index).door));
@@ -138,7 +108,10 @@ std::unique_ptr<Episodes> DarkKeyToDoor::NewEpisodes(
     const std::vector<int>& tasks) const {
   std::vector<KeyAndDoor> made;
   for (const int index : tasks) made.push_back(task(index));
-  return std::make_unique<KeyEpisodes>(room_, start(), std::move(made));
+  darkroom::Task room;
+  room.start = start();
+  return std::make_unique<KeyEpisodes>(
+      room_, std::vector<darkroom::Task>(made.size(), room), std::move(made));
 }
 
 CAPSTAN_PLUGIN(Part, DarkKeyToDoor, ::capstan::dark_key_to_door::Config,

@@ -27,7 +27,7 @@ class DarkKeyToDoor final : public Environment {
   const KeyAndDoor& task(int index) const { return tasks_[index]; }
   darkroom::Cell start() const;
 
-  EnvironmentSpec spec() const override;
+  EnvironmentSpec spec() const override { return darkroom::SpecOf(room_); }
   int tasks() const override { return static_cast<int>(tasks_.size()); }
   std::string TaskName(int task) const override;
   double OptimalReturn(int task) const override;

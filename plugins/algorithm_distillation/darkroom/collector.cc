@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <mutex>
 #include <system_error>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/in_order.h"
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/algorithm_distillation/darkroom/history_file.h"
@@ -24,110 +23,53 @@
 namespace capstan::darkroom {
 namespace {
 
-constexpr auto kProgressInterval = std::chrono::milliseconds(500);
-
-// Threads that train the learners, one task at a time. The destructor stops and
-// joins them.
-class Learners {
+// How far the learners are, for all threads.
+class CollectReport {
  public:
-  explicit Learners(const CollectorSettings& settings)
-      : settings_(settings), results_(settings.tasks) {
-    try {
-      for (int i = 0; i < settings.threads; ++i) {
-        threads_.emplace_back([this] { Work(); });
-      }
-    } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // continue with fewer
-    }
-  }
-  ~Learners() {
-    stop_ = true;
-    for (std::thread& thread : threads_) thread.join();
-  }
+  CollectReport(const CollectorSettings& settings,
+                const CollectProgress& progress)
+      : settings_(settings), progress_(progress) {}
 
-  // Waits for a limited time for a task's history, and moves it to *history.
-  // Returns whether it came, or the error of any thread that failed.
-  absl::StatusOr<bool> Take(int task, History* history) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    Result& result = results_[task];
-    changed_.wait_for(lock, kProgressInterval,
-                      [&] { return result.done || !status_.ok(); });
-    CAPSTAN_RETURN_IF_ERROR(status_);
-    if (result.done) *history = std::move(result.history);
-    return result.done;
-  }
-
-  // Progress in [0, 1] and as text.
-  std::pair<double, std::string> Progress() {
+  // After an update of a learner.
+  void Updated() { ++updates_; }
+  // After a learner's last one.
+  void Learned(double mean_return, double optimum) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    int tasks = 0;
-    double reached = 0, possible = 0;
-    for (const Result& result : results_) {
-      if (!result.done) continue;
-      ++tasks;
-      reached += result.mean_return;
-      possible += result.optimum;
-    }
-    std::string words =
-        absl::StrCat(tasks, " of ", results_.size(), " tasks learned");
-    if (tasks > 0) {
-      absl::StrAppendFormat(&words, ", mean return %.1f of %.1f",
-                            reached / tasks, possible / tasks);
-    }
-    return {static_cast<double>(updates_) /
-                (static_cast<double>(results_.size()) * settings_.updates),
-            words};
+    ++tasks_;
+    reached_ += mean_return;
+    possible_ += optimum;
   }
+
+  // Reports progress in [0, 1] and as text. If that says so, stops, and returns
+  // CANCELLED.
+  absl::Status Report() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    std::string words =
+        absl::StrCat(tasks_, " of ", settings_.tasks, " tasks learned");
+    if (tasks_ > 0) {
+      absl::StrAppendFormat(&words, ", mean return %.1f of %.1f",
+                            reached_ / tasks_, possible_ / tasks_);
+    }
+    lock.unlock();
+    const double all = static_cast<double>(settings_.tasks) * settings_.updates;
+    if (progress_(static_cast<double>(updates_) / all, words)) {
+      return absl::OkStatus();
+    }
+    Stop();
+    return absl::CancelledError("collecting was stopped");
+  }
+  void Stop() { stopped_ = true; }
+  // Whether learners are to end before their time.
+  bool stopped() const { return stopped_; }
 
  private:
-  struct Result {
-    bool done = false;
-    History history;
-    double mean_return = 0;
-    double optimum = 0;
-  };
-
-  void Work() {
-    try {
-      for (int task; !stop_ && (task = next_task_++) < settings_.tasks;) {
-        Learn(task);
-      }
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      status_ = CurrentExceptionToStatus();
-    }
-    changed_.notify_all();
-  }
-
-  void Learn(int index) {
-    const auto learner = std::make_unique<PpoLearner>(
-        settings_.ppo, *settings_.environment, index, settings_.streams,
-        static_cast<uint64_t>(settings_.origin.seed) + index);
-    for (int64_t i = 0; i < settings_.updates; ++i, ++updates_) {
-      if (stop_) return;
-      learner->Update();
-    }
-    Result result;
-    result.done = true;
-    result.history = learner->history();
-    result.mean_return = learner->mean_return();
-    result.optimum = settings_.environment->OptimalReturn(index);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      results_[index] = std::move(result);
-    }
-    changed_.notify_all();
-  }
-
   const CollectorSettings& settings_;
-  std::atomic<int> next_task_{0};
+  const CollectProgress& progress_;
   std::atomic<int64_t> updates_{0};  // of all learners
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stopped_{false};
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Result> results_;
-  absl::Status status_;
-  std::vector<std::thread> threads_;
+  int tasks_ = 0;
+  double reached_ = 0, possible_ = 0;
 };
 
 constexpr int64_t kDefaultSeed = 42;
@@ -290,26 +232,29 @@ absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HistoryWriter> writer,
                            HistoryWriter::Create(settings_.output));
   CAPSTAN_RETURN_IF_ERROR(writer->Describe(settings_.origin));
-  Learners learners(settings_);
-  std::chrono::steady_clock::time_point next_report{};
-  const auto report = [&](bool last) -> absl::Status {
-    const auto now = std::chrono::steady_clock::now();
-    if (!last && now < next_report) return absl::OkStatus();
-    next_report = now + kProgressInterval;
-    const auto [done, words] = learners.Progress();
-    if (progress(done, words)) return absl::OkStatus();
-    return absl::CancelledError("collecting was stopped");
-  };
-  for (int task = 0; task < settings_.tasks; ++task) {
-    History history;
-    bool there = false;
-    while (!there) {
-      CAPSTAN_ASSIGN_OR_RETURN(there, learners.Take(task, &history));
-      CAPSTAN_RETURN_IF_ERROR(report(/*last=*/false));
+  CollectReport report(settings_, progress);
+  const auto learn = [&](int64_t task) -> absl::StatusOr<History> {
+    const auto learner = std::make_unique<PpoLearner>(
+        settings_.ppo, *settings_.environment, static_cast<int>(task),
+        settings_.streams, static_cast<uint64_t>(settings_.origin.seed) + task);
+    for (int64_t i = 0; i < settings_.updates && !report.stopped(); ++i) {
+      learner->Update();
+      report.Updated();
     }
-    CAPSTAN_RETURN_IF_ERROR(writer->Write(task, history));
-  }
-  CAPSTAN_RETURN_IF_ERROR(report(/*last=*/true));
+    report.Learned(learner->mean_return(), settings_.environment->OptimalReturn(
+                                               static_cast<int>(task)));
+    return learner->history();
+  };
+  int next = 0;
+  CAPSTAN_RETURN_IF_ERROR(InOrder<History>(
+      settings_.threads, settings_.tasks, learn,
+      [&](const History& history) {
+        const absl::Status written = writer->Write(next++, history);
+        if (!written.ok()) report.Stop();
+        return written;
+      },
+      [&] { return report.Report(); }));
+  CAPSTAN_RETURN_IF_ERROR(report.Report());
   return writer->Commit();
 }
 

@@ -10,15 +10,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/confined_child.h"
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom/hdf5_histories.h"
-#include "plugins/algorithm_distillation/darkroom/history_datasets.h"
 #include "plugins/algorithm_distillation/darkroom/history_origin.h"
-#include "plugins/algorithm_distillation/darkroom/reader_child.h"
 
 namespace capstan::darkroom {
 namespace {
@@ -38,88 +38,68 @@ struct Question {
   int64_t streams = -1;
 };
 
-// Behind it come the error's message, the tasks, the origin's text, or a
-// history's datasets in the order of kDatasets.
-struct Answer {
-  int32_t code = 0;  // absl::StatusCode
-  int32_t has_markers = 0;
-  int64_t size = 0;  // bytes of the message or text, or the number of tasks
+// Before a history's datasets, which follow in the order of kDatasets.
+struct HistoryHeader {
   HistoryShape shape;
+  int64_t has_markers = 0;
 };
 
-constexpr int64_t kMostMessage = 1 << 16;
 // A variant has hundreds at most.
 constexpr int64_t kMostTasks = 1 << 20;
 
+template <typename T>
+std::string BytesOf(const T* values, size_t size) {
+  return {reinterpret_cast<const char*>(values), size * sizeof(T)};
+}
+
 // ---- The child.
 
-bool Say(int fd, const absl::Status& status) {
-  const std::string text(status.message().substr(0, kMostMessage));
-  Answer answer;
-  answer.code = static_cast<int32_t>(status.code());
-  answer.size = static_cast<int64_t>(text.size());
-  return SendAll(fd, &answer, sizeof(answer)) &&
-         SendAll(fd, text.data(), text.size());
-}
-
-bool SayHistory(int fd, const History& history) {
-  Answer answer;
-  answer.has_markers = history.compress_markers.empty() ? 0 : 1;
-  answer.shape = {history.steps, history.streams};
-  if (!SendAll(fd, &answer, sizeof(answer))) return false;
+absl::StatusOr<std::string> AnswerTo(const Hdf5Histories& file,
+                                     const Question& question) {
+  switch (question.kind) {
+    case Question::kTasks:
+      return BytesOf(file.tasks().data(), file.tasks().size());
+    case Question::kOrigin:
+      return file.OriginText();
+    case Question::kShape: {
+      CAPSTAN_ASSIGN_OR_RETURN(const HistoryShape shape,
+                               file.Shape(question.task));
+      return BytesOf(&shape, 1);
+    }
+    default:
+      break;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const History history,
+                           file.Read(question.task, question.spec,
+                                     question.steps, question.streams));
+  const HistoryHeader header = {{history.steps, history.streams},
+                                !history.compress_markers.empty()};
+  std::string bytes = BytesOf(&header, 1);
   for (const Dataset& dataset : kDatasets) {
     const std::vector<uint8_t>& values = history.*dataset.values;
-    if (!SendAll(fd, values.data(), values.size())) return false;
+    bytes.append(values.begin(), values.end());
   }
-  return true;
-}
-
-bool AnswerOne(int fd, const Hdf5Histories& file, const Question& question) {
-  if (question.kind == Question::kTasks) {
-    Answer answer;
-    answer.size = static_cast<int64_t>(file.tasks().size());
-    return SendAll(fd, &answer, sizeof(answer)) &&
-           SendAll(fd, file.tasks().data(), file.tasks().size() * sizeof(int));
-  }
-  if (question.kind == Question::kShape) {
-    const auto shape = file.Shape(question.task);
-    if (!shape.ok()) return Say(fd, shape.status());
-    Answer answer;
-    answer.shape = *shape;
-    return SendAll(fd, &answer, sizeof(answer));
-  }
-  if (question.kind == Question::kOrigin) {
-    const auto text = file.OriginText();
-    if (!text.ok()) return Say(fd, text.status());
-    Answer answer;
-    answer.size = static_cast<int64_t>(text->size());
-    return SendAll(fd, &answer, sizeof(answer)) &&
-           SendAll(fd, text->data(), text->size());
-  }
-  const auto history =
-      file.Read(question.task, question.spec, question.steps, question.streams);
-  return history.ok() ? SayHistory(fd, *history) : Say(fd, history.status());
+  return bytes;
 }
 
 // Until the parent has no more questions.
-void Serve(const std::string& path, int fd) {
+void Serve(const std::string& path, int64_t bytes,
+           const ConfinedChild::Parent& parent) {
   std::unique_ptr<Hdf5Histories> file;
-  Question question;
-  while (ReceiveAll(fd, &question, sizeof(question))) {
-    absl::Status status;
+  const auto answer =
+      [&](const Question& question) -> absl::StatusOr<std::string> {
     try {
       if (file == nullptr) {
-        auto opened = Hdf5Histories::Open(path);
-        status = opened.status();
-        if (opened.ok()) file = *std::move(opened);
+        CAPSTAN_ASSIGN_OR_RETURN(file, Hdf5Histories::Open(path, bytes));
       }
-      // Who doesn't hear it asks no more.
-      if (file != nullptr) AnswerOne(fd, *file, question);
-    } catch (const std::exception& error) {
-      // No memory: an answer is said when there is all of it.
-      status = Bad(path, " can't be read: ", error.what());
+      return AnswerTo(*file, question);
+    } catch (const std::exception& error) {  // no memory
+      return Bad(path, " can't be read: ", error.what());
     }
-    if (!status.ok()) Say(fd, status);
+  };
+  Question question;
+  while (parent.Receive(&question, sizeof(question))) {
+    parent.Send(answer(question));
   }
 }
 
@@ -143,12 +123,6 @@ absl::Status CheckValues(const std::string& path, const Dataset& dataset,
 
 }  // namespace
 
-HistoryReader::HistoryReader(std::string path, int64_t bytes,
-                             std::unique_ptr<ReaderChild> child)
-    : path_(std::move(path)), bytes_(bytes), child_(std::move(child)) {}
-
-HistoryReader::~HistoryReader() = default;
-
 absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
     const std::string& path) {
   struct stat info;
@@ -160,64 +134,49 @@ absl::StatusOr<std::unique_ptr<HistoryReader>> HistoryReader::Open(
   limits.cpu_seconds += info.st_size >> 20;
   CAPSTAN_ASSIGN_OR_RETURN(
       auto child,
-      ReaderChild::Start(limits, [&path](int fd) { Serve(path, fd); }));
+      ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
+        Serve(path, info.st_size, parent);
+      }));
   std::unique_ptr<HistoryReader> reader(
       new HistoryReader(path, info.st_size, std::move(child)));
   CAPSTAN_RETURN_IF_ERROR(reader->AskForTasks());
-  CAPSTAN_RETURN_IF_ERROR(reader->AskForOrigin());
+  Question question;
+  question.kind = Question::kOrigin;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string origin,
+      reader->Ask(BytesOf(&question, 1), kMostOriginBytes));
+  if (!origin.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(reader->origin_, OriginFromJson(path, origin));
+  }
   return reader;
 }
 
-// Asks, and takes the answer's beginning, or the error that it is.
-template <typename Question, typename Answer>
-absl::Status HistoryReader::Ask(const Question& question,
-                                Answer* answer) const {
-  absl::Status status = child_->Send(&question, sizeof(question));
-  if (status.ok()) status = child_->Receive(answer, sizeof(*answer));
-  if (!status.ok()) return Died(status);
-  if (answer->code == 0) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string message, Text(answer->size));
-  return {static_cast<absl::StatusCode>(answer->code), message};
-}
-
-absl::StatusOr<std::string> HistoryReader::Text(int64_t size) const {
-  if (size < 0 || size > kMostMessage) {
-    return Bad(path_, " can't be read: the file is damaged");
+absl::StatusOr<std::string> HistoryReader::Ask(absl::string_view question,
+                                               uint64_t most) const {
+  absl::Status status = child_->Send(question);
+  if (status.ok()) {
+    absl::StatusOr<std::string> answer = child_->Receive(most);
+    if (!child_->ended()) return answer;
+    status = answer.status();
   }
-  std::string text(static_cast<size_t>(size), '\0');
-  const absl::Status status = child_->Receive(&text[0], text.size());
-  if (!status.ok()) return Died(status);
-  return text;
-}
-
-absl::Status HistoryReader::AskForOrigin() {
-  Question question;
-  question.kind = Question::kOrigin;
-  Answer answer;
-  CAPSTAN_RETURN_IF_ERROR(Ask(question, &answer));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, Text(answer.size));
-  if (text.empty()) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(origin_, OriginFromJson(path_, text));
-  return absl::OkStatus();
-}
-
-absl::Status HistoryReader::Died(const absl::Status& death) const {
   return Bad(path_, " can't be read: the process that reads it with libhdf5 ",
-             death.message(), "; the file is damaged");
+             status.message(), "; the file is damaged");
+}
+
+absl::Status HistoryReader::Damaged() const {
+  return Bad(path_, " can't be read: the file is damaged");
 }
 
 absl::Status HistoryReader::AskForTasks() {
-  Answer answer;
-  CAPSTAN_RETURN_IF_ERROR(Ask(Question(), &answer));
-  if (answer.size < 1 || answer.size > kMostTasks) {
-    return Bad(path_, " can't be read: the file is damaged");
-  }
-  tasks_.resize(static_cast<size_t>(answer.size));
-  const absl::Status status =
-      child_->Receive(tasks_.data(), tasks_.size() * sizeof(int));
-  if (!status.ok()) return Died(status);
+  const Question question;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      Ask(BytesOf(&question, 1), kMostTasks * sizeof(int)));
+  if (bytes.empty() || bytes.size() % sizeof(int) != 0) return Damaged();
+  tasks_.resize(bytes.size() / sizeof(int));
+  std::memcpy(tasks_.data(), bytes.data(), bytes.size());
   if (!std::is_sorted(tasks_.begin(), tasks_.end()) || tasks_[0] < 0) {
-    return Bad(path_, " can't be read: the file is damaged");
+    return Damaged();
   }
   return absl::OkStatus();
 }
@@ -234,21 +193,27 @@ absl::StatusOr<HistoryShape> HistoryReader::Shape(int task) const {
   Question question;
   question.kind = Question::kShape;
   question.task = task;
-  Answer answer;
-  CAPSTAN_RETURN_IF_ERROR(Ask(question, &answer));
-  CAPSTAN_RETURN_IF_ERROR(CheckShape(answer.shape));
-  return answer.shape;
+  HistoryShape shape;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string bytes,
+                           Ask(BytesOf(&question, 1), sizeof(shape)));
+  if (bytes.size() != sizeof(shape)) return Damaged();
+  std::memcpy(&shape, bytes.data(), sizeof(shape));
+  CAPSTAN_RETURN_IF_ERROR(CheckShape(shape));
+  return shape;
 }
 
 // As much as such a file can hold.
 absl::Status HistoryReader::CheckShape(const HistoryShape& shape) const {
-  const auto most = static_cast<int64_t>(
-      std::max(kAlwaysFine, kMostBytesPerStoredByte * uint64_t(bytes_)));
+  const auto most = static_cast<int64_t>(MostValues());
   if (shape.steps < 1 || shape.streams < 1 || shape.steps > most ||
       shape.streams > most / shape.steps) {
-    return Bad(path_, " can't be read: the file is damaged");
+    return Damaged();
   }
   return absl::OkStatus();
+}
+
+uint64_t HistoryReader::MostValues() const {
+  return std::max(kAlwaysFine, kMostBytesPerStoredByte * uint64_t(bytes_));
 }
 
 absl::StatusOr<History> HistoryReader::Read(int task,
@@ -261,25 +226,36 @@ absl::StatusOr<History> HistoryReader::Read(int task,
   question.spec = spec;
   question.steps = steps;
   question.streams = streams;
-  Answer answer;
-  CAPSTAN_RETURN_IF_ERROR(Ask(question, &answer));
-  CAPSTAN_RETURN_IF_ERROR(CheckShape(answer.shape));
-  if ((steps >= 0 && answer.shape.steps != steps) ||
-      (streams >= 0 && answer.shape.streams != streams)) {
-    return Bad(path_, " can't be read: the file is damaged");
+  int64_t widths = 0;
+  for (const Dataset& dataset : kDatasets) {
+    widths += Width(dataset, spec.numbers);
   }
+  HistoryHeader header;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      Ask(BytesOf(&question, 1), sizeof(header) + widths * MostValues()));
+  if (bytes.size() < sizeof(header)) return Damaged();
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  CAPSTAN_RETURN_IF_ERROR(CheckShape(header.shape));
   History history;
-  history.steps = answer.shape.steps;
-  history.streams = answer.shape.streams;
+  history.steps = header.shape.steps;
+  history.streams = header.shape.streams;
   history.numbers = spec.numbers;
   history.least_reward = spec.least_reward;
+  if ((steps >= 0 && history.steps != steps) ||
+      (streams >= 0 && history.streams != streams)) {
+    return Damaged();
+  }
+  absl::string_view rest(bytes);
+  rest.remove_prefix(sizeof(header));
   for (const Dataset& dataset : kDatasets) {
-    if (IsMarkers(dataset) && answer.has_markers == 0) continue;
+    if (IsMarkers(dataset) && header.has_markers == 0) continue;
+    const auto size = static_cast<size_t>(history.steps * history.streams *
+                                          Width(dataset, spec.numbers));
+    if (rest.size() < size) return Damaged();
     std::vector<uint8_t>& values = history.*dataset.values;
-    values.resize(static_cast<size_t>(history.steps * history.streams *
-                                      Width(dataset, spec.numbers)));
-    const absl::Status status = child_->Receive(values.data(), values.size());
-    if (!status.ok()) return Died(status);
+    values.assign(rest.begin(), rest.begin() + size);
+    rest.remove_prefix(size);
     CAPSTAN_RETURN_IF_ERROR(CheckValues(path_, dataset, spec, values));
   }
   return history;

@@ -28,11 +28,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "base/confined_child.h"
 #include "plugins/algorithm_distillation/environment.h"
 
 namespace capstan::darkroom {
@@ -70,8 +73,6 @@ struct HistoryOrigin {
   int64_t seed = 0;  // of the collector
 };
 
-class ReaderChild;
-
 // One thread at a time, of the process that has opened it. Any call returns
 // INVALID_ARGUMENT if the process that reads for it has died of the file.
 class HistoryReader {
@@ -80,9 +81,6 @@ class HistoryReader {
   // isn't HDF5, is damaged, or contains anything but groups of tasks. Forks.
   static absl::StatusOr<std::unique_ptr<HistoryReader>> Open(
       const std::string& path);
-  ~HistoryReader();
-  HistoryReader(const HistoryReader&) = delete;
-  HistoryReader& operator=(const HistoryReader&) = delete;
 
   const std::string& path() const { return path_; }
 
@@ -108,19 +106,21 @@ class HistoryReader {
 
  private:
   HistoryReader(std::string path, int64_t bytes,
-                std::unique_ptr<ReaderChild> child);
+                std::unique_ptr<ConfinedChild> child)
+      : path_(std::move(path)), bytes_(bytes), child_(std::move(child)) {}
 
   absl::Status AskForTasks();
-  absl::Status AskForOrigin();
-  absl::StatusOr<std::string> Text(int64_t size) const;
-  template <typename Question, typename Answer>
-  absl::Status Ask(const Question& question, Answer* answer) const;
+  // The child's answer, of at most `most` bytes.
+  absl::StatusOr<std::string> Ask(absl::string_view question,
+                                  uint64_t most) const;
   absl::Status CheckShape(const HistoryShape& shape) const;
-  absl::Status Died(const absl::Status& death) const;
+  // Of a dataset: how many the file can hold at most.
+  uint64_t MostValues() const;
+  absl::Status Damaged() const;
 
   const std::string path_;
   const int64_t bytes_;  // the file's
-  const std::unique_ptr<ReaderChild> child_;
+  const std::unique_ptr<ConfinedChild> child_;
   std::vector<int> tasks_;
   absl::optional<HistoryOrigin> origin_;
 };

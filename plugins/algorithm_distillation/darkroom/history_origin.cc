@@ -8,7 +8,6 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom.h"
-#include "plugins/algorithm_distillation/darkroom/history_datasets.h"
 #include "plugins/algorithm_distillation/play.h"
 #include "plugins/sdk/part.h"
 

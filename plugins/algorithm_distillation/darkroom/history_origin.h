@@ -14,6 +14,9 @@
 
 namespace capstan::darkroom {
 
+// The file's attribute, a string of JSON.
+inline constexpr char kOriginName[] = "capstan";
+
 std::string OriginToJson(const HistoryOrigin& origin);
 
 // `path` is the file's. INVALID_ARGUMENT if a key is missing or can't be.

@@ -44,9 +44,6 @@ struct AdamStep {
 struct PpoKernels {
   const char* name;
 
-  // y = tanh(x), n a multiple of 16, to 2 ulp; NaN stays NaN. y may be x.
-  void (*tanh)(const float* x, int64_t n, float* y);
-
   // h1 = tanh(x w1 + b1), h2 = tanh(h1 w2 + b2), [rows, kHidden], and the first
   // `outputs` of out = h2 wo + bo, [rows, kOutputs], of inputs x [rows,
   // kInputs]; rows is a multiple of kRowBlock.

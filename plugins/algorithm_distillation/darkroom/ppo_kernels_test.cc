@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -26,34 +25,6 @@ class EachSet : public testing::TestWithParam<int> {
   const PpoKernels* set_ = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Sets, EachSet, testing::Values(0, 1, 2));
-
-TEST_P(EachSet, TanhIsWithinTwoUlp) {
-  std::vector<float> x;
-  for (float v = 1e-30f; v < 200.0f; v *= 1.0007f) {
-    x.push_back(v);
-    x.push_back(-v);
-  }
-  for (float v : {0.0f, 0.625f, std::nextafter(0.625f, 0.0f), 1e30f,
-                  std::numeric_limits<float>::infinity()}) {
-    x.push_back(v);
-    x.push_back(-v);
-  }
-  x.resize((x.size() + 15) / 16 * 16);
-  std::vector<float> y(x.size());
-  set_->tanh(x.data(), static_cast<int64_t>(x.size()), y.data());
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double wanted = std::tanh(double{x[i]});
-    const float size = std::abs(static_cast<float>(wanted));
-    const double ulp = double{std::nextafter(size, 2.0f)} - size;
-    ASSERT_LE(std::abs(y[i] - wanted), 2.0 * ulp) << x[i];
-  }
-}
-
-TEST_P(EachSet, TanhOfNanIsNan) {
-  std::vector<float> x(16, std::numeric_limits<float>::quiet_NaN());
-  set_->tanh(x.data(), 16, x.data());
-  for (const float v : x) EXPECT_TRUE(std::isnan(v));
-}
 
 void Fill(float phase, int64_t n, float* x) {
   for (int64_t i = 0; i < n; ++i) x[i] = 0.3f * std::sin(1.7f * i + phase);

@@ -12,6 +12,7 @@ using kernels::Bf16;
 using kernels::Fp16;
 
 #include "base/simd/simd_vector.inc"
+#include "base/simd/tanh_vector.inc"
 
 // A tile of sums is kept in registers: rows by columns of 16.
 constexpr int kColumns = SIMD_BYTES == 64 ? 4 : 1;
@@ -19,30 +20,6 @@ constexpr int kTile = 16 * kColumns;
 static_assert(kHidden % kTile == 0 && kHidden % kRowBlock == 0, "");
 
 #define SIMD_UNROLL _Pragma("GCC unroll 16")
-
-// A polynomial near 0, otherwise the exponential of Cephes' tanhf (Moshier,
-// netlib.org/cephes).
-template <typename V>
-SIMD_INLINE V TanhRegister(const V& x) {
-  const V size = x < 0.0f ? -x : x;
-  const V large = 1.0f - 2.0f / (ExpRegister(size + size) + 1.0f);
-  const V z = x * x;
-  V p = -5.70498872745e-3f - V{};
-  p = p * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  const V small = p * z * x + x;
-  return size < 0.625f ? small : (x < 0.0f ? -large : large);
-}
-
-SIMD_INLINE Floats Tanh(const Floats& x) {
-  return Map(x, [](const auto& v) SIMD_LAMBDA { return TanhRegister(v); });
-}
-
-void TanhOf(const float* x, int64_t n, float* y) {
-  for (int64_t i = 0; i < n; i += 16) Store(y + i, Tanh(Load(x + i)));
-}
 
 SIMD_INLINE Floats Root(const Floats& x) {
   return Map(x, [](const auto& v) SIMD_LAMBDA {
@@ -112,7 +89,9 @@ void Forward(const Network& net, const float* x, int64_t rows, int outputs,
       });
     }
   }
-  TanhOf(h2, rows * kHidden, h2);
+  for (int64_t i = 0; i < rows * kHidden; i += 16) {
+    Store(h2 + i, Tanh(Load(h2 + i)));
+  }
   for (int64_t r = 0; r < rows; ++r) {
     for (int o = 0; o < outputs; ++o) {
       Floats sum = {};
@@ -231,7 +210,7 @@ void Adam(const AdamStep& step, const float* gradient, int64_t n,
 }  // namespace
 
 const PpoKernels SIMD_SYMBOL(kPpo) = {
-    SIMD_NAME, TanhOf, Forward, Backward, SumOfSquares, Adam,
+    SIMD_NAME, Forward, Backward, SumOfSquares, Adam,
 };
 
 }  // namespace capstan::darkroom

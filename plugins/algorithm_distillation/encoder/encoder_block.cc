@@ -306,16 +306,22 @@ at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
     TORCH_CHECK(rows.length(b) == rows.length(0),
                 "a plain encoder block wants sequences alike in length");
   }
+  const at::Tensor x_query =
+      options.last_only ? x.index_select(0, rows.last) : x;
+  return PlainEncoderRest(x_query, Attention(x, x_query, w, options), w,
+                          options);
+}
+
+at::Tensor PlainEncoderRest(const at::Tensor& x, const at::Tensor& mixed,
+                            const EncoderBlockWeights& w,
+                            const EncoderBlockOptions& options) {
   const auto drop = [&](const at::Tensor& t, DropoutPlace place) {
     return DropRows(t, options.dropout, options.layer, place);
   };
-  const at::Tensor x_query =
-      options.last_only ? x.index_select(0, rows.last) : x;
-  const at::Tensor attended =
-      at::linear(Attention(x, x_query, w, options), w[kOutWeight], w[kOutBias]);
+  const at::Tensor attended = at::linear(mixed, w[kOutWeight], w[kOutBias]);
   const at::Tensor y =
-      at::layer_norm(x_query + drop(attended, DropoutPlace::kOutput),
-                     {x.size(1)}, w[kNorm1Weight], w[kNorm1Bias], options.eps);
+      at::layer_norm(x + drop(attended, DropoutPlace::kOutput), {x.size(1)},
+                     w[kNorm1Weight], w[kNorm1Bias], options.eps);
   const at::Tensor inner = drop(
       at::gelu(at::linear(y, w[kUpWeight], w[kUpBias])), DropoutPlace::kInner);
   const at::Tensor fed = at::linear(inner, w[kDownWeight], w[kDownBias]);

@@ -70,6 +70,12 @@ at::Tensor PlainEncoderBlock(const at::Tensor& x,
                              const EncoderBlockWeights& weights,
                              const EncoderBlockOptions& options);
 
+// Its rest behind the attention, whose output for the rows `x` is `mixed`; both
+// [queries, E].
+at::Tensor PlainEncoderRest(const at::Tensor& x, const at::Tensor& mixed,
+                            const EncoderBlockWeights& weights,
+                            const EncoderBlockOptions& options);
+
 // Whether FusedEncoderBlock supports x and weights of the dtype and device of
 // `like`: float32 on the CPU, E and F multiples of 16.
 bool CanFuseEncoderBlock(const at::Tensor& like, int64_t width,

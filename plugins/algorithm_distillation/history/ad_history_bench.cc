@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/algorithm_distillation/darkroom/history_file.h"
-#include "plugins/algorithm_distillation/darkroom/random_history.h"
+#include "plugins/algorithm_distillation/darkroom/random_history_testing.h"
 #include "plugins/algorithm_distillation/history/ad_history.h"
 
 namespace capstan::ad_history {

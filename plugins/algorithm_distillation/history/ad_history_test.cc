@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/algorithm_distillation/darkroom/history_file.h"
-#include "plugins/algorithm_distillation/darkroom/random_history.h"
+#include "plugins/algorithm_distillation/darkroom/random_history_testing.h"
 #include "plugins/algorithm_distillation/history_model.h"
 
 namespace capstan::ad_history {

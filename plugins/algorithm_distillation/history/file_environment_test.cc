@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "plugins/algorithm_distillation/darkroom.h"
-#include "plugins/algorithm_distillation/darkroom/random_history.h"
+#include "plugins/algorithm_distillation/darkroom/random_history_testing.h"
 
 namespace capstan::ad_history {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/random.h"
 #include "plugins/algorithm_distillation/history_model.h"
-#include "plugins/sdk/model.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan::algorithm_distillation {
 
@@ -34,26 +34,13 @@ inline std::string RowText(const HistoryInput& input, int64_t row) {
 }
 
 // Its logits are a function of a row's text alone. Records its inputs.
-class FakeHistoryModel final : public Model, public HistoryModel {
+class FakeHistoryModel final : public IdleModel, public HistoryModel {
  public:
-  explicit FakeHistoryModel(bool compressed) {
+  explicit FakeHistoryModel(bool compressed) : IdleModel({}, 0) {
     spec.bounds = {9, 9};
     spec.actions = 5;
     spec.max_length = 64;
     spec.compressed = compressed;
-  }
-
-  const std::vector<ParameterSpec>& parameters() const override {
-    return parameters_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
   }
 
   HistorySpec history_spec() const override { return spec; }
@@ -98,7 +85,6 @@ class FakeHistoryModel final : public Model, public HistoryModel {
  private:
   struct Cache final : public HistoryCache {
     explicit Cache(int64_t rows) : texts(rows) {}
-    int64_t rows() const override { return texts.size(); }
     int64_t length(int64_t row) const override { return texts[row].size(); }
     void Clear(int64_t row) override { texts[row].clear(); }
     std::vector<std::string> texts;
@@ -121,9 +107,6 @@ class FakeHistoryModel final : public Model, public HistoryModel {
     }
     return logits;
   }
-
-  const std::vector<ParameterSpec> parameters_;
-  const std::vector<std::string> units_;
 };
 
 }  // namespace capstan::algorithm_distillation

@@ -5,8 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/one_hot.h>
@@ -23,6 +21,7 @@
 
 #include "base/profile.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/keep.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -40,7 +39,7 @@ at::Tensor Is(const at::Tensor& kinds, HistoryToken kind) {
 }
 
 // What a fused embedding's forward leaves for backward.
-struct Call : public torch::CustomClassHolder {
+struct Call {
   Sizes sizes;
   c10::intrusive_ptr<const EncoderRows> rows;
   std::vector<at::Tensor> parameters;
@@ -167,15 +166,13 @@ variable_list Backward(const Call& call, const at::Tensor& d_out) {
 class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, at::TensorList parameters,
-                            const c10::intrusive_ptr<Call>& call) {
-    call->parameters = parameters.vec();
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    return Forward(*call);
+                            Call call) {
+    call.parameters = parameters.vec();
+    return Forward(kernels::Keep(ctx, std::move(call)));
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto call = c10::static_intrusive_pointer_cast<Call>(
-        ctx->saved_data["call"].toCapsule());
-    variable_list gradients = Backward(*call, grads[0].contiguous());
+    variable_list gradients =
+        Backward(kernels::KeptOf<Call>(ctx), grads[0].contiguous());
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!ctx->needs_input_grad(i)) gradients[i].reset();
     }
@@ -236,12 +233,13 @@ at::Tensor FusedEmbedding(const Sizes& sizes, const at::Tensor& transitions,
                           const at::Tensor& kinds,
                           const c10::intrusive_ptr<const EncoderRows>& rows,
                           const std::vector<at::Tensor>& parameters) {
-  auto call = c10::make_intrusive<Call>();
-  call->sizes = sizes;
-  call->rows = rows;
-  call->transitions = transitions.contiguous();
-  call->kinds = kinds.contiguous();
-  return EmbeddingFunction::apply(at::TensorList(parameters), call);
+  return EmbeddingFunction::apply(at::TensorList(parameters),
+                                  Call{sizes,
+                                       rows,
+                                       {},
+                                       transitions.contiguous(),
+                                       kinds.contiguous(),
+                                       at::Tensor()});
 }
 
 kernels::OperatorMemory PlanEmbedding(const Sizes& sizes, int64_t rows,
@@ -330,14 +328,7 @@ at::Tensor KeysAndValues::Layer(const Step& step, int layer,
           .softmax(-1);
   const at::Tensor mixed =
       at::matmul(weights, v).transpose(1, 2).reshape({rows() * step.tokens, e});
-  const at::Tensor y = at::layer_norm(
-      x + at::linear(mixed, w[kernels::kOutWeight], w[kernels::kOutBias]), {e},
-      w[kernels::kNorm1Weight], w[kernels::kNorm1Bias]);
-  const at::Tensor inner =
-      at::gelu(at::linear(y, w[kernels::kUpWeight], w[kernels::kUpBias]));
-  return at::layer_norm(
-      y + at::linear(inner, w[kernels::kDownWeight], w[kernels::kDownBias]),
-      {e}, w[kernels::kNorm2Weight], w[kernels::kNorm2Bias]);
+  return kernels::PlainEncoderRest(x, mixed, w, {});
 }
 
 void KeysAndValues::End(const at::Tensor& kinds, const at::Tensor& lengths) {

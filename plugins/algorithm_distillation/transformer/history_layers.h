@@ -51,9 +51,6 @@ class KeysAndValues final : public HistoryCache {
 
   KeysAndValues(int64_t rows, const Sizes& sizes, const at::TensorOptions& of);
 
-  int64_t rows() const override {
-    return static_cast<int64_t>(lengths_.size());
-  }
   int64_t length(int64_t row) const override { return lengths_[row]; }
   void Clear(int64_t row) override { lengths_[row] = 0; }
 
@@ -66,6 +63,8 @@ class KeysAndValues final : public HistoryCache {
   void End(const at::Tensor& kinds, const at::Tensor& lengths);
 
  private:
+  int64_t rows() const { return static_cast<int64_t>(lengths_.size()); }
+
   const Sizes sizes_;
   std::vector<int64_t> lengths_;
   // One per layer, [rows, n_transit + 1, E]; the last position takes what isn't

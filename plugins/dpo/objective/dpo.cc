@@ -140,20 +140,25 @@ absl::StatusOr<std::unique_ptr<Dpo>> Dpo::Create(const Config& config) {
   options.label_smoothing = config.label_smoothing();
   if (config.has_simpo_gamma()) options.gamma = config.simpo_gamma();
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(config, options));
-  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
-                           CausalSampler::Create(config));
-  return std::unique_ptr<Dpo>(new Dpo(config, options, sampler));
+  CAPSTAN_ASSIGN_OR_RETURN(SampleOptions sampling, SamplingOf(config));
+  return std::unique_ptr<Dpo>(new Dpo(config, options, std::move(sampling)));
+}
+
+absl::Status Dpo::CheckModel(Model& model) const {
+  const TokenModel* tokens = model.token_model();
+  if (tokens != nullptr && tokens->causal() &&
+      dynamic_cast<RowLosses*>(model.token_model()) != nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "dpo needs a model of token sequences in which a token sees only what "
+      "comes before it, and which gives the loss of each text apart "
+      "(plugins/sdk/row_losses.h); this model isn't one");
 }
 
 absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel* tokens = model.token_model();
-  if (tokens == nullptr || !tokens->causal() ||
-      dynamic_cast<RowLosses*>(model.token_model()) == nullptr) {
-    return absl::InvalidArgumentError(
-        "dpo needs a model of token sequences in which a token sees only what "
-        "comes before it, and which gives the loss of each text apart "
-        "(plugins/sdk/row_losses.h); this model isn't one");
-  }
   // A pair is two texts.
   const int64_t longest = (data.max_sequence_length() + 1) / 2;
   if (longest > tokens->max_positions()) {
@@ -183,8 +188,7 @@ absl::Status Dpo::CheckReference(Model& model) const {
             "; or train an adapter (adapter { lora {} }), or take loss: ORPO "
             "or SIMPO, which compare with nothing"));
   }
-  absl::StatusOr<std::unique_ptr<ReferenceFile>> file =
-      ReferenceFile::Open(config_.reference());
+  absl::StatusOr<Reference> file = ReadReference(config_.reference());
   if (absl::IsNotFound(file.status())) {
     return FieldError("reference",
                       absl::StrCat(file.status().message(), ": ", kHowToMake));
@@ -216,23 +220,24 @@ std::vector<MetricTags> Dpo::metrics() const {
 }
 
 at::Tensor Dpo::FromFile(const Batch& batch, const at::Tensor& like) const {
-  CHECK(reference_ != nullptr) << "Check comes first";
+  CHECK(reference_.has_value()) << "Check comes first";
   const at::Tensor keys = HostTensor(batch, kPairKeys).contiguous();
   const int64_t pairs = keys.numel();
   at::Tensor logps = at::empty({2 * pairs}, at::kFloat);
   float* const out = logps.mutable_data_ptr<float>();
   for (int64_t i = 0; i < pairs; ++i) {
-    ReferenceLogps found;
-    if (!reference_->Find(keys.const_data_ptr<int64_t>()[i], &found)) {
+    const auto found =
+        reference_->pairs.find(keys.const_data_ptr<int64_t>()[i]);
+    if (found == reference_->pairs.end()) {
       throw std::invalid_argument(absl::StrCat(
-          reference_->path(), " has no log-probabilities of pair ", i,
+          config_.reference(), " has no log-probabilities of pair ", i,
           " of this batch: the data, its tokenizer, template or max_length, or "
           "the date if the template shows it, have changed since it was made "
           "(or it is of other data); ",
           kHowToMake));
     }
-    out[i] = found.chosen;
-    out[pairs + i] = found.rejected;
+    out[i] = found->second.chosen;
+    out[pairs + i] = found->second.rejected;
   }
   return logps.to(like.device());
 }
@@ -259,7 +264,7 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
   RowLosses& model_rows = RowLossesOf(model);
   Rows rows;
   at::Tensor sums;
-  if (!writes() && NeedsReference(options_.loss) && reference_ == nullptr) {
+  if (!writes() && NeedsReference(options_.loss) && !reference_.has_value()) {
     CHECK(model.has_adapter()) << "Check comes first";
     TokenInput plain;
     plain.tokens = input.tokens;
@@ -279,7 +284,7 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
     rows.reference = -twin.output()[0];
   } else {
     sums = model_rows.CrossEntropyRows(input, targets, runner);
-    if (reference_ != nullptr) rows.reference = FromFile(batch, sums);
+    if (reference_.has_value()) rows.reference = FromFile(batch, sums);
   }
   rows.logps = -sums[0];
   if (options_.loss == ORPO) rows.prompts = sums[1];
@@ -296,15 +301,15 @@ LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
         "objective.write_reference is for an evaluation, such as `trainer "
         "dpo-reference` runs");
   }
-  if (info.training && reference_ != nullptr && !compared_models_) {
+  if (info.training && reference_.has_value() && !compared_models_) {
     absl::StatusOr<std::string> mine = ModelFingerprint(model, info.seed);
     if (!mine.ok()) {
       throw std::runtime_error(
           mine.status().ToString(absl::StatusToStringMode::kWithNoExtraData));
     }
-    if (*mine != reference_->model()) {
+    if (*mine != reference_->model) {
       throw std::invalid_argument(absl::StrCat(
-          reference_->path(),
+          config_.reference(),
           " has the log-probabilities of another model than the one that this "
           "run starts from; ",
           kHowToMake));
@@ -399,20 +404,21 @@ absl::StatusOr<std::vector<double>> Dpo::Measure(Model& model,
 
 Measurement Dpo::Summarize(absl::Span<const double> sums,
                            const MeasureInfo& info) const {
-  ReferenceTable table;
+  Reference reference;
+  reference.model = fingerprint_;
   for (size_t i = 0; i < sums.size(); i += kNumbers) {
     const double ranks = sums[i + kRanks];
     if (ranks == 0.0) continue;
     const auto low = static_cast<uint64_t>(sums[i + kLow] / ranks);
     const auto high = static_cast<uint64_t>(sums[i + kHigh] / ranks);
-    table[static_cast<int64_t>(high << 32 | low)] = {
+    reference.pairs[static_cast<int64_t>(high << 32 | low)] = {
         static_cast<float>(sums[i + kChosen] / ranks),
         static_cast<float>(sums[i + kRejected] / ranks)};
   }
   Measurement measurement;
   if (info.rank != 0) return measurement;
   const absl::StatusOr<int64_t> pairs =
-      WriteReference(config_.reference(), fingerprint_, std::move(table));
+      WriteReference(config_.reference(), std::move(reference));
   if (!pairs.ok()) {
     throw std::runtime_error(
         pairs.status().ToString(absl::StatusToStringMode::kWithNoExtraData));

@@ -13,22 +13,22 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "plugins/dpo/objective/dpo.pb.h"
 #include "plugins/dpo/objective/pair_losses.h"
 #include "plugins/dpo/objective/reference_file.h"
 #include "plugins/objective/common/causal_sampler.h"
-#include "plugins/sdk/beam_searcher.h"
-#include "plugins/sdk/objective.h"
 
 namespace capstan::dpo {
 
 // The loss is a mean over pairs; ORPO's also has the mean over the tokens of
 // all chosen texts, prompts included.
-class Dpo final : public Objective, public BeamSearcher {
+class Dpo final : public CausalObjective {
  public:
   static absl::StatusOr<std::unique_ptr<Dpo>> Create(const Config& config);
 
@@ -51,34 +51,17 @@ class Dpo final : public Objective, public BeamSearcher {
                                               UnitRunner& runner) override;
   Measurement Summarize(absl::Span<const double> sums,
                         const MeasureInfo& info) const override;
-  absl::StatusOr<std::vector<int64_t>> Sample(
-      Model& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, UnitRunner& runner) override {
-    return sampler_.Sample(*model.token_model(), prompt, options, runner);
-  }
-  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
-      Model& model, absl::Span<const BatchPrompt> prompts,
-      const SampleOptions& options, const Ended& ended,
-      UnitRunner& runner) override {
-    return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
-                                runner);
-  }
-  absl::StatusOr<std::vector<Beam>> SearchBeams(
-      Model& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, const BeamSettings& settings,
-      UnitRunner& runner) override {
-    return sampler_.SearchBeams(*model.token_model(), prompt, options, settings,
-                                runner);
-  }
 
  private:
   struct Rows;
 
-  Dpo(const Config& config, const LossOptions& options,
-      const CausalSampler& sampler)
-      : config_(config), options_(options), sampler_(sampler) {}
+  Dpo(const Config& config, const LossOptions& options, SampleOptions sampling)
+      : CausalObjective(std::move(sampling)),
+        config_(config),
+        options_(options) {}
 
   bool writes() const { return config_.write_reference(); }
+  absl::Status CheckModel(Model& model) const override;
   absl::Status CheckReference(Model& model) const;
   // Log-probabilities of a batch's texts, the reference's included.
   Rows Forward(Model& model, const Batch& batch, const StepInfo& info,
@@ -89,9 +72,8 @@ class Dpo final : public Objective, public BeamSearcher {
 
   const Config config_;
   const LossOptions options_;
-  const CausalSampler sampler_;
   // Opened by Check, since whoever only samples doesn't need it.
-  mutable std::unique_ptr<ReferenceFile> reference_;
+  mutable absl::optional<Reference> reference_;
   bool compared_models_ = false;
   // With write_reference: the model, and this rank's pairs by their index.
   std::string fingerprint_;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -45,18 +47,17 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
                    "): remove it, and run `trainer dpo-reference` again"));
 }
 
-absl::Status WriteTo(const std::string& path, const std::string& model,
-                     const ReferenceTable& table) {
-  const auto count = static_cast<int64_t>(table.size());
+absl::Status WriteTo(const std::string& path, const Reference& reference) {
+  const auto count = static_cast<int64_t>(reference.pairs.size());
   std::vector<int64_t> keys;
   std::vector<ReferenceLogps> logps;
-  for (const auto& [key, pair] : table) {
+  for (const auto& [key, pair] : reference.pairs) {
     keys.push_back(key);
     logps.push_back(pair);
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                            SafetensorsWriter::Create(path));
-  writer->SetMetadata(kModel, model);
+  writer->SetMetadata(kModel, reference.model);
   writer->Declare(kKeys, c10::ScalarType::Long, {count});
   writer->Declare(kLogps, c10::ScalarType::Float, {count, 2});
   CAPSTAN_RETURN_IF_ERROR(writer->Append(keys.data(), count * sizeof(int64_t)));
@@ -90,8 +91,7 @@ absl::StatusOr<std::string> ModelFingerprint(const Model& model,
   return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
-absl::StatusOr<std::unique_ptr<ReferenceFile>> ReferenceFile::Open(
-    const std::string& path) {
+absl::StatusOr<Reference> ReadReference(const std::string& path) {
   if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat(path, " doesn't exist"));
   }
@@ -109,49 +109,36 @@ absl::StatusOr<std::unique_ptr<ReferenceFile>> ReferenceFile::Open(
       logps->second.shape != std::vector<int64_t>{keys->second.shape[0], 2}) {
     return Damaged(path, "it lacks keys [N], logps [N, 2] or a model");
   }
-  std::unique_ptr<ReferenceFile> file(new ReferenceFile());
-  file->path_ = path;
-  file->model_ = model->second;
-  file->keys_.resize(keys->second.numel);
-  file->logps_.resize(keys->second.numel);
-  std::memcpy(file->keys_.data(), keys->second.data, keys->second.bytes);
-  std::memcpy(file->logps_.data(), logps->second.data, logps->second.bytes);
-  if (!std::is_sorted(file->keys_.begin(), file->keys_.end())) {
-    return Damaged(path, "its keys aren't in order");
+  Reference reference;
+  reference.model = model->second;
+  for (int64_t i = 0; i < keys->second.numel; ++i) {
+    int64_t key;
+    ReferenceLogps pair;
+    std::memcpy(&key, keys->second.data + i * sizeof(key), sizeof(key));
+    std::memcpy(&pair, logps->second.data + i * sizeof(pair), sizeof(pair));
+    if (i > 0 && key <= reference.pairs.rbegin()->first) {
+      return Damaged(path, "its keys aren't in order");
+    }
+    reference.pairs.insert(reference.pairs.end(), {key, pair});
   }
-  return file;
-}
-
-bool ReferenceFile::Find(int64_t key, ReferenceLogps* logps) const {
-  const auto found = std::lower_bound(keys_.begin(), keys_.end(), key);
-  if (found == keys_.end() || *found != key) return false;
-  *logps = logps_[found - keys_.begin()];
-  return true;
-}
-
-ReferenceTable ReferenceFile::table() const {
-  ReferenceTable table;
-  for (size_t i = 0; i < keys_.size(); ++i) table[keys_[i]] = logps_[i];
-  return table;
+  return reference;
 }
 
 absl::StatusOr<int64_t> WriteReference(const std::string& path,
-                                       const std::string& model,
-                                       ReferenceTable table) {
-  const auto old = ReferenceFile::Open(path);
-  if (old.ok() && (*old)->model() == model) {
-    const ReferenceTable before = (*old)->table();
-    table.insert(before.begin(), before.end());
+                                       Reference reference) {
+  const absl::StatusOr<Reference> old = ReadReference(path);
+  if (old.ok() && old->model == reference.model) {
+    reference.pairs.insert(old->pairs.begin(), old->pairs.end());
   }
   const std::string folder = std::filesystem::path(path).parent_path();
   if (!folder.empty()) CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   const std::string hidden = HiddenSibling(path, "new");
   std::error_code error;
   std::filesystem::remove(hidden, error);
-  CAPSTAN_RETURN_IF_ERROR(WriteTo(hidden, model, table));
+  CAPSTAN_RETURN_IF_ERROR(WriteTo(hidden, reference));
   std::filesystem::rename(hidden, path, error);
   if (error) return WriteError(path, error.value());
-  return static_cast<int64_t>(table.size());
+  return static_cast<int64_t>(reference.pairs.size());
 }
 
 }  // namespace capstan::dpo

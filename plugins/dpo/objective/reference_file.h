@@ -6,13 +6,9 @@
 #define CAPSTAN_PLUGINS_DPO_OBJECTIVE_REFERENCE_FILE_H_
 
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/model.h"
 
@@ -23,44 +19,27 @@ struct ReferenceLogps {
   float chosen = 0.0f;
   float rejected = 0.0f;
 };
-// By kPairKeys.
-using ReferenceTable = std::map<int64_t, ReferenceLogps>;
+// Of pairs by their kPairKeys, under the model of this fingerprint.
+struct Reference {
+  std::string model;
+  absl::btree_map<int64_t, ReferenceLogps> pairs;
+};
 
 // Tells models apart by what they start from: names, shapes and some values of
 // each parameter. An adapter counts only if it changes anything at its start.
 // `seed`: the run's, for random weights.
 absl::StatusOr<std::string> ModelFingerprint(const Model& model, uint64_t seed);
 
-// A safetensors file: keys [N] int64, ascending; logps [N, 2] float32, chosen
-// and rejected; the model's fingerprint as metadata "model".
-class ReferenceFile {
- public:
-  // NOT_FOUND if there is none. Errors name the file.
-  static absl::StatusOr<std::unique_ptr<ReferenceFile>> Open(
-      const std::string& path);
-
-  const std::string& path() const { return path_; }
-  const std::string& model() const { return model_; }
-  int64_t size() const { return static_cast<int64_t>(keys_.size()); }
-  // False if the pair isn't in it.
-  bool Find(int64_t key, ReferenceLogps* logps) const;
-  ReferenceTable table() const;
-
- private:
-  ReferenceFile() = default;
-
-  std::string path_;
-  std::string model_;
-  std::vector<int64_t> keys_;
-  std::vector<ReferenceLogps> logps_;
-};
+// Reads a safetensors file: keys [N] int64, ascending; logps [N, 2] float32,
+// chosen and rejected; the model's fingerprint as metadata "model". NOT_FOUND
+// if there is none. Errors name the file.
+absl::StatusOr<Reference> ReadReference(const std::string& path);
 
 // Writes the file anew, with the pairs of an existing one of the same model
 // besides; the old one stays until the new one is complete. Returns how many
 // pairs it has.
 absl::StatusOr<int64_t> WriteReference(const std::string& path,
-                                       const std::string& model,
-                                       ReferenceTable table);
+                                       Reference reference);
 
 }  // namespace capstan::dpo
 

@@ -25,40 +25,35 @@ std::string NewPath() {
 
 TEST(ReferenceFileTest, KeepsWhatWasWritten) {
   const std::string path = NewPath();
-  EXPECT_TRUE(absl::IsNotFound(ReferenceFile::Open(path).status()));
-  auto pairs = WriteReference(path, "m", {{7, {-1.5f, -2.0f}}, {-3, {-4, -5}}});
+  EXPECT_TRUE(absl::IsNotFound(ReadReference(path).status()));
+  auto pairs =
+      WriteReference(path, {"m", {{7, {-1.5f, -2.0f}}, {-3, {-4, -5}}}});
   ASSERT_TRUE(pairs.ok()) << pairs.status();
   EXPECT_EQ(*pairs, 2);
-  auto file = ReferenceFile::Open(path);
+  auto file = ReadReference(path);
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->model(), "m");
-  EXPECT_EQ((*file)->size(), 2);
-  ReferenceLogps found;
-  ASSERT_TRUE((*file)->Find(-3, &found));
-  EXPECT_EQ(found.rejected, -5.0f);
-  ASSERT_TRUE((*file)->Find(7, &found));
-  EXPECT_EQ(found.chosen, -1.5f);
-  EXPECT_FALSE((*file)->Find(8, &found));
+  EXPECT_EQ(file->model, "m");
+  EXPECT_EQ(file->pairs.size(), 2);
+  EXPECT_EQ(file->pairs.at(-3).rejected, -5.0f);
+  EXPECT_EQ(file->pairs.at(7).chosen, -1.5f);
 }
 
 TEST(ReferenceFileTest, OneModelsPairsAddUp) {
   const std::string path = NewPath();
-  ASSERT_TRUE(WriteReference(path, "m", {{1, {-1, -1}}, {2, {-2, -2}}}).ok());
-  EXPECT_EQ(*WriteReference(path, "m", {{2, {-9, -9}}, {3, {-3, -3}}}), 3);
-  ReferenceLogps found;
-  ASSERT_TRUE((*ReferenceFile::Open(path))->Find(2, &found));
-  EXPECT_EQ(found.chosen, -9.0f);  // the newer
-  EXPECT_EQ(*WriteReference(path, "another", {{4, {-4, -4}}}), 1);
+  ASSERT_TRUE(WriteReference(path, {"m", {{1, {-1, -1}}, {2, {-2, -2}}}}).ok());
+  EXPECT_EQ(*WriteReference(path, {"m", {{2, {-9, -9}}, {3, {-3, -3}}}}), 3);
+  EXPECT_EQ(ReadReference(path)->pairs.at(2).chosen, -9.0f);  // the newer
+  EXPECT_EQ(*WriteReference(path, {"another", {{4, {-4, -4}}}}), 1);
 }
 
 TEST(ReferenceFileTest, AnotherFileIsAnError) {
   const std::string path = NewPath();
-  ASSERT_TRUE(WriteReference(path, "m", {{1, {-1, -1}}}).ok());
+  ASSERT_TRUE(WriteReference(path, {"m", {{1, {-1, -1}}}}).ok());
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
-  EXPECT_THAT(ReferenceFile::Open(path).status().message(),
+  EXPECT_THAT(ReadReference(path).status().message(),
               HasSubstr("run `trainer dpo-reference` again"));
   std::ofstream(path, std::ios::binary) << "not safetensors";
-  EXPECT_THAT(ReferenceFile::Open(path).status().message(),
+  EXPECT_THAT(ReadReference(path).status().message(),
               HasSubstr(path + " is no file of reference"));
 }
 

@@ -18,28 +18,19 @@
 #include <vector>
 
 #include "plugins/sdk/batched_cache.h"
-#include "plugins/sdk/model.h"
+#include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan::masked_diffusion {
 
-class FakeModel final : public Model, public TokenModel {
+class FakeModel final : public IdleModel, public TokenModel {
  public:
   static constexpr int64_t kVocab = 12;
   static constexpr int64_t kMask = 10;
   static constexpr int64_t kEos = 9;
 
-  const std::vector<ParameterSpec>& parameters() const override {
-    return parameters_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
+  FakeModel() : IdleModel({}, 0) {}
+
   TokenModel* token_model() override { return is_token_model ? this : nullptr; }
 
   int64_t vocab_size() const override { return kVocab; }
@@ -104,9 +95,6 @@ class FakeModel final : public Model, public TokenModel {
     void KeepRows(const std::vector<int64_t>&) override {}
     int64_t filled = 0;
   };
-
-  const std::vector<ParameterSpec> parameters_;
-  const std::vector<std::string> units_;
 };
 
 }  // namespace capstan::masked_diffusion

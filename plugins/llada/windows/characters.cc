@@ -9,7 +9,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/byte_tokenizer.h"
 
 namespace capstan::llada_windows {
 namespace {
@@ -175,35 +177,22 @@ absl::Status CharacterTokenizer::Save(const std::string& folder) const {
   const auto sequence = [](const char* name, int type) {
     return Json{{"Sequence", {{"id", name}, {"type_id", type}}}};
   };
-  const Json json = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", added},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", nullptr},
-      {"post_processor",
-       {{"type", "TemplateProcessing"},
-        {"single", Json::array({token(kBosText), sequence("A", 0)})},
-        {"pair",
-         Json::array({token(kBosText), sequence("A", 0), sequence("B", 1)})},
-        {"special_tokens",
-         {{kBosText,
-           {{"id", kBosText},
-            {"ids", Json::array({kBos})},
-            {"tokens", Json::array({kBosText})}}}}}}},
-      {"decoder", {{"type", "Fuse"}}},
-      {"model",
-       {{"type", "BPE"},
-        {"dropout", nullptr},
-        {"unk_token", nullptr},
-        {"continuing_subword_prefix", nullptr},
-        {"end_of_word_suffix", nullptr},
-        {"fuse_unk", false},
-        {"byte_fallback", false},
-        {"ignore_merges", false},
-        {"vocab", vocab},
-        {"merges", Json::array()}}}};
+  // A byte tokenizer's file is that of a BPE without merges, too.
+  Json json = ParseJson<Json>(ByteTokenizerJson());
+  json["added_tokens"] = added;
+  json["pre_tokenizer"] = nullptr;
+  json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", Json::array({token(kBosText), sequence("A", 0)})},
+      {"pair",
+       Json::array({token(kBosText), sequence("A", 0), sequence("B", 1)})},
+      {"special_tokens",
+       {{kBosText,
+         {{"id", kBosText},
+          {"ids", Json::array({kBos})},
+          {"tokens", Json::array({kBosText})}}}}}};
+  json["decoder"] = {{"type", "Fuse"}};
+  json["model"]["vocab"] = vocab;
   CAPSTAN_RETURN_IF_ERROR(
       WriteWholeFile(folder + "/tokenizer.json", json.dump(2) + "\n"));
   const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},

@@ -2,6 +2,7 @@
 //
 // Windows cut from a text when read.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,16 +18,14 @@ namespace capstan::llada_windows {
 namespace {
 
 // The tokens of a part of the text.
-class Tokens {
- public:
-  virtual ~Tokens() = default;
-  virtual int64_t size() const = 0;
-  virtual void Read(int64_t begin, int64_t n, int64_t* out) const = 0;
+struct Tokens {
+  int64_t size = 0;
+  std::function<void(int64_t begin, int64_t n, int64_t* out)> read;
 };
 
 // Characters, decoded when read. Stores the offset of each 256th, from which
 // the others are counted.
-class CharacterTokens final : public Tokens {
+class CharacterTokens {
  public:
   // `text` is UTF-8 whose characters are all in the tokenizer.
   CharacterTokens(std::shared_ptr<const MappedFile> file,
@@ -40,8 +39,8 @@ class CharacterTokens final : public Tokens {
     }
   }
 
-  int64_t size() const override { return size_; }
-  void Read(int64_t begin, int64_t n, int64_t* out) const override {
+  int64_t size() const { return size_; }
+  void Read(int64_t begin, int64_t n, int64_t* out) const {
     size_t at = begins_[begin / kEvery];
     for (int64_t i = begin % kEvery; i > 0; --i) NextCharacter(text_, &at);
     for (int64_t i = 0; i < n; ++i) {
@@ -59,20 +58,6 @@ class CharacterTokens final : public Tokens {
   int64_t size_ = 0;
 };
 
-// Tokens in memory, four bytes each.
-class MemoryTokens final : public Tokens {
- public:
-  explicit MemoryTokens(std::vector<uint32_t> ids) : ids_(std::move(ids)) {}
-
-  int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
-  void Read(int64_t begin, int64_t n, int64_t* out) const override {
-    std::copy_n(ids_.begin() + begin, n, out);
-  }
-
- private:
-  const std::vector<uint32_t> ids_;
-};
-
 // Text tokens of a window.
 int64_t WidthOf(const TextWindowsSpec& spec) {
   return spec.sequence_length - (spec.ends == WindowEnds::kAround ? 2 : 0);
@@ -80,10 +65,10 @@ int64_t WidthOf(const TextWindowsSpec& spec) {
 
 class TextWindows final : public Windows {
  public:
-  TextWindows(std::shared_ptr<const Tokens> tokens, const TextWindowsSpec& spec,
-              int64_t bos, int64_t eos)
+  TextWindows(Tokens tokens, const TextWindowsSpec& spec, int64_t bos,
+              int64_t eos)
       : tokens_(std::move(tokens)),
-        places_{tokens_->size(), WidthOf(spec), spec.stride},
+        places_{tokens_.size, WidthOf(spec), spec.stride},
         ends_(spec.ends),
         bos_(bos),
         eos_(eos) {}
@@ -92,12 +77,12 @@ class TextWindows final : public Windows {
   void Read(int64_t i, int64_t* out) const override {
     if (ends_ != WindowEnds::kNone) *out++ = bos_;
     const int64_t n = places_.width - (ends_ == WindowEnds::kCut ? 1 : 0);
-    tokens_->Read(places_.Begin(i), n, out);
+    tokens_.read(places_.Begin(i), n, out);
     if (ends_ == WindowEnds::kAround) out[n] = eos_;
   }
 
  private:
-  const std::shared_ptr<const Tokens> tokens_;
+  const Tokens tokens_;
   const WindowPlaces places_;
   const WindowEnds ends_;
   const int64_t bos_;
@@ -217,20 +202,28 @@ absl::StatusOr<WindowData> OpenTextWindows(const TextWindowsSpec& given) {
   const size_t split = SplitAt(text, spec.validation_fraction);
   const auto open = [&](absl::string_view part, const char* name,
                         std::shared_ptr<const Windows>* windows) {
-    std::shared_ptr<const Tokens> tokens;
+    Tokens tokens;
     if (characters != nullptr) {
-      tokens = std::make_shared<CharacterTokens>(*file, part, characters);
+      const auto decoded =
+          std::make_shared<const CharacterTokens>(*file, part, characters);
+      tokens.size = decoded->size();
+      tokens.read = [decoded](int64_t begin, int64_t n, int64_t* out) {
+        decoded->Read(begin, n, out);
+      };
     } else {
-      std::vector<uint32_t> ids;
+      const auto ids = std::make_shared<std::vector<uint32_t>>();
       const absl::Status read =
-          text::AppendTokens(*data.tokenizer, part, **file, &ids);
+          text::AppendTokens(*data.tokenizer, part, **file, ids.get());
       if (!read.ok()) return FieldError("path", read.message());
-      tokens = std::make_shared<MemoryTokens>(std::move(ids));
+      tokens.size = static_cast<int64_t>(ids->size());
+      tokens.read = [ids](int64_t begin, int64_t n, int64_t* out) {
+        std::copy_n(ids->begin() + begin, n, out);
+      };
     }
-    data.total_tokens += tokens->size();
+    data.total_tokens += tokens.size;
     *windows =
         std::make_shared<TextWindows>(tokens, spec, special.bos, special.eos);
-    return CheckPart(**windows, spec, name, tokens->size());
+    return CheckPart(**windows, spec, name, tokens.size);
   };
   const bool all = spec.validation_fraction == 0;
   CAPSTAN_RETURN_IF_ERROR(open(text.substr(0, split),

@@ -26,19 +26,6 @@ at::Tensor Optional(const Batch& batch, const char* name) {
   return it == batch.end() ? at::Tensor() : it->second;
 }
 
-absl::Status CheckModel(Model& model) {
-  const TokenModel* tokens = model.token_model();
-  if (tokens == nullptr) {
-    return absl::InvalidArgumentError(
-        "causal_lm needs a model of token sequences, which this model isn't");
-  }
-  if (tokens->causal()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "causal_lm needs a model in which a token sees only what comes before "
-      "it; this one sees the token that it is to predict: use "
-      "capstan.masked_diffusion");
-}
-
 // The labels predicted at positions 0..: all but the first of each row. The
 // first token of the next document is not predicted, whatever its label.
 at::Tensor NextLabels(const at::Tensor& labels, const at::Tensor& positions) {
@@ -73,9 +60,21 @@ at::Tensor TargetsOf(const Batch& batch, bool host) {
 
 absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
     const Config& config) {
-  CAPSTAN_ASSIGN_OR_RETURN(const CausalSampler sampler,
-                           CausalSampler::Create(config));
-  return std::unique_ptr<CausalLm>(new CausalLm(sampler));
+  CAPSTAN_ASSIGN_OR_RETURN(SampleOptions sampling, SamplingOf(config));
+  return std::unique_ptr<CausalLm>(new CausalLm(std::move(sampling)));
+}
+
+absl::Status CausalLm::CheckModel(Model& model) const {
+  const TokenModel* tokens = model.token_model();
+  if (tokens == nullptr) {
+    return absl::InvalidArgumentError(
+        "causal_lm needs a model of token sequences, which this model isn't");
+  }
+  if (tokens->causal()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "causal_lm needs a model in which a token sees only what comes before "
+      "it; this one sees the token that it is to predict: use "
+      "capstan.masked_diffusion");
 }
 
 absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
@@ -141,35 +140,6 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
 std::vector<std::pair<std::string, double>> CausalLm::DerivedFromLoss(
     double loss) const {
   return {{"perplexity", std::exp(loss)}};
-}
-
-absl::StatusOr<std::vector<int64_t>> CausalLm::Sample(
-    Model& model, const std::vector<int64_t>& prompt,
-    const SampleOptions& options, UnitRunner& runner) {
-  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  return sampler_.Sample(*model.token_model(), prompt, options, runner,
-                         context_.get());
-}
-
-void CausalLm::KeepContext(bool keep) {
-  context_ = keep ? std::make_unique<CausalContext>(/*kept=*/true) : nullptr;
-}
-
-absl::StatusOr<std::vector<std::vector<int64_t>>> CausalLm::SampleBatch(
-    Model& model, absl::Span<const BatchPrompt> prompts,
-    const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
-  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  return sampler_.SampleBatch(*model.token_model(), prompts, options, ended,
-                              runner);
-}
-
-absl::StatusOr<std::vector<Beam>> CausalLm::SearchBeams(
-    Model& model, const std::vector<int64_t>& prompt,
-    const SampleOptions& options, const BeamSettings& settings,
-    UnitRunner& runner) {
-  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
-  return sampler_.SearchBeams(*model.token_model(), prompt, options, settings,
-                              runner);
 }
 
 }  // namespace capstan::causal_lm

@@ -7,20 +7,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "plugins/objective/causal_lm/causal_lm.pb.h"
 #include "plugins/objective/common/causal_sampler.h"
-#include "plugins/objective/common/decode_loop.h"
-#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/objective.h"
 
 namespace capstan::causal_lm {
 
-class CausalLm final : public Objective, public BeamSearcher {
+class CausalLm final : public CausalObjective {
  public:
   static absl::StatusOr<std::unique_ptr<CausalLm>> Create(const Config& config);
 
@@ -34,27 +33,12 @@ class CausalLm final : public Objective, public BeamSearcher {
                   UnitRunner& runner) override;
   std::vector<std::pair<std::string, double>> DerivedFromLoss(
       double loss) const override;
-  absl::StatusOr<std::vector<int64_t>> Sample(
-      Model& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, UnitRunner& runner) override;
-  // In one cache, but for texts longer than the model's positions.
-  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
-      Model& model, absl::Span<const BatchPrompt> prompts,
-      const SampleOptions& options, const Ended& ended,
-      UnitRunner& runner) override;
-
-  absl::StatusOr<std::vector<Beam>> SearchBeams(
-      Model& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, const BeamSettings& settings,
-      UnitRunner& runner) override;
-
-  void KeepContext(bool keep) override;
 
  private:
-  explicit CausalLm(const CausalSampler& sampler) : sampler_(sampler) {}
+  explicit CausalLm(SampleOptions sampling)
+      : CausalObjective(std::move(sampling)) {}
 
-  const CausalSampler sampler_;
-  std::unique_ptr<CausalContext> context_;  // null: isn't kept
+  absl::Status CheckModel(Model& model) const override;
 };
 
 }  // namespace capstan::causal_lm

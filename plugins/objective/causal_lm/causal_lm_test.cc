@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "base/status.h"
+#include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/pair_batch.h"
 
 namespace capstan::causal_lm {
@@ -27,20 +28,10 @@ class CountingCache final : public KvCache {
 };
 
 // Its likeliest next token is the last one plus one; it records its input.
-class CountingModel final : public Model, public TokenModel {
+class CountingModel final : public IdleModel, public TokenModel {
  public:
-  const std::vector<ParameterSpec>& parameters() const override {
-    return parameters_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t,
-                            float*) const override {
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
+  CountingModel() : IdleModel({}, 0) {}
+
   TokenModel* token_model() override { return is_token_model ? this : nullptr; }
 
   int64_t vocab_size() const override { return kVocab; }
@@ -80,10 +71,6 @@ class CountingModel final : public Model, public TokenModel {
   at::Tensor seen_targets;
   at::Tensor seen_positions;
   at::Tensor seen_samples;
-
- private:
-  const std::vector<ParameterSpec> parameters_;
-  const std::vector<std::string> units_;
 };
 
 class FakeTokenizer final : public Tokenizer {

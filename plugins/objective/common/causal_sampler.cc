@@ -146,28 +146,29 @@ void Override(const absl::optional<T>& value, T* setting) {
   if (value.has_value()) *setting = *value;
 }
 
-void Override(const SampleOptions& given, SamplerOptions* sampler) {
-  // Who says how to sample wants that.
-  if (given.temperature || given.top_k || given.top_p || given.min_p) {
-    sampler->greedy = false;
-  }
+// What flags, an objective's config and a model's may all say.
+template <typename Given>
+void OverrideCommon(const Given& given, SamplerOptions* sampler) {
   Override(given.temperature, &sampler->temperature);
   Override(given.top_k, &sampler->top_k);
   Override(given.top_p, &sampler->top_p);
   Override(given.min_p, &sampler->min_p);
   Override(given.repetition_penalty, &sampler->rules.repetition_penalty);
   Override(given.no_repeat_ngram_size, &sampler->rules.no_repeat_ngram_size);
+}
+
+void Override(const SampleOptions& given, SamplerOptions* sampler) {
+  OverrideCommon(given, sampler);
+  // Who says how to sample wants that.
+  if (given.temperature || given.top_k || given.top_p || given.min_p) {
+    sampler->greedy = false;
+  }
   if (given.greedy) sampler->greedy = true;
 }
 
 void Override(const GenerationConfig& config, SamplerOptions* sampler) {
-  Override(config.temperature, &sampler->temperature);
-  Override(config.top_k, &sampler->top_k);
-  Override(config.top_p, &sampler->top_p);
-  Override(config.min_p, &sampler->min_p);
+  OverrideCommon(config, sampler);
   LogitRules& rules = sampler->rules;
-  Override(config.repetition_penalty, &rules.repetition_penalty);
-  Override(config.no_repeat_ngram_size, &rules.no_repeat_ngram_size);
   Override(config.min_new_tokens, &rules.min_new_tokens);
   rules.suppress_tokens = config.suppress_tokens;
   rules.begin_suppress_tokens = config.begin_suppress_tokens;
@@ -176,18 +177,16 @@ void Override(const GenerationConfig& config, SamplerOptions* sampler) {
 
 }  // namespace
 
-absl::StatusOr<CausalSampler> CausalSampler::Create(
-    const SampleOptions& given) {
+absl::Status CausalObjective::CheckSampling(const SampleOptions& given) {
   SamplerOptions sampler;
   Override(given, &sampler);
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(sampler));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(given.max_new_tokens >= 0, "max_new_tokens",
-                 "greater than 0, or 0 for the default", given.max_new_tokens));
-  return CausalSampler(given);
+  return CheckField(given.max_new_tokens >= 0, "max_new_tokens",
+                    "greater than 0, or 0 for the default",
+                    given.max_new_tokens);
 }
 
-absl::StatusOr<CausalSampler::Plan> CausalSampler::PlanFor(
+absl::StatusOr<CausalObjective::Plan> CausalObjective::PlanFor(
     const TokenModel& model, const SampleOptions& options) const {
   CAPSTAN_ASSIGN_OR_RETURN(const GenerationConfig config,
                            GenerationConfigOf(model));
@@ -205,14 +204,15 @@ absl::StatusOr<CausalSampler::Plan> CausalSampler::PlanFor(
   return plan;
 }
 
-absl::StatusOr<std::vector<int64_t>> CausalSampler::Sample(
-    TokenModel& model, const std::vector<int64_t>& prompt,
-    const SampleOptions& options, UnitRunner& runner,
-    CausalContext* context) const {
+absl::StatusOr<std::vector<int64_t>> CausalObjective::Sample(
+    Model& any, const std::vector<int64_t>& prompt,
+    const SampleOptions& options, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(any));
+  TokenModel& model = *any.token_model();
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, PlanFor(model, options));
   CAPSTAN_RETURN_IF_ERROR(CheckPrompt(model, prompt));
   at::AutoGradMode no_gradients(false);
-  Objective::Ended ended;
+  Ended ended;
   if (options.ended) {
     ended = [&](size_t, absl::Span<const int64_t> text) {
       return options.ended(text);
@@ -222,16 +222,22 @@ absl::StatusOr<std::vector<int64_t>> CausalSampler::Sample(
   Sampling sampling(plan.sampler, options.stop_at_eos, options.on_token, ended);
   sampling.Add(model, {prompt, options.seed, options.stop_tokens}, 0, &text);
   CausalContext own(/*kept=*/false);
-  CAPSTAN_RETURN_IF_ERROR(sampling.RunAlone(context == nullptr ? &own : context,
-                                            &model, plan.wanted, options.stop,
-                                            runner));
+  CAPSTAN_RETURN_IF_ERROR(
+      sampling.RunAlone(context_ == nullptr ? &own : context_.get(), &model,
+                        plan.wanted, options.stop, runner));
   return text;
 }
 
-absl::StatusOr<std::vector<Beam>> CausalSampler::SearchBeams(
-    TokenModel& model, const std::vector<int64_t>& prompt,
+void CausalObjective::KeepContext(bool keep) {
+  context_ = keep ? std::make_unique<CausalContext>(/*kept=*/true) : nullptr;
+}
+
+absl::StatusOr<std::vector<Beam>> CausalObjective::SearchBeams(
+    Model& any, const std::vector<int64_t>& prompt,
     const SampleOptions& options, const BeamSettings& settings,
-    UnitRunner& runner) const {
+    UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(any));
+  TokenModel& model = *any.token_model();
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, PlanFor(model, options));
   CAPSTAN_RETURN_IF_ERROR(CheckPrompt(model, prompt));
   at::AutoGradMode no_gradients(false);
@@ -242,10 +248,11 @@ absl::StatusOr<std::vector<Beam>> CausalSampler::SearchBeams(
   return search.Run(prompt, plan.wanted, runner);
 }
 
-absl::StatusOr<std::vector<std::vector<int64_t>>> CausalSampler::SampleBatch(
-    TokenModel& model, absl::Span<const BatchPrompt> prompts,
-    const SampleOptions& options, const Objective::Ended& ended,
-    UnitRunner& runner) const {
+absl::StatusOr<std::vector<std::vector<int64_t>>> CausalObjective::SampleBatch(
+    Model& any, absl::Span<const BatchPrompt> prompts,
+    const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(any));
+  TokenModel& model = *any.token_model();
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, PlanFor(model, options));
   for (const BatchPrompt& prompt : prompts) {
     CAPSTAN_RETURN_IF_ERROR(CheckPrompt(model, prompt.ids));

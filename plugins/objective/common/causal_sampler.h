@@ -5,8 +5,11 @@
 #define CAPSTAN_PLUGINS_OBJECTIVE_COMMON_CAUSAL_SAMPLER_H_
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/objective/common/decode_loop.h"
@@ -17,14 +20,33 @@
 
 namespace capstan {
 
-// What decides how a text goes on: flags come before the objective's config,
-// which comes before the model's generation_config.json.
-class CausalSampler {
+// An objective of such models. What decides how a text goes on: flags come
+// before the objective's config, which comes before the model's
+// generation_config.json.
+class CausalObjective : public Objective, public BeamSearcher {
  public:
-  // Of an objective's config with the fields of capstan.causal_lm's.
-  // FieldError for invalid values.
+  absl::StatusOr<std::vector<int64_t>> Sample(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, UnitRunner& runner) override;
+  // In one cache, but for texts longer than the model's positions.
+  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
+      Model& model, absl::Span<const BatchPrompt> prompts,
+      const SampleOptions& options, const Ended& ended,
+      UnitRunner& runner) override;
+  absl::StatusOr<std::vector<Beam>> SearchBeams(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, const BeamSettings& settings,
+      UnitRunner& runner) override;
+  void KeepContext(bool keep) override;
+
+ protected:
+  // `given`: what the config says of sampling; max_new_tokens 0: nothing.
+  explicit CausalObjective(SampleOptions given) : given_(std::move(given)) {}
+
+  // Of a config with the fields of capstan.causal_lm's. FieldError for invalid
+  // values.
   template <typename Config>
-  static absl::StatusOr<CausalSampler> Create(const Config& config) {
+  static absl::StatusOr<SampleOptions> SamplingOf(const Config& config) {
     SampleOptions given;
     if (config.has_temperature()) given.temperature = config.temperature();
     if (config.top_k() != 0) given.top_k = config.top_k();
@@ -38,25 +60,13 @@ class CausalSampler {
     }
     given.greedy = config.greedy();
     given.max_new_tokens = config.max_new_tokens();
-    return Create(given);
+    const absl::Status status = CheckSampling(given);
+    if (!status.ok()) return status;
+    return given;
   }
 
-  // As Objective::Sample. context: null: its own.
-  absl::StatusOr<std::vector<int64_t>> Sample(
-      TokenModel& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, UnitRunner& runner,
-      CausalContext* context = nullptr) const;
-  // As Objective::SampleBatch. In one cache, but for texts longer than the
-  // model's positions.
-  absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
-      TokenModel& model, absl::Span<const BatchPrompt> prompts,
-      const SampleOptions& options, const Objective::Ended& ended,
-      UnitRunner& runner) const;
-  // As BeamSearcher::SearchBeams.
-  absl::StatusOr<std::vector<Beam>> SearchBeams(
-      TokenModel& model, const std::vector<int64_t>& prompt,
-      const SampleOptions& options, const BeamSettings& settings,
-      UnitRunner& runner) const;
+  // INVALID_ARGUMENT if the objective is of other models.
+  virtual absl::Status CheckModel(Model& model) const = 0;
 
  private:
   // What all of it comes to for one text.
@@ -65,14 +75,12 @@ class CausalSampler {
     int64_t wanted;  // new tokens, at most
   };
 
-  explicit CausalSampler(const SampleOptions& given) : given_(given) {}
-  // `given`: the config's; max_new_tokens 0: not given.
-  static absl::StatusOr<CausalSampler> Create(const SampleOptions& given);
-
+  static absl::Status CheckSampling(const SampleOptions& given);
   absl::StatusOr<Plan> PlanFor(const TokenModel& model,
                                const SampleOptions& options) const;
 
-  SampleOptions given_;
+  const SampleOptions given_;
+  std::unique_ptr<CausalContext> context_;  // null: isn't kept
 };
 
 }  // namespace capstan

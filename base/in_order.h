@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_TEXT_TOKENS_IN_ORDER_H_
-#define CAPSTAN_TEXT_TOKENS_IN_ORDER_H_
+#ifndef CAPSTAN_BASE_IN_ORDER_H_
+#define CAPSTAN_BASE_IN_ORDER_H_
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,18 +19,21 @@
 #include "absl/types/optional.h"
 #include "base/status.h"
 
-namespace capstan::text {
+namespace capstan {
 
 // Calls make(next()) on `threads` threads until next() returns nullopt, and
 // passes the results in order to take() on the calling thread. One thread at a
 // time calls next(), which must not throw. Buffers at most a few results per
 // thread. Stops at the first error or exception and returns it, after all
-// threads have ended. With one thread none is started.
+// threads have ended. With one thread none is started, unless there is a
+// `poll`, which the calling thread calls at the beginning and every half
+// second; its errors, too, stop all.
 template <typename In, typename Out>
 absl::Status MapInOrder(int threads,
                         const std::function<absl::optional<In>()>& next,
                         const std::function<absl::StatusOr<Out>(In)>& make,
-                        const std::function<absl::Status(Out)>& take) {
+                        const std::function<absl::Status(Out)>& take,
+                        const std::function<absl::Status()>& poll = nullptr) {
   const auto guarded = [&make](In in) -> absl::StatusOr<Out> {
     try {
       return make(std::move(in));
@@ -36,13 +41,14 @@ absl::Status MapInOrder(int threads,
       return CurrentExceptionToStatus();
     }
   };
-  if (threads <= 1) {
+  if (threads <= 1 && !poll) {
     while (absl::optional<In> in = next()) {
       CAPSTAN_ASSIGN_OR_RETURN(Out made, guarded(*std::move(in)));
       CAPSTAN_RETURN_IF_ERROR(take(std::move(made)));
     }
     return absl::OkStatus();
   }
+  threads = std::max(threads, 1);
   std::mutex mutex;
   std::condition_variable changed;
   std::map<int64_t, absl::StatusOr<Out>> waiting;
@@ -69,13 +75,31 @@ absl::Status MapInOrder(int threads,
     }
   };
   std::vector<std::thread> workers;
-  for (int i = 0; i < threads; ++i) workers.emplace_back(work);
+  try {
+    for (int i = 0; i < threads; ++i) workers.emplace_back(work);
+  } catch (const std::system_error&) {
+    if (workers.empty()) throw;  // else fewer will do
+  }
   absl::Status status;
+  constexpr std::chrono::milliseconds kPollInterval(500);
+  auto next_poll = std::chrono::steady_clock::now();
   while (status.ok()) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] {
+    const auto ready = [&] {
       return waiting.count(taken) > 0 || (at_end && taken == begun);
-    });
+    };
+    while (poll && status.ok()) {
+      if (std::chrono::steady_clock::now() >= next_poll) {
+        lock.unlock();
+        status = poll();
+        lock.lock();
+        next_poll = std::chrono::steady_clock::now() + kPollInterval;
+      } else if (changed.wait_until(lock, next_poll, ready)) {
+        break;
+      }
+    }
+    if (!status.ok()) break;
+    changed.wait(lock, ready);
     const auto found = waiting.find(taken);
     if (found == waiting.end()) break;
     absl::StatusOr<Out> made = std::move(found->second);
@@ -98,16 +122,17 @@ absl::Status MapInOrder(int threads,
 template <typename T>
 absl::Status InOrder(int threads, int64_t n,
                      const std::function<absl::StatusOr<T>(int64_t)>& make,
-                     const std::function<absl::Status(T)>& take) {
+                     const std::function<absl::Status(T)>& take,
+                     const std::function<absl::Status()>& poll = nullptr) {
   int64_t i = 0;
   const auto next = [&]() -> absl::optional<int64_t> {
     if (i == n) return absl::nullopt;
     return i++;
   };
   return MapInOrder<int64_t, T>(static_cast<int>(std::min<int64_t>(threads, n)),
-                                next, make, take);
+                                next, make, take, poll);
 }
 
-}  // namespace capstan::text
+}  // namespace capstan
 
-#endif  // CAPSTAN_TEXT_TOKENS_IN_ORDER_H_
+#endif  // CAPSTAN_BASE_IN_ORDER_H_

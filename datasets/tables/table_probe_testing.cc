@@ -16,7 +16,7 @@
 
 namespace {
 
-// Beyond standard error, but for those of the pipes to the parent.
+// Beyond standard error, but for that of the socket to the parent.
 int OpenFiles() {
   DIR* const folder = opendir("/proc/self/fd");
   if (folder == nullptr) return -1;
