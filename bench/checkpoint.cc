@@ -27,6 +27,7 @@
 #include "base/status.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/rank_info.h"
+#include "trainer/checkpoint/save.h"
 
 namespace capstan {
 namespace {
@@ -76,7 +77,7 @@ struct Run {
     parts.specs = &specs;
     parts.shards = absl::MakeSpan(shards);
     parts.state = &state;
-    parts.state_names = {"exp_avg", "exp_avg_sq"};
+    parts.state_shapes = {{{"exp_avg"}, {}}, {{"exp_avg_sq"}, {}}};
     parts.owned = {{0, 0, shards[0].master.numel()}};
     parts.group = group;
     return parts;
@@ -97,7 +98,7 @@ absl::Status Measure(const std::string& folder, bool save, int64_t parameters) {
   if (save) {
     TrainState state;
     state.step = 1;
-    CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint(folder, /*keep=*/1, state, parts));
+    CAPSTAN_RETURN_IF_ERROR(SaveCheckpoint({folder, state, /*keep=*/1}, parts));
   } else {
     CAPSTAN_RETURN_IF_ERROR(
         LoadCheckpoint(CheckpointFolder(folder, 1), parts).status());

@@ -20,9 +20,11 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "base/subprocess.h"
+#include "cluster/comm/agree.h"
 #include "cluster/launch/rank_info.h"
 #include "testing/roofline/paper_group.h"
-#include "trainer/session/train.h"
+#include "trainer/session/rank_run.h"
+#include "trainer/session/set_up.h"
 
 namespace capstan {
 namespace {
@@ -100,7 +102,16 @@ absl::Status RunOnPaper(TrainJob* job, int ranks, const std::string& folder) {
   rank.world_size = rank.local_world_size = ranks;
   rank.on_paper = CreatePaperGroup;
   const bool graphs = job->loaded.config.train().cuda_graphs();
-  return RunFirstSteps(job, rank, graphs ? kPaperStepsWithGraphs : kPaperSteps);
+  const int64_t steps = graphs ? kPaperStepsWithGraphs : kPaperSteps;
+  // Without evaluations, and with only those files that a run begins with.
+  RankRun run(job, rank);
+  return CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(SetUp(&run).status());
+    for (int64_t i = 0; i < steps && run.session.GoesOn(); ++i) {
+      CAPSTAN_RETURN_IF_ERROR(run.step.Run(*run.loader));
+    }
+    return run.step.CatchUp();
+  });
 }
 
 std::string PaperFolder() {

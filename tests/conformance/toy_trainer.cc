@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "trainer/checkpoint/save.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
@@ -198,8 +199,7 @@ CheckpointParts ToyTrainer::Checkpointed() {
   parts.specs = &model_.parameters();
   parts.shards = strategy_->OptimizerShards();
   parts.state = &optimizer_state_;
-  parts.state_names = optimizer_.state_names();
-  parts.state_specs = optimizer_.state_specs();
+  parts.state_shapes = StateShapesOf(optimizer_, model_.parameters());
   parts.strategy = strategy_.get();
   parts.owned = strategy_->OwnedSlices();
   parts.group = group_;
@@ -211,7 +211,7 @@ absl::Status ToyTrainer::Save(const std::string& output_dir) {
   state_.seed = kToySeed;
   state_.loss_scale = scaler_.scale();
   state_.loss_scale_good_steps = scaler_.good_steps();
-  return SaveCheckpoint(output_dir, /*keep=*/1, state_, Checkpointed());
+  return SaveCheckpoint({output_dir, state_, /*keep=*/1}, Checkpointed());
 }
 
 absl::Status ToyTrainer::Load(const std::string& output_dir) {

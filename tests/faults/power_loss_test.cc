@@ -17,7 +17,7 @@
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/checkpoint/verify.h"
+#include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
 namespace {

@@ -11,7 +11,6 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
-#include "trainer/checkpoint/stored_state.h"
 
 namespace capstan {
 
@@ -70,7 +69,7 @@ void BackgroundSave::Prepare(const CheckpointParts& parts) {
   }
   const int64_t bytes = PieceLayout(pieces).bytes;
   Begin([bytes](Shared* shared) {
-    // If it fails, the first save says so.
+    // If this fails, the first save reports it.
     shared->snapshot.Reserve(bytes).IgnoreError();
     return absl::OkStatus();
   });

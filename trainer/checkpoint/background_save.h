@@ -44,13 +44,15 @@ class BackgroundSave {
   // All ranks have written. Without effect unless written().
   void Complete();
   // For a run that ends with an error, perhaps of another rank: publishes the
-  // save that is under way if all ranks write their parts within `limit`, this
-  // one within `own_limit`, which is also for publishing. What takes longer, as
-  // on a disk that hangs, is given up. The last call. Not collective.
+  // save that is under way if this rank writes its part within `own_limit`,
+  // which includes publishing, and the others theirs within `limit`. Gives up
+  // what takes longer, as on a disk that hangs. No other call may follow. Not
+  // collective.
   void CompleteAlone(
       std::chrono::milliseconds limit,
       std::chrono::milliseconds own_limit = std::chrono::seconds(10));
-  // This rank's error, as soon as there is one: "PATH can't be written: ..".
+  // Returns this rank's error, as soon as there is one: "PATH can't be written:
+  // ..".
   absl::Status status();
 
   // Call before the parts change: a GPU's copies may still read them.
@@ -63,7 +65,7 @@ class BackgroundSave {
   bool busy();
 
  private:
-  // Of the save that is under way.
+  // The save that is under way.
   struct Save {
     SaveRequest request;
     Manifest manifest;  // ManifestFrame; rank 0's
@@ -72,7 +74,7 @@ class BackgroundSave {
     bool completing = false;
   };
 
-  // What the thread works on, which it may outlive this.
+  // What the thread works on. The thread, and so this, may outlive the object.
   struct Shared {
     absl::optional<Save> save;
     Snapshot snapshot;
@@ -85,7 +87,7 @@ class BackgroundSave {
   void Begin(std::function<absl::Status(Shared*)> work);
   // Waits for the thread's work.
   absl::Status Await();
-  // The same until `deadline`; false: it is given up.
+  // Like Await, but gives up at `deadline` and then returns false.
   bool AwaitUntil(std::chrono::steady_clock::time_point deadline);
 
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();

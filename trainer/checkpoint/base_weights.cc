@@ -24,8 +24,8 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
-// The checksums of pieces, which threads take in turns: a tensor may be most of
-// a model.
+// Returns the checksums of pieces, computed by several threads, since one
+// tensor may be most of a model.
 std::vector<uint32_t> Checksums(const std::vector<absl::string_view>& pieces) {
   std::vector<uint32_t> sums(pieces.size());
   at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1,
@@ -38,7 +38,7 @@ std::vector<uint32_t> Checksums(const std::vector<absl::string_view>& pieces) {
   return sums;
 }
 
-// What follows " tensors in ".
+// Returns what follows " tensors in ".
 absl::string_view DtypesIn(absl::string_view digest) {
   constexpr absl::string_view kBefore = " tensors in ";
   const size_t begin = digest.find(kBefore);

@@ -31,7 +31,6 @@
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/checkpoint/state_kinds.h"
-#include "trainer/checkpoint/stored_state.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 // After LibTorch's headers, which define the same macros.
@@ -65,8 +64,8 @@ absl::Status Save(const SaveRequest& request, const CheckpointParts& parts) {
   return status;
 }
 
-// Where elements [begin, begin + length) of a parameter's `kind` go: into
-// `tensor` (1-D) from `offset`.
+// Elements [begin, begin + length) of a parameter's `kind`, which are loaded
+// into `tensor` (1-D) from `offset` on.
 struct Target {
   std::string kind;
   std::string parameter;
@@ -213,10 +212,10 @@ std::vector<Target> TargetsOf(const CheckpointParts& parts,
       const ParameterRange& range = ranges[i];
       for (const StateKind& kind : kinds) {
         const StatePart part =
-            StatePartOf(kind.shape(), ranges, static_cast<int>(i), range.offset,
+            StatePartOf(kind.shape, ranges, static_cast<int>(i), range.offset,
                         range.offset + range.length);
         if (part.length == 0) continue;
-        targets.push_back({kind.spec.name, (*parts.specs)[range.parameter].name,
+        targets.push_back({kind.name(), (*parts.specs)[range.parameter].name,
                            part.begin, part.length, kind.tensors[s],
                            part.offset});
       }
@@ -225,7 +224,7 @@ std::vector<Target> TargetsOf(const CheckpointParts& parts,
   return targets;
 }
 
-// The strategy's state in the checkpoint: all or nothing.
+// Returns the strategy's kinds if the checkpoint has all of them, else none.
 std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
                                            const Manifest& manifest) {
   std::vector<StateKind> kinds = StrategyKinds(parts);
@@ -233,7 +232,7 @@ std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
       std::all_of(kinds.begin(), kinds.end(), [&](const StateKind& kind) {
         return std::any_of(manifest.state.begin(), manifest.state.end(),
                            [&](const ManifestState& stored_kind) {
-                             return stored_kind.name == kind.spec.name;
+                             return stored_kind.name == kind.name();
                            });
       });
   return stored ? kinds : std::vector<StateKind>();
@@ -260,7 +259,7 @@ absl::Status LoadTogether(const std::string& folder,
   });
 }
 
-// How a rank fared with a checkpoint.
+// How a rank's load of a checkpoint ended.
 enum Fared { kRead, kDamaged, kFailed };
 
 Fared FaredOf(const absl::Status& status) {
@@ -268,14 +267,14 @@ Fared FaredOf(const absl::Status& status) {
   return absl::IsDataLoss(status) ? kDamaged : kFailed;
 }
 
-// The first rank that fared so, or the number of ranks.
+// Returns the first rank that fared so, or the number of ranks.
 int FirstThat(Fared fared, const std::vector<double>& all) {
   return static_cast<int>(std::find(all.begin(), all.end(), fared) -
                           all.begin());
 }
 
-// Loads what rank 0 sees. `touched`: a load before, which failed, may have
-// changed the strategy's state, and is set if this one may.
+// Loads the checkpoint that rank 0 sees. *touched says whether an earlier,
+// failed load may have changed the strategy's state; sets it if this one may.
 absl::Status LoadSeen(const std::string& folder, const CheckpointParts& parts,
                       bool* touched, TrainState* state) {
   const absl::StatusOr<StoredState> stored = StoredIn(folder);
@@ -302,7 +301,7 @@ absl::Status LoadNewest(const std::string& output_dir,
   if (first) all = WholeCheckpoints(output_dir);
   all.resize(static_cast<size_t>(
       FromAllRanks(group, static_cast<double>(all.size()))[0]));
-  absl::Status newest;  // what became of it, on this rank
+  absl::Status newest;  // of loading the newest, on this rank
   bool touched = false;
   for (const StoredCheckpoint& checkpoint : all) {
     const std::string folder = FromAllRanks(group, checkpoint.path)[0];
@@ -334,7 +333,7 @@ absl::Status LoadNewest(const std::string& output_dir,
 
 }  // namespace
 
-// Begins with what every rank checks before it reads.
+// Every rank checks model and optimizer before it reads.
 absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
                        TrainState* state) {
   const at::NoGradGuard no_grad;
@@ -385,17 +384,6 @@ absl::StatusOr<std::string> CheckpointConfig(const std::string& folder) {
 absl::StatusOr<RunIdentity> CheckpointIdentity(const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(folder));
   return std::move(manifest.identity);
-}
-
-absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
-                            const TrainState& train_state,
-                            const CheckpointParts& parts, int64_t best_step) {
-  SaveRequest request;
-  request.output_dir = output_dir;
-  request.train_state = train_state;
-  request.keep = keep;
-  request.best_step = best_step;
-  return SaveCheckpoint(request, parts);
 }
 
 absl::Status SaveCheckpoint(const SaveRequest& request,

@@ -25,9 +25,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
+#include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
 
@@ -71,41 +71,32 @@ struct TrainState {
   std::vector<int64_t> bad_eval_samples;
 };
 
-// What a run reads and takes for granted, by name: values for users and for
-// comparison (trainer/session/run_identity.h).
+// Identifies a run by what it reads and assumes: values by name, for users and
+// for comparison (trainer/session/run_identity.h).
 using RunIdentity = std::map<std::string, std::string>;
 
 // The state saved in and restored from a checkpoint.
 struct CheckpointParts {
   const std::vector<ParameterSpec>* specs = nullptr;
   absl::Span<OptimizerShard> shards;
-  // state[shard][k] belongs to state_names[k].
+  // state[shard][k] is of the kind state_shapes[k].
   std::vector<std::vector<at::Tensor>>* state = nullptr;
-  std::vector<std::string> state_names;
+  std::vector<StateShape> state_shapes;
   std::vector<OwnedSlice> owned;  // slices that this rank writes
   ProcessGroup* group = nullptr;
   std::string config_text;  // the run's whole config, stored in the manifest
   RunIdentity identity;     // likewise
-  // Specs of state_names; empty: all as the masters.
-  std::vector<OptimizerStateSpec> state_specs;
-  // Their lengths by parameter, as StateShape::numels; empty: as specified.
-  std::vector<std::vector<int64_t>> state_numels;
   // If set, its own state is saved and restored, too.
   Strategy* strategy = nullptr;
 };
 
-// Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Written to a
-// hidden sibling and renamed, manifest last, so that a kill at any moment
+struct SaveRequest;  // save.h
+
+// Saves into OUTPUT_DIR/checkpoints/step-NNNNNNNN. Collective. Writes to a
+// hidden sibling and renames it, manifest last, so that a kill at any moment
 // leaves the previous checkpoint intact. All ranks return the same outcome: if
 // one can't write (its error names rank and file), all return an error, and
-// this step's files are removed. Afterwards removes all but the newest `keep`
-// checkpoints and that of step `best_step`, if not negative.
-absl::Status SaveCheckpoint(const std::string& output_dir, int keep,
-                            const TrainState& train_state,
-                            const CheckpointParts& parts,
-                            int64_t best_step = -1);
-
-struct SaveRequest;  // save.h
+// this step's files are removed. Afterwards removes old checkpoints.
 absl::Status SaveCheckpoint(const SaveRequest& request,
                             const CheckpointParts& parts);
 
@@ -121,12 +112,12 @@ absl::Status SaveCheckpoint(const SaveRequest& request,
 absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
                                           const CheckpointParts& parts);
 
-// What a run goes on from.
+// The checkpoint that a run continues from.
 struct Resumed {
   std::string folder;  // "": there is no checkpoint, and nothing was loaded
   TrainState state;
-  // Newer checkpoints that can't be read: on rank 0 their steps, and how:
-  // "PATH: is damaged: HOW".
+  // Newer checkpoints that can't be read; rank 0's: their steps, and "PATH: is
+  // damaged: HOW".
   std::vector<std::pair<int64_t, std::string>> damaged;
 };
 
@@ -141,23 +132,24 @@ absl::StatusOr<Resumed> LoadNewestCheckpoint(const std::string& output_dir,
 absl::Status LoadCheckpointWeights(const std::string& folder,
                                    const CheckpointParts& parts);
 
-// A CRC-32C over samples of each frozen parameter's initial values, to check
-// that a run is resumed on the model it began with. 0 if none is frozen.
+// Returns a CRC-32C over samples of each frozen parameter's initial values, to
+// check that a run is resumed on the model it began with; 0 if none is frozen.
 absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
 
-// The newest complete checkpoint in OUTPUT_DIR/checkpoints, or "" if none.
+// Returns the newest complete checkpoint in OUTPUT_DIR/checkpoints, or "".
 std::string NewestCheckpoint(const std::string& output_dir);
 
-// Whether `folder` is a checkpoint; its run's numbers, config and identity; its
-// master weights as a function that fills a model (for `generate`). `initial`
-// writes a frozen parameter's whole value as the run's seed determines it;
-// without it, frozen parameters are an error.
+// Returns whether `folder` is a checkpoint.
 bool IsCheckpoint(const std::string& folder);
+// Return what a checkpoint says of its run.
 absl::StatusOr<TrainState> CheckpointState(const std::string& folder);
 absl::StatusOr<std::string> CheckpointConfig(const std::string& folder);
 absl::StatusOr<RunIdentity> CheckpointIdentity(const std::string& folder);
 using InitialValues =
     std::function<absl::Status(int index, uint64_t seed, float* out)>;
+// Returns a checkpoint's master weights, for `generate`. `initial` writes a
+// frozen parameter's whole value as the run's seed determines it; without it,
+// frozen parameters are an error.
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
     const std::string& folder, const std::vector<ParameterSpec>& specs,
     const InitialValues& initial = nullptr);

@@ -19,7 +19,7 @@
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 #include "trainer/checkpoint/manifest.h"
-#include "trainer/checkpoint/verify.h"
+#include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
 namespace {
@@ -459,7 +459,7 @@ TEST_F(CheckpointFaultTest, AStrategyThatForgetsElementsFailsAll) {
       FakeRun run(0, {0, kFlat});
       const int r = group.rank();
       run.owned_ = {{0, cuts[2 * r], cuts[2 * r + 1]}};
-      return SaveCheckpoint(out_, 1, StateAt(6), run.Parts(group));
+      return SaveCheckpoint({out_, StateAt(6), /*keep=*/1}, run.Parts(group));
     });
     EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("'a.weight'"));
     EXPECT_FALSE(statuses[1].ok());

@@ -19,12 +19,12 @@ struct StoredCheckpoint {
   bool whole = false;
 };
 
-// All, ascending by step: step-NNNNNNNN, and what killed runs have left in
-// hidden folders. If a run was killed while replacing a checkpoint with another
-// of the same step, a whole one may still have its hidden name.
+// Returns all of them, ascending by step: step-NNNNNNNN, and what killed runs
+// have left in hidden folders. If a run was killed while replacing a checkpoint
+// with another of the same step, a whole one may still have its hidden name.
 std::vector<StoredCheckpoint> ListCheckpoints(const std::string& output_dir);
 
-// Those to resume from, the newest first; one for each step.
+// Returns the whole ones, the newest first, one for each step.
 std::vector<StoredCheckpoint> WholeCheckpoints(const std::string& output_dir);
 
 // Removes all but the newest `keep` checkpoints (none if `keep` <= 0) except
@@ -35,7 +35,7 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
                           int64_t saved_step, int64_t best_step,
                           const std::set<int64_t>& damaged = {});
 
-// Only what killed runs have left. No run may be saving there.
+// Removes only what killed runs have left. No run may be saving there.
 void RemoveLeftovers(const std::string& output_dir);
 
 }  // namespace capstan

@@ -95,7 +95,7 @@ TEST(CheckpointTest, ANonFiniteLossIsKept) {
   TrainState state = StateAt(1);
   state.last_loss = std::nan("");
   state.loss_scale = std::numeric_limits<double>::infinity();
-  ASSERT_TRUE(SaveCheckpoint(out, 0, state, run.Parts(group)).ok());
+  ASSERT_TRUE(SaveCheckpoint({out, state}, run.Parts(group)).ok());
   const auto got = LoadCheckpoint(NewestCheckpoint(out), run.Parts(group));
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_TRUE(std::isnan(got->last_loss));
@@ -125,7 +125,7 @@ TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {
     run.SetValues();
     const int64_t cuts[] = {0, 9, 24, kFlat};
     run.owned_ = {{0, cuts[group.rank()], cuts[group.rank() + 1]}};
-    return SaveCheckpoint(out, 0, StateAt(1), run.Parts(group));
+    return SaveCheckpoint({out, StateAt(1)}, run.Parts(group));
   });
   ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
   ExpectLoads(NewestCheckpoint(out), {0, kFlat});
@@ -133,12 +133,9 @@ TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {
 
 // Three numbers per parameter, held by all ranks that hold part of it.
 TEST(CheckpointTest, StateThatIsNotAsTheMasters) {
-  const std::vector<OptimizerStateSpec> specs = {{"exp_avg"},
-                                                 {"count", at::kLong, 1, 3}};
   const auto parts_of = [&](FakeRun& run, ProcessGroup& group) {
     CheckpointParts parts = run.Parts(group);
-    parts.state_names = {"exp_avg", "count"};
-    parts.state_specs = specs;
+    parts.state_shapes[1].spec = {"count", at::kLong, 1, 3};
     return parts;
   };
   const std::string out = NewFolder();
@@ -147,7 +144,7 @@ TEST(CheckpointTest, StateThatIsNotAsTheMasters) {
     run.SetValues();
     run.state_[0][1] = at::arange(group.rank() == 0 ? 6 : 3, at::kLong);
     if (group.rank() == 1) run.state_[0][1] += 3;
-    return SaveCheckpoint(out, 0, StateAt(1), parts_of(run, group));
+    return SaveCheckpoint({out, StateAt(1)}, parts_of(run, group));
   });
   ASSERT_TRUE(FirstError(saved).ok()) << FirstError(saved);
   const auto loaded = OnRanks(2, [&](ProcessGroup& group) {
@@ -165,7 +162,7 @@ TEST(CheckpointTest, StateThatIsNotAsTheMasters) {
   ThreadGroup group(&meeting, 0);
   FakeRun run(0, {0, kFlat});
   CheckpointParts parts = parts_of(run, group);
-  parts.state_specs[1] = {"count", at::kFloat, 1, 3};
+  parts.state_shapes[1].spec = {"count", at::kFloat, 1, 3};
   EXPECT_THAT(
       std::string(
           LoadCheckpoint(NewestCheckpoint(out), parts).status().message()),
@@ -195,8 +192,9 @@ TEST(CheckpointTest, KeepsTheBestBesideTheNewest) {
   ThreadGroup group(&meeting, 0);
   FakeRun run(0, {0, kFlat});
   for (int64_t step : {1, 2, 3, 4, 5}) {
-    ASSERT_TRUE(SaveCheckpoint(out, 2, StateAt(step), run.Parts(group),
-                               step < 2 ? 1 : 2)
+    ASSERT_TRUE(SaveCheckpoint({out, StateAt(step), /*keep=*/2,
+                                /*best_step=*/step < 2 ? 1 : 2},
+                               run.Parts(group))
                     .ok());
   }
   for (int64_t step : {1, 2, 3, 4, 5}) {
@@ -283,7 +281,7 @@ TEST(CheckpointTest, AnotherOptimizerIsRefused) {
   ThreadGroup group(&meeting, 0);
   FakeRun run(0, {0, kFlat});
   CheckpointParts parts = run.Parts(group);
-  parts.state_names = {"momentum"};
+  parts.state_shapes = {{{"momentum"}, {}}};
   run.state_[0].pop_back();
   EXPECT_THAT(
       std::string(
@@ -300,7 +298,7 @@ TEST(CheckpointTest, AFrozenParameterNeedsNoShard) {
   ThreadGroup group(&meeting, 0);
   FakeRun run(0, {0, 22}, specs);  // without b
   run.SetValues();
-  ASSERT_TRUE(SaveCheckpoint(out, 0, StateAt(1), run.Parts(group)).ok());
+  ASSERT_TRUE(SaveCheckpoint({out, StateAt(1)}, run.Parts(group)).ok());
   const std::string folder = NewestCheckpoint(out);
   FakeRun again(0, {0, 22}, specs);
   ASSERT_TRUE(LoadCheckpoint(folder, again.Parts(group)).ok());
@@ -352,7 +350,7 @@ TEST(CheckpointTest, SavingAndLoadingTakeLittleMemory) {
   again.shards_[0].working.fill_(1.0f);
   PeakSinceLastCall();
   const int64_t before = PeakSinceLastCall();
-  ASSERT_TRUE(SaveCheckpoint(out, 0, StateAt(1), run.Parts(group)).ok());
+  ASSERT_TRUE(SaveCheckpoint({out, StateAt(1)}, run.Parts(group)).ok());
   EXPECT_LT(PeakSinceLastCall() - before, 8 << 20);
   ASSERT_TRUE(LoadCheckpoint(NewestCheckpoint(out), again.Parts(group)).ok());
   EXPECT_LT(PeakSinceLastCall() - before, 12 << 20);

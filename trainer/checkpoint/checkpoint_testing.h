@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/save.h"
 
 namespace capstan {
 
@@ -210,7 +211,7 @@ class FakeRun {
     parts.specs = &specs_;
     parts.shards = absl::MakeSpan(shards_);
     parts.state = &state_;
-    parts.state_names = {"exp_avg", "exp_avg_sq"};
+    parts.state_shapes = {{{"exp_avg"}, {}}, {{"exp_avg_sq"}, {}}};
     parts.owned = owned_;
     parts.group = &group;
     parts.config_text = "name: \"test\"\n";
@@ -260,7 +261,7 @@ inline std::vector<absl::Status> SaveWith(const std::vector<int64_t>& bounds,
   return OnRanks(bounds.size() - 1, [&](ProcessGroup& group) {
     FakeRun run(group.rank(), bounds);
     run.SetValues(shift);
-    return SaveCheckpoint(output_dir, keep, StateAt(step), run.Parts(group));
+    return SaveCheckpoint({output_dir, StateAt(step), keep}, run.Parts(group));
   });
 }
 

@@ -92,7 +92,7 @@ TEST(FiniteTest, TheStrategysOwnState) {
   const auto found = FindNonFinite(parts);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->parameter, 1);
-  EXPECT_EQ(AllKinds(parts)[found->kind].spec.name, "strategy.anchor");
+  EXPECT_EQ(AllKinds(parts)[found->kind].name(), "strategy.anchor");
 }
 
 TEST(FiniteTest, OnlyWhatTheRankSaves) {

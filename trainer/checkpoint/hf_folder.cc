@@ -241,7 +241,7 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
   CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
 
   WeightFiles files = FilesOf(temporary, folder, model);
-  // By parameter: its indices in `files`.
+  // Each parameter's indices in `files`.
   std::vector<std::vector<int>> places(model.parameters().size());
   int count = 0;
   for (const Written& tensor : WrittenParameters(folder, model)) {

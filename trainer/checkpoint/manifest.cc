@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,23 +20,16 @@
 namespace capstan {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 2;
+constexpr char kCrcKey[] = "crc32c";
+
 absl::Status Missing(const std::string& kind, const std::string& parameter,
                      int64_t element) {
   return absl::DataLossError(absl::StrFormat(
       "element %d of %s of '%s' is missing", element, kind, parameter));
 }
-
-}  // namespace
-
-const char kMasterKind[] = "master";
-const char kManifestFile[] = "manifest.json";
-
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-constexpr int kFormatVersion = 2;
-constexpr char kCrcKey[] = "crc32c";
 
 // JSON has no NaN or infinity, which a last loss may be. Finite numbers
 // round-trip exactly.
@@ -53,27 +47,40 @@ double DoubleFromJson(const Json& value) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+// Calls visit(key, number) for each number that every run's state has.
+template <typename State, typename Visit>
+void ForEachNumber(State& state, const Visit& visit) {
+  visit("step", state.step);
+  visit("optimizer_steps", state.optimizer_steps);
+  visit("samples", state.samples);
+  visit("tokens", state.tokens);
+  visit("trained_tokens", state.trained_tokens);
+  visit("padding", state.padding);
+  visit("seed", state.seed);
+  visit("data_size", state.data_size);
+  visit("data_shuffle", state.data_shuffle);
+  visit("data_group", state.data_group);
+  visit("global_batch_size", state.global_batch_size);
+  visit("frozen_crc32c", state.frozen_crc32c);
+  visit("eval_step", state.eval_step);
+  visit("best_eval_loss", state.best_eval_loss);
+  visit("best_step", state.best_step);
+  visit("evals_without_better", state.evals_without_better);
+  visit("loss_scale", state.loss_scale);
+  visit("loss_scale_good_steps", state.loss_scale_good_steps);
+  visit("last_loss", state.last_loss);
+  visit("first_loss", state.first_loss);
+}
+
 Json TrainStateToJson(const TrainState& state) {
-  Json json = {{"step", state.step},
-               {"optimizer_steps", state.optimizer_steps},
-               {"samples", state.samples},
-               {"tokens", state.tokens},
-               {"trained_tokens", state.trained_tokens},
-               {"padding", state.padding},
-               {"seed", state.seed},
-               {"data_size", state.data_size},
-               {"data_shuffle", state.data_shuffle},
-               {"data_group", state.data_group},
-               {"global_batch_size", state.global_batch_size},
-               {"frozen_crc32c", state.frozen_crc32c},
-               {"eval_step", state.eval_step},
-               {"best_eval_loss", DoubleToJson(state.best_eval_loss)},
-               {"best_step", state.best_step},
-               {"evals_without_better", state.evals_without_better},
-               {"loss_scale", DoubleToJson(state.loss_scale)},
-               {"loss_scale_good_steps", state.loss_scale_good_steps},
-               {"last_loss", DoubleToJson(state.last_loss)},
-               {"first_loss", DoubleToJson(state.first_loss)}};
+  Json json;
+  ForEachNumber(state, [&json](const char* key, const auto& number) {
+    if constexpr (std::is_same_v<decltype(number), const double&>) {
+      json[key] = DoubleToJson(number);
+    } else {
+      json[key] = number;
+    }
+  });
   // Only of runs that ask for it.
   if (!state.recent_losses.empty()) {
     json["recent_losses"] = state.recent_losses;
@@ -90,8 +97,8 @@ Json TrainStateToJson(const TrainState& state) {
   return json;
 }
 
-// Whether each number that isn't a loss fits an int64: what Json makes an
-// integer of 1e99 is undefined.
+// Whether each number that isn't a loss fits an int64: converting 1e99 to an
+// integer is undefined.
 bool NumbersFit(const Json& json) {
   constexpr double kMost = 9e18;
   for (const auto& [key, value] : json.items()) {
@@ -109,9 +116,9 @@ bool NumbersFit(const Json& json) {
   return true;
 }
 
-// Throws Json's exceptions, which name the place; what isn't nested as a
-// manifest is has no members. Json's own parser follows any depth, and what it
-// makes is freed and written by recursion.
+// Throws Json's exceptions, which name the place. Returns null for JSON that is
+// nested deeper than a manifest: Json's parser follows any depth, and its
+// values are freed and written by recursion.
 Json ParseManifestJson(absl::string_view text) {
   if (JsonDepth(text) > kMostJsonDepth) return nullptr;
   Json json = Json::parse(text.begin(), text.end());
@@ -120,26 +127,14 @@ Json ParseManifestJson(absl::string_view text) {
 
 TrainState TrainStateFromJson(const Json& json) {
   TrainState state;
-  state.step = json.at("step").get<int64_t>();
-  state.optimizer_steps = json.at("optimizer_steps").get<int64_t>();
-  state.samples = json.at("samples").get<int64_t>();
-  state.tokens = json.at("tokens").get<int64_t>();
-  state.trained_tokens = json.at("trained_tokens").get<int64_t>();
-  state.padding = json.at("padding").get<int64_t>();
-  state.seed = json.at("seed").get<uint64_t>();
-  state.data_size = json.at("data_size").get<int64_t>();
-  state.data_shuffle = json.at("data_shuffle").get<bool>();
-  state.data_group = json.at("data_group").get<int64_t>();
-  state.global_batch_size = json.at("global_batch_size").get<int64_t>();
-  state.frozen_crc32c = json.at("frozen_crc32c").get<uint32_t>();
-  state.eval_step = json.at("eval_step").get<int64_t>();
-  state.best_eval_loss = DoubleFromJson(json.at("best_eval_loss"));
-  state.best_step = json.at("best_step").get<int64_t>();
-  state.evals_without_better = json.at("evals_without_better").get<int64_t>();
-  state.loss_scale = DoubleFromJson(json.at("loss_scale"));
-  state.loss_scale_good_steps = json.at("loss_scale_good_steps").get<int64_t>();
-  state.last_loss = DoubleFromJson(json.at("last_loss"));
-  state.first_loss = DoubleFromJson(json.at("first_loss"));
+  ForEachNumber(state, [&json](const char* key, auto& number) {
+    const Json& value = json.at(key);
+    if constexpr (std::is_same_v<decltype(number), double&>) {
+      number = DoubleFromJson(value);
+    } else {
+      value.get_to(number);
+    }
+  });
   if (json.contains("recent_losses")) {
     state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
     state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
@@ -299,35 +294,28 @@ std::string Crc(const Json& json) {
 // No run counts further: 2^53, up to which a double is exact.
 constexpr int64_t kMostCounted = int64_t{1} << 53;
 
-// Numbers that no run has would make the one that goes on from them search its
-// data for ever, or overflow.
+// A run that continued from impossible numbers would search its data forever,
+// or overflow.
 absl::Status CheckTrainState(const TrainState& state) {
-  const std::pair<const char*, int64_t> counts[] = {
-      {"step", state.step},
-      {"optimizer_steps", state.optimizer_steps},
-      {"samples", state.samples},
-      {"tokens", state.tokens},
-      {"trained_tokens", state.trained_tokens},
-      {"padding", state.padding},
-      {"data_size", state.data_size},
-      {"data_group", state.data_group},
-      {"global_batch_size", state.global_batch_size},
-      {"evals_without_better", state.evals_without_better},
-      {"loss_scale_good_steps", state.loss_scale_good_steps},
-  };
-  for (const auto& [name, count] : counts) {
-    if (count >= 0 && count <= kMostCounted) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s is %d, which no run reaches", name, count));
+  absl::Status status;
+  ForEachNumber(state, [&](absl::string_view key, const auto& count) {
+    if constexpr (std::is_same_v<decltype(count), const int64_t&>) {
+      // Negative: none.
+      const bool may_be_none = key == "eval_step" || key == "best_step";
+      if (count <= kMostCounted && (count >= 0 || may_be_none)) return;
+      status.Update(absl::InvalidArgumentError(
+          absl::StrFormat("%s is %d, which no run reaches", key, count)));
+    }
+  });
+  return status;
+}
+
+absl::Status CheckPlainName(const std::string& name) {
+  if (!name.empty() && name.find('/') == std::string::npos) {
+    return absl::OkStatus();
   }
-  for (const auto& [name, step] :
-       {std::pair<const char*, int64_t>{"eval_step", state.eval_step},
-        {"best_step", state.best_step}}) {
-    if (step <= kMostCounted) continue;  // negative: none
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s is %d, which no run reaches", name, step));
-  }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name, "' isn't a plain file name"));
 }
 
 absl::Status CheckVersion(const std::string& path, int version) {
@@ -443,15 +431,10 @@ absl::Status CheckManifest(const Manifest& manifest) {
   CAPSTAN_RETURN_IF_ERROR(CheckTrainState(manifest.train_state));
   CAPSTAN_ASSIGN_OR_RETURN(const auto numels, Numels(manifest));
   for (const auto& [name, checksum] : manifest.texts) {
-    if (!name.empty() && name.find('/') == std::string::npos) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", name, "' isn't a plain file name"));
+    CAPSTAN_RETURN_IF_ERROR(CheckPlainName(name));
   }
   for (const ManifestFile& file : manifest.files) {
-    if (file.name.empty() || file.name.find('/') != std::string::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", file.name, "' isn't a plain file name"));
-    }
+    CAPSTAN_RETURN_IF_ERROR(CheckPlainName(file.name));
     for (const ManifestRange& range : file.ranges) {
       const auto found = numels.find(range.parameter);
       const int64_t numel = found == numels.end()

@@ -18,8 +18,8 @@
 namespace capstan {
 
 // The kind of the master weights; other kinds have the optimizer's names.
-extern const char kMasterKind[];
-extern const char kManifestFile[];
+inline constexpr char kMasterKind[] = "master";
+inline constexpr char kManifestFile[] = "manifest.json";
 
 // Bytes per checksum, counted from the start of a stored range. A rank that
 // needs a few elements reads the chunks that contain them. Part of the format.
@@ -57,7 +57,8 @@ struct ManifestState {
   std::string dtype;  // "": as the masters
   int64_t block = 1;
   int64_t per_parameter = 0;
-  // By name, of parameters whose state has another length; 0: none.
+  // Lengths of the state of parameters, by name, for which it isn't as above;
+  // 0: there is none.
   std::map<std::string, int64_t> numels;
   int64_t Numel(int64_t parameter_numel) const;
   int64_t NumelOf(const std::string& parameter, int64_t parameter_numel) const;
@@ -76,18 +77,19 @@ struct Manifest {
   std::map<std::string, std::string> texts;
 };
 
-// A TrainState as JSON, and back; DATA_LOSS naming `path` if it isn't one.
+// Converts a TrainState to JSON, and back; returns DATA_LOSS naming `path` if
+// the text isn't one.
 std::string TrainStateText(const TrainState& state);
 absl::StatusOr<TrainState> TrainStateFromText(absl::string_view text,
                                               const std::string& path);
 
 std::string ManifestToJson(const Manifest& manifest);
-// The inverse, without CheckManifest. Errors name `path`, where `text` is from.
+// Does the inverse, without CheckManifest. Errors name `path`, where `text` is
+// from.
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
                                           const std::string& path);
 // Reads FOLDER/manifest.json, verifies its checksum and those of its texts, and
-// runs CheckManifest.
-// Errors name the file, the field and what to do.
+// runs CheckManifest. Errors name the file, the field and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
 // Checks that the run's numbers are possible, that ranges lie within their
@@ -95,15 +97,15 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 // parameter's master and state is in exactly one file.
 absl::Status CheckManifest(const Manifest& manifest);
 
-// As Manifest::texts has it.
+// Returns a text's checksum for Manifest::texts.
 std::string TextChecksum(absl::string_view text);
 
-// One file's part of a manifest, which each rank writes for rank 0.
+// Converts one file's part of a manifest, which each rank writes for rank 0.
 std::string ManifestFileToJson(const ManifestFile& file);
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path);
 
-// DATA_LOSS: "PATH: is damaged: HOW; put an intact copy ..". `path` is in a
-// checkpoint's folder.
+// Returns DATA_LOSS: "PATH: is damaged: HOW; put an intact copy ..". `path` is
+// in a checkpoint's folder.
 inline constexpr char kWhatToDo[] = "; put an intact copy in its place";
 absl::Status DamagedError(const std::string& path, absl::string_view how);
 
@@ -119,18 +121,18 @@ class RangeIndex {
 
   explicit RangeIndex(const Manifest& manifest);
 
-  // The pieces that cover [begin, begin + length) of a parameter, in order;
-  // DATA_LOSS if an element is missing.
+  // Returns the pieces that cover [begin, begin + length) of a parameter, in
+  // order; DATA_LOSS if an element is missing.
   absl::StatusOr<std::vector<Piece>> Cover(const std::string& kind,
                                            const std::string& parameter,
                                            int64_t begin, int64_t length) const;
 
-  // DATA_LOSS unless each element in [0, numel) is stored exactly once.
+  // Returns DATA_LOSS unless each element in [0, numel) is stored exactly once.
   absl::Status CheckWhole(const std::string& kind, const std::string& parameter,
                           int64_t numel) const;
 
  private:
-  // By (kind, parameter); ascending by begin.
+  // The pieces of each (kind, parameter), ascending by begin.
   std::map<std::pair<std::string, std::string>, std::vector<Piece>> pieces_;
 };
 

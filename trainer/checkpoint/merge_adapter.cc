@@ -42,17 +42,17 @@ namespace fs = std::filesystem;
 
 constexpr char kAdapterWeights[] = "adapter_model.safetensors";
 
-// What the adapter calls a weight and the module's two factors.
+// The adapter's names of a weight and of the module's two factors.
 struct Factors {
   std::string weight;
   std::string a;  // [rank, in]
   std::string b;  // [out, rank]
 };
 
-// The weight as the base's files name it, if they have it. An adapter for the
-// text part of a model that also sees (Gemma 3) names that part's own modules,
-// while the whole model's files have them under the text part's name, which
-// transformers 4 and 5 write in different places.
+// Returns the weight's name in the base's files, if they have it. An adapter
+// for the text part of a multimodal model (Gemma 3) names that part's own
+// modules, while the whole model's files have them under the text part's name,
+// which transformers 4 and 5 write in different places.
 std::string NameInBase(const std::string& weight,
                        const SafetensorsReader& base) {
   constexpr const char* kStarts[] = {"language_model.model.",
@@ -79,12 +79,15 @@ absl::StatusOr<at::Tensor> ReadTensor(const SafetensorsReader& reader,
   return tensor;
 }
 
-// What an adapter changes, by the base's weight.
+// An adapter's changes, by the name of the base's weight.
 struct Changes {
   std::map<std::string, Factors> factors;
-  // The adapter's tensors that replace it, perhaps with more rows.
-  std::map<std::string, const TensorEntry*> saved;
-  std::map<std::string, std::string> saved_names;  // in the adapter
+  // The adapter's tensor that replaces it, perhaps with more rows.
+  struct Saved {
+    std::string name;  // in the adapter
+    const TensorEntry* entry = nullptr;
+  };
+  std::map<std::string, Saved> saved;
   int64_t rows = 0;  // of a larger vocabulary; 0: it stays
 };
 
@@ -100,8 +103,8 @@ bool IsOfModule(absl::string_view name,
 
 constexpr char kHead[] = "lm_head.weight";
 
-// Notes that the adapter's tensor `name` replaces a weight. False if that isn't
-// in the base, or doesn't have its shape, but for more rows.
+// Notes that the adapter's tensor `name` replaces a weight. Returns false if
+// that isn't in the base or has another shape there, except for fewer rows.
 bool NoteSaved(const std::string& name, const TensorEntry& entry,
                const SafetensorsReader& base, const AdapterSpec& spec,
                Changes* changes) {
@@ -120,8 +123,7 @@ bool NoteSaved(const std::string& name, const TensorEntry& entry,
     changes->rows = std::exchange(shape[0], had[0]);
   }
   if (shape != had) return false;
-  changes->saved[weight] = &entry;
-  changes->saved_names[weight] = name;
+  changes->saved[weight] = {name, &entry};
   return true;
 }
 
@@ -200,7 +202,7 @@ absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
     }
     const auto saved = changes.saved.find(name);
     if (saved == changes.saved.end() ||
-        saved->second->shape[0] != changes.rows) {
+        saved->second.entry->shape[0] != changes.rows) {
       return absl::FailedPreconditionError(absl::StrCat(
           adapter_folder, " has ", changes.rows, " tokens, and no '", name,
           "' of as many rows: train it with modules_to_save of both the "
@@ -222,7 +224,7 @@ bool IsTied(const std::string& folder, const SafetensorsReader& weights) {
                                                     : otherwise;
 }
 
-// How far merged weights are from what they were rounded to.
+// The error of rounding merged weights to the file's dtype.
 struct Rounding {
   // The norm of all differences over that of all weights.
   double relative() const {
@@ -264,8 +266,8 @@ class Base {
     return quantize_ != Quantize::kFolders || folder_is_quantised();
   }
 
-  // Of an adapted module, what the adapter was trained on; of other tensors,
-  // the folder's values.
+  // Reads what the adapter was trained on, if the tensor is an adapted
+  // module's, or else the folder's values.
   absl::Status Read(const std::string& name, bool adapted, int64_t begin,
                     int64_t count, float* out) const {
     if (!adapted || quantize_ == Quantize::kFolders || folder_is_quantised()) {
@@ -305,64 +307,45 @@ absl::Status WriteMerged(const std::string& path,
                          const Changes& changes, double scale,
                          Rounding* rounding) {
   const SafetensorsReader& base = whole.folder();
-  const std::map<std::string, Factors>& factors = changes.factors;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                            SafetensorsWriter::Create(path));
   for (const std::string& name : names) {
     const auto saved = changes.saved.find(name);
     const TensorEntry& entry = base.tensors().at(name);
-    writer->Declare(
-        name, entry.dtype,
-        saved == changes.saved.end() ? entry.shape : saved->second->shape);
+    writer->Declare(name, entry.dtype,
+                    saved == changes.saved.end() ? entry.shape
+                                                 : saved->second.entry->shape);
   }
   for (const std::string& name : names) {
     const TensorEntry& entry = base.tensors().at(name);
-    if (changes.saved.count(name) > 0) {
-      CAPSTAN_ASSIGN_OR_RETURN(
-          const at::Tensor weight,
-          ReadTensor(adapter, changes.saved_names.at(name)));
-      const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
-      CAPSTAN_RETURN_IF_ERROR(
-          writer->Append(stored.const_data_ptr(), stored.nbytes()));
-      continue;
-    }
-    const auto found = factors.find(name);
-    if (found == factors.end() && entry.data != nullptr) {
+    const auto saved = changes.saved.find(name);
+    const auto found = changes.factors.find(name);
+    at::Tensor weight;
+    if (saved != changes.saved.end()) {
+      CAPSTAN_ASSIGN_OR_RETURN(weight, ReadTensor(adapter, saved->second.name));
+    } else if (found != changes.factors.end()) {
+      CAPSTAN_ASSIGN_OR_RETURN(weight, ReadBase(whole, name, /*adapted=*/true));
+      CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor a,
+                               ReadTensor(adapter, found->second.a));
+      CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor b,
+                               ReadTensor(adapter, found->second.b));
+      weight.add_(at::mm(b, a).mul_(scale));
+    } else if (entry.data == nullptr) {
+      CAPSTAN_ASSIGN_OR_RETURN(weight,
+                               ReadBase(whole, name, /*adapted=*/false));
+    } else {
       CAPSTAN_RETURN_IF_ERROR(writer->Append(entry.data, entry.bytes));
       continue;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(at::Tensor weight,
-                             ReadBase(whole, name, found != factors.end()));
-    if (found == factors.end()) {
-      const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
-      CAPSTAN_RETURN_IF_ERROR(
-          writer->Append(stored.const_data_ptr(), entry.bytes));
-      continue;
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor a,
-                             ReadTensor(adapter, found->second.a));
-    CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor b,
-                             ReadTensor(adapter, found->second.b));
-    weight.add_(at::mm(b, a).mul_(scale));
     const at::Tensor stored = Rounded(weight, entry.dtype, rounding);
     CAPSTAN_RETURN_IF_ERROR(
-        writer->Append(stored.const_data_ptr(), entry.bytes));
+        writer->Append(stored.const_data_ptr(), stored.nbytes()));
   }
   CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   return writer->Close();
 }
 
-// Copies the base's shard index, which applies to `to` as well.
-absl::Status CopyIndex(const std::string& base, const std::string& to) {
-  constexpr char kIndex[] = "/model.safetensors.index.json";
-  if (!PathExists(base + kIndex)) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(base + kIndex));
-  return WriteWholeFile(to + kIndex, text);
-}
-
-// The same for a base whose index lists the parts of packed matrices, or other
-// sizes.
+// Writes the index of the shards, unless the only one needs none.
 absl::Status WriteIndex(
     const SafetensorsReader& base, const Changes& changes,
     const std::map<std::string, std::vector<std::string>>& files,
@@ -379,7 +362,7 @@ absl::Status WriteIndex(
       const auto saved = changes.saved.find(name);
       bytes += saved == changes.saved.end()
                    ? entry.bytes
-                   : saved->second->numel *
+                   : saved->second.entry->numel *
                          static_cast<int64_t>(c10::elementSize(entry.dtype));
     }
   }
@@ -398,8 +381,8 @@ absl::Status DropQuantization(const std::string& path) {
   return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
-// Sets the size of a larger vocabulary, also of the text part of a model that
-// sees.
+// Sets the size of a larger vocabulary, also for the text part of a multimodal
+// model.
 absl::Status SetVocabulary(const std::string& path, int64_t rows) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
@@ -491,9 +474,7 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
                                         whole, *adapter, changes, spec.scale(),
                                         &rounding));
   }
-  CAPSTAN_RETURN_IF_ERROR(whole.folder_is_quantised() || changes.rows > 0
-                              ? WriteIndex(*base, changes, files, to)
-                              : CopyIndex(merge.base, to));
+  CAPSTAN_RETURN_IF_ERROR(WriteIndex(*base, changes, files, to));
   CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, to));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string copied, CopyOtherFiles(merge, to));
   absl::StrAppend(&note, note.empty() || copied.empty() ? "" : "\n", copied);

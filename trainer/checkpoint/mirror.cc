@@ -26,7 +26,6 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
 #include "trainer/checkpoint/state_file.h"
-#include "trainer/checkpoint/stored_state.h"
 
 namespace capstan {
 namespace {
@@ -51,7 +50,7 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kPage, "");
 
-// Room for the train state, of which recent losses and bad samples may be many.
+// Room for the train state, which may have many recent losses and bad samples.
 // A step whose state doesn't fit isn't mirrored.
 constexpr int64_t kStateRoom = 1 << 20;
 
@@ -64,7 +63,7 @@ uint32_t CrcOf(const Header& header) {
 // How errors name an image.
 constexpr char kImageName[] = "a mirror";
 
-// The header of a whole image; unset if there is none.
+// Returns the header of a complete image; unset if there is none.
 absl::optional<Header> ReadHeader(const ReadMirror& read) {
   Header header;
   if (!read(0, sizeof(header), reinterpret_cast<char*>(&header)).ok() ||
@@ -75,7 +74,7 @@ absl::optional<Header> ReadHeader(const ReadMirror& read) {
   return header;
 }
 
-// Unset if there is no whole image.
+// Returns nothing if there is no complete image.
 absl::optional<TrainState> ReadState(const ReadMirror& read) {
   const absl::optional<Header> header = ReadHeader(read);
   if (!header.has_value()) return absl::nullopt;
@@ -89,8 +88,7 @@ absl::optional<TrainState> ReadState(const ReadMirror& read) {
   return *std::move(state);
 }
 
-// An image's layout as text: a manifest with the rank's ranges and, behind it,
-// the offset of each from the start of the data.
+// An image's layout as text: a manifest with the rank's ranges.
 std::string LayoutText(const std::vector<StatePiece>& pieces,
                        const PieceLayout& layout,
                        const CheckpointParts& parts) {
@@ -104,11 +102,7 @@ std::string LayoutText(const std::vector<StatePiece>& pieces,
         SafetensorsDtypeName(piece.elements.scalar_type()).value_or("");
   }
   manifest.files.push_back(std::move(file));
-  std::string text = ManifestToJson(manifest);
-  text.push_back('\0');
-  text.append(reinterpret_cast<const char*>(layout.offsets.data()),
-              layout.offsets.size() * sizeof(int64_t));
-  return text;
+  return ManifestToJson(manifest);
 }
 
 struct ReadLayout {
@@ -122,33 +116,26 @@ absl::StatusOr<ReadLayout> LayoutOf(const ReadMirror& image) {
   if (!header.has_value()) return none;
   std::string text(static_cast<size_t>(header->layout_bytes), '\0');
   CAPSTAN_RETURN_IF_ERROR(image(kPage, header->layout_bytes, &text[0]));
-  const size_t json = text.find('\0');
   ReadLayout read;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      read.manifest,
-      ManifestFromJson(absl::string_view(text).substr(0, json), kImageName));
+  CAPSTAN_ASSIGN_OR_RETURN(read.manifest, ManifestFromJson(text, kImageName));
   absl::optional<TrainState> state = ReadState(image);
   if (!state.has_value()) return none;
   read.manifest.train_state = *std::move(state);
-  const std::vector<ManifestRange>& ranges = read.manifest.files[0].ranges;
-  std::vector<int64_t> offsets(ranges.size());
-  if (text.size() - json - 1 != offsets.size() * sizeof(int64_t)) {
-    return none;
-  }
-  std::memcpy(offsets.data(), &text[json + 1], text.size() - json - 1);
-  for (size_t i = 0; i < ranges.size(); ++i) {
+  int64_t offset = header->data_begin;
+  for (const ManifestRange& range : read.manifest.files[0].ranges) {
     StateFile::Place place;
-    CAPSTAN_ASSIGN_OR_RETURN(place.dtype, SafetensorsDtype(ranges[i].dtype));
-    place.numel = ranges[i].length;
-    place.offset = header->data_begin + offsets[i];
+    CAPSTAN_ASSIGN_OR_RETURN(place.dtype, SafetensorsDtype(range.dtype));
+    place.numel = range.length;
+    place.offset = offset;
     place.bytes =
         place.numel * static_cast<int64_t>(c10::elementSize(place.dtype));
-    read.places[ranges[i].Key()] = place;
+    offset += PieceLayout::Taken(place.bytes);
+    read.places[range.Key()] = place;
   }
   return read;
 }
 
-// The images of `step` as one checkpoint.
+// Returns the images of `step` as one checkpoint.
 absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
   StoredState stored;
   stored.name = absl::StrCat("the mirror of step ", step.state.step);
@@ -213,7 +200,8 @@ ReadMirror ReadMirrorIn(int fd) {
 
 absl::optional<MirroredStep> NewestMirroredStep(
     const std::vector<FoundMirror>& found) {
-  // By world size, too: images of several generations don't mix.
+  // The key has the world size, so that images of several generations don't
+  // mix.
   std::map<std::pair<MirrorKey, int>, std::map<int, const FoundMirror*>> steps;
   for (const FoundMirror& one : found) {
     steps[{one.image.key, one.image.world_size}].emplace(one.image.rank, &one);
@@ -240,10 +228,6 @@ std::vector<FoundMirror> MirrorsIn(const std::vector<int>& fds) {
     if (image.has_value()) found.push_back({*image, ReadMirrorIn(fd)});
   }
   return found;
-}
-
-absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds) {
-  return NewestMirroredStep(MirrorsIn(fds));
 }
 
 int RestartAfter(const std::vector<FoundMirror>& found, int restart) {
@@ -310,7 +294,7 @@ absl::Status AllocateMirror(int fd, int64_t bytes) {
   if (fstat(fd, &info) != 0) {
     return absl::ErrnoToStatus(errno, "the mirror's file");
   }
-  // Never shorter: the other ranks may be reading it. Without memory for a page
+  // Never shorten it: other ranks may be reading it. Without memory for a page,
   // a write to the mapping would kill the process.
   bytes = std::max<int64_t>(bytes, info.st_size);
   const int error = posix_fallocate(fd, 0, bytes);
@@ -323,7 +307,7 @@ absl::Status AllocateMirror(int fd, int64_t bytes) {
 void FreeMirror(int fd, const absl::optional<MirrorKey>& source) {
   const absl::optional<MirrorImage> image = MirrorImageIn(fd);
   if (source.has_value() && image.has_value() && image->key == *source) return;
-  // Else it keeps its memory: not essential.
+  // If this fails, the file keeps its memory, which is harmless.
   if (ftruncate(fd, 0) != 0) return;
 }
 
@@ -403,7 +387,7 @@ void Mirror::PeersHave() {
 
 absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
                                             const CheckpointParts& parts) {
-  // Before anything is touched, or steps that don't fit would take the place of
+  // Check before anything is changed, or steps that don't fit would replace
   // those that did.
   const std::string state_text = TrainStateText(state);
   if (static_cast<int64_t>(state_text.size()) > kStateRoom) {
@@ -412,7 +396,7 @@ absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
   last_ = Next();
   Image& image = images_[last_];
   image.sequence = ++sequence_;
-  // From the next copy on this one is whole on all ranks.
+  // When a copy begins, the one before is complete on all ranks.
   if (!peers_) kept_ = -1;
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   const PieceLayout layout(pieces);
@@ -424,7 +408,7 @@ absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
     image.layout = LayoutText(pieces, layout, parts);
     std::memcpy(image.memory + kPage, image.layout.data(), image.layout.size());
   }
-  // Bytes between fields count in the checksum, too.
+  // The checksum includes the padding between fields.
   Header next;
   std::memset(static_cast<void*>(&next), 0, sizeof(next));
   next.restart = restart_;
@@ -442,7 +426,7 @@ absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
   next.crc32c = CrcOf(next);
   std::memcpy(static_cast<void*>(header), &next, sizeof(next));
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Whole from here on.
+  // This makes the image complete.
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
   return Copied{
       {restart_, sequence_}, image.memory, next.data_begin + layout.bytes};

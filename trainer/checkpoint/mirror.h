@@ -4,21 +4,20 @@
 // the launcher starts after a death: they go on from the last step, not from
 // the last checkpoint.
 //
-// Each rank copies what it owns, as it would save it, into one of its files of
-// RankInfo::mirror_fds, in turn, so that a death in the midst of a copy leaves
-// the copy before. A file ("image"):
+// Each rank copies what it owns, as it would save it, into its files of
+// RankInfo::mirror_fds in turn, so that a death during a copy leaves the
+// previous one. A file ("image"):
 //
 //   header   page 0: whose copy of which step, and whether it is whole
-//   layout   the manifest that a checkpoint would have, and where each range is
+//   layout   the manifest that a checkpoint would have
 //   data     the ranges, as PieceLayout lays them
 //
-// The images of all ranks of one step are read as a checkpoint is: by any
-// strategy on any number of ranks. Images are only read by processes that the
-// launchers of one run have forked from themselves, as the ranks that wrote
-// them: they have no format versions and no checksums of their data.
+// All ranks' images of one step are read like a checkpoint: by any strategy on
+// any number of ranks. Only processes forked by the launchers of the same run
+// read them, so images have no format version and no checksums of their data.
 //
-// On several hosts an image also travels to the next host (mirror_link.h),
-// which holds it in case that its own host is lost.
+// With several hosts, each image is also sent to the next host (mirror_link.h),
+// which holds it in case the image's own host is lost.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_MIRROR_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_MIRROR_H_
 
@@ -36,10 +35,11 @@
 
 namespace capstan {
 
-// One of a run's copies; equal for the images that its ranks make together.
+// Identifies one of a run's copies: equal for the images that its ranks make
+// together.
 struct MirrorKey {
   int restart = -1;       // RankInfo::restart, the same on all ranks
-  int64_t sequence = -1;  // copies that each rank had made since
+  int64_t sequence = -1;  // number of the copy since that restart
 
   bool operator<(const MirrorKey& other) const {
     return std::tie(restart, sequence) <
@@ -50,30 +50,30 @@ struct MirrorKey {
   }
 };
 
-// What a whole image is, by its header.
+// What a complete image's header says.
 struct MirrorImage {
   MirrorKey key;
   int rank = 0;
   int world_size = 0;
 };
 
-// Unset if the file has no whole image.
+// Returns the image in a file; unset if there is no complete one.
 absl::optional<MirrorImage> MirrorImageIn(int fd);
 
-// Reads bytes of an image, wherever it is. Copies may share a connection: one
-// thread at a time.
+// Reads bytes of an image, wherever it is. Copies of a function may share a
+// connection: only one thread may call them at a time.
 using ReadMirror =
     std::function<absl::Status(int64_t offset, int64_t bytes, char* out)>;
 // `fd` must stay open.
 ReadMirror ReadMirrorIn(int fd);
 
-// A whole image that can be read.
+// A complete image.
 struct FoundMirror {
   MirrorImage image;
   ReadMirror read;
 };
 
-// The whole images in these files, which must stay open.
+// Returns the complete images in these files, which must stay open.
 std::vector<FoundMirror> MirrorsIn(const std::vector<int>& fds);
 
 // A step's images of all ranks.
@@ -83,90 +83,91 @@ struct MirroredStep {
   std::vector<ReadMirror> images;  // by rank
 };
 
-// The newest step of which all ranks' images are among `found`; of several of
-// one rank the first is read. Those made by another number of ranks don't
-// count. Unset if there is none, or its train state can't be read.
+// Returns the newest step of which all ranks' images are in `found`; if there
+// are several images of one rank, the first. Images of one step must have been
+// made by the same number of ranks. Unset if there is no such step, or its
+// train state can't be read.
 absl::optional<MirroredStep> NewestMirroredStep(
     const std::vector<FoundMirror>& found);
-// The same among these files.
-absl::optional<MirroredStep> NewestMirroredStep(const std::vector<int>& fds);
 
-// The restart number for new images: at least `restart`, and above that of any
-// image in `found`, which the new ones must outrank: the launchers' own counts
-// may fall, as the host that had the highest may be the one that is lost.
+// Returns the restart number for new images: at least `restart`, and greater
+// than that of any image in `found`, as new images must outrank these. The
+// launchers' own counts may fall, since the host with the highest may be lost.
 int RestartAfter(const std::vector<FoundMirror>& found, int restart);
 
-// As LoadCheckpoint. `step`: NewestMirroredStep's, on each rank. `touched`, if
-// not null: whether the state may have been changed, on any rank. Collective.
+// Does what LoadCheckpoint does, from `step`, NewestMirroredStep's on each
+// rank. Sets *touched (may be null) to whether the state may have been changed
+// on any rank. Collective.
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
                                             const CheckpointParts& parts,
                                             bool* touched = nullptr);
 
-// What `step`'s run has read (RunIdentity); empty if it doesn't say.
+// Returns the identity of `step`'s run; empty if it can't be read.
 RunIdentity IdentityOf(const MirroredStep& step);
 
-// What LoadMirrorOrCheckpoint has loaded.
+// LoadMirrorOrCheckpoint's result.
 struct LoadedNewest {
   bool from_mirror = false;
-  absl::Status mirror;  // why not, if there is a step but it can't be read
-  Resumed resumed;      // of the mirror: its folder is empty
+  absl::Status mirror;  // the error if there is a step that can't be read
+  Resumed resumed;      // from a mirror: without a folder
 };
 
-// `step`, if it is set and can be read, or else as LoadNewestCheckpoint. An
-// error, on all ranks, if the step has been read in part and there is no
-// checkpoint: a run from the beginning would have some of its weights.
-// Collective.
+// Loads `step` if it is set and can be read, else what LoadNewestCheckpoint
+// loads. If the step was read in part and there is no checkpoint, returns an
+// error on all ranks: a run from the beginning would have some of the step's
+// weights. Collective.
 absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(
     const absl::optional<MirroredStep>& step, const std::string& output_dir,
     const CheckpointParts& parts);
 
-// Makes a mirror's file hold `bytes` bytes without growing later; never
-// shortens it. RESOURCE_EXHAUSTED: no memory.
+// Allocates memory for `bytes` bytes of a mirror's file; never shortens it.
+// RESOURCE_EXHAUSTED: there is no memory.
 absl::Status AllocateMirror(int fd, int64_t bytes);
-// Gives its memory back, unless it has an image of `source`, which a restart
-// may go on from. Nobody may have the file mapped.
+// Frees the file's memory, unless it has an image of `source`, which a restart
+// may continue from. No process may have the file mapped.
 void FreeMirror(int fd, const absl::optional<MirrorKey>& source);
-// Bytes of memory that AllocateMirror would take.
+// Returns the bytes of memory that AllocateMirror would take.
 int64_t MirrorBytesMissing(int fd, int64_t bytes);
 
 // One rank's images. One thread.
 class Mirror {
  public:
-  // An image that Copy has made, which stays as it is until the copy after the
-  // next, or for as long as Send says.
+  // An image that Copy has made. It doesn't change until the second copy after
+  // it or, if it is being sent, until PeersHave.
   struct Copied {
     MirrorKey key;
     const char* memory = nullptr;
     int64_t bytes = 0;
   };
 
-  // `fds`: this rank's, two or more. `source`: the step that the run goes on
-  // from, whose images stay until a newer step is whole on all ranks; unset:
-  // none. `peers`: whether a step is whole only once PeersHave says so; needs
-  // three files.
+  // `fds` are this rank's, two or more. The images of `source`, the step that
+  // the run continues from, if any, are kept until a newer step is complete on
+  // all ranks: with `peers`, which needs three files, only once PeersHave is
+  // called.
   Mirror(std::vector<int> fds, int restart,
          const absl::optional<MirroredStep>& source, bool peers = false);
   ~Mirror();
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
-  // Bytes of one image.
+  // Returns the bytes of one image.
   int64_t ImageBytes(const CheckpointParts& parts) const;
-  // Bytes of memory that the images will take beyond what they have.
+  // Returns the bytes of memory that the images lack.
   int64_t BytesToAllocate(const CheckpointParts& parts) const;
-  // Allocates them, so that Copy can't fail. RESOURCE_EXHAUSTED: no memory.
+  // Allocates these, so that Copy can't fail. RESOURCE_EXHAUSTED: there is no
+  // memory.
   absl::Status Allocate(const CheckpointParts& parts);
 
-  // Copies the state after a step. All ranks must call it equally often, and
-  // between two calls pass a collective. Call Allocate first. Unset if the
-  // train state doesn't fit, and there is no copy; the same on all ranks.
+  // Copies the state after a step. All ranks must call it equally often, with a
+  // collective between two calls. Call Allocate first. Returns nothing if the
+  // train state doesn't fit, and then makes no copy; the same on all ranks.
   absl::optional<Copied> Copy(const TrainState& state,
                               const CheckpointParts& parts);
 
-  // With peers: the last copy is on its way to a peer, and stays as it is.
+  // With peers: tells that the last copy is being sent, and mustn't change.
   void Sending() { sent_ = last_; }
-  // All ranks' peers have the copy that was on its way: it stays, in the place
-  // of the one before, until they have a newer one.
+  // Tells that all ranks' peers have the copy that was being sent. It is kept,
+  // in place of the one before, until they have a newer one.
   void PeersHave();
 
  private:
@@ -174,18 +175,19 @@ class Mirror {
     int fd = -1;
     char* memory = nullptr;  // mapped
     int64_t bytes = 0;
-    std::string layout;    // what Copy has written there
-    int64_t sequence = 0;  // of the copy in it; 0: none of this Mirror's
+    std::string layout;    // written by Copy
+    int64_t sequence = 0;  // of the copy in it; 0: this Mirror made none
   };
 
   absl::Status Map(int64_t bytes, Image* image);
-  // Where the next copy goes.
+  // Returns the index of the image that the next copy goes to.
   int Next() const;
 
   std::vector<Image> images_;
   const int restart_;
   const bool peers_;
-  // Of images_, or -1: what must stay, what is being sent, the last copy.
+  // Indices into images_, or -1: the image that must be kept, the one that is
+  // being sent, and the last copy.
   int kept_ = -1;
   int sent_ = -1;
   int last_ = -1;

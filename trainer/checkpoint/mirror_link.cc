@@ -33,20 +33,20 @@ namespace {
 using std::chrono::seconds;
 
 constexpr int64_t kPage = 4096;
-// Of memory beside the images, for each connection.
+// Memory for each connection besides the images.
 constexpr int64_t kBuffer = 1 << 20;
 constexpr seconds kProofLimit{10};
-// For a connection, which Shutdown can't cut short.
+// Limit for connecting, which Shutdown can't interrupt.
 constexpr seconds kConnectLimit{1};
-// How long nobody may be where the server was: others hear of a death by
-// themselves, and can say more of it.
+// How long nobody may listen at the server's address before it counts as gone.
+// Meanwhile others notice a death by themselves, and can say more about it.
 constexpr seconds kGone{1};
-// A host that is lost has not answered so often in a row.
+// Tries in a row that a host doesn't answer before it counts as lost.
 constexpr int kSilentTries = 3;
-// How often an idle connection is looked at.
+// How often an idle connection is checked.
 constexpr std::chrono::milliseconds kLook{500};
-// For what the other end sends or takes without being asked for more: a network
-// that moves nothing for so long is broken.
+// Limit for sending and receiving: a network that moves nothing for so long is
+// broken.
 constexpr seconds kSilence{60};
 constexpr std::chrono::hours kForEver{24 * 365};
 
@@ -70,7 +70,7 @@ absl::string_view BytesOf(const T& value) {
 
 Deadline Soon(seconds limit) { return MeetingClock::now() + limit; }
 
-// Receives piece by piece, as long as it goes on.
+// Receives piece by piece, each within kSilence.
 absl::Status ReceiveSlowly(int fd, char* out, int64_t count) {
   for (int64_t done = 0; done < count; done += kBuffer) {
     const int64_t piece = std::min(kBuffer, count - done);
@@ -80,7 +80,8 @@ absl::Status ReceiveSlowly(int fd, char* out, int64_t count) {
   return absl::OkStatus();
 }
 
-// The next message of the handshake. Nothing follows it without an answer.
+// Receives the next message of the handshake. The other end sends nothing more
+// before it gets an answer.
 absl::StatusOr<std::string> ReceiveFrame(int fd, Deadline deadline) {
   FrameBuffer input(kMaxStrangerPayload);
   while (true) {
@@ -90,7 +91,7 @@ absl::StatusOr<std::string> ReceiveFrame(int fd, Deadline deadline) {
   }
 }
 
-// A thread to which signals don't come.
+// Starts a thread with all signals blocked.
 std::thread StartThread(std::function<void()> body) {
   sigset_t all;
   sigset_t before;
@@ -105,7 +106,7 @@ std::thread StartThread(std::function<void()> body) {
 
 absl::StatusOr<std::unique_ptr<MirrorServer>> MirrorServer::Start(
     const Options& options) {
-  // Beside what the rank has open.
+  // In addition to what the rank has open.
   AllowOpenFiles(options.most_connections + 1024);
   auto server = absl::WrapUnique(new MirrorServer(options));
   absl::optional<SocketAddress> address =
@@ -230,7 +231,7 @@ int MirrorServer::FileFor(const MirrorKey& key) const {
   for (size_t i = first; i < options_.files.size(); ++i) {
     const absl::optional<MirrorImage> image = MirrorImageIn(options_.files[i]);
     const MirrorKey found = image.has_value() ? image->key : MirrorKey();
-    // Again, as its sender hasn't heard that it had arrived.
+    // It is sent again if the sender hasn't heard that it had arrived.
     if (found == key) return options_.files[i];
     if (source_.has_value() && !last_.has_value() && found == *source_) {
       continue;
@@ -258,13 +259,13 @@ absl::Status MirrorServer::TakeImage(int fd, const MirrorKey& key,
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap");
   char* const image = static_cast<char*>(memory);
-  // Not whole, until the end.
+  // Mark the image as incomplete until the end.
   std::memset(image, 0, kPage);
   const absl::Status received = [&]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(fd, image + kPage, bytes - kPage));
     char header[kPage];
     CAPSTAN_RETURN_IF_ERROR(ReceiveSlowly(fd, header, kPage));
-    // What tells that it is whole comes first there.
+    // The magic number, which makes the image complete, is written last.
     std::memcpy(image + sizeof(uint64_t), header + sizeof(uint64_t),
                 kPage - sizeof(uint64_t));
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -374,7 +375,7 @@ absl::Status MirrorConnection::Patiently(
     const absl::Status status = wait(look);
     if (!absl::IsDeadlineExceeded(status) || look == end) return status;
     const absl::Status there = Reach().status();
-    // Of what else is wrong this connection hears by itself.
+    // This connection notices other errors by itself.
     if (IsSilentHost(there)) return there;
   }
 }
@@ -422,7 +423,8 @@ absl::Status MirrorConnection::Put(const Mirror::Copied& image) {
 absl::Status MirrorConnection::Check() {
   return Checked([this]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(Connect());
-    // Nothing comes without being asked for: time passes, or it has ended.
+    // The server sends nothing unasked: either this times out, or the
+    // connection has ended.
     char byte = 0;
     const absl::Status status =
         ReceiveAll(fd_.get(), &byte, 1, MeetingClock::now());
@@ -503,14 +505,14 @@ void MirrorSender::Note(const absl::Status& status, bool was_connected) {
   const bool silent = IsSilentHost(status);
   silent_tries_ = silent ? silent_tries_ + 1 : 0;
   if (silent && was_connected) {
-    // A connection ends so only after that time.
+    // A connection ends this way only after silence_.
     heard_ = std::min(heard_, now - silence_);
   } else if (was_connected || !absl::IsUnavailable(status)) {
-    // Other errors are of a server that is there, or was until now.
+    // Other errors come from a server that is alive, or was until now.
     heard_ = now;
   }
-  // Not by the end of a connection alone: a host that is only slow takes the
-  // next one.
+  // The end of a connection alone isn't enough: a host that is only slow
+  // accepts the next one.
   if (was_connected || !absl::IsUnavailable(status)) return;
   const MeetingClock::duration since = now - heard_;
   const bool over = silent ? silent_tries_ >= kSilentTries && since >= silence_

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mirrors' images between hosts: each rank serves those in its files to the
-// others, and takes in copies of one peer's.
+// Transfers mirrors' images between hosts: each rank serves the images in its
+// files to the others, and receives copies of one peer's.
 //
-// Who connects proves that it has the server's token, and the server proves it,
-// as in the ranks' meeting and by its messages (meeting/protocol.h): Hello,
-// Challenge, Proof, Admitted. Then it asks, any number of times:
+// Client and server prove to each other that they have the server's token, with
+// the messages of the ranks' meeting (cluster/meet/protocol.h): Hello,
+// Challenge, Proof, Admitted. Then the client sends any number of requests:
 //
-//   Request        32 bytes; of kPut the image follows, from its second page on
-//                  and then its first, which makes it whole
-//   8 bytes        of kRead: as many bytes follow, or -1; of kPut: 0 once the
-//                  image is there, or -1
+//   Request        32 bytes; after kPut the image follows, from its second page
+//                  on and then its first, which makes it complete
+//   8 bytes        the answer to kRead: the number of bytes that follow, or -1;
+//                  to kPut: 0 once the image has been received, or -1
 //
-// What follows the proof isn't encrypted.
+// Nothing after the proof is encrypted.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_MIRROR_LINK_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_MIRROR_LINK_H_
 
@@ -36,16 +36,16 @@
 
 namespace capstan {
 
-// A rank's server, with a thread for each connection. A stranger has ten
-// seconds to prove itself; there are at most `most_connections` at once.
+// A rank's server, with a thread for each connection, of which there are at
+// most `most_connections` at once. A client has ten seconds to prove itself.
 class MirrorServer {
  public:
   struct Options {
     std::string host;  // numeric: where it listens
-    // This rank's files, of which index numbers the others ask for bytes.
+    // This rank's files, which requests refer to by index.
     std::vector<int> files;
-    // The last ones of these hold a peer's images; each of them has the memory
-    // for one (AllocateMirror).
+    // How many of the last of them hold a peer's images; each of these must
+    // have the memory for one (AllocateMirror).
     int held = 0;
     int most_connections = 64;
   };
@@ -57,10 +57,11 @@ class MirrorServer {
   MirrorServer(const MirrorServer&) = delete;
   MirrorServer& operator=(const MirrorServer&) = delete;
 
-  // For MirrorConnection, on any host: "TOKEN PORT HOST". Secret.
+  // Returns the address for a MirrorConnection on any host, "TOKEN PORT HOST",
+  // which is secret.
   const std::string& address() const { return address_; }
-  // Images can be put from now on. `source`: what the run goes on from; such an
-  // image stays until a newer one is whole.
+  // Accepts images from now on. An image of `source`, which the run continues
+  // from, is kept until a newer one is complete.
   void TakeIn(const absl::optional<MirrorKey>& source);
 
  private:
@@ -69,11 +70,11 @@ class MirrorServer {
   void Accept();
   void Serve(const SocketFd& fd);
   absl::Status Admit(int fd) const;
-  // One request; an error ends the connection.
+  // Answers one request; an error ends the connection.
   absl::Status Answer(int fd);
   absl::Status AnswerRead(int fd, int file, int64_t offset, int64_t bytes);
   absl::Status TakeImage(int fd, const MirrorKey& key, int64_t bytes);
-  // The file that an image of `key` goes to.
+  // Returns the file that an image of `key` goes to.
   int FileFor(const MirrorKey& key) const;
 
   const Options options_;
@@ -93,25 +94,26 @@ class MirrorServer {
   absl::optional<MirrorKey> last_;  // the newest that is whole
 };
 
-// A connection to a server, made when it is needed. One thread at a time, but
-// Shutdown.
+// A connection to a server, made when it is needed. Only one thread may use it
+// at a time, except for Shutdown.
 class MirrorConnection {
  public:
-  // silence: how long the other host may not answer (NoticeSilence), while an
-  // image is sent too; 0: for the system to say. A process there that is
-  // stopped or busy isn't a host that doesn't answer.
+  // `silence` limits how long the other host may be unreachable
+  // (NoticeSilence), also while an image is being sent; 0: the system's own
+  // limit. A host whose process is stopped or busy still answers.
   explicit MirrorConnection(std::string address,
                             std::chrono::milliseconds silence = {})
       : address_(std::move(address)), silence_(silence) {}
 
-  // Bytes of an image in the server's file `file`.
+  // Reads bytes of an image in the server's file `file`.
   absl::Status Read(int file, int64_t offset, int64_t bytes, char* out);
-  // Has the server hold an image, which doesn't change meanwhile.
+  // Sends an image, which mustn't change meanwhile, to the server.
   absl::Status Put(const Mirror::Copied& image);
-  // Whether the connection is there; connects if it isn't. Between requests.
+  // Checks that the connection is alive; connects if there is none. Call
+  // between requests.
   absl::Status Check();
   bool connected() const { return fd_.valid(); }
-  // Ends what is under way, for ever. Any thread.
+  // Ends all use of the connection for good. Any thread may call it.
   void Shutdown();
 
  private:
@@ -120,8 +122,8 @@ class MirrorConnection {
   absl::Status TryRead(int file, int64_t offset, int64_t bytes, char* out);
   absl::Status TryPut(const Mirror::Copied& image);
   absl::StatusOr<SocketFd> Reach() const;
-  // Calls wait(deadline) until it isn't DEADLINE_EXCEEDED, for a minute at
-  // most; after each silence_ makes sure that the other host is there.
+  // Calls wait(deadline) until it doesn't return DEADLINE_EXCEEDED, for at most
+  // a minute; checks after each silence_ that the other host can be reached.
   absl::Status Patiently(const std::function<absl::Status(Deadline)>& wait);
   absl::Status SendPatiently(const char* bytes, int64_t count);
   // Closes the connection after an error.
@@ -129,7 +131,7 @@ class MirrorConnection {
 
   const std::string address_;
   const std::chrono::milliseconds silence_;
-  std::mutex mutex_;  // of what Shutdown needs
+  std::mutex mutex_;  // guards what Shutdown uses
   SocketFd fd_;
   bool shut_down_ = false;
 };
@@ -137,37 +139,38 @@ class MirrorConnection {
 // Sends images to a server in the background, on a thread of its own.
 class MirrorSender {
  public:
-  // lost: called on the sender's thread, at most once, with what has become of
-  // the server: its host hasn't answered for `silence`, as if it had lost its
-  // power or its network, or its process is gone. Not when that is only busy or
-  // stopped. Null: never.
+  // `lost` (may be null) is called on the sender's thread, at most once, with a
+  // description if the server's host hasn't answered for `silence`, as after a
+  // loss of power or network, or if its process is gone; but not if the process
+  // is only busy or stopped.
   MirrorSender(const std::string& address, std::chrono::milliseconds silence,
                std::function<void(const std::string& how)> lost);
-  // Breaks off.
+  // Aborts what is being sent.
   ~MirrorSender();
   MirrorSender(const MirrorSender&) = delete;
   MirrorSender& operator=(const MirrorSender&) = delete;
 
-  // Begins to send `image`, which must stay as it is until through(); call only
-  // then. What fails is tried again, once a second.
+  // Begins to send `image`, which mustn't change until through(). Call only if
+  // through(). Retries failures once a second.
   void Send(const Mirror::Copied& image);
-  // Whether all that was to be sent has arrived.
+  // Whether everything has arrived.
   bool through() const;
-  // The server may go from now on: `lost` isn't called any more.
+  // Tells that the server may end from now on, so that `lost` isn't called.
   void MayLeave();
-  // What failed last; OK once something has arrived.
+  // Returns the latest error; OK once something has arrived.
   absl::Status problem() const;
 
  private:
   void Run();
-  // What became of a try; without mutex_. was_connected: before it.
+  // Notes the outcome of a try, before which the connection was alive if
+  // `was_connected`. Call without mutex_.
   void Note(const absl::Status& status, bool was_connected);
 
   MirrorConnection connection_;
   const std::chrono::milliseconds silence_;
   std::function<void(const std::string&)> lost_;
-  // Of the sender's thread: when the server was last there, and how often in a
-  // row its host hasn't answered since.
+  // Used by the sender's thread: when the server was last reached, and how many
+  // tries in a row its host hasn't answered since.
   Deadline heard_ = MeetingClock::now();
   int silent_tries_ = 0;
   mutable std::mutex mutex_;

@@ -123,12 +123,13 @@ TEST_F(MirrorLinkTest, APeerHoldsTheLastTwo) {
     hosts_[0].mirror->Sending();
     sender.Send(image);
     AwaitThrough(sender);
-    EXPECT_EQ(Load(NewestMirroredStep(hosts_[1].held())), step);
+    EXPECT_EQ(Load(NewestMirroredStep(MirrorsIn(hosts_[1].held()))), step);
   }
   EXPECT_TRUE(sender.problem().ok());
   std::vector<int64_t> steps;
   for (const int fd : hosts_[1].held()) {
-    steps.push_back(NewestMirroredStep(std::vector<int>{fd})->state.step);
+    steps.push_back(
+        NewestMirroredStep(MirrorsIn(std::vector<int>{fd}))->state.step);
   }
   EXPECT_THAT(steps, testing::UnorderedElementsAre(4, 5));
 }
@@ -166,10 +167,10 @@ TEST_F(MirrorLinkTest, AnImageThatBreaksOffIsNone) {
   cut.bytes = bytes;
   EXPECT_FALSE(connection.Put(cut).ok());
   munmap(memory, bytes / 2);
-  EXPECT_EQ(Load(NewestMirroredStep(hosts_[1].held())), 1);
+  EXPECT_EQ(Load(NewestMirroredStep(MirrorsIn(hosts_[1].held()))), 1);
   // The next one goes where that was.
   ASSERT_TRUE(connection.Put(Copy(3)).ok());
-  EXPECT_EQ(Load(NewestMirroredStep(hosts_[1].held())), 3);
+  EXPECT_EQ(Load(NewestMirroredStep(MirrorsIn(hosts_[1].held()))), 3);
 }
 
 // Its sender didn't hear that it had arrived.
@@ -179,9 +180,10 @@ TEST_F(MirrorLinkTest, AnImageThatComesTwiceTakesOnePlace) {
   const Mirror::Copied image = Copy(2);
   ASSERT_TRUE(connection.Put(image).ok());
   ASSERT_TRUE(connection.Put(image).ok());
-  EXPECT_EQ(
-      NewestMirroredStep(std::vector<int>{hosts_[1].held()[0]})->state.step, 1);
-  EXPECT_EQ(Load(NewestMirroredStep(hosts_[1].held())), 2);
+  EXPECT_EQ(NewestMirroredStep(MirrorsIn(std::vector<int>{hosts_[1].held()[0]}))
+                ->state.step,
+            1);
+  EXPECT_EQ(Load(NewestMirroredStep(MirrorsIn(hosts_[1].held()))), 2);
 }
 
 TEST_F(MirrorLinkTest, WhatARestartGoesOnFromStays) {
@@ -190,17 +192,21 @@ TEST_F(MirrorLinkTest, WhatARestartGoesOnFromStays) {
     ASSERT_TRUE(connection.Put(Copy(1)).ok());
     ASSERT_TRUE(connection.Put(Copy(2)).ok());
   }
-  const auto one = NewestMirroredStep(std::vector<int>{hosts_[1].held()[0]});
+  const auto one =
+      NewestMirroredStep(MirrorsIn(std::vector<int>{hosts_[1].held()[0]}));
   ASSERT_TRUE(one.has_value());
   ASSERT_EQ(one->state.step, 1);
   Start(1, one);
   MirrorConnection connection(hosts_[1].server->address());
   ASSERT_TRUE(connection.Put(Copy(11)).ok());
   // Not in the place of 1, although that is older than 2.
-  EXPECT_EQ(Load(NewestMirroredStep(std::vector<int>{hosts_[1].held()[0]})), 1);
-  EXPECT_EQ(Load(NewestMirroredStep(hosts_[1].held())), 11);
+  EXPECT_EQ(Load(NewestMirroredStep(
+                MirrorsIn(std::vector<int>{hosts_[1].held()[0]}))),
+            1);
+  EXPECT_EQ(Load(NewestMirroredStep(MirrorsIn(hosts_[1].held()))), 11);
   ASSERT_TRUE(connection.Put(Copy(12)).ok());
-  EXPECT_EQ(Load(NewestMirroredStep(std::vector<int>{hosts_[1].held()[0]})),
+  EXPECT_EQ(Load(NewestMirroredStep(
+                MirrorsIn(std::vector<int>{hosts_[1].held()[0]}))),
             12);
 }
 

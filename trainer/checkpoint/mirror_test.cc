@@ -35,7 +35,7 @@ class MirrorTest : public ::testing::Test {
   void Run(const std::vector<int64_t>& bounds, int restart,
            const std::vector<int64_t>& steps, int last_rank = 99) {
     const absl::optional<MirroredStep> source =
-        restart > 0 ? NewestMirroredStep(fds_) : absl::nullopt;
+        restart > 0 ? NewestMirroredStep(MirrorsIn(fds_)) : absl::nullopt;
     const auto statuses = OnRanks(bounds.size() - 1, [&](ProcessGroup& group) {
       const int rank = group.rank();
       FakeRun run(rank, bounds);
@@ -55,7 +55,8 @@ class MirrorTest : public ::testing::Test {
 
   // The newest step, -1 if none; loads it on bounds.size() - 1 ranks.
   int64_t Newest(const std::vector<int64_t>& bounds) {
-    const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+    const absl::optional<MirroredStep> newest =
+        NewestMirroredStep(MirrorsIn(fds_));
     if (!newest.has_value()) return -1;
     const int64_t step = newest->state.step;
     const auto statuses = OnRanks(bounds.size() - 1, [&](ProcessGroup& group) {
@@ -128,7 +129,8 @@ TEST_F(MirrorTest, WhatTheRunGoesOnFromStaysUntilAllHaveMore) {
 
 // The last step of all ranks' files that `present` says are there.
 int64_t NewestOf(const std::vector<int>& fds) {
-  const absl::optional<MirroredStep> newest = NewestMirroredStep(fds);
+  const absl::optional<MirroredStep> newest =
+      NewestMirroredStep(MirrorsIn(fds));
   return newest.has_value() ? newest->state.step : -1;
 }
 
@@ -187,7 +189,7 @@ TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
     }
   }
   // The host that is lost had no newer one than step 1.
-  const auto source = NewestMirroredStep(std::vector<int>{files[0]});
+  const auto source = NewestMirroredStep(MirrorsIn(std::vector<int>{files[0]}));
   ASSERT_TRUE(source.has_value());
   Mirror mirror(files, 1, source, /*peers=*/true);
   ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
@@ -235,7 +237,8 @@ ReadMirror Failing(int fd, int calls) {
 // Wherever it breaks off on one rank, no rank goes on with half of it.
 TEST_F(MirrorTest, OneThatBreaksOffIsAnErrorOrChangesNothing) {
   Run(kTwo, 0, {1, 2});
-  const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+  const absl::optional<MirroredStep> newest =
+      NewestMirroredStep(MirrorsIn(fds_));
   ASSERT_TRUE(newest.has_value());
   const std::string empty = NewFolder();
   int touched = 0;
@@ -282,7 +285,7 @@ TEST_F(MirrorTest, OneThatBreaksOffIsAnErrorOrChangesNothing) {
 // A checkpoint overwrites all of it.
 TEST_F(MirrorTest, OneThatBreaksOffGivesWayToACheckpoint) {
   Run(kOne, 0, {1, 2});
-  absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+  absl::optional<MirroredStep> newest = NewestMirroredStep(MirrorsIn(fds_));
   ASSERT_TRUE(newest.has_value());
   const std::string folder = NewFolder();
   ASSERT_TRUE(FirstError(SaveWith(kOne, folder, 1)).ok());
@@ -344,7 +347,8 @@ TEST_F(MirrorTest, MemoryIsGivenBackButTheSources) {
 
 TEST_F(MirrorTest, AnotherModelIsRefused) {
   Run(kOne, 0, {1});
-  const absl::optional<MirroredStep> newest = NewestMirroredStep(fds_);
+  const absl::optional<MirroredStep> newest =
+      NewestMirroredStep(MirrorsIn(fds_));
   ASSERT_TRUE(newest.has_value());
   ThreadMeeting meeting(1);
   ThreadGroup group(&meeting, 0);

@@ -36,8 +36,8 @@ bool IsWeights(absl::string_view name) {
       [name](absl::string_view end) { return absl::EndsWith(name, end); });
 }
 
-// What trainers, ours included, leave of a run, and what doesn't apply to
-// another folder.
+// Whether `name` is a file that a trainer, such as this one, leaves of a run,
+// or one that doesn't apply to another folder.
 bool IsLeftover(const std::string& name) {
   static const auto* const names = new std::set<std::string>{
       "README.md",          "adapter_config.json", "all_results.json",

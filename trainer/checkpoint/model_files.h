@@ -18,7 +18,7 @@ constexpr int64_t kMostModelFilesBytes = int64_t{128} << 20;  // in total
 
 struct ModelFiles {
   std::vector<std::string> copied;  // by name
-  // What was skipped: "huge.json (larger than 64 MiB)".
+  // Files that were skipped: "huge.json (larger than 64 MiB)".
   std::vector<std::string> left;
 };
 
@@ -39,21 +39,21 @@ absl::StatusOr<ModelFiles> CopyModelFiles(const std::string& from,
 std::string ModelFilesNote(const std::string& from, const std::string& to,
                            const ModelFiles& files);
 
-// The transformers class that config.json's auto_map in `folder` gives for its
-// model, AutoModelForCausalLM in preference to AutoModel; "": none.
+// Returns the transformers class that config.json's auto_map in `folder` gives
+// for its model, AutoModelForCausalLM in preference to AutoModel; "": none.
 std::string AutoClass(const std::string& folder);
 
 // "ORGANISATION/MODEL" if `folder` is a snapshot in Hugging Face's cache
 // (models--ORGANISATION--MODEL/snapshots/REVISION), else "".
 std::string HubName(const std::string& folder);
 
-// The display name of the model in `folder`: its HubName, else the folder's
-// last component, or the run's name for a run's final folder
+// Returns the display name of the model in `folder`: its HubName, else the
+// folder's last component, or the run's name for a run's final folder
 // (runs/NAME/TIME/final).
 std::string ModelName(const std::string& folder);
 
-// Where whoever has the folder of what was made of the model in `folder` finds
-// the latter: its HubName, or else beside it, "../NAME". Nothing of this
+// Returns where users of a model made from the one in `folder` find the latter:
+// its HubName, or else "../NAME", beside their folder. Reveals nothing of this
 // machine's folders.
 std::string PublicPlace(const std::string& folder);
 

@@ -32,7 +32,7 @@ std::string RankNotePath(const std::string& folder, int rank) {
   return absl::StrFormat("%s/rank-%05d.json", folder, rank);
 }
 
-// Whether the error says nothing of the file system's state a moment later.
+// Whether a retry may succeed after this error.
 bool IsTransient(const absl::Status& status) {
   switch (ErrnoOf(status)) {
     case EINTR:
@@ -152,8 +152,7 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // left by a killed run
     CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
     if (first) CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
-    // What a file system says of itself may be wrong, where it compresses or
-    // grows: it is tried all the same.
+    // Try all the same: the file system may compress or grow.
     const absl::Status room = CheckRoom(root, bytes);
     if (!room.ok()) LOG(WARNING) << room.message() << "; trying all the same";
     return absl::OkStatus();
@@ -167,10 +166,10 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
       CAPSTAN_ASSIGN_OR_RETURN(
           const ManifestFile file,
           WriteStateFile(temporary, RankFileName(rank, world_size), pieces));
-      // Whole as soon as it is there: others look for it (AllHaveWritten).
+      // It must appear complete: others look for it (AllHaveWritten).
       const absl::Status note =
           ReplaceFile(RankNotePath(temporary, rank), ManifestFileToJson(file));
-      // Another attempt begins with neither.
+      // Another attempt starts without either file.
       if (!note.ok()) {
         RemoveTree(absl::StrCat(temporary, "/", file.name)).IgnoreError();
       }
@@ -187,8 +186,8 @@ bool AllHaveWritten(const std::string& temporary, int world_size) {
 }
 
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest) {
-  // The folder may be renamed at any time, and another run begin in its place,
-  // whose checkpoints aren't this one's to remove.
+  // The folder may be renamed at any time and another run start in its place,
+  // whose checkpoints mustn't be removed.
   const int fd = open(request.output_dir.c_str(), O_PATH | O_CLOEXEC);
   const absl::Status status = CatchAll([&]() -> absl::Status {
     CAPSTAN_RETURN_IF_ERROR(MergeNotes(request.temporary(), &manifest));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The parts of a save, which SaveCheckpoint (checkpoint.h) does one after
-// another and BackgroundSave (background_save.h) while training goes on. None
-// is collective.
+// another and BackgroundSave (background_save.h) while training goes on; and of
+// a load. None is collective but BeginTogether.
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_SAVE_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_SAVE_H_
 
@@ -24,7 +24,7 @@ namespace capstan {
 struct SaveRequest {
   std::string output_dir;
   TrainState train_state;
-  int keep = 0;               // as in SaveCheckpoint
+  int keep = 0;               // as in RemoveOldCheckpoints
   int64_t best_step = -1;     // likewise
   std::set<int64_t> damaged;  // as in RemoveOldCheckpoints
   // The run's, whose files are written beside the state; null: none.
@@ -33,40 +33,59 @@ struct SaveRequest {
   std::string folder() const {
     return CheckpointFolder(output_dir, train_state.step);
   }
-  // Where it is written.
+  // Returns the folder in which it is written.
   std::string temporary() const;
 };
 
 // state-RRRRR-of-WWWWW.safetensors.
 std::string RankFileName(int rank, int world_size);
 
-// Rank 0's, before all others: makes request.temporary() after removing what a
-// killed run has left there. Warns if the file system says that it has no room
-// for `bytes`.
+// Makes request.temporary() after removing what a killed run has left there.
+// Rank 0 calls it before all ranks write. Warns if the file system reports less
+// room than `bytes`.
 absl::Status BeginSave(const SaveRequest& request, int64_t bytes);
 
-// Writes a rank's pieces, and its note for rank 0. What may pass (an
-// interrupted call, an I/O error of a network file system) is tried again.
+// Calls BeginSave on rank 0 with the sum of all ranks' `bytes`. Collective;
+// throws CommunicationError.
+absl::Status BeginTogether(const SaveRequest& request, int64_t bytes,
+                           ProcessGroup& group);
+
+// Writes a rank's pieces, and its note for rank 0. Retries after errors that
+// may pass (an interrupted call, an I/O error of a network file system).
 absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
                        const std::vector<StatePiece>& pieces);
 
-// Whether all ranks have: each note is there, and whole.
+// Whether all ranks have written: each note exists.
 bool AllHaveWritten(const std::string& temporary, int world_size);
 
-// Rank 0's, after all have written: adds the tokenizer's files, publishes the
-// checkpoint and removes old ones. `manifest`: ManifestFrame.
+// Adds the tokenizer's files, publishes the checkpoint and removes old ones.
+// Rank 0 calls it after all have written. `manifest` is ManifestFrame's.
 absl::Status CommitSave(const SaveRequest& request, Manifest manifest);
 
-// The bytes of a rank's state file, but for its header.
+// Returns the bytes of a rank's state file, without its header.
 int64_t BytesOf(const std::vector<StatePiece>& pieces);
 
-// RESOURCE_EXHAUSTED, naming `folder` and both numbers, unless its file system
-// has room for `bytes`. OK if that can't be told.
+// Returns RESOURCE_EXHAUSTED, naming `folder` and both numbers, if its file
+// system has no room for `bytes`; OK if that is unknown.
 absl::Status CheckRoom(const std::string& folder, int64_t bytes);
 
-// Calls `attempt` up to four times, a moment apart, while it fails with a
-// transient error of the file system's (ErrnoOf).
+// Calls `attempt` up to four times, with pauses, while it fails with a
+// transient error of the file system (ErrnoOf).
 absl::Status WithRetries(const std::function<absl::Status()>& attempt);
+
+// A run's state wherever it is kept: in a checkpoint's folder or in mirrors.
+struct StoredState {
+  std::string name;  // for errors: the folder
+  Manifest manifest;
+  // Opens one of the manifest's files.
+  std::function<absl::StatusOr<std::unique_ptr<StateFile>>(const ManifestFile&)>
+      open;
+};
+
+// Loads what this rank holds, as LoadCheckpoint; with `state` null only
+// masters and working copies. Not collective.
+absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
+                       TrainState* state);
 
 }  // namespace capstan
 

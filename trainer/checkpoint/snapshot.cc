@@ -24,7 +24,7 @@
 namespace capstan {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = PieceLayout::kAlignment;
 
 at::Tensor At(char* place, const at::Tensor& like) {
   return at::from_blob(place, {like.numel()},
@@ -77,13 +77,13 @@ std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
       const bool first = range.begin == 0 && low == range.offset;
       for (const StateKind& kind : kinds) {
         // The owner of a parameter's first element writes per-parameter state.
-        const StateShape shape = kind.shape();
+        const StateShape& shape = kind.shape;
         if (shape.per_parameter(range.parameter) && !first) continue;
         const StatePart part =
             StatePartOf(shape, ranges, static_cast<int>(i), low, high);
         if (part.length == 0) continue;
         pieces.push_back(
-            {{kind.spec.name,
+            {{kind.name(),
               (*parts.specs)[range.parameter].name,
               part.begin,
               part.length,
@@ -104,7 +104,7 @@ Manifest ManifestFrame(const TrainState& train_state,
   manifest.config_text = parts.config_text;
   manifest.identity = parts.identity;
   for (const StateKind& kind : AllKinds(parts)) {
-    if (kind.spec.name == kMasterKind) continue;
+    if (kind.name() == kMasterKind) continue;
     manifest.state.push_back(ManifestStateOf(kind, parts));
   }
   for (const ParameterSpec& spec : *parts.specs) {
@@ -116,8 +116,7 @@ Manifest ManifestFrame(const TrainState& train_state,
 PieceLayout::PieceLayout(const std::vector<StatePiece>& pieces) {
   for (const StatePiece& piece : pieces) {
     offsets.push_back(bytes);
-    bytes += (static_cast<int64_t>(piece.elements.nbytes()) + kAlignment - 1) /
-             kAlignment * kAlignment;
+    bytes += Taken(static_cast<int64_t>(piece.elements.nbytes()));
   }
 }
 
@@ -214,7 +213,7 @@ absl::Status Snapshot::Take(const std::vector<StatePiece>& pieces) {
     written.block(copies);
     {
       const c10::StreamGuard on_copies(copies);
-      // Those of an offloading strategy are in host memory already.
+      // An offloading strategy's pieces are in host memory already.
       for (size_t i = 0; i < pieces.size(); ++i) {
         copied_[i].elements.copy_(pieces[i].elements, /*non_blocking=*/true);
       }

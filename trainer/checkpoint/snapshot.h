@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank saves, and a copy of it in host memory from which it can be
-// written while training goes on (background_save.h) or read after the rank's
-// death (mirror.h).
+// The pieces of state that a rank saves, and copies of them in host memory,
+// from which they can be written while training goes on (background_save.h) or
+// read after the rank's death (mirror.h).
 #ifndef CAPSTAN_TRAINER_CHECKPOINT_SNAPSHOT_H_
 #define CAPSTAN_TRAINER_CHECKPOINT_SNAPSHOT_H_
 
@@ -20,24 +20,31 @@
 
 namespace capstan {
 
-// The slices that this rank owns, as ranges of named tensors: views, not
-// copies.
+// Returns the slices that this rank owns, as ranges of named tensors: views,
+// not copies.
 std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts);
 
-// The manifest of what `parts` are a rank's part of, without files.
+// Returns the manifest of the whole state that `parts` belongs to, without
+// files.
 Manifest ManifestFrame(const TrainState& train_state,
                        const CheckpointParts& parts);
 
-// Where copies of pieces lie in a block of memory: each at a multiple of 64
-// bytes, in order.
+// Where copies of pieces lie in a block of memory: in order, each at a multiple
+// of kAlignment bytes.
 struct PieceLayout {
+  static constexpr int64_t kAlignment = 64;
+  // Returns the bytes that a piece of so many takes there.
+  static int64_t Taken(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
   explicit PieceLayout(const std::vector<StatePiece>& pieces);
   std::vector<int64_t> offsets;
   int64_t bytes = 0;
 };
 
-// Copies pieces to their places in `to`, which isn't pinned, and waits. Host
-// tensors with this rank's intra-op threads.
+// Copies pieces to their places in `to`, which isn't pinned, and waits. Copies
+// host tensors with this rank's intra-op threads.
 void CopyPieces(const std::vector<StatePiece>& pieces,
                 const PieceLayout& layout, char* to);
 
@@ -50,14 +57,14 @@ class Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // Takes the memory for copies of host tensors of that many bytes, which is
-  // slow: the kernel clears it. Take does so itself if it must. Any thread, but
-  // not during Take.
+  // Allocates memory for copies of host tensors of that many bytes, which is
+  // slow, as the kernel clears it. Take does so itself if necessary. May be
+  // called by any thread, but not during Take.
   absl::Status Reserve(int64_t bytes);
 
-  // Begins to copy; the copy before must not be in use. Host tensors are copied
-  // when it returns; a GPU's by a stream of their own, through pinned memory.
-  // RESOURCE_EXHAUSTED: there is no memory.
+  // Begins to copy; the previous copy must not be in use. Host tensors are
+  // copied when it returns, a GPU's tensors on a separate stream to pinned
+  // memory. RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Take(const std::vector<StatePiece>& pieces);
 
   // Makes what is issued next on the current stream wait until the copy is

@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan {
@@ -218,6 +219,26 @@ absl::Status StateFile::ReadChunk(const ManifestRange& range,
 void StateFile::Close() {
   file_.reset();
   buffer_ = {};
+}
+
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest,
+                        bool checksums) {
+  return CatchAll([&]() -> absl::Status {
+    for (const ManifestFile& file : manifest.files) {
+      CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<StateFile> opened,
+                               StateFile::Open(folder, file));
+      for (const ManifestRange& range : file.ranges) {
+        CAPSTAN_RETURN_IF_ERROR(opened->Check(range));
+        if (checksums) CAPSTAN_RETURN_IF_ERROR(opened->Verify(range));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status VerifyCheckpoint(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(folder));
+  return CheckFiles(folder, manifest, /*checksums=*/true);
 }
 
 }  // namespace capstan

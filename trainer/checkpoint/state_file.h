@@ -34,7 +34,7 @@ absl::StatusOr<ManifestFile> WriteStateFile(
     const std::vector<StatePiece>& pieces);
 
 // Reads ranges of one file. Uses a chunk of host memory. Errors name file and
-// tensor. One thread at a time.
+// tensor. Not thread-safe.
 class StateFile {
  public:
   // A tensor's position in the file.
@@ -49,9 +49,9 @@ class StateFile {
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       const std::string& folder, const ManifestFile& file);
 
-  // What `read` reads holds the elements of `places`, by ManifestRange::Key,
-  // without header and checksums: a mirror's image (mirror.h). `name`: for
-  // errors.
+  // Returns a file without header and checksums, a mirror's image (mirror.h),
+  // which `read` reads and which holds the elements of `places`, by
+  // ManifestRange::Key. `name` is for errors.
   static std::unique_ptr<StateFile> WithoutHeader(
       std::string name,
       std::function<absl::Status(int64_t offset, int64_t bytes, char* out)>
@@ -84,16 +84,27 @@ class StateFile {
   // Reads chunk `index` of a range to `out` and verifies its checksum.
   absl::Status ReadChunk(const ManifestRange& range, const Place& place,
                          int64_t index, char* out);
-  // buffer_, with room for so many bytes.
+  // Returns buffer_ with room for so many bytes.
   char* Buffer(int64_t bytes);
 
   const std::string path_;
-  // Of WithoutHeader; else null.
+  // Set by WithoutHeader.
   std::function<absl::Status(int64_t, int64_t, char*)> read_;
   std::map<std::string, Place> places_;
   std::unique_ptr<InputFile> file_;
   std::vector<char> buffer_;
 };
+
+// Checks that the files of the checkpoint in `folder` are there, as long as the
+// manifest says and with the headers that it says; with `checksums` reads every
+// byte, and compares those, too. DATA_LOSS, naming file and tensor, if one is
+// damaged.
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest,
+                        bool checksums);
+
+// Reads the manifest of the checkpoint in `folder`, and checks its files with
+// checksums. Needs no plugins.
+absl::Status VerifyCheckpoint(const std::string& folder);
 
 }  // namespace capstan
 

@@ -45,7 +45,7 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
              AllWithin(tensor.narrow(0, part.offset, part.length), most);
     };
     // In one pass if possible; ranges are only needed to name the culprit.
-    const StateShape shape = kind.shape();
+    const StateShape& shape = kind.shape;
     const bool plain = shape.spec.block == 1 && shape.spec.per_parameter == 0 &&
                        shape.numels.empty();
     if (slice.begin >= slice.end || IsAlwaysFinite(tensor) ||

@@ -16,20 +16,21 @@ namespace capstan {
 // What a checkpoint stores for each trainable parameter: its master, then
 // optimizer state, then strategy state.
 struct StateKind {
-  OptimizerStateSpec spec;          // its name is the kind in files
+  StateShape shape;
   std::vector<at::Tensor> tensors;  // one per shard
-  std::vector<int64_t> numels;      // as StateShape::numels
 
-  StateShape shape() const { return {spec, numels}; }
+  // The kind's name in files.
+  const std::string& name() const { return shape.spec.name; }
 };
 
 inline ManifestState ManifestStateOf(const StateKind& kind,
                                      const CheckpointParts& parts) {
-  const OptimizerStateSpec& spec = kind.spec;
+  const OptimizerStateSpec& spec = kind.shape.spec;
+  const std::vector<int64_t>& numels = kind.shape.numels;
   ManifestState state = {spec.name, "", spec.block, spec.per_parameter};
-  for (size_t i = 0; i < kind.numels.size(); ++i) {
-    if (kind.numels[i] < 0) continue;
-    state.numels[(*parts.specs)[i].name] = kind.numels[i];
+  for (size_t i = 0; i < numels.size(); ++i) {
+    if (numels[i] < 0) continue;
+    state.numels[(*parts.specs)[i].name] = numels[i];
   }
   if (spec.dtype != c10::ScalarType::Undefined) {
     state.dtype = c10::toString(spec.dtype);
@@ -42,7 +43,7 @@ inline constexpr char kStrategyKind[] = "strategy.";
 
 inline StateKind MasterKind(const CheckpointParts& parts) {
   StateKind kind;
-  kind.spec.name = kMasterKind;
+  kind.shape.spec.name = kMasterKind;
   for (const OptimizerShard& shard : parts.shards) {
     kind.tensors.push_back(shard.master);
   }
@@ -51,11 +52,8 @@ inline StateKind MasterKind(const CheckpointParts& parts) {
 
 inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds;
-  for (size_t k = 0; k < parts.state_names.size(); ++k) {
-    StateKind kind;
-    if (!parts.state_specs.empty()) kind.spec = parts.state_specs[k];
-    if (!parts.state_numels.empty()) kind.numels = parts.state_numels[k];
-    kind.spec.name = parts.state_names[k];
+  for (size_t k = 0; k < parts.state_shapes.size(); ++k) {
+    StateKind kind = {parts.state_shapes[k], {}};
     for (const std::vector<at::Tensor>& state : *parts.state) {
       kind.tensors.push_back(state[k]);
     }
@@ -68,7 +66,7 @@ inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds;
   if (parts.strategy == nullptr) return kinds;
   for (const std::string& name : parts.strategy->state_names()) {
-    kinds.push_back({{kStrategyKind + name}, {}, {}});
+    kinds.push_back({{{kStrategyKind + name}, {}}, {}});
   }
   if (kinds.empty()) return kinds;
   for (size_t s = 0; s < parts.shards.size(); ++s) {
@@ -102,12 +100,12 @@ struct NonFiniteTensor {
 
 // Whether kind number `kind` is the strategy's.
 inline bool IsStrategyKind(int64_t kind, const CheckpointParts& parts) {
-  return kind > static_cast<int64_t>(parts.state_names.size());
+  return kind > static_cast<int64_t>(parts.state_shapes.size());
 }
 
-// The first, by parameter and kind, in what this rank saves; the strategy's own
-// state only if nothing else is. One pass over the data; on a GPU it waits for
-// the device.
+// Returns the first one, by parameter and kind, in what this rank saves; one of
+// the strategy's own state only if there is no other. Passes over the data
+// once; on a GPU it waits for the device.
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts);
 
 }  // namespace capstan

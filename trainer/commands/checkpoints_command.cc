@@ -20,7 +20,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
-#include "trainer/checkpoint/verify.h"
+#include "trainer/checkpoint/state_file.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
@@ -104,7 +104,8 @@ std::string Row(const StoredCheckpoint& checkpoint) {
   absl::StrAppendFormat(&row, "  loss %.4f  %d %s",
                         manifest->train_state.last_loss, manifest->world_size,
                         manifest->world_size == 1 ? "rank" : "ranks");
-  const absl::Status headers = CheckHeaders(checkpoint.path, *manifest);
+  const absl::Status headers =
+      CheckFiles(checkpoint.path, *manifest, /*checksums=*/false);
   return absl::StrCat(row, "  ", headers.ok() ? "whole" : How(headers));
 }
 

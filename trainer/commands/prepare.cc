@@ -162,8 +162,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   const Place& place = prepared->place;
   if (options.starts_run) {
     CAPSTAN_RETURN_IF_ERROR(place.may_train);
-    CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(
-        CheckRanks(place.info.local_world_size, RoomHere()), "launch"));
+    CAPSTAN_RETURN_IF_ERROR(
+        job.loaded.Locate(CheckRanks(place.info.local_world_size), "launch"));
   }
   prepared->processes =
       options.planned_gpus > 0 ? options.planned_gpus : place.info.world_size;
@@ -187,10 +187,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   CAPSTAN_RETURN_IF_ERROR(
       PlanRun(prepared.get(), /*here=*/options.planned_gpus == 0));
   if (options.starts_run) {
-    CAPSTAN_RETURN_IF_ERROR(
-        job.loaded.Locate(CheckTensors(job, prepared->processes,
-                                       place.info.local_world_size, RoomHere()),
-                          "batch"));
+    CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(
+        CheckTensors(job, prepared->processes, place.info.local_world_size),
+        "batch"));
   }
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);

@@ -29,13 +29,6 @@ constexpr int64_t kBatchesInGroup = 50;
 // Minimum number of groups per epoch.
 constexpr int64_t kLeastGroups = 4;
 
-// Waits without occupying a core, unlike Event::synchronize. The copy has
-// usually long completed: all other slots had their turn since.
-void AwaitCopy(const c10::Event& copied) {
-  constexpr std::chrono::microseconds kPause{50};
-  while (!copied.query()) std::this_thread::sleep_for(kPause);
-}
-
 // Many batches ahead, so that the reader rarely wakes up; fewer if they are
 // large, but enough to hide a slow read.
 constexpr int64_t kMostAhead = 16;
@@ -288,6 +281,11 @@ void SampleSequence::SortGroup(int64_t epoch, int64_t group) {
 
 DataLoader::~DataLoader() = default;
 
+void AwaitEvent(const c10::Event& event) {
+  constexpr std::chrono::microseconds kPause{50};
+  while (!event.query()) std::this_thread::sleep_for(kPause);
+}
+
 std::unique_ptr<DataLoader> DataLoader::Create(const DataLoaderOptions& options,
                                                const DatasetReader& reader) {
   return std::make_unique<PrefetchingLoader>(options, reader);
@@ -345,7 +343,8 @@ absl::Status BatchSlot::Fill(const DatasetReader& reader,
                              absl::Span<const int64_t> samples,
                              int64_t position, const c10::Stream& copies) {
   try {
-    if (copied_ != nullptr) AwaitCopy(*copied_);
+    // It has usually long completed: all other slots had their turn since.
+    if (copied_ != nullptr) AwaitEvent(*copied_);
     if (!Unshared(host_)) host_.clear();
     CAPSTAN_RETURN_IF_ERROR(Read(reader, samples, position));
     if (copies.device().is_cuda()) CopyToDevice(copies);

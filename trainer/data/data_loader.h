@@ -127,6 +127,9 @@ absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
 // overwritten. If true, everything former holders did happened before.
 bool Unshared(const Batch& batch);
 
+// Waits without occupying a core, unlike Event::synchronize.
+void AwaitEvent(const c10::Event& event);
+
 // A reusable buffer for one batch, filled by one thread.
 //
 // On a GPU the reader writes into pinned memory, which is copied on a separate

@@ -55,6 +55,41 @@ class Grid {
   std::vector<std::vector<std::string>> rows_;
 };
 
+using BytesOf = absl::optional<int64_t>(const MemoryPlan& plan);
+
+absl::optional<int64_t> ProcessOf(const MemoryPlan& plan) {
+  return plan.process;
+}
+
+// Rows below the tensors that are left out if no strategy has any bytes there;
+// unset: unknown.
+constexpr struct {
+  const char* title;
+  BytesOf* bytes_of;
+} kOptionalRows[] = {
+    {"  in an evaluation, at most",
+     [](const MemoryPlan& plan) {
+       return plan.evaluation > 0 ? absl::make_optional(plan.evaluation)
+                                  : absl::nullopt;
+     }},
+    {"  the process, roughly", ProcessOf},
+    {"  in host memory, beside it",
+     [](const MemoryPlan& plan) { return absl::make_optional(plan.host); }},
+    {"  in a file, mapped",
+     [](const MemoryPlan& plan) { return absl::make_optional(plan.file); }},
+    {"  copy being saved, on the host",
+     [](const MemoryPlan& plan) { return absl::make_optional(plan.snapshot); }},
+    {"  mirror, on the host",
+     [](const MemoryPlan& plan) { return absl::make_optional(plan.mirror); }},
+};
+
+bool AnyHas(const std::vector<PlannedStrategy>& strategies, BytesOf* bytes_of) {
+  return std::any_of(strategies.begin(), strategies.end(),
+                     [bytes_of](const PlannedStrategy& s) {
+                       return bytes_of(s.plan).value_or(0) > 0;
+                     });
+}
+
 }  // namespace
 
 std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
@@ -63,18 +98,6 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   grid.Row("", [](const PlannedStrategy& s) { return s.name; });
   grid.Row("memory of a rank",
            [](const PlannedStrategy& s) { return s.settings; });
-  bool all_known = true, any_on_host = false, any_process = false;
-  bool any_file = false, any_snapshot = false, any_mirror = false;
-  bool any_evaluation = false;
-  for (const PlannedStrategy& s : strategies) {
-    all_known = all_known && s.plan.activations_known;
-    any_on_host = any_on_host || s.plan.host > 0;
-    any_file = any_file || s.plan.file > 0;
-    any_evaluation = any_evaluation || s.plan.evaluation > 0;
-    any_snapshot = any_snapshot || s.plan.snapshot > 0;
-    any_mirror = any_mirror || s.plan.mirror > 0;
-    any_process = any_process || s.plan.process.has_value();
-  }
   for (int i = 1; i < kMemoryCategories; ++i) {  // kOther isn't planned
     const auto category = static_cast<MemoryCategory>(i);
     grid.Row(
@@ -90,32 +113,11 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   grid.Row("  all tensors", [](const PlannedStrategy& s) {
     return ShortBytes(Total(s.plan.at_peak));
   });
-  if (any_evaluation) {
-    grid.Row("  in an evaluation, at most", [](const PlannedStrategy& s) {
-      return s.plan.evaluation > 0 ? ShortBytes(s.plan.evaluation) : "?";
-    });
-  }
-  if (any_process) {
-    grid.Row("  the process, roughly", [](const PlannedStrategy& s) {
-      return s.plan.process.has_value() ? ShortBytes(*s.plan.process) : "?";
-    });
-  }
-  if (any_on_host) {
-    grid.Row("  in host memory, beside it",
-             [](const PlannedStrategy& s) { return ShortBytes(s.plan.host); });
-  }
-  if (any_file) {
-    grid.Row("  in a file, mapped",
-             [](const PlannedStrategy& s) { return ShortBytes(s.plan.file); });
-  }
-  if (any_snapshot) {
-    grid.Row("  copy being saved, on the host", [](const PlannedStrategy& s) {
-      return ShortBytes(s.plan.snapshot);
-    });
-  }
-  if (any_mirror) {
-    grid.Row("  mirror, on the host", [](const PlannedStrategy& s) {
-      return ShortBytes(s.plan.mirror);
+  for (const auto& [title, bytes_of] : kOptionalRows) {
+    if (!AnyHas(strategies, bytes_of)) continue;
+    grid.Row(title, [of = bytes_of](const PlannedStrategy& s) {
+      const absl::optional<int64_t> bytes = of(s.plan);
+      return bytes.has_value() ? ShortBytes(*bytes) : "?";
     });
   }
   grid.Row("sent in a step",
@@ -123,13 +125,14 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
   std::string text = grid.Text();
   absl::StrAppend(&text, "\nMemory is that of the moment when a rank holds ",
                   "most.\n");
-  if (any_process) {
+  if (AnyHas(strategies, ProcessOf)) {
     absl::StrAppend(
         &text,
         "The process has code, data, copies of the state and blocks "
         "kept for the next step beside its tensors.\n");
   }
-  if (!all_known) {
+  if (!std::all_of(strategies.begin(), strategies.end(),
+                   [](const auto& s) { return s.plan.activations_known; })) {
     absl::StrAppend(&text, "?: this model doesn't tell; not in the sum.\n");
   }
   for (const RefusedStrategy& strategy : refused) {

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,28 +25,15 @@ bool IsTerminal(int fd) {
 }
 
 // Length of the UTF-8 sequence at the start of `text` if it is safe to print,
-// else 0 (RFC 3629, section 4).
+// else 0.
 size_t PrintableLength(absl::string_view text) {
-  const auto byte = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(0);
-  if (first < 0x80) {
-    const bool shown =
-        (first >= 0x20 && first != 0x7f) || first == '\n' || first == '\t';
-    return shown ? 1 : 0;
-  }
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
-  uint32_t code = first & (0x7f >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  const bool overlong =
-      (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
-  const bool control = code < 0xa0;  // C1
-  if (overlong || surrogate || control || code > 0x10ffff) return 0;
-  return length;
+  utf8proc_int32_t code = 0;
+  const utf8proc_ssize_t length =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                       static_cast<utf8proc_ssize_t>(text.size()), &code);
+  const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
+  if (length <= 0 || (control && code != '\n' && code != '\t')) return 0;
+  return static_cast<size_t>(length);
 }
 
 // Three significant digits of value / base^n, with the n-th unit.

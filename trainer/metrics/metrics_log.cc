@@ -216,16 +216,6 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
   return Append();
 }
 
-absl::Status MetricsLog::Eval(int64_t step, double eval_loss,
-                              const TaggedNumbers& tagged) {
-  line_.clear();
-  absl::StrAppend(&line_, "{\"step\": ", step);
-  AppendNumber(", \"eval_loss\": ", eval_loss, &line_);
-  AppendTagged(tagged, &line_);
-  absl::StrAppend(&line_, "}\n");
-  return Append();
-}
-
 absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
   line_.clear();
   absl::StrAppend(&line_, "{\"step\": ", step);

@@ -41,8 +41,7 @@ class MetricsLog {
   // file should be now: it was removed, replaced or cut.
   absl::Status Check(const std::string& path) const;
   absl::Status Step(const StepMetrics& metrics);
-  absl::Status Eval(int64_t step, double eval_loss,
-                    const TaggedNumbers& tagged);
+  // A line of an evaluation.
   absl::Status Numbers(int64_t step, const TaggedNumbers& tagged);
 
  private:

@@ -146,7 +146,8 @@ TEST(MetricsLog, GpusTellMore) {
 TEST(MetricsLog, EvalLines) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 0);
   ASSERT_TRUE(log.ok()) << log.status();
-  ASSERT_TRUE(log->Eval(20, 1.875, {{"test/acc_action", 0.5}}).ok());
+  ASSERT_TRUE(
+      log->Numbers(20, {{"eval/loss", 1.875}, {"test/acc_action", 0.5}}).ok());
   ASSERT_TRUE(log->Numbers(20, {{"eval/mean_return", 12.5}}).ok());
   EXPECT_EQ(ReadText(),
             "{\"step\": 20, \"eval_loss\": 1.875, \"test_acc_action\": 0.5}\n"
@@ -163,7 +164,7 @@ TEST(MetricsLog, AResumedRunDropsWhatItWillDoAgain) {
   absl::StatusOr<MetricsLog> log = MetricsLog::Open(Path(), 2);
   ASSERT_TRUE(log.ok()) << log.status();
   EXPECT_EQ(ReadText(), kept);
-  ASSERT_TRUE(log->Eval(3, 2.0, {}).ok());
+  ASSERT_TRUE(log->Numbers(3, {{"eval/loss", 2.0}}).ok());
   EXPECT_EQ(ReadText(), kept + "{\"step\": 3, \"eval_loss\": 2}\n");
   EXPECT_FALSE(PathExists(HiddenSibling(Path(), "new")));
 }

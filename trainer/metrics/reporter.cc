@@ -165,8 +165,8 @@ std::string BannerText(const RunFacts& facts, bool bold) {
   if (!facts.placed_by.empty()) {
     rows.insert(rows.begin() + 1, {"placed by", facts.placed_by});
   }
-  return absl::StrCat(bold ? "\x1b[1m" : "", "Capstan: ", facts.name,
-                      bold ? "\x1b[0m\n" : "\n", TableText(rows), "\n");
+  return absl::StrCat(bold ? kBold : "", "Capstan: ", facts.name,
+                      bold ? kPlain : "", "\n", TableText(rows), "\n");
 }
 
 std::string SummaryJson(const RunSummary& summary) {
@@ -337,9 +337,9 @@ class ReporterImpl : public Reporter {
 
   void Eval(int64_t step, double eval_loss,
             const TaggedNumbers& tagged) override {
-    status_.Update(log_.Eval(step, eval_loss, tagged));
     TaggedNumbers scalars = {{"eval/loss", eval_loss}};
     scalars.insert(scalars.end(), tagged.begin(), tagged.end());
+    status_.Update(log_.Numbers(step, scalars));
     status_.Update(tensorboard_->Scalars(step, scalars));
     Note(absl::StrCat(
         absl::StrFormat("step %d  eval loss %.4f", step, eval_loss),

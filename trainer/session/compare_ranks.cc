@@ -21,6 +21,12 @@
 namespace capstan {
 namespace {
 
+// A value to compare, and its name as the object of "rank 1 has".
+struct RankFact {
+  std::string what;   // "another model"
+  std::string value;  // one line; "": unknown, as good as any
+};
+
 std::string Hex(uint32_t crc) { return absl::StrFormat("%08x", crc); }
 
 // Of the first, the middle and the last sample: enough to tell another file of
@@ -74,8 +80,9 @@ std::string BuildText() {
   return Hex(Crc32c(fingerprint));
 }
 
-}  // namespace
-
+// Compares this rank's facts with rank 0's, of the same kinds in the same
+// order. If they differ: FAILED_PRECONDITION on the ranks that differ, "rank 1
+// has WHAT than rank 0: VALUE, where rank 0 has VALUE; HINT". Collective.
 absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint) {
@@ -97,13 +104,15 @@ absl::Status CompareFacts(ProcessGroup& group,
   return Agree(group, same, "start with what rank 0 has");
 }
 
-absl::Status CompareConfigs(const Session& session) {
-  RunConfig config = session.config;
+}  // namespace
+
+absl::Status CompareConfigs(const RunPlan& plan) {
+  RunConfig config = plan.config;
   config.clear_launch();
   config.clear_output_dir();
   const std::string mine = PrintConfig(config);
   CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s,
-                           FromRank0(*session.group, mine));
+                           FromRank0(*plan.group, mine));
   absl::Status same;
   if (mine != rank0s) {
     const std::vector<std::string> here = absl::StrSplit(mine, '\n');
@@ -115,22 +124,22 @@ absl::Status CompareConfigs(const Session& session) {
                               : "nothing";
     };
     same = absl::FailedPreconditionError(absl::StrCat(
-        "rank ", session.group->rank(), " has another config than rank 0: `",
+        "rank ", plan.group->rank(), " has another config than rank 0: `",
         line(here), "` where rank 0 has `", line(there),
         "`; start all hosts with the same files and flags"));
   }
-  return Agree(*session.group, same, "start with rank 0's config");
+  return Agree(*plan.group, same, "start with rank 0's config");
 }
 
-absl::Status CompareParts(const Session& session) {
-  if (session.group->size() == 1) return absl::OkStatus();
-  const RunParts& parts = session.parts;
+absl::Status CompareParts(const RunPlan& plan) {
+  if (plan.group->size() == 1) return absl::OkStatus();
+  const RunParts& parts = plan.parts;
   std::vector<RankFact> facts = {{"another build of the trainer", BuildText()},
                                  {"another model", ModelText(*parts.model)}};
   AddData(parts.train_data.get(), "training", &facts);
   AddData(parts.eval_data.get(), "evaluation", &facts);
   return CompareFacts(
-      *session.group, facts,
+      *plan.group, facts,
       "all hosts must have the same trainer and see the same files");
 }
 

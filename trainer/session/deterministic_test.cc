@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/session/deterministic.h"
-
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <string>
+
+#include "trainer/session/set_up.h"
 
 namespace capstan {
 namespace {

@@ -47,19 +47,11 @@ uint64_t Digest(const void* data, int64_t begin, int64_t end, int64_t first) {
   return sum;
 }
 
-// As AllReduceHost adds doubles: halves of 32 bits.
-void AllReduceModulo(ProcessGroup& group, std::vector<uint64_t>* sums) {
-  constexpr uint64_t kHalf = 0xFFFFFFFF;
-  std::vector<double> halves;
-  for (const uint64_t sum : *sums) {
-    halves.push_back(static_cast<double>(sum & kHalf));
-    halves.push_back(static_cast<double>(sum >> 32));
-  }
-  group.AllReduceHost(absl::MakeSpan(halves));
-  for (size_t i = 0; i < sums->size(); ++i) {
-    (*sums)[i] = static_cast<uint64_t>(halves[2 * i]) +
-                 (static_cast<uint64_t>(halves[2 * i + 1]) << 32);
-  }
+// Adds up all ranks' numbers, modulo 2^64.
+void SumModulo(ProcessGroup& group, std::vector<uint64_t>* sums) {
+  const std::vector<uint64_t> all = AllGatherHost(group, *sums);
+  std::fill(sums->begin(), sums->end(), 0);
+  for (size_t i = 0; i < all.size(); ++i) (*sums)[i % sums->size()] += all[i];
 }
 
 // Cuts a file of lines after the last that is whole. OK without the file.
@@ -114,26 +106,29 @@ uint64_t DigestOf(const at::Tensor& elements, int64_t first) {
   return sum;
 }
 
-RunDigests::RunDigests(Session* session)
-    : session_(*session), train_(session->config.train()) {
-  for (const ParameterSpec& spec : session_.parts.model->parameters()) {
+RunDigests::RunDigests(const Digests& config, const std::string& output_dir,
+                       std::function<CheckpointParts()> parts)
+    : config_(config),
+      output_dir_(output_dir),
+      parts_(std::move(parts)),
+      specs_(*parts_().specs),
+      group_(*parts_().group) {
+  for (const ParameterSpec& spec : specs_) {
     if (spec.trainable) index_.emplace(spec.name, index_.size());
   }
-  for (const StateKind& kind : AllKinds(session_.Checkpointed())) {
-    kinds_.push_back(NameOf(kind.spec.name));
+  for (const StateKind& kind : AllKinds(parts_())) {
+    kinds_.push_back(NameOf(kind.name()));
   }
   kinds_.push_back(kGradientKind);
 }
 
-absl::Status RunDigests::Begin() {
-  if (session_.group->rank() == 0) {
-    status_ = CatchAll([this] { return OpenFile(); });
-  }
-  return Write(session_.state.step);
+absl::Status RunDigests::Begin(int64_t step) {
+  if (group_.rank() == 0) status_ = CatchAll([this] { return OpenFile(); });
+  return Write(step);
 }
 
 absl::Status RunDigests::OpenFile() {
-  const std::string path = session_.output_dir + "/digests.jsonl";
+  const std::string path = output_dir_ + "/digests.jsonl";
   CAPSTAN_RETURN_IF_ERROR(CutTornLine(path));
   CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
                            OutputFile::Open(path, OutputFile::Start::kAtEnd));
@@ -144,14 +139,14 @@ absl::Status RunDigests::OpenFile() {
 void RunDigests::Gradients(int64_t step) {
   gradients_ = true;
   status_ = CatchAll([&] {
-    CheckpointParts parts = session_.Checkpointed();
+    CheckpointParts parts = parts_();
     std::vector<OptimizerShard> gradients;
     for (const OptimizerShard& shard : parts.shards) {
       gradients.push_back({shard});
       gradients.back().master = shard.gradient;
     }
     parts.shards = absl::MakeSpan(gradients);
-    parts.state_names.clear();
+    parts.state_shapes.clear();
     parts.strategy = nullptr;
     return Add(parts, step, /*gradients=*/true);
   });
@@ -175,13 +170,13 @@ absl::Status RunDigests::Add(const CheckpointParts& parts, int64_t step,
 absl::Status RunDigests::Keep(const std::string& kind,
                               const std::string& parameter, int64_t step,
                               int64_t begin, const at::Tensor& elements) {
-  const auto& keep = train_.digests().keep();
+  const auto& keep = config_.keep();
   const std::string name = absl::StrCat(kind, "/", parameter);
-  if (step != train_.digests().keep_step() ||
+  if (step != config_.keep_step() ||
       std::find(keep.begin(), keep.end(), name) == keep.end()) {
     return absl::OkStatus();
   }
-  const std::string folder = absl::StrCat(session_.output_dir, "/digests");
+  const std::string folder = absl::StrCat(output_dir_, "/digests");
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   const at::Tensor host = elements.cpu().contiguous();
   return ReplaceFile(
@@ -193,8 +188,8 @@ absl::Status RunDigests::Keep(const std::string& kind,
 
 absl::Status RunDigests::Write(int64_t step) {
   absl::Status mine = std::exchange(status_, absl::OkStatus());
-  mine.Update(CatchAll(
-      [&] { return Add(session_.Checkpointed(), step, /*gradients=*/false); }));
+  mine.Update(
+      CatchAll([&] { return Add(parts_(), step, /*gradients=*/false); }));
   std::vector<std::string> kinds = kinds_;
   // Of what there isn't, zeros would be taken for a run's.
   if (!std::exchange(gradients_, false)) kinds.pop_back();
@@ -207,13 +202,13 @@ absl::Status RunDigests::Write(int64_t step) {
   sums_.clear();
   all.push_back(mine.ok() ? 0 : 1);  // how many ranks failed
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    AllReduceModulo(*session_.group, &all);
+    SumModulo(group_, &all);
     return absl::OkStatus();
   }));
-  if (session_.group->rank() == 0 && all.back() == 0) {
+  if (group_.rank() == 0 && all.back() == 0) {
     mine = CatchAll([&] { return WriteLine(step, kinds, all); });
   }
-  return Agree(*session_.group, mine, "write digests");
+  return Agree(group_, mine, "write digests");
 }
 
 absl::Status RunDigests::WriteLine(int64_t step,
@@ -224,7 +219,7 @@ absl::Status RunDigests::WriteLine(int64_t step,
   auto sum = sums.begin();
   for (const std::string& kind : kinds) {
     nlohmann::ordered_json& of_kind = line[kind];
-    for (const ParameterSpec& spec : session_.parts.model->parameters()) {
+    for (const ParameterSpec& spec : specs_) {
       if (!spec.trainable) continue;
       of_kind[spec.name] = absl::StrFormat("%016x", *sum++);
     }

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
 #include "base/files.h"
+#include "host/config/run_config.pb.h"
 #include "trainer/checkpoint/checkpoint.h"
-#include "trainer/session/session.h"
 
 namespace capstan {
 
@@ -32,11 +33,13 @@ uint64_t DigestOf(const at::Tensor& elements, int64_t first);
 // state and has no "gradient". Every rank creates a RunDigests.
 class RunDigests {
  public:
-  // `session` outlives this.
-  explicit RunDigests(Session* session);
+  // `parts` returns this rank's state.
+  RunDigests(const Digests& config, const std::string& output_dir,
+             std::function<CheckpointParts()> parts);
 
-  // Writes the line of the state that the run begins with. Collective.
-  absl::Status Begin();
+  // Writes the line of the state after `step`, with which the run begins.
+  // Collective.
+  absl::Status Begin(int64_t step);
   // Digests the gradients of `step` before its update. Not collective: Write
   // returns its error.
   void Gradients(int64_t step);
@@ -58,8 +61,11 @@ class RunDigests {
   absl::Status WriteLine(int64_t step, const std::vector<std::string>& kinds,
                          const std::vector<uint64_t>& sums);
 
-  Session& session_;
-  const Train train_;
+  const Digests config_;
+  const std::string output_dir_;
+  const std::function<CheckpointParts()> parts_;
+  const std::vector<ParameterSpec>& specs_;
+  ProcessGroup& group_;
   std::map<std::string, size_t> index_;  // of each parameter in Sums
   std::vector<std::string> kinds_;   // the same on all ranks; gradients last
   absl::optional<OutputFile> file_;  // rank 0's

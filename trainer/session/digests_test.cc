@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/digests.h"
 
+#include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +18,6 @@
 #include "base/files.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
-#include "plugins/sdk/idle_for_test.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 
 namespace capstan {
@@ -27,33 +27,9 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-class FakeStrategy final : public IdleStrategy {
- public:
-  explicit FakeStrategy(FakeRun* run) : run_(*run) {}
-  absl::Span<OptimizerShard> OptimizerShards() override {
-    return absl::MakeSpan(run_.shards_);
-  }
-  std::vector<OwnedSlice> OwnedSlices() const override { return run_.owned_; }
-
- private:
-  FakeRun& run_;
-};
-
-class FakeOptimizer final : public IdleMatrixOptimizer {
- public:
-  std::vector<std::string> state_names() const override {
-    return {"exp_avg", "exp_avg_sq"};
-  }
-};
-
-class FakePrecision final : public Precision {
- public:
-  PrecisionPolicy policy() const override { return {}; }
-};
-
 class RunDigestsTest : public ::testing::Test {
  protected:
-  using OneRank = std::function<absl::Status(Session&, FakeRun&, RunDigests&)>;
+  using OneRank = std::function<absl::Status(FakeRun&, RunDigests&)>;
 
   // A run whose ranks have the flat model between `bounds` each, in folder_;
   // returns the ranks' statuses.
@@ -67,18 +43,9 @@ class RunDigestsTest : public ::testing::Test {
       threads.emplace_back([&, rank] {
         FakeRun run(rank, bounds);
         run.SetValues();
-        TrainJob job;
-        *job.loaded.config.mutable_train()->mutable_digests() = config_;
-        job.parts.model = std::make_unique<IdleModel>(FakeRun::Specs(), 1);
-        job.parts.strategy = std::make_unique<FakeStrategy>(&run);
-        job.parts.optimizer = std::make_unique<FakeOptimizer>();
-        job.parts.precision = std::make_unique<FakePrecision>();
-        Session session(&job, RankInfo());
-        session.group = std::make_unique<ThreadGroup>(&meeting, rank);
-        session.output_dir = folder_;
-        session.optimizer_state = run.state_;
-        RunDigests digests(&session);
-        statuses[rank] = fn(session, run, digests);
+        ThreadGroup group(&meeting, rank);
+        RunDigests digests(config_, folder_, [&] { return run.Parts(group); });
+        statuses[rank] = fn(run, digests);
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -87,10 +54,8 @@ class RunDigestsTest : public ::testing::Test {
 
   // From `step` on, which is there: one more, as step.cc has it.
   static OneRank OneStepAfter(int64_t step) {
-    return [step](Session& session, FakeRun& run,
-                  RunDigests& digests) -> absl::Status {
-      session.state.step = step;
-      CAPSTAN_RETURN_IF_ERROR(digests.Begin());
+    return [step](FakeRun& run, RunDigests& digests) -> absl::Status {
+      CAPSTAN_RETURN_IF_ERROR(digests.Begin(step));
       run.shards_[0].gradient.copy_(run.shards_[0].master * 0.5);
       digests.Gradients(step + 1);
       run.SetValues(/*shift=*/1.0f);

@@ -101,7 +101,7 @@ absl::StatusOr<absl::optional<Divergence::Bad>> Divergence::FirstNonFinite() {
   bad.text = absl::StrCat("'", (*parts.specs)[first / count].name, "'");
   const int64_t kind = first % count;
   if (kind > 0) {
-    bad.text = absl::StrCat(kinds[kind].spec.name, " of ", bad.text);
+    bad.text = absl::StrCat(kinds[kind].name(), " of ", bad.text);
   }
   bad.strategys = IsStrategyKind(kind, parts);
   return absl::make_optional(bad);
@@ -144,14 +144,18 @@ absl::Status Divergence::CheckFinite() {
           ? absl::StrCat("that is state of ", session_.parts.strategy_name,
                          "'s own, and the weights are finite, so that it is "
                          "this strategy's error")
-          : absl::StrCat(session_.parts.optimizer_name, " with learning_rate ",
-                         session_.parts.optimizer->learning_rate(),
+          : absl::StrCat(OptimizerText(),
                          " has overflowed; lower optimizer.learning_rate, or "
                          "set train.max_grad_norm");
   return Fail(absl::FailedPreconditionError(
       absl::StrCat("after step ", session_.state.step, " ", bad->text, kBroken,
                    " (none did after step ", finite_step_, "): ", why,
                    ". Nothing of it is saved", newest)));
+}
+
+std::string Divergence::OptimizerText() const {
+  return absl::StrCat(session_.parts.optimizer_name, " with learning_rate ",
+                      session_.parts.optimizer->learning_rate());
 }
 
 absl::StatusOr<std::string> Divergence::NewestGood() {
@@ -164,7 +168,7 @@ absl::StatusOr<std::string> Divergence::NewestGood() {
 
 absl::Status Divergence::CheckReplicas() {
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<ReplicaDifference> found,
-                           replicas_.Compare());
+                           replicas_.Compare(session_.Checkpointed()));
   if (!found.has_value()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string newest, NewestGood());
   const bool weights = found->kind.empty();
@@ -273,8 +277,7 @@ absl::Status Divergence::CheckEnd() {
       "the run ends in steps whose loss or gradients are not finite (since "
       "step ",
       session_.state.step + 1 - skipped_in_a_row_, CauseText(cause_),
-      "): ", session_.parts.optimizer_name, " with learning_rate ",
-      session_.parts.optimizer->learning_rate(),
+      "): ", OptimizerText(),
       " has diverged; lower it, or train in a wider precision. Nothing of "
       "them is saved")));
 }
@@ -317,8 +320,7 @@ absl::Status Divergence::CheckLosses() const {
       text ? absl::StrCat(", and to take all tokens for equally likely gives ",
                           guess)
            : "",
-      ": ", session_.parts.optimizer_name, " with learning_rate ",
-      session_.parts.optimizer->learning_rate(),
+      ": ", OptimizerText(),
       " has gone astray; lower it, or set train.max_grad_norm. What it has "
       "saved in ",
       session_.output_dir,

@@ -24,7 +24,7 @@ namespace capstan {
 class Divergence {
  public:
   Divergence(Session* session, StepRecords* records)
-      : session_(*session), records_(*records), replicas_(session) {}
+      : session_(*session), records_(*records) {}
 
   // At the start: checks the initial or restored weights.
   absl::Status CheckStart();
@@ -66,6 +66,8 @@ class Divergence {
   // newest good checkpoint".
   absl::StatusOr<std::string> NewestGood();
   absl::Status Fail(const absl::Status& error);
+  // "capstan.adamw with learning_rate 0.1".
+  std::string OptimizerText() const;
 
   Session& session_;
   StepRecords& records_;

@@ -1,56 +1,189 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/due_actions.h"
 
-#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/files.h"
 #include "base/status.h"
-#include "trainer/session/evaluate_action.h"
-#include "trainer/session/final_action.h"
-#include "trainer/session/go_back_action.h"
-#include "trainer/session/mirror_action.h"
-#include "trainer/session/profile_action.h"
-#include "trainer/session/sample_action.h"
-#include "trainer/session/save_action.h"
+#include "trainer/metrics/reporter.h"
+#include "trainer/profile/profiler.h"
 
 namespace capstan {
 namespace {
 
-template <typename... Actions>
-std::vector<std::unique_ptr<DueAction>> ListOf(RankRun* run) {
-  std::vector<std::unique_ptr<DueAction>> list;
-  (list.push_back(std::make_unique<Actions>(run)), ...);
-  return list;
+// All ranks do the same actions: `due` and `scheduled` depend only on what is
+// the same on all of them, such as config, step and session.stopping.
+struct DueAction {
+  // Its name in the watchdog and profiling tools, a literal; null: it has none.
+  const char* name;
+  // Whether to do it now; called once the previous actions are done.
+  bool (*due)(const RankRun& run);
+  // An error ends the run.
+  absl::Status (*act)(RankRun* run);
+  // Whether it is scheduled for the step just done; null: never.
+  bool (*scheduled)(const RankRun& run) = nullptr;
+};
+
+bool NotStopped(const RankRun& run) { return !run.session.stopping; }
+
+bool EvaluationScheduled(const RankRun& run) {
+  const Session& session = run.session;
+  return Due(session.config.train().eval_every(), session.state.step);
+}
+
+bool EvaluationDue(const RankRun& run) {
+  return EvaluationScheduled(run) && NotStopped(run);
+}
+
+absl::Status EvaluateNow(RankRun* run) { return run->evaluator.Evaluate(); }
+
+// An evaluation may have ended the run.
+bool SampleDue(const RankRun& run) {
+  return EvaluationScheduled(run) && run.session.GoesOn();
+}
+
+absl::Status SampleAfterStep(RankRun* run) {
+  return run->evaluator.Sample(
+      absl::StrCat("after step ", run->session.state.step));
+}
+
+bool SaveScheduled(const RankRun& run) {
+  const Session& session = run.session;
+  return Due(session.config.train().save_every(), session.state.step);
+}
+
+// A mirrored run may have died while saving the step that it goes on from.
+bool FirstSaveDue(const RankRun& run) {
+  return run.session.GoesOn() && run.session.first_step > 0 &&
+         SaveScheduled(run);
+}
+
+bool SaveDue(const RankRun& run) {
+  return SaveScheduled(run) && NotStopped(run);
+}
+
+absl::Status SaveNow(RankRun* run) { return run->checkpoints.Save(); }
+
+bool MirrorDue(const RankRun& run) { return run.checkpoints.MirrorDue(); }
+
+absl::Status MirrorNow(RankRun* run) { return run->checkpoints.Mirror(); }
+
+bool MirrorAgainDue(const RankRun& run) {
+  return MirrorDue(run) && EvaluationDue(run);
+}
+
+// Mirrors again after an evaluation, which a restart would repeat otherwise.
+// First completes the best checkpoint that the evaluation may have begun.
+absl::Status MirrorAgain(RankRun* run) {
+  Session& session = run->session;
+  if (KeepsBest(session.config.train())) {
+    CAPSTAN_RETURN_IF_ERROR(session.background_save.Settle(*session.group));
+  }
+  return run->checkpoints.Mirror(/*again=*/true);
+}
+
+bool GoingBack(const RankRun& run) { return run.session.going_back; }
+
+// Returns to the last checkpoint after a loss spike (LossSpikes::GO_BACK). With
+// deferred sums the step after the spike is concluded first, which may withdraw
+// the request.
+absl::Status GoBackNow(RankRun* run) {
+  CAPSTAN_RETURN_IF_ERROR(run->step.CatchUp());
+  return std::exchange(run->session.going_back, false)
+             ? run->checkpoints.GoBack()
+             : absl::OkStatus();
+}
+
+// The order is the run's: what an action does may stop those after it, and all
+// ranks make its collectives in this order.
+
+constexpr DueAction kAtStart[] = {
+    // It has a name of its own because it is usually a no-op, which must not
+    // train the hang limit of evaluations.
+    {"catching up", NotStopped,
+     [](RankRun* run) { return run->evaluator.CatchUp(); }},
+    {"saving", FirstSaveDue, SaveNow},
+};
+
+constexpr DueAction kAfterStep[] = {
+    {"going back", GoingBack, GoBackNow},
+    // Even after a signal.
+    {nullptr, MirrorDue, MirrorNow, MirrorDue},
+    {"evaluation", EvaluationDue, EvaluateNow, EvaluationScheduled},
+    {"sampling", SampleDue, SampleAfterStep},
+    {"saving the best", MirrorAgainDue, MirrorAgain},
+    {"saving", SaveDue, SaveNow, SaveScheduled},
+};
+
+constexpr DueAction kAtEnd[] = {
+    {"evaluation", NotStopped, EvaluateNow},
+    {nullptr, NotStopped,
+     [](RankRun* run) { return run->divergence.CheckEnd(); }},
+    // In the foreground, even after a signal.
+    {"the last save",
+     [](const RankRun& run) { return run.session.state.step > 0; },
+     [](RankRun* run) { return run->checkpoints.SaveLast(); }},
+    // final/ may get other weights than the last checkpoint.
+    {nullptr, NotStopped,
+     [](RankRun* run) { return run->checkpoints.RestoreBest(); }},
+    {"sampling", NotStopped,
+     [](RankRun* run) { return run->evaluator.Sample("after training"); }},
+    {nullptr, NotStopped,
+     [](RankRun* run) { return run->checkpoints.SaveFinal(); }},
+};
+
+absl::Status ActOn(absl::Span<const DueAction> actions, RankRun* run) {
+  for (const DueAction& action : actions) {
+    if (!action.due(*run)) continue;
+    if (action.name == nullptr) {
+      CAPSTAN_RETURN_IF_ERROR(action.act(run));
+      continue;
+    }
+    const auto phase = run->Doing(action.name);
+    CAPSTAN_RETURN_IF_ERROR(action.act(run));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-// The order is the run's: what an action does may stop those after it, and all
-// ranks make its collectives in this order.
-DueActions::DueActions(RankRun* run)
-    : run_(*run),
-      at_start_(ListOf<CatchUpAction, FirstSave>(run)),
-      after_step_(ListOf<GoBackAction, MirrorAction, EvaluateAction,
-                         SampleAction, MirrorAgainAction, SaveAction>(run)),
-      at_end_(ListOf<LastEvaluation, EndCheck, LastSave, BestWeightsAction,
-                     LastSample, FinalAction>(run)),
-      output_(ListOf<ProfileAction>(run)) {}
+absl::Status ActAtStart(RankRun* run) { return ActOn(kAtStart, run); }
 
-bool DueActions::Scheduled() const {
-  return std::any_of(after_step_.begin(), after_step_.end(),
-                     [](const auto& action) { return action->Scheduled(); });
+absl::Status ActAfterStep(RankRun* run) { return ActOn(kAfterStep, run); }
+
+absl::Status ActAtEnd(RankRun* run) { return ActOn(kAtEnd, run); }
+
+bool ActionScheduled(const RankRun& run) {
+  for (const DueAction& action : kAfterStep) {
+    if (action.scheduled != nullptr && action.scheduled(run)) return true;
+  }
+  return false;
 }
 
-absl::Status DueActions::DoDue(const List& actions) const {
-  for (const std::unique_ptr<DueAction>& action : actions) {
-    if (!action->Due()) continue;
-    if (action->name() == nullptr) {
-      CAPSTAN_RETURN_IF_ERROR(action->Do());
-      continue;
-    }
-    const auto phase = run_.Doing(action->name());
-    CAPSTAN_RETURN_IF_ERROR(action->Do());
+// What the config's profile asks for: each rank's trace, and rank 0's table.
+absl::Status WriteOutput(RankRun* run) {
+  if (run->profiler == nullptr) return absl::OkStatus();
+  const Session& session = run->session;
+  const std::vector<ProfiledStep>& steps = run->profiler->steps();
+  if (steps.empty()) {
+    session.Note("profile: this run has done none of its steps");
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  const int rank = session.group->rank();
+  const std::string trace =
+      rank == 0 ? "trace.json" : absl::StrCat("trace.rank", rank, ".json");
+  CAPSTAN_RETURN_IF_ERROR(ReplaceFile(
+      absl::StrCat(session.output_dir, "/", trace), TraceJson(steps, rank)));
+  Reporter* const reporter = session.reporter.get();
+  if (reporter == nullptr) return absl::OkStatus();
+  const StepProfile profile = Summarize(steps);
+  reporter->Table(ProfileTable(profile));
+  return ReplaceFile(session.output_dir + "/profile.json",
+                     ProfileJson(profile));
 }
 
 }  // namespace capstan

@@ -17,9 +17,8 @@
 #include "cluster/comm/phase_group.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/data/data_loader.h"
-#include "trainer/session/bad_samples.h"
-#include "trainer/session/exact_sums.h"
-#include "trainer/session/out_of_memory.h"
+#include "trainer/session/explain_failure.h"
+#include "trainer/session/step_sums.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {

@@ -8,7 +8,12 @@
 #include <cstring>
 #include <iostream>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "trainer/profile/profiler.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -17,21 +22,6 @@ namespace {
 constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 // For a stack that has overflown.
 char crash_stack[64 << 10];
-
-const char* NameOf(int signal) {
-  switch (signal) {
-    case SIGSEGV:
-      return "SIGSEGV";
-    case SIGBUS:
-      return "SIGBUS";
-    case SIGFPE:
-      return "SIGFPE";
-    case SIGILL:
-      return "SIGILL";
-    default:
-      return "SIGABRT";
-  }
-}
 
 // A line that is put together without allocating: the heap may be what is
 // broken.
@@ -63,6 +53,36 @@ class Line {
   char text_[1024];
   size_t size_ = 0;
 };
+
+// The error of a process that a plugin ended by exit(code) during training,
+// with the step, the phase, and whose code runs in it. `on_main` says whether
+// the thread that trains called exit.
+std::string ExitText(const Session& session, int code, bool on_main) {
+  const PluginNames& plugins = session.plugins;
+  const absl::string_view phase(session.phase);
+  std::vector<std::string> whose;
+  if (phase == kForwardPhase) {
+    whose.push_back(plugins.objective);
+  }
+  if (phase == kForwardPhase || phase == kBackwardPhase) {
+    whose.push_back(plugins.model);
+  }
+  if (phase == kOptimizerPhase) {
+    whose.push_back(plugins.optimizer);
+  }
+  if (phase == kBackwardPhase || phase == kOptimizerPhase) {
+    whose.push_back(plugins.strategy);
+  }
+  // Batches are also read on another thread.
+  if (phase == kDataPhase || !on_main) {
+    whose.push_back(plugins.train_data);
+  }
+  return absl::StrCat("step ", session.state.step + 1,
+                      phase.empty() ? "" : absl::StrCat(" (", phase, ")"),
+                      ": exit(", code, ") was called, which no plugin may do",
+                      whose.empty() ? "" : "; at that time ran ",
+                      absl::StrJoin(whose, ", "));
+}
 
 }  // namespace
 
@@ -120,8 +140,8 @@ void ExitGuard::OnCrash(int signal, siginfo_t* info, void*) {
 void ExitGuard::TellOfCrash(int signal) const {
   const char* const phase = session_.phase;
   Line line;
-  line << NameOf(signal) << " on rank " << int64_t{session_.rank.rank}
-       << " in step " << session_.state.step + 1;
+  line << "SIG" << sigabbrev_np(signal) << " on rank "
+       << int64_t{session_.rank.rank} << " in step " << session_.state.step + 1;
   if (phase[0] != '\0') line << " (" << phase << ")";
   const WhoseCode* const code = WhoseCode::current();
   if (code != nullptr && code->OnThisThread()) {

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "base/gpus.h"
 #include "base/limits.h"
 #include "base/machine.h"
 #include "base/status.h"
@@ -32,54 +31,46 @@ int64_t MeanLength(const DatasetReader& data) {
   return sum / count;
 }
 
-// What a process, and all of a machine's, have for tensors.
+// What a rank has for tensors.
 struct Room {
   int64_t bytes;
   std::string text;
 };
 
-Room RoomOf(const MachineRoom& room, bool on_gpu, int ranks_here) {
+Room RoomHere(bool on_gpu, int ranks_here) {
   if (on_gpu) {
-    return {room.gpu > 0 ? room.gpu : kNoLimit,
-            absl::StrCat("a GPU here has ", ShortBytes(room.gpu))};
+    const int64_t gpu = LeastGpuMemory();
+    return {gpu > 0 ? gpu : kNoLimit,
+            absl::StrCat("a GPU here has ", ShortBytes(gpu))};
   }
-  if (room.process < room.memory / ranks_here) {
-    return {room.process,
-            absl::StrCat("a process may take ", ShortBytes(room.process),
-                         " of address space (ulimit -v)")};
+  // RAM and swap, as far as this process may use them.
+  const int64_t memory = HostMemory();
+  const int64_t process = MostAddressSpace().value_or(kNoLimit);
+  if (process < memory / ranks_here) {
+    return {process, absl::StrCat("a process may take ", ShortBytes(process),
+                                  " of address space (ulimit -v)")};
   }
   return {
-      room.memory / ranks_here,
+      memory / ranks_here,
       absl::StrCat(
-          "this machine has ", ShortBytes(room.memory), ", swap included",
+          "this machine has ", ShortBytes(memory), ", swap included",
           ranks_here == 1 ? "" : absl::StrCat(", for ", ranks_here, " ranks"))};
 }
 
 }  // namespace
 
-MachineRoom RoomHere() {
-  MachineRoom room;
-  room.cores = AvailableCores();
-  room.memory = HostMemory();
-  room.process = MostAddressSpace().value_or(kNoLimit);
-  for (const Gpu& gpu : Gpus().gpus) {
-    room.gpu = room.gpu == 0 ? gpu.memory : std::min(room.gpu, gpu.memory);
-  }
-  return room;
-}
-
-absl::Status CheckRanks(int ranks_here, const MachineRoom& room) {
-  const int most = kMostThreadsPerCore * room.cores;
+absl::Status CheckRanks(int ranks_here) {
+  const int cores = AvailableCores();
+  const int most = kMostThreadsPerCore * cores;
   if (ranks_here <= most) return absl::OkStatus();
   return FieldError(
       "processes",
-      absl::StrCat("is ", ranks_here, ", and this machine has ", room.cores,
+      absl::StrCat("is ", ranks_here, ", and this machine has ", cores,
                    " cores: set at most ", most,
                    "; as many as there are cores, or fewer, are fastest"));
 }
 
-absl::Status CheckTensors(const TrainJob& job, int world_size, int ranks_here,
-                          const MachineRoom& machine) {
+absl::Status CheckTensors(const TrainJob& job, int world_size, int ranks_here) {
   MemoryRequest request = MemoryRequestOf(job, world_size);
   const int64_t mean = MeanLength(*job.parts.train_data);
   if (mean > 0) request.length = std::min(request.length, mean);
@@ -91,7 +82,7 @@ absl::Status CheckTensors(const TrainJob& job, int world_size, int ranks_here,
     return kLeastOfPlan *
            static_cast<double>(Total(PlanMemory(strategy, request).at_peak));
   };
-  const Room room = RoomOf(machine, request.on_gpu, ranks_here);
+  const Room room = RoomHere(request.on_gpu, ranks_here);
   const int64_t asked = job.batch.micro_batch_size;
   // Step by step: the bytes of the largest sizes are no int64_t.
   int64_t looked_at = std::min<int64_t>(asked, 1024);

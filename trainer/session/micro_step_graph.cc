@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/micro_step_graph.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -19,7 +22,6 @@
 #include "cluster/comm/agree.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/recording_passes.h"
-#include "trainer/session/repeat_check.h"
 
 namespace capstan {
 namespace {
@@ -42,6 +44,67 @@ std::string WhyNot(const absl::Status& status) {
       "the model or the objective waits for the device or copies from or to "
       "the host (",
       lines[0], ")");
+}
+
+// A loss's tensors and the gradients behind it.
+struct MicroStepResults {
+  at::Tensor sum, metrics, gradients;
+};
+
+// A repetition may differ from a usual run by this many times as much as
+// another usual run.
+constexpr double kLikeThem = 4.0;
+
+// Bits rather than numbers: NaN equals itself, and -0 isn't 0.
+at::Tensor BitsOf(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    case 8:
+      return tensor.view(at::kLong);
+    default:
+      return tensor;
+  }
+}
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return at::equal(BitsOf(a), BitsOf(b));
+}
+
+double Distance(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return 0.0;
+  return at::linalg_vector_norm(a.to(at::kDouble) - b.to(at::kDouble))
+      .item<double>();
+}
+
+// Returns which result differs in any bit; empty if none does. Waits for the
+// device.
+std::string Difference(const MicroStepResults& a, const MicroStepResults& b) {
+  if (!SameBits(a.sum, b.sum)) return "loss";
+  if (!SameBits(a.metrics, b.metrics)) return "metrics";
+  return SameBits(a.gradients, b.gradients) ? "" : "gradients";
+}
+
+// For usual runs that differ among themselves (`usual` and `again`): returns
+// whether `other` is about as far from `usual` as `again` is; false with NaN.
+// Waits for the device.
+bool IsLikeThem(const MicroStepResults& usual, const MicroStepResults& again,
+                const MicroStepResults& other) {
+  for (const auto part : {&MicroStepResults::sum, &MicroStepResults::metrics,
+                          &MicroStepResults::gradients}) {
+    const double between = Distance(usual.*part, other.*part);
+    const double among = Distance(usual.*part, again.*part);
+    if (!(between <= kLikeThem * among)) return false;
+  }
+  return true;
+}
+
+bool SameCounts(const LossSum& a, const LossSum& b) {
+  return a.count == b.count && a.tokens == b.tokens && a.padding == b.padding &&
+         a.trained == b.trained;
 }
 
 }  // namespace

@@ -28,7 +28,6 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/evaluator.h"
-#include "trainer/session/exact_sums.h"
 #include "trainer/session/outside_units.h"
 #include "trainer/session/whose_code.h"
 

@@ -7,20 +7,27 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/lost_peer.h"
+#include "base/status.h"
 #include "cluster/comm/agree.h"
 
 namespace capstan {
 namespace {
 
-constexpr size_t kMostSamples = 16;
-
-// What one rank knows, and its place among the ranks' numbers.
-enum { kMicroBatch, kLoss, kLosses, kParameter, kFields };
+// What one rank knows of a step that isn't finite.
+struct RankFinding {
+  int64_t losses = 0;       // micro-batches whose loss isn't finite
+  int64_t micro_batch = 0;  // the first of them
+  double loss = 0.0;        // its loss
+  int64_t parameter = -1;   // the last with a non-finite gradient; -1: none
+};
 
 std::string SamplesText(const std::vector<int64_t>& samples) {
+  constexpr size_t kMostSamples = 16;
   const size_t shown = std::min(samples.size(), kMostSamples);
   const size_t more = samples.size() - shown;
   return absl::StrCat(
@@ -29,12 +36,8 @@ std::string SamplesText(const std::vector<int64_t>& samples) {
       more > 0 ? absl::StrCat(" and ", more, " more") : "", " of train_data");
 }
 
-bool AllFinite(const at::Tensor& values) {
-  return at::isfinite(values).all().item<bool>();
-}
-
-// The parameters with a part in `owned` of which `is_bad` is true. Asks for
-// whole slices first: most are good.
+// Returns the parameters with a part in `owned` of which `is_bad` is true. Asks
+// for whole slices first: most are good.
 std::vector<int> ParametersWith(
     absl::Span<const OptimizerShard> shards,
     const std::vector<OwnedSlice>& owned,
@@ -56,34 +59,43 @@ std::vector<int> ParametersWith(
   return bad;
 }
 
-// The number of micro-batches with such a loss, and the first.
-void LookAtLosses(const std::vector<at::Tensor>& losses, double* found) {
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const double loss = losses[i].item<double>();
-    if (std::isfinite(loss)) continue;
-    if (found[kLosses]++ > 0) continue;
-    found[kMicroBatch] = static_cast<double>(i);
-    // Numbers that a sum over the ranks keeps.
-    found[kLoss] = std::isnan(loss) ? 0.0 : std::copysign(1.0, loss);
+RankFinding FindingOf(const StepInFlight& step, Strategy& strategy) {
+  RankFinding finding;
+  for (size_t i = 0; i < step.losses.size(); ++i) {
+    const double loss = step.losses[i].item<double>();
+    if (std::isfinite(loss) || finding.losses++ > 0) continue;
+    finding.micro_batch = static_cast<int64_t>(i);
+    finding.loss = loss;
   }
-}
-
-const char* LossText(double kind) {
-  if (kind == 0.0) return "nan";
-  return kind > 0 ? "inf" : "-inf";
+  const std::vector<int> bad = ParametersWith(
+      strategy.OptimizerShards(), strategy.OwnedSlices(),
+      [](const OptimizerShard& shard, int64_t begin, int64_t end) {
+        return !at::isfinite(shard.gradient.narrow(0, begin, end - begin))
+                    .all()
+                    .item<bool>();
+      });
+  // Backward computes the last one first.
+  if (!bad.empty()) {
+    finding.parameter = *std::max_element(bad.begin(), bad.end());
+  }
+  return finding;
 }
 
 }  // namespace
 
-int LastNonFiniteGradient(absl::Span<const OptimizerShard> shards,
-                          const std::vector<OwnedSlice>& owned) {
-  const std::vector<int> bad = ParametersWith(
-      shards, owned,
-      [](const OptimizerShard& shard, int64_t begin, int64_t end) {
-        return !AllFinite(shard.gradient.narrow(0, begin, end - begin));
-      });
-  return bad.empty() ? -1 : *std::max_element(bad.begin(), bad.end());
-}
+struct NonFiniteSteps::Cause {
+  std::string text;
+  // Whether gradients aren't finite although all losses are, so that it is
+  // unknown which rank's micro-batch they came from.
+  bool gradient_alone = false;
+};
+
+struct NonFiniteSteps::MicroBatch {
+  int64_t position = 0;  // of its first sample in the run's sequence
+  std::vector<int64_t> samples;
+  // "rank 1's micro-batch 1 of 2 (samples 5, 9 of train_data)".
+  std::string text;
+};
 
 int FirstBeyond(absl::Span<const OptimizerShard> shards,
                 const std::vector<OwnedSlice>& owned, double most) {
@@ -97,79 +109,163 @@ int FirstBeyond(absl::Span<const OptimizerShard> shards,
   return bad.empty() ? -1 : *std::min_element(bad.begin(), bad.end());
 }
 
-absl::StatusOr<NonFiniteCause> ExplainNonFinite(const NonFiniteStep& step,
-                                                const DataOrder& order,
-                                                Session* session) {
-  ProcessGroup& group = *session->group;
-  Strategy& strategy = *session->parts.strategy;
-  std::vector<double> all(kFields * group.size(), 0.0);
-  double* const mine = &all[kFields * group.rank()];
+absl::Status NonFiniteSteps::Explain(const StepInFlight& step, bool late) {
+  constexpr int kMostExplanations = 20;
+  if (explained_ || explanations_ == kMostExplanations ||
+      (!session_.scaler.at_minimum() && std::isfinite(step.sums.loss_sum))) {
+    return absl::OkStatus();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const Cause cause, FindCause(step, late));
+  std::string why = cause.text;
+  if (cause.gradient_alone && explanations_ == 0) {
+    if (late) {
+      // The next step's gradients are still needed.
+      late_origin_ = {session_.state.step, step.position};
+    } else {
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string origin,
+                               FindOrigin(step.position));
+      absl::StrAppend(&why, "; ", origin);
+    }
+  }
+  explained_ = true;
+  ++explanations_;
+  divergence_.set_cause(
+      absl::StrCat("in step ", session_.state.step, " ", why));
+  session_.Note(absl::StrCat(
+      "step ", session_.state.step, " makes no update: ", why,
+      explanations_ == kMostExplanations ? "; further such steps aren't named"
+                                         : ""));
+  return absl::OkStatus();
+}
+
+// Returns the same on all ranks.
+absl::StatusOr<NonFiniteSteps::Cause> NonFiniteSteps::FindCause(
+    const StepInFlight& step, bool late) const {
+  ProcessGroup& group = *session_.group;
+  std::vector<RankFinding> mine(1), all;
   // A rank that can't look has found nothing: this must not end a run that
   // only skips a step.
-  (void)CatchAll([&] {
-    LookAtLosses(*step.losses, mine);
-    mine[kParameter] = 1 + LastNonFiniteGradient(strategy.OptimizerShards(),
-                                                 strategy.OwnedSlices());
+  CatchAll([&] {
+    mine[0] = FindingOf(step, *session_.parts.strategy);
     return absl::OkStatus();
-  });
+  }).IgnoreError();
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    group.AllReduceHost(absl::MakeSpan(all));
+    all = AllGatherHost(group, mine);
     return absl::OkStatus();
   }));
 
   int first = -1;
-  double losses = 0.0;
-  int parameter = -1;
+  int64_t losses = 0;
+  int64_t parameter = -1;
   for (int rank = 0; rank < group.size(); ++rank) {
-    const double* const found = &all[kFields * rank];
-    parameter = std::max(parameter, static_cast<int>(found[kParameter]) - 1);
-    losses += found[kLosses];
-    if (found[kLosses] == 0) continue;
-    if (first < 0 || found[kMicroBatch] < all[kFields * first + kMicroBatch]) {
-      first = rank;
-    }
+    const RankFinding& found = all[rank];
+    parameter = std::max(parameter, found.parameter);
+    losses += found.losses;
+    if (found.losses == 0) continue;
+    if (first < 0 || found.micro_batch < all[first].micro_batch) first = rank;
   }
-  NonFiniteCause cause;
+  Cause cause;
   if (first >= 0) {
-    const double* const found = &all[kFields * first];
+    const double loss = all[first].loss;
     cause.text = absl::StrCat(
-        "the loss is ", LossText(found[kLoss]), " on ",
-        PlaceOf(*session, order, step.position, first,
-                static_cast<int64_t>(found[kMicroBatch]))
-            .text,
+        "the loss is ",
+        std::isnan(loss) ? "nan"
+        : loss > 0       ? "inf"
+                         : "-inf",
+        " on ", MicroBatchOf(step.position, first, all[first].micro_batch).text,
         losses > 1 ? absl::StrCat(", the first of ", losses, " such") : "");
     return cause;
   }
-  cause.gradient_alone = parameter >= 0 || step.late;
+  cause.gradient_alone = parameter >= 0 || late;
   if (parameter < 0) {
-    cause.text = step.late
-                     ? "all ranks' losses are finite, but a gradient wasn't, "
-                       "which is gone by now, as sums are read a step later"
-                     : "no loss or gradient alone, but their sum";
+    cause.text = late ? "all ranks' losses are finite, but a gradient wasn't, "
+                        "which is gone by now, as sums are read a step later"
+                      : "no loss or gradient alone, but their sum";
     return cause;
   }
   cause.text = absl::StrCat(
       "all ranks' losses are finite, but the gradient of '",
-      session->parts.model->parameters()[parameter].name, "' isn't",
-      step.late ? " in the step after it, whose sums are read later" : "",
+      session_.parts.model->parameters()[parameter].name, "' isn't",
+      late ? " in the step after it, whose sums are read later" : "",
       ", the first in backward");
   return cause;
 }
 
-MicroBatchPlace PlaceOf(const Session& session, const DataOrder& order,
-                        int64_t position, int rank, int64_t index) {
-  const BatchPlan& batch = session.job.batch;
-  MicroBatchPlace place;
-  place.position =
-      position + MicroBatchIndex(batch.order, rank, session.group->size(),
+NonFiniteSteps::MicroBatch NonFiniteSteps::MicroBatchOf(int64_t position,
+                                                        int rank,
+                                                        int64_t index) const {
+  const BatchPlan& batch = session_.job.batch;
+  MicroBatch found;
+  found.position =
+      position + MicroBatchIndex(batch.order, rank, session_.group->size(),
                                  index, batch.accumulation) *
                      batch.micro_batch_size;
-  place.samples.resize(batch.micro_batch_size);
-  SampleSequence(order).At(place.position, absl::MakeSpan(place.samples));
-  place.text =
+  found.samples.resize(batch.micro_batch_size);
+  SampleSequence(order_).At(found.position, absl::MakeSpan(found.samples));
+  found.text =
       absl::StrCat("rank ", rank, "'s micro-batch ", index + 1, " of ",
-                   batch.accumulation, " (", SamplesText(place.samples), ")");
-  return place;
+                   batch.accumulation, " (", SamplesText(found.samples), ")");
+  return found;
+}
+
+// Tries the step's micro-batches one at a time, all ranks the same one, until
+// one gives a gradient that isn't finite. Only once in a run and in up to
+// kMostTries micro-steps, after a step that is skipped anyway.
+absl::StatusOr<std::string> NonFiniteSteps::FindOrigin(int64_t position) {
+  constexpr int64_t kMostTries = 128;
+  const int world = session_.group->size();
+  const int64_t tries = session_.job.batch.accumulation * world;
+  std::string origin =
+      "tried again one at a time, all micro-batches give finite ones";
+  if (tries > kMostTries) return std::string("not tried again");
+  for (int64_t i = 0; i < tries; ++i) {
+    const MicroBatch micro_batch =
+        MicroBatchOf(position, static_cast<int>(i % world), i / world);
+    bool completed = false;
+    const absl::Status mine = Try(micro_batch, &completed);
+    if (IsLostPeer(mine) || !completed) return mine;
+    double sums[] = {mine.ok() ? 0.0 : 1.0, 0.0};
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      sums[1] = session_.parts.strategy->GradientSquaredSum().item<double>();
+      session_.group->AllReduceHost(absl::MakeSpan(sums));
+      return absl::OkStatus();
+    }));
+    if (sums[0] > 0) origin = "trying it again failed";
+    if (sums[0] == 0 && !std::isfinite(sums[1])) {
+      origin = absl::StrCat("it comes from ", micro_batch.text);
+    }
+    if (sums[0] > 0 || !std::isfinite(sums[1])) break;
+  }
+  session_.phase = "";
+  return origin;
+}
+
+absl::Status NonFiniteSteps::FindLateOrigin() {
+  if (!late_origin_.has_value()) return absl::OkStatus();
+  const auto [step, position] = *late_origin_;
+  late_origin_.reset();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string origin, FindOrigin(position));
+  session_.Note(absl::StrCat("the gradient of step ", step,
+                             " that wasn't finite: ", origin));
+  return absl::OkStatus();
+}
+
+absl::Status NonFiniteSteps::Try(const MicroBatch& micro_batch,
+                                 bool* completed) {
+  const std::vector<int64_t>& samples = micro_batch.samples;
+  const auto read = [&]() -> absl::StatusOr<Batch> {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        Batch batch, ReadBatch(session_.train_reader(), samples, at::kCPU));
+    // As the loader gave it.
+    int64_t* const positions =
+        batch.at(kSamplePosition).mutable_data_ptr<int64_t>();
+    std::iota(positions, positions + samples.size(), micro_batch.position);
+    for (auto& [name, tensor] : batch) {
+      tensor = tensor.to(session_.group->device());
+    }
+    return batch;
+  };
+  return micro_steps_.Backpropagate(session_.state.step, read, completed);
 }
 
 }  // namespace capstan

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/crc32c.h"
 #include "cluster/comm/agree.h"
 #include "trainer/checkpoint/state_kinds.h"
@@ -20,9 +19,10 @@
 namespace capstan {
 namespace {
 
-uint32_t ChecksumOf(const std::vector<uint32_t>& numbers) {
+template <typename Number>
+uint32_t ChecksumOf(const std::vector<Number>& numbers) {
   return Crc32c({reinterpret_cast<const char*>(numbers.data()),
-                 numbers.size() * sizeof(uint32_t)});
+                 numbers.size() * sizeof(Number)});
 }
 
 // CRC-32C of the checksums of 1 MiB each, by all intra-op threads.
@@ -47,25 +47,14 @@ uint32_t DigestOf(const at::Tensor& elements) {
                                     : DeviceDigest(elements);
 }
 
-// All ranks' numbers, of which each has as many: rank r's begin at r * n.
-std::vector<double> GatherAll(ProcessGroup& group,
-                              const std::vector<double>& mine) {
-  std::vector<double> all(group.size() * mine.size(), 0.0);
-  std::copy(
-      mine.begin(), mine.end(),
-      all.begin() + static_cast<std::ptrdiff_t>(group.rank() * mine.size()));
-  if (!all.empty()) group.AllReduceHost(absl::MakeSpan(all));
-  return all;
-}
-
 // The ranks whose value isn't what most have; of as many, what the lowest rank
 // has counts as right. Empty: all have the same.
-std::vector<int> Minority(const std::vector<std::pair<int, double>>& values,
+std::vector<int> Minority(const std::vector<std::pair<int, uint64_t>>& values,
                           int* other) {
-  std::map<double, int> counts;
+  std::map<uint64_t, int> counts;
   for (const auto& [rank, value] : values) ++counts[value];
   if (counts.size() < 2) return {};
-  double most = values[0].second;
+  uint64_t most = values[0].second;
   for (const auto& [rank, value] : values) {
     if (counts[value] > counts[most]) most = value;
   }
@@ -108,35 +97,35 @@ uint32_t DeviceDigest(const at::Tensor& elements) {
 }
 
 // From the shards of all ranks: where each parameter's ranges begin and end.
-void Replicas::FindCommon() {
-  ProcessGroup& group = *session_.group;
-  std::vector<double> mine;
-  for (const OptimizerShard& shard :
-       session_.parts.strategy->OptimizerShards()) {
+void Replicas::FindCommon(const CheckpointParts& parts) {
+  ProcessGroup& group = *parts.group;
+  struct Range {
+    int64_t parameter = 0, begin = 0, end = 0;  // empty: none
+  };
+  std::vector<Range> mine;
+  for (const OptimizerShard& shard : parts.shards) {
     for (const ParameterRange& range : shard.ranges) {
       if (range.length == 0) continue;  // it would end before it begins
-      mine.push_back(range.parameter);
-      mine.push_back(static_cast<double>(range.begin));
-      mine.push_back(static_cast<double>(range.begin + range.length));
+      mine.push_back(
+          {range.parameter, range.begin, range.begin + range.length});
     }
   }
   const std::vector<double> sizes =
       FromAllRanks(group, static_cast<double>(mine.size()));
   mine.resize(
       static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end())));
-  const std::vector<double> all = GatherAll(group, mine);
+  const std::vector<Range> all = AllGatherHost(group, mine);
   // By parameter and element: who begins and who ends there.
   struct Change {
     std::vector<int> begin, end;
   };
-  std::map<int, std::map<int64_t, Change>> changes;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const double* const theirs = &all[rank * mine.size()];
-    for (size_t i = 0; i < static_cast<size_t>(sizes[rank]); i += 3) {
-      auto& parameter = changes[static_cast<int>(theirs[i])];
-      parameter[static_cast<int64_t>(theirs[i + 1])].begin.push_back(rank);
-      parameter[static_cast<int64_t>(theirs[i + 2])].end.push_back(rank);
-    }
+  std::map<int64_t, std::map<int64_t, Change>> changes;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].begin == all[i].end) continue;
+    const int rank = static_cast<int>(i / mine.size());
+    auto& parameter = changes[all[i].parameter];
+    parameter[all[i].begin].begin.push_back(rank);
+    parameter[all[i].end].end.push_back(rank);
   }
   for (const auto& [parameter, at] : changes) {
     std::multiset<int> holders;
@@ -144,8 +133,10 @@ void Replicas::FindCommon() {
     for (const auto& [element, change] : at) {
       const std::set<int> different(holders.begin(), holders.end());
       if (different.size() > 1) {
-        common_.push_back(
-            {parameter, begin, element, {different.begin(), different.end()}});
+        common_.push_back({static_cast<int>(parameter),
+                           begin,
+                           element,
+                           {different.begin(), different.end()}});
       }
       for (const int rank : change.end) holders.erase(holders.find(rank));
       holders.insert(change.begin.begin(), change.begin.end());
@@ -154,16 +145,16 @@ void Replicas::FindCommon() {
   }
 }
 
-std::vector<double> Replicas::Digests(size_t kinds) {
-  const CheckpointParts parts = session_.Checkpointed();
-  const std::vector<StateKind> state = AllKinds(parts);
+std::vector<uint64_t> Replicas::Digests(
+    const CheckpointParts& parts, const std::vector<StateKind>& state) const {
   std::map<int, std::vector<size_t>> common;  // by parameter
   for (size_t c = 0; c < common_.size(); ++c) {
     common[common_[c].parameter].push_back(c);
   }
-  std::vector<double> digests(common_.size() * kinds, 0.0);
-  const auto digest = [](const at::Tensor& elements) {
-    return elements.numel() == 0 ? 0.0 : 1.0 + DigestOf(elements);
+  const size_t kinds = state.size() + 1;
+  std::vector<uint64_t> digests(common_.size() * kinds);
+  const auto digest = [](const at::Tensor& elements) -> uint64_t {
+    return elements.numel() == 0 ? 0 : uint64_t{1} + DigestOf(elements);
   };
   for (size_t s = 0; s < parts.shards.size(); ++s) {
     const OptimizerShard& shard = parts.shards[s];
@@ -177,9 +168,9 @@ std::vector<double> Replicas::Digests(size_t kinds) {
             range.offset +
             std::min(common_[c].end, range.begin + range.length) - range.begin;
         if (low >= high) continue;
-        double* const mine = &digests[c * kinds];
+        uint64_t* const mine = &digests[c * kinds];
         for (size_t k = 0; k < state.size(); ++k) {
-          const StatePart part = StatePartOf(state[k].shape(), shard.ranges,
+          const StatePart part = StatePartOf(state[k].shape, shard.ranges,
                                              static_cast<int>(i), low, high);
           mine[k] =
               digest(state[k].tensors[s].narrow(0, part.offset, part.length));
@@ -193,67 +184,65 @@ std::vector<double> Replicas::Digests(size_t kinds) {
   return digests;
 }
 
+// `mine` is Digests'.
 absl::optional<ReplicaDifference> Replicas::FirstDifference(
-    const std::vector<double>& mine, const std::vector<std::string>& kinds) {
-  const std::vector<double> all = GatherAll(*session_.group, mine);
-  std::vector<size_t> order = {0, kinds.size() - 1};
-  for (size_t k = 1; k + 1 < kinds.size(); ++k) order.push_back(k);
+    const CheckpointParts& parts, const std::vector<StateKind>& state,
+    const std::vector<uint64_t>& mine) const {
+  const std::vector<uint64_t> all = AllGatherHost(*parts.group, mine);
+  const size_t kinds = state.size() + 1;
+  // The masters, their working copy, then the state.
+  std::vector<size_t> order = {0, kinds - 1};
+  for (size_t k = 1; k < state.size(); ++k) order.push_back(k);
   for (const size_t k : order) {
     for (size_t c = 0; c < common_.size(); ++c) {
-      std::vector<std::pair<int, double>> values;
+      std::vector<std::pair<int, uint64_t>> values;
       for (const int rank : common_[c].holders) {
-        values.emplace_back(rank,
-                            all[rank * mine.size() + c * kinds.size() + k]);
+        values.emplace_back(rank, all[rank * mine.size() + c * kinds + k]);
       }
       ReplicaDifference difference;
       difference.ranks = Minority(values, &difference.other);
       if (difference.ranks.empty()) continue;
-      difference.parameter =
-          session_.parts.model->parameters()[common_[c].parameter].name;
-      difference.kind = kinds[k];
+      difference.parameter = (*parts.specs)[common_[c].parameter].name;
+      if (k > 0 && k < state.size()) difference.kind = state[k].name();
       return difference;
     }
   }
   return absl::nullopt;
 }
 
-absl::StatusOr<absl::optional<ReplicaDifference>> Replicas::Compare() {
-  if (session_.group->size() == 1) return absl::optional<ReplicaDifference>();
+absl::StatusOr<absl::optional<ReplicaDifference>> Replicas::Compare(
+    const CheckpointParts& parts) {
   absl::optional<ReplicaDifference> difference;
-  std::vector<std::string> kinds;
-  std::vector<double> mine;
+  ProcessGroup& group = *parts.group;
+  if (group.size() == 1) return difference;
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    if (!std::exchange(found_, true)) FindCommon();
+    if (!std::exchange(found_, true)) FindCommon(parts);
     return absl::OkStatus();
   }));
   if (common_.empty()) return difference;
+  std::vector<StateKind> state;
+  std::vector<uint64_t> mine;
   const absl::Status status = CatchAll([&] {
-    for (const StateKind& kind : AllKinds(session_.Checkpointed())) {
-      kinds.push_back(kind.spec.name == kMasterKind ? "" : kind.spec.name);
-    }
-    kinds.push_back("");  // the working copy
-    mine = Digests(kinds.size());
+    state = AllKinds(parts);
+    mine = Digests(parts, state);
     return absl::OkStatus();
   });
   CAPSTAN_RETURN_IF_ERROR(
-      Agree(*session_.group, status, "compare what it holds with the others"));
+      Agree(group, status, "compare what it holds with the others"));
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
     // One number for all that the same ranks hold; in detail only if that
     // differs.
-    std::map<std::vector<int>, std::vector<uint32_t>> together;
+    const size_t kinds = state.size() + 1;
+    std::map<std::vector<int>, std::vector<uint64_t>> together;
     for (size_t c = 0; c < common_.size(); ++c) {
-      std::vector<uint32_t>& digests = together[common_[c].holders];
-      for (size_t k = 0; k < kinds.size(); ++k) {
-        const auto digest = static_cast<uint64_t>(mine[c * kinds.size() + k]);
-        digests.push_back(static_cast<uint32_t>(digest));
-        digests.push_back(static_cast<uint32_t>(digest >> 32));
-      }
+      std::vector<uint64_t>& digests = together[common_[c].holders];
+      digests.insert(digests.end(), &mine[c * kinds], &mine[c * kinds] + kinds);
     }
-    std::vector<double> brief;
+    std::vector<uint32_t> brief;
     for (const auto& [holders, digests] : together) {
       brief.push_back(ChecksumOf(digests));
     }
-    const std::vector<double> all = GatherAll(*session_.group, brief);
+    const std::vector<uint32_t> all = AllGatherHost(group, brief);
     bool differ = false;
     size_t g = 0;
     for (const auto& [holders, digests] : together) {
@@ -263,7 +252,7 @@ absl::StatusOr<absl::optional<ReplicaDifference>> Replicas::Compare() {
       }
       ++g;
     }
-    if (differ) difference = FirstDifference(mine, kinds);
+    if (differ) difference = FirstDifference(parts, state, mine);
     return absl::OkStatus();
   }));
   return difference;

@@ -10,7 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "trainer/session/session.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/state_kinds.h"
 
 namespace capstan {
 
@@ -30,13 +31,11 @@ struct ReplicaDifference {
 // element.
 class Replicas {
  public:
-  // `session` outlives this.
-  explicit Replicas(Session* session) : session_(*session) {}
-
   // Returns the first difference, in the weights before the state; the same on
   // all ranks. Reads everything compared once, and waits for the device.
-  // Collective.
-  absl::StatusOr<absl::optional<ReplicaDifference>> Compare();
+  // `parts` has the same layout in all calls. Collective.
+  absl::StatusOr<absl::optional<ReplicaDifference>> Compare(
+      const CheckpointParts& parts);
 
  private:
   // Elements [begin, end) of a parameter, which at least two `holders` hold.
@@ -47,14 +46,15 @@ class Replicas {
     std::vector<int> holders;  // ascending
   };
 
-  void FindCommon();
-  // Of this rank, by common_ and kind (the last is the working copy); 0 where
-  // it isn't a holder.
-  std::vector<double> Digests(size_t kinds);
+  void FindCommon(const CheckpointParts& parts);
+  // Returns digests of this rank's part, by common_, then by kind, of which the
+  // last is the working copy; 0 where the rank isn't a holder.
+  std::vector<uint64_t> Digests(const CheckpointParts& parts,
+                                const std::vector<StateKind>& state) const;
   absl::optional<ReplicaDifference> FirstDifference(
-      const std::vector<double>& mine, const std::vector<std::string>& kinds);
+      const CheckpointParts& parts, const std::vector<StateKind>& state,
+      const std::vector<uint64_t>& mine) const;
 
-  Session& session_;
   bool found_ = false;
   std::vector<Common> common_;
 };

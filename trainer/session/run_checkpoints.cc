@@ -233,21 +233,19 @@ absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
   ProcessGroup& group = *session_.group;
   CAPSTAN_ASSIGN_OR_RETURN(absl::optional<MirroredStep> found, mirror_.Find());
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    int64_t on_disk = -1;
+    struct Seen {
+      int64_t on_disk = -1;  // rank 0's newest checkpoint
+      MirrorKey key;
+    } mine;
     if (group.rank() == 0) {
       const auto whole = WholeCheckpoints(session_.output_dir);
-      if (!whole.empty()) on_disk = whole.front().step;
+      if (!whole.empty()) mine.on_disk = whole.front().step;
     }
-    on_disk = static_cast<int64_t>(
-        FromAllRanks(group, static_cast<double>(on_disk))[0]);
-    for (const double number :
-         {found.has_value() ? static_cast<double>(found->key.restart) : -1.0,
-          found.has_value() ? static_cast<double>(found->key.sequence)
-                            : -1.0}) {
-      const std::vector<double> all = FromAllRanks(group, number);
-      for (const double other : all) {
-        if (other != all[0] || other < 0) found.reset();
-      }
+    if (found.has_value()) mine.key = found->key;
+    const std::vector<Seen> all = AllGatherHost(group, std::vector<Seen>{mine});
+    const int64_t on_disk = all[0].on_disk;
+    for (const Seen& seen : all) {
+      if (!(seen.key == mine.key)) found.reset();
     }
     if (found.has_value() && found->state.step < on_disk) found.reset();
     if (found.has_value()) saved_step_ = on_disk;

@@ -283,8 +283,6 @@ bool SameFactors(const RunIdentity& earlier, const RunIdentity& mine,
 
 }  // namespace
 
-const char kBaseIdentity[] = "model.base";
-
 absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
                                           const RunParts& parts,
                                           int64_t max_steps) {

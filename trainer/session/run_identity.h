@@ -19,7 +19,7 @@ namespace capstan {
 
 // The key of DigestOfWeights of a partly frozen model; absent if the model
 // doesn't come from a folder.
-extern const char kBaseIdentity[];
+inline constexpr char kBaseIdentity[] = "model.base";
 
 struct IdentifiedRun {
   // By name:

@@ -60,17 +60,17 @@ int64_t MirrorEvery(const RunConfig& config, bool on_gpu) {
   return on_gpu ? kOnGpus : 1;
 }
 
-absl::Status RoomInMemory(int64_t bytes, const Session& session) {
-  const int ranks = session.rank.local_world_size;
+absl::Status RoomInMemory(int64_t bytes, const RunPlan& plan) {
+  const int ranks = plan.rank.local_world_size;
   const auto of_all = [ranks](int64_t of_one) {
     return static_cast<double>(of_one) * static_cast<double>(ranks);
   };
   const double needed = of_all(bytes);
-  const MemoryPlan& plan = session.job.memory;
+  const MemoryPlan& memory = plan.job.memory;
   int64_t to_come = 0;
-  if (session.group->device().is_cpu() && plan.activations_known) {
-    to_come =
-        std::max<int64_t>(0, Total(plan.at_peak) - Total(TrackedMemory().live));
+  if (plan.group->device().is_cpu() && memory.activations_known) {
+    to_come = std::max<int64_t>(
+        0, Total(memory.at_peak) - Total(TrackedMemory().live));
   }
   const auto available = static_cast<double>(AvailableHostMemory());
   constexpr double kShare = 0.8;
@@ -125,11 +125,7 @@ absl::Status RunMirror::Begin() {
   CAPSTAN_ASSIGN_OR_RETURN(const bool failed, AnyRank(group, !server.ok()));
   if (failed) {
     files_.clear();
-    session_.resume_notes.push_back(absl::StrCat(
-        "the state isn't mirrored, so that a restart goes on from the last "
-        "checkpoint: ",
-        server.ok() ? "a rank can't listen for the others' mirrors"
-                    : server.status().message()));
+    NoteNone(server.status(), "a rank can't listen for the others' mirrors");
     return absl::OkStatus();
   }
   server_ = *std::move(server);
@@ -234,10 +230,7 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   if (failed) {
     mirror_.reset();
     for (const int file : files_) FreeMirror(file, key);
-    session_.resume_notes.push_back(absl::StrCat(
-        "the state isn't mirrored, so that a restart goes on from the last "
-        "checkpoint: ",
-        status.ok() ? "a rank has no memory for it" : status.message()));
+    NoteNone(status, "a rank has no memory for it");
     return absl::OkStatus();
   }
   if (server_ == nullptr) return absl::OkStatus();
@@ -302,6 +295,13 @@ absl::Status RunMirror::Copy(bool again) {
   ++session_.saving_cost.mirrored_steps;
   session_.saving_cost.mirror_seconds += MonotonicSeconds() - start;
   return absl::OkStatus();
+}
+
+void RunMirror::NoteNone(const absl::Status& mine, const char* others) {
+  session_.resume_notes.push_back(absl::StrCat(
+      "the state isn't mirrored, so that a restart goes on from the last "
+      "checkpoint: ",
+      mine.ok() ? others : mine.message()));
 }
 
 void RunMirror::NoteSkipped() {

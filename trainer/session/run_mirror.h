@@ -51,6 +51,9 @@ class RunMirror {
   // Checks that this host has the memory.
   absl::Status CheckMemory(int64_t held_bytes) const;
   absl::Status Allocate(int64_t held_bytes);
+  // Notes that there is no mirror, because of this rank's error or, if that is
+  // OK, of another's.
+  void NoteNone(const absl::Status& mine, const char* others);
   void NoteSkipped();
 
   Session& session_;
@@ -71,7 +74,7 @@ int64_t MirrorEvery(const RunConfig& config, bool on_gpu);
 
 // Returns RESOURCE_EXHAUSTED unless this host has `bytes` for each of its ranks
 // in addition to what their steps have yet to allocate and a reserve.
-absl::Status RoomInMemory(int64_t bytes, const Session& session);
+absl::Status RoomInMemory(int64_t bytes, const RunPlan& plan);
 
 }  // namespace capstan
 

@@ -39,16 +39,7 @@ absl::Status CheckBatchSize(const char* field, int64_t size) {
 
 // PyTorch's name: "float32".
 std::string DtypeName(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    case c10::ScalarType::Half:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
+  return c10::getDtypeNames(dtype).first;
 }
 
 absl::Status CheckHangs(const Train& train) {
@@ -238,7 +229,8 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
   return absl::OkStatus();
 }
 
-// Of the GPUs that are planned for, or else of those that are here; 0: unknown.
+}  // namespace
+
 int64_t LeastGpuMemory() {
   int64_t least = CurrentRunDevice().memory;
   if (least > 0) return least;
@@ -247,8 +239,6 @@ int64_t LeastGpuMemory() {
   }
   return least;
 }
-
-}  // namespace
 
 ActivationCheckpointing CheckpointingOf(const Train& train,
                                         const Model& model) {

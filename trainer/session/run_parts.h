@@ -90,6 +90,10 @@ struct TrainJob {
   double start_seconds = 0.0;
 };
 
+// The memory of the smallest GPU, of those that are planned for or else of
+// those that are here; 0: unknown.
+int64_t LeastGpuMemory();
+
 // Creates the collector in the config's `collect`; null if there is none.
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
     const LoadedConfig& loaded, PluginHost& host);

@@ -1,17 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/session.h"
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "host/plugins/plugin_host.h"
 #include "trainer/optimizer/optimizer_state.h"
-#include "trainer/profile/profiler.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
+namespace {
+
+// "17 WORDS", a line each.
+std::string TextOf(const std::vector<BadSample>& samples) {
+  constexpr size_t kMostWords = 300;
+  std::string text;
+  for (const BadSample& bad : samples) {
+    std::string why = bad.why.substr(0, kMostWords);
+    std::replace(why.begin(), why.end(), '\n', ' ');
+    absl::StrAppend(&text, bad.sample, " ", why, "\n");
+  }
+  return text;
+}
+
+void ParseInto(absl::string_view text, std::map<int64_t, std::string>* all) {
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    int64_t sample = 0;
+    if (!absl::SimpleAtoi(parts.first, &sample)) continue;
+    all->emplace(sample, std::string(parts.second));
+  }
+}
+
+}  // namespace
 
 PluginNames PluginNamesOf(const RunConfig& config) {
   const auto named = [](const char* slot, const google::protobuf::Any& any) {
@@ -30,12 +59,8 @@ CheckpointParts Session::Checkpointed() {
   checkpointed.specs = &parts.model->parameters();
   checkpointed.shards = parts.strategy->OptimizerShards();
   checkpointed.state = &optimizer_state;
-  checkpointed.state_names = parts.optimizer->state_names();
-  for (StateShape& shape :
-       StateShapesOf(*parts.optimizer, *checkpointed.specs)) {
-    checkpointed.state_specs.push_back(std::move(shape.spec));
-    checkpointed.state_numels.push_back(std::move(shape.numels));
-  }
+  checkpointed.state_shapes =
+      StateShapesOf(*parts.optimizer, *checkpointed.specs);
   checkpointed.strategy = parts.strategy.get();
   checkpointed.owned = parts.strategy->OwnedSlices();
   checkpointed.group = group.get();
@@ -78,31 +103,39 @@ RunSummary Session::Progress() const {
   return summary;
 }
 
-std::string ExitText(const Session& session, int code, bool on_main) {
-  const PluginNames& plugins = session.plugins;
-  const absl::string_view phase(session.phase);
-  std::vector<std::string> whose;
-  if (phase == kForwardPhase) {
-    whose.push_back(plugins.objective);
+absl::Status ShareBadSamples(const char* data,
+                             const std::vector<BadSample>& mine,
+                             Session* session, std::vector<int64_t>* known) {
+  std::map<int64_t, std::string> all;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    for (const std::string& text :
+         FromAllRanks(*session->group, TextOf(mine))) {
+      ParseInto(text, &all);
+    }
+    return absl::OkStatus();
+  }));
+  const TrainState& state = session->state;
+  const int64_t most = session->config.train().skip_bad_samples();
+  for (const auto& [sample, why] : all) {
+    const auto place = std::lower_bound(known->begin(), known->end(), sample);
+    if (place != known->end() && *place == sample) continue;
+    const auto count = static_cast<int64_t>(state.bad_samples.size() +
+                                            state.bad_eval_samples.size());
+    if (count >= most) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "step ", state.step, ": sample ", sample, " of ", data,
+          " can't be read (", why, "), and the run has already passed over ",
+          count, " (", absl::StrJoin(*known, ", "),
+          "): mend the data, or raise train.skip_bad_samples (now ", most,
+          ")"));
+    }
+    known->insert(place, sample);
+    session->Note(absl::StrCat(
+        "step ", state.step, ": sample ", sample, " of ", data,
+        " can't be read (", why, "): the next one is read in its place; it is ",
+        count + 1, " of at most ", most, " (train.skip_bad_samples)"));
   }
-  if (phase == kForwardPhase || phase == kBackwardPhase) {
-    whose.push_back(plugins.model);
-  }
-  if (phase == kOptimizerPhase) {
-    whose.push_back(plugins.optimizer);
-  }
-  if (phase == kBackwardPhase || phase == kOptimizerPhase) {
-    whose.push_back(plugins.strategy);
-  }
-  // Batches are also read on another thread.
-  if (phase == kDataPhase || !on_main) {
-    whose.push_back(plugins.train_data);
-  }
-  return absl::StrCat("step ", session.state.step + 1,
-                      phase.empty() ? "" : absl::StrCat(" (", phase, ")"),
-                      ": exit(", code, ") was called, which no plugin may do",
-                      whose.empty() ? "" : "; at that time ran ",
-                      absl::StrJoin(whose, ", "));
+  return absl::OkStatus();
 }
 
 }  // namespace capstan

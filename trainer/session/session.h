@@ -16,9 +16,9 @@
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/loss_scaler.h"
-#include "trainer/session/plugin_names.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 
@@ -39,34 +39,44 @@ class CurrentPhase {
 
 PluginNames PluginNamesOf(const RunConfig& config);
 
-// State shared by the parts of one rank's training: the step (step.h), its
-// records (step_records.h), evaluation (evaluator.h), checkpoints
-// (run_checkpoints.h) and the divergence check (divergence.h). Each holds a
-// pointer to it, and it outlives them. What only one part uses belongs to that
-// part.
-struct Session {
-  Session(TrainJob* job, const RankInfo& rank)
+// What a run is, constant on each rank once SetUp (set_up.h) has settled it.
+struct RunPlan {
+  RunPlan(TrainJob* job, const RankInfo& rank)
       : job(*job),
         config(job->loaded.config),
         parts(job->parts),
         rank(rank),
-        plugins(PluginNamesOf(config)),
-        runner(job->parts.strategy.get(),
-               CheckpointingOf(config.train(), *job->parts.model),
-               &job->parts.model->units(), &plugins),
-        scaler(job->parts.policy().loss_scaling) {}
+        plugins(PluginNamesOf(config)) {}
 
   TrainJob& job;
   const RunConfig& config;
   RunParts& parts;
   RankInfo rank;
   const PluginNames plugins;
-
-  // Set during set-up.
   std::unique_ptr<ProcessGroup> group;
   std::string output_dir;
-  HeldFolder folder;  // that; rank 0's
   std::string config_text;
+  int64_t max_steps = 0;
+
+  // Whether the ranks were restarted after a death, so that the run continues
+  // from its last state, whatever train.resume says.
+  bool Restarted() const { return rank.restart > 0; }
+};
+
+// One rank's training: the plan, what the rank owns, and how far the run is.
+// What only one part uses (the step, its records, evaluations, checkpoints, the
+// divergence check: rank_run.h) belongs to that part. The parts hold a pointer
+// to this, which outlives them; what the plan suffices for takes only that.
+struct Session : RunPlan {
+  Session(TrainJob* job, const RankInfo& rank)
+      : RunPlan(job, rank),
+        runner(job->parts.strategy.get(),
+               CheckpointingOf(config.train(), *job->parts.model),
+               &job->parts.model->units(), &plugins),
+        scaler(job->parts.policy().loss_scaling) {}
+
+  // What the rank owns, made during set-up.
+  HeldFolder folder;                   // output_dir; rank 0's
   RunIdentity identity;                // rank 0's; empty on the others
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
   // Read instead of parts.train_data and parts.eval_data if bad samples may be
@@ -75,24 +85,27 @@ struct Session {
   std::unique_ptr<ForgivingReader> forgiving_eval;
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
-  int64_t first_step = 0;  // steps done before this process resumed the run
+  StrategyRunner runner;
+  BackgroundSave background_save;
+
   // What the run resumes from, for errors and notes: a checkpoint's folder or
   // "the mirror of step 7"; "" if it doesn't.
   std::string resumed_from;
-  // Lines for the user about that.
-  std::vector<std::string> resume_notes;
+  std::vector<std::string> resume_notes;  // lines for the user about that
+  int64_t first_step = 0;  // steps done before this process resumed the run
   // Whether the evaluation after first_step was interrupted and must be
   // repeated.
   bool evaluate_again = false;
-  int64_t max_steps = 0;
 
-  StrategyRunner runner;
-  LossScaler scaler;
+  // How far the run is.
   TrainState state;
-  BackgroundSave background_save;
+  LossScaler scaler;
   SavingCost saving_cost;
   absl::optional<double> eval_loss;  // the latest
   bool stopping = false;             // a rank received a signal; agreed by all
+  // A loss spike asks for the last checkpoint (LossSpikes::GO_BACK); agreed by
+  // all. With deferred sums TrainStep::CatchUp may still withdraw it.
+  bool going_back = false;
   CurrentPhase phase;
 
   // The reader of training samples.
@@ -100,9 +113,6 @@ struct Session {
     if (forgiving_train != nullptr) return *forgiving_train;
     return *parts.train_data;
   }
-  // Whether the ranks were restarted after a death, so that the run continues
-  // from its last state, whatever train.resume says.
-  bool Restarted() const { return rank.restart > 0; }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
   // Updates the model's working copies from the masters.
@@ -131,10 +141,13 @@ struct Session {
   }
 };
 
-// Returns the error of a process that a plugin ended by exit(code) during
-// training, with the step, the phase, and whose code runs in it. `on_main` says
-// whether the thread that trains called exit.
-std::string ExitText(const Session& session, int code, bool on_main);
+// Shares the bad samples `mine` with all ranks: adds them to *known
+// (TrainState's), and notes each new one. FAILED_PRECONDITION on all ranks once
+// the run has skipped more than train.skip_bad_samples. `data` names the
+// dataset, "train_data". Collective.
+absl::Status ShareBadSamples(const char* data,
+                             const std::vector<BadSample>& mine,
+                             Session* session, std::vector<int64_t>* known);
 
 // Whether something is due at `step`, every `every` steps; 0: never.
 inline bool Due(int64_t every, int64_t step) {

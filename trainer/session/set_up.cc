@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// In the order in which it is done. All but PrepareProcess is collective.
 #include "trainer/session/set_up.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/files.h"
@@ -23,9 +29,12 @@
 #include "cluster/comm/create.h"
 #include "cluster/comm/gpu_tools.h"
 #include "cluster/launch/launcher.h"
+#include "cluster/launch/place.h"
+#include "cluster/launch/progress.h"
 #include "cluster/watch/ledger.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/data/forgiving_reader.h"
+#include "trainer/memory/memory_plan.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
@@ -33,70 +42,160 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
-#include "trainer/session/deterministic.h"
+#include "trainer/session/explain_failure.h"
 #include "trainer/session/micro_batch.h"
-#include "trainer/session/out_of_memory.h"
+#include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
+#include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
-#include "trainer/session/settle_run.h"
-#include "trainer/session/start_reporter.h"
 #include "trainer/session/watch.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
 
-// All but PrepareProcess is collective.
-
-double BootSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// Whether a final folder is complete: its weights may have been removed.
-bool HoldsWeights(const std::string& folder) {
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
-                           "adapter_model.safetensors"}) {
-    if (PathExists(absl::StrCat(folder, "/", name))) return true;
-  }
-  return false;
-}
-
 // Sets up this process's allocators, threads and, if requested, determinism.
-void PrepareProcess(const Session& session) {
+void PrepareProcess(const RunPlan& plan) {
   InstallTrackingAllocator();
-  if (session.config.train().deterministic()) ComputeDeterministically();
-  at::set_num_threads(session.rank.threads);
+  if (plan.config.train().deterministic()) ComputeDeterministically();
+  at::set_num_threads(plan.rank.threads);
   KeepFreedMemory();
-  if (session.job.gpus > 0) {
-    at::globalContext().setAllowTF32CuBLAS(session.config.train().tf32());
-    at::globalContext().setAllowTF32CuDNN(session.config.train().tf32());
+  if (plan.job.gpus > 0) {
+    at::globalContext().setAllowTF32CuBLAS(plan.config.train().tf32());
+    at::globalContext().setAllowTF32CuDNN(plan.config.train().tf32());
   }
 }
 
-absl::Status JoinRanks(Session* session) {
+absl::Status JoinRanks(RunPlan* plan) {
   WantLedgers();
-  CAPSTAN_ASSIGN_OR_RETURN(
-      session->group, CreateProcessGroup(session->rank, session->job.gpus));
+  CAPSTAN_ASSIGN_OR_RETURN(plan->group,
+                           CreateProcessGroup(plan->rank, plan->job.gpus));
   RanksHaveMet();
-  if (session->group->device().is_cuda()) {
+  if (plan->group->device().is_cuda()) {
     StartRanges();
-    if (session->config.train().memory_snapshot_at_oom()) {
+    if (plan->config.train().memory_snapshot_at_oom()) {
       TheGpuTools()->record_memory_history();
     }
   }
-  if (session->rank.nodes > 1) {
+  if (plan->rank.nodes > 1) {
     // Each host's launcher counts its own; any means that there is a state.
     const std::vector<double> restarts =
-        FromAllRanks(*session->group, session->rank.restart);
-    session->rank.restart =
+        FromAllRanks(*plan->group, plan->rank.restart);
+    plan->rank.restart =
         static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
   }
-  if (session->config.profile().steps_size() > 0) {
-    session->group = ProfileWaits(std::move(session->group));
+  if (plan->config.profile().steps_size() > 0) {
+    plan->group = ProfileWaits(std::move(plan->group));
   }
+  return absl::OkStatus();
+}
+
+// Settles the run's device: the least capable over all machines.
+absl::Status SettleDevice(Session* session) {
+  TrainJob& job = session->job;
+  RunParts& parts = session->parts;
+  if (!parts.precision->depends_on_device()) return absl::OkStatus();
+  const int mine = parts.device.compute_capability;
+  const std::vector<double> all = FromAllRanks(*session->group, mine);
+  const int least = static_cast<int>(*std::min_element(all.begin(), all.end()));
+  if (least == mine) return absl::OkStatus();
+  parts.device.compute_capability = least;
+  parts.precision_name = PrecisionName(session->config, parts);
+  session->scaler = LossScaler(parts.policy().loss_scaling);
+  const MemoryRequest memory = MemoryRequestOf(job, session->group->size());
+  job.memory = PlanMemory(*parts.strategy, memory);
+  return job.loaded.Locate(parts.strategy->Check(memory.strategy), "strategy");
+}
+
+// Whether all hosts see rank 0's output folder, before anything is trained.
+absl::Status CheckShared(const RunPlan& plan) {
+  ProcessGroup& group = *plan.group;
+  if (plan.rank.nodes == 1) return absl::OkStatus();
+  const std::string path =
+      absl::StrCat(plan.output_dir, "/.shared-", plan.rank.run_key);
+  absl::Status mine;
+  if (group.rank() == 0) mine = WriteWholeFile(path, "");
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, mine, "write into the output folder"));
+  // Opening the folder has an NFS client look again.
+  std::error_code error;
+  const std::filesystem::directory_iterator look(plan.output_dir, error);
+  if (!PathExists(path)) {
+    mine = absl::FailedPreconditionError(absl::StrCat(
+        "rank ", group.rank(), " doesn't see rank 0's files in ",
+        plan.output_dir, ": output_dir must be a folder that all hosts share"));
+  }
+  mine = Agree(group, mine, "see rank 0's files in the output folder");
+  if (group.rank() == 0) std::filesystem::remove(path, error);
+  return mine;
+}
+
+// Under a launcher rank 0 chooses, and broadcasts.
+absl::Status SettleOutputDir(Session* session) {
+  HeldFolder& folder = session->folder;
+  folder = session->job.folder;
+  session->output_dir = folder.path;
+  ProcessGroup& group = *session->group;
+  if (!session->output_dir.empty()) {
+    absl::Status here;
+    // Ranks that are started again find it as it is now.
+    if (group.rank() == 0) here = LookAtFolder(&folder).status;
+    return Agree(group, here, "find its output folder");
+  }
+  absl::Status made;
+  if (group.rank() == 0) {
+    RunConfig config = session->config;
+    // After a death the run goes on where it was.
+    if (session->Restarted()) {
+      config.mutable_train()->set_resume(Train::AUTO);
+      const std::string chosen = NotedOutputFolder();
+      if (!chosen.empty()) {
+        config.set_output_dir(chosen);
+        if (!PathExists(chosen)) made = WasDeleted(chosen);
+      }
+    }
+    if (made.ok()) {
+      absl::StatusOr<HeldFolder> held = PrepareOutputFolder(
+          config, session->job.workspace_folder, session->rank.placed_by,
+          session->Restarted() ? kLostHostPatience : kLockPatience);
+      made = held.status();
+      if (held.ok()) folder = *std::move(held);
+    }
+  }
+  CAPSTAN_RETURN_IF_ERROR(Agree(group, made, "make the output folder"));
+  CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, folder.path));
+  // Any host's first rank may be rank 0 after a restart.
+  NoteOutputFolder(session->output_dir);
+  return absl::OkStatus();
+}
+
+// Each rank planned its own; a resumed run's depends on its folder.
+absl::Status CompareBatches(const RunPlan& plan) {
+  const std::vector<double> all = FromAllRanks(
+      *plan.group, static_cast<double>(plan.job.batch.global_batch_size));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has a global batch of ", all[rank], ", rank 0 one of ",
+        all[0],
+        ": all ranks must have the same config and see the same files "
+        "in output_dir"));
+  }
+  return absl::OkStatus();
+}
+
+// Settles the run once all ranks have met: what it is, where it runs and
+// writes, and how many steps it has.
+absl::Status SettleRun(Session* session) {
+  CAPSTAN_RETURN_IF_ERROR(CompareConfigs(*session));
+  CAPSTAN_RETURN_IF_ERROR(CompareParts(*session));
+  CAPSTAN_RETURN_IF_ERROR(SettleDevice(session));
+  CAPSTAN_RETURN_IF_ERROR(SettleOutputDir(session));
+  CAPSTAN_RETURN_IF_ERROR(CheckShared(*session));
+  CAPSTAN_RETURN_IF_ERROR(CompareBatches(*session));
+  session->config_text = PrintConfig(session->config);
+  session->max_steps =
+      StepsOfRun(session->config.train(), session->parts.train_data->size(),
+                 session->job.batch.global_batch_size);
   return absl::OkStatus();
 }
 
@@ -167,42 +266,6 @@ void ForgiveSamples(Session* session) {
       std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
 }
 
-// Whether a resumed run had completed all steps and its final folder exists;
-// rank 0 then says so.
-absl::StatusOr<bool> FinishedBefore(const Session& session) {
-  const int64_t done = session.first_step;
-  const std::string& folder = session.output_dir;
-  if (done == 0 || session.GoesOn()) return false;
-  const bool first = session.group->rank() == 0;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const bool finished,
-      AnyRank(*session.group, first && CompletedSteps(folder) == done &&
-                                  HoldsWeights(folder + "/final")));
-  if (finished && first) {
-    const std::string more =
-        session.OutOfPatience()
-            ? "Raise train.early_stopping_patience, which ended it,"
-            : "Raise train.max_steps (or max_epochs)";
-    Console(STDOUT_FILENO)
-        .Write(absl::StrCat(
-            folder, " is finished after ", done, " steps",
-            done > session.max_steps
-                ? absl::StrCat(" (train.max_steps is ", session.max_steps, ")")
-                : "",
-            ", and nothing in it is changed. ", more,
-            " to train on; `trainer eval --model=", folder,
-            "` evaluates it\n"));
-  }
-  return finished;
-}
-
-// On the slowest rank, since the run's first process was executed.
-double SecondsSinceStart(const Session& session) {
-  const std::vector<double> all =
-      FromAllRanks(*session.group, BootSeconds() - session.job.start_seconds);
-  return *std::max_element(all.begin(), all.end());
-}
-
 // The strategy, the optimizer's state and the step; then the weights, which are
 // restored or the model's own, as all ranks have them.
 absl::Status SetUpState(const DataOrder& order, RankRun* run) {
@@ -237,7 +300,156 @@ void StartLoader(DataOrder order, RankRun* run) {
   run->loader = DataLoader::Create(options, session.train_reader());
 }
 
+// Whether a final folder is complete: its weights may have been removed.
+bool HoldsWeights(const std::string& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
+                           "adapter_model.safetensors"}) {
+    if (PathExists(absl::StrCat(folder, "/", name))) return true;
+  }
+  return false;
+}
+
+// Whether a resumed run had completed all steps and its final folder exists;
+// rank 0 then says so.
+absl::StatusOr<bool> FinishedBefore(const Session& session) {
+  const int64_t done = session.first_step;
+  const std::string& folder = session.output_dir;
+  if (done == 0 || session.GoesOn()) return false;
+  const bool first = session.group->rank() == 0;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const bool finished,
+      AnyRank(*session.group, first && CompletedSteps(folder) == done &&
+                                  HoldsWeights(folder + "/final")));
+  if (finished && first) {
+    const std::string more =
+        session.OutOfPatience()
+            ? "Raise train.early_stopping_patience, which ended it,"
+            : "Raise train.max_steps (or max_epochs)";
+    Console(STDOUT_FILENO)
+        .Write(absl::StrCat(
+            folder, " is finished after ", done, " steps",
+            done > session.max_steps
+                ? absl::StrCat(" (train.max_steps is ", session.max_steps, ")")
+                : "",
+            ", and nothing in it is changed. ", more,
+            " to train on; `trainer eval --model=", folder,
+            "` evaluates it\n"));
+  }
+  return finished;
+}
+
+std::string DeviceText(const ProcessGroup& group, int threads) {
+  if (group.device().is_cuda()) {
+    return absl::StrCat(group.size(),
+                        " x GPU: ", TheGpuTools()->name(group.device().index()),
+                        group.size() > 1 ? ", " + group.backend() : "");
+  }
+  return absl::StrCat(group.size(), " x CPU (", threads,
+                      threads == 1 ? " thread" : " threads", " each)");
+}
+
+// Opens rank 0's reporter, and writes config.pbtxt, the banner and the notes of
+// the job, of its data and, if not empty, `note`. After a restart by the
+// launcher it prints only what is new to the user.
+absl::Status OpenReporter(Session* session, const std::string& note) {
+  const TrainJob& job = session->job;
+  const RunParts& parts = session->parts;
+  const RunConfig& config = session->config;
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(absl::StrCat(session->output_dir, "/config.pbtxt"),
+                     session->config_text));
+  RunFacts facts;
+  facts.name = config.name();
+  facts.output_dir = session->output_dir;
+  facts.world_size = session->group->size();
+  facts.device = DeviceText(*session->group, session->rank.threads);
+  facts.placed_by = PlaceText(session->rank);
+  facts.cores = session->rank.cores;
+  facts.strategy = parts.strategy_name;
+  facts.precision = parts.precision_name;
+  facts.parameters = ParameterCount(*parts.model);
+  facts.micro_batch_size = job.batch.micro_batch_size;
+  facts.global_batch_size = job.batch.global_batch_size;
+  facts.accumulation = job.batch.accumulation;
+  facts.first_step = session->first_step;
+  facts.max_steps = session->max_steps;
+  facts.log_every = LogEvery(config.train());
+  facts.unit = parts.objective->unit();
+  facts.eval_every =
+      parts.eval_data != nullptr ? config.train().eval_every() : 0;
+  facts.save_every = config.train().save_every();
+  // A run that has all steps evaluates once more at its end.
+  facts.evaluate_again = session->evaluate_again || !session->GoesOn();
+  CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  if (session->Restarted()) {
+    // The user knows the rest.
+    session->reporter->Note(
+        session->first_step > 0
+            ? absl::StrCat("restarted from step ", session->first_step)
+            : "restarted from the beginning: there was no checkpoint yet");
+    for (size_t i = job.known_notes; i < job.notes.size(); ++i) {
+      session->reporter->Note(job.notes[i]);
+    }
+    return absl::OkStatus();
+  }
+  session->reporter->Banner();
+  for (const std::string& line : job.loaded.notes) {
+    session->reporter->Note(line);
+  }
+  for (const DatasetReader* data :
+       {parts.train_data.get(), parts.eval_data.get()}) {
+    if (data == nullptr) continue;
+    for (const std::string& line : data->notes()) session->reporter->Note(line);
+  }
+  for (const std::string& line : job.notes) session->reporter->Note(line);
+  if (!note.empty()) session->reporter->Note(note);
+  return absl::OkStatus();
+}
+
+absl::Status StartReporter(Session* session, const std::string& note) {
+  return Agree(*session->group,
+               session->group->rank() == 0 ? OpenReporter(session, note)
+                                           : absl::OkStatus(),
+               "open its output");
+}
+
+double BootSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// On the slowest rank, since the run's first process was executed.
+double SecondsSinceStart(const RunPlan& plan) {
+  const std::vector<double> all =
+      FromAllRanks(*plan.group, BootSeconds() - plan.job.start_seconds);
+  return *std::max_element(all.begin(), all.end());
+}
+
 }  // namespace
+
+void ComputeDeterministically() {
+  // Read when cuBLAS creates its first handle (CUDA's documentation, "cuBLAS,
+  // results reproducibility").
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  // Has MKL's products round the same way on any number of threads and at any
+  // address (oneMKL Developer Guide, "Reproducibility Conditions"); read at
+  // MKL's first call.
+  setenv("MKL_CBWR", "AUTO,STRICT", /*overwrite=*/0);
+  at::Context& context = at::globalContext();
+  // Only told to warn, flash and memory-efficient attention still add up
+  // gradients by atomic operations.
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // The gradients of cuDNN's attention always are.
+  context.setSDPUseCuDNN(false);
+  context.setDeterministicCuDNN(true);
+  // It chooses algorithms by their speed in this run.
+  context.setBenchmarkCuDNN(false);
+  // Otherwise all new memory would be filled with NaN, which costs a pass over
+  // it; nothing of ours reads what it hasn't written.
+  context.setDeterministicFillUninitializedMemory(false);
+}
 
 absl::StatusOr<bool> SetUp(RankRun* run) {
   Session& session = run->session;

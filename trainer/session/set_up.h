@@ -15,6 +15,13 @@ namespace capstan {
 // the first step. Collective.
 absl::StatusOr<bool> SetUp(RankRun* run);
 
+// For train.deterministic: makes this process's operators compute the same bits
+// in each run on the same machine, on CPUs with any number of threads, or throw
+// c10::Error where LibTorch has no deterministic operator. Called before the
+// process's first use of a GPU and of MKL. LibTorch then also turns off NCCL's
+// sums in the switch.
+void ComputeDeterministically();
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_SET_UP_H_

@@ -24,9 +24,7 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/profile/ranges.h"
-#include "trainer/session/bad_samples.h"
-#include "trainer/session/exact_sums.h"
-#include "trainer/session/out_of_memory.h"
+#include "trainer/session/explain_failure.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/whose_code.h"
 
@@ -46,9 +44,12 @@ absl::Status TrainStep::Run(DataLoader& loader) {
 
 absl::StatusOr<StepInFlight> TrainStep::Begin() {
   const TrainState& state = session_.state;
-  if (session_.config.train().digests().write() && digests_ == nullptr) {
-    digests_ = std::make_unique<RunDigests>(&session_);
-    CAPSTAN_RETURN_IF_ERROR(digests_->Begin());
+  const Digests& digests = session_.config.train().digests();
+  if (digests.write() && digests_ == nullptr) {
+    digests_ = std::make_unique<RunDigests>(
+        digests, session_.output_dir,
+        [this] { return session_.Checkpointed(); });
+    CAPSTAN_RETURN_IF_ERROR(digests_->Begin(state.step));
   }
   StepInFlight step;
   step.number = state.step + 1;
@@ -353,10 +354,10 @@ absl::optional<double> TrainStep::JudgeLoss(const StepInFlight& step) {
   if (outcome.spike) {
     score = spikes_.Score(state, loss);
     session_.Note(SpikeText(config, state, loss, *score));
-    go_back_ = config.action() == LossSpikes::GO_BACK;
+    session_.going_back = config.action() == LossSpikes::GO_BACK;
   }
   if (spikes_.Take(loss, outcome.spike, &state)) {
-    go_back_ = false;
+    session_.going_back = false;
     session_.Note(absl::StrCat(
         "step ", state.step,
         ": as many losses in a row were as high: this is the new level, by "

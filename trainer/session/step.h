@@ -16,7 +16,7 @@
 #include "trainer/session/divergence.h"
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/micro_steps.h"
-#include "trainer/session/non_finite_steps.h"
+#include "trainer/session/non_finite.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_in_flight.h"
 #include "trainer/session/step_records.h"
@@ -45,13 +45,6 @@ class TrainStep {
   // Reads and acts on the last step's sums if they are deferred. Call before
   // using the run's numbers or weights for anything but steps.
   absl::Status CatchUp() { return CatchUp(/*late=*/false); }
-
-  // Whether a loss spike asks for the last checkpoint (LossSpikes::GO_BACK);
-  // resets it. Call after CatchUp.
-  bool TakeGoBack() { return std::exchange(go_back_, false); }
-  // Whether TakeGoBack may return true; with deferred sums CatchUp may still
-  // withdraw it.
-  bool go_back() const { return go_back_; }
 
   MicroSteps& micro_steps() { return micro_steps_; }
 
@@ -96,7 +89,6 @@ class TrainStep {
   // The latest step, while its sums are deferred.
   absl::optional<StepInFlight> issued_;
   bool told_no_targets_ = false;
-  bool go_back_ = false;
   NonFiniteSteps non_finite_;
 };
 

@@ -14,7 +14,6 @@
 #include "plugins/sdk/process_group.h"
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
-#include "trainer/session/exact_sums.h"
 #include "trainer/session/step_sums.h"
 
 namespace capstan {

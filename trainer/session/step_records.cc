@@ -209,9 +209,7 @@ void StepRecords::AddMemory(RunSummary* summary) {
   on_gpu.peak_allocated = std::max(on_gpu.peak_allocated, gpu_peak_);
   const int64_t held = gpu ? on_gpu.peak_allocated : Total(mine);
   const auto gather = [&group](int64_t bytes) {
-    const std::vector<double> all =
-        FromAllRanks(group, static_cast<double>(bytes));
-    return std::vector<int64_t>(all.begin(), all.end());
+    return AllGatherHost(group, std::vector<int64_t>{bytes});
   };
   summary->peak_memory_bytes = gather(gpu ? held : host);
   summary->memory_growth_bytes = gather(host - memory_before_);

@@ -9,7 +9,7 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/memory/memory_plan.h"
-#include "trainer/session/plugin_names.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 

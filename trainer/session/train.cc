@@ -24,7 +24,7 @@
 #include "cluster/watch/watchdog.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/due_actions.h"
-#include "trainer/session/lost_gpu.h"
+#include "trainer/session/explain_failure.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/rank_run.h"
 #include "trainer/session/session.h"
@@ -42,9 +42,8 @@ class Training {
  public:
   Training(TrainJob* job, const RankInfo& rank) : run_(job, rank) {}
 
-  // All of it. An error ends the others' collectives, too.
+  // Runs all of it. An error ends the others' collectives, too.
   absl::Status Run();
-  absl::Status RunFirst(int64_t steps);
 
  private:
   absl::Status RunPhases();
@@ -58,7 +57,6 @@ class Training {
 
   RankRun run_;
   Session& session_ = run_.session;
-  DueActions actions_{&run_};
   bool set_up_ = false;
 };
 
@@ -79,16 +77,6 @@ absl::Status Training::Run() {
   return status;
 }
 
-absl::Status Training::RunFirst(int64_t steps) {
-  return CatchAll([&]() -> absl::Status {
-    CAPSTAN_RETURN_IF_ERROR(SetUp(&run_).status());
-    for (int64_t i = 0; i < steps && session_.GoesOn(); ++i) {
-      CAPSTAN_RETURN_IF_ERROR(Step());
-    }
-    return run_.step.CatchUp();
-  });
-}
-
 absl::Status Training::RunPhases() {
   const absl::StatusOr<bool> begins = SetUp(&run_);
   if (absl::IsCancelled(begins.status())) return Stopped();
@@ -98,7 +86,7 @@ absl::Status Training::RunPhases() {
   // A signal may have arrived meanwhile.
   CAPSTAN_RETURN_IF_ERROR(session_.StopIfCancelled(
       AgreeOrStop(*session_.group, StopStatus(), "start")));
-  CAPSTAN_RETURN_IF_ERROR(actions_.AtStart());
+  CAPSTAN_RETURN_IF_ERROR(ActAtStart(&run_));
 
   const double began = MonotonicSeconds();
   while (session_.GoesOn()) {
@@ -120,19 +108,20 @@ absl::Status Training::Step() {
 absl::Status Training::AfterStep() {
   const int64_t step = session_.state.step;
   StepFinished(step);
-  if (actions_.Scheduled() || session_.stopping || step == session_.max_steps) {
+  if (ActionScheduled(run_) || session_.stopping ||
+      step == session_.max_steps) {
     const auto phase = run_.Doing("step's end");
     CAPSTAN_RETURN_IF_ERROR(run_.step.CatchUp());
   }
-  return actions_.AfterStep();
+  return ActAfterStep(&run_);
 }
 
 absl::Status Training::End() {
   run_.loader.reset();
   const Watchdog::Activity activity(run_.watchdog.get(), "finishing",
                                     session_.state.step);
-  CAPSTAN_RETURN_IF_ERROR(actions_.AtEnd());
-  absl::Status status = actions_.WriteOutput();
+  CAPSTAN_RETURN_IF_ERROR(ActAtEnd(&run_));
+  absl::Status status = WriteOutput(&run_);
   RunSummary summary = run_.records.Summary();
   const absl::Status diverged =
       session_.stopping ? absl::OkStatus() : run_.divergence.CheckLosses();
@@ -187,10 +176,6 @@ absl::Status RunTraining(TrainJob* job, const RankInfo& rank) {
   // told the error. It ends soon anyway.
   if (!status.ok() && GpuIsLost()) training.release();
   return status;
-}
-
-absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank, int64_t steps) {
-  return Training(job, rank).RunFirst(steps);
 }
 
 }  // namespace capstan

@@ -17,11 +17,6 @@ namespace capstan {
 // UNAVAILABLE if another rank's error is the cause.
 absl::Status RunTraining(TrainJob* job, const RankInfo& rank);
 
-// Runs only the first `steps` steps of that run, without evaluations and with
-// only those files that a run begins with, to see what a step asks of a device.
-// The process should then exit.
-absl::Status RunFirstSteps(TrainJob* job, const RankInfo& rank, int64_t steps);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_TRAIN_H_

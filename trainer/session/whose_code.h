@@ -12,6 +12,16 @@
 
 namespace capstan {
 
+// A run's plugins for errors, each with its slot in the config: "model
+// capstan.llama".
+struct PluginNames {
+  std::string model = "model";
+  std::string objective = "objective";
+  std::string strategy = "strategy";
+  std::string optimizer = "optimizer";
+  std::string train_data = "train_data";
+};
+
 // While it lives, this process runs a plugin's code, which errors then name:
 // Explain those of an exception, ExitGuard those of a crash. Scopes nest; one
 // costs two stores.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
-#define CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
+//
+// Explains to the user errors of memory and of GPUs: where, and what to do.
+#ifndef CAPSTAN_TRAINER_SESSION_EXPLAIN_FAILURE_H_
+#define CAPSTAN_TRAINER_SESSION_EXPLAIN_FAILURE_H_
 
 #include <cstdint>
 
@@ -22,6 +24,16 @@ absl::Status ExplainMemory(const absl::Status& status, const Session& session,
 absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
                                   const Session& session);
 
+// Whether this process's current GPU, if it uses one, rejects all work after a
+// failure. Doesn't wait for the GPU.
+bool GpuIsLost();
+
+// If `status` is an error and the GPU is lost, returns an error that says so,
+// with rank, step and what to do, as this rank's own error even if a collective
+// found it. Otherwise returns `status`. `set_up` says whether steps had begun.
+absl::Status ExplainLostGpu(const absl::Status& status, const Session& session,
+                            bool set_up);
+
 }  // namespace capstan
 
-#endif  // CAPSTAN_TRAINER_SESSION_OUT_OF_MEMORY_H_
+#endif  // CAPSTAN_TRAINER_SESSION_EXPLAIN_FAILURE_H_

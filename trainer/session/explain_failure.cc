@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/session/out_of_memory.h"
+#include "trainer/session/explain_failure.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <string>
 
@@ -19,27 +24,26 @@ std::string MibText(int64_t bytes) {
 }
 
 // What takes less memory; at worst a machine with more.
-std::string Remedy(const Session& session) {
-  const BatchPlan& batch = session.job.batch;
+std::string Remedy(const RunPlan& plan) {
+  const BatchPlan& batch = plan.job.batch;
   if (batch.micro_batch_size > 1) {
     return absl::StrCat("lower batch.micro_batch_size (now ",
                         batch.micro_batch_size, ")");
   }
-  if (session.config.train().activation_checkpointing() == Train::NONE) {
+  if (plan.config.train().activation_checkpointing() == Train::NONE) {
     return "set train.activation_checkpointing";
   }
   return "use more ranks with a strategy that shards (fsdp)";
 }
 
 // train.memory_snapshot_at_oom: writes this rank's file, and says where it is.
-std::string SnapshotText(const Session& session) {
+std::string SnapshotText(const RunPlan& plan) {
   const GpuTools* const tools = TheGpuTools();
-  if (!session.config.train().memory_snapshot_at_oom() || tools == nullptr) {
+  if (!plan.config.train().memory_snapshot_at_oom() || tools == nullptr) {
     return "";
   }
-  const std::string path =
-      absl::StrCat(session.output_dir, "/memory_snapshot_rank",
-                   session.group->rank(), ".pickle");
+  const std::string path = absl::StrCat(
+      plan.output_dir, "/memory_snapshot_rank", plan.group->rank(), ".pickle");
   const absl::Status written =
       CatchAll([&] { return ReplaceFile(path, tools->memory_snapshot()); });
   if (!written.ok()) {
@@ -49,18 +53,34 @@ std::string SnapshotText(const Session& session) {
                       " shows what was allocated, in pytorch.org/memory_viz");
 }
 
-absl::Status Explain(const absl::Status& status, const Session& session,
+absl::Status Explain(const absl::Status& status, const RunPlan& plan,
                      const std::string& where, const std::string& remedy) {
-  const MemoryPlan& plan = session.job.memory;
+  const MemoryPlan& memory = plan.job.memory;
   return Annotate(
       status,
       absl::StrCat(
-          "rank ", session.group->rank(), " is out of memory", where,
-          plan.activations_known
+          "rank ", plan.group->rank(), " is out of memory", where,
+          memory.activations_known
               ? absl::StrCat(" (`trainer plan` expects ",
-                             MibText(Total(plan.at_peak)), " of tensors)")
+                             MibText(Total(memory.at_peak)), " of tensors)")
               : "",
-          "; ", remedy, SnapshotText(session)));
+          "; ", remedy, SnapshotText(plan)));
+}
+
+// What the GPU answers to another call; "": nothing wrong.
+std::string ErrorOfGpu() {
+  if (!at::globalContext().hasCUDA() ||
+      !at::detail::getCUDAHooks().hasPrimaryContext(
+          at::detail::getCUDAHooks().getCurrentDevice())) {
+    return "";
+  }
+  try {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    c10::Event(at::kCUDA).record(cuda.getStream(cuda.getDevice()));
+    return "";
+  } catch (...) {
+    return std::string(CurrentExceptionToStatus().message());
+  }
 }
 
 }  // namespace
@@ -85,6 +105,27 @@ absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
   return Explain(status, session, " at set-up",
                  "use more ranks with a strategy that shards (fsdp), or keep "
                  "state in host memory (train.offload, fsdp's cpu_offload)");
+}
+
+bool GpuIsLost() { return !ErrorOfGpu().empty(); }
+
+absl::Status ExplainLostGpu(const absl::Status& status, const Session& session,
+                            bool set_up) {
+  if (status.ok() || session.group == nullptr) return status;
+  const std::string error = ErrorOfGpu();
+  if (error.empty()) return status;
+  const ProcessGroup& group = *session.group;
+  return absl::InternalError(absl::StrCat(
+      "rank ", group.rank(), ": GPU ", int{group.device().index()},
+      " has failed ",
+      !set_up            ? std::string("at set-up")
+      : session.GoesOn() ? absl::StrCat("in step ", session.state.step + 1)
+                         : absl::StrCat("after step ", session.state.step),
+      ": ", error,
+      "; start again with train.resume=AUTO; if it fails again, in the same "
+      "step: CUDA_LAUNCH_BLOCKING=1 tells which call it is, and "
+      "compute-sanitizer why; in others: dmesg (lines with Xid) and nvidia-smi "
+      "-q tell whether the card is at fault"));
 }
 
 }  // namespace capstan
