@@ -72,10 +72,9 @@ void OutsideUnits::Look(const at::RecordFunction& function) {
   for (const c10::IValue& input : function.inputs()) {
     for (const at::Tensor& tensor : TensorsIn(input)) {
       // What reads a view of a parameter reads the parameter.
-      const at::Tensor& leaf =
-          IsTrainedLeaf(tensor) || !tensor.defined() || !tensor.is_view()
-              ? tensor
-              : tensor._base();
+      const bool viewed =
+          !IsTrainedLeaf(tensor) && tensor.defined() && tensor.is_view();
+      const at::Tensor leaf = viewed ? at::Tensor(tensor._base()) : tensor;
       if (!IsTrainedLeaf(leaf)) continue;
       if (MakesView(function)) return;
       for (const ParameterSpec& spec : specs_) {
