@@ -89,7 +89,6 @@ struct Statement {
   ExpressionPtr target;  // kName, kTuple, or kAttribute of a namespace
   ExpressionPtr expression;
   ExpressionPtr test;
-  bool recursive = false;
   Body body;
   std::vector<Branch> branches;  // elif
   Body otherwise;

@@ -36,23 +36,18 @@ ExpressionPtr Parser::ParseConditional() {
 }
 
 ExpressionPtr Parser::ParseOr() {
-  ExpressionPtr made = ParseAnd();
-  while (Now().IsName("or")) {
-    made = NewOf(Kind::kOr, std::move(made));
-    Advance();
-    made->parts.push_back(ParseAnd());
-  }
-  return made;
-}
-
-ExpressionPtr Parser::ParseAnd() {
-  ExpressionPtr made = ParseNot();
-  while (Now().IsName("and")) {
-    made = NewOf(Kind::kAnd, std::move(made));
-    Advance();
-    made->parts.push_back(ParseNot());
-  }
-  return made;
+  const auto logic = [this](Kind kind, const char* name, const auto& operand) {
+    ExpressionPtr made = operand();
+    while (Now().IsName(name)) {
+      made = NewOf(kind, std::move(made));
+      Advance();
+      made->parts.push_back(operand());
+    }
+    return made;
+  };
+  return logic(Kind::kOr, "or", [&] {
+    return logic(Kind::kAnd, "and", [this] { return ParseNot(); });
+  });
 }
 
 ExpressionPtr Parser::ParseNot() {

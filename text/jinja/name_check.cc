@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "text/jinja/ast.h"
-#include "text/jinja/filters.h"
+#include "text/jinja/builtin.h"
 
 namespace capstan::jinja {
 namespace {

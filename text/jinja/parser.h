@@ -120,6 +120,7 @@ class Parser {
   // ---- Statements.
   Body ParseBody(std::initializer_list<const char*> ends);
   std::unique_ptr<Statement> ParseStatement();
+  std::unique_ptr<Statement> NewStatement(StatementKind kind) const;
   // Parses the body up to `end`, and passes that.
   Body BodyTo(const char* end);
   void EndOfTag() { WantKind(TokenKind::kBlockEnd, "%}"); }
@@ -129,6 +130,9 @@ class Parser {
   void ParseMacro(Statement* made);
   void ParseCallBlock(Statement* made);
   void ParseWith(Statement* made);
+  void ParseFilterBlock(Statement* made);
+  void ParseGeneration(Statement* made);
+  void ParseLoopControl(Statement* made);
   void ParseParameters(Statement* made);
   // A body that is a function of its own: a loop around it isn't one of its.
   Body ParseFunction(const char* end, Statement* made);
@@ -143,7 +147,6 @@ class Parser {
   ExpressionPtr ParseExpression() { return ParseConditional(); }
   ExpressionPtr ParseConditional();
   ExpressionPtr ParseOr();
-  ExpressionPtr ParseAnd();
   ExpressionPtr ParseNot();
   ExpressionPtr ParseCompare();
   ExpressionPtr ParseSum();
@@ -168,7 +171,7 @@ class Parser {
   bool EndsTuple() const {
     return Now().kind == TokenKind::kBlockEnd ||
            Now().kind == TokenKind::kOutputEnd || Now().IsSign(")") ||
-           Now().IsSign("=") || Now().IsName("in") || Now().IsName("recursive");
+           Now().IsSign("=") || Now().IsName("in");
   }
 
   const std::vector<Token> tokens_;
