@@ -106,10 +106,6 @@ struct Parsed {
   bool marks_generation = false;  // has generation blocks
 };
 
-// Throws Error if a filter or a test isn't known where jinja2 finds that before
-// it renders: not in an if.
-void CheckNames(const Body& body);
-
 // Throws Error, "line N: ..".
 Parsed Parse(const std::string& source, WhiteSpace white_space);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "text/jinja/builtin.h"
 #include "text/jinja/parser.h"
 
 namespace capstan::jinja {
@@ -21,6 +22,7 @@ ExpressionPtr Parser::ParseTuple(bool conditional) {
 
 ExpressionPtr Parser::ParseConditional() {
   const Nested nested(this);
+  const size_t unknown = unknown_.size();
   ExpressionPtr made = ParseOr();
   ExpressionPtr* last = &made;  // what the next `if` is about
   while (Now().IsName("if")) {
@@ -31,6 +33,7 @@ ExpressionPtr Parser::ParseConditional() {
     choice->parts.push_back(otherwise ? ParseOr() : nullptr);
     *last = std::move(choice);
     if (otherwise) last = &(*last)->parts[2];
+    unknown_.resize(unknown);
   }
   return made;
 }
@@ -222,11 +225,22 @@ ExpressionPtr Parser::ParseFilters(ExpressionPtr made) {
   }
 }
 
+std::string Parser::ParseFunctionName(const char* kind,
+                                      bool (*is_known)(absl::string_view)) {
+  const int line = Now().line;
+  std::string name = WantName();
+  while (SkipSign(".")) absl::StrAppend(&name, ".", WantName());
+  if (!in_if_ && !is_known(name)) {
+    unknown_.push_back(
+        absl::StrCat("line ", line, ": there is no ", kind, " `", name, "`"));
+  }
+  return name;
+}
+
 ExpressionPtr Parser::ParseFilter(ExpressionPtr of) {
   Advance();  // the bar
   ExpressionPtr made = NewOf(Kind::kFilter, std::move(of));
-  made->name = WantName();
-  while (SkipSign(".")) absl::StrAppend(&made->name, ".", WantName());
+  made->name = ParseFunctionName("filter", IsFilter);
   if (Now().IsSign("(")) ParseArguments(made.get());
   return made;
 }
@@ -235,8 +249,7 @@ ExpressionPtr Parser::ParseTest(ExpressionPtr of) {
   Advance();  // is
   const bool negated = SkipName("not");
   ExpressionPtr made = NewOf(Kind::kTest, std::move(of));
-  made->name = WantName();
-  while (SkipSign(".")) absl::StrAppend(&made->name, ".", WantName());
+  made->name = ParseFunctionName("test", IsTest);
   const TokenKind kind = Now().kind;
   if (Now().IsSign("(")) {
     ParseArguments(made.get());

@@ -12,8 +12,9 @@ namespace capstan::jinja {
 
 using Kind = ExpressionKind;
 
-Body Parser::ParseBody(std::initializer_list<const char*> ends) {
+Body Parser::ParseBody(std::initializer_list<const char*> ends, bool of_if) {
   const Nested nested(this);
+  const bool outer = std::exchange(in_if_, of_if);
   Body body;
   while (Now().kind != TokenKind::kEnd) {
     links_ = 0;
@@ -28,7 +29,9 @@ Body Parser::ParseBody(std::initializer_list<const char*> ends) {
       WantKind(TokenKind::kOutputEnd, "}}");
     } else {
       for (const char* const end : ends) {
-        if (After().IsName(end)) return body;
+        if (!After().IsName(end)) continue;
+        in_if_ = outer;
+        return body;
       }
       Advance();
       body.push_back(ParseStatement());
@@ -106,23 +109,25 @@ void Parser::ParseLoopControl(Statement* made) {
 }
 
 void Parser::ParseIf(Statement* made) {
+  const bool outer = std::exchange(in_if_, true);
   made->expression = ParseTuple(/*conditional=*/false);
   EndOfTag();
-  made->body = ParseBody({"elif", "else", "endif"});
+  made->body = ParseBody({"elif", "else", "endif"}, /*of_if=*/true);
   Advance();
   while (SkipName("elif")) {
     Branch branch;
     branch.expression = ParseTuple(/*conditional=*/false);
     EndOfTag();
-    branch.body = ParseBody({"elif", "else", "endif"});
+    branch.body = ParseBody({"elif", "else", "endif"}, /*of_if=*/true);
     made->branches.push_back(std::move(branch));
     Advance();
   }
   if (SkipName("else")) {
     EndOfTag();
-    made->otherwise = ParseBody({"endif"});
+    made->otherwise = ParseBody({"endif"}, /*of_if=*/true);
     Advance();
   }
+  in_if_ = outer;
   Advance();
 }
 

@@ -32,7 +32,7 @@ class Parser {
   Parsed Run() {
     Parsed parsed;
     parsed.body = ParseBody({});
-    CheckNames(parsed.body);
+    if (!unknown_.empty()) throw Error(unknown_[0]);
     if (Now().kind != TokenKind::kEnd) Fail("there is more after the end");
     parsed.marks_generation = marks_generation_;
     return parsed;
@@ -118,7 +118,8 @@ class Parser {
   }
 
   // ---- Statements.
-  Body ParseBody(std::initializer_list<const char*> ends);
+  // `of_if`: of an if statement.
+  Body ParseBody(std::initializer_list<const char*> ends, bool of_if = false);
   std::unique_ptr<Statement> ParseStatement();
   std::unique_ptr<Statement> NewStatement(StatementKind kind) const;
   // Parses the body up to `end`, and passes that.
@@ -159,6 +160,9 @@ class Parser {
   ExpressionPtr ParseFilters(ExpressionPtr made);
   ExpressionPtr ParseFilter(ExpressionPtr of);
   ExpressionPtr ParseTest(ExpressionPtr of);
+  // A filter's or test's name.
+  std::string ParseFunctionName(const char* kind,
+                                bool (*is_known)(absl::string_view));
   ExpressionPtr ParseSubscript(ExpressionPtr of);
   ExpressionPtr ParseIndex();
   ExpressionPtr ParseList();
@@ -185,6 +189,10 @@ class Parser {
   bool uses_kwargs_ = false;
   bool uses_caller_ = false;
   bool marks_generation_ = false;
+  // Filters and tests that aren't known, as errors: not those in an if, where
+  // jinja2 leaves them to rendering (CodeGenerator._filter_test_common).
+  std::vector<std::string> unknown_;
+  bool in_if_ = false;
 };
 
 }  // namespace capstan::jinja

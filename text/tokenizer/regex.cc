@@ -320,8 +320,9 @@ class Translator {
       case 'w':
       case 'W': {
         const bool word = absl::ascii_tolower(c) == 'w';
-        const std::string inside = word ? absl::StrCat(kWord, Added("w"))
-                                        : absl::StrCat("\\p{Nd}", Added("Nd"));
+        const std::string inside =
+            word ? absl::StrCat(kWord, Added("L"), Added("M"), Added("Nd"))
+                 : absl::StrCat("\\p{Nd}", Added("Nd"));
         const bool complement = absl::ascii_isupper(c);
         if (!in_class) {
           return write(
