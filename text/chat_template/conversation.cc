@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "text/chat_template/style.h"
+#include "text/jinja/strings.h"
 
 namespace capstan {
 namespace {

@@ -143,14 +143,14 @@ bool HasSuffix(absl::string_view text, absl::string_view suffix) {
   return absl::EndsWith(text, suffix);
 }
 
-Value Replace(const Call& call) {
+Value ReplaceText(const Call& call) {
   return Replaced(call.interpreter, call.self.string(), call.Text("old"),
                   call.Text("new"), call.Integer("count", -1));
 }
 
 // In characters of the whole text; -1 if it isn't there.
 template <bool last>
-Value Find(const Call& call) {
+Value FindText(const Call& call) {
   const Part part = PartOf(call);
   const std::string& sub = call.Text("sub");
   const size_t found = last ? part.text.rfind(sub) : part.text.find(sub);
@@ -159,7 +159,7 @@ Value Find(const Call& call) {
 }
 
 Value Index(const Call& call) {
-  const Value found = Find<false>(call);
+  const Value found = FindText<false>(call);
   if (found.integer() < 0) throw Error("index: not found");
   return found;
 }
@@ -176,7 +176,7 @@ Value Count(const Call& call) {
   return count;
 }
 
-Value Join(const Call& call) {
+Value JoinTexts(const Call& call) {
   const std::string& self = call.self.string();
   std::string text;
   bool first = true;
@@ -226,7 +226,7 @@ constexpr Builtin kTextMethods[] = {
     {"splitlines", SplitLines, "keepends"},
     {"startswith", HasAffix<HasPrefix>, "affix,start,end/", 1},
     {"endswith", HasAffix<HasSuffix>, "affix,start,end/", 1},
-    {"replace", Replace, "old,new,count/", 2},
+    {"replace", ReplaceText, "old,new,count/", 2},
     {"upper", [](const Call& c) -> Value { return Upper(c.self.string()); }},
     {"lower", [](const Call& c) -> Value { return Lower(c.self.string()); }},
     {"title",
@@ -235,11 +235,11 @@ constexpr Builtin kTextMethods[] = {
      }},
     {"capitalize",
      [](const Call& c) -> Value { return Capitalized(c.self.string()); }},
-    {"find", Find<false>, "sub,start,end/", 1},
-    {"rfind", Find<true>, "sub,start,end/", 1},
+    {"find", FindText<false>, "sub,start,end/", 1},
+    {"rfind", FindText<true>, "sub,start,end/", 1},
     {"index", Index, "sub,start,end/", 1},
     {"count", Count, "sub,start,end/", 1},
-    {"join", Join, "iterable/", 1},
+    {"join", JoinTexts, "iterable/", 1},
     {"isdigit", AllAre<IsDecimal>},
     {"isalpha", AllAre<IsLetter>},
     {"isspace", AllAre<IsSpace>},
@@ -299,7 +299,7 @@ constexpr Builtin kListMethods[] = {
 
 // ---- Dicts.
 
-Value Items(const Call& call) {
+Value DictItems(const Call& call) {
   std::vector<Value> items;
   for (const auto& [key, value] : call.self.dict()->items) {
     items.push_back(Value::Tuple({key, value}));
@@ -315,7 +315,7 @@ Value Values(const Call& call) {
   return CountedList(call, std::move(items));
 }
 
-Value Get(const Call& call) {
+Value GetItem(const Call& call) {
   const Value key = call.Get("key", {});
   CheckHashable(key);
   const Value* const found = call.self.dict()->Find(key);
@@ -323,10 +323,10 @@ Value Get(const Call& call) {
 }
 
 constexpr Builtin kDictMethods[] = {
-    {"items", Items},
+    {"items", DictItems},
     {"keys", [](const Call& c) { return Value::List(Iterate(c.self)); }},
     {"values", Values},
-    {"get", Get, "key,default/", 1},
+    {"get", GetItem, "key,default/", 1},
     {"copy", Copy},
     {"update", nullptr},
     {"pop", nullptr},

@@ -23,7 +23,7 @@ using tokenizer::AppendCharacter;
 using tokenizer::NextCharacter;
 
 // JSON from outside nests up to this, and templates in use hardly add to it.
-constexpr int kMostNested = 300;
+constexpr int kMostNestedValues = 300;
 
 // Python's repr of a float: the shortest digits that read back the same.
 std::string FloatText(double value) {
@@ -152,7 +152,8 @@ template <typename Holder>
 void Hold(const Value& item, Holder* holder) {
   holder->depth = std::max(holder->depth, item.depth() + 1);
   holder->holds_objects |= item.holds_objects();
-  if (holder->depth > kMostNested) throw LimitError("values nest too deeply");
+  if (holder->depth > kMostNestedValues)
+    throw LimitError("values nest too deeply");
 }
 
 std::shared_ptr<const Sequence> MakeSequence(std::vector<Value> items,

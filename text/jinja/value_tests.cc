@@ -116,7 +116,7 @@ constexpr struct {
 };
 
 template <typename Table>
-auto Find(const Table& table, absl::string_view name) {
+auto FindTest(const Table& table, absl::string_view name) {
   for (const auto& one : table) {
     if (name == one.name) return &one;
   }
@@ -126,17 +126,18 @@ auto Find(const Table& table, absl::string_view name) {
 }  // namespace
 
 bool IsTest(absl::string_view name) {
-  return Find(kTests, name) != nullptr || Find(kComparisons, name) != nullptr;
+  return FindTest(kTests, name) != nullptr ||
+         FindTest(kComparisons, name) != nullptr;
 }
 
 bool Interpreter::Test(const std::string& name, const Value& of,
                        const Arguments& arguments) {
   Spend(1);
-  if (const auto* const test = Find(kTests, name)) {
+  if (const auto* const test = FindTest(kTests, name)) {
     Bind(arguments, {}, name);
     return test->holds(of);
   }
-  const auto* const comparison = Find(kComparisons, name);
+  const auto* const comparison = FindTest(kComparisons, name);
   if (comparison == nullptr) {
     throw Error(absl::StrCat("there is no test `", name, "`"));
   }

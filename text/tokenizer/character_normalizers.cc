@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Normalizers that replace each character by itself.
-#include "text/tokenizer/character_normalizers.h"
-
 #include <utility>
 
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
@@ -97,22 +96,15 @@ class Strip final : public Normalizer {
 
   bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
-    size_t begin = 0;
-    size_t end = text.size();
-    while (left_ && begin < end && IsSpace(CharacterAt(text, begin))) {
-      begin += CharacterBytes(text[begin]);
-    }
-    while (right_ && end > begin) {
-      const size_t last = BeginOfLast(text, end);
-      if (!IsSpace(CharacterAt(text, last))) break;
-      end = last;
-    }
-    if (end - begin == text.size()) return false;
-    state->budget.Charge(end - begin);
-    *out = std::string(text.substr(begin, end - begin));
+    const absl::string_view rest =
+        StripCharacters(text, IsSpace, left_, right_);
+    if (rest.size() == text.size()) return false;
+    state->budget.Charge(rest.size());
+    *out = std::string(rest);
+    const size_t begin = rest.data() - text.data();
     alignment->Change(begin, 0);
-    alignment->Keep(end - begin);
-    alignment->Change(text.size() - end, 0);
+    alignment->Keep(rest.size());
+    alignment->Change(text.size() - begin - rest.size(), 0);
     return true;
   }
 

@@ -8,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
@@ -103,14 +102,6 @@ class Prepend final : public Normalizer {
  private:
   const std::string prefix_;
 };
-
-absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
-  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
-  CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
-                           MakePattern(node.Member("pattern")));
-  CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
-  return std::make_unique<Replace>(std::move(pattern), std::move(content));
-}
 
 // Unicode's forms and others without fields; null if `type` is none of them.
 std::unique_ptr<Normalizer> NewPlain(const std::string& type) {
@@ -250,6 +241,14 @@ void NotePrefix(absl::string_view text, size_t prefix_bytes,
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to) {
   return std::make_unique<Replace>(Pattern{std::move(from), nullptr, nullptr},
                                    std::move(to));
+}
+
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
+  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
+  CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
+                           MakePattern(node.Member("pattern")));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
+  return std::make_unique<Replace>(std::move(pattern), std::move(content));
 }
 
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {

@@ -84,6 +84,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Normalizer>>> MakeNormalizers(
 
 // Replaces each occurrence of `from` (not empty) with `to`.
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to);
+// A normalizer or decoder {"type": "Replace", "pattern": .., "content": ".."}.
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node);
 
 // The "pattern" of a Replace or a Split: {"String": ".."} or {"Regex": ".."};
 // or what other steps look for.
@@ -141,6 +143,31 @@ enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 
 // Normalization forms of Unicode Standard Annex 15.
 std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
+
+// By Unicode's full mapping, without regard to neighbours.
+std::unique_ptr<Normalizer> NewLowercase();
+// Drops combining marks; doesn't decompose.
+std::unique_ptr<Normalizer> NewStripAccents();
+// Drops white space at the ends.
+std::unique_ptr<Normalizer> NewStrip(bool left, bool right);
+// SentencePiece's "nmt" rules.
+std::unique_ptr<Normalizer> NewNmt();
+// Each byte as the character that byte-level vocabularies write for it.
+std::unique_ptr<Normalizer> NewToByteCharacters();
+
+struct BertOptions {
+  bool clean_text;            // drops control characters; all spaces are ' '
+  bool handle_chinese_chars;  // puts spaces around them
+  bool strip_accents;
+  bool lowercase;
+};
+// In this order.
+std::vector<std::unique_ptr<Normalizer>> NewBertNormalizers(
+    const BertOptions& options);
+
+// "Precompiled": replacements that SentencePiece has compiled into a trie.
+absl::StatusOr<std::unique_ptr<Normalizer>> MakePrecompiled(
+    const JsonNode& node);
 
 // Replaces each maximal subpart of an invalid sequence with U+FFFD, as
 // recommended by the Unicode Standard 3.9 (table 3-8).

@@ -6,7 +6,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/word_scanner.h"
 
@@ -18,30 +17,44 @@ bool IsNumeric(uint32_t code) {
   return code < 0x80 ? code >= '0' && code <= '9' : IsNumber(code);
 }
 
-// Splits off numbers (Unicode's N), individually or in runs.
-class Digits final : public PieceStep {
+// What Runs does with characters; kinds above are runs of their own.
+enum RunKind : int {
+  kJoins = -2,   // goes with what is before it
+  kAlone = -1,   // a piece by itself
+  kDropped = 0,  // so is what joins it, or has nothing before it
+};
+
+// Cuts where the kind of characters changes; kind_of(code) is a RunKind.
+template <typename KindOf>
+class Runs final : public PieceStep {
  public:
-  explicit Digits(bool individual) : individual_(individual) {}
+  explicit Runs(KindOf kind_of) : kind_of_(std::move(kind_of)) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
     const absl::string_view text = piece.text;
-    size_t begin = 0;  // of what hasn't been passed on
-    bool numbers = false;
+    size_t begin = 0;  // of the run
+    int kind = kDropped;
     for (size_t at = 0; at < text.size();) {
       const size_t here = at;
-      const bool number = IsNumeric(NextCharacter(text, &at));
-      if (number != numbers || (number && individual_)) {
+      const int next = kind_of_(NextCharacter(text, &at));
+      if (next == kJoins || (next == kind && kind != kAlone)) continue;
+      if (kind != kDropped) {
         Give({piece.frame, text.substr(begin, here - begin)}, worker);
-        begin = here;
-        numbers = number;
       }
+      begin = here;
+      kind = next;
     }
-    Give({piece.frame, text.substr(begin)}, worker);
+    if (kind != kDropped) Give({piece.frame, text.substr(begin)}, worker);
   }
 
  private:
-  const bool individual_;
+  const KindOf kind_of_;
 };
+
+template <typename KindOf>
+std::unique_ptr<PieceStep> NewRuns(KindOf kind_of) {
+  return std::make_unique<Runs<KindOf>>(std::move(kind_of));
+}
 
 // Prefixes pieces that don't begin with `prefix`; if `first`, only at the start
 // of the text.
@@ -90,55 +103,6 @@ class Transform final : public PieceStep {
 
  private:
   const std::unique_ptr<Normalizer> normalizer_;
-};
-
-// Whitespace, \w+|[^\w\s]+: runs of word characters and of signs.
-class WordsAndSigns final : public PieceStep {
- public:
-  void Take(const Piece& piece, Worker* worker) const override {
-    const absl::string_view text = piece.text;
-    size_t begin = 0;
-    Kind kind = kSpaces;
-    for (size_t at = 0; at < text.size();) {
-      const size_t here = at;
-      const Kind next = KindOf(NextCharacter(text, &at));
-      if (next == kind) continue;
-      if (kind != kSpaces) {
-        Give({piece.frame, text.substr(begin, here - begin)}, worker);
-      }
-      begin = here;
-      kind = next;
-    }
-    if (kind != kSpaces) Give({piece.frame, text.substr(begin)}, worker);
-  }
-
- private:
-  enum Kind { kSpaces, kWord, kSigns };
-  static Kind KindOf(uint32_t code) {
-    return IsWord(code) ? kWord : IsSpace(code) ? kSpaces : kSigns;
-  }
-};
-
-// Cuts where the script changes. What has none goes with what is before it and
-// is dropped where nothing is.
-class UnicodeScripts final : public PieceStep {
- public:
-  void Take(const Piece& piece, Worker* worker) const override {
-    const absl::string_view text = piece.text;
-    size_t begin = 0;
-    int script = 0;
-    for (size_t at = 0; at < text.size();) {
-      const size_t here = at;
-      const int next = ScriptOf(NextCharacter(text, &at));
-      if (next == 0 || next == script) continue;
-      if (script != 0) {
-        Give({piece.frame, text.substr(begin, here - begin)}, worker);
-      }
-      begin = here;
-      script = next;
-    }
-    if (script != 0) Give({piece.frame, text.substr(begin)}, worker);
-  }
 };
 
 class FixedLength final : public PieceStep {
@@ -354,14 +318,20 @@ class Maker {
   // Those without fields.
   absl::Status AddPlain(const JsonNode& node, const std::string& type) {
     if (type == "Whitespace") {
-      Push(std::make_unique<WordsAndSigns>());
+      // \w+|[^\w\s]+: runs of word characters and of signs.
+      Push(NewRuns([](uint32_t code) {
+        return IsWord(code) ? 1 : IsSpace(code) ? int{kDropped} : 2;
+      }));
     } else if (type == "WhitespaceSplit") {
       PushCharacters(IsSpace, SplitBehavior::kRemoved);
     } else if (type == "BertPreTokenizer") {
       PushCharacters(IsSpace, SplitBehavior::kRemoved);
       PushCharacters(IsPunctuation, SplitBehavior::kIsolated);
     } else if (type == "UnicodeScripts") {
-      Push(std::make_unique<UnicodeScripts>());
+      Push(NewRuns([](uint32_t code) {
+        const int script = ScriptOf(code);
+        return script == 0 ? int{kJoins} : script;
+      }));
     } else {
       return node.Unsupported("a pre-tokenizer of type \"", type,
                               "\" isn't supported");
@@ -418,7 +388,9 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "individual_digits"}));
     CAPSTAN_ASSIGN_OR_RETURN(const bool individual,
                              node.Bool("individual_digits", false));
-    Push(std::make_unique<Digits>(individual));
+    const int number = individual ? int{kAlone} : 1;
+    Push(NewRuns(
+        [number](uint32_t code) { return IsNumeric(code) ? number : 2; }));
     return absl::OkStatus();
   }
 

@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
@@ -25,6 +29,23 @@ absl::Status CheckId(int64_t id, absl::string_view token,
 }
 
 }  // namespace
+
+int ByteOfToken(absl::string_view token) {
+  if (token.size() != 6 || !absl::ConsumePrefix(&token, "<0x") ||
+      !absl::ConsumeSuffix(&token, ">") || !absl::ascii_isxdigit(token[0]) ||
+      !absl::ascii_isxdigit(token[1])) {
+    return -1;
+  }
+  return static_cast<unsigned char>(absl::HexStringToBytes(token)[0]);
+}
+
+std::array<int32_t, 256> Vocabulary::ByteIds() const {
+  std::array<int32_t, 256> ids;
+  for (int b = 0; b < 256; ++b) {
+    ids[b] = ModelIdOf(absl::StrFormat("<0x%02X>", b));
+  }
+  return ids;
+}
 
 absl::Status Vocabulary::Load(const JsonNode& vocab) {
   CAPSTAN_RETURN_IF_ERROR(vocab.Array().ok() ? LoadArray(vocab)
