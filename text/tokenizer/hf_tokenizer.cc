@@ -461,10 +461,8 @@ absl::StatusOr<std::string> ModelType(const std::string& folder) {
   return type;
 }
 
-}  // namespace
-
-absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
-    const std::string& folder) {
+// By name; tokenizer.json is always there.
+absl::StatusOr<HfTokenizer::Files> ReadFiles(const std::string& folder) {
   HfTokenizer::Files files;
   for (const char* name :
        {kTokenizer, kConfig, kChatTemplate, kSpecialTokensMap, kAddedTokens}) {
@@ -488,13 +486,21 @@ absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
   return files;
 }
 
-absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
-  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
-                           ReadTokenizerFiles(folder));
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Open(
+    const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(Files files, ReadFiles(folder));
   absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(std::move(files), folder + "/");
+      Make(std::move(files), folder + "/");
   if (!made.ok()) return Annotate(made.status(), folder);
-  return (*made)->definition();
+  return made;
+}
+
+absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HfTokenizer> tokenizer,
+                           HfTokenizer::Open(folder));
+  return tokenizer->definition();
 }
 
 }  // namespace capstan::tokenizer
@@ -503,13 +509,7 @@ namespace capstan {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     const std::string& folder) {
-  using tokenizer::HfTokenizer;
-  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
-                           tokenizer::ReadTokenizerFiles(folder));
-  absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(std::move(files), folder + "/");
-  if (!made.ok()) return Annotate(made.status(), folder);
-  return std::unique_ptr<Tokenizer>(*std::move(made));
+  return tokenizer::HfTokenizer::Open(folder);
 }
 
 }  // namespace capstan

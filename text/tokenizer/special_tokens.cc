@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -31,14 +32,8 @@ absl::StatusOr<WrittenToken> MakeToken(const JsonNode& node) {
       node.CheckMembers({"__type", "id", "content", "single_word", "lstrip",
                          "rstrip", "normalized", "special"}));
   token.plain = false;
-  CAPSTAN_ASSIGN_OR_RETURN(token.content, node.String("content"));
-  CAPSTAN_ASSIGN_OR_RETURN(token.single_word, node.Bool("single_word", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, node.Bool("lstrip", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, node.Bool("rstrip", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.special, node.Bool("special", false));
-  if (!node.Member("normalized").IsNull()) {
-    CAPSTAN_ASSIGN_OR_RETURN(token.normalized, node.Bool("normalized", false));
-  }
+  token.says_normalized = !node.Member("normalized").IsNull();
+  CAPSTAN_RETURN_IF_ERROR(ReadFlags(node, &token));
   return token;
 }
 
@@ -84,23 +79,21 @@ absl::Status SetAll(const JsonNode& node, NamedTokens* tokens) {
 }
 
 AddedToken ToAdded(const WrittenToken& token, bool special) {
-  AddedToken added;
-  added.content = token.content;
+  AddedToken added = token;
   added.special = special;
-  added.single_word = token.single_word;
-  added.lstrip = token.lstrip;
-  added.rstrip = token.rstrip;
-  added.normalized = token.normalized.value_or(!special);
+  if (!token.says_normalized) added.normalized = !special;
   return added;
 }
 
 }  // namespace
 
 bool WrittenToken::operator==(const WrittenToken& other) const {
-  return content == other.content && plain == other.plain &&
-         single_word == other.single_word && lstrip == other.lstrip &&
-         rstrip == other.rstrip && normalized == other.normalized &&
-         special == other.special;
+  const auto all = [](const WrittenToken& t) {
+    return std::make_tuple(t.content, t.plain, t.single_word, t.lstrip,
+                           t.rstrip, t.says_normalized,
+                           t.says_normalized && t.normalized, t.special);
+  };
+  return all(*this) == all(other);
 }
 
 absl::Status SpecialTokens::SetNamed(const std::string& name,
@@ -215,6 +208,7 @@ absl::Status SpecialTokens::ReadAddedTokens(const JsonNode& root) {
     token.plain = false;
     token.content = std::string(entry.key);
     token.special = special.count(token.content) > 0;
+    token.says_normalized = true;
     token.normalized = !token.special;
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, root.Int(token.content));
     decoder_[id] = std::move(token);

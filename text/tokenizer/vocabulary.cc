@@ -137,6 +137,20 @@ bool IsSingleWord(absl::string_view text, size_t begin, size_t end) {
 
 }  // namespace
 
+absl::Status ReadFlags(const JsonNode& node, AddedToken* token) {
+  CAPSTAN_ASSIGN_OR_RETURN(token->content, node.String("content"));
+  for (const auto& [name, flag] :
+       {std::pair("single_word", &token->single_word),
+        std::pair("lstrip", &token->lstrip),
+        std::pair("rstrip", &token->rstrip),
+        std::pair("special", &token->special)}) {
+    CAPSTAN_ASSIGN_OR_RETURN(*flag, node.Bool(name, false));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(token->normalized,
+                           node.Bool("normalized", !token->special));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
   std::vector<AddedToken> tokens;
   if (node.IsNull()) return tokens;
@@ -147,14 +161,7 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
                            "normalized", "special"}));
     AddedToken token;
     CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Int("id"));
-    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.String("content"));
-    CAPSTAN_ASSIGN_OR_RETURN(token.single_word,
-                             item.Bool("single_word", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Bool("lstrip", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Bool("rstrip", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Bool("special", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
-                             item.Bool("normalized", !token.special));
+    CAPSTAN_RETURN_IF_ERROR(ReadFlags(item, &token));
     CAPSTAN_RETURN_IF_ERROR(CheckId(token.id, token.content, item));
     if (token.content.empty()) return item.Invalid("its content is empty");
     if (token.content.size() > kMaxAddedBytes) {

@@ -84,6 +84,10 @@ struct AddedToken {
   bool special = false;
 };
 
+// The content and flags of an object; without "normalized", what isn't special
+// is.
+absl::Status ReadFlags(const JsonNode& node, AddedToken* token);
+
 // From "added_tokens" of a tokenizer.json.
 absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node);
 
