@@ -268,13 +268,13 @@ absl::optional<size_t> TurnFinder::ContentEnd(const std::string& content,
   return turn_end;
 }
 
-absl::StatusOr<absl::optional<TurnFinder::Changed>> TurnFinder::Compare(
+absl::StatusOr<absl::optional<TurnFinder::Range>> TurnFinder::Compare(
     size_t turn, const Value& changed) const {
   std::vector<Value> messages(messages_.begin(), messages_.end());
   messages[turn] = changed;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string other,
                            render_(messages, prompts_));
-  if (other == text_) return absl::optional<Changed>();
+  if (other == text_) return absl::optional<Range>();
   const size_t begin = CommonPrefix(text_, other);
   const size_t same =
       CommonSuffix(text_, other, std::min(text_.size(), other.size()) - begin);
@@ -282,7 +282,7 @@ absl::StatusOr<absl::optional<TurnFinder::Changed>> TurnFinder::Compare(
   const absl::string_view between =
       absl::string_view(other).substr(begin, other.size() - same - begin);
   if (!absl::StrContains(between, kMark)) return Untold();
-  return absl::make_optional(Changed{begin, text_.size() - same});
+  return absl::make_optional(Range{begin, text_.size() - same});
 }
 
 absl::optional<size_t> TurnFinder::HeaderEnd(size_t from, size_t to) const {
@@ -301,7 +301,7 @@ absl::optional<size_t> TurnFinder::HeaderEnd(size_t from, size_t to) const {
 absl::StatusOr<absl::optional<TurnFinder::Range>> TurnFinder::Marked(
     size_t turn, absl::optional<size_t> begin, size_t from) const {
   if (absl::StrContains(text_, kMark)) return Untold();
-  absl::optional<Changed> written;
+  absl::optional<Range> written;
   bool rendered = false;
   for (const Mark& mark : Marks(messages_[turn])) {
     const auto compared = Compare(turn, mark.message);

@@ -93,11 +93,7 @@ struct Statement {
   std::vector<Branch> branches;  // elif
   Body otherwise;
   std::vector<Parameter> parameters;
-  // Which of these names the body of a macro or call block has: it takes what
-  // they stand for.
-  bool uses_varargs = false;
-  bool uses_kwargs = false;
-  bool uses_caller = false;
+  bool uses_caller = false;  // of a macro: `caller` is in its body
   std::vector<std::pair<ExpressionPtr, ExpressionPtr>> assignments;
 };
 

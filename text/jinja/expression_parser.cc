@@ -139,8 +139,9 @@ ExpressionPtr Parser::ParsePrimary() {
     } else if (name != "none" && name != "None") {
       made->kind = Kind::kName;
       made->name = name;
-      uses_varargs_ |= name == "varargs";
-      uses_kwargs_ |= name == "kwargs";
+      if (name == "varargs" || name == "kwargs") {
+        Fail(absl::StrCat("macros have no `", name, "` here"));
+      }
       uses_caller_ |= name == "caller";
     }
     Advance();

@@ -58,7 +58,11 @@ class KeyOf {
   KeyOf(const Call& call, Value attribute)
       : call_(call),
         attribute_(std::move(attribute)),
-        case_sensitive_(call.Truth("case_sensitive")) {}
+        case_sensitive_(call.Truth("case_sensitive")) {
+    if (absl::StrContains(ToText(attribute_), ',')) {
+      throw Error("several attributes, with commas, aren't supported");
+    }
+  }
   explicit KeyOf(const Call& call) : KeyOf(call, call.Get("attribute", {})) {}
 
   // The key as it is, or the filter's default.
@@ -69,24 +73,12 @@ class KeyOf {
     return found.is_undefined() && otherwise != nullptr ? *otherwise : found;
   }
   Value operator()(const Value& item) const {
-    if (!attribute_.is_string() ||
-        !absl::StrContains(attribute_.string(), ',')) {
-      return Plain(Whole(item));
-    }
-    std::vector<Value> keys;
-    for (absl::string_view one : absl::StrSplit(attribute_.string(), ',')) {
-      keys.push_back(
-          Plain(AttributeOf(call_.interpreter, item, std::string(one))));
-    }
-    return Value::List(std::move(keys));
+    Value key = Whole(item);
+    if (!case_sensitive_ && key.is_string()) return Lower(key.string());
+    return key;
   }
 
  private:
-  Value Plain(Value value) const {
-    if (!case_sensitive_ && value.is_string()) return Lower(value.string());
-    return value;
-  }
-
   const Call& call_;
   const Value attribute_;
   const bool case_sensitive_;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/jinja/interpreter.h"
 
-#include <algorithm>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "text/jinja/builtin.h"
@@ -227,32 +225,18 @@ Value Interpreter::RunMacro(const Statement& macro, const ScopePtr& scope,
                             const Arguments& arguments) {
   const Deeper deeper(this);
   const auto inner = std::make_shared<Scope>(scope);
-  // As jinja2's Macro: what the body doesn't look at may not be given.
-  Arguments given = arguments;
   std::vector<absl::string_view> names;
   for (const Parameter& parameter : macro.parameters) {
     names.push_back(parameter.name);
   }
-  Value rest = Value::Tuple({});
-  if (macro.uses_varargs && given.positional.size() > names.size()) {
-    const auto behind = given.positional.begin() + names.size();
-    rest = Value::Tuple({behind, given.positional.end()});
-    given.positional.erase(behind, given.positional.end());
-  }
-  Dict more;
-  for (auto one = given.named.begin(); one != given.named.end();) {
-    const bool caller = one->first == "caller" && macro.uses_caller;
-    if (std::count(names.begin(), names.end(), one->first) > 0 ||
-        (!caller && !macro.uses_kwargs)) {
-      ++one;
-      continue;
-    }
-    if (caller) {
-      inner->Set("caller", one->second);
-    } else {
-      more.Set(one->first, one->second);
-    }
-    one = given.named.erase(one);
+  // As jinja2's Macro: a caller that the body doesn't look at may not be given.
+  Arguments given = arguments;
+  absl::optional<Value> caller;
+  for (auto one = given.named.begin(); one != given.named.end(); ++one) {
+    if (one->first != "caller" || !macro.uses_caller) continue;
+    caller = one->second;
+    given.named.erase(one);
+    break;
   }
   const std::vector<const Value*> values =
       Bind(given, names, absl::StrCat("the macro `", macro.text, "`"));
@@ -268,8 +252,7 @@ Value Interpreter::RunMacro(const Statement& macro, const ScopePtr& scope,
                                         "' was not provided")});
     }
   }
-  inner->Set("varargs", std::move(rest));
-  inner->Set("kwargs", Value::Of(std::move(more)));
+  if (caller.has_value()) inner->Set("caller", *std::move(caller));
   return Captured(macro.body, inner);
 }
 

@@ -93,39 +93,10 @@ Value SplitLines(const Call& call) {
   return CountedList(call, std::move(lines));
 }
 
-// The part of a text that the arguments `start` and `end`, in characters,
-// choose as a slice does.
-struct Part {
-  absl::string_view text;
-  int64_t begin = 0;  // in characters
-};
-
-Part PartOf(const Call& call) {
-  Part part{call.self.string()};
-  if (call.given.positional.size() < 2) return part;
-  const std::vector<std::string> all = Characters(part.text);
-  const auto length = static_cast<int64_t>(all.size());
-  const auto place = [&](const char* name, int64_t otherwise) {
-    if (call.Find(name) == nullptr) return otherwise;
-    const int64_t number = call.Integer(name, otherwise);
-    return std::clamp<int64_t>(number < 0 ? number + length : number, 0,
-                               length);
-  };
-  part.begin = place("start", 0);
-  const int64_t end = std::max(part.begin, place("end", length));
-  size_t bytes_before = 0;
-  size_t bytes = 0;
-  for (int64_t i = 0; i < end; ++i) {
-    (i < part.begin ? bytes_before : bytes) += all[i].size();
-  }
-  part.text = part.text.substr(bytes_before, bytes);
-  return part;
-}
-
 // Whether matches(text, affix) holds of a text, or of one of a tuple's.
 template <bool (*matches)(absl::string_view, absl::string_view)>
 Value HasAffix(const Call& call) {
-  const absl::string_view text = PartOf(call).text;
+  const std::string& text = call.self.string();
   const Value* const wanted = call.Find("affix");
   if (wanted == nullptr || !wanted->is_sequence() ||
       !wanted->sequence()->tuple) {
@@ -148,14 +119,13 @@ Value ReplaceText(const Call& call) {
                   call.Text("new"), call.Integer("count", -1));
 }
 
-// In characters of the whole text; -1 if it isn't there.
+// In characters; -1 if it isn't there.
 template <bool last>
 Value FindText(const Call& call) {
-  const Part part = PartOf(call);
+  const absl::string_view text = call.self.string();
   const std::string& sub = call.Text("sub");
-  const size_t found = last ? part.text.rfind(sub) : part.text.find(sub);
-  if (found == absl::string_view::npos) return -1;
-  return part.begin + CharacterCount(part.text.substr(0, found));
+  const size_t found = last ? text.rfind(sub) : text.find(sub);
+  return found == text.npos ? -1 : CharacterCount(text.substr(0, found));
 }
 
 Value Index(const Call& call) {
@@ -166,10 +136,10 @@ Value Index(const Call& call) {
 
 Value Count(const Call& call) {
   const std::string& sub = call.Text("sub");
-  const absl::string_view text = PartOf(call).text;
+  const std::string& text = call.self.string();
   if (sub.empty()) return CharacterCount(text) + 1;
   int64_t count = 0;
-  for (size_t at = text.find(sub); at != absl::string_view::npos;
+  for (size_t at = text.find(sub); at != std::string::npos;
        at = text.find(sub, at + sub.size())) {
     ++count;
   }
@@ -224,8 +194,8 @@ constexpr Builtin kTextMethods[] = {
     {"split", Split<false>, "sep,maxsplit"},
     {"rsplit", Split<true>, "sep,maxsplit"},
     {"splitlines", SplitLines, "keepends"},
-    {"startswith", HasAffix<HasPrefix>, "affix,start,end/", 1},
-    {"endswith", HasAffix<HasSuffix>, "affix,start,end/", 1},
+    {"startswith", HasAffix<HasPrefix>, "affix/", 1},
+    {"endswith", HasAffix<HasSuffix>, "affix/", 1},
     {"replace", ReplaceText, "old,new,count/", 2},
     {"upper", [](const Call& c) -> Value { return Upper(c.self.string()); }},
     {"lower", [](const Call& c) -> Value { return Lower(c.self.string()); }},
@@ -235,10 +205,10 @@ constexpr Builtin kTextMethods[] = {
      }},
     {"capitalize",
      [](const Call& c) -> Value { return Capitalized(c.self.string()); }},
-    {"find", FindText<false>, "sub,start,end/", 1},
-    {"rfind", FindText<true>, "sub,start,end/", 1},
-    {"index", Index, "sub,start,end/", 1},
-    {"count", Count, "sub,start,end/", 1},
+    {"find", FindText<false>, "sub/", 1},
+    {"rfind", FindText<true>, "sub/", 1},
+    {"index", Index, "sub/", 1},
+    {"count", Count, "sub/", 1},
     {"join", JoinTexts, "iterable/", 1},
     {"isdigit", AllAre<IsDecimal>},
     {"isalpha", AllAre<IsLetter>},

@@ -190,16 +190,10 @@ void Parser::ParseParameters(Statement* made) {
 
 Body Parser::ParseFunction(const char* end, Statement* made) {
   const int loops = std::exchange(loops_, 0);
-  const bool varargs = std::exchange(uses_varargs_, false);
-  const bool kwargs = std::exchange(uses_kwargs_, false);
   const bool caller = std::exchange(uses_caller_, false);
   Body body = BodyTo(end);
-  made->uses_varargs = uses_varargs_;
-  made->uses_kwargs = uses_kwargs_;
   made->uses_caller = uses_caller_;
   loops_ = loops;
-  uses_varargs_ |= varargs;
-  uses_kwargs_ |= kwargs;
   uses_caller_ |= caller;
   return body;
 }

@@ -181,13 +181,10 @@ class Parser {
   const std::vector<Token> tokens_;
   size_t at_ = 0;
   int depth_ = 0;
-  int links_ = 0;  // of the output or tag that is read
-  int loops_ = 0;  // around this place, that it can leave
-  int fors_ = 0;   // around this place
-  // Names that the function which is read has.
-  bool uses_varargs_ = false;
-  bool uses_kwargs_ = false;
-  bool uses_caller_ = false;
+  int links_ = 0;             // of the output or tag that is read
+  int loops_ = 0;             // around this place, that it can leave
+  int fors_ = 0;              // around this place
+  bool uses_caller_ = false;  // the function that is read
   bool marks_generation_ = false;
   // Filters and tests that aren't known, as errors: not those in an if, where
   // jinja2 leaves them to rendering (CodeGenerator._filter_test_common).

@@ -163,7 +163,7 @@ void ReadPrecision(absl::string_view text, size_t* at, Spec* spec) {
 
 // ---- str.format.
 
-Spec ParseSpec(const std::string& text) {
+Spec ParseSpec(absl::string_view text) {
   Spec spec;
   size_t at = 0;
   const auto now = [&] { return at < text.size() ? text[at] : '\0'; };
@@ -175,7 +175,7 @@ Spec ParseSpec(const std::string& text) {
   size_t second = 0;
   if (!text.empty()) tokenizer::NextCharacter(text, &second);
   if (second < text.size() && absl::StrContains("<>^=", text[second])) {
-    spec.fill = text.substr(0, second);
+    spec.fill = std::string(text.substr(0, second));
     at = second;
   }
   if (absl::StrContains("<>^=", now())) spec.align = text[at++];
@@ -191,7 +191,7 @@ Spec ParseSpec(const std::string& text) {
   return spec;
 }
 
-std::string Formatted(const Value& value, const std::string& text) {
+std::string Formatted(const Value& value, absl::string_view text) {
   if (text.empty()) return ToText(value);
   const Spec spec = ParseSpec(text);
   if (!value.is_string()) return FormatNumber(value, spec);
@@ -208,8 +208,7 @@ class Formatter {
   Formatter(Interpreter& interpreter, const Arguments& given)
       : interpreter_(interpreter), given_(given) {}
 
-  std::string Run(absl::string_view text, int depth) {
-    if (depth > 2) throw Error("format: fields nest too deeply");
+  std::string Run(absl::string_view text) {
     std::string out;
     for (size_t at = 0; at < text.size(); ++at) {
       const char c = text[at];
@@ -219,8 +218,9 @@ class Formatter {
       } else if (c == '}') {
         throw Error("format: `}` closes nothing");
       } else if (c == '{') {
-        const size_t end = FieldEnd(text, at);
-        out += Field(text.substr(at + 1, end - at - 1), depth);
+        const size_t end = text.find('}', at);
+        if (end == text.npos) throw Error("format: `{` isn't closed");
+        out += Field(text.substr(at + 1, end - at - 1));
         interpreter_.SpendText(std::min<size_t>(out.size(), 1024));
         at = end;
       } else {
@@ -231,18 +231,11 @@ class Formatter {
   }
 
  private:
-  // Where the field that opens at `open` closes.
-  static size_t FieldEnd(absl::string_view text, size_t open) {
-    int depth = 0;
-    for (size_t at = open; at < text.size(); ++at) {
-      if (text[at] == '{') ++depth;
-      if (text[at] == '}' && --depth == 0) return at;
+  // NAME, NAME!s, NAME!r, each with :SPEC.
+  std::string Field(absl::string_view field) {
+    if (absl::StrContains(field, '{')) {
+      throw Error("format: fields within fields aren't supported");
     }
-    throw Error("format: `{` isn't closed");
-  }
-
-  // NAME, NAME!s, NAME!r, each with :SPEC, which may have fields itself.
-  std::string Field(absl::string_view field, int depth) {
     size_t end = std::min(field.find_first_of("!:"), field.size());
     Value value = Named(field.substr(0, end));
     if (end < field.size() && field[end] == '!') {
@@ -256,8 +249,8 @@ class Formatter {
         throw Error("format: expected `:` behind a conversion");
       }
     }
-    if (end >= field.size()) return Formatted(value, "");
-    return Formatted(value, Run(field.substr(end + 1), depth + 1));
+    field.remove_prefix(std::min(end + 1, field.size()));
+    return Formatted(value, field);
   }
 
   const Value& Named(absl::string_view name) {
@@ -385,7 +378,7 @@ std::string Percent(const std::string& text, const std::vector<Value>& values,
 
 std::string Format(Interpreter& interpreter, const std::string& text,
                    const Arguments& given) {
-  return Formatter(interpreter, given).Run(text, 0);
+  return Formatter(interpreter, given).Run(text);
 }
 
 }  // namespace capstan::jinja

@@ -237,9 +237,7 @@ bool Value::Truth() const {
   if (is_big()) return true;
   if (is_number()) return number() != 0.0;
   if (is_string()) return !string().empty();
-  if (const Sequence* const items = sequence()) return !items->items.empty();
-  if (const Dict* const items = dict()) return !items->items.empty();
-  return true;
+  return is_object() || Length(*this) > 0;
 }
 
 const char* Value::TypeName() const {

@@ -3,6 +3,7 @@
 // Normalizers that replace each character by itself.
 #include <utility>
 
+#include "base/status.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
@@ -113,24 +114,51 @@ class Strip final : public Normalizer {
   const bool right_;
 };
 
-}  // namespace
-
+// By Unicode's full mapping, without regard to neighbours.
 std::unique_ptr<Normalizer> NewLowercase() { return New(AppendLowercase); }
 
-std::unique_ptr<Normalizer> NewStripAccents() {
-  return NewFilter(IsCombiningMark);
+absl::Status AddBert(const JsonNode& node,
+                     std::vector<std::unique_ptr<Normalizer>>* made) {
+  CAPSTAN_RETURN_IF_ERROR(
+      node.CheckMembers({"type", "clean_text", "handle_chinese_chars",
+                         "strip_accents", "lowercase"}));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool clean, node.Bool("clean_text", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool chinese,
+                           node.Bool("handle_chinese_chars", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool lowercase, node.Bool("lowercase", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool strip_accents,
+                           node.Bool("strip_accents", lowercase));
+  if (clean) {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      if (IsBertControl(code)) return;
+      AppendCharacter(IsSpace(code) ? ' ' : code, out);
+    }));
+  }
+  if (chinese) {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      const char* const space = IsChinese(code) ? " " : "";
+      *out += space;
+      AppendCharacter(code, out);
+      *out += space;
+    }));
+  }
+  if (strip_accents) {
+    made->push_back(NewUnicodeForm(UnicodeForm::kNfd));
+    made->push_back(NewFilter(IsNonspacingMark));
+  }
+  if (lowercase) made->push_back(NewLowercase());
+  return absl::OkStatus();
 }
 
-std::unique_ptr<Normalizer> NewStrip(bool left, bool right) {
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeStrip(const JsonNode& node) {
+  CAPSTAN_RETURN_IF_ERROR(
+      node.CheckMembers({"type", "strip_left", "strip_right"}));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool left, node.Bool("strip_left", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool right, node.Bool("strip_right", true));
   return std::make_unique<Strip>(left, right);
 }
 
-std::unique_ptr<Normalizer> NewNmt() {
-  return New([](uint32_t code, std::string* out) {
-    if (NmtDrops(code)) return;
-    AppendCharacter(NmtReplaces(code) ? ' ' : code, out);
-  });
-}
+}  // namespace
 
 std::unique_ptr<Normalizer> NewToByteCharacters() {
   return New([](uint32_t code, std::string* out) {
@@ -142,29 +170,35 @@ std::unique_ptr<Normalizer> NewToByteCharacters() {
   });
 }
 
-std::vector<std::unique_ptr<Normalizer>> NewBertNormalizers(
-    const BertOptions& options) {
-  std::vector<std::unique_ptr<Normalizer>> made;
-  if (options.clean_text) {
-    made.push_back(New([](uint32_t code, std::string* out) {
-      if (IsBertControl(code)) return;
-      AppendCharacter(IsSpace(code) ? ' ' : code, out);
+absl::StatusOr<bool> AddCharacterNormalizers(
+    const JsonNode& node, const std::string& type,
+    std::vector<std::unique_ptr<Normalizer>>* made) {
+  if (type == "BertNormalizer") {
+    CAPSTAN_RETURN_IF_ERROR(AddBert(node, made));
+    return true;
+  }
+  if (type == "Strip") {
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Normalizer> strip,
+                             MakeStrip(node));
+    made->push_back(std::move(strip));
+    return true;
+  }
+  if (type == "Lowercase") {
+    made->push_back(NewLowercase());
+  } else if (type == "StripAccents") {  // without decomposing them first
+    made->push_back(NewFilter(IsCombiningMark));
+  } else if (type == "ByteLevel") {
+    made->push_back(NewToByteCharacters());
+  } else if (type == "Nmt") {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      if (NmtDrops(code)) return;
+      AppendCharacter(NmtReplaces(code) ? ' ' : code, out);
     }));
+  } else {
+    return false;
   }
-  if (options.handle_chinese_chars) {
-    made.push_back(New([](uint32_t code, std::string* out) {
-      const bool chinese = IsChinese(code);
-      if (chinese) *out += ' ';
-      AppendCharacter(code, out);
-      if (chinese) *out += ' ';
-    }));
-  }
-  if (options.strip_accents) {
-    made.push_back(NewUnicodeForm(UnicodeForm::kNfd));
-    made.push_back(NewFilter(IsNonspacingMark));
-  }
-  if (options.lowercase) made.push_back(NewLowercase());
-  return made;
+  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
+  return true;
 }
 
 }  // namespace capstan::tokenizer

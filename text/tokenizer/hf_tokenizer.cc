@@ -47,6 +47,13 @@ std::set<std::string> Lines(const AddedTokens& tokens) {
   return lines;
 }
 
+// Notes where in the caller's text a token is, bytes [begin, end) of `frame`.
+void PushPlace(const Frame* frame, size_t begin, size_t end, Worker* worker) {
+  ToCaller(frame, &begin, &end);
+  worker->begins.push_back(static_cast<int64_t>(begin));
+  worker->ends.push_back(static_cast<int64_t>(end));
+}
+
 // Parses `text` and calls use(root) while the document is alive.
 template <typename Use>
 absl::Status WithJson(const std::string& text, const std::string& name,
@@ -252,9 +259,7 @@ void HfTokenizer::ModelStep::TakeSymbols(const Piece& piece,
       while (begin > 0 && IsContinuation(text[begin])) --begin;
       while (end < text.size() && IsContinuation(text[end])) ++end;
     }
-    ToCaller(piece.frame, &begin, &end);
-    worker->begins.push_back(static_cast<int64_t>(begin));
-    worker->ends.push_back(static_cast<int64_t>(end));
+    PushPlace(piece.frame, begin, end, worker);
   }
 }
 
@@ -367,11 +372,7 @@ void HfTokenizer::Find(const AddedTokenFinder& finder, const Piece& piece,
     worker->ids.push_back(match.token->id);
     if (worker->with_places) {
       const size_t offset = piece.text.data() - piece.frame->text.data();
-      size_t begin = offset + match.begin;
-      size_t end = offset + match.end;
-      ToCaller(piece.frame, &begin, &end);
-      worker->begins.push_back(static_cast<int64_t>(begin));
-      worker->ends.push_back(static_cast<int64_t>(end));
+      PushPlace(piece.frame, offset + match.begin, offset + match.end, worker);
     }
     done = match.end;
   }

@@ -223,19 +223,15 @@ namespace capstan::tokenizer {""", file=out)
         write(out, "kScripts", deltas(scripts()))
         print("\nextern const AddedProperty kAddedProperties[] = {", file=out)
         for name, runs in added_properties():
-            print('    {"%s",' % name, file=out)
-            text = "".join(
-                r"\\x{%x}" % a if a == b else r"\\x{%x}-\\x{%x}" % (a, b)
-                for a, b in runs)
-            while text:
-                end = len(text) if len(text) <= 70 else text.rfind(r"\\x", 0, 70)
-                if text[end - 1] == "-":  # the last of a range
-                    end = text.rfind(r"\\x", 0, end)
-                print('     "%s"' % text[:end], file=out)
-                text = text[end:]
-            print("    },", file=out)
-        print('    {nullptr, nullptr},\n};\n\n}  // namespace capstan::tokenizer',
-              file=out)
+            line = '    {"%s", {' % name
+            for number in itertools.chain(deltas(runs), [-1]):
+                word = "%d%s" % (number, "," if number >= 0 else "}},")
+                if len(line) + len(word) + 1 > 80:
+                    print(line, file=out)
+                    line = "     "
+                line += word if line.endswith("{") else " " + word
+            print(line, file=out)
+        print('    {nullptr, {-1}},\n};\n\n}  // namespace capstan::tokenizer', file=out)
 
 
 if __name__ == "__main__":

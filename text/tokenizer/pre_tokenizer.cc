@@ -142,15 +142,20 @@ class PatternSplit final : public PieceStep {
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
-    if (pattern_.regex != nullptr) {
-      TakeMatches(RegexMatches(*pattern_.regex, piece.text, &worker->regex),
-                  piece, worker);
-    } else if (pattern_.character != nullptr) {
-      TakeMatches(CharacterMatches(pattern_.character, piece.text), piece,
-                  worker);
-    } else {
-      TakeMatches(LiteralMatches(pattern_.literal, piece.text), piece, worker);
+    Waiting waiting;
+    size_t done = 0;
+    ForEachMatch(pattern_, piece.text, &worker->regex,
+                 [&](size_t begin, size_t end) {
+                   if (begin > done) {
+                     Part(done, begin, invert_, piece, &waiting, worker);
+                   }
+                   Part(begin, end, !invert_, piece, &waiting, worker);
+                   done = end;
+                 });
+    if (done < piece.text.size()) {
+      Part(done, piece.text.size(), invert_, piece, &waiting, worker);
     }
+    if (waiting.any) GiveRange(waiting.begin, waiting.end, piece, worker);
   }
 
  private:
@@ -161,23 +166,6 @@ class PatternSplit final : public PieceStep {
     bool is_match = false;
     bool any = false;
   };
-
-  template <typename Matches>
-  void TakeMatches(Matches matches, const Piece& piece, Worker* worker) const {
-    Waiting waiting;
-    size_t done = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    while (matches.Next(&begin, &end)) {
-      if (begin > done) Part(done, begin, invert_, piece, &waiting, worker);
-      Part(begin, end, !invert_, piece, &waiting, worker);
-      done = end;
-    }
-    if (done < piece.text.size()) {
-      Part(done, piece.text.size(), invert_, piece, &waiting, worker);
-    }
-    if (waiting.any) GiveRange(waiting.begin, waiting.end, piece, worker);
-  }
 
   // Handles the next part of the piece, a match or the text between two.
   void Part(size_t begin, size_t end, bool is_match, const Piece& piece,
@@ -302,10 +290,12 @@ class Maker {
     made_.steps.push_back(std::move(step));
   }
 
+  void PushSplit(Pattern pattern, SplitBehavior behavior, bool invert = false) {
+    Push(NewPatternSplit(std::move(pattern), behavior, invert));
+  }
+
   void PushCharacters(bool (*character)(uint32_t), SplitBehavior behavior) {
-    Pattern pattern;
-    pattern.character = character;
-    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+    PushSplit({"", nullptr, character}, behavior);
   }
 
   // What comes next reads the characters that stand for bytes.
@@ -347,8 +337,7 @@ class Maker {
         CharacterBytes(pattern.literal[0]) != pattern.literal.size()) {
       return node.Member("delimiter").Invalid("must be one character");
     }
-    Push(NewPatternSplit(std::move(pattern), SplitBehavior::kRemoved,
-                         /*invert=*/false));
+    PushSplit(std::move(pattern), SplitBehavior::kRemoved);
     return absl::OkStatus();
   }
 
@@ -374,13 +363,9 @@ class Maker {
     if (add_space) Push(std::make_unique<AddPrefix>(" ", /*first=*/false));
     if (!use_regex) return absl::OkStatus();
     made_.reads_characters = true;
-    return PushSplit(kGpt2Words, SplitBehavior::kIsolated);
-  }
-
-  absl::Status PushSplit(absl::string_view regex, SplitBehavior behavior) {
     Pattern pattern;
-    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(regex));
-    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(kGpt2Words));
+    PushSplit(std::move(pattern), SplitBehavior::kIsolated);
     return absl::OkStatus();
   }
 
@@ -402,7 +387,7 @@ class Maker {
     CAPSTAN_ASSIGN_OR_RETURN(const SplitBehavior behavior,
                              MakeSplitBehavior(node.Member("behavior")));
     CAPSTAN_ASSIGN_OR_RETURN(const bool invert, node.Bool("invert", false));
-    Push(NewPatternSplit(std::move(pattern), behavior, invert));
+    PushSplit(std::move(pattern), behavior, invert);
     return absl::OkStatus();
   }
 
@@ -439,10 +424,7 @@ class Maker {
       return named.Unsupported("\"", scheme, "\" isn't supported");
     }
     if (split) {
-      Pattern pattern;
-      pattern.literal = mark;
-      Push(NewPatternSplit(std::move(pattern), SplitBehavior::kMergedWithNext,
-                           /*invert=*/false));
+      PushSplit({mark, nullptr, nullptr}, SplitBehavior::kMergedWithNext);
     }
     return absl::OkStatus();
   }

@@ -25,10 +25,10 @@ extern const int32_t kNotNormalized[];
 extern const int32_t kLowercase[];
 extern const int32_t kScripts[];
 
-// What a \p{..} of PCRE2 lacks: ranges in its syntax.
+// What a \p{..} of PCRE2 lacks, in ranges as above.
 struct AddedProperty {
   const char* name;  // null: the end
-  const char* ranges;
+  int32_t ranges[64];
 };
 extern const AddedProperty kAddedProperties[];
 
