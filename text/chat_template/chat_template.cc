@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/chat_template.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +8,7 @@
 #include "base/status.h"
 #include "text/chat_template/conversation.h"
 #include "text/chat_template/style.h"
+#include "text/jinja/strings.h"
 
 namespace capstan {
 namespace {
@@ -20,24 +19,6 @@ std::string List(const std::vector<std::string>& words) {
   return most.empty()
              ? words.back()
              : absl::StrCat(absl::StrJoin(most, ", "), " and ", words.back());
-}
-
-// Python's str.isspace for one character.
-bool IsSpace(utf8proc_int32_t c) {
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 ||
-         c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
-         c == 0x3000;
-}
-
-// The first character of `text`, -1 if invalid, and its size.
-utf8proc_int32_t FirstCharacter(absl::string_view text, size_t* size) {
-  utf8proc_int32_t code = -1;
-  const utf8proc_ssize_t bytes =
-      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                       static_cast<utf8proc_ssize_t>(text.size()), &code);
-  *size = bytes > 0 ? bytes : 1;
-  return code;
 }
 
 class StyledTemplate final : public ChatTemplate {
@@ -72,7 +53,7 @@ void StyledTemplate::AppendTurn(const ChatMessage& message,
   AppendHead(assistant ? style_.assistant : message.role, &text);
   const int64_t begin = static_cast<int64_t>(text.size());
   absl::StrAppend(&text, prefix,
-                  style_.trims ? TrimUnicode(message.content)
+                  style_.trims ? jinja::Stripped(message.content)
                                : absl::string_view(message.content),
                   style_.turn_end);
   if (assistant) {
@@ -146,21 +127,6 @@ absl::StatusOr<RenderedChat> StyledTemplate::RenderInput(
 }
 
 }  // namespace
-
-absl::string_view TrimUnicode(absl::string_view text) {
-  size_t size = 0;
-  while (!text.empty() && IsSpace(FirstCharacter(text, &size))) {
-    text.remove_prefix(size);
-  }
-  while (!text.empty()) {
-    size_t begin = text.size() - 1;
-    while (begin > 0 && (text[begin] & 0xc0) == 0x80) --begin;
-    const absl::string_view last = text.substr(begin);
-    if (!IsSpace(FirstCharacter(last, &size)) || size != last.size()) break;
-    text.remove_suffix(size);
-  }
-  return text;
-}
 
 absl::Status CheckRolesOf(const ChatStyle& style,
                           absl::Span<const ChatMessage> messages) {

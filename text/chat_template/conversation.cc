@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "text/chat_template/style.h"
+#include "text/jinja/strings.h"
 
 namespace capstan {
 namespace {
@@ -15,6 +15,7 @@ using jinja::Dict;
 using jinja::Sequence;
 using jinja::Value;
 
+const jinja::JsonFormat kCompact = {",", ":"};
 // Shown in docs/chat_data.md: a model trained with this text must be prompted
 // with it.
 constexpr char kToolsHead[] =
@@ -141,11 +142,11 @@ absl::StatusOr<std::string> CallText(const Value& value) {
     // OpenAI stores JSON as text, transformers the JSON itself.
     if (!given->string().empty()) arguments = given->string();
   } else if (given != nullptr && given->is_dict()) {
-    arguments = ToJson(*given, -1, /*sort_keys=*/false, ",", ":");
+    arguments = ToJson(*given, kCompact);
   } else if (given != nullptr && !given->is_none()) {
     return wrong;
   }
-  return absl::StrCat("{\"name\": ", ToJson(*name, -1, false, ",", ":"),
+  return absl::StrCat("{\"name\": ", ToJson(*name, kCompact),
                       ", \"arguments\": ", arguments, "}");
 }
 

@@ -34,6 +34,18 @@ std::string TextOf(const Tokenizer& tokenizer, int64_t id) {
   return id < 0 ? "" : tokenizer.Decode({id});
 }
 
+// The first, or last, special token of the text; "" if there is none.
+std::string SpecialIn(const Tokenizer& tokenizer, const std::string& text,
+                      bool last) {
+  const Encoding tokens = tokenizer.EncodeWithPlaces(text);
+  std::string found;
+  for (size_t t = 0; t < tokens.ids.size() && (last || found.empty()); ++t) {
+    if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
+    found = text.substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]);
+  }
+  return found;
+}
+
 // transformers passes those that are set.
 std::vector<std::pair<std::string, std::string>> SpecialTokens(
     const Tokenizer& tokenizer) {
@@ -91,6 +103,16 @@ const std::vector<std::vector<ChatMessage>>& Trials() {
        {"assistant", ""}},
   };
   return *trials;
+}
+
+// A question and its answer, so many times.
+std::vector<ChatMessage> Talk(int times) {
+  std::vector<ChatMessage> talk;
+  for (int i = 0; i < times; ++i) {
+    talk.push_back({"user", kQuestion});
+    talk.push_back({"assistant", kAnswer});
+  }
+  return talk;
 }
 
 }  // namespace
@@ -179,8 +201,7 @@ bool JinjaTemplate::WritesAs(const ChatStyle& style) const {
 }
 
 absl::Status JinjaTemplate::Try(const Tokenizer& tokenizer) {
-  const std::vector<ChatMessage> talk = {{"user", kQuestion},
-                                         {"assistant", kAnswer}};
+  const std::vector<ChatMessage> talk = Talk(1);
   CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered prompted,
                            Text(Messages(talk).first(1), true));
   FindName();
@@ -199,9 +220,7 @@ absl::Status JinjaTemplate::Try(const Tokenizer& tokenizer) {
     }
   }
   // A last turn may have a thought before its answer that an earlier one lacks.
-  std::vector<ChatMessage> longer = talk;
-  longer.insert(longer.end(), talk.begin(), talk.end());
-  const absl::StatusOr<jinja::Rendered> earlier = Text(longer, false);
+  const absl::StatusOr<jinja::Rendered> earlier = Text(Talk(2), false);
   for (const auto* const one : {&answered, &earlier}) {
     if (one->ok()) shape_.headers.push_back(HeadOf((*one)->text));
   }
@@ -259,13 +278,8 @@ void JinjaTemplate::FindToolUse(const Tokenizer& tokenizer) {
       std::min(calls->text.rfind(kFunction), calls->text.size()));
   size_t bytes = 0;
   if (TurnEnd(shape_, tail, 0, &bytes) != std::string::npos) return;
-  const Encoding tokens = tokenizer.EncodeWithPlaces(tail);
-  for (size_t t = tokens.ids.size(); t-- > 0;) {
-    if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
-    shape_.ends.push_back(
-        tail.substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]));
-    break;
-  }
+  const std::string end = SpecialIn(tokenizer, tail, /*last=*/true);
+  if (!end.empty()) shape_.ends.push_back(end);
 }
 
 void JinjaTemplate::FindName() {
@@ -295,22 +309,14 @@ void JinjaTemplate::FindEndOfTurn(const Tokenizer& tokenizer) {
   }
   end_of_turn_ = TextOf(tokenizer, tokenizer.special_ids().eos);
   // The last turn's may be another one.
-  const auto text = Text(std::vector<ChatMessage>{{"user", kQuestion},
-                                                  {"assistant", kAnswer},
-                                                  {"user", kQuestion},
-                                                  {"assistant", kAnswer}},
-                         false);
+  const auto text = Text(Talk(2), false);
   if (!text.ok()) return;
   const std::vector<std::string> pieces = absl::StrSplit(text->text, kAnswer);
   for (size_t i = 1; i < pieces.size(); ++i) {
-    const Encoding tokens = tokenizer.EncodeWithPlaces(pieces[i]);
-    for (size_t t = 0; t < tokens.ids.size(); ++t) {
-      if (!tokenizer.IsSpecial(tokens.ids[t])) continue;
-      end_of_turn_ =
-          pieces[i].substr(tokens.begins[t], tokens.ends[t] - tokens.begins[t]);
-      shape_.ends.push_back(end_of_turn_);
-      break;
-    }
+    const std::string end = SpecialIn(tokenizer, pieces[i], /*last=*/false);
+    if (end.empty()) continue;
+    end_of_turn_ = end;
+    shape_.ends.push_back(end);
   }
 }
 
@@ -440,9 +446,7 @@ absl::Status JinjaTemplate::Check(const Tokenizer& tokenizer) const {
   if (style_ != nullptr) {
     tokens = style_->special_tokens;
   } else {
-    const std::vector<ChatMessage> talk = {{"user", kQuestion},
-                                           {"assistant", kAnswer}};
-    const auto text = Text(talk, true);
+    const auto text = Text(Talk(1), true);
     if (text.ok()) tokens = Markers(text->text);
   }
   return CheckTokens(tokens, name_, tokenizer);

@@ -46,9 +46,6 @@ absl::Status CheckRolesOf(const ChatStyle& style,
 // ChatTemplate::Check, of these tokens of the template `name`.
 absl::Status CheckTokens(const std::vector<std::string>& tokens,
                          absl::string_view name, const Tokenizer& tokenizer);
-// Strips white space, Unicode's included, from both ends, as Jinja's trim
-// (Python's str.strip) does.
-absl::string_view TrimUnicode(absl::string_view text);
 
 }  // namespace capstan
 

@@ -7,12 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "text/chat_template/conversation.h"
-#include "text/chat_template/style.h"
+#include "text/jinja/strings.h"
 
 namespace capstan {
 namespace {
 
 using jinja::Dict;
+using jinja::Stripped;
 using jinja::Value;
 
 constexpr char kThought[] = "<think>";
@@ -222,7 +223,7 @@ absl::optional<TurnFinder::Range> TurnFinder::Plainly(size_t turn,
   end = end == std::string::npos ? *content_end : end + bytes;
   if (turn + 1 < messages_.size()) {
     const absl::string_view next =
-        TrimUnicode(TextOf(messages_[turn + 1], "content"));
+        Stripped(TextOf(messages_[turn + 1], "content"));
     const absl::string_view behind =
         absl::string_view(text_).substr(*content_end, end - *content_end);
     if (!next.empty() && absl::StrContains(behind, next)) return absl::nullopt;
@@ -232,7 +233,7 @@ absl::optional<TurnFinder::Range> TurnFinder::Plainly(size_t turn,
 
 absl::optional<size_t> TurnFinder::ContentEnd(const std::string& content,
                                               size_t from) const {
-  const absl::string_view whole = TrimUnicode(content);
+  const absl::string_view whole = Stripped(content);
   size_t bytes = 0;
   // A token that ends a turn before the content: it is another turn's. Without
   // such a token only what begins here is surely this turn's.
@@ -240,7 +241,7 @@ absl::optional<size_t> TurnFinder::ContentEnd(const std::string& content,
   const size_t latest =
       turn_end != std::string::npos
           ? turn_end
-          : TrimUnicode(absl::string_view(text_).substr(from)).data() -
+          : Stripped(absl::string_view(text_).substr(from)).data() -
                 text_.data();
   size_t at = text_.find(whole.data(), from, whole.size());
   if (at <= latest && at != std::string::npos) return at + whole.size();
@@ -251,10 +252,9 @@ absl::optional<size_t> TurnFinder::ContentEnd(const std::string& content,
   if (const size_t begin = thought.find(kThought); begin != thought.npos) {
     thought.remove_prefix(begin + std::char_traits<char>::length(kThought));
   }
-  thought = TrimUnicode(thought);
-  const absl::string_view answer =
-      TrimUnicode(absl::string_view(content).substr(
-          thought_end + std::char_traits<char>::length(kThoughtEnd)));
+  thought = Stripped(thought);
+  const absl::string_view answer = Stripped(absl::string_view(content).substr(
+      thought_end + std::char_traits<char>::length(kThoughtEnd)));
   at = text_.find(thought.data(), from, thought.size());
   if (at != std::string::npos && at <= turn_end &&
       turn_end != std::string::npos) {
@@ -262,19 +262,19 @@ absl::optional<size_t> TurnFinder::ContentEnd(const std::string& content,
     if (at != std::string::npos && at <= turn_end) return at + answer.size();
   }
   // Or drop the thought: the turn is the answer alone.
-  const absl::string_view turn = TrimUnicode(absl::string_view(text_).substr(
+  const absl::string_view turn = Stripped(absl::string_view(text_).substr(
       from, turn_end == std::string::npos ? 0 : turn_end - from));
   if (turn != answer || answer.empty()) return absl::nullopt;
   return turn_end;
 }
 
-absl::StatusOr<absl::optional<TurnFinder::Changed>> TurnFinder::Compare(
+absl::StatusOr<absl::optional<TurnFinder::Range>> TurnFinder::Compare(
     size_t turn, const Value& changed) const {
   std::vector<Value> messages(messages_.begin(), messages_.end());
   messages[turn] = changed;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string other,
                            render_(messages, prompts_));
-  if (other == text_) return absl::optional<Changed>();
+  if (other == text_) return absl::optional<Range>();
   const size_t begin = CommonPrefix(text_, other);
   const size_t same =
       CommonSuffix(text_, other, std::min(text_.size(), other.size()) - begin);
@@ -282,7 +282,7 @@ absl::StatusOr<absl::optional<TurnFinder::Changed>> TurnFinder::Compare(
   const absl::string_view between =
       absl::string_view(other).substr(begin, other.size() - same - begin);
   if (!absl::StrContains(between, kMark)) return Untold();
-  return absl::make_optional(Changed{begin, text_.size() - same});
+  return absl::make_optional(Range{begin, text_.size() - same});
 }
 
 absl::optional<size_t> TurnFinder::HeaderEnd(size_t from, size_t to) const {
@@ -301,7 +301,7 @@ absl::optional<size_t> TurnFinder::HeaderEnd(size_t from, size_t to) const {
 absl::StatusOr<absl::optional<TurnFinder::Range>> TurnFinder::Marked(
     size_t turn, absl::optional<size_t> begin, size_t from) const {
   if (absl::StrContains(text_, kMark)) return Untold();
-  absl::optional<Changed> written;
+  absl::optional<Range> written;
   bool rendered = false;
   for (const Mark& mark : Marks(messages_[turn])) {
     const auto compared = Compare(turn, mark.message);
@@ -334,9 +334,9 @@ absl::StatusOr<absl::optional<TurnFinder::Range>> TurnFinder::Marked(
     const bool last = turn + 1 == messages_.size() && !prompts_;
     const bool calls = CallsOf(messages_[turn]) != nullptr;
     if (!last && (calls || !shape_.ends.empty())) return Untold();
-    range.end = calls ? TrimUnicode(text_).data() + TrimUnicode(text_).size() -
-                            text_.data()
-                      : written->end;
+    range.end =
+        calls ? Stripped(text_).data() + Stripped(text_).size() - text_.data()
+              : written->end;
   }
   range.end += bytes;
   if (turn + 1 < messages_.size()) {

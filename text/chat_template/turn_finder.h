@@ -66,12 +66,8 @@ class TurnFinder {
   absl::StatusOr<std::vector<ChatTurn>> Find() const;
 
  private:
+  // Bytes of the text.
   struct Range {
-    size_t begin = 0;
-    size_t end = 0;
-  };
-  // What of the text changes if a message does.
-  struct Changed {
     size_t begin = 0;
     size_t end = 0;
   };
@@ -89,8 +85,8 @@ class TurnFinder {
                                                size_t from) const;
   // Where the last header in [from, to) ends that no turn's end follows there.
   absl::optional<size_t> HeaderEnd(size_t from, size_t to) const;
-  // With `changed` in place of messages[turn]; nullopt if nothing changes.
-  absl::StatusOr<absl::optional<Changed>> Compare(
+  // What changes with `changed` in place of messages[turn]; nullopt if nothing.
+  absl::StatusOr<absl::optional<Range>> Compare(
       size_t turn, const jinja::Value& changed) const;
   // Where the content behind `from` ends; nullopt if it isn't all there.
   absl::optional<size_t> ContentEnd(const std::string& content,

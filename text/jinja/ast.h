@@ -89,16 +89,11 @@ struct Statement {
   ExpressionPtr target;  // kName, kTuple, or kAttribute of a namespace
   ExpressionPtr expression;
   ExpressionPtr test;
-  bool recursive = false;
   Body body;
   std::vector<Branch> branches;  // elif
   Body otherwise;
   std::vector<Parameter> parameters;
-  // Which of these names the body of a macro or call block has: it takes what
-  // they stand for.
-  bool uses_varargs = false;
-  bool uses_kwargs = false;
-  bool uses_caller = false;
+  bool uses_caller = false;  // of a macro: `caller` is in its body
   std::vector<std::pair<ExpressionPtr, ExpressionPtr>> assignments;
 };
 
@@ -106,10 +101,6 @@ struct Parsed {
   Body body;
   bool marks_generation = false;  // has generation blocks
 };
-
-// Throws Error if a filter or a test isn't known where jinja2 finds that before
-// it renders: not in an if.
-void CheckNames(const Body& body);
 
 // Throws Error, "line N: ..".
 Parsed Parse(const std::string& source, WhiteSpace white_space);

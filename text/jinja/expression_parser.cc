@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "text/jinja/builtin.h"
 #include "text/jinja/parser.h"
 
 namespace capstan::jinja {
@@ -21,6 +22,7 @@ ExpressionPtr Parser::ParseTuple(bool conditional) {
 
 ExpressionPtr Parser::ParseConditional() {
   const Nested nested(this);
+  const size_t unknown = unknown_.size();
   ExpressionPtr made = ParseOr();
   ExpressionPtr* last = &made;  // what the next `if` is about
   while (Now().IsName("if")) {
@@ -31,28 +33,24 @@ ExpressionPtr Parser::ParseConditional() {
     choice->parts.push_back(otherwise ? ParseOr() : nullptr);
     *last = std::move(choice);
     if (otherwise) last = &(*last)->parts[2];
+    unknown_.resize(unknown);
   }
   return made;
 }
 
 ExpressionPtr Parser::ParseOr() {
-  ExpressionPtr made = ParseAnd();
-  while (Now().IsName("or")) {
-    made = NewOf(Kind::kOr, std::move(made));
-    Advance();
-    made->parts.push_back(ParseAnd());
-  }
-  return made;
-}
-
-ExpressionPtr Parser::ParseAnd() {
-  ExpressionPtr made = ParseNot();
-  while (Now().IsName("and")) {
-    made = NewOf(Kind::kAnd, std::move(made));
-    Advance();
-    made->parts.push_back(ParseNot());
-  }
-  return made;
+  const auto logic = [this](Kind kind, const char* name, const auto& operand) {
+    ExpressionPtr made = operand();
+    while (Now().IsName(name)) {
+      made = NewOf(kind, std::move(made));
+      Advance();
+      made->parts.push_back(operand());
+    }
+    return made;
+  };
+  return logic(Kind::kOr, "or", [&] {
+    return logic(Kind::kAnd, "and", [this] { return ParseNot(); });
+  });
 }
 
 ExpressionPtr Parser::ParseNot() {
@@ -141,8 +139,9 @@ ExpressionPtr Parser::ParsePrimary() {
     } else if (name != "none" && name != "None") {
       made->kind = Kind::kName;
       made->name = name;
-      uses_varargs_ |= name == "varargs";
-      uses_kwargs_ |= name == "kwargs";
+      if (name == "varargs" || name == "kwargs") {
+        Fail(absl::StrCat("macros have no `", name, "` here"));
+      }
       uses_caller_ |= name == "caller";
     }
     Advance();
@@ -227,11 +226,22 @@ ExpressionPtr Parser::ParseFilters(ExpressionPtr made) {
   }
 }
 
+std::string Parser::ParseFunctionName(const char* kind,
+                                      bool (*is_known)(absl::string_view)) {
+  const int line = Now().line;
+  std::string name = WantName();
+  while (SkipSign(".")) absl::StrAppend(&name, ".", WantName());
+  if (!in_if_ && !is_known(name)) {
+    unknown_.push_back(
+        absl::StrCat("line ", line, ": there is no ", kind, " `", name, "`"));
+  }
+  return name;
+}
+
 ExpressionPtr Parser::ParseFilter(ExpressionPtr of) {
   Advance();  // the bar
   ExpressionPtr made = NewOf(Kind::kFilter, std::move(of));
-  made->name = WantName();
-  while (SkipSign(".")) absl::StrAppend(&made->name, ".", WantName());
+  made->name = ParseFunctionName("filter", IsFilter);
   if (Now().IsSign("(")) ParseArguments(made.get());
   return made;
 }
@@ -240,8 +250,7 @@ ExpressionPtr Parser::ParseTest(ExpressionPtr of) {
   Advance();  // is
   const bool negated = SkipName("not");
   ExpressionPtr made = NewOf(Kind::kTest, std::move(of));
-  made->name = WantName();
-  while (SkipSign(".")) absl::StrAppend(&made->name, ".", WantName());
+  made->name = ParseFunctionName("test", IsTest);
   const TokenKind kind = Now().kind;
   if (Now().IsSign("(")) {
     ParseArguments(made.get());

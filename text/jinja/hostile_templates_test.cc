@@ -56,9 +56,6 @@ TEST(HostileTemplatesTest, EndlessLoops) {
   EXPECT_THAT(ErrorOf("{% macro a(n) %}{% if n %}{{ a(n - 1) ~ a(n - 1) }}"
                       "{% endif %}{% endmacro %}{{ a(60) }}"),
               steps);
-  EXPECT_THAT(ErrorOf("{% for i in [1] recursive %}{{ loop([1]) }}"
-                      "{% endfor %}"),
-              HasSubstr("nest too deeply"));
 }
 
 TEST(HostileTemplatesTest, DeepNesting) {
@@ -128,7 +125,6 @@ TEST(HostileTemplatesTest, LargeValues) {
         "{% set ns.a = [ns.a, ns.a]|tojson %}",
         "{% set ns.a = '%s%s'|format(ns.a, ns.a) %}",
         "{% set ns.a = '{0}{0}'.format(ns.a) %}",
-        "{% set ns.a = ns.a|urlencode ~ ns.a %}",
         "{% set ns.a = ns.a|list + ns.a|list %}",
         "{% set ns.a %}{{ ns.a }}{{ ns.a }}{% endset %}"}) {
     EXPECT_THAT(ErrorOf(grow + step + "{% endfor %}"), large) << step;
@@ -136,13 +132,10 @@ TEST(HostileTemplatesTest, LargeValues) {
   EXPECT_THAT(ErrorOf("{{ range(10 ** 12) }}"), large);
   EXPECT_THAT(ErrorOf("{{ 'a' * 10 ** 12 }}"), large);
   EXPECT_THAT(ErrorOf("{{ [1] * 10 ** 12 }}"), large);
-  EXPECT_THAT(ErrorOf("{{ 'a'|center(10 ** 12) }}"), HasSubstr("too wide"));
-  EXPECT_THAT(ErrorOf("{{ 'a'.ljust(10 ** 12) }}"), large);
   // As fast as its text is long.
   EXPECT_EQ(ErrorOf("{% for i in range(300) %}"
-                    "{% set x = '{:0100000,}'.format(i) %}{% endfor %}"),
+                    "{% set x = '{:0100000}'.format(i) %}{% endfor %}"),
             "");
-  EXPECT_THAT(ErrorOf("{{ 'a'.zfill(10 ** 12) }}"), large);
   EXPECT_THAT(ErrorOf("{{ '%999999999999d'|format(1) }}"),
               HasSubstr("width or precision is too large"));
   EXPECT_THAT(ErrorOf("{{ 'a\n'|indent(10 ** 9) }}"), HasSubstr("exceeds"));
@@ -152,10 +145,6 @@ TEST(HostileTemplatesTest, LargeValues) {
   EXPECT_THAT(ErrorOf("{{ 99999999999999999999 + 1 }}"), HasSubstr("64 bits"));
   EXPECT_THAT(ErrorOf("{{ 0x" + Repeated("f", 5000) + " }}"),
               HasSubstr("too many digits"));
-  EXPECT_THAT(ErrorOf("{{ [1]|batch(10 ** 12, 1)|list }}"),
-              HasSubstr("batch's size"));
-  EXPECT_THAT(ErrorOf("{{ [1]|slice(10 ** 12)|list }}"),
-              HasSubstr("slice's number"));
 }
 
 // What refers to itself would never be freed.
@@ -180,7 +169,7 @@ TEST(HostileTemplatesTest, BytesThatAreNoText) {
           "{{ a|trim }}", "{{ a|length }}", "{{ a[::-1] }}", "{{ [a] }}",
           "{{ a|title }}", "{{ a|reverse }}", "{{ a|tojson }}",
           "{{ a|tojson(ensure_ascii=true) }}", "{{ a.split() }}",
-          "{{ a.find('b', 1) }}", "{{ a|center(9) }}", "{{ a|urlencode }}"}) {
+          "{{ a.find('b') }}", "{{ '%5s' % a }}"}) {
       EXPECT_EQ(ErrorOf(use, variables), "") << use;
     }
   }
@@ -208,13 +197,7 @@ TEST(HostileTemplatesTest, OddNumbers) {
                                 "1.5 // 0",
                                 "0 ** -1",
                                 "1.5|round(9999)",
-                                "'a'|truncate(" + least + ")",
-                                "'a'|center(" + least + ")",
-                                "[1]|batch(0)|list",
-                                "[1]|slice(0)|list",
-                                "[1]|batch(-1)|list",
-                                "'a' * " + least,
-                                "'abc'.find('c', " + least + ")"}) {
+                                "'a' * " + least}) {
     ErrorOf("{{ " + use + " }}");
   }
   EXPECT_THAT(ErrorOf("{{ 1 // 0 }}"), HasSubstr("line 1: a division by zero"));

@@ -3,7 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "text/jinja/objects.h"
+#include "text/jinja/builtin.h"
 
 namespace capstan::jinja {
 
@@ -26,8 +26,6 @@ void Scope::Set(absl::string_view name, Value value) {
   }
   values_.emplace_back(std::string(name), std::move(value));
 }
-
-using ScopePtr = std::shared_ptr<Scope>;
 
 class Interpreter::Deeper {
  public:
@@ -107,7 +105,7 @@ Interpreter::Flow Interpreter::Execute(const Statement& statement,
       return Execute(statement.otherwise, scope);
     }
     case StatementKind::kFor:
-      Loop(statement, Evaluate(*statement.expression, scope), scope, 0);
+      Loop(statement, scope);
       break;
     case StatementKind::kSet:
       Assign(*statement.target, Evaluate(*statement.expression, scope), scope);
@@ -154,9 +152,8 @@ Interpreter::Flow Interpreter::Execute(const Statement& statement,
   return Flow::kNormal;
 }
 
-void Interpreter::Loop(const Statement& loop, const Value& items,
-                       const ScopePtr& scope, int depth) {
-  std::vector<Value> all = Iterate(items);
+void Interpreter::Loop(const Statement& loop, const ScopePtr& scope) {
+  std::vector<Value> all = Iterate(Evaluate(*loop.expression, scope));
   Spend(static_cast<int64_t>(all.size()));
   if (loop.test != nullptr) {
     std::vector<Value> passed;
@@ -171,7 +168,7 @@ void Interpreter::Loop(const Statement& loop, const Value& items,
     Execute(loop.otherwise, std::make_shared<Scope>(scope));
     return;
   }
-  const auto state = std::make_shared<LoopState>(&loop, scope, depth);
+  const auto state = std::make_shared<LoopState>();
   state->items = std::move(all);
   for (size_t i = 0; i < state->items.size(); ++i) {
     state->index = i;
@@ -228,18 +225,25 @@ Value Interpreter::RunMacro(const Statement& macro, const ScopePtr& scope,
                             const Arguments& arguments) {
   const Deeper deeper(this);
   const auto inner = std::make_shared<Scope>(scope);
-  std::vector<bool> used(arguments.named.size(), false);
-  for (size_t i = 0; i < macro.parameters.size(); ++i) {
+  std::vector<absl::string_view> names;
+  for (const Parameter& parameter : macro.parameters) {
+    names.push_back(parameter.name);
+  }
+  // As jinja2's Macro: a caller that the body doesn't look at may not be given.
+  Arguments given = arguments;
+  absl::optional<Value> caller;
+  for (auto one = given.named.begin(); one != given.named.end(); ++one) {
+    if (one->first != "caller" || !macro.uses_caller) continue;
+    caller = one->second;
+    given.named.erase(one);
+    break;
+  }
+  const std::vector<const Value*> values =
+      Bind(given, names, absl::StrCat("the macro `", macro.text, "`"));
+  for (size_t i = 0; i < values.size(); ++i) {
     const Parameter& parameter = macro.parameters[i];
-    const Value* given =
-        i < arguments.positional.size() ? &arguments.positional[i] : nullptr;
-    for (size_t k = 0; k < used.size() && given == nullptr; ++k) {
-      if (arguments.named[k].first != parameter.name) continue;
-      given = &arguments.named[k].second;
-      used[k] = true;
-    }
-    if (given != nullptr) {
-      inner->Set(parameter.name, *given);
+    if (values[i] != nullptr) {
+      inner->Set(parameter.name, *values[i]);
     } else if (parameter.otherwise != nullptr) {
       inner->Set(parameter.name, Evaluate(*parameter.otherwise, inner));
     } else {
@@ -248,46 +252,8 @@ Value Interpreter::RunMacro(const Statement& macro, const ScopePtr& scope,
                                         "' was not provided")});
     }
   }
-  std::vector<Value> rest;
-  for (size_t i = macro.parameters.size(); i < arguments.positional.size();
-       ++i) {
-    rest.push_back(arguments.positional[i]);
-  }
-  Dict named;
-  for (size_t k = 0; k < used.size(); ++k) {
-    const auto& [name, value] = arguments.named[k];
-    if (used[k]) continue;
-    if (name == "caller" && macro.uses_caller) {
-      inner->Set(name, value);
-    } else {
-      named.Set(name, value);
-    }
-  }
-  // As jinja2's Macro: what the body doesn't look at may not be given.
-  if (!rest.empty() && !macro.uses_varargs) {
-    throw Error(absl::StrCat("the macro `", macro.text, "` takes at most ",
-                             macro.parameters.size(), " arguments, is given ",
-                             arguments.positional.size()));
-  }
-  if (!named.items.empty() && !macro.uses_kwargs) {
-    throw Error(absl::StrCat("the macro `", macro.text,
-                             "` has no argument of the name `",
-                             ToText(named.items[0].first), "`"));
-  }
-  inner->Set("varargs", Value::Tuple(std::move(rest)));
-  inner->Set("kwargs", Value::Of(std::move(named)));
+  if (caller.has_value()) inner->Set("caller", *std::move(caller));
   return Captured(macro.body, inner);
-}
-
-Value Interpreter::RunLoopAgain(const Statement& loop, const Value& items,
-                                const ScopePtr& scope, int depth) {
-  std::string outer;
-  outer.swap(out_);
-  ++captures_;
-  Loop(loop, items, scope, depth);
-  --captures_;
-  outer.swap(out_);
-  return outer;
 }
 
 // ---- Expressions.

@@ -10,22 +10,24 @@
 #include <vector>
 
 #include "text/jinja/ast.h"
-#include "text/jinja/signature.h"
 #include "text/jinja/template.h"
 #include "text/jinja/value.h"
 
 namespace capstan::jinja {
 
+class Scope;
+using ScopePtr = std::shared_ptr<Scope>;
+
 // Names and their values in a part of a template; what isn't in it is looked up
 // in the part around it.
 class Scope {
  public:
-  explicit Scope(std::shared_ptr<Scope> outer) : outer_(std::move(outer)) {}
+  explicit Scope(ScopePtr outer) : outer_(std::move(outer)) {}
   const Value* Find(absl::string_view name) const;
   void Set(absl::string_view name, Value value);
 
  private:
-  const std::shared_ptr<Scope> outer_;
+  const ScopePtr outer_;
   std::vector<std::pair<std::string, Value>> values_;
 };
 
@@ -52,11 +54,8 @@ class Interpreter {
   // a sign b, of + - * / // % ** ~.
   Value Binary(const std::string& sign, const Value& a, const Value& b);
   // Runs a macro's or call block's body.
-  Value RunMacro(const Statement& macro, const std::shared_ptr<Scope>& scope,
+  Value RunMacro(const Statement& macro, const ScopePtr& scope,
                  const Arguments& arguments);
-  // Runs a loop's body with other items, for loop(..) of a recursive one.
-  Value RunLoopAgain(const Statement& loop, const Value& items,
-                     const std::shared_ptr<Scope>& scope, int depth);
   std::time_t now() const { return now_; }
 
   // Counts work of this size, in steps; Error beyond the limit.
@@ -68,32 +67,26 @@ class Interpreter {
   class Deeper;
   enum class Flow { kNormal, kBreak, kContinue };
 
-  Flow Execute(const Body& body, const std::shared_ptr<Scope>& scope);
-  Flow Execute(const Statement& statement, const std::shared_ptr<Scope>& scope);
-  void Loop(const Statement& loop, const Value& items,
-            const std::shared_ptr<Scope>& scope, int depth);
-  std::string Captured(const Body& body, const std::shared_ptr<Scope>& scope);
-  void Generate(const Body& body, const std::shared_ptr<Scope>& scope);
-  void Assign(const Expression& target, Value value,
-              const std::shared_ptr<Scope>& scope);
+  Flow Execute(const Body& body, const ScopePtr& scope);
+  Flow Execute(const Statement& statement, const ScopePtr& scope);
+  void Loop(const Statement& loop, const ScopePtr& scope);
+  std::string Captured(const Body& body, const ScopePtr& scope);
+  void Generate(const Body& body, const ScopePtr& scope);
+  void Assign(const Expression& target, Value value, const ScopePtr& scope);
   void Write(absl::string_view text);
 
-  Value Evaluate(const Expression& expression,
-                 const std::shared_ptr<Scope>& scope);
-  Value EvaluateKind(const Expression& expression,
-                     const std::shared_ptr<Scope>& scope);
+  Value Evaluate(const Expression& expression, const ScopePtr& scope);
+  Value EvaluateKind(const Expression& expression, const ScopePtr& scope);
   Value EvaluateFilter(const Expression& filter, const Value& of,
-                       const std::shared_ptr<Scope>& scope);
+                       const ScopePtr& scope);
   Value EvaluateSlice(const Value& of, const Expression& slice,
-                      const std::shared_ptr<Scope>& scope);
-  Value EvaluateCompare(const Expression& compare,
-                        const std::shared_ptr<Scope>& scope);
-  Arguments EvaluateArguments(const Expression& call,
-                              const std::shared_ptr<Scope>& scope);
+                      const ScopePtr& scope);
+  Value EvaluateCompare(const Expression& compare, const ScopePtr& scope);
+  Arguments EvaluateArguments(const Expression& call, const ScopePtr& scope);
   Value Global(const std::string& name);
   // A filter block's filters, from the innermost on.
   Value Filtered(const Expression& filter, const Value& text,
-                 const std::shared_ptr<Scope>& scope);
+                 const ScopePtr& scope);
 
   const Limits limits_;
   const std::time_t now_;
@@ -104,34 +97,6 @@ class Interpreter {
   std::string out_;
   std::vector<std::pair<int64_t, int64_t>> generation_;
 };
-
-// methods.cc: a method or attribute that Python's values have; nullopt if none.
-absl::optional<Value> MethodOf(const Value& of, absl::string_view name);
-// strings.cc and python_format.cc: what a filter and a method share.
-std::string Upper(absl::string_view text);
-std::string Lower(absl::string_view text);
-std::string Title(absl::string_view text, bool python);
-std::string Capitalized(absl::string_view text);
-// Without what is in `characters` (null: white space) at its begin or end.
-std::string Stripped(absl::string_view text, const std::string* characters,
-                     bool begin, bool end);
-std::string Replaced(absl::string_view text, absl::string_view old,
-                     absl::string_view with, int64_t most);
-// Python's `text % values`.
-std::string Percent(const std::string& text, const std::vector<Value>& values,
-                    const Dict* names);
-// Python's text.format(..).
-std::string Format(Interpreter& interpreter, const std::string& text,
-                   const Arguments& given);
-std::string Centered(absl::string_view text, int64_t width,
-                     absl::string_view fill = " ");
-
-// A function of the arguments alone, as a value.
-using Function = Value (*)(Interpreter& interpreter, const Value& self,
-                           const Arguments& arguments);
-// Calls are checked by the signature first; `name` is for errors.
-Value MakeFunction(Function function, Value self, const char* name,
-                   Signature signature);
 
 }  // namespace capstan::jinja
 

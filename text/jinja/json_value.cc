@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Values from JSON, and as JSON.
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
@@ -12,18 +16,8 @@
 namespace capstan::jinja {
 namespace {
 
-// Objects of up to this many keys are searched one by one.
-constexpr size_t kFewKeys = 16;
-
 // As Python, of a key that comes twice the last value at the first place.
 Dict WithoutRepeats(Dict dict) {
-  if (dict.items.size() <= kFewKeys) {
-    Dict unique;
-    for (auto& [key, value] : dict.items) {
-      unique.Set(std::move(key), std::move(value));
-    }
-    return unique;
-  }
   std::unordered_map<std::string, size_t> places;
   Dict unique;
   for (auto& [key, value] : dict.items) {
@@ -106,7 +100,92 @@ class ValueSax final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Level> open_;
 };
 
+// Writes a value as Python's json module does.
+class JsonWriter {
+ public:
+  explicit JsonWriter(const JsonFormat& format) : format_(format) {}
+
+  void Write(const Value& value, int depth) {
+    if (value.is_string()) {
+      out += nlohmann::json(value.string())
+                 .dump(-1, ' ', format_.ensure_ascii,
+                       nlohmann::json::error_handler_t::replace);
+    } else if (value.is_none()) {
+      out += "null";
+    } else if (value.is_bool()) {
+      out += value.integer() != 0 ? "true" : "false";
+    } else if (value.is_float() && !std::isfinite(value.number())) {
+      out += std::isnan(value.number()) ? "NaN"
+             : value.number() > 0       ? "Infinity"
+                                        : "-Infinity";
+    } else if (value.is_number() || value.is_big()) {
+      out += ToText(value);
+    } else if (const Sequence* const sequence = value.sequence()) {
+      Items("[", "]", sequence->items.size(), depth,
+            [&](size_t i) { Write(sequence->items[i], depth + 1); });
+    } else if (const Dict* const dict = value.dict()) {
+      WriteDict(*dict, depth);
+    } else {
+      throw Error(absl::StrCat("tojson: an object of type ", value.TypeName(),
+                               " is not JSON"));
+    }
+  }
+
+  std::string out;
+
+ private:
+  void WriteDict(const Dict& dict, int depth) {
+    std::vector<const std::pair<Value, Value>*> items;
+    for (const auto& item : dict.items) items.push_back(&item);
+    if (format_.sort_keys) {
+      std::stable_sort(items.begin(), items.end(),
+                       [](const auto* a, const auto* b) {
+                         return Less(a->first, b->first);
+                       });
+    }
+    Items("{", "}", items.size(), depth, [&](size_t i) {
+      const Value& key = items[i]->first;
+      if (!key.is_string() && !key.is_number() && !key.is_big() &&
+          !key.is_none()) {
+        throw Error("tojson: a key is neither text nor a number");
+      }
+      const char* const quote = key.is_string() ? "" : "\"";
+      out += quote;
+      Write(key, depth + 1);
+      out += quote;
+      out += format_.key_separator;
+      Write(items[i]->second, depth + 1);
+    });
+  }
+
+  template <typename WriteItem>
+  void Items(const char* open, const char* close, size_t count, int depth,
+             const WriteItem& write) {
+    out += open;
+    for (size_t i = 0; i < count; ++i) {
+      if (i > 0) out += format_.item_separator;
+      NewLine(depth + 1);
+      write(i);
+    }
+    if (count > 0) NewLine(depth);
+    out += close;
+  }
+  void NewLine(int depth) {
+    if (format_.indent < 0) return;
+    out += '\n';
+    out.append(static_cast<size_t>(format_.indent) * depth, ' ');
+  }
+
+  const JsonFormat& format_;
+};
+
 }  // namespace
+
+std::string ToJson(const Value& value, const JsonFormat& format) {
+  JsonWriter writer(format);
+  writer.Write(value, 0);
+  return std::move(writer.out);
+}
 
 Value Value::FromJson(absl::string_view json) {
   ValueSax sax;

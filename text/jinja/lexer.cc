@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "text/tokenizer/unicode.h"
+#include "text/jinja/strings.h"
 
 namespace capstan::jinja {
 namespace {
@@ -24,23 +24,13 @@ using tokenizer::NextCharacter;
 constexpr size_t kMostDigits = 4300;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+// What a name begins with, and consists of: Python's identifiers.
 bool IsNameBegin(uint32_t c) {
-  if (c == '_') return true;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_NL:
-      return true;
-    default:
-      return false;
-  }
+  return c == '_' || IsLetter(c) ||
+         utf8proc_category(static_cast<int32_t>(c)) == UTF8PROC_CATEGORY_NL;
 }
-// What a name consists of, and begins with: Python's identifiers.
 bool IsNamePart(uint32_t c) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
+  switch (utf8proc_category(static_cast<int32_t>(c))) {
     case UTF8PROC_CATEGORY_MN:
     case UTF8PROC_CATEGORY_MC:
     case UTF8PROC_CATEGORY_ND:
@@ -51,13 +41,8 @@ bool IsNamePart(uint32_t c) {
   }
 }
 
-// Without the white space at its end.
 absl::string_view RightStripped(absl::string_view text) {
-  size_t keep = 0;
-  for (size_t at = 0; at < text.size();) {
-    if (!IsSpace(NextCharacter(text, &at))) keep = at;
-  }
-  return text.substr(0, keep);
+  return Stripped(text, nullptr, /*left=*/false, /*right=*/true);
 }
 
 int HexDigit(char c) {
@@ -72,22 +57,21 @@ class Lexer {
   Lexer(const std::string& source, WhiteSpace white_space)
       : source_(absl::StrReplaceAll(source, {{"\r\n", "\n"}, {"\r", "\n"}})),
         trims_(white_space == WhiteSpace::kTrimmed) {
-    if (trims_) absl::ConsumeSuffix(&rest_of_source_, "\n");
+    if (trims_) absl::ConsumeSuffix(&text_, "\n");
   }
 
   std::vector<Token> Run() {
-    while (at_ < text_().size()) ReadText();
+    while (at_ < text_.size()) ReadText();
     Add(TokenKind::kEnd, "");
     return std::move(tokens_);
   }
 
  private:
-  absl::string_view text_() const { return rest_of_source_; }
   char Peek(size_t ahead = 0) const {
-    return at_ + ahead < text_().size() ? text_()[at_ + ahead] : '\0';
+    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
   }
   bool Next(absl::string_view sign) const {
-    return absl::StartsWith(text_().substr(at_), sign);
+    return absl::StartsWith(text_.substr(at_), sign);
   }
   [[noreturn]] void Fail(absl::string_view problem) const {
     throw Error(absl::StrCat("line ", line_, ": ", problem));
@@ -96,18 +80,16 @@ class Lexer {
     tokens_.push_back({kind, line_, std::string(text), std::move(value)});
   }
   void Advance(size_t bytes) {
-    const absl::string_view passed = text_().substr(at_, bytes);
+    const absl::string_view passed = text_.substr(at_, bytes);
     line_ += static_cast<int>(std::count(passed.begin(), passed.end(), '\n'));
     at_ += passed.size();
     line_starts_ = !passed.empty() && passed.back() == '\n';
   }
   void SkipSpace() {
-    size_t end = at_;
-    for (size_t at = at_; at < text_().size();) {
-      if (!IsSpace(NextCharacter(text_(), &at))) break;
-      end = at;
-    }
-    if (end > at_) Advance(end - at_);
+    const absl::string_view rest = text_.substr(at_);
+    const size_t bytes =
+        rest.size() - Stripped(rest, nullptr, true, false).size();
+    if (bytes > 0) Advance(bytes);
   }
 
   void ReadText();
@@ -115,8 +97,6 @@ class Lexer {
   void AddText(absl::string_view data, char sign, bool output);
   void ReadComment();
   void ReadTag(bool output);
-  // Whether a raw block begins here, which is then read.
-  bool ReadRaw();
   // Passes the end of a tag, with its sign and what it trims.
   void PassEnd(const char* end, bool trims_newline);
   void ReadToken();
@@ -130,7 +110,7 @@ class Lexer {
 
   const std::string source_;
   const bool trims_;
-  absl::string_view rest_of_source_ = source_;
+  absl::string_view text_ = source_;
   size_t at_ = 0;
   int line_ = 1;
   // What was read last ended with a newline, or nothing was.
@@ -158,29 +138,28 @@ void Lexer::AddText(absl::string_view data, char sign, bool output) {
 void Lexer::ReadText() {
   size_t tag = at_;
   do {
-    tag = text_().find('{', tag);
-  } while (tag != absl::string_view::npos && tag + 1 < text_().size() &&
-           !absl::StrContains("{%#", text_()[tag + 1]) && ++tag != 0);
-  if (tag == absl::string_view::npos || tag + 1 >= text_().size()) {
-    Add(TokenKind::kText, text_().substr(at_));
-    Advance(text_().size() - at_);
+    tag = text_.find('{', tag);
+  } while (tag != absl::string_view::npos && tag + 1 < text_.size() &&
+           !absl::StrContains("{%#", text_[tag + 1]) && ++tag != 0);
+  if (tag == absl::string_view::npos || tag + 1 >= text_.size()) {
+    Add(TokenKind::kText, text_.substr(at_));
+    Advance(text_.size() - at_);
     return;
   }
-  const char kind = text_()[tag + 1];
-  const char sign = tag + 2 < text_().size() ? text_()[tag + 2] : '\0';
+  const char kind = text_[tag + 1];
+  const char sign = tag + 2 < text_.size() ? text_[tag + 2] : '\0';
   const bool signed_ = sign == '-' || sign == '+';
-  AddText(text_().substr(at_, tag - at_), signed_ ? sign : '\0', kind == '{');
+  AddText(text_.substr(at_, tag - at_), signed_ ? sign : '\0', kind == '{');
   Advance(tag - at_);
-  if (kind == '%' && ReadRaw()) return;
   Advance(2 + (signed_ ? 1 : 0));
   if (kind == '#') return ReadComment();
   ReadTag(kind == '{');
 }
 
 void Lexer::ReadComment() {
-  const size_t end = text_().find("#}", at_);
+  const size_t end = text_.find("#}", at_);
   if (end == absl::string_view::npos) Fail("a comment has no end, #}");
-  const char sign = end > at_ ? text_()[end - 1] : '\0';
+  const char sign = end > at_ ? text_[end - 1] : '\0';
   const size_t signs = sign == '-' || sign == '+' ? 1 : 0;
   Advance(end - signs - at_);
   PassEnd("#}", /*trims_newline=*/true);
@@ -197,45 +176,6 @@ void Lexer::PassEnd(const char* end, bool trims_newline) {
   }
 }
 
-bool Lexer::ReadRaw() {
-  size_t at = at_ + 2;
-  const auto skip = [&] {
-    while (at < text_().size() && absl::StrContains(" \t\n", text_()[at])) ++at;
-  };
-  if (at < text_().size() && absl::StrContains("-+", text_()[at])) ++at;
-  skip();
-  if (!absl::StartsWith(text_().substr(at), "raw")) return false;
-  at += 3;
-  skip();
-  const bool strips = at < text_().size() && text_()[at] == '-';
-  if (strips) ++at;
-  if (!absl::StartsWith(text_().substr(at), "%}")) return false;
-  Advance(at + 2 - at_);
-  if (strips) SkipSpace();
-  // Its end: {%[-+] endraw [-+]%}.
-  for (size_t open = at_;; ++open) {
-    open = text_().find("{%", open);
-    if (open == absl::string_view::npos) Fail("a raw block has no endraw");
-    at = open + 2;
-    const char sign = at < text_().size() ? text_()[at] : '\0';
-    if (sign == '-' || sign == '+') ++at;
-    skip();
-    if (!absl::StartsWith(text_().substr(at), "endraw")) continue;
-    at += 6;
-    skip();
-    const absl::string_view end = text_().substr(at);
-    if (!absl::StartsWith(end, "%}") && !absl::StartsWith(end, "-%}") &&
-        !absl::StartsWith(end, "+%}")) {
-      continue;
-    }
-    AddText(text_().substr(at_, open - at_),
-            sign == '-' || sign == '+' ? sign : '\0', false);
-    Advance(at - at_);
-    PassEnd("%}", /*trims_newline=*/true);
-    return true;
-  }
-}
-
 void Lexer::ReadTag(bool output) {
   const char* const end = output ? "}}" : "%}";
   const int line = line_;
@@ -243,13 +183,13 @@ void Lexer::ReadTag(bool output) {
   brackets_.clear();
   while (true) {
     SkipSpace();
-    if (at_ >= text_().size()) {
+    if (at_ >= text_.size()) {
       line_ = line;
       Fail(absl::StrCat("a tag has no end, ", end));
     }
     if (brackets_.empty()) {
       const bool sign = Peek() == '-' || (Peek() == '+' && !output);
-      if (absl::StartsWith(text_().substr(at_ + (sign ? 1 : 0)), end)) {
+      if (absl::StartsWith(text_.substr(at_ + (sign ? 1 : 0)), end)) {
         Add(output ? TokenKind::kOutputEnd : TokenKind::kBlockEnd, "");
         return PassEnd(end, !output);
       }
@@ -263,17 +203,17 @@ void Lexer::ReadToken() {
   if (IsDigit(c)) return ReadNumber();
   if (c == '\'' || c == '"') return ReadString();
   size_t end = at_;
-  if (IsNameBegin(NextCharacter(text_(), &end))) {
-    for (size_t next = end; next < text_().size(); end = next) {
-      if (!IsNamePart(NextCharacter(text_(), &next))) break;
+  if (IsNameBegin(NextCharacter(text_, &end))) {
+    for (size_t next = end; next < text_.size(); end = next) {
+      if (!IsNamePart(NextCharacter(text_, &next))) break;
     }
-    Add(TokenKind::kName, text_().substr(at_, end - at_));
+    Add(TokenKind::kName, text_.substr(at_, end - at_));
     return Advance(end - at_);
   }
   if (!ReadSign()) {
     size_t at = at_;
-    NextCharacter(text_(), &at);
-    Fail(absl::StrCat("`", text_().substr(at_, at - at_),
+    NextCharacter(text_, &at);
+    Fail(absl::StrCat("`", text_.substr(at_, at - at_),
                       "` isn't part of an expression"));
   }
 }
@@ -298,16 +238,16 @@ Value IntegerIn(unsigned base, absl::string_view digits) {
 
 size_t Lexer::DigitsEnd(size_t begin, unsigned base, bool underscore) const {
   const auto is_digit = [&](size_t at) {
-    const int digit = at < text_().size() ? HexDigit(text_()[at]) : -1;
+    const int digit = at < text_.size() ? HexDigit(text_[at]) : -1;
     return digit >= 0 && digit < static_cast<int>(base);
   };
   size_t end = begin;
-  if (!is_digit(end) && !(underscore && end < text_().size() &&
-                          text_()[end] == '_' && is_digit(end + 1))) {
+  if (!is_digit(end) && !(underscore && end < text_.size() &&
+                          text_[end] == '_' && is_digit(end + 1))) {
     return begin;
   }
   while (is_digit(end) ||
-         (end < text_().size() && text_()[end] == '_' && is_digit(end + 1))) {
+         (end < text_.size() && text_[end] == '_' && is_digit(end + 1))) {
     ++end;
   }
   return end;
@@ -318,14 +258,14 @@ void Lexer::ReadNumber() {
   const bool item = !tokens_.empty() && tokens_.back().IsSign(".");
   size_t end = DigitsEnd(at_, 10, false);
   bool is_float = false;
-  if (!item && end < text_().size() && text_()[end] == '.') {
+  if (!item && end < text_.size() && text_[end] == '.') {
     const size_t behind = DigitsEnd(end + 1, 10, false);
     is_float = behind > end + 1;
     if (is_float) end = behind;
   }
-  if (!item && end < text_().size() && (text_()[end] | 32) == 'e') {
+  if (!item && end < text_.size() && (text_[end] | 32) == 'e') {
     const size_t sign =
-        end + 1 < text_().size() && absl::StrContains("+-", text_()[end + 1]);
+        end + 1 < text_.size() && absl::StrContains("+-", text_[end + 1]);
     const size_t behind = DigitsEnd(end + 1 + sign, 10, false);
     if (behind > end + 1 + sign) {
       is_float = true;
@@ -334,7 +274,7 @@ void Lexer::ReadNumber() {
   }
   if (is_float) {
     const std::string text =
-        absl::StrReplaceAll(text_().substr(at_, end - at_), {{"_", ""}});
+        absl::StrReplaceAll(text_.substr(at_, end - at_), {{"_", ""}});
     const double number = std::strtod(text.c_str(), nullptr);
     if (std::isinf(number)) Fail(absl::StrCat(text, " is too large"));
     Add(TokenKind::kNumber, text, number);
@@ -354,8 +294,8 @@ void Lexer::ReadNumber() {
     }
   }
   if (end - begin > kMostDigits) Fail("an integer has too many digits");
-  Add(TokenKind::kNumber, text_().substr(at_, end - at_),
-      IntegerIn(base, text_().substr(begin, end - begin)));
+  Add(TokenKind::kNumber, text_.substr(at_, end - at_),
+      IntegerIn(base, text_.substr(begin, end - begin)));
   Advance(end - at_);
 }
 
@@ -405,11 +345,11 @@ void Lexer::AppendEscape(absl::string_view text, size_t* at,
 void Lexer::ReadString() {
   const char quote = Peek();
   size_t end = at_ + 1;
-  while (end < text_().size() && text_()[end] != quote) {
-    end += text_()[end] == '\\' ? 2 : 1;
+  while (end < text_.size() && text_[end] != quote) {
+    end += text_[end] == '\\' ? 2 : 1;
   }
-  if (end >= text_().size()) Fail("a text has no closing quote");
-  const absl::string_view inner = text_().substr(at_ + 1, end - at_ - 1);
+  if (end >= text_.size()) Fail("a text has no closing quote");
+  const absl::string_view inner = text_.substr(at_ + 1, end - at_ - 1);
   std::string value;
   for (size_t at = 0; at < inner.size();) {
     if (inner[at] == '\\') {

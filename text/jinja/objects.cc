@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "text/jinja/objects.h"
-
+//
+// `loop`, macros, and jinja2's and transformers' global functions.
+#include <ctime>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "text/jinja/builtin.h"
 
 namespace capstan::jinja {
 namespace {
@@ -12,32 +15,10 @@ namespace {
 // As in jinja2's sandbox.
 constexpr int64_t kMostOfRange = 100000;
 
-class FunctionObject final : public Object {
- public:
-  FunctionObject(Function function, Value self, const char* name,
-                 Signature signature)
-      : function_(function),
-        self_(std::move(self)),
-        name_(name),
-        signature_(signature) {}
-  int depth() const override { return self_.depth() + 1; }
-  bool callable() const override { return true; }
-  Value Call(Interpreter& interpreter, const Arguments& arguments) override {
-    CheckArguments(signature_, name_, arguments);
-    return function_(interpreter, self_, arguments);
-  }
-
- private:
-  const Function function_;
-  const Value self_;
-  const char* const name_;
-  const Signature signature_;
-};
-
 class Macro final : public Object {
  public:
-  Macro(const Statement* macro, std::shared_ptr<Scope> scope)
-      : macro_(*macro), scope_(std::move(scope)) {}
+  Macro(const Statement& macro, const ScopePtr& scope)
+      : macro_(macro), scope_(scope) {}
   absl::optional<Value> Attribute(absl::string_view name) override {
     if (name == "name") return Value(macro_.text);
     return absl::nullopt;
@@ -45,7 +26,7 @@ class Macro final : public Object {
   bool callable() const override { return true; }
   Value Call(Interpreter& interpreter, const Arguments& arguments) override {
     // The scope holds the macro: shared, it would hold itself for ever.
-    const std::shared_ptr<Scope> scope = scope_.lock();
+    const ScopePtr scope = scope_.lock();
     if (scope == nullptr) throw Error("a macro is called after its scope");
     return interpreter.RunMacro(macro_, scope, arguments);
   }
@@ -86,43 +67,12 @@ class Namespace final : public Object {
   Dict values_;
 };
 
-// jinja2's Cycler and Joiner.
-class Cycler final : public Object,
-                     public std::enable_shared_from_this<Cycler> {
- public:
-  explicit Cycler(std::vector<Value> items)
-      : items_(std::move(items)), depth_(Value::List(items_).depth()) {}
-  int depth() const override { return depth_; }
-  absl::optional<Value> Attribute(absl::string_view name) override {
-    const Value self{std::shared_ptr<Object>(shared_from_this())};
-    if (name == "current") return items_[at_];
-    if (name == "next") return MakeFunction(&Next, self, "next", {});
-    if (name == "reset") return MakeFunction(&Reset, self, "reset", {});
-    return absl::nullopt;
-  }
-
- private:
-  static Value Next(Interpreter&, const Value& self, const Arguments&) {
-    auto& cycler = static_cast<Cycler&>(*self.object());
-    Value item = cycler.items_[cycler.at_];
-    cycler.at_ = (cycler.at_ + 1) % cycler.items_.size();
-    return item;
-  }
-  static Value Reset(Interpreter&, const Value& self, const Arguments&) {
-    static_cast<Cycler&>(*self.object()).at_ = 0;
-    return Value();
-  }
-
-  const std::vector<Value> items_;
-  const int depth_;
-  size_t at_ = 0;
-};
-
 class Joiner final : public Object {
  public:
   explicit Joiner(std::string separator) : separator_(std::move(separator)) {}
   bool callable() const override { return true; }
-  Value Call(Interpreter&, const Arguments&) override {
+  Value Call(Interpreter&, const Arguments& given) override {
+    Bind(given, {}, "joiner's function");
     return std::exchange(used_, true) ? separator_ : std::string();
   }
 
@@ -131,37 +81,29 @@ class Joiner final : public Object {
   bool used_ = false;
 };
 
-Dict DictOf(const Arguments& arguments) {
+Dict DictOf(const Call& call) {
+  const Arguments& given = call.given;
+  if (given.positional.size() > 1) throw Error("dict takes one argument");
   Dict dict;
-  arguments.AtMost(1, "dict");
-  if (!arguments.positional.empty()) {
-    const Value& from = arguments.positional[0];
-    if (from.is_dict()) {
-      dict = *from.dict();
-    } else {
-      for (const Value& pair : Iterate(from)) {
-        const std::vector<Value> both = Iterate(pair);
-        if (both.size() != 2) throw Error("dict wants pairs");
-        CheckHashable(both[0]);
-        dict.Set(both[0], both[1]);
-      }
+  if (!given.positional.empty() && given.positional[0].is_dict()) {
+    dict = *given.positional[0].dict();
+  } else if (!given.positional.empty()) {
+    for (const Value& pair : Iterate(given.positional[0])) {
+      const std::vector<Value> both = Iterate(pair);
+      if (both.size() != 2) throw Error("dict wants pairs");
+      CheckHashable(both[0]);
+      dict.Set(both[0], both[1]);
     }
   }
-  for (const auto& [name, value] : arguments.named) dict.Set(name, value);
+  for (const auto& [name, value] : given.named) dict.Set(name, value);
   return dict;
 }
 
-Value Range(Interpreter& interpreter, const Value&, const Arguments& given) {
-  for (const Value& one : given.positional) {
-    if (!one.is_int() && !one.is_bool()) {
-      throw Error(absl::StrCat("range wants integers, not a ", one.TypeName()));
-    }
-  }
-  const bool only_end = given.positional.size() == 1;
-  const int64_t begin = only_end ? 0 : given.positional[0].integer();
-  const int64_t end = given.positional[only_end ? 0 : 1].integer();
-  const int64_t step =
-      given.positional.size() == 3 ? given.positional[2].integer() : 1;
+Value Range(const Call& call) {
+  const bool only_end = call.given.positional.size() == 1;
+  const int64_t begin = only_end ? 0 : call.Integer("start", 0);
+  const int64_t end = call.Integer(only_end ? "start" : "stop", 0);
+  const int64_t step = call.Integer("step", 1);
   if (step == 0) throw Error("range's step can't be 0");
   std::vector<Value> items;
   for (int64_t i = begin; step > 0 ? i < end : i > end;) {
@@ -172,41 +114,18 @@ Value Range(Interpreter& interpreter, const Value&, const Arguments& given) {
     items.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
-  interpreter.Spend(static_cast<int64_t>(items.size()));
+  call.interpreter.Spend(static_cast<int64_t>(items.size()));
   return Value::List(std::move(items));
 }
 
-Value MakeDict(Interpreter&, const Value&, const Arguments& arguments) {
-  return Value::Of(DictOf(arguments));
+Value RaiseException(const Call& call) {
+  throw Error(ToText(call.Get("message", "")));
 }
 
-Value MakeNamespace(Interpreter&, const Value&, const Arguments& arguments) {
-  return Value(
-      std::shared_ptr<Object>(std::make_shared<Namespace>(DictOf(arguments))));
-}
-
-Value MakeCycler(Interpreter&, const Value&, const Arguments& arguments) {
-  if (arguments.positional.empty()) throw Error("cycler wants items");
-  return Value(
-      std::shared_ptr<Object>(std::make_shared<Cycler>(arguments.positional)));
-}
-
-Value MakeJoiner(Interpreter&, const Value&, const Arguments& arguments) {
-  return Value(std::shared_ptr<Object>(
-      std::make_shared<Joiner>(ToText(arguments.Get(0, "sep", ", ")))));
-}
-
-Value RaiseException(Interpreter&, const Value&, const Arguments& arguments) {
-  throw Error(ToText(arguments.Get(0, "message", "the template refuses this")));
-}
-
-Value StrftimeNow(Interpreter& interpreter, const Value&,
-                  const Arguments& arguments) {
-  const Value given = arguments.Get(0, "format", "");
-  if (!given.is_string()) throw Error("strftime_now wants a text");
-  const std::string& format = given.string();
+Value StrftimeNow(const Call& call) {
+  const std::string& format = call.Text("format");
   if (format.size() > 1000) throw LimitError("strftime_now's format is long");
-  const std::time_t now = interpreter.now();
+  const std::time_t now = call.interpreter.now();
   std::tm local = {};
   localtime_r(&now, &local);
   // A blank in front tells an empty result from too small a buffer.
@@ -216,33 +135,24 @@ Value StrftimeNow(Interpreter& interpreter, const Value&,
   return text.empty() ? text : text.substr(1);
 }
 
+constexpr Builtin kGlobals[] = {
+    {"range", Range, "start,stop,step/", 1},
+    {"dict", [](const Call& c) { return Value::Of(DictOf(c)); }, "*"},
+    {"namespace", [](const Call& c) { return NewObject<Namespace>(DictOf(c)); },
+     "*"},
+    {"joiner",
+     [](const Call& c) {
+       return NewObject<Joiner>(ToText(c.Get("sep", ", ")));
+     },
+     "sep"},
+    {"raise_exception", RaiseException, "message", 1},
+    {"strftime_now", StrftimeNow, "format", 1},
+};
+
 }  // namespace
 
-Value MakeFunction(Function function, Value self, const char* name,
-                   Signature signature) {
-  return Value(std::shared_ptr<Object>(std::make_shared<FunctionObject>(
-      function, std::move(self), name, signature)));
-}
-
-Value MakeMacro(const Statement& macro, std::shared_ptr<Scope> scope) {
-  return Value(std::shared_ptr<Object>(
-      std::make_shared<Macro>(&macro, std::move(scope))));
-}
-
-Value LoopCycle(Interpreter&, const Value& self, const Arguments& arguments) {
-  if (arguments.positional.empty()) throw Error("loop.cycle wants items");
-  const auto& loop = static_cast<LoopState&>(*self.object());
-  return arguments.positional[loop.index % arguments.positional.size()];
-}
-
-Value LoopChanged(Interpreter&, const Value& self, const Arguments& arguments) {
-  auto& loop = static_cast<LoopState&>(*self.object());
-  const bool same =
-      loop.any_changed_ &&
-      Equal(Value::List(loop.last_changed_), Value::List(arguments.positional));
-  loop.any_changed_ = true;
-  loop.last_changed_ = arguments.positional;
-  return !same;
+Value MakeMacro(const Statement& macro, ScopePtr scope) {
+  return NewObject<Macro>(macro, std::move(scope));
 }
 
 absl::optional<Value> LoopState::Attribute(absl::string_view name) {
@@ -255,8 +165,8 @@ absl::optional<Value> LoopState::Attribute(absl::string_view name) {
   if (name == "first") return Value(at == 0);
   if (name == "last") return Value(at + 1 == length);
   if (name == "length") return Value(length);
-  if (name == "depth") return Value(depth_ + 1);
-  if (name == "depth0") return Value(depth_);
+  if (name == "depth") return Value(1);
+  if (name == "depth0") return Value(0);
   if (name == "previtem") {
     return at > 0 ? items[index - 1]
                   : Value(Undefined{"there is no previous item"});
@@ -265,39 +175,13 @@ absl::optional<Value> LoopState::Attribute(absl::string_view name) {
     return at + 1 < length ? items[index + 1]
                            : Value(Undefined{"there is no next item"});
   }
-  const Value self{std::shared_ptr<Object>(shared_from_this())};
-  if (name == "cycle") return MakeFunction(&LoopCycle, self, "cycle", {"*"});
-  if (name == "changed")
-    return MakeFunction(&LoopChanged, self, "changed", {"*"});
   return absl::nullopt;
 }
 
-Value LoopState::Call(Interpreter& interpreter, const Arguments& arguments) {
-  if (arguments.positional.size() != 1) throw Error("loop(..) wants items");
-  return interpreter.RunLoopAgain(loop_, arguments.positional[0], scope_,
-                                  depth_ + 1);
-}
-
-absl::optional<Value> GlobalNamed(const std::string& name) {
-  struct Global {
-    const char* name;
-    Function function;
-    Signature signature;
-  };
-  static constexpr Global kGlobals[] = {
-      {"range", &Range, {"start,stop,step/", 1}},
-      {"dict", &MakeDict, {"*"}},
-      {"namespace", &MakeNamespace, {"*"}},
-      {"cycler", &MakeCycler, {"*"}},
-      {"joiner", &MakeJoiner, {"sep"}},
-      {"raise_exception", &RaiseException, {"message", 1}},
-      {"strftime_now", &StrftimeNow, {"format", 1}},
-  };
-  for (const Global& one : kGlobals) {
-    if (name != one.name) continue;
-    return MakeFunction(one.function, Value(), one.name, one.signature);
-  }
-  return absl::nullopt;
+absl::optional<Value> GlobalNamed(absl::string_view name) {
+  const Builtin* const found = FindBuiltin(kGlobals, name);
+  if (found == nullptr) return absl::nullopt;
+  return MakeFunction(*found, Value());
 }
 
 }  // namespace capstan::jinja

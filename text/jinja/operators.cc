@@ -10,11 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "text/jinja/interpreter.h"
-#include "text/jinja/objects.h"
+#include "text/jinja/strings.h"
 
 namespace capstan::jinja {
-
-using ScopePtr = std::shared_ptr<Scope>;
 
 namespace {
 
@@ -51,10 +49,7 @@ SliceRange RangeOf(const Value& begin, const Value& end, const Value& step,
   return range;
 }
 
-Value IntegerOf(bool fits, int64_t value) {
-  if (!fits) throw Error("an integer exceeds 64 bits");
-  return value;
-}
+[[noreturn]] void FailTooLarge() { throw Error("an integer exceeds 64 bits"); }
 
 // -1 for a negative, to floor towards minus infinity as Python does.
 int64_t FloorDivide(int64_t a, int64_t b) {
@@ -72,7 +67,8 @@ Value IntegerPower(int64_t base, int64_t exponent) {
     exponent >>= 1;
     if (exponent > 0) fits &= !__builtin_mul_overflow(base, base, &base);
   }
-  return IntegerOf(fits, result);
+  if (!fits) FailTooLarge();
+  return result;
 }
 
 // Where Python raises, or has complex numbers, it is an Error.
@@ -87,17 +83,12 @@ Value FloatPower(double base, double exponent) {
 
 Value IntegerOperation(const std::string& sign, int64_t a, int64_t b) {
   int64_t result = 0;
-  if (sign == "+") {
-    const bool fits = !__builtin_add_overflow(a, b, &result);
-    return IntegerOf(fits, result);
-  }
-  if (sign == "-") {
-    const bool fits = !__builtin_sub_overflow(a, b, &result);
-    return IntegerOf(fits, result);
-  }
-  if (sign == "*") {
-    const bool fits = !__builtin_mul_overflow(a, b, &result);
-    return IntegerOf(fits, result);
+  if (sign == "+" || sign == "-" || sign == "*") {
+    const bool exceeds = sign == "+"   ? __builtin_add_overflow(a, b, &result)
+                         : sign == "-" ? __builtin_sub_overflow(a, b, &result)
+                                       : __builtin_mul_overflow(a, b, &result);
+    if (exceeds) FailTooLarge();
+    return result;
   }
   if (sign == "**") {
     if (b < 0)
@@ -171,9 +162,7 @@ Value Interpreter::Binary(const std::string& sign, const Value& a,
   }
   if ((a.is_big() && (b.is_big() || b.is_number())) ||
       (b.is_big() && a.is_number())) {
-    if (!a.is_float() && !b.is_float()) {
-      throw Error("an integer exceeds 64 bits");
-    }
+    if (!a.is_float() && !b.is_float()) FailTooLarge();
     return FloatOperation(sign, a.number(), b.number());
   }
   if (sign == "%" && a.is_string()) {

@@ -12,29 +12,26 @@ namespace capstan::jinja {
 
 using Kind = ExpressionKind;
 
-Body Parser::ParseBody(std::initializer_list<const char*> ends) {
+Body Parser::ParseBody(std::initializer_list<const char*> ends, bool of_if) {
   const Nested nested(this);
+  const bool outer = std::exchange(in_if_, of_if);
   Body body;
   while (Now().kind != TokenKind::kEnd) {
     links_ = 0;
     if (Now().kind == TokenKind::kText) {
-      auto made = std::make_unique<Statement>();
-      made->kind = StatementKind::kText;
-      made->line = Now().line;
-      made->text = Now().text;
-      body.push_back(std::move(made));
+      body.push_back(NewStatement(StatementKind::kText));
+      body.back()->text = Now().text;
       Advance();
     } else if (Now().kind == TokenKind::kOutputBegin) {
-      auto made = std::make_unique<Statement>();
-      made->kind = StatementKind::kOutput;
-      made->line = Now().line;
+      body.push_back(NewStatement(StatementKind::kOutput));
       Advance();
-      made->expression = ParseTuple();
+      body.back()->expression = ParseTuple();
       WantKind(TokenKind::kOutputEnd, "}}");
-      body.push_back(std::move(made));
     } else {
       for (const char* const end : ends) {
-        if (After().IsName(end)) return body;
+        if (!After().IsName(end)) continue;
+        in_if_ = outer;
+        return body;
       }
       Advance();
       body.push_back(ParseStatement());
@@ -56,75 +53,90 @@ Body Parser::BodyTo(const char* end) {
 }
 
 std::unique_ptr<Statement> Parser::ParseStatement() {
-  auto made = std::make_unique<Statement>();
-  made->line = Now().line;
+  struct Tag {
+    const char* name;
+    StatementKind kind;
+    void (Parser::*parse)(Statement* made);
+  };
+  static constexpr Tag kTags[] = {
+      {"if", StatementKind::kIf, &Parser::ParseIf},
+      {"for", StatementKind::kFor, &Parser::ParseFor},
+      {"set", StatementKind::kSet, &Parser::ParseSet},
+      {"macro", StatementKind::kMacro, &Parser::ParseMacro},
+      {"call", StatementKind::kCallBlock, &Parser::ParseCallBlock},
+      {"with", StatementKind::kWith, &Parser::ParseWith},
+      {"filter", StatementKind::kFilter, &Parser::ParseFilterBlock},
+      {"generation", StatementKind::kGeneration, &Parser::ParseGeneration},
+      {"break", StatementKind::kBreak, &Parser::ParseLoopControl},
+      {"continue", StatementKind::kContinue, &Parser::ParseLoopControl},
+  };
   const std::string name = WantName();
-  if (name == "if") {
-    ParseIf(made.get());
-  } else if (name == "for") {
-    ParseFor(made.get());
-  } else if (name == "set") {
-    ParseSet(made.get());
-  } else if (name == "macro") {
-    ParseMacro(made.get());
-  } else if (name == "call") {
-    ParseCallBlock(made.get());
-  } else if (name == "with") {
-    ParseWith(made.get());
-  } else if (name == "filter") {
-    made->kind = StatementKind::kFilter;
-    // The first has no bar before it.
-    at_ -= 1;
-    made->expression = ParseFilter(nullptr);
-    while (Now().IsSign("|")) {
-      made->expression = ParseFilter(std::move(made->expression));
-    }
-    made->body = BodyTo("endfilter");
-  } else if (name == "generation") {
-    made->kind = StatementKind::kGeneration;
-    marks_generation_ = true;
-    made->body = ParseFunction("endgeneration", made.get());
-  } else if (name == "break" || name == "continue") {
-    if (loops_ == 0) Fail(absl::StrCat("`", name, "` outside of a loop"));
-    made->kind =
-        name == "break" ? StatementKind::kBreak : StatementKind::kContinue;
-  } else {
-    Fail(absl::StrCat("there is no tag `", name, "` here"));
+  for (const Tag& tag : kTags) {
+    if (name != tag.name) continue;
+    std::unique_ptr<Statement> made = NewStatement(tag.kind);
+    made->text = name;
+    (this->*tag.parse)(made.get());
+    EndOfTag();
+    return made;
   }
-  EndOfTag();
+  Fail(absl::StrCat("there is no tag `", name, "` here"));
+}
+
+std::unique_ptr<Statement> Parser::NewStatement(StatementKind kind) const {
+  auto made = std::make_unique<Statement>();
+  made->kind = kind;
+  made->line = Now().line;
   return made;
 }
 
+void Parser::ParseFilterBlock(Statement* made) {
+  // The first filter has no bar before it.
+  at_ -= 1;
+  made->expression = ParseFilter(nullptr);
+  while (Now().IsSign("|")) {
+    made->expression = ParseFilter(std::move(made->expression));
+  }
+  made->body = BodyTo("endfilter");
+}
+
+void Parser::ParseGeneration(Statement* made) {
+  marks_generation_ = true;
+  made->body = ParseFunction("endgeneration", made);
+}
+
+void Parser::ParseLoopControl(Statement* made) {
+  if (loops_ == 0) Fail(absl::StrCat("`", made->text, "` outside of a loop"));
+}
+
 void Parser::ParseIf(Statement* made) {
-  made->kind = StatementKind::kIf;
+  const bool outer = std::exchange(in_if_, true);
   made->expression = ParseTuple(/*conditional=*/false);
   EndOfTag();
-  made->body = ParseBody({"elif", "else", "endif"});
+  made->body = ParseBody({"elif", "else", "endif"}, /*of_if=*/true);
   Advance();
   while (SkipName("elif")) {
     Branch branch;
     branch.expression = ParseTuple(/*conditional=*/false);
     EndOfTag();
-    branch.body = ParseBody({"elif", "else", "endif"});
+    branch.body = ParseBody({"elif", "else", "endif"}, /*of_if=*/true);
     made->branches.push_back(std::move(branch));
     Advance();
   }
   if (SkipName("else")) {
     EndOfTag();
-    made->otherwise = ParseBody({"endif"});
+    made->otherwise = ParseBody({"endif"}, /*of_if=*/true);
     Advance();
   }
+  in_if_ = outer;
   Advance();
 }
 
 void Parser::ParseFor(Statement* made) {
-  made->kind = StatementKind::kFor;
   ++fors_;
   made->target = ParseTarget(/*attributes=*/false);
   if (!SkipName("in")) Fail(absl::StrCat("expected `in`, found ", Shown()));
   made->expression = ParseTuple(/*conditional=*/false);
   if (SkipName("if")) made->test = ParseExpression();
-  made->recursive = SkipName("recursive");
   EndOfTag();
   ++loops_;
   made->body = ParseBody({"else", "endfor"});
@@ -140,7 +152,6 @@ void Parser::ParseFor(Statement* made) {
 }
 
 void Parser::ParseSet(Statement* made) {
-  made->kind = StatementKind::kSet;
   made->target = ParseTarget(/*attributes=*/true);
   if (SkipSign("=")) {
     made->expression = ParseTuple();
@@ -179,29 +190,21 @@ void Parser::ParseParameters(Statement* made) {
 
 Body Parser::ParseFunction(const char* end, Statement* made) {
   const int loops = std::exchange(loops_, 0);
-  const bool varargs = std::exchange(uses_varargs_, false);
-  const bool kwargs = std::exchange(uses_kwargs_, false);
   const bool caller = std::exchange(uses_caller_, false);
   Body body = BodyTo(end);
-  made->uses_varargs = uses_varargs_;
-  made->uses_kwargs = uses_kwargs_;
   made->uses_caller = uses_caller_;
   loops_ = loops;
-  uses_varargs_ |= varargs;
-  uses_kwargs_ |= kwargs;
   uses_caller_ |= caller;
   return body;
 }
 
 void Parser::ParseMacro(Statement* made) {
-  made->kind = StatementKind::kMacro;
   made->text = WantName();
   ParseParameters(made);
   made->body = ParseFunction("endmacro", made);
 }
 
 void Parser::ParseCallBlock(Statement* made) {
-  made->kind = StatementKind::kCallBlock;
   if (Now().IsSign("(")) ParseParameters(made);
   made->expression = ParseExpression();
   if (made->expression->kind != Kind::kCall) Fail("expected a call");
@@ -209,7 +212,6 @@ void Parser::ParseCallBlock(Statement* made) {
 }
 
 void Parser::ParseWith(Statement* made) {
-  made->kind = StatementKind::kWith;
   while (Now().kind != TokenKind::kBlockEnd) {
     if (!made->assignments.empty()) WantSign(",");
     ExpressionPtr target = ParseTarget(/*attributes=*/false);

@@ -32,7 +32,7 @@ class Parser {
   Parsed Run() {
     Parsed parsed;
     parsed.body = ParseBody({});
-    CheckNames(parsed.body);
+    if (!unknown_.empty()) throw Error(unknown_[0]);
     if (Now().kind != TokenKind::kEnd) Fail("there is more after the end");
     parsed.marks_generation = marks_generation_;
     return parsed;
@@ -118,8 +118,10 @@ class Parser {
   }
 
   // ---- Statements.
-  Body ParseBody(std::initializer_list<const char*> ends);
+  // `of_if`: of an if statement.
+  Body ParseBody(std::initializer_list<const char*> ends, bool of_if = false);
   std::unique_ptr<Statement> ParseStatement();
+  std::unique_ptr<Statement> NewStatement(StatementKind kind) const;
   // Parses the body up to `end`, and passes that.
   Body BodyTo(const char* end);
   void EndOfTag() { WantKind(TokenKind::kBlockEnd, "%}"); }
@@ -129,6 +131,9 @@ class Parser {
   void ParseMacro(Statement* made);
   void ParseCallBlock(Statement* made);
   void ParseWith(Statement* made);
+  void ParseFilterBlock(Statement* made);
+  void ParseGeneration(Statement* made);
+  void ParseLoopControl(Statement* made);
   void ParseParameters(Statement* made);
   // A body that is a function of its own: a loop around it isn't one of its.
   Body ParseFunction(const char* end, Statement* made);
@@ -143,7 +148,6 @@ class Parser {
   ExpressionPtr ParseExpression() { return ParseConditional(); }
   ExpressionPtr ParseConditional();
   ExpressionPtr ParseOr();
-  ExpressionPtr ParseAnd();
   ExpressionPtr ParseNot();
   ExpressionPtr ParseCompare();
   ExpressionPtr ParseSum();
@@ -156,6 +160,9 @@ class Parser {
   ExpressionPtr ParseFilters(ExpressionPtr made);
   ExpressionPtr ParseFilter(ExpressionPtr of);
   ExpressionPtr ParseTest(ExpressionPtr of);
+  // A filter's or test's name.
+  std::string ParseFunctionName(const char* kind,
+                                bool (*is_known)(absl::string_view));
   ExpressionPtr ParseSubscript(ExpressionPtr of);
   ExpressionPtr ParseIndex();
   ExpressionPtr ParseList();
@@ -168,20 +175,21 @@ class Parser {
   bool EndsTuple() const {
     return Now().kind == TokenKind::kBlockEnd ||
            Now().kind == TokenKind::kOutputEnd || Now().IsSign(")") ||
-           Now().IsSign("=") || Now().IsName("in") || Now().IsName("recursive");
+           Now().IsSign("=") || Now().IsName("in");
   }
 
   const std::vector<Token> tokens_;
   size_t at_ = 0;
   int depth_ = 0;
-  int links_ = 0;  // of the output or tag that is read
-  int loops_ = 0;  // around this place, that it can leave
-  int fors_ = 0;   // around this place
-  // Names that the function which is read has.
-  bool uses_varargs_ = false;
-  bool uses_kwargs_ = false;
-  bool uses_caller_ = false;
+  int links_ = 0;             // of the output or tag that is read
+  int loops_ = 0;             // around this place, that it can leave
+  int fors_ = 0;              // around this place
+  bool uses_caller_ = false;  // the function that is read
   bool marks_generation_ = false;
+  // Filters and tests that aren't known, as errors: not those in an if, where
+  // jinja2 leaves them to rendering (CodeGenerator._filter_test_common).
+  std::vector<std::string> unknown_;
+  bool in_if_ = false;
 };
 
 }  // namespace capstan::jinja

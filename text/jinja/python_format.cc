@@ -10,19 +10,20 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
 #include "text/jinja/interpreter.h"
-#include "text/tokenizer/unicode.h"
+#include "text/jinja/strings.h"
 
 namespace capstan::jinja {
 namespace {
 
 constexpr int64_t kMostWidth = 100'000;
 constexpr int64_t kMostPrecision = 1'000;
+constexpr char kIntegerTypes[] = "bdoxX";
+constexpr char kFloatTypes[] = "eEfFgG%";
 
-// [[fill]align][sign][#][0][width][grouping][.precision][type], and the same
-// of a % format.
+// [[fill]align][sign][#][0][width][,][.precision][type], and the same of a %
+// format.
 struct Spec {
   std::string fill = " ";
   char align = '\0';  // < > ^ =
@@ -30,7 +31,7 @@ struct Spec {
   bool alternate = false;
   bool zero = false;
   int64_t width = 0;
-  char grouping = '\0';    // , or _
+  bool groups = false;     // digits, by commas
   int64_t precision = -1;  // none
   char type = '\0';
 };
@@ -47,56 +48,46 @@ std::string Padded(const std::string& body, const Spec& spec, char align) {
   return out;
 }
 
-// `digits` in groups from the right; what follows them isn't in it.
-std::string Grouped(const std::string& digits, char sign, size_t each) {
-  std::string out;
-  for (size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % each == 0) out += sign;
-    out += digits[i];
+std::string Truncated(const std::string& text, int64_t precision) {
+  size_t at = 0;
+  for (int64_t count = 0; at < text.size() && count != precision; ++count) {
+    tokenizer::NextCharacter(text, &at);
   }
+  return text.substr(0, at);
+}
+
+[[noreturn]] void Misfit(const Value& value) {
+  throw Error(
+      absl::StrCat("a format's specifier doesn't fit a ", value.TypeName()));
+}
+
+// The digits of a positive number as C's printf, whose floating formats
+// Python's are.
+std::string FloatDigits(double value, const Spec& spec) {
+  if (spec.type == '\0') {
+    if (spec.precision < 0) return ToText(value);
+    throw Error("a format with a precision wants a type as well");
+  }
+  const bool percent = spec.type == '%';
+  const std::string format =
+      absl::StrCat("%", spec.alternate ? "#" : "", ".*",
+                   std::string(1, percent ? 'f' : spec.type));
+  const auto digits = static_cast<int>(spec.precision < 0 ? 6 : spec.precision);
+  std::string out(512 + kMostPrecision, '\0');
+  out.resize(static_cast<size_t>(std::snprintf(out.data(), out.size(),
+                                               format.c_str(), digits,
+                                               percent ? value * 100 : value)));
+  if (percent) out += '%';
   return out;
 }
 
-// A number of `digits`, and `rest` behind them: a fraction and an exponent.
-std::string Number(bool negative, const std::string& prefix, std::string digits,
-                   const std::string& rest, const Spec& spec) {
-  std::string head = negative           ? "-"
-                     : spec.sign == '-' ? ""
-                                        : std::string(1, spec.sign);
-  head += prefix;
-  const bool zeros = spec.align == '=' || (spec.zero && spec.align == '\0');
-  const size_t each =
-      prefix.empty() && !absl::StrContains("box", spec.type | 32) ? 3
-      : spec.type == '\0' || spec.type == 'd'                     ? 3
-                                                                  : 4;
-  const std::string fill = spec.zero && spec.align == '\0' ? "0" : spec.fill;
-  const auto body = [&] {
-    return spec.grouping == '\0' ? digits
-                                 : Grouped(digits, spec.grouping, each);
-  };
-  if (!zeros) return Padded(head + body() + rest, spec, '>');
-  const auto size = [&] {
-    return static_cast<int64_t>(head.size() + body().size() + rest.size());
-  };
-  if (fill == "0") {
-    // Each of them takes a place, and a separator's besides.
-    while (size() < spec.width) {
-      const int64_t missing = spec.width - size();
-      const int64_t separated = spec.grouping == '\0' ? 0 : 1;
-      const auto zeros =
-          std::max<int64_t>(1, missing * static_cast<int64_t>(each) /
-                                   (static_cast<int64_t>(each) + separated));
-      digits.insert(0, static_cast<size_t>(zeros), '0');
-    }
-    return head + body() + rest;
-  }
-  std::string pad;
-  for (int64_t i = size(); i < spec.width; ++i) pad += fill;
-  return head + pad + body() + rest;
-}
-
-std::string InBase(uint64_t number, unsigned base, bool upper) {
-  const char* const signs = upper ? "0123456789ABCDEF" : "0123456789abcdef";
+std::string IntegerDigits(uint64_t number, char type) {
+  const unsigned base = type == 'b'          ? 2
+                        : type == 'o'        ? 8
+                        : (type | 32) == 'x' ? 16
+                                             : 10;
+  const char* const signs =
+      type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string out;
   do {
     out.insert(out.begin(), signs[number % base]);
@@ -105,131 +96,48 @@ std::string InBase(uint64_t number, unsigned base, bool upper) {
   return out;
 }
 
-std::string CharacterOf(int64_t code) {
-  if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) {
-    throw Error("a format's %c wants a character's number");
+std::string FormatNumber(const Value& value, Spec spec) {
+  const bool is_integer = value.is_int() || value.is_bool() || value.is_big();
+  const bool as_float =
+      value.is_float() || absl::StrContains(kFloatTypes, spec.type);
+  const char* const types = as_float ? kFloatTypes : kIntegerTypes;
+  if ((!is_integer && !value.is_float()) ||
+      (!as_float && spec.precision >= 0) ||
+      (spec.type != '\0' && !absl::StrContains(types, spec.type))) {
+    Misfit(value);
   }
-  std::string text;
-  tokenizer::AppendCharacter(static_cast<uint32_t>(code), &text);
-  return text;
-}
-
-std::string FormatInteger(const Value& value, const Spec& spec) {
-  const char type = spec.type == '\0' || spec.type == 'n' || spec.type == 'i' ||
-                            spec.type == 'u'
-                        ? 'd'
-                        : spec.type;
-  bool negative = false;
-  std::string digits;
+  const bool decimal = spec.type == '\0' || spec.type == 'd';
+  bool negative = value.number() < 0;
   std::string prefix;
-  if (value.is_big()) {
-    if (type != 'd') throw Error("an integer exceeds 64 bits");
-    digits = value.digits();
-    negative = absl::StartsWith(digits, "-");
-    if (negative) digits.erase(0, 1);
+  std::string digits;
+  if (as_float) {
+    negative = std::signbit(value.number()) && !std::isnan(value.number());
+    digits = FloatDigits(std::fabs(value.number()), spec);
+  } else if (value.is_big()) {
+    if (!decimal) throw Error("an integer exceeds 64 bits");
+    digits = value.digits().substr(negative ? 1 : 0);
   } else {
-    const int64_t number = value.integer();
-    negative = number < 0;
-    const uint64_t size = negative ? uint64_t{0} - static_cast<uint64_t>(number)
-                                   : static_cast<uint64_t>(number);
-    const unsigned base = type == 'b'   ? 2
-                          : type == 'o' ? 8
-                          : type == 'd' ? 10
-                                        : 16;
-    digits = InBase(size, base, type == 'X');
-    if (spec.alternate && type != 'd') prefix = std::string("0") + type;
+    const auto size = static_cast<uint64_t>(value.integer());
+    digits = IntegerDigits(negative ? uint64_t{0} - size : size, spec.type);
+    if (spec.alternate && !decimal) prefix = {'0', spec.type};
   }
-  return Number(negative, prefix, std::move(digits), "", spec);
-}
-
-// Digits as C's printf, whose floating formats Python's are; the type is one
-// of e E f F g G.
-std::string Printed(double value, char type, int64_t precision,
-                    bool alternate) {
-  const std::string format =
-      absl::StrCat("%", alternate ? "#" : "", ".*", std::string(1, type));
-  const int digits = static_cast<int>(precision);
-  std::string out(512 + kMostPrecision, '\0');
-  out.resize(static_cast<size_t>(
-      std::snprintf(out.data(), out.size(), format.c_str(), digits, value)));
-  return out;
-}
-
-std::string FormatFloat(double value, const Spec& spec) {
-  std::string text;
-  const double size = std::fabs(value);
-  const bool negative = std::signbit(value) && !std::isnan(value);
-  if (!std::isfinite(value)) {
-    text = std::isnan(value) ? "nan" : "inf";
-    if (spec.type == 'F' || spec.type == 'E' || spec.type == 'G') {
-      std::transform(text.begin(), text.end(), text.begin(),
-                     [](char c) { return static_cast<char>(c - 32); });
-    }
-    return Number(negative, "", "", text, spec);
+  if (spec.groups) {
+    if (spec.zero) throw Error("a format can't have both `0` and `,`");
+    if (!as_float && !decimal) Misfit(value);
+    size_t at = std::min(digits.find_first_not_of("0123456789"), digits.size());
+    for (; at > 3; at -= 3) digits.insert(at - 3, 1, ',');
   }
-  if (spec.type == '\0' && spec.precision < 0) {
-    text = ToText(Value(size));
-  } else if (spec.type == '\0') {
-    // As g, but with a digit behind the point.
-    text = Printed(size, 'g', std::max<int64_t>(1, spec.precision), false);
-    if (!absl::StrContains(text, '.') && !absl::StrContains(text, 'e')) {
-      if (static_cast<int64_t>(text.size()) >=
-          std::max<int64_t>(1, spec.precision)) {
-        text =
-            Printed(size, 'e', std::max<int64_t>(0, spec.precision - 1), false);
-        const size_t e = text.find('e');
-        std::string digits = text.substr(0, e);
-        if (absl::StrContains(digits, '.')) {
-          digits.resize(digits.find_last_not_of('0') + 1);
-          if (digits.back() == '.') digits.pop_back();
-        }
-        text = digits + text.substr(e);
-      } else {
-        text += ".0";
-      }
-    }
-  } else if (spec.type == '%') {
-    text = Printed(size * 100, 'f', spec.precision < 0 ? 6 : spec.precision,
-                   spec.alternate) +
-           "%";
-  } else {
-    text = Printed(size, spec.type == 'n' ? 'g' : spec.type,
-                   spec.precision < 0 ? 6 : spec.precision, spec.alternate);
-  }
-  const size_t end =
-      std::min(text.find_first_not_of("0123456789"), text.size());
-  return Number(negative, "", text.substr(0, end), text.substr(end), spec);
-}
-
-std::string Truncated(const std::string& text, int64_t precision) {
-  if (precision < 0) return text;
-  std::string out;
-  int64_t count = 0;
-  for (size_t at = 0; at < text.size() && count < precision; ++count) {
-    const size_t begin = at;
-    tokenizer::NextCharacter(text, &at);
-    out += text.substr(begin, at - begin);
-  }
-  return out;
-}
-
-// repr() with what isn't ASCII as escapes.
-std::string Ascii(const Value& value) {
-  const std::string text = Repr(value);
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const uint32_t c = tokenizer::NextCharacter(text, &at);
-    if (c < 0x80) {
-      out += static_cast<char>(c);
-    } else if (c < 0x100) {
-      absl::StrAppendFormat(&out, "\\x%02x", c);
-    } else if (c < 0x10000) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      absl::StrAppendFormat(&out, "\\U%08x", c);
-    }
-  }
-  return out;
+  const std::string sign = negative           ? "-"
+                           : spec.sign == '-' ? ""
+                                              : std::string(1, spec.sign);
+  const std::string head = sign + prefix;
+  const bool zeros = spec.zero && spec.align == '\0';
+  if (!zeros && spec.align != '=') return Padded(head + digits, spec, '>');
+  // What fills stands between the sign and the digits.
+  if (zeros) spec.fill = "0";
+  spec.align = '>';
+  spec.width -= static_cast<int64_t>(head.size());
+  return head + Padded(digits, spec, '>');
 }
 
 // Reads digits of `text` from *at on; -1 if there are none.
@@ -245,83 +153,53 @@ int64_t ReadNumber(absl::string_view text, size_t* at, int64_t most) {
   return number;
 }
 
+// Reads the precision at *at, if there is one.
+void ReadPrecision(absl::string_view text, size_t* at, Spec* spec) {
+  if (*at >= text.size() || text[*at] != '.') return;
+  ++*at;
+  spec->precision = ReadNumber(text, at, kMostPrecision);
+  if (spec->precision < 0) throw Error("a format lacks its precision");
+}
+
 // ---- str.format.
 
-Spec ParseSpec(const std::string& text) {
+Spec ParseSpec(absl::string_view text) {
   Spec spec;
   size_t at = 0;
-  const auto is_align = [](char c) {
-    return c != '\0' && absl::StrContains("<>^=", c);
-  };
   const auto now = [&] { return at < text.size() ? text[at] : '\0'; };
+  const auto skip = [&](char sign) {
+    if (now() != sign) return false;
+    ++at;
+    return true;
+  };
   size_t second = 0;
   if (!text.empty()) tokenizer::NextCharacter(text, &second);
-  if (second > 0 && second < text.size() && is_align(text[second])) {
-    spec.fill = text.substr(0, second);
-    spec.align = text[second];
-    at = second + 1;
-  } else if (is_align(now())) {
-    spec.align = text[at++];
+  if (second < text.size() && absl::StrContains("<>^=", text[second])) {
+    spec.fill = std::string(text.substr(0, second));
+    at = second;
   }
-  if (now() != '\0' && absl::StrContains("+- ", now())) spec.sign = text[at++];
-  if (now() == '#') {
-    spec.alternate = true;
-    ++at;
-  }
-  if (now() == '0') {
-    spec.zero = true;
-    ++at;
-    if (spec.fill == " ") spec.fill = "0";
-  }
+  if (absl::StrContains("<>^=", now())) spec.align = text[at++];
+  if (absl::StrContains("+- ", now())) spec.sign = text[at++];
+  spec.alternate = skip('#');
+  spec.zero = skip('0');
+  if (spec.zero && spec.fill == " ") spec.fill = "0";
   spec.width = std::max<int64_t>(0, ReadNumber(text, &at, kMostWidth));
-  if (now() == ',' || now() == '_') spec.grouping = text[at++];
-  if (now() == '.') {
-    ++at;
-    spec.precision = ReadNumber(text, &at, kMostPrecision);
-    if (spec.precision < 0) throw Error("a format lacks its precision");
-  }
+  spec.groups = skip(',');
+  ReadPrecision(text, &at, &spec);
   if (at < text.size()) spec.type = text[at++];
   if (at < text.size()) throw Error("a format's specifier isn't known");
   return spec;
 }
 
-[[noreturn]] void WrongSpec(const Value& value) {
-  throw Error(
-      absl::StrCat("a format's specifier doesn't fit a ", value.TypeName()));
-}
-
-std::string Formatted(const Value& value, const std::string& text) {
+std::string Formatted(const Value& value, absl::string_view text) {
   if (text.empty()) return ToText(value);
   const Spec spec = ParseSpec(text);
-  if (value.is_string()) {
-    if ((spec.type != '\0' && spec.type != 's') || spec.sign != '-' ||
-        spec.alternate || spec.align == '=' || spec.grouping != '\0') {
-      WrongSpec(value);
-    }
-    return Padded(Truncated(value.string(), spec.precision), spec, '<');
+  if (!value.is_string()) return FormatNumber(value, spec);
+  if ((spec.type != '\0' && spec.type != 's') || spec.sign != '-' ||
+      spec.alternate || spec.align == '=' || spec.groups) {
+    Misfit(value);
   }
-  const bool integer = value.is_int() || value.is_bool() || value.is_big();
-  if (!integer && !value.is_float()) WrongSpec(value);
-  const bool as_float =
-      spec.type != '\0' && absl::StrContains("eEfFgG%", spec.type);
-  if (value.is_float() || as_float) {
-    if (!as_float && spec.type != '\0' && spec.type != 'n') WrongSpec(value);
-    return FormatFloat(value.number(), spec);
-  }
-  if (spec.precision >= 0) WrongSpec(value);
-  if (spec.type == 'c') {
-    if (spec.sign != '-' || spec.alternate || spec.grouping != '\0') {
-      WrongSpec(value);
-    }
-    return Padded(CharacterOf(value.integer()), spec, '<');
-  }
-  if (spec.type != '\0' && !absl::StrContains("bdnoxX", spec.type)) {
-    WrongSpec(value);
-  }
-  const bool decimal = spec.type == '\0' || spec.type == 'd';
-  if (spec.grouping == ',' && !decimal) WrongSpec(value);
-  if (spec.grouping != '\0' && spec.type == 'n') WrongSpec(value);
-  return FormatInteger(value, spec);
+  return Padded(Truncated(value.string(), spec.precision), spec, '<');
 }
 
 // The fields of one format string, and what they stand for.
@@ -330,8 +208,7 @@ class Formatter {
   Formatter(Interpreter& interpreter, const Arguments& given)
       : interpreter_(interpreter), given_(given) {}
 
-  std::string Run(absl::string_view text, int depth) {
-    if (depth > 2) throw Error("format: fields nest too deeply");
+  std::string Run(absl::string_view text) {
     std::string out;
     for (size_t at = 0; at < text.size(); ++at) {
       const char c = text[at];
@@ -341,9 +218,10 @@ class Formatter {
       } else if (c == '}') {
         throw Error("format: `}` closes nothing");
       } else if (c == '{') {
-        const size_t end = FieldEnd(text, at);
-        out += Field(text.substr(at + 1, end - at - 1), depth);
-        interpreter_.SpendText(out.size() > 1024 ? 1024 : out.size());
+        const size_t end = text.find('}', at);
+        if (end == text.npos) throw Error("format: `{` isn't closed");
+        out += Field(text.substr(at + 1, end - at - 1));
+        interpreter_.SpendText(std::min<size_t>(out.size(), 1024));
         at = end;
       } else {
         out += c;
@@ -353,107 +231,55 @@ class Formatter {
   }
 
  private:
-  // Where the field that opens at `open` closes.
-  static size_t FieldEnd(absl::string_view text, size_t open) {
-    int depth = 0;
-    bool bracket = false;
-    for (size_t at = open; at < text.size(); ++at) {
-      if (text[at] == '[' && depth == 1) bracket = true;
-      if (text[at] == ']') bracket = false;
-      if (bracket) continue;
-      if (text[at] == '{') ++depth;
-      if (text[at] == '}' && --depth == 0) return at;
+  // NAME, NAME!s, NAME!r, each with :SPEC.
+  std::string Field(absl::string_view field) {
+    if (absl::StrContains(field, '{')) {
+      throw Error("format: fields within fields aren't supported");
     }
-    throw Error("format: `{` isn't closed");
-  }
-
-  std::string Field(absl::string_view field, int depth) {
-    size_t end = 0;
-    bool bracket = false;
-    while (end < field.size() &&
-           (bracket || (field[end] != '!' && field[end] != ':'))) {
-      if (field[end] == '[') bracket = true;
-      if (field[end] == ']') bracket = false;
-      if (field[end] == '{') throw Error("format: `{` in a field's name");
-      ++end;
-    }
+    size_t end = std::min(field.find_first_of("!:"), field.size());
     Value value = Named(field.substr(0, end));
     if (end < field.size() && field[end] == '!') {
-      const char conversion = end + 1 < field.size() ? field[end + 1] : '\0';
-      end += 2;
-      if (conversion == 's') {
-        value = ToText(value);
-      } else if (conversion == 'r') {
-        value = Repr(value);
-      } else if (conversion == 'a') {
-        value = Ascii(value);
-      } else {
-        throw Error("format: a conversion is !s, !r or !a");
+      const absl::string_view conversion = field.substr(end, 2);
+      if (conversion != "!s" && conversion != "!r") {
+        throw Error("format: a conversion is !s or !r");
       }
+      value = conversion == "!s" ? ToText(value) : Repr(value);
+      end += 2;
       if (end < field.size() && field[end] != ':') {
         throw Error("format: expected `:` behind a conversion");
       }
     }
-    if (end >= field.size()) return Formatted(value, "");
-    return Formatted(value, Run(field.substr(end + 1), depth + 1));
+    field.remove_prefix(std::min(end + 1, field.size()));
+    return Formatted(value, field);
   }
 
-  Value Named(absl::string_view name) {
-    const size_t end = std::min(name.find_first_of(".["), name.size());
-    const absl::string_view first = name.substr(0, end);
-    int64_t place = 0;
+  const Value& Named(absl::string_view name) {
     const Value* found = nullptr;
-    if (first.empty() || absl::SimpleAtoi(first, &place)) {
-      if (first.find_first_not_of("0123456789") != first.npos) place = -1;
-      const bool automatic = first.empty();
+    if (name.find_first_not_of("0123456789") == name.npos) {
+      const bool automatic = name.empty();
       if (automatic_.value_or(automatic) != automatic) {
         throw Error("format: fields are numbered either all or none");
       }
       automatic_ = automatic;
-      if (automatic) place = next_++;
-      if (place >= 0 &&
-          place < static_cast<int64_t>(given_.positional.size())) {
-        found = &given_.positional[static_cast<size_t>(place)];
+      size_t place = 0;
+      if (automatic) {
+        place = next_++;
+      } else if (!absl::SimpleAtoi(name, &place)) {
+        place = given_.positional.size();
       }
-    } else {
-      found = given_.Find(given_.positional.size(), first);
+      if (place < given_.positional.size()) found = &given_.positional[place];
     }
-    if (found == nullptr) {
-      throw Error(
-          absl::StrCat("format: there is no argument for {", first, "}"));
+    for (const auto& [other, value] : given_.named) {
+      if (other == name) found = &value;
     }
-    return Part(*found, name.substr(end));
-  }
-
-  // `.name` and `[key]`.
-  Value Part(Value of, absl::string_view path) {
-    while (!path.empty()) {
-      const bool item = path[0] == '[';
-      const size_t end = item ? path.find(']') : path.find_first_of(".[", 1);
-      if (item && end == path.npos) throw Error("format: `[` isn't closed");
-      const absl::string_view name =
-          path.substr(1, std::min(end, path.size()) - 1);
-      if (name.empty()) throw Error("format: an attribute has no name");
-      int64_t index = 0;
-      if (!item) {
-        of = interpreter_.Attribute(of, name);
-      } else if (absl::SimpleAtoi(name, &index)) {
-        of = interpreter_.Item(of, Value(index));
-      } else {
-        of = interpreter_.Item(of, Value(std::string(name)));
-      }
-      path = end >= path.size() ? "" : path.substr(end + (item ? 1 : 0));
-      if (!path.empty() && path[0] != '.' && path[0] != '[') {
-        throw Error("format: expected `.` or `[` behind `]`");
-      }
-    }
-    return of;
+    if (found != nullptr) return *found;
+    throw Error(absl::StrCat("format: there is no argument for {", name, "}"));
   }
 
   Interpreter& interpreter_;
   const Arguments& given_;
   absl::optional<bool> automatic_;
-  int64_t next_ = 0;
+  size_t next_ = 0;
 };
 
 // ---- %.
@@ -480,30 +306,11 @@ class PercentFormatter {
   }
 
  private:
-  Value Next() {
-    if (used_ >= values_.size()) throw Error("a format wants more arguments");
-    return values_[used_++];
-  }
-  int64_t NumberOrNext(absl::string_view text, size_t* at, int64_t most) {
-    if (*at < text.size() && text[*at] == '*') {
-      ++*at;
-      const Value next = Next();
-      if (!next.is_int() && !next.is_bool()) {
-        throw Error("a format's * wants an integer");
-      }
-      if (next.integer() > most || next.integer() < -most) {
-        throw LimitError("a format's width or precision is too large");
-      }
-      return next.integer();
-    }
-    return ReadNumber(text, at, most);
-  }
-
   // What stands at *at behind a %; *at is its last character then.
   std::string One(absl::string_view text, size_t* at) {
     Spec spec;
-    absl::optional<Value> value;
-    if (*at < text.size() && text[*at] == '(') value = Named(text, at);
+    const Value* named = nullptr;
+    if (*at < text.size() && text[*at] == '(') named = &Named(text, at);
     for (; *at < text.size() && absl::StrContains("-+ #0", text[*at]); ++*at) {
       const char flag = text[*at];
       if (flag == '-') spec.align = '<';
@@ -511,31 +318,20 @@ class PercentFormatter {
       spec.alternate |= flag == '#';
       spec.zero |= flag == '0';
     }
-    spec.width = NumberOrNext(text, at, kMostWidth);
-    if (spec.width < -1) {
-      spec.align = '<';
-      spec.width = -spec.width;
-    }
-    if (*at < text.size() && text[*at] == '.') {
-      ++*at;
-      spec.precision =
-          std::max<int64_t>(0, NumberOrNext(text, at, kMostPrecision));
-    }
-    while (*at < text.size() && absl::StrContains("hlL", text[*at])) ++*at;
+    spec.width = std::max<int64_t>(0, ReadNumber(text, at, kMostWidth));
+    ReadPrecision(text, at, &spec);
     if (*at >= text.size()) throw Error("a format ends in the midst");
     spec.type = text[*at];
     if (spec.type == '%') return "%";
-    return Converted(value.has_value() ? *value : Next(), spec);
+    if (named != nullptr) return Converted(*named, spec);
+    if (used_ >= values_.size()) throw Error("a format wants more arguments");
+    return Converted(values_[used_++], spec);
   }
 
-  Value Named(absl::string_view text, size_t* at) {
-    int depth = 0;
-    size_t close = *at;
-    for (; close < text.size(); ++close) {
-      if (text[close] == '(') ++depth;
-      if (text[close] == ')' && --depth == 0) break;
-    }
-    if (close >= text.size()) throw Error("a format's %(name) isn't closed");
+  // The value of (NAME) at *at.
+  const Value& Named(absl::string_view text, size_t* at) {
+    const size_t close = text.find(')', *at);
+    if (close == text.npos) throw Error("a format's %(name) isn't closed");
     if (names_ == nullptr) throw Error("a format's %(name) wants a dict");
     const Value* const found =
         names_->Find(text.substr(*at + 1, close - *at - 1));
@@ -546,61 +342,22 @@ class PercentFormatter {
 
   static std::string Converted(const Value& value, Spec spec) {
     const char type = spec.type;
-    const bool integer = value.is_int() || value.is_bool() || value.is_big();
-    if (type == 's' || type == 'r' || type == 'a') {
-      const std::string text = type == 's'   ? ToText(value)
-                               : type == 'r' ? Repr(value)
-                                             : Ascii(value);
+    if (type == 's' || type == 'r') {
+      const std::string text = type == 's' ? ToText(value) : Repr(value);
       return Padded(Truncated(text, spec.precision), spec, '>');
     }
-    if (type == 'c') {
-      if (value.is_string() && CharacterCount(value.string()) == 1) {
-        return Padded(value.string(), spec, '>');
+    if (absl::StrContains("iu", type)) spec.type = 'd';
+    if (spec.type == 'd' && value.is_float()) {
+      if (!(std::fabs(value.number()) < 9.2e18)) {
+        throw Error("an integer exceeds 64 bits");
       }
-      if (!value.is_int() && !value.is_bool()) Misfit(value, type);
-      return Padded(CharacterOf(value.integer()), spec, '>');
+      return FormatNumber(static_cast<int64_t>(value.number()), spec);
     }
-    if (absl::StrContains("diu", type)) {
-      if (value.is_float()) {
-        if (!std::isfinite(value.number())) Misfit(value, type);
-        if (std::fabs(value.number()) >= 9.2e18) {
-          throw Error("an integer exceeds 64 bits");
-        }
-        return Integer(Value(static_cast<int64_t>(value.number())), spec);
-      }
-      if (!integer) Misfit(value, type);
-      return Integer(value, spec);
-    }
-    if (absl::StrContains("oxX", type)) {
-      if (!integer) Misfit(value, type);
-      return Integer(value, spec);
-    }
-    if (absl::StrContains("eEfFgG", type)) {
-      if (!integer && !value.is_float()) Misfit(value, type);
-      return FormatFloat(value.number(), spec);
+    if (absl::StrContains("doxXeEfFgG", spec.type)) {
+      return FormatNumber(value, spec);
     }
     throw Error(
         absl::StrCat("a format's %", std::string(1, type), " isn't known"));
-  }
-
-  // A precision is how many digits there are at least.
-  static std::string Integer(const Value& value, Spec spec) {
-    if (spec.precision < 0) return FormatInteger(value, spec);
-    Spec digits = spec;
-    digits.align = '\0';
-    digits.zero = true;
-    digits.sign = '-';
-    digits.width = spec.precision + (value.number() < 0 ? 1 : 0) +
-                   (spec.alternate && spec.type != 'd' ? 2 : 0);
-    std::string text = FormatInteger(value, digits);
-    if (value.number() >= 0 && spec.sign != '-') text.insert(0, 1, spec.sign);
-    if (spec.zero && spec.align == '\0') spec.fill = "0";
-    return Padded(text, spec, '>');
-  }
-
-  [[noreturn]] static void Misfit(const Value& value, char type) {
-    throw Error(absl::StrCat("a format's %", std::string(1, type),
-                             " doesn't fit a ", value.TypeName()));
   }
 
   const std::vector<Value>& values_;
@@ -621,7 +378,7 @@ std::string Percent(const std::string& text, const std::vector<Value>& values,
 
 std::string Format(Interpreter& interpreter, const std::string& text,
                    const Arguments& given) {
-  return Formatter(interpreter, given).Run(text, 0);
+  return Formatter(interpreter, given).Run(text);
 }
 
 }  // namespace capstan::jinja

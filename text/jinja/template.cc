@@ -14,33 +14,32 @@ namespace {
 // Templates in use have up to 40,000 characters.
 constexpr size_t kMostBytes = 1 << 20;
 
-class ParsedTemplate final : public Template {
- public:
-  ParsedTemplate(Parsed parsed, const Limits& limits)
-      : parsed_(std::move(parsed)), limits_(limits) {}
-
-  bool marks_generation() const override { return parsed_.marks_generation; }
-
-  absl::StatusOr<Rendered> Render(const Value& variables,
-                                  std::time_t now) const override {
-    try {
-      Interpreter interpreter(limits_, now);
-      interpreter.Run(parsed_.body, variables);
-      return Rendered{std::move(interpreter.text()),
-                      std::move(interpreter.generation())};
-    } catch (const LimitError& error) {
-      return absl::ResourceExhaustedError(error.what());
-    } catch (const Error& error) {
-      return absl::InvalidArgumentError(error.what());
-    }
-  }
-
- private:
-  const Parsed parsed_;
-  const Limits limits_;
-};
+absl::Status ToStatus(const Error& error) {
+  return dynamic_cast<const LimitError*>(&error) != nullptr
+             ? absl::ResourceExhaustedError(error.what())
+             : absl::InvalidArgumentError(error.what());
+}
 
 }  // namespace
+
+Template::Template(std::unique_ptr<const Parsed> parsed, const Limits& limits)
+    : parsed_(std::move(parsed)), limits_(limits) {}
+
+Template::~Template() = default;
+
+bool Template::marks_generation() const { return parsed_->marks_generation; }
+
+absl::StatusOr<Rendered> Template::Render(const Value& variables,
+                                          std::time_t now) const {
+  try {
+    Interpreter interpreter(limits_, now);
+    interpreter.Run(parsed_->body, variables);
+    return Rendered{std::move(interpreter.text()),
+                    std::move(interpreter.generation())};
+  } catch (const Error& error) {
+    return ToStatus(error);
+  }
+}
 
 absl::StatusOr<Rendered> Template::Render(
     const nlohmann::ordered_json& variables, std::time_t now) const {
@@ -49,10 +48,8 @@ absl::StatusOr<Rendered> Template::Render(
         variables.dump(-1, ' ', /*ensure_ascii=*/false,
                        nlohmann::ordered_json::error_handler_t::replace);
     return Render(Value::FromJson(text), now);
-  } catch (const LimitError& error) {
-    return absl::ResourceExhaustedError(error.what());
   } catch (const Error& error) {
-    return absl::InvalidArgumentError(error.what());
+    return ToStatus(error);
   }
 }
 
@@ -65,8 +62,10 @@ absl::StatusOr<std::unique_ptr<Template>> Template::Parse(
     return absl::InvalidArgumentError("the template isn't UTF-8");
   }
   try {
-    return absl::make_unique<ParsedTemplate>(
-        capstan::jinja::Parse(std::string(source), white_space), limits);
+    return absl::WrapUnique(
+        new Template(std::make_unique<const Parsed>(capstan::jinja::Parse(
+                         std::string(source), white_space)),
+                     limits));
   } catch (const Error& error) {
     return absl::InvalidArgumentError(error.what());
   }

@@ -44,6 +44,8 @@ struct Rendered {
   std::vector<std::pair<int64_t, int64_t>> generation;
 };
 
+struct Parsed;
+
 // Thread-safe.
 class Template {
  public:
@@ -52,20 +54,26 @@ class Template {
   static absl::StatusOr<std::unique_ptr<Template>> Parse(
       absl::string_view source, const Limits& limits = Limits(),
       WhiteSpace white_space = WhiteSpace::kTrimmed);
-  virtual ~Template() = default;
+  ~Template();
 
   // Whether it has {% generation %} blocks.
-  virtual bool marks_generation() const = 0;
+  bool marks_generation() const;
 
   // With a dict's keys as variables. INVALID_ARGUMENT with the words of
   // raise_exception or what else went wrong, "line N: PROBLEM";
   // RESOURCE_EXHAUSTED at a limit. `now` is the time of strftime_now, in
   // seconds since 1970.
-  virtual absl::StatusOr<Rendered> Render(const Value& variables,
-                                          std::time_t now) const = 0;
+  absl::StatusOr<Rendered> Render(const Value& variables,
+                                  std::time_t now) const;
   // The same with an object's keys.
   absl::StatusOr<Rendered> Render(const nlohmann::ordered_json& variables,
                                   std::time_t now) const;
+
+ private:
+  Template(std::unique_ptr<const Parsed> parsed, const Limits& limits);
+
+  const std::unique_ptr<const Parsed> parsed_;
+  const Limits limits_;
 };
 
 }  // namespace capstan::jinja

@@ -84,9 +84,6 @@ TEST(TemplateTest, Loops) {
       {"{% for i in l if i > 1 %}{{ i }}{{ loop.length }}{% endfor %}", "3222"},
       {"{% for i in l %}{{ loop.previtem }}-{{ loop.nextitem }} {% endfor %}",
        "-1 3-2 1- "},
-      {"{% for i in l %}{{ loop.cycle('a', 'b') }}{{ loop.changed(i > 1) }}{% "
-       "endfor %}",
-       "aTruebTrueaTrue"},
       {"{% for k, v in d.items() %}{{ k }}={{ v }},{% endfor %}",
        "k=1,j=x<y,z=None,"},
       {"{% for k in d %}{{ k }}{% endfor %}", "kjz"},
@@ -96,9 +93,6 @@ TEST(TemplateTest, Loops) {
       {"{% for i in l %}{% if loop.index > 1 %}{% break %}{% endif %}{{ i }}{% "
        "endfor %}",
        "3"},
-      {"{% for i in [1, [2, [3]]] recursive %}{{ loop(i) if i is not number "
-       "else i }}{{ loop.depth }}{% endfor %}",
-       "11223321"},
       {"{% for c in 'äb' %}<{{ c }}>{% endfor %}", "<ä><b>"},
       {"{% for i in range(5, 0, -2) %}{{ i }}{% endfor %}", "531"},
   });
@@ -130,9 +124,6 @@ TEST(TemplateTest, Macros) {
       {"{% macro m(a, b=2, c=a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) "
        "}} {{ m(1, c=3) }} {{ m(b=4, a=5) }}",
        "121 123 545"},
-      {"{% macro m(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, "
-       "2, 3, k=4) }}",
-       "1(2, 3){'k': 4}"},
       {"{% macro m() %}<{{ caller() }}>{% endmacro %}{% call m() %}in{% "
        "endcall %}",
        "<in>"},
@@ -153,8 +144,6 @@ TEST(TemplateTest, Blocks) {
       {"{% set x | upper | trim %} a{{ n }} {% endset %}[{{ x }}]", "[A3]"},
       {"{% filter upper %}a{{ 'b' }}{% endfilter %}", "AB"},
       {"{% filter replace('a', 'b') | upper %}aab{% endfilter %}", "BBB"},
-      {"{% raw %}{{ x }}{% if %}{% endraw %}", "{{ x }}{% if %}"},
-      {"a{% raw -%}  b  {%- endraw %}c", "abc"},
       {"{% generation %}a{{ n }}{% endgeneration %}", "a3"},
   });
 }
@@ -230,8 +219,6 @@ TEST(TemplateTest, Filters) {
        "'ceil') }} {{ "
        "'12'|int }} {{ 'x'|int(7) }} {{ '1.5'|float }} {{ -3|abs }}",
        "2.0 -2 3.14 3.0 12 7 1.5 3"},
-      {"{{ l|batch(2)|list }}{{ l|batch(2, 'x')|list }}{{ l|slice(2)|list }}",
-       "[[3, 1], [2]][[3, 1], [2, 'x']][[3, 1], [2]]"},
       {"{{ d|dictsort }}{{ d|items|list }}",
        "[('j', 'x<y'), ('k', 1), ('z', None)][('k', 1), ('j', 'x<y'), ('z', "
        "None)]"},
@@ -240,11 +227,7 @@ TEST(TemplateTest, Filters) {
        "bXbbba"},
       {"{{ '<a & \\'b\\'>'|e }}{{ '<b>'|escape ~ '<c>' }}",
        "&lt;a &amp; &#39;b&#39;&gt;&lt;b&gt;<c>"},
-      {"{{ 'a b  c'|wordcount }} {{ 'foo bar baz'|truncate(5, true, '', 0) }} "
-       "{{ 'x'|center(5) }}|",
-       "3 foo b   x  |"},
-      {"{{ '%s %d'|format('a', 3) }} {{ 'a b/ä'|urlencode }}",
-       "a 3 a%20b/%C3%A4"},
+      {"{{ '%s %d'|format('a', 3) }}", "a 3"},
       {"{{ ms|groupby('role')|map('first')|list }}", "['assistant', 'user']"},
       {"{{ 5|string ~ 5 }} {{ 'abc'|list }} {{ 'abc'|reverse }} {{ d|length }}",
        "55 ['a', 'b', 'c'] cba 3"},
@@ -295,12 +278,10 @@ TEST(TemplateTest, Methods) {
       {"{{ ' a '.strip() }}|{{ ' a '.lstrip() }}|{{ ' a '.rstrip() }}|{{ "
        "'xay'.strip('xy') }}",
        "a|a | a|a"},
-      {"{{ a.startswith('He') }}{{ a.endswith(('x', 'ld')) }}{{ "
-       "a.startswith('lo', 3) }}",
-       "TrueTrueTrue"},
-      {"{{ a.find('o') }}{{ a.find('o', 5) }}{{ a.rfind('o') }}{{ a.find('q') "
-       "}}{{ a.index('W') }}{{ a.count('l') }}{{ a.find('o', 5, 8) }}",
-       "488-173-1"},
+      {"{{ a.startswith('He') }}{{ a.endswith(('x', 'ld')) }}", "TrueTrue"},
+      {"{{ a.find('o') }}{{ a.rfind('o') }}{{ a.find('q') }}{{ a.index('W') "
+       "}}{{ a.count('l') }}{{ u.find('Ä') }}",
+       "48-1737"},
       {"{{ a.replace('l', 'L') }}{{ a.replace('l', 'L', 1) }}",
        "HeLLo, WorLdHeLlo, World"},
       {"{{ 'a\\nb\\r\\nc'.splitlines() }}{{ 'a=b=c'.partition('=') }}{{ "
@@ -309,9 +290,8 @@ TEST(TemplateTest, Methods) {
       {"{{ '{} {1}'.format(1, 2) if false else '{} {}'.format(1, 'b') }}{{ "
        "'{k}'.format(k=1) }}",
        "1 b1"},
-      {"{{ 'ab'.isalpha() }}{{ '12'.isdigit() }}{{ "
-       "'a-b'.title() }}{{ 'x'.zfill(3) }}{{ 'x'.ljust(3, '.') }}",
-       "TrueTrueA-B00xx.."},
+      {"{{ 'ab'.isalpha() }}{{ '12'.isdigit() }}{{ 'a-b'.title() }}",
+       "TrueTrueA-B"},
       {"{{ d.get('k') }}{{ d.get('q', 'no') }}{{ d.keys()|list }}{{ "
        "d.values()|list }}",
        "1no['k', 'j', 'z'][1, 'x<y', None]"},
@@ -324,9 +304,6 @@ TEST(TemplateTest, Methods) {
 TEST(TemplateTest, Globals) {
   ExpectTexts({
       {"{{ strftime_now('%Y-%m-%d %H:%M') }}", "2023-11-14 22:13"},
-      {"{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() "
-       "}}{{ c.current }}",
-       "abab"},
       {"{% set j = joiner(';') %}{{ j() }}a{{ j() }}b{{ j() }}c", "a;b;c"},
       {"{{ namespace(a=1).a }}", "1"},
   });
@@ -384,6 +361,57 @@ TEST(TemplateTest, NothingIsReachedBeyondTheVariables) {
   }
 }
 
+// Parts of Jinja and Python that no chat template uses.
+TEST(TemplateTest, WhatIsLeftOutIsAnError) {
+  for (const char* const source :
+       {"{% raw %}{% endraw %}",
+        "{% for i in l recursive %}{% endfor %}",
+        "{% for i in l %}{{ loop.cycle(1, 2) }}{% endfor %}",
+        "{% for i in l %}{{ loop.changed(i) }}{% endfor %}",
+        "{{ cycler(1, 2) }}",
+        "{{ l | batch(2) }}",
+        "{{ l | slice(2) }}",
+        "{{ a | center }}",
+        "{{ a | truncate }}",
+        "{{ a | wordcount }}",
+        "{{ a | urlencode }}",
+        "{{ d | attr('k') }}",
+        "{{ a | forceescape }}",
+        "{{ a.center(9) }}",
+        "{{ a.ljust(9) }}",
+        "{{ a.rjust(9) }}",
+        "{{ a.zfill(9) }}",
+        "{{ a.casefold() }}",
+        "{{ a.isalnum() }}",
+        "{{ a.isupper() }}",
+        "{{ a.islower() }}",
+        "{{ a.isdecimal() }}",
+        "{{ a.isnumeric() }}",
+        "{{ '{k}'.format_map(d) }}",
+        "{{ l.index(1, 0) }}",
+        "{{ a.find('o', 5) }}",
+        "{{ a.startswith('l', 2) }}",
+        "{{ ms | sort(attribute='n,role') }}",
+        "{% macro m() %}{{ varargs }}{% endmacro %}",
+        "{% macro m() %}{{ kwargs }}{% endmacro %}",
+        "{{ '{0[k]}'.format(d) }}",
+        "{{ '{0.k}'.format(d) }}",
+        "{{ '{:06,}'.format(1) }}",
+        "{{ '{:_}'.format(1) }}",
+        "{{ '{:n}'.format(1) }}",
+        "{{ '{:c}'.format(65) }}",
+        "{{ '{!a}'.format(1) }}",
+        "{{ '{:{w}}'.format('a', w=3) }}",
+        "{{ '{:.3}'.format(f) }}",
+        "{{ '%c' % 65 }}",
+        "{{ '%a' % 1 }}",
+        "{{ '%*d' % (3, 1) }}",
+        "{{ '%ld' % 1 }}",
+        "{{ '%.3d' % 1 }}"}) {
+    EXPECT_NE(ErrorOf(source), "") << source;
+  }
+}
+
 TEST(TemplateTest, NumbersOfAnySize) {
   ExpectTexts({
       {"{{ 0x1F }} {{ 0b101 }} {{ 0o17 }} {{ 1_000 }} {{ 00 }} {{ 0x_ff }}",
@@ -410,16 +438,15 @@ TEST(TemplateTest, FormatsArePythons) {
       {"{{ '{:,.2f} {:x} {:#b} {:.1%} {:e}'.format(1234567.891, 255, 5, 0.256, "
        "12345.678) }}",
        "1,234,567.89 ff 0b101 25.6% 1.234568e+04"},
-      {"{{ '{0[k]} {d[j]} {0.k} {1!r:>6}'.format(d, 'a', d=d) }}",
-       "1 x<y 1    'a'"},
-      {"{{ '{:{w}}|'.format('a', w=3) }}{{ '{{}}'.format() }}", "a  |{}"},
+      {"{{ '{0} {n} {1!r:>6}'.format(3, 'a', n=none) }}", "3 None    'a'"},
+      {"{{ '{:3}|'.format('a') }}{{ '{{}}'.format() }}", "a  |{}"},
       {"{{ '%5d|%-5s|%05.1f|%x|%+d|%%' % (3, 'a', 2.5, 255, 4) }}",
        "    3|a    |002.5|ff|+4|%"},
       {"{{ '%(a)s %(b)r' % {'a': 1, 'b': 'c'} }}", "1 'c'"},
       {"{{ '%s-%s' | format(1, 2) }}", "1-2"},
-      {"{{ '{:06,}|{:08,}|{:09,}|{:#012_x}'.format(1, 1, 12345, 255) }}",
-       "00,001|0,000,001|0,012,345|0x0_0000_00ff"},
-      {"{{ 'ab'.center(5, '*') }}", "**ab*"},
+      {"{{ '{:+d}|{:=+8}|{:<05}|{:#06x}|{:08.3f}|{:,}|{:7.1%}'.format(3, 3, 3, "
+       "255, -2.5, 1234567, 0.5) }}",
+       "+3|+      3|30000|0x00ff|-002.500|1,234,567|  50.0%"},
   });
   for (const char* const wrong :
        {"{{ '{} {0}'.format(1) }}", "{{ '{:d}'.format('a') }}",

@@ -14,7 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "text/tokenizer/unicode.h"
+#include "text/jinja/strings.h"
 
 namespace capstan::jinja {
 namespace {
@@ -23,7 +23,7 @@ using tokenizer::AppendCharacter;
 using tokenizer::NextCharacter;
 
 // JSON from outside nests up to this, and templates in use hardly add to it.
-constexpr int kMostNested = 300;
+constexpr int kMostNestedValues = 300;
 
 // Python's repr of a float: the shortest digits that read back the same.
 std::string FloatText(double value) {
@@ -49,19 +49,9 @@ std::string FloatText(double value) {
 // Whether Python's repr shows the character itself.
 bool Printable(uint32_t c) {
   if (c == ' ') return true;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return false;
-    default:
-      return true;
-  }
+  const utf8proc_category_t category =
+      utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  return category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS;
 }
 
 std::string StringRepr(absl::string_view text) {
@@ -71,15 +61,11 @@ std::string StringRepr(absl::string_view text) {
   std::string out(1, quote);
   for (size_t at = 0; at < text.size();) {
     const uint32_t c = NextCharacter(text, &at);
+    const size_t escape = absl::string_view("\n\r\t").find(char(c));
     if (c == static_cast<unsigned char>(quote) || c == '\\') {
-      out += '\\';
-      out += static_cast<char>(c);
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\r') {
-      out += "\\r";
-    } else if (c == '\t') {
-      out += "\\t";
+      out += {'\\', static_cast<char>(c)};
+    } else if (c < 0x80 && escape != absl::string_view::npos) {
+      out += {'\\', "nrt"[escape]};
     } else if (Printable(c)) {
       AppendCharacter(c, &out);
     } else if (c < 0x100) {
@@ -93,14 +79,14 @@ std::string StringRepr(absl::string_view text) {
   return out + quote;
 }
 
-void AppendRepr(const Value& value, int depth, std::string* out) {
+void AppendRepr(const Value& value, std::string* out) {
   if (value.is_string()) {
     *out += StringRepr(value.string());
   } else if (const Sequence* const sequence = value.sequence()) {
     *out += sequence->tuple ? "(" : "[";
     for (size_t i = 0; i < sequence->items.size(); ++i) {
       if (i > 0) *out += ", ";
-      AppendRepr(sequence->items[i], depth + 1, out);
+      AppendRepr(sequence->items[i], out);
     }
     if (sequence->tuple && sequence->items.size() == 1) *out += ",";
     *out += sequence->tuple ? ")" : "]";
@@ -108,9 +94,9 @@ void AppendRepr(const Value& value, int depth, std::string* out) {
     *out += "{";
     for (size_t i = 0; i < dict->items.size(); ++i) {
       if (i > 0) *out += ", ";
-      AppendRepr(dict->items[i].first, depth + 1, out);
+      AppendRepr(dict->items[i].first, out);
       *out += ": ";
-      AppendRepr(dict->items[i].second, depth + 1, out);
+      AppendRepr(dict->items[i].second, out);
     }
     *out += "}";
   } else if (value.is_undefined()) {
@@ -119,129 +105,6 @@ void AppendRepr(const Value& value, int depth, std::string* out) {
     *out += ToText(value);
   }
 }
-
-void AppendJsonString(absl::string_view text, std::string* out) {
-  *out += '"';
-  for (const char c : text) {
-    switch (c) {
-      case '"':
-        *out += "\\\"";
-        break;
-      case '\\':
-        *out += "\\\\";
-        break;
-      case '\n':
-        *out += "\\n";
-        break;
-      case '\r':
-        *out += "\\r";
-        break;
-      case '\t':
-        *out += "\\t";
-        break;
-      case '\f':
-        *out += "\\f";
-        break;
-      case '\b':
-        *out += "\\b";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20) {
-          absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned>(c));
-        } else {
-          *out += c;
-        }
-    }
-  }
-  *out += '"';
-}
-
-// Writes a value as Python's json module does.
-class JsonWriter {
- public:
-  JsonWriter(int indent, bool sort_keys, const std::string& item_separator,
-             const std::string& key_separator)
-      : indent_(indent),
-        sort_keys_(sort_keys),
-        item_separator_(item_separator),
-        key_separator_(key_separator) {}
-
-  void Write(const Value& value, int depth) {
-    if (value.is_string()) {
-      AppendJsonString(value.string(), &out);
-    } else if (value.is_none()) {
-      out += "null";
-    } else if (value.is_bool()) {
-      out += value.integer() != 0 ? "true" : "false";
-    } else if (value.is_float()) {
-      const double number = value.number();
-      out += std::isnan(number)   ? "NaN"
-             : std::isinf(number) ? (number > 0 ? "Infinity" : "-Infinity")
-                                  : ToText(value);
-    } else if (value.is_int() || value.is_big()) {
-      out += ToText(value);
-    } else if (const Sequence* const sequence = value.sequence()) {
-      Items("[", "]", sequence->items.size(), depth,
-            [&](size_t i) { Write(sequence->items[i], depth + 1); });
-    } else if (const Dict* const dict = value.dict()) {
-      WriteDict(*dict, depth);
-    } else {
-      throw Error(absl::StrCat("tojson: an object of type ", value.TypeName(),
-                               " is not JSON"));
-    }
-  }
-
-  std::string out;
-
- private:
-  void WriteDict(const Dict& dict, int depth) {
-    std::vector<const std::pair<Value, Value>*> items;
-    for (const auto& item : dict.items) items.push_back(&item);
-    if (sort_keys_) {
-      std::stable_sort(items.begin(), items.end(),
-                       [](const auto* a, const auto* b) {
-                         return Less(a->first, b->first);
-                       });
-    }
-    Items("{", "}", items.size(), depth, [&](size_t i) {
-      const Value& key = items[i]->first;
-      if (key.is_string()) {
-        AppendJsonString(key.string(), &out);
-      } else if (key.is_number() || key.is_big() || key.is_none()) {
-        out += '"';
-        Write(key, depth + 1);
-        out += '"';
-      } else {
-        throw Error("tojson: a key is neither text nor a number");
-      }
-      out += key_separator_;
-      Write(items[i]->second, depth + 1);
-    });
-  }
-
-  template <typename WriteItem>
-  void Items(const char* open, const char* close, size_t count, int depth,
-             const WriteItem& write) {
-    out += open;
-    for (size_t i = 0; i < count; ++i) {
-      if (i > 0) out += item_separator_;
-      NewLine(depth + 1);
-      write(i);
-    }
-    if (count > 0) NewLine(depth);
-    out += close;
-  }
-  void NewLine(int depth) {
-    if (indent_ < 0) return;
-    out += '\n';
-    out.append(static_cast<size_t>(indent_) * depth, ' ');
-  }
-
-  const int indent_;
-  const bool sort_keys_;
-  const std::string& item_separator_;
-  const std::string& key_separator_;
-};
 
 bool SameNumber(const Value& a, const Value& b) {
   return a.is_float() || b.is_float() ? a.number() == b.number()
@@ -289,7 +152,8 @@ template <typename Holder>
 void Hold(const Value& item, Holder* holder) {
   holder->depth = std::max(holder->depth, item.depth() + 1);
   holder->holds_objects |= item.holds_objects();
-  if (holder->depth > kMostNested) throw LimitError("values nest too deeply");
+  if (holder->depth > kMostNestedValues)
+    throw LimitError("values nest too deeply");
 }
 
 std::shared_ptr<const Sequence> MakeSequence(std::vector<Value> items,
@@ -333,20 +197,6 @@ bool Value::holds_objects() const {
   return is_object();
 }
 
-std::string ValidText(const std::string& text) {
-  if (tokenizer::IsUtf8(text)) return text;
-  std::string valid;
-  for (size_t at = 0; at < text.size();) {
-    utf8proc_int32_t c = -1;
-    const utf8proc_ssize_t bytes = utf8proc_iterate(
-        reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at),
-        static_cast<utf8proc_ssize_t>(text.size() - at), &c);
-    AppendCharacter(bytes > 0 ? static_cast<uint32_t>(c) : 0xfffd, &valid);
-    at += bytes > 0 ? static_cast<size_t>(bytes) : 1;
-  }
-  return valid;
-}
-
 Value Value::Markup(std::string text) {
   Value value(std::move(text));
   value.markup_ = true;
@@ -387,9 +237,7 @@ bool Value::Truth() const {
   if (is_big()) return true;
   if (is_number()) return number() != 0.0;
   if (is_string()) return !string().empty();
-  if (const Sequence* const items = sequence()) return !items->items.empty();
-  if (const Dict* const items = dict()) return !items->items.empty();
-  return true;
+  return is_object() || Length(*this) > 0;
 }
 
 const char* Value::TypeName() const {
@@ -412,26 +260,6 @@ Value IntegerOfText(absl::string_view digits) {
   digits.remove_prefix(
       std::min(digits.find_first_not_of('0'), digits.size() - 1));
   return BigInteger{absl::StrCat(negative ? "-" : "", digits)};
-}
-
-// ---- Arguments.
-
-const Value* Arguments::Find(size_t place, absl::string_view name) const {
-  if (place < positional.size()) return &positional[place];
-  for (const auto& [n, value] : named) {
-    if (n == name) return &value;
-  }
-  return nullptr;
-}
-Value Arguments::Get(size_t place, absl::string_view name,
-                     Value otherwise) const {
-  const Value* const found = Find(place, name);
-  return found == nullptr ? std::move(otherwise) : *found;
-}
-void Arguments::AtMost(size_t count, absl::string_view function) const {
-  if (positional.size() <= count) return;
-  throw Error(absl::StrCat(function, " takes at most ", count,
-                           " arguments, is given ", positional.size()));
 }
 
 // ---- Comparison.
@@ -541,16 +369,8 @@ std::string ToText(const Value& value) {
 
 std::string Repr(const Value& value) {
   std::string out;
-  AppendRepr(value, 0, &out);
+  AppendRepr(value, &out);
   return out;
-}
-
-std::string ToJson(const Value& value, int indent, bool sort_keys,
-                   const std::string& item_separator,
-                   const std::string& key_separator) {
-  JsonWriter writer(indent, sort_keys, item_separator, key_separator);
-  writer.Write(value, 0);
-  return std::move(writer.out);
 }
 
 // ---- Parts.
@@ -581,29 +401,6 @@ int64_t Length(const Value& value) {
     return static_cast<int64_t>(dict->items.size());
   }
   throw Error(absl::StrCat("a ", value.TypeName(), " has no length"));
-}
-
-std::vector<std::string> Characters(absl::string_view text) {
-  std::vector<std::string> characters;
-  for (size_t at = 0; at < text.size();) {
-    const size_t begin = at;
-    NextCharacter(text, &at);
-    characters.emplace_back(text.substr(begin, at - begin));
-  }
-  return characters;
-}
-
-int64_t CharacterCount(absl::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return !tokenizer::IsContinuation(c); });
-}
-
-// Python's str.isspace.
-bool IsSpace(uint32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 ||
-         c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
-         c == 0x3000;
 }
 
 }  // namespace capstan::jinja

@@ -153,12 +153,6 @@ std::string Escaped(const Value& text);
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string, Value>> named;
-
-  // The argument at this place or of this name; null if neither was given.
-  const Value* Find(size_t place, absl::string_view name) const;
-  Value Get(size_t place, absl::string_view name, Value otherwise) const;
-  // Error unless there are at most `count` arguments by place.
-  void AtMost(size_t count, absl::string_view function) const;
 };
 
 // Python's ==, < (an Error if the types have no order), and `in`.
@@ -172,10 +166,16 @@ void CheckHashable(const Value& key);
 // Python's str() and repr().
 std::string ToText(const Value& value);
 std::string Repr(const Value& value);
-// Python's json.dumps(value, ensure_ascii=False, ..); indent < 0: on one line.
-std::string ToJson(const Value& value, int indent, bool sort_keys,
-                   const std::string& item_separator,
-                   const std::string& key_separator);
+
+// Python's json.dumps; indent < 0: on one line.
+struct JsonFormat {
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+  int indent = -1;
+  bool sort_keys = false;
+  bool ensure_ascii = false;
+};
+std::string ToJson(const Value& value, const JsonFormat& format);
 
 // What a loop over the value gives: items, keys, characters. Error if it can't
 // be iterated; nothing of an undefined one.
@@ -183,15 +183,14 @@ std::vector<Value> Iterate(const Value& value);
 // Python's len().
 int64_t Length(const Value& value);
 
-// With U+FFFD in place of bytes that are no UTF-8.
-std::string ValidText(const std::string& text);
 // An integer's text, with a minus at most, as a value of any size.
 Value IntegerOfText(absl::string_view digits);
 
-// Characters of valid UTF-8, and the whole text of some.
-std::vector<std::string> Characters(absl::string_view text);
-int64_t CharacterCount(absl::string_view text);
-bool IsSpace(uint32_t character);
+template <typename Made, typename... Parts>
+Value NewObject(Parts&&... parts) {
+  return Value(std::shared_ptr<Object>(
+      std::make_shared<Made>(std::forward<Parts>(parts)...)));
+}
 
 }  // namespace capstan::jinja
 

@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // jinja2's tests, as in `x is defined` (jinja2/tests.py).
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "text/jinja/filters.h"
-#include "text/jinja/interpreter.h"
-#include "text/jinja/signature.h"
-#include "text/tokenizer/unicode.h"
+#include "text/jinja/builtin.h"
+#include "text/jinja/strings.h"
 
 namespace capstan::jinja {
 namespace {
@@ -30,142 +25,129 @@ double Remainder(const Value& v, int64_t divisor) {
   return static_cast<double>(std::abs(v.integer() % divisor));
 }
 
-using TestFunction = bool (*)(const Value& of, const Value& argument);
+bool IsDivisible(const Value& v, const Value& by) {
+  if (!by.is_int() && !by.is_bool()) {
+    throw Error(
+        absl::StrCat("divisibleby wants an integer, not a ", by.TypeName()));
+  }
+  if (by.integer() == 0) throw Error("a division by zero");
+  return Remainder(v, by.integer()) == 0.0;
+}
 
-struct ValueTest {
+bool IsIterable(const Value& v) {
+  return v.is_sequence() || v.is_string() || v.is_dict() || v.is_undefined();
+}
+
+bool IsCallable(const Value& v) {
+  // jinja2's Undefined has __call__, which raises.
+  return v.is_undefined() || (v.is_object() && v.object()->callable());
+}
+
+// A text in which upper and lower case differ, and which is in one of them.
+bool IsCased(const Value& v, bool upper) {
+  const std::string text = ToText(v);
+  return text == (upper ? Upper : Lower)(text) &&
+         text != (upper ? Lower : Upper)(text);
+}
+
+bool IsSame(const Value& v, const Value& w) {
+  return v.is_bool() == w.is_bool() && v.is_float() == w.is_float() &&
+         Equal(v, w);
+}
+
+bool LessOrEqual(const Value& v, const Value& w) {
+  return Less(v, w) || Equal(v, w);
+}
+
+using V = const Value&;
+
+constexpr struct {
   const char* name;
-  TestFunction function;
-  Signature signature = {};
+  bool (*holds)(V value);
+} kTests[] = {
+    {"defined", [](V v) { return !v.is_undefined(); }},
+    {"undefined", [](V v) { return v.is_undefined(); }},
+    {"none", [](V v) { return v.is_none(); }},
+    {"boolean", [](V v) { return v.is_bool(); }},
+    {"true", [](V v) { return v.is_bool() && v.integer() != 0; }},
+    {"false", [](V v) { return v.is_bool() && v.integer() == 0; }},
+    {"integer", [](V v) { return v.is_int() || v.is_big(); }},
+    {"float", [](V v) { return v.is_float(); }},
+    {"number", [](V v) { return v.is_number() || v.is_big(); }},
+    {"string", [](V v) { return v.is_string(); }},
+    {"mapping", [](V v) { return v.is_dict(); }},
+    {"sequence", IsIterable},
+    {"iterable", IsIterable},
+    {"callable", IsCallable},
+    {"escaped", [](V) { return false; }},
+    {"lower", [](V v) { return IsCased(v, /*upper=*/false); }},
+    {"upper", [](V v) { return IsCased(v, /*upper=*/true); }},
+    {"even", [](V v) { return Remainder(v, 2) == 0.0; }},
+    {"odd", [](V v) { return Remainder(v, 2) == 1.0; }},
+    {"filter", [](V v) { return v.is_string() && IsFilter(v.string()); }},
+    {"test", [](V v) { return v.is_string() && IsTest(v.string()); }},
 };
 
-constexpr ValueTest kTests[] = {
-    {"defined", [](const Value& v, const Value&) { return !v.is_undefined(); }},
-    {"undefined",
-     [](const Value& v, const Value&) { return v.is_undefined(); }},
-    {"none", [](const Value& v, const Value&) { return v.is_none(); }},
-    {"boolean", [](const Value& v, const Value&) { return v.is_bool(); }},
-    {"true", [](const Value& v,
-                const Value&) { return v.is_bool() && v.integer() != 0; }},
-    {"false", [](const Value& v,
-                 const Value&) { return v.is_bool() && v.integer() == 0; }},
-    {"integer",
-     [](const Value& v, const Value&) { return v.is_int() || v.is_big(); }},
-    {"float", [](const Value& v, const Value&) { return v.is_float(); }},
-    {"number",
-     [](const Value& v, const Value&) { return v.is_number() || v.is_big(); }},
-    {"string", [](const Value& v, const Value&) { return v.is_string(); }},
-    {"mapping", [](const Value& v, const Value&) { return v.is_dict(); }},
-    {"sequence",
-     [](const Value& v, const Value&) {
-       return v.is_sequence() || v.is_string() || v.is_dict() ||
-              v.is_undefined();
-     }},
-    {"iterable",
-     [](const Value& v, const Value&) {
-       return v.is_sequence() || v.is_string() || v.is_dict() ||
-              v.is_undefined();
-     }},
-    {"callable",
-     [](const Value& v, const Value&) {
-       // jinja2's Undefined has __call__, which raises.
-       return v.is_undefined() || (v.is_object() && v.object()->callable());
-     }},
-    {"escaped", [](const Value&, const Value&) { return false; }},
-    {"lower",
-     [](const Value& v, const Value&) {
-       const std::string text = ToText(v);
-       return text == Lower(text) && text != Upper(text);
-     }},
-    {"upper",
-     [](const Value& v, const Value&) {
-       const std::string text = ToText(v);
-       return text == Upper(text) && text != Lower(text);
-     }},
-    {"even",
-     [](const Value& v, const Value&) { return Remainder(v, 2) == 0.0; }},
-    {"odd",
-     [](const Value& v, const Value&) { return Remainder(v, 2) == 1.0; }},
-    {"divisibleby",
-     [](const Value& v, const Value& by) {
-       const int64_t divisor = IntegerOf(by, "divisibleby's number");
-       if (divisor == 0) throw Error("a division by zero");
-       return Remainder(v, divisor) == 0.0;
-     },
-     {"num", 1}},
-    {"eq", &Equal, {"b/", 1}},
-    {"==", &Equal, {"b/", 1}},
-    {"equalto", &Equal, {"b/", 1}},
-    {"ne",
-     [](const Value& v, const Value& w) { return !Equal(v, w); },
-     {"b/", 1}},
-    {"!=",
-     [](const Value& v, const Value& w) { return !Equal(v, w); },
-     {"b/", 1}},
-    {"lt", &Less, {"b/", 1}},
-    {"<", &Less, {"b/", 1}},
-    {"lessthan", &Less, {"b/", 1}},
-    {"gt",
-     [](const Value& v, const Value& w) { return Less(w, v); },
-     {"b/", 1}},
-    {">", [](const Value& v, const Value& w) { return Less(w, v); }, {"b/", 1}},
-    {"greaterthan",
-     [](const Value& v, const Value& w) { return Less(w, v); },
-     {"b/", 1}},
-    {"le",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); },
-     {"b/", 1}},
-    {"<=",
-     [](const Value& v, const Value& w) { return Less(v, w) || Equal(v, w); },
-     {"b/", 1}},
-    {"ge",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); },
-     {"b/", 1}},
-    {">=",
-     [](const Value& v, const Value& w) { return Less(w, v) || Equal(v, w); },
-     {"b/", 1}},
-    {"in",
-     [](const Value& v, const Value& w) { return Contains(w, v); },
-     {"seq", 1}},
-    {"sameas",
-     [](const Value& v, const Value& w) {
-       return v.is_bool() == w.is_bool() && v.is_float() == w.is_float() &&
-              Equal(v, w);
-     },
-     {"other", 1}},
+// Tests of a value and an argument; "b/" are Python's operators, which know no
+// names.
+constexpr struct {
+  const char* name;
+  bool (*holds)(V value, V other);
+  const char* parameter = "b/";
+} kComparisons[] = {
+    {"eq", Equal},
+    {"==", Equal},
+    {"equalto", Equal},
+    {"ne", [](V v, V w) { return !Equal(v, w); }},
+    {"!=", [](V v, V w) { return !Equal(v, w); }},
+    {"lt", Less},
+    {"<", Less},
+    {"lessthan", Less},
+    {"gt", [](V v, V w) { return Less(w, v); }},
+    {">", [](V v, V w) { return Less(w, v); }},
+    {"greaterthan", [](V v, V w) { return Less(w, v); }},
+    {"le", LessOrEqual},
+    {"<=", LessOrEqual},
+    {"ge", [](V v, V w) { return LessOrEqual(w, v); }},
+    {">=", [](V v, V w) { return LessOrEqual(w, v); }},
+    {"in", [](V v, V w) { return Contains(w, v); }, "seq"},
+    {"sameas", IsSame, "other"},
+    {"divisibleby", IsDivisible, "num"},
 };
 
-const ValueTest* Find(const std::string& name) {
-  const auto* const found =
-      std::find_if(std::begin(kTests), std::end(kTests),
-                   [&](const ValueTest& test) { return name == test.name; });
-  return found == std::end(kTests) ? nullptr : found;
+template <typename Table>
+auto FindTest(const Table& table, absl::string_view name) {
+  for (const auto& one : table) {
+    if (name == one.name) return &one;
+  }
+  return static_cast<decltype(&table[0])>(nullptr);
 }
 
 }  // namespace
 
-bool IsTest(const std::string& name) {
-  return name == "filter" || name == "test" || Find(name) != nullptr;
+bool IsTest(absl::string_view name) {
+  return FindTest(kTests, name) != nullptr ||
+         FindTest(kComparisons, name) != nullptr;
 }
 
 bool Interpreter::Test(const std::string& name, const Value& of,
                        const Arguments& arguments) {
   Spend(1);
-  if (name == "filter" || name == "test") {
-    CheckArguments({}, name, arguments);
-    CheckHashable(of);
-    if (!of.is_string()) return false;
-    return name == "filter" ? IsFilter(of.string()) : IsTest(of.string());
+  if (const auto* const test = FindTest(kTests, name)) {
+    Bind(arguments, {}, name);
+    return test->holds(of);
   }
-  const auto* const test = Find(name);
-  if (test == nullptr) {
+  const auto* const comparison = FindTest(kComparisons, name);
+  if (comparison == nullptr) {
     throw Error(absl::StrCat("there is no test `", name, "`"));
   }
-  CheckArguments(test->signature, name, arguments);
-  const Value argument = !arguments.positional.empty() ? arguments.positional[0]
-                         : !arguments.named.empty() ? arguments.named[0].second
-                                                    : Value();
-  if (argument.is_sequence()) Spend(Length(argument));
-  return test->function(of, argument);
+  const Builtin function = {comparison->name, nullptr, comparison->parameter,
+                            1};
+  const jinja::Call call(function, *this, of, arguments);
+  const Value& other = arguments.positional.empty() ? arguments.named[0].second
+                                                    : arguments.positional[0];
+  if (other.is_sequence()) Spend(Length(other));
+  return comparison->holds(of, other);
 }
 
 }  // namespace capstan::jinja

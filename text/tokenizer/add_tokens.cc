@@ -135,23 +135,19 @@ absl::Status EditFiles(const TokensToAdd& tokens,
 absl::StatusOr<int64_t> AddTokens(const std::string& folder,
                                   const TokensToAdd& tokens,
                                   const std::string& to) {
-  CAPSTAN_ASSIGN_OR_RETURN(Files files, ReadTokenizerFiles(folder));
-  const auto in_folder = [&folder](const absl::Status& status) {
-    return Annotate(status, folder);
-  };
-  absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(files, folder + "/");
-  if (!made.ok()) return in_folder(made.status());
-  const std::vector<AddedToken> numbered = NumberedOf(tokens, **made);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HfTokenizer> tokenizer,
+                           HfTokenizer::Open(folder));
+  const std::vector<AddedToken> numbered = NumberedOf(tokens, *tokenizer);
+  Files files = tokenizer->files();
   const absl::Status edited =
-      EditFiles(tokens, (*made)->added_tokens(), numbered, &files);
-  if (!edited.ok()) return in_folder(edited);
+      EditFiles(tokens, tokenizer->added_tokens(), numbered, &files);
+  if (!edited.ok()) return Annotate(edited, folder);
   for (const auto& [name, text] : files) {
     CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(to, "/", name), text));
   }
   return std::count_if(
       numbered.begin(), numbered.end(),
-      [&](const AddedToken& n) { return n.id >= (*made)->vocab_size(); });
+      [&](const AddedToken& n) { return n.id >= tokenizer->vocab_size(); });
 }
 
 }  // namespace capstan::tokenizer

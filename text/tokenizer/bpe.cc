@@ -5,7 +5,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
@@ -351,11 +350,6 @@ namespace {
 
 constexpr size_t kMaxMerges = 1 << 24;
 
-// "<0x0A>"
-bool IsByteToken(absl::string_view token) {
-  return token.size() == 6 && absl::StartsWith(token, "<0x") && token[5] == '>';
-}
-
 // "" if null.
 absl::StatusOr<std::string> Affix(const JsonNode& node) {
   if (node.IsNull()) return "";
@@ -414,23 +408,15 @@ absl::Status Bpe::Load(const JsonNode& model) {
 }
 
 void Bpe::LoadBytes() {
-  byte_ids_.fill(-1);
-  int known = 0;
-  for (int b = 0; b < 256; ++b) {
+  byte_ids_ = vocabulary_.ByteIds();
+  for (int b = 0; byte_level_ && b < 256; ++b) {
     std::string token;
-    if (byte_level_) {
-      AppendCharacter(ByteToCharacter(b), &token);
-    } else {
-      token = absl::StrFormat("<0x%02X>", b);
-    }
-    const int32_t id = vocabulary_.ModelIdOf(token);
-    if (id < 0) continue;
-    byte_ids_[b] = id;
-    ++known;
+    AppendCharacter(ByteToCharacter(b), &token);
+    byte_ids_[b] = vocabulary_.ModelIdOf(token);
   }
+  every_byte_ = *std::min_element(byte_ids_.begin(), byte_ids_.end()) >= 0;
   // Unknown bytes may be fused, or dropped between two that merge.
-  if (byte_level_ && known < 256) prefixes_ = false;
-  every_byte_ = known == 256;
+  if (byte_level_ && !every_byte_) prefixes_ = false;
   if (byte_level_ && ignore_merges_) {
     std::string bytes;
     for (int64_t id = 0; id < vocabulary_.size(); ++id) {
@@ -503,7 +489,7 @@ absl::Status Bpe::AddMerge(const JsonNode& merges, uint32_t rank,
   // Such tokens stand for other characters than their text.
   for (i = 0; i < 3; ++i) {
     if (ids[i] == unknown_ ||
-        (byte_fallback_ && IsByteToken(vocabulary_.TokenOf(ids[i])))) {
+        (byte_fallback_ && ByteOfToken(vocabulary_.TokenOf(ids[i])) >= 0)) {
       prefixes_ = plain_ = false;
     }
   }
@@ -521,7 +507,8 @@ void Bpe::NoteSizes() {
       CharactersToBytes(token, &bytes);
       sizes_[id] = static_cast<uint32_t>(bytes.size());
     } else {
-      sizes_[id] = static_cast<uint32_t>(IsByteToken(token) ? 1 : token.size());
+      sizes_[id] =
+          static_cast<uint32_t>(ByteOfToken(token) >= 0 ? 1 : token.size());
     }
   }
 }

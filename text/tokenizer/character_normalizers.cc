@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Normalizers that replace each character by itself.
-#include "text/tokenizer/character_normalizers.h"
-
 #include <utility>
 
+#include "base/status.h"
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
@@ -97,22 +97,15 @@ class Strip final : public Normalizer {
 
   bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
-    size_t begin = 0;
-    size_t end = text.size();
-    while (left_ && begin < end && IsSpace(CharacterAt(text, begin))) {
-      begin += CharacterBytes(text[begin]);
-    }
-    while (right_ && end > begin) {
-      const size_t last = BeginOfLast(text, end);
-      if (!IsSpace(CharacterAt(text, last))) break;
-      end = last;
-    }
-    if (end - begin == text.size()) return false;
-    state->budget.Charge(end - begin);
-    *out = std::string(text.substr(begin, end - begin));
+    const absl::string_view rest =
+        StripCharacters(text, IsSpace, left_, right_);
+    if (rest.size() == text.size()) return false;
+    state->budget.Charge(rest.size());
+    *out = std::string(rest);
+    const size_t begin = rest.data() - text.data();
     alignment->Change(begin, 0);
-    alignment->Keep(end - begin);
-    alignment->Change(text.size() - end, 0);
+    alignment->Keep(rest.size());
+    alignment->Change(text.size() - begin - rest.size(), 0);
     return true;
   }
 
@@ -121,24 +114,51 @@ class Strip final : public Normalizer {
   const bool right_;
 };
 
-}  // namespace
-
+// By Unicode's full mapping, without regard to neighbours.
 std::unique_ptr<Normalizer> NewLowercase() { return New(AppendLowercase); }
 
-std::unique_ptr<Normalizer> NewStripAccents() {
-  return NewFilter(IsCombiningMark);
+absl::Status AddBert(const JsonNode& node,
+                     std::vector<std::unique_ptr<Normalizer>>* made) {
+  CAPSTAN_RETURN_IF_ERROR(
+      node.CheckMembers({"type", "clean_text", "handle_chinese_chars",
+                         "strip_accents", "lowercase"}));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool clean, node.Bool("clean_text", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool chinese,
+                           node.Bool("handle_chinese_chars", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool lowercase, node.Bool("lowercase", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool strip_accents,
+                           node.Bool("strip_accents", lowercase));
+  if (clean) {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      if (IsBertControl(code)) return;
+      AppendCharacter(IsSpace(code) ? ' ' : code, out);
+    }));
+  }
+  if (chinese) {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      const char* const space = IsChinese(code) ? " " : "";
+      *out += space;
+      AppendCharacter(code, out);
+      *out += space;
+    }));
+  }
+  if (strip_accents) {
+    made->push_back(NewUnicodeForm(UnicodeForm::kNfd));
+    made->push_back(NewFilter(IsNonspacingMark));
+  }
+  if (lowercase) made->push_back(NewLowercase());
+  return absl::OkStatus();
 }
 
-std::unique_ptr<Normalizer> NewStrip(bool left, bool right) {
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeStrip(const JsonNode& node) {
+  CAPSTAN_RETURN_IF_ERROR(
+      node.CheckMembers({"type", "strip_left", "strip_right"}));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool left, node.Bool("strip_left", true));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool right, node.Bool("strip_right", true));
   return std::make_unique<Strip>(left, right);
 }
 
-std::unique_ptr<Normalizer> NewNmt() {
-  return New([](uint32_t code, std::string* out) {
-    if (NmtDrops(code)) return;
-    AppendCharacter(NmtReplaces(code) ? ' ' : code, out);
-  });
-}
+}  // namespace
 
 std::unique_ptr<Normalizer> NewToByteCharacters() {
   return New([](uint32_t code, std::string* out) {
@@ -150,29 +170,35 @@ std::unique_ptr<Normalizer> NewToByteCharacters() {
   });
 }
 
-std::vector<std::unique_ptr<Normalizer>> NewBertNormalizers(
-    const BertOptions& options) {
-  std::vector<std::unique_ptr<Normalizer>> made;
-  if (options.clean_text) {
-    made.push_back(New([](uint32_t code, std::string* out) {
-      if (IsBertControl(code)) return;
-      AppendCharacter(IsSpace(code) ? ' ' : code, out);
+absl::StatusOr<bool> AddCharacterNormalizers(
+    const JsonNode& node, const std::string& type,
+    std::vector<std::unique_ptr<Normalizer>>* made) {
+  if (type == "BertNormalizer") {
+    CAPSTAN_RETURN_IF_ERROR(AddBert(node, made));
+    return true;
+  }
+  if (type == "Strip") {
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Normalizer> strip,
+                             MakeStrip(node));
+    made->push_back(std::move(strip));
+    return true;
+  }
+  if (type == "Lowercase") {
+    made->push_back(NewLowercase());
+  } else if (type == "StripAccents") {  // without decomposing them first
+    made->push_back(NewFilter(IsCombiningMark));
+  } else if (type == "ByteLevel") {
+    made->push_back(NewToByteCharacters());
+  } else if (type == "Nmt") {
+    made->push_back(New([](uint32_t code, std::string* out) {
+      if (NmtDrops(code)) return;
+      AppendCharacter(NmtReplaces(code) ? ' ' : code, out);
     }));
+  } else {
+    return false;
   }
-  if (options.handle_chinese_chars) {
-    made.push_back(New([](uint32_t code, std::string* out) {
-      const bool chinese = IsChinese(code);
-      if (chinese) *out += ' ';
-      AppendCharacter(code, out);
-      if (chinese) *out += ' ';
-    }));
-  }
-  if (options.strip_accents) {
-    made.push_back(NewUnicodeForm(UnicodeForm::kNfd));
-    made.push_back(NewFilter(IsNonspacingMark));
-  }
-  if (options.lowercase) made.push_back(NewLowercase());
-  return made;
+  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
+  return true;
 }
 
 }  // namespace capstan::tokenizer

@@ -2,16 +2,14 @@
 #include "text/tokenizer/decoder.h"
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "text/tokenizer/budget.h"
 #include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
@@ -22,76 +20,35 @@ namespace {
 // later steps must not touch.
 using Step = std::function<bool(std::string*)>;
 
-Step ByteLevelStep() {
-  return [](std::string* token) {
-    std::string bytes;
-    if (CharactersToBytes(*token, &bytes)) *token = std::move(bytes);
-    return false;
-  };
-}
-
-// "<0x0A>" is byte 10.
-bool ByteFallback(std::string* token) {
-  if (token->size() != 6 || !absl::StartsWith(*token, "<0x") ||
-      (*token)[5] != '>' || !absl::ascii_isxdigit((*token)[3]) ||
-      !absl::ascii_isxdigit((*token)[4])) {
-    return true;
-  }
-  *token = absl::HexStringToBytes(token->substr(3, 2));
+bool ToBytes(std::string* token) {
+  std::string bytes;
+  if (CharactersToBytes(*token, &bytes)) *token = std::move(bytes);
   return false;
 }
 
-// Replaces what matches in each token by itself.
-class ReplaceStep {
- public:
-  ReplaceStep(Pattern from, std::string to, Budget* budget)
-      : from_(std::make_shared<Pattern>(std::move(from))),
-        to_(std::move(to)),
-        budget_(budget) {}
-
-  bool operator()(std::string* token) const {
-    if (from_->regex == nullptr) {
-      Replace(LiteralMatches(from_->literal, *token), token);
-    } else {
-      RegexState state;
-      state.budget.Begin(token->size());
-      Replace(RegexMatches(*from_->regex, *token, &state), token);
-    }
-    return true;
-  }
-
- private:
-  template <typename Matches>
-  void Replace(Matches matches, std::string* token) const {
-    std::string made;
-    size_t done = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    while (matches.Next(&begin, &end)) {
-      budget_->Charge(to_.size());
-      made.append(*token, done, begin - done);
-      made += to_;
-      done = end;
-    }
-    made.append(*token, done, token->size() - done);
-    *token = std::move(made);
-  }
-
-  std::shared_ptr<const Pattern> from_;  // steps are copied
-  std::string to_;
-  Budget* budget_;
-};
-
-Step LiteralStep(std::string from, std::string to, Budget* budget) {
-  return ReplaceStep(Pattern{std::move(from), nullptr, nullptr}, std::move(to),
-                     budget);
+bool ByteFallback(std::string* token) {
+  const int byte = ByteOfToken(*token);
+  if (byte < 0) return true;
+  *token = std::string(1, static_cast<char>(byte));
+  return false;
 }
 
-Step SpaceStep() {
-  return [](std::string* token) {
-    token->insert(0, " ");
+Step NormalizerStep(std::unique_ptr<Normalizer> normalizer, RegexState* state) {
+  // Steps are copied.
+  const std::shared_ptr<const Normalizer> shared = std::move(normalizer);
+  return [shared, state](std::string* token) {
+    std::string changed;
+    Alignment alignment;
+    if (shared->Apply(*token, state, &changed, &alignment)) {
+      *token = std::move(changed);
+    }
     return true;
   };
+}
+
+bool AddSpace(std::string* token) {
+  token->insert(0, " ");
+  return true;
 }
 
 // The rules of WordPiece's "cleanup", each for all of a token before the next.
@@ -134,7 +91,7 @@ Step StripStep(std::string content, int64_t start, int64_t stop) {
 
 class Maker {
  public:
-  explicit Maker(Budget* budget) : budget_(budget) {}
+  explicit Maker(RegexState* state) : state_(state) {}
 
   absl::Status Add(const JsonNode& node, const std::string& type) {
     if (steps_.size() >= kMaxSteps) {
@@ -150,14 +107,25 @@ class Maker {
                               bytes_ ? "ByteLevel" : "Fuse",
                               " isn't supported");
     }
-    if (type == "Replace") return AddReplace(node);
-    if (type == "Metaspace") return AddMetaspace(node);
+    if (type == "Replace") {
+      CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Normalizer> replace,
+                               MakeReplace(node));
+      steps_.push_back(NormalizerStep(std::move(replace), state_));
+      return absl::OkStatus();
+    }
+    if (type == "Metaspace") {
+      return AddSpaceFor("replacement", node,
+                         {"type", "replacement", "str_rep", "prepend_scheme",
+                          "add_prefix_space", "split"});
+    }
+    if (type == "BPEDecoder") {
+      return AddSpaceFor("suffix", node, {"type", "suffix"});
+    }
     if (type == "WordPiece") return AddWordPiece(node);
-    if (type == "BPEDecoder") return AddSuffix(node);
     if (type == "ByteLevel") {
       CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(
           {"type", "add_prefix_space", "trim_offsets", "use_regex"}));
-      steps_.push_back(ByteLevelStep());
+      steps_.emplace_back(ToBytes);
       fused_ = bytes_ = true;
       return absl::OkStatus();
     }
@@ -170,7 +138,7 @@ class Maker {
 
   // Without a decoder tokens are words.
   void AddSpaces() {
-    steps_.push_back(SpaceStep());
+    steps_.emplace_back(AddSpace);
     puts_spaces_ = true;
   }
 
@@ -179,23 +147,13 @@ class Maker {
   const std::vector<Step>& steps() const { return steps_; }
 
  private:
-  absl::Status AddReplace(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
-    CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
-                             MakePattern(node.Member("pattern")));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
-    steps_.emplace_back(
-        ReplaceStep(std::move(pattern), std::move(content), budget_));
-    return absl::OkStatus();
-  }
-
-  absl::Status AddMetaspace(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(
-        node.CheckMembers({"type", "replacement", "str_rep", "prepend_scheme",
-                           "add_prefix_space", "split"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string mark, node.String("replacement"));
-    if (mark.empty()) return node.Member("replacement").Invalid("is empty");
-    steps_.push_back(LiteralStep(std::move(mark), " ", budget_));
+  // Replaces the text that `field` names with a space.
+  absl::Status AddSpaceFor(const char* field, const JsonNode& node,
+                           std::initializer_list<absl::string_view> known) {
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers(known));
+    CAPSTAN_ASSIGN_OR_RETURN(std::string text, node.String(field));
+    if (text.empty()) return node.Member(field).Invalid("is empty");
+    steps_.push_back(NormalizerStep(NewReplace(std::move(text), " "), state_));
     return absl::OkStatus();
   }
 
@@ -205,14 +163,6 @@ class Maker {
     CAPSTAN_ASSIGN_OR_RETURN(const bool cleanup, node.Bool("cleanup", true));
     steps_.push_back(WordPieceStep(std::move(prefix), cleanup));
     puts_spaces_ = true;
-    return absl::OkStatus();
-  }
-
-  absl::Status AddSuffix(const JsonNode& node) {
-    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "suffix"}));
-    CAPSTAN_ASSIGN_OR_RETURN(std::string suffix, node.String("suffix"));
-    if (suffix.empty()) return node.Member("suffix").Invalid("is empty");
-    steps_.push_back(LiteralStep(std::move(suffix), " ", budget_));
     return absl::OkStatus();
   }
 
@@ -227,7 +177,7 @@ class Maker {
     return absl::OkStatus();
   }
 
-  Budget* const budget_;
+  RegexState* const state_;
   std::vector<Step> steps_;
   bool fused_ = false;        // tokens are joined: steps see the whole text
   bool bytes_ = false;        // by ByteLevel
@@ -243,9 +193,9 @@ absl::StatusOr<Decoder> Decoder::Make(
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
     bytes += vocabulary.TokenOf(id).size();
   }
-  Budget budget;
-  budget.Begin(bytes);
-  Maker maker(&budget);
+  RegexState state;
+  state.budget.Begin(bytes);
+  Maker maker(&state);
   if (node.IsNull()) {
     maker.AddSpaces();
   } else {
@@ -263,7 +213,7 @@ absl::StatusOr<Decoder> Decoder::Make(
         is_added ? found->second.text : std::string(vocabulary.TokenOf(id));
     if (vocabulary.Has(id)) {
       for (const Step& step : maker.steps()) {
-        budget.Tick();
+        state.budget.Tick();
         if (!step(&token)) break;
       }
     }

@@ -47,6 +47,13 @@ std::set<std::string> Lines(const AddedTokens& tokens) {
   return lines;
 }
 
+// Notes where in the caller's text a token is, bytes [begin, end) of `frame`.
+void PushPlace(const Frame* frame, size_t begin, size_t end, Worker* worker) {
+  ToCaller(frame, &begin, &end);
+  worker->begins.push_back(static_cast<int64_t>(begin));
+  worker->ends.push_back(static_cast<int64_t>(end));
+}
+
 // Parses `text` and calls use(root) while the document is alive.
 template <typename Use>
 absl::Status WithJson(const std::string& text, const std::string& name,
@@ -252,9 +259,7 @@ void HfTokenizer::ModelStep::TakeSymbols(const Piece& piece,
       while (begin > 0 && IsContinuation(text[begin])) --begin;
       while (end < text.size() && IsContinuation(text[end])) ++end;
     }
-    ToCaller(piece.frame, &begin, &end);
-    worker->begins.push_back(static_cast<int64_t>(begin));
-    worker->ends.push_back(static_cast<int64_t>(end));
+    PushPlace(piece.frame, begin, end, worker);
   }
 }
 
@@ -367,11 +372,7 @@ void HfTokenizer::Find(const AddedTokenFinder& finder, const Piece& piece,
     worker->ids.push_back(match.token->id);
     if (worker->with_places) {
       const size_t offset = piece.text.data() - piece.frame->text.data();
-      size_t begin = offset + match.begin;
-      size_t end = offset + match.end;
-      ToCaller(piece.frame, &begin, &end);
-      worker->begins.push_back(static_cast<int64_t>(begin));
-      worker->ends.push_back(static_cast<int64_t>(end));
+      PushPlace(piece.frame, offset + match.begin, offset + match.end, worker);
     }
     done = match.end;
   }
@@ -461,10 +462,8 @@ absl::StatusOr<std::string> ModelType(const std::string& folder) {
   return type;
 }
 
-}  // namespace
-
-absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
-    const std::string& folder) {
+// By name; tokenizer.json is always there.
+absl::StatusOr<HfTokenizer::Files> ReadFiles(const std::string& folder) {
   HfTokenizer::Files files;
   for (const char* name :
        {kTokenizer, kConfig, kChatTemplate, kSpecialTokensMap, kAddedTokens}) {
@@ -488,13 +487,21 @@ absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
   return files;
 }
 
-absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
-  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
-                           ReadTokenizerFiles(folder));
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Open(
+    const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(Files files, ReadFiles(folder));
   absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(std::move(files), folder + "/");
+      Make(std::move(files), folder + "/");
   if (!made.ok()) return Annotate(made.status(), folder);
-  return (*made)->definition();
+  return made;
+}
+
+absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HfTokenizer> tokenizer,
+                           HfTokenizer::Open(folder));
+  return tokenizer->definition();
 }
 
 }  // namespace capstan::tokenizer
@@ -503,13 +510,7 @@ namespace capstan {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(
     const std::string& folder) {
-  using tokenizer::HfTokenizer;
-  CAPSTAN_ASSIGN_OR_RETURN(HfTokenizer::Files files,
-                           tokenizer::ReadTokenizerFiles(folder));
-  absl::StatusOr<std::unique_ptr<HfTokenizer>> made =
-      HfTokenizer::Make(std::move(files), folder + "/");
-  if (!made.ok()) return Annotate(made.status(), folder);
-  return std::unique_ptr<Tokenizer>(*std::move(made));
+  return tokenizer::HfTokenizer::Open(folder);
 }
 
 }  // namespace capstan

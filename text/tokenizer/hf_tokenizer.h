@@ -27,7 +27,7 @@ namespace capstan::tokenizer {
 // that, splits the rest into words and encodes each word.
 class HfTokenizer final : public Tokenizer {
  public:
-  // Contents by name (ReadTokenizerFiles); "tokenizer.json" is required.
+  // Contents by name; "tokenizer.json" is required.
   using Files = std::map<std::string, std::string>;
 
   // Errors name the file and the JSON path. Encode throws std::runtime_error,
@@ -35,6 +35,10 @@ class HfTokenizer final : public Tokenizer {
   // more time or memory than its size allows (see budget.h).
   static absl::StatusOr<std::unique_ptr<HfTokenizer>> Make(
       Files files, const std::string& folder = "");
+  // Of a folder's tokenizer.json, which is made from vocab.json and merges.txt
+  // if it isn't there, and the files beside it. NOT_FOUND if there is neither.
+  static absl::StatusOr<std::unique_ptr<HfTokenizer>> Open(
+      const std::string& folder);
 
   int64_t vocab_size() const override { return vocabulary_.size(); }
   std::vector<int64_t> Encode(absl::string_view text) const override;
@@ -51,6 +55,7 @@ class HfTokenizer final : public Tokenizer {
   const std::map<int64_t, AddedToken>& added_tokens() const {
     return added_.all();
   }
+  const Files& files() const { return files_; }
   // See TokenizerDefinition.
   std::string definition() const;
 
@@ -119,12 +124,6 @@ class HfTokenizer final : public Tokenizer {
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_
 };
-
-// What is in a folder, by name: tokenizer.json, which is made from vocab.json
-// and merges.txt if it isn't there, and which of the files beside it there are.
-// NOT_FOUND if there is neither.
-absl::StatusOr<HfTokenizer::Files> ReadTokenizerFiles(
-    const std::string& folder);
 
 }  // namespace capstan::tokenizer
 

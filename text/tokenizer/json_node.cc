@@ -18,8 +18,7 @@ bool JsonNode::IsString() const {
 }
 
 JsonNode JsonNode::Member(absl::string_view name) const {
-  std::string place =
-      place_.empty() ? std::string(name) : absl::StrCat(place_, ".", name);
+  std::string place = PlaceOf(name);
   simdjson::dom::object object;
   simdjson::dom::element member;
   if (element_.has_value() && element_->get(object) == simdjson::SUCCESS &&
@@ -28,6 +27,17 @@ JsonNode JsonNode::Member(absl::string_view name) const {
     return JsonNode(member, std::move(place));
   }
   return JsonNode(std::move(place));
+}
+
+absl::StatusOr<std::vector<std::pair<std::string, JsonNode>>>
+JsonNode::Members() const {
+  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, Object());
+  std::vector<std::pair<std::string, JsonNode>> members;
+  for (const simdjson::dom::key_value_pair member : object) {
+    const std::string name(member.key);
+    members.emplace_back(name, JsonNode(member.value, PlaceOf(name)));
+  }
+  return members;
 }
 
 absl::StatusOr<std::vector<JsonNode>> JsonNode::Items() const {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,6 +32,8 @@ class JsonNode {
 
   // A member of an object; null if absent or if this is null.
   JsonNode Member(absl::string_view name) const;
+  // The members of an object, by name in their order.
+  absl::StatusOr<std::vector<std::pair<std::string, JsonNode>>> Members() const;
   // The elements of an array.
   absl::StatusOr<std::vector<JsonNode>> Items() const;
   absl::StatusOr<simdjson::dom::object> Object() const {
@@ -81,6 +84,10 @@ class JsonNode {
  private:
   explicit JsonNode(std::string place) : place_(std::move(place)) {}
 
+  std::string PlaceOf(absl::string_view member) const {
+    return place_.empty() ? std::string(member)
+                          : absl::StrCat(place_, ".", member);
+  }
   std::string Placed(absl::string_view problem) const {
     return absl::StrCat(place_.empty() ? "the file" : place_, ": ", problem);
   }

@@ -18,6 +18,9 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 CODES = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 CATEGORIES = ("Ll Lu Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So "
               "Zs Zl Zp Cc Cf Co").split()
+# In the order of utf8proc_category_t.
+UTF8PROC_CATEGORIES = ("Cn Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc "
+                       "Sk So Zs Zl Zp Cc Cf Cs Co").split()
 SCRIPTS = ("Arabic Armenian Bengali Cyrillic Devanagari Ethiopic Georgian Greek "
            "Gujarati Gurmukhi Han Hangul Hebrew Hiragana Kannada Katakana Khmer Lao "
            "Latin Malayalam Mongolian Myanmar Sinhala Tamil Telugu Thai "
@@ -89,8 +92,13 @@ def added_properties():
     """What of PCRE2's unassigned characters has a property."""
     pcre2 = Pcre2()
     unassigned = pcre2.matches(r"\p{Cn}")
-    for name in (*CATEGORIES, *SCRIPTS, "w"):
-        added = onig(r"\w" if name == "w" else r"\p{%s}" % name, unassigned)
+    properties = {name: onig(r"\p{%s}" % name, unassigned)
+                  for name in (*CATEGORIES, *SCRIPTS)}
+    # As regex.cc has it.
+    assert onig(r"\w", unassigned) == set().union(
+        *(added for name, added in properties.items()
+          if len(name) == 2 and name[0] in "LM" or name == "Nd"))
+    for name, added in properties.items():
         if added:
             yield name, ranges(added)
 
@@ -196,32 +204,34 @@ def main():
 #include "text/tokenizer/unicode_tables.h"
 
 namespace capstan::tokenizer {""", file=out)
-        for name, codes in (
-                ("kWordCharacters", word_characters()),
-                ("kNumbers", split_by(pre_tokenizers.Digits())),
-                ("kPunctuation", split_by(pre_tokenizers.Punctuation())),
-                ("kCombiningMarks", removed_by(normalizers.StripAccents())),
-                ("kNonspacingMarks", removed_by(bert(strip_accents=True))),
-                ("kBertControls", removed_by(bert(clean_text=True))),
-                ("kNotNormalized", not_normalized(lib))):
-            write(out, name, deltas(ranges(codes)))
+        for name, categories, codes in (
+                ("kWordDifferences", "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc",
+                 word_characters()),
+                ("kNumberDifferences", "Nd Nl No", split_by(pre_tokenizers.Digits())),
+                ("kPunctuationDifferences", "Pc Pd Ps Pe Pi Pf Po",
+                 split_by(pre_tokenizers.Punctuation())),
+                ("kCombiningDifferences", "Mn Mc Me",
+                 removed_by(normalizers.StripAccents())),
+                ("kNonspacingDifferences", "Mn", removed_by(bert(strip_accents=True))),
+                ("kControlDifferences", "Cc Cf Co", removed_by(bert(clean_text=True))),
+                ("kNotNormalized", "", not_normalized(lib))):
+            known = {c for c in CODES
+                     if c < 0xF0000 and UTF8PROC_CATEGORIES[lib.utf8proc_category(c)]
+                     in categories.split()}
+            write(out, name, deltas(ranges(codes ^ known)))
         write(out, "kLowercase", deltas(lowercase_differences(lib)))
         write(out, "kScripts", deltas(scripts()))
         print("\nextern const AddedProperty kAddedProperties[] = {", file=out)
         for name, runs in added_properties():
-            print('    {"%s",' % name, file=out)
-            text = "".join(
-                r"\\x{%x}" % a if a == b else r"\\x{%x}-\\x{%x}" % (a, b)
-                for a, b in runs)
-            while text:
-                end = len(text) if len(text) <= 70 else text.rfind(r"\\x", 0, 70)
-                if text[end - 1] == "-":  # the last of a range
-                    end = text.rfind(r"\\x", 0, end)
-                print('     "%s"' % text[:end], file=out)
-                text = text[end:]
-            print("    },", file=out)
-        print('    {nullptr, nullptr},\n};\n\n}  // namespace capstan::tokenizer',
-              file=out)
+            line = '    {"%s", {' % name
+            for number in itertools.chain(deltas(runs), [-1]):
+                word = "%d%s" % (number, "," if number >= 0 else "}},")
+                if len(line) + len(word) + 1 > 80:
+                    print(line, file=out)
+                    line = "     "
+                line += word if line.endswith("{") else " " + word
+            print(line, file=out)
+        print('    {nullptr, {-1}},\n};\n\n}  // namespace capstan::tokenizer', file=out)
 
 
 if __name__ == "__main__":

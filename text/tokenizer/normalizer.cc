@@ -8,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {
@@ -53,36 +52,29 @@ class Replace final : public Normalizer {
 
   bool Apply(absl::string_view text, RegexState* state, std::string* out,
              Alignment* alignment) const override {
-    return from_.regex != nullptr
-               ? Matches(RegexMatches(*from_.regex, text, state), text, state,
-                         out, alignment)
-               : Matches(LiteralMatches(from_.literal, text), text, state, out,
-                         alignment);
-  }
-
- private:
-  template <typename M>
-  bool Matches(M matches, absl::string_view text, RegexState* state,
-               std::string* out, Alignment* alignment) const {
     size_t done = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    if (!matches.Next(&begin, &end)) return false;
-    state->budget.Charge(text.size());
-    out->clear();
-    do {
+    bool changed = false;
+    const auto append = [&](size_t end) {
+      out->append(text.data() + done, end - done);
+      alignment->Keep(end - done);
+    };
+    ForEachMatch(from_, text, state, [&](size_t begin, size_t end) {
+      if (!changed) {
+        state->budget.Charge(text.size());
+        out->clear();
+        changed = true;
+      }
       state->budget.Charge(to_.size());
-      out->append(text.data() + done, begin - done);
-      alignment->Keep(begin - done);
+      append(begin);
       *out += to_;
       alignment->Change(end - begin, to_.size());
       done = end;
-    } while (matches.Next(&begin, &end));
-    out->append(text.data() + done, text.size() - done);
-    alignment->Keep(text.size() - done);
-    return true;
+    });
+    if (changed) append(text.size());
+    return changed;
   }
 
+ private:
   const Pattern from_;
   const std::string to_;
 };
@@ -104,27 +96,6 @@ class Prepend final : public Normalizer {
   const std::string prefix_;
 };
 
-absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
-  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
-  CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
-                           MakePattern(node.Member("pattern")));
-  CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
-  return std::make_unique<Replace>(std::move(pattern), std::move(content));
-}
-
-// Unicode's forms and others without fields; null if `type` is none of them.
-std::unique_ptr<Normalizer> NewPlain(const std::string& type) {
-  if (type == "NFC") return NewUnicodeForm(UnicodeForm::kNfc);
-  if (type == "NFD") return NewUnicodeForm(UnicodeForm::kNfd);
-  if (type == "NFKC") return NewUnicodeForm(UnicodeForm::kNfkc);
-  if (type == "NFKD") return NewUnicodeForm(UnicodeForm::kNfkd);
-  if (type == "Lowercase") return NewLowercase();
-  if (type == "StripAccents") return NewStripAccents();
-  if (type == "Nmt") return NewNmt();
-  if (type == "ByteLevel") return NewToByteCharacters();
-  return nullptr;
-}
-
 absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
     const JsonNode& node, const std::string& type) {
   if (type == "Replace") return MakeReplace(node);
@@ -134,37 +105,16 @@ absl::StatusOr<std::unique_ptr<Normalizer>> MakeNormalizer(
     CAPSTAN_ASSIGN_OR_RETURN(std::string prefix, node.String("prepend"));
     return std::make_unique<Prepend>(std::move(prefix));
   }
-  if (type == "Strip") {
-    CAPSTAN_RETURN_IF_ERROR(
-        node.CheckMembers({"type", "strip_left", "strip_right"}));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool left, node.Bool("strip_left", true));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool right, node.Bool("strip_right", true));
-    return NewStrip(left, right);
+  for (const auto& [name, form] : {std::pair("NFC", UnicodeForm::kNfc),
+                                   std::pair("NFD", UnicodeForm::kNfd),
+                                   std::pair("NFKC", UnicodeForm::kNfkc),
+                                   std::pair("NFKD", UnicodeForm::kNfkd)}) {
+    if (type != name) continue;
+    CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
+    return NewUnicodeForm(form);
   }
-  std::unique_ptr<Normalizer> made = NewPlain(type);
-  if (made == nullptr) {
-    return node.Unsupported("a normalizer of type \"", type,
-                            "\" isn't supported");
-  }
-  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type"}));
-  return made;
-}
-
-absl::Status AddBert(const JsonNode& node, Normalizers* normalizers) {
-  CAPSTAN_RETURN_IF_ERROR(
-      node.CheckMembers({"type", "clean_text", "handle_chinese_chars",
-                         "strip_accents", "lowercase"}));
-  BertOptions options;
-  CAPSTAN_ASSIGN_OR_RETURN(options.clean_text, node.Bool("clean_text", true));
-  CAPSTAN_ASSIGN_OR_RETURN(options.handle_chinese_chars,
-                           node.Bool("handle_chinese_chars", true));
-  CAPSTAN_ASSIGN_OR_RETURN(options.lowercase, node.Bool("lowercase", true));
-  CAPSTAN_ASSIGN_OR_RETURN(options.strip_accents,
-                           node.Bool("strip_accents", options.lowercase));
-  for (auto& made : NewBertNormalizers(options)) {
-    normalizers->push_back(std::move(made));
-  }
-  return absl::OkStatus();
+  return node.Unsupported("a normalizer of type \"", type,
+                          "\" isn't supported");
 }
 
 }  // namespace
@@ -252,6 +202,14 @@ std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to) {
                                    std::move(to));
 }
 
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node) {
+  CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "pattern", "content"}));
+  CAPSTAN_ASSIGN_OR_RETURN(Pattern pattern,
+                           MakePattern(node.Member("pattern")));
+  CAPSTAN_ASSIGN_OR_RETURN(std::string content, node.String("content"));
+  return std::make_unique<Replace>(std::move(pattern), std::move(content));
+}
+
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {
   Pattern pattern;
   const JsonNode literal = node.Member("String");
@@ -279,11 +237,14 @@ absl::StatusOr<Pattern> MakePattern(const JsonNode& node) {
 absl::StatusOr<Normalizers> MakeNormalizers(const JsonNode& node) {
   Normalizers normalizers;
   if (node.IsNull()) return normalizers;
-  const auto add = [&](const JsonNode& step, const std::string& type) {
+  const auto add = [&](const JsonNode& step,
+                       const std::string& type) -> absl::Status {
     if (normalizers.size() >= kMaxSteps) {
       return step.Unsupported("there are too many normalizers");
     }
-    if (type == "BertNormalizer") return AddBert(step, &normalizers);
+    CAPSTAN_ASSIGN_OR_RETURN(const bool added,
+                             AddCharacterNormalizers(step, type, &normalizers));
+    if (added) return absl::OkStatus();
     absl::StatusOr<std::unique_ptr<Normalizer>> made =
         MakeNormalizer(step, type);
     if (made.ok()) normalizers.push_back(*std::move(made));

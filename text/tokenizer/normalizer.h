@@ -84,6 +84,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Normalizer>>> MakeNormalizers(
 
 // Replaces each occurrence of `from` (not empty) with `to`.
 std::unique_ptr<Normalizer> NewReplace(std::string from, std::string to);
+// A normalizer or decoder {"type": "Replace", "pattern": .., "content": ".."}.
+absl::StatusOr<std::unique_ptr<Normalizer>> MakeReplace(const JsonNode& node);
 
 // The "pattern" of a Replace or a Split: {"String": ".."} or {"Regex": ".."};
 // or what other steps look for.
@@ -95,52 +97,43 @@ struct Pattern {
 };
 absl::StatusOr<Pattern> MakePattern(const JsonNode& node);
 
-// Matches of a literal; same interface as RegexMatches.
-class LiteralMatches {
- public:
-  LiteralMatches(const std::string& literal, absl::string_view text)
-      : literal_(literal), text_(text) {}
-
-  bool Next(size_t* begin, size_t* end) {
-    const size_t found = text_.find(literal_, from_);
-    if (found == absl::string_view::npos) return false;
-    *begin = found;
-    *end = from_ = found + literal_.size();
-    return true;
-  }
-
- private:
-  const std::string& literal_;
-  const absl::string_view text_;
-  size_t from_ = 0;
-};
-
-// Matches of single characters; same interface.
-class CharacterMatches {
- public:
-  CharacterMatches(bool (*character)(uint32_t), absl::string_view text)
-      : character_(character), text_(text) {}
-
-  bool Next(size_t* begin, size_t* end) {
-    while (at_ < text_.size()) {
-      *begin = at_;
-      const bool found = character_(NextCharacter(text_, &at_));
-      *end = at_;
-      if (found) return true;
+// Calls use(begin, end) for each match in `text`, from left to right.
+template <typename Use>
+void ForEachMatch(const Pattern& pattern, absl::string_view text,
+                  RegexState* state, const Use& use) {
+  size_t begin = 0;
+  size_t end = 0;
+  if (pattern.regex != nullptr) {
+    RegexMatches matches(*pattern.regex, text, state);
+    while (matches.Next(&begin, &end)) use(begin, end);
+  } else if (pattern.character != nullptr) {
+    while (end < text.size()) {
+      begin = end;
+      if (pattern.character(NextCharacter(text, &end))) use(begin, end);
     }
-    return false;
+  } else {
+    while ((begin = text.find(pattern.literal, end)) != text.npos) {
+      end = begin + pattern.literal.size();
+      use(begin, end);
+    }
   }
-
- private:
-  bool (*const character_)(uint32_t);
-  const absl::string_view text_;
-  size_t at_ = 0;
-};
+}
 
 enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
 
 // Normalization forms of Unicode Standard Annex 15.
 std::unique_ptr<Normalizer> NewUnicodeForm(UnicodeForm form);
+
+// Each byte as the character that byte-level vocabularies write for it.
+std::unique_ptr<Normalizer> NewToByteCharacters();
+// Appends those that `type` stands for and that replace each character by
+// itself: "Lowercase", "Strip", "BertNormalizer", ..; false if it is another.
+absl::StatusOr<bool> AddCharacterNormalizers(
+    const JsonNode& node, const std::string& type,
+    std::vector<std::unique_ptr<Normalizer>>* made);
+// "Precompiled": replacements that SentencePiece has compiled into a trie.
+absl::StatusOr<std::unique_ptr<Normalizer>> MakePrecompiled(
+    const JsonNode& node);
 
 // Replaces each maximal subpart of an invalid sequence with U+FFFD, as
 // recommended by the Unicode Standard 3.9 (table 3-8).

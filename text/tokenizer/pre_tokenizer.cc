@@ -6,7 +6,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "text/tokenizer/character_normalizers.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/word_scanner.h"
 
@@ -18,30 +17,44 @@ bool IsNumeric(uint32_t code) {
   return code < 0x80 ? code >= '0' && code <= '9' : IsNumber(code);
 }
 
-// Splits off numbers (Unicode's N), individually or in runs.
-class Digits final : public PieceStep {
+// What Runs does with characters; kinds above are runs of their own.
+enum RunKind : int {
+  kJoins = -2,   // goes with what is before it
+  kAlone = -1,   // a piece by itself
+  kDropped = 0,  // so is what joins it, or has nothing before it
+};
+
+// Cuts where the kind of characters changes; kind_of(code) is a RunKind.
+template <typename KindOf>
+class Runs final : public PieceStep {
  public:
-  explicit Digits(bool individual) : individual_(individual) {}
+  explicit Runs(KindOf kind_of) : kind_of_(std::move(kind_of)) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
     const absl::string_view text = piece.text;
-    size_t begin = 0;  // of what hasn't been passed on
-    bool numbers = false;
+    size_t begin = 0;  // of the run
+    int kind = kDropped;
     for (size_t at = 0; at < text.size();) {
       const size_t here = at;
-      const bool number = IsNumeric(NextCharacter(text, &at));
-      if (number != numbers || (number && individual_)) {
+      const int next = kind_of_(NextCharacter(text, &at));
+      if (next == kJoins || (next == kind && kind != kAlone)) continue;
+      if (kind != kDropped) {
         Give({piece.frame, text.substr(begin, here - begin)}, worker);
-        begin = here;
-        numbers = number;
       }
+      begin = here;
+      kind = next;
     }
-    Give({piece.frame, text.substr(begin)}, worker);
+    if (kind != kDropped) Give({piece.frame, text.substr(begin)}, worker);
   }
 
  private:
-  const bool individual_;
+  const KindOf kind_of_;
 };
+
+template <typename KindOf>
+std::unique_ptr<PieceStep> NewRuns(KindOf kind_of) {
+  return std::make_unique<Runs<KindOf>>(std::move(kind_of));
+}
 
 // Prefixes pieces that don't begin with `prefix`; if `first`, only at the start
 // of the text.
@@ -92,55 +105,6 @@ class Transform final : public PieceStep {
   const std::unique_ptr<Normalizer> normalizer_;
 };
 
-// Whitespace, \w+|[^\w\s]+: runs of word characters and of signs.
-class WordsAndSigns final : public PieceStep {
- public:
-  void Take(const Piece& piece, Worker* worker) const override {
-    const absl::string_view text = piece.text;
-    size_t begin = 0;
-    Kind kind = kSpaces;
-    for (size_t at = 0; at < text.size();) {
-      const size_t here = at;
-      const Kind next = KindOf(NextCharacter(text, &at));
-      if (next == kind) continue;
-      if (kind != kSpaces) {
-        Give({piece.frame, text.substr(begin, here - begin)}, worker);
-      }
-      begin = here;
-      kind = next;
-    }
-    if (kind != kSpaces) Give({piece.frame, text.substr(begin)}, worker);
-  }
-
- private:
-  enum Kind { kSpaces, kWord, kSigns };
-  static Kind KindOf(uint32_t code) {
-    return IsWord(code) ? kWord : IsSpace(code) ? kSpaces : kSigns;
-  }
-};
-
-// Cuts where the script changes. What has none goes with what is before it and
-// is dropped where nothing is.
-class UnicodeScripts final : public PieceStep {
- public:
-  void Take(const Piece& piece, Worker* worker) const override {
-    const absl::string_view text = piece.text;
-    size_t begin = 0;
-    int script = 0;
-    for (size_t at = 0; at < text.size();) {
-      const size_t here = at;
-      const int next = ScriptOf(NextCharacter(text, &at));
-      if (next == 0 || next == script) continue;
-      if (script != 0) {
-        Give({piece.frame, text.substr(begin, here - begin)}, worker);
-      }
-      begin = here;
-      script = next;
-    }
-    if (script != 0) Give({piece.frame, text.substr(begin)}, worker);
-  }
-};
-
 class FixedLength final : public PieceStep {
  public:
   explicit FixedLength(int64_t characters) : characters_(characters) {}
@@ -178,15 +142,20 @@ class PatternSplit final : public PieceStep {
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
   void Take(const Piece& piece, Worker* worker) const override {
-    if (pattern_.regex != nullptr) {
-      TakeMatches(RegexMatches(*pattern_.regex, piece.text, &worker->regex),
-                  piece, worker);
-    } else if (pattern_.character != nullptr) {
-      TakeMatches(CharacterMatches(pattern_.character, piece.text), piece,
-                  worker);
-    } else {
-      TakeMatches(LiteralMatches(pattern_.literal, piece.text), piece, worker);
+    Waiting waiting;
+    size_t done = 0;
+    ForEachMatch(pattern_, piece.text, &worker->regex,
+                 [&](size_t begin, size_t end) {
+                   if (begin > done) {
+                     Part(done, begin, invert_, piece, &waiting, worker);
+                   }
+                   Part(begin, end, !invert_, piece, &waiting, worker);
+                   done = end;
+                 });
+    if (done < piece.text.size()) {
+      Part(done, piece.text.size(), invert_, piece, &waiting, worker);
     }
+    if (waiting.any) GiveRange(waiting.begin, waiting.end, piece, worker);
   }
 
  private:
@@ -197,23 +166,6 @@ class PatternSplit final : public PieceStep {
     bool is_match = false;
     bool any = false;
   };
-
-  template <typename Matches>
-  void TakeMatches(Matches matches, const Piece& piece, Worker* worker) const {
-    Waiting waiting;
-    size_t done = 0;
-    size_t begin = 0;
-    size_t end = 0;
-    while (matches.Next(&begin, &end)) {
-      if (begin > done) Part(done, begin, invert_, piece, &waiting, worker);
-      Part(begin, end, !invert_, piece, &waiting, worker);
-      done = end;
-    }
-    if (done < piece.text.size()) {
-      Part(done, piece.text.size(), invert_, piece, &waiting, worker);
-    }
-    if (waiting.any) GiveRange(waiting.begin, waiting.end, piece, worker);
-  }
 
   // Handles the next part of the piece, a match or the text between two.
   void Part(size_t begin, size_t end, bool is_match, const Piece& piece,
@@ -338,10 +290,12 @@ class Maker {
     made_.steps.push_back(std::move(step));
   }
 
+  void PushSplit(Pattern pattern, SplitBehavior behavior, bool invert = false) {
+    Push(NewPatternSplit(std::move(pattern), behavior, invert));
+  }
+
   void PushCharacters(bool (*character)(uint32_t), SplitBehavior behavior) {
-    Pattern pattern;
-    pattern.character = character;
-    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+    PushSplit({"", nullptr, character}, behavior);
   }
 
   // What comes next reads the characters that stand for bytes.
@@ -354,14 +308,20 @@ class Maker {
   // Those without fields.
   absl::Status AddPlain(const JsonNode& node, const std::string& type) {
     if (type == "Whitespace") {
-      Push(std::make_unique<WordsAndSigns>());
+      // \w+|[^\w\s]+: runs of word characters and of signs.
+      Push(NewRuns([](uint32_t code) {
+        return IsWord(code) ? 1 : IsSpace(code) ? int{kDropped} : 2;
+      }));
     } else if (type == "WhitespaceSplit") {
       PushCharacters(IsSpace, SplitBehavior::kRemoved);
     } else if (type == "BertPreTokenizer") {
       PushCharacters(IsSpace, SplitBehavior::kRemoved);
       PushCharacters(IsPunctuation, SplitBehavior::kIsolated);
     } else if (type == "UnicodeScripts") {
-      Push(std::make_unique<UnicodeScripts>());
+      Push(NewRuns([](uint32_t code) {
+        const int script = ScriptOf(code);
+        return script == 0 ? int{kJoins} : script;
+      }));
     } else {
       return node.Unsupported("a pre-tokenizer of type \"", type,
                               "\" isn't supported");
@@ -377,8 +337,7 @@ class Maker {
         CharacterBytes(pattern.literal[0]) != pattern.literal.size()) {
       return node.Member("delimiter").Invalid("must be one character");
     }
-    Push(NewPatternSplit(std::move(pattern), SplitBehavior::kRemoved,
-                         /*invert=*/false));
+    PushSplit(std::move(pattern), SplitBehavior::kRemoved);
     return absl::OkStatus();
   }
 
@@ -404,13 +363,9 @@ class Maker {
     if (add_space) Push(std::make_unique<AddPrefix>(" ", /*first=*/false));
     if (!use_regex) return absl::OkStatus();
     made_.reads_characters = true;
-    return PushSplit(kGpt2Words, SplitBehavior::kIsolated);
-  }
-
-  absl::Status PushSplit(absl::string_view regex, SplitBehavior behavior) {
     Pattern pattern;
-    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(regex));
-    Push(NewPatternSplit(std::move(pattern), behavior, /*invert=*/false));
+    CAPSTAN_ASSIGN_OR_RETURN(pattern.regex, Regex::Compile(kGpt2Words));
+    PushSplit(std::move(pattern), SplitBehavior::kIsolated);
     return absl::OkStatus();
   }
 
@@ -418,7 +373,9 @@ class Maker {
     CAPSTAN_RETURN_IF_ERROR(node.CheckMembers({"type", "individual_digits"}));
     CAPSTAN_ASSIGN_OR_RETURN(const bool individual,
                              node.Bool("individual_digits", false));
-    Push(std::make_unique<Digits>(individual));
+    const int number = individual ? int{kAlone} : 1;
+    Push(NewRuns(
+        [number](uint32_t code) { return IsNumeric(code) ? number : 2; }));
     return absl::OkStatus();
   }
 
@@ -430,7 +387,7 @@ class Maker {
     CAPSTAN_ASSIGN_OR_RETURN(const SplitBehavior behavior,
                              MakeSplitBehavior(node.Member("behavior")));
     CAPSTAN_ASSIGN_OR_RETURN(const bool invert, node.Bool("invert", false));
-    Push(NewPatternSplit(std::move(pattern), behavior, invert));
+    PushSplit(std::move(pattern), behavior, invert);
     return absl::OkStatus();
   }
 
@@ -467,10 +424,7 @@ class Maker {
       return named.Unsupported("\"", scheme, "\" isn't supported");
     }
     if (split) {
-      Pattern pattern;
-      pattern.literal = mark;
-      Push(NewPatternSplit(std::move(pattern), SplitBehavior::kMergedWithNext,
-                           /*invert=*/false));
+      PushSplit({mark, nullptr, nullptr}, SplitBehavior::kMergedWithNext);
     }
     return absl::OkStatus();
   }

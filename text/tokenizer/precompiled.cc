@@ -10,7 +10,7 @@
 
 #include "absl/strings/escaping.h"
 #include "base/status.h"
-#include "text/tokenizer/character_normalizers.h"
+#include "text/tokenizer/normalizer.h"
 #include "text/tokenizer/unicode.h"
 
 namespace capstan::tokenizer {

@@ -12,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 #include "text/tokenizer/unicode_tables.h"
@@ -158,27 +159,23 @@ constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 // takes for one as well, but not in a class: superscripts and fractions.
 constexpr char kLatin1Words[] = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
-// What Oniguruma's Unicode has of a property and PCRE2's hasn't. One letter
-// stands for all categories that it begins.
+// What Oniguruma's Unicode has of a property and PCRE2's hasn't, in PCRE2's
+// syntax; of "" what it has of any category, which is every character that was
+// assigned since. One letter stands for all categories that it begins.
 std::string Added(absl::string_view name) {
   std::string ranges;
   for (const AddedProperty* added = kAddedProperties; added->name != nullptr;
        ++added) {
     const absl::string_view known = added->name;
-    if (known == name ||
-        (name.size() == 1 && known.size() == 2 && known[0] == name[0])) {
-      ranges += added->ranges;
+    if (known != name && (name.size() > 1 || known.size() != 2 ||
+                          !absl::StartsWith(known, name))) {
+      continue;
     }
-  }
-  return ranges;
-}
-
-// Every character that was assigned since PCRE2's Unicode.
-std::string AllAdded() {
-  std::string ranges;
-  for (const AddedProperty* added = kAddedProperties; added->name != nullptr;
-       ++added) {
-    if (absl::string_view(added->name).size() == 2) ranges += added->ranges;
+    int32_t at = 0;
+    for (const int32_t* range = added->ranges; *range >= 0; range += 2) {
+      at += range[0] + range[1];
+      absl::StrAppendFormat(&ranges, "\\x{%x}-\\x{%x}", at - range[1], at - 1);
+    }
   }
   return ranges;
 }
@@ -320,8 +317,9 @@ class Translator {
       case 'w':
       case 'W': {
         const bool word = absl::ascii_tolower(c) == 'w';
-        const std::string inside = word ? absl::StrCat(kWord, Added("w"))
-                                        : absl::StrCat("\\p{Nd}", Added("Nd"));
+        const std::string inside =
+            word ? absl::StrCat(kWord, Added("L"), Added("M"), Added("Nd"))
+                 : absl::StrCat("\\p{Nd}", Added("Nd"));
         const bool complement = absl::ascii_isupper(c);
         if (!in_class) {
           return write(
@@ -385,7 +383,7 @@ class Translator {
     if (name == "C" || name == "Cn") {
       if (in_class) return Unsupported("\\p{", name, "} in a class");
       // What is assigned now isn't in it any more.
-      absl::StrAppend(&out_, complement ? "(?!" : "(?:", "(?![", AllAdded(),
+      absl::StrAppend(&out_, complement ? "(?!" : "(?:", "(?![", Added(""),
                       "])", theirs, complement ? ")(?s:.)" : ")");
     } else if (!in_class) {
       out_ += Class(complement, theirs + Added(name));

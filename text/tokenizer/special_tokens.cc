@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -31,14 +32,8 @@ absl::StatusOr<WrittenToken> MakeToken(const JsonNode& node) {
       node.CheckMembers({"__type", "id", "content", "single_word", "lstrip",
                          "rstrip", "normalized", "special"}));
   token.plain = false;
-  CAPSTAN_ASSIGN_OR_RETURN(token.content, node.String("content"));
-  CAPSTAN_ASSIGN_OR_RETURN(token.single_word, node.Bool("single_word", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, node.Bool("lstrip", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, node.Bool("rstrip", false));
-  CAPSTAN_ASSIGN_OR_RETURN(token.special, node.Bool("special", false));
-  if (!node.Member("normalized").IsNull()) {
-    CAPSTAN_ASSIGN_OR_RETURN(token.normalized, node.Bool("normalized", false));
-  }
+  token.says_normalized = !node.Member("normalized").IsNull();
+  CAPSTAN_RETURN_IF_ERROR(ReadFlags(node, &token));
   return token;
 }
 
@@ -74,33 +69,30 @@ absl::Status Read(const std::string& name, const JsonNode& node,
 
 // {"image_token": .., ..}
 absl::Status SetAll(const JsonNode& node, NamedTokens* tokens) {
-  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, node.Object());
-  for (const simdjson::dom::key_value_pair entry : object) {
-    const std::string name(entry.key);
-    CAPSTAN_ASSIGN_OR_RETURN(WrittenToken token, MakeToken(node.Member(name)));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto members, node.Members());
+  for (const auto& [name, member] : members) {
+    CAPSTAN_ASSIGN_OR_RETURN(WrittenToken token, MakeToken(member));
     CAPSTAN_RETURN_IF_ERROR(Read(name, node, std::move(token), tokens));
   }
   return absl::OkStatus();
 }
 
 AddedToken ToAdded(const WrittenToken& token, bool special) {
-  AddedToken added;
-  added.content = token.content;
+  AddedToken added = token;
   added.special = special;
-  added.single_word = token.single_word;
-  added.lstrip = token.lstrip;
-  added.rstrip = token.rstrip;
-  added.normalized = token.normalized.value_or(!special);
+  if (!token.says_normalized) added.normalized = !special;
   return added;
 }
 
 }  // namespace
 
 bool WrittenToken::operator==(const WrittenToken& other) const {
-  return content == other.content && plain == other.plain &&
-         single_word == other.single_word && lstrip == other.lstrip &&
-         rstrip == other.rstrip && normalized == other.normalized &&
-         special == other.special;
+  const auto all = [](const WrittenToken& t) {
+    return std::make_tuple(t.content, t.plain, t.single_word, t.lstrip,
+                           t.rstrip, t.says_normalized,
+                           t.says_normalized && t.normalized, t.special);
+  };
+  return all(*this) == all(other);
 }
 
 absl::Status SpecialTokens::SetNamed(const std::string& name,
@@ -114,10 +106,8 @@ absl::Status SpecialTokens::SetNamed(const std::string& name,
 }
 
 absl::Status SpecialTokens::ReadConfig(const JsonNode& root) {
-  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, root.Object());
-  for (const simdjson::dom::key_value_pair entry : object) {
-    const std::string name(entry.key);
-    const JsonNode node = root.Member(name);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto members, root.Members());
+  for (const auto& [name, node] : members) {
     if (IsNamed(name)) {
       CAPSTAN_RETURN_IF_ERROR(SetNamed(name, node));
     } else if (absl::EndsWith(name, "_token") &&
@@ -148,25 +138,21 @@ absl::Status SpecialTokens::ReadConfig(const JsonNode& root) {
   const JsonNode decoder = root.Member("added_tokens_decoder");
   if (decoder.IsNull()) return absl::OkStatus();
   has_decoder_ = true;
-  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object entries,
-                           decoder.Object());
-  for (const simdjson::dom::key_value_pair entry : entries) {
-    const std::string name(entry.key);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto entries, decoder.Members());
+  for (const auto& [name, entry] : entries) {
     int64_t id = 0;
     if (!absl::SimpleAtoi(name, &id)) {
       return decoder.Invalid("\"", name, "\" isn't an id");
     }
-    CAPSTAN_ASSIGN_OR_RETURN(decoder_[id], MakeToken(decoder.Member(name)));
+    CAPSTAN_ASSIGN_OR_RETURN(decoder_[id], MakeToken(entry));
   }
   return absl::OkStatus();
 }
 
 absl::Status SpecialTokens::ReadMap(const JsonNode& root) {
   if (has_decoder_) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, root.Object());
-  for (const simdjson::dom::key_value_pair entry : object) {
-    const std::string name(entry.key);
-    const JsonNode node = root.Member(name);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto members, root.Members());
+  for (const auto& [name, node] : members) {
     if (name == "extra_special_tokens" && node.Object().ok()) {
       CAPSTAN_RETURN_IF_ERROR(SetAll(node, &model_texts_));
     } else if (name == "extra_special_tokens" && !node.IsNull()) {
@@ -209,14 +195,15 @@ absl::Status SpecialTokens::ReadAddedTokens(const JsonNode& root) {
   if (extra_.has_value()) {
     for (const WrittenToken& token : *extra_) special.insert(token.content);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const simdjson::dom::object object, root.Object());
-  for (const simdjson::dom::key_value_pair entry : object) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto members, root.Members());
+  for (const auto& [name, node] : members) {
     WrittenToken token;
     token.plain = false;
-    token.content = std::string(entry.key);
+    token.content = name;
     token.special = special.count(token.content) > 0;
+    token.says_normalized = true;
     token.normalized = !token.special;
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, root.Int(token.content));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t id, node.Int());
     decoder_[id] = std::move(token);
   }
   return absl::OkStatus();

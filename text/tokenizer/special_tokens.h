@@ -19,14 +19,9 @@
 namespace capstan::tokenizer {
 
 // A token as a file writes it: "<s>", or an object with flags.
-struct WrittenToken {
-  std::string content;
+struct WrittenToken : AddedToken {
   bool plain = true;  // no object
-  bool single_word = false;
-  bool lstrip = false;
-  bool rstrip = false;
-  absl::optional<bool> normalized;
-  bool special = false;
+  bool says_normalized = false;
 
   bool operator==(const WrittenToken& other) const;
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "text/tokenizer/unicode_tables.h"
@@ -37,14 +38,39 @@ const ByteTable& Bytes() {
   return table;
 }
 
+// General categories of utf8proc, which are numbered in their standard's order,
+// from `first` to `last`: a bit each.
+constexpr uint32_t Categories(utf8proc_category_t first,
+                              utf8proc_category_t last) {
+  return (2u << last) - (1u << first);
+}
+constexpr uint32_t kLetters =
+    Categories(UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO);
+constexpr uint32_t kMarks =
+    Categories(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME);
+
 // A set of characters, as bits.
 class CharacterSet {
  public:
-  explicit CharacterSet(const int32_t* ranges) : bits_(kCodes) {
+  // Those of the categories, but for the differences, which are in the set if
+  // those are not.
+  CharacterSet(uint32_t categories, const int32_t* differences)
+      : bits_(kCodes) {
+    // Other planes have no assigned characters, or only private ones.
+    for (const auto& [begin, end] :
+         {std::pair(0u, 0x40000u), std::pair(0xe0000u, 0xe1000u)}) {
+      for (uint32_t code = begin; categories != 0 && code < end; ++code) {
+        const auto category =
+            utf8proc_category(static_cast<utf8proc_int32_t>(code));
+        bits_[code] = (categories >> category & 1) != 0;
+      }
+    }
     uint32_t at = 0;
-    for (; *ranges >= 0; ranges += 2) {
-      at += ranges[0];
-      for (int32_t i = 0; i < ranges[1]; ++i) bits_[at++] = true;
+    for (; *differences >= 0; differences += 2) {
+      at += differences[0];
+      for (int32_t i = 0; i < differences[1]; ++i, ++at) {
+        bits_[at] = !bits_[at];
+      }
     }
   }
   bool Has(uint32_t code) const { return code < kCodes && bits_[code]; }
@@ -134,37 +160,50 @@ bool IsSpace(uint32_t code) {
 }
 
 bool IsWord(uint32_t code) {
-  static const CharacterSet set(kWordCharacters);
+  static const CharacterSet set(
+      kLetters | kMarks |
+          Categories(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NL) |
+          Categories(UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PC),
+      kWordDifferences);
   return set.Has(code);
 }
 
 bool IsNumber(uint32_t code) {
-  static const CharacterSet set(kNumbers);
+  static const CharacterSet set(
+      Categories(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO),
+      kNumberDifferences);
   return set.Has(code);
 }
 
 bool IsPunctuation(uint32_t code) {
-  static const CharacterSet set(kPunctuation);
+  static const CharacterSet set(
+      Categories(UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO),
+      kPunctuationDifferences);
   return set.Has(code);
 }
 
 bool IsCombiningMark(uint32_t code) {
-  static const CharacterSet set(kCombiningMarks);
+  static const CharacterSet set(kMarks, kCombiningDifferences);
   return set.Has(code);
 }
 
 bool IsNonspacingMark(uint32_t code) {
-  static const CharacterSet set(kNonspacingMarks);
+  static const CharacterSet set(
+      Categories(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_MN),
+      kNonspacingDifferences);
   return set.Has(code);
 }
 
 bool IsBertControl(uint32_t code) {
-  static const CharacterSet set(kBertControls);
+  static const CharacterSet set(
+      Categories(UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CF) |
+          Categories(UTF8PROC_CATEGORY_CO, UTF8PROC_CATEGORY_CO),
+      kControlDifferences);
   return set.Has(code);
 }
 
 bool IsNotNormalized(uint32_t code) {
-  static const CharacterSet set(kNotNormalized);
+  static const CharacterSet set(0, kNotNormalized);
   return set.Has(code);
 }
 

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TEXT_TOKENIZER_UNICODE_H_
 #define CAPSTAN_TEXT_TOKENIZER_UNICODE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -44,6 +45,21 @@ bool IsBertControl(uint32_t code);    // with U+0000 and U+FFFD
 bool IsNotNormalized(uint32_t code);  // by Unicode's forms
 int ScriptOf(uint32_t code);          // 0: goes with any other
 void AppendLowercase(uint32_t code, std::string* text);
+
+// `text` without the characters at its ends for which drop(character).
+template <typename Drop>
+absl::string_view StripCharacters(absl::string_view text, const Drop& drop,
+                                  bool left = true, bool right = true) {
+  while (left && !text.empty() && drop(CharacterAt(text, 0))) {
+    text.remove_prefix(std::min(CharacterBytes(text[0]), text.size()));
+  }
+  while (right && !text.empty()) {
+    const size_t last = BeginOfLast(text, text.size());
+    if (!drop(CharacterAt(text, last))) break;
+    text.remove_suffix(text.size() - last);
+  }
+  return text;
+}
 
 // Byte-level vocabularies write each byte as a character (bytes_to_unicode of
 // GPT-2's encoder.py): printable Latin-1 as itself, the other 68 bytes as

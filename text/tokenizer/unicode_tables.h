@@ -6,14 +6,16 @@
 
 namespace capstan::tokenizer {
 
-// Sets of characters: for each range how many characters are before it (since
-// the last), and its length; behind the last is -1.
-extern const int32_t kWordCharacters[];
-extern const int32_t kNumbers[];
-extern const int32_t kPunctuation[];
-extern const int32_t kCombiningMarks[];
-extern const int32_t kNonspacingMarks[];
-extern const int32_t kBertControls[];
+// Where the reference's sets of characters and those of utf8proc's general
+// categories (unicode.cc) differ, as each has its version of Unicode: for each
+// range how many characters are before it (since the last), and its length;
+// behind the last is -1.
+extern const int32_t kWordDifferences[];
+extern const int32_t kNumberDifferences[];
+extern const int32_t kPunctuationDifferences[];
+extern const int32_t kCombiningDifferences[];
+extern const int32_t kNonspacingDifferences[];
+extern const int32_t kControlDifferences[];
 // utf8proc normalizes them; the reference has an older version of Unicode, in
 // which they have no decomposition and combine with nothing.
 extern const int32_t kNotNormalized[];
@@ -23,10 +25,10 @@ extern const int32_t kNotNormalized[];
 extern const int32_t kLowercase[];
 extern const int32_t kScripts[];
 
-// What a \p{..} or \w of PCRE2 lacks: ranges in its syntax.
+// What a \p{..} of PCRE2 lacks, in ranges as above.
 struct AddedProperty {
   const char* name;  // null: the end
-  const char* ranges;
+  int32_t ranges[64];
 };
 extern const AddedProperty kAddedProperties[];
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "text/tokenizer/byte_trie.h"
 #include "text/tokenizer/model.h"
@@ -82,9 +81,7 @@ absl::Status Unigram::Load(const JsonNode& model) {
     }
     unknown_ = static_cast<int32_t>(id);
   }
-  for (int b = 0; b < 256; ++b) {
-    byte_ids_[b] = vocabulary_.ModelIdOf(absl::StrFormat("<0x%02X>", b));
-  }
+  byte_ids_ = vocabulary_.ByteIds();
   return absl::OkStatus();
 }
 

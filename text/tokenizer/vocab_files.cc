@@ -21,6 +21,15 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr char kEndOfText[] = "<|endoftext|>";
 
+constexpr char kWithoutVocab[] = R"({
+  "version": "1.0", "added_tokens": [], "normalizer": null,
+  "pre_tokenizer": null, "post_processor": null,
+  "decoder": {"type": "ByteLevel", "add_prefix_space": true,
+              "trim_offsets": true, "use_regex": true},
+  "model": {"type": "BPE", "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": false}
+})";
+
 // A vocabulary has more keys than an ordered object may.
 template <typename Object>
 absl::StatusOr<Object> ParseKeys(const std::string& name,
@@ -150,23 +159,9 @@ absl::Status MakeTokenizerJson(const std::string& model_type,
   CAPSTAN_ASSIGN_OR_RETURN(
       Json vocab, ParseKeys<Json>("vocab.json", files->at("vocab.json")));
   CAPSTAN_ASSIGN_OR_RETURN(Json merges, ReadMerges(files->at("merges.txt")));
-  Json json = {{"version", "1.0"},
-               {"added_tokens", Json::array()},
-               {"normalizer", nullptr},
-               {"pre_tokenizer", nullptr},
-               {"post_processor", nullptr},
-               {"decoder",
-                {{"type", "ByteLevel"},
-                 {"add_prefix_space", true},
-                 {"trim_offsets", true},
-                 {"use_regex", true}}},
-               {"model",
-                {{"type", "BPE"},
-                 {"continuing_subword_prefix", ""},
-                 {"end_of_word_suffix", ""},
-                 {"fuse_unk", false},
-                 {"vocab", std::move(vocab)},
-                 {"merges", std::move(merges)}}}};
+  Json json = Json::parse(kWithoutVocab);
+  json["model"]["vocab"] = std::move(vocab);
+  json["model"]["merges"] = std::move(merges);
   SetSteps(name, IsTrue(config, "add_prefix_space"), &json);
   for (const char* token : {"unk_token", "eos_token"}) {
     config.emplace(token, kEndOfText);

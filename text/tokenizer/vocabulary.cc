@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "text/tokenizer/unicode.h"
 
@@ -25,6 +29,23 @@ absl::Status CheckId(int64_t id, absl::string_view token,
 }
 
 }  // namespace
+
+int ByteOfToken(absl::string_view token) {
+  if (token.size() != 6 || !absl::ConsumePrefix(&token, "<0x") ||
+      !absl::ConsumeSuffix(&token, ">") || !absl::ascii_isxdigit(token[0]) ||
+      !absl::ascii_isxdigit(token[1])) {
+    return -1;
+  }
+  return static_cast<unsigned char>(absl::HexStringToBytes(token)[0]);
+}
+
+std::array<int32_t, 256> Vocabulary::ByteIds() const {
+  std::array<int32_t, 256> ids;
+  for (int b = 0; b < 256; ++b) {
+    ids[b] = ModelIdOf(absl::StrFormat("<0x%02X>", b));
+  }
+  return ids;
+}
 
 absl::Status Vocabulary::Load(const JsonNode& vocab) {
   CAPSTAN_RETURN_IF_ERROR(vocab.Array().ok() ? LoadArray(vocab)
@@ -116,6 +137,20 @@ bool IsSingleWord(absl::string_view text, size_t begin, size_t end) {
 
 }  // namespace
 
+absl::Status ReadFlags(const JsonNode& node, AddedToken* token) {
+  CAPSTAN_ASSIGN_OR_RETURN(token->content, node.String("content"));
+  for (const auto& [name, flag] :
+       {std::pair("single_word", &token->single_word),
+        std::pair("lstrip", &token->lstrip),
+        std::pair("rstrip", &token->rstrip),
+        std::pair("special", &token->special)}) {
+    CAPSTAN_ASSIGN_OR_RETURN(*flag, node.Bool(name, false));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(token->normalized,
+                           node.Bool("normalized", !token->special));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
   std::vector<AddedToken> tokens;
   if (node.IsNull()) return tokens;
@@ -126,14 +161,7 @@ absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node) {
                            "normalized", "special"}));
     AddedToken token;
     CAPSTAN_ASSIGN_OR_RETURN(token.id, item.Int("id"));
-    CAPSTAN_ASSIGN_OR_RETURN(token.content, item.String("content"));
-    CAPSTAN_ASSIGN_OR_RETURN(token.single_word,
-                             item.Bool("single_word", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.lstrip, item.Bool("lstrip", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.rstrip, item.Bool("rstrip", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.special, item.Bool("special", false));
-    CAPSTAN_ASSIGN_OR_RETURN(token.normalized,
-                             item.Bool("normalized", !token.special));
+    CAPSTAN_RETURN_IF_ERROR(ReadFlags(item, &token));
     CAPSTAN_RETURN_IF_ERROR(CheckId(token.id, token.content, item));
     if (token.content.empty()) return item.Invalid("its content is empty");
     if (token.content.size() > kMaxAddedBytes) {

@@ -19,6 +19,9 @@
 
 namespace capstan::tokenizer {
 
+// The byte that a token "<0x0A>" of byte_fallback stands for; -1 if none.
+int ByteOfToken(absl::string_view token);
+
 // The tokens of a tokenizer.json, by id and by text. Views of texts are valid
 // until the vocabulary is moved or destroyed.
 class Vocabulary {
@@ -48,6 +51,8 @@ class Vocabulary {
     const int32_t id = IdOf(token);
     return id >= 0 && InModel(id) ? id : -1;
   }
+  // The model's tokens "<0x00>" to "<0xFF>"; -1 where there is none.
+  std::array<int32_t, 256> ByteIds() const;
   // Whether `id`, in [0, size()), has a token.
   bool Has(int64_t id) const { return has_[id]; }
   absl::string_view TokenOf(int64_t id) const { return tokens_[id]; }
@@ -78,6 +83,10 @@ struct AddedToken {
   bool normalized = false;  // matched after normalization
   bool special = false;
 };
+
+// The content and flags of an object; without "normalized", what isn't special
+// is.
+absl::Status ReadFlags(const JsonNode& node, AddedToken* token);
 
 // From "added_tokens" of a tokenizer.json.
 absl::StatusOr<std::vector<AddedToken>> MakeAddedTokens(const JsonNode& node);
