@@ -19,7 +19,6 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "host/config/schedule_defaults.h"
 #include "host/config/text_source.h"
 #include "plugins/sdk/options.pb.h"
 
@@ -201,8 +200,6 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
       StringField(other->GetDescriptor()->FindFieldByName(names.second));
   return field == nullptr ? "" : StringOf(*other, field);
 }
-
-namespace fs = std::filesystem;
 
 constexpr char kLatest[] = "latest";
 
@@ -412,6 +409,38 @@ std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
   return absl::StrCat(
       "; if it is a model on the Hub, download it first: hf download ", name,
       " --local-dir ", local, ", and say ", setting, "=", local);
+}
+
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot) {
+  const absl::optional<std::string> field = FieldOf(status);
+  if (!field.has_value()) return status;
+  const std::string path = absl::StrCat(slot, ".", *field);
+  const auto found = loaded.paths.find(path);
+  std::error_code error;
+  if (found == loaded.paths.end() ||
+      std::filesystem::exists(found->second.absolute, error)) {
+    return status;
+  }
+  const std::string hint =
+      HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
+  return FieldError(*field, absl::StrCat(status.message(), hint));
+}
+
+BaseModel BaseModelOf(const RunConfig& config) {
+  BaseModel base;
+  const absl::StatusOr<std::unique_ptr<Message>> model = Unpack(config.model());
+  if (!model.ok()) return base;
+  const google::protobuf::Descriptor& type = *(*model)->GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor* const field = StringField(type.field(i));
+    if (field == nullptr || !field->options().GetExtension(base_model)) {
+      continue;
+    }
+    base.field = field->name();
+    base.folder = StringOf(**model, field);
+  }
+  return base;
 }
 
 absl::Status SetLatestRun(const std::string& runs, const std::string& name) {

@@ -44,6 +44,9 @@ struct LoadedConfig : FieldPlaces {
   std::vector<std::string> notes;
 };
 
+// The share of a WSD schedule's steps that decay, if the config names none.
+constexpr double kDefaultDecayRatio = 0.2;
+
 // Where names and relative paths are resolved.
 struct ConfigContext {
   PluginHost* host = nullptr;
@@ -97,6 +100,14 @@ std::string TypeOf(const google::protobuf::Any& any);
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
     const google::protobuf::Any& any);
 
+// What the model starts from, given by the field of its config with the option
+// `base_model` (plugins/sdk/options.proto).
+struct BaseModel {
+  std::string field;   // "": no such field
+  std::string folder;  // "": from scratch
+};
+BaseModel BaseModelOf(const RunConfig& config);
+
 // A slot of `config`, with unset strings filled in from other slots as its
 // plugin specifies (default_from in options.proto).
 absl::StatusOr<google::protobuf::Any> WithDefaults(
@@ -107,6 +118,11 @@ absl::StatusOr<google::protobuf::Any> WithDefaults(
 // Hub, download it first: hf download ..", with the `setting` ("--model_name")
 // to use afterwards. Else "".
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting);
+
+// Adds that hint to `status`, an error about a field of the slot `slot`, if the
+// field names a missing model folder.
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot);
 
 // runs/NAME/latest refers to a name's newest run: a text file that holds the
 // run folder's name, not a symlink, since TensorBoard follows symlinks and

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inference/evaluate/python_literal.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -21,24 +23,10 @@ using Json = nlohmann::ordered_json;
 constexpr int kMostDepth = 100;
 
 void AppendUtf8(uint32_t code, std::string* text) {
-  const auto byte = [text](uint32_t b) {
-    text->push_back(static_cast<char>(b));
-  };
-  if (code < 0x80) {
-    byte(code);
-  } else if (code < 0x800) {
-    byte(0xC0 | code >> 6);
-    byte(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    byte(0xE0 | code >> 12);
-    byte(0x80 | (code >> 6 & 0x3F));
-    byte(0x80 | (code & 0x3F));
-  } else {
-    byte(0xF0 | code >> 18);
-    byte(0x80 | (code >> 12 & 0x3F));
-    byte(0x80 | (code >> 6 & 0x3F));
-    byte(0x80 | (code & 0x3F));
-  }
+  utf8proc_uint8_t bytes[4];
+  text->append(
+      reinterpret_cast<const char*>(bytes),
+      utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes));
 }
 
 // Each function passes what it reads; false if that is something else.

@@ -196,6 +196,10 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
   return std::unique_ptr<Pattern>(new Pcre2Pattern(code));
 }
 
+const Pattern& Pattern::Constant(absl::string_view pattern) {
+  return *Compile(pattern).value().release();
+}
+
 std::string Pattern::Escaped(absl::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -225,9 +229,8 @@ std::string Rewritten(absl::string_view text,
                  result.end());
   };
   if (options.all_punctuation) {
-    static const Pattern* const punctuation =
-        Pattern::Compile("\\p{P}").value().release();
-    result = punctuation->Remove(result);
+    static const Pattern& punctuation = Pattern::Constant("\\p{P}");
+    result = punctuation.Remove(result);
   } else if (options.ignore_punctuation) {
     erase(absl::ascii_ispunct);
   }

@@ -25,7 +25,6 @@
 #include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
-#include "trainer/commands/function_command.h"
 
 namespace capstan {
 namespace {

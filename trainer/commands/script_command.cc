@@ -32,7 +32,6 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/session/output_folder.h"
 
 namespace capstan {

@@ -2,9 +2,9 @@
 #include "trainer/commands/text_view.h"
 
 #include <sys/ioctl.h>
+#include <utf8proc.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,11 +15,6 @@ namespace {
 
 constexpr char kMasked[] = "\xe2\x96\x91";  // U+2591, a light shade
 
-// Length of a UTF-8 character, by its first byte.
-size_t CharacterBytes(uint8_t first) {
-  return first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
-}
-
 // The terminal's current height; 24 if unknown.
 size_t Rows(int fd) {
   winsize size = {};
@@ -28,35 +23,15 @@ size_t Rows(int fd) {
 }
 
 // Removes and returns the first character of `text`, valid UTF-8.
-uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
-  const auto first = static_cast<uint8_t>((*text)[0]);
-  const size_t length = CharacterBytes(first);
-  *bytes = text->substr(0, length);
+utf8proc_int32_t NextCharacter(absl::string_view* text,
+                               absl::string_view* bytes) {
+  utf8proc_int32_t code = 0;
+  const utf8proc_ssize_t length =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text->data()),
+                       static_cast<utf8proc_ssize_t>(text->size()), &code);
+  *bytes = text->substr(0, static_cast<size_t>(length));
   text->remove_prefix(bytes->size());
-  uint32_t code = length == 1 ? first : first & (0x7f >> length);
-  for (size_t i = 1; i < bytes->size(); ++i) {
-    code = code << 6 | (static_cast<uint8_t>((*bytes)[i]) & 0x3f);
-  }
   return code;
-}
-
-// Terminal cells of a character: Unicode's wide and combining blocks. (wcwidth
-// needs a locale.)
-int Width(uint32_t code) {
-  struct Range {
-    uint32_t first, last;
-  };
-  static constexpr Range kNone[] = {
-      {0x300, 0x36f}, {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}};
-  static constexpr Range kTwo[] = {
-      {0x1100, 0x115f}, {0x2e80, 0xa4cf},   {0xac00, 0xd7a3},
-      {0xf900, 0xfaff}, {0xfe30, 0xfe6f},   {0xff00, 0xff60},
-      {0xffe0, 0xffe6}, {0x1f300, 0x1faff}, {0x20000, 0x3fffd}};
-  const auto in = [code](const Range& r) {
-    return code >= r.first && code <= r.last;
-  };
-  if (std::any_of(std::begin(kNone), std::end(kNone), in)) return 0;
-  return std::any_of(std::begin(kTwo), std::end(kTwo), in) ? 2 : 1;
 }
 
 // Length of an incomplete character at the end of `text`.
@@ -64,7 +39,7 @@ size_t IncompleteBytes(absl::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
     if ((byte & 0xc0) == 0x80) continue;  // continuation byte
-    return CharacterBytes(byte) > back ? back : 0;
+    return static_cast<size_t>(utf8proc_utf8class[byte]) > back ? back : 0;
   }
   return 0;
 }
@@ -87,7 +62,7 @@ int CellsOf(absl::string_view text) {
   int cells = 0;
   while (!text.empty()) {
     absl::string_view bytes;
-    cells += Width(NextCharacter(&text, &bytes));
+    cells += utf8proc_charwidth(NextCharacter(&text, &bytes));
   }
   return cells;
 }
@@ -105,14 +80,15 @@ std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
   };
   while (!text.empty()) {
     absl::string_view bytes;
-    const uint32_t code = NextCharacter(&text, &bytes);
+    const utf8proc_int32_t code = NextCharacter(&text, &bytes);
     if (code == '\n') {
       lines.emplace_back();
       width = 0;
     } else if (code == '\t') {
       for (int spaces = 8 - width % 8; spaces > 0; --spaces) add(" ", 1);
     } else {
-      add(bytes, Width(code));
+      // (wcwidth needs a locale.)
+      add(bytes, utf8proc_charwidth(code));
     }
   }
   return lines;
