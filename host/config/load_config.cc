@@ -36,9 +36,7 @@ absl::Status AddText(const std::string& text, const std::string& name,
   TextOrigin origin;
   origin.name = name;
   origin.folder = folder;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
-                           ParseText(text, origin, *config, *context.host));
-  return MergeSource(*source, origin, context, config, places);
+  return MergeText(text, origin, context, config, places);
 }
 
 // Scales schedule.warmup_steps and decay_steps with the length of the run that

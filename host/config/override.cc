@@ -190,10 +190,8 @@ absl::Status Apply(const std::string& text, const ConfigContext& context,
     return Clear(steps, &loaded->config);
   }
   origin.append = change.append;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
-                           ParseText(TextOf(steps, change.value), origin,
-                                     loaded->config, *context.host));
-  return MergeSource(*source, origin, context, &loaded->config, loaded);
+  return MergeText(TextOf(steps, change.value), origin, context,
+                   &loaded->config, loaded);
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inference/evaluate/python_literal.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -14,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan::evaluate {
 namespace {
@@ -21,13 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMostDepth = 100;
-
-void AppendUtf8(uint32_t code, std::string* text) {
-  utf8proc_uint8_t bytes[4];
-  text->append(
-      reinterpret_cast<const char*>(bytes),
-      utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes));
-}
 
 // Each function passes what it reads; false if that is something else.
 class Reader {
@@ -179,7 +171,7 @@ class Reader {
         code = code * 8 + (rest_[0] - '0');
         rest_.remove_prefix(1);
       }
-      AppendUtf8(code, text);
+      tokenizer::AppendCharacter(code, text);
     } else if (c == 'N') {
       return false;  // by its name in Unicode
     } else if (c != '\n') {
@@ -197,7 +189,7 @@ class Reader {
       return false;
     }
     rest_.remove_prefix(digits);
-    AppendUtf8(code, text);
+    tokenizer::AppendCharacter(code, text);
     return true;
   }
 

@@ -24,100 +24,11 @@ PCRE2_SPTR Bytes(absl::string_view text) {
   return reinterpret_cast<PCRE2_SPTR>(text.data());
 }
 
-class Pcre2Pattern final : public Pattern {
- public:
-  explicit Pcre2Pattern(pcre2_code* code)
-      : code_(code), context_(pcre2_match_context_create(nullptr)) {
-    pcre2_set_match_limit(context_, kMostSteps);
-    pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
-  }
-  ~Pcre2Pattern() override {
-    pcre2_match_context_free(context_);
-    pcre2_code_free(code_);
-  }
-  Pcre2Pattern(const Pcre2Pattern&) = delete;
-  Pcre2Pattern& operator=(const Pcre2Pattern&) = delete;
-
-  std::vector<std::string> FindAll(absl::string_view text) const override {
-    std::vector<std::string> found;
-    ForEach(text, [&](const PCRE2_SIZE* at) {
-      std::string value;
-      if (groups_ == 0) value = std::string(text.substr(at[0], at[1] - at[0]));
-      for (uint32_t g = 1; g <= groups_ && value.empty(); ++g) {
-        if (at[2 * g] == PCRE2_UNSET) continue;
-        value = std::string(text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
-      }
-      found.push_back(std::move(value));
-    });
-    return found;
-  }
-
-  int64_t groups() const override { return groups_; }
-
-  std::string Replace(absl::string_view text,
-                      absl::string_view with) const override {
-    std::string left;
-    size_t from = 0;
-    ForEach(text, [&](const PCRE2_SIZE* at) {
-      absl::StrAppend(&left, text.substr(from, at[0] - from));
-      for (size_t i = 0; i < with.size(); ++i) {
-        // ${1}
-        if (absl::StartsWith(with.substr(i), "${") && i + 3 < with.size()) {
-          const size_t g = static_cast<size_t>(with[i + 2] - '0');
-          i += 3;
-          if (g <= groups_ && at[2 * g] != PCRE2_UNSET) {
-            absl::StrAppend(&left,
-                            text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
-          }
-        } else {
-          left.push_back(with[i]);
-        }
-      }
-      from = at[1];
-    });
-    absl::StrAppend(&left, text.substr(from));
-    return left;
-  }
-
- private:
-  // Calls fn with the ends of each match and its groups. An empty match may
-  // follow another one directly, as in Python since 3.7.
-  template <typename Function>
-  void ForEach(absl::string_view text, const Function& fn) const {
-    pcre2_match_data* const match =
-        pcre2_match_data_create_from_pattern(code_, nullptr);
-    size_t from = 0;
-    uint32_t options = 0;
-    while (from <= text.size()) {
-      const int count = pcre2_match(code_, Bytes(text), text.size(), from,
-                                    options, match, context_);
-      if (count <= 0) {
-        // After an empty match: what isn't empty at its place, else go on.
-        if (count != PCRE2_ERROR_NOMATCH || options == 0) break;
-        options = 0;
-        from = AfterCharacter(text, from);
-        continue;
-      }
-      const PCRE2_SIZE* const at = pcre2_get_ovector_pointer(match);
-      if (at[1] < at[0] || at[1] < from) break;  // \K within a lookahead
-      fn(at);
-      from = at[1];
-      options = at[0] == at[1] ? PCRE2_NOTEMPTY_ATSTART | PCRE2_ANCHORED
-                               : uint32_t{0};
-    }
-    pcre2_match_data_free(match);
-  }
-
-  static size_t AfterCharacter(absl::string_view text, size_t at) {
-    ++at;
-    while (at < text.size() && (text[at] & 0xC0) == 0x80) ++at;
-    return at;
-  }
-
-  pcre2_code* const code_;
-  pcre2_match_context* const context_;
-  uint32_t groups_ = 0;
-};
+size_t AfterCharacter(absl::string_view text, size_t at) {
+  ++at;
+  while (at < text.size() && (text[at] & 0xC0) == 0x80) ++at;
+  return at;
+}
 
 std::string Mapped(absl::string_view text, utf8proc_int32_t (*of)(int32_t)) {
   std::string mapped;
@@ -193,7 +104,7 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
         "the regular expression \"", pattern, "\" is wrong at character ",
         place, ": ", reinterpret_cast<const char*>(message)));
   }
-  return std::unique_ptr<Pattern>(new Pcre2Pattern(code));
+  return std::unique_ptr<Pattern>(new Pattern(code));
 }
 
 const Pattern& Pattern::Constant(absl::string_view pattern) {
@@ -209,6 +120,83 @@ std::string Pattern::Escaped(absl::string_view text) {
     escaped.push_back(c);
   }
   return escaped;
+}
+
+Pattern::Pattern(pcre2_code* code)
+    : code_(code), context_(pcre2_match_context_create(nullptr)) {
+  pcre2_set_match_limit(context_, kMostSteps);
+  pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
+}
+
+Pattern::~Pattern() {
+  pcre2_match_context_free(context_);
+  pcre2_code_free(code_);
+}
+
+std::vector<std::string> Pattern::FindAll(absl::string_view text) const {
+  std::vector<std::string> found;
+  ForEach(text, [&](const size_t* at) {
+    std::string value;
+    if (groups_ == 0) value = std::string(text.substr(at[0], at[1] - at[0]));
+    for (uint32_t g = 1; g <= groups_ && value.empty(); ++g) {
+      if (at[2 * g] == PCRE2_UNSET) continue;
+      value = std::string(text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
+    }
+    found.push_back(std::move(value));
+  });
+  return found;
+}
+
+std::string Pattern::Replace(absl::string_view text,
+                             absl::string_view with) const {
+  std::string left;
+  size_t from = 0;
+  ForEach(text, [&](const size_t* at) {
+    absl::StrAppend(&left, text.substr(from, at[0] - from));
+    for (size_t i = 0; i < with.size(); ++i) {
+      // ${1}
+      if (absl::StartsWith(with.substr(i), "${") && i + 3 < with.size()) {
+        const size_t g = static_cast<size_t>(with[i + 2] - '0');
+        i += 3;
+        if (g <= groups_ && at[2 * g] != PCRE2_UNSET) {
+          absl::StrAppend(&left,
+                          text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
+        }
+      } else {
+        left.push_back(with[i]);
+      }
+    }
+    from = at[1];
+  });
+  absl::StrAppend(&left, text.substr(from));
+  return left;
+}
+
+void Pattern::ForEach(
+    absl::string_view text,
+    const std::function<void(const size_t* ends)>& visit) const {
+  pcre2_match_data* const match =
+      pcre2_match_data_create_from_pattern(code_, nullptr);
+  size_t from = 0;
+  uint32_t options = 0;
+  while (from <= text.size()) {
+    const int count = pcre2_match(code_, Bytes(text), text.size(), from,
+                                  options, match, context_);
+    if (count <= 0) {
+      // After an empty match: what isn't empty at its place, else go on.
+      if (count != PCRE2_ERROR_NOMATCH || options == 0) break;
+      options = 0;
+      from = AfterCharacter(text, from);
+      continue;
+    }
+    const PCRE2_SIZE* const at = pcre2_get_ovector_pointer(match);
+    if (at[1] < at[0] || at[1] < from) break;  // \K within a lookahead
+    visit(at);
+    from = at[1];
+    options =
+        at[0] == at[1] ? PCRE2_NOTEMPTY_ATSTART | PCRE2_ANCHORED : uint32_t{0};
+  }
+  pcre2_match_data_free(match);
 }
 
 std::string Lower(absl::string_view text) {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace {
@@ -22,24 +23,17 @@ size_t Rows(int fd) {
   return size.ws_row;
 }
 
-// Removes and returns the first character of `text`, valid UTF-8.
-utf8proc_int32_t NextCharacter(absl::string_view* text,
-                               absl::string_view* bytes) {
-  utf8proc_int32_t code = 0;
-  const utf8proc_ssize_t length =
-      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text->data()),
-                       static_cast<utf8proc_ssize_t>(text->size()), &code);
-  *bytes = text->substr(0, static_cast<size_t>(length));
-  text->remove_prefix(bytes->size());
-  return code;
+// Terminal cells of a character. (wcwidth needs a locale.)
+int Width(uint32_t code) {
+  return utf8proc_charwidth(static_cast<utf8proc_int32_t>(code));
 }
 
 // Length of an incomplete character at the end of `text`.
 size_t IncompleteBytes(absl::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // continuation byte
-    return static_cast<size_t>(utf8proc_utf8class[byte]) > back ? back : 0;
+    const char byte = text[text.size() - back];
+    if (tokenizer::IsContinuation(byte)) continue;
+    return tokenizer::CharacterBytes(byte) > back ? back : 0;
   }
   return 0;
 }
@@ -60,9 +54,8 @@ std::string TextStream::Finish() {
 
 int CellsOf(absl::string_view text) {
   int cells = 0;
-  while (!text.empty()) {
-    absl::string_view bytes;
-    cells += utf8proc_charwidth(NextCharacter(&text, &bytes));
+  for (size_t at = 0; at < text.size();) {
+    cells += Width(tokenizer::NextCharacter(text, &at));
   }
   return cells;
 }
@@ -78,17 +71,16 @@ std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
     lines.back().append(bytes.data(), bytes.size());
     width += cells;
   };
-  while (!text.empty()) {
-    absl::string_view bytes;
-    const utf8proc_int32_t code = NextCharacter(&text, &bytes);
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    const uint32_t code = tokenizer::NextCharacter(text, &at);
     if (code == '\n') {
       lines.emplace_back();
       width = 0;
     } else if (code == '\t') {
       for (int spaces = 8 - width % 8; spaces > 0; --spaces) add(" ", 1);
     } else {
-      // (wcwidth needs a locale.)
-      add(bytes, utf8proc_charwidth(code));
+      add(text.substr(begin, at - begin), Width(code));
     }
   }
   return lines;
