@@ -221,6 +221,44 @@ fs::path RunOf(const fs::path& file) {
   return fs::is_directory(run, error) ? run : "";
 }
 
+// ChangePaths of the field `name` ("": all of a config).
+absl::Status ChangePathsIn(const std::string& name, const PathChange& change,
+                           Message* message) {
+  if (message->GetDescriptor() == Any::descriptor()) {
+    Any* const slot = static_cast<Any*>(message);
+    const absl::StatusOr<std::unique_ptr<Message>> plugin = Unpack(*slot);
+    if (!plugin.ok()) return absl::OkStatus();  // not loaded
+    CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(name, change, plugin->get()));
+    slot->set_value((*plugin)->SerializeAsString());
+    return absl::OkStatus();
+  }
+  const google::protobuf::Reflection& reflection = *message->GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(*message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string path =
+        absl::StrCat(name, name.empty() ? "" : ".", field->name());
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(
+            path, change, reflection.MutableMessage(message, field)));
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
+        CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(
+            absl::StrCat(path, "[", i, "]"), change,
+            reflection.MutableRepeatedMessage(message, field, i)));
+      }
+    } else if (StringField(field) != nullptr &&
+               field->options().GetExtension(capstan::path)) {
+      CAPSTAN_ASSIGN_OR_RETURN(std::string changed,
+                               change(path, StringOf(*message, field)));
+      reflection.SetString(message, field, std::move(changed));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status FieldPlaces::Locate(const absl::Status& status,
@@ -389,6 +427,10 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
   Any filled = slot;
   filled.set_value(message->SerializeAsString());
   return filled;
+}
+
+absl::Status ChangePaths(const PathChange& change, Message* config) {
+  return ChangePathsIn("", change, config);
 }
 
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 #define CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -112,6 +113,14 @@ BaseModel BaseModelOf(const RunConfig& config);
 // plugin specifies (default_from in options.proto).
 absl::StatusOr<google::protobuf::Any> WithDefaults(
     const google::protobuf::Any& slot, const RunConfig& config);
+
+// Replaces each path in `config` (fields with the option `path`, plugins' too)
+// by what `change` makes of it, given the field's place ("model.pretrained")
+// and the path. Returns the first error of `change`.
+using PathChange = std::function<absl::StatusOr<std::string>(
+    const std::string& field, const std::string& path)>;
+absl::Status ChangePaths(const PathChange& change,
+                         google::protobuf::Message* config);
 
 // A hint for the error about a missing model folder. If `name`, as written,
 // could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
