@@ -22,15 +22,17 @@ namespace capstan::evaluate {
 class TaskKeys;
 
 struct TaskFilter {
-  // Of all that was generated for a row; at least one is left.
-  // INVALID_ARGUMENT if a step needs a column that the row doesn't have.
   using Texts = std::vector<std::string>;
+  // Takes all texts that were generated for a row and returns those that are
+  // left, at least one. INVALID_ARGUMENT if it needs a column that the row
+  // doesn't have.
   using Step = std::function<absl::StatusOr<Texts>(
       Texts texts, const nlohmann::ordered_json& row)>;
 
   std::string name;  // follows the metrics' names; may be empty
   std::vector<Step> steps;
 
+  // Applies the steps in order.
   absl::StatusOr<Texts> Apply(Texts texts,
                               const nlohmann::ordered_json& row) const;
 };

@@ -165,7 +165,7 @@ absl::Status Report(const EvalOptions& options, const Asking& asking,
   return absl::OkStatus();
 }
 
-// Of the ranks' common batches.
+// How many batches the task with most requests has.
 int64_t MostBatches(const EvalOptions& options,
                     const std::vector<Asked>& asked) {
   size_t most = 1;
