@@ -7,18 +7,12 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 
 namespace capstan {
-
-// Adds a hint to `status`, an error about a slot's field, if that is a missing
-// model folder that may be meant as a Hub name.
-absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
-                         const std::string& slot);
 
 // Creates the plugin in a slot; errors give its location in the config.
 template <typename Base>

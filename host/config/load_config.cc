@@ -19,7 +19,6 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "host/config/schedule_defaults.h"
 #include "host/config/text_source.h"
 #include "plugins/sdk/options.pb.h"
 
@@ -37,9 +36,7 @@ absl::Status AddText(const std::string& text, const std::string& name,
   TextOrigin origin;
   origin.name = name;
   origin.folder = folder;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
-                           ParseText(text, origin, *config, *context.host));
-  return MergeSource(*source, origin, context, config, places);
+  return MergeText(text, origin, context, config, places);
 }
 
 // Scales schedule.warmup_steps and decay_steps with the length of the run that
@@ -202,8 +199,6 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
   return field == nullptr ? "" : StringOf(*other, field);
 }
 
-namespace fs = std::filesystem;
-
 constexpr char kLatest[] = "latest";
 
 constexpr int64_t kMostConfigBytes = 64 << 20;
@@ -224,6 +219,44 @@ fs::path RunOf(const fs::path& file) {
   }
   const fs::path run = file.parent_path() / name;
   return fs::is_directory(run, error) ? run : "";
+}
+
+// ChangePaths of the field `name` ("": all of a config).
+absl::Status ChangePathsIn(const std::string& name, const PathChange& change,
+                           Message* message) {
+  if (message->GetDescriptor() == Any::descriptor()) {
+    Any* const slot = static_cast<Any*>(message);
+    const absl::StatusOr<std::unique_ptr<Message>> plugin = Unpack(*slot);
+    if (!plugin.ok()) return absl::OkStatus();  // not loaded
+    CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(name, change, plugin->get()));
+    slot->set_value((*plugin)->SerializeAsString());
+    return absl::OkStatus();
+  }
+  const google::protobuf::Reflection& reflection = *message->GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(*message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string path =
+        absl::StrCat(name, name.empty() ? "" : ".", field->name());
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      if (!field->is_repeated()) {
+        CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(
+            path, change, reflection.MutableMessage(message, field)));
+        continue;
+      }
+      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
+        CAPSTAN_RETURN_IF_ERROR(ChangePathsIn(
+            absl::StrCat(path, "[", i, "]"), change,
+            reflection.MutableRepeatedMessage(message, field, i)));
+      }
+    } else if (StringField(field) != nullptr &&
+               field->options().GetExtension(capstan::path)) {
+      CAPSTAN_ASSIGN_OR_RETURN(std::string changed,
+                               change(path, StringOf(*message, field)));
+      reflection.SetString(message, field, std::move(changed));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -396,6 +429,10 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
   return filled;
 }
 
+absl::Status ChangePaths(const PathChange& change, Message* config) {
+  return ChangePathsIn("", change, config);
+}
+
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
   const size_t slash = name.find('/');
   if (slash == absl::string_view::npos || slash == 0 ||
@@ -412,6 +449,38 @@ std::string HubDownloadHint(absl::string_view name, absl::string_view setting) {
   return absl::StrCat(
       "; if it is a model on the Hub, download it first: hf download ", name,
       " --local-dir ", local, ", and say ", setting, "=", local);
+}
+
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot) {
+  const absl::optional<std::string> field = FieldOf(status);
+  if (!field.has_value()) return status;
+  const std::string path = absl::StrCat(slot, ".", *field);
+  const auto found = loaded.paths.find(path);
+  std::error_code error;
+  if (found == loaded.paths.end() ||
+      std::filesystem::exists(found->second.absolute, error)) {
+    return status;
+  }
+  const std::string hint =
+      HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
+  return FieldError(*field, absl::StrCat(status.message(), hint));
+}
+
+BaseModel BaseModelOf(const RunConfig& config) {
+  BaseModel base;
+  const absl::StatusOr<std::unique_ptr<Message>> model = Unpack(config.model());
+  if (!model.ok()) return base;
+  const google::protobuf::Descriptor& type = *(*model)->GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor* const field = StringField(type.field(i));
+    if (field == nullptr || !field->options().GetExtension(base_model)) {
+      continue;
+    }
+    base.field = field->name();
+    base.folder = StringOf(**model, field);
+  }
+  return base;
 }
 
 absl::Status SetLatestRun(const std::string& runs, const std::string& name) {

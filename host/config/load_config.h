@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 #define CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -43,6 +44,9 @@ struct LoadedConfig : FieldPlaces {
   // Settings changed to fit others, one sentence each.
   std::vector<std::string> notes;
 };
+
+// The share of a WSD schedule's steps that decay, if the config names none.
+constexpr double kDefaultDecayRatio = 0.2;
 
 // Where names and relative paths are resolved.
 struct ConfigContext {
@@ -97,16 +101,37 @@ std::string TypeOf(const google::protobuf::Any& any);
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
     const google::protobuf::Any& any);
 
+// What the model starts from, given by the field of its config with the option
+// `base_model` (plugins/sdk/options.proto).
+struct BaseModel {
+  std::string field;   // "": no such field
+  std::string folder;  // "": from scratch
+};
+BaseModel BaseModelOf(const RunConfig& config);
+
 // A slot of `config`, with unset strings filled in from other slots as its
 // plugin specifies (default_from in options.proto).
 absl::StatusOr<google::protobuf::Any> WithDefaults(
     const google::protobuf::Any& slot, const RunConfig& config);
+
+// Replaces each path in `config` (fields with the option `path`, plugins' too)
+// by what `change` makes of it, given the field's place ("model.pretrained")
+// and the path. Returns the first error of `change`.
+using PathChange = std::function<absl::StatusOr<std::string>(
+    const std::string& field, const std::string& path)>;
+absl::Status ChangePaths(const PathChange& change,
+                         google::protobuf::Message* config);
 
 // A hint for the error about a missing model folder. If `name`, as written,
 // could be a Hugging Face Hub model (OWNER/NAME): "; if it is a model on the
 // Hub, download it first: hf download ..", with the `setting` ("--model_name")
 // to use afterwards. Else "".
 std::string HubDownloadHint(absl::string_view name, absl::string_view setting);
+
+// Adds that hint to `status`, an error about a field of the slot `slot`, if the
+// field names a missing model folder.
+absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
+                         const std::string& slot);
 
 // runs/NAME/latest refers to a name's newest run: a text file that holds the
 // run folder's name, not a symlink, since TensorBoard follows symlinks and

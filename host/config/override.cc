@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
@@ -124,11 +124,7 @@ std::string ValueText(const FieldDescriptor* field, const std::string& value) {
   const bool quoted = value.size() >= 2 && value.front() == value.back() &&
                       (value.front() == '"' || value.front() == '\'');
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING && !quoted) {
-    return absl::StrCat(
-        ": \"",
-        absl::StrReplaceAll(value,
-                            {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}),
-        "\"");
+    return absl::StrCat(": \"", absl::Utf8SafeCEscape(value), "\"");
   }
   if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
     return absl::StrCat(": ", value);
@@ -194,10 +190,8 @@ absl::Status Apply(const std::string& text, const ConfigContext& context,
     return Clear(steps, &loaded->config);
   }
   origin.append = change.append;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<TextSource> source,
-                           ParseText(TextOf(steps, change.value), origin,
-                                     loaded->config, *context.host));
-  return MergeSource(*source, origin, context, &loaded->config, loaded);
+  return MergeText(TextOf(steps, change.value), origin, context,
+                   &loaded->config, loaded);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/message.h>
+#include <google/protobuf/text_format.h>
 #include <simdjson.h>
 
 #include <algorithm>
@@ -409,26 +410,26 @@ class Merger {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TextSource>> ParseText(const std::string& text,
-                                                      const TextOrigin& origin,
-                                                      const Message& prototype,
-                                                      PluginHost& host) {
-  auto source = std::make_unique<TextSource>();
-  source->message.reset(prototype.New());
-  PluginFinder finder(host);
-  FirstError errors(finder, host, origin, text, prototype.GetDescriptor());
+absl::Status MergeText(const std::string& text, const TextOrigin& origin,
+                       const ConfigContext& context, Message* config,
+                       FieldPlaces* places) {
+  const std::unique_ptr<Message> parsed(config->New());
+  PluginFinder finder(*context.host);
+  FirstError errors(finder, *context.host, origin, text,
+                    config->GetDescriptor());
+  ParseInfoTree tree;
   TextFormat::Parser parser;
   parser.SetFinder(&finder);
   parser.SetRecursionLimit(kMostNestedMessages);
   parser.RecordErrorsTo(&errors);
-  parser.WriteLocationsTo(&source->tree);
-  if (!parser.ParseFromString(text, source->message.get())) {
+  parser.WriteLocationsTo(&tree);
+  if (!parser.ParseFromString(text, parsed.get())) {
     return absl::InvalidArgumentError(
         errors.text().empty() ? absl::StrCat(origin.name, ": not a ",
-                                             prototype.GetDescriptor()->name())
+                                             config->GetDescriptor()->name())
                               : errors.text());
   }
-  return source;
+  return Merger(origin, context, places).Merge(tree, "", *parsed, config);
 }
 
 std::string TypeOf(const Any& any) {
@@ -450,13 +451,6 @@ absl::StatusOr<std::unique_ptr<Message>> Unpack(const Any& any) {
         absl::StrCat(any.type_url(), " holds bytes that do not parse"));
   }
   return message;
-}
-
-absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
-                         const ConfigContext& context, Message* config,
-                         FieldPlaces* places) {
-  return Merger(origin, context, places)
-      .Merge(source.tree, "", *source.message, config);
 }
 
 }  // namespace capstan

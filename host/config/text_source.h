@@ -4,22 +4,14 @@
 #ifndef CAPSTAN_HOST_CONFIG_TEXT_SOURCE_H_
 #define CAPSTAN_HOST_CONFIG_TEXT_SOURCE_H_
 
-#include <google/protobuf/text_format.h>
+#include <google/protobuf/message.h>
 
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "host/config/load_config.h"
 
 namespace capstan {
-
-// A parsed text with the locations of the fields that it sets.
-struct TextSource {
-  std::unique_ptr<google::protobuf::Message> message;
-  google::protobuf::TextFormat::ParseInfoTree tree;
-};
 
 // Where a text comes from.
 struct TextOrigin {
@@ -29,17 +21,12 @@ struct TextOrigin {
   bool append = false;    // lists append instead of replacing
 };
 
-// Parses `text` as a message of `prototype`'s type, loading plugins on demand.
-absl::StatusOr<std::unique_ptr<TextSource>> ParseText(
-    const std::string& text, const TextOrigin& origin,
-    const google::protobuf::Message& prototype, PluginHost& host);
-
-// Merges `source` into `config`, of the same type: the fields that the text
-// sets, even if to their defaults, and their locations; makes paths absolute.
-absl::Status MergeSource(const TextSource& source, const TextOrigin& origin,
-                         const ConfigContext& context,
-                         google::protobuf::Message* config,
-                         FieldPlaces* places);
+// Parses `text` as a message of `config`'s type, loading plugins on demand, and
+// merges it into `config`: the fields that the text sets, even if to their
+// defaults, and their locations; makes paths absolute.
+absl::Status MergeText(const std::string& text, const TextOrigin& origin,
+                       const ConfigContext& context,
+                       google::protobuf::Message* config, FieldPlaces* places);
 
 // Applies one --set: "path=value", "path=" (clear), "list=[a, b]" or
 // "list+=value".

@@ -5,12 +5,14 @@
 #define CAPSTAN_INFERENCE_DECODE_PROMPT_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
 
@@ -51,6 +53,19 @@ struct TaskSettings {
 absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
                                             const TaskSettings& settings,
                                             const Generator& generator);
+
+// The template `name`, or, if empty, the tokenizer's own. Its special tokens
+// must be in the tokenizer.
+absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
+    const std::string& name, const Tokenizer& tokenizer);
+
+// CheckChatVariables for the flag --chat_template_kwargs.
+absl::Status CheckTemplateKwargs(const std::string& json,
+                                 const ChatTemplate& chat_template);
+
+// The tokens that end an answer: end of turn and end of text.
+std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,
+                                 const Tokenizer& tokenizer);
 
 }  // namespace capstan
 

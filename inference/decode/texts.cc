@@ -82,23 +82,14 @@ absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer) {
   return texts;
 }
 
-absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
-                                  uint64_t first_seed, const Writer& writer) {
-  const Generator& generator = writer.generator;
-  SampleOptions sample = writer.sample;
-  std::vector<BatchPrompt> prompts;
-  for (const Task& task : tasks) {
-    prompts.push_back({task.ids, first_seed + prompts.size(), task.stops});
-  }
+absl::StatusOr<Texts> SampleAll(const Generator& generator,
+                                const std::vector<BatchPrompt>& prompts,
+                                SampleOptions sample,
+                                const Objective::Ended& ended) {
   if (prompts.size() > 1) {
     PlainRunner runner;
-    StopCheck watch(writer);
     absl::StatusOr<Texts> texts = generator.objective->SampleBatch(
-        *generator.model, prompts, sample,
-        [&](size_t row, absl::Span<const int64_t> text) {
-          return watch.Ended(row, text);
-        },
-        runner);
+        *generator.model, prompts, sample, ended, runner);
     if (!absl::IsUnimplemented(texts.status())) {
       CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
       return texts;
@@ -108,15 +99,27 @@ absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
   for (const BatchPrompt& prompt : prompts) {
     sample.seed = prompt.seed;
     sample.stop_tokens = prompt.stop_tokens;
-    StopCheck watch(writer);
     sample.ended = [&](absl::Span<const int64_t> text) {
-      return watch.Ended(0, text);
+      return ended(texts.size(), text);
     };
     CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> text,
                              generator.Sample(prompt.ids, sample));
     texts.push_back(std::move(text));
   }
   return texts;
+}
+
+absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
+                                  uint64_t first_seed, const Writer& writer) {
+  std::vector<BatchPrompt> prompts;
+  for (const Task& task : tasks) {
+    prompts.push_back({task.ids, first_seed + prompts.size(), task.stops});
+  }
+  StopCheck watch(writer);
+  return SampleAll(writer.generator, prompts, writer.sample,
+                   [&](size_t row, absl::Span<const int64_t> text) {
+                     return watch.Ended(row, text);
+                   });
 }
 
 absl::StatusOr<StopStrings> StopStringsOf(const std::vector<std::string>& given,

@@ -41,8 +41,14 @@ std::vector<int64_t> StopsOf(const Task& task, const Generator& generator);
 
 // The best texts of a prompt, as many as it gets.
 absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer);
-// The texts of tasks: at once if the objective and the model can, which changes
-// no text. Each has the next seed.
+// Texts of the prompts: at once if the objective and the model can, which
+// changes no text. `ended` is asked after each token of a text (its number, and
+// prompt and text so far) whether it ends there.
+absl::StatusOr<Texts> SampleAll(const Generator& generator,
+                                const std::vector<BatchPrompt>& prompts,
+                                SampleOptions sample,
+                                const Objective::Ended& ended);
+// Those of tasks, each with the next seed.
 absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
                                   uint64_t first_seed, const Writer& writer);
 

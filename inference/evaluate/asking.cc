@@ -10,6 +10,8 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "inference/evaluate/documents.h"
+#include "inference/evaluate/run_task.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan::evaluate {
 
@@ -57,20 +59,6 @@ absl::Status AsChats(const ChatTemplate& chat, Asked* asked) {
     }
   }
   return absl::OkStatus();
-}
-
-Answerer AnswererOf(const Generator& generator, const Tokenizer& tokenizer,
-                    ProcessGroup* group, UnitRunner* runner) {
-  Answerer answerer;
-  answerer.model = generator.model.get();
-  answerer.objective = generator.objective.get();
-  answerer.tokenizer = &tokenizer;
-  answerer.seed = generator.loaded.config.train().seed();
-  answerer.group = group;
-  answerer.runner = runner;
-  const int64_t eos = tokenizer.special_ids().eos;
-  if (eos >= 0) answerer.stop_tokens = {eos};
-  return answerer;
 }
 
 absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
@@ -127,10 +115,9 @@ Task AnswerTask(int64_t max_new_tokens) {
   task.output = TaskOutput::kGenerateUntil;
   task.max_tokens = max_new_tokens;
   task.metrics = {{"exact_match", {}, "mean"}, {"rouge_l", {}, "mean"}};
-  TaskFilter trimmed;
-  trimmed.steps.push_back({});
-  trimmed.steps.back().kind = TaskFilter::Step::kRemoveWhitespace;
-  task.filters.push_back(std::move(trimmed));
+  task.filters = {{"", {EachText([](const std::string& text) {
+                     return std::string(absl::StripAsciiWhitespace(text));
+                   })}}};
   return task;
 }
 

@@ -11,14 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "inference/evaluate/requests.h"
-#include "inference/evaluate/run_task.h"
 #include "inference/evaluate/task.h"
-#include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
-#include "plugins/sdk/model.h"
-#include "plugins/sdk/process_group.h"
-#include "plugins/sdk/tokenizer.h"
 
 namespace capstan::evaluate {
 
@@ -33,11 +28,6 @@ struct Asked {
 absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples);
 // Makes each context the user's turn, and what follows the assistant's.
 absl::Status AsChats(const ChatTemplate& chat, Asked* asked);
-
-// Of the generator, its tokenizer or the data's; one request at a time until
-// the caller says otherwise. Nothing is owned.
-Answerer AnswererOf(const Generator& generator, const Tokenizer& tokenizer,
-                    ProcessGroup* group, UnitRunner* runner);
 
 // The answers of a dataset of conversations, for generation: of each of the
 // first `count` samples, what comes before its last trained tokens as the

@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<Document>> Processed(
     const std::vector<Document>& documents, const RowFunction& process_docs) {
   std::vector<Document> processed;
   for (const Document& document : documents) {
-    absl::StatusOr<Json> made = process_docs.Apply(document.row);
+    absl::StatusOr<Json> made = process_docs(document.row);
     if (!made.ok()) {
       return Annotate(Annotate(made.status(), "process_docs"), document.place);
     }

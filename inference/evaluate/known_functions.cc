@@ -21,41 +21,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A form with the constants of one file.
-class FormFunction final : public RowFunction {
- public:
-  static absl::StatusOr<std::shared_ptr<const RowFunction>> Make(
-      const RowForm& form, const Json& constants, const std::string& function) {
-    auto made = std::make_shared<FormFunction>();
-    made->form_ = &form;
-    made->variables_ = {{"constants", constants}, {"function", function}};
-    if (form.kind == RowForm::kCode) return made;
-    const std::string source =
-        form.kind == RowForm::kValue
-            ? absl::StrCat("{{ (", form.source, ") | tojson }}")
-            : std::string(form.source);
-    CAPSTAN_ASSIGN_OR_RETURN(made->template_, ParseRowTemplate(source));
-    return made;
-  }
-
-  absl::StatusOr<Json> Apply(const Json& row) const override {
-    if (form_->kind == RowForm::kCode) return form_->code(row);
-    Json variables = row;
-    variables["row"] = row;
-    variables.update(variables_);
-    CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered rendered,
-                             template_->Render(variables, std::time(nullptr)));
-    if (form_->kind == RowForm::kText) return Json(rendered.text);
-    Json value = ParseJson<Json>(rendered.text);
-    if (!value.is_discarded()) return value;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the row isn't as ", form_->name, " expects it"));
-  }
-
- private:
-  const RowForm* form_ = nullptr;
-  Json variables_;
-  std::unique_ptr<jinja::Template> template_;
+struct AggregationForm {
+  const char* name;  // for whoever reads the table
+  uint64_t digest;
+  const char* aggregation;
+};
+constexpr AggregationForm kAggregations[] = {
+    {"afrixnli weighted_f1_score", 0xd6d30e94a6a2b7cf, "weighted_f1"},
+    {"aradice micro_f1_score", 0xfddf77e324982e7b, "micro_f1"},
+    {"e2lmc loglikelihood_diff", 0x1e286435545aad15, "likelihood_diff"},
+    {"basqueglue micro_f1_score", 0x719f888226319911, "micro_f1"},
+    {"kobest macro_f1_score", 0x1e233f29bb171a85, "macro_f1"},
+    {"portuguese_bench macro_f1", 0x01fc207dd57d87d0, "macro_f1"},
 };
 
 // The function that a name means, in the file that it names. Functions that a
@@ -87,10 +64,10 @@ absl::StatusOr<PythonFunction> Find(const FunctionName& function) {
                                                  path, " doesn't define"));
 }
 
-const char* SourceOf(const RowForm& form) { return form.source; }
+absl::string_view SourceOf(const RowForm& form) { return form.source; }
 template <typename Form>
-const char* SourceOf(const Form& /*form*/) {
-  return nullptr;
+absl::string_view SourceOf(const Form& /*form*/) {
+  return "";
 }
 
 template <typename Form>
@@ -111,21 +88,40 @@ absl::StatusOr<const Form*> FindForm(absl::Span<const Form> forms,
 
 }  // namespace
 
-bool IsFormOf(uint64_t digest, const char* source,
+bool IsFormOf(uint64_t digest, absl::string_view source,
               const PythonFunction& function) {
-  if (source == nullptr || !absl::StrContains(source, "constants")) {
+  if (!absl::StrContains(source, "constants")) {
     return digest == function.whole_digest;
   }
   return digest == function.digest || digest == function.inner_digest;
 }
 
-absl::StatusOr<std::shared_ptr<const RowFunction>> NewRowFunction(
-    const RowForm& form, const Json& constants, const std::string& function) {
-  return FormFunction::Make(form, constants, function);
+absl::StatusOr<RowFunction> NewRowFunction(const RowForm& form,
+                                           const Json& constants,
+                                           const std::string& function) {
+  if (form.kind == RowForm::kCode) return form.code;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::shared_ptr<const jinja::Template> source,
+      ParseRowTemplate(form.kind == RowForm::kValue
+                           ? absl::StrCat("{{ (", form.source, ") | tojson }}")
+                           : form.source));
+  const Json fixed = {{"constants", constants}, {"function", function}};
+  return RowFunction(
+      [form, source, fixed](const Json& row) -> absl::StatusOr<Json> {
+        Json variables = row;
+        variables["row"] = row;
+        variables.update(fixed);
+        CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered rendered,
+                                 source->Render(variables, std::time(nullptr)));
+        if (form.kind == RowForm::kText) return Json(rendered.text);
+        Json value = ParseJson<Json>(rendered.text);
+        if (!value.is_discarded()) return value;
+        return absl::InvalidArgumentError(
+            absl::StrCat("the row isn't as ", form.name, " expects it"));
+      });
 }
 
-absl::StatusOr<std::shared_ptr<const RowFunction>> FindRowFunction(
-    const FunctionName& name) {
+absl::StatusOr<RowFunction> FindRowFunction(const FunctionName& name) {
   CAPSTAN_ASSIGN_OR_RETURN(const PythonFunction function, Find(name));
   CAPSTAN_ASSIGN_OR_RETURN(
       const RowForm* form,
@@ -150,7 +146,7 @@ absl::StatusOr<std::string> FindAggregation(const FunctionName& name) {
   CAPSTAN_ASSIGN_OR_RETURN(const PythonFunction function, Find(name));
   CAPSTAN_ASSIGN_OR_RETURN(
       const AggregationForm* form,
-      FindForm(AggregationForms(), function, name,
+      FindForm(absl::MakeConstSpan(kAggregations), function, name,
                "name an aggregation (mean, f1, ..), and sum up the samples of "
                "--output"));
   return std::string(form->aggregation);

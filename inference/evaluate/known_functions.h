@@ -8,7 +8,7 @@
 #ifndef CAPSTAN_INFERENCE_EVALUATE_KNOWN_FUNCTIONS_H_
 #define CAPSTAN_INFERENCE_EVALUATE_KNOWN_FUNCTIONS_H_
 
-#include <memory>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -24,18 +24,12 @@ struct FunctionName {
   std::string folder;
 };
 
-// What doc_to_text, doc_to_target, doc_to_choice or process_docs does.
-// Thread-safe.
-class RowFunction {
- public:
-  using Json = nlohmann::ordered_json;
-
-  virtual ~RowFunction() = default;
-  // Of process_docs: an object, columns that are new or other; null: the row
-  // is left out; a list of rows in its place. Of the others: the value.
-  // INVALID_ARGUMENT if the row isn't as the function expects.
-  virtual absl::StatusOr<Json> Apply(const Json& row) const = 0;
-};
+// What doc_to_text, doc_to_target, doc_to_choice or process_docs does. Of
+// process_docs it gives an object, columns that are new or other; null: the row
+// is left out; a list of rows in its place. Of the others: the value.
+// INVALID_ARGUMENT if the row isn't as the function expects. Thread-safe.
+using RowFunction = std::function<absl::StatusOr<nlohmann::ordered_json>(
+    const nlohmann::ordered_json& row)>;
 
 // What a model said to a row, for process_results.
 struct RowAnswer {
@@ -51,8 +45,7 @@ using ResultFunction = absl::StatusOr<nlohmann::ordered_json> (*)(
 
 // Each is UNIMPLEMENTED, "is the Python function ..", unless the function is
 // known for that purpose; other errors are about its file.
-absl::StatusOr<std::shared_ptr<const RowFunction>> FindRowFunction(
-    const FunctionName& function);
+absl::StatusOr<RowFunction> FindRowFunction(const FunctionName& function);
 absl::StatusOr<ResultFunction> FindResultFunction(const FunctionName& function);
 // The name of the aggregation (aggregate.h) that the function is.
 absl::StatusOr<std::string> FindAggregation(const FunctionName& function);

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan::evaluate {
 namespace {
@@ -19,27 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kMostDepth = 100;
-
-void AppendUtf8(uint32_t code, std::string* text) {
-  const auto byte = [text](uint32_t b) {
-    text->push_back(static_cast<char>(b));
-  };
-  if (code < 0x80) {
-    byte(code);
-  } else if (code < 0x800) {
-    byte(0xC0 | code >> 6);
-    byte(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    byte(0xE0 | code >> 12);
-    byte(0x80 | (code >> 6 & 0x3F));
-    byte(0x80 | (code & 0x3F));
-  } else {
-    byte(0xF0 | code >> 18);
-    byte(0x80 | (code >> 12 & 0x3F));
-    byte(0x80 | (code >> 6 & 0x3F));
-    byte(0x80 | (code & 0x3F));
-  }
-}
 
 // Each function passes what it reads; false if that is something else.
 class Reader {
@@ -191,7 +171,7 @@ class Reader {
         code = code * 8 + (rest_[0] - '0');
         rest_.remove_prefix(1);
       }
-      AppendUtf8(code, text);
+      tokenizer::AppendCharacter(code, text);
     } else if (c == 'N') {
       return false;  // by its name in Unicode
     } else if (c != '\n') {
@@ -209,7 +189,7 @@ class Reader {
       return false;
     }
     rest_.remove_prefix(digits);
-    AppendUtf8(code, text);
+    tokenizer::AppendCharacter(code, text);
     return true;
   }
 

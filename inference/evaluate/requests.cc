@@ -44,34 +44,35 @@ class RowWriter {
   static absl::StatusOr<RowWriter> Make(const std::string& path,
                                         const RowFormat& format,
                                         const Json& columns) {
-    using Kind = FieldOfRow::Kind;
     const bool has_choices = !format.choice.empty();
-    const auto make = [&](const char* key, Kind kind, const RowField& field) {
-      return FieldOfRow::Make(absl::StrCat(path, ": ", key), kind, field,
-                              columns, has_choices);
+    const auto make = [&](const char* key, FieldKind kind,
+                          const RowField& field) {
+      return MakeField(absl::StrCat(path, ": ", key), kind, field, columns,
+                       has_choices);
     };
     RowWriter writer;
+    writer.has_choices_ = has_choices;
     CAPSTAN_ASSIGN_OR_RETURN(
-        writer.text_, make("doc_to_text", FieldOfRow::kText, format.text));
+        writer.text_, make("doc_to_text", FieldKind::kText, format.text));
     CAPSTAN_ASSIGN_OR_RETURN(
         writer.target_,
-        make("doc_to_target", FieldOfRow::kTarget, format.target));
+        make("doc_to_target", FieldKind::kTarget, format.target));
     CAPSTAN_ASSIGN_OR_RETURN(
         writer.choice_,
-        make("doc_to_choice", FieldOfRow::kChoice, format.choice));
+        make("doc_to_choice", FieldKind::kChoice, format.choice));
     CAPSTAN_ASSIGN_OR_RETURN(
-        writer.prefix_, make("gen_prefix", FieldOfRow::kPlain, format.prefix));
+        writer.prefix_, make("gen_prefix", FieldKind::kPlain, format.prefix));
     return writer;
   }
 
   absl::StatusOr<Written> Write(const Document& document) const {
     Written written;
-    CAPSTAN_ASSIGN_OR_RETURN(written.text, text_.Of(document));
-    CAPSTAN_ASSIGN_OR_RETURN(written.target, target_.Of(document));
-    CAPSTAN_ASSIGN_OR_RETURN(const Json prefix, prefix_.Of(document));
+    CAPSTAN_ASSIGN_OR_RETURN(written.text, text_(document));
+    CAPSTAN_ASSIGN_OR_RETURN(written.target, target_(document));
+    CAPSTAN_ASSIGN_OR_RETURN(const Json prefix, prefix_(document));
     if (!prefix.is_null()) written.prefix = PythonText(prefix);
-    if (choice_.empty()) return written;
-    CAPSTAN_ASSIGN_OR_RETURN(const Json list, choice_.Of(document));
+    if (!has_choices_) return written;
+    CAPSTAN_ASSIGN_OR_RETURN(const Json list, choice_(document));
     if (!list.is_array() || list.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           document.place, ": doc_to_choice is no list: ", PythonText(list)));
@@ -81,6 +82,7 @@ class RowWriter {
   }
 
  private:
+  bool has_choices_ = false;
   FieldOfRow text_, target_, choice_, prefix_;
 };
 
@@ -137,11 +139,10 @@ class RequestMaker {
         RowWriter::Make(task.path, task.fewshot.format, example_columns));
     CAPSTAN_ASSIGN_OR_RETURN(
         maker.description_,
-        FieldOfRow::Make(
-            absl::StrCat(task.path, ": description"), FieldOfRow::kPlain,
-            RowField(task.description.empty() ? Json()
-                                              : Json(task.description)),
-            columns, /*has_choices=*/false));
+        MakeField(absl::StrCat(task.path, ": description"), FieldKind::kPlain,
+                  RowField(task.description.empty() ? Json()
+                                                    : Json(task.description)),
+                  columns, /*has_choices=*/false));
     return maker;
   }
 
@@ -152,7 +153,7 @@ class RequestMaker {
     request.place = document.place;
     request.row = document.row;
     CAPSTAN_ASSIGN_OR_RETURN(Written written, writer_.Write(document));
-    CAPSTAN_ASSIGN_OR_RETURN(const Json description, description_.Of(document));
+    CAPSTAN_ASSIGN_OR_RETURN(const Json description, description_(document));
     const std::string before = absl::StrCat(
         description.is_null() ? "" : PythonText(description), shown);
     request.choices = written.choices;
@@ -346,7 +347,7 @@ absl::StatusOr<std::vector<Document>> ExamplesOf(
   }
   made = examples.empty() ? documents : examples;
   if (task.fewshot.process_docs == nullptr) return made;
-  return Processed(made, *task.fewshot.process_docs);
+  return Processed(made, task.fewshot.process_docs);
 }
 
 }  // namespace
@@ -358,7 +359,7 @@ absl::StatusOr<std::vector<Request>> MakeRequests(
   if (rows.empty()) return requests;
   std::vector<Document> documents = rows;
   if (task.process_docs != nullptr) {
-    CAPSTAN_ASSIGN_OR_RETURN(documents, Processed(rows, *task.process_docs));
+    CAPSTAN_ASSIGN_OR_RETURN(documents, Processed(rows, task.process_docs));
     if (documents.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           task.path, ": process_docs leaves none of the rows of ",

@@ -20,10 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const Pattern& Compiled(const char* pattern) {
-  return *std::move(Pattern::Compile(pattern)).value().release();
-}
-
 absl::Status WantsChoices(size_t count) {
   return absl::InvalidArgumentError(
       absl::StrCat("the row must have ", count, " choices"));
@@ -32,7 +28,7 @@ absl::Status WantsChoices(size_t count) {
 // Of a whole text, by the words and bytes of the column as it was.
 absl::StatusOr<Json> WholeText(const Json& row, const char* column,
                                const RowAnswer& answer) {
-  static const Pattern& space = Compiled("\\s+");
+  static const Pattern& space = Pattern::Constant("\\s+");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, TextColumn(row, column));
   const double likelihood = answer.log_likelihoods[0];
   const double words =
@@ -132,21 +128,21 @@ double SharedWords(const std::vector<std::string>& words,
 }
 
 std::vector<std::string> Words(const std::string& text) {
-  static const Pattern& word = Compiled("\\S+");
+  static const Pattern& word = Pattern::Constant("\\S+");
   return word.FindAll(text).value();
 }
 
 // SQuAD's words: lower case, without punctuation and articles.
 std::vector<std::string> EnglishWords(absl::string_view text) {
-  static const Pattern& articles = Compiled("\\b(a|an|the)\\b");
+  static const Pattern& articles = Pattern::Constant("\\b(a|an|the)\\b");
   ExactMatchOptions plain;
   plain.ignore_case = true;
   plain.ignore_punctuation = true;
   return Words(articles.Replace(Rewritten(text, plain).value(), " ").value());
 }
 std::vector<std::string> ArabicWords(absl::string_view text) {
-  static const Pattern& article = Compiled("(?:^|\\s)ال");
-  static const Pattern& symbols = Compiled("[$+<=>^`|~]");
+  static const Pattern& article = Pattern::Constant("(?:^|\\s)ال");
+  static const Pattern& symbols = Pattern::Constant("[$+<=>^`|~]");
   ExactMatchOptions plain;
   plain.ignore_case = true;
   plain.all_punctuation = true;
@@ -240,7 +236,7 @@ absl::StatusOr<Json> Coqa(const Json& row, const RowAnswer& answer) {
 
 // EQ-Bench's score of four emotions by how far they are from the reference.
 absl::StatusOr<Json> EqBench(const Json& row, const RowAnswer& answer) {
-  static const Pattern& pair = Compiled("\\w+:\\s+\\d+");
+  static const Pattern& pair = Pattern::Constant("\\w+:\\s+\\d+");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
                            TextColumn(row, "reference_answer_fullscale"));
   const absl::optional<Json> reference = PythonLiteral(text);

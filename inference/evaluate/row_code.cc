@@ -22,10 +22,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const Pattern& Compiled(const char* pattern) {
-  return *std::move(Pattern::Compile(pattern)).value().release();
-}
-
 absl::Status Unexpected(const char* what) {
   return absl::InvalidArgumentError(
       absl::StrCat("the row isn't as expected: ", what));
@@ -33,7 +29,7 @@ absl::Status Unexpected(const char* what) {
 
 // Takes WikiHow's marks out of a text.
 std::string WithoutMarks(absl::string_view text) {
-  static const Pattern& brackets = Compiled("\\[.*?\\]");
+  static const Pattern& brackets = Pattern::Constant("\\[.*?\\]");
   std::string clean = absl::StrReplaceAll(absl::StripAsciiWhitespace(text),
                                           {{" [title]", ". "}});
   clean = brackets.Remove(clean).value();
@@ -63,8 +59,8 @@ absl::StatusOr<int64_t> WholeNumber(const Json& row, const char* column) {
   return Unexpected(column);
 }
 
-absl::StatusOr<std::vector<std::string>> Texts(const Json& row,
-                                               const char* column) {
+absl::StatusOr<std::vector<std::string>> TextsIn(const Json& row,
+                                                 const char* column) {
   std::vector<std::string> texts;
   const auto found = row.find(column);
   if (found == row.end() || !found->is_array()) return Unexpected(column);
@@ -79,12 +75,12 @@ std::string Detokenized(std::string text) {
   static const struct {
     const Pattern& pattern;
     const char* with;
-  } kPairs[] = {{Compiled("\\(\\s*([^\\)]*?)\\s*\\)"), "(${1})"},
-                {Compiled("\\[\\s*([^\\]]*?)\\s*\\]"), "[${1}]"},
-                {Compiled("{\\s*([^}]*?)\\s*}"), "{${1}}"},
-                {Compiled("\"\\s*([^\"]*?)\\s*\""), "\"${1}\""},
-                {Compiled("'\\s*([^']*?)\\s*'"), "'${1}'"}};
-  static const Pattern& slashes = Compiled("/' [0-9]/");
+  } kPairs[] = {{Pattern::Constant("\\(\\s*([^\\)]*?)\\s*\\)"), "(${1})"},
+                {Pattern::Constant("\\[\\s*([^\\]]*?)\\s*\\]"), "[${1}]"},
+                {Pattern::Constant("{\\s*([^}]*?)\\s*}"), "{${1}}"},
+                {Pattern::Constant("\"\\s*([^\"]*?)\\s*\""), "\"${1}\""},
+                {Pattern::Constant("'\\s*([^']*?)\\s*'"), "'${1}'"}};
+  static const Pattern& slashes = Pattern::Constant("/' [0-9]/");
   const auto replace = [&text](absl::string_view what, absl::string_view with) {
     text = absl::StrReplaceAll(text, {{what, with}});
   };
@@ -131,10 +127,10 @@ absl::StatusOr<Json> Problems(const Json& row) {
   return *std::move(problems);
 }
 
-// Without those that begin with another one.
+// The answers, without those that begin with another one.
 absl::StatusOr<std::vector<std::string>> Shortest(const Json& row) {
   CAPSTAN_ASSIGN_OR_RETURN(std::vector<std::string> answers,
-                           Texts(row, "answers"));
+                           TextsIn(row, "answers"));
   if (answers.empty()) return Unexpected("answers");
   std::sort(answers.begin(), answers.end());
   std::vector<std::string> kept;
@@ -146,24 +142,13 @@ absl::StatusOr<std::vector<std::string>> Shortest(const Json& row) {
   return kept;
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> TextColumn(const Json& row, const char* column) {
-  const auto found = row.find(column);
-  if (found == row.end() || !found->is_string()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the row has no text \"", column, "\""));
-  }
-  return found->get<std::string>();
-}
-
 absl::StatusOr<Json> HellaswagRow(const Json& row) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string a, TextColumn(row, "ctx_a"));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string b, TextColumn(row, "ctx_b"));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string label,
                            TextColumn(row, "activity_label"));
   CAPSTAN_ASSIGN_OR_RETURN(std::vector<std::string> endings,
-                           Texts(row, "endings"));
+                           TextsIn(row, "endings"));
   CAPSTAN_ASSIGN_OR_RETURN(const int64_t gold, WholeNumber(row, "label"));
   for (std::string& ending : endings) ending = WithoutMarks(ending);
   return Json{{"query",
@@ -247,41 +232,9 @@ absl::StatusOr<Json> RaceChoices(const Json& row) {
   return Json{options[0], options[1], options[2], options[3]};
 }
 
-// The answer to the last question, and other people's that differ from it and
-// from each other.
-absl::StatusOr<Json> CoqaTarget(const Json& row) {
-  if (!row.contains("questions") || !row.contains("answers") ||
-      !row["questions"].is_object() || !row["answers"].is_object()) {
-    return Unexpected("questions, answers");
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> questions,
-                           Texts(row["questions"], "input_text"));
-  std::vector<Json> people = {row["answers"]};
-  const auto more = row.find("additional_answers");
-  if (more != row.end() && more->is_object()) {
-    for (const auto& [name, answers] : more->items()) people.push_back(answers);
-  }
-  Json target = Json::array();
-  std::vector<std::string> lower;
-  for (const Json& person : people) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> answers,
-                             Texts(person, "input_text"));
-    if (questions.empty() || answers.size() < questions.size()) {
-      return Unexpected("answers");
-    }
-    const std::string answer = answers[questions.size() - 1];
-    if (std::find(lower.begin(), lower.end(), Lower(answer)) != lower.end()) {
-      continue;
-    }
-    lower.push_back(Lower(answer));
-    target.push_back(answer);
-  }
-  return target;
-}
-
 absl::StatusOr<Json> MathQaChoices(const Json& row) {
   static const Pattern& option =
-      Compiled("[abcd] \\) .*?, |e \\) .*?(?=\\n?\\z)");
+      Pattern::Constant("[abcd] \\) .*?, |e \\) .*?(?=\\n?\\z)");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string options,
                            TextColumn(row, "options"));
   Json choices = Json::array();
@@ -295,6 +248,68 @@ absl::StatusOr<Json> MathQaChoices(const Json& row) {
     choices.push_back(choice);
   }
   return choices;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> TextColumn(const Json& row, const char* column) {
+  const auto found = row.find(column);
+  if (found == row.end() || !found->is_string()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the row has no text \"", column, "\""));
+  }
+  return found->get<std::string>();
+}
+
+// The answer to the last question, and other people's that differ from it and
+// from each other.
+absl::StatusOr<Json> CoqaTarget(const Json& row) {
+  if (!row.contains("questions") || !row.contains("answers") ||
+      !row["questions"].is_object() || !row["answers"].is_object()) {
+    return Unexpected("questions, answers");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> questions,
+                           TextsIn(row["questions"], "input_text"));
+  std::vector<Json> people = {row["answers"]};
+  const auto more = row.find("additional_answers");
+  if (more != row.end() && more->is_object()) {
+    for (const auto& [name, answers] : more->items()) people.push_back(answers);
+  }
+  Json target = Json::array();
+  std::vector<std::string> lower;
+  for (const Json& person : people) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> answers,
+                             TextsIn(person, "input_text"));
+    if (questions.empty() || answers.size() < questions.size()) {
+      return Unexpected("answers");
+    }
+    const std::string answer = answers[questions.size() - 1];
+    if (std::find(lower.begin(), lower.end(), Lower(answer)) != lower.end()) {
+      continue;
+    }
+    lower.push_back(Lower(answer));
+    target.push_back(answer);
+  }
+  return target;
+}
+
+absl::Span<const RowForm> CodeForms() {
+  constexpr RowForm::Kind kCode = RowForm::kCode;
+  static const auto* const forms = new std::vector<RowForm>{
+      {"coqa doc_to_target", 0x1c7ff81b9639134f, kCode, "", CoqaTarget},
+      {"c4 doc_to_target", 0x31c190fd5e728b3f, kCode, "", C4Text},
+      {"hellaswag process_docs", 0x7613d578e5c35176, kCode, "", HellaswagRow},
+      {"mathqa doc_to_choice", 0xd647785e1156212e, kCode, "", MathQaChoices},
+      {"okapi arc process_docs", 0x0667198ac0ad8298, kCode, "", OkapiArcRow},
+      {"race doc_to_text", 0x4c3036b4c0a1bc35, kCode, "", RaceText},
+      {"race doc_to_target", 0x9a6bcde5cbdf07cf, kCode, "", RaceTarget},
+      {"race doc_to_choice", 0xc23da342af402e0b, kCode, "", RaceChoices},
+      {"webqs doc_to_choice", 0x532f24855cea458c, kCode, "",
+       WebQuestionsChoices},
+      {"webqs doc_to_target", 0xd5d042a5f79926f7, kCode, "",
+       WebQuestionsTarget},
+      {"wikitext doc_to_target", 0x8e5b06fa8dd4cb0f, kCode, "", WikitextPage}};
+  return *forms;
 }
 
 }  // namespace capstan::evaluate

@@ -30,6 +30,58 @@ int64_t Number(absl::string_view digits) {
   return number;
 }
 
+// What the text of a template stands for.
+absl::StatusOr<Json> ValueOfText(FieldKind kind, bool has_choices,
+                                 const std::string& text) {
+  if (kind == FieldKind::kPlain) return Json(text);
+  if (kind == FieldKind::kChoice) {
+    if (absl::optional<Json> list = PythonLiteral(text); list.has_value()) {
+      return *std::move(list);
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("gives no list that Python could read: ", text));
+  }
+  if (has_choices && IsDigits(text)) return Json(Number(text));
+  if (kind == FieldKind::kTarget && text.size() >= 2 && text.front() == '[' &&
+      text.back() == ']') {
+    if (absl::optional<Json> list = PythonLiteral(text); list.has_value()) {
+      return *std::move(list);
+    }
+  }
+  return Json(text);
+}
+
+absl::StatusOr<RowFunction> ValueOfRow(FieldKind kind, const RowField& field,
+                                       const Json& columns, bool has_choices) {
+  if (field.function != nullptr) return field.function;
+  Json value = field.value;
+  // Choices may have names, which are only for the reader.
+  if (kind == FieldKind::kChoice && value.is_object()) {
+    value = Json::array();
+    for (const auto& choice : field.value) value.push_back(choice);
+  }
+  if (!value.is_string()) {
+    return RowFunction(
+        [value](const Json&) -> absl::StatusOr<Json> { return value; });
+  }
+  const std::string text = value.get<std::string>();
+  if (columns.contains(text)) {
+    return RowFunction([text](const Json& row) -> absl::StatusOr<Json> {
+      const auto found = row.find(text);
+      if (found != row.end()) return *found;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the row has no \"", text, "\""));
+    });
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const jinja::Template> source,
+                           ParseRowTemplate(text));
+  return RowFunction([=](const Json& row) -> absl::StatusOr<Json> {
+    CAPSTAN_ASSIGN_OR_RETURN(const jinja::Rendered rendered,
+                             source->Render(row, std::time(nullptr)));
+    return ValueOfText(kind, has_choices, rendered.text);
+  });
+}
+
 }  // namespace
 
 std::string PythonText(const Json& value) {
@@ -46,72 +98,18 @@ absl::StatusOr<std::unique_ptr<jinja::Template>> ParseRowTemplate(
                                 jinja::WhiteSpace::kKept);
 }
 
-absl::StatusOr<FieldOfRow> FieldOfRow::Make(std::string name, Kind kind,
-                                            const RowField& field,
-                                            const Json& columns,
-                                            bool has_choices) {
-  FieldOfRow made;
-  made.name_ = std::move(name);
-  made.kind_ = kind;
-  made.has_choices_ = has_choices;
-  made.field_ = field;
-  if (field.function != nullptr || !field.value.is_string()) return made;
-  const std::string text = field.value.get<std::string>();
-  made.is_column_ = columns.contains(text);
-  if (made.is_column_) return made;
-  absl::StatusOr<std::unique_ptr<jinja::Template>> parsed =
-      ParseRowTemplate(text);
-  CAPSTAN_RETURN_IF_ERROR(Annotate(parsed.status(), made.name_));
-  made.template_ = *std::move(parsed);
-  return made;
-}
-
-absl::StatusOr<Json> FieldOfRow::Of(const Document& document) const {
-  absl::StatusOr<Json> value = Value(document.row);
-  if (!value.ok()) {
-    return Annotate(Annotate(value.status(), name_), document.place);
-  }
-  return value;
-}
-
-absl::StatusOr<Json> FieldOfRow::Value(const Json& row) const {
-  if (field_.function != nullptr) return field_.function->Apply(row);
-  if (is_column_) {
-    const std::string column = field_.value.get<std::string>();
-    const auto found = row.find(column);
-    if (found != row.end()) return *found;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the row has no \"", column, "\""));
-  }
-  if (template_ == nullptr) {
-    // Choices may have names, which are only for the reader.
-    if (kind_ != kChoice || !field_.value.is_object()) return field_.value;
-    Json list = Json::array();
-    for (const auto& choice : field_.value) list.push_back(choice);
-    return list;
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(jinja::Rendered rendered,
-                           template_->Render(row, std::time(nullptr)));
-  return ValueOfText(std::move(rendered.text));
-}
-
-absl::StatusOr<Json> FieldOfRow::ValueOfText(std::string text) const {
-  if (kind_ == kPlain) return Json(text);
-  if (kind_ == kChoice) {
-    if (absl::optional<Json> list = PythonLiteral(text); list.has_value()) {
-      return *std::move(list);
-    }
-    return absl::InvalidArgumentError(
-        absl::StrCat("gives no list that Python could read: ", text));
-  }
-  if (has_choices_ && IsDigits(text)) return Json(Number(text));
-  if (kind_ == kTarget && text.size() >= 2 && text.front() == '[' &&
-      text.back() == ']') {
-    if (absl::optional<Json> list = PythonLiteral(text); list.has_value()) {
-      return *std::move(list);
-    }
-  }
-  return Json(text);
+absl::StatusOr<FieldOfRow> MakeField(std::string name, FieldKind kind,
+                                     const RowField& field, const Json& columns,
+                                     bool has_choices) {
+  absl::StatusOr<RowFunction> value =
+      ValueOfRow(kind, field, columns, has_choices);
+  CAPSTAN_RETURN_IF_ERROR(Annotate(value.status(), name));
+  return FieldOfRow([name = std::move(name), value = *std::move(value)](
+                        const Document& document) -> absl::StatusOr<Json> {
+    absl::StatusOr<Json> of_row = value(document.row);
+    if (of_row.ok()) return of_row;
+    return Annotate(Annotate(of_row.status(), name), document.place);
+  });
 }
 
 }  // namespace capstan::evaluate

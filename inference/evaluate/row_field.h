@@ -2,49 +2,36 @@
 #ifndef CAPSTAN_INFERENCE_EVALUATE_ROW_FIELD_H_
 #define CAPSTAN_INFERENCE_EVALUATE_ROW_FIELD_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "inference/evaluate/documents.h"
 #include "inference/evaluate/task.h"
 #include "text/jinja/template.h"
 
 namespace capstan::evaluate {
 
+enum class FieldKind {
+  kText,    // of a question
+  kTarget,  // an answer: also a list in brackets
+  kChoice,  // always a list
+  kPlain,   // a text
+};
+
 // A task's key as a function of a row, with the harness's rules for what a
 // template's text stands for (lm_eval/api/task.py, doc_to_text and its like).
-class FieldOfRow {
- public:
-  enum Kind {
-    kText,    // of a question
-    kTarget,  // an answer: also a list in brackets
-    kChoice,  // always a list
-    kPlain,   // a text
-  };
+// An error names the row's place and the key.
+using FieldOfRow =
+    std::function<absl::StatusOr<Json>(const Document& document)>;
 
-  // `name` is for errors. `field` holds a column of `columns`, or a template,
-  // or what it says itself; empty gives null. With choices, digits are a
-  // number.
-  static absl::StatusOr<FieldOfRow> Make(std::string name, Kind kind,
-                                         const RowField& field,
-                                         const Json& columns, bool has_choices);
-
-  bool empty() const { return field_.empty(); }
-  // An error names the row's place and the key.
-  absl::StatusOr<Json> Of(const Document& document) const;
-
- private:
-  absl::StatusOr<Json> Value(const Json& row) const;
-  absl::StatusOr<Json> ValueOfText(std::string text) const;
-
-  std::string name_;
-  Kind kind_ = kPlain;
-  bool has_choices_ = false;
-  RowField field_;
-  bool is_column_ = false;
-  std::shared_ptr<const jinja::Template> template_;
-};
+// `name` is for errors. `field` holds a column of `columns`, or a template, or
+// what it says itself; empty gives null. With choices, digits are a number.
+absl::StatusOr<FieldOfRow> MakeField(std::string name, FieldKind kind,
+                                     const RowField& field, const Json& columns,
+                                     bool has_choices);
 
 // Renders `source` as the harness does, which doesn't drop line ends and spaces
 // around blocks as chat templates do.

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status.h"
@@ -19,10 +20,6 @@ int64_t Best(const std::vector<double>& values) {
   return std::max_element(values.begin(), values.end()) - values.begin();
 }
 
-bool Contains(const std::vector<int64_t>& all, int64_t value) {
-  return std::find(all.begin(), all.end(), value) != all.end();
-}
-
 double Characters(absl::string_view text) {
   return static_cast<double>(std::count_if(
       text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
@@ -30,9 +27,8 @@ double Characters(absl::string_view text) {
 
 // The runs of what isn't white space, and one more at each end that is.
 double Words(const std::string& text) {
-  static const Pattern* const space =
-      Pattern::Compile("\\s+").value().release();
-  return static_cast<double>(space->FindAll(text).value().size()) + 1.0;
+  static const Pattern& space = Pattern::Constant("\\s+");
+  return static_cast<double>(space.FindAll(text).value().size()) + 1.0;
 }
 
 // The likeliest after each value is divided by its choice's length.
@@ -74,7 +70,7 @@ Json ChoiceValue(const std::string& metric, const Request& request,
     bytes.push_back(static_cast<double>(request.choices[i].size()));
   }
   const auto right = [&](int64_t best) {
-    return Contains(request.gold, best) ? 1.0 : 0.0;
+    return absl::c_linear_search(request.gold, best) ? 1.0 : 0.0;
   };
   const Json gold =
       request.gold.size() == 1 ? Json(request.gold[0]) : Json(request.gold);

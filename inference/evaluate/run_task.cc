@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "inference/decode/stop_strings.h"
+#include "inference/decode/texts.h"
 #include "inference/evaluate/bound_scorer.h"
 #include "inference/evaluate/row_values.h"
 #include "inference/evaluate/scorer.h"
@@ -31,8 +32,9 @@ class TaskRun {
       : task_(task),
         requests_(requests),
         answerer_(answerer),
-        group_(*answerer.group),
-        model_(answerer.model->token_model()) {}
+        group_(answerer.group),
+        model_(answerer.generator.model->token_model()),
+        seed_(answerer.generator.loaded.config.train().seed()) {}
 
   absl::StatusOr<TaskResult> Run() {
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(
@@ -66,7 +68,7 @@ class TaskRun {
       return encoded;
     }
     if (task_.output == TaskOutput::kRolling) {
-      return EncodeWindows(*answerer_.tokenizer,
+      return EncodeWindows(answerer_.tokenizer,
                            request.questions[0].continuations[0],
                            ScoredTokens());
     }
@@ -77,7 +79,7 @@ class TaskRun {
           writes ? model_->max_positions() - WrittenTokens() : ScoredTokens();
       CAPSTAN_ASSIGN_OR_RETURN(
           EncodedRequest one,
-          EncodeRequest(*answerer_.tokenizer, question.context,
+          EncodeRequest(answerer_.tokenizer, question.context,
                         question.continuations, positions));
       encoded.push_back(std::move(one));
     }
@@ -165,16 +167,16 @@ class TaskRun {
   absl::StatusOr<std::vector<std::vector<Score>>> Likelihoods(
       absl::Span<const EncodedRequest> encoded) {
     if (model_->causal()) {
-      return ScoreContinuations(model_, encoded, *answerer_.runner);
+      return ScoreContinuations(model_, encoded, runner_);
     }
     BoundSettings settings;
     settings.samples = answerer_.bound_samples;
-    settings.seed = answerer_.seed;
+    settings.seed = seed_;
     // Of several choices usually only the likeliest counts.
     settings.greedy =
         task_.output == TaskOutput::kLogLikelihood ||
         (task_.output == TaskOutput::kMultipleChoice && AsksWhatIsGreedy());
-    return ScoreByBound(model_, encoded, settings, *answerer_.runner);
+    return ScoreByBound(model_, encoded, settings, runner_);
   }
 
   bool AsksWhatIsGreedy() const {
@@ -224,46 +226,30 @@ class TaskRun {
       options.temperature = task_.temperature;
       options.top_p = task_.top_p;
     }
+    std::vector<int64_t> stop_tokens;  // besides the model's own
+    const int64_t eos = answerer_.tokenizer.special_ids().eos;
+    if (eos >= 0) stop_tokens = {eos};
     std::vector<BatchPrompt> prompts;
     for (size_t i = 0; i < encoded.size(); ++i) {
-      const uint64_t seed = answerer_.seed + batch[i] +
-                            static_cast<uint64_t>(draw) * requests_.size();
-      prompts.push_back({encoded[i].context, seed, answerer_.stop_tokens});
+      const uint64_t seed =
+          seed_ + batch[i] + static_cast<uint64_t>(draw) * requests_.size();
+      prompts.push_back({encoded[i].context, seed, stop_tokens});
     }
     const StopStrings stops(task_.until);
     std::vector<std::string> written(prompts.size());
     const auto ended = [&](size_t row, absl::Span<const int64_t> text) {
-      AppendText(*answerer_.tokenizer, text.back(), &written[row]);
+      AppendText(answerer_.tokenizer, text.back(), &written[row]);
       return stops.EndIn(written[row]);
     };
-    absl::StatusOr<std::vector<std::vector<int64_t>>> ids =
-        answerer_.objective->SampleBatch(*answerer_.model, prompts, options,
-                                         ended, *answerer_.runner);
-    if (absl::IsUnimplemented(ids.status())) {
-      CAPSTAN_ASSIGN_OR_RETURN(ids, WriteOneByOne(prompts, options));
-    }
-    CAPSTAN_RETURN_IF_ERROR(ids.status());
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const auto ids,
+        SampleAll(answerer_.generator, prompts, options, ended));
     std::vector<std::string> texts(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
-      for (size_t t = prompts[i].ids.size(); t < (*ids)[i].size(); ++t) {
-        AppendText(*answerer_.tokenizer, (*ids)[i][t], &texts[i]);
+      for (size_t t = prompts[i].ids.size(); t < ids[i].size(); ++t) {
+        AppendText(answerer_.tokenizer, ids[i][t], &texts[i]);
       }
       texts[i].resize(stops.EndOf(texts[i]));
-    }
-    return texts;
-  }
-
-  absl::StatusOr<std::vector<std::vector<int64_t>>> WriteOneByOne(
-      const std::vector<BatchPrompt>& prompts, SampleOptions options) {
-    std::vector<std::vector<int64_t>> texts;
-    for (const BatchPrompt& prompt : prompts) {
-      options.seed = prompt.seed;
-      options.stop_tokens = prompt.stop_tokens;
-      CAPSTAN_ASSIGN_OR_RETURN(
-          std::vector<int64_t> text,
-          answerer_.objective->Sample(*answerer_.model, prompt.ids, options,
-                                      *answerer_.runner));
-      texts.push_back(std::move(text));
     }
     return texts;
   }
@@ -363,6 +349,8 @@ class TaskRun {
   const Answerer& answerer_;
   ProcessGroup& group_;
   TokenModel* const model_;
+  const uint64_t seed_;
+  PlainRunner runner_;
   std::string samples_;  // of this rank, a line each
 };
 

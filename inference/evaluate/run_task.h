@@ -12,25 +12,20 @@
 #include "inference/evaluate/aggregate.h"
 #include "inference/evaluate/requests.h"
 #include "inference/evaluate/task.h"
-#include "plugins/sdk/model.h"
-#include "plugins/sdk/objective.h"
+#include "inference/load/generator.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan::evaluate {
 
-// Who answers. Nothing is owned; each rank has the whole model.
+// Who answers; each rank has the whole model.
 struct Answerer {
-  Model* model = nullptr;  // a TokenModel
-  Objective* objective = nullptr;
-  const Tokenizer* tokenizer = nullptr;
-  ProcessGroup* group = nullptr;
-  UnitRunner* runner = nullptr;
+  const Generator& generator;  // of a TokenModel
+  const Tokenizer& tokenizer;  // its own, or the data's
+  ProcessGroup& group;
   int64_t batch_size = 1;  // requests at once
-  uint64_t seed = 0;
   // Of a model that isn't causal: BoundSettings::samples.
   int64_t bound_samples = 128;
-  std::vector<int64_t> stop_tokens;  // besides the model's own
   // Called with the completed fraction.
   std::function<void(double done)> progress = [](double) {};
 };

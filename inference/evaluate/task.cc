@@ -50,6 +50,15 @@ constexpr struct {
     {"system_instruction", "isn't implemented: write it into description"},
 };
 
+const std::map<std::string, TaskOutput>& OutputTypes() {
+  static const auto* const types = new std::map<std::string, TaskOutput>(
+      {{"multiple_choice", TaskOutput::kMultipleChoice},
+       {"loglikelihood", TaskOutput::kLogLikelihood},
+       {"loglikelihood_rolling", TaskOutput::kRolling},
+       {"generate_until", TaskOutput::kGenerateUntil}});
+  return *types;
+}
+
 class TaskReader {
  public:
   explicit TaskReader(TaskKeys keys) : keys_(std::move(keys)) {
@@ -80,10 +89,8 @@ class TaskReader {
     return {TaskKeys::FunctionName(key.node), key.folder};
   }
 
-  std::shared_ptr<const RowFunction> Function(absl::string_view key,
-                                              const TaskKey& value) {
-    absl::StatusOr<std::shared_ptr<const RowFunction>> function =
-        FindRowFunction(NameOf(value));
+  RowFunction Function(absl::string_view key, const TaskKey& value) {
+    absl::StatusOr<RowFunction> function = FindRowFunction(NameOf(value));
     if (function.ok()) return *std::move(function);
     keys_.Fail(key, function.status().message());
     return nullptr;
@@ -110,14 +117,9 @@ class TaskReader {
     }
     const std::string output =
         keys_.Get<std::string>("output_type", "generate_until");
-    if (output == "multiple_choice") {
-      task_.output = TaskOutput::kMultipleChoice;
-    } else if (output == "loglikelihood") {
-      task_.output = TaskOutput::kLogLikelihood;
-    } else if (output == "loglikelihood_rolling") {
-      task_.output = TaskOutput::kRolling;
-    } else if (output == "generate_until") {
-      task_.output = TaskOutput::kGenerateUntil;
+    const auto found = OutputTypes().find(output);
+    if (found != OutputTypes().end()) {
+      task_.output = found->second;
     } else {
       keys_.Fail("output_type",
                  absl::StrCat("is \"", output,
@@ -151,8 +153,7 @@ class TaskReader {
     }
   }
 
-  std::shared_ptr<const RowFunction> ProcessDocs(absl::string_view key,
-                                                 const TaskKey& value) {
+  RowFunction ProcessDocs(absl::string_view key, const TaskKey& value) {
     if (TaskKeys::IsFunction(value.node)) return Function(key, value);
     keys_.Fail(key, "is no function");
     return nullptr;
@@ -395,11 +396,6 @@ class TaskReader {
 };
 
 }  // namespace
-
-absl::StatusOr<Task> LoadTask(const std::string& path) {
-  CAPSTAN_ASSIGN_OR_RETURN(TaskKeys keys, TaskKeys::Read(path));
-  return MakeTask(std::move(keys));
-}
 
 absl::StatusOr<Task> MakeTask(TaskKeys keys) {
   const std::string path = keys.path();

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -48,7 +47,7 @@ struct RowField {
   // A column's name or a template; of a target: also a number, a choice's
   // index; of choices: also a list.
   Json value;
-  std::shared_ptr<const RowFunction> function;  // instead, if not null
+  RowFunction function;  // instead, if not null
 };
 
 // How a row is written: as a question, or as an example with its answer.
@@ -64,7 +63,7 @@ struct RowFormat {
 struct Fewshot {
   RowFormat format;
   // Of rows of files; null: as they are.
-  std::shared_ptr<const RowFunction> process_docs;
+  RowFunction process_docs;
   // Rows that the task brings itself, before any file's.
   std::vector<Json> samples;
   // The first rows; else drawn at random, as the harness draws them.
@@ -81,7 +80,7 @@ struct Task {
   std::string alias;  // shown in a group; empty: the name
   std::vector<std::string> tags;
   TaskOutput output = TaskOutput::kMultipleChoice;
-  std::shared_ptr<const RowFunction> process_docs;  // null: rows as they are
+  RowFunction process_docs;  // null: rows as they are
   RowFormat format;
   std::string description;  // a column's name, a template, or empty
   int64_t num_fewshot = 0;
@@ -103,8 +102,6 @@ struct Task {
 class TaskKeys;
 
 // INVALID_ARGUMENT names the file, and the key or the line.
-absl::StatusOr<Task> LoadTask(const std::string& path);
-// Of keys that were read already.
 absl::StatusOr<Task> MakeTask(TaskKeys keys);
 
 }  // namespace capstan::evaluate

@@ -2,7 +2,6 @@
 #include "inference/evaluate/task_filter.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <utility>
 
@@ -11,10 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "inference/evaluate/row_field.h"
 #include "inference/evaluate/task_keys.h"
 
 namespace capstan::evaluate {
 namespace {
+
+using Texts = TaskFilter::Texts;
 
 std::shared_ptr<const Pattern> Compile(const char* key,
                                        const std::string& pattern,
@@ -25,36 +27,57 @@ std::shared_ptr<const Pattern> Compile(const char* key,
   return nullptr;
 }
 
-// The match that `step` selects; unset without one.
-absl::StatusOr<absl::optional<std::string>> Selected(
-    const TaskFilter::Step& step, const Pattern& pattern,
-    const std::string& text) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> found,
-                           pattern.FindAll(text));
-  const int64_t count = static_cast<int64_t>(found.size());
-  const int64_t at =
-      step.group_select < 0 ? count + step.group_select : step.group_select;
-  if (at < 0 || at >= count) return absl::optional<std::string>();
-  return absl::make_optional<std::string>(
-      absl::StripAsciiWhitespace(found[at]));
+// The options of a step that finds something.
+struct Finder {
+  // This of the pattern's matches, from the end if negative, else `fallback`.
+  std::shared_ptr<const Pattern> pattern;
+  int64_t group_select = 0;
+  std::string fallback;
+
+  // The match that is selected; unset without one.
+  absl::StatusOr<absl::optional<std::string>> Selected(
+      const Pattern& by, const std::string& text) const {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                             by.FindAll(text));
+    const int64_t count = static_cast<int64_t>(found.size());
+    const int64_t at = group_select < 0 ? count + group_select : group_select;
+    if (at < 0 || at >= count) return absl::optional<std::string>();
+    return absl::make_optional<std::string>(
+        absl::StripAsciiWhitespace(found[at]));
+  }
+};
+
+Finder ReadFinder(const YAML::Node& node, TaskKeys* keys) {
+  Finder finder;
+  finder.pattern = Compile(
+      "filter_list",
+      keys->As<std::string>("filter_list.regex_pattern", node["regex_pattern"],
+                            "#### (\\-?[0-9\\.\\,]+)"),
+      keys);
+  finder.group_select =
+      keys->As<int64_t>("filter_list.group_select", node["group_select"], 0);
+  finder.fallback = keys->As<std::string>("filter_list.fallback",
+                                          node["fallback"], "[invalid]");
+  return finder;
 }
 
-absl::StatusOr<std::string> ByRegex(const TaskFilter::Step& step,
+absl::StatusOr<std::string> ByRegex(const Finder& finder,
                                     const std::string& text) {
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> match,
-                           Selected(step, *step.pattern, text));
+                           finder.Selected(*finder.pattern, text));
   // Of several groups, one must have matched something.
-  if (match.has_value() && (!match->empty() || step.pattern->groups() < 2)) {
+  if (match.has_value() && (!match->empty() || finder.pattern->groups() < 2)) {
     return *match;
   }
-  return step.fallback;
+  return finder.fallback;
 }
 
 // Answers to questions with choices: what the pattern finds, else the first of
-// the choices' texts, as "(A)", else a letter behind a colon.
-absl::StatusOr<std::vector<std::string>> ByChoices(
-    const TaskFilter::Step& step, const std::vector<std::string>& texts,
-    const Json& row) {
+// the choices' texts, as "(A)", else a letter behind a colon. `rewrite` is for
+// texts and choices.
+absl::StatusOr<Texts> ByChoices(const Finder& finder,
+                                const ExactMatchOptions& rewrite,
+                                const Texts& texts, const Json& row) {
   const auto choices = row.find("choices");
   if (choices == row.end() || !choices->is_array()) {
     return absl::InvalidArgumentError(
@@ -74,7 +97,7 @@ absl::StatusOr<std::vector<std::string>> ByChoices(
         choice.is_string() ? choice.get<std::string>() : choice.dump();
     CAPSTAN_ASSIGN_OR_RETURN(
         const std::string text,
-        Rewritten(absl::StripAsciiWhitespace(whole), step.rewrite));
+        Rewritten(absl::StripAsciiWhitespace(whole), rewrite));
     spelt.push_back(Pattern::Escaped(text));
     letters[text] = absl::StrCat("(", std::string(1, letter++), ")");
   }
@@ -93,27 +116,27 @@ absl::StatusOr<std::vector<std::string>> ByChoices(
   std::vector<std::string> answers;
   for (const std::string& text : texts) {
     CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> found,
-                             Selected(step, *step.pattern, text));
+                             finder.Selected(*finder.pattern, text));
     std::string answer = found.value_or("");
     if (answer.empty()) {
       CAPSTAN_ASSIGN_OR_RETURN(const std::string rewritten,
-                               Rewritten(text, step.rewrite));
-      CAPSTAN_ASSIGN_OR_RETURN(found, Selected(step, *by_text, rewritten));
+                               Rewritten(text, rewrite));
+      CAPSTAN_ASSIGN_OR_RETURN(found, finder.Selected(*by_text, rewritten));
       answer = found.value_or("");
       if (letters.contains(answer)) answer = letters[answer];
     }
     if (answer.empty()) {
-      CAPSTAN_ASSIGN_OR_RETURN(found, Selected(step, *by_letter, text));
+      CAPSTAN_ASSIGN_OR_RETURN(found, finder.Selected(*by_letter, text));
       answer = found.value_or("");
       if (!answer.empty()) answer = absl::StrCat("(", answer, ")");
     }
-    answers.push_back(answer.empty() ? step.fallback : answer);
+    answers.push_back(answer.empty() ? finder.fallback : answer);
   }
   return answers;
 }
 
 // The most frequent; of several the first.
-std::string Majority(const std::vector<std::string>& texts) {
+std::string Majority(const Texts& texts) {
   const auto votes = [&](const std::string& text) {
     return std::count(texts.begin(), texts.end(), text);
   };
@@ -123,129 +146,94 @@ std::string Majority(const std::vector<std::string>& texts) {
                            });
 }
 
-std::string Mapped(const Json& map, const std::string& text) {
-  const auto found = map["mapping"].find(text);
-  const Json& value = found == map["mapping"].end() ? map["default"] : *found;
-  if (value.is_null()) return "None";
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
-
-absl::Status ApplyStep(const TaskFilter::Step& step, const Json& row,
-                       std::vector<std::string>* texts) {
-  using Step = TaskFilter::Step;
-  const auto each =
-      [texts](const std::function<std::string(const std::string&)>& fn) {
-        std::transform(texts->begin(), texts->end(), texts->begin(), fn);
-      };
-  switch (step.kind) {
-    case Step::kTakeFirst:
-      texts->resize(1);
-      break;
-    case Step::kTakeFirstK: {
-      const size_t count = step.value.get<size_t>();
-      if (texts->size() < count) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("the filter take_first_k takes ", count,
-                         " texts, but `repeats` is ", texts->size()));
-      }
-      texts->resize(count);
-      break;
-    }
-    case Step::kMajorityVote:
-      *texts = {Majority(*texts)};
-      break;
-    case Step::kLowercase:
-      each([](const std::string& text) { return Lower(text); });
-      break;
-    case Step::kUppercase:
-      each([](const std::string& text) { return Upper(text); });
-      break;
-    case Step::kRemoveWhitespace:
-      each([](const std::string& text) {
-        return std::string(absl::StripAsciiWhitespace(text));
-      });
-      break;
-    case Step::kMap:
-      each([&](const std::string& text) { return Mapped(step.value, text); });
-      break;
-    case Step::kRegex:
-      for (std::string& text : *texts) {
-        CAPSTAN_ASSIGN_OR_RETURN(text, ByRegex(step, text));
-      }
-      break;
-    case Step::kMultiChoiceRegex: {
-      CAPSTAN_ASSIGN_OR_RETURN(*texts, ByChoices(step, *texts, row));
-      break;
-    }
+absl::StatusOr<Texts> FirstOf(size_t count, Texts texts) {
+  if (texts.size() < count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the filter take_first_k takes ", count,
+                     " texts, but `repeats` is ", texts.size()));
   }
-  return absl::OkStatus();
+  texts.resize(count);
+  return texts;
 }
 
-// The options of a step that finds something.
-void ReadRegex(const YAML::Node& node, TaskKeys* keys, TaskFilter::Step* step) {
-  step->pattern = Compile(
-      "filter_list",
-      keys->As<std::string>("filter_list.regex_pattern", node["regex_pattern"],
-                            "#### (\\-?[0-9\\.\\,]+)"),
-      keys);
-  step->group_select =
-      keys->As<int64_t>("filter_list.group_select", node["group_select"], 0);
-  step->fallback = keys->As<std::string>("filter_list.fallback",
-                                         node["fallback"], "[invalid]");
+// Texts by texts; `otherwise`, which may be null, for what isn't in `map`.
+std::string Mapped(const Json& map, const Json& otherwise,
+                   const std::string& text) {
+  const auto found = map.find(text);
+  return PythonText(found == map.end() ? otherwise : *found);
 }
 
 TaskFilter::Step ReadStep(const YAML::Node& node, TaskKeys* keys) {
-  using Step = TaskFilter::Step;
-  Step step;
   const std::string function =
       keys->As<std::string>("filter_list.function", node["function"], "");
   if (function == "regex") {
-    step.kind = Step::kRegex;
-    ReadRegex(node, keys, &step);
-  } else if (function == "multi_choice_regex") {
-    step.kind = Step::kMultiChoiceRegex;
-    ReadRegex(node, keys, &step);
-    step.rewrite = ReadExactMatch("filter_list", node, keys);
-    step.rewrite.all_punctuation = step.rewrite.ignore_punctuation;
-  } else if (function == "remove_whitespace") {
-    step.kind = Step::kRemoveWhitespace;
-  } else if (function == "lowercase") {
-    step.kind = Step::kLowercase;
-  } else if (function == "uppercase") {
-    step.kind = Step::kUppercase;
-  } else if (function == "map") {
-    step.kind = Step::kMap;
-    step.value = {
-        {"mapping", keys->Value("filter_list", node["mapping_dict"])},
-        {"default", keys->Value("filter_list", node["default_value"])}};
-    if (!step.value["mapping"].is_object()) {
-      step.value["mapping"] = Json::object();
-    }
-  } else if (function == "take_first_k") {
-    step.kind = Step::kTakeFirstK;
+    return EachText([finder = ReadFinder(node, keys)](const std::string& text) {
+      return ByRegex(finder, text);
+    });
+  }
+  if (function == "multi_choice_regex") {
+    const Finder finder = ReadFinder(node, keys);
+    ExactMatchOptions rewrite = ReadExactMatch("filter_list", node, keys);
+    rewrite.all_punctuation = rewrite.ignore_punctuation;
+    return [finder, rewrite](const Texts& texts, const Json& row) {
+      return ByChoices(finder, rewrite, texts, row);
+    };
+  }
+  if (function == "remove_whitespace") {
+    return EachText([](const std::string& text) {
+      return std::string(absl::StripAsciiWhitespace(text));
+    });
+  }
+  if (function == "lowercase") return EachText(Lower);
+  if (function == "uppercase") return EachText(Upper);
+  if (function == "map") {
+    Json map = keys->Value("filter_list", node["mapping_dict"]);
+    if (!map.is_object()) map = Json::object();
+    const Json otherwise = keys->Value("filter_list", node["default_value"]);
+    return EachText([map, otherwise](const std::string& text) {
+      return Mapped(map, otherwise, text);
+    });
+  }
+  if (function == "take_first_k") {
     const int64_t count = keys->As<int64_t>("filter_list.k", node["k"], 0);
     if (count < 1) keys->Fail("filter_list.k", "must be greater than 0");
-    step.value = count;
-  } else if (function == "majority_vote") {
-    step.kind = Step::kMajorityVote;
-  } else if (function != "take_first") {
+    return [count](Texts texts, const Json&) {
+      return FirstOf(static_cast<size_t>(count), std::move(texts));
+    };
+  }
+  if (function == "majority_vote") {
+    return
+        [](const Texts& texts, const Json&) { return Texts{Majority(texts)}; };
+  }
+  if (function != "take_first") {
     keys->Fail("filter_list",
                absl::StrCat("names the filter \"", function,
                             "\"; known are regex, multi_choice_regex, "
                             "take_first, take_first_k, majority_vote, map, "
                             "remove_whitespace, lowercase and uppercase"));
   }
-  return step;
+  return [](const Texts& texts, const Json&) { return Texts{texts[0]}; };
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> TaskFilter::Apply(
-    std::vector<std::string> texts, const Json& row) const {
+absl::StatusOr<Texts> TaskFilter::Apply(Texts texts, const Json& row) const {
   for (const Step& step : steps) {
-    CAPSTAN_RETURN_IF_ERROR(ApplyStep(step, row, &texts));
+    CAPSTAN_ASSIGN_OR_RETURN(texts, step(std::move(texts), row));
   }
   return texts;
+}
+
+TaskFilter::Step EachText(
+    std::function<absl::StatusOr<std::string>(const std::string& text)>
+        change) {
+  return [change = std::move(change)](Texts texts,
+                                      const Json&) -> absl::StatusOr<Texts> {
+    for (std::string& text : texts) {
+      CAPSTAN_ASSIGN_OR_RETURN(text, change(text));
+    }
+    return texts;
+  };
 }
 
 std::vector<TaskFilter> ReadFilters(TaskKeys* keys) {

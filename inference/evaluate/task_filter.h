@@ -5,8 +5,7 @@
 #ifndef CAPSTAN_INFERENCE_EVALUATE_TASK_FILTER_H_
 #define CAPSTAN_INFERENCE_EVALUATE_TASK_FILTER_H_
 
-#include <cstdint>
-#include <memory>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -23,38 +22,24 @@ namespace capstan::evaluate {
 class TaskKeys;
 
 struct TaskFilter {
-  struct Step {
-    enum Kind {
-      kRegex,
-      kMultiChoiceRegex,  // of the row's `choices`, else as kRegex
-      kRemoveWhitespace,
-      kLowercase,
-      kUppercase,
-      kMap,
-      kTakeFirst,
-      kTakeFirstK,
-      kMajorityVote,
-    };
-    Kind kind = kTakeFirst;
-    // kRegex, kMultiChoiceRegex: this of the pattern's matches, from the end if
-    // negative, else `fallback`.
-    std::shared_ptr<const Pattern> pattern;
-    int64_t group_select = 0;
-    std::string fallback;
-    // kMultiChoiceRegex: how texts and choices are rewritten.
-    ExactMatchOptions rewrite;
-    // kMap: texts by texts, null for what isn't there; kTakeFirstK: a number.
-    nlohmann::ordered_json value;
-  };
+  using Texts = std::vector<std::string>;
+  // Takes all texts that were generated for a row and returns those that are
+  // left, at least one. INVALID_ARGUMENT if it needs a column that the row
+  // doesn't have, or its pattern costs too much to search for.
+  using Step = std::function<absl::StatusOr<Texts>(
+      Texts texts, const nlohmann::ordered_json& row)>;
+
   std::string name;  // follows the metrics' names; may be empty
   std::vector<Step> steps;
 
-  // Of all that was generated for a row; at least one is left.
-  // INVALID_ARGUMENT if a step needs a column that the row doesn't have, or its
-  // pattern costs too much to search for.
-  absl::StatusOr<std::vector<std::string>> Apply(
-      std::vector<std::string> texts, const nlohmann::ordered_json& row) const;
+  // Applies the steps in order.
+  absl::StatusOr<Texts> Apply(Texts texts,
+                              const nlohmann::ordered_json& row) const;
 };
+
+// A step that changes each text by itself.
+TaskFilter::Step EachText(
+    std::function<absl::StatusOr<std::string>(const std::string& text)> change);
 
 // The filters of `filter_list`; mistakes go to `keys`.
 std::vector<TaskFilter> ReadFilters(TaskKeys* keys);

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "inference/evaluate/task_keys.h"
 
 namespace capstan::evaluate {
 namespace {
@@ -24,7 +25,8 @@ class TaskTest : public ::testing::Test {
     return path;
   }
   absl::StatusOr<Task> Load(const std::string& text) {
-    return LoadTask(Write("task.yaml", text));
+    absl::StatusOr<TaskKeys> keys = TaskKeys::Read(Write("task.yaml", text));
+    return keys.ok() ? MakeTask(*std::move(keys)) : keys.status();
   }
   std::string Error(const std::string& text) {
     const absl::StatusOr<Task> task = Load(text);

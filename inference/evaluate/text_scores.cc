@@ -31,114 +31,11 @@ std::string MessageOf(int error) {
   return reinterpret_cast<const char*>(message);
 }
 
-class Pcre2Pattern final : public Pattern {
- public:
-  Pcre2Pattern(pcre2_code* code, absl::string_view text)
-      : code_(code),
-        text_(text),
-        context_(pcre2_match_context_create(nullptr)) {
-    pcre2_set_match_limit(context_, kMostSteps);
-    pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
-  }
-  ~Pcre2Pattern() override {
-    pcre2_match_context_free(context_);
-    pcre2_code_free(code_);
-  }
-  Pcre2Pattern(const Pcre2Pattern&) = delete;
-  Pcre2Pattern& operator=(const Pcre2Pattern&) = delete;
-
-  absl::StatusOr<std::vector<std::string>> FindAll(
-      absl::string_view text) const override {
-    std::vector<std::string> found;
-    CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const PCRE2_SIZE* at) {
-      std::string value;
-      if (groups_ == 0) value = std::string(text.substr(at[0], at[1] - at[0]));
-      for (uint32_t g = 1; g <= groups_ && value.empty(); ++g) {
-        if (at[2 * g] == PCRE2_UNSET) continue;
-        value = std::string(text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
-      }
-      found.push_back(std::move(value));
-    }));
-    return found;
-  }
-
-  int64_t groups() const override { return groups_; }
-
-  absl::StatusOr<std::string> Replace(absl::string_view text,
-                                      absl::string_view with) const override {
-    std::string left;
-    size_t from = 0;
-    CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const PCRE2_SIZE* at) {
-      absl::StrAppend(&left, text.substr(from, at[0] - from));
-      for (size_t i = 0; i < with.size(); ++i) {
-        // ${1}
-        if (absl::StartsWith(with.substr(i), "${") && i + 3 < with.size()) {
-          const size_t g = static_cast<size_t>(with[i + 2] - '0');
-          i += 3;
-          if (g <= groups_ && at[2 * g] != PCRE2_UNSET) {
-            absl::StrAppend(&left,
-                            text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
-          }
-        } else {
-          left.push_back(with[i]);
-        }
-      }
-      from = at[1];
-    }));
-    absl::StrAppend(&left, text.substr(from));
-    return left;
-  }
-
- private:
-  // Calls fn with the ends of each match and its groups. An empty match may
-  // follow another one directly, as in Python since 3.7.
-  template <typename Function>
-  absl::Status ForEach(absl::string_view text, const Function& fn) const {
-    absl::Status status;
-    pcre2_match_data* const match =
-        pcre2_match_data_create_from_pattern(code_, nullptr);
-    size_t from = 0;
-    uint32_t options = 0;
-    while (from <= text.size()) {
-      const int count = pcre2_match(code_, Bytes(text), text.size(), from,
-                                    options, match, context_);
-      if (count <= 0) {
-        // After an empty match: what isn't empty at its place, else go on.
-        if (count != PCRE2_ERROR_NOMATCH) status = SearchError(count);
-        if (count != PCRE2_ERROR_NOMATCH || options == 0) break;
-        options = 0;
-        from = AfterCharacter(text, from);
-        continue;
-      }
-      const PCRE2_SIZE* const at = pcre2_get_ovector_pointer(match);
-      if (at[1] < at[0] || at[1] < from) break;  // \K within a lookahead
-      fn(at);
-      from = at[1];
-      options = at[0] == at[1] ? PCRE2_NOTEMPTY_ATSTART | PCRE2_ANCHORED
-                               : uint32_t{0};
-    }
-    pcre2_match_data_free(match);
-    return status;
-  }
-
-  absl::Status SearchError(int error) const {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the regular expression \"", text_,
-        "\" can't be searched for in this text: ", MessageOf(error),
-        "; write one that tries less"));
-  }
-
-  static size_t AfterCharacter(absl::string_view text, size_t at) {
-    ++at;
-    while (at < text.size() && (text[at] & 0xC0) == 0x80) ++at;
-    return at;
-  }
-
-  pcre2_code* const code_;
-  const std::string text_;
-  pcre2_match_context* const context_;
-  uint32_t groups_ = 0;
-};
+size_t AfterCharacter(absl::string_view text, size_t at) {
+  ++at;
+  while (at < text.size() && (text[at] & 0xC0) == 0x80) ++at;
+  return at;
+}
 
 std::string Mapped(absl::string_view text, utf8proc_int32_t (*of)(int32_t)) {
   std::string mapped;
@@ -212,7 +109,11 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
         "the regular expression \"", pattern, "\" is wrong at character ",
         place, ": ", MessageOf(error)));
   }
-  return std::unique_ptr<Pattern>(new Pcre2Pattern(code, pattern));
+  return std::unique_ptr<Pattern>(new Pattern(code, pattern));
+}
+
+const Pattern& Pattern::Constant(absl::string_view pattern) {
+  return *Compile(pattern).value().release();
 }
 
 std::string Pattern::Escaped(absl::string_view text) {
@@ -224,6 +125,94 @@ std::string Pattern::Escaped(absl::string_view text) {
     escaped.push_back(c);
   }
   return escaped;
+}
+
+Pattern::Pattern(pcre2_code* code, absl::string_view text)
+    : code_(code), text_(text), context_(pcre2_match_context_create(nullptr)) {
+  pcre2_set_match_limit(context_, kMostSteps);
+  pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
+}
+
+Pattern::~Pattern() {
+  pcre2_match_context_free(context_);
+  pcre2_code_free(code_);
+}
+
+absl::StatusOr<std::vector<std::string>> Pattern::FindAll(
+    absl::string_view text) const {
+  std::vector<std::string> found;
+  CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const size_t* at) {
+    std::string value;
+    if (groups_ == 0) value = std::string(text.substr(at[0], at[1] - at[0]));
+    for (uint32_t g = 1; g <= groups_ && value.empty(); ++g) {
+      if (at[2 * g] == PCRE2_UNSET) continue;
+      value = std::string(text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
+    }
+    found.push_back(std::move(value));
+  }));
+  return found;
+}
+
+absl::StatusOr<std::string> Pattern::Replace(absl::string_view text,
+                                             absl::string_view with) const {
+  std::string left;
+  size_t from = 0;
+  CAPSTAN_RETURN_IF_ERROR(ForEach(text, [&](const size_t* at) {
+    absl::StrAppend(&left, text.substr(from, at[0] - from));
+    for (size_t i = 0; i < with.size(); ++i) {
+      // ${1}
+      if (absl::StartsWith(with.substr(i), "${") && i + 3 < with.size()) {
+        const size_t g = static_cast<size_t>(with[i + 2] - '0');
+        i += 3;
+        if (g <= groups_ && at[2 * g] != PCRE2_UNSET) {
+          absl::StrAppend(&left,
+                          text.substr(at[2 * g], at[2 * g + 1] - at[2 * g]));
+        }
+      } else {
+        left.push_back(with[i]);
+      }
+    }
+    from = at[1];
+  }));
+  absl::StrAppend(&left, text.substr(from));
+  return left;
+}
+
+absl::Status Pattern::ForEach(
+    absl::string_view text,
+    const std::function<void(const size_t* ends)>& visit) const {
+  absl::Status status;
+  pcre2_match_data* const match =
+      pcre2_match_data_create_from_pattern(code_, nullptr);
+  size_t from = 0;
+  uint32_t options = 0;
+  while (from <= text.size()) {
+    const int count = pcre2_match(code_, Bytes(text), text.size(), from,
+                                  options, match, context_);
+    if (count <= 0) {
+      // After an empty match: what isn't empty at its place, else go on.
+      if (count != PCRE2_ERROR_NOMATCH) status = SearchError(count);
+      if (count != PCRE2_ERROR_NOMATCH || options == 0) break;
+      options = 0;
+      from = AfterCharacter(text, from);
+      continue;
+    }
+    const PCRE2_SIZE* const at = pcre2_get_ovector_pointer(match);
+    if (at[1] < at[0] || at[1] < from) break;  // \K within a lookahead
+    visit(at);
+    from = at[1];
+    options =
+        at[0] == at[1] ? PCRE2_NOTEMPTY_ATSTART | PCRE2_ANCHORED : uint32_t{0};
+  }
+  pcre2_match_data_free(match);
+  return status;
+}
+
+absl::Status Pattern::SearchError(int error) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the regular expression \"", text_,
+                   "\" can't be searched for in this text: ", MessageOf(error),
+                   "; write one that tries less"));
 }
 
 std::string Lower(absl::string_view text) {
@@ -246,9 +235,8 @@ absl::StatusOr<std::string> Rewritten(absl::string_view text,
                  result.end());
   };
   if (options.all_punctuation) {
-    static const Pattern* const punctuation =
-        Pattern::Compile("\\p{P}").value().release();
-    CAPSTAN_ASSIGN_OR_RETURN(result, punctuation->Remove(result));
+    static const Pattern& punctuation = Pattern::Constant("\\p{P}");
+    CAPSTAN_ASSIGN_OR_RETURN(result, punctuation.Remove(result));
   } else if (options.ignore_punctuation) {
     erase(absl::ascii_ispunct);
   }

@@ -17,12 +17,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "host/config/base_model.h"
+#include "host/config/create_slot.h"
 #include "host/config/hub_path.h"
+#include "host/config/load_config.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
 #include "plugins/sdk/model.h"
@@ -113,8 +113,7 @@ absl::StatusOr<Sources> Find(const ConfigContext& context,
 }
 
 std::string InQuotes(const std::string& text) {
-  return absl::StrCat(
-      "\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(text), "\"");
 }
 
 // "CausalLM" -> "causal_lm"
@@ -240,13 +239,6 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
   return slot + ObjectiveSlot(absl::StrCat("capstan.", objective));
 }
 
-template <typename Base>
-absl::StatusOr<std::unique_ptr<Base>> Create(const google::protobuf::Any& any,
-                                             PluginCategory category,
-                                             PluginHost& host) {
-  return host.Create<Base>(TypeOf(any), category, any.value());
-}
-
 // The bytes of a packed parameter.
 absl::StatusOr<at::Tensor> PackedWeight(const Model& model, int index) {
   const int64_t bytes = model.PackedBytes(index);
@@ -357,8 +349,8 @@ absl::Status Load(const std::string& folder, const RunFolders& runs,
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       generator->objective,
-      Create<Objective>(loaded.config.objective(), PluginCategory::kObjective,
-                        *generator->host));
+      CreateSlot<Objective>(loaded, "objective", loaded.config.objective(),
+                            PluginCategory::kObjective, *generator->host));
   return BindWeights(folder, runs, form, *generator->model);
 }
 

@@ -21,7 +21,6 @@
 #include "testing/roofline/paper_run.h"
 #include "testing/roofline/report.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/profile/gpu_specs.h"

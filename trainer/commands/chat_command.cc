@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "inference/decode/chat_prompt.h"
+#include "inference/decode/prompt.h"
 #include "inference/decode/stop_strings.h"
 #include "inference/decode/texts.h"
 #include "inference/load/generator.h"
@@ -25,9 +25,7 @@
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/model_flags.h"
-#include "trainer/commands/sampling_options.h"
 #include "trainer/commands/text_view.h"
 
 namespace capstan {

@@ -22,7 +22,6 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {

@@ -14,7 +14,6 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/signals.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/session/run_parts.h"

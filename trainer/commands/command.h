@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared by the core's commands. A command is one file: a Command with its
-// flags and a RegisterCommand (merge_command.cc is a short one); main.cc lists
-// and runs the registered ones.
+// Shared by the core's commands. A command is one file with a RegisterFunction
+// (merge_command.cc is a short one); main.cc lists and runs the registered
+// ones.
 #ifndef CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 #define CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "plugins/sdk/command.h"
 
 namespace capstan {
@@ -29,12 +31,35 @@ constexpr int kOrderOfPlugins = 1000;
 // In no particular order; complete before main.
 std::vector<RegisteredCommand>& RegisteredCommands();
 
-// A static object of this type registers T.
-template <typename T>
-struct RegisterCommand {
-  RegisterCommand(int order, const char* name, const char* help) {
+// A command that is a function of its options, which the flags set.
+template <typename Options>
+class FunctionCommand : public Command {
+ public:
+  using AddFlagsFunction = void (*)(Flags& flags, Options* options);
+  using RunFunction = absl::StatusOr<int> (*)(const Options& options);
+
+  FunctionCommand(AddFlagsFunction add_flags, RunFunction run)
+      : add_flags_(add_flags), run_(run) {}
+  void AddFlags(Flags& flags) override { add_flags_(flags, &options_); }
+  absl::StatusOr<int> Run(CommandHost&) override { return run_(options_); }
+
+ private:
+  const AddFlagsFunction add_flags_;
+  const RunFunction run_;
+  Options options_;
+};
+
+// A static object of this type registers such a command.
+template <typename Options>
+struct RegisterFunction {
+  RegisterFunction(
+      int order, const char* name, const char* help,
+      typename FunctionCommand<Options>::AddFlagsFunction add_flags,
+      typename FunctionCommand<Options>::RunFunction run) {
     RegisteredCommands().push_back(
-        {order, name, help, [] { return std::make_shared<T>(); }});
+        {order, name, help, [=] {
+           return std::make_shared<FunctionCommand<Options>>(add_flags, run);
+         }});
   }
 };
 
@@ -55,14 +80,10 @@ int RunProgram(const char* name, const char* help, Command& command, int argc,
 struct RunOptions {
   std::vector<std::string> configs;
   std::vector<std::string> overrides;
-  // Those that stand for flags of their own, for errors: "launch.nodes=2" was
-  // --nodes=2.
-  struct Typed {
-    std::string override;
-    std::string flag;
-    std::string value;
-  };
-  std::vector<Typed> typed;
+  // Set launch.nodes etc. (train, check).
+  absl::optional<int64_t> nodes;
+  absl::optional<int64_t> node_rank;
+  std::string rendezvous;
   std::vector<std::string> plugin_path;
   bool print_config = false;
   // Whether to make missing `collect` data; otherwise that is an error.

@@ -4,7 +4,6 @@
 // reports the differences.
 #include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -23,7 +22,6 @@
 #include "cluster/launch/signals.h"
 #include "host/config/load_config.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/compare/blame.h"
 #include "trainer/compare/compare_config.h"
@@ -32,7 +30,6 @@
 #include "trainer/compare/trainer_child.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
-#include "trainer/metrics/reporter.h"
 #include "trainer/session/output_folder.h"
 
 namespace capstan {
@@ -40,97 +37,50 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kClearLine[] = "\r\x1b[K";
 // Fits "bf16 on 2 ranks" and a strategy's name.
 constexpr int kLabelWidth = 28;
 
-double SecondsSince(std::chrono::steady_clock::time_point time) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - time)
-      .count();
-}
-
-// Progress on standard output: a line per completed run and, on a terminal, a
-// bar over the steps of all runs below them. One thread.
+// Progress on standard output: a line per completed run, below them a bar over
+// the steps of all runs. One thread.
 class CompareProgress {
  public:
-  // `console` must outlive it.
-  CompareProgress(const Console* console, int runs, int64_t steps_a_run)
-      : console_(console), runs_(runs), steps_a_run_(steps_a_run) {}
-  ~CompareProgress() { End(); }
+  CompareProgress(int runs, int64_t steps_a_run)
+      : runs_(runs), steps_a_run_(steps_a_run) {}
 
-  void BeginRun(const ComparedRun& run);
-  void Step(const Progress& newest);
+  void BeginRun() { run_start_ = bar_.Seconds(); }
+  // The newest step of `run`.
+  void Step(const ComparedRun& run, int64_t step) {
+    bar_.Show(static_cast<double>(ended_ * steps_a_run_ + step) /
+                  static_cast<double>(runs_ * steps_a_run_),
+              absl::StrCat("run ", ended_ + 1, "/", runs_, " ", run.Label(),
+                           ", step ", step));
+  }
   // Call once `run` has its status and measurements.
   void EndRun(const ComparedRun& run);
-  // Leaves the bar on the screen, with the cursor below it.
-  void End();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  const Console* const console_;
   const int runs_;
   const int64_t steps_a_run_;
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point run_start_;
-  std::string label_;
+  const Console console_{STDOUT_FILENO};
+  WorkBar bar_{"comparing", STDOUT_FILENO};
+  double run_start_ = 0.0;
   int ended_ = 0;
-  bool drawn_ = false;  // the cursor is after the bar
 };
-
-void CompareProgress::BeginRun(const ComparedRun& run) {
-  label_ = run.Label();
-  run_start_ = Clock::now();
-  Step(Progress());
-}
-
-void CompareProgress::Step(const Progress& newest) {
-  if (!console_->terminal()) return;
-  Progress progress = newest;
-  progress.step += ended_ * steps_a_run_;
-  progress.max_steps = runs_ * steps_a_run_;
-  if (progress.step > 0) {
-    progress.seconds_left = SecondsSince(start_) / progress.step *
-                            (progress.max_steps - progress.step);
-  }
-  const std::string label =
-      absl::StrCat("run ", ended_ + 1, "/", runs_, " ", label_, "  ");
-  if (newest.step == 0) {  // no loss to show yet
-    console_->Write(absl::StrCat(
-        kClearLine,
-        absl::StrCat(label, "starting").substr(0, console_->Columns() - 1)));
-    drawn_ = true;
-    return;
-  }
-  // Leaves one column free: a cursor past the last one may wrap.
-  const int room = console_->Columns() - 1 - static_cast<int>(label.size());
-  console_->Write(absl::StrCat(
-      kClearLine, room >= 20 ? label : "",
-      ProgressLine(progress, room >= 20 ? room : console_->Columns() - 1)));
-  drawn_ = true;
-}
 
 void CompareProgress::EndRun(const ComparedRun& run) {
   ++ended_;
-  std::string line =
-      absl::StrFormat("%*d/%d  %-*s  ", absl::StrCat(runs_).size(), ended_,
-                      runs_, kLabelWidth, run.Label());
+  std::string line = absl::StrFormat(
+      "%s%*d/%d  %-*s  ", console_.terminal() ? "\r\x1b[K" : "",
+      absl::StrCat(runs_).size(), ended_, runs_, kLabelWidth, run.Label());
   if (run.status == ComparedRun::Status::kCompleted) {
     absl::StrAppendFormat(
         &line, "final loss %.4f  %s %s/s  %s", run.measured.loss.back(),
         WithCommas(std::llround(run.measured.tokens_per_second)),
-        run.measured.unit, ShortDuration(SecondsSince(run_start_)));
+        run.measured.unit, ShortDuration(bar_.Seconds() - run_start_));
   } else {
     absl::StrAppend(&line, "failed: ", run.reason);
   }
-  if (drawn_) console_->Write(kClearLine);
-  drawn_ = false;
-  console_->Write(absl::StrCat(line, "\n"));
-}
-
-void CompareProgress::End() {
-  if (drawn_) console_->Write("\n");
-  drawn_ = false;
+  console_.Write(absl::StrCat(line, "\n"));
 }
 
 struct CompareOptions {
@@ -271,7 +221,7 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
   const std::string config = PrintConfig(combination->config);
   const std::string config_path = folder + "/run.pbtxt";
   const std::string log_path = folder + "/output.txt";
-  progress->BeginRun(run);
+  progress->BeginRun();
   CAPSTAN_ASSIGN_OR_RETURN(const bool done,
                            IsDone(folder, config_path, config));
   if (done) {
@@ -288,9 +238,10 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
     args.push_back("--plugin_path=" + path);
   }
   MetricsFollower metrics(folder + "/metrics.jsonl");
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const TrainerChildResult ended,
-      RunTrainerChild(args, log_path, [&] { progress->Step(metrics.Poll()); }));
+  CAPSTAN_ASSIGN_OR_RETURN(const TrainerChildResult ended,
+                           RunTrainerChild(args, log_path, [&] {
+                             progress->Step(run, metrics.Poll());
+                           }));
   if (ended.stop_signal != 0) return ended.stop_signal;
   if (ended.end.ok()) {
     Measure(folder, prepared.comparison.max_steps, &run);
@@ -379,7 +330,6 @@ absl::StatusOr<std::string> Blame(const PreparedCompare& prepared,
 // comparison.runs.
 absl::Status BlameAll(PreparedCompare* prepared) {
   const Comparison& comparison = prepared->comparison;
-  const Console console(STDOUT_FILENO);
   std::string text;
   for (size_t i = 0; i < comparison.runs.size(); ++i) {
     prepared->combinations[i].run = comparison.runs[i];
@@ -395,7 +345,7 @@ absl::Status BlameAll(PreparedCompare* prepared) {
           reference.run.status != ComparedRun::Status::kCompleted) {
         continue;
       }
-      CompareProgress progress(&console, 2, comparison.max_steps);
+      CompareProgress progress(2, comparison.max_steps);
       const absl::StatusOr<std::string> found =
           Blame(*prepared, combination, reference, &progress);
       if (absl::IsCancelled(found.status())) return found.status();
@@ -537,14 +487,12 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
   PrintPlan(prepared, runs);
   Comparison& comparison = prepared.comparison;
   {
-    const Console console(STDOUT_FILENO);
-    CompareProgress progress(&console, runs, comparison.max_steps);
+    CompareProgress progress(runs, comparison.max_steps);
     for (Combination& combination : prepared.combinations) {
       if (combination.run.status == ComparedRun::Status::kPending) {
         CAPSTAN_ASSIGN_OR_RETURN(const int stopped,
                                  RunOne(prepared, &combination, &progress));
         if (stopped != 0) {
-          progress.End();
           return Interrupted(options, prepared, combination.run.Label(),
                              stopped);
         }

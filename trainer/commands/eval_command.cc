@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/machine.h"
 #include "base/npy.h"
 #include "base/status.h"
 #include "cluster/comm/create.h"
@@ -37,7 +38,6 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/eval_tasks.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/model_flags.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
@@ -50,30 +50,6 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct EvalOptions {
-  std::string model;
-  AdapterOptions adapter;
-  std::vector<std::string> configs;  // empty: the run that made the model
-  std::string data;                  // empty: the run's evaluation data
-  int64_t batch_size = 0;            // samples per forward; 0: the run's
-  int64_t max_batches = 0;           // 0: all data
-  bool loss_only = false;
-  int64_t generate = 0;  // samples to answer; 0: none
-  int64_t max_new_tokens = 256;
-  std::vector<std::string> tasks;  // files; empty: loss on data
-  std::string fewshot_data;
-  absl::optional<int64_t> num_fewshot;
-  int64_t max_samples = 0;
-  int64_t bound_samples = 128;  // EvalTaskOptions::bound_samples
-  bool chat = false;
-  bool json = false;
-  std::string output;                  // folder; empty: write nothing
-  std::string weights = "stored";      // for --task
-  std::vector<std::string> overrides;  // of eval_data, objective etc.
-  std::vector<std::string> rest;       // flags of the objective
-  std::vector<std::string> plugin_path;
-};
 
 // Named numbers in display order.
 using Numbers = std::vector<std::pair<std::string, double>>;
@@ -265,16 +241,14 @@ int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
 }
 
 // Lets the model answer samples of the data, and adds what that is worth.
-absl::Status Answer(const EvalOptions& options, const Generator& generator,
-                    const DatasetReader& data,
+absl::Status Answer(const EvalOptions& options, const Loaded& loaded,
                     const std::vector<evaluate::Request>& requests,
-                    ProcessGroup* group, WorkBar* bar, Outcome* outcome) {
-  PlainRunner runner;
-  evaluate::Answerer answerer =
-      evaluate::AnswererOf(generator, *data.tokenizer(), group, &runner);
-  answerer.batch_size = BatchSize(options, generator.loaded.config);
-  if (group->rank() == 0) {
-    answerer.progress = [bar](double done) { bar->Show(done, "answering"); };
+                    ProcessGroup& group, WorkBar& bar, Outcome* outcome) {
+  evaluate::Answerer answerer{loaded.generator, *loaded.data->tokenizer(),
+                              group};
+  answerer.batch_size = BatchSize(options, loaded.generator.loaded.config);
+  if (group.rank() == 0) {
+    answerer.progress = [&bar](double done) { bar.Show(done, "answering"); };
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       evaluate::TaskResult result,
@@ -293,50 +267,39 @@ absl::Status Answer(const EvalOptions& options, const Generator& generator,
 }
 
 // One rank's part; all ranks get the same outcome.
-absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
-                                 const Generator& generator,
-                                 const DatasetReader& data,
-                                 const std::vector<evaluate::Request>& requests,
-                                 const RankInfo& rank) {
+absl::Status Evaluate(const EvalOptions& options, const Loaded& loaded,
+                      ProcessGroup& group, WorkBar& bar, Outcome* outcome) {
+  const Generator& generator = loaded.generator;
   const RunConfig& config = generator.loaded.config;
-  at::set_num_threads(rank.threads);
-  WantLedgers();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
-                           CreateProcessGroup(rank, /*gpus=*/0));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
-                           Watch(config.train(), *group));
-  const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
   PlainRunner runner;
-  WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
   EvaluationRequest request;
   request.model = generator.model.get();
   request.objective = generator.objective.get();
-  request.data = &data;
-  request.group = group.get();
+  request.data = loaded.data.get();
+  request.group = &group;
   request.runner = &runner;
   request.micro_batch_size = BatchSize(options, config);
   request.max_batches = options.max_batches;
   request.seed = config.train().seed();
   request.last = true;
   request.thorough = !options.loss_only;
-  if (rank.rank == 0) {
+  if (group.rank() == 0) {
     request.progress = [&bar](double done) { bar.Show(done, "loss"); };
     request.measuring = [&bar](double done) { bar.Show(done, "measuring"); };
   }
-  Outcome outcome;
-  CAPSTAN_ASSIGN_OR_RETURN(outcome.result, capstan::Evaluate(request));
-  outcome.samples = data.size();
+  CAPSTAN_ASSIGN_OR_RETURN(outcome->result, capstan::Evaluate(request));
+  outcome->samples = loaded.data->size();
   if (options.max_batches > 0) {
-    outcome.samples = std::min(outcome.samples,
-                               options.max_batches * request.micro_batch_size);
+    outcome->samples = std::min(outcome->samples,
+                                options.max_batches * request.micro_batch_size);
   }
-  const EvaluationResult& result = outcome.result;
+  const EvaluationResult& result = outcome->result;
   if (result.count > 0) {
     const double loss = result.loss_sum / result.count;
-    outcome.numbers.emplace_back("loss", loss);
+    outcome->numbers.emplace_back("loss", loss);
     const Numbers derived = generator.objective->DerivedFromLoss(loss);
-    outcome.numbers.insert(outcome.numbers.end(), derived.begin(),
-                           derived.end());
+    outcome->numbers.insert(outcome->numbers.end(), derived.begin(),
+                            derived.end());
   }
   Numbers tagged = result.tagged;
   if (result.measurement.has_value()) {
@@ -344,14 +307,9 @@ absl::StatusOr<Outcome> Evaluate(const EvalOptions& options,
                   result.measurement->scalars.end());
   }
   for (const auto& [tag, value] : tagged) {
-    outcome.numbers.emplace_back(tag.substr(tag.rfind('/') + 1), value);
+    outcome->numbers.emplace_back(tag.substr(tag.rfind('/') + 1), value);
   }
-  if (!requests.empty()) {
-    CAPSTAN_RETURN_IF_ERROR(Answer(options, generator, data, requests,
-                                   group.get(), &bar, &outcome));
-  }
-  outcome.seconds = bar.Seconds();
-  return outcome;
+  return absl::OkStatus();
 }
 
 std::string Json(const EvalOptions& options, const Outcome& outcome) {
@@ -416,24 +374,19 @@ absl::Status Write(const std::string& folder, const std::string& json,
   return ReplaceFile(folder + "/eval.json", json);
 }
 
-absl::Status Report(const EvalOptions& options, const std::string& output,
-                    const Outcome& outcome) {
+absl::Status Report(const EvalOptions& options, const Outcome& outcome) {
   const std::string json = Json(options, outcome);
-  if (!output.empty()) {
-    CAPSTAN_RETURN_IF_ERROR(Write(output, json, outcome));
+  if (!options.output.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(Write(FromCaller(options.output), json, outcome));
   }
   std::cout << (options.json ? json : Table(options, outcome)) << std::flush;
   return absl::OkStatus();
 }
 
-int Ranks(const EvalOptions& options, const Generator& generator,
-          const DatasetReader& data) {
-  const int64_t micro = BatchSize(options, generator.loaded.config);
-  int64_t batches = (data.size() + micro - 1) / micro;
-  if (options.max_batches > 0) {
-    batches = std::min(batches, options.max_batches);
-  }
-  return RanksToEvaluate(batches);
+int64_t Batches(const EvalOptions& options, const Loaded& loaded) {
+  const int64_t micro = BatchSize(options, loaded.generator.loaded.config);
+  const int64_t all = (loaded.data->size() + micro - 1) / micro;
+  return options.max_batches > 0 ? std::min(all, options.max_batches) : all;
 }
 
 void AddFlags(Flags& flags, EvalOptions* options) {
@@ -530,8 +483,7 @@ absl::Status CheckFlags(const EvalOptions& options) {
       {!options.fewshot_data.empty(), "--fewshot_data"},
       {options.num_fewshot.has_value(), "--num_fewshot"},
       {options.max_samples > 0, "--max_samples"},
-      {options.bound_samples != EvalTaskOptions().bound_samples,
-       "--bound_samples"},
+      {options.bound_samples != EvalOptions().bound_samples, "--bound_samples"},
       {options.chat, "--chat"},
       {options.weights != "stored", "--weights"}};
   for (const auto& [given, flag] : of_tasks) {
@@ -547,35 +499,14 @@ absl::Status CheckFlags(const EvalOptions& options) {
   return absl::OkStatus();
 }
 
-EvalTaskOptions TaskOptions(const EvalOptions& options,
-                            const std::string& output) {
-  EvalTaskOptions of_tasks;
-  of_tasks.model = options.model;
-  of_tasks.adapter = options.adapter;
-  of_tasks.tasks = options.tasks;
-  of_tasks.data = options.data;
-  of_tasks.fewshot_data = options.fewshot_data;
-  of_tasks.num_fewshot = options.num_fewshot;
-  of_tasks.max_samples = options.max_samples;
-  of_tasks.bound_samples = options.bound_samples;
-  of_tasks.batch_size = options.batch_size;
-  of_tasks.chat = options.chat;
-  of_tasks.json = options.json;
-  of_tasks.output = output;
-  of_tasks.overrides = options.overrides;
-  of_tasks.weights = options.weights;
-  of_tasks.plugin_path = options.plugin_path;
-  return of_tasks;
-}
-
 absl::StatusOr<int> Eval(const EvalOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckFlags(options));
   // Must start no threads before forking ranks.
   at::set_num_threads(1);
-  const std::string output =
-      options.output.empty() ? "" : FromCaller(options.output);
-  if (!output.empty()) CAPSTAN_RETURN_IF_ERROR(PrepareOutput(output));
-  if (!options.tasks.empty()) return EvalTasks(TaskOptions(options, output));
+  if (!options.output.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(PrepareOutput(FromCaller(options.output)));
+  }
+  if (!options.tasks.empty()) return EvalTasks(options);
   CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
   const Generator& generator = loaded.generator;
   const DatasetReader& data = *loaded.data;
@@ -589,15 +520,18 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
     CAPSTAN_ASSIGN_OR_RETURN(requests,
                              evaluate::AnswersOf(data, options.generate));
   }
-  return LaunchRanks(Ranks(options, generator, data),
-                     [&](const RankInfo& rank) -> absl::Status {
-                       CAPSTAN_ASSIGN_OR_RETURN(
-                           const Outcome outcome,
-                           Evaluate(options, generator, data, requests, rank));
-                       CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
-                       return rank.rank == 0 ? Report(options, output, outcome)
-                                             : absl::OkStatus();
-                     });
+  Outcome outcome;
+  const auto on_rank = [&](ProcessGroup& group, WorkBar& bar) -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(Evaluate(options, loaded, group, bar, &outcome));
+    if (requests.empty()) return absl::OkStatus();
+    return Answer(options, loaded, requests, group, bar, &outcome);
+  };
+  return LaunchEvaluation(options, generator.loaded.config.train(),
+                          Batches(options, loaded), on_rank,
+                          [&](double seconds) {
+                            outcome.seconds = seconds;
+                            return Report(options, outcome);
+                          });
 }
 
 const RegisterFunction<EvalOptions> eval(
@@ -605,4 +539,32 @@ const RegisterFunction<EvalOptions> eval(
     AddFlags, Eval);
 
 }  // namespace
+
+int LaunchEvaluation(
+    const EvalOptions& options, const Train& train, int64_t batches,
+    const std::function<absl::Status(ProcessGroup& group, WorkBar& bar)>&
+        evaluate,
+    const std::function<absl::Status(double seconds)>& report) {
+  constexpr int kMostRanks = 8;
+  const int64_t most = std::min(AvailableCores(), kMostRanks);
+  const int ranks = static_cast<int>(std::clamp<int64_t>(batches, 1, most));
+  return LaunchRanks(ranks, [&](const RankInfo& rank) -> absl::Status {
+    at::set_num_threads(rank.threads);
+    WantLedgers();
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
+                             CreateProcessGroup(rank, /*gpus=*/0));
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
+                             Watch(train, *group));
+    const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
+    double seconds = 0.0;
+    {
+      WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
+      CAPSTAN_RETURN_IF_ERROR(evaluate(*group, bar));
+      seconds = bar.Seconds();
+    }
+    CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
+    return rank.rank == 0 ? report(seconds) : absl::OkStatus();
+  });
+}
+
 }  // namespace capstan

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/eval_tasks.h"
 
-#include <ATen/Parallel.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -13,13 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
-#include "base/machine.h"
 #include "base/status.h"
-#include "cluster/comm/create.h"
-#include "cluster/launch/launcher.h"
-#include "cluster/watch/ledger.h"
-#include "cluster/watch/watchdog.h"
-#include "inference/decode/chat_prompt.h"
+#include "inference/decode/prompt.h"
 #include "inference/evaluate/asking.h"
 #include "inference/evaluate/run_task.h"
 #include "inference/evaluate/task_group.h"
@@ -27,8 +19,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/commands/model_flags.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/progress_bar.h"
-#include "trainer/session/watch.h"
 
 namespace capstan {
 namespace {
@@ -41,7 +31,7 @@ using evaluate::TaskResult;
 using evaluate::TaskTree;
 using Json = nlohmann::ordered_json;
 
-int64_t BatchSize(const EvalTaskOptions& options) {
+int64_t BatchSize(const EvalOptions& options) {
   return options.batch_size > 0 ? options.batch_size : kDefaultEvalBatch;
 }
 
@@ -66,7 +56,7 @@ absl::StatusOr<std::string> FileOf(const char* flag, const std::string& given,
 
 // `only`: there is no other task.
 absl::StatusOr<Asked> Prepare(const Task& loaded, bool only,
-                              const EvalTaskOptions& options) {
+                              const EvalOptions& options) {
   Task task = loaded;
   if (options.num_fewshot.has_value()) {
     task.num_fewshot = *options.num_fewshot;
@@ -105,7 +95,7 @@ int64_t SamplesOf(const TaskGroup& group,
   return samples;
 }
 
-std::string Table(const EvalTaskOptions& options, const Asking& asking,
+std::string Table(const EvalOptions& options, const Asking& asking,
                   const std::vector<TaskResult>& results, double seconds) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"model", options.model}};
@@ -144,7 +134,7 @@ std::string Table(const EvalTaskOptions& options, const Asking& asking,
   return TableText(rows);
 }
 
-absl::Status Report(const EvalTaskOptions& options, const Asking& asking,
+absl::Status Report(const EvalOptions& options, const Asking& asking,
                     const std::vector<TaskResult>& results, double seconds) {
   Json json = {{"model", options.model}, {"seconds", seconds}};
   for (const TaskGroup& group : asking.tree.groups) {
@@ -163,68 +153,35 @@ absl::Status Report(const EvalTaskOptions& options, const Asking& asking,
                                      Json::error_handler_t::replace) +
                            "\n";
   if (!options.output.empty()) {
+    const std::string folder = FromCaller(options.output);
     for (size_t i = 0; i < results.size(); ++i) {
       CAPSTAN_RETURN_IF_ERROR(evaluate::WriteSamples(
-          options.output, asking.asked[i].task.name, results[i].samples));
+          folder, asking.asked[i].task.name, results[i].samples));
     }
-    CAPSTAN_RETURN_IF_ERROR(ReplaceFile(options.output + "/eval.json", text));
+    CAPSTAN_RETURN_IF_ERROR(ReplaceFile(folder + "/eval.json", text));
   }
   std::cout << (options.json ? text : Table(options, asking, results, seconds))
             << std::flush;
   return absl::OkStatus();
 }
 
-absl::Status RunOnRank(const EvalTaskOptions& options,
-                       const Generator& generator, const Asking& asking,
-                       const RankInfo& rank) {
-  at::set_num_threads(rank.threads);
-  WantLedgers();
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
-                           CreateProcessGroup(rank, /*gpus=*/0));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
-                           Watch(generator.loaded.config.train(), *group));
-  const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
-  PlainRunner runner;
-  WorkBar bar("evaluating", options.json ? STDERR_FILENO : STDOUT_FILENO);
-  evaluate::Answerer answerer = evaluate::AnswererOf(
-      generator, *generator.tokenizer, group.get(), &runner);
-  answerer.batch_size = BatchSize(options);
-  answerer.bound_samples = options.bound_samples;
-  std::vector<TaskResult> results;
-  for (const Asked& one : asking.asked) {
-    if (rank.rank == 0) {
-      answerer.progress = [&](double done) { bar.Show(done, one.task.name); };
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(
-        TaskResult result, evaluate::RunTask(one.task, one.requests, answerer));
-    results.push_back(std::move(result));
-  }
-  CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
-  if (rank.rank != 0) return absl::OkStatus();
-  return Report(options, asking, results, bar.Seconds());
-}
-
-int Ranks(const EvalTaskOptions& options, const std::vector<Asked>& asked) {
+// How many batches the task with most requests has.
+int64_t MostBatches(const EvalOptions& options,
+                    const std::vector<Asked>& asked) {
   size_t most = 1;
   for (const Asked& one : asked) most = std::max(most, one.requests.size());
   const int64_t batch = BatchSize(options);
-  return RanksToEvaluate((static_cast<int64_t>(most) + batch - 1) / batch);
+  return (static_cast<int64_t>(most) + batch - 1) / batch;
 }
 
 }  // namespace
 
-int RanksToEvaluate(int64_t batches) {
-  constexpr int kMostRanks = 8;
-  const int64_t most = std::min(AvailableCores(), kMostRanks);
-  return static_cast<int>(std::clamp<int64_t>(batches, 1, most));
-}
-
-absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
+absl::StatusOr<int> EvalTasks(const EvalOptions& options) {
   Asking asking;
   for (const std::string& path : options.tasks) {
     CAPSTAN_RETURN_IF_ERROR(evaluate::AddTasks(FromCaller(path), &asking.tree));
   }
-  for (const Task& task : asking.tree.tasks) {
+  for (const evaluate::Task& task : asking.tree.tasks) {
     CAPSTAN_ASSIGN_OR_RETURN(
         Asked one, Prepare(task, asking.tree.tasks.size() == 1, options));
     asking.asked.push_back(std::move(one));
@@ -247,9 +204,27 @@ absl::StatusOr<int> EvalTasks(const EvalTaskOptions& options) {
       CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*chat, &one));
     }
   }
-  return LaunchRanks(Ranks(options, asking.asked), [&](const RankInfo& rank) {
-    return RunOnRank(options, generator, asking, rank);
-  });
+  std::vector<TaskResult> results;
+  const auto on_rank = [&](ProcessGroup& group, WorkBar& bar) -> absl::Status {
+    evaluate::Answerer answerer{generator, *generator.tokenizer, group};
+    answerer.batch_size = BatchSize(options);
+    answerer.bound_samples = options.bound_samples;
+    for (const Asked& one : asking.asked) {
+      if (group.rank() == 0) {
+        answerer.progress = [&](double done) { bar.Show(done, one.task.name); };
+      }
+      CAPSTAN_ASSIGN_OR_RETURN(
+          TaskResult result,
+          evaluate::RunTask(one.task, one.requests, answerer));
+      results.push_back(std::move(result));
+    }
+    return absl::OkStatus();
+  };
+  return LaunchEvaluation(options, generator.loaded.config.train(),
+                          MostBatches(options, asking.asked), on_rank,
+                          [&](double seconds) {
+                            return Report(options, asking, results, seconds);
+                          });
 }
 
 }  // namespace capstan

@@ -17,7 +17,6 @@
 #include "base/machine.h"
 #include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 
 namespace capstan {
 namespace {

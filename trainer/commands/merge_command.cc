@@ -14,7 +14,6 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/model_flags.h"
 #include "trainer/session/run_folders.h"
 

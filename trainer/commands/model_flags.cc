@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/model_flags.h"
 
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
 #include "host/plugins/plugin_host.h"
+#include "plugins/sdk/lib/generation_config.h"
 #include "trainer/commands/command.h"
 #include "trainer/session/run_folders.h"
 
@@ -70,6 +75,100 @@ absl::StatusOr<Generator> LoadWithPlugins(
     std::cerr << "note: " << generator->note << "\n";
   }
   return generator;
+}
+
+absl::Status SamplingOptions::Check() const {
+  if (max_new_tokens.has_value() && *max_new_tokens < 1) {
+    return FieldError(
+        "--max_new_tokens",
+        absl::StrCat("must be greater than 0, is ", *max_new_tokens));
+  }
+  if (std::find(stop.begin(), stop.end(), "") != stop.end()) {
+    return FieldError("--stop", "is empty: name a text, or leave it out");
+  }
+  const char* const drawing = DrawingFlag();
+  if (!likeliest() || drawing == nullptr) return absl::OkStatus();
+  return FieldError(drawing,
+                    absl::StrCat("is without effect beside ",
+                                 greedy ? "--greedy" : "--temperature=0",
+                                 ", which always takes the likeliest token: "
+                                 "leave one of them out"));
+}
+
+const char* SamplingOptions::DrawingFlag() const {
+  if (temperature.has_value() && *temperature != 0.0) return "--temperature";
+  if (top_k.has_value()) return "--top_k";
+  if (top_p.has_value()) return "--top_p";
+  return min_p.has_value() ? "--min_p" : nullptr;
+}
+
+SampleOptions SamplingOptions::Sampling(int64_t default_tokens) const {
+  SampleOptions sample;
+  sample.max_new_tokens = max_new_tokens.value_or(default_tokens);
+  sample.greedy = greedy;
+  sample.temperature = temperature;
+  sample.top_k = top_k;
+  sample.top_p = top_p;
+  sample.min_p = min_p;
+  sample.repetition_penalty = repetition_penalty;
+  sample.no_repeat_ngram_size = no_repeat_ngram_size;
+  sample.seed = seed;
+  return sample;
+}
+
+void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
+  AddAdapterFlags(flags, &options->adapter);
+  AddWeightsFlag(flags, &options->weights);
+  flags.Add("--max_new_tokens", &options->max_new_tokens,
+            "How many tokens to add");
+  flags.Add("--greedy", &options->greedy, "Always the likeliest token");
+  flags.Add("--temperature", &options->temperature, "Divides the logits");
+  flags.Add("--top_k", &options->top_k,
+            "Sample from the k likeliest tokens only");
+  flags.Add("--top_p", &options->top_p,
+            "Sample from the likeliest tokens of total probability p");
+  flags.Add("--min_p", &options->min_p,
+            "Sample from tokens with this share of the likeliest one's "
+            "probability");
+  flags.Add(
+      "--repetition_penalty", &options->repetition_penalty,
+      "Makes tokens less likely that the text has: divides their positive "
+      "logits");
+  flags.Add("--no_repeat_ngram_size", &options->no_repeat_ngram_size,
+            "No run of so many tokens comes twice");
+  flags
+      .Add("--stop", &options->stop,
+           "A text ends before this string; may be given several times")
+      .Type("TEXT")
+      .OneEach();
+  flags.Add("--seed", &options->seed, "Of the random numbers");
+  flags
+      .Add("--chat_template_kwargs", &options->chat_template_kwargs,
+           "Variables that the chat template sees: '{\"enable_thinking\": "
+           "false}'")
+      .Type("JSON");
+  flags
+      .Add("--set", &options->overrides,
+           "Sets a field of the objective, which samples: for masked diffusion "
+           "(LLaDA) objective.steps=64, objective.block_length=32, "
+           "objective.remasking=RANDOM, objective.cfg_scale=1, "
+           "objective.cache=DUAL; may be given several times")
+      .Type("PATH=VALUE")
+      .OneEach();
+  AddPluginPath(flags, &options->plugin_path);
+}
+
+absl::Status TellIgnoredSettings(Model& model) {
+  const TokenModel* const tokens = model.token_model();
+  if (tokens == nullptr || !tokens->causal()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const GenerationConfig config,
+                           GenerationConfigOf(*tokens));
+  if (!config.ignored.empty()) {
+    std::cerr << "note: the model's generation_config.json sets "
+              << absl::StrJoin(config.ignored, ", ")
+              << ", which can't be followed here\n";
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace capstan

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The flags by which generate, chat, merge and eval name a model.
+// The flags by which generate, chat, merge and eval name a model, and by which
+// generate and chat say how it writes.
 #ifndef CAPSTAN_TRAINER_COMMANDS_MODEL_FLAGS_H_
 #define CAPSTAN_TRAINER_COMMANDS_MODEL_FLAGS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/inference_weights.h"
+#include "plugins/sdk/model.h"
+#include "plugins/sdk/objective.h"
 
 namespace capstan {
 
@@ -28,6 +34,42 @@ absl::StatusOr<Generator> LoadWithPlugins(
     const std::string& model, const AdapterOptions& adapter,
     const std::vector<std::string>& plugin_path,
     const std::vector<std::string>& overrides, WeightForm weights);
+
+// Flags shared by generate and chat.
+struct SamplingOptions {
+  std::string model;
+  AdapterOptions adapter;
+  absl::optional<int64_t> max_new_tokens;
+  bool greedy = false;
+  absl::optional<double> temperature;
+  absl::optional<int64_t> top_k;
+  absl::optional<double> top_p;
+  absl::optional<double> min_p;
+  absl::optional<double> repetition_penalty;
+  absl::optional<int64_t> no_repeat_ngram_size;
+  std::vector<std::string> stop;  // a text ends before the first of them
+  uint64_t seed = 0;
+  std::string weights = "stored";      // see WeightFormOf
+  std::string chat_template_kwargs;    // a JSON object: ChatInput::variables
+  std::vector<std::string> overrides;  // of the model's config
+  std::vector<std::string> plugin_path;
+
+  // An error for flags that contradict each other or can't be right.
+  absl::Status Check() const;
+  // The first flag that is about random draws; null: none is given.
+  const char* DrawingFlag() const;
+  // --greedy, or a temperature of 0.
+  bool likeliest() const { return greedy || temperature == 0.0; }
+  // `default_tokens` is used if max_new_tokens isn't given.
+  SampleOptions Sampling(int64_t default_tokens) const;
+};
+
+// All but --model.
+void AddSamplingFlags(Flags& flags, SamplingOptions* options);
+
+// Says on standard error which of the model's own settings for sampling
+// (generation_config.json) have no counterpart here.
+absl::Status TellIgnoredSettings(Model& model);
 
 }  // namespace capstan
 

@@ -25,7 +25,6 @@
 #include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
-#include "trainer/commands/function_command.h"
 
 namespace capstan {
 namespace {
@@ -56,26 +55,20 @@ struct NewPluginOptions {
   std::string capstan;  // its workspace; empty: to be found
 };
 
-// Names that are invalid for a namespace or would hide another.
-constexpr const char *kTaken[] = {
-    "absl",     "alignas",   "alignof",  "and",      "asm",      "at",
-    "auto",     "bool",      "break",    "c10",      "capstan",  "case",
-    "catch",    "char",      "class",    "compl",    "concept",  "config",
-    "const",    "continue",  "decltype", "default",  "delete",   "do",
-    "double",   "else",      "enum",     "explicit", "export",   "extern",
-    "false",    "float",     "for",      "friend",   "goto",     "google",
-    "if",       "inline",    "int",      "linux",    "long",     "mutable",
-    "new",      "noexcept",  "not",      "nullptr",  "operator", "or",
-    "private",  "public",    "register", "requires", "return",   "short",
-    "signed",   "sizeof",    "static",   "std",      "struct",   "switch",
-    "testing",  "template",  "this",     "throw",    "torch",    "true",
-    "try",      "typedef",   "typeid",   "typename", "union",    "unix",
-    "using",    "virtual",   "void",     "volatile", "while",    "xor",
-    "unsigned", "protected", "namespace"};
+// Names that are invalid for a namespace or would hide another, sorted.
+constexpr char kTaken[] =
+    "absl alignas alignof and asm at auto bool break c10 capstan case catch "
+    "char class compl concept config const continue decltype default delete "
+    "do double else enum explicit export extern false float for friend google "
+    "goto if inline int linux long mutable namespace new noexcept not nullptr "
+    "operator or private protected public register requires return short "
+    "signed sizeof static std struct switch template testing this throw torch "
+    "true try typedef typeid typename union unix unsigned using virtual void "
+    "volatile while xor";
 
 bool IsTaken(const std::string &word) {
-  return std::find(std::begin(kTaken), std::end(kTaken), word) !=
-         std::end(kTaken);
+  const std::vector<std::string> taken = absl::StrSplit(kTaken, ' ');
+  return std::binary_search(taken.begin(), taken.end(), word);
 }
 
 // [a-z][a-z0-9_]*

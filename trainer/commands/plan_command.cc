@@ -21,12 +21,12 @@
 #include "base/gpus.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "host/config/create_slot.h"
 #include "host/config/load_config.h"
 #include "inference/load/create_model.h"
 #include "kernels/context/run_device.h"
 #include "plugins/sdk/model.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/memory/fit.h"
 #include "trainer/memory/memory_plan.h"
@@ -164,16 +164,14 @@ absl::StatusOr<ChosenParts> MakeChosen(const RunOptions& options,
   PluginHost& host = *prepared.host;
   CAPSTAN_RETURN_IF_ERROR(SettleNewTokens(&loaded, host));
   ChosenParts parts;
-  const auto& strategy = loaded.config.strategy();
   CAPSTAN_ASSIGN_OR_RETURN(
       parts.strategy,
-      host.Create<Strategy>(TypeOf(strategy), PluginCategory::kStrategy,
-                            strategy.value()));
-  const auto& optimizer = loaded.config.optimizer();
+      CreateSlot<Strategy>(loaded, "strategy", loaded.config.strategy(),
+                           PluginCategory::kStrategy, host));
   CAPSTAN_ASSIGN_OR_RETURN(
       parts.optimizer,
-      host.Create<Optimizer>(TypeOf(optimizer), PluginCategory::kOptimizer,
-                             optimizer.value()));
+      CreateSlot<Optimizer>(loaded, "optimizer", loaded.config.optimizer(),
+                            PluginCategory::kOptimizer, host));
   if (choice.quantize) {
     CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
   }

@@ -71,20 +71,22 @@ absl::Status KeepBatch(Prepared* prepared) {
   return absl::OkStatus();
 }
 
-// Names flags as they were typed.
-absl::Status AsTyped(const absl::Status& status, const RunOptions& options) {
-  std::string message(status.message());
-  for (const RunOptions::Typed& typed : options.typed) {
-    const std::string flag = absl::StrCat("--", typed.flag, "=", typed.value);
-    const std::string set = absl::StrCat("--set ", typed.override);
-    absl::StrReplaceAll(
-        {{absl::StrCat(set, ": launch.", typed.flag, ": "), flag + ": "},
-         {set, flag}},
-        &message);
+// The flags that stand for fields of `launch`: their names and values.
+std::vector<std::pair<std::string, std::string>> LaunchFlags(
+    const RunOptions& options) {
+  std::vector<std::pair<std::string, std::string>> flags;
+  if (options.nodes.has_value()) {
+    flags.emplace_back("nodes", absl::StrCat(*options.nodes));
   }
-  return message == status.message() ? status
-                                     : absl::Status(status.code(), message);
+  if (options.node_rank.has_value()) {
+    flags.emplace_back("node_rank", absl::StrCat(*options.node_rank));
+  }
+  if (!options.rendezvous.empty()) {
+    flags.emplace_back("rendezvous", options.rendezvous);
+  }
+  return flags;
 }
+
 // Settles batch and memory of `prepared->processes` ranks.
 // With `here` the run is for this machine, whose memory it needs; else for GPUs
 // of CurrentRunDevice's memory, if that is known.
@@ -232,10 +234,26 @@ absl::Status PlanAnew(int processes, Prepared* prepared) {
   return PlanRun(prepared);
 }
 
-absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& options) {
+absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& given) {
+  RunOptions options = given;
+  const auto flags = LaunchFlags(given);
+  for (const auto& [name, value] : flags) {
+    options.overrides.push_back(absl::StrCat("launch.", name, "=", value));
+  }
   absl::StatusOr<std::unique_ptr<Prepared>> prepared = PrepareRun(options);
-  if (prepared.ok() || options.typed.empty()) return prepared;
-  return AsTyped(prepared.status(), options);
+  if (prepared.ok() || flags.empty()) return prepared;
+  // Names flags as they were typed.
+  std::string message(prepared.status().message());
+  for (const auto& [name, value] : flags) {
+    const std::string flag = absl::StrCat("--", name, "=", value);
+    const std::string set = absl::StrCat("--set launch.", name, "=", value);
+    absl::StrReplaceAll(
+        {{absl::StrCat(set, ": launch.", name, ": "), absl::StrCat(flag, ": ")},
+         {set, flag}},
+        &message);
+  }
+  if (message == prepared.status().message()) return prepared;
+  return absl::Status(prepared.status().code(), message);
 }
 
 absl::StatusOr<CommandHost::Ranks> RanksOfRun() {

@@ -18,7 +18,6 @@
 #include "inference/load/run_tokenizer.h"
 #include "plugins/sdk/dataset.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/run_parts.h"
 

@@ -2,10 +2,6 @@
 //
 // `trainer script`: prints a file to submit to a cluster's launcher: the
 // templates of script/, with @WORDS@ replaced.
-#include <google/protobuf/any.pb.h>
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -29,18 +25,12 @@
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "nlohmann/json.hpp"
-#include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/embedded_files.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/session/output_folder.h"
 
 namespace capstan {
 namespace {
-
-using google::protobuf::Any;
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
 
 struct ScriptOptions {
   std::string launcher;
@@ -166,56 +156,6 @@ absl::StatusOr<std::string> InPod(const ScriptOptions& options,
                    ", or the path in the pods, --set ", field, "=/shared/.."));
 }
 
-absl::Status MoveToPods(const ScriptOptions& options, const std::string& name,
-                        Message* message);
-
-// MoveToPods of a slot's plugin, or of the message itself.
-absl::Status MoveMember(const ScriptOptions& options, const std::string& name,
-                        Message* message) {
-  if (message->GetDescriptor() != Any::descriptor()) {
-    return MoveToPods(options, name, message);
-  }
-  Any* const slot = static_cast<Any*>(message);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> plugin,
-                           Unpack(*slot));
-  CAPSTAN_RETURN_IF_ERROR(MoveToPods(options, name, plugin.get()));
-  slot->set_value(plugin->SerializeAsString());
-  return absl::OkStatus();
-}
-
-// Makes the paths in `message`, the config's field `name` ("": all of it), what
-// pods have for them.
-absl::Status MoveToPods(const ScriptOptions& options, const std::string& name,
-                        Message* message) {
-  const google::protobuf::Reflection& reflection = *message->GetReflection();
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(*message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    const std::string path =
-        absl::StrCat(name, name.empty() ? "" : ".", field->name());
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-      if (!field->is_repeated()) {
-        CAPSTAN_RETURN_IF_ERROR(MoveMember(
-            options, path, reflection.MutableMessage(message, field)));
-        continue;
-      }
-      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
-        CAPSTAN_RETURN_IF_ERROR(
-            MoveMember(options, absl::StrCat(path, "[", i, "]"),
-                       reflection.MutableRepeatedMessage(message, field, i)));
-      }
-    } else if (field->type() == FieldDescriptor::TYPE_STRING &&
-               !field->is_repeated() &&
-               field->options().GetExtension(capstan::path)) {
-      CAPSTAN_ASSIGN_OR_RETURN(
-          std::string in_pod,
-          InPod(options, path, reflection.GetString(*message, field)));
-      reflection.SetString(message, field, std::move(in_pod));
-    }
-  }
-  return absl::OkStatus();
-}
-
 std::string Indented(const std::string& text, int columns) {
   const std::string margin(columns, ' ');
   std::vector<std::string> lines =
@@ -301,7 +241,11 @@ absl::StatusOr<Pods> PodsOf(const ScriptOptions& options,
                            ObjectOf("--node_selector", options.node_selector));
   RunConfig config = loaded.config;
   config.clear_launch();  // the command line has it
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(MoveToPods(options, "", &config), ""));
+  const auto in_pod = [&options](const std::string& field,
+                                 const std::string& path) {
+    return InPod(options, field, path);
+  };
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(ChangePaths(in_pod, &config), ""));
   if (!config.output_dir().empty()) {
     if (!absl::StartsWith(config.output_dir(), kShared)) {
       return loaded.Locate(

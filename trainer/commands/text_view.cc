@@ -2,23 +2,19 @@
 #include "trainer/commands/text_view.h"
 
 #include <sys/ioctl.h>
+#include <utf8proc.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace {
 
 constexpr char kMasked[] = "\xe2\x96\x91";  // U+2591, a light shade
-
-// Length of a UTF-8 character, by its first byte.
-size_t CharacterBytes(uint8_t first) {
-  return first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
-}
 
 // The terminal's current height; 24 if unknown.
 size_t Rows(int fd) {
@@ -27,44 +23,17 @@ size_t Rows(int fd) {
   return size.ws_row;
 }
 
-// Removes and returns the first character of `text`, valid UTF-8.
-uint32_t NextCharacter(absl::string_view* text, absl::string_view* bytes) {
-  const auto first = static_cast<uint8_t>((*text)[0]);
-  const size_t length = CharacterBytes(first);
-  *bytes = text->substr(0, length);
-  text->remove_prefix(bytes->size());
-  uint32_t code = length == 1 ? first : first & (0x7f >> length);
-  for (size_t i = 1; i < bytes->size(); ++i) {
-    code = code << 6 | (static_cast<uint8_t>((*bytes)[i]) & 0x3f);
-  }
-  return code;
-}
-
-// Terminal cells of a character: Unicode's wide and combining blocks. (wcwidth
-// needs a locale.)
+// Terminal cells of a character. (wcwidth needs a locale.)
 int Width(uint32_t code) {
-  struct Range {
-    uint32_t first, last;
-  };
-  static constexpr Range kNone[] = {
-      {0x300, 0x36f}, {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}};
-  static constexpr Range kTwo[] = {
-      {0x1100, 0x115f}, {0x2e80, 0xa4cf},   {0xac00, 0xd7a3},
-      {0xf900, 0xfaff}, {0xfe30, 0xfe6f},   {0xff00, 0xff60},
-      {0xffe0, 0xffe6}, {0x1f300, 0x1faff}, {0x20000, 0x3fffd}};
-  const auto in = [code](const Range& r) {
-    return code >= r.first && code <= r.last;
-  };
-  if (std::any_of(std::begin(kNone), std::end(kNone), in)) return 0;
-  return std::any_of(std::begin(kTwo), std::end(kTwo), in) ? 2 : 1;
+  return utf8proc_charwidth(static_cast<utf8proc_int32_t>(code));
 }
 
 // Length of an incomplete character at the end of `text`.
 size_t IncompleteBytes(absl::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // continuation byte
-    return CharacterBytes(byte) > back ? back : 0;
+    const char byte = text[text.size() - back];
+    if (tokenizer::IsContinuation(byte)) continue;
+    return tokenizer::CharacterBytes(byte) > back ? back : 0;
   }
   return 0;
 }
@@ -85,9 +54,8 @@ std::string TextStream::Finish() {
 
 int CellsOf(absl::string_view text) {
   int cells = 0;
-  while (!text.empty()) {
-    absl::string_view bytes;
-    cells += Width(NextCharacter(&text, &bytes));
+  for (size_t at = 0; at < text.size();) {
+    cells += Width(tokenizer::NextCharacter(text, &at));
   }
   return cells;
 }
@@ -103,16 +71,16 @@ std::vector<std::string> TerminalLines(absl::string_view text, int columns) {
     lines.back().append(bytes.data(), bytes.size());
     width += cells;
   };
-  while (!text.empty()) {
-    absl::string_view bytes;
-    const uint32_t code = NextCharacter(&text, &bytes);
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    const uint32_t code = tokenizer::NextCharacter(text, &at);
     if (code == '\n') {
       lines.emplace_back();
       width = 0;
     } else if (code == '\t') {
       for (int spaces = 8 - width % 8; spaces > 0; --spaces) add(" ", 1);
     } else {
-      add(bytes, Width(code));
+      add(text.substr(begin, at - begin), Width(code));
     }
   }
   return lines;

@@ -23,7 +23,6 @@
 #include "text/tokens/text_pieces.h"
 #include "text/tokens/token_file.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/function_command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
 

@@ -4,13 +4,10 @@
 // continues.
 #include <unistd.h>
 
-#include <cstdint>
 #include <iostream>
 #include <memory>
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/place.h"
@@ -24,84 +21,25 @@
 namespace capstan {
 namespace {
 
-// --nodes, --node_rank and --rendezvous.
-class PlaceFlags {
- public:
-  void AddFlags(Flags& flags);
-  // As --set of the fields that they stand for.
-  void AddTo(RunOptions* options) const;
-
- private:
-  absl::optional<int64_t> nodes_;
-  absl::optional<int64_t> node_rank_;
-  std::string rendezvous_;
-};
-
-class TrainCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddRunOptions(flags, &options_);
-    place_.AddFlags(flags);
-  }
-
-  absl::StatusOr<int> Run(CommandHost&) override {
-    options_.collect = true;
-    place_.AddTo(&options_);
-    return RunTraining(options_);
-  }
-
- private:
-  RunOptions options_;
-  PlaceFlags place_;
-};
-
-class CheckCommand : public Command {
- public:
-  void AddFlags(Flags& flags) override {
-    AddRunOptions(flags, &options_);
-    place_.AddFlags(flags);
-  }
-  absl::StatusOr<int> Run(CommandHost&) override;
-
- private:
-  RunOptions options_;
-  PlaceFlags place_;
-};
-
-const RegisterCommand<TrainCommand> train(
-    10, "train", "Train as a config says (the default)");
-const RegisterCommand<CheckCommand> check(
-    20, "check", "Parse a config, make its plugins and see that they fit");
-
-void PlaceFlags::AddFlags(Flags& flags) {
+void AddFlags(Flags& flags, RunOptions* options) {
+  AddRunOptions(flags, options);
   flags
-      .Add("--nodes", &nodes_,
+      .Add("--nodes", &options->nodes,
            "Hosts of the run, each of which starts this command; sets "
            "launch.nodes")
       .Positive();
-  flags.Add("--node_rank", &node_rank_,
+  flags.Add("--node_rank", &options->node_rank,
             "Which of them this is, from 0; sets launch.node_rank");
   flags
-      .Add("--rendezvous", &rendezvous_,
+      .Add("--rendezvous", &options->rendezvous,
            "Host 0's address and a free port there, the same for all; sets "
            "launch.rendezvous")
       .Type("HOST:PORT");
 }
 
-void PlaceFlags::AddTo(RunOptions* options) const {
-  const auto set = [options](const char* field, const std::string& value) {
-    options->overrides.push_back(absl::StrCat("launch.", field, "=", value));
-    options->typed.push_back({options->overrides.back(), field, value});
-  };
-  if (nodes_.has_value()) set("nodes", absl::StrCat(*nodes_));
-  if (node_rank_.has_value()) set("node_rank", absl::StrCat(*node_rank_));
-  if (!rendezvous_.empty()) set("rendezvous", rendezvous_);
-}
-
-absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
-  place_.AddTo(&options_);
+absl::StatusOr<int> Check(const RunOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                           Prepare(options_));
+                           Prepare(options));
   if (prepared == nullptr) return 0;
   const TrainJob& job = prepared->job;
   std::cout << "OK: " << job.loaded.config.name() << ", "
@@ -122,6 +60,18 @@ absl::StatusOr<int> CheckCommand::Run(CommandHost&) {
   }
   return 0;
 }
+
+const RegisterFunction<RunOptions> train(10, "train",
+                                         "Train as a config says (the default)",
+                                         AddFlags,
+                                         [](const RunOptions& options) {
+                                           RunOptions collecting = options;
+                                           collecting.collect = true;
+                                           return RunTraining(collecting);
+                                         });
+const RegisterFunction<RunOptions> check(
+    20, "check", "Parse a config, make its plugins and see that they fit",
+    AddFlags, Check);
 
 }  // namespace
 

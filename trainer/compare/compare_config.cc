@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -245,14 +246,9 @@ std::string FieldsOf(const Any& any) {
   const size_t begin = text.find("] {");
   const size_t end = text.rfind('}');
   if (begin == std::string::npos || end == std::string::npos) return "";
-  std::string line;
-  for (const char c : text.substr(begin + 3, end - begin - 3)) {
-    const bool space = std::isspace(static_cast<unsigned char>(c)) != 0;
-    if (space && (line.empty() || line.back() == ' ')) continue;
-    line += space ? ' ' : c;
-  }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
+  std::string fields = text.substr(begin + 3, end - begin - 3);
+  absl::RemoveExtraAsciiWhitespace(&fields);
+  return fields;
 }
 
 // Creates a plugin of an axis; errors give its location in the config.

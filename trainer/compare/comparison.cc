@@ -360,22 +360,18 @@ absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
   return measured;
 }
 
-const Progress& MetricsFollower::Poll() {
+int64_t MetricsFollower::Poll() {
   std::ifstream file(path_, std::ios::binary);
   file.seekg(offset_);
   std::string line;
   while (std::getline(file, line) && !file.eof()) {  // eof: incomplete line
     offset_ += static_cast<int64_t>(line.size()) + 1;
     const Json object = ParseJson<Json>(line);
-    if (!Number(object, "step").has_value() || !object.contains("loss")) {
-      continue;
-    }
-    newest_.step = static_cast<int64_t>(*Number(object, "step"));
-    newest_.loss = NumberOrNan(object, "loss");
-    newest_.lr = NumberOrNan(object, "lr");
-    newest_.tokens_per_second = Rate(object, &newest_.unit).value_or(NAN);
+    const absl::optional<double> step = Number(object, "step");
+    if (!step.has_value() || !object.contains("loss")) continue;
+    step_ = static_cast<int64_t>(*step);
   }
-  return newest_;
+  return step_;
 }
 
 }  // namespace capstan

@@ -7,11 +7,11 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "trainer/metrics/progress_bar.h"
 
 namespace capstan {
 
@@ -151,12 +151,12 @@ class MetricsFollower {
   explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
 
   // Reads new lines and returns the newest step (0: none yet).
-  const Progress& Poll();
+  int64_t Poll();
 
  private:
   const std::string path_;
   int64_t offset_ = 0;
-  Progress newest_;
+  int64_t step_ = 0;
 };
 
 }  // namespace capstan

@@ -27,31 +27,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// JSON can't represent non-finite numbers.
-Json Finite(double value) {
-  return std::isfinite(value) ? Json(value) : Json(nullptr);
-}
-
+// Non-finite numbers, which JSON can't represent, are written as null.
 Json OrNull(const absl::optional<double>& value) {
-  return value.has_value() ? Finite(*value) : Json(nullptr);
+  return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
 Json TextOrNull(const std::string& text) {
   return text.empty() ? Json(nullptr) : Json(text);
 }
 
-Json Curve(const std::vector<double>& values) {
-  Json json = Json::array();
-  for (const double value : values) json.push_back(Finite(value));
-  return json;
-}
-
 Json DeltaJson(const CurveDelta& delta) {
-  Json json;
-  json["max"] = Finite(delta.max);
-  json["max_step"] = delta.max_step;
-  json["values"] = Curve(delta.values);
-  return json;
+  return {{"max", delta.max},
+          {"max_step", delta.max_step},
+          {"values", delta.values}};
 }
 
 const char* StatusText(ComparedRun::Status status) {
@@ -61,8 +49,8 @@ const char* StatusText(ComparedRun::Status status) {
 }
 
 Json BoundsJson(const CompareBounds& bounds) {
-  return {{"loss", Finite(bounds.loss)},
-          {"grad_norm", Finite(bounds.grad_norm)},
+  return {{"loss", bounds.loss},
+          {"grad_norm", bounds.grad_norm},
           {"bit_identical", bounds.bit_identical},
           {"step_time", OrNull(bounds.step_time)},
           {"peak_memory", OrNull(bounds.peak_memory)}};
@@ -97,8 +85,8 @@ void AddMeasurements(const RunMeasurements& measured, Json* json) {
                             {"measured", OrNull(use.measured)}};
   }
   (*json)["memory"] = memory;
-  (*json)["loss"] = Curve(measured.loss);
-  (*json)["grad_norm"] = Curve(measured.grad_norm);
+  (*json)["loss"] = measured.loss;
+  (*json)["grad_norm"] = measured.grad_norm;
 }
 
 Json RunJson(const ComparedRun& run) {

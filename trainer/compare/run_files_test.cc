@@ -93,9 +93,6 @@ TEST_F(RunFilesTest, SpeedInWhatTheRunCounts) {
   ASSERT_TRUE(measured.ok()) << measured.status();
   EXPECT_EQ(measured->tokens_per_second, 20.5);
   EXPECT_EQ(measured->unit, "samples");
-  MetricsFollower follower(folder_ + "/metrics.jsonl");
-  EXPECT_EQ(follower.Poll().tokens_per_second, 20.5);
-  EXPECT_EQ(follower.Poll().unit, "samples");
 }
 
 TEST_F(RunFilesTest, WhatIsMissingIsUnknown) {
@@ -140,18 +137,15 @@ TEST_F(RunFilesTest, DamagedFiles) {
 
 TEST_F(RunFilesTest, FollowsAFileThatGrows) {
   MetricsFollower follower(folder_ + "/metrics.jsonl");
-  EXPECT_EQ(follower.Poll().step, 0) << "no file yet";
+  EXPECT_EQ(follower.Poll(), 0) << "no file yet";
   Write("metrics.jsonl", Line(1) + Line(2));
-  EXPECT_EQ(follower.Poll().step, 2);
-  EXPECT_EQ(follower.Poll().loss, 8.0);
+  EXPECT_EQ(follower.Poll(), 2);
   Write("metrics.jsonl", "{\"step\": 2, \"eval_loss\": 1.0}\n", std::ios::app);
   const std::string line = Line(3);
   Write("metrics.jsonl", line.substr(0, 20), std::ios::app);
-  EXPECT_EQ(follower.Poll().step, 2) << "the line is not whole";
+  EXPECT_EQ(follower.Poll(), 2) << "the line is not whole";
   Write("metrics.jsonl", line.substr(20), std::ios::app);
-  EXPECT_EQ(follower.Poll().step, 3);
-  EXPECT_EQ(follower.Poll().tokens_per_second, 300.0);
-  EXPECT_EQ(follower.Poll().lr, 0.25);
+  EXPECT_EQ(follower.Poll(), 3);
 }
 
 }  // namespace

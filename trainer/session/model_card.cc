@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/model_card.h"
 
-#include <google/protobuf/any.pb.h>
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
 #include <torch/csrc/api/include/torch/version.h>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +9,6 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "host/config/load_config.h"
-#include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
@@ -20,11 +16,6 @@
 
 namespace capstan {
 namespace {
-
-using google::protobuf::Any;
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-using google::protobuf::Reflection;
 
 constexpr char kCurveFile[] = "loss_curve.svg";
 
@@ -175,52 +166,15 @@ absl::Status AddPicture(
   return absl::OkStatus();
 }
 
-void Shorten(Message* message);
-
-// Shortens a slot's message, whose type was loaded with its plugin.
-void ShortenSlot(Any* slot) {
-  const auto value = Unpack(*slot);
-  if (!value.ok()) return;
-  Shorten(value->get());
-  slot->set_value((*value)->SerializeAsString());
-}
-
-void ShortenMessage(Message* message) {
-  if (message->GetDescriptor()->full_name() == "google.protobuf.Any") {
-    ShortenSlot(static_cast<Any*>(message));
-  } else {
-    Shorten(message);
-  }
-}
-
-void Shorten(Message* message) {
-  const Reflection& reflection = *message->GetReflection();
-  std::vector<const FieldDescriptor*> set;
-  reflection.ListFields(*message, &set);
-  for (const FieldDescriptor* field : set) {
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-      if (!field->is_repeated()) {
-        ShortenMessage(reflection.MutableMessage(message, field));
-        continue;
-      }
-      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
-        ShortenMessage(reflection.MutableRepeatedMessage(message, field, i));
-      }
-    } else if (field->type() == FieldDescriptor::TYPE_STRING &&
-               !field->is_repeated() &&
-               field->options().GetExtension(capstan::path)) {
-      reflection.SetString(message, field,
-                           ModelName(reflection.GetString(*message, field)));
-    }
-  }
-}
-
 }  // namespace
 
 RunConfig PortableConfig(const RunConfig& config) {
   RunConfig portable = config;
   portable.clear_output_dir();
-  Shorten(&portable);
+  ChangePaths([](const std::string&,
+                 const std::string& path) { return ModelName(path); },
+              &portable)
+      .IgnoreError();
   return portable;
 }
 

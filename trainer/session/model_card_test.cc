@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/files.h"
-#include "host/config/base_model.h"
+#include "host/config/load_config.h"
 #include "trainer/session/base_model_for_test.pb.h"
 
 namespace capstan {

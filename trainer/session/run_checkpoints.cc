@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "cluster/comm/agree.h"
-#include "host/config/base_model.h"
 #include "host/config/load_config.h"
 #include "kernels/context/on_paper.h"
 #include "plugins/sdk/lib/lora.h"

@@ -24,7 +24,6 @@
 #include "base/json.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
-#include "host/config/base_model.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "plugins/sdk/dataset.h"

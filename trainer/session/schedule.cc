@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "host/config/schedule_defaults.h"
+#include "host/config/load_config.h"
 
 namespace capstan {
 namespace {
