@@ -277,7 +277,6 @@ TEST_P(AdTransformerModes, SixteenBitsAreNear) {
 
 class ForeignCache final : public HistoryCache {
  public:
-  int64_t rows() const override { return 1; }
   int64_t length(int64_t) const override { return 0; }
   void Clear(int64_t) override {}
 };
