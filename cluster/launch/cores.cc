@@ -278,8 +278,11 @@ Topology TopologyOfMachine(bool devices) {
   hwloc_topology_t made = nullptr;
   if (hwloc_topology_init(&made) != 0) return nullptr;
   Topology topology(made);
-  // A part of a machine, like a container's cpuset, shows as such.
-  hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+  // A part of a machine, like a container's cpuset, shows as such. What a
+  // launcher's HWLOC_XMLFILE describes is this machine: hwloc would else
+  // neither tell nor change what this process is bound to.
+  hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED |
+                                     HWLOC_TOPOLOGY_FLAG_IS_THISSYSTEM);
   if (devices) {
     hwloc_topology_set_type_filter(made, HWLOC_OBJ_PCI_DEVICE,
                                    HWLOC_TYPE_FILTER_KEEP_IMPORTANT);

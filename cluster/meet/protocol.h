@@ -36,7 +36,7 @@
 namespace capstan {
 
 constexpr uint64_t kMeetingMagic = 0x4d4e415453504143;  // "CAPSTANM"
-constexpr uint16_t kMeetingVersion = 1;
+constexpr uint16_t kMeetingVersion = 2;
 
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;

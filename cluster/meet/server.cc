@@ -33,6 +33,9 @@ namespace {
 
 // Connections that may be in the handshake at once, beside one for each rank.
 constexpr size_t kStrangers = 256;
+// Bytes that wait to be sent, from which on a connection isn't read.
+constexpr size_t kMuchOutput = 1 << 20;
+
 // How long the end waits for output that is under way.
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 // A rank's patience, at most.
@@ -188,13 +191,16 @@ Deadline Server::NextDeadline() const {
 
 void Server::HandleEvents() {
   std::vector<pollfd> fds;
-  if (!stop_) fds.push_back({wake_.get(), POLLIN, 0});
+  // Until Finished has seen stop_: set in between, it must still end poll().
+  if (!stop_deadline_.has_value()) fds.push_back({wake_.get(), POLLIN, 0});
   const size_t first_listening = fds.size();
   for (const SocketFd& fd : listening_) fds.push_back({fd.get(), POLLIN, 0});
   const size_t first_connection = fds.size();
   std::vector<Connection*> polled;
   for (const auto& [id, c] : connections_) {
-    const int wanted = c->output.empty() ? POLLIN : POLLIN | POLLOUT;
+    // Who doesn't read its answers gets no more of them.
+    const int wanted = (c->output.size() < kMuchOutput ? POLLIN : 0) |
+                       (c->output.empty() ? 0 : POLLOUT);
     fds.push_back({c->fd.get(), static_cast<int16_t>(wanted), 0});
     polled.push_back(c.get());
   }

@@ -113,7 +113,10 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
 }
 
 const Pattern& Pattern::Constant(absl::string_view pattern) {
-  return *Compile(pattern).value().release();
+  Pattern* const made = Compile(pattern).value().release();
+  // Its callers take its results for granted.
+  pcre2_set_match_limit(made->context_, UINT32_MAX);
+  return *made;
 }
 
 std::string Pattern::Escaped(absl::string_view text) {

@@ -30,7 +30,8 @@ class Pattern {
   // INVALID_ARGUMENT, with the pattern and the place in it.
   static absl::StatusOr<std::unique_ptr<Pattern>> Compile(
       absl::string_view pattern);
-  // A pattern of this program's own, which must be right. Never freed.
+  // A pattern of this program's own, which must be right. Its searches don't
+  // fail. Never freed.
   static const Pattern& Constant(absl::string_view pattern);
   // Python's re.escape, for characters of ASCII.
   static std::string Escaped(absl::string_view text);

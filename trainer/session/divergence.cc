@@ -167,8 +167,16 @@ absl::StatusOr<std::string> Divergence::NewestGood() {
 }
 
 absl::Status Divergence::CheckReplicas() {
+  if (session_.group->size() == 1) return absl::OkStatus();
+  CheckpointParts parts;
+  // Plugins tell what they hold, and one may throw on one rank.
+  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, CatchAll([&] {
+    parts = session_.Checkpointed();
+    return absl::OkStatus();
+  }),
+                                "tell what it holds"));
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<ReplicaDifference> found,
-                           replicas_.Compare(session_.Checkpointed()));
+                           replicas_.Compare(parts));
   if (!found.has_value()) return absl::OkStatus();
   CAPSTAN_ASSIGN_OR_RETURN(const std::string newest, NewestGood());
   const bool weights = found->kind.empty();

@@ -59,6 +59,16 @@ class CollectReport {
     return absl::CancelledError("collecting was stopped");
   }
   void Stop() { stopped_ = true; }
+  // Stops with the error of a learner; the first of several is kept.
+  void Fail(const absl::Status& error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    error_.Update(error);
+    Stop();
+  }
+  absl::Status error() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+  }
   // Whether learners are to end before their time.
   bool stopped() const { return stopped_; }
 
@@ -68,6 +78,7 @@ class CollectReport {
   std::atomic<int64_t> updates_{0};  // of all learners
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;
+  absl::Status error_;
   int tasks_ = 0;
   double reached_ = 0, possible_ = 0;
 };
@@ -234,13 +245,21 @@ absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {
   CAPSTAN_RETURN_IF_ERROR(writer->Describe(settings_.origin));
   CollectReport report(settings_, progress);
   const auto learn = [&](int64_t task) -> absl::StatusOr<History> {
-    const auto learner = std::make_unique<PpoLearner>(
-        settings_.ppo, *settings_.environment, static_cast<int>(task),
-        settings_.streams, static_cast<uint64_t>(settings_.origin.seed) + task);
-    for (int64_t i = 0; i < settings_.updates && !report.stopped(); ++i) {
-      learner->Update();
-      report.Updated();
+    std::unique_ptr<PpoLearner> learner;
+    try {
+      learner = std::make_unique<PpoLearner>(
+          settings_.ppo, *settings_.environment, static_cast<int>(task),
+          settings_.streams,
+          static_cast<uint64_t>(settings_.origin.seed) + task);
+      for (int64_t i = 0; i < settings_.updates && !report.stopped(); ++i) {
+        learner->Update();
+        report.Updated();
+      }
+    } catch (...) {
+      // The others needn't learn to their ends for that.
+      report.Fail(CurrentExceptionToStatus());
     }
+    CAPSTAN_RETURN_IF_ERROR(report.error());
     report.Learned(learner->mean_return(), settings_.environment->OptimalReturn(
                                                static_cast<int>(task)));
     return learner->history();
