@@ -316,6 +316,8 @@ TEST(Rendezvous, TorchrunsRanksCheckFirst) {
     options.masterListenFd = info.listen_fd;
     options.waitWorkers = false;
     const c10d::TCPStore agent("127.0.0.1", options);
+    // The agent's; torchrun hands none to its ranks.
+    info.listen_fd = -1;
     info.agent_store = true;
     info.world_size = 2;
     info.nodes = 2;
