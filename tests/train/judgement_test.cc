@@ -118,10 +118,11 @@ TEST(NonFiniteTest, NamesTheGradient) {
 
 // The first loss that is a number is what the last ones are compared with.
 TEST(NonFiniteTest, ARunThatGrewFromASecondStepHasDiverged) {
-  ToyRun run = WithFactors(ToySteps(1, "max_steps: 12"), [](int64_t position) {
-    if (position < 12) return kNan;
-    return position < 24 ? 1.0 : 1e4;
-  });
+  ToyRun run = WithFactors(ToySteps(1, "max_steps: 12 max_grad_norm: 1e-6"),
+                           [](int64_t position) {
+                             if (position < 12) return kNan;
+                             return position < 24 ? 1.0 : 1e4;
+                           });
   EXPECT_THAT(MustFail(&run), HasSubstr("the run has diverged: its last "
                                         "losses are about"));
 }

@@ -37,7 +37,8 @@ namespace capstan {
 namespace {
 
 constexpr char kExitCodes[] =
-    "Exit codes: 0 done; 1 an error, told on standard error; 2 wrong flags; 75 "
+    "Exit codes: 0 done; 1 an error, reported on standard error; 2 wrong "
+    "flags; 75 "
     "the run hung, and was ended; 128 + n stopped by signal n. SIGTERM, "
     "SIGINT, "
     "SIGHUP, SIGUSR1 and SIGUSR2 have a run save after its step, to be "

@@ -107,7 +107,7 @@ absl::StatusOr<Name> ParseName(const std::string &text) {
       absl::StrContains(parts[0], "_")) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--name=", text,
-        ": wanted is VENDOR.NAME, as in acme.lion: small letters and digits, "
+        ": it must be VENDOR.NAME, as in acme.lion: small letters and digits, "
         "in NAME also _, each beginning with a letter"));
   }
   for (const std::string &part : parts) {

@@ -5,6 +5,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +20,8 @@ thread_local int inside = 0;
 // reads then follows as an operator of its own.
 bool MakesView(const at::RecordFunction& function) {
   const auto schema = function.operator_schema();
-  if (!schema.has_value()) return false;
+  // LibTorch registers detach by hand.
+  if (!schema.has_value()) return function.name() == std::string("detach");
   for (const c10::Argument& argument : schema->arguments()) {
     const c10::AliasInfo* const alias = argument.alias_info();
     if (alias != nullptr && !alias->isWrite()) return true;

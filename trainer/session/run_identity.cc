@@ -325,7 +325,7 @@ bool MayHaveChanged(const Train& train, const std::string& name) {
 
 std::string HowToResume(const std::vector<std::string>& changed) {
   return absl::StrCat(
-      "set what it had, or, if it shall go on with what is new, "
+      "restore the old value, or, to continue with the new one, set "
       "train.resume_with_changes: [\"",
       absl::StrJoin(changed, "\", \""), "\"]");
 }

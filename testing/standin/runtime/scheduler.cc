@@ -77,11 +77,15 @@ std::vector<Stream*> Candidates(Machine* machine, int64_t now, int64_t* wake) {
   if (!machine->targets.empty()) {
     if (settings.order == Order::kRandom) all = true;
     if (!all) {
+      bool awaited = false;
       for (const Record* target : machine->targets) {
-        if (!target->done) consider(NeededFor(*target));
+        if (target->done) continue;
+        awaited = true;
+        consider(NeededFor(*target));
       }
       if (!ready.empty()) return ready;
-      const int64_t stalled = machine->progress_ns + kStallNs;
+      // A host that has what it waits for, but no processor yet, isn't stalled.
+      const int64_t stalled = (awaited ? machine->progress_ns : now) + kStallNs;
       if (now >= stalled) all = true;
       if (!all) *wake = std::min(*wake, stalled);
     }
