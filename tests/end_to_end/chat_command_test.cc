@@ -65,6 +65,12 @@ TEST(ChatCommandTest, AnswersEachLine) {
   with_system.push_back("--system=You are a pirate.");
   EXPECT_NE(Chat("Hello!\n", with_system).out, one.out);
   EXPECT_EQ(Chat("", args).exit_code, 0);
+  // Before the first question.
+  ExpectOneError(
+      Chat("Hello!\n",
+           {"--model=" + folder,
+            "--tools=" + WriteText(NewTestFolder("tools") + "/t", "{}\n{}")}),
+      {"--tools", "isn't a JSON list"});
 }
 
 TEST(ChatCommandTest, ForgetsWhatNoLongerFits) {

@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "inference/decode/prompt.h"
@@ -66,6 +67,10 @@ class Chat {
     if (!options.tools.empty()) {
       CAPSTAN_ASSIGN_OR_RETURN(chat->tools_,
                                ReadWholeFile(FromCaller(options.tools)));
+      if (!ParseJson<nlohmann::json>(chat->tools_).is_array()) {
+        return FieldError("--tools",
+                          absl::StrCat(options.tools, " isn't a JSON list"));
+      }
     }
     if (!options.system.empty()) {
       chat->messages_.push_back({"system", options.system});
