@@ -28,6 +28,11 @@ class Collector {
   // calling thread, at most a few times a second; may start threads, and joins
   // them before it returns. CANCELLED if progress returned false.
   virtual absl::Status Collect(const CollectProgress& progress) = 0;
+
+  // A run collects only what is missing. This is called if output() is there,
+  // and returns a FieldError if the config says that it is something else than
+  // it is. Default: it isn't looked at.
+  virtual absl::Status CheckOutput() const { return absl::OkStatus(); }
 };
 
 }  // namespace capstan

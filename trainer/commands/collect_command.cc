@@ -73,9 +73,9 @@ absl::Status CollectMissing(const LoadedConfig& loaded, PluginHost& host,
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Collector> collector,
                            CreateCollector(loaded, host));
   std::error_code error;
-  if (collector == nullptr ||
-      std::filesystem::exists(collector->output(), error)) {
-    return absl::OkStatus();
+  if (collector == nullptr) return absl::OkStatus();
+  if (std::filesystem::exists(collector->output(), error)) {
+    return loaded.Locate(collector->CheckOutput(), "collect");
   }
   if (!make) {
     return loaded.Locate(

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -231,7 +232,32 @@ absl::StatusOr<std::unique_ptr<DarkroomCollector>> DarkroomCollector::Create(
     const Config& config) {
   CAPSTAN_ASSIGN_OR_RETURN(CollectorSettings settings, ReadSettings(config));
   return std::unique_ptr<DarkroomCollector>(
-      new DarkroomCollector(std::move(settings)));
+      new DarkroomCollector(config, std::move(settings)));
+}
+
+absl::Status DarkroomCollector::CheckOutput() const {
+  const auto file = HistoryReader::Open(settings_.output);
+  // The run's reader says what is wrong with it, and checks a file that
+  // doesn't say what it is by the environment's rules.
+  if (!file.ok() || !(*file)->origin().has_value()) return absl::OkStatus();
+  const HistoryOrigin& is = *(*file)->origin();
+  const HistoryOrigin& wanted = settings_.origin;
+  for (const auto& [field, named, same] :
+       {std::make_tuple(
+            "environment", config_.has_environment(),
+            is.environment == wanted.environment && is.config == wanted.config),
+        {"variant", config_.variant() != Config::GOALS,
+         is.permuted == wanted.permuted},
+        {"grid_size", config_.grid_size() != 0, is.grid == wanted.grid},
+        {"horizon", config_.horizon() != 0, is.horizon == wanted.horizon}}) {
+    if (!named || same) continue;
+    return FieldError(
+        field, absl::StrCat("isn't that of the histories in ", settings_.output,
+                            " (", OriginToJson(is),
+                            "): leave it out, or collect them anew with "
+                            "`trainer collect --force`"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DarkroomCollector::Collect(const CollectProgress& progress) {

@@ -42,11 +42,15 @@ class DarkroomCollector : public Collector {
   std::string output() const override { return settings_.output; }
   // Creates the output's folder if needed. Returns the file's errors.
   absl::Status Collect(const CollectProgress& progress) override;
+  // Whether the file is of the environment that the config names. What the
+  // config leaves out, it takes as the file has it.
+  absl::Status CheckOutput() const override;
 
  private:
-  explicit DarkroomCollector(CollectorSettings settings)
-      : settings_(std::move(settings)) {}
+  DarkroomCollector(const Config& config, CollectorSettings settings)
+      : config_(config), settings_(std::move(settings)) {}
 
+  const Config config_;
   const CollectorSettings settings_;
 };
 

@@ -22,6 +22,7 @@ namespace capstan::darkroom {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 
 EnvironmentSpec Goals() { return Darkroom(Variant::kGoals, {}).spec(); }
@@ -159,6 +160,31 @@ TEST_F(CollectorTest, PermutedActions) {
   EXPECT_EQ(history->states[0], 0);
   EXPECT_EQ(std::accumulate(history->dones.begin(), history->dones.end(), 0),
             16 * 4);
+}
+
+// A run takes the file that is there: its config may not say another thing.
+TEST_F(CollectorTest, WhatIsThereMayNotBeAnotherThing) {
+  config_.set_grid_size(5);
+  config_.set_horizon(10);
+  const auto check = [&] {
+    const auto collector = DarkroomCollector::Create(config_);
+    return collector.ok() ? (*collector)->CheckOutput() : collector.status();
+  };
+  EXPECT_TRUE(check().ok()) << "nothing is there";
+  ASSERT_TRUE(Collect().ok());
+  EXPECT_TRUE(check().ok()) << check();
+  config_.set_grid_size(6);
+  EXPECT_EQ(FieldOf(check()).value_or("none"), "grid_size");
+  EXPECT_THAT(std::string(check().message()),
+              AllOf(HasSubstr(config_.output()), HasSubstr("\"grid\":5"),
+                    HasSubstr("collect --force")));
+  config_.clear_grid_size();
+  config_.set_horizon(11);
+  EXPECT_EQ(FieldOf(check()).value_or("none"), "horizon");
+  config_.clear_horizon();
+  EXPECT_TRUE(check().ok()) << "the file's";
+  config_.set_variant(Config::PERMUTED);
+  EXPECT_EQ(FieldOf(check()).value_or("none"), "variant");
 }
 
 TEST(CollectorSettingsTest, DefaultsAreTheOriginals) {
