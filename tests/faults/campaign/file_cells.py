@@ -144,9 +144,9 @@ def file_cell(name, doc, parts_of, victim_of, cache):
     CELLS[name] = fault
 
 
-file_cell("samples_cache", "A cache of rows or samples: made anew, the same run.",
+file_cell("rows_cache", "A cache of rows: made anew, the same run.",
           lambda files: LLAMA % 4096 + files.fill(CHAT),
-          lambda files: files.newest("*.samples"), True)
+          lambda files: files.newest("*.rows"), True)
 file_cell("unpack_cache", "Unpacked data: unpacked anew, the same run.",
           lambda files: LLAMA % 4096 + files.fill(CHAT, ".gz"),
           lambda files: files.newest("*.json"), True)
