@@ -276,7 +276,7 @@ TEST_F(ServerTest, AnotherWorldSizeInARunWithoutAName) {
 TEST_F(ServerTest, AnotherVersionIsRefused) {
   Start(1);
   Hello hello = TestHello(0, 1);
-  hello.version = 2;
+  hello.version = kMeetingVersion + 1;
   const absl::Status refused = Join(hello).status();
   EXPECT_TRUE(absl::IsNotFound(refused)) << refused;
   EXPECT_THAT(MessageOf(refused), HasSubstr("another build of Capstan"));
