@@ -5,7 +5,8 @@ import dataclasses
 import os
 import struct
 
-HEADER = 128
+# That of the shared memory (base/shared_memory.h), then the ledger's own.
+HEADER = 128 + 128
 GROUPS, RECENT, COLLECTIVE = 6, 32, 88
 GROUP = 24 + RECENT * COLLECTIVE
 SLOT = (128 + GROUPS * GROUP + 127) // 128 * 128
@@ -69,8 +70,11 @@ def doing(pid):
         folder = f"/proc/{pid}/fd"
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
-            if "capstan-ledger" not in os.readlink(path):
+            if "memfd:capstan" not in os.readlink(path):
                 continue
+            size = os.stat(path).st_size - HEADER
+            if size <= 0 or size % SLOT != 0:
+                continue  # of the collectives
             with open(path, "rb") as file:
                 data = file.read()
             for at in range(HEADER, len(data) - SLOT + 1, SLOT):
