@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "cluster/launch/rank_info.h"
 #include "cluster/launch/network.h"
+#include "cluster/launch/rank_info.h"
 
 namespace capstan {
 

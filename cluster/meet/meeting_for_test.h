@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/free_port_for_test.h"
-#include "cluster/launch/rank_info.h"
 #include "cluster/launch/network.h"
+#include "cluster/launch/rank_info.h"
 #include "cluster/meet/protocol.h"
 #include "cluster/meet/rendezvous.h"
 
