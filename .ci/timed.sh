@@ -19,6 +19,8 @@ timed() {  # name least most command..: takes `least` seconds, `most` are given
   if { [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; } &&
     ! grep -qE '^(FAIL: |FAILED )//|: (warning|error): |SUMMARY: ' "$log"; then
     echo "NOT FINISHED: $name: cut off, not counted"
+  elif [ "$status" -eq 78 ]; then
+    echo "NOT RUN: $name: it can't run here, see above"
   else
     count "$name" "$status"
   fi
@@ -51,6 +53,7 @@ timed_parts() {
   else
     echo "NOT RUN: clang-tidy: it can't be installed"
   fi
+  timed "a bare Debian builds the GPU parts" 1200 2400 tests/gpu/bare_root.sh
   sanitize "TSan: cluster/watch, cluster/comm" 400 900 --config=tsan \
     //cluster/watch/... //cluster/comm/...
   if have clang++ clang; then

@@ -10,6 +10,15 @@
 //   hang=FUNCTION  that function never returns
 //   crash=FUNCTION that function crashes
 //   touched=FILE   made by any call, to see who called
+// and what NVML says of the last card, if it isn't well:
+//   ecc=N          uncorrected errors (0)
+//   slowed=MASK    reasons of its clocks (0)
+//   rows           damaged memory waits for its replacement
+//   lanes=N        of its 16 of PCIe (16)
+//   nvlinks=N      active ones of 18 (18)
+//   no_peer        it can't read the others' memory
+//   lost           it doesn't answer
+//   process=PID    holds 30 GiB of it
 // CUDA_VISIBLE_DEVICES is taken as CUDA takes it: indices and beginnings of
 // UUIDs, up to the first that isn't there.
 #include <fcntl.h>
@@ -29,6 +38,7 @@ namespace {
 constexpr int kNoDevice = 100;
 constexpr int kInvalidDevice = 101;
 constexpr int kNvmlNotFound = 6;
+constexpr int kNvmlLost = 15;
 constexpr unsigned long long kMemory = 80ull << 30;
 
 std::vector<std::string> Words(const char* text) {
@@ -97,6 +107,14 @@ int Put(const std::string& text, char* out, int size) {
   return 0;
 }
 
+// A setting of the last card; others have what is usual.
+std::string OfLast(void* device, const std::string& name,
+                   const std::string& usual) {
+  return reinterpret_cast<intptr_t>(device) == std::stoi(Setting("gpus", "1"))
+             ? Setting(name, usual)
+             : usual;
+}
+
 }  // namespace
 
 extern "C" {
@@ -134,7 +152,8 @@ int cuDeviceGetName(char* name, int size, int device) {
 }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 75 ? 9 : 0;
+  // Compute capability 9.0; virtual memory.
+  *value = attribute == 75 ? 9 : attribute == 102 ? 1 : 0;
   return 0;
 }
 
@@ -195,10 +214,125 @@ int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
   return kNvmlNotFound;
 }
 
+int nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = static_cast<unsigned>(std::stoi(Setting("gpus", "1")));
+  return 0;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  *device = reinterpret_cast<void*>(static_cast<intptr_t>(index) + 1);
+  return 0;
+}
+
+int nvmlDeviceGetName(void* device, char* name, unsigned size) {
+  const int card = static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1;
+  return cuDeviceGetName(name, static_cast<int>(size), card);
+}
+
+int nvmlDeviceGetUUID(void* device, char* uuid, unsigned size) {
+  const int card = static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1;
+  return Put(UuidOf(card), uuid, static_cast<int>(size));
+}
+
+int nvmlDeviceGetTemperature(void*, int, unsigned* celsius) {
+  *celsius = 41;
+  return 0;
+}
+
+int nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
+  *milliwatts = 71500;
+  return 0;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void*, unsigned* milliwatts) {
+  *milliwatts = 700000;
+  return 0;
+}
+
+int nvmlDeviceGetUtilizationRates(void*, unsigned* percent) {
+  percent[0] = 12;
+  percent[1] = 3;
+  return 0;
+}
+
+int nvmlDeviceGetClockInfo(void*, int, unsigned* mhz) {
+  *mhz = 345;
+  return 0;
+}
+
+int nvmlDeviceGetMaxClockInfo(void*, int, unsigned* mhz) {
+  *mhz = 1980;
+  return 0;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* device,
+                                              unsigned long long* reasons) {
+  *reasons = std::stoull(OfLast(device, "slowed", "0"));
+  return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(void* device, int, int,
+                                unsigned long long* errors) {
+  *errors = std::stoull(OfLast(device, "ecc", "0"));
+  return 0;
+}
+
+int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected,
+                              unsigned* uncorrected, unsigned* pending,
+                              unsigned* failed) {
+  *corrected = *uncorrected = *failed = 0;
+  *pending = OfLast(device, "rows", "").empty() ? 0 : 1;
+  return 0;
+}
+
+int nvmlDeviceGetPersistenceMode(void*, int* mode) {
+  *mode = 1;
+  return 0;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void* device, unsigned* lanes) {
+  *lanes = static_cast<unsigned>(std::stoi(OfLast(device, "lanes", "16")));
+  return 0;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void*, unsigned* lanes) {
+  *lanes = 16;
+  return 0;
+}
+
+int nvmlDeviceGetNvLinkState(void* device, unsigned link, int* active) {
+  *active = static_cast<int>(link) < std::stoi(OfLast(device, "nvlinks", "18"));
+  return 0;
+}
+
+int nvmlDeviceGetP2PStatus(void* device, void*, int, int* status) {
+  *status = OfLast(device, "no_peer", "").empty() ? 0 : 3;
+  return 0;
+}
+
+// nvmlProcessInfo_t.
+struct FakeProcess {
+  unsigned pid;
+  unsigned long long bytes;
+  unsigned instances[2];
+};
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count,
+                                            FakeProcess* processes) {
+  const std::string pid = OfLast(device, "process", "");
+  *count = pid.empty() ? 0 : 1;
+  if (!pid.empty()) {
+    processes[0] = {static_cast<unsigned>(std::stoi(pid)), 30ull << 30, {}};
+  }
+  return 0;
+}
+
 int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* memory) {
   const auto card = reinterpret_cast<intptr_t>(device) - 1;
+  if (!OfLast(device, "lost", "").empty()) return kNvmlLost;
   memory[0] = kMemory;
   memory[1] = kMemory - ((static_cast<unsigned long long>(card) + 1) << 30);
+  if (!OfLast(device, "process", "").empty()) memory[1] -= 30ull << 30;
   memory[2] = kMemory - memory[1];
   return 0;
 }

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/scratch_folder.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -256,6 +257,17 @@ TEST(HiddenFileTest, LeftOversAreUsedOrRemoved) {
   EXPECT_EQ(*ReadWholeFile(folder + "/x"), "new");
   EXPECT_FALSE(PathExists(folder + "/.x.new"));
   EXPECT_FALSE(PathExists(folder + "/.x.new.2"));
+}
+
+// Not in the current folder.
+TEST(ScratchFolderTest, ATmpdirThatIsGoneIsAnError) {
+  const char* const before = getenv("TMPDIR");
+  const std::string kept = before == nullptr ? "" : before;
+  setenv("TMPDIR", (NewFolder() + "/gone").c_str(), 1);
+  const ScratchFolder folder;
+  EXPECT_FALSE(folder.status().ok());
+  EXPECT_EQ(folder.path(), "");
+  before == nullptr ? unsetenv("TMPDIR") : setenv("TMPDIR", kept.c_str(), 1);
 }
 
 }  // namespace

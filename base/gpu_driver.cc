@@ -39,6 +39,7 @@ struct NvmlMemory {
 // CUdevice_attribute.
 constexpr int kCapabilityMajor = 75;
 constexpr int kCapabilityMinor = 76;
+constexpr int kVirtualMemoryManagement = 102;
 
 // The loader's, or under a test's `root` that of a system without its cache.
 void* Open(const std::string& root, const std::string& name,
@@ -144,6 +145,10 @@ Gpu GpuAt(void* cuda, int device) {
       attribute(&minor, kCapabilityMinor, device) == 0) {
     gpu.compute_capability = 10 * major + minor;
   }
+  int maps = 0;
+  gpu.maps_memory = attribute != nullptr &&
+                    attribute(&maps, kVirtualMemoryManagement, device) == 0 &&
+                    maps != 0;
   const auto memory_of = Find<int(size_t*, int)>(cuda, "cuDeviceTotalMem_v2");
   size_t bytes = 0;
   if (memory_of != nullptr && memory_of(&bytes, device) == 0) {
@@ -196,7 +201,8 @@ void TellDevices(void* cuda, const Nvml& nvml, Teller* teller) {
     }
     teller->Tell({"gpu", gpu.name, gpu.uuid, gpu.bus_id,
                   absl::StrCat(gpu.compute_capability),
-                  absl::StrCat(gpu.memory), absl::StrCat(gpu.free_memory)});
+                  absl::StrCat(gpu.memory), absl::StrCat(gpu.free_memory),
+                  gpu.maps_memory ? "maps" : ""});
   }
   teller->Tell({"end"});
 }
@@ -237,7 +243,7 @@ DriverAnswer ParseDriverAnswer(const std::string& text) {
   for (const absl::string_view line :
        absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     std::vector<std::string> fields = absl::StrSplit(line, '\t');
-    fields.resize(std::max<size_t>(fields.size(), 7));
+    fields.resize(std::max<size_t>(fields.size(), 8));
     const std::string& what = fields[0];
     if (what == "at") answer.stage = fields[1];
     if (what == "end") answer.complete = true;
@@ -255,6 +261,7 @@ DriverAnswer ParseDriverAnswer(const std::string& text) {
     gpu.name = fields[1];
     gpu.uuid = fields[2];
     gpu.bus_id = fields[3];
+    gpu.maps_memory = fields[7] == "maps";
     if (absl::SimpleAtoi(fields[4], &gpu.compute_capability) &&
         absl::SimpleAtoi(fields[5], &gpu.memory) &&
         absl::SimpleAtoi(fields[6], &gpu.free_memory)) {

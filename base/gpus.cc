@@ -9,7 +9,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +27,7 @@
 #include "absl/types/optional.h"
 #include "base/clock.h"
 #include "base/confine.h"
+#include "base/files.h"
 #include "base/gpu_driver.h"
 #include "base/subprocess.h"
 
@@ -47,11 +47,6 @@ constexpr int kNoDevice = 100;
 constexpr int kSystemNotReady = 802;
 constexpr int kDriverMismatch = 803;
 constexpr int kCompatNotSupported = 804;
-
-bool Exists(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0;
-}
 
 // How many entries of a folder begin with `prefix` and a digit.
 std::vector<std::string> Numbered(const std::string& folder,
@@ -127,16 +122,14 @@ std::string Advice(int error) {
       return "another process has it for itself: see nvidia-smi";
     case kSystemNotReady:
       return "GPUs behind NVSwitch need the service nvidia-fabricmanager: "
-             "start "
-             "it";
+             "start it";
     case kDriverMismatch:
       return "the driver's library and the kernel's module are of different "
              "versions: restart the machine (or the container) after an update "
              "of the driver";
     case kCompatNotSupported:
       return "CUDA's compatibility package doesn't work with this GPU: take "
-             "its "
-             "folder out of LD_LIBRARY_PATH";
+             "its folder out of LD_LIBRARY_PATH";
     default:
       return "does nvidia-smi work? The kernel's log (dmesg) may say more";
   }
@@ -165,7 +158,7 @@ std::string ReadUntil(int from, double deadline) {
   return text;
 }
 
-// What becomes of the child once it has said all, or is late: how it ended, "".
+// What becomes of the child once it has said all, or is late: how it ended, ""
 // if well. A driver can hold its process in the kernel, where no signal ends
 // it.
 std::string EndOf(pid_t child, bool complete, double limit_seconds) {
@@ -212,6 +205,14 @@ DriverAnswer AskInChild(const GpuProbe& probe, std::string* end) {
   return answer;
 }
 
+// By a scheduler's control group, or a container.
+void NoteNoneGiven(GpuReport* report) {
+  if (report->on_machine == 0) return;
+  report->note =
+      absl::StrCat("this machine has ", report->on_machine,
+                   " NVIDIA GPUs, but none is given to this container or job");
+}
+
 // No library, but perhaps a device.
 void JudgeWithoutLibrary(const std::string& why, int opens, GpuReport* report) {
   // A container that was given the device, but not the driver's libraries.
@@ -220,10 +221,8 @@ void JudgeWithoutLibrary(const std::string& why, int opens, GpuReport* report) {
         "there is a GPU, but not the driver's library (", why,
         "): install the NVIDIA driver's libraries, or in a container start it "
         "with --gpus=all (nvidia-container-toolkit) or --nv"));
-  } else if (report->on_machine > 0) {
-    report->note = absl::StrCat(
-        "this machine has ", report->on_machine,
-        " NVIDIA GPUs, but none is given to this container or job");
+  } else {
+    NoteNoneGiven(report);
   }
 }
 
@@ -257,11 +256,8 @@ void JudgeNoDevice(const char* visible, int opens, GpuReport* report) {
     report->status = CannotUse(
         "the driver opens them, but CUDA shows none: does nvidia-smi list "
         "them? With MIG on, instances must be made first");
-  } else if (report->on_machine > 0) {
-    // A scheduler's control group, or a container.
-    report->note = absl::StrCat(
-        "this machine has ", report->on_machine,
-        " NVIDIA GPUs, but none is given to this container or job");
+  } else {
+    NoteNoneGiven(report);
   }
 }
 
@@ -299,8 +295,8 @@ GpuReport AskDriver(const GpuProbe& probe) {
   void* const loaded =
       root.empty() ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD) : nullptr;
   if (loaded != nullptr) dlclose(loaded);
-  if (loaded == nullptr && devices.empty() && !Exists(module) &&
-      !Exists(root + "/dev/nvidiactl") && !Exists(root + "/dev/dxg")) {
+  if (loaded == nullptr && devices.empty() && !PathExists(module) &&
+      !PathExists(root + "/dev/nvidiactl") && !PathExists(root + "/dev/dxg")) {
     return report;
   }
   report.on_machine = static_cast<int>(Numbered(module + "/gpus", "").size());
@@ -365,6 +361,15 @@ int LeastComputeCapability() {
                        : std::min(least, gpu.compute_capability);
   }
   return least;
+}
+
+std::string GpuAllocatorSettings(const std::vector<Gpu>& gpus) {
+  for (const char* own : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    if (getenv(own) != nullptr) return "";
+  }
+  const bool all = std::all_of(gpus.begin(), gpus.end(),
+                               [](const Gpu& gpu) { return gpu.maps_memory; });
+  return all && !gpus.empty() ? "expandable_segments:True" : "";
 }
 
 }  // namespace capstan

@@ -22,7 +22,9 @@ struct Gpu {
   std::string uuid;
   std::string bus_id;          // of PCI, "0000:17:00.0"; empty: unknown
   int compute_capability = 0;  // 90 is 9.0; 0: unknown
-  int64_t memory = 0;          // bytes in all; 0: unknown
+  // Whether its memory can be mapped to reserved addresses (cuMemMap).
+  bool maps_memory = false;
+  int64_t memory = 0;  // bytes in all; 0: unknown
   // Bytes free when the driver was asked, the process's own CUDA context
   // included; all of it where NVML isn't there.
   int64_t free_memory = 0;
@@ -71,6 +73,12 @@ int64_t FreeGpuMemory();
 
 // Least compute capability of a visible GPU (80 is 8.0); 0: unknown.
 int LeastComputeCapability();
+
+// The settings for LibTorch's allocator of GPU memory before its first use:
+// segments that grow (expandable_segments), which leave no gaps that are too
+// small between them, where all of `gpus` map memory. "": none, also if the
+// user's environment has settings.
+std::string GpuAllocatorSettings(const std::vector<Gpu>& gpus);
 
 // Opens the driver's library, libcuda.so.1, for this process: also where the
 // loader wouldn't look (WSL2). Null, and why in *error, if it isn't there.

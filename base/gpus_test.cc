@@ -132,6 +132,23 @@ TEST_F(GpusTest, WhatTheDriverKnows) {
   EXPECT_EQ(gpu.compute_capability, 90);
   EXPECT_EQ(gpu.memory, int64_t{80} << 30);
   EXPECT_EQ(gpu.free_memory, int64_t{78} << 30);
+  EXPECT_TRUE(gpu.maps_memory);
+}
+
+// The user's own settings win, and a GPU that can't map has LibTorch's.
+TEST_F(GpusTest, SegmentsGrowWhereMemoryIsMapped) {
+  HasCards(2);
+  InstallDriver();
+  std::vector<Gpu> gpus = Ask().gpus;
+  EXPECT_EQ(GpuAllocatorSettings(gpus), "expandable_segments:True");
+  EXPECT_EQ(GpuAllocatorSettings({}), "");
+  for (const char* own : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    setenv(own, "max_split_size_mb:512", 1);
+    EXPECT_EQ(GpuAllocatorSettings(gpus), "");
+    unsetenv(own);
+  }
+  gpus[1].maps_memory = false;
+  EXPECT_EQ(GpuAllocatorSettings(gpus), "");
 }
 
 TEST_F(GpusTest, VisibleByIndexUuidAndMigName) {

@@ -88,18 +88,16 @@ absl::Status MapInOrder(int threads,
     const auto ready = [&] {
       return waiting.count(taken) > 0 || (at_end && taken == begun);
     };
-    while (poll && status.ok()) {
-      if (std::chrono::steady_clock::now() >= next_poll) {
-        lock.unlock();
-        status = poll();
-        lock.lock();
-        next_poll = std::chrono::steady_clock::now() + kPollInterval;
-      } else if (changed.wait_until(lock, next_poll, ready)) {
-        break;
-      }
+    if (!poll) {
+      changed.wait(lock, ready);
+    } else if (std::chrono::steady_clock::now() >= next_poll) {
+      lock.unlock();
+      status = poll();
+      next_poll = std::chrono::steady_clock::now() + kPollInterval;
+      continue;
+    } else if (!changed.wait_until(lock, next_poll, ready)) {
+      continue;
     }
-    if (!status.ok()) break;
-    changed.wait(lock, ready);
     const auto found = waiting.find(taken);
     if (found == waiting.end()) break;
     absl::StatusOr<Out> made = std::move(found->second);

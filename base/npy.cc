@@ -229,8 +229,8 @@ absl::StatusOr<std::shared_ptr<const NpyArray>> NpyArray::Open(
   CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path));
   absl::StatusOr<NpyHeader> header = ParseNpyHeader(file->bytes());
   if (!header.ok()) {
-    return absl::Status(header.status().code(),
-                        absl::StrCat(path, " ", header.status().message()));
+    return WithMessage(header.status(),
+                       absl::StrCat(path, " ", header.status().message()));
   }
   return std::shared_ptr<const NpyArray>(
       new NpyArray(std::move(file), *std::move(header)));

@@ -20,8 +20,13 @@ class ScratchFolder {
  public:
   ScratchFolder() {
     std::error_code error;
-    path_ = (std::filesystem::temp_directory_path(error) / "capstan-XXXXXX")
-                .string();
+    const std::filesystem::path parent =
+        std::filesystem::temp_directory_path(error);
+    if (error) {
+      status_ = WriteError("$TMPDIR", error.value());
+      return;
+    }
+    path_ = (parent / "capstan-XXXXXX").string();
     if (mkdtemp(&path_[0]) != nullptr) return;
     status_ = WriteError(path_, errno);
     path_.clear();

@@ -55,15 +55,18 @@ absl::optional<std::string> FieldOf(const absl::Status& status) {
   return std::string(*field);
 }
 
-absl::Status Annotate(const absl::Status& status, absl::string_view context) {
-  if (status.ok()) return status;
-  absl::Status annotated(status.code(),
-                         absl::StrCat(context, ": ", status.message()));
+absl::Status WithMessage(const absl::Status& status,
+                         absl::string_view message) {
+  absl::Status other(status.code(), message);
   status.ForEachPayload(
-      [&annotated](absl::string_view url, const absl::Cord& payload) {
-        annotated.SetPayload(url, payload);
+      [&other](absl::string_view url, const absl::Cord& payload) {
+        other.SetPayload(url, payload);
       });
-  return annotated;
+  return other;
+}
+
+absl::Status Annotate(const absl::Status& status, absl::string_view context) {
+  return WithMessage(status, absl::StrCat(context, ": ", status.message()));
 }
 
 absl::Status CurrentExceptionToStatus() {

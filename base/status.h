@@ -19,6 +19,9 @@ absl::Status FieldError(absl::string_view field, absl::string_view problem);
 // The field named by FieldError, if `status` came from it.
 absl::optional<std::string> FieldOf(const absl::Status& status);
 
+// `status` with another message; keeps payloads.
+absl::Status WithMessage(const absl::Status& status, absl::string_view message);
+
 // Prefixes the message with "context: "; keeps payloads.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 

@@ -16,9 +16,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 #include <stdio.h>
 
 #include <algorithm>
@@ -32,6 +32,8 @@
 #include "cluster/comm/gpu_tools.h"
 #include "cluster/launch/rank_info.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/optimizer/adamw.h"
+#include "kernels/optimizer/adamw_8bit.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/profile/gpu_specs.h"
 
@@ -81,11 +83,23 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
   const at::Tensor parameters = at::ones({rows, kWidth}, floats);
   const at::Tensor mean = at::zeros({rows, kWidth}, floats);
   const at::Tensor square = at::zeros({rows, kWidth}, floats);
+  const auto bfloats = options.dtype(at::kBFloat16);
+  const at::Tensor mean16 = at::zeros({rows, kWidth}, bfloats);
+  const at::Tensor square16 = at::zeros({rows, kWidth}, bfloats);
+  const auto bytes_of = options.dtype(at::kByte);
+  const at::Tensor mean8 = at::zeros({rows, kWidth}, bytes_of);
+  const at::Tensor square8 = at::zeros({rows, kWidth}, bytes_of);
+  const at::Tensor mean_scales =
+      at::zeros({rows * kWidth / kernels::kBlockOf8Bit}, floats);
+  const at::Tensor square_scales = at::zeros_like(mean_scales);
   const at::Tensor targets = at::zeros({rows}, options.dtype(at::kLong));
   const at::Tensor samples = at::arange(1, options.dtype(at::kLong));
   at::Tensor embedding = at::zeros({1024, kWidth}, options);
   const at::Tensor tokens =
       at::arange(rows, options.dtype(at::kLong)).remainder(1024);
+  // Of eight choices a row, half of x's rows.
+  const at::Tensor choices =
+      at::arange(rows / 16 * 8, options.dtype(at::kLong)).mul(2);
   return {
       {"rms_norm", 2 * matrix,
        [=, &kernels] { cuda::RmsNorm(kernels, x, weight, 1e-5); }},
@@ -114,20 +128,24 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
        [=, &kernels]() mutable {
          cuda::EmbeddingBackward(kernels, y, tokens, embedding);
        }},
+      // Gradients, parameters and two moments, all but the first written, too.
       {"adamw", parameters.numel() * (size + 6 * 4),
        [=, &kernels] {
-         cuda::AdamWArgs args = {};
-         args.gradient_dtype = cuda::TypeOf(x);
-         args.gradient = x.const_data_ptr();
-         args.parameter = parameters.mutable_data_ptr<float>();
-         args.exp_avg = mean.mutable_data_ptr<float>();
-         args.exp_avg_sq = square.mutable_data_ptr<float>();
-         args.working_dtype = cuda::DType::kNone;
-         args.factors = {1.0f, 1.0f, 0.1f, 0.95f, 0.05f, 1e-4f, 1.0f, 1e-8f};
-         args.n = parameters.numel();
-         const char* error =
-             kernels.adamw(args, kernels.current_stream(x.get_device()));
-         TORCH_CHECK(error == nullptr, error);
+         kernels::AdamWByKernel(kernels, {}, {x, parameters, mean, square});
+       }},
+      {"adamw_bf16", parameters.numel() * (size + 2 * 4 + 4 * 2),
+       [=, &kernels] {
+         kernels::AdamWByKernel(kernels, {}, {x, parameters, mean16, square16});
+       }},
+      {"adamw_8bit", parameters.numel() * (size + 2 * 4 + 4),
+       [=, &kernels] {
+         kernels::AdamW8BitByKernel(
+             kernels, {},
+             {x, parameters, mean8, mean_scales, square8, square_scales});
+       }},
+      {"sum_chosen", (rows / 2 + rows / 16) * kWidth * size,
+       [=, &kernels] {
+         cuda::SumChosen(kernels, x, choices, 8, at::Tensor(), at::Tensor());
        }},
       {"squared_sum", matrix, [=, &kernels] { cuda::SquaredSum(kernels, x); }},
   };
@@ -146,7 +164,7 @@ int Main(int64_t mib) {
     return 1;
   }
   const cuda::CudaKernels* kernels = cuda::Cuda();
-  if (kernels == nullptr || !kernels->supports(0)) {
+  if (kernels == nullptr || kernels->capability(0) < cuda::kLeastCapability) {
     std::fprintf(stderr, "no kernels for this GPU\n");
     return 1;
   }

@@ -95,25 +95,30 @@ class Hosts:
         self.names = []
 
 
+def rank_environment(hosts, host, ranks=1, local=0, port=PORT):
+    """What torchrun tells rank `local` of the `ranks` on `host`."""
+    return dict(
+        os.environ,
+        RANK=str(host * ranks + local),
+        WORLD_SIZE=str(hosts.count * ranks),
+        LOCAL_RANK=str(local),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR=address(0),
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="eth0",
+        # One kernel and one name: they would look like one host.
+        CAPSTAN_HOST_ID=str(host),
+        OMP_NUM_THREADS="1",
+    )
+
+
 def measure(hosts, ranks, binary, sizes, flat):
     """Rank 0's table, of `ranks` ranks on each of `hosts`."""
     processes = []
     with contextlib.ExitStack() as stack:
         for host in range(hosts.count):
             for local in range(ranks):
-                environment = dict(
-                    os.environ,
-                    RANK=str(host * ranks + local),
-                    WORLD_SIZE=str(hosts.count * ranks),
-                    LOCAL_RANK=str(local),
-                    LOCAL_WORLD_SIZE=str(ranks),
-                    MASTER_ADDR=address(0),
-                    MASTER_PORT=str(PORT),
-                    GLOO_SOCKET_IFNAME="eth0",
-                    # One kernel and one name: they would look like one host.
-                    CAPSTAN_HOST_ID=str(host),
-                    OMP_NUM_THREADS="1",
-                )
+                environment = rank_environment(hosts, host, ranks, local)
                 environment.pop("CAPSTAN_CPU_COLLECTIVES", None)
                 if flat:
                     environment["CAPSTAN_CPU_COLLECTIVES"] = "gloo"

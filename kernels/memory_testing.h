@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "kernels/memory.h"
+#include "kernels/plain_products_for_test.h"
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {

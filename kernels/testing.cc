@@ -81,7 +81,7 @@ Tensors RunBoth(const Operator& op, const Tensors& inputs,
                          : t);
   }
   const at::Tensor y = op(leaves);
-  (y * OutputWeights(y).to(y.dtype())).sum().backward();
+  (y * OutputWeights(y).to(y.options())).sum().backward();
   Tensors results = {y.detach()};
   for (const at::Tensor& leaf : leaves) {
     if (leaf.is_floating_point()) results.push_back(leaf.grad());

@@ -42,22 +42,27 @@ if(NOT TARGET Capstan::sdk)
       "-L${CAPSTAN_SDK_DIR}/lib;-lcapstan_strategies;-lcapstan_kernels_dispatch;-Wl,--no-as-needed;-L${CAPSTAN_TORCH_DIR}/lib;-ltorch_cpu;-lc10;-l:libgomp.so.1;-lcapstan_core;${_capstan_flags};-ldl")
 endif()
 
-# VENDOR/NAME: a folder with NAME.proto, .cc files and, if there is one,
-# conformance_test.cc, whose suite is known by the header that it includes.
+# VENDOR/NAME: a folder with .cc files, NAME.proto unless it is a command, and,
+# if there is one, conformance_test.cc, whose suite is known by the header that
+# it includes.
 function(capstan_add_plugin folder)
   string(REPLACE "/" "_" name ${folder})
   get_filename_component(stem ${folder} NAME)
   set(out ${CMAKE_BINARY_DIR}/${folder})
   file(MAKE_DIRECTORY ${out})
-  add_custom_command(
-    OUTPUT ${out}/${stem}.pb.cc ${out}/${stem}.pb.h
-    COMMAND ${CAPSTAN_PROTOC} -I${CMAKE_SOURCE_DIR} -I${CAPSTAN_SDK_DIR}/include
-            -I/usr/include --cpp_out=${CMAKE_BINARY_DIR}
-            ${CMAKE_SOURCE_DIR}/${folder}/${stem}.proto
-    DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/${stem}.proto)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cc)
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
-  add_library(${name} SHARED ${sources} ${out}/${stem}.pb.cc)
+  set(proto ${CMAKE_SOURCE_DIR}/${folder}/${stem}.proto)
+  if(EXISTS ${proto})
+    add_custom_command(
+      OUTPUT ${out}/${stem}.pb.cc ${out}/${stem}.pb.h
+      COMMAND ${CAPSTAN_PROTOC} -I${CMAKE_SOURCE_DIR}
+              -I${CAPSTAN_SDK_DIR}/include -I/usr/include
+              --cpp_out=${CMAKE_BINARY_DIR} ${proto}
+      DEPENDS ${proto})
+    list(APPEND sources ${out}/${stem}.pb.cc)
+  endif()
+  add_library(${name} SHARED ${sources})
   target_include_directories(${name} PRIVATE
     ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   target_link_libraries(${name} PRIVATE Capstan::sdk -Wl,--no-undefined

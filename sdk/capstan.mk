@@ -44,12 +44,15 @@ $(CAPSTAN_BUILD)/%.o: %.cc
 $(CAPSTAN_BUILD)/%.pb.o: $(CAPSTAN_BUILD)/%.pb.cc
 	$(CXX) $(CAPSTAN_CXXFLAGS) $(CXXFLAGS) -MMD -c $< -o $@
 
-# VENDOR/NAME: a folder with NAME.proto, .cc files and, if there is one,
-# conformance_test.cc, whose suite is known by the header that it includes.
+# VENDOR/NAME: a folder with .cc files, NAME.proto unless it is a command, and,
+# if there is one, conformance_test.cc, whose suite is known by the header that
+# it includes.
 define capstan_plugin
 $(1)_out := $(CAPSTAN_BUILD)/$(1)
 $(1)_library := $(CAPSTAN_BUILD)/$(1)/lib$(subst /,_,$(1)).so
-$(1)_objects := $(CAPSTAN_BUILD)/$(1)/$(notdir $(1)).pb.o \
+$(1)_proto := $(if $(wildcard $(1)/$(notdir $(1)).proto),\
+  $(CAPSTAN_BUILD)/$(1)/$(notdir $(1)).pb)
+$(1)_objects := $$(addsuffix .o,$$($(1)_proto)) \
   $(patsubst %.cc,$(CAPSTAN_BUILD)/%.o,\
     $(filter-out %_test.cc,$(wildcard $(1)/*.cc)))
 $(1)_suite := $(shell sed -n \
@@ -57,7 +60,7 @@ $(1)_suite := $(shell sed -n \
   $(1)/conformance_test.cc 2>/dev/null)
 
 $$($(1)_objects) $$($(1)_out)/conformance_test.o: \
-  | $(CAPSTAN_BUILD)/$(1)/$(notdir $(1)).pb.h
+  | $$(addsuffix .h,$$($(1)_proto))
 -include $$($(1)_objects:.o=.d) $$($(1)_out)/conformance_test.d
 
 $$($(1)_library): $$($(1)_objects)

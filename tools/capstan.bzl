@@ -127,6 +127,10 @@ def capstan_proto(
     that owns it, or (in_core) into libcapstan_core.so. Two copies of one
     generated file in a process abort inside protobuf.
 
+    The object has a section capstan_docs: the file's descriptor with its
+    comments, as a FileDescriptorSet (host/plugins: ReadConfigDocs). Those of
+    several files in one library, one behind the other, are one set, too.
+
     Args:
       name: the library; NAME_hdrs holds only the generated header.
       src: the .proto file. Its name, by which protobuf knows it in a process,
@@ -144,14 +148,21 @@ def capstan_proto(
     stem = src[:-len(".proto")]
     root = _root()
     out = "$(BINDIR)" if root == "." else "$(BINDIR)/" + root
+    protoc = "$(location @system//:bin/protoc) -I%s -I%s -I/usr/include $(location %s) " % (
+        root,
+        _OPTIONS_PROTO.workspace_root or ".",
+        src,
+    )
     native.genrule(
         name = name + "_gen",
         srcs = [src],
         outs = [stem + ".pb.h", stem + ".pb.cc"],
-        cmd = "$(location @system//:bin/protoc) -I%s -I%s -I/usr/include " % (
-            root,
-            _OPTIONS_PROTO.workspace_root or ".",
-        ) + "--cpp_out=%s $(location %s)" % (out, src) + rename,
+        cmd = protoc + "--cpp_out=%s" % out + rename + " && " + protoc +
+              "--include_source_info --descriptor_set_out=/dev/stdout | " +
+              "od -An -v -tx1 -w64 | sed " +
+              "-e '1i asm(\".pushsection capstan_docs,\\\\\"aR\\\\\"\\\\n\"' " +
+              "-e 's/ /,0x/g; s/^,/\".byte /; s/$$/\\\\n\"/' " +
+              "-e '$$a \".popsection\");' >> $(RULEDIR)/" + stem + ".pb.cc",
         exec_tools = ["@system//:bin/protoc", _OPTIONS_PROTO],
     )
     native.cc_library(
@@ -342,7 +353,7 @@ def capstan_plugin(
             srcs = ["conformance_test.cc"],
             size = "medium",
             data = [":" + library] + test_data,
-            deps = [Label("//tests/conformance:" + suite) for suite in conformance],
+            deps = [Label("//tests/conformance:" + suite) for suite in conformance] + test_deps,
         )
 
 def capstan_test(name, srcs, deps = [], size = "small", **kwargs):

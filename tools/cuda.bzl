@@ -18,6 +18,34 @@ _ARCHITECTURES = [
 _OWN_FOLDER = ("export TMPDIR=$$(mktemp -d); " +
                "trap 'rm -rf $$TMPDIR' EXIT; ")
 
+def _compile(options):
+    """The command that compiles, without what to compile."""
+    repository = native.repository_name()[1:]
+    root = "external/" + repository if repository else "."
+    return " ".join([
+        NVCC,
+        "-std=c++17 -O3 -I%s -Xcompiler=-fPIC,-fvisibility=hidden" % root,
+    ] + options)
+
+def cuda_ptx(kernel, hdrs = [], options = []):
+    """X.ptx of a file X.cu, with the source's lines; for tests.
+
+    Args:
+      kernel: the .cu file.
+      hdrs: headers that it includes.
+      options: more options of nvcc.
+    """
+    if not HAS_CUDA:
+        return
+    native.genrule(
+        name = kernel.replace(".", "_") + "_ptx",
+        srcs = [kernel] + hdrs,
+        outs = [kernel[:-len(".cu")] + ".ptx"],
+        cmd = _OWN_FOLDER + _compile(options) +
+              " -arch=compute_90 -ptx -lineinfo $(location %s) -o $@" % kernel,
+        message = "Compiling kernels",
+    )
+
 def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """lib*.so of .cu files, to be opened at run time where a GPU is.
 
@@ -37,24 +65,19 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
     """
     if not HAS_CUDA:
         return
-    repository = native.repository_name()[1:]
-    root = "external/" + repository if repository else "."
     objects = []
     code = []
     for kernel in kernels:
         stem = kernel[:-len(".cu")]
         out = stem + ".cu.o"
         objects.append(out)
-        compile = " ".join([
-            NVCC,
-            "-std=c++17 -O3 -I%s -Xcompiler=-fPIC,-fvisibility=hidden" % root,
-        ] + kernel_opts.get(kernel, []))
+        options = kernel_opts.get(kernel, [])
         native.genrule(
             name = kernel.replace(".", "_") + "_object",
             srcs = [kernel] + hdrs,
             outs = [out, stem + ".ptxas.txt"],
             cmd = _OWN_FOLDER + " ".join(
-                [compile] +
+                [_compile(options)] +
                 ["'%s'" % flag for flag in _ARCHITECTURES] + [
                     "-Xptxas=-v -c $(location %s)" % kernel,
                     "-o $(location %s) 2> $(location %s.ptxas.txt)" % (out, stem),
@@ -63,13 +86,7 @@ def cuda_library(name, kernels, srcs, hdrs, deps = [], kernel_opts = {}):
             ),
             message = "Compiling kernels",
         )
-        native.genrule(
-            name = kernel.replace(".", "_") + "_ptx",
-            srcs = [kernel] + hdrs,
-            outs = [stem + ".ptx"],
-            cmd = _OWN_FOLDER + compile + " -arch=compute_90 -ptx $(location %s) -o $@" % kernel,
-            message = "Compiling kernels",
-        )
+        cuda_ptx(kernel, hdrs, options)
         code.extend([out, stem + ".ptxas.txt", stem + ".ptx"])
     native.filegroup(
         name = name + "_code",

@@ -102,12 +102,12 @@ def content(path, checkout):
         return None
     if path.suffix == ".jsonl":
         return [without_times(json.loads(line)) for line in open(path)]
-    if path.name == "summary.json":
-        return without_times(json.load(open(path)))
     if path.suffix in (".json", ".pbtxt"):
         # Data that the build makes is named by the checkout's folder, of which
         # a manifest has a checksum.
         text = path.read_text().replace(checkout, "CHECKOUT")
+        if path.name == "summary.json":
+            return without_times(json.loads(text))
         if path.name == "manifest.json":
             text = text[:text.rindex('"crc32c"')]
         return text

@@ -3,6 +3,8 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace capstan {
@@ -22,11 +24,15 @@ bool HasAvx512Bf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kBf16) != 0;
 }
 
+// Asks the kernel, as kernels/gemm does before it uses it.
 bool HasAmx() {
   unsigned int a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned int kBf16AndTiles = (1u << 22) | (1u << 24);  // of EDX
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
-         (d & kBf16AndTiles) == kBf16AndTiles;
+         (d & kBf16AndTiles) == kBf16AndTiles &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
 

@@ -27,7 +27,7 @@ bool OnIntel();
 
 // Whether products of bfloat16 are faster than of float32: in pairs but on
 // Intel's processors (docs/decisions/kernels.md has what was measured), or with
-// AMX (Sapphire Rapids and later).
+// AMX (Sapphire Rapids and later) if the kernel grants it.
 bool HasFastBf16Products();
 
 // For a function written once and compiled for each set.

@@ -164,9 +164,16 @@ absl::Status AgreeOrStop(ProcessGroup& group, const absl::Status& mine,
   const bool stopped = absl::IsCancelled(mine);
   CAPSTAN_RETURN_IF_ERROR(
       Agree(group, stopped ? absl::OkStatus() : mine, what));
-  CAPSTAN_ASSIGN_OR_RETURN(const bool any, AnyRank(group, stopped));
-  if (!any) return absl::OkStatus();
-  AdoptStop(SIGTERM);
+  const int signal = StopRequested() != 0 ? StopRequested() : SIGTERM;
+  std::vector<double> signals;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    signals = FromAllRanks(group, stopped ? signal : 0);
+    return absl::OkStatus();
+  }));
+  const auto first = std::find_if(signals.begin(), signals.end(),
+                                  [](double of_rank) { return of_rank > 0; });
+  if (first == signals.end()) return absl::OkStatus();
+  AdoptStop(static_cast<int>(*first));
   return absl::CancelledError("stopped by a signal");
 }
 

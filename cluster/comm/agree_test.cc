@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "base/lost_peer.h"
 #include "cluster/comm/collectives_for_test.h"
 #include "cluster/comm/ranks_for_test.h"
+#include "cluster/launch/launcher.h"
 
 namespace capstan {
 namespace {
@@ -260,6 +262,19 @@ TEST_P(AgreeTest, ARankThatFailsStopsTheOthers) {
     Require(Rounds(group, &poll, 7, -1, -1) == 7, "without a failure");
     // All ranks are at the same next collective.
     Require(FromAllRanks(*group, 1.0).size() == 2, "after all");
+  };
+  EXPECT_EQ(RunRanks(GetParam(), 2, check), 0);
+}
+
+// The kernel's SIGXCPU comes to ranks at different times.
+TEST_P(AgreeTest, TheSignalOfOneRankIsThatOfAll) {
+  const auto check = [](ProcessGroup* group) {
+    Require(AgreeOrStop(*group, StopStatus(), "go on").ok(), "none has come");
+    if (group->rank() == 1) AdoptStop(SIGXCPU);
+    Require(absl::IsCancelled(AgreeOrStop(*group, StopStatus(), "go on")),
+            "it stops all");
+    Require(StopRequested() == SIGXCPU,
+            "which signal: " + std::to_string(StopRequested()));
   };
   EXPECT_EQ(RunRanks(GetParam(), 2, check), 0);
 }

@@ -406,6 +406,34 @@ std::unique_ptr<Work> AsyncGroup::Broadcast(const at::Tensor& tensor,
                });
 }
 
+std::unique_ptr<Work> AsyncGroup::AllToAll(const at::Tensor& output,
+                                           const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.nbytes(), input.nbytes());
+  CHECK_EQ(input.numel() % size(), 0);
+  if (input.numel() == 0) return NothingToWaitFor();
+  return Begin("all-to-all", input.nbytes(), RingBytes(input.nbytes()),
+               [this, output, input] {
+                 return collectives_->AllToAll(Data(output), Data(input),
+                                               input.nbytes() / size());
+               });
+}
+
+std::unique_ptr<Work> AsyncGroup::SendRecv(const at::Tensor& output, int from,
+                                           const at::Tensor& input, int to) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.nbytes(), input.nbytes());
+  CHECK_LT(std::max(from, to), size());
+  if (input.numel() == 0) return NothingToWaitFor();
+  return Begin("send-recv", input.nbytes(), to < 0 ? 0 : input.nbytes(),
+               [this, output, from, input, to] {
+                 return collectives_->SendRecv(Data(output), from, Data(input),
+                                               to, input.nbytes());
+               });
+}
+
 void AsyncGroup::AllReduceHost(absl::Span<double> values) {
   if (values.empty()) return;
   const int64_t bytes = static_cast<int64_t>(values.size()) * sizeof(double);

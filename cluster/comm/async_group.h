@@ -43,6 +43,10 @@ class AsyncGroup : public ProcessGroup, public PhaseGroup {
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override;
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  std::unique_ptr<Work> AllToAll(const at::Tensor& output,
+                                 const at::Tensor& input) override;
+  std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
+                                 const at::Tensor& input, int to) override;
   void AllReduceHost(absl::Span<double> values) override;
   CommunicationStats stats() const override { return meter_->stats(); }
 

@@ -10,7 +10,23 @@
 
 namespace capstan {
 
+namespace {
+
+// What NCCL itself says (ncclGetLastError), which c10d puts on a line after the
+// rest; "" if it says nothing.
+std::string NcclText(absl::string_view what) {
+  constexpr absl::string_view kBefore = "Last error:\n";
+  const size_t at = what.find(kBefore);
+  if (at == absl::string_view::npos) return "";
+  what.remove_prefix(at + kBefore.size());
+  return std::string(
+      absl::StripAsciiWhitespace(what.substr(0, what.find('\n'))));
+}
+
+}  // namespace
+
 std::string BackendMessage(absl::string_view what) {
+  const std::string nccl = NcclText(what);
   what = what.substr(0, what.find('\n'));
   // Gloo's messages begin with its source location: "[..pair.cc:534]
   // Connection".
@@ -23,7 +39,9 @@ std::string BackendMessage(absl::string_view what) {
   // NCCL's "was aborted on rank 1. " may be followed by a reason.
   what = absl::StripTrailingAsciiWhitespace(what);
   absl::ConsumeSuffix(&what, ".");
-  return std::string(what);
+  return nccl.empty() || absl::StrContains(what, nccl)
+             ? std::string(what)
+             : absl::StrCat(what, ": ", nccl);
 }
 
 bool IsTimeout(absl::string_view message) {

@@ -10,7 +10,7 @@
 namespace capstan {
 
 // Returns the message of an exception of c10d or Gloo, without its source
-// location and general advice.
+// location and general advice, and with what NCCL itself has said.
 std::string BackendMessage(absl::string_view what);
 
 // Whether such a message reports a timeout.

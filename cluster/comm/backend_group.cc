@@ -27,7 +27,7 @@ namespace {
 // even if NCCL runs out of memory: its communicators can't be used again, so no
 // smaller batch can be tried.
 [[noreturn]] void Fail(int rank, absl::string_view collective,
-                       absl::string_view what) {
+                       absl::string_view what, bool timed_out = false) {
   if (IsOutOfMemory(what)) {
     throw CommunicationError(absl::StrCat(
         "rank ", rank, ": out of memory of the GPU, in NCCL, during ",
@@ -35,7 +35,7 @@ namespace {
         "(launch.nccl.buffer_mib)"));
   }
   const std::string message = BackendMessage(what);
-  const bool timed_out = IsTimeout(message);
+  timed_out |= IsTimeout(message);
   throw CommunicationError(
       absl::StrCat("rank ", rank,
                    timed_out ? " waited too long for another rank during "
@@ -44,16 +44,27 @@ namespace {
 }
 
 // Calls `function`; exceptions due to a lost peer or network become
-// CommunicationError, others propagate.
+// CommunicationError, others propagate. On a device (else both may be null) the
+// collective that failed may be an earlier one, which `progress` knows, and why
+// its communicator was aborted, `backend` does.
 template <typename Function>
-auto Translate(int rank, absl::string_view collective, Function function) {
+auto Translate(int rank, const char* collective, const GroupProgress* progress,
+               c10d::Backend* backend, Function function) {
+  const auto name = [&]() -> std::string {
+    const std::string failed = progress != nullptr ? progress->Failed() : "";
+    return failed.empty() ? collective : failed;
+  };
+  const auto timed_out = [&] {
+    return progress != nullptr &&
+           backend->getError() == c10d::ErrorType::TIMEOUT;
+  };
   try {
     return function();
   } catch (const c10::DistError& e) {
-    Fail(rank, collective, e.what_without_backtrace());
+    Fail(rank, name(), e.what_without_backtrace(), timed_out());
   } catch (const std::runtime_error& e) {
     // gloo::IoException and related types; c10::Error isn't one of them.
-    Fail(rank, collective, e.what());
+    Fail(rank, name(), e.what(), timed_out());
   }
 }
 
@@ -65,7 +76,9 @@ class BackendWork : public Work {
               std::vector<at::Tensor> tensors, int rank, const char* collective,
               std::shared_ptr<std::atomic<int>> under_way,
               std::shared_ptr<CommunicationMeter> meter,
-              std::shared_ptr<DeviceTimes> times, std::function<void()> finish)
+              std::shared_ptr<DeviceTimes> times,
+              std::shared_ptr<GroupProgress> progress, c10d::Backend* backend,
+              std::function<void()> finish)
       : work_(std::move(work)),
         tensors_(std::move(tensors)),
         rank_(rank),
@@ -73,13 +86,16 @@ class BackendWork : public Work {
         under_way_(std::move(under_way)),
         meter_(std::move(meter)),
         times_(std::move(times)),
+        progress_(std::move(progress)),
+        backend_(backend),
         finish_(std::move(finish)) {}
 
   void Wait() override {
     if (done_) return;
     const auto begin = std::chrono::steady_clock::now();
     if (times_ != nullptr) times_->BeforeWait();
-    Translate(rank_, collective_, [this] { return work_->wait(); });
+    Translate(rank_, collective_, progress_.get(), backend_,
+              [this] { return work_->wait(); });
     if (times_ != nullptr) times_->AfterWait(*work_);
     if (finish_ != nullptr) finish_();
     if (meter_ != nullptr) {
@@ -97,6 +113,8 @@ class BackendWork : public Work {
   const std::shared_ptr<std::atomic<int>> under_way_;
   const std::shared_ptr<CommunicationMeter> meter_;
   const std::shared_ptr<DeviceTimes> times_;
+  const std::shared_ptr<GroupProgress> progress_;
+  c10d::Backend* const backend_;  // there for good on a GPU
   const std::function<void()> finish_;
   bool done_ = false;
 };
@@ -109,7 +127,7 @@ BackendGroup::BackendGroup(Connect connect, std::string name, int rank,
                            std::shared_ptr<DeviceTimes> times)
     : BackendGroup(std::move(connect), name, name, device, rank, size, rank,
                    std::move(host), std::make_shared<CommunicationMeter>(),
-                   std::move(times), std::make_shared<Backends>()) {}
+                   std::move(times), std::make_shared<DeviceGroups>()) {}
 
 BackendGroup::BackendGroup(Connect connect, std::string name,
                            std::string prefix, at::Device device, int rank,
@@ -117,7 +135,7 @@ BackendGroup::BackendGroup(Connect connect, std::string name,
                            std::unique_ptr<ProcessGroup> host,
                            std::shared_ptr<CommunicationMeter> meter,
                            std::shared_ptr<DeviceTimes> times,
-                           std::shared_ptr<Backends> backends)
+                           std::shared_ptr<DeviceGroups> on_device)
     : connect_(std::move(connect)),
       name_(std::move(name)),
       prefix_(std::move(prefix)),
@@ -126,10 +144,19 @@ BackendGroup::BackendGroup(Connect connect, std::string name,
       host_(std::move(host)),
       meter_(std::move(meter)),
       times_(std::move(times)),
-      backends_(std::move(backends)),
-      log_(/*sees_ends=*/device.is_cpu(), /*in_order=*/false),
+      on_device_(std::move(on_device)),
+      log_(/*sees_ends=*/device.is_cpu() || Follows(), /*in_order=*/Follows()),
       backend_(connect_(prefix_, rank, size)) {
-  if (!device_.is_cpu()) backends_->push_back(backend_);
+  if (Follows()) {
+    progress_ = std::make_shared<GroupProgress>(log_, [backend = backend_] {
+      return backend->getError() != c10d::ErrorType::SUCCESS;
+    });
+    if (on_device_->thread == nullptr) {
+      on_device_->thread = std::make_unique<ProgressThread>();
+    }
+    on_device_->thread->Add(progress_);
+  }
+  if (!device_.is_cpu()) on_device_->groups.push_back({backend_, progress_});
 }
 
 BackendGroup::~BackendGroup() {
@@ -143,14 +170,24 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
                                           std::vector<at::Tensor> tensors,
                                           Function start,
                                           std::function<void()> finish) {
-  // On CUDA the host sees neither the end nor the wait.
+  // On CUDA the host doesn't see the wait.
   const std::shared_ptr<CommunicationMeter> meter =
       device_.is_cpu() ? meter_ : nullptr;
   if (meter != nullptr) meter->Started();
-  const uint64_t number = log_.Issued(collective, tensors.back().nbytes());
-  log_.Started(number);
-  auto work = Translate(named_rank_, collective, start);
+  const auto bytes = static_cast<int64_t>(tensors.back().nbytes());
+  uint64_t number = 0;
+  if (progress_ == nullptr) {
+    number = log_.Issued(collective, bytes);
+    log_.Started(number);
+  } else {
+    number = progress_->Entered(collective, bytes);
+  }
+  auto work = Translate(named_rank_, collective, progress_.get(),
+                        backend_.get(), start);
   ++*under_way_;
+  if (progress_ != nullptr) {
+    progress_->Issued(number, times_->Follow(*work));
+  }
   if (meter != nullptr) {
     work->getFuture()->addCallback(
         [meter, log = log_, number](c10::ivalue::Future&) {
@@ -158,9 +195,9 @@ std::unique_ptr<Work> BackendGroup::Begin(const char* collective,
           meter->Finished();
         });
   }
-  return std::make_unique<BackendWork>(std::move(work), std::move(tensors),
-                                       named_rank_, collective, under_way_,
-                                       meter, times_, std::move(finish));
+  return std::make_unique<BackendWork>(
+      std::move(work), std::move(tensors), named_rank_, collective, under_way_,
+      meter, times_, progress_, backend_.get(), std::move(finish));
 }
 
 CommunicationStats BackendGroup::stats() const {
@@ -245,6 +282,41 @@ std::unique_ptr<Work> BackendGroup::Broadcast(const at::Tensor& tensor,
                [&] { return backend_->broadcast(tensors, options); });
 }
 
+std::unique_ptr<Work> BackendGroup::AllToAll(const at::Tensor& output,
+                                             const at::Tensor& input) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.nbytes(), input.nbytes());
+  CHECK_EQ(input.numel() % size(), 0);
+  if (input.numel() == 0) return NothingToWaitFor();
+  meter_->Sent(RingBytes(input));
+  at::Tensor out = output.view({-1});
+  at::Tensor in = input.view({-1});
+  std::vector<int64_t> equal;
+  return Begin("all-to-all", {output, input},
+               [&] { return backend_->alltoall_base(out, in, equal, equal); });
+}
+
+std::unique_ptr<Work> BackendGroup::SendRecv(const at::Tensor& output, int from,
+                                             const at::Tensor& input, int to) {
+  CheckTensor(output);
+  CheckTensor(input);
+  CHECK_EQ(output.nbytes(), input.nbytes());
+  CHECK_LT(std::max(from, to), size());
+  if (input.numel() == 0) return NothingToWaitFor();
+  if (to >= 0) meter_->Sent(input.nbytes());
+  // An all-to-all in which all but one slice of a rank are empty.
+  std::vector<int64_t> sent(size()), received(size());
+  if (to >= 0) sent[to] = input.numel();
+  if (from >= 0) received[from] = output.numel();
+  at::Tensor out =
+      output.view({-1}).narrow(0, 0, from < 0 ? 0 : output.numel());
+  at::Tensor in = input.view({-1}).narrow(0, 0, to < 0 ? 0 : input.numel());
+  return Begin("send-recv", {output, input}, [&] {
+    return backend_->alltoall_base(out, in, received, sent);
+  });
+}
+
 void BackendGroup::AllReduceHost(absl::Span<double> values) {
   if (values.empty()) return;
   if (host_ != nullptr) {
@@ -262,13 +334,14 @@ void BackendGroup::AllReduceHost(absl::Span<double> values) {
 // the device continue. So whoever has read later results of the device sees the
 // error.
 void BackendGroup::CheckDevice() {
-  for (const c10::intrusive_ptr<c10d::Backend>& backend : *backends_) {
-    if (backend->getError() == c10d::ErrorType::SUCCESS) continue;
+  for (const OnDevice& group : on_device_->groups) {
+    if (group.backend->getError() == c10d::ErrorType::SUCCESS) continue;
     // The next collective of an aborted communicator throws the reason.
     std::vector<at::Tensor> tensors = {
         at::empty({1}, at::TensorOptions().device(device_))};
-    Translate(named_rank_, "all-reduce",
-              [&] { return backend->allreduce(tensors); });
+    Translate(named_rank_, "all-reduce", group.progress.get(),
+              group.backend.get(),
+              [&] { return group.backend->allreduce(tensors); });
     Fail(named_rank_, "a collective", "NCCL has ended it");
   }
 }
@@ -317,7 +390,7 @@ std::unique_ptr<ProcessGroup> BackendGroup::Part(
   return absl::WrapUnique(new BackendGroup(
       connect_, name_, prefix, device_, rank, size, named_rank_,
       std::move(host), std::make_shared<CommunicationMeter>(meter_), times_,
-      backends_));
+      on_device_));
 }
 
 std::string BackendGroup::NextPrefix(int color) {

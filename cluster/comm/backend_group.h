@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cluster/comm/communication_meter.h"
+#include "cluster/comm/device_progress.h"
 #include "cluster/comm/device_times.h"
 #include "cluster/watch/collective_log.h"
 #include "plugins/sdk/process_group.h"
@@ -47,6 +48,10 @@ class BackendGroup : public ProcessGroup {
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override;
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override;
+  std::unique_ptr<Work> AllToAll(const at::Tensor& output,
+                                 const at::Tensor& input) override;
+  std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
+                                 const at::Tensor& input, int to) override;
   // On a GPU also throws if a collective of this rank has failed on the device:
   // later ones may seem to have succeeded.
   void AllReduceHost(absl::Span<double> values) override;
@@ -60,15 +65,26 @@ class BackendGroup : public ProcessGroup {
   ProcessGroup* host() const { return host_.get(); }
 
  private:
-  using Backends = std::vector<c10::intrusive_ptr<c10d::Backend>>;
+  struct OnDevice {
+    c10::intrusive_ptr<c10d::Backend> backend;
+    std::shared_ptr<GroupProgress> progress;  // null on paper
+  };
+  // Of all groups of the rank on its GPU.
+  struct DeviceGroups {
+    // For good (see the destructor).
+    std::vector<OnDevice> groups;
+    std::unique_ptr<ProgressThread> thread;  // null on paper
+  };
 
   BackendGroup(Connect connect, std::string name, std::string prefix,
                at::Device device, int rank, int size, int named_rank,
                std::unique_ptr<ProcessGroup> host,
                std::shared_ptr<CommunicationMeter> meter,
                std::shared_ptr<DeviceTimes> times,
-               std::shared_ptr<Backends> backends);
+               std::shared_ptr<DeviceGroups> on_device);
 
+  // Whether the collectives are on a device that somebody may ask about them.
+  bool Follows() const { return host_ != nullptr; }
   void CheckDevice();
   // The group of `size` ranks of this group, of which this one is `rank`.
   std::unique_ptr<ProcessGroup> Part(const std::string& prefix, int rank,
@@ -98,10 +114,10 @@ class BackendGroup : public ProcessGroup {
   const std::unique_ptr<ProcessGroup> host_;
   const std::shared_ptr<CommunicationMeter> meter_;
   const std::shared_ptr<DeviceTimes> times_;  // of all groups of the rank
-  // On a GPU: of all groups of the rank, for good (see the destructor).
-  const std::shared_ptr<Backends> backends_;
+  const std::shared_ptr<DeviceGroups> on_device_;
   const CollectiveLog log_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<GroupProgress> progress_;  // null on the CPU and on paper
   int splits_ = 0;
   // Collectives started and not yet successfully waited for.
   const std::shared_ptr<std::atomic<int>> under_way_ =

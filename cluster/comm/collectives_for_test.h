@@ -80,6 +80,31 @@ inline void CheckCollectives(ProcessGroup* group, at::ScalarType dtype,
   const at::Tensor told = ramp(size, rank);
   group->Broadcast(told, n - 1)->Wait();
   RequireEqual(told, ramp(size, n - 1), name + "broadcast");
+
+  // Slice r of rank q holds 10 q + r.
+  parts.clear();
+  std::vector<at::Tensor> mine;
+  const auto constant = [&](int value) {
+    return at::full({size}, value, told.options());
+  };
+  for (int i = 0; i < n; ++i) {
+    mine.push_back(constant(10 * rank + i));
+    parts.push_back(constant(10 * i + rank));
+  }
+  const at::Tensor exchanged = ramp(size * n, -1);
+  group->AllToAll(exchanged, at::cat(mine))->Wait();
+  RequireEqual(exchanged, at::cat(parts), name + "all-to-all");
+
+  // To the next rank, in a ring and in a row.
+  const at::Tensor received = constant(-1);
+  group->SendRecv(received, (rank + n - 1) % n, constant(rank), (rank + 1) % n)
+      ->Wait();
+  RequireEqual(received, constant((rank + n - 1) % n), name + "ring");
+  group
+      ->SendRecv(received, rank - 1, constant(3 + rank),
+                 rank + 1 < n ? rank + 1 : -1)
+      ->Wait();
+  RequireEqual(received, constant(rank == 0 ? n - 1 : 2 + rank), name + "row");
 }
 
 // Several concurrent all-reduces, waited for in another order.

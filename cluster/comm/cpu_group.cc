@@ -96,12 +96,6 @@ absl::Status CheckCpuVariables(const RankInfo& info) {
       absl::StrJoin(names, ", "), ": set it to one of these, or unset it"));
 }
 
-absl::Status CouldNotMeet(const RankInfo& info) {
-  return absl::UnavailableError(
-      absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
-                   CurrentExceptionToStatus().message()));
-}
-
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info, const Meeting& meeting) {
   try {

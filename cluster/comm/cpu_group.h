@@ -22,10 +22,6 @@ absl::Status CheckCpuVariables(const RankInfo& info);
 absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateCpuGroup(
     const RankInfo& info, const Meeting& meeting);
 
-// Returns UNAVAILABLE for the exception that the meeting's store has thrown;
-// called within its catch clause.
-absl::Status CouldNotMeet(const RankInfo& info);
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_CLUSTER_COMM_CPU_GROUP_H_

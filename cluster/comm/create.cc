@@ -18,6 +18,7 @@
 #include "cluster/comm/cpu_group.h"
 #include "cluster/comm/cuda_libraries.h"
 #include "cluster/comm/nccl/nccl_entry.h"
+#include "cluster/comm/nccl_network.h"
 #include "cluster/comm/single_group.h"
 #include "cluster/meet/rendezvous.h"
 #include "cluster/watch/ledger.h"
@@ -118,6 +119,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info,
   SetGpuTools(entry->tools);
   CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
                            entry->create(info));
+  if (info.world_size > 1) SetGpuConnection(entry->connection());
   return info.on_paper ? info.on_paper(std::move(group)) : std::move(group);
 }
 

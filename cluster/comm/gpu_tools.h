@@ -28,11 +28,20 @@ struct GpuTools {
   // Returns the free bytes of the pool of GPU memory that the process's graphs
   // share and nothing else can use.
   int64_t (*idle_graph_memory)();
+  // Pins mapped memory, all pages of it, and unpins it, which doesn't throw.
+  void (*pin)(void* memory, int64_t bytes);
+  void (*unpin)(void* memory);
 };
 
 // Null until CreateProcessGroup has loaded libcapstan_nccl.so.
 const GpuTools* TheGpuTools();
 void SetGpuTools(const GpuTools* tools);
+
+// Pins memory, so that copies between it and a GPU run at the bus's speed while
+// the host goes on, as long as the result lives; unmap it after that. Unlike
+// pinned tensors, whose size LibTorch rounds up to a power of two, it takes
+// what it holds. Throws c10::Error if it can't be pinned.
+std::shared_ptr<void> PinMemory(void* memory, int64_t bytes);
 
 }  // namespace capstan
 

@@ -43,6 +43,12 @@ class SyncCollectives {
   virtual absl::Status AllGather(char* output, const char* input,
                                  int64_t bytes) = 0;
   virtual absl::Status Broadcast(char* data, int64_t bytes, int root) = 0;
+  // output [bytes * ranks], input [bytes * ranks]; they don't overlap.
+  virtual absl::Status AllToAll(char* output, const char* input,
+                                int64_t bytes) = 0;
+  // output [bytes], input [bytes]; -1: from none, to none.
+  virtual absl::Status SendRecv(char* output, int from, const char* input,
+                                int to, int64_t bytes) = 0;
 
   // Tells the others at once that this rank has left, after an error. Called on
   // the thread that calls collectives.

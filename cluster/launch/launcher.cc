@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/error_code.h"
 #include "base/exit_codes.h"
 #include "base/status.h"
 #include "cluster/launch/network.h"
@@ -427,7 +428,7 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
   if (started.ok()) started = Start(rank_main);
   if (!started.ok()) {
     KillAll();
-    PrintToStderr(absl::StrCat("ERROR: ", started.message(), "\n"));
+    PrintToStderr(absl::StrCat("ERROR: ", TextWithCode(started), "\n"));
     return 1;
   }
   while (!AllExited()) {
@@ -450,7 +451,7 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
 int Supervisor::Run(const RankMain& rank_main) {
   const absl::Status prepared = Prepare();
   if (!prepared.ok()) {
-    PrintToStderr(absl::StrCat("ERROR: ", prepared.message(), "\n"));
+    PrintToStderr(absl::StrCat("ERROR: ", TextWithCode(prepared), "\n"));
     return 1;
   }
   while (true) {
@@ -486,7 +487,7 @@ int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {
   }
   const std::string who =
       info.world_size > 1 ? absl::StrCat("[rank ", info.rank, "] ") : "";
-  PrintToStderr(absl::StrCat("ERROR: ", who, status.message(), "\n"));
+  PrintToStderr(absl::StrCat("ERROR: ", who, TextWithCode(status), "\n"));
   return 1;
 }
 

@@ -33,7 +33,10 @@ void GuessNodes(Reading* read, RankInfo* info) {
   const auto node = read->MaybeInt((*read)[kNode], 0, world);
   const auto nodes = read->MaybeInt((*read)[kNodes], 1, world + 1);
   const bool told = node.has_value() && nodes.has_value() && *node < *nodes;
-  info->nodes = told ? *nodes : std::max(2, (world + local - 1) / local);
+  const int least = (world + local - 1) / local;
+  info->nodes =
+      told ? *nodes
+           : std::max(2, node.has_value() ? least : nodes.value_or(least));
   info->node_rank = told ? *node : -1;
 }
 
@@ -60,7 +63,8 @@ void ReadTask(Reading* read, Place* place) {
   info.local_rank = read->Int(kLocalRank, 0, info.local_world_size);
   if (info.local_world_size < info.world_size) {
     GuessNodes(read, &info);
-    info.master_addr.clear();
+    const char* const master = (*read)[kMaster];
+    info.master_addr = master != nullptr ? Variable(master).value_or("") : "";
   }
   TakeMaster(read, &info);
   info.threads = read->Take(ThreadsPerRank(info.local_world_size));

@@ -89,6 +89,8 @@ void ReadNode(Reading* read, Place* place);   // one process a host
 
 // How to treat the only process that a launcher has started: as a run of one
 // rank, as a host whose ranks we fork, or as if without the launcher.
+// TasksOfLaunchers, which has launch.nodes and a smaller WORLD_SIZE refused,
+// doesn't count the tasks of a launcher with kRank.
 enum class Single { kRank, kAlone, kIgnored };
 
 struct Launcher {

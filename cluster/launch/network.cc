@@ -2,6 +2,7 @@
 #include "cluster/launch/network.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <glog/logging.h>
 #include <ifaddrs.h>
@@ -17,11 +18,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <random>
+#include <system_error>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -288,6 +292,22 @@ absl::optional<SocketAddress> DefaultRouteAddress() {
     if (own.has_value() && !own->IsLoopback()) return own;
   }
   return absl::nullopt;
+}
+
+std::string UnusableFabric(const std::string& root, const char* library) {
+  std::vector<std::string> devices;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           root + "/sys/class/infiniband", error)) {
+    devices.push_back(entry.path().filename().string());
+  }
+  if (devices.empty()) return "";
+  if (void* const opened = dlopen(library, RTLD_LAZY | RTLD_LOCAL)) {
+    dlclose(opened);
+    return "";
+  }
+  std::sort(devices.begin(), devices.end());
+  return absl::StrJoin(devices, ", ");
 }
 
 std::string HostName() {

@@ -117,6 +117,12 @@ absl::optional<SocketAddress> DefaultRouteAddress();
 
 std::string HostName();
 
+// Returns this host's InfiniBand and RoCE devices, "mlx5_0, mlx5_1", if
+// `library`, by which NCCL uses them, can't be opened: it would take TCP, in
+// silence. "" if it can, or there are none. `root`: prefix of /sys, for tests.
+std::string UnusableFabric(const std::string& root = "",
+                           const char* library = "libibverbs.so.1");
+
 // Listens at *address; port 0 becomes the free one that was found.
 // ALREADY_EXISTS if another program has the port.
 absl::StatusOr<SocketFd> ListenAt(SocketAddress* address);

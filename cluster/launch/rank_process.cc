@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/exit_codes.h"
 #include "base/files.h"
 #include "base/limits.h"
@@ -76,10 +77,11 @@ void BecomeRank(const RankInfo& info, Pipe& output) {
       absl::IsUnavailable(status) && !IsLostPeer(status)
           ? absl::StatusCode::kUnknown
           : status.code();
+  const std::string text = TextWithCode(status);
   const ReportHeader header = {static_cast<int32_t>(code), StopRequested(),
-                               status.message().size()};
+                               text.size()};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  absl::StrAppend(&bytes, status.message());
+  absl::StrAppend(&bytes, text);
   WriteAll(report, bytes);
   _exit(status.ok() ? 0 : 1);
 }

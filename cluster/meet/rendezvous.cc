@@ -49,6 +49,17 @@ constexpr seconds kOthersLimit{10};
 constexpr milliseconds kFilePause{100};
 constexpr milliseconds kConnectPause{250};
 
+// Those of rank 0 that are numeric, as they should be.
+std::vector<SocketAddress> AddressesOf(const MeetingPlace& place) {
+  std::vector<SocketAddress> addresses;
+  for (const std::string& host : place.addresses) {
+    const absl::optional<SocketAddress> address =
+        SocketAddress::Parse(host, place.port);
+    if (address.has_value()) addresses.push_back(*address);
+  }
+  return addresses;
+}
+
 // Joins one rank.
 class Joining {
  public:
@@ -246,11 +257,8 @@ bool Joining::IsAlive(const MeetingPlace& place) const {
   // lost.
   const auto soon = [] { return MeetingClock::now() + seconds(1); };
   const std::string& token = place.token.empty() ? info_.token : place.token;
-  for (const std::string& host : place.addresses) {
-    const absl::optional<SocketAddress> address =
-        SocketAddress::Parse(host, place.port);
-    if (!address.has_value()) continue;
-    absl::StatusOr<SocketFd> connection = ConnectTo(*address, soon());
+  for (const SocketAddress& address : AddressesOf(place)) {
+    absl::StatusOr<SocketFd> connection = ConnectTo(address, soon());
     if (connection.ok() &&
         MeetingClient::Probe(*std::move(connection), OwnHello(), token, soon())
             .ok()) {
@@ -291,12 +299,7 @@ absl::StatusOr<std::vector<SocketAddress>> Joining::Rank0Addresses(
             : place.status().message());
   }
   if (!place->token.empty()) *token = place->token;
-  std::vector<SocketAddress> addresses;
-  for (const std::string& host : place->addresses) {
-    const absl::optional<SocketAddress> address =
-        SocketAddress::Parse(host, place->port);
-    if (address.has_value()) addresses.push_back(*address);
-  }
+  const std::vector<SocketAddress> addresses = AddressesOf(*place);
   if (addresses.empty()) return absl::UnavailableError("it has no address");
   return addresses;
 }
@@ -449,9 +452,7 @@ absl::Status TellHosts(const RankInfo& info, const Meeting& meeting) {
     }
     NoteHosts(absl::StrJoin(addresses, ","));
   } catch (...) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
-                     CurrentExceptionToStatus().message()));
+    return CouldNotMeet(info);
   }
   return absl::OkStatus();
 }
@@ -471,6 +472,12 @@ absl::StatusOr<Meeting> Meet(const RankInfo& info, milliseconds timeout) {
       Meeting meeting, info.rank == 0 ? joining.AsRank0() : joining.AsOther());
   if (info.comes_again) CAPSTAN_RETURN_IF_ERROR(TellHosts(info, meeting));
   return meeting;
+}
+
+absl::Status CouldNotMeet(const RankInfo& info) {
+  return absl::UnavailableError(
+      absl::StrCat("rank ", info.rank, " could not meet the other ranks: ",
+                   CurrentExceptionToStatus().message()));
 }
 
 void MayLeave(const Meeting& meeting) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cluster/launch/rank_info.h"
 
@@ -47,6 +48,10 @@ struct Meeting {
 // address can't be used.
 absl::StatusOr<Meeting> Meet(const RankInfo& info,
                              std::chrono::milliseconds timeout = kJoinTimeout);
+
+// Returns UNAVAILABLE for the exception that the meeting's store has thrown;
+// called within its catch clause.
+absl::Status CouldNotMeet(const RankInfo& info);
 
 // Tells the meeting that this rank's group is connected, so that the rank may
 // leave. If it leaves before, the others' waits in the store end at once.

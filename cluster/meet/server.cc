@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "base/quiet_thread.h"
 #include "base/status.h"
 #include "cluster/meet/admission.h"
 #include "cluster/meet/key_table.h"
@@ -144,13 +144,7 @@ absl::Status Server::StartThread() {
     return absl::ResourceExhaustedError(absl::StrCat(
         "rank 0 can't serve the meeting: eventfd: ", strerror(errno)));
   }
-  // Signals are for the other threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { Run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = QuietThread([this] { Run(); });
   return absl::OkStatus();
 }
 

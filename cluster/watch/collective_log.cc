@@ -3,6 +3,8 @@
 
 #include <atomic>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/collective_label.h"
 #include "cluster/watch/ledger.h"
 
@@ -20,7 +22,20 @@ int NextGroup() {
   return next < kLedgerGroups ? next : -1;
 }
 
+std::string Bytes(int64_t bytes) {
+  if (bytes < (1 << 10)) return absl::StrCat(bytes, " bytes");
+  if (bytes < (1 << 20)) return absl::StrFormat("%.0f KiB", bytes / 1024.0);
+  return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
+}
+
 }  // namespace
+
+std::string CollectiveText(absl::string_view name, uint64_t number,
+                           absl::string_view label, int64_t bytes, int group) {
+  return absl::StrCat(
+      name, " ", number, label.empty() ? "" : " of ", label, " (", Bytes(bytes),
+      group == 0 ? "" : absl::StrCat(", process group ", group), ")");
+}
 
 CollectiveLog::CollectiveLog(bool sees_ends, bool in_order)
     : group_(NextGroup()) {

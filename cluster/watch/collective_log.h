@@ -3,8 +3,17 @@
 #define CAPSTAN_CLUSTER_WATCH_COLLECTIVE_LOG_H_
 
 #include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
 
 namespace capstan {
+
+// "all-reduce 812 of bucket 3 (25.0 MiB)", for people; `group` is told unless
+// it is the first.
+std::string CollectiveText(absl::string_view name, uint64_t number,
+                           absl::string_view label, int64_t bytes,
+                           int group = 0);
 
 // Records a process group's collectives in this process's ledger. Groups are
 // told apart by the order in which a process creates them, the same on all of

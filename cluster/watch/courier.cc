@@ -2,7 +2,6 @@
 #include "cluster/watch/courier.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <chrono>
 #include <exception>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/quiet_thread.h"
 
 namespace capstan {
 namespace {
@@ -94,13 +94,7 @@ Courier::Courier(const Ledgers& ledgers, std::function<std::string()> report)
   state_->heard.resize(ledgers.hosts.size());
   // They are heard from now on.
   for (Heard& heard : state_->heard) heard.at_ns = LedgerNow();
-  // Signals are for the other threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([state = state_] { Run(state); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  QuietThread([state = state_] { Run(state); }).detach();
 }
 
 void Courier::Run(const std::shared_ptr<State>& state) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cluster/watch/collective_log.h"
 
 namespace capstan {
 namespace {
@@ -17,19 +18,10 @@ std::string Seconds(int64_t ns) {
   return absl::StrFormat("%.0f s", static_cast<double>(ns) * 1e-9);
 }
 
-std::string Bytes(int64_t bytes) {
-  if (bytes < (1 << 10)) return absl::StrCat(bytes, " bytes");
-  if (bytes < (1 << 20)) return absl::StrFormat("%.0f KiB", bytes / 1024.0);
-  return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
-}
-
-// "all-reduce 812 of bucket 3 (25.0 MiB)".
 std::string CollectiveText(const RankView& view, int group) {
   const CollectiveView& one = view.groups[group].current;
-  return absl::StrCat(
-      one.name, " ", one.number, *one.label == '\0' ? "" : " of ", one.label,
-      " (", Bytes(one.bytes),
-      group == 0 ? "" : absl::StrCat(", process group ", group), ")");
+  return capstan::CollectiveText(one.name, one.number, one.label, one.bytes,
+                                 group);
 }
 
 // "in forward of step 13 for 21 s".

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "base/exit_codes.h"
 #include "base/progress.h"
+#include "base/quiet_thread.h"
 #include "base/status.h"
 #include "cluster/watch/late.h"
 #include "cluster/watch/stacks.h"
@@ -123,13 +124,7 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
     self->courier_ = std::make_unique<Courier>(
         self->ledgers_, [self] { return self->HostReportBytes(); });
   }
-  // Signals are for the other threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  self->thread_ = std::thread([self] { self->Run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  self->thread_ = QuietThread([self] { self->Run(); });
   return watchdog;
 }
 
@@ -349,7 +344,7 @@ void Watchdog::EndAll(int64_t now) {
   if (reported_ns_ != 0) {
     Print(absl::StrFormat(
         "ERROR: nothing has moved for %.0f s: the run ends with exit code %d "
-        "(train.on_hang: REPORT would wait on)\n",
+        "(train.on_hang: REPORT would wait on) [run/hang]\n",
         static_cast<double>(now - std::max(moved_ns_, reported_ns_)) / kSecond,
         kHungExitCode));
   }

@@ -231,8 +231,8 @@ class Cache {
     if (!made.ok() && writer.status().ok()) return made;
     if (writer.Finish(key_).ok()) return OpenMade(MappedFile::Open(fd, path));
     reasons_.push_back(std::string(writer.status().message()));
-    return absl::Status(
-        writer.status().code(),
+    return WithMessage(
+        writer.status(),
         absl::StrCat(data_path_, ": what is made of it can be kept nowhere (",
                      absl::StrJoin(reasons_, "; "),
                      "): set XDG_CACHE_HOME to a folder that can be written"));

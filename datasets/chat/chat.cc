@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/digest.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -20,16 +19,21 @@
 #include "datasets/chat/chat_config.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/chat_variables.h"
 #include "plugins/sdk/model_tokenizer.h"
-#include "plugins/sdk/pair_batch.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::chat {
 namespace {
 
-// Rows may have any length, if they are cut. Fits the index.
-constexpr int64_t kMostUncut = 1 << 29;
+// Of capstan.dpo's KTO: how many rows back a mismatched answer may come from.
+constexpr size_t kFarthestMismatch = 8;
+
+// What to do about a template that can't be used.
+constexpr char kChatMl[] =
+    "; or, in place of chat_template, set chat_format: CHATML beside "
+    "train_data: the model's tokenizer gets that template and its tokens";
 
 absl::Status Changed(const SourceRows& rows) {
   return absl::DataLossError(absl::StrCat(
@@ -37,49 +41,23 @@ absl::Status Changed(const SourceRows& rows) {
       ": a cached file of its index has changed since the run began"));
 }
 
-void AddNotes(const SourceRows::File& file, int64_t max_length,
-              std::vector<std::string>* notes) {
-  const RowIndex::Facts& facts = file.index->facts();
-  const auto add = [&](const auto&... parts) {
-    notes->push_back(absl::StrCat(file.file.path, ": ", parts...));
-  };
-  if (facts.bad > 0) {
-    add(facts.bad, facts.bad == 1 ? " bad row was" : " bad rows were",
-        " left out, the first is ", facts.first_bad);
+// Whether enough of the rows have something to train on.
+absl::Status CheckTrainedShare(const SourceRows& rows, double least) {
+  uint64_t trained = 0, all = 0;
+  for (const SourceRows::File& file : rows.files()) {
+    const RowIndex::Facts& facts = file.index->facts();
+    trained += facts.rows;
+    all += facts.rows + facts.untrained + facts.bad;
   }
-  if (facts.untrained > 0) {
-    add(facts.untrained, facts.untrained == 1 ? " row was" : " rows were",
-        " left out, without a token to train on within max_length (",
-        max_length, ")");
+  if (static_cast<double>(trained) >= least * static_cast<double>(all)) {
+    return absl::OkStatus();
   }
-  if (facts.tools_as_text > 0) {
-    add(facts.tools_as_text,
-        facts.tools_as_text == 1 ? " row has" : " rows have",
-        " tools or calls that the template doesn't write: they are in the "
-        "contents as text, which the saved model's template won't write");
-  }
-  if (facts.cut > 0) {
-    add(facts.cut, " of ", facts.rows,
-        " rows lost their end, longer than max_length (", max_length, ")");
-  }
-}
-
-CountedFile CountsOf(const SourceRows::File& file) {
-  const RowIndex::Facts& facts = file.index->facts();
-  const auto count = [](uint64_t n) { return static_cast<int64_t>(n); };
-  CountedFile counted;
-  counted.path = file.file.path;
-  counted.counts = {{"bytes", count(file.file.bytes)},
-                    {"rows", count(facts.rows)},
-                    {"bad_rows", count(facts.bad)},
-                    {"untrained_rows", count(facts.untrained)}};
-  if (file.file.members > 0) {
-    counted.counts["members"] = count(file.file.members);
-    if (!file.file.is_table) {
-      counted.counts["unpacked_bytes"] = count(file.file.text.size());
-    }
-  }
-  return counted;
+  return FieldError(
+      "min_trained_share",
+      absl::StrCat("is ", least, ", but only ", trained, " of the ", all,
+                   " rows of ", rows.first_path(),
+                   rows.files().size() > 1 ? " and the others" : "",
+                   " can be trained on: `trainer data` says why"));
 }
 
 // An error of `value` becomes one about `field`.
@@ -90,27 +68,36 @@ absl::StatusOr<T> OfField(const std::string& field, absl::StatusOr<T> value) {
 }
 
 // Tensor `name` of the batch in this shape; reuses an existing one if it fits.
-int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
+template <typename T = int64_t>
+T* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
   if (!tensor.defined() || tensor.sizes() != shape) {
-    tensor = at::empty(shape, at::kLong);
+    tensor = at::empty(shape, c10::CppTypeToScalarType<T>::value);
   }
-  return tensor.mutable_data_ptr<int64_t>();
+  return tensor.mutable_data_ptr<T>();
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
-    const Config& config, std::unique_ptr<Tokenizer> tokenizer,
-    uint64_t tokenizer_hash) {
+absl::StatusOr<std::shared_ptr<Chat::Data>> Chat::WithoutSources(
+    const Config& config, std::shared_ptr<const Tokenizer> tokenizer) {
   auto data = std::make_shared<Data>();
   CAPSTAN_ASSIGN_OR_RETURN(data->config, Complete(config));
+  data->default_length = config.max_length() == 0;
   data->tokenizer = std::move(tokenizer);
-  CAPSTAN_ASSIGN_OR_RETURN(data->pairs, ArePairs(data->config));
+  CAPSTAN_ASSIGN_OR_RETURN(data->pairs, KindOfPairs(data->config));
   CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
   const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
   // Any id will do: nothing is trained on it or attends to it.
   data->pad = std::max<int64_t>(0, ids.pad >= 0 ? ids.pad : ids.eos);
+  return data;
+}
+
+absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(
+    const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
+    uint64_t tokenizer_hash) {
+  CAPSTAN_ASSIGN_OR_RETURN(std::shared_ptr<Data> data,
+                           WithoutSources(config, std::move(tokenizer)));
   CAPSTAN_RETURN_IF_ERROR(OpenSources(tokenizer_hash, data.get()));
   const Part part = data->config.part();
   const bool is_training = part == TRAINING;
@@ -133,12 +120,23 @@ absl::Status Chat::ChooseTemplate(Data* data) {
   absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
       file.empty() ? ChatTemplate::Find(name, *data->tokenizer)
                    : ChatTemplate::FromFile(file, *data->tokenizer);
+  const std::string& fallback = data->config.fallback_template();
+  if (name.empty() && file.empty() && !fallback.empty() &&
+      data->tokenizer->chat_template().empty()) {
+    absl::StatusOr<std::unique_ptr<ChatTemplate>> other =
+        ChatTemplate::Named(fallback);
+    if (!other.ok()) {
+      return FieldError("fallback_template", other.status().message());
+    }
+    if ((*other)->Check(*data->tokenizer).ok()) found = std::move(other);
+  }
   if (!found.ok() && name.empty() && file.empty()) {
     if (!data->config.chat_template_kwargs().empty()) {
       return FieldError("chat_template_kwargs", found.status().message());
     }
     // Not needed for plain texts.
-    data->no_template = found.status();
+    data->no_template = WithMessage(
+        found.status(), absl::StrCat(found.status().message(), kChatMl));
     return absl::OkStatus();
   }
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -146,7 +144,9 @@ absl::Status Chat::ChooseTemplate(Data* data) {
       OfField(file.empty() ? "chat_template" : "chat_template_file",
               std::move(found)));
   const absl::Status fits = data->chat_template->Check(*data->tokenizer);
-  if (!fits.ok()) return FieldError("chat_template", fits.message());
+  if (!fits.ok()) {
+    return FieldError("chat_template", absl::StrCat(fits.message(), kChatMl));
+  }
   const absl::Status known = CheckChatVariables(
       data->config.chat_template_kwargs(), *data->chat_template);
   if (!known.ok()) return FieldError("chat_template_kwargs", known.message());
@@ -169,7 +169,7 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
     opened.encoder = std::make_unique<RowEncoder>(
         data->tokenizer.get(), data->chat_template.get(), data->no_template,
         source.loss_on(), cuts ? kMostUncut : config.max_length(),
-        config.chat_template_kwargs());
+        config.chat_template_kwargs(), config.truncation());
     CAPSTAN_ASSIGN_OR_RETURN(
         SourceRows rows,
         OfField(field, SourceRows::Open(source.path(),
@@ -177,6 +177,8 @@ absl::Status Chat::OpenSources(uint64_t tokenizer_hash, Data* data) {
                                          opened.encoder.get(), cuts},
                                         tokenizer_hash)));
     opened.rows = std::make_unique<SourceRows>(std::move(rows));
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckTrainedShare(*opened.rows, config.min_trained_share()));
     absl::StatusOr<SampleTable> samples =
         SampleTable::Create(opened.rows.get(), config);
     if (!samples.ok()) {
@@ -243,7 +245,17 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   const bool documents = packed && data_->config.packing() != WRAPPED;
   Out out{};
   out.length = packed ? data_->config.max_length() : 0;
-  if (!packed) {
+  std::vector<Pair> pairs_read;
+  if (pairs()) {
+    for (const int64_t index : indices) {
+      CAPSTAN_ASSIGN_OR_RETURN(Pair pair, ReadPair(index));
+      for (const TokenRow& text : pair.texts) {
+        out.length =
+            std::max(out.length, static_cast<int64_t>(text.ids.size()));
+      }
+      pairs_read.push_back(std::move(pair));
+    }
+  } else if (!packed) {
     for (int64_t index : indices) {
       out.length = std::max(out.length, RowLength(index));
     }
@@ -259,12 +271,12 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   } else {
     batch->erase(kPositions);
   }
-  if (!data_->pairs) batch->erase(kPairKeys);
-  if (data_->pairs) {
-    CAPSTAN_RETURN_IF_ERROR(ReadPairs(indices, out, tokens, batch));
-  }
+  if (!pairs()) batch->erase(kPairKeys);
+  if (data_->pairs != UNPAIRED) batch->erase(kDesirable);
+  if (data_->pairs != PREFERENCE) batch->erase(kMargins);
+  if (pairs()) WritePairs(pairs_read, out, batch);
   for (int64_t index : indices) {
-    if (data_->pairs) break;
+    if (pairs()) break;
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
     out.labels += out.length;
@@ -333,37 +345,72 @@ absl::StatusOr<int64_t> Chat::ReadPieces(const OpenedSource& source,
   return at;
 }
 
-// The rows of a pair: [index, n + index].
-absl::Status Chat::ReadPairs(absl::Span<const int64_t> indices, const Out& out,
-                             int64_t* tokens, Batch* batch) const {
-  const auto n = static_cast<int64_t>(indices.size());
-  int64_t* const keys = Room(kPairKeys, n, batch);
-  for (int64_t i = 0; i < n; ++i) {
-    const Mixture::Draw draw = mixture_.At(indices[i]);
-    const OpenedSource& source = data_->sources[draw.source];
+absl::StatusOr<Chat::Pair> Chat::ReadPair(int64_t index) const {
+  const Mixture::Draw draw = mixture_.At(index);
+  const OpenedSource& source = data_->sources[draw.source];
+  const size_t row = source.samples->Row(part_, draw.sample);
+  CAPSTAN_ASSIGN_OR_RETURN(const RowReader* reader, ReadRow(source, row));
+  Pair pair;
+  pair.texts = {reader->tokens, reader->rejected};
+  pair.desirable = reader->row.desirable;
+  pair.margin = reader->row.margin;
+  if (data_->pairs == PREFERENCE) return pair;
+  const auto completion = [](const TokenRow& text) {
+    return std::find_if(text.labels.begin(), text.labels.end(),
+                        [](int64_t label) { return label >= 0; }) -
+           text.labels.begin();
+  };
+  const auto prompt = [&completion](const TokenRow& text) {
+    return absl::MakeSpan(text.ids).first(completion(text));
+  };
+  // An answer to the same prompt, as rows made of pairs have it next to each
+  // other, would be no mismatch.
+  const size_t size = source.rows->size();
+  for (size_t back = 1; back <= kFarthestMismatch; ++back) {
     CAPSTAN_ASSIGN_OR_RETURN(
-        const RowReader* const reader,
-        ReadRow(source, source.samples->Row(part_, draw.sample)));
-    if (static_cast<int64_t>(reader->length()) > out.length) {
-      return Changed(*source.rows);
-    }
+        reader, ReadRow(source, (row + size - back % size) % size));
+    if (prompt(reader->tokens) != prompt(pair.texts[0])) break;
+  }
+  TokenRow& other = pair.texts[1];
+  other = pair.texts[0];
+  for (auto TokenRow::*part : {&TokenRow::ids, &TokenRow::labels}) {
+    std::vector<int64_t>& to = other.*part;
+    const std::vector<int64_t>& from = reader->tokens.*part;
+    to.resize(completion(pair.texts[0]));
+    to.insert(to.end(), from.begin() + completion(reader->tokens), from.end());
+  }
+  other.Cut(data_->config.max_length(), data_->config.truncation());
+  return pair;
+}
+
+// The rows of a pair: [index, n + index].
+void Chat::WritePairs(absl::Span<const Pair> pairs, const Out& out,
+                      Batch* batch) const {
+  const auto n = static_cast<int64_t>(pairs.size());
+  int64_t* const tokens = Room(kTokenCounts, 2 * n, batch);
+  int64_t* const keys = Room(kPairKeys, n, batch);
+  int64_t* const desirable =
+      data_->pairs == UNPAIRED ? Room(kDesirable, n, batch) : nullptr;
+  float* const margins =
+      data_->pairs == PREFERENCE ? Room<float>(kMargins, n, batch) : nullptr;
+  for (int64_t i = 0; i < n; ++i) {
     CacheKey key;
     for (const int64_t row : {i, n + i}) {
-      const TokenRow& text = row == i ? reader->tokens : reader->rejected;
-      const auto count = static_cast<int64_t>(text.ids.size());
+      const TokenRow& text = pairs[i].texts[row == i ? 0 : 1];
       int64_t* const ids = out.ids + row * out.length;
       int64_t* const labels = out.labels + row * out.length;
       std::fill(std::copy(text.ids.begin(), text.ids.end(), ids),
                 ids + out.length, data_->pad);
       std::fill(std::copy(text.labels.begin(), text.labels.end(), labels),
                 labels + out.length, kIgnoredTarget);
-      tokens[row] = count;
+      tokens[row] = static_cast<int64_t>(text.ids.size());
       key.Add(BytesOf(text.ids.data(), text.ids.size()))
           .Add(BytesOf(text.labels.data(), text.labels.size()));
     }
     keys[i] = static_cast<int64_t>(key.hash());
+    if (desirable != nullptr) desirable[i] = pairs[i].desirable ? 1 : 0;
+    if (margins != nullptr) margins[i] = static_cast<float>(pairs[i].margin);
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<const RowReader*> Chat::ReadRow(const OpenedSource& source,
@@ -426,65 +473,30 @@ absl::StatusOr<std::string> Chat::Digest() const {
                       " rows, hashes of ", DigestOfValues(hashes));
 }
 
-std::vector<std::string> Chat::notes() const {
-  std::vector<std::string> notes;
-  const int64_t max_length = data_->config.max_length();
-  for (const OpenedSource& source : data_->sources) {
-    for (const SourceRows::File& file : source.rows->files()) {
-      AddNotes(file, max_length, &notes);
-    }
-    if (data_->config.packing() != NONE) notes.push_back(FillNote(source));
-  }
-  return notes;
-}
-
-std::vector<CountedFile> Chat::counted_files() const {
-  std::vector<CountedFile> files;
-  // What is held out is in the files of the reader that it was taken from.
-  if (part_ != data_->config.part()) return files;
-  for (const OpenedSource& source : data_->sources) {
-    for (const SourceRows::File& file : source.rows->files()) {
-      files.push_back(CountsOf(file));
-    }
-  }
-  return files;
-}
-
-std::string Chat::FillNote(const OpenedSource& source) const {
-  const int64_t samples = source.samples->size(part_);
-  const int64_t tokens = source.samples->tokens(part_);
-  const double room = static_cast<double>(samples * data_->config.max_length());
-  return absl::StrCat(
-      source.rows->first_path(),
-      source.rows->files().size() > 1 ? " and the others" : "",
-      ": packed into ", samples, " samples of ", data_->config.max_length(),
-      " tokens, ",
-      absl::StrFormat("%.1f",
-                      100 * static_cast<double>(tokens) / std::max(room, 1.0)),
-      " % full");
-}
-
-absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
-  const std::string& folder = config.tokenizer().empty()
-                                  ? CurrentModelTokenizer().folder
-                                  : config.tokenizer();
-  if (folder.empty()) {
+absl::StatusOr<Chat::HashedTokenizer> Chat::OpenTokenizer(
+    const Config& config) {
+  CAPSTAN_ASSIGN_OR_RETURN(ModelTokenizer tokenizer,
+                           TokenizerToRead(config.tokenizer(), "tokenizer"));
+  if (tokenizer.folder.empty()) {
     return FieldError("tokenizer",
                       "is not set, and the model brings none: name a folder "
                       "with a tokenizer.json");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
-                           OfField("tokenizer", LoadTokenizer(folder)));
-  // Everything that its tokens depend on.
   CacheKey key;
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
         "special_tokens_map.json", "added_tokens.json", "vocab.json",
         "merges.txt", "config.json"}) {
-    const auto file = MappedFile::Open(absl::StrCat(folder, "/", name));
+    const auto file =
+        MappedFile::Open(absl::StrCat(tokenizer.folder, "/", name));
     key.Add(file.ok() ? (*file)->bytes() : "");
   }
-  return Create(config, std::move(tokenizer), key.hash());
+  return HashedTokenizer{std::move(tokenizer.tokenizer), key.hash()};
+}
+
+absl::StatusOr<std::unique_ptr<Chat>> Chat::Create(const Config& config) {
+  CAPSTAN_ASSIGN_OR_RETURN(HashedTokenizer tokenizer, OpenTokenizer(config));
+  return Create(config, std::move(tokenizer.tokenizer), tokenizer.hash);
 }
 
 CAPSTAN_PLUGIN(DatasetReader, Chat, capstan::chat::Config,

@@ -2,18 +2,19 @@
 #ifndef CAPSTAN_DATASETS_CHAT_CHAT_H_
 #define CAPSTAN_DATASETS_CHAT_CHAT_H_
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/counted_files.h"
 #include "datasets/chat/chat.pb.h"
 #include "datasets/chat/row_encoder.h"
 #include "datasets/chat/row_index.h"
 #include "datasets/chat/sample_table.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/dataset.h"
+#include "text/rows/rows.h"
 
 namespace capstan::chat {
 
@@ -28,15 +29,26 @@ namespace capstan::chat {
 //
 // A sample of a PREFERENCE is two texts: of n samples, rows 0 to n - 1 are the
 // chosen ones and rows n to 2 n - 1 the rejected ones, all of one length. What
-// counts a sample's tokens then counts both.
-class Chat final : public DatasetReader, public CountsFiles {
+// counts a sample's tokens then counts both. "margins" [n] float32 has by how
+// much the chosen texts should score higher, 0 where a row doesn't say.
+//
+// A sample of an UNPAIRED is two texts, too: the row's, and its prompt with the
+// completion of the row before it in the source, of the last before the first.
+// Such mismatched answers estimate KTO's KL term. (TRL takes them from each
+// batch of the file's order, so that they depend on its size.) "desirable" [n]
+// int64 has the labels, 1 or 0.
+class Chat final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
   // With an existing tokenizer; tokenizer_hash identifies everything that its
   // tokens depend on, in names of cached files.
   static absl::StatusOr<std::unique_ptr<Chat>> Create(
-      const Config& config, std::unique_ptr<Tokenizer> tokenizer,
+      const Config& config, std::shared_ptr<const Tokenizer> tokenizer,
       uint64_t tokenizer_hash);
+
+  // A VisitRowsFunction.
+  static absl::Status VisitRows(absl::string_view config,
+                                const RowVisitor& visit);
 
   int64_t size() const override { return mixture_.size(); }
   bool draws_anew() const override { return mixture_.endless(); }
@@ -70,12 +82,13 @@ class Chat final : public DatasetReader, public CountsFiles {
   };
   struct Data {
     Config config;  // with defaults filled in, and `path` as a source
-    std::unique_ptr<Tokenizer> tokenizer;
+    std::shared_ptr<const Tokenizer> tokenizer;
     std::unique_ptr<ChatTemplate> chat_template;  // null: see no_template
     absl::Status no_template;
     std::vector<OpenedSource> sources;
     int64_t pad = 0;
-    bool pairs = false;  // the sources are preferences
+    Kind pairs = AUTO;            // of the sources (KindOfPairs)
+    bool default_length = false;  // max_length wasn't set
   };
   // A batch's memory, row-major.
   struct Out {
@@ -92,19 +105,35 @@ class Chat final : public DatasetReader, public CountsFiles {
         is_training_(is_training),
         mixture_(std::move(mixture)) {}
 
+  struct HashedTokenizer {
+    std::shared_ptr<const Tokenizer> tokenizer;
+    uint64_t hash;  // of everything that its tokens depend on
+  };
+  static absl::StatusOr<HashedTokenizer> OpenTokenizer(const Config& config);
+  // All but `sources`.
+  static absl::StatusOr<std::shared_ptr<Data>> WithoutSources(
+      const Config& config, std::shared_ptr<const Tokenizer> tokenizer);
   static absl::Status ChooseTemplate(Data* data);
   static absl::Status OpenSources(uint64_t tokenizer_hash, Data* data);
   // weighted: by the sources' weights, if they have any.
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
                                      bool weighted);
 
-  int64_t texts() const { return data_->pairs ? 2 : 1; }  // of a sample
+  bool pairs() const { return data_->pairs != AUTO; }
+  int64_t texts() const { return pairs() ? 2 : 1; }  // of a sample
   // Of the sample's longest row; 0 with packing.
   int64_t RowLength(int64_t index) const;
   absl::Status CheckIndices(absl::Span<const int64_t> indices) const;
-  // For preferences: the rows of a batch of `n` samples.
-  absl::Status ReadPairs(absl::Span<const int64_t> indices, const Out& out,
-                         int64_t* tokens, Batch* batch) const;
+  // A pair's two texts.
+  struct Pair {
+    std::array<TokenRow, 2> texts;
+    bool desirable = false;
+    double margin = 0.0;
+  };
+  absl::StatusOr<Pair> ReadPair(int64_t index) const;
+  // Writes the rows of a batch.
+  void WritePairs(absl::Span<const Pair> pairs, const Out& out,
+                  Batch* batch) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
   absl::StatusOr<int64_t> ReadRows(const OpenedSource& source, int64_t sample,

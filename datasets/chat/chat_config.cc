@@ -4,16 +4,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
+#include "datasets/chat/sample_table.h"
+#include "plugins/sdk/model_tokenizer.h"
 
 namespace capstan::chat {
 namespace {
 
-constexpr int64_t kDefaultLength = 1024;
 // The index stores token offsets of rows and packs in 32 bits.
 constexpr int64_t kMostLength = 1 << 24;
 
@@ -72,6 +77,22 @@ absl::Status CheckEpoch(const Config& config) {
                                "others is each sample once");
 }
 
+// The most that a sample may have where the config doesn't say: what the model
+// in `folder` ("": unknown) takes, if that is less than is usual.
+int64_t DefaultLength(const std::string& folder) {
+  int64_t length = kDefaultLength;
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(absl::StrCat(folder, "/config.json"));
+  if (folder.empty() || !text.ok()) return length;
+  const auto json = ParseJson<nlohmann::json>(*text);
+  for (const char* key : {"max_position_embeddings", "max_sequence_length"}) {
+    if (!json.is_object() || !json.contains(key)) continue;
+    const int64_t positions = JsonInteger(json[key]).value_or(length);
+    if (positions >= 2) length = std::min(length, positions);
+  }
+  return length;
+}
+
 }  // namespace
 
 absl::StatusOr<Config> Complete(Config config) {
@@ -92,12 +113,20 @@ absl::StatusOr<Config> Complete(Config config) {
   CAPSTAN_RETURN_IF_ERROR(CheckWeights(config));
   CAPSTAN_RETURN_IF_ERROR(CheckSplit(config));
   CAPSTAN_RETURN_IF_ERROR(CheckEpoch(config));
-  if (config.max_length() == 0) config.set_max_length(kDefaultLength);
+  if (config.max_length() == 0) {
+    config.set_max_length(DefaultLength(CurrentModelTokenizer().folder));
+  }
   if (config.max_length() < 2 || config.max_length() > kMostLength) {
     return FieldError(
         "max_length",
         absl::StrCat("must be from 2 to ", kMostLength,
                      ", or 0 for the default, is ", config.max_length()));
+  }
+  if (config.truncation() != KEEP_START && CutsRows(config.packing())) {
+    return FieldError("truncation", absl::StrCat("is for rows that are cut to "
+                                                 "max_length, which packing: ",
+                                                 Packing_Name(config.packing()),
+                                                 " doesn't: leave it out"));
   }
   if (!(config.validation_fraction() >= 0 &&
         config.validation_fraction() < 1)) {
@@ -105,24 +134,34 @@ absl::StatusOr<Config> Complete(Config config) {
         "validation_fraction",
         absl::StrCat("must be in [0, 1), is ", config.validation_fraction()));
   }
+  if (!(config.min_trained_share() >= 0 && config.min_trained_share() <= 1)) {
+    return FieldError(
+        "min_trained_share",
+        absl::StrCat("must be in [0, 1], is ", config.min_trained_share()));
+  }
   return config;
 }
 
-absl::StatusOr<bool> ArePairs(const Config& config) {
-  const auto pairs = std::count_if(
-      config.source().begin(), config.source().end(),
-      [](const Source& source) { return source.kind() == PREFERENCE; });
-  if (pairs != 0 && pairs != config.source_size()) {
-    return FieldError("source",
-                      "some are kind: PREFERENCE and some aren't: pairs and "
-                      "single texts can't be in one batch");
+absl::StatusOr<Kind> KindOfPairs(const Config& config) {
+  Kind kind = AUTO;
+  for (const Source& source : config.source()) {
+    const bool pairs = source.kind() == PREFERENCE || source.kind() == UNPAIRED;
+    if (pairs) kind = source.kind();
   }
-  if (pairs != 0 && config.packing() != NONE) {
+  if (kind == AUTO) return kind;
+  for (const Source& source : config.source()) {
+    if (source.kind() == kind) continue;
+    return FieldError(
+        "source", absl::StrCat("some are kind: ", Kind_Name(kind),
+                               " and some aren't: they can't be in one batch"));
+  }
+  if (config.packing() != NONE) {
     return FieldError("packing",
-                      "pairs of texts (kind: PREFERENCE) can't be "
-                      "packed: leave it out");
+                      absl::StrCat("texts of kind: ", Kind_Name(kind),
+                                   " can't be packed: leave it "
+                                   "out"));
   }
-  return pairs != 0;
+  return kind;
 }
 
 }  // namespace capstan::chat

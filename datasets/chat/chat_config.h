@@ -2,18 +2,24 @@
 #ifndef CAPSTAN_DATASETS_CHAT_CHAT_CONFIG_H_
 #define CAPSTAN_DATASETS_CHAT_CHAT_CONFIG_H_
 
+#include <cstdint>
+
 #include "absl/status/statusor.h"
 #include "datasets/chat/chat.pb.h"
 
 namespace capstan::chat {
 
-// Fills in defaults and turns `path` into a source. FieldError for what doesn't
+// max_length where neither the config nor the model's positions say less.
+inline constexpr int64_t kDefaultLength = 1024;
+
+// Fills in defaults, for CurrentModelTokenizer's model, and turns `path` into a
+// source. FieldError for what doesn't
 // fit together.
 absl::StatusOr<Config> Complete(Config config);
 
-// Of a complete config: whether its sources are preferences. Either all are or
-// none, and these aren't packed.
-absl::StatusOr<bool> ArePairs(const Config& config);
+// Of a complete config: PREFERENCE or UNPAIRED, if its sources are of that
+// kind, else AUTO. Either all are or none, and these aren't packed.
+absl::StatusOr<Kind> KindOfPairs(const Config& config);
 
 }  // namespace capstan::chat
 

@@ -187,8 +187,7 @@ TEST(DataFilesTest, FilesAreCounted) {
   // What is held out is in the same files.
   const auto held = chat->Validation();
   ASSERT_TRUE(held.ok());
-  EXPECT_THAT(dynamic_cast<const CountsFiles&>(**held).counted_files(),
-              IsEmpty());
+  EXPECT_THAT((*held)->counted_files(), IsEmpty());
 }
 
 TEST(DataFilesTest, PatternsAndFoldersAreFiles) {
@@ -200,8 +199,8 @@ TEST(DataFilesTest, PatternsAndFoldersAreFiles) {
   File("d/.capstan/train-x.jsonl", "no");
   const auto by_pattern = MustMake(Of(folder + "/d/train-*.jsonl"));
   ASSERT_EQ(by_pattern->size(), 20);
-  EXPECT_EQ(TextOf(*by_pattern, 0), "row 0");
-  EXPECT_EQ(TextOf(*by_pattern, 19), "row 19");
+  EXPECT_EQ(TextOf(*by_pattern, 0), "row 0<|im_end|>");
+  EXPECT_EQ(TextOf(*by_pattern, 19), "row 19<|im_end|>");
   EXPECT_EQ(Texts(*MustMake(Of(folder + "/d"))), Texts(*by_pattern));
   // Packs and what is held out are those of all of the files.
   Config config = Of(folder + "/d/train-*.jsonl", 60);
@@ -231,14 +230,15 @@ TEST(DataFilesTest, PartsInFileOrderAreTheOnesOfSftPlay) {
   // int(25 * .7), int(25 * .1), the rest.
   const auto train = MustMake(config);
   ASSERT_EQ(train->size(), 17);
-  EXPECT_EQ(TextOf(*train, 16), "row 16");
+  EXPECT_EQ(TextOf(*train, 16), "row 16<|im_end|>");
   const auto validation = train->Validation();
   ASSERT_TRUE(validation.ok());
-  EXPECT_THAT(Texts(**validation), ElementsAre("row 17", "row 18"));
+  EXPECT_THAT(Texts(**validation),
+              ElementsAre("row 17<|im_end|>", "row 18<|im_end|>"));
   config.set_part(TESTING);
   const auto test = MustMake(config);
   EXPECT_EQ(test->size(), 6);
-  EXPECT_EQ(TextOf(*test, 0), "row 19");
+  EXPECT_EQ(TextOf(*test, 0), "row 19<|im_end|>");
   EXPECT_EQ(*test->Validation(), nullptr);
   // Shuffled first, by the seed.
   std::vector<std::vector<std::string>> drawn;
@@ -277,17 +277,19 @@ TEST(DataFilesTest, WrongPartsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf(config), HasSubstr("is for sources with weights"));
 }
 
-// TRL's example of pack_dataset.
+// The lengths of TRL's example of pack_dataset: 5, 2, 3, 2, with eos.
 std::string TrlRows() {
-  return TextRow("abcde") + TextRow("fg") + TextRow("hij") + TextRow("kl");
+  return TextRow("abcd") + TextRow("f") + TextRow("hi") + TextRow("k");
 }
 
 TEST(DataFilesTest, WrappedSamplesGoOnAcrossRows) {
   Config config = Of(File("w.jsonl", TrlRows()), 5);
   config.set_packing(WRAPPED);
   const auto chat = MustMake(config);
-  EXPECT_THAT(Texts(*chat), ElementsAre("abcde", "fghij", "kl"));
-  EXPECT_THAT(Numbers(*chat, 1, kLabels), ElementsAre('f', 'g', 'h', 'i', 'j'));
+  EXPECT_THAT(
+      Texts(*chat),
+      ElementsAre("abcd<|im_end|>", "f<|im_end|>hi<|im_end|>", "k<|im_end|>"));
+  EXPECT_THAT(Numbers(*chat, 1, kLabels), ElementsAre('f', 257, 'h', 'i', 257));
   Batch batch;
   ASSERT_TRUE(chat->Read({2}, &batch).ok());
   EXPECT_EQ(batch.count(kPositions), 0u);
@@ -295,7 +297,9 @@ TEST(DataFilesTest, WrappedSamplesGoOnAcrossRows) {
   EXPECT_THAT(chat->notes(),
               ElementsAre(HasSubstr("3 samples of 5 tokens, 80.0 % full")));
   config.set_max_length(4);
-  EXPECT_THAT(Texts(*MustMake(config)), ElementsAre("abcd", "efgh", "ijkl"));
+  EXPECT_THAT(
+      Texts(*MustMake(config)),
+      ElementsAre("abcd", "<|im_end|>f<|im_end|>h", "i<|im_end|>k<|im_end|>"));
   // What isn't trained on stays so.
   config =
       Of(File("l.jsonl", "{\"prompt\": \"pp\", \"completion\": \"cc\"}\n"), 5);
@@ -308,14 +312,16 @@ TEST(DataFilesTest, LongRowsAreSplitAndPacked) {
   Config config = Of(File("b.jsonl", TrlRows()), 4);
   config.set_packing(BEST_FIT_SPLIT);
   const auto chat = MustMake(config);
-  EXPECT_THAT(Texts(*chat), ElementsAre("abcd", "ehij", "fgkl"));
+  EXPECT_THAT(Texts(*chat), ElementsAre("abcd", "<|im_end|>hi<|im_end|>",
+                                        "f<|im_end|>k<|im_end|>"));
   // Each piece is a document of its own.
   EXPECT_THAT(Numbers(*chat, 1, kPositions), ElementsAre(0, 0, 1, 2));
-  EXPECT_THAT(Numbers(*chat, 1, kLabels), ElementsAre(-100, -100, 'i', 'j'));
-  config.set_validation_fraction(0.25);
+  EXPECT_THAT(Numbers(*chat, 1, kLabels), ElementsAre(-100, -100, 'i', 257));
+  config.set_validation_fraction(0.75);
   const auto held = MustMake(config)->Validation();
   ASSERT_TRUE(held.ok());
-  EXPECT_THAT(Texts(**held), ElementsAre("abcd", "e"));
+  EXPECT_THAT(Texts(**held),
+              ElementsAre("abcd", "<|im_end|>hi<|im_end|>", "k<|im_end|>"));
 }
 
 // Whoever can write the folder can make its checksum fit; see chat_test.cc.

@@ -12,9 +12,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "datasets/chat/unpack.h"
+#include "text/rows/rows.h"
 
 namespace capstan::chat {
 namespace {
@@ -26,17 +27,9 @@ constexpr size_t kMostFiles = 10000;
 
 bool IsDataFile(const fs::path& path) {
   const std::string name = absl::AsciiStrToLower(path.filename().string());
-  absl::string_view rest = name;
-  ConsumePackedExtension(&rest);
   // What Hugging Face's library writes beside the data.
-  if (absl::StartsWith(rest, "dataset_info") || rest == "state.json") {
-    return false;
-  }
-  for (const char* end :
-       {".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv"}) {
-    if (absl::EndsWith(rest, end)) return true;
-  }
-  return false;
+  return HasRowsName(name) && !absl::StartsWith(name, "dataset_info") &&
+         !absl::StartsWith(name, "state.json");
 }
 
 absl::StatusOr<std::vector<std::string>> Matches(const std::string& pattern) {
@@ -52,7 +45,9 @@ absl::StatusOr<std::vector<std::string>> Matches(const std::string& pattern) {
         absl::StrCat(pattern, ": its folders can't be read"));
   }
   if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat(pattern, " matches no file"));
+    return WithCode(
+        absl::NotFoundError(absl::StrCat(pattern, " matches no file")),
+        "data/file");
   }
   return files;
 }
@@ -85,14 +80,17 @@ absl::StatusOr<std::vector<std::string>> Below(const std::string& folder) {
     if (files.size() > kMostFiles) break;
   }
   if (error) {
-    return absl::NotFoundError(
-        absl::StrCat(folder, " can't be read: ", error.message()));
+    return WithCode(absl::NotFoundError(absl::StrCat(
+                        folder, " can't be read: ", error.message())),
+                    "data/file");
   }
   if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        folder,
-        " is a folder without data files (.jsonl, .json, .parquet, "
-        ".csv, .tsv)"));
+    return WithCode(
+        absl::NotFoundError(absl::StrCat(
+            folder,
+            " is a folder without data files (.jsonl, .json, .parquet, "
+            ".csv, .tsv)")),
+        "data/file");
   }
   const auto others = std::stable_partition(
       files.begin(), files.end(),

@@ -2,9 +2,11 @@
 //
 // Rows of pairs, kind: PREFERENCE.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "datasets/chat/chat.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
-#include "plugins/sdk/pair_batch.h"
 #include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan::chat {
@@ -105,12 +107,23 @@ TEST(PreferenceTest, ThePromptOfTextsMayBeWhatBothBeginWith) {
                   "a[\u00e4b<|im_end|>]", "a[\u00e5b<|im_end|>]"));
 }
 
+TEST(PreferenceTest, TheEndsOfLongTextsCanBeKept) {
+  Config config =
+      Of("{\"prompt\": \"2 + 2 is\", \"chosen\": \" 4\", \"rejected\": \" "
+         "five\"}\n",
+         6);
+  EXPECT_THAT(Make(config).status().message(), HasSubstr("no row to train on"));
+  config.set_truncation(KEEP_END);
+  EXPECT_THAT(Texts(config),
+              ElementsAre(" is[ 4<|im_end|>]", "[ five<|im_end|>]"));
+}
+
 constexpr char kUser[] = "{\"role\": \"user\", \"content\": \"Hi\"}";
 constexpr char kGood[] = "{\"role\": \"assistant\", \"content\": \"Hello\"}";
 constexpr char kBad[] = "{\"role\": \"assistant\", \"content\": \"Go\"}";
 
-// A tokenizer of bytes but "q".
-TEST(PreferenceTest, NoCharacterIsLeftOut) {
+// Writes a tokenizer of bytes but "q" beside the rows; returns the folder.
+std::string WriteTokenizer(const Config& config) {
   auto json = nlohmann::json::parse(ByteTokenizerJson());
   auto& vocab = json["model"]["vocab"];
   vocab["qq"] = vocab["q"];
@@ -121,14 +134,18 @@ TEST(PreferenceTest, NoCharacterIsLeftOut) {
                                     {"content", token},
                                     {"special", true}});
   }
+  std::string folder =
+      std::filesystem::path(config.path()).parent_path().string();
+  std::ofstream(folder + "/tokenizer.json") << json.dump();
+  return folder;
+}
+
+TEST(PreferenceTest, NoCharacterIsLeftOut) {
   const Config config =
       Of("{\"prompt\": [{\"role\": \"user\", \"content\": \"quip\"}], "
          "\"chosen\": [{\"role\": \"assistant\", \"content\": \"a\"}], "
          "\"rejected\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n");
-  const std::string folder =
-      std::filesystem::path(config.path()).parent_path().string();
-  std::ofstream(folder + "/tokenizer.json") << json.dump();
-  auto tokenizer = LoadTokenizer(folder);
+  auto tokenizer = LoadTokenizer(WriteTokenizer(config));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const auto chat = Chat::Create(config, *std::move(tokenizer), 1);
   EXPECT_THAT(std::string(chat.status().message()),
@@ -192,6 +209,42 @@ TEST(PreferenceTest, APairNeedsBothOfItsEnds) {
   EXPECT_THAT(ErrorOf(Of(row, 10)), HasSubstr("has no row to train on"));
 }
 
+// They would train on nothing.
+TEST(PreferenceTest, PairsThatDifferBehindMaxLengthAreLeftOut) {
+  const auto row = [](const std::string& chosen, const std::string& rejected) {
+    return absl::StrCat("{\"prompt\": \"01234\", \"chosen\": \"", chosen,
+                        "\", \"rejected\": \"", rejected, "\"}\n");
+  };
+  const std::string equal = row("abc", "abd");
+  EXPECT_THAT(Texts(Of(equal, 8)), ElementsAre("01234[abc]", "01234[abd]"));
+  EXPECT_THAT(ErrorOf(Of(equal, 7)), HasSubstr("has no row to train on"));
+  Config both = Of(equal + row("ab", "ac"), 7);
+  EXPECT_THAT(Texts(both), ElementsAre("01234[ab]", "01234[ac]"));
+  EXPECT_EQ((*Make(both))->counted_files()[0].counts.at("untrained_rows"), 1);
+  // `trainer data` counts alike.
+  std::vector<int64_t> trained;
+  both.set_tokenizer(WriteTokenizer(both));
+  const absl::Status visited = Chat::VisitRows(
+      both.SerializeAsString(), [&](const RowsOfReader&, const DataRow& seen) {
+        trained.push_back(seen.trained());
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(visited.ok()) << visited;
+  EXPECT_THAT(trained, ElementsAre(0, 2));
+}
+
+TEST(PreferenceTest, RowsMayHaveMargins) {
+  const std::string pair =
+      "\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"";
+  const auto chat = Make(Of(absl::StrCat("{", pair, ", \"margin\": 2}\n{", pair,
+                                         ", \"margin\": null}\n{", pair,
+                                         ", \"margin\": -0.25}\n")));
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  Batch batch;
+  ASSERT_TRUE((*chat)->Read({0, 1, 2}, &batch).ok());
+  EXPECT_TRUE(batch.at(kMargins).equal(at::tensor({2.0f, 0.0f, -0.25f})));
+}
+
 TEST(PreferenceTest, AWrongRowIsAnErrorWithItsLine) {
   const std::string good =
       "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}\n";
@@ -204,6 +257,12 @@ TEST(PreferenceTest, AWrongRowIsAnErrorWithItsLine) {
        "\"prompt\" is a number, not a text or a list of messages"},
       {"{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": 3}",
        "\"rejected\" is a number, not a text"},
+      {"{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\", "
+       "\"margin\": \"2\"}",
+       "\"margin\" is a text, not a number"},
+      {"{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\", "
+       "\"margin\": 1e300}",
+       "\"margin\" is beyond float32"},
       {"{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"a\"}",
        "are the same text"},
       {"{\"chosen\": \"a\", \"rejected\": \"b\"}", "don't begin alike"},
@@ -249,6 +308,107 @@ TEST(PreferenceTest, PairsDoNotMixWithSingleTexts) {
   config.mutable_source()->DeleteSubrange(1, 1);
   config.mutable_source(0)->set_kind(AUTO);
   EXPECT_THAT(ErrorOf(config), HasSubstr("has the keys"));
+}
+
+Config Unpaired(const std::string& bytes, int64_t max_length = 200) {
+  Config config = Of(bytes, max_length);
+  config.set_kind(UNPAIRED);
+  return config;
+}
+
+constexpr char kAnswers[] =
+    "{\"prompt\": \"p\", \"completion\": \"a\", \"label\": true}\n"
+    "{\"prompt\": \"qq\", \"completion\": \"bcd\", \"label\": false}\n"
+    "{\"prompt\": \"r\", \"completion\": \"e\", \"label\": true}\n";
+
+TEST(UnpairedTest, AnAnswerAndItsPromptWithTheAnswerBefore) {
+  EXPECT_THAT(
+      Texts(Unpaired(kAnswers)),
+      ElementsAre("p[a<|im_end|>]", "p[e<|im_end|>]", "qq[bcd<|im_end|>]",
+                  "qq[a<|im_end|>]", "r[e<|im_end|>]", "r[bcd<|im_end|>]"));
+  // Both are cut.
+  EXPECT_THAT(Texts(Unpaired(kAnswers, 3)),
+              ElementsAre("p[a<|im_end|>]", "p[e<|im_end|>]", "qq[b]", "qq[a]",
+                          "r[e<|im_end|>]", "r[b]"));
+}
+
+TEST(UnpairedTest, AnAnswerToTheSamePromptIsNoMismatch) {
+  EXPECT_THAT(
+      Texts(Unpaired(
+          "{\"prompt\": \"p\", \"completion\": \"a\", \"label\": true}\n"
+          "{\"prompt\": \"q\", \"completion\": \"b\", \"label\": true}\n"
+          "{\"prompt\": \"q\", \"completion\": \"c\", \"label\": false}\n")),
+      ElementsAre("p[a<|im_end|>]", "p[c<|im_end|>]", "q[b<|im_end|>]",
+                  "q[a<|im_end|>]", "q[c<|im_end|>]", "q[a<|im_end|>]"));
+}
+
+TEST(UnpairedTest, BothKeepTheirEnds) {
+  Config config = Unpaired(kAnswers, 3);
+  config.set_truncation(KEEP_END);
+  EXPECT_THAT(Texts(config),
+              ElementsAre("p[a<|im_end|>]", "p[e<|im_end|>]", "[cd<|im_end|>]",
+                          "[a<|im_end|>]", "r[e<|im_end|>]", "[cd<|im_end|>]"));
+}
+
+TEST(UnpairedTest, ABatchHasTheLabels) {
+  const auto chat = Make(Unpaired(kAnswers));
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  Batch batch;
+  ASSERT_TRUE((*chat)->Read({1, 2}, &batch).ok());
+  EXPECT_EQ(batch.at(kInputIds).sizes(), at::IntArrayRef({4, 6}));
+  EXPECT_EQ(batch.at("desirable")[0].item<int64_t>(), 0);
+  EXPECT_EQ(batch.at("desirable")[1].item<int64_t>(), 1);
+  EXPECT_EQ(batch.at(kPairKeys).sizes(), at::IntArrayRef({2}));
+  // Pairs that come after in the same memory have none.
+  const auto pairs =
+      Make(Of("{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"b\"}\n"));
+  ASSERT_TRUE((*pairs)->Read({0}, &batch).ok());
+  EXPECT_EQ(batch.count("desirable"), 0u);
+}
+
+TEST(UnpairedTest, TheMismatchedAnswerIsTheSameInEachPart) {
+  Config config = Unpaired(kAnswers);
+  config.set_validation_fraction(0.4);
+  const std::vector<std::string> whole = Texts(Unpaired(kAnswers));
+  const std::vector<std::string> part = Texts(config);
+  ASSERT_EQ(part.size(), 4u);
+  for (size_t i = 0; i < part.size(); i += 2) {
+    const auto same = std::find(whole.begin(), whole.end(), part[i]);
+    ASSERT_NE(same, whole.end());
+    EXPECT_EQ(part[i + 1], *(same + 1));
+  }
+}
+
+// As tables have them.
+TEST(UnpairedTest, LabelsMayBeNumbersOrTexts) {
+  std::string rows;
+  for (const char* label :
+       {"1", "0", "\"1\"", "\"False\"", "1.0", "0.0", "\"1.0\""}) {
+    absl::StrAppend(&rows, "{\"prompt\": \"p\", \"completion\": \"a\", ",
+                    "\"label\": ", label, "}\n");
+  }
+  const auto chat = Make(Unpaired(rows));
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  Batch batch;
+  ASSERT_TRUE((*chat)->Read({0, 1, 2, 3, 4, 5, 6}, &batch).ok());
+  EXPECT_TRUE(
+      batch.at(kDesirable).equal(at::tensor({1, 0, 1, 0, 1, 0, 1}, at::kLong)));
+  EXPECT_THAT(ErrorOf(Unpaired("{\"prompt\": \"p\", \"completion\": \"a\", "
+                               "\"label\": 2}")),
+              HasSubstr("\"label\" is a number, not true or false, or 1 or 0"));
+}
+
+TEST(UnpairedTest, MessagesAndWrongRows) {
+  const std::string row =
+      absl::StrCat("{\"prompt\": [", kUser, "], \"completion\": [", kGood,
+                   "], \"label\": false}\n");
+  EXPECT_THAT(Texts(Unpaired(row))[0],
+              HasSubstr("assistant\n[Hello<|im_end|>\n]"));
+  EXPECT_THAT(ErrorOf(Unpaired("{\"prompt\": \"p\", \"completion\": \"a\"}")),
+              AllOf(HasSubstr("pairs.jsonl:1"), HasSubstr("has no \"label\"")));
+  EXPECT_THAT(ErrorOf(Unpaired("{\"prompt\": \"p\", \"completion\": \"a\", "
+                               "\"label\": \"yes\"}")),
+              HasSubstr("not true or false"));
 }
 
 TEST(PreferenceTest, SomeAreHeldBack) {

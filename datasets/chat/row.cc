@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/json_document.h"
@@ -45,6 +47,23 @@ absl::Status FillPromptCompletion(const object& from, Row* row) {
   row->is_text = true;
   CAPSTAN_RETURN_IF_ERROR(CopyText(from, "prompt", &row->prompt));
   return CopyText(from, "completion", &row->completion);
+}
+
+// Tables often have numbers, also 1.0, and CSV files have texts.
+absl::Status FillUnpaired(const object& from, Row* row) {
+  element label;
+  if (!Find(from, "label", &label)) return Missing("label");
+  std::string_view text;
+  const std::string value = label.get(text) == simdjson::SUCCESS
+                                ? absl::AsciiStrToLower(View(text))
+                                : simdjson::minify(label);
+  double number = 0.0;
+  const bool is_number = absl::SimpleAtod(value, &number);
+  row->desirable = value == "true" || (is_number && number == 1.0);
+  if (!row->desirable && value != "false" && !(is_number && number == 0.0)) {
+    return WrongType("label", label, "true or false, or 1 or 0");
+  }
+  return FillPromptCompletion(from, row);
 }
 
 absl::Status FillShareGpt(const object& from, Row* row) {
@@ -192,6 +211,8 @@ absl::Status Fill(const object& from, Row* row) {
       return FillText(from, row);
     case PREFERENCE:
       return FillPreference(from, row);
+    case UNPAIRED:
+      return FillUnpaired(from, row);
     case INPUT_TARGET:
       return FillInputTarget(from, row);
     default:

@@ -21,6 +21,8 @@ class Row {
   void Clear() {
     kind = AUTO;
     is_text = false;
+    desirable = false;
+    margin = 0.0;
     prompt_messages = 0;
     prompt.clear();
     completion.clear();
@@ -48,6 +50,8 @@ class Row {
   absl::Span<const ChatMessage> messages() const {
     return absl::MakeConstSpan(messages_).first(count_);
   }
+  // A message as JSON; "" if it has only role and content.
+  const std::string& json(size_t message) const { return jsons_[message]; }
   // The same message in two rows.
   static bool Same(const Row& a, const Row& b, size_t message) {
     return a.messages_[message].role == b.messages_[message].role &&
@@ -59,11 +63,15 @@ class Row {
   ChatInput Input(size_t count, std::string* json) const;
 
   Kind kind = AUTO;  // never AUTO once filled
-  // PROMPT_COMPLETION of texts, or TEXT (in `completion`).
+  // PROMPT_COMPLETION and UNPAIRED of texts, or TEXT (in `completion`).
   bool is_text = false;
   std::string prompt;
   std::string completion;
-  // PROMPT_COMPLETION and PREFERENCE of messages: how many are the prompt's.
+  bool desirable = false;  // UNPAIRED: its label
+  // PREFERENCE: by how much the chosen text should score higher.
+  double margin = 0.0;
+  // PROMPT_COMPLETION, UNPAIRED and PREFERENCE of messages: how many are the
+  // prompt's.
   size_t prompt_messages = 0;
   // JSON texts: the tools' list, the documents' list and the object
   // chat_template_kwargs; "" if there are none.

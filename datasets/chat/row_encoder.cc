@@ -20,9 +20,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// JSON of this size takes ten times as much memory.
+constexpr uint64_t kMostRowBytes = 256 << 20;
+
 class ChatTokenizer final : public Tokenizer {
  public:
-  ChatTokenizer(std::unique_ptr<Tokenizer> base, const ChatTemplate& chat)
+  ChatTokenizer(std::shared_ptr<const Tokenizer> base, const ChatTemplate& chat)
       : base_(std::move(base)),
         jinja_(chat.jinja()),
         ids_(base_->special_ids()) {
@@ -59,7 +62,7 @@ class ChatTokenizer final : public Tokenizer {
  private:
   void SetSpecialTokens(Json* object) const;
 
-  const std::unique_ptr<Tokenizer> base_;
+  const std::shared_ptr<const Tokenizer> base_;
   const std::string jinja_;
   SpecialIds ids_;
 };
@@ -107,7 +110,8 @@ absl::Status ChatTokenizer::Save(const std::string& folder) const {
 }  // namespace
 
 std::unique_ptr<Tokenizer> WithChatTemplate(
-    std::unique_ptr<Tokenizer> tokenizer, const ChatTemplate& chat_template) {
+    std::shared_ptr<const Tokenizer> tokenizer,
+    const ChatTemplate& chat_template) {
   return std::make_unique<ChatTokenizer>(std::move(tokenizer), chat_template);
 }
 
@@ -117,16 +121,27 @@ int64_t TokenRow::trained() const {
          std::count(labels.begin() + 1, labels.end(), kIgnoredTarget);
 }
 
+void TokenRow::Cut(int64_t max_length, Truncation truncation) {
+  const int64_t more = static_cast<int64_t>(ids.size()) - max_length;
+  was_cut = more > 0;
+  if (!was_cut) return;
+  const int64_t from = truncation == KEEP_END ? 0 : max_length;
+  ids.erase(ids.begin() + from, ids.begin() + from + more);
+  labels.erase(labels.begin() + from, labels.begin() + from + more);
+}
+
 RowEncoder::RowEncoder(const Tokenizer* tokenizer,
                        const ChatTemplate* chat_template,
                        absl::Status no_template, LossOn loss_on,
-                       int64_t max_length, std::string variables)
+                       int64_t max_length, std::string variables,
+                       Truncation truncation)
     : tokenizer_(tokenizer),
       template_(chat_template),
       no_template_(std::move(no_template)),
       loss_on_(loss_on),
       max_length_(max_length),
-      variables_(std::move(variables)) {
+      variables_(std::move(variables)),
+      truncation_(truncation) {
   const int64_t eos = tokenizer->special_ids().eos;
   if (eos >= 0) eos_ = tokenizer->Decode({eos});
   // Tokens around a text of one token that no tokenizer has.
@@ -165,8 +180,10 @@ absl::Status RowEncoder::RenderText(const Row& row, RenderedRow* out) const {
   }
   out->text = row.prompt;
   out->text += row.completion;
+  // As TRL's SFTTrainer (add_eos), but not beside an end of the tokenizer's.
+  const bool ends = row.kind == TEXT && !end_.empty();
+  if (!ends && !absl::EndsWith(out->text, eos_)) out->text += eos_;
   if (row.kind == TEXT) return absl::OkStatus();
-  out->text += eos_;
   out->trained.emplace_back(static_cast<int64_t>(row.prompt.size()),
                             static_cast<int64_t>(out->text.size()));
   return absl::OkStatus();
@@ -256,11 +273,7 @@ void RowEncoder::Encode(const RenderedRow& row, TokenRow* out) const {
     out->ids.insert(out->ids.end(), end_.begin(), end_.end());
     out->labels.insert(out->labels.end(), end_.begin(), end_.end());
   }
-  out->was_cut = static_cast<int64_t>(out->ids.size()) > max_length_;
-  if (out->was_cut) {
-    out->ids.resize(max_length_);
-    out->labels.resize(max_length_);
-  }
+  out->Cut(max_length_, truncation_);
 }
 
 absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
@@ -293,60 +306,71 @@ absl::StatusOr<std::vector<int64_t>> RowEncoder::PairIds(
   return ids;
 }
 
-absl::Status RowEncoder::EncodePair(const Row& row, TokenRow* chosen,
-                                    TokenRow* rejected,
-                                    bool* tools_as_text) const {
+absl::Status RowEncoder::EncodeAnswers(const Row& row, TokenRow* chosen,
+                                       TokenRow* rejected,
+                                       bool* tools_as_text) const {
+  std::vector<TokenRow*> texts = {chosen};
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt,
                            PairIds(row, /*prompt_alone=*/true, tools_as_text));
   CAPSTAN_ASSIGN_OR_RETURN(chosen->ids, PairIds(row, false, tools_as_text));
-  CAPSTAN_ASSIGN_OR_RETURN(rejected->ids,
-                           PairIds(*row.rejected, false, tools_as_text));
-  if (chosen->ids == rejected->ids) {
-    return absl::InvalidArgumentError(
-        "\"chosen\" and \"rejected\" are the same text, which prefers nothing");
+  if (row.kind == PREFERENCE) {
+    CAPSTAN_ASSIGN_OR_RETURN(rejected->ids,
+                             PairIds(*row.rejected, false, tools_as_text));
+    if (chosen->ids == rejected->ids) {
+      return absl::InvalidArgumentError(
+          "\"chosen\" and \"rejected\" are the same text, which prefers "
+          "nothing");
+    }
+    texts.push_back(rejected);
   }
   // As TRL 1.16's DPOTrainer._prepare_dataset: completions begin where the
   // tokens of one of them leave those of the prompt.
   size_t begin = prompt.size();
-  for (const TokenRow* each : {chosen, rejected}) {
+  for (const TokenRow* each : texts) {
     const size_t most = std::min(begin, each->ids.size());
     begin =
         std::mismatch(prompt.begin(), prompt.begin() + most, each->ids.begin())
             .first -
         prompt.begin();
   }
-  for (TokenRow* each : {chosen, rejected}) {
-    each->was_cut = static_cast<int64_t>(each->ids.size()) > max_length_;
-    if (each->was_cut) each->ids.resize(max_length_);
+  for (TokenRow* each : texts) {
     each->labels = each->ids;
     std::fill_n(each->labels.begin(), std::min(begin, each->labels.size()),
                 kIgnoredTarget);
+    each->Cut(max_length_, truncation_);
   }
   return absl::OkStatus();
 }
 
 std::string RowEncoder::Settings() const {
-  return absl::StrCat("template ",
-                      template_ == nullptr ? "" : template_->name(), "; jinja ",
-                      template_ == nullptr ? "" : template_->jinja(), "; with ",
-                      variables_, "; loss on ", LossOn_Name(loss_on_),
-                      "; at most ", max_length_, " tokens; eos ", eos_);
+  return absl::StrCat(
+      "template ", template_ == nullptr ? "" : template_->name(), "; jinja ",
+      template_ == nullptr ? "" : template_->jinja(), "; with ", variables_,
+      "; loss on ", LossOn_Name(loss_on_), "; at most ", max_length_, " tokens",
+      truncation_ == KEEP_END ? ", the last" : "", "; ends with ", eos_);
 }
 
 int64_t RowReader::trained() const {
-  return row.kind == PREFERENCE ? std::min(tokens.trained(), rejected.trained())
-                                : tokens.trained();
+  if (row.kind != PREFERENCE) return tokens.trained();
+  if (tokens.ids == rejected.ids) return 0;
+  return std::min(tokens.trained(), rejected.trained());
 }
 
 absl::Status RowReader::Read(absl::string_view json, Kind kind,
                              const RowEncoder& encoder) {
+  if (json.size() > kMostRowBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the row has ", json.size(),
+                     " bytes, more than the limit of ", kMostRowBytes));
+  }
   CAPSTAN_RETURN_IF_ERROR(parser.Parse(json, json.size(), kind, &row));
   rendered.tools_as_text = false;
   rejected.ids.clear();
   rejected.labels.clear();
   rejected.was_cut = false;
-  if (row.kind == PREFERENCE) {
-    return encoder.EncodePair(row, &tokens, &rejected, &rendered.tools_as_text);
+  if (row.kind == PREFERENCE || row.kind == UNPAIRED) {
+    return encoder.EncodeAnswers(row, &tokens, &rejected,
+                                 &rendered.tools_as_text);
   }
   CAPSTAN_RETURN_IF_ERROR(encoder.Render(row, &rendered));
   encoder.Encode(rendered, &tokens);

@@ -23,7 +23,11 @@ namespace capstan::chat {
 // pad. For ChatML, as is usual, bos is always the token that begins a turn, and
 // pad the one that ends it. Tokens stay the same.
 std::unique_ptr<Tokenizer> WithChatTemplate(
-    std::unique_ptr<Tokenizer> tokenizer, const ChatTemplate& chat_template);
+    std::shared_ptr<const Tokenizer> tokenizer,
+    const ChatTemplate& chat_template);
+
+// The max_length of rows that are cut afterwards, if at all. Fits the index.
+inline constexpr int64_t kMostUncut = 1 << 29;
 
 // A row as text, with the ranges that are trained on.
 struct RenderedRow {
@@ -45,6 +49,8 @@ struct TokenRow {
 
   // The number of trained tokens after the first token, which nothing predicts.
   int64_t trained() const;
+  // Keeps max_length tokens at most; sets was_cut.
+  void Cut(int64_t max_length, Truncation truncation);
 };
 
 // Row -> text -> tokens and labels. Thread-safe.
@@ -55,7 +61,7 @@ class RowEncoder {
   // chat_template_kwargs of all rows.
   RowEncoder(const Tokenizer* tokenizer, const ChatTemplate* chat_template,
              absl::Status no_template, LossOn loss_on, int64_t max_length,
-             std::string variables = "");
+             std::string variables = "", Truncation truncation = KEEP_START);
 
   // INVALID_ARGUMENT: the row is wrong (usually its roles, or a character that
   // the tokenizer would leave out).
@@ -63,17 +69,17 @@ class RowEncoder {
   absl::Status Render(const Row& row, RenderedRow* out) const;
 
   // Tokenizes the whole text in one pass. A token is trained on if it lies
-  // entirely within a trained range, whatever its id. Keeps the first
-  // max_length tokens.
+  // entirely within a trained range, whatever its id. Cuts to max_length.
   void Encode(const RenderedRow& row, TokenRow* out) const;
 
-  // A PREFERENCE's two texts, each cut to max_length; what follows the prompt
-  // is trained on. *tools_as_text becomes true as RenderedRow's. Errors: as
-  // Render's, and equal texts.
-  absl::Status EncodePair(const Row& row, TokenRow* chosen, TokenRow* rejected,
-                          bool* tools_as_text) const;
+  // A PREFERENCE's two texts, or an UNPAIRED's one (`chosen`), each cut to
+  // max_length; what follows the prompt is trained on. *tools_as_text becomes
+  // true as RenderedRow's. Errors: as Render's, and equal texts.
+  absl::Status EncodeAnswers(const Row& row, TokenRow* chosen,
+                             TokenRow* rejected, bool* tools_as_text) const;
 
   int64_t max_length() const { return max_length_; }
+  Truncation truncation() const { return truncation_; }
 
   // What the tokens depend on besides the tokenizer's files, as text.
   std::string Settings() const;
@@ -88,7 +94,7 @@ class RowEncoder {
   // Where the text leaves that of the prompt alone, in bytes.
   absl::StatusOr<int64_t> CompletionBegin(const Row& row,
                                           const RenderedRow& rendered) const;
-  // Tokens of one completion of a PREFERENCE, or of its prompt alone.
+  // Tokens of one completion of such a row, or of its prompt alone.
   absl::StatusOr<std::vector<int64_t>> PairIds(const Row& row,
                                                bool prompt_alone,
                                                bool* tools_as_text) const;
@@ -100,6 +106,7 @@ class RowEncoder {
   const LossOn loss_on_;
   const int64_t max_length_;
   const std::string variables_;
+  const Truncation truncation_;
   std::string eos_;  // after a completion
   // The tokens that the tokenizer adds around a standalone text.
   std::vector<int64_t> begin_;
@@ -108,8 +115,9 @@ class RowEncoder {
 
 // A row's JSON as tokens; keeps its memory for the next row. One per thread.
 struct RowReader {
-  // Errors: those of Parse and Render. `json` may be a mapped file's: it is
-  // copied, as a text that changes while it is parsed leads out of bounds.
+  // Errors: those of Parse and Render, and more than 256 MiB. `json` may be a
+  // mapped file's: it is copied, as a text that changes while it is parsed
+  // leads out of bounds.
   absl::Status Read(absl::string_view json, Kind kind,
                     const RowEncoder& encoder);
 
@@ -117,7 +125,7 @@ struct RowReader {
   size_t length() const {
     return std::max(tokens.ids.size(), rejected.ids.size());
   }
-  // The fewer of a pair's texts.
+  // The fewer of a pair's texts; 0 if they differ only behind max_length.
   int64_t trained() const;
   bool was_cut() const { return tokens.was_cut || rejected.was_cut; }
 

@@ -28,10 +28,10 @@ std::unique_ptr<FakeTokenizer> Base(bool adds_bos = false) {
 
 struct Parts {
   explicit Parts(LossOn loss_on, int64_t max_length = 1000,
-                 bool adds_bos = false)
+                 bool adds_bos = false, Truncation truncation = KEEP_START)
       : tokenizer(WithChatTemplate(Base(adds_bos), *chatml)),
         encoder(tokenizer.get(), chatml.get(), absl::OkStatus(), loss_on,
-                max_length) {}
+                max_length, "", truncation) {}
 
   const std::unique_ptr<ChatTemplate> chatml = *ChatTemplate::Named("chatml");
   const std::unique_ptr<Tokenizer> tokenizer;
@@ -109,12 +109,14 @@ TEST(RowEncoderTest, ACompletionEndsWithEos) {
   EXPECT_THAT(Shown(Parts(ASSISTANT), lists), HasSubstr("[x<|im_end|>]"));
 }
 
-TEST(RowEncoderTest, PlainTextsGetWhatTheTokenizerPutsAroundThem) {
-  EXPECT_EQ(Shown(Parts(BY_KIND), R"({"text": "ab"})"), "[ab]");
+TEST(RowEncoderTest, PlainTextsEndWithEosAndGetWhatTheTokenizerAdds) {
+  EXPECT_EQ(Shown(Parts(BY_KIND), R"({"text": "ab"})"), "[ab<|im_end|>]");
+  EXPECT_EQ(Shown(Parts(BY_KIND), R"({"text": "ab<|im_end|>"})"),
+            "[ab<|im_end|>]");
   EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true), R"({"text": "ab"})"),
-            "[<|endoftext|>ab]");
+            "[<|endoftext|>ab<|im_end|>]");
   EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true), R"({"text": "<|endoftext|>ab"})"),
-            "[<|endoftext|>ab]");
+            "[<|endoftext|>ab<|im_end|>]");
   EXPECT_EQ(Shown(Parts(BY_KIND, 1000, true),
                   R"({"prompt": "p", "completion": "c"})"),
             "<|endoftext|>p[c<|im_end|>]");
@@ -205,10 +207,16 @@ TEST(RowEncoderTest, GenerationBlocksOfAPromptArentItsCompletion) {
       "user:a;assistant:b-b<|im_end|>;user:c;assistant:[d]-[d<|im_end|>];");
 }
 
-TEST(RowEncoderTest, TruncationKeepsTheStart) {
+TEST(RowEncoderTest, TruncationKeepsTheStartOrTheEnd) {
   EXPECT_EQ(Shown(Parts(ALL, 3), R"({"text": "abcdef"})"), "[abc]");
   EXPECT_EQ(Shown(Parts(COMPLETION, 3), R"({"prompt":"ab","completion":"cd"})"),
             "ab[c]");
+  EXPECT_EQ(Shown(Parts(COMPLETION, 12, false, KEEP_END),
+                  R"({"prompt":"abcd","completion":"ef"})"),
+            "abcd[ef<|im_end|>]");
+  EXPECT_EQ(Shown(Parts(COMPLETION, 4, false, KEEP_END),
+                  R"({"prompt":"abcd","completion":"ef"})"),
+            "d[ef<|im_end|>]");
   TokenRow row;
   row.labels = {7};  // nothing predicts the first
   EXPECT_EQ(row.trained(), 0);

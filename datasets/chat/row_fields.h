@@ -79,8 +79,8 @@ absl::Status AddText(const simdjson::dom::object& from, const char* key,
                      const char* role, Row* row);
 // Adds the text "system", if there is one.
 absl::Status AddSystem(const simdjson::dom::object& from, Row* row);
-// Fills an empty `row` and its `rejected` from "prompt", "chosen" and
-// "rejected", as TRL knows them: texts or lists of messages; without a prompt
+// Fills an empty `row` and its `rejected` from "prompt", "chosen", "rejected"
+// and "margin", as TRL knows them: texts or lists of messages; without a prompt
 // it is what both begin with. INVALID_ARGUMENT: they don't make a pair.
 absl::Status FillPreference(const simdjson::dom::object& from, Row* row);
 // {"role": .., "content": ..}.

@@ -6,18 +6,17 @@
 #include <iostream>
 #include <limits>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/clock.h"
+#include "base/error_code.h"
 #include "base/files.h"
-#include "base/in_order.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
 #include "datasets/chat/data_paths.h"
+#include "datasets/chat/map_rows.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan::chat {
@@ -25,9 +24,7 @@ namespace {
 
 // Incremented when the same rows yield different tokens than before, or the
 // index has another form.
-constexpr uint64_t kRowsVersion = 5;
-// JSON of this size takes ten times as much memory.
-constexpr uint64_t kMostRowBytes = 256 << 20;
+constexpr uint64_t kRowsVersion = 7;
 // Of an error: a row's role or keys can be of any size.
 constexpr size_t kMostMessageBytes = 1000;
 
@@ -47,11 +44,6 @@ void Add(const RowIndex::Facts& from, RowIndex::Facts* to) {
   to->bad += from.bad;
 }
 
-struct Places {
-  std::vector<RowPlace> rows;
-  absl::Status end;  // the scanner's error behind them
-};
-
 void KeepTokens(const TokenRow& row, std::vector<uint32_t>* to) {
   for (size_t i = 0; i < row.ids.size(); ++i) {
     const bool trained = row.labels[i] != kIgnoredTarget;
@@ -63,11 +55,6 @@ void KeepTokens(const TokenRow& row, std::vector<uint32_t>* to) {
 absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
                     const RowPlace& place, IndexedRows* chunk) {
   thread_local RowReader reader;
-  if (place.bytes > kMostRowBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the row has ", place.bytes,
-                     " bytes, more than the limit of ", kMostRowBytes));
-  }
   const absl::string_view json = source.text.substr(place.offset, place.bytes);
   CAPSTAN_RETURN_IF_ERROR(reader.Read(json, options.kind, *options.encoder));
   RowIndex::Facts& facts = chunk->facts;
@@ -91,7 +78,7 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
 
 absl::StatusOr<IndexedRows> Index(const SourceFile& source,
                                   const IndexOptions& options,
-                                  const Places& places) {
+                                  const RowPlaces& places) {
   IndexedRows chunk;
   for (const RowPlace& place : places.rows) {
     chunk.end = place.offset + place.bytes;
@@ -105,7 +92,7 @@ absl::StatusOr<IndexedRows> Index(const SourceFile& source,
     }
     // A problem of the config isn't one of a single row.
     if (options.bad_rows == ERROR || !absl::IsInvalidArgument(status)) {
-      return absl::Status(status.code(), message);
+      return WithMessage(status, message);
     }
     if (chunk.facts.bad++ == 0) {
       message.copy(chunk.facts.first_bad, sizeof(chunk.facts.first_bad) - 1);
@@ -192,13 +179,16 @@ absl::StatusOr<RowIndex> RowIndex::Open(const SourceFile& source,
   index.file_ = std::move(file.file);
   if (index.rows_.empty()) {
     const Facts& facts = index.facts_;
-    return absl::InvalidArgumentError(absl::StrCat(
-        source.path,
-        " has no row to train on: rows without a token to train "
-        "on within max_length: ",
-        facts.untrained, "; bad rows: ", facts.bad,
-        facts.bad > 0 ? absl::StrCat(", the first is ", facts.first_bad)
-                      : std::string()));
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            source.path,
+            " has no row to train on: rows without a token to train "
+            "on within max_length (",
+            options.encoder->max_length(), "): ", facts.untrained,
+            "; bad rows: ", facts.bad,
+            facts.bad > 0 ? absl::StrCat(", the first is ", facts.first_bad)
+                          : std::string())),
+        "data/no-rows");
   }
   return index;
 }
@@ -244,16 +234,6 @@ absl::Span<const uint32_t> RowIndex::TokensOf(const IndexedRow& row) const {
 absl::StatusOr<RowIndex::Facts> IndexRows(
     const SourceFile& source, const IndexOptions& options,
     const std::function<absl::Status(const IndexedRows&)>& sink) {
-  RowScanner scanner(source.text);
-  bool at_end = false;
-  const auto next = [&]() -> absl::optional<Places> {
-    if (at_end) return absl::nullopt;
-    Places places;
-    places.end = scanner.Next(options.chunk_bytes, &places.rows);
-    at_end = !places.end.ok() || places.rows.empty();
-    if (at_end && places.end.ok()) return absl::nullopt;
-    return places;
-  };
   RowIndex::Facts facts;
   Progress progress(source);
   const auto take = [&](const IndexedRows& chunk) {
@@ -261,13 +241,10 @@ absl::StatusOr<RowIndex::Facts> IndexRows(
     progress.Report(chunk.end);
     return sink(chunk);
   };
-  // A file of one or two chunks isn't worth a thread.
-  const uint64_t chunks = source.text.size() / options.chunk_bytes;
-  const uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  CAPSTAN_RETURN_IF_ERROR((MapInOrder<Places, IndexedRows>(
-      static_cast<int>(std::min(cores, chunks)), next,
-      [&](const Places& places) { return Index(source, options, places); },
-      take)));
+  CAPSTAN_RETURN_IF_ERROR(MapRows<IndexedRows>(
+      source, options.chunk_bytes,
+      [&](const RowPlaces& places) { return Index(source, options, places); },
+      take));
   return facts;
 }
 

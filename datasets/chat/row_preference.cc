@@ -4,6 +4,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 
@@ -109,9 +110,17 @@ absl::Status FillPreference(const object& from, Row* row) {
   if (row->rejected == nullptr) row->rejected = std::make_unique<Row>();
   Row* const other = row->rejected.get();
   other->source = row->source;
-  element prompt, chosen, rejected;
+  element prompt, chosen, rejected, margin;
   if (!Find(from, "chosen", &chosen)) return Missing("chosen");
   if (!Find(from, "rejected", &rejected)) return Missing("rejected");
+  if (Find(from, "margin", &margin)) {
+    if (margin.get(row->margin) != simdjson::SUCCESS) {
+      return WrongType("margin", margin, "a number");
+    }
+    if (!std::isfinite(static_cast<float>(row->margin))) {
+      return Bad("\"margin\" is beyond float32");
+    }
+  }
   const bool has_prompt = Find(from, "prompt", &prompt);
   if (has_prompt && !prompt.is_string() && !prompt.is_array()) {
     return WrongType("prompt", prompt, "a text or a list of messages");

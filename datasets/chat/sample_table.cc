@@ -233,9 +233,11 @@ absl::StatusOr<SampleTable> SampleTable::Create(const SourceRows* rows,
                                                 const Config& config) {
   SampleTable table(rows, config);
   CAPSTAN_ASSIGN_OR_RETURN(PartRows parts, SplitRows(*rows, config));
-  for (int part = 0; part < Part_ARRAYSIZE; ++part) {
+  const auto make = [&](Part part) {
     table.parts_[part] = table.SamplesOf(std::move(parts[part]));
-  }
+  };
+  make(config.part());
+  if (config.part() == TRAINING) make(VALIDATION);
   return table;
 }
 

@@ -63,9 +63,9 @@ struct Packs {
   std::vector<uint32_t> items;
 };
 
-// What the samples of a source's parts consist of: what is held out, and what
-// is packed together. In memory: 4 bytes a row, and up to 20 more if rows are
-// packed.
+// What the samples of a source consist of, of the config's part and, for
+// training, of what is held out: which rows, and what is packed together. In
+// memory: 4 bytes a row, and up to 20 more if rows are packed.
 //
 // WRAPPED is what TRL calls "wrapped" (_pack_wrapped of trl/data_utils.py), for
 // the part as a whole: samples are the max_length tokens from i * max_length

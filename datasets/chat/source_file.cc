@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/status.h"
 #include "datasets/chat/cached_file.h"
 #include "datasets/chat/row.h"
@@ -33,12 +34,14 @@ absl::Status CheckName(const std::string& path, Packed packed) {
   absl::string_view rest = name;
   const Packed named = ConsumePackedExtension(&rest);
   if (named == Packed::kNot || packed != Packed::kNot) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      path, " can't be unpacked: it is named as ",
-      named == Packed::kGzip ? "gzip" : "zstd",
-      " and doesn't begin as such a file; fetch it again, or, if it isn't "
-      "packed, name it without ",
-      name.substr(rest.size())));
+  return WithCode(
+      absl::DataLossError(absl::StrCat(
+          path, " can't be unpacked: it is named as ",
+          named == Packed::kGzip ? "gzip" : "zstd",
+          " and doesn't begin as such a file; fetch it again, or, if it isn't "
+          "packed, name it without ",
+          name.substr(rest.size()))),
+      "data/damaged");
 }
 
 absl::StatusOr<uint64_t> Unpack(const std::string& path, Packed packed,
@@ -69,7 +72,9 @@ absl::StatusOr<uint64_t> WriteRows(const std::string& path, Table table,
         return to->Write(lines);
       }));
   if (size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " has no rows"));
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(path, " has no rows")),
+        "data/no-rows");
   }
   return members;
 }
@@ -111,7 +116,7 @@ absl::StatusOr<SourceFile> OpenSource(const std::string& path, uint64_t most) {
   if (most == 0) most = MostUnpacked(bytes.size());
   CacheKey key;
   CAPSTAN_RETURN_IF_ERROR(key.AddFile(path));
-  key.Add(source.is_table ? "rows of a table, 2" : "unpacked, all members");
+  key.Add(source.is_table ? "rows of a table, 3" : "unpacked, all members");
   const auto has_end = [](absl::string_view contents) {
     return contents.size() >= sizeof(Unpacked)
                ? absl::OkStatus()

@@ -11,15 +11,21 @@
 #include <cstdlib>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/confined_child.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "datasets/chat/row.h"
 #include "datasets/tables/tables.h"
 
 namespace capstan::chat {
@@ -34,6 +40,10 @@ constexpr int64_t kMostMemory = int64_t{6} << 30;
 #endif
 constexpr size_t kPiece = 1 << 20;
 constexpr size_t kMostMessage = 1000;
+constexpr size_t kMostHeader = 1 << 16;
+// Of rows, beside IsRowKey's.
+constexpr absl::string_view kOtherKeys[] = {"system", "context", "chosen",
+                                            "rejected", "label"};
 
 const char* NameOf(Table table) {
   if (table == Table::kParquet) return "Parquet";
@@ -74,6 +84,49 @@ std::string CantRead(const std::string& path, Table table) {
   return absl::StrCat(path, " can't be read as ", NameOf(table), ": ");
 }
 
+// The first line, which may have quoted newlines.
+absl::string_view HeaderIn(absl::string_view text) {
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    quoted ^= text[i] == '"';
+    if (text[i] == '\n' && !quoted) return text.substr(0, i);
+  }
+  return text;
+}
+
+// Spreadsheets write ";" where "," is in numbers.
+char DelimiterOf(absl::string_view header) {
+  bool quoted = false, commas = false, semicolons = false;
+  for (const char c : header) {
+    quoted ^= c == '"';
+    commas |= c == ',' && !quoted;
+    semicolons |= c == ';' && !quoted;
+  }
+  return semicolons && !commas ? ';' : ',';
+}
+
+// `text` with "Question " in its header as "question", if no other column has
+// that name: as rows know it.
+std::string WithOurNames(absl::string_view text, char delimiter) {
+  const absl::string_view header = HeaderIn(text);
+  std::vector<std::string> names = absl::StrSplit(header, delimiter);
+  for (std::string& name : names) {
+    absl::string_view bare = absl::StripAsciiWhitespace(name);
+    absl::ConsumePrefix(&bare, "\xef\xbb\xbf");  // a byte order mark
+    if (absl::ConsumePrefix(&bare, "\"") && !absl::ConsumeSuffix(&bare, "\"")) {
+      continue;  // a part of a name
+    }
+    const std::string ours =
+        absl::AsciiStrToLower(absl::StripAsciiWhitespace(bare));
+    if ((IsRowKey(ours) || absl::c_linear_search(kOtherKeys, ours)) &&
+        !absl::c_linear_search(names, ours)) {
+      name = ours;
+    }
+  }
+  return absl::StrCat(absl::StrJoin(names, std::string(1, delimiter)),
+                      text.substr(header.size()));
+}
+
 // What runs in the child: sends the lines, and returns the packed file's
 // members, as text.
 class Reader {
@@ -104,8 +157,11 @@ class Reader {
       return static_cast<Reader*>(context)->Write({bytes, size});
     };
     if (table_ != Table::kParquet) {
-      job.delimiter = table_ == Table::kCsv ? ',' : '\t';
       CAPSTAN_ASSIGN_OR_RETURN(bytes_, OpenBytes(path_, packed_));
+      CAPSTAN_RETURN_IF_ERROR(ReadHeader());
+      job.delimiter =
+          table_ == Table::kTsv ? '\t' : DelimiterOf(HeaderIn(begin_));
+      begin_ = WithOurNames(begin_, job.delimiter);
       job.read = [](void* context, char* to, int64_t most) {
         return static_cast<Reader*>(context)->Read(to, most);
       };
@@ -115,7 +171,14 @@ class Reader {
       return absl::StrCat(bytes_ == nullptr ? 0 : bytes_->members());
     }
     CAPSTAN_RETURN_IF_ERROR(error_);
-    return absl::DataLossError(absl::StrCat(CantRead(path_, table_), why));
+    // A row that doesn't fit its header follows as it is, in several lines.
+    const absl::string_view line =
+        absl::string_view(why).substr(0, absl::string_view(why).find('\n'));
+    return absl::DataLossError(absl::StrCat(
+        CantRead(path_, table_), line,
+        absl::StrContains(line, " columns, got ")
+            ? "; is a quote open there, or a text with separators without any?"
+            : ""));
   }
 
  private:
@@ -127,7 +190,25 @@ class Reader {
     return true;
   }
 
+  // Enough bytes for the names of columns.
+  absl::Status ReadHeader() {
+    while (HeaderIn(begin_).size() == begin_.size() &&
+           begin_.size() < kMostHeader) {
+      char more[1 << 12];
+      CAPSTAN_ASSIGN_OR_RETURN(const size_t size,
+                               bytes_->Read(more, sizeof(more)));
+      if (size == 0) break;
+      begin_.append(more, size);
+    }
+    return absl::OkStatus();
+  }
+
   int64_t Read(char* to, int64_t most) {
+    if (!begin_.empty()) {
+      const size_t size = begin_.copy(to, static_cast<size_t>(most));
+      begin_.erase(0, size);
+      return static_cast<int64_t>(size);
+    }
     const absl::StatusOr<size_t> size =
         bytes_->Read(to, static_cast<size_t>(most));
     if (size.ok()) return static_cast<int64_t>(*size);
@@ -140,6 +221,7 @@ class Reader {
   const Packed packed_;
   const ConfinedChild::Parent& parent_;
   std::unique_ptr<ByteStream> bytes_;
+  std::string begin_;   // what has been read of them and not given out
   absl::Status error_;  // of bytes_
 };
 

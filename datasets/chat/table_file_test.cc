@@ -93,6 +93,18 @@ TEST_F(TableTest, TextsOfCsvStayAsTheyAre) {
             "{\"q\":\"1,2\",\"a\":\"3\\t4\"}\n");
 }
 
+TEST_F(TableTest, HeadersOfSpreadsheetsAreUnderstood) {
+  EXPECT_EQ(Rows(File("a.csv",
+                      "\xef\xbb\xbfQuestion; \"ANSWER\" ;Note\r\n"
+                      "\"1;2\";3,5;x\r\n")),
+            "{\"question\":\"1;2\",\"answer\":\"3,5\",\"Note\":\"x\"}\n");
+  // Nothing is renamed to a name that is there, and no part of a name.
+  EXPECT_EQ(Rows(File("b.csv", "Text,text,\"text, more\"\n1,2,3\n")),
+            "{\"Text\":\"1\",\"text\":\"2\",\"text, more\":\"3\"}\n");
+  EXPECT_EQ(Rows(File("c.csv", "\"a;b\"\n1\n")), "{\"a;b\":\"1\"}\n");
+  EXPECT_THAT(Rows(File("d.csv", "Question")), HasSubstr("has no rows"));
+}
+
 TEST_F(TableTest, PackedTablesAreTheSameTables) {
   std::string csv = "question,answer\n";
   std::string lines;
@@ -138,6 +150,8 @@ TEST_F(TableTest, DamagedTablesAreErrorsThatNameThem) {
   expect_error("wide.csv", "a,b\n1,2\n3,4\n1,2,3\n", "Row #4: Expected 2");
   expect_error("open.csv", "a,b\n1,\"2\n", "a quote isn't closed");
   expect_error("one.csv", "a\n\"2\n3\n", "a quote isn't closed");
+  expect_error("opened.csv", "a,b\n\"x,1\ny,2\n",
+               "Row #2: Expected 2 columns, got 1: \"x,1; is a quote open");
   expect_error("latin1.csv", "a,b\n1,\xe4\n", "can't be read as CSV");
   expect_error("head.csv", "a,b\n", "has no rows");
   const std::string packed = Gzip(std::string("a,b\n") + std::string(99, 'x'));

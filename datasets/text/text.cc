@@ -87,8 +87,8 @@ absl::Status OpenTokenFile(const Config& config, const std::string& folder,
   if (!opened.ok()) return FieldError("path", opened.status().message());
   std::string definition;
   if (!folder.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(definition,
-                             tokenizer::TokenizerDefinition(folder));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        definition, tokenizer::TokenizerDefinition(*text->tokenizer, folder));
   } else if (config.tokenizer().has_bytes()) {
     definition = ByteTokenizerJson() + "\n";  // as its Save writes it
   } else {

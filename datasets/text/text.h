@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/counted_files.h"
 #include "datasets/text/text.pb.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/tokenizer.h"
@@ -32,7 +31,7 @@ struct TokenizedText {
 // A text as samples of sequence_length tokens: sample i starts at token i *
 // sequence_length; the remainder is dropped. Batches have "input_ids" [n,
 // sequence_length] int64, reusing *batch's tensor of that name.
-class Text final : public DatasetReader, public CountsFiles {
+class Text final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Text>> Create(const Config& config);
 

@@ -9,23 +9,28 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+#include "host/config/field_names.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 
 namespace capstan {
 
-// Creates the plugin in a slot; errors give its location in the config.
+// Creates the plugin in a slot, a path of CategoryOfSlot; errors give its
+// location in the config.
 template <typename Base>
 absl::StatusOr<std::unique_ptr<Base>> CreateSlot(
     const LoadedConfig& loaded, const std::string& slot,
-    const google::protobuf::Any& any, PluginCategory category,
-    PluginHost& host) {
+    const google::protobuf::Any& any, PluginHost& host) {
+  const PluginCategory category = *CategoryOfSlot(slot);
   if (any.type_url().empty()) {
     return loaded.Locate(
-        absl::InvalidArgumentError(absl::StrCat(
-            "no ", CategoryName(category), " is set; write ", slot,
-            " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` lists the ",
-            "packages)")),
+        WithCode(absl::InvalidArgumentError(absl::StrCat(
+                     "no ", CategoryName(category), " is set; write ", slot,
+                     " { [plugin/PACKAGE.Config] { .. } } (`trainer plugins` "
+                     "lists the ",
+                     "packages)")),
+                 "config/missing"),
         slot);
   }
   absl::StatusOr<std::unique_ptr<Base>> made =

@@ -18,6 +18,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "base/subprocess.h"
@@ -57,10 +58,11 @@ bool IsInside(absl::string_view file) {
 
 absl::StatusOr<HubPath> Parse(absl::string_view text, HubKind kind) {
   const auto wrong = [text] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", text,
-                     "\": write hf:OWNER/NAME, hf:OWNER/NAME@REVISION or "
-                     "hf:OWNER/NAME/FILE"));
+    return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                        "\"", text,
+                        "\": write hf:OWNER/NAME, hf:OWNER/NAME@REVISION or "
+                        "hf:OWNER/NAME/FILE")),
+                    "hub/name");
   };
   absl::string_view rest = absl::StripPrefix(text, kPrefix);
   HubPath path{kind};
@@ -190,17 +192,21 @@ absl::Status Run(const std::vector<std::string>& command,
   const absl::StatusOr<ChildEnd> end = RunProgram(program);
   const std::string shown = absl::StrJoin(command, " ");
   if (!end.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        why, ", and the program `hf`, which would fetch it, can't be run (",
-        end.status().message(),
-        "): install it (pip install huggingface_hub), or run elsewhere: ",
-        shown, ", and set HF_HOME to a copy of what it fetched"));
+    return WithCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            why, ", and the program `hf`, which would fetch it, can't be run (",
+            end.status().message(),
+            "): install it (pip install huggingface_hub), or run elsewhere: ",
+            shown, ", and set HF_HOME to a copy of what it fetched")),
+        "hub/fetch");
   }
   if (end->ok()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      why, ", and `", shown, "` failed (", end->Text(),
-      "): see above for its own words; with HF_HUB_OFFLINE=1 what the cache "
-      "has is used"));
+  return WithCode(absl::UnavailableError(absl::StrCat(
+                      why, ", and `", shown, "` failed (", end->Text(),
+                      "): see above for its own words; with HF_HUB_OFFLINE=1 "
+                      "what the cache "
+                      "has is used")),
+                  "hub/fetch");
 }
 
 bool IsOffline() {
@@ -218,12 +224,14 @@ absl::StatusOr<std::string> UseAsItIs(absl::string_view text,
                                       absl::string_view why) {
   const std::string unfinished = Unfinished(path, cache);
   if (!unfinished.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        text,
-        " is in Hugging Face's cache, but a download of it hasn't ended (",
-        unfinished, "), and ", why, ": finish it with `",
-        absl::StrJoin(DownloadCommand(path), " "),
-        "`, or remove that file if all is there"));
+    return WithCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            text,
+            " is in Hugging Face's cache, but a download of it hasn't ended (",
+            unfinished, "), and ", why, ": finish it with `",
+            absl::StrJoin(DownloadCommand(path), " "),
+            "`, or remove that file if all is there")),
+        "hub/fetch");
   }
   std::cerr << absl::StrCat(
       text, ": ", found.files, found.files == 1 ? " file" : " files",
@@ -251,10 +259,12 @@ absl::StatusOr<std::string> ResolveHubPath(absl::string_view text,
     if (!found.path.empty()) {
       return UseAsItIs(text, path, cache, found, "HF_HUB_OFFLINE is set");
     }
-    return absl::NotFoundError(absl::StrCat(
-        why,
-        ", and HF_HUB_OFFLINE is set: unset it, or set HF_HOME to where "
-        "it is"));
+    return WithCode(
+        absl::NotFoundError(absl::StrCat(
+            why,
+            ", and HF_HUB_OFFLINE is set: unset it, or set HF_HOME to where "
+            "it is")),
+        "hub/missing");
   }
   const absl::Status run =
       Run(DownloadCommand(path),
@@ -266,8 +276,10 @@ absl::StatusOr<std::string> ResolveHubPath(absl::string_view text,
   CAPSTAN_RETURN_IF_ERROR(run);
   found = Find(path, cache);
   if (!found.path.empty()) return found.path;
-  return absl::NotFoundError(absl::StrCat(
-      why, ", nor is it after a download: there is no such file in it"));
+  return WithCode(
+      absl::NotFoundError(absl::StrCat(
+          why, ", nor is it after a download: there is no such file in it")),
+      "hub/missing");
 }
 
 }  // namespace capstan

@@ -49,6 +49,12 @@ TEST_F(LatestRunTest, OtherFilesOfThatNameAreLeftAlone) {
   }
 }
 
+TEST_F(LatestRunTest, ARunInItsOwnFolderIsTheLatestThere) {
+  std::ofstream(runs_ + "/one/config.pbtxt") << "name: \"a\"";
+  EXPECT_EQ(FollowLatestRun(runs_ + "/one/latest/final"), runs_ + "/one/final");
+  EXPECT_EQ(FollowLatestRun(runs_ + "/two/latest"), runs_ + "/two/latest");
+}
+
 TEST_F(LatestRunTest, AFolderInTheWayIsAnErrorThatNamesIt) {
   fs::create_directories(runs_ + "/latest/mine");
   const absl::Status status = SetLatestRun(runs_, "one");

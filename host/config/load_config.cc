@@ -6,19 +6,20 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
+#include "host/config/defaults.h"
+#include "host/config/schedule_fit.h"
 #include "host/config/text_source.h"
 #include "plugins/sdk/options.pb.h"
 
@@ -29,117 +30,6 @@ namespace fs = std::filesystem;
 using google::protobuf::Any;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
-
-absl::Status AddText(const std::string& text, const std::string& name,
-                     const std::string& folder, const ConfigContext& context,
-                     Message* config, FieldPlaces* places) {
-  TextOrigin origin;
-  origin.name = name;
-  origin.folder = folder;
-  return MergeText(text, origin, context, config, places);
-}
-
-// Scales schedule.warmup_steps and decay_steps with the length of the run that
-// they were written for. Call Update after each file, and once after all --set.
-class ScheduleFit {
- public:
-  void Update(const LoadedConfig& loaded) {
-    for (Part* part : {&warmup_, &decay_}) {
-      const auto place = loaded.locations.find(part->path + "_steps");
-      if (place == loaded.locations.end() || place->second == part->place) {
-        continue;
-      }
-      part->place = place->second;
-      part->written_for = loaded.config.train().max_steps();
-    }
-  }
-
-  void Apply(LoadedConfig* loaded) const {
-    if (!loaded->config.has_schedule()) return;
-    Schedule& schedule = *loaded->config.mutable_schedule();
-    if (schedule.total_steps() > 0) return;
-    const int64_t warmup = schedule.warmup_steps();
-    const int64_t decay = schedule.decay_steps();
-    if (loaded->config.train().max_epochs() > 0) {
-      // The number of steps in epochs is known once the data is.
-      if (FitsItsRun(warmup_, warmup)) {
-        schedule.set_warmup_ratio(Ratio(warmup_, warmup, loaded));
-      }
-      if (FitsItsRun(decay_, decay)) {
-        schedule.set_decay_ratio(Ratio(decay_, decay, loaded));
-      }
-      return;
-    }
-    const int64_t steps = loaded->config.train().max_steps();
-    const double fixed = static_cast<double>(warmup + decay);
-    const bool default_decay = schedule.kind() == Schedule::WSD &&
-                               !schedule.has_decay_steps() &&
-                               !schedule.has_decay_ratio();
-    const double decay_ratio =
-        default_decay ? kDefaultDecayRatio : schedule.decay_ratio();
-    const auto all = static_cast<double>(steps);
-    if (steps <= 0 || fixed + std::ceil(schedule.warmup_ratio() * all) +
-                              std::floor(decay_ratio * all) <=
-                          all) {
-      return;
-    }
-    // Rounded up, like warmup_ratio; down, so that there is room for that.
-    if (IsShorter(warmup_, warmup, steps)) {
-      schedule.set_warmup_steps(
-          Note(warmup_, warmup,
-               std::ceil(Scaled(warmup_, static_cast<double>(warmup), steps)),
-               loaded));
-    }
-    if (IsShorter(decay_, decay, steps)) {
-      schedule.set_decay_steps(
-          Note(decay_, decay,
-               std::floor(Scaled(decay_, static_cast<double>(decay), steps)),
-               loaded));
-    }
-  }
-
- private:
-  struct Part {
-    std::string path;
-    std::string place = {};
-    int64_t written_for = 0;  // max_steps
-  };
-
-  static bool FitsItsRun(const Part& part, int64_t count) {
-    return count > 0 && count <= part.written_for;
-  }
-
-  static bool IsShorter(const Part& part, int64_t count, int64_t steps) {
-    return FitsItsRun(part, count) && steps < part.written_for;
-  }
-
-  static double Scaled(const Part& part, double count, int64_t steps) {
-    return count * static_cast<double>(steps) /
-           static_cast<double>(part.written_for);
-  }
-
-  static double Ratio(const Part& part, int64_t count, LoadedConfig* loaded) {
-    const double ratio =
-        static_cast<double>(count) / static_cast<double>(part.written_for);
-    loaded->notes.push_back(
-        absl::StrCat(part.path, "_ratio is ", ratio, ", as the ", count, " of ",
-                     part.written_for, " steps at ", part.place));
-    return ratio;
-  }
-
-  static int64_t Note(const Part& part, int64_t count, double fitted,
-                      LoadedConfig* loaded) {
-    const int64_t whole = static_cast<int64_t>(fitted);
-    loaded->notes.push_back(absl::StrCat(
-        part.path, "_steps is ", whole, " of ",
-        loaded->config.train().max_steps(), " steps, in proportion to the ",
-        count, " of ", part.written_for, " at ", part.place));
-    return whole;
-  }
-
-  Part warmup_ = {"schedule.warmup"};
-  Part decay_ = {"schedule.decay"};
-};
 
 // The run's folder is runs/NAME: it must be in runs/.
 absl::Status CheckName(const LoadedConfig& loaded) {
@@ -168,12 +58,34 @@ absl::Status Finish(const std::vector<std::string>& overrides,
   return CheckName(*loaded);
 }
 
-// Null unless `field` has exactly one string.
-const FieldDescriptor* StringField(const FieldDescriptor* field) {
+// Reads into an empty `loaded`, which keeps what it has got after an error.
+absl::Status LoadOver(const std::vector<DefaultText>& defaults,
+                      const std::vector<std::string>& files,
+                      const std::vector<std::string>& overrides,
+                      const ConfigContext& context, LoadedConfig* loaded) {
+  ScheduleFit schedule;
+  for (const DefaultText& text : defaults) {
+    CAPSTAN_RETURN_IF_ERROR(
+        MergeText(text.text, TextOrigin{text.origin, /*has_lines=*/false},
+                  context, &loaded->config, loaded));
+  }
+  schedule.Update(*loaded);
+  for (const std::string& file : files) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::string path,
+        LoadMessage(file, context, &loaded->config, loaded));
+    if (loaded->config.name().empty()) {
+      loaded->config.set_name(fs::path(path).stem().string());
+    }
+    schedule.Update(*loaded);
+  }
+  return Finish(overrides, context, &schedule, loaded);
+}
+
+// Whether `field` has exactly one string.
+bool IsString(const FieldDescriptor* field) {
   return field != nullptr && !field->is_repeated() &&
-                 field->type() == FieldDescriptor::TYPE_STRING
-             ? field
-             : nullptr;
+         field->type() == FieldDescriptor::TYPE_STRING;
 }
 
 std::string StringOf(const Message& message, const FieldDescriptor* field) {
@@ -195,31 +107,11 @@ absl::StatusOr<std::string> StringAt(const RunConfig& config,
       Unpack(static_cast<const Any&>(
           config.GetReflection()->GetMessage(config, slot))));
   const FieldDescriptor* field =
-      StringField(other->GetDescriptor()->FindFieldByName(names.second));
-  return field == nullptr ? "" : StringOf(*other, field);
+      other->GetDescriptor()->FindFieldByName(names.second);
+  return IsString(field) ? StringOf(*other, field) : "";
 }
-
-constexpr char kLatest[] = "latest";
 
 constexpr int64_t kMostConfigBytes = 64 << 20;
-
-// The folder that `file` refers to; "" if it isn't such a file.
-fs::path RunOf(const fs::path& file) {
-  std::error_code error;
-  if (file.filename() != kLatest || !fs::is_regular_file(file, error)) {
-    return "";
-  }
-  std::ifstream text(file);
-  std::string name;
-  std::getline(text, name);
-  // Only a plain name, next to the file.
-  if (name.empty() || name == "." || name == ".." ||
-      fs::path(name).filename() != name) {
-    return "";
-  }
-  const fs::path run = file.parent_path() / name;
-  return fs::is_directory(run, error) ? run : "";
-}
 
 // ChangePaths of the field `name` ("": all of a config).
 absl::Status ChangePathsIn(const std::string& name, const PathChange& change,
@@ -249,14 +141,43 @@ absl::Status ChangePathsIn(const std::string& name, const PathChange& change,
             absl::StrCat(path, "[", i, "]"), change,
             reflection.MutableRepeatedMessage(message, field, i)));
       }
-    } else if (StringField(field) != nullptr &&
-               field->options().GetExtension(capstan::path)) {
-      CAPSTAN_ASSIGN_OR_RETURN(std::string changed,
-                               change(path, StringOf(*message, field)));
-      reflection.SetString(message, field, std::move(changed));
+    } else if (field->options().GetExtension(capstan::path)) {
+      CAPSTAN_RETURN_IF_ERROR(
+          ChangeStrings(field, path, /*first=*/0, change, message));
     }
   }
   return absl::OkStatus();
+}
+
+// The code of an error about a field that has none of its own.
+const char* CodeOfField(const std::string& path) {
+  constexpr const char* kCodes[][2] = {
+      {"batch", "batch/size"},        {"eval_data", "data/settings"},
+      {"launch", "launch/ranks"},     {"model", "model/settings"},
+      {"strategy", "strategy/unfit"}, {"train_data", "data/settings"},
+  };
+  const std::string slot = path.substr(0, path.find('.'));
+  for (const auto& [name, code] : kCodes) {
+    if (slot == name) return code;
+  }
+  return path.empty() ? "" : "config/value";
+}
+
+// What to do with a file that isn't a config, by its ending; "" if it may be
+// one.
+std::string OtherCommandFor(const std::string& file) {
+  const std::string end = fs::path(file).extension().string();
+  for (const char* settings : {".yml", ".yaml", ".json", ".sh"}) {
+    if (end != settings) continue;
+    return absl::StrCat("`trainer import ", file,
+                        " --output=run.pbtxt` takes other programs' settings");
+  }
+  for (const char* data : {".jsonl", ".csv", ".tsv", ".parquet", ".hdf5"}) {
+    if (end != data) continue;
+    return absl::StrCat("`trainer init --data=", file,
+                        "` writes a config for data");
+  }
+  return "";
 }
 
 }  // namespace
@@ -277,9 +198,15 @@ absl::Status FieldPlaces::Locate(const absl::Status& status,
   }
   const std::string where =
       at.empty() ? "" : absl::StrCat(locations.at(at), ": ");
-  return absl::Status(
+  const absl::Status located(
       status.code(),
       absl::StrCat(where, path, path.empty() ? "" : ": ", status.message()));
+  const auto named = paths.find(path);
+  const bool missing =
+      absl::IsNotFound(status) ||
+      (named != paths.end() && !PathExists(named->second.absolute));
+  return WithCode(WithCode(located, CodeOf(status)),
+                  missing ? "path/missing" : CodeOfField(path));
 }
 
 void FieldPlaces::Forget(const std::string& path) {
@@ -330,53 +257,87 @@ absl::StatusOr<std::string> FindConfig(const std::string& name,
   if (!context.workspace_folder.empty()) {
     tried.push_back(fs::path(context.workspace_folder) / "configs" / name);
   }
-  const fs::path packed = fs::path(context.build_folder) / "configs";
   std::error_code error;
-  if (fs::is_directory(packed, error)) tried.push_back(packed / name);
+  for (const char* folder :
+       {"configs", "trainer/trainer.runfiles/capstan/configs"}) {
+    const fs::path own = fs::path(context.build_folder) / folder;
+    if (fs::is_directory(own, error)) tried.push_back(own / name);
+  }
   for (const fs::path& path : tried) {
     if (fs::is_regular_file(path, error)) {
       return path.lexically_normal().string();
     }
   }
-  return absl::NotFoundError(absl::StrCat(
-      "--config=", name, ": no such file; looked for ",
-      absl::StrJoin(tried, " and ", [](std::string* out, const fs::path& p) {
-        absl::StrAppend(out, p.lexically_normal().string());
-      })));
+  if (fs::is_directory(tried[0], error)) {
+    const bool run = fs::exists(tried[0] / "config.pbtxt", error);
+    return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                        "--config=", name, " is a folder: ",
+                        run ? "its run's config is config.pbtxt in it"
+                            : "a config is a file; a model's folder is given "
+                              "by --model, or by pretrained in a config")),
+                    "config/file");
+  }
+  return WithCode(absl::NotFoundError(absl::StrCat(
+                      "--config=", name, ": no such file; looked for ",
+                      absl::StrJoin(tried, " and ",
+                                    [](std::string* out, const fs::path& p) {
+                                      absl::StrAppend(
+                                          out, p.lexically_normal().string());
+                                    }))),
+                  "config/file");
 }
 
 absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         const ConfigContext& context,
                                         Message* config, FieldPlaces* places) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path, FindConfig(file, context));
-  const absl::StatusOr<std::string> text =
-      ReadWholeFile(path, kMostConfigBytes);
+  absl::StatusOr<std::string> text = ReadWholeFile(path, kMostConfigBytes);
   if (!text.ok()) {
     return Annotate(text.status(),
                     absl::StrCat("--config=", file, ": it can't be read"));
   }
-  CAPSTAN_RETURN_IF_ERROR(AddText(*text, file,
-                                  fs::path(path).parent_path().string(),
-                                  context, config, places));
-  return path;
+  // A byte order mark, as some editors write it.
+  if (absl::StartsWith(*text, "\xef\xbb\xbf")) text->erase(0, 3);
+  for (const char* mark : {"\xff\xfe", "\xfe\xff"}) {
+    if (!absl::StartsWith(*text, mark)) continue;
+    return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                        "--config=", file, " is UTF-16: save it as UTF-8")),
+                    "config/syntax");
+  }
+  const absl::Status added =
+      MergeText(*text,
+                TextOrigin{file, /*has_lines=*/true,
+                           fs::path(path).parent_path().string(), path},
+                context, config, places);
+  if (added.ok()) return path;
+  const std::string other = OtherCommandFor(file);
+  if (other.empty()) return added;
+  return WithMessage(added, absl::StrCat(added.message(), "; ", other));
 }
 
 absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context) {
-  LoadedConfig loaded;
-  ScheduleFit schedule;
-  for (const std::string& file : files) {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::string path,
-        LoadMessage(file, context, &loaded.config, &loaded));
-    if (loaded.config.name().empty()) {
-      loaded.config.set_name(fs::path(path).stem().string());
+  // What the defaults are follows from the plugins, of which some are defaults.
+  constexpr int kMostPasses = 5;
+  std::vector<DefaultText> defaults;
+  for (int pass = 1;; ++pass) {
+    LoadedConfig loaded;
+    const absl::Status status =
+        LoadOver(defaults, files, overrides, context, &loaded);
+    std::vector<DefaultText> next = DefaultsOf(loaded.config, overrides);
+    if (next != defaults && pass < kMostPasses) {
+      defaults = std::move(next);
+      continue;
     }
-    schedule.Update(loaded);
+    CAPSTAN_RETURN_IF_ERROR(status);
+    if (defaults.empty()) return loaded;
+    InheritTrainData(&loaded);
+    const std::vector<std::string> notes = DefaultNotes(defaults, loaded);
+    loaded.notes.insert(loaded.notes.begin(), notes.begin(), notes.end());
+    loaded.config.set_complete(true);
+    return loaded;
   }
-  CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &schedule, &loaded));
-  return loaded;
 }
 
 absl::StatusOr<LoadedConfig> ParseConfig(
@@ -384,8 +345,9 @@ absl::StatusOr<LoadedConfig> ParseConfig(
     const ConfigContext& context, const std::vector<std::string>& overrides) {
   LoadedConfig loaded;
   ScheduleFit schedule;
-  CAPSTAN_RETURN_IF_ERROR(AddText(text, name, context.caller_folder, context,
-                                  &loaded.config, &loaded));
+  CAPSTAN_RETURN_IF_ERROR(MergeText(
+      text, TextOrigin{name, /*has_lines=*/false, context.caller_folder},
+      context, &loaded.config, &loaded));
   schedule.Update(loaded);
   CAPSTAN_RETURN_IF_ERROR(Finish(overrides, context, &schedule, &loaded));
   return loaded;
@@ -416,9 +378,8 @@ absl::StatusOr<Any> WithDefaults(const Any& slot, const RunConfig& config) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> message,
                            Unpack(slot));
   for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
-    const FieldDescriptor* field =
-        StringField(message->GetDescriptor()->field(i));
-    if (field == nullptr || !StringOf(*message, field).empty()) continue;
+    const FieldDescriptor* field = message->GetDescriptor()->field(i);
+    if (!IsString(field) || !StringOf(*message, field).empty()) continue;
     const std::string from = field->options().GetExtension(default_from);
     if (from.empty()) continue;
     CAPSTAN_ASSIGN_OR_RETURN(std::string text, StringAt(config, from));
@@ -473,36 +434,14 @@ BaseModel BaseModelOf(const RunConfig& config) {
   if (!model.ok()) return base;
   const google::protobuf::Descriptor& type = *(*model)->GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor* const field = StringField(type.field(i));
-    if (field == nullptr || !field->options().GetExtension(base_model)) {
+    const FieldDescriptor* const field = type.field(i);
+    if (!IsString(field) || !field->options().GetExtension(base_model)) {
       continue;
     }
     base.field = field->name();
     base.folder = StringOf(**model, field);
   }
   return base;
-}
-
-absl::Status SetLatestRun(const std::string& runs, const std::string& name) {
-  // A hidden name per run: others may start in the same second.
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<HiddenFile> file,
-      HiddenFile::Create((fs::path(runs) / kLatest).string(), name));
-  CAPSTAN_RETURN_IF_ERROR(file->Write(name + "\n"));
-  return file->Close();
-}
-
-std::string FollowLatestRun(const std::string& path) {
-  fs::path followed;
-  bool any = false;
-  for (const fs::path& part : fs::path(path)) {
-    followed /= part;
-    const fs::path run = RunOf(followed);
-    if (run.empty()) continue;
-    followed = run;
-    any = true;
-  }
-  return any ? followed.string() : path;
 }
 
 }  // namespace capstan

@@ -61,19 +61,22 @@ struct ConfigContext {
 // ancestor of the caller's folder with a WORKSPACE file.
 ConfigContext DefaultConfigContext(PluginHost* host);
 
-// Reads `files` in order, each over the previous ones (set fields replace; a
-// slot with the same plugin is merged field by field), then applies
+// Reads the defaults of the run's plugins (defaults.h) and then `files` in
+// order, each over the previous ones (set fields replace; a slot with the same
+// plugin is merged field by field), then applies
 // `overrides`: "train.max_steps=10", "model.hidden_size=64",
 // "strategy=capstan.single"; "collect=" clears; "profile.steps=[3, 4]" sets a
 // list, "profile.steps+=5" appends. Loads plugins on demand. Errors name file,
-// line, column and field, and the nearest valid name.
+// line, column and field, and the nearest valid name. The notes begin with the
+// defaults that were taken; the config is then complete.
 absl::StatusOr<LoadedConfig> LoadConfig(
     const std::vector<std::string>& files,
     const std::vector<std::string>& overrides, const ConfigContext& context);
 
 // The path of a config: `name` from the caller's folder, else in the
 // workspace's configs/, else in those that came with the trainer in one folder
-// (//:dist). NOT_FOUND says where it was looked for.
+// (//:dist) or that lie beside a built one. NOT_FOUND says where it was looked
+// for.
 absl::StatusOr<std::string> FindConfig(const std::string& name,
                                        const ConfigContext& context);
 
@@ -84,7 +87,9 @@ absl::StatusOr<std::string> LoadMessage(const std::string& file,
                                         google::protobuf::Message* config,
                                         FieldPlaces* places);
 
-// Parses PrintConfig's output and applies `overrides`.
+// Parses PrintConfig's output, or a text that needs no defaults, and applies
+// `overrides`. Errors give `name` alone as the place, since nobody sees the
+// text's lines.
 absl::StatusOr<LoadedConfig> ParseConfig(
     const std::string& text, const std::string& name,
     const ConfigContext& context,
@@ -141,8 +146,9 @@ absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
 absl::Status SetLatestRun(const std::string& runs, const std::string& name);
 
 // Resolves such a file within `path`: "runs/a/latest/final" becomes
-// "runs/a/2026-01-31_12-00-00/final". Other paths, and other files of that
-// name, are unchanged. Apply to every path that a user gives.
+// "runs/a/2026-01-31_12-00-00/final". In a run's own output_dir, where no such
+// file is, "latest" is that folder. Other paths, and other files of that name,
+// are unchanged. Apply to every path that a user gives.
 std::string FollowLatestRun(const std::string& path);
 
 }  // namespace capstan

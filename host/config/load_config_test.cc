@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
+#include "host/config/mend.h"
 
 namespace capstan {
 namespace {
@@ -46,6 +48,15 @@ class LoadConfigTest : public ::testing::Test {
     return LoadConfig({Write("run.pbtxt", text)}, overrides, context_);
   }
 
+  LoadedConfig MustLoad(const std::string& text,
+                        const std::vector<std::string>& overrides = {}) {
+    return Must(Load(text, overrides));
+  }
+  static LoadedConfig Must(absl::StatusOr<LoadedConfig> loaded) {
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? *std::move(loaded) : LoadedConfig();
+  }
+
   std::string ErrorOf(const std::string& text,
                       const std::vector<std::string>& overrides = {}) {
     return std::string(Load(text, overrides).status().message());
@@ -56,62 +67,94 @@ class LoadConfigTest : public ::testing::Test {
   ConfigContext context_;
 };
 
+TEST_F(LoadConfigTest, AFolderIsNoConfig) {
+  const auto error = [&] {
+    return std::string(LoadConfig({"model"}, {}, context_).status().message());
+  };
+  std::filesystem::create_directories(folder_ + "/model");
+  EXPECT_THAT(error(), HasSubstr("--config=model is a folder: a config is"));
+  Write("model/config.pbtxt", "");
+  EXPECT_THAT(error(), HasSubstr("its run's config is config.pbtxt"));
+}
+
+TEST_F(LoadConfigTest, EditorsMarksAreKnown) {
+  EXPECT_EQ(
+      MustLoad("\xef\xbb\xbftrain { max_steps: 7 }").config.train().max_steps(),
+      7);
+  EXPECT_THAT(ErrorOf("\xff\xfet"),
+              HasSubstr("run.pbtxt is UTF-16: save it as UTF-8"));
+  EXPECT_THAT(ErrorOf("output_dir: \"s3://bucket/run\""),
+              HasSubstr("output_dir: is an address, s3://"));
+  EXPECT_THAT(ErrorOf("output_dir: \"file:///data/run\""),
+              HasSubstr("is a path behind \"file://\": leave that away"));
+}
+
+// Nobody sees the lines of a text that was made for a model's folder.
+TEST_F(LoadConfigTest, AMadeTextHasNoLines) {
+  const auto loaded =
+      ParseConfig("\nlaunch { processes: 3 }", "final", context_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->locations.at("launch.processes"), "final");
+}
+
 TEST_F(LoadConfigTest, LoadsThePluginsThatItNames) {
-  const auto loaded = Load(
+  const LoadedConfig loaded = MustLoad(
       "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }\n"
       "train { max_steps: 7 }\n"
       "launch { processes: 3 }\n");
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.train().max_steps(), 7);
-  EXPECT_EQ(static_cast<int>(loaded->config.launch().processes()), 3);
-  EXPECT_EQ(loaded->config.name(), "run");
-  EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"), "run.pbtxt:1:42");
-  const std::string printed = PrintConfig(loaded->config);
+  EXPECT_EQ(loaded.config.train().max_steps(), 7);
+  EXPECT_EQ(static_cast<int>(loaded.config.launch().processes()), 3);
+  EXPECT_EQ(loaded.config.name(), "run");
+  EXPECT_EQ(loaded.locations.at("strategy.bucket_cap_mib"), "run.pbtxt:1:42");
+  const std::string printed = PrintConfig(loaded.config);
   EXPECT_THAT(printed, HasSubstr("[plugin/capstan.ddp.Config]"));
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 5"));
   EXPECT_TRUE(ParseConfig(printed, "printed", context_).ok());
 }
 
 TEST_F(LoadConfigTest, AutoIsAProcessCount) {
-  const auto loaded = Load("launch { processes: AUTO }");
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.launch().processes(), Launch::AUTO);
+  const LoadedConfig loaded = MustLoad("launch { processes: AUTO }");
+  EXPECT_EQ(loaded.config.launch().processes(), Launch::AUTO);
 }
 
-TEST_F(LoadConfigTest, UnknownFieldNamesPlaceAndNearestField) {
-  EXPECT_THAT(ErrorOf("train {\n  max_step: 7\n}"),
-              AllOf(HasSubstr("run.pbtxt:2:"), HasSubstr("\"max_step\""),
-                    HasSubstr("did you mean \"max_steps\"?")));
-}
-
-TEST_F(LoadConfigTest, UnknownPluginFieldNamesPlaceAndNearestField) {
-  EXPECT_THAT(
-      ErrorOf("strategy { [plugin/capstan.ddp.Config] {\n bucket_cap: 5 } }"),
-      AllOf(HasSubstr("run.pbtxt:2:"), HasSubstr("\"bucket_cap\""),
-            HasSubstr("did you mean \"bucket_cap_mib\"?")));
-}
-
-TEST_F(LoadConfigTest, WrongTypeNamesThePlace) {
-  EXPECT_THAT(ErrorOf("train { max_steps: \"ten\" }"),
-              AllOf(HasSubstr("run.pbtxt:1:20"), HasSubstr("integer")));
-}
-
-TEST_F(LoadConfigTest, MisspeltPluginNamesWhatWasTriedAndTheNearest) {
-  EXPECT_THAT(ErrorOf("strategy { [plugin/capstan.ddq.Config] {} }"),
-              AllOf(HasSubstr("run.pbtxt:1:"), HasSubstr("\"capstan.ddq\""),
-                    HasSubstr("libcapstan_ddq.so"),
-                    HasSubstr("did you mean \"capstan.ddp\"?")));
-}
-
-TEST_F(LoadConfigTest, WrongPrefixSaysHowToWriteIt) {
-  EXPECT_THAT(ErrorOf("strategy { [capstan.com/capstan.ddp.Config] {} }"),
-              HasSubstr("[plugin/capstan.ddp.Config]"));
-}
-
-TEST_F(LoadConfigTest, APluginWithoutPrefixSaysHowToWriteIt) {
-  EXPECT_THAT(ErrorOf("strategy {\n  [acme.lion.Config] {}\n}"),
-              AllOf(HasSubstr("run.pbtxt:2:20: "),
-                    HasSubstr("write [plugin/acme.lion.Config]")));
+TEST_F(LoadConfigTest, ErrorsNameThePlaceAndWhatIsMeant) {
+  const struct {
+    const char* text;
+    std::vector<const char*> said;
+  } cases[] = {
+      {"train {\n  max_step: 7\n}",
+       {"run.pbtxt:2:", "\"max_step\"", "did you mean \"max_steps\"?"}},
+      {"strategy { [plugin/capstan.ddp.Config] {\n bucket_cap: 5 } }",
+       {"run.pbtxt:2:", "\"bucket_cap\"", "did you mean \"bucket_cap_mib\"?"}},
+      {"train { max_steps: \"ten\" }", {"run.pbtxt:1:20", "integer"}},
+      {"strategy { [plugin/capstan.ddq.Config] {} }",
+       {"run.pbtxt:1:", "\"capstan.ddq\"", "libcapstan_ddq.so",
+        "did you mean \"capstan.ddp\"?"}},
+      {"strategy { [capstan.com/capstan.ddp.Config] {} }",
+       {"[plugin/capstan.ddp.Config]"}},
+      {"strategy {\n  [acme.lion.Config] {}\n}",
+       {"run.pbtxt:2:20: ", "write [plugin/acme.lion.Config]"}},
+      {"strategy { [capstan.ddp.Config] {} }",
+       {"write [plugin/capstan.ddp.Config]"}},
+      {"strategy { [plugin/ddp.Config] {} }",
+       {"run.pbtxt:1:", "did you mean \"capstan.ddp\"?"}},
+      {"strategy: nonsense", {"[plugin/PACKAGE.Config]"}},
+  };
+  for (const auto& [text, said] : cases) {
+    for (const char* const part : said) {
+      EXPECT_THAT(ErrorOf(text), HasSubstr(part)) << text;
+    }
+  }
+  for (const char* text :
+       {"strategy { ddp {} }", "strategy: ddp", "strategy: \"ddp\"",
+        "strategy: capstan.ddp", "strategy { capstan.ddp {} }"}) {
+    EXPECT_THAT(
+        ErrorOf(text),
+        AllOf(HasSubstr("run.pbtxt:1:"),
+              HasSubstr("did you mean { [plugin/capstan.ddp.Config] {} }?")))
+        << text;
+  }
+  EXPECT_THAT(ErrorOf("train: 3"), Not(HasSubstr("plugin")));
 }
 
 TEST_F(LoadConfigTest, ASlotWhoseBytesDoNotParseIsAnError) {
@@ -134,35 +177,33 @@ TEST_F(LoadConfigTest, LaterFilesMergeOverEarlierOnes) {
   Write("b.pbtxt",
         "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 6 } }\n"
         "train { max_grad_norm: 0 }");
-  const auto loaded = LoadConfig({"a.pbtxt", "b.pbtxt"}, {}, context_);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.train().max_steps(), 7);
-  EXPECT_EQ(loaded->config.train().max_grad_norm(), 0.0);
-  const std::string printed = PrintConfig(loaded->config);
+  const LoadedConfig loaded =
+      Must(LoadConfig({"a.pbtxt", "b.pbtxt"}, {}, context_));
+  EXPECT_EQ(loaded.config.train().max_steps(), 7);
+  EXPECT_EQ(loaded.config.train().max_grad_norm(), 0.0);
+  const std::string printed = PrintConfig(loaded.config);
   EXPECT_THAT(printed, HasSubstr("bucket_cap_mib: 6"));
   EXPECT_THAT(printed, HasSubstr("first_bucket_mib: 2"));
-  EXPECT_EQ(loaded->locations.at("strategy.first_bucket_mib"), "a.pbtxt:1:60");
+  EXPECT_EQ(loaded.locations.at("strategy.first_bucket_mib"), "a.pbtxt:1:60");
 }
 
 TEST_F(LoadConfigTest, AnotherPluginReplacesTheSlot) {
-  const auto loaded =
-      Load("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }",
-           {"strategy=capstan.single"});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.strategy().type_url(),
+  const LoadedConfig loaded =
+      MustLoad("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }",
+               {"strategy=capstan.single"});
+  EXPECT_EQ(loaded.config.strategy().type_url(),
             "plugin/capstan.single.Config");
-  EXPECT_EQ(loaded->locations.count("strategy.bucket_cap_mib"), 0);
+  EXPECT_EQ(loaded.locations.count("strategy.bucket_cap_mib"), 0);
 }
 
 TEST_F(LoadConfigTest, SetReachesIntoPlugins) {
-  const auto loaded =
-      Load("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }",
-           {"strategy.bucket_cap_mib=7.5", "name=my \"run\"",
-            "schedule.kind=COSINE"});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_THAT(PrintConfig(loaded->config), HasSubstr("bucket_cap_mib: 7.5"));
-  EXPECT_EQ(loaded->config.name(), "my \"run\"");
-  EXPECT_EQ(loaded->config.schedule().kind(), Schedule::COSINE);
+  const LoadedConfig loaded =
+      MustLoad("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }",
+               {"strategy.bucket_cap_mib=7.5", "name=my \"run\"",
+                "schedule.kind=COSINE"});
+  EXPECT_THAT(PrintConfig(loaded.config), HasSubstr("bucket_cap_mib: 7.5"));
+  EXPECT_EQ(loaded.config.name(), "my \"run\"");
+  EXPECT_EQ(loaded.config.schedule().kind(), Schedule::COSINE);
 }
 
 TEST_F(LoadConfigTest, SetOfAListReplacesIt) {
@@ -171,33 +212,31 @@ TEST_F(LoadConfigTest, SetOfAListReplacesIt) {
       "profile { steps: 9 }\n"
       "train_data { [plugin/capstan.chat.Config] { source { path: \"a\" } } }\n"
       "adapter { lora { target_modules: \"x\" } }";
-  const auto loaded = Load(
+  const LoadedConfig loaded = MustLoad(
       text, {"train.sample_prompts=[{prompt: \"a\"}, {user: \"b\"}]",
              "profile.steps=[3, 4]", "adapter.lora.target_modules=[\"q\", 'v']",
              "train_data.source=[{path: \"b\" weight: 2}, {path: \"c\"}]"});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_EQ(loaded->config.train().sample_prompts_size(), 2);
-  EXPECT_EQ(loaded->config.train().sample_prompts(0).prompt(), "a");
-  EXPECT_EQ(loaded->config.train().sample_prompts(1).user(), "b");
-  EXPECT_THAT(loaded->config.profile().steps(), ElementsAre(3, 4));
-  EXPECT_THAT(loaded->config.adapter().lora().target_modules(),
+  ASSERT_EQ(loaded.config.train().sample_prompts_size(), 2);
+  EXPECT_EQ(loaded.config.train().sample_prompts(0).prompt(), "a");
+  EXPECT_EQ(loaded.config.train().sample_prompts(1).user(), "b");
+  EXPECT_THAT(loaded.config.profile().steps(), ElementsAre(3, 4));
+  EXPECT_THAT(loaded.config.adapter().lora().target_modules(),
               ElementsAre("q", "v"));
-  const std::string printed = PrintConfig(loaded->config);
+  const std::string printed = PrintConfig(loaded.config);
   EXPECT_THAT(printed, HasSubstr(absl::StrCat("\"", folder_, "/b\"")));
   EXPECT_THAT(printed, HasSubstr(absl::StrCat("\"", folder_, "/c\"")));
   EXPECT_THAT(printed, Not(HasSubstr(absl::StrCat("\"", folder_, "/a\""))));
-  EXPECT_THAT(loaded->locations.at("train_data.source[1].path"),
+  EXPECT_THAT(loaded.locations.at("train_data.source[1].path"),
               HasSubstr("--set train_data.source=["));
   // One element needs no brackets.
-  const auto one =
-      Load(text, {"train.sample_prompts=prompt: \"c\"", "profile.steps=5"});
-  ASSERT_TRUE(one.ok()) << one.status();
-  ASSERT_EQ(one->config.train().sample_prompts_size(), 1);
-  EXPECT_THAT(one->config.profile().steps(), ElementsAre(5));
+  const LoadedConfig one =
+      MustLoad(text, {"train.sample_prompts=prompt: \"c\"", "profile.steps=5"});
+  ASSERT_EQ(one.config.train().sample_prompts_size(), 1);
+  EXPECT_THAT(one.config.profile().steps(), ElementsAre(5));
 }
 
 TEST_F(LoadConfigTest, SetAddsToAList) {
-  const auto loaded = Load(
+  const LoadedConfig loaded = MustLoad(
       "train { sample_prompts { prompt: \"a\" } }\n"
       "profile { steps: 9 }\n"
       "train_data { [plugin/capstan.chat.Config] { source { path: \"a\" } } }",
@@ -205,22 +244,20 @@ TEST_F(LoadConfigTest, SetAddsToAList) {
        "train.sample_prompts+=[{prompt: \"c\"}, {prompt: \"d\"}]",
        "profile.steps+=10", "profile.steps+=[11, 12]",
        "train_data.source+={path: \"b\"}"});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_EQ(loaded->config.train().sample_prompts_size(), 4);
-  EXPECT_EQ(loaded->config.train().sample_prompts(0).prompt(), "a");
-  EXPECT_EQ(loaded->config.train().sample_prompts(3).prompt(), "d");
-  EXPECT_THAT(loaded->config.profile().steps(), ElementsAre(9, 10, 11, 12));
-  EXPECT_THAT(PrintConfig(loaded->config),
+  ASSERT_EQ(loaded.config.train().sample_prompts_size(), 4);
+  EXPECT_EQ(loaded.config.train().sample_prompts(0).prompt(), "a");
+  EXPECT_EQ(loaded.config.train().sample_prompts(3).prompt(), "d");
+  EXPECT_THAT(loaded.config.profile().steps(), ElementsAre(9, 10, 11, 12));
+  EXPECT_THAT(PrintConfig(loaded.config),
               AllOf(HasSubstr(absl::StrCat("\"", folder_, "/a\"")),
                     HasSubstr(absl::StrCat("\"", folder_, "/b\""))));
-  EXPECT_EQ(loaded->locations.at("train_data.source[0].path"),
-            "run.pbtxt:3:54");
-  EXPECT_THAT(loaded->locations.at("train_data.source[1].path"),
+  EXPECT_EQ(loaded.locations.at("train_data.source[0].path"), "run.pbtxt:3:54");
+  EXPECT_THAT(loaded.locations.at("train_data.source[1].path"),
               HasSubstr("--set train_data.source+="));
 }
 
 TEST_F(LoadConfigTest, SetToNothingClears) {
-  const auto loaded = Load(
+  const LoadedConfig loaded = MustLoad(
       "name: \"x\"\n"
       "collect { [plugin/capstan.darkroom.Config] { tasks: 3 } }\n"
       "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 "
@@ -231,25 +268,24 @@ TEST_F(LoadConfigTest, SetToNothingClears) {
       {"collect=", "strategy.bucket_cap_mib=", "schedule=", "train.seed=",
        "train.sample_prompts=[]",
        "profile.steps=", "name=", "eval_data=", "adapter.lora="});
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_FALSE(loaded->config.has_collect());
-  EXPECT_FALSE(loaded->config.has_schedule());
-  EXPECT_FALSE(loaded->config.has_adapter());
-  EXPECT_EQ(loaded->config.train().seed(), 0);
-  EXPECT_EQ(loaded->config.train().max_steps(), 7);
-  EXPECT_EQ(loaded->config.train().sample_prompts_size(), 0);
-  EXPECT_EQ(loaded->config.profile().steps_size(), 0);
-  EXPECT_EQ(loaded->config.name(), "");
-  EXPECT_THAT(PrintConfig(loaded->config),
+  EXPECT_FALSE(loaded.config.has_collect());
+  EXPECT_FALSE(loaded.config.has_schedule());
+  EXPECT_FALSE(loaded.config.has_adapter());
+  EXPECT_EQ(loaded.config.train().seed(), 0);
+  EXPECT_EQ(loaded.config.train().max_steps(), 7);
+  EXPECT_EQ(loaded.config.train().sample_prompts_size(), 0);
+  EXPECT_EQ(loaded.config.profile().steps_size(), 0);
+  EXPECT_EQ(loaded.config.name(), "");
+  EXPECT_THAT(PrintConfig(loaded.config),
               AllOf(HasSubstr("first_bucket_mib: 2"),
                     Not(HasSubstr("bucket_cap_mib"))));
-  EXPECT_EQ(loaded->locations.count("schedule.warmup_steps"), 0);
-  EXPECT_EQ(loaded->locations.at("strategy.bucket_cap_mib"),
+  EXPECT_EQ(loaded.locations.count("schedule.warmup_steps"), 0);
+  EXPECT_EQ(loaded.locations.at("strategy.bucket_cap_mib"),
             "--set strategy.bucket_cap_mib=");
   // Another plugin can replace an optional slot.
-  const auto again = Load("", {"collect=capstan.darkroom", "collect.tasks=4"});
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_THAT(PrintConfig(again->config),
+  const LoadedConfig again =
+      MustLoad("", {"collect=capstan.darkroom", "collect.tasks=4"});
+  EXPECT_THAT(PrintConfig(again.config),
               AllOf(HasSubstr("[plugin/capstan.darkroom.Config]"),
                     HasSubstr("tasks: 4")));
 }
@@ -304,16 +340,16 @@ TEST_F(LoadConfigTest, WarmupShrinksWithTheRun) {
                   "to the 100 of 1000 at run.pbtxt:2:12"));
   // Values set together are intended.
   EXPECT_EQ(warmup({"schedule.warmup_steps=100", "train.max_steps=5"}), 100);
-  const auto file = Load("train { max_steps: 5 } schedule { warmup_steps: 9 }");
-  ASSERT_TRUE(file.ok());
-  EXPECT_EQ(file->config.schedule().warmup_steps(), 9);
+  const LoadedConfig file =
+      MustLoad("train { max_steps: 5 } schedule { warmup_steps: 9 }");
+  EXPECT_EQ(file.config.schedule().warmup_steps(), 9);
   // A later file lowers the run's length.
   Write("a.pbtxt", text);
   Write("b.pbtxt", "train { max_steps: 50 }");
-  const auto both = LoadConfig({"a.pbtxt", "b.pbtxt"}, {}, context_);
-  ASSERT_TRUE(both.ok());
-  EXPECT_EQ(both->config.schedule().warmup_steps(), 5);
-  EXPECT_EQ(both->notes.size(), 1);
+  const LoadedConfig both =
+      Must(LoadConfig({"a.pbtxt", "b.pbtxt"}, {}, context_));
+  EXPECT_EQ(both.config.schedule().warmup_steps(), 5);
+  EXPECT_EQ(both.notes.size(), 1);
 }
 
 TEST_F(LoadConfigTest, DecayShrinksWithTheRun) {
@@ -341,64 +377,42 @@ TEST_F(LoadConfigTest, DecayShrinksWithTheRun) {
                   "to the 100 of 1000 at run.pbtxt:2:22",
                   "schedule.decay_steps is 3 of 10 steps, in proportion "
                   "to the 300 of 1000 at run.pbtxt:2:40"));
-  const auto epochs = Load(text, {"train.max_epochs=2"});
-  ASSERT_TRUE(epochs.ok()) << epochs.status();
-  EXPECT_NEAR(epochs->config.schedule().decay_ratio(), 0.3, 1e-12);
-  EXPECT_NEAR(epochs->config.schedule().warmup_ratio(), 0.1, 1e-12);
-  const auto ratio = Load(
+  const LoadedConfig epochs = MustLoad(text, {"train.max_epochs=2"});
+  EXPECT_NEAR(epochs.config.schedule().decay_ratio(), 0.3, 1e-12);
+  EXPECT_NEAR(epochs.config.schedule().warmup_ratio(), 0.1, 1e-12);
+  const LoadedConfig ratio = MustLoad(
       "train { max_steps: 1000 }"
       "schedule { kind: WSD warmup_ratio: 0.5 decay_steps: 300 }",
       {"train.max_steps=500"});
-  ASSERT_TRUE(ratio.ok()) << ratio.status();
-  EXPECT_EQ(ratio->config.schedule().decay_steps(), 150);
-}
-
-TEST_F(LoadConfigTest, APluginsShortNameSuggestsTheWhole) {
-  const std::string ddp = "[plugin/capstan.ddp.Config] {}";
-  EXPECT_THAT(ErrorOf("", {"strategy=ddp"}),
-              AllOf(HasSubstr("--set strategy=ddp"),
-                    HasSubstr("did you mean \"capstan.ddp\"?")));
-  EXPECT_THAT(ErrorOf("strategy { [plugin/ddp.Config] {} }"),
-              AllOf(HasSubstr("run.pbtxt:1:"),
-                    HasSubstr("did you mean \"capstan.ddp\"?")));
-  for (const char* text :
-       {"strategy { ddp {} }", "strategy: ddp", "strategy: \"ddp\"",
-        "strategy: capstan.ddp", "strategy { capstan.ddp {} }"}) {
-    EXPECT_THAT(ErrorOf(text),
-                AllOf(HasSubstr("run.pbtxt:1:"),
-                      HasSubstr(absl::StrCat("did you mean { ", ddp, " }?"))))
-        << text;
-  }
-  EXPECT_THAT(ErrorOf("strategy: nonsense"),
-              HasSubstr("[plugin/PACKAGE.Config]"));
-  EXPECT_THAT(ErrorOf("strategy { [capstan.ddp.Config] {} }"),
-              HasSubstr("write [plugin/capstan.ddp.Config]"));
-  EXPECT_THAT(ErrorOf("train: 3"), Not(HasSubstr("plugin")));
+  EXPECT_EQ(ratio.config.schedule().decay_steps(), 150);
 }
 
 TEST_F(LoadConfigTest, SetErrorsNameTheFlag) {
-  EXPECT_THAT(ErrorOf("", {"train.max_steps+=1"}),
-              AllOf(HasSubstr("--set train.max_steps+=1: += adds to a list"),
-                    HasSubstr("train.max_steps=1")));
-  EXPECT_THAT(ErrorOf("", {"profile.steps+="}), HasSubstr("nothing to append"));
-  EXPECT_THAT(ErrorOf("", {"strategy=capstan.command_llada"}),
-              AllOf(HasSubstr("capstan.command_llada is a command, `trainer "
-                              "llada`, which a config can't name")));
-  EXPECT_THAT(ErrorOf("", {"train.sample_prompts.prompt=x"}),
-              AllOf(HasSubstr("\"sample_prompts\" is a list"),
-                    HasSubstr("train.sample_prompts+=")));
-  EXPECT_THAT(ErrorOf("", {"profile.steps=[1, x]"}),
-              HasSubstr("--set profile.steps=[1, x]: "));
-  EXPECT_THAT(ErrorOf("", {"model.hidden_size="}),
-              HasSubstr("no plugin is set for \"model\""));
-  EXPECT_THAT(ErrorOf("", {"trian.max_steps=1"}),
-              AllOf(HasSubstr("--set trian.max_steps=1"),
-                    HasSubstr("did you mean \"train\"?")));
-  EXPECT_THAT(ErrorOf("", {"train.max_steps=x"}),
-              HasSubstr("--set train.max_steps=x"));
-  EXPECT_THAT(ErrorOf("", {"model.hidden_size=1"}),
-              HasSubstr("no plugin is set for \"model\""));
-  EXPECT_THAT(ErrorOf("", {"nothing"}), HasSubstr("write it path=value"));
+  const struct {
+    const char* set;
+    std::vector<const char*> said;
+  } cases[] = {
+      {"strategy=ddp", {"did you mean \"capstan.ddp\"?"}},
+      {"strategy=capstan.command_llada",
+       {"capstan.command_llada is a command, `trainer llada`, which a config "
+        "can't name"}},
+      {"train.max_steps+=1", {": += adds to a list", "train.max_steps=1"}},
+      {"train.sample_prompts.prompt=x",
+       {"\"sample_prompts\" is a list", "train.sample_prompts+="}},
+      {"trian.max_steps=1", {"did you mean \"train\"?"}},
+      {"profile.steps+=", {"nothing to append"}},
+      {"profile.steps=[1, x]", {}},
+      {"train.max_steps=x", {}},
+      {"model.hidden_size=", {"no plugin is set for \"model\""}},
+      {"model.hidden_size=1", {"no plugin is set for \"model\""}},
+      {"nothing", {"write it path=value"}},
+  };
+  for (const auto& [set, said] : cases) {
+    EXPECT_THAT(ErrorOf("", {set}), HasSubstr(absl::StrCat("--set ", set)));
+    for (const char* const part : said) {
+      EXPECT_THAT(ErrorOf("", {set}), HasSubstr(part));
+    }
+  }
 }
 
 TEST_F(LoadConfigTest, PathsAreRelativeToTheirFile) {
@@ -420,42 +434,50 @@ TEST_F(LoadConfigTest, PathsAreRelativeToTheirFile) {
 }
 
 TEST_F(LoadConfigTest, PathsInRepeatedMessagesToo) {
-  const auto loaded = Load(
+  const LoadedConfig loaded = MustLoad(
       "train_data { [plugin/capstan.chat.Config] {\n"
       "  source { path: \"a.jsonl\" weight: 2 }\n"
       "  source { path: \"//a/b:c.jsonl\" }\n"
       "} }");
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_THAT(
-      PrintConfig(loaded->config),
+      PrintConfig(loaded.config),
       AllOf(HasSubstr(absl::StrCat("\"", folder_, "/a.jsonl\"")),
             HasSubstr("weight: 2"), HasSubstr("\"/build/a/b/c.jsonl\"")));
-  EXPECT_EQ(loaded->locations.at("train_data.source[1].path"),
-            "run.pbtxt:3:12");
+  EXPECT_EQ(loaded.locations.at("train_data.source[1].path"), "run.pbtxt:3:12");
 }
 
 TEST_F(LoadConfigTest, ConfigsAreFoundInTheWorkspaceToo) {
   std::filesystem::create_directories(folder_ + "/w/configs");
   Write("w/configs/only_there.pbtxt", "train { max_steps: 3 }");
   context_.workspace_folder = folder_ + "/w";
-  const auto loaded = LoadConfig({"only_there.pbtxt"}, {}, context_);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.train().max_steps(), 3);
+  const LoadedConfig loaded =
+      Must(LoadConfig({"only_there.pbtxt"}, {}, context_));
+  EXPECT_EQ(loaded.config.train().max_steps(), 3);
   EXPECT_THAT(
       std::string(LoadConfig({"no.pbtxt"}, {}, context_).status().message()),
       AllOf(HasSubstr("no.pbtxt"), HasSubstr("configs/no.pbtxt")));
 }
 
 TEST_F(LoadConfigTest, LocateNamesTheFieldOrTheNearestAround) {
-  const auto loaded =
-      Load("strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }");
-  ASSERT_TRUE(loaded.ok());
+  const LoadedConfig loaded = MustLoad(
+      "strategy { [plugin/capstan.ddp.Config] { bucket_cap_mib: 5 } }");
   EXPECT_EQ(
-      loaded->Locate(FieldError("bucket_cap_mib", "bad"), "strategy").message(),
+      loaded.Locate(FieldError("bucket_cap_mib", "bad"), "strategy").message(),
       "run.pbtxt:1:42: strategy.bucket_cap_mib: bad");
-  EXPECT_EQ(loaded->Locate(FieldError("first_bucket_mib", "bad"), "strategy")
+  EXPECT_EQ(loaded.Locate(FieldError("first_bucket_mib", "bad"), "strategy")
                 .message(),
             "run.pbtxt:1:1: strategy.first_bucket_mib: bad");
+}
+
+TEST_F(LoadConfigTest, APathThatIsntThereHasACodeOfItsOwn) {
+  const LoadedConfig loaded = MustLoad(
+      "train_data { [plugin/capstan.chat.Config] { path: \"no.jsonl\" } }");
+  const auto code = [&](const absl::Status& status) {
+    return CodeOf(loaded.Locate(status, "train_data"));
+  };
+  EXPECT_EQ(code(FieldError("path", "can't be opened")), "path/missing");
+  EXPECT_EQ(code(absl::NotFoundError("no such folder")), "path/missing");
+  EXPECT_EQ(code(FieldError("max_length", "is 1")), "data/settings");
 }
 
 // default_from: a collector's output is what train_data reads.
@@ -503,6 +525,37 @@ TEST_F(LoadConfigTest, NamesThatAreTooLongAreNotFound) {
   EXPECT_THAT(
       ErrorOf(absl::StrCat("strategy { [plugin/", name, ".Config] {} }")),
       HasSubstr("there is no plugin"));
+}
+
+// A line that would only give the next error isn't offered.
+TEST_F(LoadConfigTest, AFieldThatIsThereIsNotMendedIntoTheTextAgain) {
+  const absl::Status either =
+      Load("train {\n  max_steps: 7\n  epochs: 3\n}").status();
+  EXPECT_FALSE(MendOf(either).has_value()) << either;
+  EXPECT_EQ(CodeOf(either), "config/either");
+  EXPECT_THAT(std::string(either.message()),
+              AllOf(HasSubstr("here it is called \"max_epochs\"; but then "),
+                    HasSubstr("max_steps"), HasSubstr("remove one of them")));
+  const absl::Status twice =
+      Load("train {\n  max_stps: 3\n  max_steps: 7\n}").status();
+  EXPECT_FALSE(MendOf(twice).has_value()) << twice;
+  EXPECT_EQ(CodeOf(twice), "config/twice");
+  EXPECT_TRUE(MendOf(Load("train {\n  epochs: 3\n}").status()).has_value());
+}
+
+TEST_F(LoadConfigTest, ASlotWithoutAPluginAndAnotherProgramsFileAreTold) {
+  const absl::Status empty = Load("optimizer {}").status();
+  EXPECT_EQ(CodeOf(empty), "config/missing");
+  EXPECT_THAT(std::string(empty.message()),
+              HasSubstr("run.pbtxt:1:1: optimizer: names no plugin"));
+  const auto told = [&](const std::string& name, const std::string& text) {
+    return std::string(
+        LoadConfig({Write(name, text)}, {}, context_).status().message());
+  };
+  EXPECT_THAT(told("qlora.yml", "base_model: x\n"),
+              HasSubstr("`trainer import qlora.yml --output=run.pbtxt`"));
+  EXPECT_THAT(told("chats.jsonl", "{\"text\": \"a\"}\n"),
+              HasSubstr("`trainer init --data=chats.jsonl`"));
 }
 
 TEST_F(LoadConfigTest, HostileTextsAreErrors) {

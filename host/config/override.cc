@@ -17,7 +17,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "base/error_code.h"
 #include "base/status.h"
+#include "host/config/field_names.h"
 #include "host/config/text_source.h"
 
 namespace capstan {
@@ -85,7 +87,9 @@ absl::StatusOr<std::vector<Step>> Resolve(const std::string& path,
   for (size_t i = 0; i < names.size(); ++i) {
     const FieldDescriptor* field = type->FindFieldByName(names[i]);
     if (field == nullptr) {
-      return absl::InvalidArgumentError(UnknownField(type, names[i]));
+      return WithCode(
+          absl::InvalidArgumentError(UnknownField(type, names[i], base).text),
+          "config/unknown-field");
     }
     steps.push_back({field, ""});
     if (i + 1 == names.size()) break;
@@ -196,29 +200,16 @@ absl::Status Apply(const std::string& text, const ConfigContext& context,
 
 }  // namespace
 
-std::string UnknownField(const Descriptor* type, const std::string& name) {
-  std::vector<std::string> names;
-  for (int i = 0; i < type->field_count(); ++i) {
-    names.push_back(type->field(i)->name());
-  }
-  const std::string nearest = NearestName(name, names);
-  return absl::StrCat(
-      "unknown field \"", name, "\" in ", type->full_name(),
-      nearest.empty() ? absl::StrCat("; it has: ", absl::StrJoin(names, ", "))
-                      : absl::StrCat("; did you mean \"", nearest, "\"?"));
-}
-
 absl::Status ApplyOverride(const std::string& text,
                            const ConfigContext& context, LoadedConfig* loaded) {
-  TextOrigin origin;
-  origin.name = absl::StrCat("--set ", text);
-  origin.has_lines = false;
-  origin.folder = context.caller_folder;
+  const TextOrigin origin = {absl::StrCat("--set ", text),
+                             /*has_lines=*/false, context.caller_folder};
   const absl::Status status = Apply(text, context, origin, loaded);
   // The parser's errors already have the name.
-  return absl::StartsWith(status.message(), origin.name)
-             ? status
-             : Annotate(status, origin.name);
+  return WithCode(absl::StartsWith(status.message(), origin.name)
+                      ? status
+                      : Annotate(status, origin.name),
+                  "config/set");
 }
 
 }  // namespace capstan

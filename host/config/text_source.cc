@@ -14,14 +14,22 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
+#include "base/status.h"
+#include "host/config/field_names.h"
 #include "host/config/hub_path.h"
+#include "host/config/mend.h"
+#include "host/config/text_errors.h"
+#include "host/config/text_place.h"
 #include "plugins/sdk/options.pb.h"
 
 namespace capstan {
@@ -46,141 +54,131 @@ class PluginFinder : public TextFormat::Finder {
   const Descriptor* FindAnyType(const Message&, const std::string& prefix,
                                 const std::string& name) const override {
     if (prefix != "plugin/") {
-      error_ = absl::StrCat("a plugin is written [plugin/", name, "], not [",
-                            prefix, name, "]");
+      error_ = WithCode(absl::InvalidArgumentError(
+                            absl::StrCat("a plugin is written [plugin/", name,
+                                         "], not [", prefix, name, "]")),
+                        "config/plugin-syntax");
       return nullptr;
     }
     const absl::StatusOr<const LoadedPlugin*> plugin = host_.Load(name);
     if (!plugin.ok()) {
-      error_ = std::string(plugin.status().message());
+      error_ = plugin.status();
+      nearest_ = host_.NearestPackage(PackageOf(name));
       return nullptr;
     }
     if ((*plugin)->descriptor->category == PluginCategory::kCommand) {
       const std::string package = PackageOf(name);
       error_ =
-          absl::StrCat(package, " is a command, `trainer ", CommandOf(package),
+          WithCode(absl::InvalidArgumentError(absl::StrCat(
+                       package, " is a command, `trainer ", CommandOf(package),
                        "`, which a config can't name: name a plugin that "
-                       "`trainer plugins` lists for configs");
+                       "`trainer plugins` lists for configs")),
+                   "plugin/category");
       return nullptr;
     }
     return DescriptorPool::generated_pool()->FindMessageTypeByName(name);
   }
 
   // Why the last FindAnyType failed; clears it.
-  std::string TakeError() const { return std::exchange(error_, ""); }
+  absl::Status TakeError() const {
+    return std::exchange(error_, absl::OkStatus());
+  }
+
+  // What the plugin that such an error proposes is, if `slot` (null: unknown)
+  // doesn't take it; else "".
+  std::string WrongKind(const FieldDescriptor* slot) const {
+    const auto nearest = host_.Load(nearest_ + ".Config");
+    const auto wanted = slot == nullptr ? absl::nullopt : CategoryOf(*slot);
+    if (!nearest.ok() || !wanted.has_value() ||
+        (*nearest)->descriptor->category == *wanted) {
+      return "";
+    }
+    return absl::StrCat(
+        " Its category is ", CategoryName((*nearest)->descriptor->category),
+        ", and ", slot->name(), " takes category ", CategoryName(*wanted));
+  }
 
  private:
   PluginHost& host_;
-  mutable std::string error_;
+  mutable absl::Status error_;
+  mutable std::string nearest_;  // "": no plugin, or an error without one
 };
 
-// Whether the last word before `column` is a plugin slot followed by a colon:
-// "strategy: ddp".
-bool SlotBefore(absl::string_view line, size_t column, const Descriptor* type) {
-  absl::string_view text =
-      absl::StripTrailingAsciiWhitespace(line.substr(0, column));
-  if (!absl::ConsumeSuffix(&text, ":")) return false;
-  text = absl::StripTrailingAsciiWhitespace(text);
-  const size_t begin = text.find_last_of(" \t{};,");
-  if (begin != absl::string_view::npos) text.remove_prefix(begin + 1);
-  const FieldDescriptor* const field = type->FindFieldByName(std::string(text));
-  return field != nullptr && field->message_type() == Any::descriptor();
-}
-
-// The name at `column`, possibly quoted: "capstan.ddp".
-std::string NameAt(absl::string_view line, size_t column) {
-  line.remove_prefix(std::min(column, line.size()));
-  const size_t begin = line.find_first_not_of("\"'");
-  if (begin == absl::string_view::npos) return "";
-  size_t end = begin;
-  while (end < line.size() && (absl::ascii_isalnum(line[end]) ||
-                               line[end] == '_' || line[end] == '.')) {
-    ++end;
-  }
-  return std::string(line.substr(begin, end - begin));
-}
-
-// Rephrases protobuf's errors in terms of the config. Keeps the first, as later
-// ones follow from it.
+// Keeps the first error, as later ones follow from it.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
   FirstError(const PluginFinder& finder, const PluginHost& host,
              const TextOrigin& origin, const std::string& text,
-             const Descriptor* type)
+             const Message& parsed)
       : finder_(finder),
         host_(host),
         origin_(origin),
-        lines_(absl::StrSplit(text, '\n')),
-        type_(type) {}
+        text_(text),
+        parsed_(parsed) {}
 
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
-    const std::string plugin_error = finder_.TakeError();
-    if (!text_.empty()) return;
-    const std::string what =
-        plugin_error.empty() ? InOurTerms(line, column, message) : plugin_error;
-    text_ = origin_.has_lines && line >= 0
-                ? absl::StrCat(origin_.name, ":", line + 1, ":", column + 1,
-                               ": ", what)
-                : absl::StrCat(origin_.name, ": ", what);
+    const absl::Status plugin = finder_.TakeError();
+    if (!status_.ok()) return;
+    const TextError error =
+        plugin.ok()
+            ? InOurTerms(message, line, column, text_, parsed_, host_)
+            : TextError{line, column,
+                        absl::StrCat(plugin.message(),
+                                     finder_.WrongKind(SlotAt(line, column))),
+                        CodeOf(plugin)};
+    const bool placed = origin_.has_lines && error.line >= 0;
+    const std::vector<std::string> lines = absl::StrSplit(text_, '\n');
+    const std::string before =
+        placed && static_cast<size_t>(error.line) < lines.size()
+            ? lines[error.line]
+            : "";
+    const bool mended = !error.after.empty() && error.after != before &&
+                        placed && !origin_.path.empty();
+    const std::string said = absl::StrCat(
+        origin_.name,
+        placed ? absl::StrCat(":", error.line + 1, ":", error.column + 1) : "",
+        ": ", error.text);
+    status_ = WithCode(absl::InvalidArgumentError(said), error.code);
+    line_ = error.line;
+    if (!mended) return;
+    with_mend_ = WithMend(WithCode(absl::InvalidArgumentError(absl::StrCat(
+                                       said, Shown(error.text, error.after))),
+                                   error.code),
+                          {origin_.path, error.line + 1, before, error.after});
   }
   void AddWarning(int, google::protobuf::io::ColumnNumber,
                   const std::string&) override {}
 
-  const std::string& text() const { return text_; }
+  const absl::Status& status() const { return status_; }
+  int line() const { return line_; }  // of it, from 0
+  // The same with the line that mends it; OK if none is known.
+  const absl::Status& with_mend() const { return with_mend_; }
 
  private:
-  std::string InOurTerms(int line_number, int column_number,
-                         const std::string& message) const {
-    const std::vector<std::string> words = absl::StrSplit(message, '"');
-    const absl::string_view line =
-        line_number >= 0 && static_cast<size_t>(line_number) < lines_.size()
-            ? absl::string_view(lines_[line_number])
-            : "";
-    const size_t column = static_cast<size_t>(std::max(column_number, 0));
-    // Message type "T" has no field named "f".
-    if (words.size() >= 5 && absl::StrContains(message, "has no field named")) {
-      const Descriptor* const type =
-          DescriptorPool::generated_pool()->FindMessageTypeByName(words[1]);
-      if (type == Any::descriptor()) {
-        return HowToWriteAPlugin(NameAt(line, line.rfind(words[3], column)));
-      }
-      return type == nullptr ? message : UnknownField(type, words[3]);
-    }
-    // Field "a" is specified along with field "b", another member of oneof ..
-    if (words.size() >= 5 && absl::StrContains(message, "another member of")) {
-      return absl::StrCat("set either ", words[1], " or ", words[3]);
-    }
-    if (absl::StartsWith(message, "Expected \"{\", found") &&
-        SlotBefore(line, column, type_)) {
-      return HowToWriteAPlugin(NameAt(line, column));
-    }
-    if (absl::StartsWith(message, "Expected \"/\"")) {
-      // The parser is past the name in [acme.lion.Config].
-      const size_t bracket = line.rfind('[', column);
-      std::string name =
-          bracket == absl::string_view::npos ? "" : NameAt(line, bracket + 1);
-      if (name.empty()) name = "PACKAGE.Config";
-      return absl::StrCat("a plugin has a prefix: write [plugin/", name, "]");
-    }
-    return message;
+  // Null if it is in none.
+  const FieldDescriptor* SlotAt(int line, int column) const {
+    const Descriptor* const type = parsed_.GetDescriptor();
+    return type->FindFieldByName(PlaceIn(text_, type, line, column).path);
   }
 
-  std::string HowToWriteAPlugin(const std::string& name) const {
-    const std::string nearest = host_.NearestPackage(name);
-    return nearest.empty()
-               ? absl::StrCat("\"", name, "\": a plugin is written ",
-                              "{ [plugin/PACKAGE.Config] { .. } }")
-               : absl::StrCat("\"", name, "\": did you mean { [plugin/",
-                              nearest, ".Config] {} }?");
+  // What follows `error`, whose mended line is `line`.
+  static std::string Shown(const std::string& error, const std::string& line) {
+    constexpr size_t kMost = 72;
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    const bool question = absl::EndsWith(error, "?");
+    return text.size() > kMost ? "; --apply mends the line"
+                               : absl::StrCat(question ? " Write " : "; write ",
+                                              text, " (--apply does)");
   }
 
   const PluginFinder& finder_;
   const PluginHost& host_;
   const TextOrigin& origin_;
-  const std::vector<std::string> lines_;
-  const Descriptor* const type_;
-  std::string text_;
+  const std::string& text_;
+  const Message& parsed_;
+  absl::Status status_, with_mend_;
+  int line_ = -1;
 };
 
 // A plugin's message may hold itself, however often; binary parsing, which has
@@ -189,40 +187,54 @@ constexpr int kMostNestedMessages = 64;
 
 constexpr char kAnyType[] = "google.protobuf.Any";
 
+// The number of a field, or number `i` of a list; `wide`: doubles.
+double NumberOf(const Message& from, const FieldDescriptor* field, bool wide,
+                int i) {
+  const Reflection& reflection = *from.GetReflection();
+  if (field->is_repeated()) {
+    return wide ? reflection.GetRepeatedDouble(from, field, i)
+                : reflection.GetRepeatedFloat(from, field, i);
+  }
+  return wide ? reflection.GetDouble(from, field)
+              : reflection.GetFloat(from, field);
+}
+
 // What is wrong with a value whatever it is for, "" if nothing is: a number
 // that no setting can mean (as text, nan and inf are numbers), or bytes that
 // protobuf can't keep.
 std::string WrongValue(const FieldDescriptor* field, const Message& from) {
+  const bool wide = field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
+  const bool real = wide || field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT;
+  const bool text = field->type() == FieldDescriptor::TYPE_STRING;
+  if (!real && !text) return "";
   const Reflection& reflection = *from.GetReflection();
-  const int count =
-      field->is_repeated() ? reflection.FieldSize(from, field) : 1;
-  const auto number = [&](int i) -> double {
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        return field->is_repeated()
-                   ? reflection.GetRepeatedDouble(from, field, i)
-                   : reflection.GetDouble(from, field);
-      case FieldDescriptor::CPPTYPE_FLOAT:
-        return field->is_repeated()
-                   ? reflection.GetRepeatedFloat(from, field, i)
-                   : reflection.GetFloat(from, field);
-      default:
-        return 0.0;
-    }
-  };
+  const bool list = field->is_repeated();
+  const int count = list ? reflection.FieldSize(from, field) : 1;
   for (int i = 0; i < count; ++i) {
-    if (!std::isfinite(number(i))) {
-      return absl::StrCat("must be a finite number, is ", number(i));
+    if (real) {
+      const double number = NumberOf(from, field, wide, i);
+      if (std::isfinite(number)) continue;
+      return absl::StrCat("must be a finite number, is ", number);
     }
-    if (field->type() != FieldDescriptor::TYPE_STRING) continue;
-    const std::string text = field->is_repeated()
-                                 ? reflection.GetRepeatedString(from, field, i)
-                                 : reflection.GetString(from, field);
-    if (!simdjson::validate_utf8(text)) {
-      return absl::StrCat("must be UTF-8, is \"", absl::CHexEscape(text), "\"");
+    const std::string value = list
+                                  ? reflection.GetRepeatedString(from, field, i)
+                                  : reflection.GetString(from, field);
+    if (!simdjson::validate_utf8(value)) {
+      return absl::StrCat("must be UTF-8, is \"", absl::CHexEscape(value),
+                          "\"");
     }
   }
   return "";
+}
+
+// The scheme of an address, "s3://"; "" of a path.
+absl::string_view SchemeOf(absl::string_view path) {
+  const size_t end = path.find("://");
+  if (end == path.npos || end == 0) return "";
+  const bool plain = absl::c_all_of(path.substr(0, end), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c));
+  });
+  return plain ? path.substr(0, end + 3) : "";
 }
 
 // Copies the fields set by a text into the merged message.
@@ -271,8 +283,9 @@ class Merger {
         field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
     const std::string wrong = WrongValue(field, from);
     if (!wrong.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(places_->locations[path], ": ", path, ": ", wrong));
+      return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                          places_->locations[path], ": ", path, ": ", wrong)),
+                      "config/value");
     }
     ForgetOthers(field, path);
     if (is_message && !field->is_repeated()) {
@@ -286,41 +299,55 @@ class Merger {
       places_->Forget(path);
     }
     if (is_message) return MergeMessages(tree, path, field, from, to);
+    const int before =
+        field->is_repeated() ? to->GetReflection()->FieldSize(*to, field) : 0;
     if (field->is_repeated() || reflection.HasField(from, field)) {
       CopyField(field, from, to);
     }
-    if (field->type() == FieldDescriptor::TYPE_STRING &&
-        !field->is_repeated() && field->options().GetExtension(capstan::path)) {
-      const std::string text = reflection.GetString(from, field);
-      if (!text.empty()) {
-        absl::StatusOr<std::string> resolved = Resolve(field, text);
-        if (!resolved.ok()) {
-          return absl::Status(resolved.status().code(),
-                              absl::StrCat(places_->locations[path], ": ", path,
-                                           ": ", resolved.status().message()));
-        }
-        to->GetReflection()->SetString(to, field, *resolved);
-        places_->paths[path] = {text, *resolved};
-      }
+    if (field->type() != FieldDescriptor::TYPE_STRING ||
+        !field->options().GetExtension(capstan::path)) {
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return ResolvePaths(field, path, before, to);
   }
 
-  // Copies one field through an otherwise empty message of the same type.
+  // Makes a path, or those of a list from number `first` on, absolute.
+  absl::Status ResolvePaths(const FieldDescriptor* field,
+                            const std::string& path, int first, Message* to) {
+    const auto resolve =
+        [&](const std::string& place,
+            const std::string& text) -> absl::StatusOr<std::string> {
+      if (text.empty()) return text;
+      const absl::StatusOr<std::string> resolved = Resolve(field, text);
+      if (!resolved.ok()) {
+        return Annotate(resolved.status(),
+                        absl::StrCat(places_->locations[path], ": ", path));
+      }
+      places_->paths[place] = {text, *resolved};
+      return resolved;
+    };
+    return ChangeStrings(field, path, first, resolve, to);
+  }
+
+  // Copies one field through otherwise empty messages of the same type.
   static void CopyField(const FieldDescriptor* field, const Message& from,
                         Message* to) {
-    std::unique_ptr<Message> only(from.New());
-    only->CopyFrom(from);
-    std::vector<const FieldDescriptor*> set;
-    only->GetReflection()->ListFields(*only, &set);
-    for (const FieldDescriptor* other : set) {
-      if (other != field) only->GetReflection()->ClearField(only.get(), other);
-    }
+    std::unique_ptr<Message> copy(from.New()), only(from.New());
+    copy->CopyFrom(from);
+    only->GetReflection()->SwapFields(only.get(), copy.get(), {field});
     to->MergeFrom(*only);
   }
 
   absl::Status MergeSlot(const ParseInfoTree& tree, const std::string& path,
                          const Any& from, Any* to) {
+    if (from.type_url().empty()) {
+      return WithCode(
+          absl::InvalidArgumentError(absl::StrCat(
+              places_->locations[path], ": ", path,
+              ": names no plugin; leave it out to take the default, or write ",
+              path, " { [plugin/PACKAGE.Config] { .. } }")),
+          "config/missing");
+    }
     const absl::StatusOr<std::unique_ptr<Message>> value = Unpack(from);
     if (!value.ok()) {
       // All else the parser has refused.
@@ -392,6 +419,19 @@ class Merger {
       return ResolveHubPath(
           text, role == DataRole::NONE ? HubKind::kModel : HubKind::kDataset);
     }
+    if (SchemeOf(text) == "file://") {
+      return WithCode(absl::InvalidArgumentError(
+                          "is a path behind \"file://\": leave that away"),
+                      "config/value");
+    }
+    if (!SchemeOf(text).empty()) {
+      return WithCode(
+          absl::InvalidArgumentError(absl::StrCat(
+              "is an address, ", SchemeOf(text),
+              "..: only files are read and written: copy it to a disk, or "
+              "mount it")),
+          "config/value");
+    }
     if (absl::StartsWith(text, "//")) {
       const std::string relative =
           absl::StrReplaceAll(text.substr(2), {{":", "/"}});
@@ -408,28 +448,111 @@ class Merger {
   FieldPlaces* const places_;
 };
 
+// Lines with errors that are left out in search of one that can be mended: a
+// file that is no config has many.
+constexpr int kMostLeftOut = 16;
+
+// `left_out`: the lines that `text` has already lost so.
+absl::Status Parse(const std::string& text, const TextOrigin& origin,
+                   const ConfigContext& context, Message* parsed,
+                   ParseInfoTree* tree, int left_out = 0);
+
+// `status`, the error of `line` (from 0), for which no mend is known, with that
+// of a later error if there is one: what is found without the line. One that
+// opens or closes a message can't be left out, nor one of a file of another
+// kind.
+absl::Status WithLaterMend(const absl::Status& status, int line,
+                           const std::string& text, const TextOrigin& origin,
+                           const ConfigContext& context, const Message& type,
+                           int left_out) {
+  if (origin.path.empty() || left_out >= kMostLeftOut ||
+      (left_out == 0 && !BeginsAs(type.GetDescriptor(), text))) {
+    return status;
+  }
+  std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  if (!origin.has_lines || line < 0 ||
+      static_cast<size_t>(line) >= lines.size() || lines[line].empty() ||
+      absl::c_count(lines[line], '{') != absl::c_count(lines[line], '}')) {
+    return status;
+  }
+  lines[line].clear();
+  const std::unique_ptr<Message> scratch(type.New());
+  ParseInfoTree unused;
+  const absl::optional<Mend> later =
+      MendOf(Parse(absl::StrJoin(lines, "\n"), origin, context, scratch.get(),
+                   &unused, left_out + 1));
+  return later.has_value() ? WithMend(status, *later) : status;
+}
+
+absl::Status Parse(const std::string& text, const TextOrigin& origin,
+                   const ConfigContext& context, Message* parsed,
+                   ParseInfoTree* tree, int left_out) {
+  PluginFinder finder(*context.host);
+  FirstError errors(finder, *context.host, origin, text, *parsed);
+  TextFormat::Parser parser;
+  parser.SetFinder(&finder);
+  parser.SetRecursionLimit(kMostNestedMessages);
+  parser.RecordErrorsTo(&errors);
+  parser.WriteLocationsTo(tree);
+  if (parser.ParseFromString(text, parsed)) return absl::OkStatus();
+  if (errors.status().ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(origin.name, ": not a ", parsed->GetDescriptor()->name()));
+  }
+  const absl::optional<Mend> mend = MendOf(errors.with_mend());
+  if (!mend.has_value()) {
+    return WithLaterMend(errors.status(), errors.line(), text, origin, context,
+                         *parsed, left_out);
+  }
+  // A field that the text has already must not be there twice.
+  std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  lines[mend->line - 1] = mend->after;
+  TextOrigin mended = origin;
+  mended.path.clear();  // this one isn't mended in turn
+  const std::unique_ptr<Message> scratch(parsed->New());
+  ParseInfoTree unused;
+  const absl::Status then = Parse(absl::StrJoin(lines, "\n"), mended, context,
+                                  scratch.get(), &unused);
+  const std::string code = CodeOf(then);
+  if (code != "config/twice" && code != "config/either") {
+    return errors.with_mend();
+  }
+  return WithCode(absl::InvalidArgumentError(
+                      absl::StrCat(errors.status().message(), "; but then ",
+                                   then.message(), ": remove one of them")),
+                  code);
+}
+
 }  // namespace
 
 absl::Status MergeText(const std::string& text, const TextOrigin& origin,
                        const ConfigContext& context, Message* config,
                        FieldPlaces* places) {
   const std::unique_ptr<Message> parsed(config->New());
-  PluginFinder finder(*context.host);
-  FirstError errors(finder, *context.host, origin, text,
-                    config->GetDescriptor());
   ParseInfoTree tree;
-  TextFormat::Parser parser;
-  parser.SetFinder(&finder);
-  parser.SetRecursionLimit(kMostNestedMessages);
-  parser.RecordErrorsTo(&errors);
-  parser.WriteLocationsTo(&tree);
-  if (!parser.ParseFromString(text, parsed.get())) {
-    return absl::InvalidArgumentError(
-        errors.text().empty() ? absl::StrCat(origin.name, ": not a ",
-                                             config->GetDescriptor()->name())
-                              : errors.text());
-  }
+  CAPSTAN_RETURN_IF_ERROR(Parse(text, origin, context, parsed.get(), &tree));
   return Merger(origin, context, places).Merge(tree, "", *parsed, config);
+}
+
+absl::Status ChangeStrings(const FieldDescriptor* field,
+                           const std::string& path, int first,
+                           const PathChange& change, Message* message) {
+  const Reflection& reflection = *message->GetReflection();
+  if (!field->is_repeated()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        std::string changed,
+        change(path, reflection.GetString(*message, field)));
+    reflection.SetString(message, field, std::move(changed));
+    return absl::OkStatus();
+  }
+  for (int i = first; i < reflection.FieldSize(*message, field); ++i) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        std::string changed,
+        change(absl::StrCat(path, "[", i, "]"),
+               reflection.GetRepeatedString(*message, field, i)));
+    reflection.SetRepeatedString(message, field, i, std::move(changed));
+  }
+  return absl::OkStatus();
 }
 
 std::string TypeOf(const Any& any) {

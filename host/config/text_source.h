@@ -18,6 +18,7 @@ struct TextOrigin {
   std::string name;       // for errors: "run.pbtxt", "--set x=1"
   bool has_lines = true;  // whether errors include line and column
   std::string folder;     // base of relative paths
+  std::string path;       // of the file, to mend it; "": none
   bool append = false;    // lists append instead of replacing
 };
 
@@ -28,14 +29,17 @@ absl::Status MergeText(const std::string& text, const TextOrigin& origin,
                        const ConfigContext& context,
                        google::protobuf::Message* config, FieldPlaces* places);
 
+// Replaces the string of a field, or those of a list from number `first` on, by
+// what `change` makes of them; `path` is the field's place.
+absl::Status ChangeStrings(const google::protobuf::FieldDescriptor* field,
+                           const std::string& path, int first,
+                           const PathChange& change,
+                           google::protobuf::Message* message);
+
 // Applies one --set: "path=value", "path=" (clear), "list=[a, b]" or
 // "list+=value".
 absl::Status ApplyOverride(const std::string& text,
                            const ConfigContext& context, LoadedConfig* loaded);
-
-// The error text for `name`, which isn't a field of `type`.
-std::string UnknownField(const google::protobuf::Descriptor* type,
-                         const std::string& name);
 
 }  // namespace capstan
 

@@ -31,6 +31,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/subprocess.h"
@@ -270,7 +271,10 @@ std::string CommandOf(absl::string_view package) {
 std::string NearestName(absl::string_view name,
                         const std::vector<std::string>& names) {
   std::string nearest;
-  int best = static_cast<int>(std::max<size_t>(2, name.size() / 3)) + 1;
+  // "fp8" isn't "dpo", nor "5" "ls".
+  const size_t most =
+      std::min(std::max<size_t>(2, name.size() / 3), name.size() / 2);
+  int best = static_cast<int>(most) + 1;
   for (const std::string& candidate : names) {
     int distance = EditDistance(name, candidate);
     // A truncated name counts as close.
@@ -310,8 +314,10 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
     absl::StatusOr<LoadedPlugin> plugin =
         Open(config_type, path.string(), foreign || foreign_);
     if (!plugin.ok()) {
-      return Annotate(plugin.status(),
-                      absl::StrCat("plugin ", path.string(), " is refused"));
+      return WithCode(
+          Annotate(plugin.status(),
+                   absl::StrCat("plugin ", path.string(), " is refused")),
+          "plugin/refused");
     }
     plugin->foreign = foreign;
     foreign_ |= foreign;
@@ -328,7 +334,7 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
     absl::StrAppend(&message, "; there are ",
                     absl::StrJoin(ForConfigs(), ", "));
   }
-  return absl::NotFoundError(message);
+  return WithCode(absl::NotFoundError(message), "plugin/not-found");
 }
 
 absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
@@ -354,6 +360,7 @@ absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
   LoadedPlugin plugin;
   plugin.descriptor = descriptor;
   plugin.path = path;
+  plugin.sdk = SdkVersion(fingerprint);
   plugin.config_type = std::string(absl::StripPrefix(
       absl::StrReplaceAll(descriptor->config_type, {{"::", "."}}), "."));
   if (plugin.config_type != config_type) {
@@ -415,9 +422,7 @@ std::vector<std::string> PluginHost::ForConfigs() const {
 
 std::string PluginHost::NearestPackage(absl::string_view name) const {
   const std::vector<std::string> packages = ForConfigs();
-  const std::string nearest = NearestName(name, packages);
-  if (!nearest.empty()) return nearest;
-  // "ddp" for "capstan.ddp".
+  // By the last part: that of others' "capstan." would make all alike.
   const auto last = [](absl::string_view package) {
     return std::string(package.substr(package.rfind('.') + 1));
   };
@@ -434,10 +439,12 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
                                         void** instance) {
   CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* plugin, Load(config_type));
   if (plugin->descriptor->category != category) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        PackageOf(config_type), " is ",
-        WithArticle(CategoryName(plugin->descriptor->category)), ", ",
-        WithArticle(CategoryName(category)), " is wanted here"));
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            PackageOf(config_type), " is ",
+            WithArticle(CategoryName(plugin->descriptor->category)), ", ",
+            WithArticle(CategoryName(category)), " is wanted here")),
+        "plugin/category");
   }
   const PluginDescriptor& descriptor = *plugin->descriptor;
   const std::string package = PackageOf(config_type);
@@ -451,6 +458,10 @@ absl::Status PluginHost::CreateInstance(const std::string& config_type,
     if (!probe.ok() && !absl::IsDeadlineExceeded(probe)) {
       return absl::InternalError(absl::StrCat(
           package, " (", plugin->path, "): its Create ", probe.message()));
+    }
+    if (absl::IsDeadlineExceeded(probe)) {
+      std::cerr << "waiting for " << package << " (" << plugin->path
+                << "): its Create takes long" << std::endl;
     }
   }
   *instance = nullptr;

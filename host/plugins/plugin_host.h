@@ -20,6 +20,7 @@ struct LoadedPlugin {
   std::string config_type;  // "capstan.ddp.Config"
   std::string path;         // of the shared library
   bool foreign = false;     // not in the trainer's own folder
+  std::string sdk;          // what it was built with: "1.3"
 };
 
 // Finds, checks and loads plugins, each at most once and on demand; they stay
@@ -27,8 +28,9 @@ struct LoadedPlugin {
 //
 // The fingerprint is checked before any of a plugin's code runs. A plugin is
 // rejected if built with another LibTorch, abseil or protobuf, another standard
-// library layout or sanitizer, or against other SDK headers. Compiler, C++
-// standard, optimisation and comments in the SDK's headers may differ.
+// library layout or sanitizer, with a newer SDK, or against other headers of
+// the same one. Compiler, C++ standard, optimisation and comments in the SDK's
+// headers may differ, and the SDK may be older.
 //
 // Foreign plugins are first loaded and instantiated in a forked child (4 ms of
 // CPU time each), so that one that crashes or exits becomes an error with its
@@ -113,6 +115,9 @@ std::vector<std::string> ReadModelTypes(const std::string& path);
 // The entry of `names` closest to `name` by edit distance; "" if none is close.
 std::string NearestName(absl::string_view name,
                         const std::vector<std::string>& names);
+
+// The SDK that a fingerprint tells of: "1.3"; "" if it doesn't say.
+std::string SdkVersion(absl::string_view fingerprint);
 
 // The core's own fingerprint.
 const char* CoreFingerprint();

@@ -102,11 +102,15 @@ TEST(PluginHostTest, RefusesAPluginOfAnotherBuildBeforeLoadingIt) {
                     HasSubstr("plugin 1."), HasSubstr("build it again")));
   EXPECT_THAT(ErrorOfChanged("containers=plain", "containers=debug"),
               HasSubstr("containers: trainer plain, plugin debug"));
-  const std::string hash = std::string("sdk=") + CAPSTAN_SDK_HASH;
-  EXPECT_THAT(ErrorOfChanged(hash, "sdk=" + std::string(hash.size() - 4, 'x')),
-              AllOf(HasSubstr("is refused"),
-                    HasSubstr(absl::StrCat("(sdk: trainer ", CAPSTAN_SDK_HASH,
-                                           ", plugin xxx")),
+  EXPECT_THAT(ErrorOfChanged("sdk=1.", "sdk=2."),
+              AllOf(HasSubstr("is refused"), HasSubstr("(SDK: trainer 1."),
+                    HasSubstr(", plugin 2."),
+                    HasSubstr("build it again with this trainer's SDK")));
+  const std::string hash = CAPSTAN_SDK_HASH;
+  EXPECT_THAT(ErrorOfChanged("headers=" + hash,
+                             "headers=" + std::string(hash.size(), 'x')),
+              AllOf(HasSubstr("is refused"), HasSubstr("(headers of SDK 1."),
+                    HasSubstr(absl::StrCat(": trainer ", hash, ", plugin x")),
                     HasSubstr("build it again with this trainer's SDK")));
 }
 
@@ -167,13 +171,14 @@ TEST(PluginHostTest, AShortNameIsNearTheWhole) {
   EXPECT_EQ(host.NearestPackage("acme.ddp"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("capstan.ddq"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("ful_moon"), "");
+  EXPECT_EQ(host.NearestPackage("capstan.int4"), "");
   EXPECT_THAT(std::string(host.Load("ddp.Config").status().message()),
               HasSubstr("did you mean \"capstan.ddp\"?"));
 }
 
 constexpr char kCore[] =
     "libtorch=2\nstdlib=new\nabsl=3\nprotobuf=4\nsanitizer=none\n"
-    "containers=plain\ncompiler=12\nsdk=abc\n";
+    "containers=plain\ncompiler=12\nsdk=1.3\nheaders=abc\n";
 
 std::string Difference(const std::string& from, const std::string& to) {
   return std::string(
@@ -195,10 +200,49 @@ TEST(FingerprintTest, EachDifferenceThatMattersIsListedWithBothSides) {
               HasSubstr("plugin address"));
 }
 
-TEST(FingerprintTest, AnotherSdkIsAnotherTrainers) {
-  EXPECT_EQ(Difference("sdk=abc", "sdk=def"),
-            "it was built for another trainer (sdk: trainer abc, plugin def): "
-            "build it again with this trainer's SDK and compiler");
+// The error for a plugin whose fingerprint ends in `sdk`.
+std::string SdkDifference(const std::string& sdk) {
+  return Difference("sdk=1.3\nheaders=abc\n", sdk);
+}
+
+TEST(FingerprintTest, AnOlderSdkIsTakenAndOfTheSameThoseOfTheSameHeaders) {
+  for (const char* taken :
+       {"sdk=1.0\n", "sdk=1.0\nheaders=def\n", "sdk=1.2\nheaders=def\n",
+        "sdk=1.2\nheaders=abc\n", "sdk=1.3\nheaders=abc\n"}) {
+    EXPECT_EQ(SdkDifference(taken), "") << taken;
+  }
+}
+
+TEST(FingerprintTest, ANewerSdkIsAnotherTrainersAndSoAreOtherHeaders) {
+  const std::string end =
+      "): build it again with this trainer's SDK and compiler";
+  const std::string start = "it was built for another trainer (";
+  EXPECT_EQ(SdkDifference("sdk=1.4\nheaders=abc\n"),
+            start + "SDK: trainer 1.3, plugin 1.4, which is newer" + end);
+  EXPECT_EQ(SdkDifference("sdk=1.10\nheaders=abc\n"),
+            start + "SDK: trainer 1.3, plugin 1.10, which is newer" + end);
+  EXPECT_EQ(SdkDifference("sdk=1.3\nheaders=def\n"),
+            start + "headers of SDK 1.3: trainer abc, plugin def" + end);
+  EXPECT_EQ(SdkDifference(""),
+            start + "SDK: trainer 1.3, plugin (missing)" + end);
+  // A hash was the version before there were versions.
+  for (const std::string other : {"abc", "2.0", "2.3", "0.3", "1", "1.", "1.-1",
+                                  "1.x", "1.2x", "1.02", "1.+2", "11.2"}) {
+    EXPECT_EQ(SdkDifference("sdk=" + other + "\nheaders=abc\n"),
+              start + "SDK: trainer 1.3, plugin " + other + end);
+  }
+}
+
+TEST(FingerprintTest, ShowsNoControlBytes) {
+  EXPECT_THAT(Difference("libtorch=2", "libtorch=\x1b[31m"),
+              HasSubstr("libtorch: trainer 2, plugin \\x1b[31m"));
+}
+
+TEST(FingerprintTest, TellsItsSdk) {
+  EXPECT_EQ(SdkVersion(kCore), "1.3");
+  EXPECT_EQ(SdkVersion("libtorch=2\n"), "");
+  EXPECT_EQ(SdkVersion(CoreFingerprint()),
+            absl::StrCat("1.", CAPSTAN_SDK_MINOR));
 }
 
 // What CAPSTAN_PLUGIN asserts, in words.
@@ -231,6 +275,9 @@ TEST(NearestNameTest, FindsTyposOnly) {
   EXPECT_EQ(NearestName("bucket_cap", {"bucket_cap_mib", "other"}),
             "bucket_cap_mib");
   EXPECT_EQ(NearestName("ddp", {"fp16", "llama"}), "");
+  EXPECT_EQ(NearestName("5", {"ls"}), "");
+  EXPECT_EQ(NearestName("fp8", {"dpo"}), "");
+  EXPECT_EQ(NearestName("hlep", {"ls", "help"}), "help");
 }
 
 }  // namespace

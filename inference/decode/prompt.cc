@@ -113,7 +113,7 @@ class TaskMaker {
       : settings_(settings), generator_(generator) {}
 
   absl::StatusOr<Task> Make(const Prompt& prompt) {
-    const Tokenizer* const tokenizer = generator_.tokenizer;
+    const Tokenizer* const tokenizer = generator_.tokenizer.get();
     if (tokenizer == nullptr) {
       return absl::FailedPreconditionError(
           absl::StrCat("--model=", settings_.model, " has no tokenizer for ",

@@ -11,25 +11,6 @@
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {
-namespace {
-
-// Whether the texts of tasks have come to a stop string, as they grow.
-class StopCheck {
- public:
-  explicit StopCheck(const Writer& writer) : writer_(writer) {}
-  bool Ended(size_t row, absl::Span<const int64_t> text) {
-    if (writer_.stops.empty()) return false;
-    if (row >= written_.size()) written_.resize(row + 1);
-    written_[row] += writer_.generator.tokenizer->Decode(text.last(1));
-    return writer_.stops.EndIn(written_[row]);
-  }
-
- private:
-  const Writer& writer_;
-  std::vector<std::string> written_;  // of each row
-};
-
-}  // namespace
 
 std::vector<int64_t> StopsOf(const Task& task, const Generator& generator) {
   std::vector<int64_t> stops = task.stops;
@@ -53,44 +34,40 @@ std::string TextOf(const Task& task, const Writer& writer,
 }
 
 absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer) {
-  auto* const searcher =
-      dynamic_cast<BeamSearcher*>(writer.generator.objective.get());
-  if (searcher == nullptr) {
-    return FieldError("--beams",
-                      "needs an objective that writes from left to right");
-  }
   SampleOptions sample = writer.sample;
   sample.stop_tokens = task.stops;
-  // Beams change places: each text is decoded anew.
-  sample.ended = [&](absl::Span<const int64_t> text) {
-    StopCheck watch(writer);
-    bool ended = false;
-    for (size_t i = task.ids.size(); i < text.size() && !ended; ++i) {
-      ended = watch.Ended(0, text.subspan(i, 1));
-    }
-    return ended;
-  };
+  if (!writer.stops.empty()) {
+    // Beams change places: each text is decoded anew.
+    sample.ended = [&](absl::Span<const int64_t> text) {
+      return writer.stops.EndIn(
+          writer.generator.tokenizer->Decode(text.subspan(task.ids.size())));
+    };
+  }
   PlainRunner runner;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::vector<Beam> beams,
-      searcher->SearchBeams(*writer.generator.model, task.ids, sample,
-                            writer.beams, runner));
+  absl::StatusOr<std::vector<Beam>> beams =
+      writer.generator.objective->SearchBeams(*writer.generator.model, task.ids,
+                                              sample, writer.beams, runner);
+  if (absl::IsUnimplemented(beams.status())) {
+    return FieldError("--beams", beams.status().message());
+  }
+  CAPSTAN_RETURN_IF_ERROR(beams.status());
   CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
   Texts texts;
-  for (Beam& beam : beams) texts.push_back(std::move(beam.text));
+  for (Beam& beam : *beams) texts.push_back(std::move(beam.text));
   texts.resize(std::min(texts.size(), static_cast<size_t>(writer.sequences)));
   return texts;
 }
 
-absl::StatusOr<Texts> SampleAll(const Generator& generator,
+absl::StatusOr<Texts> SampleAll(Model& model, Objective& objective,
                                 const std::vector<BatchPrompt>& prompts,
                                 SampleOptions sample,
-                                const Objective::Ended& ended) {
+                                const Objective::Ended& ended,
+                                UnitRunner& runner) {
   if (prompts.size() > 1) {
-    PlainRunner runner;
-    absl::StatusOr<Texts> texts = generator.objective->SampleBatch(
-        *generator.model, prompts, sample, ended, runner);
+    absl::StatusOr<Texts> texts =
+        objective.SampleBatch(model, prompts, sample, ended, runner);
     if (!absl::IsUnimplemented(texts.status())) {
+      // Weights may lie in files that change.
       CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
       return texts;
     }
@@ -102,8 +79,10 @@ absl::StatusOr<Texts> SampleAll(const Generator& generator,
     sample.ended = [&](absl::Span<const int64_t> text) {
       return ended(texts.size(), text);
     };
-    CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> text,
-                             generator.Sample(prompt.ids, sample));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        std::vector<int64_t> text,
+        objective.Sample(model, prompt.ids, sample, runner));
+    CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
     texts.push_back(std::move(text));
   }
   return texts;
@@ -115,11 +94,15 @@ absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
   for (const Task& task : tasks) {
     prompts.push_back({task.ids, first_seed + prompts.size(), task.stops});
   }
-  StopCheck watch(writer);
-  return SampleAll(writer.generator, prompts, writer.sample,
-                   [&](size_t row, absl::Span<const int64_t> text) {
-                     return watch.Ended(row, text);
-                   });
+  std::vector<std::string> written(tasks.size());
+  const auto ended = [&](size_t row, absl::Span<const int64_t> text) {
+    if (writer.stops.empty()) return false;
+    written[row] += writer.generator.tokenizer->Decode(text.last(1));
+    return writer.stops.EndIn(written[row]);
+  };
+  PlainRunner runner;
+  return SampleAll(*writer.generator.model, *writer.generator.objective,
+                   prompts, writer.sample, ended, runner);
 }
 
 absl::StatusOr<StopStrings> StopStringsOf(const std::vector<std::string>& given,

@@ -13,7 +13,6 @@
 #include "inference/decode/prompt.h"
 #include "inference/decode/stop_strings.h"
 #include "inference/load/generator.h"
-#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 
@@ -44,10 +43,11 @@ absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer);
 // Texts of the prompts: at once if the objective and the model can, which
 // changes no text. `ended` is asked after each token of a text (its number, and
 // prompt and text so far) whether it ends there.
-absl::StatusOr<Texts> SampleAll(const Generator& generator,
+absl::StatusOr<Texts> SampleAll(Model& model, Objective& objective,
                                 const std::vector<BatchPrompt>& prompts,
                                 SampleOptions sample,
-                                const Objective::Ended& ended);
+                                const Objective::Ended& ended,
+                                UnitRunner& runner);
 // Those of tasks, each with the next seed.
 absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
                                   uint64_t first_seed, const Writer& writer);

@@ -2,6 +2,7 @@
 #include "inference/evaluate/asking.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -9,34 +10,17 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "inference/decode/prompt.h"
 #include "inference/evaluate/documents.h"
 #include "inference/evaluate/run_task.h"
+#include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan::evaluate {
 
-absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples) {
-  if (task.docs_file.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        task.path,
-        " names no file of rows (dataset_kwargs.data_files): give one "
-        "with --data=FILE, or --data=FOLDER with ",
-        task.name, ".jsonl"));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Document> documents,
-                           ReadDocuments(task.docs_file));
-  std::vector<Document> examples;
-  if (task.num_fewshot > 0 && !task.fewshot_file.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(examples, ReadDocuments(task.fewshot_file));
-  }
-  Asked asked;
-  asked.task = task;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      asked.requests, MakeRequests(task, documents, examples, max_samples));
-  return asked;
-}
+namespace {
 
-absl::Status AsChats(const ChatTemplate& chat, Asked* asked) {
+absl::Status AsChat(const ChatTemplate& chat, Asked* asked) {
   if (!asked->task.format.prefix.empty() ||
       asked->task.output == TaskOutput::kRolling) {
     return FieldError("--chat",
@@ -57,6 +41,73 @@ absl::Status AsChats(const ChatTemplate& chat, Asked* asked) {
             std::string(absl::StripLeadingAsciiWhitespace(continuation));
       }
     }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples) {
+  if (task.docs_file.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        task.path,
+        " names no file of rows: name it by dataset_kwargs.data_files, or tell "
+        "`trainer eval` with --data=FILE, or --data=FOLDER with ",
+        task.name, ".jsonl"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Document> documents,
+                           ReadDocuments(task.docs_file));
+  std::vector<Document> examples;
+  if (task.num_fewshot > 0 && !task.fewshot_file.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(examples, ReadDocuments(task.fewshot_file));
+  }
+  Asked asked;
+  asked.task = task;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      asked.requests, MakeRequests(task, documents, examples, max_samples));
+  return asked;
+}
+
+std::string TextOf(const Asked& asked) {
+  Json all = Json::array();
+  // Keys whose values name no place.
+  for (const char* key : {"output_type", "metric_list", "filter_list",
+                          "generation_kwargs", "repeats", "process_results"}) {
+    const auto found = asked.task.keys.find(key);
+    if (found != asked.task.keys.end()) all.push_back({key, found->second});
+  }
+  for (const Request& request : asked.requests) {
+    for (const Question& question : request.questions) {
+      all.push_back({question.context, question.continuations});
+    }
+    all.push_back({request.prompt, request.choices, request.gold,
+                   request.references, request.asks_unconditional});
+  }
+  return all.dump(-1, ' ', /*ensure_ascii=*/false,
+                  Json::error_handler_t::replace);
+}
+
+absl::StatusOr<Asking> AskAll(
+    const std::vector<std::string>& files, int64_t max_samples,
+    const std::function<absl::Status(const TaskTree& tree, Task* task)>&
+        change) {
+  Asking asking;
+  for (const std::string& path : files) {
+    CAPSTAN_RETURN_IF_ERROR(AddTasks(path, &asking.tree));
+  }
+  for (Task task : asking.tree.tasks) {
+    CAPSTAN_RETURN_IF_ERROR(change(asking.tree, &task));
+    CAPSTAN_ASSIGN_OR_RETURN(Asked one, Ask(task, max_samples));
+    asking.asked.push_back(std::move(one));
+  }
+  return asking;
+}
+
+absl::Status AsChats(const Tokenizer& tokenizer, Asking* asking) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat,
+                           FindChatTemplate("", tokenizer));
+  for (Asked& asked : asking->asked) {
+    CAPSTAN_RETURN_IF_ERROR(AsChat(*chat, &asked));
   }
   return absl::OkStatus();
 }

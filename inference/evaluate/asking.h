@@ -5,6 +5,7 @@
 #define CAPSTAN_INFERENCE_EVALUATE_ASKING_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,9 @@
 #include "absl/status/statusor.h"
 #include "inference/evaluate/requests.h"
 #include "inference/evaluate/task.h"
-#include "plugins/sdk/chat_template.h"
+#include "inference/evaluate/task_group.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/tokenizer.h"
 
 namespace capstan::evaluate {
 
@@ -21,13 +23,31 @@ namespace capstan::evaluate {
 struct Asked {
   Task task;
   std::vector<Request> requests;
+  // CheckRequests; 0: not known.
+  int64_t longest = 0;
 };
+// What is asked, what is right and how it is counted; for digests.
+std::string TextOf(const Asked& asked);
 
 // Reads a task's rows, at most `max_samples` (0: all). An error if it names no
 // file of rows.
 absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples);
-// Makes each context the user's turn, and what follows the assistant's.
-absl::Status AsChats(const ChatTemplate& chat, Asked* asked);
+// All that is asked, in groups.
+struct Asking {
+  TaskTree tree;  // whose tasks are those of `asked`
+  std::vector<Asked> asked;
+};
+
+// Reads the tasks and groups of `files` (AddTasks), has `change` adapt each of
+// `tasks`, and reads its rows.
+absl::StatusOr<Asking> AskAll(
+    const std::vector<std::string>& files, int64_t max_samples,
+    const std::function<absl::Status(const TaskTree& tree, Task* task)>&
+        change);
+
+// Makes each context the user's turn, and what follows the assistant's, in the
+// tokenizer's own template (FindChatTemplate).
+absl::Status AsChats(const Tokenizer& tokenizer, Asking* asking);
 
 // The answers of a dataset of conversations, for generation: of each of the
 // first `count` samples, what comes before its last trained tokens as the

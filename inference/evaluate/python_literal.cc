@@ -159,11 +159,11 @@ class Reader {
     if (const size_t at = names.find(c); at != names.npos) {
       text->push_back(kValues[at]);
     } else if (c == 'x') {
-      return Code(2, 16, text);
+      return Code(2, text);
     } else if (c == 'u') {
-      return Code(4, 16, text);
+      return Code(4, text);
     } else if (c == 'U') {
-      return Code(8, 16, text);
+      return Code(8, text);
     } else if (c >= '0' && c <= '7') {
       uint32_t code = c - '0';
       for (int i = 0; i < 2 && !rest_.empty(); ++i) {
@@ -181,11 +181,11 @@ class Reader {
     return true;
   }
 
-  bool Code(size_t digits, int base, std::string* text) {
+  bool Code(size_t digits, std::string* text) {
     uint32_t code = 0;
     const std::string hex(rest_.substr(0, digits));
-    if (hex.size() != digits || base != 16 ||
-        !absl::SimpleHexAtoi(hex, &code) || code > 0x10FFFF) {
+    if (hex.size() != digits || !absl::SimpleHexAtoi(hex, &code) ||
+        code > 0x10FFFF) {
       return false;
     }
     rest_.remove_prefix(digits);

@@ -184,8 +184,8 @@ class RequestMaker {
       for (const std::string& one : written.choices) {
         continuations.push_back(task_->format.target_delimiter + one);
       }
-      if (request.asks_unconditional = AsksUnconditional();
-          request.asks_unconditional) {
+      request.asks_unconditional = task_->HasMetric("acc_mutual_info");
+      if (request.asks_unconditional) {
         request.questions.push_back({"", continuations});
       }
     } else if (task_->output == TaskOutput::kLogLikelihood) {
@@ -231,13 +231,6 @@ class RequestMaker {
   bool SeveralInputs(const Written& written) const {
     return task_->output == TaskOutput::kMultipleChoice &&
            !written.choices.empty() && written.text.is_number_integer();
-  }
-
-  bool AsksUnconditional() const {
-    return std::any_of(task_->metrics.begin(), task_->metrics.end(),
-                       [](const TaskMetric& metric) {
-                         return metric.name == "acc_mutual_info";
-                       });
   }
 
   absl::Status SetTarget(const Written& written, Request* request) const {

@@ -28,11 +28,9 @@ absl::Status WantsChoices(size_t count) {
 // Of a whole text, by the words and bytes of the column as it was.
 absl::StatusOr<Json> WholeText(const Json& row, const char* column,
                                const RowAnswer& answer) {
-  static const Pattern& space = Pattern::Constant("\\s+");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, TextColumn(row, column));
   const double likelihood = answer.log_likelihoods[0];
-  const double words =
-      static_cast<double>(space.FindAll(text).value().size()) + 1.0;
+  const double words = static_cast<double>(CountWords(text));
   const double bytes = static_cast<double>(text.size());
   return Json{{"word_perplexity", {likelihood, words}},
               {"byte_perplexity", {likelihood, bytes}},

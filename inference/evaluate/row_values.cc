@@ -25,12 +25,6 @@ double Characters(absl::string_view text) {
       text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// The runs of what isn't white space, and one more at each end that is.
-double Words(const std::string& text) {
-  static const Pattern& space = Pattern::Constant("\\s+");
-  return static_cast<double>(space.FindAll(text).value().size()) + 1.0;
-}
-
 // The likeliest after each value is divided by its choice's length.
 int64_t BestBy(const std::vector<double>& values,
                const std::vector<double>& lengths) {
@@ -119,7 +113,7 @@ Json LikelihoodValue(const std::string& metric, const Request& request,
   // Of a whole text, with what it is divided by.
   const std::string& text = request.questions[0].continuations[0];
   return {answer.scores[0].log_likelihood,
-          metric == "word_perplexity" ? Words(text)
+          metric == "word_perplexity" ? static_cast<double>(CountWords(text))
                                       : static_cast<double>(text.size())};
 }
 
@@ -149,6 +143,10 @@ absl::StatusOr<Json> OfFilter(const Task& task, const Request& request,
     }
   }
   return values;
+}
+
+std::string NameOf(const std::string& metric, const TaskFilter& filter) {
+  return filter.name.empty() ? metric : absl::StrCat(metric, ",", filter.name);
 }
 
 }  // namespace
@@ -198,13 +196,23 @@ absl::StatusOr<Json> ValuesOf(const Task& task, const Request& request,
     absl::StatusOr<Json> values = OfFilter(task, request, answer, texts);
     if (!values.ok()) return Annotate(values.status(), request.place);
     for (auto& [name, value] : values->items()) {
-      all[filter.name.empty() ? name : absl::StrCat(name, ",", filter.name)] =
-          std::move(value);
+      all[NameOf(name, filter)] = std::move(value);
     }
     // Filters are for texts.
     if (task.output != TaskOutput::kGenerateUntil) break;
   }
   return all;
+}
+
+std::vector<std::string> ValueNames(const Task& task) {
+  std::vector<std::string> names;
+  for (const TaskFilter& filter : task.filters) {
+    for (const TaskMetric& metric : task.metrics) {
+      names.push_back(NameOf(metric.name, filter));
+    }
+    if (task.output != TaskOutput::kGenerateUntil) break;
+  }
+  return names;
 }
 
 }  // namespace capstan::evaluate

@@ -33,6 +33,9 @@ ValueShape ShapeOf(const std::string& metric);
 absl::StatusOr<Json> ValuesOf(const Task& task, const Request& request,
                               const Answer& answer);
 
+// The names of those values; process_results may give more.
+std::vector<std::string> ValueNames(const Task& task);
+
 }  // namespace capstan::evaluate
 
 #endif  // CAPSTAN_INFERENCE_EVALUATE_ROW_VALUES_H_

@@ -25,6 +25,49 @@
 namespace capstan::evaluate {
 namespace {
 
+int64_t WrittenTokens(const Task& task, const TokenModel& model) {
+  return std::min(task.max_tokens, model.max_positions() - 1);
+}
+
+// The logits of other models are no tokens'.
+absl::Status CheckWrites(TokenModel* model) {
+  if (model->text_scores() == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the model gives a text a score (a reward model) and writes none, so "
+      "that it can't be asked tasks: take a model that writes text");
+}
+
+// All questions of a request; of a whole text, its windows.
+absl::StatusOr<std::vector<EncodedRequest>> Encode(const Task& task,
+                                                   const Request& request,
+                                                   const TokenModel& model,
+                                                   const Tokenizer& tokenizer) {
+  std::vector<EncodedRequest> encoded;
+  if (!request.prompt.empty()) {
+    encoded.emplace_back();
+    encoded.back().context = request.prompt;
+    return encoded;
+  }
+  // The most tokens that may be scored after a context of one token. A causal
+  // model predicts the last one without reading it; others read all of them.
+  const int64_t scored = model.max_positions() - (model.causal() ? 0 : 1);
+  if (task.output == TaskOutput::kRolling) {
+    return EncodeWindows(tokenizer, request.questions[0].continuations[0],
+                         scored);
+  }
+  for (const Question& question : request.questions) {
+    const bool writes = question.continuations.empty();
+    // Where the model writes, there must be room for that.
+    const int64_t positions =
+        writes ? model.max_positions() - WrittenTokens(task, model) : scored;
+    CAPSTAN_ASSIGN_OR_RETURN(EncodedRequest one,
+                             EncodeRequest(tokenizer, question.context,
+                                           question.continuations, positions));
+    encoded.push_back(std::move(one));
+  }
+  return encoded;
+}
+
 class TaskRun {
  public:
   TaskRun(const Task& task, const std::vector<Request>& requests,
@@ -33,66 +76,35 @@ class TaskRun {
         requests_(requests),
         answerer_(answerer),
         group_(answerer.group),
-        model_(answerer.generator.model->token_model()),
-        seed_(answerer.generator.loaded.config.train().seed()) {}
+        model_(answerer.model.token_model()),
+        poll_(answerer.together ? &answerer.group : nullptr) {}
 
   absl::StatusOr<TaskResult> Run() {
-    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(
-        group_, CatchAll([this] { return AnswerMine(); }), "evaluate"));
+    const absl::Status mine = CatchAll([this] { return AnswerMine(); });
+    // The others may be in the collectives of a forward.
+    if (answerer_.together && !mine.ok() && !absl::IsCancelled(mine)) {
+      return AgreeAfterCollectives(group_, mine, "evaluate");
+    }
+    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, mine, "evaluate"));
     TaskResult result;
     result.requests = static_cast<int64_t>(requests_.size());
-    result.samples = Sorted(absl::StrJoin(FromAllRanks(group_, samples_), ""));
-    CAPSTAN_RETURN_IF_ERROR(SumUp(&result));
+    CAPSTAN_RETURN_IF_ERROR(SumUp(
+        answerer_.together ? samples_
+                           : absl::StrJoin(FromAllRanks(group_, samples_), ""),
+        &result));
     if (group_.rank() != 0) result.samples.clear();
     return result;
   }
 
  private:
-  int64_t WrittenTokens() const {
-    return std::min(task_.max_tokens, model_->max_positions() - 1);
-  }
-
-  // The most tokens that may be scored after a context of one token. A causal
-  // model predicts the last one without reading it; others read all of them.
-  int64_t ScoredTokens() const {
-    return model_->max_positions() - (model_->causal() ? 0 : 1);
-  }
-
-  // All questions of a request; of a whole text, its windows.
-  absl::StatusOr<std::vector<EncodedRequest>> Encode(
-      const Request& request) const {
-    std::vector<EncodedRequest> encoded;
-    if (!request.prompt.empty()) {
-      encoded.emplace_back();
-      encoded.back().context = request.prompt;
-      return encoded;
-    }
-    if (task_.output == TaskOutput::kRolling) {
-      return EncodeWindows(answerer_.tokenizer,
-                           request.questions[0].continuations[0],
-                           ScoredTokens());
-    }
-    for (const Question& question : request.questions) {
-      const bool writes = question.continuations.empty();
-      // Where the model writes, there must be room for that.
-      const int64_t positions =
-          writes ? model_->max_positions() - WrittenTokens() : ScoredTokens();
-      CAPSTAN_ASSIGN_OR_RETURN(
-          EncodedRequest one,
-          EncodeRequest(answerer_.tokenizer, question.context,
-                        question.continuations, positions));
-      encoded.push_back(std::move(one));
-    }
-    return encoded;
-  }
-
   // Long contexts first, so that what doesn't fit fails early, and each batch
   // has contexts of similar length.
   absl::Status AnswerMine() {
     std::vector<std::vector<EncodedRequest>> encoded;
     std::vector<size_t> longest;
     for (const Request& request : requests_) {
-      absl::StatusOr<std::vector<EncodedRequest>> one = Encode(request);
+      absl::StatusOr<std::vector<EncodedRequest>> one =
+          Encode(task_, request, *model_, answerer_.tokenizer);
       CAPSTAN_RETURN_IF_ERROR(Annotate(one.status(), request.place));
       longest.push_back(0);
       for (const EncodedRequest& question : *one) {
@@ -107,9 +119,9 @@ class TaskRun {
     });
     const size_t size = static_cast<size_t>(answerer_.batch_size);
     const size_t batches = (order.size() + size - 1) / size;
-    StopPoll poll(nullptr);
-    for (size_t i = group_.rank(); i < batches; i += group_.size()) {
-      if (poll.Ask()) return absl::CancelledError("stopped");
+    const size_t ranks = answerer_.together ? 1 : group_.size();
+    for (size_t i = group_.rank() % ranks; i < batches; i += ranks) {
+      if (poll_.Ask()) return absl::CancelledError("stopped");
       const absl::Span<const size_t> batch =
           absl::MakeConstSpan(order).subspan(i * size, size);
       std::vector<EncodedRequest> of_batch;
@@ -121,6 +133,7 @@ class TaskRun {
       }
       CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Answer> answers,
                                Ask(batch, counts, of_batch));
+      answerer_.finish();
       for (size_t j = 0; j < batch.size(); ++j) {
         CAPSTAN_RETURN_IF_ERROR(Count(batch[j], answers[j]));
       }
@@ -167,24 +180,20 @@ class TaskRun {
   absl::StatusOr<std::vector<std::vector<Score>>> Likelihoods(
       absl::Span<const EncodedRequest> encoded) {
     if (model_->causal()) {
-      return ScoreContinuations(model_, encoded, runner_);
+      return ScoreContinuations(model_, encoded, answerer_.runner);
     }
     BoundSettings settings;
     settings.samples = answerer_.bound_samples;
-    settings.seed = seed_;
+    settings.seed = answerer_.seed;
     // Of several choices usually only the likeliest counts.
     settings.greedy =
         task_.output == TaskOutput::kLogLikelihood ||
         (task_.output == TaskOutput::kMultipleChoice && AsksWhatIsGreedy());
-    return ScoreByBound(model_, encoded, settings, runner_);
+    return ScoreByBound(model_, encoded, settings, answerer_.runner);
   }
 
   bool AsksWhatIsGreedy() const {
-    return task_.results != nullptr ||
-           std::any_of(task_.metrics.begin(), task_.metrics.end(),
-                       [](const TaskMetric& metric) {
-                         return metric.name == "exact_match";
-                       });
+    return task_.results != nullptr || task_.HasMetric("exact_match");
   }
 
   static void JoinWindows(std::vector<Score>* scores) {
@@ -220,7 +229,11 @@ class TaskRun {
       absl::Span<const size_t> batch, int64_t draw,
       const std::vector<EncodedRequest>& encoded) {
     SampleOptions options;
-    options.max_new_tokens = WrittenTokens();
+    options.max_new_tokens = WrittenTokens(task_, *model_);
+    options.stop = [this] {
+      answerer_.finish();
+      return poll_.Ask();
+    };
     options.greedy = !task_.sample;
     if (task_.sample) {
       options.temperature = task_.temperature;
@@ -231,8 +244,8 @@ class TaskRun {
     if (eos >= 0) stop_tokens = {eos};
     std::vector<BatchPrompt> prompts;
     for (size_t i = 0; i < encoded.size(); ++i) {
-      const uint64_t seed =
-          seed_ + batch[i] + static_cast<uint64_t>(draw) * requests_.size();
+      const uint64_t seed = answerer_.seed + batch[i] +
+                            static_cast<uint64_t>(draw) * requests_.size();
       prompts.push_back({encoded[i].context, seed, stop_tokens});
     }
     const StopStrings stops(task_.until);
@@ -242,8 +255,8 @@ class TaskRun {
       return stops.EndIn(written[row]);
     };
     CAPSTAN_ASSIGN_OR_RETURN(
-        const auto ids,
-        SampleAll(answerer_.generator, prompts, options, ended));
+        const auto ids, SampleAll(answerer_.model, answerer_.objective, prompts,
+                                  options, ended, answerer_.runner));
     std::vector<std::string> texts(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
       for (size_t t = prompts[i].ids.size(); t < ids[i].size(); ++t) {
@@ -298,29 +311,25 @@ class TaskRun {
     return scores;
   }
 
-  static std::vector<std::string> Sorted(const std::string& lines) {
-    std::vector<std::pair<int64_t, std::string>> sorted;
+  // The samples of all ranks, a line each, and their numbers, both in the order
+  // of the requests.
+  absl::Status SumUp(const std::string& lines, TaskResult* result) const {
+    std::map<int64_t, std::pair<absl::string_view, Json>> samples;
     for (const absl::string_view line :
          absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
-      sorted.emplace_back(ParseJson<Json>(line)["request"].get<int64_t>(),
-                          std::string(line));
+      Json sample = ParseJson<Json>(line);
+      const int64_t request = sample["request"].get<int64_t>();
+      samples[request] = {line, std::move(sample)};
     }
-    std::sort(sorted.begin(), sorted.end());
-    std::vector<std::string> samples;
-    for (auto& [index, line] : sorted) samples.push_back(std::move(line));
-    return samples;
-  }
-
-  // The numbers of all samples, in their order.
-  absl::Status SumUp(TaskResult* result) const {
     std::vector<std::string> names;
     std::map<std::string, std::vector<Json>> values;
-    for (const std::string& sample : result->samples) {
-      const Json of_sample = ParseJson<Json>(sample);
-      for (const Json& metric : of_sample["metrics"]) {
+    for (const auto& [request, sample] : samples) {
+      const auto& [line, json] = sample;
+      result->samples.emplace_back(line);
+      for (const Json& metric : json["metrics"]) {
         const std::string name = metric.get<std::string>();
         if (values.count(name) == 0) names.push_back(name);
-        values[name].push_back(of_sample[name]);
+        values[name].push_back(json[name]);
       }
     }
     for (const std::string& name : names) {
@@ -349,8 +358,7 @@ class TaskRun {
   const Answerer& answerer_;
   ProcessGroup& group_;
   TokenModel* const model_;
-  const uint64_t seed_;
-  PlainRunner runner_;
+  StopPoll poll_;
   std::string samples_;  // of this rank, a line each
 };
 
@@ -361,9 +369,32 @@ void AppendText(const Tokenizer& tokenizer, int64_t id, std::string* text) {
   text->append(tokenizer.Decode(absl::MakeConstSpan(&id, 1)));
 }
 
+absl::StatusOr<int64_t> CheckRequests(const Task& task,
+                                      const std::vector<Request>& requests,
+                                      TokenModel& model,
+                                      const Tokenizer& tokenizer) {
+  CAPSTAN_RETURN_IF_ERROR(CheckWrites(&model));
+  const bool writes = task.output == TaskOutput::kGenerateUntil;
+  const int64_t written = writes ? WrittenTokens(task, model) : 0;
+  size_t longest = 0;
+  for (const Request& request : requests) {
+    const auto encoded = Encode(task, request, model, tokenizer);
+    CAPSTAN_RETURN_IF_ERROR(Annotate(encoded.status(), request.place));
+    for (const EncodedRequest& one : *encoded) {
+      size_t continued = static_cast<size_t>(written);
+      for (const std::vector<int64_t>& continuation : one.continuations) {
+        continued = std::max(continued, continuation.size());
+      }
+      longest = std::max(longest, one.context.size() + continued);
+    }
+  }
+  return static_cast<int64_t>(longest);
+}
+
 absl::StatusOr<TaskResult> RunTask(const Task& task,
                                    const std::vector<Request>& requests,
                                    const Answerer& answerer) {
+  CAPSTAN_RETURN_IF_ERROR(CheckWrites(answerer.model.token_model()));
   return TaskRun(task, requests, answerer).Run();
 }
 

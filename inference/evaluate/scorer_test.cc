@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/strings/strip.h"
+#include "inference/evaluate/run_task.h"
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/prefix_model_for_test.h"
 
@@ -152,6 +153,43 @@ TEST(EncodeRequestTest, LongContextsLoseTheirStart) {
   const auto none = EncodeRequest(*bytes, "abcd", {"efghi"}, 3);
   ASSERT_FALSE(none.ok());
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("5 tokens"));
+}
+
+// A reward model.
+class Judge final : public IdleModel, public TokenModel, public TextScores {
+ public:
+  Judge() : IdleModel({}, 1) {}
+  TokenModel* token_model() override { return this; }
+  TextScores* text_scores() override { return this; }
+  int64_t vocab_size() const override { return 256; }
+  int64_t max_positions() const override { return 16; }
+  at::Tensor Logits(const TokenInput&, UnitRunner&) override { return {}; }
+  at::Tensor CrossEntropySum(const TokenInput&, const TokenTargets&,
+                             UnitRunner&) override {
+    return {};
+  }
+  absl::StatusOr<std::unique_ptr<KvCache>> NewCache(int64_t,
+                                                    int64_t) const override {
+    return absl::UnimplementedError("has none");
+  }
+  at::Tensor Scores(const TokenInput&, const at::Tensor&,
+                    UnitRunner&) override {
+    return {};
+  }
+};
+
+TEST(CheckRequestsTest, TellsTheLongestOfAModelThatWrites) {
+  const std::unique_ptr<Tokenizer> bytes = NewByteTokenizer();
+  std::vector<Request> requests(2);
+  requests[0].questions = {{"abcd", {"ef", "e"}}};
+  requests[1].questions = {{"a", {"b"}}};
+  PrefixModel model(256, 16);
+  EXPECT_EQ(CheckRequests(Task(), requests, model, *bytes).value(), 6);
+  Judge judge;
+  EXPECT_THAT(
+      std::string(
+          CheckRequests(Task(), requests, judge, *bytes).status().message()),
+      HasSubstr("reward model"));
 }
 
 TEST(EncodeRequestTest, AnEmptyContextNeedsABeginToken) {

@@ -292,7 +292,8 @@ class TaskReader {
     static constexpr size_t kOfOutput[] = {2, 2, 3, 1};
     const std::vector<std::string>& known = MetricsOf(task_.output);
     for (size_t i = 0; i < kOfOutput[static_cast<int>(task_.output)]; ++i) {
-      task_.metrics.push_back({known[i], {}, AggregationOf(known[i])});
+      task_.metrics.push_back(
+          {known[i], {}, AggregationOf(known[i]), absl::nullopt});
     }
   }
 
@@ -317,6 +318,10 @@ class TaskReader {
       keys_.Fail("metric_list", absl::StrCat("names \"", metric.name,
                                              "\"; known for this output are ",
                                              absl::StrJoin(known, ", ")));
+    }
+    if (node["higher_is_better"] && !node["higher_is_better"].IsNull()) {
+      metric.higher_is_better =
+          keys_.As<bool>("metric_list", node["higher_is_better"], true);
     }
     metric.exact = ReadExactMatch("metric_list", node, &keys_);
     if (node["aggregation"]) Aggregation(node["aggregation"], folder, &metric);
@@ -396,6 +401,12 @@ class TaskReader {
 };
 
 }  // namespace
+
+bool Task::HasMetric(absl::string_view name) const {
+  return std::any_of(
+      metrics.begin(), metrics.end(),
+      [name](const TaskMetric& metric) { return metric.name == name; });
+}
 
 absl::StatusOr<Task> MakeTask(TaskKeys keys) {
   const std::string path = keys.path();

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "inference/evaluate/known_functions.h"
 #include "inference/evaluate/task_filter.h"
 #include "inference/evaluate/text_scores.h"
@@ -35,6 +37,8 @@ struct TaskMetric {
   std::string name;
   ExactMatchOptions exact;  // of exact_match
   std::string aggregation;  // aggregate.h
+  // What the task says of it, if it does.
+  absl::optional<bool> higher_is_better;
 };
 
 // What becomes of a row.
@@ -73,6 +77,8 @@ struct Fewshot {
 };
 
 struct Task {
+  bool HasMetric(absl::string_view name) const;
+
   std::string path;  // of its file, for errors
   // What its file and its groups say (TaskKeys::AsText).
   std::map<std::string, std::string> keys;

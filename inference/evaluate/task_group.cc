@@ -39,24 +39,43 @@ bool IsGroup(const Overrides& keys) {
          (task == keys.end() || !task->second.node.IsScalar());
 }
 
-std::vector<std::string> TaskFilesBelow(const std::string& folder) {
-  std::vector<std::string> files;
+// Adds the *.yaml in a folder and in those below it, by name. An error names
+// what can't be listed; then those found so far are added.
+absl::Status AddTaskFiles(const std::string& folder,
+                          fs::directory_options options,
+                          std::vector<std::string>* files) {
+  // The harness has 20,000. With more, "/" was meant to be something else.
+  constexpr int kMostEntries = 200000;
   std::error_code error;
-  for (const fs::directory_entry& entry :
-       fs::recursive_directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".yaml") {
-      files.push_back(entry.path().string());
-    }
+  std::string at = folder;
+  int entries = 0;
+  fs::recursive_directory_iterator it(folder, options, error);
+  for (; !error && it != fs::recursive_directory_iterator();
+       it.increment(error)) {
+    if (++entries > kMostEntries) break;
+    at = it->path().string();
+    if (it->path().extension() == ".yaml") files->push_back(at);
   }
-  std::sort(files.begin(), files.end());
-  return files;
+  std::sort(files->begin(), files->end());
+  if (entries > kMostEntries) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, " has more than ", kMostEntries,
+                     " files and folders: name the one that has the tasks"));
+  }
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(error.value(),
+                             absl::StrCat(at, " can't be listed"));
 }
 
 // Files by the names of what is in them.
 class TaskIndex {
  public:
   void AddBelow(const std::string& folder) {
-    for (const std::string& file : TaskFilesBelow(folder)) {
+    std::vector<std::string> files;
+    // A member that isn't found is told.
+    AddTaskFiles(folder, fs::directory_options::skip_permission_denied, &files)
+        .IgnoreError();
+    for (const std::string& file : files) {
       if (!seen_.insert(file).second) continue;
       // What can't be read may be no task at all; who names it is told.
       absl::StatusOr<TaskKeys> keys = TaskKeys::Read(file);
@@ -129,9 +148,11 @@ class TreeBuilder {
 
   // All of the folder: its groups that no other names, and what is in none.
   absl::Status AddFolder() {
-    std::vector<std::string> groups, tasks;
+    std::vector<std::string> groups, tasks, files;
     std::set<std::string> members;
-    for (const std::string& file : TaskFilesBelow(folder_)) {
+    CAPSTAN_RETURN_IF_ERROR(
+        AddTaskFiles(folder_, fs::directory_options::none, &files));
+    for (const std::string& file : files) {
       CAPSTAN_ASSIGN_OR_RETURN(TaskKeys keys, TaskKeys::Read(file));
       if (IsGroup(keys.all())) {
         groups.push_back(file);
@@ -269,8 +290,8 @@ class TreeBuilder {
       own[pair.first.as<std::string>()] = {pair.second, member.folder};
     }
     const std::string key = own.count("group") != 0 ? "group" : "task";
-    own[key].node =
-        YAML::Node(absl::StrCat(group, "::", own[key].node.as<std::string>()));
+    YAML::Node& name = own[key].node;
+    name.reset(YAML::Node(absl::StrCat(group, "::", name.as<std::string>())));
     CAPSTAN_ASSIGN_OR_RETURN(TaskKeys keys, TaskKeys::Of(path, std::move(own)));
     return AddKeys(std::move(keys), depth, overrides);
   }

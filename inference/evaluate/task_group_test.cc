@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -91,6 +93,23 @@ TEST_F(TaskGroupTest, AFolderIsAllThatIsInIt) {
                           "--quiz_c", "-quiz_a", "alone"));
 }
 
+// As for want of a permission, which root never lacks.
+TEST_F(TaskGroupTest, AFolderThatCannotBeListedIsNamed) {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const int next = dup(0);
+  close(next);
+  // For tasks/, not for what is in it.
+  const rlimit few = {static_cast<rlim_t>(next) + 1, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  TaskTree tree;
+  const absl::Status status = AddTasks(folder_ + "/tasks", &tree);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr(folder_ + "/tasks/"), HasSubstr("can't be listed")));
+}
+
 TEST_F(TaskGroupTest, ANameIsOneTasks) {
   const auto add = [&](const std::string& first, const std::string& second) {
     TaskTree tree;
@@ -129,6 +148,16 @@ TEST_F(TaskGroupTest, GroupsOfTheirOwnTasks) {
         "doc_to_target: b}\n");
   EXPECT_THAT(Names(Load("tasks/own.yaml")),
               ElementsAre("own", "-own::sub", "--quiz_b", "-own::new"));
+}
+
+TEST_F(TaskGroupTest, AMembersKeyIsNotTheNextOnes) {
+  Write("tasks/keys.yaml",
+        "group: keys\nnum_fewshot: 2\n"
+        "task: [{task: quiz_a, num_fewshot: 3}, quiz_b]\n");
+  const TaskTree tree = Load("tasks/keys.yaml");
+  ASSERT_EQ(tree.tasks.size(), 2u);
+  EXPECT_EQ(tree.tasks[0].num_fewshot, 3);
+  EXPECT_EQ(tree.tasks[1].num_fewshot, 2);
 }
 
 TEST_F(TaskGroupTest, SumsUpWhatItsTasksHave) {

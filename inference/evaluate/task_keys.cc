@@ -8,34 +8,13 @@
 #include "absl/strings/numbers.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "text/yaml/limits.h"
 
 namespace capstan::evaluate {
 namespace {
 
 constexpr int kMostIncludes = 8;
 constexpr int64_t kMostBytes = 1 << 20;
-// Of a file's nodes, each alias counted as what it stands for.
-constexpr int kMostDepth = 64;
-constexpr int64_t kMostNodes = 100000;
-
-// Whether `node` has at most *nodes nodes, from which it takes them. An alias
-// may stand for what it is in, or for many others.
-bool Fits(const YAML::Node& node, int depth, int64_t* nodes) {
-  if (depth > kMostDepth || --*nodes < 0) return false;
-  if (node.IsSequence()) {
-    for (const YAML::Node& item : node) {
-      if (!Fits(item, depth + 1, nodes)) return false;
-    }
-  } else if (node.IsMap()) {
-    for (const auto& pair : node) {
-      if (!Fits(pair.first, depth + 1, nodes) ||
-          !Fits(pair.second, depth + 1, nodes)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
 
 // With tags and lengths: quoted numbers, say, differ from plain ones.
 void AppendNode(const YAML::Node& node, std::string* text) {
@@ -103,8 +82,7 @@ absl::Status TaskKeys::Include(const std::string& path, int depth) {
     return absl::InvalidArgumentError(absl::StrCat(
         path, ":", error.mark.line + 1, ": isn't YAML: ", error.msg));
   }
-  int64_t nodes = kMostNodes;
-  if (!Fits(root, 0, &nodes)) {
+  if (!YamlFits(root)) {
     return absl::InvalidArgumentError(
         absl::StrCat(path,
                      ": is nested too deeply, or its aliases stand for "

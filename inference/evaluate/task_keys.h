@@ -20,6 +20,15 @@ namespace capstan::evaluate {
 
 // A value of a task's file, and the folder that paths in it start from.
 struct TaskKey {
+  TaskKey() = default;
+  TaskKey(const TaskKey&) = default;
+  // YAML::Node's own assignment would change all that share the old value.
+  TaskKey& operator=(const TaskKey& other) {
+    node.reset(other.node);
+    folder = other.folder;
+    return *this;
+  }
+
   YAML::Node node;
   std::string folder;
 };

@@ -74,6 +74,7 @@ TEST_F(TaskTest, ReadsChoices) {
   EXPECT_EQ(task->num_fewshot, 2);
   ASSERT_EQ(task->metrics.size(), 1u);
   EXPECT_EQ(task->metrics[0].name, "acc");
+  EXPECT_EQ(task->metrics[0].higher_is_better, true);
   EXPECT_EQ(task->docs_file, folder_ + "/rows.jsonl");
   EXPECT_EQ(task->fewshot_file, folder_ + "/more.jsonl");
 }

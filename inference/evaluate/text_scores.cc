@@ -255,6 +255,11 @@ absl::StatusOr<bool> ExactMatch(absl::string_view text,
   return a == b;
 }
 
+int64_t CountWords(absl::string_view text) {
+  static const Pattern& space = Pattern::Constant("\\s+");
+  return static_cast<int64_t>(space.FindAll(text).value().size()) + 1;
+}
+
 double RougeL(absl::string_view text, absl::string_view reference) {
   std::unordered_map<std::string, int> numbers;
   const std::vector<int> words = Words(text, &numbers);

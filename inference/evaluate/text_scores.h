@@ -88,6 +88,9 @@ absl::StatusOr<bool> ExactMatch(absl::string_view text,
 std::string Lower(absl::string_view text);
 std::string Upper(absl::string_view text);
 
+// The runs of what isn't white space, and one more at each end that is.
+int64_t CountWords(absl::string_view text);
+
 // ROUGE-L's F-measure (Lin, "ROUGE", 2004, section 3, with beta 1) over
 // lower-case words of ASCII letters and digits, without stemming, as in the
 // package rouge-score.

@@ -4,6 +4,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,10 +26,10 @@ absl::StatusOr<AdapterSpec> SpecOf(const Lora& lora) {
   AdapterSpec spec;
   spec.target_modules = {"all-linear"};
   if (!lora.pretrained().empty()) {
-    if (lora.rank() != 0 || lora.has_alpha() || lora.rslora() ||
+    if (lora.rank() != 0 || lora.has_alpha() || lora.rslora() || lora.dora() ||
         lora.target_modules_size() > 0 || lora.modules_to_save_size() > 0) {
       return FieldError("pretrained",
-                        "rank, alpha, rslora, target_modules and "
+                        "rank, alpha, rslora, dora, target_modules and "
                         "modules_to_save are that adapter's own: leave them "
                         "out");
     }
@@ -55,6 +56,7 @@ absl::StatusOr<AdapterSpec> SpecOf(const Lora& lora) {
   }
   spec.dropout = lora.dropout();
   if (lora.rslora()) spec.rslora = true;
+  if (lora.dora()) spec.dora = true;
   if (lora.target_modules_size() > 0) {
     spec.target_modules.assign(lora.target_modules().begin(),
                                lora.target_modules().end());
@@ -71,6 +73,9 @@ absl::StatusOr<AdapterSpec> SpecOf(const Lora& lora) {
       break;
     case Lora::NF4_DOUBLE:
       spec.quantize = Quantize::kNf4Double;
+      break;
+    case Lora::FP8:
+      spec.quantize = Quantize::kFp8;
       break;
     default:
       return FieldError("quantize",
@@ -95,6 +100,42 @@ absl::StatusOr<absl::optional<AdapterSpec>> AdapterOf(
   }
   spec->seed = loaded.config.train().seed();
   return *std::move(spec);
+}
+
+// A model's config with another value of a field that models may have; nullopt
+// if this one's has no such field.
+template <typename T>
+absl::optional<Any> WithField(const Any& model, const char* name,
+                              FieldDescriptor::Type type,
+                              void (google::protobuf::Reflection::*set)(
+                                  Message*, const FieldDescriptor*, T) const,
+                              T value) {
+  const absl::StatusOr<std::unique_ptr<Message>> config = Unpack(model);
+  if (!config.ok()) return absl::nullopt;
+  const FieldDescriptor* const field =
+      (*config)->GetDescriptor()->FindFieldByName(name);
+  if (field == nullptr || field->is_repeated() || field->type() != type) {
+    return absl::nullopt;
+  }
+  ((*config)->GetReflection()->*set)(config->get(), field, value);
+  Any changed = model;
+  changed.set_value((*config)->SerializeAsString());
+  return changed;
+}
+
+// The config of the model that an adapter is for, if the adapter has a head of
+// scores (plugins/sdk/token_model.h) and the base has none; else nullopt.
+absl::optional<Any> WithScores(const Any& config, const AdapterSpec& spec,
+                               Model& model) {
+  const std::vector<std::string>& saved = spec.modules_to_save;
+  TokenModel* const tokens = model.token_model();
+  if (spec.pretrained.empty() || tokens == nullptr ||
+      tokens->text_scores() != nullptr ||
+      std::find(saved.begin(), saved.end(), "score") == saved.end()) {
+    return absl::nullopt;
+  }
+  return WithField(config, "score_head", FieldDescriptor::TYPE_BOOL,
+                   &google::protobuf::Reflection::SetBool, true);
 }
 
 // The rows of the embedding in the adapter that `spec` continues, if these are
@@ -131,11 +172,17 @@ absl::Status AddAdapter(Model& model, AdapterSpec* spec) {
   }
   CAPSTAN_RETURN_IF_ERROR(model.AddLora(*spec));
   spec->ties = false;
-  bool packs = false;
+  bool packs = false, magnitudes = false;
   for (size_t i = 0; i < model.parameters().size(); ++i) {
     const int index = static_cast<int>(i);
     spec->ties |= model.SavedNames(index).size() > 1;
     packs |= model.PackedBytes(index) > 0;
+    const auto name = ParseAdapterName(model.parameters()[i].name);
+    magnitudes |= name.has_value() && name->is_magnitude;
+  }
+  // One that was built before LoraSpec had the field.
+  if (spec->dora && !magnitudes) {
+    return FieldError("dora", "this model's adapters have none: leave it out");
   }
   if (spec->quantize != Quantize::kFolders && !packs) {
     return FieldError(
@@ -152,17 +199,20 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(
     absl::optional<AdapterSpec>* lora) {
   CAPSTAN_ASSIGN_OR_RETURN(absl::optional<AdapterSpec> spec, AdapterOf(loaded));
   const auto make = [&](const Any& config) {
-    return CreateSlot<Model>(loaded, "model", config, PluginCategory::kModel,
-                             host);
+    return CreateSlot<Model>(loaded, "model", config, host);
   };
-  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
-                           make(loaded.config.model()));
+  Any config = loaded.config.model();
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, make(config));
   if (spec.has_value()) {
+    const absl::optional<Any> scores = WithScores(config, *spec, *model);
+    if (scores.has_value()) {
+      config = *scores;
+      CAPSTAN_ASSIGN_OR_RETURN(model, make(config));
+    }
     const absl::StatusOr<int64_t> rows = RowsOf(*spec, *model);
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(rows.status(), "adapter.lora"));
     if (*rows > 0) {
-      const absl::StatusOr<Any> grown =
-          WithVocabulary(loaded.config.model(), *rows);
+      const absl::StatusOr<Any> grown = WithVocabulary(config, *rows);
       CAPSTAN_RETURN_IF_ERROR(loaded.Locate(grown.status(), "model"));
       CAPSTAN_ASSIGN_OR_RETURN(model, make(*grown));
     }
@@ -174,20 +224,13 @@ absl::StatusOr<std::unique_ptr<Model>> CreateModel(
 }
 
 absl::StatusOr<Any> WithVocabulary(const Any& model, int64_t rows) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> config,
-                           Unpack(model));
-  const FieldDescriptor* const field =
-      config->GetDescriptor()->FindFieldByName("vocab_size");
-  if (field == nullptr || field->is_repeated() ||
-      field->type() != FieldDescriptor::TYPE_INT64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("its vocabulary can't grow to the tokenizer's ", rows,
-                     " tokens: ", TypeOf(model), " has no vocab_size"));
-  }
-  config->GetReflection()->SetInt64(config.get(), field, rows);
-  Any grown = model;
-  grown.set_value(config->SerializeAsString());
-  return grown;
+  const absl::optional<Any> grown =
+      WithField(model, "vocab_size", FieldDescriptor::TYPE_INT64,
+                &google::protobuf::Reflection::SetInt64, rows);
+  if (grown.has_value()) return *grown;
+  return absl::InvalidArgumentError(
+      absl::StrCat("its vocabulary can't grow to the tokenizer's ", rows,
+                   " tokens: ", TypeOf(model), " has no vocab_size"));
 }
 
 }  // namespace capstan

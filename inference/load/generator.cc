@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inference/load/generator.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <google/protobuf/any.pb.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -18,11 +15,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/error_code.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "host/config/create_slot.h"
 #include "host/config/hub_path.h"
 #include "host/config/load_config.h"
+#include "inference/load/bind.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
 #include "plugins/sdk/model.h"
@@ -38,13 +37,6 @@ Json ReadJsonFile(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path);
   return text.ok() ? ParseJson<Json>(*text) : Json(Json::value_t::discarded);
 }
-
-// Which weights to load.
-struct Sources {
-  std::string model;    // a Hugging Face folder or a checkpoint
-  std::string adapter;  // a PEFT folder, or ""
-  std::string note;     // for the user about the adapter's base, or ""
-};
 
 bool IsAdapter(const fs::path& folder) {
   return PathExists((folder / "adapter_config.json").string()) &&
@@ -72,44 +64,12 @@ absl::StatusOr<std::string> BaseOf(const std::string& adapter,
       return ModelFolder(place.string(), runs);
     }
   }
-  return absl::NotFoundError(absl::StrCat(
-      adapter, " is an adapter, and its base",
-      base.empty() ? "" : absl::StrCat(", ", base, ","),
-      " isn't a folder here: say --model=BASE --adapter=", adapter));
-}
-
-absl::StatusOr<Sources> Find(const ConfigContext& context,
-                             const RunFolders& runs, const std::string& model,
-                             const AdapterOptions& options) {
-  const std::string& caller = context.caller_folder;
-  const std::string& adapter = options.folder;
-  Sources sources;
-  std::string folder = (fs::path(caller) / model).string();
-  if (IsHubPath(model)) {
-    CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
-  }
-  sources.model = ModelFolder(folder, runs);
-  if (!IsFolder(sources.model)) {
-    return absl::NotFoundError(absl::StrCat("--model=", model,
-                                            ": no such folder",
-                                            HubDownloadHint(model, "--model")));
-  }
-  if (!adapter.empty()) {
-    sources.adapter = ModelFolder((fs::path(caller) / adapter).string(), runs);
-    if (!IsAdapter(sources.adapter)) {
-      return absl::NotFoundError(absl::StrCat(
-          "--adapter=", adapter, ": no folder with an adapter_config.json"));
-    }
-  } else if (IsAdapter(sources.model)) {
-    sources.adapter = std::exchange(sources.model, "");
-    CAPSTAN_ASSIGN_OR_RETURN(sources.model,
-                             BaseOf(sources.adapter, context, runs));
-  }
-  if (!sources.adapter.empty() && !options.other_base) {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        sources.note, runs.CheckBaseWeights(sources.adapter, sources.model));
-  }
-  return sources;
+  return WithCode(
+      absl::NotFoundError(absl::StrCat(
+          adapter, " is an adapter, and its base",
+          base.empty() ? "" : absl::StrCat(", ", base, ","),
+          " isn't a folder here: say --model=BASE --adapter=", adapter)),
+      "model/adapter");
 }
 
 std::string InQuotes(const std::string& text) {
@@ -169,12 +129,15 @@ absl::StatusOr<std::string> ModelPackage(const std::string& path,
   if (std::find(packages.begin(), packages.end(), package) != packages.end()) {
     return package;
   }
-  return absl::NotFoundError(absl::StrCat(
-      path, ": model_type \"", model_type,
-      "\" is read by no plugin; known are ",
-      absl::StrJoin(readers, ", ", [](std::string* out, const auto& known) {
-        absl::StrAppend(out, "\"", known.first, "\"");
-      })));
+  return WithCode(absl::NotFoundError(absl::StrCat(
+                      path, ": model_type \"", model_type,
+                      "\" is read by no plugin; known are ",
+                      absl::StrJoin(readers, ", ",
+                                    [](std::string* out, const auto& known) {
+                                      absl::StrAppend(out, "\"", known.first,
+                                                      "\"");
+                                    }))),
+                  "model/type");
 }
 
 // A model without weights, and the config that it was made from.
@@ -195,23 +158,20 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
   const std::string path = folder + "/config.json";
   const Json json = ReadJsonFile(path);
   if (!json.is_object()) {
-    return absl::NotFoundError(absl::StrCat(
-        folder,
-        " is neither a checkpoint nor a Hugging Face folder: it has "
-        "no readable config.json"));
+    return WithCode(
+        absl::NotFoundError(absl::StrCat(
+            folder,
+            " is neither a checkpoint nor a Hugging Face folder: it has "
+            "no readable config.json")),
+        "model/folder");
   }
   std::string architecture;
   if (json.contains("architectures") && json["architectures"].is_array() &&
       !json["architectures"].empty() && json["architectures"][0].is_string()) {
     architecture = json["architectures"][0];
   }
-  if (!json.contains("model_type") || !json["model_type"].is_string()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": no model_type in it"));
-  }
-  const std::string model_type = json["model_type"];
   CAPSTAN_ASSIGN_OR_RETURN(const std::string package,
-                           ModelPackage(path, model_type, *context.host));
+                           ReaderOfFolder(folder, *context.host));
   const std::string slot =
       absl::StrCat("model { [plugin/", package, ".Config] { pretrained: ",
                    InQuotes(fs::absolute(folder).string()), " } }\n");
@@ -239,89 +199,26 @@ absl::StatusOr<std::string> FolderConfig(const std::string& folder,
   return slot + ObjectiveSlot(absl::StrCat("capstan.", objective));
 }
 
-// The bytes of a packed parameter.
-absl::StatusOr<at::Tensor> PackedWeight(const Model& model, int index) {
-  const int64_t bytes = model.PackedBytes(index);
-  at::Tensor weight = at::empty({bytes}, at::kByte);
-  auto* const out = weight.mutable_data_ptr<uint8_t>();
-  absl::Status status;
-  std::mutex mutex;
-  constexpr int64_t kPiece = 1 << 16;
-  at::parallel_for(0, bytes, kPiece, [&](int64_t begin, int64_t end) {
-    absl::Status piece =
-        model.PackedValue(index, begin, end - begin, out + begin);
-    const std::lock_guard<std::mutex> lock(mutex);
-    status.Update(std::move(piece));
-  });
-  if (!status.ok()) return status;
-  return weight;
-}
-
-// Binds a folder's weights, or a checkpoint's, in `form`, or, of a model that
-// isn't made for that, float32 tensors; and the bytes of packed parameters.
-absl::Status BindWeights(const std::string& folder, const RunFolders& runs,
-                         WeightForm form, Model& model) {
-  const std::vector<ParameterSpec>& specs = model.parameters();
-  auto* const inference = dynamic_cast<InferenceWeights*>(&model);
-  if (inference == nullptr && form != WeightForm::kStored &&
-      form != WeightForm::kFloat32) {
-    return FieldError("--weights",
-                      "this model computes with float32 weights alone");
-  }
-  const auto initial = [&](int index, uint64_t seed, float* out) {
-    if (model.PackedBytes(index) > 0) return absl::OkStatus();  // below
-    return model.InitialValue(index, seed, 0, specs[index].numel(), out);
-  };
-  std::vector<at::Tensor> weights;
-  if (runs.IsCheckpoint(folder)) {
-    CAPSTAN_ASSIGN_OR_RETURN(weights,
-                             runs.CheckpointWeights(folder, specs, initial));
-  } else {
-    for (size_t i = 0; i < specs.size(); ++i) {
-      const int index = static_cast<int>(i);
-      at::Tensor weight;
-      if (inference != nullptr) weight = inference->StoredWeight(index);
-      if (!weight.defined()) {
-        weight = at::empty(specs[i].shape, at::kFloat);
-        CAPSTAN_RETURN_IF_ERROR(
-            initial(index, /*seed=*/0, weight.mutable_data_ptr<float>()));
-      }
-      weights.push_back(std::move(weight));
-    }
-  }
-  for (size_t i = 0; i < specs.size(); ++i) {
-    if (model.PackedBytes(static_cast<int>(i)) == 0) continue;
-    CAPSTAN_ASSIGN_OR_RETURN(weights[i],
-                             PackedWeight(model, static_cast<int>(i)));
-  }
-  if (inference != nullptr) {
-    return inference->BindForInference(std::move(weights), form);
-  }
-  model.Bind(std::move(weights));
-  return absl::OkStatus();
-}
-
 // The adapter's folder, then its base's: which have the model's tokenizer.
-std::vector<std::string> TokenizerFoldersOf(const Sources& sources) {
+std::vector<std::string> TokenizerFoldersOf(const ModelSources& sources) {
   std::vector<std::string> folders = {sources.adapter, sources.model};
   if (sources.adapter.empty()) folders.erase(folders.begin());
   return folders;
 }
 
-void FindTokenizer(const Sources& sources, Generator* generator) {
+void FindTokenizer(const ModelSources& sources, Generator* generator) {
   for (const std::string& folder : TokenizerFoldersOf(sources)) {
     absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer =
         LoadTokenizer(folder);
     generator->tokenizer_error = tokenizer.status();
     if (absl::IsNotFound(tokenizer.status())) continue;
-    if (tokenizer.ok()) generator->folder_tokenizer = *std::move(tokenizer);
+    if (tokenizer.ok()) generator->tokenizer = *std::move(tokenizer);
     break;
   }
-  generator->tokenizer = generator->folder_tokenizer.get();
 }
 
 // The adapter slot's text, or "".
-std::string AdapterText(const Sources& sources) {
+std::string AdapterText(const ModelSources& sources) {
   if (sources.adapter.empty()) return "";
   return absl::StrCat("adapter { lora { pretrained: ",
                       InQuotes(fs::absolute(sources.adapter).string()),
@@ -329,11 +226,13 @@ std::string AdapterText(const Sources& sources) {
 }
 
 // Creates `text`'s model, unless it is `made` already, and its objective, and
-// loads the weights from `folder`.
+// loads the weights from `folder`. Unless `other_base`, a checkpoint's frozen
+// weights must be those of its base as it is now.
 absl::Status Load(const std::string& folder, const RunFolders& runs,
                   const std::string& text,
-                  const std::vector<std::string>& overrides, WeightForm form,
-                  MadeModel made, Generator* generator) {
+                  const std::vector<std::string>& overrides,
+                  const WeightPlace& place, bool other_base, MadeModel made,
+                  Generator* generator) {
   CAPSTAN_ASSIGN_OR_RETURN(
       generator->loaded,
       ParseConfig(text, folder, DefaultConfigContext(generator->host.get()),
@@ -350,15 +249,15 @@ absl::Status Load(const std::string& folder, const RunFolders& runs,
   CAPSTAN_ASSIGN_OR_RETURN(
       generator->objective,
       CreateSlot<Objective>(loaded, "objective", loaded.config.objective(),
-                            PluginCategory::kObjective, *generator->host));
-  return BindWeights(folder, runs, form, *generator->model);
-}
-
-// A checkpoint's frozen weights are those of its base as it is now.
-absl::Status CheckFrozenWeights(const std::string& folder,
-                                const LoadedConfig& loaded,
-                                const RunFolders& runs) {
-  if (!runs.IsCheckpoint(folder)) return absl::OkStatus();
+                            *generator->host));
+  generator->folder = folder;
+  generator->runs = &runs;
+  generator->place = place;
+  if (!place.gpu) {
+    CAPSTAN_RETURN_IF_ERROR(
+        BindOnCpu(folder, runs, place.form, *generator->model));
+  }
+  if (other_base || !runs.IsCheckpoint(folder)) return absl::OkStatus();
   return runs.CheckFrozenWeights(folder, BaseModelOf(loaded.config).folder);
 }
 
@@ -390,6 +289,27 @@ std::string ModelText(const RunConfig& checkpoint, const RunConfig& run) {
 
 }  // namespace
 
+absl::Status Generator::BindOn(at::Device device) {
+  if (!place.gpu) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string dtype,
+      BindOnGpu(folder, *runs, place.form, device, *model));
+  arithmetic = absl::StrCat(dtype, " on GPUs");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReaderOfFolder(const std::string& folder,
+                                           const PluginHost& host) {
+  const std::string path = folder + "/config.json";
+  const Json json = ReadJsonFile(path);
+  if (!json.is_object() || !json.contains("model_type") ||
+      !json["model_type"].is_string()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": no model_type in it"));
+  }
+  return ModelPackage(path, json["model_type"], host);
+}
+
 std::string ModelFolder(const std::string& path, const RunFolders& runs) {
   const std::string folder = FollowLatestRun(path);
   if (PathExists(folder + "/final")) return folder + "/final";
@@ -400,18 +320,57 @@ std::string ModelFolder(const std::string& path, const RunFolders& runs) {
     if (PathExists(absl::StrCat(folder, "/", name))) return folder;
   }
   const std::string latest = FollowLatestRun(folder + "/latest");
-  return IsFolder(latest) ? ModelFolder(latest, runs) : folder;
+  return IsFolder(latest) && latest != folder ? ModelFolder(latest, runs)
+                                              : folder;
+}
+
+absl::StatusOr<ModelSources> FindSources(const std::string& model,
+                                         const AdapterOptions& options,
+                                         const ConfigContext& context,
+                                         const RunFolders& runs) {
+  const std::string& caller = context.caller_folder;
+  const std::string& adapter = options.folder;
+  ModelSources sources;
+  std::string folder = (fs::path(caller) / model).string();
+  if (IsHubPath(model)) {
+    CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
+  }
+  sources.model = ModelFolder(folder, runs);
+  if (!IsFolder(sources.model)) {
+    return WithCode(
+        absl::NotFoundError(absl::StrCat("--model=", model, ": no such folder",
+                                         HubDownloadHint(model, "--model"))),
+        "model/folder");
+  }
+  if (!adapter.empty()) {
+    sources.adapter = ModelFolder((fs::path(caller) / adapter).string(), runs);
+    if (!IsAdapter(sources.adapter)) {
+      return WithCode(absl::NotFoundError(absl::StrCat(
+                          "--adapter=", adapter,
+                          ": no folder with an adapter_config.json")),
+                      "model/adapter");
+    }
+  } else if (IsAdapter(sources.model)) {
+    sources.adapter = std::exchange(sources.model, "");
+    CAPSTAN_ASSIGN_OR_RETURN(sources.model,
+                             BaseOf(sources.adapter, context, runs));
+  }
+  if (!sources.adapter.empty() && !options.other_base) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        sources.note, runs.CheckBaseWeights(sources.adapter, sources.model));
+  }
+  return sources;
 }
 
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const AdapterOptions& adapter,
     std::unique_ptr<PluginHost> host, const RunFolders& runs,
-    const std::vector<std::string>& overrides, WeightForm weights) {
+    const std::vector<std::string>& overrides, WeightPlace place) {
   Generator generator;
   generator.host = std::move(host);
   const ConfigContext context = DefaultConfigContext(generator.host.get());
-  CAPSTAN_ASSIGN_OR_RETURN(const Sources sources,
-                           Find(context, runs, model, adapter));
+  CAPSTAN_ASSIGN_OR_RETURN(const ModelSources sources,
+                           FindSources(model, adapter, context, runs));
   std::string text;
   MadeModel made;
   if (runs.IsCheckpoint(sources.model)) {
@@ -422,12 +381,9 @@ absl::StatusOr<Generator> LoadGenerator(
                            runs.RunOf(sources.model, context), &made));
   }
   absl::StrAppend(&text, AdapterText(sources));
-  CAPSTAN_RETURN_IF_ERROR(Load(sources.model, runs, text, overrides, weights,
-                               std::move(made), &generator));
-  if (!adapter.other_base) {
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckFrozenWeights(sources.model, generator.loaded, runs));
-  }
+  CAPSTAN_RETURN_IF_ERROR(Load(sources.model, runs, text, overrides, place,
+                               adapter.other_base, std::move(made),
+                               &generator));
   if (generator.model->token_model() == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         sources.model, " is no model of texts: it can't write any"));
@@ -442,8 +398,8 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
                                                 const RunConfig* run,
                                                 const ConfigContext& context,
                                                 const RunFolders& runs) {
-  CAPSTAN_ASSIGN_OR_RETURN(const Sources sources,
-                           Find(context, runs, model, adapter));
+  CAPSTAN_ASSIGN_OR_RETURN(const ModelSources sources,
+                           FindSources(model, adapter, context, runs));
   EvaluationSource source;
   source.folder = sources.model;
   source.other_base = adapter.other_base;
@@ -458,6 +414,10 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
                              ParseConfig(config, sources.model, context));
     if (!settings.has_value()) settings = checkpoint.config;
     source.config = ModelText(checkpoint.config, *settings);
+    // For its config.json.
+    if (PathExists(sources.model + "/tokenizer.json")) {
+      source.tokenizer_folders.push_back(BaseModelOf(checkpoint.config).folder);
+    }
   } else {
     if (!settings.has_value()) {
       settings = runs.RunOf(
@@ -487,15 +447,13 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
 
 absl::StatusOr<Generator> LoadToEvaluate(
     const EvaluationSource& source, std::unique_ptr<PluginHost> host,
-    const RunFolders& runs, const std::vector<std::string>& overrides) {
+    const RunFolders& runs, const std::vector<std::string>& overrides,
+    WeightPlace place) {
   Generator generator;
   generator.host = std::move(host);
   CAPSTAN_RETURN_IF_ERROR(Load(source.folder, runs, source.config, overrides,
-                               WeightForm::kFloat32, MadeModel(), &generator));
-  if (!source.other_base) {
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckFrozenWeights(source.folder, generator.loaded, runs));
-  }
+                               place, source.other_base, MadeModel(),
+                               &generator));
   return generator;
 }
 

@@ -4,6 +4,8 @@
 #ifndef CAPSTAN_INFERENCE_LOAD_GENERATOR_H_
 #define CAPSTAN_INFERENCE_LOAD_GENERATOR_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,9 +18,9 @@
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/run_folders.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
+#include "plugins/sdk/process_group.h"
 #include "plugins/sdk/tokenizer.h"
 
 namespace capstan {
@@ -29,16 +31,35 @@ struct AdapterOptions {
   bool other_base = false;  // may have been trained on other weights
 };
 
+// In which form a model's weights are kept, and where.
+struct WeightPlace {
+  WeightForm form = WeightForm::kStored;
+  // Load* leaves them to Generator::BindOn, as a process whose children use
+  // CUDA must not have used it.
+  bool gpu = false;
+};
+
 // A model with its weights, its sampler and its tokenizer, if any.
 struct Generator {
   std::unique_ptr<PluginHost> host;
   std::unique_ptr<Model> model;
   std::unique_ptr<Objective> objective;
   LoadedConfig loaded;  // what they were made from
-  std::unique_ptr<Tokenizer> folder_tokenizer;
+  std::unique_ptr<const Tokenizer> tokenizer;
   absl::Status tokenizer_error;
-  const Tokenizer* tokenizer = nullptr;
-  std::string note;  // for the user about an adapter's base; may be ""
+  std::string note;    // for the user about an adapter's base; may be ""
+  std::string folder;  // of the weights
+  const RunFolders* runs = nullptr;  // who reads it
+  WeightPlace place;
+  // Which CUDA was set up with, where this process alone uses the model.
+  std::shared_ptr<ProcessGroup> group;
+  std::string arithmetic = "float32 on CPUs";  // of its activations, for users
+
+  // If place.gpu, binds the weights in the memory of `device`, a GPU, all in
+  // one dtype: place.form, of which kStored is what most of the values in the
+  // model's folder have, float32 without a folder. RESOURCE_EXHAUSTED, before
+  // they are read, if they need more than the GPU has free.
+  absl::Status BindOn(at::Device device);
 
   // Objective::Sample.
   absl::StatusOr<std::vector<int64_t>> Sample(
@@ -56,21 +77,38 @@ struct Generator {
 // to its newest checkpoint; other folders to themselves.
 std::string ModelFolder(const std::string& path, const RunFolders& runs);
 
+// The package of the plugin that opens a Hugging Face folder: by the model_type
+// in its config.json. Errors name the file.
+absl::StatusOr<std::string> ReaderOfFolder(const std::string& folder,
+                                           const PluginHost& host);
+
+// What LoadGenerator loads weights from.
+struct ModelSources {
+  std::string model;    // a Hugging Face folder or a checkpoint
+  std::string adapter;  // a PEFT folder, or ""
+  std::string note;     // for the user about the adapter's base, or ""
+};
+
+// Of the same `model` and `adapter`, with the same errors.
+absl::StatusOr<ModelSources> FindSources(const std::string& model,
+                                         const AdapterOptions& adapter,
+                                         const ConfigContext& context,
+                                         const RunFolders& runs);
+
 // `model` is a Hugging Face folder, a run's folder (ModelFolder), a checkpoint,
 // or a PEFT folder, whose adapter_config.json then names the base. `adapter`,
 // if not empty, is a PEFT folder to add. An adapter of other base weights, or a
 // checkpoint of other frozen ones, is an error (CheckBaseWeights,
 // CheckFrozenWeights). `overrides` ("objective.steps=64")
-// apply to the checkpoint's config, or to the one made for a folder. Weights
-// are bound in `weights` where the model can (InferenceWeights), else in
-// float32; those of a folder that are so in its files are mapped, not copied.
-// Relative folders are resolved against the caller's. Errors name the flags
-// --model, --adapter and --weights.
+// apply to the checkpoint's config, or to the one made for a folder. On the CPU
+// weights are bound in `place.form` where the model can (InferenceWeights),
+// else in float32; those of a folder that are so in its files are mapped, not
+// copied. Relative folders are resolved against the caller's; `runs` outlives
+// the generator. Errors name the flags --model, --adapter and --weights.
 absl::StatusOr<Generator> LoadGenerator(
     const std::string& model, const AdapterOptions& adapter,
     std::unique_ptr<PluginHost> host, const RunFolders& runs,
-    const std::vector<std::string>& overrides = {},
-    WeightForm weights = WeightForm::kStored);
+    const std::vector<std::string>& overrides = {}, WeightPlace place = {});
 
 // Input of `trainer eval`: any model, with its run's evaluation data.
 struct EvaluationSource {
@@ -94,11 +132,12 @@ absl::StatusOr<EvaluationSource> FindToEvaluate(const std::string& model,
                                                 const ConfigContext& context,
                                                 const RunFolders& runs);
 
-// The model and objective of a source's config with overrides; no tokenizer.
-// Takes ownership of the context's host.
+// The model, with weights in `place`, and objective of a source's config with
+// overrides; no tokenizer. Takes ownership of the context's host.
 absl::StatusOr<Generator> LoadToEvaluate(
     const EvaluationSource& source, std::unique_ptr<PluginHost> host,
-    const RunFolders& runs, const std::vector<std::string>& overrides);
+    const RunFolders& runs, const std::vector<std::string>& overrides,
+    WeightPlace place);
 
 }  // namespace capstan
 

@@ -105,14 +105,47 @@ bool AddsTokens(const RunConfig& config) {
 
 RunTokenizer::RunTokenizer(const std::vector<std::string>& folders) {
   for (const std::string& folder : folders) {
+    const std::string config = folder + "/config.json";
+    if (config_.empty() && !folder.empty() && PathExists(config)) {
+      config_ = config;
+    }
+  }
+  for (const std::string& folder : folders) {
     if (folder.empty()) continue;
     absl::StatusOr<std::unique_ptr<Tokenizer>> found = LoadTokenizer(folder);
     if (absl::IsNotFound(found.status())) continue;
     owner_ = absl::StrCat("the model's, of ", folder);
     unreadable_ = found.status();
-    if (found.ok()) SetModelTokenizer({*std::move(found), folder});
+    if (!found.ok()) return;
+    // An adapter's folder has none, nor has a checkpoint.
+    const bool lacks_config =
+        !config_.empty() && !PathExists(folder + "/config.json");
+    if (lacks_config) unreadable_ = LinkConfig(folder);
+    if (!unreadable_.ok()) return;
+    folder_ = folder;
+    SetModelTokenizer(
+        {*std::move(found), lacks_config ? with_config_->path() : folder});
     return;
   }
+}
+
+absl::Status RunTokenizer::LinkConfig(const std::string& folder) {
+  namespace fs = std::filesystem;
+  with_config_ = std::make_unique<ScratchFolder>();
+  CAPSTAN_RETURN_IF_ERROR(with_config_->status());
+  const fs::path to = with_config_->path();
+  std::error_code error;
+  fs::create_symlink(fs::absolute(config_), to / "config.json", error);
+  fs::directory_iterator it;
+  if (!error) it = fs::directory_iterator(folder, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    fs::create_symlink(fs::absolute(it->path()), to / it->path().filename(),
+                       error);
+  }
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(
+      error.value(),
+      absl::StrCat("the tokenizer's files in ", folder, " can't be linked to"));
 }
 
 RunTokenizer::~RunTokenizer() { SetModelTokenizer({}); }
@@ -128,8 +161,7 @@ absl::StatusOr<int64_t> RunTokenizer::AddTokens(const LoadedConfig& loaded) {
         "adds to the model's tokenizer, which replace_tokenizer replaces: add "
         "the tokens to the files of train_data's");
   }
-  without_new_ = CurrentModelTokenizer().folder;
-  if (without_new_.empty()) {
+  if (folder_.empty()) {
     return error(unreadable_.ok()
                      ? "adds to the model's tokenizer, and the model brings "
                        "none: add the tokens to the files of train_data's"
@@ -140,11 +172,14 @@ absl::StatusOr<int64_t> RunTokenizer::AddTokens(const LoadedConfig& loaded) {
   auto folder = std::make_unique<ScratchFolder>();
   CAPSTAN_RETURN_IF_ERROR(folder->status());
   const absl::StatusOr<int64_t> added =
-      tokenizer::AddTokens(without_new_, *add, folder->path());
+      tokenizer::AddTokens(folder_, *add, folder->path());
   if (!added.ok()) return error(added.status().message());
   absl::StatusOr<std::unique_ptr<Tokenizer>> made =
       LoadTokenizer(folder->path());
   if (!made.ok()) return error(made.status().message());
+  // It says what the model takes, to readers.
+  std::error_code ignored;
+  std::filesystem::copy_file(config_, folder->path() + "/config.json", ignored);
   SetModelTokenizer({*std::move(made), folder->path()});
   with_new_ = std::move(folder);
   return added;
@@ -157,7 +192,7 @@ Any RunTokenizer::WithNewTokens(const Any& reader) const {
   if (!config.ok()) return own;
   for (const FieldDescriptor* field : TokenizerFields(**config)) {
     std::error_code error;
-    if (std::filesystem::equivalent(FolderIn(**config, *field), without_new_,
+    if (std::filesystem::equivalent(FolderIn(**config, *field), folder_,
                                     error)) {
       (*config)->GetReflection()->ClearField(config->get(), field);
     }

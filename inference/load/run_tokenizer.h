@@ -27,7 +27,8 @@ bool AddsTokens(const RunConfig& config);
 // the readers created meanwhile take. One at a time.
 class RunTokenizer {
  public:
-  // Of the first of `folders` that has a tokenizer.json.
+  // Of the first of `folders`, of one model, that has a tokenizer.json. Readers
+  // find the model's config.json beside it, whichever of them has that.
   explicit RunTokenizer(const std::vector<std::string>& folders);
   ~RunTokenizer();
   RunTokenizer(const RunTokenizer&) = delete;
@@ -54,10 +55,14 @@ class RunTokenizer {
   absl::Status Adopt(const DatasetReader& train_data);
 
  private:
+  // A folder of links to `folder`'s files and to the model's config.json.
+  absl::Status LinkConfig(const std::string& folder);
+
   std::string owner_;        // for errors: "the model's, of FOLDER"
   absl::Status unreadable_;  // why the model's can't be read
-  // Of AddTokens: the folder that it began with, and what it made of it.
-  std::string without_new_;
+  std::string folder_;       // the model's, as it was given; "": none
+  std::string config_;       // the model's config.json; "": none
+  std::unique_ptr<ScratchFolder> with_config_;  // of LinkConfig
   std::unique_ptr<ScratchFolder> with_new_;
   std::unique_ptr<ScratchFolder> of_train_data_;  // of Adopt
 };

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <functional>
 
+#include "kernels/to_device.h"
+
 namespace capstan::kernels {
 namespace {
 
@@ -67,7 +69,7 @@ void LayerCache::KeepRows(const at::Tensor& rows) {
       from + count;
   for (at::Tensor* const x : {&k_, &v_}) {
     if (!ascending) {
-      *x = x->index_select(0, rows.to(x->device()));
+      *x = x->index_select(0, ToDevice(rows, x->device()));
       continue;
     }
     for (int64_t to = 0; to < count; ++to) {

@@ -52,6 +52,13 @@ inline int64_t RmsNormPartials(int64_t rows, int64_t n) {
                            std::min<int64_t>(rows / 4, n > 1024 ? 512 : 1024));
 }
 
+// Bytes of shared memory that a block of RmsNormBackward sums a row of dweight
+// in. 0: longer rows don't fit, along with what a sum over the block takes.
+constexpr int64_t kRmsNormSharedColumns = 12000;
+constexpr int64_t RmsNormSharedBytes(int64_t n) {
+  return n <= kRmsNormSharedColumns ? n * int64_t{sizeof(float)} : 0;
+}
+
 struct RmsNormBackwardArgs {
   DType dtype;           // of dy, x, weight, residual and dx
   const void* dy;        // [rows, n]
@@ -105,12 +112,15 @@ struct SwiGluBackwardArgs {
 };
 
 // out = x * factor, or 0 where random bits (base/random.h) are below a bound of
-// 2^32. Four columns share a counter, made of sample, row in it and columns.
+// 2^32; with `noise`, out = x + noise * u, u uniform in [-1, 1]. Four columns
+// share a counter, made of sample, row in it and columns.
 struct DropoutArgs {
   DType dtype;
   const void* x;           // [rows, n]
   void* out;               // [rows, n]; may be x
   const int64_t* samples;  // [rows / length]
+  const float* noise;      // [rows / length] or null
+  int64_t first;           // a sample's first row has this number in it
   uint64_t key;
   uint64_t dropped_below;
   float factor;
@@ -127,8 +137,9 @@ struct CrossEntropyArgs {
   bool gradient;  // replaces logits by weight * factor * (softmax - 1 at the
                   // target)
   float factor;
-  float* losses;  // [rows], workspace
-  float* sum;     // of weight * loss: one number, summed in a fixed order
+  float smoothing;  // in [0, 1): the share of the vocabulary's mean loss
+  float* losses;    // [rows], workspace
+  float* sum;       // of weight * loss: one number, summed in a fixed order
   int64_t rows, vocab;
 };
 
@@ -145,6 +156,37 @@ struct EmbeddingBackwardArgs {
   int64_t rows, hidden, vocab;
 };
 
+// Where rows go that each choose top_k experts (kernels/layers/moe.h): the
+// choices [rows * top_k] grouped by expert, in a group by row. Blocks read all
+// of them rather than sort, so that one launch does it, with the same result
+// each time.
+struct GroupChoicesArgs {
+  const int64_t* expert;  // [choices], in [0, experts)
+  const float* share;     // [choices]
+  int64_t choices;
+  int32_t experts;
+  int32_t top_k;
+  bool reversed;  // the last expert's group comes first
+  bool padded;    // each group ends with one more choice: of row 0, share 0
+  int64_t* row;   // [choices, + experts if padded]: the row of each place
+  float* sorted_share;  // the same of shares
+  int64_t* order;       // [choices]: each one's place
+  int32_t* ends;        // [experts]: the place behind each group
+  float* chosen;        // [experts], by expert: choices, without padding
+};
+
+// y[r] = add[r] + the sum over i of share[r, i] * x[order[r, i]], in float32.
+struct SumChosenArgs {
+  DType dtype;    // of x, add and y
+  const void* x;  // [places, n]
+  int64_t places;
+  const int64_t* order;  // [rows, top_k]
+  const float* share;    // [rows, top_k] or null: all 1
+  const void* add;       // [rows, n] or null
+  void* y;               // [rows, n]
+  int64_t rows, top_k, n;
+};
+
 // Constants of a step of AdamW.
 struct AdamWFactors {
   float gradient_scale;
@@ -157,18 +199,59 @@ struct AdamWFactors {
   float epsilon;
 };
 
-// As in kernels/optimizer/adamw.h, with the same bits, over n elements.
+// As in kernels/optimizer/adamw.h, with the same bits, over n elements. State
+// in bfloat16 is rounded at random as adamw_bf16.h says, with key and begin.
 struct AdamWArgs {
   DType gradient_dtype;
   const void* gradient;
   float* parameter;
-  float* exp_avg;
-  float* exp_avg_sq;
+  DType state_dtype;  // float32 or bfloat16
+  void* exp_avg;
+  void* exp_avg_sq;
   DType working_dtype;  // kNone: no working copy
   void* working;
   const float* device_scale;  // null: 1. Not finite: nothing is written
   AdamWFactors factors;
+  uint64_t key;
+  int64_t begin;
   int64_t n;
+};
+
+// How codes of 8 bits and values stand for each other: kernels/optimizer/
+// adamw_8bit.cc makes it. Decade d of the values lies between 10^(d-7) and
+// 10^(d-6). Numbers of codes, from 0 with the sign apart, begin a decade at a
+// power of two; after the decades comes 1 alone.
+constexpr int kDecadesOf8Bit = 7;
+struct AdamW8BitMap {
+  int32_t begin[kDecadesOf8Bit + 1];
+  float first[kDecadesOf8Bit + 1];  // value
+  float step[kDecadesOf8Bit + 1];   // from a value to the next
+  // A magnitude's decade is found by comparisons, and its interval there by a
+  // product. Below threshold[0] 0 is nearest.
+  float threshold[kDecadesOf8Bit];  // from here on its values are nearest
+  float low[kDecadesOf8Bit];        // where its first interval begins
+  float scale[kDecadesOf8Bit];      // 1 / an interval's width
+  float top;                        // from here on 1 is nearest
+};
+
+// As in kernels/optimizer/adamw_8bit.h, with the same bits; what is like
+// AdamWArgs is so there. The maps are part of the arguments.
+constexpr int kAdamW8BitBlock = 256;
+struct AdamW8BitArgs {
+  DType gradient_dtype;
+  const void* gradient;
+  float* parameter;
+  uint8_t* exp_avg;
+  float* exp_avg_absmax;  // one a block
+  uint8_t* exp_avg_sq;
+  float* exp_avg_sq_absmax;
+  DType working_dtype;
+  void* working;
+  const float* device_scale;
+  AdamWFactors factors;
+  int64_t n;
+  AdamW8BitMap signed_map;    // of exp_avg
+  AdamW8BitMap unsigned_map;  // of exp_avg_sq
 };
 
 // The sum of squares in float64, in a fixed order that depends only on n.
@@ -206,8 +289,9 @@ struct CudaKernels {
   // The library's CAPSTAN_CUDA_KERNELS_HASH: the build's hash of this header
   // without comments. Stays first.
   uint64_t hash;
-  // Whether the device supports the kernels.
-  bool (*supports)(int device);
+  // The device's compute capability, 10 * major + minor; 0: unknown. The
+  // kernels need kLeastCapability.
+  int (*capability)(int device);
   // LibTorch's current stream of the device.
   void* (*current_stream)(int device);
   const char* (*rms_norm)(const RmsNormArgs& args, void* stream);
@@ -220,10 +304,14 @@ struct CudaKernels {
   const char* (*embedding_backward)(const EmbeddingBackwardArgs& args,
                                     void* stream);
   const char* (*adamw)(const AdamWArgs& args, void* stream);
+  const char* (*adamw_8bit)(const AdamW8BitArgs& args, void* stream);
   const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
   const char* (*dropout)(const DropoutArgs& args, void* stream);
   const char* (*dequantize_nf4)(const DequantizeNf4Args& args, void* stream);
+  const char* (*group_choices)(const GroupChoicesArgs& args, void* stream);
+  const char* (*sum_chosen)(const SumChosenArgs& args, void* stream);
 };
+constexpr int kLeastCapability = 80;
 
 // The launchers, defined by the .cu files, and their table.
 const char* LaunchRmsNorm(const RmsNormArgs& args, void* stream);
@@ -236,15 +324,18 @@ const char* LaunchCrossEntropy(const CrossEntropyArgs& args, void* stream);
 const char* LaunchEmbeddingBackward(const EmbeddingBackwardArgs& args,
                                     void* stream);
 const char* LaunchAdamW(const AdamWArgs& args, void* stream);
+const char* LaunchAdamW8Bit(const AdamW8BitArgs& args, void* stream);
 const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
 const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
+const char* LaunchGroupChoices(const GroupChoicesArgs& args, void* stream);
+const char* LaunchSumChosen(const SumChosenArgs& args, void* stream);
 
 // `hash`: CAPSTAN_CUDA_KERNELS_HASH of kernels/cuda/cuda_kernels_hash.h.
-constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
+constexpr CudaKernels MakeTable(uint64_t hash, int (*capability)(int device),
                                 void* (*current_stream)(int device)) {
   return {hash,
-          supports,
+          capability,
           current_stream,
           LaunchRmsNorm,
           LaunchRmsNormBackward,
@@ -254,9 +345,12 @@ constexpr CudaKernels MakeTable(uint64_t hash, bool (*supports)(int device),
           LaunchCrossEntropy,
           LaunchEmbeddingBackward,
           LaunchAdamW,
+          LaunchAdamW8Bit,
           LaunchSquaredSum,
           LaunchDropout,
-          LaunchDequantizeNf4};
+          LaunchDequantizeNf4,
+          LaunchGroupChoices,
+          LaunchSumChosen};
 }
 
 constexpr char kCudaKernelsLibrary[] = "libcapstan_kernels_cuda.so";

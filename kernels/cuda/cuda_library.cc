@@ -11,11 +11,14 @@ namespace capstan::kernels::cuda {
 namespace {
 
 // The library has code for 8.x to 12.x, and PTX for later ones.
-bool Supports(int device) {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                device) == cudaSuccess &&
-         major >= 8;
+int Capability(int device) {
+  int major = 0, minor = 0;
+  const bool known =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                             device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor,
+                             device) == cudaSuccess;
+  return known ? 10 * major + minor : 0;
 }
 
 void* CurrentStream(int device) {
@@ -27,6 +30,6 @@ void* CurrentStream(int device) {
 
 extern "C" __attribute__((visibility("default")))
 const CudaKernels capstan_cuda_kernels_v1 =
-    MakeTable(CAPSTAN_CUDA_KERNELS_HASH, Supports, CurrentStream);
+    MakeTable(CAPSTAN_CUDA_KERNELS_HASH, Capability, CurrentStream);
 
 }  // namespace capstan::kernels::cuda

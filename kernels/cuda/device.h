@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -104,7 +105,20 @@ struct Max {
   __device__ __forceinline__ float operator()(float a, float b) const {
     return fmaxf(a, b);
   }
+  __device__ __forceinline__ int operator()(int a, int b) const {
+    return a > b ? a : b;
+  }
 };
+
+// Combines `x` of the warp's threads; all must call it, and all get the result.
+template <typename T, typename Combine>
+__device__ __forceinline__ T WarpReduce(T x, Combine combine) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
+  }
+  return x;
+}
 
 // Combines `x` of all threads of the block (a multiple of 32, at most 1024) in
 // a fixed order; all threads must call it, and all get the result.
@@ -112,10 +126,7 @@ template <typename T, typename Combine>
 __device__ __forceinline__ T BlockReduce(T x, Combine combine) {
   __shared__ T warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
-  }
+  x = WarpReduce(x, combine);
   if (lane == 0) warps[warp] = x;
   __syncthreads();
   x = warps[0];
@@ -193,6 +204,33 @@ constexpr int kBlockThreads = 256;
 inline int ThreadsFor(int64_t items) {
   if (items >= kBlockThreads) return kBlockThreads;
   return items <= 32 ? 32 : static_cast<int>(CeilDiv(items, 32) * 32);
+}
+
+// Runs the kernel on `rows` rows of n elements, v a thread.
+template <typename Args>
+const char* LaunchRows(void (*kernel)(Args), int64_t rows, const Args& a, int v,
+                       void* stream) {
+  const int threads = ThreadsFor(CeilDiv(a.n, v));
+  return Launch(kernel, rows * CeilDiv(a.n, int64_t{threads} * v), threads, 0,
+                a, stream);
+}
+
+// The row of the thread's V elements, and the column of the first; LaunchRows
+// divides each row among whole blocks.
+struct Place {
+  int64_t row, column;
+};
+template <int V>
+__device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
+  const int chunk = static_cast<int>(blockDim.x) * V;
+  const int64_t in_chunk = static_cast<int64_t>(threadIdx.x) * V;
+  if (rows == 1)
+    return {0, static_cast<int64_t>(blockIdx.x) * chunk + in_chunk};
+  // In 32 bits: a 64-bit division takes as long as everything else.
+  const uint32_t block = blockIdx.x;
+  const auto chunks = static_cast<uint32_t>((n + chunk - 1) / chunk);
+  const uint32_t row = block / chunks;
+  return {row, static_cast<int64_t>(block - row * chunks) * chunk + in_chunk};
 }
 
 }  // namespace capstan::kernels::cuda

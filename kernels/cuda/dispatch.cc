@@ -196,7 +196,9 @@ const CudaKernels* Cuda() {
 const CudaKernels* For(const at::Tensor& x) {
   if (!x.is_cuda() || TypeOf(x) == DType::kNone) return nullptr;
   const CudaKernels* cuda = Cuda();
-  return cuda != nullptr && cuda->supports(x.get_device()) ? cuda : nullptr;
+  return cuda != nullptr && cuda->capability(x.get_device()) >= kLeastCapability
+             ? cuda
+             : nullptr;
 }
 
 NormResult RmsNorm(const CudaKernels& cuda, const at::Tensor& x_any,
@@ -360,33 +362,60 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
   Check(cuda.swiglu_backward(args, Stream(cuda, gate)), "swiglu_backward");
 }
 
-at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x_any,
-                   const at::Tensor& samples_any, uint64_t key, double rate) {
-  const at::Tensor x = x_any.contiguous(), samples = samples_any.contiguous();
+namespace {
+
+// Of contiguous x and samples, without what is done to x.
+DropoutArgs RandomArgs(const at::Tensor& x, const at::Tensor& samples,
+                       uint64_t key, at::Tensor& out) {
   TORCH_CHECK(x.dim() == 2 && samples.numel() > 0 &&
                   x.size(0) % samples.numel() == 0 &&
                   samples.device() == x.device(),
-              "dropout needs x [rows, n], and samples on its device that have "
-              "as many rows each");
-  at::Tensor out = at::empty_like(x);
+              "dropout and noise need x [rows, n], and samples on its device "
+              "that have as many rows each");
   DropoutArgs args = {};
   args.dtype = TypeOf(x);
   args.x = x.const_data_ptr();
   args.out = out.mutable_data_ptr();
   args.samples = samples.const_data_ptr<int64_t>();
   args.key = key;
-  args.dropped_below = static_cast<uint64_t>(std::ldexp(rate, 32));
-  args.factor = static_cast<float>(1.0 / (1.0 - rate));
   args.rows = x.size(0);
   args.n = x.size(1);
   args.length = args.rows / samples.numel();
+  return args;
+}
+
+}  // namespace
+
+at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x_any,
+                   const at::Tensor& samples_any, uint64_t key, double rate) {
+  const at::Tensor x = x_any.contiguous(), samples = samples_any.contiguous();
+  at::Tensor out = at::empty_like(x);
+  DropoutArgs args = RandomArgs(x, samples, key, out);
+  args.dropped_below = static_cast<uint64_t>(std::ldexp(rate, 32));
+  args.factor = static_cast<float>(1.0 / (1.0 - rate));
   Check(cuda.dropout(args, Stream(cuda, x)), "dropout");
   return out;
 }
 
+void AddNoise(const CudaKernels& cuda, const at::Tensor& samples_any,
+              const at::Tensor& size_any, uint64_t key, int64_t first,
+              at::Tensor& x) {
+  const at::Tensor samples = samples_any.contiguous();
+  const at::Tensor size = size_any.contiguous();
+  TORCH_CHECK(x.is_contiguous() && size.scalar_type() == at::kFloat &&
+                  size.numel() == samples.numel() &&
+                  size.device() == x.device(),
+              "noise needs contiguous x, and one float32 size for each sample");
+  DropoutArgs args = RandomArgs(x, samples, key, x);
+  args.noise = size.const_data_ptr<float>();
+  args.first = first;
+  Check(cuda.dropout(args, Stream(cuda, x)), "noise");
+}
+
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets_any, bool gradient,
-                           double factor, const at::Tensor& weights_any) {
+                           double factor, const at::Tensor& weights_any,
+                           double smoothing) {
   const at::Tensor targets = targets_any.contiguous();
   const at::Tensor weights = Contiguous(weights_any);
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
@@ -408,6 +437,7 @@ at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
   args.weights = weights.defined() ? weights.const_data_ptr<float>() : nullptr;
   args.gradient = gradient;
   args.factor = static_cast<float>(factor);
+  args.smoothing = static_cast<float>(smoothing);
   args.losses = losses.mutable_data_ptr<float>();
   args.sum = sum.mutable_data_ptr<float>();
   args.rows = logits.size(0);
@@ -447,6 +477,70 @@ void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
   args.out = out.mutable_data_ptr();
   args.n = out.numel();
   Check(cuda.dequantize_nf4(args, Stream(cuda, out)), "dequantize_nf4");
+}
+
+ChoiceGroups GroupChoices(const CudaKernels& cuda, const at::Tensor& expert_any,
+                          const at::Tensor& share_any, int64_t experts,
+                          bool reversed, bool padded) {
+  const at::Tensor expert = expert_any.contiguous();
+  const at::Tensor share = share_any.contiguous();
+  TORCH_CHECK(expert.dim() == 2 && expert.scalar_type() == at::kLong &&
+                  share.sizes() == expert.sizes() &&
+                  share.scalar_type() == at::kFloat &&
+                  share.device() == expert.device(),
+              "choices of experts must be [rows, top_k] int64, with shares in "
+              "float32 on their device");
+  const int64_t places = expert.numel() + (padded ? experts : 0);
+  const auto numbers = expert.options(), floats = share.options();
+  const ChoiceGroups made = {at::empty({places}, numbers),
+                             at::empty({expert.numel()}, numbers),
+                             at::empty({places}, floats),
+                             at::empty({experts}, numbers.dtype(at::kInt)),
+                             at::empty({experts}, floats)};
+  GroupChoicesArgs args = {};
+  args.expert = expert.const_data_ptr<int64_t>();
+  args.share = share.const_data_ptr<float>();
+  args.choices = expert.numel();
+  args.experts = static_cast<int32_t>(experts);
+  args.top_k = static_cast<int32_t>(expert.size(1));
+  args.reversed = reversed;
+  args.padded = padded;
+  args.row = made.row.mutable_data_ptr<int64_t>();
+  args.order = made.order.mutable_data_ptr<int64_t>();
+  args.sorted_share = made.share.mutable_data_ptr<float>();
+  args.ends = made.ends.mutable_data_ptr<int32_t>();
+  args.chosen = made.chosen.mutable_data_ptr<float>();
+  Check(cuda.group_choices(args, Stream(cuda, expert)), "group_choices");
+  return made;
+}
+
+at::Tensor SumChosen(const CudaKernels& cuda, const at::Tensor& x_any,
+                     const at::Tensor& order, int64_t top_k,
+                     const at::Tensor& share_any, const at::Tensor& add_any) {
+  const at::Tensor x = x_any.contiguous(), share = Contiguous(share_any);
+  const at::Tensor add = Contiguous(add_any);
+  TORCH_CHECK(x.dim() == 2 && order.scalar_type() == at::kLong &&
+                  order.is_contiguous() && order.device() == x.device() &&
+                  order.numel() % top_k == 0 &&
+                  (!share.defined() || (share.scalar_type() == at::kFloat &&
+                                        share.numel() == order.numel() &&
+                                        share.device() == x.device())),
+              "rows are summed by an int64 order of top_k each, and as many "
+              "float32 shares");
+  at::Tensor y = at::empty({order.numel() / top_k, x.size(1)}, x.options());
+  SumChosenArgs args = {};
+  args.dtype = TypeOf(x);
+  args.x = x.const_data_ptr();
+  args.places = x.size(0);
+  args.order = order.const_data_ptr<int64_t>();
+  if (share.defined()) args.share = share.const_data_ptr<float>();
+  args.add = Matrix(add, y, "what is added");
+  args.y = y.mutable_data_ptr();
+  args.rows = y.size(0);
+  args.top_k = top_k;
+  args.n = y.size(1);
+  Check(cuda.sum_chosen(args, Stream(cuda, x)), "sum_chosen");
+  return y;
 }
 
 at::Tensor SquaredSum(const CudaKernels& cuda, const at::Tensor& x) {

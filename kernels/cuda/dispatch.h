@@ -89,11 +89,17 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
                    const at::Tensor& samples, uint64_t key, double rate);
 
+// See kernels/loss/embedding_noise.h; samples and size are on x's device.
+void AddNoise(const CudaKernels& cuda, const at::Tensor& samples,
+              const at::Tensor& size, uint64_t key, int64_t first,
+              at::Tensor& x);
+
 // See kernels/loss/tokens.h. logits must be contiguous; weights may be
 // undefined.
 at::Tensor CrossEntropySum(const CudaKernels& cuda, at::Tensor& logits,
                            const at::Tensor& targets, bool gradient,
-                           double factor, const at::Tensor& weights);
+                           double factor, const at::Tensor& weights,
+                           double smoothing = 0.0);
 
 // d_weight [vocab, hidden] (contiguous, float32 or of dy's dtype) += the rows
 // of dy [rows, hidden] at tokens [rows] int64. Deterministic.
@@ -104,6 +110,25 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
 // has the rest, on its device.
 void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
                    at::Tensor& out);
+
+// Rows' choices of experts, grouped by expert (GroupChoicesArgs).
+struct ChoiceGroups {
+  at::Tensor row;     // [places] int64: the row of each place
+  at::Tensor order;   // [rows * top_k] int64: the place of each choice
+  at::Tensor share;   // [places] float32
+  at::Tensor ends;    // [experts] int32, by group
+  at::Tensor chosen;  // [experts] float32, by expert
+};
+// expert, share: [rows, top_k] int64 and float32.
+ChoiceGroups GroupChoices(const CudaKernels& cuda, const at::Tensor& expert,
+                          const at::Tensor& share, int64_t experts,
+                          bool reversed, bool padded);
+
+// Sums of x's rows as SumChosenArgs says: [rows, n]. order: [rows * top_k];
+// share and add may be undefined.
+at::Tensor SumChosen(const CudaKernels& cuda, const at::Tensor& x,
+                     const at::Tensor& order, int64_t top_k,
+                     const at::Tensor& share, const at::Tensor& add);
 
 // The sum of squares of a contiguous tensor of any shape: a float64 scalar on
 // its device. Deterministic.

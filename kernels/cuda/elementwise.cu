@@ -37,24 +37,6 @@ __global__ void __launch_bounds__(kBlockThreads) RopeKernel(const RopeArgs a) {
   }
 }
 
-// The row of the thread's V elements, and the column of the first; LaunchRows
-// divides each row among whole blocks.
-struct Place {
-  int64_t row, column;
-};
-template <int V>
-__device__ __forceinline__ Place PlaceIn(int64_t rows, int64_t n) {
-  const int chunk = static_cast<int>(blockDim.x) * V;
-  const int64_t in_chunk = static_cast<int64_t>(threadIdx.x) * V;
-  if (rows == 1)
-    return {0, static_cast<int64_t>(blockIdx.x) * chunk + in_chunk};
-  // In 32 bits: a 64-bit division takes as long as everything else.
-  const uint32_t block = blockIdx.x;
-  const auto chunks = static_cast<uint32_t>((n + chunk - 1) / chunk);
-  const uint32_t row = block / chunks;
-  return {row, static_cast<int64_t>(block - row * chunks) * chunk + in_chunk};
-}
-
 // GELU by tanh, g * (1 + tanh(u)) / 2 = g * s with s = sigmoid(2 u) and u = k
 // (g + c g^3); `slope` becomes its derivative, s + 2 g s (1 - s) k (1 + 3 c
 // g^2).
@@ -138,11 +120,13 @@ __device__ __forceinline__ void Philox(uint64_t key, uint64_t low,
 
 constexpr int kDropoutColumns = 4;  // that share a counter
 
-// V columns a thread, a multiple of kDropoutColumns; kPacked: as one Pack.
-template <typename T, int V, bool kPacked>
+// V columns a thread, a multiple of kDropoutColumns; kPacked: as one Pack;
+// kNoise: with DropoutArgs::noise.
+template <typename T, bool kNoise, int V, bool kPacked>
 __global__ void __launch_bounds__(kBlockThreads)
     DropoutKernel(const DropoutArgs a) {
-  // In 32 bits: a 64-bit division takes as long as everything else.
+  // PlaceIn takes two registers more, which cost a quarter of the occupancy. In
+  // 32 bits: a 64-bit division takes as long as everything else.
   const uint32_t chunk = blockDim.x * V;
   const uint32_t chunks = (static_cast<uint32_t>(a.n) + chunk - 1) / chunk;
   const uint32_t block = blockIdx.x;
@@ -164,7 +148,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
   const int64_t groups = (a.n + kDropoutColumns - 1) / kDropoutColumns;
   const uint64_t sample = static_cast<uint64_t>(a.samples[row / a.length]);
-  const int64_t counter = row % a.length * groups + column / kDropoutColumns;
+  const int64_t counter =
+      (a.first + row % a.length) * groups + column / kDropoutColumns;
+  const float noise = kNoise ? a.noise[row / a.length] : 0.0f;
 #pragma unroll
   for (int group = 0; group < V / kDropoutColumns; ++group) {
     uint32_t bits[kDropoutColumns];
@@ -172,7 +158,11 @@ __global__ void __launch_bounds__(kBlockThreads)
 #pragma unroll
     for (int i = 0; i < kDropoutColumns; ++i) {
       float& y = f[group * kDropoutColumns + i];
-      y = bits[i] < a.dropped_below ? 0.0f : y * a.factor;
+      if (kNoise) {
+        y += noise * (bits[i] * 0x1p-31f - 1.0f);
+      } else {
+        y = bits[i] < a.dropped_below ? 0.0f : y * a.factor;
+      }
     }
   }
   if (kPacked) {
@@ -183,15 +173,6 @@ __global__ void __launch_bounds__(kBlockThreads)
       if (c < count) FromFloat(f[c], out[c]);
     }
   }
-}
-
-// Runs the kernel on `rows` rows of n elements, v a thread.
-template <typename Args>
-const char* LaunchRows(void (*kernel)(Args), int64_t rows, const Args& a, int v,
-                       void* stream) {
-  const int threads = ThreadsFor(CeilDiv(a.n, v));
-  return Launch(kernel, rows * CeilDiv(a.n, int64_t{threads} * v), threads, 0,
-                a, stream);
 }
 
 }  // namespace
@@ -235,9 +216,13 @@ const char* LaunchDropout(const DropoutArgs& a, void* stream) {
     using T = decltype(type);
     constexpr int kV = kVector<T>;
     const bool vectors = Vectors<T>({a.n}, {a.x, a.out});
-    return LaunchRows(vectors ? DropoutKernel<T, kV, true>
-                              : DropoutKernel<T, kDropoutColumns, false>,
-                      a.rows, a, vectors ? kV : kDropoutColumns, stream);
+    const auto dropout = vectors
+                             ? DropoutKernel<T, false, kV, true>
+                             : DropoutKernel<T, false, kDropoutColumns, false>;
+    const auto noise = vectors ? DropoutKernel<T, true, kV, true>
+                               : DropoutKernel<T, true, kDropoutColumns, false>;
+    return LaunchRows(a.noise == nullptr ? dropout : noise, a.rows, a,
+                      vectors ? kV : kDropoutColumns, stream);
   });
 }
 

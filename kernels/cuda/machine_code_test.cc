@@ -2,14 +2,16 @@
 //
 // What nvcc made of the kernels, for each architecture of tools/cuda.bzl: no
 // local memory (spilled registers, indexed arrays), bounds on the block's size,
-// registers that fit as many threads, and 128-bit accesses in the variants for
-// vectors. Prints registers, shared memory and occupancy.
+// registers and occupancy, 128-bit accesses in the variants for vectors, and no
+// generic addresses in loops. Prints registers, shared memory and occupancy.
 //
 // PTX tells which accesses are asked for, SASS that ptxas kept them.
 #include <cxxabi.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +20,7 @@
 #include <regex>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -25,7 +28,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "kernels/cuda/cuda_kernels.h"
 
+namespace capstan {
 namespace {
 
 // "Technical Specifications per Compute Capability" of the CUDA C++ Programming
@@ -52,6 +57,7 @@ struct Vectors {
 };
 const std::map<std::string, Vectors>& VectorKernels() {
   static const auto* const kernels = new std::map<std::string, Vectors>{
+      {"AdamW8BitKernel", {true, true}},
       {"AdamWKernel", {true, true}},
       {"CrossEntropyKernel", {true, true}},
       {"DequantizeNf4Kernel", {false, true}},  // eight values in 4 bytes
@@ -61,10 +67,40 @@ const std::map<std::string, Vectors>& VectorKernels() {
       {"RmsNormKernel", {true, true}},
       {"RopeKernel", {true, true}},
       {"SquaredSumKernel", {true, false}},  // to one number
+      {"SumChosenKernel", {true, true}},
       {"SwiGluBackwardKernel", {true, true}},
       {"SwiGluKernel", {true, true}},
   };
   return *kernels;
+}
+
+// At most so many registers, and at least so many percent of a multiprocessor's
+// threads at once, in all variants and on all architectures.
+struct Limits {
+  int registers, occupancy;
+};
+const std::map<std::string, Limits>& KernelLimits() {
+  static const auto* const limits = new std::map<std::string, Limits>{
+      {"AdamW8BitKernel", {64, 50}},    {"AdamWKernel", {48, 62}},
+      {"CrossEntropyKernel", {40, 75}}, {"DequantizeNf4Kernel", {32, 100}},
+      {"DropoutKernel", {32, 100}},     {"EmbeddingBackwardKernel", {40, 75}},
+      {"GroupChoicesKernel", {48, 62}}, {"RmsNormBackwardKernel", {80, 33}},
+      {"RmsNormKernel", {40, 75}},      {"RopeKernel", {48, 62}},
+      {"SquaredSumKernel", {48, 62}},   {"SumChosenKernel", {48, 62}},
+      {"SumLossesKernel", {32, 66}},    {"SumPartialsKernel", {32, 66}},
+      {"SumRowsKernel", {64, 66}},      {"SwiGluBackwardKernel", {48, 62}},
+      {"SwiGluKernel", {40, 75}},
+  };
+  return *limits;
+}
+
+// Bytes of shared memory that a launch adds, at most.
+int DynamicShared(const std::string& name) {
+  using kernels::cuda::kRmsNormSharedColumns;
+  using kernels::cuda::RmsNormSharedBytes;
+  const bool sums = absl::StartsWith(name, "RmsNormBackwardKernel<") &&
+                    absl::StrContains(name, ", true, ");
+  return sums ? static_cast<int>(RmsNormSharedBytes(kRmsNormSharedColumns)) : 0;
 }
 
 struct Usage {
@@ -188,13 +224,16 @@ const Kernels& AllKernels() {
 
 int RoundUp(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
-// Blocks of `threads` that a multiprocessor holds.
-int Blocks(const Architecture& gpu, const Usage& usage, int threads) {
+// Blocks of `threads` that a multiprocessor holds; dynamic: bytes of shared
+// memory beside the kernel's own.
+int Blocks(const Architecture& gpu, const Usage& usage, int threads,
+           int dynamic) {
   const int warps = RoundUp(threads, 32) / 32;
   const int of_a_warp = RoundUp(usage.registers * 32, kRegisterUnit);
-  return std::min({gpu.blocks, gpu.threads / (warps * 32),
-                   kRegisters / (std::max(1, of_a_warp) * warps),
-                   gpu.shared_bytes / (usage.shared + kReservedShared)});
+  return std::min(
+      {gpu.blocks, gpu.threads / (warps * 32),
+       kRegisters / (std::max(1, of_a_warp) * warps),
+       gpu.shared_bytes / (usage.shared + dynamic + kReservedShared)});
 }
 
 // The folder of cuobjdump and nvdisasm.
@@ -216,29 +255,84 @@ std::string Sass(const std::filesystem::path& object,
   return text;
 }
 
-// Which kernels of SASS load and store 128 bits or more at once.
-std::map<std::string, Vectors> WideInSass(const std::string& sass) {
-  static const std::regex* const kFunction =
-      new std::regex(R"(Function : (\w+))");
+// What a kernel's SASS has.
+struct Code {
+  Vectors wide;  // accesses of 128 bits or more
+  // Loads, stores and atomics by generic addresses that lie in loops.
+  std::vector<std::string> generic_in_loops;
+};
+
+// An instruction's address, "/*01f0*/", and a branch's target, "BRA 0x1f0 ;".
+int AddressOf(const std::string& line) {
+  return std::stoi(line.substr(line.find("/*") + 2), nullptr, 16);
+}
+int TargetOf(const std::string& line) {
+  const size_t at = line.rfind("0x", line.find(';'));
+  return at == std::string::npos ? INT_MAX
+                                 : std::stoi(line.substr(at), nullptr, 16);
+}
+
+// A loop is what lies between a branch and its target before it.
+void FindGeneric(const std::vector<std::string>& lines, Code& code) {
+  static const std::regex* const kGeneric =
+      new std::regex(R"([ \t](LD|ST|ATOM)(\.[.\w]*)? )");
+  std::vector<std::pair<int, int>> loops;
+  for (const std::string& line : lines) {
+    if (!absl::StrContains(line, "BRA")) continue;
+    const int from = TargetOf(line), to = AddressOf(line);
+    if (from < to) loops.push_back({from, to});
+  }
+  for (const std::string& line : lines) {
+    if (!std::regex_search(line, *kGeneric)) continue;
+    const int at = AddressOf(line);
+    for (const auto& [from, to] : loops) {
+      if (at < from || at > to) continue;
+      code.generic_in_loops.push_back(line);
+      break;
+    }
+  }
+}
+
+void FindWide(const std::vector<std::string>& lines, Code& code) {
   static const std::regex* const kWide =
       new std::regex(R"(\b(LD|ST)G?\.E[.\w]*\.(128|256))");
-  std::map<std::string, Vectors> all;
-  Vectors* kernel = nullptr;
-  for (const std::string& line :
-       std::vector<std::string>(absl::StrSplit(sass, '\n'))) {
-    std::smatch match;
-    if (absl::StrContains(line, "Function :") &&
-        std::regex_search(line, match, *kFunction)) {
-      kernel = &all[ShortName(match[1])];
-    } else if (kernel != nullptr && absl::StrContains(line, ".E.") &&
-               std::regex_search(line, match, *kWide)) {
-      (match[1] == "LD" ? kernel->loads : kernel->stores) = true;
+  std::smatch match;
+  for (const std::string& line : lines) {
+    if (!absl::StrContains(line, ".E.") ||
+        !std::regex_search(line, match, *kWide)) {
+      continue;
     }
+    (match[1] == "LD" ? code.wide.loads : code.wide.stores) = true;
+  }
+}
+
+// By kernel, as in Kernels.
+std::map<std::string, Code> ReadSass(const std::string& sass) {
+  static const std::regex* const kFunction =
+      new std::regex(R"(Function : (\w+))");
+  std::map<std::string, std::vector<std::string>> lines;
+  std::vector<std::string>* kernel = nullptr;
+  for (const absl::string_view line : absl::StrSplit(sass, '\n')) {
+    // "  /*01f0*/  @!P1 BRA 0x630 ;  /* code */", and lines of code alone.
+    const std::string text(line.substr(0, line.find(';') + 1));
+    std::smatch match;
+    const std::string whole(line);
+    if (absl::StrContains(line, "Function :") &&
+        std::regex_search(whole, match, *kFunction)) {
+      kernel = &lines[ShortName(match[1])];
+    } else if (kernel != nullptr && absl::StrContains(text, "/*")) {
+      kernel->push_back(text);
+    }
+  }
+  std::map<std::string, Code> all;
+  for (const auto& [name, its_lines] : lines) {
+    FindWide(its_lines, all[name]);
+    FindGeneric(its_lines, all[name]);
   }
   return all;
 }
 
-TEST(MachineCode, TakesNoLocalMemoryAndFitsAMultiprocessor) {
+TEST(MachineCode, TakesNoLocalMemoryAndKeepsItsLimits) {
   ASSERT_FALSE(AllKernels().empty());
   absl::PrintF("%-44s %7s", "registers, shared bytes, occupancy", "threads");
   for (const Architecture& gpu : kArchitectures)
@@ -248,6 +342,9 @@ TEST(MachineCode, TakesNoLocalMemoryAndFitsAMultiprocessor) {
     SCOPED_TRACE(name);
     absl::PrintF("%-44s %7d", name, kernel.threads);
     EXPECT_GT(kernel.threads, 0) << "add __launch_bounds__";
+    ASSERT_EQ(KernelLimits().count(Family(name)), 1)
+        << "say in KernelLimits what it may take";
+    const Limits limits = KernelLimits().at(Family(name));
     for (const Architecture& gpu : kArchitectures) {
       SCOPED_TRACE(gpu.name);
       ASSERT_EQ(kernel.usage.count(gpu.name), 1) << "no code for it";
@@ -255,11 +352,16 @@ TEST(MachineCode, TakesNoLocalMemoryAndFitsAMultiprocessor) {
       EXPECT_GT(usage.registers, 0);
       EXPECT_EQ(usage.spills, 0) << "bytes of spilled registers";
       EXPECT_EQ(usage.stack, 0) << "bytes of local memory";
-      const int blocks = Blocks(gpu, usage, std::max(kernel.threads, 32));
-      EXPECT_GE(blocks, 1) << usage.registers << " registers of "
-                           << kernel.threads << " threads don't fit";
-      absl::PrintF(" %3d %6d %4.0f%%", usage.registers, usage.shared,
-                   100.0 * blocks * kernel.threads / gpu.threads);
+      EXPECT_LE(usage.registers, limits.registers);
+      const int dynamic = DynamicShared(name);
+      const int blocks =
+          Blocks(gpu, usage, std::max(kernel.threads, 32), dynamic);
+      const double occupancy = 100.0 * blocks * kernel.threads / gpu.threads;
+      EXPECT_GE(occupancy, limits.occupancy)
+          << usage.registers << " registers, " << usage.shared + dynamic
+          << " bytes of shared memory";
+      absl::PrintF(" %3d %6d %4.0f%%", usage.registers, usage.shared + dynamic,
+                   occupancy);
     }
     absl::PrintF("\n");
   }
@@ -279,20 +381,21 @@ TEST(MachineCode, OfVectorsAsksFor128Bits) {
   EXPECT_GE(vectors, static_cast<int>(VectorKernels().size()));
 }
 
-TEST(MachineCode, OfVectorsKeeps128Bits) {
+TEST(MachineCode, KeepsVectorsAndHasNoGenericAddressesInLoops) {
   for (const Architecture& gpu : kArchitectures) {
     SCOPED_TRACE(gpu.name);
-    std::map<std::string, Vectors> wide;
+    std::map<std::string, Code> all;
     for (const auto& object : Files(".cu.o")) {
-      wide.merge(WideInSass(Sass(object, gpu.name)));
+      all.merge(ReadSass(Sass(object, gpu.name)));
     }
-    ASSERT_EQ(wide.size(), AllKernels().size());
-    for (const auto& [name, found] : wide) {
-      if (!IsVector(name)) continue;
+    ASSERT_EQ(all.size(), AllKernels().size());
+    for (const auto& [name, code] : all) {
       SCOPED_TRACE(name);
+      EXPECT_THAT(code.generic_in_loops, ::testing::IsEmpty());
+      if (!IsVector(name)) continue;
       const Vectors meant = VectorKernels().at(Family(name));
-      EXPECT_TRUE(found.loads || !meant.loads) << "no 128-bit load";
-      EXPECT_TRUE(found.stores || !meant.stores) << "no 128-bit store";
+      EXPECT_TRUE(code.wide.loads || !meant.loads) << "no 128-bit load";
+      EXPECT_TRUE(code.wide.stores || !meant.stores) << "no 128-bit store";
     }
   }
 }
@@ -311,8 +414,10 @@ TEST(MachineCode, IsReadRight) {
   EXPECT_EQ(usage.spills, 16);
   EXPECT_EQ(usage.stack, 8);
   EXPECT_EQ(usage.shared, 128);
-  EXPECT_EQ(Blocks(kArchitectures[1], usage, 512), 0);
-  EXPECT_EQ(Blocks(kArchitectures[1], usage, 256), 1);
+  EXPECT_EQ(Blocks(kArchitectures[1], usage, 512, 0), 0);
+  EXPECT_EQ(Blocks(kArchitectures[1], usage, 256, 0), 1);
+  EXPECT_EQ(Blocks(kArchitectures[1], usage, 32, 0), 8);
+  EXPECT_EQ(Blocks(kArchitectures[1], usage, 32, 48000), 4);
   EXPECT_TRUE(IsVector("Farr<float, 4>"));
   EXPECT_FALSE(IsVector("Farr<float, 1>"));
   EXPECT_FALSE(IsVector("Farr<float, 4, false>"));
@@ -324,12 +429,22 @@ TEST(MachineCode, IsReadRight) {
   EXPECT_EQ(kernels.at("Farr<float, 4>").threads, 256);
   EXPECT_FALSE(kernels.at("Farr<float, 4>").loads);
   EXPECT_TRUE(kernels.at("Farr<float, 4>").stores);
-  const auto wide = WideInSass(
+  const auto code = ReadSass(
       "\t\tFunction : _Z4FarrIfLi4EEvv\n"
-      "  /*0100*/  LDG.E.64 R10, desc[UR10][R10.64] ;\n"
-      "  /*0110*/  @P0 STG.E.128 desc[UR10][R6.64], R8 ;\n");
-  EXPECT_FALSE(wide.at("Farr<float, 4>").loads);
-  EXPECT_TRUE(wide.at("Farr<float, 4>").stores);
+      "        /*00f0*/   LD.E R2, desc[UR10][R10.64] ;  /* 0x0000 */\n"
+      "                                                  /* 0x0947 */\n"
+      "        /*0100*/   LDG.E.64 R10, desc[UR10][R10.64] ;\n"
+      "        /*0110*/   @P0 STG.E.128 desc[UR10][R6.64], R8 ;\n"
+      "        /*0120*/   @P1 ST.E desc[UR10][R6.64], R8 ;\n"
+      "        /*0130*/   @P1 BRA.U UP0, 0x100 ;\n"
+      "        /*0140*/   BRA 0x160 ;\n"
+      "        /*0150*/   LD.E R2, desc[UR10][R10.64] ;\n");
+  const Code& farr = code.at("Farr<float, 4>");
+  EXPECT_FALSE(farr.wide.loads);
+  EXPECT_TRUE(farr.wide.stores);
+  EXPECT_THAT(farr.generic_in_loops,
+              ::testing::ElementsAre(::testing::HasSubstr("ST.E desc")));
 }
 
 }  // namespace
+}  // namespace capstan

@@ -7,8 +7,6 @@
 namespace capstan::kernels::cuda {
 namespace {
 
-// Sums of this many columns fit into shared memory, along with BlockReduce's.
-constexpr int64_t kSharedColumns = 12000;
 constexpr int kTile = 32;
 // On a multiprocessor at once: left to itself, ptxas aims at more for sm_80 and
 // sm_100, and spills.
@@ -62,22 +60,40 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
+// Columns that are accessed at once in sums over rows.
+template <int V>
+constexpr int kPart = V < 4 ? V : 4;
+
+// Where shared memory has the sums of columns c to c + kPart<V>. With eight
+// columns a thread, the eight lanes that are served at once would want the same
+// banks twice: in every other 32 columns neighbouring parts change places.
+template <int V>
+__device__ __forceinline__ Pack<float, kPart<V>>& SharedSums(int64_t c) {
+  return *reinterpret_cast<Pack<float, kPart<V>>*>(
+      SharedFloats() + (V == 8 ? c ^ ((c & 32) / 8) : c));
+}
+
 // With g = dy * weight and h = x * rstd: dx = rstd * (g - h * mean(g * h)) and
 // dweight = sum of dy * h over rows. A block processes consecutive rows; each
 // thread sums its own columns for dweight over them, which needs no barrier.
-template <typename T, int V>
+// kShared: in shared memory; else in `partial`, unless it is null.
+template <typename T, bool kShared, int V>
 __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
     RmsNormBackwardKernel(const RmsNormBackwardArgs a) {
+  constexpr int kP = kPart<V>;
   const int64_t first = a.rows * blockIdx.x / gridDim.x;
   const int64_t last = a.rows * (blockIdx.x + int64_t{1}) / gridDim.x;
   const int step = blockDim.x * V;
   float* partial =
       a.partial == nullptr ? nullptr : a.partial + blockIdx.x * a.n;
-  const bool shared = a.n <= kSharedColumns;
-  float* sums = partial != nullptr && shared ? SharedFloats() : partial;
-  if (sums != nullptr) {
+  if (kShared) {  // others' columns, too: BlockReduce has a barrier
+    for (int64_t c = threadIdx.x * kP; c < a.n; c += blockDim.x * kP) {
+      SharedSums<V>(c) = {};
+    }
+  } else if (partial != nullptr) {
+    const float zeros[V] = {};
     for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
-      for (int i = 0; i < V; ++i) sums[c + i] = 0.0f;
+      Store<V>(zeros, partial + c);
     }
   }
   const T* weight = static_cast<const T*>(a.weight);
@@ -108,10 +124,21 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
       Load<V>(x + c, f);
       Load<V>(weight + c, w);
       Load<V>(dy + c, d);
+      for (int i = 0; i < V; ++i) f[i] *= rstd;
+      if (kShared) {
+        for (int p = 0; p < V; p += kP) {
+          Pack<float, kP> sums = SharedSums<V>(c + p);
+          for (int i = 0; i < kP; ++i) sums.v[i] += d[p + i] * f[p + i];
+          SharedSums<V>(c + p) = sums;
+        }
+      } else if (partial != nullptr) {
+        float sums[V];
+        Load<V>(partial + c, sums);
+        for (int i = 0; i < V; ++i) sums[i] += d[i] * f[i];
+        Store<V>(sums, partial + c);
+      }
       for (int i = 0; i < V; ++i) {
-        const float h = f[i] * rstd;
-        if (sums != nullptr) sums[c + i] += d[i] * h;
-        d[i] = rstd * (d[i] * (w[i] + one) - h * mean);
+        d[i] = rstd * (d[i] * (w[i] + one) - f[i] * mean);
       }
       if (a.residual != nullptr) {
         Load<V>(static_cast<const T*>(a.residual) + begin + c, f);
@@ -120,9 +147,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks)
       Store<V>(d, dx + c);
     }
   }
-  if (partial != nullptr && shared) {
-    for (int64_t c = threadIdx.x * V; c < a.n; c += step) {
-      for (int i = 0; i < V; ++i) partial[c + i] = sums[c + i];
+  if constexpr (kShared) {
+    __syncthreads();  // others' columns, so that neighbours write neighbours
+    for (int64_t c = threadIdx.x * kP; c < a.n; c += blockDim.x * kP) {
+      Store<kP>(SharedSums<V>(c).v, partial + c);
     }
   }
 }
@@ -171,16 +199,19 @@ const char* LaunchRmsNorm(const RmsNormArgs& a, void* stream) {
 const char* LaunchRmsNormBackward(const RmsNormBackwardArgs& a, void* stream) {
   const bool want_weight = a.partial != nullptr;
   const int64_t blocks = want_weight ? RmsNormPartials(a.rows, a.n) : a.rows;
-  const size_t shared =
-      want_weight && a.n <= kSharedColumns ? a.n * sizeof(float) : 0;
+  const size_t shared = want_weight ? RmsNormSharedBytes(a.n) : 0;
   const char* error = ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
+    constexpr int kV = kVector<T>;
     const bool vectors = Vectors<T>({a.n, a.x_stride, a.dx_stride},
-                                    {a.dy, a.x, a.weight, a.residual, a.dx});
-    return Launch(vectors ? RmsNormBackwardKernel<T, kVector<T>>
-                          : RmsNormBackwardKernel<T, 1>,
-                  blocks, ThreadsFor(vectors ? a.n / kVector<T> : a.n), shared,
-                  a, stream);
+                                    {a.dy, a.x, a.weight, a.residual, a.dx}) &&
+                         Vectors<float>({}, {a.partial}, kV);
+    const auto in_shared = vectors ? RmsNormBackwardKernel<T, true, kV>
+                                   : RmsNormBackwardKernel<T, true, 1>;
+    const auto in_global = vectors ? RmsNormBackwardKernel<T, false, kV>
+                                   : RmsNormBackwardKernel<T, false, 1>;
+    return Launch(shared > 0 ? in_shared : in_global, blocks,
+                  ThreadsFor(vectors ? a.n / kV : a.n), shared, a, stream);
   });
   if (error != nullptr || !want_weight) return error;
   const SumRowsArgs sum = {a.partial, a.dweight, blocks, a.n, a.add_dweight};

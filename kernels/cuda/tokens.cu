@@ -11,8 +11,8 @@ constexpr int kSumThreads = 1024;
 constexpr int kTokenWarps = 4;
 
 // One block per row. One pass computes maximum and sum of exponentials: each
-// thread rescales its sum when its maximum grows.
-template <typename T, int V>
+// thread rescales its sum when its maximum grows. kSmooth: with a smoothing.
+template <typename T, bool kSmooth, int V>
 __global__ void __launch_bounds__(kRowThreads)
     CrossEntropyKernel(const CrossEntropyArgs a) {
   const int64_t row = blockIdx.x, target = a.targets[row];
@@ -27,10 +27,13 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     return;
   }
-  float most = -INFINITY, sum = 0.0f;
+  float most = -INFINITY, sum = 0.0f, total = 0.0f;
   for (int64_t c = threadIdx.x * V; c < a.vocab; c += step) {
     float f[V];
     Load<V>(x + c, f);
+    if (kSmooth) {
+      for (int i = 0; i < V; ++i) total += f[i];
+    }
     float m = most;
     for (int i = 0; i < V; ++i) m = fmaxf(m, f[i]);
     if (m == -INFINITY) continue;  // -inf - -inf would be NaN
@@ -42,9 +45,15 @@ __global__ void __launch_bounds__(kRowThreads)
   sum = BlockReduce(most == -INFINITY ? sum : sum * expf(most - all), Add());
   const float log_sum = all + logf(sum);
   const float weight = a.weights == nullptr ? 1.0f : a.weights[row];
+  const float at_others = kSmooth ? a.smoothing / a.vocab : 0.0f;
+  const float at_target = kSmooth ? 1.0f - a.smoothing : 1.0f;
+  if (kSmooth) total = BlockReduce(total, Add());
   if (threadIdx.x == 0) {
-    a.losses[row] =
-        target < a.vocab ? weight * (log_sum - ToFloat(x[target])) : NAN;
+    float loss = target < a.vocab ? log_sum - ToFloat(x[target]) : NAN;
+    if (kSmooth) {
+      loss = at_target * loss + (a.smoothing * log_sum - at_others * total);
+    }
+    a.losses[row] = weight * loss;
   }
   if (!a.gradient) return;
   __syncthreads();  // x[target] has been read
@@ -53,7 +62,8 @@ __global__ void __launch_bounds__(kRowThreads)
     float f[V];
     Load<V>(x + c, f);
     for (int i = 0; i < V; ++i) {
-      f[i] = factor * (expf(f[i] - log_sum) - (c + i == target ? 1.0f : 0.0f));
+      const float learnt = (c + i == target ? at_target : 0.0f) + at_others;
+      f[i] = factor * (expf(f[i] - log_sum) - learnt);
     }
     Store<V>(f, x + c);
   }
@@ -117,11 +127,12 @@ __global__ void __launch_bounds__(32 * kTokenWarps)
       for (int j = 0; j < V; ++j) sum[j] += f[j];
     }
   }
-  for (int j = 0; j < V; ++j) sums[warp][lane * V + j] = sum[j];
+  // By lane, so that lanes want different banks.
+  for (int j = 0; j < V; ++j) sums[warp][j * 32 + lane] = sum[j];
   __syncthreads();
   if (warp != 0 || !inside) return;
   for (int w = 1; w < kTokenWarps; ++w) {
-    for (int j = 0; j < V; ++j) sum[j] += sums[w][lane * V + j];
+    for (int j = 0; j < V; ++j) sum[j] += sums[w][j * 32 + lane];
   }
   W* out = static_cast<W*>(a.d_weight) + token * a.hidden + column;
   float before[V];
@@ -147,10 +158,14 @@ const char* LaunchEmbeddingBackwardOf(const EmbeddingBackwardArgs& a,
 const char* LaunchCrossEntropy(const CrossEntropyArgs& a, void* stream) {
   const char* error = ByType(a.dtype, [&](auto type) {
     using T = decltype(type);
+    constexpr int kV = kVector<T>;
     const bool vectors = Vectors<T>({a.vocab}, {a.logits});
-    return Launch(
-        vectors ? CrossEntropyKernel<T, kVector<T>> : CrossEntropyKernel<T, 1>,
-        a.rows, kRowThreads, 0, a, stream);
+    const auto plain = vectors ? CrossEntropyKernel<T, false, kV>
+                               : CrossEntropyKernel<T, false, 1>;
+    const auto smooth = vectors ? CrossEntropyKernel<T, true, kV>
+                                : CrossEntropyKernel<T, true, 1>;
+    return Launch(a.smoothing == 0.0f ? plain : smooth, a.rows, kRowThreads, 0,
+                  a, stream);
   });
   if (error != nullptr) return error;
   return Launch(SumLossesKernel, 1, kSumThreads, 0, a, stream);

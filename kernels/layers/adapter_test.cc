@@ -6,8 +6,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/eye.h>
+#include <ATen/ops/norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tensor.h>
@@ -15,17 +17,22 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include "base/random.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/transformer_block.h"
+#include "kernels/quant/pack_nf4_for_test.h"
+#include "kernels/quant/packed_linear.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {
 namespace {
 
 constexpr double kScale = 0.75;
+constexpr size_t kFrozen = 1;  // DoRA's matrix, among a layer's tensors
 
 Adapter MakeAdapter(const at::Tensor& a, const at::Tensor& b) {
   Adapter adapter;
@@ -121,13 +128,116 @@ TEST(AdapterTest, GatedMlp) {
   }
 }
 
+// m / |W + scale B A| of rows, as a constant, times W + scale B A, of x.
+at::Tensor PlainDora(const at::Tensor& x, const at::Tensor& w,
+                     const at::Tensor& a, const at::Tensor& b,
+                     const at::Tensor& m) {
+  const at::Tensor whole = w + kScale * b.mm(a);
+  const at::Tensor norms = whole.detach().square().sum(1).sqrt();
+  return x.mm(whole.t()) * (m / norms);
+}
+
+// The output of `layer` and the gradients of its inputs, of a loss whose
+// gradient is the cosine of the output.
+Tensors WithGradients(const std::function<at::Tensor(const Tensors&)>& layer,
+                      const Tensors& inputs, at::ScalarType dtype) {
+  Tensors leaves;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    leaves.push_back(inputs[i].to(dtype).detach().clone());
+    leaves.back().requires_grad_(i != kFrozen);
+  }
+  const at::Tensor out = layer(leaves);
+  out.backward(out.detach().cos());
+  Tensors results = {out.detach()};
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (i != kFrozen) results.push_back(leaves[i].grad());
+  }
+  return results;
+}
+
+Adapter MakeDora(const at::Tensor& a, const at::Tensor& b,
+                 const at::Tensor& m) {
+  Adapter adapter = MakeAdapter(a, b);
+  adapter.magnitude = m;
+  return adapter;
+}
+
+// x, W, the residual, A, B and m; with it, a bias.
+TEST(AdapterTest, DoraIsItsFormula) {
+  const Tensors inputs = {Wave({5, 64}), Wave({3, 64}), Wave({5, 3}),
+                          Wave({2, 64}), Wave({3, 2}),  Wave({3}) + 2.0,
+                          Wave({3}, 0.5)};
+  const auto plain = [&](const Tensors& in) {
+    return in[2] + PlainDora(in[0], in[1], in[3], in[4], in[5]) + in[6];
+  };
+  const Tensors wanted = WithGradients(plain, inputs, at::kDouble);
+  const auto ours = [&](const Weight& weight, const Tensors& in) {
+    TransformerBlockWeights w;
+    w.output = weight;
+    w.output_bias = in[6];
+    w.output_adapter = MakeDora(in[3], in[4], in[5]);
+    return AttentionOutput(in[0], in[2], w, Options());
+  };
+  for (const auto& [dtype, bound] :
+       {std::make_pair(at::kFloat, 4e-6), {at::kBFloat16, 0.08}}) {
+    const Tensors got = WithGradients(
+        [&](const Tensors& in) { return ours(in[1], in); }, inputs, dtype);
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_LT(Difference(got[i], wanted[i]), bound)
+          << dtype << " result " << i;
+    }
+  }
+  // Packed: as with the values that it decodes to.
+  const at::Tensor dense = inputs[kFrozen].to(at::kFloat).contiguous();
+  const Nf4Layout layout(dense.numel(), /*double_quantised=*/false);
+  const at::Tensor bytes = at::empty({layout.bytes}, at::kByte);
+  PackNf4(dense.const_data_ptr<float>(), layout,
+          bytes.mutable_data_ptr<uint8_t>());
+  const Weight packed(bytes, WeightFormat::kNf4, dense.size(0), dense.size(1));
+  Tensors decoded = inputs;
+  decoded[kFrozen] = Dequantize(packed, at::kFloat).to(at::kDouble);
+  const Tensors of_decoded = WithGradients(plain, decoded, at::kDouble);
+  const Tensors got = WithGradients(
+      [&](const Tensors& in) { return ours(packed, in); }, inputs, at::kFloat);
+  for (size_t i = 0; i < of_decoded.size(); ++i) {
+    EXPECT_LT(Difference(got[i], of_decoded[i]), 4e-6) << "packed " << i;
+  }
+}
+
+// Norms of large matrices are made in pieces.
+TEST(AdapterTest, NormsOfPieces) {
+  const at::Tensor w = Wave({4100, 1100}, 0.3).to(at::kFloat);
+  const at::Tensor a = Wave({2, 1100}, 0.1).to(at::kFloat);
+  const at::Tensor b = Wave({4100, 2}).to(at::kFloat);
+  ASSERT_LT(PlanAdaptedNorms(4100, 1100), 4 * w.numel());
+  const at::Tensor norms = AdaptedNorms(w, MakeDora(a, b, at::ones({4100})));
+  const at::Tensor whole =
+      w.to(at::kDouble) + kScale * b.to(at::kDouble).mm(a.to(at::kDouble));
+  const at::Tensor wanted = whole.square().sum(1).sqrt();
+  EXPECT_LT(((norms - wanted) / wanted).abs().max().item<double>(), 1e-6);
+}
+
+// As in pruned matrices: 0 / 0 isn't its factor.
+TEST(AdapterTest, ARowOfZerosStaysOne) {
+  const at::Tensor w = Wave({3, 4}, 0.3).to(at::kFloat);
+  w[1].zero_();
+  Adapter adapter = MakeDora(Wave({2, 4}).to(at::kFloat), at::zeros({3, 2}),
+                             at::norm(w, 2, {1}, /*keepdim=*/false));
+  adapter.norms = AdaptedNorms(w, adapter);
+  const at::Tensor factor = adapter.factor();
+  EXPECT_EQ(factor[1].item<float>(), 0.0F);
+  EXPECT_NEAR(factor[0].item<float>(), 1.0F, 1e-6F);
+}
+
 // A block with adapters of all matrices but those in `without`.
 class Block {
  public:
   static constexpr int64_t kHidden = 12, kInner = 20, kHeads = 3, kHeadDim = 4;
   static constexpr int64_t kBatch = 2, kLength = 5, kRank = 2;
 
-  explicit Block(std::vector<int> without) : without_(std::move(without)) {
+  explicit Block(std::vector<int> without, bool dora = false)
+      : without_(std::move(without)) {
     const int64_t q = kHeads * kHeadDim, kv = kHeadDim;
     const int64_t shapes[7][2] = {
         {q, kHidden},      {kv, kHidden},     {kv, kHidden},    {kHidden, q},
@@ -138,6 +248,10 @@ class Block {
       matrices_[i] = Wave({shapes[i][0], shapes[i][1]}, 0.4).to(at::kFloat);
       a_[i] = Leaf({kRank, shapes[i][1]});
       b_[i] = Leaf({shapes[i][0], kRank});
+      if (dora) {
+        m_[i] = (Wave({shapes[i][0]}, 0.3) + 1.0).to(at::kFloat);
+        m_[i].requires_grad_(true);
+      }
     }
     options_.shape = {kBatch, kHeads, 1, kHeadDim};
     options_.eps = kEps;
@@ -155,7 +269,7 @@ class Block {
     const auto adapter = [&](int i) {
       Adapter made;
       if (std::count(without_.begin(), without_.end(), i) > 0) return made;
-      made = MakeAdapter(a_[i], b_[i]);
+      made = MakeDora(a_[i], b_[i], m_[i]);
       made.dropout = {rate_, RandomKey(1, std::to_string(i)), samples_};
       return made;
     };
@@ -185,6 +299,7 @@ class Block {
     for (int i = 0; i < 7; ++i) {
       take(a_[i]);
       take(b_[i]);
+      if (m_[i].defined()) take(m_[i]);
       EXPECT_FALSE(matrices_[i].grad().defined());
     }
     return results;
@@ -195,6 +310,10 @@ class Block {
   at::Tensor Product(int i) const {
     return b_[i].detach().mm(a_[i].detach()) * kScale;
   }
+  // m / |W + what the adapter adds|: [out].
+  at::Tensor Factor(int i) const {
+    return m_[i].detach() / (matrices_[i] + Product(i)).square().sum(1).sqrt();
+  }
   void DropAdapters() { without_ = {0, 1, 2, 3, 4, 5, 6}; }
 
  private:
@@ -203,7 +322,7 @@ class Block {
   }
 
   std::vector<int> without_;
-  at::Tensor x_, norms_[2], matrices_[7], a_[7], b_[7];
+  at::Tensor x_, norms_[2], matrices_[7], a_[7], b_[7], m_[7];
   TransformerBlockOptions options_;
   double rate_ = 0.0;
   at::Tensor samples_;
@@ -221,10 +340,10 @@ TEST(AdapterTest, FusedBlockEqualsThePlainOne) {
   for (const std::vector<int>& without :
        {std::vector<int>{}, {0, 3, 5}, {1, 2, 4, 6}}) {
     for (const double rate : {0.0, 0.4}) {
-      for (const bool packed : {false, true}) {
-        Block block(without);
+      for (const int kind : {0, 1, 2}) {
+        Block block(without, /*dora=*/kind == 2);
         if (rate > 0.0) block.SetDropout(rate);
-        if (packed) {
+        if (kind == 1) {  // packed rows
           const at::Tensor positions =
               at::tensor({0, 1, 0, 1, 2, 0, 0, 1, 2, 3}, at::kLong);
           block.options().packing =
@@ -246,6 +365,20 @@ TEST(AdapterTest, BlockEqualsTheOneWithMergedWeights) {
   const Tensors merged = block.Run(true);
   for (int i : {0, 1}) {  // the output, and the gradient of x
     EXPECT_LT(Difference(with[i], merged[i].to(at::kDouble)), 2e-6);
+  }
+}
+
+TEST(AdapterTest, DoraBlockEqualsTheOneWithMergedWeights) {
+  Block block({}, /*dora=*/true);
+  const Tensors with = block.Run(true);
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor factor = block.Factor(i).unsqueeze(1);
+    block.matrix(i).add_(block.Product(i)).mul_(factor);
+  }
+  block.DropAdapters();
+  const Tensors merged = block.Run(true);
+  for (int i : {0, 1}) {  // the output, and the gradient of x
+    EXPECT_LT(Difference(with[i], merged[i].to(at::kDouble)), 4e-6);
   }
 }
 

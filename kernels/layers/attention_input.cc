@@ -11,6 +11,7 @@
 #include "kernels/keep.h"
 #include "kernels/layers/block_nodes.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/linear.h"
@@ -153,6 +154,7 @@ class ProjectionsFunction
  private:
   static variable_list Apart(const ProjectionsCall& call, const at::Tensor& n) {
     variable_list out;
+    const Fp8Unchanged same(n.const_data_ptr());
     for (const LinearPart& part : call.parts) {
       out.push_back(Rows(n, part.rows()));
       ForwardInto(part, n, out.back());
@@ -200,15 +202,20 @@ class ProjectionsFunction
   static void ApartBackward(const ProjectionsCall& call, const at::Tensor& n,
                             const variable_list& grads, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
-    for (size_t i = 0; i < call.parts.size(); ++i) {
-      const LinearPart& part = call.parts[i];
-      // Newly made by attention, and used only here.
-      const at::Tensor dy = grads[i].contiguous();
-      if (static_cast<int>(i) < call.rotated) {
-        call.Rotate(RopeDirection::kBackward, dy);
+    std::array<at::Tensor, 3> dy;
+    {
+      const Fp8Unchanged same(n.const_data_ptr());
+      for (size_t i = 0; i < call.parts.size(); ++i) {
+        // Newly made by attention, and used only here.
+        dy[i] = grads[i].contiguous();
+        if (static_cast<int>(i) < call.rotated) {
+          call.Rotate(RopeDirection::kBackward, dy[i]);
+        }
+        (*gradients)[call.parts[i].of].Add(call.parts[i], n, dy[i]);
       }
-      (*gradients)[part.of].Add(part, n, dy);
-      BackwardInto(part, dy, dn, i == 0 ? 0.0 : 1.0);
+    }
+    for (size_t i = 0; i < call.parts.size(); ++i) {
+      BackwardInto(call.parts[i], dy[i], dn, i == 0 ? 0.0 : 1.0);
     }
   }
 

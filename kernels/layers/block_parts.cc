@@ -10,6 +10,7 @@
 
 #include "kernels/keep.h"
 #include "kernels/layers/block_nodes.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/linear.h"
@@ -163,6 +164,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
       return {call, both};
     }
     GateAndUp of = {Rows(n, call.gate.rows()), Rows(n, call.up.rows()), {}};
+    const Fp8Unchanged same(n.const_data_ptr());
     ForwardInto(call.gate, n, of.gate);
     ForwardInto(call.up, n, of.up);
     return of;
@@ -171,12 +173,17 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
   static void ApartBackward(const MlpCall& call, const at::Tensor& n,
                             const GatedGradients& d, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
-    (*gradients)[call.gate.of].Add(call.gate, n, d.gate);
-    (*gradients)[call.up.of].Add(call.up, n, d.up);
-    LinearBackwardInto(dn, d.gate, call.gate.weight);
-    LinearBackwardInto(dn, d.up, call.up.weight, /*beta=*/1.0);
-    AdapterBackward(call.gate.adapter, d.gate).AddTo(dn);
-    AdapterBackward(call.up.adapter, d.up).AddTo(dn);
+    {
+      const Fp8Unchanged same(n.const_data_ptr());
+      (*gradients)[call.gate.of].Add(call.gate, n, d.gate);
+      (*gradients)[call.up.of].Add(call.up, n, d.up);
+    }
+    const at::Tensor gate = GradientToSum(call.gate, d.gate);
+    const at::Tensor up = GradientToSum(call.up, d.up);
+    LinearBackwardInto(dn, gate, call.gate.weight);
+    LinearBackwardInto(dn, up, call.up.weight, /*beta=*/1.0);
+    AdapterBackward(call.gate.adapter, gate).AddTo(dn);
+    AdapterBackward(call.up.adapter, up).AddTo(dn);
   }
 };
 
@@ -220,6 +227,14 @@ void BlockLinears::Add(BlockMatrix matrix, const Weight& weight,
                        const TransformerBlockOptions& options) {
   stored.push_back({weight, bias, adapter, options.parameters[matrix],
                     options.bias_parameters[matrix]});
+  if (adapter.dora()) {
+    at::Tensor* const known = adapter.known_norms;
+    at::Tensor& norms = stored.back().adapter.norms;
+    norms = known != nullptr && known->defined()
+                ? *known
+                : AdaptedNorms(weight, adapter);
+    if (known != nullptr) *known = norms;
+  }
   parts[matrix] = {stored.back(), static_cast<int>(stored.size()) - 1};
 }
 

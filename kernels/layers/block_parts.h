@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/divided.h"
 #include "kernels/attention/layer_cache.h"
 #include "kernels/context/gradient_sink.h"
 #include "kernels/layers/linear.h"
@@ -56,6 +57,7 @@ struct TransformerBlockShape {
   bool mlp = true;   // else only attention
   bool gpu = false;  // on a GPU
   std::array<AdapterShape, kBlockMatrices> adapters;
+  bool fp8 = false;  // whether products are in 8 bits
 
   // Bytes of [rows, width] for widths hidden, intermediate, all query heads and
   // all key heads; and of one float32 per row.
@@ -172,6 +174,8 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
+  // Where several ranks share a pass: see divided.h; only of the fused block.
+  HeadExchange* exchange = nullptr;
   // The keys and values of the positions before x, which is then [batch * T,
   // hidden] and has its own appended; rope_table has its positions' rows, or
   // one row per row of x. Null: x is whole sequences. Without gradients.

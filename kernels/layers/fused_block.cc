@@ -19,6 +19,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/fused_rows.h"
 #include "kernels/layers/stored_linear.h"
 #include "kernels/layers/transformer_block.h"
@@ -51,6 +52,7 @@ struct Call {
   FusedDims dims;
   int inputs = 0;  // of the node
   at::Tensor kept;
+  DividedKept divided;  // with options.exchange
 
   // What a norm multiplies by.
   at::Tensor Factor(Norm norm) const {
@@ -59,6 +61,7 @@ struct Call {
   }
   void Release() {
     kept.reset();
+    divided = {};
     x.reset();
     norms = {};
     linears = {};
@@ -77,7 +80,7 @@ at::Tensor LikeX(const Call& call) {
 template <typename T>
 bool IsProduct(const LinearPart& part) {
   const at::Tensor& matrix = part.weight.tensor;
-  return !part.weight.packed() && matrix.is_cpu() &&
+  return !part.weight.packed() && !UsesFp8(part.weight) && matrix.is_cpu() &&
          matrix.scalar_type() == StorageType<T>() && !part.bias.defined() &&
          !part.adapter.defined();
 }
@@ -157,9 +160,12 @@ class Forward {
 
   void Attention() {
     const T* const n = Before(kInputNorm, x_, kept_.rstd);
-    Project(kQueryMatrix, n, 0.0f, kept_.q);
-    Project(kKeyMatrix, n, 0.0f, kept_.k);
-    Project(kValueMatrix, n, 0.0f, kept_.v);
+    {
+      const Fp8Unchanged same(n);
+      Project(kQueryMatrix, n, 0.0f, kept_.q);
+      Project(kKeyMatrix, n, 0.0f, kept_.k);
+      Project(kValueMatrix, n, 0.0f, kept_.v);
+    }
     T *q = kept_.q, *k = kept_.k;
     if (d_.normed_qk()) {
       q = space_.q;
@@ -171,8 +177,15 @@ class Forward {
     }
     Rotate(call_, RopeDirection::kForward, d_.q(), q);
     Rotate(call_, RopeDirection::kForward, d_.kv(), k);
-    AttentionForward({d_.shape, d_.rows, call_.options.packing.get()}, q, k,
-                     kept_.v, kept_.mixed, kept_.log_sum_exp);
+    const PackedRows* const packing = call_.options.packing.get();
+    if (HeadExchange* const exchange = call_.options.exchange) {
+      DividedAttentionForward<T>(*exchange, d_.shape, d_.rows, packing, q, k,
+                                 kept_.v, kept_.mixed, kept_.log_sum_exp,
+                                 &call_.divided);
+    } else {
+      AttentionForward({d_.shape, d_.rows, packing}, q, k, kept_.v, kept_.mixed,
+                       kept_.log_sum_exp);
+    }
     T* const out = WriteAs<T>(out_);
     if (d_.attention_post_norm) {
       Project(kOutputMatrix, kept_.mixed, 0.0f, kept_.branch);
@@ -190,8 +203,11 @@ class Forward {
 
   void Mlp() {
     const T* const n = Before(kMlpNorm, y_, kept_.post_rstd);
-    Project(kGateMatrix, n, 0.0f, kept_.gate);
-    Project(kUpMatrix, n, 0.0f, kept_.up);
+    {
+      const Fp8Unchanged same(n);
+      Project(kGateMatrix, n, 0.0f, kept_.gate);
+      Project(kUpMatrix, n, 0.0f, kept_.up);
+    }
     Gate(call_.options.activation, kept_.gate, kept_.up, d_.rows * d_.inner,
          space_.activation);
     T* const out = WriteAs<T>(out_);
@@ -206,7 +222,7 @@ class Forward {
     Project(kDownMatrix, space_.activation, 1.0f, out);
   }
 
-  const Call& call_;
+  Call& call_;
   const FusedDims& d_;
   const at::Tensor memory_;
   const FusedKept<T> kept_;
@@ -261,6 +277,11 @@ class Backward {
     if (part.bias.defined()) gradients.AddBias(part, ViewOf(dy, d_.rows, n));
     const StoredGradients::Target target = gradients.MatrixOf(part);
     if (!target.gradient.defined()) return;
+    if (UsesFp8(part.weight)) {
+      return Fp8WeightGradientInto(target.gradient, ViewOf(dy, d_.rows, n),
+                                   ViewOf(x, d_.rows, width), part.weight.fp8,
+                                   target.beta);
+    }
     const ProfileScope profile("matrix products");
     // In 16 bits, too, a sink's sums are float32.
     WithStorage(target.gradient.scalar_type(), [&](auto storage) {
@@ -325,8 +346,11 @@ class Backward {
     Weight(kDownMatrix, d_down, space_.d_activation);  // now the activation
     const T* const y = AttentionOutput();
     const T* const n = Before(kMlpNorm, y, kept_.post_rstd);
-    Weight(kGateMatrix, d_gate, n);
-    Weight(kUpMatrix, d_up, n);
+    {
+      const Fp8Unchanged same(n);
+      Weight(kGateMatrix, d_gate, n);
+      Weight(kUpMatrix, d_up, n);
+    }
     ToInput(kGateMatrix, d_gate, 0.0f, space_.d_normed);
     ToInput(kUpMatrix, d_up, 1.0f, space_.d_normed);
     BeforeBack(kMlpNorm,
@@ -341,9 +365,12 @@ class Backward {
     Weight(kOutputMatrix, d_branch, kept_.mixed);
     QueriesAndKeys();
     const T* const n = Before(kInputNorm, x_, kept_.rstd);
-    Weight(kQueryMatrix, space_.dq, n);
-    Weight(kKeyMatrix, space_.dk, n);
-    Weight(kValueMatrix, space_.dv, n);
+    {
+      const Fp8Unchanged same(n);
+      Weight(kQueryMatrix, space_.dq, n);
+      Weight(kKeyMatrix, space_.dk, n);
+      Weight(kValueMatrix, space_.dv, n);
+    }
     ToInput(kQueryMatrix, space_.dq, 0.0f, space_.d_normed);
     ToInput(kKeyMatrix, space_.dk, 1.0f, space_.d_normed);
     ToInput(kValueMatrix, space_.dv, 1.0f, space_.d_normed);
@@ -368,9 +395,22 @@ class Backward {
       q = space_.q;
       k = space_.k;
     }
-    AttentionBackward<T>({d_.shape, d_.rows, call_.options.packing.get()},
-                         {q, k, kept_.v, kept_.mixed, space_.d_mixed,
-                          kept_.log_sum_exp, space_.dq, space_.dk, space_.dv});
+    const PackedRows* const packing = call_.options.packing.get();
+    const AttentionBackwardBuffers<T> buffers = {q,
+                                                 k,
+                                                 kept_.v,
+                                                 kept_.mixed,
+                                                 space_.d_mixed,
+                                                 kept_.log_sum_exp,
+                                                 space_.dq,
+                                                 space_.dk,
+                                                 space_.dv};
+    if (HeadExchange* const exchange = call_.options.exchange) {
+      DividedAttentionBackward<T>(*exchange, d_.shape, d_.rows, packing,
+                                  buffers, call_.divided);
+    } else {
+      AttentionBackward<T>({d_.shape, d_.rows, packing}, buffers);
+    }
     Rotate(call_, RopeDirection::kBackward, d_.q(), space_.dq);
     Rotate(call_, RopeDirection::kBackward, d_.kv(), space_.dk);
     if (!d_.normed_qk()) return;

@@ -6,20 +6,14 @@
 #define CAPSTAN_KERNELS_LAYERS_FUSED_ROWS_H_
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 
 #include <cstdint>
 
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/view_of.h"
 
 namespace capstan::kernels {
-
-// [rows, width] over existing memory that outlives it.
-template <typename T>
-at::Tensor ViewOf(const T* data, int64_t rows, int64_t width) {
-  return at::from_blob(const_cast<T*>(data), {rows, width}, StorageType<T>());
-}
 
 // RmsNorm of x [rows, width], with the factor [width], which is of T, or
 // float32 and then rounded once; rstd: [rows]. y may be x.

@@ -20,6 +20,7 @@
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/product_count_for_test.h"
 #include "kernels/layers/transformer_block.h"
+#include "kernels/plain_products_for_test.h"
 #include "kernels/testing.h"
 
 namespace capstan::kernels {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/linear.h"
 
 namespace capstan::kernels {
@@ -68,7 +69,9 @@ JoinedLinear::JoinedLinear(c10::ArrayRef<LinearPart> parts)
     : parts_(parts.begin(), parts.end()) {
   std::vector<at::Tensor> matrices, biases;
   for (const LinearPart& part : parts_) {
-    if (part.weight.packed()) return;
+    if (part.weight.packed() || UsesFp8(part.weight) || part.adapter.dora()) {
+      return;
+    }
     matrices.push_back(part.weight.tensor);
     biases.push_back(part.bias);
   }

@@ -24,8 +24,10 @@ at::Tensor JoinMatrices(c10::ArrayRef<at::Tensor> matrices,
 class JoinedLinear {
  public:
   JoinedLinear() = default;
-  // Joins them only if none is packed. Biases of all that follow one another in
-  // the same order are one vector; others are added one by one.
+  // Joins them only if none is packed, is multiplied in 8 bits (each has scales
+  // of its own) or has DoRA's adapter. Biases of all that
+  // follow one another in the same order are one vector; others are added one
+  // by one.
   explicit JoinedLinear(c10::ArrayRef<LinearPart> parts);
 
   bool joined() const { return weight_.defined(); }

@@ -2,10 +2,12 @@
 #include "kernels/layers/linear.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/norm.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/mixed_linear.h"
 #include "kernels/memory.h"
@@ -122,6 +125,7 @@ at::Tensor MatMul(const at::Tensor& a, const at::Tensor& b) {
 
 void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
                 double beta) {
+  if (UsesFp8(weight)) return Fp8LinearInto(y, x, weight, beta);
   if (weight.packed()) return PackedLinearInto(y, x, weight, beta);
   if (IsMixed(x, weight)) return StoredLinearInto(y, x, weight, beta);
   MatMulInto(y, x, weight.tensor.t(), beta);
@@ -129,8 +133,18 @@ void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
 
 void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
                         const Weight& weight, double beta) {
+  if (UsesFp8(weight)) return Fp8LinearBackwardInto(dx, dy, weight, beta);
   if (weight.packed()) return PackedLinearBackwardInto(dx, dy, weight, beta);
   MatMulInto(dx, dy, weight.tensor, beta);
+}
+
+void WeightGradientInto(const at::Tensor& gradient, const at::Tensor& dy,
+                        const at::Tensor& x, const Weight& weight,
+                        double beta) {
+  if (UsesFp8(weight)) {
+    return Fp8WeightGradientInto(gradient, dy, x, weight.fp8, beta);
+  }
+  MatMulInto(gradient, dy.t(), x, beta);
 }
 
 GradientSink::Place WeightPlace::Open() const {
@@ -216,7 +230,59 @@ at::Tensor Dropped(const AdapterDropout& dropout, const at::Tensor& x) {
   return out.mul_(1.0 / (1.0 - dropout.rate));
 }
 
+// The values of W whose norms AdaptedNorms computes at a time.
+constexpr int64_t kNormValues = int64_t{1} << 22;
+
+// A weight's values: [rows, columns] float32, in new memory.
+at::Tensor Values(const Weight& weight) {
+  if (weight.packed()) return Dequantize(weight, at::kFloat);
+  at::Tensor values = weight.tensor.to(at::kFloat, /*non_blocking=*/false,
+                                       /*copy=*/true);
+  if (weight.scales.defined()) values.mul_(weight.scales.unsqueeze(1));
+  return values;
+}
+
 }  // namespace
+
+at::Tensor Adapter::factor() const {
+  TORCH_CHECK(norms.defined(), "a layer with a magnitude has norms");
+  return magnitude.to(at::kFloat).div(norms);
+}
+
+Adapter Adapter::Rows(int64_t begin, int64_t count) const {
+  Adapter part = *this;
+  if (defined()) part.b = b.narrow(0, begin, count);
+  if (dora()) {
+    part.magnitude = magnitude.narrow(0, begin, count);
+    part.norms = norms.narrow(0, begin, count);
+  }
+  return part;
+}
+
+at::Tensor AdaptedNorms(const Weight& weight, const Adapter& adapter) {
+  const at::NoGradGuard no_grad;
+  const ProfileScope profile("norms of adapted matrices");
+  const int64_t out = weight.rows();
+  const int64_t piece = std::max<int64_t>(1, kNormValues / weight.columns());
+  const at::Tensor a = adapter.a.to(at::kFloat);
+  const at::Tensor norms = at::empty({out}, a.options().requires_grad(false));
+  for (int64_t begin = 0; begin < out; begin += piece) {
+    const int64_t rows = std::min(piece, out - begin);
+    const at::Tensor values = Values(weight.Rows(begin, rows));
+    MatMulInto(values, adapter.b.narrow(0, begin, rows).to(at::kFloat), a,
+               /*beta=*/1.0, adapter.scale);
+    norms.narrow(0, begin, rows)
+        .copy_(at::norm(values, 2, {1}, /*keepdim=*/false));
+  }
+  const at::Tensor rounded =
+      norms.to(adapter.magnitude.scalar_type()).to(at::kFloat);
+  // A row of zeros, whose magnitude is 0, too, stays one.
+  return rounded.masked_fill(rounded.eq(0.0), 1.0);
+}
+
+int64_t PlanAdaptedNorms(int64_t out, int64_t in) {
+  return std::min(out * in, std::max(in, kNormValues)) * kFloatBytes;
+}
 
 void AddAdapter(const Adapter& adapter, const at::Tensor& x, at::Tensor y) {
   if (!adapter.defined()) return;
@@ -267,6 +333,10 @@ LinearMemory PlanLinear(int64_t rows, int64_t in, int64_t out,
   const int64_t masked = adapter.dropout ? dropped + rows * in * element : 0;
   memory.forward = inner + dropped;
   memory.backward = std::max(2 * inner, inner + masked);
+  if (!adapter.dora) return memory;
+  memory.gradients += out * element;  // to the magnitude
+  // The sum, or the gradient to it.
+  memory.backward += rows * out * element;
   return memory;
 }
 

@@ -28,15 +28,33 @@ struct AdapterDropout {
   bool active() const { return rate > 0.0 && samples.defined(); }
 };
 
-// Adds scale * dropout(x) A^T B^T to a layer's x W^T.
+// Adds scale * dropout(x) A^T B^T to a layer's x W^T, and with a magnitude
+// multiplies that sum's columns by magnitude / norms ("DoRA", Liu et al., 2024,
+// equation 5), where W is frozen and the norms have no gradient (section 4.3).
 struct Adapter {
   at::Tensor a;  // [rank, in]; undefined: the layer has no adapter
   at::Tensor b;  // [out, rank]
   double scale = 1.0;
   AdapterDropout dropout;
+  at::Tensor magnitude;  // [out]; undefined: no DoRA
+  at::Tensor norms;      // [out]: AdaptedNorms
+  // Where the norms stay for as long as the weights do; null: nowhere.
+  at::Tensor* known_norms = nullptr;
 
   bool defined() const { return a.defined(); }
+  bool dora() const { return magnitude.defined(); }
+  // magnitude / norms: [out] float32.
+  at::Tensor factor() const;
+  // The rows' part of it, as of the layer's.
+  Adapter Rows(int64_t begin, int64_t count) const;
 };
+
+// |W + scale * B A| of each row, in float32, rounded to the magnitude's dtype,
+// for which W plus its change is made a piece of rows at a time. W is dense or
+// packed. Without autograd.
+at::Tensor AdaptedNorms(const Weight& weight, const Adapter& adapter);
+// The most bytes that it allocates for W [out, in].
+int64_t PlanAdaptedNorms(int64_t out, int64_t in);
 
 // y [rows, out] += scale * dropout(x) A^T B^T, for x [rows, in]; a no-op
 // without an adapter. With dropout, each sample has the same number of rows.
@@ -64,6 +82,7 @@ class AdapterBackward {
 struct AdapterShape {
   int64_t rank = 0;  // 0: none
   bool dropout = false;
+  bool dora = false;
 };
 
 // Bytes that a linear layer [out, in] allocates on the CPU, besides its input,
@@ -102,6 +121,11 @@ void LinearInto(const at::Tensor& y, const at::Tensor& x, const Weight& weight,
 // dx [rows, in] = dy W + beta * dx, for dy [rows, out].
 void LinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
                         const Weight& weight, double beta = 0.0);
+
+// gradient [out, in] = dy^T x + beta * gradient, as MatMulInto or, if the
+// weight's products are (UsesFp8), in 8 bits, where beta is 0 or 1.
+void WeightGradientInto(const at::Tensor& gradient, const at::Tensor& dy,
+                        const at::Tensor& x, const Weight& weight, double beta);
 
 // The destination of a weight's gradient: `sink`'s place for `parameter`, or,
 // without a sink, a new tensor.

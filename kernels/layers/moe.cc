@@ -3,12 +3,14 @@
 // Rows are copied together by expert, so that an expert is one MLP on its rows.
 // Backward recomputes what is cheap: n, and the experts' activations.
 //
-// The experts' products are issued by the host, which must know how many rows
-// each has: in a forward pass on a GPU it waits once for these numbers, and
-// lets the device sort and copy the rows meanwhile.
+// On a GPU that has them the experts' products are grouped (grouped_experts.h).
+// Others are issued by the host one by one, which must know how many rows each
+// has: in a forward pass on a GPU it waits once for these numbers, and lets the
+// device sort and copy the rows meanwhile.
 #include "kernels/layers/moe.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +33,9 @@
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/layers/grouped_experts.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/stored_linear.h"
 
@@ -50,9 +54,9 @@ struct Routing {
   at::Tensor share;        // [rows, top_k] float32: of the chosen experts
   at::Tensor sum;          // [rows, 1] that was divided by; undefined: none
   at::Tensor expert;       // [rows, top_k] int64
-  // Choices sorted by expert, and by row within one: the place r * top_k + i of
-  // each in `share`, its row r, and how many each expert has. order: where each
-  // place's choice is among them.
+  // Unless products are grouped: choices sorted by expert, and by row within
+  // one: the place r * top_k + i of each in `share`, its row r, and how many
+  // each expert has. order: where each place's choice is among them.
   at::Tensor place, row, order;
   at::Tensor chosen;            // [experts] float32: how many each has
   std::vector<int64_t> counts;  // the same
@@ -79,6 +83,9 @@ struct Call {
   at::Tensor rstd;
   Routing routing;
   at::Tensor gate, up;  // [rows * top_k, intermediate], sorted by expert
+  // In place of gate and up; null: products aren't grouped.
+  std::unique_ptr<GroupedExperts> grouped;
+  bool trained = false;  // whether backward needs the matrices' gradients
 };
 
 at::Tensor New(int64_t rows, int64_t width, const at::Tensor& like) {
@@ -148,8 +155,9 @@ void Group(Routing* r) {
                        at::arange(r->place.numel(), r->place.options()));
 }
 
-// The choices of [rows, hidden] n's rows, sorted by expert; sorted: n's rows,
-// one for each choice, [rows * top_k, hidden].
+// The choices of [rows, hidden] n's rows; unless `sorted` is null, they are
+// sorted by expert, and it becomes n's rows, one for each choice, [rows *
+// top_k, hidden].
 Routing Route(const at::Tensor& n, const at::Tensor& router,
               const MoeOptions& options, at::Tensor* sorted) {
   const ProfileScope profile("router");
@@ -160,15 +168,19 @@ Routing Route(const at::Tensor& n, const at::Tensor& router,
   auto [value, index] = at::topk(r.probability, options.top_k, -1);
   r.expert = std::move(index);
   r.share = std::move(value);
-  ExpertCounts counts(r.expert, router.size(0));
-  r.chosen = counts.chosen();
+  std::optional<ExpertCounts> counts;
+  if (sorted != nullptr) {
+    counts.emplace(r.expert, router.size(0));
+    r.chosen = counts->chosen();
+  }
   if (options.normalise) {
     r.sum = r.share.sum({-1}, /*keepdim=*/true);
     r.share = r.share / r.sum;
   }
+  if (sorted == nullptr) return r;
   Group(&r);
   *sorted = n.index_select(0, r.row);
-  r.counts = counts.Take();
+  r.counts = counts->Take();
   return r;
 }
 
@@ -193,6 +205,15 @@ at::Tensor Forward(Call* call) {
   const RmsNormResult n =
       RmsNormForward(call->x, call->norm, call->options.eps);
   call->rstd = n.rstd;
+  if (call->grouped != nullptr) {
+    Routing& r = call->routing;
+    r = Route(n.y, call->router, call->options, /*sorted=*/nullptr);
+    const ProfileScope profile("experts");
+    const at::Tensor y = call->grouped->Forward(call->x, n.y, r.expert, r.share,
+                                                call->stored, call->trained);
+    r.chosen = call->grouped->chosen();
+    return y;
+  }
   at::Tensor sorted;
   call->routing = Route(n.y, call->router, call->options, &sorted);
   const Routing& r = call->routing;
@@ -205,8 +226,11 @@ at::Tensor Forward(Call* call) {
     const at::Tensor rows = sorted.narrow(0, first, count);
     const at::Tensor gate = call->gate.narrow(0, first, count);
     const at::Tensor up = call->up.narrow(0, first, count);
-    ForwardInto(Part(*call, e, kGate), rows, gate);
-    ForwardInto(Part(*call, e, kUp), rows, up);
+    {
+      const Fp8Unchanged same(rows.const_data_ptr());
+      ForwardInto(Part(*call, e, kGate), rows, gate);
+      ForwardInto(Part(*call, e, kUp), rows, up);
+    }
     ForwardInto(Part(*call, e, kDown), Gated(Activation::kSilu, gate, up),
                 out.narrow(0, first, count));
   });
@@ -227,7 +251,10 @@ class Backward {
   // dy [rows, hidden]; d_probability [experts] float32.
   variable_list Run(const at::Tensor& dy, const at::Tensor& d_probability) {
     n_ = RmsNormAgain(call_.x, call_.norm, call_.rstd);
-    const at::Tensor d_share = Experts(dy);
+    const at::Tensor d_share =
+        call_.grouped == nullptr
+            ? Experts(dy)
+            : call_.grouped->Backward(n_, dy, call_.stored, &of_stored_, &dn_);
     Router(d_share, d_probability);
     for (StoredGradients& of : of_stored_) of.MoveTo(&gradients_);
     RmsNormGradients made =
@@ -278,8 +305,11 @@ class Backward {
     const GatedGradients d = GatedBackward(Activation::kSilu, rows.gate,
                                            rows.up, std::move(d_activation));
     of_stored_[down.of].Add(down, d.activation, rows.d_out);
-    of_stored_[gate.of].Add(gate, rows.x, d.gate);
-    of_stored_[up.of].Add(up, rows.x, d.up);
+    {
+      const Fp8Unchanged same(rows.x.const_data_ptr());
+      of_stored_[gate.of].Add(gate, rows.x, d.gate);
+      of_stored_[up.of].Add(up, rows.x, d.up);
+    }
     BackwardInto(gate, d.gate, rows.dx);
     BackwardInto(up, d.up, rows.dx, /*beta=*/1.0);
   }
@@ -336,18 +366,42 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
     const Routing& r = call->routing;
     at::Tensor chosen = r.chosen;
     ctx->mark_non_differentiable({chosen});
-    return {std::move(out), r.probability.sum({0}), std::move(chosen)};
+    return {std::move(out),
+            call->options.sums_probability
+                ? r.probability.sum({0})
+                : at::empty({0}, r.probability.options()),
+            std::move(chosen)};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Call& call = *KeptOf<SharedCall>(ctx);
-    TORCH_CHECK(call.gate.defined(), "the experts' backward can run only once");
+    TORCH_CHECK(call.x.defined(), "the experts' backward can run only once");
     variable_list gradients =
-        Backward(&call, ctx).Run(grads[0].contiguous(), grads[1]);
+        Backward(&call, ctx)
+            .Run(grads[0].contiguous(),
+                 call.options.sums_probability ? grads[1] : at::Tensor());
     call = Call();
     return gradients;
   }
 };
+
+// GroupedExperts', besides what is kept: where gate and up come to the same
+// place, and routing has a few numbers less.
+void PlanGrouped(const MoeShape& s, OperatorMemory* memory) {
+  const int64_t element = ElementBytes(s.dtype);
+  const int64_t places = s.rows * s.top_k + (s.trained ? s.experts : 0);
+  const int64_t x = s.rows * s.hidden * element;
+  const int64_t sorted = places * s.hidden * element;
+  const int64_t inner = places * s.intermediate * element;
+  // A matrix of each expert, whose gradients are made together.
+  const int64_t matrix =
+      s.trained ? s.experts * s.intermediate * s.hidden * element : 0;
+  memory->forward = std::max(memory->forward, x + sorted + inner);
+  // Of down, with n's rows to come; of gate and up.
+  memory->backward =
+      std::max(memory->backward,
+               2 * x + sorted + 2 * inner + matrix + std::max(inner, matrix));
+}
 
 }  // namespace
 
@@ -377,6 +431,7 @@ OperatorMemory PlanMoeMlp(const MoeShape& s) {
   if (s.trained) gradients = 0;
   memory.backward =
       x + 3 * sorted + std::max(sorted + x, 4 * expert) + gradients;
+  if (s.grouped) PlanGrouped(s, &memory);
   return memory;
 }
 
@@ -400,6 +455,14 @@ MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
       call->stored.push_back({*matrices[m], {}, expert.adapters[m], to[m]});
     }
   }
+  if (GroupedExperts::Take(call->x, call->stored)) {
+    call->grouped = std::make_unique<GroupedExperts>();
+    call->trained = at::GradMode::is_enabled() &&
+                    std::any_of(call->stored.begin(), call->stored.end(),
+                                [](const StoredLinear& s) {
+                                  return s.weight.tensor.requires_grad();
+                                });
+  }
   NodeInputs inputs;
   inputs.Add(call->x);
   inputs.Add(call->norm);
@@ -407,7 +470,7 @@ MoeResult MoeMlp(const at::Tensor& x, const MoeWeights& weights,
   for (StoredLinear& stored : call->stored) stored.AddTo(&inputs);
   call->inputs = static_cast<int>(inputs.tensors().size());
   const variable_list out = MoeFunction::apply(inputs.tensors(), call);
-  return {out[0], out[1], out[2]};
+  return {out[0], options.sums_probability ? out[1] : at::Tensor(), out[2]};
 }
 
 }  // namespace capstan::kernels

@@ -38,6 +38,7 @@ struct MoeOptions {
   int64_t top_k = 1;
   // Whether the weights of a token's experts are divided by their sum.
   bool normalise = true;
+  bool sums_probability = true;  // whether MoeResult has it
   // As TransformerBlockOptions; the indices of each expert's gate, up and down.
   GradientSink* sink = nullptr;
   std::vector<std::array<int, 3>> parameters;
@@ -56,6 +57,12 @@ struct MoeResult {
   at::Tensor chosen;
 };
 
+// On GPUs of compute capability 9 and 10 in bfloat16 all experts' products are
+// grouped (grouped_experts.h), and the host waits for nothing. In other dtypes,
+// on other GPUs, and with adapters, packed matrices or products in 8 bits it
+// waits once for how many rows each expert has, and issues products expert by
+// expert.
+//
 // n = RmsNorm(x); p = softmax(n Wrouter^T) in float32; each row's output is x +
 // the sum over its top_k experts e of p[e] (or p[e] / their sum) * expert_e(n),
 // with gradients to x, the weights and the adapters. x: [rows, hidden].
@@ -72,6 +79,7 @@ struct MoeShape {
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trained = true;
   std::array<AdapterShape, 3> adapters = {};
+  bool grouped = false;  // products may be grouped: the larger need of both
 };
 OperatorMemory PlanMoeMlp(const MoeShape& shape);
 

@@ -2,9 +2,12 @@
 #include "kernels/layers/stored_linear.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <c10/util/Exception.h>
 
 #include <utility>
 
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
 
 namespace capstan::kernels {
@@ -16,6 +19,7 @@ void StoredLinear::AddTo(NodeInputs* inputs) {
   bias_input = inputs->Add(bias);
   a_input = inputs->Add(adapter.a);
   b_input = inputs->Add(adapter.b);
+  magnitude_input = inputs->Add(adapter.magnitude);
 }
 
 LinearPart::LinearPart(const StoredLinear& stored, int of)
@@ -31,7 +35,49 @@ LinearPart::LinearPart(const StoredLinear& stored, int of, int64_t begin,
   whole = false;
   weight = stored.weight.Rows(begin, rows);
   if (bias.defined()) bias = bias.narrow(0, begin, rows);
-  if (adapter.defined()) adapter.b = adapter.b.narrow(0, begin, rows);
+  adapter = stored.adapter.Rows(begin, rows);
+}
+
+namespace {
+
+// Writes x W^T plus the adapter's, without its factor, to y [n, rows].
+void SumInto(const LinearPart& part, const at::Tensor& x, const at::Tensor& y) {
+  LinearInto(y, x, part.weight);
+  AddAdapter(part.adapter, x, y);
+}
+
+at::Tensor LikeDense(const at::Tensor& y) {
+  return at::empty(y.sizes(), y.options().requires_grad(false));
+}
+
+// ForwardInto, of DoRA.
+void ScaledForwardInto(const LinearPart& part, const at::Tensor& x,
+                       at::Tensor y, double beta) {
+  at::Tensor sum = beta == 0.0 ? y : LikeDense(y);
+  SumInto(part, x, sum);
+  sum.mul_(part.adapter.factor());
+  if (part.bias.defined()) sum.add_(part.bias);
+  if (beta != 0.0) y.add_(sum);
+}
+
+// The gradient to DoRA's magnitude: [rows] float32, for dy [n, rows]. The sum
+// is computed again rather than kept.
+at::Tensor MagnitudeGradient(const LinearPart& part, const at::Tensor& x,
+                             const at::Tensor& dy) {
+  at::Tensor sum = LikeDense(dy);
+  SumInto(part, x, sum);
+  at::Tensor made = at::empty({part.rows()}, part.adapter.norms.options());
+  SumRowsInto(made, sum.mul_(dy), /*add=*/false);
+  return made.div_(part.adapter.norms);
+}
+
+}  // namespace
+
+at::Tensor GradientToSum(const LinearPart& part, const at::Tensor& dy) {
+  if (!part.adapter.dora()) return dy;
+  at::Tensor of_sum = LikeDense(dy);
+  at::mul_out(of_sum, dy, part.adapter.factor());
+  return of_sum;
 }
 
 void FillRows(const at::Tensor& bias, const at::Tensor& y) {
@@ -40,8 +86,10 @@ void FillRows(const at::Tensor& bias, const at::Tensor& y) {
 
 void ForwardInto(const LinearPart& part, const at::Tensor& x,
                  const at::Tensor& y, double beta) {
+  if (part.adapter.dora()) return ScaledForwardInto(part, x, y, beta);
   if (part.bias.defined()) {
-    if (beta == 0.0 && !part.weight.packed() && OnGpuPath(x)) {
+    if (beta == 0.0 && !part.weight.packed() && !UsesFp8(part.weight) &&
+        OnGpuPath(x)) {
       BiasedMatMulInto(y, x, part.weight.tensor.t(), part.bias);
       return AddAdapter(part.adapter, x, y);
     }
@@ -58,12 +106,18 @@ void ForwardInto(const LinearPart& part, const at::Tensor& x,
 
 void BackwardInto(const LinearPart& part, const at::Tensor& dy,
                   const at::Tensor& dx, double beta) {
-  LinearBackwardInto(dx, dy, part.weight, beta);
-  AdapterBackward(part.adapter, dy).AddTo(dx);
+  const at::Tensor of_sum = GradientToSum(part, dy);
+  LinearBackwardInto(dx, of_sum, part.weight, beta);
+  AdapterBackward(part.adapter, of_sum).AddTo(dx);
+}
+
+bool StoredGradients::WantsMatrix() const {
+  return Wants(ctx_, stored_.weight_input);
 }
 
 StoredGradients::Target StoredGradients::MatrixOf(const LinearPart& part) {
-  if (!Wants(ctx_, stored_.weight_input)) return {};
+  if (!WantsMatrix()) return {};
+  TORCH_CHECK(!part.adapter.dora(), "DoRA's matrix is frozen");
   if (!matrix_.gradient.defined()) {
     const at::Tensor& weight = stored_.weight.tensor;
     const WeightPlace place = {sink_, stored_.parameter};
@@ -102,8 +156,18 @@ void StoredGradients::AddBias(const LinearPart& part, const at::Tensor& dy) {
 void StoredGradients::AddAdapter(const LinearPart& part, const at::Tensor& x,
                                  const at::Tensor& dy) {
   if (!part.adapter.defined()) return;
+  if (part.adapter.dora()) {
+    if (!magnitude_.defined()) {
+      magnitude_ =
+          at::empty(stored_.adapter.magnitude.sizes(),
+                    stored_.adapter.magnitude.options().requires_grad(false));
+    }
+    magnitude_.narrow(0, part.begin, part.rows())
+        .copy_(MagnitudeGradient(part, x, dy));
+  }
   variable_list made;
-  AdapterBackward(part.adapter, dy).AppendWeights(x, &made);
+  AdapterBackward(part.adapter, GradientToSum(part, dy))
+      .AppendWeights(x, &made);
   if (part.whole) {
     a_ = std::move(made[0]);
     b_ = std::move(made[1]);
@@ -122,7 +186,7 @@ void StoredGradients::Add(const LinearPart& part, const at::Tensor& x,
                           const at::Tensor& dy) {
   const Target target = MatrixOf(part);
   if (target.gradient.defined()) {
-    MatMulInto(target.gradient, dy.t(), x, target.beta);
+    WeightGradientInto(target.gradient, dy, x, part.weight, target.beta);
   }
   AddBias(part, dy);
   AddAdapter(part, x, dy);
@@ -136,6 +200,7 @@ void StoredGradients::MoveTo(variable_list* gradients) {
   if (!bias_.wide) move(stored_.bias_input, &bias_.gradient);
   move(stored_.a_input, &a_);
   move(stored_.b_input, &b_);
+  move(stored_.magnitude_input, &magnitude_);
 }
 
 }  // namespace capstan::kernels

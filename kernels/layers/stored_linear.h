@@ -50,6 +50,7 @@ struct StoredLinear {
   // Adds the tensors to the inputs of a node.
   void AddTo(NodeInputs* inputs);
   int weight_input = -1, bias_input = -1, a_input = -1, b_input = -1;
+  int magnitude_input = -1;
 };
 
 // Rows of a stored layer, as a layer [rows, in] of its own, which shares its
@@ -80,6 +81,10 @@ void ForwardInto(const LinearPart& part, const at::Tensor& x,
 void BackwardInto(const LinearPart& part, const at::Tensor& dy,
                   const at::Tensor& dx, double beta = 0.0);
 
+// The gradient to x W^T plus the adapter's, for dy [n, rows], that to y: dy
+// itself, unless the adapter is DoRA's.
+at::Tensor GradientToSum(const LinearPart& part, const at::Tensor& dy);
+
 // y [n, rows] = bias in each row.
 void FillRows(const at::Tensor& bias, const at::Tensor& y);
 
@@ -100,6 +105,8 @@ class StoredGradients {
     double beta = 0.0;
   };
   Target MatrixOf(const LinearPart& part);
+  // Whether the matrix has a gradient.
+  bool WantsMatrix() const;
   // Likewise the sum of dy's rows: [rows].
   Target BiasOf(const LinearPart& part);
 
@@ -118,7 +125,7 @@ class StoredGradients {
   torch::autograd::AutogradContext* const ctx_;
   GradientSink* const sink_;
   WeightPlace::AnyPlace matrix_, bias_;
-  at::Tensor a_, b_;
+  at::Tensor a_, b_, magnitude_;
 };
 
 }  // namespace capstan::kernels

@@ -8,6 +8,7 @@
 #include "kernels/attention/layer_cache.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/fused_block.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/layers/linear.h"
@@ -65,7 +66,7 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
     if (!s.mlp && matrix >= kGateMatrix) continue;
     const LinearMemory linear = s.Linear(matrix);
     adapters = std::max(adapters, linear.forward);
-    if (s.trained) continue;
+    if (s.trained && !s.fp8) continue;
     memory.backward =
         std::max(memory.backward, space + gradients + linear.backward);
     gradients += linear.gradients;
@@ -92,6 +93,8 @@ at::Tensor TransformerBlock(const at::Tensor& x,
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options) {
+  TORCH_CHECK(options.exchange == nullptr,
+              "only the fused block's attention is divided among ranks");
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   at::Tensor mixed;
   if (options.cache == nullptr) {
@@ -116,7 +119,23 @@ LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
   const auto [out, in] = out_in[matrix];
   // On GPUs and in 16 bits gradients are written to where they are summed.
   const bool returned = trained && !gpu && dtype == c10::ScalarType::Float;
-  return PlanLinear(rows, in, out, dtype, returned, adapters[matrix]);
+  LinearMemory memory =
+      PlanLinear(rows, in, out, dtype, returned, adapters[matrix]);
+  if (fp8 && FitsFp8(out, in)) {
+    const Fp8LinearMemory products = PlanFp8Linear(rows, in, out, gpu);
+    memory.forward = std::max(memory.forward, products.forward);
+    memory.backward = std::max(memory.backward, products.backward);
+  }
+  if (!adapters[matrix].dora) return memory;
+  // On CPUs ATen multiplies 16 bits by DoRA's float32 factors in two copies.
+  const int64_t copies =
+      gpu || dtype == c10::ScalarType::Float ? 0 : 2 * rows * out * kFloatBytes;
+  memory.forward = std::max(memory.forward, copies);
+  memory.backward = std::max(memory.backward, Rows(out) + copies);
+  // What isn't added to the residual in place.
+  const bool adds = matrix == kOutputMatrix || matrix == kDownMatrix;
+  if (adds && !post_norms) memory.forward += x();
+  return memory;
 }
 
 OperatorMemory PlanPlainTransformerBlock(const TransformerBlockShape& s) {

@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/context/fp8.h"
+
 namespace capstan::kernels {
 
 // What the bytes of a matrix mean; kernels/quant has the packed formats.
-enum class WeightFormat { kDense, kNf4, kNf4Double };
+enum class WeightFormat { kDense, kNf4, kNf4Double, kFp8 };
 
 // W [out, in]: a tensor of a floating dtype, or, without a gradient, of int8
 // with a scale a row, or a 1-D uint8 tensor.
@@ -44,13 +46,16 @@ struct Weight {
   // Rows [begin, begin + count), in the same memory.
   Weight Rows(int64_t begin, int64_t count) const {
     if (!packed()) {
-      return Scaled(
+      Weight part = Scaled(
           tensor.narrow(0, begin, count),
           scales.defined() ? scales.narrow(0, begin, count) : at::Tensor());
+      part.fp8 = fp8;
+      return part;
     }
     Weight part(tensor, format, count, in);
     part.first_row = first_row + begin;
     part.stored_rows = stored_rows;
+    part.fp8 = fp8;
     return part;
   }
 
@@ -60,6 +65,8 @@ struct Weight {
   // Of packed ones: the shape, and which rows of those that are stored.
   int64_t out = 0, in = 0;
   int64_t first_row = 0, stored_rows = 0;
+  // How it is multiplied (fp8_linear.h).
+  Fp8Scaling fp8 = Fp8Scaling::kOff;
 };
 
 }  // namespace capstan::kernels

@@ -34,6 +34,7 @@ struct Case {
   bool sink = false;
   bool trained = true;
   double softcap = 0.0;
+  double smoothing = 0.0;
 };
 
 constexpr Case kCases[] = {
@@ -50,6 +51,9 @@ constexpr Case kCases[] = {
     {"capped_in_pieces", 600, 64, 40000, at::kFloat, true, true, 30.0},
     {"half_capped_in_pieces", 1000, 64, 40000, at::kBFloat16, false, true,
      30.0},
+    {"smoothed_in_pieces", 600, 64, 40000, at::kFloat, true, true, 0.0, 0.1},
+    {"half_smoothed_in_pieces", 1000, 64, 40000, at::kBFloat16, true, true, 0.0,
+     0.1},
     {"half_frozen", 256, 64, 5000, at::kBFloat16, false, false},
 };
 
@@ -85,7 +89,8 @@ TEST_P(LossMemoryTest, Head) {
   PlanHeadBackward(shape_, &backward);
   ExpectNear(MemoryOf(forward, backward), Measure([&] {
                return HeadCrossEntropySum(hidden, weight_, tokens_, nullptr,
-                                          kLogitsBytes, to_, {}, c.softcap);
+                                          kLogitsBytes, to_, {}, c.softcap,
+                                          c.smoothing);
              }),
              bound());
 }

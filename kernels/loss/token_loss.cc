@@ -255,6 +255,7 @@ class EmbeddingFunction : public torch::autograd::Function<EmbeddingFunction> {
 struct HeadRows {
   SeenRows seen;
   double softcap = 0.0;
+  double smoothing = 0.0;
 };
 
 struct HeadCall {
@@ -290,7 +291,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       at::Tensor logits = MatMul(h, weight.t());
       at::Tensor slope = SoftCap(logits, of.softcap);
       AddTo(CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), true,
-                            Lift(logits), RowsOf(factors, r, n)),
+                            Lift(logits), RowsOf(factors, r, n), of.smoothing),
             &sum);
       SoftCapBackward(logits, std::move(slope));
       if (r + n == rows) {
@@ -407,10 +408,12 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& targets,
                                const TiedGradient& tied, int64_t logits_bytes,
                                const WeightPlace& place,
-                               const at::Tensor& row_weights, double softcap) {
+                               const at::Tensor& row_weights, double softcap,
+                               double smoothing) {
   TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
               "each row must have one target and one weight");
-  const HeadRows of = {RowsToSee(hidden, targets, row_weights), softcap};
+  const HeadRows of = {RowsToSee(hidden, targets, row_weights), softcap,
+                       smoothing};
   const int64_t rows = of.seen.targets.size(0);
   const int64_t piece =
       PiecesOf(rows,
@@ -429,7 +432,8 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
     at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
     SoftCap(logits, softcap);
     sum += CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), false,
-                           /*factor=*/1.0, RowsOf(of.seen.weights, r, n));
+                           /*factor=*/1.0, RowsOf(of.seen.weights, r, n),
+                           smoothing);
   }
   return sum;
 }

@@ -44,7 +44,7 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // weight needs a gradient. Logits exist for one chunk of rows at a time, of at
 // most `logits_bytes` (0: LogitsBytes of the device); if an eighth or more of
 // the rows has no target, only for the others. With a softcap, logits
-// become cap * tanh(logit / cap) first.
+// become cap * tanh(logit / cap) first. `smoothing`: as CrossEntropySum's.
 //
 // For hidden rows on a GPU, targets and row_weights may be on the CPU, and
 // targets should be: else the head computes all rows, since the host would have
@@ -52,11 +52,14 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 //
 // On GPUs the weight's gradient of 16-bit types is summed in float32 by the
 // products, and goes to the sink's float32 sums (WideGradientSink) unrounded.
-at::Tensor HeadCrossEntropySum(
-    const at::Tensor& hidden, const at::Tensor& weight,
-    const at::Tensor& targets, const TiedGradient& tied,
-    int64_t logits_bytes = 0, const WeightPlace& place = {},
-    const at::Tensor& row_weights = {}, double softcap = 0.0);
+at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
+                               const at::Tensor& weight,
+                               const at::Tensor& targets,
+                               const TiedGradient& tied,
+                               int64_t logits_bytes = 0,
+                               const WeightPlace& place = {},
+                               const at::Tensor& row_weights = {},
+                               double softcap = 0.0, double smoothing = 0.0);
 
 // The logits of a chunk on CPUs, which stay in the last-level cache or near it.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;

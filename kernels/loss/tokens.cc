@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -21,9 +22,30 @@
 namespace capstan::kernels {
 namespace {
 
+// One row's cross_entropy with a smoothing. `wide` is memory to work in, so
+// that 16 bits are rounded once.
+template <typename T>
+float SmoothedRow(T* x, int64_t vocab, int64_t target, bool gradient,
+                  float factor, float smoothing, std::vector<float>* wide) {
+  const int64_t row = 0;
+  wide->assign(vocab, 0.0f);
+  float* const z = wide->data();
+  Simd().rows<T>().add_rows_wide(x, &row, 1, vocab, vocab, z);
+  const double mean = std::accumulate(z, z + vocab, 0.0) / vocab;
+  const float more = smoothing * static_cast<float>(z[target] - mean);
+  const float loss =
+      Simd().fp32.cross_entropy(z, vocab, target, gradient, factor) + more;
+  if (!gradient) return loss;
+  const float each = factor * smoothing / static_cast<float>(vocab);
+  for (int64_t c = 0; c < vocab; ++c) z[c] -= each;
+  z[target] += factor * smoothing;
+  Simd().rows<T>().scaled(z, 1.0f, vocab, x);
+  return loss;
+}
+
 // In place, whatever the storage.
 at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient,
-                 double factor, const at::Tensor& weights) {
+                 double factor, const at::Tensor& weights, double smoothing) {
   const int64_t rows = logits.size(0), vocab = logits.size(1);
   const int64_t* target = targets.const_data_ptr<int64_t>();
   const float* weight = ReadAs<float>(weights);
@@ -32,14 +54,20 @@ at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient,
     using T = decltype(storage);
     T* x = WriteAs<T>(logits);
     at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t r, int64_t end) {
+      std::vector<float> wide;
       for (; r < end; ++r) {
         if (target[r] >= 0) {
           TORCH_CHECK_INDEX(target[r] < vocab, "target ", target[r],
                             " is out of range for a vocabulary of ", vocab);
           const float w = weight == nullptr ? 1.0f : weight[r];
-          losses[r] = w * Simd().rows<T>().cross_entropy(
-                              x + r * vocab, vocab, target[r], gradient,
-                              static_cast<float>(factor) * w);
+          const float f = static_cast<float>(factor) * w;
+          T* const row = x + r * vocab;
+          losses[r] =
+              w * (smoothing == 0.0
+                       ? Simd().rows<T>().cross_entropy(row, vocab, target[r],
+                                                        gradient, f)
+                       : SmoothedRow(row, vocab, target[r], gradient, f,
+                                     static_cast<float>(smoothing), &wide));
         } else if (gradient) {
           std::memset(x + r * vocab, 0, vocab * sizeof(T));
         }
@@ -52,17 +80,23 @@ at::Tensor OnCpu(at::Tensor& logits, const at::Tensor& targets, bool gradient,
 }
 
 at::Tensor Composed(at::Tensor& logits, const at::Tensor& targets,
-                    bool gradient, double factor, const at::Tensor& weights) {
+                    bool gradient, double factor, const at::Tensor& weights,
+                    double smoothing) {
   at::Tensor x = logits.to(at::kFloat);  // itself, if float32
   const at::Tensor valid = targets.ge(0).unsqueeze(1);
   const at::Tensor index = targets.clamp_min(0).unsqueeze(1);
   const at::Tensor lse = at::logsumexp(x, {1}, /*keepdim=*/true);
   at::Tensor losses = lse - x.gather(1, index);
+  if (smoothing != 0.0) {
+    losses.add_((x.gather(1, index) - x.mean(1, true)).mul_(smoothing));
+  }
   if (weights.defined()) losses.mul_(weights.unsqueeze(1));
   const at::Tensor sum = losses.masked_fill_(~valid, 0.0).sum();
   if (!gradient) return sum;
   x = x.sub_(lse).exp_();
-  x.scatter_add_(1, index, at::full({}, -1.0, x.options()).expand_as(index));
+  x.scatter_add_(1, index,
+                 at::full({}, smoothing - 1.0, x.options()).expand_as(index));
+  if (smoothing != 0.0) x.sub_(smoothing / static_cast<double>(x.size(1)));
   if (weights.defined()) x.mul_(weights.unsqueeze(1));
   x.masked_fill_(~valid, 0.0);
   if (factor != 1.0) x.mul_(factor);
@@ -74,7 +108,7 @@ at::Tensor Composed(at::Tensor& logits, const at::Tensor& targets,
 
 at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                            bool gradient, double factor,
-                           const at::Tensor& weights) {
+                           const at::Tensor& weights, double smoothing) {
   const ProfileScope profile("cross-entropy");
   TORCH_CHECK(!weights.defined() || (weights.scalar_type() == at::kFloat &&
                                      weights.sizes() == targets.sizes() &&
@@ -83,13 +117,13 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
               "logits' device");
   if (const auto* cuda = cuda::For(logits)) {
     return cuda::CrossEntropySum(*cuda, logits, targets, gradient, factor,
-                                 weights);
+                                 weights, smoothing);
   }
   if (HasRowKernels(logits)) {
     return OnCpu(logits, targets.contiguous(), gradient, factor,
-                 weights.defined() ? weights.contiguous() : weights);
+                 weights.defined() ? weights.contiguous() : weights, smoothing);
   }
-  return Composed(logits, targets, gradient, factor, weights);
+  return Composed(logits, targets, gradient, factor, weights, smoothing);
 }
 
 namespace {

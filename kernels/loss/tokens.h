@@ -16,9 +16,14 @@ namespace capstan::kernels {
 // factor * weight * (softmax(logits) - 1 at the target), 0 in rows without one,
 // rounded to the logits' dtype at the end. Otherwise the logits may be
 // overwritten.
+//
+// With a smoothing s in [0, 1) the target's -log softmax counts 1 - s, the mean
+// of the vocabulary's s ("label smoothing", Szegedy et al., "Rethinking the
+// Inception Architecture", 2016, section 7).
 at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                            bool gradient, double factor = 1.0,
-                           const at::Tensor& weights = {});
+                           const at::Tensor& weights = {},
+                           double smoothing = 0.0);
 
 // d_weight[tokens[r]] += dy[r] for each row r, without autograd; rows of other
 // tokens aren't touched. dy: [rows, hidden]; tokens: [rows] int64 in [0,

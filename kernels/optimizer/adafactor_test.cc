@@ -12,17 +12,11 @@
 #include <limits>
 #include <vector>
 
-#include "base/random.h"
+#include "kernels/optimizer/normal_for_test.h"
 #include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
 namespace {
-
-at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
-  const at::Tensor t = at::empty({length});
-  FillNormal(key, 0, length, 0.0f, stddev, t.mutable_data_ptr<float>());
-  return t;
-}
 
 // Of `matrices` [rows, columns], or with rows 0 a vector.
 AdafactorBuffers Buffers(int64_t matrices, int64_t rows, int64_t columns,

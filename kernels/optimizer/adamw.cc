@@ -29,47 +29,19 @@ struct FloatMoments {
   }
 };
 
-void CheckBuffers(const AdamWBuffers& b) {
-  CheckGradientAndWorking(kName, b.gradient, b.working, b.parameter);
-  for (const at::Tensor& moment : {b.exp_avg, b.exp_avg_sq}) {
-    CheckBuffer(kName, moment, b.parameter, b.parameter.numel(), at::kFloat);
-  }
-}
-
-void StepOnCpu(const AdamWOptions& options, const AdamWBuffers& b) {
-  CheckBuffers(b);
-  const absl::optional<cuda::AdamWFactors> factors =
-      AdamWFactorsOnHost(options, b.device_scale);
-  if (!factors.has_value()) return;
-  const AdamWMemory<float> memory(b);
-  const auto update = AdamWUpdateFor<FloatMoments>(b);
-  at::parallel_for(0, b.parameter.numel(), kAdamWGrain,
-                   [&](int64_t begin, int64_t end) {
-                     update(*factors, memory, FloatMoments(), begin, end);
-                   });
-}
-
 }  // namespace
 
 void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
-                   const AdamWBuffers& b) {
-  CheckBuffers(b);
-  const AdamWMemory<float> memory(b);
+                   const AdamWBuffers& b, uint64_t key, int64_t begin) {
+  const bool is_float = b.exp_avg.scalar_type() == at::kFloat;
+  CheckAdamWBuffers(kName, b, is_float ? at::kFloat : at::kBFloat16);
   cuda::AdamWArgs args = {};
-  args.gradient_dtype = cuda::TypeOf(b.gradient);
-  args.gradient = memory.gradient;
-  args.parameter = memory.parameter;
-  args.exp_avg = memory.exp_avg;
-  args.exp_avg_sq = memory.exp_avg_sq;
-  args.working_dtype = cuda::TypeOf(b.working);
-  args.working = memory.working;
-  if (b.device_scale.defined()) {
-    TORCH_CHECK(b.device_scale.device() == b.parameter.device(),
-                "AdamW's device_scale must be on the parameter's device");
-    args.device_scale = b.device_scale.const_data_ptr<float>();
-  }
-  args.factors = AdamWFactorsOf(options);
-  args.n = b.parameter.numel();
+  SetAdamWArgs(kName, options, b, &args);
+  args.state_dtype = cuda::TypeOf(b.exp_avg);
+  args.exp_avg = b.exp_avg.mutable_data_ptr();
+  args.exp_avg_sq = b.exp_avg_sq.mutable_data_ptr();
+  args.key = key;
+  args.begin = begin;
   const char* error =
       cuda.adamw(args, cuda.current_stream(b.parameter.get_device()));
   TORCH_CHECK(error == nullptr, "the GPU kernel adamw can't run: ", error);
@@ -91,12 +63,21 @@ void AdamWByLibTorch(const AdamWOptions& o, const AdamWBuffers& b) {
   if (b.working.defined()) b.working.copy_(b.parameter);
 }
 
-void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers) {
-  if (buffers.parameter.device().is_cpu()) return StepOnCpu(options, buffers);
-  if (const auto* cuda = cuda::For(buffers.parameter)) {
-    return AdamWByKernel(*cuda, options, buffers);
+void AdamWStep(const AdamWOptions& options, const AdamWBuffers& b) {
+  CheckAdamWBuffers(kName, b, at::kFloat);
+  if (const auto* cuda = cuda::For(b.parameter)) {
+    return AdamWByKernel(*cuda, options, b);
   }
-  AdamWByLibTorch(options, buffers);
+  if (!b.parameter.is_cpu()) return AdamWByLibTorch(options, b);
+  const absl::optional<cuda::AdamWFactors> factors =
+      AdamWFactorsOnHost(options, b.device_scale);
+  if (!factors.has_value()) return;
+  const AdamWMemory<float> memory(b);
+  const auto update = AdamWUpdateFor<FloatMoments>(b);
+  at::parallel_for(0, b.parameter.numel(), kAdamWGrain,
+                   [&](int64_t begin, int64_t end) {
+                     update(*factors, memory, FloatMoments(), begin, end);
+                   });
 }
 
 }  // namespace capstan::kernels

@@ -48,10 +48,12 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& buffers);
 namespace cuda {
 struct CudaKernels;
 }
-// The two implementations for GPUs: our kernel, and LibTorch's fused one, which
-// supports any device.
+// The two implementations for GPUs: our kernel, which also updates state in
+// bfloat16 (adamw_bf16.h: key, begin), and LibTorch's fused one, which supports
+// any device.
 void AdamWByKernel(const cuda::CudaKernels& cuda, const AdamWOptions& options,
-                   const AdamWBuffers& buffers);
+                   const AdamWBuffers& buffers, uint64_t key = 0,
+                   int64_t begin = 0);
 void AdamWByLibTorch(const AdamWOptions& options, const AdamWBuffers& buffers);
 
 }  // namespace capstan::kernels

@@ -39,19 +39,15 @@ struct AdamW8BitBuffers {
 // updated in float32, used for the parameter, and only then rounded to the
 // nearest code. A second moment greater than 0 is never rounded to 0, by which
 // the next update might divide. Zeros, as before the first step, stand for 0.
-// On CPUs bits depend neither on the number of threads nor on the instruction
-// set; on other devices LibTorch's operators do it, not bit for bit the same.
+// Bits depend neither on the number of threads, nor on the instruction set or
+// device; a GPU without our kernels leaves the update to the host.
 void AdamW8BitStep(const AdamWOptions& options,
                    const AdamW8BitBuffers& buffers);
 
-// The latter, on any device. Its float32 copies are of `at_once` elements, a
-// multiple of kBlockOf8Bit, at a time; bits don't depend on it. For each of
-// them it holds up to kBytesOfAdamW8BitPiece beside the buffers.
-constexpr int64_t kElementsOfAdamW8BitPiece = int64_t{1} << 24;
-constexpr int64_t kBytesOfAdamW8BitPiece = 24;
-void AdamW8BitByLibTorch(const AdamWOptions& options,
-                         const AdamW8BitBuffers& buffers,
-                         int64_t at_once = kElementsOfAdamW8BitPiece);
+// On a GPU, by our kernel.
+void AdamW8BitByKernel(const cuda::CudaKernels& cuda,
+                       const AdamWOptions& options,
+                       const AdamW8BitBuffers& buffers);
 
 }  // namespace capstan::kernels
 

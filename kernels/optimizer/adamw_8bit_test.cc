@@ -14,17 +14,10 @@
 #include <limits>
 #include <vector>
 
-#include "base/random.h"
-#include "kernels/optimizer/peak_of_cpu_for_test.h"
+#include "kernels/optimizer/normal_for_test.h"
 
 namespace capstan::kernels {
 namespace {
-
-at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
-  const at::Tensor t = at::empty({length});
-  FillNormal(key, 0, length, 0.0f, stddev, t.mutable_data_ptr<float>());
-  return t;
-}
 
 AdamWOptions Options(int64_t step) {
   AdamWOptions options;
@@ -251,76 +244,10 @@ TEST(AdamW8BitTest, TakesAScaleFromTheDevice) {
   buffers.device_scale = at::full({}, 0.5f);
   AdamW8BitStep(o, buffers);
   ExpectEqual(scaled, expected);
-  for (const bool by_libtorch : {false, true}) {
-    buffers = skipped.With(gradient);
-    buffers.device_scale = at::full({}, std::numeric_limits<float>::infinity());
-    by_libtorch ? AdamW8BitByLibTorch(o, buffers) : AdamW8BitStep(o, buffers);
-    ExpectEqual(skipped, State(kLength));
-  }
-}
-
-// The devices' way differs in roundings alone.
-TEST(AdamW8BitTest, LibTorchsOperatorsDoTheSame) {
-  constexpr int64_t kLength = 5001;
-  State mine(kLength), theirs(kLength);
-  for (int64_t step = 1; step <= 3; ++step) {
-    const at::Tensor gradient = Normal(20 + step, kLength, 1.0f);
-    AdamW8BitStep(Options(step), mine.With(gradient));
-    AdamW8BitByLibTorch(Options(step), theirs.With(gradient));
-  }
-  const auto apart = [](const at::Tensor& a, const at::Tensor& b) {
-    return (a != b).sum().item<int64_t>();
-  };
-  EXPECT_LE(apart(mine.exp_avg, theirs.exp_avg), kLength / 500);
-  EXPECT_LE(apart(mine.exp_avg_sq, theirs.exp_avg_sq), kLength / 500);
-  EXPECT_TRUE(mine.exp_avg_absmax.allclose(theirs.exp_avg_absmax, 1e-6, 1e-9));
-  EXPECT_LE(
-      ((mine.parameter - theirs.parameter).abs() > 1e-6).sum().item<int64_t>(),
-      kLength / 500);
-}
-
-TEST(AdamW8BitTest, LibTorchsOperatorsTakePieces) {
-  for (const int64_t length : {1, 255, 256, 512, 5001}) {
-    State whole(length), pieces(length);
-    for (int64_t step = 1; step <= 3; ++step) {
-      const at::Tensor gradient = Normal(30 + step, length, 1.0f);
-      const auto buffers = [&gradient, length](const State& state) {
-        AdamW8BitBuffers b = state.With(gradient);
-        b.working = at::empty({length}, at::kBFloat16);
-        b.device_scale = at::full({}, 0.5f);
-        return b;
-      };
-      const AdamW8BitBuffers a = buffers(whole), b = buffers(pieces);
-      AdamW8BitByLibTorch(Options(step), a);
-      AdamW8BitByLibTorch(Options(step), b, 512);
-      ExpectEqual(whole, pieces);
-      EXPECT_TRUE(at::equal(a.working, b.working));
-    }
-  }
-  State state(300);
-  EXPECT_THROW(
-      AdamW8BitByLibTorch(Options(1), state.With(at::zeros({300})), 300),
-      c10::Error);
-}
-
-// What the plan allows for on GPUs, where the same operators run.
-TEST(AdamW8BitTest, LibTorchsOperatorsHoldWhatIsPlanned) {
-  constexpr int64_t kAtOnce = 1 << 16;
-  constexpr int64_t kLength = 4 * kAtOnce + 77;
-  State state(kLength);
-  const at::Tensor gradient = Normal(40, kLength, 1.0f);
-  for (const bool scaled : {false, true}) {
-    for (const auto type : {at::kFloat, at::kBFloat16}) {
-      AdamW8BitBuffers buffers = state.With(gradient.to(type));
-      if (scaled) buffers.device_scale = at::full({}, 0.5f);
-      // Makes the maps.
-      AdamW8BitByLibTorch(Options(1), buffers, kAtOnce);
-      PeakOfCpu counted;
-      AdamW8BitByLibTorch(Options(1), buffers, kAtOnce);
-      EXPECT_GT(counted.peak(), 8 * kAtOnce);
-      EXPECT_LE(counted.peak(), kBytesOfAdamW8BitPiece * kAtOnce);
-    }
-  }
+  buffers = skipped.With(gradient);
+  buffers.device_scale = at::full({}, std::numeric_limits<float>::infinity());
+  AdamW8BitStep(o, buffers);
+  ExpectEqual(skipped, State(kLength));
 }
 
 TEST(AdamW8BitTest, RejectsBuffersThatDoNotFit) {

@@ -2,9 +2,6 @@
 #include "kernels/optimizer/adamw_bf16.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 
 #include <algorithm>
 #include <cstring>
@@ -72,93 +69,20 @@ struct RoundedMoments {
   uint32_t begin;  // the first element's index, modulo 2^32
 };
 
-void CheckBuffers(const AdamWBuffers& b) {
-  CheckGradientAndWorking(kName, b.gradient, b.working, b.parameter);
-  for (const at::Tensor& moment : {b.exp_avg, b.exp_avg_sq}) {
-    CheckBuffer(kName, moment, b.parameter, b.parameter.numel(), at::kBFloat16);
-  }
-}
-
-// BitsOf of elements [begin, begin + count), as int64 below 2^32.
-at::Tensor BitsOnDevice(const Random& random, uint32_t begin, int64_t count,
-                        const at::Tensor& like) {
-  constexpr int64_t kMask = 0xffffffff;
-  const auto mix = [](const at::Tensor& x, int64_t shift, int64_t add,
-                      int64_t factor) {
-    // Products of 32 bits overflow int64 by what the mask drops.
-    return ((x ^ x.__rshift__(shift)) + add)
-        .__and__(kMask)
-        .mul_(factor)
-        .__and__(kMask);
-  };
-  at::Tensor x = at::arange(count, like.options().dtype(at::kLong))
-                     .add_(static_cast<int64_t>(begin) + random.first)
-                     .__and__(kMask);
-  x = mix(x, 16, 0, kMix1);
-  x = mix(x, 15, random.second, kMix2);
-  return x ^ x.__rshift__(16);
-}
-
-at::Tensor RoundOnDevice(const at::Tensor& value, const at::Tensor& random) {
-  const at::Tensor bits = value.view(at::kInt);
-  const at::Tensor rounded =
-      at::where(at::isfinite(value), bits + random.to(at::kInt), bits);
-  return rounded.__rshift__(16).to(at::kShort).view(at::kBFloat16);
-}
-
-// Holds kBytesOfAdamWBf16Piece an element at most.
-void UpdatePieceOnDevice(const AdamWFactors& f, const AdamWBuffers& b,
-                         const GuardedStep& guarded, const Random& random,
-                         uint32_t begin) {
-  at::Tensor g = guarded.Scaled(b.gradient);
-  at::Tensor m = b.exp_avg.to(at::kFloat);
-  m.add_((g - m).mul_(f.weight1));
-  at::Tensor v = b.exp_avg_sq.to(at::kFloat).mul_(f.beta2);
-  v.add_((g * f.weight2).mul_(g));
-  g.reset();
-  const at::Tensor p =
-      b.parameter * f.decay -
-      (m * f.rate).div_(v.sqrt().div_(f.root2).add_(f.epsilon));
-  const at::Tensor bits = BitsOnDevice(random, begin, m.numel(), m);
-  guarded.Write(b.exp_avg, RoundOnDevice(m, bits.__and__(0xffff)));
-  guarded.Write(b.exp_avg_sq, RoundOnDevice(v, bits.__rshift__(16)));
-  guarded.Write(b.parameter, p);
-  if (b.working.defined()) b.working.copy_(b.parameter);
-}
-
 }  // namespace
-
-void AdamWBf16ByLibTorch(const AdamWOptions& options, const AdamWBuffers& b,
-                         uint64_t key, int64_t begin) {
-  at::NoGradGuard no_grad;
-  CheckBuffers(b);
-  const AdamWFactors factors = AdamWFactorsOf(options);
-  const GuardedStep guarded(options.gradient_scale, b.device_scale);
-  const int64_t length = b.parameter.numel();
-  for (int64_t at = 0; at < length;) {
-    // Not across a multiple of 2^32, where the keys change.
-    const int64_t element = begin + at;
-    const int64_t count =
-        std::min({kElementsOfAdamWBf16Piece, length - at,
-                  (int64_t{1} << 32) - (element & 0xffffffff)});
-    const auto piece = [&](const at::Tensor& t) {
-      return t.defined() ? t.narrow(0, at, count) : t;
-    };
-    UpdatePieceOnDevice(
-        factors,
-        {piece(b.gradient), piece(b.parameter), piece(b.exp_avg),
-         piece(b.exp_avg_sq), piece(b.working), b.device_scale},
-        guarded, RandomOf(key, element), static_cast<uint32_t>(element));
-    at += count;
-  }
-}
 
 void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& b,
                    uint64_t key, int64_t begin) {
-  if (!b.parameter.is_cpu()) {
-    return AdamWBf16ByLibTorch(options, b, key, begin);
+  CheckAdamWBuffers(kName, b, at::kBFloat16);
+  if (const auto* cuda = cuda::For(b.parameter)) {
+    return AdamWByKernel(*cuda, options, b, key, begin);
   }
-  CheckBuffers(b);
+  if (!b.parameter.is_cpu()) {
+    using B = AdamWBuffers;
+    return OnHost(
+        b, {&B::parameter, &B::exp_avg, &B::exp_avg_sq, &B::working},
+        [&](const B& host) { AdamWBf16Step(options, host, key, begin); });
+  }
   const absl::optional<AdamWFactors> factors =
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;

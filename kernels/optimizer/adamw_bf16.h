@@ -17,18 +17,10 @@ namespace capstan::kernels {
 // The random bits are a function of `key` and `begin` plus the element's index:
 // the same however a parameter is cut. `begin` is the index of the buffers'
 // first element in its parameter; `key` is for this parameter and step.
-// Threads and devices as AdamWStep; on a GPU by LibTorch's operators, with the
-// same random bits.
+// Bits depend neither on the number of threads nor on the device; a GPU without
+// our kernels leaves the update to the host.
 void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& buffers,
                    uint64_t key, int64_t begin);
-
-// The latter, on any device. It works on so many elements at a time, and holds
-// up to so many bytes for each of them beside the buffers.
-constexpr int64_t kElementsOfAdamWBf16Piece = int64_t{1} << 22;
-constexpr int64_t kBytesOfAdamWBf16Piece = 64;
-void AdamWBf16ByLibTorch(const AdamWOptions& options,
-                         const AdamWBuffers& buffers, uint64_t key,
-                         int64_t begin);
 
 }  // namespace capstan::kernels
 

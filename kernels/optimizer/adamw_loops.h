@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all kinds of AdamW's state have in common: a step's constants and, on
-// CPUs, the loop over elements.
+// What all kinds of AdamW's state have in common: a step's constants, what
+// kernels are given and, on CPUs, the loop over elements.
 #ifndef CAPSTAN_KERNELS_OPTIMIZER_ADAMW_LOOPS_H_
 #define CAPSTAN_KERNELS_OPTIMIZER_ADAMW_LOOPS_H_
 
@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include "absl/types/optional.h"
@@ -50,6 +51,52 @@ inline absl::optional<cuda::AdamWFactors> AdamWFactorsOnHost(
   cuda::AdamWFactors f = AdamWFactorsOf(o);
   f.gradient_scale = *scale;
   return f;
+}
+
+// Throws unless they fit each other. state: the moments' dtype.
+inline void CheckAdamWBuffers(const char* optimizer, const AdamWBuffers& b,
+                              at::ScalarType state) {
+  CheckGradientAndWorking(optimizer, b.gradient, b.working, b.parameter);
+  for (const at::Tensor& moment : {b.exp_avg, b.exp_avg_sq}) {
+    CheckBuffer(optimizer, moment, b.parameter, b.parameter.numel(), state);
+  }
+}
+
+// Sets what AdamWArgs and AdamW8BitArgs have in common, from buffers that are
+// checked. optimizer: its name.
+template <typename Buffers, typename Args>
+void SetAdamWArgs(const char* optimizer, const AdamWOptions& options,
+                  const Buffers& b, Args* args) {
+  args->gradient_dtype = cuda::TypeOf(b.gradient);
+  args->gradient = b.gradient.const_data_ptr();
+  args->parameter = b.parameter.template mutable_data_ptr<float>();
+  args->working_dtype = cuda::TypeOf(b.working);
+  if (b.working.defined()) args->working = b.working.mutable_data_ptr();
+  if (b.device_scale.defined()) {
+    CheckBuffer(optimizer, b.device_scale, b.parameter, 1, at::kFloat);
+    args->device_scale = b.device_scale.template const_data_ptr<float>();
+  }
+  args->factors = AdamWFactorsOf(options);
+  args->n = b.parameter.numel();
+}
+
+// For a GPU without our kernels: step(copies in host memory), and what it has
+// written back.
+template <typename Buffers, typename Step>
+void OnHost(const Buffers& buffers,
+            std::initializer_list<at::Tensor Buffers::*> written, Step step) {
+  Buffers host;
+  host.gradient = buffers.gradient.cpu();
+  if (buffers.device_scale.defined()) {
+    host.device_scale = buffers.device_scale.cpu();
+  }
+  for (const auto t : written) {
+    if ((buffers.*t).defined()) host.*t = (buffers.*t).cpu();
+  }
+  step(host);
+  for (const auto t : written) {
+    if ((buffers.*t).defined()) (buffers.*t).copy_(host.*t);
+  }
 }
 
 // Buffers in memory.

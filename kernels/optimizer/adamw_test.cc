@@ -14,16 +14,10 @@
 #include <limits>
 #include <vector>
 
-#include "base/random.h"
+#include "kernels/optimizer/normal_for_test.h"
 
 namespace capstan::kernels {
 namespace {
-
-at::Tensor Normal(uint64_t key, int64_t length, float stddev) {
-  const at::Tensor t = at::empty({length});
-  FillNormal(key, 0, length, 0.0f, stddev, t.mutable_data_ptr<float>());
-  return t;
-}
 
 AdamWOptions Options(int64_t step) {
   AdamWOptions options;

@@ -2,7 +2,6 @@
 #include "kernels/optimizer/muon.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -10,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/random.h"
+#include "kernels/optimizer/normal_for_test.h"
 #include "kernels/optimizer/peak_of_cpu_for_test.h"
 
 namespace capstan::kernels {
@@ -18,12 +17,6 @@ namespace {
 
 constexpr int64_t kMatrices = 2, kRows = 40, kColumns = 70;
 constexpr int64_t kNumel = kMatrices * kRows * kColumns;
-
-at::Tensor Normal(uint64_t key, float stddev) {
-  const at::Tensor t = at::empty({kNumel});
-  FillNormal(key, 0, kNumel, 0.0f, stddev, t.mutable_data_ptr<float>());
-  return t;
-}
 
 MuonOptions Options() {
   MuonOptions o;
@@ -38,7 +31,7 @@ MuonBuffers Buffers(bool rows) {
   MuonBuffers b;
   b.rows = kRows;
   b.columns = kColumns;
-  b.parameter = Normal(1, 0.3f);
+  b.parameter = Normal(1, kNumel, 0.3f);
   b.momentum = at::zeros({kNumel});
   if (rows) b.row_moment = at::zeros({kMatrices * kRows});
   return b;
@@ -63,7 +56,7 @@ TEST(MuonStepTest, IsWhatLibTorchComputes) {
       const MuonBuffers theirs = Buffers(rows);
       for (int step = 1; step <= 3; ++step) {
         MuonBuffers a = ours, b = theirs;
-        a.gradient = b.gradient = Normal(10 + step, 2.0f);
+        a.gradient = b.gradient = Normal(10 + step, kNumel, 2.0f);
         MuonStep(o, a);
         MuonByLibTorch(o, b);
       }
@@ -82,7 +75,7 @@ TEST(MuonStepTest, TheUpdatesSizeIsTheRates) {
     }();
     MuonBuffers b = Buffers(false);
     const at::Tensor before = b.parameter.clone();
-    b.gradient = Normal(3, size);
+    b.gradient = Normal(3, kNumel, size);
     MuonStep(o, b);
     const double moved = (b.parameter - before).norm().item<double>();
     const double most =
@@ -99,7 +92,7 @@ TEST(MuonStepTest, RowsMoveAlikeAndTheMatrixAsFar) {
     MuonOptions o = Options();
     o.weight_decay = 0.0;
     MuonBuffers b = Buffers(rows);
-    b.gradient = Normal(3, 1.0f);
+    b.gradient = Normal(3, kNumel, 1.0f);
     b.gradient.view({kMatrices, kRows, kColumns}).narrow(1, 0, 3).mul_(1e-3);
     const at::Tensor before = b.parameter.clone();
     MuonStep(o, b);
@@ -168,7 +161,7 @@ TEST(MuonStepTest, HoldsWhatIsPlanned) {
 
 TEST(MuonStepTest, TakesGradientsOf16BitsAndWritesTheWorkingCopy) {
   MuonBuffers narrow = Buffers(false), wide = Buffers(false);
-  narrow.gradient = Normal(5, 1.0f).to(at::kBFloat16);
+  narrow.gradient = Normal(5, kNumel, 1.0f).to(at::kBFloat16);
   wide.gradient = narrow.gradient.to(at::kFloat);
   narrow.working = at::zeros({kNumel}, at::kHalf);
   MuonStep(Options(), narrow);

@@ -26,15 +26,24 @@ namespace {
 constexpr int64_t kGrain = int64_t{1} << 18;
 
 struct Source {
-  Nf4Matrix matrix;  // as it is stored
+  Nf4Matrix matrix;               // as it is stored
+  const float* scales = nullptr;  // of rows, of kFp8, whose layout isn't set
   int64_t first_row = 0;
   int64_t columns = 0;
 };
 
 Source SourceOf(const Weight& weight) {
-  return {{weight.tensor.const_data_ptr<uint8_t>(), LayoutOf(weight)},
-          weight.first_row,
-          weight.in};
+  Source source;
+  source.matrix.bytes = weight.tensor.const_data_ptr<uint8_t>();
+  source.first_row = weight.first_row;
+  source.columns = weight.in;
+  if (weight.format == WeightFormat::kFp8) {
+    source.scales = reinterpret_cast<const float*>(source.matrix.bytes +
+                                                   Fp8LayoutOf(weight).scales);
+  } else {
+    source.matrix.layout = LayoutOf(weight);
+  }
+  return source;
 }
 
 // MatrixSource::read of a Source.
@@ -42,6 +51,13 @@ void Read(const void* what, int64_t row, int64_t rows, int64_t column,
           int64_t columns, float* out) {
   const auto& source = *static_cast<const Source*>(what);
   row += source.first_row;
+  if (source.scales != nullptr) {
+    for (int64_t r = row; r < row + rows; ++r, out += columns) {
+      DequantizeFp8(source.matrix.bytes + r * source.columns + column,
+                    source.scales[r], columns, out);
+    }
+    return;
+  }
   for (int64_t r = row; r < row + rows; ++r, out += columns) {
     DequantizeNf4(source.matrix, r * source.columns + column, columns, out);
   }
@@ -140,6 +156,39 @@ at::Tensor PlainDequantize(const at::Tensor& bytes, const Nf4Layout& layout) {
       .mul_(scales.repeat_interleave(kNf4Block).narrow(0, 0, layout.numel));
 }
 
+// Of NF4, into `out` on a GPU.
+at::Tensor DequantizeNf4OnGpu(const Weight& weight, at::Tensor out) {
+  const Nf4Layout layout = LayoutOf(weight);
+  const int64_t first = weight.first_row * weight.in;
+  const auto* const cuda = cuda::For(out);
+  if (cuda != nullptr && first % cuda::kNf4ThreadValues == 0) {
+    cuda::DequantizeNf4(*cuda, CudaArguments(weight.tensor, layout, first),
+                        out);
+    return out;
+  }
+  return out.copy_(PlainDequantize(weight.tensor, layout)
+                       .narrow(0, first, out.numel())
+                       .view_as(out));
+}
+
+at::Tensor DequantizeOnCpu(const Weight& weight, at::Tensor out) {
+  const Source source = SourceOf(weight);
+  const bool wide = out.scalar_type() == at::kFloat;
+  at::parallel_for(0, weight.out, std::max<int64_t>(1, kGrain / weight.in),
+                   [&](int64_t row, int64_t end) {
+                     if (wide) {
+                       return Read(&source, row, end - row, 0, weight.in,
+                                   Data(out) + row * weight.in);
+                     }
+                     at::Tensor values = at::empty({weight.in}, at::kFloat);
+                     for (; row < end; ++row) {
+                       Read(&source, row, 1, 0, weight.in, Data(values));
+                       out.select(0, row).copy_(values);
+                     }
+                   });
+  return out;
+}
+
 }  // namespace
 
 cuda::DequantizeNf4Args CudaArguments(const at::Tensor& packed,
@@ -175,6 +224,36 @@ Nf4Layout LayoutOf(const Weight& weight) {
   return layout;
 }
 
+Fp8Layout Fp8LayoutOf(const Weight& weight) {
+  const Fp8Layout layout(weight.stored_rows, weight.in);
+  TORCH_CHECK(weight.format == WeightFormat::kFp8 &&
+                  weight.tensor.scalar_type() == at::kByte &&
+                  weight.tensor.is_contiguous() &&
+                  weight.tensor.numel() == layout.bytes &&
+                  weight.first_row + weight.out <= weight.stored_rows,
+              "a matrix [", weight.stored_rows, ", ", weight.in,
+              "] in 8 bits has ", layout.bytes, " bytes, not ",
+              weight.tensor.sizes());
+  return layout;
+}
+
+at::Tensor Fp8Values(const Weight& weight) {
+  Fp8LayoutOf(weight);  // checks it
+  return weight.tensor
+      .narrow(0, weight.first_row * weight.in, weight.out * weight.in)
+      .view(at::kFloat8_e4m3fn)
+      .view({weight.out, weight.in});
+}
+
+at::Tensor Fp8Scales(const Weight& weight) {
+  return weight.tensor
+      .narrow(0, Fp8LayoutOf(weight).scales + 4 * weight.first_row,
+              4 * weight.out)
+      .clone()
+      .view(at::kFloat)
+      .view({weight.out, 1});
+}
+
 void PackedLinearInto(const at::Tensor& y, const at::Tensor& x,
                       const Weight& weight, double beta) {
   const ProfileScope profile("matrix products");
@@ -183,7 +262,8 @@ void PackedLinearInto(const at::Tensor& y, const at::Tensor& x,
     return Multiply(y, x, Dequantize(weight, x.scalar_type()).t(), beta);
   }
   const Source source = SourceOf(weight);
-  if (beta == 0.0 && x.size(0) <= kNf4DotRows && weight.in % kNf4Block == 0) {
+  if (source.scales == nullptr && beta == 0.0 && x.size(0) <= kNf4DotRows &&
+      weight.in % kNf4Block == 0) {
     return FewRows(y, x, source);
   }
   Gemm(Transpose::kRight, x.size(0), weight.out, weight.in, 1.0f,
@@ -205,36 +285,14 @@ void PackedLinearBackwardInto(const at::Tensor& dx, const at::Tensor& dy,
 }
 
 at::Tensor Dequantize(const Weight& weight, c10::ScalarType dtype) {
-  const Nf4Layout layout = LayoutOf(weight);
-  const int64_t first = weight.first_row * weight.in;
   at::Tensor out =
       at::empty({weight.out, weight.in}, weight.tensor.options().dtype(dtype));
-  if (const auto* cuda = cuda::For(out)) {
-    if (first % cuda::kNf4ThreadValues == 0) {
-      cuda::DequantizeNf4(*cuda, CudaArguments(weight.tensor, layout, first),
-                          out);
-      return out;
-    }
+  if (!out.is_cpu() && weight.format == WeightFormat::kFp8) {
+    // Rounded once: what is copied is exact.
+    return out.copy_(Fp8Values(weight)).mul_(Fp8Scales(weight));
   }
-  if (!out.is_cpu()) {
-    return out.copy_(PlainDequantize(weight.tensor, layout)
-                         .narrow(0, first, out.numel())
-                         .view_as(out));
-  }
-  const Source source = SourceOf(weight);
-  at::parallel_for(0, weight.out, std::max<int64_t>(1, kGrain / weight.in),
-                   [&](int64_t row, int64_t end) {
-                     if (dtype == at::kFloat) {
-                       return Read(&source, row, end - row, 0, weight.in,
-                                   Data(out) + row * weight.in);
-                     }
-                     at::Tensor values = at::empty({weight.in}, at::kFloat);
-                     for (; row < end; ++row) {
-                       Read(&source, row, 1, 0, weight.in, Data(values));
-                       out.select(0, row).copy_(values);
-                     }
-                   });
-  return out;
+  return out.is_cpu() ? DequantizeOnCpu(weight, out)
+                      : DequantizeNf4OnGpu(weight, out);
 }
 
 int64_t PlanPackedLinear(int64_t out, int64_t in, c10::ScalarType dtype) {

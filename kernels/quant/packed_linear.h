@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products with matrices that are packed (kernels/quant/nf4.h), which are never
+// Products with matrices that are packed (nf4.h, fp8.h), which are never
 // whole in memory as floats: in float32 on the CPU they are dequantised where
 // Gemm makes its panels; for other dtypes and devices a matrix at a time.
 // Without autograd; a packed matrix is frozen.
@@ -14,12 +14,18 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/layers/weight.h"
+#include "kernels/quant/fp8.h"
 #include "kernels/quant/nf4.h"
 
 namespace capstan::kernels {
 
-// Where things are in a packed weight's bytes.
+// Where things are in a packed weight's bytes, of NF4 and of kFp8.
 Nf4Layout LayoutOf(const Weight& weight);
+Fp8Layout Fp8LayoutOf(const Weight& weight);
+// Of kFp8, E4M3 [out, in] in the weight's memory, and a copy of the scales,
+// [out, 1] float32.
+at::Tensor Fp8Values(const Weight& weight);
+at::Tensor Fp8Scales(const Weight& weight);
 
 // y [rows, out] = x W^T + beta * y, for x [rows, in] and a packed W [out, in]
 // on one device; beta is 0, which overwrites y, or 1.

@@ -171,10 +171,10 @@ std::unique_ptr<Episodes> Darkroom::NewEpisodes(
   return std::make_unique<RoomEpisodes>(room_, std::move(made));
 }
 
-Split SplitTasks(int tasks, double train_fraction, uint64_t seed) {
+Split SplitTasks(int tasks, double train_fraction) {
   std::vector<int> order(tasks);
   std::iota(order.begin(), order.end(), 0);
-  PythonRandom(seed).Shuffle(&order);
+  PythonRandom(0).Shuffle(&order);
   // Python's round: halves to even.
   const auto train = order.begin() + std::lrint(train_fraction * tasks);
   return {{order.begin(), train}, {train, order.end()}};

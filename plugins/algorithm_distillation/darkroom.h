@@ -143,10 +143,10 @@ struct Split {
   std::vector<int> test;
 };
 
-// Splits as Python's random.seed(seed) and random.shuffle: the first
+// Splits as Python's random.seed(0) and random.shuffle: the first
 // round(train_fraction * tasks) of the shuffled tasks are `train`, the others
-// `test`, in that order. 81 tasks at 0.9 and seed 0 give 73 and 8.
-Split SplitTasks(int tasks, double train_fraction = 0.9, uint64_t seed = 0);
+// `test`, in that order. 81 tasks at 0.9 give 73 and 8.
+Split SplitTasks(int tasks, double train_fraction = 0.9);
 
 // The environment's own split, else SplitTasks'.
 Split SplitOf(const Environment& environment);

@@ -10,29 +10,33 @@
 
 namespace capstan {
 
-// Reports progress: the fraction done, in [0, 1], and a short text ("goal 12 of
-// 81, return 17.2"). Returns false to cancel.
+// Reports the fraction done, in [0, 1], and a text. Returns false to cancel.
 using CollectProgress =
     std::function<bool(double done, absl::string_view words)>;
 
-// Generates the data that a reader reads: it runs learners to record learning
-// histories, for example. Creating a collector does no work.
+// Generates the data that a reader reads. Creating a collector does no work.
 class Collector {
  public:
   virtual ~Collector();
 
-  // The file or folder that Collect writes. Constant.
-  virtual std::string output() const = 0;
+  virtual std::string output() const = 0;  // a file or folder; constant
 
-  // Writes it atomically, replacing what was there. Calls `progress` on the
-  // calling thread, at most a few times a second; may start threads, and joins
-  // them before it returns. CANCELLED if progress returned false.
+  // Writes output() atomically, replacing what was there; the same config gives
+  // the same bytes. Calls `progress` on this thread, at most a few times a
+  // second, and joins its own threads. CANCELLED if progress returned false,
+  // which leaves what was there.
   virtual absl::Status Collect(const CollectProgress& progress) = 0;
 
-  // A run collects only what is missing. This is called if output() is there,
-  // and returns a FieldError if the config says that it is something else than
-  // it is. Default: it isn't looked at.
+  // Called instead if output() is there. Returns a FieldError if it isn't what
+  // the config says. By default it isn't looked at.
   virtual absl::Status CheckOutput() const { return absl::OkStatus(); }
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+  virtual void Room3();
+  virtual void Room4();
 };
 
 }  // namespace capstan

@@ -19,8 +19,7 @@
 
 namespace capstan {
 
-// Where a flag's value is stored. A bool becomes true when the flag is given; a
-// function is called for a flag without a value.
+// Where a flag's value goes. A bool becomes true; a function is called.
 using FlagTarget =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
                  std::vector<int64_t>*, std::vector<std::string>*,
@@ -31,33 +30,25 @@ using FlagTarget =
 class Flag {
  public:
   virtual ~Flag();
-  // The value's name in --help, e.g. "FOLDER"; default: its type.
+  // Names the value in --help ("FOLDER"); by default its type.
   virtual Flag& Type(const char* name) = 0;
   virtual Flag& Required() = 0;
-  // --help shows the target's current value as the default.
-  virtual Flag& ShowDefault() = 0;
-  // Only numbers above 0.
-  virtual Flag& Positive() = 0;
+  virtual Flag& ShowDefault() = 0;  // the target's present value, in --help
+  virtual Flag& Positive() = 0;     // only numbers above 0
   // `check` returns what is wrong with a value, or "".
   virtual Flag& Check(std::function<std::string(const std::string&)> check) = 0;
-  // For a list: one value per flag, which may be repeated.
-  virtual Flag& OneEach() = 0;
-  // For a list: splits a value at `delimiter`.
-  virtual Flag& Delimiter(char delimiter) = 0;
+  virtual Flag& OneEach() = 0;  // one value per flag, which may be repeated
+  virtual Flag& Delimiter(char delimiter) = 0;  // splits a list's value
 };
 
-// A command's flags.
 class Flags {
  public:
   virtual ~Flags();
-  // name: "--data_dir". `target` is written before Command::Run and must
-  // outlive the flags.
+  // `name` is "--data_dir". `target`, set before Run, must outlive the flags.
   virtual Flag& Add(const char* name, FlagTarget target, const char* help) = 0;
-  // Adds --set, --print_config and --plugin_path, for a command that ends in
-  // CommandHost::Train, which applies them.
+  // Adds --set, --print_config and --plugin_path, which Train applies.
   virtual void AddRunChanges() = 0;
-  // Stores the words that are none of the command's flags in `words` instead of
-  // reporting an error; the command interprets them later.
+  // Stores words that are none of the flags in `words`, instead of an error.
   virtual void AddRest(std::vector<std::string>* words);
 };
 
@@ -72,8 +63,7 @@ class CommandHost {
   virtual ~CommandHost();
   // A path from the command line, made absolute; follows runs/NAME/latest.
   virtual std::string Path(const std::string& path) const = 0;
-  // The newest model of a run's folder (final/, else the newest checkpoint);
-  // returns any other folder unchanged.
+  // Returns a run's newest model (final/, else a checkpoint), or `path` itself.
   virtual std::string ModelFolder(const std::string& path) const = 0;
   // The end of an error about a missing model folder: how to download `name`,
   // if the Hugging Face Hub may have it, and set `setting` to it; else "".
@@ -81,23 +71,28 @@ class CommandHost {
                                       absl::string_view setting) const = 0;
   // The ranks of a run whose config leaves launch.processes to the trainer.
   virtual absl::StatusOr<Ranks> RanksOfRun() const = 0;
-  // Trains on a config given as text, as `trainer --config=..` does, and
-  // returns the process's exit code. The last call of a Run.
+  // Trains like `trainer --config=..`; returns the exit code. Run's last call.
   virtual absl::StatusOr<int> Train(const std::string& config) = 0;
 };
 
 class Command {
  public:
   virtual ~Command();
-  // Declares the flags, which are members of this object. May be called twice.
+  // Declares the flags, members of this object. May be called twice.
   virtual void AddFlags(Flags& flags) = 0;
-  // Returns the process's exit code. An error is printed in one line and exits
-  // with 1; it may name its flag (FieldError). May throw.
+  // Returns the exit code. An error, maybe of a flag (FieldError), is printed
+  // in one line and exits with 1. May throw.
   virtual absl::StatusOr<int> Run(CommandHost& host) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+  virtual void Room3();
+  virtual void Room4();
 };
 
-// Commands have flags and no config.
-struct NoConfig {
+struct NoConfig {  // commands have flags instead
   bool ParseFromArray(const void*, int size) { return size == 0; }
 };
 

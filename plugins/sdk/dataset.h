@@ -19,34 +19,43 @@
 
 namespace capstan {
 
-// A target (a label, an action) that is not trained on.
-constexpr int64_t kIgnoredTarget = -100;
+constexpr int64_t kIgnoredTarget = -100;  // a label or action not trained on
 
-// Tensors by name; dimension 0 of each is the batch. Objectives of text read
-// kInputIds and, if present, kLabels, kPositions and kTokenCounts; others
-// document what they read.
+// Tensors by name, [B, ..]. Objectives of text read kInputIds and, if present,
+// kLabels, kPositions and kTokenCounts; others document what they read.
 using Batch = std::map<std::string, at::Tensor>;
 
-// [B, T] int64.
-inline constexpr char kInputIds[] = "input_ids";
-// [B, T] int64; negative (kIgnoredTarget): not trained on. Default: input_ids.
+inline constexpr char kInputIds[] = "input_ids";  // [B, T] int64
+// [B, T] int64; negative: not trained on. Default: input_ids.
 inline constexpr char kLabels[] = "labels";
-// [B, T] int64: each token's position in its document, for rows that pack
-// several documents. Tokens don't see other documents.
+// [B, T] int64: each token's position in its document, which is all it sees.
 inline constexpr char kPositions[] = "positions";
-// [B] int64: the number of tokens in each row of kInputIds; the rest is
-// padding. Default: no padding.
+// [B] int64: the tokens in each row, before padding. Default: no padding.
 extern const char kTokenCounts[];
-// [B] int64, added by the core: the sample's offset in the run's sequence of
-// samples (in evaluation, its index in the dataset), as a key for random
-// numbers that don't depend on strategy or ranks.
+// [B] int64, added by the core: the sample's offset in the run (in evaluation,
+// in the dataset), to key random numbers independently of strategy and ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
-// The length to which objectives may pad rows of `length` tokens on GPUs, whose
-// libraries choose kernels anew for each shape, so that few lengths occur.
-// Rounds up to a multiple of a power of two from 8 to 64, which pads by at most
-// 1/8 from 64 tokens on; never beyond `most`, unless `length` is. Memory plans
-// rely on it.
+// Pairs: two texts, prompt and completion each, of which the first was
+// preferred. In kInputIds, kLabels ([2 B, T]) and kTokenCounts ([2 B]), rows 0
+// to B - 1 are the chosen texts and rows B to 2 B - 1 the rejected ones; only
+// completions have labels. DatasetReader::sample_length counts both texts.
+
+// [B] int64: a hash of each pair's tokens and labels, the same on all machines,
+// as the key of cached results. Only batches of pairs have it.
+inline constexpr char kPairKeys[] = "pair_keys";
+
+// [B] int64, only of pairs whose second text wasn't rejected, but is the prompt
+// with another's completion: whether the first is desirable.
+inline constexpr char kDesirable[] = "desirable";
+
+// [B] float32, may be absent: by how much each chosen text's score should be
+// above its rejected one's.
+inline constexpr char kMargins[] = "margins";
+
+// The length to pad rows to on GPUs, which choose kernels anew for each shape:
+// a multiple of a power of two from 8 to 64, at most 1/8 more from 64 tokens
+// on, above `most` only if `length` is. Memory plans rely on it.
 inline int64_t LengthOnGpu(int64_t length, int64_t most) {
   int64_t multiple = 64;
   while (multiple > 8 && 8 * multiple > length) multiple /= 2;
@@ -54,79 +63,81 @@ inline int64_t LengthOnGpu(int64_t length, int64_t most) {
   return std::max(length, std::min(whole, most));
 }
 
-// Throws std::invalid_argument with the existing names if there is none.
+// Throws std::invalid_argument, with the existing names, if there is none.
 const at::Tensor& RequiredTensor(const Batch& batch, const std::string& name);
 
-// Returns the tensor in CPU memory; undefined if the batch has none. In
-// training on a GPU the core keeps host copies of kInputIds, kLabels,
-// kPositions and all tensors of one dimension, so that this never waits for the
-// device.
+// Returns the tensor in CPU memory; undefined if there is none. In training on
+// GPUs the core keeps copies of kInputIds, kLabels, kPositions and 1-D tensors,
+// so that this doesn't wait.
 at::Tensor HostTensor(const Batch& batch, const std::string& name);
-// The name of such a copy.
-std::string HostCopyName(const std::string& name);
+std::string HostCopyName(const std::string& name);  // of such a copy
 
-// The number of tokens in a batch of text, and of positions without one.
 struct TokenTotals {
   int64_t tokens = 0;
-  int64_t padding = 0;
+  int64_t padding = 0;  // positions without a token
 };
 TokenTotals CountTokens(const Batch& batch);
 
-// Random access to the samples of a dataset. The core handles order, epochs,
-// sharding over ranks, prefetching, resuming and copies to a GPU, so a reader
-// has no mutable state. Create opens and checks the files.
+// A file that a reader has read, and its counts: "bytes" as it is; "members"
+// (of gzip; frames of zstd) and "unpacked_bytes" of a packed one; "rows" that
+// become samples, "bad_rows" and "untrained_rows" that don't; others.
+struct CountedFile {
+  std::string path;
+  std::map<std::string, int64_t> counts;
+};
+
+// Random access to samples, without mutable state. Create checks the files.
 class DatasetReader {
  public:
   virtual ~DatasetReader();
 
-  // The number of samples, greater than 0. Constant.
-  virtual int64_t size() const = 0;
+  virtual int64_t size() const = 0;  // greater than 0; constant
 
-  // Whether the core shuffles the samples in each epoch.
-  virtual bool shuffle() const = 0;
+  virtual bool shuffle() const = 0;  // whether the core shuffles each epoch
 
-  // Makes the batch of the given samples, in that order, in CPU memory. *batch
-  // may hold tensors of an earlier batch that nobody else uses: reuse their
-  // memory where shapes fit, and remove what this batch doesn't have.
-  // Thread-safe. Errors name the file and the position in it.
+  // Makes the batch of the samples, in order, in CPU memory. Reuse the memory
+  // of tensors in *batch, which nobody else uses, where shapes fit, and remove
+  // those that this batch lacks. Thread-safe. Errors name file and position.
   virtual absl::Status Read(absl::Span<const int64_t> indices,
                             Batch* batch) const = 0;
 
-  // The validation split that the config sets aside, or null. Called if the run
-  // has no eval_data.
+  // Returns the split held back, or null. Called if the run has no eval_data.
   virtual absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const = 0;
 
-  // The length of the longest sample in tokens; 0 if it isn't text.
+  // In tokens; 0 if the data isn't text.
   virtual int64_t max_sequence_length() const { return 0; }
-  // The length of one sample, in O(1), for batches of samples of similar
-  // length; 0 if all have the same length, or it isn't text.
+  // In tokens, in O(1), to batch similar lengths; 0: all are equal, or no text.
   virtual int64_t sample_length(int64_t index) const { return 0; }
-  // What a user should know before training, e.g. rows left out; a sentence
-  // each.
+  // Sentences for users before training, on rows left out, for example.
   virtual std::vector<std::string> notes() const { return {}; }
+  // In the order in which they are read, without what another reader counts.
+  virtual std::vector<CountedFile> counted_files() const { return {}; }
   // Owned by the reader; null if the data isn't text.
   virtual const Tokenizer* tokenizer() const { return nullptr; }
-  // The prompt for a model trained on this data to answer `text`. A reader of
-  // conversations makes it the user's turn, followed by the head of the
-  // assistant's; by default it is just the text's tokens. Requires a tokenizer.
+  // Returns the prompt for a model to answer `text`: in conversations, the
+  // user's turn and the head of the assistant's. Requires a tokenizer.
   virtual std::vector<int64_t> PromptIds(absl::string_view text) const {
     return tokenizer()->Encode(text);
   }
 
-  // Whether epochs differ because samples are drawn, from a mixture for
-  // instance. Read and sample_length then accept any index >= 0, and epoch e
-  // consists of the samples [e * size(), (e + 1) * size()), which the core
-  // shuffles among themselves if shuffle(). Constant.
+  // Whether epochs differ because samples are drawn, as from a mixture. Read
+  // and sample_length then accept any index >= 0; epoch e is the samples
+  // [e * size(), (e + 1) * size()), shuffled as shuffle() says. Constant.
   virtual bool draws_anew() const { return false; }
 
-  // A line that identifies the data, by which a resumed run detects that they
-  // have changed. Two readers have the same digest if their samples are made of
-  // the same bytes, wherever the files lie, and (but for hash collisions) only
-  // then. It needn't cover the tokenizer or the config's other settings, which
-  // the core compares. One rank calls it once, when a run begins; it may take
-  // one pass over the data at the speed of memory. Errors name the file. "":
-  // unknown; the core then compares the config's paths.
+  // Returns a line by which a resumed run detects changed data: equal if, and
+  // but for hash collisions only if, the samples consist of the same bytes,
+  // wherever the files lie. The core compares tokenizer and settings. Called
+  // once, on one rank, when a run begins; may read all data once at the speed
+  // of memory. Errors name the file. "": unknown; paths are compared instead.
   virtual absl::StatusOr<std::string> Digest() const { return std::string(); }
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+  virtual void Room3();
+  virtual void Room4();
 };
 
 }  // namespace capstan

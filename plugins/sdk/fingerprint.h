@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a plugin or the core was built, as "name=value" lines in one string
-// constant. libtorch, absl, protobuf, stdlib, containers, sanitizer and sdk (a
-// hash of the SDK's headers without comments) must be equal for C++ objects to
-// cross between them; the others only inform people.
+// How a plugin or the core was built, as "name=value" lines. C++ objects can
+// cross only if libtorch, absl, protobuf, stdlib, containers and sanitizer are
+// equal. A plugin's sdk may be older than the trainer's; if equal, so must be
+// headers, a hash of the SDK's without comments. The others inform people.
 #ifndef CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 #define CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_
 
@@ -14,6 +14,12 @@
 
 #include "absl/base/config.h"
 #include "plugins/sdk/sdk_hash.h"  // CAPSTAN_SDK_HASH, made by the build
+
+// SDK 1.CAPSTAN_SDK_MINOR (plugin.h): 1 added the state of objectives and
+// models, 2 rollouts and curves of objectives, 3 rows divided among ranks, 4
+// label smoothing, noise on embeddings, scores of texts, DoRA, 5 products in 8
+// bits.
+#define CAPSTAN_SDK_MINOR 5
 
 #define CAPSTAN_STRINGIFY_INNER(x) #x
 #define CAPSTAN_STRINGIFY(x) CAPSTAN_STRINGIFY_INNER(x)
@@ -32,8 +38,7 @@
 #define CAPSTAN_STDLIB "libstdc++ with strings of before C++11"
 #endif
 
-// _GLIBCXX_DEBUG changes the layout of containers but not their names.
-#ifdef _GLIBCXX_DEBUG
+#ifdef _GLIBCXX_DEBUG  // changes the layout of containers but not their names
 #define CAPSTAN_CONTAINERS "debug"
 #else
 #define CAPSTAN_CONTAINERS "plain"
@@ -70,6 +75,7 @@
   "\n"                                                             \
   "sanitizer=" CAPSTAN_SANITIZER                                   \
   "\n"                                                             \
-  "sdk=" CAPSTAN_SDK_HASH "\n"
+  "sdk=1." CAPSTAN_STRINGIFY(CAPSTAN_SDK_MINOR) "\n"               \
+  "headers=" CAPSTAN_SDK_HASH "\n"
 
 #endif  // CAPSTAN_PLUGINS_SDK_FINGERPRINT_H_

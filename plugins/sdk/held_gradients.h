@@ -8,35 +8,33 @@
 
 namespace capstan {
 
-// A Strategy also derives from this if a micro-step's backward can be repeated
-// as recorded work of the device, without its code (train.cuda_graphs); found
-// by dynamic_cast. The core calls it on the thread of the strategy's other
-// calls, and never within a backward.
+// Implemented by a Strategy whose backward can be replayed on the device
+// (train.cuda_graphs). Called on the strategy's thread, not within backward.
 class HeldGradients {
  public:
   virtual ~HeldGradients();
 
   // Makes backward write gradients to memory that never moves from now on.
-  // Called once, after Strategy::Setup and before all other calls. May
-  // allocate.
+  // Called once, before all else but Strategy::Setup. May allocate.
   virtual void FixGradients() = 0;
 
-  // Makes this micro-step's backward only compute gradients: collectives that
-  // it would start, and everything else that isn't work of the current stream,
-  // wait for the next BeginMicroStep or FinishBackward. Called after
-  // Strategy::BeginMicroStep.
+  // Makes this micro-step's backward only compute gradients: all but work of
+  // the current stream, such as collectives, waits for the next BeginMicroStep
+  // or FinishBackward. Called after Strategy::BeginMicroStep.
   virtual void HoldReductions() = 0;
 
-  // The contiguous tensor that backward writes gradients to or adds them to.
-  virtual at::Tensor held() = 0;
+  virtual at::Tensor held() = 0;  // contiguous; where backward writes or adds
 
-  // A description of which gradients exist already, which decides whether a
-  // backward writes or adds them. Called between HoldReductions and the next
-  // BeginMicroStep.
+  // Returns which gradients exist, so that backward adds to them. Called
+  // between HoldReductions and the next BeginMicroStep.
   virtual std::string GradientState() const = 0;
-  // Restores a `state` from GradientState. After a backward is replayed, this
-  // is the state after the recorded one.
+  // Restores a state: after a replayed backward, that after the recorded one.
   virtual void SetGradientState(const std::string& state) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
 };
 
 }  // namespace capstan

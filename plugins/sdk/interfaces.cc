@@ -4,25 +4,21 @@
 // type_info into the process, in the core.
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "absl/strings/match.h"
 #include "kernels/context/work_recorder.h"
-#include "plugins/sdk/batched_cache.h"
-#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/collector.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/held_gradients.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/part.h"
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
-#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
@@ -31,7 +27,6 @@ namespace capstan {
 
 BatchedCache::~BatchedCache() = default;
 void BatchedCache::ExpectLengths(const std::vector<int64_t>&) {}
-BeamSearcher::~BeamSearcher() = default;
 ChatTemplate::~ChatTemplate() = default;
 absl::StatusOr<RenderedChat> ChatTemplate::RenderInput(const ChatInput&) const {
   return absl::UnimplementedError("this template renders plain messages only");
@@ -52,7 +47,6 @@ HeldGradients::~HeldGradients() = default;
 InferenceWeights::~InferenceWeights() = default;
 KvCache::~KvCache() = default;
 Model::~Model() = default;
-NextLogits::~NextLogits() = default;
 Objective::~Objective() = default;
 Optimizer::~Optimizer() = default;
 Part::~Part() = default;
@@ -60,6 +54,7 @@ Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
 RowLosses::~RowLosses() = default;
 Strategy::~Strategy() = default;
+TextScores::~TextScores() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
 UnitRunner::~UnitRunner() = default;
@@ -67,6 +62,10 @@ Work::~Work() = default;
 
 at::Tensor PlainRunner::Run(int, const at::Tensor& input, const Body& body) {
   return body(input);
+}
+
+at::Tensor TokenModel::LastLogits(const TokenInput& input, UnitRunner& runner) {
+  return Logits(input, runner).narrow(1, input.tokens.size(1) - 1, 1);
 }
 
 double LoraSpec::scale() const {
@@ -125,5 +124,152 @@ int64_t ParameterSpec::numel() const {
   for (int64_t d : shape) n *= d;
   return n;
 }
+
+// Defaults of the functions that took the place of a Room.
+std::string Objective::SaveState() const { return ""; }
+absl::Status Objective::RestoreState(absl::string_view) {
+  return absl::UnimplementedError("this objective has no state");
+}
+bool Objective::has_rollouts() const { return false; }
+absl::Status Objective::Rollout(Model&, std::vector<Batch>*, const RolloutInfo&,
+                                UnitRunner&) {
+  return absl::OkStatus();
+}
+absl::optional<OwnCurve> Objective::own_curve() const { return absl::nullopt; }
+bool Objective::allows_divided_rows() const { return false; }
+
+std::string Model::SaveState() const { return ""; }
+absl::Status Model::RestoreState(absl::string_view) {
+  return absl::UnimplementedError("this model has no state");
+}
+absl::Status Model::SetFp8(const Fp8Spec&) {
+  return absl::UnimplementedError(
+      "this model can't multiply in 8 bits: set precision=capstan.bf16");
+}
+
+bool Precision::UsesFp8(Fp8Spec*) const { return false; }
+
+absl::Status TokenModel::SetSequenceGroup(ProcessGroup*, bool) {
+  return absl::UnimplementedError("this model can't divide rows among ranks");
+}
+
+at::Tensor TokenModel::RegularizedSum(const TokenInput&, const TokenTargets&,
+                                      const Regularization&, UnitRunner&) {
+  throw std::logic_error("this model can't regularise its loss");
+}
+bool TokenModel::regularizes() const { return false; }
+TextScores* TokenModel::text_scores() { return nullptr; }
+
+// What a plugin older than such a function has in its place: the symbol of the
+// Room, a member function without arguments, which is called as the new one.
+// Both ABIs pass `this` as the first argument.
+#define CAPSTAN_FORMER_ROOM(mangled, result, name, arguments) \
+  result name arguments __asm__(mangled);                     \
+  __attribute__((visibility("default"))) result name arguments
+
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room1Ev", std::string,
+                    ObjectiveRoom1, (const Objective* self)) {
+  return self->Objective::SaveState();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room2Ev", absl::Status,
+                    ObjectiveRoom2,
+                    (Objective * self, absl::string_view state)) {
+  return self->Objective::RestoreState(state);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room3Ev", bool, ObjectiveRoom3,
+                    (const Objective* self)) {
+  return self->Objective::has_rollouts();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room4Ev", absl::Status,
+                    ObjectiveRoom4,
+                    (Objective * self, Model& model,
+                     std::vector<Batch>* batches, const RolloutInfo& info,
+                     UnitRunner& runner)) {
+  return self->Objective::Rollout(model, batches, info, runner);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room5Ev", absl::optional<OwnCurve>,
+                    ObjectiveRoom5, (const Objective* self)) {
+  return self->Objective::own_curve();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room6Ev", bool, ObjectiveRoom6,
+                    (const Objective* self)) {
+  return self->Objective::allows_divided_rows();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan5Model5Room1Ev", std::string, ModelRoom1,
+                    (const Model* self)) {
+  return self->Model::SaveState();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan5Model5Room2Ev", absl::Status, ModelRoom2,
+                    (Model * self, absl::string_view state)) {
+  return self->Model::RestoreState(state);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan5Model5Room3Ev", absl::Status, ModelRoom3,
+                    (Model * self, const Fp8Spec& how)) {
+  return self->Model::SetFp8(how);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Precision5Room1Ev", bool, PrecisionRoom1,
+                    (const Precision* self, Fp8Spec* how)) {
+  return self->Precision::UsesFp8(how);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room1Ev", absl::Status,
+                    TokenModelRoom1,
+                    (TokenModel * self, ProcessGroup* group,
+                     bool deterministic)) {
+  return self->TokenModel::SetSequenceGroup(group, deterministic);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room2Ev", at::Tensor,
+                    TokenModelRoom2,
+                    (TokenModel * self, const TokenInput& input,
+                     const TokenTargets& targets, const Regularization& how,
+                     UnitRunner& runner)) {
+  return self->TokenModel::RegularizedSum(input, targets, how, runner);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room3Ev", bool, TokenModelRoom3,
+                    (const TokenModel* self)) {
+  return self->TokenModel::regularizes();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room4Ev", TextScores*,
+                    TokenModelRoom4, (TokenModel * self)) {
+  return self->TokenModel::text_scores();
+}
+
+// The rooms that are left, two at a time.
+#define CAPSTAN_ROOM(class_name, a) \
+  void class_name::Room##a() {}
+#define CAPSTAN_ROOMS(class_name, a, b) \
+  void class_name::Room##a() {}         \
+  void class_name::Room##b() {}
+CAPSTAN_ROOMS(Strategy, 1, 2)
+CAPSTAN_ROOMS(Strategy, 3, 4)
+CAPSTAN_ROOMS(Strategy, 5, 6)
+CAPSTAN_ROOMS(Strategy, 7, 8)
+CAPSTAN_ROOM(Model, 4)
+CAPSTAN_ROOMS(Model, 5, 6)
+CAPSTAN_ROOMS(Model, 7, 8)
+CAPSTAN_ROOMS(InferenceWeights, 1, 2)
+CAPSTAN_ROOMS(TokenModel, 5, 6)
+CAPSTAN_ROOMS(TokenModel, 7, 8)
+CAPSTAN_ROOMS(TextScores, 1, 2)
+CAPSTAN_ROOMS(KvCache, 1, 2)
+CAPSTAN_ROOMS(BatchedCache, 1, 2)
+CAPSTAN_ROOMS(RowLosses, 1, 2)
+CAPSTAN_ROOMS(Objective, 7, 8)
+CAPSTAN_ROOMS(Objective, 9, 10)
+CAPSTAN_ROOMS(Objective, 11, 12)
+CAPSTAN_ROOMS(Optimizer, 1, 2)
+CAPSTAN_ROOMS(Optimizer, 3, 4)
+CAPSTAN_ROOMS(DatasetReader, 1, 2)
+CAPSTAN_ROOMS(DatasetReader, 3, 4)
+CAPSTAN_ROOM(Precision, 2)
+CAPSTAN_ROOMS(Precision, 3, 4)
+CAPSTAN_ROOMS(Collector, 1, 2)
+CAPSTAN_ROOMS(Collector, 3, 4)
+CAPSTAN_ROOMS(Command, 1, 2)
+CAPSTAN_ROOMS(Command, 3, 4)
+CAPSTAN_ROOMS(HeldGradients, 1, 2)
+CAPSTAN_ROOMS(Tokenizer, 1, 2)
+CAPSTAN_ROOMS(Tokenizer, 3, 4)
+CAPSTAN_ROOMS(ChatTemplate, 1, 2)
+CAPSTAN_ROOMS(ChatTemplate, 3, 4)
 
 }  // namespace capstan

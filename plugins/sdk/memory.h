@@ -21,12 +21,10 @@ enum class MemoryCategory : int {
 };
 constexpr int kMemoryCategories = 9;
 
-// "parameters", "optimizer_state", ..
-const char* MemoryCategoryName(MemoryCategory category);
+const char* MemoryCategoryName(MemoryCategory category);  // "parameters", ..
 
-// Attributes host memory of tensors that this thread allocates during its
-// lifetime to `category`. The innermost scope wins. Memory keeps its category
-// until it is freed, by whichever thread.
+// Attributes host memory of tensors that this thread allocates meanwhile to
+// `category`, until any thread frees it. The innermost scope wins.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryCategory category);
@@ -38,14 +36,11 @@ class MemoryScope {
   const MemoryCategory before_;
 };
 
-// The calling thread's category.
-MemoryCategory CurrentMemoryCategory();
+MemoryCategory CurrentMemoryCategory();  // this thread's
 
-// Like memset to 0, but returns whole huge pages to the kernel, which clears
-// them when they are next touched, so that a new buffer of the model's size is
-// cleared once instead of twice. `data` must be private memory of the process:
-// heap, an anonymous private mapping, or a CPU tensor that is neither pinned
-// nor shared.
+// Like memset to 0, but returns whole huge pages to the kernel, so that they
+// are cleared once, when touched. `data` must be private memory: heap, an
+// anonymous private mapping, or a CPU tensor neither pinned nor shared.
 void ZeroFill(void* data, size_t bytes);
 
 }  // namespace capstan

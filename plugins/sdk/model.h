@@ -10,155 +10,189 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "kernels/context/fp8.h"
 #include "plugins/sdk/parameters.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/unit_runner.h"
 
 namespace capstan {
 
-class GradientSink;
+class GradientSink;  // kernels/context/gradient_sink.h
 
-// What one unit allocates for a micro-batch, in bytes.
+// What a unit allocates for a micro-batch, in bytes.
 struct UnitMemory {
-  // From its forward to its backward: its output and what autograd saves,
-  // except its input, which is the previous unit's output.
+  // Its output and what autograd saves, until backward; not the unit's input.
   int64_t kept = 0;
-  // The output's share of `kept`: all that remains under activation
-  // checkpointing.
-  int64_t output = 0;
-  // Peak beyond `kept` during its forward.
-  int64_t forward_workspace = 0;
-  // Peak beyond `kept` during its backward, without the largest gradient of a
-  // parameter, which strategies count. Negative if that one reuses memory kept
-  // by the head.
+  int64_t output = 0;  // the output's share of it, which checkpointing keeps
+  int64_t forward_workspace = 0;  // peak beyond `kept` in forward
+  // Peak beyond `kept` in backward, without the largest parameter gradient,
+  // which strategies count. Negative if that reuses the head's memory.
   int64_t backward_workspace = 0;
-  // Logits and their gradients, in addition to the above: kept from the unit's
-  // forward to the end of backward, or only while it runs.
-  int64_t logits_kept = 0;
-  int64_t logits_passing = 0;
+  // Logits and their gradients, which the above doesn't include.
+  int64_t logits_kept = 0;     // until the end of backward
+  int64_t logits_passing = 0;  // only while the unit runs
 };
 
 // The formats of frozen matrices ("QLoRA", Dettmers et al., 2023): the folder's
-// own, or 4 bits a value with a scale per 64 values, of 32 bits or of 8 (double
-// quantisation).
-enum class Quantize : int { kFolders = 0, kNf4, kNf4Double };
+// own, or 4 bits a value with a scale of 32 bits (or 8: double) per 64 values,
+// or 8 bits with a scale of 32 bits per row.
+enum class Quantize : int { kFolders = 0, kNf4, kNf4Double, kFp8 };
 
-// Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1): a module with
-// weight W [out, in] computes W x + scale * B A dropout(x), with A [rank, in]
-// and B [out, rank]. Parameters have PEFT's names:
-// "base_model.model.MODULE.lora_A.weight" and "..lora_B.weight".
+// Low-rank adapters ("LoRA", Hu et al., 2021, section 4.1): W x becomes
+// W x + scale * B A dropout(x), with W [out, in], A [rank, in], B [out, rank].
+// PEFT's names are used: "base_model.model.MODULE.lora_A.weight".
 struct LoraSpec {
   int64_t rank = 8;
   double alpha = 8.0;
-  // Of the adapter's input, in [0, 1); keyed by sample_position and offset.
-  double dropout = 0.0;
-  bool rslora = false;  // scale = alpha / sqrt(rank) rather than alpha / rank
-  // Suffixes of module names ("q_proj", "self_attn.q_proj"), or {"all-linear"}:
-  // all but the head. A name that matches no module is an error.
+  double dropout = 0.0;  // of x, in [0, 1); keyed by sample_position, offset
+  bool rslora = false;   // scale = alpha / sqrt(rank) rather than alpha / rank
+  // Suffixes of module names that exist, or {"all-linear"}: all but the head.
   std::vector<std::string> target_modules;
-  // A PEFT folder whose adapter_model.safetensors has the initial values; "": A
-  // is random (uniform in +-1/sqrt(in), Kaiming with a = sqrt(5)), B is 0.
+  // A PEFT folder with the initial values; "": A is uniform in +-1/sqrt(in)
+  // (Kaiming with a = sqrt(5)), B is 0.
   std::string pretrained;
   uint64_t seed = 0;  // the run's, for dropout
   double scale() const;
-  // The format of the frozen matrices of all linear layers but the head; they
-  // are packed (Model::PackedBytes). kFolders keeps the format of a folder
-  // whose matrices are packed already; any other value must equal that format.
+  // Packs the frozen matrices of all linear layers but the head (PackedBytes).
+  // If the folder's are packed already, it is their format or kFolders.
   Quantize quantize = Quantize::kFolders;
+  // "DoRA" (Liu et al., 2024, equation 5): W x becomes m * (W + scale * B A) x
+  // / |W + scale * B A|, with m [out] trained ("lora_magnitude_vector") and the
+  // norms those of rows, which no gradient passes (section 4.3).
+  bool dora = false;
 };
 
-// A model declares its parameters by name and shape, and computes with tensors
-// that a strategy owns. Creating one allocates nothing proportional to the
-// model's size, so config errors, `check` and `plan` take milliseconds.
+// A matrix is multiplied with of_length * length + of_row of a row's tokens.
+struct TokenShare {
+  double of_length = 1.0;
+  double of_row = 0.0;
+};
+
+// The format of matrices in memory during inference. Activations are float32.
+enum class WeightForm {
+  kStored,  // in the dtype in which a folder has them
+  kFloat32,
+  kBfloat16,
+  kInt8,  // with a scale a row: max |x| / 127
+};
+
+// Implemented by a Model that computes on CPUs, without gradients, from
+// matrices of fewer bits than its activations or from its mapped files.
+class InferenceWeights {
+ public:
+  virtual ~InferenceWeights();
+
+  // Returns a read-only view of a parameter in its mapped file, of the file's
+  // dtype, valid as long as the model; undefined if it can't be bound as it is.
+  virtual at::Tensor StoredWeight(int index) const = 0;
+
+  // Like Bind, for forwards on the CPU without gradients. `weights` are
+  // float32, StoredWeight's or packed bytes; each is freed once it has `form`.
+  virtual absl::Status BindForInference(std::vector<at::Tensor> weights,
+                                        WeightForm form) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+};
+
+// Declares parameters, and computes with tensors that a strategy owns.
 class Model {
  public:
   virtual ~Model();
 
   // In the order of first use in forward. Constant.
   virtual const std::vector<ParameterSpec>& parameters() const = 0;
-  // Names of the units in forward order ("embed", "layers.0", ..).
-  virtual const std::vector<std::string>& units() const = 0;
+  virtual const std::vector<std::string>& units() const = 0;  // forward order
 
-  // The role of a parameter. By default kEmbedding for a matrix that its unit's
-  // backward doesn't read, kHead for one of the last unit, kMatrix for others,
-  // kNorm for a vector whose name contains "norm", else kOther. Constant.
+  // Constant. By default matrices are kEmbedding if backward doesn't read them,
+  // kHead in the last unit, else kMatrix; *norm* vectors kNorm; others kOther.
   virtual ParameterRole role(int parameter) const;
 
-  // Writes elements [begin, begin + count) of parameter `index`'s initial value
-  // (row-major) to `out`: from the checkpoint named in the config, or random by
-  // RandomKey(seed, name). Thread-safe.
+  // Writes elements [begin, begin + count) (row-major) of the initial value,
+  // the checkpoint's or random by RandomKey(seed, name), to `out`. Thread-safe.
   virtual absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
                                     int64_t count, float* out) const = 0;
 
-  // Frozen parameters may be packed (4-bit weights, say): a strategy holds,
-  // shards and gathers their bytes, which only the model interprets. Bind then
-  // gets a contiguous 1-D uint8 tensor of PackedBytes(i) bytes, aligned to 64,
-  // instead of one with spec.shape and the compute dtype. InitialValue returns
-  // the decoded values.
-  //
-  // The size of parameter `index` in bytes; 0 if it isn't packed, as every
-  // trainable one. Constant from AddLora on.
+  // Returns the bytes of a packed parameter (of 4 bits, say), which is frozen;
+  // 0 if it isn't packed. Constant from AddLora on. Strategies bind the bytes,
+  // as contiguous 1-D uint8 aligned to 64; InitialValue returns decoded values.
   virtual int64_t PackedBytes(int index) const { return 0; }
-  // Writes bytes [begin, begin + count) of a packed parameter to `out`, without
-  // ever holding all of its values. Thread-safe.
+  // Writes bytes [begin, begin + count), never holding all values. Thread-safe.
   virtual absl::Status PackedValue(int index, int64_t begin, int64_t count,
                                    uint8_t* out) const;
-  // Decodes the PackedBytes(index) `bytes` of a parameter, in host memory, into
-  // `out`: spec.numel() values. Thread-safe.
+  // Decodes all bytes, in host memory, to spec.numel() values. Thread-safe.
   virtual void Unpack(int index, const uint8_t* bytes, float* out) const {}
 
-  // Sets the tensors to compute with, one per parameter, in order, shaped as in
-  // the spec, of one dtype and device; requires_grad is set on the trainable
-  // ones. The strategy owns their memory and may free and refill it around
-  // units.
+  // Sets the tensors, in order, with spec.shape, one dtype and device, and
+  // requires_grad where trainable. The strategy owns their memory.
   virtual void Bind(std::vector<at::Tensor> parameters) = 0;
 
-  // For models with a hand-written backward: lets it write gradients to `sink`
-  // (kernels/context/gradient_sink.h; null: no longer). The strategy owns
-  // `sink`, which lives as long as the bound parameters.
+  // Lets a hand-written backward write gradients to `sink` (null: no longer).
+  // The strategy owns it; it lives as long as the bound parameters.
   virtual void BindGradients(GradientSink* sink) {}
 
-  // Writes config.json and the model format's other files, except the weights,
-  // into an existing folder, for weights of `dtype`.
+  // Writes all but the weights, which have `dtype`, into an existing folder.
   virtual absl::Status SaveConfig(const std::string& folder,
                                   c10::ScalarType dtype) const = 0;
 
-  // One per unit, for a training micro-batch of `samples` samples of `length`
-  // tokens in `compute`. Empty if unknown; `plan` then says so.
+  // Returns one per unit, to train on [samples, length] tokens; empty: unknown.
   virtual std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                             c10::ScalarType compute) const {
     return {};
   }
 
-  // Sets the modules that are trained in full beside low-rank adapters, like
-  // PEFT's modules_to_save: names or suffixes, as in LoraSpec::target_modules.
-  // Called before AddLora, which leaves their parameters trainable, takes their
-  // initial values from LoraSpec::pretrained if that is set, and reports
-  // modules that can't be trained as a FieldError of modules_to_save. By
-  // default, returns such an error.
+  // Sets the modules to train in full beside adapters (PEFT's modules_to_save),
+  // named as in LoraSpec::target_modules. Called before AddLora, which starts
+  // from LoraSpec::pretrained, if set, and returns a FieldError of
+  // modules_to_save for one that can't be trained. Default: such an error.
   virtual absl::Status SetModulesToSave(std::vector<std::string> modules);
-  // The names of parameter `index` of such a module in an adapter's file, after
-  // AddLora; empty for other parameters. An embedding tied to the head has two
-  // names, and the file stores its value under both.
+  // Returns, after AddLora, the names under which an adapter's file has such a
+  // module's parameter (two if the head is tied to it); empty for others.
   virtual std::vector<std::string> SavedNames(int index) const { return {}; }
 
-  // Freezes the model's parameters and adds adapters to the modules that `spec`
-  // names; from then on parameters() includes them. Called before Bind.
+  // Freezes the parameters and adds adapters to them. Called before Bind.
   virtual absl::Status AddLora(const LoraSpec& spec) {
     return absl::UnimplementedError("this model can't have a LoRA adapter");
   }
-  // Whether SetAdapterEnabled can switch the adapter off, so that the model
-  // computes like its base model. (Preference optimisation compares the two.)
+  // Whether SetAdapterEnabled can make the model compute like its base model.
   virtual bool has_adapter() const { return false; }
-  // If has_adapter, sets whether forwards that begin from now on use the
-  // adapter; at first they do. Bodies already passed to UnitRunner::Run keep
-  // the previous setting. Not thread-safe.
+  // If has_adapter, sets whether forwards use the adapter; at first they do.
+  // Bodies passed to UnitRunner::Run keep the old setting. Not thread-safe.
   virtual void SetAdapterEnabled(bool enabled) {}
 
-  // This model as a token model, or null. For other kinds of model, declare an
-  // abstract class in a header shared by the model and its objective, which
-  // finds it by dynamic_cast.
+  // To count FLOPs: the tokens that matrix `parameter` multiplies. That of
+  // attention's output projection also counts its queries. Unset: all tokens.
+  virtual absl::optional<TokenShare> ShareOf(int parameter) const {
+    return absl::nullopt;
+  }
+
+  virtual InferenceWeights* inference_weights() { return nullptr; }
+
+  // Null for other kinds of model (docs/sdk.md).
   virtual TokenModel* token_model() { return nullptr; }
+
+  // Returns state beside the parameters (means of a router's load), or "".
+  // Checkpoints save rank 0's, which is restored before the first step. Only
+  // runs get it back: final/, eval and generate have the parameters alone.
+  virtual std::string SaveState() const;                       // Room1
+  virtual absl::Status RestoreState(absl::string_view state);  // Room2
+
+  // Has linear layers multiply in 8 bits in forwards without a cache, and in
+  // their backwards. Called after AddLora and before PlanUnits and Bind. May
+  // return an error that says what to take instead, as it does by default.
+  virtual absl::Status SetFp8(const Fp8Spec& how);  // Room3
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room4();
+  virtual void Room5();
+  virtual void Room6();
+  virtual void Room7();
+  virtual void Room8();
 };
 
 }  // namespace capstan

@@ -11,28 +11,22 @@
 
 namespace capstan {
 
-// The tokenizer that a model's ids belong to.
 struct ModelTokenizer {
-  // Null: the model has none yet, and the data's becomes its own.
-  std::shared_ptr<const Tokenizer> tokenizer;
-  // The folder of its files; "" if it has none.
-  std::string folder;
+  std::shared_ptr<const Tokenizer> tokenizer;  // null: the data's becomes it
+  std::string folder;                          // of its files; "": none
 };
 
-// The tokenizer of the model that the reader under creation is for. A
-// DatasetReader's Create uses it unless the config names one; the core refuses
-// a reader whose tokenizer makes other tokens than the model's. Called on the
-// thread that creates plugins; constant during a Create.
+// The tokenizer of the model that a reader is created for. Create uses it
+// unless the config names one; the core refuses a reader that makes other
+// tokens. Called on the thread that creates plugins; constant during a Create.
 const ModelTokenizer& CurrentModelTokenizer();
 
-// Returns the tokenizer in `folder`, which a reader's config names in `field`;
-// if `folder` is "", the model's, which may be null. Errors are FieldErrors of
-// `field`.
+// Returns the tokenizer in `folder`, which a config names in `field`; if "",
+// the model's, which may be null. Errors are FieldErrors of `field`.
 absl::StatusOr<ModelTokenizer> TokenizerToRead(const std::string& folder,
                                                absl::string_view field);
 
-// Sets the current tokenizer. Only the core calls this.
-void SetModelTokenizer(ModelTokenizer tokenizer);
+void SetModelTokenizer(ModelTokenizer tokenizer);  // only for the core
 
 }  // namespace capstan
 

@@ -9,181 +9,248 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
-#include "plugins/sdk/measurement.h"
 #include "plugins/sdk/model.h"
+#include "plugins/sdk/plan.h"
 
 namespace capstan {
 
-// A loss as a sum and a count. The core divides once, by the count over all
-// ranks and micro-batches of a step: never a mean of means.
+// A loss as a sum and a count; the core divides once, over the whole step.
 struct LossSum {
   at::Tensor sum;      // scalar float32, with gradient in training
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
   int64_t tokens = 0;  // in unit(): input tokens without padding, or samples
-  // [metrics().size(), 2] float64 on the model's device, without gradient: a
-  // sum and its divisor for each metric. Undefined if there are none.
+  // [metrics().size(), 2] float64 on the model's device, without gradient: each
+  // metric's sum and divisor. May be undefined if there are none, or, unless
+  // StepInfo::thorough is set, if they cost more than the loss.
   at::Tensor metrics;
-  // The number of computed positions that hold no token.
-  int64_t padding = 0;
-  // Tokens with a loss; negative: equal to `count`.
-  int64_t trained = -1;
+  int64_t padding = 0;   // computed positions that hold no token
+  int64_t trained = -1;  // tokens with a loss; negative: equal to `count`
 };
 
-// The tags under which training and evaluation log a metric:
-// "train/acc_action", "eval/acc_action".
+// Values at x = 1, 2, ..: one for each episode, say.
+struct MeasuredCurve {
+  std::string name;  // of OUTPUT/NAME.svg and TensorBoard's histogram eval/NAME
+  std::string x_label;
+  std::string y_label;
+  std::vector<double> values;
+};
+
+// Written as OUTPUT/NAME.npy, float64.
+struct MeasuredArray {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<double> values;  // row-major
+};
+
+struct Measurement {
+  std::vector<std::pair<std::string, double>> scalars;  // full tags, in order
+  std::vector<MeasuredCurve> curves;
+  std::vector<MeasuredArray> arrays;
+};
+
 struct MetricTags {
-  std::string train;
-  std::string eval;
+  std::string train;  // "train/acc_action"
+  std::string eval;   // "eval/acc_action"
 };
 
-// The step or evaluation that a batch belongs to.
 struct StepInfo {
-  // The run's seed, for random numbers keyed by the batch's "sample_position".
-  uint64_t seed = 0;
+  uint64_t seed = 0;  // the run's
   bool training = false;
-  // StepTotals, summed over all batches of all ranks.
-  std::vector<double> totals;
-  // True in `trainer eval`, which also wants metrics() that cost more than the
-  // loss, such as accuracy.
-  bool thorough = false;
+  std::vector<double> totals;  // StepTotals, summed over all ranks' batches
+  bool thorough = false;       // wants metrics() that cost more than the loss
 };
 
-// The arguments of Measure.
 struct MeasureInfo {
   uint64_t seed = 0;  // the run's
   int rank = 0;
   int world_size = 1;
   bool last = false;  // after the run's last step
-  // Called from time to time with the fraction done, in [0, 1].
-  std::function<void(double done)> progress = [](double) {};
-  // Polled before each forward, the same number of times on all ranks; once it
-  // returns true, Measure returns CANCELLED. May throw, as collectives do.
+  std::function<void(double done)> progress = [](double) {};  // done: in [0, 1]
+  // Polled before each forward, equally often on all ranks; once it is true,
+  // Measure returns CANCELLED. May throw.
   std::function<bool()> stop = [] { return false; };
 };
 
-// How to sample. Unset fields default to the objective's config, and then to
-// the model's own (TokenModel::generation_config).
+// Unset fields take the objective's config, then TokenModel::generation_config.
 struct SampleOptions {
   int64_t max_new_tokens = 0;  // 0: the objective's config
   absl::optional<double> temperature;
   absl::optional<int64_t> top_k;
   absl::optional<double> top_p;
-  // Keeps only tokens with at least this share of the likeliest one's
-  // probability.
+  // Keeps tokens with at least this share of the likeliest one's probability.
   absl::optional<double> min_p;
-  // Divides positive logits of tokens that the text contains, and multiplies
-  // their other logits; 1: no penalty.
+  // Divides logits of tokens in the text, multiplies negative ones; 1: neither.
   absl::optional<double> repetition_penalty;
-  // No sequence of this many tokens occurs twice in a text; 0: no limit.
-  absl::optional<int64_t> no_repeat_ngram_size;
+  absl::optional<int64_t> no_repeat_ngram_size;  // in a text; 0: no limit
   bool greedy = false;
   uint64_t seed = 0;
   bool stop_at_eos = true;
-  // End-of-text tokens in addition to the model's own, for stop_at_eos.
-  std::vector<int64_t> stop_tokens;
-  // Returns whether `text`, prompt included, ends here. Called after each
-  // token, if tokens are chosen from left to right; may be null.
+  std::vector<int64_t> stop_tokens;  // besides the model's, for stop_at_eos
+  // Whether `text`, prompt included, ends here. Called after each token, if
+  // tokens are chosen from left to right. May be null.
   std::function<bool(absl::Span<const int64_t> text)> ended;
-  // Called with each chosen token; may be null.
-  std::function<void(int64_t token)> on_token;
-  // Replaces on_token if tokens aren't chosen from left to right: called after
-  // each step with the whole text, prompt included, with the model's mask_token
-  // at positions not yet chosen; may be null.
+  std::function<void(int64_t token)> on_token;  // of each token; may be null
+  // Replaces on_token in other orders: called after each step with the whole
+  // text, with the model's mask_token at positions not yet chosen. May be null.
   std::function<void(absl::Span<const int64_t> text)> on_text;
-  // As MeasureInfo::stop.
-  std::function<bool()> stop = [] { return false; };
+  std::function<bool()> stop = [] { return false; };  // as MeasureInfo::stop
 };
 
-// One prompt of several that are continued together.
 struct BatchPrompt {
   std::vector<int64_t> ids;          // at least one
   uint64_t seed = 0;                 // of its random numbers
   std::vector<int64_t> stop_tokens;  // as SampleOptions::stop_tokens
 };
 
+// When a search may end before its texts reach the greatest length.
+enum class BeamsEnd {
+  kUnlikelyToImprove,  // by the score at the present length
+  kOnceFull,           // as soon as there are as many texts as beams
+  kCannotImprove,      // by the score at the greatest length
+};
+
+struct BeamSettings {
+  int64_t beams = 1;
+  double length_penalty = 1.0;  // score: log-probability / length ^ this
+  BeamsEnd end = BeamsEnd::kUnlikelyToImprove;
+};
+
+struct Beam {
+  std::vector<int64_t> text;  // prompt included
+  double score;
+};
+
+struct RolloutInfo {
+  uint64_t seed = 0;  // the run's
+  int64_t step = 0;   // from 1
+  int rank = 0;
+  int world_size = 1;
+  // Returns whether `done` is true on all ranks. Collective. May throw. A rank
+  // that is done runs forwards, and drops their results, until this returns
+  // true, since others' forwards may contain collectives.
+  std::function<bool(bool done)> all_done = [](bool done) { return done; };
+};
+
 class Objective {
  public:
   virtual ~Objective();
 
-  // Checks that model and data fit this objective and each other, e.g. "the
-  // data has token ids up to 255, the model's vocab_size is 128".
+  // Checks that model and data fit this objective and each other.
   virtual absl::Status Check(Model& model, const DatasetReader& data) const = 0;
 
-  // The number of targets in a batch, equal to Compute's count, without
-  // computing the loss.
+  // Returns Compute's count, without computing the loss.
   virtual int64_t CountTargets(const Batch& batch,
                                const StepInfo& info) const = 0;
 
-  // The length of StepTotals. A loss made of several means over different
-  // counts needs the counts of the whole step: before the first forward, the
-  // core sums StepTotals over all micro-batches and ranks into
-  // StepInfo::totals. 0: none, at no cost.
+  // The length of StepTotals, for losses of several means: the core sums these
+  // over micro-batches and ranks before the step's first forward. 0: none.
   virtual int step_totals() const { return 0; }
-  // This batch's contribution.
   virtual std::vector<double> StepTotals(const Batch& batch,
                                          const StepInfo& info) const {
     return {};
   }
 
-  // The unit of LossSum::tokens in reports: "tokens", or "samples" if the data
-  // isn't text. Constant.
+  // Of LossSum::tokens: "tokens", or "samples" if data isn't text. Constant.
   virtual std::string unit() const { return "tokens"; }
 
   // The tags of LossSum::metrics. Constant.
   virtual std::vector<MetricTags> metrics() const { return {}; }
 
-  // Runs the model on a batch that is on the model's device.
+  // Computes the loss of a batch that is on the model's device.
   virtual LossSum Compute(Model& model, const Batch& batch,
                           const StepInfo& info, UnitRunner& runner) = 0;
 
-  // Values derived from an evaluation's mean loss, by name: {"perplexity",
-  // e^loss} if the loss is in nats per token.
+  // By name, from an evaluation's mean loss: {"perplexity", e^loss}, say.
   virtual std::vector<std::pair<std::string, double>> DerivedFromLoss(
       double loss) const {
     return {};
   }
 
-  // This rank's share of the measurements of an evaluation; the core sums the
-  // vectors over the ranks, so all have the same length, with 0 for what other
-  // ranks measure. All ranks run the model equally often, since forward may
-  // contain collectives. Without gradients. Empty: nothing is measured.
+  // Returns this rank's share of an evaluation's measurements, or nothing.
+  // Summarize gets the sums over ranks, so all have one length, with 0 for what
+  // others measure. Ranks run the model equally often, without gradients.
   virtual absl::StatusOr<std::vector<double>> Measure(
       Model& model, const DatasetReader& eval_data, const MeasureInfo& info,
       UnitRunner& runner) {
     return std::vector<double>();
   }
-  // Turns the sums of Measure into a measurement.
   virtual Measurement Summarize(absl::Span<const double> sums,
                                 const MeasureInfo& info) const {
     return {};
   }
 
-  // Continues `prompt` (at least one token id) without gradients; returns
-  // prompt and continuation. UNIMPLEMENTED if the objective can't sample.
+  // Continues `prompt` (at least one token) without gradients, and returns
+  // both. UNIMPLEMENTED if the objective can't sample.
   virtual absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) = 0;
 
-  // Returns whether a row's text, prompt included, ends here; may be null.
+  // Whether a row's text, prompt included, ends here; may be null.
   using Ended = std::function<bool(size_t row, absl::Span<const int64_t> text)>;
-  // Like Sample for each prompt, with the prompt's seed and stop tokens instead
-  // of those in `options`. Calls `ended` after each token, and of the callbacks
-  // in `options` only `stop`. UNIMPLEMENTED if the objective can't continue
-  // several prompts at once, or the model's cache is no BatchedCache.
+  // Like Sample for each prompt, with its seed and stop tokens. Calls `ended`
+  // after each token, and of options' callbacks only `stop`. UNIMPLEMENTED if
+  // it can't, or the model's cache is no BatchedCache.
   virtual absl::StatusOr<std::vector<std::vector<int64_t>>> SampleBatch(
       Model& model, absl::Span<const BatchPrompt> prompts,
       const SampleOptions& options, const Ended& ended, UnitRunner& runner) {
     return absl::UnimplementedError("it samples one text at a time");
   }
 
-  // If true, Sample may keep the cache of a text until the next call, so that a
-  // prompt that begins with that text, like the next turn of a conversation,
-  // costs only its new tokens. Call it with false before the model or its
-  // weights change. Does nothing by default.
+  // Returns the `beams` best texts that begin with `prompt` (at least one
+  // token), best first. Ignores on_token and options of random draws.
+  // UNIMPLEMENTED if not from left to right, or the cache is no BatchedCache.
+  virtual absl::StatusOr<std::vector<Beam>> SearchBeams(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, const BeamSettings& settings,
+      UnitRunner& runner) {
+    return absl::UnimplementedError(
+        "needs an objective that writes from left to right");
+  }
+
+  // Lets Sample keep a text's cache for a next prompt that begins with it. Call
+  // it with false before the model or its weights change.
   virtual void KeepContext(bool keep) {}
+
+  // Functions that were added after 1.0, in the places of Rooms (plugin.h).
+
+  // Returns what this rank has gathered beside the model (a mean reward), or
+  // "", for checkpoints. If the number of ranks has changed, rank r gets that
+  // of the former rank r modulo their number.
+  virtual std::string SaveState() const;  // Room1
+  // Called before the first step, and when a run goes back to a checkpoint.
+  // `state` is never "". INVALID_ARGUMENT if it can't be read.
+  virtual absl::Status RestoreState(absl::string_view state);  // Room2
+  // Whether Rollout is called. Constant.
+  virtual bool has_rollouts() const;  // Room3
+  // Makes a step's micro-batches, on the model's device, into those that
+  // CountTargets, StepTotals and Compute get, by sampling from the model, say.
+  // In training, without gradients. Keeps the number of micro-batches and of
+  // their rows, and kSamplePosition. A retried step calls it again with the
+  // same batches.
+  virtual absl::Status Rollout(Model& model, std::vector<Batch>* batches,
+                               const RolloutInfo& info,
+                               UnitRunner& runner);  // Room4
+  // As Strategy::own_curve, if the curve doesn't follow from config and data.
+  virtual absl::optional<OwnCurve> own_curve() const;  // Room5
+  // Whether several ranks may call Compute with a micro-batch whose rows the
+  // model divides (TokenModel::SetSequenceGroup): the sums add up to one
+  // rank's, and the core counts targets, tokens and padding once. True if it
+  // takes only CrossEntropySum from the model, but for `thorough` metrics, and
+  // doesn't depend on what SaveState returns.
+  virtual bool allows_divided_rows() const;  // Room6
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room7();
+  virtual void Room8();
+  virtual void Room9();
+  virtual void Room10();
+  virtual void Room11();
+  virtual void Room12();
 };
 
 }  // namespace capstan

@@ -9,20 +9,15 @@
 namespace capstan {
 
 struct ParameterSpec {
-  // Unique; the name in the model's Hugging Face checkpoint.
-  std::string name;
+  std::string name;  // unique; as in the Hugging Face checkpoint
   std::vector<int64_t> shape;
-  // The unit that owns it; for a tied weight, the unit that uses it first.
-  int unit = 0;
+  int unit = 0;  // that owns it; of a tied weight, the first that uses it
   bool trainable = true;
-  // Other units whose forward uses it, ascending, all after `unit`.
-  std::vector<int> other_units;
-  // Whether its own unit's backward reads its value (false for an embedding).
-  bool read_in_backward = true;
+  std::vector<int> other_units;  // whose forward uses it; ascending, > `unit`
+  bool read_in_backward = true;  // by its own unit; false for embeddings
   int64_t numel() const;
 };
 
-// The role of a parameter (Model::role).
 enum class ParameterRole : int {
   kMatrix = 0,  // a weight [out, in] (or [in, out]) inside the model
   kEmbedding,   // rows that are looked up; also where the head is tied to it

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract between the core and a plugin. A plugin is a shared library
-// named after the proto package of its config (capstan.ddp.Config is in
-// libcapstan_ddp.so) that exports one constant, capstan_plugin_v1, defined by
-// CAPSTAN_PLUGIN. The core reads the fingerprint before it runs any of the
-// plugin's code.
+// The contract between the core and a plugin: a shared library, named after its
+// config's package (capstan.ddp.Config is in libcapstan_ddp.so), that exports
+// one constant, capstan_plugin_v1.
 //
-// A plugin loads only in a trainer that was built from the same SDK headers.
+// A plugin built with SDK 1.n loads in trainers of 1.n and later, since
+//  - an interface that plugins implement keeps its functions and their order. A
+//    new one takes the place of its first Room, whose slot in an older plugin's
+//    vtable then means the new one's default (interfaces.cc);
+//  - one that the trainer implements (ProcessGroup, Work, UnitRunner, Flags,
+//    Flag, CommandHost) grows at its end, and so does a struct that the trainer
+//    passes by reference;
+//  - a struct that a plugin makes (StrategyPlan, LossSum, ..), that lies in an
+//    array or is returned by value, and Part, GradientSink and WideGradientSink
+//    stay as they are.
+// CAPSTAN_SDK_MINOR then goes up. tests/plugins/growth_test holds this.
 #ifndef CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 #define CAPSTAN_PLUGINS_SDK_PLUGIN_H_
 
@@ -41,20 +49,15 @@ constexpr uint64_t kPluginMagic = 0x4e415453504143ULL;  // "CAPSTAN"
 struct PluginDescriptor {
   uint64_t magic;
   PluginCategory category;
-  // The config message, "capstan.ddp.Config" ("::" is read as ".").
-  const char* config_type;
-  // One line for `trainer plugins`.
-  const char* doc;
-  // "name=value" lines (fingerprint.h). Also stored in the ELF section
-  // "capstan_fp", which the core reads before it loads the library.
-  const char* fingerprint;
-  // Creates a plugin from its serialized config. On success *instance is a
-  // `Base*` of the category (Strategy*, Precision*, ..), owned by the caller.
-  // Never throws. For plugins outside the trainer's own folder the library is
-  // first loaded, and `create` called, in a forked child whose output is
-  // dropped; the child is killed after 2 s of `create` (30 s of loading), or
-  // when it returns. So both run twice, and a side effect that outlives a
-  // process (a file, a licence) must be harmless when repeated.
+  const char* config_type;  // "capstan.ddp.Config" ("::" is read as ".")
+  const char* doc;          // one line for `trainer plugins`
+  const char* fingerprint;  // fingerprint.h; also in ELF section "capstan_fp"
+  // Creates a plugin from its serialized config: *instance is a `Base*` of the
+  // category (Strategy*, ..), owned by the caller. Never throws. Outside of the
+  // trainer's own folder, a forked child without output first loads the library
+  // and calls `create`; it is killed when that returns, or after 2 s (loading:
+  // 30 s). So both run twice, and side effects that outlive a process must be
+  // harmless when repeated.
   absl::Status (*create)(absl::string_view config, void** instance);
 };
 
@@ -64,8 +67,7 @@ template <typename Base, typename T>
 struct IsStatusOrPointerTo<Base, absl::StatusOr<std::unique_ptr<T>>>
     : std::is_convertible<T*, Base*> {};
 
-// Whether Impl::Create(config) returns an absl::StatusOr<std::unique_ptr<T>>
-// with T derived from Base.
+// Whether Impl::Create(config) returns a StatusOr<unique_ptr<T>>, T a Base.
 template <typename Base, typename Impl, typename Config, typename = void>
 struct HasCreate : std::false_type {};
 template <typename Base, typename Impl, typename Config>
@@ -75,7 +77,6 @@ struct HasCreate<
     : IsStatusOrPointerTo<Base, decltype(Impl::Create(
                                     std::declval<const Config&>()))> {};
 
-// The `create` function of a plugin class.
 template <typename Base, typename Impl, typename Config>
 absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
   constexpr bool kIsBase = std::is_base_of<Base, Impl>::value;
@@ -109,14 +110,12 @@ absl::Status CreatePlugin(absl::string_view bytes, void** instance) {
 
 }  // namespace capstan
 
-// Use at namespace scope in one file of a plugin:
+// Use in one file of a plugin, at the namespace scope of Ddp:
 //   CAPSTAN_PLUGIN(Strategy, Ddp, ::capstan::ddp::Config, "what it does");
-// where Ddp is a class of the enclosing namespace with a static Create.
 #define CAPSTAN_PLUGIN(Category, Impl, ConfigType, doc_line) \
   CAPSTAN_PLUGIN_AS(#ConfigType, Category, Impl, ConfigType, doc_line)
 
-// The same for a config message whose C++ name differs: protobuf appends '_' to
-// package components that are C++ keywords.
+// For a message with another C++ name: protobuf appends '_' to C++ keywords.
 #define CAPSTAN_PLUGIN_AS(type_name, Category, Impl, ConfigType, doc_line) \
   static const char capstan_plugin_fingerprint[]                           \
       __attribute__((section("capstan_fp"))) = CAPSTAN_FINGERPRINT;        \

@@ -7,31 +7,26 @@
 #include <string>
 
 #include "absl/types/optional.h"
+#include "kernels/context/fp8.h"
 
 namespace capstan {
 
-// Dynamic loss scaling (Micikevicius et al., "Mixed Precision Training", 2018,
-// section 3.2; the growth rule of torch.amp.GradScaler). Powers of two only,
-// so that scaling never rounds.
+// Dynamic loss scaling (Micikevicius et al., 2018, section 3.2; growth as in
+// torch.amp.GradScaler) by powers of two, so that nothing is rounded.
 struct LossScaling {
   double initial_scale = 65536.0;
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
-  // Steps without a non-finite gradient before the scale grows.
-  int64_t growth_interval = 2000;
+  int64_t growth_interval = 2000;  // finite steps before the scale grows
   double min_scale = 1.0;
 };
 
-// The dtypes of a run. Strategies and the core read it; no strategy has code
-// for a particular precision.
+// The dtypes of a run. No strategy has code for a particular precision.
 struct PrecisionPolicy {
-  // The dtype of working parameters, forward, backward and autograd's
-  // gradients.
+  // Of working parameters, forward, backward and autograd's gradients.
   c10::ScalarType compute = c10::ScalarType::Float;
-  // The dtype in which gradients are summed over micro-steps and ranks.
-  c10::ScalarType reduce = c10::ScalarType::Float;
-  // The dtype of the optimizer's parameters and state. If equal to `compute`,
-  // there is only one copy of the parameters.
+  c10::ScalarType reduce = c10::ScalarType::Float;  // of summed gradients
+  // Of the optimizer's parameters and state; one copy if equal to `compute`.
   c10::ScalarType master = c10::ScalarType::Float;
   absl::optional<LossScaling> loss_scaling;
 };
@@ -39,7 +34,7 @@ struct PrecisionPolicy {
 // The device of a run; the least capable one if ranks differ.
 struct DeviceFacts {
   bool gpu = false;
-  // 10 * major + minor of a CUDA device (80 is 8.0); 0: unknown.
+  // 10 * major + minor of the CUDA compute capability; 0: unknown.
   int compute_capability = 0;
 };
 
@@ -47,16 +42,23 @@ class Precision {
  public:
   virtual ~Precision();
   virtual PrecisionPolicy policy() const = 0;
-  // Whether PolicyOn depends on the device; if not, the core doesn't query the
-  // compute capability.
+  // Whether PolicyOn needs the device; if not, the core doesn't query it.
   virtual bool depends_on_device() const { return false; }
-  // The policy on `device`, the same on all ranks. Constant.
+  // Returns the policy on `device`, the same on all ranks. Constant.
   virtual PrecisionPolicy PolicyOn(const DeviceFacts& device) const {
     return policy();
   }
-  // The --set argument to suggest where the device is slow in this precision:
-  // "precision=capstan.fp32"; "": no suggestion.
+  // What to --set where this is slow ("precision=capstan.fp32"); "": nothing.
   virtual std::string instead() const { return ""; }
+  // Returns whether linear layers multiply in 8 bits, and sets how. Their
+  // activations, `compute`, are then bfloat16. Constant.
+  virtual bool UsesFp8(Fp8Spec* how) const;  // Room1
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room2();
+  virtual void Room3();
+  virtual void Room4();
 };
 
 }  // namespace capstan

@@ -13,7 +13,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/token_model.h"
 
@@ -92,6 +91,7 @@ class PrefixModel final : public IdleModel, public TokenModel {
     const int64_t most;
   };
   struct ManyCache final : Cache, BatchedCache {
+    BatchedCache* batched() override { return this; }
     using Cache::Cache;
     void Rewind(int64_t length) override {
       filled = length;

@@ -3,9 +3,11 @@
 #define CAPSTAN_PLUGINS_SDK_STRATEGY_H_
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
@@ -15,76 +17,87 @@
 
 namespace capstan {
 
-// A strategy's inputs; all outlive it. The strategy allocates memory within the
-// MemoryScope of its category.
+class HeldGradients;  // held_gradients.h
+
+// They outlive the strategy, which allocates in its category's MemoryScope.
 struct StrategyContext {
   Model* model = nullptr;
   ProcessGroup* group = nullptr;  // never null; a group of one for one rank
   PrecisionPolicy precision;
   uint64_t seed = 0;
-  // As in StrategyRequest.
-  const Optimizer* optimizer = nullptr;
-  bool deterministic = false;
+  const Optimizer* optimizer = nullptr;  // as in StrategyRequest
+  bool deterministic = false;            // as in StrategyRequest
 };
 
-// A slice [begin, end) of OptimizerShards()[shard] that this rank saves.
 struct OwnedSlice {
-  int shard = 0;
+  int shard = 0;  // of OptimizerShards()
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-// Distributes parameters, gradients and optimizer work over the ranks. Nothing
-// else depends on it: the loss curve is the same under every strategy.
-//
-// A step, on every rank alike:
-//   BeginStep(step)
-//   for i in 0 .. n-1:
-//     BeginMicroStep(i, n); forward through the unit runner; loss.backward()
-//   FinishBackward()
-//   GradientSquaredSum() -> summed over the ranks
-//   unless the step is skipped:
-//     for each of OptimizerShards(): the optimizer updates it; PublishShard(i)
-//     PublishParameters()
-// Without gradients, for evaluation and samples:
-//   forward through the unit runner; FinishForward()
-// All calls come from the thread that called Setup, except the unit callbacks
-// in backward, which come from the autograd thread while the former waits.
+enum class PublishCause {
+  kInitial,   // after Setup: the masters are the model's initial values
+  kRestored,  // a checkpoint was loaded
+  kUpdated,   // the optimizer has updated the masters
+};
+
+// Distributes parameters, gradients and optimizer work over the ranks. A step,
+// on every rank alike:
+//   BeginStep; n times BeginMicroStep, a forward and a backward;
+//   FinishBackward; GradientSquaredSum, which is summed over the ranks;
+//   unless the step is skipped, for each shard the update and PublishShard,
+//   then PublishParameters; EndStep.
+// Forwards without backward end with FinishForward. All calls come from the
+// thread that called Setup, but unit callbacks in backward from autograd's.
 class Strategy {
  public:
   virtual ~Strategy();
 
-  // Checks that the strategy supports the request (number of ranks, dtypes).
-  // Called before any process is spawned.
+  // Whether it supports the request. Called before any process is spawned.
   virtual absl::Status Check(const StrategyRequest& request) const = 0;
 
-  // Predicts what it will hold and send. Called after Check; allocates nothing.
+  // Returns what it will hold and send. Called after Check; allocates nothing.
   virtual StrategyPlan Plan(const StrategyRequest& request) const = 0;
 
-  // In a deterministic run: whether gradients are summed over the ranks in each
-  // micro-step and then over the micro-steps, rather than the other way round.
-  // In micro-step i of n, rank r of w then takes micro-batch i * w + r of the
-  // global batch, otherwise r * n + i, so that either order sums along the same
-  // binary tree. Constant.
+  // Set if the curve isn't that of all other strategies. Constant.
+  virtual absl::optional<OwnCurve> own_curve() const { return absl::nullopt; }
+
+  // Whether each rank updates a replica between synchronisations (local SGD,
+  // DiLoCo; docs/sdk.md). OptimizerShards() then are the whole replica, laid
+  // out alike on all ranks. Its gradients aren't summed over ranks, and
+  // GradientSquaredSum() is that of the rank's whole gradient. OwnedSlices()
+  // are of SharedMaster() and ShardState(). Constant.
+  virtual bool local_steps() const { return false; }
+  // With local_steps(): returns the shared model of the last synchronisation,
+  // the same bits on all ranks, shaped and valid like the shard's master.
+  virtual at::Tensor SharedMaster(int shard) {
+    return OptimizerShards()[shard].master;
+  }
+  // With local_steps(): sets whether the model computes with the shared model.
+  // Called around evaluations on all ranks, and around samples on those that
+  // sample; no step or save is in between. No collectives.
+  virtual void UseSharedModel(bool use) {}
+
+  virtual HeldGradients* held_gradients() { return nullptr; }
+
+  // Whether a deterministic run sums gradients over ranks in each micro-step,
+  // and only then over micro-steps. In micro-step i of n, rank r of w then
+  // takes micro-batch i * w + r of the global batch, otherwise r * n + i, so
+  // that both sum along the same binary tree. Constant.
   virtual bool SumsEachMicroStep() const { return false; }
 
-  // Allocates its buffers, fills this rank's masters with the model's initial
-  // values and binds the working parameters to the model. Called once, first.
-  // No collectives but Split, whose failure is collective: a rank that fails
-  // here would leave the others waiting. The core then publishes the shards.
+  // Allocates buffers, fills this rank's masters with initial values and binds
+  // the working parameters. Called once, first. No collectives but Split, which
+  // fails on all ranks: a rank that fails here would leave the others waiting.
   virtual absl::Status Setup(const StrategyContext& context) = 0;
 
-  // The shards that this rank's optimizer updates. Valid after Setup; the
-  // tensors stay the same for the strategy's lifetime.
+  // Valid after Setup; the tensors stay the same for the strategy's lifetime.
   virtual absl::Span<OptimizerShard> OptimizerShards() = 0;
 
-  // Begins step `step` of the run: 1 for the first, counting on after a resume.
-  // Called before BeginMicroStep(0, n), and again if the step failed and is
-  // retried.
+  // `step` counts from 1, on after a resume. Called again if a step is retried.
   virtual void BeginStep(int64_t step) {}
 
-  // Begins micro-step `index` of `count`; index 0 drops the last step's
-  // gradients.
+  // Index 0 drops the last step's gradients.
   virtual void BeginMicroStep(int index, int count) = 0;
 
   // Whether the callbacks below are called; if not, units cost nothing.
@@ -92,53 +105,63 @@ class Strategy {
   virtual void PreForward(int unit) {}
   virtual void PostForward(int unit) {}
   virtual void PreBackward(int unit) {}
-  // Whether a forward contains collectives, so that all ranks must run the same
-  // number of them.
+  // Whether a forward has collectives, so that all ranks must run as many.
   virtual bool collective_forward() const { return false; }
-  // Ends a forward without backward, even one that threw: completes its
-  // collectives. A rank that can't run a forward that the others run calls only
-  // this.
+  // Completes the collectives of a forward without backward, even if that
+  // threw. A rank that can't run a forward that the others run calls only this.
   virtual void FinishForward() {}
 
-  // Ends the micro-steps: completes the collectives, including those of
-  // parameters that no micro-step used (their gradient is 0). Also called after
-  // a micro-step that threw, so that no other rank is left waiting.
+  // Completes the collectives, also of parameters that no micro-step used
+  // (their gradient is 0) and after a micro-step that threw, since others wait.
   virtual void FinishBackward() = 0;
 
-  // This rank's share of the squared global norm of the summed gradient: the
-  // shares of all ranks add up to it. May be non-finite. A float64 scalar on
-  // the gradients' device; doesn't block.
+  // Returns this rank's share of the squared norm of the summed gradient: a
+  // float64 scalar on the gradients' device, maybe not finite. Doesn't block.
   virtual at::Tensor GradientSquaredSum() = 0;
 
-  // Tells that the optimizer or a checkpoint has written shard `shard`, master
-  // and working copy. The strategy may start to send it while the next ones are
-  // written. Called once per shard, in the order of OptimizerShards().
+  // The optimizer or a checkpoint has written the shard's master and working
+  // copy, and it may be sent. Called once per shard, in order.
   virtual void PublishShard(int shard) {}
 
-  // Tells that all shards have been written. After it returns, the model
-  // computes with the masters' values on all ranks.
-  virtual void PublishParameters() = 0;
+  // After it returns, the model computes with the masters' values on all ranks.
+  virtual void PublishParameters(PublishCause cause) = 0;
 
-  // The slices of its shards that this rank writes to a checkpoint. Over all
-  // ranks they cover each element exactly once.
+  // Ends a step, even a skipped one, before anything is evaluated or saved. Not
+  // called if a rank failed in it. Collective. If it throws, the run ends.
+  virtual void EndStep(int64_t step) {}
+
+  // Completes what is pending (a synchronisation, say) before the last step is
+  // evaluated, saved and exported. Collective. May be called again, also by a
+  // resumed run. Not called if train.early_stopping_patience ends the run.
+  virtual void BeforeExport() {}
+
+  // Returns what this rank saves. Over all ranks, each element exactly once.
   virtual std::vector<OwnedSlice> OwnedSlices() const = 0;
 
-  // Names of the strategy's own state, if it isn't a function of the masters:
-  // the momentum of an outer optimizer, the weights at the last
-  // synchronisation. Constant.
+  // Names of state that isn't a function of the masters. Constant.
   virtual std::vector<std::string> state_names() const { return {}; }
-  // The state of OptimizerShards()[shard]: one tensor per name, shaped like its
-  // master; the same from Setup on. Checkpoints save the slices in
-  // OwnedSlices(), by parameter, and restore them before PublishShard, on any
-  // number of ranks; what a checkpoint lacks stays as Setup left it.
+  // Returns one tensor per name, shaped like the shard's master; the same from
+  // Setup on. Checkpoints save the OwnedSlices(), and restore them before
+  // PublishShard; what they lack stays as Setup left it.
   virtual std::vector<at::Tensor> ShardState(int shard) { return {}; }
 
-  // Calls fn(index, tensor) on rank 0 for each parameter in order, with its
-  // whole value in the master dtype, on CPU, in spec.shape; the tensor is valid
-  // during the call. Collective: all ranks call it.
+  // Collective. Calls fn on rank 0 for each parameter in order, with the whole
+  // value in the master dtype, on CPU, in spec.shape, valid during the call;
+  // with local_steps(), the shared model's.
   virtual absl::Status ForEachFullParameter(
       const std::function<absl::Status(int index, const at::Tensor& value)>&
           fn) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+  virtual void Room3();
+  virtual void Room4();
+  virtual void Room5();
+  virtual void Room6();
+  virtual void Room7();
+  virtual void Room8();
 };
 
 }  // namespace capstan

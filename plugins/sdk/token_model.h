@@ -13,44 +13,112 @@
 
 namespace capstan {
 
-// Keys and values of past positions, for generation token by token.
+class ProcessGroup;
+
+// Implemented by a KvCache whose rows may be texts of different lengths.
+// TokenInput::positions then holds positions in a row's text; negative ones are
+// padding, which only precedes a row's first token and which no token sees.
+class BatchedCache {
+ public:
+  virtual ~BatchedCache();
+  // Announces how long each row's text will be, before its first piece. Models
+  // whose positions depend on it (dynamic rope, longrope) use it.
+  virtual void ExpectLengths(const std::vector<int64_t>& lengths);
+  // Forgets all but the first `length` positions, padding included.
+  virtual void Rewind(int64_t length) = 0;
+  // Makes row i the former row rows[i], which may occur many times or never.
+  virtual void KeepRows(const std::vector<int64_t>& rows) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+};
+
 class KvCache {
  public:
   virtual ~KvCache();
-  // The number of positions filled.
-  virtual int64_t length() const = 0;
-  // Whether the cache can be continued to a text of `length` tokens: the keys
-  // of a position may depend on the text's length (dynamic rope, longrope).
+  virtual int64_t length() const = 0;  // positions filled
+  // Whether it can grow to `length`, on which keys may depend (longrope).
   virtual bool FitsLength(int64_t length) const { return true; }
+  virtual BatchedCache* batched() { return nullptr; }
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
 };
 
-// The input of a TokenModel.
 struct TokenInput {
   at::Tensor tokens;  // [B, T] int64
-  // If set, `tokens` follow the cached positions, and their keys and values are
-  // appended. Only without gradients.
+  // If set, `tokens` follow and are appended to it. Only without gradients.
   KvCache* cache = nullptr;
-  // [B, T] int64: each token's position in its document; undefined: 0, 1, .. in
-  // each row. A row may pack several documents; a token sees only its own
-  // document, up to itself if the model is causal. Not with a cache. On the CPU
-  // even for a model on a GPU, which then knows the documents without waiting.
+  // [B, T] int64: each token's position in its document, all that it sees (up
+  // to itself if causal). Undefined: 0, 1, .. in each row. Not with a cache,
+  // unless it is batched. On the CPU even for a model on a GPU.
   at::Tensor positions;
-  // [B] int64 or undefined: keys for dropout (kSamplePosition in dataset.h).
-  // Only in training.
+  // [B] int64 or undefined: keys for dropout in training (kSamplePosition).
   at::Tensor sample_positions;
 };
 
-// The targets of the logits at each position, on the model's device, or for a
-// model that takes_host_targets on the CPU.
+// On the model's device, or on the CPU if it takes_host_targets.
 struct TokenTargets {
-  // [B, T] int64 target ids (already shifted for next-token prediction);
-  // negative: no target.
-  at::Tensor tokens;
-  // [B, T] float32 weights of the losses; undefined: all 1.
-  at::Tensor weights;
+  at::Tensor tokens;   // [B, T] int64, already shifted; negative: no target
+  at::Tensor weights;  // [B, T] float32, of the losses; undefined: all 1
 };
 
-// A model that maps token sequences to logits over a vocabulary.
+// What keeps fine-tuning from learning its texts too closely.
+struct Regularization {
+  // The target's share of the distribution that is learnt is 1 - smoothing; the
+  // rest is spread evenly over the vocabulary, target included ("label
+  // smoothing", Szegedy et al., 2016, section 7). In [0, 1).
+  double smoothing = 0.0;
+  // Noise on the embeddings, uniform in +-noise_alpha / sqrt(L * hidden), with
+  // L a row's tokens up to its last target ("NEFTune", Jain et al., 2023,
+  // section 2, has the tokens that aren't padding); 0: none. Keyed by the run's
+  // seed, sample_positions and the place in the row, so that it doesn't depend
+  // on how a run is divided.
+  double noise_alpha = 0.0;
+  uint64_t seed = 0;
+};
+
+// Implemented by a TokenModel whose head is a score of a text instead of logits
+// over a vocabulary (a reward model).
+class TextScores {
+ public:
+  virtual ~TextScores();
+
+  // Returns [B] float32 with gradient: each text's score, read at its last
+  // token, row b's position last[b]. `last`: [B] int64, on the CPU.
+  virtual at::Tensor Scores(const TokenInput& input, const at::Tensor& last,
+                            UnitRunner& runner) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+};
+
+// Implemented by a TokenModel that can compute a loss for each row.
+class RowLosses {
+ public:
+  virtual ~RowLosses();
+
+  // Returns [S, B] float32 with gradient: for each of S sets of targets and
+  // each row, the sum of -log softmax(logits)[target] over positions with a
+  // target. `targets`: [S, B, T] int64, as TokenTargets::tokens; sets with a
+  // target at a position must have the same one there. Never holds all logits.
+  virtual at::Tensor CrossEntropyRows(const TokenInput& input,
+                                      const at::Tensor& targets,
+                                      UnitRunner& runner) = 0;
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room1();
+  virtual void Room2();
+};
+
+// Maps token sequences to logits over a vocabulary.
 class TokenModel {
  public:
   virtual ~TokenModel();
@@ -61,54 +129,77 @@ class TokenModel {
   // [B, T, V], in the compute dtype.
   virtual at::Tensor Logits(const TokenInput& input, UnitRunner& runner) = 0;
 
-  // The sum of weight * -log softmax(logits)[target] over the positions with a
-  // target, as a float32 scalar with gradient (none to the weights). A model
-  // may fuse its head with the loss here, so that the logits of a whole batch
-  // never exist.
+  // [B, 1, V], of the last position. By default the last of Logits.
+  virtual at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner);
+  // Whether LastLogits computes those of the last position alone.
+  virtual bool skips_other_logits() const { return false; }
+
+  // Returns the sum of weight * -log softmax(logits)[target] over positions
+  // with a target: a float32 scalar with gradient (none to the weights).
   virtual at::Tensor CrossEntropySum(const TokenInput& input,
                                      const TokenTargets& targets,
                                      UnitRunner& runner) = 0;
 
-  // Whether a token sees only itself and those before it. Other models see the
-  // whole text; with a cache, the new tokens see each other and all cached
-  // ones, whose order doesn't matter beside their positions.
+  // Whether a token sees only itself and those before it. Otherwise it sees the
+  // whole text, and the cached tokens in whatever order they are.
   virtual bool causal() const { return true; }
 
-  // An empty cache for `batch` sequences of up to `max_length` positions.
   virtual absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const = 0;
 
-  // The end-of-text token, or -1.
-  virtual int64_t eos_token() const { return -1; }
-  // Other tokens that end a text: a chat model's end of a turn, for instance.
+  virtual int64_t eos_token() const { return -1; }  // -1: none
+  // Other tokens that end a text, such as a chat model's end of turn.
   virtual std::vector<int64_t> other_end_tokens() const { return {}; }
-  // The mask token, or -1.
-  virtual int64_t mask_token() const { return -1; }
-  // The package of the objective that samples from this model's folder if no
-  // config names one ("capstan.causal_lm"); "" to choose it by the
-  // architecture's name (ARCHITECTURE.md).
+  virtual int64_t mask_token() const { return -1; }  // -1: none
+  // The package of the objective to sample with if no config names one
+  // ("capstan.causal_lm"); "": by architecture (ARCHITECTURE.md).
   virtual std::string sampling_objective() const { return ""; }
-  // The text of the folder's generation_config.json, which has the sampling
-  // options that neither a flag nor the objective's config sets
-  // (lib/generation_config.h reads it); "" if there is none.
+  // The text of the folder's generation_config.json (lib/generation_config.h),
+  // for options that neither a flag nor the objective's config sets; "": none.
   virtual std::string generation_config() const { return ""; }
 
-  // Whether TokenTargets and the targets of RowLosses may be on the CPU even
-  // for a model on a GPU, whose head then skips positions without a target and
-  // needn't wait for the device to know them.
+  virtual RowLosses* row_losses() { return nullptr; }
+
+  // Whether targets may be on the CPU for a model on a GPU, whose head skips
+  // positions without one and then needn't wait for the device.
   virtual bool takes_host_targets() const { return false; }
+
+  // Divides each row in CrossEntropySum among `group`, whose ranks pass the
+  // same input and targets (sequence parallelism): their sums and gradients add
+  // up to the whole, to one rank's bits if `deterministic`. Other forwards stay
+  // undivided. `group` lives as long as the model computes. Called before Bind.
+  // An error by default, and if the group's size doesn't fit.
+  virtual absl::Status SetSequenceGroup(ProcessGroup* group,
+                                        bool deterministic);  // Room1
+
+  // CrossEntropySum with `how`: -log softmax(logits) of the target counts
+  // 1 - how.smoothing, its mean over the vocabulary how.smoothing. Without
+  // either, the same bits. Throws std::logic_error unless it regularizes().
+  virtual at::Tensor RegularizedSum(const TokenInput& input,
+                                    const TokenTargets& targets,
+                                    const Regularization& how,
+                                    UnitRunner& runner);  // Room2
+  virtual bool regularizes() const;                       // Room3
+
+  // Null: its head has logits. A model that has scores has no logits.
+  virtual TextScores* text_scores();  // Room4
+
+ private:
+  // Room to grow (plugin.h).
+  virtual void Room5();
+  virtual void Room6();
+  virtual void Room7();
+  virtual void Room8();
 };
 
-// Returns all tokens with which the model ends a text; may be none.
 inline std::vector<int64_t> EndTokensOf(const TokenModel& model) {
   std::vector<int64_t> tokens = model.other_end_tokens();
   if (model.eos_token() >= 0) tokens.insert(tokens.begin(), model.eos_token());
   return tokens;
 }
 
-// Whether to give the model targets on the CPU: if it takes them, but not in
-// runs with train.cuda_graphs, where each number of rows would be another
-// graph.
+// Whether to pass it targets on the CPU: if it takes them, but not with
+// train.cuda_graphs, where each number of rows would be another graph.
 bool TakesHostTargets(const TokenModel& model);
 
 }  // namespace capstan

@@ -8,15 +8,13 @@
 
 namespace capstan {
 
-// Runs one unit of a model. Strategies gather and free parameters around units,
-// so a model's forward must do all its work inside Run.
+// Runs a unit. Strategies gather and free its parameters around Run.
 class UnitRunner {
  public:
   using Body = std::function<at::Tensor(const at::Tensor& input)>;
   virtual ~UnitRunner();
-  // Returns body(input), called between the strategy's callbacks. `unit`
-  // indexes Model::units(). Backward may call `body` again (activation
-  // checkpointing), so it must capture by value what it needs.
+  // Returns body(input); `unit` indexes Model::units(). Backward may call
+  // `body` again (activation checkpointing), so it must capture by value.
   virtual at::Tensor Run(int unit, const at::Tensor& input,
                          const Body& body) = 0;
 };

@@ -97,6 +97,18 @@ absl::Status FillPacked(const StrategyContext& context, int64_t bytes,
   return absl::OkStatus();
 }
 
+// Model::InitialValue of `count` values from the range's `begin`th on; an error
+// names the parameter.
+absl::Status ReadInitialValues(const StrategyContext& context,
+                               const ParameterRange& range, int64_t begin,
+                               int64_t count, float* out) {
+  return Annotate(
+      context.model->InitialValue(range.parameter, context.seed,
+                                  range.begin + begin, count, out),
+      absl::StrCat("initial values of '",
+                   context.model->parameters()[range.parameter].name, "'"));
+}
+
 // A parameter's values in another dtype than float32, on a CPU: converted in
 // pieces that fit a cache, not by way of a whole tensor of floats.
 absl::Status FillConverted(const StrategyContext& context,
@@ -108,8 +120,8 @@ absl::Status FillConverted(const StrategyContext& context,
     float* const values = piece.mutable_data_ptr<float>();
     for (const int64_t end = begin + count; begin < end; begin += kPiece) {
       const int64_t n = std::min(end - begin, kPiece);
-      CAPSTAN_RETURN_IF_ERROR(context.model->InitialValue(
-          range.parameter, context.seed, range.begin + begin, n, values));
+      CAPSTAN_RETURN_IF_ERROR(
+          ReadInitialValues(context, range, begin, n, values));
       slice.narrow(0, begin, n).copy_(piece.narrow(0, 0, n));
     }
     return absl::OkStatus();
@@ -171,9 +183,7 @@ absl::Status FillInitialValues(const StrategyContext& context,
     float* out = host.mutable_data_ptr<float>();
     CAPSTAN_RETURN_IF_ERROR(
         ForEachPiece(range.length, [&](int64_t begin, int64_t count) {
-          return context.model->InitialValue(range.parameter, context.seed,
-                                             range.begin + begin, count,
-                                             out + begin);
+          return ReadInitialValues(context, range, begin, count, out + begin);
         }));
     if (!host.is_same(slice)) slice.copy_(host);
     CountProgress();

@@ -14,31 +14,27 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace {
 
 // Ranks that all hold the same tensors, of which this is the first; notes what
 // is called, and waited for, as "NAME.rs" and "NAME.rs!".
-class SameRanks : public ProcessGroup {
+class SameRanks : public IdleGroup {
  public:
   SameRanks(std::string name, int size, std::vector<std::string>* notes)
-      : name_(std::move(name)), size_(size), notes_(*notes) {}
-
-  int rank() const override { return 0; }
-  int size() const override { return size_; }
-  at::Device device() const override { return at::kCPU; }
-  std::string backend() const override { return "test"; }
+      : IdleGroup(0, size), name_(std::move(name)), notes_(*notes) {}
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
     at::Tensor sum = tensor;
-    sum.mul_(size_);
+    sum.mul_(size());
     return Note(".ar");
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
     at::Tensor slice = output;
-    slice.copy_(input.narrow(0, 0, output.numel()) * size_);
+    slice.copy_(input.narrow(0, 0, output.numel()) * size());
     return Note(".rs");
   }
   std::unique_ptr<Work> AllGather(const at::Tensor&,
@@ -48,11 +44,6 @@ class SameRanks : public ProcessGroup {
   std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
     return Note(".b");
   }
-  void AllReduceHost(absl::Span<double>) override {}
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
-    return absl::UnimplementedError("not here");
-  }
-  CommunicationStats stats() const override { return {}; }
 
  private:
   class Noted : public Work {
@@ -72,7 +63,6 @@ class SameRanks : public ProcessGroup {
   }
 
   const std::string name_;
-  const int size_;
   std::vector<std::string>& notes_;
 };
 

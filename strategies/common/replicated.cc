@@ -78,6 +78,9 @@ std::pair<int64_t, int64_t> ReplicatedStrategy::Share() const {
 }
 
 at::Tensor ReplicatedStrategy::GradientSquaredSum() {
+  if (local_steps()) {
+    return SquaredSum(shard_.gradient, 0, shard_.gradient.numel());
+  }
   const auto [begin, end] = Share();
   return SquaredSum(shard_.gradient, begin, end);
 }
@@ -95,7 +98,7 @@ absl::Status ReplicatedStrategy::ForEachFullParameter(
   SetPlaces(frozen_.layout, 1, &places);
   return ForEachPlacedParameter(
       *context_.model, places, context_.group->rank(),
-      [&](int buffer) { return buffer == 0 ? shard_.master : frozen_.flat; },
+      [&](int buffer) { return buffer == 0 ? SharedMaster(0) : frozen_.flat; },
       fn);
 }
 

@@ -17,9 +17,9 @@
 
 namespace capstan {
 
-// The whole model on each rank, in flat buffers, updated identically by each:
-// the common part of `single` and `ddp`. A plugin calls SetUp in its Setup and
-// says in Reduce how the ranks sum their gradients.
+// The whole model on each rank, in flat buffers: the common part of `single`,
+// `ddp` and `diloco`. A plugin calls SetUp in its Setup and says in Reduce how
+// the ranks sum their gradients.
 class ReplicatedStrategy : public Strategy, public HeldGradients {
  public:
   StrategyPlan Plan(const StrategyRequest& request) const override;
@@ -28,11 +28,12 @@ class ReplicatedStrategy : public Strategy, public HeldGradients {
   // Completes the gradients, then calls Reduce.
   void FinishBackward() final;
   at::Tensor GradientSquaredSum() override;
-  void PublishParameters() override {}
+  void PublishParameters(PublishCause) override {}
   std::vector<OwnedSlice> OwnedSlices() const override;
   absl::Status ForEachFullParameter(
       const std::function<absl::Status(int, const at::Tensor&)>& fn) override;
 
+  HeldGradients* held_gradients() override { return this; }
   void FixGradients() override {}  // they are one buffer
   void HoldReductions() override { gradients_->Hold(); }
   at::Tensor held() override { return shard_.gradient; }
@@ -48,13 +49,15 @@ class ReplicatedStrategy : public Strategy, public HeldGradients {
   absl::Status SetUp(const StrategyContext& context, int64_t first, int64_t cap,
                      GradientBuckets::OnReady on_ready);
 
-  // Makes the buckets the sums over all ranks, which are the same bits on each.
+  // Makes the buckets the sums over all ranks, which are the same bits on each
+  // (with local_steps(), those of this rank).
   // All gradients of the step are in their buckets, and `on_ready` has been
   // called for each bucket: a plugin that starts its collectives there waits
   // for them here.
   virtual void Reduce() = 0;
 
   ProcessGroup& group() { return *context_.group; }
+  OptimizerShard& shard() { return shard_; }
   GradientBuckets& gradients() { return *gradients_; }
 
  private:

@@ -11,19 +11,29 @@
 #include "plugins/sdk/plugin.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/replicated.h"
+#include "strategies/ddp/bucket_size.h"
 #include "strategies/ddp/ddp.pb.h"
 
 namespace capstan::ddp {
 namespace {
 
-constexpr double kDefaultCapMib = 25.0;
-constexpr double kDefaultFirstMib = 1.0;
+constexpr int64_t kDefaultFirstBytes = 1 << 20;
 
-int64_t Bytes(double mib, double default_mib) {
+int64_t Bytes(double mib, int64_t default_bytes) {
   // An exabyte holds any model; larger values would overflow.
   constexpr double kMost = 1e12;
-  return static_cast<int64_t>(
-      (mib == 0.0 ? default_mib : std::min(mib, kMost)) * (1 << 20));
+  return mib == 0.0 ? default_bytes
+                    : static_cast<int64_t>(std::min(mib, kMost) * (1 << 20));
+}
+
+int64_t DefaultBytes(const StrategyContext& context) {
+  int64_t elements = 0;
+  for (const ParameterSpec& spec : context.model->parameters()) {
+    if (spec.trainable) elements += spec.numel();
+  }
+  return DefaultBucketBytes(
+      context.group->device().is_cuda(), context.group->size(), elements,
+      static_cast<int64_t>(c10::elementSize(context.precision.reduce)));
 }
 
 // Data parallelism (Li et al., "PyTorch Distributed: Experiences on
@@ -49,8 +59,9 @@ class Ddp final : public ReplicatedStrategy {
 
   absl::Status Setup(const StrategyContext& context) override {
     return SetUp(
-        context, Bytes(config_.first_bucket_mib(), kDefaultFirstMib),
-        Bytes(config_.bucket_cap_mib(), kDefaultCapMib), [this](int bucket) {
+        context, Bytes(config_.first_bucket_mib(), kDefaultFirstBytes),
+        Bytes(config_.bucket_cap_mib(), DefaultBytes(context)),
+        [this](int bucket) {
           const CollectiveLabel label("bucket", bucket);
           works_.push_back(group().AllReduce(gradients().Take(bucket)));
         });

@@ -4,74 +4,30 @@
 // PyTorch, on real processes.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
+#include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
+#include "strategies/ddp/bucket_size.h"
 #include "strategies/ddp/ddp.pb.h"
 
 namespace capstan::ddp {
 namespace {
 
-// A unit with two parameters of 32 elements.
-class TwoParameters final : public Model {
- public:
-  const std::vector<ParameterSpec>& parameters() const override {
-    return specs_;
-  }
-  const std::vector<std::string>& units() const override { return units_; }
-  absl::Status InitialValue(int, uint64_t, int64_t, int64_t count,
-                            float* out) const override {
-    std::fill(out, out + count, 1.0f);
-    return absl::OkStatus();
-  }
-  void Bind(std::vector<at::Tensor>) override {}
-  absl::Status SaveConfig(const std::string&, c10::ScalarType) const override {
-    return absl::OkStatus();
-  }
-
- private:
-  const std::vector<std::string> units_ = {"unit"};
-  const std::vector<ParameterSpec> specs_ = {{"a", {32}}, {"b", {32}}};
-};
-
 // A group of one that records the lengths of its all-reduces.
-class LoneGroup final : public ProcessGroup {
+class LoneGroup final : public IdleGroup {
  public:
-  class Done final : public Work {
-   public:
-    void Wait() override {}
-  };
+  LoneGroup() : IdleGroup(0, 1) {}
 
   const std::vector<int64_t>& reduced() const { return reduced_; }
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  at::Device device() const override { return at::kCPU; }
-  std::string backend() const override { return "none"; }
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
     reduced_.push_back(tensor.numel());
-    return std::make_unique<Done>();
+    return IdleGroup::AllReduce(tensor);
   }
-  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
-                                      const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> AllGather(const at::Tensor&,
-                                  const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
-    return nullptr;
-  }
-  void AllReduceHost(absl::Span<double>) override {}
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
-    return absl::UnimplementedError("one rank");
-  }
-  CommunicationStats stats() const override { return {}; }
 
  private:
   std::vector<int64_t> reduced_;
@@ -84,6 +40,18 @@ TEST(DdpTest, DefaultsAreValid) {
   EXPECT_TRUE((*ddp)->Check(request).ok());
   request.world_size = 7;
   EXPECT_TRUE((*ddp)->Check(request).ok());
+}
+
+TEST(DdpTest, BucketsOfGpusGrowWithTheRanks) {
+  constexpr int64_t kBillion = 1000 * 1000 * 1000;
+  EXPECT_EQ(DefaultBucketBytes(true, 8, kBillion, 4), 160'000'000);
+  EXPECT_EQ(DefaultBucketBytes(true, 40, kBillion, 4), 160'000'000);
+  EXPECT_EQ(DefaultBucketBytes(true, 64, kBillion, 2), 128'000'000);
+  // Most of a small model is reduced during backward, too.
+  EXPECT_EQ(DefaultBucketBytes(true, 8, kBillion / 10, 4), 100'000'000);
+  EXPECT_EQ(DefaultBucketBytes(true, 8, 1000, 4), 25 << 20);
+  // On the CPU they stay.
+  EXPECT_EQ(DefaultBucketBytes(false, 64, kBillion, 4), 25 << 20);
 }
 
 TEST(DdpTest, NegativeSizesNameTheirField) {
@@ -104,7 +72,7 @@ TEST(DdpTest, AHugeSizeIsOneBucket) {
   config.set_first_bucket_mib(1e300);
   const auto ddp = MakePlugin<Strategy>(config);
   ASSERT_TRUE(ddp.ok()) << ddp.status();
-  TwoParameters model;
+  IdleModel model({{"a", {32}}, {"b", {32}}}, 1);
   LoneGroup group;
   StrategyContext context;
   context.model = &model;

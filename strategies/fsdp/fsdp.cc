@@ -253,7 +253,7 @@ class Fsdp final : public Strategy {
   }
 
   // Gathers read the shards, which the optimizer has written.
-  void PublishParameters() override {}
+  void PublishParameters(PublishCause) override {}
 
   std::vector<OwnedSlice> OwnedSlices() const override {
     const auto [begin, end] = Share();
@@ -310,13 +310,15 @@ class Fsdp final : public Strategy {
     const int world = context_.group->size();
     const int size = shards(world);
     if (size == world) return absl::OkStatus();
-    NoteSplit(world, [size](int rank) { return rank / size; });
-    CAPSTAN_ASSIGN_OR_RETURN(
-        own_shard_group_, context_.group->Split(context_.group->rank() / size));
-    NoteSplit(world, [size](int rank) { return rank % size; });
-    CAPSTAN_ASSIGN_OR_RETURN(
-        own_replica_group_,
-        context_.group->Split(context_.group->rank() % size));
+    Mesh mesh;
+    mesh.data = world / size;
+    mesh.shard = size;
+    const auto split = [&](MeshAxis axis) {
+      NoteSplit(world, [&](int rank) { return mesh.color(axis, rank); });
+      return context_.group->Split(mesh.color(axis, context_.group->rank()));
+    };
+    CAPSTAN_ASSIGN_OR_RETURN(own_shard_group_, split(MeshAxis::kShard));
+    CAPSTAN_ASSIGN_OR_RETURN(own_replica_group_, split(MeshAxis::kData));
     shard_group_ = own_shard_group_.get();
     replica_group_ = own_replica_group_.get();
     return absl::OkStatus();

@@ -185,6 +185,7 @@ class Zero2 final : public Strategy, public HeldGradients {
   void FixGradients() override { gradient_buckets_->Fix(); }
   void HoldReductions() override { gradient_buckets_->Hold(); }
   at::Tensor held() override { return gradient_buckets_->flat(); }
+  HeldGradients* held_gradients() override { return this; }
   std::string GradientState() const override {
     return gradient_buckets_->State();
   }
@@ -231,7 +232,7 @@ class Zero2 final : public Strategy, public HeldGradients {
   }
 
   // Gathers have been started one by one; forward waits for what it needs.
-  void PublishParameters() override {}
+  void PublishParameters(PublishCause) override {}
 
   std::vector<OwnedSlice> OwnedSlices() const override {
     std::vector<OwnedSlice> owned;

@@ -72,35 +72,18 @@ TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
 
 // One rank of two, whose gathers do nothing but know whether they were waited
 // for.
-class TwoRanks final : public ProcessGroup {
+class TwoRanks final : public IdleGroup {
  public:
+  TwoRanks() : IdleGroup(0, 2) {}
+
   int started() const { return started_; }
   int dropped() const { return dropped_; }  // without a Wait
 
-  int rank() const override { return 0; }
-  int size() const override { return 2; }
-  at::Device device() const override { return at::kCPU; }
-  std::string backend() const override { return "none"; }
-  std::unique_ptr<Work> AllReduce(const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
-                                      const at::Tensor&) override {
-    return nullptr;
-  }
   std::unique_ptr<Work> AllGather(const at::Tensor&,
                                   const at::Tensor&) override {
     ++started_;
     return std::make_unique<Gather>(&dropped_);
   }
-  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
-    return nullptr;
-  }
-  void AllReduceHost(absl::Span<double>) override {}
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
-    return absl::UnimplementedError("not here");
-  }
-  CommunicationStats stats() const override { return {}; }
 
  private:
   class Gather final : public Work {
@@ -137,7 +120,7 @@ TEST(Zero2Test, PublishingAgainWaitsForWhatWasPublished) {
   ASSERT_GT(shards, 1);
   for (int times = 0; times < 2; ++times) {
     for (int i = 0; i < shards; ++i) (*zero2)->PublishShard(i);
-    (*zero2)->PublishParameters();
+    (*zero2)->PublishParameters(PublishCause::kUpdated);
   }
   for (int unit = 0; unit < 2; ++unit) (*zero2)->PreForward(unit);
   EXPECT_EQ(group.started(), 2 * shards);

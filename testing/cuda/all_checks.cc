@@ -104,14 +104,37 @@ void AddTokens(at::ScalarType t, bool large, List& list) {
   }
 }
 
+void AddExperts(at::ScalarType t, bool large, List& list) {
+  struct Size {
+    int64_t rows, top_k, experts, n;
+  };
+  std::vector<Size> sizes = {{1, 1, 1, 1}, {70, 3, 5, 30}, {9, 2, 40, 264}};
+  if (large) sizes.push_back({4096, 8, 128, 2048});
+  for (const Size& size : sizes) {
+    list.Add(absl::StrCat("experts ", size.experts), t, [=](const Subject& s) {
+      return CheckExperts(s, t, size.rows, size.top_k, size.experts, size.n);
+    });
+  }
+}
+
 void AddOptimizer(at::ScalarType t, bool large, List& list) {
   std::vector<int64_t> sizes = {1, 7, 1024, 2051};
   if (large) sizes.push_back(10000019);
   for (const int64_t n : sizes) {
     for (const at::ScalarType working :
          {at::ScalarType::Undefined, at::kBFloat16, at::kHalf}) {
-      list.Add(absl::StrCat("AdamW ", n), t,
-               [=](const Subject& s) { return CheckAdamW(s, t, working, n); });
+      for (const int64_t shift : {0, 1}) {
+        for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
+          list.Add(
+              absl::StrCat("AdamW, state in ", c10::toString(state), " ", n), t,
+              [=](const Subject& s) {
+                return CheckAdamW(s, t, working, state, n, shift);
+              });
+        }
+        list.Add(absl::StrCat("AdamW in 8 bits ", n), t, [=](const Subject& s) {
+          return CheckAdamW8Bit(s, t, working, n, shift);
+        });
+      }
     }
     list.Add(absl::StrCat("squared sum ", n), t,
              [=](const Subject& s) { return CheckSquaredSum(s, t, n); });
@@ -137,6 +160,7 @@ std::vector<NamedCheck> AllChecks(bool large) {
   for (const at::ScalarType t : kTypes) {
     AddNorms(t, large, list);
     AddTokens(t, large, list);
+    AddExperts(t, large, list);
     AddOptimizer(t, large, list);
     AddQuant(t, large, list);
   }

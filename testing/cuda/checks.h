@@ -42,10 +42,17 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
 Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
                        at::ScalarType weight_dtype, int64_t rows,
                        int64_t hidden, int64_t vocab);
-// Compares with AdamWStep on the CPU, bit by bit. working:
-// ScalarType::Undefined: none.
+// Groups of `rows` rows' choices, and the sums of rows of n by them.
+Outputs CheckExperts(const Subject& subject, at::ScalarType dtype, int64_t rows,
+                     int64_t top_k, int64_t experts, int64_t n);
+// Compares with the step on the CPU, bit by bit. working:
+// ScalarType::Undefined: none. state: float32 or bfloat16. The kernel's buffers
+// begin at the shift-th element of their memory.
 Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient,
-                   at::ScalarType working, int64_t n);
+                   at::ScalarType working, at::ScalarType state, int64_t n,
+                   int64_t shift);
+Outputs CheckAdamW8Bit(const Subject& subject, at::ScalarType gradient,
+                       at::ScalarType working, int64_t n, int64_t shift);
 // Compares with kernels/quant on the CPU, bit by bit.
 Outputs CheckDequantizeNf4(const Subject& subject, at::ScalarType dtype,
                            int64_t n, bool double_quantised);

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"
+#include "kernels/cuda/experts.cu"
 #include "kernels/cuda/optimizer.cu"
 #include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rms_norm.cu"
@@ -16,7 +17,7 @@ namespace capstan::kernels::cuda {
 
 const CudaKernels& EmulatedKernels() {
   static const CudaKernels kernels = MakeTable(
-      CAPSTAN_CUDA_KERNELS_HASH, [](int) { return true; },
+      CAPSTAN_CUDA_KERNELS_HASH, [](int) { return 90; },
       [](int) -> void* { return nullptr; });
   return kernels;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares every kernel, run by the emulator, with ATen in float64, in both
-// orders of threads, which must not matter.
+// Compares every kernel, run by the emulator (in testing/ptx by an
+// interpreter), with ATen in float64, in both orders of threads, which must not
+// matter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

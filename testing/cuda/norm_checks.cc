@@ -282,7 +282,24 @@ Outputs CheckDropout(const Subject& subject, at::ScalarType dtype,
               at::tensor(positions, at::kLong).to(subject.device), key, kRate);
   ExpectClose(out, x.to(at::kDouble) * kept, dtype, 2, "dropout");
   EXPECT_TRUE(SameBits(out.ne(0), kept.ne(0))) << "what is dropped";
-  return {out};
+
+  constexpr int64_t kFirst = 3;
+  const at::Tensor size = Normal(2, {samples}, at::kFloat).abs_();
+  at::Tensor noise = at::empty({rows, n}, at::kDouble);
+  double* u = noise.mutable_data_ptr<double>();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < n; ++c) {
+      const uint32_t bits =
+          RandomBits(key, (kFirst + r % length) * groups + c / 4,
+                     positions[r / length])[c % 4];
+      *u++ = (bits / 2147483648.0 - 1.0) * size[r / length].item<double>();
+    }
+  }
+  at::Tensor noisy = x.clone().to(subject.device);
+  AddNoise(subject.cuda, at::tensor(positions, at::kLong).to(subject.device),
+           size.to(subject.device), key, kFirst, noisy);
+  ExpectClose(noisy, x.to(at::kDouble) + noise, dtype, 2, "noise");
+  return {out, noisy};
 }
 
 }  // namespace capstan::kernels::cuda

@@ -10,9 +10,12 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
+#include "kernels/optimizer/adamw_8bit.h"
+#include "kernels/optimizer/adamw_bf16.h"
 #include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
@@ -29,12 +32,16 @@ at::Tensor Tokens(uint64_t seed, int64_t rows, int64_t most) {
 // The sum and the gradient at logits, in float64.
 void ExpectCrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
                         const at::Tensor& weights, double factor,
-                        const at::Tensor& sum, const at::Tensor& gradient) {
+                        const at::Tensor& sum, const at::Tensor& gradient,
+                        double smoothing = 0.0) {
   const at::Tensor x = logits.to(at::kDouble).set_requires_grad(true);
   at::Tensor counts = targets.ge(0).to(at::kDouble);
   if (weights.defined()) counts = counts * weights;
-  const at::Tensor picked =
-      at::log_softmax(x, 1).gather(1, targets.clamp_min(0).unsqueeze(1));
+  const at::Tensor logs = at::log_softmax(x, 1);
+  at::Tensor picked = logs.gather(1, targets.clamp_min(0).unsqueeze(1));
+  if (smoothing != 0.0) {
+    picked = picked * (1.0 - smoothing) + logs.mean(1, true) * smoothing;
+  }
   const at::Tensor expected = -(picked.squeeze(1) * counts).sum();
   expected.backward();
   ExpectClose(sum, expected.detach(), at::kFloat, 4, "sum of losses");
@@ -79,6 +86,15 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
   EXPECT_TRUE(SameBits(weighted_alone, weighted_sum));
   ExpectCrossEntropy(logits, targets, weights, factor, weighted_sum, weighted);
 
+  // Infinite logits have an infinite mean.
+  const at::Tensor finite = logits.clamp_min(-16.0);
+  at::Tensor smoothed = finite.clone().to(device);
+  const at::Tensor smoothed_sum =
+      CrossEntropySum(subject.cuda, smoothed, on_device, true, factor,
+                      weights_there, /*smoothing=*/0.1);
+  ExpectCrossEntropy(finite, targets, weights, factor, smoothed_sum, smoothed,
+                     0.1);
+
   at::Tensor bad = logits.clone().to(device);
   const at::Tensor outside = at::full({rows}, vocab, on_device.options());
   const at::Tensor nan =
@@ -88,7 +104,7 @@ Outputs CheckCrossEntropy(const Subject& subject, at::ScalarType dtype,
   const at::Tensor overflow =
       CrossEntropySum(subject.cuda, bad, on_device, false, 1.0, {});
   EXPECT_TRUE(std::isnan(overflow.item<float>())) << "infinite logits";
-  return {sum, x, weighted_sum, weighted};
+  return {sum, x, weighted_sum, weighted, smoothed_sum, smoothed};
 }
 
 Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
@@ -113,36 +129,47 @@ Outputs CheckEmbedding(const Subject& subject, at::ScalarType dtype,
   return {after};
 }
 
-Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient_type,
-                   at::ScalarType working_type, int64_t n) {
-  const auto device = subject.device;
-  AdamWBuffers cpu, gpu;
-  cpu.parameter = Normal(1, {n}, at::kFloat);
-  cpu.exp_avg = at::zeros({n});
-  cpu.exp_avg_sq = at::zeros({n});
-  if (working_type != at::ScalarType::Undefined) {
-    cpu.working = at::zeros({n}, working_type);
-    gpu.working = cpu.working.to(device, working_type, false, true);
+namespace {
+
+// A copy on the device, the `shift`-th element of its memory.
+at::Tensor Placed(const at::Tensor& t, const Subject& subject, int64_t shift) {
+  const at::Tensor memory =
+      at::zeros({shift + t.numel()}, t.options().device(subject.device));
+  return memory.narrow(0, shift, t.numel()).copy_(t);
+}
+
+// Steps by the CPU and by a kernel, from the same `cpu`. written: its buffers,
+// parameter and moments first.
+template <typename Buffers, typename OnCpu, typename ByKernel>
+Outputs CheckSteps(const Subject& subject, at::ScalarType gradient_type,
+                   int64_t shift, Buffers cpu,
+                   const std::vector<at::Tensor Buffers::*>& written,
+                   OnCpu on_cpu, ByKernel by_kernel) {
+  Buffers gpu;
+  for (const auto t : written) {
+    cpu.*t = (cpu.*t).clone();
+    gpu.*t = Placed(cpu.*t, subject, shift);
   }
-  gpu.parameter = cpu.parameter.to(device, at::kFloat, false, true);
-  gpu.exp_avg = cpu.exp_avg.to(device, at::kFloat, false, true);
-  gpu.exp_avg_sq = cpu.exp_avg_sq.to(device, at::kFloat, false, true);
+  const int64_t n = cpu.parameter.numel();
   AdamWOptions o;
   o.weight_decay = 0.1;
   o.gradient_scale = 0.3;
-  const auto step = [&](const at::Tensor& scale) {
+  const auto step = [&](const at::Tensor& scale, double last = 0.0) {
     o.learning_rate = 0.01 / static_cast<double>(o.step);
-    cpu.gradient = Normal(10 + o.step, {n}, gradient_type);
-    gpu.gradient = cpu.gradient.to(device);
+    // Of all magnitudes down to 10^-6.
+    cpu.gradient = Normal(10 + o.step, {n}, at::kFloat) *
+                   (Normal(20 + o.step, {n}, at::kFloat).abs_() * -4.0).exp_();
+    if (o.step == 1) cpu.gradient.narrow(0, 0, n / 2).zero_();
+    if (last != 0.0) cpu.gradient[n - 1] = last;
+    cpu.gradient = cpu.gradient.to(gradient_type);
+    gpu.gradient = Placed(cpu.gradient, subject, shift);
     cpu.device_scale = scale;
-    gpu.device_scale = scale.defined() ? scale.to(device) : scale;
-    AdamWStep(o, cpu);
-    AdamWByKernel(subject.cuda, o, gpu);
-    EXPECT_TRUE(SameBits(gpu.parameter, cpu.parameter)) << "step " << o.step;
-    EXPECT_TRUE(SameBits(gpu.exp_avg, cpu.exp_avg));
-    EXPECT_TRUE(SameBits(gpu.exp_avg_sq, cpu.exp_avg_sq));
-    if (cpu.working.defined()) {
-      EXPECT_TRUE(SameBits(gpu.working, cpu.working));
+    gpu.device_scale = scale.defined() ? scale.to(subject.device) : scale;
+    on_cpu(o, cpu);
+    by_kernel(o, gpu);
+    for (size_t i = 0; i < written.size(); ++i) {
+      EXPECT_TRUE(SameBits(gpu.*written[i], cpu.*written[i]))
+          << "buffer " << i << " in step " << o.step << ", shift " << shift;
     }
     ++o.step;
   };
@@ -154,7 +181,59 @@ Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient_type,
   EXPECT_TRUE(SameBits(gpu.parameter, before)) << "a scale that isn't finite";
   step(at::Tensor());
   EXPECT_FALSE(SameBits(gpu.parameter, before));
-  return {gpu.parameter, gpu.exp_avg, gpu.exp_avg_sq};
+  const Outputs outputs = {gpu.parameter.clone(), (gpu.*written[1]).clone(),
+                           (gpu.*written[2]).clone()};
+  for (const double last : {1e30, HUGE_VAL, 0.0, 0.0}) step({}, last);
+  return outputs;
+}
+
+}  // namespace
+
+Outputs CheckAdamW(const Subject& subject, at::ScalarType gradient,
+                   at::ScalarType working, at::ScalarType state, int64_t n,
+                   int64_t shift) {
+  using B = AdamWBuffers;
+  B cpu;
+  cpu.parameter = Normal(1, {n}, at::kFloat);
+  cpu.exp_avg = cpu.exp_avg_sq = at::zeros({n}, state);
+  std::vector<at::Tensor B::*> written = {&B::parameter, &B::exp_avg,
+                                          &B::exp_avg_sq};
+  if (working != at::ScalarType::Undefined) {
+    cpu.working = at::zeros({n}, working);
+    written.push_back(&B::working);
+  }
+  // State in bfloat16 takes another key from element 2^32 on.
+  const int64_t begin = (int64_t{1} << 32) - n / 2;
+  return CheckSteps(
+      subject, gradient, shift, cpu, written,
+      [=](const AdamWOptions& o, const B& b) {
+        state == at::kFloat ? AdamWStep(o, b)
+                            : AdamWBf16Step(o, b, 7 + o.step, begin);
+      },
+      [&](const AdamWOptions& o, const B& b) {
+        AdamWByKernel(subject.cuda, o, b, 7 + o.step, begin);
+      });
+}
+
+Outputs CheckAdamW8Bit(const Subject& subject, at::ScalarType gradient,
+                       at::ScalarType working, int64_t n, int64_t shift) {
+  using B = AdamW8BitBuffers;
+  B cpu;
+  cpu.parameter = Normal(1, {n}, at::kFloat);
+  cpu.exp_avg = cpu.exp_avg_sq = at::zeros({n}, at::kByte);
+  cpu.exp_avg_absmax = cpu.exp_avg_sq_absmax =
+      at::zeros({(n + kAdamW8BitBlock - 1) / kAdamW8BitBlock});
+  std::vector<at::Tensor B::*> written = {&B::parameter, &B::exp_avg,
+                                          &B::exp_avg_sq, &B::exp_avg_absmax,
+                                          &B::exp_avg_sq_absmax};
+  if (working != at::ScalarType::Undefined) {
+    cpu.working = at::zeros({n}, working);
+    written.push_back(&B::working);
+  }
+  return CheckSteps(subject, gradient, shift, cpu, written, AdamW8BitStep,
+                    [&](const AdamWOptions& o, const B& b) {
+                      AdamW8BitByKernel(subject.cuda, o, b);
+                    });
 }
 
 Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,

@@ -6,39 +6,19 @@
 #include <utility>
 #include <vector>
 
-#include "base/counted_files.h"
 #include "base/status.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/held_gradients.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/precision.h"
-#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/strategy.h"
 #include "plugins/sdk/token_model.h"
-#include "plugins/sdk/token_shares.h"
 #include "testing/faults/fault_point.h"
 
 namespace capstan {
 namespace {
-
-// A `Faulty` around the plugin, within each of the templates `With` whose
-// Interface the plugin has.
-template <typename Base, typename Faulty>
-Base* Wrapped(Base* plugin) {
-  return new Faulty(plugin);
-}
-template <typename Base, typename Faulty, template <typename> class With,
-          template <typename> class... More>
-Base* Wrapped(Base* plugin) {
-  using Interface = typename With<Faulty>::Interface;
-  return dynamic_cast<Interface*>(plugin) == nullptr
-             ? Wrapped<Base, Faulty, More...>(plugin)
-             : Wrapped<Base, With<Faulty>, More...>(plugin);
-}
 
 class FaultyPrecision final : public Precision {
  public:
@@ -55,12 +35,13 @@ class FaultyPrecision final : public Precision {
     return plugin_->PolicyOn(device);
   }
   std::string instead() const override { return plugin_->instead(); }
+  bool UsesFp8(Fp8Spec* how) const override { return plugin_->UsesFp8(how); }
 
  private:
   const std::unique_ptr<Precision> plugin_;
 };
 
-class FaultyTokenModel : public TokenModel {
+class FaultyTokenModel final : public TokenModel, public RowLosses {
  public:
   explicit FaultyTokenModel(TokenModel* model) : model_(model) {}
   int64_t vocab_size() const override { return model_->vocab_size(); }
@@ -75,6 +56,14 @@ class FaultyTokenModel : public TokenModel {
     FaultPoint::Pass("model.CrossEntropySum");
     return model_->CrossEntropySum(input, targets, runner);
   }
+  at::Tensor RegularizedSum(const TokenInput& input,
+                            const TokenTargets& targets,
+                            const Regularization& how,
+                            UnitRunner& runner) override {
+    FaultPoint::Pass("model.RegularizedSum");
+    return model_->RegularizedSum(input, targets, how, runner);
+  }
+  bool regularizes() const override { return model_->regularizes(); }
   bool causal() const override { return model_->causal(); }
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(
       int64_t batch, int64_t max_length) const override {
@@ -95,55 +84,39 @@ class FaultyTokenModel : public TokenModel {
   bool takes_host_targets() const override {
     return model_->takes_host_targets();
   }
+  at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override {
+    FaultPoint::Pass("model.LastLogits");
+    return model_->LastLogits(input, runner);
+  }
+  bool skips_other_logits() const override {
+    return model_->skips_other_logits();
+  }
+  absl::Status SetSequenceGroup(ProcessGroup* group,
+                                bool deterministic) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("model.SetSequenceGroup"));
+    return model_->SetSequenceGroup(group, deterministic);
+  }
+  RowLosses* row_losses() override {
+    return model_->row_losses() == nullptr ? nullptr : this;
+  }
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override {
+    FaultPoint::Pass("model.CrossEntropyRows");
+    return model_->row_losses()->CrossEntropyRows(input, targets, runner);
+  }
 
  private:
   TokenModel* const model_;
 };
 
-template <typename Faulty>
-class WithRowLosses : public Faulty, public RowLosses {
+class FaultyModel final : public Model, public InferenceWeights {
  public:
-  using Interface = RowLosses;
-  explicit WithRowLosses(TokenModel* model)
-      : Faulty(model), rows_(dynamic_cast<RowLosses*>(model)) {}
-  at::Tensor CrossEntropyRows(const TokenInput& input,
-                              const at::Tensor& targets,
-                              UnitRunner& runner) override {
-    FaultPoint::Pass("model.CrossEntropyRows");
-    return rows_->CrossEntropyRows(input, targets, runner);
+  explicit FaultyModel(Model* plugin) : plugin_(plugin) {
+    if (TokenModel* const tokens = plugin->token_model()) {
+      tokens_ = std::make_unique<FaultyTokenModel>(tokens);
+    }
   }
-
- private:
-  RowLosses* const rows_;
-};
-
-template <typename Faulty>
-class WithNextLogits : public Faulty, public NextLogits {
- public:
-  using Interface = NextLogits;
-  explicit WithNextLogits(TokenModel* model)
-      : Faulty(model), next_(dynamic_cast<NextLogits*>(model)) {}
-  at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override {
-    FaultPoint::Pass("model.LastLogits");
-    return next_->LastLogits(input, runner);
-  }
-
- private:
-  NextLogits* const next_;
-};
-
-std::unique_ptr<TokenModel> TokensWithFaultPoints(TokenModel* model) {
-  if (model == nullptr) return nullptr;
-  return std::unique_ptr<TokenModel>(
-      Wrapped<TokenModel, FaultyTokenModel, WithRowLosses, WithNextLogits>(
-          model));
-}
-
-class FaultyModel : public Model {
- public:
-  explicit FaultyModel(Model* plugin)
-      : plugin_(plugin),
-        tokens_(TokensWithFaultPoints(plugin_->token_model())) {}
   const std::vector<ParameterSpec>& parameters() const override {
     return plugin_->parameters();
   }
@@ -198,47 +171,37 @@ class FaultyModel : public Model {
     plugin_->SetAdapterEnabled(enabled);
   }
   TokenModel* token_model() override { return tokens_.get(); }
+  std::string SaveState() const override { return plugin_->SaveState(); }
+  absl::Status RestoreState(absl::string_view state) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("model.RestoreState"));
+    return plugin_->RestoreState(state);
+  }
+  absl::Status SetFp8(const Fp8Spec& how) override {
+    return plugin_->SetFp8(how);
+  }
   ParameterRole role(int parameter) const override {
     return plugin_->role(parameter);
   }
-
- private:
-  const std::unique_ptr<Model> plugin_;
-  const std::unique_ptr<TokenModel> tokens_;
-};
-
-template <typename Faulty>
-class WithInferenceWeights : public Faulty, public InferenceWeights {
- public:
-  using Interface = InferenceWeights;
-  explicit WithInferenceWeights(Model* plugin)
-      : Faulty(plugin), weights_(dynamic_cast<InferenceWeights*>(plugin)) {}
+  absl::optional<TokenShare> ShareOf(int parameter) const override {
+    return plugin_->ShareOf(parameter);
+  }
+  InferenceWeights* inference_weights() override {
+    return plugin_->inference_weights() == nullptr ? nullptr : this;
+  }
   at::Tensor StoredWeight(int index) const override {
     FaultPoint::Pass("model.StoredWeight");
-    return weights_->StoredWeight(index);
+    return plugin_->inference_weights()->StoredWeight(index);
   }
   absl::Status BindForInference(std::vector<at::Tensor> weights,
                                 WeightForm form) override {
     CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("model.BindForInference"));
-    return weights_->BindForInference(std::move(weights), form);
+    return plugin_->inference_weights()->BindForInference(std::move(weights),
+                                                          form);
   }
 
  private:
-  InferenceWeights* const weights_;
-};
-
-template <typename Faulty>
-class WithTokenShares : public Faulty, public TokenShares {
- public:
-  using Interface = TokenShares;
-  explicit WithTokenShares(Model* plugin)
-      : Faulty(plugin), shares_(dynamic_cast<TokenShares*>(plugin)) {}
-  TokenShare ShareOf(int parameter) const override {
-    return shares_->ShareOf(parameter);
-  }
-
- private:
-  TokenShares* const shares_;
+  const std::unique_ptr<Model> plugin_;
+  std::unique_ptr<TokenModel> tokens_;
 };
 
 class FaultyObjective final : public Objective {
@@ -291,6 +254,13 @@ class FaultyObjective final : public Objective {
     CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("objective.SampleBatch"));
     return plugin_->SampleBatch(model, prompts, options, ended, runner);
   }
+  absl::StatusOr<std::vector<Beam>> SearchBeams(
+      Model& model, const std::vector<int64_t>& prompt,
+      const SampleOptions& options, const BeamSettings& settings,
+      UnitRunner& runner) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("objective.SearchBeams"));
+    return plugin_->SearchBeams(model, prompt, options, settings, runner);
+  }
   std::string unit() const override { return plugin_->unit(); }
   std::vector<std::pair<std::string, double>> DerivedFromLoss(
       double loss) const override {
@@ -301,12 +271,29 @@ class FaultyObjective final : public Objective {
     FaultPoint::Pass("objective.KeepContext");
     plugin_->KeepContext(keep);
   }
+  std::string SaveState() const override { return plugin_->SaveState(); }
+  absl::Status RestoreState(absl::string_view state) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("objective.RestoreState"));
+    return plugin_->RestoreState(state);
+  }
+  bool allows_divided_rows() const override {
+    return plugin_->allows_divided_rows();
+  }
+  bool has_rollouts() const override { return plugin_->has_rollouts(); }
+  absl::Status Rollout(Model& model, std::vector<Batch>* batches,
+                       const RolloutInfo& info, UnitRunner& runner) override {
+    CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("objective.Rollout"));
+    return plugin_->Rollout(model, batches, info, runner);
+  }
+  absl::optional<OwnCurve> own_curve() const override {
+    return plugin_->own_curve();
+  }
 
  private:
   const std::unique_ptr<Objective> plugin_;
 };
 
-class FaultyReader final : public DatasetReader, public CountsFiles {
+class FaultyReader final : public DatasetReader {
  public:
   explicit FaultyReader(DatasetReader* plugin) : plugin_(plugin) {}
   int64_t size() const override { return plugin_->size(); }
@@ -337,9 +324,7 @@ class FaultyReader final : public DatasetReader, public CountsFiles {
   }
   bool draws_anew() const override { return plugin_->draws_anew(); }
   std::vector<CountedFile> counted_files() const override {
-    const auto* const counts = dynamic_cast<CountsFiles*>(plugin_.get());
-    return counts == nullptr ? std::vector<CountedFile>()
-                             : counts->counted_files();
+    return plugin_->counted_files();
   }
   absl::StatusOr<std::string> Digest() const override {
     CAPSTAN_RETURN_IF_ERROR(FaultPoint::Check("dataset.Digest"));
@@ -388,7 +373,7 @@ class FaultyOptimizer final : public Optimizer {
   const std::unique_ptr<Optimizer> plugin_;
 };
 
-class FaultyStrategy : public Strategy {
+class FaultyStrategy final : public Strategy, public HeldGradients {
  public:
   explicit FaultyStrategy(Strategy* plugin) : plugin_(plugin) {}
   absl::Status Check(const StrategyRequest& request) const override {
@@ -444,9 +429,9 @@ class FaultyStrategy : public Strategy {
     FaultPoint::Pass("strategy.PublishShard");
     plugin_->PublishShard(shard);
   }
-  void PublishParameters() override {
+  void PublishParameters(PublishCause cause) override {
     FaultPoint::Pass("strategy.PublishParameters");
-    plugin_->PublishParameters();
+    plugin_->PublishParameters(cause);
   }
   std::vector<OwnedSlice> OwnedSlices() const override {
     FaultPoint::Pass("strategy.OwnedSlices");
@@ -472,39 +457,53 @@ class FaultyStrategy : public Strategy {
   bool SumsEachMicroStep() const override {
     return plugin_->SumsEachMicroStep();
   }
+  HeldGradients* held_gradients() override {
+    return plugin_->held_gradients() == nullptr ? nullptr : this;
+  }
+  void FixGradients() override {
+    FaultPoint::Pass("strategy.FixGradients");
+    plugin_->held_gradients()->FixGradients();
+  }
+  void HoldReductions() override {
+    FaultPoint::Pass("strategy.HoldReductions");
+    plugin_->held_gradients()->HoldReductions();
+  }
+  at::Tensor held() override { return plugin_->held_gradients()->held(); }
+  std::string GradientState() const override {
+    return plugin_->held_gradients()->GradientState();
+  }
+  void SetGradientState(const std::string& state) override {
+    plugin_->held_gradients()->SetGradientState(state);
+  }
+  absl::optional<OwnCurve> own_curve() const override {
+    return plugin_->own_curve();
+  }
+  bool local_steps() const override { return plugin_->local_steps(); }
+  at::Tensor SharedMaster(int shard) override {
+    FaultPoint::Pass("strategy.SharedMaster");
+    return plugin_->SharedMaster(shard);
+  }
+  void UseSharedModel(bool use) override {
+    FaultPoint::Pass("strategy.UseSharedModel");
+    plugin_->UseSharedModel(use);
+  }
+  void EndStep(int64_t step) override {
+    FaultPoint::Pass("strategy.EndStep");
+    plugin_->EndStep(step);
+  }
+  void BeforeExport() override {
+    FaultPoint::Pass("strategy.BeforeExport");
+    plugin_->BeforeExport();
+  }
 
  private:
   const std::unique_ptr<Strategy> plugin_;
 };
 
-template <typename Faulty>
-class WithHeldGradients : public Faulty, public HeldGradients {
- public:
-  using Interface = HeldGradients;
-  explicit WithHeldGradients(Strategy* plugin)
-      : Faulty(plugin), held_(dynamic_cast<HeldGradients*>(plugin)) {}
-  void FixGradients() override {
-    FaultPoint::Pass("strategy.FixGradients");
-    held_->FixGradients();
-  }
-  void HoldReductions() override {
-    FaultPoint::Pass("strategy.HoldReductions");
-    held_->HoldReductions();
-  }
-  at::Tensor held() override { return held_->held(); }
-  std::string GradientState() const override { return held_->GradientState(); }
-  void SetGradientState(const std::string& state) override {
-    held_->SetGradientState(state);
-  }
-
- private:
-  HeldGradients* const held_;
-};
-
-// The same of a `Base*` in a void*.
-template <typename Base, typename Faulty, template <typename> class... With>
+// A `Faulty` around the `Base*` in `instance`.
+template <typename Base, typename Faulty>
 void* Made(void* instance) {
-  return Wrapped<Base, Faulty, With...>(static_cast<Base*>(instance));
+  return static_cast<Base*>(new Faulty(static_cast<Base*>(instance)));
 }
 
 }  // namespace
@@ -512,14 +511,13 @@ void* Made(void* instance) {
 void* WithFaultPoints(PluginCategory category, void* instance) {
   switch (category) {
     case PluginCategory::kModel:
-      return Made<Model, FaultyModel, WithInferenceWeights, WithTokenShares>(
-          instance);
+      return Made<Model, FaultyModel>(instance);
     case PluginCategory::kObjective:
       return Made<Objective, FaultyObjective>(instance);
     case PluginCategory::kOptimizer:
       return Made<Optimizer, FaultyOptimizer>(instance);
     case PluginCategory::kStrategy:
-      return Made<Strategy, FaultyStrategy, WithHeldGradients>(instance);
+      return Made<Strategy, FaultyStrategy>(instance);
     case PluginCategory::kPrecision:
       return Made<Precision, FaultyPrecision>(instance);
     case PluginCategory::kDatasetReader:

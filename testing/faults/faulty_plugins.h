@@ -8,8 +8,8 @@ namespace capstan {
 
 // `instance`, a plugin of `category`, with a place to fail (fault_point.h)
 // before each of its functions but those that only return constants. A virtual
-// function that is added to an interface of the SDK, or an interface that is
-// found by dynamic_cast, is forwarded in faulty_plugins.cc.
+// function that is added to an interface of the SDK is forwarded in
+// faulty_plugins.cc.
 //
 // What a model and its objective, or an objective and its data, agree on
 // between themselves (HistoryModel, HistorySource) isn't: such an objective

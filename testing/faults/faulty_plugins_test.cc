@@ -12,15 +12,11 @@
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/idle_for_test.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/next_logits.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/prefix_model_for_test.h"
-#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/token_model.h"
-#include "plugins/sdk/token_shares.h"
 
 namespace capstan {
 namespace {
@@ -31,17 +27,18 @@ std::unique_ptr<Base> Faulty(PluginCategory category, Base* plugin) {
       static_cast<Base*>(WithFaultPoints(category, plugin)));
 }
 
-// Has every interface of a model that is found by dynamic_cast.
+// Has every capability of a model.
 class RichModel final : public IdleModel,
                         public TokenModel,
                         public RowLosses,
-                        public NextLogits,
-                        public InferenceWeights,
-                        public TokenShares {
+                        public InferenceWeights {
  public:
   RichModel() : IdleModel({{"w", {4, 8}, 0}}, 1) {}
 
   TokenModel* token_model() override { return this; }
+  RowLosses* row_losses() override { return this; }
+  InferenceWeights* inference_weights() override { return this; }
+  bool skips_other_logits() const override { return true; }
   int64_t vocab_size() const override { return 3; }
   int64_t max_positions() const override { return 5; }
   at::Tensor Logits(const TokenInput&, UnitRunner&) override { return {}; }
@@ -83,8 +80,8 @@ class RichModel final : public IdleModel,
     bound_ = form;
     return absl::OkStatus();
   }
-  TokenShare ShareOf(int parameter) const override {
-    return {0.0, static_cast<double>(parameter)};
+  absl::optional<TokenShare> ShareOf(int parameter) const override {
+    return TokenShare{0.0, static_cast<double>(parameter)};
   }
 
   bool enabled_ = true;
@@ -104,7 +101,7 @@ TEST(FaultyPluginsTest, AModelKeepsItsInterfaces) {
   EXPECT_EQ(value, 7.0f);
   EXPECT_EQ(model->role(0), ParameterRole::kHead);
 
-  auto* const rows = dynamic_cast<RowLosses*>(model->token_model());
+  RowLosses* const rows = model->token_model()->row_losses();
   ASSERT_NE(rows, nullptr);
   TokenInput input;
   input.tokens = at::empty({2});
@@ -119,12 +116,14 @@ TEST(FaultyPluginsTest, AModelKeepsItsInterfaces) {
   EXPECT_EQ(model->token_model()->generation_config(), "{}");
   EXPECT_TRUE(TakesHostTargets(*model->token_model()));
   EXPECT_TRUE(
-      LastLogitsOf(*model->token_model(), input, runner).is_same(input.tokens));
-  auto& inference = dynamic_cast<InferenceWeights&>(*model);
+      model->token_model()->LastLogits(input, runner).is_same(input.tokens));
+  EXPECT_TRUE(model->token_model()->skips_other_logits());
+  ASSERT_NE(model->inference_weights(), nullptr);
+  InferenceWeights& inference = *model->inference_weights();
   EXPECT_EQ(inference.StoredWeight(3).numel(), 3);
   EXPECT_TRUE(inference.BindForInference({}, WeightForm::kInt8).ok());
   EXPECT_EQ(plugin->bound_, WeightForm::kInt8);
-  EXPECT_EQ(dynamic_cast<TokenShares&>(*model).ShareOf(6).of_row, 6.0);
+  EXPECT_EQ(model->ShareOf(6)->of_row, 6.0);
 }
 
 TEST(FaultyPluginsTest, AModelGetsNoInterfaceThatItLacks) {
@@ -132,11 +131,11 @@ TEST(FaultyPluginsTest, AModelGetsNoInterfaceThatItLacks) {
       Faulty<Model>(PluginCategory::kModel, new PrefixModel(7, 9));
   ASSERT_NE(model->token_model(), nullptr);
   EXPECT_EQ(model->token_model()->vocab_size(), 7);
-  EXPECT_EQ(dynamic_cast<RowLosses*>(model->token_model()), nullptr);
-  EXPECT_EQ(dynamic_cast<NextLogits*>(model->token_model()), nullptr);
+  EXPECT_EQ(model->token_model()->row_losses(), nullptr);
+  EXPECT_FALSE(model->token_model()->skips_other_logits());
   EXPECT_FALSE(TakesHostTargets(*model->token_model()));
-  EXPECT_EQ(dynamic_cast<InferenceWeights*>(model.get()), nullptr);
-  EXPECT_EQ(dynamic_cast<TokenShares*>(model.get()), nullptr);
+  EXPECT_EQ(model->inference_weights(), nullptr);
+  EXPECT_FALSE(model->ShareOf(0).has_value());
   const auto idle = Faulty<Model>(PluginCategory::kModel,
                                   new IdleModel({{"w.norm", {4}, 0}}, 1));
   EXPECT_EQ(idle->token_model(), nullptr);
@@ -220,6 +219,7 @@ TEST(FaultyPluginsTest, AnObjectiveSamplesBatchesIfItDid) {
 class Held final : public IdleStrategy, public HeldGradients {
  public:
   bool SumsEachMicroStep() const override { return true; }
+  HeldGradients* held_gradients() override { return this; }
   void FixGradients() override { state_ += "fixed "; }
   void HoldReductions() override { state_ += "held "; }
   at::Tensor held() override { return gradients_; }
@@ -237,7 +237,8 @@ TEST(FaultyPluginsTest, AStrategyStillSumsEachMicroStepAndHoldsGradients) {
   auto* const plugin = new Held;
   const auto strategy = Faulty<Strategy>(PluginCategory::kStrategy, plugin);
   EXPECT_TRUE(strategy->SumsEachMicroStep());
-  auto& held = dynamic_cast<HeldGradients&>(*strategy);
+  ASSERT_NE(strategy->held_gradients(), nullptr);
+  HeldGradients& held = *strategy->held_gradients();
   EXPECT_TRUE(held.held().is_same(plugin->gradients_));
   held.FixGradients();
   held.HoldReductions();
@@ -247,7 +248,7 @@ TEST(FaultyPluginsTest, AStrategyStillSumsEachMicroStepAndHoldsGradients) {
   const auto idle =
       Faulty<Strategy>(PluginCategory::kStrategy, new IdleStrategy);
   EXPECT_FALSE(idle->SumsEachMicroStep());
-  EXPECT_EQ(dynamic_cast<HeldGradients*>(idle.get()), nullptr);
+  EXPECT_EQ(idle->held_gradients(), nullptr);
 }
 
 }  // namespace

@@ -17,15 +17,19 @@ namespace capstan {
 // measured by this project: no GPU has run it.
 struct RooflineAssumptions {
   // Fractions of peaks for large works.
-  double products = 1.0;   // matrix products on tensor cores
+  double products = 1.0;   // matrix products on tensor cores, of the best shape
   double attention = 1.0;  // fused attention on tensor cores
   double vectors = 1.0;    // arithmetic outside of tensor cores
   double memory = 1.0;     // of the memory's bandwidth
   double links = 1.0;      // of the links' bandwidth, by collectives
+  double network = 1.0;    // of a network port's, by collectives
   double host = 1.0;       // of the bandwidth to the host
+  // Multiprocessors that a collective keeps from other kernels while it runs.
+  double collective_share = 0.0;
+  // A GPU's port to other hosts, bytes/s in one direction.
+  double port = 50e9;
 
-  // Seconds. Small works get far below the fractions by the first of these: at
-  // 1024^3 a bfloat16 product on an H100 takes 5.5 us, 40 % of the peak.
+  // Seconds. Small works get far below the fractions by the first of these.
   double kernel = 0.0;         // a kernel's start and end, in its stream
   double in_graph = 0.0;       // the same, in a graph
   double enqueue = 0.0;        // the host, for a launch by an operator
@@ -33,8 +37,11 @@ struct RooflineAssumptions {
   double enqueue_graph = 0.0;
   double host_wait = 0.0;   // from the device's end to the host's next call
   double allocation = 0.0;  // cudaMalloc or cudaFree, on the host
-  double collective = 0.0;  // its start, and for each other rank:
-  double collective_rank = 0.0;
+  // By what factor collectives' latencies are longer than by NCCL's model.
+  double latencies = 1.0;
+
+  // Not assumed: how the run's GPUs are spread; 0: over one host.
+  int gpus_of_host = 0;
 };
 
 // How well a GPU is taken to do: as it likely does, or as badly or well as all

@@ -37,6 +37,7 @@ struct RooflineOptions {
   RunOptions run;
   std::string gpu = "a100,h100,h200,b200";
   int gpus = 1;
+  int hosts = 1;
   bool json = false;
   bool assumed = false;
 };
@@ -90,17 +91,19 @@ absl::StatusOr<int> RunTraced(const RooflineOptions& options,
   _exit(0);
 }
 
-RooflineRun RunOf(const Prepared& prepared, int gpus) {
+RooflineRun RunOf(const Prepared& prepared, const RooflineOptions& options) {
   const TrainJob& job = prepared.job;
   RooflineRun run;
   run.name = job.loaded.config.name();
-  run.gpus = gpus;
+  run.gpus = options.gpus;
+  run.hosts = options.hosts;
   run.strategy = job.parts.strategy_name;
   run.precision = job.parts.precision_name;
   run.parameters = ParameterCount(*job.parts.model);
   const auto length =
       static_cast<double>(job.parts.train_data->max_sequence_length());
-  run.tokens = length * static_cast<double>(job.batch.global_batch_size / gpus);
+  run.tokens =
+      length * static_cast<double>(job.batch.global_batch_size / options.gpus);
   const ModelFlops flops = FlopsOf(*job.parts.model, nullptr);
   if (flops.unknown.empty()) run.model_flops = flops.Of(run.tokens, length);
   return run;
@@ -170,17 +173,35 @@ absl::StatusOr<std::vector<RooflineRow>> Predict(
     const TracedStep& step = steps.back();
     const TracedStep* const before =
         steps.size() > 1 ? &steps[steps.size() - 2] : nullptr;
+    const auto assumed = [&](Luck luck) {
+      RooflineAssumptions assumptions = AssumptionsFor(*gpu, luck);
+      assumptions.gpus_of_host = options.gpus / options.hosts;
+      return assumptions;
+    };
     const auto simulate = [&](Luck luck) {
-      return Simulate(step, before, *gpu, AssumptionsFor(*gpu, luck));
+      return Simulate(step, before, *gpu, assumed(luck));
     };
     row.step = simulate(Luck::kLikely);
     row.fastest = simulate(Luck::kGood).step;
     row.slowest = simulate(Luck::kBad).step;
-    row.totals = TotalsOf(step, *gpu, AssumptionsFor(*gpu));
+    row.totals = TotalsOf(step, *gpu, assumed(Luck::kLikely));
     row.traced_bytes = step.peak_bytes;
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+absl::Status CheckHosts(const RooflineOptions& options) {
+  if (options.gpus % options.hosts != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--hosts is ", options.hosts, ", which doesn't divide the ",
+        options.gpus, " GPUs into equal parts"));
+  }
+  const int of_host = options.gpus / options.hosts;
+  if (of_host <= kMostGpus) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--gpus is ", options.gpus, ", ", of_host, " of a host: NVLink connects ",
+      "at most ", kMostGpus, " (a GB200 NVL72); name more --hosts"));
 }
 
 absl::StatusOr<int> Roofline(const RooflineOptions& options) {
@@ -192,17 +213,13 @@ absl::StatusOr<int> Roofline(const RooflineOptions& options) {
     for (const GpuSpecs* gpu : gpus) std::cout << AssumptionsText(*gpu) << "\n";
     return 0;
   }
-  if (options.gpus > kMostGpus) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--gpus is ", options.gpus, ": roofline knows the links of one ",
-        "machine, of at most ", kMostGpus, " GPUs (a GB200 NVL72)"));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckHosts(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            PrepareFor(options));
   if (prepared == nullptr) return 0;
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RooflineRow> rows,
                            Predict(options, *prepared, gpus));
-  const RooflineRun run = RunOf(*prepared, options.gpus);
+  const RooflineRun run = RunOf(*prepared, options);
   std::cout << (options.json ? RooflineJson(run, rows)
                              : RooflineText(run, rows));
   return 0;
@@ -215,7 +232,12 @@ void AddRooflineOptions(Flags& flags, RooflineOptions* options) {
            absl::StrCat("Kinds of GPU, of ", GpuKeys()).c_str())
       .Type("NAMES")
       .ShowDefault();
-  flags.Add("--gpus", &options->gpus, "How many GPUs of one machine")
+  flags.Add("--gpus", &options->gpus, "How many GPUs, of all hosts together")
+      .Positive()
+      .ShowDefault();
+  flags
+      .Add("--hosts", &options->hosts,
+           "How many hosts, of equally many GPUs with a network port each")
       .Positive()
       .ShowDefault();
   flags.Add("--json", &options->json, "Print JSON");

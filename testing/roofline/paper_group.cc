@@ -9,10 +9,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "cluster/comm/backend_group.h"
 #include "cluster/comm/single_group.h"
 #include "kernels/context/on_paper.h"
+#include "testing/roofline/trace.h"
+#include "trainer/profile/ranges.h"
 
 namespace capstan {
 namespace {
@@ -27,8 +30,11 @@ std::vector<int>& NotedSplit() {
 
 class PaperGroup : public ProcessGroup {
  public:
-  explicit PaperGroup(std::unique_ptr<ProcessGroup> group)
-      : group_(std::move(group)) {}
+  // `stride`: the distance of its ranks in the run.
+  PaperGroup(std::unique_ptr<ProcessGroup> group, int stride)
+      : group_(std::move(group)),
+        stride_(stride),
+        range_(absl::StrCat(kStrideRange, stride)) {}
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -36,21 +42,37 @@ class PaperGroup : public ProcessGroup {
   std::string backend() const override { return group_->backend(); }
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
+    const Range range(range_);
     return group_->AllReduce(tensor);
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
+    const Range range(range_);
     return group_->ReduceScatter(output, input);
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override {
-    if (!output.is_cpu()) return group_->AllGather(output, input);
-    // AllGatherHost: the others have the same bytes.
-    output.view({size(), -1}).copy_(input.view({1, -1}));
-    return NothingToWaitFor();
+    if (output.is_cpu()) {
+      // AllGatherHost: the others have the same bytes.
+      output.view({size(), -1}).copy_(input.view({1, -1}));
+      return NothingToWaitFor();
+    }
+    const Range range(range_);
+    return group_->AllGather(output, input);
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
+    const Range range(range_);
     return group_->Broadcast(tensor, root);
+  }
+  std::unique_ptr<Work> AllToAll(const at::Tensor& output,
+                                 const at::Tensor& input) override {
+    const Range range(range_);
+    return group_->AllToAll(output, input);
+  }
+  std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
+                                 const at::Tensor& input, int to) override {
+    const Range range(range_);
+    return group_->SendRecv(output, from, input, to);
   }
 
   void AllReduceHost(absl::Span<double> values) override {
@@ -72,7 +94,12 @@ class PaperGroup : public ProcessGroup {
     }
     CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> part,
                              backend->SplitBy(colors));
-    return CreatePaperGroup(std::move(part));
+    // Those of a mesh's axis are equally far from each other.
+    const auto first = std::find(colors.begin(), colors.end(), color);
+    const auto second = std::find(first + 1, colors.end(), color);
+    const int64_t apart = second == colors.end() ? 1 : second - first;
+    return std::make_unique<PaperGroup>(std::move(part),
+                                        static_cast<int>(stride_ * apart));
   }
   CommunicationStats stats() const override { return group_->stats(); }
 
@@ -96,6 +123,8 @@ class PaperGroup : public ProcessGroup {
   }
 
   const std::unique_ptr<ProcessGroup> group_;
+  const int stride_;
+  const std::string range_;  // around collectives of the device
 };
 
 }  // namespace
@@ -113,7 +142,7 @@ void NoteSplit(int ranks, const std::function<int(int rank)>& color) {
 
 std::unique_ptr<ProcessGroup> CreatePaperGroup(
     std::unique_ptr<ProcessGroup> group) {
-  return std::make_unique<PaperGroup>(std::move(group));
+  return std::make_unique<PaperGroup>(std::move(group), /*stride=*/1);
 }
 
 }  // namespace capstan

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "cluster/comm/agree.h"
 #include "kernels/context/on_paper.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace {
@@ -19,33 +22,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Rank 1 of 4, to whom nobody says anything: what it reads is zeros.
-class LoneGroup : public ProcessGroup {
+class LoneGroup : public IdleGroup {
  public:
-  int rank() const override { return 1; }
-  int size() const override { return 4; }
-  at::Device device() const override { return at::kCPU; }
-  std::string backend() const override { return "nccl"; }
-  std::unique_ptr<Work> AllReduce(const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
-                                      const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> AllGather(const at::Tensor&,
-                                  const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
-    return nullptr;
-  }
+  LoneGroup() : IdleGroup(1, 4) {}
   void AllReduceHost(absl::Span<double> values) override {
     std::fill(values.begin(), values.end(), 0.0);
   }
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
-    return absl::UnimplementedError("");
-  }
-  CommunicationStats stats() const override { return {}; }
 };
 
 TEST(PaperGroup, OthersSayTheSame) {

@@ -6,18 +6,17 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <sstream>
 #include <system_error>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/machine.h"
+#include "base/scratch_folder.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "cluster/comm/agree.h"
@@ -33,28 +32,6 @@ namespace fs = std::filesystem;
 
 constexpr char kFolderVariable[] = "CAPSTAN_ROOFLINE_FOLDER";
 constexpr char kLibrariesVariable[] = "CAPSTAN_STANDIN_LIBRARIES";
-
-absl::StatusOr<std::string> TemporaryFolder() {
-  std::string folder = (fs::temp_directory_path() / "roofline.XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) {
-    return absl::UnavailableError(absl::StrCat(
-        "no folder for the trace can be made: ", std::strerror(errno)));
-  }
-  return folder;
-}
-
-// Removes a folder at its end.
-class FolderRemover {
- public:
-  explicit FolderRemover(std::string folder) : folder_(std::move(folder)) {}
-  ~FolderRemover() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-
- private:
-  const std::string folder_;
-};
 
 // Runs the program with its output in a file.
 absl::StatusOr<ChildEnd> RunInto(const std::string& output, Program program) {
@@ -156,8 +133,9 @@ constexpr int kStandInDevices = 16;
 absl::StatusOr<std::vector<TracedStep>> TraceRun(
     const std::vector<std::string>& command, const std::string& gpu, int gpus) {
   CAPSTAN_ASSIGN_OR_RETURN(const StandIn stand_in, FindStandIn());
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, TemporaryFolder());
-  const FolderRemover remover(folder);
+  const ScratchFolder scratch;  // for the trace and the run's files
+  CAPSTAN_RETURN_IF_ERROR(scratch.status());
+  const std::string& folder = scratch.path();
   Program run;
   run.words = {stand_in.script};
   run.words.insert(run.words.end(), command.begin(), command.end());

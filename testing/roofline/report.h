@@ -16,7 +16,8 @@ namespace capstan {
 // What was traced.
 struct RooflineRun {
   std::string name;
-  int gpus = 1;
+  int gpus = 1;  // of all hosts
+  int hosts = 1;
   std::string strategy;
   std::string precision;
   int64_t parameters = 0;

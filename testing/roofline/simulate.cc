@@ -2,6 +2,8 @@
 #include "testing/roofline/simulate.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace capstan {
 namespace {
@@ -47,6 +49,8 @@ class Machine {
     if (!free_.host) host_ += seconds;
   }
   void Work(const TraceEntry& entry);
+  // Seconds of [begin, end) in which a collective that is known runs.
+  double BesideCollectives(double begin, double end) const;
   void HostWait(const TraceEntry& entry);
 
   const GpuSpecs& gpu_;
@@ -54,8 +58,19 @@ class Machine {
   const Free free_;
   double host_ = 0.0;
   std::map<int64_t, Stream> streams_;
-  std::map<int64_t, double> events_;  // when each came last
+  std::map<int64_t, double> events_;                    // when each came last
+  std::vector<std::pair<double, double>> collectives_;  // begin and end of each
 };
+
+double Machine::BesideCollectives(double begin, double end) const {
+  double beside = 0.0;
+  for (auto one = collectives_.rbegin();
+       one != collectives_.rend() && one->second > begin; ++one) {
+    beside +=
+        std::max(0.0, std::min(end, one->second) - std::max(begin, one->first));
+  }
+  return beside;
+}
 
 void Machine::Work(const TraceEntry& entry) {
   const bool collective = entry.ranks > 1;
@@ -65,10 +80,17 @@ void Machine::Work(const TraceEntry& entry) {
           static_cast<double>(std::max<int64_t>(1, entry.launches)));
   }
   Stream& stream = streams_[entry.stream];
-  const double seconds = collective && free_.collectives
-                             ? 0.0
-                             : TimeOf(entry, gpu_, assumed_).seconds;
-  stream.end = std::max(stream.end, host_) + seconds;
+  const double begin = std::max(stream.end, host_);
+  double seconds = collective && free_.collectives
+                       ? 0.0
+                       : TimeOf(entry, gpu_, assumed_).seconds;
+  if (collective) {
+    collectives_.emplace_back(begin, begin + seconds);
+  } else {
+    const double share = assumed_.collective_share;
+    seconds += share / (1 - share) * BesideCollectives(begin, begin + seconds);
+  }
+  stream.end = begin + seconds;
   stream.busy += seconds;
 }
 

@@ -50,7 +50,8 @@ StepTotals TotalsOf(const TracedStep& step, const GpuSpecs& gpu,
 // A discrete-event simulation of the rank's calls: the host makes one after
 // another; each stream does its works in order, each when it has been enqueued
 // and the events that the stream waits for have come; a host's wait ends when
-// the device has done what it waits for. Works of different streams don't slow
+// the device has done what it waits for. A collective slows other works by the
+// multiprocessors that it takes; else works of different streams don't slow
 // each other, and other ranks are as fast as this one. `before` is simulated
 // first, for the works that the host is ahead (may be null).
 PredictedStep Simulate(const TracedStep& step, const TracedStep* before,

@@ -29,7 +29,7 @@ RooflineAssumptions Assumed() {
   RooflineAssumptions assumed;
   assumed.products = assumed.vectors = assumed.memory = assumed.links = 1.0;
   assumed.attention = 0.5;
-  assumed.kernel = assumed.collective = assumed.collective_rank = 0.0;
+  assumed.kernel = assumed.latencies = 0.0;
   assumed.enqueue = assumed.enqueue_event = kMs;
   assumed.host_wait = 0.0;
   assumed.in_graph = 0.0;
@@ -96,6 +96,17 @@ TEST(Roofline, LuckIsARange) {
   EXPECT_NE(text.find("FlashAttention-2"), std::string::npos) << text;
 }
 
+TEST(Roofline, ProductsReachWhatTheirShapeAllows) {
+  const GpuSpecs& h100 = *FindGpuSpecs("h100");
+  TraceEntry square = Kernel(2.0 * 8192 * 8192 * 8192, 0);
+  square.product = {1, 8192, 8192, 8192};
+  TraceEntry thin = square;
+  thin.product = {1, 8192, 128, 64};
+  const RooflineAssumptions assumed = AssumptionsFor(h100);
+  EXPECT_GT(TimeOf(thin, h100, assumed).seconds,
+            2 * TimeOf(square, h100, assumed).seconds);
+}
+
 TEST(Roofline, CopiesToTheHostTakeItsLink) {
   TraceEntry copy;
   copy.kind = TraceKind::kCopy;
@@ -147,6 +158,16 @@ TEST(Simulation, StreamsOverlapUnlessEventsOrderThem) {
   EXPECT_NEAR(ordered.step, 31 * kMs, 1e-9);
   EXPECT_NEAR(ordered.exposed_communication, 10 * kMs, 1e-9);
   EXPECT_NEAR(ordered.communication, 10 * kMs, 1e-9);
+}
+
+// From 1 to 11 ms; the kernel beside it, from 2 ms on, has 4/5 of the device
+// for 9 ms of its 10.
+TEST(Simulation, ACollectiveSlowsWhatRunsBesideIt) {
+  RooflineAssumptions assumed = Assumed();
+  assumed.collective_share = 0.2;
+  TracedStep step;
+  step.entries = {Collective(1e9, 1), Kernel(1e13, 0, 0)};
+  EXPECT_NEAR(Simulate(step, nullptr, Gpu(), assumed).step, 14.25 * kMs, 1e-9);
 }
 
 TEST(Simulation, AWaitOfTheHostEmptiesTheDevice) {

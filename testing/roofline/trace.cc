@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/types/optional.h"
 
 namespace capstan {
@@ -29,11 +31,20 @@ TraceEntry WorkOf(const Json& line) {
   entry.launches = Number(line, "launches");
   entry.sent = Number(line, "sent");
   entry.ranks = Number(line, "ranks");
+  entry.product = {Number(line, "products"), Number(line, "m"),
+                   Number(line, "n"), Number(line, "k")};
+  absl::string_view stride = entry.range;
+  if (entry.ranks > 1 && absl::ConsumePrefix(&stride, kStrideRange) &&
+      !absl::SimpleAtoi(stride, &entry.stride)) {
+    entry.stride = 1;
+  }
   const std::string unit = line.value("unit", "vector");
   if (unit == "half") {
     entry.unit = TraceUnit::kHalf;
   } else if (unit == "tf32") {
     entry.unit = TraceUnit::kTf32;
+  } else if (unit == "fp8") {
+    entry.unit = TraceUnit::kFp8;
   }
   return entry;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "testing/roofline/product_model.h"
 
 namespace capstan {
 
@@ -25,8 +26,12 @@ enum class TraceKind {
   kFree,
 };
 
+// The NVTX range around a collective of ranks that aren't neighbours begins
+// thus, and goes on with their distance in the run: "stride 8".
+constexpr char kStrideRange[] = "stride ";
+
 // What unit does a work's arithmetic.
-enum class TraceUnit { kVector, kTf32, kHalf };
+enum class TraceUnit { kVector, kTf32, kHalf, kFp8 };
 
 // One call of the host. Fields that its kind doesn't have are 0 or empty.
 struct TraceEntry {
@@ -43,8 +48,10 @@ struct TraceEntry {
   int64_t read = 0;  // bytes of device memory
   int64_t written = 0;
   int64_t launches = 0;
-  int64_t sent = 0;   // bytes over links; a collective's
-  int64_t ranks = 0;  // of a collective; else 0
+  int64_t sent = 0;    // bytes over links; a collective's
+  int64_t ranks = 0;   // of a collective; else 0
+  int64_t stride = 1;  // the distance of its ranks in the run (PaperGroup)
+  ProductShape product;
   int64_t bytes = 0;  // of a copy, an allocation
 };
 

@@ -30,6 +30,7 @@ enum class Unit : int {
   kVector = 0,  // float32 and wider, outside of tensor cores
   kTf32,        // float32 products on tensor cores
   kHalf,        // bfloat16 and float16 products on tensor cores
+  kFp8,         // products of 8-bit floats there
 };
 
 // What a work would cost a real device.
@@ -45,12 +46,17 @@ struct Cost {
   // ring, and how many ranks take part. 0 for other works.
   int64_t bytes_sent = 0;
   int ranks = 0;
+  // Of a matrix product: how many, each [m, k] by [k, n]. 0 for other works.
+  int64_t products = 0, m = 0, n = 0, k = 0;
 };
 
 enum class Progress { kDone, kNotYet };
 
 struct Work {
   std::string name;  // "aten::mm", "capstan::rms_norm", "nccl::all_reduce"
+  // Of a launch by LibTorch's own host code (RunsHostCode): which kernel, and
+  // on what grid. "" for others.
+  std::string kernel;
   // All that it touches. Two works that touch the same bytes, one of them
   // writing, must be ordered by streams and events: else the device reports a
   // race.
@@ -82,6 +88,15 @@ void* HostView(const void* p);
 
 // Whether works are only noted and never run: what the host reads is zeros.
 bool OnPaper();
+
+// Whether ATen's operators keep LibTorch's host code, on paper: each launch and
+// each call of cuBLAS is noted as a work of its own.
+bool RunsHostCode();
+
+// The operator that the calling thread is in, under which RunsHostCode notes
+// launches; null: none. The text must stay.
+void NameOperator(const char* name);
+bool OperatorIsNamed();
 
 // A line of the report: {"finding": kind, "text": text, ..}. For what a library
 // of the device finds wrong itself.

@@ -86,7 +86,7 @@ TEST(AdTest, WhatIsCollectedIsPlayed) {
   EXPECT_THAT(ReadText(output + "/eval_result.npy"),
               HasSubstr("'shape': (2, 2)"));
   ExpectOneError(RunTrainer({"eval", "--model=" + folder, "--goal_idx=169"}),
-                 {"objective.evaluation.tasks", "0 to 168"});
+                 {"ERROR: --goal_idx=169: ", "0 to 168"});
   ExpectOneError(RunTrainer({"eval", "--model=" + folder, "--goal=3"}),
                  {"--goal is neither a flag", "algorithm_distillation"});
   // Another data's histories.

@@ -8,9 +8,6 @@
 #ifndef CAPSTAN_TESTS_CONFORMANCE_DATASET_READER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_DATASET_READER_H_
 
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <vector>
 
 #include "plugins/sdk/dataset.h"
@@ -23,19 +20,12 @@ namespace capstan {
 namespace conformance {
 
 class DatasetReaderConformance
-    : public ::testing::TestWithParam<PluginUnderTest> {
+    : public PluginConformance<DatasetReader, PluginCategory::kDatasetReader> {
  protected:
-  void SetUp() override;
-
-  std::unique_ptr<DatasetReader> New() const;
-  DatasetReader& reader() const { return *reader_; }
+  DatasetReader& reader() const { return instance(); }
   // Reads a batch; fails the test if it can't.
   static Batch MustRead(const DatasetReader& reader,
                         const std::vector<int64_t>& indices);
-
- private:
-  std::unique_ptr<LoadedPluginUnderTest> plugin_;
-  std::unique_ptr<DatasetReader> reader_;
 };
 
 }  // namespace conformance

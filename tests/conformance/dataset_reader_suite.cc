@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -205,22 +206,6 @@ TEST_P(DatasetReaderConformance, TokensAreTheTokenizers) {
 }
 
 }  // namespace
-
-void DatasetReaderConformance::SetUp() {
-  absl::StatusOr<LoadedPluginUnderTest> plugin =
-      LoadedPluginUnderTest::Load(GetParam(), PluginCategory::kDatasetReader);
-  ASSERT_TRUE(plugin.ok()) << plugin.status().message();
-  plugin_ = std::make_unique<LoadedPluginUnderTest>(*std::move(plugin));
-  reader_ = New();
-  ASSERT_NE(reader_, nullptr);
-}
-
-std::unique_ptr<DatasetReader> DatasetReaderConformance::New() const {
-  absl::StatusOr<std::unique_ptr<DatasetReader>> made =
-      plugin_->Create<DatasetReader>();
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return made.ok() ? *std::move(made) : nullptr;
-}
 
 Batch DatasetReaderConformance::MustRead(const DatasetReader& reader,
                                          const std::vector<int64_t>& indices) {

@@ -6,10 +6,6 @@
 #ifndef CAPSTAN_TESTS_CONFORMANCE_OPTIMIZER_H_
 #define CAPSTAN_TESTS_CONFORMANCE_OPTIMIZER_H_
 
-#include <gtest/gtest.h>
-
-#include <memory>
-
 #include "plugins/sdk/optimizer.h"
 #include "tests/conformance/plugin_under_test.h"
 
@@ -19,17 +15,11 @@
 namespace capstan {
 namespace conformance {
 
-class OptimizerConformance : public ::testing::TestWithParam<PluginUnderTest> {
+class OptimizerConformance
+    : public PluginConformance<Optimizer, PluginCategory::kOptimizer> {
  protected:
   void SetUp() override;
-
-  // Another instance with the same config.
-  std::unique_ptr<Optimizer> New() const;
-  Optimizer& optimizer() const { return *optimizer_; }
-
- private:
-  std::unique_ptr<LoadedPluginUnderTest> plugin_;
-  std::unique_ptr<Optimizer> optimizer_;
+  Optimizer& optimizer() const { return instance(); }
 };
 
 }  // namespace conformance

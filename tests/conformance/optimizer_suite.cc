@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -442,25 +443,14 @@ TEST_P(OptimizerConformance, GoesDownhill) {
 }  // namespace
 
 void OptimizerConformance::SetUp() {
-  absl::StatusOr<LoadedPluginUnderTest> plugin =
-      LoadedPluginUnderTest::Load(GetParam(), PluginCategory::kOptimizer);
-  ASSERT_TRUE(plugin.ok()) << plugin.status().message();
-  plugin_ = std::make_unique<LoadedPluginUnderTest>(*std::move(plugin));
-  optimizer_ = New();
-  ASSERT_NE(optimizer_, nullptr);
+  PluginConformance::SetUp();
+  if (HasFatalFailure()) return;
   Alignment() = 32;
-  for (const OptimizerStateSpec& spec : optimizer_->state_specs()) {
+  for (const OptimizerStateSpec& spec : optimizer().state_specs()) {
     if (spec.per_parameter == 0) {
       Alignment() = std::max(Alignment(), spec.block);
     }
   }
-}
-
-std::unique_ptr<Optimizer> OptimizerConformance::New() const {
-  absl::StatusOr<std::unique_ptr<Optimizer>> made =
-      plugin_->Create<Optimizer>();
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return made.ok() ? *std::move(made) : nullptr;
 }
 
 }  // namespace conformance

@@ -6,10 +6,6 @@
 #ifndef CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
 #define CAPSTAN_TESTS_CONFORMANCE_PRECISION_H_
 
-#include <gtest/gtest.h>
-
-#include <memory>
-
 #include "plugins/sdk/precision.h"
 #include "tests/conformance/plugin_under_test.h"
 
@@ -19,16 +15,10 @@
 namespace capstan {
 namespace conformance {
 
-class PrecisionConformance : public ::testing::TestWithParam<PluginUnderTest> {
+class PrecisionConformance
+    : public PluginConformance<Precision, PluginCategory::kPrecision> {
  protected:
-  void SetUp() override;
-
-  std::unique_ptr<Precision> New() const;
-  Precision& precision() const { return *precision_; }
-
- private:
-  std::unique_ptr<LoadedPluginUnderTest> plugin_;
-  std::unique_ptr<Precision> precision_;
+  Precision& precision() const { return instance(); }
 };
 
 }  // namespace conformance

@@ -162,21 +162,5 @@ TEST_P(PrecisionConformance, TrainsTheToy) {
 
 }  // namespace
 
-void PrecisionConformance::SetUp() {
-  absl::StatusOr<LoadedPluginUnderTest> plugin =
-      LoadedPluginUnderTest::Load(GetParam(), PluginCategory::kPrecision);
-  ASSERT_TRUE(plugin.ok()) << plugin.status().message();
-  plugin_ = std::make_unique<LoadedPluginUnderTest>(*std::move(plugin));
-  precision_ = New();
-  ASSERT_NE(precision_, nullptr);
-}
-
-std::unique_ptr<Precision> PrecisionConformance::New() const {
-  absl::StatusOr<std::unique_ptr<Precision>> made =
-      plugin_->Create<Precision>();
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return made.ok() ? *std::move(made) : nullptr;
-}
-
 }  // namespace conformance
 }  // namespace capstan

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -223,11 +224,35 @@ WorldResult RunRanks(int world, double silence, const RankFunction& function) {
   return result;
 }
 
+namespace {
+
+// Removes them when this process exits, but not when a rank that it has forked
+// does.
+class MadeFolders {
+ public:
+  ~MadeFolders() {
+    if (getpid() != pid_) return;
+    std::error_code error;
+    for (const std::string& path : paths_) {
+      std::filesystem::remove_all(path, error);
+    }
+  }
+  void Add(const std::string& path) { paths_.push_back(path); }
+
+ private:
+  const pid_t pid_ = getpid();
+  std::vector<std::string> paths_;
+};
+
+}  // namespace
+
 std::string NewConformanceFolder() {
+  static MadeFolders made;
   std::string path = ::testing::TempDir() + "/conformance_XXXXXX";
   if (mkdtemp(&path[0]) == nullptr) {
     throw std::runtime_error(absl::StrCat("can't make a folder like ", path));
   }
+  made.Add(path);
   return path;
 }
 

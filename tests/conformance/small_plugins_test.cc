@@ -22,6 +22,8 @@ CAPSTAN_PRECISION_CONFORMANCE(Fp16Limits,
                               "[plugin/capstan.fp16.Config] "
                               "{ initial_scale: 1024 min_scale: 0.25 "
                               "growth_interval: 3 }");
+CAPSTAN_PRECISION_CONFORMANCE(Fp8, "plugins/precision/fp8/libcapstan_fp8.so",
+                              "[plugin/capstan.fp8.Config] {}");
 
 CAPSTAN_OPTIMIZER_CONFORMANCE(AdamW,
                               "plugins/optimizer/adamw/libcapstan_adamw.so",

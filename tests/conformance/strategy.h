@@ -35,6 +35,9 @@ struct Launch {
   WorldResult result;
 };
 
+// The launch's scenario of that name, or null.
+const Scenario* Find(const Launch& launch, const std::string& name);
+
 // The largest allowed differences from the reference.
 struct CurveBounds {
   double first = 0.0;  // relative, of the first step's loss and norm
@@ -64,14 +67,22 @@ class StrategyConformance : public ::testing::TestWithParam<PluginUnderTest> {
   void ExpectNoProblems(const std::string& topic);
 
   static const Curve& ReferenceOf(int world, const Scenario& scenario);
-  // Compares losses, norms and skipped steps of all ranks.
+  const absl::optional<OwnCurve>& own_curve() const;
+  bool local_steps() const;
+  // Compares losses, norms and skipped steps of all ranks; of a strategy with a
+  // curve of its own the losses, by its bound.
   void ExpectCurve(int world, const Scenario& scenario, const Launch& launch,
-                   const CurveBounds& bounds);
-  // Checks what the ranks own at the end: each trainable element once, close to
-  // the reference, momenta too. Limited to `parameters`.
+                   CurveBounds bounds);
+  // Checks what the ranks own at the end: each trainable element once and,
+  // unless the curve is the strategy's own, close to the reference, momenta
+  // too. Limited to `parameters`.
   void ExpectValues(int world, const Scenario& scenario, const Launch& launch,
                     const CurveBounds& bounds,
                     const std::vector<int>& parameters);
+
+  // Compares the steps of a training scenario after its save with those of the
+  // run that was resumed from it on as many ranks.
+  void ExpectResumedToTheBit(const std::string& name);
 
  private:
   Launch Start(int world, std::vector<Scenario> scenarios,

@@ -21,6 +21,17 @@ bool Same(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.equal(b);
 }
 
+// Of the bits; whole numbers that a double holds.
+double DigestOf(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().cpu().contiguous();
+  const auto* bytes = static_cast<const uint8_t*>(flat.const_data_ptr());
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (size_t i = 0; i < flat.nbytes(); ++i) {
+    hash = (hash ^ bytes[i]) * 0x100000001b3u;
+  }
+  return static_cast<double>(hash >> 12);
+}
+
 at::Tensor Copy(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.clone() : tensor;
 }
@@ -248,7 +259,7 @@ void ReportOwned(const std::string& name, ToyTrainer& trainer,
                       static_cast<double>(r.begin + begin - r.offset));
         report->Add(absl::StrCat(name, "/", what, "/", r.parameter), record);
       };
-      add("value", shards[slice.shard].master);
+      add("value", trainer.strategy().SharedMaster(slice.shard));
       add("momentum", momenta[slice.shard]);
     }
   }
@@ -285,6 +296,74 @@ absl::Status ReportFull(const std::string& name, ToyTrainer& trainer, int rank,
                     absl::StrCat(next, " of ", specs.size(), " came"));
   }
   return status;
+}
+
+bool SameOnAllRanks(double number, ProcessGroup* group) {
+  std::vector<double> all(group->size(), 0.0);
+  all[group->rank()] = number;
+  group->AllReduceHost(absl::MakeSpan(all));
+  return std::all_of(all.begin(), all.end(),
+                     [&](double other) { return other == all[0]; });
+}
+
+std::vector<at::Tensor> SharedMasters(ToyTrainer& trainer) {
+  std::vector<at::Tensor> shared;
+  const size_t count = trainer.strategy().OptimizerShards().size();
+  for (size_t i = 0; i < count; ++i) {
+    shared.push_back(
+        Copy(trainer.strategy().SharedMaster(static_cast<int>(i))));
+  }
+  return shared;
+}
+
+bool AllSame(const std::vector<at::Tensor>& a,
+             const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& left, const at::Tensor& right) {
+                      return Same(left, right);
+                    });
+}
+
+void CheckShared(ToyTrainer& trainer, ProcessGroup* group, RankReport* report) {
+  if (!trainer.strategy().local_steps()) return;
+  for (const at::Tensor& shared : SharedMasters(trainer)) {
+    if (!SameOnAllRanks(DigestOf(shared), group)) {
+      report->Problem(kSharedTopic,
+                      "SharedMaster is not the same bits on all ranks");
+    }
+  }
+}
+
+void CheckOwnGradients(ToyTrainer& trainer, ProcessGroup* group,
+                       RankReport* report) {
+  if (!trainer.strategy().local_steps() || group->size() == 1) return;
+  for (const OptimizerShard& shard : trainer.strategy().OptimizerShards()) {
+    if (SameOnAllRanks(DigestOf(shard.gradient), group)) {
+      report->Problem(kSharedTopic,
+                      "the ranks have the same gradients of different batches: "
+                      "with local_steps() they are not to be summed");
+    }
+  }
+}
+
+bool FullParametersAreShared(ToyTrainer& trainer) {
+  const std::vector<at::Tensor> shared = SharedMasters(trainer);
+  const absl::Span<OptimizerShard> shards =
+      trainer.strategy().OptimizerShards();
+  bool all = true;
+  const auto compare = [&](int index, const at::Tensor& value) {
+    for (size_t i = 0; i < shards.size(); ++i) {
+      for (const ParameterRange& r : shards[i].ranges) {
+        if (r.parameter != index) continue;
+        all = all && value.reshape({-1})
+                         .narrow(0, r.begin, r.length)
+                         .equal(shared[i].narrow(0, r.offset, r.length).cpu());
+      }
+    }
+    return absl::OkStatus();
+  };
+  trainer.strategy().ForEachFullParameter(compare).IgnoreError();
+  return all;
 }
 
 }  // namespace conformance

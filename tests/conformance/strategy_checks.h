@@ -18,6 +18,7 @@ namespace conformance {
 constexpr char kBindingTopic[] = "Binding";
 constexpr char kShardsTopic[] = "Shards";
 constexpr char kFullParametersTopic[] = "FullParameters";
+constexpr char kSharedTopic[] = "Shared";
 
 // A bitwise copy of masters, gradients, working copies and momenta.
 class ShardSnapshot {
@@ -56,6 +57,24 @@ void ReportOwned(const std::string& name, ToyTrainer& trainer,
 // Collective.
 absl::Status ReportFull(const std::string& name, ToyTrainer& trainer, int rank,
                         RankReport* report);
+
+// Whether all ranks pass the same number. Collective.
+bool SameOnAllRanks(double number, ProcessGroup* group);
+
+// Copies of the shared model, a tensor a shard (Strategy::SharedMaster).
+std::vector<at::Tensor> SharedMasters(ToyTrainer& trainer);
+bool AllSame(const std::vector<at::Tensor>& a,
+             const std::vector<at::Tensor>& b);
+
+// Checks, for a strategy with local steps, that the shared model is the same
+// bits on all ranks. Collective.
+void CheckShared(ToyTrainer& trainer, ProcessGroup* group, RankReport* report);
+// That each rank has gradients of its own, after a step. Collective.
+void CheckOwnGradients(ToyTrainer& trainer, ProcessGroup* group,
+                       RankReport* report);
+// Whether the values that ForEachFullParameter passes on rank 0 are those of
+// the shared model; true on other ranks. Collective.
+bool FullParametersAreShared(ToyTrainer& trainer);
 
 }  // namespace conformance
 }  // namespace capstan

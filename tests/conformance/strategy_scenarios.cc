@@ -42,6 +42,8 @@ class ScenarioRun {
         return Resume();
       case Scenario::kFault:
         return Fail();
+      case Scenario::kExport:
+        return TrainAndExport();
     }
     return absl::InternalError("no such scenario");
   }
@@ -50,6 +52,7 @@ class ScenarioRun {
     CAPSTAN_ASSIGN_OR_RETURN(const StepOutcome outcome, trainer_->Step(faults));
     report_->Add(scenario_.name + "/step",
                  {outcome.loss, outcome.norm, outcome.applied ? 1.0 : 0.0});
+    CheckShared(*trainer_, group_, report_);
     return absl::OkStatus();
   }
 
@@ -70,11 +73,21 @@ class ScenarioRun {
     }
     report_->Add(scenario_.name + "/elements", {elements});
     const ShardSnapshot start(*trainer_);
+    const std::vector<at::Tensor> shared = SharedMasters(*trainer_);
     for (int step = 0; step < scenario_.steps; ++step) {
       if (step == kSavedStep && !scenario_.folder.empty()) {
         CAPSTAN_RETURN_IF_ERROR(trainer_->Save(scenario_.folder));
       }
       CAPSTAN_RETURN_IF_ERROR(Step());
+      if (step == 0) CheckOwnGradients(*trainer_, group_, report_);
+    }
+    if (trainer_->strategy().local_steps() && scenario_.steps >= kSavedRun &&
+        AllSame(shared, SharedMasters(*trainer_))) {
+      report_->Problem(
+          kSharedTopic,
+          absl::StrCat("EndStep has not synchronised in ", scenario_.steps,
+                       " steps: SharedMaster is what it was at first (give "
+                       "the suite a config that synchronises more often)"));
     }
     const std::string moved = start.Moved(*trainer_);
     if (!moved.empty()) {
@@ -85,7 +98,23 @@ class ScenarioRun {
   }
 
   void Evaluate() {
+    const ShardSnapshot before(*trainer_);
     report_->Add(scenario_.name + "/eval", {trainer_->Evaluate()});
+    if (!trainer_->strategy().local_steps()) return;
+    const double loss = trainer_->Evaluate(ToyFault::kNone, /*batch_of=*/0);
+    if (!SameOnAllRanks(loss, group_)) {
+      report_->Problem(kSharedTopic,
+                       "after UseSharedModel(true) the ranks compute with "
+                       "different models");
+    }
+    const std::string difference = before.Difference(*trainer_);
+    if (!difference.empty()) {
+      report_->Problem(
+          kSharedTopic,
+          absl::StrCat("UseSharedModel(false) has not brought back this "
+                       "rank's ",
+                       difference));
+    }
   }
 
   // Evaluates before the first step and after the second and third; after the
@@ -137,13 +166,16 @@ class ScenarioRun {
       CAPSTAN_RETURN_IF_ERROR(
           Step({{group_->size() - 1, /*micro_step=*/0,
                  /*out_of_data=*/false, ToyFault::kInfiniteGradient}}));
-      const std::string difference = before.Difference(*trainer_);
+      // One with local steps may have synchronised.
+      const std::string difference = trainer_->strategy().local_steps()
+                                         ? ""
+                                         : before.Difference(*trainer_);
       if (!difference.empty()) {
         report_->Problem(
             kNonFiniteTopic,
             absl::StrCat("a step that was skipped has changed ", difference));
       }
-      CAPSTAN_RETURN_IF_ERROR(SaveAndLookAtIt(before));
+      CAPSTAN_RETURN_IF_ERROR(SaveAndLookAtIt(ShardSnapshot(*trainer_)));
     }
     return ReportEnd();
   }
@@ -172,6 +204,56 @@ class ScenarioRun {
       CAPSTAN_RETURN_IF_ERROR(Step());
     }
     return ReportEnd();
+  }
+
+  // As the core after a run's last step, which may be within a round.
+  absl::Status TrainAndExport() {
+    for (int step = 0; step < scenario_.steps; ++step) {
+      CAPSTAN_RETURN_IF_ERROR(Step());
+    }
+    Strategy& strategy = trainer_->strategy();
+    const std::vector<at::Tensor> before = SharedMasters(*trainer_);
+    std::vector<at::Tensor> own;
+    for (const OptimizerShard& shard : strategy.OptimizerShards()) {
+      own.push_back(shard.master);
+    }
+    double apart[] = {AllSame(own, before) ? 0.0 : 1.0};
+    group_->AllReduceHost(absl::MakeSpan(apart));
+    if (strategy.local_steps() && !FullParametersAreShared(*trainer_)) {
+      report_->Problem(kExportTopic,
+                       "ForEachFullParameter has other values than the shared "
+                       "model");
+    }
+    strategy.BeforeExport();
+    if (strategy.local_steps()) {
+      CheckShared(*trainer_, group_, report_);
+      if (apart[0] > 0.0 && AllSame(before, SharedMasters(*trainer_))) {
+        report_->Problem(kExportTopic,
+                         "BeforeExport has left the ranks' last steps out of "
+                         "the shared model");
+      }
+    }
+    CAPSTAN_RETURN_IF_ERROR(ExportAgain(trainer_.get(), "called once more"));
+    CAPSTAN_RETURN_IF_ERROR(trainer_->Save(scenario_.folder));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ToyTrainer> other,
+        ToyTrainer::Create(plugin_, scenario_.run, group_));
+    CAPSTAN_RETURN_IF_ERROR(other->Load(scenario_.folder));
+    return ExportAgain(other.get(), "called by a run that is resumed there");
+  }
+
+  // BeforeExport then has nothing left to do.
+  absl::Status ExportAgain(ToyTrainer* trainer, const char* when) {
+    const ShardSnapshot before(*trainer);
+    const std::vector<at::Tensor> shared = SharedMasters(*trainer);
+    trainer->strategy().BeforeExport();
+    if (!before.Difference(*trainer).empty() ||
+        !AllSame(shared, SharedMasters(*trainer))) {
+      report_->Problem(kExportTopic,
+                       absl::StrCat("BeforeExport, ", when,
+                                    ", has changed the model again"));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Fail() {
@@ -234,10 +316,18 @@ std::vector<Scenario> TrainingScenarios(int world, const std::string& folder) {
   matrices.run.matrices = true;
   matrices.steps = kSavedRun;
   matrices.folder = folder + "/matrices";
-  add("deterministic", Scenario::kTrain, accumulation).run.deterministic = true;
+  Scenario& deterministic =
+      add("deterministic", Scenario::kTrain, accumulation);
+  deterministic.run.deterministic = true;
+  deterministic.folder = folder + "/deterministic";
   if (world == 4) return all;
   add("evaluated", Scenario::kEvaluate, accumulation);
-  add("bf16", Scenario::kTrain, accumulation).run.precision = ToyBf16();
+  Scenario& exported = add("exported", Scenario::kExport, accumulation);
+  exported.steps = kExportedRun;
+  exported.folder = folder + "/exported";
+  Scenario& narrow = add("bf16", Scenario::kTrain, accumulation);
+  narrow.run.precision = ToyBf16();
+  narrow.folder = folder + "/bf16";
   add("broken_fp32", Scenario::kBroken, accumulation).folder =
       folder + "/broken_fp32";
   if (world == 3) return all;
@@ -251,20 +341,34 @@ std::vector<Scenario> TrainingScenarios(int world, const std::string& folder) {
   return all;
 }
 
-std::vector<Scenario> ResumeScenarios(const std::vector<std::string>& folders) {
+std::vector<Scenario> ResumeScenarios(int ranks,
+                                      const std::vector<std::string>& folders) {
   std::vector<Scenario> all;
-  for (size_t from = 1; from < folders.size(); ++from) {
-    if (folders[from].empty()) continue;
-    all.push_back(Make(absl::StrCat("from_", from), Scenario::kResume,
-                       /*micro_steps=*/1));
-    all.back().folder = folders[from];
-    all.back().steps = kSavedRun;
-    const std::string matrices = folders[from] + "/matrices";
-    if (NewestCheckpoint(matrices).empty()) continue;
-    all.push_back(all.back());
-    all.back().name = absl::StrCat("matrices_from_", from);
-    all.back().folder = matrices;
-    all.back().run.matrices = true;
+  for (size_t i = 1; i < folders.size(); ++i) {
+    if (folders[i].empty()) continue;
+    const int from = static_cast<int>(i);
+    const int micro_batches = from * AccumulationOf(from);
+    const bool dealt = micro_batches % ranks == 0;
+    const auto add = [&](const std::string& which) {
+      const std::string folder =
+          folders[i] + (which.empty() ? "" : "/" + which);
+      if (NewestCheckpoint(folder).empty()) return;
+      all.push_back(
+          Make(absl::StrCat(which, which.empty() ? "" : "_", "from_", from),
+               Scenario::kResume, dealt ? micro_batches / ranks : 1));
+      all.back().folder = folder;
+      const bool is_short = which == "bf16" || which == "deterministic";
+      all.back().steps = is_short ? kShortRun : kSavedRun;
+      all.back().run.matrices = which == "matrices";
+      all.back().run.deterministic = which == "deterministic";
+      if (which == "bf16") all.back().run.precision = ToyBf16();
+    };
+    add("");
+    add("matrices");
+    if (from != ranks && from != ranks % kMaxWorld + 1) continue;
+    add("deterministic");
+    // Other micro-batches would round otherwise.
+    if (dealt) add("bf16");
   }
   return all;
 }

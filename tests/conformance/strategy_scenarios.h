@@ -23,6 +23,9 @@ constexpr int kSavedRun = 6;
 constexpr int kSavedStep = 3;
 // Steps of the others.
 constexpr int kShortRun = 4;
+// Of "exported": within a round of a strategy that synchronises every other
+// step.
+constexpr int kExportedRun = 3;
 // The step with a non-finite gradient in scenarios "broken_*".
 constexpr int kBrokenStep = 1;
 
@@ -31,6 +34,7 @@ constexpr char kEvaluationTopic[] = "Evaluation";
 constexpr char kNonFiniteTopic[] = "NonFinite";
 constexpr char kFaultTopic[] = "Fault";
 constexpr char kFrozenTopic[] = "Frozen";
+constexpr char kExportTopic[] = "Export";
 
 struct Scenario {
   enum Kind {
@@ -39,6 +43,7 @@ struct Scenario {
     kBroken,    // steps, one of which is not finite on the last rank alone
     kResume,    // loads from the folder and continues to `steps`
     kFault,     // a step in which one or two ranks fail
+    kExport,    // steps, and what a run does after its last one
   };
   std::string name;
   Kind kind = kTrain;
@@ -53,11 +58,16 @@ struct Scenario {
 int AccumulationOf(int world);
 
 // All but kResume and kFault; fewer on more ranks, as collectives are slow on a
-// few cores. "accumulated" saves into `folder`.
+// few cores. "accumulated" saves into `folder`, "matrices", "bf16" and
+// "deterministic" into folders of their names there.
 std::vector<Scenario> TrainingScenarios(int world, const std::string& folder);
-// "from_N" for each of `folders`, by world size N, and "matrices_from_N" where
-// "matrices" has saved; skips "".
-std::vector<Scenario> ResumeScenarios(const std::vector<std::string>& folders);
+// "from_N" for each of `folders`, by world size N, and "matrices_from_N" and so
+// on where these have saved; skips "". They run on `ranks` ranks, with the
+// micro-batches of the run that saved if these can be dealt to so many ranks.
+// bf16 and deterministic runs are resumed on as many ranks, and on one other
+// number.
+std::vector<Scenario> ResumeScenarios(int ranks,
+                                      const std::vector<std::string>& folders);
 std::vector<Scenario> FaultScenarios(int world);
 
 // Runs the scenarios one after another on one rank. Reports NAME/step {loss,

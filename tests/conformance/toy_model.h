@@ -68,7 +68,7 @@ enum class ToyFault {
   kInfiniteGradient,  // of kToyBias alone
 };
 
-class ToyModel final : public Model {
+class ToyModel : public Model {
  public:
   ToyModel();
 

@@ -93,7 +93,7 @@ absl::Status ToyTrainer::SetUp() {
   for (size_t i = 0; i < strategy_->OptimizerShards().size(); ++i) {
     strategy_->PublishShard(static_cast<int>(i));
   }
-  strategy_->PublishParameters();
+  strategy_->PublishParameters(PublishCause::kInitial);
   return absl::OkStatus();
 }
 
@@ -117,13 +117,16 @@ absl::StatusOr<StepOutcome> ToyTrainer::Step(
     status.Update(CurrentExceptionToStatus());
   }
   verdict.failed_ranks = status.ok() ? 0.0 : 1.0;
+  const absl::optional<Verdict> own = OwnVerdict(&verdict);
   // A fault that the test didn't request.
   if (!status.ok() && faults.empty()) return status;
   try {
     double sums[] = {verdict.loss_sum, verdict.count, verdict.squared_sum,
                      verdict.failed_ranks};
     group_->AllReduceHost(absl::MakeSpan(sums));
-    return Act({sums[0], sums[1], sums[2], sums[3]});
+    const StepOutcome outcome = Act({sums[0], sums[1], sums[2], sums[3]}, own);
+    if (outcome.failed_ranks == 0) strategy_->EndStep(state_.step);
+    return outcome;
   } catch (...) {
     return CurrentExceptionToStatus();
   }
@@ -150,27 +153,46 @@ void ToyTrainer::MicroStep(int index, const std::vector<StepFault>& faults,
   mine->count += static_cast<double>(batch.count);
 }
 
-StepOutcome ToyTrainer::Act(const Verdict& verdict) {
+double ToyTrainer::Unscale(const Verdict& verdict) const {
+  return kToyNominalTargets / std::max(verdict.count, 1.0) / scaler_.scale();
+}
+
+// With local_steps() each rank's gradients are normalised and clipped by its
+// own numbers, which are returned; the norm that all see is the root of the
+// mean of the squares.
+absl::optional<ToyTrainer::Verdict> ToyTrainer::OwnVerdict(
+    Verdict* mine) const {
+  if (!strategy_->local_steps()) return absl::nullopt;
+  const Verdict own = *mine;
+  const double unscale = Unscale(own);
+  mine->squared_sum *= unscale * unscale / group_->size();
+  return own;
+}
+
+StepOutcome ToyTrainer::Act(const Verdict& verdict,
+                            const absl::optional<Verdict>& own) {
   StepOutcome outcome;
   outcome.failed_ranks = verdict.failed_ranks;
   if (verdict.failed_ranks > 0) return outcome;
-  const double unscale =
-      kToyNominalTargets / std::max(verdict.count, 1.0) / scaler_.scale();
+  const double unscale = Unscale(own.has_value() ? *own : verdict);
   outcome.loss = verdict.loss_sum / std::max(verdict.count, 1.0);
-  outcome.norm = std::sqrt(verdict.squared_sum) * unscale;
+  outcome.norm =
+      std::sqrt(verdict.squared_sum) * (own.has_value() ? 1.0 : unscale);
+  const double clipped =
+      own.has_value() ? std::sqrt(own->squared_sum) * unscale : outcome.norm;
   outcome.applied = std::isfinite(outcome.norm);
   if (outcome.applied) {
     OptimizerStep step;
     step.step = state_.optimizer_steps + 1;
     step.learning_rate = optimizer_.learning_rate();
-    step.gradient_scale = unscale * ToyClip(outcome.norm);
+    step.gradient_scale = unscale * ToyClip(clipped);
     absl::Span<OptimizerShard> shards = strategy_->OptimizerShards();
     for (size_t i = 0; i < shards.size(); ++i) {
       optimizer_.Update(step, model_.parameters(), shards[i],
                         absl::MakeSpan(optimizer_state_[i]));
       strategy_->PublishShard(static_cast<int>(i));
     }
-    strategy_->PublishParameters();
+    strategy_->PublishParameters(PublishCause::kUpdated);
     ++state_.optimizer_steps;
   }
   scaler_.Update(outcome.applied);
@@ -178,18 +200,28 @@ StepOutcome ToyTrainer::Act(const Verdict& verdict) {
   return outcome;
 }
 
-double ToyTrainer::Evaluate(ToyFault fault) {
+void ToyTrainer::UseSharedModel(bool use) {
+  if (strategy_->local_steps()) strategy_->UseSharedModel(use);
+}
+
+double ToyTrainer::Evaluate(ToyFault fault, int batch_of) {
   at::NoGradGuard no_grad;
+  UseSharedModel(true);
+  const auto finish = [this] {
+    strategy_->FinishForward();
+    UseSharedModel(false);
+  };
+  const int64_t rank = batch_of < 0 ? group_->rank() : batch_of;
   const ToyBatch batch =
-      ToySamples(kToyEvalBegin + group_->rank() * kToyEvalBatch, kToyEvalBatch);
+      ToySamples(kToyEvalBegin + rank * kToyEvalBatch, kToyEvalBatch);
   try {
     const double loss = model_.LossSum(batch, runner_, fault).item<double>();
-    strategy_->FinishForward();
+    finish();
     return loss;
   } catch (const CommunicationError&) {
     throw;
   } catch (const std::exception&) {
-    strategy_->FinishForward();
+    finish();
     throw;
   }
 }
@@ -220,7 +252,7 @@ absl::Status ToyTrainer::Load(const std::string& output_dir) {
   scaler_.Restore(state_.loss_scale, state_.loss_scale_good_steps);
   const int shards = static_cast<int>(strategy_->OptimizerShards().size());
   for (int i = 0; i < shards; ++i) strategy_->PublishShard(i);
-  strategy_->PublishParameters();
+  strategy_->PublishParameters(PublishCause::kRestored);
   return absl::OkStatus();
 }
 

@@ -61,9 +61,9 @@ class ToyTrainer {
   // rank has failed updates nothing.
   absl::StatusOr<StepOutcome> Step(const std::vector<StepFault>& faults = {});
 
-  // The loss sum of this rank's evaluation batch; completes the forward even if
-  // it throws.
-  double Evaluate(ToyFault fault = ToyFault::kNone);
+  // The loss sum of this rank's evaluation batch, or of `batch_of`'s, by the
+  // shared model if there is one; completes the forward even if it throws.
+  double Evaluate(ToyFault fault = ToyFault::kNone, int batch_of = -1);
   // Acts as a rank that can't run the others' forward.
   void EvaluateNothing() { strategy_->FinishForward(); }
 
@@ -90,8 +90,10 @@ class ToyTrainer {
   absl::Status SetUp();
   void MicroStep(int index, const std::vector<StepFault>& faults,
                  Verdict* mine);
-  void Publish();
-  StepOutcome Act(const Verdict& verdict);
+  void UseSharedModel(bool use);
+  double Unscale(const Verdict& verdict) const;
+  absl::optional<Verdict> OwnVerdict(Verdict* mine) const;
+  StepOutcome Act(const Verdict& verdict, const absl::optional<Verdict>& own);
   CheckpointParts Checkpointed();
 
   const ToyRun run_;

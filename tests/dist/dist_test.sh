@@ -5,18 +5,22 @@
 # from a path with a space and without an environment, takes a plugin built with
 # its SDK; and runs, as a user without rights, on bare Debian 11, 12 and 13, which
 # debootstrap makes from the mirror that apt is set up with (as root; some 20
-# seconds to a minute and a half each). Run from the workspace; .ci/run does.
+# seconds to a minute and a half each), and there as an image, too, where buildah is
+# installed. Run from the workspace; .ci/run does.
 #   dist_test.sh [OPTION OF BAZEL..]
 # ROOTS=FOLDER keeps the roots there for the next time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-./bazelw build "$@" //:dist
+./bazelw build "$@" //:dist //:wheel //:deb
 python3 tests/dist/glibc_test.py
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT
 mkdir "$work/a folder"
 version=$(sed -n 's/^CAPSTAN_VERSION = "\(.*\)"$/\1/p' version.bzl)
+tag=$(git describe --exact-match --tags 2>/dev/null) || tag=v$version
+[ "$tag" = "v$version" ] ||
+  { echo "FAILED: version.bzl says $version, and this commit is $tag" && exit 1; }
 archive=bazel-bin/capstan-$version-linux-x86_64.tar.zst
 tar --zstd -C "$work/a folder" -xf "$archive"
 folder="$work/a folder/capstan-$version"
@@ -35,6 +39,27 @@ mkdir "$work/here"
 (cd "$work/here" && env -i PATH=/usr/bin:/bin sh "$use" "$folder" "$histories") |
   tee "$work/weights"
 echo "runs from \"$folder\""
+
+# By dpkg and by pip, into an environment of its own: the same files, and the
+# command, also by a link to it.
+dpkg-deb -x "bazel-bin/capstan_${version}_amd64.deb" "$work/root"
+packages=("$work/root/usr")
+if python3 -c "import ensurepip" 2>/dev/null; then
+  python3 -m venv "$work/venv"
+  "$work/venv/bin/pip" install -q --no-index \
+    "bazel-bin/capstan-$version-py3-none-manylinux_2_31_x86_64.whl"
+  packages+=("$work/venv")
+else
+  echo "the wheel: skipped: this Python makes no environments (python3-venv)"
+fi
+for prefix in "${packages[@]}"; do
+  diff -r -x .capstan "$folder" "$prefix/lib/capstan"  # an index of data
+  ln -sf "$prefix/bin/capstan" "$work/here/capstan"
+  (cd "$work/here" && env -i PATH=/usr/bin:/bin ./capstan check \
+    --config=run_distributed.pbtxt) ||
+    { echo "FAILED: $prefix/bin/capstan" && exit 1; }
+done
+echo "runs as a package: ${#packages[@]} of them"
 
 # What the loader took for a run and where: only the folder's, and glibc's.
 LD_DEBUG=libs LD_DEBUG_OUTPUT="$work/loader" "$folder/bin/trainer" plugins \
@@ -98,6 +123,36 @@ in_root() {
   ' in_root "$1" "$folder" "$use" "$histories"
 }
 
+# The image, on a root of debootstrap's in place of a registry's.
+image() {
+  local command=$1
+  shift
+  buildah --root "$work/images" --runroot "$work/running" --storage-driver=vfs \
+    "$command" "$@"
+}
+test_image() {
+  command -v buildah >/dev/null ||
+    { echo "the image: skipped: no buildah" && return; }
+  image from --name bare scratch >/dev/null
+  cp -a "$1/." "$(image mount bare)/"
+  image commit -q bare localhost/bare >/dev/null
+  image rm bare >/dev/null
+  image bud -q --isolation=chroot --pull-never --build-arg BASE=localhost/bare \
+    -t capstan -f packaging/Containerfile "$folder" >/dev/null
+  image from --name run --pull-never localhost/capstan >/dev/null
+  # `buildah run` leaves it out.
+  [ "$(image inspect --format '{{.OCIv1.Config.Entrypoint}}' run)" = "[capstan]" ] ||
+    { echo "FAILED: the image's entry point" && exit 1; }
+  mkdir -m 777 "$work/for_image"
+  image run --isolation=chroot -v "$work/for_image:/work" run -- \
+    capstan --config=run_distributed.pbtxt --set train.max_steps=3 \
+    --set train.eval_batches=1 >"$work/image.txt" 2>&1 &&
+    grep -q "status  *completed" "$work/image.txt" ||
+    { tail -n20 "$work/image.txt" && echo "FAILED: the image" && exit 1; }
+  image rm run >/dev/null
+  echo "runs as an image"
+}
+
 roots=${ROOTS:-$work/roots}
 mkdir -p "$roots"
 for suite in bullseye bookworm trixie; do
@@ -111,4 +166,5 @@ for suite in bullseye bookworm trixie; do
   cmp "$work/weights" "$work/weights_$suite" ||
     { echo "FAILED: other weights on $suite" && exit 1; }
   echo "runs on Debian $(cat "$roots/$suite/etc/debian_version")"
+  if [ "$suite" = bookworm ]; then test_image "$roots/$suite"; fi
 done

@@ -34,7 +34,7 @@ try generate generate --model=run --prompt="class Tensor {" \
 try eval eval --model=run --max_batches=2
 # Chats, from a compressed file: pcre2, utf8proc, simdjson, zlib, isal.
 gzip -c "$1/datasets/samples/chats.jsonl" >chats.jsonl.gz
-try preview preview --config=sft_quickstart.pbtxt \
+try data data --config=sft_quickstart.pbtxt \
   --set train_data.path=chats.jsonl.gz
 # A Hugging Face folder, LoRA on top of it, and both in one.
 try base --config=sft_quickstart.pbtxt --set output_dir=base \

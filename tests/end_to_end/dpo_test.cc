@@ -15,6 +15,7 @@ namespace capstan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Pairs of very different lengths.
 std::string Rows(int count, int first = 0) {
@@ -103,6 +104,12 @@ TEST(DpoTest, LearnsWhatIsPreferred) {
               HasSubstr("rewards_accuracies"));
 }
 
+TEST(DpoTest, OtherObjectivesNeedNoReference) {
+  const TrainerResult result = RunTrainer({"dpo-reference", RunText().File()});
+  ExpectOneError(result, {"another objective than capstan.dpo"});
+  EXPECT_THAT(result.err, Not(HasSubstr("--set")));
+}
+
 TEST(DpoTest, AReferenceFileComesFromItsCommand) {
   const std::string rows = Rows(16);
   const std::string data = Data(rows);
@@ -120,8 +127,7 @@ TEST(DpoTest, AReferenceFileComesFromItsCommand) {
   ExpectOneError(
       RunTrainer({"--config=" + config}),
       {"objective.reference", "doesn't exist", "trainer dpo-reference"});
-  const TrainerResult made = RunTrainer({"dpo-reference", "--config=" + config,
-                                         "--model=" + base, "--data=" + data});
+  const TrainerResult made = RunTrainer({"dpo-reference", config});
   ASSERT_EQ(made.exit_code, 0) << made.err;
   ExpectOneCurve(run(data));
   // At the start model and reference are one: (0 - 1 / (2 beta))^2.
@@ -134,6 +140,45 @@ TEST(DpoTest, AReferenceFileComesFromItsCommand) {
           {"--config=" +
            DpoRun(data, absl::StrCat("reference: \"", file, "\"")).File()}),
       {"of another model"});
+}
+
+// Its base has no head of scores.
+TEST(RewardTest, AnAdapterIsEvaluatedAndMerged) {
+  const std::string data = Data(Rows(16));
+  const std::string base =
+      MustTrain(DpoRun(data, "loss: ORPO").Train("max_steps: 1")) + "/final";
+  const RunText run =
+      DpoRun(data, "")
+          .Set("model", absl::StrCat("[plugin/capstan.decoder.Config] { "
+                                     "pretrained: \"",
+                                     base, "\" score_head: true }"))
+          .Set("objective", "[plugin/capstan.reward.Config] {}")
+          .Set("train_data",
+               absl::StrCat("[plugin/capstan.chat.Config] { path: \"", data,
+                            "\" kind: PREFERENCE max_length: 96 }"))
+          .Set("adapter", "lora { rank: 4 modules_to_save: \"score\" }");
+  const std::string adapter = MustTrain(run);
+  const std::string merged = NewTestFolder("merged") + "/model";
+  const TrainerResult result =
+      RunTrainer({"merge", "--model=" + base, "--adapter=" + adapter,
+                  "--output=" + merged});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(ReadJson(merged + "/config.json")["architectures"][0],
+            "LlamaForSequenceClassification");
+  const nlohmann::json header =
+      SafetensorsHeader(merged + "/model.safetensors");
+  EXPECT_TRUE(header.contains("score.weight"));
+  EXPECT_FALSE(header.contains("lm_head.weight"));
+  const auto margins = [&](const std::string& model) {
+    const TrainerResult told =
+        RunTrainer({"eval", "--model=" + model, "--config=" + run.File(),
+                    "--data=" + data, "--json"});
+    EXPECT_EQ(told.exit_code, 0) << told.err;
+    return nlohmann::json::parse(told.out)["eval_rewards_margins"]
+        .get<double>();
+  };
+  EXPECT_GT(margins(adapter), 0.0);
+  EXPECT_NEAR(margins(merged), margins(adapter), 1e-5);
 }
 
 }  // namespace

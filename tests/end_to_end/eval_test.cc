@@ -42,14 +42,15 @@ TEST(EvalTest, SaysWhatTheRunSaidAndWritesNothing) {
   ASSERT_EQ(metrics.evals.size(), 2);
   const auto before = Snapshot(folder);
   const nlohmann::json last = Eval({"--model=" + folder});
-  EXPECT_NEAR(last["loss"], metrics.evals[1]["eval_loss"], 1e-6);
-  EXPECT_NEAR(last["perplexity"], std::exp(double{last["loss"]}), 1e-6);
-  EXPECT_GT(last["accuracy"], 0.0);
-  EXPECT_LT(last["accuracy"], 1.0);
+  EXPECT_NEAR(last["eval_loss"], metrics.evals[1]["eval_loss"], 1e-6);
+  EXPECT_NEAR(last["eval_perplexity"], std::exp(double{last["eval_loss"]}),
+              1e-6);
+  EXPECT_GT(last["eval_accuracy"], 0.0);
+  EXPECT_LT(last["eval_accuracy"], 1.0);
   EXPECT_EQ(last["targets"], int64_t{last["samples"]} * 31);
   const nlohmann::json first =
       Eval({"--model=" + folder + "/checkpoints/step-00000003"});
-  EXPECT_NEAR(first["loss"], metrics.evals[0]["eval_loss"], 1e-6);
+  EXPECT_NEAR(first["eval_loss"], metrics.evals[0]["eval_loss"], 1e-6);
   EXPECT_EQ(Snapshot(folder), before);
 }
 
@@ -65,7 +66,7 @@ TEST(EvalTest, OnOtherDataAllOfIt) {
             "--batch_size=3"});
   EXPECT_EQ(some["samples"], 6);
   EXPECT_EQ(some["targets"], 6 * 15);
-  EXPECT_FALSE(some.contains("accuracy"));
+  EXPECT_FALSE(some.contains("eval_accuracy"));
 }
 
 TEST(EvalTest, WritesWhereItIsTold) {
@@ -75,8 +76,8 @@ TEST(EvalTest, WritesWhereItIsTold) {
                                          "--output=" + output};
   const TrainerResult result = RunTrainer(args);
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("perplexity"));
-  EXPECT_NEAR(ReadJson(output + "/eval.json")["loss"],
+  EXPECT_THAT(result.out, HasSubstr("eval_perplexity"));
+  EXPECT_NEAR(ReadJson(output + "/eval.json")["eval_loss"],
               ReadJson(folder + "/summary.json")["eval_loss"], 1e-6);
   const auto before = Snapshot(output);
   ExpectOneError(RunTrainer(args), {"--output", "already holds"});
@@ -97,7 +98,7 @@ TEST(EvalTest, AModelsFolderIsItself) {
   WriteText(model + "/latest", "global_step10");
   // Away from its run it doesn't know where the data was.
   EXPECT_GT(
-      Eval({"--model=" + model, "--data=" + CorpusPiece(40 * 32)})["loss"],
+      Eval({"--model=" + model, "--data=" + CorpusPiece(40 * 32)})["eval_loss"],
       0.0);
 }
 
@@ -115,7 +116,7 @@ TEST(EvalTest, AFolderWithoutARunNeedsAReader) {
   const nlohmann::json by_config =
       Eval({"--model=" + model, "--data=" + data,
             "--config=" + RunText(SmallRun()).File()});
-  EXPECT_NEAR(by_set["loss"], by_config["loss"], 1e-6);
+  EXPECT_NEAR(by_set["eval_loss"], by_config["eval_loss"], 1e-6);
 }
 
 // Tasks, asked of a model of bytes.

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,60 @@ TEST(LoraTest, OneCurveUnderEveryStrategy) {
   }
 }
 
+RunText DoraRun() {
+  return LoraRun().Set("adapter",
+                       "lora { rank: 4 alpha: 16 dora: true quantize: NF4 }");
+}
+
+// To the bit with any strategy; other micro-batches sum in another order.
+TEST(LoraTest, DoraHasOneCurveAndResumes) {
+  const auto exact = [](const RunText& run) {
+    return RunText(run).Train("deterministic: true");
+  };
+  const std::string straight = MustTrain(exact(DoraRun()));
+  const std::vector<double> want = Losses(straight);
+  EXPECT_LT(want.back(), want.front() - 0.01);
+  for (const RunText& run :
+       {DoraRun().Ddp(2), DoraRun().Zero2(2),
+        DoraRun().Fsdp(2).Train("activation_checkpointing: EVERY_UNIT")}) {
+    EXPECT_EQ(Losses(MustTrain(exact(run))), want) << run.Text();
+  }
+  const std::vector<double> other = Losses(MustTrain(DoraRun().Batch(1, 8)));
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(other[i], want[i], 2e-5);
+  const std::string folder = MustTrain(exact(DoraRun()).Train("max_steps: 3"));
+  MustTrain(exact(DoraRun()).Train("resume: AUTO").Output(folder));
+  EXPECT_EQ(Losses(folder), want);
+}
+
+// What is written is read: to go on from, to generate with and to merge.
+TEST(LoraTest, DoraIsReadBack) {
+  const std::string folder =
+      MustTrain(LoraRun().Set("adapter", "lora { rank: 4 dora: true }"));
+  const std::string final = folder + "/final";
+  EXPECT_EQ(ReadJson(final + "/adapter_config.json")["use_dora"], true);
+  EXPECT_EQ(SafetensorsHeader(final + "/adapter_model.safetensors")
+                .count("base_model.model.model.layers.0.self_attn.q_proj."
+                       "lora_magnitude_vector"),
+            1);
+  const RunText more = LoraRun().Set(
+      "adapter", absl::StrCat("lora { pretrained: \"", final, "\" }"));
+  EXPECT_LT(Losses(MustTrain(more)).front(), Losses(folder).front() - 0.01);
+  const std::string merged = NewTestFolder("merged") + "/model";
+  const TrainerResult result =
+      RunTrainer({"merge", "--model=" + Base(), "--adapter=" + final,
+                  "--output=" + merged});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto ids = [](std::vector<std::string> model) {
+    model.insert(model.begin(), {"generate", "--prompt_ids=1,2,3",
+                                 "--max_new_tokens=8", "--temperature=0"});
+    const TrainerResult got = RunTrainer(model);
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    return got.out;
+  };
+  EXPECT_EQ(ids({"--model=" + Base(), "--adapter=" + final}),
+            ids({"--model=" + merged}));
+}
+
 TEST(LoraTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   const std::string straight = MustTrain(LoraRun().Ddp(2));
   const std::string folder = MustTrain(LoraRun().Ddp(2).Train("max_steps: 3"));
@@ -173,6 +228,55 @@ TEST(LoraTest, ACheckpointKnowsItsBaseToo) {
     const TrainerResult forced = run(command, /*other=*/true);
     EXPECT_EQ(forced.exit_code, 0) << forced.err;
   }
+}
+
+// Trains an adapter whose base's weights become those of `change`, while the
+// run has the file open. The run's output is *out.
+TrainerResult TrainAsBaseChanges(
+    const std::function<void(std::string* bytes)>& change, std::string* out) {
+  const std::string base = NewTestFolder("base");
+  for (const char* name : {"/config.json", "/model.safetensors"}) {
+    fs::copy_file(Base() + name, base + name);
+  }
+  const std::string weights = base + "/model.safetensors";
+  std::string bytes = ReadText(weights);
+  *out = NewTestFolder("run") + "/out";
+  const RunText run =
+      LoraRun()
+          .Set("model", absl::StrCat("[plugin/capstan.llama.Config] { "
+                                     "pretrained: \"",
+                                     base, "\" }"))
+          .Train("max_steps: 200 log_every: 1")
+          .Output(*out);
+  TrainerProcess process({"--config=" + run.File()});
+  EXPECT_TRUE(process.WaitUntil(
+      [&] { return CountLines(*out + "/metrics.jsonl") >= 2; }));
+  change(&bytes);
+  fs::rename(WriteText(base + "/others", bytes), weights);
+  return process.Wait();
+}
+
+TEST(LoraTest, AFinalFolderThatIsAnotherModelIsRemoved) {
+  std::string out;
+  const TrainerResult result = TrainAsBaseChanges(
+      [](std::string* bytes) {
+        // Float32 of the other sign, of the last matrices.
+        for (size_t i = bytes->size() - 1; i > bytes->size() / 2; i -= 4) {
+          (*bytes)[i] = static_cast<char>((*bytes)[i] ^ 0x80);
+        }
+      },
+      &out);
+  ExpectOneError(result, {out + "/final", "isn't the model that was trained"});
+  EXPECT_FALSE(fs::exists(out + "/final"));
+  EXPECT_EQ(CheckpointSteps(out).back(), 200);
+}
+
+TEST(LoraTest, AFinalFolderStaysIfItsBaseCantBeRead) {
+  std::string out;
+  const TrainerResult result = TrainAsBaseChanges(
+      [](std::string* bytes) { bytes->resize(bytes->size() / 2); }, &out);
+  ExpectOneError(result, {out + "/final", "stays as it is"});
+  EXPECT_TRUE(fs::exists(out + "/final/adapter_model.safetensors"));
 }
 
 TEST(LoraTest, GoesOnFromAnAdapter) {

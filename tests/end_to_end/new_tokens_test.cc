@@ -234,8 +234,8 @@ TEST(NewTokensTest, ReadersThatNameTheBasesTokenizerGetThem) {
   RunText run = ChatRun(Base(true));
   run.Output(NewTestFolder("run") + "/out");
   const TrainerResult shown = RunTrainer(
-      {"preview", "--config=" + run.File(), "--set", "chat_format=CHATML",
-       "--set", "train_data.tokenizer=" + Base(true), "--set",
+      {"data", "--config=" + run.File(), "--set", "chat_format=CHATML", "--set",
+       "train_data.tokenizer=" + Base(true), "--set",
        "add_tokens=[\"Count\"]"});
   ASSERT_EQ(shown.exit_code, 0) << shown.err;
   EXPECT_THAT(shown.out, HasSubstr("2048:<|im_start|>"));

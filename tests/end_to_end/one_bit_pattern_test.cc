@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/testing/placed_ranks.h"
 #include "tests/testing/run_folder.h"
@@ -34,7 +35,7 @@ struct Cell {
 
 struct Numerics {
   std::string name;
-  std::string precision;
+  std::string precision;  // as RunText::Precision takes it, or a slot's text
   std::string optimizer;  // "": AdamW
   std::vector<Cell> cells;
   // Kernels give several threads work only from some size on.
@@ -125,10 +126,14 @@ RunText RunOf(const Numerics& numerics, const Cell& cell) {
           TextData(CorpusPiece(80 * length), length, "shuffle: true"))
       .Set("eval_data", TextData(CorpusPiece(9 * length), length))
       .Set("schedule", absl::StrCat("kind: COSINE total_steps: ", kSteps))
-      .Precision(numerics.precision)
       .Batch(2, numerics.global_batch())
       .Train(absl::StrCat("deterministic: true max_grad_norm: 0.5 eval_every: ",
                           kSteps / 2, " max_steps: ", kSteps));
+  if (absl::StartsWith(numerics.precision, "[")) {
+    run.Set("precision", numerics.precision);
+  } else {
+    run.Precision(numerics.precision);
+  }
   if (!numerics.optimizer.empty()) run.Set("optimizer", numerics.optimizer);
   if (cell.checkpointing) run.Train("activation_checkpointing: EVERY_UNIT");
   return run;
@@ -210,6 +215,12 @@ TEST_P(OneBitPatternTest, HoweverTheRunIsDivided) {
   }
 }
 
+// Of all layers.
+std::string Fp8(const std::string& more) {
+  return Slot("fp8", absl::StrCat("bf16_layers_at_start: 0 ",
+                                  "bf16_layers_at_end: 0 ", more));
+}
+
 std::string Optimizer(const std::string& name, const std::string& more = "") {
   return Slot(name, absl::StrCat("learning_rate: 3e-3 ", more));
 }
@@ -220,6 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
         Numerics{"fp32", "fp32", "", AllCells()},
         Numerics{"bf16", "bf16", "", FewCells()},
         Numerics{"fp16", "fp16", "", FewCells()},
+        Numerics{"Fp8", Fp8(""), "", FewCells()},
         Numerics{"Adafactor", "fp32", Optimizer("adafactor"), FewCells()},
         Numerics{"State8Bit", "fp32", Optimizer("adamw", "state: EIGHT_BIT"),
                  FewCells()},
@@ -229,6 +241,7 @@ INSTANTIATE_TEST_SUITE_P(
         Numerics{"WideFp32", "fp32", "", ThreadCells(), true},
         Numerics{"WideBf16", "bf16", "", ThreadCells(), true},
         Numerics{"WideFp16", "fp16", "", ThreadCells(), true},
+        Numerics{"WideFp8", Fp8("scaling: ROW"), "", ThreadCells(), true},
         Numerics{
             "WideMuon", "bf16",
             Optimizer("muon", "normuon: true adamw { learning_rate: 3e-3 }"),

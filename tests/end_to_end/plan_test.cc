@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -332,7 +334,8 @@ TEST(PlanCommandTest, HasAColumnForEachStrategy) {
     EXPECT_THAT(result.out,
                 HasSubstr(absl::StrCat("capstan.", other.strategy)));
   }
-  EXPECT_THAT(result.out, ContainsRegex("\n +capstan.ddp +capstan.fsdp"));
+  EXPECT_THAT(result.out,
+              ContainsRegex("\n +capstan.ddp +capstan.diloco +capstan.fsdp"));
   EXPECT_THAT(result.out, ContainsRegex("\nmemory of a rank +this run +def"));
   EXPECT_THAT(result.out, ContainsRegex("\n  optimizer state +[1-9]"));
   EXPECT_THAT(result.out, ContainsRegex("\n  all tensors +[1-9]"));
@@ -485,6 +488,94 @@ TEST(PlanCommandTest, OffloadWithoutTheMemoryForItIsRefused) {
                    {"run.pbtxt:", "strategy: offload needs ",
                     " of host memory for 2 ranks, this machine has "});
   }
+}
+
+nlohmann::json PlanOf(const std::string& config) {
+  const TrainerResult result =
+      RunTrainer({"plan", "--json", "--config=" + config});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(PlanTest, JsonHasWhatIsPrinted) {
+  const nlohmann::json plan = PlanOf(Layers().Ddp(2).File());
+  EXPECT_EQ(plan["ranks"], 2);
+  const nlohmann::json& own = plan["strategies"][0];
+  EXPECT_EQ(own["strategy"], "capstan.ddp");
+  EXPECT_EQ(own["at_peak"]["parameters"],
+            4 * plan["parameters"].get<int64_t>());
+  EXPECT_GT(own["total"], own["at_peak"]["optimizer_state"]);
+  bool fsdp = false;
+  for (const nlohmann::json& other : plan["strategies"]) {
+    fsdp = fsdp || (other["strategy"] == "capstan.fsdp" &&
+                    other["total"] < own["total"]);
+  }
+  EXPECT_TRUE(fsdp);
+}
+
+// A run of `ranks` replicas, each of which takes `part` of this machine's
+// memory for float32 weights, gradients and AdamW's state.
+RunText Replicas(int ranks, double part) {
+  const auto available = PlanOf(Layers().File())["available"].get<double>();
+  constexpr double kLayer = 16.0 * (4 * 1024 * 1024 + 3 * 1024 * 2816);
+  const auto layers = static_cast<int>(part * available / kLayer);
+  return Layers()
+      .Ddp(ranks)
+      .Batch(1, ranks)
+      .Set("train_data", TextData(Runfile("tests/testdata/corpus.txt"), 16))
+      .Set("model",
+           Llama(absl::StrCat("hidden_size: 1024 intermediate_size: 2816 "
+                              "num_attention_heads: 8 vocab_size: 256 "
+                              "max_position_embeddings: 512 "
+                              "num_hidden_layers: ",
+                              layers)));
+}
+
+// A model whose replica doesn't fit four times into this machine, and once
+// does.
+TEST(PlanTest, AStrategyThatDoesntFitGivesWayToOneThatDoes) {
+  RunText run = Replicas(4, 0.58);
+  // The user's own strategy is told of, and --apply replaces it.
+  const std::string config = run.File();
+  const TrainerResult told = RunTrainer({"check", "--config=" + config});
+  EXPECT_EQ(told.exit_code, 0) << told.err;
+  EXPECT_THAT(told.out, HasSubstr(" fits: write strategy { [plugin/capstan."));
+  EXPECT_THAT(told.out, HasSubstr(", capstan.ddp, "));
+  const TrainerResult applied =
+      RunTrainer({"check", "--config=" + config, "--apply"});
+  EXPECT_EQ(applied.exit_code, 0) << applied.err;
+  EXPECT_THAT(ReadText(config), Not(HasSubstr("capstan.ddp")));
+  EXPECT_THAT(applied.out, HasSubstr("\n-"));
+  // One with fields of its own, which may be on other lines, is the user's to
+  // change.
+  const std::string fields =
+      "[plugin/capstan.ddp.Config] {\nbucket_cap_mib: 25\n}";
+  run.Set("strategy", fields);
+  const std::string own = run.File();
+  const TrainerResult left =
+      RunTrainer({"check", "--config=" + own, "--apply"});
+  EXPECT_EQ(left.exit_code, 0) << left.err;
+  EXPECT_THAT(left.out, HasSubstr(" fits: write strategy { [plugin/capstan."));
+  EXPECT_EQ(ReadText(own), run.Text());
+  // The default chooses.
+  const std::string unsaid =
+      WriteText(NewTestFolder("unsaid") + "/run.pbtxt",
+                absl::StrReplaceAll(run.Set("strategy", "").Text(),
+                                    {{"complete: true", ""}}));
+  const TrainerResult chosen = RunTrainer({"check", unsaid});
+  EXPECT_EQ(chosen.exit_code, 0) << chosen.err;
+  EXPECT_THAT(chosen.out,
+              HasSubstr("as the default, capstan.ddp, doesn't fit"));
+}
+
+// It fits into the machine, though maybe not beside what is in it now.
+TEST(PlanTest, AStrategyThatMayWorkIsNotReplaced) {
+  const RunText run = Replicas(2, 0.43);
+  const std::string config = run.File();
+  const TrainerResult checked =
+      RunTrainer({"check", "--config=" + config, "--apply"});
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_EQ(ReadText(config), run.Text());
 }
 
 }  // namespace

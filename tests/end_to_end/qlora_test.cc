@@ -24,6 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kTwice[] = "quantize: NF4_DOUBLE";
+constexpr char kFp8[] = "quantize: FP8";
 
 std::string Base() { return Runfile("tests/golden/testdata/llama"); }
 
@@ -92,6 +93,40 @@ TEST(QloraTest, OneCurveUnderEveryStrategy) {
       SCOPED_TRACE(other.Text());
       ExpectNear(Losses(MustTrain(other)), want, 2e-5);
     }
+  }
+}
+
+TEST(QloraTest, EightBitsAreNearerAndTheSameUnderAStrategy) {
+  const std::string folder = MustTrain(Adapted(kFp8));
+  const std::vector<double> want = Losses(folder);
+  EXPECT_LT(want.back(), want.front() - 0.01);
+  const double dense = Losses(MustTrain(Adapted("")))[0];
+  EXPECT_NE(want[0], dense);
+  EXPECT_NEAR(want[0], dense, 0.02);
+  EXPECT_THAT(ReadText(folder + "/final/capstan.json"), HasSubstr("\"fp8\""));
+  for (const RunText& other :
+       {Adapted(kFp8).Ddp(2), Adapted(kFp8).Fsdp(4).Batch(1, 8)}) {
+    SCOPED_TRACE(other.Text());
+    ExpectNear(Losses(MustTrain(other)), want, 2e-5);
+  }
+}
+
+// The frozen matrices of each format, and products in 8 bits with them.
+TEST(QloraTest, ProductsInEightBits) {
+  const auto run = [](const std::string& quantize) {
+    return Adapted(quantize).Set("precision",
+                                 "[plugin/capstan.fp8.Config] { "
+                                 "bf16_layers_at_start: 0 scaling: ROW }");
+  };
+  for (const char* quantize : {"", kTwice, kFp8}) {
+    SCOPED_TRACE(quantize);
+    const std::vector<double> bf16 =
+        Losses(MustTrain(Adapted(quantize).Precision("bf16")));
+    const std::vector<double> want = Losses(MustTrain(run(quantize)));
+    EXPECT_NE(want, bf16);
+    ExpectNear(want, bf16, 0.05);
+    const std::vector<double> got = Losses(MustTrain(run(quantize).Fsdp(2)));
+    ExpectNear(got, want, 0.01);
   }
 }
 
@@ -179,8 +214,15 @@ std::string Merged(const std::string& base, const std::string& run,
   return result.out;
 }
 
-TEST(QloraMergeTest, GivesTheModelThatWasTrained) {
-  const std::string folder = MustTrain(Adapted(kTwice));
+class QloraMergeTest : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, QloraMergeTest,
+                         ::testing::Values(kTwice, kFp8), [](const auto& info) {
+                           return info.index == 0 ? "Nf4Double" : "Fp8";
+                         });
+
+TEST_P(QloraMergeTest, GivesTheModelThatWasTrained) {
+  const std::string folder = MustTrain(Adapted(GetParam()));
   const std::string output = NewTestFolder("merged") + "/model";
   const std::string out = Merged(Base(), folder, output);
   // The base is in float32, to which nothing is rounded.

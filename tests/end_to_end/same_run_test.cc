@@ -210,6 +210,67 @@ TEST(SameRunTest, GoesOnWithoutAWordWhereverItsFilesAre) {
   EXPECT_EQ(ReadMetrics(folder).steps.size(), 4);
 }
 
+TEST(SameRunTest, DefaultsMayBeWrittenOut) {
+  const auto run = [](const std::string& fields) {
+    return RunText().Set("optimizer",
+                         Plugin("adamw", "learning_rate: 1e-3 " + fields));
+  };
+  const std::string folder =
+      MustTrain(run("weight_decay: 0.01").Train("max_steps: 1"));
+  const auto resume = [&](const std::string& fields, int steps) {
+    return RunTrainer({"--config=" + run(fields)
+                                         .Train(absl::StrCat(
+                                             "resume: AUTO max_steps: ", steps))
+                                         .Output(folder)
+                                         .File()});
+  };
+  for (const char* fields : {"", "beta1: 0.9 beta2: 0.999 epsilon: 1e-8"}) {
+    const TrainerResult result = resume(fields, *fields == 0 ? 2 : 3);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, Not(HasSubstr("another optimizer")));
+  }
+  ExpectOneError(resume("beta1: 0.8", 4), {"optimizer.beta1: 0.9 -> 0.8"});
+}
+
+// Of whatever slot and type; where it isn't the default, that is told.
+TEST(SameRunTest, OfReadersToo) {
+  const std::string data = WriteText(NewTestFolder("rows") + "/rows.jsonl",
+                                     Rows({"one", "two", "three", "four"}));
+  const auto run = [&](const std::string& fields, int steps) {
+    return RunText()
+        .Set("model",
+             Plugin("llama",
+                    absl::StrReplaceAll(
+                        kLlama, {{"vocab_size: 256 ", "vocab_size: 4200 "},
+                                 {"embeddings: 128", "embeddings: 1024"}})))
+        .Set("train_data",
+             Plugin(
+                 "chat",
+                 absl::StrCat("path: \"", data, "\" tokenizer: \"",
+                              Runfile("tests/golden/testdata/tokenizer_smollm"),
+                              "\" ", fields)))
+        .Train(absl::StrCat("resume: AUTO max_steps: ", steps));
+  };
+  const std::string folder = MustTrain(run("", 1));
+  const auto resume = [&](RunText text) {
+    return RunTrainer({"--config=" + text.Output(folder).File()});
+  };
+  const TrainerResult same =
+      resume(run("loss_on: BY_KIND packing: NONE bad_rows: ERROR", 2)
+                 .Train("tf32: false"));
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_THAT(same.out, Not(HasSubstr("another train_data")));
+  ExpectOneError(
+      resume(run("max_length: 1024 loss_on: ALL", 3)
+                 .Train("tf32: true "
+                        "resume_with_changes: \"train.dta\"")),
+      {"train.tf32: false -> true", "train_data.loss_on: BY_KIND -> ALL",
+       // What is meant without it is the model's.
+       "train_data.max_length: 0 -> 1024",
+       "\"train.dta\" is nothing that a resumed run compares",
+       "did you mean \"train_data\"?"});
+}
+
 TEST(SameRunTest, ACheckpointOfAnotherRunIsRefused) {
   const auto run = [](const std::string& rate) {
     return RunText()

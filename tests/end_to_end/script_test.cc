@@ -3,8 +3,6 @@
 // Files that `trainer script` prints; tests/clusters submits them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "tests/testing/trainer_process.h"
 
 namespace capstan {
 namespace {
@@ -20,18 +19,6 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// Its exit code.
-int RunShell(const std::string& command) {
-  const pid_t pid = fork();
-  if (pid == 0) {
-    execl("/bin/bash", "bash", "-c", command.c_str(), nullptr);
-    _exit(127);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 class ScriptTest : public ::testing::Test {
  protected:
@@ -170,13 +157,17 @@ TEST_F(ScriptTest, PbsAndLsfWaitUntilTheRanksHaveSaved) {
                 "trap 'sleep 0.5; echo saved >> saved; exit " +
                     code +
                     "' TERM\ntouch started\nwhile :; do sleep 0.1; done\n");
+      TrainerOptions shell;
+      shell.binary = "/bin/bash";
+      shell.folder = job;
       const std::string command =
-          "cd '" + job +
-          "' && chmod +x mpirun && set -m && "
+          "chmod +x mpirun && set -m && "
           "export MPIRUN=./mpirun PBS_O_WORKDIR=. && { bash script & } && "
           "for _ in $(seq 600); do [ -e started ] && break; sleep 0.1; done; "
           "kill -TERM -- -$! && wait $!";
-      EXPECT_EQ(RunShell(command), std::stoi(code)) << launcher;
+      const TrainerResult ended = RunTrainer({"-c", command}, shell);
+      EXPECT_EQ(ended.exit_code, std::stoi(code))
+          << launcher << ": " << ended.err;
       EXPECT_EQ(CountLines(job + "/saved"), 1) << launcher << " " << code;
     }
   }

@@ -181,6 +181,29 @@ INSTANTIATE_TEST_SUITE_P(
                              "group_by_length: true"}),
     [](const auto& info) { return info.param.name; });
 
+// Its own folder has no config.json, nor has a checkpoint.
+TEST(SftTest, AnAdapterIsEvaluatedAtTheLengthThatItsBaseTakes) {
+  const std::string chats = SampleChats(0, 16);
+  const std::string base = MustTrain(SftRun(chats, "").Train("max_steps: 1"));
+  const std::string adapter = MustTrain(
+      RunText()
+          .Set("model", absl::StrCat("[plugin/capstan.llama.Config] { "
+                                     "pretrained: \"",
+                                     base, "/final\" }"))
+          .Set("adapter", "lora { rank: 2 }")
+          .Set("train_data", absl::StrCat("[plugin/capstan.chat.Config] { "
+                                          "path: \"",
+                                          chats, "\" }"))
+          .Train("max_steps: 1"));
+  for (const char* folder : {"", "/checkpoints/step-00000001"}) {
+    const TrainerResult result =
+        RunTrainer({"eval", "--model=" + adapter + folder, "--data=" + chats,
+                    "--loss_only"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("max_length is 128"));
+  }
+}
+
 TEST(SftTest, TokensArePaddingsNeighbours) {
   const std::string chats = SampleChats(0, 16);
   const auto train = [&](int micro, const std::string& fields) {

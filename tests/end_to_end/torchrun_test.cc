@@ -66,6 +66,19 @@ TEST(TorchrunTest, ABadOutputFolderEndsAllRanks) {
   EXPECT_EQ(Snapshot(folder), before);
 }
 
+TEST(TorchrunTest, TheLineThatOneConfigHasMoreIsNamed) {
+  const RunText run = SmallRun().Output(NewTestFolder("run") + "/out");
+  const int port = FreePort();
+  TrainerProcess first({"--config=" + run.File()}, PlacedRank(0, 2, port));
+  TrainerProcess second(
+      {"--config=" + RunText(run).Train("log_every: 3").File()},
+      PlacedRank(1, 2, port));
+  ExpectOneError(second.Wait(),
+                 {"rank 1 has another config than rank 0: `log_every: 3` where "
+                  "rank 0 has `nothing`"});
+  EXPECT_EQ(first.Wait().exit_code, 1);
+}
+
 TEST(TorchrunTest, ARankThatIsKilledEndsTheOthers) {
   const RunText run = SmallRun()
                           .Train("max_steps: 1000000")

@@ -72,7 +72,7 @@ TEST(VocabularyTest, EvaluationsReadOtherTextsWithTheModels) {
       if (!data.empty()) args.push_back(data);
       const TrainerResult result = RunTrainer(args);
       ASSERT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_NEAR(nlohmann::json::parse(result.out)["loss"], loss, 1e-5)
+      EXPECT_NEAR(nlohmann::json::parse(result.out)["eval_loss"], loss, 1e-5)
           << model << data;
     }
   }
@@ -87,7 +87,7 @@ TEST(VocabularyTest, GoingOnWithAnotherTextKeepsIt) {
               ReadText(FirstRun() + "/final" + name));
   }
   const TrainerResult shown =
-      RunTrainer({"preview", "--config=" + GoesOn(Windows(Some())).File()});
+      RunTrainer({"data", "--config=" + GoesOn(Windows(Some())).File()});
   ASSERT_EQ(shown.exit_code, 0) << shown.err;
   // As in the first run, after "!", "#" and the digits.
   EXPECT_THAT(shown.out, HasSubstr("17:a"));
@@ -188,7 +188,8 @@ TEST(VocabularyTest, EvaluationsFollowTheTemplateOfTraining) {
   const TrainerResult result = RunTrainer(
       {"eval", "--model=" + follows + "/final", "--loss_only", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NEAR(nlohmann::json::parse(result.out)["loss"], loss(follows), 1e-5);
+  EXPECT_NEAR(nlohmann::json::parse(result.out)["eval_loss"], loss(follows),
+              1e-5);
   ExpectOneError(
       RunTrainer({"check", "--config=" + run(samples).File()}),
       {"eval_data.tokenizer", samples, "another tokenizer than train_data's",

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -162,6 +163,14 @@ TEST(LsTest, AFolderWithoutCheckpointsIsAnError) {
                    {folder + "/none", "isn't a folder"});
     ExpectOneError(RunTrainer({command}), {"name a run's folder"});
   }
+}
+
+TEST(LsTest, AFoldersNameNeedntBeUtf8) {
+  const std::string folder = NewTestFolder("latin-\xe9");
+  fs::create_directories(StepFolder(folder, 1));
+  const TrainerResult listed = RunTrainer({"ls", "--json", folder});
+  EXPECT_EQ(listed.exit_code, 0) << listed.err;
+  EXPECT_TRUE(nlohmann::json::accept(listed.out)) << listed.out;
 }
 
 // A disk that is full when a step's line is written and has room when the step

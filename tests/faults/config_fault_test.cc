@@ -260,7 +260,7 @@ TEST(ConfigFileTest, MissingOnes) {
   ExpectOneError(RunTrainer({"--config=nowhere.pbtxt"}),
                  {"--config=nowhere.pbtxt", "no such file"});
   ExpectOneError(RunTrainer({"--config=" + NewTestFolder("folder")}),
-                 {"no such file"});
+                 {"is a folder: a config is a file", "--model"});
 }
 
 TEST(OverrideFaultTest, NamesTheOverride) {

@@ -90,27 +90,41 @@ int ProcessesOf(pid_t session) {
   return count;
 }
 
+// Ranks that divide a micro-batch's rows; an objective with rollouts and a
+// state.
+constexpr char kRows[] = "rows";
+constexpr char kRollouts[] = "rollouts";
+
 class GeneratorTest : public testing::TestWithParam<std::string> {
  protected:
   // Loads the plugins once, for all runs that are forked from here.
   void SetUp() override {
+    const bool rows = GetParam() == kRows, rollouts = GetParam() == kRollouts;
     RunText run;
     run.Set("model",
             "[plugin/capstan.llama.Config] { vocab_size: 256 hidden_size: 16 "
             "intermediate_size: 16 num_hidden_layers: 2 num_attention_heads: 2 "
-            "num_key_value_heads: 1 max_position_embeddings: 32 }");
+            "num_key_value_heads: 2 max_position_embeddings: 32 }");
     const std::string data = TextData(CorpusPiece(2000), 16);
     run.Set("train_data", data).Set("eval_data", data);
-    run.Strategy(GetParam(), kRanks);
+    run.Strategy(rows || rollouts ? "fsdp" : GetParam(), kRanks);
+    if (rows) run.Train("sequence_parallel: 2");
     run.Train(
         "max_steps: 3 eval_every: 2 eval_batches: 3 save_every: 1 "
         "keep_checkpoints: 1 resume: AUTO sample_max_new_tokens: 2");
     run.Set("batch", "micro_batch_size: AUTO global_batch_size: 4");
+    std::string text = run.Text();
+    if (rollouts) {
+      run.Set("objective", "[plugin/acme.replay.Config] { new_tokens: 2 }");
+      text = run.Batch(1, 4).Text();
+    } else {
+      text = absl::StrReplaceAll(
+          text, {{"\ntrain {", "\ntrain { sample_prompts { prompt: \"ab\" }"}});
+    }
     RunOptions options;
-    options.config_text = absl::StrReplaceAll(
-        run.Text(),
-        {{"\ntrain {", "\ntrain { sample_prompts { prompt: \"ab\" }"}});
-    options.plugin_path = {Runfile("trainer/plugins")};
+    options.config_text = text;
+    options.plugin_path = {Runfile("trainer/plugins"),
+                           Runfile("tests/plugins/acme")};
     auto prepared = Prepare(options);
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     prepared_ = *std::move(prepared);
@@ -336,7 +350,8 @@ TEST_P(GeneratorTest, EachFaultEndsTheRunWithItsName) {
 INSTANTIATE_TEST_SUITE_P(
     Strategies, GeneratorTest,
     testing::Values("ddp", "zero2", "fsdp",
-                    "[plugin/capstan.fsdp.Config] { shard_group_size: 1 }"),
+                    "[plugin/capstan.fsdp.Config] { shard_group_size: 1 }",
+                    kRows, kRollouts),
     [](const testing::TestParamInfo<std::string>& info) {
       return std::string(absl::StartsWith(info.param, "[") ? "hybrid"
                                                            : info.param);

@@ -80,6 +80,7 @@ train {
   sample_prompts { prompt: "the" } sample_max_new_tokens: 4
   skip_bad_samples: 1 loss_spikes { z_score: 20 }
 }
+complete: true
 CONFIG
 
 OMP_NUM_THREADS=1 nice "$trainer" --config="$folder/run.pbtxt" \

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
 #include "base/json.h"
-#include "tests/fuzz/scratch_folder.h"
+#include "tests/fuzz/input_folder.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
 
@@ -27,7 +27,7 @@ std::string WithChecksum(absl::string_view text) {
   return json.dump(1);
 }
 
-void ReadState(const capstan::ScratchFolder& folder, absl::string_view bytes) {
+void ReadState(const capstan::InputFolder& folder, absl::string_view bytes) {
   folder.Write("state.safetensors", bytes);
   capstan::ManifestRange range;
   range.kind = "master";
@@ -49,7 +49,7 @@ void ReadState(const capstan::ScratchFolder& folder, absl::string_view bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const capstan::ScratchFolder folder;
+  static const capstan::InputFolder folder;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
   if (bytes.empty() || bytes[0] != '{') {
     ReadState(folder, bytes);

@@ -9,10 +9,10 @@
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/model/decoder/family.h"
 #include "plugins/sdk/lib/lora.h"
-#include "tests/fuzz/scratch_folder.h"
+#include "tests/fuzz/input_folder.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const capstan::ScratchFolder folder;
+  static const capstan::InputFolder folder;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
   folder.Write("config.json", bytes);
   folder.Write("adapter_config.json", bytes);

@@ -13,7 +13,7 @@
 #include "glog/logging.h"
 #include "plugins/algorithm_distillation/darkroom.h"
 #include "plugins/algorithm_distillation/darkroom/history_file.h"
-#include "tests/fuzz/scratch_folder.h"
+#include "tests/fuzz/input_folder.h"
 
 // With AddressSanitizer: what it calls before it ends the process.
 extern "C" void __sanitizer_set_death_callback(void (*callback)())
@@ -32,7 +32,7 @@ static void InChild() {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using capstan::darkroom::HistoryReader;
-  static const capstan::ScratchFolder folder;
+  static const capstan::InputFolder folder;
   static const int forks = pthread_atfork(nullptr, nullptr, &InChild);
   CHECK_EQ(forks, 0);
   const std::string path = folder.Write(

@@ -6,10 +6,10 @@
 #include "absl/strings/string_view.h"
 #include "base/npy.h"
 #include "glog/logging.h"
-#include "tests/fuzz/scratch_folder.h"
+#include "tests/fuzz/input_folder.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const capstan::ScratchFolder folder;
+  static const capstan::InputFolder folder;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
   const auto header = capstan::ParseNpyHeader(bytes);
   if (!header.ok()) return 0;

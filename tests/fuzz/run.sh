@@ -38,6 +38,8 @@ export out=/tmp/capstan_fuzz
 export ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:alloc_dealloc_mismatch=0
 export UBSAN_OPTIONS=print_stacktrace=1
 export OMP_NUM_THREADS=1
+# Files that targets write are in memory.
+export TMPDIR=/dev/shm
 
 fuzz() {  # label
   local label=${1#//} folder name corpus work limits

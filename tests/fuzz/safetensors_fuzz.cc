@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "glog/logging.h"
 #include "plugins/sdk/lib/safetensors.h"
-#include "tests/fuzz/scratch_folder.h"
+#include "tests/fuzz/input_folder.h"
 
 namespace {
 
@@ -29,7 +29,7 @@ void ReadAll(const capstan::SafetensorsReader& reader) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const capstan::ScratchFolder folder;
+  static const capstan::InputFolder folder;
   static const std::string shard = folder.Write(
       "a.safetensors", absl::string_view("\x38\0\0\0\0\0\0\0"
                                          R"({"t":{"dtype":"F32","shape":[2],)"

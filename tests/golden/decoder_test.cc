@@ -11,11 +11,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -24,9 +22,7 @@
 #include <regex>
 
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/optimizer/adamw/adamw.pb.h"
-#include "plugins/sdk/optimizer.h"
-#include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/adamw_steps.h"
 
 namespace capstan {
 namespace {
@@ -207,44 +203,17 @@ TEST_P(DecoderGoldenTest, GradientNormOfEachTensor) {
 // float32: 4.9e-5 in llama31).
 TEST_P(DecoderGoldenTest, FiveAdamWSteps) {
   const Json& wanted = golden_["adamw"];
-  adamw::Config config;
-  config.set_learning_rate(wanted["lr"]);
-  config.set_beta1(wanted["betas"][0]);
-  config.set_beta2(wanted["betas"][1]);
-  config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = MakePlugin<Optimizer>(config);
-  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
-  std::vector<OptimizerShard> shards(parameters_.size());
-  std::vector<std::vector<at::Tensor>> states(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    shards[i].master = parameters_[i].detach().view({-1});  // the same memory
-    for (size_t s = 0; s < (*optimizer)->state_names().size(); ++s) {
-      states[i].push_back(at::zeros_like(shards[i].master));
-    }
-  }
-  OptimizerStep step;
-  step.learning_rate = (*optimizer)->learning_rate();
+  AdamWSteps adamw(wanted, parameters_);
   const Json& losses = wanted["losses"];
   ASSERT_EQ(losses.size(), size_t{5});
-  for (step.step = 1; step.step <= 5; ++step.step) {
-    EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(),
-                step.step == 1 ? 2e-6 : 1e-4)
-        << step.step;
+  for (int step = 1; step <= 5; ++step) {
+    EXPECT_NEAR(Backward(), losses[step - 1].get<double>(),
+                step == 1 ? 2e-6 : 1e-4)
+        << step;
     const double norm = GradNorm();
-    const double wanted_norm = wanted["grad_norms"][step.step - 1];
-    EXPECT_NEAR(norm / wanted_norm, 1.0, step.step == 1 ? 1e-5 : 1e-4)
-        << step.step;
-    step.gradient_scale =
-        std::min(1.0, wanted["clip"].get<double>() / (norm + 1e-6));
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor& gradient = parameters_[i].grad();
-      shards[i].gradient = gradient.defined()
-                               ? gradient.reshape({-1})
-                               : at::zeros_like(shards[i].master);
-      (*optimizer)
-          ->Update(step, model_->parameters(), shards[i],
-                   absl::MakeSpan(states[i]));
-    }
+    const double wanted_norm = wanted["grad_norms"][step - 1];
+    EXPECT_NEAR(norm / wanted_norm, 1.0, step == 1 ? 1e-5 : 1e-4) << step;
+    adamw.Step(model_->parameters(), norm, wanted["clip"]);
   }
 }
 

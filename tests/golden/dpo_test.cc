@@ -5,163 +5,38 @@
 #include "plugins/dpo/objective/dpo.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "plugins/dpo/objective/pair_losses.h"
 #include "plugins/dpo/objective/reference_file.h"
 #include "plugins/model/llama/llama.h"
-#include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/lib/lora.h"
-#include "plugins/sdk/optimizer.h"
-#include "plugins/sdk/pair_batch.h"
-#include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/pair_golden.h"
 
 namespace capstan {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr char kBase[] = "tests/golden/testdata/llama";
-constexpr char kDpo[] = "tests/golden/testdata/dpo";
-constexpr int64_t kPairsAStep = 2;
-
-const Json& Golden() {
-  static const Json golden =
-      Json::parse(std::ifstream(std::string(kDpo) + "/golden.json"));
-  return golden;
+std::unique_ptr<Model> Llama(const std::string& adapter) {
+  llama::Config config;
+  config.set_pretrained(kBase);
+  auto model = llama::Llama::Create(config);
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!adapter.empty()) {
+    auto spec = ReadAdapterConfig(adapter);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    EXPECT_TRUE((*model)->AddLora(*spec).ok());
+  }
+  return *std::move(model);
 }
-
-// Pairs [begin, begin + n), padded.
-Batch BatchOf(int64_t begin, int64_t n) {
-  std::vector<std::vector<int64_t>> ids;
-  std::vector<size_t> prompts;
-  size_t length = 0;
-  for (const char* side : {"chosen", "rejected"}) {
-    for (int64_t i = begin; i < begin + n; ++i) {
-      const Json& pair = Golden()["pairs"][i];
-      ids.push_back(pair["prompt"].get<std::vector<int64_t>>());
-      prompts.push_back(ids.back().size());
-      for (const int64_t id : pair[side]) ids.back().push_back(id);
-      length = std::max(length, ids.back().size());
-    }
-  }
-  Batch batch;
-  const std::vector<int64_t> shape = {2 * n, static_cast<int64_t>(length)};
-  batch[kInputIds] = at::full(shape, 0, at::kLong);
-  batch[kLabels] = at::full(shape, kIgnoredTarget, at::kLong);
-  batch[kTokenCounts] = at::full({2 * n}, 0, at::kLong);
-  batch[kPairKeys] = at::full({n}, 0, at::kLong);
-  batch[kSamplePosition] = at::full({n}, 0, at::kLong);
-  for (int64_t row = 0; row < 2 * n; ++row) {
-    batch[kTokenCounts][row] = static_cast<int64_t>(ids[row].size());
-    for (size_t t = 0; t < ids[row].size(); ++t) {
-      const auto at = static_cast<int64_t>(t);
-      batch[kInputIds][row][at] = ids[row][t];
-      if (t >= prompts[row]) batch[kLabels][row][at] = ids[row][t];
-    }
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    batch[kPairKeys][i] = begin + i;
-    batch[kSamplePosition][i] = begin + i;
-  }
-  return batch;
-}
-
-// A model with its parameters, and AdamW on those that are trained.
-class Trained {
- public:
-  Trained(const std::string& adapter, double learning_rate) {
-    llama::Config config;
-    config.set_pretrained(kBase);
-    auto model = llama::Llama::Create(config);
-    EXPECT_TRUE(model.ok()) << model.status();
-    model_ = *std::move(model);
-    if (!adapter.empty()) {
-      auto spec = ReadAdapterConfig(adapter);
-      EXPECT_TRUE(spec.ok()) << spec.status();
-      EXPECT_TRUE(model_->AddLora(*spec).ok());
-    }
-    std::vector<at::Tensor> parameters;
-    for (size_t i = 0; i < model_->parameters().size(); ++i) {
-      const ParameterSpec& spec = model_->parameters()[i];
-      at::Tensor value = at::empty(spec.shape, at::kFloat);
-      EXPECT_TRUE(model_
-                      ->InitialValue(static_cast<int>(i), 0, 0, value.numel(),
-                                     value.mutable_data_ptr<float>())
-                      .ok());
-      parameters.push_back(value.requires_grad_(spec.trainable));
-      if (spec.trainable) trained_.push_back(parameters.back());
-    }
-    model_->Bind(parameters);
-    adamw::Config adamw;
-    adamw.set_learning_rate(learning_rate);
-    adamw.set_beta1(0.9);
-    adamw.set_beta2(0.999);
-    adamw.set_weight_decay(0.0);
-    auto optimizer = MakePlugin<Optimizer>(adamw);
-    EXPECT_TRUE(optimizer.ok()) << optimizer.status();
-    optimizer_ = *std::move(optimizer);
-    shards_.resize(trained_.size());
-    states_.resize(trained_.size());
-    for (size_t i = 0; i < trained_.size(); ++i) {
-      shards_[i].master = trained_[i].detach().view({-1});  // the same memory
-      for (size_t s = 0; s < optimizer_->state_names().size(); ++s) {
-        states_[i].push_back(at::zeros_like(shards_[i].master));
-      }
-    }
-    step_.learning_rate = optimizer_->learning_rate();
-    step_.step = 0;
-  }
-
-  llama::Llama& model() { return *model_; }
-
-  LossSum Step(dpo::Dpo& objective, const Batch& batch) {
-    StepInfo info;
-    info.training = true;
-    const LossSum loss = objective.Compute(*model_, batch, info, runner_);
-    (loss.sum / static_cast<double>(loss.count)).backward();
-    ++step_.step;
-    for (size_t i = 0; i < trained_.size(); ++i) {
-      shards_[i].gradient = trained_[i].grad().reshape({-1});
-      optimizer_->Update(step_, model_->parameters(), shards_[i],
-                         absl::MakeSpan(states_[i]));
-      trained_[i].mutable_grad().reset();
-    }
-    return loss;
-  }
-
- private:
-  std::unique_ptr<llama::Llama> model_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::vector<at::Tensor> trained_;
-  std::vector<OptimizerShard> shards_;
-  std::vector<std::vector<at::Tensor>> states_;
-  OptimizerStep step_;
-  PlainRunner runner_;
-};
-
-class Pairs final : public DatasetReader {
- public:
-  int64_t size() const override { return 20; }
-  bool shuffle() const override { return false; }
-  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
-    return nullptr;
-  }
-};
 
 void ExpectTrlsSteps(const char* name, Trained& run, dpo::Dpo& objective) {
   const Json& wanted = Golden()[name];
@@ -186,20 +61,20 @@ void ExpectTrlsSteps(const char* name, Trained& run, dpo::Dpo& objective) {
   }
 }
 
-// The reference that `trainer dpo-reference` would write, by evaluation; also
-// compared with TRL's.
-std::string MadeReference() {
-  const std::string path = ::testing::TempDir() + "/dpo_golden.reference";
+// The reference that `trainer dpo-reference` would write, by evaluation.
+dpo::Reference MakeReference(const std::string& path, dpo::Loss loss,
+                             const std::function<Batch(int64_t)>& batch) {
   std::filesystem::remove(path);
-  Trained run("", 1e-3);
+  Trained run(Llama(""), 1e-3);
   dpo::Config config;
+  config.set_loss(loss);
   config.set_reference(path);
   config.set_write_reference(true);
   auto objective = dpo::Dpo::Create(config);
   EXPECT_TRUE(objective.ok()) << objective.status();
   PlainRunner runner;
-  for (int64_t i = 0; i < 20; i += 4) {
-    (*objective)->Compute(run.model(), BatchOf(i, 4), {}, runner);
+  for (int64_t i = 0; i < 20; i += kPairsAStep) {
+    (*objective)->Compute(run.model(), batch(i), {}, runner);
   }
   const MeasureInfo info;
   auto sums = (*objective)->Measure(run.model(), Pairs(), info, runner);
@@ -207,9 +82,18 @@ std::string MadeReference() {
   (*objective)->Summarize(*sums, info);
   auto file = dpo::ReadReference(path);
   EXPECT_TRUE(file.ok()) << file.status();
+  return *std::move(file);
+}
+
+// Also compared with TRL's.
+std::string MadeReference() {
+  const std::string path = ::testing::TempDir() + "/dpo_golden.reference";
+  const dpo::Reference made =
+      MakeReference(path, dpo::SIGMOID,
+                    [](int64_t begin) { return BatchOf(begin, kPairsAStep); });
   const Json& wanted = Golden()["sigmoid"]["reference"];
   for (int64_t i = 0; i < 20; ++i) {
-    const dpo::ReferenceLogps& logps = file->pairs.at(i);
+    const dpo::ReferenceLogps& logps = made.pairs.at(i);
     EXPECT_NEAR(logps.chosen, wanted[0][i].get<double>(), 1e-4) << i;
     EXPECT_NEAR(logps.rejected, wanted[1][i].get<double>(), 1e-4) << i;
   }
@@ -226,7 +110,7 @@ TEST(DpoGoldenTest, TenStepsOfAllWeightsWithAReferenceFile) {
     config.set_reference(path);
     auto objective = dpo::Dpo::Create(config);
     ASSERT_TRUE(objective.ok()) << objective.status();
-    Trained run("", 1e-3);
+    Trained run(Llama(""), 1e-3);
     ExpectTrlsSteps(name, run, **objective);
   }
 }
@@ -236,8 +120,78 @@ TEST(DpoGoldenTest, TenStepsOfAnAdapterThatIsSwitchedOffForTheReference) {
   config.set_beta(0.2);
   auto objective = dpo::Dpo::Create(config);
   ASSERT_TRUE(objective.ok()) << objective.status();
-  Trained run(std::string(kDpo) + "/adapter", 2e-2);
+  Trained run(Llama(std::string(kDpo) + "/adapter"), 2e-2);
   ExpectTrlsSteps("lora", run, **objective);
+}
+
+// Two answers of make_reward_golden.py, each with its prompt and the other's
+// completion behind: where TRL's KL term comes from.
+Batch AnswersOf(int64_t begin) {
+  std::vector<Answer> texts(2 * kPairsAStep);
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < kPairsAStep; ++i) {
+    const Json& pair = Golden()["pairs"][begin + i];
+    labels.push_back((begin + i) % 3 == 0 ? 0 : 1);
+    const std::vector<int64_t> completion =
+        pair[labels.back() == 1 ? "chosen" : "rejected"];
+    texts[i] = {pair["prompt"], completion};
+    texts[kPairsAStep + i].prompt = texts[i].prompt;
+    texts[2 * kPairsAStep - 1 - i].completion = completion;
+  }
+  Batch batch = BatchOfTexts(texts, begin);
+  batch["desirable"] = at::tensor(labels, at::kLong);
+  return batch;
+}
+
+void ExpectTrlsAnswers(const char* name, dpo::Config config) {
+  const Json wanted =
+      ReadJson("tests/golden/testdata/reward/golden.json")[name];
+  const std::string path = ::testing::TempDir() + "/" + name + ".reference";
+  MakeReference(path, config.loss(), AnswersOf);
+  config.set_beta(0.2);
+  config.set_reference(path);
+  auto objective = dpo::Dpo::Create(config);
+  ASSERT_TRUE(objective.ok()) << objective.status();
+  Trained run(Llama(""), 1e-3);
+  ASSERT_TRUE((*objective)->Check(run.model(), Pairs(/*labelled=*/true)).ok());
+  PlainRunner runner;
+  for (int64_t step = 0; step < 10; ++step) {
+    std::vector<Batch> batches = {AnswersOf(step * kPairsAStep)};
+    if ((*objective)->has_rollouts()) {
+      const at::NoGradGuard no_grad;
+      ASSERT_TRUE(
+          (*objective)->Rollout(run.model(), &batches, {}, runner).ok());
+    }
+    const LossSum loss = run.Step(**objective, batches[0],
+                                  (*objective)->StepTotals(batches[0], {}));
+    EXPECT_NEAR(loss.sum.item<double>() / kPairsAStep,
+                wanted["losses"][step].get<double>(), step == 0 ? 1e-5 : 1e-4)
+        << name << ", step " << step + 1;
+    const std::vector<MetricTags> tags = (*objective)->metrics();
+    for (size_t i = 0; i < tags.size(); ++i) {
+      const std::string metric = tags[i].train.substr(sizeof("train/") - 1);
+      const Json& value = wanted["metrics"][metric][step];
+      const at::Tensor row = loss.metrics[static_cast<int64_t>(i)];
+      // It has none of a kind of answer that a step lacks.
+      ASSERT_EQ(value.is_null(), row[1].item<double>() == 0.0) << metric;
+      if (value.is_null()) continue;
+      EXPECT_NEAR((row[0] / row[1]).item<double>(), value.get<double>(), 1e-3)
+          << name << ", " << metric << ", step " << step + 1;
+    }
+  }
+}
+
+TEST(DpoGoldenTest, TenStepsOfKto) {
+  dpo::Config config;
+  config.set_loss(dpo::KTO);
+  config.set_undesirable_weight(1.5);
+  ExpectTrlsAnswers("kto", config);
+}
+
+TEST(DpoGoldenTest, TenStepsOfApoZeroWithoutPairs) {
+  dpo::Config config;
+  config.set_loss(dpo::APO_ZERO_UNPAIRED);
+  ExpectTrlsAnswers("apo", config);
 }
 
 TEST(DpoGoldenTest, Formulas) {

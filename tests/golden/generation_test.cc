@@ -15,8 +15,8 @@
 
 #include "plugins/model/llama/llama.h"
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/lib/generation_config.h"
+#include "plugins/sdk/objective.h"
 
 namespace capstan {
 namespace {

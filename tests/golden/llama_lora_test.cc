@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A LoRA adapter on the Llama against PEFT: testdata/llama_lora holds what
-// torch 2.11.0 with peft 0.21.2 computed in float32 on CPU.
+// A LoRA adapter on the Llama against PEFT, and one of DoRA:
+// testdata/llama_lora and llama_dora hold what torch 2.11.0 with peft 0.21.2
+// computed in float32 on CPU.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -15,10 +15,8 @@
 
 #include "plugins/model/llama/llama.h"
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/optimizer/adamw/adamw.pb.h"
 #include "plugins/sdk/lib/lora.h"
-#include "plugins/sdk/optimizer.h"
-#include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/adamw_steps.h"
 
 namespace capstan {
 namespace {
@@ -27,12 +25,13 @@ using Json = nlohmann::json;
 
 constexpr char kBase[] = "tests/golden/testdata/llama";
 constexpr char kAdapter[] = "tests/golden/testdata/llama_lora";
+constexpr char kDora[] = "tests/golden/testdata/llama_dora";
 constexpr char kMerged[] = "tests/golden/testdata/llama_lora_merged";
 
-class LlamaLoraGoldenTest : public testing::Test {
+class LlamaLoraGoldenTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto spec = ReadAdapterConfig(kAdapter);
+    auto spec = ReadAdapterConfig(GetParam());
     ASSERT_TRUE(spec.ok()) << spec.status();
     spec_ = *spec;
     llama::Config config;
@@ -44,8 +43,8 @@ class LlamaLoraGoldenTest : public testing::Test {
     ASSERT_TRUE(added.ok()) << added;
     parameters_ = Bind(*model_);
 
-    auto tensors =
-        SafetensorsReader::Open(std::string(kAdapter) + "/golden.safetensors");
+    auto tensors = SafetensorsReader::Open(std::string(GetParam()) +
+                                           "/golden.safetensors");
     ASSERT_TRUE(tensors.ok()) << tensors.status();
     const TensorEntry& ids = (*tensors)->tensors().at("input_ids");
     ids_ = at::empty(ids.shape, at::kLong);
@@ -99,7 +98,9 @@ class LlamaLoraGoldenTest : public testing::Test {
   PlainRunner runner_;
 };
 
-TEST_F(LlamaLoraGoldenTest, ReadsTheConfig) {
+class LlamaLoraAloneTest : public LlamaLoraGoldenTest {};
+
+TEST_P(LlamaLoraAloneTest, ReadsTheConfig) {
   EXPECT_EQ(spec_.rank, 4);
   EXPECT_EQ(spec_.alpha, 8.0);
   EXPECT_EQ(spec_.dropout, 0.0);
@@ -108,11 +109,11 @@ TEST_F(LlamaLoraGoldenTest, ReadsTheConfig) {
             (std::vector<std::string>{"q_proj", "v_proj", "down_proj"}));
 }
 
-TEST_F(LlamaLoraGoldenTest, Logits) {
+TEST_P(LlamaLoraGoldenTest, Logits) {
   EXPECT_LT(Difference(Logits(*model_, ids_), logits_), 1e-5);
 }
 
-TEST_F(LlamaLoraGoldenTest, LogitsThroughTheCache) {
+TEST_P(LlamaLoraGoldenTest, LogitsThroughTheCache) {
   auto cache = model_->NewCache(ids_.size(0), ids_.size(1));
   ASSERT_TRUE(cache.ok()) << cache.status();
   int64_t begin = 0;
@@ -124,16 +125,9 @@ TEST_F(LlamaLoraGoldenTest, LogitsThroughTheCache) {
   }
 }
 
-TEST_F(LlamaLoraGoldenTest, FiveAdamWStepsOfTheAdapterAlone) {
+TEST_P(LlamaLoraGoldenTest, AdamWStepsOfTheAdapterAlone) {
   const Json wanted = Json::parse(
-      std::ifstream(std::string(kAdapter) + "/golden.json"))["adamw"];
-  adamw::Config config;
-  config.set_learning_rate(wanted["lr"]);
-  config.set_beta1(0.9);
-  config.set_beta2(0.999);
-  config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = MakePlugin<Optimizer>(config);
-  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
+      std::ifstream(std::string(GetParam()) + "/golden.json"))["adamw"];
   auto objective = causal_lm::CausalLm::Create(causal_lm::Config());
   ASSERT_TRUE(objective.ok()) << objective.status();
 
@@ -142,31 +136,18 @@ TEST_F(LlamaLoraGoldenTest, FiveAdamWStepsOfTheAdapterAlone) {
     (p.requires_grad() ? trained : frozen).push_back(p);
     if (!p.requires_grad()) before.push_back(p.clone());
   }
-  std::vector<OptimizerShard> shards(trained.size());
-  std::vector<std::vector<at::Tensor>> states(trained.size());
-  for (size_t i = 0; i < trained.size(); ++i) {
-    shards[i].master = trained[i].detach().view({-1});  // the same memory
-    for (size_t s = 0; s < (*optimizer)->state_names().size(); ++s) {
-      states[i].push_back(at::zeros_like(shards[i].master));
-    }
-  }
-  OptimizerStep step;
-  step.learning_rate = (*optimizer)->learning_rate();
-  ASSERT_EQ(wanted["losses"].size(), 5);
-  for (step.step = 1; step.step <= 5; ++step.step) {
+  AdamWSteps adamw(wanted, trained);
+  const size_t steps = wanted["losses"].size();
+  ASSERT_GE(steps, 3u);
+  for (size_t step = 0; step < steps; ++step) {
     const LossSum loss =
         (*objective)->Compute(*model_, {{"input_ids", ids_}}, {}, runner_);
     (loss.sum / static_cast<double>(loss.count)).backward();
     EXPECT_NEAR(loss.sum.item<double>() / loss.count,
-                wanted["losses"][step.step - 1].get<double>(), 1e-5)
-        << step.step;
-    for (size_t i = 0; i < trained.size(); ++i) {
-      shards[i].gradient = trained[i].grad().reshape({-1});
-      (*optimizer)
-          ->Update(step, model_->parameters(), shards[i],
-                   absl::MakeSpan(states[i]));
-      trained[i].mutable_grad().reset();
-    }
+                wanted["losses"][step].get<double>(), 1e-5)
+        << step;
+    adamw.Step(model_->parameters());
+    for (at::Tensor& p : trained) p.mutable_grad().reset();
   }
   for (size_t i = 0; i < frozen.size(); ++i) {
     EXPECT_FALSE(frozen[i].grad().defined());
@@ -175,7 +156,7 @@ TEST_F(LlamaLoraGoldenTest, FiveAdamWStepsOfTheAdapterAlone) {
 }
 
 // W + scale B A is what PEFT's merge_and_unload saved, and gives the logits.
-TEST_F(LlamaLoraGoldenTest, MergedWeights) {
+TEST_P(LlamaLoraAloneTest, MergedWeights) {
   llama::Config config;
   config.set_pretrained(kMerged);
   auto merged = llama::Llama::Create(config);
@@ -202,6 +183,13 @@ TEST_F(LlamaLoraGoldenTest, MergedWeights) {
   }
   EXPECT_EQ(changed, 3 * model_->units().size() - 6);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, LlamaLoraGoldenTest,
+                         testing::Values(kAdapter, kDora),
+                         [](const auto& info) {
+                           return info.param == kDora ? "dora" : "lora";
+                         });
+INSTANTIATE_TEST_SUITE_P(All, LlamaLoraAloneTest, testing::Values(kAdapter));
 
 }  // namespace
 }  // namespace capstan

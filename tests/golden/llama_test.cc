@@ -8,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,9 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "plugins/objective/causal_lm/causal_lm.h"
-#include "plugins/optimizer/adamw/adamw.pb.h"
-#include "plugins/sdk/optimizer.h"
-#include "plugins/sdk/plugin_for_test.h"
+#include "tests/golden/adamw_steps.h"
 #include "tests/golden/gradient_norm.h"
 
 namespace capstan {
@@ -49,7 +46,11 @@ class LlamaGoldenTest : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
     Bind(at::kFloat);
-    auto objective = causal_lm::CausalLm::Create(causal_lm::Config());
+    SetObjective(causal_lm::Config());
+  }
+
+  void SetObjective(const causal_lm::Config& config) {
+    auto objective = causal_lm::CausalLm::Create(config);
     ASSERT_TRUE(objective.ok()) << objective.status();
     objective_ = *std::move(objective);
   }
@@ -76,12 +77,17 @@ class LlamaGoldenTest : public testing::TestWithParam<const char*> {
   // Mean loss; its gradients replace those of the parameters.
   double Backward() {
     for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+    StepInfo info;
+    info.training = true;
     const LossSum loss =
-        objective_->Compute(*model_, {{"input_ids", ids_}}, {}, runner_);
+        objective_->Compute(*model_, {{"input_ids", ids_}}, info, runner_);
     EXPECT_EQ(loss.count, ids_.numel() - ids_.size(0));
     (loss.sum / static_cast<double>(loss.count)).backward();
     return loss.sum.item<double>() / loss.count;
   }
+
+  // Steps of AdamW, as golden_["adamw"] says, with these losses and gradients.
+  void ExpectSteps(const Json& losses, const Json& grad_norms);
 
   std::string folder_;
   Json golden_;
@@ -128,42 +134,31 @@ TEST_P(LlamaGoldenTest, GradientNormOfEachTensor) {
   }
 }
 
+void LlamaGoldenTest::ExpectSteps(const Json& losses, const Json& grad_norms) {
+  const Json& wanted = golden_["adamw"];
+  AdamWSteps adamw(wanted, parameters_);
+  for (size_t step = 0; step < losses.size(); ++step) {
+    EXPECT_NEAR(Backward(), losses[step].get<double>(), 1e-5) << step;
+    const double norm = GradientNorm(parameters_);
+    EXPECT_NEAR(norm / grad_norms[step].get<double>(), 1.0, 1e-5) << step;
+    adamw.Step(model_->parameters(), norm, wanted["clip"]);
+  }
+}
+
 TEST_P(LlamaGoldenTest, FiveAdamWSteps) {
   const Json& wanted = golden_["adamw"];
-  adamw::Config config;
-  config.set_learning_rate(wanted["lr"]);
-  config.set_beta1(wanted["betas"][0]);
-  config.set_beta2(wanted["betas"][1]);
-  config.set_weight_decay(wanted["weight_decay"]);
-  auto optimizer = MakePlugin<Optimizer>(config);
-  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
-  std::vector<OptimizerShard> shards(parameters_.size());
-  std::vector<std::vector<at::Tensor>> states(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    shards[i].master = parameters_[i].detach().view({-1});  // the same memory
-    for (size_t s = 0; s < (*optimizer)->state_names().size(); ++s) {
-      states[i].push_back(at::zeros_like(shards[i].master));
-    }
-  }
-  OptimizerStep step;
-  step.learning_rate = (*optimizer)->learning_rate();
-  const Json& losses = wanted["losses"];
-  ASSERT_EQ(losses.size(), 5);
-  for (step.step = 1; step.step <= 5; ++step.step) {
-    EXPECT_NEAR(Backward(), losses[step.step - 1].get<double>(), 1e-5)
-        << step.step;
-    const double norm = GradientNorm(parameters_);
-    const double wanted_norm = wanted["grad_norms"][step.step - 1];
-    EXPECT_NEAR(norm / wanted_norm, 1.0, 1e-5) << step.step;
-    step.gradient_scale =
-        std::min(1.0, wanted["clip"].get<double>() / (norm + 1e-6));
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      shards[i].gradient = parameters_[i].grad().reshape({-1});
-      (*optimizer)
-          ->Update(step, model_->parameters(), shards[i],
-                   absl::MakeSpan(states[i]));
-    }
-  }
+  ASSERT_EQ(wanted["losses"].size(), 5);
+  ExpectSteps(wanted["losses"], wanted["grad_norms"]);
+}
+
+// transformers 5.24.0's LabelSmoother.
+TEST_P(LlamaGoldenTest, StepsWithLabelSmoothing) {
+  const Json& wanted = golden_["label_smoothing"];
+  ASSERT_EQ(wanted["losses"].size(), 3);
+  causal_lm::Config config;
+  config.set_label_smoothing(wanted["smoothing"]);
+  SetObjective(config);
+  ExpectSteps(wanted["losses"], wanted["grad_norms"]);
 }
 
 TEST_P(LlamaGoldenTest, GreedyText) {

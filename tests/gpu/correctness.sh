@@ -22,7 +22,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0
-failed=0
+failed=''
 
 # check NAME COMMAND..: runs the command and counts how it ended.
 check() {
@@ -33,7 +33,7 @@ check() {
     passed=$((passed + 1))
   else
     echo "FAILED $name"
-    failed=$((failed + 1))
+    failed="$failed, ${name##*/}"
   fi
 }
 
@@ -120,7 +120,7 @@ check "fsdp, offloaded, as ddp" strategy fsdp_offload \
   --set strategy=capstan.fsdp --set strategy.cpu_offload=true
 check "activation checkpointing as ddp" strategy recomputed \
   --set train.activation_checkpointing=EVERY_UNIT
-[ "$failed" -eq 0 ] || { echo "$passed passed, $failed failed"; exit 1; }
+[ -z "$failed" ] || { echo "$passed passed, failed: ${failed#, }"; exit 1; }
 if [ -z "$tests" ]; then
   echo "$passed passed, but there is no *_gpu_test: ./bazelw build //... first"
   exit 78

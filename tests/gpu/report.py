@@ -30,6 +30,12 @@ def rows(part, results):
         key = "micro_batch" if part == "batches" else "strategy"
         return [[key, "tokens/s", "MFU %", "peak GiB", "loss"]] + [
             [str(r[key])] + speed(r["measured"]) for r in results]
+    if part == "workloads":
+        return [["workload", "precision", "loss", "on the CPU", "worst"]] + [
+            [r["workload"], r["precision"],
+             number(r["compared"]["got"][-1], 1, 6),
+             number(r["compared"]["wanted"][-1], 1, 6),
+             number(r["compared"]["worst"])] for r in results]
     if part == "step":
         table = [["", "step ms", "tokens/s"]]
         for r in results:

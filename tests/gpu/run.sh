@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The first hour on a GPU, unattended, in about 40 minutes:
+# The first hour on a GPU, unattended, in about 45 minutes:
 #
 #     ./bazelw build //... && tests/gpu/run.sh [FOLDER]
 #
-# FOLDER (default gpu_report) gets report.md, report.json and the parts' output.
+# FOLDER (default gpu_report) gets report.md, report.json, the parts' output, and
+# all of it but weights in bundle.tar.gz.
 # Each part has a time limit, and one that fails doesn't stop the others. It has
 # passed, failed, or is "not judged", if what it saw is for a reader, or it
 # couldn't run; then its last line says why. PARTS="kernels batches" runs only these. TRAINER is
@@ -52,8 +53,8 @@ export FOLDER=$folder
 : >"$folder/parts.tsv"
 
 # Name and seconds; tests/gpu/part_NAME.sh is the part.
-all_parts="machine:30 correctness:540 kernels:120 nccl:180 step:240 \
-batches:240 strategies:300 graphs:240 memory:150 peers:300 sanitizer:300"
+all_parts="machine:30 correctness:540 workloads:420 kernels:120 nccl:180 step:240 \
+batches:240 strategies:300 graphs:240 memory:150 peers:300 sanitizer:420"
 for name in ${PARTS-}; do
   if [[ " $all_parts" != *" $name:"* ]]; then
     echo "PARTS: there is no part \"$name\"" >&2
@@ -61,7 +62,7 @@ for name in ${PARTS-}; do
   fi
 done
 failed=0
-deadline=$((SECONDS + ${MINUTES:-40} * 60))
+deadline=$((SECONDS + ${MINUTES:-45} * 60))
 for part in $all_parts; do
   name=${part%%:*}
   limit=${part##*:}
@@ -88,6 +89,19 @@ for part in $all_parts; do
     >>"$folder/parts.tsv"
   echo "   $state ($((SECONDS - began)) s)"
 done
-python3 tests/gpu/report.py "$folder"
-echo "report: $folder/report.md"
+if ! python3 tests/gpu/report.py "$folder"; then
+  echo "the report can't be written; the parts' output is in $folder"
+  failed=$((failed + 1))
+fi
+# All that a reader who wasn't there needs, without checkpoints and weights.
+bundle=$(mktemp "$folder.XXXXXX")
+if tar -C "$folder" -czf "$bundle" --exclude=bundle.tar.gz \
+  --exclude=checkpoints --exclude=final . &&
+  mv -T "$bundle" "$folder/bundle.tar.gz"; then
+  echo "report: $folder/report.md; all logs: $folder/bundle.tar.gz"
+else
+  rm -f "$bundle"
+  echo "the bundle can't be written: take $folder itself"
+  failed=$((failed + 1))
+fi
 [ "$failed" -eq 0 ]

@@ -48,6 +48,7 @@ const Rooms& TheRooms() {
       {"packaging", {}},
       // Devices that aren't there: for tests, and nobody below knows of them.
       {"testing/cuda", {"base", "kernels"}},
+      {"testing/ptx", {"base", "kernels", "testing/cuda"}},
       {"testing/standin", {"base", "kernels", "testing/cuda"}},
       // Plugins: what they share lies in their category's folder, or in their
       // method's.
@@ -92,20 +93,28 @@ const Rooms& TheRooms() {
       {"trainer/profile", {"base", kSdk, "cluster/comm", "trainer/metrics"}},
       {"trainer/session",
        {"base", "kernels/context", kSdk, kLib, "cluster/comm", "cluster/launch",
-        "cluster/watch", "host/config", "host/plugins", "inference/load",
-        "trainer/checkpoint", "trainer/data", "trainer/memory",
-        "trainer/metrics", "trainer/optimizer", "trainer/profile"}},
+        "cluster/watch", "host/config", "host/plugins", "inference/evaluate",
+        "inference/load", "trainer/checkpoint", "trainer/data",
+        "trainer/memory", "trainer/metrics", "trainer/optimizer",
+        "trainer/profile"}},
       {"trainer/compare",
        {"base", kSdk, "cluster/launch", "host/config", "host/plugins",
         "inference/load", "trainer/metrics", "trainer/session"}},
       // What new-plugin writes: plugins.
-      {"trainer/commands/new_plugin", {"base", "strategies", kSdk, kLib}},
+      {"trainer/commands/new_plugin", {"base", "strategies", kSdk, kLib, kAd}},
       {"trainer/commands",
        {"base", "kernels/context", "text", kSdk, kLib, "cluster/comm",
         "cluster/launch", "cluster/watch", "host/config", "host/plugins",
         "inference/decode", "inference/evaluate", "inference/load",
         "trainer/checkpoint", "trainer/compare", "trainer/memory",
         "trainer/metrics", "trainer/profile", "trainer/session"}},
+      // What stands before and after a run.
+      {"desk",
+       {"base", "kernels/context", "text", kSdk, kLib, kAd, "cluster/comm",
+        "cluster/launch", "host/config", "host/plugins", "inference/decode",
+        "inference/load", "trainer/checkpoint", "trainer/commands",
+        "trainer/data", "trainer/memory", "trainer/metrics",
+        "trainer/optimizer", "trainer/session"}},
       // Takes the place of functions of the core, in tests.
       {"testing/faults",
        {"base", kSdk, "cluster/comm", "host/plugins", "trainer/memory"}},

@@ -23,8 +23,8 @@
 #include "plugins/llada/masked_diffusion/masked_diffusion.h"
 #include "plugins/llada/model/llada.h"
 #include "plugins/llada/scratch_model/llada_scratch.pb.h"
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/plugin_for_test.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan::masked_diffusion {
 namespace {

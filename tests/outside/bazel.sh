@@ -20,8 +20,8 @@ cleanup() {
 }
 trap cleanup EXIT
 
-for category in collector dataset_reader model objective optimizer precision \
-  strategy; do
+for category in collector command dataset_reader model objective optimizer \
+  part precision strategy; do
   "$trainer" new-plugin --category="$category" --name="acme.my_$category" \
     --capstan="$capstan" "$folder/plugins" >/dev/null
 done
@@ -39,12 +39,19 @@ bazel --output_user_root="$folder/root" test "${options[@]}" //...
 # strategy.
 for own in acme/*; do
   name=${own#acme/}
+  if [ "$name" = command_my_command ]; then
+    "$trainer" --plugin_path="bazel-bin/$own" my-command \
+      --text="$own/testdata/lines.txt" --most=1 | grep -q '^[0-9]\+ '
+    continue
+  fi
+  run=run_distributed
+  [ "$name" != my_part ] || run=ad_darkroom_quickstart
   strategies=(capstan.single capstan.ddp capstan.zero2 capstan.fsdp)
   [ "$name" != my_strategy ] || strategies=(acme.my_strategy)
   for strategy in "${strategies[@]}"; do
     processes=2
     [ "$strategy" != capstan.single ] || processes=1
-    OMP_NUM_THREADS=1 "$trainer" --config="$capstan/configs/run_distributed.pbtxt" \
+    OMP_NUM_THREADS=1 "$trainer" --config="$capstan/configs/$run.pbtxt" \
       --config="$own/$name.pbtxt" --plugin_path="bazel-bin/$own" \
       --set output_dir="$folder/runs/$name-$strategy" --set train.max_steps=20 \
       --set train.eval_every=0 --set strategy="$strategy" \

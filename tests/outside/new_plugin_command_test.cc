@@ -50,7 +50,9 @@ TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("bazel build //acme/big_cat:all"),
                     HasSubstr("bazel test //acme/big_cat:all"),
-                    HasSubstr("--config=acme/big_cat/big_cat.pbtxt")));
+                    HasSubstr("--config=acme/big_cat/big_cat.pbtxt"),
+                    HasSubstr("apt-get install g++ make protobuf-compiler "),
+                    HasSubstr(" libabsl-dev ")));
   const std::string own = folder + "/acme/big_cat/";
   EXPECT_THAT(Text(own + "big_cat.cc"),
               AllOf(HasSubstr("class BigCat final"),
@@ -69,7 +71,7 @@ TEST(NewPluginCommandTest, NamesEverythingAfterThePlugin) {
     ++files;
     const std::string path = entry.path().string();
     for (const char* word : {"myplugin", "myvendor", "MyPlugin", "CAPSTAN_SU",
-                             "CAPSTAN_MORE", "CAPSTAN_FOLDER"}) {
+                             "CAPSTAN_MORE", "CAPSTAN_FOLDER", "mycommand"}) {
       EXPECT_THAT(Text(path) + path, Not(HasSubstr(word))) << path;
     }
   }
@@ -80,7 +82,7 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
   const std::string folder = NewFolder();
   for (const char* category :
        {"collector", "dataset_reader", "model", "objective", "optimizer",
-        "precision", "strategy"}) {
+        "part", "precision", "strategy"}) {
     const std::string name = std::string(category) + "1";
     EXPECT_EQ(Write(category, "acme." + name, folder).exit_code, 0) << category;
     for (const char* end : {".cc", ".proto", ".pbtxt"}) {
@@ -90,6 +92,32 @@ TEST(NewPluginCommandTest, KnowsEveryCategory) {
   }
   EXPECT_GT(fs::file_size(folder + "/acme/dataset_reader1/testdata/lines.txt"),
             100);
+}
+
+// Its package says that it is one, and it has no config.
+TEST(NewPluginCommandTest, ACommandIsNamedAsItIsCalled) {
+  const std::string folder = NewFolder();
+  for (const char* name : {"acme.big_cat", "acme.command_small_cat"}) {
+    const TrainerResult outcome = Write("command", name, folder);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("cat --text=acme/command_"));
+  }
+  const std::string own = folder + "/acme/command_big_cat/";
+  EXPECT_THAT(Text(own + "command_big_cat.cc"),
+              AllOf(HasSubstr("class BigCat final"),
+                    HasSubstr("`trainer big-cat --text=FILE`"),
+                    HasSubstr("CAPSTAN_COMMAND(\"acme.command_big_cat\"")));
+  EXPECT_THAT(Text(own + "BUILD"),
+              AllOf(HasSubstr("name = \"acme_command_big_cat\""),
+                    HasSubstr("conformance = [\"command\"]")));
+  for (const char* name : {"acme.plan", "acme.command_"}) {
+    ExpectOneError(Write("command", name, folder),
+                   {std::string("--name=") + name, "can't be a plugin's"});
+  }
+  EXPECT_FALSE(fs::exists(own + "command_big_cat.proto"));
+  EXPECT_TRUE(fs::exists(own + "testdata/lines.txt"));
+  EXPECT_THAT(Text(folder + "/acme/command_small_cat/command_small_cat.cc"),
+              HasSubstr("class SmallCat final"));
 }
 
 TEST(NewPluginCommandTest, OverwritesNothing) {
@@ -103,6 +131,18 @@ TEST(NewPluginCommandTest, OverwritesNothing) {
   // Another one beside it keeps what they share.
   EXPECT_EQ(Write("precision", "acme.tiger", folder).exit_code, 0);
   EXPECT_EQ(Text(folder + "/Makefile"), "mine");
+}
+
+TEST(NewPluginCommandTest, WritesNothingThroughALink) {
+  const std::string folder = NewFolder();
+  fs::create_directories(folder);
+  const std::string elsewhere = NewTestFolder("elsewhere") + "/WORKSPACE";
+  fs::create_symlink(elsewhere, folder + "/WORKSPACE");
+  const TrainerResult outcome = Write("optimizer", "acme.cat", folder);
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("/WORKSPACE is a link to a file that"));
+  EXPECT_FALSE(fs::exists(elsewhere));
+  EXPECT_FALSE(fs::exists(folder + "/acme"));
 }
 
 TEST(NewPluginCommandTest, FindsCapstanOrSaysThatItIsNotThere) {

@@ -32,6 +32,7 @@ strategy { [plugin/capstan.single.Config] {} }
 batch { micro_batch_size: 2 }
 train { max_steps: 2 }
 launch { processes: 1 }
+complete: true
 """
 
 

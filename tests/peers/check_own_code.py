@@ -33,6 +33,7 @@ precision { [plugin/capstan.fp32.Config] {} }
 optimizer { [plugin/capstan.adamw.Config] { learning_rate: 1e-2 } }
 batch { micro_batch_size: 4 global_batch_size: 4 }
 train { max_steps: 3 }
+complete: true
 launch { processes: 1 }
 output_dir: "%(output)s"
 """

@@ -35,6 +35,12 @@ VOCAB, EOS = 512, 2
 STEPS, PAIRS_A_STEP = 10, 2
 METRICS = ["rewards/chosen", "rewards/rejected", "rewards/accuracies",
            "rewards/margins", "logps/chosen", "logps/rejected"]
+SETTINGS = dict(
+    per_device_train_batch_size=PAIRS_A_STEP, max_steps=STEPS,
+    lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.0,
+    max_grad_norm=0.0, learning_rate=1e-3, bf16=False, use_cpu=True,
+    gradient_checkpointing=False, logging_steps=1, report_to=[],
+    save_strategy="no", disable_tqdm=True)
 # Of each form that TRL knows.
 USER = {"role": "user", "content": "Who lives behind the mill?"}
 GOOD = {"role": "assistant", "content": "The miller does."}
@@ -86,18 +92,32 @@ def text(ids):
     return "".join(" " + word(i) for i in ids)
 
 
-class Recorder(DPOTrainer):
-    def __init__(self, *args, **kwargs):
-        self.losses = []
-        super().__init__(*args, **kwargs)
+def recorder(trainer):
+    """A trainer that takes rows in their order and keeps each loss."""
+    class Recorder(trainer):
+        def __init__(self, *args, **kwargs):
+            self.losses = []
+            super().__init__(*args, **kwargs)
 
-    def _get_train_sampler(self, dataset=None):
-        return SequentialSampler(dataset or self.train_dataset)
+        def _get_train_sampler(self, dataset=None):
+            return SequentialSampler(dataset or self.train_dataset)
 
-    def compute_loss(self, *args, **kwargs):
-        loss = super().compute_loss(*args, **kwargs)
-        self.losses.append(loss.item())
-        return loss
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            self.losses.append(loss.item())
+            return loss
+
+    return Recorder
+
+
+def steps(trainer, names):
+    """Trains, and returns what the trainer has told of each step."""
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert len(logs) == len(trainer.losses) == STEPS
+    return {"losses": trainer.losses,
+            "metrics": {name: [log.get(name) for log in logs]
+                        for name in names}}
 
 
 def save_adapter(model):
@@ -114,13 +134,8 @@ def save_adapter(model):
 def train(pairs, adapter=None, **settings):
     torch.manual_seed(7)
     with tempfile.TemporaryDirectory() as folder:
-        config = DPOConfig(
-            output_dir=folder, per_device_train_batch_size=PAIRS_A_STEP,
-            max_steps=STEPS, lr_scheduler_type="constant",
-            warmup_steps=0, weight_decay=0.0, max_grad_norm=0.0, bf16=False,
-            use_cpu=True, gradient_checkpointing=False, logging_steps=1,
-            report_to=[], save_strategy="no", disable_tqdm=True, **settings)
-        trainer = Recorder(
+        config = DPOConfig(output_dir=folder, **{**SETTINGS, **settings})
+        trainer = recorder(DPOTrainer)(
             model=AutoModelForCausalLM.from_pretrained(
                 MODEL, dtype=torch.float32),
             args=config, processing_class=words(),
@@ -137,13 +152,7 @@ def train(pairs, adapter=None, **settings):
         if "ref_chosen_logps" in data.column_names:
             result["reference"] = [data["ref_chosen_logps"][:],
                                    data["ref_rejected_logps"][:]]
-        trainer.train()
-        steps = [log for log in trainer.state.log_history if "rewards/chosen" in log]
-        assert len(steps) == len(trainer.losses) == STEPS
-        result["losses"] = trainer.losses
-        result["metrics"] = {name: [log[name] for log in steps]
-                             for name in METRICS}
-        return result
+        return {**result, **steps(trainer, METRICS)}
 
 
 def formulas():
@@ -192,11 +201,12 @@ def main():
     golden = {
         "pairs": pairs,
         "formulas": formulas(),
-        "sigmoid": train(pairs, learning_rate=1e-3, beta=0.2, loss_type=["sigmoid"],
+        "sigmoid": train(pairs, beta=0.2, loss_type=["sigmoid"],
                          precompute_ref_log_probs=True),
-        "ipo": train(pairs, learning_rate=1e-3, beta=0.2, loss_type=["ipo"],
+        "ipo": train(pairs, beta=0.2, loss_type=["ipo"],
                      precompute_ref_log_probs=True),
-        "lora": train(pairs, adapter=lora, learning_rate=2e-2, beta=0.2, loss_type=["sigmoid"]),
+        "lora": train(pairs, adapter=lora, learning_rate=2e-2, beta=0.2,
+                      loss_type=["sigmoid"]),
         "tokens": tokens(),
     }
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n")

@@ -123,6 +123,29 @@ TEST(ForeignPluginTest, AnExitInAStepNamesThePlugin) {
   EXPECT_THAT(launched.err, AllOf(HasSubstr("ERROR: "), said));
 }
 
+TEST(ForeignPluginTest, ACrashIsToldWithTheFramesOfThePlugin) {
+  const RunText run =
+      RunText()
+          .Set("train_data",
+               "[plugin/acme.faulty.Config] { broken_sample: 19 crash: true }")
+          .Ddp(2)
+          .Batch(2, 8)
+          .Train("max_steps: 12")
+          .Output(NewTestFolder("run") + "/out");
+  const TrainerResult result =
+      RunTrainer({"--config=" + run.File(),
+                  "--plugin_path=" + PluginFolder("libacme_faulty.so")});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("SIGSEGV on rank 1 in step "),
+          HasSubstr("train_data acme.faulty"),
+          HasSubstr("  in acme::faulty::Crash() (libacme_faulty.so+0x"),
+          HasSubstr("  in acme::faulty::Faulty::Read() (libacme_faulty.so+0x"),
+          HasSubstr("[rank 1] killed by signal 11 (SIGSEGV)")));
+}
+
 // Rank 1's second forward of an evaluation fails; the other rank is in it.
 TEST_P(FaultyReaderTest, AFailureInAnEvaluationEndsAllToo) {
   const RunText run =

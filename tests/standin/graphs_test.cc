@@ -134,6 +134,11 @@ TEST(StandinGraphsTest, RecomputedUnits) {
   ExpectGraphs(1, ShortRun(1, {"train.max_steps=7", "strategy=capstan.single",
                                "train.activation_checkpointing=EVERY_UNIT"}));
 }
+TEST(StandinGraphsTest, SmoothingAndNoise) {
+  ExpectGraphs(1, ShortRun(1, {"train.max_steps=7", "strategy=capstan.single",
+                               "objective.label_smoothing=0.1",
+                               "objective.noise_alpha=5"}));
+}
 // Its factor changes, and is part of no graph.
 TEST(StandinGraphsTest, LossScaling) {
   const Pair runs = RunBoth(

@@ -29,27 +29,38 @@ double Bytes(const std::string& text) {
   return number * (1 << 30);
 }
 
+// The groups of the first match.
+std::smatch Found(const std::string& text, const char* pattern) {
+  std::smatch found;
+  EXPECT_TRUE(std::regex_search(text, found, std::regex(pattern))) << text;
+  return found;
+}
+
+void ExpectPlanned(int gpus, const std::vector<std::string>& args,
+                   const std::string& gpu = "a100") {
+  const StandinRun run = RunOn(gpus, args, "gpu=" + gpu);
+  ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
+  const std::smatch found = Found(
+      run.result.out, "all tensors +planned +(\\S+ .iB) +measured +(\\S+ .iB)");
+  const double measured = Bytes(found[2]);
+  EXPECT_NEAR(Bytes(found[1]), measured, 0.1 * measured) << found[0];
+}
+
 // `model`: a config.json in this folder; "": the config's own.
 void ExpectPlanned(int gpus, const std::string& strategy,
                    const std::string& precision, const std::string& model = "",
-                   const std::string& gpu = "a100") {
+                   const std::string& gpu = "a100",
+                   const std::vector<std::string>& more = {}) {
   SCOPED_TRACE(model + " " + strategy + " in " + precision);
   std::vector<std::string> fields = {
       "strategy=capstan." + strategy, "precision=capstan." + precision,
       "batch.micro_batch_size=16", "batch.global_batch_size=32"};
+  fields.insert(fields.end(), more.begin(), more.end());
   if (!model.empty()) {
     fields.push_back("model=capstan.decoder");
     fields.push_back("model.config=" + Runfile("tests/standin/" + model));
   }
-  const StandinRun run = RunOn(gpus, ShortRun(gpus, fields), "gpu=" + gpu);
-  ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
-  std::smatch found;
-  ASSERT_TRUE(std::regex_search(
-      run.result.out, found,
-      std::regex("all tensors +planned +(\\S+ .iB) +measured +(\\S+ .iB)")))
-      << run.result.out;
-  const double measured = Bytes(found[2]);
-  EXPECT_NEAR(Bytes(found[1]), measured, 0.1 * measured) << found[0];
+  ExpectPlanned(gpus, ShortRun(gpus, fields), gpu);
 }
 
 TEST(StandinMemoryTest, SingleBFloat16) { ExpectPlanned(1, "single", "bf16"); }
@@ -57,6 +68,15 @@ TEST(StandinMemoryTest, Single) { ExpectPlanned(1, "single", "fp32"); }
 TEST(StandinMemoryTest, DdpBFloat16) { ExpectPlanned(2, "ddp", "bf16"); }
 TEST(StandinMemoryTest, Zero2) { ExpectPlanned(2, "zero2", "fp32"); }
 TEST(StandinMemoryTest, FsdpBFloat16) { ExpectPlanned(2, "fsdp", "bf16"); }
+TEST(StandinMemoryTest, Recomputed) {
+  ExpectPlanned(1, "single", "bf16", "", "a100",
+                {"train.activation_checkpointing=EVERY_UNIT"});
+}
+TEST(StandinMemoryTest, OffloadedInputs) {
+  ExpectPlanned(1, "single", "bf16", "", "a100",
+                {"train.activation_checkpointing=EVERY_UNIT",
+                 "train.offload.activations=true"});
+}
 // LibTorch chooses cuDNN's attention there, which has workspaces.
 TEST(StandinMemoryTest, H100) {
   ExpectPlanned(1, "single", "bf16", "", "h100");
@@ -68,27 +88,51 @@ constexpr char kExperts[] = "qwen3_moe.json";
 TEST(StandinMemoryTest, ExpertsSingle) {
   ExpectPlanned(1, "single", "bf16", kExperts);
 }
-TEST(StandinMemoryTest, ExpertsDdp) {
-  ExpectPlanned(2, "ddp", "bf16", kExperts);
-}
-TEST(StandinMemoryTest, ExpertsZero2) {
-  ExpectPlanned(2, "zero2", "bf16", kExperts);
-}
 TEST(StandinMemoryTest, ExpertsFsdp) {
   ExpectPlanned(2, "fsdp", "bf16", kExperts);
+}
+// Their products are grouped there.
+TEST(StandinMemoryTest, GroupedExperts) {
+  ExpectPlanned(1, "single", "bf16", kExperts, "h100");
+  ExpectPlanned(2, "fsdp", "bf16", kExperts, "h100");
 }
 
 // GELU, windows, norms after each part, norms of queries and keys.
 constexpr char kGemma[] = "gemma3.json";
-TEST(StandinMemoryTest, GemmaSingle) {
-  ExpectPlanned(1, "single", "fp32", kGemma);
-}
-TEST(StandinMemoryTest, GemmaDdp) { ExpectPlanned(2, "ddp", "bf16", kGemma); }
 TEST(StandinMemoryTest, GemmaZero2) {
   ExpectPlanned(2, "zero2", "bf16", kGemma);
 }
-TEST(StandinMemoryTest, GemmaFsdp) {
-  ExpectPlanned(2, "fsdp", "bf16", kGemma, "h100");
+TEST(StandinMemoryTest, GemmaFsdp) { ExpectPlanned(2, "fsdp", "bf16", kGemma); }
+
+// What others train, on one device.
+void ExpectPlannedConfig(const std::string& config,
+                         const std::vector<std::string>& more = {}) {
+  SCOPED_TRACE(config);
+  std::vector<std::string> args = {"--config=" + Runfile("configs/" + config)};
+  std::vector<std::string> fields = {
+      "train.max_steps=2",         "train.sample_prompts=",
+      "train.eval_every=0",        "train.eval_batches=1",
+      "launch.processes=1",        "schedule.warmup_steps=1",
+      "strategy=capstan.single",   "precision=capstan.bf16",
+      "batch.micro_batch_size=16", "batch.global_batch_size=16"};
+  fields.insert(fields.end(), more.begin(), more.end());
+  for (const std::string& field : fields) {
+    args.insert(args.end(), {"--set", field});
+  }
+  ExpectPlanned(1, args);
+}
+TEST(StandinMemoryTest, Sft) { ExpectPlannedConfig("sft_quickstart.pbtxt"); }
+TEST(StandinMemoryTest, MaskedDiffusion) {
+  ExpectPlannedConfig("llada_quickstart.pbtxt");
+}
+TEST(StandinMemoryTest, QuantisedBase) {
+  ExpectPlannedConfig(
+      "run_distributed.pbtxt",
+      {"model=capstan.decoder",
+       "model.pretrained=" + Runfile("tests/golden/testdata/llama"),
+       "train_data.sequence_length=128",
+       "adapter.lora.target_modules=[\"all-linear\"]",
+       "adapter.lora.quantize=NF4"});
 }
 
 TEST(StandinMemoryTest, LogAndMetrics) {
@@ -128,8 +172,9 @@ TEST(StandinMemoryTest, TheBannerNamesTheCard) {
   const StandinRun run =
       RunOn(2, ShortRun(2, {"strategy=capstan.ddp"}), "gpu=a100");
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
-  EXPECT_THAT(run.result.out,
-              ContainsRegex("devices +2 x GPU: NVIDIA A100[^\n]*, nccl\n"));
+  EXPECT_THAT(
+      run.result.out,
+      ContainsRegex("devices +2 x GPU: NVIDIA A100[^\n]*, NCCL 2.28[^\n]*\n"));
   // Of categories nothing is known on a GPU.
   EXPECT_THAT(run.result.out, Not(ContainsRegex("measured +\\?")));
   EXPECT_THAT(run.result.err, Not(HasSubstr("destroy_process_group")));
@@ -144,11 +189,8 @@ TEST(StandinMemoryTest, SnapshotWhenMemoryRunsOut) {
                 "batch.micro_batch_size=64", "batch.global_batch_size=64"}),
       "memory=1G,occupied=928M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
-  std::smatch found;
-  ASSERT_TRUE(std::regex_search(
-      run.result.err, found,
-      std::regex("; (\\S+memory_snapshot_rank0\\.pickle) shows")))
-      << run.result.err;
+  const std::smatch found =
+      Found(run.result.err, "; (\\S+memory_snapshot_rank0\\.pickle) shows");
   std::ifstream file(found[1], std::ios::binary);
   const std::string pickle{std::istreambuf_iterator<char>(file), {}};
   EXPECT_EQ(pickle.substr(0, 2), "\x80\x02");

@@ -41,6 +41,7 @@ class OneParameter final : public IdleStrategy, public HeldGradients {
   void FixGradients() override {}
   void HoldReductions() override { ++held_steps; }
   at::Tensor held() override { return gradient_; }
+  HeldGradients* held_gradients() override { return this; }
   std::string GradientState() const override { return written_ ? "1" : "0"; }
   void SetGradientState(const std::string& state) override {
     written_ = state == "1";
@@ -74,7 +75,8 @@ using Middle =
 class Toy {
  public:
   // `before`: outside of units, on the host's values; may be null.
-  explicit Toy(Middle middle, Middle before = nullptr, int64_t size = kSize)
+  explicit Toy(Middle middle, Middle before = nullptr, int64_t size = kSize,
+               bool compares_all = false)
       : strategy_(size), runner_(&strategy_) {
     forward_ = [this, middle, before](const Batch& batch, UnitRunner& runner) {
       const at::Tensor& host = batch.at("host");
@@ -106,6 +108,7 @@ class Toy {
     };
     parts.idle_memory = IdleGraphMemory;
     parts.note = [this](const std::string& line) { notes.push_back(line); };
+    parts.compares_all = compares_all;
     graphs_ = std::make_unique<MicroStepGraphs>(std::move(parts));
   }
 
@@ -254,6 +257,19 @@ TEST_P(MicroStepGraphsTest, AnUntoldNumberIsFound) {
     Toy toy([](const at::Tensor& x, const at::Tensor& host) {
       return x * host.sum().item<double>();
     });
+    toy.ExpectNote("repeating their recorded work gives another loss");
+  }));
+}
+
+// One that changes after the first comparisons.
+TEST_P(MicroStepGraphsTest, ALateUntoldNumberIsFoundByComparingAll) {
+  ExpectClean(Run([] {
+    double factor = 2.0;
+    Toy toy([&](const at::Tensor& x, const at::Tensor&) { return x * factor; },
+            nullptr, kSize, /*compares_all=*/true);
+    toy.Steps(8);
+    CAPSTAN_CHECK(toy.notes.empty() && toy.recorded == 2);
+    factor = 3.0;
     toy.ExpectNote("repeating their recorded work gives another loss");
   }));
 }

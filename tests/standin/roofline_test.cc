@@ -63,7 +63,8 @@ Sets Of(const std::string& model, const Sets& more = {}) {
 // backward twice that.
 double Counted(const nlohmann::json& answer) {
   const std::set<std::string> products = {"aten::mm", "aten::addmm",
-                                          "aten::bmm", "aten::baddbmm"};
+                                          "aten::bmm", "aten::baddbmm",
+                                          "aten::_grouped_mm"};
   double flops = 0;
   for (const nlohmann::json& kernel : answer["kernels"]) {
     const std::string name = kernel["name"];
@@ -141,6 +142,20 @@ TEST(StandinRoofline, GroupsOfRanks) {
   EXPECT_NE(all["bytes_sent"], groups["bytes_sent"]);
   // A rank holds a quarter rather than an eighth of the states.
   EXPECT_GT(groups["traced_bytes"], all["traced_bytes"]);
+
+  // On two hosts the shards of all go over the network, and of groups the
+  // replicas' sums, of ranks that are four apart.
+  std::vector<std::string> hosts = flags;
+  hosts.push_back("--hosts=2");
+  const auto communication = [](const nlohmann::json& answer) {
+    return answer["predictions"][0]["communication_seconds"].get<double>();
+  };
+  const nlohmann::json spread = Predicted(QuickRun(), whole, hosts);
+  const nlohmann::json near = Predicted(QuickRun(), hybrid, hosts);
+  ASSERT_FALSE(spread.is_null() || near.is_null());
+  EXPECT_EQ(spread["hosts"], 2);
+  EXPECT_GT(communication(spread), communication(all));
+  EXPECT_GT(communication(near), communication(groups));
 }
 
 TEST(StandinRoofline, AutoIsWhatFitsEachGpu) {
@@ -163,7 +178,9 @@ TEST(StandinRoofline, AutoIsWhatFitsEachGpu) {
 TEST(StandinRoofline, MoreGpusThanAMachineHas) {
   const TrainerResult run = Roofline(QuickRun(), {}, {"--gpus=1000"});
   EXPECT_EQ(run.exit_code, 1);
-  EXPECT_THAT(run.err, HasSubstr("--gpus is 1000: roofline knows the links"));
+  EXPECT_THAT(run.err, HasSubstr("--gpus is 1000, 1000 of a host: NVLink"));
+  EXPECT_THAT(Roofline(QuickRun(), {}, {"--gpus=6", "--hosts=4"}).err,
+              HasSubstr("--hosts is 4, which doesn't divide the 6 GPUs"));
 }
 
 TEST(StandinKernelsBench, MeasuresEveryKernel) {

@@ -4,6 +4,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+
 namespace capstan {
 
 std::vector<std::string> ShortRun(int ranks,
@@ -24,6 +27,18 @@ std::vector<std::string> ShortRun(int ranks,
   return args;
 }
 
+std::vector<std::string> FewHistories() {
+  return {"collect.streams=5",
+          "collect.steps=1000",
+          "train_data.steps=200",
+          "train_data.path=" + ::testing::TempDir() + "/histories.hdf5",
+          "batch.micro_batch_size=2",
+          "batch.global_batch_size=8",
+          "objective.evaluation.final_episodes=1",
+          "objective.evaluation.episodes=1",
+          "objective.evaluation.streams=1"};
+}
+
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
                  const std::string& settings, const std::string& output_dir) {
   const std::string folder = NewTestFolder("standin");
@@ -31,7 +46,8 @@ StandinRun RunOn(int gpus, const std::vector<std::string>& args,
   const std::string report = folder + "/report";
   std::filesystem::create_directory(report);
   std::vector<std::string> all = args;
-  all.insert(all.end(), {"--set", "output_dir=" + out});
+  const bool trains = absl::StartsWith(args[0], "--");
+  if (trains) all.insert(all.end(), {"--set", "output_dir=" + out});
   TrainerOptions options;
   options.timeout = 200;
   if (gpus > 0) {

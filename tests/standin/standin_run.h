@@ -27,8 +27,13 @@ struct StandinRun {
 std::vector<std::string> ShortRun(int ranks,
                                   const std::vector<std::string>& more = {});
 
-// On `gpus` devices, with more settings of CAPSTAN_STANDIN ("fault=malloc:3");
-// 0: on the CPU. `output_dir`: another run's, to go on with; else a new one.
+// Arguments for configs/ad_darkroom_quickstart.pbtxt: few and short histories,
+// collected in the test's own folder, and the shortest evaluation.
+std::vector<std::string> FewHistories();
+
+// Trains, or runs the command that `args` begin with, on `gpus` devices, with
+// more settings of CAPSTAN_STANDIN ("fault=malloc:3"); 0: on the CPU.
+// `output_dir`: another run's, to go on with; else a new one.
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
                  const std::string& settings = "",
                  const std::string& output_dir = "");

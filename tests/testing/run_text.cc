@@ -123,7 +123,8 @@ std::string RunText::Text() const {
   for (const auto& [slot, value] : slots_) {
     if (!value.empty()) absl::StrAppend(&text, slot, " { ", value, " }\n");
   }
-  absl::StrAppend(&text, "train { ", train_, " }\n");
+  // What a test doesn't say isn't filled in.
+  absl::StrAppend(&text, "train { ", train_, " }\ncomplete: true\n");
   return text;
 }
 

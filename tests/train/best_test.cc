@@ -5,17 +5,21 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/conformance/toy_model.h"
 #include "tests/testing/run_folder.h"
 #include "tests/train/toy_run.h"
+#include "tests/train/toy_wrappers.h"
 #include "trainer/checkpoint/checkpoint.h"
 
 namespace capstan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -102,6 +106,60 @@ TEST(BestTest, SurvivesAResume) {
   EXPECT_TRUE(FinalIsOf(run.output_dir, 2));
 }
 
+// The number at the end is 1, those before are 0; another is always 1.
+TEST(BestTest, IsByTheMetricThatIsNamed) {
+  ToyRun run;
+  run.rich_objective = true;
+  const std::string train =
+      "eval_every: 2 keep_checkpoints: 1 keep_best: true resume: AUTO ";
+  run.train = train + "max_steps: 6 best_metric: \"eval_last_time\"";
+  run.output_dir = MustTrain(run);
+  EXPECT_TRUE(FinalIsOf(run.output_dir, 6));
+  auto summary = ReadJson(run.output_dir + "/summary.json");
+  EXPECT_EQ(summary["best_eval_last_time"], 1.0);
+  // Resumed by another one, it looks for the best anew.
+  run.train = train + "max_steps: 10 best_metric: \"eval_first\"";
+  MustTrain(run);
+  summary = ReadJson(run.output_dir + "/summary.json");
+  EXPECT_EQ(summary["best_eval_first"], 1.0);
+  EXPECT_EQ(summary["best_step"], 8);
+  // What no evaluation measures ends no run, but is told.
+  run.train = train + "max_steps: 12 best_metric: \"eval_second\"";
+  MustTrain(run);
+  EXPECT_THAT(Printed(run.output_dir),
+              HasSubstr("no evaluation measures eval_second: set it to one of "
+                        "eval_loss"));
+  EXPECT_TRUE(FinalIsOf(run.output_dir, 12));
+}
+
+// An evaluation file that became shorter, which one rank notices.
+TEST(BestTest, ARunThatAnEvaluationEndsSavesItsStep) {
+  for (const bool sharded : {false, true}) {
+    ToyRun run;
+    run.ranks = 2;
+    run.sharded = sharded;
+    run.micro_batch = 2;
+    run.global_batch = 4;
+    run.train = "max_steps: 6 eval_every: 2 resume: AUTO";
+    run.change = [](int rank, RunParts* parts) {
+      const auto fault = [rank](int64_t) {
+        return rank == 1 ? absl::DataLossError("eval.jsonl became shorter")
+                         : absl::OkStatus();
+      };
+      parts->eval_data =
+          std::make_unique<WrappedData>(std::move(parts->eval_data), fault);
+    };
+    EXPECT_THAT(MustFail(&run),
+                AllOf(HasSubstr("eval.jsonl became shorter"),
+                      HasSubstr("step-00000002 is its newest checkpoint"),
+                      HasSubstr("go on with train.resume=AUTO")));
+    EXPECT_THAT(CheckpointSteps(run.output_dir), ElementsAre(2));
+    run.change = nullptr;
+    MustTrain(run);
+    EXPECT_EQ(ReadMetrics(run.output_dir).steps.size(), 6);
+  }
+}
+
 TEST(BestTest, PatienceEndsTheRun) {
   ToyRun run =
       WithLosses({5, 3, 4, 3.5, 1}, "max_steps: 10 early_stopping_patience: 2");
@@ -120,6 +178,19 @@ TEST(BestTest, PatienceEndsTheRun) {
   run.train += " resume: AUTO";
   MustTrain(run);
   EXPECT_EQ(ReadMetrics(run.output_dir).steps.size(), 8);
+}
+
+TEST(BestTest, PatienceStartsAnewWithAnotherMetric) {
+  ToyRun run;
+  run.rich_objective = true;
+  const std::string train =
+      "eval_every: 2 early_stopping_patience: 1 resume: AUTO ";
+  run.train = train + "max_steps: 8 best_metric: \"eval_deterministic\"";
+  run.output_dir = MustTrain(run);
+  EXPECT_EQ(ReadMetrics(run.output_dir).steps.size(), 4);
+  run.train = train + "max_steps: 8 best_metric: \"eval_first\"";
+  MustTrain(run);
+  EXPECT_GT(ReadMetrics(run.output_dir).steps.size(), 4);
 }
 
 TEST(BestTest, PatienceCountsAcrossAResume) {

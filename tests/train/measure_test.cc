@@ -87,7 +87,7 @@ TEST(MeasureTest, WhatIsMeasuredIsWrittenInEveryForm) {
                 ::testing::ElementsAre(1.0, 1.0));
     EXPECT_THAT(Of(metrics.others, "eval_last_time"),
                 ::testing::ElementsAre(0.0, 1.0));
-    EXPECT_THAT(Printed(folder), HasSubstr("step 6  first 1.0000"));
+    EXPECT_THAT(Printed(folder), HasSubstr("step 6  eval_first 1.0000"));
     EXPECT_THAT(ReadText(folder + "/ramp.svg"),
                 HasSubstr("value after step 6"));
     const auto array = NpyArray::Open(folder + "/ramp.npy");

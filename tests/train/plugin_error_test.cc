@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -22,7 +21,6 @@
 
 #include "base/files.h"
 #include "plugins/sdk/dataset.h"
-#include "strategies/common/replicated.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/testing/run_folder.h"
 #include "tests/train/toy_run.h"
@@ -121,26 +119,19 @@ TEST(PluginErrorTest, ACrashInAUnit) {
 }
 
 // Fails where it is told to.
-class Failing final : public ReplicatedStrategy {
+class Failing final : public OneBucket {
  public:
   enum Place { kBeginMicroStep, kReduce, kPublish };
   explicit Failing(Place place) : place_(place) {}
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  absl::Status Setup(const StrategyContext& context) override {
-    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
-    return SetUp(context, kOneBucket, kOneBucket, nullptr);
-  }
   void BeginStep(int64_t step) override { step_ = step; }
   void BeginMicroStep(int index, int count) override {
-    ReplicatedStrategy::BeginMicroStep(index, count);
+    OneBucket::BeginMicroStep(index, count);
     Fail(kBeginMicroStep);
   }
-  void PublishParameters() override { Fail(kPublish); }
+  void PublishParameters(PublishCause) override { Fail(kPublish); }
   void Reduce() override {
     Fail(kReduce);
-    group().AllReduce(gradients().Take(0))->Wait();
+    OneBucket::Reduce();
   }
 
  private:
@@ -234,26 +225,18 @@ TEST(OutsideUnitsTest, ALeafOfTheObjectivesOwnIsNone) {
 
 // ---- A rank that fails on its way back to a checkpoint.
 
-class FailsGoingBack final : public ReplicatedStrategy {
+class FailsGoingBack final : public OneBucket {
  public:
   explicit FailsGoingBack(std::string paired) : paired_(std::move(paired)) {}
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  absl::Status Setup(const StrategyContext& context) override {
-    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
-    return SetUp(context, kOneBucket, kOneBucket, nullptr);
-  }
   void BeginStep(int64_t step) override { step_ = step; }
   // The spike's step makes no update: whoever publishes then goes back.
-  void PublishParameters() override {
+  void PublishParameters(PublishCause) override {
     if (step_ != 14) return;
     if (group().rank() == 1) throw std::runtime_error("no way back");
     // As long as what ranks agree by, with which it mustn't be paired.
     group().AllReduce(at::empty({4}, at::kFloat))->Wait();
     WriteText(paired_, "");
   }
-  void Reduce() override { group().AllReduce(gradients().Take(0))->Wait(); }
 
  private:
   const std::string paired_;

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "base/files.h"
-#include "strategies/common/replicated.h"
 #include "tests/testing/run_folder.h"
 #include "tests/train/toy_run.h"
 #include "tests/train/toy_wrappers.h"
@@ -95,20 +94,13 @@ TEST(ReplicasTest, StateOfARanksOwn) {
   EXPECT_THAT(
       MustFail(&run),
       AllOf(HasSubstr("after step 5 rank 1 has other bits in momentum of '"),
-            HasSubstr("keep state of their own, which Capstan can't save "
-                      "yet")));
+            HasSubstr("keep state of their own without saying so "
+                      "(Strategy::local_steps)")));
   EXPECT_FALSE(PathExists(run.output_dir + "/final"));
 }
 
-class Forgetful : public ReplicatedStrategy {
+class Forgetful final : public OneBucket {
  public:
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  absl::Status Setup(const StrategyContext& context) override {
-    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
-    return SetUp(context, kOneBucket, kOneBucket, nullptr);
-  }
   void Reduce() override { gradients().Take(0); }
 };
 
@@ -127,17 +119,16 @@ TEST(ReplicasTest, AStrategyThatForgetsToReduce) {
 }
 
 // Rank 1's shard has a range of no elements, which is no part of a replica.
-class EmptyRange final : public Forgetful {
+class EmptyRange final : public OneBucket {
  public:
   absl::Status Setup(const StrategyContext& context) override {
-    const absl::Status status = Forgetful::Setup(context);
+    const absl::Status status = OneBucket::Setup(context);
     if (group().rank() == 1) {
       std::vector<ParameterRange>& ranges = OptimizerShards()[0].ranges;
       ranges.insert(ranges.begin(), ParameterRange());
     }
     return status;
   }
-  void Reduce() override { group().AllReduce(gradients().Take(0))->Wait(); }
 };
 
 TEST(ReplicasTest, ARangeOfNoElements) {
@@ -150,11 +141,11 @@ TEST(ReplicasTest, ARangeOfNoElements) {
 
 // ---- A strategy's own state.
 
-class Poisoned final : public Forgetful {
+class Poisoned final : public OneBucket {
  public:
   explicit Poisoned(int64_t step) : step_(step) {}
   absl::Status Setup(const StrategyContext& context) override {
-    const absl::Status status = Forgetful::Setup(context);
+    const absl::Status status = OneBucket::Setup(context);
     state_ = at::zeros({OptimizerShards()[0].master.numel()}, at::kFloat);
     if (step_ == 0) state_.fill_(kNan);
     return status;

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -24,11 +23,11 @@
 #include "plugins/sdk/lib/byte_tokenizer.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
-#include "strategies/common/replicated.h"
 #include "strategies/ddp/ddp.pb.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
+#include "tests/train/toy_wrappers.h"
 #include "trainer/session/train.h"
 
 namespace capstan {
@@ -44,19 +43,11 @@ constexpr double kScale = 100.0;
 // Set by a failed sample of a run with ToyRun::end_fails.
 bool end_fails_next = false;
 
-class FailingEnd final : public ReplicatedStrategy {
+class FailingEnd final : public OneBucket {
  public:
-  absl::Status Check(const StrategyRequest&) const override {
-    return absl::OkStatus();
-  }
-  absl::Status Setup(const StrategyContext& context) override {
-    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
-    return SetUp(context, kOneBucket, kOneBucket, nullptr);
-  }
   void FinishForward() override {
     if (std::exchange(end_fails_next, false)) throw std::bad_alloc();
   }
-  void Reduce() override { gradients().Take(0); }
 };
 
 class ToyData final : public DatasetReader {

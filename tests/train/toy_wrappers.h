@@ -5,6 +5,7 @@
 #define CAPSTAN_TESTS_TRAIN_TOY_WRAPPERS_H_
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
+#include "strategies/common/replicated.h"
 
 namespace capstan {
 
@@ -44,7 +46,7 @@ class WrappedData final : public DatasetReader {
   const std::function<absl::Status(int64_t)> fault_;
 };
 
-class WrappedObjective final : public Objective {
+class WrappedObjective : public Objective {
  public:
   // Gets a training micro-batch's first position in the run's sequence and its
   // loss; it may throw.
@@ -80,6 +82,15 @@ class WrappedObjective final : public Objective {
       Model& model, const std::vector<int64_t>& prompt,
       const SampleOptions& options, UnitRunner& runner) override {
     return objective_->Sample(model, prompt, options, runner);
+  }
+  std::string SaveState() const override { return objective_->SaveState(); }
+  absl::Status RestoreState(absl::string_view state) override {
+    return objective_->RestoreState(state);
+  }
+  bool has_rollouts() const override { return objective_->has_rollouts(); }
+  absl::Status Rollout(Model& model, std::vector<Batch>* batches,
+                       const RolloutInfo& info, UnitRunner& runner) override {
+    return objective_->Rollout(model, batches, info, runner);
   }
 
  private:
@@ -119,6 +130,19 @@ class WrappedOptimizer final : public Optimizer {
   const std::unique_ptr<Optimizer> optimizer_;
   const std::function<void(int64_t, OptimizerShard&, absl::Span<at::Tensor>)>
       after_;
+};
+
+// Whole replicas, whose gradients are summed at once.
+class OneBucket : public ReplicatedStrategy {
+ public:
+  absl::Status Check(const StrategyRequest&) const override {
+    return absl::OkStatus();
+  }
+  absl::Status Setup(const StrategyContext& context) override {
+    constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
+    return SetUp(context, kOneBucket, kOneBucket, nullptr);
+  }
+  void Reduce() override { group().AllReduce(gradients().Take(0))->Wait(); }
 };
 
 }  // namespace capstan

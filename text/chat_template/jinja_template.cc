@@ -149,8 +149,8 @@ absl::StatusOr<std::unique_ptr<JinjaTemplate>> JinjaTemplate::Create(
 absl::Status JinjaTemplate::OfTemplate(const std::string& where,
                                        const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(
-      status.code(),
+  return WithMessage(
+      status,
       absl::StrCat(where,
                    absl::StartsWith(status.message(), "line ") ? ", " : ": ",
                    status.message()));

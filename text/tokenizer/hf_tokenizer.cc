@@ -175,7 +175,7 @@ absl::Status HfTokenizer::LoadTokenizer(const JsonNode& root) {
     *id = vocabulary_.IdOf(written_.Named(name));
   }
   Connect();
-  IndexAddedTokens();
+  IndexAddedTokens(spellings);
   return absl::OkStatus();
 }
 
@@ -218,11 +218,12 @@ std::string HfTokenizer::Spelling(const AddedToken& token) const {
   return spelling;
 }
 
-void HfTokenizer::IndexAddedTokens() {
+void HfTokenizer::IndexAddedTokens(
+    const std::map<int64_t, Decoder::Spelling>& spellings) {
   special_.resize(vocabulary_.size());
   for (const auto& [id, token] : added_.all()) {
     if (token.special) special_[id] = true;
-    const std::string spelling = Spelling(token);
+    const std::string& spelling = spellings.at(id).text;
     if (spelling.empty()) continue;
     (token.normalized ? normalized_finder_ : plain_finder_)
         .Add(spelling, &token);
@@ -498,10 +499,14 @@ absl::StatusOr<std::unique_ptr<HfTokenizer>> HfTokenizer::Open(
   return made;
 }
 
-absl::StatusOr<std::string> TokenizerDefinition(const std::string& folder) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HfTokenizer> tokenizer,
+absl::StatusOr<std::string> TokenizerDefinition(const Tokenizer& tokenizer,
+                                                const std::string& folder) {
+  if (const auto* loaded = dynamic_cast<const HfTokenizer*>(&tokenizer)) {
+    return loaded->definition();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HfTokenizer> opened,
                            HfTokenizer::Open(folder));
-  return tokenizer->definition();
+  return opened->definition();
 }
 
 }  // namespace capstan::tokenizer

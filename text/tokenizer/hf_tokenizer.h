@@ -83,7 +83,8 @@ class HfTokenizer final : public Tokenizer {
   // What is beside tokenizer.json.
   absl::Status LoadConfig(const JsonNode& root);
   void Connect();
-  void IndexAddedTokens();
+  // `spellings` has each added token, by id.
+  void IndexAddedTokens(const std::map<int64_t, Decoder::Spelling>& spellings);
   // How `token` is written in the texts that are searched for it.
   std::string Spelling(const AddedToken& token) const;
 

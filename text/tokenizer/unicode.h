@@ -46,10 +46,10 @@ bool IsNotNormalized(uint32_t code);  // by Unicode's forms
 int ScriptOf(uint32_t code);          // 0: goes with any other
 void AppendLowercase(uint32_t code, std::string* text);
 
-// `text` without the characters at its ends for which drop(character).
+// `text` without the characters at these ends for which drop(character).
 template <typename Drop>
 absl::string_view StripCharacters(absl::string_view text, const Drop& drop,
-                                  bool left = true, bool right = true) {
+                                  bool left, bool right) {
   while (left && !text.empty() && drop(CharacterAt(text, 0))) {
     text.remove_prefix(std::min(CharacterBytes(text[0]), text.size()));
   }

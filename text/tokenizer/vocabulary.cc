@@ -214,7 +214,7 @@ void AddedTokenFinder::Add(absl::string_view spelling,
 
 bool AddedTokenFinder::Next(absl::string_view text, Budget* budget,
                             Search* search, Match* match) const {
-  if (empty()) return false;
+  if (tokens_.empty()) return false;
   while (true) {
     size_t at = search->at;
     while (at < text.size() && !first_[static_cast<unsigned char>(text[at])]) {

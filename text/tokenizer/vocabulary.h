@@ -126,8 +126,6 @@ class AddedTokenFinder {
   // Special tokens are text: what spells one isn't searched, either.
   void SkipSpecial() { skip_special_ = true; }
 
-  bool empty() const { return tokens_.empty(); }
-
   // The leftmost, then longest, match in what isn't searched yet. White space
   // to the left of it counts from the end of the last match; a match may begin
   // in white space that the last one has taken.

@@ -64,15 +64,19 @@ bool BackgroundSave::busy() {
 
 void BackgroundSave::Prepare(const CheckpointParts& parts) {
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
-  for (const StatePiece& piece : pieces) {
-    if (!piece.elements.device().is_cpu()) return;
-  }
   const int64_t bytes = PieceLayout(pieces).bytes;
-  Begin([bytes](Shared* shared) {
+  const at::Device device = DeviceOf(pieces);
+  const auto reserve = [bytes, device](Shared* shared) {
     // If this fails, the first save reports it.
-    shared->snapshot.Reserve(bytes).IgnoreError();
+    shared->snapshot.Reserve(bytes, device).IgnoreError();
     return absl::OkStatus();
-  });
+  };
+  if (device.is_cpu()) {
+    Begin(reserve);
+  } else {
+    // Pinning would hold up the first steps' launches.
+    reserve(shared_.get()).IgnoreError();
+  }
 }
 
 void BackgroundSave::Complete() {

@@ -32,8 +32,8 @@ class BackgroundSave {
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  // Takes the memory for copies of `parts` in a thread, so that the first save
-  // needn't wait for it.
+  // Takes the memory for copies of `parts`, so that the first save needn't wait
+  // for it: in a thread, or, pinned for a GPU's, before it returns.
   void Prepare(const CheckpointParts& parts);
 
   // Begins a save, after Settle. Collective; all ranks return the same outcome.

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -56,10 +57,14 @@ absl::Status Compare(const std::string& model, const std::string& trained,
                      const std::string& folder, const std::string& base) {
   if (trained.empty() || trained == base) return absl::OkStatus();
   const bool other_dtype = DtypesIn(trained) != DtypesIn(base);
-  return absl::FailedPreconditionError(absl::StrCat(
-      model, " was trained on a base of ", trained, "; ", folder, " has ", base,
-      other_dtype ? ": a base that is stored in another dtype is another base"
-                  : ": it is another model, or another state of it"));
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          model, " was trained on a base of ", trained, "; ", folder, " has ",
+          base,
+          other_dtype
+              ? ": a base that is stored in another dtype is another base"
+              : ": it is another model, or another state of it")),
+      "model/other-base");
 }
 
 }  // namespace
@@ -133,8 +138,8 @@ absl::Status CheckBaseWeights(const std::string& model,
   absl::Status same = base.status();
   if (same.ok()) same = Compare(model, trained, folder, *base);
   if (same.ok()) return same;
-  return absl::Status(
-      same.code(),
+  return WithMessage(
+      same,
       absl::StrCat(same.message(),
                    "; take the adapter's own base, or say --other_base to take "
                    "this one all the same"));

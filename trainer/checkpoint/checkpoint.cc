@@ -139,16 +139,42 @@ std::string StateText(const std::vector<ManifestState>& state) {
       });
 }
 
-// Compares the optimizer's state; the strategy may differ.
-absl::Status CheckState(const std::string& folder,
+bool HasKind(const Manifest& manifest, const std::string& name) {
+  return std::any_of(
+      manifest.state.begin(), manifest.state.end(),
+      [&](const ManifestState& kind) { return kind.name == name; });
+}
+
+bool HasReplicas(const Manifest& manifest) {
+  return HasKind(manifest, RankPrefix(0) + kReplicaKind);
+}
+
+// The prefix of the optimizer's state that this rank loads: of another number
+// of ranks with state of their own, that of one of them.
+std::string StoredPrefix(const Manifest& manifest,
+                         const CheckpointParts& parts) {
+  if (!HasReplicas(manifest)) return "";
+  return RankPrefix(
+      LocalSteps(parts) ? parts.group->rank() % manifest.world_size : 0);
+}
+
+// Compares the optimizer's state, whose names in the checkpoint have `prefix`;
+// the strategy may differ.
+absl::Status CheckState(const std::string& folder, const std::string& prefix,
                         std::vector<ManifestState> stored,
                         std::vector<ManifestState> wanted) {
+  const std::string replica = prefix + kReplicaKind;
   stored.erase(std::remove_if(stored.begin(), stored.end(),
-                              [](const ManifestState& kind) {
-                                return absl::StartsWith(kind.name,
+                              [&](const ManifestState& kind) {
+                                return !absl::StartsWith(kind.name, prefix) ||
+                                       kind.name == replica ||
+                                       absl::StartsWith(kind.name,
                                                         kStrategyKind);
                               }),
                stored.end());
+  for (auto* state : {&stored, &wanted}) {
+    for (ManifestState& kind : *state) kind.name.erase(0, prefix.size());
+  }
   const std::string was = StateText(stored);
   const std::string is = StateText(wanted);
   for (auto* state : {&stored, &wanted}) {
@@ -224,17 +250,46 @@ std::vector<Target> TargetsOf(const CheckpointParts& parts,
   return targets;
 }
 
+// A plugin's state that is read.
+struct PluginTarget {
+  const PluginState* plugin = nullptr;
+  std::string file;  // "": the checkpoint has none
+  at::Tensor bytes;
+};
+
+// Finds what the checkpoint has of the plugins' states; `own` says whether that
+// of each rank is wanted, too. Adds what is to be read to *targets.
+std::vector<PluginTarget> PluginTargets(const StoredState& from,
+                                        const CheckpointParts& parts, bool own,
+                                        std::vector<Target>* targets) {
+  const Manifest& manifest = from.manifest;
+  const int rank = parts.group->rank() % std::max(1, manifest.world_size);
+  std::vector<PluginTarget> found;
+  for (const PluginState& plugin : parts.plugins) {
+    if (plugin.of_rank && !own) continue;
+    found.push_back({&plugin, "", at::empty({0}, at::kByte)});
+    const std::string kind = PluginKindOf(plugin, rank);
+    for (const ManifestFile& file : manifest.files) {
+      for (const ManifestRange& range : file.ranges) {
+        if (range.kind != kind || range.parameter != plugin.plugin) continue;
+        PluginTarget& target = found.back();
+        target.file = absl::StrCat(from.name, "/", file.name);
+        target.bytes = at::empty({range.length}, at::kByte);
+        targets->push_back(
+            {kind, range.parameter, 0, range.length, target.bytes, 0});
+      }
+    }
+  }
+  return found;
+}
+
 // Returns the strategy's kinds if the checkpoint has all of them, else none.
 std::vector<StateKind> StoredStrategyKinds(const CheckpointParts& parts,
                                            const Manifest& manifest) {
   std::vector<StateKind> kinds = StrategyKinds(parts);
-  const bool stored =
-      std::all_of(kinds.begin(), kinds.end(), [&](const StateKind& kind) {
-        return std::any_of(manifest.state.begin(), manifest.state.end(),
-                           [&](const ManifestState& stored_kind) {
-                             return stored_kind.name == kind.name();
-                           });
-      });
+  const bool stored = std::all_of(
+      kinds.begin(), kinds.end(),
+      [&](const StateKind& kind) { return HasKind(manifest, kind.name()); });
   return stored ? kinds : std::vector<StateKind>();
 }
 
@@ -276,7 +331,7 @@ int FirstThat(Fared fared, const std::vector<double>& all) {
 // Loads the checkpoint that rank 0 sees. *touched says whether an earlier,
 // failed load may have changed the strategy's state; sets it if this one may.
 absl::Status LoadSeen(const std::string& folder, const CheckpointParts& parts,
-                      bool* touched, TrainState* state) {
+                      bool* touched, Resumed* resumed) {
   const absl::StatusOr<StoredState> stored = StoredIn(folder);
   if (absl::IsNotFound(stored.status()) && parts.group->rank() != 0) {
     return Annotate(stored.status(),
@@ -290,7 +345,9 @@ absl::Status LoadSeen(const std::string& folder, const CheckpointParts& parts,
         absl::StrCat(folder, " has no state of this strategy"));
   }
   *touched = has;
-  return LoadState(*stored, parts, state);
+  resumed->ranks =
+      HasReplicas(stored->manifest) ? stored->manifest.world_size : 0;
+  return LoadState(*stored, parts, &resumed->state);
 }
 
 absl::Status LoadNewest(const std::string& output_dir,
@@ -307,7 +364,7 @@ absl::Status LoadNewest(const std::string& output_dir,
     const std::string folder = FromAllRanks(group, checkpoint.path)[0];
     const absl::Status mine = CatchAll([&] {
       return WithRetries(
-          [&] { return LoadSeen(folder, parts, &touched, &resumed->state); });
+          [&] { return LoadSeen(folder, parts, &touched, resumed); });
     });
     const std::vector<double> fared = FromAllRanks(group, FaredOf(mine));
     const int failed = FirstThat(kFailed, fared);
@@ -340,19 +397,38 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
   CAPSTAN_RETURN_IF_ERROR(
       CheckParameters(from.name, from.manifest, *parts.specs));
   std::vector<StateKind> kinds = {MasterKind(parts)};
+  // Otherwise the rank begins with the shared model.
+  bool has_replica = false;
   if (state != nullptr) {
+    const std::string prefix = StoredPrefix(from.manifest, parts);
     std::vector<ManifestState> wanted;
-    for (StateKind& kind : OptimizerKinds(parts)) {
+    for (StateKind& kind : OptimizerKinds(parts, prefix)) {
       wanted.push_back(ManifestStateOf(kind, parts));
       kinds.push_back(std::move(kind));
     }
-    CAPSTAN_RETURN_IF_ERROR(CheckState(from.name, from.manifest.state, wanted));
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckState(from.name, prefix, from.manifest.state, wanted));
+    has_replica = LocalSteps(parts) && !prefix.empty() &&
+                  from.manifest.world_size == parts.group->size();
+    if (has_replica) kinds.push_back(ReplicaKind(parts, prefix));
     for (StateKind& kind : StoredStrategyKinds(parts, from.manifest)) {
       kinds.push_back(std::move(kind));
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(Fill(from, TargetsOf(parts, kinds)));
-  for (OptimizerShard& shard : parts.shards) {
+  std::vector<Target> targets = TargetsOf(parts, kinds);
+  const std::vector<PluginTarget> plugins =
+      PluginTargets(from, parts, /*own=*/state != nullptr, &targets);
+  CAPSTAN_RETURN_IF_ERROR(Fill(from, targets));
+  for (const PluginTarget& plugin : plugins) {
+    plugin.plugin->load(
+        std::string(static_cast<const char*>(plugin.bytes.const_data_ptr()),
+                    plugin.bytes.nbytes()),
+        plugin.file);
+  }
+  for (size_t s = 0; s < parts.shards.size(); ++s) {
+    OptimizerShard& shard = parts.shards[s];
+    if (LocalSteps(parts) && !has_replica)
+      shard.master.copy_(kinds[0].tensors[s]);
     if (shard.working.defined()) shard.working.copy_(shard.master);
   }
   if (state != nullptr) *state = from.manifest.train_state;

@@ -48,9 +48,11 @@ struct TrainState {
   int64_t global_batch_size = 0;
   // FrozenChecksum of the frozen parameters; 0: there are none.
   uint32_t frozen_crc32c = 0;
-  // Evaluations so far: the last one's step, the lowest loss and its step (-1:
-  // none), and the number since.
+  // Evaluations so far: the last one's step, the metric that they are compared
+  // by ("": eval_loss), its best value and that one's step (-1: none), and the
+  // number since.
   int64_t eval_step = -1;
+  std::string best_metric;
   double best_eval_loss = 0.0;
   int64_t best_step = -1;
   int64_t evals_without_better = 0;
@@ -75,6 +77,17 @@ struct TrainState {
 // for comparison (trainer/session/run_identity.h).
 using RunIdentity = std::map<std::string, std::string>;
 
+// What a plugin keeps beside tensors (Objective::SaveState, Model::SaveState).
+struct PluginState {
+  std::string kind;      // as in files (manifest.h)
+  std::string plugin;    // its package; what another one has saved isn't loaded
+  bool of_rank = false;  // each rank saves its own, else rank 0 for all
+  std::function<std::string()> save;  // "": nothing
+  // Called after a load with what was saved ("": nothing), and the file that
+  // has it. Another load may follow, of an older checkpoint.
+  std::function<void(std::string bytes, const std::string& file)> load;
+};
+
 // The state saved in and restored from a checkpoint.
 struct CheckpointParts {
   const std::vector<ParameterSpec>* specs = nullptr;
@@ -88,6 +101,7 @@ struct CheckpointParts {
   RunIdentity identity;     // likewise
   // If set, its own state is saved and restored, too.
   Strategy* strategy = nullptr;
+  std::vector<PluginState> plugins;
 };
 
 struct SaveRequest;  // save.h
@@ -116,6 +130,8 @@ absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
 struct Resumed {
   std::string folder;  // "": there is no checkpoint, and nothing was loaded
   TrainState state;
+  // How many ranks had state of their own (Strategy::local_steps); 0: none had.
+  int ranks = 0;
   // Newer checkpoints that can't be read; rank 0's: their steps, and "PATH: is
   // damaged: HOW".
   std::vector<std::pair<int64_t, std::string>> damaged;
@@ -128,7 +144,8 @@ struct Resumed {
 absl::StatusOr<Resumed> LoadNewestCheckpoint(const std::string& output_dir,
                                              const CheckpointParts& parts);
 
-// Like LoadCheckpoint, but loads only masters and working copies.
+// Like LoadCheckpoint, but loads only masters, working copies, and the states
+// of plugins that aren't each rank's own.
 absl::Status LoadCheckpointWeights(const std::string& folder,
                                    const CheckpointParts& parts);
 

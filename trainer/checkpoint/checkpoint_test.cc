@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <limits>
 
 #include "absl/strings/string_view.h"
 #include "plugins/sdk/fingerprint.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
 namespace {
@@ -78,6 +80,7 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(got->eval_step, want.eval_step);
   EXPECT_EQ(got->best_eval_loss, want.best_eval_loss);
   EXPECT_EQ(got->best_step, want.best_step);
+  EXPECT_EQ(got->best_metric, want.best_metric);
   EXPECT_EQ(got->evals_without_better, want.evals_without_better);
   EXPECT_EQ(got->recent_losses, want.recent_losses);
   EXPECT_EQ(got->spikes_in_a_row, want.spikes_in_a_row);
@@ -115,6 +118,70 @@ TEST(CheckpointTest, AnyWorldSizeReadsAny) {
       ExpectLoads(NewestCheckpoint(out), loaded);
     }
   }
+}
+
+// Each rank's objective has its own, all ranks' models have rank 0's.
+TEST(CheckpointTest, StatesOfPlugins) {
+  const std::string out = NewFolder();
+  const auto saved = OnRanks(2, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), {0, 13, kFlat});
+    run.SetValues();
+    CheckpointParts parts = run.Parts(group);
+    const std::string mine = std::to_string(group.rank());
+    std::string none;
+    parts.plugins = {StateOf(kObjectiveKind, "objective " + mine, &none),
+                     StateOf(kModelKind, "model " + mine, &none)};
+    return SaveCheckpoint({out, StateAt(1)}, parts);
+  });
+  ASSERT_TRUE(FirstError(saved).ok()) << FirstError(saved);
+  const std::string folder = NewestCheckpoint(out);
+  EXPECT_TRUE(VerifyCheckpoint(folder).ok());
+  const auto loaded = OnRanks(3, [&](ProcessGroup& group) {
+    FakeRun run(group.rank(), {0, 9, 22, kFlat});
+    CheckpointParts parts = run.Parts(group);
+    std::string objective, model, other = "of a load before";
+    parts.plugins = {StateOf(kObjectiveKind, "", &objective),
+                     StateOf(kModelKind, "", &model),
+                     StateOf(kModelKind, "", &other)};
+    parts.plugins.back().plugin = "acme.y";
+    const absl::Status status = LoadCheckpoint(folder, parts).status();
+    EXPECT_EQ(objective, "objective " + std::to_string(group.rank() % 2));
+    EXPECT_EQ(model, "model 0");
+    EXPECT_EQ(other, "");
+    EXPECT_TRUE(run.HasValues());
+    objective = model = "";
+    const absl::Status weights = LoadCheckpointWeights(folder, parts);
+    EXPECT_EQ(objective, "");
+    EXPECT_EQ(model, "model 0");
+    return status.ok() ? weights : status;
+  });
+  EXPECT_TRUE(FirstError(loaded).ok()) << FirstError(loaded);
+}
+
+TEST(CheckpointTest, WithoutStatesOfPluginsNothingIsAdded) {
+  std::vector<std::string> texts;
+  for (const bool has_plugins : {false, true}) {
+    const std::string out = NewFolder();
+    const auto saved = OnRanks(1, [&](ProcessGroup& group) {
+      FakeRun run(0, {0, kFlat});
+      run.SetValues();
+      CheckpointParts parts = run.Parts(group);
+      std::string none;
+      if (has_plugins) {
+        parts.plugins = {StateOf(kObjectiveKind, "", &none),
+                         StateOf(kModelKind, "", &none)};
+      }
+      return SaveCheckpoint({out, StateAt(1)}, parts);
+    });
+    ASSERT_TRUE(FirstError(saved).ok()) << FirstError(saved);
+    std::string text;
+    for (const std::string& name : Names(NewestCheckpoint(out))) {
+      std::ifstream file(NewestCheckpoint(out) + "/" + name);
+      text.append(std::istreambuf_iterator<char>(file), {});
+    }
+    texts.push_back(text);
+  }
+  EXPECT_TRUE(texts[0] == texts[1]);
 }
 
 TEST(CheckpointTest, OwnedSlicesOfAWholeCopyAreEnough) {

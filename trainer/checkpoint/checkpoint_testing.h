@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
 
 namespace capstan {
@@ -89,6 +90,14 @@ class ThreadGroup final : public ProcessGroup {
     return std::make_unique<Done>();
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override { abort(); }
+  std::unique_ptr<Work> AllToAll(const at::Tensor&,
+                                 const at::Tensor&) override {
+    abort();
+  }
+  std::unique_ptr<Work> SendRecv(const at::Tensor&, int, const at::Tensor&,
+                                 int) override {
+    abort();
+  }
   void AllReduceHost(absl::Span<double> values) override {
     meeting_->Sum(values);
   }
@@ -224,6 +233,15 @@ class FakeRun {
   std::vector<OwnedSlice> owned_;
 };
 
+// A plugin's state: `mine` is saved, and what is loaded goes to *got.
+inline PluginState StateOf(const std::string& kind, const std::string& mine,
+                           std::string* got) {
+  return {kind, "acme.x", kind == kObjectiveKind, [mine] { return mine; },
+          [got](std::string bytes, const std::string&) {
+            *got = std::move(bytes);
+          }};
+}
+
 inline TrainState StateAt(int64_t step) {
   TrainState state;
   state.step = step;
@@ -239,6 +257,7 @@ inline TrainState StateAt(int64_t step) {
   state.eval_step = step - 2;
   state.best_eval_loss = 1.0 / 7.0;
   state.best_step = step - 3;
+  state.best_metric = "eval_code_acc";
   state.evals_without_better = 5;
   state.loss_scale = 1.0 / 3.0;
   state.loss_scale_good_steps = 17;

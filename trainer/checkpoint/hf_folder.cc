@@ -3,118 +3,34 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "plugins/sdk/lib/lora.h"
-#include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
 #include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/model_files.h"
+#include "trainer/checkpoint/weight_files.h"
 
 namespace capstan {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-int64_t Bytes(const ParameterSpec& spec, c10::ScalarType dtype) {
-  return spec.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+// Writes a parameter's value as tensor `index` of the files.
+absl::Status AddWeight(const WeightFileTensor& tensor, int index,
+                       const at::Tensor& value, WeightFiles* files) {
+  if (value.sizes() != at::IntArrayRef(tensor.shape)) {
+    return absl::InternalError(absl::StrCat("the strategy gave parameter '",
+                                            tensor.name, "' in another shape"));
+  }
+  const at::Tensor converted = value.to(at::kCPU, tensor.dtype).contiguous();
+  return files->Add(index, converted.const_data_ptr());
 }
-
-// The weight files on rank 0, filled in parameter order. Split as in
-// transformers: a shard is full when the next tensor would exceed the limit.
-class WeightFiles {
- public:
-  // NAME.safetensors, or its shards.
-  WeightFiles(std::string folder, std::string name, c10::ScalarType dtype,
-              int64_t max_shard_bytes, std::vector<ParameterSpec> specs)
-      : folder_(std::move(folder)),
-        name_(std::move(name)),
-        dtype_(dtype),
-        specs_(std::move(specs)) {
-    int64_t shard_bytes = 0;
-    for (size_t i = 0; i < specs_.size(); ++i) {
-      const int64_t bytes = Bytes(specs_[i], dtype);
-      if (i == 0 ||
-          (shard_bytes > 0 && bytes > max_shard_bytes - shard_bytes)) {
-        first_.push_back(i);
-        shard_bytes = 0;
-      }
-      shard_bytes += bytes;
-      total_bytes_ += bytes;
-    }
-    first_.push_back(specs_.size());
-  }
-
-  absl::Status Add(int index, const at::Tensor& value) {
-    if (writer_ == nullptr || index == first_[shard_ + 1]) {
-      CAPSTAN_RETURN_IF_ERROR(OpenNext());
-    }
-    const ParameterSpec& spec = specs_[index];
-    if (value.sizes() != at::IntArrayRef(spec.shape)) {
-      return absl::InternalError(absl::StrCat("the strategy gave parameter '",
-                                              spec.name, "' in another shape"));
-    }
-    const at::Tensor converted = value.to(at::kCPU, dtype_).contiguous();
-    return writer_->Append(converted.data_ptr(), Bytes(spec, dtype_));
-  }
-
-  absl::Status Finish() {
-    if (writer_ == nullptr || shard_ + 2 != first_.size()) {
-      return absl::InternalError("the strategy left out parameters");
-    }
-    CAPSTAN_RETURN_IF_ERROR(writer_->Close());
-    if (shard_count() == 1) return absl::OkStatus();
-    Json weight_map = Json::object();
-    for (size_t shard = 0; shard < shard_count(); ++shard) {
-      for (int i = first_[shard]; i < first_[shard + 1]; ++i) {
-        weight_map.push_back({specs_[i].name, FileName(shard)});
-      }
-    }
-    const Json index = {{"metadata", {{"total_size", total_bytes_}}},
-                        {"weight_map", std::move(weight_map)}};
-    return WriteWholeFile(
-        absl::StrCat(folder_, "/", name_, ".safetensors.index.json"),
-        index.dump(2) + "\n");
-  }
-
- private:
-  size_t shard_count() const { return first_.size() - 1; }
-
-  std::string FileName(size_t shard) const {
-    if (shard_count() == 1) return name_ + ".safetensors";
-    return absl::StrFormat("%s-%05d-of-%05d.safetensors", name_, shard + 1,
-                           shard_count());
-  }
-
-  absl::Status OpenNext() {
-    if (writer_ != nullptr) {
-      CAPSTAN_RETURN_IF_ERROR(writer_->Close());
-      ++shard_;
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(writer_, SafetensorsWriter::Create(absl::StrCat(
-                                          folder_, "/", FileName(shard_))));
-    for (int i = first_[shard_]; i < first_[shard_ + 1]; ++i) {
-      writer_->Declare(specs_[i].name, dtype_, specs_[i].shape);
-    }
-    return absl::OkStatus();
-  }
-
-  const std::string folder_;
-  const std::string name_;
-  const c10::ScalarType dtype_;
-  const std::vector<ParameterSpec> specs_;
-  std::vector<int> first_;  // first parameter of each shard, and the end
-  int64_t total_bytes_ = 0;
-  size_t shard_ = 0;
-  std::unique_ptr<SafetensorsWriter> writer_;
-};
 
 absl::Status SetSpecialTokensIn(const std::string& path,
                                 const Tokenizer::SpecialIds& ids) {
@@ -211,20 +127,27 @@ std::vector<Written> WrittenParameters(const FinalFolder& folder,
   return written;
 }
 
-WeightFiles FilesOf(const std::string& path, const FinalFolder& folder,
-                    const Model& model) {
-  std::vector<ParameterSpec> specs;
+std::vector<WeightFileTensor> TensorsOf(const FinalFolder& folder,
+                                        const Model& model) {
+  std::vector<WeightFileTensor> tensors;
   for (const Written& tensor : WrittenParameters(folder, model)) {
-    specs.push_back(model.parameters()[tensor.index]);
-    specs.back().name = tensor.name;
+    tensors.push_back(
+        {tensor.name,
+         folder.lora.has_value() ? c10::ScalarType::Float : folder.dtype,
+         model.parameters()[tensor.index].shape});
   }
+  return tensors;
+}
+
+WeightFiles FilesOf(const std::string& path, const FinalFolder& folder,
+                    std::vector<WeightFileTensor> tensors) {
   if (!folder.lora.has_value()) {
-    return WeightFiles(path, "model", folder.dtype, folder.max_shard_bytes,
-                       std::move(specs));
+    return WeightFiles(path, "model", folder.max_shard_bytes,
+                       std::move(tensors));
   }
   // PEFT doesn't support shards.
-  return WeightFiles(path, "adapter_model", c10::ScalarType::Float,
-                     std::numeric_limits<int64_t>::max(), std::move(specs));
+  return WeightFiles(path, "adapter_model", std::numeric_limits<int64_t>::max(),
+                     std::move(tensors));
 }
 
 absl::Status Save(const std::string& path, const FinalFolder& folder,
@@ -240,7 +163,8 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
   }
   CAPSTAN_RETURN_IF_ERROR(Agree(group, status, what));
 
-  WeightFiles files = FilesOf(temporary, folder, model);
+  const std::vector<WeightFileTensor> tensors = TensorsOf(folder, model);
+  WeightFiles files = FilesOf(temporary, folder, tensors);
   // Each parameter's indices in `files`.
   std::vector<std::vector<int>> places(model.parameters().size());
   int count = 0;
@@ -254,7 +178,9 @@ absl::Status Save(const std::string& path, const FinalFolder& folder,
         [&](int index, const at::Tensor& value) {
           for (const int place : places[index]) {
             if (!status.ok()) break;
-            status = CatchAll([&] { return files.Add(place, value); });
+            status = CatchAll([&] {
+              return AddWeight(tensors[place], place, value, &files);
+            });
           }
           return absl::OkStatus();
         });

@@ -16,6 +16,7 @@
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
+#include "trainer/checkpoint/weight_files.h"
 
 namespace capstan {
 
@@ -23,7 +24,7 @@ namespace capstan {
 struct FinalFolder {
   std::string path;  // OUTPUT/final
   c10::ScalarType dtype = c10::ScalarType::Float;
-  int64_t max_shard_bytes = int64_t{5} << 30;
+  int64_t max_shard_bytes = kMaxShardBytes;
   const Tokenizer* tokenizer = nullptr;  // null: none
   std::string config_text;  // the run's, without this machine's folders
   // If set, the model has this adapter, and a PEFT folder is written.

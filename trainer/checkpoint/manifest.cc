@@ -5,17 +5,21 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <type_traits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "trainer/checkpoint/state_kinds.h"
 
 namespace capstan {
 namespace {
@@ -27,8 +31,10 @@ constexpr char kCrcKey[] = "crc32c";
 
 absl::Status Missing(const std::string& kind, const std::string& parameter,
                      int64_t element) {
-  return absl::DataLossError(absl::StrFormat(
-      "element %d of %s of '%s' is missing", element, kind, parameter));
+  return WithCode(
+      absl::DataLossError(absl::StrFormat("element %d of %s of '%s' is missing",
+                                          element, kind, parameter)),
+      "checkpoint/damaged");
 }
 
 // JSON has no NaN or infinity, which a last loss may be. Finite numbers
@@ -82,6 +88,7 @@ Json TrainStateToJson(const TrainState& state) {
     }
   });
   // Only of runs that ask for it.
+  if (!state.best_metric.empty()) json["best_metric"] = state.best_metric;
   if (!state.recent_losses.empty()) {
     json["recent_losses"] = state.recent_losses;
     json["spikes_in_a_row"] = state.spikes_in_a_row;
@@ -138,6 +145,9 @@ TrainState TrainStateFromJson(const Json& json) {
   if (json.contains("recent_losses")) {
     state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
     state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();
+  }
+  if (json.contains("best_metric")) {
+    state.best_metric = json.at("best_metric").get<std::string>();
   }
   if (json.contains("times_back")) {
     state.back_to = json.at("back_to").get<int64_t>();
@@ -318,16 +328,35 @@ absl::Status CheckPlainName(const std::string& name) {
       absl::StrCat("'", name, "' isn't a plain file name"));
 }
 
+absl::Status CheckPluginRange(const ManifestFile& file,
+                              const ManifestRange& range,
+                              std::set<std::string>* found) {
+  if (range.begin == 0 && range.length > 0 && range.length <= file.bytes &&
+      found->insert(range.kind).second) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%d bytes from byte %d of %s are not all of it",
+                      range.length, range.begin, range.kind));
+}
+
 absl::Status CheckVersion(const std::string& path, int version) {
   if (version == kFormatVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "%s: was saved by %s trainer: format_version is %d, this one reads %d; "
-      "resume with that trainer, or start anew in another output_dir",
-      path, version < kFormatVersion ? "an older" : "a newer", version,
-      kFormatVersion));
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrFormat(
+          "%s: was saved by %s trainer: format_version is %d, this one reads "
+          "%d; "
+          "resume with that trainer, or start anew in another output_dir",
+          path, version < kFormatVersion ? "an older" : "a newer", version,
+          kFormatVersion)),
+      "checkpoint/version");
 }
 
 }  // namespace
+
+bool IsPluginKind(const std::string& kind) {
+  return absl::StartsWith(WithoutRank(kind), "plugin.");
+}
 
 int64_t ManifestState::Numel(int64_t parameter_numel) const {
   return per_parameter > 0
@@ -406,8 +435,10 @@ absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kManifestFile);
   if (!PathExists(path)) {
-    return absl::NotFoundError(absl::StrCat(
-        folder, " isn't a whole checkpoint: it has no ", kManifestFile));
+    return WithCode(
+        absl::NotFoundError(absl::StrCat(
+            folder, " isn't a whole checkpoint: it has no ", kManifestFile)),
+        "checkpoint/none");
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ManifestFromJson(text, path));
@@ -433,9 +464,14 @@ absl::Status CheckManifest(const Manifest& manifest) {
   for (const auto& [name, checksum] : manifest.texts) {
     CAPSTAN_RETURN_IF_ERROR(CheckPlainName(name));
   }
+  std::set<std::string> plugin_kinds;
   for (const ManifestFile& file : manifest.files) {
     CAPSTAN_RETURN_IF_ERROR(CheckPlainName(file.name));
     for (const ManifestRange& range : file.ranges) {
+      if (IsPluginKind(range.kind)) {
+        CAPSTAN_RETURN_IF_ERROR(CheckPluginRange(file, range, &plugin_kinds));
+        continue;
+      }
       const auto found = numels.find(range.parameter);
       const int64_t numel = found == numels.end()
                                 ? 0
@@ -476,7 +512,9 @@ absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
   try {
     return FileFromJson(ParseManifestJson(text));
   } catch (const Json::exception& e) {
-    return absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what()));
+    return WithCode(
+        absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what())),
+        "checkpoint/damaged");
   }
 }
 

@@ -21,6 +21,13 @@ namespace capstan {
 inline constexpr char kMasterKind[] = "master";
 inline constexpr char kManifestFile[] = "manifest.json";
 
+// Kinds that aren't of parameters: the states of the objective (with the prefix
+// of a rank, state_kinds.h) and of the model, as bytes in one range, whose
+// "parameter" is the plugin's package. Files have only those that aren't empty.
+inline constexpr char kObjectiveKind[] = "plugin.objective";
+inline constexpr char kModelKind[] = "plugin.model";
+bool IsPluginKind(const std::string& kind);
+
 // Bytes per checksum, counted from the start of a stored range. A rank that
 // needs a few elements reads the chunks that contain them. Part of the format.
 constexpr int64_t kChunkBytes = 4 << 20;

@@ -6,10 +6,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/norm.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -42,11 +44,13 @@ namespace fs = std::filesystem;
 
 constexpr char kAdapterWeights[] = "adapter_model.safetensors";
 
-// The adapter's names of a weight and of the module's two factors.
+// The adapter's names of a weight, of the module's two factors and of DoRA's
+// magnitudes.
 struct Factors {
   std::string weight;
-  std::string a;  // [rank, in]
-  std::string b;  // [out, rank]
+  std::string a;          // [rank, in]
+  std::string b;          // [out, rank]
+  std::string magnitude;  // [out]; "": none
 };
 
 // Returns the weight's name in the base's files, if they have it. An adapter
@@ -89,6 +93,16 @@ struct Changes {
   };
   std::map<std::string, Saved> saved;
   int64_t rows = 0;  // of a larger vocabulary; 0: it stays
+  // Of a model with a head of scores, which takes the place of the base's.
+  bool scores = false;
+
+  // What a tensor of the merged model was before.
+  const TensorEntry& EntryOf(const std::string& name,
+                             const SafetensorsReader& base) const {
+    const auto found = base.tensors().find(name);
+    return found != base.tensors().end() ? found->second
+                                         : *saved.at(name).entry;
+  }
 };
 
 // Whether `name` is a parameter of one of the modules, which are named by any
@@ -102,6 +116,12 @@ bool IsOfModule(absl::string_view name,
 }
 
 constexpr char kHead[] = "lm_head.weight";
+constexpr char kScores[] = "score.weight";
+
+bool IsEmbeddingOrHead(absl::string_view weight) {
+  return absl::EndsWith(weight, kHead) ||
+         absl::EndsWith(weight, "embed_tokens.weight");
+}
 
 // Notes that the adapter's tensor `name` replaces a weight. Returns false if
 // that isn't in the base or has another shape there, except for fewer rows.
@@ -112,10 +132,15 @@ bool NoteSaved(const std::string& name, const TensorEntry& entry,
   const std::string prefix = SavedParameterName("");
   if (!absl::ConsumePrefix(&rest, prefix)) return false;
   const std::string weight = NameInBase(std::string(rest), base);
-  // A head that is tied to the embedding.
-  const bool tied = spec.ties && absl::EndsWith(weight, kHead);
+  // A head that is tied to the embedding: each is named for the other.
+  const bool tied = spec.ties && IsEmbeddingOrHead(weight);
   if (!tied && !IsOfModule(rest, spec.modules_to_save)) return false;
   const auto place = base.tensors().find(weight);
+  if (place == base.tensors().end() && weight == kScores) {
+    changes->scores = true;
+    changes->saved[weight] = {name, &entry};
+    return true;
+  }
   if (place == base.tensors().end()) return tied;
   std::vector<int64_t> shape = entry.shape;
   const std::vector<int64_t>& had = place->second.shape;
@@ -152,12 +177,15 @@ absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
     if (!parts.has_value()) {
       return absl::UnimplementedError(
           absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", name,
-                       "' is neither a lora_A nor a lora_B of a module"));
+                       "' is neither a lora_A, a lora_B nor a "
+                       "lora_magnitude_vector of a module"));
     }
     const std::string weight = parts->module + ".weight";
     Factors& found = factors[NameInBase(weight, base)];
     found.weight = weight;
-    (parts->is_b ? found.b : found.a) = name;
+    (parts->is_magnitude ? found.magnitude
+     : parts->is_b       ? found.b
+                         : found.a) = name;
   }
   for (const auto& [weight, found] : factors) {
     const std::string module = found.weight.substr(0, found.weight.rfind('.'));
@@ -165,6 +193,13 @@ absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
       return absl::DataLossError(
           absl::StrCat(adapter_folder, "/", kAdapterWeights, ": '", module,
                        "' has no ", found.a.empty() ? "lora_A" : "lora_B"));
+    }
+    if (found.magnitude.empty() == spec.dora) {
+      return absl::DataLossError(absl::StrCat(
+          adapter_folder, "/", kAdapterWeights, ": '", module, "' has ",
+          spec.dora ? "no" : "a",
+          " lora_magnitude_vector, and adapter_config.json's use_dora is ",
+          spec.dora ? "true" : "false"));
     }
     const auto place = base.tensors().find(weight);
     if (place == base.tensors().end()) {
@@ -175,7 +210,9 @@ absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
         adapter.tensors().at(found.a).shape !=
             std::vector<int64_t>{rank, shape[1]} ||
         adapter.tensors().at(found.b).shape !=
-            std::vector<int64_t>{shape[0], rank}) {
+            std::vector<int64_t>{shape[0], rank} ||
+        (spec.dora && adapter.tensors().at(found.magnitude).shape !=
+                          std::vector<int64_t>{shape[0]})) {
       return misfit(module,
                     absl::StrCat("has shape [", absl::StrJoin(shape, ", "),
                                  "] in the base, and its factors of "
@@ -196,8 +233,8 @@ absl::StatusOr<Changes> ChangesOf(const SafetensorsReader& adapter,
   }
   // Both or none: a model has as many scores as embeddings.
   for (const auto& [name, entry] : base.tensors()) {
-    if (!absl::EndsWith(name, kHead) &&
-        !absl::EndsWith(name, "embed_tokens.weight")) {
+    if (!IsEmbeddingOrHead(name) ||
+        (changes.scores && absl::EndsWith(name, kHead))) {
       continue;
     }
     const auto saved = changes.saved.find(name);
@@ -218,7 +255,7 @@ bool IsTied(const std::string& folder, const SafetensorsReader& weights) {
       ReadWholeFile(folder + "/config.json");
   const auto json = text.ok() ? ParseJson<nlohmann::json>(*text)
                               : nlohmann::json(nlohmann::json::value_t::object);
-  const bool otherwise = weights.tensors().count("lm_head.weight") == 0;
+  const bool otherwise = weights.tensors().count(kHead) == 0;
   const auto found = json.find("tie_word_embeddings");
   return found != json.end() && found->is_boolean() ? found->get<bool>()
                                                     : otherwise;
@@ -266,39 +303,28 @@ class Base {
     return quantize_ != Quantize::kFolders || folder_is_quantised();
   }
 
-  // Reads what the adapter was trained on, if the tensor is an adapted
-  // module's, or else the folder's values.
-  absl::Status Read(const std::string& name, bool adapted, int64_t begin,
-                    int64_t count, float* out) const {
-    if (!adapted || quantize_ == Quantize::kFolders || folder_is_quantised()) {
-      return folder_->ReadFloats(name, begin, count, out);
+  // An adapted module's weight, as the adapter was trained on it.
+  absl::StatusOr<at::Tensor> ReadAdapted(const std::string& name) const {
+    if (quantize_ == Quantize::kFolders || folder_is_quantised()) {
+      return ReadTensor(*folder_, name);
     }
-    std::unique_ptr<PackedMatrix>& matrix = matrices_[name];
-    if (matrix == nullptr) {
-      matrix = QuantizeMatrix(
-          folder_->tensors().at(name).numel, quantize_ == Quantize::kNf4Double,
-          [this, name](int64_t from, int64_t n, float* values) {
-            return folder_->ReadFloats(name, from, n, values);
-          },
-          name);
-    }
-    return matrix->ReadValues(begin, count, out);
+    const TensorEntry& entry = folder_->tensors().at(name);
+    const std::unique_ptr<PackedMatrix> matrix = QuantizeMatrix(
+        quantize_, entry.shape[0], entry.shape[1],
+        [this, name](int64_t from, int64_t n, float* values) {
+          return folder_->ReadFloats(name, from, n, values);
+        },
+        name);
+    at::Tensor tensor = at::empty(entry.shape, at::kFloat);
+    CAPSTAN_RETURN_IF_ERROR(
+        matrix->ReadValues(0, entry.numel, tensor.mutable_data_ptr<float>()));
+    return tensor;
   }
 
  private:
   const std::unique_ptr<SafetensorsReader> folder_;
   const Quantize quantize_;
-  mutable std::map<std::string, std::unique_ptr<PackedMatrix>> matrices_;
 };
-
-absl::StatusOr<at::Tensor> ReadBase(const Base& base, const std::string& name,
-                                    bool adapted) {
-  const TensorEntry& entry = base.folder().tensors().at(name);
-  at::Tensor tensor = at::empty(entry.shape, at::kFloat);
-  CAPSTAN_RETURN_IF_ERROR(base.Read(name, adapted, 0, entry.numel,
-                                    tensor.mutable_data_ptr<float>()));
-  return tensor;
-}
 
 // Writes one of the base's files, merged.
 absl::Status WriteMerged(const std::string& path,
@@ -311,28 +337,35 @@ absl::Status WriteMerged(const std::string& path,
                            SafetensorsWriter::Create(path));
   for (const std::string& name : names) {
     const auto saved = changes.saved.find(name);
-    const TensorEntry& entry = base.tensors().at(name);
+    const TensorEntry& entry = changes.EntryOf(name, base);
     writer->Declare(name, entry.dtype,
                     saved == changes.saved.end() ? entry.shape
                                                  : saved->second.entry->shape);
   }
   for (const std::string& name : names) {
-    const TensorEntry& entry = base.tensors().at(name);
+    const TensorEntry& entry = changes.EntryOf(name, base);
     const auto saved = changes.saved.find(name);
     const auto found = changes.factors.find(name);
     at::Tensor weight;
     if (saved != changes.saved.end()) {
       CAPSTAN_ASSIGN_OR_RETURN(weight, ReadTensor(adapter, saved->second.name));
     } else if (found != changes.factors.end()) {
-      CAPSTAN_ASSIGN_OR_RETURN(weight, ReadBase(whole, name, /*adapted=*/true));
+      CAPSTAN_ASSIGN_OR_RETURN(weight, whole.ReadAdapted(name));
       CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor a,
                                ReadTensor(adapter, found->second.a));
       CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor b,
                                ReadTensor(adapter, found->second.b));
       weight.add_(at::mm(b, a).mul_(scale));
+      if (!found->second.magnitude.empty()) {
+        CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor magnitude,
+                                 ReadTensor(adapter, found->second.magnitude));
+        // "DoRA" (Liu et al., 2024, equation 5); a row of zeros stays one.
+        const at::Tensor norms = at::norm(weight, 2, {1}, /*keepdim=*/false);
+        weight.mul_(
+            magnitude.div(norms.masked_fill(norms.eq(0.0), 1.0)).unsqueeze(1));
+      }
     } else if (entry.data == nullptr) {
-      CAPSTAN_ASSIGN_OR_RETURN(weight,
-                               ReadBase(whole, name, /*adapted=*/false));
+      CAPSTAN_ASSIGN_OR_RETURN(weight, ReadTensor(base, name));
     } else {
       CAPSTAN_RETURN_IF_ERROR(writer->Append(entry.data, entry.bytes));
       continue;
@@ -358,7 +391,7 @@ absl::Status WriteIndex(
   for (const auto& [file, names] : files) {
     for (const std::string& name : names) {
       map[name] = file;
-      const TensorEntry& entry = base.tensors().at(name);
+      const TensorEntry& entry = changes.EntryOf(name, base);
       const auto saved = changes.saved.find(name);
       bytes += saved == changes.saved.end()
                    ? entry.bytes
@@ -372,26 +405,38 @@ absl::Status WriteIndex(
                         index.dump(2) + "\n");
 }
 
-// The merged weights aren't quantised.
-absl::Status DropQuantization(const std::string& path) {
+using Config = nlohmann::ordered_json;
+
+absl::Status EditConfig(const std::string& folder,
+                        const std::function<void(Config& json)>& edit) {
+  const std::string path = folder + "/config.json";
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
-                           ParseObject(path, text));
-  if (json.erase("quantization_config") == 0) return absl::OkStatus();
-  return WriteWholeFile(path, json.dump(2) + "\n");
+  CAPSTAN_ASSIGN_OR_RETURN(Config json, ParseObject(path, text));
+  const Config before = json;
+  edit(json);
+  return json == before ? absl::OkStatus()
+                        : WriteWholeFile(path, json.dump(2) + "\n");
+}
+
+// Makes the model one of transformers' sequence classification with one label.
+void SetScores(Config& json) {
+  Config& classes = json["architectures"];
+  if (classes.is_array() && !classes.empty() && classes[0].is_string()) {
+    const std::string name = classes[0];
+    classes[0] = name.substr(0, name.find("For")) + "ForSequenceClassification";
+  }
+  json["num_labels"] = 1;
+  json["id2label"] = {{"0", "LABEL_0"}};
+  json["label2id"] = {{"LABEL_0", 0}};
 }
 
 // Sets the size of a larger vocabulary, also for the text part of a multimodal
 // model.
-absl::Status SetVocabulary(const std::string& path, int64_t rows) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
-  CAPSTAN_ASSIGN_OR_RETURN(nlohmann::ordered_json json,
-                           ParseObject(path, text));
+void SetVocabulary(Config& json, int64_t rows) {
   const auto part = json.find("text_config");
   const bool has_part = part != json.end() && part->is_object();
   if (has_part) (*part)["vocab_size"] = rows;
   if (!has_part || json.contains("vocab_size")) json["vocab_size"] = rows;
-  return WriteWholeFile(path, json.dump(2) + "\n");
 }
 
 // Copies the base's other files, except for the tokenizer if the adapter has
@@ -425,14 +470,16 @@ absl::StatusOr<std::string> CopyOtherFiles(const AdapterMerge& merge,
   return ModelFilesNote(merge.base, merge.output, files);
 }
 
-absl::Status WriteCard(const AdapterMerge& merge, const std::string& to) {
+absl::Status WriteCard(const AdapterMerge& merge, bool scores,
+                       const std::string& to) {
   return WriteWholeFile(
       to + "/README.md",
-      absl::StrCat("---\nlibrary_name: transformers\npipeline_tag: "
-                   "text-generation\ntags:\n- capstan\n",
-                   BaseModelMetadata(merge.base), "---\n\n# ",
-                   ModelName(merge.output), "\n\n`", ModelName(merge.base),
-                   "` with the LoRA adapter `", ModelName(merge.adapter),
+      absl::StrCat("---\nlibrary_name: transformers\npipeline_tag: text-",
+                   scores ? "classification" : "generation",
+                   "\ntags:\n- capstan\n", BaseModelMetadata(merge.base),
+                   "---\n\n# ", ModelName(merge.output), "\n\n`",
+                   ModelName(merge.base), "` with the LoRA adapter `",
+                   ModelName(merge.adapter),
                    "` merged into its weights by `trainer merge`.\n"));
 }
 
@@ -451,7 +498,10 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
                                merge.adapter, "/", kAdapterWeights)));
   CAPSTAN_ASSIGN_OR_RETURN(const Changes changes,
                            ChangesOf(*adapter, *base, spec));
-  if (!changes.saved.empty() && !spec.ties && IsTied(merge.base, *base)) {
+  const bool apart =
+      std::any_of(changes.saved.begin(), changes.saved.end(),
+                  [](const auto& one) { return IsEmbeddingOrHead(one.first); });
+  if (apart && !spec.ties && IsTied(merge.base, *base)) {
     return absl::UnimplementedError(absl::StrCat(
         merge.adapter,
         "/adapter_config.json: the base's embedding is its head, too, and "
@@ -464,8 +514,10 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
   }
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, entry] : base->tensors()) {
+    if (changes.scores && absl::EndsWith(name, kHead)) continue;
     files[fs::path(entry.file).filename().string()].push_back(name);
   }
+  if (changes.scores) files.rbegin()->second.push_back(kScores);
   Rounding rounding;
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(to));  // left by a killed run
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
@@ -475,21 +527,26 @@ absl::StatusOr<std::string> Merge(const AdapterMerge& merge,
                                         &rounding));
   }
   CAPSTAN_RETURN_IF_ERROR(WriteIndex(*base, changes, files, to));
-  CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, to));
+  CAPSTAN_RETURN_IF_ERROR(WriteCard(merge, changes.scores, to));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string copied, CopyOtherFiles(merge, to));
   absl::StrAppend(&note, note.empty() || copied.empty() ? "" : "\n", copied);
-  if (changes.rows > 0) {
-    CAPSTAN_RETURN_IF_ERROR(SetVocabulary(to + "/config.json", changes.rows));
+  if (changes.scores || changes.rows > 0 || whole.quantised()) {
+    CAPSTAN_RETURN_IF_ERROR(EditConfig(to, [&](Config& json) {
+      if (changes.scores) SetScores(json);
+      if (changes.rows > 0) SetVocabulary(json, changes.rows);
+      // The merged weights aren't.
+      if (whole.quantised()) json.erase("quantization_config");
+    }));
   }
   if (!whole.quantised()) return note;
-  CAPSTAN_RETURN_IF_ERROR(DropQuantization(to + "/config.json"));
   return absl::StrCat(
       note, note.empty() ? "" : "\n",
       absl::StrFormat(
-          "the base is what NF4 keeps of it, as in training; rounding the "
+          "the base is what %s of it, as in training; rounding the "
           "merged weights to the file's dtype moved them by %.1e of their "
           "size (root mean square), and none by more than %.1e of its "
           "matrix's largest",
+          spec.quantize == Quantize::kFp8 ? "8 bits keep" : "NF4 keeps",
           rounding.relative(), rounding.most));
 }
 

@@ -83,6 +83,27 @@ TEST(MergeAdapterTest, IsPeftsMerge) {
             *ReadWholeFile(Golden("llama") + "/config.json"));
 }
 
+// The modules of golden/llama_dora that PEFT's merge_and_unload gave.
+TEST(MergeAdapterTest, IsPeftsMergeOfDora) {
+  const std::string output = NewFolder() + "/merged";
+  const absl::Status status =
+      Merge(Golden("llama"), Golden("llama_dora"), output);
+  ASSERT_TRUE(status.ok()) << status;
+  const auto got = Open(output);
+  const auto want = Open(Golden("llama_dora") + "/golden.safetensors");
+  int compared = 0;
+  for (const auto& [name, entry] : want->tensors()) {
+    if (got->tensors().count(name) == 0) continue;
+    const std::vector<float> a = Values(*got, name);
+    const std::vector<float> b = Values(*want, name);
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_NEAR(a[i], b[i], 2e-7) << name << " " << i;
+    }
+    ++compared;
+  }
+  EXPECT_EQ(compared, 2);
+}
+
 TEST(MergeAdapterTest, ShardsStayAsTheyAre) {
   const std::string output = NewFolder() + "/merged";
   const absl::Status status =
@@ -194,7 +215,7 @@ TEST(MergeAdapterTest, OntoWhatNf4Keeps) {
       }
       ++adapted;
       const auto packed = QuantizeMatrix(
-          entry.numel, /*double_quantised=*/true,
+          Quantize::kNf4Double, entry.shape[0], entry.shape[1],
           [&, from = wanted](int64_t begin, int64_t count, float* out) {
             std::copy_n(from.begin() + begin, count, out);
             return absl::OkStatus();

@@ -20,12 +20,17 @@
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
 #include "base/limits.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "cluster/comm/gpu_tools.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/save.h"
 #include "trainer/checkpoint/state_file.h"
+
+// After LibTorch's headers, which define the same macros.
+#include <glog/logging.h>
 
 namespace capstan {
 namespace {
@@ -167,9 +172,39 @@ absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+// Where data begin, behind a layout of that text and the train state.
+int64_t DataBegin(const std::string& layout) {
+  return kPage + RoundUp(static_cast<int64_t>(layout.size())) + kStateRoom;
+}
+
 int64_t BytesOfImage(const PieceLayout& layout, const std::string& text) {
-  return kPage + RoundUp(static_cast<int64_t>(text.size())) + kStateRoom +
-         layout.bytes;
+  return DataBegin(text) + layout.bytes;
+}
+
+absl::Status CheckFits(const std::string& state) {
+  if (static_cast<int64_t>(state.size()) <= kStateRoom) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      "its lists (of bad samples, of recent losses) have grown too long");
+}
+
+// All that changes from one layout to another.
+std::string LengthsText(const std::vector<StatePiece>& pieces) {
+  std::string text;
+  for (const StatePiece& piece : pieces) {
+    if (!IsPluginKind(piece.range.kind)) continue;
+    absl::StrAppend(&text, piece.range.kind, " ", piece.range.length, "\n");
+  }
+  return text;
+}
+
+// Room for plugins' states to grow in, if there are any.
+int64_t RoomToGrow(const std::vector<StatePiece>& pieces) {
+  constexpr int64_t kLeast = 1 << 20;
+  int64_t bytes = 0;
+  for (const StatePiece& piece : pieces) {
+    if (IsPluginKind(piece.range.kind)) bytes += piece.range.length;
+  }
+  return bytes == 0 ? 0 : std::max(kLeast, bytes);
 }
 
 }  // namespace
@@ -304,6 +339,14 @@ absl::Status AllocateMirror(int fd, int64_t bytes) {
                    " bytes: ", std::strerror(error), LimitText(error)));
 }
 
+absl::Status GrowMirror(int fd, int64_t bytes) {
+  if (MirrorBytesMissing(fd, bytes) > AvailableHostMemory() / 4) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a mirror of ", bytes, " bytes"));
+  }
+  return AllocateMirror(fd, bytes);
+}
+
 void FreeMirror(int fd, const absl::optional<MirrorKey>& source) {
   const absl::optional<MirrorImage> image = MirrorImageIn(fd);
   if (source.has_value() && image.has_value() && image->key == *source) return;
@@ -331,7 +374,9 @@ Mirror::Mirror(std::vector<int> fds, int restart,
 }
 
 Mirror::~Mirror() {
-  for (const Image& image : images_) {
+  copies_.Settle();
+  for (Image& image : images_) {
+    image.pinned.reset();
     if (image.memory != nullptr) munmap(image.memory, image.bytes);
   }
 }
@@ -339,7 +384,8 @@ Mirror::~Mirror() {
 int64_t Mirror::ImageBytes(const CheckpointParts& parts) const {
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   const PieceLayout layout(pieces);
-  return BytesOfImage(layout, LayoutText(pieces, layout, parts));
+  return BytesOfImage(layout, LayoutText(pieces, layout, parts)) +
+         RoomToGrow(pieces);
 }
 
 int64_t Mirror::BytesToAllocate(const CheckpointParts& parts) const {
@@ -360,14 +406,41 @@ absl::Status Mirror::Map(int64_t bytes, Image* image) {
   }
   image->memory = static_cast<char*>(memory);
   image->bytes = bytes;
+  Pin(image);
   return absl::OkStatus();
+}
+
+void Mirror::Pin(Image* image) {
+  if (!pins_) return;
+  const absl::Status pinned = CatchAll([image] {
+    image->pinned = PinMemory(image->memory, image->bytes);
+    return absl::OkStatus();
+  });
+  // It can do without, if slower.
+  LOG_IF(WARNING, !pinned.ok())
+      << "the mirror's memory can't be pinned: " << pinned.message();
 }
 
 absl::Status Mirror::Allocate(const CheckpointParts& parts) {
   const int64_t bytes = ImageBytes(parts);
+  pins_ = DeviceOf(OwnedPieces(parts)).is_cuda();
   for (Image& image : images_) {
     CAPSTAN_RETURN_IF_ERROR(Map(bytes, &image));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Mirror::Grow(int64_t bytes, Image* image) {
+  CAPSTAN_RETURN_IF_ERROR(GrowMirror(image->fd, bytes));
+  image->pinned.reset();
+  void* const memory =
+      mremap(image->memory, image->bytes, bytes, MREMAP_MAYMOVE);
+  if (memory == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, "the mirror can't be mapped");
+  }
+  image->memory = static_cast<char*>(memory);
+  image->bytes = bytes;
+  Pin(image);
   return absl::OkStatus();
 }
 
@@ -385,51 +458,108 @@ void Mirror::PeersHave() {
   kept_ = std::exchange(sent_, -1);
 }
 
-absl::optional<Mirror::Copied> Mirror::Copy(const TrainState& state,
+absl::StatusOr<Mirror::Copied> Mirror::Copy(const TrainState& state,
                                             const CheckpointParts& parts) {
   // Check before anything is changed, or steps that don't fit would replace
   // those that did.
-  const std::string state_text = TrainStateText(state);
-  if (static_cast<int64_t>(state_text.size()) > kStateRoom) {
-    return absl::nullopt;
-  }
-  last_ = Next();
-  Image& image = images_[last_];
-  image.sequence = ++sequence_;
-  // When a copy begins, the one before is complete on all ranks.
-  if (!peers_) kept_ = -1;
+  std::string text = TrainStateText(state);
+  CAPSTAN_RETURN_IF_ERROR(CheckFits(text));
+  CAPSTAN_RETURN_IF_ERROR(Begin(state.step, parts));
+  SetState(std::move(text));
+  CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<Copied> copied,
+                           Complete(/*wait=*/true));
+  // A collective comes before the next copy.
+  may_begin_ = true;
+  return *copied;
+}
+
+absl::Status Mirror::Begin(int64_t step, const CheckpointParts& parts) {
+  // Also of a copy that fails below, on this rank alone: the ranks' images of
+  // one step have one number.
+  const int64_t sequence = ++sequence_;
+  begun_.step = step;
+  may_begin_ = false;
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   const PieceLayout layout(pieces);
-  auto* const header = reinterpret_cast<Header*>(image.memory);
-  std::memset(header->magic, 0, sizeof(header->magic));
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  // The layout is the same at each step.
-  if (image.layout.empty()) {
-    image.layout = LayoutText(pieces, layout, parts);
-    std::memcpy(image.memory + kPage, image.layout.data(), image.layout.size());
+  const int index = Next();
+  Image& image = images_[index];
+  // But for the states of plugins, the layout is the same at each step.
+  const std::string lengths = LengthsText(pieces);
+  const bool other = image.layout.empty() || image.lengths != lengths;
+  std::string fresh;
+  if (other) fresh = LayoutText(pieces, layout, parts);
+  const std::string& text = other ? fresh : image.layout;
+  const int64_t bytes = BytesOfImage(layout, text);
+  if (bytes > image.bytes) {
+    CAPSTAN_RETURN_IF_ERROR(Grow(bytes + RoomToGrow(pieces), &image));
   }
+  last_ = index;
+  image.sequence = sequence;
+  // When a copy begins, the one before is complete on all ranks.
+  if (!peers_) kept_ = -1;
+  std::memset(image.memory, 0, sizeof(Header::magic));
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (other) {
+    std::memcpy(image.memory + kPage, fresh.data(), fresh.size());
+    image.layout = std::move(fresh);
+    image.lengths = lengths;
+  }
+  begun_.rank = parts.group->rank();
+  begun_.world_size = parts.group->size();
+  begun_.data_bytes = layout.bytes;
+  begun_.text.clear();
+  copies_.Start(pieces, layout, image.memory + DataBegin(image.layout));
+  begun_.index = index;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<absl::optional<Mirror::Copied>> Mirror::Complete(bool wait) {
+  if (!pending() || awaits_state()) return absl::nullopt;
+  if (wait) copies_.Wait();
+  if (!copies_.done()) return absl::nullopt;
+  const absl::Status fits = CheckFits(begun_.text);
+  if (!fits.ok()) {
+    // NonePending tells when the next may begin, on all ranks alike.
+    GiveUp();
+    return fits;
+  }
+  const Image& image = images_[std::exchange(begun_.index, -1)];
   // The checksum includes the padding between fields.
   Header next;
   std::memset(static_cast<void*>(&next), 0, sizeof(next));
   next.restart = restart_;
-  next.rank = parts.group->rank();
-  next.world_size = parts.group->size();
-  next.sequence = sequence_;
+  next.rank = begun_.rank;
+  next.world_size = begun_.world_size;
+  next.sequence = image.sequence;
   next.layout_bytes = static_cast<int64_t>(image.layout.size());
-  next.state_begin = kPage + RoundUp(next.layout_bytes);
-  next.data_begin = next.state_begin + kStateRoom;
-  next.state_bytes = static_cast<int64_t>(state_text.size());
-  next.state_crc32c = Crc32c(state_text);
-  std::memcpy(image.memory + next.state_begin, state_text.data(),
-              state_text.size());
-  CopyPieces(pieces, layout, image.memory + next.data_begin);
+  next.data_begin = DataBegin(image.layout);
+  next.state_begin = next.data_begin - kStateRoom;
+  next.state_bytes = static_cast<int64_t>(begun_.text.size());
+  next.state_crc32c = Crc32c(begun_.text);
+  std::memcpy(image.memory + next.state_begin, begun_.text.data(),
+              begun_.text.size());
   next.crc32c = CrcOf(next);
+  auto* const header = reinterpret_cast<Header*>(image.memory);
   std::memcpy(static_cast<void*>(header), &next, sizeof(next));
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // This makes the image complete.
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
-  return Copied{
-      {restart_, sequence_}, image.memory, next.data_begin + layout.bytes};
+  return absl::optional<Copied>(Copied{{restart_, image.sequence},
+                                       image.memory,
+                                       next.data_begin + begun_.data_bytes});
+}
+
+void Mirror::Drop() {
+  may_begin_ = true;
+  if (pending()) GiveUp();
+}
+
+void Mirror::GiveUp() {
+  const int index = std::exchange(begun_.index, -1);
+  // The next copy goes there rather than to the image before.
+  images_[index].sequence = 0;
+  // Peers will never have it.
+  if (sent_ == index) sent_ = -1;
 }
 
 }  // namespace capstan

@@ -6,7 +6,8 @@
 //
 // Each rank copies what it owns, as it would save it, into its files of
 // RankInfo::mirror_fds in turn, so that a death during a copy leaves the
-// previous one. A file ("image"):
+// previous one. A GPU's state is copied beside the steps that follow. A file
+// ("image"):
 //
 //   header   page 0: whose copy of which step, and whether it is whole
 //   layout   the manifest that a checkpoint would have
@@ -23,8 +24,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -123,6 +126,9 @@ absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(
 // Allocates memory for `bytes` bytes of a mirror's file; never shortens it.
 // RESOURCE_EXHAUSTED: there is no memory.
 absl::Status AllocateMirror(int fd, int64_t bytes);
+// The same, unless that takes more than a quarter of the memory that is left: a
+// size may come from another host.
+absl::Status GrowMirror(int fd, int64_t bytes);
 // Frees the file's memory, unless it has an image of `source`, which a restart
 // may continue from. No process may have the file mapped.
 void FreeMirror(int fd, const absl::optional<MirrorKey>& source);
@@ -132,7 +138,7 @@ int64_t MirrorBytesMissing(int fd, int64_t bytes);
 // One rank's images. One thread.
 class Mirror {
  public:
-  // An image that Copy has made. It doesn't change until the second copy after
+  // A complete image. It doesn't change until the second copy after
   // it or, if it is being sent, until PeersHave.
   struct Copied {
     MirrorKey key;
@@ -154,15 +160,40 @@ class Mirror {
   int64_t ImageBytes(const CheckpointParts& parts) const;
   // Returns the bytes of memory that the images lack.
   int64_t BytesToAllocate(const CheckpointParts& parts) const;
-  // Allocates these, so that Copy can't fail. RESOURCE_EXHAUSTED: there is no
-  // memory.
+  // Allocates these, so that Copy can't fail unless plugins' states grow far.
+  // RESOURCE_EXHAUSTED: there is no memory.
   absl::Status Allocate(const CheckpointParts& parts);
 
   // Copies the state after a step. All ranks must call it equally often, with a
-  // collective between two calls. Call Allocate first. Returns nothing if the
-  // train state doesn't fit, and then makes no copy; the same on all ranks.
-  absl::optional<Copied> Copy(const TrainState& state,
+  // collective between two calls. Call Allocate first. RESOURCE_EXHAUSTED, and
+  // no copy, if the train state doesn't fit, on all ranks alike, or if there is
+  // no memory for a plugin's state that has grown: a step that one rank hasn't
+  // copied isn't mirrored.
+  absl::StatusOr<Copied> Copy(const TrainState& state,
                               const CheckpointParts& parts);
+
+  // The same without blocking the host, in three calls. Begin begins to copy
+  // what `step` has left in the parts; call it if MayBegin. SetState passes the
+  // train state after it, as text, which may be known later. Complete makes the
+  // image complete once both are there, and returns it; else it is unset. Until
+  // then a restart goes on from the image before, which the next Begin
+  // overwrites: so all ranks must have completed theirs.
+  absl::Status Begin(int64_t step, const CheckpointParts& parts);
+  bool awaits_state() const { return begun_.index >= 0 && begun_.text.empty(); }
+  void SetState(std::string text) { begun_.text = std::move(text); }
+  // With `wait` it blocks until the copy is there.
+  absl::StatusOr<absl::optional<Copied>> Complete(bool wait = false);
+  // Whether a copy has begun, and isn't complete.
+  bool pending() const { return begun_.index >= 0; }
+  // Tells that before `step` ended no rank had one that was pending.
+  void NonePending(int64_t step) {
+    if (step > begun_.step) may_begin_ = true;
+  }
+  bool MayBegin() const { return may_begin_; }
+  // Call before the parts change (PieceCopies::BeforeChange).
+  void BeforeChange() { copies_.BeforeChange(); }
+  // Gives up what is pending; on all ranks.
+  void Drop();
 
   // With peers: tells that the last copy is being sent, and mustn't change.
   void Sending() { sent_ = last_; }
@@ -175,23 +206,43 @@ class Mirror {
     int fd = -1;
     char* memory = nullptr;  // mapped
     int64_t bytes = 0;
-    std::string layout;    // written by Copy
+    std::shared_ptr<void> pinned;  // PinMemory, if the state is on a GPU
+    std::string layout;            // written by Copy
+    std::string lengths;           // of plugins' states in it
     int64_t sequence = 0;  // of the copy in it; 0: this Mirror made none
   };
 
+  // The copy that Begin has begun.
+  struct Begun {
+    int index = -1;     // of the image; -1: none is pending
+    int64_t step = -1;  // stays
+    int rank = 0;
+    int world_size = 0;
+    int64_t data_bytes = 0;
+    std::string text;  // the train state; empty: not yet known
+  };
+
   absl::Status Map(int64_t bytes, Image* image);
+  void Pin(Image* image);
+  absl::Status Grow(int64_t bytes, Image* image);
   // Returns the index of the image that the next copy goes to.
   int Next() const;
+  // Gives up the copy that is pending.
+  void GiveUp();
 
   std::vector<Image> images_;
   const int restart_;
   const bool peers_;
+  bool pins_ = false;
   // Indices into images_, or -1: the image that must be kept, the one that is
   // being sent, and the last copy.
   int kept_ = -1;
   int sent_ = -1;
   int last_ = -1;
   int64_t sequence_ = 0;
+  Begun begun_;
+  bool may_begin_ = true;
+  PieceCopies copies_;
 };
 
 }  // namespace capstan

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -24,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/quiet_thread.h"
 #include "base/status.h"
 #include "cluster/meet/protocol.h"
 
@@ -91,17 +91,6 @@ absl::StatusOr<std::string> ReceiveFrame(int fd, Deadline deadline) {
   }
 }
 
-// Starts a thread with all signals blocked.
-std::thread StartThread(std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MirrorServer>> MirrorServer::Start(
@@ -121,7 +110,7 @@ absl::StatusOr<std::unique_ptr<MirrorServer>> MirrorServer::Start(
   server->token_ = absl::BytesToHexString(RandomBytes(16));
   server->address_ =
       absl::StrCat(server->token_, " ", address->port(), " ", address->host());
-  server->accepting_ = StartThread([self = server.get()] { self->Accept(); });
+  server->accepting_ = QuietThread([self = server.get()] { self->Accept(); });
   return server;
 }
 
@@ -164,7 +153,7 @@ void MirrorServer::Accept() {
     }
     SetUpConnection(fd.get());
     connections_.insert(fd.get());
-    StartThread([this, raw = fd.Release()] { Serve(SocketFd(raw)); }).detach();
+    QuietThread([this, raw = fd.Release()] { Serve(SocketFd(raw)); }).detach();
   }
 }
 
@@ -249,8 +238,9 @@ absl::Status MirrorServer::TakeImage(int fd, const MirrorKey& key,
   const std::lock_guard<std::mutex> lock(put_mutex_);
   const int file = takes_in_ ? FileFor(key) : -1;
   struct stat info = {};
+  // Plugins' states may have grown.
   if (file < 0 || fstat(file, &info) != 0 || bytes <= kPage ||
-      bytes > info.st_size) {
+      (bytes > info.st_size && !GrowMirror(file, bytes).ok())) {
     const int64_t refusal = -1;
     SendAll(fd, BytesOf(refusal), Soon(kSilence)).IgnoreError();
     return absl::FailedPreconditionError("there is no room for the image");
@@ -442,7 +432,7 @@ MirrorSender::MirrorSender(const std::string& address,
                            std::chrono::milliseconds silence,
                            std::function<void(const std::string&)> lost)
     : connection_(address, silence), silence_(silence), lost_(std::move(lost)) {
-  thread_ = StartThread([this] { Run(); });
+  thread_ = QuietThread([this] { Run(); });
 }
 
 MirrorSender::~MirrorSender() {

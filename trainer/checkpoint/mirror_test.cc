@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 
 namespace capstan {
@@ -46,7 +47,7 @@ class MirrorTest : public ::testing::Test {
         run.SetValues(static_cast<float>(step) + 0.5f);
         // The last step of some ranks alone: the others have died.
         if (step == steps.back() && rank > last_rank) continue;
-        mirror.Copy(StateAt(step), run.Parts(group));
+        EXPECT_TRUE(mirror.Copy(StateAt(step), run.Parts(group)).ok());
       }
       return status;
     });
@@ -79,6 +80,20 @@ class MirrorTest : public ::testing::Test {
 const std::vector<int64_t> kOne = {0, kFlat};
 const std::vector<int64_t> kTwo = {0, 13, kFlat};
 const std::vector<int64_t> kThree = {0, 9, 22, kFlat};
+
+// A run of one rank, and its mirror in the first files of `fds`.
+struct OneRank {
+  OneRank(const std::vector<int>& fds, int images, bool peers = false)
+      : files(fds.begin(), fds.begin() + images),
+        mirror(files, 0, absl::nullopt, peers) {}
+
+  ThreadMeeting meeting{1};
+  ThreadGroup group{&meeting, 0};
+  FakeRun run{0, kOne};
+  const std::vector<int> files;
+  Mirror mirror;
+  const CheckpointParts parts = run.Parts(group);
+};
 
 TEST_F(MirrorTest, NothingIsThereAtFirst) { EXPECT_EQ(Newest(kOne), -1); }
 
@@ -137,41 +152,38 @@ int64_t NewestOf(const std::vector<int>& fds) {
 // With peers a step that they have stays until they have a newer one, however
 // many are copied meanwhile.
 TEST_F(MirrorTest, WhatPeersHaveStays) {
-  ThreadMeeting meeting(1);
-  ThreadGroup group(&meeting, 0);
-  FakeRun run(0, kOne);
-  const std::vector<int> files(fds_.begin(), fds_.begin() + 3);
-  Mirror mirror(files, 0, absl::nullopt, /*peers=*/true);
-  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
+  OneRank one(fds_, /*images=*/3, /*peers=*/true);
+  Mirror& mirror = one.mirror;
+  ASSERT_TRUE(mirror.Allocate(one.parts).ok());
   const auto copy = [&](int64_t step) {
-    return mirror.Copy(StateAt(step), run.Parts(group));
+    return mirror.Copy(StateAt(step), one.parts);
   };
   const auto steps = [&] {
     std::set<int64_t> found;
-    for (const int fd : files) found.insert(NewestOf({fd}));
+    for (const int fd : one.files) found.insert(NewestOf({fd}));
     return found;
   };
-  copy(1);
+  ASSERT_TRUE(copy(1).ok());
   mirror.Sending();
   EXPECT_EQ(steps(), (std::set<int64_t>{-1, 1}));
   // 1 is still on its way.
-  copy(2);
-  copy(3);
-  copy(4);
+  ASSERT_TRUE(copy(2).ok());
+  ASSERT_TRUE(copy(3).ok());
+  ASSERT_TRUE(copy(4).ok());
   EXPECT_EQ(steps(), (std::set<int64_t>{1, 3, 4}));
   mirror.PeersHave();
   const auto five = copy(5);
   mirror.Sending();
   EXPECT_EQ(steps(), (std::set<int64_t>{1, 4, 5}));
-  ASSERT_TRUE(five.has_value());
+  ASSERT_TRUE(five.ok());
   EXPECT_EQ(five->key.sequence, 5);
-  copy(6);
-  copy(7);
+  ASSERT_TRUE(copy(6).ok());
+  ASSERT_TRUE(copy(7).ok());
   EXPECT_EQ(steps(), (std::set<int64_t>{1, 5, 7}));
   mirror.PeersHave();
-  copy(8);
+  ASSERT_TRUE(copy(8).ok());
   mirror.Sending();
-  copy(9);
+  ASSERT_TRUE(copy(9).ok());
   EXPECT_EQ(steps(), (std::set<int64_t>{5, 8, 9}));
 }
 
@@ -185,7 +197,7 @@ TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
     Mirror first(files, 0, absl::nullopt, /*peers=*/true);
     ASSERT_TRUE(first.Allocate(run.Parts(group)).ok());
     for (int64_t step = 1; step <= 2; ++step) {
-      first.Copy(StateAt(step), run.Parts(group));
+      ASSERT_TRUE(first.Copy(StateAt(step), run.Parts(group)).ok());
     }
   }
   // The host that is lost had no newer one than step 1.
@@ -193,36 +205,114 @@ TEST_F(MirrorTest, TheSourceStaysUntilPeersHaveMore) {
   ASSERT_TRUE(source.has_value());
   Mirror mirror(files, 1, source, /*peers=*/true);
   ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
-  mirror.Copy(StateAt(11), run.Parts(group));
+  ASSERT_TRUE(mirror.Copy(StateAt(11), run.Parts(group)).ok());
   mirror.Sending();
-  mirror.Copy(StateAt(12), run.Parts(group));
-  mirror.Copy(StateAt(13), run.Parts(group));
+  ASSERT_TRUE(mirror.Copy(StateAt(12), run.Parts(group)).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(13), run.Parts(group)).ok());
   EXPECT_EQ(NewestOf({files[0]}), 1);
   mirror.PeersHave();
-  mirror.Copy(StateAt(14), run.Parts(group));
+  ASSERT_TRUE(mirror.Copy(StateAt(14), run.Parts(group)).ok());
   EXPECT_EQ(NewestOf(files), 14);
   EXPECT_EQ(NewestOf({files[0]}), 14);
 }
 
+// A size may come from another host.
+TEST_F(MirrorTest, GrowsWithinTheMemoryThatIsLeft) {
+  EXPECT_TRUE(absl::IsResourceExhausted(GrowMirror(fds_[0], int64_t{1} << 50)));
+  EXPECT_TRUE(GrowMirror(fds_[0], 1 << 20).ok());
+  EXPECT_EQ(MirrorBytesMissing(fds_[0], 1 << 20), 0);
+}
+
+// A copy that has begun replaces nothing before it is complete, and the next
+// one only once it is on all ranks.
+TEST_F(MirrorTest, AStepIsWholeOnceItsStateIsKnown) {
+  OneRank one(fds_, /*images=*/2);
+  Mirror& mirror = one.mirror;
+  ASSERT_TRUE(mirror.Allocate(one.parts).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), one.parts).ok());
+  ASSERT_TRUE(mirror.MayBegin());
+
+  ASSERT_TRUE(mirror.Begin(2, one.parts).ok());
+  EXPECT_TRUE(mirror.pending());
+  EXPECT_TRUE(mirror.awaits_state());
+  EXPECT_FALSE(mirror.Complete()->has_value());
+  EXPECT_EQ(NewestOf(one.files), 1);
+  mirror.SetState(TrainStateText(StateAt(2)));
+  EXPECT_EQ(NewestOf(one.files), 1);
+  const auto whole = mirror.Complete();
+  ASSERT_TRUE(whole.ok() && whole->has_value());
+  EXPECT_EQ((*whole)->key.sequence, 2);
+  EXPECT_FALSE(mirror.pending());
+  EXPECT_EQ(NewestOf(one.files), 2);
+
+  // What was told of the step that the copy is of came before it.
+  mirror.NonePending(2);
+  EXPECT_FALSE(mirror.MayBegin());
+  mirror.NonePending(3);
+  EXPECT_TRUE(mirror.MayBegin());
+}
+
+// After a return to a checkpoint; and where lists have grown too long.
+TEST_F(MirrorTest, WhatIsGivenUpLeavesTheStepBefore) {
+  OneRank one(fds_, /*images=*/2);
+  Mirror& mirror = one.mirror;
+  ASSERT_TRUE(mirror.Allocate(one.parts).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), one.parts).ok());
+  for (int64_t step = 2; step <= 4; ++step) {
+    ASSERT_TRUE(mirror.Begin(step, one.parts).ok());
+    mirror.Drop();
+    EXPECT_TRUE(mirror.MayBegin());
+    EXPECT_EQ(NewestOf(one.files), 1);
+  }
+  TrainState state = StateAt(5);
+  state.bad_samples.resize(1 << 20);
+  ASSERT_TRUE(mirror.Begin(5, one.parts).ok());
+  mirror.SetState(TrainStateText(state));
+  EXPECT_TRUE(absl::IsResourceExhausted(mirror.Complete().status()));
+  // Not before all ranks know that none is pending.
+  EXPECT_FALSE(mirror.MayBegin());
+  mirror.NonePending(6);
+  EXPECT_TRUE(mirror.MayBegin());
+  EXPECT_EQ(NewestOf(one.files), 1);
+  ASSERT_TRUE(mirror.Copy(StateAt(6), one.parts).ok());
+  EXPECT_EQ(NewestOf(one.files), 6);
+}
+
+// What is given up is never sent: what peers have stays in its place.
+TEST_F(MirrorTest, PeersNeverHaveWhatIsGivenUp) {
+  OneRank one(fds_, /*images=*/3, /*peers=*/true);
+  Mirror& mirror = one.mirror;
+  ASSERT_TRUE(mirror.Allocate(one.parts).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), one.parts).ok());
+  mirror.Sending();
+  mirror.PeersHave();
+  ASSERT_TRUE(mirror.Begin(2, one.parts).ok());
+  mirror.Sending();
+  mirror.Drop();
+  mirror.PeersHave();
+  for (int64_t step = 3; step <= 6; ++step) {
+    ASSERT_TRUE(mirror.Copy(StateAt(step), one.parts).ok());
+  }
+  EXPECT_EQ(NewestOf({one.files[0]}), 1);
+  EXPECT_EQ(NewestOf(one.files), 6);
+}
+
 // Steps whose lists have grown too long leave alone what is there.
 TEST_F(MirrorTest, StepsThatDontFitChangeNothing) {
-  ThreadMeeting meeting(1);
-  ThreadGroup group(&meeting, 0);
-  FakeRun run(0, kOne);
-  const std::vector<int> files(fds_.begin(), fds_.begin() + 2);
-  Mirror mirror(files, 0, absl::nullopt);
-  ASSERT_TRUE(mirror.Allocate(run.Parts(group)).ok());
-  ASSERT_TRUE(mirror.Copy(StateAt(1), run.Parts(group)).has_value());
+  OneRank one(fds_, /*images=*/2);
+  Mirror& mirror = one.mirror;
+  ASSERT_TRUE(mirror.Allocate(one.parts).ok());
+  ASSERT_TRUE(mirror.Copy(StateAt(1), one.parts).ok());
   for (int64_t step = 2; step <= 4; ++step) {
     TrainState state = StateAt(step);
     state.bad_samples.resize(1 << 20);
-    EXPECT_FALSE(mirror.Copy(state, run.Parts(group)).has_value());
-    EXPECT_EQ(NewestOf(files), 1);
+    EXPECT_FALSE(mirror.Copy(state, one.parts).ok());
+    EXPECT_EQ(NewestOf(one.files), 1);
   }
-  const auto fits = mirror.Copy(StateAt(5), run.Parts(group));
-  ASSERT_TRUE(fits.has_value());
+  const auto fits = mirror.Copy(StateAt(5), one.parts);
+  ASSERT_TRUE(fits.ok());
   EXPECT_EQ(fits->key.sequence, 2);
-  EXPECT_EQ(NewestOf(files), 5);
+  EXPECT_EQ(NewestOf(one.files), 5);
 }
 
 // Whose reads fail from the `calls`-th on.
@@ -343,6 +433,47 @@ TEST_F(MirrorTest, MemoryIsGivenBackButTheSources) {
   EXPECT_EQ(Newest(kOne), 2);
   FreeMirror(fds_[1], absl::nullopt);
   EXPECT_EQ(MirrorBytesMissing(fds_[1], 1), 1);
+}
+
+// Of plugins' states, which grow and shrink from step to step.
+TEST_F(MirrorTest, AStateMayGrow) {
+  for (const int64_t last : {1, 2, 3, 4, 5}) {
+    const auto of_rank = [](int rank, int64_t step) {
+      const int64_t bytes[] = {0, 10, 3 << 20, 5, 0};
+      return std::string(bytes[step - 1] + rank, static_cast<char>('a' + step));
+    };
+    const auto copied = OnRanks(2, [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      FakeRun run(rank, kTwo);
+      Mirror mirror({fds_[2 * rank], fds_[2 * rank + 1]},
+                    static_cast<int>(last), absl::nullopt);
+      CheckpointParts parts = run.Parts(group);
+      CAPSTAN_RETURN_IF_ERROR(mirror.Allocate(parts));
+      for (int64_t step = 1; step <= last; ++step) {
+        run.SetValues(static_cast<float>(step));
+        std::string none;
+        parts.plugins = {StateOf(kObjectiveKind, of_rank(rank, step), &none)};
+        EXPECT_TRUE(mirror.Copy(StateAt(step), parts).ok());
+      }
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(FirstError(copied).ok()) << FirstError(copied);
+    const absl::optional<MirroredStep> newest =
+        NewestMirroredStep(MirrorsIn(fds_));
+    ASSERT_TRUE(newest.has_value());
+    ASSERT_EQ(newest->state.step, last);
+    const auto loaded = OnRanks(3, [&](ProcessGroup& group) {
+      FakeRun run(group.rank(), kThree);
+      CheckpointParts parts = run.Parts(group);
+      std::string got;
+      parts.plugins = {StateOf(kObjectiveKind, "", &got)};
+      const absl::Status status = LoadMirroredStep(*newest, parts).status();
+      EXPECT_TRUE(got == of_rank(group.rank() % 2, last)) << got.size();
+      EXPECT_TRUE(run.HasValues(static_cast<float>(last)));
+      return status;
+    });
+    EXPECT_TRUE(FirstError(loaded).ok()) << FirstError(loaded);
+  }
 }
 
 TEST_F(MirrorTest, AnotherModelIsRefused) {

@@ -43,7 +43,7 @@ bool IsLeftover(const std::string& name) {
       "README.md",          "adapter_config.json", "all_results.json",
       "capstan.json",       "eval_results.json",   "latest",
       "loss_curve.svg",     "train_results.json",  "trainer_log.jsonl",
-      "trainer_state.json", "zero_to_fp32.py"};
+      "trainer_state.json", "zero_to_fp32.py",     "zero_to_torch.py"};
   return names->count(name) > 0 ||
          absl::StartsWith(name, "events.out.tfevents");
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
@@ -126,10 +127,12 @@ absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
       static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free >= static_cast<double>(bytes)) return absl::OkStatus();
   constexpr double kMiB = 1 << 20;
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "%s has %.1f MiB free, and a checkpoint needs %.1f MiB: make room there, "
-      "lower train.keep_checkpoints or name another output_dir",
-      folder, free / kMiB, static_cast<double>(bytes) / kMiB));
+  return WithCode(absl::ResourceExhaustedError(absl::StrFormat(
+                      "%s has %.1f MiB free, and a checkpoint needs %.1f MiB: "
+                      "make room there, "
+                      "lower train.keep_checkpoints or name another output_dir",
+                      folder, free / kMiB, static_cast<double>(bytes) / kMiB)),
+                  "disk/full");
 }
 
 absl::Status WithRetries(const std::function<absl::Status()>& attempt) {

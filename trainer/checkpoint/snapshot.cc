@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "cluster/comm/gpu_tools.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/optimizer/optimizer_state.h"
 
@@ -54,6 +55,60 @@ void StreamCopy(char* to, const char* from, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+}  // namespace
+
+namespace {
+
+// Adds the pieces of `kinds` in a slice, by parameter.
+void AddPieces(const CheckpointParts& parts, const OwnedSlice& slice,
+               const std::vector<StateKind>& kinds,
+               std::vector<StatePiece>* pieces) {
+  const std::vector<ParameterRange>& ranges = parts.shards[slice.shard].ranges;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const ParameterRange& range = ranges[i];
+    const int64_t low = std::max(slice.begin, range.offset);
+    const int64_t high = std::min(slice.end, range.offset + range.length);
+    if (low >= high) continue;
+    const bool first = range.begin == 0 && low == range.offset;
+    for (const StateKind& kind : kinds) {
+      // The owner of a parameter's first element writes per-parameter state.
+      const StateShape& shape = kind.shape;
+      if (shape.per_parameter(range.parameter) && !first) continue;
+      const StatePart part =
+          StatePartOf(shape, ranges, static_cast<int>(i), low, high);
+      if (part.length == 0) continue;
+      pieces->push_back(
+          {{kind.name(),
+            (*parts.specs)[range.parameter].name,
+            part.begin,
+            part.length,
+            {},
+            ""},
+           kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
+    }
+  }
+}
+
+// The states of plugins that this rank saves.
+std::vector<StatePiece> PluginPieces(const CheckpointParts& parts) {
+  std::vector<StatePiece> pieces;
+  for (const PluginState& plugin : parts.plugins) {
+    const int rank = parts.group->rank();
+    if (!plugin.of_rank && rank != 0) continue;
+    const std::string bytes = plugin.save();
+    if (bytes.empty()) continue;
+    const auto length = static_cast<int64_t>(bytes.size());
+    const at::Tensor elements = at::empty({length}, at::kByte);
+    std::memcpy(elements.mutable_data_ptr(), bytes.data(), bytes.size());
+    pieces.push_back(
+        {{PluginKindOf(plugin, rank), plugin.plugin, 0, length, {}, ""},
+         elements});
+  }
+  return pieces;
+}
+
+}  // namespace
+
 at::Device DeviceOf(const std::vector<StatePiece>& pieces) {
   for (const StatePiece& piece : pieces) {
     if (!piece.elements.device().is_cpu()) return piece.elements.device();
@@ -61,37 +116,20 @@ at::Device DeviceOf(const std::vector<StatePiece>& pieces) {
   return at::kCPU;
 }
 
-}  // namespace
-
 std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
-  const std::vector<StateKind> kinds = AllKinds(parts);
+  std::vector<StateKind> shared, own;
+  for (StateKind& kind : AllKinds(parts)) {
+    (kind.of_rank ? own : shared).push_back(std::move(kind));
+  }
   std::vector<StatePiece> pieces;
-  for (const OwnedSlice& slice : parts.owned) {
-    const std::vector<ParameterRange>& ranges =
-        parts.shards[slice.shard].ranges;
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      const ParameterRange& range = ranges[i];
-      const int64_t low = std::max(slice.begin, range.offset);
-      const int64_t high = std::min(slice.end, range.offset + range.length);
-      if (low >= high) continue;
-      const bool first = range.begin == 0 && low == range.offset;
-      for (const StateKind& kind : kinds) {
-        // The owner of a parameter's first element writes per-parameter state.
-        const StateShape& shape = kind.shape;
-        if (shape.per_parameter(range.parameter) && !first) continue;
-        const StatePart part =
-            StatePartOf(shape, ranges, static_cast<int>(i), low, high);
-        if (part.length == 0) continue;
-        pieces.push_back(
-            {{kind.name(),
-              (*parts.specs)[range.parameter].name,
-              part.begin,
-              part.length,
-              {},
-              ""},
-             kind.tensors[slice.shard].narrow(0, part.offset, part.length)});
-      }
+  for (const std::vector<StateKind>& kinds : {shared, own}) {
+    if (kinds.empty()) continue;
+    for (const OwnedSlice& slice : SlicesOf(kinds[0], parts)) {
+      AddPieces(parts, slice, kinds, &pieces);
     }
+  }
+  for (StatePiece& piece : PluginPieces(parts)) {
+    pieces.push_back(std::move(piece));
   }
   return pieces;
 }
@@ -105,7 +143,13 @@ Manifest ManifestFrame(const TrainState& train_state,
   manifest.identity = parts.identity;
   for (const StateKind& kind : AllKinds(parts)) {
     if (kind.name() == kMasterKind) continue;
-    manifest.state.push_back(ManifestStateOf(kind, parts));
+    ManifestState state = ManifestStateOf(kind, parts);
+    const std::string name = WithoutRank(state.name);
+    for (int r = 0; kind.of_rank && r < manifest.world_size; ++r) {
+      state.name = RankPrefix(r) + name;
+      manifest.state.push_back(state);
+    }
+    if (!kind.of_rank) manifest.state.push_back(std::move(state));
   }
   for (const ParameterSpec& spec : *parts.specs) {
     manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});
@@ -120,14 +164,11 @@ PieceLayout::PieceLayout(const std::vector<StatePiece>& pieces) {
   }
 }
 
-void CopyPieces(const std::vector<StatePiece>& pieces,
-                const PieceLayout& layout, char* to) {
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const at::Tensor& elements = pieces[i].elements;
-    if (!elements.device().is_cpu()) {
-      At(to + layout.offsets[i], elements).copy_(elements);
-    }
-  }
+namespace {
+
+// An offloading strategy's, too.
+void CopyHostPieces(const std::vector<StatePiece>& pieces,
+                    const PieceLayout& layout, char* to) {
   // A thread's share is a range of the block, in which pieces begin and end.
   constexpr int64_t kGrain = (1 << 20) / kAlignment;
   const auto copy = [&](int64_t begin, int64_t end) {
@@ -153,86 +194,111 @@ void CopyPieces(const std::vector<StatePiece>& pieces,
                    });
 }
 
-Snapshot::~Snapshot() {
-  if (done_.has_value()) done_->synchronize();
-  if (memory_ != nullptr && !pinned_.defined()) munmap(memory_, reserved_);
-}
+}  // namespace
 
-absl::Status Snapshot::Reserve(int64_t bytes) {
-  if (bytes <= reserved_) return absl::OkStatus();
-  copied_.clear();
-  if (memory_ != nullptr) munmap(memory_, reserved_);
-  // All pages at once: one by one they take several times as long.
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  memory_ = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
-  reserved_ = memory_ == nullptr ? 0 : bytes;
-  if (memory_ != nullptr) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "no memory for a copy of the state, %d MiB; train { saving: FOREGROUND } "
-      "saves without one",
-      bytes >> 20));
-}
+PieceCopies::~PieceCopies() { Settle(); }
 
-absl::Status Snapshot::ReservePinned(int64_t bytes, const at::Device& device) {
-  if (bytes <= reserved_) return absl::OkStatus();
-  copied_.clear();
-  return CatchAll([&] {
-    pinned_ = at::Tensor();
-    reserved_ = 0;
-    pinned_ = at::empty(
-        {bytes},
-        at::TensorOptions().dtype(at::kByte).pinned_memory(device.is_cuda()));
-    memory_ = static_cast<char*>(pinned_.mutable_data_ptr());
-    reserved_ = bytes;
-    return absl::OkStatus();
-  });
-}
-
-absl::Status Snapshot::Take(const std::vector<StatePiece>& pieces) {
-  const PieceLayout layout(pieces);
+void PieceCopies::Start(const std::vector<StatePiece>& pieces,
+                        const PieceLayout& layout, char* to) {
   const at::Device device = DeviceOf(pieces);
-  CAPSTAN_RETURN_IF_ERROR(device.is_cpu()
-                              ? Reserve(layout.bytes)
-                              : ReservePinned(layout.bytes, device));
-  copied_.clear();
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    copied_.push_back(
-        {pieces[i].range, At(memory_ + layout.offsets[i], pieces[i].elements)});
-  }
-  if (device.is_cpu()) {
-    CopyPieces(pieces, layout, memory_);
-    return absl::OkStatus();
-  }
-  return CatchAll([&] {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    const c10::Stream current = guard.getStream(device);
-    const c10::Stream copies = guard.getStreamFromGlobalPool(device);
-    c10::Event written(device.type());
-    written.record(current);
-    written.block(copies);
-    {
-      const c10::StreamGuard on_copies(copies);
-      // An offloading strategy's pieces are in host memory already.
-      for (size_t i = 0; i < pieces.size(); ++i) {
-        copied_[i].elements.copy_(pieces[i].elements, /*non_blocking=*/true);
-      }
+  BeforeChange();  // of the memory that they may have been going to
+  done_.reset();
+  if (device.is_cpu()) return CopyHostPieces(pieces, layout, to);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream copies = guard.getStreamFromGlobalPool(device);
+  c10::Event written(device.type());
+  written.record(guard.getStream(device));
+  written.block(copies);
+  try {
+    const c10::StreamGuard on_copies(copies);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const at::Tensor& elements = pieces[i].elements;
+      if (elements.device().is_cpu()) continue;
+      At(to + layout.offsets[i], elements)
+          .copy_(elements, /*non_blocking=*/true);
     }
-    done_.emplace(device.type());
-    done_->record(copies);
-    change_waits_ = true;
-    return absl::OkStatus();
-  });
+    CopyHostPieces(pieces, layout, to);
+  } catch (...) {
+    copies.synchronize();  // before the memory may be given up
+    throw;
+  }
+  done_.emplace(device.type());
+  done_->record(copies);
+  change_waits_ = true;
 }
 
-void Snapshot::BeforeChange() {
+void PieceCopies::BeforeChange() {
   if (!std::exchange(change_waits_, false)) return;
   const at::Device device = done_->device();
   done_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-const std::vector<StatePiece>& Snapshot::pieces() {
+bool PieceCopies::done() const { return !done_.has_value() || done_->query(); }
+
+void PieceCopies::Wait() const {
   if (done_.has_value()) done_->synchronize();
+}
+
+void PieceCopies::Settle() const {
+  CatchAll([this] {
+    Wait();
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+Snapshot::~Snapshot() {
+  copies_.Settle();
+  Release();
+}
+
+void Snapshot::Release() {
+  copied_.clear();
+  pinned_.reset();
+  if (memory_ != nullptr) munmap(memory_, reserved_);
+  memory_ = nullptr;
+  reserved_ = 0;
+}
+
+absl::Status Snapshot::Reserve(int64_t bytes, const at::Device& device) {
+  if (bytes <= reserved_) return absl::OkStatus();
+  Release();
+  // All pages at once: one by one they take several times as long.
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "no memory for a copy of the state, %d MiB; train { saving: FOREGROUND "
+        "} saves without one",
+        bytes >> 20));
+  }
+  memory_ = static_cast<char*>(memory);
+  reserved_ = bytes;
+  if (!device.is_cuda()) return absl::OkStatus();
+  const absl::Status pinned = CatchAll([&] {
+    pinned_ = PinMemory(memory_, reserved_);
+    return absl::OkStatus();
+  });
+  if (!pinned.ok()) Release();
+  return pinned;
+}
+
+absl::Status Snapshot::Take(const std::vector<StatePiece>& pieces) {
+  const PieceLayout layout(pieces);
+  const at::Device device = DeviceOf(pieces);
+  CAPSTAN_RETURN_IF_ERROR(Reserve(layout.bytes, device));
+  copied_.clear();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    copied_.push_back(
+        {pieces[i].range, At(memory_ + layout.offsets[i], pieces[i].elements)});
+  }
+  return CatchAll([&] {
+    copies_.Start(pieces, layout, memory_);
+    return absl::OkStatus();
+  });
+}
+
+const std::vector<StatePiece>& Snapshot::pieces() {
+  copies_.Wait();
   return copied_;
 }
 

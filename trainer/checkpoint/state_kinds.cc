@@ -8,6 +8,8 @@
 #include <limits>
 #include <tuple>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
 #include "trainer/optimizer/optimizer_state.h"
 
 namespace capstan {
@@ -30,6 +32,31 @@ bool IsAlwaysFinite(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::string WithoutRank(const std::string& name) {
+  absl::string_view rest = name;
+  int rank = 0;
+  if (!absl::ConsumePrefix(&rest, "rank.")) return name;
+  const size_t point = rest.find('.');
+  if (point == absl::string_view::npos ||
+      !absl::SimpleAtoi(rest.substr(0, point), &rank)) {
+    return name;
+  }
+  return std::string(rest.substr(point + 1));
+}
+
+std::vector<OwnedSlice> WholeShards(absl::Span<const OptimizerShard> shards) {
+  std::vector<OwnedSlice> all;
+  for (size_t s = 0; s < shards.size(); ++s) {
+    all.push_back({static_cast<int>(s), 0, shards[s].master.numel()});
+  }
+  return all;
+}
+
+std::vector<OwnedSlice> SlicesOf(const StateKind& kind,
+                                 const CheckpointParts& parts) {
+  return kind.of_rank ? WholeShards(parts.shards) : parts.owned;
+}
+
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
   absl::optional<NonFiniteTensor> first;
   const auto order = [&](const NonFiniteTensor& found) {
@@ -39,7 +66,8 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
   const auto look = [&](const OwnedSlice& slice, const StateKind& kind,
                         int number) {
     const at::Tensor& tensor = kind.tensors[slice.shard];
-    const double most = number == 0 ? kMostOfMasters : kMostOfState;
+    const bool master = number == 0 || WithoutRank(kind.name()) == kReplicaKind;
+    const double most = master ? kMostOfMasters : kMostOfState;
     const auto within = [&](const StatePart& part) {
       return part.length == 0 ||
              AllWithin(tensor.narrow(0, part.offset, part.length), most);
@@ -67,8 +95,8 @@ absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {
     }
   };
   const std::vector<StateKind> kinds = AllKinds(parts);
-  for (const OwnedSlice& slice : parts.owned) {
-    for (size_t k = 0; k < kinds.size(); ++k) {
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    for (const OwnedSlice& slice : SlicesOf(kinds[k], parts)) {
       look(slice, kinds[k], static_cast<int>(k));
     }
   }

@@ -6,7 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "plugins/sdk/process_group.h"
+#include "plugins/sdk/strategy.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/optimizer/optimizer_state.h"
@@ -14,10 +17,15 @@
 namespace capstan {
 
 // What a checkpoint stores for each trainable parameter: its master, then
-// optimizer state, then strategy state.
+// optimizer state, then strategy state. With Strategy::local_steps(), the
+// master is the ranks' shared one, and the optimizer's state and a replica of
+// the master are each rank's own.
 struct StateKind {
   StateShape shape;
   std::vector<at::Tensor> tensors;  // one per shard
+  // Each rank saves all of its own, under a name of its own, rather than the
+  // slices that it owns.
+  bool of_rank = false;
 
   // The kind's name in files.
   const std::string& name() const { return shape.spec.name; }
@@ -40,20 +48,60 @@ inline ManifestState ManifestStateOf(const StateKind& kind,
 
 // Prefix of the strategy's own kinds.
 inline constexpr char kStrategyKind[] = "strategy.";
+// A rank's own masters.
+inline constexpr char kReplicaKind[] = "replica";
+
+inline bool LocalSteps(const CheckpointParts& parts) {
+  return parts.strategy != nullptr && parts.strategy->local_steps();
+}
+
+// The prefix of what rank `rank` alone has: "rank.3.".
+inline std::string RankPrefix(int rank) {
+  return absl::StrCat("rank.", rank, ".");
+}
+// The prefix of a kind of `parts` that may be this rank's own.
+inline std::string OwnPrefix(const CheckpointParts& parts) {
+  return LocalSteps(parts) ? RankPrefix(parts.group->rank()) : "";
+}
+// A kind's name without such a prefix.
+std::string WithoutRank(const std::string& name);
+
+// The name in files of what rank `rank` saves of a plugin's state.
+inline std::string PluginKindOf(const PluginState& plugin, int rank) {
+  return (plugin.of_rank ? RankPrefix(rank) : "") + plugin.kind;
+}
 
 inline StateKind MasterKind(const CheckpointParts& parts) {
   StateKind kind;
   kind.shape.spec.name = kMasterKind;
+  const bool shared = LocalSteps(parts);
+  for (size_t s = 0; s < parts.shards.size(); ++s) {
+    kind.tensors.push_back(
+        shared ? parts.strategy->SharedMaster(static_cast<int>(s))
+               : parts.shards[s].master);
+  }
+  return kind;
+}
+
+// With local_steps(): this rank's masters, under the prefix of a rank.
+inline StateKind ReplicaKind(const CheckpointParts& parts,
+                             const std::string& prefix) {
+  StateKind kind;
+  kind.shape.spec.name = prefix + kReplicaKind;
+  kind.of_rank = true;
   for (const OptimizerShard& shard : parts.shards) {
     kind.tensors.push_back(shard.master);
   }
   return kind;
 }
 
-inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts) {
+// Their names have `prefix`, which is a rank's or "".
+inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts,
+                                             const std::string& prefix) {
   std::vector<StateKind> kinds;
   for (size_t k = 0; k < parts.state_shapes.size(); ++k) {
-    StateKind kind = {parts.state_shapes[k], {}};
+    StateKind kind = {parts.state_shapes[k], {}, !prefix.empty()};
+    kind.shape.spec.name = prefix + kind.shape.spec.name;
     for (const std::vector<at::Tensor>& state : *parts.state) {
       kind.tensors.push_back(state[k]);
     }
@@ -66,7 +114,7 @@ inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds;
   if (parts.strategy == nullptr) return kinds;
   for (const std::string& name : parts.strategy->state_names()) {
-    kinds.push_back({{{kStrategyKind + name}, {}}, {}});
+    kinds.push_back({{{kStrategyKind + name}, {}}, {}, false});
   }
   if (kinds.empty()) return kinds;
   for (size_t s = 0; s < parts.shards.size(); ++s) {
@@ -82,14 +130,23 @@ inline std::vector<StateKind> StrategyKinds(const CheckpointParts& parts) {
 // All kinds; the optimizer's begin at index 1.
 inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
   std::vector<StateKind> kinds = {MasterKind(parts)};
-  for (StateKind& kind : OptimizerKinds(parts)) {
+  for (StateKind& kind : OptimizerKinds(parts, OwnPrefix(parts))) {
     kinds.push_back(std::move(kind));
   }
   for (StateKind& kind : StrategyKinds(parts)) {
     kinds.push_back(std::move(kind));
   }
+  if (LocalSteps(parts)) {
+    kinds.push_back(ReplicaKind(parts, OwnPrefix(parts)));
+  }
   return kinds;
 }
+
+// A slice for all of each shard.
+std::vector<OwnedSlice> WholeShards(absl::Span<const OptimizerShard> shards);
+// The slices of a kind that this rank saves.
+std::vector<OwnedSlice> SlicesOf(const StateKind& kind,
+                                 const CheckpointParts& parts);
 
 // A checkpoint tensor with a NaN or an infinity or, in a master, a number whose
 // square overflows float32: no model computes with such weights.
@@ -100,7 +157,10 @@ struct NonFiniteTensor {
 
 // Whether kind number `kind` is the strategy's.
 inline bool IsStrategyKind(int64_t kind, const CheckpointParts& parts) {
-  return kind > static_cast<int64_t>(parts.state_shapes.size());
+  const auto optimizers = static_cast<int64_t>(parts.state_shapes.size());
+  return kind > optimizers && parts.strategy != nullptr &&
+         kind <= optimizers +
+                     static_cast<int64_t>(parts.strategy->state_names().size());
 }
 
 // Returns the first one, by parameter and kind, in what this rank saves; one of

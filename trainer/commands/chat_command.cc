@@ -53,10 +53,7 @@ class Chat {
   static absl::StatusOr<std::unique_ptr<Chat>> Start(
       const ChatOptions& options) {
     auto chat = std::unique_ptr<Chat>(new Chat(options));
-    CAPSTAN_ASSIGN_OR_RETURN(
-        chat->generator_,
-        LoadWithPlugins(options.model, options.adapter, options.plugin_path,
-                        options.overrides, WeightFormOf(options.weights)));
+    CAPSTAN_ASSIGN_OR_RETURN(chat->generator_, LoadToWrite(options));
     CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
     Model& model = *chat->generator_.model;
     CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(model));
@@ -99,7 +96,7 @@ class Chat {
   explicit Chat(const ChatOptions& options) : options_(options) {}
 
   absl::Status FindTemplate() {
-    const Tokenizer* const tokenizer = generator_.tokenizer;
+    const Tokenizer* const tokenizer = generator_.tokenizer.get();
     if (tokenizer == nullptr) {
       return absl::FailedPreconditionError(
           absl::StrCat("--model=", options_.model, " has no tokenizer (",
@@ -205,8 +202,8 @@ class Chat {
   absl::Status WriteInAnyOrder(const std::vector<int64_t>& ids,
                                std::string* answer) {
     const int64_t mask = generator_.model->token_model()->mask_token();
-    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer, mask, stops_, "",
-                        stop_strings_);
+    MaskedTextView view(STDOUT_FILENO, generator_.tokenizer.get(), mask, stops_,
+                        "", stop_strings_);
     std::vector<int64_t> chosen;
     SampleOptions sample = Sampling();
     sample.on_text = [&](absl::Span<const int64_t> text) {

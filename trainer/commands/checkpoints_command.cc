@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -32,6 +33,7 @@ namespace fs = std::filesystem;
 struct FolderOptions {
   std::string folder;
   std::string output_dir;
+  bool json = false;
 };
 
 // The checkpoints in a run's folder, or the one that `given` is.
@@ -52,6 +54,7 @@ absl::StatusOr<std::vector<StoredCheckpoint>> Find(
     return std::vector<StoredCheckpoint>{{0, folder, true}};
   }
   std::vector<StoredCheckpoint> found = ListCheckpoints(folder);
+  if (found.empty()) found = ListCheckpoints(FromCaller(given + "/latest"));
   if (found.empty()) {
     return absl::NotFoundError(absl::StrCat(
         given,
@@ -125,9 +128,45 @@ Rows IdentityOf(const StoredCheckpoint& checkpoint) {
   return rows;
 }
 
+// Bytes of names that aren't UTF-8 are replaced.
+void Print(const nlohmann::ordered_json& rows) {
+  std::cout << rows.dump(2, ' ', /*ensure_ascii=*/false,
+                         nlohmann::ordered_json::error_handler_t::replace)
+            << "\n";
+}
+
+// A Row, for programs.
+nlohmann::ordered_json AsJson(const StoredCheckpoint& checkpoint) {
+  nlohmann::ordered_json row = {{"path", checkpoint.path},
+                                {"bytes", BytesIn(checkpoint.path)},
+                                {"whole", false}};
+  if (!checkpoint.whole) return row;
+  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
+  if (!manifest.ok()) {
+    row["damage"] = How(manifest.status());
+    return row;
+  }
+  row["step"] = manifest->train_state.step;
+  row["loss"] = manifest->train_state.last_loss;
+  row["ranks"] = manifest->world_size;
+  const absl::Status headers =
+      CheckFiles(checkpoint.path, *manifest, /*checksums=*/false);
+  row["whole"] = headers.ok();
+  if (!headers.ok()) row["damage"] = How(headers);
+  return row;
+}
+
 absl::StatusOr<int> List(const FolderOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
                            Find(options));
+  if (options.json) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const StoredCheckpoint& checkpoint : found) {
+      rows.push_back(AsJson(checkpoint));
+    }
+    Print(rows);
+    return 0;
+  }
   std::cout << absl::StrFormat("%-24s %10s %12s\n", "checkpoint", "size",
                                "age");
   for (const StoredCheckpoint& checkpoint : found) {
@@ -151,21 +190,25 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
                            Find(options));
   bool good = true;
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const StoredCheckpoint& checkpoint : found) {
-    std::cout << NameOf(checkpoint) << ": " << std::flush;
-    if (!checkpoint.whole) {
-      // What a killed run has left, or a running one writes: never resumed.
-      std::cout << "incomplete" << std::endl;
-      continue;
+    if (!options.json) std::cout << NameOf(checkpoint) << ": " << std::flush;
+    // What a killed run has left, or a running one writes: never resumed.
+    std::string what = "incomplete";
+    absl::Status status;
+    if (checkpoint.whole) {
+      status = VerifyCheckpoint(checkpoint.path);
+      what = status.ok()
+                 ? absl::StrCat("whole, ", ShortBytes(BytesIn(checkpoint.path)))
+                 : How(status);
     }
-    const absl::Status status = VerifyCheckpoint(checkpoint.path);
     good = good && status.ok();
-    std::cout << (status.ok()
-                      ? absl::StrCat("whole, ",
-                                     ShortBytes(BytesIn(checkpoint.path)))
-                      : How(status))
-              << std::endl;
+    if (!options.json) std::cout << what << std::endl;
+    rows.push_back({{"checkpoint", NameOf(checkpoint)},
+                    {"whole", checkpoint.whole && status.ok()},
+                    {"what", what}});
   }
+  if (options.json) Print(rows);
   return good ? 0 : 1;
 }
 
@@ -175,6 +218,7 @@ void AddFlags(Flags& flags, FolderOptions* options) {
            "A run's folder (runs/NAME), or one of its checkpoints")
       .Type("FOLDER");
   flags.Add("--output_dir", &options->output_dir, "The same").Type("FOLDER");
+  flags.Add("--json", &options->json, "Print JSON, for programs");
 }
 
 const RegisterFunction<FolderOptions> ls(

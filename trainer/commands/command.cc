@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "host/config/load_config.h"
 
 namespace capstan {
@@ -45,14 +46,27 @@ void AddRunChanges(Flags& flags, RunOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-void AddRunOptions(Flags& flags, RunOptions* options) {
+void AddRunOptions(Flags& flags, RunOptions* options, const char* names) {
   flags
-      .Add("--config", &options->configs,
+      .Add(names, &options->configs,
            "A run's config (protobuf text, host/config/run_config.proto), "
            "looked "
            "up from the caller's folder, then in configs/; given several "
            "times, later files merge over earlier ones")
-      .Type("FILE");
+      .Type("FILE")
+      // What can't be a file is a mistyped command.
+      .Check([](const std::string& file) {
+        const ConfigContext here = DefaultConfigContext(nullptr);
+        if (file.find_first_of("./") != std::string::npos ||
+            !absl::IsNotFound(FindConfig(file, here).status())) {
+          return std::string();
+        }
+        const std::string whole = file + ".pbtxt";
+        return absl::StrCat("there is no config ", file,
+                            FindConfig(whole, here).ok()
+                                ? absl::StrCat("; did you mean ", whole, "?")
+                                : "");
+      });
   AddRunChanges(flags, options);
 }
 

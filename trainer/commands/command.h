@@ -88,6 +88,9 @@ struct RunOptions {
   bool print_config = false;
   // Whether to make missing `collect` data; otherwise that is an error.
   bool collect = false;
+  bool json = false;  // `check` and `plan` print JSON
+  // Whether to write the right line into a config where an error knows it.
+  bool apply = false;
   // Whether the run is to start; otherwise it's only looked at.
   bool starts_run = false;
   bool force = false;  // `collect` may replace existing data
@@ -100,8 +103,10 @@ struct RunOptions {
 void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path);
 // --set, --print_config and --plugin_path.
 void AddRunChanges(Flags& flags, RunOptions* options);
-// --config and the above.
-void AddRunOptions(Flags& flags, RunOptions* options);
+// The configs, as `names` says, and the above. By default words that are no
+// flag's are configs, too.
+void AddRunOptions(Flags& flags, RunOptions* options,
+                   const char* names = "config,--config");
 
 // `trainer train`.
 absl::StatusOr<int> RunTraining(const RunOptions& options);

@@ -411,9 +411,10 @@ int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
 
 void AddFlags(Flags& flags, CompareOptions* options) {
   flags
-      .Add("--config", &options->config,
+      .Add("config,--config", &options->config,
            "What to compare (protobuf text, "
-           "trainer/compare/compare_config.proto)")
+           "trainer/compare/compare_config.proto), or a run's config, which "
+           "then trains for at most 50 steps under each strategy")
       .Type("FILE");
   flags
       .Add("--set", &options->overrides,

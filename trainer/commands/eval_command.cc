@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eval: a model's loss on data and its objective's measurements, without
-// training, what it answers, and tasks (eval_tasks.h). In float32 on the CPU;
-// writes only to --output. The model is loaded once and shared by the forked
-// ranks.
+// training, what it answers, and tasks (eval_tasks.h). Writes only to --output.
+// On CPUs in float32, with a model that is loaded once and shared by the forked
+// ranks; on GPUs in the model's dtype, bound by each rank.
 #include <ATen/Parallel.h>
 #include <google/protobuf/descriptor.h>
 #include <unistd.h>
@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
+#include "base/gpus.h"
 #include "base/machine.h"
 #include "base/npy.h"
 #include "base/status.h"
@@ -28,6 +29,7 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/watch/ledger.h"
 #include "cluster/watch/watchdog.h"
+#include "host/config/flag_overrides.h"
 #include "host/config/hub_path.h"
 #include "host/config/load_config.h"
 #include "inference/evaluate/asking.h"
@@ -42,8 +44,10 @@
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/progress_bar.h"
-#include "trainer/session/evaluator.h"
+#include "trainer/metrics/reporter.h"
+#include "trainer/session/evaluate.h"
 #include "trainer/session/run_folders.h"
+#include "trainer/session/session.h"
 #include "trainer/session/watch.h"
 
 namespace capstan {
@@ -64,9 +68,9 @@ struct Outcome {
 };
 
 // The overrides that --data implies, from the reader's field options.
-absl::StatusOr<std::vector<std::string>> DataOverrides(
+absl::StatusOr<FlagOverrides> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
-  std::vector<std::string> overrides;
+  FlagOverrides overrides;
   if (options.data.empty()) return overrides;
   // Of several files, or of the Hub, which the reader or the config finds.
   const bool is_name =
@@ -77,6 +81,7 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));
   }
+  const std::string typed = absl::StrCat("--data=", options.data);
   CAPSTAN_ASSIGN_OR_RETURN(const auto config, Unpack(reader));
   const google::protobuf::Descriptor& type = *config->GetDescriptor();
   const google::protobuf::FieldDescriptor* takes_path = nullptr;
@@ -84,7 +89,8 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
     const google::protobuf::FieldDescriptor& field = *type.field(i);
     const DataRole::Value role = field.options().GetExtension(data_role);
     if (role == DataRole::CLEARED) {
-      overrides.push_back(absl::StrCat("eval_data.", field.name(), "="));
+      overrides.emplace_back(absl::StrCat("eval_data.", field.name(), "="),
+                             typed);
     } else if ((role == DataRole::FILE_PATH && takes_path == nullptr) ||
                (role == DataRole::FOLDER_PATH && IsFolder(data))) {
       takes_path = &field;
@@ -96,8 +102,9 @@ absl::StatusOr<std::vector<std::string>> DataOverrides(
                      " has no field for a path: say what it reads with --set "
                      "eval_data.FIELD=VALUE"));
   }
-  overrides.insert(overrides.begin(),
-                   absl::StrCat("eval_data.", takes_path->name(), "=", data));
+  overrides.insert(
+      overrides.begin(),
+      {absl::StrCat("eval_data.", takes_path->name(), "=", data), typed});
   return overrides;
 }
 
@@ -123,9 +130,9 @@ std::string PathOfField(const google::protobuf::Descriptor& type,
 
 // The overrides of flags that are fields of the objective's config:
 // --goal_idx=3, --goal_idx 3 14.
-absl::StatusOr<std::vector<std::string>> ObjectiveOverrides(
+absl::StatusOr<FlagOverrides> ObjectiveOverrides(
     const EvalOptions& options, const google::protobuf::Any& objective) {
-  std::vector<std::string> overrides;
+  FlagOverrides overrides;
   const std::vector<std::string>& words = options.rest;
   for (size_t i = 0; i < words.size();) {
     const size_t equals = words[i].find('=');
@@ -152,9 +159,10 @@ absl::StatusOr<std::vector<std::string>> ObjectiveOverrides(
       return FieldError(flag, is_list ? "takes values" : "takes one value");
     }
     const std::string value = absl::StrJoin(values, ",");
-    overrides.push_back(absl::StrCat("objective.", path, "=",
-                                     is_list ? "[" : "", value,
-                                     is_list ? "]" : ""));
+    overrides.emplace_back(
+        absl::StrCat("objective.", path, "=", is_list ? "[" : "", value,
+                     is_list ? "]" : ""),
+        absl::StrCat(flag, "=", value));
   }
   return overrides;
 }
@@ -188,7 +196,8 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> OpenData(
       "to evaluate on with --data=FILE");
 }
 
-absl::StatusOr<Loaded> Load(const EvalOptions& options) {
+// Sets `flags` as far as they are known.
+absl::StatusOr<Loaded> Load(const EvalOptions& options, FlagOverrides* flags) {
   auto host = std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
   const ConfigContext context = DefaultConfigContext(host.get());
   absl::optional<LoadedConfig> run;
@@ -210,28 +219,45 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options) {
         "eval_data=PACKAGE (`trainer plugins` lists them) and a file with "
         "--data, or a run's config with --config"));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<std::string> overrides,
+  CAPSTAN_ASSIGN_OR_RETURN(*flags,
                            DataOverrides(options, config.config.eval_data()));
   const auto is_reader = [](const std::string& override) {
     return absl::StartsWith(override, "eval_data=");
   };
   const bool other_reader = std::any_of(options.overrides.begin(),
                                         options.overrides.end(), is_reader);
-  overrides.insert(overrides.begin(), options.overrides.begin(),
-                   options.overrides.end());
   CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<std::string> of_flags,
+      const FlagOverrides of_objective,
       ObjectiveOverrides(options, config.config.objective()));
-  overrides.insert(overrides.end(), of_flags.begin(), of_flags.end());
+  flags->insert(flags->end(), of_objective.begin(), of_objective.end());
+  std::vector<std::string> overrides = options.overrides;
+  for (const auto& [set, typed] : *flags) overrides.push_back(set);
+  CAPSTAN_ASSIGN_OR_RETURN(WeightPlace place, PlaceHere(options.weights));
+  // Activations are float32 there in any case.
+  if (!place.gpu) place.form = WeightForm::kFloat32;
   Loaded loaded;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      loaded.generator,
-      LoadToEvaluate(source, std::move(host), RunFoldersHere(), overrides));
+  CAPSTAN_ASSIGN_OR_RETURN(loaded.generator,
+                           LoadToEvaluate(source, std::move(host),
+                                          RunFoldersHere(), overrides, place));
   if (!source.note.empty()) std::cerr << "note: " << source.note << "\n";
   CAPSTAN_ASSIGN_OR_RETURN(loaded.data,
                            OpenData(options, loaded.generator, source,
                                     source.data_is_training && !other_reader));
+  const Generator& generator = loaded.generator;
+  // A field that it names is its own.
+  const absl::Status fits =
+      generator.objective->Check(*generator.model, *loaded.data);
+  CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
+      fits, FieldOf(fits).has_value() ? "objective" : "eval_data"));
   return loaded;
+}
+
+// Errors name flags as they were typed.
+absl::StatusOr<Loaded> LoadAsTyped(const EvalOptions& options) {
+  FlagOverrides flags;
+  absl::StatusOr<Loaded> loaded = Load(options, &flags);
+  if (loaded.ok()) return loaded;
+  return AsTyped(loaded.status(), flags);
 }
 
 int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
@@ -244,9 +270,12 @@ int64_t BatchSize(const EvalOptions& options, const RunConfig& config) {
 absl::Status Answer(const EvalOptions& options, const Loaded& loaded,
                     const std::vector<evaluate::Request>& requests,
                     ProcessGroup& group, WorkBar& bar, Outcome* outcome) {
-  evaluate::Answerer answerer{loaded.generator, *loaded.data->tokenizer(),
-                              group};
-  answerer.batch_size = BatchSize(options, loaded.generator.loaded.config);
+  const Generator& generator = loaded.generator;
+  PlainRunner runner;
+  evaluate::Answerer answerer{*generator.model, *generator.objective, runner,
+                              *loaded.data->tokenizer(), group};
+  answerer.seed = generator.loaded.config.train().seed();
+  answerer.batch_size = BatchSize(options, generator.loaded.config);
   if (group.rank() == 0) {
     answerer.progress = [&bar](double done) { bar.Show(done, "answering"); };
   }
@@ -277,6 +306,7 @@ absl::Status Evaluate(const EvalOptions& options, const Loaded& loaded,
   request.objective = generator.objective.get();
   request.data = loaded.data.get();
   request.group = &group;
+  request.mesh.data = request.group->size();
   request.runner = &runner;
   request.micro_batch_size = BatchSize(options, config);
   request.max_batches = options.max_batches;
@@ -295,11 +325,7 @@ absl::Status Evaluate(const EvalOptions& options, const Loaded& loaded,
   }
   const EvaluationResult& result = outcome->result;
   if (result.count > 0) {
-    const double loss = result.loss_sum / result.count;
-    outcome->numbers.emplace_back("loss", loss);
-    const Numbers derived = generator.objective->DerivedFromLoss(loss);
-    outcome->numbers.insert(outcome->numbers.end(), derived.begin(),
-                            derived.end());
+    outcome->numbers.emplace_back(kEvalLoss, result.loss_sum / result.count);
   }
   Numbers tagged = result.tagged;
   if (result.measurement.has_value()) {
@@ -307,16 +333,18 @@ absl::Status Evaluate(const EvalOptions& options, const Loaded& loaded,
                   result.measurement->scalars.end());
   }
   for (const auto& [tag, value] : tagged) {
-    outcome->numbers.emplace_back(tag.substr(tag.rfind('/') + 1), value);
+    outcome->numbers.emplace_back(MetricName(tag), value);
   }
   return absl::OkStatus();
 }
 
-std::string Json(const EvalOptions& options, const Outcome& outcome) {
+std::string Json(const EvalOptions& options, const Generator& generator,
+                 const Outcome& outcome) {
   nlohmann::ordered_json json;
   json["model"] = options.model;
   json["data"] = options.data.empty() ? nlohmann::ordered_json(nullptr)
                                       : nlohmann::ordered_json(options.data);
+  json["arithmetic"] = generator.arithmetic;
   json["samples"] = outcome.samples;
   json["targets"] = static_cast<int64_t>(outcome.result.count);
   json["seconds"] = outcome.seconds;
@@ -326,11 +354,13 @@ std::string Json(const EvalOptions& options, const Outcome& outcome) {
          "\n";
 }
 
-std::string Table(const EvalOptions& options, const Outcome& outcome) {
+std::string Table(const EvalOptions& options, const Generator& generator,
+                  const Outcome& outcome) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"model", options.model},
       {"data", options.data.empty() ? "what the run holds for evaluation"
                                     : options.data},
+      {"computed in", generator.arithmetic},
       {"samples", WithCommas(outcome.samples)},
       {"targets", WithCommas(static_cast<int64_t>(outcome.result.count))}};
   for (const auto& [name, value] : outcome.numbers) {
@@ -374,12 +404,14 @@ absl::Status Write(const std::string& folder, const std::string& json,
   return ReplaceFile(folder + "/eval.json", json);
 }
 
-absl::Status Report(const EvalOptions& options, const Outcome& outcome) {
-  const std::string json = Json(options, outcome);
+absl::Status Report(const EvalOptions& options, const Generator& generator,
+                    const Outcome& outcome) {
+  const std::string json = Json(options, generator, outcome);
   if (!options.output.empty()) {
     CAPSTAN_RETURN_IF_ERROR(Write(FromCaller(options.output), json, outcome));
   }
-  std::cout << (options.json ? json : Table(options, outcome)) << std::flush;
+  std::cout << (options.json ? json : Table(options, generator, outcome))
+            << std::flush;
   return absl::OkStatus();
 }
 
@@ -485,7 +517,7 @@ absl::Status CheckFlags(const EvalOptions& options) {
       {options.max_samples > 0, "--max_samples"},
       {options.bound_samples != EvalOptions().bound_samples, "--bound_samples"},
       {options.chat, "--chat"},
-      {options.weights != "stored", "--weights"}};
+      {options.weights != "stored" && CountGpus() == 0, "--weights"}};
   for (const auto& [given, flag] : of_tasks) {
     if (!tasks && given) return FieldError(flag, "is for tasks (--task)");
   }
@@ -500,6 +532,7 @@ absl::Status CheckFlags(const EvalOptions& options) {
 }
 
 absl::StatusOr<int> Eval(const EvalOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(PlaceHere(options.weights).status());
   CAPSTAN_RETURN_IF_ERROR(CheckFlags(options));
   // Must start no threads before forking ranks.
   at::set_num_threads(1);
@@ -507,13 +540,8 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
     CAPSTAN_RETURN_IF_ERROR(PrepareOutput(FromCaller(options.output)));
   }
   if (!options.tasks.empty()) return EvalTasks(options);
-  CAPSTAN_ASSIGN_OR_RETURN(const Loaded loaded, Load(options));
-  const Generator& generator = loaded.generator;
+  CAPSTAN_ASSIGN_OR_RETURN(Loaded loaded, LoadAsTyped(options));
   const DatasetReader& data = *loaded.data;
-  // A field that it names is its own.
-  const absl::Status fits = generator.objective->Check(*generator.model, data);
-  CAPSTAN_RETURN_IF_ERROR(generator.loaded.Locate(
-      fits, FieldOf(fits).has_value() ? "objective" : "eval_data"));
   for (const std::string& note : data.notes()) std::cerr << note << "\n";
   std::vector<evaluate::Request> requests;
   if (options.generate > 0) {
@@ -526,11 +554,10 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
     if (requests.empty()) return absl::OkStatus();
     return Answer(options, loaded, requests, group, bar, &outcome);
   };
-  return LaunchEvaluation(options, generator.loaded.config.train(),
-                          Batches(options, loaded), on_rank,
-                          [&](double seconds) {
+  return LaunchEvaluation(options, &loaded.generator, Batches(options, loaded),
+                          on_rank, [&](double seconds) {
                             outcome.seconds = seconds;
-                            return Report(options, outcome);
+                            return Report(options, loaded.generator, outcome);
                           });
 }
 
@@ -541,20 +568,22 @@ const RegisterFunction<EvalOptions> eval(
 }  // namespace
 
 int LaunchEvaluation(
-    const EvalOptions& options, const Train& train, int64_t batches,
+    const EvalOptions& options, Generator* generator, int64_t batches,
     const std::function<absl::Status(ProcessGroup& group, WorkBar& bar)>&
         evaluate,
     const std::function<absl::Status(double seconds)>& report) {
   constexpr int kMostRanks = 8;
-  const int64_t most = std::min(AvailableCores(), kMostRanks);
+  const int gpus = generator->place.gpu ? CountGpus() : 0;
+  const int64_t most = gpus > 0 ? gpus : std::min(AvailableCores(), kMostRanks);
   const int ranks = static_cast<int>(std::clamp<int64_t>(batches, 1, most));
   return LaunchRanks(ranks, [&](const RankInfo& rank) -> absl::Status {
     at::set_num_threads(rank.threads);
     WantLedgers();
     CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ProcessGroup> group,
-                             CreateProcessGroup(rank, /*gpus=*/0));
+                             CreateProcessGroup(rank, gpus));
+    CAPSTAN_RETURN_IF_ERROR(generator->BindOn(group->device()));
     CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Watchdog> watchdog,
-                             Watch(train, *group));
+                             Watch(generator->loaded.config.train(), *group));
     const Watchdog::Activity activity(watchdog.get(), "evaluation", /*step=*/0);
     double seconds = 0.0;
     {

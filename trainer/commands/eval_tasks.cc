@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -11,11 +10,9 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "inference/decode/prompt.h"
 #include "inference/evaluate/asking.h"
 #include "inference/evaluate/run_task.h"
 #include "inference/evaluate/task_group.h"
-#include "plugins/sdk/chat_template.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/model_flags.h"
 #include "trainer/metrics/console.h"
@@ -24,6 +21,7 @@ namespace capstan {
 namespace {
 
 using evaluate::Asked;
+using evaluate::Asking;
 using evaluate::Task;
 using evaluate::TaskGroup;
 using evaluate::TaskNumber;
@@ -54,30 +52,24 @@ absl::StatusOr<std::string> FileOf(const char* flag, const std::string& given,
                                  ".jsonl (or .json) with that task's rows"));
 }
 
-// `only`: there is no other task.
-absl::StatusOr<Asked> Prepare(const Task& loaded, bool only,
-                              const EvalOptions& options) {
-  Task task = loaded;
+// What the flags change of a task.
+absl::Status Adapt(const TaskTree& tree, const EvalOptions& options,
+                   Task* task) {
+  const bool only = tree.tasks.size() == 1;
   if (options.num_fewshot.has_value()) {
-    task.num_fewshot = *options.num_fewshot;
+    task->num_fewshot = *options.num_fewshot;
   }
   if (!options.data.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(task.docs_file,
-                             FileOf("--data", options.data, task, only));
+    CAPSTAN_ASSIGN_OR_RETURN(task->docs_file,
+                             FileOf("--data", options.data, *task, only));
   }
   if (!options.fewshot_data.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(
-        task.fewshot_file,
-        FileOf("--fewshot_data", options.fewshot_data, task, only));
+        task->fewshot_file,
+        FileOf("--fewshot_data", options.fewshot_data, *task, only));
   }
-  return evaluate::Ask(task, options.max_samples);
+  return absl::OkStatus();
 }
-
-// All that is asked, in groups.
-struct Asking {
-  evaluate::TaskTree tree;  // whose tasks are those of `asked`
-  std::vector<Asked> asked;
-};
 
 void AddNumbers(const std::vector<TaskNumber>& numbers, Json* json) {
   for (const TaskNumber& number : numbers) {
@@ -95,10 +87,11 @@ int64_t SamplesOf(const TaskGroup& group,
   return samples;
 }
 
-std::string Table(const EvalOptions& options, const Asking& asking,
-                  const std::vector<TaskResult>& results, double seconds) {
+std::string Table(const EvalOptions& options, const Generator& generator,
+                  const Asking& asking, const std::vector<TaskResult>& results,
+                  double seconds) {
   std::vector<std::pair<std::string, std::string>> rows = {
-      {"model", options.model}};
+      {"model", options.model}, {"computed in", generator.arithmetic}};
   const auto add = [&](const TaskTree::Row& row, const std::string& name,
                        const std::string& about,
                        const std::vector<TaskNumber>& numbers) {
@@ -134,9 +127,12 @@ std::string Table(const EvalOptions& options, const Asking& asking,
   return TableText(rows);
 }
 
-absl::Status Report(const EvalOptions& options, const Asking& asking,
+absl::Status Report(const EvalOptions& options, const Generator& generator,
+                    const Asking& asking,
                     const std::vector<TaskResult>& results, double seconds) {
-  Json json = {{"model", options.model}, {"seconds", seconds}};
+  Json json = {{"model", options.model},
+               {"arithmetic", generator.arithmetic},
+               {"seconds", seconds}};
   for (const TaskGroup& group : asking.tree.groups) {
     Json one = {{"samples", SamplesOf(group, results)}};
     AddNumbers(evaluate::GroupNumbers(group, results), &one);
@@ -160,7 +156,9 @@ absl::Status Report(const EvalOptions& options, const Asking& asking,
     }
     CAPSTAN_RETURN_IF_ERROR(ReplaceFile(folder + "/eval.json", text));
   }
-  std::cout << (options.json ? text : Table(options, asking, results, seconds))
+  std::cout << (options.json
+                    ? text
+                    : Table(options, generator, asking, results, seconds))
             << std::flush;
   return absl::OkStatus();
 }
@@ -177,19 +175,21 @@ int64_t MostBatches(const EvalOptions& options,
 }  // namespace
 
 absl::StatusOr<int> EvalTasks(const EvalOptions& options) {
-  Asking asking;
+  std::vector<std::string> files;
   for (const std::string& path : options.tasks) {
-    CAPSTAN_RETURN_IF_ERROR(evaluate::AddTasks(FromCaller(path), &asking.tree));
-  }
-  for (const evaluate::Task& task : asking.tree.tasks) {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        Asked one, Prepare(task, asking.tree.tasks.size() == 1, options));
-    asking.asked.push_back(std::move(one));
+    files.push_back(FromCaller(path));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
-      const Generator generator,
+      Asking asking,
+      evaluate::AskAll(files, options.max_samples,
+                       [&](const TaskTree& tree, evaluate::Task* task) {
+                         return Adapt(tree, options, task);
+                       }));
+  CAPSTAN_ASSIGN_OR_RETURN(const WeightPlace place, PlaceHere(options.weights));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Generator generator,
       LoadWithPlugins(options.model, options.adapter, options.plugin_path,
-                      options.overrides, WeightFormOf(options.weights)));
+                      options.overrides, place));
   if (generator.tokenizer == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--model=", options.model, " has no tokenizer",
@@ -198,15 +198,14 @@ absl::StatusOr<int> EvalTasks(const EvalOptions& options) {
             : absl::StrCat(" (", generator.tokenizer_error.message(), ")")));
   }
   if (options.chat) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat,
-                             FindChatTemplate("", *generator.tokenizer));
-    for (Asked& one : asking.asked) {
-      CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*chat, &one));
-    }
+    CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*generator.tokenizer, &asking));
   }
   std::vector<TaskResult> results;
   const auto on_rank = [&](ProcessGroup& group, WorkBar& bar) -> absl::Status {
-    evaluate::Answerer answerer{generator, *generator.tokenizer, group};
+    PlainRunner runner;
+    evaluate::Answerer answerer{*generator.model, *generator.objective, runner,
+                                *generator.tokenizer, group};
+    answerer.seed = generator.loaded.config.train().seed();
     answerer.batch_size = BatchSize(options);
     answerer.bound_samples = options.bound_samples;
     for (const Asked& one : asking.asked) {
@@ -220,11 +219,11 @@ absl::StatusOr<int> EvalTasks(const EvalOptions& options) {
     }
     return absl::OkStatus();
   };
-  return LaunchEvaluation(options, generator.loaded.config.train(),
-                          MostBatches(options, asking.asked), on_rank,
-                          [&](double seconds) {
-                            return Report(options, asking, results, seconds);
-                          });
+  return LaunchEvaluation(
+      options, &generator, MostBatches(options, asking.asked), on_rank,
+      [&](double seconds) {
+        return Report(options, generator, asking, results, seconds);
+      });
 }
 
 }  // namespace capstan

@@ -48,10 +48,11 @@ struct EvalOptions {
 // Samples or requests of one forward, where neither flags nor a run say it.
 constexpr int64_t kDefaultEvalBatch = 8;
 
-// Calls `evaluate` on as many ranks as there are cores for and `batches` to
-// share, limited by what shares a machine's memory well; then `report` on rank
-// 0. Returns the exit code.
-int LaunchEvaluation(const EvalOptions& options, const Train& train,
+// Calls `evaluate` on a rank for each GPU if the generator is for GPUs, after
+// BindOn, else on as many ranks as there are cores for, limited by what shares
+// a machine's memory well; in any case at most one for each of `batches`. Then
+// `report` on rank 0. Returns the exit code.
+int LaunchEvaluation(const EvalOptions& options, Generator* generator,
                      int64_t batches,
                      const std::function<absl::Status(ProcessGroup& group,
                                                       WorkBar& bar)>& evaluate,

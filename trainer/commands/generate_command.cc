@@ -194,9 +194,9 @@ absl::Status WriteInAnyOrder(const Task& task, const Writer& writer,
                              const std::string& picture_file) {
   const Generator& generator = writer.generator;
   const TokenModel* const model = generator.model->token_model();
-  MaskedTextView view(STDOUT_FILENO, generator.tokenizer, model->mask_token(),
-                      StopsOf(task, generator), Heading(*task.prompt),
-                      writer.stops);
+  MaskedTextView view(STDOUT_FILENO, generator.tokenizer.get(),
+                      model->mask_token(), StopsOf(task, generator),
+                      Heading(*task.prompt), writer.stops);
   UnmaskingPicture picture(model->mask_token(), task.ids.size());
   view.Show({});
   sample.on_text = [&](absl::Span<const int64_t> text) {
@@ -328,10 +328,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   }
   at::set_num_threads(AvailableCores());
   at::NoGradGuard no_grad;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const Generator generator,
-      LoadWithPlugins(options.model, options.adapter, options.plugin_path,
-                      options.overrides, WeightFormOf(options.weights)));
+  CAPSTAN_ASSIGN_OR_RETURN(const Generator generator, LoadToWrite(options));
   CAPSTAN_ASSIGN_OR_RETURN(const Writer writer, MakeWriter(options, generator));
   if (!options.prompt_ids.empty()) {
     const Task task = {nullptr, options.prompt_ids, {}};

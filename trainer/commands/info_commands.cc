@@ -4,9 +4,12 @@
 #include <dlfcn.h>
 #include <torch/csrc/api/include/torch/version.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -17,9 +20,24 @@
 #include "base/machine.h"
 #include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/nccl_version.h"
 
 namespace capstan {
+
+// 22809 -> "2.28.9".
+std::string NcclVersion() {
+  void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return "not found";
+  auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
+  int version = 0;
+  if (get == nullptr || get(&version) != 0) return "unknown";
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".",
+                      version % 100);
+}
+
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The value of the first line "NAME : value" of a file, or "unknown".
 std::string FileField(const std::string& path, const std::string& name) {
@@ -41,29 +59,50 @@ std::string FirstLine(const std::string& path) {
   return std::getline(file, line) ? line : "none";
 }
 
-// Version of the loadable NCCL: 22809 -> "2.28.9".
-std::string NcclVersion() {
-  void* library = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
-  if (library == nullptr) return "not found";
-  auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, "ncclGetVersion"));
-  int version = 0;
-  if (get == nullptr || get(&version) != 0) return "unknown";
-  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".",
-                      version % 100);
+struct InfoOptions {
+  std::vector<std::string> plugin_path;
+  bool json = false;
+};
+
+void AddJson(Flags& flags, InfoOptions* options) {
+  flags.Add("--json", &options->json, "Print JSON, for programs");
 }
 
-void Row(const std::string& name, const std::string& value) {
-  std::cout << absl::StrFormat("%-14s %s\n", name, value);
+// For each plugin: category, doc, path and sdk; or why it can't be used.
+Json PluginsAsJson(PluginHost& host) {
+  Json plugins = Json::array();
+  for (const std::string& package : host.Available()) {
+    const absl::StatusOr<const LoadedPlugin*> plugin =
+        host.Load(absl::StrCat(package, ".Config"));
+    if (!plugin.ok()) {
+      plugins.push_back({{"package", package},
+                         {"refused", std::string(plugin.status().message())}});
+      continue;
+    }
+    const PluginDescriptor& descriptor = *(*plugin)->descriptor;
+    plugins.push_back({{"package", package},
+                       {"category", CategoryName(descriptor.category)},
+                       {"doc", descriptor.doc},
+                       {"path", (*plugin)->path},
+                       {"sdk", (*plugin)->sdk}});
+  }
+  return plugins;
 }
 
-using PluginPath = std::vector<std::string>;
-
-absl::StatusOr<int> ListPlugins(const PluginPath& plugin_path) {
-  PluginHost host(AllFromCaller(plugin_path));
+absl::StatusOr<int> ListPlugins(const InfoOptions& options) {
+  PluginHost host(AllFromCaller(options.plugin_path));
+  if (options.json) {
+    const Json plugins = PluginsAsJson(host);
+    std::cout << plugins.dump(2) << "\n";
+    return std::any_of(plugins.begin(), plugins.end(), [](const Json& plugin) {
+      return plugin.contains("refused");
+    });
+  }
   const auto row = [](absl::string_view category, absl::string_view name,
                       absl::string_view text) {
     return absl::StrFormat("%-16s %-28s %s\n", category, name, text);
   };
+  const std::string sdk = SdkVersion(CoreFingerprint());
   std::string commands;
   std::cout << row("category", "config", "what it does");
   bool refused = false;
@@ -76,14 +115,17 @@ absl::StatusOr<int> ListPlugins(const PluginPath& plugin_path) {
       continue;
     }
     const PluginDescriptor& descriptor = *(*plugin)->descriptor;
+    const std::string doc = absl::StrCat(
+        descriptor.doc, (*plugin)->sdk == sdk
+                            ? ""
+                            : absl::StrCat(" (SDK ", (*plugin)->sdk, ")"));
     if (descriptor.category == PluginCategory::kCommand) {
-      absl::StrAppend(
-          &commands, absl::StrFormat("  trainer %-20s %s\n", CommandOf(package),
-                                     descriptor.doc));
+      absl::StrAppend(&commands, absl::StrFormat("  trainer %-20s %s\n",
+                                                 CommandOf(package), doc));
       continue;
     }
     std::cout << row(CategoryName(descriptor.category), (*plugin)->config_type,
-                     descriptor.doc);
+                     doc);
   }
   for (const auto& [path, why] : host.Unreadable()) {
     std::cout << row("ignored", path, why.message());
@@ -99,62 +141,82 @@ absl::StatusOr<int> ListPlugins(const PluginPath& plugin_path) {
   return refused ? 1 : 0;
 }
 
-const RegisterFunction<PluginPath> plugins(
-    1010, "plugins", "List the plugins that a config can name", AddPluginPath,
+const RegisterFunction<InfoOptions> plugins(
+    1010, "plugins", "List the plugins that a config can name",
+    [](Flags& flags, InfoOptions* options) {
+      AddPluginPath(flags, &options->plugin_path);
+      AddJson(flags, options);
+    },
     ListPlugins);
 
-struct NoOptions {};
+using Rows = std::vector<std::pair<std::string, std::string>>;
 
-void ShowGpus() {
+void AddGpus(Rows* rows) {
+  const auto row = [rows](const std::string& name, const std::string& value) {
+    rows->emplace_back(name, value);
+  };
   const GpuReport& report = Gpus();
-  Row("gpus", absl::StrCat(CountGpus()));
+  row("gpus", absl::StrCat(CountGpus()));
   for (size_t i = 0; i < report.gpus.size(); ++i) {
     const Gpu& gpu = report.gpus[i];
-    Row(absl::StrCat("gpu ", i),
+    row(absl::StrCat("gpu ", i),
         absl::StrCat(gpu.name, ", ", gpu.memory >> 20, " MiB (",
                      gpu.free_memory >> 20, " free), compute capability ",
                      gpu.compute_capability / 10, ".",
                      gpu.compute_capability % 10, ", ", gpu.uuid));
   }
-  Row("gpu driver", report.driver_version);
+  row("gpu driver", report.driver_version);
   if (report.cuda_version > 0) {
-    Row("driver's CUDA", absl::StrCat(report.cuda_version / 1000, ".",
+    row("driver's CUDA", absl::StrCat(report.cuda_version / 1000, ".",
                                       report.cuda_version % 1000 / 10));
   }
   if (!report.status.ok())
-    Row("gpu problem", std::string(report.status.message()));
-  if (!report.note.empty()) Row("gpu note", report.note);
+    row("gpu problem", std::string(report.status.message()));
+  if (!report.note.empty()) row("gpu note", report.note);
 }
 
-absl::StatusOr<int> ShowEnvironment(const NoOptions&) {
-  Row("system", FileField("/etc/os-release", "PRETTY_NAME"));
-  Row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
-  Row("cpu", FileField("/proc/cpuinfo", "model name"));
-  Row("cores", absl::StrCat(AvailableCores()));
-  Row("memory", FileField("/proc/meminfo", "MemTotal"));
-  ShowGpus();
-  Row("libtorch", TORCH_VERSION);
-  Row("nccl", NcclVersion());
-  Row("trainer", ExecutableFolder());
+absl::StatusOr<int> ShowEnvironment(const InfoOptions& options) {
+  Rows rows;
+  const auto row = [&rows](const std::string& name, const std::string& value) {
+    rows.emplace_back(name, value);
+  };
+  row("system", FileField("/etc/os-release", "PRETTY_NAME"));
+  row("kernel", FirstLine("/proc/sys/kernel/osrelease"));
+  row("cpu", FileField("/proc/cpuinfo", "model name"));
+  row("cores", absl::StrCat(AvailableCores()));
+  row("memory", FileField("/proc/meminfo", "MemTotal"));
+  AddGpus(&rows);
+  row("libtorch", TORCH_VERSION);
+  row("nccl", NcclVersion());
+  row("trainer", ExecutableFolder());
   for (absl::string_view line :
        absl::StrSplit(CoreFingerprint(), '\n', absl::SkipEmpty())) {
     const std::pair<std::string, std::string> field =
         absl::StrSplit(line, absl::MaxSplits('=', 1));
-    if (field.first != "libtorch") Row(field.first, field.second);
+    if (field.first != "libtorch") row(field.first, field.second);
   }
   for (const char* name :
        {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
         "GOMP_SPINCOUNT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
         "NCCL_DEBUG", "GLOO_SOCKET_IFNAME"}) {
     const char* value = std::getenv(name);
-    if (value != nullptr) Row(name, value);
+    if (value != nullptr) row(name, value);
   }
+  Json facts = Json::object();
+  for (const auto& [name, value] : rows) {
+    facts[name] = value;
+    if (!options.json) {
+      std::cout << absl::StrFormat("%-14s %s\n", name, value);
+    }
+  }
+  if (options.json) std::cout << facts.dump(2) << "\n";
   return 0;
 }
 
-const RegisterFunction<NoOptions> env(
-    1020, "env", "Versions and hardware, for a bug report",
-    [](Flags&, NoOptions*) {}, ShowEnvironment);
+const RegisterFunction<InfoOptions> env(1020, "env",
+                                        "Versions and hardware, for a bug "
+                                        "report",
+                                        AddJson, ShowEnvironment);
 
 }  // namespace
 }  // namespace capstan

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <deque>
 #include <iostream>
 #include <map>
@@ -13,19 +14,24 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
+#include "base/error_code.h"
+#include "base/files.h"
 #include "base/limits.h"
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
+#include "host/config/field_names.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/generator.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
+#include "trainer/metrics/console.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_folders.h"
 
@@ -93,7 +99,9 @@ class CliFlag : public Flag {
 class CliFlags : public Flags {
  public:
   // AddRunChanges stores into `changes`.
-  CliFlags(CLI::App* app, RunOptions* changes) : app_(app), changes_(changes) {}
+  CliFlags(CLI::App* app, RunOptions* changes) : app_(app), changes_(changes) {
+    app->validate_positionals();
+  }
 
   Flag& Add(const char* name, FlagTarget target, const char* help) override {
     const auto add = [&](auto to) -> CLI::Option* {
@@ -160,8 +168,18 @@ int Fail(const absl::Status& status) {
     return 128 + StopRequested();
   }
   const absl::optional<std::string> field = FieldOf(status);
-  std::cerr << "ERROR: " << (field.has_value() ? *field + ": " : "")
-            << status.message() << std::endl;
+  const int error = ErrnoOf(status);
+  const absl::Status coded =
+      WithCode(status, error == ENOENT   ? "path/missing"
+                       : error == ENOSPC ? "disk/full"
+                       : field.has_value() && absl::StartsWith(*field, "--")
+                           ? "command/flag"
+                           : "");
+  // A text from a file may hold a terminal's commands.
+  std::cerr << "ERROR: "
+            << PrintableText(absl::StrCat(
+                   field.has_value() ? *field + ": " : "", TextWithCode(coded)))
+            << std::endl;
   return 1;
 }
 
@@ -251,18 +269,125 @@ absl::Status StartProcess(int argc, char** argv, double start_seconds) {
   return CheckThreads();
 }
 
+// Other trainers' words for a command.
+constexpr const char* kOtherNames[][2] = {
+    {"benchmark", "eval"}, {"evaluate", "eval"},      {"test", "eval"},
+    {"finetune", "train"}, {"fit", "train"},          {"sft", "train"},
+    {"infer", "generate"}, {"inference", "generate"}, {"predict", "generate"},
+    {"list", "ls"},        {"validate", "check"},     {"preview", "data"},
+};
+
+// "; did you mean NAME?", or "" for none.
+std::string DidYouMean(const std::string& name) {
+  return name.empty() ? "" : absl::StrCat("; did you mean ", name, "?");
+}
+
+std::string UnknownFlag(const CLI::App& called, const std::string& word) {
+  const std::string flag = word.substr(0, word.find('='));
+  std::vector<std::string> names;
+  for (const CLI::Option* option : called.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  std::string meant = NearestName(flag, names);
+  if (meant.empty()) {
+    std::string key = flag;
+    key.erase(0, key.find_first_not_of('-'));
+    const std::vector<NamedField> fields = FieldsCalled(key, RunConfig());
+    if (!fields.empty() && LeftOut(fields[0])) {
+      return absl::StrCat("there is no flag ", flag, "; ", fields[0].instead,
+                          " [command/flag]");
+    }
+    if (!fields.empty()) meant = absl::StrCat("--set ", fields[0].path, "=..");
+  }
+  return absl::StrCat("there is no flag ", flag, DidYouMean(meant),
+                      " [command/flag]");
+}
+
+// What a word that `called` doesn't expect belongs to: "--model=my_model"; "":
+// not known. `before`: the word before it.
+std::string MeantByWord(const CLI::App& called, const std::string& before,
+                        const std::string& word) {
+  // --set train.max_steps 5
+  absl::string_view path = before;
+  absl::ConsumePrefix(&path, "--set=");
+  const CLI::Option* const set = called.get_option_no_throw("--set");
+  if (set != nullptr && !path.empty() &&
+      absl::c_linear_search(set->results(), path) &&
+      !absl::StrContains(path, "=")) {
+    return absl::StrCat("--set ", path, "=", word);
+  }
+  if (called.get_option_no_throw("--config") != nullptr) {
+    const std::string file = word + ".pbtxt";
+    if (FindConfig(file, DefaultConfigContext(nullptr)).ok()) return file;
+  }
+  for (const CLI::Option* option : called.get_options()) {
+    if (option->get_required() && option->count() == 0 &&
+        !option->get_lnames().empty()) {
+      return absl::StrCat("--", option->get_lnames()[0], "=", word);
+    }
+  }
+  return "";
+}
+
+// The error of words[at], which `called` doesn't expect.
+std::string UnexpectedWord(const CLI::App& app, const CLI::App& called,
+                           const std::vector<std::string>& words, size_t at) {
+  const std::string& word = words[at];
+  if (absl::StartsWith(word, "-")) return UnknownFlag(called, word);
+  std::string meant = MeantByWord(called, at == 0 ? "" : words[at - 1], word);
+  if (&called != &app) {
+    return absl::StrCat("\"", word, "\" is a word too many", DidYouMean(meant),
+                        " [command/word]");
+  }
+  if (meant.empty()) {
+    std::vector<std::string> names;
+    for (const CLI::App* command :
+         app.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(command->get_name());
+    }
+    meant = NearestName(word, names);
+    for (const auto& [other, ours] : kOtherNames) {
+      if (word == other) meant = ours;
+    }
+  }
+  return absl::StrCat("there is no command \"", word, "\"", DidYouMean(meant),
+                      " [command/unknown]");
+}
+
 // The exit code, if there is nothing to run.
 absl::optional<int> Parse(int argc, char** argv, CLI::App* app) {
-  app->failure_message([](const CLI::App* failed, const CLI::Error& e) {
-    return absl::StrCat("ERROR: ", e.what(), " (", failed->get_name(),
-                        " --help)\n");
-  });
+  std::string error;
+  bool expected = true;  // but for words that have no place
   try {
     app->parse(argc, argv);
+    return absl::nullopt;
+  } catch (const CLI::Success& e) {
+    return app->exit(e);
+  } catch (const CLI::ExtrasError& e) {
+    error = e.what();
+    expected = false;
+  } catch (const CLI::RequiredError& e) {
+    // A misspelt flag is the reason why the right one isn't there.
+    error = e.what();
+    expected = false;
   } catch (const CLI::ParseError& e) {
-    return app->exit(e) == 0 ? 0 : 2;
+    error = e.what();
   }
-  return absl::nullopt;
+  const std::vector<CLI::App*> commands = app->get_subcommands();
+  const CLI::App& called = commands.empty() ? *app : *commands[0];
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::vector<std::string> extras = app->remaining(/*recurse=*/true);
+  if (!expected && !extras.empty() && !called.get_allow_extras()) {
+    const auto at = std::find(words.begin(), words.end(), extras[0]);
+    if (at != words.end()) {
+      error = UnexpectedWord(*app, called, words, at - words.begin());
+    }
+  }
+  std::cerr << "ERROR: " << error << " (" << called.get_name() << " --help)"
+            << std::endl;
+  return 2;
 }
 
 int Run(Command& command, CommandHost& host) {
@@ -275,7 +400,17 @@ int Run(Command& command, CommandHost& host) {
   return code.ok() ? *code : Fail(code.status());
 }
 
+// `code`, unless what was printed didn't reach standard output. A run doesn't
+// end for that: its files are what counts.
+int IfPrinted(int code) {
+  std::cout.flush();
+  if (std::cout || code != 0) return code;
+  return Fail(absl::DataLossError("standard output can't be written"));
+}
+
 int Main(int argc, char** argv, double start_seconds) {
+  static char help[] = "--help";
+  if (argc == 2 && absl::string_view(argv[1]) == "help") argv[1] = help;
   const absl::Status started = StartProcess(argc, argv, start_seconds);
   if (!started.ok()) return Fail(started);
 
@@ -290,8 +425,10 @@ int Main(int argc, char** argv, double start_seconds) {
 
   CLI::App app(
       "Capstan trains models on many GPUs, or CPUs. Without a command it "
-      "trains.\n  trainer --config=run_distributed.pbtxt");
+      "trains.\n  trainer run_distributed.pbtxt");
   app.name("trainer");
+  app.set_version_flag("--version", "Capstan " CAPSTAN_VERSION,
+                       "Print the version and exit");
   CoreHost host;
   std::deque<CliFlags> flags;
   std::map<const CLI::App*, std::shared_ptr<Command>> made;
@@ -311,10 +448,13 @@ int Main(int argc, char** argv, double start_seconds) {
   app.footer(kExitCodes);
   app.require_subcommand(0, 1);
   const absl::optional<int> code = Parse(argc, argv, &app);
-  if (code.has_value()) return *code;
+  if (code.has_value()) return IfPrinted(*code);
   for (const CliFlags& of_command : flags) of_command.TakeRest();
   const std::vector<CLI::App*> called = app.get_subcommands();
-  return Run(*made.at(called.empty() ? &app : called[0]), host);
+  if (called.empty() || called[0]->get_name() == "train") {
+    return Run(*made.at(&app), host);
+  }
+  return IfPrinted(Run(*made.at(called[0]), host));
 }
 
 }  // namespace

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <iostream>
+#include <string>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "inference/load/generator.h"
-#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/model_flags.h"
-#include "trainer/session/run_folders.h"
 
 namespace capstan {
 namespace {
@@ -28,62 +24,28 @@ struct MergeOptions {
   std::vector<std::string> plugin_path;
 };
 
-// Tokens used to compare two models.
-constexpr int64_t kTokens = 64;
-
-// For fixed tokens: [1, T, V], float32.
-absl::StatusOr<at::Tensor> LogitsOf(const std::string& model,
-                                    const std::string& adapter,
-                                    const MergeOptions& options) {
-  // MergeAdapter has compared the weights.
-  const AdapterOptions with = {adapter, /*other_base=*/true};
-  CAPSTAN_ASSIGN_OR_RETURN(const Generator generator,
-                           LoadWithPlugins(model, with, options.plugin_path, {},
-                                           WeightForm::kFloat32));
-  TokenModel* const tokens = generator.model->token_model();
-  if (tokens == nullptr) {
-    return absl::UnimplementedError("the model isn't one of token sequences");
-  }
-  const int64_t length = std::min(kTokens, tokens->max_positions());
-  const at::Tensor input = at::empty({1, length}, at::kLong);
-  for (int64_t i = 0; i < length; ++i) {
-    input.mutable_data_ptr<int64_t>()[i] =
-        (7919 * i + 13) % tokens->vocab_size();
-  }
-  PlainRunner runner;
-  TokenInput what;
-  what.tokens = input;
-  return tokens->Logits(what, runner).to(at::kFloat).clone();
-}
-
 absl::StatusOr<int> Merge(const MergeOptions& options) {
   at::set_num_threads(AvailableCores());
-  const at::NoGradGuard no_grad;
-  const std::vector<std::string> folders =
-      AllFromCaller({options.model, options.adapter, options.output});
   AdapterMerge merge;
-  merge.base = ModelFolder(folders[0], RunFoldersHere());
-  merge.adapter = ModelFolder(folders[1], RunFoldersHere());
-  if (IsCheckpoint(merge.adapter)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--adapter=", options.adapter,
-                     ": the run has no final/ yet, and a checkpoint can't be "
-                     "merged: let it end first"));
-  }
-  merge.output = folders[2];
+  CAPSTAN_ASSIGN_OR_RETURN(merge.base, FinishedModel(options.model));
+  CAPSTAN_ASSIGN_OR_RETURN(merge.adapter, FinishedModel(options.adapter));
+  merge.output = FromCaller(options.output);
   merge.other_base = options.other_base;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string note, MergeAdapter(merge));
   std::cout << "wrote " << options.output << std::endl;
   if (!note.empty()) std::cout << note << std::endl;
+  std::vector<int64_t> tokens;
   CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor apart,
-                           LogitsOf(options.model, options.adapter, options));
-  CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor merged,
-                           LogitsOf(options.output, "", options));
+                           FixedLogits(options.model, options.adapter,
+                                       options.plugin_path, &tokens));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const at::Tensor merged,
+      FixedLogits(options.output, "", options.plugin_path, &tokens));
   std::cout << absl::StrFormat(
       "its logits on %d fixed tokens differ from the adapter model's by at "
       "most "
       "%.2e (theirs reach %.1f)\n",
-      apart.size(1), (apart - merged).abs().max().item<double>(),
+      apart.size(0), (apart - merged).abs().max().item<double>(),
       apart.abs().max().item<double>());
   return 0;
 }

@@ -2,16 +2,23 @@
 #include "trainer/commands/model_flags.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "base/files.h"
 #include "base/status.h"
+#include "cluster/comm/create.h"
 #include "host/plugins/plugin_host.h"
+#include "inference/load/sample_logits.h"
 #include "plugins/sdk/lib/generation_config.h"
+#include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/prepare.h"
 #include "trainer/session/run_folders.h"
 
 namespace capstan {
@@ -49,8 +56,9 @@ void AddWeightsFlag(Flags& flags, std::string* weights) {
   flags
       .Add(
           "--weights", weights,
-          "How matrices are kept in memory: stored (as the folder has them, in "
-          "its files' own memory), float32, bfloat16 or int8 (a scale a row)")
+          "How matrices are kept in memory: stored (as the folder has them, on "
+          "CPUs in its files' own memory), float32, bfloat16 or, on CPUs, int8 "
+          "(a scale a row)")
       .Type("FORM")
       .ShowDefault()
       .Check([](const std::string& value) {
@@ -67,14 +75,64 @@ WeightForm WeightFormOf(const std::string& name) {
 absl::StatusOr<Generator> LoadWithPlugins(
     const std::string& model, const AdapterOptions& adapter,
     const std::vector<std::string>& plugin_path,
-    const std::vector<std::string>& overrides, WeightForm weights) {
+    const std::vector<std::string>& overrides, WeightPlace place) {
   absl::StatusOr<Generator> generator = LoadGenerator(
       model, adapter, std::make_unique<PluginHost>(AllFromCaller(plugin_path)),
-      RunFoldersHere(), overrides, weights);
+      RunFoldersHere(), overrides, place);
   if (generator.ok() && !generator->note.empty()) {
     std::cerr << "note: " << generator->note << "\n";
   }
   return generator;
+}
+
+absl::StatusOr<WeightPlace> PlaceHere(const std::string& weights) {
+  WeightPlace place;
+  place.form = WeightFormOf(weights);
+  CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+  place.gpu = gpus > 0;
+  return place;
+}
+
+absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const WeightPlace place, PlaceHere(options.weights));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Generator generator,
+      LoadWithPlugins(options.model, options.adapter, options.plugin_path,
+                      options.overrides, place));
+  CAPSTAN_ASSIGN_OR_RETURN(generator.group,
+                           CreateProcessGroup(RankInfo(), place.gpu ? 1 : 0));
+  CAPSTAN_RETURN_IF_ERROR(generator.BindOn(generator.group->device()));
+  return generator;
+}
+
+absl::StatusOr<std::string> FinishedModel(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::string folder = ModelFolder(FromCaller(path), RunFoldersHere());
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  if (!IsCheckpoint(folder)) return folder;
+  // RUN/checkpoints/step-00000500
+  const std::string run = fs::path(folder).parent_path().parent_path().string();
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          path, ": ", fs::path(folder).filename().string(),
+          " is a checkpoint, from which a run goes on, and no model's folder; ",
+          IsFolder(run + "/final")
+              ? absl::StrCat("its run has one, final/: name the run, ", run)
+              : absl::StrCat("a run has one, final/, once it has ended "
+                             "(train.resume: AUTO goes on with ",
+                             run, ")"))),
+      "model/checkpoint");
+}
+
+absl::StatusOr<at::Tensor> FixedLogits(
+    const std::string& folder, const std::string& adapter,
+    const std::vector<std::string>& plugin_path, std::vector<int64_t>* tokens) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const Generator generator,
+      LoadWithPlugins(folder, {adapter, /*other_base=*/true}, plugin_path, {},
+                      {WeightForm::kFloat32}));
+  CAPSTAN_ASSIGN_OR_RETURN(*tokens, FixedTokens(*generator.model));
+  return LogitsOf(*generator.model, *tokens);
 }
 
 absl::Status SamplingOptions::Check() const {

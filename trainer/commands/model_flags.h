@@ -5,6 +5,8 @@
 #ifndef CAPSTAN_TRAINER_COMMANDS_MODEL_FLAGS_H_
 #define CAPSTAN_TRAINER_COMMANDS_MODEL_FLAGS_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,7 +16,6 @@
 #include "absl/types/optional.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/command.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
 
@@ -33,7 +34,21 @@ WeightForm WeightFormOf(const std::string& name);
 absl::StatusOr<Generator> LoadWithPlugins(
     const std::string& model, const AdapterOptions& adapter,
     const std::vector<std::string>& plugin_path,
-    const std::vector<std::string>& overrides, WeightForm weights);
+    const std::vector<std::string>& overrides, WeightPlace place);
+
+// Where --weights has weights kept: on the GPUs that a run here uses, if any,
+// with its errors (GpusOfRun).
+absl::StatusOr<WeightPlace> PlaceHere(const std::string& weights);
+
+// The folder that `path` leads to (ModelFolder), for commands that read a
+// model's files. A checkpoint is an error: it has what a run needs to go on.
+absl::StatusOr<std::string> FinishedModel(const std::string& path);
+
+// LogitsOf FixedTokens, which it writes to `tokens`, by the model in `folder`
+// with `adapter` ("": none), whose base the caller has compared; in float32.
+absl::StatusOr<at::Tensor> FixedLogits(
+    const std::string& folder, const std::string& adapter,
+    const std::vector<std::string>& plugin_path, std::vector<int64_t>* tokens);
 
 // Flags shared by generate and chat.
 struct SamplingOptions {
@@ -63,6 +78,9 @@ struct SamplingOptions {
   // `default_tokens` is used if max_new_tokens isn't given.
   SampleOptions Sampling(int64_t default_tokens) const;
 };
+
+// LoadWithPlugins for this process alone, on its first GPU if it has any.
+absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options);
 
 // All but --model.
 void AddSamplingFlags(Flags& flags, SamplingOptions* options);

@@ -2,6 +2,8 @@
 //
 // `trainer new-plugin`: writes a small working plugin to start from: the files
 // of new_plugin/ with myvendor, myplugin and MyPlugin replaced.
+#include <c10/core/Allocator.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -18,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/status.h"
@@ -32,21 +35,42 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Category {
-  const char *name;   // as --category has it, and the folder in new_plugin/
-  const char *suite;  // of tests/conformance
-  const char *more;   // of the target in BUILD
+  // As --category has it, the folder in new_plugin/, and the suite of
+  // tests/conformance.
+  const char *name;
+  const char *more;  // of the target in BUILD
+  // The run in configs/ that the plugin's own config goes over; "": it has
+  // none.
+  const char *run;
 };
 
-constexpr std::array<Category, 7> kCategories = {{
-    {"collector", "plugin_under_test", ""},
-    {"dataset_reader", "dataset_reader",
-     "    test_data = glob([\"testdata/**\"]),\n"},
-    {"model", "plugin_under_test", ""},
-    {"objective", "plugin_under_test", ""},
-    {"optimizer", "optimizer", ""},
-    {"precision", "precision", ""},
-    {"strategy", "strategy", "    deps = [\"@capstan//strategies/common\"],\n"},
+constexpr char kRun[] = "run_distributed.pbtxt";
+constexpr char kTestData[] = "    test_data = glob([\"testdata/**\"]),\n";
+constexpr char kCommand[] = "command";
+
+constexpr std::array<Category, 9> kCategories = {{
+    {"collector", "", kRun},
+    {kCommand, kTestData, ""},
+    {"dataset_reader", kTestData, kRun},
+    {"model", "", kRun},
+    {"objective", "", kRun},
+    {"optimizer", "", kRun},
+    {"part",
+     "    test_deps = [\"@capstan//plugins/algorithm_distillation:"
+     "environment\"],\n"
+     "    deps = [\"@capstan//plugins/algorithm_distillation:environment\"],\n",
+     "ad_darkroom_quickstart.pbtxt"},
+    {"precision", "", kRun},
+    {"strategy", "    deps = [\"@capstan//strategies/common\"],\n", kRun},
 }};
+
+// What a build without Bazel needs of Debian or Ubuntu, as in sdk/README.md: a
+// compiler, what plugins and tests include, and what the core links. cmake may
+// take make's place.
+constexpr char kPackages[] =
+    "g++ make protobuf-compiler libprotobuf-dev libabsl-dev libgtest-dev "
+    "libgmock-dev libgoogle-glog-dev libhwloc-dev libisal-dev libpcre2-dev "
+    "libsimdjson-dev libssl-dev libutf8proc-dev libyaml-cpp-dev";
 
 struct NewPluginOptions {
   std::string category;  // "optimizer"
@@ -57,14 +81,17 @@ struct NewPluginOptions {
 
 // Names that are invalid for a namespace or would hide another, sorted.
 constexpr char kTaken[] =
-    "absl alignas alignof and asm at auto bool break c10 capstan case catch "
-    "char class compl concept config const continue decltype default delete "
-    "do double else enum explicit export extern false float for friend google "
-    "goto if inline int linux long mutable namespace new noexcept not nullptr "
-    "operator or private protected public register requires return short "
-    "signed sizeof static std struct switch template testing this throw torch "
-    "true try typedef typeid typename union unix unsigned using virtual void "
-    "volatile while xor";
+    "absl alignas alignof and and_eq asm at auto bitand bitor bool break "
+    "c10 capstan case catch char char16_t char32_t char8_t class co_await "
+    "co_return co_yield compl concept config const const_cast consteval "
+    "constexpr constinit continue decltype default delete do double "
+    "dynamic_cast else enum errno explicit export extern false float for "
+    "friend google goto if inline int linux long mutable namespace new "
+    "noexcept not not_eq nullptr operator or or_eq private protected public "
+    "register reinterpret_cast requires return short signed sizeof static "
+    "static_assert static_cast std struct switch template testing this "
+    "thread_local throw torch true try typedef typeid typename union unix "
+    "unsigned using virtual void volatile wchar_t while xor xor_eq";
 
 bool IsTaken(const std::string &word) {
   const std::vector<std::string> taken = absl::StrSplit(kTaken, ' ');
@@ -96,11 +123,24 @@ absl::StatusOr<Category> FindCategory(const std::string &given) {
 // "acme.lion"
 struct Name {
   std::string vendor;      // "acme"
-  std::string plugin;      // "lion"
+  std::string plugin;      // "lion"; of a command "command_lion"
   std::string class_name;  // "Lion"
+  std::string command;     // `trainer lion`, if it is one
 };
 
-absl::StatusOr<Name> ParseName(const std::string &text) {
+// "my_lion" -> "MyLion"
+std::string ClassName(absl::string_view words) {
+  std::string name;
+  for (absl::string_view word : absl::StrSplit(words, '_')) {
+    std::string capitalized(word);
+    if (!word.empty()) capitalized[0] = absl::ascii_toupper(word[0]);
+    name += capitalized;
+  }
+  return name;
+}
+
+absl::StatusOr<Name> ParseName(const std::string &text,
+                               const Category &category) {
   const std::vector<std::string> parts = absl::StrSplit(text, '.');
   // The library is libVENDOR_PLUGIN.so: the vendor ends at the first '_'.
   if (parts.size() != 2 || !IsWord(parts[0]) || !IsWord(parts[1]) ||
@@ -121,11 +161,28 @@ absl::StatusOr<Name> ParseName(const std::string &text) {
     return absl::InvalidArgumentError(
         absl::StrCat("--name=", text, ": vendor and plugin are one word"));
   }
-  Name name{parts[0], parts[1], ""};
-  for (absl::string_view word : absl::StrSplit(name.plugin, '_')) {
-    std::string capitalized(word);
-    if (!word.empty()) capitalized[0] = absl::ascii_toupper(word[0]);
-    name.class_name += capitalized;
+  Name name{parts[0], parts[1], ClassName(parts[1]), ""};
+  if (category.name == absl::string_view(kCommand)) {
+    // Its package says that it is one, and what follows `trainer`.
+    constexpr absl::string_view kPrefix = "command_";
+    absl::string_view words = parts[1];
+    absl::ConsumePrefix(&words, kPrefix);
+    name.plugin = absl::StrCat(kPrefix, words);
+    name.class_name = ClassName(words);
+    name.command = absl::StrReplaceAll(words, {{"_", "-"}});
+    const auto &own = RegisteredCommands();
+    if (!IsWord(words) ||
+        std::any_of(own.begin(), own.end(), [&](const RegisteredCommand &c) {
+          return c.name == name.command;
+        })) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--name=", text, ": `trainer ", name.command,
+                       "` can't be a plugin's command"));
+    }
+  }
+  if (name.command.empty() && absl::StartsWith(name.plugin, "command_")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--name=", text, ": \"command_\" begins a command's name"));
   }
   return name;
 }
@@ -156,7 +213,8 @@ std::string TextOf(absl::string_view text, const Category &category,
   return absl::StrReplaceAll(text, {{"myvendor", name.vendor},
                                     {"myplugin", name.plugin},
                                     {"MyPlugin", name.class_name},
-                                    {"CAPSTAN_SUITE", category.suite},
+                                    {"mycommand", name.command},
+                                    {"CAPSTAN_SUITE", category.name},
                                     {"CAPSTAN_MORE\n", category.more},
                                     {"CAPSTAN_FOLDER", capstan}});
 }
@@ -207,34 +265,57 @@ absl::StatusOr<std::vector<std::string>> WritePlugin(
     const std::string target = TargetOf(file->path, category, name);
     // Files shared by the folder's plugins may already exist.
     if (target.empty() || PathExists((folder / target).string())) continue;
-    written.push_back(target);
-    const absl::Status status =
-        WriteNew(folder / target, TextOf(file->text, category, name, capstan));
+    absl::Status status;
+    if (fs::is_symlink(fs::symlink_status(folder / target))) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat((folder / target).string(),
+                       " is a link to a file that isn't there: remove it"));
+    } else {
+      written.push_back(target);
+      status = WriteNew(folder / target,
+                        TextOf(file->text, category, name, capstan));
+    }
     if (status.ok()) continue;
     // Nothing half-done, or the next try would find it there already.
     std::error_code error;
     for (const std::string &path : written) fs::remove(folder / path, error);
     fs::remove_all(own, error);
+    fs::remove(own.parent_path(), error);  // unless it has other plugins
     return status;
   }
   return written;
 }
 
+// LibTorch with its headers, as the trainer's own has them; else a word for it.
+std::string TorchFolder() {
+  const fs::path torch =
+      fs::path(
+          LibraryFolder(reinterpret_cast<const void *>(&c10::SetAllocator)))
+          .parent_path();
+  return PathExists((torch / "include/ATen/ATen.h").string()) ? torch.string()
+                                                              : "TORCH";
+}
+
 // Prints the commands that build, test and use it.
-void PrintCommands(const Name &name, const fs::path &folder,
-                   const std::string &capstan,
+void PrintCommands(const Category &category, const Name &name,
+                   const fs::path &folder, const std::string &capstan,
                    const std::vector<std::string> &written) {
   const std::string own = absl::StrCat(name.vendor, "/", name.plugin);
+  const std::string call =
+      name.command.empty()
+          ? absl::StrCat("--config=", capstan.empty() ? "CAPSTAN" : capstan,
+                         "/configs/", category.run, " --config=", own, "/",
+                         name.plugin, ".pbtxt")
+          : absl::StrCat(name.command, " --text=", own, "/testdata/lines.txt");
   std::cout << "Written in " << folder.string() << ":\n  "
             << absl::StrJoin(written, "\n  ") << "\nIn that folder:\n"
             << "  bazel build //" << own << ":all\n"
             << "  bazel test //" << own << ":all\n  " << ExecutableFolder()
-            << "/trainer --config=" << (capstan.empty() ? "CAPSTAN" : capstan)
-            << "/configs/run_distributed.pbtxt --config=" << own << "/"
-            << name.plugin << ".pbtxt --plugin_path=bazel-bin/" << own
-            << "\nWithout Bazel, `make` and `make test` (or CMake), and "
-               "--plugin_path=build/"
-            << own << std::endl;
+            << "/trainer --plugin_path=bazel-bin/" << own << " " << call
+            << "\nWithout Bazel: make test CAPSTAN_TORCH_DIR=" << TorchFolder()
+            << "\n(or CMake), and --plugin_path=build/" << own
+            << "\nThat needs packages of Debian or Ubuntu:\n  apt-get install "
+            << kPackages << std::endl;
   if (capstan.empty()) {
     std::cout << "CAPSTAN is Capstan's workspace, which isn't found from here: "
                  "put its path for "
@@ -245,7 +326,7 @@ void PrintCommands(const Name &name, const fs::path &folder,
 absl::StatusOr<int> NewPlugin(const NewPluginOptions &options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Category category,
                            FindCategory(options.category));
-  CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name));
+  CAPSTAN_ASSIGN_OR_RETURN(const Name name, ParseName(options.name, category));
   if (options.folder.empty()) {
     return absl::InvalidArgumentError("FOLDER is empty: name one to write in");
   }
@@ -260,19 +341,20 @@ absl::StatusOr<int> NewPlugin(const NewPluginOptions &options) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::vector<std::string> written,
       WritePlugin(category, name, folder, capstan.empty() ? kBeside : capstan));
-  PrintCommands(name, folder, capstan, written);
+  PrintCommands(category, name, folder, capstan, written);
   return 0;
 }
 
 void AddFlags(Flags &flags, NewPluginOptions *options) {
   flags
       .Add("--category", &options->category,
-           "strategy, precision, dataset_reader, collector, model, objective "
-           "or optimizer")
+           "strategy, precision, dataset_reader, collector, model, objective, "
+           "optimizer, part or command")
       .Required();
   flags
       .Add("--name", &options->name,
-           "VENDOR.NAME, the package of its config: acme.lion")
+           "VENDOR.NAME, the package of its config: acme.lion; of a command, "
+           "what follows trainer")
       .Required();
   flags
       .Add("FOLDER", &options->folder,

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,26 +17,27 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
+#include "base/error_code.h"
 #include "base/gpus.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "host/config/create_slot.h"
 #include "host/config/load_config.h"
-#include "inference/load/create_model.h"
 #include "kernels/context/run_device.h"
 #include "plugins/sdk/model.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/fit_run.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/memory/fit.h"
 #include "trainer/memory/memory_plan.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
-#include "trainer/session/new_tokens.h"
 
 namespace capstan {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // The run's strategy first, then the others by name.
 struct Plans {
@@ -43,56 +45,82 @@ struct Plans {
   std::vector<RefusedStrategy> refused;
 };
 
-// Plans for another strategy with default settings.
-absl::StatusOr<MemoryPlan> PlanDefault(const std::string& config_type,
-                                       const MemoryRequest& request,
-                                       PluginHost& host) {
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Strategy> strategy,
-      host.Create<Strategy>(config_type, PluginCategory::kStrategy, ""));
-  CAPSTAN_RETURN_IF_ERROR(strategy->Check(request.strategy));
-  return PlanMemory(*strategy, request);
-}
-
 Plans PlanAll(const Prepared& prepared) {
   const TrainJob& job = prepared.job;
-  const std::string own_type = TypeOf(job.loaded.config.strategy());
-  const MemoryRequest request = MemoryRequestOf(job, prepared.processes);
   Plans plans;
   plans.planned.push_back({job.parts.strategy_name, "this run", job.memory});
-  for (const std::string& package : prepared.host->Available()) {
-    const absl::StatusOr<const LoadedPlugin*> plugin =
-        prepared.host->Load(absl::StrCat(package, ".Config"));
-    // Broken plugins are left to `trainer plugins`.
-    if (!plugin.ok() ||
-        (*plugin)->descriptor->category != PluginCategory::kStrategy ||
-        (*plugin)->config_type == own_type) {
-      continue;
-    }
-    absl::StatusOr<MemoryPlan> plan =
-        PlanDefault((*plugin)->config_type, request, *prepared.host);
-    if (plan.ok()) {
-      plans.planned.push_back({package, "defaults", *plan});
+  for (const OtherPlan& other : PlansOfOthers(prepared)) {
+    if (other.plan.ok()) {
+      plans.planned.push_back({other.package, "defaults", *other.plan});
     } else {
-      plans.refused.push_back({package, std::string(plan.status().message())});
+      plans.refused.push_back(
+          {other.package, std::string(other.plan.status().message())});
     }
   }
   return plans;
 }
 
+// What a rank holds under a strategy, in bytes.
+Json PlanJson(const std::string& strategy, const std::string& settings,
+              const MemoryPlan& plan) {
+  Json at_peak = Json::object();
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (plan.Knows(category)) {
+      at_peak[MemoryCategoryName(category)] = plan.at_peak[i];
+    }
+  }
+  Json json = {{"strategy", strategy},
+               {"settings", settings},
+               {"at_peak", at_peak},
+               {"total", Total(plan.at_peak)},
+               {"evaluation", plan.evaluation},
+               {"host", plan.host},
+               {"file", plan.file},
+               {"snapshot", plan.snapshot},
+               {"mirror", plan.mirror},
+               {"sent", plan.sent}};
+  if (plan.process.has_value()) json["process"] = *plan.process;
+  return json;
+}
+
+// All that is printed, for programs.
+Json PlanAsJson(const Prepared& prepared, const GpuRoom& room) {
+  const TrainJob& job = prepared.job;
+  Json strategies = Json::array();
+  const Plans plans = PlanAll(prepared);
+  for (const PlannedStrategy& one : plans.planned) {
+    strategies.push_back(PlanJson(one.name, one.settings, one.plan));
+  }
+  for (const RefusedStrategy& one : plans.refused) {
+    strategies.push_back({{"strategy", one.name}, {"refused", one.reason}});
+  }
+  Json json = {{"name", job.loaded.config.name()},
+               {"ranks", prepared.processes},
+               {"device", job.gpus > 0 ? "GPU" : "CPU"},
+               {"precision", job.parts.precision_name},
+               {"parameters", ParameterCount(*job.parts.model)},
+               {"micro_batch_size", job.batch.micro_batch_size},
+               {"global_batch_size", job.batch.global_batch_size},
+               {"accumulation", job.batch.accumulation},
+               {"sequence_length", job.parts.train_data->max_sequence_length()},
+               {"strategies", strategies},
+               {"notes", job.notes}};
+  if (room.bytes > 0) json["room_of_gpu"] = room.for_tensors();
+  if (job.gpus == 0) json["available"] = AvailableHostMemory();
+  return json;
+}
+
 // `fit`: the micro-batch is still to be chosen.
 std::string Heading(const Prepared& prepared, bool fit) {
   const TrainJob& job = prepared.job;
-  int64_t parameters = 0;
-  for (const ParameterSpec& spec : job.parts.model->parameters()) {
-    parameters += spec.numel();
-  }
   const int64_t length = job.parts.train_data->max_sequence_length();
   std::vector<std::pair<std::string, std::string>> rows = {
       {"ranks",
        absl::StrCat(prepared.processes, job.gpus > 0 ? " x GPU" : " x CPU")},
       {"precision", job.parts.precision_name},
-      {"parameters", ShortCount(static_cast<double>(parameters))},
+      {"parameters",
+       ShortCount(static_cast<double>(ParameterCount(*job.parts.model)))},
   };
   const std::string tokens =
       length > 0 ? absl::StrCat(" x ", length, " tokens") : std::string();
@@ -144,132 +172,30 @@ struct PlanOptions {
   int gpus = 0;
 };
 
-// The plugins of a choice; those of another are made anew.
-struct ChosenParts {
-  std::unique_ptr<Model> model;  // null: the prepared one
-  std::unique_ptr<Strategy> strategy;
-  std::unique_ptr<Optimizer> optimizer;
-};
-
-absl::StatusOr<ChosenParts> MakeChosen(const RunOptions& options,
-                                       const FitChoice& choice,
-                                       const Prepared& prepared) {
-  std::vector<std::string> overrides = options.overrides;
-  for (std::string& set : choice.Overrides()) {
-    overrides.push_back(std::move(set));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      LoadedConfig loaded,
-      LoadConfig(options.configs, overrides, prepared.context));
-  PluginHost& host = *prepared.host;
-  CAPSTAN_RETURN_IF_ERROR(SettleNewTokens(&loaded, host));
-  ChosenParts parts;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.strategy,
-      CreateSlot<Strategy>(loaded, "strategy", loaded.config.strategy(),
-                           PluginCategory::kStrategy, host));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      parts.optimizer,
-      CreateSlot<Optimizer>(loaded, "optimizer", loaded.config.optimizer(),
-                            PluginCategory::kOptimizer, host));
-  if (choice.quantize) {
-    CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host));
-  }
-  return parts;
-}
-
-FitLimits LimitsOf(const Prepared& prepared) {
-  const TrainJob& job = prepared.job;
-  const RunConfig& config = job.loaded.config;
-  FitLimits limits;
-  limits.gpus = prepared.processes;
-  limits.global_batch = job.batch.global_batch_size;
-  for (const int64_t size :
-       MicroBatchSizes(job.batch.global_batch_size, prepared.processes)) {
-    if (size <= 64) limits.micro_batches.push_back(size);
-  }
-  limits.adamw = TypeOf(config.optimizer()) == "capstan.adamw.Config";
-  const Model& model = *job.parts.model;
-  int64_t all = 0, trained = 0;
-  bool packed = false;
-  for (size_t i = 0; i < model.parameters().size(); ++i) {
-    const ParameterSpec& spec = model.parameters()[i];
-    all += spec.numel();
-    if (spec.trainable) trained += spec.numel();
-    packed = packed || model.PackedBytes(static_cast<int>(i)) > 0;
-  }
-  // One that is packed already stays as it is.
-  limits.quantizable = config.adapter().has_lora() && !packed;
-  limits.few_trained = trained < all / 20;
-  return limits;
-}
-
-// A choice with its plan.
-struct Fitted {
-  FitChoice choice;
-  MemoryPlan plan;
-};
-
-// The first choice whose tensors take at most `room`; if there is none, that
-// which takes least, and `fits` is false.
-absl::StatusOr<Fitted> Fit(const RunOptions& options, const Prepared& prepared,
-                           int64_t room, bool* fits) {
-  const TrainJob& job = prepared.job;
-  std::map<std::string, absl::StatusOr<ChosenParts>> made;
-  absl::optional<Fitted> least;
-  for (FitChoice& choice : FitChoices(LimitsOf(prepared))) {
-    const std::string key = absl::StrJoin(choice.Overrides(), " ");
-    auto found = made.find(key);
-    if (found == made.end()) {
-      found = made.emplace(key, MakeChosen(options, choice, prepared)).first;
-    }
-    // A model may not be able to quantise.
-    if (!found->second.ok() && choice.quantize) continue;
-    CAPSTAN_RETURN_IF_ERROR(found->second.status());
-    const ChosenParts& parts = *found->second;
-    MemoryRequest request = MemoryRequestOf(job, prepared.processes);
-    if (parts.model != nullptr) request.strategy.model = parts.model.get();
-    request.optimizer = request.strategy.optimizer = parts.optimizer.get();
-    request.samples = choice.micro_batch;
-    request.strategy.accumulation =
-        WithMicroBatch(job.batch, choice.micro_batch, prepared.processes)
-            .accumulation;
-    request.checkpointing.every = choice.checkpoint_every;
-    request.checkpointing.offload = choice.offload_activations;
-    request.paged_state = choice.paged_state;
-    if (!parts.strategy->Check(request.strategy).ok()) continue;
-    Fitted fitted = {std::move(choice), PlanMemory(*parts.strategy, request)};
-    if (!fitted.plan.activations_known) {
-      return absl::FailedPreconditionError(
-          "--fit: this model doesn't tell what its activations take");
-    }
-    *fits = Total(fitted.plan.at_peak) <= room;
-    if (*fits) return fitted;
-    if (!least.has_value() ||
-        Total(fitted.plan.at_peak) < Total(least->plan.at_peak)) {
-      least = std::move(fitted);
-    }
-  }
-  if (!least.has_value()) {
-    return absl::FailedPreconditionError(
-        "--fit: no strategy can run this config on these GPUs");
-  }
-  return *std::move(least);
-}
-
 absl::StatusOr<int> PrintFit(const RunOptions& options,
                              const Prepared& prepared, const GpuRoom& room) {
   bool fits = false;
-  CAPSTAN_ASSIGN_OR_RETURN(const Fitted fitted,
-                           Fit(options, prepared, room.for_tensors(), &fits));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const Fitted fitted,
+      FitRun(options, prepared, room.for_tensors(), &fits));
   const std::string table = DeviceTable(fitted.plan, room, prepared.processes);
+  if (options.json) {
+    Json json = PlanJson(fitted.choice.strategy, "fit", fitted.plan);
+    json["fits"] = fits;
+    json["config"] = fitted.choice.ConfigText();
+    json["room_of_gpu"] = room.for_tensors();
+    std::cout << json.dump(2) << "\n";
+    return fits ? 0 : 1;
+  }
   if (!fits) {
     std::cout << "Even with\n" << fitted.choice.ConfigText() << "\n" << table;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "nothing fits: ",
-        ShortBytes(Total(fitted.plan.at_peak) - room.for_tensors()),
-        " are missing on each GPU; take more or larger GPUs, shorter "
-        "sequences, an adapter (adapter { lora {} }) or a smaller model"));
+    return WithCode(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "nothing fits: ",
+            ShortBytes(Total(fitted.plan.at_peak) - room.for_tensors()),
+            " are missing on each GPU; take more or larger GPUs, shorter "
+            "sequences, an adapter (adapter { lora {} }) or a smaller model")),
+        "memory/plan");
   }
   std::cout << "This fits, and costs the least time of what does, by an "
                "estimate. Lines for\nthe config, or for a file to add with "
@@ -300,8 +226,10 @@ absl::Status PlanForGpus(int gpus, bool fit, RunOptions* options) {
   if (!fit) return absl::OkStatus();
   const Batching& batch = loaded.config.batch();
   int64_t global = batch.global_batch_size();
-  if (global == 0 && batch.micro_batch_size() != Batching::AUTO) {
-    global = std::max<int64_t>(1, batch.micro_batch_size()) * gpus;
+  if (global == 0) {
+    const int64_t micro = batch.micro_batch_size();
+    global = gpus * (micro == Batching::AUTO ? kAutoSamples
+                                             : std::max<int64_t>(1, micro));
   }
   for (const std::string& set :
        {std::string("batch.micro_batch_size=1"),
@@ -310,6 +238,19 @@ absl::Status PlanForGpus(int gpus, bool fit, RunOptions* options) {
     sets.push_back(set);
   }
   return absl::OkStatus();
+}
+
+// `status`, an error of `preparing`, without the --set that the command has
+// added behind the user's first `given`.
+absl::Status WithoutAddedSets(const absl::Status& status, size_t given,
+                              const RunOptions& preparing) {
+  std::string message(status.message());
+  for (size_t i = given; i < preparing.overrides.size(); ++i) {
+    const std::string set = absl::StrCat("--set ", preparing.overrides[i]);
+    absl::StrReplaceAll({{absl::StrCat(set, ": "), ""}, {set, "plan"}},
+                        &message);
+  }
+  return WithMessage(status, message);
 }
 
 absl::StatusOr<int> Plan(const PlanOptions& given) {
@@ -326,14 +267,21 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
   if ((given.gpus > 0 || memory > 0) && !options.configs.empty()) {
     CAPSTAN_RETURN_IF_ERROR(PlanForGpus(given.gpus, given.fit, &preparing));
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                           Prepare(preparing));
+  const absl::StatusOr<std::unique_ptr<Prepared>> made = Prepare(preparing);
+  if (!made.ok()) {
+    return WithoutAddedSets(made.status(), options.overrides.size(), preparing);
+  }
+  const std::unique_ptr<Prepared>& prepared = *made;
   if (prepared == nullptr) return 0;
-  std::cout << Heading(*prepared, given.fit);
+  if (!options.json) std::cout << Heading(*prepared, given.fit);
   const Nccl& nccl = prepared->job.loaded.config.launch().nccl();
   const GpuRoom room = RoomOfGpu(memory, prepared->processes,
                                  {nccl.buffer_mib() << 20, nccl.max_ctas()});
   if (given.fit) return PrintFit(options, *prepared, room);
+  if (options.json) {
+    std::cout << PlanAsJson(*prepared, room).dump(2) << "\n";
+    return 0;
+  }
   const Plans plans = PlanAll(*prepared);
   std::cout << PlanTable(plans.planned, plans.refused);
   if (given.gpus == 0 && memory == 0) {
@@ -367,6 +315,7 @@ void AddPlanOptions(Flags& flags, PlanOptions* options) {
   flags.Add("--fit", &options->fit,
             "Find the strategy, micro-batch, recomputation, optimizer state, "
             "quantisation and offload that fit and cost the least time");
+  flags.Add("--json", &options->run.json, "Print JSON, for programs");
 }
 
 const RegisterFunction<PlanOptions> plan(

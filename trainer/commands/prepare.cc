@@ -2,21 +2,39 @@
 #include "trainer/commands/prepare.h"
 
 #include <iostream>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
+#include "base/error_code.h"
+#include "base/files.h"
 #include "base/gpus.h"
 #include "base/machine.h"
+#include "base/status.h"
 #include "cluster/comm/create.h"
+#include "cluster/launch/network.h"
 #include "cluster/launch/place.h"
+#include "host/config/defaults.h"
+#include "host/config/flag_overrides.h"
+#include "host/config/mend.h"
 #include "kernels/context/run_device.h"
 #include "trainer/commands/collect_command.h"
+#include "trainer/commands/fit_run.h"
+#include "trainer/metrics/console.h"
+#include "trainer/session/check_run.h"
 #include "trainer/session/machine_check.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/new_tokens.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
+#include "trainer/session/sharding_note.h"
+#include "trainer/session/watch.h"
 
 namespace capstan {
 namespace {
@@ -43,27 +61,31 @@ LaunchSettings SettingsOf(const Launch& launch) {
 absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus,
                               bool planned) {
   const int on_machine = planned ? gpus : gpus > 0 ? Gpus().on_machine : 0;
-  absl::StatusOr<Place> place =
-      FindPlace(SettingsOf(loaded.config.launch()), gpus, on_machine);
+  LaunchSettings settings = SettingsOf(loaded.config.launch());
+  if (settings.nccl.timeout_seconds == 0) {
+    settings.nccl.timeout_seconds = LongestHang(loaded.config.train());
+  }
+  absl::StatusOr<Place> place = FindPlace(settings, gpus, on_machine);
   // Others are about the environment.
   if (FieldOf(place.status()).has_value()) {
     return loaded.Locate(place.status(), "launch");
   }
+  if (!place.ok()) return WithCode(place.status(), "launch/environment");
   return place;
 }
 
-// Before the batch is planned: applies what a resumed run keeps.
-absl::Status KeepBatch(Prepared* prepared) {
+// Before the batch is planned: applies what a run that resumes from
+// `checkpoint`, if not empty, keeps.
+absl::Status KeepBatch(const std::string& checkpoint, Prepared* prepared) {
   TrainJob& job = prepared->job;
-  const std::string checkpoint =
-      CheckpointToResume(job.loaded.config, job.workspace_folder);
   if (checkpoint.empty()) return absl::OkStatus();
   const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
   // Loading it will report the damage.
   if (!earlier.ok()) return absl::OkStatus();
   const int64_t micro_batch = job.loaded.config.batch().micro_batch_size();
   const absl::StatusOr<std::string> note =
-      KeepGlobalBatch(checkpoint, *earlier, prepared->processes,
+      KeepGlobalBatch(checkpoint, *earlier,
+                      MeshOf(job.loaded.config.train(), prepared->processes),
                       job.loaded.config.mutable_batch());
   CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
   if (micro_batch != Batching::AUTO) job.evaluation_batch = micro_batch;
@@ -71,19 +93,18 @@ absl::Status KeepBatch(Prepared* prepared) {
   return absl::OkStatus();
 }
 
-// The flags that stand for fields of `launch`: their names and values.
-std::vector<std::pair<std::string, std::string>> LaunchFlags(
-    const RunOptions& options) {
-  std::vector<std::pair<std::string, std::string>> flags;
-  if (options.nodes.has_value()) {
-    flags.emplace_back("nodes", absl::StrCat(*options.nodes));
-  }
+// What stands for fields of `launch`.
+FlagOverrides LaunchFlags(const RunOptions& options) {
+  FlagOverrides flags;
+  const auto add = [&flags](const char* name, const std::string& value) {
+    flags.emplace_back(absl::StrCat("launch.", name, "=", value),
+                       absl::StrCat("--", name, "=", value));
+  };
+  if (options.nodes.has_value()) add("nodes", absl::StrCat(*options.nodes));
   if (options.node_rank.has_value()) {
-    flags.emplace_back("node_rank", absl::StrCat(*options.node_rank));
+    add("node_rank", absl::StrCat(*options.node_rank));
   }
-  if (!options.rendezvous.empty()) {
-    flags.emplace_back("rendezvous", options.rendezvous);
-  }
+  if (!options.rendezvous.empty()) add("rendezvous", options.rendezvous);
   return flags;
 }
 
@@ -95,6 +116,8 @@ absl::Status PlanRun(Prepared* prepared, bool here = true) {
   CAPSTAN_ASSIGN_OR_RETURN(
       job.batch, CheckRun(job.loaded, prepared->processes, job.parts));
   const int ranks_here = prepared->place.info.local_world_size;
+  const int at_once =
+      MeshOf(job.loaded.config.train(), prepared->processes).data;
   if (job.batch.automatic) {
     const int64_t budget =
         here ? MemoryBudget(job.gpus > 0, ranks_here)
@@ -102,16 +125,16 @@ absl::Status PlanRun(Prepared* prepared, bool here = true) {
                    .for_tensors();
     const int64_t micro = PlanMicroBatch(
         *job.parts.strategy, MemoryRequestOf(job, prepared->processes),
-        MicroBatchSizes(job.batch.global_batch_size, prepared->processes),
-        budget);
-    job.batch = WithMicroBatch(job.batch, micro, prepared->processes);
+        MicroBatchSizes(job.batch.global_batch_size, at_once), budget);
+    job.batch = WithMicroBatch(job.batch, micro, at_once);
   }
   const MemoryRequest memory = MemoryRequestOf(job, prepared->processes);
   if (here) {
-    CAPSTAN_RETURN_IF_ERROR(
-        job.loaded.Locate(CheckHostMemory(*job.parts.strategy, memory,
-                                          ranks_here, AvailableHostMemory()),
-                          "strategy"));
+    CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(
+        WithCode(CheckHostMemory(*job.parts.strategy, memory, ranks_here,
+                                 AvailableHostMemory()),
+                 "memory/host"),
+        "strategy"));
   }
   job.memory = PlanMemory(*job.parts.strategy, memory);
   return absl::OkStatus();
@@ -125,13 +148,117 @@ absl::Status TakeGpus(const RunOptions& options, TrainJob* job) {
     return absl::OkStatus();
   }
   const absl::StatusOr<int> gpus = GpusOfRun();
-  if (!gpus.ok() && options.starts_run) return gpus.status();
+  if (!gpus.ok() && options.starts_run) {
+    return WithCode(gpus.status(), "gpu/unusable");
+  }
   if (!gpus.ok()) {
     std::cerr << "without GPUs: " << gpus.status().message() << "\n";
   }
   job->gpus = gpus.value_or(0);
   if (!Gpus().note.empty()) job->notes.push_back(Gpus().note);
   return absl::OkStatus();
+}
+
+// Where a config file names its strategy, if it says nothing of it but that:
+// the line with `package` in its place.
+absl::optional<Mend> MendOfStrategy(const Prepared& prepared,
+                                    const std::string& package) {
+  const LoadedConfig& loaded = prepared.job.loaded;
+  const auto place = loaded.locations.find("strategy");
+  if (place == loaded.locations.end()) return absl::nullopt;
+  // run.pbtxt:6:1
+  const std::vector<std::string> parts = absl::StrSplit(place->second, ':');
+  Mend mend;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[1], &mend.line)) {
+    return absl::nullopt;
+  }
+  const auto path = FindConfig(parts[0], prepared.context);
+  const auto text = path.ok() ? ReadWholeFile(*path) : path.status();
+  if (!text.ok()) return absl::nullopt;
+  const std::vector<std::string> lines = absl::StrSplit(*text, '\n');
+  if (mend.line < 1 || static_cast<size_t>(mend.line) > lines.size()) {
+    return absl::nullopt;
+  }
+  mend.file = *path;
+  mend.before = lines[mend.line - 1];
+  const std::string own =
+      absl::StrCat("[plugin/", TypeOf(loaded.config.strategy()), "]");
+  const size_t at = mend.before.find(own);
+  if (at == std::string::npos) return absl::nullopt;
+  const absl::string_view rest =
+      absl::string_view(mend.before).substr(at + own.size());
+  const size_t end = rest.find('}');
+  // Without one its fields may be on the lines below.
+  if (end == rest.npos ||
+      absl::StripAsciiWhitespace(rest.substr(0, end)) != "{") {
+    return absl::nullopt;
+  }
+  mend.after = absl::StrCat(mend.before.substr(0, at), "[plugin/", package,
+                            ".Config]", rest);
+  return mend;
+}
+
+// A run alone on its machine whose strategy's tensors don't fit, by the plan,
+// where another's do: the name of that. "" if all is well, or nothing is known.
+std::string BetterStrategy(const Prepared& prepared, int64_t room) {
+  const MemoryPlan& plan = prepared.job.memory;
+  return prepared.place.Alone() && plan.activations_known &&
+                 Total(plan.at_peak) > room
+             ? StrategyThatFits(prepared, room)
+             : "";
+}
+
+// If BetterStrategy has a name for it: a note or, if the device is too small as
+// a whole and the run is to start or its config to be mended, the error.
+absl::Status CheckDeviceMemory(const RunOptions& options, int64_t room,
+                               const std::string& better, Prepared* prepared) {
+  TrainJob& job = prepared->job;
+  const int ranks = prepared->place.info.local_world_size;
+  const int64_t all = job.gpus > 0 ? LeastGpuMemory() : HostMemory() / ranks;
+  const int64_t needed = Total(job.memory.at_peak);
+  const std::string text = absl::StrCat(
+      job.parts.strategy_name, " needs ", ShortBytes(needed),
+      " for the tensors of a rank, which has ", ShortBytes(room), "; ", better,
+      " fits: write strategy { [plugin/", better, ".Config] {} }");
+  const absl::optional<Mend> mend = MendOfStrategy(*prepared, better);
+  // What others hold of the device now doesn't make the config wrong.
+  if (needed <= all ||
+      (!options.starts_run && !(options.apply && mend.has_value()))) {
+    job.notes.push_back(absl::StrCat("WARNING: ", text));
+    return absl::OkStatus();
+  }
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat(text, mend.has_value() ? " (--apply does)" : ""));
+  status = job.loaded.Locate(WithCode(status, "memory/strategy"), "strategy");
+  return mend.has_value() ? WithMend(status, *mend) : status;
+}
+
+absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(const RunOptions& options);
+
+// If the strategy needs more memory than a rank has here and another doesn't:
+// the run prepared with that one if the strategy is a default, else what
+// CheckDeviceMemory says. Null: `prepared` stays.
+absl::StatusOr<std::unique_ptr<Prepared>> SettleStrategy(
+    const RunOptions& options, Prepared* prepared) {
+  const TrainJob& job = prepared->job;
+  const int64_t room =
+      MemoryBudget(job.gpus > 0, prepared->place.info.local_world_size);
+  const std::string better = BetterStrategy(*prepared, room);
+  if (better.empty()) return nullptr;
+  const auto placed = job.loaded.locations.find("strategy");
+  if (placed == job.loaded.locations.end() ||
+      !absl::StartsWith(placed->second, "defaults of ")) {
+    CAPSTAN_RETURN_IF_ERROR(CheckDeviceMemory(options, room, better, prepared));
+    return nullptr;
+  }
+  RunOptions other = options;
+  other.overrides.push_back(absl::StrCat("strategy=", better));
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Prepared> fitting,
+                           PrepareRun(other));
+  fitting->job.notes.push_back(
+      absl::StrCat("strategy ", better, ", as the default, ",
+                   job.parts.strategy_name, ", doesn't fit into memory"));
+  return fitting;
 }
 
 absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
@@ -141,8 +268,10 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
       std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
   prepared->context = DefaultConfigContext(prepared->host.get());
   if (options.configs.empty() && options.config_text.empty()) {
-    return absl::InvalidArgumentError(
-        "no --config is given; try --config=run_distributed.pbtxt, or --help");
+    return WithCode(
+        absl::InvalidArgumentError("no --config is given; try "
+                                   "--config=run_distributed.pbtxt, or --help"),
+        "config/file");
   }
   TrainJob& job = prepared->job;
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -155,6 +284,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
     std::cout << PrintConfig(job.loaded.config);
     return nullptr;
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckWhole(job.loaded.config));
   job.start_seconds = ThisCall().start_seconds;
   job.command = ThisCall().words;
   job.workspace_folder = prepared->context.workspace_folder;
@@ -174,12 +304,12 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
         absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
                      " starts ranks, and starts them again by its own rules"));
   }
-  CAPSTAN_RETURN_IF_ERROR(KeepBatch(prepared.get()));
+  const std::string checkpoint =
+      CheckpointToResume(job.loaded.config, job.workspace_folder);
+  CAPSTAN_RETURN_IF_ERROR(KeepBatch(checkpoint, prepared.get()));
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
                                          options.collect && place.Alone()));
-  const std::string checkpoint =
-      CheckpointToResume(job.loaded.config, job.workspace_folder);
   CAPSTAN_RETURN_IF_ERROR(
       SettleNewTokens(&job.loaded, *prepared->host, checkpoint));
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -188,10 +318,31 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
                      /*here=*/options.planned_gpus == 0, checkpoint));
   CAPSTAN_RETURN_IF_ERROR(
       PlanRun(prepared.get(), /*here=*/options.planned_gpus == 0));
+  // GPUs that are elsewhere have another room, and the driver isn't asked.
+  if (options.planned_gpus == 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Prepared> fitting,
+                             SettleStrategy(options, prepared.get()));
+    if (fitting != nullptr) return fitting;
+  }
   if (options.starts_run) {
     CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(
         CheckTensors(job, prepared->processes, place.info.local_world_size),
         "batch"));
+  }
+  const std::string fabric =
+      job.gpus > 0 && place.info.nodes > 1 ? UnusableFabric() : "";
+  if (!fabric.empty()) {
+    job.notes.push_back(absl::StrCat(
+        "WARNING: this host has ", fabric,
+        ", but not libibverbs.so.1, so that "
+        "NCCL takes TCP between hosts, many times slower: install libibverbs1 "
+        "(rdma-core)"));
+  }
+  if (job.gpus > 0 && options.planned_gpus == 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(const auto strategy,
+                             Unpack(job.loaded.config.strategy()));
+    const std::string sharding = ShardingNote(*strategy, place.info);
+    if (!sharding.empty()) job.notes.push_back(sharding);
   }
   const std::string slow = SlowPrecisionNote(
       *job.parts.precision, job.parts.precision_name, job.parts.device);
@@ -209,12 +360,15 @@ absl::StatusOr<int> GpusOfRun() {
   const GpuReport& report = Gpus();
   CAPSTAN_RETURN_IF_ERROR(report.status);
   if (report.gpus.empty() || HasGpuParts()) return CountGpus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "this machine has ", CountGpus(), " GPUs (", report.gpus[0].name,
-      "), but this trainer was built without its GPU parts: build it with "
-      "--repo_env=CAPSTAN_GPU=on, or take the archive of //:dist_gpu, whose "
-      "name ends in cuda13 (set CUDA_VISIBLE_DEVICES= to train on the CPU "
-      "instead)"));
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "this machine has ", CountGpus(), " GPUs (", report.gpus[0].name,
+          "), but this trainer was built without its GPU parts: build it with "
+          "--repo_env=CAPSTAN_GPU=on, or take the archive of //:dist_gpu, "
+          "whose "
+          "name ends in cuda13 (set CUDA_VISIBLE_DEVICES= to train on the CPU "
+          "instead)")),
+      "gpu/no-parts");
 }
 
 absl::Status PlanAnew(int processes, Prepared* prepared) {
@@ -224,8 +378,8 @@ absl::Status PlanAnew(int processes, Prepared* prepared) {
   Batching* const batch = job.loaded.config.mutable_batch();
   const int64_t micro_batch = batch->micro_batch_size();
   prepared->processes = processes;
-  const absl::StatusOr<std::string> note =
-      KeepGlobalBatch("output_dir", begun, processes, batch);
+  const absl::StatusOr<std::string> note = KeepGlobalBatch(
+      "output_dir", begun, MeshOf(job.loaded.config.train(), processes), batch);
   CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
   if (micro_batch != Batching::AUTO && job.evaluation_batch == 0) {
     job.evaluation_batch = job.batch.micro_batch_size;
@@ -236,24 +390,20 @@ absl::Status PlanAnew(int processes, Prepared* prepared) {
 
 absl::StatusOr<std::unique_ptr<Prepared>> Prepare(const RunOptions& given) {
   RunOptions options = given;
-  const auto flags = LaunchFlags(given);
-  for (const auto& [name, value] : flags) {
-    options.overrides.push_back(absl::StrCat("launch.", name, "=", value));
+  const FlagOverrides flags = LaunchFlags(given);
+  for (const auto& [override, typed] : flags) {
+    options.overrides.push_back(override);
   }
   absl::StatusOr<std::unique_ptr<Prepared>> prepared = PrepareRun(options);
-  if (prepared.ok() || flags.empty()) return prepared;
-  // Names flags as they were typed.
-  std::string message(prepared.status().message());
-  for (const auto& [name, value] : flags) {
-    const std::string flag = absl::StrCat("--", name, "=", value);
-    const std::string set = absl::StrCat("--set launch.", name, "=", value);
-    absl::StrReplaceAll(
-        {{absl::StrCat(set, ": launch.", name, ": "), absl::StrCat(flag, ": ")},
-         {set, flag}},
-        &message);
+  while (given.apply && MendOf(prepared.status()).has_value()) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string diff,
+                             ApplyMend(*MendOf(prepared.status())));
+    // With --json what is printed is JSON alone.
+    (given.json ? std::cerr : std::cout) << diff << std::flush;
+    prepared = PrepareRun(options);
   }
-  if (message == prepared.status().message()) return prepared;
-  return absl::Status(prepared.status().code(), message);
+  if (prepared.ok()) return prepared;
+  return AsTyped(prepared.status(), flags);
 }
 
 absl::StatusOr<CommandHost::Ranks> RanksOfRun() {

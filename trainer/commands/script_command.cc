@@ -2,6 +2,8 @@
 //
 // `trainer script`: prints a file to submit to a cluster's launcher: the
 // templates of script/, with @WORDS@ replaced.
+#include "trainer/commands/script_command.h"
+
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -32,20 +34,7 @@
 namespace capstan {
 namespace {
 
-struct ScriptOptions {
-  std::string launcher;
-  RunOptions run;
-  int64_t nodes = 2;
-  int64_t processes = 0;
-  bool gpus = false;
-  // Of Kubernetes.
-  std::string image = "capstan:latest";
-  std::string shared;  // this machine's folder that pods see as kShared
-  std::vector<std::string> requests;       // "cpu=16"
-  std::vector<std::string> node_selector;  // "zone=a"
-  std::string rdma;                        // "rdma/hca=1"
-};
-
+// Where pods find --shared.
 constexpr char kShared[] = "/shared";
 
 // A name that DNS, SLURM and torchrun take.
@@ -262,7 +251,9 @@ absl::StatusOr<Pods> PodsOf(const ScriptOptions& options,
   return pods;
 }
 
-absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
+}  // namespace
+
+absl::StatusOr<std::string> ScriptText(const ScriptOptions& given) {
   ScriptOptions options = given;
   // "SLURM"
   absl::AsciiStrToLower(&options.launcher);
@@ -289,10 +280,7 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
       const LoadedConfig loaded,
       LoadConfig(options.run.configs, options.run.overrides, context));
   const RunConfig& config = loaded.config;
-  if (options.run.print_config) {
-    std::cout << PrintConfig(config);
-    return 0;
-  }
+  if (options.run.print_config) return PrintConfig(config);
   if (config.launch().nodes() != 0 || !config.launch().rendezvous().empty()) {
     return absl::InvalidArgumentError(
         "launch.nodes and launch.rendezvous are the script's to set: clear "
@@ -318,7 +306,7 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
   }
   const std::string whole =
       absl::StrReplaceAll(text, {{"@MPIRUN@", FileText("mpirun.part")}});
-  std::cout << absl::StrReplaceAll(
+  return absl::StrReplaceAll(
       WithConditions(whole, all),
       {{"@NAME@", job},
        // PBS takes no longer ones.
@@ -336,6 +324,13 @@ absl::StatusOr<int> PrintScript(const ScriptOptions& given) {
        {"@RESOURCES@", pods.resources.dump()},
        {"@NODE_SELECTOR@", pods.node_selector.dump()},
        {"@CONFIG_TEXT@", Indented(pods.config_text, 4)}});
+}
+
+namespace {
+
+absl::StatusOr<int> PrintScript(const ScriptOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ScriptText(options));
+  std::cout << text;
   return 0;
 }
 

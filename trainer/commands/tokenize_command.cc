@@ -196,7 +196,7 @@ absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(folder));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string definition,
-                           tokenizer::TokenizerDefinition(folder));
+                           tokenizer::TokenizerDefinition(*tokenizer, folder));
   text::TokenFileInfo info;
   info.vocab_size = tokenizer->vocab_size();
   info.tokenizer_hash = text::TokenizerHash(definition);

@@ -6,7 +6,10 @@
 
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
@@ -14,6 +17,7 @@
 #include "cluster/launch/signals.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/train.h"
@@ -23,6 +27,9 @@ namespace {
 
 void AddFlags(Flags& flags, RunOptions* options) {
   AddRunOptions(flags, options);
+  flags.Add("--apply", &options->apply,
+            "Write the right line into a config where an error knows it, show "
+            "the change, and go on");
   flags
       .Add("--nodes", &options->nodes,
            "Hosts of the run, each of which starts this command; sets "
@@ -37,18 +44,49 @@ void AddFlags(Flags& flags, RunOptions* options) {
       .Type("HOST:PORT");
 }
 
+// What `check` tells, for programs.
+nlohmann::ordered_json CheckAsJson(const Prepared& prepared) {
+  const TrainJob& job = prepared.job;
+  const Mesh mesh = MeshOf(job.loaded.config.train(), prepared.processes);
+  const int64_t samples = job.parts.train_data->size();
+  std::vector<std::string> notes = job.loaded.notes;
+  notes.insert(notes.end(), job.notes.begin(), job.notes.end());
+  for (const std::string& note : job.parts.train_data->notes()) {
+    notes.push_back(note);
+  }
+  return {{"name", job.loaded.config.name()},
+          {"parameters", ParameterCount(*job.parts.model)},
+          {"samples", samples},
+          {"strategy", job.parts.strategy_name},
+          {"precision", job.parts.precision_name},
+          {"global_batch_size", job.batch.global_batch_size},
+          {"micro_batch_size", job.batch.micro_batch_size},
+          {"accumulation", job.batch.accumulation},
+          {"ranks", mesh.size()},
+          {"sequence_parallel", mesh.sequence},
+          {"steps", StepsOfRun(job.loaded.config.train(), samples,
+                               job.batch.global_batch_size)},
+          {"notes", std::move(notes)}};
+}
+
 absl::StatusOr<int> Check(const RunOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(options));
   if (prepared == nullptr) return 0;
+  if (options.json) {
+    std::cout << CheckAsJson(*prepared).dump(2) << "\n";
+    return 0;
+  }
   const TrainJob& job = prepared->job;
+  const Mesh mesh = MeshOf(job.loaded.config.train(), prepared->processes);
   std::cout << "OK: " << job.loaded.config.name() << ", "
             << ParameterCount(*job.parts.model) << " parameters, "
             << job.parts.train_data->size() << " training samples, "
             << job.parts.strategy_name << ", " << job.parts.precision_name
             << ", global batch " << job.batch.global_batch_size << " = micro "
-            << job.batch.micro_batch_size << " x " << prepared->processes
-            << " ranks x accumulation " << job.batch.accumulation << ", "
+            << job.batch.micro_batch_size << " x "
+            << RanksText(mesh.size(), mesh.sequence) << " x accumulation "
+            << job.batch.accumulation << ", "
             << StepsOfRun(job.loaded.config.train(),
                           job.parts.train_data->size(),
                           job.batch.global_batch_size)
@@ -71,7 +109,11 @@ const RegisterFunction<RunOptions> train(10, "train",
                                          });
 const RegisterFunction<RunOptions> check(
     20, "check", "Parse a config, make its plugins and see that they fit",
-    AddFlags, Check);
+    [](Flags& flags, RunOptions* options) {
+      AddFlags(flags, options);
+      flags.Add("--json", &options->json, "Print JSON, for programs");
+    },
+    Check);
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -18,11 +19,17 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/config/create_slot.h"
+#include "host/config/text_source.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/create_model.h"
+#include "plugins/sdk/objective.h"
+#include "plugins/sdk/options.pb.h"
 #include "plugins/sdk/plan.h"
+#include "trainer/session/check_run.h"
 #include "trainer/session/new_tokens.h"
 #include "trainer/session/run_parts.h"
 
@@ -37,6 +44,9 @@ constexpr double kLoss32 = 1e-5, kNorm32 = 1e-4;
 // A difference in a sum's last bit may round a 16-bit parameter or gradient to
 // the adjacent number (2^-8 away in bfloat16), and later steps amplify it.
 constexpr double kLoss16 = 1e-3, kNorm16 = 1e-2;
+
+// The most steps if a run's own config is compared.
+constexpr int64_t kStepsOfRuns = 50;
 
 constexpr int64_t kMaxProcesses = 1 << 16;
 constexpr int64_t kMaxGlobalBatch = int64_t{1} << 31;
@@ -99,6 +109,53 @@ absl::Status ReadShared(const std::string& compare_path,
   CAPSTAN_RETURN_IF_ERROR(CheckOverrides(loaded->config, all));
   CAPSTAN_ASSIGN_OR_RETURN(loaded->shared, LoadConfig(files, all, context));
   return absl::OkStatus();
+}
+
+// Whether the error is about a field of another command's config.
+bool IsOtherKind(const absl::Status& status) {
+  return CodeOf(status) == "config/other-command";
+}
+
+// Reads a comparison, or makes one of a run's config. Returns the file's path.
+absl::StatusOr<std::string> LoadAxes(const std::string& file,
+                                     const ConfigContext& context,
+                                     LoadedCompare* loaded) {
+  const absl::StatusOr<std::string> path =
+      LoadMessage(file, context, &loaded->config, loaded);
+  if (!IsOtherKind(path.status())) return path;
+  RunConfig run;
+  FieldPlaces places;
+  const absl::StatusOr<std::string> of_run =
+      LoadMessage(file, context, &run, &places);
+  if (!of_run.ok()) {
+    return IsOtherKind(of_run.status()) ? path : of_run;
+  }
+  *loaded = LoadedCompare();
+  TextOrigin origin;
+  origin.name = "defaults of compare";
+  origin.has_lines = false;
+  CAPSTAN_RETURN_IF_ERROR(MergeText(CompareConfig::descriptor()
+                                        ->options()
+                                        .GetExtension(run_defaults, 0)
+                                        .config(),
+                                    origin, context, &loaded->config, loaded));
+  loaded->config.add_config(*of_run);
+  const auto set = [loaded](const char* field, int64_t value) {
+    loaded->config.add_set(absl::StrCat(field, "=", value));
+  };
+  if (run.train().max_steps() == 0 || run.train().max_steps() > kStepsOfRuns) {
+    set("train.max_steps", kStepsOfRuns);
+  }
+  const Batching& batch = run.batch();
+  if (batch.micro_batch_size() > 0 &&
+      batch.micro_batch_size() != Batching::AUTO) {
+    return of_run;
+  }
+  set("batch.micro_batch_size", 1);
+  if (batch.global_batch_size() == 0) {
+    set("batch.global_batch_size", kAutoSamples);
+  }
+  return of_run;
 }
 
 // Fills empty axes from the shared run.
@@ -225,7 +282,9 @@ absl::Status SettleGlobalBatch(LoadedCompare* loaded) {
   if (micro > kMaxGlobalBatch) return absl::OkStatus();  // PlanBatch rejects it
   int64_t size = micro;
   for (const int64_t processes : loaded->config.processes()) {
-    size = std::lcm(size, micro * processes);
+    size = std::lcm(size, micro * MeshOf(loaded->shared.config.train(),
+                                         static_cast<int>(processes))
+                                      .data);
     if (size > kMaxGlobalBatch) {
       return FieldError("batch.global_batch_size",
                         "is not set, and the least that every number of ranks "
@@ -284,14 +343,21 @@ std::string FileName(const std::string& label) {
 }
 
 // Why `request` can't run, or OK.
-absl::Status Refusal(const Strategy& strategy, const Batching& batch, int gpus,
-                     StrategyRequest request, int64_t* accumulation) {
+absl::Status Refusal(const Strategy& strategy, const RunConfig& config,
+                     int gpus, StrategyRequest request, int64_t* accumulation) {
   if (gpus > 0 && request.world_size > gpus) {
     return absl::FailedPreconditionError(
         absl::StrCat("this machine has ", gpus, gpus == 1 ? " GPU" : " GPUs",
                      ": at most one rank a GPU"));
   }
-  const absl::StatusOr<BatchPlan> plan = PlanBatch(batch, request.world_size);
+  const absl::Status grid = CheckMesh(config.train(), request.world_size);
+  if (!grid.ok()) return Annotate(grid, "train.sequence_parallel");
+  if (config.train().sequence_parallel() > 1 && strategy.local_steps()) {
+    return absl::InvalidArgumentError(
+        "train.sequence_parallel: its ranks train replicas of their own");
+  }
+  const absl::StatusOr<BatchPlan> plan =
+      PlanBatch(config.batch(), MeshOf(config.train(), request.world_size));
   if (!plan.ok()) return Annotate(plan.status(), *FieldOf(plan.status()));
   *accumulation = request.accumulation = plan->accumulation;
   const absl::Status checked = strategy.Check(request);
@@ -359,7 +425,7 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const ConfigContext& context) {
   LoadedCompare loaded;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string path,
-                           LoadMessage(file, context, &loaded.config, &loaded));
+                           LoadAxes(file, context, &loaded));
   if (loaded.config.name().empty()) {
     loaded.config.set_name(fs::path(path).stem().string());
   }
@@ -376,12 +442,17 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
 }
 
 CompareBounds BoundsOf(const CompareConfig& config, const SlotName& strategy,
-                       const SlotName& precision,
-                       const PrecisionPolicy& policy) {
+                       const SlotName& precision, const PrecisionPolicy& policy,
+                       const absl::optional<OwnCurve>& own_curve) {
   const bool wide = c10::elementSize(policy.compute) >= 4;
   CompareBounds bounds;
   bounds.loss = wide ? kLoss32 : kLoss16;
   bounds.grad_norm = wide ? kNorm32 : kNorm16;
+  if (own_curve.has_value()) {
+    bounds.loss = own_curve->loss;
+    bounds.grad_norm = std::numeric_limits<double>::infinity();
+    bounds.own_curve = own_curve->why;
+  }
   for (const CompareConfig::Bound& bound : config.bound()) {
     if (!IsFor(bound.strategy(), strategy) ||
         !IsFor(bound.precision(), precision)) {
@@ -441,6 +512,13 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                             PluginCategory::kPrecision, host));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                            CreateModel(loaded.shared, host));
+  std::unique_ptr<Objective> objective;
+  if (loaded.shared.config.has_objective()) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        objective,
+        CreateSlot<Objective>(loaded.shared, "objective",
+                              loaded.shared.config.objective(), host));
+  }
   const std::vector<SlotName> strategy_names = NamesOf(axes.strategy());
   const std::vector<SlotName> precision_names = NamesOf(axes.precision());
 
@@ -462,9 +540,10 @@ absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
             precisions[p]->PolicyOn(DeviceOf(*precisions[p], gpus));
         request.world_size = run.processes;
         run.bounds = BoundsOf(axes, strategy_names[s], precision_names[p],
-                              request.precision);
+                              request.precision,
+                              OwnCurveOf(*strategies[s], objective.get()));
         const absl::Status refusal =
-            Refusal(*strategies[s], loaded.shared.config.batch(), gpus, request,
+            Refusal(*strategies[s], loaded.shared.config, gpus, request,
                     &run.accumulation);
         if (refusal.ok()) {
           combination.config =

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "host/config/load_config.h"
 #include "plugins/sdk/precision.h"
+#include "plugins/sdk/strategy.h"
 #include "trainer/compare/compare_config.pb.h"
 #include "trainer/compare/comparison.h"
 
@@ -32,10 +34,11 @@ struct SlotName {
   std::string label;
 };
 
-// The bounds of a run of `strategy` and `precision`, whose policy is `policy`.
+// The bounds of a run of `strategy` and `precision`, whose policy is `policy`;
+// `own_curve` is OwnCurveOf's.
 CompareBounds BoundsOf(const CompareConfig& config, const SlotName& strategy,
-                       const SlotName& precision,
-                       const PrecisionPolicy& policy);
+                       const SlotName& precision, const PrecisionPolicy& policy,
+                       const absl::optional<OwnCurve>& own_curve);
 
 // A point of the axes: its run, or why it is skipped.
 struct Combination {

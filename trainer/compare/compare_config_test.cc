@@ -188,12 +188,14 @@ TEST_F(CompareConfigTest, Mistakes) {
 TEST_F(CompareConfigTest, BoundsByTheDtypeUnlessGiven) {
   CompareConfig config;
   PrecisionPolicy policy;
+  absl::optional<OwnCurve> own_curve;
   const auto bounds = [&](const char* strategy, const char* precision) {
     policy.compute = precision == std::string("fp32")
                          ? c10::ScalarType::Float
                          : c10::ScalarType::BFloat16;
     return BoundsOf(config, {absl::StrCat("a.", strategy), strategy},
-                    {absl::StrCat("a.", precision), precision}, policy)
+                    {absl::StrCat("a.", precision), precision}, policy,
+                    own_curve)
         .Text();
   };
   EXPECT_EQ(bounds("ddp", "fp32"), "loss 1e-05, gradient norm 0.0001");
@@ -202,6 +204,9 @@ TEST_F(CompareConfigTest, BoundsByTheDtypeUnlessGiven) {
   config.mutable_bound(0)->set_loss(0.5);
   EXPECT_EQ(bounds("ddp", "fp32"), "loss 1e-05, gradient norm 0.0001");
   EXPECT_EQ(bounds("ddp", "bf16"), "loss 0.5, gradient norm 0.01");
+  own_curve = OwnCurve{0.2, "now and then"};
+  EXPECT_EQ(bounds("ddp", "fp32"), "loss 0.2 (now and then)");
+  EXPECT_EQ(bounds("ddp", "bf16"), "loss 0.5 (now and then)");
 }
 
 // All are exact but one; what it doesn't say stays as it was.
@@ -285,6 +290,21 @@ TEST_F(CompareConfigTest, ASingleRunIsAnError) {
                         "rank is the only run; list several"));
   EXPECT_THAT(CrossErrorOf(absl::StrCat(kShared, kSingle, "processes: [1, 2]")),
               AllOf(HasSubstr("is the only run"), HasSubstr("one rank")));
+}
+
+TEST_F(CompareConfigTest, ARunsOwnConfigIsComparedUnderEachStrategy) {
+  const absl::StatusOr<LoadedCompare> loaded =
+      LoadCompareConfig("../run.pbtxt", {}, context_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.strategy_size(), 4);
+  EXPECT_THAT(loaded->config.processes(), ElementsAre(1, 2));
+  EXPECT_EQ(loaded->shared.config.train().max_steps(), 5);
+  // A mistake in it is told as that of a run.
+  Write("run.pbtxt", absl::StrCat(kRun, "launch { process: 1 }"));
+  EXPECT_THAT(
+      std::string(
+          LoadCompareConfig("../run.pbtxt", {}, context_).status().message()),
+      HasSubstr("\"processes\""));
 }
 
 TEST_F(CompareConfigTest, OverridesThatNoRunWouldGetAreErrors) {

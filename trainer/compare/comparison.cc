@@ -42,8 +42,12 @@ const ComparedRun* ChooseReference(const Comparison& comparison,
         run.status == ComparedRun::Status::kSkipped) {
       continue;
     }
-    if (reference == nullptr || (run.strategy == reference->strategy &&
-                                 run.processes < reference->processes)) {
+    const bool shares_curve = reference != nullptr &&
+                              reference->bounds.own_curve.has_value() &&
+                              !run.bounds.own_curve.has_value();
+    if (reference == nullptr || shares_curve ||
+        (run.strategy == reference->strategy &&
+         run.processes < reference->processes)) {
       reference = &run;
     }
   }
@@ -282,8 +286,11 @@ CurveDelta DeltaOf(const std::vector<double>& curve,
 }
 
 std::string CompareBounds::Text() const {
-  std::string text =
-      absl::StrFormat("loss %.2g, gradient norm %.2g", loss, grad_norm);
+  std::string text = absl::StrFormat("loss %.2g", loss);
+  if (std::isfinite(grad_norm)) {
+    absl::StrAppendFormat(&text, ", gradient norm %.2g", grad_norm);
+  }
+  if (own_curve.has_value()) absl::StrAppend(&text, " (", *own_curve, ")");
   if (bit_identical) absl::StrAppend(&text, ", bit-identical");
   if (step_time.has_value()) {
     absl::StrAppendFormat(&text, ", step time x %.4g", *step_time);

@@ -20,6 +20,9 @@ struct CompareBounds {
   double loss = 0.0;  // relative, as the next one
   double grad_norm = 0.0;
   bool bit_identical = false;
+  // Set if the strategy has a curve of its own: OwnCurve::why. Its gradient
+  // norm then has no bound, unless the config gives one.
+  absl::optional<std::string> own_curve;
   // Multiples of the reference's.
   absl::optional<double> step_time;
   absl::optional<double> peak_memory;
@@ -133,7 +136,8 @@ struct Comparison {
 
 // Chooses references and computes everything that depends on them: deltas,
 // distances between precisions, problems. A precision's reference is its first
-// listed strategy that accepts any number of ranks, on the fewest ranks.
+// listed strategy that accepts any number of ranks, on the fewest ranks; one
+// with a curve of its own only if there is no other.
 void Compare(Comparison* comparison);
 
 // After Compare: problems of runs that aren't bit-identical to their references

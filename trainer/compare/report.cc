@@ -50,7 +50,8 @@ const char* StatusText(ComparedRun::Status status) {
 
 Json BoundsJson(const CompareBounds& bounds) {
   return {{"loss", bounds.loss},
-          {"grad_norm", bounds.grad_norm},
+          {"grad_norm", bounds.grad_norm},  // null: none
+          {"own_curve", TextOrNull(bounds.own_curve.value_or(""))},
           {"bit_identical", bounds.bit_identical},
           {"step_time", OrNull(bounds.step_time)},
           {"peak_memory", OrNull(bounds.peak_memory)}};

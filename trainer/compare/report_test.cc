@@ -95,6 +95,7 @@ TEST(ReportJsonTest, Schema) {
                                  {"grad_norm", 1e-4},
                                  {"bit_identical", false},
                                  {"step_time", 1.5},
+                                 {"own_curve", nullptr},
                                  {"peak_memory", nullptr}}));
   EXPECT_EQ(ddp["loss"], json({3.0, 2.5, 1.0}));
   EXPECT_TRUE(ddp["grad_norm"][2].is_null());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/numeric/bits.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,21 @@ namespace {
 
 int64_t& In(MemoryByCategory& bytes, MemoryCategory category) {
   return bytes[static_cast<int>(category)];
+}
+
+// Of what a micro-step takes and gives back.
+int64_t MicroStepBytes(const MemoryByCategory& bytes) {
+  return bytes[static_cast<size_t>(MemoryCategory::kActivations)] +
+         bytes[static_cast<size_t>(MemoryCategory::kLogits)] +
+         bytes[static_cast<size_t>(MemoryCategory::kWorkspace)];
+}
+
+int64_t TrainableElements(const Model& model) {
+  int64_t elements = 0;
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (spec.trainable) elements += spec.numel();
+  }
+  return elements;
 }
 
 int64_t At(const std::vector<int64_t>& bytes, size_t unit) {
@@ -74,6 +90,17 @@ void AddMicroStep(const StrategyPlan& strategy,
   const auto fetched = [&](size_t i) {
     return Offloaded(checkpointing, i) ? units[i - 1].output : 0;
   };
+  size_t last = units.size();  // behind the last that is offloaded
+  while (last > 0 && !Offloaded(checkpointing, last - 1)) --last;
+  // On a GPU also that of the offloaded unit before it, once the last of them
+  // has begun its backward.
+  const auto returning = [&](size_t i) {
+    if (!on_gpu || i >= last) return int64_t{0};
+    for (size_t j = i; j-- > 0;) {
+      if (Offloaded(checkpointing, j)) return units[j - 1].output;
+    }
+    return int64_t{0};
+  };
   // What stays of a unit until its backward.
   const auto kept_of = [&](size_t i) {
     const int64_t bytes = checkpointed(i) ? units[i].output : units[i].kept;
@@ -98,7 +125,7 @@ void AddMicroStep(const StrategyPlan& strategy,
     kept.activations -= kept_of(i);
     TimeLine::Moment now = kept;
     now.buckets = At(strategy.backward_buckets, i);
-    now.activations += unit.kept + fetched(i);
+    now.activations += unit.kept + fetched(i) + returning(i);
     now.logits += unit.logits_passing;
     now.workspace = unit.output;  // the gradient of its output
     if (checkpointed(i)) {
@@ -230,7 +257,10 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
       plan.host += optimizer_state;
     }
     for (size_t i = 1; i < units.size(); ++i) {
-      if (Offloaded(checkpointing, i)) plan.host += units[i - 1].output;
+      if (!Offloaded(checkpointing, i)) continue;
+      // LibTorch's pinned memory is a power of two.
+      plan.host += static_cast<int64_t>(
+          absl::bit_ceil(static_cast<uint64_t>(units[i - 1].output)));
     }
   } else if (paged_state) {
     plan.file = optimizer_state;
@@ -240,15 +270,17 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
 
 int64_t SavedBytes(const MemoryRequest& request) {
   const c10::ScalarType master = request.strategy.precision.master;
-  int64_t elements = 0;
-  for (const ParameterSpec& spec : request.strategy.model->parameters()) {
-    if (spec.trainable) elements += spec.numel();
-  }
+  const int64_t elements = TrainableElements(*request.strategy.model);
   const int64_t all =
       elements * static_cast<int64_t>(c10::elementSize(master)) +
       OptimizerStateBytes(*request.optimizer, *request.strategy.model, elements,
                           master);
-  return all / std::max(1, request.strategy.world_size);
+  const int64_t ranks = std::max(1, request.strategy.world_size);
+  if (!request.local_steps) return all / ranks;
+  // All of the rank's own, and its slice of the shared model and of what is
+  // kept for it.
+  return all +
+         2 * elements * static_cast<int64_t>(c10::elementSize(master)) / ranks;
 }
 
 namespace {
@@ -259,19 +291,11 @@ namespace {
 // are all there.
 int64_t GraphBytes(const StrategyPlan& plan, const MemoryRequest& request,
                    const MemoryByCategory& at_peak) {
-  int64_t bytes = 0;
-  for (const MemoryCategory category :
-       {MemoryCategory::kActivations, MemoryCategory::kLogits,
-        MemoryCategory::kWorkspace}) {
-    bytes += at_peak[static_cast<size_t>(category)];
-  }
-  int64_t gradients = 0;
-  for (const ParameterSpec& spec : request.strategy.model->parameters()) {
-    if (spec.trainable) gradients += spec.numel();
-  }
-  gradients *=
+  const int64_t gradients =
+      TrainableElements(*request.strategy.model) *
       static_cast<int64_t>(c10::elementSize(request.strategy.precision.reduce));
-  return bytes + (plan.gradients < gradients ? 4 : 3) * gradients;
+  return MicroStepBytes(at_peak) +
+         (plan.gradients < gradients ? 4 : 3) * gradients;
 }
 
 // What a run's blocks of memory take in other sizes than at its peak: of rows
@@ -284,9 +308,7 @@ int64_t OtherSizes(const MemoryRequest& request, int64_t samples,
        samples == request.samples)) {
     return 0;
   }
-  return at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
-         at_peak[static_cast<size_t>(MemoryCategory::kLogits)] +
-         at_peak[static_cast<size_t>(MemoryCategory::kWorkspace)];
+  return MicroStepBytes(at_peak);
 }
 
 }  // namespace

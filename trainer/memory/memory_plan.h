@@ -54,6 +54,7 @@ struct MemoryRequest {
   int64_t evaluation_length = 0;
   // Whether samples differ in length (DatasetReader::sample_length).
   bool lengths_differ = false;
+  bool local_steps = false;  // Strategy::local_steps
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
   // What a rank's process holds before its first tensor, by inheritance; 0:

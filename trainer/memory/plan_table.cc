@@ -90,6 +90,11 @@ bool AnyHas(const std::vector<PlannedStrategy>& strategies, BytesOf* bytes_of) {
                      });
 }
 
+// A line of a table of one column of figures.
+void AddRow(absl::string_view title, int64_t bytes, std::string* text) {
+  absl::StrAppendFormat(text, "  %-34s %10s\n", title, ShortBytes(bytes));
+}
+
 }  // namespace
 
 std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
@@ -148,20 +153,17 @@ std::string PlanTable(const std::vector<PlannedStrategy>& strategies,
 std::string HostTable(const MemoryPlan& plan, int ranks, int64_t launcher,
                       int64_t mapped) {
   std::string text = "This machine's memory\n";
-  const auto row = [&text](absl::string_view title, const std::string& bytes) {
-    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, bytes);
-  };
   const std::string of =
       absl::StrCat(" of ", ranks, ranks == 1 ? " rank" : " ranks");
   if (plan.process.has_value()) {
-    row("processes" + of, ShortBytes(ranks * *plan.process));
+    AddRow("processes" + of, ranks * *plan.process, &text);
   } else {
     // On a GPU, or where the model doesn't tell.
-    row("offload, copies of the state" + of,
-        ShortBytes(ranks * (plan.host + plan.snapshot + plan.mirror)));
+    AddRow("offload, copies of the state" + of,
+           ranks * (plan.host + plan.snapshot + plan.mirror), &text);
   }
-  row("the launcher", ShortBytes(launcher));
-  row("files that are mapped", ShortBytes(mapped));
+  AddRow("the launcher", launcher, &text);
+  AddRow("files that are mapped", mapped, &text);
   return absl::StrCat(text,
                       "Mapped files take what memory there is to spare.\n");
 }
@@ -171,21 +173,18 @@ std::string DeviceTable(const MemoryPlan& plan, const GpuRoom& room,
   std::string text =
       absl::StrCat("Each of ", ranks, ranks == 1 ? " GPU" : " GPUs", " of ",
                    ShortBytes(room.bytes), "\n");
-  const auto row = [&text](absl::string_view title, int64_t bytes) {
-    absl::StrAppendFormat(&text, "  %-34s %10s\n", title, ShortBytes(bytes));
-  };
   const int64_t tensors = Total(plan.at_peak);
-  row("tensors", tensors);
-  row("CUDA's context and kernels", room.context);
-  row("cuBLAS's workspace", room.workspaces);
-  if (room.nccl > 0) row("NCCL's buffers", room.nccl);
-  row("rounding and fragmentation", room.fragmentation);
+  AddRow("tensors", tensors, &text);
+  AddRow("CUDA's context and kernels", room.context, &text);
+  AddRow("cuBLAS's workspace", room.workspaces, &text);
+  if (room.nccl > 0) AddRow("NCCL's buffers", room.nccl, &text);
+  AddRow("rounding and fragmentation", room.fragmentation, &text);
   const int64_t left = room.for_tensors() - tensors;
-  row(left >= 0 ? "left" : "missing", left >= 0 ? left : -left);
+  AddRow(left >= 0 ? "left" : "missing", left >= 0 ? left : -left, &text);
   absl::StrAppend(&text, "Their machine's memory\n");
-  row("offloaded", plan.host * ranks);
-  row("copies being saved", plan.snapshot * ranks);
-  row("mirrors", plan.mirror * ranks);
+  AddRow("offloaded", plan.host * ranks, &text);
+  AddRow("copies being saved", plan.snapshot * ranks, &text);
+  AddRow("mirrors", plan.mirror * ranks, &text);
   return text;
 }
 

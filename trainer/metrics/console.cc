@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 
 namespace capstan {
 namespace {
@@ -124,6 +125,22 @@ std::string ClockTime(double seconds) {
     return absl::StrFormat("%d:%02d:%02d", hours, minutes, whole % 60);
   }
   return absl::StrFormat("%d:%02d", minutes, whole % 60);
+}
+
+std::string WrappedText(absl::string_view text, size_t indent, size_t columns) {
+  std::string out, line;
+  const auto end_line = [&] {
+    if (line.empty()) return;
+    absl::StrAppend(&out, std::string(indent, ' '), line, "\n");
+    line.clear();
+  };
+  for (const absl::string_view word :
+       absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    if (indent + line.size() + 1 + word.size() > columns) end_line();
+    absl::StrAppend(&line, line.empty() ? "" : " ", word);
+  }
+  end_line();
+  return out;
 }
 
 std::string TableText(

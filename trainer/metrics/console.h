@@ -46,6 +46,10 @@ std::string ShortDuration(double seconds);
 // unknown (negative or not finite).
 std::string ClockTime(double seconds);
 
+// `text` in lines of up to `columns`, each behind `indent` spaces.
+std::string WrappedText(absl::string_view text, size_t indent,
+                        size_t columns = 80);
+
 // Names and values in two columns, one pair per line.
 std::string TableText(
     const std::vector<std::pair<std::string, std::string>>& rows);

@@ -183,12 +183,11 @@ absl::StatusOr<LossCurves> ReadLossCurves(const std::string& path) {
       points->push_back({json["step"].get<int64_t>(), loss->get<double>()});
     }
     for (const auto& [key, value] : json.items()) {
-      absl::string_view name = key;
-      if (!absl::ConsumePrefix(&name, "eval_") || name == "loss" ||
+      if (!absl::StartsWith(key, "eval_") || key == "eval_loss" ||
           !value.is_number()) {
         continue;
       }
-      curves.measured[std::string(name)] = value.get<double>();
+      curves.measured[key] = value.get<double>();
     }
   }
   if (file.bad()) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "plugins/sdk/measurement.h"
+#include "plugins/sdk/objective.h"
 
 namespace capstan {
 
@@ -23,7 +23,7 @@ struct CurvePoint {
 struct LossCurves {
   std::vector<CurvePoint> train;
   std::vector<CurvePoint> eval;
-  // Latest values of other evaluation measurements by name: "mean_return".
+  // Latest values of other evaluation measurements: "eval_mean_return".
   std::map<std::string, double> measured;
 };
 

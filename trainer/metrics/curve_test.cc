@@ -104,8 +104,8 @@ TEST(LossCurveTest, WhatElseEvaluationsTold) {
          "{\"step\": 2, \"eval_mean_return\": 3.5}\n"
          "{\"step\": 3, \"eval_loss\": 1, \"eval_acc\": 0.75}\n";
   EXPECT_THAT(ReadLossCurves(path)->measured,
-              ::testing::ElementsAre(::testing::Pair("acc", 0.75),
-                                     ::testing::Pair("mean_return", 3.5)));
+              ::testing::ElementsAre(::testing::Pair("eval_acc", 0.75),
+                                     ::testing::Pair("eval_mean_return", 3.5)));
 }
 
 }  // namespace

@@ -12,10 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -39,12 +37,7 @@ void AppendNumber(absl::string_view key, double value, std::string* line) {
 
 void AppendTagged(const TaggedNumbers& tagged, std::string* line) {
   for (const auto& [tag, value] : tagged) {
-    AppendNumber(
-        absl::StrCat(
-            ", \"",
-            absl::StrReplaceAll(absl::StripPrefix(tag, "train/"), {{"/", "_"}}),
-            "\": "),
-        value, line);
+    AppendNumber(absl::StrCat(", \"", MetricName(tag), "\": "), value, line);
   }
 }
 

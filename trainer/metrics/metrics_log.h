@@ -5,9 +5,9 @@
 // bytes_sent communication_seconds exposed_seconds, and, only if set, mfu,
 // gpu_allocated_bytes, gpu_reserved_bytes and gpu_peak_bytes (of tensors),
 // skipped, loss_scale and the objective's. Runs that count samples have samples
-// and samples_per_second instead of the four token keys. An evaluation's: step
-// eval_loss and the objective's. Doubles round-trip exactly; non-finite ones
-// are null.
+// and samples_per_second instead of the four token keys. An evaluation's: step,
+// eval_loss, the objective's, and those of eval_sets and eval_tasks. Doubles
+// round-trip exactly; non-finite ones are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 #define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/npy.h"
@@ -29,12 +30,11 @@ namespace {
 constexpr char kBold[] = "\x1b[1m";
 constexpr char kPlain[] = "\x1b[0m";
 
-// "  acc_action 0.8312" for each.
+// "  eval_loss 0.8312", "  eval_rewards_chosen 0.1000" for each.
 std::string TaggedText(const TaggedNumbers& tagged) {
   std::string text;
   for (const auto& [tag, value] : tagged) {
-    absl::StrAppendFormat(&text, "  %s %.4f", tag.substr(tag.rfind('/') + 1),
-                          value);
+    absl::StrAppendFormat(&text, "  %s %.4f", MetricName(tag), value);
   }
   return text;
 }
@@ -145,10 +145,10 @@ std::string Communication(const RunSummary& summary) {
 }
 
 std::string BannerText(const RunFacts& facts, bool bold) {
-  const std::string batch = absl::StrCat(
-      facts.global_batch_size, " = micro ", facts.micro_batch_size, " x ",
-      facts.world_size, facts.world_size == 1 ? " rank" : " ranks",
-      " x accumulation ", facts.accumulation);
+  const std::string batch =
+      absl::StrCat(facts.global_batch_size, " = micro ", facts.micro_batch_size,
+                   " x ", RanksText(facts.world_size, facts.sequence),
+                   " x accumulation ", facts.accumulation);
   std::vector<std::pair<std::string, std::string>> rows = {
       {"ranks", absl::StrCat(facts.world_size)},
       {"devices", facts.device},
@@ -169,7 +169,7 @@ std::string BannerText(const RunFacts& facts, bool bold) {
                       bold ? kPlain : "", "\n", TableText(rows), "\n");
 }
 
-std::string SummaryJson(const RunSummary& summary) {
+std::string SummaryJson(const RunSummary& summary, const std::string& devices) {
   Json json;
   json["status"] = summary.status;
   json["steps"] = summary.steps;
@@ -180,6 +180,7 @@ std::string SummaryJson(const RunSummary& summary) {
   }
   json["parameters"] = summary.parameters;
   json["world_size"] = summary.world_size;
+  json["devices"] = devices;
   json["strategy"] = summary.strategy;
   json["precision"] = summary.precision;
   json["ready_seconds"] = summary.ready_seconds;
@@ -211,8 +212,11 @@ std::string SummaryJson(const RunSummary& summary) {
   json["train_files"] = FilesJson(summary.train_files);
   json["eval_files"] = FilesJson(summary.eval_files);
   json["final_loss"] = OrNull(summary.final_loss);
-  json["eval_loss"] = OrNull(summary.eval_loss);
-  json["best_eval_loss"] = OrNull(summary.best_eval_loss);
+  json["eval_loss"] = nullptr;  // not of all runs
+  for (const auto& [tag, value] : summary.measured) {
+    json[MetricName(tag)] = value;
+  }
+  json["best_" + summary.best_metric] = OrNull(summary.best_value);
   json["best_step"] = OrNull(summary.best_step);
   return json.dump(2, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace) +
@@ -258,14 +262,15 @@ std::string SummaryTable(const RunSummary& summary,
     rows.emplace_back("final loss",
                       absl::StrFormat("%.4f", *summary.final_loss));
   }
-  if (summary.eval_loss.has_value()) {
-    std::string text = absl::StrFormat("%.4f", *summary.eval_loss);
-    if (summary.best_eval_loss.has_value() && summary.best_step.has_value() &&
-        *summary.best_eval_loss < *summary.eval_loss) {
-      absl::StrAppendFormat(&text, ", lowest %.4f after step %d",
-                            *summary.best_eval_loss, *summary.best_step);
+  for (const auto& [tag, value] : summary.measured) {
+    const std::string name = MetricName(tag);
+    std::string text = absl::StrFormat("%.4f", value);
+    if (name == summary.best_metric && summary.best_step.has_value() &&
+        summary.best_value.value_or(value) != value) {
+      absl::StrAppendFormat(&text, ", best %.4f after step %d",
+                            *summary.best_value, *summary.best_step);
     }
-    rows.emplace_back("eval loss", text);
+    rows.emplace_back(name, text);
   }
   rows.emplace_back(
       "speed",
@@ -335,15 +340,10 @@ class ReporterImpl : public Reporter {
     bar_.Step(metrics);
   }
 
-  void Eval(int64_t step, double eval_loss,
-            const TaggedNumbers& tagged) override {
-    TaggedNumbers scalars = {{"eval/loss", eval_loss}};
-    scalars.insert(scalars.end(), tagged.begin(), tagged.end());
-    status_.Update(log_.Numbers(step, scalars));
-    status_.Update(tensorboard_->Scalars(step, scalars));
-    Note(absl::StrCat(
-        absl::StrFormat("step %d  eval loss %.4f", step, eval_loss),
-        TaggedText(tagged)));
+  void Eval(int64_t step, const TaggedNumbers& measured) override {
+    status_.Update(log_.Numbers(step, measured));
+    status_.Update(tensorboard_->Scalars(step, measured));
+    Note(absl::StrCat("step ", step, TaggedText(measured)));
   }
 
   void Measured(int64_t step, const Measurement& measurement) override;
@@ -374,8 +374,8 @@ class ReporterImpl : public Reporter {
   void Finish(const RunSummary& summary) override {
     bar_.End();
     status_.Update(tensorboard_->Flush());
-    status_.Update(
-        ReplaceFile(facts_.output_dir + "/summary.json", SummaryJson(summary)));
+    status_.Update(ReplaceFile(facts_.output_dir + "/summary.json",
+                               SummaryJson(summary, facts_.device)));
     console_.Write(SummaryTable(summary, facts_.output_dir));
   }
 
@@ -402,11 +402,7 @@ class ReporterImpl : public Reporter {
 };
 
 void ReporterImpl::Measured(int64_t step, const Measurement& measurement) {
-  if (!measurement.scalars.empty()) {
-    status_.Update(log_.Numbers(step, measurement.scalars));
-    status_.Update(tensorboard_->Scalars(step, measurement.scalars));
-    Note(absl::StrCat("step ", step, TaggedText(measurement.scalars)));
-  }
+  if (!measurement.scalars.empty()) Eval(step, measurement.scalars);
   const std::string folder = facts_.output_dir + "/";
   for (const MeasuredCurve& curve : measurement.curves) {
     status_.Update(
@@ -468,6 +464,23 @@ void ReporterImpl::Show(int64_t step, const std::string& title,
 
 }  // namespace
 
+std::string MetricName(const std::string& tag) {
+  return absl::StrReplaceAll(absl::StripPrefix(tag, "train/"), {{"/", "_"}});
+}
+
+absl::optional<double> MetricIn(const TaggedNumbers& numbers,
+                                const std::string& name) {
+  for (const auto& [tag, value] : numbers) {
+    if (MetricName(tag) == name) return value;
+  }
+  return absl::nullopt;
+}
+
+std::string RanksText(int ranks, int sequence) {
+  return absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",
+                      sequence > 1 ? absl::StrCat(" / ", sequence) : "");
+}
+
 double Median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   std::sort(values.begin(), values.end());
@@ -496,6 +509,7 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
       std::unique_ptr<TensorBoardWriter> tensorboard,
       TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
                               facts.first_step, facts.unit));
+  CAPSTAN_RETURN_IF_ERROR(tensorboard->HParams(facts.settings));
   return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
       facts, std::move(log), std::move(generations), std::move(tensorboard)));
 }

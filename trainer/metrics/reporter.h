@@ -5,6 +5,7 @@
 #define CAPSTAN_TRAINER_METRICS_REPORTER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,14 +14,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "base/counted_files.h"
-#include "plugins/sdk/measurement.h"
+#include "plugins/sdk/objective.h"
 
 namespace capstan {
 
-// Numbers by TensorBoard tag ("train/acc_action"). metrics.jsonl drops the
-// prefix "train/" and writes '/' in other tags as '_'.
+// Numbers by TensorBoard tag ("train/acc_action").
 using TaggedNumbers = std::vector<std::pair<std::string, double>>;
+
+// The name that a metric has everywhere but in TensorBoard, whose tag it is
+// without "train/" and with '_' for '/': "acc_action", "eval_rewards_chosen".
+std::string MetricName(const std::string& tag);
+
+// The number with that name; unset if there is none.
+absl::optional<double> MetricIn(const TaggedNumbers& numbers,
+                                const std::string& name);
 
 // RunFacts::unit for runs on text.
 constexpr char kTokenUnit[] = "tokens";
@@ -82,10 +89,15 @@ struct Generation {
   bool answer = false;
 };
 
+// What micro-batches are multiplied by, if `sequence` of the ranks share one:
+// "4 ranks", "4 ranks / 2".
+std::string RanksText(int ranks, int sequence);
+
 struct RunFacts {
   std::string name;
   std::string output_dir;
   int world_size = 1;
+  int sequence = 1;    // ranks that share a micro-batch
   std::string device;  // "2 x CPU (1 thread each)", "8 x NVIDIA H200"
   // By a launcher: "SLURM: job 7, node 0 of 2, rank 0 of 4"; "": not shown.
   std::string placed_by;
@@ -102,6 +114,8 @@ struct RunFacts {
   int64_t log_every = 10;
   // What throughput counts: "tokens", "samples".
   std::string unit = kTokenUnit;
+  // What runs may be compared by: "optimizer.learning_rate" and its value.
+  std::map<std::string, std::string> settings;
   // Steps between evaluations; 0: none.
   int64_t eval_every = 0;
   int64_t save_every = 0;
@@ -171,9 +185,11 @@ struct RunSummary {
   std::vector<CountedFile> eval_files;
   absl::optional<double> final_loss;
   SavingCost saving;
-  absl::optional<double> eval_loss;  // the latest
-  // The lowest, and its step.
-  absl::optional<double> best_eval_loss;
+  TaggedNumbers measured;  // by the latest evaluation
+  // The best value of the metric that evaluations are compared by, as
+  // "best_METRIC", and its step.
+  std::string best_metric = "eval_loss";
+  absl::optional<double> best_value;
   absl::optional<int64_t> best_step;
 };
 
@@ -192,8 +208,8 @@ class Reporter {
 
   virtual void Banner() = 0;
   virtual void Step(const StepMetrics& metrics) = 0;
-  virtual void Eval(int64_t step, double eval_loss,
-                    const TaggedNumbers& tagged) = 0;
+  // What an evaluation has measured, of all data and tasks.
+  virtual void Eval(int64_t step, const TaggedNumbers& measured) = 0;
   // The objective's measurement besides the loss.
   virtual void Measured(int64_t step, const Measurement& measurement) = 0;
   // Names of its curves, each drawn as OUTPUT/NAME.svg.

@@ -134,13 +134,31 @@ TEST_F(ReporterTest, AStoppedRunShowsItsLastStep) {
   EXPECT_THAT(printed, HasSubstr("step 13/25"));
 }
 
-TEST_F(ReporterTest, SummaryNamesALowerEvaluation) {
+TEST_F(ReporterTest, SummaryHasWhatTheLastEvaluationMeasured) {
   RunSummary summary;
-  summary.eval_loss = 1.75;
-  summary.best_eval_loss = 1.5;
+  summary.measured = {{"eval/code_loss", 2.5}, {"eval/small_acc", 0.25}};
+  summary.best_metric = "eval_small_acc";
+  summary.best_value = 0.75;
+  summary.best_step = 40;
+  const std::string printed =
+      Printed([&](Reporter* reporter) { reporter->Finish(summary); });
+  EXPECT_THAT(printed, ContainsRegex("eval_code_loss +2.5000\n"));
+  EXPECT_THAT(printed,
+              ContainsRegex("eval_small_acc +0.2500, best 0.7500 after step "));
+  const nlohmann::json json =
+      nlohmann::json::parse(std::ifstream(facts_.output_dir + "/summary.json"));
+  EXPECT_EQ(json["eval_code_loss"], 2.5);
+  EXPECT_EQ(json["best_eval_small_acc"], 0.75);
+  EXPECT_TRUE(json["eval_loss"].is_null());
+}
+
+TEST_F(ReporterTest, SummaryNamesABetterEvaluation) {
+  RunSummary summary;
+  summary.measured = {{"eval/loss", 1.75}};
+  summary.best_value = 1.5;
   summary.best_step = 40;
   EXPECT_THAT(Printed([&](Reporter* reporter) { reporter->Finish(summary); }),
-              HasSubstr("1.7500, lowest 1.5000 after step 40\n"));
+              HasSubstr("1.7500, best 1.5000 after step 40\n"));
 }
 
 TEST_F(ReporterTest, GenerationsBesideThoseBefore) {
@@ -172,13 +190,13 @@ TEST_F(ReporterTest, AnEmptyAnswerIsSaidToBeEmpty) {
 TEST_F(ReporterTest, NotesEvaluationsAndSamples) {
   const std::string printed = Printed([](Reporter* reporter) {
     reporter->Note("a note");
-    reporter->Eval(20, 1.23456, {});
+    reporter->Eval(20, {{"eval/loss", 1.23456}, {"eval/rewards/chosen", 0.5}});
     reporter->Generations(20, "after training",
                           {{"int ", "x\x1b[2J;\n\xff", false}});
   });
   EXPECT_EQ(printed,
             "a note\n"
-            "step 20  eval loss 1.2346\n"
+            "step 20  eval_loss 1.2346  eval_rewards_chosen 0.5000\n"
             "--- sample after training (step 20) ---\n"
             "int x\xef\xbf\xbd[2J;\n\xef\xbf\xbd\n"
             "---\n");
@@ -211,7 +229,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
                     {"logits", 256, absl::nullopt},
                     {"total", absl::nullopt, 3072}};
   summary.final_loss = 1.5;
-  summary.eval_loss = 1.75;
+  summary.measured = {{"eval/loss", 1.75}};
   const std::string printed =
       Printed([&](Reporter* reporter) { reporter->Finish(summary); });
   EXPECT_TRUE(status_.ok()) << status_;
@@ -225,6 +243,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
                                             "padding",
                                             "parameters",
                                             "world_size",
+                                            "devices",
                                             "strategy",
                                             "precision",
                                             "ready_seconds",
@@ -263,7 +282,7 @@ TEST_F(ReporterTest, SummaryOfACompletedRun) {
       std::filesystem::exists(facts_.output_dir + "/.summary.json.new"));
 
   EXPECT_THAT(printed, HasSubstr("completed\n"));
-  EXPECT_THAT(printed, ContainsRegex("eval loss +1.7500\n"));
+  EXPECT_THAT(printed, ContainsRegex("eval_loss +1.7500\n"));
   EXPECT_THAT(
       printed,
       HasSubstr("5.00 MiB sent a step, 40 ms, of which 12.5 ms not hidden\n"));
@@ -362,7 +381,7 @@ TEST_F(ReporterTest, SummaryWithoutLosses) {
 TEST_F(ReporterTest, WritesEveryStepAndEvaluation) {
   Printed([](Reporter* reporter) {
     reporter->Step(AtStep(1));
-    reporter->Eval(1, 3.0, {});
+    reporter->Eval(1, {{"eval/loss", 3.0}});
     reporter->Step(AtStep(2));
   });
   const std::string text = Read("metrics.jsonl");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -162,6 +163,31 @@ absl::Status TensorBoardWriter::Histogram(int64_t step, const std::string& tag,
       NewEvent(step)->mutable_summary()->add_value();
   value->set_tag(tag);
   FillHistogram(finite, value->mutable_histo());
+  return Add();
+}
+
+absl::Status TensorBoardWriter::HParams(
+    const std::map<std::string, std::string>& settings) {
+  tensorboard::HParamsPluginData data;
+  tensorboard::SessionStartInfo* const start =
+      data.mutable_session_start_info();
+  start->set_start_time_secs(
+      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  for (const auto& [name, text] : settings) {
+    tensorboard::HParamValue& value = (*start->mutable_hparams())[name];
+    double number = 0.0;
+    if (absl::SimpleAtod(text, &number) && std::isfinite(number)) {
+      value.set_number_value(number);
+    } else {
+      value.set_string_value(text);
+    }
+  }
+  tensorboard::Summary::Value* const value =
+      NewEvent(/*step=*/0)->mutable_summary()->add_value();
+  value->set_tag("_hparams_/session_start_info");
+  auto* const plugin = value->mutable_metadata()->mutable_plugin_data();
+  plugin->set_plugin_name("hparams");
+  plugin->set_content(data.SerializeAsString());
   return Add();
 }
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ class TensorBoardWriter {
   // A histogram of the finite `values`; nothing if there are none.
   absl::Status Histogram(int64_t step, const std::string& tag,
                          const std::vector<double>& values);
+  // The run's settings, for TensorBoard's HParams; numbers as such.
+  absl::Status HParams(const std::map<std::string, std::string>& settings);
   // Valid UTF-8, shown as Markdown under "samples".
   absl::Status Text(int64_t step, const std::string& markdown);
   absl::Status Flush();

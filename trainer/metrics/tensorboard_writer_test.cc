@@ -88,6 +88,24 @@ TEST(TfRecord, Framing) {
   EXPECT_EQ(ParseRecords(records), (std::vector<std::string>{"123456789", ""}));
 }
 
+TEST_F(TensorBoardWriterTest, Settings) {
+  auto writer = TensorBoardWriter::Open(folder_, 0);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE(
+      (*writer)->HParams({{"rate", "2e-05"}, {"strategy", "ddp"}}).ok());
+  ASSERT_TRUE((*writer)->Flush().ok());
+  const std::vector<tensorboard::Event> events = ReadEvents();
+  ASSERT_EQ(events.size(), 2);
+  const tensorboard::Summary::Value& value = events[1].summary().value(0);
+  EXPECT_EQ(value.tag(), "_hparams_/session_start_info");
+  EXPECT_EQ(value.metadata().plugin_data().plugin_name(), "hparams");
+  tensorboard::HParamsPluginData data;
+  ASSERT_TRUE(data.ParseFromString(value.metadata().plugin_data().content()));
+  const auto& hparams = data.session_start_info().hparams();
+  EXPECT_EQ(hparams.at("rate").number_value(), 2e-5);
+  EXPECT_EQ(hparams.at("strategy").string_value(), "ddp");
+}
+
 TEST_F(TensorBoardWriterTest, ScalarsAndTexts) {
   absl::StatusOr<std::unique_ptr<TensorBoardWriter>> writer =
       TensorBoardWriter::Open(folder_ + "/deep", 0);

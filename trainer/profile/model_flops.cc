@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "plugins/sdk/token_shares.h"
+#include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace {
@@ -64,17 +64,16 @@ ModelFlops FlopsOf(const Model& model,
   ModelFlops flops;
   const int first = FirstTrainable(model);
   const std::vector<ParameterSpec>& specs = model.parameters();
-  const auto* const shares = dynamic_cast<const TokenShares*>(&model);
   for (size_t i = 0; i < specs.size(); ++i) {
     const ParameterSpec& spec = specs[i];
     const int index = static_cast<int>(i);
-    if (shares == nullptr && absl::StrContains(spec.name, ".experts.")) {
+    const absl::optional<TokenShare> known = model.ShareOf(index);
+    if (!known.has_value() && absl::StrContains(spec.name, ".experts.")) {
       flops.unknown = "how many of its experts a token takes isn't known";
     }
     const int unit = UnitOfProduct(model, index);
     if (unit < 0) continue;
-    const TokenShare share =
-        shares == nullptr ? TokenShare() : shares->ShareOf(index);
+    const TokenShare share = known.value_or(TokenShare());
     const double forward = 2.0 * static_cast<double>(spec.numel());
     const bool backward = unit >= first;
     const bool again = recomputes != nullptr && recomputes(unit);

@@ -17,8 +17,8 @@ namespace capstan {
 // even where it is causal, and nothing for what is recomputed. A model that is
 // trained whole takes 6 for each element of a matrix and 12 for each element of
 // a layer's attention heads and token that is attended to. Where only some of
-// the tokens go through a matrix (TokenShares), those alone count: of a mixture
-// of experts the active parameters.
+// the tokens go through a matrix (Model::ShareOf), those alone count: of a
+// mixture of experts the active parameters.
 struct ModelFlops {
   // Of rows of tokens.
   struct Work {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plugins/sdk/idle_for_test.h"
-#include "plugins/sdk/token_shares.h"
+#include "plugins/sdk/model.h"
 
 namespace capstan {
 namespace {
@@ -105,13 +105,13 @@ TEST(ModelFlopsTest, ExpertsOfWhichNothingIsKnown) {
 
 // An expert that a quarter of the tokens takes, and a last layer whose
 // attention is of the row's last token.
-class Shares : public IdleModel, public TokenShares {
+class Shares : public IdleModel {
  public:
   Shares() : IdleModel(ModelOf(WithAnExpert())) {}
-  TokenShare ShareOf(int parameter) const override {
-    if (parameter == kAnExpert) return {0.25, 0.0};
-    if (parameter == kLastOutput) return {0.0, 1.0};
-    return {};
+  absl::optional<TokenShare> ShareOf(int parameter) const override {
+    if (parameter == kAnExpert) return TokenShare{0.25, 0.0};
+    if (parameter == kLastOutput) return TokenShare{0.0, 1.0};
+    return TokenShare();
   }
 
  private:

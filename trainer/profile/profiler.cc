@@ -21,8 +21,9 @@ namespace capstan {
 namespace {
 
 constexpr const char* kPhases[] = {
-    kDataPhase,    kForwardPhase, kBackwardPhase, kOptimizerPhase,
-    kExposedPhase, kRestPhase,    kHiddenPhase,   kOtherThreadsPhase};
+    kDataPhase,     kRolloutPhase,   kForwardPhase,
+    kBackwardPhase, kOptimizerPhase, kExposedPhase,
+    kRestPhase,     kHiddenPhase,    kOtherThreadsPhase};
 
 int Order(absl::string_view phase) {
   return static_cast<int>(
@@ -31,7 +32,7 @@ int Order(absl::string_view phase) {
 }
 
 bool OpenedByStep(absl::string_view name) {
-  return name == kDataPhase || name == kForwardPhase ||
+  return name == kDataPhase || name == kRolloutPhase || name == kForwardPhase ||
          name == kBackwardPhase || name == kOptimizerPhase;
 }
 
@@ -212,6 +213,14 @@ class ProfiledGroup : public ProcessGroup, public GroupAround {
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
     return Profiled(group_->Broadcast(tensor, root));
+  }
+  std::unique_ptr<Work> AllToAll(const at::Tensor& output,
+                                 const at::Tensor& input) override {
+    return Profiled(group_->AllToAll(output, input));
+  }
+  std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
+                                 const at::Tensor& input, int to) override {
+    return Profiled(group_->SendRecv(output, from, input, to));
   }
 
   void AllReduceHost(absl::Span<double> values) override {

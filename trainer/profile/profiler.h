@@ -13,9 +13,10 @@
 
 namespace capstan {
 
-// The phases of a step. The step opens scopes with the first four names; scopes
+// The phases of a step. The step opens scopes with the first five names; scopes
 // within them may have any name.
 constexpr char kDataPhase[] = "data";
+constexpr char kRolloutPhase[] = "rollout";
 constexpr char kForwardPhase[] = "forward";
 constexpr char kBackwardPhase[] = "backward";
 constexpr char kOptimizerPhase[] = "optimizer";

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -16,6 +17,7 @@
 #include "cluster/comm/agree.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
+#include "inference/evaluate/asking.h"
 #include "trainer/data/data_loader.h"
 
 namespace capstan {
@@ -50,12 +52,22 @@ std::string SampleChecksum(const DatasetReader& data) {
   return read.ok() ? absl::StrCat("checksum ", Hex(Crc32c(all))) : "";
 }
 
-void AddData(const DatasetReader* data, const char* which,
+void AddData(const DatasetReader* data, const std::string& which,
              std::vector<RankFact>* facts) {
   facts->push_back({absl::StrCat("another number of ", which, " samples"),
                     data == nullptr ? "none" : absl::StrCat(data->size())});
   facts->push_back({absl::StrCat("other ", which, " samples"),
                     data == nullptr ? "" : SampleChecksum(*data)});
+}
+
+std::string TasksText(const evaluate::Asking* tasks) {
+  if (tasks == nullptr) return "none";
+  return absl::StrJoin(
+      tasks->asked, ", ", [](std::string* out, const evaluate::Asked& task) {
+        absl::StrAppend(out, task.task.name, " (", task.requests.size(),
+                        " requests, checksum ",
+                        Hex(Crc32c(evaluate::TextOf(task))), ")");
+      });
 }
 
 std::string ModelText(const Model& model) {
@@ -74,7 +86,7 @@ std::string ModelText(const Model& model) {
 std::string BuildText() {
   const std::string fingerprint = CoreFingerprint();
   for (const absl::string_view line : absl::StrSplit(fingerprint, '\n')) {
-    if (line.substr(0, 4) != "sdk=") continue;
+    if (!absl::StartsWith(line, "headers=")) continue;
     return absl::StrCat(line, ", fingerprint ", Hex(Crc32c(fingerprint)));
   }
   return Hex(Crc32c(fingerprint));
@@ -119,13 +131,20 @@ absl::Status CompareConfigs(const RunPlan& plan) {
     const std::vector<std::string> there = absl::StrSplit(rank0s, '\n');
     size_t i = 0;
     while (i < here.size() && i < there.size() && here[i] == there[i]) ++i;
-    const auto line = [i](const std::vector<std::string>& lines) {
-      return i < lines.size() ? absl::StripAsciiWhitespace(lines[i])
-                              : "nothing";
+    const auto at = [](const std::vector<std::string>& lines, size_t k) {
+      return k < lines.size() ? absl::StripAsciiWhitespace(lines[k]) : "";
+    };
+    // Where the other has a line more: "nothing".
+    const auto line = [i, &at](const std::vector<std::string>& lines,
+                               const std::vector<std::string>& others) {
+      const bool lacks =
+          at(lines, i).empty() || (at(lines, i) == at(others, i + 1) &&
+                                   at(lines, i + 1) != at(others, i));
+      return lacks ? "nothing" : at(lines, i);
     };
     same = absl::FailedPreconditionError(absl::StrCat(
         "rank ", plan.group->rank(), " has another config than rank 0: `",
-        line(here), "` where rank 0 has `", line(there),
+        line(here, there), "` where rank 0 has `", line(there, here),
         "`; start all hosts with the same files and flags"));
   }
   return Agree(*plan.group, same, "start with rank 0's config");
@@ -138,6 +157,10 @@ absl::Status CompareParts(const RunPlan& plan) {
                                  {"another model", ModelText(*parts.model)}};
   AddData(parts.train_data.get(), "training", &facts);
   AddData(parts.eval_data.get(), "evaluation", &facts);
+  for (const EvalSetData& set : parts.eval_sets) {
+    AddData(set.reader.get(), set.name, &facts);
+  }
+  facts.push_back({"other eval_tasks", TasksText(parts.eval_tasks.get())});
   return CompareFacts(
       *plan.group, facts,
       "all hosts must have the same trainer and see the same files");

@@ -77,9 +77,8 @@ absl::Status CutTornLine(const std::string& path) {
   return error ? WriteError(path, error.value()) : absl::OkStatus();
 }
 
-const std::string& NameOf(const std::string& kind) {
-  static const std::string weight = kWeightKind;
-  return kind == kMasterKind ? weight : kind;
+std::string NameOf(const std::string& kind) {
+  return kind == kMasterKind ? kWeightKind : kind;
 }
 
 }  // namespace
@@ -117,7 +116,11 @@ RunDigests::RunDigests(const Digests& config, const std::string& output_dir,
     if (spec.trainable) index_.emplace(spec.name, index_.size());
   }
   for (const StateKind& kind : AllKinds(parts_())) {
-    kinds_.push_back(NameOf(kind.name()));
+    const std::string name = NameOf(WithoutRank(kind.name()));
+    for (int r = 0; kind.of_rank && r < group_.size(); ++r) {
+      kinds_.push_back(RankPrefix(r) + name);
+    }
+    if (!kind.of_rank) kinds_.push_back(name);
   }
   kinds_.push_back(kGradientKind);
 }
@@ -139,7 +142,7 @@ absl::Status RunDigests::OpenFile() {
 void RunDigests::Gradients(int64_t step) {
   gradients_ = true;
   status_ = CatchAll([&] {
-    CheckpointParts parts = parts_();
+    CheckpointParts parts = Tensors();
     std::vector<OptimizerShard> gradients;
     for (const OptimizerShard& shard : parts.shards) {
       gradients.push_back({shard});
@@ -147,15 +150,23 @@ void RunDigests::Gradients(int64_t step) {
     }
     parts.shards = absl::MakeSpan(gradients);
     parts.state_shapes.clear();
+    // Ranks' own gradients are all there is of them.
+    if (LocalSteps(parts)) parts.owned = WholeShards(parts.shards);
     parts.strategy = nullptr;
     return Add(parts, step, /*gradients=*/true);
   });
 }
 
+CheckpointParts RunDigests::Tensors() const {
+  CheckpointParts parts = parts_();
+  parts.plugins.clear();
+  return parts;
+}
+
 absl::Status RunDigests::Add(const CheckpointParts& parts, int64_t step,
                              bool gradients) {
   for (const StatePiece& piece : OwnedPieces(parts)) {
-    const std::string& kind =
+    const std::string kind =
         gradients ? kinds_.back() : NameOf(piece.range.kind);
     Sums& sums = sums_[kind];
     sums.resize(index_.size());
@@ -189,7 +200,7 @@ absl::Status RunDigests::Keep(const std::string& kind,
 absl::Status RunDigests::Write(int64_t step) {
   absl::Status mine = std::exchange(status_, absl::OkStatus());
   mine.Update(
-      CatchAll([&] { return Add(parts_(), step, /*gradients=*/false); }));
+      CatchAll([&] { return Add(Tensors(), step, /*gradients=*/false); }));
   std::vector<std::string> kinds = kinds_;
   // Of what there isn't, zeros would be taken for a run's.
   if (!std::exchange(gradients_, false)) kinds.pop_back();

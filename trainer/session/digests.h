@@ -50,6 +50,8 @@ class RunDigests {
  private:
   using Sums = std::vector<uint64_t>;  // by trainable parameter
 
+  // This rank's state but for the plugins' bytes, which differ between ranks.
+  CheckpointParts Tensors() const;
   absl::Status Keep(const std::string& kind, const std::string& parameter,
                     int64_t step, int64_t begin, const at::Tensor& elements);
   // Adds the digests of this rank's pieces, and keeps the tensors that the

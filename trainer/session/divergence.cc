@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/error_code.h"
 #include "cluster/comm/agree.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/checkpoint/state_kinds.h"
@@ -101,7 +102,7 @@ absl::StatusOr<absl::optional<Divergence::Bad>> Divergence::FirstNonFinite() {
   bad.text = absl::StrCat("'", (*parts.specs)[first / count].name, "'");
   const int64_t kind = first % count;
   if (kind > 0) {
-    bad.text = absl::StrCat(kinds[kind].name(), " of ", bad.text);
+    bad.text = absl::StrCat(WithoutRank(kinds[kind].name()), " of ", bad.text);
   }
   bad.strategys = IsStrategyKind(kind, parts);
   return absl::make_optional(bad);
@@ -112,10 +113,12 @@ absl::Status Divergence::CheckStart() {
   finite_step_ = session_.state.step;
   if (!bad.has_value()) return absl::OkStatus();
   if (session_.first_step > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(session_.resumed_from, ": ", bad->text, kBroken,
-                     ": remove that folder to resume from the "
-                     "checkpoint before, or start anew in another output_dir"));
+    return WithCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            session_.resumed_from, ": ", bad->text, kBroken,
+            ": remove that folder to resume from the "
+            "checkpoint before, or start anew in another output_dir")),
+        "checkpoint/not-finite");
   }
   if (bad->strategys) {
     return session_.job.loaded.Locate(
@@ -196,8 +199,9 @@ absl::Status Divergence::CheckReplicas() {
                 "a checkpoint holds the state of one rank only, and a run that "
                 "goes on from it would take another course. Either ",
                 strategy,
-                " lets ranks keep state of their own, which Capstan can't save "
-                "yet, or the memory or processor of a rank is at fault");
+                " lets ranks keep state of their own without saying so "
+                "(Strategy::local_steps), or the memory or processor of a rank "
+                "is at fault");
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "after step ", session_.state.step,
       found->ranks.size() == 1 ? " rank " : " ranks ",
@@ -277,9 +281,9 @@ absl::Status Divergence::CheckEnd() {
     CAPSTAN_RETURN_IF_ERROR(CheckFrozen());
   }
   const bool broken = skipped_in_a_row_ >= 2 && session_.scaler.at_minimum();
-  const bool diverged = skipped_in_a_row_ > 0 &&
-                        session_.eval_loss.has_value() &&
-                        !std::isfinite(*session_.eval_loss);
+  const absl::optional<double> loss = MetricIn(session_.measured, kEvalLoss);
+  const bool diverged =
+      skipped_in_a_row_ > 0 && loss.has_value() && !std::isfinite(*loss);
   if (!broken && !diverged) return absl::OkStatus();
   return Fail(absl::FailedPreconditionError(absl::StrCat(
       "the run ends in steps whose loss or gradients are not finite (since "
@@ -341,7 +345,7 @@ absl::Status Divergence::Fail(const absl::Status& error) {
   RunSummary summary = records_.Summary();
   summary.status = "failed";
   if (session_.reporter != nullptr) session_.reporter->Finish(summary);
-  return error;
+  return WithCode(error, "run/diverged");
 }
 
 }  // namespace capstan

@@ -9,8 +9,10 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
@@ -70,7 +72,13 @@ absl::Status SaveNow(RankRun* run) { return run->checkpoints.Save(); }
 
 bool MirrorDue(const RankRun& run) { return run.checkpoints.MirrorDue(); }
 
-absl::Status MirrorNow(RankRun* run) { return run->checkpoints.Mirror(); }
+// Where an evaluation follows, or nothing, the host waits for it: the state is
+// to be mirrored again, or there is no step to hold up.
+absl::Status MirrorNow(RankRun* run) {
+  const bool wait = EvaluationDue(*run) || !run->session.GoesOn();
+  return run->checkpoints.Mirror(
+      {/*again=*/false, wait, /*concluded=*/run->step.concluded()});
+}
 
 bool MirrorAgainDue(const RankRun& run) {
   return MirrorDue(run) && EvaluationDue(run);
@@ -83,7 +91,24 @@ absl::Status MirrorAgain(RankRun* run) {
   if (KeepsBest(session.config.train())) {
     CAPSTAN_RETURN_IF_ERROR(session.background_save.Settle(*session.group));
   }
-  return run->checkpoints.Mirror(/*again=*/true);
+  return run->checkpoints.Mirror(
+      {/*again=*/true, /*wait=*/!session.GoesOn(), /*concluded=*/true});
+}
+
+bool LastStepDone(const RankRun& run) {
+  return run.session.state.step == run.session.max_steps && NotStopped(run);
+}
+
+// The strategy completes what is pending.
+absl::Status CompleteModel(RankRun* run) {
+  Session& session = run->session;
+  session.BeforeChange();
+  return AgreeAfterCollectives(*session.group, CatchAll([&] {
+    const WhoseCode code(session.plugins.strategy, "BeforeExport");
+    session.parts.strategy->BeforeExport();
+    return absl::OkStatus();
+  }),
+                               "complete the model");
 }
 
 bool GoingBack(const RankRun& run) { return run.session.going_back; }
@@ -111,8 +136,14 @@ constexpr DueAction kAtStart[] = {
 
 constexpr DueAction kAfterStep[] = {
     {"going back", GoingBack, GoBackNow},
+    {"completing the model", LastStepDone, CompleteModel},
+    {nullptr, [](const RankRun& run) { return run.session.mirror != nullptr; },
+     [](RankRun* run) {
+       run->checkpoints.CompleteMirror();
+       return absl::OkStatus();
+     }},
     // Even after a signal.
-    {nullptr, MirrorDue, MirrorNow, MirrorDue},
+    {nullptr, MirrorDue, MirrorNow},
     {"evaluation", EvaluationDue, EvaluateNow, EvaluationScheduled},
     {"sampling", SampleDue, SampleAfterStep},
     {"saving the best", MirrorAgainDue, MirrorAgain},
@@ -120,6 +151,9 @@ constexpr DueAction kAfterStep[] = {
 };
 
 constexpr DueAction kAtEnd[] = {
+    // Of a run that was stopped after its last step; else there is nothing
+    // left.
+    {"completing the model", LastStepDone, CompleteModel},
     {"evaluation", NotStopped, EvaluateNow},
     {nullptr, NotStopped,
      [](RankRun* run) { return run->divergence.CheckEnd(); }},

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/evaluator.h"
 
-#include <ATen/core/grad_mode.h>
-
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,215 +11,24 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/comm/phase_group.h"
+#include "inference/evaluate/asking.h"
+#include "inference/evaluate/run_task.h"
+#include "inference/evaluate/task_group.h"
 #include "plugins/sdk/memory.h"
-#include "trainer/data/data_loader.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/session/evaluate.h"
 #include "trainer/session/explain_failure.h"
-#include "trainer/session/step_sums.h"
+#include "trainer/session/output_folder.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
-
-// Indices into an evaluation's sums, followed by the objective's.
-enum { kLoss, kCount, kFirstMetric };
-
-// Without rounding: the same bits on any number of ranks.
-void AddLoss(const LossSum& loss, absl::Span<ExactSum> sums) {
-  sums[kLoss].Add(loss.sum.item<double>());
-  sums[kCount].Add(static_cast<double>(loss.count));
-  if (!loss.metrics.defined()) return;
-  const at::Tensor metrics =
-      loss.metrics.to(at::kCPU, at::kDouble).contiguous();
-  const double* values = metrics.const_data_ptr<double>();
-  for (size_t i = kFirstMetric; i < sums.size(); ++i) {
-    sums[i].Add(values[i - kFirstMetric]);
-  }
-}
-
-class Evaluation {
- public:
-  explicit Evaluation(const EvaluationRequest& request)
-      : request_(request),
-        objective_(*request.objective),
-        group_(*request.group),
-        lockstep_poll_(request.group),
-        measure_poll_(request.strategy != nullptr &&
-                              request.strategy->collective_forward()
-                          ? request.group
-                          : nullptr) {
-    info_.seed = request.seed;
-    info_.thorough = request.thorough;
-  }
-
-  absl::StatusOr<EvaluationResult> Run() {
-    CAPSTAN_RETURN_IF_ERROR(SumTotals());
-    const std::vector<MetricTags> tags = objective_.metrics();
-    std::vector<ExactSum> sums(kFirstMetric + 2 * tags.size());
-    CAPSTAN_RETURN_IF_ERROR(
-        EndPart(SumLosses(absl::MakeSpan(sums)), "evaluate"));
-    AllReduce(group_, absl::MakeSpan(sums));
-    EvaluationResult result;
-    result.loss_sum = sums[kLoss].Value();
-    result.count = sums[kCount].Value();
-    for (size_t i = 0; i < tags.size(); ++i) {
-      const ExactSum* const pair = &sums[kFirstMetric + 2 * i];
-      const double count = pair[1].Value();
-      if (count == 0) continue;
-      result.tagged.emplace_back(tags[i].eval, pair[0].Value() / count);
-    }
-    CAPSTAN_RETURN_IF_ERROR(Measure(&result));
-    return result;
-  }
-
- private:
-  absl::Status EndPart(const absl::Status& mine, const char* what) {
-    if (mine.ok() || absl::IsCancelled(mine) || IsLostPeer(mine)) {
-      return AgreeOrStop(group_, mine, what);
-    }
-    return AgreeOrStop(group_, Annotate(mine, "evaluation"), what);
-  }
-
-  int64_t Batches() const {
-    const int64_t micro = request_.micro_batch_size;
-    const int64_t batches = (request_.data->size() + micro - 1) / micro;
-    return request_.max_batches > 0 ? std::min(batches, request_.max_batches)
-                                    : batches;
-  }
-
-  absl::StatusOr<Batch> BatchAt(int64_t index) const {
-    const int64_t begin = index * request_.micro_batch_size;
-    std::vector<int64_t> samples(
-        std::min(request_.micro_batch_size, request_.data->size() - begin));
-    std::iota(samples.begin(), samples.end(), begin);
-    const DatasetReader* const forgiving = request_.forgiving;
-    return ReadBatch(forgiving != nullptr ? *forgiving : *request_.data,
-                     samples, group_.device());
-  }
-
-  // Sums StepInfo::totals over all batches.
-  absl::Status SumTotals() {
-    if (objective_.step_totals() == 0) return absl::OkStatus();
-    std::vector<ExactSum> sums(objective_.step_totals());
-    // Has no collectives: each rank checks its own signal.
-    StopPoll poll(nullptr);
-    const auto read = [&]() -> absl::Status {
-      const int64_t batches = Batches();
-      for (int64_t i = group_.rank(); i < batches; i += group_.size()) {
-        if (poll.Ask()) return absl::CancelledError("stopped");
-        CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(i));
-        AddStepTotals(objective_, batch, info_, absl::MakeSpan(sums));
-      }
-      return absl::OkStatus();
-    };
-    CAPSTAN_RETURN_IF_ERROR(EndPart(CatchAll(read), "evaluate"));
-    AllReduce(group_, absl::MakeSpan(sums));
-    info_.totals.clear();
-    for (const ExactSum& sum : sums) info_.totals.push_back(sum.Value());
-    return absl::OkStatus();
-  }
-
-  // Adds up this rank's part.
-  absl::Status SumLosses(absl::Span<ExactSum> sums) {
-    at::NoGradGuard no_grad;
-    // All ranks run the same number of forwards, as these may contain
-    // collectives; results beyond the last batch are discarded.
-    const int64_t world = group_.size();
-    const int64_t rounds = (Batches() + world - 1) / world;
-    absl::Status status;
-    for (int64_t round = 0; round < rounds; ++round) {
-      try {
-        if (lockstep_poll_.Ask()) {
-          return status.ok() ? absl::CancelledError("stopped") : status;
-        }
-        // Even after an error this rank must take part in the collectives.
-        if (status.ok()) {
-          status = AddBatch(round * world + group_.rank(), sums);
-        }
-      } catch (...) {
-        status.Update(CurrentExceptionToStatus());
-      }
-      // A lost connection ends the loop, or what ends the others' as well.
-      if (IsLostPeer(status)) return status;
-      if (!status.ok() && PhaseGroupOf(group_) != nullptr) return status;
-      try {
-        FinishForward();
-      } catch (...) {
-        return status.ok() ? CurrentExceptionToStatus() : status;
-      }
-      request_.progress((round + 1.0) / static_cast<double>(rounds));
-    }
-    return status;
-  }
-
-  absl::Status AddBatch(int64_t index, absl::Span<ExactSum> sums) {
-    const int64_t last = Batches() - 1;
-    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, BatchAt(std::min(index, last)));
-    const WhoseCode code(request_.objective_name, "Compute");
-    const MemoryScope scope(MemoryCategory::kActivations);
-    const LossSum loss =
-        objective_.Compute(*request_.model, batch, info_, *request_.runner);
-    if (index <= last) AddLoss(loss, sums);
-    return absl::OkStatus();
-  }
-
-  void FinishForward() {
-    if (request_.strategy != nullptr) request_.strategy->FinishForward();
-  }
-
-  absl::Status Measure(EvaluationResult* result) {
-    MeasureInfo info;
-    info.seed = request_.seed;
-    info.rank = group_.rank();
-    info.world_size = group_.size();
-    info.last = request_.last;
-    info.progress = request_.measuring;
-    info.stop = [this] { return measure_poll_.Ask(); };
-    absl::StatusOr<std::vector<double>> sums;
-    try {
-      at::NoGradGuard no_grad;
-      const WhoseCode code(request_.objective_name, "Measure");
-      sums = objective_.Measure(*request_.model, *request_.data, info,
-                                *request_.runner);
-      FinishForward();
-    } catch (...) {
-      sums = CurrentExceptionToStatus();
-    }
-    // The others may be in the collectives of a forward.
-    if (!sums.ok() && !absl::IsCancelled(sums.status()) &&
-        request_.strategy != nullptr &&
-        request_.strategy->collective_forward()) {
-      return AgreeAfterCollectives(group_, sums.status(), "measure");
-    }
-    CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, sums.status(), "measure"));
-    if (sums->empty()) return absl::OkStatus();
-    group_.AllReduceHost(absl::MakeSpan(*sums));
-    result->measurement = objective_.Summarize(*sums, info);
-    return absl::OkStatus();
-  }
-
-  const EvaluationRequest& request_;
-  Objective& objective_;
-  ProcessGroup& group_;
-  StepInfo info_;
-  StopPoll lockstep_poll_;  // for SumLosses, where no rank skips a round
-  StopPoll measure_poll_;
-};
 
 std::string AfterStep(int64_t step) {
   return absl::StrCat("after step ", step);
 }
 
 }  // namespace
-
-void AddStepTotals(const Objective& objective, const Batch& batch,
-                   const StepInfo& info, absl::Span<ExactSum> sums) {
-  const std::vector<double> totals = objective.StepTotals(batch, info);
-  for (size_t i = 0; i < sums.size(); ++i) sums[i].Add(totals.at(i));
-}
-
-absl::StatusOr<EvaluationResult> Evaluate(const EvaluationRequest& request) {
-  return Evaluation(request).Run();
-}
 
 Evaluator::Evaluator(Session* session, RunCheckpoints* checkpoints)
     : session_(*session),
@@ -248,79 +53,195 @@ absl::Status Evaluator::CatchUp() {
 
 absl::Status Evaluator::Evaluate() {
   const TrainState& state = session_.state;
-  const Train& train = session_.config.train();
-  RunParts& parts = session_.parts;
-  if (parts.eval_data == nullptr || evaluated_step_ == state.step) {
+  if (!session_.parts.evaluates() || evaluated_step_ == state.step) {
     return absl::OkStatus();
   }
+  TaggedNumbers numbers;
+  std::vector<Measurement> measurements;
+  absl::Status measured = CatchAll([&] {
+    return session_.WithSharedModel([&]() -> absl::Status {
+      for (EvaluatedData& data : session_.evaluated) {
+        CAPSTAN_RETURN_IF_ERROR(MeasureData(&data, &numbers, &measurements));
+      }
+      return ScoreTasks(&numbers);
+    });
+  });
+  if (absl::IsCancelled(measured)) return session_.StopIfCancelled(measured);
+  measured = AgreeAfterCollectives(
+      *session_.group, ExplainMemory(measured, session_, /*micro_batch=*/-1),
+      "evaluate");
+  if (!measured.ok()) return SaveBefore(measured);
+  evaluated_step_ = state.step;
+  Reporter* const reporter = session_.reporter.get();
+  TaggedNumbers all = numbers;
+  for (const Measurement& measurement : measurements) {
+    if (reporter != nullptr) reporter->Measured(state.step, measurement);
+    all.insert(all.end(), measurement.scalars.begin(),
+               measurement.scalars.end());
+  }
+  session_.measured = all;
+  if (reporter != nullptr && !numbers.empty()) {
+    reporter->Eval(state.step, numbers);
+  }
+  return Remember(all);
+}
+
+absl::Status Evaluator::SaveBefore(const absl::Status& end) {
+  ProcessGroup& group = *session_.group;
+  // Else another rank may still be in a collective of the evaluation.
+  if (group.size() == 1 || PhaseGroupOf(group) != nullptr) {
+    CatchAll([this] { return checkpoints_.SaveLast(); }).IgnoreError();
+  }
+  const std::string newest = NewestCheckpoint(session_.output_dir);
+  if (newest.empty()) return end;
+  const std::string command =
+      ResumeCommand(session_.job.command, session_.config, session_.output_dir);
+  return WithMessage(
+      end, absl::StrCat(end.message(), "; the run ends, and ", newest,
+                        " is its newest checkpoint: when that is mended, go "
+                        "on with train.resume=AUTO",
+                        command.empty() ? "" : ": ", command));
+}
+
+int64_t Evaluator::BatchSize() const {
+  return session_.job.evaluation_batch > 0
+             ? session_.job.evaluation_batch
+             : session_.job.batch.micro_batch_size;
+}
+
+absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
+                                    std::vector<Measurement>* measurements) {
+  const TrainState& state = session_.state;
+  const Train& train = session_.config.train();
+  RunParts& parts = session_.parts;
   EvaluationRequest request;
   request.model = parts.model.get();
   request.objective = parts.objective.get();
-  request.data = parts.eval_data.get();
-  request.forgiving = session_.forgiving_eval.get();
+  request.data = data->reader;
+  request.forgiving = data->forgiving.get();
   request.group = session_.group.get();
+  request.mesh = session_.mesh();
   request.runner = &session_.runner;
   request.objective_name = session_.plugins.objective;
+  request.data_name = data->plugin;
   request.strategy = parts.strategy.get();
-  request.micro_batch_size = session_.job.evaluation_batch > 0
-                                 ? session_.job.evaluation_batch
-                                 : session_.job.batch.micro_batch_size;
+  request.micro_batch_size = BatchSize();
   request.max_batches = train.eval_batches();
   request.seed = train.seed();
   request.last = state.step >= session_.max_steps;
-  Reporter* const reporter = session_.reporter.get();
-  if (reporter != nullptr) {
+  if (Reporter* const reporter = session_.reporter.get()) {
     request.measuring = [reporter](double done) { reporter->Evaluating(done); };
   }
-  const absl::StatusOr<EvaluationResult> result = capstan::Evaluate(request);
-  if (!result.ok()) {
-    return session_.StopIfCancelled(
-        ExplainMemory(result.status(), session_, /*micro_batch=*/-1));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(EvaluationResult result, capstan::Evaluate(request));
   if (request.forgiving != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(ShareBadSamples("eval_data",
-                                            request.forgiving->All(), &session_,
-                                            &session_.state.bad_eval_samples));
+    CAPSTAN_RETURN_IF_ERROR(
+        ShareBadSamples(data->slot, request.forgiving->All(), &session_,
+                        data->set.empty() ? &session_.state.bad_eval_samples
+                                          : &data->bad_samples));
   }
-  evaluated_step_ = state.step;
-  if (reporter != nullptr && result->measurement.has_value()) {
-    reporter->Measured(state.step, *result->measurement);
-  }
-  if (result->count == 0) {
-    if (!std::exchange(told_empty_, true)) {
-      session_.Note(absl::StrCat(
-          "step ", state.step,
-          ": the evaluation's data has no targets, so that there is no loss; "
-          "this is said once"));
+  const auto tag = [data](const std::string& of_eval_data) {
+    return data->set.empty() ? of_eval_data : SetTag(data->set, of_eval_data);
+  };
+  if (result.measurement.has_value()) {
+    for (auto& [name, value] : result.measurement->scalars) name = tag(name);
+    const std::string prefix =
+        data->set.empty() ? "" : absl::StrCat(data->set, "_");
+    for (MeasuredCurve& curve : result.measurement->curves) {
+      curve.name.insert(0, prefix);
     }
-    return absl::OkStatus();
+    for (MeasuredArray& array : result.measurement->arrays) {
+      array.name.insert(0, prefix);
+    }
+    measurements->push_back(*std::move(result.measurement));
   }
-  const double loss = result->loss_sum / result->count;
-  session_.eval_loss = loss;
-  if (reporter != nullptr) reporter->Eval(state.step, loss, result->tagged);
-  return Remember(loss);
+  if (result.count > 0) {
+    numbers->emplace_back(tag("eval/loss"), result.loss_sum / result.count);
+    for (const auto& [name, value] : result.tagged) {
+      numbers->emplace_back(tag(name), value);
+    }
+  } else if (told_empty_.insert(data->slot).second) {
+    session_.Note(absl::StrCat(
+        "step ", state.step, ": the evaluation's data (", data->slot,
+        ") has no targets, so that there is no loss; this is said once"));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Evaluator::Remember(double eval_loss) {
+absl::Status Evaluator::ScoreTasks(TaggedNumbers* numbers) {
+  RunParts& parts = session_.parts;
+  if (parts.eval_tasks == nullptr) return absl::OkStatus();
+  Strategy& strategy = *parts.strategy;
+  evaluate::Answerer answerer{*parts.model, *parts.objective, session_.runner,
+                              *parts.train_data->tokenizer(), *session_.group};
+  answerer.seed = session_.config.train().seed();
+  answerer.together = strategy.collective_forward();
+  // Of forwards that have run; a sharding strategy gathers for each.
+  StrategyRunner& runner = session_.runner;
+  runner.TakeRan();
+  answerer.finish = [&strategy, &runner] {
+    if (runner.TakeRan()) strategy.FinishForward();
+  };
+  answerer.batch_size = BatchSize();
+  if (Reporter* const reporter = session_.reporter.get()) {
+    answerer.progress = [reporter](double done) { reporter->Evaluating(done); };
+  }
+  const MemoryScope scope(MemoryCategory::kActivations);
+  const WhoseCode code(session_.plugins.objective, "Sample");
+  const auto add = [numbers](const std::string& name,
+                             const std::vector<evaluate::TaskNumber>& of_it) {
+    for (const evaluate::TaskNumber& number : of_it) {
+      numbers->emplace_back(TaskTag(name, number.name), number.value);
+    }
+  };
+  std::vector<evaluate::TaskResult> results;
+  for (const evaluate::Asked& one : parts.eval_tasks->asked) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        evaluate::TaskResult result,
+        evaluate::RunTask(one.task, one.requests, answerer));
+    add(one.task.name, result.numbers);
+    results.push_back(std::move(result));
+  }
+  for (const evaluate::TaskGroup& group : parts.eval_tasks->tree.groups) {
+    add(group.name, evaluate::GroupNumbers(group, results));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Evaluator::Remember(const TaggedNumbers& measured) {
   TrainState& state = session_.state;
   // A resumed run re-evaluates its first step if that is also its last.
   if (state.eval_step == state.step) return absl::OkStatus();
   state.eval_step = state.step;
-  if (std::isfinite(eval_loss) &&
-      (state.best_step < 0 || eval_loss < state.best_eval_loss)) {
-    state.best_eval_loss = eval_loss;
+  const Train& train = session_.config.train();
+  const std::string metric = BestMetric(train);
+  const absl::optional<double> value = MetricIn(measured, metric);
+  if (!value.has_value()) {
+    if (train.best_metric().empty() || told_no_metric_) return absl::OkStatus();
+    told_no_metric_ = true;
+    std::vector<std::string> names;
+    for (const auto& [tag, number] : measured) names.push_back(MetricName(tag));
+    session_.Note(absl::StrCat(
+        "WARNING: step ", state.step,
+        ": train.best_metric: ", NoSuchMetric(metric, names).message(),
+        "; without it no evaluation is the best; this is said once"));
+    return absl::OkStatus();
+  }
+  const bool lower = LowerIsBetter(metric, session_.parts.eval_tasks.get());
+  const double best = state.best_eval_loss;
+  if (std::isfinite(*value) &&
+      (state.best_step < 0 || (lower ? *value < best : *value > best))) {
+    state.best_eval_loss = *value;
     state.best_step = state.step;
     state.evals_without_better = 0;
-    return KeepsBest(session_.config.train()) ? checkpoints_.Save()
-                                              : absl::OkStatus();
+    return KeepsBest(train) ? checkpoints_.Save() : absl::OkStatus();
   }
   ++state.evals_without_better;
   if (session_.OutOfPatience()) {
     session_.Note(absl::StrFormat(
-        "step %d: %d evaluations without a lower eval loss than %.4f of step "
-        "%d; the run ends here (train.early_stopping_patience)",
-        state.step, state.evals_without_better, state.best_eval_loss,
-        state.best_step));
+        "step %d: %d evaluations without a %s %s than %.4f of step %d; the run "
+        "ends here (train.early_stopping_patience)",
+        state.step, state.evals_without_better, lower ? "lower" : "higher",
+        metric, best, state.best_step));
   }
   return absl::OkStatus();
 }
@@ -334,9 +255,10 @@ absl::Status Evaluator::Sample(const std::string& title) {
   std::vector<Generation> generations;
   if (session_.reporter != nullptr ||
       session_.parts.strategy->collective_forward()) {
-    absl::StatusOr<std::vector<Generation>> made = SampleAll(title);
-    mine = made.status();
-    if (made.ok()) generations = *std::move(made);
+    mine = session_.WithSharedModel([&]() -> absl::Status {
+      CAPSTAN_ASSIGN_OR_RETURN(generations, SampleAll(title));
+      return absl::OkStatus();
+    });
   }
   // The others wait here rather than in the next step's collectives: a signal
   // in between must not cost that step.

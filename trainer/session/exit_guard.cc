@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/exit_guard.h"
 
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/debugging/symbolize.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -21,7 +24,10 @@ namespace {
 
 constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 // For a stack that has overflown.
-char crash_stack[64 << 10];
+char crash_stack[128 << 10];
+// How many frames are looked at, and told.
+constexpr int kMostFrames = 64;
+constexpr int kMostTold = 8;
 
 // A line that is put together without allocating: the heap may be what is
 // broken.
@@ -33,15 +39,10 @@ class Line {
     }
     return *this;
   }
-  Line& operator<<(int64_t number) {
-    char digits[24];
-    char* at = digits + sizeof(digits) - 1;
-    *at = '\0';
-    do {
-      *--at = static_cast<char>('0' + number % 10);
-      number /= 10;
-    } while (number > 0);
-    return *this << at;
+  Line& operator<<(int64_t number) { return Append(number, 10); }
+  Line& operator<<(const void* address) {
+    *this << "0x";
+    return Append(reinterpret_cast<uintptr_t>(address), 16);
   }
   void Write() {
     text_[size_++] = '\n';
@@ -50,9 +51,67 @@ class Line {
   }
 
  private:
+  Line& Append(uint64_t number, int base) {
+    char digits[24];
+    char* at = digits + sizeof(digits) - 1;
+    *at = '\0';
+    do {
+      *--at = "0123456789abcdef"[number % base];
+      number /= base;
+    } while (number > 0);
+    return *this << at;
+  }
+
   char text_[1024];
   size_t size_ = 0;
 };
+
+// Whether `file` is the library of a plugin named as in PluginNames: "model
+// acme.tiny" is in libacme_tiny.so. Allocates nothing.
+bool IsLibraryOf(const char* file, const std::string& plugin) {
+  const size_t space = plugin.rfind(' ');
+  if (space == std::string::npos || strncmp(file, "lib", 3) != 0) return false;
+  file += 3;
+  for (size_t i = space + 1; i < plugin.size(); ++i, ++file) {
+    if (*file != (plugin[i] == '.' ? '_' : plugin[i])) return false;
+  }
+  return strcmp(file, ".so") == 0;
+}
+
+// A line for each frame of this thread in a library of `plugins`, the innermost
+// first. The guard has had libgcc loaded, after which backtrace takes no lock.
+// dladdr takes the loader's, which a thread within dlopen never gives back:
+// then the alarm ends the process.
+void TellFrames(const PluginNames& plugins) {
+  constexpr unsigned kMostSeconds = 5;
+  signal(SIGALRM, SIG_DFL);
+  alarm(kMostSeconds);
+  void* pcs[kMostFrames];
+  const int frames = backtrace(pcs, kMostFrames);
+  for (int i = 0, told = 0; i < frames && told < kMostTold; ++i) {
+    Dl_info info = {};
+    if (dladdr(pcs[i], &info) == 0 || info.dli_fname == nullptr) continue;
+    const char* const slash = strrchr(info.dli_fname, '/');
+    const char* const file = slash == nullptr ? info.dli_fname : slash + 1;
+    bool is_plugins = false;
+    for (const std::string* plugin :
+         {&plugins.model, &plugins.objective, &plugins.strategy,
+          &plugins.optimizer, &plugins.train_data, &plugins.eval_data}) {
+      is_plugins = is_plugins || IsLibraryOf(file, *plugin);
+    }
+    if (!is_plugins) continue;
+    // A return address may lie behind the function.
+    char* const pc = static_cast<char*>(pcs[i]) - 1;
+    char name[512];
+    const bool known = absl::Symbolize(pc, name, sizeof(name));
+    const auto offset = pc - static_cast<char*>(info.dli_fbase);
+    Line line;
+    line << "  in " << (known ? name : "?") << " (" << file << "+"
+         << reinterpret_cast<const void*>(offset) << ")";
+    line.Write();
+    ++told;
+  }
+}
 
 // The error of a process that a plugin ended by exit(code) during training,
 // with the step, the phase, and whose code runs in it. `on_main` says whether
@@ -61,10 +120,9 @@ std::string ExitText(const Session& session, int code, bool on_main) {
   const PluginNames& plugins = session.plugins;
   const absl::string_view phase(session.phase);
   std::vector<std::string> whose;
-  if (phase == kForwardPhase) {
-    whose.push_back(plugins.objective);
-  }
-  if (phase == kForwardPhase || phase == kBackwardPhase) {
+  const bool forward = phase == kForwardPhase || phase == kRolloutPhase;
+  if (forward) whose.push_back(plugins.objective);
+  if (forward || phase == kBackwardPhase) {
     whose.push_back(plugins.model);
   }
   if (phase == kOptimizerPhase) {
@@ -93,6 +151,10 @@ ExitGuard::ExitGuard(const Session* session)
   static const int installed = on_exit(&OnExit, nullptr);
   (void)installed;
   current_ = this;
+  // Loads libgcc, and what finds names.
+  void* pc = nullptr;
+  backtrace(&pc, 1);
+  absl::InitializeSymbolizer(nullptr);
   stack_t stack = {};
   stack.ss_sp = crash_stack;
   stack.ss_size = sizeof(crash_stack);
@@ -151,13 +213,14 @@ void ExitGuard::TellOfCrash(int signal) const {
       line << ", unit '" << code->unit()->c_str() << "'";
     }
   } else if (pthread_equal(thread_, pthread_self()) == 0) {
-    line << ", on another thread than the one that trains";
-    if (code != nullptr) line << ", which is in " << code->whose().c_str();
-    line << "; " << session_.plugins.train_data.c_str() << " has one";
+    // Not what that one is in: it goes on meanwhile, and leaves its scopes.
+    line << ", on another thread than the one that trains; "
+         << session_.plugins.train_data.c_str() << " has one";
   } else {
     line << ", in none of its plugins' steps";
   }
   line.Write();
+  TellFrames(session_.plugins);
 }
 
 }  // namespace capstan

@@ -27,7 +27,8 @@ class ExitGuard {
  private:
   static void OnExit(int code, void*);
   static void OnCrash(int signal, siginfo_t* info, void*);
-  // Reports the crash on standard error. Async-signal-safe.
+  // Reports the crash on standard error, with the frames of this thread that
+  // are in plugins' libraries. Async-signal-safe.
   void TellOfCrash(int signal) const;
 
   static std::atomic<const ExitGuard*> current_;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
@@ -89,22 +90,26 @@ absl::Status ExplainMemory(const absl::Status& status, const Session& session,
                            int64_t micro_batch) {
   if (!absl::IsResourceExhausted(status)) return status;
   const absl::string_view phase(session.phase);
-  return Explain(
-      status, session,
-      absl::StrCat(phase.empty() ? "" : absl::StrCat(" in ", phase),
-                   micro_batch >= 0
-                       ? absl::StrCat(" of micro-batch ", micro_batch + 1,
-                                      " of ", session.job.batch.accumulation)
-                       : ""),
-      Remedy(session));
+  return WithCode(
+      Explain(status, session,
+              absl::StrCat(
+                  phase.empty() ? "" : absl::StrCat(" in ", phase),
+                  micro_batch >= 0
+                      ? absl::StrCat(" of micro-batch ", micro_batch + 1,
+                                     " of ", session.job.batch.accumulation)
+                      : ""),
+              Remedy(session)),
+      "memory/full");
 }
 
 absl::Status ExplainMemoryOfSetUp(const absl::Status& status,
                                   const Session& session) {
   if (!absl::IsResourceExhausted(status)) return status;
-  return Explain(status, session, " at set-up",
-                 "use more ranks with a strategy that shards (fsdp), or keep "
-                 "state in host memory (train.offload, fsdp's cpu_offload)");
+  return WithCode(
+      Explain(status, session, " at set-up",
+              "use more ranks with a strategy that shards (fsdp), or keep "
+              "state in host memory (train.offload, fsdp's cpu_offload)"),
+      "memory/full");
 }
 
 bool GpuIsLost() { return !ErrorOfGpu().empty(); }
@@ -115,17 +120,21 @@ absl::Status ExplainLostGpu(const absl::Status& status, const Session& session,
   const std::string error = ErrorOfGpu();
   if (error.empty()) return status;
   const ProcessGroup& group = *session.group;
-  return absl::InternalError(absl::StrCat(
-      "rank ", group.rank(), ": GPU ", int{group.device().index()},
-      " has failed ",
-      !set_up            ? std::string("at set-up")
-      : session.GoesOn() ? absl::StrCat("in step ", session.state.step + 1)
-                         : absl::StrCat("after step ", session.state.step),
-      ": ", error,
-      "; start again with train.resume=AUTO; if it fails again, in the same "
-      "step: CUDA_LAUNCH_BLOCKING=1 tells which call it is, and "
-      "compute-sanitizer why; in others: dmesg (lines with Xid) and nvidia-smi "
-      "-q tell whether the card is at fault"));
+  return WithCode(
+      absl::InternalError(absl::StrCat(
+          "rank ", group.rank(), ": GPU ", int{group.device().index()},
+          " has failed ",
+          !set_up            ? std::string("at set-up")
+          : session.GoesOn() ? absl::StrCat("in step ", session.state.step + 1)
+                             : absl::StrCat("after step ", session.state.step),
+          ": ", error,
+          "; start again with train.resume=AUTO; if it fails again, in the "
+          "same "
+          "step: CUDA_LAUNCH_BLOCKING=1 tells which call it is, and "
+          "compute-sanitizer why; in others: dmesg (lines with Xid) and "
+          "nvidia-smi "
+          "-q tell whether the card is at fault")),
+      "gpu/failed");
 }
 
 }  // namespace capstan

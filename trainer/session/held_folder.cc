@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/error_code.h"
 #include "base/same_file.h"
 #include "base/status.h"
 
@@ -134,14 +135,18 @@ absl::StatusOr<HeldFolder> HoldFolder(const std::string& folder,
   const std::string holder = ReadHolder(fd);
   close(fd);
   close(held.fd);
-  return absl::FailedPreconditionError(absl::StrCat(
-      "output_dir: ", folder, " is in use by a run that is still going", holder,
-      ": wait for it, stop it, or name another folder"));
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "output_dir: ", folder, " is in use by a run that is still going",
+          holder, ": wait for it, stop it, or name another folder")),
+      "run/folder-busy");
 }
 
 absl::Status WasDeleted(const std::string& path) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "output_dir: ", path, " was deleted while the run wrote to it"));
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "output_dir: ", path, " was deleted while the run wrote to it")),
+      "run/folder-gone");
 }
 
 FolderNow LookAtFolder(HeldFolder* held) {

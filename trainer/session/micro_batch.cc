@@ -2,20 +2,20 @@
 #include "trainer/session/micro_batch.h"
 
 #include <algorithm>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "base/counted_files.h"
 #include "base/gpus.h"
 #include "base/lost_peer.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/launch/rank_info.h"
+#include "inference/evaluate/asking.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/micro_steps.h"
 #include "trainer/session/run_mirror.h"
 #include "trainer/session/session.h"
@@ -37,7 +37,7 @@ absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
                           MicroSteps* micro_steps) {
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
-  job.batch = WithMicroBatch(job.batch, size, group.size());
+  job.batch = WithMicroBatch(job.batch, size, session->mesh().data);
   job.memory =
       PlanMemory(*job.parts.strategy, MemoryRequestOf(job, group.size()));
   bool completed = false;
@@ -62,22 +62,9 @@ absl::StatusOr<bool> Fits(int64_t size, int64_t sample, Session* session,
   return ranks[0] == 0;
 }
 
-// Whether the samples of `data`, which may be null, differ in length.
-bool HasLengths(const DatasetReader* data) {
-  if (data == nullptr || data->size() == 0) return false;
-  if (data->sample_length(0) > 0) return true;
-  // Packed rows differ without telling; readers of files are quick to ask.
-  if (dynamic_cast<const CountsFiles*>(data) == nullptr) return false;
-  constexpr int64_t kLooked = 8;
-  std::set<int64_t> lengths;
-  for (int64_t i = 0; i < std::min(kLooked, data->size()); ++i) {
-    Batch batch;
-    // Bad samples are the data loader's to report.
-    if (!data->Read({i}, &batch).ok()) continue;
-    const auto ids = batch.find(kInputIds);
-    if (ids != batch.end()) lengths.insert(ids->second.size(-1));
-  }
-  return lengths.size() > 1;
+// Whether the samples of `data` differ in length.
+bool HasLengths(const DatasetReader& data) {
+  return data.size() > 0 && data.sample_length(0) > 0;
 }
 
 }  // namespace
@@ -88,18 +75,27 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.strategy.precision = job.parts.policy();
   request.strategy.world_size = world_size;
   request.strategy.accumulation = job.batch.accumulation;
+  request.local_steps = job.parts.strategy->local_steps();
   request.optimizer = request.strategy.optimizer = job.parts.optimizer.get();
   request.strategy.deterministic =
       SumsAlongTree(job.loaded.config.train(), job.parts);
   request.samples = job.batch.micro_batch_size;
   request.length = job.parts.train_data->max_sequence_length();
-  const DatasetReader* const eval_data = job.parts.eval_data.get();
-  if (eval_data != nullptr) {
+  request.lengths_differ = HasLengths(*job.parts.train_data);
+  for (const DatasetReader* data : job.parts.evaluated()) {
     request.evaluation_samples = job.evaluation_batch;
-    request.evaluation_length = eval_data->max_sequence_length();
+    request.evaluation_length =
+        std::max(request.evaluation_length, data->max_sequence_length());
+    request.lengths_differ = request.lengths_differ || HasLengths(*data);
   }
-  request.lengths_differ =
-      HasLengths(job.parts.train_data.get()) || HasLengths(eval_data);
+  if (job.parts.eval_tasks != nullptr) {
+    request.evaluation_samples = job.evaluation_batch;
+    request.lengths_differ = true;
+    for (const evaluate::Asked& task : job.parts.eval_tasks->asked) {
+      request.evaluation_length =
+          std::max(request.evaluation_length, task.longest);
+    }
+  }
   request.checkpointing =
       CheckpointingOf(job.loaded.config.train(), *job.parts.model);
   request.on_gpu = job.gpus > 0;
@@ -128,9 +124,8 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   return request;
 }
 
-std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size,
-                                     int world_size) {
-  const int64_t whole = global_batch_size / world_size;
+std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once) {
+  const int64_t whole = global_batch_size / at_once;
   std::vector<int64_t> sizes;
   for (int64_t size = whole; size > 0; --size) {
     if (whole % size == 0) sizes.push_back(size);
@@ -165,7 +160,7 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
   TrainJob& job = session->job;
   ProcessGroup& group = *session->group;
   const std::vector<int64_t> sizes =
-      MicroBatchSizes(job.batch.global_batch_size, group.size());
+      MicroBatchSizes(job.batch.global_batch_size, session->mesh().data);
   // Plans may differ between machines.
   const std::vector<double> planned =
       FromAllRanks(group, static_cast<double>(job.batch.micro_batch_size));
@@ -183,8 +178,9 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
                              Fits(size, longest, session, micro_steps));
     if (fits) {
       return absl::StrCat(
-          "micro_batch_size: AUTO is ", size, " x ", group.size(),
-          " ranks x accumulation ", job.batch.accumulation,
+          "micro_batch_size: AUTO is ", size, " x ",
+          RanksText(group.size(), session->mesh().sequence), " x accumulation ",
+          job.batch.accumulation,
           size == first ? ", as planned; a trial step fits"
                         : absl::StrCat(": ", first,
                                        " was planned, but was out of memory"));

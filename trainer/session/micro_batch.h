@@ -20,9 +20,9 @@ struct Session;
 // Returns what the job's memory depends on besides its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 
-// Returns the sizes that divide the global batch evenly over the ranks, in
-// descending order, ending with 1.
-std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int world_size);
+// Returns the sizes that divide the global batch evenly over `at_once`
+// micro-batches at a time, in descending order, ending with 1.
+std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once);
 
 // Returns the largest of `sizes` that is planned to take at most `budget`
 // device bytes; 1 if the model has no plan.

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/profile/ranges.h"
@@ -302,7 +303,11 @@ LossSum MicroStepGraphs::RunKind(const Batch& batch, Shape* shape,
   if (found != shape->recordings.end()) {
     Recording& recording = *found->second;
     recording.used = ++uses_;
-    return recording.compared < kComparisons
+    const bool drawn =
+        parts_.compares_all ||
+        RandomUniform(RandomKey(0, "compared repetitions"),
+                      static_cast<uint64_t>(uses_)) < 1.0 / kComparedOf;
+    return drawn || recording.compared < kComparisons
                ? Compare(batch, shape, skipped, &recording)
                : Repeat(batch, skipped, &recording);
   }
@@ -420,6 +425,10 @@ LossSum MicroStepGraphs::Compare(const Batch& batch, Shape* shape,
     return absl::OkStatus();
   });
   if (!room.ok()) {
+    // One that has been compared needn't be again.
+    if (recording->compared >= kComparisons) {
+      return Repeat(batch, skipped, recording);
+    }
     GiveUp(shape, "there is no memory for comparing it with the usual run");
     return UsualOrAlone(batch, *parts_.runner);
   }

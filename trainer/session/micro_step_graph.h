@@ -37,7 +37,9 @@ namespace capstan {
 //   3. the next two run both ways: loss, metrics and gradients must be equal to
 //      the bit, or the kind is run as usual from then on, with a note. (Where
 //      usual runs differ among themselves, the difference must be like theirs.)
-//   4. From then on the recorded work is repeated.
+//   4. From then on the recorded work is repeated. About one repetition in
+//      kComparedOf, drawn by their number, is compared likewise: a value of the
+//      host may change late.
 // What can't be recorded (a wait for the device, a copy to or from the host, a
 // library that refuses, no memory) falls back likewise. Collectives stay
 // outside: HeldGradients.
@@ -57,10 +59,12 @@ class MicroStepGraphs {
     std::function<std::unique_ptr<DeviceGraph>()> new_graph;
     std::function<int64_t()> idle_memory;  // GpuTools::idle_graph_memory
     std::function<void(const std::string&)> note;
+    bool compares_all = false;  // train.check_cuda_graphs
   };
 
   // The most recordings that are kept; the least recently used are dropped.
   static constexpr int kMostGraphs = 64;
+  static constexpr double kComparedOf = 1000.0;
 
   explicit MicroStepGraphs(Parts parts);
   ~MicroStepGraphs();

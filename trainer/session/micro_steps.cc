@@ -27,11 +27,37 @@
 #include "plugins/sdk/memory.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
-#include "trainer/session/evaluator.h"
+#include "trainer/session/evaluate.h"
 #include "trainer/session/outside_units.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
+
+namespace {
+
+[[noreturn]] void FailOnLoss(const std::string& what) {
+  throw std::logic_error(
+      absl::StrCat("returned a LossSum ", what, " (plugins/sdk/objective.h)"));
+}
+
+// Throws if the sums over micro-batches can't use it.
+void CheckLoss(const LossSum& loss, const Session& session) {
+  if (!loss.sum.defined()) FailOnLoss("without a sum");
+  if (loss.sum.numel() != 1) {
+    FailOnLoss(absl::StrCat("whose sum has ", loss.sum.numel(),
+                            " elements: it must be a scalar"));
+  }
+  if (!loss.metrics.defined()) return;
+  const auto metrics =
+      static_cast<int64_t>(session.parts.objective->metrics().size());
+  if (loss.metrics.numel() != 2 * metrics) {
+    FailOnLoss(absl::StrCat("whose metrics have ", loss.metrics.numel(),
+                            " elements: metrics() names ", metrics,
+                            ", of two numbers each"));
+  }
+}
+
+}  // namespace
 
 MicroSteps::MicroSteps(Session* session) : session_(*session) {
   info_.seed = session->config.train().seed();
@@ -42,12 +68,21 @@ absl::Status MicroSteps::SetUp(const DeferredSums* deferred,
                                bool sums_exactly) {
   deferred_ = deferred;
   sums_exactly_ = sums_exactly;
-  // Averages a few samples, since a single one may have no targets.
   const DatasetReader& data = session_.train_reader();
+  if (session_.parts.objective->has_rollouts()) {
+    // What is trained on isn't there yet.
+    nominal_targets_ =
+        static_cast<double>(std::max<int64_t>(1, data.max_sequence_length()) *
+                            session_.job.batch.global_batch_size);
+    return absl::OkStatus();
+  }
+  // Averages a few samples, since a single one may have no targets.
   const int64_t samples = std::min<int64_t>(8, data.size());
   int64_t targets = 0;
   for (int64_t i = 0; i < samples; ++i) {
+    const WhoseCode reading(session_.plugins.train_data, "Read");
     CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, ReadBatch(data, {i}, at::kCPU));
+    const WhoseCode code(session_.plugins.objective, "CountTargets");
     try {
       targets += session_.parts.objective->CountTargets(batch, info_);
     } catch (const std::invalid_argument& error) {
@@ -91,6 +126,7 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
     step->metrics =
         step->metrics.defined() ? step->metrics + loss.metrics : loss.metrics;
   }
+  if (!session_.counts()) return absl::OkStatus();
   StepSums& mine = step->sums;
   mine.count += static_cast<double>(loss.count);
   mine.tokens += static_cast<double>(loss.tokens);
@@ -105,8 +141,10 @@ LossSum MicroSteps::Forward(const Batch& batch, UnitRunner& runner) {
   const MemoryScope scope(MemoryCategory::kActivations);
   const auto compute = [&] {
     const WhoseCode code(session_.plugins.objective, "Compute");
-    return session_.parts.objective->Compute(*session_.parts.model, batch,
-                                             info_, runner);
+    LossSum loss = session_.parts.objective->Compute(*session_.parts.model,
+                                                     batch, info_, runner);
+    CheckLoss(loss, session_);
+    return loss;
   };
   if (std::exchange(looked_outside_, true)) return compute();
   const OutsideUnits outside(session_.parts.model->parameters());
@@ -131,6 +169,11 @@ double MicroSteps::HostScale() const {
 void MicroSteps::Backward(const at::Tensor& loss_sum, const at::Tensor& scale) {
   const ProfileScope profile(session_.phase = kBackwardPhase);
   const MemoryScope scope(MemoryCategory::kWorkspace);
+  // Not in Forward, which a repeated micro-step runs without the model's work.
+  if (!loss_sum.requires_grad()) {
+    const WhoseCode code(session_.plugins.objective, "Compute");
+    FailOnLoss("whose sum has no gradient");
+  }
   const WhoseCode code(session_.plugins.model, "backward");
   torch::autograd::backward({loss_sum}, {scale});
 }
@@ -171,7 +214,9 @@ absl::Status MicroSteps::SumTotals(DataLoader& loader, StepInFlight* step) {
   const absl::Status status = CatchAll([&]() -> absl::Status {
     for (int64_t i = 0; i < session_.job.batch.accumulation; ++i) {
       CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch(loader, step));
-      AddStepTotals(objective, batch, info_, absl::MakeSpan(sums));
+      if (session_.counts()) {
+        AddStepTotals(objective, batch, info_, absl::MakeSpan(sums));
+      }
       batches.push_back(std::move(batch));
     }
     return absl::OkStatus();
@@ -200,7 +245,7 @@ void MicroSteps::SetUpGraphs() {
   const GpuTools& tools = *TheGpuTools();
   MicroStepGraphs::Parts parts;
   parts.strategy = session_.parts.strategy.get();
-  parts.gradients = dynamic_cast<HeldGradients*>(parts.strategy);
+  parts.gradients = parts.strategy->held_gradients();
   parts.runner = &session_.runner;
   parts.device = session_.group->device();
   parts.forward = [this](const Batch& batch, UnitRunner& runner) {
@@ -213,6 +258,7 @@ void MicroSteps::SetUpGraphs() {
   parts.new_graph = tools.new_graph;
   parts.idle_memory = tools.idle_graph_memory;
   parts.note = [this](const std::string& line) { session_.Note(line); };
+  parts.compares_all = session_.config.train().check_cuda_graphs();
   SetWorkIsRepeated(true);
   graphs_ = std::make_unique<MicroStepGraphs>(std::move(parts));
 }
@@ -222,6 +268,7 @@ absl::Status MicroSteps::Try(const std::vector<int64_t>& samples,
   return Backpropagate(
       session_.state.step + 1,
       [&]() -> absl::StatusOr<Batch> {
+        const WhoseCode code(session_.plugins.train_data, "Read");
         CAPSTAN_ASSIGN_OR_RETURN(Batch batch,
                                  ReadBatch(session_.train_reader(), samples,
                                            session_.group->device()));

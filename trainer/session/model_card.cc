@@ -71,19 +71,16 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   add("precision", facts.run.precision);
   add("last training loss",
       absl::StrFormat("%.4f", facts.run.final_loss.value_or(0.0)));
-  if (facts.run.eval_loss.has_value()) {
-    add("last evaluation loss", absl::StrFormat("%.4f", *facts.run.eval_loss));
-  }
-  if (facts.run.best_eval_loss.has_value() && facts.run.best_step.has_value()) {
-    add("lowest evaluation loss",
-        absl::StrFormat("%.4f, after step %d%s", *facts.run.best_eval_loss,
+  const absl::optional<double> loss = MetricIn(facts.run.measured, kEvalLoss);
+  if (loss.has_value()) add("last eval_loss", absl::StrFormat("%.4f", *loss));
+  if (facts.run.best_value.has_value() && facts.run.best_step.has_value()) {
+    add(absl::StrCat("best ", facts.run.best_metric),
+        absl::StrFormat("%.4f, after step %d%s", *facts.run.best_value,
                         *facts.run.best_step,
                         KeepsBest(config.train()) ? " (these weights)" : ""));
   }
   for (const auto& [name, value] : curves.measured) {
-    add(absl::StrCat("last evaluation: ",
-                     absl::StrReplaceAll(name, {{"_", " "}})),
-        absl::StrFormat("%.4f", value));
+    add(absl::StrCat("last ", name), absl::StrFormat("%.4f", value));
   }
   return table;
 }

@@ -123,7 +123,7 @@ TEST_F(ModelCardTest, WhatWasMeasured) {
   facts_.pictures = {"return"};
   std::map<std::string, std::string> files = Files();
   EXPECT_THAT(files["README.md"],
-              AllOf(HasSubstr("| last evaluation: mean return | 14.2500 |"),
+              AllOf(HasSubstr("| last eval_mean_return | 14.2500 |"),
                     HasSubstr("![return in evaluations](return.svg)")));
   EXPECT_EQ(files["return.svg"], "<svg/>");
   EXPECT_EQ(files.count("loss_curve.svg"), 1);

@@ -14,6 +14,8 @@
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "trainer/checkpoint/state_kinds.h"
+#include "trainer/session/whose_code.h"
 
 namespace capstan {
 namespace {
@@ -68,7 +70,9 @@ RankFinding FindingOf(const StepInFlight& step, Strategy& strategy) {
     finding.loss = loss;
   }
   const std::vector<int> bad = ParametersWith(
-      strategy.OptimizerShards(), strategy.OwnedSlices(),
+      strategy.OptimizerShards(),
+      strategy.local_steps() ? WholeShards(strategy.OptimizerShards())
+                             : strategy.OwnedSlices(),
       [](const OptimizerShard& shard, int64_t begin, int64_t end) {
         return !at::isfinite(shard.gradient.narrow(0, begin, end - begin))
                     .all()
@@ -160,7 +164,10 @@ absl::StatusOr<NonFiniteSteps::Cause> NonFiniteSteps::FindCause(
   for (int rank = 0; rank < group.size(); ++rank) {
     const RankFinding& found = all[rank];
     parameter = std::max(parameter, found.parameter);
-    losses += found.losses;
+    // Of ranks that share micro-batches, one counts.
+    if (session_.mesh().index(MeshAxis::kSequence, rank) == 0) {
+      losses += found.losses;
+    }
     if (found.losses == 0) continue;
     if (first < 0 || found.micro_batch < all[first].micro_batch) first = rank;
   }
@@ -197,9 +204,10 @@ NonFiniteSteps::MicroBatch NonFiniteSteps::MicroBatchOf(int64_t position,
   const BatchPlan& batch = session_.job.batch;
   MicroBatch found;
   found.position =
-      position + MicroBatchIndex(batch.order, rank, session_.group->size(),
-                                 index, batch.accumulation) *
-                     batch.micro_batch_size;
+      position +
+      MicroBatchIndex(batch.order, session_.mesh().index(MeshAxis::kData, rank),
+                      session_.mesh().data, index, batch.accumulation) *
+          batch.micro_batch_size;
   found.samples.resize(batch.micro_batch_size);
   SampleSequence(order_).At(found.position, absl::MakeSpan(found.samples));
   found.text =
@@ -213,14 +221,17 @@ NonFiniteSteps::MicroBatch NonFiniteSteps::MicroBatchOf(int64_t position,
 // kMostTries micro-steps, after a step that is skipped anyway.
 absl::StatusOr<std::string> NonFiniteSteps::FindOrigin(int64_t position) {
   constexpr int64_t kMostTries = 128;
-  const int world = session_.group->size();
+  const int world = session_.mesh().data;
   const int64_t tries = session_.job.batch.accumulation * world;
   std::string origin =
       "tried again one at a time, all micro-batches give finite ones";
-  if (tries > kMostTries) return std::string("not tried again");
+  if (tries > kMostTries || session_.parts.objective->has_rollouts()) {
+    return std::string("not tried again");
+  }
   for (int64_t i = 0; i < tries; ++i) {
-    const MicroBatch micro_batch =
-        MicroBatchOf(position, static_cast<int>(i % world), i / world);
+    const MicroBatch micro_batch = MicroBatchOf(
+        position, static_cast<int>(i % world) * session_.mesh().sequence,
+        i / world);
     bool completed = false;
     const absl::Status mine = Try(micro_batch, &completed);
     if (IsLostPeer(mine) || !completed) return mine;
@@ -254,6 +265,7 @@ absl::Status NonFiniteSteps::Try(const MicroBatch& micro_batch,
                                  bool* completed) {
   const std::vector<int64_t>& samples = micro_batch.samples;
   const auto read = [&]() -> absl::StatusOr<Batch> {
+    const WhoseCode code(session_.plugins.train_data, "Read");
     CAPSTAN_ASSIGN_OR_RETURN(
         Batch batch, ReadBatch(session_.train_reader(), samples, at::kCPU));
     // As the loader gave it.

@@ -16,11 +16,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "host/config/load_config.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/run_identity.h"
 
 namespace capstan {
@@ -102,13 +104,14 @@ int64_t DivisorUpTo(int64_t most, int64_t whole) {
   return divisor;
 }
 
-// The numbers of ranks closest to `world_size` that divide `global`: "2 or 4".
-std::string RanksFor(int64_t global, int world_size) {
-  const int64_t fewer = DivisorUpTo(world_size, global);
-  int64_t more = world_size + 1;
+// The numbers of ranks closest to the mesh's that can share `global`: "2 or 4".
+std::string RanksFor(int64_t global, const Mesh& mesh) {
+  const int64_t fewer = DivisorUpTo(mesh.data, global);
+  int64_t more = mesh.data + 1;
   while (more < global && global % more != 0) ++more;
-  return more > global ? absl::StrCat(fewer)
-                       : absl::StrCat(fewer, " or ", more);
+  const std::string text = absl::StrCat(fewer * mesh.sequence);
+  return more > global ? text
+                       : absl::StrCat(text, " or ", more * mesh.sequence);
 }
 
 // The newest checkpoint whose manifest can be read; if there is none, the
@@ -177,19 +180,23 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
   std::error_code error;
   const fs::file_type type = fs::status(folder, error).type();
   if (type == fs::file_type::none) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output_dir: ", folder.string(), " can't be a folder (",
-                     error.message(), "): name another"));
+    return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                        "output_dir: ", folder.string(), " can't be a folder (",
+                        error.message(), "): name another")),
+                    "run/folder");
   }
   if (type != fs::file_type::not_found && type != fs::file_type::directory) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("output_dir: ", folder.string(), " is not a folder"));
+    return WithCode(absl::AlreadyExistsError(absl::StrCat(
+                        "output_dir: ", folder.string(), " is not a folder")),
+                    "run/folder");
   }
   if (HoldsRun(folder) && !resume) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "output_dir: ", folder.string(),
-        " already holds a run; continue it with train { resume: AUTO } "
-        "(--set train.resume=AUTO), or name another folder"));
+    return WithCode(
+        absl::AlreadyExistsError(absl::StrCat(
+            "output_dir: ", folder.string(),
+            " already holds a run; continue it with train { resume: AUTO } "
+            "(--set train.resume=AUTO), or name another folder")),
+        "run/folder-used");
   }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
   return HoldFolder(folder.string(), placed_by, patience);
@@ -197,8 +204,9 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
 
 absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
                                             const TrainState& earlier,
-                                            int world_size, Batching* batch) {
+                                            const Mesh& mesh, Batching* batch) {
   const int64_t global = earlier.global_batch_size;
+  const int at_once = mesh.data;
   const int64_t asked = batch->global_batch_size();
   // Invalid values are rejected later.
   if (global <= 0 || batch->micro_batch_size() < 0) return "";
@@ -209,29 +217,29 @@ absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
   const bool automatic = batch->micro_batch_size() == Batching::AUTO;
   const int64_t micro =
       automatic ? 1 : std::max<int64_t>(1, batch->micro_batch_size());
-  if (asked == 0 && !automatic && micro * world_size == global) return "";
-  if (global % world_size != 0) {
+  if (asked == 0 && !automatic && micro * at_once == global) return "";
+  if (global % at_once != 0) {
     return FieldError(
         "global_batch_size",
-        absl::StrCat(world_size, " ranks can't share the global batch of ",
+        absl::StrCat(mesh.size(), " ranks can't share the global batch of ",
                      global, " that the run in ", checkpoint,
-                     " has: go on with ", RanksFor(global, world_size),
+                     " has: go on with ", RanksFor(global, mesh),
                      " ranks (launch.processes)",
                      batch->group_by_length()
                          ? ""
                          : absl::StrCat(", or set it to a multiple of ",
-                                        world_size, " to go on with another")));
+                                        at_once, " to go on with another")));
   }
-  const int64_t fitting = DivisorUpTo(micro, global / world_size);
+  const int64_t fitting = DivisorUpTo(micro, global / at_once);
   if (asked == global && fitting == micro) return "";
   batch->set_global_batch_size(global);
   std::string note =
       absl::StrCat("goes on with the run's global batch of ", global);
   if (automatic) return note;
   batch->set_micro_batch_size(static_cast<Batching::MicroBatchSize>(fitting));
-  absl::StrAppend(&note, " = micro ", fitting, " x ", world_size,
-                  world_size == 1 ? " rank" : " ranks", " x accumulation ",
-                  global / world_size / fitting);
+  absl::StrAppend(&note, " = micro ", fitting, " x ",
+                  RanksText(mesh.size(), mesh.sequence), " x accumulation ",
+                  global / at_once / fitting);
   if (fitting != micro) {
     absl::StrAppend(&note, " (micro_batch_size ", micro,
                     " doesn't cut it evenly)");

@@ -44,7 +44,7 @@ std::string MeetingFolder(const RunConfig& config,
 // implies, else "". FieldError if the ranks can't share the global batch.
 absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
                                             const TrainState& earlier,
-                                            int world_size, Batching* batch);
+                                            const Mesh& mesh, Batching* batch);
 
 // Checks that samples are grouped by length as in `checkpoint`'s run on the
 // same data; otherwise its data position would refer to other samples.

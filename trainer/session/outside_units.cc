@@ -36,6 +36,14 @@ bool IsTrainedLeaf(const at::Tensor& tensor) {
          tensor.numel() > 0;
 }
 
+// The leaf that is read with `tensor`: what reads a view of a parameter reads
+// the parameter.
+at::Tensor LeafOf(const at::Tensor& tensor) {
+  const bool viewed =
+      !IsTrainedLeaf(tensor) && tensor.defined() && tensor.is_view();
+  return viewed ? at::Tensor(tensor._base()) : tensor;
+}
+
 // The tensors of an operator's argument.
 std::vector<at::Tensor> TensorsIn(const c10::IValue& input) {
   if (input.isTensor()) return {input.toTensor()};
@@ -71,14 +79,11 @@ std::unique_ptr<at::ObserverContext> OutsideUnits::OnOperator(
 }
 
 void OutsideUnits::Look(const at::RecordFunction& function) {
+  if (MakesView(function)) return;
   for (const c10::IValue& input : function.inputs()) {
     for (const at::Tensor& tensor : TensorsIn(input)) {
-      // What reads a view of a parameter reads the parameter.
-      const bool viewed =
-          !IsTrainedLeaf(tensor) && tensor.defined() && tensor.is_view();
-      const at::Tensor leaf = viewed ? at::Tensor(tensor._base()) : tensor;
+      const at::Tensor leaf = LeafOf(tensor);
       if (!IsTrainedLeaf(leaf)) continue;
-      if (MakesView(function)) return;
       for (const ParameterSpec& spec : specs_) {
         if (!spec.trainable || leaf.sizes() != at::IntArrayRef(spec.shape)) {
           continue;

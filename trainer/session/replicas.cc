@@ -175,7 +175,8 @@ std::vector<uint64_t> Replicas::Digests(
           mine[k] =
               digest(state[k].tensors[s].narrow(0, part.offset, part.length));
         }
-        if (shard.working.defined()) {
+        // With local_steps() it is of the rank's own masters.
+        if (shard.working.defined() && !LocalSteps(parts)) {
           mine[kinds - 1] = digest(shard.working.narrow(0, low, high - low));
         }
       }
@@ -223,7 +224,9 @@ absl::StatusOr<absl::optional<ReplicaDifference>> Replicas::Compare(
   std::vector<StateKind> state;
   std::vector<uint64_t> mine;
   const absl::Status status = CatchAll([&] {
-    state = AllKinds(parts);
+    for (StateKind& kind : AllKinds(parts)) {
+      if (!kind.of_rank) state.push_back(std::move(kind));
+    }
     mine = Digests(parts, state);
     return absl::OkStatus();
   });

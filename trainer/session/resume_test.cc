@@ -22,7 +22,9 @@ Batching BatchOf(int64_t micro, int64_t global) {
 absl::StatusOr<std::string> Keep(int64_t run, int world_size, Batching* batch) {
   TrainState earlier;
   earlier.global_batch_size = run;
-  return KeepGlobalBatch("out/step-00000004", earlier, world_size, batch);
+  Mesh mesh;
+  mesh.data = world_size;
+  return KeepGlobalBatch("out/step-00000004", earlier, mesh, batch);
 }
 
 void ExpectBatch(const Batching& batch, int64_t micro, int64_t global) {

@@ -33,7 +33,6 @@ namespace {
 
 constexpr int64_t kDefaultKeepCheckpoints = 2;
 constexpr int kAllCheckpoints = std::numeric_limits<int>::max();
-constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
 ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   const RunParts& parts = session.parts;
@@ -137,6 +136,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
                                        session_.resumed_from, earlier, mine);
       if (same.ok()) same = CheckIdentity(earlier);
       CAPSTAN_RETURN_IF_ERROR(Agree(group, same, "set up"));
+      CAPSTAN_RETURN_IF_ERROR(session_.RestorePlugins());
       state = earlier;
       // As far as they may differ.
       state.seed = mine.seed;
@@ -149,6 +149,13 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
       session_.first_step = state.step;
     }
     if (group.rank() == 0) RemoveLeftovers(session_.output_dir);
+  }
+  const std::string metric =
+      BestMetric(train) == kEvalLoss ? "" : BestMetric(train);
+  if (state.best_metric != metric) {  // a new run's, or another than before
+    state.best_metric = metric;
+    state.best_step = -1;
+    state.evals_without_better = 0;
   }
   CAPSTAN_RETURN_IF_ERROR(WarnOfRoom());
   CAPSTAN_RETURN_IF_ERROR(mirror_.SetUp(source_));
@@ -184,11 +191,15 @@ absl::Status RunCheckpoints::CheckIdentity(const TrainState& earlier) {
   if (session_.group->rank() != 0 || source_.has_value()) {
     return absl::OkStatus();
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const RunIdentity then,
+  CAPSTAN_ASSIGN_OR_RETURN(RunIdentity then,
                            CheckpointIdentity(session_.resumed_from));
+  RunIdentity now = session_.identity;
+  for (RunIdentity* identity : {&then, &now}) {
+    CAPSTAN_RETURN_IF_ERROR(AddDefaults(session_.config, identity));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::vector<std::string> notes,
-      CompareIdentities(session_.resumed_from, then, session_.identity,
+      CompareIdentities(session_.resumed_from, then, now,
                         earlier.optimizer_steps, session_.config.train()));
   session_.resume_notes.insert(session_.resume_notes.end(), notes.begin(),
                                notes.end());
@@ -210,6 +221,7 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
     session_.resumed_from = absl::StrCat("the mirror of step ", state.step);
     session_.evaluate_again = state.eval_step != state.step;
     if (session_.group->rank() == 0) session_.identity = IdentityOf(*source_);
+    NoteOtherRanks(static_cast<int>(source_->images.size()));
     // They have connections to other hosts; what follows needs only the key.
     source_->images.clear();
     return state;
@@ -221,11 +233,23 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
   }
   session_.resumed_from = resumed.folder;
   if (!resumed.folder.empty()) saved_step_ = resumed.state.step;
+  NoteOtherRanks(resumed.ranks);
   for (const auto& [step, how] : resumed.damaged) {
     damaged_.insert(step);
     note(absl::StrCat(how, "; goes on from ", resumed.folder));
   }
   return resumed.state;
+}
+
+void RunCheckpoints::NoteOtherRanks(int then) {
+  const int now = session_.group->size();
+  const bool local_steps = session_.parts.strategy->local_steps();
+  if (!local_steps || then == 0 || then == now) return;
+  session_.resume_notes.push_back(absl::StrCat(
+      "WARNING: the run had ", then, then == 1 ? " rank" : " ranks",
+      ", now it has ", now, ": under ", session_.parts.strategy_name,
+      " each begins again with the model that they shared last, so that its "
+      "local steps since then are lost"));
 }
 
 absl::StatusOr<absl::optional<MirroredStep>> RunCheckpoints::FindMirrored() {
@@ -268,17 +292,6 @@ absl::Status RunCheckpoints::WarnOfRoom() {
         absl::StrCat("WARNING: output_dir: ", room.message()));
   }
   return absl::OkStatus();
-}
-
-absl::Status RunCheckpoints::Mirror(bool again) {
-  RememberScale();
-  return mirror_.Copy(again);
-}
-
-void RunCheckpoints::RememberScale() {
-  const LossScaler& scaler = session_.scaler;
-  session_.state.loss_scale = scaler.enabled() ? scaler.scale() : 0.0;
-  session_.state.loss_scale_good_steps = scaler.good_steps();
 }
 
 absl::StatusOr<bool> RunCheckpoints::InBackground() {
@@ -366,7 +379,7 @@ absl::Status RunCheckpoints::WriteStep(bool background,
                                 "write its output"));
   SavingCost& cost = session_.saving_cost;
   const double start = MonotonicSeconds();
-  RememberScale();
+  session_.RememberScale();
   const Train& train = session_.config.train();
   SaveRequest request;
   request.output_dir = output_dir;
@@ -415,12 +428,16 @@ absl::Status RunCheckpoints::GoBack() {
   }
   // It may still be under way.
   CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
+  CAPSTAN_RETURN_IF_ERROR(mirror_.BeforeGoingBack());
+  session_.BeforeChange();
   CAPSTAN_ASSIGN_OR_RETURN(const TrainState earlier,
                            LoadCheckpoint(folder, session_.Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(session_.RestorePlugins());
   state.optimizer_steps = earlier.optimizer_steps;
   session_.scaler.Restore(earlier.loss_scale, earlier.loss_scale_good_steps);
   CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
-      *session_.group, session_.Publish(), "publish parameters"));
+      *session_.group, session_.Publish(PublishCause::kRestored),
+      "publish parameters"));
   divergence_.WeightsReplaced();
   session_.Note(absl::StrCat(
       "step ", state.step, ": back to the weights of step ", saved_step_,
@@ -446,12 +463,15 @@ absl::Status RunCheckpoints::RestoreBest() {
   }
   CAPSTAN_RETURN_IF_ERROR(
       LoadCheckpointWeights(folder, session_.Checkpointed()));
+  CAPSTAN_RETURN_IF_ERROR(session_.RestorePlugins());
   CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(
-      *session_.group, session_.Publish(), "publish parameters"));
+      *session_.group, session_.Publish(PublishCause::kRestored),
+      "publish parameters"));
   session_.Note(
-      absl::StrFormat("final/ gets the weights of step %d, whose eval loss "
-                      "%.4f is the lowest",
-                      state.best_step, state.best_eval_loss));
+      absl::StrFormat("final/ gets the weights of step %d, whose %s %.4f is "
+                      "the best",
+                      state.best_step, BestMetric(session_.config.train()),
+                      state.best_eval_loss));
   return absl::OkStatus();
 }
 
@@ -463,7 +483,6 @@ absl::Status RunCheckpoints::SaveFinal() {
   FinalFolder final;
   final.path = session_.output_dir + "/final";
   final.dtype = parts.policy().compute;
-  final.max_shard_bytes = kMaxShardBytes;
   final.tokenizer = parts.train_data->tokenizer();
   final.config_text = PrintConfig(PortableConfig(session_.config));
   final.lora = parts.lora;

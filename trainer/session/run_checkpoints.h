@@ -40,11 +40,12 @@ class RunCheckpoints {
   // See RunMirror.
   void RanksMayLeave() { mirror_.RanksMayLeave(); }
   bool MirrorDue() const { return mirror_.Due(); }
-  absl::Status Mirror(bool again = false);
-  // After a loss spike, restores weights, optimizer state and number of updates
-  // from the run's last checkpoint, while steps and data position go on, as if
-  // the updates since had been skipped. Without a checkpoint only writes a
-  // note. FAILED_PRECONDITION if it is the fourth return to the same
+  absl::Status Mirror(const MirrorHow& how) { return mirror_.Copy(how); }
+  void CompleteMirror() { mirror_.Complete(); }
+  // After a loss spike, restores weights, what state it has and the number of
+  // updates from the run's last checkpoint, while steps and data position go
+  // on, as if the updates since had been skipped. Without a checkpoint only
+  // writes a note. FAILED_PRECONDITION if it is the fourth return to the same
   // checkpoint.
   absl::Status GoBack();
   // With keep_best: restores the best evaluation's weights, unless current.
@@ -65,6 +66,9 @@ class RunCheckpoints {
   // Returns the newest mirrored step if it is newer than all checkpoints and
   // all ranks have it.
   absl::StatusOr<absl::optional<MirroredStep>> FindMirrored();
+  // Tells what a strategy with local_steps() makes of the states of `then`
+  // ranks.
+  void NoteOtherRanks(int then);
   // Warns if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);
@@ -75,7 +79,6 @@ class RunCheckpoints {
   absl::Status CheckIdentity(const TrainState& earlier);
   // Whether there is memory for a copy of the state; decided once. Collective.
   absl::StatusOr<bool> InBackground();
-  void RememberScale();
 
   Session& session_;
   Divergence& divergence_;

@@ -44,6 +44,7 @@ std::string PartsText(const RunConfig& run) {
   *parts.mutable_objective() = portable.objective();
   *parts.mutable_train_data() = portable.train_data();
   *parts.mutable_eval_data() = portable.eval_data();
+  *parts.mutable_eval_sets() = portable.eval_sets();
   return PrintConfig(parts);
 }
 

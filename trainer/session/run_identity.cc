@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/run_identity.h"
 
+#include <google/protobuf/any.pb.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/text_format.h>
@@ -19,18 +20,24 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/digest.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
+#include "inference/evaluate/asking.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/base_weights.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/schedule.h"
+#include "trainer/session/session.h"
 
 namespace capstan {
 namespace {
@@ -40,8 +47,11 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using Json = nlohmann::json;
 
+constexpr char kEvalSets[] = "eval_sets.";
+constexpr char kEvalTasks[] = "eval_tasks.";
 constexpr char kSchedule[] = "schedule";
 constexpr char kMaxSteps[] = "train.max_steps";
+constexpr char kMaxGradNorm[] = "train.max_grad_norm";
 
 // What a config's paths stand for.
 enum class Paths {
@@ -94,7 +104,51 @@ absl::Status AddFields(const Message& message, const std::string& prefix,
   return absl::OkStatus();
 }
 
-absl::Status AddSlot(const char* slot, const google::protobuf::Any& any,
+// What a field is where it isn't set, as AddFields has it: its default_value,
+// else protobuf's. "" if there is none, or it is a text, of which "" often
+// stands for what depends on the run.
+std::string DefaultOf(const Message& message, const FieldDescriptor& field) {
+  const std::unique_ptr<Message> one(message.New());
+  const std::string& value = field.options().GetExtension(default_value);
+  const bool told =
+      !value.empty() && google::protobuf::TextFormat::ParseFieldValueFromString(
+                            value, &field, one.get());
+  if (!told && (field.has_presence() ||
+                field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)) {
+    return "";
+  }
+  std::string printed;
+  google::protobuf::TextFormat::PrintFieldValueToString(*one, &field, -1,
+                                                        &printed);
+  return printed;
+}
+
+// Adds what each field of `message` is by default, those of messages in it,
+// too, unless `identity` has another.
+void AddDefaultsOf(const Message& message, const std::string& prefix,
+                   RunIdentity* identity) {
+  const google::protobuf::Descriptor& descriptor = *message.GetDescriptor();
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const FieldDescriptor& field = *descriptor.field(i);
+    const std::string name = absl::StrCat(prefix, ".", field.name());
+    const bool nested = field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (field.is_repeated()) {
+      const int size = nested ? reflection.FieldSize(message, &field) : 0;
+      for (int j = 0; j < size; ++j) {
+        AddDefaultsOf(reflection.GetRepeatedMessage(message, &field, j),
+                      absl::StrCat(name, "[", j, "]"), identity);
+      }
+    } else if (!nested) {
+      const std::string value = DefaultOf(message, field);
+      if (!value.empty()) identity->emplace(name, value);
+    } else if (field.message_type() != &descriptor) {
+      AddDefaultsOf(reflection.GetMessage(message, &field), name, identity);
+    }
+  }
+}
+
+absl::Status AddSlot(const std::string& slot, const google::protobuf::Any& any,
                      Paths paths, RunIdentity* identity) {
   // Tests give parts without a config.
   if (any.type_url().empty()) return absl::OkStatus();
@@ -103,7 +157,7 @@ absl::Status AddSlot(const char* slot, const google::protobuf::Any& any,
   return AddFields(*message, slot, paths, identity);
 }
 
-absl::Status AddData(const char* slot, const google::protobuf::Any& any,
+absl::Status AddData(const std::string& slot, const google::protobuf::Any& any,
                      const DatasetReader& data, RunIdentity* identity) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::string digest, data.Digest());
   CAPSTAN_RETURN_IF_ERROR(
@@ -185,6 +239,21 @@ absl::Status AddTokenizer(const Tokenizer& tokenizer, RunIdentity* identity) {
   return absl::OkStatus();
 }
 
+void AddTasks(const evaluate::Asking& tasks, RunIdentity* identity) {
+  std::vector<std::string> digests;
+  for (const evaluate::Asked& asked : tasks.asked) {
+    digests.push_back(DigestText(evaluate::TextOf(asked)));
+    (*identity)[kEvalTasks + asked.task.name] = digests.back();
+  }
+  for (const evaluate::TaskGroup& group : tasks.tree.groups) {
+    std::string all;
+    for (const size_t task : group.tasks) {
+      absl::StrAppend(&all, digests[task], "\n");
+    }
+    (*identity)[kEvalTasks + group.name] = DigestText(all);
+  }
+}
+
 void AddAdapter(const AdapterSpec& lora, RunIdentity* identity) {
   const auto add = [identity](const char* name, const std::string& value) {
     (*identity)[absl::StrCat("adapter.lora.", name)] = value;
@@ -193,6 +262,7 @@ void AddAdapter(const AdapterSpec& lora, RunIdentity* identity) {
   add("alpha", absl::StrCat(lora.alpha));
   add("dropout", absl::StrCat(lora.dropout));
   add("rslora", lora.rslora ? "true" : "false");
+  if (lora.dora) add("dora", "true");
   // In whatever order they are named.
   const auto names = [](const std::vector<std::string>& modules) {
     return absl::StrJoin(std::set<std::string>(modules.begin(), modules.end()),
@@ -238,6 +308,40 @@ bool IsBelow(absl::string_view name, absl::string_view above) {
               absl::string_view::npos);
 }
 
+bool IsOfEvaluation(absl::string_view name) {
+  return IsBelow(name, "eval_data") || IsBelow(name, "eval_sets") ||
+         IsBelow(name, "eval_tasks");
+}
+
+// The slot of an evaluation's name, "eval_sets.NAME", and how its metrics'
+// names begin, "eval_NAME_".
+std::pair<std::string, std::string> EvaluationOf(absl::string_view name) {
+  absl::string_view rest = name;
+  if (absl::ConsumePrefix(&rest, kEvalTasks)) {
+    return {std::string(name), MetricName(TaskTag(std::string(rest), ""))};
+  }
+  if (!absl::ConsumePrefix(&rest, kEvalSets)) return {"eval_data", "eval_"};
+  const std::string set(rest.substr(0, rest.find_first_of(".[")));
+  return {absl::StrCat(kEvalSets, set), absl::StrCat("eval_", set, "_")};
+}
+
+// Whose metric train.best_metric is, of those named: the longest name counts,
+// as one may begin another.
+std::string DecidesWhatIsBest(const std::set<std::string>& names,
+                              const Train& train) {
+  if (!KeepsBest(train)) return "";
+  std::pair<std::string, std::string> best = EvaluationOf("eval_data");
+  for (const std::string& name : names) {
+    if (!IsOfEvaluation(name)) continue;
+    const auto one = EvaluationOf(name);
+    if (absl::StartsWith(train.best_metric(), one.second) &&
+        one.second.size() > best.second.size()) {
+      best = one;
+    }
+  }
+  return best.first;
+}
+
 bool Same(const RunIdentity& a, const RunIdentity& b, const std::string& name) {
   const auto in_a = a.find(name);
   const auto in_b = b.find(name);
@@ -252,6 +356,63 @@ std::string ShownIn(const RunIdentity& identity, const std::string& name) {
   return found->second.size() <= kMost
              ? found->second
              : absl::StrCat(found->second.substr(0, kMost), "..");
+}
+
+// Whether a config of `mine`'s plugins has the field, and runs are compared by
+// it if it is set.
+bool IsCompared(const std::string& name, const RunIdentity& mine) {
+  const google::protobuf::Descriptor* message = RunConfig::descriptor();
+  std::string above;
+  const std::vector<std::string> parts = absl::StrSplit(name, '.');
+  for (const std::string& part : parts) {
+    if (message == nullptr) return false;
+    const FieldDescriptor* const field =
+        message->FindFieldByName(part.substr(0, part.find('[')));
+    if (field == nullptr || field->options().GetExtension(may_change)) {
+      return false;
+    }
+    absl::StrAppend(&above, above.empty() ? "" : ".", part);
+    message = field->message_type();
+    if (message != google::protobuf::Any::descriptor()) continue;
+    // "capstan.chat, 100 bytes, ..".
+    const auto slot = mine.find(above);
+    message = slot == mine.end()
+                  ? nullptr
+                  : google::protobuf::DescriptorPool::generated_pool()
+                        ->FindMessageTypeByName(absl::StrCat(
+                            slot->second.substr(0, slot->second.find(',')),
+                            ".Config"));
+  }
+  return true;
+}
+
+// What to say of each name in train.resume_with_changes that is none of `names`
+// and contains none.
+std::vector<std::string> Misspelt(const std::set<std::string>& names,
+                                  const RunIdentity& mine, const Train& train) {
+  std::set<std::string> known;
+  for (const std::string& name : names) {
+    for (size_t end = 0; end != std::string::npos;) {
+      end = name.find_first_of(".[", end + 1);
+      known.insert(name.substr(0, end));
+    }
+  }
+  std::vector<std::string> told;
+  for (const std::string& named : train.resume_with_changes()) {
+    if (known.count(named) > 0) continue;
+    if (IsCompared(named, mine)) {
+      told.push_back(absl::StrCat("train.resume_with_changes: \"", named,
+                                  "\" isn't set in either run"));
+      continue;
+    }
+    const std::string near = NearestName(
+        named, std::vector<std::string>(known.begin(), known.end()));
+    told.push_back(absl::StrCat(
+        "train.resume_with_changes: \"", named,
+        "\" is nothing that a resumed run compares",
+        near.empty() ? "" : absl::StrCat(": did you mean \"", near, "\"?")));
+  }
+  return told;
 }
 
 // Whether all updates so far had the factors that they would have now.
@@ -293,6 +454,12 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
     CAPSTAN_RETURN_IF_ERROR(
         AddData("eval_data", config.eval_data(), *parts.eval_data, &identity));
   }
+  for (int i = 0; i < config.eval_sets_size(); ++i) {
+    CAPSTAN_RETURN_IF_ERROR(AddData(
+        absl::StrCat(kEvalSets, config.eval_sets(i).name()),
+        config.eval_sets(i).data(), *parts.eval_sets[i].reader, &identity));
+  }
+  if (parts.eval_tasks != nullptr) AddTasks(*parts.eval_tasks, &identity);
   for (const auto& [slot, any, paths] :
        {std::make_tuple("model", &config.model(), Paths::kElsewhere),
         std::make_tuple("objective", &config.objective(), Paths::kByContent),
@@ -301,6 +468,12 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
     CAPSTAN_RETURN_IF_ERROR(AddSlot(slot, *any, paths, &identity));
   }
   identity["precision"] = parts.precision_name;
+  // Others all have one curve.
+  if (parts.strategy != nullptr &&
+      OwnCurveOf(*parts.strategy, parts.objective.get()).has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        AddSlot("strategy", config.strategy(), Paths::kByContent, &identity));
+  }
   CAPSTAN_RETURN_IF_ERROR(AddModel(*parts.model, &identity));
   if (const Tokenizer* const tokenizer = parts.train_data->tokenizer()) {
     CAPSTAN_RETURN_IF_ERROR(AddTokenizer(*tokenizer, &identity));
@@ -311,6 +484,8 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
       AddFields(config.batch(), "batch", Paths::kAsWritten, &identity));
   CAPSTAN_RETURN_IF_ERROR(
       AddFields(config.train(), "train", Paths::kAsWritten, &identity));
+  // As if it weren't set.
+  if (config.train().max_grad_norm() == 0.0) identity.erase(kMaxGradNorm);
   identity[kMaxSteps] = absl::StrCat(max_steps);
   identity[kSchedule] = config.schedule().ShortDebugString();
   return run;
@@ -330,6 +505,26 @@ std::string HowToResume(const std::vector<std::string>& changed) {
       absl::StrJoin(changed, "\", \""), "\"]");
 }
 
+absl::Status AddDefaults(const RunConfig& config, RunIdentity* identity) {
+  std::vector<std::pair<std::string, const google::protobuf::Any*>> slots = {
+      {"train_data", &config.train_data()}, {"eval_data", &config.eval_data()},
+      {"model", &config.model()},           {"objective", &config.objective()},
+      {"optimizer", &config.optimizer()},   {"precision", &config.precision()},
+      {"strategy", &config.strategy()}};
+  for (const EvalSet& set : config.eval_sets()) {
+    slots.emplace_back(absl::StrCat(kEvalSets, set.name()), &set.data());
+  }
+  for (const auto& [slot, any] : slots) {
+    if (any->type_url().empty()) continue;
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Message> message,
+                             Unpack(*any));
+    AddDefaultsOf(*message, slot, identity);
+  }
+  AddDefaultsOf(config.batch(), "batch", identity);
+  AddDefaultsOf(config.train(), "train", identity);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<std::string>> CompareIdentities(
     const std::string& checkpoint, const RunIdentity& earlier,
     const RunIdentity& mine, int64_t optimizer_steps, const Train& train) {
@@ -337,9 +532,8 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
   for (const RunIdentity* identity : {&earlier, &mine}) {
     for (const auto& [name, value] : *identity) names.insert(name);
   }
+  const std::string decides = DecidesWhatIsBest(names, train);
   const bool same_factors = SameFactors(earlier, mine, optimizer_steps);
-  const bool compares_evaluations =
-      train.keep_best() || train.early_stopping_patience() > 0;
   std::vector<std::string> notes;
   std::vector<std::string> refused, refused_names;
   for (const std::string& name : names) {
@@ -356,7 +550,7 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
     }
     const bool changes_nothing =
         (name == kSchedule && same_factors) ||
-        (IsBelow(name, "eval_data") && !compares_evaluations);
+        (IsOfEvaluation(name) && EvaluationOf(name).first != decides);
     if (changes_nothing || MayHaveChanged(train, name)) {
       notes.push_back(absl::StrCat("goes on with another ", change));
       continue;
@@ -364,10 +558,20 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
     refused.push_back(change);
     refused_names.push_back(name);
   }
-  if (refused.empty()) return notes;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the run in ", checkpoint, " isn't this one: ",
-      absl::StrJoin(refused, "; "), ": ", HowToResume(refused_names)));
+  const std::vector<std::string> misspelt = Misspelt(names, mine, train);
+  if (refused.empty()) {
+    for (const std::string& name : misspelt) {
+      notes.push_back(absl::StrCat("WARNING: ", name));
+    }
+    return notes;
+  }
+  std::vector<std::string> what_to_do = {HowToResume(refused_names)};
+  what_to_do.insert(what_to_do.end(), misspelt.begin(), misspelt.end());
+  return WithCode(absl::FailedPreconditionError(absl::StrCat(
+                      "the run in ", checkpoint,
+                      " isn't this one: ", absl::StrJoin(refused, "; "), ": ",
+                      absl::StrJoin(what_to_do, "; "))),
+                  "run/changed");
 }
 
 }  // namespace capstan

@@ -23,10 +23,13 @@ inline constexpr char kBaseIdentity[] = "model.base";
 
 struct IdentifiedRun {
   // By name:
-  //   train_data, eval_data    their readers, and the data's digests
+  //   train_data, eval_data, eval_sets.NAME
+  //                            their readers, and the data's digests
+  //   eval_tasks.NAME          a digest of what a task, or a group's tasks, ask
   //   tokenizer                a digest of its files
   //   model.KEY                config.json's keys; base: of frozen weights
   //   adapter.lora.KEY         its settings, wherever they are from
+  //   strategy, strategy.FIELD if it or the objective has a curve of its own
   //   schedule, train.max_steps
   //   SLOT, SLOT.FIELD         the config's other fields that are set, without
   //                            those that may change (options.proto) and paths
@@ -41,6 +44,11 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
                                           const RunParts& parts,
                                           int64_t max_steps);
 
+// Adds what the config's fields are that `identity` doesn't have: their
+// default_value (options.proto), else protobuf's default, so that a run may
+// write them out, or no longer.
+absl::Status AddDefaults(const RunConfig& config, RunIdentity* identity);
+
 // Whether train.resume_with_changes names the field or one that contains it.
 bool MayHaveChanged(const Train& train, const std::string& name);
 
@@ -49,8 +57,9 @@ std::string HowToResume(const std::vector<std::string>& changed);
 
 // Checks that the run `earlier`, from a checkpoint after `optimizer_steps`
 // updates, may continue as `mine`. Returns lines for the user about differences
-// that don't change what is trained or that are allowed. FAILED_PRECONDITION
-// lists all others.
+// that don't change what is trained or that are allowed, and about names in
+// train.resume_with_changes that nothing has. FAILED_PRECONDITION lists all
+// others.
 absl::StatusOr<std::vector<std::string>> CompareIdentities(
     const std::string& checkpoint, const RunIdentity& earlier,
     const RunIdentity& mine, int64_t optimizer_steps, const Train& train);

@@ -5,13 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace capstan {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -83,6 +87,34 @@ TEST(RunIdentityTest, WhatIsNamedGoesOnWithANote) {
   EXPECT_TRUE(MayHaveChanged(other, "train_data.source[1].weight"));
 }
 
+TEST(RunIdentityTest, ANameThatNothingHasIsTold) {
+  Train train;
+  for (const char* named : {"optimiser", "train_data", "model", "seed"}) {
+    train.add_resume_with_changes(named);
+  }
+  EXPECT_THAT(
+      Compare(Earlier(), train).value(),
+      ElementsAre(AllOf(HasSubstr("WARNING: "),
+                        HasSubstr("\"optimiser\" is nothing that a resumed run "
+                                  "compares: did you mean \"optimizer\"?")),
+                  EndsWith("\"seed\" is nothing that a resumed run compares")));
+  RunIdentity mine = Earlier();
+  mine["optimizer.learning_rate"] = "0.003";
+  EXPECT_THAT(Refused(mine, train),
+              AllOf(HasSubstr("rate: 0.001 -> 0.003"),
+                    HasSubstr("did you mean \"optimizer\"?")));
+}
+
+TEST(RunIdentityTest, ANameThatNeitherRunSetsIsNoMisspelling) {
+  Train train;
+  train.add_resume_with_changes("train.max_grad_norm");
+  train.add_resume_with_changes("train.log_every");  // never compared
+  EXPECT_THAT(Compare(Earlier(), train).value(),
+              ElementsAre(EndsWith("\"train.max_grad_norm\" isn't set in "
+                                   "either run"),
+                          HasSubstr("is nothing that a resumed run compares")));
+}
+
 TEST(RunIdentityTest, EvaluationsMayBeOnOtherDataUnlessTheyAreCompared) {
   RunIdentity mine = Earlier();
   mine["eval_data"] = "capstan.text, 60 bytes, crc32c 00000003";
@@ -90,6 +122,31 @@ TEST(RunIdentityTest, EvaluationsMayBeOnOtherDataUnlessTheyAreCompared) {
   Train train;
   train.set_keep_best(true);
   EXPECT_THAT(Refused(mine, train), HasSubstr("eval_data: "));
+}
+
+// Of sets and tasks, those that best_metric is of: the longest name.
+TEST(RunIdentityTest, OnlyTheEvaluationThatDecidesMayNotChange) {
+  for (const auto& [metric, decides] :
+       {std::pair<const char*, const char*>{"eval_loss", "eval_data"},
+        {"eval_code_loss", "eval_sets.code"},
+        {"eval_code_small_loss", "eval_sets.code_small.path"},
+        {"eval_quiz_acc", "eval_tasks.quiz"}}) {
+    RunIdentity earlier = Earlier(), mine = Earlier();
+    for (const char* name : {"eval_data", "eval_sets.code",
+                             "eval_sets.code_small.path", "eval_tasks.quiz"}) {
+      earlier[name] = "1";
+      mine[name] = "2";
+    }
+    Train train;
+    train.set_keep_best(true);
+    train.set_best_metric(metric);
+    const absl::Status status =
+        CompareIdentities("out", earlier, mine, kDone, train).status();
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("isn't this one: ", decides)),
+                      Not(HasSubstr("; "))))
+        << metric;
+  }
 }
 
 // WSD is trained without an end, which a resumed run adds.

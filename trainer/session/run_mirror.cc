@@ -23,6 +23,9 @@
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/metrics/console.h"
 
+// After LibTorch's headers, which define the same macros.
+#include <glog/logging.h>
+
 namespace capstan {
 namespace {
 
@@ -54,8 +57,8 @@ constexpr double kSilentSeconds = 10.0;
 int64_t MirrorEvery(const RunConfig& config, bool on_gpu) {
   if (config.train().has_mirror_every()) return config.train().mirror_every();
   if (config.launch().max_restarts() == 0) return 0;
-  // From a GPU a copy takes as long as some steps: the loop waits for the
-  // device, and what the bus brings goes through pages that aren't pinned.
+  // From a GPU a copy takes as long as a step or two, as the bus is slow, and
+  // the update of the step after waits for it.
   constexpr int64_t kOnGpus = 50;
   return on_gpu ? kOnGpus : 1;
 }
@@ -189,7 +192,7 @@ std::vector<int> RunMirror::Held() const {
 }
 
 absl::Status RunMirror::CheckMemory(int64_t held_bytes) const {
-  int64_t bytes = mirror_->BytesToAllocate(session_.Checkpointed());
+  int64_t bytes = session_.mirror->BytesToAllocate(session_.Checkpointed());
   for (const int file : Held()) bytes += MirrorBytesMissing(file, held_bytes);
   return RoomInMemory(bytes, session_);
 }
@@ -198,20 +201,21 @@ absl::Status RunMirror::Allocate(int64_t held_bytes) {
   for (const int file : Held()) {
     CAPSTAN_RETURN_IF_ERROR(AllocateMirror(file, held_bytes));
   }
-  return mirror_->Allocate(session_.Checkpointed());
+  return session_.mirror->Allocate(session_.Checkpointed());
 }
 
 absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
   if (files_.empty()) return absl::OkStatus();
   const RankInfo& rank = session_.rank;
   ProcessGroup& group = *session_.group;
-  mirror_ = std::make_unique<Mirror>(
+  std::unique_ptr<Mirror>& mirror = session_.mirror;
+  mirror = std::make_unique<Mirror>(
       std::vector<int>(files_.begin(), files_.end() - held_), restart_, source,
       /*peers=*/server_ != nullptr);
   int64_t held_bytes = 0;
   const int size = group.size();
   if (server_ != nullptr) {
-    const int64_t mine = mirror_->ImageBytes(session_.Checkpointed());
+    const int64_t mine = mirror->ImageBytes(session_.Checkpointed());
     CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
       const int before = (group.rank() + size - rank.local_world_size) % size;
       held_bytes = AllGatherHost(group, std::vector<int64_t>{mine})[before];
@@ -228,7 +232,7 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
     CAPSTAN_ASSIGN_OR_RETURN(failed, AnyRank(group, !status.ok()));
   }
   if (failed) {
-    mirror_.reset();
+    mirror.reset();
     for (const int file : files_) FreeMirror(file, key);
     NoteNone(status, "a rank has no memory for it");
     return absl::OkStatus();
@@ -253,15 +257,27 @@ void RunMirror::RanksMayLeave() {
 }
 
 bool RunMirror::Due() const {
-  return mirror_ != nullptr && capstan::Due(Every(), session_.state.step);
+  return session_.mirror != nullptr &&
+         capstan::Due(Every(), session_.state.step);
 }
 
-absl::Status RunMirror::Copy(bool again) {
+absl::Status RunMirror::Copy(const MirrorHow& how) {
+  Mirror& mirror = *session_.mirror;
+  const double start = MonotonicSeconds();
+  const bool on_gpu = session_.group->device().is_cuda();
+  const bool wait = how.wait || !on_gpu;
+  if (on_gpu && !mirror.MayBegin()) {
+    // The one before is still on its way on some rank.
+    if (!wait) {
+      if (!how.again) NoteTooSoon();
+      return absl::OkStatus();
+    }
+    CAPSTAN_RETURN_IF_ERROR(CompleteOnAll());
+  }
   // A step whose line can't be written isn't one to go on from.
   const Reporter* const reporter = session_.reporter.get();
   const bool written = reporter == nullptr || reporter->status().ok();
   bool through = true;
-  const double start = MonotonicSeconds();
   if (sender_ == nullptr) {
     if (!written) return absl::OkStatus();
   } else {
@@ -272,29 +288,80 @@ absl::Status RunMirror::Copy(bool again) {
     }));
     if (counts[1] > 0) return absl::OkStatus();
     through = counts[0] == 0;
-    if (through) mirror_->PeersHave();
+    if (through) mirror.PeersHave();
   }
-  const absl::optional<Mirror::Copied> copied =
-      mirror_->Copy(session_.state, session_.Checkpointed());
-  if (!copied.has_value() && !std::exchange(told_of_size_, true)) {
-    session_.Note(absl::StrCat(
-        "from step ", session_.state.step,
-        " on the state isn't mirrored, as its lists (of bad samples, of recent "
-        "losses) have grown too long: a restart goes on from the last "
-        "checkpoint or mirror before"));
+  step_ = session_.state.step;
+  const CheckpointParts parts = session_.Checkpointed();
+  if (how.concluded) session_.RememberScale();
+  absl::optional<Mirror::Copied> whole;
+  absl::Status begun;
+  if (wait) {
+    const absl::StatusOr<Mirror::Copied> copied =
+        mirror.Copy(session_.state, parts);
+    begun = copied.status();
+    if (copied.ok()) whole = *copied;
+  } else {
+    begun = mirror.Begin(step_, parts);
+    if (begun.ok() && how.concluded) {
+      mirror.SetState(TrainStateText(session_.state));
+    }
   }
-  if (sender_ != nullptr && copied.has_value()) {
+  NoteIfNot(begun);
+  if (begun.ok() && sender_ != nullptr) {
+    sends_ = through;
     if (through) {
-      mirror_->Sending();
-      sender_->Send(*copied);
-      sent_step_ = session_.state.step;
-    } else if (!again) {
+      mirror.Sending();
+    } else if (!how.again) {
       NoteSkipped();
     }
   }
-  ++session_.saving_cost.mirrored_steps;
+  if (whole.has_value()) SendWhole(*whole);
   session_.saving_cost.mirror_seconds += MonotonicSeconds() - start;
   return absl::OkStatus();
+}
+
+void RunMirror::Complete(bool wait) {
+  const auto copied = session_.mirror->Complete(wait);
+  NoteIfNot(copied.status());
+  if (!copied.ok()) sends_ = false;
+  if (copied.ok() && copied->has_value()) SendWhole(**copied);
+}
+
+absl::Status RunMirror::CompleteOnAll() {
+  Complete(/*wait=*/true);
+  return AnyRank(*session_.group, false).status();
+}
+
+absl::Status RunMirror::BeforeGoingBack() {
+  if (session_.mirror == nullptr) return absl::OkStatus();
+  // One of the last step or the one before has the weights that are given up.
+  // It is pending on all ranks or on none, as they complete it later in a step.
+  if (step_ + 1 < session_.state.step) {
+    CAPSTAN_RETURN_IF_ERROR(CompleteOnAll());
+  }
+  session_.mirror->Drop();
+  sends_ = false;
+  return absl::OkStatus();
+}
+
+void RunMirror::SendWhole(const Mirror::Copied& image) {
+  ++session_.saving_cost.mirrored_steps;
+  if (!std::exchange(sends_, false)) return;
+  sender_->Send(image);
+  sent_step_ = step_;
+}
+
+void RunMirror::NoteIfNot(const absl::Status& copied) {
+  if (copied.ok() || std::exchange(told_not_copied_, true)) return;
+  const std::string text = absl::StrCat(
+      "from step ", step_, " on the state isn't mirrored, as ",
+      copied.message(),
+      ": a restart goes on from the last checkpoint or mirror before");
+  if (session_.group->rank() == 0) {
+    session_.Note(text);
+  } else {
+    LOG(WARNING) << text;
+  }
 }
 
 void RunMirror::NoteNone(const absl::Status& mine, const char* others) {
@@ -302,6 +369,15 @@ void RunMirror::NoteNone(const absl::Status& mine, const char* others) {
       "the state isn't mirrored, so that a restart goes on from the last "
       "checkpoint: ",
       mine.ok() ? others : mine.message()));
+}
+
+void RunMirror::NoteTooSoon() {
+  if (std::exchange(told_too_soon_, true)) return;
+  session_.Note(
+      absl::StrCat("the mirror of step ", step_, " isn't whole yet: step ",
+                   session_.state.step,
+                   " gets none, and so do others that come too soon. A larger "
+                   "train.mirror_every copies less"));
 }
 
 void RunMirror::NoteSkipped() {

@@ -15,6 +15,18 @@
 
 namespace capstan {
 
+// How a step is mirrored.
+struct MirrorHow {
+  // The second copy after the same step, which isn't reported.
+  bool again = false;
+  // The mirror is whole when Copy returns, and all ranks call something
+  // collective before the next; always on CPUs. Else Copy doesn't block.
+  bool wait = false;
+  // Whether session.state is the step's; if not, TrainStep passes it on once it
+  // is (Mirror::SetState).
+  bool concluded = true;
+};
+
 // A run's state in memory that outlives its ranks (checkpoint/mirror.h). On
 // several hosts each rank also sends its images to the rank of the same number
 // on the next host, and receives those of the previous host. Collective except
@@ -38,14 +50,23 @@ class RunMirror {
 
   // Whether the state is to be mirrored after this step.
   bool Due() const;
-  // Mirrors the state. `again` says that this is the second copy after the same
-  // step, which isn't reported. Not collective on one host.
-  absl::Status Copy(bool again);
+  // Mirrors the state; with !wait not while the mirror before is on its way to
+  // the host on some rank. Not collective on one host with !wait.
+  absl::Status Copy(const MirrorHow& how);
+  // Completes the mirror that has been begun, if its bytes are there; to be
+  // called after each step. Blocks only with `wait`. Not collective.
+  void Complete(bool wait = false);
+  // Called before the weights go back to a checkpoint's: gives up a mirror of
+  // those that are given up, and completes an earlier one, which some ranks
+  // may have completed. May block. Collective.
+  absl::Status BeforeGoingBack();
 
  private:
   // Returns the images in all ranks' files, this host's first.
   std::vector<FoundMirror> FoundByAll();
   int64_t Every() const;
+  // Completes it on all ranks. Blocks. Collective.
+  absl::Status CompleteOnAll();
   // Returns the files that hold a peer's images.
   std::vector<int> Held() const;
   // Checks that this host has the memory.
@@ -55,6 +76,12 @@ class RunMirror {
   // OK, of another's.
   void NoteNone(const absl::Status& mine, const char* others);
   void NoteSkipped();
+  // Notes that a step isn't mirrored while the one before is under way.
+  void NoteTooSoon();
+  // Notes the first error of a copy.
+  void NoteIfNot(const absl::Status& copied);
+  // Counts an image that is complete, and sends it if it is to be sent.
+  void SendWhole(const Mirror::Copied& image);
 
   Session& session_;
   std::vector<int> files_;  // this rank's; empty: there is no mirror
@@ -62,11 +89,13 @@ class RunMirror {
   int restart_ = 0;         // of new images; the same on all ranks
   std::unique_ptr<MirrorServer> server_;  // null on one host
   std::vector<std::string> addresses_;    // of the servers, by rank; secret
-  std::unique_ptr<Mirror> mirror_;        // null until SetUp, or for ever
   std::unique_ptr<MirrorSender> sender_;  // null on one host
+  int64_t step_ = 0;                      // of the last copy
+  bool sends_ = false;  // whether it is to be sent once it is complete
   int64_t sent_step_ = 0;
   bool told_ = false;
-  bool told_of_size_ = false;
+  bool told_too_soon_ = false;
+  bool told_not_copied_ = false;
 };
 
 // Returns train.mirror_every, or its default.

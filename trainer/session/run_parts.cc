@@ -2,26 +2,26 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
-#include <cmath>
+#include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/gpus.h"
 #include "base/simd/instruction_set.h"
 #include "base/status.h"
-#include "cluster/comm/agree.h"
 #include "host/config/create_slot.h"
 #include "host/config/load_config.h"
+#include "inference/evaluate/asking.h"
+#include "inference/evaluate/row_values.h"
+#include "inference/evaluate/run_task.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
 #include "kernels/context/run_device.h"
-#include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/tokenizer.h"
-#include "trainer/optimizer/optimizer_state.h"
-#include "trainer/session/loss_spikes.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/run_identity.h"
-#include "trainer/session/schedule.h"
 
 namespace capstan {
 namespace {
@@ -42,194 +42,165 @@ std::string DtypeName(c10::ScalarType dtype) {
   return c10::getDtypeNames(dtype).first;
 }
 
-absl::Status CheckHangs(const Train& train) {
-  if (!Train::OnHang_IsValid(train.on_hang())) {
-    return FieldError("on_hang",
-                      absl::StrCat("no such value: ", train.on_hang()));
-  }
-  // Beyond a century a sum of nanoseconds would overflow.
-  constexpr double kMost = 3e9;
-  const double floor = train.hang_floor_seconds();
-  const double ceiling = train.hang_ceiling_seconds();
-  for (const auto& [field, value] :
-       {std::pair<const char*, double>{"hang_floor_seconds", floor},
-        {"hang_ceiling_seconds", ceiling}}) {
-    if (value <= kMost) continue;
-    return FieldError(field,
-                      absl::StrCat("must be at most ", kMost, ", is ", value));
-  }
-  if (ceiling > 0 && floor > ceiling) {
-    return FieldError("hang_ceiling_seconds",
-                      absl::StrCat("is ", ceiling, ", less than ",
-                                   "hang_floor_seconds, ", floor));
-  }
-  return absl::OkStatus();
-}
-
-// Steps stay countable: an epoch of the largest data sets has some 2^32
-// samples.
-constexpr double kMostEpochs = 1e9;
-
-// Checks what doesn't depend on the data.
-absl::Status CheckTrain(const Train& train) {
-  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
-    return train.has_max_epochs()
-               ? FieldError("max_epochs",
-                            "must be greater than 0 (or set max_steps)")
-               : FieldError("max_steps",
-                            "must be greater than 0 (or set max_epochs)");
-  }
-  if (!(std::abs(train.max_epochs()) <= kMostEpochs)) {
-    return FieldError("max_epochs",
-                      absl::StrCat("must be at most ", kMostEpochs, ", is ",
-                                   train.max_epochs()));
-  }
-  for (const auto& [field, value] :
-       {std::pair<const char*, double>{"log_every", train.log_every()},
-        {"eval_every", train.eval_every()},
-        {"eval_batches", train.eval_batches()},
-        {"save_every", train.save_every()},
-        {"keep_checkpoints", train.keep_checkpoints()},
-        {"early_stopping_patience", train.early_stopping_patience()},
-        {"sample_max_new_tokens", train.sample_max_new_tokens()},
-        {"skip_bad_samples", train.skip_bad_samples()},
-        {"max_grad_norm", train.max_grad_norm()},
-        {"mirror_every", train.mirror_every()},
-        {"hang_floor_seconds", train.hang_floor_seconds()},
-        {"hang_ceiling_seconds", train.hang_ceiling_seconds()}}) {
-    if (value >= 0) continue;
-    return FieldError(field, absl::StrCat("must not be negative, is ", value));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
-  CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
-  if (train.loss_spikes().action() == LossSpikes::GO_BACK &&
-      train.save_every() == 0) {
-    return FieldError("loss_spikes",
-                      "GO_BACK goes back to checkpoints: set save_every, too");
-  }
-  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
-  if (every_n != (train.activation_checkpointing_n() > 0)) {
-    return FieldError("activation_checkpointing_n",
-                      every_n
-                          ? "must be greater than 0 with EVERY_N"
-                          : "is for activation_checkpointing: EVERY_N only");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckOffload(const Train& train, bool on_gpu) {
-  if (!train.offload().activations()) return absl::OkStatus();
-  if (!on_gpu) {
-    return FieldError("offload.activations",
-                      "needs a GPU: without one activations are in host memory "
-                      "anyway; leave it out");
-  }
-  if (train.activation_checkpointing() == Train::NONE) {
-    return FieldError("offload.activations",
-                      "moves the inputs of recomputed units: set "
-                      "activation_checkpointing: EVERY_UNIT, too");
-  }
-  return absl::OkStatus();
-}
-
-// A strategy that has the state updated by the CPU leaves nothing to page.
-absl::Status CheckPagedState(const Train& train, const RunParts& parts,
-                             const StrategyRequest& request) {
-  if (!parts.device.gpu || !train.offload().optimizer_state() ||
-      !parts.strategy->Plan(request).optimizer_on_host) {
-    return absl::OkStatus();
-  }
-  return FieldError(
-      "offload.optimizer_state",
-      absl::StrCat("doesn't go with the offload of ", parts.strategy_name,
-                   ", which keeps the optimizer's state in host memory "
-                   "already: leave the one or the other out"));
-}
-
-// What can't be told from the first recording (micro_step_graph.h).
-absl::Status CheckGraphs(const Train& train, const RunParts& parts) {
-  if (!train.cuda_graphs() || !parts.device.gpu) return absl::OkStatus();
-  if (train.offload().activations()) {
-    return FieldError("cuda_graphs",
-                      "doesn't go with offload.activations, which copies to "
-                      "and from host memory within the micro-step: leave the "
-                      "one or the other out");
-  }
-  const Strategy& strategy = *parts.strategy;
-  const bool gathers = strategy.collective_forward();
-  if (!gathers && dynamic_cast<const HeldGradients*>(&strategy) != nullptr) {
-    return absl::OkStatus();
-  }
-  return FieldError(
-      "cuda_graphs",
-      absl::StrCat("doesn't go with ", parts.strategy_name, ", which ",
-                   gathers ? "gathers parameters within the micro-step"
-                           : "can't hold its reductions back "
-                             "(plugins/sdk/held_gradients.h)",
-                   ": take capstan.ddp or capstan.zero2, or leave it out"));
-}
-
-absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
-  for (const auto& [field, asked] :
-       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
-        {"keep_best", train.keep_best()},
-        {"early_stopping_patience", train.early_stopping_patience() > 0}}) {
-    if (!asked || parts.eval_data != nullptr) continue;
-    // The notes may explain why train_data holds nothing out.
-    const std::vector<std::string> notes = parts.train_data->notes();
-    return FieldError(
-        field,
-        absl::StrCat("there is nothing to evaluate on: set eval_data, or have "
-                     "train_data hold something back",
-                     notes.empty() ? "" : "; ", absl::StrJoin(notes, " ")));
-  }
-  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
-    return FieldError("early_stopping_patience", "set eval_every, too");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckProfile(const Profile& profile, int64_t last) {
-  for (const int64_t step : profile.steps()) {
-    if (step >= 1 && step <= last) continue;
-    return FieldError("steps",
-                      absl::StrCat("must be between 1 and the run's last step ",
-                                   last, ", is ", step));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
-  constexpr char kField[] = "sample_prompts";
-  const TokenModel* const model = parts.model->token_model();
-  const Tokenizer* const tokenizer = parts.train_data->tokenizer();
-  for (const SamplePrompt& prompt : train.sample_prompts()) {
-    if (tokenizer == nullptr) {
-      return FieldError(kField, "the training data has no tokenizer");
+absl::Status CheckSetNames(const RunConfig& config) {
+  std::set<std::string> names;
+  for (const EvalSet& set : config.eval_sets()) {
+    const std::string& name = set.name();
+    const bool plain =
+        !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+          return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                 c == '_' || c == '-';
+        });
+    if (!plain) {
+      return FieldError(
+          "name", absl::StrCat("is \"", name,
+                               "\": each set needs a name of letters, digits, "
+                               "'_' and '-'"));
     }
-    const bool user = prompt.kind_case() == SamplePrompt::kUser;
-    const std::string& text = user ? prompt.user() : prompt.prompt();
-    const absl::Status known = CheckKnown(*tokenizer, text);
-    if (!known.ok()) return FieldError(kField, known.message());
-    int64_t length = 0;
-    const absl::Status encoded = CatchAll([&] {
-      length =
-          static_cast<int64_t>(user ? parts.train_data->PromptIds(text).size()
-                                    : tokenizer->Encode(text).size());
-      return absl::OkStatus();
-    });
-    if (!encoded.ok()) return FieldError(kField, encoded.message());
-    if (length == 0) return FieldError(kField, "has a prompt without a token");
-    if (model != nullptr && length >= model->max_positions()) {
-      return FieldError(kField,
-                        absl::StrCat("has ", length, " tokens, the model only ",
-                                     model->max_positions(), " positions"));
-    }
+    if (names.insert(name).second) continue;
+    return FieldError("name", absl::StrCat("two sets are called ", name,
+                                           ": give each a name of its own"));
   }
   return absl::OkStatus();
+}
+
+// Reads the tasks of evaluations, and checks that the model has room for them.
+absl::StatusOr<std::shared_ptr<const evaluate::Asking>> AskTasks(
+    const EvalTasks& tasks, Model& model, const Tokenizer* tokenizer) {
+  if (tasks.files().empty() ||
+      std::find(tasks.files().begin(), tasks.files().end(), "") !=
+          tasks.files().end()) {
+    return FieldError("files", "names no task");
+  }
+  if (tasks.max_samples() < 0 || tasks.num_fewshot() < 0) {
+    return FieldError(tasks.max_samples() < 0 ? "max_samples" : "num_fewshot",
+                      "must not be negative");
+  }
+  if (model.token_model() == nullptr || tokenizer == nullptr) {
+    return absl::InvalidArgumentError("are for models of text: leave them out");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      evaluate::Asking asking,
+      evaluate::AskAll({tasks.files().begin(), tasks.files().end()},
+                       tasks.max_samples(),
+                       [&](const evaluate::TaskTree&, evaluate::Task* task) {
+                         if (tasks.has_num_fewshot()) {
+                           task->num_fewshot = tasks.num_fewshot();
+                         }
+                         return absl::OkStatus();
+                       }));
+  if (tasks.chat()) {
+    CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*tokenizer, &asking));
+  }
+  for (evaluate::Asked& asked : asking.asked) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        asked.longest,
+        evaluate::CheckRequests(asked.task, asked.requests,
+                                *model.token_model(), *tokenizer));
+  }
+  return std::make_shared<const evaluate::Asking>(std::move(asking));
 }
 
 }  // namespace
+
+std::vector<const DatasetReader*> RunParts::evaluated() const {
+  std::vector<const DatasetReader*> readers;
+  if (eval_data != nullptr) readers.push_back(eval_data.get());
+  for (const EvalSetData& set : eval_sets) readers.push_back(set.reader.get());
+  return readers;
+}
+
+std::string SetTag(const std::string& name, const std::string& tag) {
+  return absl::StrCat("eval/", name, "_", tag.substr(tag.find('/') + 1));
+}
+
+std::string TaskTag(const std::string& task, const std::string& metric) {
+  std::string name = absl::StrCat(task, "_", metric);
+  for (char& c : name) {
+    if (!absl::ascii_isgraph(static_cast<unsigned char>(c)) ||
+        absl::string_view(",/\"\\").find(c) != absl::string_view::npos) {
+      c = '_';
+    }
+  }
+  return absl::StrCat("eval/", name);
+}
+
+namespace {
+
+// The names in metrics.jsonl of numbers of the objective's, for each of the
+// run's data.
+std::vector<std::string> NamesForData(const std::vector<std::string>& tags,
+                                      const RunParts& parts) {
+  std::vector<std::string> names;
+  for (const std::string& tag : tags) {
+    if (parts.eval_data != nullptr) names.push_back(MetricName(tag));
+  }
+  for (const EvalSetData& set : parts.eval_sets) {
+    for (const std::string& tag : tags) {
+      names.push_back(MetricName(SetTag(set.name, tag)));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<std::string> EvaluationMetrics(const RunParts& parts) {
+  std::vector<std::string> tags = {"eval/loss"};
+  for (const auto& [name, value] : parts.objective->DerivedFromLoss(1.0)) {
+    tags.push_back(absl::StrCat("eval/", name));
+  }
+  for (const MetricTags& metric : parts.objective->metrics()) {
+    if (!metric.train.empty()) tags.push_back(metric.eval);
+  }
+  std::vector<std::string> names = NamesForData(tags, parts);
+  if (parts.eval_tasks == nullptr) return names;
+  const evaluate::TaskTree& tree = parts.eval_tasks->tree;
+  const auto add = [&names](const std::string& of,
+                            const std::vector<evaluate::TaskNumber>& numbers) {
+    for (const evaluate::TaskNumber& number : numbers) {
+      names.push_back(MetricName(TaskTag(of, number.name)));
+    }
+  };
+  std::vector<evaluate::TaskResult> named(tree.tasks.size());
+  for (size_t i = 0; i < named.size(); ++i) {
+    for (const std::string& name : evaluate::ValueNames(tree.tasks[i])) {
+      named[i].numbers.emplace_back();
+      named[i].numbers.back().name = name;
+    }
+    add(tree.tasks[i].name, named[i].numbers);
+  }
+  for (const evaluate::TaskGroup& group : tree.groups) {
+    add(group.name, evaluate::GroupNumbers(group, named));
+  }
+  return names;
+}
+
+bool MayBeMeasured(const std::string& name, const RunParts& parts) {
+  std::vector<std::string> thorough;
+  for (const MetricTags& metric : parts.objective->metrics()) {
+    if (metric.train.empty()) thorough.push_back(metric.eval);
+  }
+  for (const std::string& never : NamesForData(thorough, parts)) {
+    if (name == never) return false;
+  }
+  const auto is_of = [&name](const std::string& tag) {
+    return absl::StartsWith(name, MetricName(tag));
+  };
+  for (const EvalSetData& set : parts.eval_sets) {
+    if (is_of(SetTag(set.name, ""))) return true;
+  }
+  if (parts.eval_tasks != nullptr) {
+    const evaluate::TaskTree& tree = parts.eval_tasks->tree;
+    for (const evaluate::Task& task : tree.tasks) {
+      if (is_of(TaskTag(task.name, ""))) return false;
+    }
+    for (const evaluate::TaskGroup& group : tree.groups) {
+      if (is_of(TaskTag(group.name, ""))) return false;
+    }
+  }
+  return parts.eval_data != nullptr && is_of("eval/");
+}
 
 int64_t LeastGpuMemory() {
   int64_t least = CurrentRunDevice().memory;
@@ -263,7 +234,29 @@ bool SumsAlongTree(const Train& train, const RunParts& parts) {
   return train.deterministic() && !parts.device.gpu;
 }
 
-absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
+Mesh MeshOf(const Train& train, int world_size) {
+  Mesh mesh;
+  mesh.sequence = static_cast<int>(
+      std::clamp<int64_t>(train.sequence_parallel(), 1, world_size));
+  mesh.data = std::max(1, world_size / mesh.sequence);
+  return mesh;
+}
+
+absl::Status CheckMesh(const Train& train, int world_size) {
+  const int64_t ranks = train.sequence_parallel();
+  if (ranks < 0) {
+    return FieldError("sequence_parallel",
+                      absl::StrCat("is ", ranks, ": must be 1 or more"));
+  }
+  if (ranks == 0 || world_size % ranks == 0) return absl::OkStatus();
+  return FieldError(
+      "sequence_parallel",
+      absl::StrCat(ranks, " doesn't divide the run's ", world_size,
+                   world_size == 1 ? " rank" : " ranks",
+                   " (launch.processes)"));
+}
+
+absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, const Mesh& mesh) {
   BatchPlan plan;
   plan.automatic = batch.micro_batch_size() == Batching::AUTO;
   if (!plan.automatic) {
@@ -272,29 +265,28 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size) {
     if (batch.micro_batch_size() > 0) {
       plan.micro_batch_size = batch.micro_batch_size();
     }
-  } else if (batch.global_batch_size() == 0) {
-    return FieldError("global_batch_size",
-                      "must be set with micro_batch_size: AUTO");
   }
   CAPSTAN_RETURN_IF_ERROR(
       CheckBatchSize("global_batch_size", batch.global_batch_size()));
-  const int64_t at_once = plan.micro_batch_size * world_size;
-  plan.global_batch_size =
-      batch.global_batch_size() > 0 ? batch.global_batch_size() : at_once;
-  if (plan.global_batch_size % at_once != 0) {
+  const int64_t samples = plan.micro_batch_size * mesh.data;
+  plan.global_batch_size = batch.global_batch_size() > 0
+                               ? batch.global_batch_size()
+                               : samples * (plan.automatic ? kAutoSamples : 1);
+  if (plan.global_batch_size % samples != 0) {
     return FieldError(
         "global_batch_size",
         absl::StrCat(plan.global_batch_size,
-                     " is not a multiple of micro_batch_size x ranks = ",
-                     plan.micro_batch_size, " x ", world_size, " = ", at_once));
+                     " is not a multiple of micro_batch_size x ranks",
+                     mesh.sequence > 1 ? " / sequence_parallel" : "", " = ",
+                     plan.micro_batch_size, " x ", mesh.data, " = ", samples));
   }
-  return WithMicroBatch(plan, plan.micro_batch_size, world_size);
+  return WithMicroBatch(plan, plan.micro_batch_size, mesh.data);
 }
 
 BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
-                         int world_size) {
+                         int at_once) {
   plan.micro_batch_size = micro_batch_size;
-  plan.accumulation = plan.global_batch_size / (micro_batch_size * world_size);
+  plan.accumulation = plan.global_batch_size / (micro_batch_size * at_once);
   return plan;
 }
 
@@ -304,14 +296,26 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
   CAPSTAN_ASSIGN_OR_RETURN(
       const google::protobuf::Any collect,
       WithDefaults(loaded.config.collect(), loaded.config));
-  return CreateSlot<Collector>(loaded, "collect", collect,
-                               PluginCategory::kCollector, host);
+  return CreateSlot<Collector>(loaded, "collect", collect, host);
 }
 
 std::string PrecisionName(const RunConfig& config, const RunParts& parts) {
   const std::string package = PackageIn(config.precision());
   if (!parts.precision->depends_on_device()) return package;
   return absl::StrCat(package, " (", DtypeName(parts.policy().compute), ")");
+}
+
+absl::optional<OwnCurve> OwnCurveOf(const Strategy& strategy,
+                                    const Objective* objective) {
+  absl::optional<OwnCurve> curve = strategy.own_curve();
+  if (objective == nullptr) return curve;
+  const absl::optional<OwnCurve> other = objective->own_curve();
+  if (!curve.has_value() || !other.has_value()) {
+    return curve.has_value() ? curve : other;
+  }
+  curve->loss += other->loss;
+  absl::StrAppend(&curve->why, "; ", other->why);
+  return curve;
 }
 
 int64_t ParameterCount(const Model& model) {
@@ -334,16 +338,39 @@ std::vector<std::string> TokenizerFolders(const RunConfig& config,
   return folders;
 }
 
+namespace {
+
+// Has the model multiply in 8 bits, if the precision does. `on_gpus`: on those
+// of this machine.
+absl::Status SetFp8(bool on_gpus, RunParts* parts) {
+  // NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities".
+  constexpr int kFirstWithFp8 = 89;
+  Fp8Spec how;
+  if (!parts->precision->UsesFp8(&how)) return absl::OkStatus();
+  const int capability = on_gpus ? LeastComputeCapability() : 0;
+  if (capability != 0 && capability < kFirstWithFp8) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a GPU here has compute capability ", capability / 10, ".",
+        capability % 10,
+        ", and products in 8 bits need 8.9 (Ada, Hopper and later): set "
+        "precision=capstan.bf16"));
+  }
+  parts->fp8 = how;
+  return parts->model->SetFp8(how);
+}
+
+}  // namespace
+
 absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host, bool here,
                                         const std::string& resumed_from) {
   const RunConfig& config = loaded.config;
   RunParts parts;
-  const auto make = [&](const char* slot, const google::protobuf::Any& any,
-                        PluginCategory category, auto* made) -> absl::Status {
+  const auto make = [&](const std::string& slot,
+                        const google::protobuf::Any& any,
+                        auto* made) -> absl::Status {
     using Base = typename std::decay_t<decltype(*made)>::element_type;
-    CAPSTAN_ASSIGN_OR_RETURN(
-        *made, CreateSlot<Base>(loaded, slot, any, category, host));
+    CAPSTAN_ASSIGN_OR_RETURN(*made, CreateSlot<Base>(loaded, slot, any, host));
     return absl::OkStatus();
   };
   // `plan --gpu_memory` has said it before. Models lay out parameters by it.
@@ -351,14 +378,14 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
     SetRunDevice({gpus > 0, gpus > 0 && here ? LeastGpuMemory() : 0});
   }
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
-  CAPSTAN_RETURN_IF_ERROR(make("objective", config.objective(),
-                               PluginCategory::kObjective, &parts.objective));
+  CAPSTAN_RETURN_IF_ERROR(
+      make("objective", config.objective(), &parts.objective));
   RunTokenizer tokenizer(TokenizerFolders(config, resumed_from));
   CAPSTAN_RETURN_IF_ERROR(tokenizer.AddTokens(loaded).status());
-  const auto open = [&](const char* slot, const google::protobuf::Any& any,
+  const auto open = [&](const std::string& slot,
+                        const google::protobuf::Any& any,
                         std::unique_ptr<DatasetReader>* reader) {
-    const absl::Status made = make(slot, tokenizer.WithNewTokens(any),
-                                   PluginCategory::kDatasetReader, reader);
+    const absl::Status made = make(slot, tokenizer.WithNewTokens(any), reader);
     return made.ok() ? tokenizer.Check(loaded, slot, any, **reader) : made;
   };
   CAPSTAN_RETURN_IF_ERROR(
@@ -373,12 +400,26 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(held_back.status(), "train_data"));
     parts.eval_data = *std::move(held_back);
   }
-  CAPSTAN_RETURN_IF_ERROR(make("strategy", config.strategy(),
-                               PluginCategory::kStrategy, &parts.strategy));
-  CAPSTAN_RETURN_IF_ERROR(make("precision", config.precision(),
-                               PluginCategory::kPrecision, &parts.precision));
-  CAPSTAN_RETURN_IF_ERROR(make("optimizer", config.optimizer(),
-                               PluginCategory::kOptimizer, &parts.optimizer));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckSetNames(config), "eval_sets"));
+  for (int i = 0; i < config.eval_sets_size(); ++i) {
+    const EvalSet& set = config.eval_sets(i);
+    parts.eval_sets.push_back({set.name(), nullptr});
+    CAPSTAN_RETURN_IF_ERROR(open(absl::StrCat("eval_sets[", i, "].data"),
+                                 set.data(), &parts.eval_sets.back().reader));
+  }
+  if (config.has_eval_tasks()) {
+    auto asked = AskTasks(config.eval_tasks(), *parts.model,
+                          parts.train_data->tokenizer());
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(asked.status(), "eval_tasks"));
+    parts.eval_tasks = *std::move(asked);
+  }
+  CAPSTAN_RETURN_IF_ERROR(make("strategy", config.strategy(), &parts.strategy));
+  CAPSTAN_RETURN_IF_ERROR(
+      make("precision", config.precision(), &parts.precision));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(SetFp8(gpus > 0 && here, &parts), "precision"));
+  CAPSTAN_RETURN_IF_ERROR(
+      make("optimizer", config.optimizer(), &parts.optimizer));
   parts.strategy_name = PackageIn(config.strategy());
   parts.device =
       here ? DeviceOf(*parts.precision, gpus) : DeviceFacts{gpus > 0, 80};
@@ -424,65 +465,6 @@ std::vector<std::string> GpuSettingNotes(const Train& train,
   note(train.memory_snapshot_at_oom(), "memory_snapshot_at_oom");
   note(train.cuda_graphs(), "cuda_graphs");
   return notes;
-}
-
-absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
-                                   const RunParts& parts) {
-  const RunConfig& config = loaded.config;
-  const Train& train = config.train();
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
-  for (const auto& [slot, data] :
-       {std::make_pair("train_data", parts.train_data.get()),
-        std::make_pair("eval_data", parts.eval_data.get())}) {
-    if (data == nullptr || data->size() > 0) continue;
-    return loaded.Locate(
-        absl::InvalidArgumentError("has no samples: name data that has some"),
-        slot);
-  }
-  absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), world_size);
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
-  if (SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()) {
-    plan->order = MicroBatchOrder::kByRank;
-  }
-  const int64_t steps =
-      StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckOffload(train, parts.device.gpu), "train"));
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckProfile(config.profile(), steps), "profile"));
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckSchedule(config.schedule(), steps), "schedule"));
-  StrategyRequest request;
-  request.model = parts.model.get();
-  request.precision = parts.policy();
-  request.world_size = world_size;
-  request.accumulation = plan->accumulation;
-  request.optimizer = parts.optimizer.get();
-  request.deterministic = SumsAlongTree(train, parts);
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      CheckOptimizer(*parts.optimizer,
-                     {request.model, request.precision, world_size}),
-      "optimizer"));
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(parts.strategy->Check(request), "strategy"));
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckPagedState(train, parts, request), "train"));
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckGraphs(train, parts), "train"));
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-      parts.objective->Check(*parts.model, *parts.train_data), "objective"));
-  if (parts.eval_data != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
-        parts.objective->Check(*parts.model, *parts.eval_data), "eval_data"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckEvaluation(train, parts), "train"));
-  if (config.has_hub_upload() && config.hub_upload().repo().empty()) {
-    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
-                         "hub_upload");
-  }
-  CAPSTAN_RETURN_IF_ERROR(
-      loaded.Locate(CheckSamplePrompts(train, parts), "train"));
-  return plan;
 }
 
 }  // namespace capstan

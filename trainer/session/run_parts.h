@@ -21,6 +21,7 @@
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/precision.h"
+#include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/memory/memory_plan.h"
@@ -28,21 +29,40 @@
 
 namespace capstan {
 
+namespace evaluate {
+struct Asking;
+}  // namespace evaluate
+
+// What each evaluation measures beside eval_data, by its name.
+struct EvalSetData {
+  std::string name;
+  std::unique_ptr<DatasetReader> reader;
+};
+
 // The plugins of a run. Creating them starts no thread and allocates nothing of
 // the model's size, so it is done before ranks are forked.
 struct RunParts {
   std::unique_ptr<Model> model;
   std::unique_ptr<Objective> objective;
   std::unique_ptr<DatasetReader> train_data;
-  std::unique_ptr<DatasetReader> eval_data;  // null: no evaluation
+  std::unique_ptr<DatasetReader> eval_data;  // null: none
+  std::vector<EvalSetData> eval_sets;        // the config's, in its order
+  std::shared_ptr<const evaluate::Asking> eval_tasks;  // null: none
   std::unique_ptr<Strategy> strategy;
   std::unique_ptr<Precision> precision;
+  absl::optional<Fp8Spec> fp8;  // of the precision, if the model has it
   std::unique_ptr<Optimizer> optimizer;
   // The adapter added to the model, if any.
   absl::optional<AdapterSpec> lora;
   // The device of all ranks, once they have joined.
   DeviceFacts device;
   PrecisionPolicy policy() const { return precision->PolicyOn(device); }
+  // What evaluations read: eval_data, if there is one, and the sets.
+  std::vector<const DatasetReader*> evaluated() const;
+  // Whether an evaluation has anything to measure.
+  bool evaluates() const {
+    return !evaluated().empty() || eval_tasks != nullptr;
+  }
   // Package names for display: "capstan.ddp".
   std::string strategy_name;
   std::string precision_name;  // with dtype, if the device decides it
@@ -51,6 +71,10 @@ struct RunParts {
 
 // RunParts::precision_name.
 std::string PrecisionName(const RunConfig& config, const RunParts& parts);
+
+// A step's samples per rank with micro_batch_size: AUTO, if global_batch_size
+// isn't set.
+constexpr int64_t kAutoSamples = 8;
 
 // How a step's samples are distributed.
 struct BatchPlan {
@@ -104,6 +128,21 @@ absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
 std::vector<std::string> TokenizerFolders(const RunConfig& config,
                                           const std::string& checkpoint = "");
 
+// The tag (TaggedNumbers) that a set's metric `tag` has: "eval/NAME_loss".
+std::string SetTag(const std::string& name, const std::string& tag);
+// The tag of a task's metric: "eval/TASK_acc", "eval/TASK_exact_match_FILTER".
+std::string TaskTag(const std::string& task, const std::string& metric);
+
+// The names in metrics.jsonl of what a run's evaluations are sure to measure
+// where their data has it: not what MetricTags without a `train` name, which is
+// for `trainer eval` (StepInfo::thorough). What an objective measures besides
+// (Objective::Measure) is known only afterwards.
+std::vector<std::string> EvaluationMetrics(const RunParts& parts);
+// Whether evaluations may measure a number of this name, which isn't one of
+// those: on one of the run's data, and not by the name of one of its tasks, or
+// of what only `trainer eval` measures.
+bool MayBeMeasured(const std::string& name, const RunParts& parts);
+
 // Creates all plugins for a machine with `gpus` GPUs (0: CPU). Errors name the
 // config location. CheckRun checks that they fit each other. Unless the GPUs
 // are `here`, doesn't ask the driver: they have compute capability 8.0 and
@@ -113,17 +152,29 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                         PluginHost& host, bool here = true,
                                         const std::string& resumed_from = "");
 
+// How the curve of a run may differ from that of others with its config and
+// data: by its strategy, by its objective, which may be null, or by both.
+// Unset: not at all.
+absl::optional<OwnCurve> OwnCurveOf(const Strategy& strategy,
+                                    const Objective* objective);
+
 int64_t ParameterCount(const Model& model);
 
 // Returns which units of the model are recomputed in backward.
 ActivationCheckpointing CheckpointingOf(const Train& train, const Model& model);
 
-// Resolves micro-batch, global batch and accumulation for `world_size` ranks.
-absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, int world_size);
+// The ranks of a run as a grid, of which those along kSequence share
+// micro-batches (train.sequence_parallel). A strategy may divide the others.
+Mesh MeshOf(const Train& train, int world_size);
+// Whether the ranks can be such a grid.
+absl::Status CheckMesh(const Train& train, int world_size);
+
+// Resolves micro-batch, global batch and accumulation. mesh.data micro-batches
+// are computed at a time.
+absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, const Mesh& mesh);
 // Returns `plan` with another micro-batch, which divides the global batch
-// evenly.
-BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
-                         int world_size);
+// evenly; `at_once` (Mesh::data) of them are computed at a time.
+BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size, int at_once);
 
 // Returns the device of a run on a machine with `gpus` GPUs (0: its CPU), as
 // far as `precision` needs to know it.
@@ -139,12 +190,6 @@ std::string SlowPrecisionNote(const Precision& precision,
 // effect here.
 std::vector<std::string> GpuSettingNotes(const Train& train,
                                          const DeviceFacts& device);
-
-// Checks the config's numbers, and that its plugins fit each other and
-// `world_size` ranks; returns how samples are distributed over them. Errors
-// name the config location.
-absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
-                                   const RunParts& parts);
 
 }  // namespace capstan
 

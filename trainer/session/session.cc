@@ -2,9 +2,11 @@
 #include "trainer/session/session.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -12,6 +14,8 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "host/plugins/plugin_host.h"
+#include "inference/evaluate/asking.h"
+#include "trainer/checkpoint/manifest.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/session/whose_code.h"
 
@@ -51,7 +55,37 @@ PluginNames PluginNamesOf(const RunConfig& config) {
           named("objective", config.objective()),
           named("strategy", config.strategy()),
           named("optimizer", config.optimizer()),
-          named("train_data", config.train_data())};
+          named("train_data", config.train_data()),
+          config.has_eval_data() ? named("eval_data", config.eval_data())
+                                 : named("train_data", config.train_data())};
+}
+
+bool LowerIsBetter(const std::string& metric, const evaluate::Asking* tasks) {
+  if (tasks != nullptr) {
+    for (const evaluate::Task& task : tasks->tree.tasks) {
+      for (const evaluate::TaskMetric& known : task.metrics) {
+        const std::string name = MetricName(TaskTag(task.name, known.name));
+        if (known.higher_is_better.has_value() &&
+            (metric == name || absl::StartsWith(metric, name + "_"))) {
+          return !*known.higher_is_better;
+        }
+      }
+    }
+  }
+  constexpr const char* kLower[] = {
+      "loss",           "perplexity",  "perplexity_bound",
+      "bits_per_byte",  "brier_score", "_kl",
+      "nats_per_token", "_wer",        "_ter"};
+  return std::any_of(
+      std::begin(kLower), std::end(kLower),
+      [&metric](const char* end) { return absl::EndsWith(metric, end); });
+}
+
+absl::Status NoSuchMetric(const std::string& metric,
+                          const std::vector<std::string>& known) {
+  return FieldError("best_metric", absl::StrCat("no evaluation measures ",
+                                                metric, ": set it to one of ",
+                                                absl::StrJoin(known, ", ")));
 }
 
 CheckpointParts Session::Checkpointed() {
@@ -66,17 +100,86 @@ CheckpointParts Session::Checkpointed() {
   checkpointed.group = group.get();
   checkpointed.config_text = config_text;
   checkpointed.identity = identity;
+  checkpointed.plugins = {
+      {kObjectiveKind, PackageOf(TypeOf(config.objective())), /*of_rank=*/true,
+       [this] {
+         const WhoseCode code(plugins.objective, "SaveState");
+         return parts.objective->SaveState();
+       },
+       [this](std::string bytes, const std::string& file) {
+         loaded_objective = {std::move(bytes), file};
+       }},
+      {kModelKind, PackageOf(TypeOf(config.model())), /*of_rank=*/false,
+       [this] {
+         const WhoseCode code(plugins.model, "SaveState");
+         return parts.model->SaveState();
+       },
+       [this](std::string bytes, const std::string& file) {
+         loaded_model = {std::move(bytes), file};
+       }}};
   return checkpointed;
 }
 
-absl::Status Session::Publish() {
-  return CatchAll([this] {
+absl::Status Session::RestorePlugins() {
+  const auto restore = [](const std::string& plugin, LoadedState* loaded,
+                          auto* part) -> absl::Status {
+    const LoadedState state = std::exchange(*loaded, {});
+    if (state.bytes.empty()) return absl::OkStatus();
+    const absl::Status restored = WhoseCode::Explain(CatchAll([&] {
+      const WhoseCode code(plugin, "RestoreState");
+      return Annotate(part->RestoreState(state.bytes),
+                      absl::StrCat(plugin, ", RestoreState"));
+    }));
+    if (restored.ok()) return restored;
+    return WithMessage(
+        restored,
+        absl::StrCat(state.file, ": ", restored.message(),
+                     ": go on with the plugin and the config that have saved "
+                     "it, or start anew in another output_dir"));
+  };
+  absl::Status status =
+      restore(plugins.objective, &loaded_objective, parts.objective.get());
+  status.Update(restore(plugins.model, &loaded_model, parts.model.get()));
+  return Agree(*group, status, "restore its plugins' states");
+}
+
+void Session::BeforeChange() {
+  background_save.BeforeChange();
+  if (mirror != nullptr) mirror->BeforeChange();
+}
+
+void Session::RememberScale() {
+  state.loss_scale = scaler.enabled() ? scaler.scale() : 0.0;
+  state.loss_scale_good_steps = scaler.good_steps();
+}
+
+absl::Status Session::WithSharedModel(
+    const std::function<absl::Status()>& forwards) {
+  Strategy& strategy = *parts.strategy;
+  if (!strategy.local_steps()) return forwards();
+  const auto use = [&](bool shared) {
+    return WhoseCode::Explain(CatchAll([&] {
+      const WhoseCode code(plugins.strategy, "UseSharedModel");
+      strategy.UseSharedModel(shared);
+      return absl::OkStatus();
+    }));
+  };
+  BeforeChange();
+  CAPSTAN_RETURN_IF_ERROR(use(true));
+  // In any case: a save may follow, which reads what use() exchanges.
+  const absl::Status status = CatchAll(forwards);
+  CAPSTAN_RETURN_IF_ERROR(use(false));
+  return status;
+}
+
+absl::Status Session::Publish(PublishCause cause) {
+  return CatchAll([&] {
     const WhoseCode code(plugins.strategy, "PublishParameters");
     const size_t shards = parts.strategy->OptimizerShards().size();
     for (size_t i = 0; i < shards; ++i) {
       parts.strategy->PublishShard(static_cast<int>(i));
     }
-    parts.strategy->PublishParameters();
+    parts.strategy->PublishParameters(cause);
     return absl::OkStatus();
   });
 }
@@ -94,16 +197,17 @@ RunSummary Session::Progress() const {
   summary.strategy = parts.strategy_name;
   summary.precision = parts.precision_name;
   if (state.step > 0) summary.final_loss = state.last_loss;
-  summary.eval_loss = eval_loss;
+  summary.measured = measured;
   summary.saving = saving_cost;
   if (state.best_step >= 0) {
-    summary.best_eval_loss = state.best_eval_loss;
+    summary.best_metric = BestMetric(config.train());
+    summary.best_value = state.best_eval_loss;
     summary.best_step = state.best_step;
   }
   return summary;
 }
 
-absl::Status ShareBadSamples(const char* data,
+absl::Status ShareBadSamples(const std::string& data,
                              const std::vector<BadSample>& mine,
                              Session* session, std::vector<int64_t>* known) {
   std::map<int64_t, std::string> all;
@@ -119,8 +223,11 @@ absl::Status ShareBadSamples(const char* data,
   for (const auto& [sample, why] : all) {
     const auto place = std::lower_bound(known->begin(), known->end(), sample);
     if (place != known->end() && *place == sample) continue;
-    const auto count = static_cast<int64_t>(state.bad_samples.size() +
-                                            state.bad_eval_samples.size());
+    auto count = static_cast<int64_t>(state.bad_samples.size() +
+                                      state.bad_eval_samples.size());
+    for (const EvaluatedData& other : session->evaluated) {
+      count += static_cast<int64_t>(other.bad_samples.size());
+    }
     if (count >= most) {
       return absl::FailedPreconditionError(absl::StrCat(
           "step ", state.step, ": sample ", sample, " of ", data,

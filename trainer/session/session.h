@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_SESSION_SESSION_H_
 #define CAPSTAN_TRAINER_SESSION_SESSION_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "plugins/sdk/process_group.h"
 #include "trainer/checkpoint/background_save.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/mirror.h"
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/loss_scaler.h"
@@ -54,13 +56,34 @@ struct RunPlan {
   RankInfo rank;
   const PluginNames plugins;
   std::unique_ptr<ProcessGroup> group;
+  // The ranks that divide this rank's micro-batches with it; null: none.
+  std::unique_ptr<ProcessGroup> sequence_group;
   std::string output_dir;
   std::string config_text;
   int64_t max_steps = 0;
 
+  Mesh mesh() const { return MeshOf(config.train(), group->size()); }
+  // Whose samples this rank computes, of mesh().data; and whether it counts
+  // them, as one of the ranks that share them does.
+  int data_rank() const { return mesh().index(MeshAxis::kData, group->rank()); }
+  bool counts() const {
+    return mesh().index(MeshAxis::kSequence, group->rank()) == 0;
+  }
   // Whether the ranks were restarted after a death, so that the run continues
   // from its last state, whatever train.resume says.
   bool Restarted() const { return rank.restart > 0; }
+};
+
+// Data that evaluations measure.
+struct EvaluatedData {
+  std::string set;     // "": eval_data
+  std::string slot;    // for errors: "eval_data", "eval_sets.NAME"
+  std::string plugin;  // with its slot
+  const DatasetReader* reader = nullptr;
+  // Read instead if bad samples may be skipped; otherwise null.
+  std::unique_ptr<ForgivingReader> forgiving;
+  // A set's, as TrainState::bad_eval_samples; found anew by a resumed run.
+  std::vector<int64_t> bad_samples;
 };
 
 // One rank's training: the plan, what the rank owns, and how far the run is.
@@ -79,14 +102,16 @@ struct Session : RunPlan {
   HeldFolder folder;                   // output_dir; rank 0's
   RunIdentity identity;                // rank 0's; empty on the others
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
-  // Read instead of parts.train_data and parts.eval_data if bad samples may be
-  // skipped (train.skip_bad_samples); otherwise null.
+  // Read instead of parts.train_data if bad samples may be skipped
+  // (train.skip_bad_samples); otherwise null.
   std::unique_ptr<ForgivingReader> forgiving_train;
-  std::unique_ptr<ForgivingReader> forgiving_eval;
+  // What evaluations read, in the order of RunParts::evaluated.
+  std::vector<EvaluatedData> evaluated;
   // optimizer_state[shard][k] belongs to Optimizer::state_names()[k].
   std::vector<std::vector<at::Tensor>> optimizer_state;
   StrategyRunner runner;
   BackgroundSave background_save;
+  std::unique_ptr<Mirror> mirror;  // null: the state isn't mirrored
 
   // What the run resumes from, for errors and notes: a checkpoint's folder or
   // "the mirror of step 7"; "" if it doesn't.
@@ -96,13 +121,21 @@ struct Session : RunPlan {
   // Whether the evaluation after first_step was interrupted and must be
   // repeated.
   bool evaluate_again = false;
+  // What a load has found for RestorePlugins: once it is known that the run may
+  // go on from there.
+  struct LoadedState {
+    std::string bytes;  // "": nothing
+    std::string file;
+  };
+  LoadedState loaded_objective;
+  LoadedState loaded_model;
 
   // How far the run is.
   TrainState state;
   LossScaler scaler;
   SavingCost saving_cost;
-  absl::optional<double> eval_loss;  // the latest
-  bool stopping = false;             // a rank received a signal; agreed by all
+  TaggedNumbers measured;  // by the latest evaluation
+  bool stopping = false;   // a rank received a signal; agreed by all
   // A loss spike asks for the last checkpoint (LossSpikes::GO_BACK); agreed by
   // all. With deferred sums TrainStep::CatchUp may still withdraw it.
   bool going_back = false;
@@ -115,8 +148,18 @@ struct Session : RunPlan {
   }
   // This rank's state to save or restore.
   CheckpointParts Checkpointed();
+  // Call before that state changes: copies of it may still be under way.
+  void BeforeChange();
+  // Takes the loss scale into `state`.
+  void RememberScale();
+  // Gives the plugins their states that a load has found. Collective; all ranks
+  // get the same outcome.
+  absl::Status RestorePlugins();
+  // Calls `forwards` while forwards compute with the model that the ranks share
+  // (Strategy::local_steps).
+  absl::Status WithSharedModel(const std::function<absl::Status()>& forwards);
   // Updates the model's working copies from the masters.
-  absl::Status Publish();
+  absl::Status Publish(PublishCause cause);
   // Returns a summary of the progress so far, without speed and memory.
   RunSummary Progress() const;
   // Whether too many consecutive evaluations didn't lower the loss.
@@ -145,7 +188,7 @@ struct Session : RunPlan {
 // (TrainState's), and notes each new one. FAILED_PRECONDITION on all ranks once
 // the run has skipped more than train.skip_bad_samples. `data` names the
 // dataset, "train_data". Collective.
-absl::Status ShareBadSamples(const char* data,
+absl::Status ShareBadSamples(const std::string& data,
                              const std::vector<BadSample>& mine,
                              Session* session, std::vector<int64_t>* known);
 
@@ -160,6 +203,19 @@ inline bool Due(int64_t every, int64_t step) {
 inline bool KeepsBest(const Train& train) {
   return train.keep_best() || train.early_stopping_patience() > 0;
 }
+
+constexpr char kEvalLoss[] = "eval_loss";
+
+// What the best evaluation is found by: a name in metrics.jsonl.
+inline std::string BestMetric(const Train& train) {
+  return train.best_metric().empty() ? kEvalLoss : train.best_metric();
+}
+// By what the tasks say of their metrics, or by how its name ends.
+bool LowerIsBetter(const std::string& metric,
+                   const evaluate::Asking* tasks = nullptr);
+// An error about train.best_metric, which isn't among `known`.
+absl::Status NoSuchMetric(const std::string& metric,
+                          const std::vector<std::string>& known);
 
 // Returns train.log_every, or its default.
 inline int64_t LogEvery(const Train& train) {

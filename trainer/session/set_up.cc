@@ -28,6 +28,8 @@
 #include "cluster/comm/agree.h"
 #include "cluster/comm/create.h"
 #include "cluster/comm/gpu_tools.h"
+#include "cluster/comm/nccl_network.h"
+#include "cluster/comm/phase_group.h"
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/place.h"
 #include "cluster/launch/progress.h"
@@ -63,6 +65,8 @@ void PrepareProcess(const RunPlan& plan) {
   if (plan.job.gpus > 0) {
     at::globalContext().setAllowTF32CuBLAS(plan.config.train().tf32());
     at::globalContext().setAllowTF32CuDNN(plan.config.train().tf32());
+    // Partial sums of a split product could overflow in float16.
+    at::globalContext().setAllowFP16ReductionCuBLAS(false);
   }
 }
 
@@ -209,6 +213,18 @@ absl::Status CheckState(const std::string& name, Strategy& strategy) {
         absl::StrCat(name, ": two of its states have one name"));
   }
   const absl::Span<OptimizerShard> shards = strategy.OptimizerShards();
+  for (size_t s = 0; s < shards.size() && strategy.local_steps(); ++s) {
+    const at::Tensor shared = strategy.SharedMaster(static_cast<int>(s));
+    const at::Tensor& master = shards[s].master;
+    if (shared.sizes() == master.sizes() &&
+        shared.scalar_type() == master.scalar_type() &&
+        !shared.is_alias_of(master)) {
+      continue;
+    }
+    return absl::InternalError(absl::StrCat(
+        name, ": SharedMaster(", s,
+        ") must be a tensor of its own, of the master's length and dtype"));
+  }
   for (size_t s = 0; s < shards.size() && !names.empty(); ++s) {
     const std::vector<at::Tensor> state =
         strategy.ShardState(static_cast<int>(s));
@@ -227,12 +243,38 @@ absl::Status CheckState(const std::string& name, Strategy& strategy) {
   return absl::OkStatus();
 }
 
+// Has the model divide rows among the ranks that share them.
+absl::Status JoinSequence(Session* session) {
+  const Mesh mesh = session->mesh();
+  if (mesh.sequence == 1) return absl::OkStatus();
+  ProcessGroup& group = *session->group;
+  const auto located = [session](absl::string_view error) {
+    return session->job.loaded.Locate(
+        FieldError("sequence_parallel", std::string(error)), "train");
+  };
+  // A rank that fails would leave those of its micro-batch waiting.
+  if (PhaseGroupOf(group) == nullptr) {
+    return located("doesn't go with CAPSTAN_CPU_COLLECTIVES=gloo: unset it");
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> part =
+      group.Split(mesh.color(MeshAxis::kSequence, group.rank()));
+  CAPSTAN_RETURN_IF_ERROR(part.status());
+  session->sequence_group = *std::move(part);
+  const WhoseCode code(session->plugins.model, "SetSequenceGroup");
+  const absl::Status taken =
+      session->parts.model->token_model()->SetSequenceGroup(
+          session->sequence_group.get(),
+          session->config.train().deterministic());
+  return taken.ok() ? taken : located(taken.message());
+}
+
 // Sets up the strategy and the optimizer's state. The ranks agree before
 // anything collective follows: a cut that the optimizer refuses may be on one
 // rank only.
 absl::Status SetUpStrategy(Session* session) {
   RunParts& parts = session->parts;
   const absl::Status status = CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(JoinSequence(session));
     StrategyContext context;
     context.model = parts.model.get();
     context.group = session->group.get();
@@ -255,15 +297,29 @@ absl::Status SetUpStrategy(Session* session) {
       *session->group, ExplainMemoryOfSetUp(status, *session), "set up");
 }
 
-void ForgiveSamples(Session* session) {
+// What is read, and which of it may be passed over.
+void SetUpReaders(Session* session) {
   const RunParts& parts = session->parts;
+  if (parts.eval_data != nullptr) {
+    session->evaluated.push_back({"",
+                                  "eval_data",
+                                  session->plugins.eval_data,
+                                  parts.eval_data.get(),
+                                  nullptr,
+                                  {}});
+  }
+  for (const EvalSetData& set : parts.eval_sets) {
+    const std::string slot = "eval_sets." + set.name;
+    session->evaluated.push_back(
+        {set.name, slot, slot, set.reader.get(), nullptr, {}});
+  }
   const int64_t most = session->config.train().skip_bad_samples();
   if (most == 0) return;
   session->forgiving_train =
       std::make_unique<ForgivingReader>(parts.train_data.get(), most);
-  if (parts.eval_data == nullptr) return;
-  session->forgiving_eval =
-      std::make_unique<ForgivingReader>(parts.eval_data.get(), most);
+  for (EvaluatedData& data : session->evaluated) {
+    data.forgiving = std::make_unique<ForgivingReader>(data.reader, most);
+  }
 }
 
 // The strategy, the optimizer's state and the step; then the weights, which are
@@ -280,9 +336,12 @@ absl::Status SetUpState(const DataOrder& order, RankRun* run) {
   CAPSTAN_RETURN_IF_ERROR(CompareStart(session));
   CAPSTAN_RETURN_IF_ERROR(run->divergence.CheckStart());
   // Only now do all ranks have masters.
-  return AgreeAfterCollectives(group,
-                               ExplainMemoryOfSetUp(session.Publish(), session),
-                               "publish parameters");
+  const PublishCause cause = session.resumed_from.empty()
+                                 ? PublishCause::kInitial
+                                 : PublishCause::kRestored;
+  return AgreeAfterCollectives(
+      group, ExplainMemoryOfSetUp(session.Publish(cause), session),
+      "publish parameters");
 }
 
 void StartLoader(DataOrder order, RankRun* run) {
@@ -293,8 +352,8 @@ void StartLoader(DataOrder order, RankRun* run) {
   options.micro_batches = batch.order;
   options.micro_batch_size = batch.micro_batch_size;
   options.global_batch_size = batch.global_batch_size;
-  options.rank = session.group->rank();
-  options.world_size = session.group->size();
+  options.rank = session.data_rank();
+  options.world_size = session.mesh().data;
   options.start_position = session.state.samples;
   options.device = session.group->device();
   run->loader = DataLoader::Create(options, session.train_reader());
@@ -342,10 +401,33 @@ std::string DeviceText(const ProcessGroup& group, int threads) {
   if (group.device().is_cuda()) {
     return absl::StrCat(group.size(),
                         " x GPU: ", TheGpuTools()->name(group.device().index()),
-                        group.size() > 1 ? ", " + group.backend() : "");
+                        group.size() > 1 ? ", " : "", GpuConnection());
   }
   return absl::StrCat(group.size(), " x CPU (", threads,
                       threads == 1 ? " thread" : " threads", " each)");
+}
+
+// What runs may be compared by: of what identifies this one, all but its data
+// and what its model is made of.
+std::map<std::string, std::string> SettingsOf(const Session& session) {
+  std::map<std::string, std::string> settings = {
+      {"strategy", session.parts.strategy_name},
+      {"world_size", absl::StrCat(session.group->size())},
+      {"parameters", absl::StrCat(ParameterCount(*session.parts.model))},
+      {"batch.micro_batch_size",
+       absl::StrCat(session.job.batch.micro_batch_size)},
+      {"batch.global_batch_size",
+       absl::StrCat(session.job.batch.global_batch_size)}};
+  for (const auto& [name, value] : session.identity) {
+    const std::string slot = name.substr(0, name.find('.'));
+    if (slot == "model" ? name != slot
+                        : slot == "train_data" || slot == "eval_data" ||
+                              slot == "eval_sets" || slot == "tokenizer") {
+      continue;
+    }
+    settings.emplace(name, value);
+  }
+  return settings;
 }
 
 // Opens rank 0's reporter, and writes config.pbtxt, the banner and the notes of
@@ -362,6 +444,7 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.name = config.name();
   facts.output_dir = session->output_dir;
   facts.world_size = session->group->size();
+  facts.sequence = session->mesh().sequence;
   facts.device = DeviceText(*session->group, session->rank.threads);
   facts.placed_by = PlaceText(session->rank);
   facts.cores = session->rank.cores;
@@ -375,8 +458,8 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   facts.max_steps = session->max_steps;
   facts.log_every = LogEvery(config.train());
   facts.unit = parts.objective->unit();
-  facts.eval_every =
-      parts.eval_data != nullptr ? config.train().eval_every() : 0;
+  facts.eval_every = parts.evaluates() ? config.train().eval_every() : 0;
+  facts.settings = SettingsOf(*session);
   facts.save_every = config.train().save_every();
   // A run that has all steps evaluates once more at its end.
   facts.evaluate_again = session->evaluate_again || !session->GoesOn();
@@ -396,9 +479,9 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   for (const std::string& line : job.loaded.notes) {
     session->reporter->Note(line);
   }
-  for (const DatasetReader* data :
-       {parts.train_data.get(), parts.eval_data.get()}) {
-    if (data == nullptr) continue;
+  std::vector<const DatasetReader*> readers = parts.evaluated();
+  readers.insert(readers.begin(), parts.train_data.get());
+  for (const DatasetReader* data : readers) {
     for (const std::string& line : data->notes()) session->reporter->Note(line);
   }
   for (const std::string& line : job.notes) session->reporter->Note(line);
@@ -464,7 +547,7 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
     run->profiler = std::make_unique<Profiler>(
         std::set<int64_t>(steps.begin(), steps.end()));
   }
-  ForgiveSamples(&session);
+  SetUpReaders(&session);
   const DataOrder order = OrderOf(
       *session.parts.train_data, config.train().seed(),
       config.batch().group_by_length(), session.job.batch.global_batch_size);

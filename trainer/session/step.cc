@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One training step, in order: read a micro-batch, forward, backward; finish
-// reducing gradients; reduce the step's sums over all ranks; scale, clip and
-// update; publish; record.
+// One training step, in order: roll out, if the objective does; read a
+// micro-batch, forward, backward; finish reducing gradients; reduce the step's
+// sums over all ranks; scale, clip and update; publish; record.
 #include "trainer/session/step.h"
 
-#include <signal.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <string>
@@ -25,6 +26,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/explain_failure.h"
+#include "trainer/session/rollouts.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/whose_code.h"
 
@@ -33,6 +35,9 @@ namespace capstan {
 absl::Status TrainStep::Run(DataLoader& loader) {
   const Range range("step", session_.state.step + 1);
   CAPSTAN_ASSIGN_OR_RETURN(StepInFlight step, Begin());
+  if (session_.parts.objective->has_rollouts()) {
+    CAPSTAN_RETURN_IF_ERROR(RollOut(&session_, loader, &step));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
   CAPSTAN_ASSIGN_OR_RETURN(step, Reduce(std::move(step)));
   CAPSTAN_ASSIGN_OR_RETURN(step, Update(std::move(step)));
@@ -68,6 +73,7 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
   Strategy& strategy = *session_.parts.strategy;
   const std::string name = absl::StrCat("step ", step.number);
   absl::Status& error = step.error;
+  if (underflow_ != nullptr) underflow_->Clear();
   for (int i = 0; i < session_.job.batch.accumulation && error.ok(); ++i) {
     error = ExplainMemory(WhoseCode::Explain(CatchAll([&] {
                             return micro_steps_.Run(loader, i, &step);
@@ -92,6 +98,7 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
     const ProfileScope profile(session_.phase = kOptimizerPhase);
     const WhoseCode code(session_.plugins.strategy, "GradientSquaredSum");
     SumUp(&step);
+    if (underflow_ != nullptr && error.ok()) AddUnderflow(&step);
   } catch (...) {
     if (error.ok()) {
       error = ExplainMemory(WhoseCode::Explain(CurrentExceptionToStatus()),
@@ -101,6 +108,16 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
   if (IsLostPeer(error)) return error;
   if (!completed) return Annotate(error, name);
   return step;
+}
+
+void TrainStep::AddUnderflow(StepInFlight* step) const {
+  const at::Tensor& counts = underflow_->counts();
+  const auto own =
+      static_cast<int64_t>(session_.parts.objective->metrics().size());
+  const at::Tensor metrics = step->metrics.defined()
+                                 ? step->metrics.to(at::kDouble).view({own, 2})
+                                 : at::zeros({own, 2}, counts.options());
+  step->metrics = at::cat({metrics, counts});
 }
 
 // This rank's loss and squared gradient norm.
@@ -131,8 +148,8 @@ std::vector<BadSample> TrainStep::BadSamplesOfStep() const {
   std::vector<int64_t> samples(plan.accumulation * plan.micro_batch_size);
   for (int64_t i = 0; i < plan.accumulation; ++i) {
     sequence.At(session_.state.samples + MicroBatchIndex(plan.order,
-                                                         session_.group->rank(),
-                                                         session_.group->size(),
+                                                         session_.data_rank(),
+                                                         session_.mesh().data,
                                                          i, plan.accumulation) *
                                              plan.micro_batch_size,
                 absl::MakeSpan(samples).subspan(i * plan.micro_batch_size,
@@ -152,6 +169,9 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
   sums.failed_ranks = step.error.ok() ? 0.0 : 1.0;
   sums.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
   sums.saves_written = session_.background_save.written() ? 1.0 : 0.0;
+  const bool mirroring =
+      session_.mirror != nullptr && session_.mirror->pending();
+  sums.mirrors_pending = mirroring ? 1.0 : 0.0;
   step.bad_samples = BadSamplesOfStep();
   sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = CatchAll([&] { return ReduceSums(&step); });
@@ -172,6 +192,11 @@ absl::Status TrainStep::ReduceSums(StepInFlight* step) {
   if (micro_steps_.AddMemory(&memory)) records_.NoteMemory(memory);
   CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
   step->rule = Rule();
+  if (session_.parts.strategy->local_steps()) {
+    step->own = OutcomeOf(step->sums, step->rule);
+    step->sums.gradient_squared_sum =
+        step->own->grad_norm * step->own->grad_norm / session_.group->size();
+  }
   if (deferred_ == nullptr) {
     capstan::Reduce(*session_.group, &step->sums,
                     device.is_cuda() ? &memory : nullptr,
@@ -197,7 +222,13 @@ absl::Status TrainStep::CatchUp(bool late) {
   }
   step.summed_metrics = deferred_->metrics();
   CAPSTAN_RETURN_IF_ERROR(ActOn(&step));
-  return Conclude(std::move(step), late);
+  CAPSTAN_RETURN_IF_ERROR(Conclude(std::move(step), late));
+  // The state of the step just concluded, which the mirror already copies.
+  if (session_.mirror != nullptr && session_.mirror->awaits_state()) {
+    session_.RememberScale();
+    session_.mirror->SetState(TrainStateText(session_.state));
+  }
+  return absl::OkStatus();
 }
 
 // Acts on failures and stop requests of any rank, and judges the step.
@@ -209,12 +240,22 @@ absl::Status TrainStep::ActOn(StepInFlight* step) {
   }
   if (sums.stop_requests > 0) {
     session_.stopping = true;
-    AdoptStop(SIGTERM);
+    // All ranks read these sums, and take the signal of one that has it.
+    const absl::Status stop =
+        AgreeOrStop(*session_.group, StopStatus(), "stop");
+    if (!absl::IsCancelled(stop)) return stop;
   }
   if (sums.saves_written == session_.group->size()) {
     session_.background_save.Complete();
   }
+  if (session_.mirror != nullptr && sums.mirrors_pending == 0) {
+    session_.mirror->NonePending(step->number);
+  }
   step->outcome = OutcomeOf(sums, step->rule);
+  if (step->own.has_value()) {
+    step->outcome.grad_norm = std::sqrt(sums.gradient_squared_sum);
+    step->outcome.gradient_scale = step->own->gradient_scale;
+  }
   return absl::OkStatus();
 }
 
@@ -243,6 +284,10 @@ absl::StatusOr<StepInFlight> TrainStep::Update(StepInFlight step) {
   if (deferred_ != nullptr || !step.outcome.skipped) {
     CAPSTAN_RETURN_IF_ERROR(UpdateShards(step));
   }
+  Strategy& strategy = *session_.parts.strategy;
+  if (strategy.local_steps()) session_.BeforeChange();
+  CAPSTAN_RETURN_IF_ERROR(
+      CallStrategy("EndStep", [&] { strategy.EndStep(step.number); }));
   if (digests_ != nullptr) {
     CAPSTAN_RETURN_IF_ERROR(digests_->Write(step.number));
   }
@@ -251,7 +296,7 @@ absl::StatusOr<StepInFlight> TrainStep::Update(StepInFlight step) {
 
 absl::Status TrainStep::UpdateShards(const StepInFlight& step) {
   const ProfileScope profile(session_.phase = kOptimizerPhase);
-  session_.background_save.BeforeChange();
+  session_.BeforeChange();
   RunParts& parts = session_.parts;
   OptimizerStep update;
   update.step = session_.state.optimizer_steps + 1;
@@ -272,16 +317,17 @@ absl::Status TrainStep::UpdateShards(const StepInFlight& step) {
                       absl::MakeSpan(session_.optimizer_state[i])),
           session_, -1));
     }
-    CAPSTAN_RETURN_IF_ERROR(Publish("PublishShard", [&] {
+    CAPSTAN_RETURN_IF_ERROR(CallStrategy("PublishShard", [&] {
       parts.strategy->PublishShard(static_cast<int>(i));
     }));
   }
-  return Publish("PublishParameters",
-                 [&] { parts.strategy->PublishParameters(); });
+  return CallStrategy("PublishParameters", [&] {
+    parts.strategy->PublishParameters(PublishCause::kUpdated);
+  });
 }
 
-absl::Status TrainStep::Publish(const char* function,
-                                const std::function<void()>& call) {
+absl::Status TrainStep::CallStrategy(const char* function,
+                                     const std::function<void()>& call) {
   const absl::Status status = CatchAll([&] {
     const WhoseCode code(session_.plugins.strategy, function);
     call();
@@ -384,12 +430,17 @@ absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
   // A graph's scale comes from the host.
   const bool scaled_graphs =
       session_.scaler.enabled() && session_.config.train().cuda_graphs();
-  if (DefersSums(device) && !scaled_graphs) {
+  // The host scales each rank's gradients by the rank's own sums.
+  const bool local_steps = session_.parts.strategy->local_steps();
+  if (session_.parts.fp8.has_value() && session_.parts.fp8->log_underflow) {
+    underflow_ = std::make_unique<Fp8Underflow>(device);
+  }
+  if (DefersSums(device) && !scaled_graphs && !local_steps) {
     deferred_ = std::make_unique<DeferredSums>(
         device, device.is_cuda() ? session_.group->size() : 0,
-        static_cast<int>(session_.parts.objective->metrics().size()));
+        static_cast<int>(StepMetricTags(session_.parts).size()));
   }
-  sums_exactly_ = deferred_ == nullptr &&
+  sums_exactly_ = deferred_ == nullptr && !local_steps &&
                   SumsAlongTree(session_.config.train(), session_.parts);
   return micro_steps_.SetUp(deferred_.get(), sums_exactly_);
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "kernels/context/fp8.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/digests.h"
@@ -45,6 +46,8 @@ class TrainStep {
   // Reads and acts on the last step's sums if they are deferred. Call before
   // using the run's numbers or weights for anything but steps.
   absl::Status CatchUp() { return CatchUp(/*late=*/false); }
+  // Whether the last step's sums have been acted on.
+  bool concluded() const { return !issued_.has_value(); }
 
   MicroSteps& micro_steps() { return micro_steps_; }
 
@@ -61,6 +64,8 @@ class TrainStep {
 
   // Of Accumulate.
   void SumUp(StepInFlight* step);
+  // Puts what casts to 8 bits have lost behind the objective's metrics.
+  void AddUnderflow(StepInFlight* step) const;
 
   // Of Reduce.
   std::vector<BadSample> BadSamplesOfStep() const;
@@ -71,7 +76,8 @@ class TrainStep {
 
   // Of Update.
   absl::Status UpdateShards(const StepInFlight& step);
-  absl::Status Publish(const char* function, const std::function<void()>& call);
+  absl::Status CallStrategy(const char* function,
+                            const std::function<void()>& call);
 
   // Of Conclude.
   absl::optional<double> JudgeLoss(const StepInFlight& step);
@@ -88,6 +94,7 @@ class TrainStep {
   std::unique_ptr<RunDigests> digests_;  // null: none are written
   // The latest step, while its sums are deferred.
   absl::optional<StepInFlight> issued_;
+  std::unique_ptr<Fp8Underflow> underflow_;  // null: isn't counted
   bool told_no_targets_ = false;
   NonFiniteSteps non_finite_;
 };

@@ -34,7 +34,7 @@ struct StepInFlight {
   std::vector<at::Tensor> losses;   // of each micro-batch
   at::Tensor loss_sum;              // of them
   at::Tensor gradient_squared_sum;  // Strategy::GradientSquaredSum
-  at::Tensor metrics;               // LossSum::metrics; undefined: none
+  at::Tensor metrics;               // by StepMetricTags; undefined: none
   // In the place of the two sums, where they are added without rounding.
   ExactSums exact;
   // The bad samples that were skipped.
@@ -48,6 +48,10 @@ struct StepInFlight {
   absl::optional<GpuMemory> memory;  // the largest of all ranks
   // The metrics' sums over all ranks, if known with the step's.
   std::vector<double> summed_metrics;
+  // With Strategy::local_steps(): what follows from this rank's sums alone.
+  // The norm in `sums` then is its contribution to the mean of the squared
+  // norms of the ranks' mean gradients.
+  absl::optional<StepOutcome> own;
   // What follows from the reduced sums.
   StepOutcome outcome;
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
-#include "base/counted_files.h"
 #include "base/machine.h"
 #include "cluster/comm/agree.h"
 #include "cluster/comm/gpu_tools.h"
@@ -23,17 +22,26 @@ namespace {
 constexpr int64_t kWarmUpSteps = 2;
 constexpr size_t kMostKept = 8192;
 
-std::vector<CountedFile> FilesOf(const DatasetReader* reader) {
-  const auto* const counts = dynamic_cast<const CountsFiles*>(reader);
-  return counts == nullptr ? std::vector<CountedFile>()
-                           : counts->counted_files();
+std::vector<CountedFile> FilesOf(
+    const std::vector<const DatasetReader*>& readers) {
+  std::vector<CountedFile> files;
+  for (const DatasetReader* reader : readers) {
+    for (CountedFile& file : reader->counted_files()) {
+      files.push_back(std::move(file));
+    }
+  }
+  return files;
 }
 
 }  // namespace
 
 void StepMedians::Add(const Step& step) {
   // A run with only warm-up steps keeps its last one.
-  if (added_ <= kWarmUpSteps) kept_.clear();
+  if (added_ <= kWarmUpSteps) {
+    kept_.clear();
+    bytes_sent_ = 0.0;
+  }
+  bytes_sent_ += static_cast<double>(step.communication.bytes_sent);
   const int64_t place = std::max<int64_t>(added_++ - kWarmUpSteps, 0);
   if (place % stride_ != 0) return;
   if (kept_.size() == kMostKept) {
@@ -56,9 +64,8 @@ void StepMedians::Summarize(double peak, RunSummary* summary) const {
     return step.tokens / std::max(step.seconds, 1e-9);
   });
   summary->bytes_sent_per_step =
-      static_cast<int64_t>(median([](const Step& step) {
-        return static_cast<double>(step.communication.bytes_sent);
-      }));
+      static_cast<int64_t>(bytes_sent_ / static_cast<double>(std::max<int64_t>(
+                                             added_ - kWarmUpSteps, 1)));
   if (peak > 0.0) {
     const auto utilisation = [&](bool all) {
       return median([&](const Step& step) {
@@ -164,6 +171,19 @@ void StepRecords::Record(const StepInFlight& step,
   session_.reporter->Step(metrics);
 }
 
+std::vector<std::string> StepMetricTags(const RunParts& parts) {
+  std::vector<std::string> tags;
+  for (const MetricTags& tag : parts.objective->metrics()) {
+    tags.push_back(tag.train);
+  }
+  if (parts.fp8.has_value() && parts.fp8->log_underflow) {
+    for (const char* kind : {"inputs", "weights", "gradients"}) {
+      tags.push_back(absl::StrCat("train/fp8_underflow_", kind));
+    }
+  }
+  return tags;
+}
+
 TaggedNumbers StepRecords::SumMetrics(const StepInFlight& issued) {
   TaggedNumbers numbers;
   const int64_t step = session_.state.step;
@@ -180,11 +200,11 @@ TaggedNumbers StepRecords::SumMetrics(const StepInFlight& issued) {
                 host.const_data_ptr<double>() + host.numel());
     session_.group->AllReduceHost(absl::MakeSpan(sums));
   }
-  const std::vector<MetricTags> tags = session_.parts.objective->metrics();
+  const std::vector<std::string> tags = StepMetricTags(session_.parts);
   for (size_t i = 0; i < tags.size(); ++i) {
     // 0 of 0: not in this step.
     if (sums[2 * i + 1] == 0) continue;
-    numbers.emplace_back(tags[i].train, sums[2 * i] / sums[2 * i + 1]);
+    numbers.emplace_back(tags[i], sums[2 * i] / sums[2 * i + 1]);
   }
   return numbers;
 }
@@ -192,8 +212,8 @@ TaggedNumbers StepRecords::SumMetrics(const StepInFlight& issued) {
 RunSummary StepRecords::Summary() {
   RunSummary summary = session_.Progress();
   summary.ready_seconds = ready_seconds_;
-  summary.train_files = FilesOf(session_.parts.train_data.get());
-  summary.eval_files = FilesOf(session_.parts.eval_data.get());
+  summary.train_files = FilesOf({session_.parts.train_data.get()});
+  summary.eval_files = FilesOf(session_.parts.evaluated());
   medians_.Summarize(peak_, &summary);
   AddMemory(&summary);
   return summary;

@@ -20,7 +20,8 @@ namespace capstan {
 
 // Medians over a run's steps except the first two (cold buffers), in constant
 // memory: exact for 8,192 steps, then over every second step, every fourth, and
-// so on, evenly spread over the run.
+// so on, evenly spread over the run. Of bytes sent the mean over all those
+// steps, since a strategy may send in some of them alone.
 class StepMedians {
  public:
   struct Step {
@@ -41,7 +42,12 @@ class StepMedians {
   int64_t added_ = 0;
   int64_t stride_ = 1;  // of the steps in kept_
   std::vector<Step> kept_;
+  double bytes_sent_ = 0.0;
 };
+
+// The names of StepInFlight::metrics: the objective's (MetricTags::train), then
+// those of Fp8Underflow, if it counts.
+std::vector<std::string> StepMetricTags(const RunParts& parts);
 
 class StepRecords {
  public:

@@ -34,9 +34,10 @@ enum Field : int {
   kTrained,
   kPadding,
   kSavesWritten,
-  kBadSamples
+  kBadSamples,
+  kMirrorsPending
 };
-constexpr int kFields = 10;
+constexpr int kFields = 11;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // GpuMemory's numbers behind them, for each rank: a sum in which only that rank

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cluster/comm/single_group.h"
+#include "plugins/sdk/idle_for_test.h"
 
 namespace capstan {
 namespace {
@@ -168,51 +169,30 @@ TEST_F(StepSumsTest, NoUpdateWhereARankHasFailed) {
 }
 
 // A group in which another rank, the second of two, adds `other`.
-class TwoRanks : public ProcessGroup {
+class TwoRanks : public IdleGroup {
  public:
-  explicit TwoRanks(std::vector<double> other) : other_(std::move(other)) {}
-  int rank() const override { return 0; }
-  int size() const override { return 2; }
-  at::Device device() const override { return at::kCPU; }
-  std::string backend() const override { return "test"; }
+  explicit TwoRanks(std::vector<double> other)
+      : IdleGroup(0, 2), other_(std::move(other)) {}
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
     AllReduceHost({tensor.mutable_data_ptr<double>(),
                    static_cast<size_t>(tensor.numel())});
-    return std::make_unique<Done>();
-  }
-  std::unique_ptr<Work> ReduceScatter(const at::Tensor&,
-                                      const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> AllGather(const at::Tensor&,
-                                  const at::Tensor&) override {
-    return nullptr;
-  }
-  std::unique_ptr<Work> Broadcast(const at::Tensor&, int) override {
-    return nullptr;
+    return std::make_unique<IdleWork>();
   }
   void AllReduceHost(absl::Span<double> values) override {
     ASSERT_EQ(values.size(), other_.size());
     for (size_t i = 0; i < values.size(); ++i) values[i] += other_[i];
   }
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int) override {
-    return absl::UnimplementedError("");
-  }
-  CommunicationStats stats() const override { return {}; }
 
  private:
-  struct Done : public Work {
-    void Wait() override {}
-  };
   const std::vector<double> other_;
 };
 
 // Each number is the largest of all ranks', beside the sums.
 TEST(StepSumsMemoryTest, LargestOfAllRanks) {
-  std::vector<double> other(10 + 2 * 4, 0.0);
+  std::vector<double> other(11 + 2 * 4, 0.0);
   other[1] = 5.0;  // count
   const double memory[] = {11.0, 20.0, 29.0, 41.0};
-  std::copy(std::begin(memory), std::end(memory), other.begin() + 14);
+  std::copy(std::begin(memory), std::end(memory), other.begin() + 15);
   TwoRanks group(other);
   const GpuMemory mine = {10, 21, 30, 40};
   const auto check = [](const GpuMemory& largest) {

@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/profile/ranges.h"
+#include "trainer/session/offloaded_inputs.h"
 #include "trainer/session/outside_units.h"
 #include "trainer/session/whose_code.h"
 
@@ -29,30 +30,19 @@ const char* RangeName(const std::string* unit) {
 // A unit's body, saved for backward.
 struct KeptBody : public torch::CustomClassHolder {
   KeptBody(UnitRunner::Body body, Strategy* strategy, int unit,
-           const std::string* name, const PluginNames& plugins, bool offload)
+           const std::string* name, const PluginNames& plugins)
       : body(std::move(body)),
         strategy(strategy),
         unit(unit),
         name(name),
-        plugins(plugins),
-        offload(offload) {}
+        plugins(plugins) {}
   UnitRunner::Body body;
   Strategy* const strategy;  // null: wants no callbacks
   const int unit;
   const std::string* const name;
   const PluginNames& plugins;
-  const bool offload;  // the input to host memory
+  std::shared_ptr<OffloadedInputs::Input> offloaded;  // null: saved as it is
 };
-
-// A copy in host memory, page-locked where there is a GPU to copy from; the
-// current stream makes it, and later what it is copied back to.
-at::Tensor OnHost(const at::Tensor& input) {
-  const at::Tensor host = at::empty(
-      input.sizes(),
-      input.options().device(at::kCPU).pinned_memory(input.is_cuda()));
-  host.copy_(input, /*non_blocking=*/true);
-  return host;
-}
 
 // Saves a unit's input and rebuilds its graph in backward. The inner backward
 // writes the gradients of the unit's parameters.
@@ -63,8 +53,7 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
                             const at::Tensor& marker,
                             const c10::intrusive_ptr<KeptBody>& kept) {
-    ctx->saved_data["device"] = input.device();
-    ctx->save_for_backward({kept->offload ? OnHost(input) : input});
+    if (kept->offloaded == nullptr) ctx->save_for_backward({input});
     ctx->saved_data["kept"] = c10::IValue::make_capsule(kept);
     return kept->body(input);  // grad mode is off here
   }
@@ -77,12 +66,9 @@ class RecomputedUnit : public torch::autograd::Function<RecomputedUnit> {
       const WhoseCode code(kept->plugins.strategy, "PreBackward", kept->name);
       kept->strategy->PreBackward(kept->unit);
     }
-    at::Tensor input = ctx->get_saved_variables()[0].detach();
-    if (kept->offload) {
-      const MemoryScope scope(MemoryCategory::kActivations);
-      input = input.to(ctx->saved_data["device"].toDevice(),
-                       /*non_blocking=*/true);
-    }
+    at::Tensor input = kept->offloaded == nullptr
+                           ? ctx->get_saved_variables()[0].detach()
+                           : kept->offloaded->Take();
     const bool wanted = ctx->needs_input_grad(0);
     input.set_requires_grad(wanted);
     at::Tensor output;
@@ -113,6 +99,8 @@ StrategyRunner::StrategyRunner(Strategy* strategy,
   if (plugins_ == nullptr) plugins_ = unknown;
 }
 
+StrategyRunner::~StrategyRunner() = default;
+
 void StrategyRunner::Call(void (Strategy::*callback)(int), const char* name,
                           int unit) {
   const WhoseCode code(plugins_->strategy, name, NameOf(unit));
@@ -134,8 +122,13 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
     const at::Tensor marker =
         at::empty({0}, input.options()).set_requires_grad(true);
     const auto kept = c10::make_intrusive<KeptBody>(
-        body, callbacks ? strategy_ : nullptr, unit, name, *plugins_,
-        checkpointing_.offload);
+        body, callbacks ? strategy_ : nullptr, unit, name, *plugins_);
+    if (checkpointing_.offload) {
+      if (offloaded_ == nullptr) {
+        offloaded_ = std::make_unique<OffloadedInputs>(input.device());
+      }
+      kept->offloaded = offloaded_->Add(input.detach());
+    }
     {
       const WhoseCode code(plugins_->model, "", name);
       output = RecomputedUnit::apply(input, marker, kept);
@@ -143,6 +136,7 @@ at::Tensor StrategyRunner::Run(int unit, const at::Tensor& input,
     if (callbacks) Call(&Strategy::PostForward, "PostForward", unit);
     return output;
   }
+  if (offloaded_ != nullptr) offloaded_->Release();
   {
     const WhoseCode code(plugins_->model, "", name);
     output = body(input);

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 #define CAPSTAN_TRAINER_SESSION_STRATEGY_RUNNER_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
+
+class OffloadedInputs;  // offloaded_inputs.h
 
 // Runs a model's units between a strategy's callbacks. Costs nothing for
 // strategies without callbacks.
@@ -24,6 +27,7 @@ class StrategyRunner final : public UnitRunner {
                           const ActivationCheckpointing& checkpointing = {},
                           const std::vector<std::string>* names = nullptr,
                           const PluginNames* plugins = nullptr);
+  ~StrategyRunner() override;
   at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override;
 
   // Whether a unit has run since this was last called.
@@ -46,6 +50,7 @@ class StrategyRunner final : public UnitRunner {
   const ActivationCheckpointing checkpointing_;
   const std::vector<std::string>* const names_;
   const PluginNames* plugins_;
+  std::unique_ptr<OffloadedInputs> offloaded_;  // null: none so far
 };
 
 }  // namespace capstan

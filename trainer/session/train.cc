@@ -23,6 +23,7 @@
 #include "cluster/launch/progress.h"
 #include "cluster/watch/watchdog.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/check_final.h"
 #include "trainer/session/due_actions.h"
 #include "trainer/session/explain_failure.h"
 #include "trainer/session/output_folder.h"
@@ -74,6 +75,12 @@ absl::Status Training::Run() {
   }
   // What the others have done is worth keeping.
   if (!status.ok()) session_.background_save.CompleteAlone(kSaveGrace);
+  // Its destructor waits for copies behind what a GPU may be stuck in, while
+  // the launcher waits for the error. The process ends soon.
+  if (!status.ok() && session_.mirror != nullptr &&
+      session_.group->device().is_cuda()) {
+    session_.mirror.release();
+  }
   return status;
 }
 
@@ -123,6 +130,13 @@ absl::Status Training::End() {
   CAPSTAN_RETURN_IF_ERROR(ActAtEnd(&run_));
   absl::Status status = WriteOutput(&run_);
   RunSummary summary = run_.records.Summary();
+  // After the summary, whose peak of memory it isn't to raise.
+  if (!session_.stopping) {
+    const absl::Status same =
+        CheckFinal(session_.output_dir + "/final", &session_);
+    if (!same.ok()) summary.status = "failed";
+    status.Update(same);
+  }
   const absl::Status diverged =
       session_.stopping ? absl::OkStatus() : run_.divergence.CheckLosses();
   if (!diverged.ok()) summary.status = "failed";

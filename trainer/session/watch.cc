@@ -29,6 +29,17 @@ WatchOptions OptionsOf(const Train& train) {
 
 }  // namespace
 
+double LongestHang(const Train& train) {
+  const WatchOptions options = OptionsOf(train);
+  if (!options.abort) return 0.0;
+  // The hang is reported after the limit, and the run ended after as long
+  // again.
+  constexpr double kMargin = 60.0, kYear = 365.0 * 24 * 3600;
+  const double limit = options.ceiling_seconds;
+  return std::min(kYear,
+                  limit + std::max(limit, options.patience_seconds) + kMargin);
+}
+
 absl::StatusOr<std::unique_ptr<Watchdog>> Watch(const Train& train,
                                                 ProcessGroup& group) {
   absl::StatusOr<std::unique_ptr<Watchdog>> watchdog =

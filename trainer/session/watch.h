@@ -17,6 +17,12 @@ namespace capstan {
 absl::StatusOr<std::unique_ptr<Watchdog>> Watch(const Train& train,
                                                 ProcessGroup& group);
 
+// How many seconds a rank may wait for others in a collective of NCCL: longer
+// than the watchdog takes to end a run in which nothing moves, which has better
+// reasons. A collective that waits for longer ends although another rank makes
+// progress. 0: no limit, as the watchdog only reports.
+double LongestHang(const Train& train);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_WATCH_H_

@@ -20,6 +20,7 @@ struct PluginNames {
   std::string strategy = "strategy";
   std::string optimizer = "optimizer";
   std::string train_data = "train_data";
+  std::string eval_data = "eval_data";  // or train_data, which holds some back
 };
 
 // While it lives, this process runs a plugin's code, which errors then name:

@@ -500,4 +500,26 @@ absl::Status HostsCollectives::Broadcast(char* data, int64_t bytes, int root) {
              blocks.count());
 }
 
+// Between hosts both are all-gathers of which a rank keeps its part, at the
+// price of sending all to all: groups that need them should be of one host.
+absl::Status HostsCollectives::AllToAll(char* output, const char* input,
+                                        int64_t bytes) {
+  std::vector<char> all(bytes * size() * size());
+  CAPSTAN_RETURN_IF_ERROR(AllGather(all.data(), input, bytes * size()));
+  for (int i = 0; i < size(); ++i) {
+    std::memcpy(output + i * bytes, all.data() + (i * size() + rank()) * bytes,
+                bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostsCollectives::SendRecv(char* output, int from,
+                                        const char* input, int to,
+                                        int64_t bytes) {
+  std::vector<char> all(bytes * size());
+  CAPSTAN_RETURN_IF_ERROR(AllGather(all.data(), input, bytes));
+  if (from >= 0) std::memcpy(output, all.data() + from * bytes, bytes);
+  return absl::OkStatus();
+}
+
 }  // namespace capstan

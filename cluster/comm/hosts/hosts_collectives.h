@@ -63,6 +63,10 @@ class HostsCollectives final : public SyncCollectives {
   absl::Status AllGather(char* output, const char* input,
                          int64_t bytes) override;
   absl::Status Broadcast(char* data, int64_t bytes, int root) override;
+  absl::Status AllToAll(char* output, const char* input,
+                        int64_t bytes) override;
+  absl::Status SendRecv(char* output, int from, const char* input, int to,
+                        int64_t bytes) override;
   void Leave() override;
   void Stop() override { meeting_->Stop(); }
   ShmMeeting* meeting() override { return meeting_.get(); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/comm/nccl/event_times.h"
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -49,6 +50,25 @@ bool Captures() {
          c10::cuda::CaptureStatus::None;
 }
 
+// A copy doesn't hold the tensors.
+class FollowedWork final : public DeviceWork, ProcessGroupNCCL::WorkNCCL {
+ public:
+  explicit FollowedWork(const ProcessGroupNCCL::WorkNCCL& work)
+      : ProcessGroupNCCL::WorkNCCL(work) {}
+  bool Started() override {
+    UseDevice();
+    return startedGPUExecutionInternal();
+  }
+  bool Ended() override {
+    UseDevice();
+    return finishedGPUExecutionInternal();
+  }
+
+ private:
+  // Otherwise a thread of its own would make a context on GPU 0.
+  void UseDevice() const { c10::cuda::set_device(device_.index()); }
+};
+
 class EventTimes final : public DeviceTimes {
  public:
   void BeforeWait() override {
@@ -72,6 +92,13 @@ class EventTimes final : public DeviceTimes {
     }
     waits_.push_back(std::move(current_));
     current_ = Wait();
+  }
+
+  std::unique_ptr<DeviceWork> Follow(c10d::Work& work) override {
+    const auto* const nccl =
+        dynamic_cast<const ProcessGroupNCCL::WorkNCCL*>(&work);
+    if (nccl == nullptr || Captures()) return nullptr;
+    return std::make_unique<FollowedWork>(*nccl);
   }
 
   Seconds Take() override {

@@ -3,6 +3,7 @@
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
@@ -69,9 +70,19 @@ std::string Snapshot() {
   return torch::cuda::_memory_snapshot_pickled();
 }
 
+void Pin(void* memory, int64_t bytes) {
+  C10_CUDA_CHECK(cudaHostRegister(memory, static_cast<size_t>(bytes),
+                                  cudaHostRegisterDefault));
+}
+
+void Unpin(void* memory) {
+  // At the process's end CUDA may be gone, and the pages are free anyway.
+  if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 }  // namespace
 
-const GpuTools kGpuTools = {NameOf, RecordHistory, Snapshot, NewCudaGraph,
-                            IdleGraphMemory};
+const GpuTools kGpuTools = {
+    NameOf, RecordHistory, Snapshot, NewCudaGraph, IdleGraphMemory, Pin, Unpin};
 
 }  // namespace capstan

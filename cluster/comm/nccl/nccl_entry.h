@@ -3,6 +3,7 @@
 #define CAPSTAN_CLUSTER_COMM_NCCL_NCCL_ENTRY_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "cluster/comm/gpu_tools.h"
@@ -20,6 +21,8 @@ struct NcclEntry {
   // Doesn't throw.
   absl::StatusOr<std::unique_ptr<ProcessGroup>> (*create)(const RankInfo& info);
   const GpuTools* tools;
+  // GpuConnection() of what `create` has made.
+  std::string (*connection)();
 };
 
 constexpr char kNcclLibrary[] = "libcapstan_nccl.so";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <nccl.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/gpus.h"
 #include "base/status.h"
 #include "cluster/comm/backend_error.h"
 #include "cluster/comm/backend_group.h"
@@ -19,6 +21,7 @@
 #include "cluster/comm/nccl/event_times.h"
 #include "cluster/comm/nccl/memory_snapshot.h"
 #include "cluster/comm/nccl/nccl_entry.h"
+#include "cluster/comm/nccl/nccl_log.h"
 #include "cluster/comm/single_group.h"
 #include "cluster/meet/rendezvous.h"
 #include "cluster/watch/ledger.h"
@@ -35,6 +38,8 @@ static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28,
               "LibTorch 2.11.0 is built with NCCL 2.28: use its nccl.h");
 
 void TakeGpu(at::Device device) {
+  const std::string settings = GpuAllocatorSettings(Gpus().gpus);
+  if (!settings.empty()) c10::CachingAllocator::setAllocatorSettings(settings);
   at::globalContext().lazyInitDevice(at::kCUDA);
   c10::cuda::set_device(device.index());
 }
@@ -84,6 +89,8 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinRanks(const RankInfo& info,
     JoinLedgers(info.rank, info.world_size, meeting.store);
     ChooseInterfaceOfNccl(info, meeting);
     CAPSTAN_ASSIGN_OR_RETURN(host, CreateCpuGroup(info, meeting));
+    // Within a host no network is used, though NCCL chooses one.
+    if (info.nodes > 1) KeepNcclLog();
   }
   ChooseErrorHandling();
   if (info.nccl.buffer_mib > 0) {
@@ -148,6 +155,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> Create(const RankInfo& info) {
 
 extern "C" __attribute__((visibility("default")))
 const NcclEntry capstan_nccl_v1;
-const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create, &kGpuTools};
+const NcclEntry capstan_nccl_v1 = {CAPSTAN_SDK_HASH, Create, &kGpuTools,
+                                   NcclConnection};
 
 }  // namespace capstan

@@ -242,4 +242,50 @@ absl::Status ShmCollectives::Broadcast(char* data, int64_t bytes, int root) {
       });
 }
 
+absl::Status ShmCollectives::AllToAll(char* output, const char* input,
+                                      int64_t bytes) {
+  const int64_t piece = PieceBytes();
+  const auto count = [&](int64_t k) {
+    return std::min(piece, bytes - k * piece);
+  };
+  return Run(
+      Next("all-to-all", bytes, c10::ScalarType::Byte),
+      CeilDivide(bytes, piece),
+      [&](int64_t k) {
+        for (int i = 0; i < size(); ++i) {
+          const char* const from = input + i * bytes + k * piece;
+          std::memcpy(i == rank() ? output + i * bytes + k * piece
+                                  : slot(rank(), k) + i * piece,
+                      from, count(k));
+        }
+      },
+      nullptr,
+      [&](int64_t k) {
+        for (int i = 0; i < size(); ++i) {
+          if (i == rank()) continue;
+          std::memcpy(output + i * bytes + k * piece,
+                      slot(i, k) + rank() * piece, count(k));
+        }
+      });
+}
+
+absl::Status ShmCollectives::SendRecv(char* output, int from, const char* input,
+                                      int to, int64_t bytes) {
+  const auto count = [&](int64_t k) {
+    return std::min(kShmSlotBytes, bytes - k * kShmSlotBytes);
+  };
+  return Run(
+      Next("send-recv", bytes, c10::ScalarType::Byte),
+      CeilDivide(bytes, kShmSlotBytes),
+      [&](int64_t k) {
+        if (to < 0) return;
+        std::memcpy(slot(rank(), k), input + k * kShmSlotBytes, count(k));
+      },
+      nullptr,
+      [&](int64_t k) {
+        if (from < 0) return;
+        std::memcpy(output + k * kShmSlotBytes, slot(from, k), count(k));
+      });
+}
+
 }  // namespace capstan

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan::dark_key_to_door {
@@ -58,21 +59,17 @@ std::string Name(const Cell& cell) {
 absl::StatusOr<std::unique_ptr<DarkKeyToDoor>> DarkKeyToDoor::Create(
     const Config& config) {
   const int size = config.grid_size() == 0 ? 9 : config.grid_size();
-  if (size < 1 || size > kMostGrid) {
-    return FieldError("grid_size", absl::StrCat("must be in [1, ", kMostGrid,
-                                                "], is ", size));
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(size >= 1 && size <= kMostGrid, "grid_size",
+                 absl::StrCat("in [1, ", kMostGrid, "]"), size));
   const int horizon = config.horizon() == 0 ? 50 : config.horizon();
-  if (horizon < 1) {
-    return FieldError("horizon",
-                      absl::StrCat("must be greater than 0, is ", horizon));
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(horizon >= 1, "horizon", "greater than 0", horizon));
   const int cells = size * size, pairs = cells * cells;
   const int count = config.tasks() == 0 ? std::min(100, pairs) : config.tasks();
-  if (count < 1 || count > pairs) {
-    return FieldError("tasks",
-                      absl::StrCat("must be in [1, ", pairs, "], is ", count));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckField(count >= 1 && count <= pairs, "tasks",
+                                     absl::StrCat("in [1, ", pairs, "]"),
+                                     count));
   std::vector<int> order(pairs);
   std::iota(order.begin(), order.end(), 0);
   darkroom::PythonRandom(0).Shuffle(&order);

@@ -101,12 +101,11 @@ absl::StatusOr<std::shared_ptr<const Environment>> EnvironmentOfPlugin(
   return environment;
 }
 
-absl::Status InField(const std::string& field, const absl::Status& status) {
+absl::Status InEnvironmentField(const absl::Status& status) {
   if (status.ok()) return status;
   const absl::optional<std::string> inner = FieldOf(status);
-  return FieldError(
-      inner.has_value() ? absl::StrCat(field, ".", *inner) : field,
-      status.message());
+  return FieldError(inner.has_value() ? "environment." + *inner : "environment",
+                    status.message());
 }
 
 absl::StatusOr<std::shared_ptr<const Environment>> EnvironmentOf(

@@ -28,8 +28,8 @@ absl::StatusOr<HistoryOrigin> OriginFromJson(const std::string& path,
 absl::StatusOr<std::shared_ptr<const Environment>> EnvironmentOfPlugin(
     const std::string& type, const std::string& config);
 
-// `status` as an error of `field`, or of a field in it.
-absl::Status InField(const std::string& field, const absl::Status& status);
+// `status` as an error of the field "environment", or of a field in it.
+absl::Status InEnvironmentField(const absl::Status& status);
 
 // The environment that the file says. Errors: as above, and if it has another
 // horizon.

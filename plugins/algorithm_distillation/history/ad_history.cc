@@ -26,7 +26,6 @@ struct HistoryTable {
   std::vector<int> tasks_of_file;  // ascending
   int64_t histories = 0;           // as many of each task
   int64_t steps = 0;
-  std::shared_ptr<const Environment> environment;
   HistoryColumns columns;
   std::vector<uint8_t> bytes;  // [histories, steps, columns]
 
@@ -47,7 +46,7 @@ struct TableOptions {
   std::string path;
   std::vector<int> tasks;  // those of them in the file
   int64_t streams = 0;     // 0: all
-  int64_t steps = 0;
+  int64_t steps = 0;       // 0: kDefaultSteps, or all if there are fewer
 };
 
 // Copies stream `stream` of time-major `from` to `to` [steps, columns].
@@ -62,9 +61,10 @@ void CopyStream(const darkroom::History& from, int64_t stream, uint8_t* to) {
 }
 
 absl::Status CheckShape(const TableOptions& options, int task,
-                        const darkroom::HistoryShape& shape, int64_t streams) {
+                        const darkroom::HistoryShape& shape, int64_t steps,
+                        int64_t streams) {
   for (const auto& [field, wanted, has] :
-       {std::tuple("steps", options.steps, shape.steps),
+       {std::tuple("steps", steps, shape.steps),
         std::tuple("streams", streams, shape.streams)}) {
     if (has >= wanted) continue;
     return FieldError(
@@ -94,32 +94,35 @@ absl::StatusOr<std::vector<int>> TasksIn(const darkroom::HistoryReader& file,
                    absl::StrJoin(wanted, ", ")));
 }
 
-// Reads the tasks' histories into `table`, whose environment is known. Returns
-// the file's errors, and a FieldError of "path" if it has none of the tasks, or
-// of "steps" or "streams" if it has fewer.
+// Reads the tasks' histories into `table`. Returns the file's errors, and a
+// FieldError of "path" if it has none of the tasks, or of "steps" or "streams"
+// if it has fewer.
 absl::Status Load(const darkroom::HistoryReader& file,
-                  const TableOptions& options, HistoryTable* table) {
+                  const Environment& environment, const TableOptions& options,
+                  HistoryTable* table) {
   CAPSTAN_ASSIGN_OR_RETURN(table->tasks, TasksIn(file, options));
   table->tasks_of_file = file.tasks();
-  table->steps = options.steps;
-  const EnvironmentSpec spec = table->environment->spec();
+  const EnvironmentSpec spec = environment.spec();
   table->columns.numbers = spec.numbers;
   int64_t streams = options.streams;
+  int64_t& steps = table->steps;
+  steps = options.steps;
   int64_t next = 0;
   for (const int task : table->tasks) {
     const auto shape = file.Shape(task);
     if (!shape.ok()) return FieldError("path", shape.status().message());
-    // All streams: the number that the first task has.
+    // What isn't asked for is as in the first task.
     if (streams == 0) streams = shape->streams;
-    CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, streams));
+    if (steps == 0) steps = std::min(kDefaultSteps, shape->steps);
+    CAPSTAN_RETURN_IF_ERROR(CheckShape(options, task, *shape, steps, streams));
     if (next == 0) {
       table->histories = streams * static_cast<int64_t>(table->tasks.size());
       table->bytes.resize(table->offset(table->histories));
     }
-    const auto history = file.Read(task, spec, options.steps, streams);
+    const auto history = file.Read(task, spec, steps, streams);
     if (!history.ok()) return FieldError("path", history.status().message());
     const absl::Status happened =
-        CheckHistory(*table->environment, options.path, task, *history);
+        CheckHistory(environment, options.path, task, *history);
     if (!happened.ok()) return FieldError("path", happened.message());
     for (int64_t stream = 0; stream < streams; ++stream) {
       CopyStream(*history, stream, &table->bytes[table->offset(next++)]);
@@ -287,21 +290,21 @@ absl::StatusOr<std::unique_ptr<AdHistory>> AdHistory::Create(
   if (options.streams == 0 && config.split() == Config::TEST) {
     options.streams = 1;
   }
-  options.steps = config.steps() > 0 ? config.steps() : kDefaultSteps;
-  if (options.steps < form.length) {
-    return FieldError(
-        "steps",
-        absl::StrCat("is ", options.steps, ", but a sample is of ", form.length,
-                     " (", form.compressed ? "region" : "n_transit", ")"));
-  }
+  options.steps = config.steps();
   const auto file = darkroom::HistoryReader::Open(options.path);
   if (!file.ok()) return FieldError("path", file.status().message());
-  auto table = std::make_shared<HistoryTable>();
-  CAPSTAN_ASSIGN_OR_RETURN(table->environment, FindEnvironment(**file, config));
-  form.environment = table->environment;
+  CAPSTAN_ASSIGN_OR_RETURN(form.environment, FindEnvironment(**file, config));
   const darkroom::Split split = darkroom::SplitOf(*form.environment);
   options.tasks = config.split() == Config::TEST ? split.test : split.train;
-  CAPSTAN_RETURN_IF_ERROR(Load(**file, options, table.get()));
+  auto table = std::make_shared<HistoryTable>();
+  CAPSTAN_RETURN_IF_ERROR(
+      Load(**file, *form.environment, options, table.get()));
+  if (table->steps < form.length) {
+    return FieldError(
+        "steps",
+        absl::StrCat("is ", table->steps, ", but a sample is of ", form.length,
+                     " (", form.compressed ? "region" : "n_transit", ")"));
+  }
   return std::unique_ptr<AdHistory>(
       new AdHistory(config, std::move(form), std::move(table)));
 }

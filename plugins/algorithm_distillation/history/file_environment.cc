@@ -176,8 +176,7 @@ EnvironmentOrError FindEnvironment(const darkroom::HistoryReader& file,
   } else if (config.has_environment()) {
     environment = darkroom::EnvironmentOfPlugin(TypeIn(config.environment()),
                                                 config.environment().value());
-    CAPSTAN_RETURN_IF_ERROR(
-        darkroom::InField("environment", environment.status()));
+    CAPSTAN_RETURN_IF_ERROR(darkroom::InEnvironmentField(environment.status()));
   } else {
     environment = Detective(file, config).Find();
   }

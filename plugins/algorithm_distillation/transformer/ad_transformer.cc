@@ -347,12 +347,12 @@ absl::Status AdTransformer::SaveConfig(const std::string& folder,
   return WriteSizes(sizes_, folder, dtype);
 }
 
-TokenShare AdTransformer::ShareOf(int parameter) const {
+absl::optional<TokenShare> AdTransformer::ShareOf(int parameter) const {
   const int last = LayerIndex(sizes_, sizes_.layers - 1);
-  if (parameter < last) return {};
+  if (parameter < last) return absl::nullopt;
   // Of the rows of [3E, E], the queries' third.
-  if (parameter == last) return {2.0 / 3.0, 1.0 / 3.0};
-  return {0.0, 1.0};
+  if (parameter == last) return TokenShare{2.0 / 3.0, 1.0 / 3.0};
+  return TokenShare{0.0, 1.0};
 }
 
 HistorySpec AdTransformer::history_spec() const {

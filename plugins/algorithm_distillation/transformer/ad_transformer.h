@@ -21,7 +21,6 @@
 #include "plugins/algorithm_distillation/transformer/ad_transformer.pb.h"
 #include "plugins/sdk/lib/safetensors.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/token_shares.h"
 
 namespace capstan::ad_transformer {
 
@@ -66,9 +65,7 @@ struct InitialValues {
   double size;  // the constant, the bound or the standard deviation
 };
 
-class AdTransformer final : public Model,
-                            public HistoryModel,
-                            public TokenShares {
+class AdTransformer final : public Model, public HistoryModel {
  public:
   // Opens and validates the folder's files, if the config names one.
   static absl::StatusOr<std::unique_ptr<AdTransformer>> Create(
@@ -89,7 +86,7 @@ class AdTransformer final : public Model,
 
   // The last layer's keys and values are of all tokens, the rest, and the head,
   // of the last one.
-  TokenShare ShareOf(int parameter) const override;
+  absl::optional<TokenShare> ShareOf(int parameter) const override;
 
   HistorySpec history_spec() const override;
   at::Tensor LastLogits(const HistoryInput& input, UnitRunner& runner) override;

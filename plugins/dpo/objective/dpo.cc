@@ -3,24 +3,25 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/to_device.h"
+#include "plugins/dpo/objective/answer_losses.h"
 #include "plugins/dpo/objective/twin_runner.h"
-#include "plugins/objective/common/token_objective.h"
+#include "plugins/objective/common/pairs.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/field_check.h"
-#include "plugins/sdk/pair_batch.h"
-#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/token_model.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -31,19 +32,9 @@ namespace {
 constexpr char kHowToMake[] =
     "`trainer dpo-reference` with this run's config, model and data makes it";
 
-// Pairs of a batch.
-int64_t PairsOf(const Batch& batch) {
-  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
-  const int64_t pairs = RequiredTensor(batch, kPairKeys).size(0);
-  if (ids.dim() != 2 || ids.size(0) != 2 * pairs ||
-      RequiredTensor(batch, kLabels).sizes() != ids.sizes()) {
-    throw std::invalid_argument(
-        absl::StrCat("the batch has ", pairs,
-                     " pairs, but not two rows of input_ids and "
-                     "labels for each"));
-  }
-  return pairs;
-}
+// [B] float32, from Rollout: log p of the mismatched answers over that under
+// the reference.
+constexpr char kMismatched[] = "mismatched_logratios";
 
 // labels[:, t + 1] at t; none at the last.
 at::Tensor Shifted(const at::Tensor& labels) {
@@ -77,7 +68,7 @@ at::Tensor PromptTargets(const Batch& batch, int64_t pairs, bool host) {
 }
 
 RowLosses& RowLossesOf(Model& model) {
-  auto* const rows = dynamic_cast<RowLosses*>(model.token_model());
+  RowLosses* const rows = model.token_model()->row_losses();
   CHECK(rows != nullptr) << "Check comes first";
   return *rows;
 }
@@ -111,6 +102,20 @@ absl::Status CheckOptions(const Config& config, const LossOptions& options) {
     return FieldError("simpo_gamma", absl::StrCat("is for loss: SIMPO, not ",
                                                   Loss_Name(options.loss)));
   }
+  for (const auto& [has, name, weight] :
+       {std::make_tuple(config.has_desirable_weight(), "desirable_weight",
+                        options.desirable_weight),
+        std::make_tuple(config.has_undesirable_weight(), "undesirable_weight",
+                        options.undesirable_weight)}) {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(weight >= 0.0 && std::isfinite(weight),
+                                       name, "0 or greater", weight));
+    if (has && !IsOfAnswers(options.loss)) {
+      return FieldError(name,
+                        absl::StrCat("is for loss: KTO and APO_ZERO_UNPAIRED, "
+                                     "not ",
+                                     Loss_Name(options.loss)));
+    }
+  }
   if (!NeedsReference(options.loss) && !config.reference().empty()) {
     return FieldError("reference", absl::StrCat("isn't used by loss: ",
                                                 Loss_Name(options.loss)));
@@ -139,37 +144,34 @@ absl::StatusOr<std::unique_ptr<Dpo>> Dpo::Create(const Config& config) {
   if (config.has_beta()) options.beta = config.beta();
   options.label_smoothing = config.label_smoothing();
   if (config.has_simpo_gamma()) options.gamma = config.simpo_gamma();
+  if (config.has_desirable_weight()) {
+    options.desirable_weight = config.desirable_weight();
+  }
+  if (config.has_undesirable_weight()) {
+    options.undesirable_weight = config.undesirable_weight();
+  }
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(config, options));
   CAPSTAN_ASSIGN_OR_RETURN(SampleOptions sampling, SamplingOf(config));
   return std::unique_ptr<Dpo>(new Dpo(config, options, std::move(sampling)));
 }
 
 absl::Status Dpo::CheckModel(Model& model) const {
-  const TokenModel* tokens = model.token_model();
+  TokenModel* const tokens = model.token_model();
   if (tokens != nullptr && tokens->causal() &&
-      dynamic_cast<RowLosses*>(model.token_model()) != nullptr) {
+      tokens->row_losses() != nullptr) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       "dpo needs a model of token sequences in which a token sees only what "
       "comes before it, and which gives the loss of each text apart "
-      "(plugins/sdk/row_losses.h); this model isn't one");
+      "(TokenModel::row_losses); this model isn't one");
 }
 
 absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel* tokens = model.token_model();
-  // A pair is two texts.
-  const int64_t longest = (data.max_sequence_length() + 1) / 2;
-  if (longest > tokens->max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the data has texts of ", longest,
-                     " tokens, the model's max_position_embeddings is ",
-                     tokens->max_positions(),
-                     ": raise that, or lower the data's "
-                     "max_length"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(*tokens, data));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckPairs(*tokens, data, IsOfAnswers(options_.loss)));
   if (writes() || !NeedsReference(options_.loss)) return absl::OkStatus();
   return CheckReference(model);
 }
@@ -199,10 +201,16 @@ absl::Status Dpo::CheckReference(Model& model) const {
 }
 
 int64_t Dpo::CountTargets(const Batch& batch, const StepInfo&) const {
-  return PairsOf(batch);
+  return PairsOf(batch, IsOfAnswers(options_.loss));
 }
 
 std::vector<double> Dpo::StepTotals(const Batch& batch, const StepInfo&) const {
+  if (options_.loss == KTO) {
+    const auto ratios = batch.find(kMismatched);
+    if (ratios == batch.end()) return {0.0, 0.0};
+    return {ratios->second.to(at::kDouble).sum().item<double>(),
+            static_cast<double>(ratios->second.numel())};
+  }
   if (options_.loss != ORPO) return {};
   const int64_t pairs = PairsOf(batch);
   return {static_cast<double>(ChosenTokens(batch, pairs)),
@@ -210,7 +218,8 @@ std::vector<double> Dpo::StepTotals(const Batch& batch, const StepInfo&) const {
 }
 
 std::vector<MetricTags> Dpo::metrics() const {
-  std::vector<std::string> names = MetricNames(options_.loss);
+  std::vector<std::string> names =
+      IsOfAnswers(options_.loss) ? AnswerMetrics() : MetricNames(options_.loss);
   if (options_.loss == ORPO) names.push_back("nll_loss");
   std::vector<MetricTags> tags;
   for (const std::string& name : names) {
@@ -243,19 +252,18 @@ at::Tensor Dpo::FromFile(const Batch& batch, const at::Tensor& like) const {
 }
 
 Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
-                       UnitRunner& runner) const {
-  const int64_t pairs = PairsOf(batch);
+                       UnitRunner& runner, Texts texts) const {
+  const int64_t pairs = CountTargets(batch, info);
+  const auto part = [&](const at::Tensor& rows) {
+    if (texts == Texts::kAll || !rows.defined()) return rows;
+    return rows.narrow(0, texts == Texts::kFirst ? 0 : pairs, pairs);
+  };
   TokenInput input;
-  input.tokens = batch.at(kInputIds);
-  const auto positions = batch.find(kSamplePosition);
-  if (info.training && positions != batch.end()) {
-    // Keys of dropout: each text has its own.
-    const at::Tensor twice = positions->second * 2;
-    input.sample_positions = at::cat({twice, twice + 1});
-  }
+  input.tokens = part(batch.at(kInputIds));
+  if (info.training) input.sample_positions = part(TextPositions(batch));
   // The head then leaves prompts and padding out.
   const bool host = TakesHostTargets(*model.token_model());
-  const at::Tensor completions = Shifted(TextOf(batch, kLabels, host));
+  const at::Tensor completions = Shifted(part(TextOf(batch, kLabels, host)));
   std::vector<at::Tensor> sets = {completions};
   if (options_.loss == ORPO) {
     sets.push_back(PromptTargets(batch, pairs, host));
@@ -284,7 +292,7 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
     rows.reference = -twin.output()[0];
   } else {
     sums = model_rows.CrossEntropyRows(input, targets, runner);
-    if (reference_.has_value()) rows.reference = FromFile(batch, sums);
+    if (reference_.has_value()) rows.reference = part(FromFile(batch, sums));
   }
   rows.logps = -sums[0];
   if (options_.loss == ORPO) rows.prompts = sums[1];
@@ -295,7 +303,7 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
 
 LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
                      UnitRunner& runner) {
-  const int64_t n = PairsOf(batch);
+  const int64_t n = CountTargets(batch, info);
   if (info.training && writes()) {
     throw std::invalid_argument(
         "objective.write_reference is for an evaluation, such as `trainer "
@@ -316,7 +324,10 @@ LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     }
     compared_models_ = true;
   }
-  const Rows rows = Forward(model, batch, info, runner);
+  const bool first_alone = !writes() && (options_.loss == APO_ZERO_UNPAIRED ||
+                                         batch.count(kMismatched) > 0);
+  const Rows rows = Forward(model, batch, info, runner,
+                            first_alone ? Texts::kFirst : Texts::kAll);
   LossSum loss;
   loss.count = n;
   const TokenTotals totals = CountTokens(batch);
@@ -328,10 +339,15 @@ LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     return loss;
   }
   loss.trained = HostTensor(batch, kLabels)
+                     .narrow(0, 0, IsOfAnswers(options_.loss) ? n : 2 * n)
                      .narrow(1, 1, batch.at(kLabels).size(1) - 1)
                      .ge(0)
                      .sum()
                      .item<int64_t>();
+  if (IsOfAnswers(options_.loss)) {
+    AnswersLoss(batch, info, rows, &loss);
+    return loss;
+  }
   const auto half = [n](const at::Tensor& t, int64_t which) {
     return t.defined() ? t.narrow(0, which * n, n) : t;
   };
@@ -340,13 +356,9 @@ LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
                        half(rows.reference, 0), half(rows.reference, 1)};
   const PairLosses losses = LossesOf(options_, pairs);
   loss.sum = losses.losses.sum();
-  const auto metric = [](const at::Tensor& sum, double divisor) {
-    const at::Tensor value = sum.detach().to(at::kDouble);
-    return at::stack({value, at::full({}, divisor, value.options())});
-  };
   std::vector<at::Tensor> metrics;
   for (const at::Tensor& each : losses.metrics) {
-    metrics.push_back(metric(each.sum(), static_cast<double>(n)));
+    metrics.push_back(MetricRow(each.sum(), static_cast<double>(n)));
   }
   if (options_.loss == ORPO) {
     // As TRL's ORPOTrainer.concatenated_forward: of the prompt, too. A mean
@@ -355,10 +367,51 @@ LossSum Dpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     const std::vector<double> all =
         info.totals.size() == 2 ? info.totals : StepTotals(batch, info);
     loss.sum = loss.sum + nll * (all[1] / std::max(all[0], 1.0));
-    metrics.push_back(metric(nll, static_cast<double>(ChosenTokens(batch, n))));
+    metrics.push_back(
+        MetricRow(nll, static_cast<double>(ChosenTokens(batch, n))));
   }
   loss.metrics = at::stack(metrics);
   return loss;
+}
+
+void Dpo::AnswersLoss(const Batch& batch, const StepInfo& info,
+                      const Rows& rows, LossSum* loss) const {
+  const int64_t n = loss->count;
+  double z = 0.0;
+  if (options_.loss == KTO) {
+    // An evaluation has no rollouts: the term is its micro-batch's.
+    double sum = 0.0, count = 0.0;
+    if (info.totals.size() == 2 && info.totals[1] > 0.0) {
+      sum = info.totals[0];
+      count = info.totals[1];
+    } else if (batch.count(kMismatched) > 0) {
+      const std::vector<double> own = StepTotals(batch, info);
+      sum = own[0];
+      count = own[1];
+    } else {
+      const at::Tensor ratios = (rows.logps - rows.reference).detach();
+      sum = ratios.narrow(0, n, n).to(at::kDouble).sum().item<double>();
+      count = static_cast<double>(n);
+    }
+    z = std::max(sum / count, 0.0);
+  }
+  Answers answers;
+  answers.logps = rows.logps.narrow(0, 0, n);
+  answers.reference = rows.reference.narrow(0, 0, n);
+  answers.desirable = batch.at(kDesirable).ne(0).to(rows.logps.device());
+  const AnswerLosses losses = LossesOf(options_, answers, z);
+  loss->sum = losses.sum;
+  loss->metrics = losses.metrics;
+}
+
+absl::Status Dpo::Rollout(Model& model, std::vector<Batch>* batches,
+                          const RolloutInfo& info, UnitRunner& runner) {
+  for (size_t i = 0; !info.all_done(i >= batches->size()); ++i) {
+    Batch& batch = (*batches)[std::min(i, batches->size() - 1)];
+    const Rows rows = Forward(model, batch, {}, runner, Texts::kSecond);
+    batch[kMismatched] = rows.logps - rows.reference;
+  }
+  return absl::OkStatus();
 }
 
 void Dpo::Keep(const Batch& batch, const at::Tensor& logps) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Direct preference optimisation and its kin: losses of pairs of texts of which
-// one was preferred (pair_losses.h). Needs batches of pairs (pair_batch.h) and
-// a causal TokenModel with RowLosses. What the losses compare with, if
-// anything, is the model that training started from: its log-probabilities
-// come from a file, or from the model without its adapter, unit by unit beside
-// the model itself (twin_runner.h).
+// one was preferred (pair_losses.h), or of texts with labels (answer_losses.h),
+// whose pairs' second texts are mismatched answers. Needs batches of pairs
+// (pair_batch.h) and a causal TokenModel with RowLosses. What the losses
+// compare with, if anything, is the model that training started from: its
+// log-probabilities come from a file, or from the model without its adapter,
+// unit by unit beside the model itself (twin_runner.h).
 #ifndef CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
 #define CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
 
@@ -35,14 +36,24 @@ class Dpo final : public CausalObjective {
   // Opens the reference file, if the config names one.
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
-  // For ORPO: the chosen texts' tokens, and the pairs.
-  int step_totals() const override { return options_.loss == ORPO ? 2 : 0; }
+  // For ORPO: the chosen texts' tokens, and the pairs. For KTO: the sum of
+  // log-ratios of mismatched answers, and their number.
+  int step_totals() const override {
+    return options_.loss == ORPO || options_.loss == KTO ? 2 : 0;
+  }
   std::vector<double> StepTotals(const Batch& batch,
                                  const StepInfo& info) const override;
   // TRL's, which logs them as "train/.." and "eval/..".
   std::vector<MetricTags> metrics() const override;
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
+  // For KTO: computes the log-ratios of the step's mismatched answers, so that
+  // its KL term is of the step, and not of a micro-batch or a rank as TRL's.
+  bool has_rollouts() const override {
+    return options_.loss == KTO && !writes();
+  }
+  absl::Status Rollout(Model& model, std::vector<Batch>* batches,
+                       const RolloutInfo& info, UnitRunner& runner) override;
   // With write_reference, an evaluation of one pass: what Compute has seen is
   // brought together and written.
   absl::StatusOr<std::vector<double>> Measure(Model& model,
@@ -63,9 +74,14 @@ class Dpo final : public CausalObjective {
   bool writes() const { return config_.write_reference(); }
   absl::Status CheckModel(Model& model) const override;
   absl::Status CheckReference(Model& model) const;
+  // Which of a batch's 2 B texts.
+  enum class Texts { kAll, kFirst, kSecond };
   // Log-probabilities of a batch's texts, the reference's included.
   Rows Forward(Model& model, const Batch& batch, const StepInfo& info,
-               UnitRunner& runner) const;
+               UnitRunner& runner, Texts texts = Texts::kAll) const;
+  // The loss of answers, given those of `rows` that are computed.
+  void AnswersLoss(const Batch& batch, const StepInfo& info, const Rows& rows,
+                   LossSum* loss) const;
   // [2 B] on the device of `like`, from the file.
   at::Tensor FromFile(const Batch& batch, const at::Tensor& like) const;
   void Keep(const Batch& batch, const at::Tensor& logps);

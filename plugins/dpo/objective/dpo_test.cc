@@ -6,7 +6,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -19,7 +21,8 @@
 
 #include "base/status.h"
 #include "plugins/dpo/objective/fake_model.h"
-#include "plugins/sdk/pair_batch.h"
+#include "plugins/objective/common/pairs.h"
+#include "plugins/sdk/dataset.h"
 
 namespace capstan::dpo {
 namespace {
@@ -70,10 +73,13 @@ Batch BatchOf(const std::vector<int>& pairs) {
 
 class Data final : public DatasetReader {
  public:
-  explicit Data(int64_t longest) : longest_(longest) {}
+  explicit Data(int64_t longest, bool pairs = true, bool labelled = false)
+      : longest_(longest), pairs_(pairs), labelled_(labelled) {}
   int64_t size() const override { return 3; }
   bool shuffle() const override { return false; }
-  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
+  absl::Status Read(absl::Span<const int64_t>, Batch* batch) const override {
+    if (pairs_) (*batch)[kPairKeys] = at::zeros({1}, at::kLong);
+    if (labelled_) (*batch)[kDesirable] = at::ones({1}, at::kLong);
     return absl::OkStatus();
   }
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
@@ -83,6 +89,7 @@ class Data final : public DatasetReader {
 
  private:
   const int64_t longest_;
+  const bool pairs_, labelled_;
 };
 
 std::unique_ptr<Dpo> Make(const Config& config) {
@@ -183,21 +190,45 @@ TEST(DpoTest, OrpoHasTheMeanOverTheChosenTextsTokens) {
 
 class GradientTest : public ::testing::TestWithParam<Loss> {};
 
+// Answers with labels, whose second texts are mismatched.
+Batch AnswersOf(const std::vector<int>& pairs) {
+  Batch batch = BatchOf(pairs);
+  std::vector<int64_t> labels;
+  for (const int pair : pairs) labels.push_back(pair == 1 ? 0 : 1);
+  batch["desirable"] = at::tensor(labels, at::kLong);
+  return batch;
+}
+
+// Rolled out as one step.
+std::vector<Batch> RolledOut(Dpo& dpo, FakeModel& model,
+                             std::vector<Batch> batches) {
+  const at::NoGradGuard no_grad;
+  PlainRunner runner;
+  EXPECT_TRUE(dpo.has_rollouts());
+  EXPECT_TRUE(dpo.Rollout(model, &batches, {}, runner).ok());
+  return batches;
+}
+
 // However the step's pairs are cut into micro-batches.
 TEST_P(GradientTest, IsThatOfFiniteDifferences) {
   FakeModel model(/*adapter=*/true);
   const std::unique_ptr<Dpo> dpo = Make(Of(GetParam()));
   PlainRunner runner;
   StepInfo info = Training();
+  const auto batch_of = [&](const std::vector<int>& pairs) {
+    return IsOfAnswers(GetParam()) ? AnswersOf(pairs) : BatchOf(pairs);
+  };
   if (dpo->step_totals() > 0) {
-    info.totals = dpo->StepTotals(BatchOf({0, 1, 2}), info);
+    std::vector<Batch> whole = {batch_of({0, 1, 2})};
+    if (dpo->has_rollouts()) whole = RolledOut(*dpo, model, std::move(whole));
+    info.totals = dpo->StepTotals(whole[0], info);
   }
   const std::vector<std::vector<int>> cuts[] = {{{0, 1, 2}}, {{2}, {0, 1}}};
   const auto sum = [&](const std::vector<std::vector<int>>& cut) {
     at::Tensor total;
     for (const std::vector<int>& part : cut) {
       const at::Tensor one =
-          dpo->Compute(model, BatchOf(part), info, runner).sum;
+          dpo->Compute(model, batch_of(part), info, runner).sum;
       total = total.defined() ? total + one : one;
     }
     return total;
@@ -229,7 +260,8 @@ TEST_P(GradientTest, IsThatOfFiniteDifferences) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Losses, GradientTest,
-                         ::testing::Values(SIGMOID, IPO, ORPO, SIMPO));
+                         ::testing::Values(SIGMOID, IPO, ORPO, SIMPO, KTO,
+                                           APO_ZERO_UNPAIRED));
 
 // Counts units, and runs their bodies again in backward as activation
 // checkpointing does.
@@ -294,6 +326,65 @@ void WriteFile(const std::string& path, FakeModel& model) {
   const Measurement measured = ranks[0]->Summarize(sums, info);
   ASSERT_EQ(measured.scalars.size(), 1u);
   EXPECT_EQ(measured.scalars[0].second, 3.0);
+}
+
+TEST(DpoTest, KtosTermIsTheStepsHoweverItIsDivided) {
+  FakeModel model(/*adapter=*/true);
+  const std::unique_ptr<Dpo> dpo = Make(Of(KTO));
+  PlainRunner runner;
+  // The loss, and the sum and divisor of the last metric, z.
+  const auto step = [&](const std::vector<Batch>& batches) {
+    StepInfo info = Training();
+    info.totals = {0.0, 0.0};
+    for (const Batch& batch : batches) {
+      const std::vector<double> own = dpo->StepTotals(batch, info);
+      for (const int i : {0, 1}) info.totals[i] += own[i];
+    }
+    std::vector<double> sums = {0.0, 0.0, 0.0};
+    for (const Batch& batch : batches) {
+      const LossSum loss = dpo->Compute(model, batch, info, runner);
+      EXPECT_TRUE(loss.sum.requires_grad());
+      sums[0] += loss.sum.item<double>();
+      sums[1] += loss.metrics[4][0].item<double>();
+      sums[2] += loss.metrics[4][1].item<double>();
+    }
+    return sums;
+  };
+  const std::vector<double> whole =
+      step(RolledOut(*dpo, model, {AnswersOf({0, 1, 2})}));
+  const std::vector<double> divided =
+      step(RolledOut(*dpo, model, {AnswersOf({0}), AnswersOf({1, 2})}));
+  for (const int i : {0, 1, 2}) EXPECT_NEAR(whole[i], divided[i], 1e-5) << i;
+  // By hand.
+  const at::Tensor adapted = (model.table() + model.trained()).detach();
+  const auto ratio = [&](const Text& text) {
+    return Loss1(model.table(), text, text.prompt) -
+           Loss1(adapted, text, text.prompt);
+  };
+  double z = 0.0, sum = 0.0;
+  for (const auto& [answer, mismatched] : kPairs) z += ratio(mismatched) / 3.0;
+  z = std::max(z, 0.0);
+  for (const int i : {0, 1, 2}) {
+    const double x = 0.3 * (ratio(kPairs[i].first) - z) * (i == 1 ? -1 : 1);
+    sum += 1.0 / (1.0 + std::exp(x));
+  }
+  EXPECT_NEAR(whole[0], sum, 1e-5);
+  EXPECT_NEAR(whole[1], 3.0 * z, 1e-5);
+}
+
+TEST(DpoTest, AnswersAndPairsAreToldApart) {
+  FakeModel model(/*adapter=*/true);
+  PlainRunner runner;
+  EXPECT_THROW(Make(Of(KTO))->Compute(model, BatchOf({0}), Training(), runner),
+               std::invalid_argument);
+  EXPECT_THROW(
+      Make(Of(SIGMOID))->Compute(model, AnswersOf({0}), Training(), runner),
+      std::invalid_argument);
+  EXPECT_FALSE(Make(Of(APO_ZERO_UNPAIRED))->has_rollouts());
+  Config config = Of(SIGMOID);
+  config.set_desirable_weight(2.0);
+  EXPECT_THAT(std::string(Dpo::Create(config).status().message()),
+              HasSubstr("KTO and APO_ZERO_UNPAIRED"));
 }
 
 TEST(DpoTest, AFileGivesWhatTheModelAtTheStartDid) {
@@ -400,6 +491,13 @@ TEST(DpoTest, WhatDoesNotFit) {
   model.positions = 5;
   EXPECT_THAT(Make(Of(ORPO))->Check(model, Data(12)).message(),
               HasSubstr("texts of 6 tokens"));
+  model.positions = 6;
+  EXPECT_THAT(Make(Of(ORPO))->Check(model, Data(12, false)).message(),
+              HasSubstr("single texts: this objective needs kind: PREFERENCE"));
+  EXPECT_THAT(Make(Of(ORPO))->Check(model, Data(12, true, true)).message(),
+              HasSubstr("answers with labels"));
+  EXPECT_THAT(Make(Of(KTO))->Check(model, Data(12)).message(),
+              HasSubstr("need kind: UNPAIRED"));
   const std::unique_ptr<Dpo> dpo = Make(Of(ORPO));
   Batch single = BatchOf({0});
   single.erase(kPairKeys);

@@ -19,7 +19,7 @@
 
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/row_losses.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan::dpo {
 
@@ -81,6 +81,7 @@ class FakeModel final : public Model, public TokenModel, public RowLosses {
                              UnitRunner&) override {
     return at::Tensor();
   }
+  RowLosses* row_losses() override { return this; }
   at::Tensor CrossEntropyRows(const TokenInput& input,
                               const at::Tensor& targets,
                               UnitRunner& runner) override {

@@ -18,10 +18,16 @@ struct LossOptions {
   double beta = 0.1;
   double label_smoothing = 0.0;
   double gamma = 0.5;
+  double desirable_weight = 1.0;
+  double undesirable_weight = 1.0;
 };
 
 // Whether the loss compares with a reference.
-inline bool NeedsReference(Loss loss) { return loss == SIGMOID || loss == IPO; }
+inline bool NeedsReference(Loss loss) { return loss != ORPO && loss != SIMPO; }
+// Whether it is of answers with labels (answer_losses.h).
+inline bool IsOfAnswers(Loss loss) {
+  return loss == KTO || loss == APO_ZERO_UNPAIRED;
+}
 // Whether the loss is of a text's mean log-probability a token, and logps/* are
 // these.
 inline bool IsOfMeans(Loss loss) { return loss == ORPO || loss == SIMPO; }

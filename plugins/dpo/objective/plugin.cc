@@ -9,6 +9,6 @@ namespace capstan::dpo {
 
 CAPSTAN_PLUGIN(Objective, Dpo, capstan::dpo::Config,
                "learns from pairs of a preferred and a rejected answer: DPO, "
-               "IPO, ORPO, SimPO");
+               "IPO, ORPO, SimPO; or from answers with labels: KTO");
 
 }  // namespace capstan::dpo

@@ -75,7 +75,9 @@ absl::StatusOr<std::string> ModelFingerprint(const Model& model,
   for (size_t i = 0; i < specs.size(); ++i) {
     const absl::optional<AdapterName> adapter = ParseAdapterName(specs[i].name);
     // W + B A is W while B is 0, whatever the random A.
-    if (adapter.has_value() && !adapter->is_b) continue;
+    if (adapter.has_value() && !adapter->is_b && !adapter->is_magnitude) {
+      continue;
+    }
     CAPSTAN_ASSIGN_OR_RETURN(const std::vector<float> values,
                              SomeValues(model, static_cast<int>(i), seed));
     const auto is_zero = [](float value) { return value == 0.0f; };

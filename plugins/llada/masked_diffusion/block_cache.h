@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "plugins/llada/masked_diffusion/masked_diffusion.h"
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::masked_diffusion {
@@ -39,7 +38,7 @@ class BlockCache {
              const SamplerOptions& options)
       : model_(model),
         cache_(std::move(cache)),
-        rows_(dynamic_cast<BatchedCache*>(cache_.get())),
+        rows_(cache_->batched()),
         dual_(options.cache == Config::DUAL),
         refresh_(options.cache_refresh.value_or(0)) {}
 

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/token_model.h"
 
@@ -90,6 +89,7 @@ class FakeModel final : public IdleModel, public TokenModel {
 
  private:
   struct Cache final : public KvCache, public BatchedCache {
+    BatchedCache* batched() override { return this; }
     int64_t length() const override { return filled; }
     void Rewind(int64_t length) override { filled = length; }
     void KeepRows(const std::vector<int64_t>&) override {}

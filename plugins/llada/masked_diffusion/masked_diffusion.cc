@@ -6,8 +6,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -21,6 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "base/to_host.h"
+#include "kernels/to_device.h"
 #include "plugins/llada/masked_diffusion/block_cache.h"
 #include "plugins/llada/masked_diffusion/noise.h"
 #include "plugins/objective/common/token_objective.h"
@@ -105,8 +107,8 @@ class Unmasker {
                                ? model_->Logits(input, *runner_)
                                : cache_->BlockLogits(input.tokens, *runner_);
     const int64_t first = cache_ == nullptr ? 0 : cache_->begin();
-    const at::Tensor index =
-        (at::tensor(positions, at::kLong) - first).to(all.device());
+    const at::Tensor index = kernels::ToDevice(
+        at::tensor(positions, at::kLong) - first, all.device());
     const auto of = [&](int64_t row) {
       return all.select(0, row).index_select(0, index).to(at::kFloat);
     };
@@ -136,29 +138,36 @@ class Unmasker {
     const at::Tensor logits = LogitsAt(positions);
     // Over the whole vocabulary: confidences are the model's probabilities.
     const at::Tensor norm = at::logsumexp(logits, /*dim=*/{1});
-    if (!at::isfinite(norm).all().item<bool>()) {
-      return absl::InvalidArgumentError(
-          "the model's logits are not finite: nothing can be sampled");
-    }
     at::Tensor scores = logits.clone();
     if (options_.temperature > 0.0) {
       // The argmax of exp(logits) / (-log u)^temperature, without its overflow.
-      scores += options_.temperature *
-                Gumbel(positions, logits.size(1)).to(logits.device());
+      scores +=
+          options_.temperature *
+          kernels::ToDevice(Gumbel(positions, logits.size(1)), logits.device());
     }
     scores.select(1, mask_token_)
         .fill_(-std::numeric_limits<double>::infinity());
     const at::Tensor tokens = scores.argmax(/*dim=*/1);
-    const at::Tensor chosen = tokens.cpu();
-    const at::Tensor sure =
-        (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norm).cpu();
-    std::vector<Choice> choices(positions.size());
-    for (size_t i = 0; i < positions.size(); ++i) {
+    // A row each, for one copy to the host: token ids are exact in float64.
+    const at::Tensor rows = ToHost(at::stack(
+        {tokens.to(at::kDouble),
+         logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norm, norm}));
+    const size_t count = positions.size();
+    const double* const chosen = rows.const_data_ptr<double>();
+    const double* const sure = chosen + count;
+    const double* const norms = sure + count;
+    if (!std::all_of(norms, norms + count,
+                     [](double x) { return std::isfinite(x); })) {
+      return absl::InvalidArgumentError(
+          "the model's logits are not finite: nothing can be sampled");
+    }
+    std::vector<Choice> choices(count);
+    for (size_t i = 0; i < count; ++i) {
       choices[i].position = positions[i];
-      choices[i].token = chosen.const_data_ptr<int64_t>()[i];
+      choices[i].token = static_cast<int64_t>(chosen[i]);
       choices[i].confidence = options_.random_remasking
                                   ? Uniform(order_key_, positions[i], step_)
-                                  : sure.const_data_ptr<double>()[i];
+                                  : sure[i];
     }
     return choices;
   }

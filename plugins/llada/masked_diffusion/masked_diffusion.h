@@ -78,11 +78,11 @@ class MaskedDiffusion final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  bool allows_divided_rows() const override { return true; }
   // Accuracy at the targets and, for whole texts, the bound of PRETRAIN's loss,
   // whichever the loss is; only if StepInfo::thorough.
   std::vector<MetricTags> metrics() const override {
-    return {{"train/accuracy", "eval/accuracy"},
-            {"train/bound", "eval/bound_nats_per_token"}};
+    return {{"", "eval/accuracy"}, {"", "eval/bound_nats_per_token"}};
   }
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;

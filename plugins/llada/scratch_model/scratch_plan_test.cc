@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "plugins/llada/scratch_model/llada_scratch.pb.h"
 #include "plugins/model/common/plan_testing.h"
@@ -13,11 +12,6 @@
 
 namespace capstan::llada_scratch {
 namespace {
-
-// With newer processors' 16-bit instructions LibTorch's products, by oneDNN,
-// take memory by shape that no plan knows.
-[[maybe_unused]] const int kPlainProducts =
-    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", /*overwrite=*/0);
 
 struct Shape {
   const char* name;

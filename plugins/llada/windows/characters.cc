@@ -19,7 +19,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kPadText[] = "<|padding|>";
-constexpr char kBosText[] = "<|startoftext|>";
 constexpr char kEosText[] = "<|endoftext|>";
 constexpr char kMaskText[] = "<|mdm_mask|>";
 

@@ -22,6 +22,7 @@ constexpr int64_t kPad = 0;
 constexpr int64_t kBos = 1;
 constexpr int64_t kEos = 2;
 constexpr int64_t kFirstCharacter = 3;
+constexpr char kBosText[] = "<|startoftext|>";
 
 // The character at text[*at]; advances *at past it. If it isn't valid UTF-8, or
 // at the end, returns -1 and leaves *at.

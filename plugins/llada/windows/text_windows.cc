@@ -152,6 +152,10 @@ absl::Status CheckEnds(const TextWindowsSpec& spec) {
 // makes the same tokens; else null.
 absl::StatusOr<std::shared_ptr<const CharacterTokenizer>> CharactersOf(
     const TextWindowsSpec& spec, const MappedFile& file) {
+  // Most other tokenizers differ here, and the text needn't be read for them.
+  if (spec.tokenizer != nullptr && spec.tokenizer->Decode({kBos}) != kBosText) {
+    return nullptr;
+  }
   absl::StatusOr<std::shared_ptr<const CharacterTokenizer>> made =
       CharacterTokenizer::OfText(file.bytes());
   if (spec.tokenizer == nullptr) {

@@ -11,9 +11,9 @@
 namespace capstan::decoder {
 namespace {
 
-// Random weights of the sizes in config.config().
-absl::StatusOr<DecoderCheckpoint> FromFile(const Config& config) {
-  absl::StatusOr<DecoderConfig> sizes = ReadConfigFile(config.config());
+// Random weights of these sizes, from config.config().
+absl::StatusOr<DecoderCheckpoint> FromFile(
+    const Config& config, absl::StatusOr<DecoderConfig> sizes) {
   if (!sizes.ok()) return FieldError("config", sizes.status().message());
   DecoderCheckpoint checkpoint;
   checkpoint.config = *std::move(sizes);
@@ -35,11 +35,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const Config& config) {
               "for random weights"
             : "is set beside `config`: set the one or the other");
   }
+  const bool random = config.pretrained().empty();
+  absl::StatusOr<DecoderConfig> sizes = random
+                                            ? ReadConfigFile(config.config())
+                                            : ReadFolder(config.pretrained());
+  if (sizes.ok() && config.score_head()) AddScoreHead(&*sizes);
   absl::StatusOr<DecoderCheckpoint> checkpoint =
-      config.pretrained().empty()
-          ? FromFile(config)
-          : OpenCheckpoint(config.pretrained(), ReadFolder(config.pretrained()),
-                           config.vocab_size());
+      random ? FromFile(config, std::move(sizes))
+             : OpenCheckpoint(config.pretrained(), std::move(sizes),
+                              config.vocab_size());
   CAPSTAN_RETURN_IF_ERROR(checkpoint.status());
   return std::unique_ptr<Decoder>(new Decoder(*std::move(checkpoint)));
 }

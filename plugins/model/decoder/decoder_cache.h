@@ -9,7 +9,6 @@
 
 #include "kernels/attention/layer_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
@@ -18,6 +17,7 @@ namespace capstan::decoder {
 // window, too.
 class DecoderCache final : public KvCache, public BatchedCache {
  public:
+  BatchedCache* batched() override { return this; }
   // `owner`: the only model that may use it.
   DecoderCache(const TokenModel* owner, const DecoderConfig& config,
                int64_t batch, int64_t max_length,
@@ -50,6 +50,9 @@ class DecoderCache final : public KvCache, public BatchedCache {
 
   // To which a forward appends.
   kernels::LayerCache* layer(int layer) { return &layers_[layer]; }
+  // Adapter::known_norms by parameter: weights stay as they are while keys and
+  // values of them are kept.
+  std::vector<at::Tensor>* adapted_norms() { return &adapted_norms_; }
   // After all layers have appended `positions`.
   void Advance(int64_t positions) { extent_.length += positions; }
 
@@ -61,6 +64,7 @@ class DecoderCache final : public KvCache, public BatchedCache {
   std::vector<int64_t> first_expected_;  // at the first position
   const std::vector<Rope> ropes_;
   std::vector<kernels::LayerCache> layers_;
+  std::vector<at::Tensor> adapted_norms_;
 };
 
 }  // namespace capstan::decoder

@@ -135,8 +135,8 @@ class LayoutBuilder {
     if (c_.tie_word_embeddings) {
       layout_.specs[0].other_units = {unit()};
     } else {
-      layout_.head =
-          Add(c_.names->head, ".weight", {c_.vocab_size, c_.hidden_size});
+      layout_.head = Add(c_.head(), ".weight",
+                         {c_.scores ? 1 : c_.vocab_size, c_.hidden_size});
     }
   }
 
@@ -246,6 +246,12 @@ class LayoutBuilder {
 };
 
 }  // namespace
+
+void AddScoreHead(DecoderConfig* config) {
+  if (config->scores) return;
+  config->scores = config->new_scores = true;
+  config->tie_word_embeddings = false;
+}
 
 absl::Status FinishSizes(DecoderConfig* config) {
   ConfigCheck check;

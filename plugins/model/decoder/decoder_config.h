@@ -137,6 +137,10 @@ struct DecoderConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0.0;
   bool tie_word_embeddings = true;
+  // The head is a score of a text, "score" [1, hidden_size] as transformers'
+  // sequence classification of one label has it, and not tied.
+  bool scores = false;
+  bool new_scores = false;  // and no file has it
   double initializer_range = 0.0;
   absl::optional<int64_t> bos_token_id;
   absl::optional<int64_t> eos_token_id;
@@ -182,10 +186,15 @@ struct DecoderConfig {
   std::string source_config;
   std::string source_generation_config;
 
+  const char* head() const { return scores ? "score" : names->head; }
+
   LayerKind layer(int64_t i) const {
     return layer_kinds.empty() ? LayerKind() : layer_kinds[i];
   }
 };
+
+// Replaces the head of logits, if it has one, by a new one of scores.
+void AddScoreHead(DecoderConfig* config);
 
 // Sets num_key_value_heads and head_dim if 0, then validates the sizes. A
 // FieldError names the key.

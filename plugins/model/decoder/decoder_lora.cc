@@ -149,6 +149,9 @@ void DecoderLora::AddAdapters(const DecoderLayout& layout) {
       adapter.unit = base[i].unit;
       specs_.push_back(std::move(adapter));
     }
+    if (!spec_.dora) continue;
+    specs_.push_back({MagnitudeName(module), {out}});
+    specs_.back().unit = base[i].unit;
   }
 }
 
@@ -157,7 +160,7 @@ absl::Status DecoderLora::Save(const std::vector<std::string>& modules,
                                const DecoderLayout& layout) {
   saved_.resize(layout.specs.size());
   const std::vector<std::string> known = WholeModules(layout);
-  const std::string head = config.names->head;
+  const std::string head = config.head();
   const bool tied = layout.head == kEmbedding;
   for (const std::string& wanted : modules) {
     bool found = false;
@@ -217,6 +220,9 @@ absl::Status DecoderLora::OpenPretrained(const DecoderLayout& layout) {
   if (saved.rslora != spec_.rslora) {
     return differs("use_rslora", saved.rslora, spec_.rslora);
   }
+  if (saved.dora != spec_.dora) {
+    return differs("use_dora", saved.dora, spec_.dora);
+  }
   std::vector<ParameterSpec> wanted = specs_;
   std::set<std::string> others;
   for (size_t i = 0; i < saved_.size(); ++i) {
@@ -247,12 +253,29 @@ absl::Status DecoderLora::OpenPretrained(const DecoderLayout& layout) {
 }
 
 absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
-                                       int64_t count, float* out) const {
+                                       int64_t count, float* out,
+                                       const ReadBase& base) const {
   const ParameterSpec& spec = specs_[index];
   if (pretrained_ != nullptr) {
     return pretrained_->ReadFloats(spec.name, begin, count, out);
   }
-  if (ParseAdapterName(spec.name)->is_b) {
+  const AdapterName name = *ParseAdapterName(spec.name);
+  if (name.is_magnitude) {
+    // Behind its A and B.
+    const int64_t in = specs_[index - 2].shape[1];
+    const int a = static_cast<int>(place_.size()) + index - 2;
+    const auto of = std::find(place_.begin(), place_.end(), a);
+    std::vector<float> row(in);
+    for (int64_t i = 0; i < count; ++i) {
+      CAPSTAN_RETURN_IF_ERROR(base(static_cast<int>(of - place_.begin()),
+                                   (begin + i) * in, in, row.data()));
+      double sum = 0.0;
+      for (const float value : row) sum += static_cast<double>(value) * value;
+      out[i] = static_cast<float>(std::sqrt(sum));
+    }
+    return absl::OkStatus();
+  }
+  if (name.is_b) {
     std::fill(out, out + count, 0.0f);
     return absl::OkStatus();
   }
@@ -264,13 +287,20 @@ absl::Status DecoderLora::InitialValue(int index, uint64_t seed, int64_t begin,
 
 kernels::Adapter DecoderLora::At(int index,
                                  const std::vector<at::Tensor>& parameters,
-                                 const at::Tensor& samples) const {
+                                 const at::Tensor& samples,
+                                 std::vector<at::Tensor>* known_norms) const {
   kernels::Adapter adapter;
   if (!Has(index)) return adapter;
   adapter.a = parameters[place_[index]];
   adapter.b = parameters[place_[index] + 1];
   adapter.scale = spec_.scale();
   adapter.dropout = {spec_.dropout, keys_[index], samples};
+  if (!spec_.dora) return adapter;
+  adapter.magnitude = parameters[place_[index] + 2];
+  if (known_norms != nullptr) {
+    known_norms->resize(place_.size());
+    adapter.known_norms = &(*known_norms)[index];
+  }
   return adapter;
 }
 
@@ -314,6 +344,12 @@ absl::Status DecoderModel::CheckSaved() const {
                                    "' is kept quantised, and can't be trained "
                                    "whole: give it an adapter instead"));
   }
+  if (config_.new_scores && !lora_->Saves(layout_.head)) {
+    return FieldError("modules_to_save",
+                      absl::StrCat("must name ", config_.head(),
+                                   ": the model's head is new, and an adapter "
+                                   "leaves it as it is"));
+  }
   if (new_rows_ == nullptr ||
       (lora_->Saves(kEmbedding) && lora_->Saves(layout_.head))) {
     return absl::OkStatus();
@@ -321,7 +357,7 @@ absl::Status DecoderModel::CheckSaved() const {
   return FieldError(
       "modules_to_save",
       absl::StrCat("must name ", config_.names->embedding, " and ",
-                   config_.names->head,
+                   config_.head(),
                    ": vocab_size gives them rows that the base doesn't have"));
 }
 

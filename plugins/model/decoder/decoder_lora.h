@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,18 +31,25 @@ class DecoderLora {
       const LoraSpec& spec, const std::vector<std::string>& modules_to_save,
       const DecoderConfig& config, const DecoderLayout& layout);
 
-  // A and B of each adapter, in the order of first use.
+  // A and B of each adapter, and DoRA's magnitudes, in the order of first use.
   const std::vector<ParameterSpec>& specs() const { return specs_; }
 
-  // As Model::InitialValue, for specs()[index].
+  // Reads elements [begin, begin + count) of a base parameter's initial value.
+  using ReadBase = std::function<absl::Status(int index, int64_t begin,
+                                              int64_t count, float* out)>;
+  // As Model::InitialValue, for specs()[index]. Magnitudes are at first the
+  // norms of the rows of what `base` reads, in float64.
   absl::Status InitialValue(int index, uint64_t seed, int64_t begin,
-                            int64_t count, float* out) const;
+                            int64_t count, float* out,
+                            const ReadBase& base) const;
 
   // The adapter of base parameter `index`, from the model's parameters (base
   // and adapters); undefined if it has none. samples: see
-  // TokenInput::sample_positions.
+  // TokenInput::sample_positions. known_norms: Adapter::known_norms by base
+  // parameter; null: none.
   kernels::Adapter At(int index, const std::vector<at::Tensor>& parameters,
-                      const at::Tensor& samples) const;
+                      const at::Tensor& samples,
+                      std::vector<at::Tensor>* known_norms) const;
 
   // Model::SavedNames, of base parameter `index`.
   const std::vector<std::string>& SavedNames(int index) const {
@@ -59,6 +67,7 @@ class DecoderLora {
 
   bool Has(int index) const { return index >= 0 && place_[index] >= 0; }
   int64_t rank() const { return spec_.rank; }
+  bool dora() const { return spec_.dora; }
   bool dropout() const { return spec_.dropout > 0.0; }
 
  private:

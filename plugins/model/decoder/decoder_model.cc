@@ -2,7 +2,6 @@
 #include "plugins/model/decoder/decoder_model.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -12,19 +11,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/status.h"
 #include "kernels/attention/attention.h"
 #include "kernels/context/work_recorder.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/mixed_linear.h"
 #include "kernels/layers/rms_norm.h"
-#include "kernels/loss/row_loss.h"
 #include "kernels/to_device.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/family.h"
-#include "plugins/sdk/memory.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -82,8 +78,11 @@ absl::Status DecoderModel::InitialValue(int index, uint64_t seed, int64_t begin,
                                         int64_t count, float* out) const {
   const size_t base = layout_.specs.size();
   if (static_cast<size_t>(index) >= base) {
-    return lora_->InitialValue(index - static_cast<int>(base), seed, begin,
-                               count, out);
+    return lora_->InitialValue(
+        index - static_cast<int>(base), seed, begin, count, out,
+        [this, seed](int of, int64_t from, int64_t n, float* values) {
+          return InitialValue(of, seed, from, n, values);
+        });
   }
   if (lora_ != nullptr && lora_->HasSavedValue(index)) {
     return lora_->SavedValue(index, begin, count, out);
@@ -97,10 +96,12 @@ absl::Status DecoderModel::BaseValue(int index, uint64_t seed, int64_t begin,
   const ParameterSpec& spec = specs_[index];
   const std::string& name =
       file_names_.empty() ? spec.name : file_names_[index];
-  if (new_rows_ != nullptr && (index == kEmbedding || index == layout_.head)) {
+  if (HasNewRows(index)) {
     return new_rows_->Read(name, seed, config_.vocab_size, begin, count, out);
   }
-  if (weights_ != nullptr) return weights_->ReadFloats(name, begin, count, out);
+  const bool has_file =
+      weights_ != nullptr && !(config_.new_scores && index == layout_.head);
+  if (has_file) return weights_->ReadFloats(name, begin, count, out);
   if (config_.norm_plus_one && spec.shape.size() == 1) {
     std::fill(out, out + count, 0.0f);  // a norm's weight, or a bias
     return absl::OkStatus();
@@ -125,7 +126,12 @@ absl::Status DecoderModel::SaveConfig(const std::string& folder,
   CHECK(config_.family != nullptr && !config_.source_config.empty())
       << "models without a family save their own config";
   Json json = SourceKeys(config_);
-  json["architectures"] = {config_.family->architecture};
+  json["architectures"] = {Architecture(config_)};
+  if (config_.new_scores) {
+    json["num_labels"] = 1;
+    json["id2label"] = {{"0", "LABEL_0"}};
+    json["label2id"] = {{"LABEL_0", 0}};
+  }
   json["vocab_size"] = config_.vocab_size;
   AddRopeSpellings(config_.ropes, &json);
   return WriteConfigFiles(config_, std::move(json), folder, dtype);
@@ -246,10 +252,11 @@ at::Tensor DecoderModel::RopeRows(size_t rope, int64_t length,
   return at::cat(tables);
 }
 
-kernels::Adapter DecoderModel::AdapterAt(int index,
-                                         const at::Tensor& samples) const {
+kernels::Adapter DecoderModel::AdapterAt(int index, const Pass& pass) const {
   if (lora_ == nullptr || !adapter_enabled_ || index < 0) return {};
-  return lora_->At(index, parameters_, samples);
+  return lora_->At(
+      index, parameters_, pass.samples,
+      pass.cache == nullptr ? nullptr : pass.cache->adapted_norms());
 }
 
 int64_t DecoderModel::PackedBytes(int index) const {
@@ -261,25 +268,66 @@ absl::Status DecoderModel::PackedValue(int index, int64_t begin, int64_t count,
   return packed_->at(index)->ReadBytes(begin, count, out);
 }
 
-kernels::Weight DecoderModel::MatrixAt(int index) const {
+absl::Status DecoderModel::SetFp8(const Fp8Spec& how) {
+  const int64_t layers = config_.num_hidden_layers;
+  if (!kernels::FitsFp8(/*out=*/16, config_.hidden_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a hidden_size of ", config_.hidden_size,
+                     " leaves no matrix for "
+                     "products in 8 bits, whose sizes are multiples of 16; set "
+                     "precision=capstan.bf16"));
+  }
+  if (how.bf16_layers_at_start >= layers ||
+      how.bf16_layers_at_end >= layers - how.bf16_layers_at_start) {
+    return FieldError(
+        "bf16_layers_at_start",
+        absl::StrCat("is ", how.bf16_layers_at_start,
+                     " and bf16_layers_at_end is ", how.bf16_layers_at_end,
+                     ", but the model has ", layers,
+                     layers == 1 ? " layer" : " layers",
+                     ": none would be in 8 bits; set fewer (0 is allowed), or "
+                     "precision=capstan.bf16"));
+  }
+  fp8_ = how;
+  return absl::OkStatus();
+}
+
+Fp8Scaling DecoderModel::Fp8Of(int layer) const {
+  const bool inside =
+      fp8_.has_value() && layer >= fp8_->bf16_layers_at_start &&
+      layer < config_.num_hidden_layers - fp8_->bf16_layers_at_end;
+  return inside ? fp8_->scaling : Fp8Scaling::kOff;
+}
+
+kernels::Weight DecoderModel::MatrixAt(int index, Fp8Scaling fp8) const {
   if (index < 0) return {};
-  if (Packed(index)) return packed_->Bound(index, parameters_[index]);
+  if (Packed(index)) {
+    kernels::Weight packed = packed_->Bound(index, parameters_[index]);
+    packed.fp8 = fp8;
+    return packed;
+  }
   if (!scales_.empty() && scales_[index].defined()) {
     return kernels::Weight::Scaled(parameters_[index], scales_[index]);
   }
-  return parameters_[index];
+  kernels::Weight dense = parameters_[index];
+  dense.fp8 = fp8;
+  return dense;
 }
 
 kernels::TransformerBlockWeights DecoderModel::LayerWeights(
-    int layer, const at::Tensor& samples) const {
+    int layer, const Pass& pass) const {
   const DecoderLayout::Layer& index = layout_.layers[layer];
   const auto weight = [&](LayerModule m) {
     return ParameterAt(index.weight[m]);
   };
-  const auto matrix = [&](LayerModule m) { return MatrixAt(index.weight[m]); };
+  const Fp8Scaling fp8 =
+      pass.cache == nullptr ? Fp8Of(layer) : Fp8Scaling::kOff;
+  const auto matrix = [&](LayerModule m) {
+    return MatrixAt(index.weight[m], fp8);
+  };
   const auto bias = [&](LayerModule m) { return ParameterAt(index.bias[m]); };
   const auto adapter = [&](LayerModule m) {
-    return AdapterAt(index.weight[m], samples);
+    return AdapterAt(index.weight[m], pass);
   };
   kernels::TransformerBlockWeights weights;
   kernels::AttentionWeights& attention = weights.attention;
@@ -330,16 +378,19 @@ kernels::TransformerBlockOptions DecoderModel::LayerOptions(
   return options;
 }
 
-kernels::MoeWeights DecoderModel::ExpertWeights(int layer) const {
+kernels::MoeWeights DecoderModel::ExpertWeights(int layer,
+                                                const Pass& pass) const {
   const DecoderLayout::Layer& index = layout_.layers[layer];
+  const Fp8Scaling fp8 =
+      pass.cache == nullptr ? Fp8Of(layer) : Fp8Scaling::kOff;
   kernels::MoeWeights weights;
   weights.norm = ParameterAt(index.weight[kMlpNorm]);
   weights.router = ParameterAt(index.weight[kRouter]);
   for (const auto& [gate, up, down] : index.experts) {
     kernels::ExpertWeights expert;
-    expert.gate = MatrixAt(gate);
-    expert.up = MatrixAt(up);
-    expert.down = MatrixAt(down);
+    expert.gate = MatrixAt(gate, fp8);
+    expert.up = MatrixAt(up, fp8);
+    expert.down = MatrixAt(down, fp8);
     weights.experts.push_back(std::move(expert));
   }
   return weights;
@@ -355,8 +406,9 @@ at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
   options.sink = sink_;
   options.parameters = layout_.layers[layer].experts;
   const c10::intrusive_ptr<RouterLoss> loss = pass.router_loss;
+  options.sums_probability = loss != nullptr;
   return runner.Run(layout_.layers[layer].mlp_unit, x,
-                    [weights = ExpertWeights(layer), options, layer,
+                    [weights = ExpertWeights(layer, pass), options, layer,
                      loss](const at::Tensor& input) {
                       const kernels::MoeResult result =
                           kernels::MoeMlp(input, weights, options);
@@ -367,8 +419,9 @@ at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
                     });
 }
 
-at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
-                               const kernels::TiedGradient& tied) {
+at::Tensor DecoderModel::Embed(const at::Tensor& tokens, UnitRunner& runner,
+                               const kernels::TiedGradient& tied,
+                               const kernels::EmbeddingNoise& noise) {
   const at::Tensor& embedding = parameters_[kEmbedding];
   const kernels::WeightPlace place = {sink_, kEmbedding};
   const double scale =
@@ -378,35 +431,52 @@ at::Tensor DecoderModel::Embed(const TokenInput& input, UnitRunner& runner,
                     c10::typeMetaToScalarType(Activations().dtype()));
   if (kernels::CanDecode(parameters_[layout_.norm])) {
     return runner.Run(
-        0, input.tokens,
+        0, tokens,
         [table = MatrixAt(kEmbedding), scale](const at::Tensor& tokens) {
           at::Tensor rows =
               kernels::StoredRows(table, tokens.reshape({-1}).cpu());
           return scale == 1.0 ? rows : rows.mul_(scale);
         });
   }
-  return runner.Run(0, input.tokens.to(embedding.device()),
-                    [embedding, tied, place, scale](const at::Tensor& tokens) {
-                      at::Tensor rows = kernels::Embedding(
-                          embedding, tokens.reshape({-1}), tied, place);
-                      return scale == 1.0 ? rows : rows.mul_(scale);
-                    });
+  return runner.Run(
+      0, kernels::ToDevice(tokens, embedding.device()),
+      [embedding, tied, place, scale, noise](const at::Tensor& tokens) {
+        at::Tensor rows =
+            kernels::Embedding(embedding, tokens.reshape({-1}), tied, place);
+        if (noise.defined()) kernels::AddNoise(noise, rows);
+        return scale == 1.0 ? rows : rows.mul_(scale);
+      });
 }
 
 at::Tensor DecoderModel::Hidden(
     const TokenInput& input, UnitRunner& runner,
     const kernels::TiedGradient& tied,
-    const c10::intrusive_ptr<RouterLoss>& router_loss) {
+    const c10::intrusive_ptr<RouterLoss>& router_loss, RowDivision* division,
+    const kernels::EmbeddingNoise& noise) {
   DecoderCache* const cache = DecoderCache::Of(input, this);
   Pass pass = MakePass(input, cache);
   pass.router_loss = router_loss;
   if (cache != nullptr && cache->first().defined()) {
-    pass.options.first = cache->first().to(parameters_[kEmbedding].device());
+    pass.options.first =
+        kernels::ToDevice(cache->first(), parameters_[kEmbedding].device());
   }
-  at::Tensor x = Embed(input, runner, tied);
+  at::Tensor tokens = input.tokens;
+  if (division != nullptr) {
+    division->set_batch(tokens.size(0));
+    pass.options.exchange = division;
+    if (division->divides()) {
+      for (at::Tensor& table : pass.rope_tables) {
+        const int64_t width = table.size(1);
+        table = division->PartOf(table.view({-1, tokens.size(1), width}))
+                    .view({-1, width});
+      }
+      tokens = division->PartOf(tokens);
+    }
+  }
+  at::Tensor x = Embed(tokens, runner, tied, noise);
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
     x = runner.Run(layout_.layers[layer].unit, x,
-                   [weights = LayerWeights(layer, pass.samples),
+                   [weights = LayerWeights(layer, pass),
                     options = LayerOptions(layer, pass)](const at::Tensor& in) {
                      return kernels::TransformerBlock(in, weights, options);
                    });
@@ -422,7 +492,7 @@ at::Tensor DecoderModel::HeadLogits(const at::Tensor& hidden,
   const kernels::Weight head = MatrixAt(layout_.head);
   const double eps = config_.rms_norm_eps;
   const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
+  const double softcap = config_.scores ? 0.0 : config_.logit_softcap;
   return runner.Run(
       head_unit(), hidden,
       [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
@@ -439,7 +509,7 @@ at::Tensor DecoderModel::Logits(const TokenInput& input, UnitRunner& runner) {
   const at::Tensor hidden =
       Hidden(input, runner, kernels::TiedGradient(), nullptr);
   return HeadLogits(hidden, runner)
-      .view({input.tokens.size(0), input.tokens.size(1), config_.vocab_size});
+      .view({input.tokens.size(0), input.tokens.size(1), -1});
 }
 
 at::Tensor DecoderModel::LastLogits(const TokenInput& input,
@@ -451,73 +521,7 @@ at::Tensor DecoderModel::LastLogits(const TokenInput& input,
                         .select(1, length - 1)
                         .contiguous(),
                     runner)
-      .view({batch, 1, config_.vocab_size});
-}
-
-kernels::TiedGradient DecoderModel::NewTiedGradient() const {
-  const bool wanted = config_.tie_word_embeddings &&
-                      at::GradMode::is_enabled() &&
-                      parameters_[kEmbedding].requires_grad();
-  return wanted ? c10::make_intrusive<kernels::HeadGradient>()
-                : kernels::TiedGradient();
-}
-
-at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
-                                          const at::Tensor& targets,
-                                          UnitRunner& runner) {
-  const kernels::TiedGradient tied = NewTiedGradient();
-  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
-  const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
-  const double eps = config_.rms_norm_eps;
-  const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
-  const kernels::WeightPlace place = {sink_, layout_.head};
-  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
-  return runner.Run(head_unit(), hidden,
-                    [norm, head, eps, plus_one, softcap, targets, tied, place,
-                     of_norm](const at::Tensor& x) {
-                      const MemoryScope scope(MemoryCategory::kLogits);
-                      return kernels::HeadCrossEntropyRows(
-                          kernels::RmsNorm(x, norm, eps, plus_one, of_norm),
-                          head, targets, tied, /*logits_bytes=*/0, place,
-                          softcap);
-                    });
-}
-
-at::Tensor DecoderModel::CrossEntropySum(const TokenInput& input,
-                                         const TokenTargets& targets,
-                                         UnitRunner& runner) {
-  const kernels::TiedGradient tied = NewTiedGradient();
-  c10::intrusive_ptr<RouterLoss> router_loss;
-  if (config_.experts.loss_coefficient != 0.0) {
-    router_loss = c10::make_intrusive<RouterLoss>(
-        static_cast<int>(config_.num_hidden_layers),
-        config_.experts.loss_coefficient);
-  }
-  const at::Tensor hidden = Hidden(input, runner, tied, router_loss);
-  const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
-  const double eps = config_.rms_norm_eps;
-  const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
-  const at::Tensor flat = targets.tokens.reshape({-1});
-  const at::Tensor factors =
-      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  const kernels::WeightPlace place = {sink_, layout_.head};
-  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
-  const at::Tensor sum =
-      runner.Run(head_unit(), hidden,
-                 [norm, head, eps, plus_one, softcap, flat, factors, tied,
-                  place, of_norm](const at::Tensor& x) {
-                   const MemoryScope scope(MemoryCategory::kLogits);
-                   return kernels::HeadCrossEntropySum(
-                       kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head,
-                       flat, tied, /*logits_bytes=*/0, place, factors, softcap);
-                 });
-  if (router_loss == nullptr) return sum;
-  return router_loss->AddTo(sum,
-                            kernels::ToDevice((flat >= 0).sum(), sum.device()));
+      .view({batch, 1, -1});
 }
 
 absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(

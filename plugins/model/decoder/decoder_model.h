@@ -19,28 +19,25 @@
 #include "absl/status/statusor.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/transformer_block.h"
+#include "kernels/loss/embedding_noise.h"
 #include "kernels/loss/token_loss.h"
 #include "plugins/model/decoder/decoder_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/model/decoder/decoder_lora.h"
 #include "plugins/model/decoder/packed.h"
 #include "plugins/model/decoder/router_loss.h"
+#include "plugins/model/decoder/row_division.h"
 #include "plugins/model/decoder/weights.h"
-#include "plugins/sdk/inference_weights.h"
 #include "plugins/sdk/model.h"
-#include "plugins/sdk/next_logits.h"
-#include "plugins/sdk/row_losses.h"
 #include "plugins/sdk/token_model.h"
-#include "plugins/sdk/token_shares.h"
 
 namespace capstan::decoder {
 
 class DecoderModel : public Model,
                      public TokenModel,
                      public RowLosses,
-                     public TokenShares,
-                     public InferenceWeights,
-                     public NextLogits {
+                     public TextScores,
+                     public InferenceWeights {
  public:
   const std::vector<ParameterSpec>& parameters() const override {
     return specs_;
@@ -58,6 +55,8 @@ class DecoderModel : public Model,
                           c10::ScalarType dtype) const override;
   std::vector<UnitMemory> PlanUnits(int64_t samples, int64_t length,
                                     c10::ScalarType compute) const override;
+  // A cache's tokens are computed in bfloat16.
+  absl::Status SetFp8(const Fp8Spec& how) override;
   // The adapters' parameters come after all others.
   absl::Status AddLora(const LoraSpec& spec) override;
   absl::Status SetModulesToSave(std::vector<std::string> modules) override {
@@ -66,6 +65,12 @@ class DecoderModel : public Model,
   }
   std::vector<std::string> SavedNames(int index) const override;
   TokenModel* token_model() override { return this; }
+  RowLosses* row_losses() override { return config_.scores ? nullptr : this; }
+  TextScores* text_scores() override { return config_.scores ? this : nullptr; }
+  std::string sampling_objective() const override {
+    return config_.scores ? "capstan.reward" : "";
+  }
+  InferenceWeights* inference_weights() override { return this; }
 
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_positions() const override {
@@ -74,11 +79,22 @@ class DecoderModel : public Model,
   at::Tensor Logits(const TokenInput& input, UnitRunner& runner) override;
   at::Tensor CrossEntropySum(const TokenInput& input,
                              const TokenTargets& targets,
-                             UnitRunner& runner) override;
+                             UnitRunner& runner) override {
+    return RegularizedSum(input, targets, {}, runner);
+  }
+  // The noise is on the embedding's rows, before they are scaled. L counts a
+  // row's tokens up to the last that is a target.
+  at::Tensor RegularizedSum(const TokenInput& input,
+                            const TokenTargets& targets,
+                            const Regularization& how,
+                            UnitRunner& runner) override;
+  bool regularizes() const override { return true; }
   // Without the router's own loss.
   at::Tensor CrossEntropyRows(const TokenInput& input,
                               const at::Tensor& targets,
                               UnitRunner& runner) override;
+  at::Tensor Scores(const TokenInput& input, const at::Tensor& last,
+                    UnitRunner& runner) override;
   bool causal() const override { return config_.causal; }
   // Keeps all positions, of layers with a window, too. With a cache, the
   // positions of TokenInput may be given: negative ones are padding on the left
@@ -96,6 +112,8 @@ class DecoderModel : public Model,
     return config_.source_generation_config;
   }
   bool takes_host_targets() const override { return true; }
+  absl::Status SetSequenceGroup(ProcessGroup* group,
+                                bool deterministic) override;
   int64_t mask_token() const override {
     return config_.mask_token_id.value_or(-1);
   }
@@ -109,13 +127,14 @@ class DecoderModel : public Model,
   }
 
   // Of an expert, as if all were chosen equally often.
-  TokenShare ShareOf(int parameter) const override;
+  absl::optional<TokenShare> ShareOf(int parameter) const override;
   // Matrices of 16 bits and of int8 are taken beside float32 vectors, and then
   // make no losses, only logits.
   at::Tensor StoredWeight(int index) const override;
   absl::Status BindForInference(std::vector<at::Tensor> weights,
                                 WeightForm form) override;
   at::Tensor LastLogits(const TokenInput& input, UnitRunner& runner) override;
+  bool skips_other_logits() const override { return true; }
 
   // Modules that are trained whole can't be switched back.
   bool has_adapter() const override {
@@ -127,7 +146,6 @@ class DecoderModel : public Model,
   explicit DecoderModel(DecoderCheckpoint checkpoint);
 
   const DecoderConfig& config() const { return config_; }
-  const DecoderLayout& layout() const { return layout_; }
 
  private:
   // What the layers of one forward have in common.
@@ -139,12 +157,20 @@ class DecoderModel : public Model,
     c10::intrusive_ptr<RouterLoss> router_loss;
   };
 
-  // The last layer's output, [B * T, hidden_size].
+  // The last layer's output, [B * T, hidden_size]; with a division that
+  // divides, [B * T / ranks, hidden_size].
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner,
                     const kernels::TiedGradient& tied,
-                    const c10::intrusive_ptr<RouterLoss>& router_loss);
-  at::Tensor Embed(const TokenInput& input, UnitRunner& runner,
-                   const kernels::TiedGradient& tied);
+                    const c10::intrusive_ptr<RouterLoss>& router_loss,
+                    RowDivision* division = nullptr,
+                    const kernels::EmbeddingNoise& noise = {});
+  at::Tensor Embed(const at::Tensor& tokens, UnitRunner& runner,
+                   const kernels::TiedGradient& tied,
+                   const kernels::EmbeddingNoise& noise);
+  // Of all tokens; not defined unless `how` has noise.
+  kernels::EmbeddingNoise NoiseOf(const Regularization& how,
+                                  const TokenInput& input,
+                                  const at::Tensor& targets) const;
   at::Tensor RunExperts(int layer, const Pass& pass, const at::Tensor& x,
                         UnitRunner& runner) const;
 
@@ -160,9 +186,11 @@ class DecoderModel : public Model,
   kernels::TransformerBlockOptions LayerOptions(int layer,
                                                 const Pass& pass) const;
   // Weights and adapters of a layer.
-  kernels::TransformerBlockWeights LayerWeights(
-      int layer, const at::Tensor& samples) const;
-  kernels::MoeWeights ExpertWeights(int layer) const;
+  kernels::TransformerBlockWeights LayerWeights(int layer,
+                                                const Pass& pass) const;
+  kernels::MoeWeights ExpertWeights(int layer, const Pass& pass) const;
+  // How a layer's products are in 8 bits, without a cache.
+  Fp8Scaling Fp8Of(int layer) const;
   // As InitialValue, of the model's own parameters before they are packed.
   absl::Status BaseValue(int index, uint64_t seed, int64_t begin, int64_t count,
                          float* out) const;
@@ -181,20 +209,28 @@ class DecoderModel : public Model,
   at::Tensor InForm(int index, at::Tensor weight, WeightForm form);
   // The embedding's, or a matrix of a linear layer; undefined for an index of
   // -1.
-  kernels::Weight MatrixAt(int index) const;
+  kernels::Weight MatrixAt(int index, Fp8Scaling fp8 = Fp8Scaling::kOff) const;
   // Of the activations: that of the norms' weights.
   at::TensorOptions Activations() const {
     return parameters_[layout_.norm].options();
   }
   // Of the rows of `hidden`, by the last norm and the head.
   at::Tensor HeadLogits(const at::Tensor& hidden, UnitRunner& runner);
+  // Adds the norms of DoRA's rows to what a layer's block allocates.
+  void AddNorms(const DecoderLayout::Layer& layer,
+                kernels::OperatorMemory* of_block) const;
   // Bytes that the largest product of a unit's packed matrices allocates.
   int64_t PlanPacked(int unit, c10::ScalarType compute) const;
+  // Whether the vocabulary's rows are those of a parameter.
+  bool HasNewRows(int index) const {
+    return new_rows_ != nullptr &&
+           (index == kEmbedding || (index == layout_.head && !config_.scores));
+  }
   // Undefined for an index of -1.
   at::Tensor ParameterAt(int index) const {
     return index < 0 ? at::Tensor() : parameters_[index];
   }
-  kernels::Adapter AdapterAt(int index, const at::Tensor& samples) const;
+  kernels::Adapter AdapterAt(int index, const Pass& pass) const;
   // Null unless the embedding is the head, too, and is trained.
   kernels::TiedGradient NewTiedGradient() const;
   int head_unit() const { return static_cast<int>(layout_.units.size()) - 1; }
@@ -208,7 +244,9 @@ class DecoderModel : public Model,
   std::vector<std::string> modules_to_save_;
   std::unique_ptr<DecoderLora> lora_;       // null: none
   std::unique_ptr<PackedMatrices> packed_;  // null: none
+  std::unique_ptr<RowDivision> division_;   // null: rows are whole
   bool adapter_enabled_ = true;
+  absl::optional<Fp8Spec> fp8_;  // unset: no products in 8 bits
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> scales_;  // by index, of int8 matrices; or empty
   GradientSink* sink_ = nullptr;

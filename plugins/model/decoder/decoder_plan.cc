@@ -7,8 +7,11 @@
 #include <set>
 #include <vector>
 
+#include "base/gpus.h"
 #include "kernels/context/run_device.h"
 #include "kernels/layers/block_parts.h"
+#include "kernels/layers/fp8_linear.h"
+#include "kernels/layers/gpu_path.h"
 #include "kernels/layers/moe.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/layers/transformer_block.h"
@@ -63,6 +66,27 @@ UnitMemory PlanHead(const kernels::TokenLossShape& s, int64_t largest) {
   return unit;
 }
 
+// Whether experts' products may be grouped on the run's GPUs
+// (HasGroupedProducts), which may not be known.
+bool MayGroup(c10::ScalarType compute) {
+  const int capability = LeastComputeCapability();
+  return CurrentRunDevice().gpu && compute == at::kBFloat16 &&
+         (capability == 0 || kernels::GroupsProducts(capability));
+}
+
+// Adds what an expert's largest product in 8 bits allocates, if all rows choose
+// it.
+void AddFp8(const kernels::MoeShape& s, bool gpu,
+            kernels::OperatorMemory* of_experts) {
+  if (!kernels::FitsFp8(s.intermediate, s.hidden)) return;
+  const kernels::Fp8LinearMemory up =
+      kernels::PlanFp8Linear(s.rows, s.hidden, s.intermediate, gpu);
+  const kernels::Fp8LinearMemory down =
+      kernels::PlanFp8Linear(s.rows, s.intermediate, s.hidden, gpu);
+  of_experts->forward += std::max(up.forward, down.forward);
+  of_experts->backward += std::max(up.backward, down.backward);
+}
+
 }  // namespace
 
 int64_t DecoderModel::PlanPacked(int unit, c10::ScalarType compute) const {
@@ -76,18 +100,32 @@ int64_t DecoderModel::PlanPacked(int unit, c10::ScalarType compute) const {
   return most;
 }
 
-TokenShare DecoderModel::ShareOf(int parameter) const {
+void DecoderModel::AddNorms(const DecoderLayout::Layer& layer,
+                            kernels::OperatorMemory* of_block) const {
+  int64_t most = 0;
+  for (const LayerModule module : kBlockModules) {
+    const int index = layer.weight[module];
+    if (!lora_->Has(index)) continue;
+    const std::vector<int64_t>& shape = specs_[index].shape;
+    of_block->kept += shape[0] * kernels::kFloatBytes;
+    most = std::max(most, kernels::PlanAdaptedNorms(shape[0], shape[1]));
+  }
+  // They come before what the block keeps.
+  of_block->forward = std::max(of_block->forward, most - of_block->kept);
+}
+
+absl::optional<TokenShare> DecoderModel::ShareOf(int parameter) const {
   for (const DecoderLayout::Layer& layer : layout_.layers) {
     for (const std::array<int, 3>& expert : layer.experts) {
       if (std::find(expert.begin(), expert.end(), parameter) == expert.end()) {
         continue;
       }
-      return {static_cast<double>(config_.experts.chosen) /
-                  static_cast<double>(config_.experts.count),
-              0.0};
+      return TokenShare{static_cast<double>(config_.experts.chosen) /
+                            static_cast<double>(config_.experts.count),
+                        0.0};
     }
   }
-  return {};
+  return absl::nullopt;
 }
 
 std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
@@ -120,7 +158,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
   block.input_norms = c.norm_before;
   block.post_norms = c.norm_after;
   block.query_key_norm = c.query_key_norm;
-  const kernels::MoeShape experts = {
+  kernels::MoeShape experts = {
       ends.rows,       c.hidden_size,    c.experts.intermediate_size,
       c.experts.count, c.experts.chosen, compute,
       trained};
@@ -132,7 +170,8 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     const DecoderLayout::Layer& index = layout_.layers[layer];
     for (int m = 0; !all && m < kernels::kBlockMatrices; ++m) {
       const bool has = lora_->Has(index.weight[kBlockModules[m]]);
-      block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout()};
+      block.adapters[m] = {has ? lora_->rank() : 0, lora_->dropout(),
+                           lora_->dora()};
     }
     block.attention.window = c.layer(layer).window;
     if (windows.insert(block.attention.window).second) {
@@ -141,17 +180,26 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
                                                    compute, block.gpu);
     }
     block.mlp = !c.layer(layer).experts;
-    units.push_back(PlanUnit(kernels::PlanTransformerBlock(block), block.x(),
-                             specs_, index.unit, compute));
+    block.fp8 = Fp8Of(layer) != Fp8Scaling::kOff;
+    kernels::OperatorMemory of_block = kernels::PlanTransformerBlock(block);
+    if (!all && lora_->dora()) AddNorms(index, &of_block);
+    units.push_back(PlanUnit(of_block, block.x(), specs_, index.unit, compute));
     if (block.mlp) continue;
-    units.push_back(PlanUnit(kernels::PlanMoeMlp(experts), block.x(), specs_,
-                             index.mlp_unit, compute));
+    experts.grouped =
+        MayGroup(compute) &&
+        !(block.fp8 &&
+          kernels::FitsFp8(c.experts.intermediate_size, c.hidden_size));
+    kernels::OperatorMemory of_experts = kernels::PlanMoeMlp(experts);
+    if (block.fp8) AddFp8(experts, block.gpu, &of_experts);
+    units.push_back(
+        PlanUnit(of_experts, block.x(), specs_, index.mlp_unit, compute));
   }
   for (size_t unit = 0; unit < units.size(); ++unit) {
     const int64_t packed = PlanPacked(static_cast<int>(unit), compute);
     units[unit].forward_workspace += packed;
     units[unit].backward_workspace += packed;
   }
+  if (c.scores) ends.vocab = 1;
   units.push_back(
       PlanHead(ends, LargestGradient(specs_, head_unit(), compute)));
   return units;

@@ -6,11 +6,15 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -373,6 +377,76 @@ TEST(DecoderTest, PaddingAfterTheFirstTokenIsRefused) {
   input.cache = cache->get();
   input.positions = at::tensor({-1, 0, -1}, at::kLong).view({1, 3});
   EXPECT_THROW(model->Logits(input, runner), c10::Error);
+}
+
+// Two rows of 6 and 4 tokens, padded to `length`.
+struct TwoRows {
+  explicit TwoRows(int64_t length) {
+    at::manual_seed(3);
+    const at::Tensor ids = at::randint(512, {2, 6}, at::kLong);
+    input.tokens = at::zeros({2, length}, at::kLong);
+    input.tokens.narrow(1, 0, 6).copy_(ids);
+    input.sample_positions = at::tensor({40, 7}, at::kLong);
+    targets.tokens = at::full({2, length}, -100, at::kLong);
+    targets.tokens.narrow(1, 0, 5).copy_(ids.narrow(1, 1, 5));
+    targets.tokens[1].narrow(0, 3, length - 3).fill_(-100);
+  }
+  TokenInput input;
+  TokenTargets targets;
+};
+
+TEST(DecoderTest, SmoothsTheLossOfItsLogits) {
+  const TwoRows rows(6);
+  PlainRunner runner;
+  for (const char* family : {"llama31", "gemma2", "qwen2"}) {
+    SCOPED_TRACE(family);
+    const auto model = Make(RandomOf(family));
+    BindRandom(*model, at::kFloat);
+    Regularization how;
+    const auto sum = [&] {
+      return model->RegularizedSum(rows.input, rows.targets, how, runner)
+          .item<float>();
+    };
+    EXPECT_EQ(
+        sum(),
+        model->CrossEntropySum(rows.input, rows.targets, runner).item<float>());
+    how.smoothing = 0.2;
+    const at::AutoGradMode no_gradients(false);
+    const at::Tensor wanted = at::cross_entropy_loss(
+        model->Logits(rows.input, runner).flatten(0, 1).to(at::kDouble),
+        rows.targets.tokens.flatten(), /*weight=*/{}, at::Reduction::Sum, -100,
+        how.smoothing);
+    EXPECT_NEAR(sum(), wanted.item<double>(), 1e-4);
+    const at::AutoGradMode gradients(true);
+    EXPECT_NEAR(sum(), wanted.item<double>(), 1e-4);
+  }
+}
+
+TEST(DecoderTest, NoiseIsOfTheSampleAndItsPlace) {
+  const auto model = Make(RandomOf("llama31"));
+  BindRandom(*model, at::kFloat);
+  PlainRunner runner;
+  Regularization how;
+  how.noise_alpha = 5.0;
+  how.seed = 1;
+  const auto sum = [&](const TwoRows& rows) {
+    return model->RegularizedSum(rows.input, rows.targets, how, runner)
+        .item<float>();
+  };
+  const TwoRows rows(6);
+  const float noisy = sum(rows);
+  EXPECT_EQ(sum(rows), noisy);
+  EXPECT_NE(
+      model->CrossEntropySum(rows.input, rows.targets, runner).item<float>(),
+      noisy);
+  EXPECT_NEAR(sum(TwoRows(9)), noisy, 1e-4);  // more padding
+  TwoRows others(6);
+  others.input.sample_positions = at::tensor({41, 7}, at::kLong);
+  EXPECT_NE(sum(others), noisy);
+  how.seed = 2;
+  EXPECT_NE(sum(rows), noisy);
+  others.input.sample_positions = at::Tensor();
+  EXPECT_THROW(sum(others), c10::Error);
 }
 
 class DecoderPlanTest : public ::testing::TestWithParam<const char*> {

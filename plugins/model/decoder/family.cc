@@ -5,14 +5,18 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "plugins/sdk/lib/safetensors.h"
 
 namespace capstan::decoder {
 namespace {
+
+constexpr char kClassifier[] = "ForSequenceClassification";
 
 std::map<std::string, const Family*>& Registry() {
   static auto& registry = *new std::map<std::string, const Family*>();
@@ -56,6 +60,29 @@ bool AddEndTokens(const Json& json, DecoderConfig* config) {
   return true;
 }
 
+// Transformers' sequence classification: of one label it is a score.
+void ReadHead(ConfigKeys& keys, DecoderConfig* config) {
+  const Json* const classes = keys.Find("architectures");
+  if (classes == nullptr || !classes->is_array() || classes->empty() ||
+      !(*classes)[0].is_string() ||
+      !absl::EndsWith((*classes)[0].get<std::string>(), kClassifier)) {
+    return;
+  }
+  const Json* const labels = keys.Find("id2label");
+  // Without either, transformers has two.
+  const auto named =
+      labels == nullptr ? int64_t{2} : static_cast<int64_t>(labels->size());
+  const int64_t count = keys.Int("num_labels", named);
+  if (count != 1) {
+    keys.Fail("id2label",
+              absl::StrCat("has ", count,
+                           " labels: of sequence classification "
+                           "only the head with one, a score, is implemented"));
+  }
+  config->scores = true;
+  config->tie_word_embeddings = false;
+}
+
 // `text` is what `path` holds; with a null `family`, `read` reads it.
 absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
                                        std::string text, const Family* family,
@@ -73,6 +100,7 @@ absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
   DecoderConfig config;
   config.family = family;
   read(keys, &config);
+  if (family != nullptr) ReadHead(keys, &config);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
   CAPSTAN_RETURN_IF_ERROR(keys.FailIf(FinishSizes(&config)));
   config.source_config = std::move(text);
@@ -91,6 +119,13 @@ absl::StatusOr<DecoderConfig> ReadText(const std::string& path,
 
 }  // namespace
 
+std::string Architecture(const DecoderConfig& config) {
+  std::string architecture = config.family->architecture;
+  const size_t use = architecture.find("For");
+  if (config.scores) architecture.replace(use, std::string::npos, kClassifier);
+  return architecture;
+}
+
 RegisterFamily::RegisterFamily(const Family& family) {
   Registry()[family.model_type] = &family;
 }
@@ -107,14 +142,19 @@ absl::StatusOr<DecoderConfig> ReadConfigFile(const std::string& path) {
 }
 
 absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder) {
-  return ReadConfigFile(folder + "/config.json");
+  return ReadFolder(folder, nullptr);
 }
 
 absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
                                          ReadKeys read) {
   const std::string path = folder + "/config.json";
-  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path));
-  return ReadText(path, std::move(text), nullptr, read);
+  absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (!text.ok() && IsRegularFile(folder)) {
+    // Says what the file is.
+    CAPSTAN_RETURN_IF_ERROR(SafetensorsReader::Open(folder).status());
+  }
+  CAPSTAN_RETURN_IF_ERROR(text.status());
+  return ReadText(path, *std::move(text), nullptr, read);
 }
 
 Json SourceKeys(const DecoderConfig& config) {

@@ -23,7 +23,7 @@ using Json = ConfigJson;
 
 struct Family {
   const char* model_type;
-  const char* architecture;  // transformers' class
+  const char* architecture;  // transformers' class, "..ForCausalLM"
   // Reads config.json into a description, with the defaults of transformers'
   // config class. What the model doesn't implement is a Fail of `keys`.
   void (*read)(ConfigKeys& keys, DecoderConfig* config);
@@ -52,6 +52,9 @@ absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
 // The same for a config.json without a folder of weights around it; a
 // generation_config.json beside it counts.
 absl::StatusOr<DecoderConfig> ReadConfigFile(const std::string& path);
+
+// The class of config.family's that has this head.
+std::string Architecture(const DecoderConfig& config);
 
 // The source config's keys, or none.
 Json SourceKeys(const DecoderConfig& config);

@@ -52,9 +52,7 @@ bool DecoderModel::IsMatrix(int index) const {
 
 at::Tensor DecoderModel::StoredWeight(int index) const {
   if (weights_ == nullptr || Packed(index) ||
-      static_cast<size_t>(index) >= layout_.specs.size() ||
-      (new_rows_ != nullptr &&
-       (index == kEmbedding || index == layout_.head)) ||
+      static_cast<size_t>(index) >= layout_.specs.size() || HasNewRows(index) ||
       (lora_ != nullptr && lora_->HasSavedValue(index))) {
     return {};
   }

@@ -3,10 +3,12 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/quant/fp8.h"
 #include "kernels/quant/nf4.h"
 #include "plugins/sdk/lib/quantized_folder.h"
 // Last: its CHECK is the one to use.
@@ -31,18 +33,19 @@ std::vector<int> LinearLayers(const DecoderLayout& layout) {
 
 absl::Status CheckFormat(Quantize quantize, const PackedMatrix& matrix,
                          const std::string& name) {
-  const bool twice = matrix.double_quantised();
-  if (quantize == Quantize::kFolders ||
-      (quantize == Quantize::kNf4Double) == twice) {
+  const Quantize format = matrix.format();
+  if (quantize == Quantize::kFolders || quantize == format) {
     return absl::OkStatus();
   }
-  const auto text = [](bool double_quantised) {
-    return double_quantised ? "NF4_DOUBLE" : "NF4";
+  const auto text = [](Quantize of) {
+    return of == Quantize::kNf4Double ? "NF4_DOUBLE"
+           : of == Quantize::kNf4     ? "NF4"
+                                      : "FP8";
   };
   return FieldError(
       "quantize",
-      absl::StrCat("is ", text(!twice), ", but the folder's '", name, "' is ",
-                   text(twice), " already: leave quantize out to keep that"));
+      absl::StrCat("is ", text(quantize), ", but the folder's '", name, "' is ",
+                   text(format), " already: leave quantize out to keep that"));
 }
 
 }  // namespace
@@ -66,7 +69,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrices>> PackedMatrices::Create(
     }
     if (quantize == Quantize::kFolders) continue;
     packed->made_.push_back(QuantizeMatrix(
-        spec.numel(), quantize == Quantize::kNf4Double,
+        quantize, spec.shape[0], spec.shape[1],
         [read, index](int64_t begin, int64_t count, float* out) {
           return read(index, begin, count, out);
         },
@@ -77,10 +80,26 @@ absl::StatusOr<std::unique_ptr<PackedMatrices>> PackedMatrices::Create(
 }
 
 void PackedMatrices::Unpack(int index, const uint8_t* bytes, float* out) const {
-  const kernels::Nf4Matrix matrix = {
-      bytes, kernels::Nf4Layout(specs_[index].numel(),
-                                matrices_[index]->double_quantised())};
   constexpr int64_t kGrain = 1 << 16;
+  const ParameterSpec& spec = specs_[index];
+  const Quantize format = matrices_[index]->format();
+  if (format == Quantize::kFp8) {
+    const kernels::Fp8Layout layout(spec.shape[0], spec.shape[1]);
+    const auto* const scales =
+        reinterpret_cast<const float*>(bytes + layout.scales);
+    const int64_t columns = layout.columns;
+    at::parallel_for(0, layout.rows, std::max<int64_t>(1, kGrain / columns),
+                     [&](int64_t row, int64_t end) {
+                       for (; row < end; ++row) {
+                         kernels::DequantizeFp8(bytes + row * columns,
+                                                scales[row], columns,
+                                                out + row * columns);
+                       }
+                     });
+    return;
+  }
+  const kernels::Nf4Matrix matrix = {
+      bytes, kernels::Nf4Layout(spec.numel(), format == Quantize::kNf4Double)};
   at::parallel_for(
       0, matrix.layout.numel, kGrain, [&](int64_t begin, int64_t end) {
         kernels::DequantizeNf4(matrix, begin, end - begin, out + begin);
@@ -89,10 +108,11 @@ void PackedMatrices::Unpack(int index, const uint8_t* bytes, float* out) const {
 
 kernels::Weight PackedMatrices::Bound(int index,
                                       const at::Tensor& bytes) const {
+  const Quantize format = matrices_[index]->format();
   return {bytes,
-          matrices_[index]->double_quantised()
-              ? kernels::WeightFormat::kNf4Double
-              : kernels::WeightFormat::kNf4,
+          format == Quantize::kFp8         ? kernels::WeightFormat::kFp8
+          : format == Quantize::kNf4Double ? kernels::WeightFormat::kNf4Double
+                                           : kernels::WeightFormat::kNf4,
           specs_[index].shape[0], specs_[index].shape[1]};
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrices of a decoder that are kept in NF4 (kernels/quant/nf4.h), below its
+// Matrices of a decoder that are kept in fewer bits (kernels/quant), below its
 // adapters: those of its layers' linear layers, experts included, but not of
 // the embedding, the head and routers (as transformers and PEFT have it).
 #ifndef CAPSTAN_PLUGINS_MODEL_DECODER_PACKED_H_

@@ -95,7 +95,8 @@ absl::StatusOr<DecoderCheckpoint> OpenCheckpoint(
   DecoderCheckpoint checkpoint;
   checkpoint.config = *std::move(config);
   DecoderConfig& sizes = checkpoint.config;
-  std::vector<ParameterSpec> specs = ParameterSpecs(sizes);
+  const DecoderLayout layout(sizes);
+  std::vector<ParameterSpec> specs = layout.specs;
   if (!sizes.file_names.empty()) {
     const auto weights = SafetensorsReader::Open(folder);
     if (!weights.ok()) {
@@ -106,6 +107,7 @@ absl::StatusOr<DecoderCheckpoint> OpenCheckpoint(
       checkpoint.file_names.push_back(spec.name);
     }
   }
+  if (sizes.new_scores) specs.erase(specs.begin() + layout.head);
   CAPSTAN_ASSIGN_OR_RETURN(
       checkpoint.weights,
       OpenPretrained(folder, specs, [&](absl::string_view name) {

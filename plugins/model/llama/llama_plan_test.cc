@@ -4,19 +4,12 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "plugins/model/common/plan_testing.h"
 #include "plugins/model/llama/llama_testing.h"
 
 namespace capstan::llama {
 namespace {
-
-// With newer processors' 16-bit instructions LibTorch's products, by oneDNN,
-// take memory by shape that no plan knows: up to 0.2 MiB, much for these
-// shapes.
-[[maybe_unused]] const int kPlainProducts =
-    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", /*overwrite=*/0);
 
 struct Shape {
   const char* name;

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_code.h"
 #include "base/status.h"
 #include "plugins/objective/common/token_objective.h"
-#include "plugins/sdk/pair_batch.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/token_model.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
@@ -61,15 +62,29 @@ at::Tensor TargetsOf(const Batch& batch, bool host) {
 absl::StatusOr<std::unique_ptr<CausalLm>> CausalLm::Create(
     const Config& config) {
   CAPSTAN_ASSIGN_OR_RETURN(SampleOptions sampling, SamplingOf(config));
-  return std::unique_ptr<CausalLm>(new CausalLm(std::move(sampling)));
+  const double smoothing = config.label_smoothing();
+  const double alpha = config.noise_alpha();
+  if (!(smoothing >= 0.0 && smoothing < 1.0)) {
+    return FieldError("label_smoothing",
+                      absl::StrCat("must be in [0, 1), is ", smoothing));
+  }
+  // Of more, nothing of the embeddings is left.
+  constexpr double kMostNoise = 1000.0;
+  if (!(alpha >= 0.0 && alpha <= kMostNoise)) {
+    return FieldError("noise_alpha", absl::StrCat("must be in [0, ", kMostNoise,
+                                                  "], is ", alpha));
+  }
+  return std::unique_ptr<CausalLm>(
+      new CausalLm(std::move(sampling), smoothing, alpha));
 }
 
 absl::Status CausalLm::CheckModel(Model& model) const {
-  const TokenModel* tokens = model.token_model();
+  TokenModel* const tokens = model.token_model();
   if (tokens == nullptr) {
     return absl::InvalidArgumentError(
         "causal_lm needs a model of token sequences, which this model isn't");
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckLogits(*tokens));
   if (tokens->causal()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "causal_lm needs a model in which a token sees only what comes before "
@@ -80,12 +95,20 @@ absl::Status CausalLm::CheckModel(Model& model) const {
 absl::Status CausalLm::Check(Model& model, const DatasetReader& data) const {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel* tokens = model.token_model();
+  if (regularizes() && !tokens->regularizes()) {
+    return FieldError(
+        label_smoothing_ > 0.0 ? "label_smoothing" : "noise_alpha",
+        "needs a model that can do it, as capstan.decoder; this one can't: "
+        "leave it out");
+  }
   if (data.max_sequence_length() > tokens->max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
-                     " tokens, the model's max_position_embeddings is ",
-                     tokens->max_positions(),
-                     ": raise that, or shorten the data's sequence_length"));
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "the data has sequences of ", data.max_sequence_length(),
+            " tokens, the model's max_position_embeddings is ",
+            tokens->max_positions(), ": set the data's max_length or ",
+            "sequence_length to ", tokens->max_positions(), " at most")),
+        "data/too-long");
   }
   return CheckVocabulary(*tokens, data);
 }
@@ -120,13 +143,17 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
   input.tokens = ids;
   // The model then knows the documents without asking the device.
   input.positions = HostTensor(batch, kPositions);
-  // Dropout only in training.
+  // Dropout and noise only in training.
   if (info.training) {
     input.sample_positions = Optional(batch, kSamplePosition);
   }
   const int64_t more = TokensToAdd(batch, tokens->max_positions());
   AddPadding(*tokens, more, &input, &targets);
-  loss.sum = tokens->CrossEntropySum(input, targets, runner);
+  loss.sum = info.training && regularizes()
+                 ? tokens->RegularizedSum(
+                       input, targets,
+                       {label_smoothing_, noise_alpha_, info.seed}, runner)
+                 : tokens->CrossEntropySum(input, targets, runner);
   if (info.thorough) {
     loss.metrics = CountCorrect(*tokens, input, targets.tokens, runner);
   }

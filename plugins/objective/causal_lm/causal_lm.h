@@ -25,9 +25,10 @@ class CausalLm final : public CausalObjective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  bool allows_divided_rows() const override { return true; }
   // Accuracy at the targets, only if StepInfo::thorough.
   std::vector<MetricTags> metrics() const override {
-    return {{"train/accuracy", "eval/accuracy"}};
+    return {{"", "eval/accuracy"}};
   }
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
@@ -35,10 +36,17 @@ class CausalLm final : public CausalObjective {
       double loss) const override;
 
  private:
-  explicit CausalLm(SampleOptions sampling)
-      : CausalObjective(std::move(sampling)) {}
+  CausalLm(SampleOptions sampling, double label_smoothing, double noise_alpha)
+      : CausalObjective(std::move(sampling)),
+        label_smoothing_(label_smoothing),
+        noise_alpha_(noise_alpha) {}
 
   absl::Status CheckModel(Model& model) const override;
+  bool regularizes() const {
+    return label_smoothing_ > 0.0 || noise_alpha_ > 0.0;
+  }
+
+  const double label_smoothing_, noise_alpha_;
 };
 
 }  // namespace capstan::causal_lm

@@ -3,6 +3,7 @@
 // With a fake model; tests/golden has real ones.
 #include "plugins/objective/causal_lm/causal_lm.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
@@ -10,11 +11,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "base/status.h"
+#include "plugins/sdk/dataset.h"
 #include "plugins/sdk/idle_for_test.h"
-#include "plugins/sdk/pair_batch.h"
 
 namespace capstan::causal_lm {
 namespace {
@@ -56,6 +58,14 @@ class CountingModel final : public IdleModel, public TokenModel {
     seen_targets = targets.tokens;
     return at::full({}, 7.0);
   }
+  at::Tensor RegularizedSum(const TokenInput& input,
+                            const TokenTargets& targets,
+                            const Regularization& how,
+                            UnitRunner& runner) override {
+    seen_how = how;
+    return CrossEntropySum(input, targets, runner) + 1.0;
+  }
+  bool regularizes() const override { return can_regularize; }
   absl::StatusOr<std::unique_ptr<KvCache>> NewCache(int64_t,
                                                     int64_t) const override {
     return std::unique_ptr<KvCache>(new CountingCache);
@@ -65,12 +75,14 @@ class CountingModel final : public IdleModel, public TokenModel {
 
   bool is_token_model = true;
   bool is_causal = true;
+  bool can_regularize = true;
   float sharpness = 3.0f;
   std::vector<int64_t> lengths;
   at::Tensor seen_tokens;
   at::Tensor seen_targets;
   at::Tensor seen_positions;
   at::Tensor seen_samples;
+  Regularization seen_how;
 };
 
 class FakeTokenizer final : public Tokenizer {
@@ -228,6 +240,50 @@ TEST_F(CausalLmTest, SamplePositionsAreForTraining) {
   EXPECT_FALSE(model_.seen_samples.defined());
 }
 
+TEST_F(CausalLmTest, RegularizesInTrainingAlone) {
+  Config config;
+  config.set_label_smoothing(0.1);
+  config.set_noise_alpha(5.0);
+  SetConfig(config);
+  const Batch batch = {
+      {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
+      {"sample_position", at::tensor({7}, at::kLong)}};
+  info_.seed = 3;
+  // So that losses of runs with other settings compare.
+  EXPECT_EQ(
+      objective_->Compute(model_, batch, info_, runner_).sum.item<double>(),
+      7.0);
+  info_.training = true;
+  EXPECT_EQ(
+      objective_->Compute(model_, batch, info_, runner_).sum.item<double>(),
+      8.0);
+  EXPECT_EQ(model_.seen_how.smoothing, 0.1);
+  EXPECT_EQ(model_.seen_how.noise_alpha, 5.0);
+  EXPECT_EQ(model_.seen_how.seed, 3u);
+  EXPECT_TRUE(model_.seen_samples.equal(at::tensor({7}, at::kLong)));
+
+  EXPECT_TRUE(objective_->Check(model_, FakeData(16, nullptr)).ok());
+  model_.can_regularize = false;
+  absl::Status status = objective_->Check(model_, FakeData(16, nullptr));
+  EXPECT_EQ(FieldOf(status), "label_smoothing");
+  EXPECT_NE(status.message().find("leave it out"), absl::string_view::npos);
+  config.clear_label_smoothing();
+  SetConfig(config);
+  status = objective_->Check(model_, FakeData(16, nullptr));
+  EXPECT_EQ(FieldOf(status), "noise_alpha");
+  SetConfig(Config());
+  EXPECT_TRUE(objective_->Check(model_, FakeData(16, nullptr)).ok());
+}
+
+TEST_F(CausalLmTest, NoiseHasALimit) {
+  for (const double alpha : {-1.0, 1001.0, HUGE_VAL, std::nan("")}) {
+    Config config;
+    config.set_noise_alpha(alpha);
+    EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "noise_alpha")
+        << alpha;
+  }
+}
+
 TEST_F(CausalLmTest, NoLabelAtAllIsLegal) {
   const Batch batch = {
       {"input_ids", at::tensor({1, 2}, at::kLong).view({1, 2})},
@@ -343,6 +399,12 @@ TEST_F(CausalLmTest, BadConfigNamesItsField) {
   config = Config();
   config.set_top_p(0.0);
   EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "top_p");
+  config = Config();
+  config.set_label_smoothing(1.0);
+  EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "label_smoothing");
+  config = Config();
+  config.set_noise_alpha(-1.0);
+  EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "noise_alpha");
   config = Config();
   config.set_max_new_tokens(-1);
   EXPECT_EQ(FieldOf(CausalLm::Create(config).status()), "max_new_tokens");

@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "plugins/objective/common/decode_loop.h"
 #include "plugins/objective/common/sample_token.h"
-#include "plugins/sdk/beam_searcher.h"
+#include "plugins/sdk/objective.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {

@@ -14,7 +14,6 @@
 #include "absl/types/span.h"
 #include "plugins/objective/common/decode_loop.h"
 #include "plugins/objective/common/sample_token.h"
-#include "plugins/sdk/beam_searcher.h"
 #include "plugins/sdk/objective.h"
 #include "plugins/sdk/token_model.h"
 
@@ -23,7 +22,7 @@ namespace capstan {
 // An objective of such models. What decides how a text goes on: flags come
 // before the objective's config, which comes before the model's
 // generation_config.json.
-class CausalObjective : public Objective, public BeamSearcher {
+class CausalObjective : public Objective {
  public:
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/status.h"
-#include "plugins/sdk/batched_cache.h"
+#include "base/to_host.h"
 #include "plugins/sdk/lib/prompt_batch.h"
-#include "plugins/sdk/next_logits.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan {
 namespace {
@@ -51,7 +51,7 @@ void CausalContext::Begin(TokenModel* model, absl::Span<const int64_t> prompt,
   // A kept cache, which grows by need, may serve longer texts than this one.
   capacity_ = kept_ ? model->max_positions()
                     : std::min(longest, model->max_positions());
-  auto* const batched = dynamic_cast<BatchedCache*>(cache_.get());
+  BatchedCache* const batched = cache_ == nullptr ? nullptr : cache_->batched();
   if (!kept_ || model != model_ || batched == nullptr || begin_ > 0 ||
       !cache_->FitsLength(static_cast<int64_t>(prompt.size()))) {
     cache_.reset();
@@ -78,7 +78,7 @@ absl::StatusOr<at::Tensor> CausalContext::NextLogits(
     CAPSTAN_ASSIGN_OR_RETURN(cache_, model_->NewCache(1, capacity_));
   }
   // In pieces, at the positions of the whole.
-  if (auto* const batched = dynamic_cast<BatchedCache*>(cache_.get())) {
+  if (BatchedCache* const batched = cache_->batched()) {
     batched->ExpectLengths({length - begin_});
   }
   // Everything not in the cache: the prompt, later one token at a time.
@@ -89,12 +89,12 @@ absl::StatusOr<at::Tensor> CausalContext::NextLogits(
     TokenInput input;
     input.tokens = at::from_blob(text.data() + past, {1, count}, at::kLong);
     input.cache = cache_.get();
-    logits = LastLogitsOf(*model_, input, runner);
+    logits = model_->LastLogits(input, runner);
     cached_.insert(cached_.end(), text.begin() + past,
                    text.begin() + past + count);
     past += count;
   }
-  return logits.view({1, -1}).to(at::kFloat).cpu().contiguous();
+  return ToHost(logits.view({1, -1}).to(at::kFloat)).contiguous();
 }
 
 absl::StatusOr<std::unique_ptr<Continuation>> ContinueTogether(

@@ -25,8 +25,17 @@ absl::Status CheckVocabulary(const TokenModel& model,
       ": it must be at least ", tokenizer->vocab_size()));
 }
 
-absl::Status CheckPrompt(const TokenModel& model,
-                         absl::Span<const int64_t> prompt) {
+absl::Status CheckLogits(TokenModel& model) {
+  if (model.text_scores() == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the model has a head of scores (a reward model): it scores texts, and "
+      "neither writes any nor learns to; train it by capstan.reward, and "
+      "measure it with `trainer eval`");
+}
+
+absl::Status CheckPrompt(TokenModel& model, absl::Span<const int64_t> prompt) {
+  const absl::Status logits = CheckLogits(model);
+  if (!logits.ok()) return logits;
   const auto given = static_cast<int64_t>(prompt.size());
   if (given == 0 || given >= model.max_positions()) {
     return absl::InvalidArgumentError(

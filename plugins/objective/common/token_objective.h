@@ -20,9 +20,11 @@ namespace capstan {
 absl::Status CheckVocabulary(const TokenModel& model,
                              const DatasetReader& data);
 
+// Checks that the model has logits, and no scores in place of them.
+absl::Status CheckLogits(TokenModel& model);
+
 // Checks that the model can continue `prompt`.
-absl::Status CheckPrompt(const TokenModel& model,
-                         absl::Span<const int64_t> prompt);
+absl::Status CheckPrompt(TokenModel& model, absl::Span<const int64_t> prompt);
 
 // By how many tokens to lengthen the rows of a batch: on a GPU to LengthOnGpu;
 // 0 if rows don't vary in length, i.e. the batch has no kTokenCounts, or packs

@@ -3,7 +3,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -96,22 +95,6 @@ class AdamW final : public Optimizer {
     return (state < 2) == IsSmall(parameter) ? kByRange : 0;
   }
 
-  // Of state in 8 or 16 bits LibTorch's operators widen a piece at a time.
-  int64_t UpdateBytes(const UpdateMemoryRequest& request) const override {
-    if (!request.on_gpu) return 0;
-    switch (state_) {
-      case Config::BFLOAT16:
-        return kernels::kBytesOfAdamWBf16Piece *
-               std::min(request.elements, kernels::kElementsOfAdamWBf16Piece);
-      case Config::EIGHT_BIT:
-        return kernels::kBytesOfAdamW8BitPiece *
-               std::min(request.elements, kernels::kElementsOfAdamW8BitPiece);
-      default:
-        return 0;
-    }
-  }
-
-  // Overwrites the gradient on a GPU.
   void Update(const OptimizerStep& step,
               const std::vector<ParameterSpec>& specs, OptimizerShard& shard,
               absl::Span<at::Tensor> state) override {

@@ -161,23 +161,6 @@ TEST(AdamWPluginTest, HonoursTheDeviceScale) {
   EXPECT_TRUE(at::equal(skipped[2], at::zeros({50})));
 }
 
-// Kernels of ours need none; LibTorch's operators widen a piece of 8- and
-// 16-bit state at a time.
-TEST(AdamWPluginTest, SaysWhatAnUpdateHolds) {
-  Config config = WithRate(0.1);
-  const auto bytes = [&config](int64_t elements, bool on_gpu) {
-    return (*MakePlugin<Optimizer>(config))
-        ->UpdateBytes({nullptr, elements, on_gpu});
-  };
-  EXPECT_EQ(bytes(1000, true), 0);
-  config.set_state(Config::EIGHT_BIT);
-  EXPECT_EQ(bytes(1000, true), 24 * 1000);
-  EXPECT_EQ(bytes(int64_t{1} << 30, true), int64_t{24} << 24);
-  EXPECT_EQ(bytes(1000, false), 0);
-  config.set_state(Config::BFLOAT16);
-  EXPECT_EQ(bytes(int64_t{1} << 30, true), int64_t{64} << 22);
-}
-
 // Padding between parameters holds zeros, and must keep doing so.
 TEST(AdamWPluginTest, PaddingStaysZero) {
   auto optimizer = MakePlugin<Optimizer>(WithRate(0.1));

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "plugins/sdk/beam_searcher.h"
+#include "plugins/sdk/objective.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {

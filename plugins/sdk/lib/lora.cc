@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/sdk/lib/lora.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -20,6 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr char kPrefix[] = "base_model.model.";
 constexpr char kSuffixA[] = ".lora_A.weight";
 constexpr char kSuffixB[] = ".lora_B.weight";
+constexpr char kSuffixMagnitude[] = ".lora_magnitude_vector";
 constexpr char kAllLinear[] = "all-linear";
 
 // Keys that, if set, change what an adapter computes.
@@ -35,7 +37,6 @@ constexpr const char* kNotImplemented[] = {"alora_invocation_tokens",
                                            "target_parameters",
                                            "trainable_token_indices",
                                            "use_bdlora",
-                                           "use_dora",
                                            "use_qalora"};
 
 bool IsSet(const Json& value) {
@@ -64,10 +65,18 @@ class ConfigReader : private JsonKeys {
            *Find("lora_dropout"));
     }
     spec.rslora = Bool("use_rslora", spec.rslora);
+    spec.dora = Bool("use_dora", spec.dora);
     ReadModules(&spec.target_modules);
     const Json* saved = Find("modules_to_save");
     if (saved != nullptr && !saved->empty()) {
       ReadNames("modules_to_save", *saved, &spec.modules_to_save);
+    }
+    const Json* const task = Find("task_type");
+    if (task != nullptr && *task == "SEQ_CLS") {
+      // PEFT adds both of the names that such heads have.
+      std::vector<std::string>& names = spec.modules_to_save;
+      names.erase(std::remove(names.begin(), names.end(), "classifier"),
+                  names.end());
     }
     spec.ties = Bool("ensure_weight_tying", false);
     if (!status().ok()) return status();
@@ -144,7 +153,8 @@ Quantize ReadQuantize(const std::string& folder) {
       ReadWholeFile(folder + "/capstan.json");
   if (!text.ok()) return Quantize::kFolders;
   const Json json = ParseJson<Json>(*text);
-  for (const Quantize quantize : {Quantize::kNf4, Quantize::kNf4Double}) {
+  for (const Quantize quantize :
+       {Quantize::kNf4, Quantize::kNf4Double, Quantize::kFp8}) {
     if (json.is_object() && json.contains(kQuantizeKey) &&
         json[kQuantizeKey] == QuantizeName(quantize)) {
       return quantize;
@@ -160,7 +170,9 @@ std::string AdapterConfigJson(const AdapterSpec& spec,
   const Json none = nullptr;
   Json json;
   json["peft_type"] = "LORA";
-  json["task_type"] = "CAUSAL_LM";
+  const std::vector<std::string>& saved = spec.modules_to_save;
+  const bool scores = std::count(saved.begin(), saved.end(), "score") > 0;
+  json["task_type"] = scores ? "SEQ_CLS" : "CAUSAL_LM";
   json["base_model_name_or_path"] =
       base_model.empty() ? none : Json(base_model);
   json["revision"] = none;
@@ -169,7 +181,7 @@ std::string AdapterConfigJson(const AdapterSpec& spec,
   json["lora_alpha"] = Plain(spec.alpha);
   json["lora_dropout"] = spec.dropout;
   json["use_rslora"] = spec.rslora;
-  json["use_dora"] = false;
+  json["use_dora"] = spec.dora;
   json["bias"] = "none";
   json["lora_bias"] = false;
   json["fan_in_fan_out"] = false;
@@ -205,6 +217,8 @@ const char* QuantizeName(Quantize quantize) {
       return "nf4";
     case Quantize::kNf4Double:
       return "nf4_double";
+    case Quantize::kFp8:
+      return "fp8";
     default:
       return nullptr;
   }
@@ -218,8 +232,11 @@ absl::optional<AdapterName> ParseAdapterName(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, kPrefix)) return absl::nullopt;
   AdapterName parsed;
   parsed.is_b = absl::ConsumeSuffix(&name, kSuffixB);
-  if (!parsed.is_b && !absl::ConsumeSuffix(&name, kSuffixA)) {
-    return absl::nullopt;
+  if (!parsed.is_b) {
+    parsed.is_magnitude = absl::ConsumeSuffix(&name, kSuffixMagnitude);
+    if (!parsed.is_magnitude && !absl::ConsumeSuffix(&name, kSuffixA)) {
+      return absl::nullopt;
+    }
   }
   if (name.empty()) return absl::nullopt;
   parsed.module = std::string(name);
@@ -228,6 +245,10 @@ absl::optional<AdapterName> ParseAdapterName(absl::string_view name) {
 
 std::string AdapterParameterName(absl::string_view module, bool is_b) {
   return absl::StrCat(kPrefix, module, is_b ? kSuffixB : kSuffixA);
+}
+
+std::string MagnitudeName(absl::string_view module) {
+  return absl::StrCat(kPrefix, module, kSuffixMagnitude);
 }
 
 bool IsSecondCopy(absl::string_view name) {

@@ -32,8 +32,8 @@ std::string AdapterConfigJson(const AdapterSpec& spec,
 // Reads an adapter's folder: adapter_config.json, and `quantize` from its
 // capstan.json, if it has one; sets `pretrained` to the folder. Errors name
 // file and key: for malformed files, and for settings that change the adapter's
-// computation and that AdapterSpec lacks (use_dora, lora_bias, rank_pattern, a
-// regular expression as target_modules ..).
+// computation and that AdapterSpec lacks (lora_bias, rank_pattern, a regular
+// expression as target_modules ..).
 absl::StatusOr<AdapterSpec> ReadAdapterConfig(const std::string& folder);
 
 // Capstan.json's key and value for a spec's `quantize`; a null value for
@@ -46,12 +46,15 @@ bool IsAdapterParameter(absl::string_view name);
 
 // The parts of "base_model.model.MODULE.lora_A.weight".
 struct AdapterName {
-  std::string module;  // "model.layers.0.self_attn.q_proj"
-  bool is_b = false;   // lora_B rather than lora_A
+  std::string module;         // "model.layers.0.self_attn.q_proj"
+  bool is_b = false;          // lora_B rather than lora_A
+  bool is_magnitude = false;  // neither: MagnitudeName's
 };
 // nullopt for a name that isn't an adapter's.
 absl::optional<AdapterName> ParseAdapterName(absl::string_view name);
 std::string AdapterParameterName(absl::string_view module, bool is_b);
+// "base_model.model.MODULE.lora_magnitude_vector", of DoRA.
+std::string MagnitudeName(absl::string_view module);
 
 // The name in an adapter's file of the model's parameter `name`, which is one
 // of a module to save.

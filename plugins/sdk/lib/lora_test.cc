@@ -53,6 +53,14 @@ TEST(LoraTest, Names) {
   EXPECT_FALSE(ParseAdapterName(a)->is_b);
   EXPECT_TRUE(ParseAdapterName(AdapterParameterName(module, true))->is_b);
   EXPECT_TRUE(IsAdapterParameter(a));
+  const std::string magnitude = MagnitudeName(module);
+  EXPECT_EQ(
+      magnitude,
+      "base_model.model.model.layers.3.mlp.up_proj.lora_magnitude_vector");
+  EXPECT_EQ(ParseAdapterName(magnitude)->module, module);
+  EXPECT_TRUE(ParseAdapterName(magnitude)->is_magnitude);
+  EXPECT_FALSE(ParseAdapterName(magnitude)->is_b);
+  EXPECT_FALSE(ParseAdapterName(a)->is_magnitude);
   EXPECT_FALSE(IsAdapterParameter(module + ".weight"));
   EXPECT_FALSE(IsAdapterParameter("base_model.model.model.norm.weight"));
   EXPECT_FALSE(IsAdapterParameter("base_model.model..lora_A.weight"));
@@ -83,6 +91,7 @@ TEST(LoraTest, WritesWhatItReads) {
   spec.alpha = 2.5;
   spec.dropout = 0.05;
   spec.rslora = true;
+  spec.dora = true;
   spec.target_modules = {"q_proj", "self_attn.v_proj"};
   const std::string folder = NewFolder();
   const std::string a = AdapterParameterName("m", false);
@@ -98,6 +107,7 @@ TEST(LoraTest, WritesWhatItReads) {
   EXPECT_EQ(read->alpha, 2.5);
   EXPECT_EQ(read->dropout, 0.05);
   EXPECT_TRUE(read->rslora);
+  EXPECT_TRUE(read->dora);
   EXPECT_EQ(read->target_modules, spec.target_modules);
   EXPECT_EQ(read->pretrained, folder);
 
@@ -134,6 +144,19 @@ TEST(LoraTest, ModulesToSave) {
               HasSubstr("modules_to_save must hold names"));
 }
 
+TEST(LoraTest, AScoreIsPeftsSequenceClassification) {
+  AdapterSpec spec;
+  spec.target_modules = {"q_proj"};
+  spec.modules_to_save = {"score"};
+  Json json = Json::parse(AdapterConfigJson(spec, ""));
+  EXPECT_EQ(json["task_type"], "SEQ_CLS");
+  // PEFT's own files have both of its names for such heads.
+  json["modules_to_save"] = {"classifier", "score"};
+  const auto read = ReadText(json.dump());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->modules_to_save, spec.modules_to_save);
+}
+
 TEST(LoraTest, ConfigHasPeftsKeys) {
   AdapterSpec spec;
   spec.target_modules = {"all-linear"};
@@ -161,8 +184,7 @@ TEST(LoraTest, ConfigHasPeftsKeys) {
 }
 
 TEST(LoraTest, WhatItDoesNotHaveIsNamed) {
-  for (const char* key :
-       {"use_dora", "lora_bias", "fan_in_fan_out", "use_bdlora"}) {
+  for (const char* key : {"lora_bias", "fan_in_fan_out", "use_bdlora"}) {
     EXPECT_THAT(Refusal("{\"" + std::string(key) + "\": true}"),
                 HasSubstr(std::string(key) + " is not implemented"));
   }

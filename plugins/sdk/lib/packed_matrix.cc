@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/quant/fp8.h"
 #include "kernels/quant/nf4.h"
 
 namespace capstan {
@@ -68,15 +69,21 @@ class Wanted {
   uint8_t* const out_;
 };
 
-class QuantizedMatrix final : public PackedMatrix {
+absl::Status NotFinite(const std::string& name, int64_t value) {
+  return absl::DataLossError(absl::StrCat(
+      "tensor '", name, "' has values that aren't finite among those from ",
+      value, " on, and can't be quantised"));
+}
+
+class Nf4QuantizedMatrix final : public PackedMatrix {
  public:
-  QuantizedMatrix(int64_t numel, bool double_quantised, ReadMatrix read,
-                  std::string name)
+  Nf4QuantizedMatrix(int64_t numel, bool double_quantised, ReadMatrix read,
+                     std::string name)
       : layout_(numel, double_quantised),
         read_(std::move(read)),
         name_(std::move(name)) {}
 
-  ~QuantizedMatrix() override {
+  ~Nf4QuantizedMatrix() override {
     LastScales& last = LastScales::Get();
     const std::lock_guard<std::mutex> lock(last.mutex);
     if (last.owner != this) return;
@@ -84,7 +91,9 @@ class QuantizedMatrix final : public PackedMatrix {
     last.scales.reset();
   }
 
-  bool double_quantised() const override { return layout_.double_quantised; }
+  Quantize format() const override {
+    return layout_.double_quantised ? Quantize::kNf4Double : Quantize::kNf4;
+  }
   int64_t bytes() const override { return layout_.bytes; }
 
   absl::Status ReadBytes(int64_t begin, int64_t count,
@@ -138,12 +147,9 @@ class QuantizedMatrix final : public PackedMatrix {
       kernels::QuantizeNf4(values.data(), count, packed.data(), scales.data());
       const int64_t blocks = (count + kNf4Block - 1) / kNf4Block;
       for (int64_t b = 0; b < blocks; ++b) {
-        if (std::isfinite(scales[b])) continue;
-        return absl::DataLossError(
-            absl::StrCat("tensor '", name_,
-                         "' has values that aren't finite among those "
-                         "from ",
-                         begin + b * kNf4Block, " on, and can't be quantised"));
+        if (!std::isfinite(scales[b])) {
+          return NotFinite(name_, begin + b * kNf4Block);
+        }
       }
       fn(begin, count, packed.data(), scales.data());
     }
@@ -209,16 +215,87 @@ class QuantizedMatrix final : public PackedMatrix {
   const std::string name_;
 };
 
+class Fp8QuantizedMatrix final : public PackedMatrix {
+ public:
+  Fp8QuantizedMatrix(int64_t rows, int64_t columns, ReadMatrix read,
+                     std::string name)
+      : layout_(rows, columns),
+        read_(std::move(read)),
+        name_(std::move(name)) {}
+
+  Quantize format() const override { return Quantize::kFp8; }
+  int64_t bytes() const override { return layout_.bytes; }
+
+  absl::Status ReadBytes(int64_t begin, int64_t count,
+                         uint8_t* out) const override {
+    const Wanted wanted(begin, count, out);
+    const int64_t columns = layout_.columns, values = layout_.rows * columns;
+    const auto [first, end] = wanted.Part(0, values);
+    CAPSTAN_RETURN_IF_ERROR(
+        ForRows(first, end, [&](int64_t row, const uint8_t* packed, float) {
+          wanted.Put(row * columns, packed, columns);
+        }));
+    wanted.PutZeros(values, layout_.scales - values);
+    const auto [scale, last] = wanted.Part(layout_.scales, 4 * layout_.rows);
+    return ForRows(scale / 4 * columns, (last + 3) / 4 * columns,
+                   [&](int64_t row, const uint8_t*, float of_row) {
+                     wanted.Put(layout_.scales + 4 * row, &of_row, 4);
+                   });
+  }
+
+  absl::Status ReadValues(int64_t begin, int64_t count,
+                          float* out) const override {
+    return ForRows(begin, begin + count,
+                   [&](int64_t row, const uint8_t* packed, float scale) {
+                     const int64_t from = row * layout_.columns;
+                     const int64_t first = std::max(begin, from);
+                     const int64_t end =
+                         std::min(begin + count, from + layout_.columns);
+                     kernels::DequantizeFp8(packed + first - from, scale,
+                                            end - first, out + first - begin);
+                   });
+  }
+
+ private:
+  // fn(row, its bytes, its scale)
+  using Row =
+      std::function<void(int64_t row, const uint8_t* packed, float scale)>;
+
+  // Quantises the rows that hold values [begin, end).
+  absl::Status ForRows(int64_t begin, int64_t end, const Row& fn) const {
+    if (begin >= end) return absl::OkStatus();
+    const int64_t columns = layout_.columns;
+    std::vector<float> values(columns);
+    std::vector<uint8_t> packed(columns);
+    for (int64_t row = begin / columns; row * columns < end; ++row) {
+      CAPSTAN_RETURN_IF_ERROR(read_(row * columns, columns, values.data()));
+      const float scale =
+          kernels::QuantizeFp8(values.data(), columns, packed.data());
+      if (!std::isfinite(scale)) return NotFinite(name_, row * columns);
+      fn(row, packed.data(), scale);
+    }
+    return absl::OkStatus();
+  }
+
+  const kernels::Fp8Layout layout_;
+  const ReadMatrix read_;
+  const std::string name_;
+};
+
 }  // namespace
 
 PackedMatrix::~PackedMatrix() = default;
 
-std::unique_ptr<PackedMatrix> QuantizeMatrix(int64_t numel,
-                                             bool double_quantised,
-                                             ReadMatrix read,
+std::unique_ptr<PackedMatrix> QuantizeMatrix(Quantize format, int64_t rows,
+                                             int64_t columns, ReadMatrix read,
                                              std::string name) {
-  return std::make_unique<QuantizedMatrix>(numel, double_quantised,
-                                           std::move(read), std::move(name));
+  if (format == Quantize::kFp8) {
+    return std::make_unique<Fp8QuantizedMatrix>(rows, columns, std::move(read),
+                                                std::move(name));
+  }
+  return std::make_unique<Nf4QuantizedMatrix>(rows * columns,
+                                              format == Quantize::kNf4Double,
+                                              std::move(read), std::move(name));
 }
 
 }  // namespace capstan

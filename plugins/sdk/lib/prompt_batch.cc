@@ -11,7 +11,8 @@
 #include <utility>
 
 #include "base/status.h"
-#include "plugins/sdk/next_logits.h"
+#include "base/to_host.h"
+#include "plugins/sdk/token_model.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -24,9 +25,8 @@ int64_t LogitsChunk(const TokenModel& model, int64_t rows) {
 
 int64_t PromptChunk(const TokenModel& model, int64_t rows) {
   constexpr int64_t kTokens = 1024;
-  return dynamic_cast<const NextLogits*>(&model) != nullptr
-             ? std::max<int64_t>(1, kTokens / rows)
-             : LogitsChunk(model, rows);
+  return model.skips_other_logits() ? std::max<int64_t>(1, kTokens / rows)
+                                    : LogitsChunk(model, rows);
 }
 
 absl::StatusOr<std::unique_ptr<PromptBatch>> PromptBatch::Create(
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<PromptBatch>> PromptBatch::Create(
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<KvCache> cache,
       model->NewCache(static_cast<int64_t>(prompts.size()), longest + more));
-  auto* const batched = dynamic_cast<BatchedCache*>(cache.get());
+  auto* const batched = cache->batched();
   if (batched == nullptr) {
     return absl::UnimplementedError(
         "this model can't continue several texts at once");
@@ -79,7 +79,7 @@ void PromptBatch::Prefill(absl::Span<const absl::Span<const int64_t>> prompts,
     input.tokens = tokens.narrow(1, begin, length).contiguous();
     input.positions = positions.narrow(1, begin, length).contiguous();
     input.cache = cache_.get();
-    LastLogitsOf(*model_, input, runner);
+    model_->LastLogits(input, runner);
   }
   prefilled_ = longest;
 }
@@ -93,7 +93,7 @@ at::Tensor PromptBatch::Append(const at::Tensor& tokens, UnitRunner& runner) {
               at::arange(appended_, appended_ + length, at::kLong));
   input.cache = cache_.get();
   appended_ += length;
-  return model_->Logits(input, runner).to(at::kFloat).cpu().contiguous();
+  return ToHost(model_->Logits(input, runner).to(at::kFloat)).contiguous();
 }
 
 void PromptBatch::Rewind() {

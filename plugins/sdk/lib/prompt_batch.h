@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "plugins/sdk/batched_cache.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {

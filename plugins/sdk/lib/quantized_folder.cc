@@ -40,8 +40,9 @@ class MappedMatrix final : public PackedMatrix {
  public:
   explicit MappedMatrix(const Parts& parts) : parts_(parts) {}
 
-  bool double_quantised() const override {
-    return parts_.layout.double_quantised;
+  Quantize format() const override {
+    return parts_.layout.double_quantised ? Quantize::kNf4Double
+                                          : Quantize::kNf4;
   }
   int64_t bytes() const override { return parts_.layout.bytes; }
 

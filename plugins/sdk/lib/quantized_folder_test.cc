@@ -139,7 +139,7 @@ TEST_F(QuantizedFolderTest, ReadsValuesAndBytes) {
 
     // In parts as well.
     const PackedMatrix& matrix = *reader->Packed(kName);
-    EXPECT_EQ(matrix.double_quantised(), twice);
+    EXPECT_EQ(matrix.format(), twice ? Quantize::kNf4Double : Quantize::kNf4);
     std::vector<uint8_t> all(matrix.bytes());
     ASSERT_TRUE(matrix.ReadBytes(0, matrix.bytes(), all.data()).ok());
     EXPECT_EQ(std::memcmp(all.data(), Golden("packed").bytes.data(), 5632), 0);
@@ -255,7 +255,7 @@ TEST_F(QuantizedFolderTest, QuantisesAsItReads) {
   for (const bool twice : {false, true}) {
     int64_t most = 0;
     const auto matrix = QuantizeMatrix(
-        kRows * kColumns, twice,
+        twice ? Quantize::kNf4Double : Quantize::kNf4, kRows, kColumns,
         [&](int64_t begin, int64_t count, float* out) {
           most = std::max(most, count);
           return reader.ReadFloats(kName, begin, count, out);
@@ -288,10 +288,46 @@ TEST_F(QuantizedFolderTest, QuantisesAsItReads) {
   }
 }
 
+TEST(QuantizeMatrixTest, Fp8InAnyPartsAsInOne) {
+  constexpr int64_t kOut = 30, kIn = 50;
+  const auto read = [](int64_t begin, int64_t count, float* out) {
+    for (int64_t i = begin; i < begin + count; ++i) {
+      *out++ = std::sin(0.3f * static_cast<float>(i)) *
+               static_cast<float>(1 + i / kIn);
+    }
+    return absl::OkStatus();
+  };
+  const auto matrix =
+      QuantizeMatrix(Quantize::kFp8, kOut, kIn, read, "some.weight");
+  EXPECT_EQ(matrix->format(), Quantize::kFp8);
+  EXPECT_EQ(matrix->bytes(), 1536 + 4 * kOut);
+  std::vector<uint8_t> all(matrix->bytes());
+  ASSERT_TRUE(matrix->ReadBytes(0, matrix->bytes(), all.data()).ok());
+  std::vector<float> values(kOut * kIn), exact(kOut * kIn);
+  ASSERT_TRUE(matrix->ReadValues(0, values.size(), values.data()).ok());
+  ASSERT_TRUE(read(0, exact.size(), exact.data()).ok());
+  for (int64_t i = 0; i < kOut * kIn; ++i) {
+    ASSERT_NEAR(values[i], exact[i], std::fabs(exact[i]) / 16 + 1e-3);
+  }
+  for (const int64_t length : {1, 7, 49, 100, 1600}) {
+    for (int64_t begin = 0; begin < matrix->bytes(); begin += length + 3) {
+      const int64_t n = std::min(length, matrix->bytes() - begin);
+      std::vector<uint8_t> some(n, 0xff);
+      ASSERT_TRUE(matrix->ReadBytes(begin, n, some.data()).ok());
+      EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin() + begin))
+          << begin << " " << n;
+    }
+  }
+  std::vector<float> part(120);
+  ASSERT_TRUE(matrix->ReadValues(33, part.size(), part.data()).ok());
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), values.begin() + 33));
+}
+
 TEST(QuantizeMatrixTest, RefusesWhatIsNoNumber) {
-  for (const bool twice : {false, true}) {
+  for (const Quantize format :
+       {Quantize::kNf4, Quantize::kNf4Double, Quantize::kFp8}) {
     const auto matrix = QuantizeMatrix(
-        128, twice,
+        format, 2, 64,
         [](int64_t begin, int64_t count, float* out) {
           for (int64_t i = 0; i < count; ++i) {
             out[i] = begin + i == 70 ? std::numeric_limits<float>::quiet_NaN()

@@ -442,6 +442,23 @@ absl::Status OpenSharded(const std::string& folder, const std::string& index,
   return absl::OkStatus();
 }
 
+// The end of an error about `path`: if it is a file of PyTorch's, or a folder
+// with one, the command that makes safetensors of it, else "".
+std::string ConvertHint(const std::string& path) {
+  std::string output = path;
+  bool is_torch = PathExists(path + "/pytorch_model.bin") ||
+                  PathExists(path + "/pytorch_model.bin.index.json");
+  for (const char* ending : {".bin", ".pt", ".pth"}) {
+    if (!absl::EndsWith(path, ending) || !IsRegularFile(path)) continue;
+    output.resize(path.size() - std::strlen(ending));
+    is_torch = true;
+  }
+  if (!is_torch) return "";
+  return absl::StrCat(
+      "; its weights are in PyTorch's format: `trainer convert ", path,
+      " --output=", output, "-safetensors` makes a folder to name instead");
+}
+
 }  // namespace
 
 SafetensorsReader::~SafetensorsReader() = default;
@@ -456,9 +473,11 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   auto reader = std::make_unique<Reader>();
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return absl::ErrnoToStatus(errno, path);
+  const std::string hint = ConvertHint(path);
   if (!S_ISDIR(info.st_mode)) {
-    CAPSTAN_RETURN_IF_ERROR(reader->AddFile(path, nullptr));
-    return reader;
+    const absl::Status status = reader->AddFile(path, nullptr);
+    if (status.ok()) return reader;
+    return WithMessage(status, absl::StrCat(status.message(), hint));
   }
   const std::string single = path + "/model.safetensors";
   const std::string index = path + "/model.safetensors.index.json";
@@ -470,7 +489,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
     return absl::NotFoundError(
         absl::StrCat(path,
                      " has neither model.safetensors nor "
-                     "model.safetensors.index.json"));
+                     "model.safetensors.index.json",
+                     hint));
   }
   return reader;
 }

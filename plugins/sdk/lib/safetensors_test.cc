@@ -3,12 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -22,6 +19,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/small_disk_for_test.h"
 
 namespace capstan {
 namespace {
@@ -395,37 +393,16 @@ TEST(SafetensorsWriterTest, AFailedWriteRemovesTheFile) {
   EXPECT_NE(access((folder + "/a.safetensors").c_str(), F_OK), 0);
 }
 
-// Makes `folder` a file system of 64 kB, for this process only.
-bool MountSmall(const std::string& folder) {
-  const std::string user = absl::StrCat("0 ", getuid(), " 1");
-  const std::string group = absl::StrCat("0 ", getgid(), " 1");
-  if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-  WriteFile("/proc/self/setgroups", "deny");
-  WriteFile("/proc/self/uid_map", user);
-  WriteFile("/proc/self/gid_map", group);
-  return mount("none", folder.c_str(), "tmpfs", 0, "size=64k") == 0;
-}
-
 TEST(SafetensorsWriterTest, AFullDiskIsNamed) {
   const std::string folder = NewFolder();
-  const pid_t child = fork();
-  if (child == 0) {
-    if (!MountSmall(folder)) _exit(2);
+  ExpectOnSmallDisk(folder, "64k", [&] {
     const std::string error = WriteMegabyte(folder);
-    const bool right = absl::EndsWith(
-        error, folder +
-                   "/a.safetensors can't be written: No space left on "
-                   "device");
-    _exit(right && access((folder + "/a.safetensors").c_str(), F_OK) != 0 ? 0
-                                                                          : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 2) {
-    GTEST_SKIP() << "mounting a small file system isn't allowed here";
-  }
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    return absl::EndsWith(error,
+                          folder +
+                              "/a.safetensors can't be written: No space left "
+                              "on device") &&
+           access((folder + "/a.safetensors").c_str(), F_OK) != 0;
+  });
 }
 
 // Bytes of the mapping of `path` that this process has in memory, and its

@@ -2,6 +2,7 @@
 //
 // libcapstan_standin_kernels.so: the kernels of kernels/cuda on the stand-in
 // device, by the emulator. CAPSTAN_CUDA_KERNELS names it.
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <stdexcept>
@@ -42,14 +43,21 @@ void* CurrentStream(int device) {
       .stream();
 }
 
+int Capability(int device) {
+  const cudaDeviceProp* const is =
+      at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+  return 10 * is->major + is->minor;
+}
+
 // Each entry of the table: an emulated one left as it is would run at once, on
 // memory that the host can't see.
-static_assert(sizeof(CudaKernels) == 14 * sizeof(void*),
+static_assert(sizeof(CudaKernels) == 17 * sizeof(void*),
               "add the new kernel to Table, and to launches.h");
 
 CudaKernels Table() {
   using K = CudaKernels;
   CudaKernels table = EmulatedKernels();
+  table.capability = Capability;
   table.current_stream = CurrentStream;
   table.rms_norm = Enqueue<RmsNormArgs, &K::rms_norm>;
   table.rms_norm_backward = Enqueue<RmsNormBackwardArgs, &K::rms_norm_backward>;
@@ -60,9 +68,12 @@ CudaKernels Table() {
   table.embedding_backward =
       Enqueue<EmbeddingBackwardArgs, &K::embedding_backward>;
   table.adamw = Enqueue<AdamWArgs, &K::adamw>;
+  table.adamw_8bit = Enqueue<AdamW8BitArgs, &K::adamw_8bit>;
   table.squared_sum = Enqueue<SquaredSumArgs, &K::squared_sum>;
   table.dropout = Enqueue<DropoutArgs, &K::dropout>;
   table.dequantize_nf4 = Enqueue<DequantizeNf4Args, &K::dequantize_nf4>;
+  table.group_choices = Enqueue<GroupChoicesArgs, &K::group_choices>;
+  table.sum_chosen = Enqueue<SumChosenArgs, &K::sum_chosen>;
   return table;
 }
 

@@ -137,7 +137,9 @@ void Launch::Describe(kernels::cuda::DropoutArgs& a) {
   Name("capstan::dropout", 20.0 * a.rows * a.n, 1);
   Read(a.x, matrix);
   Write(a.out, matrix);
-  Read(a.samples, a.length == 0 ? 0 : a.rows / a.length * kIndex);
+  const int64_t samples = a.length == 0 ? 0 : a.rows / a.length;
+  Read(a.samples, samples * kIndex);
+  if (a.noise != nullptr) Read(a.noise, samples * kFloat);
 }
 
 void Launch::Describe(kernels::cuda::CrossEntropyArgs& a) {
@@ -172,8 +174,22 @@ void Launch::Describe(kernels::cuda::AdamWArgs& a) {
   Name("capstan::adamw", 15.0 * a.n, 1);
   Read(a.gradient, a.n * Bytes(a.gradient_dtype));
   Update(a.parameter, a.n * kFloat);
-  Update(a.exp_avg, a.n * kFloat);
-  Update(a.exp_avg_sq, a.n * kFloat);
+  Update(a.exp_avg, a.n * Bytes(a.state_dtype));
+  Update(a.exp_avg_sq, a.n * Bytes(a.state_dtype));
+  Write(a.working, a.n * Bytes(a.working_dtype));
+  Read(a.device_scale, kFloat);
+}
+
+void Launch::Describe(kernels::cuda::AdamW8BitArgs& a) {
+  constexpr int64_t kBlock = kernels::cuda::kAdamW8BitBlock;
+  const int64_t scales = (a.n + kBlock - 1) / kBlock * kFloat;
+  Name("capstan::adamw_8bit", 35.0 * a.n, 1);
+  Read(a.gradient, a.n * Bytes(a.gradient_dtype));
+  Update(a.parameter, a.n * kFloat);
+  Update(a.exp_avg, a.n);
+  Update(a.exp_avg_absmax, scales);
+  Update(a.exp_avg_sq, a.n);
+  Update(a.exp_avg_sq_absmax, scales);
   Write(a.working, a.n * Bytes(a.working_dtype));
   Read(a.device_scale, kFloat);
 }
@@ -197,6 +213,29 @@ void Launch::Describe(kernels::cuda::DequantizeNf4Args& a) {
   Read(a.group_scales, (blocks + 255) / 256 * kFloat);
   Read(a.offset, kFloat);
   Write(a.out, a.n * Bytes(a.dtype));
+}
+
+void Launch::Describe(kernels::cuda::GroupChoicesArgs& a) {
+  const int64_t places = a.choices + (a.padded ? a.experts : 0);
+  Name("capstan::group_choices", 2.0 * a.choices * a.experts, 1);
+  Read(a.expert, a.choices * kIndex);
+  Read(a.share, a.choices * kFloat);
+  Write(a.row, places * kIndex);
+  Write(a.sorted_share, places * kFloat);
+  Write(a.order, a.choices * kIndex);
+  Write(a.ends, a.experts * kFloat);  // int32
+  Write(a.chosen, a.experts * kFloat);
+}
+
+void Launch::Describe(kernels::cuda::SumChosenArgs& a) {
+  const int64_t row = a.n * Bytes(a.dtype), choices = a.rows * a.top_k;
+  Name("capstan::sum_chosen", 2.0 * choices * a.n, 1);
+  Touch(a.x, a.places * row, true, false, /*counts=*/false);
+  work_->cost.bytes_read += choices * row;
+  Read(a.order, choices * kIndex);
+  Read(a.share, choices * kFloat);
+  Read(a.add, a.rows * row);
+  Write(a.y, a.rows * row);
 }
 
 }  // namespace capstan::standin

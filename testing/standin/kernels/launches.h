@@ -27,8 +27,11 @@ class Launch {
   void Describe(kernels::cuda::CrossEntropyArgs& args);
   void Describe(kernels::cuda::EmbeddingBackwardArgs& args);
   void Describe(kernels::cuda::AdamWArgs& args);
+  void Describe(kernels::cuda::AdamW8BitArgs& args);
   void Describe(kernels::cuda::SquaredSumArgs& args);
   void Describe(kernels::cuda::DequantizeNf4Args& args);
+  void Describe(kernels::cuda::GroupChoicesArgs& args);
+  void Describe(kernels::cuda::SumChosenArgs& args);
 
  private:
   void Name(const char* name, double operations, int launches);

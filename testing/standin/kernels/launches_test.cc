@@ -60,6 +60,32 @@ TEST(LaunchesTest, RowsInGroups) {
   EXPECT_EQ(work.cost.bytes_written, 12 * 8 * 2);
 }
 
+// One pass, whatever the state's dtype.
+TEST(LaunchesTest, AdamWMovesFewBytesAnElement) {
+  constexpr int64_t kElements = 1024;
+  char memory = 0;
+  const auto moved = [](auto args) {
+    args.gradient_dtype = args.working_dtype = DType::kBFloat16;
+    args.n = kElements;
+    Work work;
+    Launch(&work).Describe(args);
+    EXPECT_EQ(work.cost.launches, 1);
+    return static_cast<double>(work.cost.bytes_read + work.cost.bytes_written) /
+           kElements;
+  };
+  kernels::cuda::AdamWArgs args = {};
+  args.state_dtype = DType::kBFloat16;
+  args.gradient = args.exp_avg = args.exp_avg_sq = args.working = &memory;
+  args.parameter = reinterpret_cast<float*>(&memory);
+  EXPECT_EQ(moved(args), 20.0);
+  kernels::cuda::AdamW8BitArgs bytes = {};
+  bytes.gradient = bytes.working = &memory;
+  bytes.exp_avg = bytes.exp_avg_sq = reinterpret_cast<uint8_t*>(&memory);
+  bytes.parameter = bytes.exp_avg_absmax = bytes.exp_avg_sq_absmax =
+      reinterpret_cast<float*>(&memory);
+  EXPECT_EQ(moved(bytes), 16.0 + 16.0 / 256);
+}
+
 TEST(LaunchesTest, NullPointersStayNullAndNothingIsNoLaunch) {
   kernels::cuda::AdamWArgs args = {};
   args.gradient_dtype = DType::kFloat32;

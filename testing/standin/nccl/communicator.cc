@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -15,12 +17,37 @@
 namespace capstan::standin {
 namespace {
 
-// Whether this is the call that `fault=collective:K` asks to fail: the K-th of
-// this process; of the communicators' rank `fault_rank`, if that is set.
-bool Fails(int rank) {
-  if (!IsFault("collective")) return false;
+// Whether this is the call that the setting `fault` asks for, "stall:K": the
+// K-th of this process; of the communicators' rank `fault_rank`, if that is
+// set.
+bool IsFaultOf(const char* kind, int rank) {
+  if (!IsFault(kind)) return false;
   const std::string of_rank = Setting("fault_rank", "");
   return of_rank.empty() || of_rank == std::to_string(rank);
+}
+
+Fault FaultOf(int rank) {
+  if (IsFaultOf("collective", rank)) return Fault::kFails;
+  if (!IsFaultOf("stall", rank)) return Fault::kNone;
+  ReportFault("stall");
+  return Fault::kStalls;
+}
+
+// What NCCL says once with NCCL_DEBUG=INFO of the network that it takes: the
+// setting `network`, "IB" or "Socket".
+void TellNetwork() {
+  const char* const path = getenv("NCCL_DEBUG_FILE");
+  if (getenv("NCCL_DEBUG") == nullptr || path == nullptr) return;
+  static std::once_flag once;
+  std::call_once(once, [path] {
+    const std::string network = Setting("network", "Socket");
+    const char* const device =
+        network == "IB" ? "mlx5_0:1/IB [RO]; OOB eth0" : "eth0";
+    std::ofstream(path) << "a:1:1 [0] NCCL INFO NET/" << network
+                        << " : Using [0]" << device << ":10.0.0.1<0>\n"
+                        << "a:1:1 [0] NCCL INFO Using network " << network
+                        << "\n";
+  });
 }
 
 bool IsCapturing(void* stream) {
@@ -61,6 +88,7 @@ std::shared_ptr<Communicator> Communicator::Join(const std::string& board,
     *error = kOutOfMemory;
     return nullptr;
   }
+  TellNetwork();
   made->board_ = Board::Open(board, rank, size, error);
   return made->board_ == nullptr ? nullptr : made;
 }
@@ -137,17 +165,21 @@ void Communicator::Leave() {
 }
 
 ncclResult_t Communicator::Start(const Arguments& arguments, void* stream) {
-  const bool fails = Fails(rank_);
+  if (IsFaultOf("skip", rank_)) {
+    ReportFault("skip");
+    return ncclSuccess;
+  }
+  const Fault fault = FaultOf(rank_);
   if (!IsCapturing(stream)) ++board_->mine().issued;
   return Enqueue(
-      std::make_shared<Collective>(shared_from_this(), fails, arguments),
+      std::make_shared<Collective>(shared_from_this(), fault, arguments),
       stream);
 }
 
 ncclResult_t Communicator::Start(const std::vector<Message>& messages,
                                  void* stream) {
   return Enqueue(
-      std::make_shared<Messages>(shared_from_this(), Fails(rank_), messages),
+      std::make_shared<Messages>(shared_from_this(), FaultOf(rank_), messages),
       stream);
 }
 

@@ -81,7 +81,7 @@ Progress Operation::Run() {
   Communicator& communicator = *communicator_;
   if (communicator.aborted_) return End();
   if (!begun_) {
-    if (communicator.current_ != nullptr ||
+    if (fault_ == Fault::kStalls || communicator.current_ != nullptr ||
         (ticket_ >= 0 && ticket_ != communicator.turn_)) {
       return Progress::kNotYet;
     }
@@ -89,7 +89,7 @@ Progress Operation::Run() {
     begun_ = true;
     disagrees_ = reported_ = false;
     idle_since_ = std::chrono::steady_clock::now();
-    if (fails_) {
+    if (fault_ == Fault::kFails) {
       ReportFault("collective");
       board().mine().failed = board().mine().posted + 1;
       communicator.error_ = ncclSystemError;
@@ -143,9 +143,9 @@ void Operation::Disagree(const std::string& text) {
   disagrees_ = true;
 }
 
-Collective::Collective(std::shared_ptr<Communicator> communicator, bool fails,
+Collective::Collective(std::shared_ptr<Communicator> communicator, Fault fault,
                        const Arguments& arguments)
-    : Operation(std::move(communicator), fails),
+    : Operation(std::move(communicator), fault),
       arguments_(arguments),
       width_(WidthOf(arguments.call.type)) {
   const int64_t bytes = Scatters() ? kRoundBytes / board().size() : kRoundBytes;
@@ -304,9 +304,9 @@ std::string Collective::WaitsFor() const {
   return text + "data of ranks that have begun it";
 }
 
-Messages::Messages(std::shared_ptr<Communicator> communicator, bool fails,
+Messages::Messages(std::shared_ptr<Communicator> communicator, Fault fault,
                    std::vector<Message> messages)
-    : Operation(std::move(communicator), fails) {
+    : Operation(std::move(communicator), fault) {
   for (Message& message : messages) {
     Way way;
     way.bytes = message.count * WidthOf(message.type);

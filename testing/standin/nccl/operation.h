@@ -14,14 +14,18 @@
 
 namespace capstan::standin {
 
+// What is wrong with a call because the setting `fault` wants it: it fails, or
+// the device stays in it.
+enum class Fault { kNone, kFails, kStalls };
+
 // A call of a communicator. Host threads make it; then it belongs to the
 // device's thread.
 class Operation {
  public:
   // `ticket`: its place among the communicator's calls; negative for one that a
   // graph captures, which begins whenever the communicator is free.
-  Operation(std::shared_ptr<Communicator> communicator, bool fails)
-      : communicator_(std::move(communicator)), fails_(fails) {}
+  Operation(std::shared_ptr<Communicator> communicator, Fault fault)
+      : communicator_(std::move(communicator)), fault_(fault) {}
   virtual ~Operation() = default;
 
   void set_ticket(int64_t ticket) { ticket_ = ticket; }
@@ -54,7 +58,7 @@ class Operation {
   bool Broken();
 
   const std::shared_ptr<Communicator> communicator_;
-  const bool fails_;
+  const Fault fault_;
   int64_t ticket_ = -1;
   bool begun_ = false;
   bool disagrees_ = false;
@@ -64,7 +68,7 @@ class Operation {
 
 class Collective final : public Operation {
  public:
-  Collective(std::shared_ptr<Communicator> communicator, bool fails,
+  Collective(std::shared_ptr<Communicator> communicator, Fault fault,
              const Arguments& arguments);
 
   std::string name() const override { return NameOf(arguments_.call.kind); }
@@ -102,7 +106,7 @@ class Collective final : public Operation {
 // Sends and receives of a group on one communicator.
 class Messages final : public Operation {
  public:
-  Messages(std::shared_ptr<Communicator> communicator, bool fails,
+  Messages(std::shared_ptr<Communicator> communicator, Fault fault,
            std::vector<Message> messages);
 
   std::string name() const override;

@@ -24,11 +24,24 @@ std::string NameOf(const c10::OperatorHandle& op) {
 
 // Matrix products of 16-bit numbers, which tensor cores add up in float32 and
 // round once; CPU kernels differ in that.
+//
+// So are softmaxes of 16-bit numbers to float32, which CPUs don't have.
 bool InFloat32(const std::string& name) {
-  static const std::set<std::string>* const kNames = new std::set<std::string>{
-      "aten::mm",      "aten::addmm",    "aten::addmm_", "aten::bmm",
-      "aten::baddbmm", "aten::baddbmm_", "aten::mv",     "aten::addmv",
-      "aten::addmv_",  "aten::dot"};
+  static const std::set<std::string>* const kNames =
+      new std::set<std::string>{"aten::mm",
+                                "aten::addmm",
+                                "aten::addmm_",
+                                "aten::bmm",
+                                "aten::baddbmm",
+                                "aten::baddbmm_",
+                                "aten::mv",
+                                "aten::addmv",
+                                "aten::addmv_",
+                                "aten::dot",
+                                "aten::_softmax",
+                                "aten::_log_softmax",
+                                "aten::_softmax_backward_data",
+                                "aten::_log_softmax_backward_data"};
   return kNames->count(name) > 0;
 }
 
@@ -84,6 +97,11 @@ struct HostCall {
     std::vector<c10::IValue> wide;
     for (const c10::IValue& value : arguments) {
       wide.push_back(MapTensors(value, widen));
+    }
+    for (size_t i = 0; i < wide.size(); ++i) {
+      const std::string& argument = op.schema().arguments()[i].name();
+      if (argument == "half_to_float") wide[i] = false;
+      if (argument == "input_dtype") wide[i] = at::kFloat;
     }
     torch::jit::Stack stack(wide.begin(), wide.end());
     op.callBoxed(stack);

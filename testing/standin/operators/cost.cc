@@ -25,12 +25,6 @@ int FactorOf(const std::string& name) {
   return at == kFirst->end() ? -1 : at->second;
 }
 
-// 2 m n k, times batches.
-double ProductFlops(const at::Tensor& a, const at::Tensor& b) {
-  const int64_t columns = b.dim() < 2 ? 1 : b.size(-1);
-  return 2.0 * static_cast<double>(a.numel()) * static_cast<double>(columns);
-}
-
 // What writes all of its argument without reading it.
 bool Overwrites(const std::string& name) {
   static const std::set<std::string>* const kNames = new std::set<std::string>{
@@ -54,12 +48,22 @@ bool Scatters(const std::string& name) {
   return kNames->count(name) > 0;
 }
 
-// Rows of up to 4096 are sorted by one kernel after a copy and the indices
-// (Sort.cu, sortKeyValueInplace); longer ones by CUB's radix sort, of 8 bits a
-// pass after a histogram and its sum (agent_radix_sort_onesweep).
+// Rows of up to 4096 are sorted by one kernel after the indices are made and,
+// by the copy engine, the keys copied (Sort.cu, sortKeyValueInplace); longer
+// ones by CUB's radix sort, of 8 bits a pass after a histogram and its sum
+// (agent_radix_sort_onesweep).
 int SortLaunches(const at::Tensor& t) {
   const int64_t row = t.dim() == 0 ? 1 : t.size(-1);
-  return row <= 4096 ? 3 : 3 + static_cast<int>(t.element_size());
+  return row <= 4096 ? 2 : 3 + static_cast<int>(t.element_size());
+}
+
+// Integers of another dtype are cast before they are summed; 16-bit numbers
+// are, as they are read, if the sum is float32 (ReduceOps.cpp).
+int SumLaunches(const at::Tensor& t, const std::vector<c10::IValue>& results) {
+  if (results.empty() || !results[0].isTensor()) return 1;
+  const c10::ScalarType to = results[0].toTensor().scalar_type();
+  const bool as_read = to == at::kFloat && t.element_size() == 2;
+  return t.scalar_type() == to || as_read ? 1 : 2;
 }
 
 // multi_tensor_apply: up to 110, 64, 48, 36 or 30 tensors of each of 1 to 5
@@ -86,8 +90,20 @@ int ForeachLaunches(const std::vector<c10::IValue>& arguments) {
 // Kernels of one call. Reductions, softmax, elementwise operators and cuBLAS's
 // products are one.
 int LaunchesOf(const c10::FunctionSchema& schema,
-               const std::vector<c10::IValue>& arguments) {
+               const std::vector<c10::IValue>& arguments,
+               const std::vector<c10::IValue>& results) {
   const std::string& name = schema.name();
+  if (name == "aten::sum") {
+    return SumLaunches(arguments[0].toTensor(), results);
+  }
+  // A product before it (SoftMax.cu); the input's gradient and the weights'
+  // (layer_norm_kernel.cu); zeros before the gradients of the rows' targets
+  // (Loss.cu).
+  if (name == "aten::_softmax_backward_data" ||
+      name == "aten::native_layer_norm_backward" ||
+      name == "aten::nll_loss_backward") {
+    return 2;
+  }
   if (name == "aten::sort" || name == "aten::argsort") {
     return SortLaunches(arguments[0].toTensor());
   }
@@ -146,9 +162,22 @@ double NumbersIn(const c10::IValue& value) {
 
 Unit UnitOfProducts(c10::ScalarType dtype) {
   if (dtype == at::kBFloat16 || dtype == at::kHalf) return Unit::kHalf;
+  if (dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2) {
+    return Unit::kFp8;
+  }
   return dtype == at::kFloat && at::globalContext().allowTF32CuBLAS()
              ? Unit::kTf32
              : Unit::kVector;
+}
+
+void SetProduct(const at::Tensor& a, const at::Tensor& b, Cost* cost) {
+  cost->k = a.size(-1);
+  cost->n = b.dim() < 2 ? 1 : b.size(-1);
+  cost->m = a.dim() < 2 ? 1 : a.size(-2);
+  cost->products = a.dim() < 3 ? 1 : a.size(0);
+  cost->flops =
+      2.0 * static_cast<double>(a.numel()) * static_cast<double>(cost->n);
+  cost->unit = UnitOfProducts(a.scalar_type());
 }
 
 int64_t BytesOf(const at::Tensor& t) {
@@ -192,13 +221,12 @@ Cost CostOf(const c10::FunctionSchema& schema,
   }
   const int factor = FactorOf(name);
   if (factor >= 0) {
-    const at::Tensor& a = arguments[factor].toTensor();
-    cost.flops = ProductFlops(a, arguments[factor + 1].toTensor());
-    cost.unit = UnitOfProducts(a.scalar_type());
+    SetProduct(arguments[factor].toTensor(), arguments[factor + 1].toTensor(),
+               &cost);
   } else {
     cost.flops = std::max(read, written);
   }
-  cost.launches = LaunchesOf(schema, arguments);
+  cost.launches = LaunchesOf(schema, arguments, results);
   return cost;
 }
 

@@ -27,6 +27,11 @@ Cost CostOf(const c10::FunctionSchema& schema,
 // setting of TF32.
 Unit UnitOfProducts(c10::ScalarType dtype);
 
+// Sets the arithmetic, unit and shape of a b: matrices [m, k] and [k, n], or as
+// many of each ([b, m, k] and [b, k, n]); a vector is a matrix of one row or
+// column.
+void SetProduct(const at::Tensor& a, const at::Tensor& b, Cost* cost);
+
 // Bytes of the elements of a tensor, those that an expanded dimension repeats
 // counted once.
 int64_t BytesOf(const at::Tensor& t);

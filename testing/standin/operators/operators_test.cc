@@ -78,6 +78,32 @@ TEST_F(OnStandIn, ElementwiseReductionsAndProducts) {
   });
 }
 
+// A product in 8 bits is the CPU's float32 one; what LibTorch refuses isn't.
+TEST_F(OnStandIn, ScaledProductsOfEightBits) {
+  const Tensor a = at::randn({24, 32}).to(at::kFloat8_e4m3fn);
+  const Tensor b = at::randn({48, 32}).to(at::kFloat8_e5m2);
+  const Tensor rows = at::rand({24, 1}), columns = at::rand({1, 48});
+  const Tensor one = at::full({1, 1}, 0.5);
+  const auto product = [&](const Tensor& scale_a, const Tensor& scale_b) {
+    return at::_scaled_mm(Gpu(a), Gpu(b).t(), Gpu(scale_a), Gpu(scale_b), {},
+                          {}, at::kBFloat16);
+  };
+  const Tensor sums = at::mm(a.to(at::kFloat), b.to(at::kFloat).t());
+  EXPECT_TRUE(
+      at::equal(product(one, one).cpu(), sums.mul(0.25).to(at::kBFloat16)));
+  EXPECT_TRUE(at::equal(product(rows, columns).cpu(),
+                        sums.mul(rows).mul(columns).to(at::kBFloat16)));
+  EXPECT_THROW(product(rows, one), c10::Error);
+  const auto plain = [&](const Tensor& x, const Tensor& y) {
+    return at::_scaled_mm(x, y, Gpu(one), Gpu(one), {}, {}, at::kBFloat16);
+  };
+  EXPECT_THROW(plain(Gpu(a), Gpu(b).t().contiguous()), c10::Error);
+  EXPECT_THROW(plain(Gpu(b), Gpu(b).t()), c10::Error);
+  EXPECT_THROW(plain(Gpu(a.narrow(1, 0, 24).contiguous()),
+                     Gpu(b.narrow(1, 0, 24).contiguous()).t()),
+               c10::Error);
+}
+
 TEST_F(OnStandIn, InPlaceAndOut) {
   const Tensor a = at::randn({4, 6}), b = at::randn({4, 6});
   Compare({a, b}, [](Tensors& x) -> Tensors {
@@ -200,6 +226,37 @@ void CompareAttention(at::ScalarType dtype, bool causal, bool masked,
   };
   near(actual.detach(), expected.detach());
   for (int i = 0; i < 3; ++i) near(gpu[i].grad(), cpu[i].grad());
+}
+
+// Three groups of rows, of which one has none.
+TEST_F(OnStandIn, GroupedProducts) {
+  const Tensor x = at::randn({10, 16}).to(at::kBFloat16);
+  const Tensor w = at::randn({3, 24, 16}).to(at::kBFloat16);
+  const Tensor dy = at::randn({10, 24}).to(at::kBFloat16);
+  const std::vector<int> ends = {4, 4, 10};
+  const Tensor on_gpu = Gpu(at::tensor(ends, at::kInt));
+  const Tensor y = at::_grouped_mm(Gpu(x), Gpu(w).transpose(1, 2), on_gpu);
+  const Tensor dw = at::_grouped_mm(Gpu(dy).t(), Gpu(x), on_gpu);
+  int begin = 0;
+  for (int g = 0; g < 3; begin = ends[g], ++g) {
+    const Tensor rows = x.slice(0, begin, ends[g]).to(at::kFloat);
+    const Tensor d = dy.slice(0, begin, ends[g]).to(at::kFloat);
+    EXPECT_TRUE(
+        at::equal(y.cpu().slice(0, begin, ends[g]),
+                  at::mm(rows, w[g].to(at::kFloat).t()).to(at::kBFloat16)))
+        << g;
+    EXPECT_TRUE(
+        g == 1 ? dw.cpu()[g].isnan().all().item<bool>()
+               : at::equal(dw.cpu()[g], at::mm(d.t(), rows).to(at::kBFloat16)))
+        << g;
+  }
+  // The groups' columns of dy would have to begin at multiples of 16 bytes.
+  EXPECT_THROW(at::_grouped_mm(Gpu(dy.t().contiguous()), Gpu(x), on_gpu),
+               c10::Error);
+  // LibTorch would wait for the groups.
+  EXPECT_THROW(at::_grouped_mm(Gpu(x.to(at::kFloat)),
+                               Gpu(w.to(at::kFloat)).transpose(1, 2), on_gpu),
+               c10::Error);
 }
 
 TEST_F(OnStandIn, Attention) {

@@ -10,7 +10,7 @@ namespace capstan::standin {
 
 // Register them for the library's dispatch key, CUDA, namespace aten.
 void AddAttention(torch::Library& library);
-void AddProducts(torch::Library& library);  // those with out_dtype
+void AddProducts(torch::Library& library);  // out_dtype, _scaled_mm
 void AddCopies(torch::Library& library);    // copy_
 
 }  // namespace capstan::standin

@@ -83,6 +83,11 @@ int64_t Arena::Free(void* begin) {
   // Gives the memory back to the machine, not only the addresses.
   fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
             static_cast<off_t>(offset), static_cast<off_t>(size));
+  GiveBack(offset, size);
+  return bytes;
+}
+
+void Arena::GiveBack(uint64_t offset, uint64_t size) {
   auto range = free_.emplace(offset, size).first;
   const auto next = std::next(range);
   if (next != free_.end() && range->first + range->second == next->first) {
@@ -96,19 +101,91 @@ int64_t Arena::Free(void* begin) {
       free_.erase(range);
     }
   }
-  return bytes;
+}
+
+void* Arena::Reserve(int64_t bytes) {
+  const uint64_t size = Pages(bytes);
+  uint64_t offset = 0;
+  if (!Take(cursor_, size, &offset) && !Take(0, size, &offset)) return nullptr;
+  cursor_ = offset + size;
+  reserved_parts_[offset] = size;
+  return reinterpret_cast<void*>(begin_ + offset);
+}
+
+bool Arena::Unreserve(void* begin) {
+  const uint64_t offset = reinterpret_cast<uintptr_t>(begin) - begin_;
+  const auto found = reserved_parts_.find(offset);
+  if (found == reserved_parts_.end()) return false;
+  const uint64_t size = found->second;
+  const auto mapped = mapped_.lower_bound(offset);
+  if (mapped != mapped_.end() && mapped->first < offset + size) return false;
+  reserved_parts_.erase(found);
+  GiveBack(offset, size);
+  return true;
+}
+
+bool Arena::Use(int64_t bytes) {
+  if (used_ + bytes > limit_) return false;
+  used_ += bytes;
+  return true;
+}
+
+bool Arena::Map(const void* begin, int64_t bytes) {
+  uint64_t offset = reinterpret_cast<uintptr_t>(begin) - begin_;
+  uint64_t end = offset + Pages(bytes);
+  auto part = reserved_parts_.upper_bound(offset);
+  if (part == reserved_parts_.begin()) return false;
+  --part;
+  if (end > part->first + part->second) return false;
+  auto next = mapped_.lower_bound(offset);
+  if (next != mapped_.end() && next->first < end) return false;
+  if (next != mapped_.begin()) {
+    const auto before = std::prev(next);
+    const uint64_t before_end = before->first + before->second;
+    if (before_end > offset) return false;
+    if (before_end == offset && before->first >= part->first) {
+      offset = before->first;
+    }
+  }
+  if (next != mapped_.end() && next->first == end &&
+      end < part->first + part->second) {
+    end += next->second;
+    mapped_.erase(next);
+  }
+  mapped_[offset] = end - offset;
+  return true;
+}
+
+bool Arena::Unmap(const void* begin, int64_t bytes) {
+  const uint64_t offset = reinterpret_cast<uintptr_t>(begin) - begin_;
+  const uint64_t size = Pages(bytes), end = offset + size;
+  auto found = mapped_.upper_bound(offset);
+  if (found == mapped_.begin()) return false;
+  --found;
+  const uint64_t first = found->first, last = first + found->second;
+  if (end > last) return false;
+  mapped_.erase(found);
+  if (first < offset) mapped_[first] = offset - first;
+  if (end < last) mapped_[end] = last - end;
+  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            static_cast<off_t>(offset), static_cast<off_t>(size));
+  return true;
 }
 
 bool Arena::Find(const void* p, uintptr_t* begin, int64_t* bytes) const {
   if (!Contains(p)) return false;
   const uint64_t offset = reinterpret_cast<uintptr_t>(p) - begin_;
-  auto next = allocated_.upper_bound(offset);
-  if (next == allocated_.begin()) return false;
-  --next;
-  if (offset >= next->first + static_cast<uint64_t>(next->second)) return false;
-  *begin = begin_ + next->first;
-  *bytes = next->second;
-  return true;
+  const auto find = [&](const auto& parts) {
+    auto next = parts.upper_bound(offset);
+    if (next == parts.begin()) return false;
+    --next;
+    const auto size = static_cast<int64_t>(next->second);
+    if (offset >= next->first + static_cast<uint64_t>(size)) return false;
+    *begin = begin_ + next->first;
+    *bytes = size;
+    return true;
+  };
+  return find(allocated_) || find(mapped_);
 }
 
 }  // namespace capstan::standin

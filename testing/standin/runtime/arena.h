@@ -23,6 +23,18 @@ class Arena {
   // Bytes of what was allocated there; -1: nothing was.
   int64_t Free(void* begin);
 
+  // Addresses without memory; null: there are none left. And gives them back,
+  // with nothing mapped there.
+  void* Reserve(int64_t bytes);
+  bool Unreserve(void* begin);
+  // Counts whole pages of memory towards the limit, or, negative, no longer;
+  // false: the limit doesn't allow it.
+  bool Use(int64_t bytes);
+  // Makes such memory accessible at reserved addresses, and gives it back to
+  // the machine. What lies side by side is one allocation.
+  bool Map(const void* begin, int64_t bytes);
+  bool Unmap(const void* begin, int64_t bytes);
+
   // The allocation that p lies in; false: none.
   bool Find(const void* p, uintptr_t* begin, int64_t* bytes) const;
 
@@ -40,6 +52,7 @@ class Arena {
  private:
   // Takes `size` bytes out of the free ones, not before `from`.
   bool Take(uint64_t from, uint64_t size, uint64_t* offset);
+  void GiveBack(uint64_t offset, uint64_t size);
 
   int file_ = -1;
   uintptr_t begin_ = 0;
@@ -50,6 +63,7 @@ class Arena {
   uint64_t cursor_ = 0;                    // where the search begins
   std::map<uint64_t, uint64_t> free_;      // offset to bytes, in whole pages
   std::map<uint64_t, int64_t> allocated_;  // offset to bytes as asked for
+  std::map<uint64_t, uint64_t> reserved_parts_, mapped_;  // offset to bytes
 };
 
 }  // namespace capstan::standin

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "testing/standin/runtime/hooks.h"
 #include "testing/standin/runtime/machine.h"
+#include "testing/standin/runtime/memory.h"
 #include "testing/standin/runtime/properties.h"
 
 namespace capstan::standin {
@@ -15,6 +17,10 @@ namespace {
 bool Exists(CUdevice device) {
   return device >= 0 && device < static_cast<int>(VisibleDevices().size());
 }
+
+constexpr size_t kGranularity = size_t{2} << 20;
+
+CUresult Driver(cudaError_t error) { return static_cast<CUresult>(error); }
 
 }  // namespace
 }  // namespace capstan::standin
@@ -38,6 +44,15 @@ CUresult cuDriverGetVersion(int* version) {
 
 CUresult cuDeviceGetCount(int* count) {
   *count = static_cast<int>(VisibleDevices().size());
+  return CUDA_SUCCESS;
+}
+
+// What LibTorch asks before it makes a handle of cuBLAS: null or not.
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  static char any;
+  *context = capstan::standin::HasContext(capstan::standin::CurrentDevice())
+                 ? reinterpret_cast<CUcontext>(&any)
+                 : nullptr;
   return CUDA_SUCCESS;
 }
 
@@ -98,6 +113,61 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags,
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   return cudaMemGetInfo(free_bytes, total) == cudaSuccess ? CUDA_SUCCESS
                                                           : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity,
+                                       const CUmemAllocationProp*,
+                                       CUmemAllocationGranularity_flags) {
+  *granularity = capstan::standin::kGranularity;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr* begin, size_t bytes, size_t,
+                             CUdeviceptr, unsigned long long) {
+  return capstan::standin::Driver(capstan::standin::ReserveAddresses(
+      static_cast<int64_t>(bytes), reinterpret_cast<void**>(begin)));
+}
+
+CUresult cuMemAddressFree(CUdeviceptr begin, size_t) {
+  return capstan::standin::Driver(
+      capstan::standin::FreeAddresses(reinterpret_cast<void*>(begin)));
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
+                     const CUmemAllocationProp* prop, unsigned long long) {
+  if (!Exists(prop->location.id) ||
+      bytes % capstan::standin::kGranularity != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // To be shared between machines.
+  if (prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  capstan::standin::WatchAllocator();
+  static_assert(sizeof(*handle) == sizeof(uint64_t));
+  return capstan::standin::Driver(capstan::standin::CreateMemory(
+      prop->location.id, static_cast<int64_t>(bytes),
+      reinterpret_cast<uint64_t*>(handle)));
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return capstan::standin::Driver(capstan::standin::ReleaseMemory(handle));
+}
+
+CUresult cuMemMap(CUdeviceptr begin, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long) {
+  if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  return capstan::standin::Driver(capstan::standin::MapMemory(
+      reinterpret_cast<void*>(begin), static_cast<int64_t>(bytes), handle));
+}
+
+CUresult cuMemUnmap(CUdeviceptr begin, size_t bytes) {
+  return capstan::standin::Driver(capstan::standin::UnmapMemory(
+      reinterpret_cast<void*>(begin), static_cast<int64_t>(bytes)));
+}
+
+CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGetErrorString(CUresult error, const char** text) {

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "testing/standin/runtime/standin_testing.h"
 
@@ -50,6 +51,62 @@ TEST(DriverTest, KnowsTheVisibleDevices) {
     CAPSTAN_CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) ==
                   CUDA_SUCCESS);
     CAPSTAN_CHECK(active == 1);
+  });
+  EXPECT_EQ(outcome.status, 0) << outcome.output;
+}
+
+// Memory is mapped piece by piece behind one another, is one allocation then,
+// and counts as long as its handle lives.
+TEST(DriverTest, MapsMemory) {
+  const Outcome outcome = RunOnStandin("memory=8M", [] {
+    constexpr size_t kPiece = size_t{2} << 20;
+    CAPSTAN_CHECK(cuInit(0) == CUDA_SUCCESS);
+    int maps = 0;
+    CAPSTAN_CHECK(cuDeviceGetAttribute(
+                      &maps,
+                      CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                      0) == CUDA_SUCCESS &&
+                  maps == 1);
+    CAPSTAN_CHECK_CUDA(cudaSetDevice(0));
+    CUdeviceptr begin = 0, other = 0;
+    CAPSTAN_CHECK(cuMemAddressReserve(&begin, 16 * kPiece, 0, 0, 0) ==
+                  CUDA_SUCCESS);
+    CAPSTAN_CHECK(cuMemAddressReserve(&other, 16 * kPiece, 0, 0, 0) ==
+                  CUDA_SUCCESS);
+    CUmemAllocationProp prop = {};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    CUmemGenericAllocationHandle handles[5];
+    for (int i = 0; i < 4; ++i) {
+      CAPSTAN_CHECK(cuMemCreate(&handles[i], kPiece, &prop, 0) == CUDA_SUCCESS);
+    }
+    CAPSTAN_CHECK(cuMemCreate(&handles[4], kPiece, &prop, 0) ==
+                  CUDA_ERROR_OUT_OF_MEMORY);
+    const auto map = [&](CUdeviceptr at, int i) {
+      return cuMemMap(at, kPiece, 0, handles[i], 0);
+    };
+    CAPSTAN_CHECK(map(begin, 0) == CUDA_SUCCESS);
+    CAPSTAN_CHECK(map(begin, 1) != CUDA_SUCCESS);  // it is taken
+    CAPSTAN_CHECK(map(begin + 2 * kPiece, 1) == CUDA_SUCCESS);
+    char* const p = reinterpret_cast<char*>(begin);
+    std::vector<char> bytes(3 * kPiece, 1);
+    // There is a gap, whose address loses the device: so only up to it.
+    CAPSTAN_CHECK_CUDA(
+        cudaMemcpy(p, bytes.data(), kPiece, cudaMemcpyHostToDevice));
+    CAPSTAN_CHECK(map(begin + kPiece, 2) == CUDA_SUCCESS);
+    CAPSTAN_CHECK_CUDA(
+        cudaMemcpy(p, bytes.data(), 3 * kPiece, cudaMemcpyHostToDevice));
+    CAPSTAN_CHECK(cuMemAddressFree(begin, 16 * kPiece) != CUDA_SUCCESS);
+    CAPSTAN_CHECK(cuMemUnmap(begin + kPiece, kPiece) == CUDA_SUCCESS);
+    CAPSTAN_CHECK(cuMemRelease(handles[2]) == CUDA_SUCCESS);
+    CAPSTAN_CHECK(cuMemCreate(&handles[2], kPiece, &prop, 0) == CUDA_SUCCESS);
+    CAPSTAN_CHECK(map(other, 2) == CUDA_SUCCESS);
+    // New memory is NaN.
+    CAPSTAN_CHECK_CUDA(cudaMemcpy(bytes.data(), reinterpret_cast<void*>(other),
+                                  kPiece, cudaMemcpyDeviceToHost));
+    CAPSTAN_CHECK(bytes[0] == '\xff' && bytes[kPiece - 1] == '\xff');
+    CAPSTAN_CHECK(cudaMemcpy(bytes.data(), p, 2 * kPiece,
+                             cudaMemcpyDeviceToHost) != cudaSuccess);
   });
   EXPECT_EQ(outcome.status, 0) << outcome.output;
 }

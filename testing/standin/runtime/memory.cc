@@ -23,8 +23,10 @@
 namespace capstan::standin {
 namespace {
 
-// Freed addresses should come again late: more of them than memory.
-constexpr int64_t kAddressesPerByte = 4;
+// Freed addresses should come again late, and a program may reserve addresses
+// for all memory several times: more of them than memory. Not on paper, where
+// devices have as much memory as anybody asks for, and map none.
+int64_t AddressesPerByte() { return TheSettings().paper ? 4 : 16; }
 constexpr int64_t kPinnedBytes = int64_t{1} << 38;
 constexpr int kMostDevices = 16;
 
@@ -34,6 +36,8 @@ struct Memories {
   std::atomic<Arena*> pinned{nullptr};
   std::map<uintptr_t, std::pair<int64_t, int>> registered;  // bytes, device
   std::map<uintptr_t, int> pinned_devices;  // current when it was made
+  std::map<uint64_t, std::pair<int64_t, int>> created;  // bytes, device
+  uint64_t last_created = 0;
 };
 
 Memories& TheMemories() {
@@ -45,7 +49,7 @@ Arena* DeviceArena(int device) {  // with the mutex held
   Memories& memories = TheMemories();
   Arena* arena = memories.devices[device];
   if (arena == nullptr) {
-    arena = new Arena(kAddressesPerByte * DeviceMemory(),
+    arena = new Arena(AddressesPerByte() * DeviceMemory(),
                       DeviceMemory() - TheSettings().occupied, PROT_NONE);
     memories.devices[device] = arena;
     WatchHostAccess();
@@ -305,6 +309,83 @@ cudaError_t MemInfo(size_t* free_bytes, size_t* total) {
 }
 
 }  // namespace
+
+cudaError_t ReserveAddresses(int64_t bytes, void** begin) {
+  std::lock_guard lock(TheMemories().mutex);
+  *begin = DeviceArena(CurrentDevice())->Reserve(bytes);
+  return *begin == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+cudaError_t FreeAddresses(void* begin) {
+  std::lock_guard lock(TheMemories().mutex);
+  int device = 0;
+  Arena* const arena = ArenaOf(begin, &device);
+  return arena != nullptr && arena->Unreserve(begin) ? cudaSuccess
+                                                     : cudaErrorInvalidValue;
+}
+
+cudaError_t CreateMemory(int device, int64_t bytes, uint64_t* handle) {
+  {
+    std::lock_guard lock(TheMemories().mutex);
+    if (IsFault("malloc")) {
+      ReportFault("malloc");
+      return cudaErrorMemoryAllocation;
+    }
+    if (!DeviceArena(device)->Use(bytes)) return cudaErrorMemoryAllocation;
+    *handle = ++TheMemories().last_created;
+    TheMemories().created[*handle] = {bytes, device};
+  }
+  NoteMalloc(bytes);
+  NoteReserved(bytes);
+  return cudaSuccess;
+}
+
+cudaError_t ReleaseMemory(uint64_t handle) {
+  int64_t bytes = 0;
+  {
+    std::lock_guard lock(TheMemories().mutex);
+    const auto found = TheMemories().created.find(handle);
+    if (found == TheMemories().created.end()) return cudaErrorInvalidValue;
+    bytes = found->second.first;
+    DeviceArena(found->second.second)->Use(-bytes);
+    TheMemories().created.erase(found);
+  }
+  NoteFree(bytes);
+  NoteReserved(-bytes);
+  return cudaSuccess;
+}
+
+cudaError_t MapMemory(void* begin, int64_t bytes, uint64_t handle) {
+  {
+    std::lock_guard lock(TheMemories().mutex);
+    const auto found = TheMemories().created.find(handle);
+    int device = 0;
+    Arena* const arena = ArenaOf(begin, &device);
+    if (found == TheMemories().created.end() ||
+        found->second != std::make_pair(bytes, device) || arena == nullptr ||
+        !arena->Map(begin, bytes)) {
+      return cudaErrorInvalidValue;
+    }
+  }
+  Poison(begin, bytes);
+  return cudaSuccess;
+}
+
+// Like cudaFree, but without a wait: works that still use it are caught.
+cudaError_t UnmapMemory(void* begin, int64_t bytes) {
+  {
+    std::lock_guard lock(TheMemories().mutex);
+    int device = 0;
+    Arena* const arena = ArenaOf(begin, &device);
+    if (arena == nullptr || !arena->Unmap(begin, bytes)) {
+      return cudaErrorInvalidValue;
+    }
+  }
+  const auto at = reinterpret_cast<uintptr_t>(begin);
+  ForgetAccesses(at, at + bytes);
+  return cudaSuccess;
+}
+
 }  // namespace capstan::standin
 
 extern "C" {

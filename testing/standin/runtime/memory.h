@@ -4,6 +4,8 @@
 #ifndef CAPSTAN_TESTING_STANDIN_RUNTIME_MEMORY_H_
 #define CAPSTAN_TESTING_STANDIN_RUNTIME_MEMORY_H_
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 #include <string>
 
@@ -45,6 +47,17 @@ void Unprotect(const Work& work, const void* key);
 std::string PendingAt(const void* p, bool write);
 
 bool IsPinned(const void* p);
+
+// What the driver does with addresses and memory apart (cuMemAddressReserve,
+// cuMemCreate, ..). Addresses are the current device's; memory mapped side by
+// side is one allocation. Memory counts as a call of cudaMalloc does. Unlike
+// that, a capture allows all of it.
+cudaError_t ReserveAddresses(int64_t bytes, void** begin);
+cudaError_t FreeAddresses(void* begin);
+cudaError_t CreateMemory(int device, int64_t bytes, uint64_t* handle);
+cudaError_t ReleaseMemory(uint64_t handle);
+cudaError_t MapMemory(void* begin, int64_t bytes, uint64_t handle);
+cudaError_t UnmapMemory(void* begin, int64_t bytes);
 
 }  // namespace capstan::standin
 

@@ -4,6 +4,7 @@
 // the cards' datasheets.
 #include "testing/standin/runtime/properties.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cctype>
@@ -176,6 +177,8 @@ int DeviceAttribute(int attribute, int device) {
     case cudaDevAttrCanUseHostPointerForRegisteredMem:
     case cudaDevAttrEccEnabled:
       return 1;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      return TheSettings().paper ? 0 : 1;
     default:
       return 0;  // what programs must do without
   }

@@ -30,7 +30,8 @@ struct Output {
   std::string buffered;  // of the trace
   int64_t step = -1;     // none has begun
   Counts total;
-  Counts at_step;        // `total` when the step began
+  Counts at_step;  // `total` when the step began
+  int64_t cpu_us_at_step = 0;
   int64_t reserved = 0;  // bytes of cudaMalloc
   int64_t reserved_peak = 0;
   int64_t blocks = 0;  // of the caching allocator
@@ -123,6 +124,8 @@ const char* UnitName(Unit unit) {
       return "tf32";
     case Unit::kHalf:
       return "half";
+    case Unit::kFp8:
+      return "fp8";
   }
   return "vector";
 }
@@ -141,9 +144,17 @@ int64_t StepOf(const std::string& range) {
   return *end == '\0' && end != range.c_str() + 5 ? step : -1;
 }
 
+// That all of the process's threads have taken.
+int64_t CpuMicroseconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
 void BeginStep(Output* output, int64_t step) {
   output->step = step;
   output->at_step = output->total;
+  output->cpu_us_at_step = CpuMicroseconds();
   output->reserved_peak = output->reserved;
   output->blocks_peak = output->blocks;
   Trace(output, "{\"step_begin\": " + std::to_string(step) + "}");
@@ -167,6 +178,7 @@ void EndStep(Output* output, int64_t step) {
              Field("bytes_sent", now.bytes_sent - then.bytes_sent) +
              Field("peak_bytes", peak) +
              Field("reserved_bytes", output->reserved_peak) +
+             Field("cpu_us", CpuMicroseconds() - output->cpu_us_at_step) +
              (FaultCalls() < 0 ? "" : Field("fault_calls", FaultCalls())) +
              "}");
   Trace(output, "{\"step_end\": " + std::to_string(step) + "}");
@@ -214,7 +226,14 @@ void NoteWork(const Work& work, int stream, int64_t graph) {
             Field("written", cost.bytes_written) +
             Field("launches", cost.launches) + Field("sent", cost.bytes_sent) +
             Field("ranks", cost.ranks) +
-            (graph == 0 ? "" : Field("graph", graph)) + "}");
+            (cost.products == 0
+                 ? ""
+                 : Field("products", cost.products) + Field("m", cost.m) +
+                       Field("n", cost.n) + Field("k", cost.k)) +
+            (graph == 0 ? "" : Field("graph", graph)) +
+            (work.kernel.empty() ? ""
+                                 : ", \"kernel\": " + JsonString(work.kernel)) +
+            "}");
 }
 
 void NoteCopy(const char* direction, int64_t bytes, int stream) {
@@ -385,12 +404,6 @@ void FlushTrace() {
   Output& output = TheOutput();
   std::lock_guard lock(output.mutex);
   FlushLocked(&output);
-}
-
-Counts CountsSoFar() {
-  Output& output = TheOutput();
-  std::lock_guard lock(output.mutex);
-  return output.total;
 }
 
 }  // namespace capstan::standin

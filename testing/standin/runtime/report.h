@@ -67,9 +67,6 @@ int64_t FaultCalls();
 // Writes out what is buffered.
 void FlushTrace();
 
-// Of the process so far. For tests.
-Counts CountsSoFar();
-
 // The calling thread's stack: "function (library)", innermost first, from the
 // first frame outside of this library.
 std::vector<std::string> Stack();

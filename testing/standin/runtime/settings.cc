@@ -76,6 +76,8 @@ Settings Read() {
     Refuse("order=" + order);
   }
   read.paper = !Setting("paper", "").empty();
+  read.host_code = !Setting("host_code", "").empty();
+  if (read.host_code && !read.paper) Refuse("host_code (without paper)");
   read.report = Setting("report", "");
   read.trace = Setting("trace", "");
   if (const std::string fault = Setting("fault", ""); !fault.empty()) {
@@ -84,7 +86,8 @@ Settings Read() {
     read.fault = fault.substr(0, colon);
     read.fault_at = std::atoll(fault.c_str() + colon + 1);
     if (read.fault != "malloc" && read.fault != "launch" &&
-        read.fault != "collective") {
+        read.fault != "collective" && read.fault != "stall" &&
+        read.fault != "skip") {
       Refuse("fault=" + fault);
     }
   }

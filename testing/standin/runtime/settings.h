@@ -19,7 +19,8 @@ struct Settings {
   Order order = Order::kLate;
   uint64_t seed = 0;  // of kRandom
   bool paper = false;
-  std::string report;  // folders; "": none is written
+  bool host_code = false;  // of ATen's operators; only on paper
+  std::string report;      // folders; "": none is written
   std::string trace;
   // The call of this kind ("malloc", "launch") with this number (from 1) fails.
   std::string fault;

@@ -3,8 +3,9 @@
 #
 # stubs.sh FOLDER LIBRARY..: for each of NVIDIA's libraries that these link and
 # that this folder doesn't write by hand, FOLDER/SONAME.c and SONAME.lds (its
-# version script): functions that say their name and abort. What must exist is
-# read from the libraries, so it can't be out of date.
+# version script): functions that say their name and abort, weak, so that
+# cublas.c and cublaslt.c may define some. What must exist is read from the
+# libraries, so it can't be out of date.
 set -euo pipefail
 out=$1
 shift
@@ -40,7 +41,8 @@ nm -D --undefined-only "$@" | awk -v out="$out" '
         "size_t cudnnGetVersion(void) { return 91900; }\n"
       next
     }
-    text[library] = text[library] "void " parts[1] "(void) {\n" \
+    text[library] = text[library] \
+      "__attribute__((weak)) void " parts[1] "(void) {\n" \
       "  fprintf(stderr, \"stand-in device: nothing stands in for " \
       parts[1] "\\n\");\n  abort();\n}\n"
   }

@@ -165,7 +165,11 @@ class BrokenStrategy final : public capstan::Strategy {
     return part.to(at::kDouble).square().sum();
   }
 
-  void PublishParameters() override {
+  void PublishParameters(capstan::PublishCause cause) override {
+    if (bug_ == Config::ONLY_UPDATES_PUBLISH &&
+        cause != capstan::PublishCause::kUpdated) {
+      return;
+    }
     at::NoGradGuard no_grad;
     at::Tensor next = shard_.working.clone();
     if (bug_ == Config::LATE_PUBLISH && late_.defined()) {

@@ -32,6 +32,7 @@ train {{ max_steps: {steps} seed: 1 max_grad_norm: 1.0 log_every: 1
   eval_every: {eval_every} eval_batches: 2 save_every: {save_every} resume: AUTO
   {train} }}
 launch {{ processes: {ranks} {launch} }}
+complete: true
 """
 
 

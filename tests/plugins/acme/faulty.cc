@@ -14,6 +14,12 @@
 namespace acme {
 namespace faulty {
 
+// Writes where nothing is.
+__attribute__((noinline)) void Crash() {
+  volatile int* volatile nowhere = nullptr;
+  *nowhere = 1;
+}
+
 class Faulty final : public capstan::DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Faulty>> Create(const Config& config) {
@@ -29,6 +35,7 @@ class Faulty final : public capstan::DatasetReader {
       if (index != config_.broken_sample()) continue;
       if (config_.out_of_memory()) throw std::bad_alloc();
       if (config_.exit()) std::exit(0);
+      if (config_.crash()) Crash();
       return absl::DataLossError(
           absl::StrCat("faulty.bin: sample ", index, " is damaged"));
     }

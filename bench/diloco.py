@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""DiLoCo beside data parallelism on two hosts, on links of a chosen speed.
+
+    ./bazelw build //trainer
+    sudo bench/diloco.py [--mbit=10,100,1000] [--local_steps=50] [--steps=1000]
+
+Hosts are network namespaces, as in hosts_bench.py, with a rank on each. A curve
+doesn't depend on the network, so it is trained once, on one host; on each link
+only some steps are, at least a round, for the mean time of a step. Prints a table
+in Markdown: what a rank sends a step, the losses at the end, the time to ddp's.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import contestants
+import hosts_bench
+
+PORT = 29541
+LIMIT_SECONDS = 3600
+
+
+def read_metrics(folder):
+    with open(folder / "metrics.jsonl", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def command(config, folder, strategy, *settings):
+    args = [contestants.TRAINER, f"--config={config}"]
+    for setting in (f"output_dir={folder}", f"strategy={strategy}",
+                    "train.sample_prompts=", "train.save_every=0",
+                    "schedule.total_steps=1000", *settings):
+        args += ["--set", setting]
+    return [str(arg) for arg in args]
+
+
+def run_on(hosts, config, folder, strategy, settings):
+    """Trains with a rank on each host; returns when all have ended."""
+    processes = []
+    for host in range(hosts.count):
+        processes.append(subprocess.Popen(
+            ["ip", "netns", "exec", hosts.name(host)] +
+            command(config, folder, strategy, *settings),
+            env=hosts_bench.rank_environment(hosts, host, port=PORT),
+            stdout=subprocess.DEVNULL))
+    try:
+        for process in processes:
+            if process.wait(timeout=LIMIT_SECONDS) != 0:
+                raise RuntimeError(f"{strategy} failed")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def step_seconds(lines, skipped=2):
+    """The mean of a step, of a round if there are rounds."""
+    times = [line["step_seconds"] for line in lines if "loss" in line]
+    return statistics.mean(times[skipped:])
+
+
+def steps_to(lines, loss):
+    """The first evaluated step with that evaluation loss, or None."""
+    for line in lines:
+        if line.get("eval_loss", loss + 1) <= loss:
+            return line["step"]
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mbit", default="10,100,1000")
+    parser.add_argument("--local_steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--config", default="run_distributed.pbtxt")
+    args = parser.parse_args()
+    rounds = f"local_steps: {args.local_steps}"
+    strategies = {
+        "ddp": ("capstan.ddp", []),
+        "DiLoCo": ("capstan.diloco",
+                   [f"strategy.local_steps={args.local_steps}"]),
+        "DiLoCo, INT8": ("capstan.diloco",
+                         [f"strategy.local_steps={args.local_steps}",
+                          "strategy.deltas=INT8"]),
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        curves = {}
+        for name, (plugin, settings) in strategies.items():
+            where = folder / f"curve {name}"
+            subprocess.run(
+                command(args.config, where, plugin, *settings,
+                        f"train.max_steps={args.steps}", "train.eval_every=25",
+                        "launch.processes=2"),
+                check=True, stdout=subprocess.DEVNULL)
+            curves[name] = read_metrics(where)
+        evals = {name: [line for line in lines if "eval_loss" in line]
+                 for name, lines in curves.items()}
+        aim = evals["ddp"][-1]["eval_loss"]
+        print(f"{args.config}, {args.steps} steps, two ranks, {rounds}\n")
+        print("| link | strategy | MB a step | eval loss | step | time to "
+              f"ddp's {aim:.4f} |\n|---|---|---|---|---|---|")
+        for mbit in args.mbit.split(","):
+            with hosts_bench.Hosts(2, float(mbit) / 1000, 1000) as hosts:
+                for name, (plugin, settings) in strategies.items():
+                    where = folder / f"{mbit} {name}"
+                    steps = 8 if name == "ddp" else args.local_steps + 2
+                    run_on(hosts, args.config, where, plugin, settings + [
+                        f"train.max_steps={steps}", "train.eval_every=0"])
+                    lines = read_metrics(where)
+                    seconds = step_seconds(lines)
+                    sent = statistics.mean(
+                        line["bytes_sent"] for line in lines
+                        if "bytes_sent" in line)
+                    needed = steps_to(curves[name], aim)
+                    time = ("not reached" if needed is None else
+                            f"{needed * seconds:.0f} s ({needed} steps)")
+                    print(f"| {mbit} Mbit/s | {name} | {sent / 1e6:.3f} | "
+                          f"{evals[name][-1]['eval_loss']:.4f} | "
+                          f"{1000 * seconds:.0f} ms | {time} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    reason = hosts_bench.why_not(contestants.TRAINER)
+    if reason:
+        sys.exit(f"diloco.py: {reason}")
+    sys.exit(main())

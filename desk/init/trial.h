@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a recipe takes: looked up in its data, planned, and tried.
+#ifndef CAPSTAN_DESK_INIT_TRIAL_H_
+#define CAPSTAN_DESK_INIT_TRIAL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "base/scratch_folder.h"
+#include "desk/init/recipe.h"
+#include "desk/init/undo.h"
+
+namespace capstan::init {
+
+// Where the run is to be.
+struct Target {
+  std::string launcher;  // "slurm", ..; "": this machine
+  int64_t nodes = 1;
+  int processes = 1;       // ranks of a node
+  int64_t gpu_memory = 0;  // bytes that each rank's GPU has; 0: they have none
+
+  int ranks() const { return static_cast<int>(nodes) * processes; }
+  bool on_gpus() const { return gpu_memory > 0; }
+  bool here() const { return launcher.empty(); }
+};
+
+// What the reader says of the data.
+struct DataFacts {
+  int64_t samples = 0;  // to train on, as the recipe reads them
+  // In tokens, of kRows and kPairs.
+  int64_t median = 0;
+  int64_t almost_all = 0;  // the 99th percentile
+  int64_t longest = 0;
+};
+
+class Trial {
+ public:
+  explicit Trial(const Target& target) : target_(target) {}
+
+  // Opens the data as the recipe reads it. Errors are the reader's.
+  absl::StatusOr<DataFacts> Read(const Recipe& recipe);
+
+  // Fills in actions and observation of learning histories.
+  absl::Status FillEnvironment(Recipe* recipe);
+
+  // Sets recipe->fit to what fits into the target's memory and costs the least
+  // time; returns a line about it. With `may_adapt` all weights are tried
+  // first, then an adapter. RESOURCE_EXHAUSTED: nothing fits.
+  absl::StatusOr<std::string> Fit(bool may_adapt, Recipe* recipe);
+
+  // Seconds of a step, by running a few on this machine for `limit_seconds` at
+  // most. nullopt: there was none, or the target is elsewhere.
+  absl::optional<double> MeasureStep(const Recipe& recipe,
+                                     double limit_seconds);
+
+ private:
+  void RemoveFolder() const;
+  // Writes the recipe as a config of absolute paths; returns its file.
+  absl::StatusOr<std::string> Draft(const Recipe& recipe);
+
+  const Target target_;
+  const ScratchFolder folder_;
+  const Undo remove_folder_{[this] { RemoveFolder(); }};
+};
+
+// Median seconds of a step but the first of the run that these words of a
+// command line start, by running a few below `folder`, for `limit_seconds` at
+// most. nullopt: there was none; FOLDER/log has what it printed.
+absl::optional<double> StepSecondsOf(std::vector<std::string> words,
+                                     const std::string& folder,
+                                     double limit_seconds);
+
+}  // namespace capstan::init
+
+#endif  // CAPSTAN_DESK_INIT_TRIAL_H_

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The losses of a DecoderModel's logits, regularised or not, on rows that are
+// whole or divided among ranks.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "kernels/layers/rms_norm.h"
+#include "kernels/loss/row_loss.h"
+#include "kernels/to_device.h"
+#include "plugins/model/decoder/decoder_model.h"
+#include "plugins/sdk/memory.h"
+
+namespace capstan::decoder {
+
+kernels::TiedGradient DecoderModel::NewTiedGradient() const {
+  const bool wanted = config_.tie_word_embeddings &&
+                      at::GradMode::is_enabled() &&
+                      parameters_[kEmbedding].requires_grad();
+  return wanted ? c10::make_intrusive<kernels::HeadGradient>()
+                : kernels::TiedGradient();
+}
+
+at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
+                                          const at::Tensor& targets,
+                                          UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
+  return runner.Run(head_unit(), hidden,
+                    [norm, head, eps, plus_one, softcap, targets, tied, place,
+                     of_norm](const at::Tensor& x) {
+                      const MemoryScope scope(MemoryCategory::kLogits);
+                      return kernels::HeadCrossEntropyRows(
+                          kernels::RmsNorm(x, norm, eps, plus_one, of_norm),
+                          head, targets, tied, /*logits_bytes=*/0, place,
+                          softcap);
+                    });
+}
+
+absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
+                                            bool deterministic) {
+  const int64_t ranks = group->size();
+  for (const auto& [heads, name] :
+       {std::make_pair(config_.num_attention_heads, "num_attention_heads"),
+        std::make_pair(config_.num_key_value_heads, "num_key_value_heads")}) {
+    if (heads % ranks == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(ranks, " doesn't divide the model's ", name, ", ", heads));
+  }
+  if (config_.experts.count > 0) {
+    return absl::InvalidArgumentError("doesn't go with experts: leave it out");
+  }
+  if (lora_ != nullptr && lora_->dropout() && !deterministic) {
+    return absl::InvalidArgumentError(
+        "doesn't go with dropout: set adapter.lora.dropout to 0");
+  }
+  division_ = std::make_unique<RowDivision>(group, deterministic);
+  return absl::OkStatus();
+}
+
+kernels::EmbeddingNoise DecoderModel::NoiseOf(const Regularization& how,
+                                              const TokenInput& input,
+                                              const at::Tensor& targets) const {
+  kernels::EmbeddingNoise noise;
+  if (how.noise_alpha == 0.0) return noise;
+  TORCH_CHECK(input.sample_positions.defined(),
+              "noise on embeddings needs sample_positions");
+  const at::Device device = parameters_[kEmbedding].device();
+  noise.key = RandomKey(how.seed, "noise on embeddings");
+  noise.samples = kernels::ToDevice(input.sample_positions, device);
+  noise.size = kernels::ToDevice(
+      kernels::NoiseSize(targets, how.noise_alpha, config_.hidden_size),
+      device);
+  return noise;
+}
+
+at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
+                                        const TokenTargets& whole_targets,
+                                        const Regularization& how,
+                                        UnitRunner& runner) {
+  TokenInput input = whole;
+  TokenTargets targets = whole_targets;
+  kernels::EmbeddingNoise noise = NoiseOf(how, input, targets.tokens);
+  if (division_ != nullptr && division_->divides()) {
+    // Rope may depend on a text's length, which positions tell.
+    const bool by_place =
+        config_.causal &&
+        std::all_of(config_.ropes.begin(), config_.ropes.end(),
+                    [](const Rope& r) { return DecisiveLength(r, 0) == 0; });
+    division_->Pad(by_place, &input, &targets);
+    targets.tokens = division_->PartOf(targets.tokens);
+    noise.first = division_->rank() * targets.tokens.size(1);
+    if (targets.weights.defined()) {
+      targets.weights = division_->PartOf(targets.weights);
+    }
+  }
+  const kernels::TiedGradient tied = NewTiedGradient();
+  c10::intrusive_ptr<RouterLoss> router_loss;
+  if (config_.experts.loss_coefficient != 0.0) {
+    router_loss = c10::make_intrusive<RouterLoss>(
+        static_cast<int>(config_.num_hidden_layers),
+        config_.experts.loss_coefficient);
+  }
+  const at::Tensor hidden =
+      Hidden(input, runner, tied, router_loss, division_.get(), noise);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const at::Tensor flat = targets.tokens.reshape({-1});
+  const at::Tensor factors =
+      targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
+  const at::Tensor sum = runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, plus_one, softcap, flat, factors, tied, place, of_norm,
+       smoothing = how.smoothing](const at::Tensor& x) {
+        const MemoryScope scope(MemoryCategory::kLogits);
+        return kernels::HeadCrossEntropySum(
+            kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head, flat, tied,
+            /*logits_bytes=*/0, place, factors, softcap, smoothing);
+      });
+  if (division_ != nullptr && !division_->divides()) {
+    return sum * (1.0 / division_->ranks());
+  }
+  if (router_loss == nullptr) return sum;
+  return router_loss->AddTo(sum,
+                            kernels::ToDevice((flat >= 0).sum(), sum.device()));
+}
+
+}  // namespace capstan::decoder

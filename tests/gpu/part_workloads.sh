@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+# What users run, without `deterministic`: short runs on one GPU, whose losses
+# must be those of the same runs on the CPU, in float32 and in bfloat16; a run
+# that was saved and resumed; what generate and eval say, there and here.
+. tests/gpu/common.sh
+golden=tests/golden/testdata
+steps=${STEPS:-4}
+failed=''
+
+# Name and arguments of train.
+workload() {
+  case $1 in
+    sft_packed) arguments=(--config=configs/sft_quickstart.pbtxt) ;;
+    sft_padded) arguments=(--config=configs/sft_quickstart.pbtxt
+      --set train_data.packing=NONE) ;;
+    lora) arguments=(--config=configs/run_distributed.pbtxt
+      --set model=capstan.decoder --set model.pretrained="$PWD/$golden/llama"
+      --set train_data.sequence_length=64
+      --set 'adapter.lora.target_modules=["all-linear"]') ;;
+    qlora) arguments=(--config=configs/run_distributed.pbtxt
+      --set model=capstan.decoder --set model.pretrained="$PWD/$golden/llama"
+      --set train_data.sequence_length=64
+      --set 'adapter.lora.target_modules=["all-linear"]'
+      --set adapter.lora.quantize=NF4) ;;
+    moe) arguments=(--config=configs/run_distributed.pbtxt
+      --set model=capstan.decoder
+      --set model.config="$PWD/$golden/qwen3_moe/config.json") ;;
+    llada) arguments=(--config=configs/llada_quickstart.pbtxt) ;;
+    ad) arguments=(--config=configs/ad_darkroom_quickstart.pbtxt
+      --set collect.streams=5 --set collect.steps=1000
+      --set train_data.steps=200
+      --set train_data.path="$FOLDER/histories.hdf5"
+      --set objective.evaluation.final_episodes=1
+      --set objective.evaluation.episodes=1
+      --set objective.evaluation.streams=1) ;;
+    dpo) arguments=(--config=configs/dpo_quickstart.pbtxt) ;;
+  esac
+}
+
+# run FOLDER STEPS ARGUMENT..: `arguments`, on one rank.
+run() {
+  local folder=$1 last=$2
+  shift 2
+  "$TRAINER" "${arguments[@]}" --set launch.processes=1 \
+    --set strategy=capstan.single --set output_dir="$folder" \
+    --set train.max_steps="$last" --set train.log_every=1 \
+    --set train.eval_every=0 --set train.eval_batches=1 \
+    --set train.sample_prompts= --set train.resume=AUTO \
+    --set schedule.warmup_steps=1 --set batch.micro_batch_size=2 \
+    --set batch.global_batch_size=4 "$@"
+}
+
+# near FOLDER FOLDER LIMIT: prints losses, which must be within that fraction of
+# each other.
+near() {
+  python3 - "$1" "$2" "$3" <<'PYTHON'
+import json, sys
+def losses(folder):
+    lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
+    return [line["loss"] for line in lines if "loss" in line]
+got, wanted = losses(sys.argv[1]), losses(sys.argv[2])
+worst = max((abs(a - b) / max(abs(b), 1e-3) for a, b in zip(got, wanted)),
+            default=1.0)
+print(json.dumps({"got": got, "wanted": wanted, "worst": worst}))
+sys.exit(0 if len(got) == len(wanted) and worst <= float(sys.argv[3]) else 1)
+PYTHON
+}
+
+on_cpu() { CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 "$@"; }
+
+runs=$FOLDER/workloads
+for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
+  workload "$name"
+  for precision in fp32:1e-3 bf16:2e-2; do
+    at=$runs/$name-${precision%:*}
+    echo "== $name in ${precision%:*}"
+    if ! run "$at-gpu" "$steps" --set precision="capstan.${precision%:*}" ||
+      ! on_cpu run "$at-cpu" "$steps" --set precision="capstan.${precision%:*}"
+    then
+      failed="$failed, $name in ${precision%:*}"
+      continue
+    fi
+    compared=$(near "$at-gpu" "$at-cpu" "${precision#*:}") ||
+      failed="$failed, $name in ${precision%:*}"
+    echo "$compared"
+    result workloads "{\"workload\": \"$name\", \
+\"precision\": \"${precision%:*}\", \"compared\": $compared}"
+  done
+done
+
+workload sft_packed
+echo "== saved and resumed"
+run "$runs/resumed" 2 --set precision=capstan.bf16 &&
+  run "$runs/resumed" "$steps" --set precision=capstan.bf16 ||
+  failed="$failed, resume"
+near "$runs/resumed" "$runs/sft_packed-bf16-gpu" 2e-2 ||
+  failed="$failed, resume"
+
+echo "== generate and eval"
+for model in llama gemma3 qwen3_moe; do
+  write=(generate --model="$golden/$model" --prompt_ids=5,9,2,14 --greedy
+    --max_new_tokens=24)
+  here=$("$TRAINER" "${write[@]}") && there=$(on_cpu "$TRAINER" "${write[@]}")
+  if [ -z "$here" ] || [ "$here" != "$there" ]; then
+    echo "$model writes $here, on the CPU $there"
+    failed="$failed, generate with $model"
+  fi
+done
+# eval_loss COMMAND..
+eval_loss() {
+  "$@" eval --model="$runs/sft_packed-fp32-cpu" --json |
+    sed -n 's/.*"eval_loss": \([^,]*\).*/\1/p'
+}
+here=$(eval_loss "$TRAINER")
+there=$(eval_loss on_cpu "$TRAINER")
+echo "eval_loss $here, on the CPU $there"
+python3 -c '
+import sys
+here, there = map(float, sys.argv[1:])
+sys.exit(0 if abs(here - there) <= 1e-3 * abs(there) else 1)' "$here" "$there" ||
+  failed="$failed, eval"
+
+[ -z "$failed" ] || wrong "other than on the CPU:${failed#,}"
+echo "all workloads are as on the CPU"

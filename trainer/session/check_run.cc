@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/check_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "plugins/sdk/held_gradients.h"
+#include "plugins/sdk/token_model.h"
+#include "plugins/sdk/tokenizer.h"
+#include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/loss_spikes.h"
+#include "trainer/session/schedule.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+namespace {
+
+absl::Status CheckHangs(const Train& train) {
+  if (!Train::OnHang_IsValid(train.on_hang())) {
+    return FieldError("on_hang",
+                      absl::StrCat("no such value: ", train.on_hang()));
+  }
+  // Beyond a century a sum of nanoseconds would overflow.
+  constexpr double kMost = 3e9;
+  const double floor = train.hang_floor_seconds();
+  const double ceiling = train.hang_ceiling_seconds();
+  for (const auto& [field, value] :
+       {std::pair<const char*, double>{"hang_floor_seconds", floor},
+        {"hang_ceiling_seconds", ceiling}}) {
+    if (value <= kMost) continue;
+    return FieldError(field,
+                      absl::StrCat("must be at most ", kMost, ", is ", value));
+  }
+  if (ceiling > 0 && floor > ceiling) {
+    return FieldError("hang_ceiling_seconds",
+                      absl::StrCat("is ", ceiling, ", less than ",
+                                   "hang_floor_seconds, ", floor));
+  }
+  return absl::OkStatus();
+}
+
+// Steps stay countable: an epoch of the largest data sets has some 2^32
+// samples.
+constexpr double kMostEpochs = 1e9;
+
+// Checks what doesn't depend on the data.
+absl::Status CheckTrain(const Train& train) {
+  if (train.max_steps() <= 0 && train.max_epochs() <= 0) {
+    return train.has_max_epochs()
+               ? FieldError("max_epochs",
+                            "must be greater than 0 (or set max_steps)")
+               : FieldError("max_steps",
+                            "must be greater than 0 (or set max_epochs)");
+  }
+  if (!(std::abs(train.max_epochs()) <= kMostEpochs)) {
+    return FieldError("max_epochs",
+                      absl::StrCat("must be at most ", kMostEpochs, ", is ",
+                                   train.max_epochs()));
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, double>{"log_every", train.log_every()},
+        {"eval_every", train.eval_every()},
+        {"eval_batches", train.eval_batches()},
+        {"save_every", train.save_every()},
+        {"keep_checkpoints", train.keep_checkpoints()},
+        {"early_stopping_patience", train.early_stopping_patience()},
+        {"sample_max_new_tokens", train.sample_max_new_tokens()},
+        {"skip_bad_samples", train.skip_bad_samples()},
+        {"max_grad_norm", train.max_grad_norm()},
+        {"mirror_every", train.mirror_every()},
+        {"hang_floor_seconds", train.hang_floor_seconds()},
+        {"hang_ceiling_seconds", train.hang_ceiling_seconds()}}) {
+    if (value >= 0) continue;
+    return FieldError(field, absl::StrCat("must not be negative, is ", value));
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
+  CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
+  if (train.loss_spikes().action() == LossSpikes::GO_BACK &&
+      train.save_every() == 0) {
+    return FieldError("loss_spikes",
+                      "GO_BACK goes back to checkpoints: set save_every, too");
+  }
+  const bool every_n = train.activation_checkpointing() == Train::EVERY_N;
+  if (every_n != (train.activation_checkpointing_n() > 0)) {
+    return FieldError("activation_checkpointing_n",
+                      every_n
+                          ? "must be greater than 0 with EVERY_N"
+                          : "is for activation_checkpointing: EVERY_N only");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOffload(const Train& train, bool on_gpu) {
+  if (!train.offload().activations()) return absl::OkStatus();
+  if (!on_gpu) {
+    return FieldError("offload.activations",
+                      "needs a GPU: without one activations are in host memory "
+                      "anyway; leave it out");
+  }
+  if (train.activation_checkpointing() == Train::NONE) {
+    return FieldError("offload.activations",
+                      "moves the inputs of recomputed units: set "
+                      "activation_checkpointing: EVERY_UNIT, too");
+  }
+  return absl::OkStatus();
+}
+
+// A strategy that has the state updated by the CPU leaves nothing to page.
+absl::Status CheckPagedState(const Train& train, const RunParts& parts,
+                             const StrategyRequest& request) {
+  if (!parts.device.gpu || !train.offload().optimizer_state() ||
+      !parts.strategy->Plan(request).optimizer_on_host) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "offload.optimizer_state",
+      absl::StrCat("doesn't go with the offload of ", parts.strategy_name,
+                   ", which keeps the optimizer's state in host memory "
+                   "already: leave the one or the other out"));
+}
+
+// What can't be told from the first recording (micro_step_graph.h).
+absl::Status CheckGraphs(const Train& train, const RunParts& parts) {
+  if (!train.cuda_graphs() || !parts.device.gpu) return absl::OkStatus();
+  if (train.offload().activations()) {
+    return FieldError("cuda_graphs",
+                      "doesn't go with offload.activations, which copies to "
+                      "and from host memory within the micro-step: leave the "
+                      "one or the other out");
+  }
+  if (parts.objective->has_rollouts()) {
+    return FieldError("cuda_graphs",
+                      "doesn't go with an objective with rollouts, which makes "
+                      "batches of its own in each step: leave it out");
+  }
+  Strategy& strategy = *parts.strategy;
+  const bool gathers = strategy.collective_forward();
+  if (!gathers && strategy.held_gradients() != nullptr) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      "cuda_graphs",
+      absl::StrCat("doesn't go with ", parts.strategy_name, ", which ",
+                   gathers ? "gathers parameters within the micro-step"
+                           : "can't hold its reductions back "
+                             "(Strategy::held_gradients)",
+                   ": take capstan.ddp or capstan.zero2, or leave it out"));
+}
+
+// What strategies and checkpoints go by.
+absl::Status CheckParameters(const Model& model) {
+  const auto units = static_cast<int>(model.units().size());
+  std::set<std::string> names;
+  for (const ParameterSpec& spec : model.parameters()) {
+    if (!names.insert(spec.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("declares two parameters '", spec.name, "'"));
+    }
+    std::vector<int> used = spec.other_units;
+    used.push_back(spec.unit);
+    for (const int unit : used) {
+      if (unit >= 0 && unit < units) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", spec.name, "' is of unit ", unit,
+                       ", but units() has ", units));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The model's own objections, to the number of its heads for example, come once
+// there is a group (JoinSequence).
+absl::Status CheckSequence(const Train& train, int world_size,
+                           const RunParts& parts) {
+  CAPSTAN_RETURN_IF_ERROR(CheckMesh(train, world_size));
+  const int64_t ranks = train.sequence_parallel();
+  if (ranks <= 1) return absl::OkStatus();
+  const auto error = [](const auto&... words) {
+    return FieldError("sequence_parallel", absl::StrCat(words...));
+  };
+  if (parts.device.gpu) {
+    return error("divides rows on CPUs alone: leave it out");
+  }
+  if (!parts.objective->allows_divided_rows() ||
+      parts.objective->has_rollouts()) {
+    return error(
+        "this objective takes more from the model than sums of "
+        "losses: leave it out");
+  }
+  if (parts.model->token_model() == nullptr) {
+    return error("is for models of tokens: leave it out");
+  }
+  if (parts.strategy->local_steps()) {
+    return error("doesn't go with ", parts.strategy_name,
+                 ", whose ranks train replicas of their own: leave it out");
+  }
+  if (train.skip_bad_samples() > 0) {
+    return error("doesn't go with skip_bad_samples, as ranks may skip others");
+  }
+  if (train.deterministic() && parts.policy().compute == at::kHalf) {
+    return error("doesn't go with fp16 in a deterministic run: take bf16");
+  }
+  if (train.deterministic() && (ranks & (ranks - 1)) != 0) {
+    return error("must be a power of two in a deterministic run, is ", ranks);
+  }
+  return absl::OkStatus();
+}
+
+// Whether each number of an evaluation has a name of its own.
+absl::Status CheckMetricNames(const RunParts& parts) {
+  std::set<std::string> names;
+  for (const std::string& name : EvaluationMetrics(parts)) {
+    if (names.insert(name).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("two evaluations would be called ", name,
+                     ": give the set or the task another name"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether one becomes the other by one character more, less, or another.
+bool AlmostSame(absl::string_view a, absl::string_view b) {
+  if (a.size() < b.size()) std::swap(a, b);
+  if (a.size() > b.size() + 1) return false;
+  const size_t at =
+      std::mismatch(b.begin(), b.end(), a.begin()).first - b.begin();
+  return at == b.size() ||
+         a.substr(at + 1) == b.substr(at + (a.size() == b.size() ? 1 : 0));
+}
+
+// What train.best_metric names, as far as that is known before the first
+// evaluation.
+absl::Status CheckBestMetric(const Train& train, const RunParts& parts) {
+  const std::string metric = BestMetric(train);
+  if (!KeepsBest(train) && train.best_metric().empty()) return absl::OkStatus();
+  const std::vector<std::string> known = EvaluationMetrics(parts);
+  bool misspelt = false;
+  for (const std::string& name : known) {
+    if (name == metric) return absl::OkStatus();
+    misspelt |= AlmostSame(name, metric);
+  }
+  return misspelt || metric == kEvalLoss || !MayBeMeasured(metric, parts)
+             ? NoSuchMetric(metric, known)
+             : absl::OkStatus();
+}
+
+absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
+  for (const auto& [field, asked] :
+       {std::pair<const char*, bool>{"eval_every", train.eval_every() > 0},
+        {"keep_best", train.keep_best()},
+        {"early_stopping_patience", train.early_stopping_patience() > 0},
+        {"best_metric", !train.best_metric().empty()}}) {
+    if (!asked || parts.evaluates()) continue;
+    // The notes may explain why train_data holds nothing out.
+    const std::vector<std::string> notes = parts.train_data->notes();
+    return FieldError(
+        field,
+        absl::StrCat("there is nothing to evaluate on: set eval_data, or have "
+                     "train_data hold something back",
+                     notes.empty() ? "" : "; ", absl::StrJoin(notes, " ")));
+  }
+  if (train.early_stopping_patience() > 0 && train.eval_every() == 0) {
+    return FieldError("early_stopping_patience", "set eval_every, too");
+  }
+  return CheckBestMetric(train, parts);
+}
+
+absl::Status CheckProfile(const Profile& profile, int64_t last) {
+  for (const int64_t step : profile.steps()) {
+    if (step >= 1 && step <= last) continue;
+    return FieldError("steps",
+                      absl::StrCat("must be between 1 and the run's last step ",
+                                   last, ", is ", step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
+  constexpr char kField[] = "sample_prompts";
+  const TokenModel* const model = parts.model->token_model();
+  const Tokenizer* const tokenizer = parts.train_data->tokenizer();
+  for (const SamplePrompt& prompt : train.sample_prompts()) {
+    if (tokenizer == nullptr) {
+      return FieldError(kField, "the training data has no tokenizer");
+    }
+    const bool user = prompt.kind_case() == SamplePrompt::kUser;
+    const std::string& text = user ? prompt.user() : prompt.prompt();
+    const absl::Status known = CheckKnown(*tokenizer, text);
+    if (!known.ok()) return FieldError(kField, known.message());
+    int64_t length = 0;
+    const absl::Status encoded = CatchAll([&] {
+      length =
+          static_cast<int64_t>(user ? parts.train_data->PromptIds(text).size()
+                                    : tokenizer->Encode(text).size());
+      return absl::OkStatus();
+    });
+    if (!encoded.ok()) return FieldError(kField, encoded.message());
+    if (length == 0) return FieldError(kField, "has a prompt without a token");
+    if (model != nullptr && length >= model->max_positions()) {
+      return FieldError(kField,
+                        absl::StrCat("has ", length, " tokens, the model only ",
+                                     model->max_positions(), " positions"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
+                                   const RunParts& parts) {
+  const RunConfig& config = loaded.config;
+  const Train& train = config.train();
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckTrain(train), "train"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(Annotate(CheckParameters(*parts.model),
+                             PackageOf(TypeOf(config.model()))),
+                    "model"));
+  std::vector<std::pair<std::string, const DatasetReader*>> all = {
+      {"train_data", parts.train_data.get()}};
+  if (parts.eval_data != nullptr) {
+    all.emplace_back("eval_data", parts.eval_data.get());
+  }
+  for (size_t i = 0; i < parts.eval_sets.size(); ++i) {
+    all.emplace_back(absl::StrCat("eval_sets[", i, "].data"),
+                     parts.eval_sets[i].reader.get());
+  }
+  for (const auto& [slot, data] : all) {
+    if (data->size() > 0) continue;
+    return loaded.Locate(
+        WithCode(absl::InvalidArgumentError(
+                     "has no samples: name data that has some"),
+                 "data/no-rows"),
+        slot);
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSequence(train, world_size, parts), "train"));
+  const int64_t least = config.launch().min_processes();
+  if (least % std::max<int64_t>(1, train.sequence_parallel()) != 0) {
+    return loaded.Locate(
+        FieldError("min_processes",
+                   absl::StrCat(least, " is not a multiple of ",
+                                "train.sequence_parallel, ",
+                                train.sequence_parallel())),
+        "launch");
+  }
+  absl::StatusOr<BatchPlan> plan =
+      PlanBatch(config.batch(), MeshOf(train, world_size));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  if (plan->automatic && parts.objective->has_rollouts()) {
+    return loaded.Locate(
+        FieldError("micro_batch_size",
+                   "AUTO tries steps of batches as they are read, and this "
+                   "objective trains on others (rollouts): set a number"),
+        "batch");
+  }
+  if (SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()) {
+    plan->order = MicroBatchOrder::kByRank;
+  }
+  const int64_t steps =
+      StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckOffload(train, parts.device.gpu), "train"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckProfile(config.profile(), steps), "profile"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSchedule(config.schedule(), steps), "schedule"));
+  StrategyRequest request;
+  request.model = parts.model.get();
+  request.precision = parts.policy();
+  request.world_size = world_size;
+  request.accumulation = plan->accumulation;
+  request.optimizer = parts.optimizer.get();
+  request.deterministic = SumsAlongTree(train, parts);
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      CheckOptimizer(*parts.optimizer,
+                     {request.model, request.precision, world_size}),
+      "optimizer"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(parts.strategy->Check(request), "strategy"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckPagedState(train, parts, request), "train"));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckGraphs(train, parts), "train"));
+  for (const auto& [slot, data] : all) {
+    CAPSTAN_RETURN_IF_ERROR(
+        loaded.Locate(parts.objective->Check(*parts.model, *data),
+                      slot == "train_data" ? "objective" : slot));
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckEvaluation(train, parts), "train"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckMetricNames(parts),
+                    parts.eval_tasks == nullptr ? "eval_sets" : "eval_tasks"));
+  if (config.has_hub_upload() && config.hub_upload().repo().empty()) {
+    return loaded.Locate(FieldError("repo", "name it: NAME/REPOSITORY"),
+                         "hub_upload");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSamplePrompts(train, parts), "train"));
+  return plan;
+}
+
+}  // namespace capstan

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/rollouts.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <deque>
+#include <iterator>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/profile.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "plugins/sdk/dataset.h"
+#include "plugins/sdk/memory.h"
+#include "plugins/sdk/objective.h"
+#include "trainer/profile/profiler.h"
+#include "trainer/profile/ranges.h"
+#include "trainer/session/explain_failure.h"
+#include "trainer/session/whose_code.h"
+
+namespace capstan {
+namespace {
+
+class Rollouts {
+ public:
+  Rollouts(Session* session, const StepInFlight& step)
+      : session_(*session), step_(step.number) {}
+
+  absl::Status Run(DataLoader& loader, std::deque<Batch>* ahead) {
+    CAPSTAN_RETURN_IF_ERROR(Read(loader));
+    {
+      const ProfileScope profile(session_.phase = kRolloutPhase);
+      const at::NoGradGuard no_grad;
+      const MemoryScope scope(MemoryCategory::kActivations);
+      CAPSTAN_RETURN_IF_ERROR(Call());
+      FinishForward();
+    }
+    CAPSTAN_RETURN_IF_ERROR(Annotate(Check(), Name()));
+    ahead->assign(std::make_move_iterator(batches_.begin()),
+                  std::make_move_iterator(batches_.end()));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string Name() const {
+    return absl::StrCat(session_.plugins.objective, ", Rollout");
+  }
+
+  absl::Status Read(DataLoader& loader) {
+    const ProfileScope profile(session_.phase = kDataPhase);
+    for (int64_t i = 0; i < session_.job.batch.accumulation; ++i) {
+      CAPSTAN_ASSIGN_OR_RETURN(Batch batch, loader.Next());
+      before_.push_back({batch.at(kSamplePosition).clone(), {}});
+      for (const auto& [name, tensor] : batch) {
+        if (tensor.dim() > 0) before_.back().rows[name] = tensor.size(0);
+      }
+      batches_.push_back(std::move(batch));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Call() {
+    ProcessGroup& group = *session_.group;
+    RolloutInfo info;
+    info.seed = session_.config.train().seed();
+    info.step = step_;
+    info.rank = group.rank();
+    info.world_size = group.size();
+    info.all_done = [this, &group](bool done) {
+      // Before other collectives.
+      FinishForward();
+      double others[] = {done ? 0.0 : 1.0};
+      group.AllReduceHost(absl::MakeSpan(others));
+      return others[0] == 0.0;
+    };
+    session_.runner.TakeRan();
+    const WhoseCode code(session_.plugins.objective, "Rollout");
+    return Annotate(
+        session_.parts.objective->Rollout(*session_.parts.model, &batches_,
+                                          info, session_.runner),
+        Name());
+  }
+
+  // Of a forward that has run.
+  void FinishForward() {
+    if (!session_.runner.TakeRan()) return;
+    const WhoseCode code(session_.plugins.strategy, "FinishForward");
+    session_.parts.strategy->FinishForward();
+  }
+
+  // Checks that there are as many micro-batches, of as many rows, as before.
+  absl::Status Check() {
+    if (batches_.size() != before_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("returned ", batches_.size(), " micro-batches for ",
+                       before_.size(), ": their number must stay"));
+    }
+    for (size_t i = 0; i < batches_.size(); ++i) {
+      Batch& batch = batches_[i];
+      batch[kSamplePosition] = before_[i].positions;
+      for (const auto& [name, rows] : before_[i].rows) {
+        const auto now = batch.find(name);
+        const bool there = now != batch.end() && now->second.defined();
+        if (there && (now->second.dim() == 0 || now->second.size(0) != rows)) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              "returned another number of rows of '", name, "' in micro-batch ",
+              i + 1, " than ", rows, ": it must stay"));
+        }
+        RenewHostCopy(name, there ? now->second : at::Tensor(), &batch);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The copy is of what was read.
+  static void RenewHostCopy(const std::string& name, const at::Tensor& tensor,
+                            Batch* batch) {
+    const auto copy = batch->find(HostCopyName(name));
+    if (copy == batch->end()) return;
+    if (tensor.defined()) {
+      copy->second = tensor.cpu();
+    } else {
+      batch->erase(copy);
+    }
+  }
+
+  // A micro-batch as it was read.
+  struct Before {
+    at::Tensor positions;  // a copy of kSamplePosition
+    std::map<std::string, int64_t> rows;
+  };
+
+  Session& session_;
+  const int64_t step_;
+  std::vector<Batch> batches_;
+  std::vector<Before> before_;
+};
+
+}  // namespace
+
+absl::Status RollOut(Session* session, DataLoader& loader, StepInFlight* step) {
+  const Range range("rollout");
+  const absl::Status mine =
+      ExplainMemory(WhoseCode::Explain(CatchAll([&] {
+                      return Rollouts(session, *step).Run(loader, &step->ahead);
+                    })),
+                    *session, /*micro_batch=*/-1);
+  session->phase = "";
+  // The others may be in the collectives of a forward, or ask whether all are
+  // done.
+  return Annotate(AgreeAfterCollectives(*session->group, mine, "roll out"),
+                  absl::StrCat("step ", step->number));
+}
+
+}  // namespace capstan
