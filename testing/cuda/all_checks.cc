@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/nan_to_num.h>
-#include <ATen/ops/randn.h>
 #include <c10/core/ScalarType.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "testing/cuda/checks.h"
 
 namespace capstan::kernels::cuda {
@@ -167,8 +166,12 @@ std::vector<NamedCheck> AllChecks(bool large) {
   return list.Take();
 }
 
+// at::randn's numbers would depend on the processor.
 at::Tensor Normal(uint64_t seed, at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed)).to(dtype);
+  const at::Tensor numbers = at::empty(sizes, at::kFloat);
+  FillNormal(RandomKey(seed, "testing/cuda"), 0, numbers.numel(), 0.0f, 1.0f,
+             numbers.mutable_data_ptr<float>());
+  return numbers.to(dtype);
 }
 
 void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
