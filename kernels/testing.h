@@ -10,12 +10,22 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/context/recompute.h"
+
 namespace capstan::kernels {
 
 using Tensors = std::vector<at::Tensor>;
 using Operator = std::function<at::Tensor(const Tensors&)>;
 
 constexpr double kEps = 1e-5;  // of norms
+
+// While it exists, RecomputesMlp().
+struct RecomputingMlp {
+  explicit RecomputingMlp(bool recomputes = true) {
+    SetRecomputesMlp(recomputes);
+  }
+  ~RecomputingMlp() { SetRecomputesMlp(false); }
+};
 
 // Smooth float64 numbers without a pattern that could hide a bug.
 at::Tensor Wave(at::IntArrayRef shape, double size = 1.0);

@@ -22,6 +22,7 @@ def settings(text):
     words = [re.search(r"capstan\.(\w+)\.Config", text).group(1)]
     words.append("micro " + re.search(r"micro_batch_size: (\d+)", text).group(1))
     for pattern, word in (("EVERY_UNIT", "recompute"), ("EVERY_N", "recompute half"),
+                          ("checkpointing: MLP", "recompute MLP"),
                           ("BFLOAT16", "bf16 state"), ("EIGHT_BIT", "8-bit state"),
                           ("optimizer_state: true", "paged state"),
                           ("activations: true", "offload inputs"),

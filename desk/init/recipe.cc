@@ -193,14 +193,10 @@ std::string TrainText(const Recipe& r) {
   }
   absl::StrAppend(&text, SampleText(r));
   const FitChoice& fit = r.fit;
-  if (fit.checkpoint_every > 0) {
-    absl::StrAppend(
-        &text, "  activation_checkpointing: ",
-        fit.checkpoint_every == 1
-            ? "EVERY_UNIT"
-            : absl::StrCat("EVERY_N\n  activation_checkpointing_n: ",
-                           fit.checkpoint_every),
-        "  # memory for time\n");
+  const std::string checkpointing = fit.Checkpointing();
+  if (checkpointing != "NONE") {
+    absl::StrAppend(&text, "  activation_checkpointing: ", checkpointing,
+                    "  # memory for time\n");
   }
   if (fit.offload_activations || fit.paged_state) {
     absl::StrAppend(

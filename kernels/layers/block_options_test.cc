@@ -441,6 +441,23 @@ TEST(BlockOptionsTest, InSixteenBitsFusedEqualsPlainAndTheFormulas) {
   }
 }
 
+TEST(BlockOptionsTest, GateAndUpAgainAreTheSameBits) {
+  for (const Options& o : AllOptions()) {
+    for (const bool fused : {true, false}) {
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(NameOf(o) + (fused ? " fused" : " plain"));
+        const Named inputs = Inputs(o);
+        const Named kept = RunBlock(o, inputs, fused, type);
+        const RecomputingMlp recomputing;
+        const Named again = RunBlock(o, inputs, fused, type);
+        for (const auto& [name, wanted] : kept) {
+          EXPECT_TRUE(at::equal(again.at(name), wanted)) << name;
+        }
+      }
+    }
+  }
+}
+
 // Token by token, as when a model generates.
 TEST(BlockOptionsTest, ACacheGivesTheSame) {
   const at::AutoGradMode no_gradients(false);

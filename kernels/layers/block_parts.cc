@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/context/recompute.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_nodes.h"
 #include "kernels/layers/fp8_linear.h"
@@ -73,6 +74,7 @@ struct MlpCall {
   LinearPart gate, up, down;
   JoinedLinear joined;  // gate and up, if they are one product
   int branch = -1;      // the input that is added to x; -1: none
+  bool recompute = RecomputesMlp();
   GradientSink* sink = nullptr;
   int inputs = 0;
 };
@@ -84,7 +86,8 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     at::Tensor x = inputs[kX], out;
     const RmsNormResult n = Normed(call, inputs, &x, &out);
     const GateAndUp of = Project(call, n.y);
-    ctx->save_for_backward(of.both.defined()
+    ctx->save_for_backward(call.recompute ? variable_list{x, n.rstd}
+                           : of.both.defined()
                                ? variable_list{x, n.rstd, of.both}
                                : variable_list{x, n.rstd, of.gate, of.up});
     Keep(ctx, call);
@@ -100,9 +103,9 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const auto& call = KeptOf<MlpCall>(ctx);
     const at::Tensor &x = saved[0], &rstd = saved[1];
-    const GateAndUp of = call.joined.joined()
-                             ? GateAndUp(call, saved[2])
-                             : GateAndUp{saved[2], saved[3], {}};
+    at::Tensor n;
+    if (call.recompute) n = call.norm.Again(x, rstd);
+    GateAndUp of = Again(call, n, saved);
     const at::Tensor dy = grads[0].contiguous();
     std::vector<StoredGradients> gradients;
     for (const StoredLinear& stored : call.stored) {
@@ -115,9 +118,10 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     GatedGradients d =
         GatedBackward(call.activation, of.gate, of.up, std::move(d_activation),
                       into.gate, into.up);
+    of = GateAndUp();
     gradients[call.down.of].Add(call.down, d.activation, dy);
     d.activation.reset();
-    const at::Tensor n = call.norm.Again(x, rstd);
+    if (!call.recompute) n = call.norm.Again(x, rstd);
     const at::Tensor dn = Rows(x, x.size(1));
     if (into.both.defined()) {
       call.joined.AddGradients(n, into.both, &gradients);
@@ -168,6 +172,14 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     ForwardInto(call.gate, n, of.gate);
     ForwardInto(call.up, n, of.up);
     return of;
+  }
+
+  // What forward kept, or n's.
+  static GateAndUp Again(const MlpCall& call, const at::Tensor& n,
+                         const variable_list& saved) {
+    if (call.recompute) return Project(call, n);
+    return call.joined.joined() ? GateAndUp(call, saved[2])
+                                : GateAndUp{saved[2], saved[3], {}};
   }
 
   static void ApartBackward(const MlpCall& call, const at::Tensor& n,
@@ -362,6 +374,7 @@ void PlanGatedMlp(const TransformerBlockShape& s, MemoryLedger* ledger) {
   ledger->Take(s.inner() + s.x());  // the activation, the output
   ledger->Pass(s.Linear(kDownMatrix).forward);
   ledger->Free(s.inner() + (s.input_norms ? s.x() : 0));  // the activation, n
+  if (RecomputesMlp()) ledger->Free(2 * s.inner());
   if (branch) ledger->Free(s.x());
   if (s.post_norms) PlanAddNormalised(s, ledger);
 }
@@ -371,12 +384,18 @@ void PlanGatedMlpBackward(const TransformerBlockShape& s,
   const LinearMemory gate = s.Linear(kGateMatrix), up = s.Linear(kUpMatrix);
   const LinearMemory down = s.Linear(kDownMatrix);
   if (s.post_norms) PlanAddNormalisedBackward(s, ledger);
+  const int64_t n = s.input_norms ? s.x() : 0;
+  const bool again = RecomputesMlp();
+  if (again) {
+    ledger->Take(n + 2 * s.inner());
+    ledger->Pass(up.forward);
+  }
   ledger->Take(3 * s.inner());  // d of the activation, gate and up
+  if (again) ledger->Free(2 * s.inner());
   ledger->Take(down.gradients);
   ledger->Pass(down.backward);
   ledger->Free(s.inner());
-  const int64_t n = s.input_norms ? s.x() : 0;
-  ledger->Take(n);  // again
+  if (!again) ledger->Take(n);
   ledger->Take(gate.gradients + up.gradients + s.x());
   ledger->Pass(up.backward);
   if (s.input_norms) {
@@ -387,7 +406,8 @@ void PlanGatedMlpBackward(const TransformerBlockShape& s,
   ledger->Free(2 * s.inner() + n + 2 * s.x());  // d, n, dn, dy
   if (s.post_norms) ledger->Free(s.x());
   // What was kept, x included.
-  ledger->Free(s.x() + 2 * s.inner() + (s.input_norms ? s.rstd() : 0));
+  ledger->Free(s.x() + (again ? 0 : 2 * s.inner()) +
+               (s.input_norms ? s.rstd() : 0));
   // Gradients of parameters live until backward's next operator.
   ledger->Free(gate.gradients + up.gradients + down.gradients +
                (s.input_norms ? s.norm_gradient() : 0));

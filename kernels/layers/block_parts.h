@@ -281,9 +281,9 @@ GatedGradients GatedBackward(Activation activation, const at::Tensor& gate,
 
 // x + post_norm((act(n Wgate^T) * (n Wup^T)) Wdown^T) with n = RmsNorm(x), plus
 // biases and adapters, for x [rows, hidden], with gradients to x, the weights
-// and the adapters. Keeps x and the two projections for backward, which
-// recomputes the rest. With a `branch` [rows, hidden], x + branch takes the
-// place of x; there is a norm then.
+// and the adapters. Keeps x and, unless RecomputesMlp(), the two projections
+// for backward, which recomputes the rest. With a `branch` [rows, hidden], x +
+// branch takes the place of x; there is a norm then.
 at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
                     const TransformerBlockOptions& options,
                     const at::Tensor& branch = {});

@@ -15,6 +15,7 @@
 
 #include "base/profile.h"
 #include "kernels/attention/attention.h"
+#include "kernels/context/recompute.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
@@ -112,6 +113,15 @@ void ProjectBack(const LinearPart& part, const T* dy, int64_t rows, float beta,
        {ReadAs<T>(part.weight.tensor), width}, beta, {dx, width});
 }
 
+// gate and up [rows, inner] of n [rows, hidden].
+template <typename T>
+void GateAndUp(const BlockLinears& linears, const T* n, int64_t rows, T* gate,
+               T* up) {
+  const Fp8Unchanged same(n);
+  Project(linears[kGateMatrix], n, rows, 0.0f, gate);
+  Project(linears[kUpMatrix], n, rows, 0.0f, up);
+}
+
 // ApplyRope on x [rows, width].
 template <typename T>
 void Rotate(const Call& call, RopeDirection direction, int64_t width, T* x) {
@@ -203,12 +213,10 @@ class Forward {
 
   void Mlp() {
     const T* const n = Before(kMlpNorm, y_, kept_.post_rstd);
-    {
-      const Fp8Unchanged same(n);
-      Project(kGateMatrix, n, 0.0f, kept_.gate);
-      Project(kUpMatrix, n, 0.0f, kept_.up);
-    }
-    Gate(call_.options.activation, kept_.gate, kept_.up, d_.rows * d_.inner,
+    T* const gate = d_.recompute_mlp ? space_.gate : kept_.gate;
+    T* const up = d_.recompute_mlp ? space_.up : kept_.up;
+    GateAndUp(call_.linears, n, d_.rows, gate, up);
+    Gate(call_.options.activation, gate, up, d_.rows * d_.inner,
          space_.activation);
     T* const out = WriteAs<T>(out_);
     if (d_.mlp_post_norm) {
@@ -339,13 +347,16 @@ class Backward {
     const T* const d_down =
         AfterBack(kMlpPostNorm, dy_, kept_.down, kept_.down_rstd);
     ToInput(kDownMatrix, d_down, 0.0f, space_.d_activation);
-    GateBackward(call_.options.activation, kept_.gate, kept_.up,
-                 d_.rows * d_.inner, space_.d_activation, kept_.gate, kept_.up);
-    const T* const d_gate = kept_.gate;
-    const T* const d_up = kept_.up;
-    Weight(kDownMatrix, d_down, space_.d_activation);  // now the activation
     const T* const y = AttentionOutput();
     const T* const n = Before(kMlpNorm, y, kept_.post_rstd);
+    T* const d_gate = d_.recompute_mlp ? space_.gate : kept_.gate;
+    T* const d_up = d_.recompute_mlp ? space_.up : kept_.up;
+    if (d_.recompute_mlp) {
+      GateAndUp(call_.linears, n, d_.rows, d_gate, d_up);
+    }
+    GateBackward(call_.options.activation, d_gate, d_up, d_.rows * d_.inner,
+                 space_.d_activation, d_gate, d_up);
+    Weight(kDownMatrix, d_down, space_.d_activation);  // now the activation
     {
       const Fp8Unchanged same(n);
       Weight(kGateMatrix, d_gate, n);
@@ -507,7 +518,8 @@ at::Tensor FusedTransformerBlock(const at::Tensor& x,
                 m.norm.defined(),
                 weights.attention_post_norm.defined(),
                 m.post_norm.defined(),
-                QueryKeyNormOf(a, options.shape)};
+                QueryKeyNormOf(a, options.shape),
+                RecomputesMlp()};
   return BlockFunction::apply(inputs.tensors(), call);
 }
 

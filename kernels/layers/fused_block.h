@@ -23,6 +23,7 @@ struct FusedDims {
   bool attention_norm = true, mlp_norm = true;
   bool attention_post_norm = false, mlp_post_norm = false;
   QueryKeyNorm query_key_norm = QueryKeyNorm::kNone;
+  bool recompute_mlp = false;  // gate and up aren't kept
 
   bool mlp() const { return inner > 0; }
   int64_t q() const { return shape.heads * shape.head_dim; }
@@ -55,8 +56,10 @@ struct FusedKept {
     }
     rstd = parts.Take(d.rows);
     post_rstd = parts.Take(d.rows);
-    gate = parts.Take<T>(d.rows * d.inner);
-    up = parts.Take<T>(d.rows * d.inner);
+    if (!d.recompute_mlp) {
+      gate = parts.Take<T>(d.rows * d.inner);
+      up = parts.Take<T>(d.rows * d.inner);
+    }
     q_rstd = parts.Take(d.rows * d.qk_norms(d.shape.heads));
     k_rstd = parts.Take(d.rows * d.qk_norms(d.shape.kv_heads));
     if (d.attention_post_norm) branch_rstd = parts.Take(d.rows);
@@ -66,7 +69,8 @@ struct FusedKept {
     }
   }
   MemoryParts parts;
-  T *q, *k, *v, *mixed, *gate, *up;
+  T *q, *k, *v, *mixed;
+  T *gate = nullptr, *up = nullptr;
   float *log_sum_exp, *rstd, *post_rstd, *q_rstd, *k_rstd;
   T* y = nullptr;       // x + attention; with a norm between them, instead:
   T* branch = nullptr;  // attention's output before that norm
@@ -88,6 +92,10 @@ struct FusedForwardSpace {
       q = attention.Take<T>(d.rows * d.q());
       k = attention.Take<T>(d.rows * d.kv());
     }
+    if (d.recompute_mlp) {
+      gate = mlp.Take<T>(d.rows * d.inner);
+      up = mlp.Take<T>(d.rows * d.inner);
+    }
     activation = mlp.Take<T>(d.rows * d.inner);
     if (d.mlp_post_norm) branch = after_mlp.Take<T>(x);
     parts.Take(std::max({attention.used(), mlp.used(), after_mlp.used()}));
@@ -95,6 +103,7 @@ struct FusedForwardSpace {
   MemoryParts parts;
   T* normed = nullptr;
   T *q = nullptr, *k = nullptr;  // as attention takes them
+  T *gate = nullptr, *up = nullptr;
   T *activation, *branch = nullptr;
 };
 
@@ -107,7 +116,7 @@ struct FusedBackwardSpace {
     d_normed = parts.Take<T>(x);
     if (d.mlp()) d_y = parts.Take<T>(x);
     if (d.mlp() && d.attention_post_norm) y = parts.Take<T>(x);
-    // The same memory: first d_activation in the MLP, then these in attention.
+    // The same memory: first the MLP's, then attention's.
     float* const shared = base == nullptr ? nullptr : base + parts.used();
     MemoryParts attention(shared), mlp(shared);
     d_mixed = attention.Take<T>(d.rows * d.q());
@@ -118,6 +127,10 @@ struct FusedBackwardSpace {
       q = attention.Take<T>(d.rows * d.q());
       k = attention.Take<T>(d.rows * d.kv());
     }
+    if (d.recompute_mlp) {
+      gate = mlp.Take<T>(d.rows * d.inner);
+      up = mlp.Take<T>(d.rows * d.inner);
+    }
     d_activation = mlp.Take<T>(d.rows * d.inner);
     parts.Take(std::max(attention.used(), mlp.used()));
   }
@@ -125,6 +138,7 @@ struct FusedBackwardSpace {
   T* normed = nullptr;
   T *d_normed, *d_mixed, *dq, *dk, *dv, *d_activation;
   T *d_y = nullptr, *y = nullptr, *q = nullptr, *k = nullptr;
+  T *gate = nullptr, *up = nullptr;
 };
 
 }  // namespace capstan::kernels

@@ -146,13 +146,16 @@ TEST(GpuPathTest, ABlockWithJoinedLayersMatchesDoublePrecision) {
            {{kK, kQ, kV}, {kGate, kUp}},
            {{kK, kV, kQ}, {kGate, kOut, kUp}},
            {}}) {
-    ExpectBlock(
-        [&](const Tensors& in) {
-          Tensors laid = in;
-          for (const auto& parts : order) LayOut(&laid, parts);
-          return Block(laid, Options());
-        },
-        PlainBlock, Inputs());
+    for (const bool again : {false, true}) {
+      const RecomputingMlp recomputing(again);
+      ExpectBlock(
+          [&](const Tensors& in) {
+            Tensors laid = in;
+            for (const auto& parts : order) LayOut(&laid, parts);
+            return Block(laid, Options());
+          },
+          PlainBlock, Inputs());
+    }
   }
 }
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/profile.h"
+#include "kernels/context/recompute.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
@@ -205,16 +206,21 @@ at::Tensor GroupedExperts::Forward(const at::Tensor& x, const at::Tensor& n,
   const Order order(stored);
   top_k_ = expert.size(1);
   groups_ = Group(expert, share, Experts(stored), order.reversed, trained);
-  both_ =
-      GroupedMm(n.index_select(0, groups_.row),
-                Stacked(stored, /*down=*/false).transpose(1, 2), groups_.ends);
+  const at::Tensor both = GateAndUp(n.index_select(0, groups_.row), stored);
+  if (!RecomputesMlp()) both_ = both;
   const int64_t inner = stored[kGate].weight.rows();
-  const at::Tensor gate = both_.narrow(1, order.up_first ? inner : 0, inner);
-  const at::Tensor up = both_.narrow(1, order.up_first ? 0 : inner, inner);
+  const at::Tensor gate = both.narrow(1, order.up_first ? inner : 0, inner);
+  const at::Tensor up = both.narrow(1, order.up_first ? 0 : inner, inner);
   const at::Tensor out =
       GroupedMm(Gated(Activation::kSilu, gate, up),
                 Stacked(stored, /*down=*/true).transpose(1, 2), groups_.ends);
   return SumChosen(out, groups_.order, top_k_, share, x);
+}
+
+at::Tensor GroupedExperts::GateAndUp(
+    const at::Tensor& rows, const std::vector<StoredLinear>& stored) const {
+  return GroupedMm(rows, Stacked(stored, /*down=*/false).transpose(1, 2),
+                   groups_.ends);
 }
 
 at::Tensor GroupedExperts::Backward(const at::Tensor& n, const at::Tensor& dy,
@@ -230,6 +236,9 @@ at::Tensor GroupedExperts::Backward(const at::Tensor& n, const at::Tensor& dy,
     return both.narrow(1, up == order.up_first ? 0 : inner, inner);
   };
   const at::Tensor share = groups_.share.unsqueeze(1), &ends = groups_.ends;
+  if (!both_.defined()) {
+    both_ = GateAndUp(n.index_select(0, groups_.row), stored);
+  }
   at::Tensor d_out = dy.index_select(0, groups_.row);
   // As if the shares were 1: that of an expert's output is then d_out .
   // (activation Wdown^T) = (d_out Wdown) . activation = d_up . up.

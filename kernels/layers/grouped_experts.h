@@ -50,10 +50,13 @@ class GroupedExperts {
                       std::vector<StoredGradients>* gradients, at::Tensor* dn);
 
  private:
+  // [places, 2 * inner]: gate and up of n's rows, in their memory's order.
+  at::Tensor GateAndUp(const at::Tensor& rows,
+                       const std::vector<StoredLinear>& stored) const;
+
   int64_t top_k_ = 1;
   cuda::ChoiceGroups groups_;
-  at::Tensor
-      both_;  // [places, 2 * inner]: gate and up, in their memory's order
+  at::Tensor both_;  // undefined after Forward if RecomputesMlp()
 };
 
 // Matrices [rows, n] that are equally far apart in one storage, in that order,

@@ -30,6 +30,7 @@
 
 #include "base/profile.h"
 #include "kernels/context/on_paper.h"
+#include "kernels/context/recompute.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
 #include "kernels/layers/block_parts.h"
@@ -82,7 +83,9 @@ struct Call {
   at::Tensor x, norm, router;
   at::Tensor rstd;
   Routing routing;
-  at::Tensor gate, up;  // [rows * top_k, intermediate], sorted by expert
+  // [rows * top_k, intermediate], sorted by expert; unless `recompute`.
+  at::Tensor gate, up;
+  bool recompute = RecomputesMlp();
   // In place of gate and up; null: products aren't grouped.
   std::unique_ptr<GroupedExperts> grouped;
   bool trained = false;  // whether backward needs the matrices' gradients
@@ -199,6 +202,23 @@ LinearPart Part(const Call& call, int expert, ExpertMatrix matrix) {
   return {call.stored[of], of};
 }
 
+// gate and up of an expert's rows, which begin at the first-th choice: where
+// the call keeps them, or new.
+std::pair<at::Tensor, at::Tensor> GateAndUp(const Call& call, int e,
+                                            const at::Tensor& rows,
+                                            int64_t first) {
+  const LinearPart gate = Part(call, e, kGate), up = Part(call, e, kUp);
+  const auto place = [&](const at::Tensor& kept) {
+    return kept.defined() ? kept.narrow(0, first, rows.size(0))
+                          : New(rows.size(0), gate.rows(), rows);
+  };
+  std::pair<at::Tensor, at::Tensor> made(place(call.gate), place(call.up));
+  const Fp8Unchanged same(rows.const_data_ptr());
+  ForwardInto(gate, rows, made.first);
+  ForwardInto(up, rows, made.second);
+  return made;
+}
+
 using SharedCall = std::shared_ptr<Call>;
 
 at::Tensor Forward(Call* call) {
@@ -219,18 +239,14 @@ at::Tensor Forward(Call* call) {
   const Routing& r = call->routing;
   const int64_t choices = sorted.size(0);
   const int64_t inner = call->stored[kGate].weight.rows();
-  call->gate = New(choices, inner, sorted);
-  call->up = New(choices, inner, sorted);
+  if (!call->recompute) {
+    call->gate = New(choices, inner, sorted);
+    call->up = New(choices, inner, sorted);
+  }
   const at::Tensor out = New(choices, sorted.size(1), sorted);
   ForExperts(r.counts, [&](int e, int64_t first, int64_t count) {
     const at::Tensor rows = sorted.narrow(0, first, count);
-    const at::Tensor gate = call->gate.narrow(0, first, count);
-    const at::Tensor up = call->up.narrow(0, first, count);
-    {
-      const Fp8Unchanged same(rows.const_data_ptr());
-      ForwardInto(Part(*call, e, kGate), rows, gate);
-      ForwardInto(Part(*call, e, kUp), rows, up);
-    }
+    const auto [gate, up] = GateAndUp(*call, e, rows, first);
     ForwardInto(Part(*call, e, kDown), Gated(Activation::kSilu, gate, up),
                 out.narrow(0, first, count));
   });
@@ -278,8 +294,11 @@ class Backward {
       const auto rows = [&](const at::Tensor& t) {
         return t.narrow(0, first, count);
       };
-      Expert(e, {rows(x), rows(d_out), rows(share), rows(call_.gate),
-                 rows(call_.up), rows(dx), rows(d_share)});
+      const auto [gate, up] = call_.recompute
+                                  ? GateAndUp(call_, e, rows(x), first)
+                                  : std::pair(rows(call_.gate), rows(call_.up));
+      Expert(e, {rows(x), rows(d_out), rows(share), gate, up, rows(dx),
+                 rows(d_share)});
     });
     NothingForTheOthers();
     dn_ = r.SumByRow(dx);
@@ -396,11 +415,12 @@ void PlanGrouped(const MoeShape& s, OperatorMemory* memory) {
   // A matrix of each expert, whose gradients are made together.
   const int64_t matrix =
       s.trained ? s.experts * s.intermediate * s.hidden * element : 0;
-  memory->forward = std::max(memory->forward, x + sorted + inner);
+  const int64_t again = RecomputesMlp() ? 2 * inner : 0;  // gate and up
+  memory->forward = std::max(memory->forward, x + sorted + inner + again);
   // Of down, with n's rows to come; of gate and up.
   memory->backward =
-      std::max(memory->backward,
-               2 * x + sorted + 2 * inner + matrix + std::max(inner, matrix));
+      std::max(memory->backward, 2 * x + sorted + 2 * inner + matrix +
+                                     std::max(inner, matrix) + again);
 }
 
 }  // namespace
@@ -414,10 +434,12 @@ OperatorMemory PlanMoeMlp(const MoeShape& s) {
   // Of an expert, if all have equally many rows.
   const int64_t expert = inner / std::max<int64_t>(1, s.experts);
   OperatorMemory memory;
-  memory.kept = x + routing + 2 * inner;
+  const bool again = RecomputesMlp();
+  memory.kept = x + routing + (again ? 0 : 2 * inner);
   // n, its rows sorted, and the experts' outputs; at the end these twice, and
   // their sums.
-  memory.forward = std::max(2 * sorted + expert, 3 * sorted - x) + x;
+  memory.forward =
+      std::max(2 * sorted + (again ? 3 : 1) * expert, 3 * sorted - x) + x;
   int64_t gradients = 0;
   const std::pair<int64_t, int64_t> out_in[] = {{s.intermediate, s.hidden},
                                                 {s.intermediate, s.hidden},
@@ -429,8 +451,8 @@ OperatorMemory PlanMoeMlp(const MoeShape& s) {
   }
   // Those of matrices are in the sink's places.
   if (s.trained) gradients = 0;
-  memory.backward =
-      x + 3 * sorted + std::max(sorted + x, 4 * expert) + gradients;
+  memory.backward = x + 3 * sorted +
+                    std::max(sorted + x, (again ? 6 : 4) * expert) + gradients;
   if (s.grouped) PlanGrouped(s, &memory);
   return memory;
 }

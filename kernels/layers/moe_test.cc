@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
@@ -17,6 +18,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "kernels/layers/gpu_path_for_test.h"
@@ -227,6 +229,28 @@ TEST(MoeTest, GroupedProductsOfFrozenMatrices) {
     EXPECT_LT(Distance(frozen[i], whole[i]), 1e-6) << "result " << i;
   }
   for (size_t i = 6; i < frozen.size(); ++i) EXPECT_FALSE(frozen[i].defined());
+}
+
+TEST(MoeTest, GateAndUpAgainAreTheSameBits) {
+  for (const bool grouped : {false, true}) {
+    std::optional<GpuPathForTest> on_gpu;
+    if (grouped) on_gpu.emplace();
+    for (const Case& c : kGrouped) {
+      SCOPED_TRACE(c.experts);
+      const Inputs in(c);
+      const auto graph = [&] {
+        return Graph(in.tensors, at::kFloat, [&](const Tensors& t) {
+          return MoeMlp(t[0], Weights(c, in.per, t), OptionsOf(c));
+        });
+      };
+      const Tensors kept = graph();
+      const RecomputingMlp recomputing;
+      const Tensors again = graph();
+      for (size_t i = 0; i < kept.size(); ++i) {
+        EXPECT_TRUE(at::equal(again[i], kept[i])) << "result " << i;
+      }
+    }
+  }
 }
 
 class Sums final : public GradientSink {

@@ -6,6 +6,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/layer_cache.h"
+#include "kernels/context/recompute.h"
 #include "kernels/fast_path.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fp8_linear.h"
@@ -45,7 +46,8 @@ OperatorMemory PlanFusedBlock(const TransformerBlockShape& s) {
                        s.input_norms,
                        s.post_norms,
                        s.mlp && s.post_norms,
-                       s.query_key_norm};
+                       s.query_key_norm,
+                       RecomputesMlp()};
   OperatorMemory memory;
   int64_t kept = 0, forward_space = 0, space = 0;
   WithStorage(s.dtype, [&](auto storage) {

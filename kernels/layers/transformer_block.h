@@ -31,8 +31,9 @@ bool CanFuseTransformerBlock(const at::Tensor& x);
 
 // Without a cache, as one node, which rounds as the plain block does except
 // where it adds in a different order. Keeps x and, in one piece of memory, q,
-// k, v, the attention's output, y, gate and up for backward, which overwrites
-// them, so it runs only once, and recomputes the rest.
+// k, v, the attention's output, y and, unless RecomputesMlp(), gate and up for
+// backward, which overwrites them, so it runs only once, and recomputes the
+// rest.
 at::Tensor FusedTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options);

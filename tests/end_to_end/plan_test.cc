@@ -53,6 +53,8 @@ constexpr Variant kVariants[] = {
     {"Accumulation", 2, [](RunText*) {}},
     {"Checkpointing", 1,
      [](RunText* run) { run->Train("activation_checkpointing: EVERY_UNIT"); }},
+    {"RecomputedMlp", 2,
+     [](RunText* run) { run->Train("activation_checkpointing: MLP"); }},
     {"EverySecond", 2,
      [](RunText* run) {
        run->Train(

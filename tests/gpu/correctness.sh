@@ -118,8 +118,10 @@ check "zero2, offloaded, as ddp" strategy zero2_offload \
 check "fsdp as ddp" strategy fsdp --set strategy=capstan.fsdp
 check "fsdp, offloaded, as ddp" strategy fsdp_offload \
   --set strategy=capstan.fsdp --set strategy.cpu_offload=true
-check "activation checkpointing as ddp" strategy recomputed \
-  --set train.activation_checkpointing=EVERY_UNIT
+for units in EVERY_UNIT MLP; do
+  check "activation checkpointing, $units, as ddp" strategy "recomputed_$units" \
+    --set "train.activation_checkpointing=$units"
+done
 [ -z "$failed" ] || { echo "$passed passed, failed: ${failed#, }"; exit 1; }
 if [ -z "$tests" ]; then
   echo "$passed passed, but there is no *_gpu_test: ./bazelw build //... first"

@@ -35,7 +35,7 @@ TEST_P(DecoderCurveTest, TwoRanks) {
   ASSERT_EQ(want.losses().size(), 8);
   EXPECT_LT(want.losses().back(), want.losses().front());
   for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
-    for (const char* checkpointing : {"NONE", "EVERY_UNIT"}) {
+    for (const char* checkpointing : {"NONE", "MLP", "EVERY_UNIT"}) {
       SCOPED_TRACE(absl::StrCat(strategy, " ", checkpointing));
       RunText run = EightSteps(GetParam(), kGlobalBatch / 4);
       run.Train(absl::StrCat("activation_checkpointing: ", checkpointing));

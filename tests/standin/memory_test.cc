@@ -72,6 +72,13 @@ TEST(StandinMemoryTest, Recomputed) {
   ExpectPlanned(1, "single", "bf16", "", "a100",
                 {"train.activation_checkpointing=EVERY_UNIT"});
 }
+TEST(StandinMemoryTest, RecomputedMlp) {
+  const std::string mlp = "train.activation_checkpointing=MLP";
+  ExpectPlanned(1, "single", "bf16", "", "a100", {mlp});
+  for (const char* gpu : {"a100", "h100"}) {  // the latter's are grouped
+    ExpectPlanned(1, "single", "bf16", "qwen3_moe.json", gpu, {mlp});
+  }
+}
 TEST(StandinMemoryTest, OffloadedInputs) {
   ExpectPlanned(1, "single", "bf16", "", "a100",
                 {"train.activation_checkpointing=EVERY_UNIT",

@@ -14,6 +14,7 @@
 #include "host/config/create_slot.h"
 #include "host/config/load_config.h"
 #include "inference/load/create_model.h"
+#include "kernels/context/recompute.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/optimizer.h"
 #include "plugins/sdk/strategy.h"
@@ -162,6 +163,7 @@ absl::StatusOr<Fitted> FitRun(const RunOptions& options,
             MeshOf(job.loaded.config.train(), prepared.processes).data)
             .accumulation;
     request.checkpointing.every = choice.checkpoint_every;
+    SetRecomputesMlp(choice.recompute_mlp);
     request.checkpointing.offload = choice.offload_activations;
     request.paged_state = choice.paged_state;
     // Without a GPU what is offloaded would stay where it is.

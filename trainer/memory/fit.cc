@@ -52,10 +52,12 @@ std::string FieldsOf(const std::vector<std::string>& sets) {
   return text;
 }
 
-// What activations take. Recomputing is a third more work; a unit's input
-// crosses to the host and back in less time than the unit takes.
+// What activations take. Recomputing is a third more work, of gate and up half
+// of that; a unit's input crosses to the host and back in less time than the
+// unit takes.
 std::vector<Option> Checkpointing() {
   return {{1.0, [](FitChoice*) {}},
+          {1.16, [](FitChoice* c) { c->recompute_mlp = true; }},
           {1.17, [](FitChoice* c) { c->checkpoint_every = 2; }},
           {1.33, [](FitChoice* c) { c->checkpoint_every = 1; }},
           {1.4, [](FitChoice* c) {
@@ -103,6 +105,14 @@ std::vector<std::string> FitChoice::Overrides() const {
   return overrides;
 }
 
+std::string FitChoice::Checkpointing() const {
+  if (recompute_mlp) return "MLP";
+  if (checkpoint_every == 0) return "NONE";
+  if (checkpoint_every == 1) return "EVERY_UNIT";
+  return absl::StrCat("EVERY_N\n  activation_checkpointing_n: ",
+                      checkpoint_every);
+}
+
 std::string FitChoice::ConfigText() const {
   std::string text =
       absl::StrCat("strategy { [plugin/", strategy, ".Config] { ",
@@ -113,15 +123,8 @@ std::string FitChoice::ConfigText() const {
   }
   absl::StrAppend(&text, "batch { micro_batch_size: ", micro_batch,
                   " global_batch_size: ", global_batch, " }\n");
-  absl::StrAppend(&text, "train {\n  activation_checkpointing: ",
-                  checkpoint_every == 0   ? "NONE"
-                  : checkpoint_every == 1 ? "EVERY_UNIT"
-                                          : "EVERY_N",
-                  "\n");
-  if (checkpoint_every > 1) {
-    absl::StrAppend(&text, "  activation_checkpointing_n: ", checkpoint_every,
-                    "\n");
-  }
+  absl::StrAppend(
+      &text, "train {\n  activation_checkpointing: ", Checkpointing(), "\n");
   if (offload_activations || paged_state) {
     absl::StrAppend(&text, "  offload {",
                     paged_state ? " optimizer_state: true" : "",

@@ -27,6 +27,7 @@ struct FitChoice {
   int64_t micro_batch = 1;
   int64_t global_batch = 0;
   int64_t checkpoint_every = 0;  // 0: none; 1, 2: every n-th unit
+  bool recompute_mlp = false;    // gate and up alone
   bool offload_activations = false;
   bool paged_state = false;
   bool quantize = false;
@@ -39,6 +40,8 @@ struct FitChoice {
 
   // For LoadConfig: those that make plugins of their own.
   std::vector<std::string> Overrides() const;
+  // The value of activation_checkpointing, and the line of its n, if any.
+  std::string Checkpointing() const;
   // Lines of a config that is merged over the run's.
   std::string ConfigText() const;
 };

@@ -86,6 +86,10 @@ TEST(FitTest, LinesOfAConfig) {
   EXPECT_THAT(choice.ConfigText(), HasSubstr("offload { activations: true }"));
   EXPECT_THAT(choice.ConfigText(), HasSubstr("quantize: NF4_DOUBLE"));
   EXPECT_THAT(choice.ConfigText(), Not(HasSubstr("optimizer {")));
+  choice = FitChoice();
+  choice.recompute_mlp = true;
+  EXPECT_THAT(choice.ConfigText(),
+              HasSubstr("activation_checkpointing: MLP\n"));
 }
 
 // Each choice's text and overrides make the same plugin settings.

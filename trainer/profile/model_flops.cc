@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "kernels/context/recompute.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
@@ -18,6 +19,13 @@ bool ReadsAttention(absl::string_view name) {
     if (absl::EndsWith(name, end)) return true;
   }
   return false;
+}
+
+// Whether it is a factor of what RecomputesMlp() is about.
+bool MakesGateOrUp(absl::string_view name) {
+  return absl::EndsWith(name, "gate_proj.weight") ||
+         absl::EndsWith(name, "up_proj.weight") ||
+         absl::EndsWith(name, "ff_proj.weight");
 }
 
 // The unit in which parameter `index` is a product's factor; -1: in none.
@@ -81,7 +89,9 @@ ModelFlops FlopsOf(const Model& model,
         share,
         forward * (1.0 + (backward ? 1.0 : 0.0) + (spec.trainable ? 1.0 : 0.0)),
         &flops.all);
-    if (again) AddProduct(share, forward, &flops.recomputed);
+    if (again || (backward && RecomputesMlp() && MakesGateOrUp(spec.name))) {
+      AddProduct(share, forward, &flops.recomputed);
+    }
     if (!ReadsAttention(spec.name)) continue;
     // Scores and the sum of values, for each position of the row.
     const double attention = 4.0 * static_cast<double>(spec.shape[1]);

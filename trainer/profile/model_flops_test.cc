@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/context/recompute.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/model.h"
 
@@ -88,6 +89,14 @@ TEST(ModelFlopsTest, RecomputedForward) {
   EXPECT_EQ(flops.recomputed.per_token, 2 * kLayer);
   EXPECT_EQ(flops.recomputed.per_token_and_length, 4 * kWidth);
   EXPECT_EQ(flops.Recomputed(10, 4), 10 * (2 * kLayer + 4 * 4 * kWidth));
+}
+
+TEST(ModelFlopsTest, RecomputedGateAndUp) {
+  SetRecomputesMlp(true);
+  const ModelFlops flops = FlopsOf(ModelOf(TwoLayers(false, true)), nullptr);
+  SetRecomputesMlp(false);
+  EXPECT_EQ(flops.recomputed.per_token, 2 * 2 * 2 * kInner * kHidden);
+  EXPECT_EQ(flops.recomputed.per_token_and_length, 0);
 }
 
 constexpr int kAnExpert = 6;

@@ -106,9 +106,11 @@ absl::Status CheckOffload(const Train& train, bool on_gpu) {
                       "needs a GPU: without one activations are in host memory "
                       "anyway; leave it out");
   }
-  if (train.activation_checkpointing() == Train::NONE) {
+  if (train.activation_checkpointing() == Train::NONE ||
+      train.activation_checkpointing() == Train::MLP) {
     return FieldError("offload.activations",
-                      "moves the inputs of recomputed units: set "
+                      "moves the inputs of units that are recomputed as a "
+                      "whole: set "
                       "activation_checkpointing: EVERY_UNIT, too");
   }
   return absl::OkStatus();

@@ -18,6 +18,7 @@
 #include "inference/evaluate/run_task.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
+#include "kernels/context/recompute.h"
 #include "kernels/context/run_device.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/metrics/reporter.h"
@@ -377,6 +378,7 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
   if (CurrentRunDevice().memory == 0) {
     SetRunDevice({gpus > 0, gpus > 0 && here ? LeastGpuMemory() : 0});
   }
+  SetRecomputesMlp(config.train().activation_checkpointing() == Train::MLP);
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
   CAPSTAN_RETURN_IF_ERROR(
       make("objective", config.objective(), &parts.objective));
