@@ -4,7 +4,7 @@
 docs/roofline.md's table and picture.
 
     python3 bench/roofline/table.py [--roofline bazel-bin/testing/roofline/roofline] \
-        [--results results.json] [--models smollm2_135m,llama3_8b] [--page]
+        [--results results.json] [--runs smollm2_135m,llama3_8b] [--page]
 
 --results keeps what was asked, and what is there isn't asked again. --page
 writes the part of docs/roofline.md between its markers, and docs/roofline.svg.
@@ -19,28 +19,36 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 CONFIG = os.path.join(HERE, "roofline.pbtxt")
 GPUS = ["a100", "h100", "h200", "b200"]
-STRATEGIES = ["ddp", "zero2", "fsdp"]
-COUNTS = [1, 8]
+STRATEGIES = {1: ["single"], 8: ["ddp", "zero2", "fsdp"]}
+FSDP = {8: ["fsdp"]}
+FP8 = ", fp8"
+RECOMPUTED, MLP = ", recomputed", ", MLP recomputed"
+SETS = {"": [], FP8: ["precision=capstan.fp8"],
+        RECOMPUTED: ["train.activation_checkpointing=EVERY_UNIT"],
+        MLP: ["train.activation_checkpointing=MLP"]}
 
-# Name, micro-batch x tokens, whether activations are recomputed.
-MODELS = {
-    "smollm2_135m": ("SmolLM2-135M", 8, 2048, False),
-    "smollm2_1.7b": ("SmolLM2-1.7B", 4, 2048, False),
-    "llama3_8b": ("Llama-3.1-8B", 1, 4096, True),
-    "gemma3_27b": ("Gemma-3-27B", 1, 4096, True),
+# Model, its name, micro-batch x tokens, what is set, strategies by GPUs.
+RUNS = {
+    "smollm2_135m": ("smollm2_135m", "SmolLM2-135M", 8, 2048, "", STRATEGIES),
+    "smollm2_1.7b": ("smollm2_1.7b", "SmolLM2-1.7B", 4, 2048, "", STRATEGIES),
+    "smollm2_1.7b_fp8": ("smollm2_1.7b", "SmolLM2-1.7B", 4, 2048, FP8, STRATEGIES),
+    "llama3_8b": ("llama3_8b", "Llama-3.1-8B", 1, 4096, RECOMPUTED, STRATEGIES),
+    "llama3_8b_mlp": ("llama3_8b", "Llama-3.1-8B", 1, 4096, MLP, FSDP),
+    "llama3_8b_2k": ("llama3_8b", "Llama-3.1-8B", 2, 2048, RECOMPUTED, FSDP),
+    "llama3_8b_8k": ("llama3_8b", "Llama-3.1-8B", 1, 8192, RECOMPUTED, FSDP),
+    "llama3_8b_32k": ("llama3_8b", "Llama-3.1-8B", 1, 32768, RECOMPUTED, FSDP),
+    "gemma3_27b": ("gemma3_27b", "Gemma-3-27B", 1, 4096, RECOMPUTED, STRATEGIES),
 }
 BEGIN, END = "<!-- table.py begins -->\n", "<!-- table.py ends -->\n"
 
 
-def ask(roofline, model, strategy, gpus, timeout):
+def ask(roofline, run, strategy, gpus, timeout):
     """What roofline says, as JSON; None if it fails, which it says."""
-    _, samples, length, recompute = MODELS[model]
+    model, _, samples, length, what, _ = RUNS[run]
     sets = [f"model.config={HERE}/{model}.json",
             f"train_data.sequence_length={length}",
             f"batch.micro_batch_size={samples}",
-            f"strategy=capstan.{strategy}"]
-    if recompute:
-        sets.append("train.activation_checkpointing=EVERY_UNIT")
+            f"strategy=capstan.{strategy}", *SETS[what]]
     command = [roofline, f"--config={CONFIG}", "--json",
                f"--gpus={gpus}", "--gpu=" + ",".join(GPUS)]
     for one in sets:
@@ -49,14 +57,20 @@ def ask(roofline, model, strategy, gpus, timeout):
         done = subprocess.run(command, capture_output=True, text=True,
                               timeout=timeout, check=True)
     except subprocess.TimeoutExpired:
-        print(f"{model} {strategy} {gpus}: no answer in {timeout} s",
+        print(f"{run} {strategy} {gpus}: no answer in {timeout} s",
               file=sys.stderr)
         return None
     except subprocess.CalledProcessError as error:
-        print(f"{model} {strategy} {gpus}: {error.stderr.strip()}",
+        print(f"{run} {strategy} {gpus}: {error.stderr.strip()}",
               file=sys.stderr)
         return None
     return json.loads(done.stdout)
+
+
+def asked(run):
+    """Its strategies, and on how many GPUs."""
+    return [(strategy, gpus) for gpus, strategies in RUNS[run][-1].items()
+            for strategy in strategies]
 
 
 def short(number):
@@ -81,20 +95,18 @@ def table(results):
         gpu.upper() for gpu in GPUS) +
         " | launches | bytes a token | waits | GB sent |",
         "|---" * (7 + len(GPUS)) + "|"]
-    for model, (name, samples, length, recompute) in MODELS.items():
-        for gpus in COUNTS:
-            for strategy in STRATEGIES:
-                answer = results.get(f"{model} {strategy} {gpus}")
-                if answer is None:
-                    continue
-                cells = [cell(answer, p) for p in answer["predictions"]]
-                lines.append(
-                    f"| {name}, {samples} x {length}"
-                    f"{', recomputed' if recompute else ''} | {gpus} | "
-                    f"{strategy} | " + " | ".join(cells) +
-                    f" | {answer['launches']:,} | "
-                    f"{short(answer['bytes'] / answer['tokens_per_rank'])} | "
-                    f"{answer['waits']} | {answer['bytes_sent'] / 1e9:.2f} |")
+    for run, (_, name, samples, length, what, _) in RUNS.items():
+        for strategy, gpus in asked(run):
+            answer = results.get(f"{run} {strategy} {gpus}")
+            if answer is None:
+                continue
+            cells = [cell(answer, p) for p in answer["predictions"]]
+            lines.append(
+                f"| {name}, {samples} x {length}{what} | {gpus} | "
+                f"{strategy} | " + " | ".join(cells) +
+                f" | {answer['launches']:,} | "
+                f"{short(answer['bytes'] / answer['tokens_per_rank'])} | "
+                f"{answer['waits']} | {answer['bytes_sent'] / 1e9:.2f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -105,8 +117,8 @@ COLOURS = {"a100": "#9aa5b1", "h100": "#3e7cb1", "h200": "#2a9d8f",
 def picture(results):
     """Bars: predicted MFU on 8 GPUs, by model and strategy; none where the
     model doesn't fit."""
-    groups = [(model, strategy) for model in MODELS for strategy in STRATEGIES
-              if f"{model} {strategy} 8" in results]
+    groups = [(run, strategy) for run in RUNS if RUNS[run][-1] is STRATEGIES
+              for strategy in STRATEGIES[8] if f"{run} {strategy} 8" in results]
     width, height, left, top = 1000, 360, 60, 50
     plot = height - top - 70
     step = (width - left - 20) / max(1, len(groups))
@@ -128,9 +140,9 @@ def picture(results):
         svg.append(f'<rect x="{x}" y="30" width="12" height="12" '
                    f'fill="{COLOURS[gpu]}"/><text x="{x + 17}" y="41">'
                    f"{gpu.upper()}</text>")
-    for g, (model, strategy) in enumerate(groups):
+    for g, (run, strategy) in enumerate(groups):
         x = left + g * step + step * 0.1
-        answer = results[f"{model} {strategy} 8"]
+        answer = results[f"{run} {strategy} 8"]
         for i, prediction in enumerate(answer["predictions"]):
             if not prediction["fits"]:
                 svg.append(f'<text x="{x + (i + 0.5) * bar:.1f}" '
@@ -145,9 +157,9 @@ def picture(results):
         middle = x + step * 0.4
         svg.append(f'<text x="{middle:.1f}" y="{top + plot + 18}" '
                    f'text-anchor="middle">{strategy}</text>')
-        if strategy == STRATEGIES[1]:
+        if strategy == STRATEGIES[8][1]:
             svg.append(f'<text x="{middle:.1f}" y="{top + plot + 38}" '
-                       f'text-anchor="middle">{MODELS[model][0]}</text>')
+                       f'text-anchor="middle">{RUNS[run][1]}{RUNS[run][4]}</text>')
     svg.append(f'<text x="{left}" y="{height - 10}" fill="#666">× : doesn\'t '
                "fit the GPU's memory, by trainer plan</text></svg>")
     return "\n".join(svg) + "\n"
@@ -171,7 +183,7 @@ def main():
     parser.add_argument("--roofline",
                         default="bazel-bin/testing/roofline/roofline")
     parser.add_argument("--results", default="")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--runs", default=",".join(RUNS))
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--page", action="store_true")
     args = parser.parse_args()
@@ -179,19 +191,18 @@ def main():
     if args.results and os.path.exists(args.results):
         with open(args.results, encoding="utf-8") as file:
             results = json.load(file)
-    for model in args.models.split(","):
-        for gpus in COUNTS:
-            for strategy in STRATEGIES:
-                key = f"{model} {strategy} {gpus}"
-                if key in results:
-                    continue
-                answer = ask(args.roofline, model, strategy, gpus, args.timeout)
-                if answer is None:
-                    continue
-                results[key] = answer
-                if args.results:
-                    with open(args.results, "w", encoding="utf-8") as file:
-                        json.dump(results, file, indent=1)
+    for run in args.runs.split(","):
+        for strategy, gpus in asked(run):
+            key = f"{run} {strategy} {gpus}"
+            if key in results:
+                continue
+            answer = ask(args.roofline, run, strategy, gpus, args.timeout)
+            if answer is None:
+                continue
+            results[key] = answer
+            if args.results:
+                with open(args.results, "w", encoding="utf-8") as file:
+                    json.dump(results, file, indent=1)
     print(table(results))
     if args.page:
         write_page(results)

@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "kernels/context/recompute.h"
 #include "plugins/sdk/model.h"
 
 namespace capstan {
@@ -21,7 +20,7 @@ bool ReadsAttention(absl::string_view name) {
   return false;
 }
 
-// Whether it is a factor of what RecomputesMlp() is about.
+// Whether it is a factor of an MLP's gate or up.
 bool MakesGateOrUp(absl::string_view name) {
   return absl::EndsWith(name, "gate_proj.weight") ||
          absl::EndsWith(name, "up_proj.weight") ||
@@ -68,7 +67,8 @@ void AddAttention(const TokenShare& share, double flops,
 }  // namespace
 
 ModelFlops FlopsOf(const Model& model,
-                   const std::function<bool(int unit)>& recomputes) {
+                   const std::function<bool(int unit)>& recomputes,
+                   bool recomputes_mlp) {
   ModelFlops flops;
   const int first = FirstTrainable(model);
   const std::vector<ParameterSpec>& specs = model.parameters();
@@ -89,7 +89,7 @@ ModelFlops FlopsOf(const Model& model,
         share,
         forward * (1.0 + (backward ? 1.0 : 0.0) + (spec.trainable ? 1.0 : 0.0)),
         &flops.all);
-    if (again || (backward && RecomputesMlp() && MakesGateOrUp(spec.name))) {
+    if (again || (backward && recomputes_mlp && MakesGateOrUp(spec.name))) {
       AddProduct(share, forward, &flops.recomputed);
     }
     if (!ReadsAttention(spec.name)) continue;

@@ -51,9 +51,11 @@ struct ModelFlops {
 // matrices have no gradient of their own, and units before the first trainable
 // one no backward. Attention's width is that of the matrices that read it
 // (o_proj, attn_out, self_attn.out_proj). `recomputes` (may be null): whether a
-// unit's forward is run again in backward.
+// unit's forward is run again in backward; `recomputes_mlp`: whether gate and
+// up of its MLPs are.
 ModelFlops FlopsOf(const Model& model,
-                   const std::function<bool(int unit)>& recomputes);
+                   const std::function<bool(int unit)>& recomputes,
+                   bool recomputes_mlp = false);
 
 }  // namespace capstan
 

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/context/recompute.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/model.h"
 
@@ -92,9 +91,8 @@ TEST(ModelFlopsTest, RecomputedForward) {
 }
 
 TEST(ModelFlopsTest, RecomputedGateAndUp) {
-  SetRecomputesMlp(true);
-  const ModelFlops flops = FlopsOf(ModelOf(TwoLayers(false, true)), nullptr);
-  SetRecomputesMlp(false);
+  const ModelFlops flops = FlopsOf(ModelOf(TwoLayers(false, true)), nullptr,
+                                   /*recomputes_mlp=*/true);
   EXPECT_EQ(flops.recomputed.per_token, 2 * 2 * 2 * kInner * kHidden);
   EXPECT_EQ(flops.recomputed.per_token_and_length, 0);
 }

@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "cluster/comm/agree.h"
 #include "cluster/comm/gpu_tools.h"
+#include "kernels/context/recompute.h"
 #include "plugins/sdk/dataset.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/profile/gpu_specs.h"
@@ -111,10 +112,13 @@ std::string StepRecords::FindPeak() {
   }
   const ActivationCheckpointing checkpointing =
       CheckpointingOf(session_.config.train(), *session_.parts.model);
-  flops_ = FlopsOf(*session_.parts.model, [&checkpointing](int unit) {
-    // The first unit reads ids, and isn't recomputed.
-    return unit > 0 && checkpointing.Covers(unit);
-  });
+  flops_ = FlopsOf(
+      *session_.parts.model,
+      [&checkpointing](int unit) {
+        // The first unit reads ids, and isn't recomputed.
+        return unit > 0 && checkpointing.Covers(unit);
+      },
+      RecomputesMlp());
   if (!flops_.unknown.empty()) {
     return absl::StrCat("the model's FLOPs aren't known: ", flops_.unknown);
   }
