@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/attention/composed.h"
+#include "kernels/attention/cudnn_check.h"
 #include "kernels/attention/flash.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
@@ -104,6 +105,7 @@ at::Tensor Attention(const at::Tensor& q, const at::Tensor& k,
   if (UseFlash(q, shape, packing.get())) {
     return FlashAttention(q, k, v, shape, packing.get());
   }
+  if (!packing) CheckCudnnAttention(q, k, v, shape);
   AttentionMasks unshared;
   AttentionMasks* const made = masks ? masks.get() : &unshared;
   return packing ? ComposedPackedAttention(q, k, v, shape, *packing, made)

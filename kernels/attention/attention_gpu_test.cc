@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention and its gradients on this machine's first GPU, by each kernel that
-// LibTorch may choose, against the formula in float64 on the CPU. Skipped
-// without a GPU, as tests/gpu/run.sh reports.
+// LibTorch may choose, against the formula in float64 on the CPU; so is how
+// cuDNN's compares with flash (cudnn_check.h). Skipped without a GPU, as
+// tests/gpu/run.sh reports.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
@@ -118,6 +119,8 @@ TEST(AttentionGpu, EqualsTheFormula) {
                                     cudnn ? ", cuDNN" : "",
                                     flash ? ", flash" : ""));
           Expect(c, type, device);
+          EXPECT_EQ(at::globalContext().userEnabledCuDNNSDP(), cudnn)
+              << "the comparison with flash has switched cuDNN's off";
         }
       }
     }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/standin/standin_run.h"
@@ -120,6 +121,37 @@ TEST(StandinCurvesTest, OffloadedInputs) {
     ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
     EXPECT_EQ(run.metrics.losses(), kept.metrics.losses());
     EXPECT_EQ(run.metrics.grad_norms(), kept.metrics.grad_norms());
+    EXPECT_TRUE(run.findings.empty()) << run.findings[0];
+  }
+}
+
+// LibTorch chooses cuDNN's attention on an H100. It is compared with the flash
+// kernels, which an A100 has, before it is first used.
+TEST(StandinCurvesTest, CudnnsAttentionThatCannotBeUsed) {
+  const char kWarning[] = "cuDNN's attention isn't used";
+  const std::vector<std::string> args =
+      ShortRun(1, {"strategy=capstan.single", "precision=capstan.bf16"});
+  const StandinRun flash = RunOn(1, args, "gpu=a100");
+  const StandinRun sound = RunOn(1, args, "gpu=h100");
+  ASSERT_EQ(flash.result.exit_code, 0) << flash.result.err;
+  ASSERT_EQ(sound.result.exit_code, 0) << sound.result.err;
+  EXPECT_EQ(sound.result.err.find(kWarning), std::string::npos)
+      << sound.result.err;
+  for (const auto& [fault, reason] :
+       {std::make_pair("refuses", "it refuses: No valid execution plans"),
+        std::make_pair("wrong", "its gradient to q differs from theirs")}) {
+    SCOPED_TRACE(fault);
+    const StandinRun run =
+        RunOn(1, args, std::string("gpu=h100,cudnn=") + fault);
+    ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
+    const size_t said = run.result.err.find(kWarning);
+    ASSERT_NE(said, std::string::npos) << run.result.err;
+    EXPECT_NE(run.result.err.find(reason, said), std::string::npos)
+        << run.result.err;
+    EXPECT_EQ(run.result.err.find(kWarning, said + 1), std::string::npos)
+        << "said twice: " << run.result.err;
+    EXPECT_EQ(run.metrics.losses(), flash.metrics.losses());
+    EXPECT_EQ(run.metrics.grad_norms(), flash.metrics.grad_norms());
     EXPECT_TRUE(run.findings.empty()) << run.findings[0];
   }
 }
