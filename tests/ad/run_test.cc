@@ -118,6 +118,11 @@ TEST(AdTest, WhatDoesNotFitIsSaid) {
   run.Set("objective", "[plugin/capstan.causal_lm.Config] {}");
   ExpectOneError(RunTrainer({"check", "--config=" + run.File()}),
                  {"model of token sequences"});
+  run = Small(Runfile(
+      "plugins/algorithm_distillation/darkroom/testdata/history_small.hdf5"));
+  run.Train("activation_checkpointing: MLP");
+  ExpectOneError(RunTrainer({"check", "--config=" + run.File()}),
+                 {"train.activation_checkpointing", "EVERY_UNIT"});
 }
 
 }  // namespace

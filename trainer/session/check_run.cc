@@ -13,6 +13,7 @@
 #include "base/error_code.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "kernels/context/recompute.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
@@ -97,6 +98,30 @@ absl::Status CheckTrain(const Train& train) {
                           : "is for activation_checkpointing: EVERY_N only");
   }
   return absl::OkStatus();
+}
+
+// What a model keeps, of a few tokens.
+int64_t KeptBytes(const RunParts& parts) {
+  constexpr int64_t kLength = 64;
+  int64_t bytes = 0;
+  for (const UnitMemory& unit :
+       parts.model->PlanUnits(1, kLength, parts.policy().compute)) {
+    bytes += unit.kept;
+  }
+  return bytes;
+}
+
+// A model with layers of its own kind may know nothing of the setting.
+absl::Status CheckRecomputedMlp(const Train& train, const RunParts& parts) {
+  if (train.activation_checkpointing() != Train::MLP) return absl::OkStatus();
+  const int64_t without = KeptBytes(parts);
+  SetRecomputesMlp(false);
+  const int64_t with = KeptBytes(parts);
+  SetRecomputesMlp(true);
+  if (without < with) return absl::OkStatus();
+  return FieldError("activation_checkpointing",
+                    "MLP: this model keeps no gate and up of MLPs or experts; "
+                    "set EVERY_UNIT");
 }
 
 absl::Status CheckOffload(const Train& train, bool on_gpu) {
@@ -370,6 +395,8 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   }
   const int64_t steps =
       StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckRecomputedMlp(train, parts), "train"));
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckOffload(train, parts.device.gpu), "train"));
   CAPSTAN_RETURN_IF_ERROR(
