@@ -49,8 +49,9 @@ def ask(roofline, run, strategy, gpus, timeout):
             f"train_data.sequence_length={length}",
             f"batch.micro_batch_size={samples}",
             f"strategy=capstan.{strategy}", *SETS[what]]
+    able = [gpu for gpu in GPUS if what != FP8 or gpu != "a100"]
     command = [roofline, f"--config={CONFIG}", "--json",
-               f"--gpus={gpus}", "--gpu=" + ",".join(GPUS)]
+               f"--gpus={gpus}", "--gpu=" + ",".join(able)]
     for one in sets:
         command += ["--set", one]
     try:
@@ -81,7 +82,14 @@ def short(number):
     return f"{number:.3g}"
 
 
-def cell(answer, prediction):
+def predictions(answer):
+    return {prediction["gpu"]: prediction for prediction in answer["predictions"]}
+
+
+def cell(answer, gpu):
+    prediction = predictions(answer).get(gpu)
+    if prediction is None:
+        return "-"
     if not prediction["fits"]:
         return (f"needs {answer['planned_bytes'] / 2**30:.0f} of "
                 f"{prediction['room_bytes'] / 2**30:.0f} GiB")
@@ -100,7 +108,7 @@ def table(results):
             answer = results.get(f"{run} {strategy} {gpus}")
             if answer is None:
                 continue
-            cells = [cell(answer, p) for p in answer["predictions"]]
+            cells = [cell(answer, gpu) for gpu in GPUS]
             lines.append(
                 f"| {name}, {samples} x {length}{what} | {gpus} | "
                 f"{strategy} | " + " | ".join(cells) +
@@ -143,7 +151,10 @@ def picture(results):
     for g, (run, strategy) in enumerate(groups):
         x = left + g * step + step * 0.1
         answer = results[f"{run} {strategy} 8"]
-        for i, prediction in enumerate(answer["predictions"]):
+        for i, gpu in enumerate(GPUS):
+            prediction = predictions(answer).get(gpu)
+            if prediction is None:
+                continue
             if not prediction["fits"]:
                 svg.append(f'<text x="{x + (i + 0.5) * bar:.1f}" '
                            f'y="{top + plot - 4}" text-anchor="middle" '
@@ -152,7 +163,7 @@ def picture(results):
             tall = plot * min(1, prediction["mfu"] / 0.8)
             svg.append(f'<rect x="{x + i * bar:.1f}" '
                        f'y="{top + plot - tall:.1f}" width="{bar * 0.9:.1f}" '
-                       f'height="{tall:.1f}" fill="{COLOURS[prediction["gpu"]]}"'
+                       f'height="{tall:.1f}" fill="{COLOURS[gpu]}"'
                        "/>")
         middle = x + step * 0.4
         svg.append(f'<text x="{middle:.1f}" y="{top + plot + 18}" '

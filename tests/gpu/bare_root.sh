@@ -52,6 +52,10 @@ if [ -e /etc/pip.conf ]; then cp /etc/pip.conf "$root/etc/"; fi
 mkdir -p "$root/etc/ssl/certs"
 certificates=/etc/ssl/certs/ca-certificates.crt
 if [ -e "$certificates" ]; then cp -L "$certificates" "$root$certificates"; fi
+# Of which the package ca-certificates, when it comes, writes that file anew.
+own=/usr/local/share/ca-certificates
+mkdir -p "$root$own"
+find -L "$own" -name '*.crt' -exec cp {} "$root$own" \; 2>/dev/null || true
 settings=()
 while IFS= read -r setting; do
   settings+=("$setting")
