@@ -135,8 +135,8 @@ def picture(results):
            f'height="{height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{height}" fill="white"/>',
            f'<text x="{left}" y="20" font-size="15">Predicted model FLOPs '
-           "utilisation on 8 GPUs, bfloat16 (an estimate, never compared with "
-           "a card)</text>"]
+           "utilisation on 8 GPUs, bfloat16 or fp8 (an estimate, never compared "
+           "with a card)</text>"]
     for percent in range(0, 81, 20):
         y = top + plot * (1 - percent / 80)
         svg.append(f'<line x1="{left}" x2="{width - 20}" y1="{y:.1f}" '
