@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/profile.h"
+#include "kernels/cuda/dispatch.h"
 #include "kernels/layers/linear.h"
 #include "kernels/quant/fp8.h"
 #include "kernels/quant/packed_linear.h"
@@ -29,8 +30,8 @@ constexpr c10::ScalarType kGradients = at::kFloat8_e5m2;
 
 thread_local Fp8Unchanged* unchanged = nullptr;
 
-double MostOf(c10::ScalarType type) {
-  return type == kValues ? kE4m3Most : 57344.0;
+float MostOf(c10::ScalarType type) {
+  return type == kValues ? kE4m3Most : 57344.0f;
 }
 
 int64_t Padded(int64_t columns) {
@@ -68,7 +69,7 @@ at::Tensor CastOnCpu(const at::Tensor& x, const at::Tensor& factor,
 }
 
 // With columns of zeros up to a multiple of 16. Multiplied in float32 and
-// rounded where it is written: one kernel.
+// rounded where it is written: one kernel. For GPUs without kernels of ours.
 at::Tensor CastOnGpu(const at::Tensor& x, const at::Tensor& factor,
                      c10::ScalarType type) {
   const int64_t rows = x.size(0), columns = x.size(1);
@@ -79,6 +80,19 @@ at::Tensor CastOnGpu(const at::Tensor& x, const at::Tensor& factor,
   at::Tensor own = values.narrow(1, 0, columns);
   at::mul_out(own, x, factor);
   return values;
+}
+
+Fp8Factor Cast(const at::Tensor& x, c10::ScalarType type, Fp8Scaling scaling) {
+  if (const auto* cuda = cuda::For(x)) {
+    const auto made = cuda::CastFp8(*cuda, x, type, scaling == Fp8Scaling::kRow,
+                                    MostOf(type), kLeastAmax);
+    return {made.values, made.scale};
+  }
+  const at::Tensor scale =
+      Amax(x, scaling).clamp_min_(kLeastAmax).div_(MostOf(type));
+  const at::Tensor factor = scale.reciprocal();
+  return {x.is_cuda() ? CastOnGpu(x, factor, type) : CastOnCpu(x, factor, type),
+          scale};
 }
 
 at::Tensor Dense(const Weight& weight) {
@@ -128,13 +142,13 @@ void ProductInto(const at::Tensor& to, const Fp8Factor& a, const Fp8Factor& b,
 
 // What a product of [m, k] and [n, k] allocates.
 int64_t ProductBytes(int64_t m, int64_t n, int64_t k, bool gpu) {
-  const int64_t scales = 4 * 4 * (m + n);
+  const int64_t scales = 4 * (m + n);
   if (gpu) return scales + (m + n) * k + 2 * m * n;
   // Two factors in bfloat16, and beside them a piece of one in float32, twice,
   // and in 8 bits; then the sums, and their bfloat16.
   const int64_t piece =
       std::min(std::max(m, n) * k, std::max(k, kCpuPiece)) * (4 + 4 + 1);
-  return scales + 2 * (m + n) * k + std::max(piece, (4 + 2) * m * n);
+  return 4 * scales + 2 * (m + n) * k + std::max(piece, (4 + 2) * m * n);
 }
 
 }  // namespace
@@ -155,11 +169,7 @@ Fp8Factor CastToFp8(const at::Tensor& x, c10::ScalarType type,
       unchanged != nullptr && unchanged->data_ == x.const_data_ptr() ? unchanged
                                                                      : nullptr;
   if (known != nullptr && known->Has(x, type, scaling)) return known->factor_;
-  Fp8Factor made;
-  made.scale = Amax(x, scaling).clamp_min_(kLeastAmax).div_(MostOf(type));
-  const at::Tensor factor = made.scale.reciprocal();
-  made.values =
-      x.is_cuda() ? CastOnGpu(x, factor, type) : CastOnCpu(x, factor, type);
+  const Fp8Factor made = Cast(x, type, scaling);
   if (Fp8Underflow* const underflow = CurrentFp8Underflow()) {
     underflow->Add(kind, x, made.values.narrow(1, 0, x.size(1)));
   }
