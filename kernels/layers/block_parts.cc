@@ -13,6 +13,7 @@
 #include "kernels/layers/block_nodes.h"
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/layers/joined_adapters.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
@@ -72,8 +73,9 @@ struct MlpCall {
   bool add = true;
   std::vector<StoredLinear> stored;  // the last: down
   LinearPart gate, up, down;
-  JoinedLinear joined;  // gate and up, if they are one product
-  int branch = -1;      // the input that is added to x; -1: none
+  JoinedLinear joined;      // gate and up, if they are one product
+  JoinedAdapters adapters;  // theirs, if they are joined
+  int branch = -1;          // the input that is added to x; -1: none
   bool recompute = RecomputesMlp();
   GradientSink* sink = nullptr;
   int inputs = 0;
@@ -126,6 +128,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     if (into.both.defined()) {
       call.joined.AddGradients(n, into.both, &gradients);
       call.joined.BackwardInto(into.both, dn);
+      call.adapters.Backward(n, {into.gate, into.up}, dn, &gradients);
     } else {
       ApartBackward(call, n, d, dn, &gradients);
     }
@@ -165,12 +168,15 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     if (call.joined.joined()) {
       const at::Tensor both = Rows(n, call.joined.width());
       call.joined.ForwardInto(n, both);
-      return {call, both};
+      const GateAndUp of(call, both);
+      call.adapters.AddTo(n, {of.gate, of.up});
+      return of;
     }
     GateAndUp of = {Rows(n, call.gate.rows()), Rows(n, call.up.rows()), {}};
     const Fp8Unchanged same(n.const_data_ptr());
     ForwardInto(call.gate, n, of.gate);
     ForwardInto(call.up, n, of.up);
+    call.adapters.AddTo(n, {of.gate, of.up});
     return of;
   }
 
@@ -196,6 +202,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     LinearBackwardInto(dn, up, call.up.weight, /*beta=*/1.0);
     AdapterBackward(call.gate.adapter, gate).AddTo(dn);
     AdapterBackward(call.up.adapter, up).AddTo(dn);
+    call.adapters.Backward(n, {d.gate, d.up}, dn, gradients);
   }
 };
 
@@ -324,7 +331,10 @@ at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
   call.gate = std::move(linears.parts[kGateMatrix]);
   call.up = std::move(linears.parts[kUpMatrix]);
   call.down = std::move(linears.parts[kDownMatrix]);
-  if (OnGpuPath(x)) call.joined = JoinedLinear({call.gate, call.up});
+  if (OnGpuPath(x)) {
+    call.adapters = JoinedAdapters({&call.gate, &call.up});
+    call.joined = JoinedLinear({call.gate, call.up});
+  }
   call.sink = SinkFor(x, options);
   NodeInputs inputs = InputsOf(x, &call.norm, &call.stored);
   call.branch = inputs.Add(branch);
