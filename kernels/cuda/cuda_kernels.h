@@ -170,6 +170,8 @@ struct CastFp8Args {
   uint8_t* out;      // [rows, n] or [n, rows]
   int64_t width;     // bytes from a row of `out` to the next: a multiple of 16,
                      // n or the least that is rows or more, filled by zeros
+  uint8_t* also;     // if turned and not by_row: [rows, n], the result for x
+                     // itself; or null
   float* scale;      // one, or one a row of `out`
   int32_t* partial;  // workspace: [partials], times n if turned and by_row
   int32_t partials;  // at least 1

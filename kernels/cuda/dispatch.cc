@@ -480,7 +480,7 @@ void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
 }
 
 CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x_any,
-                    at::ScalarType type, bool by_row, float most,
+                    at::ScalarType type, bool by_row, bool both, float most,
                     float least_amax) {
   constexpr int64_t kMultiple = 16;
   const bool turned = x_any.dim() == 2 && x_any.stride(1) != 1;
@@ -492,6 +492,8 @@ CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x_any,
                   x.size(1) % kMultiple == 0,
               "a cast to 8 bits is of a bfloat16 matrix with rows of a "
               "multiple of 16");
+  TORCH_CHECK(!both || (turned && !by_row),
+              "both of a cast's results are for dense columns and one scale");
   CastFp8Args args = {};
   args.x = x.const_data_ptr();
   args.rows = x.size(0);
@@ -509,11 +511,13 @@ CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x_any,
   const auto options = x.options().requires_grad(false);
   const CastTo8Bits made = {
       at::empty({rows, args.width}, options.dtype(type)),
-      at::empty({by_row ? rows : 1, 1}, options.dtype(at::kFloat))};
+      at::empty({by_row ? rows : 1, 1}, options.dtype(at::kFloat)),
+      both ? at::empty(x.sizes(), options.dtype(type)) : at::Tensor()};
   const at::Tensor partial =
       at::empty({args.partials * (turned && by_row ? args.n : 1)},
                 options.dtype(at::kInt));
   args.out = static_cast<uint8_t*>(made.values.mutable_data_ptr());
+  if (both) args.also = static_cast<uint8_t*>(made.turned.mutable_data_ptr());
   args.scale = made.scale.mutable_data_ptr<float>();
   args.partial = partial.mutable_data_ptr<int32_t>();
   Check(cuda.cast_fp8(args, Stream(cuda, x)), "cast_fp8");

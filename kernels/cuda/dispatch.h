@@ -115,11 +115,13 @@ void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
 struct CastTo8Bits {
   at::Tensor values;  // [rows, columns], up to a multiple of 16 with zeros
   at::Tensor scale;   // [rows, 1] or [1, 1] float32
+  at::Tensor turned;  // x^T's values of the same scale; or undefined
 };
-// type: Float8_e4m3fn or Float8_e5m2. What x's rows or columns, whichever are
-// dense, have in common is their length, a multiple of 16.
+// type: Float8_e4m3fn or Float8_e5m2. The length of x's rows or columns,
+// whichever are dense, is a multiple of 16. both: x^T, too, for columns that
+// are dense, and one scale.
 CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x,
-                    at::ScalarType type, bool by_row, float most,
+                    at::ScalarType type, bool by_row, bool both, float most,
                     float least_amax);
 
 // Rows' choices of experts, grouped by expert (GroupChoicesArgs).

@@ -93,6 +93,17 @@ __device__ __forceinline__ uint16_t CastTwo(bool e5m2, float low, float high) {
 }
 #endif
 
+__device__ __forceinline__ void StoreCast(bool e5m2, const Values& x,
+                                          float factor, uint8_t* to) {
+  Pack<uint16_t, kV / 2> made;
+#pragma unroll
+  for (int i = 0; i < kV / 2; ++i) {
+    made.v[i] = CastTwo(e5m2, ToFloat(x.v[2 * i]) * factor,
+                        ToFloat(x.v[2 * i + 1]) * factor);
+  }
+  *reinterpret_cast<Pack<uint16_t, kV / 2>*>(to) = made;
+}
+
 // A block has the rows from `first` to `last`.
 struct RowsOf {
   int64_t first, last;
@@ -159,15 +170,7 @@ __global__ void __launch_bounds__(kBlockThreads)
       factor = 1.0f / scale;
     }
     for (int64_t c = threadIdx.x * kV; c < a.n; c += blockDim.x * kV) {
-      const Values x = At(a, row, c);
-      Pack<uint16_t, kV / 2> made;
-#pragma unroll
-      for (int i = 0; i < kV / 2; ++i) {
-        made.v[i] = CastTwo(a.e5m2, ToFloat(x.v[2 * i]) * factor,
-                            ToFloat(x.v[2 * i + 1]) * factor);
-      }
-      *reinterpret_cast<Pack<uint16_t, kV / 2>*>(a.out + row * a.width + c) =
-          made;
+      StoreCast(a.e5m2, At(a, row, c), factor, a.out + row * a.width + c);
     }
   }
 }
@@ -201,6 +204,13 @@ __global__ void __launch_bounds__(kBlockThreads)
         *reinterpret_cast<uint16_t*>(tile + (c + i) * kTurnedStride + r) =
             CastTwo(a.e5m2, one ? ToFloat(x.v[i]) * factor : 0.0f,
                     two ? ToFloat(y.v[i]) * factor : 0.0f);
+      }
+      if constexpr (!kByRow) {
+        if (a.also != nullptr) {
+          uint8_t* const also = a.also + (top + r) * a.n + left + c;
+          if (one) StoreCast(a.e5m2, x, factor, also);
+          if (two) StoreCast(a.e5m2, y, factor, also + a.n);
+        }
       }
     }
     __syncthreads();

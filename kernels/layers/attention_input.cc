@@ -209,18 +209,16 @@ class ProjectionsFunction
                             const variable_list& grads, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
     std::array<at::Tensor, 3> dy;
-    {
-      const Fp8Unchanged same(n.const_data_ptr());
-      for (size_t i = 0; i < call.parts.size(); ++i) {
-        // Newly made by attention, and used only here.
-        dy[i] = grads[i].contiguous();
-        if (static_cast<int>(i) < call.rotated) {
-          call.Rotate(RopeDirection::kBackward, dy[i]);
-        }
-        (*gradients)[call.parts[i].of].Add(call.parts[i], n, dy[i]);
-      }
-    }
+    const Fp8Unchanged same(n.const_data_ptr());
     for (size_t i = 0; i < call.parts.size(); ++i) {
+      // Newly made by attention, and used only here.
+      dy[i] = grads[i].contiguous();
+      if (static_cast<int>(i) < call.rotated) {
+        call.Rotate(RopeDirection::kBackward, dy[i]);
+      }
+      StoredGradients& of = (*gradients)[call.parts[i].of];
+      const Fp8BothWays both(of.WantsMatrix());
+      of.Add(call.parts[i], n, dy[i]);
       BackwardInto(call.parts[i], dy[i], dn, i == 0 ? 0.0 : 1.0);
     }
     call.adapters.Backward(n, dy, dn, gradients);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -54,11 +55,13 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor& dy = grads[0];
     const auto& call = KeptOf<LinearCall>(ctx);
     variable_list out(call.inputs + 1);
-    if (ctx->needs_input_grad(kX)) {
+    StoredGradients gradients(call.stored, ctx, call.sink);
+    const bool input = ctx->needs_input_grad(kX);
+    const Fp8BothWays both(input && gradients.WantsMatrix());
+    if (input) {
       out[kX] = Rows(x, x.size(1));
       BackwardInto(call.part, dy, out[kX]);
     }
-    StoredGradients gradients(call.stored, ctx, call.sink);
     gradients.Add(call.part, x, dy);
     gradients.MoveTo(&out);
     if (call.residual >= 0) out[call.residual] = dy;
@@ -114,6 +117,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
       gradients.emplace_back(stored, ctx, call.sink);
     }
     at::Tensor d_activation = Rows(x, call.down.columns());
+    std::optional<Fp8BothWays> both(gradients[call.down.of].WantsMatrix());
     BackwardInto(call.down, dy, d_activation);
     GateAndUp into;
     if (of.both.defined()) into = {call, Rows(x, call.joined.width())};
@@ -122,6 +126,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
                       into.gate, into.up);
     of = GateAndUp();
     gradients[call.down.of].Add(call.down, d.activation, dy);
+    both.reset();
     d.activation.reset();
     if (!call.recompute) n = call.norm.Again(x, rstd);
     const at::Tensor dn = Rows(x, x.size(1));
@@ -191,15 +196,18 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
   static void ApartBackward(const MlpCall& call, const at::Tensor& n,
                             const GatedGradients& d, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
-    {
-      const Fp8Unchanged same(n.const_data_ptr());
-      (*gradients)[call.gate.of].Add(call.gate, n, d.gate);
-      (*gradients)[call.up.of].Add(call.up, n, d.up);
-    }
-    const at::Tensor gate = GradientToSum(call.gate, d.gate);
-    const at::Tensor up = GradientToSum(call.up, d.up);
-    LinearBackwardInto(dn, gate, call.gate.weight);
-    LinearBackwardInto(dn, up, call.up.weight, /*beta=*/1.0);
+    const Fp8Unchanged same(n.const_data_ptr());
+    const auto backward = [&](const LinearPart& part, const at::Tensor& dy,
+                              double beta) {
+      StoredGradients& of = (*gradients)[part.of];
+      const Fp8BothWays both(of.WantsMatrix());
+      of.Add(part, n, dy);
+      const at::Tensor of_sum = GradientToSum(part, dy);
+      LinearBackwardInto(dn, of_sum, part.weight, beta);
+      return of_sum;
+    };
+    const at::Tensor gate = backward(call.gate, d.gate, /*beta=*/0.0);
+    const at::Tensor up = backward(call.up, d.up, /*beta=*/1.0);
     AdapterBackward(call.gate.adapter, gate).AddTo(dn);
     AdapterBackward(call.up.adapter, up).AddTo(dn);
     call.adapters.Backward(n, {d.gate, d.up}, dn, gradients);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/profile.h"
@@ -29,6 +30,7 @@ constexpr c10::ScalarType kValues = at::kFloat8_e4m3fn;
 constexpr c10::ScalarType kGradients = at::kFloat8_e5m2;
 
 thread_local Fp8Unchanged* unchanged = nullptr;
+thread_local Fp8BothWays* both_ways = nullptr;
 
 float MostOf(c10::ScalarType type) {
   return type == kValues ? kE4m3Most : 57344.0f;
@@ -82,11 +84,21 @@ at::Tensor CastOnGpu(const at::Tensor& x, const at::Tensor& factor,
   return values;
 }
 
-Fp8Factor Cast(const at::Tensor& x, c10::ScalarType type, Fp8Scaling scaling) {
+// other: if not null, a GPU's kernel may make that of x^T at once, of the same
+// scale.
+Fp8Factor Cast(const at::Tensor& x, c10::ScalarType type, Fp8Scaling scaling,
+               Fp8Factor* other) {
   if (const auto* cuda = cuda::For(x)) {
-    const auto made = cuda::CastFp8(*cuda, x, type, scaling == Fp8Scaling::kRow,
-                                    MostOf(type), kLeastAmax);
-    return {made.values, made.scale};
+    const bool by_row = scaling == Fp8Scaling::kRow;
+    const bool both = other != nullptr && !by_row;
+    const bool turned = x.stride(1) != 1;
+    const auto made = cuda::CastFp8(*cuda, both && !turned ? x.t() : x, type,
+                                    by_row, both, MostOf(type), kLeastAmax);
+    if (!both) return {made.values, made.scale};
+    const Fp8Factor of_columns = {made.values, made.scale};
+    const Fp8Factor of_rows = {made.turned, made.scale};
+    *other = turned ? of_rows : of_columns;
+    return turned ? of_columns : of_rows;
   }
   const at::Tensor scale =
       Amax(x, scaling).clamp_min_(kLeastAmax).div_(MostOf(type));
@@ -169,7 +181,11 @@ Fp8Factor CastToFp8(const at::Tensor& x, c10::ScalarType type,
       unchanged != nullptr && unchanged->data_ == x.const_data_ptr() ? unchanged
                                                                      : nullptr;
   if (known != nullptr && known->Has(x, type, scaling)) return known->factor_;
-  const Fp8Factor made = Cast(x, type, scaling);
+  Fp8BothWays* const ways = type == kGradients ? both_ways : nullptr;
+  if (ways != nullptr && ways->Has(x)) return std::move(ways->kept_);
+  const Fp8Factor made =
+      Cast(x, type, scaling, ways != nullptr ? &ways->kept_ : nullptr);
+  if (ways != nullptr) ways->of_ = x;
   if (Fp8Underflow* const underflow = CurrentFp8Underflow()) {
     underflow->Add(kind, x, made.values.narrow(1, 0, x.size(1)));
   }
@@ -195,6 +211,18 @@ bool Fp8Unchanged::Has(const at::Tensor& x, c10::ScalarType type,
   return x.sizes() == at::IntArrayRef(sizes_) &&
          x.strides() == at::IntArrayRef(strides_) && type == type_ &&
          scaling == scaling_;
+}
+
+Fp8BothWays::Fp8BothWays(bool wanted) {
+  TORCH_INTERNAL_ASSERT(both_ways == nullptr);
+  if (wanted) both_ways = this;
+}
+
+Fp8BothWays::~Fp8BothWays() { both_ways = nullptr; }
+
+bool Fp8BothWays::Has(const at::Tensor& x) const {
+  return kept_.values.defined() && x.const_data_ptr() == of_.const_data_ptr() &&
+         x.sizes() == of_.t().sizes() && x.strides() == of_.t().strides();
 }
 
 at::Tensor Fp8Product(const Fp8Factor& a, const Fp8Factor& b, bool fast) {
@@ -245,8 +273,10 @@ void Fp8WeightGradientInto(const at::Tensor& gradient, const at::Tensor& dy,
 
 Fp8LinearMemory PlanFp8Linear(int64_t rows, int64_t in, int64_t out, bool gpu) {
   return {ProductBytes(rows, out, in, gpu),
+          // With dy or its transpose, for the other product (Fp8BothWays).
           std::max(ProductBytes(rows, in, out, gpu),
-                   ProductBytes(out, in, Padded(rows), gpu))};
+                   ProductBytes(out, in, Padded(rows), gpu)) +
+              (gpu ? out * Padded(rows) : 0)};
 }
 
 }  // namespace capstan::kernels

@@ -70,8 +70,9 @@ Outputs CheckCastFp8(const Subject& subject, at::ScalarType type, int64_t rows,
     scale = scale.clamp_min(least).div(most);
     const at::Tensor expected = (wide * scale.reciprocal()).to(type);
     const at::Tensor there = whole.to(subject.device).narrow(1, 0, n);
+    const bool both = turned && !by_row;
     const CastTo8Bits made = CastFp8(subject.cuda, turned ? there.t() : there,
-                                     type, by_row, most, least);
+                                     type, by_row, both, most, least);
     EXPECT_TRUE(SameBits(made.scale, scale));
     const int64_t columns = x.size(1);
     EXPECT_EQ(made.values.size(1), (columns + 15) / 16 * 16);
@@ -84,6 +85,10 @@ Outputs CheckCastFp8(const Subject& subject, at::ScalarType type, int64_t rows,
                     .item<bool>());
     outputs.push_back(made.values.to(at::kFloat));
     outputs.push_back(made.scale);
+    if (both) {
+      outputs.push_back(made.turned.to(at::kFloat));
+      EXPECT_TRUE(SameBits(outputs.back(), expected.t().to(at::kFloat)));
+    }
   }
   return outputs;
 }

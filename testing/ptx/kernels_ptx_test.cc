@@ -64,7 +64,8 @@ TEST(CompiledKernels, CastsOfRowsSplitNoSectors) {
   const auto& programs = KernelInterpreter().Programs();
   const Totals before = TotalsOfFamily(programs, "CastRowsKernel");
   for (const bool by_row : {false, true}) {
-    cuda::CastFp8(kernels, x, at::kFloat8_e4m3fn, by_row, 448.0f, 1e-12f);
+    cuda::CastFp8(kernels, x, at::kFloat8_e4m3fn, by_row,
+                  /*both=*/false, 448.0f, 1e-12f);
   }
   const Totals totals = TotalsOfFamily(programs, "CastRowsKernel") - before;
   EXPECT_GT(totals.sectors, 0);

@@ -230,6 +230,7 @@ void Launch::Describe(kernels::cuda::CastFp8Args& a) {
   work_->cost.bytes_read += read * (a.by_row && !a.turned ? 1 : 2);
   Touch(a.partial, partial, true, true, /*counts=*/by_column);
   Write(a.out, rows * a.width);
+  Write(a.also, a.rows * a.n);
   Write(a.scale, (a.by_row ? rows : 1) * kFloat);
 }
 
