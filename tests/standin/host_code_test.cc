@@ -74,15 +74,15 @@ Calls LastStepOf(const std::string& folder) {
 
 using Sets = std::vector<std::string>;
 
-// The last of a few steps on an A100 that only notes what it is asked for.
+// The last of a few steps on a GPU that only notes what it is asked for.
 Calls StepOnPaper(const std::string& config, const Sets& sets,
-                  const std::string& settings) {
+                  const std::string& gpu, const std::string& settings) {
   const std::string folder = NewTestFolder("paper");
   TrainerOptions options;
   options.timeout = 200;
   options.binary = Runfile("testing/standin/run.sh");
   options.environment["CAPSTAN_STANDIN"] =
-      "paper,memory=2048G,gpu=a100,trace=" + folder + settings;
+      "paper,memory=2048G,gpu=" + gpu + ",trace=" + folder + settings;
   options.environment["CAPSTAN_ROOFLINE_FOLDER"] = folder;
   std::vector<std::string> args = {Runfile("testing/roofline/roofline"),
                                    "--config=" + Runfile("configs/" + config)};
@@ -94,12 +94,15 @@ Calls StepOnPaper(const std::string& config, const Sets& sets,
   return LastStepOf(folder);
 }
 
-void ExpectListsHold(const std::string& config, const Sets& sets) {
-  const Calls lists = StepOnPaper(config, sets, "");
-  const Calls code = StepOnPaper(config, sets, ",host_code");
+void ExpectListsHold(const std::string& config, const Sets& sets,
+                     const std::string& gpu = "a100") {
+  const Calls lists = StepOnPaper(config, sets, gpu, "");
+  Calls code = StepOnPaper(config, sets, gpu, ",host_code");
+  // The stub of cuDNN has one launch for the three kernels of a backward.
+  code.launches["aten::_cudnn_attention_backward"] *= 3;
   ASSERT_FALSE(lists.launches.empty());
   std::set<std::string> names;
-  for (const Calls* calls : {&lists, &code}) {
+  for (const Calls* calls : std::vector<const Calls*>{&lists, &code}) {
     for (const auto& [name, count] : calls->launches) names.insert(name);
   }
   int by_lists = 0, by_code = 0;
@@ -112,8 +115,8 @@ void ExpectListsHold(const std::string& config, const Sets& sets) {
     by_code += count(code);
     EXPECT_EQ(count(lists), count(code)) << name;
   }
-  std::printf("%s: %d launches by the lists, %d by LibTorch's host code\n",
-              config.c_str(), by_lists, by_code);
+  std::printf("%s, %s: %d launches by the lists, %d by LibTorch's host code\n",
+              config.c_str(), gpu.c_str(), by_lists, by_code);
   EXPECT_EQ(lists.copies, code.copies);
   EXPECT_EQ(lists.waits, code.waits);
   EXPECT_EQ(lists.mallocs, code.mallocs);
@@ -171,6 +174,20 @@ TEST(HostCodeTest, MixtureOfExperts) {
       "run_distributed.pbtxt",
       With({"model=capstan.decoder",
             "model.config=" + Runfile("tests/standin/qwen3_moe.json")}));
+}
+
+// cuDNN's attention, products in 8 bits, experts' products grouped.
+TEST(HostCodeTest, WhatAnH100HasBesides) {
+  const Sets experts = {
+      "model=capstan.decoder",
+      "model.config=" + Runfile("tests/standin/qwen3_moe.json")};
+  ExpectListsHold("run_distributed.pbtxt", With({}), "h100");
+  ExpectListsHold("run_distributed.pbtxt", With({"precision=capstan.fp8"}),
+                  "h100");
+  ExpectListsHold("run_distributed.pbtxt",
+                  With({"precision=capstan.fp8", "precision.scaling=ROW"}),
+                  "h100");
+  ExpectListsHold("run_distributed.pbtxt", With(experts), "h100");
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 # stubs.sh FOLDER LIBRARY..: for each of NVIDIA's libraries that these link and
 # that this folder doesn't write by hand, FOLDER/SONAME.c and SONAME.lds (its
 # version script): functions that say their name and abort, weak, so that
-# cublas.c and cublaslt.c may define some. What must exist is read from the
+# cublas.c and others may define some. What must exist is read from the
 # libraries, so it can't be out of date.
 set -euo pipefail
 out=$1
