@@ -29,13 +29,6 @@ struct Uuid {
   unsigned char bytes[16];
 };
 
-// nvmlMemory_t of nvml.h.
-struct NvmlMemory {
-  unsigned long long total;
-  unsigned long long free;
-  unsigned long long used;
-};
-
 // CUdevice_attribute.
 constexpr int kCapabilityMajor = 75;
 constexpr int kCapabilityMinor = 76;
@@ -89,45 +82,28 @@ std::string UuidText(const Uuid& uuid) {
   return text;
 }
 
-// NVIDIA's management library: what CUDA doesn't tell without a context, which
-// would take hundreds of MB and a second on each GPU.
-class Nvml {
- public:
-  Nvml(const std::string& root, Teller* teller) {
-    std::string unused;
-    library_ = Open(root, "libnvidia-ml.so.1", &unused);
-    teller->At("nvmlInit");
-    const auto init = Find<int()>(library_, "nvmlInit_v2");
-    if (init == nullptr || init() != 0) library_ = nullptr;
-  }
+std::string DriverVersion(const Nvml& nvml) {
+  char text[96] = "";
+  return nvml.Call("nvmlSystemGetDriverVersion", &text[0],
+                   unsigned{sizeof(text)})
+             ? text
+             : "";
+}
 
-  std::string DriverVersion() const {
-    const auto version =
-        Find<int(char*, unsigned)>(library_, "nvmlSystemGetDriverVersion");
-    char text[96] = "";
-    return version != nullptr && version(text, sizeof(text)) == 0 ? text : "";
+// Of the device whose UUID is `prefix` and gpu->uuid: takes what is known.
+bool Take(const Nvml& nvml, const char* prefix, Gpu* gpu) {
+  const std::string uuid = prefix + gpu->uuid;
+  void* device = nullptr;
+  if (!nvml.Call("nvmlDeviceGetHandleByUUID", uuid.c_str(), &device)) {
+    return false;
   }
-
-  // Of the device whose UUID is `prefix` and gpu->uuid: takes what is known.
-  bool Take(const char* prefix, Gpu* gpu) const {
-    const auto find =
-        Find<int(const char*, void**)>(library_, "nvmlDeviceGetHandleByUUID");
-    const auto memory_of =
-        Find<int(void*, NvmlMemory*)>(library_, "nvmlDeviceGetMemoryInfo");
-    void* device = nullptr;
-    const std::string uuid = prefix + gpu->uuid;
-    if (find == nullptr || find(uuid.c_str(), &device) != 0) return false;
-    gpu->uuid = uuid;
-    NvmlMemory memory = {};
-    if (memory_of != nullptr && memory_of(device, &memory) == 0) {
-      gpu->free_memory = static_cast<int64_t>(memory.free);
-    }
-    return true;
+  gpu->uuid = uuid;
+  NvmlMemory memory = {};
+  if (nvml.Call("nvmlDeviceGetMemoryInfo", device, &memory)) {
+    gpu->free_memory = static_cast<int64_t>(memory.free);
   }
-
- private:
-  void* library_ = nullptr;
-};
+  return true;
+}
 
 Gpu GpuAt(void* cuda, int device) {
   Gpu gpu;
@@ -195,8 +171,8 @@ void TellDevices(void* cuda, const Nvml& nvml, Teller* teller) {
     const int error = device_of == nullptr ? 0 : device_of(&device, i);
     if (error != 0) return TellError(cuda, error, teller);
     Gpu gpu = GpuAt(cuda, device);
-    if (!gpu.uuid.empty() && !nvml.Take("GPU-", &gpu) &&
-        !nvml.Take("MIG-", &gpu)) {
+    if (!gpu.uuid.empty() && !Take(nvml, "GPU-", &gpu) &&
+        !Take(nvml, "MIG-", &gpu)) {
       gpu.uuid = "GPU-" + gpu.uuid;
     }
     teller->Tell({"gpu", gpu.name, gpu.uuid, gpu.bus_id,
@@ -208,6 +184,16 @@ void TellDevices(void* cuda, const Nvml& nvml, Teller* teller) {
 }
 
 }  // namespace
+
+Nvml::Nvml(const std::string& root) {
+  std::string unused;
+  library_ = Open(root, "libnvidia-ml.so.1", &unused);
+}
+
+bool Nvml::Init() {
+  if (!Call("nvmlInit_v2")) library_ = nullptr;
+  return library_ != nullptr;
+}
 
 void* OpenDriverLibrary(const std::string& root, std::string* error) {
   return Open(root, "libcuda.so.1", error);
@@ -223,8 +209,10 @@ void TellAboutDriver(const std::string& root, int out) {
     teller.Tell({"end"});
     return;
   }
-  const Nvml nvml(root, &teller);
-  teller.Tell({"driver", nvml.DriverVersion()});
+  Nvml nvml(root);
+  teller.At("nvmlInit");
+  nvml.Init();
+  teller.Tell({"driver", DriverVersion(nvml)});
   teller.At("cuDriverGetVersion");
   int version = 0;
   const auto version_of = Find<int(int*)>(cuda, "cuDriverGetVersion");

@@ -4,12 +4,42 @@
 #ifndef CAPSTAN_BASE_GPU_DRIVER_H_
 #define CAPSTAN_BASE_GPU_DRIVER_H_
 
+#include <dlfcn.h>
+
 #include <string>
 #include <vector>
 
 #include "base/gpus.h"
 
 namespace capstan {
+
+// nvmlMemory_t of nvml.h.
+struct NvmlMemory {
+  unsigned long long total, free, used;  // NOLINT: as there
+};
+
+// NVIDIA's management library: what CUDA doesn't tell without a context, which
+// would take hundreds of MB and a second on each GPU.
+class Nvml {
+ public:
+  // Opens it; `root`: as OpenDriverLibrary.
+  explicit Nvml(const std::string& root);
+
+  // Comes first. Whether it is there and works; if not, no call succeeds.
+  bool Init();
+  // Whether the function, which has the arguments' types, is there and
+  // succeeds.
+  template <typename... Args>
+  bool Call(const char* name, Args... args) const {
+    if (library_ == nullptr) return false;
+    const auto function =
+        reinterpret_cast<int (*)(Args...)>(dlsym(library_, name));
+    return function != nullptr && function(args...) == 0;
+  }
+
+ private:
+  void* library_;
+};
 
 // What the child has told so far.
 struct DriverAnswer {

@@ -39,6 +39,14 @@ absl::optional<int64_t> JsonInteger(const Json& value) {
   return value.template get<int64_t>();
 }
 
+// `json` as text, on one line if `indent` is -1. Bytes that aren't UTF-8, as
+// names of files may have, are replaced: dump alone throws on them.
+template <typename Json>
+std::string JsonText(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false,
+                   Json::error_handler_t::replace);
+}
+
 // Parses `text`, the contents of `path`. Error: "PATH: not a JSON object".
 absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path,
                                                    absl::string_view text);

@@ -21,12 +21,8 @@
 namespace capstan {
 namespace {
 
-// The first line's words; none if the file can't be read.
 std::vector<std::string> FirstLineWords(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  if (!std::getline(file, line)) return {};
-  return absl::StrSplit(line, ' ', absl::SkipWhitespace());
+  return absl::StrSplit(FirstLineIn(path), ' ', absl::SkipWhitespace());
 }
 
 // Rounded up; 0 if the words aren't numbers ("max") or aren't positive.
@@ -49,18 +45,6 @@ int64_t NumberIn(const std::string& path) {
   return file >> number ? number : kUnknown;
 }
 
-// The number after `name` in a file of "name number" lines, or 0.
-int64_t NumberOf(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string word;
-  int64_t number = 0;
-  while (file >> word) {
-    if (word == name && file >> number) return number;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return 0;
-}
-
 // What a group's limit leaves; cached files don't count, as they can be
 // evicted.
 int64_t LeftIn(const std::string& folder, const char* limit, const char* usage,
@@ -68,7 +52,8 @@ int64_t LeftIn(const std::string& folder, const char* limit, const char* usage,
   const int64_t most = NumberIn(absl::StrCat(folder, "/", limit));
   const int64_t used = NumberIn(absl::StrCat(folder, "/", usage));
   if (most == kUnknown || used == kUnknown) return kUnknown;
-  const int64_t files = NumberOf(absl::StrCat(folder, "/memory.stat"), cached);
+  const int64_t files =
+      NumberAfter(absl::StrCat(folder, "/memory.stat"), cached);
   return std::max<int64_t>(0, most - std::max<int64_t>(0, used - files));
 }
 
@@ -101,6 +86,24 @@ std::vector<std::string> ControlGroups(const std::string& proc,
 
 }  // namespace
 
+std::string FirstLineIn(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+int64_t NumberAfter(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string word;
+  int64_t number = 0;
+  while (file >> word) {
+    if (word == name && file >> number) return number;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
+}
+
 int CoresByQuota(const std::string& proc, const std::string& sys) {
   int cores = 0;
   const auto take = [&cores](const std::vector<std::string>& words) {
@@ -120,7 +123,7 @@ int CoresByQuota(const std::string& proc, const std::string& sys) {
 }
 
 int64_t AvailableHostMemory(const std::string& proc, const std::string& sys) {
-  const int64_t kib = NumberOf(proc + "/meminfo", "MemAvailable:");
+  const int64_t kib = NumberAfter(proc + "/meminfo", "MemAvailable:");
   int64_t left = kib > 0 ? kib * 1024 : kUnknown;
   for (const std::string& group : ControlGroups(proc, sys, "")) {
     left = std::min(
@@ -135,9 +138,9 @@ int64_t AvailableHostMemory(const std::string& proc, const std::string& sys) {
 }
 
 int64_t HostMemory(const std::string& proc, const std::string& sys) {
-  const int64_t ram = NumberOf(proc + "/meminfo", "MemTotal:");
+  const int64_t ram = NumberAfter(proc + "/meminfo", "MemTotal:");
   if (ram == 0) return kUnknown;
-  const int64_t swap = NumberOf(proc + "/meminfo", "SwapTotal:") * 1024;
+  const int64_t swap = NumberAfter(proc + "/meminfo", "SwapTotal:") * 1024;
   int64_t most = ram * 1024;
   for (const std::string& group : ControlGroups(proc, sys, "")) {
     most = std::min(most, NumberIn(group + "/memory.max"));

@@ -38,6 +38,11 @@ struct ProcessMemory {
 };
 ProcessMemory ReadProcessMemory();
 
+// Of a file such as /proc has: the first line, "" if there is none, and the
+// number after `name` in lines "name number ..", or 0.
+std::string FirstLineIn(const std::string& path);
+int64_t NumberAfter(const std::string& path, const std::string& name);
+
 // The folder containing `path`, symlinks resolved; "" if there is none.
 std::string RealFolderOf(const char* path);
 // The running program's folder; "." if unknown.

@@ -23,6 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Longer files are something else.
+constexpr size_t kMostFileBytes = 4096;
+
 absl::Status NoPlace() {
   return absl::InvalidArgumentError("it isn't a file of Capstan's meeting");
 }
@@ -62,7 +65,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
         "its file system"));
   }
   // One more than a whole file can have.
-  std::string text(kMaxMeetingFileBytes + 1, '\0');
+  std::string text(kMostFileBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {
     const ssize_t n = read(file.get(), &text[size], text.size() - size);

@@ -17,9 +17,8 @@
 
 namespace capstan {
 
-// Parses a file of at most kMaxMeetingFileBytes, which holds a MeetingPlace's
-// frame; INVALID_ARGUMENT for any other text.
-constexpr size_t kMaxMeetingFileBytes = 4096;
+// Parses a file's text, a MeetingPlace's frame; INVALID_ARGUMENT for any other
+// text.
 absl::StatusOr<MeetingPlace> ParseMeetingPlace(absl::string_view text);
 
 // Returns FOLDER/.meeting-KEY, with the key escaped so that different keys have

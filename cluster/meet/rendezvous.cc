@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -21,7 +24,6 @@
 #include "base/status.h"
 #include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
-#include "cluster/meet/agent_store.h"
 #include "cluster/meet/client.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
@@ -48,6 +50,61 @@ constexpr seconds kOthersLimit{10};
 // Between tries: looking at a file, and sending packets to rank 0's host.
 constexpr milliseconds kFilePause{100};
 constexpr milliseconds kConnectPause{250};
+
+// In the store of torchrun's agent.
+constexpr char kPlace[] = "capstan/place";
+
+// Within a catch clause.
+absl::Status AgentError() {
+  return absl::UnavailableError(
+      absl::StrCat("torchrun's agent: ", CurrentExceptionToStatus().message()));
+}
+
+// Connects to the store that torchrun's agent serves at
+// MASTER_ADDR:MASTER_PORT, in which rank 0 publishes its place. The agent obeys
+// anybody who reaches it, so the ranks meet at rank 0 as under any other
+// launcher. This and the functions below return UNAVAILABLE if the agent
+// doesn't answer.
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> OpenAgentStore(
+    const RankInfo& info, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(info.master_port);
+  options.numWorkers = info.world_size;
+  options.timeout = timeout;
+  options.waitWorkers = false;
+  options.isServer = false;
+  try {
+    c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>(info.master_addr, options);
+    // The agent's store survives restarts of the ranks.
+    const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    if (restarts == nullptr) return store;
+    return c10::make_intrusive<c10d::PrefixStore>(
+        absl::StrCat("/worker/attempt_", restarts), std::move(store));
+  } catch (...) {
+    return AgentError();
+  }
+}
+
+absl::Status PublishPlace(c10d::Store& agent, const MeetingPlace& place) {
+  try {
+    agent.set(kPlace, Encode(place));
+    return absl::OkStatus();
+  } catch (...) {
+    return AgentError();
+  }
+}
+
+// Also UNAVAILABLE until rank 0 has published it.
+absl::StatusOr<MeetingPlace> PublishedPlace(c10d::Store& agent) {
+  try {
+    if (agent.check({kPlace}))
+      return ParseMeetingPlace(agent.get_to_str(kPlace));
+    return absl::UnavailableError("it hasn't published its address yet");
+  } catch (...) {
+    return AgentError();
+  }
+}
 
 // Those of rank 0 that are numeric, as they should be.
 std::vector<SocketAddress> AddressesOf(const MeetingPlace& place) {

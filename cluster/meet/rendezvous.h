@@ -33,7 +33,7 @@ struct Meeting {
 // serves the meeting (meet/server.h). The others find it at
 // info.master_addr:master_port; if one of these isn't known, rank 0 publishes
 // both in a file of info.meeting_folder (meet/meeting_file.h), and if they are
-// torchrun's agent's, in its store (meet/agent_store.h).
+// torchrun's agent's, in its store.
 // Processes without the run's key and token are refused. A run on one host uses
 // only loopback, another run only the chosen interface.
 //

@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/machine.h"
 
 namespace capstan {
 namespace {
@@ -78,13 +79,6 @@ std::vector<pid_t> Threads() {
   // The main thread's is the process's.
   std::sort(threads.begin(), threads.end());
   return threads;
-}
-
-std::string ReadLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 // Skips threads whose mask would keep the signal pending for ever.
@@ -175,7 +169,7 @@ std::string StacksOfThreads() {
     const std::string name =
         thread == getpid()
             ? "main"
-            : ReadLine(absl::StrCat("/proc/self/task/", thread, "/comm"));
+            : FirstLineIn(absl::StrCat("/proc/self/task/", thread, "/comm"));
     auto found =
         std::find_if(groups.begin(), groups.end(),
                      [&](const Group& group) { return group.stack == stack; });

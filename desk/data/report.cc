@@ -291,7 +291,7 @@ Json ReportObject(DataReport& report) {
 }
 
 // Names of files may be any bytes.
-std::string JsonText(const Json& json) {
+std::string AsciiJson(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/true,
                    Json::error_handler_t::replace);
 }
@@ -313,7 +313,7 @@ std::string ReportText(DataReport& report, bool terminal, int columns) {
 }
 
 std::string ReportJson(DataReport& report) {
-  return JsonText(ReportObject(report));
+  return AsciiJson(ReportObject(report));
 }
 
 std::string ReportPage(DataReport& report) {
@@ -323,7 +323,7 @@ std::string ReportPage(DataReport& report) {
   return absl::StrReplaceAll(
       kDataPageHtml,
       {{"{{STYLE}}", kDataPageCss},
-       {"{{JSON}}", absl::StrReplaceAll(JsonText(json), {{"<", "\\u003c"}})},
+       {"{{JSON}}", absl::StrReplaceAll(AsciiJson(json), {{"<", "\\u003c"}})},
        {"{{PAGE_JS}}", kDataPageJs}});
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "cluster/comm/agree.h"
 #include "desk/doctor/host.h"
 #include "trainer/metrics/console.h"
 
@@ -40,14 +41,6 @@ void Barrier(ProcessGroup* group) {
   group->AllReduceHost(absl::MakeSpan(&one, 1));
 }
 
-// Each rank's number, on all ranks.
-std::vector<double> Gather(ProcessGroup* group, double number) {
-  std::vector<double> numbers(group->size(), 0.0);
-  numbers[group->rank()] = number;
-  group->AllReduceHost(absl::MakeSpan(numbers));
-  return numbers;
-}
-
 int64_t CountWrong(ProcessGroup* group, const at::Tensor& pattern,
                    const at::Tensor& values) {
   double weights = 0;
@@ -69,7 +62,7 @@ double FastestSeconds(ProcessGroup* group, const at::Tensor& values) {
     // The host waits for a GPU.
     if (values.is_cuda()) values[0].item();
     const std::vector<double> seconds =
-        Gather(group, MonotonicSeconds() - begin);
+        FromAllRanks(*group, MonotonicSeconds() - begin);
     fastest =
         std::min(fastest, *std::max_element(seconds.begin(), seconds.end()));
   }
@@ -163,37 +156,12 @@ std::string TransferTable(const std::vector<Transfer>& transfers) {
   return text;
 }
 
-std::vector<std::string> GatherText(ProcessGroup* group,
-                                    const std::string& text) {
-  const std::vector<double> sizes =
-      Gather(group, static_cast<double>(text.size()));
-  size_t total = 0;
-  size_t own = 0;
-  for (int rank = 0; rank < group->size(); ++rank) {
-    if (rank == group->rank()) own = total;
-    total += static_cast<size_t>(sizes[rank]);
-  }
-  std::vector<double> bytes(total, 0.0);
-  for (size_t i = 0; i < text.size(); ++i) {
-    bytes[own + i] = static_cast<unsigned char>(text[i]);
-  }
-  if (total > 0) group->AllReduceHost(absl::MakeSpan(bytes));
-  std::vector<std::string> texts;
-  auto next = bytes.begin();
-  for (const double size : sizes) {
-    const auto end = next + static_cast<int64_t>(size);
-    texts.emplace_back();
-    for (; next != end; ++next) texts.back() += static_cast<char>(*next);
-  }
-  return texts;
-}
-
 std::vector<double> MeasureSkew(ProcessGroup* group) {
   std::vector<double> least;
   // All leave a barrier at almost the same time; the nearest of some tries.
   for (int i = 0; i < 10; ++i) {
     Barrier(group);
-    std::vector<double> times = Gather(group, RealSeconds());
+    std::vector<double> times = FromAllRanks(*group, RealSeconds());
     const double first = times[0];
     for (double& time : times) time -= first;
     if (least.empty()) least = times;

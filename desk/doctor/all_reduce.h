@@ -34,10 +34,6 @@ Finding JudgeAllReduce(const std::vector<Transfer>& transfers, int ranks,
 // A table with bars of the bus bandwidth, 80 columns wide.
 std::string TransferTable(const std::vector<Transfer>& transfers);
 
-// Collective: each rank's `text`, by rank.
-std::vector<std::string> GatherText(ProcessGroup* group,
-                                    const std::string& text);
-
 // Collective: how far each rank's clock (CLOCK_REALTIME) is ahead of rank 0's,
 // in seconds, to some milliseconds.
 std::vector<double> MeasureSkew(ProcessGroup* group);

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/gpus.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/place.h"
@@ -87,24 +88,10 @@ HostReport LookAtHost(const std::string& root, int gpus,
   return report;
 }
 
-// The words that train with the same config.
-std::vector<std::string> TrainingWords(const RunOptions& options) {
-  std::vector<std::string> words = {"trainer", "train"};
-  for (const std::string& config : options.configs) {
-    words.push_back("--config=" + config);
-  }
-  for (const std::string& set : options.overrides) {
-    words.insert(words.end(), {"--set", set});
-  }
-  for (const std::string& path : options.plugin_path) {
-    words.push_back("--plugin_path=" + path);
-  }
-  return words;
-}
-
 Finding LookAtPipeline(const Prepared& prepared, const RunOptions& options) {
-  const absl::StatusOr<PipelineFacts> facts =
-      MeasurePipeline(prepared, TrainingWords(options));
+  std::vector<std::string> words = WordsOf(options);
+  words.insert(words.begin(), {"trainer", "train"});
+  const absl::StatusOr<PipelineFacts> facts = MeasurePipeline(prepared, words);
   if (facts.ok()) return JudgePipeline(*facts);
   return FailureOf("data", facts.status(), "",
                    "trainer check, then trainer train with this config say "
@@ -115,8 +102,7 @@ void Print(const HostReport& own, const RanksReport& ranks, bool json) {
   if (json) {
     Json all = AsJson(ranks);
     all["hosts"].insert(all["hosts"].begin(), AsJson(own));
-    std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace)
-              << "\n";
+    std::cout << JsonText(all, 2) << "\n";
     return;
   }
   const int columns = Console(STDOUT_FILENO).Columns();

@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "cluster/comm/agree.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/launcher.h"
 
@@ -21,10 +22,6 @@ namespace capstan::doctor {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string TextOf(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
 
 HostReport HostOf(const Json& json) {
   return {json.value("host", ""), json.value("versions", ""),
@@ -62,7 +59,7 @@ RanksReport Measure(const RankInfo& info, const HostReport& own,
   RanksReport report;
   report.rank = info.rank;
   std::vector<HostReport> hosts;
-  for (const std::string& text : GatherText(group, TextOf(AsJson(own)))) {
+  for (const std::string& text : FromAllRanks(*group, JsonText(AsJson(own)))) {
     HostReport host = HostOf(ParseJson<Json>(text));
     if (!host.host.empty()) hosts.push_back(std::move(host));
   }
@@ -124,7 +121,7 @@ absl::StatusOr<RanksReport> AskRanks(Place place, int gpus,
         Measure(info, info.local_rank == 0 ? own : HostReport(), group.get());
     // Those of a host know the same.
     if (place.forks && info.local_rank != 0) return absl::OkStatus();
-    return WriteAll(memory, TextOf(AsJson(report)), "the report");
+    return WriteAll(memory, JsonText(AsJson(report)), "the report");
   };
   place.max_restarts = 0;
   if (!place.forks) {

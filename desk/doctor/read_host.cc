@@ -24,24 +24,6 @@
 namespace capstan::doctor {
 namespace {
 
-std::string FirstLine(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// The number behind `name` in a file of lines "name number"; 0: none.
-int64_t NumberOf(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string word;
-  int64_t number = 0;
-  while (file >> word >> number) {
-    if (word == name) return number;
-  }
-  return 0;
-}
-
 // Sorted; empty if there is no such folder.
 std::vector<std::string> Entries(const std::string& folder) {
   std::vector<std::string> names;
@@ -91,9 +73,9 @@ std::vector<FabricPort> ReadFabric(const std::string& root) {
       const std::string folder = absl::StrCat(ports, "/", port);
       // "4: ACTIVE"
       const std::vector<std::string> state =
-          absl::StrSplit(FirstLine(folder + "/state"), ": ");
+          absl::StrSplit(FirstLineIn(folder + "/state"), ": ");
       found.push_back({absl::StrCat(device, " port ", port), state.back(),
-                       FirstLine(folder + "/rate")});
+                       FirstLineIn(folder + "/rate")});
     }
   }
   return found;
@@ -124,17 +106,17 @@ HostFacts ReadHost(const std::string& root, int gpus) {
   facts.cores_of_machine = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   facts.cores_by_quota = CoresByQuota(proc, sys);
   const std::string group = ControlGroup(root);
-  facts.quota_periods = NumberOf(group + "/cpu.stat", "nr_periods");
-  facts.throttled_periods = NumberOf(group + "/cpu.stat", "nr_throttled");
+  facts.quota_periods = NumberAfter(group + "/cpu.stat", "nr_periods");
+  facts.throttled_periods = NumberAfter(group + "/cpu.stat", "nr_throttled");
   facts.memory = HostMemory(proc, sys);
   facts.available_memory = AvailableHostMemory(proc, sys);
-  facts.killed_for_memory = NumberOf(group + "/memory.events", "oom_kill");
+  facts.killed_for_memory = NumberAfter(group + "/memory.events", "oom_kill");
   facts.huge_pages =
-      Chosen(FirstLine(sys + "/kernel/mm/transparent_hugepage/enabled"));
+      Chosen(FirstLineIn(sys + "/kernel/mm/transparent_hugepage/enabled"));
   const std::string frequency = sys + "/devices/system/cpu/cpu0/cpufreq/";
-  facts.governor = FirstLine(frequency + "scaling_governor");
-  facts.frequency_driver = FirstLine(frequency + "scaling_driver");
-  facts.clock_source = FirstLine(
+  facts.governor = FirstLineIn(frequency + "scaling_governor");
+  facts.frequency_driver = FirstLineIn(frequency + "scaling_driver");
+  facts.clock_source = FirstLineIn(
       sys + "/devices/system/clocksource/clocksource0/current_clocksource");
   timex state = {};
   facts.clock_synchronised = adjtimex(&state) != TIME_ERROR;
@@ -148,7 +130,7 @@ Moment ReadMoment(const std::string& root) {
   // "cpu  user nice system idle iowait irq softirq steal guest guest_nice";
   // the last two are part of the first.
   const std::vector<std::string> words = absl::StrSplit(
-      FirstLine(root + "/proc/stat"), ' ', absl::SkipWhitespace());
+      FirstLineIn(root + "/proc/stat"), ' ', absl::SkipWhitespace());
   for (size_t i = 1; i < std::min<size_t>(9, words.size()); ++i) {
     int64_t ticks = 0;
     if (!absl::SimpleAtoi(words[i], &ticks)) continue;

@@ -70,12 +70,11 @@ absl::StatusOr<int> Explain(const ExplainOptions& options) {
   }
   if (code.empty()) return 0;
   const std::string nearest = NearestName(code, codes);
-  return WithCode(
-      absl::NotFoundError(absl::StrCat(
-          "there is no kind of error \"", code, "\"",
-          nearest.empty() ? "; trainer explain lists them"
-                          : absl::StrCat("; did you mean ", nearest, "?"))),
-      "command/word");
+  return WithCode(absl::NotFoundError(absl::StrCat(
+                      "there is no kind of error \"", code, "\"",
+                      nearest.empty() ? "; trainer explain lists them"
+                                      : DidYouMean(nearest))),
+                  "command/word");
 }
 
 const RegisterFunction<ExplainOptions> explain(

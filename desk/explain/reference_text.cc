@@ -242,10 +242,9 @@ absl::StatusOr<std::string> HelpOn(const std::string& topic,
       });
   if (text.empty()) text = AboutName(topic, reference);
   if (!text.empty()) return text;
-  const std::string nearest = NearestName(topic, names);
-  return absl::NotFoundError(absl::StrCat(
-      "no field, plugin or message is called \"", topic, "\"",
-      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+  return absl::NotFoundError(
+      absl::StrCat("no field, plugin or message is called \"", topic, "\"",
+                   DidYouMean(NearestName(topic, names))));
 }
 
 std::string SettingsMarkdown(const Reference& reference) {

@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -24,16 +26,18 @@
 #include "absl/strings/str_replace.h"
 #include "base/error_code.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "desk/convert/write_weights.h"
-#include "desk/export/modelfile.h"
 #include "desk/export/peers.h"
 #include "desk/export/prove.h"
 #include "desk/export/write_gguf.h"
 #include "desk/init/undo.h"
 #include "inference/load/generator.h"
 #include "inference/load/sample_logits.h"
+#include "plugins/sdk/chat_template.h"
+#include "plugins/sdk/tokenizer.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/merge_adapter.h"
 #include "trainer/checkpoint/model_files.h"
@@ -198,6 +202,55 @@ absl::Status ExportFolder(const ModelSources& sources, const std::string& to,
   return ProveFolder(sources, to, options, merges, report);
 }
 
+// Formats of ChatTemplate as Go's templates, which Ollama fills in. What it
+// begins with is the tokenizer's begin token, which Ollama adds.
+const char* GoTemplate(const std::string& format) {
+  static const auto* const templates = new std::map<std::string, const char*>{
+      {"chatml",
+       "{{ range .Messages }}<|im_start|>{{ .Role }}\n"
+       "{{ .Content }}<|im_end|>\n"
+       "{{ end }}<|im_start|>assistant\n"},
+      {"llama3",
+       "{{ range .Messages }}<|start_header_id|>{{ .Role }}<|end_header_id|>\n"
+       "\n"
+       "{{ .Content }}<|eot_id|>{{ end }}"
+       "<|start_header_id|>assistant<|end_header_id|>\n\n"},
+      {"gemma",
+       // A system message is the begin of the first turn.
+       "{{ $first := \"\" }}{{ range .Messages }}"
+       "{{ if eq .Role \"system\" }}{{ $first = .Content }}{{ else }}"
+       "<start_of_turn>"
+       "{{ if eq .Role \"assistant\" }}model{{ else }}user{{ end }}\n"
+       "{{ if $first }}{{ $first }}\n\n{{ $first = \"\" }}{{ end }}"
+       "{{ .Content }}<end_of_turn>\n"
+       "{{ end }}{{ end }}<start_of_turn>model\n"},
+  };
+  const auto found = templates->find(format);
+  return found == templates->end() ? nullptr : found->second;
+}
+
+// A Modelfile, for Ollama, of the GGUF file `name` beside it. TEMPLATE and the
+// text that ends a turn are there if the tokenizer's chat template is one of a
+// known format; else Ollama looks at the file's own.
+std::string ModelfileText(const std::string& name, const Tokenizer& tokenizer) {
+  std::string text = absl::StrCat("FROM ./", name, "\n");
+  const absl::StatusOr<std::unique_ptr<ChatTemplate>> chat =
+      ChatTemplate::Recognise(tokenizer);
+  if (!chat.ok()) return text;
+  // SmolLM 2's is ChatML with a system message of its own.
+  const bool smollm2 = (*chat)->name() == "smollm2";
+  const char* const go = GoTemplate(smollm2 ? "chatml" : (*chat)->name());
+  if (go == nullptr) return text;
+  absl::StrAppend(&text, "TEMPLATE \"\"\"", go, "\"\"\"\n", "PARAMETER stop \"",
+                  (*chat)->end_of_turn(), "\"\n");
+  if (smollm2) {
+    absl::StrAppend(&text,
+                    "SYSTEM You are a helpful AI assistant named SmolLM, "
+                    "trained by Hugging Face\n");
+  }
+  return text;
+}
+
 // A folder with model.gguf and Modelfile.
 absl::Status ExportGguf(const ModelSources& sources, const std::string& to,
                         const ExportOptions& options, ExportReport* report) {
@@ -337,11 +390,8 @@ absl::StatusOr<int> Export(const ExportOptions& options) {
     return WriteError(output, errno);
   }
   CAPSTAN_RETURN_IF_ERROR(SyncPath(parent));
-  std::cout << (options.json
-                    ? report.facts.dump(2, ' ', /*ensure_ascii=*/false,
-                                        Json::error_handler_t::replace) +
-                          "\n"
-                    : PrintableText(TableText(report.rows)));
+  std::cout << (options.json ? JsonText(report.facts, 2) + "\n"
+                             : PrintableText(TableText(report.rows)));
   return 0;
 }
 

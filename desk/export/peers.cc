@@ -30,8 +30,7 @@ absl::StatusOr<Json> Ask(const ScratchFolder& scratch, const Json& job) {
   const std::string question = scratch.path() + "/job.json";
   const std::string answer = scratch.path() + "/answer.json";
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(script, kPeersScript));
-  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
-      question, job.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(question, JsonText(job)));
   Program python;
   python.words = {"python3", script, question, answer};
   python.input = python.output = python.errors = Program::kNull;

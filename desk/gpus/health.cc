@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/gpus/health.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -16,8 +14,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/confined_child.h"
+#include "base/gpu_driver.h"
 #include "base/gpus.h"
 #include "base/json.h"
+#include "base/machine.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -26,9 +26,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Structures of nvml.h, by its documentation.
-struct Memory {
-  unsigned long long total, free, used;  // NOLINT: as there
-};
 struct Utilization {
   unsigned gpu, memory;
 };
@@ -54,43 +51,18 @@ constexpr struct {
                 {0x40, "HW thermal slowdown"},
                 {0x80, "HW power brake"}};
 
-class Nvml {
- public:
-  explicit Nvml(const std::string& root) {
-    const std::string name = "libnvidia-ml.so.1";
-    for (const std::string& path :
-         {root.empty() ? name : absl::StrCat(root, "/usr/lib/", name),
-          absl::StrCat(root, "/usr/lib/wsl/lib/", name)}) {
-      if (library_ == nullptr) library_ = dlopen(path.c_str(), RTLD_NOW);
-    }
-    if (!Call("nvmlInit_v2")) library_ = nullptr;
+// Sets a field to a number that a function of a device tells last.
+template <typename Number = unsigned, typename... Args>
+void Tell(const Nvml& nvml, Json* gpu, const char* field, double unit,
+          const char* name, Args... args) {
+  Number value = 0;
+  if (!nvml.Call(name, args..., &value)) return;
+  if (unit == 1.0) {
+    (*gpu)[field] = value;
+  } else {
+    (*gpu)[field] = value * unit;
   }
-  bool ok() const { return library_ != nullptr; }
-
-  // Whether the function is there and succeeds.
-  template <typename... Args>
-  bool Call(const char* name, Args... args) const {
-    if (library_ == nullptr) return false;
-    const auto function =
-        reinterpret_cast<int (*)(Args...)>(dlsym(library_, name));
-    return function != nullptr && function(args...) == 0;
-  }
-  // Sets a field to a number that a function of a device tells last.
-  template <typename Number = unsigned, typename... Args>
-  void Tell(Json* gpu, const char* field, double unit, const char* name,
-            Args... args) const {
-    Number value = 0;
-    if (!Call(name, args..., &value)) return;
-    if (unit == 1.0) {
-      (*gpu)[field] = value;
-    } else {
-      (*gpu)[field] = value * unit;
-    }
-  }
-
- private:
-  void* library_ = nullptr;
-};
+}
 
 std::string Text(const Nvml& nvml, const char* name, void* device) {
   char text[96] = "";
@@ -98,17 +70,17 @@ std::string Text(const Nvml& nvml, const char* name, void* device) {
 }
 
 void TellLoad(const Nvml& nvml, void* device, Json* gpu) {
-  nvml.Tell(gpu, "celsius", 1, "nvmlDeviceGetTemperature", device, kGpuSensor);
-  nvml.Tell(gpu, "watts", 1e-3, "nvmlDeviceGetPowerUsage", device);
-  nvml.Tell(gpu, "watts_limit", 1e-3, "nvmlDeviceGetEnforcedPowerLimit",
-            device);
+  Tell(nvml, gpu, "celsius", 1, "nvmlDeviceGetTemperature", device, kGpuSensor);
+  Tell(nvml, gpu, "watts", 1e-3, "nvmlDeviceGetPowerUsage", device);
+  Tell(nvml, gpu, "watts_limit", 1e-3, "nvmlDeviceGetEnforcedPowerLimit",
+       device);
   Utilization use = {};
   if (nvml.Call("nvmlDeviceGetUtilizationRates", device, &use)) {
     (*gpu)["utilisation"] = use.gpu;
   }
-  nvml.Tell(gpu, "sm_mhz", 1, "nvmlDeviceGetClockInfo", device, kSmClock);
-  nvml.Tell(gpu, "sm_mhz_max", 1, "nvmlDeviceGetMaxClockInfo", device,
-            kSmClock);
+  Tell(nvml, gpu, "sm_mhz", 1, "nvmlDeviceGetClockInfo", device, kSmClock);
+  Tell(nvml, gpu, "sm_mhz_max", 1, "nvmlDeviceGetMaxClockInfo", device,
+       kSmClock);
   unsigned long long reasons = 0;  // NOLINT: as in nvml.h
   if (nvml.Call("nvmlDeviceGetCurrentClocksThrottleReasons", device,
                 &reasons)) {
@@ -120,9 +92,9 @@ void TellLoad(const Nvml& nvml, void* device, Json* gpu) {
 }
 
 void TellFaults(const Nvml& nvml, void* device, Json* gpu) {
-  nvml.Tell<unsigned long long>(gpu, "uncorrected_errors", 1,  // NOLINT
-                                "nvmlDeviceGetTotalEccErrors", device,
-                                kUncorrected, kSinceLoaded);
+  Tell<unsigned long long>(nvml, gpu, "uncorrected_errors", 1,  // NOLINT
+                           "nvmlDeviceGetTotalEccErrors", device, kUncorrected,
+                           kSinceLoaded);
   unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
   if (nvml.Call("nvmlDeviceGetRemappedRows", device, &corrected, &uncorrected,
                 &pending, &failed)) {
@@ -137,8 +109,8 @@ void TellFaults(const Nvml& nvml, void* device, Json* gpu) {
 
 void TellLinks(const Nvml& nvml, const std::vector<void*>& devices,
                void* device, Json* gpu) {
-  nvml.Tell(gpu, "pcie_width", 1, "nvmlDeviceGetCurrPcieLinkWidth", device);
-  nvml.Tell(gpu, "pcie_width_max", 1, "nvmlDeviceGetMaxPcieLinkWidth", device);
+  Tell(nvml, gpu, "pcie_width", 1, "nvmlDeviceGetCurrPcieLinkWidth", device);
+  Tell(nvml, gpu, "pcie_width_max", 1, "nvmlDeviceGetMaxPcieLinkWidth", device);
   int links = 0, active = 0;
   for (unsigned link = 0; link < kMostLinks; ++link) {
     int state = 0;
@@ -170,9 +142,8 @@ void TellProcesses(const Nvml& nvml, void* device, Json* gpu) {
   Json& list = (*gpu)["processes"] = Json::array();
   for (unsigned i = 0; i < count; ++i) {
     const Process& process = processes[i];
-    std::ifstream file(absl::StrCat("/proc/", process.pid, "/comm"));
-    std::string name;
-    std::getline(file, name);
+    const std::string name =
+        FirstLineIn(absl::StrCat("/proc/", process.pid, "/comm"));
     list.push_back({{"pid", process.pid},
                     {"name", name.empty() ? "?" : name},
                     {"bytes", static_cast<int64_t>(process.bytes)}});
@@ -210,7 +181,7 @@ Json AskNvml(const Nvml& nvml) {
     gpu["uuid"] = Text(nvml, "nvmlDeviceGetUUID", devices[i]);
     Json slices = Slices(nvml, devices[i]);
     if (!slices.empty()) gpu["slices"] = std::move(slices);
-    Memory memory = {};
+    NvmlMemory memory = {};
     if (nvml.Call("nvmlDeviceGetMemoryInfo", devices[i], &memory)) {
       gpu["memory_bytes"] = memory.total;
       gpu["free_bytes"] = memory.free;
@@ -248,12 +219,9 @@ absl::StatusOr<Json> ReadGpuHealth() {
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::unique_ptr<ConfinedChild> child,
       ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
-        const Nvml nvml(root == nullptr ? "" : root);
+        Nvml nvml(root == nullptr ? "" : root);
         // A process's name may be cut within a character.
-        parent.Send(nvml.ok()
-                        ? AskNvml(nvml).dump(-1, ' ', false,
-                                             Json::error_handler_t::replace)
-                        : std::string());
+        parent.Send(nvml.Init() ? JsonText(AskNvml(nvml)) : std::string());
       }));
   const absl::StatusOr<std::string> answer = child->Receive(uint64_t{1} << 24);
   if (!answer.ok()) {

@@ -223,12 +223,9 @@ void Draft::Apply(const Peer& peer, const Setting& setting, bool by_default) {
   // Longer ones are no misspelling.
   const std::string nearest =
       pattern.size() < 80 ? NearestName(pattern, names) : "";
-  table_.push_back(
-      {Effect::kLost, setting.key, setting.value, "",
-       absl::StrCat("not mapped: no setting of ", peer.name, " known here",
-                    nearest.empty()
-                        ? ""
-                        : absl::StrCat("; did you mean ", nearest, "?"))});
+  table_.push_back({Effect::kLost, setting.key, setting.value, "",
+                    absl::StrCat("not mapped: no setting of ", peer.name,
+                                 " known here", DidYouMean(nearest))});
 }
 
 void Draft::ApplyRow(const std::string& peer, const Row& row,

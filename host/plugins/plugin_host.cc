@@ -290,6 +290,10 @@ std::string NearestName(absl::string_view name,
   return nearest;
 }
 
+std::string DidYouMean(absl::string_view name) {
+  return name.empty() ? "" : absl::StrCat("; did you mean ", name, "?");
+}
+
 PluginHost::PluginHost(std::vector<std::string> folders)
     : folders_(std::move(folders)) {
   NewestFolders() = folders_;

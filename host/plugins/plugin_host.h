@@ -115,6 +115,8 @@ std::vector<std::string> ReadModelTypes(const std::string& path);
 // The entry of `names` closest to `name` by edit distance; "" if none is close.
 std::string NearestName(absl::string_view name,
                         const std::vector<std::string>& names);
+// "; did you mean NAME?", or "" for none.
+std::string DidYouMean(absl::string_view name);
 
 // The SDK that a fingerprint tells of: "1.3"; "" if it doesn't say.
 std::string SdkVersion(absl::string_view fingerprint);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status.h"
 
 namespace capstan::evaluate {
@@ -246,9 +247,7 @@ absl::StatusOr<TaskNumber> Aggregate(absl::string_view aggregation,
     if (HasShape(value, shape)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         aggregation, " sums up ", ShapeName(shape), ", but a row's value is ",
-        value.dump(-1, ' ', /*ensure_ascii=*/false,
-                   Json::error_handler_t::replace),
-        ": name an aggregation for that"));
+        JsonText(value), ": name an aggregation for that"));
   }
   if (aggregation == "mean") return MeanOf(values);
   TaskNumber result;

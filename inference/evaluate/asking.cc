@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "inference/decode/prompt.h"
 #include "inference/evaluate/documents.h"
@@ -83,8 +84,7 @@ std::string TextOf(const Asked& asked) {
     all.push_back({request.prompt, request.choices, request.gold,
                    request.references, request.asks_unconditional});
   }
-  return all.dump(-1, ' ', /*ensure_ascii=*/false,
-                  Json::error_handler_t::replace);
+  return JsonText(all);
 }
 
 absl::StatusOr<Asking> AskAll(

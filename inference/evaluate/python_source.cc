@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "inference/evaluate/python_literal.h"
 
@@ -259,8 +260,7 @@ class Module {
     digests.whole = digests.code;
     for (const auto& [word, value] :
          constants->get<std::map<std::string, Json>>()) {
-      const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false,
-                                          Json::error_handler_t::replace);
+      const std::string text = JsonText(value);
       digests.whole = Fnv1a(absl::StrCat(word, "=", text, "\n"), digests.whole);
     }
     for (const Block* block : reached) AddLocals(block->code, constants);

@@ -8,12 +8,10 @@
 #include <fstream>
 
 #include "inference/evaluate/python_literal.h"
-#include "inference/evaluate/python_random.h"
 
 namespace capstan::evaluate {
 namespace {
 
-using ::testing::ElementsAre;
 using Json = nlohmann::ordered_json;
 
 PythonFunction Find(const std::string& source, const std::string& name) {
@@ -124,15 +122,6 @@ TEST(PythonLiteralTest, ReadsValuesOnly) {
        {"['it's']", "f'a'", "x", "[1", "1 + 1", "'a", "open('f')", "nan", ""}) {
     EXPECT_FALSE(PythonLiteral(other).has_value()) << other;
   }
-}
-
-// Of Python 3.11's random.Random(1234).
-TEST(PythonRandomTest, DrawsAsPython) {
-  PythonRandom random(1234);
-  EXPECT_THAT(random.Sample(10, 3), ElementsAre(7, 1, 0));
-  EXPECT_THAT(random.Sample(1000, 5), ElementsAre(92, 932, 965, 961, 826));
-  EXPECT_THAT(random.Sample(90, 6), ElementsAre(74, 4, 85, 88, 10, 12));
-  EXPECT_THAT(random.Sample(5, 5), ElementsAre(2, 1, 0, 4, 3));
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/json.h"
+#include "base/python_random.h"
 #include "base/status.h"
-#include "inference/evaluate/python_random.h"
 #include "inference/evaluate/row_field.h"
 
 namespace capstan::evaluate {
@@ -89,8 +89,7 @@ class RowWriter {
 absl::Status BadTarget(const std::string& place, const Json& target,
                        size_t choices) {
   return absl::InvalidArgumentError(
-      absl::StrCat(place, ": doc_to_target is ",
-                   target.dump(-1, ' ', false, Json::error_handler_t::replace),
+      absl::StrCat(place, ": doc_to_target is ", JsonText(target),
                    ", which is none of the ", choices, " choices"));
 }
 

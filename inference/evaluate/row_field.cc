@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "inference/evaluate/python_literal.h"
 
@@ -88,8 +89,7 @@ std::string PythonText(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_null()) return "None";
   if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
-  return value.dump(-1, ' ', /*ensure_ascii=*/false,
-                    Json::error_handler_t::replace);
+  return JsonText(value);
 }
 
 absl::StatusOr<std::unique_ptr<jinja::Template>> ParseRowTemplate(

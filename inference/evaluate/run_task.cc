@@ -288,10 +288,7 @@ class TaskRun {
     for (const auto& [name, value] : values.items()) names.push_back(name);
     sample["metrics"] = std::move(names);
     sample.update(values);
-    absl::StrAppend(&samples_,
-                    sample.dump(-1, ' ', /*ensure_ascii=*/false,
-                                Json::error_handler_t::replace),
-                    "\n");
+    absl::StrAppend(&samples_, JsonText(sample), "\n");
     return absl::OkStatus();
   }
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/python_random.h"
 
 namespace capstan::darkroom {
 namespace {
@@ -29,63 +30,7 @@ std::array<uint8_t, kActions> Permutation(int index) {
   return permutation;
 }
 
-// Seeds MT19937 like Python: "init_by_array" (Matsumoto and Nishimura,
-// mt19937ar.c) with the seed's 32-bit halves, low one first, without the high
-// one if it is 0.
-class PythonSeed {
- public:
-  using result_type = uint32_t;
-
-  explicit PythonSeed(uint64_t seed)
-      : key_{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)} {}
-
-  // Called by std::mt19937 for its whole state.
-  void generate(uint32_t* const words, uint32_t* const end) const {
-    const auto count = static_cast<int>(end - words);
-    const int key_length = key_[1] != 0 ? 2 : 1;
-    const auto mixed = [words](int i, uint32_t factor) {
-      return (words[i - 1] ^ (words[i - 1] >> 30)) * factor;
-    };
-    words[0] = 19650218;
-    for (int i = 1; i < count; ++i) words[i] = mixed(i, 1812433253) + i;
-    int i = 1;
-    const auto advance = [&] {
-      if (++i < count) return;
-      words[0] = words[count - 1];
-      i = 1;
-    };
-    for (int k = 0, j = 0; k < count; ++k, j = (j + 1) % key_length) {
-      words[i] = (words[i] ^ mixed(i, 1664525)) + key_[j] + j;
-      advance();
-    }
-    for (int k = 1; k < count; ++k) {
-      words[i] = (words[i] ^ mixed(i, 1566083941)) - i;
-      advance();
-    }
-    words[0] = 0x80000000;
-  }
-
- private:
-  const uint32_t key_[2];
-};
-
-std::mt19937 PythonEngine(uint64_t seed) {
-  PythonSeed sequence(seed);
-  return std::mt19937(sequence);
-}
-
 }  // namespace
-
-PythonRandom::PythonRandom(uint64_t seed) : bits_(PythonEngine(seed)) {}
-
-uint32_t PythonRandom::Below(uint32_t bound) {
-  const int spare_bits = __builtin_clz(bound);
-  uint32_t r;
-  do {
-    r = Bits() >> spare_bits;
-  } while (r >= bound);
-  return r;
-}
 
 int TaskCount(Variant variant, const Room& room) {
   return variant == Variant::kGoals ? room.size * room.size

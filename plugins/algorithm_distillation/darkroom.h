@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,30 +110,6 @@ class Darkroom final : public Environment {
  private:
   const Variant variant_;
   const Room room_;
-};
-
-// Python's `random` module, to reproduce splits made with it. Use base/random.h
-// for anything else.
-class PythonRandom {
- public:
-  // random.seed(seed).
-  explicit PythonRandom(uint64_t seed);
-
-  // random.getrandbits(32).
-  uint32_t Bits() { return static_cast<uint32_t>(bits_()); }
-  // random.randrange(bound), bound > 0.
-  uint32_t Below(uint32_t bound);
-
-  // random.shuffle(items).
-  template <typename T>
-  void Shuffle(std::vector<T>* items) {
-    for (std::size_t i = items->size(); i > 1; --i) {
-      std::swap((*items)[i - 1], (*items)[Below(static_cast<uint32_t>(i))]);
-    }
-  }
-
- private:
-  std::mt19937 bits_;
 };
 
 // The tasks for training and those held out.

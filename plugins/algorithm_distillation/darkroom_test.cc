@@ -21,18 +21,6 @@ using testing::ElementsAre;
 
 constexpr Room kRoom;
 
-TEST(PythonRandomTest, IsPythons) {
-  // random.seed(..); [random.getrandbits(32) for _ in range(1000)]
-  PythonRandom zero(0), large(12345678901);
-  std::vector<uint32_t> of_zero(1000), of_large(1000);
-  for (uint32_t& x : of_zero) x = zero.Bits();
-  for (uint32_t& x : of_large) x = large.Bits();
-  EXPECT_THAT((std::vector{of_zero[0], of_zero[1], of_zero[999]}),
-              ElementsAre(3626764237u, 1654615998u, 2971151651u));
-  EXPECT_THAT((std::vector{of_large[0], of_large[1], of_large[999]}),
-              ElementsAre(4063089813u, 2562312935u, 724139399u));
-}
-
 TEST(SplitTest, IsTheOriginals) {
   const Split split = SplitTasks(81);
   EXPECT_THAT(split.test, ElementsAre(38, 51, 62, 65, 33, 5, 53, 49));

@@ -154,6 +154,15 @@ TEST(ExplainTest, FactsAreThereAsJson) {
       nlohmann::json::parse(OutputOf({"env", "--json"})).contains("cores"));
 }
 
+TEST(ExplainTest, JsonReplacesBytesThatArentUtf8) {
+  TrainerOptions options;
+  options.environment["MASTER_ADDR"] = "caf\xe9";
+  const TrainerResult result = RunTrainer({"env", "--json"}, options);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out).at("MASTER_ADDR"),
+            "caf\xef\xbf\xbd");
+}
+
 // What bash offers for a line that ends at the cursor.
 std::vector<std::string> Completed(const std::string& script,
                                    const std::string& line) {

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/dpo/objective/pair_losses.h"
+#include "plugins/dpo/objective/losses.h"
 #include "plugins/dpo/objective/reference_file.h"
 #include "plugins/model/llama/llama.h"
 #include "plugins/sdk/lib/lora.h"

@@ -112,6 +112,12 @@ std::vector<Mark> Marks(const Value& message) {
 
 absl::Status Untold() { return absl::InvalidArgumentError(""); }
 
+size_t CommonPrefix(absl::string_view a, absl::string_view b) {
+  const size_t most = std::min(a.size(), b.size());
+  return std::mismatch(a.begin(), a.begin() + most, b.begin()).first -
+         a.begin();
+}
+
 }  // namespace
 
 size_t TurnEnd(const TurnShape& shape, absl::string_view text, size_t from,
@@ -125,12 +131,6 @@ size_t TurnEnd(const TurnShape& shape, absl::string_view text, size_t from,
     *bytes = token.size();
   }
   return first;
-}
-
-size_t CommonPrefix(absl::string_view a, absl::string_view b) {
-  const size_t most = std::min(a.size(), b.size());
-  return std::mismatch(a.begin(), a.begin() + most, b.begin()).first -
-         a.begin();
 }
 
 std::string SharedHeader(absl::string_view before, absl::string_view prompted,

@@ -33,7 +33,6 @@ struct TurnShape {
 // none.
 size_t TurnEnd(const TurnShape& shape, absl::string_view text, size_t from,
                size_t* bytes);
-size_t CommonPrefix(absl::string_view a, absl::string_view b);
 // The part of `turn`, a rendered turn behind `before`, that a generation prompt
 // begins with, too: not a tag's part, as of <think> and </think>.
 std::string SharedHeader(absl::string_view before, absl::string_view prompted,

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/memory/memory.h"
+#include "base/json.h"
 #include "text/jinja/ast.h"
 #include "text/jinja/interpreter.h"
 #include "text/tokenizer/unicode.h"
@@ -44,9 +45,7 @@ absl::StatusOr<Rendered> Template::Render(const Value& variables,
 absl::StatusOr<Rendered> Template::Render(
     const nlohmann::ordered_json& variables, std::time_t now) const {
   try {
-    const std::string text =
-        variables.dump(-1, ' ', /*ensure_ascii=*/false,
-                       nlohmann::ordered_json::error_handler_t::replace);
+    const std::string text = JsonText(variables);
     return Render(Value::FromJson(text), now);
   } catch (const Error& error) {
     return ToStatus(error);

@@ -21,7 +21,7 @@ bool Printable(int byte) {
 
 struct ByteTable {
   std::array<uint32_t, 256> character;
-  std::array<int, 324> byte;
+  std::array<int, 324> byte;  // -1: represents none
 
   ByteTable() {
     byte.fill(-1);
@@ -227,14 +227,11 @@ void AppendLowercase(uint32_t code, std::string* text) {
 
 uint32_t ByteToCharacter(int byte) { return Bytes().character[byte]; }
 
-int CharacterToByte(uint32_t code) {
-  return code < Bytes().byte.size() ? Bytes().byte[code] : -1;
-}
-
 bool CharactersToBytes(absl::string_view token, std::string* bytes) {
   bytes->clear();
   for (size_t at = 0; at < token.size();) {
-    const int byte = CharacterToByte(NextCharacter(token, &at));
+    const uint32_t code = NextCharacter(token, &at);
+    const int byte = code < Bytes().byte.size() ? Bytes().byte[code] : -1;
     if (byte < 0) return false;
     bytes->push_back(static_cast<char>(byte));
   }

@@ -65,8 +65,6 @@ absl::string_view StripCharacters(absl::string_view text, const Drop& drop,
 // GPT-2's encoder.py): printable Latin-1 as itself, the other 68 bytes as
 // U+0100, U+0101, .. in order.
 uint32_t ByteToCharacter(int byte);
-// -1 for characters that represent no byte.
-int CharacterToByte(uint32_t code);
 // The bytes represented by such a vocabulary's token; false if one of its
 // characters represents none.
 bool CharactersToBytes(absl::string_view token, std::string* bytes);

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
@@ -96,46 +97,6 @@ std::string How(const absl::Status& status) {
 }
 
 // What the manifest and the files' headers tell: reads no data.
-std::string Row(const StoredCheckpoint& checkpoint) {
-  std::string row = absl::StrFormat("%-24s %10s %12s", NameOf(checkpoint),
-                                    ShortBytes(BytesIn(checkpoint.path)),
-                                    Age(checkpoint.path));
-  if (!checkpoint.whole) return absl::StrCat(row, "  incomplete");
-  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
-  if (!manifest.ok()) return absl::StrCat(row, "  ", How(manifest.status()));
-  absl::StrAppendFormat(&row, "  loss %.4f  %d %s",
-                        manifest->train_state.last_loss, manifest->world_size,
-                        manifest->world_size == 1 ? "rank" : "ranks");
-  const absl::Status headers =
-      CheckFiles(checkpoint.path, *manifest, /*checksums=*/false);
-  return absl::StrCat(row, "  ", headers.ok() ? "whole" : How(headers));
-}
-
-using Rows = std::vector<std::pair<std::string, std::string>>;
-
-// What a checkpoint's run read and trained, with its digests; empty if the
-// checkpoint doesn't tell.
-Rows IdentityOf(const StoredCheckpoint& checkpoint) {
-  Rows rows;
-  if (!checkpoint.whole) return rows;
-  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
-  if (!manifest.ok()) return rows;
-  for (const char* name :
-       {"train_data", "eval_data", "tokenizer", "model", "model.base"}) {
-    const auto found = manifest->identity.find(name);
-    if (found != manifest->identity.end()) rows.push_back(*found);
-  }
-  return rows;
-}
-
-// Bytes of names that aren't UTF-8 are replaced.
-void Print(const nlohmann::ordered_json& rows) {
-  std::cout << rows.dump(2, ' ', /*ensure_ascii=*/false,
-                         nlohmann::ordered_json::error_handler_t::replace)
-            << "\n";
-}
-
-// A Row, for programs.
 nlohmann::ordered_json AsJson(const StoredCheckpoint& checkpoint) {
   nlohmann::ordered_json row = {{"path", checkpoint.path},
                                 {"bytes", BytesIn(checkpoint.path)},
@@ -156,6 +117,41 @@ nlohmann::ordered_json AsJson(const StoredCheckpoint& checkpoint) {
   return row;
 }
 
+// The same as a line.
+std::string Row(const StoredCheckpoint& checkpoint) {
+  const nlohmann::ordered_json facts = AsJson(checkpoint);
+  std::string row = absl::StrFormat("%-24s %10s %12s", NameOf(checkpoint),
+                                    ShortBytes(facts["bytes"].get<int64_t>()),
+                                    Age(checkpoint.path));
+  if (facts.contains("step")) {
+    const int ranks = facts["ranks"].get<int>();
+    absl::StrAppendFormat(&row, "  loss %.4f  %d %s",
+                          facts["loss"].get<double>(), ranks,
+                          ranks == 1 ? "rank" : "ranks");
+  }
+  return absl::StrCat(row, "  ",
+                      facts["whole"].get<bool>()
+                          ? "whole"
+                          : facts.value("damage", "incomplete"));
+}
+
+using Rows = std::vector<std::pair<std::string, std::string>>;
+
+// What a checkpoint's run read and trained, with its digests; empty if the
+// checkpoint doesn't tell.
+Rows IdentityOf(const StoredCheckpoint& checkpoint) {
+  Rows rows;
+  if (!checkpoint.whole) return rows;
+  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
+  if (!manifest.ok()) return rows;
+  for (const char* name :
+       {"train_data", "eval_data", "tokenizer", "model", "model.base"}) {
+    const auto found = manifest->identity.find(name);
+    if (found != manifest->identity.end()) rows.push_back(*found);
+  }
+  return rows;
+}
+
 absl::StatusOr<int> List(const FolderOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
                            Find(options));
@@ -164,7 +160,7 @@ absl::StatusOr<int> List(const FolderOptions& options) {
     for (const StoredCheckpoint& checkpoint : found) {
       rows.push_back(AsJson(checkpoint));
     }
-    Print(rows);
+    std::cout << JsonText(rows, 2) << "\n";
     return 0;
   }
   std::cout << absl::StrFormat("%-24s %10s %12s\n", "checkpoint", "size",
@@ -208,7 +204,7 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
                     {"whole", checkpoint.whole && status.ok()},
                     {"what", what}});
   }
-  if (options.json) Print(rows);
+  if (options.json) std::cout << JsonText(rows, 2) << "\n";
   return good ? 0 : 1;
 }
 

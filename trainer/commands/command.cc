@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 
 namespace capstan {
 
@@ -17,6 +18,25 @@ std::vector<RegisteredCommand>& RegisteredCommands() {
 Call& ThisCall() {
   static auto* const call = new Call;
   return *call;
+}
+
+std::vector<std::string> WordsOf(const RunOptions& options) {
+  std::vector<std::string> words;
+  for (const std::string& config : options.configs) {
+    words.push_back("--config=" + config);
+  }
+  for (const std::string& folder : options.plugin_path) {
+    words.push_back("--plugin_path=" + folder);
+  }
+  for (const std::string& change : options.overrides) {
+    words.insert(words.end(), {"--set", change});
+  }
+  return words;
+}
+
+void AddSet(Flags& flags, std::vector<std::string>* overrides,
+            const char* help) {
+  flags.Add("--set", overrides, help).Type("PATH=VALUE").OneEach();
 }
 
 void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path) {
@@ -34,13 +54,10 @@ void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path) {
 }
 
 void AddRunChanges(Flags& flags, RunOptions* options) {
-  flags
-      .Add("--set", &options->overrides,
-           "Overrides one field: train.max_steps=10, model.hidden_size=64, "
-           "strategy=capstan.single; clears it: collect=; sets a list or adds "
-           "to it: profile.steps=[3,4], profile.steps+=5")
-      .Type("PATH=VALUE")
-      .OneEach();
+  AddSet(flags, &options->overrides,
+         "Overrides one field: train.max_steps=10, model.hidden_size=64, "
+         "strategy=capstan.single; clears it: collect=; sets a list or adds "
+         "to it: profile.steps=[3,4], profile.steps+=5");
   flags.Add("--print_config", &options->print_config,
             "Print the merged config and stop");
   AddPluginPath(flags, &options->plugin_path);
@@ -62,10 +79,9 @@ void AddRunOptions(Flags& flags, RunOptions* options, const char* names) {
           return std::string();
         }
         const std::string whole = file + ".pbtxt";
-        return absl::StrCat("there is no config ", file,
-                            FindConfig(whole, here).ok()
-                                ? absl::StrCat("; did you mean ", whole, "?")
-                                : "");
+        return absl::StrCat(
+            "there is no config ", file,
+            DidYouMean(FindConfig(whole, here).ok() ? whole : ""));
       });
   AddRunChanges(flags, options);
 }

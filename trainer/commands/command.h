@@ -100,6 +100,13 @@ struct RunOptions {
   std::string config_text;
 };
 
+// The command line's words that say which run it is: configs, plugins' folders
+// and changes.
+std::vector<std::string> WordsOf(const RunOptions& options);
+
+// --set, which adds to `overrides`.
+void AddSet(Flags& flags, std::vector<std::string>* overrides,
+            const char* help);
 void AddPluginPath(Flags& flags, std::vector<std::string>* plugin_path);
 // --set, --print_config and --plugin_path.
 void AddRunChanges(Flags& flags, RunOptions* options);

@@ -416,11 +416,8 @@ void AddFlags(Flags& flags, CompareOptions* options) {
            "trainer/compare/compare_config.proto), or a run's config, which "
            "then trains for at most 50 steps under each strategy")
       .Type("FILE");
-  flags
-      .Add("--set", &options->overrides,
-           "Overrides one field of every run: train.max_steps=10")
-      .Type("PATH=VALUE")
-      .OneEach();
+  AddSet(flags, &options->overrides,
+         "Overrides one field of every run: train.max_steps=10");
   flags
       .Add("--output_dir", &options->output_dir,
            "Where the report and the runs go")

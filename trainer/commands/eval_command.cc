@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/gpus.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "base/npy.h"
 #include "base/status.h"
@@ -349,9 +350,7 @@ std::string Json(const EvalOptions& options, const Generator& generator,
   json["targets"] = static_cast<int64_t>(outcome.result.count);
   json["seconds"] = outcome.seconds;
   for (const auto& [name, value] : outcome.numbers) json[name] = value;
-  return json.dump(2, ' ', /*ensure_ascii=*/false,
-                   nlohmann::ordered_json::error_handler_t::replace) +
-         "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 std::string Table(const EvalOptions& options, const Generator& generator,
@@ -435,13 +434,10 @@ void AddFlags(Flags& flags, EvalOptions* options) {
            "Take data and objective from this run's config; for models that no "
            "run of the trainer has made")
       .Type("FILE");
-  flags
-      .Add("--set", &options->overrides,
-           "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
-           "train.seed=7; fields of the objective are flags, too: --goal_idx 3 "
-           "14; may be given several times")
-      .Type("PATH=VALUE")
-      .OneEach();
+  AddSet(flags, &options->overrides,
+         "Sets a field: eval_data.max_length=512, eval_data=capstan.chat, "
+         "train.seed=7; fields of the objective are flags, too: --goal_idx 3 "
+         "14; may be given several times");
   flags
       .Add("--batch_size", &options->batch_size,
            "Samples of one forward; default: the run's")

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "inference/evaluate/asking.h"
 #include "inference/evaluate/run_task.h"
@@ -145,9 +146,7 @@ absl::Status Report(const EvalOptions& options, const Generator& generator,
     AddNumbers(results[i].numbers, &one);
     json["tasks"][task.name] = std::move(one);
   }
-  const std::string text = json.dump(2, ' ', /*ensure_ascii=*/false,
-                                     Json::error_handler_t::replace) +
-                           "\n";
+  const std::string text = JsonText(json, 2) + "\n";
   if (!options.output.empty()) {
     const std::string folder = FromCaller(options.output);
     for (size_t i = 0; i < results.size(); ++i) {

@@ -43,9 +43,7 @@ std::string OutputRow(const Prompt& prompt, const std::string& text) {
                          ? Json(prompt.text)
                          : ParseJson<Json>(prompt.messages_json);
   const Json row = {{"prompt", given}, {"text", text}};
-  return absl::StrCat(
-      row.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace),
-      "\n");
+  return absl::StrCat(JsonText(row), "\n");
 }
 
 // Each has a cache and logits of its own.

@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/gpus.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
@@ -93,7 +94,7 @@ absl::StatusOr<int> ListPlugins(const InfoOptions& options) {
   PluginHost host(AllFromCaller(options.plugin_path));
   if (options.json) {
     const Json plugins = PluginsAsJson(host);
-    std::cout << plugins.dump(2) << "\n";
+    std::cout << JsonText(plugins, 2) << "\n";
     return std::any_of(plugins.begin(), plugins.end(), [](const Json& plugin) {
       return plugin.contains("refused");
     });
@@ -106,26 +107,25 @@ absl::StatusOr<int> ListPlugins(const InfoOptions& options) {
   std::string commands;
   std::cout << row("category", "config", "what it does");
   bool refused = false;
-  for (const std::string& package : host.Available()) {
-    const absl::StatusOr<const LoadedPlugin*> plugin =
-        host.Load(absl::StrCat(package, ".Config"));
-    if (!plugin.ok()) {
-      std::cout << row("refused", package, plugin.status().message());
+  for (const Json& plugin : PluginsAsJson(host)) {
+    const auto text = [&plugin](const char* key) {
+      return plugin[key].get<std::string>();
+    };
+    const std::string package = text("package");
+    if (plugin.contains("refused")) {
+      std::cout << row("refused", package, text("refused"));
       refused = true;
       continue;
     }
-    const PluginDescriptor& descriptor = *(*plugin)->descriptor;
     const std::string doc = absl::StrCat(
-        descriptor.doc, (*plugin)->sdk == sdk
-                            ? ""
-                            : absl::StrCat(" (SDK ", (*plugin)->sdk, ")"));
-    if (descriptor.category == PluginCategory::kCommand) {
+        text("doc"),
+        text("sdk") == sdk ? "" : absl::StrCat(" (SDK ", text("sdk"), ")"));
+    if (text("category") == CategoryName(PluginCategory::kCommand)) {
       absl::StrAppend(&commands, absl::StrFormat("  trainer %-20s %s\n",
                                                  CommandOf(package), doc));
       continue;
     }
-    std::cout << row(CategoryName(descriptor.category), (*plugin)->config_type,
-                     doc);
+    std::cout << row(text("category"), package + ".Config", doc);
   }
   for (const auto& [path, why] : host.Unreadable()) {
     std::cout << row("ignored", path, why.message());
@@ -209,7 +209,7 @@ absl::StatusOr<int> ShowEnvironment(const InfoOptions& options) {
       std::cout << absl::StrFormat("%-14s %s\n", name, value);
     }
   }
-  if (options.json) std::cout << facts.dump(2) << "\n";
+  if (options.json) std::cout << JsonText(facts, 2) << "\n";
   return 0;
 }
 

@@ -277,11 +277,6 @@ constexpr const char* kOtherNames[][2] = {
     {"list", "ls"},        {"validate", "check"},     {"preview", "data"},
 };
 
-// "; did you mean NAME?", or "" for none.
-std::string DidYouMean(const std::string& name) {
-  return name.empty() ? "" : absl::StrCat("; did you mean ", name, "?");
-}
-
 std::string UnknownFlag(const CLI::App& called, const std::string& word) {
   const std::string flag = word.substr(0, word.find('='));
   std::vector<std::string> names;

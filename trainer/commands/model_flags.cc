@@ -205,14 +205,11 @@ void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
            "Variables that the chat template sees: '{\"enable_thinking\": "
            "false}'")
       .Type("JSON");
-  flags
-      .Add("--set", &options->overrides,
-           "Sets a field of the objective, which samples: for masked diffusion "
-           "(LLaDA) objective.steps=64, objective.block_length=32, "
-           "objective.remasking=RANDOM, objective.cfg_scale=1, "
-           "objective.cache=DUAL; may be given several times")
-      .Type("PATH=VALUE")
-      .OneEach();
+  AddSet(flags, &options->overrides,
+         "Sets a field of the objective, which samples: for masked diffusion "
+         "(LLaDA) objective.steps=64, objective.block_length=32, "
+         "objective.remasking=RANDOM, objective.cfg_scale=1, "
+         "objective.cache=DUAL; may be given several times");
   AddPluginPath(flags, &options->plugin_path);
 }
 

@@ -114,10 +114,9 @@ absl::StatusOr<Category> FindCategory(const std::string &given) {
     if (category.name == name) return category;
     names.push_back(category.name);
   }
-  const std::string nearest = NearestName(name, names);
   return absl::InvalidArgumentError(absl::StrCat(
       "--category=", given, ": there are ", absl::StrJoin(names, ", "),
-      nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?")));
+      DidYouMean(NearestName(name, names))));
 }
 
 // "acme.lion"

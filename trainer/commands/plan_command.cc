@@ -22,6 +22,7 @@
 #include "absl/types/optional.h"
 #include "base/error_code.h"
 #include "base/gpus.h"
+#include "base/json.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "host/config/load_config.h"
@@ -184,7 +185,7 @@ absl::StatusOr<int> PrintFit(const RunOptions& options,
     json["fits"] = fits;
     json["config"] = fitted.choice.ConfigText();
     json["room_of_gpu"] = room.for_tensors();
-    std::cout << json.dump(2) << "\n";
+    std::cout << JsonText(json, 2) << "\n";
     return fits ? 0 : 1;
   }
   if (!fits) {
@@ -279,7 +280,7 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
                                  {nccl.buffer_mib() << 20, nccl.max_ctas()});
   if (given.fit) return PrintFit(options, *prepared, room);
   if (options.json) {
-    std::cout << PlanAsJson(*prepared, room).dump(2) << "\n";
+    std::cout << JsonText(PlanAsJson(*prepared, room), 2) << "\n";
     return 0;
   }
   const Plans plans = PlanAll(*prepared);

@@ -178,27 +178,23 @@ std::vector<std::string> CommandLine(const ScriptOptions& options,
   std::error_code error;
   const std::filesystem::path self =
       std::filesystem::read_symlink("/proc/self/exe", error);
-  std::vector<std::string> words = {self.string()};
+  RunOptions run;
   for (const std::string& file : options.run.configs) {
     // Scripts run in any folder.
-    words.push_back("--config=" + FindConfig(file, context).value_or(file));
+    run.configs.push_back(FindConfig(file, context).value_or(file));
   }
-  for (const std::string& folder : AllFromCaller(options.run.plugin_path)) {
-    words.push_back("--plugin_path=" + folder);
-  }
+  run.plugin_path = AllFromCaller(options.run.plugin_path);
   const std::string output = config.output_dir().empty()
                                  ? "runs/" + config.name()
                                  : config.output_dir();
   // What the user has set comes later, and wins.
-  std::vector<std::string> changes = {
-      absl::StrCat("launch.processes=", options.processes),
-      "train.resume=AUTO"};
-  changes.insert(changes.end(), options.run.overrides.begin(),
-                 options.run.overrides.end());
-  changes.push_back("output_dir=" + FromCaller(output));
-  for (const std::string& change : changes) {
-    words.insert(words.end(), {"--set", change});
-  }
+  run.overrides = {absl::StrCat("launch.processes=", options.processes),
+                   "train.resume=AUTO"};
+  run.overrides.insert(run.overrides.end(), options.run.overrides.begin(),
+                       options.run.overrides.end());
+  run.overrides.push_back("output_dir=" + FromCaller(output));
+  std::vector<std::string> words = WordsOf(run);
+  words.insert(words.begin(), self.string());
   return words;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/place.h"
@@ -74,7 +75,7 @@ absl::StatusOr<int> Check(const RunOptions& options) {
                            Prepare(options));
   if (prepared == nullptr) return 0;
   if (options.json) {
-    std::cout << CheckAsJson(*prepared).dump(2) << "\n";
+    std::cout << JsonText(CheckAsJson(*prepared), 2) << "\n";
     return 0;
   }
   const TrainJob& job = prepared->job;

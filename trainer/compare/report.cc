@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "trainer/metrics/console.h"
 
@@ -291,9 +292,7 @@ std::string ReportJson(const Comparison& comparison) {
   }
   json["config"] = comparison.config_text;
   json["shared_config"] = comparison.shared_config_text;
-  return json.dump(1, ' ', /*ensure_ascii=*/false,
-                   Json::error_handler_t::replace) +
-         "\n";
+  return JsonText(json, 1) + "\n";
 }
 
 std::string ReportMarkdown(const Comparison& comparison) {

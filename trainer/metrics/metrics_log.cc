@@ -244,9 +244,7 @@ absl::Status GenerationsLog::Add(int64_t step, const Generation& generation) {
                            OutputFile::Open(path_, OutputFile::Start::kAtEnd));
   const Json json = {
       {"step", step}, {"prompt", generation.prompt}, {"text", generation.text}};
-  return file.Append(absl::StrCat(json.dump(-1, ' ', /*ensure_ascii=*/false,
-                                            Json::error_handler_t::replace),
-                                  "\n"));
+  return file.Append(absl::StrCat(JsonText(json), "\n"));
 }
 
 absl::optional<std::string> GenerationsLog::Before(

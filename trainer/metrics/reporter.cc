@@ -218,9 +218,7 @@ std::string SummaryJson(const RunSummary& summary, const std::string& devices) {
   }
   json["best_" + summary.best_metric] = OrNull(summary.best_value);
   json["best_step"] = OrNull(summary.best_step);
-  return json.dump(2, ' ', /*ensure_ascii=*/false,
-                   Json::error_handler_t::replace) +
-         "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 // "0.12 s in 4 saves, 0.3 % of the run; 1 waited for the one before".

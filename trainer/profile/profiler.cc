@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/profile.h"
 #include "base/status.h"
 #include "cluster/comm/phase_group.h"
@@ -106,12 +107,6 @@ using Json = nlohmann::ordered_json;
 
 double Share(double seconds, const StepProfile& profile) {
   return profile.step_seconds > 0.0 ? seconds / profile.step_seconds : 0.0;
-}
-
-std::string Dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', /*ensure_ascii=*/false,
-                   Json::error_handler_t::replace) +
-         "\n";
 }
 
 class Table {
@@ -313,7 +308,7 @@ std::string ProfileJson(const StepProfile& profile) {
   json["steps"] = profile.steps;
   json["step_seconds"] = profile.step_seconds;
   json["rows"] = std::move(rows);
-  return Dump(json, 2);
+  return JsonText(json, 2) + "\n";
 }
 
 std::string TraceJson(const std::vector<ProfiledStep>& steps, int rank) {
@@ -336,8 +331,9 @@ std::string TraceJson(const std::vector<ProfiledStep>& steps, int rank) {
   for (const auto& [thread, role] : threads) {
     events.push_back(NameEvent("thread_name", RoleName(role), rank, thread));
   }
-  return Dump({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}},
-              -1);
+  const Json trace = {{"displayTimeUnit", "ms"},
+                      {"traceEvents", std::move(events)}};
+  return JsonText(trace) + "\n";
 }
 
 Profiler::~Profiler() {

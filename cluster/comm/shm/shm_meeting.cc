@@ -27,6 +27,8 @@
 namespace capstan {
 namespace {
 
+constexpr int kMostRanks = 256;
+
 // Where the slots begin in the segment's data: at a page.
 int64_t SlotsBegin(int ranks) {
   constexpr int64_t kPage = 4096;
@@ -101,9 +103,9 @@ ShmSegment::ShmSegment(std::unique_ptr<SharedMemory> memory, int ranks)
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(int ranks,
                                                                int buffers) {
-  if (ranks > kShmMaxRanks) {
+  if (ranks > kMostRanks) {
     return absl::OutOfRangeError(
-        absl::StrCat("shared memory is for up to ", kShmMaxRanks, " ranks"));
+        absl::StrCat("shared memory is for up to ", kMostRanks, " ranks"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<SharedMemory> memory,

@@ -20,8 +20,6 @@
 
 namespace capstan {
 
-constexpr int kShmMaxRanks = 256;
-
 // Each rank writes its contributions into its slots round-robin. Data is
 // blocked, so the segment stays small.
 constexpr int kShmSlots = 4;

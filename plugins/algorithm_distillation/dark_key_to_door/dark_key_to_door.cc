@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "base/python_random.h"
 #include "base/status.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
@@ -72,7 +73,7 @@ absl::StatusOr<std::unique_ptr<DarkKeyToDoor>> DarkKeyToDoor::Create(
                                      count));
   std::vector<int> order(pairs);
   std::iota(order.begin(), order.end(), 0);
-  darkroom::PythonRandom(0).Shuffle(&order);
+  PythonRandom(0).Shuffle(&order);
   const auto cell = [size](int index) {
     return Cell{static_cast<uint8_t>(index / size),
                 static_cast<uint8_t>(index % size)};

@@ -35,6 +35,7 @@ namespace {
 using Json = ConfigJson;
 
 constexpr char kModelType[] = "ad_transformer";
+constexpr int64_t kTokenTypes = 3;
 
 // Coordinates and actions are bytes.
 constexpr int64_t kMostOfAByte = 255;

@@ -45,8 +45,6 @@ struct Sizes {
   int64_t observations() const;
 };
 
-constexpr int64_t kTokenTypes = 3;
-
 // Indices of the first unit's parameters; the last three exist only if
 // `compressed`.
 enum EmbeddingParameter {

@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/to_device.h"
-#include "plugins/dpo/objective/answer_losses.h"
 #include "plugins/dpo/objective/twin_runner.h"
 #include "plugins/objective/common/pairs.h"
 #include "plugins/sdk/dataset.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Direct preference optimisation and its kin: losses of pairs of texts of which
-// one was preferred (pair_losses.h), or of texts with labels (answer_losses.h),
-// whose pairs' second texts are mismatched answers. Needs batches of pairs
-// (pair_batch.h) and a causal TokenModel with RowLosses. What the losses
-// compare with, if anything, is the model that training started from: its
-// log-probabilities come from a file, or from the model without its adapter,
-// unit by unit beside the model itself (twin_runner.h).
+// one was preferred, or of texts with labels (losses.h), whose pairs' second
+// texts are mismatched answers. Needs batches of pairs (pair_batch.h) and a
+// causal TokenModel with RowLosses. What the losses compare with, if anything,
+// is the model that training started from: its log-probabilities come from a
+// file, or from the model without its adapter, unit by unit beside the model
+// itself (twin_runner.h).
 #ifndef CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
 #define CAPSTAN_PLUGINS_DPO_OBJECTIVE_DPO_H_
 
@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "plugins/dpo/objective/dpo.pb.h"
-#include "plugins/dpo/objective/pair_losses.h"
+#include "plugins/dpo/objective/losses.h"
 #include "plugins/dpo/objective/reference_file.h"
 #include "plugins/objective/common/causal_sampler.h"
 

@@ -53,8 +53,7 @@ absl::optional<int64_t> ConfigKeys::Token(const char* key) {
 void ConfigKeys::RejectQuantized() {
   const ConfigJson* const value = Find("quantization_config");
   if (value == nullptr) return;
-  const absl::Status readable = CheckQuantizationConfig(
-      value->dump(-1, ' ', false, ConfigJson::error_handler_t::replace));
+  const absl::Status readable = CheckQuantizationConfig(JsonText(*value));
   if (!readable.ok()) Fail("quantization_config", readable.message());
 }
 

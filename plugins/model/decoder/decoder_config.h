@@ -135,13 +135,14 @@ struct DecoderConfig {
   int64_t head_dim = 0;
   int64_t vocab_size = 0;
   int64_t max_position_embeddings = 0;
-  double rms_norm_eps = 0.0;
-  bool tie_word_embeddings = true;
+  // With defaults of transformers that most families have.
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
   // The head is a score of a text, "score" [1, hidden_size] as transformers'
   // sequence classification of one label has it, and not tied.
   bool scores = false;
-  bool new_scores = false;  // and no file has it
-  double initializer_range = 0.0;
+  bool new_scores = false;          // and no file has it
+  double initializer_range = 0.02;  // most families', too
   absl::optional<int64_t> bos_token_id;
   absl::optional<int64_t> eos_token_id;
   std::vector<int64_t> other_eos_token_ids;  // generation_config.json's, too

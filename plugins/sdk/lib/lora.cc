@@ -198,7 +198,7 @@ std::string AdapterConfigJson(const AdapterSpec& spec,
   json["layer_replication"] = none;
   json["rank_pattern"] = Json::object();
   json["alpha_pattern"] = Json::object();
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 absl::StatusOr<AdapterSpec> ReadAdapterConfig(const std::string& folder) {

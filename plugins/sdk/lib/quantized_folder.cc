@@ -325,9 +325,7 @@ absl::Status CheckQuantizationConfig(absl::string_view text) {
   }
   const auto text_of = [&](const char* key) {
     return json.is_object() && json.contains(key)
-               ? absl::StrCat(key, " ",
-                              json[key].dump(-1, ' ', false,
-                                             Json::error_handler_t::replace))
+               ? absl::StrCat(key, " ", JsonText(json[key]))
                : absl::StrCat("no ", key);
   };
   return absl::InvalidArgumentError(absl::StrCat(

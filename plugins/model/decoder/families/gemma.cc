@@ -11,9 +11,7 @@ namespace capstan::decoder {
 void ReadGemma(ConfigKeys& keys, DecoderConfig* c) {
   c->num_key_value_heads = 4;
   c->head_dim = 256;
-  c->rms_norm_eps = 1e-6;
   c->tie_word_embeddings = true;
-  c->initializer_range = 0.02;
   c->bos_token_id = 2;
   c->eos_token_id = 1;
   c->pad_token_id = 0;

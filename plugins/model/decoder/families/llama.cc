@@ -11,9 +11,6 @@ CAPSTAN_READS_MODEL_TYPE(kModelType, "llama");
 
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->max_position_embeddings = 2048;
-  c->rms_norm_eps = 1e-6;
-  c->tie_word_embeddings = false;
-  c->initializer_range = 0.02;
   ReadSizes(keys, c);
   keys.Only("hidden_act", "silu", "silu");
   c->qkv_bias = c->output_bias = keys.Bool("attention_bias", false);

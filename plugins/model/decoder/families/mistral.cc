@@ -13,9 +13,6 @@ CAPSTAN_READS_MODEL_TYPE(kModelType, "mistral");
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->num_key_value_heads = 8;
   c->max_position_embeddings = 131072;
-  c->rms_norm_eps = 1e-6;
-  c->tie_word_embeddings = false;
-  c->initializer_range = 0.02;
   ReadSizes(keys, c);
   keys.Only("hidden_act", "silu", "silu");
   c->ropes = {ReadRope(keys, *c)};

@@ -16,8 +16,6 @@ constexpr DecoderNames kNames =
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->max_position_embeddings = 2048;
   c->rms_norm_eps = 1e-5;
-  c->tie_word_embeddings = false;
-  c->initializer_range = 0.02;
   c->eos_token_id = 50279;
   ReadSizes(keys, c);
   keys.Only("hidden_act", "silu", "silu");

@@ -17,8 +17,6 @@ constexpr DecoderNames kNames = HuggingFaceNamesWith(
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->max_position_embeddings = 4096;
   c->rms_norm_eps = 1e-5;
-  c->tie_word_embeddings = false;
-  c->initializer_range = 0.02;
   c->bos_token_id = 1;
   c->eos_token_id = 32000;
   ReadSizes(keys, c);

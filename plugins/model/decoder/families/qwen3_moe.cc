@@ -44,9 +44,6 @@ void ReadExperts(ConfigKeys& keys, DecoderConfig* c) {
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->num_key_value_heads = 4;
   c->max_position_embeddings = 32768;
-  c->rms_norm_eps = 1e-6;
-  c->tie_word_embeddings = false;
-  c->initializer_range = 0.02;
   ReadSizes(keys, c);
   keys.Only("hidden_act", "silu", "silu");
   c->qkv_bias = c->output_bias = keys.Bool("attention_bias", false);

@@ -34,9 +34,7 @@ std::vector<bool> ReadRotated(ConfigKeys& keys, const DecoderConfig& c) {
 void Read(ConfigKeys& keys, DecoderConfig* c) {
   c->num_key_value_heads = 4;
   c->max_position_embeddings = 32768;
-  c->rms_norm_eps = 1e-6;
   c->tie_word_embeddings = true;
-  c->initializer_range = 0.02;
   c->bos_token_id = 128000;
   c->eos_token_id = 128001;
   ReadSizes(keys, c);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The formulas by hand; tests/golden/dpo_test.cc compares with TRL.
-#include "plugins/dpo/objective/pair_losses.h"
+#include "plugins/dpo/objective/losses.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
