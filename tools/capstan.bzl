@@ -181,6 +181,31 @@ def capstan_proto(
         deps = [":" + name + "_hdrs"],
     )
 
+def embedded_files(name, symbol, folder):
+    """NAME.cc, which defines `const EmbeddedFile SYMBOL[]` of a folder's files.
+
+    Args:
+      name: of the target.
+      symbol: of the array, in namespace capstan.
+      folder: below the package.
+    """
+    files = native.glob([folder + "/**"])
+    native.genrule(
+        name = name,
+        srcs = files,
+        outs = [name + ".cc"],
+        cmd = "{ echo '#include \"base/embedded_files.h\"';" +
+              " echo 'namespace capstan {';" +
+              " echo 'extern const EmbeddedFile %s[];';" % symbol +
+              " echo 'const EmbeddedFile %s[] = {';" % symbol +
+              "".join([
+                  " printf '{\"%s\", R\"capstan_file(';" % file[len(folder) + 1:] +
+                  " cat $(location %s); echo ')capstan_file\"},';" % file
+                  for file in files
+              ]) +
+              " echo '{nullptr, nullptr}};'; echo '}  // namespace capstan'; } > $@",
+    )
+
 def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs):
     """A part of libcapstan_core.so; NAME_hdrs holds only the headers.
 

@@ -32,7 +32,7 @@ checkable() {  # reads names; drops what doesn't parse by itself
   while read -r file; do
     case "$file" in
     # Templates, and what needs NCCL.
-    trainer/commands/new_plugin/*/*) ;;
+    desk/new_plugin/templates/*/*) ;;
     cluster/comm/nccl/* | kernels/cuda/cuda_library.cc) ;;
     *.cc | *.h) [ ! -e "$file" ] || echo "$file" ;;
     esac

@@ -10,8 +10,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "desk/generate/text_view.h"
 #include "desk/init/raw_terminal.h"
-#include "trainer/commands/text_view.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan::init {

@@ -20,8 +20,8 @@
 #include "base/status.h"
 #include "desk/init/init.h"
 #include "desk/init/undo.h"
+#include "desk/script/script_command.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/script_command.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/output_folder.h"
 

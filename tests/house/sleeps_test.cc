@@ -55,7 +55,7 @@ const Sleeps& ToMend() {
       {"tests/faults/soak.sh", 1},
       {"tests/plugins/acme/broken.cc", 2},
       {"trainer/checkpoint/mirror_link_test.cc", 4},
-      {"trainer/compare/trainer_child_test.cc", 2},
+      {"desk/compare/trainer_child_test.cc", 2},
       {"trainer/session/output_folder_test.cc", 1},
   };
   return *sleeps;

@@ -26,7 +26,7 @@ memory=(
   //testing/roofline/...
   # Their data is every plugin; what they test is reading a config.
   -//host/config:load_config_test
-  -//trainer/compare:compare_config_test
+  -//desk/compare:compare_config_test
 )
 
 # What has threads, or ranks that share memory.

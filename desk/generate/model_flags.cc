@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/generate/model_flags.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "cluster/comm/create.h"
+#include "host/plugins/plugin_host.h"
+#include "inference/load/sample_logits.h"
+#include "plugins/sdk/lib/generation_config.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/commands/command.h"
+#include "trainer/commands/prepare.h"
+#include "trainer/session/run_folders.h"
+
+namespace capstan {
+namespace {
+
+const std::map<std::string, WeightForm>& WeightForms() {
+  static const auto* const forms =
+      new std::map<std::string, WeightForm>{{"stored", WeightForm::kStored},
+                                            {"float32", WeightForm::kFloat32},
+                                            {"bfloat16", WeightForm::kBfloat16},
+                                            {"int8", WeightForm::kInt8}};
+  return *forms;
+}
+
+}  // namespace
+
+void AddModelFlag(Flags& flags, std::string* model) {
+  flags
+      .Add("--model", model,
+           "A Hugging Face folder, a run's folder, or one of its checkpoints")
+      .Type("FOLDER")
+      .Required();
+}
+
+void AddAdapterFlags(Flags& flags, AdapterOptions* options) {
+  flags
+      .Add("--adapter", &options->folder,
+           "A folder with a LoRA adapter for the model (PEFT's files)")
+      .Type("FOLDER");
+  flags.Add("--other_base", &options->other_base,
+            "The adapter may have been trained on a base with other weights");
+}
+
+void AddWeightsFlag(Flags& flags, std::string* weights) {
+  flags
+      .Add(
+          "--weights", weights,
+          "How matrices are kept in memory: stored (as the folder has them, on "
+          "CPUs in its files' own memory), float32, bfloat16 or, on CPUs, int8 "
+          "(a scale a row)")
+      .Type("FORM")
+      .ShowDefault()
+      .Check([](const std::string& value) {
+        return WeightForms().count(value) > 0
+                   ? std::string()
+                   : std::string("is stored, float32, bfloat16 or int8");
+      });
+}
+
+WeightForm WeightFormOf(const std::string& name) {
+  return WeightForms().at(name);
+}
+
+absl::StatusOr<Generator> LoadWithPlugins(
+    const std::string& model, const AdapterOptions& adapter,
+    const std::vector<std::string>& plugin_path,
+    const std::vector<std::string>& overrides, WeightPlace place) {
+  absl::StatusOr<Generator> generator = LoadGenerator(
+      model, adapter, std::make_unique<PluginHost>(AllFromCaller(plugin_path)),
+      RunFoldersHere(), overrides, place);
+  if (generator.ok() && !generator->note.empty()) {
+    std::cerr << "note: " << generator->note << "\n";
+  }
+  return generator;
+}
+
+absl::StatusOr<WeightPlace> PlaceHere(const std::string& weights) {
+  WeightPlace place;
+  place.form = WeightFormOf(weights);
+  CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+  place.gpu = gpus > 0;
+  return place;
+}
+
+absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options) {
+  CAPSTAN_ASSIGN_OR_RETURN(const WeightPlace place, PlaceHere(options.weights));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Generator generator,
+      LoadWithPlugins(options.model, options.adapter, options.plugin_path,
+                      options.overrides, place));
+  CAPSTAN_ASSIGN_OR_RETURN(generator.group,
+                           CreateProcessGroup(RankInfo(), place.gpu ? 1 : 0));
+  CAPSTAN_RETURN_IF_ERROR(generator.BindOn(generator.group->device()));
+  return generator;
+}
+
+absl::StatusOr<std::string> FinishedModel(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::string folder = ModelFolder(FromCaller(path), RunFoldersHere());
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  if (!IsCheckpoint(folder)) return folder;
+  // RUN/checkpoints/step-00000500
+  const std::string run = fs::path(folder).parent_path().parent_path().string();
+  return WithCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          path, ": ", fs::path(folder).filename().string(),
+          " is a checkpoint, from which a run goes on, and no model's folder; ",
+          IsFolder(run + "/final")
+              ? absl::StrCat("its run has one, final/: name the run, ", run)
+              : absl::StrCat("a run has one, final/, once it has ended "
+                             "(train.resume: AUTO goes on with ",
+                             run, ")"))),
+      "model/checkpoint");
+}
+
+absl::StatusOr<at::Tensor> FixedLogits(
+    const std::string& folder, const std::string& adapter,
+    const std::vector<std::string>& plugin_path, std::vector<int64_t>* tokens) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const Generator generator,
+      LoadWithPlugins(folder, {adapter, /*other_base=*/true}, plugin_path, {},
+                      {WeightForm::kFloat32}));
+  CAPSTAN_ASSIGN_OR_RETURN(*tokens, FixedTokens(*generator.model));
+  return LogitsOf(*generator.model, *tokens);
+}
+
+absl::Status SamplingOptions::Check() const {
+  if (max_new_tokens.has_value() && *max_new_tokens < 1) {
+    return FieldError(
+        "--max_new_tokens",
+        absl::StrCat("must be greater than 0, is ", *max_new_tokens));
+  }
+  if (std::find(stop.begin(), stop.end(), "") != stop.end()) {
+    return FieldError("--stop", "is empty: name a text, or leave it out");
+  }
+  const char* const drawing = DrawingFlag();
+  if (!likeliest() || drawing == nullptr) return absl::OkStatus();
+  return FieldError(drawing,
+                    absl::StrCat("is without effect beside ",
+                                 greedy ? "--greedy" : "--temperature=0",
+                                 ", which always takes the likeliest token: "
+                                 "leave one of them out"));
+}
+
+const char* SamplingOptions::DrawingFlag() const {
+  if (temperature.has_value() && *temperature != 0.0) return "--temperature";
+  if (top_k.has_value()) return "--top_k";
+  if (top_p.has_value()) return "--top_p";
+  return min_p.has_value() ? "--min_p" : nullptr;
+}
+
+SampleOptions SamplingOptions::Sampling(int64_t default_tokens) const {
+  SampleOptions sample;
+  sample.max_new_tokens = max_new_tokens.value_or(default_tokens);
+  sample.greedy = greedy;
+  sample.temperature = temperature;
+  sample.top_k = top_k;
+  sample.top_p = top_p;
+  sample.min_p = min_p;
+  sample.repetition_penalty = repetition_penalty;
+  sample.no_repeat_ngram_size = no_repeat_ngram_size;
+  sample.seed = seed;
+  return sample;
+}
+
+void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
+  AddAdapterFlags(flags, &options->adapter);
+  AddWeightsFlag(flags, &options->weights);
+  flags.Add("--max_new_tokens", &options->max_new_tokens,
+            "How many tokens to add");
+  flags.Add("--greedy", &options->greedy, "Always the likeliest token");
+  flags.Add("--temperature", &options->temperature, "Divides the logits");
+  flags.Add("--top_k", &options->top_k,
+            "Sample from the k likeliest tokens only");
+  flags.Add("--top_p", &options->top_p,
+            "Sample from the likeliest tokens of total probability p");
+  flags.Add("--min_p", &options->min_p,
+            "Sample from tokens with this share of the likeliest one's "
+            "probability");
+  flags.Add(
+      "--repetition_penalty", &options->repetition_penalty,
+      "Makes tokens less likely that the text has: divides their positive "
+      "logits");
+  flags.Add("--no_repeat_ngram_size", &options->no_repeat_ngram_size,
+            "No run of so many tokens comes twice");
+  flags
+      .Add("--stop", &options->stop,
+           "A text ends before this string; may be given several times")
+      .Type("TEXT")
+      .OneEach();
+  flags.Add("--seed", &options->seed, "Of the random numbers");
+  flags
+      .Add("--chat_template_kwargs", &options->chat_template_kwargs,
+           "Variables that the chat template sees: '{\"enable_thinking\": "
+           "false}'")
+      .Type("JSON");
+  AddSet(flags, &options->overrides,
+         "Sets a field of the objective, which samples: for masked diffusion "
+         "(LLaDA) objective.steps=64, objective.block_length=32, "
+         "objective.remasking=RANDOM, objective.cfg_scale=1, "
+         "objective.cache=DUAL; may be given several times");
+  AddPluginPath(flags, &options->plugin_path);
+}
+
+absl::Status TellIgnoredSettings(Model& model) {
+  const TokenModel* const tokens = model.token_model();
+  if (tokens == nullptr || !tokens->causal()) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(const GenerationConfig config,
+                           GenerationConfigOf(*tokens));
+  if (!config.ignored.empty()) {
+    std::cerr << "note: the model's generation_config.json sets "
+              << absl::StrJoin(config.ignored, ", ")
+              << ", which can't be followed here\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan
