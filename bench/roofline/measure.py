@@ -52,18 +52,14 @@ def train(trainer, case, folder, steps, deadline):
     for one in [*SHORT, f"launch.processes={case.gpus}", f"output_dir={folder}"]:
         command += ["--set", one]
     with open(folder + ".txt", "w", encoding="utf-8") as log:
-        run = subprocess.Popen(command, stdout=log, stderr=log,
-                               start_new_session=True)
+        run = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         while len(steps_of(folder)) < steps and run.poll() is None:
             if time.monotonic() > deadline:
                 return None, ""
             time.sleep(0.2)
     finally:
-        try:
-            os.killpg(run.pid, signal.SIGKILL)  # its ranks, too
-        except ProcessLookupError:
-            pass
+        run.kill()  # its ranks die with it
         run.wait()
     done = steps_of(folder)
     if len(done) >= steps:
@@ -115,6 +111,8 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=480)
     args = parser.parse_args()
+    # So that what runs is ended first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.makedirs(args.output)
     deadline = time.monotonic() + args.seconds
     rows, wrong, unjudged = [], [], []

@@ -5,8 +5,10 @@
 gpu=$(gpu_name)
 [ -n "$gpu" ] ||
   skip "nvidia-smi doesn't say which GPU it is: name it in GPU, GPU=h100"
+roofline=$BUILD/testing/roofline/roofline
+[ -x "$roofline" ] || skip "no $roofline: build //testing/roofline"
 python3 bench/roofline/measure.py --trainer="$TRAINER" \
-  --roofline="$BUILD/testing/roofline/roofline" --gpu="$gpu" --gpus="$GPUS" \
+  --roofline="$roofline" --gpu="$gpu" --gpus="$GPUS" \
   --steps="${STEPS:-12}" --seconds=540 --output="$FOLDER/benchmarks" 2>&1
 status=$?
 while read -r line; do

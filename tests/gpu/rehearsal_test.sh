@@ -66,9 +66,12 @@ echo '{"kernel": "rms_norm", "dtype": "bf16", "fraction": '$fraction'}'
 EOF
 program "$build/testing/roofline/roofline" <<'EOF'
 #!/bin/bash
+fits=true
+[[ "$*" != *sft_quickstart* ]] || fits=false
 echo '{"predictions": [{"gpu": "h100", "step_seconds": 0.01,
   "tokens_per_second": 1000, "step_seconds_range": [0.005, 0.02],
-  "tokens_per_second_range": [500, 2000], "mfu": 0.4, "fits": true,
+  "tokens_per_second_range": [500, 2000], "mfu": 0.4, "fits": '$fits',
+  "planned_bytes": 9e10, "room_bytes": 8e10,
   "exposed_communication_seconds": 0.001}], "bytes_sent": 1e9}'
 EOF
 for test in cuda/cuda_kernels attention/attention; do
@@ -112,6 +115,8 @@ done
 # Beside the predictions, ready for docs/benchmarks.md.
 grep -qF '| 0.5 k to 2.0 k | 1.0 k | 40 to 44 k | LLMQ' "$work/none/report.md" ||
   complain "the report lacks what was measured" none
+grep -q 'SFT.*the memory' "$work/none/benchmarks.txt" ||
+  complain "nothing is said of what doesn't fit" none
 # All logs are in the bundle, and no weights.
 tar -tzf "$work/none/bundle.tar.gz" >"$work/bundle.txt" ||
   complain "there is no bundle" none
