@@ -49,3 +49,20 @@ DISASSEMBLER_WHEELS = {
 }
 
 DISASSEMBLER_FILES = ["nvidia/cu13/bin/*"]
+
+# compute-sanitizer: 18 MB. Wheels before 13.4 lack the programs by which it starts
+# another one (TreeLauncherSubreaper and its helper).
+SANITIZER_WHEELS = {
+    "nvidia-cuda-sanitizer-api==13.4.92": "d36bc50b67a34db08df41aef36e0748e5c71fee978cd2675fda5981415a15103",
+}
+
+SANITIZER_FILES = [
+    "nvidia/cu13/bin/*",
+    "nvidia/cu13/compute-sanitizer/*",
+]
+
+SANITIZER_REMOVED = [
+    "nvidia/cu13/compute-sanitizer/docs",
+    "nvidia/cu13/compute-sanitizer/include",
+    "nvidia/cu13/compute-sanitizer/x86",
+]

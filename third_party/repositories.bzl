@@ -3,7 +3,7 @@
 load(":arrow.bzl", "arrow_repository")
 load(":cuda.bzl", "cuda_repository")
 load(":libtorch.bzl", "LIBTORCH_FILES", "LIBTORCH_REMOVED", "LIBTORCH_WHEELS")
-load(":nvidia.bzl", "DISASSEMBLER_FILES", "DISASSEMBLER_WHEELS", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS")
+load(":nvidia.bzl", "DISASSEMBLER_FILES", "DISASSEMBLER_WHEELS", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS", "SANITIZER_FILES", "SANITIZER_REMOVED", "SANITIZER_WHEELS")
 load(":plugins.bzl", "plugins_repository")
 load(":wheels.bzl", "wheels_repository")
 
@@ -28,7 +28,7 @@ _shim_repository = repository_rule(
 def capstan_repositories():
     """Declares the repositories that a workspace doesn't have yet.
 
-    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @disassembler, @system (the
+    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @disassembler, @sanitizer, @system (the
     distribution's packages), @capstan_plugins (Capstan's own) and the stand-ins for Debian's Bazel.
     """
     have = native.existing_rules()
@@ -73,6 +73,15 @@ def capstan_repositories():
             keep = DISASSEMBLER_FILES,
             otherwise = " (only //kernels/cuda:machine_code_test needs it)",
             wheels = DISASSEMBLER_WHEELS,
+        )
+    if "sanitizer" not in have:
+        wheels_repository(
+            name = "sanitizer",
+            build_file = Label("//third_party:sanitizer.BUILD"),
+            keep = SANITIZER_FILES,
+            otherwise = " (only //tests/gpu:compute-sanitizer needs it)",
+            remove = SANITIZER_REMOVED,
+            wheels = SANITIZER_WHEELS,
         )
     if "cuda" not in have:
         cuda_repository(name = "cuda")

@@ -27,6 +27,13 @@ result() {
     >>"$FOLDER/results.jsonl"
 }
 
+# gpu_name: as CUDA says it, "NVIDIA H100 PCIe", or as GPU does, roofline's own
+# name; nothing if neither says it.
+gpu_name() {
+  echo "${GPU:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null |
+    head -1)}"
+}
+
 # train_for NAME STEPS ARGUMENT..: a run of bench/roofline's small model or of
 # the config in CONFIG, whose metrics are in $FOLDER/runs/NAME.
 train_for() {

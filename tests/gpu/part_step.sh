@@ -4,8 +4,7 @@
 train_for step "${STEPS:-30}" || wrong "the run fails"
 measured=$(speed step) || wrong "the run's metrics can't be read"
 echo "$measured"
-# As CUDA says it, "NVIDIA H100 PCIe", or roofline's own name.
-gpu=${GPU:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)}
+gpu=$(gpu_name)
 if [ -z "$gpu" ]; then
   result step "{\"measured\": $measured, \"predicted\": null}"
   unjudged "nvidia-smi doesn't say which GPU it is: name it in GPU, GPU=h100"

@@ -2,7 +2,18 @@
 # What users run, without `deterministic`: short runs on one GPU, whose losses
 # must be those of the same runs on the CPU, in float32 and in bfloat16; a run
 # that was saved and resumed; what generate and eval say, there and here.
+#
+# How near they must be, as a fraction of the loss:
+# - float32: 1e-5. Of four such steps in float64 (JAX, golden/llama trained whole)
+#   the CPU's losses are within 2.5e-8, and JAX's in float32, whose sums have
+#   other orders, within 2.5e-7; PyTorch's are within 1.5e-6 of ours in ten steps
+#   (tests/parity).
+# - bfloat16: four times what the CPU's own losses are from those in float32, which
+#   next to bfloat16's roundings are exact. Two curves that round independently may
+#   be twice that from each other. At least 1e-3, since few steps may be near by
+#   luck: these workloads' are 1e-4 to 2e-3 from float32 on the CPU.
 . tests/gpu/common.sh
+exact=1e-5 rounded=1e-3
 golden=tests/golden/testdata
 steps=${STEPS:-4}
 failed=''
@@ -50,19 +61,26 @@ run() {
     --set batch.global_batch_size=4 "$@"
 }
 
-# near FOLDER FOLDER LIMIT: prints losses, which must be within that fraction of
-# each other.
+# near GOT WANTED BOUND [FLOAT32]: prints the losses of two runs' folders, which
+# must be within that fraction of each other, or within four times what WANTED is
+# from FLOAT32, the same run in that precision.
 near() {
-  python3 - "$1" "$2" "$3" <<'PYTHON'
+  python3 - "$@" <<'PYTHON'
 import json, sys
 def losses(folder):
     lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
     return [line["loss"] for line in lines if "loss" in line]
+def distance(some, others):
+    return max((abs(a - b) / max(abs(b), 1e-3) for a, b in zip(some, others)),
+               default=1.0)
 got, wanted = losses(sys.argv[1]), losses(sys.argv[2])
-worst = max((abs(a - b) / max(abs(b), 1e-3) for a, b in zip(got, wanted)),
-            default=1.0)
-print(json.dumps({"got": got, "wanted": wanted, "worst": worst}))
-sys.exit(0 if len(got) == len(wanted) and worst <= float(sys.argv[3]) else 1)
+bound = float(sys.argv[3])
+for folder in sys.argv[4:]:
+    bound = max(bound, 4 * distance(wanted, losses(folder)))
+worst = distance(got, wanted)
+print(json.dumps({"got": got, "wanted": wanted, "worst": worst,
+                  "bound": bound}))
+sys.exit(0 if len(got) == len(wanted) and worst <= bound else 1)
 PYTHON
 }
 
@@ -71,20 +89,21 @@ on_cpu() { CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 "$@"; }
 runs=$FOLDER/workloads
 for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
   workload "$name"
-  for precision in fp32:1e-3 bf16:2e-2; do
-    at=$runs/$name-${precision%:*}
-    echo "== $name in ${precision%:*}"
-    if ! run "$at-gpu" "$steps" --set precision="capstan.${precision%:*}" ||
-      ! on_cpu run "$at-cpu" "$steps" --set precision="capstan.${precision%:*}"
-    then
-      failed="$failed, $name in ${precision%:*}"
+  bound=("$exact")
+  for precision in fp32 bf16; do
+    at=$runs/$name-$precision
+    echo "== $name in $precision"
+    if ! run "$at-gpu" "$steps" --set precision="capstan.$precision" ||
+      ! on_cpu run "$at-cpu" "$steps" --set precision="capstan.$precision"; then
+      failed="$failed, $name in $precision"
       continue
     fi
-    compared=$(near "$at-gpu" "$at-cpu" "${precision#*:}") ||
-      failed="$failed, $name in ${precision%:*}"
+    compared=$(near "$at-gpu" "$at-cpu" "${bound[@]}") ||
+      failed="$failed, $name in $precision"
     echo "$compared"
     result workloads "{\"workload\": \"$name\", \
-\"precision\": \"${precision%:*}\", \"compared\": $compared}"
+\"precision\": \"$precision\", \"compared\": $compared}"
+    bound=("$rounded" "$runs/$name-fp32-cpu")
   done
 done
 
@@ -93,7 +112,8 @@ echo "== saved and resumed"
 run "$runs/resumed" 2 --set precision=capstan.bf16 &&
   run "$runs/resumed" "$steps" --set precision=capstan.bf16 ||
   failed="$failed, resume"
-near "$runs/resumed" "$runs/sft_packed-bf16-gpu" 2e-2 ||
+near "$runs/resumed" "$runs/sft_packed-bf16-gpu" "$rounded" \
+  "$runs/sft_packed-fp32-gpu" ||
   failed="$failed, resume"
 
 echo "== generate and eval"
@@ -116,8 +136,9 @@ there=$(eval_loss on_cpu "$TRAINER")
 echo "eval_loss $here, on the CPU $there"
 python3 -c '
 import sys
-here, there = map(float, sys.argv[1:])
-sys.exit(0 if abs(here - there) <= 1e-3 * abs(there) else 1)' "$here" "$there" ||
+here, there, bound = map(float, sys.argv[1:])
+sys.exit(0 if abs(here - there) <= bound * abs(there) else 1)' \
+  "$here" "$there" "$exact" ||
   failed="$failed, eval"
 
 [ -z "$failed" ] || wrong "other than on the CPU:${failed#,}"

@@ -31,11 +31,16 @@ def rows(part, results):
         return [[key, "tokens/s", "MFU %", "peak GiB", "loss"]] + [
             [str(r[key])] + speed(r["measured"]) for r in results]
     if part == "workloads":
-        return [["workload", "precision", "loss", "on the CPU", "worst"]] + [
+        return [["workload", "precision", "loss", "on the CPU", "worst",
+                 "bound"]] + [
             [r["workload"], r["precision"],
              number(r["compared"]["got"][-1], 1, 6),
              number(r["compared"]["wanted"][-1], 1, 6),
-             number(r["compared"]["worst"])] for r in results]
+             number(r["compared"]["worst"]), number(r["compared"]["bound"])]
+            for r in results]
+    if part == "benchmarks":
+        return [list(results[0]["row"])] + [
+            list(r["row"].values()) for r in results]
     if part == "step":
         table = [["", "step ms", "tokens/s"]]
         for r in results:
