@@ -143,6 +143,16 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
              kernels, {},
              {x, parameters, mean8, mean_scales, square8, square_scales});
        }},
+      {"cast_fp8", (2 * 2 + 1) * rows * kWidth,
+       [=, &kernels] {
+         cuda::CastFp8(kernels, x, at::kFloat8_e4m3fn, false, false, 448.0f,
+                       1e-12f);
+       }},
+      {"cast_fp8, both", (2 * 2 + 2) * rows * kWidth,
+       [=, &kernels] {
+         cuda::CastFp8(kernels, x.t(), at::kFloat8_e5m2, false, true, 57344.0f,
+                       1e-12f);
+       }},
       {"sum_chosen", (rows / 2 + rows / 16) * kWidth * size,
        [=, &kernels] {
          cuda::SumChosen(kernels, x, choices, 8, at::Tensor(), at::Tensor());

@@ -156,6 +156,32 @@ struct EmbeddingBackwardArgs {
   int64_t rows, hidden, vocab;
 };
 
+// x in E4M3 or E5M2, scaled as kernels/layers/fp8_linear.h says, with the CPU's
+// bits: x / scale, rounded, where scale is the greatest magnitude / `most`.
+struct CastFp8Args {
+  const void* x;  // bfloat16 [rows, n]; n is a multiple of 8
+  int64_t rows, n;
+  int64_t stride;    // elements from a row to the next
+  bool turned;       // the result is that of x^T
+  bool by_row;       // each row of the result has a scale
+  bool e5m2;         // else E4M3
+  float most;        // the format's
+  float least_amax;  // what a greatest magnitude is at least
+  uint8_t* out;      // [rows, n] or [n, rows]
+  int64_t width;     // bytes from a row of `out` to the next: a multiple of 16,
+                     // n or the least that is rows or more, filled by zeros
+  uint8_t* also;     // if turned and not by_row: [rows, n], the result for x
+                     // itself; or null
+  float* scale;      // one, or one a row of `out`
+  int32_t* partial;  // workspace: [partials], times n if turned and by_row
+  int32_t partials;  // at least 1
+};
+// By the rows of x.
+inline int32_t CastFp8Partials(int64_t rows) {
+  return static_cast<int32_t>(
+      std::max<int64_t>(1, std::min<int64_t>(rows / 8, 256)));
+}
+
 // Where rows go that each choose top_k experts (kernels/layers/moe.h): the
 // choices [rows * top_k] grouped by expert, in a group by row. Blocks read all
 // of them rather than sort, so that one launch does it, with the same result
@@ -308,6 +334,7 @@ struct CudaKernels {
   const char* (*squared_sum)(const SquaredSumArgs& args, void* stream);
   const char* (*dropout)(const DropoutArgs& args, void* stream);
   const char* (*dequantize_nf4)(const DequantizeNf4Args& args, void* stream);
+  const char* (*cast_fp8)(const CastFp8Args& args, void* stream);
   const char* (*group_choices)(const GroupChoicesArgs& args, void* stream);
   const char* (*sum_chosen)(const SumChosenArgs& args, void* stream);
 };
@@ -328,6 +355,7 @@ const char* LaunchAdamW8Bit(const AdamW8BitArgs& args, void* stream);
 const char* LaunchSquaredSum(const SquaredSumArgs& args, void* stream);
 const char* LaunchDropout(const DropoutArgs& args, void* stream);
 const char* LaunchDequantizeNf4(const DequantizeNf4Args& args, void* stream);
+const char* LaunchCastFp8(const CastFp8Args& args, void* stream);
 const char* LaunchGroupChoices(const GroupChoicesArgs& args, void* stream);
 const char* LaunchSumChosen(const SumChosenArgs& args, void* stream);
 
@@ -349,6 +377,7 @@ constexpr CudaKernels MakeTable(uint64_t hash, int (*capability)(int device),
           LaunchSquaredSum,
           LaunchDropout,
           LaunchDequantizeNf4,
+          LaunchCastFp8,
           LaunchGroupChoices,
           LaunchSumChosen};
 }

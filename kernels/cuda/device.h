@@ -6,6 +6,7 @@
 #ifndef CAPSTAN_KERNELS_CUDA_DEVICE_H_
 #define CAPSTAN_KERNELS_CUDA_DEVICE_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -76,11 +77,8 @@ __device__ __forceinline__ void Load(const T* p, float (&x)[V]) {
   for (int i = 0; i < V; ++i) x[i] = ToFloat(pack.v[i]);
 }
 
-template <int V, typename T>
-__device__ __forceinline__ void Store(const float (&x)[V], T* p) {
-  Pack<T, V> pack;
-#pragma unroll
-  for (int i = 0; i < V; ++i) FromFloat(x[i], pack.v[i]);
+template <typename T, int V>
+__device__ __forceinline__ void StoreWhole(const Pack<T, V>& pack, void* p) {
 #ifdef __CUDACC__
   // nvcc may split an assignment, also of uint4, into as many stores.
   if constexpr (sizeof(pack) % sizeof(uint4) == 0) {
@@ -93,6 +91,14 @@ __device__ __forceinline__ void Store(const float (&x)[V], T* p) {
   }
 #endif
   *reinterpret_cast<Pack<T, V>*>(p) = pack;
+}
+
+template <int V, typename T>
+__device__ __forceinline__ void Store(const float (&x)[V], T* p) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int i = 0; i < V; ++i) FromFloat(x[i], pack.v[i]);
+  StoreWhole(pack, p);
 }
 
 struct Add {

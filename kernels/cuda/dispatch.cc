@@ -479,6 +479,51 @@ void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
   Check(cuda.dequantize_nf4(args, Stream(cuda, out)), "dequantize_nf4");
 }
 
+CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x_any,
+                    at::ScalarType type, bool by_row, bool both, float most,
+                    float least_amax) {
+  constexpr int64_t kMultiple = 16;
+  const bool turned = x_any.dim() == 2 && x_any.stride(1) != 1;
+  const at::Tensor source = turned ? x_any.t() : x_any;
+  const bool dense = source.dim() == 2 && source.stride(1) == 1 &&
+                     source.stride(0) % kMultiple == 0;
+  const at::Tensor x = dense ? source : source.contiguous();
+  TORCH_CHECK(x.dim() == 2 && x.scalar_type() == at::kBFloat16 &&
+                  x.size(1) % kMultiple == 0,
+              "a cast to 8 bits is of a bfloat16 matrix with rows of a "
+              "multiple of 16");
+  TORCH_CHECK(!both || (turned && !by_row),
+              "both of a cast's results are for dense columns and one scale");
+  CastFp8Args args = {};
+  args.x = x.const_data_ptr();
+  args.rows = x.size(0);
+  args.n = x.size(1);
+  args.stride = x.stride(0);
+  args.turned = turned;
+  args.by_row = by_row;
+  args.e5m2 = type == at::kFloat8_e5m2;
+  args.most = most;
+  args.least_amax = least_amax;
+  args.width =
+      turned ? (args.rows + kMultiple - 1) / kMultiple * kMultiple : args.n;
+  args.partials = CastFp8Partials(args.rows);
+  const int64_t rows = turned ? args.n : args.rows;
+  const auto options = x.options().requires_grad(false);
+  const CastTo8Bits made = {
+      at::empty({rows, args.width}, options.dtype(type)),
+      at::empty({by_row ? rows : 1, 1}, options.dtype(at::kFloat)),
+      both ? at::empty(x.sizes(), options.dtype(type)) : at::Tensor()};
+  const at::Tensor partial =
+      at::empty({args.partials * (turned && by_row ? args.n : 1)},
+                options.dtype(at::kInt));
+  args.out = static_cast<uint8_t*>(made.values.mutable_data_ptr());
+  if (both) args.also = static_cast<uint8_t*>(made.turned.mutable_data_ptr());
+  args.scale = made.scale.mutable_data_ptr<float>();
+  args.partial = partial.mutable_data_ptr<int32_t>();
+  Check(cuda.cast_fp8(args, Stream(cuda, x)), "cast_fp8");
+  return made;
+}
+
 ChoiceGroups GroupChoices(const CudaKernels& cuda, const at::Tensor& expert_any,
                           const at::Tensor& share_any, int64_t experts,
                           bool reversed, bool padded) {

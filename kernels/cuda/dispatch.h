@@ -111,6 +111,19 @@ void EmbeddingBackward(const CudaKernels& cuda, const at::Tensor& dy,
 void DequantizeNf4(const CudaKernels& cuda, DequantizeNf4Args args,
                    at::Tensor& out);
 
+// x [rows, columns] bfloat16 in 8 bits, as CastFp8Args says.
+struct CastTo8Bits {
+  at::Tensor values;  // [rows, columns], up to a multiple of 16 with zeros
+  at::Tensor scale;   // [rows, 1] or [1, 1] float32
+  at::Tensor turned;  // x^T's values of the same scale; or undefined
+};
+// type: Float8_e4m3fn or Float8_e5m2. The length of x's rows or columns,
+// whichever are dense, is a multiple of 16. both: x^T, too, for columns that
+// are dense, and one scale.
+CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x,
+                    at::ScalarType type, bool by_row, bool both, float most,
+                    float least_amax);
+
 // Rows' choices of experts, grouped by expert (GroupChoicesArgs).
 struct ChoiceGroups {
   at::Tensor row;     // [places] int64: the row of each place

@@ -13,6 +13,7 @@
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/layers/joined_adapters.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
@@ -91,6 +92,7 @@ struct ProjectionsCall {
   std::vector<StoredLinear> stored;
   std::array<LinearPart, 3> parts;  // queries, keys, values
   JoinedLinear joined;              // the parts, if they are one product
+  JoinedAdapters adapters;          // theirs, if they are joined
   std::array<NormRope, 2> norms;    // of queries and keys, or undefined
   int rotated = 0;
   at::Tensor rope_table;
@@ -142,6 +144,7 @@ class ProjectionsFunction
       }
       call.joined.BackwardInto(dy, dn);
       call.joined.AddGradients(n, dy, &gradients);
+      call.adapters.Backward(n, call.joined.Parts(dy), dn, &gradients);
     } else {
       ApartBackward(call, n, grads, dn, &gradients);
     }
@@ -159,6 +162,7 @@ class ProjectionsFunction
       out.push_back(Rows(n, part.rows()));
       ForwardInto(part, n, out.back());
     }
+    call.adapters.AddTo(n, out);
     for (int i = 0; i < call.rotated; ++i) {
       call.Rotate(RopeDirection::kForward, out[i]);
     }
@@ -170,6 +174,7 @@ class ProjectionsFunction
     const JoinedLinear& joined = call.joined;
     const at::Tensor y = Rows(n, joined.width());
     joined.ForwardInto(n, y);
+    call.adapters.AddTo(n, joined.Parts(y));
     const at::Tensor together = joined.FirstParts(y, call.rotated);
     if (together.defined()) call.Rotate(RopeDirection::kForward, together);
     variable_list out;
@@ -188,6 +193,7 @@ class ProjectionsFunction
                               variable_list* saved) {
     const at::Tensor y = Rows(n, call.joined.width());
     call.joined.ForwardInto(n, y);
+    call.adapters.AddTo(n, call.joined.Parts(y));
     saved->push_back(y);
     variable_list out;
     for (int i = 0; i < static_cast<int>(call.norms.size()); ++i) {
@@ -203,20 +209,19 @@ class ProjectionsFunction
                             const variable_list& grads, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
     std::array<at::Tensor, 3> dy;
-    {
-      const Fp8Unchanged same(n.const_data_ptr());
-      for (size_t i = 0; i < call.parts.size(); ++i) {
-        // Newly made by attention, and used only here.
-        dy[i] = grads[i].contiguous();
-        if (static_cast<int>(i) < call.rotated) {
-          call.Rotate(RopeDirection::kBackward, dy[i]);
-        }
-        (*gradients)[call.parts[i].of].Add(call.parts[i], n, dy[i]);
-      }
-    }
+    const Fp8Unchanged same(n.const_data_ptr());
     for (size_t i = 0; i < call.parts.size(); ++i) {
+      // Newly made by attention, and used only here.
+      dy[i] = grads[i].contiguous();
+      if (static_cast<int>(i) < call.rotated) {
+        call.Rotate(RopeDirection::kBackward, dy[i]);
+      }
+      StoredGradients& of = (*gradients)[call.parts[i].of];
+      const Fp8BothWays both(of.WantsMatrix());
+      of.Add(call.parts[i], n, dy[i]);
       BackwardInto(call.parts[i], dy[i], dn, i == 0 ? 0.0 : 1.0);
     }
+    call.adapters.Backward(n, dy, dn, gradients);
   }
 
   // Writes dy [rows, width()].
@@ -303,6 +308,8 @@ QueryKeyValue AttentionInput(const at::Tensor& x,
   call.rope_table = options.rope_table;
   call.head_dim = options.shape.head_dim;
   if (OnGpuPath(x)) {
+    call.adapters =
+        JoinedAdapters({&call.parts[0], &call.parts[1], &call.parts[2]});
     call.joined = JoinedLinear(call.parts);
     call.pass_x = true;
   }

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/layers/block_nodes.h"
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/gpu_path.h"
+#include "kernels/layers/joined_adapters.h"
 #include "kernels/layers/joined_linear.h"
 #include "kernels/layers/linear.h"
 #include "kernels/layers/rms_norm.h"
@@ -53,11 +55,13 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const at::Tensor& dy = grads[0];
     const auto& call = KeptOf<LinearCall>(ctx);
     variable_list out(call.inputs + 1);
-    if (ctx->needs_input_grad(kX)) {
+    StoredGradients gradients(call.stored, ctx, call.sink);
+    const bool input = ctx->needs_input_grad(kX);
+    const Fp8BothWays both(input && gradients.WantsMatrix());
+    if (input) {
       out[kX] = Rows(x, x.size(1));
       BackwardInto(call.part, dy, out[kX]);
     }
-    StoredGradients gradients(call.stored, ctx, call.sink);
     gradients.Add(call.part, x, dy);
     gradients.MoveTo(&out);
     if (call.residual >= 0) out[call.residual] = dy;
@@ -72,8 +76,9 @@ struct MlpCall {
   bool add = true;
   std::vector<StoredLinear> stored;  // the last: down
   LinearPart gate, up, down;
-  JoinedLinear joined;  // gate and up, if they are one product
-  int branch = -1;      // the input that is added to x; -1: none
+  JoinedLinear joined;      // gate and up, if they are one product
+  JoinedAdapters adapters;  // theirs, if they are joined
+  int branch = -1;          // the input that is added to x; -1: none
   bool recompute = RecomputesMlp();
   GradientSink* sink = nullptr;
   int inputs = 0;
@@ -112,6 +117,7 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
       gradients.emplace_back(stored, ctx, call.sink);
     }
     at::Tensor d_activation = Rows(x, call.down.columns());
+    std::optional<Fp8BothWays> both(gradients[call.down.of].WantsMatrix());
     BackwardInto(call.down, dy, d_activation);
     GateAndUp into;
     if (of.both.defined()) into = {call, Rows(x, call.joined.width())};
@@ -120,12 +126,14 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
                       into.gate, into.up);
     of = GateAndUp();
     gradients[call.down.of].Add(call.down, d.activation, dy);
+    both.reset();
     d.activation.reset();
     if (!call.recompute) n = call.norm.Again(x, rstd);
     const at::Tensor dn = Rows(x, x.size(1));
     if (into.both.defined()) {
       call.joined.AddGradients(n, into.both, &gradients);
       call.joined.BackwardInto(into.both, dn);
+      call.adapters.Backward(n, {into.gate, into.up}, dn, &gradients);
     } else {
       ApartBackward(call, n, d, dn, &gradients);
     }
@@ -165,12 +173,15 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
     if (call.joined.joined()) {
       const at::Tensor both = Rows(n, call.joined.width());
       call.joined.ForwardInto(n, both);
-      return {call, both};
+      const GateAndUp of(call, both);
+      call.adapters.AddTo(n, {of.gate, of.up});
+      return of;
     }
     GateAndUp of = {Rows(n, call.gate.rows()), Rows(n, call.up.rows()), {}};
     const Fp8Unchanged same(n.const_data_ptr());
     ForwardInto(call.gate, n, of.gate);
     ForwardInto(call.up, n, of.up);
+    call.adapters.AddTo(n, {of.gate, of.up});
     return of;
   }
 
@@ -185,17 +196,21 @@ class GatedMlpFunction : public torch::autograd::Function<GatedMlpFunction> {
   static void ApartBackward(const MlpCall& call, const at::Tensor& n,
                             const GatedGradients& d, const at::Tensor& dn,
                             std::vector<StoredGradients>* gradients) {
-    {
-      const Fp8Unchanged same(n.const_data_ptr());
-      (*gradients)[call.gate.of].Add(call.gate, n, d.gate);
-      (*gradients)[call.up.of].Add(call.up, n, d.up);
-    }
-    const at::Tensor gate = GradientToSum(call.gate, d.gate);
-    const at::Tensor up = GradientToSum(call.up, d.up);
-    LinearBackwardInto(dn, gate, call.gate.weight);
-    LinearBackwardInto(dn, up, call.up.weight, /*beta=*/1.0);
+    const Fp8Unchanged same(n.const_data_ptr());
+    const auto backward = [&](const LinearPart& part, const at::Tensor& dy,
+                              double beta) {
+      StoredGradients& of = (*gradients)[part.of];
+      const Fp8BothWays both(of.WantsMatrix());
+      of.Add(part, n, dy);
+      const at::Tensor of_sum = GradientToSum(part, dy);
+      LinearBackwardInto(dn, of_sum, part.weight, beta);
+      return of_sum;
+    };
+    const at::Tensor gate = backward(call.gate, d.gate, /*beta=*/0.0);
+    const at::Tensor up = backward(call.up, d.up, /*beta=*/1.0);
     AdapterBackward(call.gate.adapter, gate).AddTo(dn);
     AdapterBackward(call.up.adapter, up).AddTo(dn);
+    call.adapters.Backward(n, {d.gate, d.up}, dn, gradients);
   }
 };
 
@@ -324,7 +339,10 @@ at::Tensor GatedMlp(const at::Tensor& x, const GatedMlpWeights& weights,
   call.gate = std::move(linears.parts[kGateMatrix]);
   call.up = std::move(linears.parts[kUpMatrix]);
   call.down = std::move(linears.parts[kDownMatrix]);
-  if (OnGpuPath(x)) call.joined = JoinedLinear({call.gate, call.up});
+  if (OnGpuPath(x)) {
+    call.adapters = JoinedAdapters({&call.gate, &call.up});
+    call.joined = JoinedLinear({call.gate, call.up});
+  }
   call.sink = SinkFor(x, options);
   NodeInputs inputs = InputsOf(x, &call.norm, &call.stored);
   call.branch = inputs.Add(branch);

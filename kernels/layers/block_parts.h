@@ -82,6 +82,8 @@ struct TransformerBlockShape {
   LinearMemory Linear(BlockMatrix matrix) const;
 
  private:
+  // Of the adapters that a matrix's is joined with (JoinedAdapters); 0: none.
+  int64_t JoinedRank(BlockMatrix matrix) const;
   int64_t Rows(int64_t width) const {
     return rows * width * ElementBytes(dtype);
   }

@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/profile.h"
+#include "kernels/cuda/dispatch.h"
 #include "kernels/layers/linear.h"
 #include "kernels/quant/fp8.h"
 #include "kernels/quant/packed_linear.h"
@@ -28,9 +30,10 @@ constexpr c10::ScalarType kValues = at::kFloat8_e4m3fn;
 constexpr c10::ScalarType kGradients = at::kFloat8_e5m2;
 
 thread_local Fp8Unchanged* unchanged = nullptr;
+thread_local Fp8BothWays* both_ways = nullptr;
 
-double MostOf(c10::ScalarType type) {
-  return type == kValues ? kE4m3Most : 57344.0;
+float MostOf(c10::ScalarType type) {
+  return type == kValues ? kE4m3Most : 57344.0f;
 }
 
 int64_t Padded(int64_t columns) {
@@ -68,7 +71,7 @@ at::Tensor CastOnCpu(const at::Tensor& x, const at::Tensor& factor,
 }
 
 // With columns of zeros up to a multiple of 16. Multiplied in float32 and
-// rounded where it is written: one kernel.
+// rounded where it is written: one kernel. For GPUs without kernels of ours.
 at::Tensor CastOnGpu(const at::Tensor& x, const at::Tensor& factor,
                      c10::ScalarType type) {
   const int64_t rows = x.size(0), columns = x.size(1);
@@ -79,6 +82,29 @@ at::Tensor CastOnGpu(const at::Tensor& x, const at::Tensor& factor,
   at::Tensor own = values.narrow(1, 0, columns);
   at::mul_out(own, x, factor);
   return values;
+}
+
+// other: if not null, a GPU's kernel may make that of x^T at once, of the same
+// scale.
+Fp8Factor Cast(const at::Tensor& x, c10::ScalarType type, Fp8Scaling scaling,
+               Fp8Factor* other) {
+  if (const auto* cuda = cuda::For(x)) {
+    const bool by_row = scaling == Fp8Scaling::kRow;
+    const bool both = other != nullptr && !by_row;
+    const bool turned = x.stride(1) != 1;
+    const auto made = cuda::CastFp8(*cuda, both && !turned ? x.t() : x, type,
+                                    by_row, both, MostOf(type), kLeastAmax);
+    if (!both) return {made.values, made.scale};
+    const Fp8Factor of_columns = {made.values, made.scale};
+    const Fp8Factor of_rows = {made.turned, made.scale};
+    *other = turned ? of_rows : of_columns;
+    return turned ? of_columns : of_rows;
+  }
+  const at::Tensor scale =
+      Amax(x, scaling).clamp_min_(kLeastAmax).div_(MostOf(type));
+  const at::Tensor factor = scale.reciprocal();
+  return {x.is_cuda() ? CastOnGpu(x, factor, type) : CastOnCpu(x, factor, type),
+          scale};
 }
 
 at::Tensor Dense(const Weight& weight) {
@@ -128,13 +154,13 @@ void ProductInto(const at::Tensor& to, const Fp8Factor& a, const Fp8Factor& b,
 
 // What a product of [m, k] and [n, k] allocates.
 int64_t ProductBytes(int64_t m, int64_t n, int64_t k, bool gpu) {
-  const int64_t scales = 4 * 4 * (m + n);
+  const int64_t scales = 4 * (m + n);
   if (gpu) return scales + (m + n) * k + 2 * m * n;
   // Two factors in bfloat16, and beside them a piece of one in float32, twice,
   // and in 8 bits; then the sums, and their bfloat16.
   const int64_t piece =
       std::min(std::max(m, n) * k, std::max(k, kCpuPiece)) * (4 + 4 + 1);
-  return scales + 2 * (m + n) * k + std::max(piece, (4 + 2) * m * n);
+  return 4 * scales + 2 * (m + n) * k + std::max(piece, (4 + 2) * m * n);
 }
 
 }  // namespace
@@ -155,11 +181,11 @@ Fp8Factor CastToFp8(const at::Tensor& x, c10::ScalarType type,
       unchanged != nullptr && unchanged->data_ == x.const_data_ptr() ? unchanged
                                                                      : nullptr;
   if (known != nullptr && known->Has(x, type, scaling)) return known->factor_;
-  Fp8Factor made;
-  made.scale = Amax(x, scaling).clamp_min_(kLeastAmax).div_(MostOf(type));
-  const at::Tensor factor = made.scale.reciprocal();
-  made.values =
-      x.is_cuda() ? CastOnGpu(x, factor, type) : CastOnCpu(x, factor, type);
+  Fp8BothWays* const ways = type == kGradients ? both_ways : nullptr;
+  if (ways != nullptr && ways->Has(x)) return std::move(ways->kept_);
+  const Fp8Factor made =
+      Cast(x, type, scaling, ways != nullptr ? &ways->kept_ : nullptr);
+  if (ways != nullptr) ways->of_ = x;
   if (Fp8Underflow* const underflow = CurrentFp8Underflow()) {
     underflow->Add(kind, x, made.values.narrow(1, 0, x.size(1)));
   }
@@ -185,6 +211,18 @@ bool Fp8Unchanged::Has(const at::Tensor& x, c10::ScalarType type,
   return x.sizes() == at::IntArrayRef(sizes_) &&
          x.strides() == at::IntArrayRef(strides_) && type == type_ &&
          scaling == scaling_;
+}
+
+Fp8BothWays::Fp8BothWays(bool wanted) {
+  TORCH_INTERNAL_ASSERT(both_ways == nullptr);
+  if (wanted) both_ways = this;
+}
+
+Fp8BothWays::~Fp8BothWays() { both_ways = nullptr; }
+
+bool Fp8BothWays::Has(const at::Tensor& x) const {
+  return kept_.values.defined() && x.const_data_ptr() == of_.const_data_ptr() &&
+         x.sizes() == of_.t().sizes() && x.strides() == of_.t().strides();
 }
 
 at::Tensor Fp8Product(const Fp8Factor& a, const Fp8Factor& b, bool fast) {
@@ -235,8 +273,10 @@ void Fp8WeightGradientInto(const at::Tensor& gradient, const at::Tensor& dy,
 
 Fp8LinearMemory PlanFp8Linear(int64_t rows, int64_t in, int64_t out, bool gpu) {
   return {ProductBytes(rows, out, in, gpu),
+          // With dy or its transpose, for the other product (Fp8BothWays).
           std::max(ProductBytes(rows, in, out, gpu),
-                   ProductBytes(out, in, Padded(rows), gpu))};
+                   ProductBytes(out, in, Padded(rows), gpu)) +
+              (gpu ? out * Padded(rows) : 0)};
 }
 
 }  // namespace capstan::kernels

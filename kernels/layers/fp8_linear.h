@@ -64,6 +64,27 @@ class Fp8Unchanged {
   Fp8Factor factor_;
 };
 
+// As long as it exists, a GPU casts gradients dy and dy^T of one scale
+// together, reading dy once: the one that isn't asked for first is kept until
+// it is, or until another dy is cast. At most one a thread exists.
+class Fp8BothWays {
+ public:
+  // wanted: whether both products of a dy are computed; else it does nothing.
+  explicit Fp8BothWays(bool wanted);
+  ~Fp8BothWays();
+  Fp8BothWays(const Fp8BothWays&) = delete;
+  Fp8BothWays& operator=(const Fp8BothWays&) = delete;
+
+ private:
+  friend Fp8Factor CastToFp8(const at::Tensor&, c10::ScalarType, Fp8Scaling,
+                             Fp8Underflow::Kind);
+  // Whether `kept_` is of x.
+  bool Has(const at::Tensor& x) const;
+
+  at::Tensor of_;   // what was cast
+  Fp8Factor kept_;  // of its transpose
+};
+
 // a b^T [a's rows, b's rows] bfloat16. fast: sums may have fewer bits than
 // float32 (Hopper's own accumulation).
 at::Tensor Fp8Product(const Fp8Factor& a, const Fp8Factor& b, bool fast);

@@ -319,6 +319,52 @@ TEST(GpuPathTest, OtherBlocksMatchDoublePrecision) {
         return PlainBlock(merged);
       },
       in);
+  // All of one input, with and without the matrices joined, of several ranks.
+  in = Inputs();
+  const std::pair<int, int64_t> adapted[] = {
+      {kQ, 2}, {kV, 3}, {kGate, 2}, {kUp, 1}};
+  for (const auto& [matrix, rank] : adapted) {
+    in.push_back(Normal({rank, kHidden}, 0.5));
+    in.push_back(Normal({in[matrix].size(0), rank}, 0.5));
+  }
+  for (const bool joined : {true, false}) {
+    for (const bool again : {false, true}) {
+      const RecomputingMlp recomputing(again);
+      ExpectBlock(
+          [joined](const Tensors& in) {
+            Tensors laid = in;
+            if (joined) {
+              LayOut(&laid, {kV, kK, kQ});
+              LayOut(&laid, {kUp, kGate});
+            }
+            TransformerBlockWeights w = {
+                {laid[kNorm], laid[kQ], laid[kK], laid[kV]},
+                laid[kOut],
+                {laid[kNorm2], laid[kGate], laid[kUp], laid[kDown]}};
+            const auto adapter = [&](int i, double scale) {
+              return Adapter{laid[kInputs + 2 * i], laid[kInputs + 2 * i + 1],
+                             scale};
+            };
+            w.attention.adapters[0] = adapter(0, 0.7);
+            w.attention.adapters[2] = adapter(1, 0.5);
+            w.mlp.adapters[0] = adapter(2, 0.6);
+            w.mlp.adapters[1] = adapter(3, 0.4);
+            return PlainTransformerBlock(laid[kX], w, Options());
+          },
+          [](const Tensors& in) {
+            Tensors merged(in.begin(), in.begin() + kInputs);
+            const double scales[] = {0.7, 0.5, 0.6, 0.4};
+            const int to[] = {kQ, kV, kGate, kUp};
+            for (int i = 0; i < 4; ++i) {
+              merged[to[i]] =
+                  merged[to[i]] +
+                  in[kInputs + 2 * i + 1].mm(in[kInputs + 2 * i]) * scales[i];
+            }
+            return PlainBlock(merged);
+          },
+          in);
+    }
+  }
   // q, k and v stored as one matrix, gate and up as another.
   ExpectBlock(
       [](const Tensors& in) {

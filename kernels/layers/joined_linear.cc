@@ -79,6 +79,14 @@ JoinedLinear::JoinedLinear(c10::ArrayRef<LinearPart> parts)
   if (weight_.defined()) bias_ = JoinVectors(biases, begin_);
 }
 
+std::vector<at::Tensor> JoinedLinear::Parts(const at::Tensor& y) const {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    parts.push_back(Part(y, static_cast<int>(i)));
+  }
+  return parts;
+}
+
 at::Tensor JoinedLinear::FirstParts(const at::Tensor& y, int count) const {
   int64_t begin = begin_[0], end = 0, rows = 0;
   for (int i = 0; i < count; ++i) {

@@ -37,6 +37,7 @@ class JoinedLinear {
   at::Tensor Part(const at::Tensor& y, int i) const {
     return y.narrow(1, begin_[i], parts_[i].rows());
   }
+  std::vector<at::Tensor> Parts(const at::Tensor& y) const;
   // Of the first `count` parts; undefined if others are between them.
   at::Tensor FirstParts(const at::Tensor& y, int count) const;
 

@@ -168,18 +168,23 @@ void StoredGradients::AddAdapter(const LinearPart& part, const at::Tensor& x,
   variable_list made;
   AdapterBackward(part.adapter, GradientToSum(part, dy))
       .AppendWeights(x, &made);
+  TakeAdapter(part, std::move(made[0]), std::move(made[1]));
+}
+
+void StoredGradients::TakeAdapter(const LinearPart& part, at::Tensor a,
+                                  at::Tensor b) {
   if (part.whole) {
-    a_ = std::move(made[0]);
-    b_ = std::move(made[1]);
+    a_ = std::move(a);
+    b_ = std::move(b);
     return;
   }
   if (a_.defined()) {
-    a_.add_(made[0]);
+    a_.add_(a);
   } else {
-    a_ = std::move(made[0]);
-    b_ = at::empty(stored_.adapter.b.sizes(), made[1].options());
+    a_ = std::move(a);
+    b_ = at::empty(stored_.adapter.b.sizes(), b.options());
   }
-  b_.narrow(0, part.begin, part.rows()).copy_(made[1]);
+  b_.narrow(0, part.begin, part.rows()).copy_(b);
 }
 
 void StoredGradients::Add(const LinearPart& part, const at::Tensor& x,

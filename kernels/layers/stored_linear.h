@@ -114,6 +114,8 @@ class StoredGradients {
   void AddBias(const LinearPart& part, const at::Tensor& dy);
   void AddAdapter(const LinearPart& part, const at::Tensor& x,
                   const at::Tensor& dy);
+  // Those of A and B alone, which have been made.
+  void TakeAdapter(const LinearPart& part, at::Tensor a, at::Tensor b);
   // All of them.
   void Add(const LinearPart& part, const at::Tensor& x, const at::Tensor& dy);
 

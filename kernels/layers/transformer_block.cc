@@ -113,6 +113,19 @@ bool CanFuseTransformerBlock(const at::Tensor& x) {
   return x.is_cpu() && CanFuse(x.scalar_type());
 }
 
+int64_t TransformerBlockShape::JoinedRank(BlockMatrix matrix) const {
+  if (!gpu || matrix == kOutputMatrix || matrix == kDownMatrix) return 0;
+  const bool of_attention = matrix <= kValueMatrix;
+  int64_t rank = 0, count = 0;
+  for (int i = of_attention ? kQueryMatrix : kGateMatrix;
+       i <= (of_attention ? kValueMatrix : kUpMatrix); ++i) {
+    if (adapters[i].dropout || adapters[i].dora) return 0;
+    rank += adapters[i].rank;
+    count += adapters[i].rank > 0 ? 1 : 0;
+  }
+  return count < 2 ? 0 : rank;
+}
+
 LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
   const std::pair<int64_t, int64_t> out_in[kBlockMatrices] = {
       {query_width(), hidden}, {key_width(), hidden},  {key_width(), hidden},
@@ -123,6 +136,13 @@ LinearMemory TransformerBlockShape::Linear(BlockMatrix matrix) const {
   const bool returned = trained && !gpu && dtype == c10::ScalarType::Float;
   LinearMemory memory =
       PlanLinear(rows, in, out, dtype, returned, adapters[matrix]);
+  if (const int64_t rank = JoinedRank(matrix); rank > 0) {
+    const LinearMemory all =
+        PlanLinear(rows, in, out, dtype, /*trained=*/false, {rank});
+    const int64_t a = rank * in * ElementBytes(dtype);  // of all, as one
+    memory.forward = all.forward + a;
+    memory.backward = all.backward + a;
+  }
   if (fp8 && FitsFp8(out, in)) {
     const Fp8LinearMemory products = PlanFp8Linear(rows, in, out, gpu);
     memory.forward = std::max(memory.forward, products.forward);

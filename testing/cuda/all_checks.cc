@@ -152,6 +152,22 @@ void AddQuant(at::ScalarType t, bool large, List& list) {
   }
 }
 
+void AddCasts(at::ScalarType type, bool large, List& list) {
+  std::vector<std::pair<int64_t, int64_t>> sizes = {
+      {1, 16}, {5, 64}, {70, 208}, {130, 2080}};
+  if (large) sizes.insert(sizes.end(), {{8192, 2048}, {2049, 8192}});
+  for (const auto& [rows, n] : sizes) {
+    for (const bool turned : {false, true}) {
+      for (const bool by_row : {false, true}) {
+        list.Add(absl::StrCat("cast ", rows, " x ", n), type,
+                 [=, rows = rows, n = n](const Subject& s) {
+                   return CheckCastFp8(s, type, rows, n, turned, by_row);
+                 });
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<NamedCheck> AllChecks(bool large) {
@@ -162,6 +178,9 @@ std::vector<NamedCheck> AllChecks(bool large) {
     AddExperts(t, large, list);
     AddOptimizer(t, large, list);
     AddQuant(t, large, list);
+  }
+  for (const at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    AddCasts(type, large, list);
   }
   return list.Take();
 }

@@ -56,6 +56,9 @@ Outputs CheckAdamW8Bit(const Subject& subject, at::ScalarType gradient,
 // Compares with kernels/quant on the CPU, bit by bit.
 Outputs CheckDequantizeNf4(const Subject& subject, at::ScalarType dtype,
                            int64_t n, bool double_quantised);
+// The same of at::Float8_e4m3fn or at::Float8_e5m2, of x or its columns.
+Outputs CheckCastFp8(const Subject& subject, at::ScalarType type, int64_t rows,
+                     int64_t n, bool turned, bool by_row);
 Outputs CheckSquaredSum(const Subject& subject, at::ScalarType dtype,
                         int64_t n);
 

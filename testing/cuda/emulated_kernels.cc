@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/elementwise.cu"
 #include "kernels/cuda/experts.cu"
+#include "kernels/cuda/fp8.cu"
 #include "kernels/cuda/optimizer.cu"
 #include "kernels/cuda/quant.cu"
 #include "kernels/cuda/rms_norm.cu"

@@ -100,6 +100,9 @@ TEST(Operations, OfFloats) {
   EXPECT_EQ(Do("cvt.rn.bf16.f32", kNan), 0x7fff);
   EXPECT_EQ(Do("cvt.rn.f16.f32", 65520.0f), 0x7c00);
   EXPECT_EQ(Do("cvt.rn.f16.f32", 65519.0f), 0x7bff);
+  EXPECT_EQ(Do("cvt.rn.satfinite.e4m3x2.f32", 1.0625f, -0x1p-9f), 0x3881);
+  EXPECT_EQ(Do("cvt.rn.satfinite.e4m3x2.f32", 500.0f, kNan), 0x7e7f);
+  EXPECT_EQ(Do("cvt.rn.satfinite.e5m2x2.f32", 1.375f, -1e9f), 0x3efb);
   EXPECT_EQ(Do("cvt.rn.f32.s64", (int64_t{1} << 24) + 1), Bits(16777216.0f));
 }
 
@@ -115,6 +118,8 @@ TEST(Operations, OfIntegers) {
   EXPECT_EQ(Do("shr.u64", ~uint64_t{0}, uint32_t{64}), 0);
   EXPECT_EQ(Do("shr.s32", int32_t{-8}, uint32_t{40}), 0xffffffff);
   EXPECT_EQ(Do("not.b16", uint16_t{1}), 0xfffe);
+  EXPECT_EQ(Do("bfi.b32", 0xabcdu, 0x12345678u, 8u, 12u), 0x123bcd78u);
+  EXPECT_EQ(Do("bfi.b32", 5u, 7u, 3u, 29u), 47u);
   EXPECT_EQ(Do("cvt.u16.u32", uint32_t{0x12345}), 0x2345);
 }
 

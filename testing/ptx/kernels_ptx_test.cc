@@ -58,5 +58,19 @@ TEST(CompiledKernels, RmsNormsBackwardHasNoBankConflicts) {
   }
 }
 
+TEST(CompiledKernels, CastsOfRowsSplitNoSectors) {
+  const auto& kernels = cuda::EmulatedKernels();
+  const at::Tensor x = at::ones({16, 2048}, at::kBFloat16);
+  const auto& programs = KernelInterpreter().Programs();
+  const Totals before = TotalsOfFamily(programs, "CastRowsKernel");
+  for (const bool by_row : {false, true}) {
+    cuda::CastFp8(kernels, x, at::kFloat8_e4m3fn, by_row,
+                  /*both=*/false, 448.0f, 1e-12f);
+  }
+  const Totals totals = TotalsOfFamily(programs, "CastRowsKernel") - before;
+  EXPECT_GT(totals.sectors, 0);
+  EXPECT_EQ(totals.sectors, totals.least_sectors);
+}
+
 }  // namespace
 }  // namespace capstan::ptx

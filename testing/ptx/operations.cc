@@ -2,6 +2,8 @@
 #include "testing/ptx/operations.h"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -67,6 +69,19 @@ void Ternary(const Instruction& i, Registers& r, uint32_t lanes) {
   ForLanes(lanes, [&](int l) {
     to[l] =
         BitsOf(Op::Of(ValueOf<T>(a[l]), ValueOf<T>(b[l]), ValueOf<T>(c[l])));
+  });
+}
+
+// The low bits of the first in place of those of the second, from the third on,
+// as many as the fourth says.
+void InsertBits(const Instruction& i, Registers& r, uint32_t lanes) {
+  Lanes& to = r.values[i.to[0]];
+  const Lanes &a = r.values[i.from[0]], &b = r.values[i.from[1]];
+  const Lanes &at = r.values[i.from[2]], &count = r.values[i.from[3]];
+  ForLanes(lanes, [&](int l) {
+    const uint64_t low = (uint64_t{1} << std::min<uint64_t>(count[l], 32)) - 1;
+    const uint64_t mask = at[l] > 31 ? 0 : low << at[l];
+    to[l] = static_cast<uint32_t>((b[l] & ~mask) | ((a[l] << at[l]) & mask));
   });
 }
 
@@ -336,6 +351,16 @@ struct ToBFloat16 {
     return std::isnan(a) ? 0x7fff : c10::BFloat16(a).x;
   }
 };
+template <typename To>
+struct ToTwoOf8Bits {  // a: the upper byte; beyond the greatest, that
+  static uint16_t Of(float a, float b) {
+    const float most = std::numeric_limits<To>::max();
+    const auto one = [most](float x) -> uint16_t {
+      return std::isnan(x) ? 0x7f : To(std::clamp(x, -most, most)).x;
+    };
+    return static_cast<uint16_t>(one(a) << 8 | one(b));
+  }
+};
 struct SharedToGeneric {
   static uint64_t Of(uint64_t a) { return kSharedWindow + a; }
 };
@@ -391,6 +416,7 @@ using U64 = uint64_t;
 using Table = std::unordered_map<std::string, Operation>;
 
 void AddIntegers(Table& t) {
+  t["bfi.b32"] = {InsertBits, "r=rrrr"};
   t["add.s16"] = {Binary<Add, S16>, "r=rr"};
   t["add.s32"] = {Binary<Add, S32>, "r=rr"};
   t["add.s64"] = {Binary<Add, S64>, "r=rr"};
@@ -479,6 +505,10 @@ void AddConversions(Table& t) {
   t["cvt.f32.f16"] = {Unary<FromFloat16, U16>, "r=r"};
   t["cvt.rn.f16.f32"] = {Unary<ToFloat16, float>, "r=r"};
   t["cvt.rn.bf16.f32"] = {Unary<ToBFloat16, float>, "r=r"};
+  t["cvt.rn.satfinite.e4m3x2.f32"] = {
+      Binary<ToTwoOf8Bits<c10::Float8_e4m3fn>, float>, "r=rr"};
+  t["cvt.rn.satfinite.e5m2x2.f32"] = {
+      Binary<ToTwoOf8Bits<c10::Float8_e5m2>, float>, "r=rr"};
   t["cvta.to.global.u64"] = {Unary<Same, U64>, "r=r"};
   t["cvta.shared.u64"] = {Unary<SharedToGeneric, U64>, "r=r"};
   t["mov.b32.pack"] = {Pack<16>, "r=rr"};

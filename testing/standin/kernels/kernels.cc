@@ -51,7 +51,7 @@ int Capability(int device) {
 
 // Each entry of the table: an emulated one left as it is would run at once, on
 // memory that the host can't see.
-static_assert(sizeof(CudaKernels) == 17 * sizeof(void*),
+static_assert(sizeof(CudaKernels) == 18 * sizeof(void*),
               "add the new kernel to Table, and to launches.h");
 
 CudaKernels Table() {
@@ -72,6 +72,7 @@ CudaKernels Table() {
   table.squared_sum = Enqueue<SquaredSumArgs, &K::squared_sum>;
   table.dropout = Enqueue<DropoutArgs, &K::dropout>;
   table.dequantize_nf4 = Enqueue<DequantizeNf4Args, &K::dequantize_nf4>;
+  table.cast_fp8 = Enqueue<CastFp8Args, &K::cast_fp8>;
   table.group_choices = Enqueue<GroupChoicesArgs, &K::group_choices>;
   table.sum_chosen = Enqueue<SumChosenArgs, &K::sum_chosen>;
   return table;

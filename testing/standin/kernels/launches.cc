@@ -215,6 +215,25 @@ void Launch::Describe(kernels::cuda::DequantizeNf4Args& a) {
   Write(a.out, a.n * Bytes(a.dtype));
 }
 
+void Launch::Describe(kernels::cuda::CastFp8Args& a) {
+  const bool by_column = a.turned && a.by_row;
+  const int64_t rows = a.turned ? a.n : a.rows;
+  const int64_t read = a.rows * a.n * Bytes(DType::kBFloat16);
+  const int64_t partial = a.partials * (by_column ? a.n : 1) * kFloat;  // int32
+  Name("capstan::cast_fp8", 2.0 * a.rows * a.n,
+       by_column               ? 3
+       : a.by_row && !a.turned ? 1
+                               : 2);
+  // Rows that have just been read are in a cache; others are read again.
+  Touch(a.x, RowsSpan(a.rows, a.n, a.stride, DType::kBFloat16), true, false,
+        /*counts=*/false);
+  work_->cost.bytes_read += read * (a.by_row && !a.turned ? 1 : 2);
+  Touch(a.partial, partial, true, true, /*counts=*/by_column);
+  Write(a.out, rows * a.width);
+  Write(a.also, a.rows * a.n);
+  Write(a.scale, (a.by_row ? rows : 1) * kFloat);
+}
+
 void Launch::Describe(kernels::cuda::GroupChoicesArgs& a) {
   const int64_t places = a.choices + (a.padded ? a.experts : 0);
   Name("capstan::group_choices", 2.0 * a.choices * a.experts, 1);

@@ -30,6 +30,7 @@ class Launch {
   void Describe(kernels::cuda::AdamW8BitArgs& args);
   void Describe(kernels::cuda::SquaredSumArgs& args);
   void Describe(kernels::cuda::DequantizeNf4Args& args);
+  void Describe(kernels::cuda::CastFp8Args& args);
   void Describe(kernels::cuda::GroupChoicesArgs& args);
   void Describe(kernels::cuda::SumChosenArgs& args);
 

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_KERNELS_LAYERS_JOINED_ADAPTERS_H_
+#define CAPSTAN_KERNELS_LAYERS_JOINED_ADAPTERS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/layers/stored_linear.h"
+
+namespace capstan::kernels {
+
+// For autograd nodes on GPUs: the adapters of layers of one input (q, k and v;
+// gate and up), whose matrices A are multiplied as one, which reads the input,
+// and reads and writes its gradient, once for all. The layers' own matrices may
+// be joined (JoinedLinear), packed or neither.
+class JoinedAdapters {
+ public:
+  JoinedAdapters() = default;
+  // Takes the adapters out of the parts if at least two have one, and none is
+  // DoRA's or drops inputs; otherwise leaves them there.
+  explicit JoinedAdapters(c10::ArrayRef<LinearPart*> parts);
+
+  // y[i] [n, rows of part i] += scale * x A^T B^T, for x [n, in].
+  void AddTo(const at::Tensor& x, at::TensorList y) const;
+  // For dy like y: dx [n, in] += the gradient to x; those to A's and B's go to
+  // `gradients` by LinearPart::of.
+  void Backward(const at::Tensor& x, at::TensorList dy, const at::Tensor& dx,
+                std::vector<StoredGradients>* gradients) const;
+
+ private:
+  at::Tensor A() const;  // [ranks of all, in]
+  // Of [n, ranks of all], those of part i.
+  at::Tensor Part(const at::Tensor& inner, size_t i) const;
+
+  std::vector<LinearPart> parts_;  // with their adapters; empty: not joined
+  std::vector<int64_t> begin_;     // of each part's ranks
+  int64_t ranks_ = 0;
+};
+
+}  // namespace capstan::kernels
+
+#endif  // CAPSTAN_KERNELS_LAYERS_JOINED_ADAPTERS_H_
