@@ -108,6 +108,15 @@ TEST(StandinCurvesTest, AdamWInFewerBits) {
   }
 }
 
+TEST(StandinCurvesTest, Recomputed) {
+  for (const char* what : {"EVERY_UNIT", "MLP"}) {
+    const std::string field =
+        std::string("train.activation_checkpointing=") + what;
+    ExpectCurveOfCpu(1, "single", "fp32", kFloat32, {field});
+    ExpectCurveOfCpu(2, "fsdp", "bf16", kBFloat16, {field});
+  }
+}
+
 // The copies run beside the units; what they read and write is theirs in time.
 TEST(StandinCurvesTest, OffloadedInputs) {
   const std::vector<std::string> fields = {
@@ -198,9 +207,11 @@ TEST(StandinCurvesTest, Adapters) {
       "batch.global_batch_size=4",
       "adapter.lora.target_modules=[\"all-linear\"]"};
   ExpectConfig("run_distributed.pbtxt", lora);
-  std::vector<std::string> qlora = lora;
-  qlora.push_back("adapter.lora.quantize=NF4");
-  ExpectConfig("run_distributed.pbtxt", qlora);
+  for (const char* base : {"NF4", "FP8"}) {
+    std::vector<std::string> qlora = lora;
+    qlora.push_back(std::string("adapter.lora.quantize=") + base);
+    ExpectConfig("run_distributed.pbtxt", qlora);
+  }
 }
 // In bfloat16 products are grouped on the device, in float32 they aren't.
 TEST(StandinCurvesTest, MixtureOfExperts) {

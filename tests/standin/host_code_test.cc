@@ -25,6 +25,7 @@ struct Calls {
   std::map<std::string, int> copies;    // by direction, but to the device
   int waits = 0;
   int mallocs = 0;
+  std::map<std::string, int> kernels;  // by what LibTorch calls, if it does
 };
 
 // What the lists take for works of no launch, or leave out.
@@ -58,7 +59,11 @@ Calls LastStepOf(const std::string& folder) {
         const std::string name = line["work"];
         const int launches = line["launches"];
         calls.launches[name] += launches;
-        if (!line.contains("kernel")) CountCopies(name, launches, &calls);
+        if (line.contains("kernel")) {
+          ++calls.kernels[line["kernel"]];
+        } else {
+          CountCopies(name, launches, &calls);
+        }
       } else if (line.contains("copy")) {
         // Batches are copied to the device whenever they are there.
         if (line["copy"] != "h2d") ++calls.copies[line["copy"]];
@@ -188,6 +193,19 @@ TEST(HostCodeTest, WhatAnH100HasBesides) {
                   With({"precision=capstan.fp8", "precision.scaling=ROW"}),
                   "h100");
   ExpectListsHold("run_distributed.pbtxt", With(experts), "h100");
+}
+
+// Partial sums of a product that is split along k could overflow in float16;
+// LibTorch allows cuBLAS to round them to 16 bits, and in bfloat16 they may be.
+TEST(HostCodeTest, SplitProductsAreSummedInFloat32InFloat16) {
+  constexpr char kWide[] = "cublasGemmEx", kReduced[] = "cublasGemmEx reduced";
+  Calls calls = StepOnPaper("run_distributed.pbtxt", {"precision=capstan.fp16"},
+                            "a100", ",host_code");
+  EXPECT_GT(calls.kernels[kWide], 0);
+  EXPECT_EQ(calls.kernels[kReduced], 0);
+  calls = StepOnPaper("run_distributed.pbtxt", {"precision=capstan.bf16"},
+                      "a100", ",host_code");
+  EXPECT_GT(calls.kernels[kReduced], 0);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <regex>
 #include <string>
 #include <vector>
@@ -128,9 +129,32 @@ void ExpectPlannedConfig(const std::string& config,
   }
   ExpectPlanned(1, args);
 }
-TEST(StandinMemoryTest, Sft) { ExpectPlannedConfig("sft_quickstart.pbtxt"); }
+TEST(StandinMemoryTest, Sft) {
+  ExpectPlannedConfig("sft_quickstart.pbtxt");
+  // Rows are of max_length at most, and padded to their longest.
+  ExpectPlannedConfig("sft_quickstart.pbtxt",
+                      {"train_data.packing=NONE", "train_data.max_length=64"});
+}
 TEST(StandinMemoryTest, MaskedDiffusion) {
   ExpectPlannedConfig("llada_quickstart.pbtxt");
+}
+// With as many samples that nearly all of the memory is theirs, and one of the
+// longest is among them.
+TEST(StandinMemoryTest, AlgorithmDistillation) {
+  std::vector<std::string> fields = FewHistories();
+  for (const char* field :
+       {"batch.micro_batch_size=64", "batch.global_batch_size=64"}) {
+    fields.push_back(field);
+  }
+  for (const char* precision :
+       {"precision=capstan.bf16", "precision=capstan.fp32"}) {
+    for (const char* dropout : {"model.dropout=0", "model.dropout=0.1"}) {
+      SCOPED_TRACE(std::string(precision) + " " + dropout);
+      std::vector<std::string> more = fields;
+      more.insert(more.end(), {precision, dropout});
+      ExpectPlannedConfig("ad_darkroom_quickstart.pbtxt", more);
+    }
+  }
 }
 TEST(StandinMemoryTest, QuantisedBase) {
   ExpectPlannedConfig(
@@ -140,6 +164,24 @@ TEST(StandinMemoryTest, QuantisedBase) {
        "train_data.sequence_length=128",
        "adapter.lora.target_modules=[\"all-linear\"]",
        "adapter.lora.quantize=NF4"});
+}
+
+// Segments of LibTorch's allocator grow by mapped memory
+// (GpuAllocatorSettings).
+TEST(StandinMemoryTest, MapsMemoryUnlessTheUserSaysOtherwise) {
+  const auto mapped =
+      [](const std::map<std::string, std::string>& environment) {
+        const StandinRun run = RunOn(
+            1, ShortRun(1, {"strategy=capstan.single"}), "", "", environment);
+        EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
+        int64_t bytes = -1;
+        for (const nlohmann::json& line : run.report) {
+          if (line.contains("works")) bytes = line["mapped_bytes"];
+        }
+        return bytes;
+      };
+  EXPECT_GT(mapped({}), 0);
+  EXPECT_EQ(mapped({{"PYTORCH_ALLOC_CONF", "max_split_size_mb:512"}}), 0);
 }
 
 TEST(StandinMemoryTest, LogAndMetrics) {

@@ -40,7 +40,8 @@ std::vector<std::string> FewHistories() {
 }
 
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
-                 const std::string& settings, const std::string& output_dir) {
+                 const std::string& settings, const std::string& output_dir,
+                 const std::map<std::string, std::string>& environment) {
   const std::string folder = NewTestFolder("standin");
   const std::string out = output_dir.empty() ? folder + "/out" : output_dir;
   const std::string report = folder + "/report";
@@ -50,6 +51,7 @@ StandinRun RunOn(int gpus, const std::vector<std::string>& args,
   if (trains) all.insert(all.end(), {"--set", "output_dir=" + out});
   TrainerOptions options;
   options.timeout = 200;
+  options.environment = environment;
   if (gpus > 0) {
     all.insert(all.begin(), Runfile("trainer/trainer"));
     options.binary = Runfile("testing/standin/run.sh");

@@ -4,6 +4,7 @@
 #ifndef CAPSTAN_TESTS_STANDIN_STANDIN_RUN_H_
 #define CAPSTAN_TESTS_STANDIN_STANDIN_RUN_H_
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -33,10 +34,12 @@ std::vector<std::string> FewHistories();
 
 // Trains, or runs the command that `args` begin with, on `gpus` devices, with
 // more settings of CAPSTAN_STANDIN ("fault=malloc:3"); 0: on the CPU.
-// `output_dir`: another run's, to go on with; else a new one.
+// `output_dir`: another run's, to go on with; else a new one. `environment`:
+// variables besides.
 StandinRun RunOn(int gpus, const std::vector<std::string>& args,
                  const std::string& settings = "",
-                 const std::string& output_dir = "");
+                 const std::string& output_dir = "",
+                 const std::map<std::string, std::string>& environment = {});
 
 }  // namespace capstan
 

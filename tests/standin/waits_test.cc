@@ -136,6 +136,37 @@ TEST(StandinWaitsTest, MirroredSteps) {
   }
 }
 
+// Only the step that saves waits, to look for NaN in the weights; their copies
+// are waited for by the thread that writes them.
+TEST(StandinWaitsTest, SavesInTheBackground) {
+  constexpr int kSaved = 4, kAll = 8;
+  std::vector<std::string> args = {"--config=" +
+                                   Runfile("configs/run_distributed.pbtxt")};
+  for (const std::string& field :
+       FieldsFor(2, "fsdp",
+                 {"train.save_every=" + std::to_string(kSaved),
+                  "train.max_steps=" + std::to_string(kAll)})) {
+    args.insert(args.end(), {"--set", field});
+  }
+  const StandinRun run = RunOn(2, args);
+  ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
+  int saving = 0, writing = 0;
+  for (const nlohmann::json& line : run.report) {
+    if (!line.contains("wait")) continue;
+    const int step = line["step"];
+    if (step < 3 || step == kAll) continue;  // it evaluates and saves, too
+    if (line["thread"] == "save-write") {
+      ++writing;
+    } else {
+      ++saving;
+      EXPECT_EQ(step, kSaved) << line;
+    }
+  }
+  EXPECT_GT(saving, 0);
+  EXPECT_GT(writing, 0);
+  EXPECT_TRUE(run.findings.empty()) << run.findings[0];
+}
+
 // An optimizer on the host must see gradients and their scale: the host waits
 // for the gradients' copies, for those of the parameters that it overwrites,
 // and for the scale, and not once for each of the model's units. The copy of
@@ -174,20 +205,33 @@ TEST(StandinWaitsTest, MixtureOfExperts) {
   ExpectNoWaits("run_distributed.pbtxt", OfExperts({"precision=capstan.bf16"}));
 }
 
-// In float32 the host issues the experts' products, so that it must know how
-// many rows each has: once a layer and micro-step, and the device sorts the
-// rows meanwhile.
-TEST(StandinWaitsTest, ExpertsOneByOne) {
+// The frozen matrices are unpacked on the device.
+TEST(StandinWaitsTest, AdaptersOfAQuantisedBase) {
+  ExpectNoWaits("run_distributed.pbtxt",
+                {"model=capstan.decoder",
+                 "model.pretrained=" + Runfile("tests/golden/testdata/llama"),
+                 "train_data.sequence_length=64",
+                 "adapter.lora.target_modules=[\"all-linear\"]",
+                 "adapter.lora.quantize=NF4"});
+}
+
+// Where products aren't grouped the host issues the experts', so that it must
+// know how many rows each has: once a layer and micro-step, and the device
+// sorts the rows meanwhile.
+void ExpectAWaitALayer(const std::string& gpu,
+                       const std::vector<std::string>& more) {
+  SCOPED_TRACE(gpu);
   constexpr int kLayers = 4, kMicroSteps = 2;
+  std::vector<std::string> fields =
+      OfExperts({"batch.global_batch_size=" + std::to_string(kMicroSteps),
+                 "train.max_steps=" + std::to_string(kSteps)});
+  fields.insert(fields.end(), more.begin(), more.end());
   std::vector<std::string> args = {"--config=" +
                                    Runfile("configs/run_distributed.pbtxt")};
-  for (const std::string& field :
-       FieldsFor(1, "single",
-                 OfExperts({"batch.global_batch_size=2",
-                            "train.max_steps=" + std::to_string(kSteps)}))) {
+  for (const std::string& field : FieldsFor(1, "single", fields)) {
     args.insert(args.end(), {"--set", field});
   }
-  const StandinRun run = RunOn(1, args);
+  const StandinRun run = RunOn(1, args, "gpu=" + gpu);
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
   int waits = 0;
   for (const nlohmann::json& line : run.report) {
@@ -198,6 +242,15 @@ TEST(StandinWaitsTest, ExpertsOneByOne) {
   }
   EXPECT_EQ(waits, kLayers * kMicroSteps);
   EXPECT_TRUE(run.findings.empty()) << run.findings[0];
+}
+
+TEST(StandinWaitsTest, ExpertsOneByOne) { ExpectAWaitALayer("h100", {}); }
+
+TEST(StandinWaitsTest, AdaptersOfExperts) {
+  const std::vector<std::string> lora = {
+      "adapter.lora.target_modules=[\"all-linear\"]", "precision=capstan.bf16"};
+  ExpectNoWaits("run_distributed.pbtxt", OfExperts(lora));
+  ExpectAWaitALayer("a100", lora);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/background_save.h"
 
+#include <pthread.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -21,6 +23,7 @@ BackgroundSave::~BackgroundSave() {
 void BackgroundSave::Begin(std::function<absl::Status(Shared*)> work) {
   std::packaged_task<absl::Status()> task(
       [shared = shared_, work = std::move(work)] {
+        pthread_setname_np(pthread_self(), "save-write");
         return CatchAll([&] { return work(shared.get()); });
       });
   work_ = task.get_future();

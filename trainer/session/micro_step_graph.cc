@@ -304,9 +304,8 @@ LossSum MicroStepGraphs::RunKind(const Batch& batch, Shape* shape,
     Recording& recording = *found->second;
     recording.used = ++uses_;
     const bool drawn =
-        parts_.compares_all ||
         RandomUniform(RandomKey(0, "compared repetitions"),
-                      static_cast<uint64_t>(uses_)) < 1.0 / kComparedOf;
+                      static_cast<uint64_t>(uses_)) < 1.0 / parts_.compared_of;
     return drawn || recording.compared < kComparisons
                ? Compare(batch, shape, skipped, &recording)
                : Repeat(batch, skipped, &recording);

@@ -38,8 +38,8 @@ namespace capstan {
 //      the bit, or the kind is run as usual from then on, with a note. (Where
 //      usual runs differ among themselves, the difference must be like theirs.)
 //   4. From then on the recorded work is repeated. About one repetition in
-//      kComparedOf, drawn by their number, is compared likewise: a value of the
-//      host may change late.
+//      Parts::compared_of, drawn by their number, is compared likewise: a value
+//      of the host may change late.
 // What can't be recorded (a wait for the device, a copy to or from the host, a
 // library that refuses, no memory) falls back likewise. Collectives stay
 // outside: HeldGradients.
@@ -59,12 +59,11 @@ class MicroStepGraphs {
     std::function<std::unique_ptr<DeviceGraph>()> new_graph;
     std::function<int64_t()> idle_memory;  // GpuTools::idle_graph_memory
     std::function<void(const std::string&)> note;
-    bool compares_all = false;  // train.check_cuda_graphs
+    double compared_of = 1000.0;  // 1: all (train.check_cuda_graphs)
   };
 
   // The most recordings that are kept; the least recently used are dropped.
   static constexpr int kMostGraphs = 64;
-  static constexpr double kComparedOf = 1000.0;
 
   explicit MicroStepGraphs(Parts parts);
   ~MicroStepGraphs();

@@ -258,7 +258,7 @@ void MicroSteps::SetUpGraphs() {
   parts.new_graph = tools.new_graph;
   parts.idle_memory = tools.idle_graph_memory;
   parts.note = [this](const std::string& line) { session_.Note(line); };
-  parts.compares_all = session_.config.train().check_cuda_graphs();
+  if (session_.config.train().check_cuda_graphs()) parts.compared_of = 1.0;
   SetWorkIsRepeated(true);
   graphs_ = std::make_unique<MicroStepGraphs>(std::move(parts));
 }

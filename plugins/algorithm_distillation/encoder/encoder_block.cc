@@ -297,6 +297,97 @@ OperatorMemory PlanPlainBlock(const EncoderBlockShape& s) {
   return memory;
 }
 
+// Bytes in PlainEncoderBlock on a GPU.
+struct GpuBlockBytes {
+  explicit GpuBlockBytes(const EncoderBlockShape& s)
+      : x(s.Bytes(s.rows(), s.width)),
+        y(s.Bytes(s.queries(), s.width)),
+        inner(s.Bytes(s.queries(), s.feed_forward)),
+        scores(s.Bytes(s.queries() * s.heads, s.length)),
+        statistics(2 * s.queries() * kFloatBytes),
+        rows_of_q(s.last_only ? y : 0),
+        q_by_head(s.last_only ? 0 : y),
+        dropped(s.dropout ? 1 : 0),
+        padded(dropped * 2 * scores / s.heads) {}
+
+  const int64_t x, y;  // of all rows; of queries
+  const int64_t inner;
+  const int64_t scores;
+  const int64_t statistics;  // of a norm
+  const int64_t rows_of_q;   // taken from x
+  // Copied by matmul, which wants a head's numbers side by side, as it copies k
+  // and v. A single row's are.
+  const int64_t q_by_head;
+  // How many tensors dropout makes of one. It keeps none: backward draws again.
+  const int64_t dropped;
+  const int64_t padded;  // scores of one head, before and after dropout
+};
+
+// What each operator returns, and what is freed behind it.
+MemoryLedger GpuBlockForward(const GpuBlockBytes& b) {
+  MemoryLedger ledger;
+  ledger.Take(b.rows_of_q + b.y + 2 * b.x);  // q, k and v
+  ledger.Take(b.q_by_head + b.x);
+  ledger.Take(b.scores);      // scaled
+  ledger.Pass(2 * b.scores);  // masked; probabilities
+  ledger.Take(b.scores);
+  ledger.Pass(b.dropped * b.scores + b.padded);
+  ledger.Take(b.dropped * b.scores);
+  ledger.Take(b.x);                // v by head
+  ledger.Pass(b.y + b.q_by_head);  // mixed by head, and by row
+  ledger.Take(b.y);
+  ledger.Free(b.scores + b.q_by_head + 2 * b.x);
+  ledger.Take(b.y);  // attended, until the end
+  ledger.Pass((1 + b.dropped) * b.y);
+  ledger.Take(2 * b.y + b.statistics);  // the first norm's input and output
+  ledger.Take(2 * b.inner);
+  ledger.Take(b.y);                     // fed, until the end
+  ledger.Take(2 * b.y + b.statistics);  // the second norm's
+  ledger.Pass(b.dropped * b.y);
+  ledger.Free(2 * b.y);
+  return ledger;
+}
+
+// From what forward keeps, with the output's gradient in the output's place.
+MemoryLedger GpuBlockBackward(const GpuBlockBytes& b, bool last_only,
+                              int64_t kept) {
+  MemoryLedger ledger(kept);
+  ledger.Take(b.y);  // through the second norm
+  ledger.Free(2 * b.y + b.statistics);
+  ledger.Take(b.dropped * b.y + b.inner);  // the feed-forward's layers
+  ledger.Free(b.dropped * b.y + b.inner);
+  ledger.Pass(b.dropped * b.inner);
+  ledger.Take(b.inner);
+  ledger.Free(2 * b.inner);
+  ledger.Take(b.y);
+  ledger.Free(b.inner + 2 * b.y);
+  ledger.Take(b.y);  // the first norm
+  ledger.Free(2 * b.y + b.statistics);
+  ledger.Pass((1 + b.dropped) * b.y);  // to what is mixed, of which y is left
+  ledger.Pass(b.y);                    // by head
+  ledger.Take(b.scores + b.x);         // to probabilities, and to v
+  ledger.Free(b.x + b.y + b.dropped * b.scores);
+  ledger.Pass(b.dropped * b.scores + b.padded);
+  ledger.Pass(b.scores);
+  ledger.Free(b.scores);
+  ledger.Pass(b.scores);
+  ledger.Take(b.y + b.x);  // to q and k
+  ledger.Free(b.y + b.x + b.scores);
+  ledger.Pass(last_only ? b.x : b.y + 2 * b.x);  // to x; of all three at once
+  return ledger;
+}
+
+OperatorMemory PlanGpuBlock(const EncoderBlockShape& s) {
+  const GpuBlockBytes bytes(s);
+  const MemoryLedger forward = GpuBlockForward(bytes);
+  const int64_t kept = forward.live();
+  const MemoryLedger backward = GpuBlockBackward(bytes, s.last_only, kept);
+  // One gradient of a matrix at a time, which goes into its bucket.
+  const int64_t gradient =
+      s.Bytes(s.width, std::max(3 * s.width, s.feed_forward));
+  return {kept, forward.peak() - kept, backward.peak() - kept + gradient};
+}
+
 }  // namespace
 
 at::Tensor PlainEncoderBlock(const at::Tensor& x, const EncoderBlockWeights& w,
@@ -335,6 +426,7 @@ bool EncoderBlockShape::fused() const {
 }
 
 OperatorMemory PlanEncoderBlock(const EncoderBlockShape& s) {
+  if (s.gpu) return PlanGpuBlock(s);
   OperatorMemory memory = s.fused() ? PlanFusedBlock(s) : PlanPlainBlock(s);
   const int64_t output = s.Bytes(s.queries(), s.width);
   memory.kept += output;

@@ -6,6 +6,7 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include "kernels/layers/gpu_path_for_test.h"
 #include "kernels/memory_testing.h"
 #include "plugins/algorithm_distillation/encoder/encoder_block.h"
 
@@ -75,6 +76,20 @@ TEST(EncoderMemoryTest, PlainBlock) {
   // What LibTorch's backward allocates differs by processor: with AVX2 alone
   // the plan is a quarter of the largest peak above it.
   ExpectNear(PlanEncoderBlock(s), Measured(s), 0.3);
+}
+
+// The same nodes as on a GPU, where dropout is another one.
+TEST(EncoderMemoryTest, OnGpus) {
+  const GpuPathForTest gpu;
+  for (const bool last_only : {false, true}) {
+    SCOPED_TRACE(last_only);
+    EncoderBlockShape s = Shape(at::kFloat, last_only, /*dropout=*/false);
+    s.gpu = true;
+    OperatorMemory planned = PlanEncoderBlock(s);
+    // The test keeps the output's gradient, too, which others free.
+    planned.backward += s.Bytes(s.queries(), kWidth);
+    ExpectNear(planned, Measured(s), 0.03);
+  }
 }
 
 }  // namespace

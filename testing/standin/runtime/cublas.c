@@ -63,8 +63,19 @@ int cublasGetPointerMode_v2(Handle* handle, int* mode) {
     return capstan_standin_library_launch(#function, handle->stream); \
   }
 
-LAUNCH(cublasGemmEx)
-LAUNCH(cublasGemmStridedBatchedEx)
+/* Whether partial sums of a product that is split along k may have 16 bits is
+ * part of the name. */
+enum { kNoReducedSums = 16 }; /* CUBLAS_MATH_DISALLOW_REDUCED_.. */
+#define LAUNCH_OF_16_BITS(function)                                \
+  int function(Handle* handle) {                                   \
+    return capstan_standin_library_launch(                         \
+        handle->math_mode & kNoReducedSums ? #function             \
+                                           : #function " reduced", \
+        handle->stream);                                           \
+  }
+
+LAUNCH_OF_16_BITS(cublasGemmEx)
+LAUNCH_OF_16_BITS(cublasGemmStridedBatchedEx)
 LAUNCH(cublasSgemmEx)
 LAUNCH(cublasSgemm_v2)
 LAUNCH(cublasSgemmStridedBatched)

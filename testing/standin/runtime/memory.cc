@@ -367,6 +367,7 @@ cudaError_t MapMemory(void* begin, int64_t bytes, uint64_t handle) {
       return cudaErrorInvalidValue;
     }
   }
+  NoteMapped(bytes);
   Poison(begin, bytes);
   return cudaSuccess;
 }
@@ -381,6 +382,7 @@ cudaError_t UnmapMemory(void* begin, int64_t bytes) {
       return cudaErrorInvalidValue;
     }
   }
+  NoteMapped(-bytes);
   const auto at = reinterpret_cast<uintptr_t>(begin);
   ForgetAccesses(at, at + bytes);
   return cudaSuccess;

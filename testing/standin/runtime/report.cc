@@ -34,6 +34,7 @@ struct Output {
   int64_t cpu_us_at_step = 0;
   int64_t reserved = 0;  // bytes of cudaMalloc
   int64_t reserved_peak = 0;
+  int64_t mapped = 0;  // bytes of cuMemMap
   int64_t blocks = 0;  // of the caching allocator
   int64_t blocks_peak = 0;
   bool blocks_watched = false;
@@ -178,6 +179,7 @@ void EndStep(Output* output, int64_t step) {
              Field("bytes_sent", now.bytes_sent - then.bytes_sent) +
              Field("peak_bytes", peak) +
              Field("reserved_bytes", output->reserved_peak) +
+             Field("mapped_bytes", output->mapped) +
              Field("cpu_us", CpuMicroseconds() - output->cpu_us_at_step) +
              (FaultCalls() < 0 ? "" : Field("fault_calls", FaultCalls())) +
              "}");
@@ -333,6 +335,12 @@ void NoteReserved(int64_t bytes_more) {
   std::lock_guard lock(output.mutex);
   output.reserved += bytes_more;
   output.reserved_peak = std::max(output.reserved_peak, output.reserved);
+}
+
+void NoteMapped(int64_t bytes_more) {
+  Output& output = TheOutput();
+  std::lock_guard lock(output.mutex);
+  output.mapped += bytes_more;
 }
 
 void NoteBlocks(int64_t bytes_more) {

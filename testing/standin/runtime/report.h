@@ -50,6 +50,7 @@ void NoteFree(int64_t bytes);
 // Bytes in use have changed: of cudaMalloc, or of the caching allocator's
 // blocks where it is watched.
 void NoteReserved(int64_t bytes_more);
+void NoteMapped(int64_t bytes_more);  // cuMemMap's
 void NoteBlocks(int64_t bytes_more);
 
 // A range of this thread began or ended (nvtx.cc). One named "step N" is a
