@@ -84,6 +84,7 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
   const at::Tensor mean = at::zeros({rows, kWidth}, floats);
   const at::Tensor square = at::zeros({rows, kWidth}, floats);
   const auto bfloats = options.dtype(at::kBFloat16);
+  const at::Tensor x16 = at::ones({rows, kWidth}, bfloats);
   const at::Tensor mean16 = at::zeros({rows, kWidth}, bfloats);
   const at::Tensor square16 = at::zeros({rows, kWidth}, bfloats);
   const auto bytes_of = options.dtype(at::kByte);
@@ -145,13 +146,13 @@ std::vector<Case> CasesOf(const cuda::CudaKernels& kernels, int64_t bytes,
        }},
       {"cast_fp8", (2 * 2 + 1) * rows * kWidth,
        [=, &kernels] {
-         cuda::CastFp8(kernels, x, at::kFloat8_e4m3fn, false, false, 448.0f,
+         cuda::CastFp8(kernels, x16, at::kFloat8_e4m3fn, false, false, 448.0f,
                        1e-12f);
        }},
       {"cast_fp8, both", (2 * 2 + 2) * rows * kWidth,
        [=, &kernels] {
-         cuda::CastFp8(kernels, x.t(), at::kFloat8_e5m2, false, true, 57344.0f,
-                       1e-12f);
+         cuda::CastFp8(kernels, x16.t(), at::kFloat8_e5m2, false, true,
+                       57344.0f, 1e-12f);
        }},
       {"sum_chosen", (rows / 2 + rows / 16) * kWidth * size,
        [=, &kernels] {

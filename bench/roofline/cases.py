@@ -93,10 +93,13 @@ def arguments(case):
 
 def ask(roofline, case, gpu, timeout):
     """What roofline says, as JSON, or None and its error."""
-    done = subprocess.run(
-        [roofline, *arguments(case), "--json", f"--gpu={gpu}",
-         f"--gpus={case.gpus}", f"--hosts={case.hosts}"],
-        capture_output=True, text=True, timeout=timeout, check=False)
+    try:
+        done = subprocess.run(
+            [roofline, *arguments(case), "--json", f"--gpu={gpu}",
+             f"--gpus={case.gpus}", f"--hosts={case.hosts}"],
+            capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {timeout} s"
     if done.returncode != 0:
         return None, done.stderr.strip()
     return json.loads(done.stdout), ""

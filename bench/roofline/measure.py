@@ -71,6 +71,8 @@ def train(trainer, case, folder, steps, deadline):
 
 def measure(args, case, number, deadline):
     """A line of rows.jsonl, or None, and what is wrong, or None."""
+    if time.monotonic() > deadline:
+        raise Unjudged("out of time")
     answer, error = cases.ask(args.roofline, case, args.gpu, 120)
     if answer is None:
         raise Unjudged(f"no prediction: {error}")

@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "base/embedded_files.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "cluster/launch/place.h"
 #include "cluster/launch/rank_info.h"
@@ -318,8 +319,8 @@ absl::StatusOr<std::string> ScriptText(const ScriptOptions& given) {
        {"@IMAGE@", all.image},
        {"@TOKEN@", RandomToken()},
        {"@COMMAND@", ShellText(words)},
-       {"@COMMAND_LIST@", nlohmann::json(words).dump()},
-       {"@CHECK_LIST@", nlohmann::json(pods.check).dump()},
+       {"@COMMAND_LIST@", JsonText(nlohmann::json(words))},
+       {"@CHECK_LIST@", JsonText(nlohmann::json(pods.check))},
        {"@RESOURCES@", pods.resources.dump()},
        {"@NODE_SELECTOR@", pods.node_selector.dump()},
        {"@CONFIG_TEXT@", Indented(pods.config_text, 4)}});

@@ -498,7 +498,7 @@ CastTo8Bits CastFp8(const CudaKernels& cuda, const at::Tensor& x_any,
   args.x = x.const_data_ptr();
   args.rows = x.size(0);
   args.n = x.size(1);
-  args.stride = x.stride(0);
+  args.stride = args.rows == 1 ? args.n : x.stride(0);
   args.turned = turned;
   args.by_row = by_row;
   args.e5m2 = type == at::kFloat8_e5m2;

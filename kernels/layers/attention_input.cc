@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -144,7 +145,9 @@ class ProjectionsFunction
       }
       call.joined.BackwardInto(dy, dn);
       call.joined.AddGradients(n, dy, &gradients);
-      call.adapters.Backward(n, call.joined.Parts(dy), dn, &gradients);
+      if (call.adapters.joined()) {
+        call.adapters.Backward(n, call.joined.Parts(dy), dn, &gradients);
+      }
     } else {
       ApartBackward(call, n, grads, dn, &gradients);
     }
@@ -174,7 +177,7 @@ class ProjectionsFunction
     const JoinedLinear& joined = call.joined;
     const at::Tensor y = Rows(n, joined.width());
     joined.ForwardInto(n, y);
-    call.adapters.AddTo(n, joined.Parts(y));
+    if (call.adapters.joined()) call.adapters.AddTo(n, joined.Parts(y));
     const at::Tensor together = joined.FirstParts(y, call.rotated);
     if (together.defined()) call.Rotate(RopeDirection::kForward, together);
     variable_list out;
@@ -193,7 +196,7 @@ class ProjectionsFunction
                               variable_list* saved) {
     const at::Tensor y = Rows(n, call.joined.width());
     call.joined.ForwardInto(n, y);
-    call.adapters.AddTo(n, call.joined.Parts(y));
+    if (call.adapters.joined()) call.adapters.AddTo(n, call.joined.Parts(y));
     saved->push_back(y);
     variable_list out;
     for (int i = 0; i < static_cast<int>(call.norms.size()); ++i) {
@@ -350,10 +353,15 @@ void PlanAttentionInputBackward(const TransformerBlockShape& s,
     ledger->Free(s.q() + s.kv() + s.query_key_rstd());
   }
   if (s.input_norms) ledger->Take(s.x());  // n, again
-  const LinearMemory value = s.Linear(kValueMatrix);
-  ledger->Take(s.x() + s.Linear(kQueryMatrix).gradients +
-               s.Linear(kKeyMatrix).gradients + value.gradients);
-  ledger->Pass(value.backward);
+  int64_t gradients = 0, most = 0;
+  for (const BlockMatrix matrix : {kQueryMatrix, kKeyMatrix, kValueMatrix}) {
+    const LinearMemory linear = s.Linear(matrix);
+    gradients += linear.gradients;
+    most = std::max(most, linear.backward);
+  }
+  ledger->Take(s.x() + gradients);
+  // In 8 bits n^T is kept for the next of them.
+  ledger->Pass(most + (s.gpu && s.fp8 ? s.rows * s.hidden : 0));
   if (s.input_norms) {
     PlanRmsNormBackward(s.rows, s.hidden, s.dtype, s.trained, ledger);
   }

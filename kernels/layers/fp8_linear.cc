@@ -182,7 +182,10 @@ Fp8Factor CastToFp8(const at::Tensor& x, c10::ScalarType type,
                                                                      : nullptr;
   if (known != nullptr && known->Has(x, type, scaling)) return known->factor_;
   Fp8BothWays* const ways = type == kGradients ? both_ways : nullptr;
-  if (ways != nullptr && ways->Has(x)) return std::move(ways->kept_);
+  if (ways != nullptr) {
+    if (ways->Has(x)) return std::move(ways->kept_);
+    ways->kept_ = {};
+  }
   const Fp8Factor made =
       Cast(x, type, scaling, ways != nullptr ? &ways->kept_ : nullptr);
   if (ways != nullptr) ways->of_ = x;

@@ -23,6 +23,9 @@ class JoinedAdapters {
   // DoRA's or drops inputs; otherwise leaves them there.
   explicit JoinedAdapters(c10::ArrayRef<LinearPart*> parts);
 
+  bool joined() const { return !parts_.empty(); }
+
+  // Without joined adapters the others do nothing.
   // y[i] [n, rows of part i] += scale * x A^T B^T, for x [n, in].
   void AddTo(const at::Tensor& x, at::TensorList y) const;
   // For dy like y: dx [n, in] += the gradient to x; those to A's and B's go to

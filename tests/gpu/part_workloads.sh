@@ -89,9 +89,13 @@ on_cpu() { CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 "$@"; }
 runs=$FOLDER/workloads
 for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
   workload "$name"
-  bound=("$exact")
   for precision in fp32 bf16; do
     at=$runs/$name-$precision
+    bound=("$exact")
+    if [ "$precision" = bf16 ]; then
+      bound=("$rounded")
+      [ ! -e "$runs/$name-fp32-cpu" ] || bound+=("$runs/$name-fp32-cpu")
+    fi
     echo "== $name in $precision"
     if ! run "$at-gpu" "$steps" --set precision="capstan.$precision" ||
       ! on_cpu run "$at-cpu" "$steps" --set precision="capstan.$precision"; then
@@ -103,7 +107,6 @@ for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
     echo "$compared"
     result workloads "{\"workload\": \"$name\", \
 \"precision\": \"$precision\", \"compared\": $compared}"
-    bound=("$rounded" "$runs/$name-fp32-cpu")
   done
 done
 

@@ -68,7 +68,11 @@ for part in $all_parts; do
   name=${part%%:*}
   limit=${part##*:}
   left=$((deadline - SECONDS))
-  if [ "$limit" -gt "$left" ]; then limit=$left; fi
+  late="failed: out of time"
+  if [ "$limit" -gt "$left" ]; then
+    limit=$left
+    late="not judged: no time was left"
+  fi
   if [ -n "${PARTS-}" ] && [[ " $PARTS " != *" $name "* ]]; then continue; fi
   if [ "$limit" -le 0 ]; then
     printf '%s\tnot judged: no time was left\t0\n' "$name" >>"$folder/parts.tsv"
@@ -82,7 +86,7 @@ for part in $all_parts; do
   case $status in
     0) state=passed ;;
     77 | 78) state="not judged: $(tail -n 1 "$folder/$name.txt" | tr '\t' ' ')" ;;
-    124 | 137) state="failed: out of time" ;;
+    124 | 137) state=$late ;;
     *) state="failed: $(tail -n 1 "$folder/$name.txt" | tr '\t' ' ')" ;;
   esac
   if [[ "$state" == failed* ]]; then failed=$((failed + 1)); fi
