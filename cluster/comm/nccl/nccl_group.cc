@@ -252,9 +252,9 @@ std::string LogSoFar() {
   return log;
 }
 
-// Has NCCL write what it chooses into memory, unless the user has set
-// NCCL_DEBUG or NCCL_DEBUG_FILE. Called before NCCL's first call, which reads
-// the variables.
+// Has NCCL write what it chooses and what goes wrong into memory (NcclLog),
+// unless the user has set NCCL_DEBUG or NCCL_DEBUG_FILE. Called before NCCL's
+// first call, which reads the variables.
 void KeepNcclLog() {
   if (log_file >= 0) return;
   set_by_user =
@@ -262,6 +262,7 @@ void KeepNcclLog() {
   if (set_by_user) return;
   log_file = memfd_create("nccl-log", MFD_CLOEXEC);
   if (log_file < 0) return;
+  SetNcclLog(LogSoFar);
   setenv("NCCL_DEBUG", "INFO", /*overwrite=*/1);
   sets_subsystems = getenv("NCCL_DEBUG_SUBSYS") == nullptr;
   if (sets_subsystems) setenv("NCCL_DEBUG_SUBSYS", "INIT", /*overwrite=*/1);
