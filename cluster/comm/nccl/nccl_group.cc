@@ -35,6 +35,7 @@
 #include "cluster/comm/device_times.h"
 #include "cluster/comm/gpu_tools.h"
 #include "cluster/comm/nccl/cuda_graph.h"
+#include "cluster/comm/nccl/exact_pinned.h"
 #include "cluster/comm/nccl/nccl_entry.h"
 #include "cluster/comm/nccl_network.h"
 #include "cluster/comm/single_group.h"
@@ -291,6 +292,7 @@ void TakeGpu(at::Device device) {
   const std::string settings = GpuAllocatorSettings(Gpus().gpus);
   if (!settings.empty()) c10::CachingAllocator::setAllocatorSettings(settings);
   at::globalContext().lazyInitDevice(at::kCUDA);
+  TakeExactPinnedMemory();
   c10::cuda::set_device(device.index());
 }
 
