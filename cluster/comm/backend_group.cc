@@ -17,6 +17,7 @@
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/backend_error.h"
+#include "cluster/comm/nccl_network.h"
 #include "cluster/comm/phase_group.h"
 #include "cluster/comm/single_group.h"
 
@@ -36,11 +37,13 @@ namespace {
   }
   const std::string message = BackendMessage(what);
   timed_out |= IsTimeout(message);
+  const std::string warnings = NcclWarnings(NcclLog(), message);
   throw CommunicationError(
       absl::StrCat("rank ", rank,
                    timed_out ? " waited too long for another rank during "
                              : " lost the connection to another rank during ",
-                   collective, ": ", message));
+                   collective, ": ", message,
+                   warnings.empty() ? "" : "; NCCL has warned: ", warnings));
 }
 
 // Calls `function`; exceptions due to a lost peer or network become

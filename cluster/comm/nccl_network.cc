@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/comm/nccl_network.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -36,6 +37,8 @@ std::vector<std::string> DevicesOf(absl::string_view text) {
   return devices;
 }
 
+std::string (*the_log)() = nullptr;
+
 std::string& Connection() {
   static auto* const connection = new std::string;
   return *connection;
@@ -57,5 +60,25 @@ std::string NcclNetwork(absl::string_view log) {
   return absl::StrCat(network == "Socket" ? "sockets" : network,
                       devices.empty() ? "" : " ", absl::StrJoin(devices, ", "));
 }
+
+std::string NcclWarnings(absl::string_view log, absl::string_view told) {
+  constexpr absl::string_view kBefore = "NCCL WARN ";
+  constexpr size_t kMost = 3;
+  std::vector<absl::string_view> last;
+  for (absl::string_view line : absl::StrSplit(log, '\n')) {
+    const size_t at = line.find(kBefore);
+    if (at == absl::string_view::npos) continue;
+    line = absl::StripAsciiWhitespace(line.substr(at + kBefore.size()));
+    if (line.empty() || absl::StrContains(told, line)) continue;
+    last.erase(std::remove(last.begin(), last.end(), line), last.end());
+    last.push_back(line);
+    if (last.size() > kMost) last.erase(last.begin());
+  }
+  return absl::StrJoin(last, "; ");
+}
+
+std::string NcclLog() { return the_log == nullptr ? "" : the_log(); }
+
+void SetNcclLog(std::string (*log)()) { the_log = log; }
 
 }  // namespace capstan

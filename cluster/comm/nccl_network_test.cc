@@ -40,5 +40,27 @@ TEST(NcclNetworkTest, NothingIsSaid) {
   EXPECT_EQ(NcclNetwork("a:1:1 [0] NCCL WARN Using network"), "");
 }
 
+TEST(NcclNetworkTest, TheLastWarnings) {
+  constexpr char kLog[] =
+      "a:91:120 [3] NCCL INFO Using network IB\n"
+      "\n[2026-11-27 21:00:07] a:91:140 [3] transport/net_ib.cc:1893 NCCL WARN "
+      "NET/IB : Got completion from peer 10.0.0.2<40000> with status=12\n"
+      "a:91:140 [3] NCCL WARN second\n"
+      "a:91:140 [3] NCCL INFO not this\n"
+      "a:91:140 [3] NCCL WARN NET/IB : Got completion from peer "
+      "10.0.0.2<40000> with status=12\n";
+  EXPECT_EQ(NcclWarnings(kLog, ""),
+            "second; NET/IB : Got completion from peer 10.0.0.2<40000> with "
+            "status=12");
+  EXPECT_EQ(NcclWarnings(kLog,
+                         "Last error: NET/IB : Got completion from peer "
+                         "10.0.0.2<40000> with status=12"),
+            "second");
+  EXPECT_EQ(
+      NcclWarnings("NCCL WARN 1\nNCCL WARN 2\nNCCL WARN 3\nNCCL WARN 4", ""),
+      "2; 3; 4");
+  EXPECT_EQ(NcclWarnings("a:1:1 [0] NCCL INFO Using network IB\n", ""), "");
+}
+
 }  // namespace
 }  // namespace capstan

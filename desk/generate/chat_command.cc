@@ -59,6 +59,8 @@ class Chat {
     CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(model));
     CAPSTAN_ASSIGN_OR_RETURN(chat->stop_strings_,
                              StopStringsOf(options.stop, model));
+    const TokenModel& tokens = *model.token_model();
+    CAPSTAN_RETURN_IF_ERROR(CheckCache(tokens, 1, tokens.max_positions()));
     // Each turn's prompt begins with all turns before.
     chat->generator_.objective->KeepContext(true);
     if (!options.tools.empty()) {

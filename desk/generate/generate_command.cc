@@ -312,6 +312,23 @@ absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
   return writer;
 }
 
+// Whether a GPU can hold the largest batch of `tasks`.
+absl::Status CheckBatches(const std::vector<Task>& tasks,
+                          const GenerateOptions& options,
+                          const Writer& writer) {
+  const TokenModel& model = *writer.generator.model->token_model();
+  size_t longest = 0;
+  for (const Task& task : tasks) longest = std::max(longest, task.ids.size());
+  const int64_t all = static_cast<int64_t>(tasks.size()) * writer.sequences;
+  const int64_t texts = writer.searches() ? writer.beams.beams
+                        : options.output.empty()
+                            ? 1
+                            : std::min(options.batch_size, all);
+  // Without a flag the model may say how many it writes.
+  const int64_t more = writer.sample.max_new_tokens;
+  return CheckCache(model, texts, static_cast<int64_t>(longest) + more);
+}
+
 absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
@@ -330,6 +347,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Writer writer, MakeWriter(options, generator));
   if (!options.prompt_ids.empty()) {
     const Task task = {nullptr, options.prompt_ids, {}};
+    CAPSTAN_RETURN_IF_ERROR(CheckBatches({task}, options, writer));
     CAPSTAN_ASSIGN_OR_RETURN(
         const Texts ids, writer.beams.beams > 1
                              ? SearchTexts(task, writer)
@@ -340,6 +358,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   const TaskSettings settings = {options.model, options.chat_template_kwargs};
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,
                            MakeTasks(prompts, settings, generator));
+  CAPSTAN_RETURN_IF_ERROR(CheckBatches(tasks, options, writer));
   CAPSTAN_RETURN_IF_ERROR(options.output.empty()
                               ? Show(tasks, options, writer)
                               : WriteFile(tasks, options, writer));

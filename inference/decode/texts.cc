@@ -33,6 +33,15 @@ std::string TextOf(const Task& task, const Writer& writer,
   return written;
 }
 
+absl::Status CheckCache(const TokenModel& model, int64_t texts,
+                        int64_t tokens) {
+  // Others need none.
+  if (!model.causal()) return absl::OkStatus();
+  const absl::Status made =
+      model.NewCache(texts, std::min(tokens, model.max_positions())).status();
+  return absl::IsResourceExhausted(made) ? made : absl::OkStatus();
+}
+
 absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer) {
   SampleOptions sample = writer.sample;
   sample.stop_tokens = task.stops;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "inference/decode/prompt.h"
@@ -15,6 +16,7 @@
 #include "inference/load/generator.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan {
 
@@ -37,6 +39,11 @@ absl::StatusOr<StopStrings> StopStringsOf(const std::vector<std::string>& given,
                                           Model& model);
 // All tokens that end the task's text.
 std::vector<int64_t> StopsOf(const Task& task, const Generator& generator);
+
+// RESOURCE_EXHAUSTED if a GPU can't hold the keys and values of so many texts
+// at once, of up to `tokens` tokens: to be known before the first text, which
+// may be short, is written.
+absl::Status CheckCache(const TokenModel& model, int64_t texts, int64_t tokens);
 
 // The best texts of a prompt, as many as it gets.
 absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer);

@@ -22,9 +22,13 @@ void LayerCache::Grow(int64_t positions) {
   const int64_t room = k_.defined() ? k_.size(1) : 0;
   if (positions <= room) return;
   const int64_t length = extent_->length;
+  // On a GPU all of it at once: it has been counted, and growing would hold old
+  // and new. A host's memory isn't taken before it is written.
   const int64_t more =
-      std::min(extent_->max_length,
-               std::max(positions, std::max(2 * room, kFirstPositions)));
+      extent_->options.device().is_cuda()
+          ? extent_->max_length
+          : std::min(extent_->max_length,
+                     std::max(positions, std::max(2 * room, kFirstPositions)));
   for (at::Tensor* const x : {&k_, &v_}) {
     const at::Tensor grown =
         at::empty({extent_->batch, more, extent_->width}, extent_->options);

@@ -9,15 +9,16 @@
 #include "base/collective_label.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
+#include "strategies/common/bucket_size.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/replicated.h"
-#include "strategies/ddp/bucket_size.h"
 #include "strategies/ddp/ddp.pb.h"
 
 namespace capstan::ddp {
 namespace {
 
 constexpr int64_t kDefaultFirstBytes = 1 << 20;
+constexpr int64_t kLeastBytes = int64_t{25} << 20;  // PyTorch's
 
 int64_t Bytes(double mib, int64_t default_bytes) {
   // An exabyte holds any model; larger values would overflow.
@@ -27,13 +28,11 @@ int64_t Bytes(double mib, int64_t default_bytes) {
 }
 
 int64_t DefaultBytes(const StrategyContext& context) {
-  int64_t elements = 0;
-  for (const ParameterSpec& spec : context.model->parameters()) {
-    if (spec.trainable) elements += spec.numel();
-  }
-  return DefaultBucketBytes(
-      context.group->device().is_cuda(), context.group->size(), elements,
-      static_cast<int64_t>(c10::elementSize(context.precision.reduce)));
+  const auto element =
+      static_cast<int64_t>(c10::elementSize(context.precision.reduce));
+  return element *
+         DefaultBucket(context.group->device().is_cuda(), context.group->size(),
+                       context.model->parameters(), kLeastBytes / element);
 }
 
 // Data parallelism (Li et al., "PyTorch Distributed: Experiences on

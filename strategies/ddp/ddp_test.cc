@@ -11,7 +11,6 @@
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
-#include "strategies/ddp/bucket_size.h"
 #include "strategies/ddp/ddp.pb.h"
 
 namespace capstan::ddp {
@@ -40,18 +39,6 @@ TEST(DdpTest, DefaultsAreValid) {
   EXPECT_TRUE((*ddp)->Check(request).ok());
   request.world_size = 7;
   EXPECT_TRUE((*ddp)->Check(request).ok());
-}
-
-TEST(DdpTest, BucketsOfGpusGrowWithTheRanks) {
-  constexpr int64_t kBillion = 1000 * 1000 * 1000;
-  EXPECT_EQ(DefaultBucketBytes(true, 8, kBillion, 4), 160'000'000);
-  EXPECT_EQ(DefaultBucketBytes(true, 40, kBillion, 4), 160'000'000);
-  EXPECT_EQ(DefaultBucketBytes(true, 64, kBillion, 2), 128'000'000);
-  // Most of a small model is reduced during backward, too.
-  EXPECT_EQ(DefaultBucketBytes(true, 8, kBillion / 10, 4), 100'000'000);
-  EXPECT_EQ(DefaultBucketBytes(true, 8, 1000, 4), 25 << 20);
-  // On the CPU they stay.
-  EXPECT_EQ(DefaultBucketBytes(false, 64, kBillion, 4), 25 << 20);
 }
 
 TEST(DdpTest, NegativeSizesNameTheirField) {

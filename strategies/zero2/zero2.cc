@@ -12,10 +12,12 @@
 #include "base/collective_label.h"
 #include "base/side_stream.h"
 #include "base/status.h"
+#include "kernels/context/run_device.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/plugin.h"
 #include "plugins/sdk/strategy.h"
+#include "strategies/common/bucket_size.h"
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
@@ -26,9 +28,9 @@
 namespace capstan::zero2 {
 namespace {
 
-// 32 MB of float32: enough for a network's full speed, and small compared to
-// models from a few hundred million parameters on.
-constexpr int64_t kDefaultReduceBucket = 8'000'000;
+// 32 MB of float32: enough for a network's full speed among a few ranks, and
+// small compared to models from a few hundred million parameters on.
+constexpr int64_t kLeastReduceBucket = 8'000'000;
 // DeepSpeed's default; larger ones cost nothing, since gathers are in place.
 constexpr int64_t kDefaultAllgatherBucket = 500'000'000;
 // The first bucket is ready soonest; DDP's is 1 MiB, too.
@@ -287,8 +289,6 @@ class Zero2 final : public Strategy, public HeldGradients {
 
   explicit Zero2(const Config& config)
       : config_(config),
-        reduce_bucket_size_(
-            OrDefault(config.reduce_bucket_size(), kDefaultReduceBucket)),
         allgather_bucket_size_(
             OrDefault(config.allgather_bucket_size(), kDefaultAllgatherBucket)),
         overlap_(!config.has_overlap_comm() || config.overlap_comm()),
@@ -366,9 +366,12 @@ class Zero2 final : public Strategy, public HeldGradients {
   std::vector<Bucket> MakeBuckets(const std::vector<ParameterSpec>& specs,
                                   const LayoutRules& rules, int world_size,
                                   FlatLayout* layout) const {
-    return LayOutBuckets(specs, rules, world_size,
-                         std::min(kFirstBucket, reduce_bucket_size_),
-                         reduce_bucket_size_, layout);
+    const int64_t size =
+        OrDefault(config_.reduce_bucket_size(),
+                  DefaultBucket(CurrentRunDevice().gpu, world_size, specs,
+                                kLeastReduceBucket));
+    return LayOutBuckets(specs, rules, world_size, std::min(kFirstBucket, size),
+                         size, layout);
   }
 
   bool separate_masters(const PrecisionPolicy& precision) const {
@@ -508,7 +511,6 @@ class Zero2 final : public Strategy, public HeldGradients {
   }
 
   const Config config_;
-  const int64_t reduce_bucket_size_;
   const int64_t allgather_bucket_size_;
   const bool overlap_;
   const bool offload_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/context/run_device.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/plugin_for_test.h"
 #include "plugins/sdk/strategy.h"
@@ -68,6 +69,40 @@ TEST(Zero2Test, ThePlanCountsAllBucketsThatFill) {
             3 * kMatrices + kVectors);
   EXPECT_EQ(plan.backward_buckets[0], 3 * kMatrices + kVectors);
   EXPECT_EQ(plan.publish_buckets, kMatrices + kVectors);
+}
+
+// How many matrices of a million a bucket has, of a model with one a unit,
+// which fill the first bucket and then some more.
+int64_t PlannedBucket(const Config& config, int64_t matrices, int ranks) {
+  constexpr int64_t kMatrix = 1000 * 1000;
+  std::vector<ParameterSpec> specs;
+  for (int unit = 0; unit < matrices; ++unit) {
+    specs.push_back({"matrix", {kMatrix}, unit});
+  }
+  const IdleModel model(specs, static_cast<int>(matrices));
+  StrategyRequest request;
+  request.model = &model;
+  request.world_size = ranks;
+  const auto zero2 = MakePlugin<Strategy>(config);
+  const StrategyPlan plan = (*zero2)->Plan(request);
+  // The last one fills while two are reduced.
+  return plan.backward_buckets[0] / (3 * kMatrix * 4);
+}
+
+TEST(Zero2Test, BucketsOfGpusGrowWithTheRanks) {
+  const RunDevice before = CurrentRunDevice();
+  EXPECT_EQ(PlannedBucket(Config(), 321, 64), 8);
+  SetRunDevice({/*gpu=*/true, /*memory=*/0});
+  EXPECT_EQ(PlannedBucket(Config(), 321, 8), 40);
+  EXPECT_EQ(PlannedBucket(Config(), 321, 40), 40);
+  EXPECT_EQ(PlannedBucket(Config(), 321, 64), 64);
+  // Most of a small model is reduced during backward, too.
+  EXPECT_EQ(PlannedBucket(Config(), 81, 8), 20);
+  EXPECT_EQ(PlannedBucket(Config(), 25, 8), 8);
+  Config config;
+  config.set_reduce_bucket_size(5 * 1000 * 1000);
+  EXPECT_EQ(PlannedBucket(config, 321, 64), 5);
+  SetRunDevice(before);
 }
 
 // One rank of two, whose gathers do nothing but know whether they were waited

@@ -135,6 +135,41 @@ TEST(StandinInferenceTest, WeightsThatDoNotFitAreToldBefore) {
       {"the model's weights take", "--weights=bfloat16"});
 }
 
+// Keys and values of a batch, before the first of its texts; of the largest
+// batch, before the first of all.
+TEST(StandinInferenceTest, CachesThatDoNotFitAreToldBefore) {
+  const std::string folder = MustTrain(RunText().Train("max_steps: 1"));
+  const std::string prompts = WriteText(
+      NewTestFolder("prompts") + "/prompts.txt", "To be\nMy lord, the king\n");
+  const auto write = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {
+        "generate", "--model=" + folder, "--input=" + prompts,
+        "--output=" + NewTestFolder("texts") + "/texts.jsonl",
+        "--max_new_tokens=12"};
+    args.insert(args.end(), more.begin(), more.end());
+    return RunOn(1, args, "memory=8G,occupied=8000M");
+  };
+  ExpectOneError(write({"--sequences=100000", "--batch_size=100000"}).result,
+                 {"the keys and values of 100000 texts of 29 tokens, ",
+                  " bytes a token, take ", "--batch_size", "--max_new_tokens"});
+  const StandinRun fits = write({"--batch_size=2"});
+  EXPECT_EQ(fits.result.exit_code, 0) << fits.result.err;
+  EXPECT_THAT(fits.findings, IsEmpty());
+}
+
+// Of a text that may take all of a model's positions, the cache grows.
+TEST(StandinInferenceTest, ALongPrompt) {
+  const std::string folder = CopyFolder(Golden("llama"), "long");
+  nlohmann::json config = ReadJson(folder + "/config.json");
+  config["max_position_embeddings"] = 2100;
+  WriteText(folder + "/config.json", config.dump());
+  std::vector<std::string> ids;
+  for (int i = 0; i < 2090; ++i) ids.push_back(std::to_string(2 + i % 50));
+  ExpectAsOnCpu({"generate", "--model=" + folder,
+                 "--prompt_ids=" + absl::StrJoin(ids, ","), "--greedy",
+                 "--max_new_tokens=10"});
+}
+
 struct Asked {
   int waits = 0;     // of the host for the device
   int launches = 0;  // of kernels, up to the last wait: a process that ends

@@ -248,5 +248,13 @@ TEST(StandinMemoryTest, SnapshotWhenMemoryRunsOut) {
   }
 }
 
+// What is on the host isn't on the device; tests/standin/exact_pinned_test
+// holds the other half.
+TEST(StandinMemoryTest, StateOnTheHost) {
+  ExpectPlanned(2, "zero2", "bf16", "", "a100",
+                {"strategy.offload_optimizer.device=CPU"});
+  ExpectPlanned(2, "fsdp", "bf16", "", "a100", {"strategy.cpu_offload=true"});
+}
+
 }  // namespace
 }  // namespace capstan

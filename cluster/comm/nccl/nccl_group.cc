@@ -35,6 +35,7 @@
 #include "cluster/comm/device_times.h"
 #include "cluster/comm/gpu_tools.h"
 #include "cluster/comm/nccl/cuda_graph.h"
+#include "cluster/comm/nccl/exact_pinned.h"
 #include "cluster/comm/nccl/nccl_entry.h"
 #include "cluster/comm/nccl_network.h"
 #include "cluster/comm/single_group.h"
@@ -252,9 +253,9 @@ std::string LogSoFar() {
   return log;
 }
 
-// Has NCCL write what it chooses into memory, unless the user has set
-// NCCL_DEBUG or NCCL_DEBUG_FILE. Called before NCCL's first call, which reads
-// the variables.
+// Has NCCL write what it chooses and what goes wrong into memory (NcclLog),
+// unless the user has set NCCL_DEBUG or NCCL_DEBUG_FILE. Called before NCCL's
+// first call, which reads the variables.
 void KeepNcclLog() {
   if (log_file >= 0) return;
   set_by_user =
@@ -262,6 +263,7 @@ void KeepNcclLog() {
   if (set_by_user) return;
   log_file = memfd_create("nccl-log", MFD_CLOEXEC);
   if (log_file < 0) return;
+  SetNcclLog(LogSoFar);
   setenv("NCCL_DEBUG", "INFO", /*overwrite=*/1);
   sets_subsystems = getenv("NCCL_DEBUG_SUBSYS") == nullptr;
   if (sets_subsystems) setenv("NCCL_DEBUG_SUBSYS", "INIT", /*overwrite=*/1);
@@ -290,6 +292,7 @@ void TakeGpu(at::Device device) {
   const std::string settings = GpuAllocatorSettings(Gpus().gpus);
   if (!settings.empty()) c10::CachingAllocator::setAllocatorSettings(settings);
   at::globalContext().lazyInitDevice(at::kCUDA);
+  TakeExactPinnedMemory();
   c10::cuda::set_device(device.index());
 }
 

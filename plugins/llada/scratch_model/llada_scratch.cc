@@ -477,8 +477,8 @@ class LladaScratch final : public Model, public TokenModel {
     sizes.num_hidden_layers = sizes_.num_hidden_layers();
     sizes.num_key_value_heads = sizes_.num_attention_heads();
     sizes.head_dim = sizes_.hidden_size() / sizes_.num_attention_heads();
-    return std::unique_ptr<KvCache>(new decoder::DecoderCache(
-        this, sizes, batch, max_length, parameters_[kToken].options()));
+    return decoder::DecoderCache::Create(this, sizes, batch, max_length,
+                                         parameters_[kToken].options());
   }
 
   int64_t eos_token() const override {

@@ -5,19 +5,79 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "absl/memory/memory.h"
+#include "absl/strings/str_format.h"
+
 namespace capstan::decoder {
+namespace {
+
+// Room on a GPU that a cache of all the model's positions begins with.
+constexpr int64_t kFirstPositions = 2048;
+
+int64_t FirstRoom(const DecoderConfig& config, int64_t max_length,
+                  const at::TensorOptions& options) {
+  return options.device().is_cuda() &&
+                 max_length == config.max_position_embeddings
+             ? std::min(max_length, kFirstPositions)
+             : max_length;
+}
+
+// What a new tensor can have: what the GPU has free, and what LibTorch keeps of
+// freed ones.
+int64_t FreeBytes(at::Device gpu) {
+  auto* const allocator = c10::getDeviceAllocator(gpu.type());
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator->getDeviceStats(gpu.index());
+  return static_cast<int64_t>(allocator->getMemoryInfo(gpu.index()).first) +
+         stats.reserved_bytes[kAll].current -
+         stats.allocated_bytes[kAll].current;
+}
+
+absl::Status CheckFits(const kernels::CacheExtent& extent, int64_t layers) {
+  const at::Device device = extent.options.device();
+  if (!device.is_cuda()) return absl::OkStatus();
+  const int64_t of_token =
+      layers * 2 * extent.width *
+      static_cast<int64_t>(extent.options.dtype().itemsize());
+  // Any number of texts may be asked for.
+  const double bytes = static_cast<double>(extent.batch) *
+                       static_cast<double>(extent.max_length * of_token);
+  const auto room = static_cast<double>(FreeBytes(device));
+  if (bytes <= room) return absl::OkStatus();
+  constexpr double kMiB = 1 << 20;
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "the keys and values of %d texts of %d tokens, %d bytes a token, take "
+      "%.0f MiB, the GPU has %.0f MiB free beside the model: have fewer texts "
+      "at once (--batch_size, --beams) or shorter ones (--max_new_tokens)",
+      extent.batch, extent.max_length, of_token, bytes / kMiB, room / kMiB));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvCache>> DecoderCache::Create(
+    const TokenModel* owner, const DecoderConfig& config, int64_t batch,
+    int64_t max_length, const at::TensorOptions& options) {
+  auto cache = absl::WrapUnique(
+      new DecoderCache(owner, config, batch, max_length, options));
+  const absl::Status fits = CheckFits(cache->extent_, config.num_hidden_layers);
+  if (!fits.ok()) return fits;
+  return cache;
+}
 
 DecoderCache::DecoderCache(const TokenModel* owner, const DecoderConfig& config,
                            int64_t batch, int64_t max_length,
                            const at::TensorOptions& options)
     : owner_(owner),
-      extent_{batch, max_length, config.num_key_value_heads * config.head_dim,
-              options},
+      max_length_(max_length),
+      extent_{batch, FirstRoom(config, max_length, options),
+              config.num_key_value_heads * config.head_dim, options},
       ropes_(config.ropes),
       layers_(config.num_hidden_layers, kernels::LayerCache(&extent_)) {}
 
@@ -30,10 +90,15 @@ DecoderCache* DecoderCache::Of(const TokenInput& input,
               "own NewCache has made");
   TORCH_CHECK(!at::GradMode::is_enabled(),
               "a cache is for use without gradients");
-  TORCH_CHECK(input.tokens.size(0) == cache->extent_.batch &&
-                  cache->extent_.length + input.tokens.size(1) <=
-                      cache->extent_.max_length,
-              "the cache is too small");
+  kernels::CacheExtent& extent = cache->extent_;
+  const int64_t length = extent.length + input.tokens.size(1);
+  TORCH_CHECK(
+      input.tokens.size(0) == extent.batch && length <= cache->max_length_,
+      "the cache is too small");
+  if (length > extent.max_length) {
+    extent.max_length =
+        std::min(cache->max_length_, std::max(length, 2 * extent.max_length));
+  }
   return cache;
 }
 

@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/attention/layer_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
 #include "plugins/sdk/token_model.h"
@@ -14,14 +16,17 @@
 namespace capstan::decoder {
 
 // Keys and values of each layer. All positions are kept, those beyond a layer's
-// window, too.
+// window, too. On a GPU they have their room from the first token on; but a
+// cache of all the model's positions, of which few texts need many, begins with
+// some and doubles them.
 class DecoderCache final : public KvCache, public BatchedCache {
  public:
   BatchedCache* batched() override { return this; }
-  // `owner`: the only model that may use it.
-  DecoderCache(const TokenModel* owner, const DecoderConfig& config,
-               int64_t batch, int64_t max_length,
-               const at::TensorOptions& options);
+  // `owner`: the only model that may use it. RESOURCE_EXHAUSTED if a GPU can't
+  // hold it, as far as its size is known.
+  static absl::StatusOr<std::unique_ptr<KvCache>> Create(
+      const TokenModel* owner, const DecoderConfig& config, int64_t batch,
+      int64_t max_length, const at::TensorOptions& options);
   DecoderCache(const DecoderCache&) = delete;
   DecoderCache& operator=(const DecoderCache&) = delete;
 
@@ -57,8 +62,13 @@ class DecoderCache final : public KvCache, public BatchedCache {
   void Advance(int64_t positions) { extent_.length += positions; }
 
  private:
+  DecoderCache(const TokenModel* owner, const DecoderConfig& config,
+               int64_t batch, int64_t max_length,
+               const at::TensorOptions& options);
+
   const TokenModel* const owner_;
-  kernels::CacheExtent extent_;
+  const int64_t max_length_;
+  kernels::CacheExtent extent_;  // its max_length: what there is room for
   at::Tensor first_;
   std::vector<int64_t> expected_;        // empty: not known
   std::vector<int64_t> first_expected_;  // at the first position

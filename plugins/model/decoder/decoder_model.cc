@@ -534,8 +534,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> DecoderModel::NewCache(
                      " sequences is asked for; max_position_embeddings is ",
                      config_.max_position_embeddings));
   }
-  return std::unique_ptr<KvCache>(
-      new DecoderCache(this, config_, batch, max_length, Activations()));
+  return DecoderCache::Create(this, config_, batch, max_length, Activations());
 }
 
 }  // namespace capstan::decoder
