@@ -37,6 +37,7 @@ RUNS = {
         "train.activation_checkpointing=EVERY_UNIT"]),
     "MLP recomputed": (SMALL, "single", 1, [
         "train.activation_checkpointing=MLP"]),
+    "in 8 bits": (SMALL, "single", 1, ["precision=capstan.fp8"]),
     "QLoRA": (SMALL, "single", 1, [
         "adapter.lora.rank=16", "adapter.lora.quantize=NF4"]),
     "SFT, packed": (quickstart("sft"), "single", 1, [

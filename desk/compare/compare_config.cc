@@ -131,6 +131,10 @@ absl::StatusOr<std::string> LoadAxes(const std::string& file,
     return IsOtherKind(of_run.status()) ? path : of_run;
   }
   *loaded = LoadedCompare();
+  // Apart from the run's own folders, whose `latest` is to be a run.
+  loaded->config.set_name(absl::StrCat(
+      run.name().empty() ? fs::path(*of_run).stem().string() : run.name(),
+      "_compare"));
   TextOrigin origin;
   origin.name = "defaults of compare";
   origin.has_lines = false;

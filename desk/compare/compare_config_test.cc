@@ -94,6 +94,14 @@ std::vector<std::string> Ids(const std::vector<Combination>& combinations) {
   return ids;
 }
 
+// runs/NAME/latest stays the run's.
+TEST_F(CompareConfigTest, ARunsConfigHasFoldersOfItsOwn) {
+  Write("own.pbtxt", kRun);
+  const auto loaded = LoadCompareConfig("../own.pbtxt", {}, context_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.name(), "own_compare");
+}
+
 TEST_F(CompareConfigTest, EmptyAxesAreWhatTheRunSays) {
   const auto loaded = Load(absl::StrCat(kShared, "processes: 2"));
   ASSERT_TRUE(loaded.ok()) << loaded.status();

@@ -40,6 +40,7 @@
 #include "inference/load/generator.h"
 #include "inference/load/run_tokenizer.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
@@ -496,6 +497,9 @@ void AddFlags(Flags& flags, EvalOptions* options) {
 
 // Whether flags that exclude each other were given.
 absl::Status CheckFlags(const EvalOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.batch_size <= kMostBatch, "--batch_size",
+                 absl::StrCat("at most ", kMostBatch), options.batch_size));
   const bool tasks = !options.tasks.empty();
   const std::pair<bool, const char*> of_loss[] = {
       {!options.configs.empty(), "--config"},

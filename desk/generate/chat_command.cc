@@ -115,7 +115,7 @@ class Chat {
                          *tokenizer);
     if (!found.ok() && options_.chat_template.empty()) {
       return Annotate(found.status(), absl::StrCat("--model=", options_.model,
-                                                   " (or say --template)"));
+                                                   ", without --template"));
     }
     CAPSTAN_RETURN_IF_ERROR(found.status());
     template_ = *std::move(found);

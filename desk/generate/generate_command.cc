@@ -70,6 +70,9 @@ absl::Status CheckOptions(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(
       CheckField(options.sequences <= kMostSequences, "--sequences",
                  absl::StrCat("at most ", kMostSequences), options.sequences));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.batch_size <= kMostBatch, "--batch_size",
+                 absl::StrCat("at most ", kMostBatch), options.batch_size));
   const int given = (options.prompt.has_value() ? 1 : 0) +
                     (options.prompt_ids.empty() ? 0 : 1) +
                     (options.input.empty() ? 0 : 1);

@@ -15,6 +15,7 @@
 #include "cluster/comm/create.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/sample_logits.h"
+#include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/generation_config.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
@@ -136,10 +137,12 @@ absl::StatusOr<at::Tensor> FixedLogits(
 }
 
 absl::Status SamplingOptions::Check() const {
-  if (max_new_tokens.has_value() && *max_new_tokens < 1) {
-    return FieldError(
-        "--max_new_tokens",
-        absl::StrCat("must be greater than 0, is ", *max_new_tokens));
+  if (max_new_tokens.has_value()) {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(*max_new_tokens > 0, "--max_new_tokens",
+                                       "greater than 0", *max_new_tokens));
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckField(*max_new_tokens <= kMostNewTokens, "--max_new_tokens",
+                   absl::StrCat("at most ", kMostNewTokens), *max_new_tokens));
   }
   if (std::find(stop.begin(), stop.end(), "") != stop.end()) {
     return FieldError("--stop", "is empty: name a text, or leave it out");

@@ -57,20 +57,25 @@ std::string WithArticle(absl::string_view noun) {
   return absl::StrCat(vowel ? "an " : "a ", noun);
 }
 
+// Letters added, left out, replaced, or exchanged with their neighbour.
 int EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<int> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1,
-                         diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
+  std::vector<std::vector<int>> rows(a.size() + 1,
+                                     std::vector<int>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      int& here = rows[i][j];
+      if (i == 0 || j == 0) {
+        here = static_cast<int>(i + j);
+        continue;
+      }
+      here = std::min({rows[i - 1][j] + 1, rows[i][j - 1] + 1,
+                       rows[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        here = std::min(here, rows[i - 2][j - 2] + 1);
+      }
     }
   }
-  return row.back();
+  return rows[a.size()][b.size()];
 }
 
 // Refuses what anybody on this machine may have put there: its code would run

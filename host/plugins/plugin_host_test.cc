@@ -170,6 +170,7 @@ TEST(PluginHostTest, AShortNameIsNearTheWhole) {
   EXPECT_EQ(host.NearestPackage("ddp"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("acme.ddp"), "capstan.ddp");
   EXPECT_EQ(host.NearestPackage("capstan.ddq"), "capstan.ddp");
+  EXPECT_EQ(host.NearestPackage("capstan.fdsp"), "capstan.fsdp");
   EXPECT_EQ(host.NearestPackage("ful_moon"), "");
   EXPECT_EQ(host.NearestPackage("capstan.int4"), "");
   EXPECT_THAT(std::string(host.Load("ddp.Config").status().message()),

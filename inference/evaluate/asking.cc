@@ -130,7 +130,7 @@ absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
     if (batch.count(kPositions) != 0) {
       return absl::InvalidArgumentError(
           "--generate: the data packs several samples into a row; set "
-          "eval_data.packing to none");
+          "eval_data.packing to NONE");
     }
     const auto labels = batch.find(kLabels);
     if (labels == batch.end()) {
@@ -157,7 +157,8 @@ absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
   }
   if (!requests.empty()) return requests;
   return absl::InvalidArgumentError(
-      "--generate: no sample has both a prompt and an answer");
+      "--generate: no sample has both a prompt that isn't trained and an "
+      "answer that is: set eval_data.loss_on to ASSISTANT if all tokens are");
 }
 
 Task AnswerTask(int64_t max_new_tokens) {

@@ -376,9 +376,12 @@ absl::StatusOr<Generator> LoadGenerator(
   if (runs.IsCheckpoint(sources.model)) {
     CAPSTAN_ASSIGN_OR_RETURN(text, runs.CheckpointConfig(sources.model));
   } else {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        text, FolderConfig(sources.model, context,
-                           runs.RunOf(sources.model, context), &made));
+    // How texts are made, the run that trained the adapter says.
+    absl::optional<RunConfig> run;
+    if (!sources.adapter.empty()) run = runs.RunOf(sources.adapter, context);
+    if (!run.has_value()) run = runs.RunOf(sources.model, context);
+    CAPSTAN_ASSIGN_OR_RETURN(text,
+                             FolderConfig(sources.model, context, run, &made));
   }
   absl::StrAppend(&text, AdapterText(sources));
   CAPSTAN_RETURN_IF_ERROR(Load(sources.model, runs, text, overrides, place,

@@ -148,6 +148,25 @@ TEST(LoraTest, DoraIsReadBack) {
             ids({"--model=" + merged}));
 }
 
+// Its texts are as its own run says, not the base's or by default.
+TEST(LoraTest, AnAdaptersRunSaysHowItWrites) {
+  const std::string folder = MustTrain(
+      LoraRun()
+          .Train("max_steps: 1")
+          .Set("objective",
+               "[plugin/capstan.causal_lm.Config] { max_new_tokens: 3 }"));
+  const auto write = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"generate", "--model=" + folder,
+                                     "--prompt_ids=1,2,3", "--seed=1"};
+    args.insert(args.end(), more.begin(), more.end());
+    const TrainerResult got = RunTrainer(args);
+    EXPECT_EQ(got.exit_code, 0) << got.err;
+    return got.out;
+  };
+  EXPECT_EQ(write({}), write({"--max_new_tokens=3"}));
+  EXPECT_NE(write({}), write({"--max_new_tokens=4"}));
+}
+
 TEST(LoraTest, ResumesBitForBitAndOnAnotherNumberOfRanks) {
   const std::string straight = MustTrain(LoraRun().Ddp(2));
   const std::string folder = MustTrain(LoraRun().Ddp(2).Train("max_steps: 3"));

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -107,6 +108,16 @@ TEST(PrecisionTest, Fp8ScalesAndLayersMakeADifferenceAndResumesAreTheSameBits) {
   MustTrain(InFp8().Train("max_steps: 2").Output(folder));
   MustTrain(InFp8("log_underflow: true").Train("resume: AUTO").Output(folder));
   EXPECT_EQ(ReadMetrics(folder).losses(), tensor);
+}
+
+// The folder is read in float32: what 8 bits round is no other model.
+TEST(PrecisionTest, Fp8OfAllLayersLeavesItsModel) {
+  RunText run = RunText::Golden();
+  run.Set("precision",
+          "[plugin/capstan.fp8.Config] { bf16_layers_at_start: 0 "
+          "bf16_layers_at_end: 0 }");
+  EXPECT_TRUE(std::filesystem::exists(MustTrain(run.Train("max_steps: 2")) +
+                                      "/final/model.safetensors"));
 }
 
 TEST(PrecisionTest, Fp8IsRefusedWhereNoLayerWouldHaveIt) {

@@ -45,6 +45,10 @@ workload() {
       --set objective.evaluation.episodes=1
       --set objective.evaluation.streams=1) ;;
     dpo) arguments=(--config=configs/dpo_quickstart.pbtxt) ;;
+    *)
+      echo "WORKLOADS: there is no workload \"$1\""
+      exit 1
+      ;;
   esac
 }
 

@@ -36,11 +36,17 @@ count_gpus() {
   echo "$gpus"
 }
 export GPUS=${GPUS:-$(count_gpus)}
+for setting in "GPUS=$GPUS" "MINUTES=${MINUTES:-55}"; do
+  if ! [[ "${setting#*=}" =~ ^(0|[1-9][0-9]*)$ ]]; then
+    echo "${setting%%=*}: \"${setting#*=}\" isn't a whole number" >&2
+    exit 1
+  fi
+done
 if [ "$GPUS" -eq 0 ]; then
   echo "no GPU: skipped"
   exit 0
 fi
-if [ ! -x "$TRAINER" ]; then
+if [ ! -x "$TRAINER" ] || [ -d "$TRAINER" ]; then
   echo "no trainer at $TRAINER: run ./bazelw build //... first" >&2
   exit 1
 fi
@@ -48,14 +54,17 @@ if [ -e "$folder/parts.tsv" ] || [ -e "$folder/runs" ]; then
   echo "$folder holds another report or runs: name a new folder" >&2
   exit 1
 fi
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
+mkdir -p "$folder" && folder=$(cd "$folder" && pwd) || exit 1
 export FOLDER=$folder
 : >"$folder/parts.tsv"
 
 # Name and seconds; tests/gpu/part_NAME.sh is the part.
 all_parts="machine:30 correctness:540 workloads:420 benchmarks:600 kernels:120 nccl:180 step:240 \
 batches:240 strategies:300 graphs:240 memory:150 peers:300 sanitizer:420"
+if [ -n "${PARTS-}" ] && [ -z "${PARTS// /}" ]; then
+  echo "PARTS: names no part" >&2
+  exit 1
+fi
 for name in ${PARTS-}; do
   if [[ " $all_parts" != *" $name:"* ]]; then
     echo "PARTS: there is no part \"$name\"" >&2

@@ -57,6 +57,42 @@ TEST(StandinInferenceTest, Adapters) {
   ExpectAsOnCpu(Greedy("llama", 12, {"--adapter=" + Golden("llama_dora")}));
 }
 
+// Several at a time: of one prompt, by beams, of a file's prompts.
+TEST(StandinInferenceTest, SeveralTexts) {
+  const std::vector<std::string> one = {
+      "generate", "--model=" + Golden("llama"), "--prompt_ids=5,9,2,14,3",
+      "--max_new_tokens=10"};
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--sequences=3", "--seed=7"},
+        {"--beams=3", "--sequences=2"}}) {
+    std::vector<std::string> args = one;
+    args.insert(args.end(), more.begin(), more.end());
+    ExpectAsOnCpu(args);
+  }
+  const std::string model =
+      MustTrain(RunText().Train("max_steps: 2")) + "/final";
+  const std::string prompts = WriteText(NewTestFolder("prompts") + "/p.txt",
+                                        "To be\nMy lord, the king\nNo\n");
+  std::vector<std::string> texts;
+  for (const int gpus : {0, 1}) {
+    const std::string output =
+        absl::StrCat(NewTestFolder("texts"), "/", gpus, ".jsonl");
+    const StandinRun run =
+        RunOn(gpus, {"generate", "--model=" + model, "--input=" + prompts,
+                     "--output=" + output, "--batch_size=2", "--greedy",
+                     "--max_new_tokens=12"});
+    ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
+    EXPECT_THAT(run.findings, IsEmpty());
+    texts.push_back(ReadText(output));
+  }
+  EXPECT_EQ(texts[1], texts[0]);
+}
+
+TEST(StandinInferenceTest, AGpuThatFailsIsAnError) {
+  ExpectOneError(RunOn(1, Greedy("llama", 30), "fault=launch:150").result,
+                 {"the GPU has failed", "unspecified launch failure"});
+}
+
 TEST(StandinInferenceTest, MaskedDiffusion) {
   ExpectAsOnCpu({"generate", "--model=" + Golden("llada"), "--prompt_ids=5,9,2",
                  "--max_new_tokens=8", "--set", "objective.steps=8", "--set",

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/standin/standin_run.h"
 
 namespace capstan {
@@ -72,6 +73,13 @@ TEST(StandinMemoryTest, FsdpBFloat16) { ExpectPlanned(2, "fsdp", "bf16"); }
 TEST(StandinMemoryTest, Recomputed) {
   ExpectPlanned(1, "single", "bf16", "", "a100",
                 {"train.activation_checkpointing=EVERY_UNIT"});
+}
+TEST(StandinMemoryTest, EightBits) {
+  for (const char* scaling : {"TENSOR", "ROW"}) {
+    ExpectPlanned(1, "single", "fp8", "", "h100",
+                  {absl::StrCat("precision.scaling=", scaling)});
+  }
+  ExpectPlanned(2, "fsdp", "fp8", "", "h100");
 }
 TEST(StandinMemoryTest, RecomputedMlp) {
   const std::string mlp = "train.activation_checkpointing=MLP";

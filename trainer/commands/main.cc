@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `trainer [COMMAND] ..`: parses the command line and runs a command.
+#include <c10/util/Exception.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <deque>
+#include <exception>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -257,6 +261,26 @@ class PluginCommands {
   const bool help_;
 };
 
+// A tensor that is freed while the failure of its GPU unwinds asks the GPU
+// again, and LibTorch throws where nothing may: no crash of ours.
+[[noreturn]] void OnTerminate() {
+  try {
+    if (std::current_exception() != nullptr) {
+      std::rethrow_exception(std::current_exception());
+    }
+  } catch (const c10::AcceleratorError& error) {
+    const std::string text = error.what_without_backtrace();
+    _exit(Fail(WithCode(
+        absl::InternalError(absl::StrCat(
+            "the GPU has failed: ", text.substr(0, text.find('\n')),
+            "; dmesg (lines with Xid) and nvidia-smi -q tell whether the card "
+            "is at fault; a run goes on with train.resume=AUTO")),
+        "gpu/failed")));
+  } catch (...) {
+  }
+  std::abort();
+}
+
 // What holds of every command. `start_seconds`: CLOCK_BOOTTIME of exec.
 absl::Status StartProcess(int argc, char** argv, double start_seconds) {
   FLAGS_logtostderr = true;
@@ -264,6 +288,7 @@ absl::Status StartProcess(int argc, char** argv, double start_seconds) {
   google::InitGoogleLogging(argv[0]);
   // What a text isn't is told by an error of ours.
   google::protobuf::SetLogHandler(nullptr);
+  std::set_terminate(OnTerminate);
   ThisCall() = {CommandWords(argc, argv), start_seconds};
   MeetLimits();
   return CheckThreads();

@@ -258,7 +258,9 @@ absl::StatusOr<int> Plan(const PlanOptions& given) {
   RunOptions options = given.run;
   int64_t memory = 0;
   if (!given.gpu_memory.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(memory, BytesFromText(given.gpu_memory));
+    const absl::StatusOr<int64_t> bytes = BytesFromText(given.gpu_memory);
+    if (!bytes.ok()) return Annotate(bytes.status(), "--gpu_memory");
+    memory = *bytes;
   } else if (given.fit) {
     return absl::InvalidArgumentError(
         "--fit needs --gpu_memory: what a GPU has, 24GiB");

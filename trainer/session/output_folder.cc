@@ -173,6 +173,12 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
       }
       return HoldFolder(folder.string(), placed_by, patience);
     }
+    const fs::path finished = FollowLatestRun((runs / "latest").string());
+    if (resume && PathExists((finished / "final").string())) {
+      std::cerr << "train.resume: the run in " << finished.string()
+                << " is finished, so that this is a new one; to train it on, "
+                   "set output_dir to its folder\n";
+    }
     CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, NewRunFolder(runs));
     return HoldFolder(folder, placed_by, patience);
   }
@@ -310,7 +316,8 @@ absl::Status CheckResumed(const LoadedConfig& loaded,
         absl::FailedPreconditionError(absl::StrCat(
             "its frozen weights aren't those that the run in ", checkpoint,
             " was started with, and a checkpoint has only what is trained: "
-            "name the same pretrained model as then")),
+            "name the same pretrained model, and the same "
+            "adapter.lora.quantize, as then")),
         "model");
   }
   return absl::OkStatus();

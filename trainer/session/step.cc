@@ -8,6 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -347,8 +348,10 @@ StepInFlight TrainStep::Count(StepInFlight step) {
   const CommunicationStats& before = step.before;
   step.communication.bytes_sent = after.bytes_sent - before.bytes_sent;
   step.communication.busy_seconds = after.busy_seconds - before.busy_seconds;
+  // A rank may wait for longer than a collective takes, on a busy machine.
   step.communication.exposed_seconds =
-      after.exposed_seconds - before.exposed_seconds;
+      std::min(after.exposed_seconds - before.exposed_seconds,
+               step.communication.busy_seconds);
   // The reduction has its own copies.
   step.loss_sum = step.gradient_squared_sum = at::Tensor();
   return step;
