@@ -22,7 +22,7 @@
 namespace capstan {
 
 // The most texts at once, and the most tokens of one: more is a slip.
-constexpr int64_t kMostBatch = 1 << 16, kMostNewTokens = 1000000000;
+constexpr int64_t kMostBatch = 1000000, kMostNewTokens = 1000000000;
 
 // --model, a trained model.
 void AddModelFlag(Flags& flags, std::string* model);

@@ -59,18 +59,16 @@ TEST(StandinInferenceTest, Adapters) {
 
 // Several at a time: of one prompt, by beams, of a file's prompts.
 TEST(StandinInferenceTest, SeveralTexts) {
-  const std::vector<std::string> one = {
-      "generate", "--model=" + Golden("llama"), "--prompt_ids=5,9,2,14,3",
-      "--max_new_tokens=10"};
+  const std::string model =
+      MustTrain(RunText().Train("max_steps: 2")) + "/final";
   for (const std::vector<std::string>& more :
        {std::vector<std::string>{"--sequences=3", "--seed=7"},
         {"--beams=3", "--sequences=2"}}) {
-    std::vector<std::string> args = one;
+    std::vector<std::string> args = {"generate", "--model=" + model,
+                                     "--prompt=To be", "--max_new_tokens=10"};
     args.insert(args.end(), more.begin(), more.end());
     ExpectAsOnCpu(args);
   }
-  const std::string model =
-      MustTrain(RunText().Train("max_steps: 2")) + "/final";
   const std::string prompts = WriteText(NewTestFolder("prompts") + "/p.txt",
                                         "To be\nMy lord, the king\nNo\n");
   std::vector<std::string> texts;
