@@ -5,19 +5,9 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sort.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-
-#include "absl/strings/str_cat.h"
-#include "base/machine.h"
-#include "kernels/cuda/cuda_kernels_hash.h"
 
 namespace capstan::kernels::cuda {
 namespace {
@@ -113,51 +103,6 @@ RowsOf SwiGluRows(const at::Tensor& gate, const at::Tensor& up,
   return rows;
 }
 
-// Searches `folder` and its parents, each directly, in kernels/cuda/, where the
-// library is built, and in lib/, where //:dist puts it; "" if not found.
-std::string FindFrom(std::string folder) {
-  for (int level = 0; level < 5 && !folder.empty(); ++level) {
-    for (const char* below : {"/", "/kernels/cuda/", "/lib/"}) {
-      const std::string path = folder + below + kCudaKernelsLibrary;
-      if (access(path.c_str(), R_OK) == 0) return path;
-    }
-    folder = folder.substr(0, folder.rfind('/'));
-  }
-  return "";
-}
-
-// The library's path; "" if it wasn't built, for want of a CUDA Toolkit.
-std::string FindLibrary() {
-  const char* const chosen = std::getenv(kCudaKernelsVariable);
-  if (chosen != nullptr && chosen[0] != '\0') {
-    TORCH_CHECK(access(chosen, R_OK) == 0, kCudaKernelsVariable, ": ", chosen,
-                " can't be read: ", std::strerror(errno));
-    return chosen;
-  }
-  std::string path =
-      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
-  return path.empty() ? FindFrom(ExecutableFolder()) : path;
-}
-
-const CudaKernels* Open() {
-  const std::string path = FindLibrary();
-  if (path.empty()) return nullptr;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* error = dlerror();
-    TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
-               path, " does not load: ", error == nullptr ? "?" : error);
-    return nullptr;
-  }
-  const auto* kernels =
-      static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
-  const std::string refusal = Refusal(kernels);
-  if (refusal.empty()) return kernels;
-  TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ", path,
-             " ", refusal);
-  return nullptr;
-}
-
 }  // namespace
 
 DType TypeOf(const at::Tensor& t) {
@@ -172,25 +117,6 @@ DType TypeOf(const at::Tensor& t) {
     default:
       return DType::kNone;
   }
-}
-
-std::string Refusal(const CudaKernels* kernels) {
-  const char* advice = "; build it and the program from one source";
-  if (kernels == nullptr) {
-    return absl::StrCat("has no ", kCudaKernelsSymbol, advice);
-  }
-  if (kernels->hash != CAPSTAN_CUDA_KERNELS_HASH) {
-    return absl::StrCat(
-        "is of another build: its interface is ",
-        absl::Hex(kernels->hash, absl::kZeroPad16), ", the program's ",
-        absl::Hex(CAPSTAN_CUDA_KERNELS_HASH, absl::kZeroPad16), advice);
-  }
-  return "";
-}
-
-const CudaKernels* Cuda() {
-  static const CudaKernels* const kernels = Open();
-  return kernels;
 }
 
 const CudaKernels* For(const at::Tensor& x) {

@@ -217,17 +217,18 @@ void Launch::Describe(kernels::cuda::DequantizeNf4Args& a) {
 
 void Launch::Describe(kernels::cuda::CastFp8Args& a) {
   const bool by_column = a.turned && a.by_row;
+  // Rows that have just been read are in a cache; others are read again.
+  const bool one_pass = a.by_row && !a.turned;
   const int64_t rows = a.turned ? a.n : a.rows;
   const int64_t read = a.rows * a.n * Bytes(DType::kBFloat16);
   const int64_t partial = a.partials * (by_column ? a.n : 1) * kFloat;  // int32
   Name("capstan::cast_fp8", 2.0 * a.rows * a.n,
-       by_column               ? 3
-       : a.by_row && !a.turned ? 1
-                               : 2);
-  // Rows that have just been read are in a cache; others are read again.
+       one_pass    ? 1
+       : by_column ? 3
+                   : 2);
   Touch(a.x, RowsSpan(a.rows, a.n, a.stride, DType::kBFloat16), true, false,
         /*counts=*/false);
-  work_->cost.bytes_read += read * (a.by_row && !a.turned ? 1 : 2);
+  work_->cost.bytes_read += read * (one_pass ? 1 : 2);
   Touch(a.partial, partial, true, true, /*counts=*/by_column);
   Write(a.out, rows * a.width);
   Write(a.also, a.rows * a.n);
