@@ -20,35 +20,28 @@ JoinedAdapters::JoinedAdapters(c10::ArrayRef<LinearPart*> parts) {
     ++adapters;
   }
   if (adapters < 2) return;
-  for (LinearPart* part : parts) {
-    parts_.push_back(*part);
-    part->adapter = Adapter();
-    begin_.push_back(ranks_);
-    const Adapter& adapter = parts_.back().adapter;
-    if (adapter.defined()) ranks_ += adapter.a.size(0);
+  int64_t ranks = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i]->adapter.defined()) continue;
+    ones_.push_back({*parts[i], i, ranks});
+    ranks += ones_.back().rank();
+    parts[i]->adapter = Adapter();
   }
 }
 
 at::Tensor JoinedAdapters::A() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> all;
-  for (const LinearPart& part : parts_) {
-    if (part.adapter.defined()) all.push_back(part.adapter.a);
-  }
+  for (const One& one : ones_) all.push_back(one.part.adapter.a);
   return at::cat(all);
 }
 
-at::Tensor JoinedAdapters::Part(const at::Tensor& inner, size_t i) const {
-  return inner.narrow(1, begin_[i], parts_[i].adapter.a.size(0));
-}
-
 void JoinedAdapters::AddTo(const at::Tensor& x, at::TensorList y) const {
-  if (parts_.empty()) return;
+  if (!joined()) return;
   const at::Tensor inner = MatMul(x, A().t());
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Adapter& adapter = parts_[i].adapter;
-    if (!adapter.defined()) continue;
-    MatMulInto(y[i], Part(inner, i), adapter.b.t(), /*beta=*/1.0,
+  for (const One& one : ones_) {
+    const Adapter& adapter = one.part.adapter;
+    MatMulInto(y[one.index], one.Of(inner), adapter.b.t(), /*beta=*/1.0,
                adapter.scale);
   }
 }
@@ -56,23 +49,23 @@ void JoinedAdapters::AddTo(const at::Tensor& x, at::TensorList y) const {
 void JoinedAdapters::Backward(const at::Tensor& x, at::TensorList dy,
                               const at::Tensor& dx,
                               std::vector<StoredGradients>* gradients) const {
-  if (parts_.empty()) return;
+  if (!joined()) return;
   const at::Tensor a = A(), inner = MatMul(x, a.t());
   const at::Tensor d_inner = at::empty(inner.sizes(), inner.options());
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Adapter& adapter = parts_[i].adapter;
-    if (!adapter.defined()) continue;
-    MatMulInto(Part(d_inner, i), dy[i], adapter.b, /*beta=*/0.0, adapter.scale);
+  for (const One& one : ones_) {
+    const Adapter& adapter = one.part.adapter;
+    MatMulInto(one.Of(d_inner), dy[one.index], adapter.b, /*beta=*/0.0,
+               adapter.scale);
   }
   MatMulInto(dx, d_inner, a, /*beta=*/1.0);
   const at::Tensor d_a = MatMul(d_inner.t(), x);
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Adapter& adapter = parts_[i].adapter;
-    if (!adapter.defined()) continue;
+  for (const One& one : ones_) {
+    const Adapter& adapter = one.part.adapter;
     at::Tensor d_b = at::empty(adapter.b.sizes(), inner.options());
-    MatMulInto(d_b, dy[i].t(), Part(inner, i), /*beta=*/0.0, adapter.scale);
-    (*gradients)[parts_[i].of].TakeAdapter(
-        parts_[i], d_a.narrow(0, begin_[i], adapter.a.size(0)), std::move(d_b));
+    MatMulInto(d_b, dy[one.index].t(), one.Of(inner), /*beta=*/0.0,
+               adapter.scale);
+    (*gradients)[one.part.of].TakeAdapter(
+        one.part, d_a.narrow(0, one.begin, one.rank()), std::move(d_b));
   }
 }
 

@@ -23,7 +23,7 @@ class JoinedAdapters {
   // DoRA's or drops inputs; otherwise leaves them there.
   explicit JoinedAdapters(c10::ArrayRef<LinearPart*> parts);
 
-  bool joined() const { return !parts_.empty(); }
+  bool joined() const { return !ones_.empty(); }
 
   // Without joined adapters the others do nothing.
   // y[i] [n, rows of part i] += scale * x A^T B^T, for x [n, in].
@@ -34,13 +34,20 @@ class JoinedAdapters {
                 std::vector<StoredGradients>* gradients) const;
 
  private:
+  // A part that has an adapter.
+  struct One {
+    LinearPart part;
+    size_t index;   // among all parts
+    int64_t begin;  // of its ranks among all
+    int64_t rank() const { return part.adapter.a.size(0); }
+    // Its columns of [n, ranks of all].
+    at::Tensor Of(const at::Tensor& inner) const {
+      return inner.narrow(1, begin, rank());
+    }
+  };
   at::Tensor A() const;  // [ranks of all, in]
-  // Of [n, ranks of all], those of part i.
-  at::Tensor Part(const at::Tensor& inner, size_t i) const;
 
-  std::vector<LinearPart> parts_;  // with their adapters; empty: not joined
-  std::vector<int64_t> begin_;     // of each part's ranks
-  int64_t ranks_ = 0;
+  std::vector<One> ones_;  // empty: not joined
 };
 
 }  // namespace capstan::kernels

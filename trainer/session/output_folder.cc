@@ -162,10 +162,10 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
   const bool resume = config.train().resume() == Train::AUTO;
   if (config.output_dir().empty()) {
     const fs::path runs = RunsFolder(config, workspace_folder);
+    const std::string latest = FollowLatestRun((runs / "latest").string());
     if (!CheckpointToResume(config, workspace_folder).empty()) {
       std::error_code error;
-      const fs::path folder =
-          fs::canonical(FollowLatestRun((runs / "latest").string()), error);
+      const fs::path folder = fs::canonical(latest, error);
       if (error) {
         return absl::ErrnoToStatus(
             error.value(), absl::StrCat((runs / "latest").string(),
@@ -173,9 +173,8 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
       }
       return HoldFolder(folder.string(), placed_by, patience);
     }
-    const fs::path finished = FollowLatestRun((runs / "latest").string());
-    if (resume && PathExists((finished / "final").string())) {
-      std::cerr << "train.resume: the run in " << finished.string()
+    if (resume && PathExists(latest + "/final")) {
+      std::cerr << "train.resume: the run in " << latest
                 << " is finished, so that this is a new one; to train it on, "
                    "set output_dir to its folder\n";
     }
