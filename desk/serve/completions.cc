@@ -69,7 +69,9 @@ struct Completions::Running {
   Reply reply;
   std::unique_ptr<Answers> answers;
   absl::optional<AnswerPiece> first;  // which has come before the answer began
-  std::chrono::steady_clock::time_point written;  // when the client got bytes
+  // When the client got bytes.
+  std::chrono::steady_clock::time_point written =
+      std::chrono::steady_clock::now();
   bool begun = false;
   bool ended = false;
 };
@@ -84,11 +86,10 @@ Completions::Completions(const std::vector<NamedModel>* models, Engine* engine,
 
 void Completions::AddRoutes() {
   httplib::Server& routes = server_->routes();
-  routes.Post("/v1/chat/completions",
-              [this](const httplib::Request& request,
-                     httplib::Response& response) {
-                Complete(Api::kChat, request, &response);
-              });
+  routes.Post("/v1/chat/completions", [this](const httplib::Request& request,
+                                             httplib::Response& response) {
+    Complete(Api::kChat, request, &response);
+  });
   routes.Post("/v1/completions", [this](const httplib::Request& request,
                                         httplib::Response& response) {
     Complete(Api::kCompletions, request, &response);
@@ -107,26 +108,26 @@ void Completions::AddRoutes() {
     if (!found.ok()) return SendStatus(found.status(), &response);
     SendJson(ModelCard(models_[*found]), &response);
   });
-  routes.Get("/health", [this](const httplib::Request&,
-                               httplib::Response& response) {
-    const EngineLoad load = engine_->load();
-    SendJson({{"status", "ok"},
-              {"writing", load.writing},
-              {"waiting", load.waiting},
-              {"answered", load.answered},
-              {"prompt_tokens", load.prompt_tokens},
-              {"new_tokens", load.new_tokens}},
-             &response);
-  });
+  routes.Get("/health",
+             [this](const httplib::Request&, httplib::Response& response) {
+               const EngineLoad load = engine_->load();
+               SendJson({{"status", "ok"},
+                         {"writing", load.writing},
+                         {"waiting", load.waiting},
+                         {"answered", load.answered},
+                         {"prompt_tokens", load.prompt_tokens},
+                         {"new_tokens", load.new_tokens}},
+                        &response);
+             });
 }
 
 Json Completions::ModelCard(const NamedModel& model) const {
-  return {{"id", model.name},
-          {"object", "model"},
-          {"created", created_},
-          {"owned_by", "capstan"},
-          {"max_model_len",
-           model.generator.model->token_model()->max_positions()}};
+  return {
+      {"id", model.name},
+      {"object", "model"},
+      {"created", created_},
+      {"owned_by", "capstan"},
+      {"max_model_len", model.generator.model->token_model()->max_positions()}};
 }
 
 absl::StatusOr<size_t> Completions::Find(const std::string& name) const {
@@ -146,8 +147,7 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
   std::vector<ReplyPrompt> prompts;
   CAPSTAN_ASSIGN_OR_RETURN(
       std::vector<Task> tasks,
-      MakeTasks(request.prompts,
-                {model.name, defaults_.chat_template_kwargs},
+      MakeTasks(request.prompts, {model.name, defaults_.chat_template_kwargs},
                 generator));
   for (Task& task : tasks) {
     prompts.push_back({std::move(task.ids), task.prompt->text, {}});
@@ -155,8 +155,8 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
   }
   for (const std::vector<int64_t>& ids : request.prompt_ids) {
     const Task task = {nullptr, ids, {}};
-    prompts.push_back({ids, generator.tokenizer->Decode(ids),
-                       StopsOf(task, generator)});
+    prompts.push_back(
+        {ids, generator.tokenizer->Decode(ids), StopsOf(task, generator)});
     const int64_t eos = generator.tokenizer->special_ids().eos;
     if (eos >= 0) prompts.back().ends.push_back(eos);
   }
@@ -172,9 +172,9 @@ absl::Status Completions::LimitLength(const Generator& generator,
   const int64_t given = static_cast<int64_t>(prompt.ids.size());
   const int64_t room = model.max_positions() - given;
   if (room < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the prompt has ", given, " tokens, the model only ",
-        model.max_positions(), " positions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", given, " tokens, the model only ",
+                     model.max_positions(), " positions"));
   }
   int64_t& most = sample->max_new_tokens;
   most = std::min(most == 0 ? defaults_.max_tokens : most, room);
@@ -271,8 +271,7 @@ void Completions::SendWhole(const std::shared_ptr<Running>& running,
                             httplib::Response* response) const {
   HttpServer* const server = server_;
   response->set_chunked_content_provider(
-      "application/json",
-      [running, server](size_t, httplib::DataSink& sink) {
+      "application/json", [running, server](size_t, httplib::DataSink& sink) {
         if (server->stopping()) return false;
         if (running->ended) {
           sink.done();

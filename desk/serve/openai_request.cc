@@ -50,8 +50,7 @@ class RequestReader {
 
  private:
   void Fail(absl::string_view key, absl::string_view problem) {
-    status_.Update(
-        absl::InvalidArgumentError(absl::StrCat(key, " ", problem)));
+    status_.Update(absl::InvalidArgumentError(absl::StrCat(key, " ", problem)));
   }
 
   // Null if it isn't there or null.
@@ -144,8 +143,8 @@ class RequestReader {
   void ReadPrompt() {
     const Json* const prompt = Take("prompt");
     if (prompt == nullptr) return Fail("prompt", "is missing");
-    const bool ids = prompt->is_array() && !prompt->empty() &&
-                     (*prompt)[0].is_number();
+    const bool ids =
+        prompt->is_array() && !prompt->empty() && (*prompt)[0].is_number();
     if (prompt->is_string() || ids) return AddPrompt(*prompt);
     if (!prompt->is_array() || prompt->empty()) {
       return Fail("prompt", "must be a text, token ids, or a list of them");
@@ -223,8 +222,7 @@ class RequestReader {
       if (newer.has_value()) most = newer;
     }
     request_.only_echo = most == 0;
-    request_.sample.max_new_tokens =
-        request_.only_echo ? 1 : most.value_or(0);
+    request_.sample.max_new_tokens = request_.only_echo ? 1 : most.value_or(0);
   }
 
   void ReadStop() {

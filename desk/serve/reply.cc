@@ -67,8 +67,7 @@ Json Reply::NewLogprobs() const {
 }
 
 std::string Reply::TokenText(int64_t token) const {
-  const std::string bytes =
-      tokenizer_->Decode(absl::MakeConstSpan(&token, 1));
+  const std::string bytes = tokenizer_->Decode(absl::MakeConstSpan(&token, 1));
   if (IsUtf8(bytes)) return bytes;
   // As OpenAI's API writes a part of a character.
   std::string text = "bytes:";
@@ -134,8 +133,8 @@ void Reply::Add(const AnswerPiece& piece) {
   const auto add = [&](int64_t token) {
     ++choice.tokens;
     if (request_.only_echo || is_end(token)) return;
-    choice.text += choice.certain.Add(
-        tokenizer_->Decode(absl::MakeConstSpan(&token, 1)));
+    choice.text +=
+        choice.certain.Add(tokenizer_->Decode(absl::MakeConstSpan(&token, 1)));
   };
   for (const AnswerToken& token : piece.tokens) {
     add(token.token);
@@ -177,8 +176,8 @@ Json Reply::Usage() const {
 }
 
 std::string Reply::Event(Json choice) const {
-  Json event = Frame(api_ == Api::kChat ? "chat.completion.chunk"
-                                        : "text_completion");
+  Json event =
+      Frame(api_ == Api::kChat ? "chat.completion.chunk" : "text_completion");
   event["choices"] = Json::array({std::move(choice)});
   if (request_.stream_usage) event["usage"] = nullptr;
   return EventText(event);
@@ -228,8 +227,8 @@ std::string Reply::AddToStream(const AnswerPiece& piece) {
 std::string Reply::LastEvents() const {
   std::string events;
   if (request_.stream_usage) {
-    Json usage = Frame(api_ == Api::kChat ? "chat.completion.chunk"
-                                          : "text_completion");
+    Json usage =
+        Frame(api_ == Api::kChat ? "chat.completion.chunk" : "text_completion");
     usage["choices"] = Json::array();
     usage["usage"] = Usage();
     events = EventText(usage);

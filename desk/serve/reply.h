@@ -20,8 +20,8 @@ namespace capstan {
 // A prompt as a model continues it.
 struct ReplyPrompt {
   std::vector<int64_t> ids;
-  std::string text;            // to echo
-  std::vector<int64_t> ends;   // all tokens that end its texts
+  std::string text;           // to echo
+  std::vector<int64_t> ends;  // all tokens that end its texts
 };
 
 class Reply {
@@ -49,12 +49,12 @@ class Reply {
     explicit Choice(const StopStrings* stops) : certain(stops) {}
     CertainText certain;
     std::vector<int64_t> whole;  // AnswerPiece::whole
-    std::string text;         // what is certain of it
-    size_t sent = 0;          // bytes of it, to a stream
-    int64_t tokens = 0;       // new ones
-    int64_t characters = 0;   // in front of the next token
-    nlohmann::json logprobs;  // null: none are asked for
-    nlohmann::json finish;    // reason; null: it isn't done
+    std::string text;            // what is certain of it
+    size_t sent = 0;             // bytes of it, to a stream
+    int64_t tokens = 0;          // new ones
+    int64_t characters = 0;      // in front of the next token
+    nlohmann::json logprobs;     // null: none are asked for
+    nlohmann::json finish;       // reason; null: it isn't done
   };
 
   const ReplyPrompt& PromptOf(size_t choice) const {

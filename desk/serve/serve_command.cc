@@ -60,14 +60,12 @@ absl::Status CheckOptions(ServeOptions* options) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(options->rows <= kMostRows, "--rows",
                                      absl::StrCat("at most ", kMostRows),
                                      options->rows));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(options->max_tokens <= kMostNewTokens, "--max_tokens",
-                 absl::StrCat("at most ", kMostNewTokens),
-                 options->max_tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      options->max_tokens <= kMostNewTokens, "--max_tokens",
+      absl::StrCat("at most ", kMostNewTokens), options->max_tokens));
   ServerOptions& server = options->server;
   CAPSTAN_RETURN_IF_ERROR(CheckField(server.port >= 0 && server.port < 65536,
-                                     "--port", "from 0 to 65535",
-                                     server.port));
+                                     "--port", "from 0 to 65535", server.port));
   const char* const key = std::getenv(kKeyVariable);
   if (server.key.empty() && key != nullptr) server.key = key;
   if (server.key.empty() && !IsLoopback(server.address)) {
@@ -128,8 +126,7 @@ absl::StatusOr<std::vector<NamedModel>> LoadModels(
     // Weights in a folder's own form are mapped: the base is in memory once.
     SamplingOptions with = options;
     with.adapter.folder = adapter.substr(equals + 1);
-    CAPSTAN_RETURN_IF_ERROR(
-        AddModel(adapter.substr(0, equals), with, &models));
+    CAPSTAN_RETURN_IF_ERROR(AddModel(adapter.substr(0, equals), with, &models));
   }
   return models;
 }
@@ -158,10 +155,10 @@ void AddPage(HttpServer* server) {
                         "script-src 'unsafe-inline'; connect-src 'self'; "
                         "img-src data:; base-uri 'none'; form-action 'none'; "
                         "frame-ancestors 'none'");
-    response.set_content(absl::StrCat(kChatHtml, "<style>", kChatCss,
-                                      "</style>\n<script>", kChatJs,
-                                      "</script>\n"),
-                         "text/html; charset=utf-8");
+    response.set_content(
+        absl::StrCat(kChatHtml, "<style>", kChatCss, "</style>\n<script>",
+                     kChatJs, "</script>\n"),
+        "text/html; charset=utf-8");
   });
 }
 

@@ -199,7 +199,8 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
     Prompt prompt;
     prompt.place = absl::StrCat(name, ":", number);
     if (rows) {
-      CAPSTAN_RETURN_IF_ERROR(Annotate(ParsePrompt(line, &prompt), prompt.place));
+      CAPSTAN_RETURN_IF_ERROR(
+          Annotate(ParsePrompt(line, &prompt), prompt.place));
     } else {
       prompt.text = std::string(line);
     }

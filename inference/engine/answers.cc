@@ -9,9 +9,10 @@ namespace {
 
 // Bytes of the character that begins with `first`; 1 if none does.
 size_t CharacterBytes(unsigned char first) {
-  return first >= 0xF0 && first < 0xF8 ? 4 : first >= 0xE0 ? 3
-                                         : first >= 0xC0   ? 2
-                                                           : 1;
+  return first >= 0xF0 && first < 0xF8 ? 4
+         : first >= 0xE0               ? 3
+         : first >= 0xC0               ? 2
+                                       : 1;
 }
 
 // The size of `text` without the beginning of a character at its end.

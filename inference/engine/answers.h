@@ -34,8 +34,8 @@ struct AnswerToken {
 // The next part of a text.
 struct AnswerPiece {
   size_t request = 0;               // whose text it is
-  std::vector<AnswerToken> prompt;  // with prompt_logprobs, once: of all but the
-                                    // first token
+  std::vector<AnswerToken> prompt;  // with prompt_logprobs, once: of all but
+                                    // the first token
   std::vector<AnswerToken> tokens;  // new ones, in order
   // Of a model that writes in any order, instead: all tokens behind the prompt
   // as they are now, with the model's mask_token where none is chosen.
@@ -43,8 +43,8 @@ struct AnswerPiece {
 
   // The text is done; only its last piece has these.
   bool last = false;
-  absl::Status status;    // why it could not go on
-  bool stopped = false;   // at an end token or a stop string, not for length
+  absl::Status status;   // why it could not go on
+  bool stopped = false;  // at an end token or a stop string, not for length
 };
 
 // The pieces of some requests, between the engine's thread, which adds them,

@@ -77,16 +77,18 @@ absl::StatusOr<std::unique_ptr<Answers>> Engine::Submit(
     const int64_t longest = texts.back()->longest();
     if (served.token_bytes > 0 &&
         longest > options_.cache_bytes / served.token_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a text of ", longest, " tokens is more than the cache has room for, ",
-          options_.cache_bytes / served.token_bytes));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a text of ", longest,
+                       " tokens is more than the cache has room for, ",
+                       options_.cache_bytes / served.token_bytes));
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_.size() + texts.size() > options_.waiting) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(waiting_.size(), " requests are waiting already, of at "
-                                      "most ",
+        absl::StrCat(waiting_.size(),
+                     " requests are waiting already, of at "
+                     "most ",
                      options_.waiting, ": try again later"));
   }
   waiting_.insert(waiting_.end(), texts.begin(), texts.end());
@@ -112,9 +114,8 @@ void Engine::Run() {
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] {
-        return stopping_ || !waiting_.empty() || writing();
-      });
+      changed_.wait(
+          lock, [this] { return stopping_ || !waiting_.empty() || writing(); });
     }
     if (stopping_) break;
     if (const Text text = Admit(/*alone=*/true)) {
@@ -240,7 +241,8 @@ void Engine::Finish(const Text& text, const absl::Status& status) {
     const std::lock_guard<std::mutex> lock(mutex_);
     --load_.writing;
     ++load_.answered;
-    load_.prompt_tokens += static_cast<int64_t>(finished->request().prompt.size());
+    load_.prompt_tokens +=
+        static_cast<int64_t>(finished->request().prompt.size());
     load_.new_tokens += finished->new_tokens();
   }
   finished->Finish(status);

@@ -174,8 +174,7 @@ TEST_F(EngineTest, RefusesWhatIsTooMuch) {
   const auto engine = NewEngine(options);
   const std::vector<EngineRequest> four(4, Request({1}, 2));
   EXPECT_TRUE(absl::IsResourceExhausted(engine->Submit(four).status()));
-  const absl::Status longer =
-      engine->Submit({Request({1}, 1000)}).status();
+  const absl::Status longer = engine->Submit({Request({1}, 1000)}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(longer)) << longer;
   // One after the other, where the cache has room for one alone.
   const std::vector<EngineRequest> three(3, Request({1}, 900));

@@ -35,8 +35,7 @@ SampleOptions EngineText::Options() {
   return options;
 }
 
-BatchedText EngineText::Batched(
-    std::function<void(const absl::Status&)> done) {
+BatchedText EngineText::Batched(std::function<void(const absl::Status&)> done) {
   BatchedText text;
   text.prompt = request_.prompt;
   text.options = Options();

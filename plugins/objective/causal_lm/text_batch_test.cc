@@ -166,14 +166,14 @@ TEST_F(TextBatchTest, SaysWhatItCannotDo) {
   Made made;
   EXPECT_TRUE(absl::IsInvalidArgument(Add(batch.get(), {}, options, &made)));
   EXPECT_TRUE(absl::IsInvalidArgument(Add(batch.get(), {12}, options, &made)));
-  EXPECT_TRUE(absl::IsOutOfRange(
-      Add(batch.get(), Prompt(898, 0), options, &made)));
+  EXPECT_TRUE(
+      absl::IsOutOfRange(Add(batch.get(), Prompt(898, 0), options, &made)));
   options.top_p = 2.0;
   EXPECT_TRUE(absl::IsInvalidArgument(Add(batch.get(), {1}, options, &made)));
   EXPECT_EQ(batch->size(), 0);
   model_.batched = false;
-  EXPECT_TRUE(absl::IsUnimplemented(
-      objective_->NewTextBatch(model_, false).status()));
+  EXPECT_TRUE(
+      absl::IsUnimplemented(objective_->NewTextBatch(model_, false).status()));
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ absl::Status CausalBatch::AddPrompts(UnitRunner& runner) {
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t piece, AddPiece(&start, runner));
     tokens += piece;
     const bool goes_on = start.context != nullptr;
-    if (goes_on && static_cast<int64_t>(start.text.size()) ==
-                       start.row.draw.prompt) {
+    if (goes_on &&
+        static_cast<int64_t>(start.text.size()) == start.row.draw.prompt) {
       continue;
     }
     Start whole = std::move(start);
@@ -149,7 +149,8 @@ void CausalBatch::Join(Start start) {
 
 absl::StatusOr<at::Tensor> CausalBatch::NextLogits(UnitRunner& runner) {
   if (lone_ != nullptr) {
-    return lone_->NextLogits(texts_, [] { return false; }, runner);
+    return lone_->NextLogits(
+        texts_, [] { return false; }, runner);
   }
   const int64_t rows = static_cast<int64_t>(texts_.size());
   TokenInput input;

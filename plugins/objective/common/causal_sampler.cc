@@ -86,11 +86,10 @@ class Sampling {
       const Row& of = rows_[row];
       std::vector<int64_t>& text = texts_[row];
       const at::Tensor of_text = logits.select(0, row);
-      CAPSTAN_ASSIGN_OR_RETURN(
-          const int64_t next,
-          NextToken({of_text.mutable_data_ptr<float>(),
-                     static_cast<size_t>(of_text.numel())},
-                    sampler_, of.draw, text));
+      CAPSTAN_ASSIGN_OR_RETURN(const int64_t next,
+                               NextToken({of_text.mutable_data_ptr<float>(),
+                                          static_cast<size_t>(of_text.numel())},
+                                         sampler_, of.draw, text));
       text.push_back(next);
       if (on_token_) on_token_(next);
       if ((stop_at_eos_ && of.draw.EndsWith(next)) ||
@@ -215,8 +214,8 @@ absl::StatusOr<std::unique_ptr<TextBatch>> CausalObjective::NewTextBatch(
   TokenModel* const model = any.token_model();
   return CausalBatch::Create(
       model, keep_context,
-      [this, model](
-          const SampleOptions& options) -> absl::StatusOr<SamplerOptions> {
+      [this,
+       model](const SampleOptions& options) -> absl::StatusOr<SamplerOptions> {
         CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, PlanFor(*model, options));
         return plan.sampler;
       });

@@ -108,8 +108,8 @@ at::Tensor CausalContext::AddPiece(absl::Span<const int64_t> text, bool all,
   TokenInput input;
   input.tokens = at::from_blob(tokens, {1, count}, at::kLong);
   input.cache = cache_.get();
-  const at::Tensor logits = all ? model_->Logits(input, runner)
-                                : model_->LastLogits(input, runner);
+  const at::Tensor logits =
+      all ? model_->Logits(input, runner) : model_->LastLogits(input, runner);
   cached_.insert(cached_.end(), piece.begin(), piece.end());
   return logits.view({all ? count : 1, -1});
 }

@@ -23,9 +23,9 @@ absl::StatusOr<int64_t> NextToken(absl::Span<float> logits,
                                   const TokenDraw& draw,
                                   absl::Span<const int64_t> text) {
   ApplyRules(sampler.rules, text, draw.prompt, draw.ends, logits);
-  return SampleToken(logits, sampler,
-                     RandomUniform(RandomKey(draw.seed, "sample"),
-                                   text.size()));
+  return SampleToken(
+      logits, sampler,
+      RandomUniform(RandomKey(draw.seed, "sample"), text.size()));
 }
 
 }  // namespace capstan
