@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/http/server.h"
+
+#include <openssl/crypto.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "cluster/launch/launcher.h"
+#include "cluster/launch/network.h"
+#include "cluster/launch/signals.h"
+
+namespace capstan {
+namespace {
+
+constexpr std::chrono::milliseconds kSignalPoll{50};
+// A connection without a request is kept no longer, as a stop waits for it.
+constexpr int kKeepAliveSeconds = 1;
+// For a client that sends a request, or takes an answer, piece by piece.
+constexpr int kReadSeconds = 10;
+constexpr int kWriteSeconds = 10;
+
+// A thread for each connection, up to `most`: the next one then waits to be
+// accepted. (The library's own pool has a fixed number of threads, each of
+// which an answer of events would hold.)
+class ThreadPerConnection : public httplib::TaskQueue {
+ public:
+  explicit ThreadPerConnection(size_t most) : most_(most) {}
+
+  // Newer versions of the library want to know whether it was taken.
+  using Taken = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));
+  Taken enqueue(std::function<void()> serve) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return running_ < most_; });
+    ++running_;
+    std::thread([this, serve = std::move(serve)] {
+      serve();
+      std::lock_guard<std::mutex> lock(mutex_);
+      --running_;
+      changed_.notify_all();
+    }).detach();
+    return Taken(true);
+  }
+  void shutdown() override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return running_ == 0; });
+  }
+
+ private:
+  const size_t most_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t running_ = 0;
+};
+
+// The host of "localhost:8000", "[::1]:8000" or "127.0.0.1".
+absl::string_view HostOf(absl::string_view authority) {
+  if (absl::ConsumePrefix(&authority, "[")) {
+    return authority.substr(0, authority.find(']'));
+  }
+  return authority.substr(0, authority.find(':'));
+}
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "::1" ||
+         (absl::StartsWith(host, "127.") &&
+          host.find_first_not_of("0123456789.") == host.npos);
+}
+
+// Takes as long for any wrong key of the right length.
+bool IsKey(const std::string& given, const std::string& key) {
+  return given.size() == key.size() &&
+         CRYPTO_memcmp(given.data(), key.data(), key.size()) == 0;
+}
+
+std::string KeyIn(const httplib::Request& request) {
+  const std::string header = request.get_header_value("Authorization");
+  absl::string_view given = header;
+  if (absl::ConsumePrefix(&given, "Bearer ")) return std::string(given);
+  return request.get_param_value("key");
+}
+
+}  // namespace
+
+HttpServer::HttpServer(const ServerOptions& options) : options_(options) {
+  const size_t most = options.most_connections;
+  server_.new_task_queue = [most] { return new ThreadPerConnection(most); };
+  server_.set_keep_alive_timeout(kKeepAliveSeconds);
+  server_.set_read_timeout(kReadSeconds);
+  server_.set_write_timeout(kWriteSeconds);
+  server_.set_tcp_nodelay(true);
+  server_.set_payload_max_length(options.most_body_bytes);
+  // Without SO_REUSEPORT, the library's default, by which two servers would
+  // share a port and each get some of the requests.
+  server_.set_socket_options([](int socket) {
+    const int on = 1;
+    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  });
+  server_.set_pre_routing_handler(
+      [this](const httplib::Request& request, httplib::Response& response) {
+        return Admit(request, response);
+      });
+  server_.set_exception_handler([](const httplib::Request&,
+                                   httplib::Response& response,
+                                   std::exception_ptr) {
+    SendError(500, "the server failed to answer this request", &response);
+  });
+  server_.set_error_handler(
+      [](const httplib::Request& request, httplib::Response& response) {
+        if (!response.body.empty()) return;
+        SendError(response.status,
+                  response.status == 404
+                      ? absl::StrCat("there is nothing at ", request.path)
+                      : absl::StrCat("HTTP status ", response.status),
+                  &response);
+      });
+}
+
+HttpServer::~HttpServer() { Stop(); }
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(
+    const ServerOptions& options) {
+  std::unique_ptr<HttpServer> server(new HttpServer(options));
+  errno = 0;
+  if (options.port == 0) {
+    server->port_ = server->server_.bind_to_any_port(options.address);
+  } else if (server->server_.bind_to_port(options.address, options.port)) {
+    server->port_ = options.port;
+  }
+  if (server->port_ > 0) return server;
+  const int error = errno;
+  return absl::UnavailableError(absl::StrCat(
+      "--port: can't listen on port ", options.port, " of ", options.address,
+      error == 0 ? "" : absl::StrCat(" (", std::strerror(error), ")"),
+      ": give another one, or 0 for any that is free"));
+}
+
+std::string HttpServer::Url() const {
+  const bool v6 = absl::StrContains(options_.address, ":");
+  return absl::StrCat("http://", v6 ? "[" : "", options_.address, v6 ? "]" : "",
+                      ":", port_, "/",
+                      options_.key.empty() ? "" : "?key=", options_.key);
+}
+
+httplib::Server::HandlerResponse HttpServer::Admit(
+    const httplib::Request& request, httplib::Response& response) const {
+  response.set_header("X-Content-Type-Options", "nosniff");
+  response.set_header("Referrer-Policy", "no-referrer");
+  const auto refuse = [&response](int status, const std::string& why) {
+    SendError(status, why, &response);
+    return httplib::Server::HandlerResponse::Handled;
+  };
+  // Another site's name that resolves to this machine ("DNS rebinding"), or
+  // another site's page.
+  if (IsLoopback(options_.address)) {
+    const std::string host = request.get_header_value("Host");
+    if (!host.empty() && !IsLoopback(HostOf(host))) {
+      return refuse(403,
+                    absl::StrCat("this server is for its own machine, not ",
+                                 "for requests to ", host));
+    }
+    const std::string origin = request.get_header_value("Origin");
+    absl::string_view site = origin;
+    if (!origin.empty() &&
+        !(absl::ConsumePrefix(&site, "http://") && IsLoopback(HostOf(site)))) {
+      return refuse(403,
+                    absl::StrCat("pages of ", origin, " may not ask here"));
+    }
+  }
+  const std::vector<std::string>& open = options_.open_paths;
+  if (!options_.key.empty() && !IsKey(KeyIn(request), options_.key) &&
+      std::find(open.begin(), open.end(), request.path) == open.end()) {
+    return refuse(401,
+                  "the key is missing or wrong: send \"Authorization: Bearer "
+                  "KEY\", or open the address that the server has printed");
+  }
+  return httplib::Server::HandlerResponse::Unhandled;
+}
+
+void HttpServer::Run() {
+  const StopSignals signals;
+  std::thread stopper([this] {
+    while (!stopping_ && StopRequested() == 0) {
+      std::this_thread::sleep_for(kSignalPoll);
+    }
+    Stop();
+  });
+  server_.listen_after_bind();
+  Stop();
+  stopper.join();
+}
+
+void HttpServer::Stop() {
+  stopping_ = true;
+  server_.stop();
+}
+
+void HttpServer::SendEvents(std::function<absl::optional<std::string>()> next,
+                            httplib::Response* response) {
+  response->set_header("Cache-Control", "no-store");
+  response->set_chunked_content_provider(
+      "text/event-stream",
+      [this, next = std::move(next)](size_t, httplib::DataSink& sink) {
+        if (stopping_) return false;
+        const absl::optional<std::string> text = next();
+        if (!text.has_value()) {
+          sink.done();
+          return true;
+        }
+        // A comment, by which a client that has left is noticed.
+        const absl::string_view idle = ":\n\n";
+        return text->empty() ? sink.write(idle.data(), idle.size())
+                             : sink.write(text->data(), text->size());
+      });
+}
+
+std::string EventText(const nlohmann::json& json, const std::string& name) {
+  return absl::StrCat(name.empty() ? "" : absl::StrCat("event: ", name, "\n"),
+                      "data: ", JsonText(json), "\n\n");
+}
+
+void SendJson(const nlohmann::json& json, httplib::Response* response) {
+  response->set_content(JsonText(json), "application/json");
+}
+
+void SendError(int status, const std::string& message,
+               httplib::Response* response) {
+  const char* const type = status >= 500   ? "server_error"
+                           : status == 401 ? "authentication_error"
+                           : status == 403 ? "permission_error"
+                           : status == 404 ? "not_found_error"
+                                           : "invalid_request_error";
+  response->status = status;
+  SendJson(
+      {{"error", {{"message", message}, {"type", type}, {"code", status}}}},
+      response);
+}
+
+std::string RandomKey() {
+  constexpr size_t kBytes = 16;
+  return absl::BytesToHexString(RandomBytes(kBytes));
+}
+
+}  // namespace capstan

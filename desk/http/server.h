@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An HTTP server for the user who started it: a page, or answers to programs.
+#ifndef CAPSTAN_DESK_HTTP_SERVER_H_
+#define CAPSTAN_DESK_HTTP_SERVER_H_
+
+#include <httplib.h>
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "base/json.h"
+
+namespace capstan {
+
+struct ServerOptions {
+  std::string address = "127.0.0.1";
+  int port = 0;  // 0: any that is free
+  // What each request must bring, as "Authorization: Bearer KEY" or in its
+  // query as key=KEY; "": nothing.
+  std::string key;
+  std::vector<std::string> open_paths;  // that need no key: "/health"
+  size_t most_connections = 256;        // at once; further ones wait
+  size_t most_body_bytes = size_t{16} << 20;
+};
+
+// Requests are handled on a thread each. On a loopback address only requests
+// that a program or a page of this machine makes are answered: a browser that
+// another site sends here is refused by its Host or Origin.
+class HttpServer {
+ public:
+  // Binds the port. An error names the address, and the flag --port.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Listen(
+      const ServerOptions& options);
+  ~HttpServer();
+
+  // To add handlers to, before Run.
+  httplib::Server& routes() { return server_; }
+  int port() const { return port_; }
+  // "http://127.0.0.1:8000/", with the key if there is one.
+  std::string Url() const;
+
+  // Answers until a stop signal (cluster/launch/signals.h) or Stop.
+  void Run();
+  // From any thread.
+  void Stop();
+  bool stopping() const { return stopping_; }
+
+  // Answers with server-sent events: sends what `next` returns, which may be ""
+  // and may take up to about a second, until it returns nothing, the client is
+  // gone or the server stops. `next` lives as long as the answer; its end tells
+  // that the client is served or gone.
+  void SendEvents(std::function<absl::optional<std::string>()> next,
+                  httplib::Response* response);
+
+ private:
+  explicit HttpServer(const ServerOptions& options);
+  httplib::Server::HandlerResponse Admit(const httplib::Request& request,
+                                         httplib::Response& response) const;
+
+  const ServerOptions options_;
+  httplib::Server server_;
+  int port_ = 0;
+  std::atomic<bool> stopping_{false};
+};
+
+// An event: "data: JSON" and an empty line; with a name, its "event:" before.
+std::string EventText(const nlohmann::json& json, const std::string& name = "");
+
+void SendJson(const nlohmann::json& json, httplib::Response* response);
+// {"error": {"message": .., "type": .., "code": status}}, as OpenAI's clients
+// read it.
+void SendError(int status, const std::string& message,
+               httplib::Response* response);
+
+// A key nobody can guess: 128 random bits as hexadecimal digits.
+std::string RandomKey();
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_DESK_HTTP_SERVER_H_

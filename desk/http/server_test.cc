@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/http/server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A server that runs while this lives.
+class Served {
+ public:
+  explicit Served(const ServerOptions& options,
+                  const std::function<void(HttpServer&)>& routes = {}) {
+    auto server = HttpServer::Listen(options);
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = std::move(*server);
+    server_->routes().Get("/", [](const auto&, auto& response) {
+      SendJson({{"hello", 1}}, &response);
+    });
+    server_->routes().Post("/post", [](const auto& request, auto& response) {
+      SendJson({{"bytes", request.body.size()}}, &response);
+    });
+    if (routes) routes(*server_);
+    thread_ = std::thread([this] { server_->Run(); });
+    while (!server_->routes().is_running()) std::this_thread::yield();
+  }
+  ~Served() {
+    server_->Stop();
+    thread_.join();
+  }
+  httplib::Client client() const {
+    return httplib::Client("127.0.0.1", server_->port());
+  }
+  HttpServer& server() { return *server_; }
+
+ private:
+  std::unique_ptr<HttpServer> server_;
+  std::thread thread_;
+};
+
+int StatusOf(const httplib::Result& result) {
+  return result ? result->status : -1;
+}
+
+TEST(HttpServer, AnswersItsMachineAlone) {
+  const Served served{ServerOptions()};
+  httplib::Client client = served.client();
+  EXPECT_EQ(StatusOf(client.Get("/")), 200);
+  EXPECT_EQ(StatusOf(client.Get("/", {{"Host", "localhost:9"}})), 200);
+  EXPECT_EQ(StatusOf(client.Get("/", {{"Host", "[::1]:9"}})), 200);
+  EXPECT_EQ(StatusOf(client.Get("/", {{"Host", "evil.example"}})), 403);
+  EXPECT_EQ(StatusOf(client.Get("/", {{"Host", "127.evil.example"}})), 403);
+  EXPECT_EQ(StatusOf(client.Post("/post", {{"Origin", "http://127.0.0.1:1"}},
+                                 "x", "text/plain")),
+            200);
+  EXPECT_EQ(StatusOf(client.Post("/post", {{"Origin", "https://evil.example"}},
+                                 "x", "text/plain")),
+            403);
+  EXPECT_EQ(
+      StatusOf(client.Post("/post", {{"Origin", "null"}}, "x", "text/plain")),
+      403);
+  const auto nothing = client.Get("/nothing");
+  EXPECT_EQ(StatusOf(nothing), 404);
+  EXPECT_THAT(nothing->body, HasSubstr("there is nothing at /nothing"));
+}
+
+TEST(HttpServer, AsksForItsKey) {
+  ServerOptions options;
+  options.key = RandomKey();
+  options.open_paths = {"/health"};
+  Served served(options, [](HttpServer& server) {
+    server.routes().Get("/health", [](const auto&, auto& response) {
+      SendJson({{"ok", true}}, &response);
+    });
+  });
+  httplib::Client client = served.client();
+  EXPECT_EQ(StatusOf(client.Get("/")), 401);
+  EXPECT_EQ(StatusOf(client.Get("/?key=" + std::string(32, '0'))), 401);
+  EXPECT_EQ(StatusOf(client.Get("/?key=" + options.key)), 200);
+  EXPECT_EQ(
+      StatusOf(client.Get("/", {{"Authorization", "Bearer " + options.key}})),
+      200);
+  EXPECT_EQ(StatusOf(client.Get("/health")), 200);
+  EXPECT_THAT(served.server().Url(), HasSubstr("/?key=" + options.key));
+}
+
+TEST(HttpServer, SendsEventsUntilTheyEnd) {
+  Served served(ServerOptions(), [](HttpServer& server) {
+    server.routes().Get("/events", [&server](const auto&, auto& response) {
+      auto count = std::make_shared<int>(0);
+      server.SendEvents(
+          [count]() -> absl::optional<std::string> {
+            if (++*count == 2) return "";
+            if (*count > 3) return absl::nullopt;
+            return EventText({{"count", *count}}, "tick");
+          },
+          &response);
+    });
+  });
+  const auto answer = served.client().Get("/events");
+  ASSERT_EQ(StatusOf(answer), 200);
+  EXPECT_EQ(answer->body,
+            "event: tick\ndata: {\"count\":1}\n\n:\n\n"
+            "event: tick\ndata: {\"count\":3}\n\n");
+}
+
+// The end of `next` is how a handler learns that its client has left.
+TEST(HttpServer, NoticesThatAClientHasLeft) {
+  auto held = std::make_shared<int>(0);
+  const std::weak_ptr<int> alive = held;
+  Served served(ServerOptions(), [&held](HttpServer& server) {
+    server.routes().Get("/events",
+                        [&held, &server](const auto&, auto& response) {
+                          server.SendEvents(
+                              [mine = std::move(held)] {
+                                return absl::make_optional("data: \n\n");
+                              },
+                              &response);
+                        });
+  });
+  httplib::Client client = served.client();
+  client.Get("/events", [](const char*, size_t) { return false; });
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!alive.expired() && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(alive.expired());
+}
+
+// More clients than connections: each is served in its turn.
+TEST(HttpServer, LetsFurtherConnectionsWait) {
+  ServerOptions options;
+  options.most_connections = 2;
+  const Served served(options);
+  std::vector<std::thread> threads;
+  std::atomic<int> served_count{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      httplib::Client client = served.client();
+      client.set_read_timeout(60);
+      served_count += StatusOf(client.Get("/")) == 200;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(served_count, 8);
+}
+
+TEST(HttpServer, RefusesLargeBodies) {
+  ServerOptions options;
+  options.most_body_bytes = 1000;
+  const Served served(options);
+  EXPECT_EQ(StatusOf(served.client().Post("/post", std::string(2000, 'x'),
+                                          "text/plain")),
+            413);
+}
+
+TEST(HttpServer, AHandlersExceptionIsAnError) {
+  Served served(ServerOptions(), [](HttpServer& server) {
+    server.routes().Get("/fails", [](const auto&, auto&) {
+      throw std::runtime_error("secret");
+    });
+  });
+  const auto answer = served.client().Get("/fails");
+  EXPECT_EQ(StatusOf(answer), 500);
+  EXPECT_EQ(answer->body.find("secret"), std::string::npos);
+}
+
+TEST(HttpServer, SaysThatAPortIsTaken) {
+  Served served{ServerOptions()};
+  ServerOptions options;
+  options.port = served.server().port();
+  EXPECT_THAT(std::string(HttpServer::Listen(options).status().message()),
+              HasSubstr("Address already in use): give another one"));
+}
+
+}  // namespace
+}  // namespace capstan
