@@ -167,8 +167,8 @@ absl::Status Remove(const Verdict& verdict, bool only_checkpoints) {
   const fs::path siblings = fs::path(folder).parent_path();
   const fs::path latest = siblings / "latest";
   const absl::StatusOr<std::string> named = ReadWholeFile(latest.string());
-  if (!named.ok() || absl::StripSuffix(*named, "\n") !=
-                         fs::path(folder).filename().string()) {
+  if (!named.ok() ||
+      absl::StripSuffix(*named, "\n") != fs::path(folder).filename().string()) {
     return absl::OkStatus();
   }
   // Their names are times.

@@ -17,9 +17,9 @@ namespace capstan {
 
 // What stays, of the runs of each name; at least one of the three is set.
 struct ClearRule {
-  absl::optional<int64_t> newest;         // so many that began last
-  absl::optional<std::string> best;       // the one with the best such metric
-  absl::optional<double> younger_days;    // those that began since
+  absl::optional<int64_t> newest;       // so many that began last
+  absl::optional<std::string> best;     // the one with the best such metric
+  absl::optional<double> younger_days;  // those that began since
   // Removes checkpoints/ alone, of runs that have their weights in final/.
   bool only_checkpoints = false;
 };

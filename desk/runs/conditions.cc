@@ -34,13 +34,14 @@ absl::StatusOr<Condition> ParseCondition(absl::string_view text) {
   if (at != text.npos) {
     const bool two = at + 1 < text.size() && text[at + 1] == '=';
     condition.op = std::string(text.substr(at, two ? 2 : 1));
-    condition.name = std::string(absl::StripAsciiWhitespace(text.substr(0, at)));
+    condition.name =
+        std::string(absl::StripAsciiWhitespace(text.substr(0, at)));
     condition.value = std::string(
         absl::StripAsciiWhitespace(text.substr(at + condition.op.size())));
     if (condition.op == "==") condition.op = "=";
   }
-  const bool compares = absl::StrContains("<=>=", condition.op) &&
-                        condition.op != "=";
+  const bool compares =
+      absl::StrContains("<=>=", condition.op) && condition.op != "=";
   double number;
   if (condition.name.empty() || condition.value.empty() ||
       condition.op == "!" || condition.op == "~=" ||
@@ -64,8 +65,7 @@ std::vector<std::string> ValuesOf(const RunRecord& run,
   const absl::optional<double> metric = run.Metric(name);
   if (metric.has_value()) return {absl::StrFormat("%.17g", *metric)};
   const auto field = run.fields.find(name);
-  return field == run.fields.end() ? std::vector<std::string>()
-                                   : field->second;
+  return field == run.fields.end() ? std::vector<std::string>() : field->second;
 }
 
 bool Meets(const RunRecord& run, const Condition& condition) {

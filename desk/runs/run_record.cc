@@ -58,16 +58,16 @@ void ReadMetrics(const std::string& folder, RunRecord* record) {
         best->second = number;
       }
     }
-    record->steps = std::max(
-        record->steps,
-        static_cast<int64_t>(NumberOf(json, "step").value_or(0.0)));
+    record->steps =
+        std::max(record->steps,
+                 static_cast<int64_t>(NumberOf(json, "step").value_or(0.0)));
   };
   ForEachLine(path, [&](absl::string_view line) {
     if (std::exchange(first, false)) {
       const absl::optional<double> time =
           NumberOf(ParseJson<Json>(line), "time");
-      if (time.has_value()) record->begun = absl::FromUnixSeconds(0) +
-                                            absl::Seconds(*time);
+      if (time.has_value())
+        record->begun = absl::FromUnixSeconds(0) + absl::Seconds(*time);
     }
     if (absl::StrContains(line, "\"eval_")) {
       take(ParseJson<Json>(line));
@@ -77,8 +77,8 @@ void ReadMetrics(const std::string& folder, RunRecord* record) {
   });
   take(ParseJson<Json>(last_step));
   if (PathExists(path)) {
-    record->seconds = std::max(
-        0.0, absl::ToDoubleSeconds(ChangedAt(path) - record->begun));
+    record->seconds =
+        std::max(0.0, absl::ToDoubleSeconds(ChangedAt(path) - record->begun));
   }
 }
 
@@ -146,8 +146,9 @@ absl::StatusOr<std::string> FindRun(const std::string& given) {
     if (IsRun(folder)) return folder;
   }
   return absl::NotFoundError(absl::StrCat(
-      given, " is no run's folder: it has no config.pbtxt (`trainer runs` lists "
-             "the runs below a folder)"));
+      given,
+      " is no run's folder: it has no config.pbtxt (`trainer runs` lists "
+      "the runs below a folder)"));
 }
 
 const char* StatusName(RunStatus status) {

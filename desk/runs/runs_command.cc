@@ -46,8 +46,8 @@ struct RunsOptions {
 // Where runs are if nobody says: runs/ here, or in the workspace.
 std::string DefaultFolder() {
   const std::string here = FromCaller("runs");
-  if (IsFolder(here)) return here;
-  return DefaultConfigContext(nullptr).workspace_folder + "/runs";
+  const std::string workspace = DefaultConfigContext(nullptr).workspace_folder;
+  return IsFolder(here) || workspace.empty() ? here : workspace + "/runs";
 }
 
 absl::StatusOr<std::string> FolderOf(const std::vector<std::string>& words,
@@ -90,9 +90,9 @@ absl::StatusOr<std::vector<RunRecord>> Matching(
           return !ValuesOf(run, condition.name).empty();
         });
     if (known || runs.empty()) continue;
-    return absl::NotFoundError(absl::StrCat(
-        "--where: no run below ", folder, " has \"", condition.name,
-        "\" in its config or its metrics.jsonl"));
+    return absl::NotFoundError(
+        absl::StrCat("--where: no run below ", folder, " has \"",
+                     condition.name, "\" in its config or its metrics.jsonl"));
   }
   const auto misses = [&](const RunRecord& run) {
     return !std::all_of(
@@ -100,10 +100,9 @@ absl::StatusOr<std::vector<RunRecord>> Matching(
         [&](const Condition& condition) { return Meets(run, condition); });
   };
   runs.erase(std::remove_if(runs.begin(), runs.end(), misses), runs.end());
-  std::stable_sort(runs.begin(), runs.end(),
-                   [](const RunRecord& a, const RunRecord& b) {
-                     return a.begun > b.begun;
-                   });
+  std::stable_sort(
+      runs.begin(), runs.end(),
+      [](const RunRecord& a, const RunRecord& b) { return a.begun > b.begun; });
   return runs;
 }
 
@@ -150,7 +149,8 @@ std::string NumberText(const absl::optional<double>& value) {
   return value.has_value() ? absl::StrFormat("%.4f", *value) : "";
 }
 
-absl::StatusOr<int> List(const RunsOptions& options, const std::string& folder) {
+absl::StatusOr<int> List(const RunsOptions& options,
+                         const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RunRecord> runs,
                            Matching(folder, options.where));
   if (options.json) {
@@ -186,8 +186,8 @@ absl::StatusOr<int> List(const RunsOptions& options, const std::string& folder) 
 absl::StatusOr<int> Tag(const RunsOptions& options, bool add) {
   const std::vector<std::string>& words = options.words;
   if (words.size() < 3) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("runs ", words[0], " RUN NAME..: name a run and its tags"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "runs ", words[0], " RUN NAME..: name a run and its tags"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, FindRun(words[1]));
   const std::vector<std::string> had = ReadTags(folder);
@@ -402,8 +402,9 @@ void AddFlags(Flags& flags, RunsOptions* options) {
       .Add("--older_than", &options->older_than,
            "gc: only what began so many days ago, or before, goes")
       .Type("DAYS");
-  flags.Add("--checkpoints", &options->checkpoints,
-            "gc: only checkpoints go, of runs that have their weights in final/");
+  flags.Add(
+      "--checkpoints", &options->checkpoints,
+      "gc: only checkpoints go, of runs that have their weights in final/");
   flags.Add("--delete", &options->remove,
             "gc: remove them; without this it says what would go");
 }

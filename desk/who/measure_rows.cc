@@ -103,16 +103,16 @@ class RowMeasurer {
   // Adds up in the order of training: a rank's micro-batches, then the ranks.
   absl::Status MeasureStep(MeasuredStep* step) {
     std::vector<std::pair<int, double>> by_rank;
-    CAPSTAN_RETURN_IF_ERROR(ForEachMicroBatch([&](int rank,
-                                                  const Batch& batch) {
-      const LossSum loss = objective().Compute(*request_.parts->model, batch,
-                                               info_, runner_);
-      if (by_rank.empty() || by_rank.back().first != rank) {
-        by_rank.emplace_back(rank, 0.0);
-      }
-      by_rank.back().second += loss.sum.item<double>();
-      step->targets += loss.count;
-    }));
+    CAPSTAN_RETURN_IF_ERROR(
+        ForEachMicroBatch([&](int rank, const Batch& batch) {
+          const LossSum loss = objective().Compute(*request_.parts->model,
+                                                   batch, info_, runner_);
+          if (by_rank.empty() || by_rank.back().first != rank) {
+            by_rank.emplace_back(rank, 0.0);
+          }
+          by_rank.back().second += loss.sum.item<double>();
+          step->targets += loss.count;
+        }));
     double sum = 0.0;
     for (const auto& [rank, of_rank] : by_rank) sum += of_rank;
     step->loss = sum / static_cast<double>(step->targets);
@@ -130,8 +130,8 @@ class RowMeasurer {
     row->trained = loss.trained < 0 ? loss.count : loss.trained;
     if (noting_ != nullptr) row->token_losses = noting_->Take();
     if (request_.gradients) {
-      row->gradient_norm = GradientNorm(loss.sum) /
-                           std::max<double>(1.0, step_targets);
+      row->gradient_norm =
+          GradientNorm(loss.sum) / std::max<double>(1.0, step_targets);
     }
     return absl::OkStatus();
   }

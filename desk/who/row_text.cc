@@ -20,8 +20,8 @@ struct Shade {
   double from;
   int colour;
 };
-constexpr Shade kShades[] = {
-    {0.0, 194}, {1.0, 229}, {2.0, 222}, {4.0, 215}, {6.0, 209}, {8.0, 203}};
+constexpr Shade kShades[] = {{0.0, 194}, {1.0, 229}, {2.0, 222},
+                             {4.0, 215}, {6.0, 209}, {8.0, 203}};
 constexpr char kPlain[] = "\x1b[0m", kDim[] = "\x1b[2m";
 
 std::string StyleOf(const absl::optional<double>& loss) {
@@ -52,7 +52,8 @@ std::vector<RowText> TextsOf(const MeasuredRow& row, const Tokenizer* tokenizer,
   const int64_t rows = ids->second.size(0);
   for (int64_t r = 0; r < rows; ++r) {
     RowText text;
-    if (row.batch.count(kPairKeys) > 0) text.name = r == 0 ? "chosen" : "rejected";
+    if (row.batch.count(kPairKeys) > 0)
+      text.name = r == 0 ? "chosen" : "rejected";
     const int64_t length = counts == row.batch.end()
                                ? ids->second.size(1)
                                : counts->second[r].item<int64_t>();
@@ -83,9 +84,10 @@ std::vector<std::string> TensorLines(const Batch& batch) {
     for (int64_t i = 0; i < std::min(kShown, values.numel()); ++i) {
       first.push_back(values[i].item<double>());
     }
-    lines.push_back(absl::StrCat(
-        name, " [", absl::StrJoin(tensor.sizes(), ", "), "]: ",
-        absl::StrJoin(first, " "), values.numel() > kShown ? " .." : ""));
+    lines.push_back(absl::StrCat(name, " [",
+                                 absl::StrJoin(tensor.sizes(), ", "),
+                                 "]: ", absl::StrJoin(first, " "),
+                                 values.numel() > kShown ? " .." : ""));
   }
   return lines;
 }

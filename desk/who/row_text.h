@@ -17,8 +17,8 @@ namespace capstan {
 
 struct RowToken {
   int64_t id = 0;
-  std::string bytes;             // maybe a part of a character
-  absl::optional<double> loss;   // unset: not trained on, or not known
+  std::string bytes;            // maybe a part of a character
+  absl::optional<double> loss;  // unset: not trained on, or not known
 };
 
 // One text of a row: of pairs, "chosen" or "rejected"; else without a name.

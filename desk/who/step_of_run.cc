@@ -88,8 +88,9 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
   record.config_from = folder + "/config.pbtxt";
   if (!PathExists(record.config_from)) {
     return absl::NotFoundError(
-        absl::StrCat(folder, " has no config.pbtxt: name a run's folder, "
-                             "runs/NAME/TIME or runs/NAME/latest"));
+        absl::StrCat(folder,
+                     " has no config.pbtxt: name a run's folder, "
+                     "runs/NAME/TIME or runs/NAME/latest"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(record.config_text,
                            ReadWholeFile(record.config_from));

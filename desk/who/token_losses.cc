@@ -74,7 +74,8 @@ class TokenLossModel::Tokens final : public TokenModel {
     const at::NoGradGuard no_grad;
     const at::Tensor logits = model_.Logits(input, runner);
     const at::Tensor wanted = targets.tokens.to(logits.device());
-    at::Tensor losses = at::empty_like(wanted, logits.options().dtype(at::kFloat));
+    at::Tensor losses =
+        at::empty_like(wanted, logits.options().dtype(at::kFloat));
     // As many as keep a piece's float32 logits small.
     constexpr int64_t kPositions = 256;
     for (int64_t begin = 0; begin < wanted.size(1); begin += kPositions) {
@@ -91,10 +92,10 @@ class TokenLossModel::Tokens final : public TokenModel {
     if (targets.weights.defined()) {
       losses = losses * targets.weights.to(losses.device());
     }
-    losses = losses
-                 .masked_fill(wanted.lt(0),
-                              -std::numeric_limits<double>::infinity())
-                 .cpu();
+    losses =
+        losses
+            .masked_fill(wanted.lt(0), -std::numeric_limits<double>::infinity())
+            .cpu();
     if (!losses_.defined() || losses_.sizes() != losses.sizes()) {
       losses_ = losses;
       return;

@@ -80,13 +80,11 @@ struct Asked {
 absl::Status TakeModel(const std::string& model, const ConfigContext& context,
                        Asked* asked) {
   RunConfig& config = asked->loaded.config;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const EvaluationSource source,
-      FindToEvaluate(model, AdapterOptions(), &config, context,
-                     RunFoldersHere()));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const LoadedConfig other,
-      ParseConfig(source.config, source.folder, context));
+  CAPSTAN_ASSIGN_OR_RETURN(const EvaluationSource source,
+                           FindToEvaluate(model, AdapterOptions(), &config,
+                                          context, RunFoldersHere()));
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig other,
+                           ParseConfig(source.config, source.folder, context));
   *config.mutable_model() = other.config.model();
   config.clear_adapter();
   if (other.config.has_adapter()) {
@@ -174,13 +172,12 @@ absl::StatusOr<Asked> Prepare(const WhoOptions& options, int gpus) {
   CAPSTAN_ASSIGN_OR_RETURN(asked.folder, FindRun(options.run));
   CAPSTAN_ASSIGN_OR_RETURN(asked.record,
                            ReadStepRecord(asked.folder, options.step));
-  asked.host =
-      std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
+  asked.host = std::make_unique<PluginHost>(AllFromCaller(options.plugin_path));
   const ConfigContext context = DefaultConfigContext(asked.host.get());
   const StepRecord& record = asked.record;
-  CAPSTAN_ASSIGN_OR_RETURN(asked.loaded,
-                           ParseConfig(record.config_text, record.config_from,
-                                       context, options.overrides));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      asked.loaded, ParseConfig(record.config_text, record.config_from, context,
+                                options.overrides));
   // Not read here.
   RunConfig& config = asked.loaded.config;
   config.clear_eval_data();
@@ -194,9 +191,9 @@ absl::StatusOr<Asked> Prepare(const WhoOptions& options, int gpus) {
   }
   CAPSTAN_RETURN_IF_ERROR(
       SettleNewTokens(&asked.loaded, *asked.host, record.checkpoint));
-  CAPSTAN_ASSIGN_OR_RETURN(
-      asked.parts, CreateRunParts(asked.loaded, gpus, *asked.host,
-                                  /*here=*/true, record.checkpoint));
+  CAPSTAN_ASSIGN_OR_RETURN(asked.parts,
+                           CreateRunParts(asked.loaded, gpus, *asked.host,
+                                          /*here=*/true, record.checkpoint));
   CAPSTAN_RETURN_IF_ERROR(PlanStep(&asked));
   CAPSTAN_RETURN_IF_ERROR(FindRows(&asked));
   if (const int64_t most = config.train().skip_bad_samples(); most > 0) {
@@ -238,11 +235,10 @@ std::vector<const MeasuredRow*> Shown(const WhoOptions& options,
   std::vector<const MeasuredRow*> rows;
   for (const MeasuredRow& row : step.rows) rows.push_back(&row);
   if (options.top == 0) return rows;
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const MeasuredRow* a, const MeasuredRow* b) {
-                     return a->loss_sum.value_or(0.0) >
-                            b->loss_sum.value_or(0.0);
-                   });
+  std::stable_sort(
+      rows.begin(), rows.end(), [](const MeasuredRow* a, const MeasuredRow* b) {
+        return a->loss_sum.value_or(0.0) > b->loss_sum.value_or(0.0);
+      });
   rows.resize(std::min<size_t>(rows.size(), options.top));
   return rows;
 }
@@ -263,11 +259,16 @@ Json OrNull(const absl::optional<double>& value) {
 
 Json RowJson(const Asked& asked, const MeasuredRow& row) {
   const RowPlace& place = row.place;
-  Json json = {{"rank", place.rank},         {"micro_batch", place.micro_batch},
-               {"row", place.row},           {"position", place.position},
-               {"epoch", place.epoch},       {"sample", place.sample},
-               {"loss", nullptr},            {"loss_sum", OrNull(row.loss_sum)},
-               {"targets", row.targets},     {"tokens", row.tokens},
+  Json json = {{"rank", place.rank},
+               {"micro_batch", place.micro_batch},
+               {"row", place.row},
+               {"position", place.position},
+               {"epoch", place.epoch},
+               {"sample", place.sample},
+               {"loss", nullptr},
+               {"loss_sum", OrNull(row.loss_sum)},
+               {"targets", row.targets},
+               {"tokens", row.tokens},
                {"trained_tokens", row.trained}};
   if (row.loss_sum.has_value()) json["loss"] = MeanOf(row);
   if (row.gradient_norm.has_value()) {
@@ -314,9 +315,9 @@ std::string StepJson(const WhoOptions& options, const Asked& asked,
 
 std::string RowHead(const MeasuredStep& step, const MeasuredRow& row) {
   const RowPlace& place = row.place;
-  std::string head = absl::StrFormat(
-      "rank %d, micro-batch %d, row %d: sample %d", place.rank,
-      place.micro_batch, place.row, place.sample);
+  std::string head =
+      absl::StrFormat("rank %d, micro-batch %d, row %d: sample %d", place.rank,
+                      place.micro_batch, place.row, place.sample);
   if (place.epoch > 0) absl::StrAppend(&head, " of epoch ", place.epoch);
   if (!row.loss_sum.has_value()) return head;
   absl::StrAppendFormat(&head, "  loss %.4f", MeanOf(row));
@@ -369,14 +370,14 @@ void Print(const WhoOptions& options, const Asked& asked,
   console.Write(text);
   for (const MeasuredRow* row : Shown(options, step)) {
     text = absl::StrCat("\n", RowHead(step, *row), "\n");
-    const std::vector<RowText> texts = TextsOf(
-        *row, asked.parts.train_data->tokenizer(), IsCausal(asked));
+    const std::vector<RowText> texts =
+        TextsOf(*row, asked.parts.train_data->tokenizer(), IsCausal(asked));
     for (const RowText& one : texts) {
       if (!one.name.empty()) absl::StrAppend(&text, one.name, ":\n");
-      absl::StrAppend(&text,
-                      console.terminal() ? ColouredText(one)
-                                         : PrintableText(one.Text()),
-                      "\n");
+      absl::StrAppend(
+          &text,
+          console.terminal() ? ColouredText(one) : PrintableText(one.Text()),
+          "\n");
     }
     if (texts.empty()) {
       for (const std::string& line : TensorLines(row->batch)) {
@@ -426,8 +427,9 @@ absl::StatusOr<int> Who(const WhoOptions& options) {
 }
 
 const RegisterFunction<WhoOptions> who(
-    122, "who", "The rows behind a step of a run, and what each adds to its loss",
-    AddFlags, Who);
+    122, "who",
+    "The rows behind a step of a run, and what each adds to its loss", AddFlags,
+    Who);
 
 }  // namespace
 }  // namespace capstan
