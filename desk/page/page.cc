@@ -53,8 +53,7 @@ std::string HtmlText(const std::string& text) {
 
 std::string PageHtml(const Page& page) {
   const std::string chart = kChartJs;
-  const std::string style =
-      EmbeddedText(kPageAssets, "base.css") + page.style;
+  const std::string style = EmbeddedText(kPageAssets, "base.css") + page.style;
   const std::string script =
       absl::StrCat(EmbeddedText(kPageAssets, "base.js"),
                    EmbeddedText(kPageAssets, "charts.js"), page.script);

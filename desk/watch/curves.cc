@@ -13,9 +13,11 @@ namespace {
 
 using nlohmann::json;
 
-// With six significant digits, which print in few characters.
+// With six significant digits, which print in few characters; large numbers,
+// as times and counts are, to a thousandth.
 double Rounded(double value) {
   if (value == std::floor(value) && std::fabs(value) < 1e15) return value;
+  if (std::fabs(value) >= 1e5) return std::round(value * 1e3) / 1e3;
   char text[32];
   absl::SNPrintF(text, sizeof(text), "%.6g", value);
   return std::strtod(text, nullptr);
@@ -68,7 +70,8 @@ Curves::Series& Curves::Named(absl::string_view name) {
   if (next_ >= series_.size() || series_[next_].name != name) {
     next_ = 0;
     while (next_ < series_.size() && series_[next_].name != name) ++next_;
-    if (next_ == series_.size()) series_.push_back({std::string(name), {}});
+    if (next_ == series_.size())
+      series_.push_back({std::string(name), {}, 0.0});
   }
   return series_[next_++];
 }
@@ -86,7 +89,9 @@ void Curves::Add(int64_t step, absl::string_view name, double value) {
   const auto single = static_cast<float>(value);
   const Bucket added = {static_cast<int32_t>(step / width_), 1, single, single,
                         value};
-  std::vector<Bucket>& buckets = Named(name).buckets;
+  Series& series = Named(name);
+  series.latest = value;
+  std::vector<Bucket>& buckets = series.buckets;
   if (buckets.empty() || buckets.back().at < added.at) {
     buckets.push_back(added);
     return;
@@ -124,10 +129,10 @@ json Curves::AsJson(int64_t points, int64_t since) const {
   const int64_t from = since / width;
   json named = json::object();
   for (const Series& series : series_) {
-    named[series.name] = SeriesJson(
-        width == width_ ? series.buckets
-                        : Merged(series.buckets, width / width_),
-        from);
+    named[series.name] =
+        SeriesJson(width == width_ ? series.buckets
+                                   : Merged(series.buckets, width / width_),
+                   from);
   }
   return {{"width", width}, {"from", from}, {"series", std::move(named)}};
 }

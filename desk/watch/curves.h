@@ -30,6 +30,7 @@ class Curves {
   struct Series {
     std::string name;
     std::vector<Bucket> buckets;  // by `at`; only those with values
+    double latest = 0.0;          // the value that was added last
   };
 
   explicit Curves(int64_t most_buckets, int64_t width = 1)
@@ -47,8 +48,8 @@ class Curves {
   // The same in up to `points` buckets: {"width": 4, "from": 0, "series":
   // {"loss": {"at": [..], "mean": [..], "low": [..], "high": [..]}}}, of the
   // buckets from the one on that has the step `since`, which "from" says. low
-  // and high are left out where a bucket has one value. Numbers have six
-  // digits.
+  // and high are left out where each bucket has one value. Numbers have six
+  // digits, large ones more.
   nlohmann::json AsJson(int64_t points, int64_t since = 0) const;
   // The width of AsJson's buckets.
   int64_t WidthFor(int64_t points) const;

@@ -20,14 +20,14 @@ TEST(CurvesTest, AFewStepsAreKeptAsTheyAre) {
     curves.Add(step, "loss", 1.0 / step);
   }
   curves.Add(2, "eval_loss", 4.0);
-  EXPECT_EQ(curves.AsJson(100),
-            json({{"width", 1},
-                  {"from", 0},
-                  {"series",
-                   {{"step", {{"at", {1, 2, 3}}, {"mean", {1.0, 2.0, 3.0}}}},
-                    {"loss",
-                     {{"at", {1, 2, 3}}, {"mean", {1.0, 0.5, 0.333333}}}},
-                    {"eval_loss", {{"at", {2}}, {"mean", {4.0}}}}}}}));
+  EXPECT_EQ(
+      curves.AsJson(100),
+      json({{"width", 1},
+            {"from", 0},
+            {"series",
+             {{"step", {{"at", {1, 2, 3}}, {"mean", {1.0, 2.0, 3.0}}}},
+              {"loss", {{"at", {1, 2, 3}}, {"mean", {1.0, 0.5, 0.333333}}}},
+              {"eval_loss", {{"at", {2}}, {"mean", {4.0}}}}}}}));
 }
 
 TEST(CurvesTest, LongRunsAreInBoundedMemoryAndLoseNoExtreme) {

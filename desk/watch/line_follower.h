@@ -41,7 +41,7 @@ class LineFollower {
   bool IsAnother(int fd, int64_t bytes, uint64_t inode) const;
 
   const std::string path_;
-  int64_t offset_;  // of the first line that wasn't whole
+  int64_t offset_;         // of the first line that wasn't whole
   bool skipping_ = false;  // within a line that is too long
   uint64_t inode_ = 0;
   // The last bytes before `offset_`, by which a file that was cut and has grown

@@ -44,7 +44,8 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
     const std::vector<std::string>& paths) {
   std::vector<fs::path> found;
   for (const std::string& path : paths) {
-    const fs::path folder = fs::path(path + "/").lexically_normal().parent_path();
+    const fs::path folder =
+        fs::path(path + "/").lexically_normal().parent_path();
     std::vector<fs::path> here;
     if (IsRun(folder)) here = {folder};
     if (here.empty()) here = RunsIn(folder);
@@ -60,9 +61,9 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
   std::vector<std::pair<std::string, std::string>> runs;
   for (const fs::path& folder : found) {
     // "NAME/TIME", as runs/ has it.
-    runs.emplace_back(folder.string(),
-                      (folder.parent_path().filename() / folder.filename())
-                          .string());
+    runs.emplace_back(
+        folder.string(),
+        (folder.parent_path().filename() / folder.filename()).string());
   }
   return runs;
 }
@@ -177,14 +178,13 @@ absl::StatusOr<std::string> LiveRuns::Control(size_t run,
   const std::string id = RandomKey();
   json line = {{"id", id}, {"do", action}};
   if (sets) line["value"] = *value;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      OutputFile file, OutputFile::Open(path, OutputFile::Start::kAtEnd));
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kAtEnd));
   CAPSTAN_RETURN_IF_ERROR(file.Append(JsonText(line) + "\n"));
   return id;
 }
 
-void LiveRuns::ForEach(
-    const std::function<void(const RunReader&)>& use) const {
+void LiveRuns::ForEach(const std::function<void(const RunReader&)>& use) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const std::unique_ptr<RunReader>& run : runs_) use(*run);
 }

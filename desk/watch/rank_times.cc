@@ -186,9 +186,8 @@ RankTimeline TimelineOf(const std::map<int, RankRecord>& ranks) {
   }
   for (const auto& [rank, record] : ranks) {
     for (const Curves::Series& series : record.curves.all()) {
-      last = std::max(last, (series.buckets.back().at + 1) *
-                                    record.curves.width() -
-                                1);
+      last = std::max(
+          last, (series.buckets.back().at + 1) * record.curves.width() - 1);
     }
   }
   if (last == 0) return timeline;
@@ -234,13 +233,13 @@ std::string LateText(const std::map<int, RankRecord>& ranks,
   const RankRow* row = timeline.Late();
   if (row == nullptr) return "";
   const std::string& host = ranks.at(row->rank).host;
-  return absl::StrCat(
-      "rank ", row->rank, host.empty() ? "" : absl::StrCat(" on ", host),
-      " is late: it works ", ShortDuration(row->mean_late),
-      absl::StrFormat(" (%.0f %%)",
-                      100.0 * row->mean_late / timeline.median_work),
-      " longer a step than the median rank, most of it in ",
-      kWorkParts[row->mean_cause], "; the others wait for it");
+  return absl::StrCat("rank ", row->rank,
+                      host.empty() ? "" : absl::StrCat(" on ", host),
+                      " is late: it works ", ShortDuration(row->mean_late),
+                      absl::StrFormat(" (%.0f %%)", 100.0 * row->mean_late /
+                                                        timeline.median_work),
+                      " longer a step than the median rank, most of it in ",
+                      kWorkParts[row->mean_cause], "; the others wait for it");
 }
 
 json RanksJson(const std::map<int, RankRecord>& ranks) {
@@ -262,9 +261,8 @@ json RanksJson(const std::map<int, RankRecord>& ranks) {
     const RankRecord& record = ranks.at(row->rank);
     json late = json::array();
     for (const double value : row->late) {
-      late.push_back(std::isnan(value)
-                         ? json(nullptr)
-                         : json(std::round(value * 1e5) / 1e5));
+      late.push_back(std::isnan(value) ? json(nullptr)
+                                       : json(std::round(value * 1e5) / 1e5));
     }
     rows.push_back({{"rank", row->rank},
                     {"host", record.host},

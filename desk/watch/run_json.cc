@@ -43,7 +43,7 @@ json StatusJson(const RunReader& run) {
           {"seconds_left", running ? KnownOrNull(std::round(run.SecondsLeft()))
                                    : json(nullptr)},
           {"control", run.control() && state != RunReader::State::kEnded},
-          {"latest", run.latest()}};
+          {"latest", run.Latest()}};
 }
 
 json EventsJson(const RunReader& run) {
@@ -124,8 +124,7 @@ json RunJson(const RunReader& run, absl::optional<RunTold>* told) {
     const int64_t width = run.curves().WidthFor(kPoints);
     const bool goes_on =
         width == before.width && now.restarts == before.versions.restarts;
-    made["curves"] =
-        run.curves().AsJson(kPoints, goes_on ? before.step : 0);
+    made["curves"] = run.curves().AsJson(kPoints, goes_on ? before.step : 0);
     before.width = width;
     before.step = run.step();
   }

@@ -150,17 +150,15 @@ void RunReader::PollFiles() {
 
 void RunReader::PollMetrics() {
   const int64_t before = lines_;
-  behind_ = metrics_file_.Poll(
-      [this](absl::string_view line, int64_t offset) {
-        AddMetrics(line, offset);
-      },
-      [this] { Restart(); }, kBytesAtOnce);
+  behind_ =
+      metrics_file_.Poll([this](absl::string_view line,
+                                int64_t offset) { AddMetrics(line, offset); },
+                         [this] { Restart(); }, kBytesAtOnce);
   if (lines_ != before) ++versions_.curves;
 }
 
 void RunReader::Restart() {
   curves_.Clear();
-  latest_.clear();
   step_ = 0;
   places_.clear();
   lines_ = 0;
@@ -172,17 +170,15 @@ void RunReader::Restart() {
 void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
   double time = 0.0, seconds = 0.0;
   bool trained = false;
-  const bool whole = ReadMetricsLine(
-      line, parser_.get(),
-      [&](int64_t step, absl::string_view key, double value) {
-        step_ = step;
-        curves_.Add(step, key, value);
-        if (key == "step") return;
-        if (key == "time") time = value;
-        if (key == "step_seconds") seconds = value;
-        trained = trained || key == "loss";
-        latest_[std::string(key)] = value;
-      });
+  const bool whole =
+      ReadMetricsLine(line, parser_.get(),
+                      [&](int64_t step, absl::string_view key, double value) {
+                        step_ = step;
+                        curves_.Add(step, key, value);
+                        if (key == "time") time = value;
+                        if (key == "step_seconds") seconds = value;
+                        trained = trained || key == "loss";
+                      });
   if (!whole) return;
   if (lines_ % kLinesAPlace == 0) places_.emplace_back(step_, offset);
   ++lines_;
@@ -200,8 +196,8 @@ void RunReader::PollEvents() {
       [this](absl::string_view line, int64_t) {
         const json object = ParseJson<json>(line);
         if (!object.is_object()) return;
-        RunEvent event = {Number(object, "time"), Step(object),
-                          Text(object, "kind"),   Text(object, "text"),
+        RunEvent event = {Number(object, "time"),    Step(object),
+                          Text(object, "kind"),      Text(object, "text"),
                           Number(object, "seconds"), Text(object, "id")};
         if (event.kind == "start" || event.kind == "resume" ||
             event.kind == "restart") {
@@ -266,11 +262,19 @@ void RunReader::PollRanks() {
   }
 }
 
+std::map<std::string, double> RunReader::Latest() const {
+  std::map<std::string, double> latest;
+  for (const Curves::Series& series : curves_.all()) {
+    if (series.name == "step" || series.name == "time") continue;
+    latest[series.name] = series.latest;
+  }
+  return latest;
+}
+
 RunReader::State RunReader::state() const {
   if (behind_) return State::kReading;
-  const bool ended =
-      summary_.is_object() && summary_time_ >= began_ &&
-      Number(summary_, "steps") >= static_cast<double>(step_);
+  const bool ended = summary_.is_object() && summary_time_ >= began_ &&
+                     Number(summary_, "steps") >= static_cast<double>(step_);
   if (ended) return State::kEnded;
   if (changed_ == 0.0) return State::kWaiting;
   return SecondsSilent() >
@@ -317,8 +321,8 @@ Curves RunReader::Detail(int64_t from, int64_t to, int64_t points) const {
   points = std::max<int64_t>(points, 1);
   const int64_t width = (to - from) / points + 1;
   Curves curves(to / width + 1, width);
-  auto place = std::upper_bound(
-      places_.begin(), places_.end(), std::make_pair(from, int64_t{0}));
+  auto place = std::upper_bound(places_.begin(), places_.end(),
+                                std::make_pair(from, int64_t{0}));
   if (place != places_.begin()) --place;
   if (place == places_.end()) return curves;
   simdjson::dom::parser parser;

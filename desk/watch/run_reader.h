@@ -76,7 +76,8 @@ class RunReader {
 
   // By step: the numbers of metrics.jsonl, by their keys.
   const Curves& curves() const { return curves_; }
-  const std::map<std::string, double>& latest() const { return latest_; }
+  // The latest value of each, without "step" and "time".
+  std::map<std::string, double> Latest() const;
   const std::map<int, RankRecord>& ranks() const { return ranks_; }
   const std::deque<RunEvent>& events() const { return events_; }
   const std::deque<RunSample>& samples() const { return samples_; }
@@ -117,7 +118,6 @@ class RunReader {
   LineFollower metrics_file_;
   bool behind_ = true;
   Curves curves_{kBuckets};
-  std::map<std::string, double> latest_;
   int64_t step_ = 0;
   // Some steps, and where in metrics.jsonl each one's line is.
   std::vector<std::pair<int64_t, int64_t>> places_;

@@ -83,7 +83,7 @@ TEST_F(RunReaderTest, HowFarItIs) {
   EXPECT_EQ(run_->max_steps(), 100);
   EXPECT_TRUE(run_->control());
   EXPECT_EQ(run_->SecondsLeft(), 60 * 2.0);
-  EXPECT_EQ(run_->latest().at("eval_loss"), 3.5);
+  EXPECT_EQ(run_->Latest().at("eval_loss"), 3.5);
   EXPECT_EQ(Loss(40), 960.0);
   Write("summary.json", "{\"status\": \"completed\", \"steps\": 40}");
   Poll();
@@ -198,7 +198,7 @@ TEST_F(RunReaderTest, TheLateRankIsNamed) {
   EXPECT_NEAR(timeline.rows[2].mean_late, 0.03, 1e-6);
   EXPECT_NEAR(timeline.rows[2].latest_share, 1.0, 1e-6);
   EXPECT_EQ(LateText(run_->ranks(), timeline),
-            "rank 2 on node1 is late: it works 30.0 ms (43 %) longer a step "
+            "rank 2 on node1 is late: it works 30 ms (43 %) longer a step "
             "than the median rank, most of it in data; the others wait for it");
   const json made = RanksJson(run_->ranks());
   EXPECT_EQ(made["rows"][2]["host"], "node1");
@@ -220,7 +220,8 @@ TEST_F(RunReaderTest, EqualRanksAreNotLate) {
 
 TEST_F(RunReaderTest, APageIsToldOnlyWhatHasChanged) {
   Write("metrics.jsonl", Steps(1, 20));
-  Write("events.jsonl", "{\"step\": 10, \"kind\": \"save\", \"text\": \"x\"}\n");
+  Write("events.jsonl",
+        "{\"step\": 10, \"kind\": \"save\", \"text\": \"x\"}\n");
   Poll();
   absl::optional<RunTold> told;
   const json all = RunJson(*run_, &told);
@@ -252,26 +253,25 @@ TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
 }
 
 TEST(ConfigFieldsTest, ByThePathThatSetTakes) {
-  EXPECT_THAT(
-      ConfigFields("name: \"a: {\"\n"
-                   "# comment: no\n"
-                   "model {\n"
-                   "  [plugin/capstan.llama.Config] {\n"
-                   "    hidden_size: 128\n"
-                   "  }\n"
-                   "}\n"
-                   "train {\n"
-                   "  sample_prompts {\n"
-                   "    prompt: \"one\"\n"
-                   "  }\n"
-                   "  sample_prompts {\n"
-                   "    prompt: \"two\"\n"
-                   "  }\n"
-                   "}\n"),
-      UnorderedElementsAre(
-          Pair("name", "\"a: {\""), Pair("model", "capstan.llama"),
-          Pair("model.hidden_size", "128"),
-          Pair("train.sample_prompts.prompt", "\"one\", \"two\"")));
+  EXPECT_THAT(ConfigFields("name: \"a: {\"\n"
+                           "# comment: no\n"
+                           "model {\n"
+                           "  [plugin/capstan.llama.Config] {\n"
+                           "    hidden_size: 128\n"
+                           "  }\n"
+                           "}\n"
+                           "train {\n"
+                           "  sample_prompts {\n"
+                           "    prompt: \"one\"\n"
+                           "  }\n"
+                           "  sample_prompts {\n"
+                           "    prompt: \"two\"\n"
+                           "  }\n"
+                           "}\n"),
+              UnorderedElementsAre(
+                  Pair("name", "\"a: {\""), Pair("model", "capstan.llama"),
+                  Pair("model.hidden_size", "128"),
+                  Pair("train.sample_prompts.prompt", "\"one\", \"two\"")));
 }
 
 class FindRunsTest : public RunReaderTest {};
@@ -287,8 +287,7 @@ TEST_F(FindRunsTest, ARunOrAFolderOfThem) {
   EXPECT_EQ((*found)[1].first, folder_ + "/b");
   const auto one = FindRuns({folder_ + "/b/"});
   ASSERT_TRUE(one.ok()) << one.status();
-  EXPECT_EQ((*one)[0].second,
-            fs::path(folder_).filename().string() + "/b");
+  EXPECT_EQ((*one)[0].second, fs::path(folder_).filename().string() + "/b");
   EXPECT_THAT(std::string(FindRuns({folder_ + "/notes"}).status().message()),
               HasSubstr("notes isn't a run's folder"));
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -109,9 +110,8 @@ Range RangeOf(const std::vector<Drawn>& drawn) {
       range.high = std::max(range.high, bucket.mean());
     }
     range.last =
-        std::max(range.last, (one.series->buckets.back().at + 1) *
-                                     one.curves->width() -
-                                 1);
+        std::max(range.last,
+                 (one.series->buckets.back().at + 1) * one.curves->width() - 1);
   }
   return range;
 }
@@ -133,10 +133,10 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
   }
   std::string text = absl::StrCat("\n", title, "\n");
   for (int row = 0; row < kRows; ++row) {
-    const std::string label =
-        row == 0           ? absl::StrFormat("%.4g", range.high)
-        : row == kRows - 1 ? absl::StrFormat("%.4g", range.low)
-                           : "";
+    const std::string label = row == 0 ? absl::StrFormat("%.4g", range.high)
+                              : row == kRows - 1
+                                  ? absl::StrFormat("%.4g", range.low)
+                                  : "";
     absl::StrAppendFormat(&text, "%*s |%s\n", kLabel, label,
                           canvas.Row(row, colors));
   }
@@ -147,23 +147,23 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
 
 // "1,200 of 5,000  24 %  0:31 left  loss 2.345  8,020 tokens/s"
 std::string Progress(const RunReader& run) {
-  std::string text = absl::StrCat(StateText(run), "  step ",
-                                  WithCommas(run.step()));
+  std::string text =
+      absl::StrCat(StateText(run), "  step ", WithCommas(run.step()));
   if (run.max_steps() > 0) {
-    absl::StrAppendFormat(&text, " of %s  %.0f %%",
-                          WithCommas(run.max_steps()),
+    absl::StrAppendFormat(&text, " of %s  %.0f %%", WithCommas(run.max_steps()),
                           100.0 * static_cast<double>(run.step()) /
                               static_cast<double>(run.max_steps()));
   }
   if (run.state() == RunReader::State::kRunning && run.SecondsLeft() >= 0.0) {
     absl::StrAppend(&text, "  ", ClockTime(run.SecondsLeft()), " left");
   }
+  const std::map<std::string, double> latest = run.Latest();
   for (const char* key : {"loss", "eval_loss"}) {
-    const auto value = run.latest().find(key);
-    if (value == run.latest().end()) continue;
+    const auto value = latest.find(key);
+    if (value == latest.end()) continue;
     absl::StrAppendFormat(&text, "  %s %.4f", key, value->second);
   }
-  for (const auto& [key, value] : run.latest()) {
+  for (const auto& [key, value] : latest) {
     if (!absl::EndsWith(key, "_per_second")) continue;
     absl::StrAppend(&text, "  ", WithCommas(std::llround(value)), " ",
                     key.substr(0, key.find("_per_second")), "/s");
@@ -177,7 +177,8 @@ std::string RanksText(const RunReader& run, int columns) {
   if (timeline.rows.empty()) return "";
   std::string text = "\nranks, ms a step\n";
   const std::string late = LateText(run.ranks(), timeline);
-  if (!late.empty()) absl::StrAppend(&text, "  ", Line(late, columns - 2), "\n");
+  if (!late.empty())
+    absl::StrAppend(&text, "  ", Line(late, columns - 2), "\n");
   for (const RankRow& row : timeline.rows) {
     if (static_cast<size_t>(&row - timeline.rows.data()) == kShownRanks) {
       absl::StrAppend(&text, "  .. and ", timeline.rows.size() - kShownRanks,
@@ -213,12 +214,11 @@ std::string EventsText(const RunReader& run, int columns) {
                                absl::UnixEpoch() + absl::Seconds(event.time),
                                absl::LocalTimeZone())
             : "";
-    absl::StrAppend(
-        &text,
-        Line(absl::StrFormat("  %8s  step %-8d %-10s %s", time, event.step,
-                             event.kind, event.text),
-             columns),
-        "\n");
+    absl::StrAppend(&text,
+                    Line(absl::StrFormat("  %8s  step %-8d %-10s %s", time,
+                                         event.step, event.kind, event.text),
+                         columns),
+                    "\n");
   }
   return text;
 }
@@ -247,10 +247,10 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
   std::string details;
   runs.ForEach([&](const RunReader& run) {
     const int color = kColors[index++ % kColorCount];
-    absl::StrAppend(&text,
-                    Colored(Line(run.name(), columns), color,
-                            colors && runs.size() > 1),
-                    "\n  ", Line(Progress(run), columns - 2), "\n");
+    absl::StrAppend(
+        &text,
+        Colored(Line(run.name(), columns), color, colors && runs.size() > 1),
+        "\n  ", Line(Progress(run), columns - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
       if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});

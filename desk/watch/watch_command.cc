@@ -5,12 +5,14 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/files.h"
+#include "base/heap.h"
 #include "base/status.h"
 #include "desk/http/server.h"
 #include "desk/init/raw_terminal.h"
@@ -73,6 +75,8 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
         ReplaceFile(FromCaller(options.html), ReportPage(runs)));
     return 0;
   }
+  // Each answer's buffers go back when it is sent, on whatever thread.
+  SetHeapThresholds(/*mmap=*/256 << 10, /*trim=*/1 << 20);
   ServerOptions server_options;
   server_options.port = options.port;
   server_options.key = RandomKey();
@@ -94,8 +98,9 @@ void AddFlags(Flags& flags, WatchOptions* options) {
       .Add("run,--run", &options->runs,
            "A run's folder (runs/NAME/latest), or a folder of runs")
       .Type("FOLDER");
-  flags.Add("--port", &options->port,
-            "Port of the page, on this machine alone; 0: any that is free")
+  flags
+      .Add("--port", &options->port,
+           "Port of the page, on this machine alone; 0: any that is free")
       .ShowDefault();
   flags.Add("--terminal", &options->terminal,
             "Draw it here, with characters; once, if standard output is no "

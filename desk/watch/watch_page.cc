@@ -34,9 +34,8 @@ std::string Html(const LiveRuns& runs, bool live) {
                             {"live", live},
                             {"runs", live ? json::array() : runs.AllJson()}});
   page.style = EmbeddedText(kWatchPage, "watch.css");
-  for (const char* script :
-       {"model.js", "curves.js", "runs.js", "ranks.js", "details.js",
-        "main.js"}) {
+  for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
+                             "details.js", "main.js"}) {
     page.script += EmbeddedText(kWatchPage, script);
   }
   page.noscript =
@@ -61,10 +60,9 @@ void AnswerCurves(const LiveRuns& runs, const httplib::Request& request,
     SendError(400, "from and to: steps, from 0 on", response);
     return;
   }
-  const json found =
-      runs.Detail(static_cast<size_t>(Query(request, "run", -1)), from, to,
-                  std::clamp<int64_t>(Query(request, "points", kPoints), 1,
-                                      kMostPoints));
+  const json found = runs.Detail(
+      static_cast<size_t>(Query(request, "run", -1)), from, to,
+      std::clamp<int64_t>(Query(request, "points", kPoints), 1, kMostPoints));
   if (found.is_null()) {
     SendError(404, "there is no such run", response);
   } else {

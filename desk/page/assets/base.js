@@ -73,7 +73,7 @@ function table(columns, rows, names = 1) {
     head.append(cell);
   }
   return element(
-      'div', {class: 'scroll'},
+      'div', {class: 'scroll', tabindex: '0'},
       element(
           'table', {}, element('thead', {}, head),
           element('tbody', {}, ...rows)));

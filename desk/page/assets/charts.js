@@ -62,6 +62,7 @@ function lineLabels(chart) {
       lineDash: dataset.borderDash,
       lineWidth: dataset.borderWidth,
       strokeStyle: dataset.borderColor,
+      pointStyle: 'line',
     };
   });
 }

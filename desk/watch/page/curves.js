@@ -45,12 +45,15 @@ function titleOf(metric) {
       .replaceAll('_', ' ');
 }
 
-// All metrics, those of TITLES first and evaluations' next.
+// The metrics that are more than zeros: losses and evaluations first, then
+// those of TITLES.
 function metrics() {
   const names = new Set();
   for (const run of shownRuns()) {
     for (const source of [run.curves, run.ranks?.usage]) {
-      Object.keys(source?.series || {}).forEach((name) => names.add(name));
+      for (const [name, series] of Object.entries(source?.series || {})) {
+        if (series.mean.some((value) => value !== 0)) names.add(name);
+      }
     }
   }
   const known = Object.keys(TITLES);

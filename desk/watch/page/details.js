@@ -5,7 +5,7 @@
 const sampleSection = section('Samples', 'Samples');
 const evaluationSection = element('section', {class: 'none'});
 const configSection = element('section', {class: 'none'});
-const eventSection = element('section', {class: 'none'});
+const eventSection = element('section', {class: 'events none'});
 const memorySection = element('section', {class: 'none'});
 
 // ------------------------------------------------------------------- samples
@@ -114,7 +114,7 @@ function drawConfig() {
 
 // -------------------------------------------------------------------- events
 
-let eventKind = '';
+let eventKind = 'all';
 
 function drawEvents() {
   const MOST = 200;
@@ -124,10 +124,10 @@ function drawEvents() {
   if (all.length === 0) return;
   const kinds = [...new Set(all.map(({event}) => event.kind))].sort();
   const wanted = all.filter(
-      ({event}) => eventKind === '' || event.kind === eventKind);
+      ({event}) => eventKind === 'all' || event.kind === eventKind);
   wanted.sort((a, b) => b.event.time - a.event.time);
   const pick = choice(
-      'kind', [['', 'all'], ...kinds.map((kind) => [kind, kind])], (value) => {
+      'kind', [['all', 'all'], ...kinds.map((kind) => [kind, kind])], (value) => {
         eventKind = value;
         drawEvents();
       });
