@@ -107,7 +107,7 @@ void AddWatchRoutes(LiveRuns* runs, HttpServer* server) {
                       const httplib::Request&, httplib::Response& response) {
     // The page's own policy can't say this.
     response.set_header("Content-Security-Policy", "frame-ancestors 'none'");
-    response.set_content(html, "text/html; charset=utf-8");
+    SendBody(html, "text/html; charset=utf-8", &response);
   });
   routes.Get("/api/runs",
              [runs](const httplib::Request&, httplib::Response& response) {
