@@ -9,6 +9,7 @@ import tempfile
 import time
 import unittest
 
+import against
 import chat
 import checkpoint
 import compare
@@ -368,6 +369,38 @@ class TinyRuns(unittest.TestCase):
                     figures["tokens"], work.steps * work.sequence_length *
                     work.micro_batch_size * contestants.RANKS["cpu"])
                 self.assertGreater(figures["tokens_per_second"], 0)
+
+
+class Against(unittest.TestCase):
+
+    def record(self, ours, theirs, figure="mini tokens/s"):
+        return {"date": "2026-01-01", "commit": "new", "against": "old",
+                "rows": [against.row(figure, [{figure: v} for v in ours],
+                                     [{figure: v} for v in theirs])]}
+
+    def test_more_than_one_is_ahead(self):
+        faster = self.record([110, 55], [100, 50])["rows"][0]
+        self.assertAlmostEqual(faster["ratio"]["median"], 1.1)
+        sooner = self.record([0.2, 0.1], [0.4, 0.2], against.READY)["rows"][0]
+        self.assertAlmostEqual(sooner["ratio"]["median"], 2.0)
+
+    def test_a_change_is_the_same_in_every_round(self):
+        for ours, theirs, expected in (
+                ([110, 105], [100, 100], True), ([90, 95], [100, 100], True),
+                ([110, 99], [100, 100], False), ([101, 101], [100, 100], False)):
+            row = self.record(ours, theirs)["rows"][0]
+            self.assertEqual(against.changed(row), expected, (ours, theirs))
+
+    def test_the_table_has_the_newest_changes(self):
+        records = [self.record([100 + i], [100]) for i in range(20)]
+        for i, record in enumerate(records):
+            record["commit"] = "c%d" % i
+        lines = against.history(records).splitlines()
+        self.assertEqual(len(lines), 2 + against.SHOWN)
+        self.assertIn("| c19 | old | mini tokens/s 1.19x", lines[2])
+        # c0 and c1 changed nothing.
+        self.assertEqual(
+            len(against.history(records[:4]).splitlines()), 2 + 2)
 
 
 class Processes(unittest.TestCase):

@@ -165,8 +165,10 @@ def versions(python, packages=PACKAGES):
 class Runner:
     """Runs contestants on one device ("cpu" or "cuda")."""
 
-    def __init__(self, device, python, trainer=TRAINER, text=TEXT):
+    def __init__(self, device, python, trainer=TRAINER, text=TEXT, root=ROOT):
+        """`root`: of the tree whose configs the trainer reads."""
         self.device = device
+        self._root = root
         self._python = str(python)
         self._trainer = str(trainer)
         self._text = str(text)
@@ -217,47 +219,50 @@ class Runner:
     def _run_capstan(self, contestant, profiled=()):
         """summary.json, with the peak of the fullest rank, and profile.json
         (None unless steps are profiled)."""
-        work = WORK[self.device][contestant.shape]
-        kind = method(contestant.shape)
-        ranks, threads = ranks_and_threads(self.device, contestant.shape)
         with tempfile.TemporaryDirectory(prefix="capstan_bench_") as folder:
-            configs = ["--config=bench/llada.pbtxt" if kind == comparison.LLADA
-                       else "--config=bench/lm.pbtxt"]
-            if profiled:
-                config = pathlib.Path(folder, "profile.pbtxt")
-                config.write_text("profile { steps: %s }" % list(profiled))
-                configs.append("--config=%s" % config)
-            run = folder + "/run"
-            settings = {
-                "output_dir": run,
-                "train_data.path": self._text,
-                "train_data.sequence_length": work.sequence_length,
-                "batch.micro_batch_size": work.micro_batch_size,
-                "train.max_steps": work.steps,
-                "strategy": "capstan." + contestant.strategy,
-                "precision": "capstan." + precision(self.device,
-                                                    contestant.shape),
-                "launch.processes": ranks}
-            sizes = SHAPES[contestant.shape]
-            fields = sizes._fields
-            if kind == comparison.LLADA:
-                fields = LLADA_FIELDS
-                # Windows that don't overlap, as a text's sequences.
-                settings["train_data.stride"] = work.sequence_length
-            elif kind == comparison.LORA:
-                settings["adapter.lora.rank"] = LORA_RANK
-                settings["adapter.lora.alpha"] = LORA_RANK
-            settings.update({"model." + k: v for k, v in zip(fields, sizes)})
-            command = [self._trainer, *configs]
-            for name, value in settings.items():
-                command += ["--set", "%s=%s" % (name, value)]
-            processes.run(command, ROOT, self._environment(threads),
-                          RUN_LIMIT_SECONDS)
-            summary = json.loads(pathlib.Path(run, "summary.json").read_text())
-            profile = (json.loads(pathlib.Path(run, "profile.json").read_text())
+            run = self.train(contestant, pathlib.Path(folder, "run"), {},
+                             profiled)
+            summary = json.loads((run / "summary.json").read_text())
+            profile = (json.loads((run / "profile.json").read_text())
                        if profiled else None)
         summary["peak_memory_bytes"] = max(summary["peak_memory_bytes"])
         return summary, profile
+
+    def train(self, contestant, run, more, profiled=()):
+        """Has our trainer leave a run in that folder, with `more` settings."""
+        work = WORK[self.device][contestant.shape]
+        kind = method(contestant.shape)
+        ranks, threads = ranks_and_threads(self.device, contestant.shape)
+        configs = ["--config=bench/llada.pbtxt" if kind == comparison.LLADA
+                   else "--config=bench/lm.pbtxt"]
+        settings = {
+            "output_dir": run,
+            "train_data.path": self._text,
+            "train_data.sequence_length": work.sequence_length,
+            "batch.micro_batch_size": work.micro_batch_size,
+            "train.max_steps": work.steps,
+            "strategy": "capstan." + contestant.strategy,
+            "precision": "capstan." + precision(self.device, contestant.shape),
+            "launch.processes": ranks}
+        sizes = SHAPES[contestant.shape]
+        fields = sizes._fields
+        if kind == comparison.LLADA:
+            fields = LLADA_FIELDS
+            # Windows that don't overlap, as a text's sequences.
+            settings["train_data.stride"] = work.sequence_length
+        elif kind == comparison.LORA:
+            settings["adapter.lora.rank"] = LORA_RANK
+            settings["adapter.lora.alpha"] = LORA_RANK
+        settings.update({"model." + k: v for k, v in zip(fields, sizes)})
+        if profiled:
+            settings["profile.steps"] = list(profiled)
+        settings.update(more)
+        command = [self._trainer, *configs]
+        for name, value in settings.items():
+            command += ["--set", "%s=%s" % (name, value)]
+        processes.run(command, self._root, self._environment(threads),
+                      RUN_LIMIT_SECONDS)
+        return run
 
     def _run_peer(self, contestant):
         work = WORK[self.device][contestant.shape]
