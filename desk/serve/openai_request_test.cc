@@ -92,7 +92,7 @@ TEST(OpenaiRequest, SaysWhichFieldIsWrong) {
         {"\"max_tokens\": 1.5}", "max_tokens"},
         {"\"max_tokens\": 99999999999999999999}", "max_tokens"},
         {"\"temperature\": -1}", "temperature"},
-        {"\"temperature\": 1e999}", "isn't a JSON object"},
+        {"\"temperature\": 1e999}", "temperature"},
         {"\"temperature\": \"hot\"}", "temperature"},
         {"\"top_p\": 1.1}", "top_p"},
         {"\"n\": 0}", "n "},
