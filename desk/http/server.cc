@@ -232,8 +232,17 @@ std::string EventText(const nlohmann::json& json, const std::string& name) {
                       "data: ", JsonText(json), "\n\n");
 }
 
+void SendBody(std::string body, const char* type, httplib::Response* response) {
+  const auto shared = std::make_shared<const std::string>(std::move(body));
+  response->set_content_provider(
+      shared->size(), type,
+      [shared](size_t offset, size_t bytes, httplib::DataSink& sink) {
+        return sink.write(shared->data() + offset, bytes);
+      });
+}
+
 void SendJson(const nlohmann::json& json, httplib::Response* response) {
-  response->set_content(JsonText(json), "application/json");
+  SendBody(JsonText(json), "application/json", response);
 }
 
 void SendError(int status, const std::string& message,
@@ -244,9 +253,11 @@ void SendError(int status, const std::string& message,
                            : status == 404 ? "not_found_error"
                                            : "invalid_request_error";
   response->status = status;
-  SendJson(
-      {{"error", {{"message", message}, {"type", type}, {"code", status}}}},
-      response);
+  // As content, by which the server's own errors are told from these.
+  response->set_content(
+      JsonText(nlohmann::json{
+          {"error", {{"message", message}, {"type", type}, {"code", status}}}}),
+      "application/json");
 }
 
 std::string RandomKey() {
