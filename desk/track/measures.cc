@@ -22,8 +22,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// How much a new step's time counts in the mean that is left's estimate.
-constexpr double kNewWeight = 0.05;
+// How much a new step's time counts, once there are many, in the mean that the
+// time left is estimated by.
+constexpr double kLeastWeight = 0.05;
 // Of a rank's file: some lines, which are of a second each.
 constexpr int64_t kTailBytes = 8192;
 
@@ -189,9 +190,8 @@ void Meter::Add(const Row& row) {
     const bool next = row.step == last_step_ + 1 && row.time > last_time_;
     const double whole =
         next && last_time_ > 0.0 ? row.time - last_time_ : took;
-    mean_seconds_ = mean_seconds_ == 0.0
-                        ? whole
-                        : mean_seconds_ + kNewWeight * (whole - mean_seconds_);
+    mean_seconds_ +=
+        std::max(kLeastWeight, 1.0 / ++timed_) * (whole - mean_seconds_);
     last_time_ = row.time;
   }
   last_step_ = row.step;

@@ -62,6 +62,7 @@ class Meter {
   absl::optional<double> begin_;  // of the first row's step
   double counted_seconds_ = 0.0;  // in steps that made an update
   double mean_seconds_ = 0.0;     // of a step and what is around it, of late
+  int64_t timed_ = 0;             // steps in that mean
   double last_time_ = 0.0;
   int64_t last_step_ = 0;
   int64_t skipped_ = 0;

@@ -101,6 +101,12 @@ std::string SettingOf(const Settings& settings, absl::string_view name) {
   return "";
 }
 
+nlohmann::ordered_json SettingJson(const std::string& value) {
+  auto json = ParseJson<nlohmann::ordered_json>(value);
+  return json.is_number() || json.is_boolean() ? json
+                                               : nlohmann::ordered_json(value);
+}
+
 RunState LookAtRun(const std::string& folder) {
   RunState state;
   state.end_time = NowSeconds();

@@ -26,6 +26,9 @@ Settings SettingsOf(absl::string_view config_text);
 // The value of that name, or "".
 std::string SettingOf(const Settings& settings, absl::string_view name);
 
+// Numbers, true and false as themselves, all else as text.
+nlohmann::ordered_json SettingJson(const std::string& value);
+
 struct RunState {
   bool ended = false;
   // Once it has ended: "completed", "stopped", "failed" as summary.json has

@@ -43,7 +43,8 @@ class Trackio : public Sink {
                           absl::UTCTimeZone())},
         {"_Username", Variable("USER")},
         {"_Group", nullptr}};
-    for (const auto& [key, value] : run.settings) config_[key] = value;
+    for (const auto& [key, value] : run.settings)
+      config_[key] = SettingJson(value);
     return run.acknowledged;
   }
 

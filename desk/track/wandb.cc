@@ -98,8 +98,9 @@ absl::optional<std::string> NextRecord(absl::string_view file, size_t* offset) {
   return record;
 }
 
+// As W&B's own client writes one that JSON doesn't have.
 std::string JsonNumber(double value) {
-  return std::isfinite(value) ? NumberText(value) : "\"NaN\"";
+  return std::isfinite(value) ? NumberText(value) : "NaN";
 }
 
 template <typename Items>
@@ -264,7 +265,7 @@ class Wandb : public Sink {
     run->mutable_start_time()->set_seconds(
         static_cast<int64_t>(std::floor(run_.start_time)));
     for (const auto& [name, value] : run_.settings) {
-      AddItem(name, JsonText(nlohmann::ordered_json(value)),
+      AddItem(name, JsonText(SettingJson(value)),
               run->mutable_config()->mutable_update());
     }
     Frame(&record, text);
