@@ -533,7 +533,7 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
 
 const RegisterFunction<CompareOptions> compare(
     60, "compare",
-    "Run strategies from one seed on the same data; report what differs",
+    "Run strategies side by side, or settings and seeds; report what differs",
     AddFlags, RunCompare);
 
 }  // namespace

@@ -64,6 +64,7 @@ const Exception kNotAsWritten[] = {
      {"--print_config"},
      "its model has the vocabulary of another text"},
     {" import ", Exception::kNotRun, {}, "desk/import's test has such files"},
+    {"sweep.pbtxt", Exception::kNotRun, {}, "tests/end_to_end/sweep_test does"},
     {" compare ",
      Exception::kRunWith,
      {"--set", "train.max_steps=2", "--set", "schedule.warmup_steps=1"},
@@ -73,6 +74,8 @@ const Exception kNotAsWritten[] = {
      {},
      "tests/end_to_end/convert_test does, with files that it writes"},
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
+    {" who ", Exception::kNotRun, {}, "tests/end_to_end/who_test does"},
+    {" runs ", Exception::kNotRun, {}, "tests/end_to_end/runs_test does"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 

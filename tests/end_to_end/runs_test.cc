@@ -32,7 +32,8 @@ class RunsTest : public ::testing::Test {
     fs::create_directories(folder);
     return MustTrain(
         RunText()
-            .Set("name", "\"mine\"")
+            .Set("train_data", TextData(CorpusPiece(8 << 10), 32,
+                                        "validation_fraction: 0.25"))
             .Set("optimizer",
                  absl::StrCat("[plugin/capstan.adamw.Config] { learning_rate: ",
                               rate, " }"))

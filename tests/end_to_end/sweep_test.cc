@@ -131,7 +131,7 @@ TEST(SweepTest, HalvingEndsWhatLoses) {
 
 TEST(SweepTest, AStoppedSweepGoesOn) {
   const SweepFile sweep(absl::StrCat(kRates, "most_at_once: 1 seed: [1, 2]"),
-                        "max_steps: 300 eval_every: 100 save_every: 1");
+                        "max_steps: 60 eval_every: 30 save_every: 10");
   const std::string second = sweep.output + "/runs/01-learning_rate_1e_9-seed2";
   TrainerProcess process(sweep.Words());
   ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(second) > 0; }));
