@@ -196,9 +196,9 @@ void RunReader::PollEvents() {
       [this](absl::string_view line, int64_t) {
         const json object = ParseJson<json>(line);
         if (!object.is_object()) return;
-        RunEvent event = {Number(object, "time"),    Step(object),
-                          Text(object, "kind"),      Text(object, "text"),
-                          Number(object, "seconds"), Text(object, "id")};
+        WatchedEvent event = {Number(object, "time"),    Step(object),
+                              Text(object, "kind"),      Text(object, "text"),
+                              Number(object, "seconds"), Text(object, "id")};
         if (event.kind == "start" || event.kind == "resume" ||
             event.kind == "restart") {
           began_ = event.time;
@@ -247,7 +247,7 @@ void RunReader::PollRanks() {
     rank_files_.emplace(rank, LineFollower(it->path().string()));
   }
   for (auto& [rank, file] : rank_files_) {
-    RankRecord& record = ranks_[rank];
+    WatchedRank& record = ranks_[rank];
     record.rank = rank;
     file.Poll(
         [&, this](absl::string_view line, int64_t) {
@@ -255,7 +255,7 @@ void RunReader::PollRanks() {
           ++versions_.ranks;
         },
         [&, this] {
-          record = RankRecord();
+          record = WatchedRank();
           record.rank = rank;
           ++versions_.ranks;
         });

@@ -61,7 +61,7 @@ class RunReaderTest : public ::testing::Test {
     }
   }
   double Loss(int step) {
-    for (const Bucket& bucket : run_->curves().Find("loss")->buckets) {
+    for (const CurveBucket& bucket : run_->curves().Find("loss")->buckets) {
       if (bucket.at == step / run_->curves().width()) return bucket.mean();
     }
     return NAN;
