@@ -87,7 +87,7 @@ class RunReader {
 
   State state() const;
   int64_t step() const { return step_; }
-  // 0: unknown.
+  // As its config says, or as it was told since; 0: unknown.
   int64_t max_steps() const;
   // Negative: unknown.
   double SecondsPerStep() const;
@@ -103,7 +103,9 @@ class RunReader {
 
  private:
   void PollMetrics();
+  void PollControl();
   void PollEvents();
+  void AddEvent(const nlohmann::json& line);
   void PollSamples();
   void PollRanks();
   void PollFiles();
@@ -125,6 +127,11 @@ class RunReader {
   // Of the latest steps: their numbers and times.
   std::deque<std::pair<int64_t, double>> pace_;
 
+  LineFollower control_file_;
+  // The ends that were asked for, by the requests' ids, and the one in force;
+  // 0: the config's.
+  std::map<std::string, int64_t> asked_ends_;
+  int64_t end_ = 0;
   LineFollower events_file_;
   std::deque<WatchedEvent> events_;
   double began_ = 0.0;  // when the newest process began
