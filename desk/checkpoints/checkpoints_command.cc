@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/runs/run_record.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
@@ -70,18 +71,6 @@ std::string NameOf(const StoredCheckpoint& checkpoint) {
   return fs::path(checkpoint.path).filename().string();
 }
 
-int64_t BytesIn(const std::string& folder) {
-  int64_t bytes = 0;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
-    std::error_code unknown;
-    const auto size = it->file_size(unknown);
-    if (!unknown) bytes += static_cast<int64_t>(size);
-  }
-  return bytes;
-}
-
 // Since its last change: "3:05".
 std::string Age(const std::string& folder) {
   struct stat info;
@@ -99,7 +88,7 @@ std::string How(const absl::Status& status) {
 // What the manifest and the files' headers tell: reads no data.
 nlohmann::ordered_json AsJson(const StoredCheckpoint& checkpoint) {
   nlohmann::ordered_json row = {{"path", checkpoint.path},
-                                {"bytes", BytesIn(checkpoint.path)},
+                                {"bytes", BytesBelow(checkpoint.path)},
                                 {"whole", false}};
   if (!checkpoint.whole) return row;
   const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint.path);
@@ -195,7 +184,7 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
     if (checkpoint.whole) {
       status = VerifyCheckpoint(checkpoint.path);
       what = status.ok()
-                 ? absl::StrCat("whole, ", ShortBytes(BytesIn(checkpoint.path)))
+                 ? absl::StrCat("whole, ", ShortBytes(BytesBelow(checkpoint.path)))
                  : How(status);
     }
     good = good && status.ok();

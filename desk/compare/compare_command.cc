@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // compare: runs each combination of the axes in turn in a child process and
-// reports the differences.
+// reports the differences; or a sweep (run_sweep.h).
 #include <unistd.h>
 
 #include <cmath>
@@ -24,6 +24,7 @@
 #include "desk/compare/compare_config.h"
 #include "desk/compare/comparison.h"
 #include "desk/compare/report.h"
+#include "desk/compare/run_sweep.h"
 #include "desk/compare/trainer_child.h"
 #include "host/config/load_config.h"
 #include "trainer/commands/command.h"
@@ -137,26 +138,24 @@ absl::StatusOr<std::string> PrepareFolder(const CompareOptions& options,
   return held.path;
 }
 
-absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options) {
-  PreparedCompare prepared;
-  prepared.plugin_path = AllFromCaller(options.plugin_path);
-  PluginHost host(prepared.plugin_path);
-  const ConfigContext context = DefaultConfigContext(&host);
-  CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+absl::Status CheckAlone(int gpus) {
   CAPSTAN_ASSIGN_OR_RETURN(const Place place,
                            FindPlace(LaunchSettings(), gpus));
-  if (!place.Alone()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("compare starts its own ranks, on one host, but is one of "
-                     "several (",
-                     PlaceText(place.info),
-                     "): start it once, without RANK and WORLD_SIZE"));
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const LoadedCompare loaded,
-      LoadCompareConfig(options.config, options.overrides, context));
+  if (place.Alone()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "compare starts its own ranks, on one host, but is one of "
+      "several (",
+      PlaceText(place.info), "): start it once, without RANK and WORLD_SIZE"));
+}
+
+absl::StatusOr<PreparedCompare> Prepare(const CompareOptions& options,
+                                        const LoadedCompare& loaded,
+                                        const ConfigContext& context,
+                                        int gpus) {
+  PreparedCompare prepared;
+  prepared.plugin_path = AllFromCaller(options.plugin_path);
   CAPSTAN_ASSIGN_OR_RETURN(prepared.combinations,
-                           CrossAxes(loaded, gpus, host));
+                           CrossAxes(loaded, gpus, *context.host));
   Comparison& comparison = prepared.comparison;
   comparison.precisions = ListPrecisions(loaded.config);
   prepared.notes = loaded.shared.notes;
@@ -394,18 +393,17 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
   }
 }
 
-int Interrupted(const CompareOptions& options, const PreparedCompare& prepared,
-                const std::string& label, int signal) {
+int Interrupted(const CompareOptions& options, const std::string& folder,
+                const std::string& during, int signal) {
   std::vector<std::string> words = ThisCall().words;
   if (!options.resume) words.push_back("--resume");
   if (options.output_dir.empty()) {
-    words.push_back("--output_dir=" + prepared.folder);
+    words.push_back("--output_dir=" + folder);
   }
   std::cout.flush();
-  std::cerr << SignalName(signal) << ": stopped during " << label
-            << "; there is no report yet, the runs so far are in "
-            << prepared.folder << "/runs; go on with: " << ShellText(words)
-            << std::endl;
+  std::cerr << SignalName(signal) << ": stopped during " << during
+            << "; there is no report yet, the runs so far are in " << folder
+            << "/runs; go on with: " << ShellText(words) << std::endl;
   return 128 + signal;
 }
 
@@ -470,6 +468,22 @@ absl::StatusOr<int> BlameRuns(const CompareOptions& options) {
   return 1;
 }
 
+absl::StatusOr<int> CompareSweep(const CompareOptions& options,
+                                 const LoadedCompare& loaded,
+                                 const ConfigContext& context, int gpus) {
+  if (options.blame) {
+    return FieldError("--blame", "is for comparisons: a sweep's runs differ");
+  }
+  SweepCall call;
+  call.gpus = gpus;
+  call.plugin_path = AllFromCaller(options.plugin_path);
+  call.prepare_folder = [&] { return PrepareFolder(options, loaded, context); };
+  call.interrupted = [&](const std::string& folder, int signal) {
+    return Interrupted(options, folder, "the sweep", signal);
+  };
+  return RunSweep(loaded, context, call);
+}
+
 absl::StatusOr<int> RunCompare(const CompareOptions& options) {
   if (!options.runs.empty()) return BlameRuns(options);
   if (options.config.empty()) {
@@ -477,7 +491,18 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
         "--config is required; or, for two runs that are there, --blame "
         "--run=FOLDER --run=REFERENCE");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared, Prepare(options));
+  PluginHost host(AllFromCaller(options.plugin_path));
+  const ConfigContext context = DefaultConfigContext(&host);
+  CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+  CAPSTAN_RETURN_IF_ERROR(CheckAlone(gpus));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const LoadedCompare loaded,
+      LoadCompareConfig(options.config, options.overrides, context));
+  if (loaded.config.has_sweep()) {
+    return CompareSweep(options, loaded, context, gpus);
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(PreparedCompare prepared,
+                           Prepare(options, loaded, context, gpus));
   int runs = 0;
   for (const Combination& combination : prepared.combinations) {
     if (combination.run.status == ComparedRun::Status::kPending) ++runs;
@@ -491,7 +516,7 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
         CAPSTAN_ASSIGN_OR_RETURN(const int stopped,
                                  RunOne(prepared, &combination, &progress));
         if (stopped != 0) {
-          return Interrupted(options, prepared, combination.run.Label(),
+          return Interrupted(options, prepared.folder, combination.run.Label(),
                              stopped);
         }
       }

@@ -51,18 +51,6 @@ constexpr int64_t kStepsOfRuns = 50;
 constexpr int64_t kMaxProcesses = 1 << 16;
 constexpr int64_t kMaxGlobalBatch = int64_t{1} << 31;
 
-// Whether an override "PATH=VALUE" sets the field, all or some of it.
-bool Sets(absl::string_view text, absl::string_view field) {
-  const size_t end = text.find('=');
-  const absl::string_view path = absl::StripSuffix(text.substr(0, end), "+");
-  if (path == field || absl::StartsWith(path, absl::StrCat(field, "."))) {
-    return true;
-  }
-  // "launch={processes: 2}"
-  return end != text.npos && absl::StartsWith(field, absl::StrCat(path, ".")) &&
-         absl::StrContains(text.substr(end), field.substr(path.size() + 1));
-}
-
 // An override that a comparison's own setting would replace in silence.
 absl::Status CheckOverrides(const CompareConfig& config,
                             const std::vector<std::string>& overrides) {
@@ -108,6 +96,8 @@ absl::Status ReadShared(const std::string& compare_path,
   all.insert(all.end(), overrides.begin(), overrides.end());
   CAPSTAN_RETURN_IF_ERROR(CheckOverrides(loaded->config, all));
   CAPSTAN_ASSIGN_OR_RETURN(loaded->shared, LoadConfig(files, all, context));
+  loaded->files = std::move(files);
+  loaded->overrides = std::move(all);
   return absl::OkStatus();
 }
 
@@ -160,6 +150,23 @@ absl::StatusOr<std::string> LoadAxes(const std::string& file,
     set("batch.global_batch_size", kAutoSamples);
   }
   return of_run;
+}
+
+// A sweep's settings are all that differs.
+absl::Status CheckNoAxes(const CompareConfig& config) {
+  const std::pair<const char*, bool> axes[] = {
+      {"strategy", !config.strategy().empty()},
+      {"precision", !config.precision().empty()},
+      {"processes", !config.processes().empty()},
+      {"bound", !config.bound().empty()}};
+  for (const auto& [field, given] : axes) {
+    if (!given) continue;
+    return FieldError(
+        field,
+        "doesn't go with a sweep: what varies there is a setting, setting { "
+        "field: \"strategy\" value: \"capstan.ddp\" value: \"capstan.fsdp\" }");
+  }
+  return absl::OkStatus();
 }
 
 // Fills empty axes from the shared run.
@@ -331,21 +338,6 @@ absl::StatusOr<std::vector<std::unique_ptr<Base>>> CreateAxis(
   return made;
 }
 
-// Lower-case letters, digits and '_' of a label.
-std::string FileName(const std::string& label) {
-  std::string name;
-  for (const char c : label) {
-    const unsigned char byte = static_cast<unsigned char>(c);
-    if (std::isalnum(byte) || c == '_') {
-      name += c;
-    } else if (!name.empty() && name.back() != '_') {
-      name += '_';
-    }
-  }
-  while (!name.empty() && name.back() == '_') name.pop_back();
-  return name.substr(0, 60);
-}
-
 // Why `request` can't run, or OK.
 absl::Status Refusal(const Strategy& strategy, const RunConfig& config,
                      int gpus, StrategyRequest request, int64_t* accumulation) {
@@ -424,6 +416,31 @@ absl::Status CheckOne(const LoadedCompare& loaded,
 
 }  // namespace
 
+bool Sets(absl::string_view text, absl::string_view field) {
+  const size_t end = text.find('=');
+  const absl::string_view path = absl::StripSuffix(text.substr(0, end), "+");
+  if (path == field || absl::StartsWith(path, absl::StrCat(field, "."))) {
+    return true;
+  }
+  // "launch={processes: 2}"
+  return end != text.npos && absl::StartsWith(field, absl::StrCat(path, ".")) &&
+         absl::StrContains(text.substr(end), field.substr(path.size() + 1));
+}
+
+std::string FileName(const std::string& label) {
+  std::string name;
+  for (const char c : label) {
+    const unsigned char byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) || c == '_') {
+      name += c;
+    } else if (!name.empty() && name.back() != '_') {
+      name += '_';
+    }
+  }
+  while (!name.empty() && name.back() == '_') name.pop_back();
+  return name.substr(0, 60);
+}
+
 absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const std::string& file, const std::vector<std::string>& overrides,
     const ConfigContext& context) {
@@ -435,6 +452,10 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   }
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(ReadShared(path, overrides, context, &loaded), ""));
+  if (loaded.config.has_sweep()) {
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckNoAxes(loaded.config), ""));
+    return loaded;
+  }
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(FillAxes(&loaded), ""));
   CAPSTAN_RETURN_IF_ERROR(SettleNewTokens(&loaded.shared, *context.host));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckProcesses(loaded.config), ""));

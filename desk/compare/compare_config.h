@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "desk/compare/compare_config.pb.h"
 #include "desk/compare/comparison.h"
@@ -19,11 +20,15 @@ namespace capstan {
 struct LoadedCompare : FieldPlaces {
   CompareConfig config;
   LoadedConfig shared;
+  // What `shared` was loaded from.
+  std::vector<std::string> files;
+  std::vector<std::string> overrides;
 };
 
 // Reads a compare config (looked up like a run's) and the run configs that it
 // names, applies its overrides and then `overrides`, and fills empty axes from
-// the shared run. Errors name file, line, column and field.
+// the shared run. A sweep must have no axes. Errors name file, line, column and
+// field.
 absl::StatusOr<LoadedCompare> LoadCompareConfig(
     const std::string& file, const std::vector<std::string>& overrides,
     const ConfigContext& context);
@@ -51,6 +56,12 @@ struct Combination {
 // training) are skipped; any other problem is an error, as is an empty result.
 absl::StatusOr<std::vector<Combination>> CrossAxes(const LoadedCompare& loaded,
                                                    int gpus, PluginHost& host);
+
+// Whether an override "PATH=VALUE" sets the field, all or some of it.
+bool Sets(absl::string_view text, absl::string_view field);
+
+// Lower-case letters, digits and '_' of a label, for a folder's name.
+std::string FileName(const std::string& label);
 
 // The listed precisions, as Compare takes them.
 std::vector<ComparedPrecision> ListPrecisions(const CompareConfig& config);

@@ -11,17 +11,34 @@
 
 namespace capstan {
 
+// A run of this executable in its own process group.
+struct TrainerJob {
+  std::vector<std::string> args;
+  std::string log_path;  // gets what it prints, behind what is there
+  // Polled a few times per second: whether it is to save and stop, for which it
+  // gets SIGTERM, once. May be null.
+  std::function<bool()> enough;
+};
+
+// Runs the jobs in order, as many at once as there are `places`, whose
+// variables (Program::variables) a job in one has. Calls `ended` with a job's
+// index and how it ended, and `tick` a few times per second. SIGINT or SIGTERM
+// to this process ends all children and their ranks at once, as does killing
+// this process, and is returned; else 0. Call from a process without other
+// threads.
+absl::StatusOr<int> RunTrainers(
+    const std::vector<TrainerJob>& jobs,
+    const std::vector<std::vector<std::string>>& places,
+    const std::function<void(size_t job, const ChildEnd& end)>& ended,
+    const std::function<void()>& tick);
+
 struct TrainerChildResult {
   ChildEnd end;
   // The signal that asked this process to stop meanwhile, or 0.
   int stop_signal = 0;
 };
 
-// Runs this executable with `args` in its own process group until it exits,
-// with output redirected to the file `log_path`; calls `tick` a few times per
-// second. SIGINT or SIGTERM to this process ends the child and its ranks at
-// once, as does killing this process. Call from a process without other
-// threads.
+// The same for a single job.
 absl::StatusOr<TrainerChildResult> RunTrainerChild(
     const std::vector<std::string>& args, const std::string& log_path,
     const std::function<void()>& tick);

@@ -66,6 +66,7 @@ class HttpServer {
 
   const ServerOptions options_;
   httplib::Server server_;
+  int socket_ = -1;  // the library's, that listens
   int port_ = 0;
   std::atomic<bool> stopping_{false};
 };

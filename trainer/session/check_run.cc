@@ -390,9 +390,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                    "objective trains on others (rollouts): set a number"),
         "batch");
   }
-  if (SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()) {
-    plan->order = MicroBatchOrder::kByRank;
-  }
+  plan->order = MicroBatchOrderOf(train, parts);
   const int64_t steps =
       StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(
@@ -436,6 +434,12 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckSamplePrompts(train, parts), "train"));
   return plan;
+}
+
+MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts) {
+  return SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()
+             ? MicroBatchOrder::kByRank
+             : MicroBatchOrder::kByMicroStep;
 }
 
 }  // namespace capstan

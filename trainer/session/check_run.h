@@ -14,6 +14,9 @@ namespace capstan {
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts);
 
+// BatchPlan::order of a run with these parts.
+MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_TRAINER_SESSION_CHECK_RUN_H_

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/compare/sweep_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+
+namespace capstan {
+
+// Of the comparison's page (BUILD).
+extern const char kPageCss[];
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Row = std::vector<std::string>;
+
+Json OrNull(const absl::optional<double>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+std::string NumberText(const absl::optional<double>& value) {
+  return value.has_value() ? absl::StrFormat("%.5g", *value) : "-";
+}
+
+const char* StatusText(SweepRun::Status status) {
+  switch (status) {
+    case SweepRun::Status::kPending:
+      return "pending";
+    case SweepRun::Status::kStopped:
+      return "stopped";
+    case SweepRun::Status::kFailed:
+      return "failed";
+    case SweepRun::Status::kCompleted:
+      break;
+  }
+  return "completed";
+}
+
+// "completed", "ended after 100 steps", "failed: WHY".
+std::string StateOf(const SweepPoint& point) {
+  for (const SweepRun& run : point.runs) {
+    if (run.status != SweepRun::Status::kFailed) continue;
+    return absl::StrCat("failed (seed ", run.seed, "): ", run.reason);
+  }
+  if (point.ended_at > 0) {
+    return absl::StrCat("ended after ", point.ended_at, " steps");
+  }
+  return StatusText(point.runs.empty() ? SweepRun::Status::kPending
+                                       : point.runs.back().status);
+}
+
+// The table's cells, the head first, then the best point.
+std::vector<Row> Cells(const Sweep& sweep) {
+  Row head;
+  for (const auto& [field, value] : sweep.points[0].settings) {
+    head.push_back(field);
+  }
+  for (const std::string& name :
+       {absl::StrCat(sweep.metric, ", mean"), std::string("deviation"),
+        std::string("best"), std::string("seeds"), std::string("state")}) {
+    head.push_back(name);
+  }
+  std::vector<Row> rows = {head};
+  for (const size_t i : Ranking(sweep)) {
+    const SweepPoint& point = sweep.points[i];
+    Row row;
+    for (const auto& [field, value] : point.settings) row.push_back(value);
+    row.push_back(NumberText(point.mean));
+    row.push_back(NumberText(point.deviation));
+    row.push_back(NumberText(point.best));
+    row.push_back(absl::StrCat(point.runs.size()));
+    row.push_back(StateOf(point));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::string Introduction(const Sweep& sweep) {
+  return absl::StrCat(
+      sweep.time, ", ", sweep.device, ", ", sweep.points.size(), " points, ",
+      sweep.max_steps > 0 ? absl::StrCat(sweep.max_steps, " steps, ") : "",
+      sweep.at_once, sweep.at_once == 1 ? " run" : " runs",
+      " at once; the best ", sweep.metric, " first (",
+      sweep.lower_is_better ? "lower" : "higher", " is better).");
+}
+
+std::string InText(const std::string& text) {
+  return absl::StrReplaceAll(
+      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
+}
+
+}  // namespace
+
+std::string SweepText(const Sweep& sweep) {
+  const std::vector<Row> rows = Cells(sweep);
+  std::vector<size_t> widths(rows[0].size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppendFormat(&line, " %-*s", widths[i], row[i]);
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+std::string SweepJson(const Sweep& sweep) {
+  Json json = {{"name", sweep.name},
+               {"time", sweep.time},
+               {"device", sweep.device},
+               {"metric", sweep.metric},
+               {"lower_is_better", sweep.lower_is_better},
+               {"max_steps", sweep.max_steps},
+               {"at_once", sweep.at_once},
+               {"ranking", Ranking(sweep)},
+               {"points", Json::array()}};
+  for (const SweepPoint& point : sweep.points) {
+    Json settings = Json::object();
+    for (const auto& [field, value] : point.settings) settings[field] = value;
+    Json runs = Json::array();
+    for (const SweepRun& run : point.runs) {
+      runs.push_back(
+          {{"id", run.id},
+           {"folder", "runs/" + run.id},
+           {"seed", run.seed},
+           {"status", StatusText(run.status)},
+           {"reason", run.reason.empty() ? Json(nullptr) : Json(run.reason)},
+           {"value", OrNull(run.value)},
+           {"steps", run.steps}});
+    }
+    json["points"].push_back(
+        {{"settings", std::move(settings)},
+         {"mean", OrNull(point.mean)},
+         {"standard_deviation", OrNull(point.deviation)},
+         {"best", OrNull(point.best)},
+         {"ended_at",
+          point.ended_at > 0 ? Json(point.ended_at) : Json(nullptr)},
+         {"runs", std::move(runs)}});
+  }
+  json["config"] = sweep.config_text;
+  json["shared_config"] = sweep.shared_config_text;
+  return JsonText(json, 1) + "\n";
+}
+
+std::string SweepMarkdown(const Sweep& sweep) {
+  std::string text =
+      absl::StrCat("# ", sweep.name, "\n\n", Introduction(sweep), "\n\n");
+  const std::vector<Row> rows = Cells(sweep);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    for (const std::string& cell : rows[r]) {
+      absl::StrAppend(&text, "| ",
+                      absl::StrReplaceAll(cell, {{"|", "\\|"}, {"\n", " "}}),
+                      " ");
+    }
+    absl::StrAppend(&text, "|\n");
+    if (r > 0) continue;
+    for (size_t i = 0; i < rows[0].size(); ++i) absl::StrAppend(&text, "|---");
+    absl::StrAppend(&text, "|\n");
+  }
+  return absl::StrCat(text,
+                      "\nAll numbers are in report.json, each run's folder is "
+                      "below runs/.\n");
+}
+
+std::string SweepHtml(const Sweep& sweep) {
+  std::string html = absl::StrCat(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width\">\n<title>",
+      InText(sweep.name), "</title>\n<style>\n", kPageCss,
+      "</style>\n<main>\n<h1>", InText(sweep.name), "</h1>\n<p class=\"soft\">",
+      InText(Introduction(sweep)), "</p>\n<div class=\"scroll\"><table>\n");
+  const std::vector<Row> rows = Cells(sweep);
+  absl::StrAppend(&html, "<thead><tr>");
+  for (const std::string& name : rows[0]) {
+    absl::StrAppend(&html, "<th scope=\"col\">", InText(name), "</th>");
+  }
+  absl::StrAppend(&html, "</tr></thead>\n<tbody>\n");
+  for (size_t r = 1; r < rows.size(); ++r) {
+    absl::StrAppend(&html, r == 1 ? "<tr class=\"reference\">" : "<tr>");
+    for (size_t i = 0; i < rows[r].size(); ++i) {
+      // On narrow screens each value stands beside its column's name.
+      absl::StrAppend(&html, "<td data-column=\"", InText(rows[0][i]), "\">",
+                      InText(rows[r][i]), "</td>");
+    }
+    absl::StrAppend(&html, "</tr>\n");
+  }
+  return absl::StrCat(html,
+                      "</tbody>\n</table></div>\n<details><summary>"
+                      "Config</summary><pre>",
+                      InText(sweep.config_text),
+                      "</pre></details>\n</main>\n"
+                      "</html>\n");
+}
+
+absl::Status WriteSweepReports(const Sweep& sweep, const std::string& folder) {
+  CAPSTAN_RETURN_IF_ERROR(
+      ReplaceFile(folder + "/report.json", SweepJson(sweep)));
+  CAPSTAN_RETURN_IF_ERROR(
+      ReplaceFile(folder + "/report.md", SweepMarkdown(sweep)));
+  return ReplaceFile(folder + "/report.html", SweepHtml(sweep));
+}
+
+}  // namespace capstan

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/runs/clear_away.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "host/config/load_config.h"
+#include "trainer/session/held_folder.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string Real(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::weakly_canonical(path, error);
+  return error ? path : real.string();
+}
+
+// A path that a run's config names; both without links.
+struct NamedPath {
+  const RunRecord* run = nullptr;
+  std::string folder;  // the run's
+  std::string path;
+};
+
+std::vector<NamedPath> PathsOf(const std::vector<RunRecord>& runs) {
+  std::vector<NamedPath> paths;
+  for (const RunRecord& run : runs) {
+    const std::string folder = Real(run.folder);
+    for (const auto& [field, values] : run.fields) {
+      if (field == "output_dir") continue;
+      for (const std::string& value : values) {
+        if (!absl::StartsWith(value, "/")) continue;
+        paths.push_back({&run, folder, Real(value)});
+      }
+    }
+  }
+  return paths;
+}
+
+// Another run whose config names the run's folder or something in it; null if
+// there is none.
+const RunRecord* UserOf(const RunRecord& run,
+                        const std::vector<NamedPath>& paths) {
+  const std::string folder = Real(run.folder);
+  for (const NamedPath& named : paths) {
+    if (named.folder == folder) continue;
+    absl::string_view rest = named.path;
+    if (absl::ConsumePrefix(&rest, folder) &&
+        (rest.empty() || rest.front() == '/')) {
+      return named.run;
+    }
+  }
+  return nullptr;
+}
+
+bool HasWeights(const std::string& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json",
+                           "adapter_model.safetensors"}) {
+    if (PathExists(absl::StrCat(folder, "/final/", name))) return true;
+  }
+  return false;
+}
+
+// Why the rule keeps a run of one name; "": it doesn't. `newer`: how many of
+// that name began later.
+std::string KeptByRule(const RunRecord& run, int64_t newer,
+                       const RunRecord* best, const ClearRule& rule,
+                       absl::Time now) {
+  if (rule.newest.has_value() && newer < *rule.newest) {
+    return "among the newest";
+  }
+  if (best == &run) return absl::StrCat("has the best ", *rule.best);
+  if (rule.younger_days.has_value() &&
+      now - run.begun < absl::Hours(24) * *rule.younger_days) {
+    return absl::StrCat("younger than ", *rule.younger_days, " days");
+  }
+  if (rule.only_checkpoints && !HasWeights(run.folder)) {
+    return "its checkpoints are its only weights";
+  }
+  return "";
+}
+
+const RunRecord* BestOf(const std::vector<const RunRecord*>& runs,
+                        const std::string& metric) {
+  const bool lower = LowerIsBetter(metric);
+  const RunRecord* best = nullptr;
+  for (const RunRecord* run : runs) {
+    const absl::optional<double> value = run->Metric(metric);
+    if (!value.has_value()) continue;
+    if (best == nullptr || (lower ? *value < *best->Metric(metric)
+                                  : *value > *best->Metric(metric))) {
+      best = run;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<Verdict> Judge(const std::vector<RunRecord>& runs,
+                           const std::vector<RunRecord>& others,
+                           const ClearRule& rule, absl::Time now) {
+  std::map<std::string, std::vector<const RunRecord*>> by_name;
+  for (const RunRecord& run : runs) by_name[run.name].push_back(&run);
+  const std::vector<NamedPath> paths = PathsOf(others);
+  std::vector<Verdict> verdicts;
+  for (auto& [name, named] : by_name) {
+    std::stable_sort(named.begin(), named.end(),
+                     [](const RunRecord* a, const RunRecord* b) {
+                       return a->begun > b->begun;
+                     });
+    const RunRecord* const best =
+        rule.best.has_value() ? BestOf(named, *rule.best) : nullptr;
+    int64_t newer = 0;
+    for (const RunRecord* run : named) {
+      Verdict verdict;
+      verdict.run = run;
+      const RunRecord* const user = UserOf(*run, paths);
+      if (run->status == RunStatus::kRunning) {
+        verdict.keeps = "running";
+      } else if (!run->tags.empty()) {
+        verdict.keeps = "tagged";
+      } else if (user != nullptr) {
+        verdict.keeps = absl::StrCat("used by ", user->folder);
+      } else {
+        verdict.keeps = KeptByRule(*run, newer, best, rule, now);
+      }
+      ++newer;
+      if (verdict.keeps.empty()) {
+        verdict.bytes = rule.only_checkpoints
+                            ? BytesBelow(run->folder + "/checkpoints")
+                            : run->bytes;
+      }
+      verdicts.push_back(std::move(verdict));
+    }
+  }
+  return verdicts;
+}
+
+absl::Status Remove(const Verdict& verdict, bool only_checkpoints) {
+  const std::string& folder = verdict.run->folder;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const HeldFolder held,
+      HoldFolder(folder, "runs gc", std::chrono::milliseconds(0)));
+  const absl::Status removed =
+      RemoveTree(only_checkpoints ? folder + "/checkpoints" : folder);
+  for (const int fd : {held.fd, held.lock}) {
+    if (fd >= 0) close(fd);
+  }
+  CAPSTAN_RETURN_IF_ERROR(removed);
+  if (only_checkpoints) return absl::OkStatus();
+  const fs::path siblings = fs::path(folder).parent_path();
+  const fs::path latest = siblings / "latest";
+  const absl::StatusOr<std::string> named = ReadWholeFile(latest.string());
+  if (!named.ok() ||
+      absl::StripSuffix(*named, "\n") != fs::path(folder).filename().string()) {
+    return absl::OkStatus();
+  }
+  // Their names are times.
+  const std::vector<std::string> left = RunsBelow(siblings.string());
+  if (!left.empty()) {
+    return SetLatestRun(siblings.string(),
+                        fs::path(left.back()).filename().string());
+  }
+  std::error_code error;
+  fs::remove(latest, error);
+  return absl::OkStatus();
+}
+
+}  // namespace capstan

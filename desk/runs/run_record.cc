@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/runs/run_record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "host/config/load_config.h"
+#include "trainer/commands/command.h"
+#include "trainer/session/session.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+absl::Time ChangedAt(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim)
+                                        : absl::InfinitePast();
+}
+
+// What the run's metrics say: each name's newest value, and the best of
+// evaluations. Of the lines of steps only the first and the last are parsed.
+void ReadMetrics(const std::string& folder, RunRecord* record) {
+  const std::string path = folder + "/metrics.jsonl";
+  std::string last_step;
+  bool first = true;
+  const auto take = [&](const Json& json) {
+    if (!json.is_object()) return;
+    for (const auto& [name, value] : json.items()) {
+      if (!value.is_number() || name == "step" || name == "time") continue;
+      const double number = value.get<double>();
+      record->metrics[name] = number;
+      if (!absl::StartsWith(name, "eval_")) continue;
+      const auto [best, added] =
+          record->metrics.emplace("best_" + name, number);
+      const bool lower = LowerIsBetter(name);
+      if (lower ? number < best->second : number > best->second) {
+        best->second = number;
+      }
+    }
+    record->steps =
+        std::max(record->steps,
+                 static_cast<int64_t>(NumberOf(json, "step").value_or(0.0)));
+  };
+  ForEachLine(path, [&](absl::string_view line) {
+    if (std::exchange(first, false)) {
+      const absl::optional<double> time =
+          NumberOf(ParseJson<Json>(line), "time");
+      if (time.has_value())
+        record->begun = absl::FromUnixSeconds(0) + absl::Seconds(*time);
+    }
+    if (absl::StrContains(line, "\"eval_")) {
+      take(ParseJson<Json>(line));
+    } else {
+      last_step.assign(line.data(), line.size());
+    }
+  });
+  take(ParseJson<Json>(last_step));
+  if (PathExists(path)) {
+    record->seconds =
+        std::max(0.0, absl::ToDoubleSeconds(ChangedAt(path) - record->begun));
+  }
+}
+
+RunStatus ReadStatus(const std::string& folder) {
+  if (IsInUse(folder)) return RunStatus::kRunning;
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder + "/summary.json");
+  const Json json = text.ok() ? ParseJson<Json>(*text) : Json();
+  if (!json.is_object()) return RunStatus::kFailed;
+  for (const RunStatus status : {RunStatus::kCompleted, RunStatus::kStopped}) {
+    if (json.value("status", Json()) == StatusName(status)) return status;
+  }
+  return RunStatus::kFailed;
+}
+
+void FindRuns(const std::string& folder, int depth,
+              std::vector<std::string>* found) {
+  if (IsRun(folder)) {
+    found->push_back(folder);
+    return;
+  }
+  if (depth == 0) return;
+  std::vector<std::string> inside;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    std::error_code unknown;
+    if (it->is_directory(unknown) && !it->is_symlink(unknown)) {
+      inside.push_back(it->path().string());
+    }
+  }
+  std::sort(inside.begin(), inside.end());
+  for (const std::string& one : inside) FindRuns(one, depth - 1, found);
+}
+
+}  // namespace
+
+void ForEachLine(const std::string& path,
+                 const std::function<void(absl::string_view)>& use) {
+  MapOptions options;
+  options.in_order = options.may_be_empty = true;
+  const auto file = MappedFile::Open(path, options);
+  if (!file.ok()) return;
+  absl::string_view rest = (*file)->bytes();
+  for (size_t end; (end = rest.find('\n')) != rest.npos;
+       rest.remove_prefix(end + 1)) {
+    use(rest.substr(0, end));
+  }
+}
+
+absl::optional<double> NumberOf(const Json& json, const std::string& name) {
+  if (!json.is_object()) return absl::nullopt;
+  const auto found = json.find(name);
+  if (found == json.end() || !found->is_number()) return absl::nullopt;
+  return found->get<double>();
+}
+
+absl::StatusOr<std::string> FindRun(const std::string& given) {
+  if (given.empty()) {
+    return absl::InvalidArgumentError("name a run's folder, runs/NAME/latest");
+  }
+  for (const std::string& path : {given, given + "/latest"}) {
+    std::string folder = FromCaller(path);
+    while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+    if (IsRun(folder)) return folder;
+  }
+  return absl::NotFoundError(absl::StrCat(
+      given,
+      " is no run's folder: it has no config.pbtxt (`trainer runs` lists "
+      "the runs below a folder)"));
+}
+
+const char* StatusName(RunStatus status) {
+  switch (status) {
+    case RunStatus::kRunning:
+      return "running";
+    case RunStatus::kCompleted:
+      return "completed";
+    case RunStatus::kStopped:
+      return "stopped";
+    case RunStatus::kFailed:
+      break;
+  }
+  return "failed";
+}
+
+absl::optional<double> RunRecord::Metric(const std::string& metric) const {
+  const auto found = metrics.find(metric);
+  if (found == metrics.end()) return absl::nullopt;
+  return found->second;
+}
+
+bool IsInUse(const std::string& folder) {
+  const int fd = open((folder + "/.lock").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  // A run that begins in this moment waits for kLockPatience.
+  bool held = false;
+  if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
+    flock(fd, LOCK_UN);
+  } else if (errno == EWOULDBLOCK) {
+    held = true;
+  } else {
+    // Where there is no flock, held_folder.cc locks by fcntl.
+    struct flock whole = {};
+    whole.l_type = F_RDLCK;
+    whole.l_whence = SEEK_SET;
+    held = fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+  }
+  close(fd);
+  return held;
+}
+
+int64_t BytesBelow(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end;
+       !error && it != end; it.increment(error)) {
+    std::error_code unknown;
+    if (!it->is_regular_file(unknown)) continue;
+    const auto size = it->file_size(unknown);
+    if (!unknown) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
+}
+
+bool IsRun(const std::string& folder) {
+  return IsRegularFile(folder + "/config.pbtxt");
+}
+
+RunRecord ReadRun(const std::string& folder) {
+  RunRecord record;
+  record.folder = folder;
+  const std::string config = folder + "/config.pbtxt";
+  record.begun = ChangedAt(config);
+  const absl::StatusOr<std::string> text = ReadWholeFile(config);
+  if (text.ok()) record.fields = FieldsOfConfig(*text);
+  const auto first = [&](const char* field) {
+    const auto found = record.fields.find(field);
+    return found == record.fields.end() ? "" : found->second[0];
+  };
+  record.name = first("name");
+  if (record.name.empty()) record.name = fs::path(folder).filename().string();
+  if (!absl::SimpleAtoi(first("train.max_steps"), &record.max_steps)) {
+    record.max_steps = 0;
+  }
+  ReadMetrics(folder, &record);
+  record.status = ReadStatus(folder);
+  record.bytes = BytesBelow(folder);
+  record.tags = ReadTags(folder);
+  return record;
+}
+
+std::vector<std::string> RunsBelow(const std::string& folder) {
+  constexpr int kDepth = 6;
+  std::vector<std::string> found;
+  FindRuns(folder, kDepth, &found);
+  return found;
+}
+
+absl::Status SetTags(const std::string& folder,
+                     const std::vector<std::string>& tags) {
+  for (const std::string& tag : tags) {
+    if (!tag.empty() && !absl::StrContains(tag, '\n')) continue;
+    return absl::InvalidArgumentError("a tag is a line of text, and not empty");
+  }
+  const std::string path = folder + "/tags.txt";
+  if (tags.empty()) {
+    std::error_code error;
+    fs::remove(path, error);
+    return error ? WriteError(path, error.value()) : absl::OkStatus();
+  }
+  return ReplaceFile(path, absl::StrCat(absl::StrJoin(tags, "\n"), "\n"));
+}
+
+std::vector<std::string> ReadTags(const std::string& folder) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(folder + "/tags.txt");
+  if (!text.ok()) return {};
+  return absl::StrSplit(*text, '\n', absl::SkipEmpty());
+}
+
+}  // namespace capstan

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// runs: the runs below a folder; which of them are meant, tags, what differs
+// between two, and which may go.
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "desk/runs/clear_away.h"
+#include "desk/runs/conditions.h"
+#include "desk/runs/run_record.h"
+#include "host/config/load_config.h"
+#include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct RunsOptions {
+  std::vector<std::string> words;
+  std::vector<std::string> where;
+  bool json = false;
+  // Of gc.
+  absl::optional<int64_t> keep;
+  absl::optional<std::string> keep_best;
+  absl::optional<double> older_than;
+  bool checkpoints = false;
+  bool remove = false;
+};
+
+// Where runs are if nobody says: runs/ here, or in the workspace.
+std::string DefaultFolder() {
+  const std::string here = FromCaller("runs");
+  const std::string workspace = DefaultConfigContext(nullptr).workspace_folder;
+  return IsFolder(here) || workspace.empty() ? here : workspace + "/runs";
+}
+
+absl::StatusOr<std::string> FolderOf(const std::vector<std::string>& words,
+                                     size_t at) {
+  if (words.size() > at + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", words[at + 1], "\": name one folder"));
+  }
+  const std::string folder =
+      words.size() > at ? FromCaller(words[at]) : DefaultFolder();
+  if (IsFolder(folder)) return folder;
+  return absl::NotFoundError(
+      absl::StrCat(folder, " isn't a folder: name one that has runs below it"));
+}
+
+absl::StatusOr<std::vector<Condition>> ConditionsOf(
+    const std::vector<std::string>& where) {
+  std::vector<Condition> conditions;
+  for (const std::string& text : where) {
+    CAPSTAN_ASSIGN_OR_RETURN(Condition condition, ParseCondition(text));
+    conditions.push_back(std::move(condition));
+  }
+  return conditions;
+}
+
+// The runs that meet all conditions, the newest first. A name that no run has
+// is an error.
+absl::StatusOr<std::vector<RunRecord>> Matching(
+    const std::string& folder, const std::vector<std::string>& where) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Condition> conditions,
+                           ConditionsOf(where));
+  std::vector<RunRecord> runs;
+  for (const std::string& path : RunsBelow(folder)) {
+    runs.push_back(ReadRun(path));
+  }
+  for (const Condition& condition : conditions) {
+    const bool known =
+        condition.name == "tag" ||
+        std::any_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
+          return !ValuesOf(run, condition.name).empty();
+        });
+    if (known || runs.empty()) continue;
+    return absl::NotFoundError(
+        absl::StrCat("--where: no run below ", folder, " has \"",
+                     condition.name, "\" in its config or its metrics.jsonl"));
+  }
+  const auto misses = [&](const RunRecord& run) {
+    return !std::all_of(
+        conditions.begin(), conditions.end(),
+        [&](const Condition& condition) { return Meets(run, condition); });
+  };
+  runs.erase(std::remove_if(runs.begin(), runs.end(), misses), runs.end());
+  std::stable_sort(
+      runs.begin(), runs.end(),
+      [](const RunRecord& a, const RunRecord& b) { return a.begun > b.begun; });
+  return runs;
+}
+
+std::string TimeText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M", time, absl::LocalTimeZone());
+}
+
+Json RunJson(const RunRecord& run) {
+  Json json = {{"folder", run.folder},
+               {"name", run.name},
+               {"begun", absl::ToDoubleSeconds(run.begun - absl::UnixEpoch())},
+               {"status", StatusName(run.status)},
+               {"steps", run.steps},
+               {"max_steps", nullptr},
+               {"seconds", run.seconds},
+               {"bytes", run.bytes},
+               {"tags", run.tags},
+               {"metrics", run.metrics}};
+  if (run.max_steps > 0) json["max_steps"] = run.max_steps;
+  return json;
+}
+
+// Cells in columns; the first row is the head.
+std::string Columns(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppendFormat(&line, "%-*s  ", widths[i], row[i]);
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+std::string NumberText(const absl::optional<double>& value) {
+  return value.has_value() ? absl::StrFormat("%.4f", *value) : "";
+}
+
+absl::StatusOr<int> List(const RunsOptions& options,
+                         const std::string& folder) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RunRecord> runs,
+                           Matching(folder, options.where));
+  if (options.json) {
+    Json json = Json::array();
+    for (const RunRecord& run : runs) json.push_back(RunJson(run));
+    std::cout << JsonText(json, 1) << "\n";
+    return 0;
+  }
+  if (runs.empty()) {
+    std::cout << (options.where.empty() ? "there is no run below "
+                                        : "no run is so below ")
+              << folder << "\n";
+    return 0;
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"name", "begun", "status", "steps", "loss", "best eval_loss", "took",
+       "size", "tags", "folder"}};
+  for (const RunRecord& run : runs) {
+    std::string steps = absl::StrCat(run.steps);
+    if (run.max_steps > 0) absl::StrAppend(&steps, "/", run.max_steps);
+    rows.push_back({PrintableText(run.name), TimeText(run.begun),
+                    StatusName(run.status), steps,
+                    NumberText(run.Metric("loss")),
+                    NumberText(run.Metric("best_eval_loss")),
+                    ClockTime(run.seconds), ShortBytes(run.bytes),
+                    PrintableText(absl::StrJoin(run.tags, ", ")), run.folder});
+  }
+  std::cout << Columns(rows);
+  return 0;
+}
+
+// Adds the words after the run's folder to its tags, or takes them away.
+absl::StatusOr<int> Tag(const RunsOptions& options, bool add) {
+  const std::vector<std::string>& words = options.words;
+  if (words.size() < 3) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "runs ", words[0], " RUN NAME..: name a run and its tags"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, FindRun(words[1]));
+  const std::vector<std::string> had = ReadTags(folder);
+  std::set<std::string> tags(had.begin(), had.end());
+  for (size_t i = 2; i < words.size(); ++i) {
+    if (add) {
+      tags.insert(words[i]);
+    } else if (tags.erase(words[i]) == 0) {
+      return absl::NotFoundError(
+          absl::StrCat(folder, " has no tag \"", words[i], "\""));
+    }
+  }
+  const std::vector<std::string> now(tags.begin(), tags.end());
+  CAPSTAN_RETURN_IF_ERROR(SetTags(folder, now));
+  std::cout << folder << ": "
+            << (now.empty() ? "no tags" : absl::StrJoin(now, ", ")) << "\n";
+  return 0;
+}
+
+// The values of two runs where they differ, by name.
+using Differences = std::vector<std::vector<std::string>>;
+
+Differences DifferentFields(const RunRecord& a, const RunRecord& b) {
+  std::set<std::string> names;
+  for (const RunRecord* run : {&a, &b}) {
+    for (const auto& [name, values] : run->fields) names.insert(name);
+  }
+  Differences differences;
+  for (const std::string& name : names) {
+    const auto text = [&](const RunRecord& run) {
+      const auto found = run.fields.find(name);
+      return found == run.fields.end() ? std::string()
+                                       : absl::StrJoin(found->second, ", ");
+    };
+    if (text(a) != text(b)) differences.push_back({name, text(a), text(b)});
+  }
+  return differences;
+}
+
+Differences DifferentMetrics(const RunRecord& a, const RunRecord& b) {
+  std::set<std::string> names;
+  for (const RunRecord* run : {&a, &b}) {
+    for (const auto& [name, value] : run->metrics) names.insert(name);
+  }
+  Differences differences;
+  for (const std::string& name : names) {
+    const auto text = [&](const RunRecord& run) {
+      const absl::optional<double> value = run.Metric(name);
+      return value.has_value() ? absl::StrFormat("%.6g", *value)
+                               : std::string();
+    };
+    if (a.Metric(name) == b.Metric(name)) continue;
+    differences.push_back({name, text(a), text(b)});
+  }
+  return differences;
+}
+
+absl::StatusOr<int> Diff(const RunsOptions& options) {
+  if (options.words.size() != 3) {
+    return absl::InvalidArgumentError("runs diff RUN RUN: name two runs");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string first, FindRun(options.words[1]));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string second, FindRun(options.words[2]));
+  const RunRecord a = ReadRun(first), b = ReadRun(second);
+  const std::pair<const char*, Differences> parts[] = {
+      {"config", DifferentFields(a, b)}, {"metrics", DifferentMetrics(a, b)}};
+  Json json = {{"runs", {first, second}}};
+  for (const auto& [part, differences] : parts) {
+    if (!options.json) std::cout << (part == parts[0].first ? "" : "\n");
+    json[part] = Json::object();
+    for (const std::vector<std::string>& row : differences) {
+      json[part][row[0]] = {row[1], row[2]};
+    }
+    if (options.json) continue;
+    if (differences.empty()) {
+      std::cout << part << ": the same\n";
+      continue;
+    }
+    Differences table = {{part, first, second}};
+    for (std::vector<std::string> row : differences) {
+      for (std::string& cell : row) {
+        cell = cell.empty() ? "-" : PrintableText(cell);
+      }
+      table.push_back(std::move(row));
+    }
+    std::cout << Columns(table);
+  }
+  if (options.json) std::cout << JsonText(json, 1) << "\n";
+  return 0;
+}
+
+// All runs that may use some of those below `folder`: the default folder's, and
+// those of the nearest folder around it that is called runs.
+std::vector<RunRecord> RunsAround(const std::string& folder) {
+  std::set<std::string> roots = {folder, DefaultFolder()};
+  const size_t around = absl::StrCat(folder, "/").rfind("/runs/");
+  if (around != std::string::npos) roots.insert(folder.substr(0, around + 5));
+  std::set<std::string> paths;
+  for (const std::string& root : roots) {
+    for (std::string& path : RunsBelow(root)) paths.insert(std::move(path));
+  }
+  std::vector<RunRecord> runs;
+  for (const std::string& path : paths) runs.push_back(ReadRun(path));
+  return runs;
+}
+
+absl::StatusOr<int> ClearAway(const RunsOptions& options,
+                              const std::string& folder) {
+  ClearRule rule;
+  rule.newest = options.keep;
+  rule.best = options.keep_best;
+  rule.younger_days = options.older_than;
+  rule.only_checkpoints = options.checkpoints;
+  if (!rule.newest.has_value() && !rule.best.has_value() &&
+      !rule.younger_days.has_value()) {
+    return absl::InvalidArgumentError(
+        "runs gc: say what stays: --keep=N, --keep_best=METRIC or "
+        "--older_than=DAYS");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RunRecord> runs,
+                           Matching(folder, options.where));
+  const std::vector<Verdict> verdicts =
+      Judge(runs, RunsAround(folder), rule, absl::Now());
+  int64_t bytes = 0;
+  Json json = Json::array();
+  std::vector<std::vector<std::string>> rows = {{"", "size", "why", "folder"}};
+  for (const Verdict& verdict : verdicts) {
+    const bool goes = verdict.keeps.empty();
+    if (goes && options.remove) {
+      CAPSTAN_RETURN_IF_ERROR(Remove(verdict, rule.only_checkpoints));
+    }
+    bytes += verdict.bytes;
+    json.push_back({{"folder", verdict.run->folder},
+                    {"goes", goes},
+                    {"bytes", verdict.bytes},
+                    {"why", verdict.keeps}});
+    rows.push_back({!goes            ? "stays"
+                    : options.remove ? "removed"
+                                     : "would go",
+                    ShortBytes(goes ? verdict.bytes : verdict.run->bytes),
+                    verdict.keeps, verdict.run->folder});
+  }
+  if (options.json) {
+    std::cout << JsonText(json, 1) << "\n";
+    return 0;
+  }
+  if (!verdicts.empty()) std::cout << Columns(rows);
+  std::cout << ShortBytes(bytes)
+            << (options.remove
+                    ? " removed\n"
+                    : " would be freed; nothing is removed without --delete\n");
+  return 0;
+}
+
+// What only another form of the command takes is an error, rather than ignored.
+absl::Status CheckFlags(const RunsOptions& options, const std::string& verb) {
+  const std::pair<bool, const char*> of_gc[] = {
+      {options.keep.has_value(), "--keep"},
+      {options.keep_best.has_value(), "--keep_best"},
+      {options.older_than.has_value(), "--older_than"},
+      {options.checkpoints, "--checkpoints"},
+      {options.remove, "--delete"}};
+  for (const auto& [given, flag] : of_gc) {
+    if (given && verb != "gc") {
+      return FieldError(flag, "is for `runs gc`");
+    }
+  }
+  if (options.keep.value_or(0) < 0 || options.older_than.value_or(0.0) < 0.0) {
+    return FieldError(options.keep.value_or(0) < 0 ? "--keep" : "--older_than",
+                      "must not be negative");
+  }
+  if (!options.where.empty() && verb != "list" && verb != "gc") {
+    return FieldError("--where", "is for lists and `runs gc`");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Runs(const RunsOptions& options) {
+  const std::string first = options.words.empty() ? "" : options.words[0];
+  const bool named = first == "list" || first == "tag" || first == "untag" ||
+                     first == "diff" || first == "gc";
+  const std::string verb = named ? first : "list";
+  CAPSTAN_RETURN_IF_ERROR(CheckFlags(options, verb));
+  if (verb == "tag" || verb == "untag") return Tag(options, verb == "tag");
+  if (verb == "diff") return Diff(options);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string folder,
+                           FolderOf(options.words, named ? 1 : 0));
+  return verb == "gc" ? ClearAway(options, folder) : List(options, folder);
+}
+
+void AddFlags(Flags& flags, RunsOptions* options) {
+  flags
+      .Add("words", &options->words,
+           "A folder to list the runs of (default: runs); or list FOLDER, tag "
+           "RUN NAME.., untag RUN NAME.., diff RUN RUN, gc FOLDER")
+      .Type("WORD");
+  flags
+      .Add("--where", &options->where,
+           "Only runs that are so, by a field of their config, a metric, name, "
+           "status, steps, seconds, bytes or tag: "
+           "'optimizer.learning_rate<1e-4'; may be given several times")
+      .Type("CONDITION")
+      .OneEach();
+  flags.Add("--json", &options->json, "Print JSON");
+  flags.Add("--keep", &options->keep,
+            "gc: so many of each name stay, the newest");
+  flags
+      .Add("--keep_best", &options->keep_best,
+           "gc: the one of each name with the best such metric stays")
+      .Type("METRIC");
+  flags
+      .Add("--older_than", &options->older_than,
+           "gc: only what began so many days ago, or before, goes")
+      .Type("DAYS");
+  flags.Add(
+      "--checkpoints", &options->checkpoints,
+      "gc: only checkpoints go, of runs that have their weights in final/");
+  flags.Add("--delete", &options->remove,
+            "gc: remove them; without this it says what would go");
+}
+
+const RegisterFunction<RunsOptions> runs(
+    115, "runs",
+    "The runs below a folder: list, find, tag, compare, clear away", AddFlags,
+    Runs);
+
+}  // namespace
+}  // namespace capstan

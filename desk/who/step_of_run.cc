@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/who/step_of_run.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "desk/runs/run_record.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/checkpoint/manifest.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The step's line in metrics.jsonl; the last one, if the run did the step
+// again after a restart.
+void ReadMetrics(const std::string& folder, StepRecord* record) {
+  const std::string mark = absl::StrCat("\"step\": ", record->step, ",");
+  ForEachLine(folder + "/metrics.jsonl", [&](absl::string_view line) {
+    if (!absl::StrContains(line, mark)) return;
+    const Json json = ParseJson<Json>(line);
+    if (!json.is_object() || !json.contains("loss")) return;
+    record->loss = NumberOf(json, "loss");
+    record->grad_norm = NumberOf(json, "grad_norm");
+  });
+}
+
+// The ranks of the process that did the step: the last that began at it or
+// before. Each process writes a line when it begins (docs/runs.md).
+void ReadRanks(const std::string& folder, StepRecord* record) {
+  ForEachLine(folder + "/ranks/rank-00000.jsonl", [&](absl::string_view line) {
+    if (!absl::StrContains(line, "\"world_size\"")) return;
+    const Json json = ParseJson<Json>(line);
+    if (!json.is_object()) return;
+    const absl::optional<double> first = NumberOf(json, "first_step");
+    const absl::optional<double> ranks = NumberOf(json, "world_size");
+    if (!first.has_value() || !ranks.has_value() || *first > record->step) {
+      return;
+    }
+    record->world_size = static_cast<int>(*ranks);
+  });
+}
+
+void ReadSummary(const std::string& folder, StepRecord* record) {
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder + "/summary.json");
+  if (!text.ok()) return;
+  const Json json = ParseJson<Json>(*text);
+  if (!json.is_object()) return;
+  record->world_size =
+      static_cast<int>(NumberOf(json, "world_size").value_or(0.0));
+}
+
+}  // namespace
+
+std::vector<RowPlace> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
+                                 const Mesh& mesh, int64_t position) {
+  SampleSequence sequence(order);
+  std::vector<int64_t> samples(batch.global_batch_size);
+  sequence.At(position, absl::MakeSpan(samples));
+  std::vector<RowPlace> rows;
+  for (int data_rank = 0; data_rank < mesh.data; ++data_rank) {
+    for (int64_t i = 0; i < batch.accumulation; ++i) {
+      const int64_t first = MicroBatchIndex(batch.order, data_rank, mesh.data,
+                                            i, batch.accumulation) *
+                            batch.micro_batch_size;
+      for (int64_t row = 0; row < batch.micro_batch_size; ++row) {
+        const int64_t at = first + row;
+        rows.push_back({data_rank * mesh.sequence, i, row, position + at,
+                        (position + at) / order.size, samples[at]});
+      }
+    }
+  }
+  return rows;
+}
+
+absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
+                                          int64_t step) {
+  StepRecord record;
+  record.step = step;
+  record.config_from = folder + "/config.pbtxt";
+  if (!PathExists(record.config_from)) {
+    return absl::NotFoundError(
+        absl::StrCat(folder,
+                     " has no config.pbtxt: name a run's folder, "
+                     "runs/NAME/TIME or runs/NAME/latest"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(record.config_text,
+                           ReadWholeFile(record.config_from));
+  ReadSummary(folder, &record);
+  // Newest first.
+  for (const StoredCheckpoint& stored : WholeCheckpoints(folder)) {
+    if (stored.step < step) {
+      record.checkpoint = stored.path;
+      break;
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(stored.path));
+    record.world_size = manifest.world_size;
+    record.global_batch_size = manifest.train_state.global_batch_size;
+    record.config_text = std::move(manifest.config_text);
+    record.config_from = stored.path + "/manifest.json";
+  }
+  if (!record.checkpoint.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(record.before, CheckpointState(record.checkpoint));
+    if (record.global_batch_size == 0) {
+      record.global_batch_size = record.before.global_batch_size;
+    }
+  }
+  ReadRanks(folder, &record);
+  ReadMetrics(folder, &record);
+  return record;
+}
+
+}  // namespace capstan

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which rows a run's step was computed from, and where: a function of its
+// config, its data and what its folder says of its ranks.
+#ifndef CAPSTAN_DESK_WHO_STEP_OF_RUN_H_
+#define CAPSTAN_DESK_WHO_STEP_OF_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "host/config/load_config.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/session/run_parts.h"
+
+namespace capstan {
+
+// A row of a step, by the rank that computed it. Of ranks that share rows
+// (train.sequence_parallel) it is the first.
+struct RowPlace {
+  int rank = 0;
+  int64_t micro_batch = 0;  // of the rank's, in this step, from 0
+  int64_t row = 0;          // within the micro-batch
+  int64_t position = 0;     // in the run's sequence of samples
+  int64_t epoch = 0;
+  int64_t sample = 0;  // in the dataset
+};
+
+// The rows of the step whose first sample is at `position`, by rank and
+// micro-batch.
+std::vector<RowPlace> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
+                                 const Mesh& mesh, int64_t position);
+
+// What a run's folder says of a step, without its plugins.
+struct StepRecord {
+  int64_t step = 0;  // from 1
+  std::string config_text;
+  std::string config_from;  // the file that has it, for errors
+  // 0: the folder doesn't say.
+  int world_size = 0;
+  int64_t global_batch_size = 0;
+  // The newest checkpoint before the step, "" if there is none, and how far it
+  // was.
+  std::string checkpoint;
+  TrainState before;
+  // What metrics.jsonl has; unset if there is no such step (yet).
+  absl::optional<double> loss;
+  absl::optional<double> grad_norm;
+};
+
+// `folder` is a run's, which may be running. Of a run that was resumed with
+// other settings the first checkpoint at or after the step says which it had
+// then, else config.pbtxt; how many ranks it had, ranks/ says, if there is
+// such a folder, else that checkpoint, else summary.json.
+absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
+                                          int64_t step);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_DESK_WHO_STEP_OF_RUN_H_

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "desk/who/row_text.h"
+#include "desk/who/step_of_run.h"
+#include "desk/who/token_losses.h"
+#include "trainer/data/data_loader.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// A sample is its own index, and as long as its last digit says.
+class Indices final : public DatasetReader {
+ public:
+  int64_t size() const override { return 50; }
+  bool shuffle() const override { return true; }
+  int64_t sample_length(int64_t index) const override { return index % 10; }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override {
+    at::Tensor ids =
+        at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      ids.mutable_data_ptr<int64_t>()[i] = indices[i];
+    }
+    (*batch)["ids"] = ids;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+};
+
+// (sample, position) of each row of a rank's micro-batches.
+using Rows = std::vector<std::pair<int64_t, int64_t>>;
+
+// What a rank's loader gives for the step after `steps` others.
+Rows FromLoader(const DataOrder& order, const BatchPlan& plan, int ranks,
+                int rank, int64_t steps, const DatasetReader& reader) {
+  DataLoaderOptions options;
+  options.order = order;
+  options.micro_batches = plan.order;
+  options.micro_batch_size = plan.micro_batch_size;
+  options.global_batch_size = plan.global_batch_size;
+  options.rank = rank;
+  options.world_size = ranks;
+  const auto loader = DataLoader::Create(options, reader);
+  Rows rows;
+  for (int64_t i = 0; i < (steps + 1) * plan.accumulation; ++i) {
+    const absl::StatusOr<Batch> batch = loader->Next();
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    if (i < steps * plan.accumulation) continue;
+    for (int64_t row = 0; row < plan.micro_batch_size; ++row) {
+      rows.emplace_back(batch->at("ids")[row].item<int64_t>(),
+                        batch->at(kSamplePosition)[row].item<int64_t>());
+    }
+  }
+  return rows;
+}
+
+// Over the end of an epoch, sorted in groups or not, in both orders.
+TEST(RowsOfStepTest, AreWhatTheLoadersGiveTheRanks) {
+  const Indices reader;
+  const int ranks = 3;
+  for (const bool grouped : {false, true}) {
+    for (const MicroBatchOrder by :
+         {MicroBatchOrder::kByMicroStep, MicroBatchOrder::kByRank}) {
+      BatchPlan plan;
+      plan.global_batch_size = 12;
+      plan.micro_batch_size = 2;
+      plan.accumulation = 2;
+      plan.order = by;
+      const DataOrder order = OrderOf(reader, /*seed=*/7, grouped, 12);
+      for (const int64_t steps : {0, 4}) {
+        const std::vector<RowPlace> rows =
+            RowsOfStep(order, plan, Mesh{ranks, 1}, steps * 12);
+        std::map<int, Rows> by_rank;
+        for (const RowPlace& row : rows) {
+          by_rank[row.rank].emplace_back(row.sample, row.position);
+          EXPECT_EQ(row.epoch, row.position / 50);
+        }
+        for (int rank = 0; rank < ranks; ++rank) {
+          EXPECT_EQ(by_rank[rank],
+                    FromLoader(order, plan, ranks, rank, steps, reader))
+              << grouped << static_cast<int>(by) << " " << steps;
+        }
+      }
+    }
+  }
+}
+
+TEST(RowsOfStepTest, OfRanksThatShareRowsTheFirstIsNamed) {
+  Mesh mesh;
+  mesh.data = 2;
+  mesh.sequence = 2;
+  BatchPlan plan;
+  plan.global_batch_size = 2;
+  DataOrder order;
+  order.size = 10;
+  const std::vector<RowPlace> rows = RowsOfStep(order, plan, mesh, 4);
+  ASSERT_EQ(rows.size(), 2);
+  EXPECT_EQ(rows[0].rank, 0);
+  EXPECT_EQ(rows[1].rank, 2);
+  EXPECT_EQ(rows[1].sample, 5);
+}
+
+std::string NewFolder() {
+  std::string folder = ::testing::TempDir() + "/who-XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return folder;
+}
+
+// A run that was resumed on other ranks: each process has said so.
+TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
+  const std::string folder = NewFolder();
+  std::filesystem::create_directory(folder + "/ranks");
+  std::ofstream(folder + "/config.pbtxt") << "name: \"a\"\n";
+  std::ofstream(folder + "/ranks/rank-00000.jsonl")
+      << "{\"time\": 1.5, \"rank\": 0, \"world_size\": 4, \"first_step\": 1}\n"
+      << "{\"time\": 2.5, \"step\": 3, \"steps\": 3}\n"
+      << "{\"time\": 9.5, \"rank\": 0, \"world_size\": 2, \"first_step\": 4}\n";
+  std::ofstream(folder + "/metrics.jsonl")
+      << "{\"step\": 3, \"loss\": 2.5, \"grad_norm\": 1.0}\n"
+      << "{\"step\": 4, \"loss\": 2.25, \"grad_norm\": 1.0}\n"
+      << "{\"step\": 4, \"eval_loss\": 9.0}\n"
+      // After a restart from an older checkpoint.
+      << "{\"step\": 4, \"loss\": 2.125, \"grad_norm\": 0.5}\n"
+      << "{\"step\": 5, \"loss\":";
+  const auto third = ReadStepRecord(folder, 3);
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_EQ(third->world_size, 4);
+  EXPECT_EQ(third->loss, 2.5);
+  EXPECT_EQ(third->checkpoint, "");
+  const auto fourth = ReadStepRecord(folder, 4);
+  EXPECT_EQ(fourth->world_size, 2);
+  EXPECT_EQ(fourth->loss, 2.125);
+  EXPECT_EQ(fourth->grad_norm, 0.5);
+  EXPECT_FALSE(ReadStepRecord(folder, 5)->loss.has_value());
+  EXPECT_THAT(
+      std::string(ReadStepRecord(folder + "/ranks", 1).status().message()),
+      HasSubstr("has no config.pbtxt"));
+}
+
+// A token is its byte.
+class Bytes final : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 256; }
+  std::vector<int64_t> Encode(absl::string_view text) const override {
+    return {text.begin(), text.end()};
+  }
+  Encoding EncodeWithPlaces(absl::string_view) const override { return {}; }
+  std::string Decode(absl::Span<const int64_t> ids) const override {
+    return std::string(ids.begin(), ids.end());
+  }
+  absl::Status Save(const std::string&) const override {
+    return absl::OkStatus();
+  }
+};
+
+MeasuredRow RowOf(const std::string& text, int64_t padding) {
+  MeasuredRow row;
+  at::Tensor ids =
+      at::full({1, static_cast<int64_t>(text.size()) + padding}, 0, at::kLong);
+  for (size_t i = 0; i < text.size(); ++i) {
+    ids.mutable_data_ptr<int64_t>()[i] = static_cast<uint8_t>(text[i]);
+  }
+  row.batch[kInputIds] = ids;
+  row.batch[kTokenCounts] =
+      at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  row.token_losses = at::full(
+      {1, ids.size(1)}, -std::numeric_limits<float>::infinity(), at::kFloat);
+  return row;
+}
+
+TEST(RowTextTest, ALossBelongsToTheTokenThatWasTheTarget) {
+  MeasuredRow row = RowOf("abcd", 3);
+  row.token_losses.mutable_data_ptr<float>()[1] = 2.5F;
+  const Bytes tokenizer;
+  for (const bool causal : {false, true}) {
+    const auto texts = TextsOf(row, &tokenizer, causal);
+    ASSERT_EQ(texts.size(), 1);
+    EXPECT_EQ(texts[0].Text(), "abcd") << "without padding";
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(texts[0].tokens[i].loss.has_value(), i == (causal ? 2 : 1));
+    }
+  }
+  EXPECT_TRUE(TextsOf(row, nullptr, true).empty());
+}
+
+// A character of several tokens is shown once it is whole, and a model can't
+// send escape sequences to a terminal.
+TEST(RowTextTest, Colours) {
+  MeasuredRow row = RowOf("a\xc3\xa9\x1b", 0);
+  row.token_losses.mutable_data_ptr<float>()[0] = 0.5F;
+  row.token_losses.mutable_data_ptr<float>()[1] = 20.0F;
+  row.token_losses.mutable_data_ptr<float>()[2] = NAN;
+  const Bytes tokenizer;
+  const std::string text = ColouredText(TextsOf(row, &tokenizer, true)[0]);
+  EXPECT_THAT(text, AllOf(HasSubstr("\x1b[2ma"), HasSubstr("203m\xc3\xa9"),
+                          HasSubstr("\xef\xbf\xbd")));
+  EXPECT_EQ(text.find("\x1b\x1b"), std::string::npos);
+  EXPECT_EQ(text.substr(text.size() - 4), "\x1b[0m");
+}
+
+TEST(RowTextTest, ARowThatIsNotText) {
+  Batch batch;
+  batch["states"] = at::arange(20, at::kFloat).view({1, 20});
+  EXPECT_THAT(TensorLines(batch),
+              ::testing::ElementsAre("states [1, 20]: 0 1 2 3 4 5 6 7 .."));
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// trainer runs, over what runs leave behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class RunsTest : public ::testing::Test {
+ protected:
+  RunsTest() : runs_(NewTestFolder("runs") + "/runs") {
+    first_ = Train("first", "1e-3");
+    second_ = Train("second", "2e-3");
+  }
+
+  std::string Train(const std::string& name, const std::string& rate) {
+    const std::string folder = runs_ + "/mine/" + name;
+    fs::create_directories(folder);
+    return MustTrain(
+        RunText()
+            .Set("name", "\"mine\"")
+            .Set("optimizer",
+                 absl::StrCat("[plugin/capstan.adamw.Config] { learning_rate: ",
+                              rate, " }"))
+            .Train("max_steps: 4 eval_every: 2 save_every: 2")
+            .Output(folder));
+  }
+  TrainerResult Runs(std::vector<std::string> words) const {
+    words.insert(words.begin(), "runs");
+    return RunTrainer(words);
+  }
+  nlohmann::json Json(std::vector<std::string> words) const {
+    words.push_back("--json");
+    const TrainerResult result = Runs(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out, nullptr, false);
+  }
+
+  const std::string runs_;
+  std::string first_, second_;
+};
+
+TEST_F(RunsTest, FindsTagsAndCompares) {
+  const nlohmann::json all = Json({runs_});
+  ASSERT_EQ(all.size(), 2);
+  EXPECT_EQ(all[0]["status"], "completed");
+  EXPECT_EQ(all[0]["steps"], 4);
+  const Metrics metrics = ReadMetrics(second_);
+  const nlohmann::json fast =
+      Json({runs_, "--where=optimizer.learning_rate>1.5e-3"});
+  ASSERT_EQ(fast.size(), 1);
+  EXPECT_EQ(fast[0]["folder"], second_);
+  EXPECT_EQ(fast[0]["metrics"]["loss"], metrics.losses().back());
+  EXPECT_EQ(fast[0]["metrics"]["eval_loss"], metrics.evals.back()["eval_loss"]);
+
+  EXPECT_EQ(Runs({"tag", first_, "base"}).exit_code, 0);
+  EXPECT_EQ(Json({runs_, "--where=tag=base"})[0]["folder"], first_);
+  EXPECT_THAT(Runs({runs_}).out, AllOf(HasSubstr("base"), HasSubstr("4/4")));
+  EXPECT_EQ(Runs({"untag", first_, "base"}).exit_code, 0);
+  EXPECT_EQ(Json({runs_, "--where=tag=base"}).size(), 0);
+
+  const nlohmann::json diff = Json({"diff", first_, second_});
+  EXPECT_EQ(diff["config"]["optimizer.learning_rate"],
+            nlohmann::json({"0.001", "0.002"}));
+  EXPECT_FALSE(diff["config"].contains("train.max_steps"));
+  EXPECT_TRUE(diff["metrics"].contains("eval_loss"));
+}
+
+TEST_F(RunsTest, RemovesOnlyWhenTold) {
+  const auto before = Snapshot(runs_);
+  const TrainerResult dry = Runs({"gc", runs_, "--keep_best=eval_loss"});
+  EXPECT_THAT(dry.out, AllOf(HasSubstr("would go"), HasSubstr("has the best"),
+                             HasSubstr("--delete")));
+  EXPECT_EQ(Snapshot(runs_), before);
+  EXPECT_EQ(Runs({"tag", first_, "base"}).exit_code, 0);
+  EXPECT_EQ(
+      Runs({"gc", runs_, "--keep=0", "--checkpoints", "--delete"}).exit_code,
+      0);
+  EXPECT_TRUE(fs::exists(first_ + "/checkpoints")) << "it is tagged";
+  EXPECT_FALSE(fs::exists(second_ + "/checkpoints"));
+  EXPECT_TRUE(fs::exists(second_ + "/final/model.safetensors"));
+  EXPECT_THAT(Runs({"gc", runs_, "--keep=0", "--delete"}).out,
+              HasSubstr("removed"));
+  EXPECT_TRUE(fs::exists(first_));
+  EXPECT_FALSE(fs::exists(second_));
+}
+
+TEST_F(RunsTest, Refusals) {
+  ExpectOneError(Runs({"gc", runs_}), {"say what stays", "--keep=N"});
+  ExpectOneError(Runs({runs_, "--keep=1"}), {"--keep", "runs gc"});
+  ExpectOneError(Runs({runs_, "--where=nothing<1"}), {"nothing"});
+  ExpectOneError(Runs({runs_, "--where=loss"}), {"--where", "loss"});
+  ExpectOneError(Runs({"tag", first_}), {"name a run and its tags"});
+  ExpectOneError(Runs({"untag", first_, "x"}), {"has no tag \"x\""});
+  ExpectOneError(Runs({"diff", first_}), {"two runs"});
+  ExpectOneError(Runs({"tag", runs_, "x"}), {"no run's folder"});
+  ExpectOneError(Runs({runs_ + "/nowhere"}), {"isn't a folder"});
+}
+
+}  // namespace
+}  // namespace capstan
