@@ -24,9 +24,10 @@ double Rounded(double value) {
 }
 
 // `buckets`, `times` of them in one.
-std::vector<Bucket> Merged(const std::vector<Bucket>& buckets, int64_t times) {
-  std::vector<Bucket> merged;
-  for (Bucket bucket : buckets) {
+std::vector<CurveBucket> Merged(const std::vector<CurveBucket>& buckets,
+                                int64_t times) {
+  std::vector<CurveBucket> merged;
+  for (CurveBucket bucket : buckets) {
     bucket.at = static_cast<int32_t>(bucket.at / times);
     if (!merged.empty() && merged.back().at == bucket.at) {
       merged.back().Merge(bucket);
@@ -37,11 +38,11 @@ std::vector<Bucket> Merged(const std::vector<Bucket>& buckets, int64_t times) {
   return merged;
 }
 
-json SeriesJson(const std::vector<Bucket>& buckets, int64_t from) {
+json SeriesJson(const std::vector<CurveBucket>& buckets, int64_t from) {
   json at = json::array(), mean = json::array(), low = json::array(),
        high = json::array();
   bool single = true;
-  for (const Bucket& bucket : buckets) {
+  for (const CurveBucket& bucket : buckets) {
     if (bucket.at < from) continue;
     at.push_back(bucket.at);
     mean.push_back(Rounded(bucket.mean()));
@@ -59,7 +60,7 @@ json SeriesJson(const std::vector<Bucket>& buckets, int64_t from) {
 
 }  // namespace
 
-void Bucket::Merge(const Bucket& other) {
+void CurveBucket::Merge(const CurveBucket& other) {
   count += other.count;
   low = std::min(low, other.low);
   high = std::max(high, other.high);
@@ -87,18 +88,18 @@ void Curves::Add(int64_t step, absl::string_view name, double value) {
   while (step / width_ >= most_buckets_) Widen();
   last_ = std::max(last_, step);
   const auto single = static_cast<float>(value);
-  const Bucket added = {static_cast<int32_t>(step / width_), 1, single, single,
-                        value};
+  const CurveBucket added = {static_cast<int32_t>(step / width_), 1, single,
+                             single, value};
   Series& series = Named(name);
   series.latest = value;
-  std::vector<Bucket>& buckets = series.buckets;
+  std::vector<CurveBucket>& buckets = series.buckets;
   if (buckets.empty() || buckets.back().at < added.at) {
     buckets.push_back(added);
     return;
   }
   const auto place = std::lower_bound(
       buckets.begin(), buckets.end(), added.at,
-      [](const Bucket& bucket, int32_t at) { return bucket.at < at; });
+      [](const CurveBucket& bucket, int32_t at) { return bucket.at < at; });
   if (place->at == added.at) {
     place->Merge(added);
   } else {

@@ -12,7 +12,7 @@
 namespace capstan {
 
 // The values of a series at some neighbouring steps.
-struct Bucket {
+struct CurveBucket {
   int32_t at = 0;  // the bucket has the steps from at * width on
   int32_t count = 0;
   float low = 0.0f;
@@ -20,7 +20,7 @@ struct Bucket {
   double sum = 0.0;
 
   double mean() const { return sum / static_cast<double>(count); }
-  void Merge(const Bucket& other);
+  void Merge(const CurveBucket& other);
 };
 
 // Series of numbers by step, of any length in bounded memory: when they reach
@@ -29,8 +29,8 @@ class Curves {
  public:
   struct Series {
     std::string name;
-    std::vector<Bucket> buckets;  // by `at`; only those with values
-    double latest = 0.0;          // the value that was added last
+    std::vector<CurveBucket> buckets;  // by `at`; only those with values
+    double latest = 0.0;               // the value that was added last
   };
 
   explicit Curves(int64_t most_buckets, int64_t width = 1)

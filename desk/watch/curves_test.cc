@@ -45,7 +45,7 @@ TEST(CurvesTest, LongRunsAreInBoundedMemoryAndLoseNoExtreme) {
   double found = 0.0;
   int64_t count = 0;
   float low = 0.0f, high = 0.0f;
-  for (const Bucket& bucket : loss->buckets) {
+  for (const CurveBucket& bucket : loss->buckets) {
     found += bucket.sum;
     count += bucket.count;
     low = std::min(low, bucket.low);

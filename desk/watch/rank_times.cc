@@ -37,7 +37,7 @@ std::vector<double> Columns(const Curves& curves, const char* name,
   const Curves::Series* series = curves.Find(name);
   if (series == nullptr) return means;
   std::vector<double> counts(columns, 0.0);
-  for (const Bucket& bucket : series->buckets) {
+  for (const CurveBucket& bucket : series->buckets) {
     const int64_t at = bucket.at * curves.width() / width;
     if (at >= columns) continue;
     means[at] = (counts[at] == 0.0 ? 0.0 : means[at]) + bucket.sum;
@@ -60,7 +60,7 @@ double MedianOfKnown(std::vector<double> values) {
 
 double MeanOf(const Curves::Series& series) {
   double sum = 0.0, count = 0.0;
-  for (const Bucket& bucket : series.buckets) {
+  for (const CurveBucket& bucket : series.buckets) {
     sum += bucket.sum;
     count += bucket.count;
   }
@@ -126,7 +126,7 @@ void Summarise(const std::vector<std::vector<double>>& lost,
 }
 
 // Over all ranks, by the timeline's columns.
-json UsageJson(const std::map<int, RankRecord>& ranks,
+json UsageJson(const std::map<int, WatchedRank>& ranks,
                const RankTimeline& timeline) {
   Curves usage(timeline.columns + 1, timeline.width);
   for (const auto& [rank, record] : ranks) {
@@ -144,7 +144,7 @@ json UsageJson(const std::map<int, RankRecord>& ranks,
 
 }  // namespace
 
-void RankRecord::Add(const json& line) {
+void WatchedRank::Add(const json& line) {
   if (!line.is_object()) return;
   if (line.contains("pid")) {
     host = Text(line, "host");
@@ -178,7 +178,7 @@ void RankRecord::Add(const json& line) {
   }
 }
 
-RankTimeline TimelineOf(const std::map<int, RankRecord>& ranks) {
+RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks) {
   RankTimeline timeline;
   int64_t last = 0;
   for (const auto& [rank, record] : ranks) {
@@ -228,7 +228,7 @@ const RankRow* RankTimeline::Late() const {
   return rows.size() > 1 ? late : nullptr;
 }
 
-std::string LateText(const std::map<int, RankRecord>& ranks,
+std::string LateText(const std::map<int, WatchedRank>& ranks,
                      const RankTimeline& timeline) {
   const RankRow* row = timeline.Late();
   if (row == nullptr) return "";
@@ -242,7 +242,7 @@ std::string LateText(const std::map<int, RankRecord>& ranks,
                       kWorkParts[row->mean_cause], "; the others wait for it");
 }
 
-json RanksJson(const std::map<int, RankRecord>& ranks) {
+json RanksJson(const std::map<int, WatchedRank>& ranks) {
   const RankTimeline timeline = TimelineOf(ranks);
   std::vector<const RankRow*> shown;
   for (const RankRow& row : timeline.rows) shown.push_back(&row);
@@ -258,7 +258,7 @@ json RanksJson(const std::map<int, RankRecord>& ranks) {
   }
   json rows = json::array();
   for (const RankRow* row : shown) {
-    const RankRecord& record = ranks.at(row->rank);
+    const WatchedRank& record = ranks.at(row->rank);
     json late = json::array();
     for (const double value : row->late) {
       late.push_back(std::isnan(value) ? json(nullptr)

@@ -21,7 +21,7 @@ constexpr const char* kWorkParts[] = {"data", "forward", "backward",
                                       "optimizer", "rest"};
 
 // What ranks/rank-00003.jsonl has.
-struct RankRecord {
+struct WatchedRank {
   static constexpr int64_t kBuckets = 128;
 
   int rank = 0;
@@ -63,16 +63,16 @@ struct RankTimeline {
   const RankRow* Late() const;
 };
 
-RankTimeline TimelineOf(const std::map<int, RankRecord>& ranks);
+RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks);
 
 // "rank 3 on node1 is late: it works 12.1 ms (8 %) longer a step than the
 // median rank, most of it in data; the others wait for it"; "" if none is.
-std::string LateText(const std::map<int, RankRecord>& ranks,
+std::string LateText(const std::map<int, WatchedRank>& ranks,
                      const RankTimeline& timeline);
 
 // The timeline of up to 64 ranks, those that are latest, and "usage": over all
 // ranks, curves of memory, cores and what disturbs.
-nlohmann::json RanksJson(const std::map<int, RankRecord>& ranks);
+nlohmann::json RanksJson(const std::map<int, WatchedRank>& ranks);
 
 }  // namespace capstan
 

@@ -48,7 +48,7 @@ json StatusJson(const RunReader& run) {
 
 json EventsJson(const RunReader& run) {
   json list = json::array();
-  for (const RunEvent& event : run.events()) {
+  for (const WatchedEvent& event : run.events()) {
     json row = {{"time", event.time},
                 {"step", event.step},
                 {"kind", event.kind},
@@ -62,7 +62,7 @@ json EventsJson(const RunReader& run) {
 
 json SamplesJson(const RunReader& run) {
   json list = json::array();
-  for (const RunSample& sample : run.samples()) {
+  for (const WatchedSample& sample : run.samples()) {
     list.push_back({{"step", sample.step},
                     {"prompt", sample.prompt},
                     {"text", sample.text}});
@@ -81,7 +81,10 @@ std::string StateText(const RunReader& run) {
     case RunReader::State::kRunning:
       return "running";
     case RunReader::State::kSilent:
-      return absl::StrCat("no news for ", ClockTime(run.SecondsSilent()));
+      // By the minute: each change is sent to every page.
+      return absl::StrCat(
+          "no news for ",
+          ClockTime(60.0 * std::floor(run.SecondsSilent() / 60.0)));
     case RunReader::State::kEnded:
       break;
   }

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -29,6 +30,8 @@ using nlohmann::json;
 // Of a call of Poll: what another thread may wait for.
 constexpr int64_t kBytesAtOnce = int64_t{8} << 20;
 constexpr int64_t kMostSmallFile = int64_t{16} << 20;
+// A larger number is none of a run's.
+constexpr double kMostSteps = 1e15;
 constexpr int64_t kLinesAPlace = 256;
 constexpr size_t kPaceSteps = 256;
 // A run that has written nothing for so long, or for so many steps' time, is
@@ -53,7 +56,7 @@ double Number(const json& object, const char* key) {
 
 int64_t Step(const json& object) {
   const double step = Number(object, "step");
-  return step >= 0.0 && step < 1e15 ? static_cast<int64_t>(step) : 0;
+  return step >= 0.0 && step < kMostSteps ? static_cast<int64_t>(step) : 0;
 }
 
 std::string Text(const json& object, const char* key) {
@@ -83,7 +86,7 @@ bool ReadMetricsLine(absl::string_view line, simdjson::dom::parser* parser,
                         parser, &root) != simdjson::SUCCESS ||
       root.get(object) != simdjson::SUCCESS ||
       object["step"].get(step) != simdjson::SUCCESS ||
-      !(step >= 0.0 && step < 1e15)) {
+      !(step >= 0.0 && step < kMostSteps)) {
     return false;
   }
   use(static_cast<int64_t>(step), "step", step);
@@ -108,6 +111,7 @@ RunReader::RunReader(std::string folder, std::string name)
       name_(std::move(name)),
       parser_(std::make_unique<simdjson::dom::parser>()),
       metrics_file_(folder_ + "/metrics.jsonl"),
+      control_file_(folder_ + "/control.jsonl"),
       events_file_(folder_ + "/events.jsonl"),
       samples_file_(folder_ + "/generations.jsonl") {}
 
@@ -115,6 +119,7 @@ RunReader::~RunReader() = default;
 
 bool RunReader::Poll() {
   PollFiles();
+  PollControl();
   PollEvents();
   PollSamples();
   PollRanks();
@@ -191,26 +196,43 @@ void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
   if (pace_.size() > kPaceSteps) pace_.pop_front();
 }
 
-void RunReader::PollEvents() {
-  events_file_.Poll(
+void RunReader::PollControl() {
+  control_file_.Poll(
       [this](absl::string_view line, int64_t) {
-        const json object = ParseJson<json>(line);
-        if (!object.is_object()) return;
-        RunEvent event = {Number(object, "time"),    Step(object),
-                          Text(object, "kind"),      Text(object, "text"),
-                          Number(object, "seconds"), Text(object, "id")};
-        if (event.kind == "start" || event.kind == "resume" ||
-            event.kind == "restart") {
-          began_ = event.time;
-        }
-        events_.push_back(std::move(event));
-        if (events_.size() > kMostEvents) events_.pop_front();
-        ++versions_.events;
+        const json request = ParseJson<json>(line);
+        if (!request.is_object() || Text(request, "do") != "max_steps") return;
+        const double value = Number(request, "value");
+        if (!(value > 0.0 && value < kMostSteps)) return;
+        asked_ends_[Text(request, "id")] = static_cast<int64_t>(value);
       },
-      [this] {
-        events_.clear();
-        ++versions_.events;
-      });
+      [this] { asked_ends_.clear(); });
+}
+
+void RunReader::AddEvent(const json& line) {
+  if (!line.is_object()) return;
+  WatchedEvent event = {Number(line, "time"),    Step(line),
+                        Text(line, "kind"),      Text(line, "text"),
+                        Number(line, "seconds"), Text(line, "id")};
+  const bool resumed = event.kind == "start" || event.kind == "resume";
+  if (resumed || event.kind == "restart") began_ = event.time;
+  if (resumed) end_ = 0;
+  const auto asked = asked_ends_.find(event.id);
+  if (event.kind == "control" && asked != asked_ends_.end() &&
+      !absl::StartsWith(event.text, "refused")) {
+    end_ = asked->second;
+  }
+  events_.push_back(std::move(event));
+  if (events_.size() > kMostEvents) events_.pop_front();
+  ++versions_.events;
+}
+
+void RunReader::PollEvents() {
+  events_file_.Poll([this](absl::string_view line,
+                           int64_t) { AddEvent(ParseJson<json>(line)); },
+                    [this] {
+                      events_.clear();
+                      ++versions_.events;
+                    });
 }
 
 void RunReader::PollSamples() {
@@ -247,7 +269,7 @@ void RunReader::PollRanks() {
     rank_files_.emplace(rank, LineFollower(it->path().string()));
   }
   for (auto& [rank, file] : rank_files_) {
-    RankRecord& record = ranks_[rank];
+    WatchedRank& record = ranks_[rank];
     record.rank = rank;
     file.Poll(
         [&, this](absl::string_view line, int64_t) {
@@ -255,7 +277,7 @@ void RunReader::PollRanks() {
           ++versions_.ranks;
         },
         [&, this] {
-          record = RankRecord();
+          record = WatchedRank();
           record.rank = rank;
           ++versions_.ranks;
         });
@@ -284,6 +306,7 @@ RunReader::State RunReader::state() const {
 }
 
 int64_t RunReader::max_steps() const {
+  if (end_ > 0) return end_;
   int64_t steps = 0;
   const auto field = fields_.find("train.max_steps");
   if (field != fields_.end() && absl::SimpleAtoi(field->second, &steps)) {

@@ -24,7 +24,7 @@ class parser;
 
 namespace capstan {
 
-struct RunEvent {
+struct WatchedEvent {
   double time = 0.0;  // Unix seconds; 0: unknown
   int64_t step = 0;
   std::string kind;  // "save"
@@ -33,7 +33,7 @@ struct RunEvent {
   std::string id;  // of the control that it answers
 };
 
-struct RunSample {
+struct WatchedSample {
   int64_t step = 0;
   std::string prompt;
   std::string text;
@@ -78,16 +78,16 @@ class RunReader {
   const Curves& curves() const { return curves_; }
   // The latest value of each, without "step" and "time".
   std::map<std::string, double> Latest() const;
-  const std::map<int, RankRecord>& ranks() const { return ranks_; }
-  const std::deque<RunEvent>& events() const { return events_; }
-  const std::deque<RunSample>& samples() const { return samples_; }
+  const std::map<int, WatchedRank>& ranks() const { return ranks_; }
+  const std::deque<WatchedEvent>& events() const { return events_; }
+  const std::deque<WatchedSample>& samples() const { return samples_; }
   const std::string& config() const { return config_; }
   const std::map<std::string, std::string>& fields() const { return fields_; }
   const nlohmann::json& summary() const { return summary_; }
 
   State state() const;
   int64_t step() const { return step_; }
-  // 0: unknown.
+  // As its config says, or as it was told since; 0: unknown.
   int64_t max_steps() const;
   // Negative: unknown.
   double SecondsPerStep() const;
@@ -103,7 +103,9 @@ class RunReader {
 
  private:
   void PollMetrics();
+  void PollControl();
   void PollEvents();
+  void AddEvent(const nlohmann::json& line);
   void PollSamples();
   void PollRanks();
   void PollFiles();
@@ -125,13 +127,18 @@ class RunReader {
   // Of the latest steps: their numbers and times.
   std::deque<std::pair<int64_t, double>> pace_;
 
+  LineFollower control_file_;
+  // The ends that were asked for, by the requests' ids, and the one in force;
+  // 0: the config's.
+  std::map<std::string, int64_t> asked_ends_;
+  int64_t end_ = 0;
   LineFollower events_file_;
-  std::deque<RunEvent> events_;
+  std::deque<WatchedEvent> events_;
   double began_ = 0.0;  // when the newest process began
   LineFollower samples_file_;
-  std::deque<RunSample> samples_;
+  std::deque<WatchedSample> samples_;
   size_t sample_bytes_ = 0;
-  std::map<int, RankRecord> ranks_;
+  std::map<int, WatchedRank> ranks_;
   std::map<int, LineFollower> rank_files_;
 
   std::string config_;

@@ -61,7 +61,7 @@ class RunReaderTest : public ::testing::Test {
     }
   }
   double Loss(int step) {
-    for (const Bucket& bucket : run_->curves().Find("loss")->buckets) {
+    for (const CurveBucket& bucket : run_->curves().Find("loss")->buckets) {
       if (bucket.at == step / run_->curves().width()) return bucket.mean();
     }
     return NAN;
@@ -89,6 +89,26 @@ TEST_F(RunReaderTest, HowFarItIs) {
   Poll();
   EXPECT_EQ(run_->state(), State::kEnded);
   EXPECT_EQ(StateText(*run_), "completed");
+}
+
+TEST_F(RunReaderTest, AnEndThatTheRunWasTold) {
+  Write("config.pbtxt", "train {\n  max_steps: 100\n}\n");
+  Write("metrics.jsonl", Steps(1, 10));
+  Write("control.jsonl",
+        "{\"id\": \"a\", \"do\": \"max_steps\", \"value\": 60}\n"
+        "{\"id\": \"b\", \"do\": \"max_steps\", \"value\": 5}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 100) << "it hasn't answered";
+  const std::string event = "{\"step\": 10, \"kind\": \"control\", \"id\": ";
+  Write("events.jsonl",
+        event + "\"a\", \"text\": \"it ends after step 60\"}\n" + event +
+            "\"b\", \"text\": \"refused: step 5 is past\"}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 60);
+  EXPECT_EQ(run_->SecondsLeft(), 50 * 2.0);
+  Write("events.jsonl", "{\"step\": 10, \"kind\": \"resume\"}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 100) << "a resumed run goes by its config";
 }
 
 // Metrics from before they had a time.

@@ -105,7 +105,7 @@ struct Range {
 Range RangeOf(const std::vector<Drawn>& drawn) {
   Range range;
   for (const Drawn& one : drawn) {
-    for (const Bucket& bucket : one.series->buckets) {
+    for (const CurveBucket& bucket : one.series->buckets) {
       range.low = std::min(range.low, bucket.mean());
       range.high = std::max(range.high, bucket.mean());
     }
@@ -123,7 +123,7 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
   const double height = range.high - range.low;
   Canvas canvas(columns - kLabel - 2, kRows);
   for (const Drawn& one : drawn) {
-    for (const Bucket& bucket : one.series->buckets) {
+    for (const CurveBucket& bucket : one.series->buckets) {
       const double step =
           (bucket.at + 0.5) * static_cast<double>(one.curves->width());
       canvas.Dot(step / static_cast<double>(range.last),
@@ -185,7 +185,7 @@ std::string RanksText(const RunReader& run, int columns) {
                       " more\n");
       break;
     }
-    const RankRecord& record = run.ranks().at(row.rank);
+    const WatchedRank& record = run.ranks().at(row.rank);
     std::string line = absl::StrFormat("  %4d %-12.12s", row.rank, record.host);
     for (const char* part : kWorkParts) {
       const auto mean = row.means.find(part);
@@ -207,7 +207,7 @@ std::string EventsText(const RunReader& run, int columns) {
   std::string text = "\nevents\n";
   const size_t shown = std::min(events.size(), kShownEvents);
   for (size_t i = events.size() - shown; i < events.size(); ++i) {
-    const RunEvent& event = events[i];
+    const WatchedEvent& event = events[i];
     const std::string time =
         event.time > 0.0
             ? absl::FormatTime("%H:%M:%S",
@@ -225,7 +225,7 @@ std::string EventsText(const RunReader& run, int columns) {
 
 std::string SampleText(const RunReader& run, int columns) {
   if (run.samples().empty()) return "";
-  const RunSample& sample = run.samples().back();
+  const WatchedSample& sample = run.samples().back();
   return absl::StrCat(
       "\nsample of step ", sample.step, "\n",
       Line(absl::StrCat("  ", sample.prompt, " > ", sample.text), 3 * columns),

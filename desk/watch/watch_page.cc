@@ -9,8 +9,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/json.h"
+#include "base/status.h"
 #include "desk/page/page.h"
+#include "trainer/metrics/run_end.h"
 
 namespace capstan {
 
@@ -94,6 +97,16 @@ void AnswerControl(LiveRuns* runs, const httplib::Request& request,
               std::string(id.status().message()), response);
   }
 }
+
+// report.html of a run that has ended.
+absl::Status WriteReport(const std::string& output_dir) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns({output_dir}));
+  LiveRuns runs(found);
+  runs.ReadAll();
+  return ReplaceFile(output_dir + "/report.html", Html(runs, /*live=*/false));
+}
+
+const bool at_run_end = (AtRunEnd().push_back(WriteReport), true);
 
 }  // namespace
 

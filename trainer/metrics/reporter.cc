@@ -22,6 +22,7 @@
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/metrics_log.h"
 #include "trainer/metrics/progress_bar.h"
+#include "trainer/metrics/run_end.h"
 #include "trainer/metrics/tensorboard_writer.h"
 
 namespace capstan {
@@ -386,6 +387,10 @@ class ReporterImpl : public Reporter {
     status_.Update(ReplaceFile(facts_.output_dir + "/summary.json",
                                SummaryJson(summary, facts_.device)));
     console_.Write(SummaryTable(summary, facts_.output_dir));
+    for (const auto& make : AtRunEnd()) {
+      const absl::Status made = make(facts_.output_dir);
+      if (!made.ok()) Note(absl::StrCat("WARNING: ", made.message()));
+    }
   }
 
   absl::Status status() const override { return status_; }

@@ -32,6 +32,8 @@ const NO_CHARTS =
 const LOUD = new Set([
   'resume', 'restart', 'skipped', 'spike', 'warning', 'control', 'stop',
 ]);
+// Not in charts.
+const SILENT = new Set(['start', 'evaluation', 'note', 'end']);
 const MARK_COLORS = {
   skipped: '--bad', spike: '--bad', warning: '--bad', restart: '--bad',
   save: '--good', control: '--accent',
@@ -153,7 +155,7 @@ function marks() {
   if (!view.marks) return [];
   return shownRuns().flatMap(
       (run) => (run.events || [])
-                   .filter(({kind}) => kind !== 'start' && kind !== 'evaluation')
+                   .filter(({kind}) => !SILENT.has(kind))
                    .map((event) => ({x: xOfStep(run, event.step), event, run})));
 }
 
