@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 
@@ -52,11 +53,6 @@ std::string Variable(const char* name) {
 absl::StatusOr<std::unique_ptr<Tracker>> Tracker::Start(
     const std::string& folder, const TrackerOptions& options,
     std::unique_ptr<Sink> sink) {
-  if (!PathExists(folder + "/config.pbtxt") &&
-      !PathExists(folder + "/metrics.jsonl")) {
-    return absl::NotFoundError(absl::StrCat(
-        folder, ": isn't the folder of a run (it has no config.pbtxt)"));
-  }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder + "/track"));
   CAPSTAN_ASSIGN_OR_RETURN(const int lock, Lock(folder, options.target));
   return std::unique_ptr<Tracker>(
@@ -95,13 +91,14 @@ void Tracker::Begin() {
   Json told = Json::object();
   const absl::StatusOr<std::string> text = ReadWholeFile(state_path_);
   const Json state = text.ok() ? ParseJson<Json>(*text) : Json();
-  if (state.is_object() && state.value("run", "") == run_.id) {
-    run_.start_time = state.value("start_time", 0.0);
-    told = state.value("alerts", Json::object());
-    const absl::optional<int64_t> step =
-        JsonInteger(state.value("step", Json()));
-    if (step.has_value() && state.value("place", "") == options_.place) {
-      run_.acknowledged = *step;
+  if (state.is_object() && TextOf(state, "run") == run_.id) {
+    run_.start_time = NumberOf(state, "start_time").value_or(0.0);
+    if (state.contains("alerts") && state["alerts"].is_object()) {
+      told = state["alerts"];
+    }
+    const absl::optional<double> step = NumberOf(state, "step");
+    if (step.has_value() && TextOf(state, "place") == options_.place) {
+      run_.acknowledged = static_cast<int64_t>(*step);
     }
   }
   alerts_ = std::make_unique<Alerts>(options_.alerts, run_.name, run_.folder,
@@ -153,6 +150,9 @@ absl::Status Tracker::Turn() {
                                     WrittenAt(run_.folder + "/events.jsonl"),
                                     WrittenAt(run_.folder + "/config.pbtxt")}));
   if (alerts_->Deliver(run_.id)) CAPSTAN_RETURN_IF_ERROR(WriteState());
+  if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
+    return Annotate(alerts_->outage(), "--webhook");
+  }
   CAPSTAN_RETURN_IF_ERROR(Push());
   done_ = state_.ended && read_all && unsent_.empty() && !alerts_->pending() &&
           (sink_ == nullptr || finished_);

@@ -73,6 +73,10 @@ const Exception kNotAsWritten[] = {
      {},
      "tests/end_to_end/convert_test does, with files that it writes"},
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
+    {" track ",
+     Exception::kNotRun,
+     {},
+     "tests/end_to_end/track_test does, with runs that it writes"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 
