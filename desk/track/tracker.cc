@@ -129,21 +129,21 @@ void Tracker::Look(Row row) {
 absl::Status Tracker::Turn() {
   // Before the rows, so that those of a run that has ended are all there.
   state_ = LookAtRun(run_.folder);
-  if (unsent_.size() < kMostUnsent) {
-    const absl::StatusOr<std::vector<Row>> rows = follower_.Poll();
-    CAPSTAN_RETURN_IF_ERROR(rows.status());
+  const bool reads = unsent_.size() < kMostUnsent;
+  if (reads) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Row> rows, follower_.Poll());
     if (follower_.id() != run_.id) Begin();
-    for (const Row& row : *rows) Look(row);
+    for (const Row& row : rows) Look(row);
   }
-  const bool read_all = !follower_.more() && unsent_.size() < kMostUnsent;
-  if (state_.ended && read_all) {
-    absl::optional<Row> last = follower_.TakeNewest();
-    if (last.has_value()) Look(*std::move(last));
-  }
+  all_read_ = state_.ended && reads && !follower_.more();
   busy_ = false;
   if (run_.id.empty()) {
-    done_ = state_.ended;
+    done_ = all_read_;
     return absl::OkStatus();
+  }
+  if (all_read_) {
+    absl::optional<Row> last = follower_.TakeNewest();
+    if (last.has_value()) Look(*std::move(last));
   }
   if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
   alerts_->LookAt(state_, std::max({WrittenAt(run_.folder + "/metrics.jsonl"),
@@ -154,17 +154,18 @@ absl::Status Tracker::Turn() {
     return Annotate(alerts_->outage(), "--webhook");
   }
   CAPSTAN_RETURN_IF_ERROR(Push());
-  done_ = state_.ended && read_all && unsent_.empty() && !alerts_->pending() &&
+  done_ = all_read_ && unsent_.empty() && !alerts_->pending() &&
           (sink_ == nullptr || finished_);
   return absl::OkStatus();
 }
 
 absl::Status Tracker::Push() {
-  busy_ = follower_.more();
-  if (sink_ == nullptr) return absl::OkStatus();
+  if (sink_ == nullptr) {
+    busy_ = follower_.more();
+    return absl::OkStatus();
+  }
   const double now = MonotonicSeconds();
   if (now < next_push_ && (failures_ > 0 || !state_.ended)) {
-    busy_ = false;
     return absl::OkStatus();
   }
   const absl::Status exchanged = Exchange();
@@ -175,6 +176,7 @@ absl::Status Tracker::Push() {
   }
   outage_began_ = 0.0;
   failures_ = 0;
+  busy_ = follower_.more() || !unsent_.empty();
   next_push_ = busy_ ? now : now + options_.every_seconds;
   return absl::OkStatus();
 }
@@ -189,7 +191,8 @@ absl::Status Tracker::Exchange() {
     }
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
-  while (!unsent_.empty()) {
+  // One batch: between two of them a stop signal ends the command.
+  if (!unsent_.empty()) {
     const auto end = unsent_.begin() + static_cast<std::ptrdiff_t>(std::min(
                                            unsent_.size(), kMostRowsAtOnce));
     const std::vector<Row> rows(unsent_.begin(), end);
@@ -199,7 +202,7 @@ absl::Status Tracker::Exchange() {
     run_.acknowledged = rows.back().step;
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
-  const bool last = state_.ended && !follower_.more();
+  const bool last = all_read_ && unsent_.empty();
   if (last || MonotonicSeconds() >= next_update_) {
     CAPSTAN_RETURN_IF_ERROR(sink_->Update(Take()));
     next_update_ = MonotonicSeconds() + options_.every_seconds;
@@ -215,7 +218,6 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
   const double now = MonotonicSeconds();
   // What the target has of the last request is unknown: it is asked.
   opened_ = false;
-  busy_ = false;
   if (outage_began_ == 0.0) {
     outage_began_ = now;
     std::cerr << "NOTE: " << outage.message() << "; trying again" << std::endl;

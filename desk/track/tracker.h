@@ -87,6 +87,7 @@ class Tracker {
 
   bool opened_ = false;
   bool finished_ = false;
+  bool all_read_ = false;  // the run has ended, and no row is to come
   bool busy_ = false;
   bool done_ = false;
   double next_push_ = 0.0;  // MonotonicSeconds
