@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/subprocess.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 
@@ -98,8 +99,10 @@ void Alerts::Look(const Row& row) {
 void Alerts::LookAt(const RunState& state, double newest) {
   for (const AlertRule& rule : options_.rules) {
     if (rule.kind == AlertRule::Kind::kEnd && state.ended) {
-      Find(rule, state.summary.value("steps", int64_t{0}), state.end_time,
-           state.status, absl::StrCat("the run has ended: ", state.status));
+      Find(rule,
+           static_cast<int64_t>(NumberOf(state.summary, "steps").value_or(0.0)),
+           state.end_time, state.status,
+           absl::StrCat("the run has ended: ", state.status));
     }
     const double silent = NowSeconds() - newest;
     if (rule.kind == AlertRule::Kind::kHang && !state.ended &&
@@ -140,16 +143,23 @@ bool Alerts::Deliver(const std::string& run_id) {
     alert["id"] = absl::StrCat(run_id, " ", rule);
     const absl::Status told = Tell(alert);
     if (absl::IsUnavailable(told)) {
+      if (outage_.ok()) outage_began_ = MonotonicSeconds();
+      outage_ = told;
       wait_until_ = MonotonicSeconds() + BackoffSeconds(failures_++);
       return changed;
     }
     failures_ = 0;
+    outage_ = absl::OkStatus();
     if (!told.ok()) std::cerr << "WARNING: " << told.message() << std::endl;
     told_[rule] = alert;
     found_.erase(found_.begin());
     changed = true;
   }
   return changed;
+}
+
+double Alerts::OutageSeconds() const {
+  return outage_.ok() ? 0.0 : MonotonicSeconds() - outage_began_;
 }
 
 absl::Status Alerts::Tell(const Json& alert) {

@@ -57,6 +57,9 @@ class Alerts {
   // standard error.
   bool Deliver(const std::string& run_id);
   bool pending() const { return !found_.empty(); }
+  // For how long the webhook hasn't answered, and why; 0: it has.
+  double OutageSeconds() const;
+  const absl::Status& outage() const { return outage_; }
 
   // By rule: the alert that was told.
   const nlohmann::ordered_json& Told() const { return told_; }
@@ -70,7 +73,9 @@ class Alerts {
   const std::string name_;
   const std::string folder_;
   std::unique_ptr<HttpTarget> webhook_;
-  double wait_until_ = 0.0;  // after a failure
+  absl::Status outage_;
+  double outage_began_ = 0.0;  // MonotonicSeconds, if there is one
+  double wait_until_ = 0.0;    // the same
   int failures_ = 0;
   std::vector<nlohmann::ordered_json> found_;
   nlohmann::ordered_json told_;

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -29,6 +28,24 @@ std::string Field(const std::string& text) {
       "\"",
       absl::StrReplaceAll(text, {{"\"", "\"\""}, {"\n", " "}, {"\r", " "}}),
       "\"");
+}
+
+// The fields of a line that Field has made.
+std::vector<std::string> FieldsOf(absl::string_view line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      // Two within quotes are one, and the second opens them again.
+      if (!quoted && i > 0 && line[i - 1] == '"') fields.back() += '"';
+      quoted = !quoted;
+    } else if (line[i] == ',' && !quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back() += line[i];
+    }
+  }
+  return fields;
 }
 
 std::string NumberField(double value) {
@@ -89,7 +106,7 @@ class Csv : public Sink {
     const size_t end = text.rfind('\n');
     int64_t last = kNoStep;
     if (header != std::string::npos) {
-      columns_ = absl::StrSplit(text.substr(0, header), ',');
+      columns_ = FieldsOf(absl::string_view(text).substr(0, header));
     }
     if (columns_.empty() || columns_[0] != kStep) {
       return absl::FailedPreconditionError(

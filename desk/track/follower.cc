@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/run_folder.h"
 
 namespace capstan::track {
@@ -46,7 +47,7 @@ class Descriptor {
   const int fd_;
 };
 
-double NumberOf(const Json& value) {
+double ValueOf(const Json& value) {
   if (value.is_boolean()) return value.get<bool>() ? 1.0 : 0.0;
   return value.is_number() ? value.get<double>() : NAN;
 }
@@ -149,10 +150,10 @@ absl::Status Follower::ReadEvents() {
       const Json json = ParseJson<Json>(line);
       if (!json.is_object()) continue;
       Event event;
-      event.time = NumberOf(json.value("time", Json()));
-      event.step = JsonInteger(json.value("step", Json())).value_or(0);
-      event.kind = json.value("kind", "");
-      event.text = json.value("text", "");
+      event.time = NumberOf(json, "time").value_or(0.0);
+      event.step = static_cast<int64_t>(NumberOf(json, "step").value_or(0.0));
+      event.kind = TextOf(json, "kind");
+      event.text = TextOf(json, "text");
       events_.push_back(std::move(event));
     }
   } while (event_lines_.more);
@@ -169,10 +170,8 @@ void Follower::Add(absl::string_view line, std::vector<Row>* rows) {
     id_ = IdOf(line);
   }
   if (clock_ == 0.0) clock_ = WrittenAt(folder_ + "/config.pbtxt");
-  const auto took = json.find("step_seconds");
-  if (took != json.end() && took->is_number()) clock_ += took->get<double>();
-  const auto time = json.find("time");
-  if (time != json.end() && time->is_number()) clock_ = time->get<double>();
+  clock_ += NumberOf(json, "step_seconds").value_or(0.0);
+  clock_ = NumberOf(json, "time").value_or(clock_);
   if (newest_.has_value() && newest_->step != *step) Complete(rows);
   if (*step <= handed_out_) return;
   if (!newest_.has_value()) {
@@ -183,7 +182,7 @@ void Follower::Add(absl::string_view line, std::vector<Row>* rows) {
   for (const auto& item : json.items()) {
     if (item.key() == "step" || item.key() == "time") continue;
     if (item.value().is_primitive() && !item.value().is_string()) {
-      newest_->metrics.emplace_back(item.key(), NumberOf(item.value()));
+      newest_->metrics.emplace_back(item.key(), ValueOf(item.value()));
     }
   }
 }

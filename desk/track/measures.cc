@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
+#include "desk/runs/run_record.h"
 
 namespace capstan::track {
 namespace {
@@ -57,11 +58,12 @@ absl::optional<RankNow> ReadRank(const std::filesystem::path& path) {
     const Json json = ParseJson<Json>(line);  // the first may be cut
     if (!json.is_object()) continue;
     if (json.contains("host")) steps = work = 0.0;  // of another process
-    now.rss_bytes = json.value("rss_bytes", now.rss_bytes);
-    const double line_steps = json.value("steps", 0.0);
+    now.rss_bytes = NumberOf(json, "rss_bytes").value_or(now.rss_bytes);
+    const double line_steps = NumberOf(json, "steps").value_or(0.0);
     if (line_steps <= 0.0) continue;
     steps += line_steps;
-    work += json.value("step_seconds", 0.0) - json.value("exposed", 0.0);
+    work += NumberOf(json, "step_seconds").value_or(0.0) -
+            NumberOf(json, "exposed").value_or(0.0);
   }
   now.has_steps = steps > 0.0;
   if (now.has_steps) now.work_seconds = work / steps;
@@ -165,6 +167,29 @@ int CountOf(const std::vector<Event>& events, absl::string_view kind) {
                     [kind](const Event& event) { return event.kind == kind; }));
 }
 
+// That the run goes to: as it has ended, as it was last told while it ran
+// (train.control, whose answer has this text), or as its config says; 0: not
+// known.
+double StepsOf(const Settings& settings, const std::vector<Event>& events,
+               const RunState& state) {
+  if (state.ended && state.status == "completed") {
+    const absl::optional<double> steps = NumberOf(state.summary, "steps");
+    if (steps.has_value()) return *steps;
+  }
+  double steps = 0.0;
+  for (auto event = events.rbegin(); event != events.rend(); ++event) {
+    absl::string_view text = event->text;
+    if (event->kind == "control" &&
+        absl::ConsumePrefix(&text, "the run ends after step ") &&
+        absl::SimpleAtod(text.substr(0, text.find(' ')), &steps)) {
+      return steps;
+    }
+  }
+  return absl::SimpleAtod(SettingOf(settings, "train.max_steps"), &steps)
+             ? steps
+             : 0.0;
+}
+
 }  // namespace
 
 absl::optional<double> Measures::Get(const std::string& name) const {
@@ -231,9 +256,8 @@ Measures Meter::Now(const Follower& follower, const Settings& settings,
          state.ended ? 0.0 : 1.0, list);
   AddOne({"step", "The newest step.", "1"}, static_cast<double>(last_step_),
          list);
-  double steps = 0.0;
-  if (absl::SimpleAtod(SettingOf(settings, "train.max_steps"), &steps) &&
-      steps > 0.0) {
+  const double steps = StepsOf(settings, events, state);
+  if (steps > 0.0) {
     const double left = std::max(0.0, steps - static_cast<double>(last_step_));
     now.progress = 100.0 * (1.0 - left / steps);
     now.seconds_left = state.ended ? 0.0 : left * mean_seconds_;

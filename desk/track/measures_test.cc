@@ -74,6 +74,15 @@ TEST_F(MeasuresTest, GoodputCountsStepsThatCount) {
   EXPECT_THAT(measures.seconds_left, Optional(DoubleNear(30.0, 2.0)));
 }
 
+TEST_F(MeasuresTest, ProgressIsTowardsTheStepThatTheRunWasToldToEndAt) {
+  Append("metrics.jsonl", R"({"step": 10, "loss": 2, "step_seconds": 0.5})");
+  EXPECT_THAT(Take(NowSeconds()).progress, Optional(DoubleNear(25.0, 1e-9)));
+  Append("events.jsonl",
+         R"({"time": 1, "step": 9, "kind": "control", )"
+         R"("text": "the run ends after step 20 instead of 40"})");
+  EXPECT_THAT(Take(NowSeconds()).progress, Optional(DoubleNear(50.0, 1e-9)));
+}
+
 TEST_F(MeasuresTest, TheLateRankIsTheOneThatWaitsForNoOther) {
   Append("metrics.jsonl", R"({"step": 10, "loss": 2, "step_seconds": 0.5})");
   Rank(0, 2.0);

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/http_target.h"
 #include "desk/track/sink.h"
 
@@ -47,6 +48,13 @@ int64_t Milliseconds(double seconds) {
   return static_cast<int64_t>(std::llround(1000.0 * seconds));
 }
 
+// The object at a JSON pointer, or an empty one.
+Json InfoOf(const Json& json, const char* pointer) {
+  const Json::json_pointer path(pointer);
+  return json.contains(path) && json.at(path).is_object() ? json.at(path)
+                                                          : Json::object();
+}
+
 // The newest that there is room for, as Markdown.
 std::string NoteOf(const std::vector<Event>& events) {
   std::string note;
@@ -79,14 +87,13 @@ class Mlflow : public Sink {
         const Json answer,
         server_->Call("GET", absl::StrCat(kApi, "runs/get?run_id=", run_id_),
                       nullptr));
-    const Json data =
-        answer.value(Json::json_pointer("/run/data"), Json::object());
+    const Json data = InfoOf(answer, "/run/data");
     steps_.clear();
-    for (const Json& metric : data.value("metrics", Json::array())) {
-      steps_[metric.value("key", "")] = StepOf(metric);
+    for (const Json& metric : ListOf(data, "metrics")) {
+      steps_[TextOf(metric, "key")] =
+          static_cast<int64_t>(NumberOf(metric, "step").value_or(0.0));
     }
-    CAPSTAN_RETURN_IF_ERROR(
-        SendParams(run, data.value("params", Json::array())));
+    CAPSTAN_RETURN_IF_ERROR(SendParams(run, ListOf(data, "params")));
     running_ = false;
     return run.acknowledged;
   }
@@ -139,13 +146,6 @@ class Mlflow : public Sink {
   }
 
  private:
-  // Protobuf's JSON has 64-bit integers as strings, MLflow's as numbers.
-  static int64_t StepOf(const Json& metric) {
-    const Json step = metric.value("step", Json(0));
-    return step.is_string() ? std::atoll(step.get<std::string>().c_str())
-                            : step.get<int64_t>();
-  }
-
   absl::Status Post(const char* method, const Json& body) {
     return server_->Call("POST", absl::StrCat(kApi, method), body).status();
   }
@@ -167,13 +167,13 @@ class Mlflow : public Sink {
       if (!found.ok() && !made.ok()) return made;
     }
     CAPSTAN_RETURN_IF_ERROR(found.status());
-    const Json experiment = found->value("experiment", Json::object());
-    if (experiment.value("lifecycle_stage", "active") == "deleted") {
+    const Json experiment = InfoOf(*found, "/experiment");
+    if (TextOf(experiment, "lifecycle_stage") == "deleted") {
       return absl::FailedPreconditionError(absl::StrCat(
           server_->shown(), ": the experiment '", name,
           "' is deleted; restore it, or name another one with --project"));
     }
-    const std::string id = experiment.value("experiment_id", "");
+    const std::string id = TextOf(experiment, "experiment_id");
     if (!id.empty()) return id;
     return absl::FailedPreconditionError(
         absl::StrCat(server_->shown(), ": doesn't answer as MLflow does"));
@@ -188,9 +188,9 @@ class Mlflow : public Sink {
             {{"experiment_ids", {experiment}},
              {"filter", absl::StrCat("tags.`", kRunTag, "` = '", run.id, "'")},
              {"max_results", 1}}));
-    const Json runs = answer.value("runs", Json::array());
+    const Json runs = ListOf(answer, "runs");
     if (!runs.empty()) {
-      return runs[0].value(Json::json_pointer("/info/run_id"), "");
+      return TextOf(InfoOf(runs[0], "/info"), "run_id");
     }
     // The tag, by which it is found again, is there from the first moment.
     CAPSTAN_ASSIGN_OR_RETURN(
@@ -204,7 +204,7 @@ class Mlflow : public Sink {
                        {{"key", "mlflow.source.name"}, {"value", "capstan"}},
                        {{"key", "mlflow.source.type"}, {"value", "LOCAL"}},
                        {{"key", "capstan.folder"}, {"value", run.folder}}}}}));
-    return answer.value(Json::json_pointer("/run/info/run_id"), "");
+    return TextOf(InfoOf(answer, "/run/info"), "run_id");
   }
 
   // Settings can't be changed there: those that it has stay.
@@ -218,10 +218,9 @@ class Mlflow : public Sink {
     };
     for (const auto& [key, value] : run.settings) {
       const std::string name = NameOf(key);
-      const bool has =
-          std::any_of(known.begin(), known.end(), [&name](const Json& param) {
-            return param.value("key", "") == name;
-          });
+      const bool has = std::any_of(
+          known.begin(), known.end(),
+          [&name](const Json& param) { return TextOf(param, "key") == name; });
       if (has) continue;
       batch.push_back(
           {{"key", name}, {"value", value.substr(0, kMostValueBytes)}});

@@ -105,13 +105,12 @@ class Otlp : public Sink {
                                 {"metrics", metrics}}}}}}}};
     CAPSTAN_ASSIGN_OR_RETURN(const Json answer,
                              collector_->Call("POST", path_, request));
-    const Json refused =
+    const Json partial =
         answer.is_object() ? answer.value("partialSuccess", Json()) : Json();
-    if (!refused.is_object() || refused.value("errorMessage", "").empty()) {
-      return absl::OkStatus();
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        collector_->shown(), ": ", refused.value("errorMessage", "")));
+    const std::string refused = TextOf(partial, "errorMessage");
+    if (refused.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(collector_->shown(), ": ", refused));
   }
 
  private:

@@ -14,13 +14,9 @@
 
 namespace capstan::track {
 
-// Names as --set has them, "train.max_steps", "strategy.bucket_cap_mib", and
-// values as text; a plugin's package is the value of its slot ("strategy":
-// "capstan.ddp"). The second and later values of a list are "NAME[1]", ..
+// Names and values of a config's fields, as FieldsOfConfig has them; a list's
+// values are one, with commas.
 using Settings = std::vector<std::pair<std::string, std::string>>;
-
-// Of a config as a run writes it (config.pbtxt), without the messages' types,
-// which its plugins would have to be loaded for.
 Settings SettingsOf(absl::string_view config_text);
 
 // The value of that name, or "".
@@ -41,6 +37,12 @@ struct RunState {
 // Asks whether the run's lock is held. Where its file system has no locks, a
 // run that has written anything in the last minute counts as running, too.
 RunState LookAtRun(const std::string& folder);
+
+// Of another program's JSON, which may be anything: the text or list of that
+// name, or an empty one.
+std::string TextOf(const nlohmann::ordered_json& json, const char* name);
+nlohmann::ordered_json ListOf(const nlohmann::ordered_json& json,
+                              const char* name);
 
 // Unix seconds.
 double NowSeconds();

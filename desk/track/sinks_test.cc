@@ -24,6 +24,7 @@ namespace capstan::track {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
@@ -110,6 +111,15 @@ TEST_F(SinksTest, ACsvFileGetsColumnsAsMetricsComeUp) {
             "step,time,events,loss,\"eval_a,b\"\n"
             "1,1700000001,,1.5,\n"
             "2,1700000002,save: in 2 s; warning,2.5,0.25\n");
+  // Another tracker goes on with them.
+  run_.acknowledged = 2;
+  const std::unique_ptr<Sink> next = MakeCsv({});
+  ASSERT_TRUE(next->Open(run_).ok());
+  rows[0].step = 3;
+  rows[0].events.clear();
+  ASSERT_TRUE(next->Send(rows).ok());
+  EXPECT_THAT(Read(folder_.path() + "/track/metrics.csv"),
+              EndsWith("\n3,1700000002,,2.5,0.25\n"));
 }
 
 // Whatever a kill has left of the file, after the next tracker it is as if

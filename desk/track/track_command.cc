@@ -25,6 +25,7 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/signals.h"
 #include "desk/http/server.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/sink.h"
 #include "desk/track/tracker.h"
 #include "trainer/commands/command.h"
@@ -238,9 +239,10 @@ class Tracking {
       }
       tracker.place = absl::StrCat(sink == nullptr ? "" : sink->place(), " ",
                                    tracker.project);
+      CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, FindRun(run));
       CAPSTAN_ASSIGN_OR_RETURN(
           std::unique_ptr<Tracker> started,
-          Tracker::Start(FromCaller(run), tracker, std::move(sink)));
+          Tracker::Start(folder, tracker, std::move(sink)));
       trackers_.push_back(std::move(started));
     }
     if (options_.to == "prometheus") {

@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/runs/run_record.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 
@@ -52,11 +53,6 @@ std::string Variable(const char* name) {
 absl::StatusOr<std::unique_ptr<Tracker>> Tracker::Start(
     const std::string& folder, const TrackerOptions& options,
     std::unique_ptr<Sink> sink) {
-  if (!PathExists(folder + "/config.pbtxt") &&
-      !PathExists(folder + "/metrics.jsonl")) {
-    return absl::NotFoundError(absl::StrCat(
-        folder, ": isn't the folder of a run (it has no config.pbtxt)"));
-  }
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder + "/track"));
   CAPSTAN_ASSIGN_OR_RETURN(const int lock, Lock(folder, options.target));
   return std::unique_ptr<Tracker>(
@@ -95,13 +91,14 @@ void Tracker::Begin() {
   Json told = Json::object();
   const absl::StatusOr<std::string> text = ReadWholeFile(state_path_);
   const Json state = text.ok() ? ParseJson<Json>(*text) : Json();
-  if (state.is_object() && state.value("run", "") == run_.id) {
-    run_.start_time = state.value("start_time", 0.0);
-    told = state.value("alerts", Json::object());
-    const absl::optional<int64_t> step =
-        JsonInteger(state.value("step", Json()));
-    if (step.has_value() && state.value("place", "") == options_.place) {
-      run_.acknowledged = *step;
+  if (state.is_object() && TextOf(state, "run") == run_.id) {
+    run_.start_time = NumberOf(state, "start_time").value_or(0.0);
+    if (state.contains("alerts") && state["alerts"].is_object()) {
+      told = state["alerts"];
+    }
+    const absl::optional<double> step = NumberOf(state, "step");
+    if (step.has_value() && TextOf(state, "place") == options_.place) {
+      run_.acknowledged = static_cast<int64_t>(*step);
     }
   }
   alerts_ = std::make_unique<Alerts>(options_.alerts, run_.name, run_.folder,
@@ -132,39 +129,43 @@ void Tracker::Look(Row row) {
 absl::Status Tracker::Turn() {
   // Before the rows, so that those of a run that has ended are all there.
   state_ = LookAtRun(run_.folder);
-  if (unsent_.size() < kMostUnsent) {
-    const absl::StatusOr<std::vector<Row>> rows = follower_.Poll();
-    CAPSTAN_RETURN_IF_ERROR(rows.status());
+  const bool reads = unsent_.size() < kMostUnsent;
+  if (reads) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Row> rows, follower_.Poll());
     if (follower_.id() != run_.id) Begin();
-    for (const Row& row : *rows) Look(row);
+    for (const Row& row : rows) Look(row);
   }
-  const bool read_all = !follower_.more() && unsent_.size() < kMostUnsent;
-  if (state_.ended && read_all) {
-    absl::optional<Row> last = follower_.TakeNewest();
-    if (last.has_value()) Look(*std::move(last));
-  }
+  all_read_ = state_.ended && reads && !follower_.more();
   busy_ = false;
   if (run_.id.empty()) {
-    done_ = state_.ended;
+    done_ = all_read_;
     return absl::OkStatus();
+  }
+  if (all_read_) {
+    absl::optional<Row> last = follower_.TakeNewest();
+    if (last.has_value()) Look(*std::move(last));
   }
   if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
   alerts_->LookAt(state_, std::max({WrittenAt(run_.folder + "/metrics.jsonl"),
                                     WrittenAt(run_.folder + "/events.jsonl"),
                                     WrittenAt(run_.folder + "/config.pbtxt")}));
   if (alerts_->Deliver(run_.id)) CAPSTAN_RETURN_IF_ERROR(WriteState());
+  if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
+    return Annotate(alerts_->outage(), "--webhook");
+  }
   CAPSTAN_RETURN_IF_ERROR(Push());
-  done_ = state_.ended && read_all && unsent_.empty() && !alerts_->pending() &&
+  done_ = all_read_ && unsent_.empty() && !alerts_->pending() &&
           (sink_ == nullptr || finished_);
   return absl::OkStatus();
 }
 
 absl::Status Tracker::Push() {
-  busy_ = follower_.more();
-  if (sink_ == nullptr) return absl::OkStatus();
+  if (sink_ == nullptr) {
+    busy_ = follower_.more();
+    return absl::OkStatus();
+  }
   const double now = MonotonicSeconds();
   if (now < next_push_ && (failures_ > 0 || !state_.ended)) {
-    busy_ = false;
     return absl::OkStatus();
   }
   const absl::Status exchanged = Exchange();
@@ -175,6 +176,7 @@ absl::Status Tracker::Push() {
   }
   outage_began_ = 0.0;
   failures_ = 0;
+  busy_ = follower_.more() || !unsent_.empty();
   next_push_ = busy_ ? now : now + options_.every_seconds;
   return absl::OkStatus();
 }
@@ -189,7 +191,8 @@ absl::Status Tracker::Exchange() {
     }
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
-  while (!unsent_.empty()) {
+  // One batch: between two of them a stop signal ends the command.
+  if (!unsent_.empty()) {
     const auto end = unsent_.begin() + static_cast<std::ptrdiff_t>(std::min(
                                            unsent_.size(), kMostRowsAtOnce));
     const std::vector<Row> rows(unsent_.begin(), end);
@@ -199,7 +202,7 @@ absl::Status Tracker::Exchange() {
     run_.acknowledged = rows.back().step;
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
-  const bool last = state_.ended && !follower_.more();
+  const bool last = all_read_ && unsent_.empty();
   if (last || MonotonicSeconds() >= next_update_) {
     CAPSTAN_RETURN_IF_ERROR(sink_->Update(Take()));
     next_update_ = MonotonicSeconds() + options_.every_seconds;
@@ -215,7 +218,6 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
   const double now = MonotonicSeconds();
   // What the target has of the last request is unknown: it is asked.
   opened_ = false;
-  busy_ = false;
   if (outage_began_ == 0.0) {
     outage_began_ = now;
     std::cerr << "NOTE: " << outage.message() << "; trying again" << std::endl;

@@ -36,8 +36,9 @@ struct TrackerOptions {
 // acknowledgement; nothing else in the run's folder is written to. One thread.
 class Tracker {
  public:
-  // `sink` may be null: alerts and measures alone. Errors name the folder: it
-  // isn't a run's, can't be written, or has a tracker with this target.
+  // `folder` is a run's (FindRun). `sink` may be null: alerts and measures
+  // alone. Errors name the folder: it can't be written, or has a tracker with
+  // this target.
   static absl::StatusOr<std::unique_ptr<Tracker>> Start(
       const std::string& folder, const TrackerOptions& options,
       std::unique_ptr<Sink> sink);
@@ -86,6 +87,7 @@ class Tracker {
 
   bool opened_ = false;
   bool finished_ = false;
+  bool all_read_ = false;  // the run has ended, and no row is to come
   bool busy_ = false;
   bool done_ = false;
   double next_push_ = 0.0;  // MonotonicSeconds

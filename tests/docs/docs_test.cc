@@ -76,6 +76,10 @@ const Exception kNotAsWritten[] = {
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
     {" who ", Exception::kNotRun, {}, "tests/end_to_end/who_test does"},
     {" runs ", Exception::kNotRun, {}, "tests/end_to_end/runs_test does"},
+    {" track ",
+     Exception::kNotRun,
+     {},
+     "tests/end_to_end/track_test does, with runs that it writes"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 

@@ -136,6 +136,7 @@ class MlflowStandin {
     });
     On(api + "runs/log-batch", [this](const Json& json) {
       for (const Json& metric : json.value("metrics", Json::array())) {
+        EXPECT_EQ(status_, "RUNNING") << metric;
         points_[metric["key"]].emplace_back(metric["step"], metric["value"]);
       }
       return Json::object();
@@ -250,6 +251,20 @@ TEST(TrackTest, KilledTenTimesMlflowHasEachStepOnce) {
   EXPECT_EQ(server.points("eval_loss"), Expected(run.step(), 10, 0.25));
   EXPECT_EQ(server.created(), 1);
   EXPECT_EQ(server.status(), "FINISHED");
+}
+
+// Its last step came after its end, where more rows had been read at once than
+// are sent at once.
+TEST(TrackTest, ALongRunEndsWithItsLastStep) {
+  WrittenRun run;
+  run.Steps(2500);
+  run.End("failed");
+  MlflowStandin server;
+  const TrainerResult result =
+      RunTrainer(TrackWords(run, {"--to=mlflow", "--url=" + server.url()}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(server.points("loss"), Expected(run.step(), 1, 0.5));
+  EXPECT_EQ(server.status(), "FAILED");
 }
 
 // With `mlflow server` of the registry's package:
