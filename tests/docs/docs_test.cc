@@ -73,6 +73,10 @@ const Exception kNotAsWritten[] = {
      {},
      "tests/end_to_end/convert_test does, with files that it writes"},
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
+    {" serve ",
+     Exception::kNotRun,
+     {},
+     "it runs until it is told to end; tests/end_to_end/serve_test does"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 
