@@ -128,7 +128,7 @@ void Engine::Run() {
     served.batch = nullptr;
     while (!served.texts.empty()) Finish(served.texts.back(), Ended());
   }
-  // Whoever submits waits for the engine's end no longer than this.
+  // No more come: whoever could submit them has ended.
   std::deque<Text> waiting;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -80,6 +80,10 @@ const Exception kNotAsWritten[] = {
      Exception::kNotRun,
      {},
      "tests/end_to_end/track_test does, with runs that it writes"},
+    {" serve ",
+     Exception::kNotRun,
+     {},
+     "it runs until it is told to end; tests/end_to_end/serve_test does"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 
