@@ -80,6 +80,7 @@ class Judge {
     }
     LateRank();
     if (!crowded_ && on_cpu()) Host();
+    ColdStart();
     Data();
     Communication();
     SmallBatch();
@@ -142,16 +143,24 @@ class Judge {
     }
     if (crowd <= 1.0) return;
     crowded_ = true;
-    const double lost = mean().off_core;
-    const int64_t fitting = std::max<int64_t>(
-        1, static_cast<int64_t>(
-               cores /
-               std::max<double>(1.0, static_cast<double>(RanksOfAHost()))));
+    // If each rank had its share of the cores for what its threads do now; they
+    // also spend time on waiting for each other, so that this is the least.
+    const auto ranks = static_cast<double>(RanksOfAHost());
+    double fitting = 0.0;
+    for (const RankRecord& rank : run_.ranks) {
+      fitting = std::max(fitting, PerStep(rank).cpu_seconds *
+                                      (rank.bound ? 1.0 : ranks) / cores);
+    }
+    const double lost = std::max(0.0, summary_.most_own - fitting);
     Add({"too many threads",
-         absl::StrFormat("%.0f threads compute on %.0f cores, and the training "
-                         "thread had no core for %s of each step",
-                         threads, cores, Of(lost)),
-         absl::StrCat("OMP_NUM_THREADS=", fitting, ", or fewer ranks"), lost});
+         absl::StrFormat("%.0f threads compute on %.0f cores: a rank works %s "
+                         "a step for what those cores could do in %s",
+                         threads, cores, ShortDuration(summary_.most_own),
+                         ShortDuration(fitting)),
+         absl::StrCat("OMP_NUM_THREADS=",
+                      std::max<int64_t>(1, static_cast<int64_t>(cores / ranks)),
+                      ", or fewer ranks"),
+         lost});
   }
 
   size_t RanksOfAHost() const {
@@ -283,7 +292,7 @@ class Judge {
       Add({"cold cache",
            absl::StrFormat("at the beginning the run waited %s for data that "
                            "weren't in memory yet (%s read); later it doesn't",
-                           ShortDuration(early * summary_.steps),
+                           ShortDuration(early * summary_.run_steps),
                            ShortBytes(static_cast<int64_t>(early_bytes))),
            "nothing in a long run; for many short ones read the data before "
            "(cat FILE > /dev/null), or keep them on a faster disk",
@@ -305,6 +314,25 @@ class Judge {
                : "tokenize once, before training (`trainer tokenize`), or use "
                  "more cores",
          least});
+  }
+
+  // Reads before the first step, which a second run finds in memory.
+  void ColdStart() {
+    double waited = 0.0, bytes = 0.0;
+    for (const RankRecord& rank : run_.ranks) {
+      waited = std::max(waited, rank.ready_seconds - rank.ready_cpu_seconds);
+      bytes = std::max(bytes, rank.ready_read_bytes);
+    }
+    constexpr double kMuch = 16e6;
+    if (bytes < kMuch) return;
+    Add({"cold cache",
+         absl::StrFormat("before the first step the run waited %s, while %s "
+                         "were read from a disk",
+                         ShortDuration(waited),
+                         ShortBytes(static_cast<int64_t>(bytes))),
+         "nothing in a long run; for many short ones read the files before "
+         "(cat FILE > /dev/null), or keep them on a faster disk",
+         waited / summary_.run_steps});
   }
 
   // Seconds per step that the first half of the lines waited for data beyond
@@ -347,16 +375,25 @@ class Judge {
          seconds});
   }
 
+  // What a larger batch doesn't make longer: the update, communication and what
+  // is between phases.
+  double PerStepSeconds() const {
+    double between = mean().outside;
+    for (const auto& [name, seconds] : mean().actions) between -= seconds;
+    return mean().optimizer + mean().rest + summary_.communication +
+           std::max(0.0, between);
+  }
+
   // A larger micro-batch does the same tokens in fewer steps.
   void SmallBatch() {
     const double micro = run_.settings.micro_batch_size;
     const double rows = run_.tokens / static_cast<double>(run_.ranks.size());
     if (run_.unit != "tokens" || micro <= 0.0 || rows <= 0.0) return;
     const double computing = mean().forward + mean().backward;
-    const double per_step = PerStepSeconds(summary_);
+    const double per_step = PerStepSeconds();
     // Products of few rows read the weights for little work: their time is as
-    // that of so many rows more.
-    constexpr double kRows = 64.0;
+    // that of so many rows more, as measured on two models (docs/why_slow.md).
+    constexpr double kRows = 12.0;
     constexpr double kEnough = 2048.0;
     const double times =
         static_cast<double>(RoundUp(kEnough / std::max(rows, 1.0)));
@@ -375,27 +412,32 @@ class Judge {
          gain});
   }
 
-  // Widths that don't fill the registers' lanes.
+  // Widths that don't fill the registers' lanes cost as much as the next that
+  // does. `power`: of a product's time, of the whole in a usual decoder.
   void OddShape() {
     constexpr int64_t kLanes = 16;
+    const std::map<std::string, double> powers = {{"hidden_size", 4.0 / 3.0},
+                                                  {"intermediate_size", 0.67},
+                                                  {"vocab_size", 0.2}};
     std::string odd, even;
-    double wasted = 0.0;
+    double left = 1.0;  // of computing
     for (const auto& [name, width] : run_.settings.widths) {
-      const int64_t whole = (width + kLanes - 1) / kLanes * kLanes;
-      if (whole == width) continue;
-      absl::StrAppend(&odd, odd.empty() ? "" : ", ", name, " ", width);
-      absl::StrAppend(&even, even.empty() ? "" : ", ", name, " ", whole);
-      wasted = std::max(wasted, static_cast<double>(whole - width) /
-                                    static_cast<double>(whole));
+      const int64_t below = std::max(width / kLanes, int64_t{1}) * kLanes;
+      const int64_t above = (width + kLanes - 1) / kLanes * kLanes;
+      if (above == width) continue;
+      const char* const comma = odd.empty() ? "" : ", ";
+      absl::StrAppend(&odd, comma, name, " ", width, " costs what ", above,
+                      " does");
+      absl::StrAppend(&even, comma, name, " ", below, " or ", above);
+      left *= std::pow(static_cast<double>(below) / static_cast<double>(above),
+                       powers.at(name));
     }
     if (odd.empty()) return;
     Add({"odd shape",
-         absl::StrCat(odd, on_cpu() ? " doesn't fill vectors of 16 numbers"
-                                    : " doesn't fill the tensor cores' tiles"),
-         absl::StrCat("a model of ", even,
-                      " (a vocabulary may be padded) computes more in less "
-                      "time"),
-         wasted * (mean().forward + mean().backward)});
+         absl::StrCat(odd, on_cpu() ? ": vectors have 16 numbers"
+                                    : ": tensor cores' tiles have 16 numbers"),
+         absl::StrCat(even, " (the gain is for the smaller)"),
+         (1.0 - left) * (mean().forward + mean().backward)});
   }
 
   const RunRecord& run_;
@@ -410,7 +452,7 @@ class Judge {
 Summary Summarize(const RunRecord& run) {
   Summary summary;
   const auto ranks = static_cast<double>(run.ranks.size());
-  summary.steps = run.ranks.front().all.steps;
+  summary.run_steps = run.ranks.front().all.steps;
   for (size_t i = 0; i < run.ranks.size(); ++i) {
     Times times = PerStep(run.ranks[i]);
     const double own = times.own();
@@ -436,13 +478,6 @@ Summary Summarize(const RunRecord& run) {
   }
   for (auto& [name, seconds] : summary.mean.actions) seconds /= ranks;
   return summary;
-}
-
-double PerStepSeconds(const Summary& summary) {
-  double between = summary.mean.outside;
-  for (const auto& [name, seconds] : summary.mean.actions) between -= seconds;
-  return summary.mean.optimizer + summary.mean.rest + summary.communication +
-         std::max(0.0, between);
 }
 
 std::vector<Cause> FindCauses(const RunRecord& run, const Summary& summary) {

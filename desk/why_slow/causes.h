@@ -21,9 +21,9 @@ struct Cause {
 
 // Means over a run's steps; times are seconds per step.
 struct Summary {
-  double steps = 0.0;
-  double wall = 0.0;  // of a step and what follows it until the next
-  Times mean;         // of the ranks
+  double run_steps = 0.0;  // so far, of the newest process
+  double wall = 0.0;       // of a step and what follows it until the next
+  Times mean;              // of the ranks
   // The rank with the most work of its own, by index; what the others have.
   size_t latest = 0;
   double most_own = 0.0;
@@ -37,10 +37,6 @@ Summary Summarize(const RunRecord& run);
 // By descending gain, each at least 2 % of the run's time. Causes overlap where
 // their texts say so, and gains don't add up.
 std::vector<Cause> FindCauses(const RunRecord& run, const Summary& summary);
-
-// Seconds of a step outside of what a larger batch makes longer: the update,
-// communication and what is between phases.
-double PerStepSeconds(const Summary& summary);
 
 }  // namespace capstan::why_slow
 

@@ -41,7 +41,7 @@ std::string Head(const RunRecord& run, const Summary& summary) {
   const size_t ranks = run.ranks.size();
   return absl::StrFormat(
       "%s: %.0f steps, %s each with what follows it, %s %s/s, %d %s (%s)\n",
-      run.folder, summary.steps, ShortDuration(summary.wall),
+      run.folder, summary.run_steps, ShortDuration(summary.wall),
       ShortCount(run.tokens / std::max(summary.wall, 1e-12)), run.unit, ranks,
       ranks == 1 ? "rank" : "ranks", run.ranks.front().device);
 }
@@ -106,7 +106,7 @@ nlohmann::ordered_json PageJson(const RunRecord& run, const Summary& summary,
   nlohmann::ordered_json json = {
       {"run", run.folder},
       {"ranks", run.ranks.size()},
-      {"steps", summary.steps},
+      {"steps", summary.run_steps},
       {"seconds", summary.wall},
       {run.unit + "_per_second", run.tokens / std::max(summary.wall, 1e-12)}};
   for (const auto& [name, seconds] : Parts(summary)) {

@@ -87,6 +87,9 @@ RankRecord ReadRank(const std::string& path) {
       rank.cores = std::max(1.0, Number(json, "cores"));
       rank.threads = std::max(1.0, Number(json, "threads"));
       rank.bound = json.contains("bound_to");
+      rank.ready_seconds = Number(json, "ready_seconds");
+      rank.ready_cpu_seconds = Number(json, "ready_cpu_seconds");
+      rank.ready_read_bytes = Number(json, "ready_read_bytes");
       return;
     }
     rank.lines.push_back(TimesOf(json));

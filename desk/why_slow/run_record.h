@@ -50,6 +50,10 @@ struct RankRecord {
   double cores = 1.0;  // that it may use
   double threads = 1.0;
   bool bound = false;  // to cores of its own
+  // Until it was ready, with its launcher.
+  double ready_seconds = 0.0;
+  double ready_cpu_seconds = 0.0;
+  double ready_read_bytes = 0.0;
   std::vector<Times> lines;
   Times all;  // their sum
 };

@@ -3,6 +3,7 @@
 
 #include <glog/logging.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,28 @@ int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+struct SetUpUse {
+  double cpu_seconds = 0.0;
+  int64_t read_bytes = 0;
+};
+
+// What our launcher did for its ranks before it forked them; 0 if unknown.
+SetUpUse UseOfLauncher(const RankInfo& rank) {
+  SetUpUse use;
+  if (rank.own_process) return use;
+  const pid_t launcher = getppid();
+  use.read_bytes =
+      NumberAfter(absl::StrCat("/proc/", launcher, "/io"), "read_bytes:");
+  clockid_t clock = 0;
+  timespec time = {};
+  if (clock_getcpuclockid(launcher, &clock) == 0 &&
+      clock_gettime(clock, &time) == 0) {
+    use.cpu_seconds = static_cast<double>(time.tv_sec) +
+                      1e-9 * static_cast<double>(time.tv_nsec);
+  }
+  return use;
+}
+
 }  // namespace
 
 RankLog::~RankLog() {
@@ -86,7 +109,7 @@ RankLog::Use RankLog::ReadUse() {
   return use;
 }
 
-void RankLog::Begin() {
+void RankLog::Begin(double ready_seconds) {
   const std::string folder = session_.output_dir + "/ranks";
   absl::Status made = MakeFolder(folder);
   if (made.ok()) {
@@ -100,12 +123,12 @@ void RankLog::Begin() {
     return;
   }
   session_.phase.clock().Start(session_.group.get());
-  WriteFacts();
+  WriteFacts(ready_seconds);
   used_ = ReadUse();
   since_ = written_ = MonotonicSeconds();
 }
 
-void RankLog::WriteFacts() {
+void RankLog::WriteFacts(double ready_seconds) {
   const RankInfo& rank = session_.rank;
   const at::Device device = session_.group->device();
   Json json = {{"time", UnixSeconds()},
@@ -120,6 +143,11 @@ void RankLog::WriteFacts() {
                {"restart", rank.restart},
                {"first_step", session_.first_step}};
   if (!rank.cores.empty()) json["bound_to"] = rank.cores;
+  const Use use = ReadUse();
+  const SetUpUse before = UseOfLauncher(rank);
+  json["ready_seconds"] = Rounded(ready_seconds);
+  json["ready_cpu_seconds"] = Rounded(use.cpu_seconds + before.cpu_seconds);
+  json["ready_read_bytes"] = use.read_bytes + before.read_bytes;
   Add(JsonText(json));
 }
 

@@ -28,8 +28,9 @@ class RankLog {
   RankLog& operator=(const RankLog&) = delete;
 
   // Opens the file; call once the ranks are set up. Before that, and in runs
-  // that never call it, the rest does nothing.
-  void Begin();
+  // that never call it, the rest does nothing. `ready_seconds`: since the run's
+  // first process was executed.
+  void Begin(double ready_seconds);
   void StepBegins();
   void StepEnds();
   // Something that was done between steps; `name` is a literal.
@@ -46,7 +47,7 @@ class RankLog {
     int64_t read_bytes = 0;
   };
   static Use ReadUse();
-  void WriteFacts();
+  void WriteFacts(double ready_seconds);
   void Write(double now);
   void Add(const std::string& object);
 

@@ -588,8 +588,9 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
                      " steps, more than train.max_steps, ", session.max_steps,
                      ": none is added; it is evaluated and saved as it is"));
   }
-  run->records.Begin(SecondsSinceStart(session));
-  run->log.Begin();
+  const double ready_seconds = SecondsSinceStart(session);
+  run->records.Begin(ready_seconds);
+  run->log.Begin(ready_seconds);
   return true;
 }
 
