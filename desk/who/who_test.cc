@@ -132,9 +132,9 @@ TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
   std::filesystem::create_directory(folder + "/ranks");
   std::ofstream(folder + "/config.pbtxt") << "name: \"a\"\n";
   std::ofstream(folder + "/ranks/rank-00000.jsonl")
-      << "{\"time\": 1.5, \"rank\": 0, \"world_size\": 4, \"first_step\": 1}\n"
+      << "{\"time\": 1.5, \"rank\": 0, \"world_size\": 4, \"first_step\": 0}\n"
       << "{\"time\": 2.5, \"step\": 3, \"steps\": 3}\n"
-      << "{\"time\": 9.5, \"rank\": 0, \"world_size\": 2, \"first_step\": 4}\n";
+      << "{\"time\": 9.5, \"rank\": 0, \"world_size\": 2, \"first_step\": 3}\n";
   std::ofstream(folder + "/metrics.jsonl")
       << "{\"step\": 3, \"loss\": 2.5, \"grad_norm\": 1.0}\n"
       << "{\"step\": 4, \"loss\": 2.25, \"grad_norm\": 1.0}\n"
