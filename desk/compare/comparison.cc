@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -368,16 +367,14 @@ absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
 }
 
 int64_t MetricsFollower::Poll() {
-  std::ifstream file(path_, std::ios::binary);
-  file.seekg(offset_);
-  std::string line;
-  while (std::getline(file, line) && !file.eof()) {  // eof: incomplete line
-    offset_ += static_cast<int64_t>(line.size()) + 1;
-    const Json object = ParseJson<Json>(line);
-    const absl::optional<double> step = Number(object, "step");
-    if (!step.has_value() || !object.contains("loss")) continue;
-    step_ = static_cast<int64_t>(*step);
-  }
+  lines_.Poll(
+      [this](absl::string_view line, int64_t) {
+        const Json object = ParseJson<Json>(line);
+        const absl::optional<double> step = Number(object, "step");
+        if (!step.has_value() || !object.contains("loss")) return;
+        step_ = static_cast<int64_t>(*step);
+      },
+      [this] { step_ = 0; });
   return step_;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "desk/watch/line_follower.h"
 
 namespace capstan {
 
@@ -152,14 +153,13 @@ absl::StatusOr<RunMeasurements> ReadMeasurements(const std::string& folder,
 // Tails a growing metrics.jsonl. One thread.
 class MetricsFollower {
  public:
-  explicit MetricsFollower(std::string path) : path_(std::move(path)) {}
+  explicit MetricsFollower(std::string path) : lines_(std::move(path)) {}
 
   // Reads new lines and returns the newest step (0: none yet).
   int64_t Poll();
 
  private:
-  const std::string path_;
-  int64_t offset_ = 0;
+  LineFollower lines_;
   int64_t step_ = 0;
 };
 

@@ -14,15 +14,12 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/page/page.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
 
-// Parts of report.html, from page/ and Debian's Chart.js (BUILD).
-extern const char kPageHtml[];
-extern const char kPageCss[];
-extern const char kPageJs[];
-extern const char kChartJs[];
+extern const EmbeddedFile kComparePage[];  // page/
 
 namespace {
 
@@ -259,17 +256,6 @@ std::string SkippedList(const Comparison& comparison) {
   return text.empty() ? "" : absl::StrCat("## Left out\n\n", text, "\n");
 }
 
-// Escapes whatever could end the enclosing script element.
-std::string InScript(const std::string& json) {
-  return absl::StrReplaceAll(
-      json, {{"<", "\\u003c"}, {"\u2028", "\\u2028"}, {"\u2029", "\\u2029"}});
-}
-
-std::string InText(const std::string& text) {
-  return absl::StrReplaceAll(text,
-                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}});
-}
-
 }  // namespace
 
 std::string ReportJson(const Comparison& comparison) {
@@ -313,13 +299,15 @@ std::string ReportMarkdown(const Comparison& comparison) {
 }
 
 std::string ReportHtml(const Comparison& comparison) {
-  // One pass: inserted text is not scanned again.
-  return absl::StrReplaceAll(
-      kPageHtml, {{"{{TITLE}}", InText(comparison.name)},
-                  {"{{STYLE}}", kPageCss},
-                  {"{{CHART_JS}}", kChartJs},
-                  {"{{REPORT_JSON}}", InScript(ReportJson(comparison))},
-                  {"{{PAGE_JS}}", kPageJs}});
+  Page page;
+  page.title = comparison.name;
+  page.json = ReportJson(comparison);
+  page.style = EmbeddedText(kComparePage, "page.css");
+  page.script = EmbeddedText(kComparePage, "text.js") +
+                EmbeddedText(kComparePage, "charts.js");
+  page.noscript =
+      "The plots need JavaScript; report.md beside this page does not.";
+  return PageHtml(page);
 }
 
 std::string ReportJunit(const Comparison& comparison) {
@@ -330,7 +318,7 @@ std::string ReportJunit(const Comparison& comparison) {
       if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') clean += c;
     }
     return absl::StrCat(
-        "\"", absl::StrReplaceAll(InText(clean), {{"\"", "&quot;"}}), "\"");
+        "\"", absl::StrReplaceAll(HtmlText(clean), {{"\"", "&quot;"}}), "\"");
   };
   std::string cases;
   int failures = 0, skipped = 0;

@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +25,8 @@
 #include "inference/decode/prompt.h"
 #include "inference/decode/stop_strings.h"
 #include "inference/decode/texts.h"
+#include "inference/engine/answers.h"
+#include "inference/engine/engine.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/objective.h"
@@ -44,9 +49,8 @@ volatile sig_atomic_t interrupted = 0;
 
 void NoteInterrupt(int) { interrupted = 1; }
 
-// Thrown from a token callback, as there is no other way out of
-// Objective::Sample.
-struct AnswerStopped {};
+// How often an answer that comes slowly is looked at for an interrupt.
+constexpr std::chrono::milliseconds kPoll{50};
 
 class Chat {
  public:
@@ -61,8 +65,6 @@ class Chat {
                              StopStringsOf(options.stop, model));
     const TokenModel& tokens = *model.token_model();
     CAPSTAN_RETURN_IF_ERROR(CheckCache(tokens, 1, tokens.max_positions()));
-    // Each turn's prompt begins with all turns before.
-    chat->generator_.objective->KeepContext(true);
     if (!options.tools.empty()) {
       CAPSTAN_ASSIGN_OR_RETURN(chat->tools_,
                                ReadWholeFile(FromCaller(options.tools)));
@@ -74,6 +76,14 @@ class Chat {
     if (!options.system.empty()) {
       chat->messages_.push_back({"system", options.system});
     }
+    EngineOptions engine;
+    engine.cache_bytes = std::numeric_limits<int64_t>::max();
+    // Each turn's prompt begins with all turns before.
+    engine.keep_context = true;
+    chat->engine_ = std::make_unique<Engine>(
+        std::vector<EngineModel>{{&model, chat->generator_.objective.get(),
+                                  chat->generator_.tokenizer.get()}},
+        engine);
     return chat;
   }
 
@@ -182,18 +192,16 @@ class Chat {
   // Writes each token as it is chosen.
   absl::Status WriteInOrder(const std::vector<int64_t>& ids,
                             std::string* answer) {
-    SampleOptions sample = Sampling();
     StoppedText stopped(stop_strings_);
-    sample.on_token = [&](int64_t token) {
-      if (std::find(stops_.begin(), stops_.end(), token) == stops_.end()) {
-        std::cout << stopped.Add(generator_.tokenizer->Decode(
-                         absl::MakeSpan(&token, 1)))
-                  << std::flush;
+    const absl::Status status = Ask(ids, [&](const AnswerPiece& piece) {
+      for (const AnswerToken& of : piece.tokens) {
+        if (std::find(stops_.begin(), stops_.end(), of.token) == stops_.end()) {
+          std::cout << stopped.Add(generator_.tokenizer->Decode(
+                           absl::MakeSpan(&of.token, 1)))
+                    << std::flush;
+        }
       }
-      if (std::exchange(interrupted, 0) != 0) throw AnswerStopped();
-    };
-    sample.ended = [&](absl::Span<const int64_t>) { return stopped.ended(); };
-    const absl::Status status = Sample(ids, sample).status();
+    });
     std::cout << stopped.Finish() << std::endl;
     *answer = stopped.text();
     return status;
@@ -206,32 +214,37 @@ class Chat {
     const int64_t mask = generator_.model->token_model()->mask_token();
     MaskedTextView view(STDOUT_FILENO, generator_.tokenizer.get(), mask, stops_,
                         "", stop_strings_);
-    std::vector<int64_t> chosen;
-    SampleOptions sample = Sampling();
-    sample.on_text = [&](absl::Span<const int64_t> text) {
-      text.remove_prefix(ids.size());
+    std::vector<int64_t> text;
+    const absl::Status status = Ask(ids, [&](const AnswerPiece& piece) {
+      if (piece.whole.empty()) return;
+      text = piece.whole;
       view.Show(text);
-      if (std::exchange(interrupted, 0) == 0) return;
-      chosen.assign(text.begin(), std::find(text.begin(), text.end(), mask));
-      throw AnswerStopped();
-    };
-    const absl::StatusOr<std::vector<int64_t>> text = Sample(ids, sample);
-    if (text.ok() && !text->empty()) {
-      chosen.assign(text->begin() + ids.size(), text->end());
-    }
-    view.Finish(chosen);
-    *answer = view.Decode(chosen);
-    return text.status();
+    });
+    if (!status.ok()) text.clear();
+    text.erase(std::find(text.begin(), text.end(), mask), text.end());
+    view.Finish(text);
+    *answer = view.Decode(text);
+    return status;
   }
 
-  // Prompt and answer; empty if stopped.
-  absl::StatusOr<std::vector<int64_t>> Sample(
-      const std::vector<int64_t>& ids, const SampleOptions& sample) const {
-    try {
-      return generator_.Sample(ids, sample);
-    } catch (const AnswerStopped&) {
-      return std::vector<int64_t>();
+  // Has the engine continue `ids`, and `show` what comes, until an interrupt.
+  absl::Status Ask(const std::vector<int64_t>& ids,
+                   const std::function<void(const AnswerPiece&)>& show) {
+    EngineRequest request;
+    request.prompt = ids;
+    request.sample = Sampling();
+    request.stops = stop_strings_;
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Answers> answers,
+                             engine_->Submit({std::move(request)}));
+    while (answers->left() > 0) {
+      const absl::optional<AnswerPiece> piece = answers->Next(kPoll);
+      if (piece.has_value()) {
+        show(*piece);
+        if (piece->last) return piece->status;
+      }
+      if (std::exchange(interrupted, 0) != 0) break;
     }
+    return absl::OkStatus();
   }
 
   SampleOptions Sampling() const {
@@ -252,6 +265,7 @@ class Chat {
   std::string tools_;  // JSON; "": none
   std::vector<ChatMessage> messages_;
   uint64_t answers_ = 0;
+  std::unique_ptr<Engine> engine_;  // ends before its model
 };
 
 void AddFlags(Flags& flags, ChatOptions* options) {

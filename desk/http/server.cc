@@ -105,9 +105,10 @@ HttpServer::HttpServer(const ServerOptions& options) : options_(options) {
   server_.set_payload_max_length(options.most_body_bytes);
   // Without SO_REUSEPORT, the library's default, by which two servers would
   // share a port and each get some of the requests.
-  server_.set_socket_options([](int socket) {
+  server_.set_socket_options([this](int socket) {
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    socket_ = socket;
   });
   server_.set_pre_routing_handler(
       [this](const httplib::Request& request, httplib::Response& response) {
@@ -140,7 +141,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(
   } else if (server->server_.bind_to_port(options.address, options.port)) {
     server->port_ = options.port;
   }
-  if (server->port_ > 0) return server;
+  if (server->port_ > 0) {
+    // Once more, for a longer queue than the library's of 5: whoever finds it
+    // full tries again a second later.
+    listen(server->socket_, SOMAXCONN);
+    return server;
+  }
   const int error = errno;
   return absl::UnavailableError(absl::StrCat(
       "--port: can't listen on port ", options.port, " of ", options.address,
@@ -232,8 +238,17 @@ std::string EventText(const nlohmann::json& json, const std::string& name) {
                       "data: ", JsonText(json), "\n\n");
 }
 
+void SendBody(std::string body, const char* type, httplib::Response* response) {
+  const auto shared = std::make_shared<const std::string>(std::move(body));
+  response->set_content_provider(
+      shared->size(), type,
+      [shared](size_t offset, size_t bytes, httplib::DataSink& sink) {
+        return sink.write(shared->data() + offset, bytes);
+      });
+}
+
 void SendJson(const nlohmann::json& json, httplib::Response* response) {
-  response->set_content(JsonText(json), "application/json");
+  SendBody(JsonText(json), "application/json", response);
 }
 
 void SendError(int status, const std::string& message,
@@ -244,9 +259,11 @@ void SendError(int status, const std::string& message,
                            : status == 404 ? "not_found_error"
                                            : "invalid_request_error";
   response->status = status;
-  SendJson(
-      {{"error", {{"message", message}, {"type", type}, {"code", status}}}},
-      response);
+  // As content, by which the server's own errors are told from these.
+  response->set_content(
+      JsonText(nlohmann::json{
+          {"error", {{"message", message}, {"type", type}, {"code", status}}}}),
+      "application/json");
 }
 
 std::string RandomKey() {

@@ -66,6 +66,7 @@ class HttpServer {
 
   const ServerOptions options_;
   httplib::Server server_;
+  int socket_ = -1;  // the library's, that listens
   int port_ = 0;
   std::atomic<bool> stopping_{false};
 };
@@ -73,6 +74,10 @@ class HttpServer {
 // An event: "data: JSON" and an empty line; with a name, its "event:" before.
 std::string EventText(const nlohmann::json& json, const std::string& name = "");
 
+// Answers with `body`, which isn't empty, as it is: what is set as content the
+// library compresses if the client takes that, as hard as it can (a page of 250
+// KB takes half a second).
+void SendBody(std::string body, const char* type, httplib::Response* response);
 void SendJson(const nlohmann::json& json, httplib::Response* response);
 // {"error": {"message": .., "type": .., "code": status}}, as OpenAI's clients
 // read it.

@@ -53,6 +53,18 @@ int StatusOf(const httplib::Result& result) {
   return result ? result->status : -1;
 }
 
+// The library would take half a second to compress a page.
+TEST(HttpServer, SendsBodiesAsTheyAre) {
+  const Served served{ServerOptions()};
+  httplib::Client client = served.client();
+  client.set_decompress(false);
+  const auto result =
+      client.Get("/", {{"Accept-Encoding", "gzip, deflate, br"}});
+  ASSERT_EQ(StatusOf(result), 200);
+  EXPECT_EQ(result->body, "{\"hello\":1}");
+  EXPECT_FALSE(result->has_header("Content-Encoding"));
+}
+
 TEST(HttpServer, AnswersItsMachineAlone) {
   const Served served{ServerOptions()};
   httplib::Client client = served.client();

@@ -78,33 +78,6 @@ void AddContext(const Json& row, absl::string_view line, Prompt* prompt) {
   }
 }
 
-absl::Status ParseRow(absl::string_view line, Prompt* prompt) {
-  const Json row = ParseJson<Json>(line);
-  if (row.is_discarded()) return absl::InvalidArgumentError("isn't valid JSON");
-  if (row.is_array()) return AddMessages(row, line, prompt);
-  if (row.is_object()) {
-    AddContext(row, line, prompt);
-    for (const char* const key : {"messages", "prompt"}) {
-      if (!row.contains(key) || !row[key].is_array()) continue;
-      return AddMessages(row[key], JsonMember(line, key), prompt);
-    }
-  }
-  const Json what =
-      row.is_object() && row.contains("prompt") ? row["prompt"] : row;
-  if (!what.is_string()) {
-    return absl::InvalidArgumentError(
-        "must be {\"prompt\": TEXT}, {\"messages\": [..]} or a string");
-  }
-  if (!prompt->tools.empty() || !prompt->documents.empty() ||
-      !prompt->variables.empty()) {
-    return absl::InvalidArgumentError(
-        "has tools, documents or chat_template_kwargs, which a text can't "
-        "have: give messages");
-  }
-  prompt->text = what.get<std::string>();
-  return absl::OkStatus();
-}
-
 // Renders conversations with their template, and texts with the tokenizer's
 // start tokens, as in training.
 class TaskMaker {
@@ -179,6 +152,33 @@ class TaskMaker {
 
 }  // namespace
 
+absl::Status ParsePrompt(absl::string_view line, Prompt* prompt) {
+  const Json row = ParseJson<Json>(line);
+  if (row.is_discarded()) return absl::InvalidArgumentError("isn't valid JSON");
+  if (row.is_array()) return AddMessages(row, line, prompt);
+  if (row.is_object()) {
+    AddContext(row, line, prompt);
+    for (const char* const key : {"messages", "prompt"}) {
+      if (!row.contains(key) || !row[key].is_array()) continue;
+      return AddMessages(row[key], JsonMember(line, key), prompt);
+    }
+  }
+  const Json what =
+      row.is_object() && row.contains("prompt") ? row["prompt"] : row;
+  if (!what.is_string()) {
+    return absl::InvalidArgumentError(
+        "must be {\"prompt\": TEXT}, {\"messages\": [..]} or a string");
+  }
+  if (!prompt->tools.empty() || !prompt->documents.empty() ||
+      !prompt->variables.empty()) {
+    return absl::InvalidArgumentError(
+        "has tools, documents or chat_template_kwargs, which a text can't "
+        "have: give messages");
+  }
+  prompt->text = what.get<std::string>();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
   const bool standard_input = path == "-";
   const std::string name = standard_input ? "standard input" : path;
@@ -199,7 +199,8 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path) {
     Prompt prompt;
     prompt.place = absl::StrCat(name, ":", number);
     if (rows) {
-      CAPSTAN_RETURN_IF_ERROR(Annotate(ParseRow(line, &prompt), prompt.place));
+      CAPSTAN_RETURN_IF_ERROR(
+          Annotate(ParsePrompt(line, &prompt), prompt.place));
     } else {
       prompt.text = std::string(line);
     }

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/tokenizer.h"
@@ -41,6 +43,9 @@ struct Task {
 // ..]}, {"messages": [MESSAGE, ..]} or "text". Errors name the line. Returns at
 // least one prompt.
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path);
+
+// Reads a row of such a file, without its place.
+absl::Status ParsePrompt(absl::string_view row, Prompt* prompt);
 
 struct TaskSettings {
   std::string model;                 // --model, for errors

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
+#include <utility>
 
 #include "kernels/to_device.h"
 
@@ -15,6 +15,15 @@ namespace {
 
 // Room that a cache begins with.
 constexpr int64_t kFirstPositions = 64;
+
+// Copies `x` [rows, L, width] so that it ends at position `length` of `to`, and
+// zeros before it: what isn't attended to is multiplied by 0, and must not be a
+// NaN.
+void PutEnd(const at::Tensor& x, int64_t length, const at::Tensor& to) {
+  const int64_t padding = length - x.size(1);
+  to.narrow(1, 0, padding).zero_();
+  to.narrow(1, padding, x.size(1)).copy_(x);
+}
 
 }  // namespace
 
@@ -30,8 +39,9 @@ void LayerCache::Grow(int64_t positions) {
           : std::min(extent_->max_length,
                      std::max(positions, std::max(2 * room, kFirstPositions)));
   for (at::Tensor* const x : {&k_, &v_}) {
+    const int64_t rows = room == 0 ? extent_->batch : x->size(0);
     const at::Tensor grown =
-        at::empty({extent_->batch, more, extent_->width}, extent_->options);
+        at::empty({rows, more, extent_->width}, extent_->options);
     if (length > 0) {
       grown.narrow(1, 0, length).copy_(x->narrow(1, 0, length));
     }
@@ -56,9 +66,11 @@ CachedKeyValue LayerCache::Append(const at::Tensor& k, const at::Tensor& v) {
         from += added * bytes;
       }
     } else {
-      cache.narrow(1, length, added).copy_(x.view({batch, added, -1}));
+      cache.narrow(0, 0, batch)
+          .narrow(1, length, added)
+          .copy_(x.view({batch, added, -1}));
     }
-    return cache.narrow(1, 0, length + added);
+    return cache.narrow(0, 0, batch).narrow(1, 0, length + added);
   };
   return {put(k_, k), put(v_, v)};
 }
@@ -68,11 +80,12 @@ void LayerCache::KeepRows(const at::Tensor& rows) {
   const int64_t* const from = rows.const_data_ptr<int64_t>();
   const int64_t count = rows.numel(), length = extent_->length;
   // In place where none is overwritten before it has moved.
-  const bool ascending =
-      std::adjacent_find(from, from + count, std::greater_equal<int64_t>()) ==
-      from + count;
+  bool in_place = true;
+  for (int64_t to = 0; to < count; ++to) {
+    in_place = in_place && from[to] >= to;
+  }
   for (at::Tensor* const x : {&k_, &v_}) {
-    if (!ascending) {
+    if (!in_place) {
       *x = x->index_select(0, ToDevice(rows, x->device()));
       continue;
     }
@@ -82,7 +95,37 @@ void LayerCache::KeepRows(const at::Tensor& rows) {
           .narrow(0, 0, length)
           .copy_(x->select(0, from[to]).narrow(0, 0, length));
     }
-    *x = x->narrow(0, 0, count);
+  }
+}
+
+void LayerCache::Join(const LayerCache& other, int64_t length) {
+  const int64_t mine = extent_->batch, theirs = other.extent_->batch;
+  const int64_t moved = length - extent_->length;
+  for (const auto& [x, y] : {std::pair(&k_, &other.k_), {&v_, &other.v_}}) {
+    const int64_t rows = mine + theirs;
+    if (moved > 0 || x->size(0) < rows || x->size(1) < length) {
+      // Room for further ones, so that each is seldom copied.
+      const at::Tensor grown =
+          at::empty({std::max(rows, 2 * x->size(0)),
+                     std::max(length, x->size(1)), extent_->width},
+                    extent_->options);
+      PutEnd(x->narrow(0, 0, mine).narrow(1, 0, extent_->length), length,
+             grown.narrow(0, 0, mine));
+      *x = grown;
+    }
+    PutEnd(y->narrow(0, 0, theirs).narrow(1, 0, other.extent_->length), length,
+           x->narrow(0, mine, theirs));
+  }
+}
+
+void LayerCache::DropFront(int64_t positions) {
+  const int64_t left = extent_->length - positions;
+  for (at::Tensor* const x : {&k_, &v_}) {
+    const at::Tensor moved = at::empty(x->sizes(), extent_->options);
+    moved.narrow(0, 0, extent_->batch)
+        .narrow(1, 0, left)
+        .copy_(x->narrow(0, 0, extent_->batch).narrow(1, positions, left));
+    *x = moved;
   }
 }
 

@@ -26,8 +26,8 @@ struct CacheExtent {
   int64_t length = 0;  // positions that all layers hold
 };
 
-// What one layer keeps, [batch, room, width], whose room grows by need, up to
-// max_length.
+// What one layer keeps, [batch or more, room, width], whose room grows by need,
+// up to max_length.
 class LayerCache {
  public:
   // `extent` outlives this. Its owner adds to the length once all layers have
@@ -41,6 +41,13 @@ class LayerCache {
   // Row i is then what rows[i] was, for int64 rows on the CPU, of which the
   // extent is to have as many.
   void KeepRows(const at::Tensor& rows);
+
+  // Adds the rows of `other`. All then have `length` positions, the greater of
+  // both lengths, of which the first of a shorter row are zeros. The extent is
+  // changed afterwards.
+  void Join(const LayerCache& other, int64_t length);
+  // Forgets the first positions of all rows. The extent is changed afterwards.
+  void DropFront(int64_t positions);
 
  private:
   // Makes room for `positions`.

@@ -20,6 +20,7 @@
 #include "plugins/sdk/precision.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/strategy.h"
+#include "plugins/sdk/text_batch.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
 
@@ -45,6 +46,7 @@ Flags::~Flags() = default;
 void Flags::AddRest(std::vector<std::string>*) {}
 HeldGradients::~HeldGradients() = default;
 InferenceWeights::~InferenceWeights() = default;
+JoinableCache::~JoinableCache() = default;
 KvCache::~KvCache() = default;
 Model::~Model() = default;
 Objective::~Objective() = default;
@@ -54,6 +56,8 @@ Precision::~Precision() = default;
 ProcessGroup::~ProcessGroup() = default;
 RowLosses::~RowLosses() = default;
 Strategy::~Strategy() = default;
+TextBatch::~TextBatch() = default;
+TextBatching::~TextBatching() = default;
 TextScores::~TextScores() = default;
 Tokenizer::~Tokenizer() = default;
 TokenModel::~TokenModel() = default;
@@ -250,6 +254,9 @@ CAPSTAN_ROOMS(InferenceWeights, 1, 2)
 CAPSTAN_ROOMS(TokenModel, 5, 6)
 CAPSTAN_ROOMS(TokenModel, 7, 8)
 CAPSTAN_ROOMS(TextScores, 1, 2)
+CAPSTAN_ROOMS(TextBatch, 1, 2)
+CAPSTAN_ROOMS(TextBatching, 1, 2)
+CAPSTAN_ROOMS(JoinableCache, 1, 2)
 CAPSTAN_ROOMS(KvCache, 1, 2)
 CAPSTAN_ROOMS(BatchedCache, 1, 2)
 CAPSTAN_ROOMS(RowLosses, 1, 2)

@@ -7,6 +7,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/text_batch.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {
@@ -88,9 +90,9 @@ class PrefixModel final : public IdleModel, public TokenModel {
     }
     Rows rows;
     int64_t filled = 0;
-    const int64_t most;
+    int64_t most;
   };
-  struct ManyCache final : Cache, BatchedCache {
+  struct ManyCache final : Cache, BatchedCache, JoinableCache {
     BatchedCache* batched() override { return this; }
     using Cache::Cache;
     void Rewind(int64_t length) override {
@@ -102,6 +104,15 @@ class PrefixModel final : public IdleModel, public TokenModel {
       for (const int64_t row : kept) left.push_back(rows[row]);
       rows = left;
     }
+    void Join(KvCache& other) override {
+      auto& more = dynamic_cast<ManyCache&>(other);
+      filled = std::max(filled, more.filled);
+      // Rows of one length may grow together as far as the longest text may.
+      most = 2 * std::max(most, more.most);
+      rows.insert(rows.end(), more.rows.begin(), more.rows.end());
+      for (auto& row : rows) row.insert(row.begin(), filled - row.size(), -1);
+    }
+    int64_t token_bytes() const override { return 8; }
   };
 
   static int64_t Text(const std::vector<int64_t>& row) {

@@ -76,6 +76,14 @@ const Exception kNotAsWritten[] = {
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
     {" who ", Exception::kNotRun, {}, "tests/end_to_end/who_test does"},
     {" runs ", Exception::kNotRun, {}, "tests/end_to_end/runs_test does"},
+    {" track ",
+     Exception::kNotRun,
+     {},
+     "tests/end_to_end/track_test does, with runs that it writes"},
+    {" serve ",
+     Exception::kNotRun,
+     {},
+     "it runs until it is told to end; tests/end_to_end/serve_test does"},
     {"run.pbtxt", Exception::kRunWith, {}, "short as it is"},
 };
 

@@ -17,6 +17,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "trainer/metrics/appended_lines.h"
 
 namespace capstan {
 namespace {
@@ -151,6 +152,12 @@ absl::StatusOr<MetricsLog> MetricsLog::Open(const std::string& path,
 MetricsLog::MetricsLog(OutputFile file, const std::string& unit)
     : file_(std::move(file)), unit_(unit) {}
 
+void MetricsLog::Begin(int64_t step) {
+  line_.clear();
+  absl::StrAppend(&line_, "{\"step\": ", step);
+  AppendNumber(", \"time\": ", UnixSeconds(), &line_);
+}
+
 absl::Status MetricsLog::Append() {
   bytes_ += static_cast<int64_t>(line_.size());
   return file_.Append(line_);
@@ -171,8 +178,7 @@ absl::Status MetricsLog::Check(const std::string& path) const {
 }
 
 absl::Status MetricsLog::Step(const StepMetrics& metrics) {
-  line_.clear();
-  absl::StrAppend(&line_, "{\"step\": ", metrics.step);
+  Begin(metrics.step);
   AppendNumber(", \"loss\": ", metrics.loss, &line_);
   AppendNumber(", \"grad_norm\": ", metrics.grad_norm, &line_);
   AppendNumber(", \"lr\": ", metrics.lr, &line_);
@@ -210,8 +216,7 @@ absl::Status MetricsLog::Step(const StepMetrics& metrics) {
 }
 
 absl::Status MetricsLog::Numbers(int64_t step, const TaggedNumbers& tagged) {
-  line_.clear();
-  absl::StrAppend(&line_, "{\"step\": ", step);
+  Begin(step);
   AppendTagged(tagged, &line_);
   absl::StrAppend(&line_, "}\n");
   return Append();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OUTPUT/metrics.jsonl: one JSON object per line. A step's keys: step loss
-// grad_norm lr tokens trained_tokens padding step_seconds tokens_per_second
-// bytes_sent communication_seconds exposed_seconds, and, only if set, mfu,
-// gpu_allocated_bytes, gpu_reserved_bytes and gpu_peak_bytes (of tensors),
-// skipped, loss_scale and the objective's. Runs that count samples have samples
-// and samples_per_second instead of the four token keys. An evaluation's: step,
-// eval_loss, the objective's, and those of eval_sets and eval_tasks. Doubles
-// round-trip exactly; non-finite ones are null.
+// OUTPUT/metrics.jsonl: one JSON object per line. A step's keys: step time
+// (UnixSeconds) loss grad_norm lr tokens trained_tokens padding step_seconds
+// tokens_per_second bytes_sent communication_seconds exposed_seconds, and, only
+// if set, mfu, gpu_allocated_bytes, gpu_reserved_bytes and gpu_peak_bytes (of
+// tensors), skipped, loss_scale and the objective's. Runs that count samples
+// have samples and samples_per_second instead of the four token keys. An
+// evaluation's: step, time, eval_loss, the objective's, and those of eval_sets
+// and eval_tasks. Doubles round-trip exactly; non-finite ones are null.
 #ifndef CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 #define CAPSTAN_TRAINER_METRICS_METRICS_LOG_H_
 
@@ -46,6 +46,8 @@ class MetricsLog {
 
  private:
   MetricsLog(OutputFile file, const std::string& unit);
+  // Begins line_ with the keys of every line.
+  void Begin(int64_t step);
   // Writes line_.
   absl::Status Append();
 

@@ -44,12 +44,13 @@ class TimeLeft {
   void Step(int64_t step, double now, double seconds);
   // From the end of that step to the end of the run; negative: unknown.
   double Seconds() const;
+  void SetEnd(int64_t max_steps) { max_steps_ = max_steps; }
 
  private:
   // Records the time between the last step and this one.
   void Pause(double seconds);
 
-  const int64_t max_steps_;
+  int64_t max_steps_;
   const int64_t eval_every_;
   const int64_t save_every_;
   int64_t step_ = -1;  // the last; negative: none yet
@@ -96,6 +97,11 @@ class ProgressBar {
   // Shows the fraction of an evaluation that is done, until the next step. Only
   // on a terminal.
   void Evaluating(double done);
+  // The run's steps, in the place of facts.max_steps.
+  void SetEnd(int64_t max_steps) {
+    progress_.max_steps = max_steps;
+    time_left_.SetEnd(max_steps);
+  }
   // Prints whole lines, newlines included, in place of the bar and redraws it
   // below.
   void PrintAbove(absl::string_view lines);

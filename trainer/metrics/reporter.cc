@@ -22,6 +22,7 @@
 #include "trainer/metrics/curve.h"
 #include "trainer/metrics/metrics_log.h"
 #include "trainer/metrics/progress_bar.h"
+#include "trainer/metrics/run_end.h"
 #include "trainer/metrics/tensorboard_writer.h"
 
 namespace capstan {
@@ -315,13 +316,14 @@ std::string MetricsPath(const std::string& output_dir) {
 class ReporterImpl : public Reporter {
  public:
   ReporterImpl(const RunFacts& facts, MetricsLog log,
-               GenerationsLog generations,
+               GenerationsLog generations, EventLog events,
                std::unique_ptr<TensorBoardWriter> tensorboard)
       : facts_(facts),
         console_(STDOUT_FILENO),
         bar_(&console_, facts),
         log_(std::move(log)),
         generations_(std::move(generations)),
+        events_(std::move(events)),
         tensorboard_(std::move(tensorboard)) {}
 
   void Banner() override {
@@ -336,6 +338,10 @@ class ReporterImpl : public Reporter {
     status_.Update(log_.Step(metrics));
     status_.Update(tensorboard_->Step(metrics));
     bar_.Step(metrics);
+    if (metrics.skipped && !events_.LastWas(kSkippedEvent, metrics.step)) {
+      Event({kSkippedEvent, metrics.step,
+             absl::StrCat("step ", metrics.step, " makes no update")});
+    }
   }
 
   void Eval(int64_t step, const TaggedNumbers& measured) override {
@@ -365,6 +371,12 @@ class ReporterImpl : public Reporter {
     bar_.PrintAbove(absl::StrCat(PrintableText(line), "\n"));
   }
 
+  void Event(const RunEvent& event) override {
+    status_.Update(events_.Add(event));
+  }
+
+  void SetEnd(int64_t max_steps) override { bar_.SetEnd(max_steps); }
+
   void Table(const std::string& lines) override {
     bar_.PrintAbove(PrintableText(lines));
   }
@@ -375,6 +387,10 @@ class ReporterImpl : public Reporter {
     status_.Update(ReplaceFile(facts_.output_dir + "/summary.json",
                                SummaryJson(summary, facts_.device)));
     console_.Write(SummaryTable(summary, facts_.output_dir));
+    for (const auto& make : AtRunEnd()) {
+      const absl::Status made = make(facts_.output_dir);
+      if (!made.ok()) Note(absl::StrCat("WARNING: ", made.message()));
+    }
   }
 
   absl::Status status() const override { return status_; }
@@ -393,6 +409,7 @@ class ReporterImpl : public Reporter {
   ProgressBar bar_;
   MetricsLog log_;
   GenerationsLog generations_;
+  EventLog events_;
   const std::unique_ptr<TensorBoardWriter> tensorboard_;
   // Measured curves and their steps, by name.
   std::map<std::string, std::vector<std::pair<int64_t, MeasuredCurve>>> curves_;
@@ -503,13 +520,16 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
       GenerationsLog generations,
       GenerationsLog::Open(facts.output_dir + "/generations.jsonl",
                            facts.first_step));
+  CAPSTAN_ASSIGN_OR_RETURN(EventLog events,
+                           EventLog::Open(facts.output_dir + "/events.jsonl"));
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<TensorBoardWriter> tensorboard,
       TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
                               facts.first_step, facts.unit));
   CAPSTAN_RETURN_IF_ERROR(tensorboard->HParams(facts.settings));
   return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
-      facts, std::move(log), std::move(generations), std::move(tensorboard)));
+      facts, std::move(log), std::move(generations), std::move(events),
+      std::move(tensorboard)));
 }
 
 absl::optional<int64_t> CompletedSteps(const std::string& output_dir) {

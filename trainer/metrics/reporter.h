@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "plugins/sdk/objective.h"
+#include "trainer/metrics/event_log.h"
 
 namespace capstan {
 
@@ -194,14 +195,14 @@ struct RunSummary {
 };
 
 // Rank 0's reporter: banner, progress bar (plain lines every log_every steps if
-// standard output isn't a terminal), samples, OUTPUT/metrics.jsonl and
-// generations.jsonl, TensorBoard event files in OUTPUT/tensorboard,
-// OUTPUT/summary.json and the final table. One thread. Write errors are kept
-// for Status rather than failing a step half done.
+// standard output isn't a terminal), samples, OUTPUT/metrics.jsonl,
+// events.jsonl and generations.jsonl, TensorBoard event files in
+// OUTPUT/tensorboard, OUTPUT/summary.json and the final table. One thread.
+// Write errors are kept for Status rather than failing a step half done.
 class Reporter {
  public:
   // Appends to a resumed run's files: lines of steps after facts.first_step are
-  // dropped, so that no step appears twice.
+  // dropped, so that no step appears twice; those of events.jsonl stay.
   static absl::StatusOr<std::unique_ptr<Reporter>> Create(
       const RunFacts& facts);
   virtual ~Reporter();
@@ -224,6 +225,11 @@ class Reporter {
   virtual bool HasGenerations(int64_t step) const = 0;
   // A line for the user, above the bar.
   virtual void Note(const std::string& line) = 0;
+  // Writes it into events.jsonl. Steps without an update get theirs by Step,
+  // unless the last event was one about that.
+  virtual void Event(const RunEvent& event) = 0;
+  // The run's steps, in the place of facts.max_steps.
+  virtual void SetEnd(int64_t max_steps) = 0;
   // Newline-terminated lines for the user, verbatim.
   virtual void Table(const std::string& lines) = 0;
   // Writes summary.json and prints the table.

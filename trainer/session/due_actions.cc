@@ -7,11 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/profile/profiler.h"
+#include "trainer/session/obey.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -111,6 +113,17 @@ absl::Status CompleteModel(RankRun* run) {
                                "complete the model");
 }
 
+bool ControlRequested(const RankRun& run) {
+  return run.session.control_requested && NotStopped(run);
+}
+
+// What was asked of the ranks before they were restarted, and mayn't have been
+// done.
+bool ControlAgain(const RankRun& run) {
+  return run.session.config.train().control() && run.session.Restarted() &&
+         NotStopped(run);
+}
+
 bool GoingBack(const RankRun& run) { return run.session.going_back; }
 
 // Returns to the last checkpoint after a loss spike (LossSpikes::GO_BACK). With
@@ -127,6 +140,7 @@ absl::Status GoBackNow(RankRun* run) {
 // ranks make its collectives in this order.
 
 constexpr DueAction kAtStart[] = {
+    {"control", ControlAgain, Obey},
     // It has a name of its own because it is usually a no-op, which must not
     // train the hang limit of evaluations.
     {"catching up", NotStopped,
@@ -135,6 +149,8 @@ constexpr DueAction kAtStart[] = {
 };
 
 constexpr DueAction kAfterStep[] = {
+    // First, as it may make this step the last.
+    {"control", ControlRequested, Obey},
     {"going back", GoingBack, GoBackNow},
     {"completing the model", LastStepDone, CompleteModel},
     {nullptr, [](const RankRun& run) { return run.session.mirror != nullptr; },
@@ -178,7 +194,9 @@ absl::Status ActOn(absl::Span<const DueAction> actions, RankRun* run) {
       continue;
     }
     const auto phase = run->Doing(action.name);
+    const double start = MonotonicSeconds();
     CAPSTAN_RETURN_IF_ERROR(action.act(run));
+    run->log.Did(action.name, MonotonicSeconds() - start);
   }
   return absl::OkStatus();
 }

@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "base/clock.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
@@ -23,6 +25,15 @@
 
 namespace capstan {
 namespace {
+
+// "eval_loss 2.5, eval_acc 0.75".
+std::string NumbersText(const TaggedNumbers& numbers) {
+  return absl::StrJoin(
+      numbers, ", ", [](std::string* text, const auto& number) {
+        absl::StrAppendFormat(text, "%s %.6g", MetricName(number.first),
+                              number.second);
+      });
+}
 
 std::string AfterStep(int64_t step) {
   return absl::StrCat("after step ", step);
@@ -56,6 +67,7 @@ absl::Status Evaluator::Evaluate() {
   if (!session_.parts.evaluates() || evaluated_step_ == state.step) {
     return absl::OkStatus();
   }
+  const double start = MonotonicSeconds();
   TaggedNumbers numbers;
   std::vector<Measurement> measurements;
   absl::Status measured = CatchAll([&] {
@@ -83,6 +95,8 @@ absl::Status Evaluator::Evaluate() {
   if (reporter != nullptr && !numbers.empty()) {
     reporter->Eval(state.step, numbers);
   }
+  session_.Event({kEvaluationEvent, state.step, NumbersText(all),
+                  MonotonicSeconds() - start});
   return Remember(all);
 }
 

@@ -135,10 +135,12 @@ absl::Status NonFiniteSteps::Explain(const StepInFlight& step, bool late) {
   ++explanations_;
   divergence_.set_cause(
       absl::StrCat("in step ", session_.state.step, " ", why));
-  session_.Note(absl::StrCat(
-      "step ", session_.state.step, " makes no update: ", why,
-      explanations_ == kMostExplanations ? "; further such steps aren't named"
-                                         : ""));
+  session_.Note(
+      absl::StrCat("step ", session_.state.step, " makes no update: ", why,
+                   explanations_ == kMostExplanations
+                       ? "; further such steps aren't named"
+                       : ""),
+      kSkippedEvent);
   return absl::OkStatus();
 }
 

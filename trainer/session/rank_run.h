@@ -12,6 +12,7 @@
 #include "trainer/session/divergence.h"
 #include "trainer/session/evaluator.h"
 #include "trainer/session/exit_guard.h"
+#include "trainer/session/rank_log.h"
 #include "trainer/session/run_checkpoints.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/session.h"
@@ -29,7 +30,8 @@ struct RankRun {
         divergence(&session, &records),
         checkpoints(&session, &divergence),
         evaluator(&session, &checkpoints),
-        step(&session, &divergence, &records) {}
+        step(&session, &divergence, &records),
+        log(&session) {}
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
 
@@ -50,6 +52,7 @@ struct RankRun {
   RunCheckpoints checkpoints;
   Evaluator evaluator;
   TrainStep step;
+  RankLog log;
   std::unique_ptr<DataLoader> loader;
   std::unique_ptr<Profiler> profiler;  // null: profiling is off
   const ExitGuard exit_guard{&session};

@@ -399,9 +399,15 @@ absl::Status RunCheckpoints::WriteStep(bool background,
       background ? before.Start(request, session_.Checkpointed())
                  : SaveCheckpoint(request, session_.Checkpointed()));
   saved_step_ = state.step;
+  const double seconds = MonotonicSeconds() - start;
+  session_.Event({kSaveEvent, state.step,
+                  absl::StrCat(CheckpointFolder(output_dir, state.step),
+                               background ? " is written in the background"
+                                          : " is written"),
+                  seconds});
   if (session_.GoesOn()) {
     ++cost.saves;
-    cost.save_seconds += MonotonicSeconds() - start;
+    cost.save_seconds += seconds;
   }
   return absl::OkStatus();
 }

@@ -432,16 +432,14 @@ bool SameFactors(const RunIdentity& earlier, const RunIdentity& mine,
   if (!parse(earlier, &was, &was_steps) || !parse(mine, &is, &is_steps)) {
     return false;
   }
-  for (int64_t step = 0; step < optimizer_steps; ++step) {
-    if (LearningRateMultiplier(was, step, was_steps) !=
-        LearningRateMultiplier(is, step, is_steps)) {
-      return false;
-    }
-  }
-  return true;
+  return capstan::SameFactors(was, was_steps, is, is_steps, optimizer_steps);
 }
 
 }  // namespace
+
+void SetMaxSteps(int64_t max_steps, RunIdentity* identity) {
+  (*identity)[kMaxSteps] = absl::StrCat(max_steps);
+}
 
 absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
                                           const RunParts& parts,
@@ -486,7 +484,7 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
       AddFields(config.train(), "train", Paths::kAsWritten, &identity));
   // As if it weren't set.
   if (config.train().max_grad_norm() == 0.0) identity.erase(kMaxGradNorm);
-  identity[kMaxSteps] = absl::StrCat(max_steps);
+  SetMaxSteps(max_steps, &identity);
   identity[kSchedule] = config.schedule().ShortDebugString();
   return run;
 }

@@ -44,6 +44,9 @@ absl::StatusOr<IdentifiedRun> IdentifyRun(const RunConfig& config,
                                           const RunParts& parts,
                                           int64_t max_steps);
 
+// What a run with another length has in the place of IdentifyRun's.
+void SetMaxSteps(int64_t max_steps, RunIdentity* identity);
+
 // Adds what the config's fields are that `identity` doesn't have: their
 // default_value (options.proto), else protobuf's default, so that a run may
 // write them out, or no longer.

@@ -160,6 +160,17 @@ double LearningRateMultiplier(const Schedule& schedule, int64_t step,
   return schedule.min_ratio() + (1.0 - schedule.min_ratio()) * multiple;
 }
 
+bool SameFactors(const Schedule& a, int64_t a_max_steps, const Schedule& b,
+                 int64_t b_max_steps, int64_t steps) {
+  for (int64_t step = 0; step < steps; ++step) {
+    if (LearningRateMultiplier(a, step, a_max_steps) !=
+        LearningRateMultiplier(b, step, b_max_steps)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
   if (!Schedule::Kind_IsValid(schedule.kind())) {
     return FieldError("kind", absl::StrCat("no such value: ", schedule.kind()));

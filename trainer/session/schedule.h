@@ -36,6 +36,11 @@ int64_t DecaySteps(const Schedule& schedule, int64_t max_steps);
 double LearningRateMultiplier(const Schedule& schedule, int64_t step,
                               int64_t max_steps);
 
+// Returns whether the first `steps` optimizer steps have the same factors in
+// both runs.
+bool SameFactors(const Schedule& a, int64_t a_max_steps, const Schedule& b,
+                 int64_t b_max_steps, int64_t steps);
+
 // Returns a FieldError for invalid values (e.g. a warm-up longer than the run).
 absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps);
 

@@ -153,6 +153,13 @@ void Session::RememberScale() {
   state.loss_scale_good_steps = scaler.good_steps();
 }
 
+void Session::Note(const std::string& line, const char* kind) const {
+  if (kind == nullptr) {
+    kind = absl::StartsWith(line, "WARNING") ? kWarningEvent : kNoteEvent;
+  }
+  Tell({kind, state.step, line});
+}
+
 absl::Status Session::WithSharedModel(
     const std::function<absl::Status()>& forwards) {
   Strategy& strategy = *parts.strategy;

@@ -17,7 +17,9 @@
 #include "trainer/checkpoint/mirror.h"
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/control.h"
 #include "trainer/session/loss_scaler.h"
+#include "trainer/session/phase_clock.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/strategy_runner.h"
 #include "trainer/session/whose_code.h"
@@ -25,18 +27,21 @@
 namespace capstan {
 
 // The phase of the step (profiler.h), "" if none; assigning it also records it
-// in the ledger.
+// in the ledger, and times the one before.
 class CurrentPhase {
  public:
   CurrentPhase& operator=(const char* phase) {
     phase_ = phase;
     LogPhase(phase);
+    clock_.Enter(phase);
     return *this;
   }
   operator const char*() const { return phase_; }
+  PhaseClock& clock() { return clock_; }
 
  private:
   const char* phase_ = "";
+  PhaseClock clock_;
 };
 
 PluginNames PluginNamesOf(const RunConfig& config);
@@ -101,6 +106,7 @@ struct Session : RunPlan {
   // What the rank owns, made during set-up.
   HeldFolder folder;                   // output_dir; rank 0's
   RunIdentity identity;                // rank 0's; empty on the others
+  ControlFile control;                 // rank 0's, with train.control
   std::unique_ptr<Reporter> reporter;  // rank 0's; null on the others
   // Read instead of parts.train_data if bad samples may be skipped
   // (train.skip_bad_samples); otherwise null.
@@ -136,6 +142,8 @@ struct Session : RunPlan {
   SavingCost saving_cost;
   TaggedNumbers measured;  // by the latest evaluation
   bool stopping = false;   // a rank received a signal; agreed by all
+  // control has grown; agreed by all.
+  bool control_requested = false;
   // A loss spike asks for the last checkpoint (LossSpikes::GO_BACK); agreed by
   // all. With deferred sums TrainStep::CatchUp may still withdraw it.
   bool going_back = false;
@@ -178,9 +186,17 @@ struct Session : RunPlan {
     stopping = true;
     return absl::OkStatus();
   }
-  // Prints a line for the user on rank 0.
-  void Note(const std::string& line) const {
-    if (reporter != nullptr) reporter->Note(line);
+  // On rank 0 prints a line for the user, which becomes an event, too. Without
+  // a kind it is kWarningEvent or kNoteEvent, by its first word.
+  void Note(const std::string& line, const char* kind = nullptr) const;
+  // On rank 0 writes an event that isn't printed.
+  void Event(const RunEvent& event) const {
+    if (reporter != nullptr) reporter->Event(event);
+  }
+  // Both, of an event with an id.
+  void Tell(const RunEvent& event) const {
+    if (reporter != nullptr) reporter->Note(event.text);
+    Event(event);
   }
 };
 

@@ -430,6 +430,28 @@ std::map<std::string, std::string> SettingsOf(const Session& session) {
   return settings;
 }
 
+double BootSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// What this process of the run begins with.
+RunEvent FirstEvent(const Session& session, const RunFacts& facts) {
+  RunEvent event;
+  event.step = session.first_step;
+  event.kind = session.Restarted()            ? kRestartEvent
+               : session.resumed_from.empty() ? kStartEvent
+                                              : kResumeEvent;
+  event.text = session.resumed_from.empty()
+                   ? absl::StrCat(facts.strategy, ", ", facts.precision, ", ",
+                                  facts.device)
+                   : absl::StrCat("from ", session.resumed_from);
+  event.seconds = BootSeconds() - session.job.start_seconds;
+  return event;
+}
+
 // Opens rank 0's reporter, and writes config.pbtxt, the banner and the notes of
 // the job, of its data and, if not empty, `note`. After a restart by the
 // launcher it prints only what is new to the user.
@@ -464,28 +486,33 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   // A run that has all steps evaluates once more at its end.
   facts.evaluate_again = session->evaluate_again || !session->GoesOn();
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
+  session->Event(FirstEvent(*session, facts));
+  if (config.train().control()) {
+    CAPSTAN_RETURN_IF_ERROR(session->control.Begin(
+        session->output_dir + "/control.jsonl", session->Restarted()));
+  }
   if (session->Restarted()) {
     // The user knows the rest.
-    session->reporter->Note(
+    session->Note(
         session->first_step > 0
             ? absl::StrCat("restarted from step ", session->first_step)
             : "restarted from the beginning: there was no checkpoint yet");
     for (size_t i = job.known_notes; i < job.notes.size(); ++i) {
-      session->reporter->Note(job.notes[i]);
+      session->Note(job.notes[i]);
     }
     return absl::OkStatus();
   }
   session->reporter->Banner();
   for (const std::string& line : job.loaded.notes) {
-    session->reporter->Note(line);
+    session->Note(line);
   }
   std::vector<const DatasetReader*> readers = parts.evaluated();
   readers.insert(readers.begin(), parts.train_data.get());
   for (const DatasetReader* data : readers) {
-    for (const std::string& line : data->notes()) session->reporter->Note(line);
+    for (const std::string& line : data->notes()) session->Note(line);
   }
-  for (const std::string& line : job.notes) session->reporter->Note(line);
-  if (!note.empty()) session->reporter->Note(note);
+  for (const std::string& line : job.notes) session->Note(line);
+  if (!note.empty()) session->Note(note);
   return absl::OkStatus();
 }
 
@@ -494,13 +521,6 @@ absl::Status StartReporter(Session* session, const std::string& note) {
                session->group->rank() == 0 ? OpenReporter(session, note)
                                            : absl::OkStatus(),
                "open its output");
-}
-
-double BootSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return static_cast<double>(now.tv_sec) +
-         1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 // On the slowest rank, since the run's first process was executed.
@@ -569,6 +589,7 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
                      ": none is added; it is evaluated and saved as it is"));
   }
   run->records.Begin(SecondsSinceStart(session));
+  run->log.Begin();
   return true;
 }
 

@@ -173,6 +173,7 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
   const bool mirroring =
       session_.mirror != nullptr && session_.mirror->pending();
   sums.mirrors_pending = mirroring ? 1.0 : 0.0;
+  sums.control_requests = session_.control.Grown() ? 1.0 : 0.0;
   step.bad_samples = BadSamplesOfStep();
   sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = CatchAll([&] { return ReduceSums(&step); });
@@ -246,6 +247,7 @@ absl::Status TrainStep::ActOn(StepInFlight* step) {
         AgreeOrStop(*session_.group, StopStatus(), "stop");
     if (!absl::IsCancelled(stop)) return stop;
   }
+  if (sums.control_requests > 0) session_.control_requested = true;
   if (sums.saves_written == session_.group->size()) {
     session_.background_save.Complete();
   }
@@ -402,7 +404,7 @@ absl::optional<double> TrainStep::JudgeLoss(const StepInFlight& step) {
   const double loss = sums.loss_sum / sums.count;
   if (outcome.spike) {
     score = spikes_.Score(state, loss);
-    session_.Note(SpikeText(config, state, loss, *score));
+    session_.Note(SpikeText(config, state, loss, *score), kSpikeEvent);
     session_.going_back = config.action() == LossSpikes::GO_BACK;
   }
   if (spikes_.Take(loss, outcome.spike, &state)) {

@@ -35,9 +35,10 @@ enum Field : int {
   kPadding,
   kSavesWritten,
   kBadSamples,
-  kMirrorsPending
+  kMirrorsPending,
+  kControlRequests
 };
-constexpr int kFields = 11;
+constexpr int kFields = 12;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // GpuMemory's numbers behind them, for each rank: a sum in which only that rank

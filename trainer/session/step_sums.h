@@ -47,12 +47,13 @@ struct StepSums {
   double tokens = 0.0;  // as in LossSum
   double gradient_squared_sum = 0.0;
   double failed_ranks = 0.0;
-  double stop_requests = 0.0;    // ranks that received a signal
-  double trained = 0.0;          // tokens with a loss
-  double padding = 0.0;          // positions without a token
-  double saves_written = 0.0;    // ranks with BackgroundSave::written
-  double bad_samples = 0.0;      // passed over (train.skip_bad_samples)
-  double mirrors_pending = 0.0;  // ranks with Mirror::pending
+  double stop_requests = 0.0;     // ranks that received a signal
+  double trained = 0.0;           // tokens with a loss
+  double padding = 0.0;           // positions without a token
+  double saves_written = 0.0;     // ranks with BackgroundSave::written
+  double bad_samples = 0.0;       // passed over (train.skip_bad_samples)
+  double mirrors_pending = 0.0;   // ranks with Mirror::pending
+  double control_requests = 0.0;  // whether rank 0's control file has grown
 };
 
 // All-reduces the sums in place and waits. Collective; throws

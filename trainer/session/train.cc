@@ -22,6 +22,7 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/progress.h"
 #include "cluster/watch/watchdog.h"
+#include "trainer/metrics/event_log.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/check_final.h"
 #include "trainer/session/due_actions.h"
@@ -53,6 +54,7 @@ class Training {
   // The last actions and the summary.
   absl::Status End();
   absl::Status Upload();
+  RunEvent LastEvent(const absl::Status& status) const;
   // The status of a run stopped by a signal.
   absl::Status Stopped() const;
 
@@ -65,6 +67,7 @@ absl::Status Training::Run() {
   const absl::Status ended =
       WhoseCode::Explain(CatchAll([this] { return RunPhases(); }));
   const absl::Status status = ExplainLostGpu(ended, session_, set_up_);
+  session_.Event(LastEvent(status));
   run_.checkpoints.RanksMayLeave();
   PhaseGroup* const phases =
       session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
@@ -82,6 +85,16 @@ absl::Status Training::Run() {
     session_.mirror.release();
   }
   return status;
+}
+
+RunEvent Training::LastEvent(const absl::Status& status) const {
+  const int64_t step = session_.state.step;
+  if (absl::IsCancelled(status)) {
+    return {kStopEvent, step, std::string(status.message())};
+  }
+  return {kEndEvent, step,
+          status.ok() ? absl::StrCat("completed after step ", step)
+                      : absl::StrCat("failed: ", status.message())};
 }
 
 absl::Status Training::RunPhases() {
@@ -109,7 +122,10 @@ absl::Status Training::RunPhases() {
 absl::Status Training::Step() {
   const Watchdog::Activity activity(run_.watchdog.get(), "step",
                                     session_.state.step + 1);
-  return run_.step.Run(*run_.loader);
+  run_.log.StepBegins();
+  CAPSTAN_RETURN_IF_ERROR(run_.step.Run(*run_.loader));
+  run_.log.StepEnds();
+  return absl::OkStatus();
 }
 
 absl::Status Training::AfterStep() {

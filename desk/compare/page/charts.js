@@ -1,48 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws report.json with Chart.js, and puts the page together. Follows text.js
-// in the same script.
+// Draws report.json, and puts the page together. Follows text.js in the same
+// script.
 
-function addChart(grid, config, {size = '', note = ''} = {}) {
-  const canvas = element('canvas');
-  const box = element(
-      'div', {class: `chart ${size}`}, element('div', {}, canvas));
-  if (note) box.append(element('p', {}, note));
-  grid.append(box);
-  new Chart(canvas, config);
-}
+const BOUND_COLOR = cssColor('--bad');
+// Of the references, by precision.
+const REFERENCE_COLORS = darkTheme.matches ?
+    ['#35506b', '#57502f', '#454d55'] :
+    ['#b9d3ea', '#e3d9b8', '#d3d9df'];
 
-function scaleTitle(text) {
-  return {display: true, text, font: {size: 12}};
-}
-
-function lineStyle(run, index) {
-  const color = at(COLORS, strategies.indexOf(run.strategy));
-  return {
-    borderColor: color,
-    backgroundColor: color,
-    borderDash: at(DASHES, worldSizes.indexOf(run.processes)),
-    borderWidth: 1.8,
-    pointStyle: 'line',
-    pointRadius: 0,
-    pointHitRadius: 6,
-    // Later ones lie on top.
-    order: 100 - index,
-  };
-}
-
-// Legend entries that look like their lines, dashes included.
-function lineLabels(chart) {
-  const items = Chart.defaults.plugins.legend.labels.generateLabels(chart);
-  return items.map((item) => {
-    const dataset = chart.data.datasets[item.datasetIndex];
-    return {
-      ...item,
-      lineDash: dataset.borderDash,
-      lineWidth: dataset.borderWidth,
-      strokeStyle: dataset.borderColor,
-    };
-  });
+function runStyle(run, index) {
+  return lineStyle(
+      at(COLORS, strategies.indexOf(run.strategy)),
+      at(DASHES, worldSizes.indexOf(run.processes)),
+      // Later ones lie on top.
+      100 - index);
 }
 
 // Step by step; null is a gap.
@@ -50,50 +22,21 @@ function points(values) {
   return values.map((y, i) => ({x: i + 1, y: y === null ? NaN : y}));
 }
 
-function lineChart(title, yTitle, datasets, yScale = {}) {
-  return {
-    type: 'line',
-    data: {datasets},
-    options: {
-      parsing: false,
-      interaction: {mode: 'nearest', axis: 'x', intersect: false},
-      plugins: {
-        title: {display: true, text: title},
-        // Chart.js lists what lies on top first.
-        legend: {
-          position: 'bottom',
-          reverse: true,
-          labels: {
-            usePointStyle: true,
-            pointStyleWidth: 34,
-            generateLabels: lineLabels,
-          },
-        },
-        decimation: {enabled: true, algorithm: 'min-max'},
-      },
-      scales: {
-        x: {
-          type: 'linear',
-          min: 0,
-          max: Math.max(report.max_steps, 2),
-          title: scaleTitle('optimizer step'),
-          ticks: {precision: 0},
-        },
-        y: {title: scaleTitle(yTitle), ...yScale},
-      },
-    },
-  };
+function stepChart(title, yTitle, datasets, yScale) {
+  return lineChart(
+      title, 'optimizer step', yTitle, datasets,
+      {min: 0, max: Math.max(report.max_steps, 2)}, yScale);
 }
 
 // All curves of one kind; the references are wide and pale below the others.
 function addCurves(grid, title, yTitle, key) {
   const datasets = completed.map((run, index) => {
-    const style = lineStyle(run, index);
+    const style = runStyle(run, index);
     const precision = precisions.indexOf(run.precision);
     if (run.id === run.reference) {
       style.borderWidth = at([9, 6, 4], precision);
       style.borderColor = style.backgroundColor =
-          at(['#b9d3ea', '#e3d9b8', '#d3d9df'], precision);
+          at(REFERENCE_COLORS, precision);
       style.order = 200 - precision;
     }
     const reference = run.id === run.reference ? ' (reference)' : '';
@@ -104,7 +47,7 @@ function addCurves(grid, title, yTitle, key) {
       ...style,
     };
   });
-  addChart(grid, lineChart(title, yTitle, datasets), {size: 'tall'});
+  addChart(grid, stepChart(title, yTitle, datasets), {size: 'tall'});
 }
 
 // The powers of ten where a logarithmic axis begins and ends: one below all
@@ -157,7 +100,7 @@ function deltaChart(title, series, bounds) {
     return whole && Math.round(power) % every === 0 ? value.toExponential(0) :
                                                       null;
   };
-  const chart = lineChart(title, 'relative distance', datasets, {
+  const chart = stepChart(title, 'relative distance', datasets, {
     type: 'logarithmic',
     min: floor,
     max: ceiling,
@@ -175,7 +118,7 @@ function deltaChart(title, series, bounds) {
 function addDeltas(grid, precision, title, key) {
   const series =
       completed
-          .map((run, index) => ({run, style: lineStyle(run, index)}))
+          .map((run, index) => ({run, style: runStyle(run, index)}))
           .filter(
               ({run}) => run.precision === precision.name &&
                   run.id !== run.reference && run[key] !== null)
@@ -203,14 +146,7 @@ function addBetweenPrecisions(grid) {
       series.push({
         label: precision.name,
         delta: precision.from_first[key],
-        style: {
-          borderColor: color,
-          backgroundColor: color,
-          borderWidth: 1.8,
-          pointStyle: 'line',
-          pointRadius: 0,
-          pointHitRadius: 6,
-        },
+        style: lineStyle(color, [], index),
       });
     }
     if (series.length === 0) return;
@@ -221,29 +157,6 @@ function addBetweenPrecisions(grid) {
             series, []),
         {note: 'For information: no bound.'});
   }
-}
-
-function barOptions(title, yTitle, stacked, format) {
-  return {
-    interaction: {mode: 'index', intersect: false},
-    plugins: {
-      title: {display: true, text: title},
-      legend: {position: 'bottom'},
-      tooltip: {
-        callbacks: {
-          label: (item) => `${item.dataset.label}: ${format(item.parsed.y)}`,
-        },
-      },
-    },
-    scales: {
-      x: {
-        stacked,
-        grid: {display: false},
-        ticks: {autoSkip: false, maxRotation: 60},
-      },
-      y: {stacked, beginAtZero: true, grace: '5%', title: scaleTitle(yTitle)},
-    },
-  };
 }
 
 // One bar a run, coloured by precision.
@@ -310,65 +223,19 @@ function addCommunication(grid) {
 }
 
 function addMemory(grid) {
-  const title = 'Memory of the fullest rank by category: predicted (left, ' +
-      'pale) and measured (right)';
   const runs = completed.filter((run) => Object.keys(run.memory).length > 0);
   if (runs.length === 0) {
-    addUnknown(grid, title);
+    addUnknown(grid, 'Memory of the fullest rank by category');
     return;
   }
-  const names = new Set(runs.flatMap((run) => Object.keys(run.memory)));
-  names.delete('total');
-  if (names.delete('other')) names.add('other');  // comes last
-  const categories = [...names];
-  const MIB = 1024 * 1024;
-  const datasets = [];
-  for (const stack of ['predicted', 'measured']) {
-    for (const [index, category] of categories.entries()) {
-      const color = at(MEMORY_COLORS, index);
-      datasets.push({
-        label: category.replaceAll('_', ' ') +
-            (stack === 'predicted' ? ', predicted' : ''),
-        stack,
-        data: runs.map((run) => {
-          const use = run.memory[category];
-          const bytes = use === undefined ? null : use[stack];
-          return bytes === null ? null : bytes / MIB;
-        }),
-        backgroundColor: stack === 'predicted' ? color + '66' : color,
-        maxBarThickness: 34,
-      });
-    }
-  }
-  const options =
-      barOptions(title, 'MiB', true, (mib) => bytesText(mib * MIB));
-  options.plugins.legend.labels = {
-    filter: (item) => !item.text.endsWith(', predicted'),
-  };
-  // The legend shows each category once, and switches both of its bars.
-  options.plugins.legend.onClick = (event, item, legend) => {
-    const half = datasets.length / 2;
-    const visible = legend.chart.isDatasetVisible(item.datasetIndex);
-    legend.chart.setDatasetVisibility(item.datasetIndex, !visible);
-    legend.chart.setDatasetVisibility(item.datasetIndex - half, !visible);
-    legend.chart.update();
-  };
-  options.plugins.tooltip.filter = (item) => item.parsed.y > 0;
   addChart(
       grid,
-      {type: 'bar', data: {labels: runs.map(axisLabel), datasets}, options},
+      memoryChart(runs.map(
+          (run) => ({label: axisLabel(run), memory: run.memory}))),
       {size: 'wide'});
 }
 
 function addCharts() {
-  Object.assign(Chart.defaults, {animation: false, maintainAspectRatio: false});
-  Chart.defaults.color = '#1d2733';
-  Chart.defaults.font.family = 'system-ui, "DejaVu Sans", sans-serif';
-  Chart.defaults.borderColor = '#e3e8ee';
-  Chart.defaults.plugins.legend.labels.boxHeight = 12;
-  Chart.defaults.plugins.legend.labels.boxWidth = 18;
-  Chart.defaults.plugins.title.font = {size: 14, weight: 'bold'};
-
   page.append(
       element('h2', {}, 'One curve'),
       element(

@@ -2,43 +2,12 @@
 //
 // What report.json, which the page holds, says in words and tables. charts.js,
 // which follows in the same script, draws it.
-'use strict';
-
-const report = JSON.parse(document.getElementById('report').textContent);
-const page = document.getElementById('page');
 const completed = report.runs.filter((run) => run.status === 'completed');
 const strategies = [...new Set(report.runs.map((run) => run.strategy))];
 const worldSizes = [...new Set(report.runs.map((run) => run.processes))];
 const precisions = report.precisions.map((precision) => precision.name);
 
-// Okabe and Ito's colours, which most people with colour blindness tell apart,
-// without the yellow that white drowns.
-const COLORS = [
-  '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#8a6d00', '#56b4e9', '#3d3d3d',
-];
-// Of the categories of memory.
-const MEMORY_COLORS = [...COLORS.slice(0, 6), '#a0522d', '#9aa5b1', '#3d3d3d'];
-const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4], [4, 2]];
-const BOUND_COLOR = '#b3261e';
-
 // ------------------------------------------------------------------ helpers
-
-function at(list, index) {
-  return list[index % list.length];
-}
-
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value) made.setAttribute(name, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-function plural(count, what) {
-  return `${count.toLocaleString('en')} ${what}${count === 1 ? '' : 's'}`;
-}
 
 function shortLabel(run) {
   return `${run.strategy} ×${run.processes}`;
@@ -52,23 +21,6 @@ function fullLabel(run) {
 function axisLabel(run) {
   return precisions.length > 1 ? [shortLabel(run), run.precision] :
                                  shortLabel(run);
-}
-
-function bytesText(bytes) {
-  if (bytes === null || bytes === undefined) return '?';
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
-  let unit = 0;
-  while (bytes >= 999.5 && unit + 1 < units.length) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
-}
-
-function secondsText(seconds) {
-  if (seconds === null || seconds === undefined) return '?';
-  return seconds < 1 ? `${Number((seconds * 1e3).toPrecision(3))} ms` :
-                       `${Number(seconds.toPrecision(3))} s`;
 }
 
 // Of all ranks, in report.unit.
@@ -155,21 +107,7 @@ function addTable() {
     'memory\npredicted', 'memory\nmeasured', 'whole\nprocess',
     'sent\na step', 'hidden\ncomm.', 'exposed\ncomm.',
   ];
-  const rows = completed.map(runRow);
-  const head = element('tr');
-  for (const [index, text] of columns.entries()) {
-    // Shown on narrow screens, in the place of the head.
-    const name = text.replace('-\n', '').replace('\n', ' ');
-    for (const row of rows) row.children[index].dataset.column = name;
-    const cell = element('th', {class: index < 2 ? 'name' : ''}, text);
-    cell.style.whiteSpace = 'pre';
-    head.append(cell);
-  }
-  page.append(element(
-      'div', {class: 'scroll'},
-      element(
-          'table', {}, element('thead', {}, head),
-          element('tbody', {}, ...rows))));
+  page.append(table(columns, completed.map(runRow), 2));
 }
 
 function addLeftOut() {

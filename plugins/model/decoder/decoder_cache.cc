@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/decoder/decoder_cache.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -19,6 +22,10 @@ namespace {
 
 // Room on a GPU that a cache of all the model's positions begins with.
 constexpr int64_t kFirstPositions = 2048;
+
+// Of a joined cache: positions before all texts are dropped once they are so
+// many and this part of all.
+constexpr int64_t kMostUnused = 64, kUnusedPart = 4;
 
 int64_t FirstRoom(const DecoderConfig& config, int64_t max_length,
                   const at::TensorOptions& options) {
@@ -90,14 +97,16 @@ DecoderCache* DecoderCache::Of(const TokenInput& input,
               "own NewCache has made");
   TORCH_CHECK(!at::GradMode::is_enabled(),
               "a cache is for use without gradients");
+  if (cache->joined_) cache->DropUnused();
   kernels::CacheExtent& extent = cache->extent_;
   const int64_t length = extent.length + input.tokens.size(1);
-  TORCH_CHECK(
-      input.tokens.size(0) == extent.batch && length <= cache->max_length_,
-      "the cache is too small");
+  const int64_t unused = cache->joined_ ? cache->Unused() : 0;
+  TORCH_CHECK(input.tokens.size(0) == extent.batch &&
+                  length - unused <= cache->max_length_,
+              "the cache is too small");
   if (length > extent.max_length) {
     extent.max_length =
-        std::min(cache->max_length_, std::max(length, 2 * extent.max_length));
+        std::max(length, std::min(cache->max_length_, 2 * extent.max_length));
   }
   return cache;
 }
@@ -135,6 +144,52 @@ bool DecoderCache::FitsLength(int64_t length) const {
             std::all_of(first_expected_.begin(), first_expected_.end(), fits) &&
             std::all_of(expected_.begin(), expected_.end(), fits));
   });
+}
+
+void DecoderCache::Join(KvCache& any) {
+  auto* const other = dynamic_cast<DecoderCache*>(&any);
+  TORCH_CHECK(other != nullptr && other->owner_ == owner_,
+              "only caches of the same model can be joined");
+  const int64_t length = std::max(extent_.length, other->extent_.length);
+  first_ = at::cat({FirstAt(length), other->FirstAt(length)});
+  expected_.resize(extent_.batch);
+  other->expected_.resize(other->extent_.batch);
+  expected_.insert(expected_.end(), other->expected_.begin(),
+                   other->expected_.end());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    layers_[i].Join(other->layers_[i], length);
+  }
+  joined_ = true;
+  extent_.batch += other->extent_.batch;
+  extent_.length = length;
+  max_length_ = std::max(max_length_, other->max_length_);
+  extent_.max_length =
+      max_length_ + max_length_ / (kUnusedPart - 1) + kMostUnused;
+}
+
+int64_t DecoderCache::token_bytes() const {
+  return static_cast<int64_t>(layers_.size()) * 2 * extent_.width *
+         static_cast<int64_t>(extent_.options.dtype().itemsize());
+}
+
+at::Tensor DecoderCache::FirstAt(int64_t length) const {
+  const int64_t moved = length - extent_.length;
+  return first_.defined() ? first_ + moved
+                          : at::full({extent_.batch}, moved, at::kLong);
+}
+
+int64_t DecoderCache::Unused() const {
+  const int64_t* const first = first_.const_data_ptr<int64_t>();
+  return *std::min_element(first, first + extent_.batch);
+}
+
+void DecoderCache::DropUnused() {
+  const int64_t unused = Unused();
+  // Rarely enough to cost little beside the attention to what is kept.
+  if (unused < kMostUnused || unused < extent_.length / kUnusedPart) return;
+  for (kernels::LayerCache& layer : layers_) layer.DropFront(unused);
+  first_ -= unused;
+  extent_.length -= unused;
 }
 
 void DecoderCache::NotePadding(const at::Tensor& positions) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/attention/layer_cache.h"
 #include "plugins/model/decoder/decoder_config.h"
+#include "plugins/sdk/text_batch.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
@@ -19,7 +20,9 @@ namespace capstan::decoder {
 // window, too. On a GPU they have their room from the first token on; but a
 // cache of all the model's positions, of which few texts need many, begins with
 // some and doubles them.
-class DecoderCache final : public KvCache, public BatchedCache {
+class DecoderCache final : public KvCache,
+                           public BatchedCache,
+                           public JoinableCache {
  public:
   BatchedCache* batched() override { return this; }
   // `owner`: the only model that may use it. RESOURCE_EXHAUSTED if a GPU can't
@@ -40,6 +43,10 @@ class DecoderCache final : public KvCache, public BatchedCache {
   void KeepRows(const std::vector<int64_t>& rows) override;
   void ExpectLengths(const std::vector<int64_t>& lengths) override;
   bool FitsLength(int64_t length) const override;
+  // Positions before all texts are dropped now and then, from the first Join
+  // on. It isn't rewound any more.
+  void Join(KvCache& other) override;
+  int64_t token_bytes() const override;
   // The length expected of a row's text; 0: not known.
   int64_t expected(int64_t row) const {
     return expected_.empty() ? 0 : expected_[row];
@@ -66,8 +73,15 @@ class DecoderCache final : public KvCache, public BatchedCache {
                int64_t batch, int64_t max_length,
                const at::TensorOptions& options);
 
+  // The first position of each row's text, if all had `length` positions.
+  at::Tensor FirstAt(int64_t length) const;
+  // The positions before all texts.
+  int64_t Unused() const;
+  void DropUnused();
+
   const TokenModel* const owner_;
-  const int64_t max_length_;
+  int64_t max_length_;  // of a text
+  bool joined_ = false;
   kernels::CacheExtent extent_;  // its max_length: what there is room for
   at::Tensor first_;
   std::vector<int64_t> expected_;        // empty: not known

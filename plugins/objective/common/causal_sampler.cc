@@ -10,10 +10,11 @@
 #include <utility>
 
 #include "absl/types/optional.h"
-#include "base/random.h"
 #include "base/status.h"
 #include "plugins/objective/common/beam_search.h"
+#include "plugins/objective/common/causal_batch.h"
 #include "plugins/objective/common/decode_loop.h"
+#include "plugins/objective/common/next_token.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/generation_config.h"
@@ -24,32 +25,6 @@ namespace capstan {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 200;
-
-// All tokens that end a text.
-std::vector<int64_t> EndsOf(const TokenModel& model,
-                            const std::vector<int64_t>& stop_tokens) {
-  std::vector<int64_t> ends = EndTokensOf(model);
-  ends.insert(ends.end(), stop_tokens.begin(), stop_tokens.end());
-  return ends;
-}
-
-// The token after `text`, by logits [V] of the model's, which change.
-absl::StatusOr<int64_t> NextToken(const at::Tensor& logits,
-                                  const SamplerOptions& sampler,
-                                  absl::Span<const int64_t> text,
-                                  int64_t prompt,
-                                  const std::vector<int64_t>& ends,
-                                  uint64_t seed) {
-  const absl::Span<float> of_text(logits.mutable_data_ptr<float>(),
-                                  static_cast<size_t>(logits.numel()));
-  ApplyRules(sampler.rules, text, prompt, ends, of_text);
-  return SampleToken(of_text, sampler,
-                     RandomUniform(RandomKey(seed, "sample"), text.size()));
-}
-
-bool Has(const std::vector<int64_t>& tokens, int64_t token) {
-  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
-}
 
 // Draws how texts go on, and sets those aside that have ended.
 class Sampling {
@@ -68,8 +43,9 @@ class Sampling {
   void Add(const TokenModel& model, const BatchPrompt& prompt, size_t place,
            std::vector<int64_t>* result) {
     texts_.push_back(prompt.ids);
-    rows_.push_back({static_cast<int64_t>(prompt.ids.size()),
-                     EndsOf(model, prompt.stop_tokens), prompt.seed, place,
+    rows_.push_back({{static_cast<int64_t>(prompt.ids.size()),
+                      EndsOf(model, prompt.stop_tokens), prompt.seed},
+                     place,
                      result});
   }
   bool empty() const { return texts_.empty(); }
@@ -98,9 +74,7 @@ class Sampling {
 
  private:
   struct Row {
-    int64_t prompt;  // tokens
-    std::vector<int64_t> ends;
-    uint64_t seed;
+    TokenDraw draw;
     size_t place;
     std::vector<int64_t>* result;
   };
@@ -111,12 +85,14 @@ class Sampling {
     for (size_t row = 0; row < count; ++row) {
       const Row& of = rows_[row];
       std::vector<int64_t>& text = texts_[row];
+      const at::Tensor of_text = logits.select(0, row);
       CAPSTAN_ASSIGN_OR_RETURN(const int64_t next,
-                               NextToken(logits.select(0, row), sampler_, text,
-                                         of.prompt, of.ends, of.seed));
+                               NextToken({of_text.mutable_data_ptr<float>(),
+                                          static_cast<size_t>(of_text.numel())},
+                                         sampler_, of.draw, text));
       text.push_back(next);
       if (on_token_) on_token_(next);
-      if ((stop_at_eos_ && Has(of.ends, next)) ||
+      if ((stop_at_eos_ && of.draw.EndsWith(next)) ||
           (ended_ && ended_(of.place, text))) {
         *of.result = std::move(text);
         continue;
@@ -230,6 +206,19 @@ absl::StatusOr<std::vector<int64_t>> CausalObjective::Sample(
 
 void CausalObjective::KeepContext(bool keep) {
   context_ = keep ? std::make_unique<CausalContext>(/*kept=*/true) : nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<TextBatch>> CausalObjective::NewTextBatch(
+    Model& any, bool keep_context) {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(any));
+  TokenModel* const model = any.token_model();
+  return CausalBatch::Create(
+      model, keep_context,
+      [this,
+       model](const SampleOptions& options) -> absl::StatusOr<SamplerOptions> {
+        CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, PlanFor(*model, options));
+        return plan.sampler;
+      });
 }
 
 absl::StatusOr<std::vector<Beam>> CausalObjective::SearchBeams(

@@ -15,6 +15,7 @@
 #include "plugins/objective/common/decode_loop.h"
 #include "plugins/objective/common/sample_token.h"
 #include "plugins/sdk/objective.h"
+#include "plugins/sdk/text_batch.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan {
@@ -22,7 +23,7 @@ namespace capstan {
 // An objective of such models. What decides how a text goes on: flags come
 // before the objective's config, which comes before the model's
 // generation_config.json.
-class CausalObjective : public Objective {
+class CausalObjective : public Objective, public TextBatching {
  public:
   absl::StatusOr<std::vector<int64_t>> Sample(
       Model& model, const std::vector<int64_t>& prompt,
@@ -37,6 +38,8 @@ class CausalObjective : public Objective {
       const SampleOptions& options, const BeamSettings& settings,
       UnitRunner& runner) override;
   void KeepContext(bool keep) override;
+  absl::StatusOr<std::unique_ptr<TextBatch>> NewTextBatch(
+      Model& model, bool keep_context) override;
 
  protected:
   // `given`: what the config says of sampling; max_new_tokens 0: nothing.

@@ -15,10 +15,6 @@
 namespace capstan {
 namespace {
 
-// The most tokens that go through a model at once, so that what it makes on the
-// way stays small, and a long prompt can be stopped.
-constexpr int64_t kPromptTokens = 256;
-
 absl::Status Stopped() { return absl::CancelledError("sampling was stopped"); }
 
 class Together final : public Continuation {
@@ -70,8 +66,19 @@ void CausalContext::Begin(TokenModel* model, absl::Span<const int64_t> prompt,
 
 absl::StatusOr<at::Tensor> CausalContext::NextLogits(
     Texts& texts, const std::function<bool()>& stop, UnitRunner& runner) {
-  std::vector<int64_t>& text = texts[0];
+  const std::vector<int64_t>& text = texts[0];
   const int64_t length = static_cast<int64_t>(text.size());
+  CAPSTAN_RETURN_IF_ERROR(Prepare(length));
+  // Everything not in the cache: the prompt, later one token at a time.
+  at::Tensor logits;
+  while (Missing(length) > 0) {
+    if (Missing(length) > kPromptTokens && stop()) return Stopped();
+    logits = AddPiece(text, /*all=*/false, runner);
+  }
+  return HostLogits(logits);
+}
+
+absl::Status CausalContext::Prepare(int64_t length) {
   if (cache_ == nullptr || length - begin_ > capacity_) {
     if (cache_ != nullptr) begin_ = length - (capacity_ + 1) / 2;
     cached_.clear();
@@ -81,20 +88,39 @@ absl::StatusOr<at::Tensor> CausalContext::NextLogits(
   if (BatchedCache* const batched = cache_->batched()) {
     batched->ExpectLengths({length - begin_});
   }
-  // Everything not in the cache: the prompt, later one token at a time.
-  at::Tensor logits;
-  for (int64_t past = begin_ + cache_->length(); past < length;) {
-    const int64_t count = std::min(kPromptTokens, length - past);
-    if (past + count < length && stop()) return Stopped();
-    TokenInput input;
-    input.tokens = at::from_blob(text.data() + past, {1, count}, at::kLong);
-    input.cache = cache_.get();
-    logits = model_->LastLogits(input, runner);
-    cached_.insert(cached_.end(), text.begin() + past,
-                   text.begin() + past + count);
-    past += count;
-  }
-  return ToHost(logits.view({1, -1}).to(at::kFloat)).contiguous();
+  return absl::OkStatus();
+}
+
+int64_t CausalContext::Missing(int64_t length) const {
+  return length - begin_ - cache_->length();
+}
+
+at::Tensor CausalContext::AddPiece(absl::Span<const int64_t> text, bool all,
+                                   UnitRunner& runner) {
+  const int64_t missing = Missing(static_cast<int64_t>(text.size()));
+  const int64_t count = std::min(
+      missing, all ? std::min(kPromptTokens, LogitsChunk(*model_, /*rows=*/1))
+                   : kPromptTokens);
+  const absl::Span<const int64_t> piece =
+      text.subspan(text.size() - missing, count);
+  // The model only reads them.
+  auto* const tokens = const_cast<int64_t*>(piece.data());
+  TokenInput input;
+  input.tokens = at::from_blob(tokens, {1, count}, at::kLong);
+  input.cache = cache_.get();
+  const at::Tensor logits =
+      all ? model_->Logits(input, runner) : model_->LastLogits(input, runner);
+  cached_.insert(cached_.end(), piece.begin(), piece.end());
+  return logits.view({all ? count : 1, -1});
+}
+
+std::unique_ptr<KvCache> CausalContext::Release() {
+  cached_.clear();
+  return std::move(cache_);
+}
+
+at::Tensor HostLogits(const at::Tensor& logits) {
+  return ToHost(logits.to(at::kFloat)).contiguous();
 }
 
 absl::StatusOr<std::unique_ptr<Continuation>> ContinueTogether(

@@ -20,6 +20,10 @@
 
 namespace capstan {
 
+// The most tokens that go through a model at once, so that what it makes on the
+// way stays small, and a long prompt can be stopped.
+constexpr int64_t kPromptTokens = 256;
+
 // Token ids of each text, prompt included.
 using Texts = std::vector<std::vector<int64_t>>;
 
@@ -52,6 +56,17 @@ class CausalContext final : public Continuation {
                                         const std::function<bool()>& stop,
                                         UnitRunner& runner) override;
 
+  // The same piece by piece. Of a text of `length` tokens: makes room for it.
+  absl::Status Prepare(int64_t length);
+  // How many of them aren't in the cache.
+  int64_t Missing(int64_t length) const;
+  // Adds a piece of them, if any is missing, and returns the logits [n, V] for
+  // what follows each token of it or, unless `all`, its last one.
+  at::Tensor AddPiece(absl::Span<const int64_t> text, bool all,
+                      UnitRunner& runner);
+  // Gives the cache away.
+  std::unique_ptr<KvCache> Release();
+
  private:
   const bool kept_;
   TokenModel* model_ = nullptr;
@@ -60,6 +75,9 @@ class CausalContext final : public Continuation {
   std::vector<int64_t> cached_;  // the tokens in it
   int64_t begin_ = 0;            // offset in the text of the cache's start
 };
+
+// As NextLogits returns them.
+at::Tensor HostLogits(const at::Tensor& logits);
 
 // Of several texts in one cache, which get up to `wanted` more tokens. Runs all
 // of them but their last tokens. UNIMPLEMENTED if the model's cache is no

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/serve/completions.h"
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "inference/decode/prompt.h"
+#include "inference/decode/texts.h"
+#include "plugins/sdk/token_model.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::json;
+
+// How long a client's thread waits before it looks whether the client is there.
+constexpr std::chrono::milliseconds kWait{500};
+
+int HttpStatus(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+      return 400;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kCancelled:
+      return 503;
+    default:
+      return 500;
+  }
+}
+
+void SendStatus(const absl::Status& status, httplib::Response* response) {
+  SendError(HttpStatus(status), std::string(status.message()), response);
+}
+
+uint64_t AnySeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+struct Completions::Running {
+  Running(Api api, CompletionRequest request, std::string model,
+          std::vector<ReplyPrompt> prompts, StopStrings stops,
+          const Tokenizer* tokenizer)
+      : stream(request.stream),
+        reply(api, std::move(request), std::move(model), std::move(prompts),
+              std::move(stops), tokenizer) {}
+
+  // The next piece; its error ends all texts.
+  absl::optional<AnswerPiece> Next(std::chrono::milliseconds limit) {
+    if (first.has_value()) return std::exchange(first, absl::nullopt);
+    return answers->Next(limit);
+  }
+  bool done() const { return !first.has_value() && answers->left() == 0; }
+
+  const bool stream;
+  Reply reply;
+  std::unique_ptr<Answers> answers;
+  absl::optional<AnswerPiece> first;  // which has come before the answer began
+  // When the client got bytes.
+  std::chrono::steady_clock::time_point written =
+      std::chrono::steady_clock::now();
+  bool begun = false;
+  bool ended = false;
+};
+
+Completions::Completions(const std::vector<NamedModel>* models, Engine* engine,
+                         CompletionDefaults defaults, HttpServer* server)
+    : models_(*models),
+      engine_(engine),
+      defaults_(std::move(defaults)),
+      server_(server),
+      created_(std::time(nullptr)) {}
+
+void Completions::AddRoutes() {
+  httplib::Server& routes = server_->routes();
+  routes.Post("/v1/chat/completions", [this](const httplib::Request& request,
+                                             httplib::Response& response) {
+    Complete(Api::kChat, request, &response);
+  });
+  routes.Post("/v1/completions", [this](const httplib::Request& request,
+                                        httplib::Response& response) {
+    Complete(Api::kCompletions, request, &response);
+  });
+  routes.Get("/v1/models",
+             [this](const httplib::Request&, httplib::Response& response) {
+               Json list = {{"object", "list"}, {"data", Json::array()}};
+               for (const NamedModel& model : models_) {
+                 list["data"].push_back(ModelCard(model));
+               }
+               SendJson(list, &response);
+             });
+  routes.Get(R"(/v1/models/(.+))", [this](const httplib::Request& request,
+                                          httplib::Response& response) {
+    const absl::StatusOr<size_t> found = Find(request.matches[1]);
+    if (!found.ok()) return SendStatus(found.status(), &response);
+    SendJson(ModelCard(models_[*found]), &response);
+  });
+  routes.Get("/health",
+             [this](const httplib::Request&, httplib::Response& response) {
+               const EngineLoad load = engine_->load();
+               SendJson({{"status", "ok"},
+                         {"writing", load.writing},
+                         {"waiting", load.waiting},
+                         {"answered", load.answered},
+                         {"prompt_tokens", load.prompt_tokens},
+                         {"new_tokens", load.new_tokens}},
+                        &response);
+             });
+}
+
+Json Completions::ModelCard(const NamedModel& model) const {
+  return {
+      {"id", model.name},
+      {"object", "model"},
+      {"created", created_},
+      {"owned_by", "capstan"},
+      {"max_model_len", model.generator.model->token_model()->max_positions()}};
+}
+
+absl::StatusOr<size_t> Completions::Find(const std::string& name) const {
+  for (size_t i = 0; i < models_.size(); ++i) {
+    if (name.empty() || models_[i].name == name) return i;
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "no model \"", name, "\" is served here, but ",
+      absl::StrJoin(models_, ", ", [](std::string* out, const NamedModel& of) {
+        absl::StrAppend(out, "\"", of.name, "\"");
+      })));
+}
+
+absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
+    const CompletionRequest& request, const NamedModel& model) const {
+  const Generator& generator = model.generator;
+  std::vector<ReplyPrompt> prompts;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::vector<Task> tasks,
+      MakeTasks(request.prompts, {model.name, defaults_.chat_template_kwargs},
+                generator));
+  for (Task& task : tasks) {
+    prompts.push_back({std::move(task.ids), task.prompt->text, {}});
+    prompts.back().ends = StopsOf(task, generator);
+  }
+  for (const std::vector<int64_t>& ids : request.prompt_ids) {
+    const Task task = {nullptr, ids, {}};
+    prompts.push_back(
+        {ids, generator.tokenizer->Decode(ids), StopsOf(task, generator)});
+    const int64_t eos = generator.tokenizer->special_ids().eos;
+    if (eos >= 0) prompts.back().ends.push_back(eos);
+  }
+  return prompts;
+}
+
+absl::Status Completions::LimitLength(const Generator& generator,
+                                      const ReplyPrompt& prompt,
+                                      SampleOptions* sample) const {
+  const TokenModel& model = *generator.model->token_model();
+  // Samplers that don't write in order have other settings tied to the length.
+  if (!model.causal()) return absl::OkStatus();
+  const int64_t given = static_cast<int64_t>(prompt.ids.size());
+  const int64_t room = model.max_positions() - given;
+  if (room < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the prompt has ", given, " tokens, the model only ",
+                     model.max_positions(), " positions"));
+  }
+  int64_t& most = sample->max_new_tokens;
+  most = std::min(most == 0 ? defaults_.max_tokens : most, room);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
+    Api api, const std::string& body) const {
+  CAPSTAN_ASSIGN_OR_RETURN(CompletionRequest request,
+                           ParseCompletionRequest(api, body));
+  CAPSTAN_ASSIGN_OR_RETURN(const size_t model, Find(request.model));
+  const Generator& generator = models_[model].generator;
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<ReplyPrompt> prompts,
+                           Prompts(request, models_[model]));
+  CAPSTAN_ASSIGN_OR_RETURN(StopStrings stops,
+                           StopStringsOf(request.stop, *generator.model));
+  const uint64_t seed = request.seed.has_value() ? *request.seed : AnySeed();
+  std::vector<EngineRequest> texts;
+  for (const ReplyPrompt& prompt : prompts) {
+    EngineRequest text;
+    text.model = model;
+    text.prompt = prompt.ids;
+    text.sample = request.sample;
+    text.sample.stop_tokens = prompt.ends;
+    CAPSTAN_RETURN_IF_ERROR(LimitLength(generator, prompt, &text.sample));
+    if (!request.only_echo) text.stops = stops;
+    text.logprobs = request.logprobs;
+    text.prompt_logprobs = request.echo && request.logprobs >= 0;
+    for (int64_t i = 0; i < request.choices; ++i) {
+      text.sample.seed = seed + texts.size();
+      texts.push_back(text);
+    }
+  }
+  auto running = std::make_shared<Running>(
+      api, std::move(request), models_[model].name, std::move(prompts),
+      std::move(stops), generator.tokenizer.get());
+  CAPSTAN_ASSIGN_OR_RETURN(running->answers, engine_->Submit(std::move(texts)));
+  return running;
+}
+
+void Completions::Complete(Api api, const httplib::Request& request,
+                           httplib::Response* response) const {
+  const absl::StatusOr<std::shared_ptr<Running>> started =
+      Start(api, request.body);
+  if (!started.ok()) return SendStatus(started.status(), response);
+  const std::shared_ptr<Running>& running = *started;
+  // An error may come first, which has an HTTP status of its own.
+  while (!running->first.has_value()) {
+    if (server_->stopping()) {
+      return SendError(503, "the server stops", response);
+    }
+    running->first = running->answers->Next(kWait);
+  }
+  if (!running->first->status.ok()) {
+    return SendStatus(running->first->status, response);
+  }
+  if (running->stream) {
+    SendStream(running, response);
+  } else {
+    SendWhole(running, response);
+  }
+}
+
+void Completions::SendStream(const std::shared_ptr<Running>& running,
+                             httplib::Response* response) const {
+  server_->SendEvents(
+      [running]() -> absl::optional<std::string> {
+        if (running->ended) return absl::nullopt;
+        const absl::optional<AnswerPiece> piece = running->Next(kWait);
+        if (!piece.has_value()) return "";
+        std::string events;
+        if (!std::exchange(running->begun, true)) {
+          events = running->reply.FirstEvents();
+        }
+        if (!piece->status.ok()) {
+          running->ended = true;
+          return absl::StrCat(
+              events, EventText({{"error",
+                                  {{"message", piece->status.message()},
+                                   {"type", "server_error"},
+                                   {"code", HttpStatus(piece->status)}}}}));
+        }
+        absl::StrAppend(&events, running->reply.AddToStream(*piece));
+        if (running->done()) {
+          running->ended = true;
+          absl::StrAppend(&events, running->reply.LastEvents());
+        }
+        return events;
+      },
+      response);
+}
+
+void Completions::SendWhole(const std::shared_ptr<Running>& running,
+                            httplib::Response* response) const {
+  HttpServer* const server = server_;
+  response->set_chunked_content_provider(
+      "application/json", [running, server](size_t, httplib::DataSink& sink) {
+        if (server->stopping()) return false;
+        if (running->ended) {
+          sink.done();
+          return true;
+        }
+        const absl::optional<AnswerPiece> piece = running->Next(kWait);
+        if (piece.has_value()) {
+          // The status is on its way already, so the connection breaks off.
+          if (!piece->status.ok()) return false;
+          running->reply.Add(*piece);
+        }
+        if (!running->done()) {
+          // White space before a JSON text says nothing to a client, and to the
+          // server whether there is one.
+          const auto now = std::chrono::steady_clock::now();
+          if (now - running->written < kWait) return true;
+          running->written = now;
+          return sink.write(" ", 1);
+        }
+        running->ended = true;
+        const std::string whole = JsonText(running->reply.Whole());
+        return sink.write(whole.data(), whole.size());
+      });
+}
+
+}  // namespace capstan

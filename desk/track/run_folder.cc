@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/track/run_folder.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+
+#include "absl/strings/str_join.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "desk/runs/config_fields.h"
+#include "desk/runs/run_record.h"
+
+namespace capstan::track {
+namespace {
+
+// Without a summary and without a lock, a run this long silent is dead.
+constexpr double kSilentSeconds = 60.0;
+
+}  // namespace
+
+Settings SettingsOf(absl::string_view config_text) {
+  Settings settings;
+  for (const auto& [name, values] : FieldsOfConfig(config_text)) {
+    settings.emplace_back(name, absl::StrJoin(values, ", "));
+  }
+  return settings;
+}
+
+std::string SettingOf(const Settings& settings, absl::string_view name) {
+  for (const auto& [key, value] : settings) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+nlohmann::ordered_json SettingJson(const std::string& value) {
+  auto json = ParseJson<nlohmann::ordered_json>(value);
+  return json.is_number() || json.is_boolean() ? json
+                                               : nlohmann::ordered_json(value);
+}
+
+RunState LookAtRun(const std::string& folder) {
+  RunState state;
+  state.end_time = NowSeconds();
+  if (IsInUse(folder)) return state;
+  const std::string path = folder + "/summary.json";
+  const double written = WrittenAt(path);
+  const double newest = std::max({WrittenAt(folder + "/metrics.jsonl"),
+                                  WrittenAt(folder + "/events.jsonl"),
+                                  WrittenAt(folder + "/config.pbtxt")});
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  if (text.ok()) state.summary = ParseJson<nlohmann::ordered_json>(*text);
+  if (state.summary.is_object() && !state.summary.empty()) {
+    state.ended = true;
+    state.end_time = written;
+    state.status = TextOf(state.summary, "status");
+    return state;
+  }
+  state.summary = nlohmann::ordered_json::object();
+  if (state.end_time - newest < kSilentSeconds) return state;
+  state.ended = true;
+  state.end_time = newest;
+  state.status = "died";
+  return state;
+}
+
+std::string TextOf(const nlohmann::ordered_json& json, const char* name) {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_string() ? found->get<std::string>()
+                                                   : "";
+}
+
+nlohmann::ordered_json ListOf(const nlohmann::ordered_json& json,
+                              const char* name) {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_array()
+             ? *found
+             : nlohmann::ordered_json::array();
+}
+
+double NowSeconds() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+double WrittenAt(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return 0.0;
+  return static_cast<double>(info.st_mtim.tv_sec) +
+         1e-9 * static_cast<double>(info.st_mtim.tv_nsec);
+}
+
+std::string NumberText(double value) {
+  char digits[32];
+  const std::to_chars_result end =
+      std::to_chars(digits, digits + sizeof(digits), value);
+  return std::string(digits, end.ptr);
+}
+
+}  // namespace capstan::track

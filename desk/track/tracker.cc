@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/track/tracker.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "desk/runs/run_record.h"
+#include "desk/track/backoff.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan::track {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostRowsAtOnce = 500;
+// With more to send, no more is read.
+constexpr size_t kMostUnsent = 2000;
+
+absl::StatusOr<int> Lock(const std::string& folder, const std::string& target) {
+  const std::string path = absl::StrCat(folder, "/track/.", target, ".lock");
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) return WriteError(path, errno);
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return fd;
+  close(fd);
+  return absl::FailedPreconditionError(absl::StrCat(
+      folder, ": another process is tracking it with --to=", target,
+      " already"));
+}
+
+}  // namespace
+
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+absl::StatusOr<std::unique_ptr<Tracker>> Tracker::Start(
+    const std::string& folder, const TrackerOptions& options,
+    std::unique_ptr<Sink> sink) {
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder + "/track"));
+  CAPSTAN_ASSIGN_OR_RETURN(const int lock, Lock(folder, options.target));
+  return std::unique_ptr<Tracker>(
+      new Tracker(folder, options, std::move(sink), lock));
+}
+
+Tracker::Tracker(const std::string& folder, const TrackerOptions& options,
+                 std::unique_ptr<Sink> sink, int lock)
+    : options_(options),
+      sink_(std::move(sink)),
+      lock_(lock),
+      state_path_(absl::StrCat(folder, "/track/", options.target, ".json")),
+      follower_(folder) {
+  run_.folder = folder;
+  run_.project = options.project;
+  const std::string base = std::filesystem::path(folder).filename().string();
+  const absl::StatusOr<std::string> config =
+      ReadWholeFile(folder + "/config.pbtxt");
+  if (config.ok()) run_.settings = SettingsOf(*config);
+  const std::string name = SettingOf(run_.settings, "name");
+  run_.name = name.empty() || name == base ? base : name + " " + base;
+}
+
+Tracker::~Tracker() { close(lock_); }
+
+void Tracker::Begin() {
+  const absl::StatusOr<std::string> config =
+      ReadWholeFile(run_.folder + "/config.pbtxt");
+  if (config.ok()) run_.settings = SettingsOf(*config);
+  meter_ = Meter();
+  unsent_.clear();
+  opened_ = finished_ = false;
+  run_.id = follower_.id();
+  run_.acknowledged = kNoStep;
+  run_.start_time = 0.0;
+  Json told = Json::object();
+  const absl::StatusOr<std::string> text = ReadWholeFile(state_path_);
+  const Json state = text.ok() ? ParseJson<Json>(*text) : Json();
+  if (state.is_object() && TextOf(state, "run") == run_.id) {
+    run_.start_time = NumberOf(state, "start_time").value_or(0.0);
+    if (state.contains("alerts") && state["alerts"].is_object()) {
+      told = state["alerts"];
+    }
+    const absl::optional<double> step = NumberOf(state, "step");
+    if (step.has_value() && TextOf(state, "place") == options_.place) {
+      run_.acknowledged = static_cast<int64_t>(*step);
+    }
+  }
+  alerts_ = std::make_unique<Alerts>(options_.alerts, run_.name, run_.folder,
+                                     std::move(told));
+}
+
+absl::Status Tracker::WriteState() const {
+  Json state = {{"run", run_.id},
+                {"place", options_.place},
+                {"start_time", run_.start_time}};
+  state["step"] =
+      run_.acknowledged == kNoStep ? Json() : Json(run_.acknowledged);
+  state["alerts"] = alerts_->Told();
+  return ReplaceFile(state_path_, JsonText(state, 2) + "\n");
+}
+
+void Tracker::Look(Row row) {
+  if (run_.start_time == 0.0) {
+    run_.start_time = row.time - row.Get("step_seconds").value_or(0.0);
+  }
+  meter_.Add(row);
+  alerts_->Look(row);
+  if (sink_ != nullptr && (!opened_ || row.step > run_.acknowledged)) {
+    unsent_.push_back(std::move(row));
+  }
+}
+
+absl::Status Tracker::Turn() {
+  // Before the rows, so that those of a run that has ended are all there.
+  state_ = LookAtRun(run_.folder);
+  const bool reads = unsent_.size() < kMostUnsent;
+  if (reads) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Row> rows, follower_.Poll());
+    if (follower_.id() != run_.id) Begin();
+    for (const Row& row : rows) Look(row);
+  }
+  all_read_ = state_.ended && reads && !follower_.more();
+  busy_ = false;
+  if (run_.id.empty()) {
+    done_ = all_read_;
+    return absl::OkStatus();
+  }
+  if (all_read_) {
+    absl::optional<Row> last = follower_.TakeNewest();
+    if (last.has_value()) Look(*std::move(last));
+  }
+  if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
+  alerts_->LookAt(state_, std::max({WrittenAt(run_.folder + "/metrics.jsonl"),
+                                    WrittenAt(run_.folder + "/events.jsonl"),
+                                    WrittenAt(run_.folder + "/config.pbtxt")}));
+  if (alerts_->Deliver(run_.id)) CAPSTAN_RETURN_IF_ERROR(WriteState());
+  if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
+    return Annotate(alerts_->outage(), "--webhook");
+  }
+  CAPSTAN_RETURN_IF_ERROR(Push());
+  done_ = all_read_ && unsent_.empty() && !alerts_->pending() &&
+          (sink_ == nullptr || finished_);
+  return absl::OkStatus();
+}
+
+absl::Status Tracker::Push() {
+  if (sink_ == nullptr) {
+    busy_ = follower_.more();
+    return absl::OkStatus();
+  }
+  const double now = MonotonicSeconds();
+  if (now < next_push_ && (failures_ > 0 || !state_.ended)) {
+    return absl::OkStatus();
+  }
+  const absl::Status exchanged = Exchange();
+  if (absl::IsUnavailable(exchanged)) return Wait(exchanged);
+  CAPSTAN_RETURN_IF_ERROR(exchanged);
+  if (outage_began_ > 0.0) {
+    std::cerr << "NOTE: " << options_.target << " answers again" << std::endl;
+  }
+  outage_began_ = 0.0;
+  failures_ = 0;
+  busy_ = follower_.more() || !unsent_.empty();
+  next_push_ = busy_ ? now : now + options_.every_seconds;
+  return absl::OkStatus();
+}
+
+absl::Status Tracker::Exchange() {
+  if (!opened_) {
+    CAPSTAN_ASSIGN_OR_RETURN(run_.acknowledged, sink_->Open(run_));
+    opened_ = true;
+    const int64_t has = run_.acknowledged;
+    while (!unsent_.empty() && unsent_.front().step <= has) {
+      unsent_.pop_front();
+    }
+    CAPSTAN_RETURN_IF_ERROR(WriteState());
+  }
+  // One batch: between two of them a stop signal ends the command.
+  if (!unsent_.empty()) {
+    const auto end = unsent_.begin() + static_cast<std::ptrdiff_t>(std::min(
+                                           unsent_.size(), kMostRowsAtOnce));
+    const std::vector<Row> rows(unsent_.begin(), end);
+    CAPSTAN_RETURN_IF_ERROR(sink_->Send(rows));
+    unsent_.erase(unsent_.begin(), end);
+    sent_ += static_cast<int64_t>(rows.size());
+    run_.acknowledged = rows.back().step;
+    CAPSTAN_RETURN_IF_ERROR(WriteState());
+  }
+  const bool last = all_read_ && unsent_.empty();
+  if (last || MonotonicSeconds() >= next_update_) {
+    CAPSTAN_RETURN_IF_ERROR(sink_->Update(Take()));
+    next_update_ = MonotonicSeconds() + options_.every_seconds;
+  }
+  if (last && !finished_) {
+    CAPSTAN_RETURN_IF_ERROR(sink_->Finish(state_, follower_.events()));
+    finished_ = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Tracker::Wait(const absl::Status& outage) {
+  const double now = MonotonicSeconds();
+  // What the target has of the last request is unknown: it is asked.
+  opened_ = false;
+  if (outage_began_ == 0.0) {
+    outage_began_ = now;
+    std::cerr << "NOTE: " << outage.message() << "; trying again" << std::endl;
+  }
+  next_push_ = now + BackoffSeconds(failures_++);
+  if (!state_.ended || now - outage_began_ < options_.patience_seconds) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(absl::StrCat(
+      outage.message(), ", for ", ShortDuration(now - outage_began_),
+      "; the same command goes on from step ", run_.acknowledged));
+}
+
+std::string Tracker::Outcome() const {
+  if (run_.id.empty()) return "has no metrics";
+  if (sink_ == nullptr) return "has ended: " + state_.status;
+  return absl::StrCat(WithCommas(sent_), " new steps in ", options_.target,
+                      ", up to step ", run_.acknowledged);
+}
+
+Measures Tracker::Take() const {
+  Measures measures = meter_.Take(follower_, run_.settings, state_);
+  measures.run = run_.name;
+  return measures;
+}
+
+}  // namespace capstan::track

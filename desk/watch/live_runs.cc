@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/watch/live_runs.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "desk/http/server.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::chrono::seconds kRound{1};
+
+bool IsRun(const fs::path& folder) {
+  return PathExists((folder / "config.pbtxt").string()) ||
+         PathExists((folder / "metrics.jsonl").string());
+}
+
+// The runs in `folder`, in order of their names.
+std::vector<fs::path> RunsIn(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    if (IsRun(it->path())) found.push_back(it->path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
+    const std::vector<std::string>& paths) {
+  std::vector<fs::path> found;
+  for (const std::string& path : paths) {
+    const fs::path folder =
+        fs::path(path + "/").lexically_normal().parent_path();
+    std::vector<fs::path> here;
+    if (IsRun(folder)) here = {folder};
+    if (here.empty()) here = RunsIn(folder);
+    if (here.empty()) here = RunsIn(folder / "runs");
+    if (here.empty()) {
+      return absl::NotFoundError(absl::StrCat(
+          path,
+          " isn't a run's folder, and has none: it has no config.pbtxt and no "
+          "metrics.jsonl; name runs as runs/NAME/latest or runs/NAME"));
+    }
+    found.insert(found.end(), here.begin(), here.end());
+  }
+  std::vector<std::pair<std::string, std::string>> runs;
+  for (const fs::path& folder : found) {
+    // "NAME/TIME", as runs/ has it.
+    runs.emplace_back(
+        folder.string(),
+        (folder.parent_path().filename() / folder.filename()).string());
+  }
+  return runs;
+}
+
+LiveRuns::LiveRuns(
+    const std::vector<std::pair<std::string, std::string>>& runs) {
+  for (const auto& [folder, name] : runs) {
+    runs_.push_back(std::make_unique<RunReader>(folder, name));
+  }
+}
+
+LiveRuns::~LiveRuns() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void LiveRuns::ReadAll() {
+  // Run by run, so that the first one is soon shown.
+  for (const std::unique_ptr<RunReader>& run : runs_) {
+    bool behind = true;
+    while (behind) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      behind = run->Poll();
+      ++rounds_;
+      changed_.notify_all();
+    }
+  }
+}
+
+void LiveRuns::Follow() {
+  thread_ = std::thread([this] {
+    while (true) {
+      ReadAll();
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (changed_.wait_for(lock, kRound, [this] { return stopping_; })) {
+        return;
+      }
+    }
+  });
+}
+
+json LiveRuns::AllJson() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  json all = json::array();
+  for (const std::unique_ptr<RunReader>& run : runs_) {
+    absl::optional<RunTold> told;
+    all.push_back(RunJson(*run, &told));
+  }
+  return all;
+}
+
+json LiveRuns::Detail(size_t run, int64_t from, int64_t to,
+                      int64_t points) const {
+  if (run >= runs_.size()) return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return runs_[run]->Detail(from, to, points).AsJson(to + 1, from);
+}
+
+json LiveRuns::Next(std::vector<absl::optional<RunTold>>* told) const {
+  told->resize(runs_.size());
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int64_t round = rounds_;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      json changed = RunJson(*runs_[i], &(*told)[i]);
+      if (changed.is_null()) continue;
+      changed["index"] = i;
+      return changed;
+    }
+    if (!changed_.wait_for(lock, kRound, [&, this] {
+          return stopping_ || rounds_ != round;
+        })) {
+      break;
+    }
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::string> LiveRuns::Control(size_t run,
+                                              const std::string& action,
+                                              absl::optional<int64_t> value) {
+  if (run >= runs_.size()) {
+    return absl::NotFoundError(absl::StrCat("there is no run ", run));
+  }
+  const bool sets = action == "max_steps";
+  if (!sets && action != "save" && action != "stop") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a run can be told to \"save\", to \"stop\", or its \"max_steps\", not "
+        "\"",
+        action, "\""));
+  }
+  if (sets && value.value_or(0) <= 0) {
+    return absl::InvalidArgumentError(
+        "\"max_steps\" needs a \"value\" above 0: the step to end after");
+  }
+  std::string path;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!runs_[run]->control()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(runs_[run]->name(),
+                       " doesn't listen: start it with --set "
+                       "train.control=true"));
+    }
+    path = runs_[run]->folder() + "/control.jsonl";
+  }
+  const std::string id = RandomKey();
+  json line = {{"id", id}, {"do", action}};
+  if (sets) line["value"] = *value;
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kAtEnd));
+  CAPSTAN_RETURN_IF_ERROR(file.Append(JsonText(line) + "\n"));
+  return id;
+}
+
+void LiveRuns::ForEach(const std::function<void(const RunReader&)>& use) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::unique_ptr<RunReader>& run : runs_) use(*run);
+}
+
+}  // namespace capstan

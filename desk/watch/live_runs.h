@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DESK_WATCH_LIVE_RUNS_H_
+#define CAPSTAN_DESK_WATCH_LIVE_RUNS_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "desk/watch/run_json.h"
+#include "desk/watch/run_reader.h"
+
+namespace capstan {
+
+// The run folders that `paths` mean, each with a name: runs themselves, or
+// folders of runs (runs/NAME, what `compare` has written). An error names a
+// path without any.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
+    const std::vector<std::string>& paths);
+
+// Runs whose folders a thread reads again and again. Thread-safe.
+class LiveRuns {
+ public:
+  // `runs`: as FindRuns returns them.
+  explicit LiveRuns(
+      const std::vector<std::pair<std::string, std::string>>& runs);
+  ~LiveRuns();
+
+  // Reads all that is new.
+  void ReadAll();
+  // Starts a thread that reads what is new each second. Call once.
+  void Follow();
+
+  size_t size() const { return runs_.size(); }
+  // All runs: a list of RunJson.
+  nlohmann::json AllJson() const;
+  // RunReader::Detail of a run as JSON; null if there is no such run.
+  nlohmann::json Detail(size_t run, int64_t from, int64_t to,
+                        int64_t points) const;
+
+  // What `told` lacks: RunJson of the first run that has changed, with its
+  // "index". Waits up to a second for one; null if none has.
+  nlohmann::json Next(std::vector<absl::optional<RunTold>>* told) const;
+
+  // Has a run "save", "stop", or (with `value`) set its "max_steps": appends a
+  // line to control.jsonl in its folder. Returns the line's id, by which an
+  // event answers. An error is for the user.
+  absl::StatusOr<std::string> Control(size_t run, const std::string& action,
+                                      absl::optional<int64_t> value);
+
+  // Calls `use` with each run while nothing changes.
+  void ForEach(const std::function<void(const RunReader&)>& use) const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::vector<std::unique_ptr<RunReader>> runs_;
+  int64_t rounds_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_DESK_WATCH_LIVE_RUNS_H_

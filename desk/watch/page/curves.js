@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The curves: a chart a metric, with the runs' lines and events.
+
+const TITLES = {
+  loss: 'Training loss',
+  eval_loss: 'Evaluation loss',
+  lr: 'Learning rate',
+  grad_norm: 'Gradient norm, before clipping',
+  tokens_per_second: 'Tokens a second',
+  samples_per_second: 'Samples a second',
+  step_seconds: 'Seconds a step',
+  mfu: 'Model FLOPs utilisation (MFU)',
+  gpu_allocated_bytes: 'GPU memory in tensors',
+  gpu_reserved_bytes: 'GPU memory reserved',
+  gpu_peak_bytes: 'GPU memory in tensors, peak',
+  rss_bytes: 'Memory of the ranks\' processes',
+  cpu_cores: 'CPU cores busy, of each rank',
+  steal: 'CPU time stolen by other machines',
+  iowait: 'CPU time waiting for disks',
+  exposed_seconds: 'Communication that a step waits for, seconds',
+  communication_seconds: 'Communication in a step, seconds',
+  bytes_sent: 'Bytes sent by a rank in a step',
+  padding: 'Padding, share of positions',
+  loss_scale: 'Loss scale',
+  skipped: 'Skipped steps',
+  spike: 'Loss spikes, in standard deviations',
+};
+const NO_CHARTS =
+    new Set(['step', 'time', 'tokens', 'samples', 'trained_tokens']);
+// Lines across the whole chart; others are short, at its foot.
+const LOUD = new Set([
+  'resume', 'restart', 'skipped', 'spike', 'warning', 'control', 'stop',
+]);
+// Not in charts.
+const SILENT = new Set(['start', 'evaluation', 'note', 'end']);
+const MARK_COLORS = {
+  skipped: '--bad', spike: '--bad', warning: '--bad', restart: '--bad',
+  save: '--good', control: '--accent',
+};
+
+const charts = new Map();  // by metric: {box, chart, visible}
+const curveGrid = element('div', {class: 'grid'});
+
+function titleOf(metric) {
+  return TITLES[metric] || metric.replace(/^eval_/, 'Evaluation: ')
+      .replaceAll('_', ' ');
+}
+
+// The metrics that are more than zeros: losses and evaluations first, then
+// those of TITLES.
+function metrics() {
+  const names = new Set();
+  for (const run of shownRuns()) {
+    for (const source of [run.curves, run.ranks?.usage]) {
+      for (const [name, series] of Object.entries(source?.series || {})) {
+        if (series.mean.some((value) => value !== 0)) names.add(name);
+      }
+    }
+  }
+  const known = Object.keys(TITLES);
+  const rank = (name) => known.indexOf(name) >= 2 ? known.indexOf(name) + 100 :
+      name === 'loss'             ? 0 :
+      name === 'eval_loss'        ? 1 :
+      name.startsWith('eval_')    ? 2 :
+                                    1000;
+  return [...names].filter((name) => !NO_CHARTS.has(name))
+      .sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+}
+
+function runColor(run) {
+  return at(COLORS, run.index);
+}
+
+function runDash(run) {
+  return at(DASHES, Math.floor(run.index / COLORS.length));
+}
+
+// The curve's points: {x, y, low, high}.
+function pointsOf(run, metric) {
+  let source = run.curves;
+  const detail = run.detail?.series[metric];
+  if (view.zoom && detail && detail.at.length > 0) source = run.detail;
+  const series = source.series[metric];
+  if (series) {
+    const axis = axisOf(source, view.x);
+    return series.mean.map((y, i) => ({
+                             x: axis.x[lowerBound(axis.at, series.at[i])],
+                             y,
+                             low: series.low ? series.low[i] : y,
+                             high: series.high ? series.high[i] : y,
+                           }));
+  }
+  const usage = run.ranks?.usage.series[metric];
+  if (!usage) return [];
+  return usage.mean.map((y, i) => ({
+                          x: xOfStep(run, usage.at[i] * run.ranks.usage.width),
+                          y,
+                          low: usage.low ? usage.low[i] : y,
+                          high: usage.high ? usage.high[i] : y,
+                        }));
+}
+
+// An exponential moving average, corrected for its start; `weight` of the past.
+function smoothed(points, weight) {
+  let sum = 0, weights = 0;
+  return points.map((point) => {
+    sum = weight * sum + (1 - weight) * point.y;
+    weights = weight * weights + (1 - weight);
+    return {x: point.x, y: sum / weights};
+  });
+}
+
+function datasetsOf(run, metric, alone) {
+  const points = pointsOf(run, metric);
+  if (points.length === 0) return [];
+  const color = runColor(run);
+  const dots = points.length <= 30 ? 3 : 0;
+  const baseline = run.index === view.baseline;
+  const weight = points.length > 30 ? view.smoothing : 0;
+  const main = {
+    label: run.name + (baseline ? ' (baseline)' : ''),
+    data: weight > 0 ? smoothed(points, weight) : points,
+    ...lineStyle(color, runDash(run), 100 - run.index),
+    pointRadius: dots,
+    pointStyle: dots ? 'circle' : 'line',
+  };
+  if (baseline) {
+    Object.assign(main, {borderWidth: 7, borderColor: color + '66', order: 300});
+  }
+  const pale = {
+    ...lineStyle(color + '40', [], 200),
+    borderWidth: 1,
+    pointHitRadius: 0,
+  };
+  if (weight > 0 && runs.length <= 6) {
+    return [main, {...pale, data: points}];
+  }
+  if (!alone || !points.some((point) => point.low < point.high)) return [main];
+  const edge = (name) => points.map((point) => ({x: point.x, y: point[name]}));
+  const none = {...pale, borderWidth: 0, backgroundColor: color + '30'};
+  return [
+    main, {...none, data: edge('low')},
+    {...none, data: edge('high'), fill: '-1'},
+  ];
+}
+
+function valueText(metric, value) {
+  return metric.endsWith('_bytes') || metric === 'bytes_sent' ?
+      bytesText(value) : shortNumber(value);
+}
+
+// The events that a chart shows: {x, event}, of the runs shown.
+function marks() {
+  if (!view.marks) return [];
+  return shownRuns().flatMap(
+      (run) => (run.events || [])
+                   .filter(({kind}) => !SILENT.has(kind))
+                   .map((event) => ({x: xOfStep(run, event.step), event, run})));
+}
+
+// Draws options.plugins.eventMarks.marks.
+const eventMarks = {
+  id: 'eventMarks',
+  afterDatasetsDraw(chart, args, options) {
+    const {ctx, chartArea: {top, bottom, left, right}, scales: {x}} = chart;
+    ctx.save();
+    for (const {x: value, event} of options.marks || []) {
+      const pixel = x.getPixelForValue(value);
+      if (!(pixel >= left && pixel <= right)) continue;
+      ctx.strokeStyle = cssColor(MARK_COLORS[event.kind] || '--soft');
+      ctx.setLineDash(LOUD.has(event.kind) ? [3, 3] : []);
+      ctx.beginPath();
+      ctx.moveTo(pixel, bottom);
+      ctx.lineTo(pixel, LOUD.has(event.kind) ? top : bottom - 10);
+      ctx.stroke();
+    }
+    ctx.restore();
+  },
+};
+
+// The events within a few pixels of the tooltip's point, a line each.
+function marksAt(items) {
+  if (items.length === 0) return [];
+  const {chart, parsed} = items[0];
+  const {x} = chart.scales;
+  const near = (chart.options.plugins.eventMarks.marks || []).filter(
+      (mark) => Math.abs(x.getPixelForValue(mark.x) -
+                         x.getPixelForValue(parsed.x)) < 5);
+  return near.slice(0, 5).map(
+      ({event}) => `${event.kind} at step ${event.step}: ${event.text}`
+                       .slice(0, 100));
+}
+
+function optionsOf(metric, datasets) {
+  const {options} = lineChart(
+      titleOf(metric), AXES[view.x].title, '', datasets, {
+        ...(view.zoom || wholeRange()),
+        ticks: {maxRotation: 0, callback: (x) => AXES[view.x].text(x)},
+      },
+      {
+        type: view.logarithmic ? 'logarithmic' : 'linear',
+        title: {display: false},
+        ticks: {callback: (y) => valueText(metric, y)},
+      });
+  const {plugins} = options;
+  plugins.decimation.enabled = false;  // the server has done it
+  plugins.legend.display = runs.length > 1 && runs.length <= 8;
+  plugins.legend.onClick = null;  // the table of runs chooses
+  plugins.eventMarks = {marks: marks()};
+  plugins.tooltip = {
+    filter: (item) => Boolean(item.dataset.label),
+    callbacks: {
+      title: (items) => items.length === 0 ?
+          '' : `${AXES[view.x].title} ${AXES[view.x].text(items[0].parsed.x)}`,
+      label: (item) =>
+          `${item.dataset.label}: ${valueText(metric, item.parsed.y)}`,
+      footer: marksAt,
+    },
+  };
+  return options;
+}
+
+// What a chart says to those who don't see it.
+function describe(metric) {
+  const values = shownRuns().map((run) => {
+    const value = run.status?.latest[metric];
+    return value === undefined ? '' : `${run.name} ${valueText(metric, value)}`;
+  });
+  return `${titleOf(metric)}; latest: ${values.filter(Boolean).join(', ')}. ` +
+      'Keys plus, minus, left and right look closer and move, 0 shows all.';
+}
+
+function drawChart(metric) {
+  const entry = charts.get(metric);
+  if (!entry.visible) return;
+  const shown = shownRuns();
+  const datasets =
+      shown.flatMap((run) => datasetsOf(run, metric, shown.length === 1));
+  const options = optionsOf(metric, datasets);
+  if (entry.chart) {
+    entry.chart.options = options;
+    entry.chart.data.datasets = datasets;
+    entry.chart.update('none');
+  } else {
+    entry.chart = drawInto(
+        entry.box,
+        {type: 'line', data: {datasets}, options, plugins: [eventMarks]});
+  }
+  entry.box.setAttribute('aria-label', describe(metric));
+}
+
+const whenVisible = new IntersectionObserver((changes) => {
+  for (const {target, isIntersecting} of changes) {
+    const entry = charts.get(target.dataset.metric);
+    if (!entry) continue;
+    entry.visible = isIntersecting;
+    if (isIntersecting) drawChart(target.dataset.metric);
+  }
+}, {rootMargin: '200px'});
+
+// Draws the charts that are on the screen; others as they come to be.
+function drawCurves() {
+  const wanted = metrics();
+  for (const [metric, entry] of charts) {
+    if (wanted.includes(metric)) continue;
+    entry.chart?.destroy();
+    entry.box.remove();
+    charts.delete(metric);
+  }
+  for (const metric of wanted) {
+    if (!charts.has(metric)) {
+      const box = element('div', {
+        class: 'chart zoomable', tabindex: '0', role: 'group',
+        'aria-label': titleOf(metric),
+      });
+      box.dataset.metric = metric;
+      charts.set(metric, {box, chart: null, visible: false});
+      zoomByPointer(box);
+      whenVisible.observe(box);
+    }
+  }
+  // In their order, without moving what is there: that would take the focus.
+  wanted.forEach((metric, i) => {
+    const {box} = charts.get(metric);
+    if (curveGrid.children[i] !== box) {
+      curveGrid.insertBefore(box, curveGrid.children[i] || null);
+    }
+    drawChart(metric);
+  });
+}
+
+// --------------------------------------------------------------------- zoom
+
+function setZoom(zoom) {
+  view.zoom = zoom;
+  runs.forEach((run) => run.detail = null);
+  drawCurves();
+  clearTimeout(setZoom.timer);
+  setZoom.timer = setTimeout(() => refine().then(drawCurves), 150);
+}
+
+// 0.5 looks twice as close; `shift`: by so much of the width to the right.
+function changeZoom(factor, shift) {
+  const whole = wholeRange();
+  const {min, max} = view.zoom || whole;
+  const width = Math.min((max - min) * factor, whole.max - whole.min);
+  let from = (min + max - width) / 2 + shift * width;
+  from = Math.min(Math.max(from, whole.min), whole.max - width);
+  setZoom(width >= whole.max - whole.min ? null :
+                                           {min: from, max: from + width});
+}
+
+const ZOOM_KEYS = {
+  '+': () => changeZoom(0.5, 0),
+  '=': () => changeZoom(0.5, 0),
+  '-': () => changeZoom(2, 0),
+  'ArrowLeft': () => changeZoom(1, -0.25),
+  'ArrowRight': () => changeZoom(1, 0.25),
+  '0': () => setZoom(null),
+  'Escape': () => setZoom(null),
+};
+
+// A drag across a chart looks closer there, a double click shows all.
+function zoomByPointer(box) {
+  const band = element('div', {class: 'band'});
+  let start = null;
+  const valueAt = (event) => {
+    const {chart} = charts.get(box.dataset.metric);
+    const place = event.clientX - chart.canvas.getBoundingClientRect().left;
+    return chart.scales.x.getValueForPixel(place);
+  };
+  box.addEventListener('keydown', (event) => {
+    const act = event.ctrlKey || event.altKey || event.metaKey ?
+        undefined : ZOOM_KEYS[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  box.addEventListener('dblclick', () => setZoom(null));
+  box.addEventListener('pointerdown', (event) => {
+    if (event.button !== 0 || event.pointerType === 'touch' ||
+        !charts.get(box.dataset.metric).chart) {
+      return;
+    }
+    start = {x: event.clientX, value: valueAt(event)};
+    box.setPointerCapture(event.pointerId);
+  });
+  box.addEventListener('pointermove', (event) => {
+    if (!start || Math.abs(event.clientX - start.x) < 5) return;
+    const left = box.getBoundingClientRect().left;
+    band.style.left = `${Math.min(event.clientX, start.x) - left}px`;
+    band.style.width = `${Math.abs(event.clientX - start.x)}px`;
+    box.append(band);
+  });
+  box.addEventListener('pointerup', (event) => {
+    band.remove();
+    if (start && Math.abs(event.clientX - start.x) >= 5) {
+      const end = valueAt(event);
+      setZoom({
+        min: Math.max(Math.min(start.value, end), 0),
+        max: Math.max(start.value, end),
+      });
+    }
+    start = null;
+  });
+}

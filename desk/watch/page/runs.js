@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of runs, where one chooses them, and tells them what to do.
+
+const runBody = element('tbody');
+const runRows = [];  // by index: {row, cells}
+const RUN_COLUMNS = [
+  'run', 'state', 'step', 'time left', 'loss', 'evaluation', 'speed',
+  'baseline', 'tell it',
+];
+
+// What happened to a request, for screen readers, too.
+const saying = element('p', {class: 'saying', role: 'status'});
+
+function say(text) {
+  saying.textContent = text;
+}
+
+function runTable() {
+  return element(
+      'div', {class: 'scroll'},
+      element(
+          'table', {},
+          element(
+              'thead', {},
+              element(
+                  'tr', {},
+                  ...RUN_COLUMNS.map(
+                      (name, i) => element(
+                          'th', {scope: 'col', class: i < 2 ? 'name' : ''},
+                          name)))),
+          runBody));
+}
+
+function button(text, label, act) {
+  const made = element('button', {type: 'button', 'aria-label': label}, text);
+  made.addEventListener('click', act);
+  return made;
+}
+
+function addRunRow(run) {
+  const shown = element(
+      'input', {type: 'checkbox', checked: 'checked', id: `shown${run.index}`});
+  shown.addEventListener('change', () => {
+    run.shown = shown.checked;
+    drawAll();
+  });
+  const baseline = element('input', {
+    type: 'checkbox',
+    'aria-label': `lay ${run.name} below the others as the baseline`,
+  });
+  baseline.addEventListener('change', () => {
+    view.baseline = baseline.checked ? run.index : null;
+    runRows.forEach((other) => {
+      if (other.baseline !== baseline) other.baseline.checked = false;
+    });
+    drawCurves();
+  });
+  const swatch = element('span', {class: 'swatch'});
+  swatch.style.background = runColor(run);
+  const cells = Object.fromEntries(RUN_COLUMNS.map((name, i) => {
+    const cell = element('td', {class: i < 2 ? 'name' : ''});
+    cell.dataset.column = name;
+    return [name, cell];
+  }));
+  cells.run.append(element(
+      'label', {for: shown.id}, shown, swatch, run.name));
+  cells.baseline.append(baseline);
+  cells.step.append(element('span'), element('progress', {
+                      max: '1', 'aria-label': `progress of ${run.name}`}));
+  const row = element('tr', {}, ...Object.values(cells));
+  runBody.append(row);
+  return runRows[run.index] = {row, cells, baseline, told: false};
+}
+
+function addControls(run, cell) {
+  const end = element('input', {
+    type: 'number', min: '1', step: '1', value: String(run.status.max_steps),
+    'aria-label': `the last step of ${run.name}`,
+  });
+  cell.append(
+      button('Save', `have ${run.name} save`, () => tell(run, {do: 'save'})),
+      button('Stop', `have ${run.name} save and stop`, () => {
+        if (confirm(`Have ${run.name} save and stop?`)) {
+          tell(run, {do: 'stop'});
+        }
+      }),
+      end,
+      button('Set end', `have ${run.name} end after this step`, () => {
+        tell(run, {do: 'max_steps', value: Number(end.value)});
+      }));
+}
+
+function speedText(latest) {
+  for (const [name, value] of Object.entries(latest)) {
+    if (!name.endsWith('_per_second')) continue;
+    return `${shortNumber(value)} ${name.replace('_per_second', '')}/s`;
+  }
+  return '';
+}
+
+function drawRun(run) {
+  const {row, cells, told} = runRows[run.index] || addRunRow(run);
+  const {status} = run;
+  const most = status.max_steps;
+  const number = (name) => status.latest[name] === undefined ?
+      '' : Number(status.latest[name].toPrecision(5)).toString();
+  row.classList.toggle('hidden', !run.shown);
+  cells.state.textContent = status.text;
+  cells.state.dataset.state =
+      status.state === 'ended' ? status.text : status.state;
+  cells.step.firstChild.textContent = status.step.toLocaleString('en') +
+      (most > 0 ? ` of ${most.toLocaleString('en')}` : '');
+  cells.step.lastChild.value = most > 0 ? Math.min(status.step / most, 1) : 0;
+  cells['time left'].textContent =
+      status.seconds_left === null ? '' : clockText(status.seconds_left);
+  cells.loss.textContent = number('loss');
+  cells.evaluation.textContent = number('eval_loss');
+  cells.speed.textContent = speedText(status.latest);
+  if (told !== status.control) {
+    cells['tell it'].replaceChildren();
+    if (status.control && report.live) addControls(run, cells['tell it']);
+    runRows[run.index].told = status.control;
+  }
+}
+
+function drawRuns() {
+  runs.filter((run) => run.status).forEach(drawRun);
+}
+
+// --------------------------------------------------------------- the toolbar
+
+function choice(name, options, act) {
+  const select = element(
+      'select', {},
+      ...options.map(
+          ([value, text]) => element('option', {value: String(value)}, text)));
+  select.addEventListener('change', () => act(select.value));
+  return element('label', {}, `${name} `, select);
+}
+
+function toggle(name, on, act) {
+  const box = element('input', {type: 'checkbox', checked: on});
+  box.addEventListener('change', () => act(box.checked));
+  return element('label', {}, box, ` ${name}`);
+}
+
+function toolbar() {
+  const smoothing = element('input', {
+    type: 'range', min: '0', max: '0.99', step: '0.01', value: '0',
+    'aria-label': 'smoothing',
+  });
+  smoothing.addEventListener('input', () => {
+    view.smoothing = Number(smoothing.value);
+    drawCurves();
+  });
+  return element(
+      'div', {class: 'toolbar', role: 'toolbar', 'aria-label': 'curves'},
+      choice(
+          'by', [['step', 'step'], ['tokens', 'tokens'], ['time', 'time']],
+          (value) => {
+            view.x = value;
+            setZoom(null);
+          }),
+      element('label', {}, 'smooth ', smoothing),
+      toggle('logarithmic', '', (on) => {
+        view.logarithmic = on;
+        drawCurves();
+      }),
+      toggle('events', 'checked', (on) => {
+        view.marks = on;
+        drawCurves();
+      }),
+      element(
+          'span', {class: 'buttons'},
+          button('−', 'look from further away', () => changeZoom(2, 0)),
+          button('+', 'look closer', () => changeZoom(0.5, 0)),
+          button('◀', 'earlier', () => changeZoom(1, -0.25)),
+          button('▶', 'later', () => changeZoom(1, 0.25)),
+          button('all', 'show the whole run', () => setZoom(null))));
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the ranks' time goes, and who is late.
+#ifndef CAPSTAN_DESK_WATCH_RANK_TIMES_H_
+#define CAPSTAN_DESK_WATCH_RANK_TIMES_H_
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "desk/watch/curves.h"
+
+namespace capstan {
+
+// What a rank of its own does in a step. A step has, besides, "exposed": it
+// waits for other ranks.
+constexpr const char* kWorkParts[] = {"data", "forward", "backward",
+                                      "optimizer", "rest"};
+
+// What ranks/rank-00003.jsonl has.
+struct WatchedRank {
+  static constexpr int64_t kBuckets = 128;
+
+  int rank = 0;
+  // The facts of its newest process.
+  std::string host;
+  std::string device;
+  int64_t restart = 0;
+  // Of a step: the seconds of kWorkParts, "exposed" and "outside"; further
+  // "cpu_cores", "steal", "iowait" (shares of its cores' time) and "rss_bytes".
+  Curves curves{kBuckets};
+  // Seconds between steps by what was done in them: "saving".
+  std::map<std::string, double> actions;
+
+  // Of a line of the file.
+  void Add(const nlohmann::json& line);
+};
+
+// A rank beside the others, in seconds a step.
+struct RankRow {
+  int rank = 0;
+  // How much longer than the median rank it worked, by column, negative if
+  // shorter; NaN: unknown. And the part in which it lost most (kWorkParts).
+  std::vector<double> late;
+  std::vector<int> cause;
+  // Over the columns:
+  double mean_late = 0.0;
+  double latest_share = 0.0;  // of the columns in which it was the latest
+  int mean_cause = 0;
+  std::map<std::string, double> means;  // of its curves
+};
+
+struct RankTimeline {
+  int64_t width = 1;  // steps a column
+  int64_t columns = 0;
+  std::vector<RankRow> rows;
+  double median_work = 0.0;
+
+  // The row that is late in all, by 5 % of a step's work or more; null if none.
+  const RankRow* Late() const;
+};
+
+RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks);
+
+// "rank 3 on node1 is late: it works 12.1 ms (8 %) longer a step than the
+// median rank, most of it in data; the others wait for it"; "" if none is.
+std::string LateText(const std::map<int, WatchedRank>& ranks,
+                     const RankTimeline& timeline);
+
+// The timeline of up to 64 ranks, those that are latest, and "usage": over all
+// ranks, curves of memory, cores and what disturbs.
+nlohmann::json RanksJson(const std::map<int, WatchedRank>& ranks);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_DESK_WATCH_RANK_TIMES_H_

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/watch/run_reader.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/json_document.h"
+#include "desk/watch/config_fields.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Of a call of Poll: what another thread may wait for.
+constexpr int64_t kBytesAtOnce = int64_t{8} << 20;
+constexpr int64_t kMostSmallFile = int64_t{16} << 20;
+// A larger number is none of a run's.
+constexpr double kMostSteps = 1e15;
+constexpr int64_t kLinesAPlace = 256;
+constexpr size_t kPaceSteps = 256;
+// A run that has written nothing for so long, or for so many steps' time, is
+// called silent.
+constexpr double kSilentSeconds = 120.0;
+constexpr double kSilentSteps = 20.0;
+
+double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+// When `path` last changed; 0 if it isn't there.
+double ChangedAt(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0) return 0.0;
+  return absl::ToDoubleSeconds(absl::TimeFromTimespec(info.st_mtim) -
+                               absl::UnixEpoch());
+}
+
+double Number(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_number() ? it->get<double>() : 0.0;
+}
+
+int64_t Step(const json& object) {
+  const double step = Number(object, "step");
+  return step >= 0.0 && step < kMostSteps ? static_cast<int64_t>(step) : 0;
+}
+
+std::string Text(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+// The rank of "rank-00003.jsonl"; -1: of another name.
+int RankOf(absl::string_view name) {
+  int rank = -1;
+  if (!absl::ConsumePrefix(&name, "rank-") ||
+      !absl::ConsumeSuffix(&name, ".jsonl") || !absl::SimpleAtoi(name, &rank)) {
+    return -1;
+  }
+  return rank;
+}
+
+// The numbers of a metrics line: `use` gets each key and value, "step" first.
+// False if the line isn't an object with a step.
+template <typename Use>
+bool ReadMetricsLine(absl::string_view line, simdjson::dom::parser* parser,
+                     const Use& use) {
+  simdjson::dom::element root;
+  simdjson::dom::object object;
+  double step = 0.0;
+  if (ParseJsonDocument(line, line.size() + LineFollower::kReadableBehind,
+                        parser, &root) != simdjson::SUCCESS ||
+      root.get(object) != simdjson::SUCCESS ||
+      object["step"].get(step) != simdjson::SUCCESS ||
+      !(step >= 0.0 && step < kMostSteps)) {
+    return false;
+  }
+  use(static_cast<int64_t>(step), "step", step);
+  for (const auto& [key, value] : object) {
+    double number = 0.0;
+    bool flag = false;
+    if (value.get(number) != simdjson::SUCCESS) {
+      if (value.get(flag) != simdjson::SUCCESS || !flag) continue;
+      number = 1.0;  // "skipped": true
+    }
+    if (key == "step" || !std::isfinite(number)) continue;
+    use(static_cast<int64_t>(step), absl::string_view(key.data(), key.size()),
+        number);
+  }
+  return true;
+}
+
+}  // namespace
+
+RunReader::RunReader(std::string folder, std::string name)
+    : folder_(std::move(folder)),
+      name_(std::move(name)),
+      parser_(std::make_unique<simdjson::dom::parser>()),
+      metrics_file_(folder_ + "/metrics.jsonl"),
+      control_file_(folder_ + "/control.jsonl"),
+      events_file_(folder_ + "/events.jsonl"),
+      samples_file_(folder_ + "/generations.jsonl") {}
+
+RunReader::~RunReader() = default;
+
+bool RunReader::Poll() {
+  PollFiles();
+  PollControl();
+  PollEvents();
+  PollSamples();
+  PollRanks();
+  PollMetrics();
+  return behind_;
+}
+
+void RunReader::PollFiles() {
+  changed_ = std::max(ChangedAt(folder_ + "/metrics.jsonl"),
+                      ChangedAt(folder_ + "/events.jsonl"));
+  const std::string config_path = folder_ + "/config.pbtxt";
+  const double config_time = ChangedAt(config_path);
+  if (config_time > 0.0 && config_time != config_time_) {
+    const absl::StatusOr<std::string> text =
+        ReadWholeFile(config_path, kMostSmallFile);
+    if (text.ok()) {
+      config_ = *text;
+      fields_ = ConfigFields(config_);
+      config_time_ = config_time;
+      ++versions_.config;
+    }
+  }
+  const std::string summary_path = folder_ + "/summary.json";
+  const double summary_time = ChangedAt(summary_path);
+  if (summary_time == 0.0 || summary_time == summary_time_) return;
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(summary_path, kMostSmallFile);
+  if (!text.ok()) return;
+  summary_ = ParseJson<json>(*text);
+  summary_time_ = summary_time;
+  ++versions_.summary;
+}
+
+void RunReader::PollMetrics() {
+  const int64_t before = lines_;
+  behind_ =
+      metrics_file_.Poll([this](absl::string_view line,
+                                int64_t offset) { AddMetrics(line, offset); },
+                         [this] { Restart(); }, kBytesAtOnce);
+  if (lines_ != before) ++versions_.curves;
+}
+
+void RunReader::Restart() {
+  curves_.Clear();
+  step_ = 0;
+  places_.clear();
+  lines_ = 0;
+  pace_.clear();
+  ++versions_.curves;
+  ++versions_.restarts;
+}
+
+void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
+  double time = 0.0, seconds = 0.0;
+  bool trained = false;
+  const bool whole =
+      ReadMetricsLine(line, parser_.get(),
+                      [&](int64_t step, absl::string_view key, double value) {
+                        step_ = step;
+                        curves_.Add(step, key, value);
+                        if (key == "time") time = value;
+                        if (key == "step_seconds") seconds = value;
+                        trained = trained || key == "loss";
+                      });
+  if (!whole) return;
+  if (lines_ % kLinesAPlace == 0) places_.emplace_back(step_, offset);
+  ++lines_;
+  if (!trained) return;
+  // Older runs' lines have no time.
+  if (time == 0.0) {
+    time = pace_.empty() ? seconds : pace_.back().second + seconds;
+  }
+  pace_.emplace_back(step_, time);
+  if (pace_.size() > kPaceSteps) pace_.pop_front();
+}
+
+void RunReader::PollControl() {
+  control_file_.Poll(
+      [this](absl::string_view line, int64_t) {
+        const json request = ParseJson<json>(line);
+        if (!request.is_object() || Text(request, "do") != "max_steps") return;
+        const double value = Number(request, "value");
+        if (!(value > 0.0 && value < kMostSteps)) return;
+        asked_ends_[Text(request, "id")] = static_cast<int64_t>(value);
+      },
+      [this] { asked_ends_.clear(); });
+}
+
+void RunReader::AddEvent(const json& line) {
+  if (!line.is_object()) return;
+  WatchedEvent event = {Number(line, "time"),    Step(line),
+                        Text(line, "kind"),      Text(line, "text"),
+                        Number(line, "seconds"), Text(line, "id")};
+  const bool resumed = event.kind == "start" || event.kind == "resume";
+  if (resumed || event.kind == "restart") began_ = event.time;
+  if (resumed) end_ = 0;
+  const auto asked = asked_ends_.find(event.id);
+  if (event.kind == "control" && asked != asked_ends_.end() &&
+      !absl::StartsWith(event.text, "refused")) {
+    end_ = asked->second;
+  }
+  events_.push_back(std::move(event));
+  if (events_.size() > kMostEvents) events_.pop_front();
+  ++versions_.events;
+}
+
+void RunReader::PollEvents() {
+  events_file_.Poll([this](absl::string_view line,
+                           int64_t) { AddEvent(ParseJson<json>(line)); },
+                    [this] {
+                      events_.clear();
+                      ++versions_.events;
+                    });
+}
+
+void RunReader::PollSamples() {
+  samples_file_.Poll(
+      [this](absl::string_view line, int64_t) {
+        const json object = ParseJson<json>(line);
+        if (!object.is_object()) return;
+        samples_.push_back(
+            {Step(object), Text(object, "prompt"), Text(object, "text")});
+        sample_bytes_ +=
+            samples_.back().prompt.size() + samples_.back().text.size();
+        while (sample_bytes_ > kMostSampleBytes && samples_.size() > 1) {
+          sample_bytes_ -=
+              samples_.front().prompt.size() + samples_.front().text.size();
+          samples_.pop_front();
+        }
+        ++versions_.samples;
+      },
+      [this] {
+        samples_.clear();
+        sample_bytes_ = 0;
+        ++versions_.samples;
+      });
+}
+
+void RunReader::PollRanks() {
+  std::error_code error;
+  for (fs::directory_iterator it(folder_ + "/ranks", error), end;
+       !error && it != end; it.increment(error)) {
+    const int rank = RankOf(it->path().filename().string());
+    if (rank < 0 || static_cast<int>(rank_files_.size()) >= kMostRanks) {
+      continue;
+    }
+    rank_files_.emplace(rank, LineFollower(it->path().string()));
+  }
+  for (auto& [rank, file] : rank_files_) {
+    WatchedRank& record = ranks_[rank];
+    record.rank = rank;
+    file.Poll(
+        [&, this](absl::string_view line, int64_t) {
+          record.Add(ParseJson<json>(line));
+          ++versions_.ranks;
+        },
+        [&, this] {
+          record = WatchedRank();
+          record.rank = rank;
+          ++versions_.ranks;
+        });
+  }
+}
+
+std::map<std::string, double> RunReader::Latest() const {
+  std::map<std::string, double> latest;
+  for (const Curves::Series& series : curves_.all()) {
+    if (series.name == "step" || series.name == "time") continue;
+    latest[series.name] = series.latest;
+  }
+  return latest;
+}
+
+RunReader::State RunReader::state() const {
+  if (behind_) return State::kReading;
+  const bool ended = summary_.is_object() && summary_time_ >= began_ &&
+                     Number(summary_, "steps") >= static_cast<double>(step_);
+  if (ended) return State::kEnded;
+  if (changed_ == 0.0) return State::kWaiting;
+  return SecondsSilent() >
+                 std::max(kSilentSeconds, kSilentSteps * SecondsPerStep())
+             ? State::kSilent
+             : State::kRunning;
+}
+
+int64_t RunReader::max_steps() const {
+  if (end_ > 0) return end_;
+  int64_t steps = 0;
+  const auto field = fields_.find("train.max_steps");
+  if (field != fields_.end() && absl::SimpleAtoi(field->second, &steps)) {
+    return steps;
+  }
+  return 0;
+}
+
+double RunReader::SecondsPerStep() const {
+  if (pace_.size() < 2) return -1.0;
+  const auto& [first, began] = pace_.front();
+  const auto& [last, ended] = pace_.back();
+  if (last <= first || ended <= began) return -1.0;
+  return (ended - began) / static_cast<double>(last - first);
+}
+
+double RunReader::SecondsLeft() const {
+  const double pace = SecondsPerStep();
+  if (pace < 0.0 || max_steps() < step_) return -1.0;
+  return pace * static_cast<double>(max_steps() - step_);
+}
+
+double RunReader::SecondsSilent() const {
+  return changed_ == 0.0 ? -1.0 : std::max(0.0, Now() - changed_);
+}
+
+bool RunReader::control() const {
+  const auto field = fields_.find("train.control");
+  return field != fields_.end() && field->second == "true";
+}
+
+Curves RunReader::Detail(int64_t from, int64_t to, int64_t points) const {
+  from = std::max<int64_t>(from, 0);
+  to = std::max(from, to);
+  points = std::max<int64_t>(points, 1);
+  const int64_t width = (to - from) / points + 1;
+  Curves curves(to / width + 1, width);
+  auto place = std::upper_bound(places_.begin(), places_.end(),
+                                std::make_pair(from, int64_t{0}));
+  if (place != places_.begin()) --place;
+  if (place == places_.end()) return curves;
+  simdjson::dom::parser parser;
+  LineFollower lines(folder_ + "/metrics.jsonl", place->second);
+  bool past = false;
+  while (!past && lines.Poll(
+                      [&](absl::string_view line, int64_t) {
+                        ReadMetricsLine(line, &parser,
+                                        [&](int64_t step, absl::string_view key,
+                                            double value) {
+                                          past = past || step > to;
+                                          if (step < from || step > to) return;
+                                          curves.Add(step, key, value);
+                                        });
+                      },
+                      [] {}, kBytesAtOnce)) {
+  }
+  return curves;
+}
+
+}  // namespace capstan

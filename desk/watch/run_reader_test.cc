@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is known of a run by its folder, and what a page is told of it.
+#include "desk/watch/run_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "desk/watch/config_fields.h"
+#include "desk/watch/live_runs.h"
+#include "desk/watch/run_json.h"
+#include "desk/watch/terminal_picture.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+using State = RunReader::State;
+
+class RunReaderTest : public ::testing::Test {
+ protected:
+  RunReaderTest() {
+    folder_ = ::testing::TempDir() + "run_XXXXXX";
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    run_ = std::make_unique<RunReader>(folder_, "name");
+  }
+
+  void Write(const std::string& name, const std::string& text,
+             std::ios::openmode mode = std::ios::app) {
+    fs::create_directories(fs::path(folder_ + "/" + name).parent_path());
+    std::ofstream(folder_ + "/" + name, mode | std::ios::out) << text;
+  }
+  static std::string Steps(int first, int last) {
+    std::string text;
+    for (int step = first; step <= last; ++step) {
+      absl::StrAppendFormat(
+          &text,
+          "{\"step\": %d, \"loss\": %d, \"tokens\": %d, \"step_seconds\": 2, "
+          "\"time\": %d}\n",
+          step, 1000 - step, 10 * step, 5000 + 2 * step);
+    }
+    return text;
+  }
+  void Poll() {
+    while (run_->Poll()) {
+    }
+  }
+  double Loss(int step) {
+    for (const CurveBucket& bucket : run_->curves().Find("loss")->buckets) {
+      if (bucket.at == step / run_->curves().width()) return bucket.mean();
+    }
+    return NAN;
+  }
+
+  std::string folder_;
+  std::unique_ptr<RunReader> run_;
+};
+
+TEST_F(RunReaderTest, HowFarItIs) {
+  Poll();
+  EXPECT_EQ(run_->state(), State::kWaiting);
+  Write("config.pbtxt", "train {\n  max_steps: 100\n  control: true\n}\n");
+  Write("metrics.jsonl", Steps(1, 40) + "{\"step\": 40, \"eval_loss\": 3.5}\n" +
+                             "{\"step\": 41, \"loss\": nul");
+  Poll();
+  EXPECT_EQ(run_->state(), State::kRunning);
+  EXPECT_EQ(run_->step(), 40);
+  EXPECT_EQ(run_->max_steps(), 100);
+  EXPECT_TRUE(run_->control());
+  EXPECT_EQ(run_->SecondsLeft(), 60 * 2.0);
+  EXPECT_EQ(run_->Latest().at("eval_loss"), 3.5);
+  EXPECT_EQ(Loss(40), 960.0);
+  Write("summary.json", "{\"status\": \"completed\", \"steps\": 40}");
+  Poll();
+  EXPECT_EQ(run_->state(), State::kEnded);
+  EXPECT_EQ(StateText(*run_), "completed");
+}
+
+TEST_F(RunReaderTest, AnEndThatTheRunWasTold) {
+  Write("config.pbtxt", "train {\n  max_steps: 100\n}\n");
+  Write("metrics.jsonl", Steps(1, 10));
+  Write("control.jsonl",
+        "{\"id\": \"a\", \"do\": \"max_steps\", \"value\": 60}\n"
+        "{\"id\": \"b\", \"do\": \"max_steps\", \"value\": 5}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 100) << "it hasn't answered";
+  const std::string event = "{\"step\": 10, \"kind\": \"control\", \"id\": ";
+  Write("events.jsonl",
+        event + "\"a\", \"text\": \"it ends after step 60\"}\n" + event +
+            "\"b\", \"text\": \"refused: step 5 is past\"}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 60);
+  EXPECT_EQ(run_->SecondsLeft(), 50 * 2.0);
+  Write("events.jsonl", "{\"step\": 10, \"kind\": \"resume\"}\n");
+  Poll();
+  EXPECT_EQ(run_->max_steps(), 100) << "a resumed run goes by its config";
+}
+
+// Metrics from before they had a time.
+TEST_F(RunReaderTest, TimesOfAnOlderRun) {
+  std::string text;
+  for (int step = 1; step <= 10; ++step) {
+    absl::StrAppendFormat(
+        &text, "{\"step\": %d, \"loss\": 1, \"step_seconds\": 3}\n", step);
+  }
+  Write("metrics.jsonl", text);
+  Write("config.pbtxt", "train {\n  max_steps: 20\n}\n");
+  Poll();
+  EXPECT_EQ(run_->SecondsLeft(), 30.0);
+}
+
+TEST_F(RunReaderTest, AResumedRunWhoseMetricsWereCut) {
+  Write("metrics.jsonl", Steps(1, 50));
+  Write("summary.json", "{\"status\": \"stopped\", \"steps\": 50}");
+  Poll();
+  EXPECT_EQ(run_->state(), State::kEnded);
+  Write("metrics.jsonl", Steps(1, 30) + "{\"step\": 31, \"loss\": 7}\n",
+        std::ios::trunc);
+  Write("events.jsonl",
+        "{\"time\": 99999999999, \"step\": 30, \"kind\": \"resume\", "
+        "\"text\": \"from step 30\"}\n");
+  Poll();
+  EXPECT_EQ(run_->step(), 31);
+  EXPECT_EQ(Loss(31), 7.0);
+  EXPECT_TRUE(std::isnan(Loss(40)));
+  EXPECT_EQ(run_->state(), State::kRunning);
+  EXPECT_EQ(run_->versions().restarts, 1);
+}
+
+TEST_F(RunReaderTest, DamagedFilesAreLeftOut) {
+  Write("metrics.jsonl",
+        "[]\n{\"loss\": 1}\n\xff\xfe\n{\"step\": -1, \"loss\": 1}\n"
+        "{\"step\": 1e300, \"loss\": 1}\n{\"step\": \"1\"}\n" +
+            Steps(1, 2) + "{\"step\": 3, \"loss\": null, \"skipped\": true}\n");
+  Write("events.jsonl", "nonsense\n{\"kind\": 5, \"step\": []}\n");
+  Write("generations.jsonl", "{}\n");
+  Write("summary.json", "{");
+  Write("config.pbtxt", "}}}\n{\n[plugin/");
+  Write("ranks/rank-00000.jsonl", "{\"step\": 1, \"steps\": 0}\n1\n");
+  Write("ranks/rank-x.jsonl", "{\"step\": 1, \"steps\": 1}\n");
+  Poll();
+  EXPECT_EQ(run_->step(), 3);
+  EXPECT_EQ(Loss(2), 998.0);
+  EXPECT_EQ(run_->curves().Find("skipped")->buckets.size(), 1);
+  EXPECT_EQ(run_->ranks().size(), 1);
+  absl::optional<RunTold> told;
+  EXPECT_EQ(RunJson(*run_, &told)["status"]["step"], 3);
+}
+
+TEST_F(RunReaderTest, OnlyTheNewestEventsAndSamplesAreKept) {
+  std::string events, samples;
+  for (int i = 0; i < 3000; ++i) {
+    absl::StrAppend(&events, "{\"step\": ", i, ", \"kind\": \"save\"}\n");
+    absl::StrAppend(&samples, "{\"step\": ", i, ", \"prompt\": \"p\", ",
+                    "\"text\": \"", std::string(1000, 't'), "\"}\n");
+  }
+  Write("events.jsonl", events);
+  Write("generations.jsonl", samples);
+  Poll();
+  EXPECT_EQ(run_->events().size(), RunReader::kMostEvents);
+  EXPECT_EQ(run_->events().back().step, 2999);
+  EXPECT_EQ(run_->samples().back().step, 2999);
+  EXPECT_LE(run_->samples().size() * 1001, RunReader::kMostSampleBytes);
+}
+
+TEST_F(RunReaderTest, APartOfTheCurvesIsReadAgain) {
+  Write("metrics.jsonl", Steps(1, 20000));
+  Poll();
+  EXPECT_GT(run_->curves().width(), 1);
+  const Curves some = run_->Detail(12345, 12350, 1000);
+  EXPECT_EQ(some.width(), 1);
+  const Curves::Series* const loss = some.Find("loss");
+  ASSERT_NE(loss, nullptr);
+  ASSERT_EQ(loss->buckets.size(), 6);
+  EXPECT_EQ(loss->buckets[0].at, 12345);
+  EXPECT_EQ(loss->buckets[0].mean(), 1000.0 - 12345.0);
+  EXPECT_EQ(run_->Detail(0, 20000, 100).Find("loss")->buckets.size(), 100);
+  EXPECT_EQ(run_->Detail(30000, 40000, 100).Find("loss"), nullptr);
+}
+
+// Rank 2 of 4 computes for 30 ms longer than the others, who wait for it.
+TEST_F(RunReaderTest, TheLateRankIsNamed) {
+  for (int rank = 0; rank < 4; ++rank) {
+    std::string text = absl::StrFormat(
+        "{\"time\": 1, \"rank\": %d, \"host\": \"node%d\", \"pid\": 7, "
+        "\"device\": \"CPU\", \"restart\": 0}\n",
+        rank, rank / 2);
+    for (int step = 10; step <= 1000; step += 10) {
+      const double data = rank == 2 ? 0.35 : 0.05;
+      absl::StrAppendFormat(
+          &text,
+          "{\"step\": %d, \"steps\": 10, \"step_seconds\": 1.0, \"data\": %f, "
+          "\"forward\": 0.2, \"backward\": 0.4, \"optimizer\": 0.05, "
+          "\"exposed\": %f, \"rest\": 0.0, \"outside\": 0.5, \"rss_bytes\": "
+          "%d, \"actions\": {\"saving\": 0.5}}\n",
+          step, data, 0.35 - data, 1000 * (rank + 1));
+    }
+    Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank), text);
+  }
+  Poll();
+  const RankTimeline timeline = TimelineOf(run_->ranks());
+  ASSERT_EQ(timeline.rows.size(), 4);
+  EXPECT_NEAR(timeline.rows[2].mean_late, 0.03, 1e-6);
+  EXPECT_NEAR(timeline.rows[2].latest_share, 1.0, 1e-6);
+  EXPECT_EQ(LateText(run_->ranks(), timeline),
+            "rank 2 on node1 is late: it works 30 ms (43 %) longer a step "
+            "than the median rank, most of it in data; the others wait for it");
+  const json made = RanksJson(run_->ranks());
+  EXPECT_EQ(made["rows"][2]["host"], "node1");
+  EXPECT_EQ(made["rows"][2]["actions"]["saving"], 50.0);
+  EXPECT_NEAR(made["rows"][0]["means"]["outside"], 0.05, 1e-9);
+  EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["low"][0], 1000.0);
+  EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["high"][0], 4000.0);
+}
+
+TEST_F(RunReaderTest, EqualRanksAreNotLate) {
+  for (int rank = 0; rank < 2; ++rank) {
+    Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank),
+          "{\"step\": 5, \"steps\": 5, \"data\": 0.1, \"forward\": 1, "
+          "\"backward\": 1, \"optimizer\": 0.1, \"rest\": 0}\n");
+  }
+  Poll();
+  EXPECT_EQ(LateText(run_->ranks(), TimelineOf(run_->ranks())), "");
+}
+
+TEST_F(RunReaderTest, APageIsToldOnlyWhatHasChanged) {
+  Write("metrics.jsonl", Steps(1, 20));
+  Write("events.jsonl",
+        "{\"step\": 10, \"kind\": \"save\", \"text\": \"x\"}\n");
+  Poll();
+  absl::optional<RunTold> told;
+  const json all = RunJson(*run_, &told);
+  EXPECT_EQ(all["name"], "name");
+  EXPECT_EQ(all["curves"]["series"]["loss"]["at"].size(), 20);
+  EXPECT_EQ(all["events"][0]["kind"], "save");
+  EXPECT_TRUE(RunJson(*run_, &told).is_null());
+  Write("metrics.jsonl", Steps(21, 22));
+  Poll();
+  const json more = RunJson(*run_, &told);
+  EXPECT_EQ(more["status"]["step"], 22);
+  EXPECT_EQ(more["curves"]["from"], 20);
+  EXPECT_EQ(more["curves"]["series"]["loss"]["at"], json({20, 21, 22}));
+  EXPECT_FALSE(more.contains("events"));
+}
+
+TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
+  Write("metrics.jsonl", Steps(1, 200));
+  Write("generations.jsonl",
+        "{\"step\": 1, \"prompt\": \"p\", \"text\": \"\\u001b[31m red\"}\n");
+  Write("events.jsonl",
+        "{\"step\": 7, \"kind\": \"spike\", \"text\": \"6.1 deviations\"}\n");
+  LiveRuns runs({{folder_, "some\x1b[2Jname"}});
+  runs.ReadAll();
+  const std::string picture = TerminalPicture(runs, 80, /*colors=*/false);
+  EXPECT_THAT(picture,
+              AllOf(HasSubstr("step 200"), HasSubstr("loss"), HasSubstr("red"),
+                    HasSubstr("6.1 deviations"), Not(HasSubstr("\x1b"))));
+}
+
+TEST(ConfigFieldsTest, ByThePathThatSetTakes) {
+  EXPECT_THAT(ConfigFields("name: \"a: {\"\n"
+                           "# comment: no\n"
+                           "model {\n"
+                           "  [plugin/capstan.llama.Config] {\n"
+                           "    hidden_size: 128\n"
+                           "  }\n"
+                           "}\n"
+                           "train {\n"
+                           "  sample_prompts {\n"
+                           "    prompt: \"one\"\n"
+                           "  }\n"
+                           "  sample_prompts {\n"
+                           "    prompt: \"two\"\n"
+                           "  }\n"
+                           "}\n"),
+              UnorderedElementsAre(
+                  Pair("name", "\"a: {\""), Pair("model", "capstan.llama"),
+                  Pair("model.hidden_size", "128"),
+                  Pair("train.sample_prompts.prompt", "\"one\", \"two\"")));
+}
+
+class FindRunsTest : public RunReaderTest {};
+
+TEST_F(FindRunsTest, ARunOrAFolderOfThem) {
+  Write("b/config.pbtxt", "");
+  Write("a/metrics.jsonl", "");
+  Write("notes/text", "");
+  const auto found = FindRuns({folder_});
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_EQ(found->size(), 2);
+  EXPECT_EQ((*found)[0].first, folder_ + "/a");
+  EXPECT_EQ((*found)[1].first, folder_ + "/b");
+  const auto one = FindRuns({folder_ + "/b/"});
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ((*one)[0].second, fs::path(folder_).filename().string() + "/b");
+  EXPECT_THAT(std::string(FindRuns({folder_ + "/notes"}).status().message()),
+              HasSubstr("notes isn't a run's folder"));
+}
+
+}  // namespace
+}  // namespace capstan

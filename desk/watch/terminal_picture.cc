@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/watch/terminal_picture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "desk/watch/rank_times.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+namespace {
+
+constexpr int kRows = 8;
+constexpr int kLabel = 10;  // columns of an axis
+constexpr size_t kShownEvents = 8;
+constexpr size_t kShownRanks = 16;
+constexpr int kColors[] = {34, 31, 32, 35, 33, 36};
+constexpr size_t kColorCount = sizeof(kColors) / sizeof(kColors[0]);
+
+std::string Colored(const std::string& text, int color, bool colors) {
+  return colors ? absl::StrCat("\x1b[", color, "m", text, "\x1b[0m") : text;
+}
+
+// On one line, without what a terminal would obey, cut at `columns` characters.
+std::string Line(const std::string& text, int columns) {
+  const std::string clean =
+      absl::StrReplaceAll(PrintableText(text), {{"\n", " "}, {"\t", " "}});
+  int characters = 0;
+  for (size_t i = 0; i < clean.size(); ++i) {
+    const bool begins = (static_cast<unsigned char>(clean[i]) & 0xc0) != 0x80;
+    if (begins && ++characters > columns) return clean.substr(0, i);
+  }
+  return clean;
+}
+
+// Dots of 2 x 4 a character (Braille).
+class Canvas {
+ public:
+  Canvas(int columns, int rows)
+      : columns_(columns), rows_(rows), cells_(columns * rows) {}
+
+  // In [0, 1] from the lower left corner.
+  void Dot(double x, double y, int color) {
+    constexpr int kBits[4][2] = {{0, 3}, {1, 4}, {2, 5}, {6, 7}};
+    const int across = std::clamp(static_cast<int>(x * (2 * columns_ - 1)), 0,
+                                  2 * columns_ - 1);
+    const int down = std::clamp(static_cast<int>((1.0 - y) * (4 * rows_ - 1)),
+                                0, 4 * rows_ - 1);
+    Cell& cell = cells_[down / 4 * columns_ + across / 2];
+    cell.dots |= 1 << kBits[down % 4][across % 2];
+    cell.color = color;
+  }
+  std::string Row(int row, bool colors) const {
+    std::string text;
+    for (int i = 0; i < columns_; ++i) {
+      const Cell& cell = cells_[row * columns_ + i];
+      if (cell.dots == 0) {
+        text += ' ';
+        continue;
+      }
+      // U+2800 + dots in UTF-8.
+      std::string character = {static_cast<char>(0xe2),
+                               static_cast<char>(0xa0 | cell.dots >> 6),
+                               static_cast<char>(0x80 | (cell.dots & 0x3f))};
+      text += Colored(character, cell.color, colors);
+    }
+    return text;
+  }
+
+ private:
+  struct Cell {
+    int dots = 0;
+    int color = 0;
+  };
+  const int columns_;
+  const int rows_;
+  std::vector<Cell> cells_;
+};
+
+// A curve to draw: its buckets, and those's width.
+struct Drawn {
+  const Curves* curves;
+  const Curves::Series* series;
+  int color;
+};
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
+  int64_t last = 1;  // step
+};
+
+Range RangeOf(const std::vector<Drawn>& drawn) {
+  Range range;
+  for (const Drawn& one : drawn) {
+    for (const CurveBucket& bucket : one.series->buckets) {
+      range.low = std::min(range.low, bucket.mean());
+      range.high = std::max(range.high, bucket.mean());
+    }
+    range.last =
+        std::max(range.last,
+                 (one.series->buckets.back().at + 1) * one.curves->width() - 1);
+  }
+  return range;
+}
+
+std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
+                  int columns, bool colors) {
+  if (drawn.empty()) return "";
+  const Range range = RangeOf(drawn);
+  const double height = range.high - range.low;
+  Canvas canvas(columns - kLabel - 2, kRows);
+  for (const Drawn& one : drawn) {
+    for (const CurveBucket& bucket : one.series->buckets) {
+      const double step =
+          (bucket.at + 0.5) * static_cast<double>(one.curves->width());
+      canvas.Dot(step / static_cast<double>(range.last),
+                 height > 0.0 ? (bucket.mean() - range.low) / height : 0.5,
+                 one.color);
+    }
+  }
+  std::string text = absl::StrCat("\n", title, "\n");
+  for (int row = 0; row < kRows; ++row) {
+    const std::string label = row == 0 ? absl::StrFormat("%.4g", range.high)
+                              : row == kRows - 1
+                                  ? absl::StrFormat("%.4g", range.low)
+                                  : "";
+    absl::StrAppendFormat(&text, "%*s |%s\n", kLabel, label,
+                          canvas.Row(row, colors));
+  }
+  absl::StrAppendFormat(&text, "%*s  0%*s\n", kLabel, "", columns - kLabel - 3,
+                        absl::StrCat("step ", WithCommas(range.last)));
+  return text;
+}
+
+// "1,200 of 5,000  24 %  0:31 left  loss 2.345  8,020 tokens/s"
+std::string Progress(const RunReader& run) {
+  std::string text =
+      absl::StrCat(StateText(run), "  step ", WithCommas(run.step()));
+  if (run.max_steps() > 0) {
+    absl::StrAppendFormat(&text, " of %s  %.0f %%", WithCommas(run.max_steps()),
+                          100.0 * static_cast<double>(run.step()) /
+                              static_cast<double>(run.max_steps()));
+  }
+  if (run.state() == RunReader::State::kRunning && run.SecondsLeft() >= 0.0) {
+    absl::StrAppend(&text, "  ", ClockTime(run.SecondsLeft()), " left");
+  }
+  const std::map<std::string, double> latest = run.Latest();
+  for (const char* key : {"loss", "eval_loss"}) {
+    const auto value = latest.find(key);
+    if (value == latest.end()) continue;
+    absl::StrAppendFormat(&text, "  %s %.4f", key, value->second);
+  }
+  for (const auto& [key, value] : latest) {
+    if (!absl::EndsWith(key, "_per_second")) continue;
+    absl::StrAppend(&text, "  ", WithCommas(std::llround(value)), " ",
+                    key.substr(0, key.find("_per_second")), "/s");
+  }
+  return text;
+}
+
+// A line a rank: its share of lateness as a bar of ten characters.
+std::string RanksText(const RunReader& run, int columns) {
+  const RankTimeline timeline = TimelineOf(run.ranks());
+  if (timeline.rows.empty()) return "";
+  std::string text = "\nranks, ms a step\n";
+  const std::string late = LateText(run.ranks(), timeline);
+  if (!late.empty())
+    absl::StrAppend(&text, "  ", Line(late, columns - 2), "\n");
+  for (const RankRow& row : timeline.rows) {
+    if (static_cast<size_t>(&row - timeline.rows.data()) == kShownRanks) {
+      absl::StrAppend(&text, "  .. and ", timeline.rows.size() - kShownRanks,
+                      " more\n");
+      break;
+    }
+    const WatchedRank& record = run.ranks().at(row.rank);
+    std::string line = absl::StrFormat("  %4d %-12.12s", row.rank, record.host);
+    for (const char* part : kWorkParts) {
+      const auto mean = row.means.find(part);
+      if (mean == row.means.end()) continue;
+      absl::StrAppendFormat(&line, "  %s %.1f", part, 1e3 * mean->second);
+    }
+    const auto exposed = row.means.find("exposed");
+    if (exposed != row.means.end()) {
+      absl::StrAppendFormat(&line, "  waits %.1f", 1e3 * exposed->second);
+    }
+    absl::StrAppend(&text, Line(line, columns), "\n");
+  }
+  return text;
+}
+
+std::string EventsText(const RunReader& run, int columns) {
+  const auto& events = run.events();
+  if (events.empty()) return "";
+  std::string text = "\nevents\n";
+  const size_t shown = std::min(events.size(), kShownEvents);
+  for (size_t i = events.size() - shown; i < events.size(); ++i) {
+    const WatchedEvent& event = events[i];
+    const std::string time =
+        event.time > 0.0
+            ? absl::FormatTime("%H:%M:%S",
+                               absl::UnixEpoch() + absl::Seconds(event.time),
+                               absl::LocalTimeZone())
+            : "";
+    absl::StrAppend(&text,
+                    Line(absl::StrFormat("  %8s  step %-8d %-10s %s", time,
+                                         event.step, event.kind, event.text),
+                         columns),
+                    "\n");
+  }
+  return text;
+}
+
+std::string SampleText(const RunReader& run, int columns) {
+  if (run.samples().empty()) return "";
+  const WatchedSample& sample = run.samples().back();
+  return absl::StrCat(
+      "\nsample of step ", sample.step, "\n",
+      Line(absl::StrCat("  ", sample.prompt, " > ", sample.text), 3 * columns),
+      "\n");
+}
+
+}  // namespace
+
+std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
+  columns = std::max(columns, 40);
+  std::string text;
+  size_t index = 0;
+  const std::pair<const char*, const char*> kCharts[] = {
+      {"loss", "loss"},
+      {"eval_loss", "evaluation loss"},
+      {"lr", "learning rate"},
+      {"grad_norm", "gradient norm"}};
+  std::vector<std::vector<Drawn>> drawn(std::size(kCharts));
+  std::string details;
+  runs.ForEach([&](const RunReader& run) {
+    const int color = kColors[index++ % kColorCount];
+    absl::StrAppend(
+        &text,
+        Colored(Line(run.name(), columns), color, colors && runs.size() > 1),
+        "\n  ", Line(Progress(run), columns - 2), "\n");
+    for (size_t c = 0; c < std::size(kCharts); ++c) {
+      const Curves::Series* series = run.curves().Find(kCharts[c].first);
+      if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});
+    }
+    if (runs.size() > 1) return;
+    details = absl::StrCat(RanksText(run, columns), EventsText(run, columns),
+                           SampleText(run, columns));
+  });
+  for (size_t c = 0; c < std::size(kCharts); ++c) {
+    absl::StrAppend(&text, Chart(kCharts[c].second, drawn[c], columns, colors));
+  }
+  return text + details;
+}
+
+}  // namespace capstan

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// watch: runs on a page, in the terminal or in a file.
+#include <poll.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/files.h"
+#include "base/heap.h"
+#include "base/status.h"
+#include "desk/http/server.h"
+#include "desk/init/raw_terminal.h"
+#include "desk/watch/live_runs.h"
+#include "desk/watch/terminal_picture.h"
+#include "desk/watch/watch_page.h"
+#include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan {
+namespace {
+
+struct WatchOptions {
+  std::vector<std::string> runs;
+  int port = 0;
+  bool terminal = false;
+  std::string html;
+};
+
+// Until `q`, Ctrl-C, or what is shown can't be written. One picture if standard
+// output is no terminal.
+absl::StatusOr<int> WatchInTerminal(LiveRuns* runs) {
+  const Console console(STDOUT_FILENO);
+  if (!console.terminal()) {
+    runs->ReadAll();
+    std::cout << TerminalPicture(*runs, console.Columns(), /*colors=*/false);
+    return 0;
+  }
+  const bool keys = isatty(STDIN_FILENO) == 1;
+  absl::optional<init::RawTerminal> raw;
+  if (keys) raw.emplace(STDIN_FILENO);
+  while (std::cout) {
+    runs->ReadAll();
+    std::cout << "\x1b[H\x1b[J"
+              << TerminalPicture(*runs, console.Columns(), /*colors=*/true)
+              << (keys ? "\nq ends this\n" : "") << std::flush;
+    pollfd key = {keys ? STDIN_FILENO : -1, POLLIN, 0};
+    char byte = 0;
+    if (poll(&key, 1, /*milliseconds=*/1000) > 0 &&
+        (read(STDIN_FILENO, &byte, 1) <= 0 || byte == 'q')) {
+      break;
+    }
+  }
+  return 0;
+}
+
+absl::StatusOr<int> RunWatch(const WatchOptions& options) {
+  if (options.runs.empty()) {
+    return absl::InvalidArgumentError(
+        "name the runs to watch: runs/NAME/latest, or runs/NAME for all of "
+        "them");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const auto found,
+                           FindRuns(AllFromCaller(options.runs)));
+  LiveRuns runs(found);
+  if (options.terminal) return WatchInTerminal(&runs);
+  if (!options.html.empty()) {
+    runs.ReadAll();
+    CAPSTAN_RETURN_IF_ERROR(
+        ReplaceFile(FromCaller(options.html), ReportPage(runs)));
+    return 0;
+  }
+  // Each answer's buffers go back when it is sent, on whatever thread.
+  SetHeapThresholds(/*mmap=*/256 << 10, /*trim=*/1 << 20);
+  ServerOptions server_options;
+  server_options.port = options.port;
+  server_options.key = RandomKey();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
+                           HttpServer::Listen(server_options));
+  AddWatchRoutes(&runs, server.get());
+  runs.Follow();
+  std::cout << "Open " << server->Url() << "\n"
+            << "From another machine: ssh -L " << server->port()
+            << ":127.0.0.1:" << server->port()
+            << " HOST, then the same address. Ctrl-C ends this, and no run."
+            << std::endl;
+  server->Run();
+  return 0;
+}
+
+void AddFlags(Flags& flags, WatchOptions* options) {
+  flags
+      .Add("run,--run", &options->runs,
+           "A run's folder (runs/NAME/latest), or a folder of runs")
+      .Type("FOLDER");
+  flags
+      .Add("--port", &options->port,
+           "Port of the page, on this machine alone; 0: any that is free")
+      .ShowDefault();
+  flags.Add("--terminal", &options->terminal,
+            "Draw it here, with characters; once, if standard output is no "
+            "terminal");
+  flags
+      .Add("--html", &options->html,
+           "Write the page into this file, as it is now, and end")
+      .Type("FILE");
+}
+
+const RegisterFunction<WatchOptions> watch(
+    62, "watch", "Show runs on a page as they go on: curves, ranks, samples",
+    AddFlags, RunWatch);
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/watch/watch_page.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "desk/page/page.h"
+#include "trainer/metrics/run_end.h"
+
+namespace capstan {
+
+extern const EmbeddedFile kWatchPage[];  // page/
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMostPoints = 5000;
+
+std::string Html(const LiveRuns& runs, bool live) {
+  Page page;
+  std::string name;
+  runs.ForEach([&name](const RunReader& run) {
+    if (name.empty()) name = run.name();
+  });
+  page.title = runs.size() == 1 ? name : absl::StrCat(runs.size(), " runs");
+  page.live = live;
+  page.json = JsonText(json{{"title", page.title},
+                            {"live", live},
+                            {"runs", live ? json::array() : runs.AllJson()}});
+  page.style = EmbeddedText(kWatchPage, "watch.css");
+  for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
+                             "details.js", "main.js"}) {
+    page.script += EmbeddedText(kWatchPage, script);
+  }
+  page.noscript =
+      "This page needs JavaScript; trainer watch --terminal shows the same.";
+  return PageHtml(page);
+}
+
+// A number of the query; `otherwise` if it is missing or none.
+int64_t Query(const httplib::Request& request, const char* name,
+              int64_t otherwise) {
+  int64_t value = 0;
+  return absl::SimpleAtoi(request.get_param_value(name), &value) ? value
+                                                                 : otherwise;
+}
+
+void AnswerCurves(const LiveRuns& runs, const httplib::Request& request,
+                  httplib::Response* response) {
+  const int64_t from = Query(request, "from", 0);
+  const int64_t to = Query(request, "to", -1);
+  constexpr int64_t kMostSteps = int64_t{1} << 50;
+  if (from < 0 || to < from || to > kMostSteps) {
+    SendError(400, "from and to: steps, from 0 on", response);
+    return;
+  }
+  const json found = runs.Detail(
+      static_cast<size_t>(Query(request, "run", -1)), from, to,
+      std::clamp<int64_t>(Query(request, "points", kPoints), 1, kMostPoints));
+  if (found.is_null()) {
+    SendError(404, "there is no such run", response);
+  } else {
+    SendJson(found, response);
+  }
+}
+
+void AnswerControl(LiveRuns* runs, const httplib::Request& request,
+                   httplib::Response* response) {
+  const json wanted = ParseJson<json>(request.body);
+  const auto run = wanted.is_object() ? wanted.find("run") : wanted.end();
+  const auto what = wanted.is_object() ? wanted.find("do") : wanted.end();
+  if (run == wanted.end() || !run->is_number_unsigned() ||
+      what == wanted.end() || !what->is_string()) {
+    SendError(400, "expected {\"run\": 0, \"do\": \"save\"}", response);
+    return;
+  }
+  absl::optional<int64_t> value;
+  const auto given = wanted.find("value");
+  if (given != wanted.end()) value = JsonInteger(*given);
+  const absl::StatusOr<std::string> id =
+      runs->Control(run->get<size_t>(), what->get<std::string>(), value);
+  if (id.ok()) {
+    SendJson({{"id", *id}}, response);
+  } else {
+    SendError(absl::IsInvalidArgument(id.status()) ? 400
+              : absl::IsNotFound(id.status())      ? 404
+                                                   : 409,
+              std::string(id.status().message()), response);
+  }
+}
+
+// report.html of a run that has ended.
+absl::Status WriteReport(const std::string& output_dir) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns({output_dir}));
+  LiveRuns runs(found);
+  runs.ReadAll();
+  return ReplaceFile(output_dir + "/report.html", Html(runs, /*live=*/false));
+}
+
+const bool at_run_end = (AtRunEnd().push_back(WriteReport), true);
+
+}  // namespace
+
+std::string ReportPage(const LiveRuns& runs) {
+  return Html(runs, /*live=*/false);
+}
+
+void AddWatchRoutes(LiveRuns* runs, HttpServer* server) {
+  httplib::Server& routes = server->routes();
+  routes.Get("/", [html = Html(*runs, /*live=*/true)](
+                      const httplib::Request&, httplib::Response& response) {
+    // The page's own policy can't say this.
+    response.set_header("Content-Security-Policy", "frame-ancestors 'none'");
+    SendBody(html, "text/html; charset=utf-8", &response);
+  });
+  routes.Get("/api/runs",
+             [runs](const httplib::Request&, httplib::Response& response) {
+               SendJson(runs->AllJson(), &response);
+             });
+  routes.Get("/api/events", [runs, server](const httplib::Request&,
+                                           httplib::Response& response) {
+    auto told = std::make_shared<std::vector<absl::optional<RunTold>>>();
+    server->SendEvents(
+        [runs, told]() -> absl::optional<std::string> {
+          const json changed = runs->Next(told.get());
+          return changed.is_null() ? "" : EventText(changed);
+        },
+        &response);
+  });
+  routes.Get("/api/curves", [runs](const httplib::Request& request,
+                                   httplib::Response& response) {
+    AnswerCurves(*runs, request, &response);
+  });
+  routes.Post("/api/control", [runs](const httplib::Request& request,
+                                     httplib::Response& response) {
+    AnswerControl(runs, request, &response);
+  });
+}
+
+}  // namespace capstan

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The page of `watch`, served or in a file.
+#ifndef CAPSTAN_DESK_WATCH_WATCH_PAGE_H_
+#define CAPSTAN_DESK_WATCH_WATCH_PAGE_H_
+
+#include <string>
+
+#include "desk/http/server.h"
+#include "desk/watch/live_runs.h"
+
+namespace capstan {
+
+// The page with all that `runs` has read: a file of its own, report.html.
+std::string ReportPage(const LiveRuns& runs);
+
+// Has `server` answer, for `runs`, which must outlive it:
+//   GET  /             the page
+//   GET  /api/runs     a list of RunJson
+//   GET  /api/events   the same and what changes of it, as server-sent events
+//   GET  /api/curves?run=0&from=1&to=100&points=500  a part of its curves
+//   POST /api/control  {"run": 0, "do": "save"} tells a run
+void AddWatchRoutes(LiveRuns* runs, HttpServer* server);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_DESK_WATCH_WATCH_PAGE_H_

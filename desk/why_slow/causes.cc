@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/why_slow/causes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan::why_slow {
+namespace {
+
+// Less isn't worth a line.
+constexpr double kLeastShare = 0.02;
+// What is due now and then should cost no more.
+constexpr double kFairShare = 0.05;
+
+std::string Percent(double part, double whole) {
+  return absl::StrFormat("%.0f %%", 100.0 * part / std::max(whole, 1e-12));
+}
+
+double Action(const Times& times, const std::string& name) {
+  const auto found = times.actions.find(name);
+  return found == times.actions.end() ? 0.0 : found->second;
+}
+
+// A rank's means per step, without its first line, whose steps are slow
+// anyway, if there are others.
+Times PerStep(const RankRecord& rank) {
+  Times sum;
+  const size_t first = rank.lines.size() > 2 ? 1 : 0;
+  for (size_t i = first; i < rank.lines.size(); ++i) sum.Add(rank.lines[i]);
+  if (sum.steps == 0.0) sum = rank.all;
+  Times mean;
+  const double steps = sum.steps;
+  for (double Times::*field :
+       {&Times::step_seconds, &Times::data, &Times::rollout, &Times::forward,
+        &Times::backward, &Times::optimizer, &Times::exposed, &Times::rest,
+        &Times::outside, &Times::off_core, &Times::runqueue_seconds,
+        &Times::cpu_seconds, &Times::steal_seconds, &Times::iowait_seconds,
+        &Times::major_faults, &Times::read_bytes}) {
+    mean.*field = sum.*field / steps;
+  }
+  for (const auto& [name, seconds] : sum.actions) {
+    mean.actions[name] = seconds / steps;
+  }
+  mean.steps = steps;
+  return mean;
+}
+
+// The next of 1, 2, 5, 10, 20, .. that isn't smaller.
+int64_t RoundUp(double number) {
+  for (int64_t power = 1;; power *= 10) {
+    for (const int64_t digit : {1, 2, 5}) {
+      if (static_cast<double>(digit * power) >= number) return digit * power;
+    }
+  }
+}
+
+class Judge {
+ public:
+  Judge(const RunRecord& run, const Summary& summary)
+      : run_(run), summary_(summary), wall_(summary.wall) {}
+
+  std::vector<Cause> Find() {
+    Rarer("evaluation", "eval_every", run_.settings.eval_every,
+          {"evaluation", "sampling"},
+          "eval_batches measures on less; eval_data of fewer rows does, too");
+    Rarer("saving", "save_every", run_.settings.save_every,
+          {"saving", "saving the best"},
+          run_.settings.saves_in_foreground
+              ? "saving: BACKGROUND writes while training goes on"
+              : "a faster disk under output_dir shortens each");
+    if (on_cpu()) {
+      TooManyThreads();
+      Steal();
+    }
+    LateRank();
+    if (!crowded_ && on_cpu()) Host();
+    Data();
+    Communication();
+    SmallBatch();
+    OddShape();
+    std::vector<Cause> found;
+    for (Cause& cause : causes_) {
+      if (cause.gain >= kLeastShare * wall_) found.push_back(std::move(cause));
+    }
+    std::stable_sort(
+        found.begin(), found.end(),
+        [](const Cause& a, const Cause& b) { return a.gain > b.gain; });
+    return found;
+  }
+
+ private:
+  bool on_cpu() const { return run_.ranks.front().device == "CPU"; }
+  const Times& mean() const { return summary_.mean; }
+  std::string Of(double seconds) const {
+    return absl::StrCat(ShortDuration(seconds), " (", Percent(seconds, wall_),
+                        ")");
+  }
+  void Add(Cause cause) { causes_.push_back(std::move(cause)); }
+
+  // What happens every so many steps, and takes more than its share.
+  void Rarer(const std::string& name, const std::string& field, double every,
+             const std::vector<std::string>& actions,
+             const std::string& otherwise) {
+    double seconds = 0.0;
+    for (const std::string& action : actions) {
+      seconds += Action(mean(), action);
+    }
+    const double others = wall_ - seconds;
+    if (every <= 0.0 || seconds <= kFairShare * wall_ || others <= 0.0) return;
+    const int64_t times = RoundUp(seconds / (kFairShare * others));
+    Add({name,
+         absl::StrCat("it takes ", Of(seconds),
+                      " of each step's time: ", ShortDuration(seconds * every),
+                      " every ", static_cast<int64_t>(every), " steps"),
+         absl::StrCat("train.", field, ": ",
+                      static_cast<int64_t>(every) * times, "; ", otherwise),
+         seconds * (1.0 - 1.0 / static_cast<double>(times))});
+  }
+
+  // Threads of the ranks of a host, over its cores.
+  void TooManyThreads() {
+    std::map<std::string, std::pair<double, double>> hosts;
+    double crowd = 1.0, threads = 0.0, cores = 0.0;
+    const auto look = [&](double has, double may_use) {
+      if (has / may_use <= crowd) return;
+      crowd = has / may_use;
+      threads = has;
+      cores = may_use;
+    };
+    for (const RankRecord& rank : run_.ranks) {
+      if (rank.bound) look(rank.threads, rank.cores);
+      auto& [of_host, has] = hosts[rank.host];
+      of_host += rank.threads;
+      has = std::max(has, rank.cores);
+      if (!rank.bound) look(of_host, has);
+    }
+    if (crowd <= 1.0) return;
+    crowded_ = true;
+    const double lost = mean().off_core;
+    const int64_t fitting = std::max<int64_t>(
+        1, static_cast<int64_t>(
+               cores /
+               std::max<double>(1.0, static_cast<double>(RanksOfAHost()))));
+    Add({"too many threads",
+         absl::StrFormat("%.0f threads compute on %.0f cores, and the training "
+                         "thread had no core for %s of each step",
+                         threads, cores, Of(lost)),
+         absl::StrCat("OMP_NUM_THREADS=", fitting, ", or fewer ranks"), lost});
+  }
+
+  size_t RanksOfAHost() const {
+    std::map<std::string, size_t> ranks;
+    size_t most = 0;
+    for (const RankRecord& rank : run_.ranks) {
+      most = std::max(most, ++ranks[rank.host]);
+    }
+    return most;
+  }
+
+  void Steal() {
+    double cpu = 0.0;
+    for (const RankRecord& rank : run_.ranks) {
+      if (rank.host == run_.ranks.front().host) {
+        cpu += rank.all.cpu_seconds / rank.all.steps;
+      }
+    }
+    const double steal = mean().steal_seconds;
+    if (steal <= 0.0) return;
+    const double computing =
+        mean().forward + mean().backward + mean().optimizer;
+    Add({"steal",
+         absl::StrFormat("the hypervisor gave the host's cores to others for "
+                         "%s of each step, while the ranks had them for %s",
+                         ShortDuration(steal), ShortDuration(cpu)),
+         "a machine, or an instance type, whose cores aren't shared",
+         computing * steal / (steal + cpu)});
+  }
+
+  // Why the rank has more work: the phase with most of the difference, and
+  // whether it had a core.
+  std::pair<std::string, std::string> WhyLate(const Times& late,
+                                              const Times& other) const {
+    const double gap = late.own() - other.own();
+    const double off = late.off_core - other.off_core;
+    const double waited = late.runqueue_seconds - other.runqueue_seconds;
+    if (off >= 0.5 * gap && waited >= 0.5 * off) {
+      return {absl::StrCat("its core is taken by others: it waited ",
+                           ShortDuration(waited), " for one"),
+              "end what else runs on that host, or bind the rank to other "
+              "cores (launch.binding)"};
+    }
+    if (off >= 0.5 * gap) {
+      return {absl::StrCat("it had no core for ", ShortDuration(off),
+                           ": it was stopped, or waited for memory from a "
+                           "disk (",
+                           absl::StrFormat("%.0f", late.major_faults),
+                           " major faults a step)"),
+              "see what stops it, and whether that host's memory suffices"};
+    }
+    const std::pair<const char*, double> phases[] = {
+        {"data", late.data - other.data},
+        {"forward", late.forward - other.forward},
+        {"backward", late.backward - other.backward},
+        {"optimizer", late.optimizer - other.optimizer},
+        {"rest", late.rest - other.rest}};
+    const auto most = std::max_element(
+        std::begin(phases), std::end(phases),
+        [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (std::string(most->first) == "data") {
+      return {absl::StrCat("it waits for its data, ",
+                           ShortDuration(most->second), " longer"),
+              "copy the data to a disk of that host, and compare the hosts "
+              "with `trainer doctor`"};
+    }
+    return {absl::StrCat("most of it in ", most->first, ", ",
+                         ShortDuration(most->second),
+                         ", with a core all the time: that core is slower"),
+            "compare the hosts with `trainer doctor`; leave that one out"};
+  }
+
+  void LateRank() {
+    const size_t ranks = run_.ranks.size();
+    const double gain = summary_.most_own - summary_.next_own;
+    if (ranks < 2 || gain < kFairShare * wall_) return;
+    const RankRecord& late = run_.ranks[summary_.latest];
+    Times other;  // the next
+    for (size_t i = 0; i < ranks; ++i) {
+      const Times times = PerStep(run_.ranks[i]);
+      if (i != summary_.latest && times.own() >= other.own()) other = times;
+    }
+    const auto [why, advice] = WhyLate(PerStep(late), other);
+    Add({"late rank",
+         absl::StrCat("rank ", late.rank, " on ", late.host, " works ",
+                      ShortDuration(summary_.most_own), " a step, the next ",
+                      ShortDuration(summary_.next_own),
+                      ", and all wait for it; ", why),
+         advice, gain});
+  }
+
+  // Other processes on the cores of all ranks.
+  void Host() {
+    // Of the rank that has least of it; a late one's more is told there.
+    double crowded = wall_, off_core = wall_;
+    for (const RankRecord& rank : run_.ranks) {
+      const Times times = PerStep(rank);
+      off_core = std::min(off_core, times.off_core);
+      crowded = std::min({crowded, off_core, times.runqueue_seconds});
+    }
+    const double stopped = off_core - crowded;
+    Add({"host",
+         absl::StrCat("the ranks were ready but had no core for ", Of(crowded),
+                      " of each step: other processes run on it"),
+         "end them, or give the run fewer ranks than cores", crowded});
+    if (stopped < kFairShare * wall_) return;
+    Add({"stopped",
+         absl::StrCat("the ranks had no core for ", Of(stopped),
+                      " of each step, and weren't waiting for one: they were "
+                      "stopped, or waited for memory from a disk (",
+                      absl::StrFormat("%.1f", mean().major_faults),
+                      " major faults a step)"),
+         mean().major_faults >= 1.0
+             ? "more memory, or a smaller model or batch: `trainer plan`"
+             : "see what stops them (a limit of CPU time of its container?)",
+         stopped});
+  }
+
+  // Waits for batches, but for those of a late rank alone. What is only at the
+  // beginning, with reads, is a cold cache.
+  void Data() {
+    double least = mean().data;
+    for (const RankRecord& rank : run_.ranks) {
+      least = std::min(least, PerStep(rank).data);
+    }
+    double early = 0.0, early_bytes = 0.0;
+    EarlyReads(&early, &early_bytes);
+    if (early > 0.0) {
+      Add({"cold cache",
+           absl::StrFormat("at the beginning the run waited %s for data that "
+                           "weren't in memory yet (%s read); later it doesn't",
+                           ShortDuration(early * summary_.steps),
+                           ShortBytes(static_cast<int64_t>(early_bytes))),
+           "nothing in a long run; for many short ones read the data before "
+           "(cat FILE > /dev/null), or keep them on a faster disk",
+           early});
+      least = std::max(0.0, least - early);
+    }
+    const bool reads = mean().read_bytes > 0.0 || mean().iowait_seconds > 0.0;
+    Add({"data",
+         absl::StrCat(
+             "each step waits ", Of(least), " for its batches",
+             reads ? absl::StrFormat(
+                         "; %s are read from disk a step, and the host's cores "
+                         "waited %s for disks",
+                         ShortBytes(static_cast<int64_t>(mean().read_bytes)),
+                         ShortDuration(mean().iowait_seconds))
+                   : "; nothing is read from disk: making them is what takes "
+                     "long"),
+         reads ? "a faster disk, or a copy of the data on one of this host"
+               : "tokenize once, before training (`trainer tokenize`), or use "
+                 "more cores",
+         least});
+  }
+
+  // Seconds per step that the first half of the lines waited for data beyond
+  // what the second half does, if they read from a disk.
+  void EarlyReads(double* seconds, double* bytes) const {
+    const std::vector<Times>& lines = run_.ranks.front().lines;
+    const size_t half = lines.size() / 2;
+    if (half < 2) return;
+    Times later;
+    for (size_t i = half; i < lines.size(); ++i) later.Add(lines[i]);
+    const double steady = later.data / std::max(later.steps, 1.0);
+    double more = 0.0, read = 0.0;
+    for (size_t i = 0; i < half; ++i) {
+      more += std::max(0.0, lines[i].data - steady * lines[i].steps);
+      read += lines[i].read_bytes;
+    }
+    const double all = run_.ranks.front().all.data;
+    if (more < 0.5 * all || read <= 4.0 * later.read_bytes || read <= 0.0) {
+      return;
+    }
+    *seconds = more / run_.ranks.front().all.steps;
+    *bytes = read;
+  }
+
+  void Communication() {
+    const double seconds = summary_.communication;
+    if (run_.ranks.size() < 2) return;
+    std::map<std::string, int> hosts;
+    for (const RankRecord& rank : run_.ranks) ++hosts[rank.host];
+    Add({"communication",
+         absl::StrFormat(
+             "even the rank that waits least waits %s for collectives, in "
+             "which rank 0 sends %s: %s/s %s",
+             Of(seconds), ShortBytes(static_cast<int64_t>(run_.bytes_sent)),
+             ShortBytes(static_cast<int64_t>(run_.bytes_sent /
+                                             std::max(seconds, 1e-9))),
+             hosts.size() > 1 ? "between hosts" : "within the host"),
+         "a faster link (`trainer doctor` measures it), gradients in bf16, or "
+         "a larger global batch, which communicates once for more tokens",
+         seconds});
+  }
+
+  // A larger micro-batch does the same tokens in fewer steps.
+  void SmallBatch() {
+    const double micro = run_.settings.micro_batch_size;
+    const double rows = run_.tokens / static_cast<double>(run_.ranks.size());
+    if (run_.unit != "tokens" || micro <= 0.0 || rows <= 0.0) return;
+    const double computing = mean().forward + mean().backward;
+    const double per_step = PerStepSeconds(summary_);
+    // Products of few rows read the weights for little work: their time is as
+    // that of so many rows more.
+    constexpr double kRows = 64.0;
+    constexpr double kEnough = 2048.0;
+    const double times =
+        static_cast<double>(RoundUp(kEnough / std::max(rows, 1.0)));
+    if (times <= 1.0) return;
+    const double faster = computing * (1.0 - (1.0 + kRows / (rows * times)) /
+                                                 (1.0 + kRows / rows));
+    const double gain = per_step * (1.0 - 1.0 / times) + faster;
+    Add({"small batch",
+         absl::StrFormat("a rank computes only %.0f tokens in a step, of whose "
+                         "time %s is the same for any number of them",
+                         rows, Of(per_step)),
+         absl::StrFormat("batch.micro_batch_size: %.0f instead of %.0f, as far "
+                         "as memory and learning allow; the gain is for the "
+                         "same tokens in fewer steps",
+                         micro * times, micro),
+         gain});
+  }
+
+  // Widths that don't fill the registers' lanes.
+  void OddShape() {
+    constexpr int64_t kLanes = 16;
+    std::string odd, even;
+    double wasted = 0.0;
+    for (const auto& [name, width] : run_.settings.widths) {
+      const int64_t whole = (width + kLanes - 1) / kLanes * kLanes;
+      if (whole == width) continue;
+      absl::StrAppend(&odd, odd.empty() ? "" : ", ", name, " ", width);
+      absl::StrAppend(&even, even.empty() ? "" : ", ", name, " ", whole);
+      wasted = std::max(wasted, static_cast<double>(whole - width) /
+                                    static_cast<double>(whole));
+    }
+    if (odd.empty()) return;
+    Add({"odd shape",
+         absl::StrCat(odd, on_cpu() ? " doesn't fill vectors of 16 numbers"
+                                    : " doesn't fill the tensor cores' tiles"),
+         absl::StrCat("a model of ", even,
+                      " (a vocabulary may be padded) computes more in less "
+                      "time"),
+         wasted * (mean().forward + mean().backward)});
+  }
+
+  const RunRecord& run_;
+  const Summary& summary_;
+  const double wall_;
+  bool crowded_ = false;
+  std::vector<Cause> causes_;
+};
+
+}  // namespace
+
+Summary Summarize(const RunRecord& run) {
+  Summary summary;
+  const auto ranks = static_cast<double>(run.ranks.size());
+  summary.steps = run.ranks.front().all.steps;
+  for (size_t i = 0; i < run.ranks.size(); ++i) {
+    Times times = PerStep(run.ranks[i]);
+    const double own = times.own();
+    if (i == 0 || own > summary.most_own) {
+      summary.next_own = i == 0 ? 0.0 : summary.most_own;
+      summary.most_own = own;
+      summary.latest = i;
+    } else {
+      summary.next_own = std::max(summary.next_own, own);
+    }
+    summary.communication =
+        i == 0 ? times.exposed : std::min(summary.communication, times.exposed);
+    summary.wall += times.wall() / ranks;
+    summary.mean.Add(times);
+  }
+  for (double Times::*field :
+       {&Times::steps, &Times::step_seconds, &Times::data, &Times::rollout,
+        &Times::forward, &Times::backward, &Times::optimizer, &Times::exposed,
+        &Times::rest, &Times::outside, &Times::off_core,
+        &Times::runqueue_seconds, &Times::cpu_seconds, &Times::steal_seconds,
+        &Times::iowait_seconds, &Times::major_faults, &Times::read_bytes}) {
+    summary.mean.*field /= ranks;
+  }
+  for (auto& [name, seconds] : summary.mean.actions) seconds /= ranks;
+  return summary;
+}
+
+double PerStepSeconds(const Summary& summary) {
+  double between = summary.mean.outside;
+  for (const auto& [name, seconds] : summary.mean.actions) between -= seconds;
+  return summary.mean.optimizer + summary.mean.rest + summary.communication +
+         std::max(0.0, between);
+}
+
+std::vector<Cause> FindCauses(const RunRecord& run, const Summary& summary) {
+  return Judge(run, summary).Find();
+}
+
+}  // namespace capstan::why_slow

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs slowed by one cause each, as their folders tell of it. Times are those
+// of a step of 100 ms that is slowed by the cause.
+#include "desk/why_slow/causes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "desk/why_slow/page.h"
+#include "desk/why_slow/run_record.h"
+
+namespace capstan::why_slow {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Json = nlohmann::ordered_json;
+
+constexpr int kLines = 10;
+constexpr double kSteps = 10.0;  // of a line
+
+// A line of a rank that nothing slows.
+Json GoodLine() {
+  return {{"step", 10},
+          {"steps", kSteps},
+          {"step_seconds", 1.0},
+          {"data", 0.001},
+          {"forward", 0.3},
+          {"backward", 0.6},
+          {"optimizer", 0.06},
+          {"exposed", 0.03},
+          {"rest", 0.009},
+          {"outside", 0.001},
+          {"actions", Json::object()},
+          {"off_core", 0.01},
+          {"runqueue_seconds", 0.01},
+          {"cpu_seconds", 0.97},
+          {"steal_seconds", 0.0},
+          {"iowait_seconds", 0.0},
+          {"major_faults", 0},
+          {"read_bytes", 0}};
+}
+
+Json Facts(int rank, int world_size) {
+  return {{"rank", rank},    {"world_size", world_size}, {"host", "a"},
+          {"device", "CPU"}, {"cores", world_size},      {"threads", 1},
+          {"first_step", 0}};
+}
+
+// Adds `seconds` to a part of a line's steps.
+void AddTo(const std::string& part, double seconds, Json* line) {
+  (*line)[part] = (*line)[part].get<double>() + seconds;
+  (*line)["step_seconds"] = (*line)["step_seconds"].get<double>() + seconds;
+}
+
+class CausesTest : public ::testing::Test {
+ protected:
+  CausesTest() {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_ + "/ranks");
+    // 4096 tokens a step and rank.
+    std::ofstream(folder_ + "/metrics.jsonl")
+        << "{\"step\": 1, \"loss\": 2.5, \"tokens_per_second\": 81920, "
+           "\"step_seconds\": 0.1, \"bytes_sent\": 1000000}\n";
+  }
+
+  // Writes the ranks' files, with lines changed by `change`, and returns what
+  // is found.
+  using Change = std::function<void(int rank, int line, Json* json)>;
+  std::vector<Cause> Find(const Change& change, int ranks = 2,
+                          const std::function<void(int, Json*)>& facts = {}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::ofstream file(
+          absl::StrFormat("%s/ranks/rank-%05d.jsonl", folder_, rank));
+      Json first = Facts(rank, ranks);
+      if (facts) facts(rank, &first);
+      file << first << "\n";
+      for (int line = 0; line < kLines; ++line) {
+        Json json = GoodLine();
+        change(rank, line, &json);
+        file << json << "\n";
+      }
+      // What a killed process leaves.
+      file << "{\"step\": 1";
+    }
+    const absl::StatusOr<RunRecord> run = ReadRun(folder_);
+    EXPECT_TRUE(run.ok()) << run.status();
+    if (!run.ok()) return {};
+    record_ = *run;
+    record_.settings = settings_;
+    summary_ = Summarize(record_);
+    return FindCauses(record_, summary_);
+  }
+
+  // The only cause, and the seconds of a step that it costs.
+  static void ExpectOnly(const std::vector<Cause>& causes,
+                         const std::string& name, double gain,
+                         const std::string& words) {
+    ASSERT_EQ(causes.size(), 1);
+    EXPECT_EQ(causes[0].name, name);
+    EXPECT_NEAR(causes[0].gain, gain, 0.1 * gain);
+    EXPECT_THAT(causes[0].text + " -> " + causes[0].advice, HasSubstr(words));
+  }
+
+  const std::string folder_ =
+      ::testing::TempDir() + "/" +
+      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  Settings settings_;
+  RunRecord record_;
+  Summary summary_;
+};
+
+TEST_F(CausesTest, NothingOfAGoodRun) {
+  EXPECT_THAT(Find([](int, int, Json*) {}), testing::SizeIs(1));
+  // Only the communication, 3 %, which is what it is.
+  EXPECT_THAT(Find([](int, int, Json*) {}, 1), IsEmpty());
+  const std::string page = PageText(record_, summary_, {}, 80);
+  EXPECT_THAT(page, HasSubstr("100 steps, 100 ms each"));
+  EXPECT_THAT(page, HasSubstr("nothing but its work"));
+}
+
+TEST_F(CausesTest, ASlowDisk) {
+  const auto slow = [](int, int, Json* json) {
+    AddTo("data", 0.5, json);
+    (*json)["read_bytes"] = 5000000;
+    (*json)["iowait_seconds"] = 0.4;
+  };
+  ExpectOnly(Find(slow, 1), "data", 0.05, "a faster disk");
+}
+
+TEST_F(CausesTest, ASlowReader) {
+  ExpectOnly(Find([](int, int, Json* json) { AddTo("data", 0.5, json); }, 1),
+             "data", 0.05, "tokenize once");
+}
+
+TEST_F(CausesTest, AColdCache) {
+  const auto cold = [](int, int line, Json* json) {
+    if (line >= 3) return;
+    AddTo("data", 2.0, json);
+    (*json)["read_bytes"] = 50000000;
+  };
+  // 6 s over 100 steps.
+  ExpectOnly(Find(cold, 1), "cold cache", 0.06, "143 MiB read");
+}
+
+TEST_F(CausesTest, ALateRank) {
+  const auto late = [](int rank, int, Json* json) {
+    AddTo(rank == 1 ? "backward" : "exposed", 0.6, json);
+  };
+  const std::vector<Cause> causes = Find(late);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes[0].name, "late rank");
+  EXPECT_NEAR(causes[0].gain, 0.06, 0.003);
+  EXPECT_THAT(causes[0].text, HasSubstr("rank 1 on a"));
+  EXPECT_THAT(causes[0].text, HasSubstr("backward, 60 ms"));
+}
+
+TEST_F(CausesTest, ARankWhoseCoreOthersTake) {
+  const auto crowded = [](int rank, int, Json* json) {
+    AddTo(rank == 1 ? "backward" : "exposed", 0.6, json);
+    if (rank != 1) return;
+    (*json)["off_core"] = 0.6;
+    (*json)["runqueue_seconds"] = 0.6;
+  };
+  const std::vector<Cause> causes = Find(crowded);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes[0].name, "late rank");
+  EXPECT_THAT(causes[0].text, HasSubstr("taken by others"));
+}
+
+TEST_F(CausesTest, ARankThatIsStoppedNowAndThen) {
+  const auto stopped = [](int rank, int, Json* json) {
+    AddTo(rank == 0 ? "forward" : "exposed", 0.6, json);
+    if (rank == 0) (*json)["off_core"] = 0.6;
+  };
+  const std::vector<Cause> causes = Find(stopped);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes[0].name, "late rank");
+  EXPECT_THAT(causes[0].text, HasSubstr("rank 0"));
+  EXPECT_THAT(causes[0].text, HasSubstr("it was stopped"));
+}
+
+TEST_F(CausesTest, ALateRankBecauseOfItsDisk) {
+  const auto late = [](int rank, int, Json* json) {
+    AddTo(rank == 1 ? "data" : "exposed", 0.6, json);
+  };
+  const std::vector<Cause> causes = Find(late);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes[0].name, "late rank");
+  EXPECT_THAT(causes[0].text, HasSubstr("waits for its data"));
+}
+
+TEST_F(CausesTest, ASlowLink) {
+  const auto slow = [](int, int, Json* json) { AddTo("exposed", 1.0, json); };
+  ExpectOnly(Find(slow, 2,
+                  [](int rank, Json* facts) {
+                    (*facts)["host"] = absl::StrCat("h", rank);
+                  }),
+             "communication", 0.103, "between hosts");
+}
+
+TEST_F(CausesTest, TooManyThreads) {
+  const auto crowded = [](int, int, Json* json) {
+    AddTo("backward", 1.0, json);
+    (*json)["off_core"] = 1.0;
+    (*json)["runqueue_seconds"] = 0.9;
+  };
+  const auto threads = [](int, Json* facts) {
+    (*facts)["threads"] = 8;
+    (*facts)["cores"] = 2;
+  };
+  ExpectOnly(Find(crowded, 1, threads), "too many threads", 0.1,
+             "8 threads compute on 2 cores");
+  EXPECT_THAT(Find(crowded, 1, threads)[0].advice,
+              HasSubstr("OMP_NUM_THREADS=2"));
+}
+
+TEST_F(CausesTest, Steal) {
+  // Half of what the ranks would have had.
+  const auto stolen = [](int, int, Json* json) {
+    AddTo("backward", 0.96, json);
+    (*json)["steal_seconds"] = 0.97;
+  };
+  ExpectOnly(Find(stolen, 1), "steal", 0.096, "hypervisor");
+}
+
+TEST_F(CausesTest, OtherProcesses) {
+  const auto busy = [](int, int, Json* json) {
+    AddTo("forward", 0.5, json);
+    (*json)["off_core"] = 0.5;
+    (*json)["runqueue_seconds"] = 0.5;
+  };
+  ExpectOnly(Find(busy, 1), "host", 0.05, "other processes run on it");
+}
+
+TEST_F(CausesTest, EvaluatedTooOften) {
+  settings_.eval_every = 10;
+  const auto often = [](int, int, Json* json) {
+    (*json)["actions"] = {{"evaluation", 0.9}, {"sampling", 0.1}};
+    (*json)["outside"] = 1.001;
+  };
+  // 1 s in 2: every 200 steps it is 0.05.
+  ExpectOnly(Find(often, 1), "evaluation", 0.095, "train.eval_every: 200");
+}
+
+TEST_F(CausesTest, SavedTooOften) {
+  settings_.save_every = 1;
+  settings_.saves_in_foreground = true;
+  const auto often = [](int, int, Json* json) {
+    (*json)["actions"] = {{"saving", 3.0}};
+    (*json)["outside"] = 3.001;
+  };
+  ExpectOnly(Find(often, 1), "saving", 0.3, "saving: BACKGROUND");
+}
+
+TEST_F(CausesTest, AnOddShape) {
+  settings_.widths = {{"hidden_size", 65}, {"vocab_size", 256}};
+  const std::vector<Cause> causes = Find([](int, int, Json*) {}, 1);
+  ASSERT_EQ(causes.size(), 1);
+  EXPECT_EQ(causes[0].name, "odd shape");
+  EXPECT_THAT(causes[0].text, HasSubstr("hidden_size 65"));
+  EXPECT_THAT(causes[0].advice, HasSubstr("hidden_size 80"));
+}
+
+TEST_F(CausesTest, SmallBatches) {
+  settings_.micro_batch_size = 1;
+  std::ofstream(folder_ + "/metrics.jsonl")
+      << "{\"step\": 1, \"loss\": 2.5, \"tokens_per_second\": 640, "
+         "\"step_seconds\": 0.1, \"bytes_sent\": 0}\n";
+  const auto small = [](int, int, Json* json) {
+    AddTo("optimizer", 1.0, json);
+  };
+  const std::vector<Cause> causes = Find(small, 1);
+  ASSERT_EQ(causes.size(), 1);
+  EXPECT_EQ(causes[0].name, "small batch");
+  EXPECT_THAT(causes[0].text, HasSubstr("only 64 tokens"));
+  // Nearly all of the update, and half of the products.
+  EXPECT_GT(causes[0].gain, 0.1);
+}
+
+TEST_F(CausesTest, ARestartedRunIsJudgedByItsNewestProcess) {
+  Find([](int, int, Json* json) { AddTo("data", 5.0, json); }, 1);
+  std::ofstream file(folder_ + "/ranks/rank-00000.jsonl", std::ios::app);
+  file << "\n" << Facts(0, 1) << "\n" << GoodLine() << "\n";
+  file.close();
+  const absl::StatusOr<RunRecord> run = ReadRun(folder_);
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_THAT(FindCauses(*run, Summarize(*run)), IsEmpty());
+}
+
+TEST_F(CausesTest, AFolderWithoutARecord) {
+  EXPECT_THAT(ReadRun(folder_).status().message(),
+              HasSubstr("/ranks has no record of a step"));
+  EXPECT_THAT(ReadRun("/nowhere").status().message(),
+              HasSubstr("/nowhere: no such folder"));
+}
+
+TEST_F(CausesTest, TheSameForPrograms) {
+  const std::vector<Cause> causes =
+      Find([](int, int, Json* json) { AddTo("data", 1.0, json); }, 1);
+  const Json json = PageJson(record_, summary_, causes);
+  EXPECT_NEAR(json["seconds"], 0.2, 0.001);
+  EXPECT_NEAR(json["parts"]["data"], 0.1, 0.001);
+  EXPECT_EQ(json["causes"][0]["name"], "data");
+  EXPECT_NEAR(json["causes"][0]["share"], 0.5, 0.01);
+}
+
+}  // namespace
+}  // namespace capstan::why_slow

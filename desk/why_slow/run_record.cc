@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/why_slow/run_record.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "host/config/load_config.h"
+#include "host/config/run_config.pb.h"
+#include "host/plugins/plugin_host.h"
+
+namespace capstan::why_slow {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using google::protobuf::FieldDescriptor;
+
+double Number(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>()
+                                                     : 0.0;
+}
+
+std::string Text(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : "";
+}
+
+Times TimesOf(const Json& line) {
+  Times times;
+  const std::pair<const char*, double*> keys[] = {
+      {"steps", &times.steps},
+      {"step_seconds", &times.step_seconds},
+      {"data", &times.data},
+      {"rollout", &times.rollout},
+      {"forward", &times.forward},
+      {"backward", &times.backward},
+      {"optimizer", &times.optimizer},
+      {"exposed", &times.exposed},
+      {"rest", &times.rest},
+      {"outside", &times.outside},
+      {"off_core", &times.off_core},
+      {"runqueue_seconds", &times.runqueue_seconds},
+      {"cpu_seconds", &times.cpu_seconds},
+      {"steal_seconds", &times.steal_seconds},
+      {"iowait_seconds", &times.iowait_seconds},
+      {"major_faults", &times.major_faults},
+      {"read_bytes", &times.read_bytes}};
+  for (const auto& [key, value] : keys) *value = Number(line, key);
+  const auto actions = line.find("actions");
+  if (actions != line.end() && actions->is_object()) {
+    for (const auto& [name, seconds] : actions->items()) {
+      if (seconds.is_number()) times.actions[name] = seconds.get<double>();
+    }
+  }
+  return times;
+}
+
+// Lines that aren't JSON objects, such as one that a killed process has left,
+// are passed over.
+template <typename Each>
+void ForEachLine(const std::string& path, const Each& each) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const Json json = ParseJson<Json>(line);
+    if (json.is_object()) each(json);
+  }
+}
+
+RankRecord ReadRank(const std::string& path) {
+  RankRecord rank;
+  ForEachLine(path, [&rank](const Json& json) {
+    if (json.contains("first_step")) {  // a process begins
+      rank = RankRecord();
+      rank.rank = static_cast<int>(Number(json, "rank"));
+      rank.world_size = static_cast<int>(Number(json, "world_size"));
+      rank.host = Text(json, "host");
+      rank.device = Text(json, "device");
+      rank.cores = std::max(1.0, Number(json, "cores"));
+      rank.threads = std::max(1.0, Number(json, "threads"));
+      rank.bound = json.contains("bound_to");
+      return;
+    }
+    rank.lines.push_back(TimesOf(json));
+  });
+  for (const Times& line : rank.lines) rank.all.Add(line);
+  return rank;
+}
+
+void ReadMetrics(const std::string& path, RunRecord* run) {
+  double steps = 0.0;
+  ForEachLine(path, [&](const Json& json) {
+    if (!json.contains("loss")) return;
+    for (const auto& [key, value] : json.items()) {
+      if (!absl::EndsWith(key, "_per_second")) continue;
+      run->unit = key.substr(0, key.size() - sizeof("_per_second") + 1);
+      run->tokens += Number(json, key.c_str()) * Number(json, "step_seconds");
+    }
+    run->bytes_sent += Number(json, "bytes_sent");
+    ++steps;
+  });
+  if (steps == 0.0) return;
+  run->tokens /= steps;
+  run->bytes_sent /= steps;
+}
+
+Json ReadObject(const std::string& path) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path);
+  Json json = text.ok() ? ParseJson<Json>(*text) : Json();
+  return json.is_object() ? json : Json::object();
+}
+
+void ReadProfile(const std::string& path, RunRecord* run) {
+  const Json profile = ReadObject(path);
+  const auto rows = profile.find("rows");
+  if (rows == profile.end() || !rows->is_array()) return;
+  for (const Json& row : *rows) {
+    const std::string phase = Text(row, "phase");
+    if (phase != "forward" && phase != "backward") continue;
+    run->scopes.emplace_back(absl::StrCat(phase, ": ", Text(row, "name")),
+                             Number(row, "seconds"));
+  }
+  std::sort(run->scopes.begin(), run->scopes.end(),
+            [](const auto& a, const auto& b) { return a.second > b.second; });
+  constexpr size_t kMost = 3;
+  if (run->scopes.size() > kMost) run->scopes.resize(kMost);
+}
+
+// Integers of the model's message whose name says that they are widths.
+void AddWidths(const google::protobuf::Message& model, Settings* settings) {
+  for (const char* name : {"hidden_size", "intermediate_size", "vocab_size"}) {
+    const FieldDescriptor* const field =
+        model.GetDescriptor()->FindFieldByName(name);
+    if (field == nullptr || field->is_repeated()) continue;
+    const auto& reflection = *model.GetReflection();
+    const int64_t value = field->cpp_type() == FieldDescriptor::CPPTYPE_INT64
+                              ? reflection.GetInt64(model, field)
+                          : field->cpp_type() == FieldDescriptor::CPPTYPE_INT32
+                              ? reflection.GetInt32(model, field)
+                              : 0;
+    if (value > 0) settings->widths[name] = value;
+  }
+}
+
+}  // namespace
+
+void Times::Add(const Times& other) {
+  for (double Times::*field :
+       {&Times::steps, &Times::step_seconds, &Times::data, &Times::rollout,
+        &Times::forward, &Times::backward, &Times::optimizer, &Times::exposed,
+        &Times::rest, &Times::outside, &Times::off_core,
+        &Times::runqueue_seconds, &Times::cpu_seconds, &Times::steal_seconds,
+        &Times::iowait_seconds, &Times::major_faults, &Times::read_bytes}) {
+    this->*field += other.*field;
+  }
+  for (const auto& [name, seconds] : other.actions) actions[name] += seconds;
+}
+
+absl::Status ReadSettings(const std::string& config_text,
+                          const std::string& name, Settings* settings) {
+  PluginHost host({});
+  const ConfigContext context = DefaultConfigContext(&host);
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                           ParseConfig(config_text, name, context));
+  const RunConfig& config = loaded.config;
+  settings->micro_batch_size =
+      std::max<double>(1.0, config.batch().micro_batch_size());
+  settings->eval_every = static_cast<double>(config.train().eval_every());
+  settings->save_every = static_cast<double>(config.train().save_every());
+  settings->saves_in_foreground = config.train().saving() == Train::FOREGROUND;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<google::protobuf::Message> model,
+      Unpack(config.model()));
+  AddWidths(*model, settings);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
+  RunRecord run;
+  run.folder = folder;
+  if (!PathExists(folder)) {
+    return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));
+  }
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder + "/ranks", error)) {
+    if (entry.path().extension() != ".jsonl") continue;
+    RankRecord rank = ReadRank(entry.path().string());
+    if (rank.all.steps > 0) run.ranks.push_back(std::move(rank));
+  }
+  if (run.ranks.empty()) {
+    return absl::NotFoundError(absl::StrCat(
+        folder,
+        "/ranks has no record of a step: name the folder of a run that "
+        "has done some with this trainer"));
+  }
+  std::sort(
+      run.ranks.begin(), run.ranks.end(),
+      [](const RankRecord& a, const RankRecord& b) { return a.rank < b.rank; });
+  // Of ranks that the run no longer has.
+  const int size = run.ranks.front().world_size;
+  while (run.ranks.size() > 1 && run.ranks.back().rank >= size) {
+    run.ranks.pop_back();
+  }
+  ReadMetrics(folder + "/metrics.jsonl", &run);
+  run.parameters = Number(ReadObject(folder + "/summary.json"), "parameters");
+  ReadProfile(folder + "/profile.json", &run);
+  const absl::StatusOr<std::string> config =
+      ReadWholeFile(folder + "/config.pbtxt");
+  // Without them, less can be said.
+  if (config.ok()) {
+    ReadSettings(*config, folder + "/config.pbtxt", &run.settings)
+        .IgnoreError();
+  }
+  return run;
+}
+
+}  // namespace capstan::why_slow

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_
+#define CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace capstan::why_slow {
+
+// A line of ranks/rank-NNNNN.jsonl, or a sum of lines; docs/runs.md.
+struct Times {
+  double steps = 0.0;
+  double step_seconds = 0.0;
+  double data = 0.0;
+  double rollout = 0.0;
+  double forward = 0.0;
+  double backward = 0.0;
+  double optimizer = 0.0;
+  double exposed = 0.0;
+  double rest = 0.0;
+  double outside = 0.0;
+  double off_core = 0.0;
+  double runqueue_seconds = 0.0;
+  double cpu_seconds = 0.0;
+  double steal_seconds = 0.0;
+  double iowait_seconds = 0.0;
+  double major_faults = 0.0;
+  double read_bytes = 0.0;
+  std::map<std::string, double> actions;
+
+  void Add(const Times& other);
+  // Of the steps and of what is between them.
+  double wall() const { return step_seconds + outside; }
+  // What the rank does itself in its steps.
+  double own() const { return step_seconds - exposed; }
+};
+
+// A rank, as its newest process saw it.
+struct RankRecord {
+  int rank = 0;
+  int world_size = 1;
+  std::string host;
+  std::string device;
+  double cores = 1.0;  // that it may use
+  double threads = 1.0;
+  bool bound = false;  // to cores of its own
+  std::vector<Times> lines;
+  Times all;  // their sum
+};
+
+// Numbers of the run's config; 0: unknown or not set.
+struct Settings {
+  double micro_batch_size = 0.0;
+  double eval_every = 0.0;
+  double save_every = 0.0;
+  bool saves_in_foreground = false;
+  // Sizes of the model that a matrix product has as a dimension, by name.
+  std::map<std::string, int64_t> widths;
+};
+
+// What a run's folder tells of its speed.
+struct RunRecord {
+  std::string folder;
+  std::vector<RankRecord> ranks;  // by number
+  Settings settings;
+  // Means over the steps of metrics.jsonl.
+  double tokens = 0.0;      // in a step, all ranks
+  double bytes_sent = 0.0;  // in a step, rank 0
+  std::string unit = "tokens";
+  double parameters = 0.0;  // 0: unknown
+  // The costliest scopes of profile.json's forward and backward, in seconds of
+  // a step; empty without one.
+  std::vector<std::pair<std::string, double>> scopes;
+};
+
+// Reads the folder of a run, which may be under way. NOT_FOUND: there is no
+// record, as of runs of older trainers. What else is missing stays unknown.
+absl::StatusOr<RunRecord> ReadRun(const std::string& folder);
+
+// Reads what `settings` has out of a run's config.pbtxt, named `name`.
+absl::Status ReadSettings(const std::string& config_text,
+                          const std::string& name, Settings* settings);
+
+}  // namespace capstan::why_slow
+
+#endif  // CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_

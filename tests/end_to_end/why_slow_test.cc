@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs that are slowed on purpose, and what `why-slow` says of them. Machines
+// differ and have other things to do, so that shares are compared, generously.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json WhySlow(const std::string& folder) {
+  const TrainerResult result = RunTrainer({"why-slow", "--json", folder});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  Json json = Json::parse(result.out, nullptr, false);
+  EXPECT_TRUE(json.is_object()) << result.out;
+  return json;
+}
+
+// The cause of that name; null if it isn't among them.
+Json CauseIn(const Json& page, const std::string& name) {
+  for (const Json& cause : page["causes"]) {
+    if (cause["name"] == name) return cause;
+  }
+  ADD_FAILURE() << name << " isn't found in " << page.dump(2);
+  return Json();
+}
+
+RunText SmallRun() {
+  return RunText()
+      .Single()
+      .Batch(4, 4)
+      .Set("schedule", "")
+      .Set("train_data",
+           TextData(CorpusPiece(40000), 32, "validation_fraction: 0.3"))
+      .Train("max_steps: 60");
+}
+
+// `slow`, undone as `undone` says, takes less time by about what was
+// predicted.
+void ExpectGain(const std::string& name, const Json& slow, const Json& undone) {
+  const Json cause = CauseIn(slow, name);
+  if (cause.is_null()) return;
+  EXPECT_EQ(slow["causes"][0]["name"], name) << slow.dump(2);
+  const double gain =
+      1.0 - undone["seconds"].get<double>() / slow["seconds"].get<double>();
+  EXPECT_NEAR(cause["share"].get<double>(), gain, 0.3)
+      << slow.dump(2) << undone.dump(2);
+}
+
+TEST(WhySlowTest, EvaluatedTooOften) {
+  const Json slow =
+      WhySlow(MustTrain(SmallRun().Train("eval_every: 1 eval_batches: 20")));
+  const Json undone =
+      WhySlow(MustTrain(SmallRun().Train("eval_every: 60 eval_batches: 20")));
+  ExpectGain("evaluation", slow, undone);
+  EXPECT_THAT(CauseIn(slow, "evaluation")["text"], HasSubstr("every 1 steps"));
+}
+
+TEST(WhySlowTest, SavedTooOften) {
+  const Json slow =
+      WhySlow(MustTrain(SmallRun().Train("save_every: 1 saving: FOREGROUND")));
+  const Json undone = WhySlow(MustTrain(SmallRun()));
+  ExpectGain("saving", slow, undone);
+  EXPECT_THAT(CauseIn(slow, "saving")["advice"],
+              HasSubstr("saving: BACKGROUND"));
+}
+
+TEST(WhySlowTest, ARankThatIsStoppedNowAndThen) {
+  const RunText run = SmallRun()
+                          .Ddp(2)
+                          .Batch(4, 8)
+                          .Train("max_steps: 400")
+                          .Output(NewTestFolder("late") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));
+  const std::vector<pid_t> ranks = process.Children();
+  ASSERT_EQ(ranks.size(), 2);
+  while (process.Running()) {
+    kill(ranks[1], SIGSTOP);
+    usleep(40000);  // sleeps: a rank that is held up
+    kill(ranks[1], SIGCONT);
+    usleep(10000);  // sleeps: and goes on
+  }
+  EXPECT_EQ(process.Wait().exit_code, 0);
+  const Json slow = WhySlow(run.output());
+  EXPECT_EQ(slow["causes"][0]["name"], "late rank") << slow.dump(2);
+  EXPECT_THAT(CauseIn(slow, "late rank")["text"], HasSubstr("rank 1 on "));
+  // It is stopped for four fifths of the time.
+  EXPECT_GT(CauseIn(slow, "late rank")["share"], 0.3);
+}
+
+TEST(WhySlowTest, MoreThreadsThanCores) {
+  TrainerOptions options;
+  options.environment["OMP_NUM_THREADS"] =
+      absl::StrCat(4 * sysconf(_SC_NPROCESSORS_ONLN));
+  const Json slow = WhySlow(MustTrain(SmallRun(), options));
+  EXPECT_THAT(CauseIn(slow, "too many threads")["text"],
+              HasSubstr("threads compute on "));
+}
+
+TEST(WhySlowTest, SmallBatches) {
+  const Json slow = WhySlow(MustTrain(SmallRun().Batch(1, 1)));
+  EXPECT_THAT(CauseIn(slow, "small batch")["text"],
+              HasSubstr("only 32 tokens"));
+  EXPECT_THAT(CauseIn(slow, "small batch")["advice"],
+              HasSubstr("instead of 1,"));
+}
+
+TEST(WhySlowTest, TheTextForPeople) {
+  const std::string folder = MustTrain(SmallRun());
+  const TrainerResult result = RunTrainer({"why-slow", folder});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* words :
+       {"60 steps, ", "Where a step's time goes", "  forward  ",
+        "What slows it, by what undoing it would save", "computing: "}) {
+    EXPECT_THAT(result.out, HasSubstr(words));
+  }
+}
+
+TEST(WhySlowTest, AFolderWithoutARun) {
+  ExpectOneError(RunTrainer({"why-slow", "/nowhere"}), {"/nowhere", "no such"});
+  ExpectOneError(RunTrainer({"why-slow", NewTestFolder("empty")}),
+                 {"/ranks has no record"});
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/control.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ParseRequest, WhatCanBeAsked) {
+  std::string id;
+  absl::StatusOr<Request> request =
+      ParseRequest(R"({"id": "a1", "do": "save"})", &id);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->what, Request::What::kSave);
+  EXPECT_EQ(request->id, "a1");
+  request = ParseRequest(R"({"do": "stop"})", &id);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->what, Request::What::kStop);
+  EXPECT_EQ(id, "");
+  request = ParseRequest(R"({"do": "max_steps", "value": 500})", &id);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->what, Request::What::kMaxSteps);
+  EXPECT_EQ(request->value, 500);
+}
+
+TEST(ParseRequest, WhatCannot) {
+  const auto error_of = [](const std::string& line) {
+    std::string id;
+    return std::string(ParseRequest(line, &id).status().message());
+  };
+  EXPECT_THAT(error_of("stop"), HasSubstr("isn't a JSON object"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("isn't a JSON object"));
+  EXPECT_THAT(error_of("{}"), HasSubstr("save, stop or max_steps, is \"\""));
+  EXPECT_THAT(error_of(R"({"do": 3})"), HasSubstr("save, stop or max_steps"));
+  EXPECT_THAT(error_of(R"({"do": "sleep"})"), HasSubstr("is \"sleep\""));
+  for (const char* value : {"0", "-1", "1.5", "\"9\"", "1e30"}) {
+    EXPECT_THAT(
+        error_of(std::string(R"({"do": "max_steps", "value": )") + value + "}"),
+        HasSubstr("a whole number above 0"))
+        << value;
+  }
+  EXPECT_THAT(error_of(R"({"do": "max_steps"})"), HasSubstr("\"value\""));
+  // Even then the answer can be found by its asker.
+  std::string id;
+  EXPECT_FALSE(ParseRequest(R"({"id": "b", "do": "sleep"})", &id).ok());
+  EXPECT_EQ(id, "b");
+}
+
+class ControlFileTest : public ::testing::Test {
+ protected:
+  ControlFileTest() { std::remove(path_.c_str()); }
+
+  void Append(const std::string& text) {
+    std::ofstream(path_, std::ios::app) << text;
+  }
+
+  const std::string path_ = ::testing::TempDir() + "/control_file_test.jsonl";
+  ControlFile file_;
+};
+
+TEST_F(ControlFileTest, NothingUntilItBegins) {
+  Append("old\n");
+  EXPECT_FALSE(file_.Grown());
+  EXPECT_EQ(file_.NewLines(), "");
+}
+
+TEST_F(ControlFileTest, GivesEachWholeLineOnce) {
+  Append("asked of the process before\n");
+  ASSERT_TRUE(file_.Begin(path_, /*keep=*/false).ok());
+  EXPECT_FALSE(file_.Grown());
+  Append("one\ntw");
+  EXPECT_TRUE(file_.Grown());
+  EXPECT_EQ(file_.NewLines(), "one\n");
+  EXPECT_FALSE(file_.Grown());
+  Append("o\n");
+  EXPECT_TRUE(file_.Grown());
+  EXPECT_EQ(file_.NewLines(), "two\n");
+  EXPECT_EQ(file_.NewLines(), "");
+}
+
+TEST_F(ControlFileTest, AfterARestartItBeginsWithWhatIsThere) {
+  Append("one\n");
+  ASSERT_TRUE(file_.Begin(path_, /*keep=*/true).ok());
+  EXPECT_EQ(file_.NewLines(), "one\n");
+}
+
+TEST_F(ControlFileTest, AFileThatOthersCutOrFill) {
+  ASSERT_TRUE(file_.Begin(path_, /*keep=*/false).ok());
+  Append("a line\n");
+  EXPECT_EQ(file_.NewLines(), "a line\n");
+  std::ofstream(path_) << "new\n";
+  EXPECT_TRUE(file_.Grown());
+  EXPECT_EQ(file_.NewLines(), "new\n");
+  // A piece at a time, and never stuck.
+  Append(std::string(1 << 18, 'x') + "\nlast\n");
+  std::string all;
+  for (int i = 0; i < 10 && file_.Grown(); ++i) all += file_.NewLines();
+  EXPECT_THAT(all, HasSubstr("\nlast\n"));
+  std::remove(path_.c_str());
+  EXPECT_EQ(file_.NewLines(), "");
+}
+
+}  // namespace
+}  // namespace capstan

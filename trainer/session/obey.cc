@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/obey.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "trainer/metrics/event_log.h"
+#include "trainer/session/control.h"
+#include "trainer/session/run_identity.h"
+#include "trainer/session/schedule.h"
+
+namespace capstan {
+namespace {
+
+// As for a resumed run with another max_steps. Returns what to answer.
+absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
+  const int64_t step = session->state.step;
+  const int64_t before = session->max_steps;
+  if (max_steps < step) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the run has done ", step, " steps already"));
+  }
+  const Schedule& schedule = session->config.schedule();
+  const absl::Status fits = CheckSchedule(schedule, max_steps);
+  if (!fits.ok()) {
+    return WithMessage(fits, absl::StrCat("schedule: ", fits.message()));
+  }
+  std::string answer = absl::StrCat("the run ends after step ", max_steps,
+                                    " instead of ", before);
+  if (!SameFactors(schedule, before, schedule, max_steps,
+                   session->state.optimizer_steps)) {
+    absl::StrAppend(&answer,
+                    "; this changes the schedule, whose length it is: the "
+                    "learning rate goes on along another curve than before");
+  }
+  session->max_steps = max_steps;
+  if (session->reporter != nullptr) {
+    session->reporter->SetEnd(max_steps);
+    SetMaxSteps(max_steps, &session->identity);
+  }
+  return answer;
+}
+
+// Returns what to answer; an error of the request's own refuses it.
+absl::StatusOr<std::string> Do(const Request& request, RankRun* run,
+                               absl::Status* ends) {
+  Session& session = run->session;
+  switch (request.what) {
+    case Request::What::kSave:
+      *ends = run->checkpoints.Save();
+      return absl::StrCat("step ", session.state.step, " is being saved");
+    case Request::What::kStop:
+      // As a signal would.
+      *ends = session.StopIfCancelled(AgreeOrStop(
+          *session.group, absl::CancelledError("train.control"), "stop"));
+      return absl::StrCat("the run stops after step ", session.state.step);
+    case Request::What::kMaxSteps:
+      return SetEnd(request.value, &session);
+  }
+  return absl::InternalError("no such request");
+}
+
+}  // namespace
+
+absl::Status Obey(RankRun* run) {
+  Session& session = run->session;
+  session.control_requested = false;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string lines,
+      FromRank0(*session.group, session.control.NewLines()));
+  if (lines.empty()) return absl::OkStatus();
+  // The run's numbers are those of this step.
+  CAPSTAN_RETURN_IF_ERROR(run->step.CatchUp());
+  for (const absl::string_view line :
+       absl::StrSplit(lines, '\n', absl::SkipWhitespace())) {
+    std::string id;
+    absl::StatusOr<std::string> answer;
+    const absl::StatusOr<Request> request =
+        ParseRequest(std::string(line), &id);
+    if (request.ok()) {
+      absl::Status ends;
+      answer = Do(*request, run, &ends);
+      CAPSTAN_RETURN_IF_ERROR(ends);
+    } else {
+      answer = request.status();
+    }
+    RunEvent event = {
+        kControlEvent, session.state.step,
+        answer.ok() ? *answer
+                    : absl::StrCat("refused: ", answer.status().message())};
+    event.id = id;
+    session.Tell(event);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan
