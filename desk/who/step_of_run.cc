@@ -60,12 +60,12 @@ void ReadSummary(const std::string& folder, StepRecord* record) {
 
 }  // namespace
 
-std::vector<RowPlace> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
-                                 const Mesh& mesh, int64_t position) {
+std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
+                                const Mesh& mesh, int64_t position) {
   SampleSequence sequence(order);
   std::vector<int64_t> samples(batch.global_batch_size);
   sequence.At(position, absl::MakeSpan(samples));
-  std::vector<RowPlace> rows;
+  std::vector<StepRow> rows;
   for (int data_rank = 0; data_rank < mesh.data; ++data_rank) {
     for (int64_t i = 0; i < batch.accumulation; ++i) {
       const int64_t first = MicroBatchIndex(batch.order, data_rank, mesh.data,
