@@ -32,14 +32,14 @@ std::string Real(const std::string& path) {
 
 // A path that a run's config names; both without links.
 struct NamedPath {
-  const RunRecord* run = nullptr;
+  const ListedRun* run = nullptr;
   std::string folder;  // the run's
   std::string path;
 };
 
-std::vector<NamedPath> PathsOf(const std::vector<RunRecord>& runs) {
+std::vector<NamedPath> PathsOf(const std::vector<ListedRun>& runs) {
   std::vector<NamedPath> paths;
-  for (const RunRecord& run : runs) {
+  for (const ListedRun& run : runs) {
     const std::string folder = Real(run.folder);
     for (const auto& [field, values] : run.fields) {
       if (field == "output_dir") continue;
@@ -54,7 +54,7 @@ std::vector<NamedPath> PathsOf(const std::vector<RunRecord>& runs) {
 
 // Another run whose config names the run's folder or something in it; null if
 // there is none.
-const RunRecord* UserOf(const RunRecord& run,
+const ListedRun* UserOf(const ListedRun& run,
                         const std::vector<NamedPath>& paths) {
   const std::string folder = Real(run.folder);
   for (const NamedPath& named : paths) {
@@ -78,8 +78,8 @@ bool HasWeights(const std::string& folder) {
 
 // Why the rule keeps a run of one name; "": it doesn't. `newer`: how many of
 // that name began later.
-std::string KeptByRule(const RunRecord& run, int64_t newer,
-                       const RunRecord* best, const ClearRule& rule,
+std::string KeptByRule(const ListedRun& run, int64_t newer,
+                       const ListedRun* best, const ClearRule& rule,
                        absl::Time now) {
   if (rule.newest.has_value() && newer < *rule.newest) {
     return "among the newest";
@@ -95,11 +95,11 @@ std::string KeptByRule(const RunRecord& run, int64_t newer,
   return "";
 }
 
-const RunRecord* BestOf(const std::vector<const RunRecord*>& runs,
+const ListedRun* BestOf(const std::vector<const ListedRun*>& runs,
                         const std::string& metric) {
   const bool lower = LowerIsBetter(metric);
-  const RunRecord* best = nullptr;
-  for (const RunRecord* run : runs) {
+  const ListedRun* best = nullptr;
+  for (const ListedRun* run : runs) {
     const absl::optional<double> value = run->Metric(metric);
     if (!value.has_value()) continue;
     if (best == nullptr || (lower ? *value < *best->Metric(metric)
@@ -112,25 +112,25 @@ const RunRecord* BestOf(const std::vector<const RunRecord*>& runs,
 
 }  // namespace
 
-std::vector<Verdict> Judge(const std::vector<RunRecord>& runs,
-                           const std::vector<RunRecord>& others,
+std::vector<Verdict> Judge(const std::vector<ListedRun>& runs,
+                           const std::vector<ListedRun>& others,
                            const ClearRule& rule, absl::Time now) {
-  std::map<std::string, std::vector<const RunRecord*>> by_name;
-  for (const RunRecord& run : runs) by_name[run.name].push_back(&run);
+  std::map<std::string, std::vector<const ListedRun*>> by_name;
+  for (const ListedRun& run : runs) by_name[run.name].push_back(&run);
   const std::vector<NamedPath> paths = PathsOf(others);
   std::vector<Verdict> verdicts;
   for (auto& [name, named] : by_name) {
     std::stable_sort(named.begin(), named.end(),
-                     [](const RunRecord* a, const RunRecord* b) {
+                     [](const ListedRun* a, const ListedRun* b) {
                        return a->begun > b->begun;
                      });
-    const RunRecord* const best =
+    const ListedRun* const best =
         rule.best.has_value() ? BestOf(named, *rule.best) : nullptr;
     int64_t newer = 0;
-    for (const RunRecord* run : named) {
+    for (const ListedRun* run : named) {
       Verdict verdict;
       verdict.run = run;
-      const RunRecord* const user = UserOf(*run, paths);
+      const ListedRun* const user = UserOf(*run, paths);
       if (run->status == RunStatus::kRunning) {
         verdict.keeps = "running";
       } else if (!run->tags.empty()) {

@@ -26,7 +26,7 @@ struct ClearRule {
 
 // A run, and what becomes of it.
 struct Verdict {
-  const RunRecord* run = nullptr;
+  const ListedRun* run = nullptr;
   std::string keeps;  // why it stays; "": it goes
   int64_t bytes = 0;  // that go
 };
@@ -35,8 +35,8 @@ struct Verdict {
 // stays that is running or tagged, or whose folder is named by the config of
 // another of `others`, which are all runs that are known: as the weights that
 // it starts from, say.
-std::vector<Verdict> Judge(const std::vector<RunRecord>& runs,
-                           const std::vector<RunRecord>& others,
+std::vector<Verdict> Judge(const std::vector<ListedRun>& runs,
+                           const std::vector<ListedRun>& others,
                            const ClearRule& rule, absl::Time now);
 
 // Removes what `verdict`, of one that goes, says; the run's name's `latest`

@@ -54,7 +54,7 @@ absl::StatusOr<Condition> ParseCondition(absl::string_view text) {
   return condition;
 }
 
-std::vector<std::string> ValuesOf(const RunRecord& run,
+std::vector<std::string> ValuesOf(const ListedRun& run,
                                   const std::string& name) {
   if (name == "name") return {run.name};
   if (name == "status") return {StatusName(run.status)};
@@ -68,7 +68,7 @@ std::vector<std::string> ValuesOf(const RunRecord& run,
   return field == run.fields.end() ? std::vector<std::string>() : field->second;
 }
 
-bool Meets(const RunRecord& run, const Condition& condition) {
+bool Meets(const ListedRun& run, const Condition& condition) {
   const std::vector<std::string> values = ValuesOf(run, condition.name);
   Condition one = condition;
   if (condition.op == "!=") one.op = "=";

@@ -25,12 +25,12 @@ struct Condition {
 absl::StatusOr<Condition> ParseCondition(absl::string_view text);
 
 // The values that a run has by this name, none if it has no such thing.
-std::vector<std::string> ValuesOf(const RunRecord& run,
+std::vector<std::string> ValuesOf(const ListedRun& run,
                                   const std::string& name);
 
 // Whether one of the run's values meets the condition; != asks that none is
 // equal. A run without such a value meets none but !=.
-bool Meets(const RunRecord& run, const Condition& condition);
+bool Meets(const ListedRun& run, const Condition& condition);
 
 }  // namespace capstan
 

@@ -22,8 +22,8 @@ std::string Unquoted(absl::string_view value) {
 
 }  // namespace
 
-ConfigFields FieldsOfConfig(absl::string_view text) {
-  ConfigFields fields;
+FieldLists FieldsOfConfig(absl::string_view text) {
+  FieldLists fields;
   // The names of the messages around a line; "" for a plugin's, whose fields
   // are its slot's.
   std::vector<std::string> around;

@@ -14,12 +14,12 @@ namespace capstan {
 // "optimizer" is "capstan.adamw", "optimizer.learning_rate" is "0.003". A field
 // that is there several times has as many values, in order. Strings are without
 // their quotes.
-using ConfigFields = std::map<std::string, std::vector<std::string>>;
+using FieldLists = std::map<std::string, std::vector<std::string>>;
 
 // Reads what PrintConfig writes, which has a field a line, without opening the
 // plugins that the config names: they may be gone. Lines of another form are
 // passed over.
-ConfigFields FieldsOfConfig(absl::string_view text);
+FieldLists FieldsOfConfig(absl::string_view text);
 
 }  // namespace capstan
 

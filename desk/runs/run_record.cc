@@ -40,7 +40,7 @@ absl::Time ChangedAt(const std::string& path) {
 
 // What the run's metrics say: each name's newest value, and the best of
 // evaluations. Of the lines of steps only the first and the last are parsed.
-void ReadMetrics(const std::string& folder, RunRecord* record) {
+void ReadMetrics(const std::string& folder, ListedRun* record) {
   const std::string path = folder + "/metrics.jsonl";
   std::string last_step;
   bool first = true;
@@ -165,7 +165,7 @@ const char* StatusName(RunStatus status) {
   return "failed";
 }
 
-absl::optional<double> RunRecord::Metric(const std::string& metric) const {
+absl::optional<double> ListedRun::Metric(const std::string& metric) const {
   const auto found = metrics.find(metric);
   if (found == metrics.end()) return absl::nullopt;
   return found->second;
@@ -208,8 +208,8 @@ bool IsRun(const std::string& folder) {
   return IsRegularFile(folder + "/config.pbtxt");
 }
 
-RunRecord ReadRun(const std::string& folder) {
-  RunRecord record;
+ListedRun ReadListedRun(const std::string& folder) {
+  ListedRun record;
   record.folder = folder;
   const std::string config = folder + "/config.pbtxt";
   record.begun = ChangedAt(config);

@@ -37,7 +37,7 @@ enum class RunStatus { kRunning, kCompleted, kStopped, kFailed };
 // "running", ..
 const char* StatusName(RunStatus status);
 
-struct RunRecord {
+struct ListedRun {
   std::string folder;  // absolute
   std::string name;    // the config's
   absl::Time begun;
@@ -50,7 +50,7 @@ struct RunRecord {
   // The newest value of each number in metrics.jsonl, and of each eval_NAME the
   // best as best_eval_NAME.
   std::map<std::string, double> metrics;
-  ConfigFields fields;
+  FieldLists fields;
   std::vector<std::string> tags;  // in order
 
   absl::optional<double> Metric(const std::string& metric) const;
@@ -63,7 +63,7 @@ bool IsInUse(const std::string& folder);
 int64_t BytesBelow(const std::string& folder);
 
 // `folder` must be a run's (IsRun).
-RunRecord ReadRun(const std::string& folder);
+ListedRun ReadListedRun(const std::string& folder);
 bool IsRun(const std::string& folder);
 
 // The folders of the runs below `folder`, itself included, up to six folders

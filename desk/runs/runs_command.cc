@@ -75,18 +75,18 @@ absl::StatusOr<std::vector<Condition>> ConditionsOf(
 
 // The runs that meet all conditions, the newest first. A name that no run has
 // is an error.
-absl::StatusOr<std::vector<RunRecord>> Matching(
+absl::StatusOr<std::vector<ListedRun>> Matching(
     const std::string& folder, const std::vector<std::string>& where) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Condition> conditions,
                            ConditionsOf(where));
-  std::vector<RunRecord> runs;
+  std::vector<ListedRun> runs;
   for (const std::string& path : RunsBelow(folder)) {
-    runs.push_back(ReadRun(path));
+    runs.push_back(ReadListedRun(path));
   }
   for (const Condition& condition : conditions) {
     const bool known =
         condition.name == "tag" ||
-        std::any_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
+        std::any_of(runs.begin(), runs.end(), [&](const ListedRun& run) {
           return !ValuesOf(run, condition.name).empty();
         });
     if (known || runs.empty()) continue;
@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<RunRecord>> Matching(
         absl::StrCat("--where: no run below ", folder, " has \"",
                      condition.name, "\" in its config or its metrics.jsonl"));
   }
-  const auto misses = [&](const RunRecord& run) {
+  const auto misses = [&](const ListedRun& run) {
     return !std::all_of(
         conditions.begin(), conditions.end(),
         [&](const Condition& condition) { return Meets(run, condition); });
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<RunRecord>> Matching(
   runs.erase(std::remove_if(runs.begin(), runs.end(), misses), runs.end());
   std::stable_sort(
       runs.begin(), runs.end(),
-      [](const RunRecord& a, const RunRecord& b) { return a.begun > b.begun; });
+      [](const ListedRun& a, const ListedRun& b) { return a.begun > b.begun; });
   return runs;
 }
 
@@ -110,7 +110,7 @@ std::string TimeText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M", time, absl::LocalTimeZone());
 }
 
-Json RunJson(const RunRecord& run) {
+Json RunJson(const ListedRun& run) {
   Json json = {{"folder", run.folder},
                {"name", run.name},
                {"begun", absl::ToDoubleSeconds(run.begun - absl::UnixEpoch())},
@@ -151,11 +151,11 @@ std::string NumberText(const absl::optional<double>& value) {
 
 absl::StatusOr<int> List(const RunsOptions& options,
                          const std::string& folder) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RunRecord> runs,
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<ListedRun> runs,
                            Matching(folder, options.where));
   if (options.json) {
     Json json = Json::array();
-    for (const RunRecord& run : runs) json.push_back(RunJson(run));
+    for (const ListedRun& run : runs) json.push_back(RunJson(run));
     std::cout << JsonText(json, 1) << "\n";
     return 0;
   }
@@ -168,7 +168,7 @@ absl::StatusOr<int> List(const RunsOptions& options,
   std::vector<std::vector<std::string>> rows = {
       {"name", "begun", "status", "steps", "loss", "best eval_loss", "took",
        "size", "tags", "folder"}};
-  for (const RunRecord& run : runs) {
+  for (const ListedRun& run : runs) {
     std::string steps = absl::StrCat(run.steps);
     if (run.max_steps > 0) absl::StrAppend(&steps, "/", run.max_steps);
     rows.push_back({PrintableText(run.name), TimeText(run.begun),
@@ -210,14 +210,14 @@ absl::StatusOr<int> Tag(const RunsOptions& options, bool add) {
 // The values of two runs where they differ, by name.
 using Differences = std::vector<std::vector<std::string>>;
 
-Differences DifferentFields(const RunRecord& a, const RunRecord& b) {
+Differences DifferentFields(const ListedRun& a, const ListedRun& b) {
   std::set<std::string> names;
-  for (const RunRecord* run : {&a, &b}) {
+  for (const ListedRun* run : {&a, &b}) {
     for (const auto& [name, values] : run->fields) names.insert(name);
   }
   Differences differences;
   for (const std::string& name : names) {
-    const auto text = [&](const RunRecord& run) {
+    const auto text = [&](const ListedRun& run) {
       const auto found = run.fields.find(name);
       return found == run.fields.end() ? std::string()
                                        : absl::StrJoin(found->second, ", ");
@@ -227,14 +227,14 @@ Differences DifferentFields(const RunRecord& a, const RunRecord& b) {
   return differences;
 }
 
-Differences DifferentMetrics(const RunRecord& a, const RunRecord& b) {
+Differences DifferentMetrics(const ListedRun& a, const ListedRun& b) {
   std::set<std::string> names;
-  for (const RunRecord* run : {&a, &b}) {
+  for (const ListedRun* run : {&a, &b}) {
     for (const auto& [name, value] : run->metrics) names.insert(name);
   }
   Differences differences;
   for (const std::string& name : names) {
-    const auto text = [&](const RunRecord& run) {
+    const auto text = [&](const ListedRun& run) {
       const absl::optional<double> value = run.Metric(name);
       return value.has_value() ? absl::StrFormat("%.6g", *value)
                                : std::string();
@@ -251,7 +251,7 @@ absl::StatusOr<int> Diff(const RunsOptions& options) {
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string first, FindRun(options.words[1]));
   CAPSTAN_ASSIGN_OR_RETURN(const std::string second, FindRun(options.words[2]));
-  const RunRecord a = ReadRun(first), b = ReadRun(second);
+  const ListedRun a = ReadListedRun(first), b = ReadListedRun(second);
   const std::pair<const char*, Differences> parts[] = {
       {"config", DifferentFields(a, b)}, {"metrics", DifferentMetrics(a, b)}};
   Json json = {{"runs", {first, second}}};
@@ -281,7 +281,7 @@ absl::StatusOr<int> Diff(const RunsOptions& options) {
 
 // All runs that may use some of those below `folder`: the default folder's, and
 // those of the nearest folder around it that is called runs.
-std::vector<RunRecord> RunsAround(const std::string& folder) {
+std::vector<ListedRun> RunsAround(const std::string& folder) {
   std::set<std::string> roots = {folder, DefaultFolder()};
   const size_t around = absl::StrCat(folder, "/").rfind("/runs/");
   if (around != std::string::npos) roots.insert(folder.substr(0, around + 5));
@@ -289,8 +289,8 @@ std::vector<RunRecord> RunsAround(const std::string& folder) {
   for (const std::string& root : roots) {
     for (std::string& path : RunsBelow(root)) paths.insert(std::move(path));
   }
-  std::vector<RunRecord> runs;
-  for (const std::string& path : paths) runs.push_back(ReadRun(path));
+  std::vector<ListedRun> runs;
+  for (const std::string& path : paths) runs.push_back(ReadListedRun(path));
   return runs;
 }
 
@@ -307,7 +307,7 @@ absl::StatusOr<int> ClearAway(const RunsOptions& options,
         "runs gc: say what stays: --keep=N, --keep_best=METRIC or "
         "--older_than=DAYS");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<RunRecord> runs,
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<ListedRun> runs,
                            Matching(folder, options.where));
   const std::vector<Verdict> verdicts =
       Judge(runs, RunsAround(folder), rule, absl::Now());

@@ -61,7 +61,7 @@ complete: true
 )";
 
 TEST(FieldsOfConfigTest, PathsAreThoseOfSet) {
-  const ConfigFields fields = FieldsOfConfig(kConfig);
+  const FieldLists fields = FieldsOfConfig(kConfig);
   const std::map<std::string, std::vector<std::string>> wanted = {
       {"name", {"mine"}},
       {"output_dir", {"/runs/mine/a"}},
@@ -105,16 +105,16 @@ class RunsTest : public ::testing::Test {
     Write(folder + "/checkpoints/step-00000002/x", std::string(1000, 'x'));
     return folder;
   }
-  std::vector<RunRecord> All() const {
-    std::vector<RunRecord> runs;
+  std::vector<ListedRun> All() const {
+    std::vector<ListedRun> runs;
     for (const std::string& folder : RunsBelow(root_)) {
-      runs.push_back(ReadRun(folder));
+      runs.push_back(ReadListedRun(folder));
     }
     return runs;
   }
   // Why each run stays, by its folder from the root; "" if it goes.
   std::map<std::string, std::string> Why(const ClearRule& rule) const {
-    const std::vector<RunRecord> runs = All();
+    const std::vector<ListedRun> runs = All();
     std::map<std::string, std::string> why;
     for (const Verdict& verdict :
          Judge(runs, runs, rule, absl::FromUnixSeconds(200000))) {
@@ -129,7 +129,7 @@ class RunsTest : public ::testing::Test {
 TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
   const std::string folder =
       NewRun("a", 1000, 2.0, "train {\n max_steps: 9\n}\n");
-  const RunRecord run = ReadRun(folder);
+  const ListedRun run = ReadListedRun(folder);
   EXPECT_EQ(run.name, "a");
   EXPECT_EQ(run.begun, absl::FromUnixSeconds(1000));
   EXPECT_EQ(run.status, RunStatus::kCompleted);
@@ -146,15 +146,15 @@ TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
 TEST_F(RunsTest, RunsWhileItsLockIsHeld) {
   const std::string folder = NewRun("a", 1000, 2.0);
   Write(folder + "/.lock", "");
-  EXPECT_EQ(ReadRun(folder).status, RunStatus::kCompleted);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
   const int fd = open((folder + "/.lock").c_str(), O_RDWR);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
-  EXPECT_EQ(ReadRun(folder).status, RunStatus::kRunning);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kRunning);
   close(fd);
   // Looking takes no lock from a run.
-  EXPECT_EQ(ReadRun(folder).status, RunStatus::kCompleted);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
   fs::remove(folder + "/summary.json");
-  EXPECT_EQ(ReadRun(folder).status, RunStatus::kFailed);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kFailed);
 }
 
 TEST_F(RunsTest, Tags) {
@@ -169,7 +169,7 @@ TEST_F(RunsTest, Tags) {
 }
 
 TEST_F(RunsTest, Conditions) {
-  const RunRecord run = ReadRun(NewRun("a", 1000, 2.0, kConfig));
+  const ListedRun run = ReadListedRun(NewRun("a", 1000, 2.0, kConfig));
   const auto meets = [&](const char* text) {
     const auto condition = ParseCondition(text);
     EXPECT_TRUE(condition.ok()) << condition.status();
@@ -243,7 +243,7 @@ TEST_F(RunsTest, RunningTaggedAndUsedOnesAlwaysStay) {
                                                 {"c/200", ""},
                                                 {"d/4000", "running"}}));
   // One that begins between the verdict and the removal.
-  const RunRecord record = ReadRun(running);
+  const ListedRun record = ReadListedRun(running);
   Verdict verdict;
   verdict.run = &record;
   EXPECT_FALSE(Remove(verdict, false).ok());
@@ -261,7 +261,7 @@ TEST_F(RunsTest, RemovesARunOrItsCheckpoints) {
   EXPECT_EQ(Why(rule)["a/1000"], "its checkpoints are its only weights");
   Write(older + "/final/model.safetensors", "w");
   EXPECT_EQ(Why(rule)["a/1000"], "");
-  const RunRecord first = ReadRun(older), second = ReadRun(newer);
+  const ListedRun first = ReadListedRun(older), second = ReadListedRun(newer);
   Verdict verdict;
   verdict.run = &first;
   ASSERT_TRUE(Remove(verdict, /*only_checkpoints=*/true).ok());

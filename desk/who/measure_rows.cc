@@ -37,7 +37,7 @@ class RowMeasurer {
 
   absl::StatusOr<MeasuredStep> Run() {
     MeasuredStep step;
-    for (const RowPlace& place : request_.rows) {
+    for (const StepRow& place : request_.rows) {
       MeasuredRow row;
       row.place = place;
       CAPSTAN_ASSIGN_OR_RETURN(row.batch, Read({place}, at::kCPU));
@@ -56,14 +56,14 @@ class RowMeasurer {
   }
 
  private:
-  using Places = absl::Span<const RowPlace>;
+  using Places = absl::Span<const StepRow>;
 
   Objective& objective() { return *request_.parts->objective; }
 
   // With the positions in the run that training gives its batches.
   absl::StatusOr<Batch> Read(Places places, c10::Device device) {
     std::vector<int64_t> samples;
-    for (const RowPlace& place : places) samples.push_back(place.sample);
+    for (const StepRow& place : places) samples.push_back(place.sample);
     CAPSTAN_ASSIGN_OR_RETURN(Batch batch,
                              ReadBatch(*request_.data, samples, device));
     at::Tensor positions =

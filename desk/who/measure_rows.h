@@ -23,7 +23,7 @@
 namespace capstan {
 
 struct MeasuredRow {
-  RowPlace place;
+  StepRow place;
   // Without its sample_position: what the reader gives for the row alone, of
   // pairs both texts.
   Batch batch;
@@ -51,7 +51,7 @@ struct MeasureRequest {
   const DatasetReader* data = nullptr;
   // The parameters that are trained, as they are bound.
   std::vector<at::Tensor> trained;
-  std::vector<RowPlace> rows;
+  std::vector<StepRow> rows;
   int64_t micro_batch_size = 1;
   uint64_t seed = 0;
   bool gradients = false;

@@ -36,22 +36,22 @@ std::string StyleOf(const absl::optional<double>& loss) {
 
 }  // namespace
 
-std::string RowText::Text() const {
+std::string MeasuredText::Text() const {
   std::string text;
   for (const RowToken& token : tokens) absl::StrAppend(&text, token.bytes);
   return text;
 }
 
-std::vector<RowText> TextsOf(const MeasuredRow& row, const Tokenizer* tokenizer,
-                             bool causal) {
-  std::vector<RowText> texts;
+std::vector<MeasuredText> TextsOf(const MeasuredRow& row,
+                                  const Tokenizer* tokenizer, bool causal) {
+  std::vector<MeasuredText> texts;
   const auto ids = row.batch.find(kInputIds);
   if (ids == row.batch.end() || tokenizer == nullptr) return texts;
   const auto counts = row.batch.find(kTokenCounts);
   const at::Tensor& losses = row.token_losses;
   const int64_t rows = ids->second.size(0);
   for (int64_t r = 0; r < rows; ++r) {
-    RowText text;
+    MeasuredText text;
     if (row.batch.count(kPairKeys) > 0)
       text.name = r == 0 ? "chosen" : "rejected";
     const int64_t length = counts == row.batch.end()
@@ -92,7 +92,7 @@ std::vector<std::string> TensorLines(const Batch& batch) {
   return lines;
 }
 
-std::string ColouredText(const RowText& text) {
+std::string ColouredText(const MeasuredText& text) {
   std::string coloured;
   std::string style;
   TextStream stream;

@@ -22,7 +22,7 @@ struct RowToken {
 };
 
 // One text of a row: of pairs, "chosen" or "rejected"; else without a name.
-struct RowText {
+struct MeasuredText {
   std::string name;
   std::vector<RowToken> tokens;
   std::string Text() const;
@@ -30,8 +30,8 @@ struct RowText {
 
 // A row's texts, without padding; none if its data isn't text. `causal`: a
 // model's target is the token after the position that it is noted at.
-std::vector<RowText> TextsOf(const MeasuredRow& row, const Tokenizer* tokenizer,
-                             bool causal);
+std::vector<MeasuredText> TextsOf(const MeasuredRow& row,
+                                  const Tokenizer* tokenizer, bool causal);
 
 // A row that isn't text: a line for each of its tensors, with its shape and
 // first numbers.
@@ -40,7 +40,7 @@ std::vector<std::string> TensorLines(const Batch& batch);
 // The text for a terminal: each token on a background that is the redder the
 // greater its loss, tokens without a loss dimmed. Without control characters of
 // its own.
-std::string ColouredText(const RowText& text);
+std::string ColouredText(const MeasuredText& text);
 // What the colours mean, in them.
 std::string ColourLegend();
 

@@ -32,8 +32,8 @@ void ReadMetrics(const std::string& folder, StepRecord* record) {
   });
 }
 
-// The ranks of the process that did the step: the last that began at it or
-// before. Each process writes a line when it begins (docs/runs.md).
+// The ranks of the process that did the step: the last that found fewer done.
+// Each writes a line when it begins (docs/runs.md).
 void ReadRanks(const std::string& folder, StepRecord* record) {
   ForEachLine(folder + "/ranks/rank-00000.jsonl", [&](absl::string_view line) {
     if (!absl::StrContains(line, "\"world_size\"")) return;
@@ -41,7 +41,7 @@ void ReadRanks(const std::string& folder, StepRecord* record) {
     if (!json.is_object()) return;
     const absl::optional<double> first = NumberOf(json, "first_step");
     const absl::optional<double> ranks = NumberOf(json, "world_size");
-    if (!first.has_value() || !ranks.has_value() || *first > record->step) {
+    if (!first.has_value() || !ranks.has_value() || *first >= record->step) {
       return;
     }
     record->world_size = static_cast<int>(*ranks);
@@ -60,12 +60,12 @@ void ReadSummary(const std::string& folder, StepRecord* record) {
 
 }  // namespace
 
-std::vector<RowPlace> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
-                                 const Mesh& mesh, int64_t position) {
+std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
+                                const Mesh& mesh, int64_t position) {
   SampleSequence sequence(order);
   std::vector<int64_t> samples(batch.global_batch_size);
   sequence.At(position, absl::MakeSpan(samples));
-  std::vector<RowPlace> rows;
+  std::vector<StepRow> rows;
   for (int data_rank = 0; data_rank < mesh.data; ++data_rank) {
     for (int64_t i = 0; i < batch.accumulation; ++i) {
       const int64_t first = MicroBatchIndex(batch.order, data_rank, mesh.data,

@@ -20,7 +20,7 @@ namespace capstan {
 
 // A row of a step, by the rank that computed it. Of ranks that share rows
 // (train.sequence_parallel) it is the first.
-struct RowPlace {
+struct StepRow {
   int rank = 0;
   int64_t micro_batch = 0;  // of the rank's, in this step, from 0
   int64_t row = 0;          // within the micro-batch
@@ -31,8 +31,8 @@ struct RowPlace {
 
 // The rows of the step whose first sample is at `position`, by rank and
 // micro-batch.
-std::vector<RowPlace> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
-                                 const Mesh& mesh, int64_t position);
+std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
+                                const Mesh& mesh, int64_t position);
 
 // What a run's folder says of a step, without its plugins.
 struct StepRecord {

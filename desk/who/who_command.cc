@@ -67,7 +67,7 @@ struct Asked {
   std::unique_ptr<ForgivingReader> forgiving;  // null: none is used
   int world_size = 1;
   BatchPlan batch;
-  std::vector<RowPlace> rows;
+  std::vector<StepRow> rows;
   std::string weights;  // the folder they are from; "": those of the beginning
   // Whose weights they are, for users, and whether they are those that the step
   // was computed with.
@@ -258,7 +258,7 @@ Json OrNull(const absl::optional<double>& value) {
 }
 
 Json RowJson(const Asked& asked, const MeasuredRow& row) {
-  const RowPlace& place = row.place;
+  const StepRow& place = row.place;
   Json json = {{"rank", place.rank},
                {"micro_batch", place.micro_batch},
                {"row", place.row},
@@ -275,7 +275,7 @@ Json RowJson(const Asked& asked, const MeasuredRow& row) {
     json["gradient_norm"] = *row.gradient_norm;
   }
   json["texts"] = Json::array();
-  for (const RowText& text :
+  for (const MeasuredText& text :
        TextsOf(row, asked.parts.train_data->tokenizer(), IsCausal(asked))) {
     Json tokens = Json::array();
     for (const RowToken& token : text.tokens) {
@@ -314,7 +314,7 @@ std::string StepJson(const WhoOptions& options, const Asked& asked,
 }
 
 std::string RowHead(const MeasuredStep& step, const MeasuredRow& row) {
-  const RowPlace& place = row.place;
+  const StepRow& place = row.place;
   std::string head =
       absl::StrFormat("rank %d, micro-batch %d, row %d: sample %d", place.rank,
                       place.micro_batch, place.row, place.sample);
@@ -370,9 +370,9 @@ void Print(const WhoOptions& options, const Asked& asked,
   console.Write(text);
   for (const MeasuredRow* row : Shown(options, step)) {
     text = absl::StrCat("\n", RowHead(step, *row), "\n");
-    const std::vector<RowText> texts =
+    const std::vector<MeasuredText> texts =
         TextsOf(*row, asked.parts.train_data->tokenizer(), IsCausal(asked));
-    for (const RowText& one : texts) {
+    for (const MeasuredText& one : texts) {
       if (!one.name.empty()) absl::StrAppend(&text, one.name, ":\n");
       absl::StrAppend(
           &text,

@@ -88,10 +88,10 @@ TEST(RowsOfStepTest, AreWhatTheLoadersGiveTheRanks) {
       plan.order = by;
       const DataOrder order = OrderOf(reader, /*seed=*/7, grouped, 12);
       for (const int64_t steps : {0, 4}) {
-        const std::vector<RowPlace> rows =
+        const std::vector<StepRow> rows =
             RowsOfStep(order, plan, Mesh{ranks, 1}, steps * 12);
         std::map<int, Rows> by_rank;
-        for (const RowPlace& row : rows) {
+        for (const StepRow& row : rows) {
           by_rank[row.rank].emplace_back(row.sample, row.position);
           EXPECT_EQ(row.epoch, row.position / 50);
         }
@@ -113,7 +113,7 @@ TEST(RowsOfStepTest, OfRanksThatShareRowsTheFirstIsNamed) {
   plan.global_batch_size = 2;
   DataOrder order;
   order.size = 10;
-  const std::vector<RowPlace> rows = RowsOfStep(order, plan, mesh, 4);
+  const std::vector<StepRow> rows = RowsOfStep(order, plan, mesh, 4);
   ASSERT_EQ(rows.size(), 2);
   EXPECT_EQ(rows[0].rank, 0);
   EXPECT_EQ(rows[1].rank, 2);
@@ -132,9 +132,9 @@ TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
   std::filesystem::create_directory(folder + "/ranks");
   std::ofstream(folder + "/config.pbtxt") << "name: \"a\"\n";
   std::ofstream(folder + "/ranks/rank-00000.jsonl")
-      << "{\"time\": 1.5, \"rank\": 0, \"world_size\": 4, \"first_step\": 1}\n"
+      << "{\"time\": 1.5, \"rank\": 0, \"world_size\": 4, \"first_step\": 0}\n"
       << "{\"time\": 2.5, \"step\": 3, \"steps\": 3}\n"
-      << "{\"time\": 9.5, \"rank\": 0, \"world_size\": 2, \"first_step\": 4}\n";
+      << "{\"time\": 9.5, \"rank\": 0, \"world_size\": 2, \"first_step\": 3}\n";
   std::ofstream(folder + "/metrics.jsonl")
       << "{\"step\": 3, \"loss\": 2.5, \"grad_norm\": 1.0}\n"
       << "{\"step\": 4, \"loss\": 2.25, \"grad_norm\": 1.0}\n"
