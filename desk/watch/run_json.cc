@@ -136,7 +136,10 @@ json RunJson(const RunReader& run, absl::optional<RunTold>* told) {
   before.versions = now;
   before.versions.curves = told_curves;
   if (made.empty()) return nullptr;
-  if (all) made["name"] = run.name();
+  if (all) {
+    made["name"] = run.name();
+    made["folder"] = run.folder();
+  }
   return made;
 }
 

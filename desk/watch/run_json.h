@@ -22,7 +22,7 @@ struct RunTold {
   std::string status;
 };
 
-// A run as the page wants it: "name", "status", and of "config", "summary",
+// A run as the page wants it: "name", "folder", "status", and of "config", "summary",
 // "events", "samples", "ranks" and "curves" those that have changed since
 // `told`, which is brought up to date; all if it is empty. Null if nothing has
 // changed. docs/watch.md lists the keys.

@@ -115,6 +115,8 @@ function drawConfig() {
 // -------------------------------------------------------------------- events
 
 let eventKind = 'all';
+// Of these one asks for the rows that the step was trained on.
+const ROWS_MATTER = new Set(['spike', 'skipped']);
 
 function drawEvents() {
   const MOST = 200;
@@ -143,10 +145,14 @@ function drawEvents() {
         'td', {},
         button(String(event.step), `show the curves at step ${event.step}`,
             () => lookAt(run, event.step)));
+    const cells = texts.map(
+        (text, i) => element('td', {class: i < 3 ? 'name' : ''}, text));
+    if (ROWS_MATTER.has(event.kind)) {
+      cells[1].append(element(
+          'code', {}, `trainer who ${run.folder} --step=${event.step}`));
+    }
     return element(
-        'tr', {class: LOUD.has(event.kind) ? 'loud' : ''},
-        ...texts.map((text, i) => element(
-            'td', {class: i < 3 ? 'name' : ''}, text)), step);
+        'tr', {class: LOUD.has(event.kind) ? 'loud' : ''}, ...cells, step);
   });
   const focused = eventSection.contains(document.activeElement) &&
       document.activeElement.tagName === 'SELECT';
