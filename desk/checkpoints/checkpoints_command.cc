@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
@@ -183,9 +183,9 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
     absl::Status status;
     if (checkpoint.whole) {
       status = VerifyCheckpoint(checkpoint.path);
-      what = status.ok()
-                 ? absl::StrCat("whole, ", ShortBytes(BytesBelow(checkpoint.path)))
-                 : How(status);
+      what = status.ok() ? absl::StrCat("whole, ",
+                                        ShortBytes(BytesBelow(checkpoint.path)))
+                         : How(status);
     }
     good = good && status.ok();
     if (!options.json) std::cout << what << std::endl;

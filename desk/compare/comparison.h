@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
-#include "desk/watch/line_follower.h"
+#include "desk/run_folder/line_follower.h"
 
 namespace capstan {
 

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 
 namespace capstan {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 
 namespace capstan {
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "desk/run_folder/config_fields.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/runs/clear_away.h"
 #include "desk/runs/conditions.h"
-#include "desk/runs/config_fields.h"
-#include "desk/runs/run_record.h"
 
 namespace capstan {
 namespace {

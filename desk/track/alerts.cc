@@ -16,7 +16,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/subprocess.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 

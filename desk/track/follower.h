@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "desk/run_folder/line_follower.h"
 
 namespace capstan::track {
 
@@ -47,7 +47,7 @@ class Follower {
   // Reads up to a few megabytes of what is new, and returns the rows that are
   // complete, each step once, in ascending order: those that a line of a later
   // step follows. Starts over if the file is another run's now (id()).
-  absl::StatusOr<std::vector<Row>> Poll();
+  std::vector<Row> Poll();
   // Whether Poll has left something that it could have read.
   bool more() const { return more_; }
   // The step whose lines may not all be there, unless it was handed out.
@@ -62,26 +62,17 @@ class Follower {
   const std::vector<Event>& events() const { return events_; }
 
  private:
-  // A growing file of lines. Unset: it was replaced or cut.
-  struct Tail {
-    std::string path;
-    int64_t offset = 0;
-    uint64_t inode = 0;
-    bool more = false;
-    absl::StatusOr<absl::optional<std::string>> Read();
-  };
-
-  absl::Status ReadEvents();
-  // Whether the file still begins with first_line_.
-  bool IsSameRun() const;
-  void StartOver();
+  void ReadEvents();
+  // `first`: the first line of a file that was begun anew.
+  void StartOver(absl::string_view first);
   void Add(absl::string_view line, std::vector<Row>* rows);
   void Complete(std::vector<Row>* rows);
 
   const std::string folder_;
-  Tail metrics_;
-  Tail event_lines_;
+  LineFollower metrics_;
+  LineFollower event_lines_;
   bool more_ = false;
+  bool begun_anew_ = false;  // metrics.jsonl, of which no line is there yet
   std::string first_line_;
   std::string id_;
   double clock_ = 0.0;  // for lines without a time

@@ -37,9 +37,7 @@ class MeasuresTest : public ::testing::Test {
   Measures Take(double end) {
     Follower follower(folder_.path());
     Meter meter;
-    const auto rows = follower.Poll();
-    EXPECT_TRUE(rows.ok());
-    for (const Row& row : *rows) meter.Add(row);
+    for (const Row& row : follower.Poll()) meter.Add(row);
     RunState state;
     state.end_time = end;
     Measures measures =

@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "desk/runs/config_fields.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/config_fields.h"
+#include "desk/run_folder/run_record.h"
 
 namespace capstan::track {
 namespace {

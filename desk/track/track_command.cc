@@ -25,7 +25,7 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/signals.h"
 #include "desk/http/server.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/track/sink.h"
 #include "desk/track/tracker.h"
 #include "trainer/commands/command.h"

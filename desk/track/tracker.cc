@@ -19,7 +19,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 
@@ -131,7 +131,7 @@ absl::Status Tracker::Turn() {
   state_ = LookAtRun(run_.folder);
   const bool reads = unsent_.size() < kMostUnsent;
   if (reads) {
-    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Row> rows, follower_.Poll());
+    const std::vector<Row> rows = follower_.Poll();
     if (follower_.id() != run_.id) Begin();
     for (const Row& row : rows) Look(row);
   }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/watch/live_runs.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -12,6 +10,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "desk/http/server.h"
+#include "desk/run_folder/run_record.h"
 
 namespace capstan {
 namespace {
@@ -21,40 +20,19 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kRound{1};
 
-bool IsRun(const fs::path& folder) {
-  return PathExists((folder / "config.pbtxt").string()) ||
-         PathExists((folder / "metrics.jsonl").string());
-}
-
-// The runs in `folder`, in order of their names.
-std::vector<fs::path> RunsIn(const fs::path& folder) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
-    if (IsRun(it->path())) found.push_back(it->path());
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
     const std::vector<std::string>& paths) {
   std::vector<fs::path> found;
   for (const std::string& path : paths) {
-    const fs::path folder =
-        fs::path(path + "/").lexically_normal().parent_path();
-    std::vector<fs::path> here;
-    if (IsRun(folder)) here = {folder};
-    if (here.empty()) here = RunsIn(folder);
-    if (here.empty()) here = RunsIn(folder / "runs");
+    const std::vector<std::string> here = RunsBelow(
+        fs::path(path + "/").lexically_normal().parent_path().string());
     if (here.empty()) {
       return absl::NotFoundError(absl::StrCat(
           path,
-          " isn't a run's folder, and has none: it has no config.pbtxt and no "
-          "metrics.jsonl; name runs as runs/NAME/latest or runs/NAME"));
+          " isn't a run's folder, and has none below it: a run's has a "
+          "config.pbtxt; name runs as runs/NAME/latest or runs/NAME"));
     }
     found.insert(found.end(), here.begin(), here.end());
   }

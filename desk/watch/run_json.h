@@ -22,10 +22,10 @@ struct RunTold {
   std::string status;
 };
 
-// A run as the page wants it: "name", "folder", "status", and of "config", "summary",
-// "events", "samples", "ranks" and "curves" those that have changed since
-// `told`, which is brought up to date; all if it is empty. Null if nothing has
-// changed. docs/watch.md lists the keys.
+// A run as the page wants it: "name", "folder", "status", and of "config",
+// "summary", "events", "samples", "ranks" and "curves" those that have changed
+// since `told`, which is brought up to date; all if it is empty. Null if
+// nothing has changed. docs/watch.md lists the keys.
 nlohmann::json RunJson(const RunReader& run, absl::optional<RunTold>* told);
 
 // "running", "no news for 5:03"

@@ -13,13 +13,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/json_document.h"
-#include "desk/watch/config_fields.h"
+#include "desk/run_folder/config_fields.h"
 
 namespace capstan {
 namespace {
@@ -137,7 +138,10 @@ void RunReader::PollFiles() {
         ReadWholeFile(config_path, kMostSmallFile);
     if (text.ok()) {
       config_ = *text;
-      fields_ = ConfigFields(config_);
+      fields_.clear();
+      for (const auto& [name, values] : FieldsOfConfig(config_)) {
+        fields_[name] = absl::StrJoin(values, ", ");
+      }
       config_time_ = config_time;
       ++versions_.config;
     }

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "desk/run_folder/line_follower.h"
 #include "desk/watch/curves.h"
-#include "desk/watch/line_follower.h"
 #include "desk/watch/rank_times.h"
 
 namespace simdjson::dom {

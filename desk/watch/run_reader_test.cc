@@ -15,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "desk/watch/config_fields.h"
 #include "desk/watch/live_runs.h"
 #include "desk/watch/run_json.h"
 #include "desk/watch/terminal_picture.h"
@@ -28,8 +27,6 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
 using State = RunReader::State;
 
 class RunReaderTest : public ::testing::Test {
@@ -272,33 +269,11 @@ TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
                     HasSubstr("6.1 deviations"), Not(HasSubstr("\x1b"))));
 }
 
-TEST(ConfigFieldsTest, ByThePathThatSetTakes) {
-  EXPECT_THAT(ConfigFields("name: \"a: {\"\n"
-                           "# comment: no\n"
-                           "model {\n"
-                           "  [plugin/capstan.llama.Config] {\n"
-                           "    hidden_size: 128\n"
-                           "  }\n"
-                           "}\n"
-                           "train {\n"
-                           "  sample_prompts {\n"
-                           "    prompt: \"one\"\n"
-                           "  }\n"
-                           "  sample_prompts {\n"
-                           "    prompt: \"two\"\n"
-                           "  }\n"
-                           "}\n"),
-              UnorderedElementsAre(
-                  Pair("name", "\"a: {\""), Pair("model", "capstan.llama"),
-                  Pair("model.hidden_size", "128"),
-                  Pair("train.sample_prompts.prompt", "\"one\", \"two\"")));
-}
-
 class FindRunsTest : public RunReaderTest {};
 
 TEST_F(FindRunsTest, ARunOrAFolderOfThem) {
   Write("b/config.pbtxt", "");
-  Write("a/metrics.jsonl", "");
+  Write("a/config.pbtxt", "");
   Write("notes/text", "");
   const auto found = FindRuns({folder_});
   ASSERT_TRUE(found.ok()) << found.status();

@@ -22,7 +22,7 @@
 #include "base/status.h"
 #include "cluster/comm/create.h"
 #include "desk/generate/model_flags.h"
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/who/measure_rows.h"
 #include "desk/who/row_text.h"
 #include "desk/who/step_of_run.h"

@@ -62,7 +62,7 @@ int64_t RoundUp(double number) {
 
 class Judge {
  public:
-  Judge(const RunRecord& run, const Summary& summary)
+  Judge(const SpeedRecord& run, const Summary& summary)
       : run_(run), summary_(summary), wall_(summary.wall) {}
 
   std::vector<Cause> Find() {
@@ -440,7 +440,7 @@ class Judge {
          (1.0 - left) * (mean().forward + mean().backward)});
   }
 
-  const RunRecord& run_;
+  const SpeedRecord& run_;
   const Summary& summary_;
   const double wall_;
   bool crowded_ = false;
@@ -449,7 +449,7 @@ class Judge {
 
 }  // namespace
 
-Summary Summarize(const RunRecord& run) {
+Summary Summarize(const SpeedRecord& run) {
   Summary summary;
   const auto ranks = static_cast<double>(run.ranks.size());
   summary.run_steps = run.ranks.front().all.steps;
@@ -480,7 +480,7 @@ Summary Summarize(const RunRecord& run) {
   return summary;
 }
 
-std::vector<Cause> FindCauses(const RunRecord& run, const Summary& summary) {
+std::vector<Cause> FindCauses(const SpeedRecord& run, const Summary& summary) {
   return Judge(run, summary).Find();
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "desk/why_slow/run_record.h"
+#include "desk/why_slow/speed_record.h"
 
 namespace capstan::why_slow {
 
@@ -32,11 +32,11 @@ struct Summary {
   double communication = 0.0;
 };
 
-Summary Summarize(const RunRecord& run);
+Summary Summarize(const SpeedRecord& run);
 
 // By descending gain, each at least 2 % of the run's time. Causes overlap where
 // their texts say so, and gains don't add up.
-std::vector<Cause> FindCauses(const RunRecord& run, const Summary& summary);
+std::vector<Cause> FindCauses(const SpeedRecord& run, const Summary& summary);
 
 }  // namespace capstan::why_slow
 

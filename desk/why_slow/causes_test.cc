@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "desk/why_slow/page.h"
-#include "desk/why_slow/run_record.h"
+#include "desk/why_slow/speed_record.h"
 
 namespace capstan::why_slow {
 namespace {
@@ -93,7 +93,7 @@ class CausesTest : public ::testing::Test {
       // What a killed process leaves.
       file << "{\"step\": 1";
     }
-    const absl::StatusOr<RunRecord> run = ReadRun(folder_);
+    const absl::StatusOr<SpeedRecord> run = ReadSpeedRecord(folder_);
     EXPECT_TRUE(run.ok()) << run.status();
     if (!run.ok()) return {};
     record_ = *run;
@@ -116,7 +116,7 @@ class CausesTest : public ::testing::Test {
       ::testing::TempDir() + "/" +
       ::testing::UnitTest::GetInstance()->current_test_info()->name();
   Settings settings_;
-  RunRecord record_;
+  SpeedRecord record_;
   Summary summary_;
 };
 
@@ -306,15 +306,15 @@ TEST_F(CausesTest, ARestartedRunIsJudgedByItsNewestProcess) {
   std::ofstream file(folder_ + "/ranks/rank-00000.jsonl", std::ios::app);
   file << "\n" << Facts(0, 1) << "\n" << GoodLine() << "\n";
   file.close();
-  const absl::StatusOr<RunRecord> run = ReadRun(folder_);
+  const absl::StatusOr<SpeedRecord> run = ReadSpeedRecord(folder_);
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_THAT(FindCauses(*run, Summarize(*run)), IsEmpty());
 }
 
 TEST_F(CausesTest, AFolderWithoutARecord) {
-  EXPECT_THAT(ReadRun(folder_).status().message(),
+  EXPECT_THAT(ReadSpeedRecord(folder_).status().message(),
               HasSubstr("/ranks has no record of a step"));
-  EXPECT_THAT(ReadRun("/nowhere").status().message(),
+  EXPECT_THAT(ReadSpeedRecord("/nowhere").status().message(),
               HasSubstr("/nowhere: no such folder"));
 }
 

@@ -37,7 +37,7 @@ double Share(double seconds, const Summary& summary) {
   return seconds / std::max(summary.wall, 1e-12);
 }
 
-std::string Head(const RunRecord& run, const Summary& summary) {
+std::string Head(const SpeedRecord& run, const Summary& summary) {
   const size_t ranks = run.ranks.size();
   return absl::StrFormat(
       "%s: %.0f steps, %s each with what follows it, %s %s/s, %d %s (%s)\n",
@@ -47,7 +47,7 @@ std::string Head(const RunRecord& run, const Summary& summary) {
 }
 
 // What remains is computing, and what that is limited by.
-std::string Computing(const RunRecord& run, const Summary& summary) {
+std::string Computing(const SpeedRecord& run, const Summary& summary) {
   const double seconds = summary.mean.forward + summary.mean.backward;
   std::string text = absl::StrFormat(
       "computing: forward and backward are %s of a step's time, %.0f %%",
@@ -72,7 +72,7 @@ std::string Computing(const RunRecord& run, const Summary& summary) {
 
 }  // namespace
 
-std::string PageText(const RunRecord& run, const Summary& summary,
+std::string PageText(const SpeedRecord& run, const Summary& summary,
                      const std::vector<Cause>& causes, int columns) {
   std::string text = Head(run, summary);
   absl::StrAppend(&text, "\nWhere a step's time goes (mean of the ranks)\n");
@@ -101,7 +101,7 @@ std::string PageText(const RunRecord& run, const Summary& summary,
   return text;
 }
 
-nlohmann::ordered_json PageJson(const RunRecord& run, const Summary& summary,
+nlohmann::ordered_json PageJson(const SpeedRecord& run, const Summary& summary,
                                 const std::vector<Cause>& causes) {
   nlohmann::ordered_json json = {
       {"run", run.folder},

@@ -7,16 +7,16 @@
 #include <vector>
 
 #include "desk/why_slow/causes.h"
-#include "desk/why_slow/run_record.h"
+#include "desk/why_slow/speed_record.h"
 
 namespace capstan::why_slow {
 
 // A page of text, lines of up to `columns`.
-std::string PageText(const RunRecord& run, const Summary& summary,
+std::string PageText(const SpeedRecord& run, const Summary& summary,
                      const std::vector<Cause>& causes, int columns);
 // The same for programs: run, ranks, steps, seconds (of a step), by phase, and
 // causes, each with name, text, advice, gain (seconds of a step) and share.
-nlohmann::ordered_json PageJson(const RunRecord& run, const Summary& summary,
+nlohmann::ordered_json PageJson(const SpeedRecord& run, const Summary& summary,
                                 const std::vector<Cause>& causes);
 
 }  // namespace capstan::why_slow

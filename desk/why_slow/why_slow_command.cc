@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "desk/why_slow/causes.h"
 #include "desk/why_slow/page.h"
-#include "desk/why_slow/run_record.h"
+#include "desk/why_slow/speed_record.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 
@@ -21,8 +21,8 @@ struct WhySlowOptions {
 };
 
 absl::StatusOr<int> WhySlow(const WhySlowOptions& options) {
-  CAPSTAN_ASSIGN_OR_RETURN(const RunRecord run,
-                           ReadRun(FromCaller(options.run)));
+  CAPSTAN_ASSIGN_OR_RETURN(const SpeedRecord run,
+                           ReadSpeedRecord(FromCaller(options.run)));
   const Summary summary = Summarize(run);
   const std::vector<Cause> causes = FindCauses(run, summary);
   const Console console(STDOUT_FILENO);

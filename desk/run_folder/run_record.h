@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A run as its folder shows it, whether it still runs or not; opens no plugin.
-#ifndef CAPSTAN_DESK_RUNS_RUN_RECORD_H_
-#define CAPSTAN_DESK_RUNS_RUN_RECORD_H_
+#ifndef CAPSTAN_DESK_RUN_FOLDER_RUN_RECORD_H_
+#define CAPSTAN_DESK_RUN_FOLDER_RUN_RECORD_H_
 
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "desk/runs/config_fields.h"
+#include "desk/run_folder/config_fields.h"
 
 namespace capstan {
 
@@ -78,4 +78,4 @@ std::vector<std::string> ReadTags(const std::string& folder);
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DESK_RUNS_RUN_RECORD_H_
+#endif  // CAPSTAN_DESK_RUN_FOLDER_RUN_RECORD_H_

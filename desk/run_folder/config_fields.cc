@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "desk/runs/config_fields.h"
+#include "desk/run_folder/config_fields.h"
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "desk/watch/line_follower.h"
+#include "desk/run_folder/line_follower.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "desk/why_slow/run_record.h"
+#include "desk/why_slow/speed_record.h"
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +11,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/run_record.h"
 #include "host/config/load_config.h"
 #include "host/config/run_config.pb.h"
 #include "host/plugins/plugin_host.h"
@@ -67,17 +67,16 @@ Times TimesOf(const Json& line) {
 // Lines that aren't JSON objects, such as one that a killed process has left,
 // are passed over.
 template <typename Each>
-void ForEachLine(const std::string& path, const Each& each) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
+void ForEachObject(const std::string& path, const Each& each) {
+  ForEachLine(path, [&each](absl::string_view line) {
     const Json json = ParseJson<Json>(line);
     if (json.is_object()) each(json);
-  }
+  });
 }
 
 RankRecord ReadRank(const std::string& path) {
   RankRecord rank;
-  ForEachLine(path, [&rank](const Json& json) {
+  ForEachObject(path, [&rank](const Json& json) {
     if (json.contains("first_step")) {  // a process begins
       rank = RankRecord();
       rank.rank = static_cast<int>(Number(json, "rank"));
@@ -98,9 +97,9 @@ RankRecord ReadRank(const std::string& path) {
   return rank;
 }
 
-void ReadMetrics(const std::string& path, RunRecord* run) {
+void ReadMetrics(const std::string& path, SpeedRecord* run) {
   double steps = 0.0;
-  ForEachLine(path, [&](const Json& json) {
+  ForEachObject(path, [&](const Json& json) {
     if (!json.contains("loss")) return;
     for (const auto& [key, value] : json.items()) {
       if (!absl::EndsWith(key, "_per_second")) continue;
@@ -121,7 +120,7 @@ Json ReadObject(const std::string& path) {
   return json.is_object() ? json : Json::object();
 }
 
-void ReadProfile(const std::string& path, RunRecord* run) {
+void ReadProfile(const std::string& path, SpeedRecord* run) {
   const Json profile = ReadObject(path);
   const auto rows = profile.find("rows");
   if (rows == profile.end() || !rows->is_array()) return;
@@ -186,8 +185,8 @@ absl::Status ReadSettings(const std::string& config_text,
   return absl::OkStatus();
 }
 
-absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
-  RunRecord run;
+absl::StatusOr<SpeedRecord> ReadSpeedRecord(const std::string& folder) {
+  SpeedRecord run;
   run.folder = folder;
   if (!PathExists(folder)) {
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));

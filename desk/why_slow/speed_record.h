@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_
-#define CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_
+#ifndef CAPSTAN_DESK_WHY_SLOW_SPEED_RECORD_H_
+#define CAPSTAN_DESK_WHY_SLOW_SPEED_RECORD_H_
 
 #include <cstdint>
 #include <map>
@@ -69,7 +69,7 @@ struct Settings {
 };
 
 // What a run's folder tells of its speed.
-struct RunRecord {
+struct SpeedRecord {
   std::string folder;
   std::vector<RankRecord> ranks;  // by number
   Settings settings;
@@ -85,7 +85,7 @@ struct RunRecord {
 
 // Reads the folder of a run, which may be under way. NOT_FOUND: there is no
 // record, as of runs of older trainers. What else is missing stays unknown.
-absl::StatusOr<RunRecord> ReadRun(const std::string& folder);
+absl::StatusOr<SpeedRecord> ReadSpeedRecord(const std::string& folder);
 
 // Reads what `settings` has out of a run's config.pbtxt, named `name`.
 absl::Status ReadSettings(const std::string& config_text,
@@ -93,4 +93,4 @@ absl::Status ReadSettings(const std::string& config_text,
 
 }  // namespace capstan::why_slow
 
-#endif  // CAPSTAN_DESK_WHY_SLOW_RUN_RECORD_H_
+#endif  // CAPSTAN_DESK_WHY_SLOW_SPEED_RECORD_H_

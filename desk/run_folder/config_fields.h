@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DESK_RUNS_CONFIG_FIELDS_H_
-#define CAPSTAN_DESK_RUNS_CONFIG_FIELDS_H_
+#ifndef CAPSTAN_DESK_RUN_FOLDER_CONFIG_FIELDS_H_
+#define CAPSTAN_DESK_RUN_FOLDER_CONFIG_FIELDS_H_
 
 #include <map>
 #include <string>
@@ -23,4 +23,4 @@ FieldLists FieldsOfConfig(absl::string_view text);
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DESK_RUNS_CONFIG_FIELDS_H_
+#endif  // CAPSTAN_DESK_RUN_FOLDER_CONFIG_FIELDS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_DESK_WATCH_LINE_FOLLOWER_H_
-#define CAPSTAN_DESK_WATCH_LINE_FOLLOWER_H_
+#ifndef CAPSTAN_DESK_RUN_FOLDER_LINE_FOLLOWER_H_
+#define CAPSTAN_DESK_RUN_FOLDER_LINE_FOLLOWER_H_
 
 #include <cstdint>
 #include <functional>
@@ -51,4 +51,4 @@ class LineFollower {
 
 }  // namespace capstan
 
-#endif  // CAPSTAN_DESK_WATCH_LINE_FOLLOWER_H_
+#endif  // CAPSTAN_DESK_RUN_FOLDER_LINE_FOLLOWER_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "desk/runs/run_record.h"
+#include "desk/run_folder/run_record.h"
 
 #include <errno.h>
 #include <fcntl.h>
