@@ -29,9 +29,9 @@ struct CompletionRequest {
   SampleOptions sample;  // without seed; max_new_tokens 0: isn't said
   absl::optional<uint64_t> seed;
   std::vector<std::string> stop;
-  int64_t choices = 1;    // texts a prompt
-  int64_t logprobs = -1;  // how many of the likeliest tokens; -1: none are
-                          // asked for
+  int64_t choices = 1;     // texts a prompt
+  int64_t logprobs = -1;   // how many of the likeliest tokens; -1: none are
+                           // asked for
   bool echo = false;       // the prompt belongs to the text
   bool only_echo = false;  // no new token at all (max_tokens: 0)
   bool stream = false;
