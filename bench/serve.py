@@ -108,9 +108,8 @@ def chat(url, model, client, args):
     return first
 
 
-def measure(url, clients, args):
+def measure(url, model, clients, args):
     """All clients at once."""
-    model = model_name(url)
     firsts, errors = [None] * clients, []
 
     def run(client):
@@ -133,11 +132,12 @@ def measure(url, clients, args):
 
 @contextlib.contextmanager
 def server(side, model, args, python):
-    """Runs one; gives its address."""
+    """Runs one; gives its address and what it calls the model."""
     port = contestants.free_port()
     if side == OURS:
         command = [str((args.trainer or contestants.TRAINER).resolve()),
-                   "serve", "--model=%s" % model, "--port=%d" % port]
+                   "serve", "--model=%s" % model, "--name=%s" % model,
+                   "--port=%d" % port]
     else:
         command = [str(pathlib.Path(python).parent / "transformers"), "serve",
                    str(model), "--port=%d" % port, "--device=cpu"]
@@ -159,7 +159,7 @@ def server(side, model, args, python):
                 raise processes.RunError("%s didn't start:\n%s" % (
                     " ".join(command), out.read()[-2000:]))
             time.sleep(0.2)
-        yield url
+        yield url, str(model)
 
 
 def without_end(folder):
@@ -197,11 +197,11 @@ def main():
     python = args.python or contestants.ensure_peer(packages=PACKAGES)
     runs = {}
 
-    def note(side, url):
+    def note(side, url, name):
         for _ in range(2):
-            measure(url, 1, args)
+            measure(url, name, 1, args)
         for clients in map(int, args.clients):
-            measured = measure(url, clients, args)
+            measured = measure(url, name, clients, args)
             runs.setdefault((side, clients), []).append(measured)
             print(side, json.dumps(measured), file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="capstan_bench_") as made:
@@ -212,10 +212,11 @@ def main():
             without_end(model)
         for _ in range(args.repeats):
             for side in args.sides:
-                with server(side, model, args, python) as url:
-                    note(side, url)
+                with server(side, model, args, python) as (url, name):
+                    note(side, url, name)
             for named in args.url:
-                note(*named.split("=", 1))
+                side, url = named.split("=", 1)
+                note(side, url, model_name(url))
     print("%d words, %d new tokens, %s, %d cores, load %.1f\n\n%s" % (
         args.prompt_words, args.tokens, args.dtype, os.cpu_count(),
         os.getloadavg()[0], table(runs)), end="")
