@@ -143,14 +143,11 @@ class Judge {
     }
     if (crowd <= 1.0) return;
     crowded_ = true;
-    // If each rank had its share of the cores for what its threads do now; they
-    // also spend time on waiting for each other, so that this is the least.
+    // If the cores did what all threads do now without getting in each other's
+    // way; the threads' waits for each other are in that, too.
     const auto ranks = static_cast<double>(RanksOfAHost());
-    double fitting = 0.0;
-    for (const RankRecord& rank : run_.ranks) {
-      fitting = std::max(fitting, PerStep(rank).cpu_seconds *
-                                      (rank.bound ? 1.0 : ranks) / cores);
-    }
+    const double fitting = mean().cpu_seconds * ranks /
+                           (run_.ranks.front().bound ? ranks * cores : cores);
     const double lost = std::max(0.0, summary_.most_own - fitting);
     Add({"too many threads",
          absl::StrFormat("%.0f threads compute on %.0f cores: a rank works %s "
@@ -394,7 +391,7 @@ class Judge {
     // Products of few rows read the weights for little work: their time is as
     // that of so many rows more, as measured on two models (docs/why_slow.md).
     constexpr double kRows = 12.0;
-    constexpr double kEnough = 2048.0;
+    constexpr double kEnough = 512.0;
     const double times =
         static_cast<double>(RoundUp(kEnough / std::max(rows, 1.0)));
     if (times <= 1.0) return;
