@@ -46,6 +46,8 @@ std::string EmbeddedText(const EmbeddedFile* files, const char* path) {
   LOG(FATAL) << path << " isn't embedded";
 }
 
+std::string BaseStyle() { return EmbeddedText(kPageAssets, "base.css"); }
+
 std::string HtmlText(const std::string& text) {
   return absl::StrReplaceAll(text,
                              {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}});
@@ -53,7 +55,7 @@ std::string HtmlText(const std::string& text) {
 
 std::string PageHtml(const Page& page) {
   const std::string chart = kChartJs;
-  const std::string style = EmbeddedText(kPageAssets, "base.css") + page.style;
+  const std::string style = BaseStyle() + page.style;
   const std::string script =
       absl::StrCat(EmbeddedText(kPageAssets, "base.js"),
                    EmbeddedText(kPageAssets, "charts.js"), page.script);

@@ -24,6 +24,9 @@ struct Page {
 // run these scripts alone, and refuse any request elsewhere.
 std::string PageHtml(const Page& page);
 
+// The CSS that all pages begin with: assets/base.css.
+std::string BaseStyle();
+
 // The text of `files` at `path`, which must be there.
 std::string EmbeddedText(const EmbeddedFile* files, const char* path);
 
