@@ -183,8 +183,9 @@ std::string SweepHtml(const Sweep& sweep) {
   std::string html = absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>",
-      InText(sweep.name), "</title>\n<style>\n", EmbeddedText(kComparePage, "page.css"),
-      "</style>\n<main>\n<h1>", InText(sweep.name), "</h1>\n<p class=\"soft\">",
+      InText(sweep.name), "</title>\n<style>\n",
+      EmbeddedText(kComparePage, "page.css"), "</style>\n<main>\n<h1>",
+      InText(sweep.name), "</h1>\n<p class=\"soft\">",
       InText(Introduction(sweep)), "</p>\n<div class=\"scroll\"><table>\n");
   const std::vector<Row> rows = Cells(sweep);
   absl::StrAppend(&html, "<thead><tr>");
