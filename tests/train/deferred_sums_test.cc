@@ -26,6 +26,7 @@
 #include "tests/conformance/toy_model.h"
 #include "tests/conformance/toy_training.h"
 #include "tests/testing/run_folder.h"
+#include "tests/testing/without_times.h"
 #include "trainer/session/step_sums.h"
 #include "trainer/session/train.h"
 
@@ -203,16 +204,8 @@ absl::Status Train(ReadSums read, Settings* settings) {
   return status;
 }
 
-// Steps of metrics.jsonl without what the clock says.
 std::vector<nlohmann::json> StepLines(const std::string& folder) {
-  std::vector<nlohmann::json> lines = ReadMetrics(folder).steps;
-  for (nlohmann::json& line : lines) {
-    for (const char* key : {"step_seconds", "tokens_per_second",
-                            "communication_seconds", "exposed_seconds"}) {
-      line.erase(key);
-    }
-  }
-  return lines;
+  return WithoutTimes(ReadMetrics(folder).steps);
 }
 
 // All that a run leaves to go on from.
@@ -231,9 +224,10 @@ std::string SafetensorsText(const Settings& settings) {
 }
 
 void ExpectSame(const Settings& late, const Settings& at_once) {
-  EXPECT_EQ(StepLines(late.output_dir), StepLines(at_once.output_dir));
-  EXPECT_EQ(ReadMetrics(late.output_dir).evals,
-            ReadMetrics(at_once.output_dir).evals);
+  const Metrics one = ReadMetrics(late.output_dir);
+  const Metrics other = ReadMetrics(at_once.output_dir);
+  EXPECT_EQ(WithoutTimes(one.steps), WithoutTimes(other.steps));
+  EXPECT_EQ(WithoutTimes(one.evals), WithoutTimes(other.evals));
   EXPECT_EQ(Checkpoints(late.output_dir), Checkpoints(at_once.output_dir));
 }
 
