@@ -154,6 +154,11 @@ class SweepRunner {
     return absl::StrCat(folder_, "/runs/", run.id);
   }
 
+  RungFollower RungOf(int64_t step, const SweepRun& run) const {
+    return RungFollower(FolderOf(run), sweep_.metric, step,
+                        run.config.train().eval_every());
+  }
+
   // Whether the run has to train to get there. One that is there with other
   // settings is an error: it is never overwritten.
   absl::StatusOr<bool> Begin(int64_t step, SweepRun* run) {
@@ -175,8 +180,7 @@ class SweepRunner {
       CAPSTAN_RETURN_IF_ERROR(MakeFolder(folder));
       CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(path, config));
     }
-    MetricsFollower metrics(folder + "/metrics.jsonl");
-    if (!completed && metrics.Poll() < step) return true;
+    if (!completed && !RungOf(step, *run).Reached()) return true;
     Measure(step, run);
     return false;
   }
@@ -190,8 +194,8 @@ class SweepRunner {
     }
     job.log_path = folder + "/output.txt";
     if (step == kToTheEnd) return job;
-    auto metrics = std::make_shared<MetricsFollower>(folder + "/metrics.jsonl");
-    job.enough = [metrics, step] { return metrics->Poll() >= step; };
+    auto rung = std::make_shared<RungFollower>(RungOf(step, run));
+    job.enough = [rung] { return rung->Reached(); };
     return job;
   }
 
@@ -207,8 +211,8 @@ class SweepRunner {
 
   void End(int64_t step, const ChildEnd& end, SweepRun* run) const {
     Measure(step, run);
-    if (!end.ok() && run->steps < step &&
-        run->status != SweepRun::Status::kCompleted) {
+    if (!end.ok() && run->status != SweepRun::Status::kCompleted &&
+        !RungOf(step, *run).Reached()) {
       const absl::StatusOr<std::string> output =
           ReadWholeFile(FolderOf(*run) + "/output.txt");
       run->status = SweepRun::Status::kFailed;
@@ -234,8 +238,8 @@ class SweepRunner {
   WorkBar bar_{"sweeping", STDOUT_FILENO};
 };
 
-// Trains all points, or, with halving, those that are left, rung by rung.
-// Returns the signal that stopped it, or 0.
+// Trains all points, or, with halving, those that are left, rung by rung, as
+// long as any is. Returns the signal that stopped it, or 0.
 absl::StatusOr<int> TrainAll(const CompareConfig::Sweep& config,
                              SweepRunner* runner, Sweep* sweep) {
   std::vector<size_t> alive(sweep->points.size());
@@ -245,7 +249,7 @@ absl::StatusOr<int> TrainAll(const CompareConfig::Sweep& config,
   const int factor =
       config.halving().factor() == 0 ? 2 : config.halving().factor();
   for (const int64_t step : rungs) {
-    if (alive.size() == 1) break;
+    if (alive.size() <= 1) break;
     CAPSTAN_ASSIGN_OR_RETURN(const int stopped, runner->TrainUpTo(step, alive));
     if (stopped != 0) return stopped;
     const std::vector<size_t> left = Survivors(*sweep, alive, factor);
@@ -334,12 +338,13 @@ absl::StatusOr<int> RunSweep(const LoadedCompare& loaded,
             << SweepText(sweep) << "\n"
             << TableText({{"report", folder + "/report.html"}}) << std::flush;
   const bool any = std::any_of(
-      sweep.points.begin(), sweep.points.end(),
-      [](const SweepPoint& point) { return point.mean.has_value(); });
+      sweep.points.begin(), sweep.points.end(), [](const SweepPoint& point) {
+        return point.ended_at == 0 && point.mean.has_value();
+      });
   if (any) return 0;
-  return absl::FailedPreconditionError(
-      absl::StrCat("no point has a ", sweep.metric, " with all its seeds: see ",
-                   folder, "/report.md"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      config.has_halving() ? "no point that went on has a " : "no point has a ",
+      sweep.metric, " with all its seeds: see ", folder, "/report.md"));
 }
 
 }  // namespace capstan

@@ -62,6 +62,12 @@ absl::Status CheckSweep(const LoadedCompare& loaded) {
                               ": with order: LIST all have as many"));
     }
   }
+  std::set<uint64_t> seeds;
+  for (const uint64_t seed : sweep.seed()) {
+    if (!seeds.insert(seed).second) {
+      return FieldError("sweep.seed", absl::StrCat(seed, " is listed twice"));
+    }
+  }
   if (sweep.most_at_once() < 0) {
     return FieldError("sweep.most_at_once", "must not be negative");
   }
@@ -208,13 +214,38 @@ std::vector<size_t> Survivors(const Sweep& sweep,
                               const std::vector<size_t>& alive, int factor) {
   std::vector<size_t> best;
   for (const size_t i : Ranking(sweep)) {
-    if (std::find(alive.begin(), alive.end(), i) != alive.end()) {
+    if (sweep.points[i].mean.has_value() &&
+        std::find(alive.begin(), alive.end(), i) != alive.end()) {
       best.push_back(i);
     }
   }
-  best.resize((alive.size() + factor - 1) / factor);
+  best.resize(std::min(best.size(), (alive.size() + factor - 1) / factor));
   std::sort(best.begin(), best.end());
   return best;
+}
+
+RungFollower::RungFollower(const std::string& folder, std::string metric,
+                           int64_t step, int64_t eval_every)
+    : lines_(folder + "/metrics.jsonl"),
+      metric_(std::move(metric)),
+      step_(step),
+      evaluation_(absl::StartsWith(metric_, "eval_") && eval_every > 0
+                      ? step - step % eval_every
+                      : 0) {}
+
+bool RungFollower::Reached() {
+  lines_.Poll(
+      [this](absl::string_view line, int64_t) {
+        const auto json = ParseJson<nlohmann::ordered_json>(line);
+        const absl::optional<double> step = NumberOf(json, "step");
+        if (!step.has_value()) return;
+        const auto at = static_cast<int64_t>(*step);
+        if (json.contains("loss")) done_ = at;
+        if (json.contains(metric_)) measured_ = at;
+      },
+      [this] { done_ = measured_ = 0; });
+  // A step after the evaluation has only begun once that was through.
+  return done_ >= step_ && (measured_ >= evaluation_ || done_ > evaluation_);
 }
 
 absl::optional<double> MetricAt(const std::string& folder,

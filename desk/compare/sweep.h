@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "desk/compare/compare_config.h"
+#include "desk/run_folder/line_follower.h"
 #include "host/config/load_config.h"
 
 namespace capstan {
@@ -75,7 +76,7 @@ std::vector<int64_t> Rungs(const CompareConfig::Sweep::Halving& halving,
                            int64_t max_steps);
 
 // Of `alive` points, by their means, those that go on: one in `factor`, rounded
-// up.
+// up. None goes on without a mean.
 std::vector<size_t> Survivors(const Sweep& sweep,
                               const std::vector<size_t>& alive, int factor);
 
@@ -84,6 +85,26 @@ std::vector<size_t> Survivors(const Sweep& sweep,
 // if there is none, or it isn't finite.
 absl::optional<double> MetricAt(const std::string& folder,
                                 const std::string& metric, int64_t step);
+
+// Follows a run to a step that a halving judges it after. One thread.
+class RungFollower {
+ public:
+  // `eval_every`: the run's.
+  RungFollower(const std::string& folder, std::string metric, int64_t step,
+               int64_t eval_every);
+
+  // Whether the run has done the step and, for the metric of an evaluation, the
+  // last one that was due by then.
+  bool Reached();
+
+ private:
+  LineFollower lines_;
+  const std::string metric_;
+  const int64_t step_;
+  const int64_t evaluation_;  // the step that it is due after; 0: none is
+  int64_t done_ = 0;
+  int64_t measured_ = 0;
+};
 
 }  // namespace capstan
 

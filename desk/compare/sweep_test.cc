@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -59,6 +60,8 @@ TEST(SweepTest, RanksByTheMeanAndEndsTheWorse) {
   EXPECT_THAT(Survivors(sweep, {0, 1, 2, 3}, 2), ElementsAre(0, 1));
   EXPECT_THAT(Survivors(sweep, {0, 2, 3}, 2), ElementsAre(0, 3));
   EXPECT_THAT(Survivors(sweep, {0, 1, 2, 3}, 4), ElementsAre(1));
+  EXPECT_THAT(Survivors(sweep, {0, 2}, 1), ElementsAre(0)) << "2 has no mean";
+  EXPECT_TRUE(Survivors(sweep, {2}, 2).empty());
   // One that was ended early may have been better then.
   sweep.points[1].ended_at = 10;
   EXPECT_THAT(Ranking(sweep), ElementsAre(0, 3, 2, 1));
@@ -91,6 +94,35 @@ TEST(SweepTest, WhatTheMetricIsAfterAStep) {
   EXPECT_EQ(MetricAt(folder, "loss", 3), 97.0);
   EXPECT_FALSE(MetricAt(folder, "eval_loss", 9).has_value());
   EXPECT_FALSE(MetricAt(folder, "loss", 41).has_value()) << "it isn't finite";
+}
+
+// An evaluation takes a while, and the step before it is there already.
+TEST(SweepTest, ARungWaitsForItsEvaluation) {
+  const std::string folder = ::testing::TempDir() + "/rung";
+  ASSERT_TRUE(std::filesystem::create_directory(folder));
+  std::ofstream file(folder + "/metrics.jsonl");
+  RungFollower by_eval(folder, "eval_loss", 25, 10);
+  RungFollower at_eval(folder, "eval_loss", 20, 10);
+  RungFollower without(folder, "eval_typo", 20, 10);
+  RungFollower by_loss(folder, "loss", 20, 10);
+  const auto add = [&](const char* line) {
+    file << line << "\n" << std::flush;
+  };
+  add("{\"step\": 10, \"loss\": 3}");
+  add("{\"step\": 10, \"eval_loss\": 3}");
+  EXPECT_FALSE(at_eval.Reached());
+  add("{\"step\": 20, \"loss\": 2}");
+  EXPECT_TRUE(by_loss.Reached());
+  EXPECT_FALSE(at_eval.Reached());
+  add("{\"step\": 20, \"eval_loss\": 2}");
+  EXPECT_TRUE(at_eval.Reached());
+  EXPECT_FALSE(by_eval.Reached());
+  EXPECT_FALSE(without.Reached());
+  add("{\"step\": 21, \"loss\": 2}");
+  EXPECT_TRUE(without.Reached()) << "it will never be";
+  EXPECT_FALSE(by_eval.Reached());
+  add("{\"step\": 25, \"loss\": 2}");
+  EXPECT_TRUE(by_eval.Reached());
 }
 
 TEST(SweepReportTest, TheBestComesFirstEverywhere) {

@@ -16,6 +16,8 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "host/config/load_config.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/held_folder.h"
 #include "trainer/session/session.h"
 
@@ -68,12 +70,59 @@ const ListedRun* UserOf(const ListedRun& run,
   return nullptr;
 }
 
-bool HasWeights(const std::string& folder) {
+// Whether final/ has the run's newest weights: a run that went on and was
+// stopped has newer ones in its checkpoints.
+bool FinalIsNewest(const std::string& folder) {
+  const absl::optional<int64_t> completed = CompletedSteps(folder);
+  if (!completed.has_value()) return false;
+  const std::vector<StoredCheckpoint> stored = WholeCheckpoints(folder);
   for (const char* name : {"model.safetensors", "model.safetensors.index.json",
                            "adapter_model.safetensors"}) {
-    if (PathExists(absl::StrCat(folder, "/final/", name))) return true;
+    const std::string weights = absl::StrCat(folder, "/final/", name);
+    if (!PathExists(weights)) continue;
+    if (stored.empty()) return true;
+    std::error_code error;
+    return stored[0].step <= *completed &&
+           fs::last_write_time(weights, error) >=
+               fs::last_write_time(stored[0].path + "/manifest.json", error) &&
+           !error;
   }
   return false;
+}
+
+// Whether all files that a run writes when it begins are there: someone else's
+// config.pbtxt makes no folder a run.
+bool IsSurelyRun(const std::string& folder) {
+  return IsRun(folder) && PathExists(folder + "/.lock") &&
+         (PathExists(folder + "/events.jsonl") ||
+          PathExists(folder + "/metrics.jsonl"));
+}
+
+// Whether another run is below the folder, or may be where it can't be read.
+bool MayHaveRunInside(const std::string& folder) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(folder, error), end;
+       !error && it != end; it.increment(error)) {
+    const fs::path name = it->path().filename();
+    if (it.depth() > 0 && (name == "config.pbtxt" || name == ".lock")) {
+      return true;
+    }
+  }
+  return static_cast<bool>(error);
+}
+
+// Why the run, or its checkpoints, must stay by what its folder has now; "":
+// they needn't.
+std::string KeptByFolder(const std::string& folder, bool only_checkpoints) {
+  if (!ReadTags(folder).empty()) return "tagged";
+  if (!IsSurelyRun(folder)) {
+    return "may not be a run: it lacks .lock, or metrics.jsonl";
+  }
+  if (MayHaveRunInside(folder)) return "another run is below it";
+  if (only_checkpoints && !FinalIsNewest(folder)) {
+    return "its newest weights are in its checkpoints";
+  }
+  return "";
 }
 
 // Why the rule keeps a run of one name; "": it doesn't. `newer`: how many of
@@ -85,12 +134,12 @@ std::string KeptByRule(const ListedRun& run, int64_t newer,
     return "among the newest";
   }
   if (best == &run) return absl::StrCat("has the best ", *rule.best);
+  if (rule.best.has_value() && best == nullptr) {
+    return absl::StrCat("no run of this name has ", *rule.best);
+  }
   if (rule.younger_days.has_value() &&
       now - run.begun < absl::Hours(24) * *rule.younger_days) {
     return absl::StrCat("younger than ", *rule.younger_days, " days");
-  }
-  if (rule.only_checkpoints && !HasWeights(run.folder)) {
-    return "its checkpoints are its only weights";
   }
   return "";
 }
@@ -133,11 +182,12 @@ std::vector<Verdict> Judge(const std::vector<ListedRun>& runs,
       const ListedRun* const user = UserOf(*run, paths);
       if (run->status == RunStatus::kRunning) {
         verdict.keeps = "running";
-      } else if (!run->tags.empty()) {
-        verdict.keeps = "tagged";
       } else if (user != nullptr) {
         verdict.keeps = absl::StrCat("used by ", user->folder);
       } else {
+        verdict.keeps = KeptByFolder(run->folder, rule.only_checkpoints);
+      }
+      if (verdict.keeps.empty()) {
         verdict.keeps = KeptByRule(*run, newer, best, rule, now);
       }
       ++newer;
@@ -157,8 +207,12 @@ absl::Status Remove(const Verdict& verdict, bool only_checkpoints) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const HeldFolder held,
       HoldFolder(folder, "runs gc", std::chrono::milliseconds(0)));
+  // It may have been tagged, say, since the verdict.
+  const std::string keeps = KeptByFolder(folder, only_checkpoints);
   const absl::Status removed =
-      RemoveTree(only_checkpoints ? folder + "/checkpoints" : folder);
+      keeps.empty()
+          ? RemoveTree(only_checkpoints ? folder + "/checkpoints" : folder)
+          : absl::FailedPreconditionError(absl::StrCat("stays: ", keeps));
   for (const int fd : {held.fd, held.lock}) {
     if (fd >= 0) close(fd);
   }
@@ -166,13 +220,14 @@ absl::Status Remove(const Verdict& verdict, bool only_checkpoints) {
   if (only_checkpoints) return absl::OkStatus();
   const fs::path siblings = fs::path(folder).parent_path();
   const fs::path latest = siblings / "latest";
+  // Their names are times.
+  const std::vector<std::string> left = RunsBelow(siblings.string());
+  // Read last, as a run that begins meanwhile names itself there.
   const absl::StatusOr<std::string> named = ReadWholeFile(latest.string());
   if (!named.ok() ||
       absl::StripSuffix(*named, "\n") != fs::path(folder).filename().string()) {
     return absl::OkStatus();
   }
-  // Their names are times.
-  const std::vector<std::string> left = RunsBelow(siblings.string());
   if (!left.empty()) {
     return SetLatestRun(siblings.string(),
                         fs::path(left.back()).filename().string());

@@ -294,6 +294,53 @@ std::vector<ListedRun> RunsAround(const std::string& folder) {
   return runs;
 }
 
+// Removes what goes, if --delete says so, and prints all verdicts. An error if
+// one couldn't be removed, after the others.
+absl::StatusOr<int> Carry(const RunsOptions& options,
+                          const std::vector<Verdict>& verdicts) {
+  int64_t bytes = 0;
+  int failed = 0;
+  Json json = Json::array();
+  std::vector<std::vector<std::string>> rows = {{"", "size", "why", "folder"}};
+  for (const Verdict& verdict : verdicts) {
+    bool goes = verdict.keeps.empty();
+    std::string why = verdict.keeps;
+    const absl::Status removed = goes && options.remove
+                                     ? Remove(verdict, options.checkpoints)
+                                     : absl::OkStatus();
+    if (!removed.ok()) {
+      goes = false;
+      why = std::string(removed.message());
+      ++failed;
+    }
+    if (goes) bytes += verdict.bytes;
+    json.push_back({{"folder", verdict.run->folder},
+                    {"goes", goes},
+                    {"bytes", goes ? verdict.bytes : 0},
+                    {"why", why}});
+    rows.push_back({!removed.ok()    ? "failed"
+                    : !goes          ? "stays"
+                    : options.remove ? "removed"
+                                     : "would go",
+                    ShortBytes(goes ? verdict.bytes : verdict.run->bytes),
+                    PrintableText(why), verdict.run->folder});
+  }
+  if (options.json) {
+    std::cout << JsonText(json, 1) << "\n";
+  } else {
+    if (!verdicts.empty()) std::cout << Columns(rows);
+    std::cout << ShortBytes(bytes)
+              << (options.remove ? " removed\n"
+                                 : " would be freed; nothing is removed "
+                                   "without --delete\n");
+  }
+  std::cout << std::flush;
+  if (failed == 0) return 0;
+  return absl::FailedPreconditionError(
+      absl::StrCat("runs gc: ", failed, failed == 1 ? " run" : " runs",
+                   " could not be removed: the list says why"));
+}
+
 absl::StatusOr<int> ClearAway(const RunsOptions& options,
                               const std::string& folder) {
   ClearRule rule;
@@ -309,37 +356,18 @@ absl::StatusOr<int> ClearAway(const RunsOptions& options,
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<ListedRun> runs,
                            Matching(folder, options.where));
+  const auto has_best = [&](const ListedRun& run) {
+    return run.Metric(*rule.best).has_value();
+  };
+  if (rule.best.has_value() && !runs.empty() &&
+      std::none_of(runs.begin(), runs.end(), has_best)) {
+    return absl::NotFoundError(absl::StrCat("--keep_best: no run below ",
+                                            folder, " has \"", *rule.best,
+                                            "\" in its metrics.jsonl"));
+  }
   const std::vector<Verdict> verdicts =
       Judge(runs, RunsAround(folder), rule, absl::Now());
-  int64_t bytes = 0;
-  Json json = Json::array();
-  std::vector<std::vector<std::string>> rows = {{"", "size", "why", "folder"}};
-  for (const Verdict& verdict : verdicts) {
-    const bool goes = verdict.keeps.empty();
-    if (goes && options.remove) {
-      CAPSTAN_RETURN_IF_ERROR(Remove(verdict, rule.only_checkpoints));
-    }
-    bytes += verdict.bytes;
-    json.push_back({{"folder", verdict.run->folder},
-                    {"goes", goes},
-                    {"bytes", verdict.bytes},
-                    {"why", verdict.keeps}});
-    rows.push_back({!goes            ? "stays"
-                    : options.remove ? "removed"
-                                     : "would go",
-                    ShortBytes(goes ? verdict.bytes : verdict.run->bytes),
-                    verdict.keeps, verdict.run->folder});
-  }
-  if (options.json) {
-    std::cout << JsonText(json, 1) << "\n";
-    return 0;
-  }
-  if (!verdicts.empty()) std::cout << Columns(rows);
-  std::cout << ShortBytes(bytes)
-            << (options.remove
-                    ? " removed\n"
-                    : " would be freed; nothing is removed without --delete\n");
-  return 0;
+  return Carry(options, verdicts);
 }
 
 // What only another form of the command takes is an error, rather than ignored.

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -94,6 +95,7 @@ class RunsTest : public ::testing::Test {
     const std::string folder = absl::StrCat(root_, "/", name, "/", began);
     Write(folder + "/config.pbtxt",
           absl::StrCat("name: \"", name, "\"\n", config));
+    Write(folder + "/.lock", "");
     Write(folder + "/metrics.jsonl",
           absl::StrCat("{\"step\": 1, \"time\": ", began, ", \"loss\": 3.5}\n",
                        "{\"step\": 1, \"eval_loss\": ", eval_loss - 0.5,
@@ -101,9 +103,16 @@ class RunsTest : public ::testing::Test {
                        "{\"step\": 2, \"time\": ", began + 7,
                        ", \"loss\": 2.5}\n", "{\"step\": 2, \"eval_loss\": ",
                        eval_loss, ", \"eval_accuracy\": 0.5}\n"));
-    Write(folder + "/summary.json", "{\"status\": \"completed\"}");
-    Write(folder + "/checkpoints/step-00000002/x", std::string(1000, 'x'));
+    Write(folder + "/summary.json",
+          "{\"status\": \"completed\", \"steps\": 2}");
+    Checkpoint(folder, 2);
     return folder;
+  }
+  void Checkpoint(const std::string& folder, int step) {
+    const std::string path =
+        absl::StrCat(folder, "/checkpoints/step-0000000", step);
+    Write(path + "/manifest.json", "{}");
+    Write(path + "/x", std::string(1000, 'x'));
   }
   std::vector<ListedRun> All() const {
     std::vector<ListedRun> runs;
@@ -145,7 +154,6 @@ TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
 
 TEST_F(RunsTest, RunsWhileItsLockIsHeld) {
   const std::string folder = NewRun("a", 1000, 2.0);
-  Write(folder + "/.lock", "");
   EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
   const int fd = open((folder + "/.lock").c_str(), O_RDWR);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
@@ -218,6 +226,70 @@ TEST_F(RunsTest, NewestBestAndYoungStay) {
   EXPECT_THAT(Why(rule)["a/2000"], HasSubstr("younger"));
 }
 
+TEST_F(RunsTest, ANameWithoutTheMetricStays) {
+  NewRun("a", 1000, 2.0);
+  const std::string without = NewRun("b", 1000, 2.0);
+  Write(without + "/metrics.jsonl", "{\"step\": 1, \"loss\": 3.5}\n");
+  ClearRule rule;
+  rule.best = "eval_loss";
+  EXPECT_EQ(Why(rule), (std::map<std::string, std::string>{
+                           {"a/1000", "has the best eval_loss"},
+                           {"b/1000", "no run of this name has eval_loss"}}));
+}
+
+// A user's folder may have a config.pbtxt, and anything else.
+TEST_F(RunsTest, WhatMayNotBeARunStays) {
+  const std::string unlocked = NewRun("a", 1000, 2.0);
+  fs::remove(unlocked + "/.lock");
+  const std::string unmeasured = NewRun("b", 1000, 2.0);
+  fs::remove(unmeasured + "/metrics.jsonl");
+  const std::string young = NewRun("c", 1000, 2.0);
+  fs::rename(young + "/metrics.jsonl", young + "/events.jsonl");
+  const std::string around = NewRun("d", 1000, 2.0);
+  Write(around + "/more/deeper/config.pbtxt", "name: \"e\"\n");
+  ClearRule rule;
+  rule.newest = 0;
+  auto why = Why(rule);
+  EXPECT_THAT(why["a/1000"], HasSubstr("may not be a run"));
+  EXPECT_THAT(why["b/1000"], HasSubstr("may not be a run"));
+  EXPECT_EQ(why["c/1000"], "");
+  EXPECT_EQ(why["d/1000"], "another run is below it");
+}
+
+// final/ is of the run's first end; it went on, and was stopped or killed.
+TEST_F(RunsTest, TheNewestWeightsStay) {
+  const std::string folder = NewRun("a", 1000, 2.0);
+  Write(folder + "/final/model.safetensors", "w");
+  ClearRule rule;
+  rule.newest = 0;
+  rule.only_checkpoints = true;
+  EXPECT_EQ(Why(rule)["a/1000"], "");
+  const std::string newest = "its newest weights are in its checkpoints";
+  Checkpoint(folder, 6);
+  EXPECT_EQ(Why(rule)["a/1000"], newest)
+      << "killed: the summary is the old one";
+  Write(folder + "/summary.json", "{\"status\": \"stopped\", \"steps\": 6}");
+  EXPECT_EQ(Why(rule)["a/1000"], newest);
+  // Trained anew in the same folder.
+  Write(folder + "/summary.json", "{\"status\": \"completed\", \"steps\": 9}");
+  fs::last_write_time(
+      folder + "/final/model.safetensors",
+      fs::last_write_time(folder + "/checkpoints/step-00000006/manifest.json") -
+          std::chrono::hours(1));
+  EXPECT_EQ(Why(rule)["a/1000"], newest);
+}
+
+TEST_F(RunsTest, OneThatIsTaggedAfterTheVerdictStays) {
+  const std::string folder = NewRun("a", 1000, 2.0);
+  const ListedRun record = ReadListedRun(folder);
+  Verdict verdict;
+  verdict.run = &record;
+  ASSERT_TRUE(SetTags(folder, {"keep"}).ok());
+  EXPECT_THAT(std::string(Remove(verdict, false).message()),
+              HasSubstr("tagged"));
+  EXPECT_TRUE(fs::exists(folder + "/metrics.jsonl"));
+}
+
 TEST_F(RunsTest, RunningTaggedAndUsedOnesAlwaysStay) {
   const std::string tagged = NewRun("a", 1000, 2.0);
   ASSERT_TRUE(SetTags(tagged, {"keep"}).ok());
@@ -231,7 +303,6 @@ TEST_F(RunsTest, RunningTaggedAndUsedOnesAlwaysStay) {
              absl::StrCat("output_dir: \"", root_, "/c/200\"\ndata: \"", root_,
                           "/a/10000\"\n"));
   const std::string running = NewRun("d", 4000, 2.0);
-  Write(running + "/.lock", "");
   const int fd = open((running + "/.lock").c_str(), O_RDWR);
   ASSERT_EQ(flock(fd, LOCK_EX), 0);
   ClearRule rule;
@@ -258,7 +329,7 @@ TEST_F(RunsTest, RemovesARunOrItsCheckpoints) {
   ClearRule rule;
   rule.newest = 0;
   rule.only_checkpoints = true;
-  EXPECT_EQ(Why(rule)["a/1000"], "its checkpoints are its only weights");
+  EXPECT_EQ(Why(rule)["a/1000"], "its newest weights are in its checkpoints");
   Write(older + "/final/model.safetensors", "w");
   EXPECT_EQ(Why(rule)["a/1000"], "");
   const ListedRun first = ReadListedRun(older), second = ReadListedRun(newer);

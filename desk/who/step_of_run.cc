@@ -45,6 +45,9 @@ void ReadRanks(const std::string& folder, StepRecord* record) {
       return;
     }
     record->world_size = static_cast<int>(*ranks);
+    record->begun_after = static_cast<int64_t>(*first);
+    record->micro_batch_size =
+        static_cast<int64_t>(NumberOf(json, "micro_batch_size").value_or(0.0));
   });
 }
 
@@ -81,6 +84,33 @@ std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
   return rows;
 }
 
+int64_t PositionOfStep(const StepRecord& record, int64_t global_batch_size,
+                       std::vector<std::string>* notes) {
+  const TrainState& before = record.before;
+  const int64_t done = record.step - 1;
+  if (!record.after.has_value()) {
+    if (record.begun_after > before.step) {
+      notes->push_back(absl::StrCat(
+          "the run went on after step ", record.begun_after,
+          ", and no checkpoint since then, or from then, says what it had read "
+          "before: its batch is taken as ",
+          global_batch_size, " since step ", before.step + 1));
+    }
+    return before.samples + (done - before.step) * global_batch_size;
+  }
+  const TrainState& after = *record.after;
+  const int64_t steps = after.step - before.step;
+  if (after.samples - before.samples != steps * global_batch_size) {
+    notes->push_back(
+        absl::StrCat("the run's batch changed between steps ", before.step,
+                     " and ", after.step,
+                     ", or rows were passed over, and no checkpoint says when: "
+                     "the rows are right if it was before step ",
+                     record.step));
+  }
+  return after.samples - (after.step - done) * global_batch_size;
+}
+
 absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
                                           int64_t step) {
   StepRecord record;
@@ -104,6 +134,7 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
     CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(stored.path));
     record.world_size = manifest.world_size;
     record.global_batch_size = manifest.train_state.global_batch_size;
+    record.after = std::move(manifest.train_state);
     record.config_text = std::move(manifest.config_text);
     record.config_from = stored.path + "/manifest.json";
   }

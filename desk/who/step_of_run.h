@@ -42,19 +42,33 @@ struct StepRecord {
   // 0: the folder doesn't say.
   int world_size = 0;
   int64_t global_batch_size = 0;
+  int64_t micro_batch_size = 0;
+  // After which step the process began that did this one.
+  int64_t begun_after = 0;
   // The newest checkpoint before the step, "" if there is none, and how far it
   // was.
   std::string checkpoint;
   TrainState before;
+  // How far the first checkpoint at or after the step was; unset: there is
+  // none.
+  absl::optional<TrainState> after;
   // What metrics.jsonl has; unset if there is no such step (yet).
   absl::optional<double> loss;
   absl::optional<double> grad_norm;
 };
 
+// Where the step's first sample is in the run's sequence, if its batch was
+// `global_batch_size`: counted from the checkpoint at or after the step, since
+// the run may have gone on with another batch after one that is gone, else from
+// the one before it. Adds a note if the count may be wrong.
+int64_t PositionOfStep(const StepRecord& record, int64_t global_batch_size,
+                       std::vector<std::string>* notes);
+
 // `folder` is a run's, which may be running. Of a run that was resumed with
 // other settings the first checkpoint at or after the step says which it had
-// then, else config.pbtxt; how many ranks it had, ranks/ says, if there is
-// such a folder, else that checkpoint, else summary.json.
+// then, else config.pbtxt; how many ranks it had, and with which micro-batch,
+// ranks/ says, if there is such a folder, else that checkpoint, else
+// summary.json.
 absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
                                           int64_t step);
 

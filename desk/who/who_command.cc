@@ -136,7 +136,12 @@ absl::Status PlanStep(Asked* asked) {
   CAPSTAN_RETURN_IF_ERROR(asked->loaded.Locate(plan.status(), "batch"));
   asked->batch = *plan;
   asked->batch.order = MicroBatchOrderOf(config.train(), asked->parts);
-  if (micro_batch == Batching::AUTO) {
+  if (micro_batch != Batching::AUTO) return absl::OkStatus();
+  const int64_t chosen = record.micro_batch_size;
+  if (chosen > 0 &&
+      asked->batch.global_batch_size % (chosen * mesh.data) == 0) {
+    asked->batch = WithMicroBatch(asked->batch, chosen, mesh.data);
+  } else {
     asked->notes.push_back(
         "batch.micro_batch_size is AUTO, and the folder doesn't say what was "
         "chosen: taken as 1. The rows are the step's, but maybe another rank's "
@@ -147,19 +152,20 @@ absl::Status PlanStep(Asked* asked) {
 
 absl::Status FindRows(Asked* asked) {
   const StepRecord& record = asked->record;
-  const TrainState& before = record.before;
+  const TrainState& known =
+      record.after.has_value() ? *record.after : record.before;
   const RunConfig& config = asked->loaded.config;
   const DatasetReader& data = *asked->parts.train_data;
-  if (!record.checkpoint.empty() && before.data_size != data.size()) {
+  // Without a checkpoint it isn't known.
+  if (known.data_size > 0 && known.data_size != data.size()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "train_data has ", data.size(), " samples, and had ", before.data_size,
-        " in the run (", record.checkpoint,
+        "train_data has ", data.size(), " samples, and had ", known.data_size,
+        " in the run (", asked->folder,
         "): its files have changed since, so that the rows of a step can't be "
         "told; put back what they were"));
   }
   const int64_t global = asked->batch.global_batch_size;
-  const int64_t position =
-      before.samples + (record.step - 1 - before.step) * global;
+  const int64_t position = PositionOfStep(record, global, &asked->notes);
   const DataOrder order = OrderOf(data, config.train().seed(),
                                   config.batch().group_by_length(), global);
   asked->rows = RowsOfStep(order, asked->batch,

@@ -157,6 +157,36 @@ TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
       HasSubstr("has no config.pbtxt"));
 }
 
+TrainState At(int64_t step, int64_t samples) {
+  TrainState state;
+  state.step = step;
+  state.samples = samples;
+  return state;
+}
+
+// 3 steps of 8, then steps of 4, of which the last checkpoint of the 8 is gone.
+TEST(PositionOfStepTest, IsCountedBackFromTheCheckpointAfterIt) {
+  StepRecord record;
+  record.step = 5;
+  record.begun_after = 3;
+  record.after = At(6, 36);
+  std::vector<std::string> notes;
+  EXPECT_EQ(PositionOfStep(record, 4, &notes), 28);
+  ASSERT_EQ(notes.size(), 1);
+  EXPECT_THAT(notes[0], HasSubstr("right if it was before step 5"));
+  // Neither is near.
+  record.after = absl::nullopt;
+  EXPECT_EQ(PositionOfStep(record, 4, &notes), 16);
+  ASSERT_EQ(notes.size(), 2);
+  EXPECT_THAT(notes[1], HasSubstr("went on after step 3"));
+  // Those around it agree, or the one that it went on from is there.
+  record.before = At(3, 24);
+  EXPECT_EQ(PositionOfStep(record, 4, &notes), 28);
+  record.after = At(6, 36);
+  EXPECT_EQ(PositionOfStep(record, 4, &notes), 28);
+  EXPECT_EQ(notes.size(), 2);
+}
+
 // A token is its byte.
 class Bytes final : public Tokenizer {
  public:

@@ -74,6 +74,7 @@ TEST(RecordTest, EachRankTellsWhereItsTimeGoes) {
     const Json facts = lines[0];
     EXPECT_EQ(facts["rank"], rank);
     EXPECT_EQ(facts["world_size"], 2);
+    EXPECT_GT(facts["micro_batch_size"], 0);
     EXPECT_EQ(facts["device"], "CPU");
     EXPECT_EQ(facts["first_step"], 0);
     EXPECT_EQ(facts["restart"], 0);

@@ -100,8 +100,23 @@ TEST_F(RunsTest, RemovesOnlyWhenTold) {
   EXPECT_FALSE(fs::exists(second_));
 }
 
+TEST_F(RunsTest, ClearsAwayTheOthersIfOneCannotBe) {
+  fs::remove(second_ + "/.lock");
+  fs::create_directory(second_ + "/.lock");  // it can't be locked
+  const TrainerResult result = Runs({"gc", runs_, "--keep=0", "--delete"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("1 run could not be removed"));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("failed"), HasSubstr(".lock"),
+                                HasSubstr("removed")));
+  EXPECT_TRUE(fs::exists(second_ + "/metrics.jsonl"));
+  EXPECT_FALSE(fs::exists(first_));
+}
+
 TEST_F(RunsTest, Refusals) {
   ExpectOneError(Runs({"gc", runs_}), {"say what stays", "--keep=N"});
+  ExpectOneError(Runs({"gc", runs_, "--keep_best=eval_los", "--delete"}),
+                 {"--keep_best", "eval_los"});
+  EXPECT_TRUE(fs::exists(first_) && fs::exists(second_));
   ExpectOneError(Runs({runs_, "--keep=1"}), {"--keep", "runs gc"});
   ExpectOneError(Runs({runs_, "--where=nothing<1"}), {"nothing"});
   ExpectOneError(Runs({runs_, "--where=loss"}), {"--where", "loss"});

@@ -23,15 +23,13 @@ using ::testing::HasSubstr;
 // A sweep over a run of one rank, in a folder of its own, and where it writes.
 struct SweepFile {
   explicit SweepFile(const std::string& sweep,
-                     const std::string& train = "max_steps: 4 eval_every: 2")
+                     const std::string& train = "max_steps: 4 eval_every: 2",
+                     const std::string& data =
+                         TextData(CorpusPiece(8 << 10), 32,
+                                  "validation_fraction: 0.25 shuffle: true"))
       : folder(NewTestFolder("sweep")), output(folder + "/out") {
     WriteText(folder + "/run.pbtxt",
-              RunText()
-                  .Set("train_data",
-                       TextData(CorpusPiece(8 << 10), 32,
-                                "validation_fraction: 0.25 shuffle: true"))
-                  .Train(train)
-                  .Text());
+              RunText().Set("train_data", data).Train(train).Text());
     WriteText(folder + "/mine.pbtxt",
               absl::StrCat("config: \"run.pbtxt\" output_dir: \"out\" sweep { ",
                            sweep, " }"));
@@ -129,6 +127,33 @@ TEST(SweepTest, HalvingEndsWhatLoses) {
   EXPECT_EQ(whole.Report()["points"][1]["mean"], winner["mean"]);
 }
 
+// Its evaluation takes longer than the sweep looks away.
+TEST(SweepTest, HalvingJudgesByTheEvaluationOfItsStep) {
+  const SweepFile sweep(
+      absl::StrCat(kRates, "most_at_once: 1 halving { first_steps: 5 }"),
+      "max_steps: 7 eval_every: 5",
+      TextData(CorpusPiece(200 << 10), 32, "validation_fraction: 0.9"));
+  const TrainerResult result = sweep.Run();
+  EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
+  const nlohmann::json report = sweep.Report();
+  EXPECT_EQ(report["points"][0]["ended_at"], 5);
+  EXPECT_TRUE(report["points"][0]["mean"].is_number());
+  EXPECT_TRUE(report["points"][1]["ended_at"].is_null());
+}
+
+TEST(SweepTest, HalvingEndsIfNoPointCanBeJudged) {
+  const SweepFile sweep(
+      "setting { field: \"optimizer.learning_rate\" value: \"1e-3\" "
+      "value: \"3e-3\" } metric: \"eval_typo\" halving { first_steps: 2 }",
+      "max_steps: 400 eval_every: 2");
+  const TrainerResult result = sweep.Run();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no point that went on has a eval_typo"));
+  for (const nlohmann::json& point : sweep.Report()["points"]) {
+    EXPECT_EQ(point["ended_at"], 2);
+  }
+}
+
 TEST(SweepTest, AStoppedSweepGoesOn) {
   const SweepFile sweep(absl::StrCat(kRates, "most_at_once: 1 seed: [1, 2]"),
                         "max_steps: 60 eval_every: 30 save_every: 10");
@@ -180,6 +205,8 @@ TEST(SweepTest, Refusals) {
     EXPECT_FALSE(fs::exists(file.output)) << "nothing may be made";
   };
   error_of("", {"mine.pbtxt", "sweep", "a single run"});
+  error_of(absl::StrCat(kRates, "seed: [1, 2, 1]"),
+           {"sweep.seed", "1 is listed twice"});
   error_of("setting { field: \"optimizer.rate\" value: \"1\" value: \"2\" }",
            {"optimizer.rate"});
   error_of("setting { field: \"train.seed\" value: \"1\" value: \"2\" }",

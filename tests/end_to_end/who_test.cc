@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,14 @@ std::vector<std::string> Places(const nlohmann::json& who) {
         int{row["rank"]}, ".", int{row["micro_batch"]}, ".", int{row["row"]}));
   }
   return places;
+}
+
+std::vector<int64_t> Samples(const nlohmann::json& who) {
+  std::vector<int64_t> samples;
+  for (const nlohmann::json& row : who["rows"]) {
+    samples.push_back(row["sample"]);
+  }
+  return samples;
 }
 
 // The loss of the micro-batches together is the step's to the last bit; that of
@@ -163,6 +172,34 @@ TEST(WhoTest, OfARunThatWasResumedOnOtherRanks) {
   EXPECT_EQ(after["world_size"], 4);
   ExpectRight(before, losses[1]);
   ExpectRight(after, losses[4]);
+}
+
+// Its steps from before it went on with another batch are no longer saved.
+TEST(WhoTest, CountsBackWhereTheBatchChanged) {
+  const RunText run = RunText().Train(absl::StrCat(kSaves, " resume: AUTO"));
+  const std::string folder =
+      MustTrain(RunText(run).Batch(4, 8).Train("max_steps: 3"));
+  MustTrain(RunText(run).Batch(4, 4).Output(folder));
+  const nlohmann::json whole = Who(folder, 5);
+  EXPECT_EQ(whole["rows"][0]["position"], 28);
+  EXPECT_TRUE(whole["notes"].empty());
+  for (int step = 0; step < 5; ++step) {
+    std::filesystem::remove_all(
+        absl::StrCat(folder, "/checkpoints/step-0000000", step));
+  }
+  const nlohmann::json pruned = Who(folder, 5);
+  EXPECT_EQ(Samples(pruned), Samples(whole));
+  EXPECT_THAT(pruned["notes"].dump(), HasSubstr("batch changed"));
+}
+
+TEST(WhoTest, KnowsWhatAutoCameTo) {
+  RunText run = RunText().Ddp(2).Train(kSaves);
+  run.Set("batch", "micro_batch_size: AUTO global_batch_size: 8");
+  const std::string folder = MustTrain(run);
+  const nlohmann::json who = Who(folder, 3);
+  EXPECT_EQ(who["micro_batch_size"], 4);
+  EXPECT_TRUE(who["notes"].empty()) << who["notes"].dump();
+  ExpectRight(who, ReadMetrics(folder).losses()[2]);
 }
 
 // A checkpoint that is older than the step, or a model of the user's choice.

@@ -141,7 +141,8 @@ void RankLog::WriteFacts(double ready_seconds) {
                {"cores", AvailableCores()},
                {"threads", rank.threads},
                {"restart", rank.restart},
-               {"first_step", session_.first_step}};
+               {"first_step", session_.first_step},
+               {"micro_batch_size", session_.job.batch.micro_batch_size}};
   if (!rank.cores.empty()) json["bound_to"] = rank.cores;
   const Use use = ReadUse();
   const SetUpUse before = UseOfLauncher(rank);
