@@ -83,10 +83,15 @@ void Follower::ReadEvents() {
         event.step = static_cast<int64_t>(NumberOf(json, "step").value_or(0.0));
         event.kind = TextOf(json, "kind");
         event.text = TextOf(json, "text");
+        if (event.kind == "start" || event.kind == "resume" ||
+            event.kind == "restart") {
+          begins_.push_back(event.time);
+        }
         events_.push_back(std::move(event));
       },
       [this] {
         events_.clear();
+        begins_.clear();
         next_event_ = 0;
       });
 }

@@ -60,6 +60,9 @@ class Follower {
   const std::string& folder() const { return folder_; }
   // All that there were so far.
   const std::vector<Event>& events() const { return events_; }
+  // When the run's processes were started, resumed or started again: what goes
+  // by before the next line isn't a step's time.
+  const std::vector<double>& begins() const { return begins_; }
 
  private:
   void ReadEvents();
@@ -79,6 +82,7 @@ class Follower {
   int64_t handed_out_ = std::numeric_limits<int64_t>::min();  // a step
   absl::optional<Row> newest_;
   std::vector<Event> events_;
+  std::vector<double> begins_;
   size_t next_event_ = 0;  // that no row has
 };
 

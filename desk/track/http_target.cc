@@ -50,9 +50,7 @@ std::string ErrorText(httplib::Error error) {
     case httplib::Error::Write:
       return "the connection was lost";
     case httplib::Error::SSLConnection:
-    case httplib::Error::SSLLoadingCerts:
-    case httplib::Error::SSLServerVerification:
-      return "its certificate can't be trusted, or it doesn't speak https";
+      return "it doesn't speak https, or its CA's file can't be read";
     default:
       return httplib::to_string(error);
   }
@@ -137,6 +135,12 @@ absl::StatusOr<nlohmann::ordered_json> HttpTarget::Call(
   };
   const httplib::Result result = client_->send(request);
   if (!result) {
+    if (result.error() == httplib::Error::SSLServerVerification ||
+        result.error() == httplib::Error::SSLLoadingCerts) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          shown_, ": its certificate can't be trusted",
+          options_.ca_file.empty() ? "" : " by " + options_.ca_file));
+    }
     return absl::UnavailableError(
         absl::StrCat(shown_, ": ", ErrorText(result.error())));
   }
@@ -169,6 +173,21 @@ std::string UrlEscaped(const std::string& text) {
     }
   }
   return escaped;
+}
+
+std::string UrlUnescaped(absl::string_view text) {
+  std::string plain;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size() &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 1])) &&
+        absl::ascii_isxdigit(static_cast<unsigned char>(text[i + 2]))) {
+      absl::StrAppend(&plain, absl::HexStringToBytes(text.substr(i + 1, 2)));
+      i += 2;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
 }
 
 }  // namespace capstan::track

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace capstan::track {
 
@@ -55,6 +56,8 @@ class HttpTarget {
 
 // For a URL's query: all but letters, digits and -._~ as %20.
 std::string UrlEscaped(const std::string& text);
+// %20 as the character; what isn't such stays.
+std::string UrlUnescaped(absl::string_view text);
 
 }  // namespace capstan::track
 

@@ -201,7 +201,7 @@ absl::optional<double> Measures::Get(const std::string& name) const {
   return absl::nullopt;
 }
 
-void Meter::Add(const Row& row) {
+void Meter::Add(const Row& row, const std::vector<double>& begins) {
   const absl::optional<double> seconds = row.Get("step_seconds");
   const double took = seconds.value_or(0.0);
   if (!begin_.has_value()) begin_ = row.time - took;
@@ -212,7 +212,11 @@ void Meter::Add(const Row& row) {
       counted_seconds_ += took;
     }
     // From line to line there are saving and evaluating, too.
-    const bool next = row.step == last_step_ + 1 && row.time > last_time_;
+    const bool began = std::any_of(
+        begins.begin(), begins.end(),
+        [&](double begin) { return begin > last_time_ && begin <= row.time; });
+    const bool next =
+        row.step == last_step_ + 1 && row.time > last_time_ && !began;
     const double whole =
         next && last_time_ > 0.0 ? row.time - last_time_ : took;
     mean_seconds_ +=
@@ -237,7 +241,9 @@ void Meter::Add(const Row& row) {
 Measures Meter::Take(const Follower& follower, const Settings& settings,
                      const RunState& state) const {
   Meter meter = *this;
-  if (follower.newest().has_value()) meter.Add(*follower.newest());
+  if (follower.newest().has_value()) {
+    meter.Add(*follower.newest(), follower.begins());
+  }
   return meter.Now(follower, settings, state);
 }
 
@@ -245,6 +251,7 @@ Measures Meter::Now(const Follower& follower, const Settings& settings,
                     const RunState& state) const {
   Measures now;
   now.id = follower.id();
+  now.folder = follower.folder();
   now.time = state.end_time;
   now.start_time = begin_.value_or(now.time);
   const std::vector<Event>& events = follower.events();

@@ -32,6 +32,7 @@ struct Measure {
 
 struct Measures {
   std::string run;  // TrackedRun::name
+  std::string folder;
   std::string id;
   double start_time = 0.0;  // Unix seconds
   double time = 0.0;        // that these were taken
@@ -47,8 +48,11 @@ struct Measures {
 // Adds up what rows say. One thread.
 class Meter {
  public:
-  // Each row once.
-  void Add(const Row& row);
+  // Each row once. `begins`: Follower::begins.
+  void Add(const Row& row, const std::vector<double>& begins);
+
+  // Of late; 0: not known.
+  double step_seconds() const { return mean_seconds_; }
 
   // As of now, or of the run's end, with the follower's newest row. Reads the
   // ends of the ranks' files.

@@ -37,7 +37,7 @@ class MeasuresTest : public ::testing::Test {
   Measures Take(double end) {
     Follower follower(folder_.path());
     Meter meter;
-    for (const Row& row : follower.Poll()) meter.Add(row);
+    for (const Row& row : follower.Poll()) meter.Add(row, follower.begins());
     RunState state;
     state.end_time = end;
     Measures measures =
@@ -68,8 +68,20 @@ TEST_F(MeasuresTest, GoodputCountsStepsThatCount) {
   EXPECT_EQ(measures.Get("skipped_steps_total"), 1.0);
   EXPECT_EQ(measures.Get("tokens_total"), 1000.0);
   EXPECT_THAT(measures.progress, Optional(DoubleNear(25.0, 1e-9)));
-  // From line to line a second goes by, not half of one.
-  EXPECT_THAT(measures.seconds_left, Optional(DoubleNear(30.0, 2.0)));
+  // From line to line a second goes by, but of the first step and of the one
+  // after the restart only their own half second counts.
+  EXPECT_THAT(measures.seconds_left, Optional(DoubleNear(27.0, 1e-9)));
+}
+
+TEST_F(MeasuresTest, TheTimeLeftKnowsNothingOfTheNightBeforeARestart) {
+  Append("events.jsonl", R"({"time": 9000, "step": 5, "kind": "resume"})");
+  for (int step = 1; step <= 10; ++step) {
+    Append(
+        "metrics.jsonl",
+        absl::StrCat("{\"step\": ", step, ", \"step_seconds\": 1, \"time\": ",
+                     step + (step > 5 ? 9000.0 : 1000.0), "}"));
+  }
+  EXPECT_THAT(Take(9010.0).seconds_left, Optional(DoubleNear(30.0, 1.0)));
 }
 
 TEST_F(MeasuresTest, ProgressIsTowardsTheStepThatTheRunWasToldToEndAt) {
@@ -98,9 +110,10 @@ TEST_F(MeasuresTest, PrometheusHasAFamilyOnceAndEscapesLabels) {
   Rank(1, 0.0);
   const Measures measures = Take(NowSeconds());
   const std::string text = PrometheusText({measures, measures});
-  EXPECT_THAT(text, AllOf(HasSubstr("capstan_loss{run=\"a \\\"run\\\"\"} 2\n"),
-                          HasSubstr("capstan_resident_memory_bytes{run=\"a "
-                                    "\\\"run\\\"\",rank=\"1\"} 1000\n")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("capstan_loss{run=\"a \\\"run\\\"\",folder=\"" +
+                              folder_.path() + "\"} 2\n"),
+                    HasSubstr("\",rank=\"1\"} 1000\n")));
   EXPECT_EQ(text.find("# TYPE capstan_loss gauge"),
             text.rfind("# TYPE capstan_loss gauge"));
 }

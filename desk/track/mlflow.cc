@@ -95,7 +95,9 @@ class Mlflow : public Sink {
     }
     CAPSTAN_RETURN_IF_ERROR(SendParams(run, ListOf(data, "params")));
     running_ = false;
-    return run.acknowledged;
+    // Without metrics it is a new run: the server's store was wiped, or the
+    // run there deleted.
+    return steps_.empty() ? kNoStep : run.acknowledged;
   }
 
   absl::Status Send(const std::vector<Row>& rows) override {

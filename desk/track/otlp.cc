@@ -5,6 +5,7 @@
 // strings) to /v1/metrics. The variables are those of its specification
 // ("OpenTelemetry Protocol Exporter").
 #include <cmath>
+#include <iostream>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -22,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kCumulative = 2;  // AggregationTemporality
 
-// Pairs "a=b,c=d", as the variables have them.
+// Pairs "a=b,c=d", as the variables have them: values are percent-encoded.
 std::vector<std::pair<std::string, std::string>> Pairs(
     const std::string& text) {
   std::vector<std::pair<std::string, std::string>> pairs;
@@ -30,7 +31,7 @@ std::vector<std::pair<std::string, std::string>> Pairs(
     const std::pair<absl::string_view, absl::string_view> pair =
         absl::StrSplit(part, absl::MaxSplits('=', 1));
     pairs.emplace_back(absl::StripAsciiWhitespace(pair.first),
-                       absl::StripAsciiWhitespace(pair.second));
+                       UrlUnescaped(absl::StripAsciiWhitespace(pair.second)));
   }
   return pairs;
 }
@@ -108,14 +109,19 @@ class Otlp : public Sink {
     const Json partial =
         answer.is_object() ? answer.value("partialSuccess", Json()) : Json();
     const std::string refused = TextOf(partial, "errorMessage");
-    if (refused.empty()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat(collector_->shown(), ": ", refused));
+    // Also a warning of a collector that has taken everything.
+    if (!refused.empty() && refused != said_) {
+      std::cerr << "WARNING: " << collector_->shown() << ": " << refused
+                << std::endl;
+      said_ = refused;
+    }
+    return absl::OkStatus();
   }
 
  private:
   const std::unique_ptr<HttpTarget> collector_;
   const std::string path_;
+  std::string said_;  // the newest warning
 };
 
 }  // namespace
@@ -144,7 +150,10 @@ absl::StatusOr<std::unique_ptr<Sink>> MakeOtlp(const SinkOptions& options) {
       http.headers.emplace(key, value);
     }
   }
-  http.ca_file = Variable("OTEL_EXPORTER_OTLP_CERTIFICATE");
+  http.ca_file = Variable("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE");
+  if (http.ca_file.empty()) {
+    http.ca_file = Variable("OTEL_EXPORTER_OTLP_CERTIFICATE");
+  }
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<HttpTarget> collector,
       HttpTarget::Make(

@@ -29,7 +29,8 @@ std::string PrometheusText(const std::vector<Measures>& runs) {
       }
       for (const Measure::Value& value : measure.values) {
         absl::StrAppend(&text, "capstan_", measure.name, "{run=\"",
-                        Label(run.run), "\"");
+                        Label(run.run), "\",folder=\"", Label(run.folder),
+                        "\"");
         if (value.rank >= 0) {
           absl::StrAppend(&text, ",rank=\"", value.rank, "\"");
         }

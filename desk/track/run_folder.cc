@@ -16,8 +16,10 @@
 namespace capstan::track {
 namespace {
 
-// Without a summary and without a lock, a run this long silent is dead.
-constexpr double kSilentSeconds = 60.0;
+// Without a summary and without a lock, a run that is silent for longer than
+// both is dead.
+constexpr double kSilentSeconds = 120.0;
+constexpr double kSilentSteps = 20.0;
 
 }  // namespace
 
@@ -42,7 +44,7 @@ nlohmann::ordered_json SettingJson(const std::string& value) {
                                                : nlohmann::ordered_json(value);
 }
 
-RunState LookAtRun(const std::string& folder) {
+RunState LookAtRun(const std::string& folder, double step_seconds) {
   RunState state;
   state.end_time = NowSeconds();
   if (IsInUse(folder)) return state;
@@ -60,7 +62,10 @@ RunState LookAtRun(const std::string& folder) {
     return state;
   }
   state.summary = nlohmann::ordered_json::object();
-  if (state.end_time - newest < kSilentSeconds) return state;
+  if (state.end_time - newest <
+      std::max(kSilentSeconds, kSilentSteps * step_seconds)) {
+    return state;
+  }
   state.ended = true;
   state.end_time = newest;
   state.status = "died";

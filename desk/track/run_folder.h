@@ -35,8 +35,9 @@ struct RunState {
 };
 
 // Asks whether the run's lock is held. Where its file system has no locks, a
-// run that has written anything in the last minute counts as running, too.
-RunState LookAtRun(const std::string& folder);
+// run that has written anything within two minutes, or the time of twenty steps
+// of `step_seconds`, counts as running, too.
+RunState LookAtRun(const std::string& folder, double step_seconds);
 
 // Of another program's JSON, which may be anything: the text or list of that
 // name, or an empty one.

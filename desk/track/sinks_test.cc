@@ -207,6 +207,17 @@ TEST_F(SinksTest, OtlpIsGaugesAndSums) {
             Json({{"intValue", "3"}}));
 }
 
+TEST_F(SinksTest, OtlpGoesOnAfterAWarningAndDecodesItsVariables) {
+  Recorder server;
+  server.answer = R"({"partialSuccess": {"errorMessage": "old field"}})";
+  setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc", 1);
+  auto otlp = MakeOtlp({server.url(), ""});
+  unsetenv("OTEL_EXPORTER_OTLP_HEADERS");
+  ASSERT_TRUE(otlp.ok()) << otlp.status();
+  EXPECT_TRUE((*otlp)->Update(SomeMeasures()).ok());
+  EXPECT_EQ(server.headers[0].find("authorization")->second, "Basic abc");
+}
+
 TEST_F(SinksTest, TheTrainJobsStatusGoesWithTheTokenOfTheMoment) {
   Recorder server;
   const std::string token = folder_.path() + "/token";

@@ -34,6 +34,7 @@ namespace capstan::track {
 namespace {
 
 constexpr double kMostTurnSeconds = 1.0;
+constexpr double kStopSeconds = 2.0;
 // How long the last numbers wait for Prometheus to fetch them.
 constexpr double kLastScrapeSeconds = 60.0;
 constexpr char kDefaultProject[] = "capstan";
@@ -198,6 +199,32 @@ void StepAside() {
   syscall(SYS_ioprio_set, kWhoProcess, 0, kIdleClass);
 }
 
+// Ends the process soon after a stop signal, however slowly a target answers:
+// the next tracker goes on as after a kill.
+class PromptStop {
+ public:
+  PromptStop()
+      : thread_([this] {
+          double asked = 0.0;
+          while (!done_) {
+            poll(nullptr, 0, /*milliseconds=*/100);
+            const int signal = StopRequested();
+            if (signal == 0) continue;
+            const double now = MonotonicSeconds();
+            if (asked == 0.0) asked = now;
+            if (now - asked > kStopSeconds) _exit(128 + signal);
+          }
+        }) {}
+  ~PromptStop() {
+    done_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
 // Trackers, and what they have come to.
 class Tracking {
  public:
@@ -315,6 +342,7 @@ absl::StatusOr<int> Track(const TrackOptions& options) {
   StepAside();
   const StopSignals signals;
   IgnorePipeSignals();
+  const PromptStop prompt;
   Tracking tracking(options);
   CAPSTAN_RETURN_IF_ERROR(tracking.Start());
   return tracking.Run();

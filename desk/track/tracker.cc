@@ -43,6 +43,11 @@ absl::StatusOr<int> Lock(const std::string& folder, const std::string& target) {
       " already"));
 }
 
+// What stands for the run's id before its first line.
+std::string NewRun(const std::string& folder) {
+  return "begun " + NumberText(WrittenAt(folder + "/config.pbtxt"));
+}
+
 }  // namespace
 
 std::string Variable(const char* name) {
@@ -78,20 +83,23 @@ Tracker::Tracker(const std::string& folder, const TrackerOptions& options,
 
 Tracker::~Tracker() { close(lock_); }
 
-void Tracker::Begin() {
+void Tracker::Begin(const std::string& id) {
   const absl::StatusOr<std::string> config =
       ReadWholeFile(run_.folder + "/config.pbtxt");
   if (config.ok()) run_.settings = SettingsOf(*config);
   meter_ = Meter();
   unsent_.clear();
   opened_ = finished_ = false;
-  run_.id = follower_.id();
+  to_send_.emplace(run_.folder);
+  const std::string before = run_.id;
+  run_.id = id;
   run_.acknowledged = kNoStep;
   run_.start_time = 0.0;
   Json told = Json::object();
   const absl::StatusOr<std::string> text = ReadWholeFile(state_path_);
   const Json state = text.ok() ? ParseJson<Json>(*text) : Json();
-  if (state.is_object() && TextOf(state, "run") == run_.id) {
+  if (state.is_object() && (TextOf(state, "run") == id ||
+                            TextOf(state, "run") == NewRun(run_.folder))) {
     run_.start_time = NumberOf(state, "start_time").value_or(0.0);
     if (state.contains("alerts") && state["alerts"].is_object()) {
       told = state["alerts"];
@@ -101,6 +109,8 @@ void Tracker::Begin() {
       run_.acknowledged = static_cast<int64_t>(*step);
     }
   }
+  // What was found before the first line is still to be told.
+  if (alerts_ != nullptr && before == NewRun(run_.folder)) return;
   alerts_ = std::make_unique<Alerts>(options_.alerts, run_.name, run_.folder,
                                      std::move(told));
 }
@@ -115,35 +125,45 @@ absl::Status Tracker::WriteState() const {
   return ReplaceFile(state_path_, JsonText(state, 2) + "\n");
 }
 
-void Tracker::Look(Row row) {
+void Tracker::Look(const Row& row) {
   if (run_.start_time == 0.0) {
     run_.start_time = row.time - row.Get("step_seconds").value_or(0.0);
   }
-  meter_.Add(row);
+  meter_.Add(row, follower_.begins());
   alerts_->Look(row);
-  if (sink_ != nullptr && (!opened_ || row.step > run_.acknowledged)) {
-    unsent_.push_back(std::move(row));
+}
+
+void Tracker::ReadToSend() {
+  all_read_ = false;
+  if (sink_ == nullptr || unsent_.size() >= kMostUnsent) return;
+  std::vector<Row> rows = to_send_->Poll();
+  // Another run has begun since the turn did: the next turn sees it.
+  if (to_send_->id() != run_.id) return;
+  all_read_ = state_.ended && !to_send_->more();
+  if (all_read_) {
+    absl::optional<Row> last = to_send_->TakeNewest();
+    if (last.has_value()) rows.push_back(*std::move(last));
+  }
+  for (Row& row : rows) {
+    if (!opened_ || row.step > run_.acknowledged) {
+      unsent_.push_back(std::move(row));
+    }
   }
 }
 
 absl::Status Tracker::Turn() {
   // Before the rows, so that those of a run that has ended are all there.
-  state_ = LookAtRun(run_.folder);
-  const bool reads = unsent_.size() < kMostUnsent;
-  if (reads) {
-    const std::vector<Row> rows = follower_.Poll();
-    if (follower_.id() != run_.id) Begin();
-    for (const Row& row : rows) Look(row);
-  }
-  all_read_ = state_.ended && reads && !follower_.more();
-  busy_ = false;
-  if (run_.id.empty()) {
-    done_ = all_read_;
-    return absl::OkStatus();
-  }
-  if (all_read_) {
-    absl::optional<Row> last = follower_.TakeNewest();
-    if (last.has_value()) Look(*std::move(last));
+  state_ = LookAtRun(run_.folder, meter_.step_seconds());
+  const std::vector<Row> rows = follower_.Poll();
+  const bool has_lines = !follower_.id().empty();
+  const std::string id = has_lines ? follower_.id() : NewRun(run_.folder);
+  if (id != run_.id) Begin(id);
+  for (const Row& row : rows) Look(row);
+  busy_ = follower_.more();
+  const bool seen = state_.ended && !busy_;
+  if (seen) {
+    const absl::optional<Row> last = follower_.TakeNewest();
+    if (last.has_value()) Look(*last);
   }
   if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
   alerts_->LookAt(state_, std::max({WrittenAt(run_.folder + "/metrics.jsonl"),
@@ -153,17 +173,16 @@ absl::Status Tracker::Turn() {
   if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
     return Annotate(alerts_->outage(), "--webhook");
   }
-  CAPSTAN_RETURN_IF_ERROR(Push());
-  done_ = all_read_ && unsent_.empty() && !alerts_->pending() &&
-          (sink_ == nullptr || finished_);
+  const bool sends = has_lines && sink_ != nullptr;
+  if (sends) {
+    ReadToSend();
+    CAPSTAN_RETURN_IF_ERROR(Push());
+  }
+  done_ = seen && !alerts_->pending() && (!sends || finished_);
   return absl::OkStatus();
 }
 
 absl::Status Tracker::Push() {
-  if (sink_ == nullptr) {
-    busy_ = follower_.more();
-    return absl::OkStatus();
-  }
   const double now = MonotonicSeconds();
   if (now < next_push_ && (failures_ > 0 || !state_.ended)) {
     return absl::OkStatus();
@@ -176,16 +195,24 @@ absl::Status Tracker::Push() {
   }
   outage_began_ = 0.0;
   failures_ = 0;
-  busy_ = follower_.more() || !unsent_.empty();
-  next_push_ = busy_ ? now : now + options_.every_seconds;
+  const bool more = to_send_->more() || !unsent_.empty();
+  busy_ = busy_ || more;
+  next_push_ = more ? now : now + options_.every_seconds;
   return absl::OkStatus();
 }
 
 absl::Status Tracker::Exchange() {
   if (!opened_) {
-    CAPSTAN_ASSIGN_OR_RETURN(run_.acknowledged, sink_->Open(run_));
+    CAPSTAN_ASSIGN_OR_RETURN(const int64_t has, sink_->Open(run_));
     opened_ = true;
-    const int64_t has = run_.acknowledged;
+    if (has < run_.acknowledged) {
+      // It has lost steps that were read long ago.
+      to_send_.emplace(run_.folder);
+      unsent_.clear();
+      all_read_ = false;
+      busy_ = true;
+    }
+    run_.acknowledged = has;
     while (!unsent_.empty() && unsent_.front().step <= has) {
       unsent_.pop_front();
     }
@@ -232,7 +259,7 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
 }
 
 std::string Tracker::Outcome() const {
-  if (run_.id.empty()) return "has no metrics";
+  if (follower_.id().empty()) return "has no metrics";
   if (sink_ == nullptr) return "has ended: " + state_.status;
   return absl::StrCat(WithCommas(sent_), " new steps in ", options_.target,
                       ", up to step ", run_.acknowledged);

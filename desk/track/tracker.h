@@ -64,9 +64,10 @@ class Tracker {
           std::unique_ptr<Sink> sink, int lock);
 
   absl::Status WriteState() const;
-  // The run's first line is there.
-  void Begin();
-  void Look(Row row);
+  // The run is known by `id` from now on.
+  void Begin(const std::string& id);
+  void Look(const Row& row);
+  void ReadToSend();
   absl::Status Push();
   absl::Status Exchange();
   // After an outage began, or went on.
@@ -77,7 +78,10 @@ class Tracker {
   const int lock_;  // a descriptor
   const std::string state_path_;
 
+  // For alerts and measures, whatever the target does; the other one is read as
+  // rows are sent.
   Follower follower_;
+  absl::optional<Follower> to_send_;
   TrackedRun run_;
   RunState state_;
   Meter meter_;
@@ -87,7 +91,7 @@ class Tracker {
 
   bool opened_ = false;
   bool finished_ = false;
-  bool all_read_ = false;  // the run has ended, and no row is to come
+  bool all_read_ = false;  // the run has ended, and unsent_ has all its rows
   bool busy_ = false;
   bool done_ = false;
   double next_push_ = 0.0;  // MonotonicSeconds

@@ -396,6 +396,27 @@ TEST(TrackTest, EachAlertIsToldOnce) {
                                     HasSubstr("the run has ended: failed")));
 }
 
+// A crash at its start.
+TEST(TrackTest, TheEndOfARunWithoutMetricsIsToldOnce) {
+  WrittenRun run;
+  run.End("failed");
+  const std::vector<std::string> words = TrackWords(run, {"--alert=end"});
+  EXPECT_THAT(RunTrainer(words).out, HasSubstr("the run has ended: failed"));
+  EXPECT_THAT(RunTrainer(words).out, Not(HasSubstr("the run has ended")));
+}
+
+// More rows than are kept for a target that is away.
+TEST(TrackTest, AlertsAreToldWhileTheTargetIsAway) {
+  WrittenRun run;
+  run.Steps(5000);
+  run.End();
+  const TrainerResult result = RunTrainer(
+      TrackWords(run, {"--to=mlflow", "--patience=0.1", "--alert=loss>4900",
+                       absl::StrCat("--url=http://127.0.0.1:", FreePort())}));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("loss is 4900.5 at step 4900"));
+}
+
 TEST(TrackTest, PrometheusReadsAFileAndAPort) {
   WrittenRun run;
   run.Steps(10);
