@@ -149,6 +149,7 @@ void WatchedRank::Add(const json& line) {
   if (line.contains("pid")) {
     host = Text(line, "host");
     device = Text(line, "device");
+    world_size = static_cast<int>(Number(line, "world_size"));
     restart = static_cast<int64_t>(Number(line, "restart"));
     return;
   }
