@@ -63,7 +63,8 @@ class LiveRuns {
   absl::StatusOr<std::string> Control(size_t run, const std::string& action,
                                       absl::optional<int64_t> value);
 
-  // Calls `use` with each run while nothing changes.
+  // Calls `use`, which asks this object for nothing, with each run while
+  // nothing changes.
   void ForEach(const std::function<void(const RunReader&)>& use) const;
 
  private:
