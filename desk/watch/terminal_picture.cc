@@ -249,8 +249,7 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
   runs.ForEach([&](const RunReader& run) {
     const int color = kColors[index++ % kColorCount];
     absl::StrAppend(
-        &text,
-        Colored(Line(run.name(), columns), color, colors && several),
+        &text, Colored(Line(run.name(), columns), color, colors && several),
         "\n  ", Line(Progress(run), columns - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
