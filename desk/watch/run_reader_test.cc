@@ -235,7 +235,8 @@ TEST_F(RunReaderTest, OnlyTheRanksOfTheNewestProcess) {
       Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank),
             absl::StrFormat("{\"rank\": %d, \"world_size\": %d, \"pid\": 7}\n"
                             "{\"step\": 5, \"steps\": 5, \"data\": %d, "
-                            "\"forward\": 1}\n",
+                            "\"forward\": 1, \"backward\": 1, "
+                            "\"optimizer\": 0.1, \"rest\": 0}\n",
                             rank, ranks, rank == 3 ? 5 : 0));
     }
     Poll();
