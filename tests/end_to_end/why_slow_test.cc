@@ -135,7 +135,8 @@ TEST(WhySlowTest, TheTextForPeople) {
 }
 
 TEST(WhySlowTest, AFolderWithoutARun) {
-  ExpectOneError(RunTrainer({"why-slow", "/nowhere"}), {"/nowhere", "no run's folder"});
+  ExpectOneError(RunTrainer({"why-slow", "/nowhere"}),
+                 {"/nowhere", "no run's folder"});
   ExpectOneError(RunTrainer({"why-slow", NewTestFolder("empty")}),
                  {"no run's folder"});
 }
