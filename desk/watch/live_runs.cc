@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/watch/live_runs.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
@@ -20,34 +21,39 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kRound{1};
 
+std::vector<std::string> FoldersOfRuns(const std::string& path) {
+  return RunsBelow(
+      fs::path(path + "/").lexically_normal().parent_path().string());
+}
+
+// "NAME/TIME", as runs/ has it.
+std::string NameOf(const fs::path& folder) {
+  return (folder.parent_path().filename() / folder.filename()).string();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
     const std::vector<std::string>& paths) {
-  std::vector<fs::path> found;
+  std::vector<std::pair<std::string, std::string>> runs;
   for (const std::string& path : paths) {
-    const std::vector<std::string> here = RunsBelow(
-        fs::path(path + "/").lexically_normal().parent_path().string());
+    const std::vector<std::string> here = FoldersOfRuns(path);
     if (here.empty()) {
       return absl::NotFoundError(absl::StrCat(
           path,
           " isn't a run's folder, and has none below it: a run's has a "
           "config.pbtxt; name runs as runs/NAME/latest or runs/NAME"));
     }
-    found.insert(found.end(), here.begin(), here.end());
-  }
-  std::vector<std::pair<std::string, std::string>> runs;
-  for (const fs::path& folder : found) {
-    // "NAME/TIME", as runs/ has it.
-    runs.emplace_back(
-        folder.string(),
-        (folder.parent_path().filename() / folder.filename()).string());
+    for (const std::string& folder : here) {
+      runs.emplace_back(folder, NameOf(folder));
+    }
   }
   return runs;
 }
 
-LiveRuns::LiveRuns(
-    const std::vector<std::pair<std::string, std::string>>& runs) {
+LiveRuns::LiveRuns(const std::vector<std::pair<std::string, std::string>>& runs,
+                   std::vector<std::string> folders)
+    : folders_(std::move(folders)) {
   for (const auto& [folder, name] : runs) {
     runs_.push_back(std::make_unique<RunReader>(folder, name));
   }
@@ -62,7 +68,21 @@ LiveRuns::~LiveRuns() {
   if (thread_.joinable()) thread_.join();
 }
 
+void LiveRuns::AddNewRuns() {
+  for (const std::string& path : folders_) {
+    for (const std::string& folder : FoldersOfRuns(path)) {
+      const bool known =
+          std::any_of(runs_.begin(), runs_.end(),
+                      [&](const auto& run) { return run->folder() == folder; });
+      if (known) continue;
+      std::lock_guard<std::mutex> lock(mutex_);
+      runs_.push_back(std::make_unique<RunReader>(folder, NameOf(folder)));
+    }
+  }
+}
+
 void LiveRuns::ReadAll() {
+  AddNewRuns();
   // Run by run, so that the first one is soon shown.
   for (const std::unique_ptr<RunReader>& run : runs_) {
     bool behind = true;
@@ -88,6 +108,17 @@ void LiveRuns::Follow() {
   });
 }
 
+size_t LiveRuns::size() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return runs_.size();
+}
+
+absl::optional<std::string> LiveRuns::Folder(size_t run) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (run >= runs_.size()) return absl::nullopt;
+  return runs_[run]->folder();
+}
+
 json LiveRuns::AllJson() const {
   std::lock_guard<std::mutex> lock(mutex_);
   json all = json::array();
@@ -100,16 +131,23 @@ json LiveRuns::AllJson() const {
 
 json LiveRuns::Detail(size_t run, int64_t from, int64_t to,
                       int64_t points) const {
-  if (run >= runs_.size()) return nullptr;
-  std::lock_guard<std::mutex> lock(mutex_);
-  return runs_[run]->Detail(from, to, points).AsJson(to + 1, from);
+  std::string folder;
+  int64_t place = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (run >= runs_.size()) return nullptr;
+    folder = runs_[run]->folder();
+    place = runs_[run]->PlaceOf(from);
+  }
+  return RunReader::Detail(folder, place, from, to, points)
+      .AsJson(to + 1, from);
 }
 
 json LiveRuns::Next(std::vector<absl::optional<RunTold>>* told) const {
-  told->resize(runs_.size());
   std::unique_lock<std::mutex> lock(mutex_);
   const int64_t round = rounds_;
   for (int attempt = 0; attempt < 2; ++attempt) {
+    told->resize(runs_.size());
     for (size_t i = 0; i < runs_.size(); ++i) {
       json changed = RunJson(*runs_[i], &(*told)[i]);
       if (changed.is_null()) continue;
@@ -128,7 +166,7 @@ json LiveRuns::Next(std::vector<absl::optional<RunTold>>* told) const {
 absl::StatusOr<std::string> LiveRuns::Control(size_t run,
                                               const std::string& action,
                                               absl::optional<int64_t> value) {
-  if (run >= runs_.size()) {
+  if (run >= size()) {
     return absl::NotFoundError(absl::StrCat("there is no run ", run));
   }
   const bool sets = action == "max_steps";

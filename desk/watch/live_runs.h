@@ -31,20 +31,25 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
 // Runs whose folders a thread reads again and again. Thread-safe.
 class LiveRuns {
  public:
-  // `runs`: as FindRuns returns them.
+  // `runs`: as FindRuns returns them. Those that come to be below `folders` are
+  // added.
   explicit LiveRuns(
-      const std::vector<std::pair<std::string, std::string>>& runs);
+      const std::vector<std::pair<std::string, std::string>>& runs,
+      std::vector<std::string> folders = {});
   ~LiveRuns();
 
-  // Reads all that is new.
+  // Reads all that is new. Not beside Follow.
   void ReadAll();
   // Starts a thread that reads what is new each second. Call once.
   void Follow();
 
-  size_t size() const { return runs_.size(); }
+  size_t size() const;
+  // A run's folder; unset if there is no such run.
+  absl::optional<std::string> Folder(size_t run) const;
   // All runs: a list of RunJson.
   nlohmann::json AllJson() const;
-  // RunReader::Detail of a run as JSON; null if there is no such run.
+  // RunReader::Detail of a run as JSON; null if there is no such run. Others
+  // needn't wait while it reads.
   nlohmann::json Detail(size_t run, int64_t from, int64_t to,
                         int64_t points) const;
 
@@ -58,12 +63,17 @@ class LiveRuns {
   absl::StatusOr<std::string> Control(size_t run, const std::string& action,
                                       absl::optional<int64_t> value);
 
-  // Calls `use` with each run while nothing changes.
+  // Calls `use`, which asks this object for nothing, with each run while
+  // nothing changes.
   void ForEach(const std::function<void(const RunReader&)>& use) const;
 
  private:
+  void AddNewRuns();
+
+  const std::vector<std::string> folders_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
+  // Changed by the thread that reads alone, and under the mutex.
   std::vector<std::unique_ptr<RunReader>> runs_;
   int64_t rounds_ = 0;
   bool stopping_ = false;

@@ -149,6 +149,8 @@ void WatchedRank::Add(const json& line) {
   if (line.contains("pid")) {
     host = Text(line, "host");
     device = Text(line, "device");
+    const double ranks = Number(line, "world_size");  // NaN: it isn't there
+    world_size = ranks > 0.0 ? static_cast<int>(ranks) : 0;
     restart = static_cast<int64_t>(Number(line, "restart"));
     return;
   }
@@ -222,7 +224,8 @@ RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks) {
 const RankRow* RankTimeline::Late() const {
   const RankRow* late = nullptr;
   for (const RankRow& row : rows) {
-    if (row.mean_late < 0.05 * median_work) continue;
+    // Of lines that lack a part of the work nothing is known: NaN.
+    if (!(row.mean_late >= 0.05 * median_work)) continue;
     if (late == nullptr || row.mean_late > late->mean_late) late = &row;
   }
   return rows.size() > 1 ? late : nullptr;

@@ -28,6 +28,7 @@ struct WatchedRank {
   // The facts of its newest process.
   std::string host;
   std::string device;
+  int world_size = 0;  // 0: unknown
   int64_t restart = 0;
   // Of a step: the seconds of kWorkParts, "exposed" and "outside"; further
   // "cpu_cores", "steal", "iowait" (shares of its cores' time) and "rss_bytes".

@@ -272,6 +272,7 @@ void RunReader::PollRanks() {
     }
     rank_files_.emplace(rank, LineFollower(it->path().string()));
   }
+  ranks_.merge(gone_ranks_);
   for (auto& [rank, file] : rank_files_) {
     WatchedRank& record = ranks_[rank];
     record.rank = rank;
@@ -285,6 +286,13 @@ void RunReader::PollRanks() {
           record.rank = rank;
           ++versions_.ranks;
         });
+  }
+  // A run that was resumed on fewer ranks has more files than ranks.
+  const auto first = ranks_.find(0);
+  if (first == ranks_.end() || first->second.world_size == 0) return;
+  const int size = first->second.world_size;
+  for (auto it = ranks_.lower_bound(size); it != ranks_.end();) {
+    gone_ranks_.insert(ranks_.extract(it++));
   }
 }
 
@@ -342,18 +350,22 @@ bool RunReader::control() const {
   return field != fields_.end() && field->second == "true";
 }
 
-Curves RunReader::Detail(int64_t from, int64_t to, int64_t points) const {
+int64_t RunReader::PlaceOf(int64_t step) const {
+  auto place = std::upper_bound(places_.begin(), places_.end(),
+                                std::make_pair(step, int64_t{0}));
+  if (place != places_.begin()) --place;
+  return place == places_.end() ? 0 : place->second;
+}
+
+Curves RunReader::Detail(const std::string& folder, int64_t place, int64_t from,
+                         int64_t to, int64_t points) {
   from = std::max<int64_t>(from, 0);
   to = std::max(from, to);
   points = std::max<int64_t>(points, 1);
   const int64_t width = (to - from) / points + 1;
   Curves curves(to / width + 1, width);
-  auto place = std::upper_bound(places_.begin(), places_.end(),
-                                std::make_pair(from, int64_t{0}));
-  if (place != places_.begin()) --place;
-  if (place == places_.end()) return curves;
   simdjson::dom::parser parser;
-  LineFollower lines(folder_ + "/metrics.jsonl", place->second);
+  LineFollower lines(folder + "/metrics.jsonl", place);
   bool past = false;
   while (!past && lines.Poll(
                       [&](absl::string_view line, int64_t) {

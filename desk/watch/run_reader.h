@@ -97,9 +97,12 @@ class RunReader {
   // Whether it reads control.jsonl.
   bool control() const;
 
+  // Where in metrics.jsonl the line of that step is, or one before it.
+  int64_t PlaceOf(int64_t step) const;
   // The curves of steps in [from, to] in up to `points` buckets: reads that
-  // part of metrics.jsonl again.
-  Curves Detail(int64_t from, int64_t to, int64_t points) const;
+  // part of the metrics.jsonl in `folder` again, from PlaceOf(from) on.
+  static Curves Detail(const std::string& folder, int64_t place, int64_t from,
+                       int64_t to, int64_t points);
 
  private:
   void PollMetrics();
@@ -139,6 +142,8 @@ class RunReader {
   std::deque<WatchedSample> samples_;
   size_t sample_bytes_ = 0;
   std::map<int, WatchedRank> ranks_;
+  // Those that the newest process no longer has; a later one may.
+  std::map<int, WatchedRank> gone_ranks_;
   std::map<int, LineFollower> rank_files_;
 
   std::string config_;

@@ -57,6 +57,9 @@ class RunReaderTest : public ::testing::Test {
     while (run_->Poll()) {
     }
   }
+  Curves Detail(int64_t from, int64_t to, int64_t points) const {
+    return RunReader::Detail(folder_, run_->PlaceOf(from), from, to, points);
+  }
   double Loss(int step) {
     for (const CurveBucket& bucket : run_->curves().Find("loss")->buckets) {
       if (bucket.at == step / run_->curves().width()) return bucket.mean();
@@ -179,15 +182,15 @@ TEST_F(RunReaderTest, APartOfTheCurvesIsReadAgain) {
   Write("metrics.jsonl", Steps(1, 20000));
   Poll();
   EXPECT_GT(run_->curves().width(), 1);
-  const Curves some = run_->Detail(12345, 12350, 1000);
+  const Curves some = Detail(12345, 12350, 1000);
   EXPECT_EQ(some.width(), 1);
   const Curves::Series* const loss = some.Find("loss");
   ASSERT_NE(loss, nullptr);
   ASSERT_EQ(loss->buckets.size(), 6);
   EXPECT_EQ(loss->buckets[0].at, 12345);
   EXPECT_EQ(loss->buckets[0].mean(), 1000.0 - 12345.0);
-  EXPECT_EQ(run_->Detail(0, 20000, 100).Find("loss")->buckets.size(), 100);
-  EXPECT_EQ(run_->Detail(30000, 40000, 100).Find("loss"), nullptr);
+  EXPECT_EQ(Detail(0, 20000, 100).Find("loss")->buckets.size(), 100);
+  EXPECT_EQ(Detail(30000, 40000, 100).Find("loss"), nullptr);
 }
 
 // Rank 2 of 4 computes for 30 ms longer than the others, who wait for it.
@@ -223,6 +226,30 @@ TEST_F(RunReaderTest, TheLateRankIsNamed) {
   EXPECT_NEAR(made["rows"][0]["means"]["outside"], 0.05, 1e-9);
   EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["low"][0], 1000.0);
   EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["high"][0], 4000.0);
+}
+
+// Of four ranks a resumed run has two, then three.
+TEST_F(RunReaderTest, OnlyTheRanksOfTheNewestProcess) {
+  const auto begin = [this](int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank),
+            absl::StrFormat("{\"rank\": %d, \"world_size\": %d, \"pid\": 7}\n"
+                            "{\"step\": 5, \"steps\": 5, \"data\": %d, "
+                            "\"forward\": 1, \"backward\": 1, "
+                            "\"optimizer\": 0.1, \"rest\": 0}\n",
+                            rank, ranks, rank == 3 ? 5 : 0));
+    }
+    Poll();
+  };
+  begin(4);
+  EXPECT_EQ(run_->ranks().size(), 4);
+  EXPECT_THAT(LateText(run_->ranks(), TimelineOf(run_->ranks())),
+              HasSubstr("rank 3 is late"));
+  begin(2);
+  EXPECT_EQ(run_->ranks().size(), 2);
+  EXPECT_EQ(LateText(run_->ranks(), TimelineOf(run_->ranks())), "");
+  begin(3);
+  EXPECT_EQ(run_->ranks().size(), 3);
 }
 
 TEST_F(RunReaderTest, EqualRanksAreNotLate) {
@@ -270,6 +297,25 @@ TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
 }
 
 class FindRunsTest : public RunReaderTest {};
+
+// Such as those of a sweep.
+TEST_F(FindRunsTest, RunsThatBeginLater) {
+  Write("a/config.pbtxt", "");
+  const auto found = FindRuns({folder_});
+  ASSERT_TRUE(found.ok()) << found.status();
+  LiveRuns runs(*found, {folder_});
+  std::vector<absl::optional<RunTold>> told;
+  runs.ReadAll();
+  EXPECT_EQ(runs.Next(&told)["index"], 0);
+  Write("b/config.pbtxt", "");
+  runs.ReadAll();
+  ASSERT_EQ(runs.size(), 2);
+  const json added = runs.Next(&told);
+  EXPECT_EQ(added["index"], 1);
+  EXPECT_EQ(added["folder"], folder_ + "/b");
+  EXPECT_EQ(runs.Folder(1), folder_ + "/b");
+  EXPECT_EQ(runs.Folder(2), absl::nullopt);
+}
 
 TEST_F(FindRunsTest, ARunOrAFolderOfThem) {
   Write("b/config.pbtxt", "");

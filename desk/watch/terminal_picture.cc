@@ -238,6 +238,7 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
   columns = std::max(columns, 40);
   std::string text;
   size_t index = 0;
+  const bool several = runs.size() > 1;
   const std::pair<const char*, const char*> kCharts[] = {
       {"loss", "loss"},
       {"eval_loss", "evaluation loss"},
@@ -248,14 +249,13 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
   runs.ForEach([&](const RunReader& run) {
     const int color = kColors[index++ % kColorCount];
     absl::StrAppend(
-        &text,
-        Colored(Line(run.name(), columns), color, colors && runs.size() > 1),
+        &text, Colored(Line(run.name(), columns), color, colors && several),
         "\n  ", Line(Progress(run), columns - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
       if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});
     }
-    if (runs.size() > 1) return;
+    if (several) return;
     details = absl::StrCat(RanksText(run, columns), EventsText(run, columns),
                            SampleText(run, columns));
   });

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "desk/http/server.h"
 #include "desk/init/raw_terminal.h"
+#include "desk/run_folder/step_aside.h"
 #include "desk/watch/live_runs.h"
 #include "desk/watch/terminal_picture.h"
 #include "desk/watch/watch_page.h"
@@ -65,9 +66,10 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
         "name the runs to watch: runs/NAME/latest, or runs/NAME for all of "
         "them");
   }
-  CAPSTAN_ASSIGN_OR_RETURN(const auto found,
-                           FindRuns(AllFromCaller(options.runs)));
-  LiveRuns runs(found);
+  const std::vector<std::string> folders = AllFromCaller(options.runs);
+  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns(folders));
+  StepAside();
+  LiveRuns runs(found, folders);
   if (options.terminal) return WatchInTerminal(&runs);
   if (!options.html.empty()) {
     runs.ReadAll();
@@ -82,7 +84,8 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
   server_options.key = RandomKey();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
                            HttpServer::Listen(server_options));
-  AddWatchRoutes(&runs, server.get());
+  StepRows rows;
+  AddWatchRoutes(&runs, &rows, server.get());
   runs.Follow();
   std::cout << "Open " << server->Url() << "\n"
             << "From another machine: ssh -L " << server->port()

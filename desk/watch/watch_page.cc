@@ -38,7 +38,7 @@ std::string Html(const LiveRuns& runs, bool live) {
                             {"runs", live ? json::array() : runs.AllJson()}});
   page.style = EmbeddedText(kWatchPage, "watch.css");
   for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
-                             "details.js", "main.js"}) {
+                             "details.js", "rows.js", "main.js"}) {
     page.script += EmbeddedText(kWatchPage, script);
   }
   page.noscript =
@@ -70,6 +70,31 @@ void AnswerCurves(const LiveRuns& runs, const httplib::Request& request,
     SendError(404, "there is no such run", response);
   } else {
     SendJson(found, response);
+  }
+}
+
+void AnswerRows(const LiveRuns& runs, StepRows* rows, const HttpServer& server,
+                const httplib::Request& request, httplib::Response* response) {
+  const int64_t step = Query(request, "step", 0);
+  if (step < 1) {
+    SendError(400, "step: from 1 on", response);
+    return;
+  }
+  const absl::optional<std::string> folder =
+      runs.Folder(static_cast<size_t>(Query(request, "run", -1)));
+  if (!folder.has_value()) {
+    SendError(404, "there is no such run", response);
+    return;
+  }
+  const absl::StatusOr<json> found =
+      rows->Find(*folder, step, [&server] { return server.stopping(); });
+  if (found.ok()) {
+    SendJson(*found, response);
+  } else {
+    SendError(absl::IsUnavailable(found.status())        ? 409
+              : absl::IsDeadlineExceeded(found.status()) ? 504
+                                                         : 500,
+              std::string(found.status().message()), response);
   }
 }
 
@@ -114,7 +139,7 @@ std::string ReportPage(const LiveRuns& runs) {
   return Html(runs, /*live=*/false);
 }
 
-void AddWatchRoutes(LiveRuns* runs, HttpServer* server) {
+void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server) {
   httplib::Server& routes = server->routes();
   routes.Get("/", [html = Html(*runs, /*live=*/true)](
                       const httplib::Request&, httplib::Response& response) {
@@ -139,6 +164,10 @@ void AddWatchRoutes(LiveRuns* runs, HttpServer* server) {
   routes.Get("/api/curves", [runs](const httplib::Request& request,
                                    httplib::Response& response) {
     AnswerCurves(*runs, request, &response);
+  });
+  routes.Get("/api/rows", [runs, rows, server](const httplib::Request& request,
+                                               httplib::Response& response) {
+    AnswerRows(*runs, rows, *server, request, &response);
   });
   routes.Post("/api/control", [runs](const httplib::Request& request,
                                      httplib::Response& response) {

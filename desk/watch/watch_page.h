@@ -8,19 +8,21 @@
 
 #include "desk/http/server.h"
 #include "desk/watch/live_runs.h"
+#include "desk/watch/step_rows.h"
 
 namespace capstan {
 
 // The page with all that `runs` has read: a file of its own, report.html.
 std::string ReportPage(const LiveRuns& runs);
 
-// Has `server` answer, for `runs`, which must outlive it:
+// Has `server` answer, for `runs`, which must outlive it, as must `rows`:
 //   GET  /             the page
 //   GET  /api/runs     a list of RunJson
 //   GET  /api/events   the same and what changes of it, as server-sent events
 //   GET  /api/curves?run=0&from=1&to=100&points=500  a part of its curves
+//   GET  /api/rows?run=0&step=100  the rows of a step: StepRows
 //   POST /api/control  {"run": 0, "do": "save"} tells a run
-void AddWatchRoutes(LiveRuns* runs, HttpServer* server);
+void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server);
 
 }  // namespace capstan
 

@@ -59,7 +59,14 @@ class WatchPageTest : public ::testing::Test {
     auto server = HttpServer::Listen(options);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    AddWatchRoutes(runs_.get(), server_.get());
+    // Instead of the trainer.
+    const std::string who = folder_ + "/who";
+    Write("who",
+          "#!/bin/sh\necho \"{\\\"asked\\\": \\\"$*\\\", "
+          "\\\"rows\\\": []}\"\n");
+    std::filesystem::permissions(who, std::filesystem::perms::owner_all);
+    rows_ = std::make_unique<StepRows>(who);
+    AddWatchRoutes(runs_.get(), rows_.get(), server_.get());
     runs_->ReadAll();
     runs_->Follow();
     thread_ = std::thread([this] { server_->Run(); });
@@ -109,13 +116,15 @@ class WatchPageTest : public ::testing::Test {
 
   std::string folder_;
   std::unique_ptr<LiveRuns> runs_;
+  std::unique_ptr<StepRows> rows_;
   std::unique_ptr<HttpServer> server_;
   std::thread thread_;
 };
 
 TEST_F(WatchPageTest, NothingWithoutTheKey) {
-  for (const char* path : {"/", "/api/runs", "/api/events", "/api/curves",
-                           "/?key=0123456789abcdee", "/api/runs?key="}) {
+  for (const char* path :
+       {"/", "/api/runs", "/api/events", "/api/curves",
+        "/api/rows?run=0&step=1", "/?key=0123456789abcdee", "/api/runs?key="}) {
     const auto result = client().Get(path);
     ASSERT_TRUE(result) << path;
     EXPECT_EQ(result->status, 401) << path;
@@ -201,6 +210,22 @@ TEST_F(WatchPageTest, APartOfTheCurves) {
   EXPECT_THAT(Get("/api/curves?run=0&from=5&to=2", &status),
               HasSubstr("from and to"));
   EXPECT_EQ(status, 400);
+}
+
+TEST_F(WatchPageTest, TheRowsOfAStep) {
+  const json rows = json::parse(Get("/api/rows?run=1&step=3"));
+  EXPECT_EQ(rows["asked"], "who " + folder_ + "/two --step=3 --top=100 --json");
+  int status = 0;
+  for (const char* path : {"/api/rows?run=2&step=3", "/api/rows?step=3",
+                           "/api/rows?run=-1&step=3"}) {
+    Get(path, &status);
+    EXPECT_EQ(status, 404) << path;
+  }
+  for (const char* path : {"/api/rows?run=0", "/api/rows?run=0&step=0",
+                           "/api/rows?run=0&step=--help"}) {
+    Get(path, &status);
+    EXPECT_EQ(status, 400) << path;
+  }
 }
 
 TEST_F(WatchPageTest, TellsARun) {

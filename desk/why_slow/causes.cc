@@ -31,8 +31,10 @@ double Action(const Times& times, const std::string& name) {
 // anyway, if there are others.
 Times PerStep(const RankRecord& rank) {
   Times sum;
-  const size_t first = rank.lines.size() > 2 ? 1 : 0;
-  for (size_t i = first; i < rank.lines.size(); ++i) sum.Add(rank.lines[i]);
+  if (rank.lines > 2) {
+    sum = rank.early;
+    sum.Add(rank.later);
+  }
   if (sum.steps == 0.0) sum = rank.all;
   Times mean;
   const double steps = sum.steps;
@@ -335,22 +337,18 @@ class Judge {
   // Seconds per step that the first half of the lines waited for data beyond
   // what the second half does, if they read from a disk.
   void EarlyReads(double* seconds, double* bytes) const {
-    const std::vector<Times>& lines = run_.ranks.front().lines;
-    const size_t half = lines.size() / 2;
-    if (half < 2) return;
-    Times later;
-    for (size_t i = half; i < lines.size(); ++i) later.Add(lines[i]);
-    const double steady = later.data / std::max(later.steps, 1.0);
-    double more = 0.0, read = 0.0;
-    for (size_t i = 0; i < half; ++i) {
-      more += std::max(0.0, lines[i].data - steady * lines[i].steps);
-      read += lines[i].read_bytes;
-    }
-    const double all = run_.ranks.front().all.data;
-    if (more < 0.5 * all || read <= 4.0 * later.read_bytes || read <= 0.0) {
+    const RankRecord& rank = run_.ranks.front();
+    if (rank.lines < 4) return;
+    Times early = rank.first;
+    early.Add(rank.early);
+    const double steady = rank.later.data / std::max(rank.later.steps, 1.0);
+    const double more = early.data - steady * early.steps;
+    const double read = early.read_bytes;
+    if (more < 0.5 * rank.all.data || read <= 4.0 * rank.later.read_bytes ||
+        read <= 0.0) {
       return;
     }
-    *seconds = more / run_.ranks.front().all.steps;
+    *seconds = more / rank.all.steps;
     *bytes = read;
   }
 
@@ -381,10 +379,25 @@ class Judge {
            std::max(0.0, between);
   }
 
-  // A larger micro-batch does the same tokens in fewer steps.
+  // Micro-batches of a rank's step; 1 where the config doesn't tell.
+  double Accumulation() const {
+    const Settings& settings = run_.settings;
+    const double at_once = settings.micro_batch_size *
+                           static_cast<double>(run_.ranks.size()) /
+                           settings.sequence_parallel;
+    return at_once <= 0.0
+               ? 1.0
+               : std::max(1.0,
+                          std::round(settings.global_batch_size / at_once));
+  }
+
+  // A larger micro-batch does the same tokens in fewer products: first by less
+  // accumulation, then in fewer steps.
   void SmallBatch() {
     const double micro = run_.settings.micro_batch_size;
-    const double rows = run_.tokens / static_cast<double>(run_.ranks.size());
+    const double accumulation = Accumulation();
+    const double rows =
+        run_.tokens / static_cast<double>(run_.ranks.size()) / accumulation;
     if (run_.unit != "tokens" || micro <= 0.0 || rows <= 0.0) return;
     const double computing = mean().forward + mean().backward;
     const double per_step = PerStepSeconds();
@@ -397,15 +410,23 @@ class Judge {
     if (times <= 1.0) return;
     const double faster = computing * (1.0 - (1.0 + kRows / (rows * times)) /
                                                  (1.0 + kRows / rows));
-    const double gain = per_step * (1.0 - 1.0 / times) + faster;
+    const double fewer_steps = std::max(1.0, times / accumulation);
+    const double gain = per_step * (1.0 - 1.0 / fewer_steps) + faster;
+    const std::string in_a_step =
+        accumulation > 1.0
+            ? absl::StrFormat("at once, %.0f times a step", accumulation)
+            : "in a step";
     Add({"small batch",
-         absl::StrFormat("a rank computes only %.0f tokens in a step, of whose "
-                         "time %s is the same for any number of them",
-                         rows, Of(per_step)),
+         absl::StrFormat("a rank computes only %.0f tokens %s, of whose time "
+                         "%s is the same for any number of them",
+                         rows, in_a_step, Of(per_step)),
          absl::StrFormat("batch.micro_batch_size: %.0f instead of %.0f, as far "
                          "as memory and learning allow; the gain is for the "
-                         "same tokens in fewer steps",
-                         micro * times, micro),
+                         "same tokens in %s",
+                         micro * times, micro,
+                         fewer_steps > 1.0 ? "fewer steps"
+                                           : "the same steps, which accumulate "
+                                             "over fewer micro-batches"),
          gain});
   }
 

@@ -301,6 +301,56 @@ TEST_F(CausesTest, SmallBatches) {
   EXPECT_NEAR(causes[0].gain, 0.099 + 0.013, 0.005);
 }
 
+// 16 micro-batches of 32 tokens a step.
+TEST_F(CausesTest, SmallMicroBatches) {
+  settings_.micro_batch_size = 1;
+  settings_.global_batch_size = 16;
+  std::ofstream(folder_ + "/metrics.jsonl")
+      << "{\"step\": 1, \"loss\": 2.5, \"tokens_per_second\": 5120, "
+         "\"step_seconds\": 0.1, \"bytes_sent\": 0}\n";
+  const std::vector<Cause> causes = Find([](int, int, Json*) {}, 1);
+  ASSERT_EQ(causes.size(), 1);
+  EXPECT_EQ(causes[0].name, "small batch");
+  EXPECT_THAT(causes[0].text, HasSubstr("only 32 tokens at once, 16 times"));
+  EXPECT_THAT(causes[0].advice, HasSubstr("micro_batch_size: 20 instead of 1"));
+  // A quarter of the products; a step's other work is done for 20 instead of 16
+  // micro-batches.
+  EXPECT_NEAR(
+      causes[0].gain,
+      0.09 * (1.0 - (1.0 + 12.0 / 640) / 1.375) + 0.01 * (1.0 - 16.0 / 20),
+      0.001);
+  // Enough at once, by less accumulation.
+  settings_.micro_batch_size = 2;
+  settings_.global_batch_size = 1024;
+  std::ofstream(folder_ + "/metrics.jsonl")
+      << "{\"step\": 1, \"loss\": 2.5, \"tokens_per_second\": 163840, "
+         "\"step_seconds\": 0.1, \"bytes_sent\": 0}\n";
+  const std::vector<Cause> fewer = Find([](int, int, Json*) {}, 1);
+  ASSERT_EQ(fewer.size(), 1);
+  EXPECT_THAT(fewer[0].advice, HasSubstr("accumulate over fewer"));
+}
+
+// The batch was smaller before, and so were the messages.
+TEST_F(CausesTest, MetricsAreThoseOfTheNewestProcess) {
+  std::ofstream(folder_ + "/metrics.jsonl", std::ios::app)
+      << "{\"step\": 2, \"loss\": 2.5, \"tokens_per_second\": 40960, "
+         "\"step_seconds\": 0.2, \"bytes_sent\": 3000}\n";
+  Find([](int, int, Json*) {}, 1,
+       [](int, Json* facts) { (*facts)["first_step"] = 1; });
+  EXPECT_EQ(record_.tokens, 8192.0);
+  EXPECT_EQ(record_.bytes_sent, 3000.0);
+}
+
+TEST_F(CausesTest, SumsOfLines) {
+  Find([](int, int line, Json* json) { AddTo("data", line, json); }, 1);
+  const RankRecord& rank = record_.ranks[0];
+  EXPECT_EQ(rank.lines, kLines);
+  EXPECT_NEAR(rank.first.data, 0.001, 1e-9);
+  EXPECT_NEAR(rank.early.data, 10.004, 1e-9);  // lines 1 to 4
+  EXPECT_NEAR(rank.later.data, 35.005, 1e-9);
+  EXPECT_NEAR(rank.all.data, 45.01, 1e-9);
+}
+
 TEST_F(CausesTest, ARestartedRunIsJudgedByItsNewestProcess) {
   Find([](int, int, Json* json) { AddTo("data", 5.0, json); }, 1);
   std::ofstream file(folder_ + "/ranks/rank-00000.jsonl", std::ios::app);

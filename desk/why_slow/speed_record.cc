@@ -74,11 +74,22 @@ void ForEachObject(const std::string& path, const Each& each) {
   });
 }
 
+// Of the newest process.
+int64_t CountLines(const std::string& path) {
+  int64_t lines = 0;
+  ForEachLine(path, [&lines](absl::string_view line) {
+    lines = absl::StrContains(line, "\"first_step\"") ? 0 : lines + 1;
+  });
+  return lines;
+}
+
 RankRecord ReadRank(const std::string& path) {
   RankRecord rank;
-  ForEachObject(path, [&rank](const Json& json) {
+  const int64_t half = CountLines(path) / 2;
+  ForEachObject(path, [&rank, half](const Json& json) {
     if (json.contains("first_step")) {  // a process begins
       rank = RankRecord();
+      rank.first_step = Number(json, "first_step");
       rank.rank = static_cast<int>(Number(json, "rank"));
       rank.world_size = static_cast<int>(Number(json, "world_size"));
       rank.host = Text(json, "host");
@@ -91,16 +102,25 @@ RankRecord ReadRank(const std::string& path) {
       rank.ready_read_bytes = Number(json, "ready_read_bytes");
       return;
     }
-    rank.lines.push_back(TimesOf(json));
+    const Times line = TimesOf(json);
+    if (rank.lines == 0) {
+      rank.first = line;
+    } else {
+      (rank.lines < half ? rank.early : rank.later).Add(line);
+    }
+    rank.all.Add(line);
+    ++rank.lines;
   });
-  for (const Times& line : rank.lines) rank.all.Add(line);
   return rank;
 }
 
 void ReadMetrics(const std::string& path, SpeedRecord* run) {
   double steps = 0.0;
   ForEachObject(path, [&](const Json& json) {
-    if (!json.contains("loss")) return;
+    if (!json.contains("loss") ||
+        Number(json, "step") <= run->ranks.front().first_step) {
+      return;
+    }
     for (const auto& [key, value] : json.items()) {
       if (!absl::EndsWith(key, "_per_second")) continue;
       run->unit = key.substr(0, key.size() - sizeof("_per_second") + 1);
@@ -175,6 +195,10 @@ absl::Status ReadSettings(const std::string& config_text,
   const RunConfig& config = loaded.config;
   settings->micro_batch_size =
       std::max<double>(1.0, config.batch().micro_batch_size());
+  settings->global_batch_size =
+      static_cast<double>(config.batch().global_batch_size());
+  settings->sequence_parallel =
+      std::max<double>(1.0, config.train().sequence_parallel());
   settings->eval_every = static_cast<double>(config.train().eval_every());
   settings->save_every = static_cast<double>(config.train().save_every());
   settings->saves_in_foreground = config.train().saving() == Train::FOREGROUND;

@@ -54,13 +54,21 @@ struct RankRecord {
   double ready_seconds = 0.0;
   double ready_cpu_seconds = 0.0;
   double ready_read_bytes = 0.0;
-  std::vector<Times> lines;
-  Times all;  // their sum
+  double first_step = 0.0;  // how many were done before it began
+  int64_t lines = 0;
+  // Sums of the first line, of the others in the first half of the lines, of
+  // the second half, and of all: a run of weeks has millions of lines.
+  Times first;
+  Times early;
+  Times later;
+  Times all;
 };
 
 // Numbers of the run's config; 0: unknown or not set.
 struct Settings {
   double micro_batch_size = 0.0;
+  double global_batch_size = 0.0;
+  double sequence_parallel = 1.0;  // ranks that share rows
   double eval_every = 0.0;
   double save_every = 0.0;
   bool saves_in_foreground = false;
@@ -73,7 +81,7 @@ struct SpeedRecord {
   std::string folder;
   std::vector<RankRecord> ranks;  // by number
   Settings settings;
-  // Means over the steps of metrics.jsonl.
+  // Means over the steps of metrics.jsonl that the ranks' newest process did.
   double tokens = 0.0;      // in a step, all ranks
   double bytes_sent = 0.0;  // in a step, rank 0
   std::string unit = "tokens";

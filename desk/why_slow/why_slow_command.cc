@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/why_slow/causes.h"
 #include "desk/why_slow/page.h"
 #include "desk/why_slow/speed_record.h"
@@ -21,8 +22,8 @@ struct WhySlowOptions {
 };
 
 absl::StatusOr<int> WhySlow(const WhySlowOptions& options) {
-  CAPSTAN_ASSIGN_OR_RETURN(const SpeedRecord run,
-                           ReadSpeedRecord(FromCaller(options.run)));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, FindRun(options.run));
+  CAPSTAN_ASSIGN_OR_RETURN(const SpeedRecord run, ReadSpeedRecord(folder));
   const Summary summary = Summarize(run);
   const std::vector<Cause> causes = FindCauses(run, summary);
   const Console console(STDOUT_FILENO);

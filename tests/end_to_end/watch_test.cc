@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -29,6 +30,14 @@ RunText SmallRun(const std::string& folder) {
   return RunText().Ddp(2).Batch(2, 8).Output(folder);
 }
 
+// What the page that a run has left was given.
+Json ReportOf(const std::string& folder) {
+  const std::string html = ReadText(folder + "/report.html");
+  const std::string mark = "type=\"application/json\" id=\"report\">";
+  const size_t begin = html.find(mark) + mark.size();
+  return Json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+}
+
 // `trainer watch` of runs, and a client of it.
 class Watching {
  public:
@@ -51,6 +60,16 @@ class Watching {
     EXPECT_TRUE(answer && answer->status == 200);
     return answer ? Json::parse(answer->body) : Json();
   }
+  Json Rows(int step) {
+    httplib::Client client("127.0.0.1", port_);
+    client.set_read_timeout(/*seconds=*/300);
+    const auto answer =
+        client.Get(absl::StrCat("/api/rows?run=0&step=", step), Headers());
+    EXPECT_TRUE(answer && answer->status == 200)
+        << (answer ? answer->body : "no answer");
+    return answer ? Json::parse(answer->body) : Json();
+  }
+  pid_t pid() const { return process_.pid(); }
   // The request's id.
   std::string Tell(const Json& words) {
     const auto answer = Client().Post("/api/control", Headers(), words.dump(),
@@ -88,6 +107,11 @@ TEST(WatchTest, AFinishedRun) {
   EXPECT_THAT(ReadText(folder + "/report.html"),
               AllOf(HasSubstr("connect-src 'none'"), HasSubstr("\"loss\""),
                     HasSubstr("</html>"), Not(HasSubstr("{{"))));
+  // The run took less than a second.
+  const Json report = ReportOf(folder)["runs"][0];
+  EXPECT_EQ(report["status"]["text"], "completed");
+  EXPECT_EQ(report["events"].back()["kind"], "end");
+  EXPECT_EQ(report["ranks"]["rows"].size(), 2);
 
   const TrainerResult picture = RunTrainer({"watch", "--terminal", folder});
   EXPECT_EQ(picture.exit_code, 0) << picture.err;
@@ -108,6 +132,14 @@ TEST(WatchTest, AFinishedRun) {
   EXPECT_EQ(run["curves"]["series"]["loss"]["at"].size(), 6);
   EXPECT_EQ(run["config"]["fields"]["strategy"], "capstan.ddp");
   EXPECT_EQ(run["ranks"]["rows"].size(), 2);
+  // A run on this machine comes first.
+  EXPECT_EQ(getpriority(PRIO_PROCESS, watching.pid()), 19);
+
+  const Json rows = watching.Rows(1);
+  ASSERT_EQ(rows["rows"].size(), 8);
+  EXPECT_NE(rows["rows"][0]["texts"][0]["text"], "");
+  EXPECT_NEAR(rows["loss"].get<double>(),
+              run["curves"]["series"]["loss"]["mean"][0].get<double>(), 1e-4);
   EXPECT_EQ(watching.End().exit_code, 0);
 }
 

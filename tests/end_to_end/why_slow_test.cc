@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
+namespace fs = std::filesystem;
 
 Json WhySlow(const std::string& folder) {
   const TrainerResult result = RunTrainer({"why-slow", "--json", folder});
@@ -120,8 +122,10 @@ TEST(WhySlowTest, SmallBatches) {
 }
 
 TEST(WhySlowTest, TheTextForPeople) {
-  const std::string folder = MustTrain(SmallRun());
-  const TrainerResult result = RunTrainer({"why-slow", folder});
+  // As runs/NAME has it, which means its newest run.
+  const std::string name = NewTestFolder("name");
+  fs::create_directory_symlink(MustTrain(SmallRun()), name + "/latest");
+  const TrainerResult result = RunTrainer({"why-slow", name});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   for (const char* words :
        {"60 steps, ", "Where a step's time goes", "  forward  ",
@@ -131,9 +135,10 @@ TEST(WhySlowTest, TheTextForPeople) {
 }
 
 TEST(WhySlowTest, AFolderWithoutARun) {
-  ExpectOneError(RunTrainer({"why-slow", "/nowhere"}), {"/nowhere", "no such"});
+  ExpectOneError(RunTrainer({"why-slow", "/nowhere"}),
+                 {"/nowhere", "no run's folder"});
   ExpectOneError(RunTrainer({"why-slow", NewTestFolder("empty")}),
-                 {"/ranks has no record"});
+                 {"no run's folder"});
 }
 
 }  // namespace

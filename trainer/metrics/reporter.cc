@@ -373,6 +373,12 @@ class ReporterImpl : public Reporter {
 
   void Event(const RunEvent& event) override {
     status_.Update(events_.Add(event));
+    const bool last = event.kind == kEndEvent || event.kind == kStopEvent;
+    if (!finished_ || !last) return;
+    for (const auto& make : AtRunEnd()) {
+      const absl::Status made = make(facts_.output_dir);
+      if (!made.ok()) Note(absl::StrCat("WARNING: ", made.message()));
+    }
   }
 
   void SetEnd(int64_t max_steps) override { bar_.SetEnd(max_steps); }
@@ -387,10 +393,7 @@ class ReporterImpl : public Reporter {
     status_.Update(ReplaceFile(facts_.output_dir + "/summary.json",
                                SummaryJson(summary, facts_.device)));
     console_.Write(SummaryTable(summary, facts_.output_dir));
-    for (const auto& make : AtRunEnd()) {
-      const absl::Status made = make(facts_.output_dir);
-      if (!made.ok()) Note(absl::StrCat("WARNING: ", made.message()));
-    }
+    finished_ = true;
   }
 
   absl::Status status() const override { return status_; }
@@ -414,6 +417,7 @@ class ReporterImpl : public Reporter {
   // Measured curves and their steps, by name.
   std::map<std::string, std::vector<std::pair<int64_t, MeasuredCurve>>> curves_;
   absl::Status status_;
+  bool finished_ = false;
 };
 
 void ReporterImpl::Measured(int64_t step, const Measurement& measurement) {

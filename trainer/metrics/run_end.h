@@ -10,9 +10,9 @@
 
 namespace capstan {
 
-// What is made of a run's folder once its summary.json is there, by those that
-// the trainer doesn't know; rank 0 calls each. An error is a warning for the
-// user. Complete before main.
+// What is made of a run's folder once its summary.json and its last event are
+// there, by those that the trainer doesn't know; rank 0 calls each. An error is
+// a warning for the user. Complete before main.
 std::vector<std::function<absl::Status(const std::string& output_dir)>>&
 AtRunEnd();
 

@@ -77,12 +77,13 @@ SetUpUse UseOfLauncher(const RankInfo& rank) {
 
 }  // namespace
 
-RankLog::~RankLog() {
+void RankLog::End() {
   if (steps_ > 0 || !actions_.empty()) {
     const double now = MonotonicSeconds();
     outside_ += now - since_;
     Write(now);
   }
+  lines_.reset();
 }
 
 // Unknown numbers stay 0.

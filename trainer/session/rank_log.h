@@ -22,8 +22,7 @@ namespace capstan {
 class RankLog {
  public:
   explicit RankLog(Session* session) : session_(*session) {}
-  // Writes what there is since the last line.
-  ~RankLog();
+  ~RankLog() { End(); }
   RankLog(const RankLog&) = delete;
   RankLog& operator=(const RankLog&) = delete;
 
@@ -35,6 +34,8 @@ class RankLog {
   void StepEnds();
   // Something that was done between steps; `name` is a literal.
   void Did(const char* name, double seconds) { actions_[name] += seconds; }
+  // Writes what there is since the last line, and nothing from then on.
+  void End();
 
  private:
   // What the process and its host have used so far.

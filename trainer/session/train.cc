@@ -67,6 +67,7 @@ absl::Status Training::Run() {
   const absl::Status ended =
       WhoseCode::Explain(CatchAll([this] { return RunPhases(); }));
   const absl::Status status = ExplainLostGpu(ended, session_, set_up_);
+  run_.log.End();
   session_.Event(LastEvent(status));
   run_.checkpoints.RanksMayLeave();
   PhaseGroup* const phases =
@@ -160,6 +161,9 @@ absl::Status Training::End() {
     reporter->Finish(summary);
     status.Update(reporter->status());
   }
+  // Once the ranks have met here, all have written theirs, which the report
+  // that is made after the last event shows.
+  run_.log.End();
   CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, status, "write its output"));
   return diverged;
 }

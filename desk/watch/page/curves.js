@@ -119,6 +119,7 @@ function datasetsOf(run, metric, alone) {
   const baseline = run.index === view.baseline;
   const weight = points.length > 30 ? view.smoothing : 0;
   const main = {
+    run: run.index,
     label: run.name + (baseline ? ' (baseline)' : ''),
     data: weight > 0 ? smoothed(points, weight) : points,
     ...lineStyle(color, runDash(run), 100 - run.index),
@@ -129,6 +130,7 @@ function datasetsOf(run, metric, alone) {
     Object.assign(main, {borderWidth: 7, borderColor: color + '66', order: 300});
   }
   const pale = {
+    run: run.index,
     ...lineStyle(color + '40', [], 200),
     borderWidth: 1,
     pointHitRadius: 0,
@@ -215,7 +217,10 @@ function optionsOf(metric, datasets) {
           '' : `${AXES[view.x].title} ${AXES[view.x].text(items[0].parsed.x)}`,
       label: (item) =>
           `${item.dataset.label}: ${valueText(metric, item.parsed.y)}`,
-      footer: marksAt,
+      footer: (items) => [
+        ...marksAt(items),
+        ...(ROW_CHARTS.has(metric) ? ['click: the rows of this step'] : []),
+      ],
     },
   };
   return options;
@@ -321,10 +326,12 @@ const ZOOM_KEYS = {
   'Escape': () => setZoom(null),
 };
 
-// A drag across a chart looks closer there, a double click shows all.
+// A drag across a chart looks closer there, a double click shows all, and a
+// click the rows of that step.
 function zoomByPointer(box) {
   const band = element('div', {class: 'band'});
   let start = null;
+  let dragged = false, clicked = 0;
   const valueAt = (event) => {
     const {chart} = charts.get(box.dataset.metric);
     const place = event.clientX - chart.canvas.getBoundingClientRect().left;
@@ -338,7 +345,14 @@ function zoomByPointer(box) {
     act();
   });
   box.addEventListener('dblclick', () => setZoom(null));
+  box.addEventListener('click', (event) => {
+    clearTimeout(clicked);
+    const found = dragged || event.detail > 1 ? null : stepAt(box, event);
+    // A double click begins as a click.
+    if (found) clicked = setTimeout(() => showRows(found.run, found.step), 300);
+  });
   box.addEventListener('pointerdown', (event) => {
+    dragged = false;
     if (event.button !== 0 || event.pointerType === 'touch' ||
         !charts.get(box.dataset.metric).chart) {
       return;
@@ -356,6 +370,7 @@ function zoomByPointer(box) {
   box.addEventListener('pointerup', (event) => {
     band.remove();
     if (start && Math.abs(event.clientX - start.x) >= 5) {
+      dragged = true;
       const end = valueAt(event);
       setZoom({
         min: Math.max(Math.min(start.value, end), 0),

@@ -5,7 +5,14 @@
 const sampleSection = section('Samples', 'Samples');
 const evaluationSection = element('section', {class: 'none'});
 const configSection = element('section', {class: 'none'});
-const eventSection = element('section', {class: 'events none'});
+const eventSection = section('Events', 'Events');
+const eventKind = element('select', {'aria-label': 'events: of which kind'});
+const eventCount = element('span', {class: 'soft'});
+eventSection.made.classList.add('events');
+eventSection.body.before(
+    element('div', {class: 'toolbar'},
+        element('label', {}, 'kind ', eventKind), eventCount));
+eventKind.addEventListener('change', drawEvents);
 const memorySection = element('section', {class: 'none'});
 
 // ------------------------------------------------------------------- samples
@@ -114,54 +121,46 @@ function drawConfig() {
 
 // -------------------------------------------------------------------- events
 
-let eventKind = 'all';
 // Of these one asks for the rows that the step was trained on.
 const ROWS_MATTER = new Set(['spike', 'skipped']);
 
+function eventRow(run, event) {
+  const texts = [
+    event.kind, event.text,
+    event.time > 0 ? new Date(event.time * 1e3).toLocaleString('sv') : '',
+    event.seconds ? secondsText(event.seconds) : '',
+  ];
+  const cells = texts.map(
+      (text, i) => element('td', {class: i < 2 ? 'name' : ''}, text));
+  if (ROWS_MATTER.has(event.kind)) {
+    cells[1].append(
+        ' ', button('rows', `show the rows of step ${event.step}`,
+            () => showRows(run, event.step)),
+        element('code', {}, `trainer who ${run.folder} --step=${event.step}`));
+  }
+  const step = element(
+      'td', {},
+      button(String(event.step), `show the curves at step ${event.step}`,
+          () => lookAt(run, event.step)));
+  return element(
+      'tr', {class: LOUD.has(event.kind) ? 'loud' : ''}, ...cells, step);
+}
+
 function drawEvents() {
   const MOST = 200;
-  const all = runs.filter((run) => run.shown).flatMap(
-      (run) => (run.events || []).map((event) => ({run, event})));
-  eventSection.classList.toggle('none', all.length === 0);
-  if (all.length === 0) return;
-  const kinds = [...new Set(all.map(({event}) => event.kind))].sort();
-  const wanted = all.filter(
-      ({event}) => eventKind === 'all' || event.kind === eventKind);
-  wanted.sort((a, b) => b.event.time - a.event.time);
-  const pick = choice(
-      'kind', [['all', 'all'], ...kinds.map((kind) => [kind, kind])], (value) => {
-        eventKind = value;
-        drawEvents();
-      });
-  pick.querySelector('select').value = eventKind;
-  const rows = wanted.slice(0, MOST).map(({run, event}) => {
-    const time = event.time > 0 ?
-        new Date(event.time * 1e3).toLocaleString('sv') : '';
-    const texts = [
-      event.kind, event.text, run.name, time,
-      event.seconds ? secondsText(event.seconds) : '',
-    ];
-    const step = element(
-        'td', {},
-        button(String(event.step), `show the curves at step ${event.step}`,
-            () => lookAt(run, event.step)));
-    const cells = texts.map(
-        (text, i) => element('td', {class: i < 3 ? 'name' : ''}, text));
-    if (ROWS_MATTER.has(event.kind)) {
-      cells[1].append(element(
-          'code', {}, `trainer who ${run.folder} --step=${event.step}`));
-    }
-    return element(
-        'tr', {class: LOUD.has(event.kind) ? 'loud' : ''}, ...cells, step);
+  drawSection(eventSection, (run) => run.events?.length > 0, (run) => {
+    const kinds = [...new Set(run.events.map(({kind}) => kind))].sort();
+    offer(
+        eventKind, ['all', ...kinds].map((kind) => [kind, kind]),
+        eventKind.value || 'all');
+    const wanted = run.events.filter(
+        ({kind}) => eventKind.value === 'all' || kind === eventKind.value);
+    eventCount.textContent =
+        wanted.length > MOST ? `the latest ${MOST} of ${wanted.length}` : '';
+    const rows = wanted.slice(-MOST).reverse().map(
+        (event) => eventRow(run, event));
+    return [table(['kind', 'what', 'time', 'took', 'step'], rows, 2)];
   });
-  const focused = eventSection.contains(document.activeElement) &&
-      document.activeElement.tagName === 'SELECT';
-  eventSection.replaceChildren(
-      element('h2', {}, 'Events'),
-      element('div', {class: 'toolbar'}, pick,
-          wanted.length > MOST ? ` the latest ${MOST} of ${wanted.length}` : ''),
-      table(['kind', 'what', 'run', 'time', 'took', 'step'], rows, 3));
-  if (focused) pick.querySelector('select').focus();
 }
 
 // Zooms in around a step of a run.

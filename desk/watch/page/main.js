@@ -4,8 +4,10 @@
 
 // By what of a run it shows.
 const DRAWERS = [
+  [drawTitle, ['status']],
   [drawRuns, ['status']],
   [drawCurves, ['curves', 'ranks', 'events']],
+  [drawRows, ['status']],
   [drawRanks, ['ranks']],
   [drawSamples, ['samples']],
   [drawEvaluations, ['status']],
@@ -14,6 +16,21 @@ const DRAWERS = [
   [drawEvents, ['events']],
 ];
 const dirty = new Set();  // names of parts
+const heading = element('h1', {}, report.title);
+
+// More runs may have come.
+function drawTitle() {
+  if (runs.length > 1) heading.textContent = `${runs.length} runs`;
+  document.title = heading.textContent;
+}
+
+// What is shown of one run alone.
+function drawSelected() {
+  drawRows();
+  drawRanks();
+  drawSamples();
+  drawEvents();
+}
 
 function drawAll() {
   DRAWERS.forEach(([draw]) => draw());
@@ -33,12 +50,11 @@ function drawLater(parts) {
   parts.forEach((part) => dirty.add(part));
 }
 
-document.title = report.title;
 page.append(
-    element('h1', {}, report.title), saying, runTable(),
-    element('h2', {}, 'Curves'), toolbar(), curveGrid, rankSection.made,
-    sampleSection.made, evaluationSection, memorySection, configSection,
-    eventSection);
+    heading, saying, runTable(), element('h2', {}, 'Curves'), toolbar(),
+    curveGrid, rowSection.made, rankSection.made, sampleSection.made,
+    evaluationSection, memorySection, configSection, eventSection.made);
+drawTitle();
 if (report.live) {
   follow(drawLater);
 } else {

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What is known of the runs, and how the page asks for it. curves.js, runs.js,
-// ranks.js, details.js and main.js follow in the same script.
+// ranks.js, details.js, rows.js and main.js follow in the same script.
 
 // By index: {index, shown, name, status, config, summary, events, samples,
 // ranks, curves, detail}. All but the first two come from the server
 // (docs/watch.md); `detail` is a part of the curves, read more finely.
 const runs = [];
 
-// What the user has chosen. `zoom`: {min, max} on the x axis, or null.
+// What the user has chosen. `selected`: the index of the run whose ranks,
+// events, samples and rows are shown. `zoom`: {min, max} on the x axis, or null.
 const view = {
   x: 'step',
   smoothing: 0,
   logarithmic: false,
   marks: true,
   baseline: null,
+  selected: 0,
   zoom: null,
 };
 

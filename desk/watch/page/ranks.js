@@ -6,31 +6,47 @@ const rankSection = section('Ranks', 'Ranks and hosts');
 const PART_COLORS = {exposed: '#9aa5b1', outside: MEMORY_COLORS[6]};
 
 // A part of the page, hidden until it has something to show, for one of the
-// runs at a time. `draw(run)` returns its elements.
+// runs at a time: view.selected, if it has something.
 function section(name, title) {
   const select = element('select', {'aria-label': `${name}: of which run`});
   const body = element('div');
   const made = element(
       'section', {class: 'none', 'aria-label': title},
       element('h2', {}, `${title} `, select), body);
-  return {made, select, body, run: null};
+  select.addEventListener('change', () => {
+    view.selected = Number(select.value);
+    drawSelected();
+  });
+  return {made, select, body};
 }
 
-// Draws the section for one of the runs that `has` something. What the user
-// is using is left alone.
+// Has one choose among the runs, if there are several.
+function offerRuns(select, some) {
+  offer(select, some.map((run) => [run.index, run.name]), view.selected);
+  select.classList.toggle('none', some.length <= 1);
+}
+
+// Has one choose among [value, text] pairs. `value` is chosen, if it is among
+// them, else what was before.
+function offer(select, pairs, value) {
+  const before = select.value;
+  const known = [...select.options].map((option) => option.value).join();
+  if (known !== pairs.map(([one]) => one).join()) {
+    select.replaceChildren(...pairs.map(
+        ([one, text]) => element('option', {value: String(one)}, text)));
+  }
+  for (const wanted of [before, String(value)]) {
+    if (pairs.some(([one]) => String(one) === wanted)) select.value = wanted;
+  }
+}
+
+// Draws the section for one of the runs that `has` something: `draw(run)`
+// returns its elements. What the user is using is left alone.
 function drawSection({made, select, body}, has, draw) {
   const some = runs.filter((run) => run.shown && has(run));
   made.classList.toggle('none', some.length === 0);
   if (some.length === 0) return;
-  const known = [...select.options].map((option) => option.value).join();
-  if (known !== some.map((run) => run.index).join()) {
-    const before = select.value;
-    select.replaceChildren(...some.map(
-        (run) => element('option', {value: String(run.index)}, run.name)));
-    if (some.some((run) => String(run.index) === before)) select.value = before;
-  }
-  select.classList.toggle('none', some.length === 1);
-  select.onchange = () => drawSection({made, select, body}, has, draw);
+  offerRuns(select, some);
   if (body.contains(document.activeElement)) return;
   body.replaceChildren(...draw(runs[select.value]));
 }
