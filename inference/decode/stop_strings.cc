@@ -29,7 +29,7 @@ size_t StopStrings::Certain(absl::string_view text) const {
   for (const std::string& stop : stops_) {
     size_t length = std::min(stop.size(), text.size());
     while (length > 0 &&
-           !!absl::EndsWith(text, absl::string_view(stop).substr(0, length))) {
+           !absl::EndsWith(text, absl::string_view(stop).substr(0, length))) {
       --length;
     }
     certain = std::min(certain, text.size() - length);
