@@ -172,14 +172,13 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
 }
 
 absl::Status Completions::LimitLength(const Generator& generator,
-                                      const ReplyPrompt& prompt, bool only_echo,
+                                      const ReplyPrompt& prompt,
                                       SampleOptions* sample) const {
   const TokenModel& model = *generator.model->token_model();
   // Samplers that don't write in order have other settings tied to the length.
   if (!model.causal()) return absl::OkStatus();
   const int64_t given = static_cast<int64_t>(prompt.ids.size());
-  // A token that is only asked for to read the prompt needs none.
-  const int64_t room = model.max_positions() - given + (only_echo ? 1 : 0);
+  const int64_t room = model.max_positions() - given;
   if (room < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the prompt has ", given, " tokens, the model only ",
@@ -208,8 +207,7 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
     text.prompt = prompt.ids;
     text.sample = request.sample;
     text.sample.stop_tokens = prompt.ends;
-    CAPSTAN_RETURN_IF_ERROR(
-        LimitLength(generator, prompt, request.only_echo, &text.sample));
+    CAPSTAN_RETURN_IF_ERROR(LimitLength(generator, prompt, &text.sample));
     if (!request.only_echo) text.stops = stops;
     text.logprobs = request.logprobs;
     text.prompt_logprobs = request.echo && request.logprobs >= 0;

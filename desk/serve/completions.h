@@ -54,7 +54,7 @@ class Completions {
   absl::StatusOr<std::vector<ReplyPrompt>> Prompts(
       const CompletionRequest& request, const NamedModel& model) const;
   absl::Status LimitLength(const Generator& generator,
-                           const ReplyPrompt& prompt, bool only_echo,
+                           const ReplyPrompt& prompt,
                            SampleOptions* sample) const;
   void SendStream(const std::shared_ptr<Running>& running,
                   httplib::Response* response) const;

@@ -179,18 +179,6 @@ TEST_F(TextBatchTest, ATextThatDoesNotFitEndsAlone) {
   }
 }
 
-// Its last token is written, not read.
-TEST_F(TextBatchTest, APromptMayFillAllPositions) {
-  const auto batch = NewBatch();
-  SampleOptions options;
-  options.max_new_tokens = 1;
-  Made made;
-  ASSERT_TRUE(Add(batch.get(), Prompt(900, 0), options, &made, true).ok());
-  while (batch->size() > 0) ASSERT_TRUE(batch->Step(runner_).ok());
-  EXPECT_TRUE(made.status.ok()) << made.status;
-  EXPECT_THAT(made.places, SizeIs(900));
-}
-
 TEST_F(TextBatchTest, SaysWhatItCannotDo) {
   const auto batch = NewBatch();
   SampleOptions options;

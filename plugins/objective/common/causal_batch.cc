@@ -53,8 +53,7 @@ CausalBatch::CausalBatch(TokenModel* model, bool keep_context,
 absl::Status CausalBatch::Add(BatchedText text) {
   CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*model_, text.prompt));
   const int64_t prompt = static_cast<int64_t>(text.prompt.size());
-  // The last new token is never read.
-  const int64_t longest = prompt + text.options.max_new_tokens - 1;
+  const int64_t longest = prompt + text.options.max_new_tokens;
   if (longest > model_->max_positions()) {
     return absl::OutOfRangeError(absl::StrCat(
         "a prompt of ", prompt, " tokens and ", text.options.max_new_tokens,
