@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/http/server.h"
 
+#include <netinet/in.h>
 #include <openssl/crypto.h>
 #include <sys/socket.h>
 
@@ -9,13 +10,16 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -27,6 +31,8 @@ namespace capstan {
 namespace {
 
 constexpr std::chrono::milliseconds kSignalPoll{50};
+// What a connection has to end by itself at a stop.
+constexpr std::chrono::seconds kGrace{2};
 // A connection without a request is kept no longer, as a stop waits for it.
 constexpr int kKeepAliveSeconds = 1;
 // For a client that sends a request, or takes an answer, piece by piece.
@@ -46,12 +52,21 @@ class ThreadPerConnection : public httplib::TaskQueue {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return running_ < most_; });
     ++running_;
-    std::thread([this, serve = std::move(serve)] {
+    lock.unlock();
+    const auto run = [this, serve = std::move(serve)] {
       serve();
       std::lock_guard<std::mutex> lock(mutex_);
       --running_;
       changed_.notify_all();
-    }).detach();
+    };
+    try {
+      std::thread(run).detach();
+    } catch (const std::system_error&) {
+      // No further thread may be started: by this one, then, before it accepts
+      // the next connection. (Older versions of the library can't be told to
+      // close it.)
+      run();
+    }
     return Taken(true);
   }
   void shutdown() override {
@@ -74,10 +89,36 @@ absl::string_view HostOf(absl::string_view authority) {
   return authority.substr(0, authority.find(':'));
 }
 
-bool IsLoopback(absl::string_view host) {
-  return host == "localhost" || host == "::1" ||
-         (absl::StartsWith(host, "127.") &&
-          host.find_first_not_of("0123456789.") == host.npos);
+// The local port of `socket` if it is a connection; otherwise -1.
+int ConnectedPort(int socket) {
+  sockaddr_storage peer, own;
+  socklen_t peer_size = sizeof(peer), size = sizeof(own);
+  auto* const address = reinterpret_cast<sockaddr*>(&own);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) !=
+          0 ||
+      getsockname(socket, address, &size) != 0) {
+    return -1;
+  }
+  if (own.ss_family == AF_INET) {
+    return ntohs(reinterpret_cast<sockaddr_in*>(&own)->sin_port);
+  }
+  return own.ss_family == AF_INET6
+             ? ntohs(reinterpret_cast<sockaddr_in6*>(&own)->sin6_port)
+             : -1;
+}
+
+// Ends this process's connections at a port of its own, whose sockets the
+// library keeps to itself: who reads or writes them finds them closed.
+void EndConnections(int port) {
+  std::error_code error;
+  for (const auto& file :
+       std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    int socket = -1;
+    if (absl::SimpleAtoi(file.path().filename().string(), &socket) &&
+        ConnectedPort(socket) == port) {
+      shutdown(socket, SHUT_RDWR);
+    }
+  }
 }
 
 // Takes as long for any wrong key of the right length.
@@ -94,6 +135,12 @@ std::string KeyIn(const httplib::Request& request) {
 }
 
 }  // namespace
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "::1" ||
+         (absl::StartsWith(host, "127.") &&
+          host.find_first_not_of("0123456789.") == host.npos);
+}
 
 HttpServer::HttpServer(const ServerOptions& options) : options_(options) {
   const size_t most = options.most_connections;
@@ -154,10 +201,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(
       ": give another one, or 0 for any that is free"));
 }
 
-std::string HttpServer::Url() const {
+std::string HttpServer::Address() const {
   const bool v6 = absl::StrContains(options_.address, ":");
   return absl::StrCat("http://", v6 ? "[" : "", options_.address, v6 ? "]" : "",
-                      ":", port_, "/",
+                      ":", port_, "/");
+}
+
+std::string HttpServer::Url() const {
+  return absl::StrCat(Address(),
                       options_.key.empty() ? "" : "?key=", options_.key);
 }
 
@@ -196,17 +247,28 @@ httplib::Server::HandlerResponse HttpServer::Admit(
   return httplib::Server::HandlerResponse::Unhandled;
 }
 
-void HttpServer::Run() {
+absl::Status HttpServer::Run() {
   const StopSignals signals;
-  std::thread stopper([this] {
+  std::atomic<bool> ended{false};
+  std::thread stopper([this, &ended] {
     while (!stopping_ && StopRequested() == 0) {
       std::this_thread::sleep_for(kSignalPoll);
     }
     Stop();
+    const auto limit = std::chrono::steady_clock::now() + kGrace;
+    while (!ended) {
+      std::this_thread::sleep_for(kSignalPoll);
+      if (std::chrono::steady_clock::now() > limit) EndConnections(port_);
+    }
   });
-  server_.listen_after_bind();
+  const bool listened = server_.listen_after_bind();
+  const bool asked = stopping_;
+  ended = true;
   Stop();
   stopper.join();
+  if (listened || asked) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "the server at ", Address(), " can accept no more connections"));
 }
 
 void HttpServer::Stop() {

@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/json.h"
 
@@ -43,11 +45,15 @@ class HttpServer {
   // To add handlers to, before Run.
   httplib::Server& routes() { return server_; }
   int port() const { return port_; }
-  // "http://127.0.0.1:8000/", with the key if there is one.
+  // "http://127.0.0.1:8000/".
+  std::string Address() const;
+  // The same, with the key if there is one.
   std::string Url() const;
 
-  // Answers until a stop signal (cluster/launch/signals.h) or Stop.
-  void Run();
+  // Answers until a stop signal (cluster/launch/signals.h) or Stop; then ends
+  // within about two seconds, whatever clients do. An error if no connection
+  // can be accepted any more.
+  absl::Status Run();
   // From any thread.
   void Stop();
   bool stopping() const { return stopping_; }
@@ -83,6 +89,10 @@ void SendJson(const nlohmann::json& json, httplib::Response* response);
 // read it.
 void SendError(int status, const std::string& message,
                httplib::Response* response);
+
+// Whether only this machine can reach a host of that name: "localhost",
+// "127.0.0.1", "::1".
+bool IsLoopback(absl::string_view host);
 
 // A key nobody can guess: 128 random bits as hexadecimal digits.
 std::string RandomKey();

@@ -3,7 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -32,7 +37,7 @@ class Served {
       SendJson({{"bytes", request.body.size()}}, &response);
     });
     if (routes) routes(*server_);
-    thread_ = std::thread([this] { server_->Run(); });
+    thread_ = std::thread([this] { EXPECT_TRUE(server_->Run().ok()); });
     while (!server_->routes().is_running()) std::this_thread::yield();
   }
   ~Served() {
@@ -42,6 +47,7 @@ class Served {
   httplib::Client client() const {
     return httplib::Client("127.0.0.1", server_->port());
   }
+  int port() const { return server_->port(); }
   HttpServer& server() { return *server_; }
 
  private:
@@ -166,6 +172,47 @@ TEST(HttpServer, LetsFurtherConnectionsWait) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(served_count, 8);
+}
+
+// One that sends a byte now and then is never done by itself.
+TEST(HttpServer, ASlowSenderDoesNotHoldItsEnd) {
+  std::atomic<bool> ended{false};
+  std::thread sender;
+  {
+    ServerOptions options;
+    options.most_connections = 1;
+    const Served served(options);
+    const int slow = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in to = {};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(served.port());
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(slow, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    ASSERT_GT(send(slow, "GET / HTTP/1.1\r\nX: ", 19, MSG_NOSIGNAL), 0);
+    sender = std::thread([slow, &ended] {
+      pollfd events = {slow, POLLIN, 0};
+      while (!ended && poll(&events, 1, /*milliseconds=*/200) == 0) {
+        send(slow, "x", 1, MSG_NOSIGNAL);
+      }
+      ended = true;
+      close(slow);
+    });
+    // Waits for the sender's thread.
+    const auto limit =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+    while (std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+    EXPECT_FALSE(ended);
+  }  // ends
+  ended = true;
+  sender.join();
+}
+
+TEST(HttpServer, KnowsItsMachinesNames) {
+  EXPECT_TRUE(IsLoopback("localhost"));
+  EXPECT_TRUE(IsLoopback("127.0.0.2"));
+  EXPECT_TRUE(IsLoopback("::1"));
+  EXPECT_FALSE(IsLoopback("127.anything.example"));
+  EXPECT_FALSE(IsLoopback("0.0.0.0"));
 }
 
 TEST(HttpServer, RefusesLargeBodies) {

@@ -43,6 +43,14 @@ void SendStatus(const absl::Status& status, httplib::Response* response) {
   SendError(HttpStatus(status), std::string(status.message()), response);
 }
 
+// Of an answer that has begun.
+Json ErrorJson(const absl::Status& status) {
+  return {{"error",
+           {{"message", status.message()},
+            {"type", "server_error"},
+            {"code", HttpStatus(status)}}}};
+}
+
 uint64_t AnySeed() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();
@@ -221,14 +229,10 @@ void Completions::Complete(Api api, const httplib::Request& request,
       Start(api, request.body);
   if (!started.ok()) return SendStatus(started.status(), response);
   const std::shared_ptr<Running>& running = *started;
-  // An error may come first, which has an HTTP status of its own.
-  while (!running->first.has_value()) {
-    if (server_->stopping()) {
-      return SendError(503, "the server stops", response);
-    }
-    running->first = running->answers->Next(kWait);
-  }
-  if (!running->first->status.ok()) {
+  // An error that comes soon has an HTTP status of its own. Later the answer
+  // has begun, by which a client that has left is noticed.
+  running->first = running->answers->Next(kWait);
+  if (running->first.has_value() && !running->first->status.ok()) {
     return SendStatus(running->first->status, response);
   }
   if (running->stream) {
@@ -251,11 +255,7 @@ void Completions::SendStream(const std::shared_ptr<Running>& running,
         }
         if (!piece->status.ok()) {
           running->ended = true;
-          return absl::StrCat(
-              events, EventText({{"error",
-                                  {{"message", piece->status.message()},
-                                   {"type", "server_error"},
-                                   {"code", HttpStatus(piece->status)}}}}));
+          return absl::StrCat(events, EventText(ErrorJson(piece->status)));
         }
         absl::StrAppend(&events, running->reply.AddToStream(*piece));
         if (running->done()) {
@@ -279,8 +279,12 @@ void Completions::SendWhole(const std::shared_ptr<Running>& running,
         }
         const absl::optional<AnswerPiece> piece = running->Next(kWait);
         if (piece.has_value()) {
-          // The status is on its way already, so the connection breaks off.
-          if (!piece->status.ok()) return false;
+          if (!piece->status.ok()) {
+            // The HTTP status is on its way already.
+            running->ended = true;
+            const std::string error = JsonText(ErrorJson(piece->status));
+            return sink.write(error.data(), error.size());
+          }
           running->reply.Add(*piece);
         }
         if (!running->done()) {

@@ -17,6 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostTokens = 1'000'000'000;
+constexpr size_t kMostStopBytes = 1024;
 
 // Reads a request's fields, and keeps the first error.
 class RequestReader {
@@ -235,6 +236,10 @@ class RequestReader {
     for (const Json& one : list) {
       if (!one.is_string() || one.get<std::string>().empty()) {
         return Fail("stop", "must be a string that isn't empty, or several");
+      }
+      if (one.get<std::string>().size() > kMostStopBytes) {
+        return Fail("stop", absl::StrCat("has a string of more than ",
+                                         kMostStopBytes, " bytes"));
       }
       request_.stop.push_back(one.get<std::string>());
     }

@@ -113,6 +113,10 @@ TEST(OpenaiRequest, SaysWhichFieldIsWrong) {
         {"\"tempperature\": 1}", "tempperature isn't known"}}) {
     EXPECT_THAT(Problem(Api::kCompletions, text + fields), HasSubstr(field));
   }
+  EXPECT_THAT(
+      Problem(Api::kCompletions, absl::StrCat(text, "\"stop\": \"",
+                                              std::string(1025, 'x'), "\"}")),
+      HasSubstr("stop has a string of more than 1024 bytes"));
   for (const char* const prompt :
        {"null", "[]", "{}", "[[]]", "[1, \"a\"]", "[\"a\", [1]]", "[1.5]"}) {
     EXPECT_THAT(

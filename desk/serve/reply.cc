@@ -82,6 +82,13 @@ void Reply::AddLogprob(const AnswerToken& token, bool first,
   if (request_.logprobs < 0) return;
   Json& logprobs = choice->logprobs;
   const std::string text = TokenText(token.token);
+  choice->offsets.push_back(choice->characters);
+  // Not of `text`, which is another for a part of a character; a begin token
+  // has none.
+  if (!first || token.token != tokenizer_->special_ids().bos) {
+    choice->characters +=
+        Characters(tokenizer_->Decode(absl::MakeConstSpan(&token.token, 1)));
+  }
   if (api_ == Api::kChat) {
     const auto entry = [this](int64_t of, float logprob) {
       Json bytes = Json::array();
@@ -100,8 +107,7 @@ void Reply::AddLogprob(const AnswerToken& token, bool first,
     return;
   }
   logprobs["tokens"].push_back(text);
-  logprobs["text_offset"].push_back(choice->characters);
-  choice->characters += Characters(text);
+  logprobs["text_offset"].push_back(choice->offsets.back());
   // Nothing comes before a prompt's first token.
   logprobs["token_logprobs"].push_back(first ? Json() : Json(token.logprob));
   Json top;
@@ -113,6 +119,14 @@ void Reply::AddLogprob(const AnswerToken& token, bool first,
     top[text] = token.logprob;
   }
   logprobs["top_logprobs"].push_back(std::move(top));
+}
+
+void Reply::DropBehindStop(Choice* choice) const {
+  const int64_t end = Characters(choice->text);
+  while (!choice->offsets.empty() && choice->offsets.back() >= end) {
+    choice->offsets.pop_back();
+    for (Json& of : choice->logprobs) of.erase(of.size() - 1);
+  }
 }
 
 void Reply::Add(const AnswerPiece& piece) {
@@ -132,7 +146,8 @@ void Reply::Add(const AnswerPiece& piece) {
   };
   const auto add = [&](int64_t token) {
     ++choice.tokens;
-    if (request_.only_echo || is_end(token)) return;
+    choice.at_end = is_end(token);
+    if (request_.only_echo || choice.at_end) return;
     choice.text +=
         choice.certain.Add(tokenizer_->Decode(absl::MakeConstSpan(&token, 1)));
   };
@@ -148,7 +163,10 @@ void Reply::Add(const AnswerPiece& piece) {
     add(token);
   }
   if (!request_.only_echo) choice.text += choice.certain.Finish();
-  choice.finish = piece.stopped ? "stop" : "length";
+  if (piece.stopped && !choice.at_end && !request_.only_echo) {
+    DropBehindStop(&choice);
+  }
+  choice.finish = piece.stopped && !request_.only_echo ? "stop" : "length";
 }
 
 Json Reply::Frame(const char* object) const {
@@ -199,6 +217,7 @@ std::string Reply::AddToStream(const AnswerPiece& piece) {
   const std::string text = of.text.substr(of.sent);
   of.sent = of.text.size();
   Json logprobs = std::exchange(of.logprobs, NewLogprobs());
+  of.offsets.clear();
   const bool news = request_.logprobs >= 0 && !piece.tokens.empty();
   std::string events;
   if (!text.empty() || news) {

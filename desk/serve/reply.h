@@ -48,13 +48,15 @@ class Reply {
   struct Choice {
     explicit Choice(const StopStrings* stops) : certain(stops) {}
     CertainText certain;
-    std::vector<int64_t> whole;  // AnswerPiece::whole
-    std::string text;            // what is certain of it
-    size_t sent = 0;             // bytes of it, to a stream
-    int64_t tokens = 0;          // new ones
-    int64_t characters = 0;      // in front of the next token
-    nlohmann::json logprobs;     // null: none are asked for
-    nlohmann::json finish;       // reason; null: it isn't done
+    std::vector<int64_t> whole;    // AnswerPiece::whole
+    std::string text;              // what is certain of it
+    size_t sent = 0;               // bytes of it, to a stream
+    int64_t tokens = 0;            // new ones
+    int64_t characters = 0;        // in front of the next token
+    nlohmann::json logprobs;       // null: none are asked for
+    std::vector<int64_t> offsets;  // of its tokens, in characters
+    bool at_end = false;           // the last token was one of its ends
+    nlohmann::json finish;         // reason; null: it isn't done
   };
 
   const ReplyPrompt& PromptOf(size_t choice) const {
@@ -62,6 +64,8 @@ class Reply {
   }
   nlohmann::json NewLogprobs() const;
   void AddLogprob(const AnswerToken& token, bool first, Choice* choice) const;
+  // Of tokens that a stop string has taken back, as far as they aren't sent.
+  void DropBehindStop(Choice* choice) const;
   std::string TokenText(int64_t token) const;
   nlohmann::json Frame(const char* object) const;
   nlohmann::json ChoiceFrame(size_t index) const;

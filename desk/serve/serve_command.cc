@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -35,6 +34,7 @@ namespace {
 constexpr const char* kKeyVariable = "CAPSTAN_SERVE_KEY";
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kMostRows = 4096;
+constexpr int64_t kMostCacheMib = int64_t{1} << 30;
 // A thread each, most of which sleep.
 constexpr size_t kMostConnections = 2048;
 
@@ -51,11 +51,6 @@ struct ServeOptions : SamplingOptions {
   ServeOptions() { server.port = 8000; }
 };
 
-bool IsLoopback(const std::string& address) {
-  return address == "localhost" || address == "::1" ||
-         absl::StartsWith(address, "127.");
-}
-
 absl::Status CheckOptions(ServeOptions* options) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(options->rows <= kMostRows, "--rows",
                                      absl::StrCat("at most ", kMostRows),
@@ -63,6 +58,9 @@ absl::Status CheckOptions(ServeOptions* options) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(
       options->max_tokens <= kMostNewTokens, "--max_tokens",
       absl::StrCat("at most ", kMostNewTokens), options->max_tokens));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      options->cache_mib.value_or(1) <= kMostCacheMib, "--cache_mib",
+      absl::StrCat("at most ", kMostCacheMib), options->cache_mib.value_or(1)));
   ServerOptions& server = options->server;
   CAPSTAN_RETURN_IF_ERROR(CheckField(server.port >= 0 && server.port < 65536,
                                      "--port", "from 0 to 65535", server.port));
@@ -191,10 +189,10 @@ absl::StatusOr<int> Serve(const ServeOptions& given) {
                              [](std::string* out, const NamedModel& model) {
                                absl::StrAppend(out, model.name);
                              })
-            << " at " << server->Url() << ", to programs below /v1"
+            << " at " << server->Address() << ", to programs below /v1"
             << (engine.batches(0) ? "" : ", one text after the other")
             << std::endl;
-  server->Run();
+  CAPSTAN_RETURN_IF_ERROR(server->Run());
   return 0;
 }
 

@@ -149,8 +149,10 @@ class Monitor {
         });
     std::cout << "metrics at " << monitor->server_->Url() << "metrics"
               << std::endl;
-    monitor->thread_ =
-        std::thread([raw = monitor.get()] { raw->server_->Run(); });
+    monitor->thread_ = std::thread([raw = monitor.get()] {
+      const absl::Status status = raw->server_->Run();
+      if (!status.ok()) std::cerr << status.message() << std::endl;
+    });
     return monitor;
   }
 

@@ -92,7 +92,7 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
             << ":127.0.0.1:" << server->port()
             << " HOST, then the same address. Ctrl-C ends this, and no run."
             << std::endl;
-  server->Run();
+  CAPSTAN_RETURN_IF_ERROR(server->Run());
   return 0;
 }
 

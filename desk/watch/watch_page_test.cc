@@ -69,7 +69,7 @@ class WatchPageTest : public ::testing::Test {
     AddWatchRoutes(runs_.get(), rows_.get(), server_.get());
     runs_->ReadAll();
     runs_->Follow();
-    thread_ = std::thread([this] { server_->Run(); });
+    thread_ = std::thread([this] { EXPECT_TRUE(server_->Run().ok()); });
     while (!server_->routes().is_running()) std::this_thread::yield();
   }
   ~WatchPageTest() override {

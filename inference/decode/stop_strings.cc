@@ -7,6 +7,14 @@
 
 namespace capstan {
 
+size_t StopStrings::longest() const {
+  size_t longest = 1;
+  for (const std::string& stop : stops_) {
+    longest = std::max(longest, stop.size());
+  }
+  return longest;
+}
+
 size_t StopStrings::EndOf(absl::string_view text) const {
   size_t end = text.size();
   for (const std::string& stop : stops_) {
@@ -20,7 +28,8 @@ size_t StopStrings::Certain(absl::string_view text) const {
   if (certain < text.size()) return certain;
   for (const std::string& stop : stops_) {
     size_t length = std::min(stop.size(), text.size());
-    while (length > 0 && !absl::EndsWith(text, stop.substr(0, length))) {
+    while (length > 0 &&
+           !absl::EndsWith(text, absl::string_view(stop).substr(0, length))) {
       --length;
     }
     certain = std::min(certain, text.size() - length);

@@ -18,6 +18,7 @@ class StopStrings {
       : stops_(std::move(stops)) {}
 
   bool empty() const { return stops_.empty(); }
+  size_t longest() const;  // at least 1
   // Where the first of them begins in `text`; its size if none is there.
   size_t EndOf(absl::string_view text) const;
   bool EndIn(absl::string_view text) const { return EndOf(text) < text.size(); }

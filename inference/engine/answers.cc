@@ -70,10 +70,9 @@ std::string CertainText::Add(absl::string_view bytes) {
 std::string CertainText::Finish() { return Upto(stops_->EndOf(text_)); }
 
 std::string CertainText::Upto(size_t end) {
-  if (end <= given_) return "";
-  const size_t begin = given_;
-  given_ = end;
-  return text_.substr(begin, end - begin);
+  std::string given = text_.substr(0, end);
+  text_.erase(0, end);
+  return given;
 }
 
 }  // namespace capstan

@@ -104,11 +104,11 @@ class CertainText {
   std::string Finish();
 
  private:
+  // Gives the first bytes away.
   std::string Upto(size_t end);
 
   const StopStrings* stops_;
-  std::string text_;
-  size_t given_ = 0;
+  std::string text_;  // what isn't certain yet
 };
 
 }  // namespace capstan

@@ -27,6 +27,17 @@ absl::StatusOr<std::unique_ptr<TextBatch>> NewBatch(const EngineModel& model,
   return batching->NewTextBatch(*model.model, keep_context);
 }
 
+// Positions for which a joined cache of `rows` texts may have memory: rows to
+// come are kept in store (kernels::LayerCache), and positions before all texts
+// for a while (decoder::DecoderCache).
+double CacheTokens(int64_t rows, int64_t longest) {
+  constexpr double kRows = 1.5, kPositions = 4.0 / 3, kMorePositions = 64;
+  const auto count = static_cast<double>(rows);
+  const auto length = static_cast<double>(longest);
+  if (rows <= 1) return count * length;
+  return (kRows * count + 1) * (kPositions * length + kMorePositions);
+}
+
 // What `work` comes to, if it throws, too.
 template <typename Work>
 absl::Status StatusOf(const Work& work) {
@@ -83,12 +94,15 @@ absl::StatusOr<std::unique_ptr<Answers>> Engine::Submit(
                        options_.cache_bytes / served.token_bytes));
     }
   }
+  if (texts.size() > options_.waiting) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a request for ", texts.size(), " texts is more than the ",
+                     options_.waiting, " that may wait here"));
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_.size() + texts.size() > options_.waiting) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(waiting_.size(),
-                     " requests are waiting already, of at "
-                     "most ",
+        absl::StrCat(waiting_.size(), " texts are waiting already, of at most ",
                      options_.waiting, ": try again later"));
   }
   waiting_.insert(waiting_.end(), texts.begin(), texts.end());
@@ -138,18 +152,29 @@ void Engine::Run() {
   for (const Text& text : waiting) Finish(text, Ended());
 }
 
+std::deque<Engine::Text>::iterator Engine::Next(bool alone) {
+  return std::find_if(waiting_.begin(), waiting_.end(), [&](const Text& text) {
+    return text->cancelled() ||
+           (GoesIntoBatch(*text) ? HasRowFor(*text) : alone);
+  });
+}
+
 Engine::Text Engine::Admit(bool alone) {
   for (;;) {
     Text text;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (waiting_.empty()) return nullptr;
-      text = waiting_.front();
-      if (!text->cancelled() &&
-          (GoesIntoBatch(*text) ? !HasRoomFor(*text) : !alone)) {
+      const auto next = Next(alone);
+      if (next == waiting_.end()) return nullptr;
+      text = *next;
+      if (!text->cancelled() && GoesIntoBatch(*text) && !HasRoomFor(*text)) {
         return nullptr;
       }
-      waiting_.pop_front();
+      waiting_.erase(next);
+      // The rest of its request comes after all others.
+      std::stable_partition(
+          waiting_.begin(), waiting_.end(),
+          [&](const Text& other) { return !other->IsBeside(*text); });
       ++load_.writing;
     }
     if (text->cancelled()) {
@@ -168,9 +193,13 @@ bool Engine::GoesIntoBatch(const EngineText& text) const {
          text.longest() <= served.its.model->token_model()->max_positions();
 }
 
+bool Engine::HasRowFor(const EngineText& text) const {
+  return static_cast<int64_t>(models_[text.request().model].texts.size()) <
+         options_.rows;
+}
+
 bool Engine::HasRoomFor(const EngineText& text) const {
   const Served& its = models_[text.request().model];
-  if (static_cast<int64_t>(its.texts.size()) >= options_.rows) return false;
   // All rows of a batch are as long as its longest.
   double bytes = 0.0;
   for (const Served& served : models_) {
@@ -183,8 +212,8 @@ bool Engine::HasRoomFor(const EngineText& text) const {
       ++rows;
       longest = std::max(longest, text.longest());
     }
-    bytes += static_cast<double>(rows) * static_cast<double>(longest) *
-             static_cast<double>(served.token_bytes);
+    bytes +=
+        CacheTokens(rows, longest) * static_cast<double>(served.token_bytes);
   }
   return bytes <= static_cast<double>(options_.cache_bytes) || !writing();
 }

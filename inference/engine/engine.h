@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Has models answer many requests at once. A thread steps the models; texts
-// begin and end between the tokens of others (TextBatch), and wait in order if
-// there are too many or the cache has no room. A text is what `generate` makes
-// of the prompt, whatever is beside it.
+// begin and end between the tokens of others (TextBatch). If there are too many
+// or the cache has no room, they wait, and requests take turns. A text is what
+// `generate` makes of the prompt, whatever is beside it; but for last bits on a
+// GPU, of gemma2's capped scores, and of longrope (within 1e-3 of a logit).
 #ifndef CAPSTAN_INFERENCE_ENGINE_ENGINE_H_
 #define CAPSTAN_INFERENCE_ENGINE_ENGINE_H_
 
@@ -29,9 +30,10 @@ struct EngineOptions {
   // The most texts of a model at once. Up to 32 (kFewRows) a text's tokens are
   // the same bits as if it were alone.
   int64_t rows = 32;
-  // For keys and values of all texts, at their greatest length.
+  // For keys and values of all texts, at their greatest length. Prompts that
+  // are being read have caches of their own, which aren't counted.
   int64_t cache_bytes = int64_t{4} << 30;
-  size_t waiting = 1024;  // requests; further ones are refused
+  size_t waiting = 1024;  // texts; further ones are refused
   // Keeps a single text's keys and values for a next prompt that begins with
   // it, as Objective::KeepContext.
   bool keep_context = false;
@@ -53,7 +55,8 @@ class Engine {
   ~Engine();
 
   // From any thread. At least one request. RESOURCE_EXHAUSTED if too many are
-  // waiting; INVALID_ARGUMENT if the cache has no room for a text.
+  // waiting; INVALID_ARGUMENT if so many may never wait, or the cache has no
+  // room for a text.
   absl::StatusOr<std::unique_ptr<Answers>> Submit(
       std::vector<EngineRequest> requests);
   EngineLoad load() const;
@@ -71,9 +74,12 @@ class Engine {
   };
 
   void Run();
-  // Moves waiting texts to the batches, in order, as far as there is room.
+  // Moves waiting texts to the batches, by turns, as far as there is room.
   // Returns one to be written alone if it is its turn, and `alone`.
   Text Admit(bool alone);
+  // The first waiting text that has been cancelled or has a row.
+  std::deque<Text>::iterator Next(bool alone);
+  bool HasRowFor(const EngineText& text) const;
   bool HasRoomFor(const EngineText& text) const;
   bool GoesIntoBatch(const EngineText& text) const;
   void AddToBatch(const Text& text);

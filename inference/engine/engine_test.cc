@@ -173,7 +173,7 @@ TEST_F(EngineTest, RefusesWhatIsTooMuch) {
   options.cache_bytes = 8 * 1000;
   const auto engine = NewEngine(options);
   const std::vector<EngineRequest> four(4, Request({1}, 2));
-  EXPECT_TRUE(absl::IsResourceExhausted(engine->Submit(four).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(four).status()));
   const absl::Status longer = engine->Submit({Request({1}, 1000)}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(longer)) << longer;
   // One after the other, where the cache has room for one alone.
@@ -187,6 +187,43 @@ TEST_F(EngineTest, RefusesWhatIsTooMuch) {
   const auto wrong = engine->Submit({Request({1000}, 2)});
   ASSERT_TRUE(wrong.ok());
   EXPECT_TRUE(absl::IsInvalidArgument(All(wrong->get(), 1)[0].status));
+}
+
+TEST_F(EngineTest, WhoLeavesWaitsNoLonger) {
+  EngineOptions options;
+  options.rows = 2;
+  options.waiting = 8;
+  const auto engine = NewEngine(options);
+  // Six texts that nobody could wait for.
+  const auto many =
+      engine->Submit(std::vector<EngineRequest>(6, Request({1}, 900000)));
+  ASSERT_TRUE(many.ok());
+  while (engine->load().writing < options.rows) std::this_thread::yield();
+  auto gone = engine->Submit({Request({2}, 5)});
+  ASSERT_TRUE(gone.ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      engine->Submit(std::vector<EngineRequest>(4, Request({3}, 5))).status()));
+  EXPECT_EQ(engine->load().waiting, 5);
+  *gone = nullptr;
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (engine->load().waiting == 5 &&
+         std::chrono::steady_clock::now() < limit) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(engine->load().waiting, 4);
+}
+
+TEST_F(EngineTest, ARequestOfManyTextsLetsOthersBetween) {
+  EngineOptions options;
+  options.rows = 1;
+  const auto engine = NewEngine(options);
+  const auto many =
+      engine->Submit(std::vector<EngineRequest>(200, Request({1}, 200)));
+  ASSERT_TRUE(many.ok());
+  const auto one = engine->Submit({Request({2}, 5)});
+  ASSERT_TRUE(one.ok());
+  EXPECT_TRUE(All(one->get(), 1)[0].status.ok());
+  EXPECT_GT(engine->load().waiting, 100);
 }
 
 TEST_F(EngineTest, ModelsThatCannotBatchWriteOneTextAfterTheOther) {

@@ -27,10 +27,7 @@ EngineText::EngineText(EngineRequest request, size_t index,
 SampleOptions EngineText::Options() {
   SampleOptions options = request_.sample;
   options.on_token = [this](int64_t token) { NoteToken(token); };
-  options.ended = [this](absl::Span<const int64_t>) {
-    stopped_ = stopped_ || request_.stops.EndIn(written_);
-    return stopped_;
-  };
+  options.ended = [this](absl::Span<const int64_t>) { return stopped_; };
   options.stop = [this] { return cancelled(); };
   return options;
 }
@@ -108,6 +105,9 @@ void EngineText::NoteToken(int64_t token) {
     stopped_ = request_.sample.stop_at_eos;
   } else if (!request_.stops.empty()) {
     written_ += model_.tokenizer->Decode(absl::MakeConstSpan(&token, 1));
+    stopped_ = stopped_ || request_.stops.EndIn(written_);
+    const size_t kept = std::min(written_.size(), request_.stops.longest() - 1);
+    written_.erase(0, written_.size() - kept);
   }
   queue_->Add(std::move(piece));
 }

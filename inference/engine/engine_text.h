@@ -57,6 +57,10 @@ class EngineText {
   }
   int64_t new_tokens() const { return new_tokens_; }
   bool cancelled() const { return queue_->cancelled(); }
+  // Whether both came with one Engine::Submit.
+  bool IsBeside(const EngineText& other) const {
+    return queue_ == other.queue_;
+  }
 
   // For TextBatch::Add. This outlives the text there.
   BatchedText Batched(std::function<void(const absl::Status&)> done);
@@ -80,7 +84,7 @@ class EngineText {
   std::vector<int64_t> ends_;
   std::vector<float> logits_;  // of the next token, if they are asked for
   std::vector<AnswerToken> prompt_;
-  std::string written_;  // if there are stop strings
+  std::string written_;  // its end, in which a stop string may begin
   int64_t new_tokens_ = 0;
   bool stopped_ = false;
 };

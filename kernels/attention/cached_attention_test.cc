@@ -126,5 +126,42 @@ TEST(LayerCacheTest, KeepsWhatIsAppended) {
   append(40);
 }
 
+// A batch that never ends, of ever longer newcomers.
+TEST(LayerCacheTest, HasFewMoreRowsThanAreUsed) {
+  constexpr int64_t kWidth = 2, kRows = 8, kMost = 1000;
+  CacheExtent extent = {1, kMost, kWidth, at::TensorOptions(at::kFloat)};
+  LayerCache cache(&extent);
+  const auto append = [&](CacheExtent* to, LayerCache* of, int64_t count) {
+    const at::Tensor k = Wave({to->batch * count, kWidth}, 2.0);
+    const CachedKeyValue all = of->Append(k, k);
+    to->length += count;
+    return static_cast<int64_t>(all.k.storage().nbytes()) /
+           (all.k.stride(0) * static_cast<int64_t>(sizeof(float)));
+  };
+  append(&extent, &cache, 10);
+  int64_t held = 0;
+  for (int64_t i = 0; i < 50; ++i) {
+    CacheExtent other_extent = {1, kMost, kWidth, extent.options};
+    LayerCache other(&other_extent);
+    append(&other_extent, &other, 12 + 2 * i);
+    if (extent.batch == kRows) {
+      cache.KeepRows(at::tensor({0, 1, 2, 3, 4, 5, 6}, at::kLong));
+      extent.batch = kRows - 1;
+    }
+    cache.Join(other, other_extent.length);
+    extent.length = other_extent.length;
+    ++extent.batch;
+    held = append(&extent, &cache, 1);
+    EXPECT_LE(held, kRows + kRows / 4) << i;
+  }
+  cache.KeepRows(at::tensor({0, 5}, at::kLong));
+  extent.batch = 2;
+  EXPECT_LE(append(&extent, &cache, 1), 3);
+  cache.DropFront(extent.length - 5);
+  extent.length = 5;
+  const at::Tensor k = Wave({2, kWidth}, 2.0);
+  EXPECT_LE(cache.Append(k, k).k.stride(0), 64 * kWidth);
+}
+
 }  // namespace
 }  // namespace capstan::kernels

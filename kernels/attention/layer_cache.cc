@@ -25,6 +25,17 @@ void PutEnd(const at::Tensor& x, int64_t length, const at::Tensor& to) {
   to.narrow(1, padding, x.size(1)).copy_(x);
 }
 
+// Rows that a cache has where more than `held` are needed: some more, so that
+// each newcomer seldom has all of them copied.
+int64_t RowsFor(int64_t needed, int64_t held) {
+  return needed <= held ? held : std::max(needed, held + held / 4);
+}
+
+// Fewer than `held` where most of them are empty.
+int64_t RowsLeft(int64_t needed, int64_t held) {
+  return held > needed + needed / 2 + 1 ? needed + needed / 4 : held;
+}
+
 }  // namespace
 
 void LayerCache::Grow(int64_t positions) {
@@ -95,6 +106,14 @@ void LayerCache::KeepRows(const at::Tensor& rows) {
           .narrow(0, 0, length)
           .copy_(x->select(0, from[to]).narrow(0, 0, length));
     }
+    const int64_t left = RowsLeft(count, x->size(0));
+    if (left == x->size(0)) continue;
+    const at::Tensor less =
+        at::empty({left, x->size(1), extent_->width}, extent_->options);
+    less.narrow(0, 0, count)
+        .narrow(1, 0, length)
+        .copy_(x->narrow(0, 0, count).narrow(1, 0, length));
+    *x = less;
   }
 }
 
@@ -104,10 +123,9 @@ void LayerCache::Join(const LayerCache& other, int64_t length) {
   for (const auto& [x, y] : {std::pair(&k_, &other.k_), {&v_, &other.v_}}) {
     const int64_t rows = mine + theirs;
     if (moved > 0 || x->size(0) < rows || x->size(1) < length) {
-      // Room for further ones, so that each is seldom copied.
       const at::Tensor grown =
-          at::empty({std::max(rows, 2 * x->size(0)),
-                     std::max(length, x->size(1)), extent_->width},
+          at::empty({RowsFor(rows, x->size(0)), std::max(length, x->size(1)),
+                     extent_->width},
                     extent_->options);
       PutEnd(x->narrow(0, 0, mine).narrow(1, 0, extent_->length), length,
              grown.narrow(0, 0, mine));
@@ -121,7 +139,13 @@ void LayerCache::Join(const LayerCache& other, int64_t length) {
 void LayerCache::DropFront(int64_t positions) {
   const int64_t left = extent_->length - positions;
   for (at::Tensor* const x : {&k_, &v_}) {
-    const at::Tensor moved = at::empty(x->sizes(), extent_->options);
+    // A GPU's cache would take all its room again with the next token.
+    const int64_t room =
+        x->is_cuda()
+            ? x->size(1)
+            : std::min(x->size(1), std::max(2 * left, kFirstPositions));
+    const at::Tensor moved =
+        at::empty({x->size(0), room, extent_->width}, extent_->options);
     moved.narrow(0, 0, extent_->batch)
         .narrow(1, 0, left)
         .copy_(x->narrow(0, 0, extent_->batch).narrow(1, positions, left));

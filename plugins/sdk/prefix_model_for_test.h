@@ -27,6 +27,8 @@ class PrefixModel final : public IdleModel, public TokenModel {
 
   // Whether its caches are BatchedCaches.
   bool batched = true;
+  // A longer cache doesn't fit.
+  int64_t most_cached = INT64_MAX;
   int64_t eos = -1;
   std::vector<int64_t> other_ends;
 
@@ -70,6 +72,9 @@ class PrefixModel final : public IdleModel, public TokenModel {
       int64_t batch, int64_t max_length) const override {
     if (max_length > positions_) {
       return absl::InvalidArgumentError("the cache is too long");
+    }
+    if (max_length > most_cached) {
+      return absl::ResourceExhaustedError("see --batch_size");
     }
     if (batched) {
       return std::unique_ptr<KvCache>(new ManyCache(batch, max_length));

@@ -287,6 +287,7 @@ TEST(ServeTest, StopsAndEchoes) {
       kTextPath, {{"prompt", "Tell me"}, {"max_tokens", 0}, {"echo", true}});
   EXPECT_EQ(only["choices"][0]["text"], "Tell me");
   EXPECT_EQ(only["usage"]["completion_tokens"], 0);
+  EXPECT_EQ(only["choices"][0]["finish_reason"], "length");
 }
 
 TEST(ServeTest, AdaptersHaveNames) {
@@ -365,6 +366,7 @@ TEST(ServeTest, OtherMachinesNeedAKey) {
           .first,
       200);
   EXPECT_EQ(served.Load()["status"], "ok");
+  EXPECT_EQ(served.Out().find("open-sesame"), std::string::npos);
 }
 
 // A connection of which the test says when it reads.
@@ -426,6 +428,22 @@ TEST(ServeTest, WhoLeavesFreesTheRow) {
     EXPECT_TRUE(served.WaitFor([&] { return served.Load()["writing"] == 0; }));
     EXPECT_LT(served.Load()["new_tokens"], 150000);
   }
+  {
+    // Before its first token, too.
+    const Socket first(served.port()), second(served.port());
+    first.Ask(kTextPath, Endless());
+    second.Ask(kTextPath, Endless());
+    EXPECT_TRUE(served.WaitFor([&] { return served.Load()["writing"] == 2; }));
+    {
+      const Socket third(served.port());
+      third.Ask(kTextPath, Endless());
+      EXPECT_TRUE(
+          served.WaitFor([&] { return served.Load()["waiting"] == 1; }));
+    }
+    EXPECT_TRUE(served.WaitFor([&] { return served.Load()["waiting"] == 0; }));
+    EXPECT_EQ(served.Load()["writing"], 2);
+  }
+  EXPECT_TRUE(served.WaitFor([&] { return served.Load()["writing"] == 0; }));
   // Who takes nothing holds nobody up.
   const Socket silent(served.port());
   Json request = Endless();
@@ -434,7 +452,9 @@ TEST(ServeTest, WhoLeavesFreesTheRow) {
   EXPECT_TRUE(served.WaitFor([&] { return served.Load()["writing"] == 1; }));
   EXPECT_EQ(served.Post(kTextPath, R"({"prompt": "a", "max_tokens": 5})").first,
             200);
-  // Nor does it hold up the end.
+  // Nor does it, or who sends a request by single bytes, hold up the end.
+  const Socket slow(served.port());
+  slow.Send("GET / HTTP/1.1\r\nX: ");
   const TrainerResult end = served.End();
   EXPECT_EQ(end.exit_code, 0) << end.err;
 }

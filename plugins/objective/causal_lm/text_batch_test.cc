@@ -159,6 +159,26 @@ TEST_F(TextBatchTest, TextsAreStopped) {
   EXPECT_THAT(made[2].text, SizeIs(1));
 }
 
+TEST_F(TextBatchTest, ATextThatDoesNotFitEndsAlone) {
+  const auto batch = NewBatch();
+  SampleOptions options;
+  options.max_new_tokens = 20;
+  std::vector<Made> made(3);
+  const std::vector<std::vector<int64_t>> prompts = {
+      Prompt(4, 1), Prompt(300, 2), Prompt(5, 3)};
+  model_.most_cached = 100;
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Add(batch.get(), prompts[i], options, &made[i]).ok());
+  }
+  while (batch->size() > 0) ASSERT_TRUE(batch->Step(runner_).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(made[1].status)) << made[1].status;
+  EXPECT_EQ(made[1].status.message().find("--"), absl::string_view::npos);
+  for (const size_t i : {0, 2}) {
+    EXPECT_TRUE(made[i].status.ok()) << made[i].status;
+    EXPECT_EQ(made[i].text, Alone(prompts[i], options));
+  }
+}
+
 TEST_F(TextBatchTest, SaysWhatItCannotDo) {
   const auto batch = NewBatch();
   SampleOptions options;

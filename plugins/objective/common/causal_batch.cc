@@ -86,8 +86,15 @@ absl::Status CausalBatch::AddPrompts(UnitRunner& runner) {
       Finish(stopped.row.of, absl::CancelledError("sampling was stopped"));
       continue;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(const int64_t piece, AddPiece(&start, runner));
-    tokens += piece;
+    const absl::StatusOr<int64_t> piece = TryPiece(&start, runner);
+    if (!piece.ok()) {
+      // Its own cache is all that it has changed: the others go on.
+      const Start failed = std::move(start);
+      starting_.pop_front();
+      Finish(failed.row.of, piece.status());
+      continue;
+    }
+    tokens += *piece;
     const bool goes_on = start.context != nullptr;
     if (goes_on &&
         static_cast<int64_t>(start.text.size()) == start.row.draw.prompt) {
@@ -98,6 +105,22 @@ absl::Status CausalBatch::AddPrompts(UnitRunner& runner) {
     if (goes_on) Join(std::move(whole));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> CausalBatch::TryPiece(Start* start,
+                                              UnitRunner& runner) {
+  absl::StatusOr<int64_t> piece = 0;
+  try {
+    piece = AddPiece(start, runner);
+  } catch (...) {
+    piece = CurrentExceptionToStatus();
+  }
+  if (!absl::IsResourceExhausted(piece.status())) return piece;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "there is no memory for a text of ",
+      start->row.draw.prompt + start->row.of.options.max_new_tokens,
+      " tokens beside the others: try again later, or with a "
+      "shorter one"));
 }
 
 absl::StatusOr<int64_t> CausalBatch::AddPiece(Start* start,

@@ -60,6 +60,8 @@ class CausalBatch final : public TextBatch {
   // Adds a piece of the prompt and, after the last one, a token. Returns the
   // piece's length.
   absl::StatusOr<int64_t> AddPiece(Start* start, UnitRunner& runner);
+  // The same; what it throws becomes a status, too.
+  absl::StatusOr<int64_t> TryPiece(Start* start, UnitRunner& runner);
   absl::Status AddTokens(UnitRunner& runner);
   // Adds a token to `text` by logits [V], which change. Returns whether the
   // text goes on; otherwise it is done.
