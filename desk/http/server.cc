@@ -134,6 +134,22 @@ std::string KeyIn(const httplib::Request& request) {
   return request.get_param_value("key");
 }
 
+// Of the library's own refusals.
+std::string WhatIsWrong(int status, const std::string& path) {
+  switch (status) {
+    case 400:
+      return "the request isn't well-formed HTTP";
+    case 404:
+      return absl::StrCat("there is nothing at ", path);
+    case 413:
+      return "the request's body is too large";
+    case 414:
+      return "the request's address is too long";
+    default:
+      return absl::StrCat("HTTP status ", status);
+  }
+}
+
 }  // namespace
 
 bool IsLoopback(absl::string_view host) {
@@ -169,10 +185,7 @@ HttpServer::HttpServer(const ServerOptions& options) : options_(options) {
   server_.set_error_handler(
       [](const httplib::Request& request, httplib::Response& response) {
         if (!response.body.empty()) return;
-        SendError(response.status,
-                  response.status == 404
-                      ? absl::StrCat("there is nothing at ", request.path)
-                      : absl::StrCat("HTTP status ", response.status),
+        SendError(response.status, WhatIsWrong(response.status, request.path),
                   &response);
       });
 }
@@ -214,6 +227,9 @@ std::string HttpServer::Url() const {
 
 httplib::Server::HandlerResponse HttpServer::Admit(
     const httplib::Request& request, httplib::Response& response) const {
+  // Whole answers only: the library (0.11) doesn't hold a range against the
+  // length of the body, and would send the memory behind it.
+  const_cast<httplib::Request&>(request).ranges.clear();
   response.set_header("X-Content-Type-Options", "nosniff");
   response.set_header("Referrer-Policy", "no-referrer");
   const auto refuse = [&response](int status, const std::string& why) {
@@ -305,7 +321,9 @@ void SendBody(std::string body, const char* type, httplib::Response* response) {
   response->set_content_provider(
       shared->size(), type,
       [shared](size_t offset, size_t bytes, httplib::DataSink& sink) {
-        return sink.write(shared->data() + offset, bytes);
+        const absl::string_view rest =
+            absl::ClippedSubstr(*shared, offset, bytes);
+        return sink.write(rest.data(), rest.size());
       });
 }
 

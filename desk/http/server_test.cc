@@ -215,6 +215,26 @@ TEST(HttpServer, KnowsItsMachinesNames) {
   EXPECT_FALSE(IsLoopback("0.0.0.0"));
 }
 
+// The library would send the memory behind the body.
+TEST(HttpServer, SendsNothingBeyondABody) {
+  ServerOptions options;
+  options.key = RandomKey();
+  options.open_paths = {"/"};
+  const Served served(options);
+  httplib::Client client = served.client();
+  for (const char* path : {"/", "/refused"}) {
+    const auto whole = client.Get(path);
+    ASSERT_TRUE(whole);
+    for (const char* range : {"bytes=0-5000", "bytes=200-5000", "bytes=3-",
+                              "bytes=1000000-", "bytes=-5,10-20"}) {
+      const auto answer = client.Get(path, {{"Range", range}});
+      ASSERT_TRUE(answer) << range;
+      EXPECT_EQ(answer->status, whole->status) << range;
+      EXPECT_EQ(answer->body, whole->body) << range;
+    }
+  }
+}
+
 TEST(HttpServer, RefusesLargeBodies) {
   ServerOptions options;
   options.most_body_bytes = 1000;

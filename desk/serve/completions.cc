@@ -153,11 +153,14 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
     const CompletionRequest& request, const NamedModel& model) const {
   const Generator& generator = model.generator;
   std::vector<ReplyPrompt> prompts;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::vector<Task> tasks,
-      MakeTasks(request.prompts, {model.name, defaults_.chat_template_kwargs},
-                generator));
-  for (Task& task : tasks) {
+  absl::StatusOr<std::vector<Task>> tasks = MakeTasks(
+      request.prompts, {model.name, defaults_.chat_template_kwargs}, generator);
+  // What isn't there is a chat template, not what was asked for.
+  if (absl::IsNotFound(tasks.status())) {
+    return absl::InvalidArgumentError(tasks.status().message());
+  }
+  CAPSTAN_RETURN_IF_ERROR(tasks.status());
+  for (Task& task : *tasks) {
     prompts.push_back({std::move(task.ids), task.prompt->text, {}});
     prompts.back().ends = StopsOf(task, generator);
   }

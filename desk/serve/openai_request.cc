@@ -18,6 +18,18 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostTokens = 1'000'000'000;
 constexpr size_t kMostStopBytes = 1024;
+// Of an object: ordered ones take time by the square of their members.
+constexpr size_t kMostMembers = 1024;
+
+// Of the largest object in `json`.
+size_t MostMembers(const nlohmann::json& json) {
+  if (!json.is_structured()) return 0;
+  size_t most = json.is_object() ? json.size() : 0;
+  for (const nlohmann::json& part : json) {
+    most = std::max(most, MostMembers(part));
+  }
+  return most;
+}
 
 // Reads a request's fields, and keeps the first error.
 class RequestReader {
@@ -308,6 +320,10 @@ class RequestReader {
 
 absl::StatusOr<CompletionRequest> ParseCompletionRequest(
     Api api, absl::string_view body) {
+  if (MostMembers(ParseJson<nlohmann::json>(body)) > kMostMembers) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an object of the request has more than ", kMostMembers, " members"));
+  }
   Json json = ParseJson<Json>(body);
   if (!json.is_object()) {
     return absl::InvalidArgumentError("the request isn't a JSON object");

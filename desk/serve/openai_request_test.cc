@@ -141,6 +141,16 @@ TEST(OpenaiRequest, SaysWhichFieldIsWrong) {
       HasSubstr("tool_choice"));
 }
 
+TEST(OpenaiRequest, ObjectsOfManyMembersAreRefusedAtOnce) {
+  std::string members;
+  for (int i = 0; i < 60000; ++i) absl::StrAppend(&members, ",\"k", i, "\":1");
+  const std::string object = "{\"prompt\":\"a\"" + members + "}";
+  EXPECT_THAT(Problem(Api::kCompletions, object), HasSubstr("1024 members"));
+  EXPECT_THAT(Problem(Api::kCompletions,
+                      "{\"prompt\":\"a\",\"metadata\":[" + object + "]}"),
+              HasSubstr("1024 members"));
+}
+
 TEST(OpenaiRequest, HostileBytesAreNoRequest) {
   const std::string deep(100000, '[');
   for (const std::string& body :
