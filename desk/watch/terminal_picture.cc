@@ -294,7 +294,8 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
     add(Chart(kCharts[c].second, drawn[c], columns, colors));
     if (c == 0) add(details);
   }
-  add(sample);
+  // Its text is of up to three lines, in one.
+  if (CountLines(text) <= lines - CountLines(sample) - 2) text += sample;
   return text;
 }
 

@@ -275,7 +275,7 @@ TEST_F(CausesTest, EvaluatedOnceAtTheEnd) {
   };
   EXPECT_THAT(Find(once, 1), IsEmpty());
   EXPECT_THAT(PageText(record_, summary_, {}, 80),
-              HasSubstr("evaluation: 10.0 s once, at the end"));
+              HasSubstr("evaluation: 10.00 s once, at the end"));
   // A resumed run that has come by a step at which it's due.
   const auto resumed = [](int, Json* facts) { (*facts)["first_step"] = 950; };
   EXPECT_THAT(Find(once, 1, resumed), testing::SizeIs(1));
