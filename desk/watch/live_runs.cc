@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -31,13 +32,36 @@ std::string NameOf(const fs::path& folder) {
   return (folder.parent_path().filename() / folder.filename()).string();
 }
 
+// As FoldersOfRuns, once there is one. Nothing can come to be in a folder that
+// isn't there: it is misspelled.
+std::vector<std::string> AwaitFoldersOfRuns(
+    const std::string& path, std::chrono::milliseconds patience) {
+  std::vector<std::string> found = FoldersOfRuns(path);
+  std::error_code error;
+  if (!found.empty() || patience <= std::chrono::milliseconds(0) ||
+      !fs::is_directory(path, error)) {
+    return found;
+  }
+  std::cerr
+      << path << " has no config.pbtxt yet: waiting up to "
+      << std::chrono::duration_cast<std::chrono::seconds>(patience).count()
+      << " s for a run to begin there" << std::endl;
+  constexpr std::chrono::milliseconds kLook{100};
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (found.empty() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kLook);
+    found = FoldersOfRuns(path);
+  }
+  return found;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
-    const std::vector<std::string>& paths) {
+    const std::vector<std::string>& paths, std::chrono::milliseconds patience) {
   std::vector<std::pair<std::string, std::string>> runs;
   for (const std::string& path : paths) {
-    const std::vector<std::string> here = FoldersOfRuns(path);
+    const std::vector<std::string> here = AwaitFoldersOfRuns(path, patience);
     if (here.empty()) {
       return absl::NotFoundError(absl::StrCat(
           path,
@@ -183,6 +207,10 @@ absl::StatusOr<std::string> LiveRuns::Control(size_t run,
   std::string path;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (runs_[run]->state() == RunReader::State::kEnded) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          runs_[run]->name(), " has ended: nobody is there to be told"));
+    }
     if (!runs_[run]->control()) {
       return absl::FailedPreconditionError(
           absl::StrCat(runs_[run]->name(),

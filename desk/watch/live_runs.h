@@ -23,10 +23,12 @@
 namespace capstan {
 
 // The run folders that `paths` mean, each with a name: runs themselves, or
-// folders of runs (runs/NAME, what `compare` has written). An error names a
-// path without any.
+// folders of runs (runs/NAME, what `compare` has written). Waits up to
+// `patience` for a folder to have one, and says so on standard error. An error
+// names a path without any.
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
-    const std::vector<std::string>& paths);
+    const std::vector<std::string>& paths,
+    std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
 // Runs whose folders a thread reads again and again. Thread-safe.
 class LiveRuns {

@@ -217,6 +217,10 @@ void RunReader::AddEvent(const json& line) {
   WatchedEvent event = {Number(line, "time"),    Step(line),
                         Text(line, "kind"),      Text(line, "text"),
                         Number(line, "seconds"), Text(line, "id")};
+  // The kind says it.
+  if (event.kind == "warning" && absl::StartsWith(event.text, "WARNING: ")) {
+    event.text.erase(0, sizeof("WARNING: ") - 1);
+  }
   const bool resumed = event.kind == "start" || event.kind == "resume";
   if (resumed || event.kind == "restart") began_ = event.time;
   if (resumed) end_ = 0;

@@ -7,11 +7,16 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -290,10 +295,43 @@ TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
         "{\"step\": 7, \"kind\": \"spike\", \"text\": \"6.1 deviations\"}\n");
   LiveRuns runs({{folder_, "some\x1b[2Jname"}});
   runs.ReadAll();
-  const std::string picture = TerminalPicture(runs, 80, /*colors=*/false);
+  const std::string picture = TerminalPicture(runs, 80, 100, /*colors=*/false);
   EXPECT_THAT(picture,
               AllOf(HasSubstr("step 200"), HasSubstr("loss"), HasSubstr("red"),
                     HasSubstr("6.1 deviations"), Not(HasSubstr("\x1b"))));
+}
+
+TEST_F(RunReaderTest, ATerminalIsNeverTooSmall) {
+  Write("metrics.jsonl", Steps(1, 200));
+  std::string events;
+  for (int i = 1; i <= 20; ++i) {
+    absl::StrAppend(&events, "{\"step\": ", i,
+                    ", \"kind\": \"save\", \"text\": \"save", i, ".\"}\n");
+  }
+  Write("events.jsonl", events);
+  LiveRuns runs({{folder_, "name"}});
+  runs.ReadAll();
+  for (const int lines : {13, 15, 16, 20, 23, 39}) {
+    const std::string picture =
+        TerminalPicture(runs, 80, lines, /*colors=*/false);
+    EXPECT_LE(std::count(picture.begin(), picture.end(), '\n'), lines);
+    EXPECT_THAT(picture, AllOf(HasSubstr("step 200"), HasSubstr("\nloss\n")));
+    EXPECT_EQ(picture.find("save20.") != std::string::npos, lines >= 16)
+        << picture;
+  }
+  std::vector<std::pair<std::string, std::string>> many(30, {folder_, "name"});
+  LiveRuns all(many);
+  all.ReadAll();
+  const std::string picture = TerminalPicture(all, 80, 23, /*colors=*/false);
+  EXPECT_LE(std::count(picture.begin(), picture.end(), '\n'), 23);
+  EXPECT_THAT(picture, HasSubstr("\nloss\n"));
+}
+
+TEST_F(RunReaderTest, AWarningSaysSoOnce) {
+  Write("events.jsonl",
+        "{\"step\": 7, \"kind\": \"warning\", \"text\": \"WARNING: hot\"}\n");
+  Poll();
+  EXPECT_EQ(run_->events().back().text, "hot");
 }
 
 class FindRunsTest : public RunReaderTest {};
@@ -315,6 +353,15 @@ TEST_F(FindRunsTest, RunsThatBeginLater) {
   EXPECT_EQ(added["folder"], folder_ + "/b");
   EXPECT_EQ(runs.Folder(1), folder_ + "/b");
   EXPECT_EQ(runs.Folder(2), absl::nullopt);
+}
+
+// Its folder is there before its config.
+TEST_F(FindRunsTest, ARunThatIsJustBeginning) {
+  std::thread run([this] { Write("config.pbtxt", ""); });
+  const auto found = FindRuns({folder_}, std::chrono::minutes(1));
+  run.join();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ((*found)[0].first, folder_);
 }
 
 TEST_F(FindRunsTest, ARunOrAFolderOfThem) {

@@ -23,8 +23,9 @@ namespace capstan {
 namespace {
 
 constexpr int kRows = 8;
-constexpr int kLabel = 10;  // columns of an axis
-constexpr size_t kShownEvents = 8;
+constexpr int kChartLines = kRows + 3;  // with its title and axis
+constexpr int kLabel = 10;              // columns of an axis
+constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 constexpr int kColors[] = {34, 31, 32, 35, 33, 36};
 constexpr size_t kColorCount = sizeof(kColors) / sizeof(kColors[0]);
@@ -145,28 +146,35 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
   return text;
 }
 
-// "1,200 of 5,000  24 %  0:31 left  loss 2.345  8,020 tokens/s"
-std::string Progress(const RunReader& run) {
-  std::string text =
-      absl::StrCat(StateText(run), "  step ", WithCommas(run.step()));
+// "running  step 1,200 of 5,000  24 %  0:31 left  loss 2.345  8,020 tokens/s":
+// as many of these as `columns` have room for.
+std::string Progress(const RunReader& run, int columns) {
+  std::vector<std::string> parts = {
+      StateText(run), absl::StrCat("step ", WithCommas(run.step()))};
   if (run.max_steps() > 0) {
-    absl::StrAppendFormat(&text, " of %s  %.0f %%", WithCommas(run.max_steps()),
-                          100.0 * static_cast<double>(run.step()) /
-                              static_cast<double>(run.max_steps()));
+    absl::StrAppend(&parts.back(), " of ", WithCommas(run.max_steps()));
+    parts.push_back(
+        absl::StrFormat("%.0f %%", 100.0 * static_cast<double>(run.step()) /
+                                       static_cast<double>(run.max_steps())));
   }
   if (run.state() == RunReader::State::kRunning && run.SecondsLeft() >= 0.0) {
-    absl::StrAppend(&text, "  ", ClockTime(run.SecondsLeft()), " left");
+    parts.push_back(absl::StrCat(ClockTime(run.SecondsLeft()), " left"));
   }
   const std::map<std::string, double> latest = run.Latest();
   for (const char* key : {"loss", "eval_loss"}) {
     const auto value = latest.find(key);
     if (value == latest.end()) continue;
-    absl::StrAppendFormat(&text, "  %s %.4f", key, value->second);
+    parts.push_back(absl::StrFormat("%s %.4f", key, value->second));
   }
   for (const auto& [key, value] : latest) {
     if (!absl::EndsWith(key, "_per_second")) continue;
-    absl::StrAppend(&text, "  ", WithCommas(std::llround(value)), " ",
-                    key.substr(0, key.find("_per_second")), "/s");
+    parts.push_back(absl::StrCat(WithCommas(std::llround(value)), " ",
+                                 key.substr(0, key.find("_per_second")), "/s"));
+  }
+  std::string text = Line(parts[0], columns);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (text.size() + 2 + parts[i].size() > static_cast<size_t>(columns)) break;
+    absl::StrAppend(&text, "  ", parts[i]);
   }
   return text;
 }
@@ -201,11 +209,13 @@ std::string RanksText(const RunReader& run, int columns) {
   return text;
 }
 
-std::string EventsText(const RunReader& run, int columns) {
+// The latest events, in up to `lines` lines.
+std::string EventsText(const RunReader& run, int columns, int lines) {
   const auto& events = run.events();
-  if (events.empty()) return "";
+  if (events.empty() || lines < 3) return "";
   std::string text = "\nevents\n";
-  const size_t shown = std::min(events.size(), kShownEvents);
+  const size_t shown =
+      std::min<size_t>(events.size(), std::min(lines - 2, kShownEvents));
   for (size_t i = events.size() - shown; i < events.size(); ++i) {
     const WatchedEvent& event = events[i];
     const std::string time =
@@ -232,9 +242,23 @@ std::string SampleText(const RunReader& run, int columns) {
       "\n");
 }
 
+// The first lines of `text`.
+std::string Cut(const std::string& text, int lines) {
+  size_t end = 0;
+  for (int line = 0; line < lines && end < text.size(); ++line) {
+    end = text.find('\n', end) + 1;  // each line has its end
+  }
+  return text.substr(0, end);
+}
+
+int CountLines(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+
 }  // namespace
 
-std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
+std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
+                            bool colors) {
   columns = std::max(columns, 40);
   std::string text;
   size_t index = 0;
@@ -245,24 +269,34 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors) {
       {"lr", "learning rate"},
       {"grad_norm", "gradient norm"}};
   std::vector<std::vector<Drawn>> drawn(std::size(kCharts));
-  std::string details;
+  std::string details, sample;
   runs.ForEach([&](const RunReader& run) {
     const int color = kColors[index++ % kColorCount];
     absl::StrAppend(
         &text, Colored(Line(run.name(), columns), color, colors && several),
-        "\n  ", Line(Progress(run), columns - 2), "\n");
+        "\n  ", Progress(run, columns - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
       if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});
     }
     if (several) return;
-    details = absl::StrCat(RanksText(run, columns), EventsText(run, columns),
-                           SampleText(run, columns));
+    const int room = lines - CountLines(text) - kChartLines;
+    details = Cut(RanksText(run, columns), room);
+    details += EventsText(run, columns, room - CountLines(details));
+    sample = SampleText(run, columns);
   });
+  // However many runs there are, their losses are seen.
+  text = Cut(text, std::max(lines - kChartLines, 2));
+  const auto add = [&text, lines](const std::string& part) {
+    if (CountLines(text) + CountLines(part) <= lines) text += part;
+  };
   for (size_t c = 0; c < std::size(kCharts); ++c) {
-    absl::StrAppend(&text, Chart(kCharts[c].second, drawn[c], columns, colors));
+    add(Chart(kCharts[c].second, drawn[c], columns, colors));
+    if (c == 0) add(details);
   }
-  return text + details;
+  // Its text is of up to three lines, in one.
+  if (CountLines(text) <= lines - CountLines(sample) - 2) text += sample;
+  return text;
 }
 
 }  // namespace capstan

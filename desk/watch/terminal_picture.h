@@ -8,10 +8,12 @@
 
 namespace capstan {
 
-// The runs in characters, lines of up to `columns`: how far each is, curves,
-// ranks, events and the newest sample. `colors`: with a terminal's escape
+// The runs in characters, up to `lines` lines of up to `columns`: how far each
+// is, its loss, ranks, events, other curves and the newest sample; what comes
+// last is left out if it doesn't fit. `colors`: with a terminal's escape
 // sequences, by which curves of several runs are told apart.
-std::string TerminalPicture(const LiveRuns& runs, int columns, bool colors);
+std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
+                            bool colors);
 
 }  // namespace capstan
 

@@ -2,9 +2,12 @@
 //
 // watch: runs on a page, in the terminal or in a file.
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "base/status.h"
 #include "desk/http/server.h"
 #include "desk/init/raw_terminal.h"
+#include "desk/init/undo.h"
 #include "desk/run_folder/step_aside.h"
 #include "desk/watch/live_runs.h"
 #include "desk/watch/terminal_picture.h"
@@ -26,6 +30,9 @@
 namespace capstan {
 namespace {
 
+// A run that begins has no config for as long as it loads its plugins.
+constexpr std::chrono::seconds kPatience{20};
+
 struct WatchOptions {
   std::vector<std::string> runs;
   int port = 0;
@@ -33,23 +40,39 @@ struct WatchOptions {
   std::string html;
 };
 
-// Until `q`, Ctrl-C, or what is shown can't be written. One picture if standard
-// output is no terminal.
+// The lines of the terminal at standard output; 24 if unknown.
+int TerminalLines() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row == 0) {
+    return 24;
+  }
+  return size.ws_row;
+}
+
+// Until `q`, Ctrl-C, or what is shown can't be written, on the alternate
+// screen: what was there before comes back. One picture if standard output is
+// no terminal.
 absl::StatusOr<int> WatchInTerminal(LiveRuns* runs) {
   const Console console(STDOUT_FILENO);
   if (!console.terminal()) {
     runs->ReadAll();
-    std::cout << TerminalPicture(*runs, console.Columns(), /*colors=*/false);
+    std::cout << TerminalPicture(*runs, console.Columns(),
+                                 std::numeric_limits<int>::max(),
+                                 /*colors=*/false);
     return 0;
   }
   const bool keys = isatty(STDIN_FILENO) == 1;
   absl::optional<init::RawTerminal> raw;
   if (keys) raw.emplace(STDIN_FILENO);
+  const init::Undo leave_screen(
+      [&console] { console.Write("\x1b[?25h\x1b[?1049l"); });
+  console.Write("\x1b[?1049h\x1b[?25l");
   while (std::cout) {
     runs->ReadAll();
     std::cout << "\x1b[H\x1b[J"
-              << TerminalPicture(*runs, console.Columns(), /*colors=*/true)
-              << (keys ? "\nq ends this\n" : "") << std::flush;
+              << TerminalPicture(*runs, console.Columns(), TerminalLines() - 1,
+                                 /*colors=*/true)
+              << (keys ? "q ends this" : "") << std::flush;
     pollfd key = {keys ? STDIN_FILENO : -1, POLLIN, 0};
     char byte = 0;
     if (poll(&key, 1, /*milliseconds=*/1000) > 0 &&
@@ -67,7 +90,7 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
         "them");
   }
   const std::vector<std::string> folders = AllFromCaller(options.runs);
-  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns(folders));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns(folders, kPatience));
   StepAside();
   LiveRuns runs(found, folders);
   if (options.terminal) return WatchInTerminal(&runs);

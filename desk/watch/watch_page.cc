@@ -56,6 +56,11 @@ int64_t Query(const httplib::Request& request, const char* name,
 
 void AnswerCurves(const LiveRuns& runs, const httplib::Request& request,
                   httplib::Response* response) {
+  const auto run = static_cast<size_t>(Query(request, "run", -1));
+  if (run >= runs.size()) {
+    SendError(404, "there is no such run", response);
+    return;
+  }
   const int64_t from = Query(request, "from", 0);
   const int64_t to = Query(request, "to", -1);
   constexpr int64_t kMostSteps = int64_t{1} << 50;
@@ -63,14 +68,10 @@ void AnswerCurves(const LiveRuns& runs, const httplib::Request& request,
     SendError(400, "from and to: steps, from 0 on", response);
     return;
   }
-  const json found = runs.Detail(
-      static_cast<size_t>(Query(request, "run", -1)), from, to,
-      std::clamp<int64_t>(Query(request, "points", kPoints), 1, kMostPoints));
-  if (found.is_null()) {
-    SendError(404, "there is no such run", response);
-  } else {
-    SendJson(found, response);
-  }
+  SendJson(runs.Detail(run, from, to,
+                       std::clamp<int64_t>(Query(request, "points", kPoints), 1,
+                                           kMostPoints)),
+           response);
 }
 
 void AnswerRows(const LiveRuns& runs, StepRows* rows, const HttpServer& server,

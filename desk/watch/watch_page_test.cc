@@ -210,6 +210,8 @@ TEST_F(WatchPageTest, APartOfTheCurves) {
   EXPECT_THAT(Get("/api/curves?run=0&from=5&to=2", &status),
               HasSubstr("from and to"));
   EXPECT_EQ(status, 400);
+  EXPECT_THAT(Get("/api/curves?run=9", &status), HasSubstr("no such run"));
+  EXPECT_EQ(status, 404);
 }
 
 TEST_F(WatchPageTest, TheRowsOfAStep) {
@@ -265,6 +267,18 @@ TEST_F(WatchPageTest, WhatARunCannotBeTold) {
   EXPECT_EQ(Read("two/control.jsonl"), "");
 }
 
+TEST_F(WatchPageTest, ARunThatHasEndedIsNotTold) {
+  Write("one/summary.json", "{\"status\": \"completed\", \"steps\": 2}");
+  const auto begun = std::chrono::steady_clock::now();
+  while (json::parse(Get("/api/runs"))[0]["status"]["state"] != "ended") {
+    ASSERT_LT(std::chrono::steady_clock::now() - begun, kPatience);
+  }
+  const auto [status, why] = Post("{\"run\": 0, \"do\": \"save\"}");
+  EXPECT_EQ(status, 409);
+  EXPECT_THAT(why, HasSubstr("has ended"));
+  EXPECT_EQ(Read("one/control.jsonl"), "");
+}
+
 // What a browser is told: these scripts alone, and no request elsewhere.
 TEST_F(WatchPageTest, ThePagesPolicy) {
   const auto result = client().Get("/", Authorized());
@@ -274,12 +288,13 @@ TEST_F(WatchPageTest, ThePagesPolicy) {
   EXPECT_EQ(result->get_header_value("Referrer-Policy"), "no-referrer");
   const std::string& html = result->body;
   EXPECT_THAT(html, AllOf(HasSubstr("default-src 'none'; base-uri 'none'; "
-                                    "form-action 'none'; connect-src 'self'; "
+                                    "form-action 'none'; img-src data:; "
+                                    "connect-src 'self'; "
                                     "style-src 'sha256-"),
                           Not(HasSubstr("unsafe-inline")),
                           Not(HasSubstr("unsafe-eval"))));
-  for (const char* loader : {"<link", "<img", "<iframe", " src=", "@import",
-                             "url(", "import(", "innerHTML"}) {
+  for (const char* loader : {"<link rel=\"s", "<img", "<iframe", " src=",
+                             "@import", "url(", "import(", "innerHTML"}) {
     EXPECT_THAT(html, Not(HasSubstr(loader)));
   }
 }

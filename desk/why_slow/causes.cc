@@ -68,9 +68,11 @@ class Judge {
       : run_(run), summary_(summary), wall_(summary.wall) {}
 
   std::vector<Cause> Find() {
-    Rarer("evaluation", "eval_every", run_.settings.eval_every,
-          {"evaluation", "sampling"},
-          "eval_batches measures on less; eval_data of fewer rows does, too");
+    if (OnlyFinalEvaluation(run_) == 0.0) {
+      Rarer("evaluation", "eval_every", run_.settings.eval_every,
+            {"evaluation", "sampling"},
+            "eval_batches measures on less; eval_data of fewer rows does, too");
+    }
     Rarer("saving", "save_every", run_.settings.save_every,
           {"saving", "saving the best"},
           run_.settings.saves_in_foreground
@@ -496,6 +498,17 @@ Summary Summarize(const SpeedRecord& run) {
   }
   for (auto& [name, seconds] : summary.mean.actions) seconds /= ranks;
   return summary;
+}
+
+double OnlyFinalEvaluation(const SpeedRecord& run) {
+  const RankRecord& rank = run.ranks.front();
+  const double every = run.settings.eval_every;
+  const double last = rank.first_step + rank.all.steps;
+  if (every <= 0.0 ||
+      std::floor(last / every) > std::floor(rank.first_step / every)) {
+    return 0.0;
+  }
+  return Action(rank.all, "evaluation") + Action(rank.all, "sampling");
 }
 
 std::vector<Cause> FindCauses(const SpeedRecord& run, const Summary& summary) {

@@ -34,6 +34,9 @@ struct Summary {
 
 Summary Summarize(const SpeedRecord& run);
 
+// Seconds of the evaluation at the run's end, if that was the only one; else 0.
+double OnlyFinalEvaluation(const SpeedRecord& run);
+
 // By descending gain, each at least 2 % of the run's time. Causes overlap where
 // their texts say so, and gains don't add up.
 std::vector<Cause> FindCauses(const SpeedRecord& run, const Summary& summary);

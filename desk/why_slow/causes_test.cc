@@ -265,6 +265,22 @@ TEST_F(CausesTest, EvaluatedTooOften) {
   ExpectOnly(Find(often, 1), "evaluation", 0.095, "train.eval_every: 200");
 }
 
+// No setting makes it rarer.
+TEST_F(CausesTest, EvaluatedOnceAtTheEnd) {
+  settings_.eval_every = 1000;
+  const auto once = [](int, int line, Json* json) {
+    if (line + 1 < kLines) return;
+    (*json)["actions"] = {{"evaluation", 9.0}, {"sampling", 1.0}};
+    (*json)["outside"] = 10.001;
+  };
+  EXPECT_THAT(Find(once, 1), IsEmpty());
+  EXPECT_THAT(PageText(record_, summary_, {}, 80),
+              HasSubstr("evaluation: 10.00 s once, at the end"));
+  // A resumed run that has come by a step at which it's due.
+  const auto resumed = [](int, Json* facts) { (*facts)["first_step"] = 950; };
+  EXPECT_THAT(Find(once, 1, resumed), testing::SizeIs(1));
+}
+
 TEST_F(CausesTest, SavedTooOften) {
   settings_.save_every = 1;
   settings_.saves_in_foreground = true;

@@ -96,8 +96,13 @@ std::string PageText(const SpeedRecord& run, const Summary& summary,
     add(absl::StrCat("-> ", cause.advice));
   }
   if (causes.empty()) add("nothing but its work");
-  absl::StrAppend(&text, "\nWhat it does else\n");
+  absl::StrAppend(&text, "\nWhat else it does\n");
   add(Computing(run, summary));
+  const double final_evaluation = OnlyFinalEvaluation(run);
+  if (final_evaluation > 0.0) {
+    add(absl::StrCat("evaluation: ", ShortDuration(final_evaluation),
+                     " once, at the end"));
+  }
   return text;
 }
 

@@ -175,7 +175,8 @@ TEST(WatchTest, ARunIsToldToEnd) {
 
 TEST(WatchTest, WhatItRefuses) {
   ExpectOneError(RunTrainer({"watch"}), {"name the runs to watch"});
-  const std::string folder = NewTestFolder("empty");
+  // It would wait for a run in a folder that is there.
+  const std::string folder = NewTestFolder("empty") + "/nowhere";
   ExpectOneError(RunTrainer({"watch", folder}),
                  {folder, "isn't a run's folder"});
 }

@@ -76,6 +76,22 @@ function runDash(run) {
   return at(DASHES, Math.floor(run.index / COLORS.length));
 }
 
+// On the axis of time a run that went on later has a gap there.
+const LATER = new Set(['resume', 'restart']);
+
+// `points` of curves whose steps are `steps`, at `x`, with such gaps.
+function withGaps(run, points, {steps, x}) {
+  if (view.x !== 'time') return points;
+  const all = [...points];
+  for (const {kind, step} of run.events || []) {
+    const first = x[lowerBound(steps, step + 0.5)];
+    const place = all.findIndex((point) => point.x >= first);
+    if (!LATER.has(kind) || place < 1 || isNaN(all[place - 1].y)) continue;
+    all.splice(place, 0, {x: first, y: NaN, low: NaN, high: NaN});
+  }
+  return all;
+}
+
 // The curve's points: {x, y, low, high}.
 function pointsOf(run, metric) {
   let source = run.curves;
@@ -84,12 +100,15 @@ function pointsOf(run, metric) {
   const series = source.series[metric];
   if (series) {
     const axis = axisOf(source, view.x);
-    return series.mean.map((y, i) => ({
-                             x: axis.x[lowerBound(axis.at, series.at[i])],
-                             y,
-                             low: series.low ? series.low[i] : y,
-                             high: series.high ? series.high[i] : y,
-                           }));
+    const points = series.mean.map(
+        (y, i) => ({
+          x: axis.x[lowerBound(axis.at, series.at[i])],
+          y,
+          low: series.low ? series.low[i] : y,
+          high: series.high ? series.high[i] : y,
+        }));
+    return withGaps(
+        run, points, {steps: source.series.step?.mean || [], x: axis.x});
   }
   const usage = run.ranks?.usage.series[metric];
   if (!usage) return [];
@@ -105,6 +124,7 @@ function pointsOf(run, metric) {
 function smoothed(points, weight) {
   let sum = 0, weights = 0;
   return points.map((point) => {
+    if (isNaN(point.y)) return point;
     sum = weight * sum + (1 - weight) * point.y;
     weights = weight * weights + (1 - weight);
     return {x: point.x, y: sum / weights};
@@ -152,13 +172,21 @@ function valueText(metric, value) {
       bytesText(value) : shortNumber(value);
 }
 
+// A run that went on later did so with the step after.
+function xOfEvent(run, {kind, step}) {
+  const steps = run.curves.series.step?.mean || [];
+  const next = lowerBound(steps, step + 0.5);
+  return view.x === 'time' && LATER.has(kind) && next < steps.length ?
+      axisOf(run.curves, view.x).x[next] : xOfStep(run, step);
+}
+
 // The events that a chart shows: {x, event}, of the runs shown.
 function marks() {
   if (!view.marks) return [];
   return shownRuns().flatMap(
       (run) => (run.events || [])
                    .filter(({kind}) => !SILENT.has(kind))
-                   .map((event) => ({x: xOfStep(run, event.step), event, run})));
+                   .map((event) => ({x: xOfEvent(run, event), event, run})));
 }
 
 // Draws options.plugins.eventMarks.marks.
@@ -294,6 +322,17 @@ function drawCurves() {
     drawChart(metric);
   });
 }
+
+// Also those that nobody has scrolled to.
+function drawAllCurves() {
+  for (const [metric, entry] of charts) {
+    if (entry.chart) continue;
+    entry.visible = true;
+    drawChart(metric);
+  }
+}
+
+addEventListener('beforeprint', drawAllCurves);
 
 // --------------------------------------------------------------------- zoom
 

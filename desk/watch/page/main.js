@@ -6,6 +6,7 @@
 const DRAWERS = [
   [drawTitle, ['status']],
   [drawRuns, ['status']],
+  [sayAnswer, ['events']],
   [drawCurves, ['curves', 'ranks', 'events']],
   [drawRows, ['status']],
   [drawRanks, ['ranks']],
@@ -51,7 +52,7 @@ function drawLater(parts) {
 }
 
 page.append(
-    heading, saying, runTable(), element('h2', {}, 'Curves'), toolbar(),
+    heading, runTable(), saying, element('h2', {}, 'Curves'), toolbar(),
     curveGrid, rowSection.made, rankSection.made, sampleSection.made,
     evaluationSection, memorySection, configSection, eventSection.made);
 drawTitle();
@@ -60,4 +61,9 @@ if (report.live) {
 } else {
   report.runs.forEach((run, index) => take({...run, index}));
   drawAll();
+  // So that it is whole however it is printed or saved, if that is soon done.
+  const MOST_LINES = 200;
+  if (charts.size * runs.length <= MOST_LINES) {
+    setTimeout(drawAllCurves);
+  }
 }

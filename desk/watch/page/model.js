@@ -215,7 +215,8 @@ async function tell(run, words) {
     headers: {'Content-Type': 'application/json'},
     body: JSON.stringify({run: run.index, ...words}),
   });
-  const {error} = await answer.json();
-  say(error ? error.message :
-              `${run.name} was told; its answer will be among the events.`);
+  const {error, id} = await answer.json();
+  say(error ? error.message : `${run.name} was told; it will answer ..`);
+  asked = error ? null : {run, id};
+  sayAnswer();
 }

@@ -3,6 +3,16 @@
 // Ranks and hosts: who is late and in what, and where a step's time goes.
 
 const rankSection = section('Ranks', 'Ranks and hosts');
+// Of parts whose names in the files say less.
+const PART_NAMES = {
+  exposed: 'waits for others', outside: 'between steps', rest: 'other work',
+};
+// What isn't clear by its name of what is done between steps.
+const ACTION_TITLES = {
+  'catching up':
+      'the first samples, or an evaluation that a stop has interrupted',
+  'the last save': 'the checkpoint at the end of the run, or when it stops',
+};
 const PART_COLORS = {exposed: '#9aa5b1', outside: MEMORY_COLORS[6]};
 
 // A part of the page, hidden until it has something to show, for one of the
@@ -59,11 +69,16 @@ function rankLabel(row) {
   return `rank ${row.rank}` + (row.host ? ` · ${row.host}` : '');
 }
 
+function partName(part) {
+  return PART_NAMES[part] || part;
+}
+
 function rankTable(ranks) {
   const parts = [...ranks.parts, 'exposed', 'outside'];
   const columns = [
-    'rank', 'host', 'device', ...parts.map((part) => `${part}\nms`),
-    'latest\nin', 'CPU\ncores', 'steal', 'memory',
+    'rank', 'host', 'device',
+    ...parts.map((part) => `${partName(part).replace(/ /g, '\n')}\nms`),
+    'slowest,\nof steps', 'CPU\ncores', 'steal', 'memory',
   ];
   const rows = ranks.rows.map((row) => {
     const share = (value) =>
@@ -114,8 +129,9 @@ function timeline(ranks) {
     const from = x * ranks.width;
     told.textContent = `steps ${from} to ${from + ranks.width - 1}, ` +
         `${rankLabel(row)}: works ${milliseconds(Math.abs(late))} ms ` +
-        (late > 0 ? `longer a step, most in ${ranks.parts[row.cause[x]]}` :
-                    'shorter a step');
+        (late > 0 ?
+             `longer a step, most in ${partName(ranks.parts[row.cause[x]])}` :
+             'shorter a step');
   };
   canvas.addEventListener('pointermove', (event) => {
     const {left, top, width} = canvas.getBoundingClientRect();
@@ -142,15 +158,12 @@ function timeline(ranks) {
 // Where a step's time goes, a bar a rank.
 function partsChart(ranks) {
   const parts = [...ranks.parts, 'exposed', 'outside'];
-  const names = {
-    exposed: 'waits for others', outside: 'between steps', rest: 'other work',
-  };
   return {
     type: 'bar',
     data: {
       labels: ranks.rows.map(rankLabel),
       datasets: parts.map((part, i) => ({
-        label: names[part] || part,
+        label: partName(part),
         data: ranks.rows.map((row) => 1e3 * (row.means[part] || 0)),
         backgroundColor: PART_COLORS[part] || at(COLORS, i),
         maxBarThickness: 46,
@@ -162,11 +175,20 @@ function partsChart(ranks) {
   };
 }
 
-function actionsText(row) {
+function actionTexts(row) {
   const actions = Object.entries(row.actions).sort((a, b) => b[1] - a[1]);
-  if (actions.length === 0) return '';
-  return 'Between steps, so far: ' + actions.map(
-      ([name, seconds]) => `${name} ${secondsText(seconds)}`).join(', ') + '.';
+  if (actions.length === 0) return [];
+  return [
+    'Between steps, so far: ',
+    ...actions.flatMap(([name, seconds], i) => [
+      i > 0 ? ', ' : '',
+      element(
+          ACTION_TITLES[name] ? 'abbr' : 'span',
+          {title: ACTION_TITLES[name]}, name),
+      ` ${secondsText(seconds)}`,
+    ]),
+    '.',
+  ];
 }
 
 function drawRanks() {
@@ -186,7 +208,7 @@ function drawRanks() {
         return [
           element('p', {class: ranks.late ? 'late' : 'soft'}, late + all),
           ...(several ? timeline(ranks) : []), parts,
-          element('p', {class: 'soft'}, actionsText(ranks.rows[0])),
+          element('p', {class: 'soft'}, ...actionTexts(ranks.rows[0])),
           rankTable(ranks),
         ];
       });

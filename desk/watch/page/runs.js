@@ -6,28 +6,44 @@ const runBody = element('tbody');
 const runRows = [];  // by index: {row, cells}
 const RUN_COLUMNS = [
   'run', 'state', 'step', 'time left', 'loss', 'evaluation', 'speed',
-  'baseline', 'tell it',
+  'baseline', 'control',
 ];
 
 // What happened to a request, for screen readers, too.
 const saying = element('p', {class: 'saying', role: 'status'});
 
 function say(text) {
+  clearTimeout(say.timer);
   saying.textContent = text;
+}
+
+// The request that a run hasn't answered yet: {run, id}, or null.
+let asked = null;
+
+// Shows the answer, which is an event, where one has asked; for some time.
+function sayAnswer() {
+  const answer = asked?.run.events?.find(({id}) => id === asked.id);
+  if (!answer) return;
+  say(`${asked.run.name}: ${answer.text}`);
+  asked = null;
+  say.timer = setTimeout(() => say(''), 20000);
 }
 
 function runTable() {
   return element(
       'div', {class: 'scroll'},
       element(
-          'table', {},
+          'table', {class: 'runs'},
           element(
               'thead', {},
               element(
                   'tr', {},
                   ...RUN_COLUMNS.map(
                       (name, i) => element(
-                          'th', {scope: 'col', class: i < 2 ? 'name' : ''},
+                          'th', {
+                            scope: 'col', class: i < 2 ? 'name' : '',
+                            'data-column': name,
+                          },
                           name)))),
           runBody));
 }
@@ -118,13 +134,15 @@ function drawRun(run) {
   cells.evaluation.textContent = number('eval_loss');
   cells.speed.textContent = speedText(status.latest);
   if (told !== status.control) {
-    cells['tell it'].replaceChildren();
-    if (status.control && report.live) addControls(run, cells['tell it']);
+    cells.control.replaceChildren();
+    if (status.control && report.live) addControls(run, cells.control);
     runRows[run.index].told = status.control;
   }
 }
 
 function drawRuns() {
+  // There is nothing to lay one run below.
+  runBody.parentElement.classList.toggle('single', runs.length === 1);
   runs.filter((run) => run.status).forEach(drawRun);
 }
 
