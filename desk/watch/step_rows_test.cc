@@ -40,6 +40,7 @@ class StepRowsTest : public ::testing::Test {
   bool WaitForFile(const std::string& name) const {
     for (int i = 0; i < 2000; ++i) {
       if (std::filesystem::exists(folder_ + "/" + name)) return true;
+      // sleeps: polls
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;

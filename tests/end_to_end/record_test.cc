@@ -219,10 +219,16 @@ TEST_F(ControlTest, SavesAndStopsAndCanBeResumed) {
   EXPECT_THAT(Answer(process, "n"), HasSubstr("refused: "));
   const int before = Steps(folder_);
   ASSERT_TRUE(process.WaitUntil([&] { return Steps(folder_) >= before + 2; }));
+  Ask(R"({"id": "e", "do": "max_steps", "value": 999999})");
+  EXPECT_THAT(Answer(process, "e"), HasSubstr("ends after step 999999"));
+  Ask(R"({"id": "h", "do": "max_steps", "value": 9223372036854775807})");
+  EXPECT_THAT(Answer(process, "h"), HasSubstr("refused: a run has at most"));
   Ask(R"({"id": "t", "do": "stop"})");
   const TrainerResult result = process.Wait();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  // With the end that it was told.
   EXPECT_THAT(result.err, HasSubstr("go on with: "));
+  EXPECT_THAT(result.err, HasSubstr("train.max_steps=999999"));
   const std::vector<Json> stops = Events(folder_, "stop");
   ASSERT_EQ(stops.size(), 1);
   const int64_t step = stops[0]["step"];

@@ -16,6 +16,8 @@
 namespace capstan {
 namespace {
 
+constexpr int64_t kMostSteps = int64_t{1} << 50;
+
 // As for a resumed run with another max_steps. Returns what to answer.
 absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
   const int64_t step = session->state.step;
@@ -25,6 +27,10 @@ absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
         absl::StrCat("the run has done ", step, " steps already"));
   }
   const Schedule& schedule = session->config.schedule();
+  if (max_steps > kMostSteps) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a run has at most ", kMostSteps, " steps"));
+  }
   const absl::Status fits = CheckSchedule(schedule, max_steps);
   if (!fits.ok()) {
     return WithMessage(fits, absl::StrCat("schedule: ", fits.message()));
@@ -38,6 +44,7 @@ absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
                     "learning rate goes on along another curve than before");
   }
   session->max_steps = max_steps;
+  session->end_was_told = true;
   if (session->reporter != nullptr) {
     session->reporter->SetEnd(max_steps);
     SetMaxSteps(max_steps, &session->identity);
@@ -50,9 +57,20 @@ absl::StatusOr<std::string> Do(const Request& request, RankRun* run,
                                absl::Status* ends) {
   Session& session = run->session;
   switch (request.what) {
-    case Request::What::kSave:
+    case Request::What::kSave: {
+      const int64_t step = session.state.step;
+      // What it goes back to is the newest checkpoint.
+      if (session.going_back) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the run goes back from step ", step, ", a spike of the loss"));
+      }
       *ends = run->checkpoints.Save();
-      return absl::StrCat("step ", session.state.step, " is being saved");
+      if (run->checkpoints.saved_step() != step) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "step ", step, " isn't saved before its weights have proved good"));
+      }
+      return absl::StrCat("step ", step, " is being saved");
+    }
     case Request::What::kStop:
       // As a signal would.
       *ends = session.StopIfCancelled(AgreeOrStop(

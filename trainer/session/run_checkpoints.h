@@ -58,6 +58,8 @@ class RunCheckpoints {
   // Uploads that folder to the config's hub_upload, from this rank alone. On
   // error the folder is intact, and the error says how to retry.
   absl::Status UploadFinal();
+  // The step of the newest checkpoint, or -1.
+  int64_t saved_step() const { return saved_step_; }
 
  private:
   // Fills session_.identity.

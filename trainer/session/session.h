@@ -140,8 +140,9 @@ struct Session : RunPlan {
   TrainState state;
   LossScaler scaler;
   SavingCost saving_cost;
-  TaggedNumbers measured;  // by the latest evaluation
-  bool stopping = false;   // a rank received a signal; agreed by all
+  TaggedNumbers measured;     // by the latest evaluation
+  bool end_was_told = false;  // max_steps was, by train.control
+  bool stopping = false;      // a rank received a signal; agreed by all
   // control has grown; agreed by all.
   bool control_requested = false;
   // A loss spike asks for the last checkpoint (LossSpikes::GO_BACK); agreed by

@@ -173,7 +173,7 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
   const bool mirroring =
       session_.mirror != nullptr && session_.mirror->pending();
   sums.mirrors_pending = mirroring ? 1.0 : 0.0;
-  sums.control_requests = session_.control.Grown() ? 1.0 : 0.0;
+  if (session_.control.Grown()) sums.stop_requests += kControlRequest;
   step.bad_samples = BadSamplesOfStep();
   sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = CatchAll([&] { return ReduceSums(&step); });
@@ -240,14 +240,14 @@ absl::Status TrainStep::ActOn(StepInFlight* step) {
     return LostPeerError(
         absl::StrCat("another rank failed in step ", step->number));
   }
-  if (sums.stop_requests > 0) {
+  if (std::fmod(sums.stop_requests, kControlRequest) > 0) {
     session_.stopping = true;
     // All ranks read these sums, and take the signal of one that has it.
     const absl::Status stop =
         AgreeOrStop(*session_.group, StopStatus(), "stop");
     if (!absl::IsCancelled(stop)) return stop;
   }
-  if (sums.control_requests > 0) session_.control_requested = true;
+  if (sums.stop_requests >= kControlRequest) session_.control_requested = true;
   if (sums.saves_written == session_.group->size()) {
     session_.background_save.Complete();
   }

@@ -35,10 +35,9 @@ enum Field : int {
   kPadding,
   kSavesWritten,
   kBadSamples,
-  kMirrorsPending,
-  kControlRequests
+  kMirrorsPending
 };
-constexpr int kFields = 12;
+constexpr int kFields = 11;
 static_assert(sizeof(StepSums) == kFields * sizeof(double));
 
 // GpuMemory's numbers behind them, for each rank: a sum in which only that rank

@@ -40,6 +40,11 @@ ExactSum GradientSquares(absl::Span<const OptimizerShard> shards,
 // CommunicationError.
 void AllReduce(ProcessGroup& group, absl::Span<ExactSum> sums);
 
+// What rank 0 adds to StepSums::stop_requests if its control file has grown: a
+// number of its own would move where collectives divide the sums, and with that
+// their last bits.
+constexpr double kControlRequest = 1 << 20;
+
 // One rank's numbers, or their sums.
 struct StepSums {
   double loss_sum = 0.0;
@@ -47,13 +52,13 @@ struct StepSums {
   double tokens = 0.0;  // as in LossSum
   double gradient_squared_sum = 0.0;
   double failed_ranks = 0.0;
-  double stop_requests = 0.0;     // ranks that received a signal
-  double trained = 0.0;           // tokens with a loss
-  double padding = 0.0;           // positions without a token
-  double saves_written = 0.0;     // ranks with BackgroundSave::written
-  double bad_samples = 0.0;       // passed over (train.skip_bad_samples)
-  double mirrors_pending = 0.0;   // ranks with Mirror::pending
-  double control_requests = 0.0;  // whether rank 0's control file has grown
+  // Ranks that received a signal, and kControlRequest.
+  double stop_requests = 0.0;
+  double trained = 0.0;          // tokens with a loss
+  double padding = 0.0;          // positions without a token
+  double saves_written = 0.0;    // ranks with BackgroundSave::written
+  double bad_samples = 0.0;      // passed over (train.skip_bad_samples)
+  double mirrors_pending = 0.0;  // ranks with Mirror::pending
 };
 
 // All-reduces the sums in place and waits. Collective; throws

@@ -189,10 +189,10 @@ class TwoRanks : public IdleGroup {
 
 // Each number is the largest of all ranks', beside the sums.
 TEST(StepSumsMemoryTest, LargestOfAllRanks) {
-  std::vector<double> other(12 + 2 * 4, 0.0);
+  std::vector<double> other(11 + 2 * 4, 0.0);
   other[1] = 5.0;  // count
   const double memory[] = {11.0, 20.0, 29.0, 41.0};
-  std::copy(std::begin(memory), std::end(memory), other.begin() + 16);
+  std::copy(std::begin(memory), std::end(memory), other.begin() + 15);
   TwoRanks group(other);
   const GpuMemory mine = {10, 21, 30, 40};
   const auto check = [](const GpuMemory& largest) {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -178,8 +179,13 @@ absl::Status Training::Upload() {
 
 absl::Status Training::Stopped() const {
   const TrainJob& job = session_.job;
+  std::vector<std::string> words = job.command;
+  if (session_.end_was_told && !words.empty()) {
+    words.insert(words.end(), {"--set", absl::StrCat("train.max_steps=",
+                                                     session_.max_steps)});
+  }
   const std::string command =
-      ResumeCommand(job.command, session_.config, session_.output_dir);
+      ResumeCommand(words, session_.config, session_.output_dir);
   const std::string how =
       job.folder.path.empty()
           ? absl::StrCat("go on with the same launcher, and: ", command)
