@@ -111,6 +111,8 @@ RankLog::Use RankLog::ReadUse() {
 }
 
 void RankLog::Begin(double ready_seconds) {
+  // A host that doesn't share the run's folder doesn't get one.
+  if (!IsFolder(session_.output_dir)) return;
   const std::string folder = session_.output_dir + "/ranks";
   absl::Status made = MakeFolder(folder);
   if (made.ok()) {
