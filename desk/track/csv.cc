@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -72,6 +73,9 @@ class Csv : public Sink {
     columns_.clear();
     path_ = file_.empty() ? run.folder + "/track/metrics.csv" : file_;
     int64_t last = kNoStep;
+    if (run.acknowledged == kNoStep && !file_.empty()) {
+      CAPSTAN_RETURN_IF_ERROR(CheckUnused());
+    }
     if (run.acknowledged == kNoStep || !PathExists(path_)) {
       CAPSTAN_RETURN_IF_ERROR(Replace({kStep, kTime, kEvents}, ""));
     } else {
@@ -100,6 +104,20 @@ class Csv : public Sink {
   }
 
  private:
+  // What the user names may be anything, or another run's.
+  absl::Status CheckUnused() const {
+    if (!PathExists(path_)) return absl::OkStatus();
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path_));
+    // The columns alone: of a tracker that was killed at its start.
+    const bool empty = text.empty() || (absl::StartsWith(text, kStep) &&
+                                        text.find('\n') + 1 == text.size());
+    if (empty) return absl::OkStatus();
+    return absl::AlreadyExistsError(
+        absl::StrCat("--file: ", path_,
+                     " is there already, and nothing says that it is this "
+                     "run's: remove it, or name another file"));
+  }
+
   // Reads the columns and drops a row that was cut; returns the last step.
   absl::StatusOr<int64_t> GoOn(const std::string& text) {
     const size_t header = text.find('\n');

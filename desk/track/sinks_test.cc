@@ -99,6 +99,17 @@ TEST_F(SinksTest, ACsvRowThatWasCutIsWrittenAgain) {
   }
 }
 
+TEST_F(SinksTest, ACsvFileThatTrackDidNotWriteForThisRunStays) {
+  SinkOptions options;
+  options.file = folder_.path() + "/mine.csv";
+  std::ofstream(options.file) << "step,time,events\n1,2,\n";
+  const auto opened = MakeCsv(options)->Open(run_);
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Read(options.file), "step,time,events\n1,2,\n");
+  std::ofstream(options.file) << "step,time,events\n";
+  EXPECT_TRUE(MakeCsv(options)->Open(run_).ok());
+}
+
 TEST_F(SinksTest, ACsvFileGetsColumnsAsMetricsComeUp) {
   const std::unique_ptr<Sink> csv = MakeCsv({});
   ASSERT_TRUE(csv->Open(run_).ok());

@@ -255,7 +255,10 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
   }
   return absl::UnavailableError(absl::StrCat(
       outage.message(), ", for ", ShortDuration(now - outage_began_),
-      "; the same command goes on from step ", run_.acknowledged));
+      "; the same command goes on",
+      run_.acknowledged == kNoStep
+          ? ""
+          : absl::StrCat(" after step ", run_.acknowledged)));
 }
 
 std::string Tracker::Outcome() const {
