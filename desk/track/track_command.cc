@@ -2,8 +2,6 @@
 //
 // track: keeps trackers, monitoring and people up to runs, from beside them.
 #include <poll.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include "cluster/launch/signals.h"
 #include "desk/http/server.h"
 #include "desk/run_folder/run_record.h"
+#include "desk/run_folder/step_aside.h"
 #include "desk/track/sink.h"
 #include "desk/track/tracker.h"
 #include "trainer/commands/command.h"
@@ -192,14 +191,6 @@ class Monitor {
   std::string text_;      // guarded by mutex_
   bool scraped_ = false;  // the same
 };
-
-// A training run on this machine comes first, for cores and for disks.
-void StepAside() {
-  constexpr int kWhoProcess = 1;
-  constexpr int kIdleClass = 3 << 13;
-  setpriority(PRIO_PROCESS, 0, 19);
-  syscall(SYS_ioprio_set, kWhoProcess, 0, kIdleClass);
-}
 
 // Ends the process soon after a stop signal, however slowly a target answers:
 // the next tracker goes on as after a kill.
