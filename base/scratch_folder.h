@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <new>
 #include <string>
 #include <system_error>
 
@@ -32,7 +33,11 @@ class ScratchFolder {
     path_.clear();
   }
   ~ScratchFolder() {
-    if (!path_.empty()) RemoveTree(path_).IgnoreError();
+    if (path_.empty()) return;
+    try {
+      RemoveTree(path_).IgnoreError();
+    } catch (const std::bad_alloc&) {  // stays behind
+    }
   }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
