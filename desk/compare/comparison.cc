@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "desk/compare/blame.h"
+#include "desk/run_folder/json_fields.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {
@@ -157,15 +158,9 @@ using Json = nlohmann::ordered_json;
 // summary.
 constexpr size_t kWarmUpSteps = 2;
 
-absl::optional<double> Number(const Json& object, const char* key) {
-  if (!object.is_object()) return absl::nullopt;
-  const auto it = object.find(key);
-  if (it == object.end() || !it->is_number()) return absl::nullopt;
-  return it->get<double>();
-}
-
 double NumberOrNan(const Json& object, const char* key) {
-  return Number(object, key).value_or(std::numeric_limits<double>::quiet_NaN());
+  return NumberOf(object, key)
+      .value_or(std::numeric_limits<double>::quiet_NaN());
 }
 
 // A step's throughput, whose key has the unit: "tokens_per_second". Sets *unit.
@@ -214,7 +209,7 @@ absl::Status ReadMetrics(const std::string& path, int64_t steps,
   for (const absl::string_view line :
        absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const Json object = ParseJson<Json>(line);
-    const absl::optional<double> step = Number(object, "step");
+    const absl::optional<double> step = NumberOf(object, "step");
     if (!step.has_value()) {
       return absl::DataLossError(absl::StrCat(
           path,
@@ -228,11 +223,11 @@ absl::Status ReadMetrics(const std::string& path, int64_t steps,
     measured->loss.push_back(NumberOrNan(object, "loss"));
     measured->grad_norm.push_back(NumberOrNan(object, "grad_norm"));
     if (object.value("skipped", false)) ++measured->skipped_steps;
-    seconds.push_back(Number(object, "step_seconds"));
+    seconds.push_back(NumberOf(object, "step_seconds"));
     rates.push_back(Rate(object, &measured->unit));
-    bytes.push_back(Number(object, "bytes_sent"));
-    communication.push_back(Number(object, "communication_seconds"));
-    exposed.push_back(Number(object, "exposed_seconds"));
+    bytes.push_back(NumberOf(object, "bytes_sent"));
+    communication.push_back(NumberOf(object, "communication_seconds"));
+    exposed.push_back(NumberOf(object, "exposed_seconds"));
   }
   if (static_cast<int64_t>(measured->loss.size()) != steps) {
     return absl::DataLossError(absl::StrCat(
@@ -254,14 +249,14 @@ absl::Status ReadSummary(const std::string& path, RunMeasurements* measured) {
     return absl::DataLossError(absl::StrCat(path, " is no JSON object"));
   }
   measured->parameters =
-      static_cast<int64_t>(Number(summary, "parameters").value_or(0.0));
+      static_cast<int64_t>(NumberOf(summary, "parameters").value_or(0.0));
   measured->peak_memory_bytes = Greatest(summary, "peak_memory_bytes");
   measured->memory_growth_bytes = Greatest(summary, "memory_growth_bytes");
   const auto memory = summary.find("memory");
   if (memory != summary.end() && memory->is_object()) {
     for (const auto& [category, use] : memory->items()) {
       measured->memory.push_back(
-          {category, Number(use, "predicted"), Number(use, "measured")});
+          {category, NumberOf(use, "predicted"), NumberOf(use, "measured")});
     }
   }
   return absl::OkStatus();
@@ -370,7 +365,7 @@ int64_t MetricsFollower::Poll() {
   lines_.Poll(
       [this](absl::string_view line, int64_t) {
         const Json object = ParseJson<Json>(line);
-        const absl::optional<double> step = Number(object, "step");
+        const absl::optional<double> step = NumberOf(object, "step");
         if (!step.has_value() || !object.contains("loss")) return;
         step_ = static_cast<int64_t>(*step);
       },

@@ -122,23 +122,6 @@ std::string Cell(const std::string& text) {
   return absl::StrReplaceAll(text, {{"|", "\\|"}, {"\n", " "}});
 }
 
-std::string Table(const Row& head, const std::vector<Row>& rows) {
-  const auto line = [](const Row& cells) {
-    return absl::StrCat(
-        "| ",
-        absl::StrJoin(cells, " | ",
-                      [](std::string* out, const std::string& cell) {
-                        absl::StrAppend(out, Cell(cell));
-                      }),
-        " |\n");
-  };
-  std::string text = line(head);
-  absl::StrAppend(&text, "|", absl::StrJoin(Row(head.size(), "---"), "|"),
-                  "|\n");
-  for (const Row& row : rows) absl::StrAppend(&text, line(row));
-  return absl::StrCat(text, "\n");
-}
-
 std::string BytesText(const absl::optional<double>& bytes) {
   return bytes.has_value() ? ShortBytes(static_cast<int64_t>(*bytes))
                            : kUnknown;
@@ -196,9 +179,9 @@ std::string CurveTable(const Comparison& comparison,
   if (rows.empty()) return "";
   return absl::StrCat(
       "### ", precision.name, "\n\n",
-      Table({"strategy", "ranks", "accumulation", "final loss",
-             "loss: max delta", "gradient norm: max delta", "bounds"},
-            rows));
+      MarkdownTable({"strategy", "ranks", "accumulation", "final loss",
+                     "loss: max delta", "gradient norm: max delta", "bounds"},
+                    rows));
 }
 
 std::string PrecisionTable(const Comparison& comparison) {
@@ -213,8 +196,8 @@ std::string PrecisionTable(const Comparison& comparison) {
       "## Between precisions\n\nFor information, without a bound: each "
       "precision's reference against that of ",
       comparison.precisions[0].name, ".\n\n",
-      Table({"precision", "loss: max delta", "gradient norm: max delta"},
-            rows));
+      MarkdownTable(
+          {"precision", "loss: max delta", "gradient norm: max delta"}, rows));
 }
 
 std::string CostTable(const Comparison& comparison) {
@@ -241,10 +224,11 @@ std::string CostTable(const Comparison& comparison) {
   return absl::StrCat(
       "## What each costs\n\nPer step, medians; memory (of tensors, and of the "
       "whole process) and traffic of the rank with most.\n\n",
-      Table({"strategy", "precision", "ranks", comparison.Unit() + "/s", "step",
-             "memory predicted", "memory measured", "process", "bytes sent",
-             "communication hidden", "communication exposed"},
-            rows));
+      MarkdownTable(
+          {"strategy", "precision", "ranks", comparison.Unit() + "/s", "step",
+           "memory predicted", "memory measured", "process", "bytes sent",
+           "communication hidden", "communication exposed"},
+          rows));
 }
 
 std::string SkippedList(const Comparison& comparison) {
@@ -257,6 +241,23 @@ std::string SkippedList(const Comparison& comparison) {
 }
 
 }  // namespace
+
+std::string MarkdownTable(const Row& head, const std::vector<Row>& rows) {
+  const auto line = [](const Row& cells) {
+    return absl::StrCat(
+        "| ",
+        absl::StrJoin(cells, " | ",
+                      [](std::string* out, const std::string& cell) {
+                        absl::StrAppend(out, Cell(cell));
+                      }),
+        " |\n");
+  };
+  std::string text = line(head);
+  absl::StrAppend(&text, "|", absl::StrJoin(Row(head.size(), "---"), "|"),
+                  "|\n");
+  for (const Row& row : rows) absl::StrAppend(&text, line(row));
+  return absl::StrCat(text, "\n");
+}
 
 std::string ReportJson(const Comparison& comparison) {
   Json json;
@@ -317,8 +318,7 @@ std::string ReportJunit(const Comparison& comparison) {
     for (const char c : text) {
       if (static_cast<unsigned char>(c) >= 0x20 || c == '\n') clean += c;
     }
-    return absl::StrCat(
-        "\"", absl::StrReplaceAll(HtmlText(clean), {{"\"", "&quot;"}}), "\"");
+    return absl::StrCat("\"", HtmlText(clean), "\"");
   };
   std::string cases;
   int failures = 0, skipped = 0;

@@ -6,6 +6,7 @@
 #define CAPSTAN_DESK_COMPARE_REPORT_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "desk/compare/comparison.h"
@@ -26,6 +27,10 @@ std::string ReportHtml(const Comparison& comparison);
 // junit.xml, as CI systems read it: a test case for each run, which has failed
 // if the run did or is too far from its reference.
 std::string ReportJunit(const Comparison& comparison);
+
+// A table in Markdown, and an empty line; what would end a cell is escaped.
+std::string MarkdownTable(const std::vector<std::string>& head,
+                          const std::vector<std::vector<std::string>>& rows);
 
 // Writes all four into `folder`.
 absl::Status WriteReports(const Comparison& comparison,

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
 
 namespace capstan {

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/compare/report.h"
 #include "desk/page/page.h"
 
 namespace capstan {
@@ -94,11 +94,6 @@ std::string Introduction(const Sweep& sweep) {
       sweep.lower_is_better ? "lower" : "higher", " is better).");
 }
 
-std::string InText(const std::string& text) {
-  return absl::StrReplaceAll(
-      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
-}
-
 }  // namespace
 
 std::string SweepText(const Sweep& sweep) {
@@ -160,22 +155,10 @@ std::string SweepJson(const Sweep& sweep) {
 }
 
 std::string SweepMarkdown(const Sweep& sweep) {
-  std::string text =
-      absl::StrCat("# ", sweep.name, "\n\n", Introduction(sweep), "\n\n");
   const std::vector<Row> rows = Cells(sweep);
-  for (size_t r = 0; r < rows.size(); ++r) {
-    for (const std::string& cell : rows[r]) {
-      absl::StrAppend(&text, "| ",
-                      absl::StrReplaceAll(cell, {{"|", "\\|"}, {"\n", " "}}),
-                      " ");
-    }
-    absl::StrAppend(&text, "|\n");
-    if (r > 0) continue;
-    for (size_t i = 0; i < rows[0].size(); ++i) absl::StrAppend(&text, "|---");
-    absl::StrAppend(&text, "|\n");
-  }
-  return absl::StrCat(text,
-                      "\nAll numbers are in report.json, each run's folder is "
+  return absl::StrCat("# ", sweep.name, "\n\n", Introduction(sweep), "\n\n",
+                      MarkdownTable(rows[0], {rows.begin() + 1, rows.end()}),
+                      "All numbers are in report.json, each run's folder is "
                       "below runs/.\n");
 }
 
@@ -183,29 +166,29 @@ std::string SweepHtml(const Sweep& sweep) {
   std::string html = absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>",
-      InText(sweep.name), "</title>\n<style>\n", BaseStyle(),
+      HtmlText(sweep.name), "</title>\n<style>\n", BaseStyle(),
       EmbeddedText(kComparePage, "page.css"), "</style>\n<main>\n<h1>",
-      InText(sweep.name), "</h1>\n<p class=\"soft\">",
-      InText(Introduction(sweep)), "</p>\n<div class=\"scroll\"><table>\n");
+      HtmlText(sweep.name), "</h1>\n<p class=\"soft\">",
+      HtmlText(Introduction(sweep)), "</p>\n<div class=\"scroll\"><table>\n");
   const std::vector<Row> rows = Cells(sweep);
   absl::StrAppend(&html, "<thead><tr>");
   for (const std::string& name : rows[0]) {
-    absl::StrAppend(&html, "<th scope=\"col\">", InText(name), "</th>");
+    absl::StrAppend(&html, "<th scope=\"col\">", HtmlText(name), "</th>");
   }
   absl::StrAppend(&html, "</tr></thead>\n<tbody>\n");
   for (size_t r = 1; r < rows.size(); ++r) {
     absl::StrAppend(&html, r == 1 ? "<tr class=\"reference\">" : "<tr>");
     for (size_t i = 0; i < rows[r].size(); ++i) {
       // On narrow screens each value stands beside its column's name.
-      absl::StrAppend(&html, "<td data-column=\"", InText(rows[0][i]), "\">",
-                      InText(rows[r][i]), "</td>");
+      absl::StrAppend(&html, "<td data-column=\"", HtmlText(rows[0][i]), "\">",
+                      HtmlText(rows[r][i]), "</td>");
     }
     absl::StrAppend(&html, "</tr>\n");
   }
   return absl::StrCat(html,
                       "</tbody>\n</table></div>\n<details><summary>"
                       "Config</summary><pre>",
-                      InText(sweep.config_text),
+                      HtmlText(sweep.config_text),
                       "</pre></details>\n</main>\n"
                       "</html>\n");
 }

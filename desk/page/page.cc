@@ -49,8 +49,8 @@ std::string EmbeddedText(const EmbeddedFile* files, const char* path) {
 std::string BaseStyle() { return EmbeddedText(kPageAssets, "base.css"); }
 
 std::string HtmlText(const std::string& text) {
-  return absl::StrReplaceAll(text,
-                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}});
+  return absl::StrReplaceAll(
+      text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
 std::string PageHtml(const Page& page) {

@@ -30,7 +30,7 @@ std::string BaseStyle();
 // The text of `files` at `path`, which must be there.
 std::string EmbeddedText(const EmbeddedFile* files, const char* path);
 
-// `text` with what HTML would take for markup escaped.
+// `text` with what HTML would take for markup, or an attribute's end, escaped.
 std::string HtmlText(const std::string& text);
 
 }  // namespace capstan

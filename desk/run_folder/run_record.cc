@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +21,8 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 #include "host/config/load_config.h"
 #include "trainer/commands/command.h"
 #include "trainer/session/session.h"
@@ -31,12 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-absl::Time ChangedAt(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim)
-                                        : absl::InfinitePast();
-}
 
 // What the run's metrics say: each name's newest value, and the best of
 // evaluations. Of the lines of steps only the first and the last are parsed.
@@ -77,8 +72,9 @@ void ReadMetrics(const std::string& folder, ListedRun* record) {
   });
   take(ParseJson<Json>(last_step));
   if (PathExists(path)) {
-    record->seconds =
-        std::max(0.0, absl::ToDoubleSeconds(ChangedAt(path) - record->begun));
+    record->seconds = std::max(
+        0.0, WrittenAt(path) -
+                 absl::ToDoubleSeconds(record->begun - absl::UnixEpoch()));
   }
 }
 
@@ -127,13 +123,6 @@ void ForEachLine(const std::string& path,
        rest.remove_prefix(end + 1)) {
     use(rest.substr(0, end));
   }
-}
-
-absl::optional<double> NumberOf(const Json& json, const std::string& name) {
-  if (!json.is_object()) return absl::nullopt;
-  const auto found = json.find(name);
-  if (found == json.end() || !found->is_number()) return absl::nullopt;
-  return found->get<double>();
 }
 
 absl::StatusOr<std::string> FindRun(const std::string& given) {
@@ -212,7 +201,7 @@ ListedRun ReadListedRun(const std::string& folder) {
   ListedRun record;
   record.folder = folder;
   const std::string config = folder + "/config.pbtxt";
-  record.begun = ChangedAt(config);
+  record.begun = absl::UnixEpoch() + absl::Seconds(WrittenAt(config));
   const absl::StatusOr<std::string> text = ReadWholeFile(config);
   if (text.ok()) record.fields = FieldsOfConfig(*text);
   const auto first = [&](const char* field) {

@@ -25,10 +25,6 @@ namespace capstan {
 void ForEachLine(const std::string& path,
                  const std::function<void(absl::string_view)>& use);
 
-// The number of this name in an object; unset if it has none.
-absl::optional<double> NumberOf(const nlohmann::ordered_json& json,
-                                const std::string& name);
-
 // The run's folder that a user means by `given`: runs/NAME/TIME,
 // runs/NAME/latest, or runs/NAME for the newest.
 absl::StatusOr<std::string> FindRun(const std::string& given);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/serve/reply.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <ctime>
 #include <utility>
@@ -11,24 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "desk/http/server.h"
+#include "text/tokenizer/unicode.h"
 
 namespace capstan {
 namespace {
 
 using Json = nlohmann::json;
-
-bool IsUtf8(absl::string_view text) {
-  const auto* at = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-  auto left = static_cast<utf8proc_ssize_t>(text.size());
-  while (left > 0) {
-    utf8proc_int32_t point;
-    const utf8proc_ssize_t bytes = utf8proc_iterate(at, left, &point);
-    if (bytes <= 0) return false;
-    at += bytes;
-    left -= bytes;
-  }
-  return true;
-}
 
 int64_t Characters(absl::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) {
@@ -68,7 +54,7 @@ Json Reply::NewLogprobs() const {
 
 std::string Reply::TokenText(int64_t token) const {
   const std::string bytes = tokenizer_->Decode(absl::MakeConstSpan(&token, 1));
-  if (IsUtf8(bytes)) return bytes;
+  if (tokenizer::IsUtf8(bytes)) return bytes;
   // As OpenAI's API writes a part of a character.
   std::string text = "bytes:";
   for (const char byte : bytes) {

@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "desk/generate/model_flags.h"
 #include "desk/http/server.h"
+#include "desk/page/page.h"
 #include "desk/serve/completions.h"
 #include "inference/engine/engine.h"
 #include "plugins/sdk/lib/field_check.h"
@@ -26,8 +27,7 @@
 
 namespace capstan {
 
-// Of the folder page/.
-extern const char kChatHtml[], kChatCss[], kChatJs[];
+extern const EmbeddedFile kChatPage[];
 
 namespace {
 
@@ -154,8 +154,9 @@ void AddPage(HttpServer* server) {
                         "img-src data:; base-uri 'none'; form-action 'none'; "
                         "frame-ancestors 'none'");
     response.set_content(
-        absl::StrCat(kChatHtml, "<style>", kChatCss, "</style>\n<script>",
-                     kChatJs, "</script>\n"),
+        absl::StrCat(EmbeddedText(kChatPage, "page.html"), "<style>",
+                     EmbeddedText(kChatPage, "page.css"), "</style>\n<script>",
+                     EmbeddedText(kChatPage, "page.js"), "</script>\n"),
         "text/html; charset=utf-8");
   });
 }

@@ -16,7 +16,8 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/subprocess.h"
-#include "desk/run_folder/run_record.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 

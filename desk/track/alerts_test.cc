@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "desk/run_folder/file_times.h"
+
 namespace capstan::track {
 namespace {
 

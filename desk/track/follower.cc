@@ -8,7 +8,8 @@
 
 #include "absl/strings/escaping.h"
 #include "base/json.h"
-#include "desk/run_folder/run_record.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/track/run_folder.h"
 
 namespace capstan::track {

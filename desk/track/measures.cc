@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
-#include "desk/run_folder/run_record.h"
+#include "desk/run_folder/json_fields.h"
 
 namespace capstan::track {
 namespace {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/scratch_folder.h"
+#include "desk/run_folder/file_times.h"
 #include "desk/track/sink.h"
 
 namespace capstan::track {

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/run_folder/run_record.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/track/http_target.h"
 #include "desk/track/sink.h"
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/track/http_target.h"
 #include "desk/track/sink.h"
 

@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/track/run_folder.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "desk/run_folder/config_fields.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
 
 namespace capstan::track {
-namespace {
-
-// Without a summary and without a lock, a run that is silent for longer than
-// both is dead.
-constexpr double kSilentSeconds = 120.0;
-constexpr double kSilentSteps = 20.0;
-
-}  // namespace
 
 Settings SettingsOf(absl::string_view config_text) {
   Settings settings;
@@ -44,15 +35,19 @@ nlohmann::ordered_json SettingJson(const std::string& value) {
                                                : nlohmann::ordered_json(value);
 }
 
+double LastWritten(const std::string& folder) {
+  return std::max({WrittenAt(folder + "/metrics.jsonl"),
+                   WrittenAt(folder + "/events.jsonl"),
+                   WrittenAt(folder + "/config.pbtxt")});
+}
+
 RunState LookAtRun(const std::string& folder, double step_seconds) {
   RunState state;
   state.end_time = NowSeconds();
   if (IsInUse(folder)) return state;
   const std::string path = folder + "/summary.json";
   const double written = WrittenAt(path);
-  const double newest = std::max({WrittenAt(folder + "/metrics.jsonl"),
-                                  WrittenAt(folder + "/events.jsonl"),
-                                  WrittenAt(folder + "/config.pbtxt")});
+  const double newest = LastWritten(folder);
   const absl::StatusOr<std::string> text = ReadWholeFile(path);
   if (text.ok()) state.summary = ParseJson<nlohmann::ordered_json>(*text);
   if (state.summary.is_object() && !state.summary.empty()) {
@@ -62,20 +57,12 @@ RunState LookAtRun(const std::string& folder, double step_seconds) {
     return state;
   }
   state.summary = nlohmann::ordered_json::object();
-  if (state.end_time - newest <
-      std::max(kSilentSeconds, kSilentSteps * step_seconds)) {
-    return state;
-  }
+  // Without a summary and without a lock.
+  if (state.end_time - newest < PatienceFor(step_seconds)) return state;
   state.ended = true;
   state.end_time = newest;
   state.status = "died";
   return state;
-}
-
-std::string TextOf(const nlohmann::ordered_json& json, const char* name) {
-  const auto found = json.find(name);
-  return found != json.end() && found->is_string() ? found->get<std::string>()
-                                                   : "";
 }
 
 nlohmann::ordered_json ListOf(const nlohmann::ordered_json& json,
@@ -84,19 +71,6 @@ nlohmann::ordered_json ListOf(const nlohmann::ordered_json& json,
   return found != json.end() && found->is_array()
              ? *found
              : nlohmann::ordered_json::array();
-}
-
-double NowSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-double WrittenAt(const std::string& path) {
-  struct stat info = {};
-  if (stat(path.c_str(), &info) != 0) return 0.0;
-  return static_cast<double>(info.st_mtim.tv_sec) +
-         1e-9 * static_cast<double>(info.st_mtim.tv_nsec);
 }
 
 std::string NumberText(double value) {

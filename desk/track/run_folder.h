@@ -34,21 +34,18 @@ struct RunState {
   nlohmann::ordered_json summary = nlohmann::ordered_json::object();
 };
 
+// When the run last told of itself, in Unix seconds.
+double LastWritten(const std::string& folder);
+
 // Asks whether the run's lock is held. Where its file system has no locks, a
-// run that has written anything within two minutes, or the time of twenty steps
-// of `step_seconds`, counts as running, too.
+// run that has written anything within PatienceFor(step_seconds) counts as
+// running, too.
 RunState LookAtRun(const std::string& folder, double step_seconds);
 
-// Of another program's JSON, which may be anything: the text or list of that
-// name, or an empty one.
-std::string TextOf(const nlohmann::ordered_json& json, const char* name);
+// Of another program's JSON, which may be anything: the list of that name, or
+// an empty one.
 nlohmann::ordered_json ListOf(const nlohmann::ordered_json& json,
                               const char* name);
-
-// Unix seconds.
-double NowSeconds();
-// When the file was last written, or 0 if there is none.
-double WrittenAt(const std::string& path);
 
 // A finite number, as few digits as say it exactly.
 std::string NumberText(double value);

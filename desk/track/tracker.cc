@@ -19,7 +19,8 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/run_folder/run_record.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/track/backoff.h"
 #include "trainer/metrics/console.h"
 
@@ -166,9 +167,7 @@ absl::Status Tracker::Turn() {
     if (last.has_value()) Look(*last);
   }
   if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
-  alerts_->LookAt(state_, std::max({WrittenAt(run_.folder + "/metrics.jsonl"),
-                                    WrittenAt(run_.folder + "/events.jsonl"),
-                                    WrittenAt(run_.folder + "/config.pbtxt")}));
+  alerts_->LookAt(state_, LastWritten(run_.folder));
   if (alerts_->Deliver(run_.id)) CAPSTAN_RETURN_IF_ERROR(WriteState());
   if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
     return Annotate(alerts_->outage(), "--webhook");

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "desk/run_folder/json_fields.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
 
@@ -20,13 +21,7 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 constexpr int kParts = static_cast<int>(std::size(kWorkParts));
 
 double Number(const json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_number() ? it->get<double>() : kUnknown;
-}
-
-std::string Text(const json& line, const char* key) {
-  const auto it = line.find(key);
-  return it != line.end() && it->is_string() ? it->get<std::string>() : "";
+  return NumberOf(line, key).value_or(kUnknown);
 }
 
 // The means of a series by column. A line tells of the steps before it, too:
@@ -147,8 +142,8 @@ json UsageJson(const std::map<int, WatchedRank>& ranks,
 void WatchedRank::Add(const json& line) {
   if (!line.is_object()) return;
   if (line.contains("pid")) {
-    host = Text(line, "host");
-    device = Text(line, "device");
+    host = TextOf(line, "host");
+    device = TextOf(line, "device");
     const double ranks = Number(line, "world_size");  // NaN: it isn't there
     world_size = ranks > 0.0 ? static_cast<int>(ranks) : 0;
     restart = static_cast<int64_t>(Number(line, "restart"));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/watch/run_reader.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,12 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/json_document.h"
 #include "desk/run_folder/config_fields.h"
+#include "desk/run_folder/file_times.h"
+#include "desk/run_folder/json_fields.h"
 
 namespace capstan {
 namespace {
@@ -35,34 +33,13 @@ constexpr int64_t kMostSmallFile = int64_t{16} << 20;
 constexpr double kMostSteps = 1e15;
 constexpr int64_t kLinesAPlace = 256;
 constexpr size_t kPaceSteps = 256;
-// A run that has written nothing for so long, or for so many steps' time, is
-// called silent.
-constexpr double kSilentSeconds = 120.0;
-constexpr double kSilentSteps = 20.0;
-
-double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
-
-// When `path` last changed; 0 if it isn't there.
-double ChangedAt(const std::string& path) {
-  struct stat info = {};
-  if (stat(path.c_str(), &info) != 0) return 0.0;
-  return absl::ToDoubleSeconds(absl::TimeFromTimespec(info.st_mtim) -
-                               absl::UnixEpoch());
-}
-
 double Number(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_number() ? it->get<double>() : 0.0;
+  return NumberOf(object, key).value_or(0.0);
 }
 
 int64_t Step(const json& object) {
   const double step = Number(object, "step");
   return step >= 0.0 && step < kMostSteps ? static_cast<int64_t>(step) : 0;
-}
-
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
 }
 
 // The rank of "rank-00003.jsonl"; -1: of another name.
@@ -129,10 +106,10 @@ bool RunReader::Poll() {
 }
 
 void RunReader::PollFiles() {
-  changed_ = std::max(ChangedAt(folder_ + "/metrics.jsonl"),
-                      ChangedAt(folder_ + "/events.jsonl"));
+  changed_ = std::max(WrittenAt(folder_ + "/metrics.jsonl"),
+                      WrittenAt(folder_ + "/events.jsonl"));
   const std::string config_path = folder_ + "/config.pbtxt";
-  const double config_time = ChangedAt(config_path);
+  const double config_time = WrittenAt(config_path);
   if (config_time > 0.0 && config_time != config_time_) {
     const absl::StatusOr<std::string> text =
         ReadWholeFile(config_path, kMostSmallFile);
@@ -147,7 +124,7 @@ void RunReader::PollFiles() {
     }
   }
   const std::string summary_path = folder_ + "/summary.json";
-  const double summary_time = ChangedAt(summary_path);
+  const double summary_time = WrittenAt(summary_path);
   if (summary_time == 0.0 || summary_time == summary_time_) return;
   const absl::StatusOr<std::string> text =
       ReadWholeFile(summary_path, kMostSmallFile);
@@ -204,10 +181,11 @@ void RunReader::PollControl() {
   control_file_.Poll(
       [this](absl::string_view line, int64_t) {
         const json request = ParseJson<json>(line);
-        if (!request.is_object() || Text(request, "do") != "max_steps") return;
+        if (!request.is_object() || TextOf(request, "do") != "max_steps")
+          return;
         const double value = Number(request, "value");
         if (!(value > 0.0 && value < kMostSteps)) return;
-        asked_ends_[Text(request, "id")] = static_cast<int64_t>(value);
+        asked_ends_[TextOf(request, "id")] = static_cast<int64_t>(value);
       },
       [this] { asked_ends_.clear(); });
 }
@@ -215,8 +193,8 @@ void RunReader::PollControl() {
 void RunReader::AddEvent(const json& line) {
   if (!line.is_object()) return;
   WatchedEvent event = {Number(line, "time"),    Step(line),
-                        Text(line, "kind"),      Text(line, "text"),
-                        Number(line, "seconds"), Text(line, "id")};
+                        TextOf(line, "kind"),    TextOf(line, "text"),
+                        Number(line, "seconds"), TextOf(line, "id")};
   // The kind says it.
   if (event.kind == "warning" && absl::StartsWith(event.text, "WARNING: ")) {
     event.text.erase(0, sizeof("WARNING: ") - 1);
@@ -249,7 +227,7 @@ void RunReader::PollSamples() {
         const json object = ParseJson<json>(line);
         if (!object.is_object()) return;
         samples_.push_back(
-            {Step(object), Text(object, "prompt"), Text(object, "text")});
+            {Step(object), TextOf(object, "prompt"), TextOf(object, "text")});
         sample_bytes_ +=
             samples_.back().prompt.size() + samples_.back().text.size();
         while (sample_bytes_ > kMostSampleBytes && samples_.size() > 1) {
@@ -315,10 +293,8 @@ RunReader::State RunReader::state() const {
                      Number(summary_, "steps") >= static_cast<double>(step_);
   if (ended) return State::kEnded;
   if (changed_ == 0.0) return State::kWaiting;
-  return SecondsSilent() >
-                 std::max(kSilentSeconds, kSilentSteps * SecondsPerStep())
-             ? State::kSilent
-             : State::kRunning;
+  return SecondsSilent() > PatienceFor(SecondsPerStep()) ? State::kSilent
+                                                         : State::kRunning;
 }
 
 int64_t RunReader::max_steps() const {
@@ -346,7 +322,7 @@ double RunReader::SecondsLeft() const {
 }
 
 double RunReader::SecondsSilent() const {
-  return changed_ == 0.0 ? -1.0 : std::max(0.0, Now() - changed_);
+  return changed_ == 0.0 ? -1.0 : std::max(0.0, NowSeconds() - changed_);
 }
 
 bool RunReader::control() const {

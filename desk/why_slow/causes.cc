@@ -36,20 +36,9 @@ Times PerStep(const RankRecord& rank) {
     sum.Add(rank.later);
   }
   if (sum.steps == 0.0) sum = rank.all;
-  Times mean;
-  const double steps = sum.steps;
-  for (double Times::*field :
-       {&Times::step_seconds, &Times::data, &Times::rollout, &Times::forward,
-        &Times::backward, &Times::optimizer, &Times::exposed, &Times::rest,
-        &Times::outside, &Times::off_core, &Times::runqueue_seconds,
-        &Times::cpu_seconds, &Times::steal_seconds, &Times::iowait_seconds,
-        &Times::major_faults, &Times::read_bytes}) {
-    mean.*field = sum.*field / steps;
-  }
-  for (const auto& [name, seconds] : sum.actions) {
-    mean.actions[name] = seconds / steps;
-  }
-  mean.steps = steps;
+  Times mean = sum;
+  mean.Divide(sum.steps);
+  mean.steps = sum.steps;
   return mean;
 }
 
@@ -488,15 +477,7 @@ Summary Summarize(const SpeedRecord& run) {
     summary.wall += times.wall() / ranks;
     summary.mean.Add(times);
   }
-  for (double Times::*field :
-       {&Times::steps, &Times::step_seconds, &Times::data, &Times::rollout,
-        &Times::forward, &Times::backward, &Times::optimizer, &Times::exposed,
-        &Times::rest, &Times::outside, &Times::off_core,
-        &Times::runqueue_seconds, &Times::cpu_seconds, &Times::steal_seconds,
-        &Times::iowait_seconds, &Times::major_faults, &Times::read_bytes}) {
-    summary.mean.*field /= ranks;
-  }
-  for (auto& [name, seconds] : summary.mean.actions) seconds /= ranks;
+  summary.mean.Divide(ranks);
   return summary;
 }
 

@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
 #include "host/config/load_config.h"
 #include "host/config/run_config.pb.h"
@@ -23,38 +25,32 @@ using Json = nlohmann::ordered_json;
 using google::protobuf::FieldDescriptor;
 
 double Number(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<double>()
-                                                     : 0.0;
+  return NumberOf(object, key).value_or(0.0);
 }
 
-std::string Text(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>()
-                                                     : "";
-}
+// The numbers of a line, by their keys.
+constexpr std::pair<const char*, double Times::*> kFields[] = {
+    {"steps", &Times::steps},
+    {"step_seconds", &Times::step_seconds},
+    {"data", &Times::data},
+    {"rollout", &Times::rollout},
+    {"forward", &Times::forward},
+    {"backward", &Times::backward},
+    {"optimizer", &Times::optimizer},
+    {"exposed", &Times::exposed},
+    {"rest", &Times::rest},
+    {"outside", &Times::outside},
+    {"off_core", &Times::off_core},
+    {"runqueue_seconds", &Times::runqueue_seconds},
+    {"cpu_seconds", &Times::cpu_seconds},
+    {"steal_seconds", &Times::steal_seconds},
+    {"iowait_seconds", &Times::iowait_seconds},
+    {"major_faults", &Times::major_faults},
+    {"read_bytes", &Times::read_bytes}};
 
 Times TimesOf(const Json& line) {
   Times times;
-  const std::pair<const char*, double*> keys[] = {
-      {"steps", &times.steps},
-      {"step_seconds", &times.step_seconds},
-      {"data", &times.data},
-      {"rollout", &times.rollout},
-      {"forward", &times.forward},
-      {"backward", &times.backward},
-      {"optimizer", &times.optimizer},
-      {"exposed", &times.exposed},
-      {"rest", &times.rest},
-      {"outside", &times.outside},
-      {"off_core", &times.off_core},
-      {"runqueue_seconds", &times.runqueue_seconds},
-      {"cpu_seconds", &times.cpu_seconds},
-      {"steal_seconds", &times.steal_seconds},
-      {"iowait_seconds", &times.iowait_seconds},
-      {"major_faults", &times.major_faults},
-      {"read_bytes", &times.read_bytes}};
-  for (const auto& [key, value] : keys) *value = Number(line, key);
+  for (const auto& [key, field] : kFields) times.*field = Number(line, key);
   const auto actions = line.find("actions");
   if (actions != line.end() && actions->is_object()) {
     for (const auto& [name, seconds] : actions->items()) {
@@ -92,8 +88,8 @@ RankRecord ReadRank(const std::string& path) {
       rank.first_step = Number(json, "first_step");
       rank.rank = static_cast<int>(Number(json, "rank"));
       rank.world_size = static_cast<int>(Number(json, "world_size"));
-      rank.host = Text(json, "host");
-      rank.device = Text(json, "device");
+      rank.host = TextOf(json, "host");
+      rank.device = TextOf(json, "device");
       rank.cores = std::max(1.0, Number(json, "cores"));
       rank.threads = std::max(1.0, Number(json, "threads"));
       rank.bound = json.contains("bound_to");
@@ -145,9 +141,9 @@ void ReadProfile(const std::string& path, SpeedRecord* run) {
   const auto rows = profile.find("rows");
   if (rows == profile.end() || !rows->is_array()) return;
   for (const Json& row : *rows) {
-    const std::string phase = Text(row, "phase");
+    const std::string phase = TextOf(row, "phase");
     if (phase != "forward" && phase != "backward") continue;
-    run->scopes.emplace_back(absl::StrCat(phase, ": ", Text(row, "name")),
+    run->scopes.emplace_back(absl::StrCat(phase, ": ", TextOf(row, "name")),
                              Number(row, "seconds"));
   }
   std::sort(run->scopes.begin(), run->scopes.end(),
@@ -175,15 +171,13 @@ void AddWidths(const google::protobuf::Message& model, Settings* settings) {
 }  // namespace
 
 void Times::Add(const Times& other) {
-  for (double Times::*field :
-       {&Times::steps, &Times::step_seconds, &Times::data, &Times::rollout,
-        &Times::forward, &Times::backward, &Times::optimizer, &Times::exposed,
-        &Times::rest, &Times::outside, &Times::off_core,
-        &Times::runqueue_seconds, &Times::cpu_seconds, &Times::steal_seconds,
-        &Times::iowait_seconds, &Times::major_faults, &Times::read_bytes}) {
-    this->*field += other.*field;
-  }
+  for (const auto& [key, field] : kFields) this->*field += other.*field;
   for (const auto& [name, seconds] : other.actions) actions[name] += seconds;
+}
+
+void Times::Divide(double by) {
+  for (const auto& [key, field] : kFields) this->*field /= by;
+  for (auto& [name, seconds] : actions) seconds /= by;
 }
 
 absl::Status ReadSettings(const std::string& config_text,

@@ -35,6 +35,7 @@ struct Times {
   std::map<std::string, double> actions;
 
   void Add(const Times& other);
+  void Divide(double by);
   // Of the steps and of what is between them.
   double wall() const { return step_seconds + outside; }
   // What the rank does itself in its steps.
