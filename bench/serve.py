@@ -40,7 +40,8 @@ import processes
 import report
 
 OURS, PEER, PEER_BATCHING = "capstan", "transformers", "transformers-cb"
-PACKAGES = ("torch", "transformers", "fastapi", "uvicorn")
+REQUIREMENTS = contestants.BENCH / "peers/requirements_serve.txt"
+PACKAGES = ("torch", "transformers", "fastapi", "uvicorn", "openai", "rich")
 START_SECONDS, LIMIT_SECONDS = 300, 600
 WORDS = "the quick brown fox jumps over the lazy dog and".split()
 
@@ -194,7 +195,7 @@ def main():
     args = parse()
     if args.trainer is None and OURS in args.sides:
         contestants.ensure_trainer()
-    python = args.python or contestants.ensure_peer(packages=PACKAGES)
+    python = args.python or contestants.ensure_peer(REQUIREMENTS, PACKAGES)
     runs = {}
 
     def note(side, url, name):
