@@ -274,8 +274,7 @@ absl::StatusOr<TrainState> StateAfter(int64_t updates, const TrainJob& job) {
   const Train& train = job.loaded.config.train();
   const int64_t global_batch = job.batch.global_batch_size;
   const DataOrder order =
-      OrderOf(*job.parts.train_data, train.seed(),
-              job.loaded.config.batch().group_by_length(), global_batch);
+      OrderOfRun(job.loaded.config, job.parts, global_batch);
   TrainState state;
   state.step = updates;
   state.optimizer_steps = updates;
@@ -322,7 +321,7 @@ absl::StatusOr<std::string> WriteCheckpoint(const WeightSource& source,
                            StateAfter(*source.updates, job));
   manifest.config_text = PrintConfig(job.loaded.config);
   const int64_t steps =
-      StepsOfRun(job.loaded.config.train(), job.parts.train_data->size(),
+      StepsOfRun(job.loaded.config.train(), EpochRows(job.parts),
                  job.batch.global_batch_size);
   CAPSTAN_ASSIGN_OR_RETURN(IdentifiedRun identified,
                            IdentifyRun(job.loaded.config, job.parts, steps));

@@ -166,8 +166,7 @@ absl::Status FindRows(Asked* asked) {
   }
   const int64_t global = asked->batch.global_batch_size;
   const int64_t position = PositionOfStep(record, global, &asked->notes);
-  const DataOrder order = OrderOf(data, config.train().seed(),
-                                  config.batch().group_by_length(), global);
+  const DataOrder order = OrderOfRun(config, asked->parts, global);
   asked->rows = RowsOfStep(order, asked->batch,
                            MeshOf(config.train(), asked->world_size), position);
   return absl::OkStatus();

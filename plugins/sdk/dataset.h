@@ -36,6 +36,11 @@ extern const char kTokenCounts[];
 // in the dataset), to key random numbers independently of strategy and ranks.
 inline constexpr char kSamplePosition[] = "sample_position";
 
+// Prompts, whose answers an objective samples (Objective::Rollout): kInputIds
+// ends where an answer begins, there are no kLabels, and kRowText has the rows.
+// [B, L] uint8: each row's JSON as in its file, with zeros behind it.
+inline constexpr char kRowText[] = "row_text";
+
 // Pairs: two texts, prompt and completion each, of which the first was
 // preferred. In kInputIds, kLabels ([2 B, T]) and kTokenCounts ([2 B]), rows 0
 // to B - 1 are the chosen texts and rows B to 2 B - 1 the rejected ones; only

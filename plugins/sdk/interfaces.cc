@@ -141,6 +141,13 @@ absl::Status Objective::Rollout(Model&, std::vector<Batch>*, const RolloutInfo&,
 }
 absl::optional<OwnCurve> Objective::own_curve() const { return absl::nullopt; }
 bool Objective::allows_divided_rows() const { return false; }
+RolloutPlan Objective::rollout_plan() const { return {}; }
+
+at::Tensor RowLosses::TokenLogProbs(const TokenInput&, const at::Tensor&,
+                                    double, at::Tensor*, UnitRunner&) {
+  throw std::logic_error("this model has no log-probabilities of tokens");
+}
+bool RowLosses::has_token_log_probs() const { return false; }
 
 std::string Model::SaveState() const { return ""; }
 absl::Status Model::RestoreState(absl::string_view) {
@@ -198,6 +205,21 @@ CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room5Ev", absl::optional<OwnCurve>,
 CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room6Ev", bool, ObjectiveRoom6,
                     (const Objective* self)) {
   return self->Objective::allows_divided_rows();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room7Ev", RolloutPlan,
+                    ObjectiveRoom7, (const Objective* self)) {
+  return self->Objective::rollout_plan();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9RowLosses5Room1Ev", at::Tensor, RowLossesRoom1,
+                    (RowLosses * self, const TokenInput& input,
+                     const at::Tensor& targets, double temperature,
+                     at::Tensor* entropy, UnitRunner& runner)) {
+  return self->RowLosses::TokenLogProbs(input, targets, temperature, entropy,
+                                        runner);
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9RowLosses5Room2Ev", bool, RowLossesRoom2,
+                    (const RowLosses* self)) {
+  return self->RowLosses::has_token_log_probs();
 }
 CAPSTAN_FORMER_ROOM("_ZN7capstan5Model5Room1Ev", std::string, ModelRoom1,
                     (const Model* self)) {
@@ -259,8 +281,7 @@ CAPSTAN_ROOMS(TextBatching, 1, 2)
 CAPSTAN_ROOMS(JoinableCache, 1, 2)
 CAPSTAN_ROOMS(KvCache, 1, 2)
 CAPSTAN_ROOMS(BatchedCache, 1, 2)
-CAPSTAN_ROOMS(RowLosses, 1, 2)
-CAPSTAN_ROOMS(Objective, 7, 8)
+CAPSTAN_ROOM(Objective, 8)
 CAPSTAN_ROOMS(Objective, 9, 10)
 CAPSTAN_ROOMS(Objective, 11, 12)
 CAPSTAN_ROOMS(Optimizer, 1, 2)

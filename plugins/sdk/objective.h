@@ -124,6 +124,16 @@ struct Beam {
   double score;
 };
 
+// How samples become a step's rows.
+struct RolloutPlan {
+  // Consecutive rows of the run's order that are the same sample: the global
+  // batch is a multiple of it.
+  int64_t rows_per_sample = 1;
+  // Consecutive steps that get the same samples, the first one's number is 1
+  // more than a multiple of it.
+  int64_t steps_per_sample = 1;
+};
+
 struct RolloutInfo {
   uint64_t seed = 0;  // the run's
   int64_t step = 0;   // from 1
@@ -133,6 +143,12 @@ struct RolloutInfo {
   // that is done runs forwards, and drops their results, until this returns
   // true, since others' forwards may contain collectives.
   std::function<bool(bool done)> all_done = [](bool done) { return done; };
+  // Adds up over ranks, in place. Collective. May throw.
+  std::function<void(absl::Span<double> values)> all_sum =
+      [](absl::Span<double>) {};
+  // kSamplePosition of the step's first row, and its rows on all ranks.
+  int64_t first_position = 0;
+  int64_t global_batch_size = 0;
 };
 
 class Objective {
@@ -242,10 +258,11 @@ class Objective {
   // takes only CrossEntropySum from the model, but for `thorough` metrics, and
   // doesn't depend on what SaveState returns.
   virtual bool allows_divided_rows() const;  // Room6
+  // Of an objective with rollouts. Constant.
+  virtual RolloutPlan rollout_plan() const;  // Room7
 
  private:
   // Room to grow (plugin.h).
-  virtual void Room7();
   virtual void Room8();
   virtual void Room9();
   virtual void Room10();

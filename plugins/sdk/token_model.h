@@ -112,10 +112,16 @@ class RowLosses {
                                       const at::Tensor& targets,
                                       UnitRunner& runner) = 0;
 
- private:
-  // Room to grow (plugin.h).
-  virtual void Room1();
-  virtual void Room2();
+  // Returns [B, T] float32 with gradient: log softmax(logits /
+  // temperature)[target] at positions with a target, 0 at others. `targets`:
+  // [B, T] int64, as TokenTargets::tokens. Sets *entropy, unless it is null, to
+  // [B, T] float32 without gradient: the entropy of that distribution in nats.
+  // Never holds all logits. Throws std::logic_error by default.
+  virtual at::Tensor TokenLogProbs(const TokenInput& input,
+                                   const at::Tensor& targets,
+                                   double temperature, at::Tensor* entropy,
+                                   UnitRunner& runner);  // Room1
+  virtual bool has_token_log_probs() const;              // Room2
 };
 
 // Maps token sequences to logits over a vocabulary.

@@ -65,7 +65,7 @@ nlohmann::ordered_json CheckAsJson(const Prepared& prepared) {
           {"accumulation", job.batch.accumulation},
           {"ranks", mesh.size()},
           {"sequence_parallel", mesh.sequence},
-          {"steps", StepsOfRun(job.loaded.config.train(), samples,
+          {"steps", StepsOfRun(job.loaded.config.train(), EpochRows(job.parts),
                                job.batch.global_batch_size)},
           {"notes", std::move(notes)}};
 }
@@ -88,8 +88,7 @@ absl::StatusOr<int> Check(const RunOptions& options) {
             << job.batch.micro_batch_size << " x "
             << RanksText(mesh.size(), mesh.sequence) << " x accumulation "
             << job.batch.accumulation << ", "
-            << StepsOfRun(job.loaded.config.train(),
-                          job.parts.train_data->size(),
+            << StepsOfRun(job.loaded.config.train(), EpochRows(job.parts),
                           job.batch.global_batch_size)
             << " steps\n";
   for (const std::string& note : job.loaded.notes) std::cout << note << "\n";

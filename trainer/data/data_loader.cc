@@ -204,8 +204,11 @@ int64_t LongestSample(const DatasetReader& data, int64_t most) {
 }
 
 DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
-                  bool group_by_length, int64_t global_batch_size) {
+                  bool group_by_length, int64_t global_batch_size,
+                  const RolloutPlan& rollouts) {
   DataOrder order;
+  order.rollouts = rollouts;
+  order.global_batch_size = global_batch_size;
   order.size = data.size();
   order.shuffle = data.shuffle();
   order.anew = data.draws_anew();
@@ -221,6 +224,18 @@ DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
 }
 
 void SampleSequence::At(int64_t position, absl::Span<int64_t> samples) {
+  const int64_t rows = order_.rollouts.rows_per_sample;
+  const int64_t steps = order_.rollouts.steps_per_sample;
+  if (rows == 1 && steps == 1) return Once(position, samples);
+  const int64_t batch = order_.global_batch_size;
+  for (int64_t& sample : samples) {
+    const int64_t row = position / (batch * steps) * batch + position % batch;
+    Once(row / rows, absl::MakeSpan(&sample, 1));
+    ++position;
+  }
+}
+
+void SampleSequence::Once(int64_t position, absl::Span<int64_t> samples) {
   while (!samples.empty()) {
     const int64_t epoch = position / order_.size;
     const int64_t first = position % order_.size;

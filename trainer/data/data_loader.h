@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/objective.h"
 
 namespace capstan {
 
@@ -35,6 +36,11 @@ struct DataOrder {
   int64_t group = 0;
   std::function<int64_t(int64_t sample)> length;  // required if group > 0
   int64_t longest = 0;  // index of the longest sample, if group > 0
+
+  // Where each sample stands for several rows, and each global batch of
+  // `global_batch_size` for several steps, the sequence above counts samples.
+  RolloutPlan rollouts;
+  int64_t global_batch_size = 0;  // required unless `rollouts` is the default
 };
 
 // The first of the longest among the first `most` samples of `data`.
@@ -45,7 +51,8 @@ int64_t LongestSample(const DatasetReader& data, int64_t most);
 // transformers. Depends only on `data` and the global batch, not on the number
 // of ranks. `data` must outlive it.
 DataOrder OrderOf(const DatasetReader& data, uint64_t seed,
-                  bool group_by_length, int64_t global_batch_size);
+                  bool group_by_length, int64_t global_batch_size,
+                  const RolloutPlan& rollouts = {});
 
 // Enumerates a DataOrder's samples; caches the last sorted group. One thread.
 class SampleSequence {
@@ -56,6 +63,8 @@ class SampleSequence {
   void At(int64_t position, absl::Span<int64_t> samples);
 
  private:
+  // The same where each sample is one row of one step.
+  void Once(int64_t position, absl::Span<int64_t> samples);
   // The sample at `index` of an epoch whose permutation has `key`, before
   // sorting; of the first epoch's.
   int64_t Unsorted(uint64_t key, int64_t index) const;

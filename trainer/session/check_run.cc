@@ -392,7 +392,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   }
   plan->order = MicroBatchOrderOf(train, parts);
   const int64_t steps =
-      StepsOfRun(train, parts.train_data->size(), plan->global_batch_size);
+      StepsOfRun(train, EpochRows(parts), plan->global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckRecomputedMlp(train, parts), "train"));
   CAPSTAN_RETURN_IF_ERROR(

@@ -78,6 +78,12 @@ class Rollouts {
       group.AllReduceHost(absl::MakeSpan(others));
       return others[0] == 0.0;
     };
+    info.all_sum = [this, &group](absl::Span<double> values) {
+      FinishForward();
+      group.AllReduceHost(values);
+    };
+    info.first_position = session_.state.samples;
+    info.global_batch_size = session_.job.batch.global_batch_size;
     session_.runner.TakeRan();
     const WhoseCode code(session_.plugins.objective, "Rollout");
     return Annotate(

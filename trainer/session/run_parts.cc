@@ -235,6 +235,19 @@ bool SumsAlongTree(const Train& train, const RunParts& parts) {
   return train.deterministic() && !parts.device.gpu;
 }
 
+int64_t EpochRows(const RunParts& parts) {
+  const RolloutPlan plan = parts.objective->rollout_plan();
+  return parts.train_data->size() * plan.rows_per_sample *
+         plan.steps_per_sample;
+}
+
+DataOrder OrderOfRun(const RunConfig& config, const RunParts& parts,
+                     int64_t global_batch_size) {
+  return OrderOf(*parts.train_data, config.train().seed(),
+                 config.batch().group_by_length(), global_batch_size,
+                 parts.objective->rollout_plan());
+}
+
 Mesh MeshOf(const Train& train, int world_size) {
   Mesh mesh;
   mesh.sequence = static_cast<int>(

@@ -90,6 +90,14 @@ struct BatchPlan {
 // depend on how a run is divided: train.deterministic on CPUs.
 bool SumsAlongTree(const Train& train, const RunParts& parts);
 
+// The rows of an epoch: each sample is as many, and trained on in as many steps,
+// as the objective's rollouts say.
+int64_t EpochRows(const RunParts& parts);
+
+// The order in which a run reads its train_data, which outlives it.
+DataOrder OrderOfRun(const RunConfig& config, const RunParts& parts,
+                     int64_t global_batch_size);
+
 // A run that is ready to start; identical on all ranks.
 struct TrainJob {
   LoadedConfig loaded;

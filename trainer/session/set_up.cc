@@ -198,7 +198,7 @@ absl::Status SettleRun(Session* session) {
   CAPSTAN_RETURN_IF_ERROR(CompareBatches(*session));
   session->config_text = PrintConfig(session->config);
   session->max_steps =
-      StepsOfRun(session->config.train(), session->parts.train_data->size(),
+      StepsOfRun(session->config.train(), EpochRows(session->parts),
                  session->job.batch.global_batch_size);
   return absl::OkStatus();
 }
@@ -568,9 +568,8 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
         std::set<int64_t>(steps.begin(), steps.end()));
   }
   SetUpReaders(&session);
-  const DataOrder order = OrderOf(
-      *session.parts.train_data, config.train().seed(),
-      config.batch().group_by_length(), session.job.batch.global_batch_size);
+  const DataOrder order = OrderOfRun(
+      config, session.parts, session.job.batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpState(order, run));
   CAPSTAN_ASSIGN_OR_RETURN(const bool finished_before, FinishedBefore(session));
   if (finished_before) return false;
