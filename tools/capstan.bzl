@@ -118,6 +118,7 @@ def capstan_proto(
         name,
         src,
         deps = [],
+        imports = [],
         in_core = False,
         keyword = "",
         visibility = ["//visibility:public"]):
@@ -135,7 +136,8 @@ def capstan_proto(
       name: the library; NAME_hdrs holds only the generated header.
       src: the .proto file. Its name, by which protobuf knows it in a process,
         is its path in its repository.
-      deps: header targets (*_hdrs) of the protos that it imports.
+      deps: header targets (*_hdrs) of the core's protos that it imports.
+      imports: capstan_proto targets of other protos that it imports.
       in_core: keep every symbol, for the core's shared library.
       keyword: a part of the package that is a C++ keyword, which protoc takes
         for a namespace: the namespace gets a '_' behind it.
@@ -153,9 +155,14 @@ def capstan_proto(
         _OPTIONS_PROTO.workspace_root or ".",
         src,
     )
+    native.filegroup(
+        name = name + "_src",
+        srcs = [src],
+        visibility = visibility,
+    )
     native.genrule(
         name = name + "_gen",
-        srcs = [src],
+        srcs = [src] + [label + "_src" for label in imports],
         outs = [stem + ".pb.h", stem + ".pb.cc"],
         cmd = protoc + "--cpp_out=%s" % out + rename + " && " + protoc +
               "--include_source_info --descriptor_set_out=/dev/stdout | " +
@@ -169,7 +176,7 @@ def capstan_proto(
         name = name + "_hdrs",
         hdrs = [stem + ".pb.h"],
         visibility = visibility,
-        deps = deps + ["@system//:protobuf"],
+        deps = deps + [label + "_hdrs" for label in imports] + ["@system//:protobuf"],
     )
     cc_library(
         name = name,
@@ -178,7 +185,7 @@ def capstan_proto(
         linkstatic = True,
         pch = "plain",
         visibility = visibility,
-        deps = [":" + name + "_hdrs"],
+        deps = [":" + name + "_hdrs"] + imports,
     )
 
 def embedded_files(name, symbol, folder):
@@ -276,6 +283,7 @@ def capstan_plugin(
         alone = [],
         deps = [],
         keyword = "",
+        proto_imports = [],
         code = "",
         pch = "ops",
         tests = None,
@@ -303,6 +311,7 @@ def capstan_plugin(
       alone: see cc_library.
       deps: what the code needs beside the SDK.
       keyword: see capstan_proto.
+      proto_imports: see capstan_proto's `imports`.
       pch: see plugin_library.
       code: the name of the code's target; default: the last part of `name`.
       tests: default: the folder's *_test.cc.
@@ -327,6 +336,7 @@ def capstan_plugin(
             name = stem + "_proto",
             src = stem + ".proto",
             deps = [_OPTIONS_PROTO_HDRS],
+            imports = proto_imports,
             keyword = keyword,
             visibility = visibility,
         )
