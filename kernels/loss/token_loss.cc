@@ -442,6 +442,13 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   return sum;
 }
 
+at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
+                      double softcap) {
+  at::Tensor logits = MatMul(hidden, weight.t());
+  SoftCap(logits, softcap);
+  return logits;
+}
+
 at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
                         const at::Tensor& targets, int64_t logits_bytes,
                         double softcap, double temperature,
@@ -459,11 +466,10 @@ at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
   if (entropy != nullptr) entropies = at::zeros({rows}, Wide(hidden));
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
-    at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
-    SoftCap(logits, softcap);
     at::Tensor of_piece;
     found.narrow(0, r, n).copy_(
-        LogProbs(logits, seen.targets.narrow(0, r, n), temperature,
+        LogProbs(HeadLogits(x.narrow(0, r, n), weight, softcap),
+                 seen.targets.narrow(0, r, n), temperature,
                  entropy == nullptr ? nullptr : &of_piece));
     if (entropy != nullptr) entropies.narrow(0, r, n).copy_(of_piece);
   }

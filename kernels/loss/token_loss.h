@@ -63,6 +63,11 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                double softcap = 0.0, double smoothing = 0.0,
                                double temperature = 1.0);
 
+// [rows, vocab]: the logits that HeadCrossEntropySum has, without gradient and
+// undivided.
+at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
+                      double softcap);
+
 // [rows] float32 without gradient: LogProbs (tokens.h) of hidden W^T, whose
 // logits exist as for HeadCrossEntropySum, in whose arguments' terms these are.
 at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,

@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/argsort.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -52,6 +53,7 @@ class ExactDecodingTest : public testing::Test {
       LoraSpec lora;
       lora.rank = 4;
       lora.alpha = 8.0;
+      lora.target_modules = {"all-linear"};
       EXPECT_TRUE((*model)->AddLora(lora).ok());
     }
     std::vector<at::Tensor> parameters;
@@ -131,7 +133,7 @@ class ExactDecodingTest : public testing::Test {
       input.tokens = at::full({static_cast<int64_t>(end - begin),
                                static_cast<int64_t>(length)},
                               0, at::kLong);
-      const at::Tensor targets = at::full_like(input.tokens, -100);
+      const at::Tensor targets = at::full(input.tokens.sizes(), -100, at::kLong);
       for (size_t i = begin; i < end; ++i) {
         const std::vector<int64_t>& text = texts_[i];
         const size_t prompt = text.size() - log_probs_[i].size();
