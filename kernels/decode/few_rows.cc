@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/decode/few_rows.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -109,6 +110,10 @@ StoredMatrix StoredMatrix::Rows(int64_t begin, int64_t count) const {
 }
 
 bool RoundsToBf16() { return MultipliesBf16Pairs(); }
+
+bool TakesFewRows(int64_t rows) {
+  return rows <= kFewRows && !at::globalContext().deterministicAlgorithms();
+}
 
 void FewRows(const float* x, int64_t x_stride, int64_t rows,
              const FewRowsProduct* products, int count) {

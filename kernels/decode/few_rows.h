@@ -61,6 +61,11 @@ inline void FewRows(const float* x, int64_t x_stride, int64_t rows,
 // Rows of x up to which this is as fast as Gemm on the weights as floats.
 constexpr int64_t kFewRows = 32;
 
+// Whether products of so many rows are FewRows. Not in deterministic runs
+// (at::Context), whose rows get the same bits in whatever company, as training
+// them at once gives: Gemm sums in another order.
+bool TakesFewRows(int64_t rows);
+
 // out[i] = value i of row `row` from column `begin` on.
 void ReadMatrix(const StoredMatrix& matrix, int64_t row, int64_t begin,
                 int64_t count, float* out);

@@ -39,6 +39,9 @@ bool IsProduct(const LinearPart& part) {
   return !part.weight.packed() && !part.adapter.defined();
 }
 
+// Whether each token gets the bits that it would get in training.
+bool AsInTraining() { return !TakesFewRows(1); }
+
 // One of several layers of the same rows.
 struct Output {
   const LinearPart* part = nullptr;
@@ -54,7 +57,7 @@ void Project(const float* x, int64_t rows, int64_t width,
   for (const Output& out : outputs) {
     const LinearPart& part = *out.part;
     const int64_t n = part.rows();
-    if (!IsProduct(part)) {
+    if (!IsProduct(part) || AsInTraining()) {
       ForwardInto(part, ViewOf(x, rows, width), ViewOf(out.y, rows, n),
                   out.add ? 1.0 : 0.0);
       continue;
@@ -76,10 +79,10 @@ void Project(const float* x, int64_t rows, int64_t width,
       }
       product.add = true;
     }
-    if (rows > kFewRows) {
-      StoredLinearInto(x, width, rows, product);
-    } else {
+    if (TakesFewRows(rows)) {
       products[count++] = product;
+    } else {
+      StoredLinearInto(x, width, rows, product);
     }
   }
   const ProfileScope profile("matrix products");
@@ -256,7 +259,7 @@ class Decode {
     const CachedKeyValue all = options_.cache->Append(k, v);
     const float* mixed = mixed_;
     at::Tensor made;
-    if (rows_ == shape_.batch && shape_.softcap == 0.0) {
+    if (rows_ == shape_.batch && shape_.softcap == 0.0 && !AsInTraining()) {
       OneQuery(shape_, all, options_.first).Run(q_, mixed_);
     } else {
       made = CachedAttention(ViewOf(q_, rows_, q), all.k, all.v, shape_,

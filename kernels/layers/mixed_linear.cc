@@ -87,7 +87,7 @@ StoredMatrix StoredOf(const Weight& weight) {
 void StoredLinearInto(const float* x, int64_t x_stride, int64_t rows,
                       const FewRowsProduct& p) {
   const ProfileScope profile("matrix products");
-  if (rows <= kFewRows) return FewRows(x, x_stride, rows, p);
+  if (TakesFewRows(rows)) return FewRows(x, x_stride, rows, p);
   const float beta = p.add ? 1.0f : 0.0f;
   if (p.w.type == MatrixType::kBf16 && RoundsToBf16()) {
     return RoundedLinearInto(x, x_stride, rows, p, beta);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The output head's cross-entropy, one sum for each text of a batch.
+// The output head's cross-entropy, one sum for each text of a batch, or each
+// token's.
 #ifndef CAPSTAN_KERNELS_LOSS_ROW_LOSS_H_
 #define CAPSTAN_KERNELS_LOSS_ROW_LOSS_H_
 
@@ -29,6 +30,16 @@ at::Tensor HeadCrossEntropyRows(const at::Tensor& hidden,
                                 int64_t logits_bytes = 0,
                                 const WeightPlace& place = {},
                                 double softcap = 0.0);
+
+// [rows] float32: log softmax(hidden W^T / temperature)[target], 0 in rows
+// without a target, with gradients as HeadCrossEntropyRows has them, and of the
+// same cost. targets: [rows] int64. Sets *entropy, unless it is null, to [rows]
+// float32 without gradient (LogProbs in tokens.h).
+at::Tensor HeadTokenLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
+                             const at::Tensor& targets, double temperature,
+                             at::Tensor* entropy, const TiedGradient& tied,
+                             const WeightPlace& place = {},
+                             double softcap = 0.0, int64_t logits_bytes = 0);
 
 }  // namespace capstan::kernels
 

@@ -83,6 +83,52 @@ TEST(RowLossTest, SumsAndGradientsAreThoseOfComposedOperators) {
   }
 }
 
+// [rows]; of the first set, divided by `temperature`.
+at::Tensor ComposedTokens(const at::Tensor& hidden, const at::Tensor& weight,
+                          const at::Tensor& targets, double temperature,
+                          at::Tensor* entropy) {
+  const at::Tensor logp =
+      at::log_softmax(at::mm(hidden, weight.t()) / temperature, 1);
+  const at::Tensor valid = targets.ge(0);
+  *entropy = -(logp.exp() * logp).sum(1) * valid;
+  return logp.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1) * valid;
+}
+
+TEST(RowLossTest, TokensAndGradientsAreThoseOfComposedOperators) {
+  const at::Tensor targets = Targets()[0].reshape({-1});
+  const at::Tensor hidden = Waves({kTexts * kLength, kHidden}, 0.1);
+  const at::Tensor weight = Waves({kVocab, kHidden}, 0.7);
+  for (const double temperature : {1.0, 0.7}) {
+    const at::Tensor h1 = hidden.clone().requires_grad_(true);
+    const at::Tensor w1 = weight.clone().requires_grad_(true);
+    at::Tensor entropy;
+    const at::Tensor expected =
+        ComposedTokens(h1, w1, targets, temperature, &entropy);
+    const at::Tensor worth = Waves({kTexts * kLength}, 2.0);
+    (expected * expected * worth).sum().backward();
+    for (const int64_t bytes : {kLogitsBytes, 2 * kVocab * int64_t{4}}) {
+      const at::Tensor h2 = hidden.clone().requires_grad_(true);
+      const at::Tensor w2 = weight.clone().requires_grad_(true);
+      at::Tensor found;
+      const at::Tensor logps =
+          HeadTokenLogProbs(h2, w2, targets, temperature, &found,
+                            TiedGradient(), /*place=*/{}, /*softcap=*/0.0,
+                            bytes);
+      EXPECT_LT((logps - expected).abs().max().item<float>(), 5e-6);
+      EXPECT_LT((found - entropy).abs().max().item<float>(), 5e-6);
+      EXPECT_FALSE(found.requires_grad());
+      (logps * logps * worth).sum().backward();
+      EXPECT_LT((h2.grad() - h1.grad()).abs().max().item<float>(), 5e-5);
+      EXPECT_LT((w2.grad() - w1.grad()).abs().max().item<float>(), 1e-4);
+      // The same bits without gradients, and without the entropy.
+      const at::NoGradGuard none;
+      EXPECT_TRUE(HeadTokenLogProbs(h2, w2, targets, temperature, nullptr,
+                                    TiedGradient())
+                      .equal(logps));
+    }
+  }
+}
+
 TEST(RowLossTest, WithoutGradientsTheSumsAreTheSame) {
   const at::Tensor hidden = Waves({kTexts * kLength, kHidden}, 0.1);
   const at::Tensor weight = Waves({kVocab, kHidden}, 0.7);

@@ -256,6 +256,7 @@ struct HeadRows {
   SeenRows seen;
   double softcap = 0.0;
   double smoothing = 0.0;
+  double temperature = 1.0;
 };
 
 struct HeadCall {
@@ -290,9 +291,11 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       const at::Tensor h = hidden.narrow(0, r, n);
       at::Tensor logits = MatMul(h, weight.t());
       at::Tensor slope = SoftCap(logits, of.softcap);
+      if (of.temperature != 1.0) logits.div_(of.temperature);
       AddTo(CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), true,
                             Lift(logits), RowsOf(factors, r, n), of.smoothing),
             &sum);
+      if (of.temperature != 1.0) logits.div_(of.temperature);
       SoftCapBackward(logits, std::move(slope));
       if (r + n == rows) {
         head->d_logits = logits;
@@ -409,11 +412,11 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const TiedGradient& tied, int64_t logits_bytes,
                                const WeightPlace& place,
                                const at::Tensor& row_weights, double softcap,
-                               double smoothing) {
+                               double smoothing, double temperature) {
   TORCH_CHECK(!row_weights.defined() || row_weights.sizes() == targets.sizes(),
               "each row must have one target and one weight");
   const HeadRows of = {RowsToSee(hidden, targets, row_weights), softcap,
-                       smoothing};
+                       smoothing, temperature};
   const int64_t rows = of.seen.targets.size(0);
   const int64_t piece =
       PiecesOf(rows,
@@ -431,11 +434,53 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
     const int64_t n = std::min(piece, rows - r);
     at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
     SoftCap(logits, softcap);
+    if (temperature != 1.0) logits.div_(temperature);
     sum += CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), false,
                            /*factor=*/1.0, RowsOf(of.seen.weights, r, n),
                            smoothing);
   }
   return sum;
+}
+
+at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
+                      double softcap) {
+  at::Tensor logits = MatMul(hidden, weight.t());
+  SoftCap(logits, softcap);
+  return logits;
+}
+
+at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
+                        const at::Tensor& targets, int64_t logits_bytes,
+                        double softcap, double temperature,
+                        at::Tensor* entropy) {
+  const SeenRows seen = RowsToSee(hidden, targets, {});
+  const at::Tensor x = Select(hidden, seen.rows);
+  const int64_t rows = x.size(0);
+  const int64_t piece =
+      PiecesOf(rows,
+               RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
+               logits_bytes > 0 ? logits_bytes : LogitsBytes(DeviceOf(hidden)))
+          .rows;
+  at::Tensor found = at::zeros({rows}, Wide(hidden));
+  at::Tensor entropies;
+  if (entropy != nullptr) entropies = at::zeros({rows}, Wide(hidden));
+  for (int64_t r = 0; r < rows; r += piece) {
+    const int64_t n = std::min(piece, rows - r);
+    at::Tensor of_piece;
+    found.narrow(0, r, n).copy_(
+        LogProbs(HeadLogits(x.narrow(0, r, n), weight, softcap),
+                 seen.targets.narrow(0, r, n), temperature,
+                 entropy == nullptr ? nullptr : &of_piece));
+    if (entropy != nullptr) entropies.narrow(0, r, n).copy_(of_piece);
+  }
+  const auto spread = [&](const at::Tensor& t) {
+    return seen.rows.defined()
+               ? at::zeros({hidden.size(0)}, t.options())
+                     .index_copy_(0, seen.rows, t)
+               : t;
+  };
+  if (entropy != nullptr) *entropy = spread(entropies);
+  return spread(found);
 }
 
 int64_t LogitsBytes(const RunDevice& device) {

@@ -44,7 +44,8 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 // weight needs a gradient. Logits exist for one chunk of rows at a time, of at
 // most `logits_bytes` (0: LogitsBytes of the device); if an eighth or more of
 // the rows has no target, only for the others. With a softcap, logits
-// become cap * tanh(logit / cap) first. `smoothing`: as CrossEntropySum's.
+// become cap * tanh(logit / cap) first; then they are divided by `temperature`.
+// `smoothing`: as CrossEntropySum's.
 //
 // For hidden rows on a GPU, targets and row_weights may be on the CPU, and
 // targets should be: else the head computes all rows, since the host would have
@@ -59,7 +60,20 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                int64_t logits_bytes = 0,
                                const WeightPlace& place = {},
                                const at::Tensor& row_weights = {},
-                               double softcap = 0.0, double smoothing = 0.0);
+                               double softcap = 0.0, double smoothing = 0.0,
+                               double temperature = 1.0);
+
+// [rows, vocab]: the logits that HeadCrossEntropySum has, without gradient and
+// undivided.
+at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
+                      double softcap);
+
+// [rows] float32 without gradient: LogProbs (tokens.h) of hidden W^T, whose
+// logits exist as for HeadCrossEntropySum, in whose arguments' terms these are.
+at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
+                        const at::Tensor& targets, int64_t logits_bytes,
+                        double softcap, double temperature,
+                        at::Tensor* entropy);
 
 // The logits of a chunk on CPUs, which stay in the last-level cache or near it.
 constexpr int64_t kLogitsBytes = int64_t{64} << 20;

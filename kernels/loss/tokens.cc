@@ -4,7 +4,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -124,6 +126,62 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                  weights.defined() ? weights.contiguous() : weights, smoothing);
   }
   return Composed(logits, targets, gradient, factor, weights, smoothing);
+}
+
+namespace {
+
+// Of one row of float32 logits, which it overwrites; `copy` is memory to work
+// in. entropy may be null.
+float LogProbOf(float* x, int64_t vocab, int64_t target, float* entropy,
+                std::vector<float>* copy) {
+  const RowKernels<float>& rows = Simd().fp32;
+  if (entropy == nullptr) {
+    return -rows.cross_entropy(x, vocab, target, /*gradient=*/false, 1.0f);
+  }
+  copy->assign(x, x + vocab);
+  const float loss =
+      rows.cross_entropy(x, vocab, target, /*gradient=*/true, 1.0f);
+  x[target] += 1.0f;  // x is the distribution now
+  *entropy = loss + (*copy)[target] - Simd().dot(x, copy->data(), vocab);
+  return -loss;
+}
+
+}  // namespace
+
+at::Tensor LogProbs(const at::Tensor& logits, const at::Tensor& targets,
+                    double temperature, at::Tensor* entropy) {
+  const ProfileScope profile("cross-entropy");
+  at::Tensor x = logits.to(at::kFloat).contiguous();
+  if (temperature != 1.0) x.div_(temperature);
+  if (!FastPath(x)) {
+    const at::Tensor valid = targets.ge(0);
+    const at::Tensor all = at::log_softmax(x, 1);
+    if (entropy != nullptr) {
+      *entropy = (all.exp() * all).sum(1).neg_().masked_fill_(~valid, 0.0);
+    }
+    return all.gather(1, targets.clamp_min(0).unsqueeze(1))
+        .squeeze(1)
+        .masked_fill_(~valid, 0.0);
+  }
+  const int64_t rows = x.size(0), vocab = x.size(1);
+  at::Tensor result = at::zeros({rows}, x.options());
+  if (entropy != nullptr) *entropy = at::zeros({rows}, x.options());
+  float* const entropies = entropy == nullptr ? nullptr : Data(*entropy);
+  float *const values = Data(x), *const results = Data(result);
+  const at::Tensor dense = targets.contiguous();
+  const int64_t* const target = dense.const_data_ptr<int64_t>();
+  at::parallel_for(0, rows, RowGrain(vocab), [&](int64_t r, int64_t end) {
+    std::vector<float> copy;
+    for (; r < end; ++r) {
+      if (target[r] < 0) continue;
+      TORCH_CHECK_INDEX(target[r] < vocab, "target ", target[r],
+                        " is out of range for a vocabulary of ", vocab);
+      results[r] =
+          LogProbOf(values + r * vocab, vocab, target[r],
+                    entropies == nullptr ? nullptr : entropies + r, &copy);
+    }
+  });
+  return result;
 }
 
 namespace {

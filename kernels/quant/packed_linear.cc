@@ -15,6 +15,7 @@
 
 #include "base/profile.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/decode/few_rows.h"
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/memory.h"
@@ -263,7 +264,7 @@ void PackedLinearInto(const at::Tensor& y, const at::Tensor& x,
   }
   const Source source = SourceOf(weight);
   if (source.scales == nullptr && beta == 0.0 && x.size(0) <= kNf4DotRows &&
-      weight.in % kNf4Block == 0) {
+      TakesFewRows(x.size(0)) && weight.in % kNf4Block == 0) {
     return FewRows(y, x, source);
   }
   Gemm(Transpose::kRight, x.size(0), weight.out, weight.in, 1.0f,

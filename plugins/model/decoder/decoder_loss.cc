@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,6 +49,36 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                           head, targets, tied, /*logits_bytes=*/0, place,
                           softcap);
                     });
+}
+
+at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
+                                       const at::Tensor& targets,
+                                       double temperature, at::Tensor* entropy,
+                                       UnitRunner& runner) {
+  const kernels::TiedGradient tied = NewTiedGradient();
+  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const at::Tensor& head = parameters_[layout_.head];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const double softcap = config_.logit_softcap;
+  const kernels::WeightPlace place = {sink_, layout_.head};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
+  const at::Tensor flat = targets.reshape({-1});
+  // Shared: the body may run again in backward.
+  std::shared_ptr<at::Tensor> found;
+  if (entropy != nullptr) found = std::make_shared<at::Tensor>();
+  const at::Tensor log_probs = runner.Run(
+      head_unit(), hidden,
+      [norm, head, eps, plus_one, softcap, flat, temperature, tied, place,
+       of_norm, found](const at::Tensor& x) {
+        const MemoryScope scope(MemoryCategory::kLogits);
+        return kernels::HeadTokenLogProbs(
+            kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head, flat,
+            temperature, found.get(), tied, place, softcap);
+      });
+  if (entropy != nullptr) *entropy = found->view(targets.sizes());
+  return log_probs.view(targets.sizes());
 }
 
 absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/decoder/decoder_model.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
@@ -18,6 +19,7 @@
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/mixed_linear.h"
 #include "kernels/layers/rms_norm.h"
+#include "kernels/loss/token_loss.h"
 #include "kernels/to_device.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/family.h"
@@ -496,6 +498,11 @@ at::Tensor DecoderModel::HeadLogits(const at::Tensor& hidden,
   return runner.Run(
       head_unit(), hidden,
       [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
+        if (at::globalContext().deterministicAlgorithms() &&
+            head.tensor.scalar_type() == x.scalar_type()) {
+          return kernels::HeadLogits(kernels::RmsNorm(x, norm, eps, plus_one),
+                                     head.tensor, softcap);
+        }
         const at::Tensor logits =
             kernels::CanDecode(x)
                 ? kernels::DecodeHead(x, norm, head, eps, plus_one)

@@ -93,6 +93,10 @@ class DecoderModel : public Model,
   at::Tensor CrossEntropyRows(const TokenInput& input,
                               const at::Tensor& targets,
                               UnitRunner& runner) override;
+  at::Tensor TokenLogProbs(const TokenInput& input, const at::Tensor& targets,
+                           double temperature, at::Tensor* entropy,
+                           UnitRunner& runner) override;
+  bool has_token_log_probs() const override { return true; }
   at::Tensor Scores(const TokenInput& input, const at::Tensor& last,
                     UnitRunner& runner) override;
   bool causal() const override { return config_.causal; }
