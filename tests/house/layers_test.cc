@@ -58,6 +58,8 @@ const Rooms& TheRooms() {
        {"base", "kernels", "kernels/context", "text", kSdk, kLib,
         "plugins/model", "plugins/objective"}},
       {"plugins/dpo", {"base", "kernels", kSdk, kLib, "plugins/objective"}},
+      {"plugins/grpo",
+       {"base", "kernels", "text", kSdk, kLib, "plugins/objective"}},
       {"plugins/model", {"base", "kernels", "kernels/context", kSdk, kLib}},
       {"plugins/objective", {"base", kSdk, kLib}},
       {"plugins/optimizer", {"base", "kernels", kSdk, kLib}},
