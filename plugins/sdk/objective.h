@@ -24,7 +24,8 @@ struct LossSum {
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
   int64_t tokens = 0;  // in unit(): input tokens without padding, or samples
   // [metrics().size(), 2] float64 on the model's device, without gradient: each
-  // metric's sum and divisor. May be undefined if there are none, or, unless
+  // metric's sum and divisor or, in training if its tag ends in "_max", greatest
+  // value, 0 or more, and a divisor that isn't 0. May be undefined if there are none, or, unless
   // StepInfo::thorough is set, if they cost more than the loss.
   at::Tensor metrics;
   int64_t padding = 0;   // computed positions that hold no token
@@ -73,6 +74,10 @@ struct MeasureInfo {
   // Polled before each forward, equally often on all ranks; once it is true,
   // Measure returns CANCELLED. May throw.
   std::function<bool()> stop = [] { return false; };
+  // As RolloutInfo's, in place of `stop` where ranks don't know how many
+  // forwards the others run. Also true once the run is to stop: who isn't done
+  // then returns CANCELLED.
+  std::function<bool(bool done)> all_done = [](bool done) { return done; };
 };
 
 // Unset fields take the objective's config, then TokenModel::generation_config.

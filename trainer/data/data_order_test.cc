@@ -163,5 +163,23 @@ TEST(GroupByLengthTest, SmallAndUnshuffledDataToo) {
   EXPECT_EQ(samples, want);
 }
 
+// Steps of 6 rows, of which 3 are one sample, and two steps have the same.
+TEST(RolloutsTest, ASampleIsSeveralRowsOfSeveralSteps) {
+  const Lengths data(1000, true);
+  const DataOrder plain = OrderOf(data, 9, false, 6);
+  const DataOrder order = OrderOf(data, 9, false, 6, {3, 2});
+  const std::vector<int64_t> samples = Take(plain, 0, 700);
+  const std::vector<int64_t> rows = Take(order, 0, 600);
+  for (int64_t p = 0; p < 600; ++p) {
+    EXPECT_EQ(rows[p], samples[p / 12 * 2 + p % 6 / 3]) << p;
+  }
+  // From anywhere, and into the second epoch.
+  for (const int64_t begin : {1, 5, 11, 12, 599}) {
+    const std::vector<int64_t> piece = Take(order, begin, 1);
+    EXPECT_EQ(piece[0], rows[begin]) << begin;
+  }
+  EXPECT_EQ(Take(order, 6000, 1)[0], Take(plain, 1000, 1)[0]);
+}
+
 }  // namespace
 }  // namespace capstan

@@ -390,6 +390,16 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                    "objective trains on others (rollouts): set a number"),
         "batch");
   }
+  const int64_t rows = parts.objective->rollout_plan().rows_per_sample;
+  if (rows < 1 || plan->global_batch_size % rows != 0) {
+    return loaded.Locate(
+        FieldError("global_batch_size",
+                   absl::StrCat("is ", plan->global_batch_size,
+                                ", and the objective makes ", rows,
+                                " rows of each sample: take a multiple of ",
+                                rows)),
+        "batch");
+  }
   plan->order = MicroBatchOrderOf(train, parts);
   const int64_t steps =
       StepsOfRun(train, EpochRows(parts), plan->global_batch_size);

@@ -192,6 +192,11 @@ class Evaluation {
     info.last = request_.last;
     info.progress = request_.measuring;
     info.stop = [this] { return measure_poll_.Ask(); };
+    info.all_done = [this](bool done) {
+      double others[] = {done ? 0.0 : 1.0, StopRequested() != 0 ? 1.0 : 0.0};
+      group_.AllReduceHost(absl::MakeSpan(others));
+      return others[0] == 0.0 || others[1] > 0.0;
+    };
     absl::StatusOr<std::vector<double>> sums;
     try {
       at::NoGradGuard no_grad;

@@ -59,7 +59,8 @@ void CheckLoss(const LossSum& loss, const Session& session) {
 
 }  // namespace
 
-MicroSteps::MicroSteps(Session* session) : session_(*session) {
+MicroSteps::MicroSteps(Session* session)
+    : session_(*session), metric_sums_(StepMetricTags(session->parts)) {
   info_.seed = session->config.train().seed();
   info_.training = true;
 }
@@ -123,8 +124,7 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   step->loss_sum = step->loss_sum.defined() ? step->loss_sum + sum : sum;
   step->losses.push_back(sum);
   if (loss.metrics.defined()) {
-    step->metrics =
-        step->metrics.defined() ? step->metrics + loss.metrics : loss.metrics;
+    metric_sums_.Add(loss.metrics, &step->metrics);
   }
   if (!session_.counts()) return absl::OkStatus();
   StepSums& mine = step->sums;

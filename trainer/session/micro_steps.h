@@ -16,6 +16,7 @@
 #include "plugins/sdk/unit_runner.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/metric_sums.h"
 #include "trainer/session/micro_step_graph.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_in_flight.h"
@@ -56,6 +57,8 @@ class MicroSteps {
   double nominal_targets() const { return nominal_targets_; }
   // Like MicroStepGraphs::AddMemory. Returns whether there are graphs.
   bool AddMemory(GpuMemory* memory) const;
+  // How StepInFlight::metrics are added up.
+  const MetricSums& metric_sums() const { return metric_sums_; }
 
  private:
   absl::Status SumTotals(DataLoader& loader, StepInFlight* step);
@@ -70,6 +73,7 @@ class MicroSteps {
   void SetUpGraphs();
 
   Session& session_;
+  const MetricSums metric_sums_;
   const DeferredSums* deferred_ = nullptr;
   bool sums_exactly_ = false;
   double nominal_targets_ = 1.0;

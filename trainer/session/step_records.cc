@@ -16,6 +16,7 @@
 #include "plugins/sdk/dataset.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/profile/gpu_specs.h"
+#include "trainer/session/metric_sums.h"
 
 namespace capstan {
 namespace {
@@ -175,42 +176,26 @@ void StepRecords::Record(const StepInFlight& step,
   session_.reporter->Step(metrics);
 }
 
-std::vector<std::string> StepMetricTags(const RunParts& parts) {
-  std::vector<std::string> tags;
-  for (const MetricTags& tag : parts.objective->metrics()) {
-    tags.push_back(tag.train);
-  }
-  if (parts.fp8.has_value() && parts.fp8->log_underflow) {
-    for (const char* kind : {"inputs", "weights", "gradients"}) {
-      tags.push_back(absl::StrCat("train/fp8_underflow_", kind));
-    }
-  }
-  return tags;
-}
-
 TaggedNumbers StepRecords::SumMetrics(const StepInFlight& issued) {
-  TaggedNumbers numbers;
   const int64_t step = session_.state.step;
   std::vector<double> sums = issued.summed_metrics;
   if ((!issued.metrics.defined() && sums.empty()) ||
       !(Due(LogEvery(session_.config.train()), step) ||
         step == session_.max_steps)) {
-    return numbers;
+    return {};
   }
+  const MetricSums metric_sums(StepMetricTags(session_.parts));
+  const int ranks = session_.group->size();
   if (sums.empty()) {
     const at::Tensor host =
-        issued.metrics.to(at::kCPU, at::kDouble).contiguous();
+        metric_sums.ForRanks(issued.metrics, session_.group->rank(), ranks)
+            .to(at::kCPU)
+            .contiguous();
     sums.assign(host.const_data_ptr<double>(),
                 host.const_data_ptr<double>() + host.numel());
     session_.group->AllReduceHost(absl::MakeSpan(sums));
   }
-  const std::vector<std::string> tags = StepMetricTags(session_.parts);
-  for (size_t i = 0; i < tags.size(); ++i) {
-    // 0 of 0: not in this step.
-    if (sums[2 * i + 1] == 0) continue;
-    numbers.emplace_back(tags[i], sums[2 * i] / sums[2 * i + 1]);
-  }
-  return numbers;
+  return metric_sums.Numbers(sums, ranks);
 }
 
 RunSummary StepRecords::Summary() {

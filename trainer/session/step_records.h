@@ -45,10 +45,6 @@ class StepMedians {
   double bytes_sent_ = 0.0;
 };
 
-// The names of StepInFlight::metrics: the objective's (MetricTags::train), then
-// those of Fp8Underflow, if it counts.
-std::vector<std::string> StepMetricTags(const RunParts& parts);
-
 class StepRecords {
  public:
   explicit StepRecords(Session* session);

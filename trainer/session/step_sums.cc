@@ -231,9 +231,9 @@ StepOutcome OutcomeOf(const StepSums& sums, const GradientRule& rule) {
 bool DefersSums(at::Device device) { return device.is_cuda(); }
 
 DeferredSums::DeferredSums(at::Device device, int ranks, int metrics)
-    : ranks_(ranks), metrics_(2 * metrics) {
+    : ranks_(ranks), metrics_(metrics) {
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  const int64_t size = kFields + ranks * kMemoryNumbers + 2 * metrics;
+  const int64_t size = kFields + ranks * kMemoryNumbers + metrics;
   host_ = at::empty({size}, doubles.pinned_memory(device.is_cuda()));
   sums_ = at::empty({size}, doubles.device(device));
   if (!device.is_cpu()) read_.emplace(device.type());

@@ -103,7 +103,7 @@ bool DefersSums(at::Device device);
 class DeferredSums {
  public:
   // `ranks` is the number of ranks that report their memory, or 0. `metrics` is
-  // the objective's number of metrics (LossSum::metrics).
+  // how many numbers the objective's metrics are (MetricSums::numbers).
   explicit DeferredSums(at::Device device, int ranks = 0, int metrics = 0);
 
   // This rank's, for the next Reduce.
@@ -113,7 +113,7 @@ class DeferredSums {
 
   // Issues the reduction of `mine`, whose loss_sum and gradient_squared_sum are
   // replaced by these scalars where defined, and of the objective's metrics
-  // ([metrics, 2] float64; undefined: zeros). Collective.
+  // ([metrics] float64; undefined: zeros). Collective.
   void Reduce(const StepSums& mine, const at::Tensor& loss_sum,
               const at::Tensor& gradient_squared_sum, const GradientRule& rule,
               ProcessGroup& group, const at::Tensor& metrics = {});
@@ -127,7 +127,7 @@ class DeferredSums {
   const at::Tensor& next_loss_scale() const { return next_loss_scale_; }
   // Waits for what Reduce issued, but not for later work.
   StepSums Read();
-  // After Read: the metrics' sums and divisors, over all ranks.
+  // After Read: the metrics' sums over all ranks.
   const std::vector<double>& metrics() const { return metrics_; }
 
  private:

@@ -17,6 +17,7 @@
 
 #include "cluster/comm/single_group.h"
 #include "plugins/sdk/idle_for_test.h"
+#include "trainer/session/metric_sums.h"
 
 namespace capstan {
 namespace {
@@ -103,7 +104,7 @@ TEST_F(StepSumsTest, SkipsWhatIsNotFiniteOrEmpty) {
 
 // An objective's metrics are reduced and read with the sums.
 TEST_F(StepSumsTest, MetricsComeWithTheSums) {
-  DeferredSums deferred(at::kCPU, /*ranks=*/0, /*metrics=*/2);
+  DeferredSums deferred(at::kCPU, /*ranks=*/0, /*metrics=*/4);
   const StepSums mine = MakeSums(80.0, 50.0, 1.0);
   const at::Tensor metrics =
       at::tensor({1.5, 2.0, 3.0, 4.0}, at::kDouble).view({2, 2});
@@ -214,6 +215,29 @@ TEST(StepSumsMemoryTest, LargestOfAllRanks) {
                   GradientRule(), group);
   EXPECT_EQ(deferred.Read().count, 55.0);
   check(deferred.largest_memory());
+}
+
+// The greatest over micro-batches and ranks where the tag says so.
+TEST(MetricSumsTest, SumsAndGreatest) {
+  const MetricSums sums({"train/reward", "train/log_ratio_max", "train/kl"});
+  EXPECT_EQ(sums.numbers(2), 8);
+  std::vector<double> ranks(8, 0.0);
+  for (int rank = 0; rank < 2; ++rank) {
+    at::Tensor all;
+    for (int micro = 0; micro < 3; ++micro) {
+      const double x = rank + 2.0 * micro;
+      sums.Add(at::tensor({x, 1.0, x == 3.0 ? 9.0 : x, 1.0, 0.0, 0.0},
+                          at::kDouble)
+                   .view({3, 2}),
+               &all);
+    }
+    const at::Tensor mine = sums.ForRanks(all, rank, 2);
+    ASSERT_EQ(mine.numel(), 8);
+    for (int i = 0; i < 8; ++i) ranks[i] += mine[i].item<double>();
+  }
+  EXPECT_EQ(sums.Numbers(ranks, 2),
+            (TaggedNumbers{{"train/reward", 15.0 / 6.0},
+                           {"train/log_ratio_max", 9.0}}));
 }
 
 }  // namespace

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/grpo/objective/answers.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "base/status.h"
+#include "kernels/loss/tokens.h"
+#include "plugins/objective/common/decode_loop.h"
+#include "plugins/objective/common/next_token.h"
+
+namespace capstan::grpo {
+namespace {
+
+// The answers of some questions, side by side.
+class Sampling {
+ public:
+  Sampling(TokenModel* model, absl::Span<const Question> questions,
+           const AnswerOptions& options)
+      : model_(*model),
+        questions_(questions),
+        options_(options),
+        ends_(EndsOf(*model, {})) {}
+
+  // Appends the answers to `out`.
+  absl::Status Run(UnitRunner& runner, std::vector<SampledAnswer>* out) {
+    Texts texts;
+    size_t answers = out->size();
+    for (const Question& question : questions_) {
+      texts.push_back(question.prompt);
+      first_.push_back(answers);
+      answers += question.seeds.size();
+    }
+    out->resize(answers);
+    out_ = out;
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<Continuation> together,
+        ContinueTogether(&model_, texts, options_.max_new_tokens, runner));
+    CAPSTAN_RETURN_IF_ERROR(DecodeLoop(
+        together.get(), options_.max_new_tokens, [] { return false; }, runner,
+        &texts, [&](const at::Tensor& logits, std::vector<int64_t>* rows) {
+          return Extend(logits, &texts, rows);
+        }));
+    for (size_t row = 0; row < texts.size(); ++row) {
+      (*out_)[rows_[row].answer].text = std::move(texts[row]);
+      (*out_)[rows_[row].answer].truncated = true;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Row {
+    TokenDraw draw;
+    size_t answer;  // its place in out_
+  };
+
+  // The first time each prompt becomes as many texts as it has seeds.
+  absl::Status Extend(const at::Tensor& logits, Texts* texts,
+                      std::vector<int64_t>* from) {
+    const bool first = rows_.empty();
+    if (first) {
+      Texts all;
+      for (size_t q = 0; q < questions_.size(); ++q) {
+        for (size_t i = 0; i < questions_[q].seeds.size(); ++i) {
+          all.push_back((*texts)[q]);
+          rows_.push_back({{static_cast<int64_t>((*texts)[q].size()), ends_,
+                            questions_[q].seeds[i]},
+                           first_[q] + i});
+          from->push_back(static_cast<int64_t>(q));
+        }
+      }
+      *texts = std::move(all);
+    } else {
+      for (size_t row = 0; row < texts->size(); ++row) {
+        from->push_back(static_cast<int64_t>(row));
+      }
+    }
+    const at::Tensor source =
+        at::tensor(at::ArrayRef<int64_t>(*from), at::kLong);
+    CAPSTAN_RETURN_IF_ERROR(Draw(logits.index_select(0, source), texts));
+    DropEnded(texts, from);
+    // Nothing to do for the cache.
+    if (!first && texts->size() == source.numel()) from->clear();
+    return absl::OkStatus();
+  }
+
+  // Adds a token to each text.
+  absl::Status Draw(const at::Tensor& logits, Texts* texts) {
+    // Choosing may change the logits.
+    const at::Tensor undisturbed = logits.clone();
+    const auto count = static_cast<int64_t>(texts->size());
+    const at::Tensor tokens = at::zeros({count}, at::kLong);
+    int64_t* const token = tokens.mutable_data_ptr<int64_t>();
+    const auto vocab = static_cast<size_t>(logits.size(1));
+    float* const values = logits.mutable_data_ptr<float>();
+    for (int64_t row = 0; row < count; ++row) {
+      CAPSTAN_ASSIGN_OR_RETURN(
+          token[row], NextToken({values + row * vocab, vocab}, options_.sampler,
+                                rows_[row].draw, (*texts)[row]));
+      (*texts)[row].push_back(token[row]);
+    }
+    const at::Tensor log_probs = kernels::LogProbs(
+        undisturbed, tokens, options_.sampler.temperature, nullptr);
+    for (int64_t row = 0; row < count; ++row) {
+      (*out_)[rows_[row].answer].log_probs.push_back(
+          log_probs.const_data_ptr<float>()[row]);
+    }
+    return absl::OkStatus();
+  }
+
+  void DropEnded(Texts* texts, std::vector<int64_t>* from) {
+    size_t left = 0;
+    for (size_t row = 0; row < texts->size(); ++row) {
+      if (rows_[row].draw.EndsWith((*texts)[row].back())) {
+        (*out_)[rows_[row].answer].text = std::move((*texts)[row]);
+        continue;
+      }
+      if (left < row) {
+        (*texts)[left] = std::move((*texts)[row]);
+        rows_[left] = std::move(rows_[row]);
+        (*from)[left] = (*from)[row];
+      }
+      ++left;
+    }
+    texts->resize(left);
+    rows_.resize(left);
+    from->resize(left);
+  }
+
+  TokenModel& model_;
+  const absl::Span<const Question> questions_;
+  const AnswerOptions& options_;
+  const std::vector<int64_t> ends_;
+  std::vector<size_t> first_;  // each question's first place in out_
+  std::vector<Row> rows_;      // of the texts that go on; none before the first
+  std::vector<SampledAnswer>* out_ = nullptr;
+};
+
+// Asks whether all are done before each forward that goes through it.
+class Gate final : public UnitRunner {
+ public:
+  struct Stopped {};  // is thrown
+
+  Gate(const std::function<bool(bool done)>& all_done, UnitRunner* runner)
+      : all_done_(all_done), runner_(*runner) {}
+
+  at::Tensor Run(int unit, const at::Tensor& input, const Body& body) override {
+    if (unit <= last_ && all_done_(false)) throw Stopped();
+    last_ = unit;
+    return runner_.Run(unit, input, body);
+  }
+
+ private:
+  const std::function<bool(bool done)>& all_done_;
+  UnitRunner& runner_;
+  int last_ = std::numeric_limits<int>::max();  // unit
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
+    TokenModel* model, absl::Span<const Question> questions,
+    const AnswerOptions& options, UnitRunner& runner) {
+  const at::NoGradGuard no_gradients;
+  std::vector<SampledAnswer> answers;
+  while (!questions.empty()) {
+    size_t count = 0, rows = 0;
+    do {
+      rows += questions[count++].seeds.size();
+    } while (count < questions.size() &&
+             (options.rows == 0 ||
+              static_cast<int64_t>(rows + questions[count].seeds.size()) <=
+                  options.rows));
+    CAPSTAN_RETURN_IF_ERROR(Sampling(model, questions.first(count), options)
+                                .Run(runner, &answers));
+    questions.remove_prefix(count);
+  }
+  return answers;
+}
+
+absl::Status RunTogether(
+    TokenModel* model, const std::function<bool(bool done)>& all_done,
+    const std::function<absl::Status(UnitRunner& runner)>& sample,
+    UnitRunner& runner) {
+  try {
+    Gate gate(all_done, &runner);
+    CAPSTAN_RETURN_IF_ERROR(sample(gate));
+  } catch (const Gate::Stopped&) {
+    return absl::CancelledError("sampling was stopped");
+  }
+  const at::NoGradGuard no_gradients;
+  while (!all_done(true)) {
+    TokenInput input;
+    input.tokens = at::zeros({1, 1}, at::kLong);
+    model->LastLogits(input, runner);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan::grpo

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How answers to prompts are sampled: all of a batch in one cache, in which a
+// prompt is read once for all of its answers.
+#ifndef CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ANSWERS_H_
+#define CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ANSWERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "plugins/objective/common/sample_token.h"
+#include "plugins/sdk/token_model.h"
+#include "plugins/sdk/unit_runner.h"
+
+namespace capstan::grpo {
+
+// A prompt and the seeds of its answers, of which each draws its own tokens.
+struct Question {
+  std::vector<int64_t> prompt;  // at least one token
+  std::vector<uint64_t> seeds;  // at least one
+};
+
+struct SampledAnswer {
+  std::vector<int64_t> text;  // prompt and answer, with the token that ended it
+  // Of each of the answer's tokens: log softmax(logits / temperature), whatever
+  // else decided the choice.
+  std::vector<float> log_probs;
+  bool truncated = false;  // max_new_tokens ended it
+};
+
+struct AnswerOptions {
+  SamplerOptions sampler;
+  int64_t max_new_tokens = 1;
+  int64_t rows = 0;  // the most answers at once; 0: all
+};
+
+// Returns the answers of all questions, in order. Without gradients. An answer
+// depends on model, prompt and seed alone: in a deterministic run its bits do,
+// too.
+absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
+    TokenModel* model, absl::Span<const Question> questions,
+    const AnswerOptions& options, UnitRunner& runner);
+
+// Has `sample` run its forwards through a runner, and this rank as many as the
+// one that needs most. `all_done`: RolloutInfo's or MeasureInfo's. CANCELLED if
+// it says that the run is to stop.
+absl::Status RunTogether(
+    TokenModel* model, const std::function<bool(bool done)>& all_done,
+    const std::function<absl::Status(UnitRunner& runner)>& sample,
+    UnitRunner& runner);
+
+}  // namespace capstan::grpo
+
+#endif  // CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ANSWERS_H_

@@ -1,0 +1,524 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/grpo/objective/grpo.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "kernels/to_device.h"
+#include "plugins/grpo/objective/advantages.h"
+#include "plugins/objective/common/token_objective.h"
+#include "plugins/sdk/lib/field_check.h"
+// Last: its CHECK is the one to use.
+#include <glog/logging.h>
+
+namespace capstan::grpo {
+namespace {
+
+constexpr int64_t kDefaultAnswers = 8, kDefaultNewTokens = 256;
+
+// Of each answer, in the order of kAnswerMetrics, behind which are its rewards
+// by name. TRL's names.
+constexpr const char* kAnswerMetricNames[] = {
+    "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length",
+    "completions/clipped_ratio"};
+
+std::string RewardMetric(const std::string& name) {
+  return absl::StrCat("rewards/", name, "/mean");
+}
+
+// A row's JSON, of a batch's kRowText.
+std::vector<std::string> RowTexts(const Batch& batch) {
+  const at::Tensor bytes = HostTensor(batch, kRowText).contiguous();
+  std::vector<std::string> texts;
+  for (int64_t r = 0; r < bytes.size(0); ++r) {
+    const auto* const text = reinterpret_cast<const char*>(
+        bytes.const_data_ptr<uint8_t>() + r * bytes.size(1));
+    texts.emplace_back(text, strnlen(text, bytes.size(1)));
+  }
+  return texts;
+}
+
+// The tokens of a batch's prompts.
+std::vector<std::vector<int64_t>> PromptsOf(const Batch& batch) {
+  const at::Tensor ids = HostTensor(batch, kInputIds).contiguous();
+  const at::Tensor counts = HostTensor(batch, kTokenCounts);
+  std::vector<std::vector<int64_t>> prompts;
+  for (int64_t r = 0; r < ids.size(0); ++r) {
+    const int64_t* const first =
+        ids.const_data_ptr<int64_t>() + r * ids.size(1);
+    const int64_t count =
+        counts.defined() ? counts[r].item<int64_t>() : ids.size(1);
+    prompts.emplace_back(first, first + count);
+  }
+  return prompts;
+}
+
+uint64_t SeedOf(uint64_t key, int64_t position) {
+  const auto bits = RandomBits(key, static_cast<uint64_t>(position), 0);
+  return uint64_t{bits[0]} << 32 | bits[1];
+}
+
+double StandardDeviation(absl::Span<const double> values) {
+  double mean = 0.0, squares = 0.0;
+  for (const double v : values) mean += v / static_cast<double>(values.size());
+  for (const double v : values) squares += (v - mean) * (v - mean);
+  return values.size() < 2
+             ? 0.0
+             : std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+absl::Status CheckConfig(const Config& config) {
+  CAPSTAN_RETURN_IF_ERROR(CheckField(!config.has_num_generations() ||
+                                         config.num_generations() >= 2,
+                                     "num_generations", "2 or more",
+                                     config.num_generations()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(!config.has_updates_per_rollout() ||
+                                         config.updates_per_rollout() >= 1,
+                                     "updates_per_rollout", "1 or more",
+                                     config.updates_per_rollout()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.rollout_batch() >= 0,
+                                     "rollout_batch", "0 or greater",
+                                     config.rollout_batch()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(config.eval_prompts() >= 0, "eval_prompts",
+                                     "0 or greater", config.eval_prompts()));
+  if (config.has_temperature() && !(config.temperature() > 0.0)) {
+    return FieldError("temperature",
+                      "must be greater than 0: answers to a prompt that are "
+                      "all the same teach nothing");
+  }
+  if (config.reward().empty()) {
+    return FieldError("reward", "is missing: say what an answer is worth, as "
+                                "reward { exact { field: 'answer' } }");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// Where this rank's rows are.
+struct Grpo::Places {
+  struct Row {
+    size_t batch;     // of the step's micro-batches
+    int64_t place;    // in the step
+    size_t question;  // of `questions`
+    size_t answer;    // of all questions' answers, in order
+  };
+  std::vector<Row> rows;  // in order
+  std::vector<Question> questions;
+  std::vector<std::string> texts;  // each question's row
+};
+
+absl::StatusOr<std::unique_ptr<Grpo>> Grpo::Create(const Config& config) {
+  CAPSTAN_RETURN_IF_ERROR(CheckConfig(config));
+  CAPSTAN_ASSIGN_OR_RETURN(SampleOptions given, SamplingOf(config));
+  if (given.max_new_tokens == 0) given.max_new_tokens = kDefaultNewTokens;
+  if (!given.temperature.has_value()) given.temperature = 1.0;
+  AnswerOptions sampling;
+  sampling.max_new_tokens = given.max_new_tokens;
+  sampling.rows = config.rollout_batch();
+  // Not as the model's generation_config.json says, whose limits would hide
+  // from training what it is to learn of.
+  sampling.sampler.temperature = *given.temperature;
+  sampling.sampler.top_k = given.top_k.value_or(0);
+  sampling.sampler.top_p = given.top_p.value_or(1.0);
+  sampling.sampler.min_p = given.min_p.value_or(0.0);
+  sampling.sampler.rules.repetition_penalty =
+      given.repetition_penalty.value_or(1.0);
+  sampling.sampler.rules.no_repeat_ngram_size =
+      given.no_repeat_ngram_size.value_or(0);
+  std::unique_ptr<Grpo> grpo(new Grpo(config, std::move(given)));
+  CAPSTAN_ASSIGN_OR_RETURN(grpo->loss_, LossOptionsOf(config));
+  grpo->loss_.max_new_tokens = sampling.max_new_tokens;
+  grpo->sampling_ = std::move(sampling);
+  grpo->plan_ = {
+      config.has_num_generations() ? config.num_generations() : kDefaultAnswers,
+      config.has_updates_per_rollout() ? config.updates_per_rollout() : 1};
+  CAPSTAN_ASSIGN_OR_RETURN(grpo->rewards_, Rewards::Create(config.reward()));
+  return grpo;
+}
+
+absl::Status Grpo::CheckModel(Model& model) const {
+  TokenModel* const tokens = model.token_model();
+  if (tokens != nullptr && tokens->causal() &&
+      tokens->text_scores() == nullptr && tokens->row_losses() != nullptr &&
+      tokens->row_losses()->has_token_log_probs()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "grpo needs a model of token sequences that writes from left to right "
+      "and gives each token's log-probability (RowLosses::TokenLogProbs), as "
+      "capstan.decoder; this model isn't one");
+}
+
+absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
+  CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
+  const TokenModel& tokens = *model.token_model();
+  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(tokens, data));
+  if (loss_.beta > 0.0 && !model.has_adapter()) {
+    return FieldError("beta",
+                      "compares with the model that training starts from, "
+                      "which is there only below an adapter: train one "
+                      "(adapter { lora {} }), or leave beta out, as most do");
+  }
+  if (data.tokenizer() == nullptr) {
+    return absl::InvalidArgumentError("grpo needs data of text");
+  }
+  if (tokenizer_ == nullptr) tokenizer_ = data.tokenizer();
+  Batch batch;
+  const int64_t first[] = {0};
+  CAPSTAN_RETURN_IF_ERROR(data.Read(first, &batch));
+  if (batch.count(kRowText) == 0) {
+    return absl::InvalidArgumentError(
+        "grpo needs prompts, whose answers it samples, and the data has texts "
+        "that are learnt as they are: set kind: PROMPT in the reader "
+        "(capstan.chat)");
+  }
+  const int64_t longest = data.max_sequence_length();
+  if (longest + sampling_.max_new_tokens > tokens.max_positions()) {
+    return FieldError(
+        "max_new_tokens",
+        absl::StrCat("is ", sampling_.max_new_tokens,
+                     ", which with prompts of up to ", longest,
+                     " tokens (the data's max_length) is more than the model's ",
+                     tokens.max_positions(), " positions: lower one of them"));
+  }
+  return Annotate(rewards_->CheckRow(RowTexts(batch)[0]), "the first prompt");
+}
+
+int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
+  const at::Tensor labels = HostTensor(batch, kLabels);
+  if (!info.training || !labels.defined()) return 0;
+  at::Tensor trained = labels.ge(0);
+  if (config_.mask_truncated()) {
+    trained = trained & HostTensor(batch, kTruncated).eq(0).unsqueeze(1);
+  }
+  return LossCount(loss_, labels.size(0), trained.sum().item<int64_t>());
+}
+
+std::vector<MetricTags> Grpo::metrics() const {
+  std::vector<MetricTags> tags;
+  const auto add = [&tags](const std::string& name) {
+    tags.push_back({absl::StrCat("train/", name), ""});
+  };
+  for (const char* name : kAnswerMetricNames) add(name);
+  for (const std::string& name : rewards_->names()) add(RewardMetric(name));
+  for (const std::string& name : MetricNames(loss_)) add(name);
+  add("log_ratio_max");
+  return tags;
+}
+
+LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
+                      UnitRunner& runner) {
+  const at::Tensor& ids = RequiredTensor(batch, kInputIds);
+  LossSum loss;
+  if (!info.training) {
+    loss.sum = at::zeros({}, ids.options().dtype(at::kFloat));
+    return loss;
+  }
+  const at::Device device = ids.device();
+  const bool host = TakesHostTargets(*model.token_model());
+  const at::Tensor targets =
+      NextTokens(host ? HostTensor(batch, kLabels) : batch.at(kLabels));
+  TokenInput input;
+  input.tokens = ids;
+  const auto samples = batch.find(kSamplePosition);
+  if (samples != batch.end()) input.sample_positions = samples->second;
+  AnswerTokens answers;
+  answers.logps = model.token_model()->row_losses()->TokenLogProbs(
+      input, targets, sampling_.sampler.temperature, &answers.entropies,
+      runner);
+  answers.old_logps = NextValues(batch.at(kOldLogProbs));
+  const auto reference = batch.find(kReferenceLogProbs);
+  if (reference != batch.end()) {
+    answers.reference = NextValues(reference->second);
+  }
+  answers.mask = kernels::ToDevice(targets, device).ge(0);
+  if (config_.mask_truncated()) {
+    answers.mask = answers.mask & batch.at(kTruncated).eq(0).unsqueeze(1);
+  }
+  answers.advantages = batch.at(kAdvantages);
+  const AnswersLoss of = LossOf(loss_, answers);
+  loss.sum = of.sum;
+  loss.count = CountTargets(batch, info);
+  const TokenTotals totals = CountTokens(batch);
+  loss.tokens = totals.tokens;
+  loss.padding = totals.padding;
+  loss.trained = HostTensor(batch, kLabels).ge(0).sum().item<int64_t>();
+  const at::Tensor each = batch.at(kAnswerMetrics);
+  const at::Tensor there = each.isnan().logical_not();
+  const at::Tensor sums = each.nan_to_num(0.0).sum(0);
+  const at::Tensor most = of.log_ratio_max.to(at::kDouble).view({1, 1});
+  loss.metrics = at::cat({at::stack({sums, there.sum(0).to(at::kDouble)}, 1),
+                          of.metrics.to(at::kDouble),
+                          at::cat({most, at::ones_like(most)}, 1)});
+  return loss;
+}
+
+absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
+                           const RolloutInfo& info, UnitRunner& runner) {
+  CHECK(tokenizer_ != nullptr) << "Check comes first";
+  const uint64_t key = RandomKey(info.seed, "rollouts");
+  Places places;
+  std::map<int64_t, size_t> known;  // questions, by their place in the step
+  for (size_t b = 0; b < batches->size(); ++b) {
+    const Batch& batch = (*batches)[b];
+    const at::Tensor positions = HostTensor(batch, kSamplePosition);
+    const auto prompts = PromptsOf(batch);
+    const std::vector<std::string> texts = RowTexts(batch);
+    for (size_t r = 0; r < prompts.size(); ++r) {
+      const int64_t position =
+          positions[static_cast<int64_t>(r)].item<int64_t>();
+      const int64_t place = position - info.first_position;
+      const auto [question, is_new] = known.emplace(
+          place / plan_.rows_per_sample, places.questions.size());
+      if (is_new) {
+        places.questions.push_back({prompts[r], {}});
+        places.texts.push_back(texts[r]);
+      }
+      Question& of = places.questions[question->second];
+      places.rows.push_back({b, place, question->second, of.seeds.size()});
+      of.seeds.push_back(SeedOf(key, position));
+    }
+  }
+  // Answers come question by question.
+  std::vector<size_t> before(places.questions.size(), 0);
+  for (size_t q = 1; q < before.size(); ++q) {
+    before[q] = before[q - 1] + places.questions[q - 1].seeds.size();
+  }
+  for (Places::Row& row : places.rows) row.answer += before[row.question];
+  step_ = info.step;
+  const int64_t first =
+      info.step - (info.step - 1) % plan_.steps_per_sample;
+  if (plan_.steps_per_sample == 1 || first_step_ != first ||
+      static_cast<int64_t>(rollouts_.size()) != info.global_batch_size) {
+    first_step_ = 0;
+    CAPSTAN_RETURN_IF_ERROR(RollOut(model, places, info, runner));
+    first_step_ = first;
+  }
+  std::vector<std::vector<const grpo::Rollout*>> rows(batches->size());
+  for (const Places::Row& row : places.rows) {
+    rows[row.batch].push_back(&rollouts_[row.place]);
+  }
+  for (size_t b = 0; b < batches->size(); ++b) {
+    const at::Device device = (*batches)[b].at(kInputIds).device();
+    (*batches)[b] = BatchOf(rows[b], device);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Grpo::RollOut(Model& model, const Places& places,
+                           const RolloutInfo& info, UnitRunner& runner) {
+  TokenModel* const tokens = model.token_model();
+  std::vector<SampledAnswer> answers;
+  CAPSTAN_RETURN_IF_ERROR(RunTogether(
+      tokens, info.all_done,
+      [&](UnitRunner& together) -> absl::Status {
+        CAPSTAN_ASSIGN_OR_RETURN(
+            answers,
+            SampleAnswers(tokens, places.questions, sampling_, together));
+        return absl::OkStatus();
+      },
+      runner));
+  std::vector<int64_t> prompts(answers.size());
+  std::vector<std::string> texts(answers.size());
+  for (const Places::Row& row : places.rows) {
+    prompts[row.answer] =
+        static_cast<int64_t>(places.questions[row.question].prompt.size());
+    texts[row.answer] = places.texts[row.question];
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
+                           Score(answers, prompts, texts));
+  rollouts_.assign(info.global_batch_size, {});
+  for (const Places::Row& row : places.rows) {
+    grpo::Rollout& out = rollouts_[row.place];
+    SampledAnswer& answer = answers[row.answer];
+    out.prompt = prompts[row.answer];
+    out.truncated = answer.truncated;
+    out.log_probs = std::move(answer.log_probs);
+    out.text = std::move(answer.text);
+    out.metrics = {scores.totals[row.answer], 0.0, 0.0,
+                   static_cast<double>(out.answer()),
+                   out.truncated ? 1.0 : 0.0};
+    for (const std::vector<double>& values : scores.values) {
+      out.metrics.push_back(values[row.answer]);
+    }
+  }
+  CAPSTAN_RETURN_IF_ERROR(Judge(places, info));
+  if (loss_.beta > 0.0) AddReference(model, places, runner);
+  if (plan_.steps_per_sample > 1) Share(info.all_sum, &rollouts_);
+  return absl::OkStatus();
+}
+
+// Advantages and what is told of groups depend on answers that other ranks may
+// have.
+absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
+  std::vector<double> rewards(rollouts_.size(), 0.0);
+  for (const Places::Row& row : places.rows) {
+    rewards[row.place] = rollouts_[row.place].metrics[0];
+  }
+  info.all_sum(absl::MakeSpan(rewards));
+  const int64_t group = plan_.rows_per_sample;
+  const std::vector<double> advantages =
+      AdvantagesOf(config_.advantage(), group, rewards);
+  for (const Places::Row& row : places.rows) {
+    grpo::Rollout& out = rollouts_[row.place];
+    out.advantage = advantages[row.place];
+    const double deviation = StandardDeviation(
+        absl::MakeConstSpan(rewards).subspan(row.place / group * group, group));
+    out.metrics[1] = deviation;
+    out.metrics[2] = deviation == 0.0 ? 1.0 : 0.0;
+  }
+  return absl::OkStatus();
+}
+
+void Grpo::AddReference(Model& model, const Places& places,
+                        UnitRunner& runner) {
+  struct WithoutAdapter {
+    explicit WithoutAdapter(Model* model) : model(*model) {
+      model->SetAdapterEnabled(false);
+    }
+    ~WithoutAdapter() { model.SetAdapterEnabled(true); }
+    Model& model;
+  };
+  const WithoutAdapter without(&model);
+  for (auto row = places.rows.begin(); row != places.rows.end();) {
+    const auto end =
+        std::find_if(row, places.rows.end(), [&](const Places::Row& other) {
+          return other.batch != row->batch;
+        });
+    std::vector<const grpo::Rollout*> rows;
+    for (auto it = row; it != end; ++it) rows.push_back(&rollouts_[it->place]);
+    const Batch batch = BatchOf(rows, at::kCPU);
+    TokenInput input;
+    input.tokens = batch.at(kInputIds);
+    const at::Tensor found =
+        model.token_model()
+            ->row_losses()
+            ->TokenLogProbs(input, NextTokens(batch.at(kLabels)),
+                            sampling_.sampler.temperature, nullptr, runner)
+            .cpu();
+    for (int64_t r = 0; row != end; ++row, ++r) {
+      grpo::Rollout& out = rollouts_[row->place];
+      const float* const values =
+          found.const_data_ptr<float>() + r * found.size(1) + out.prompt - 1;
+      out.reference.assign(values, values + out.answer());
+    }
+  }
+}
+
+absl::StatusOr<Rewards::Scores> Grpo::Score(
+    absl::Span<const SampledAnswer> answers,
+    const std::vector<int64_t>& prompts,
+    const std::vector<std::string>& rows) {
+  std::vector<std::string> asked, written;
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const auto text = absl::MakeConstSpan(answers[i].text);
+    asked.push_back(tokenizer_->Decode(text.first(prompts[i])));
+    auto answer = text.subspan(prompts[i]);
+    if (!answers[i].truncated) answer.remove_suffix(1);
+    written.push_back(tokenizer_->Decode(answer));
+  }
+  std::vector<Answer> all(answers.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].row = rows[i];
+    all[i].prompt = asked[i];
+    all[i].text = written[i];
+    all[i].tokens =
+        static_cast<int64_t>(answers[i].text.size()) - prompts[i];
+    all[i].truncated = answers[i].truncated;
+  }
+  return rewards_->Score(all);
+}
+
+absl::StatusOr<std::vector<double>> Grpo::Measure(
+    Model& model, const DatasetReader& eval_data, const MeasureInfo& info,
+    UnitRunner& runner) {
+  const int64_t count =
+      config_.eval_prompts() > 0
+          ? std::min(config_.eval_prompts(), eval_data.size())
+          : eval_data.size();
+  const uint64_t key = RandomKey(info.seed, "evaluation's answers");
+  std::vector<Question> questions;
+  std::vector<std::string> rows;
+  std::vector<int64_t> prompts;
+  for (int64_t i = info.rank; i < count; i += info.world_size) {
+    Batch batch;
+    CAPSTAN_RETURN_IF_ERROR(eval_data.Read({i}, &batch));
+    questions.push_back({PromptsOf(batch)[0], {SeedOf(key, i)}});
+    rows.push_back(RowTexts(batch)[0]);
+    prompts.push_back(static_cast<int64_t>(questions.back().prompt.size()));
+  }
+  // As many at once as a step's micro-batch would be too few.
+  AnswerOptions options = sampling_;
+  constexpr int64_t kAtOnce = 64;
+  if (options.rows == 0) options.rows = kAtOnce;
+  std::vector<SampledAnswer> answers;
+  CAPSTAN_RETURN_IF_ERROR(RunTogether(
+      model.token_model(), info.all_done,
+      [&](UnitRunner& together) -> absl::Status {
+        CAPSTAN_ASSIGN_OR_RETURN(
+            answers,
+            SampleAnswers(model.token_model(), questions, options, together));
+        return absl::OkStatus();
+      },
+      runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
+                           Score(answers, prompts, rows));
+  // Reward, length, those cut off and their number; each reward and its number.
+  std::vector<double> sums(4 + 2 * scores.values.size(), 0.0);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    sums[0] += scores.totals[i];
+    sums[1] += static_cast<double>(answers[i].text.size()) -
+               static_cast<double>(prompts[i]);
+    sums[2] += answers[i].truncated ? 1.0 : 0.0;
+    sums[3] += 1.0;
+    for (size_t f = 0; f < scores.values.size(); ++f) {
+      const double value = scores.values[f][i];
+      if (std::isnan(value)) continue;
+      sums[4 + 2 * f] += value;
+      sums[5 + 2 * f] += 1.0;
+    }
+  }
+  return sums;
+}
+
+Measurement Grpo::Summarize(absl::Span<const double> sums,
+                            const MeasureInfo&) const {
+  Measurement measurement;
+  const auto add = [&measurement](const std::string& name, double value) {
+    measurement.scalars.emplace_back(absl::StrCat("eval/", name), value);
+  };
+  add("reward", sums[0] / sums[3]);
+  add("completions/mean_length", sums[1] / sums[3]);
+  add("completions/clipped_ratio", sums[2] / sums[3]);
+  for (size_t f = 0; f < rewards_->names().size(); ++f) {
+    if (sums[5 + 2 * f] == 0.0) continue;
+    add(RewardMetric(rewards_->names()[f]), sums[4 + 2 * f] / sums[5 + 2 * f]);
+  }
+  return measurement;
+}
+
+std::string Grpo::SaveState() const {
+  if (first_step_ == 0 || step_ % plan_.steps_per_sample == 0) return "";
+  return SaveRollouts(first_step_, rollouts_);
+}
+
+absl::Status Grpo::RestoreState(absl::string_view state) {
+  CAPSTAN_ASSIGN_OR_RETURN(rollouts_, ReadRollouts(state, &first_step_));
+  return absl::OkStatus();
+}
+
+}  // namespace capstan::grpo

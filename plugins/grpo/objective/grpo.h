@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learns from rewards of answers that the model samples. A step's rows are
+// answers: each prompt is read as often as it gets answers, Rollout samples
+// them with the weights at hand and rewards them, and Compute weighs their
+// tokens' log-probabilities (losses.h) by what their rewards are worth beside
+// those of the prompt's other answers (advantages.h).
+//
+// Answers are keyed by their place in the run's order: a step's are the same
+// under every strategy and on any number of ranks.
+#ifndef CAPSTAN_PLUGINS_GRPO_OBJECTIVE_GRPO_H_
+#define CAPSTAN_PLUGINS_GRPO_OBJECTIVE_GRPO_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plugins/grpo/objective/answers.h"
+#include "plugins/grpo/objective/grpo.pb.h"
+#include "plugins/grpo/objective/losses.h"
+#include "plugins/grpo/objective/rollouts.h"
+#include "plugins/grpo/rewards/rewards.h"
+#include "plugins/objective/common/causal_sampler.h"
+
+namespace capstan::grpo {
+
+class Grpo final : public CausalObjective {
+ public:
+  static absl::StatusOr<std::unique_ptr<Grpo>> Create(const Config& config);
+
+  absl::Status Check(Model& model, const DatasetReader& data) const override;
+  int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  std::vector<MetricTags> metrics() const override;
+  // Of batches after a rollout; without a loss in evaluations.
+  LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
+                  UnitRunner& runner) override;
+  // In an evaluation each prompt gets one answer.
+  absl::StatusOr<std::vector<double>> Measure(Model& model,
+                                              const DatasetReader& eval_data,
+                                              const MeasureInfo& info,
+                                              UnitRunner& runner) override;
+  Measurement Summarize(absl::Span<const double> sums,
+                        const MeasureInfo& info) const override;
+
+  bool has_rollouts() const override { return true; }
+  RolloutPlan rollout_plan() const override { return plan_; }
+  absl::Status Rollout(Model& model, std::vector<Batch>* batches,
+                       const RolloutInfo& info, UnitRunner& runner) override;
+  // The step's answers, if the next one trains on them, too.
+  std::string SaveState() const override;
+  absl::Status RestoreState(absl::string_view state) override;
+
+ private:
+  struct Places;
+
+  Grpo(Config config, SampleOptions sampling)
+      : CausalObjective(std::move(sampling)), config_(std::move(config)) {}
+
+  absl::Status CheckModel(Model& model) const override;
+  // Samples and rewards this rank's answers of the step.
+  absl::Status RollOut(Model& model, const Places& places,
+                       const RolloutInfo& info, UnitRunner& runner);
+  absl::Status Judge(const Places& places, const RolloutInfo& info);
+  void AddReference(Model& model, const Places& places, UnitRunner& runner);
+  // Rewards of answers to prompts of which these are the rows.
+  absl::StatusOr<Rewards::Scores> Score(
+      absl::Span<const SampledAnswer> answers,
+      const std::vector<int64_t>& prompts,
+      const std::vector<std::string>& rows);
+
+  const Config config_;
+  LossOptions loss_;
+  AnswerOptions sampling_;
+  RolloutPlan plan_;
+  std::unique_ptr<Rewards> rewards_;
+  // Of the training data, from Check on.
+  mutable const Tokenizer* tokenizer_ = nullptr;
+
+  int64_t step_ = 0;        // the last that was rolled out
+  int64_t first_step_ = 0;  // the first that trains on rollouts_
+  // A place for each answer of a step; others' are empty unless several steps
+  // train on them.
+  std::vector<Rollout> rollouts_;
+};
+
+}  // namespace capstan::grpo
+
+#endif  // CAPSTAN_PLUGINS_GRPO_OBJECTIVE_GRPO_H_

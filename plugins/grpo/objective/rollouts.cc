@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugins/grpo/objective/rollouts.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "plugins/grpo/objective/grpo.pb.h"
+
+namespace capstan::grpo {
+namespace {
+
+// values[:, t + 1] at t; `last` at the end.
+at::Tensor Next(const at::Tensor& values, int64_t last) {
+  const at::Tensor next = at::full(values.sizes(), last, values.options());
+  const int64_t length = values.size(1) - 1;
+  next.narrow(1, 0, length).copy_(values.narrow(1, 1, length));
+  return next;
+}
+
+// Sizes and values of one rollout, as doubles, which have all of float's.
+class Pack {
+ public:
+  explicit Pack(const std::vector<double>* values) : in_(values) {}
+  explicit Pack(std::vector<double>* values) : out_(values) {}
+
+  template <typename T>
+  void Number(T* number) {
+    if (out_ != nullptr) {
+      out_->push_back(static_cast<double>(*number));
+    } else {
+      *number = static_cast<T>((*in_)[next_++]);
+    }
+  }
+  template <typename T>
+  void List(std::vector<T>* list) {
+    auto size = static_cast<int64_t>(list->size());
+    Number(&size);
+    list->resize(size);
+    for (T& value : *list) Number(&value);
+  }
+  void All(Rollout* rollout) {
+    List(&rollout->text);
+    Number(&rollout->prompt);
+    Number(&rollout->truncated);
+    List(&rollout->log_probs);
+    List(&rollout->reference);
+    Number(&rollout->advantage);
+    List(&rollout->metrics);
+  }
+
+ private:
+  const std::vector<double>* in_ = nullptr;
+  std::vector<double>* out_ = nullptr;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device) {
+  const auto count = static_cast<int64_t>(rows.size());
+  int64_t length = 1;
+  for (const Rollout* row : rows) {
+    length = std::max(length, static_cast<int64_t>(row->text.size()));
+  }
+  if (device.is_cuda()) length = LengthOnGpu(length, length);
+  const at::Tensor ids = at::zeros({count, length}, at::kLong);
+  const at::Tensor labels =
+      at::full({count, length}, kIgnoredTarget, at::kLong);
+  const at::Tensor counts = at::zeros({count}, at::kLong);
+  const at::Tensor truncated = at::zeros({count}, at::kLong);
+  const at::Tensor old = at::zeros({count, length}, at::kFloat);
+  const at::Tensor reference = at::zeros({count, length}, at::kFloat);
+  const at::Tensor advantages = at::zeros({count}, at::kFloat);
+  const auto width = static_cast<int64_t>(rows[0]->metrics.size());
+  const at::Tensor metrics = at::zeros({count, width}, at::kDouble);
+  for (int64_t r = 0; r < count; ++r) {
+    const Rollout& row = *rows[r];
+    const auto& text = row.text;
+    const int64_t at = r * length, answer = at + row.prompt;
+    std::copy(text.begin(), text.end(), ids.mutable_data_ptr<int64_t>() + at);
+    std::copy(text.begin() + row.prompt, text.end(),
+              labels.mutable_data_ptr<int64_t>() + answer);
+    std::copy(row.log_probs.begin(), row.log_probs.end(),
+              old.mutable_data_ptr<float>() + answer);
+    std::copy(row.reference.begin(), row.reference.end(),
+              reference.mutable_data_ptr<float>() + answer);
+    std::copy(row.metrics.begin(), row.metrics.end(),
+              metrics.mutable_data_ptr<double>() + r * width);
+    counts.mutable_data_ptr<int64_t>()[r] = static_cast<int64_t>(text.size());
+    truncated.mutable_data_ptr<int64_t>()[r] = row.truncated ? 1 : 0;
+    advantages.mutable_data_ptr<float>()[r] = static_cast<float>(row.advantage);
+  }
+  Batch batch;
+  batch[kInputIds] = ids;
+  batch[kLabels] = labels;
+  batch[kTokenCounts] = counts;
+  batch[kTruncated] = truncated;
+  batch[kOldLogProbs] = old;
+  if (!rows[0]->reference.empty()) batch[kReferenceLogProbs] = reference;
+  batch[kAdvantages] = advantages;
+  batch[kAnswerMetrics] = metrics;
+  if (device.is_cpu()) return batch;
+  Batch moved;
+  for (const auto& [name, tensor] : batch) {
+    moved[name] = tensor.to(device);
+    moved[HostCopyName(name)] = tensor;
+  }
+  return moved;
+}
+
+at::Tensor NextTokens(const at::Tensor& labels) {
+  return Next(labels, kIgnoredTarget);
+}
+
+at::Tensor NextValues(const at::Tensor& values) { return Next(values, 0); }
+
+void Share(const std::function<void(absl::Span<double>)>& sum,
+           std::vector<Rollout>* rows) {
+  std::vector<std::vector<double>> packed(rows->size());
+  std::vector<double> sizes(rows->size(), 0.0);
+  for (size_t i = 0; i < rows->size(); ++i) {
+    if ((*rows)[i].text.empty()) continue;  // another rank's
+    Pack(&packed[i]).All(&(*rows)[i]);
+    sizes[i] = static_cast<double>(packed[i].size());
+  }
+  sum(absl::MakeSpan(sizes));
+  std::vector<double> all;
+  for (size_t i = 0; i < rows->size(); ++i) {
+    packed[i].resize(static_cast<size_t>(sizes[i]), 0.0);
+    all.insert(all.end(), packed[i].begin(), packed[i].end());
+  }
+  sum(absl::MakeSpan(all));
+  auto next = all.begin();
+  for (size_t i = 0; i < rows->size(); ++i) {
+    const std::vector<double> one(next, next + packed[i].size());
+    next += static_cast<int64_t>(one.size());
+    Pack(&one).All(&(*rows)[i]);
+  }
+}
+
+std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows) {
+  RolloutState state;
+  state.set_first_step(first_step);
+  for (const Rollout& row : rows) {
+    RolloutState::Row* const out = state.add_row();
+    *out->mutable_text() = {row.text.begin(), row.text.end()};
+    out->set_prompt(row.prompt);
+    out->set_truncated(row.truncated);
+    *out->mutable_log_probs() = {row.log_probs.begin(), row.log_probs.end()};
+    *out->mutable_reference() = {row.reference.begin(), row.reference.end()};
+    out->set_advantage(row.advantage);
+    *out->mutable_metrics() = {row.metrics.begin(), row.metrics.end()};
+  }
+  return state.SerializeAsString();
+}
+
+absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
+                                                  int64_t* first_step) {
+  RolloutState read;
+  if (!read.ParseFromArray(state.data(), static_cast<int>(state.size()))) {
+    return absl::InvalidArgumentError("the rollouts can't be read");
+  }
+  std::vector<Rollout> rows;
+  for (const RolloutState::Row& row : read.row()) {
+    Rollout& out = rows.emplace_back();
+    out.text.assign(row.text().begin(), row.text().end());
+    out.prompt = row.prompt();
+    out.truncated = row.truncated();
+    out.log_probs.assign(row.log_probs().begin(), row.log_probs().end());
+    out.reference.assign(row.reference().begin(), row.reference().end());
+    out.advantage = row.advantage();
+    out.metrics.assign(row.metrics().begin(), row.metrics().end());
+    const int64_t answer = out.answer();
+    if (out.prompt < 1 || answer < 1 ||
+        static_cast<int64_t>(out.log_probs.size()) != answer ||
+        (!out.reference.empty() &&
+         static_cast<int64_t>(out.reference.size()) != answer)) {
+      return absl::InvalidArgumentError("the rollouts' sizes don't fit");
+    }
+  }
+  *first_step = read.first_step();
+  return rows;
+}
+
+}  // namespace capstan::grpo
