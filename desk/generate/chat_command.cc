@@ -40,9 +40,8 @@ namespace {
 constexpr int64_t kDefaultMaxNewTokens = 512;
 
 struct ChatOptions : SamplingOptions {
-  std::string system;         // the first message; empty: none
-  std::string chat_template;  // its name or file; empty: the tokenizer's own
-  std::string tools;          // a file with their JSON list; empty: none
+  std::string system;  // the first message; empty: none
+  std::string tools;   // a file with their JSON list; empty: none
 };
 
 volatile sig_atomic_t interrupted = 0;
@@ -118,19 +117,8 @@ class Chat {
       return absl::FailedPreconditionError(absl::StrCat(
           "--model=", options_.model, " isn't a model of token sequences"));
     }
-    absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
-        FindChatTemplate(ChatTemplate::IsFile(options_.chat_template)
-                             ? FromCaller(options_.chat_template)
-                             : options_.chat_template,
-                         *tokenizer);
-    if (!found.ok() && options_.chat_template.empty()) {
-      return Annotate(found.status(), absl::StrCat("--model=", options_.model,
-                                                   ", without --template"));
-    }
-    CAPSTAN_RETURN_IF_ERROR(found.status());
-    template_ = *std::move(found);
-    CAPSTAN_RETURN_IF_ERROR(
-        CheckTemplateKwargs(options_.chat_template_kwargs, *template_));
+    CAPSTAN_ASSIGN_OR_RETURN(template_,
+                             ChatTemplateOf(options_.Tasks(), *tokenizer));
     stops_ = AnswerStops(*template_, *tokenizer);
     if (TokenModel* const model = generator_.model->token_model()) {
       for (const int64_t end : EndTokensOf(*model)) stops_.push_back(end);
@@ -271,9 +259,6 @@ class Chat {
 void AddFlags(Flags& flags, ChatOptions* options) {
   AddModelFlag(flags, &options->model);
   flags.Add("--system", &options->system, "What the conversation begins with");
-  flags.Add("--template", &options->chat_template,
-            "How conversations are written: chatml, smollm2, llama3, gemma, "
-            "llada, or a jinja file; default: as the tokenizer says");
   flags
       .Add("--tools", &options->tools,
            "Tools that the model may call: a JSON list of their schemas")

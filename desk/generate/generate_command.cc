@@ -358,9 +358,8 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
     std::cout << absl::StrJoin(ids[0], ",") << std::endl;
     return 0;
   }
-  const TaskSettings settings = {options.model, options.chat_template_kwargs};
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,
-                           MakeTasks(prompts, settings, generator));
+                           MakeTasks(prompts, options.Tasks(), generator));
   CAPSTAN_RETURN_IF_ERROR(CheckBatches(tasks, options, writer));
   CAPSTAN_RETURN_IF_ERROR(options.output.empty()
                               ? Show(tasks, options, writer)

@@ -15,6 +15,7 @@
 #include "cluster/comm/create.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/sample_logits.h"
+#include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/lib/generation_config.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -177,6 +178,24 @@ SampleOptions SamplingOptions::Sampling(int64_t default_tokens) const {
   return sample;
 }
 
+TaskSettings SamplingOptions::Tasks() const {
+  return {model,
+          ChatTemplate::IsFile(chat_template) ? FromCaller(chat_template)
+                                              : chat_template,
+          chat_template_kwargs};
+}
+
+void AddTemplateFlags(Flags& flags, SamplingOptions* options) {
+  flags.Add("--template", &options->chat_template,
+            "How conversations are written: chatml, smollm2, llama3, gemma, "
+            "llada, or a jinja file; default: as the tokenizer says");
+  flags
+      .Add("--chat_template_kwargs", &options->chat_template_kwargs,
+           "Variables that the chat template sees: '{\"enable_thinking\": "
+           "false}'")
+      .Type("JSON");
+}
+
 void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
   AddAdapterFlags(flags, &options->adapter);
   AddWeightsFlag(flags, &options->weights);
@@ -203,11 +222,7 @@ void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
       .Type("TEXT")
       .OneEach();
   flags.Add("--seed", &options->seed, "Of the random numbers");
-  flags
-      .Add("--chat_template_kwargs", &options->chat_template_kwargs,
-           "Variables that the chat template sees: '{\"enable_thinking\": "
-           "false}'")
-      .Type("JSON");
+  AddTemplateFlags(flags, options);
   AddSet(flags, &options->overrides,
          "Sets a field of the objective, which samples: for masked diffusion "
          "(LLaDA) objective.steps=64, objective.block_length=32, "

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "inference/decode/prompt.h"
 #include "inference/load/generator.h"
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/model.h"
@@ -53,7 +54,7 @@ absl::StatusOr<at::Tensor> FixedLogits(
     const std::string& folder, const std::string& adapter,
     const std::vector<std::string>& plugin_path, std::vector<int64_t>* tokens);
 
-// Flags shared by generate and chat.
+// Flags shared by generate and chat; serve has some of them.
 struct SamplingOptions {
   std::string model;
   AdapterOptions adapter;
@@ -68,7 +69,8 @@ struct SamplingOptions {
   std::vector<std::string> stop;  // a text ends before the first of them
   uint64_t seed = 0;
   std::string weights = "stored";      // see WeightFormOf
-  std::string chat_template_kwargs;    // a JSON object: ChatInput::variables
+  std::string chat_template;           // a name or a file
+  std::string chat_template_kwargs;    // as TaskSettings
   std::vector<std::string> overrides;  // of the model's config
   std::vector<std::string> plugin_path;
 
@@ -80,11 +82,14 @@ struct SamplingOptions {
   bool likeliest() const { return greedy || temperature == 0.0; }
   // `default_tokens` is used if max_new_tokens isn't given.
   SampleOptions Sampling(int64_t default_tokens) const;
+  TaskSettings Tasks() const;
 };
 
 // LoadWithPlugins for this process alone, on its first GPU if it has any.
 absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options);
 
+// --template and --chat_template_kwargs.
+void AddTemplateFlags(Flags& flags, SamplingOptions* options);
 // All but --model.
 void AddSamplingFlags(Flags& flags, SamplingOptions* options);
 

@@ -7,6 +7,7 @@
 #include <httplib.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/json.h"
+#include "desk/http/connections.h"
 
 namespace capstan {
 
@@ -27,9 +29,11 @@ struct ServerOptions {
   // What each request must bring, as "Authorization: Bearer KEY" or in its
   // query as key=KEY; "": nothing.
   std::string key;
-  std::vector<std::string> open_paths;  // that need no key: "/health"
+  std::vector<std::string> open_paths;  // GET needs no key there: "/health"
   size_t most_connections = 256;        // at once; further ones wait
   size_t most_body_bytes = size_t{16} << 20;
+  // ConnectionLimits::patience.
+  std::chrono::milliseconds patience{60000};
 };
 
 // Requests are handled on a thread each. On a loopback address only requests
@@ -64,6 +68,10 @@ class HttpServer {
   // that the client is served or gone.
   void SendEvents(std::function<absl::optional<std::string>()> next,
                   httplib::Response* response);
+  // The same for an answer of any `type`, with `idle` for a "".
+  void SendParts(const char* type, const char* idle,
+                 std::function<absl::optional<std::string>()> next,
+                 httplib::Response* response);
 
  private:
   explicit HttpServer(const ServerOptions& options);
@@ -71,7 +79,7 @@ class HttpServer {
                                          httplib::Response& response) const;
 
   const ServerOptions options_;
-  httplib::Server server_;
+  ConnectionServer server_;
   int socket_ = -1;  // the library's, that listens
   int port_ = 0;
   std::atomic<bool> stopping_{false};
@@ -87,6 +95,7 @@ void SendBody(std::string body, const char* type, httplib::Response* response);
 void SendJson(const nlohmann::json& json, httplib::Response* response);
 // {"error": {"message": .., "type": .., "code": status}}, as OpenAI's clients
 // read it.
+nlohmann::json ErrorJson(int status, const std::string& message);
 void SendError(int status, const std::string& message,
                httplib::Response* response);
 

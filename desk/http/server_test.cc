@@ -180,6 +180,195 @@ TEST(HttpServer, LetsFurtherConnectionsWait) {
   EXPECT_EQ(served_count, 8);
 }
 
+// A connection of which the test says what comes when.
+class Socket {
+ public:
+  explicit Socket(int port) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    // A small window: what isn't read is soon not taken.
+    const int bytes = 4096;
+    setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+    sockaddr_in to = {};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to)),
+              0);
+  }
+  ~Socket() { close(socket_); }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  bool Send(const std::string& text) const {
+    return send(socket_, text.data(), text.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(text.size());
+  }
+  // What comes within `limit`; "": the end, or nothing.
+  std::string Read(size_t most, std::chrono::milliseconds limit) const {
+    pollfd events = {socket_, POLLIN, 0};
+    if (poll(&events, 1, static_cast<int>(limit.count())) <= 0) return "";
+    std::string bytes(most, 0);
+    const ssize_t count = recv(socket_, bytes.data(), most, 0);
+    bytes.resize(count > 0 ? static_cast<size_t>(count) : 0);
+    return bytes;
+  }
+  // All that comes until the end.
+  std::string ReadAll() const {
+    std::string all;
+    for (;;) {
+      const std::string more = Read(4096, std::chrono::minutes(1));
+      if (more.empty()) return all;
+      all += more;
+    }
+  }
+
+ private:
+  const int socket_;
+};
+
+// What a server sends to raw bytes until it closes the connection.
+std::string AnswersTo(const Served& served, const std::string& bytes) {
+  const Socket socket(served.port());
+  EXPECT_TRUE(socket.Send(bytes));
+  return socket.ReadAll();
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != text.npos;
+       at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+// What follows would be a request of its own to whoever sees another end.
+TEST(HttpServer, RefusesBodiesOfTwoEnds) {
+  const Served served{ServerOptions()};
+  const std::string inner = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  for (const char* headers : {
+           "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+           "Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+           "Transfer-Encoding: gzip, chunked\r\n",
+           "Transfer-Encoding: identity\r\n",
+           "Content-Length: -1\r\n",
+           "Content-Length: +5\r\n",
+           "Content-Length: five\r\n",
+           "Content-Length: 99999999999999999999999\r\n",
+           "Content-Length: 5\r\nContent-Length: 6\r\n",
+           "Content-Length: 5, 6\r\n",
+           "Content-Length : 5\r\n",
+       }) {
+    for (const char* method : {"POST /post", "GET /"}) {
+      const std::string answers =
+          AnswersTo(served, std::string(method) + " HTTP/1.1\r\n" + headers +
+                                "\r\n" + inner);
+      EXPECT_THAT(answers, HasSubstr("HTTP/1.1 400 ")) << headers;
+      EXPECT_EQ(Count(answers, "HTTP/1.1"), 1) << headers << answers;
+    }
+  }
+}
+
+// What is in a body that nobody reads isn't a request.
+TEST(HttpServer, EndsConnectionsOfUnreadBodies) {
+  ServerOptions options;
+  options.key = "key";
+  options.open_paths = {"/"};
+  options.most_body_bytes = 1000;
+  const Served served(options);
+  const std::string inner = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  const std::string length =
+      "Content-Length: " + std::to_string(inner.size()) + "\r\n";
+  const struct {
+    std::string head;
+    const char* status;
+  } cases[] = {{"POST /post HTTP/1.1\r\n" + length, " 401 "},
+               {"HEAD /post HTTP/1.1\r\n" + length, " 401 "},
+               {"POST / HTTP/1.1\r\nHost: evil\r\n" + length, " 403 "},
+               {"POST / HTTP/1.1\r\n" + length, " 401 "},
+               {"POST /?key=key HTTP/1.1\r\nContent-Length: 1001\r\n", " 413 "},
+               {"GET / HTTP/1.1\r\n" + length, " 200 "},
+               {"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n", " 200 "},
+               {"GET\r\n", " 400 "}};
+  for (const auto& [head, status] : cases) {
+    const std::string answers =
+        AnswersTo(served, head + "\r\n" + inner + inner);
+    EXPECT_THAT(answers, HasSubstr(std::string("HTTP/1.1") + status)) << head;
+    EXPECT_EQ(Count(answers, "HTTP/1.1"), 1) << head << answers;
+  }
+  // Refusals end connections without a body, too.
+  EXPECT_EQ(
+      Count(AnswersTo(served, "GET /a HTTP/1.1\r\n\r\n" + inner), "HTTP/1.1"),
+      1);
+  // Others don't, and requests may come together.
+  EXPECT_EQ(Count(AnswersTo(served, inner + inner), " 200 "), 2);
+}
+
+TEST(HttpServer, ReadsBodiesInChunks) {
+  ServerOptions options;
+  options.most_body_bytes = 1000;
+  const Served served(options);
+  const std::string head =
+      "POST /post HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  EXPECT_THAT(AnswersTo(served, head + "3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"),
+              HasSubstr("{\"bytes\":5}"));
+  std::string endless = head;
+  for (int i = 0; i < 500; ++i) endless += "3\r\nabc\r\n";
+  EXPECT_THAT(AnswersTo(served, endless), HasSubstr(" 400 "));
+  // Without a length there is no body.
+  EXPECT_THAT(AnswersTo(served, "POST /post HTTP/1.1\r\n\r\n"),
+              HasSubstr("{\"bytes\":0}"));
+}
+
+// A few bytes could become gigabytes.
+TEST(HttpServer, TakesNoCompressedBodies) {
+  const Served served{ServerOptions()};
+  EXPECT_THAT(AnswersTo(served,
+                        "POST /post HTTP/1.1\r\nContent-Encoding: gzip\r\n"
+                        "Content-Length: 3\r\n\r\nabc"),
+              HasSubstr("Content-Encoding gzip isn't known here"));
+}
+
+TEST(HttpServer, TakesNoEndlessHead) {
+  const Served served{ServerOptions()};
+  std::string head = "GET / HTTP/1.1\r\n";
+  for (int i = 0; i < 1000; ++i) head += "X: " + std::string(100, 'x') + "\r\n";
+  EXPECT_THAT(AnswersTo(served, head), HasSubstr("HTTP/1.1 400 "));
+}
+
+// However a client keeps its connection waiting, the next one gets its turn.
+TEST(HttpServer, ASlowClientHoldsAConnectionForAWhile) {
+  ServerOptions options;
+  options.most_connections = 1;
+  options.patience = std::chrono::seconds(1);
+  const Served served(options, [](HttpServer& server) {
+    server.routes().Get("/long", [](const auto&, auto& response) {
+      SendBody(std::string(size_t{64} << 20, 'x'), "text/plain", &response);
+    });
+  });
+  enum { kSends, kTakesSome, kTakesNothing };
+  for (const int does : {kSends, kTakesSome, kTakesNothing}) {
+    const Socket slow(served.port());
+    ASSERT_TRUE(slow.Send(does == kSends ? "POST /post HTTP/1.1\r\nX: "
+                                         : "GET /long HTTP/1.1\r\n\r\n"));
+    std::atomic<bool> served_another{false};
+    std::thread another([&] {
+      httplib::Client client = served.client();
+      client.set_read_timeout(60);
+      served_another = StatusOf(client.Get("/")) == 200;
+    });
+    const auto limit =
+        std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!served_another && std::chrono::steady_clock::now() < limit) {
+      if (does == kSends) slow.Send("x");
+      if (does == kTakesSome) slow.Read(1024, std::chrono::milliseconds(0));
+      // sleeps: the client is slow
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    another.join();
+    EXPECT_TRUE(served_another) << does;
+  }
+}
+
 // One that sends a byte now and then is never done by itself.
 TEST(HttpServer, ASlowSenderDoesNotHoldItsEnd) {
   std::atomic<bool> ended{false};
@@ -188,20 +377,13 @@ TEST(HttpServer, ASlowSenderDoesNotHoldItsEnd) {
     ServerOptions options;
     options.most_connections = 1;
     const Served served(options);
-    const int slow = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in to = {};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(served.port());
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(connect(slow, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
-    ASSERT_GT(send(slow, "GET / HTTP/1.1\r\nX: ", 19, MSG_NOSIGNAL), 0);
+    const auto slow = std::make_shared<Socket>(served.port());
+    ASSERT_TRUE(slow->Send("GET / HTTP/1.1\r\nX: "));
     sender = std::thread([slow, &ended] {
-      pollfd events = {slow, POLLIN, 0};
-      while (!ended && poll(&events, 1, /*milliseconds=*/200) == 0) {
-        send(slow, "x", 1, MSG_NOSIGNAL);
+      while (!ended && slow->Send("x")) {
+        slow->Read(1, std::chrono::milliseconds(200));
       }
       ended = true;
-      close(slow);
     });
     // Waits for the sender's thread.
     const auto limit =

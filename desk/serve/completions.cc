@@ -44,11 +44,8 @@ void SendStatus(const absl::Status& status, httplib::Response* response) {
 }
 
 // Of an answer that has begun.
-Json ErrorJson(const absl::Status& status) {
-  return {{"error",
-           {{"message", status.message()},
-            {"type", "server_error"},
-            {"code", HttpStatus(status)}}}};
+Json LateError(const absl::Status& status) {
+  return ErrorJson(HttpStatus(status), std::string(status.message()));
 }
 
 uint64_t AnySeed() {
@@ -77,9 +74,6 @@ struct Completions::Running {
   Reply reply;
   std::unique_ptr<Answers> answers;
   absl::optional<AnswerPiece> first;  // which has come before the answer began
-  // When the client got bytes.
-  std::chrono::steady_clock::time_point written =
-      std::chrono::steady_clock::now();
   bool begun = false;
   bool ended = false;
 };
@@ -153,14 +147,12 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
     const CompletionRequest& request, const NamedModel& model) const {
   const Generator& generator = model.generator;
   std::vector<ReplyPrompt> prompts;
-  absl::StatusOr<std::vector<Task>> tasks = MakeTasks(
-      request.prompts, {model.name, defaults_.chat_template_kwargs}, generator);
-  // What isn't there is a chat template, not what was asked for.
-  if (absl::IsNotFound(tasks.status())) {
-    return absl::InvalidArgumentError(tasks.status().message());
-  }
-  CAPSTAN_RETURN_IF_ERROR(tasks.status());
-  for (Task& task : *tasks) {
+  // A client isn't told where the model's files are.
+  TaskSettings settings = defaults_.tasks;
+  settings.model = model.name;
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<Task> tasks,
+                           MakeTasks(request.prompts, settings, generator));
+  for (Task& task : tasks) {
     prompts.push_back({std::move(task.ids), task.prompt->text, {}});
     prompts.back().ends = StopsOf(task, generator);
   }
@@ -181,7 +173,8 @@ absl::Status Completions::LimitLength(const Generator& generator,
   // Samplers that don't write in order have other settings tied to the length.
   if (!model.causal()) return absl::OkStatus();
   const int64_t given = static_cast<int64_t>(prompt.ids.size());
-  const int64_t room = model.max_positions() - given;
+  // The last new token needs no position.
+  const int64_t room = model.max_positions() - given + 1;
   if (room < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the prompt has ", given, " tokens, the model only ",
@@ -258,7 +251,7 @@ void Completions::SendStream(const std::shared_ptr<Running>& running,
         }
         if (!piece->status.ok()) {
           running->ended = true;
-          return absl::StrCat(events, EventText(ErrorJson(piece->status)));
+          return absl::StrCat(events, EventText(LateError(piece->status)));
         }
         absl::StrAppend(&events, running->reply.AddToStream(*piece));
         if (running->done()) {
@@ -272,36 +265,30 @@ void Completions::SendStream(const std::shared_ptr<Running>& running,
 
 void Completions::SendWhole(const std::shared_ptr<Running>& running,
                             httplib::Response* response) const {
-  HttpServer* const server = server_;
-  response->set_chunked_content_provider(
-      "application/json", [running, server](size_t, httplib::DataSink& sink) {
-        if (server->stopping()) return false;
-        if (running->ended) {
-          sink.done();
-          return true;
-        }
-        const absl::optional<AnswerPiece> piece = running->Next(kWait);
-        if (piece.has_value()) {
+  // White space before a JSON text says nothing to a client, and to the server
+  // whether there is one.
+  server_->SendParts(
+      "application/json", " ",
+      [running]() -> absl::optional<std::string> {
+        if (running->ended) return absl::nullopt;
+        const auto end = std::chrono::steady_clock::now() + kWait;
+        while (!running->done()) {
+          const auto left = end - std::chrono::steady_clock::now();
+          if (left.count() <= 0) return "";
+          const absl::optional<AnswerPiece> piece =
+              running->Next(std::chrono::ceil<std::chrono::milliseconds>(left));
+          if (!piece.has_value()) return "";
           if (!piece->status.ok()) {
             // The HTTP status is on its way already.
             running->ended = true;
-            const std::string error = JsonText(ErrorJson(piece->status));
-            return sink.write(error.data(), error.size());
+            return JsonText(LateError(piece->status));
           }
           running->reply.Add(*piece);
         }
-        if (!running->done()) {
-          // White space before a JSON text says nothing to a client, and to the
-          // server whether there is one.
-          const auto now = std::chrono::steady_clock::now();
-          if (now - running->written < kWait) return true;
-          running->written = now;
-          return sink.write(" ", 1);
-        }
         running->ended = true;
-        const std::string whole = JsonText(running->reply.Whole());
-        return sink.write(whole.data(), whole.size());
-      });
+        return JsonText(running->reply.Whole());
+      },
+      response);
 }
 
 }  // namespace capstan

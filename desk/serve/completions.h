@@ -16,6 +16,7 @@
 #include "desk/http/server.h"
 #include "desk/serve/openai_request.h"
 #include "desk/serve/reply.h"
+#include "inference/decode/prompt.h"
 #include "inference/engine/engine.h"
 #include "inference/load/generator.h"
 
@@ -29,7 +30,7 @@ struct NamedModel {
 
 struct CompletionDefaults {
   int64_t max_tokens = 512;
-  std::string chat_template_kwargs;  // as TaskSettings
+  TaskSettings tasks;
 };
 
 // Adds its routes to a server: /v1/chat/completions, /v1/completions,

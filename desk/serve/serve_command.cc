@@ -76,12 +76,14 @@ absl::Status CheckOptions(ServeOptions* options) {
   return absl::OkStatus();
 }
 
-// The last part of a path that says something: runs/NAME/latest is NAME.
+// The last part of a path that says something, however it is written:
+// runs/NAME/latest/ is NAME, and so is "." there.
 std::string NameOf(const std::string& model) {
   namespace fs = std::filesystem;
   std::string name;
-  for (fs::path path = fs::path(model).lexically_normal(); !path.empty();
-       path = path.parent_path()) {
+  // Not FromCaller(model), which follows `latest`.
+  for (fs::path path = (fs::path(FromCaller(".")) / model).lexically_normal();
+       !path.empty(); path = path.parent_path()) {
     name = path.filename().string();
     if (!name.empty() && name != "." && name != "latest" && name != "final") {
       return name;
@@ -105,6 +107,10 @@ absl::Status AddModel(const std::string& name, const SamplingOptions& options,
                      generator.tokenizer_error.message(), ")"));
   }
   CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(*generator.model));
+  if (!options.chat_template.empty()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        ChatTemplateOf(options.Tasks(), *generator.tokenizer).status());
+  }
   models->push_back({name, std::move(generator)});
   return absl::OkStatus();
 }
@@ -181,8 +187,7 @@ absl::StatusOr<int> Serve(const ServeOptions& given) {
   }
   Engine engine(std::move(written), EngineOf(options, models));
   Completions completions(&models, &engine,
-                          {options.max_tokens, options.chat_template_kwargs},
-                          server.get());
+                          {options.max_tokens, options.Tasks()}, server.get());
   completions.AddRoutes();
   AddPage(server.get());
   std::cout << "serving "
@@ -242,11 +247,7 @@ void AddFlags(Flags& flags, ServeOptions* options) {
   flags.Add("--keep_context", &options->keep_context,
             "Go on from the last text's keys and values where a prompt begins "
             "with it: conversations answer sooner, in last bits differently");
-  flags
-      .Add("--chat_template_kwargs", &options->chat_template_kwargs,
-           "Variables that the chat template sees: '{\"enable_thinking\": "
-           "false}'")
-      .Type("JSON");
+  AddTemplateFlags(flags, options);
   AddSet(flags, &options->overrides, "Sets a field of the model's config");
   AddPluginPath(flags, &options->plugin_path);
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -135,14 +136,9 @@ class TaskMaker {
 
   absl::Status FindTemplate() {
     if (template_ != nullptr) return absl::OkStatus();
-    absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
-        FindChatTemplate("", *generator_.tokenizer);
-    if (!found.ok()) {
-      return Annotate(found.status(),
-                      absl::StrCat("--model=", settings_.model));
-    }
-    template_ = *std::move(found);
-    return CheckTemplateKwargs(settings_.chat_template_kwargs, *template_);
+    CAPSTAN_ASSIGN_OR_RETURN(template_,
+                             ChatTemplateOf(settings_, *generator_.tokenizer));
+    return absl::OkStatus();
   }
 
   const TaskSettings& settings_;
@@ -221,7 +217,9 @@ absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
   for (const Prompt& prompt : prompts) {
     CAPSTAN_ASSIGN_OR_RETURN(Task task, maker.Make(prompt));
     const int64_t length = static_cast<int64_t>(task.ids.size());
-    if (model != nullptr && length >= model->max_positions()) {
+    // As CheckPrompt.
+    if (model != nullptr &&
+        length > model->max_positions() - (model->causal() ? 0 : 1)) {
       return absl::InvalidArgumentError(absl::StrCat(
           prompt.place, " has ", length, " tokens, the model only ",
           model->max_positions(), " positions"));
@@ -240,11 +238,26 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
   return found;
 }
 
-absl::Status CheckTemplateKwargs(const std::string& json,
-                                 const ChatTemplate& chat_template) {
-  const absl::Status known = CheckChatVariables(json, chat_template);
-  return known.ok() ? known
-                    : FieldError("--chat_template_kwargs", known.message());
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplateOf(
+    const TaskSettings& settings, const Tokenizer& tokenizer) {
+  const std::string& name = settings.chat_template;
+  if (name.empty() && tokenizer.chat_template().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model=", settings.model,
+        ": the tokenizer has no chat template: name one by --template, ",
+        absl::StrJoin(ChatTemplate::Names(), ", "), ", or a jinja file"));
+  }
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> found =
+      FindChatTemplate(name, tokenizer);
+  if (!found.ok()) {
+    return Annotate(found.status(),
+                    name.empty() ? absl::StrCat("--model=", settings.model)
+                                 : absl::StrCat("--template=", name));
+  }
+  const absl::Status known =
+      CheckChatVariables(settings.chat_template_kwargs, **found);
+  if (!known.ok()) return FieldError("--chat_template_kwargs", known.message());
+  return found;
 }
 
 std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,

@@ -49,6 +49,7 @@ absl::Status ParsePrompt(absl::string_view row, Prompt* prompt);
 
 struct TaskSettings {
   std::string model;                 // --model, for errors
+  std::string chat_template;         // as FindChatTemplate has it
   std::string chat_template_kwargs;  // a JSON object: ChatInput::variables
 };
 
@@ -64,9 +65,10 @@ absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
 absl::StatusOr<std::unique_ptr<ChatTemplate>> FindChatTemplate(
     const std::string& name, const Tokenizer& tokenizer);
 
-// CheckChatVariables for the flag --chat_template_kwargs.
-absl::Status CheckTemplateKwargs(const std::string& json,
-                                 const ChatTemplate& chat_template);
+// The same for the flags --template and --chat_template_kwargs, which errors
+// name.
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplateOf(
+    const TaskSettings& settings, const Tokenizer& tokenizer);
 
 // The tokens that end an answer: end of turn and end of text.
 std::vector<int64_t> AnswerStops(const ChatTemplate& chat_template,

@@ -190,7 +190,8 @@ Engine::Text Engine::Admit(bool alone) {
 bool Engine::GoesIntoBatch(const EngineText& text) const {
   const Served& served = models_[text.request().model];
   return served.batches && text.request().sample.max_new_tokens > 0 &&
-         text.longest() <= served.its.model->token_model()->max_positions();
+         // The last new token isn't read.
+         text.longest() - 1 <= served.its.model->token_model()->max_positions();
 }
 
 bool Engine::HasRowFor(const EngineText& text) const {

@@ -29,6 +29,7 @@ class PrefixModel final : public IdleModel, public TokenModel {
   bool batched = true;
   // A longer cache doesn't fit.
   int64_t most_cached = INT64_MAX;
+  int64_t tokens_read = 0;
   int64_t eos = -1;
   std::vector<int64_t> other_ends;
 
@@ -40,6 +41,7 @@ class PrefixModel final : public IdleModel, public TokenModel {
 
   at::Tensor Logits(const TokenInput& input, UnitRunner&) override {
     const int64_t rows = input.tokens.size(0), length = input.tokens.size(1);
+    tokens_read += rows * length;
     Rows none(rows);
     auto* const cache = dynamic_cast<Cache*>(input.cache);
     Rows& texts = cache == nullptr ? none : cache->rows;

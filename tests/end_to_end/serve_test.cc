@@ -70,9 +70,13 @@ std::string Adapter() {
 class Served {
  public:
   explicit Served(const std::vector<std::string>& more = {},
-                  const TrainerOptions& options = {}) {
-    std::vector<std::string> args = {"serve", "--model=" + Base(),
-                                     "--name=base", "--port=0"};
+                  const TrainerOptions& options = {})
+      : Served("--model=" + Base(), {"--name=base"}, more, options) {}
+  Served(const std::string& model, const std::vector<std::string>& flags,
+         const std::vector<std::string>& more = {},
+         const TrainerOptions& options = {}) {
+    std::vector<std::string> args = {"serve", model, "--port=0"};
+    args.insert(args.end(), flags.begin(), flags.end());
     args.insert(args.end(), more.begin(), more.end());
     process_ = std::make_unique<TrainerProcess>(args, options);
     const bool there = process_->WaitUntil(
@@ -288,6 +292,43 @@ TEST(ServeTest, StopsAndEchoes) {
   EXPECT_EQ(only["choices"][0]["text"], "Tell me");
   EXPECT_EQ(only["usage"]["completion_tokens"], 0);
   EXPECT_EQ(only["choices"][0]["finish_reason"], "length");
+}
+
+// What lm-evaluation-harness asks for fills the model.
+TEST(ServeTest, APromptMayHaveAllPositions) {
+  const std::string small = MustTrain(ChatRun(
+      "[plugin/capstan.llama.Config] { vocab_size: 4096 hidden_size: 16 "
+      "intermediate_size: 44 num_hidden_layers: 1 num_attention_heads: 2 "
+      "num_key_value_heads: 2 max_position_embeddings: 96 }"));
+  // However a path is written, its folder's name is the model's.
+  const std::string name = small.substr(small.rfind('/') + 1);
+  const std::string jinja = WriteText(
+      NewTestFolder("template") + "/plain.jinja",
+      "{% for message in messages %}{{ message.content }}{% endfor %}");
+  const Served served(absl::StrCat("--model=", small, "/../", name, "//./"),
+                      {"--template=" + jinja});
+  const auto models = served.Client().Get("/v1/models");
+  ASSERT_TRUE(models);
+  EXPECT_EQ(Json::parse(models->body)["data"][0]["id"], name);
+
+  Json request = {{"prompt", std::vector<int>(96, 70)},
+                  {"max_tokens", 0},
+                  {"logprobs", 1},
+                  {"echo", true}};
+  const Json echo = served.Answer(kTextPath, request);
+  EXPECT_THAT(echo["choices"][0]["logprobs"]["token_logprobs"], SizeIs(96));
+  EXPECT_EQ(echo["usage"]["prompt_tokens"], 96);
+  EXPECT_EQ(echo["usage"]["completion_tokens"], 0);
+  request["prompt"].push_back(70);
+  EXPECT_EQ(served.Post(kTextPath, request.dump()).first, 400);
+
+  const Json plain = served.Answer(kTextPath, {{"prompt", "Hello!"}});
+  const Json chat = served.Answer(
+      kChatPath, {{"messages", {{{"role", "user"}, {"content", "Hello!"}}}}});
+  EXPECT_EQ(chat["usage"]["prompt_tokens"], plain["usage"]["prompt_tokens"]);
+  ExpectOneError(RunTrainer({"serve", "--model=" + small, "--port=0",
+                             "--template=nonsense"}),
+                 {"--template", "nonsense"});
 }
 
 TEST(ServeTest, AdaptersHaveNames) {

@@ -67,7 +67,7 @@ def completions(client, model):
     stop = text[len(text) // 2:][:3]
     stopped = client.completions.create(
         model=model, prompt="Tell me more", max_tokens=20, temperature=0,
-        stop=[stop])
+        stop=[stop], extra_body={"ignore_eos": True})
     check(stopped.choices[0].text == text.split(stop)[0], "stop")
     check(stopped.choices[0].finish_reason == "stop", "finish_reason")
     echo = client.completions.create(

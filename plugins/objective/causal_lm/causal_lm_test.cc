@@ -387,9 +387,12 @@ TEST_F(CausalLmTest, OptionsGoBeforeTheConfig) {
 
 TEST_F(CausalLmTest, BadPromptsAreErrors) {
   for (const std::vector<int64_t>& prompt :
-       {std::vector<int64_t>{}, {10}, {-1}, std::vector<int64_t>(16, 1)}) {
+       {std::vector<int64_t>{}, {10}, {-1}, std::vector<int64_t>(17, 1)}) {
     EXPECT_FALSE(objective_->Sample(model_, prompt, {}, runner_).ok());
   }
+  // All of the model's positions.
+  const std::vector<int64_t> whole(16, 1);
+  EXPECT_TRUE(objective_->Sample(model_, whole, {}, runner_).ok());
 }
 
 TEST_F(CausalLmTest, BadConfigNamesItsField) {

@@ -130,6 +130,54 @@ TEST_F(TextBatchTest, GivesLogitsOfNewTokensAndOfThePrompt) {
   EXPECT_EQ(one.text, another.text);
 }
 
+TEST_F(TextBatchTest, ReadsAPromptThatSeveralHaveOnce) {
+  for (const int64_t before : {0, 1, 2}) {
+    const auto batch = NewBatch();
+    SampleOptions options;
+    options.max_new_tokens = 10;
+    Made between;
+    std::vector<Made> others(before), made(4);
+    for (Made& other : others) {
+      ASSERT_TRUE(Add(batch.get(), {7, 8}, options, &other).ok());
+      ASSERT_TRUE(batch->Step(runner_).ok());
+    }
+    const std::vector<int64_t> prompt = Prompt(300, 2);
+    model_.tokens_read = 0;
+    for (size_t i = 0; i < made.size(); ++i) {
+      options.seed = i;
+      ASSERT_TRUE(Add(batch.get(), prompt, options, &made[i]).ok());
+      // Another one between them.
+      if (i == 1) {
+        ASSERT_TRUE(Add(batch.get(), {1, 2}, options, &between).ok());
+      }
+    }
+    while (batch->size() > 0) ASSERT_TRUE(batch->Step(runner_).ok());
+    EXPECT_LT(model_.tokens_read, 2 * 300);
+    for (size_t i = 0; i < made.size(); ++i) {
+      options.seed = i;
+      EXPECT_EQ(made[i].text, Alone(prompt, options)) << before << " " << i;
+    }
+  }
+}
+
+// The last new token is never read.
+TEST_F(TextBatchTest, APromptMayHaveAllPositions) {
+  const auto batch = NewBatch();
+  SampleOptions options;
+  options.max_new_tokens = 1;
+  Made whole, longer;
+  ASSERT_TRUE(Add(batch.get(), Prompt(900, 1), options, &whole, true).ok());
+  EXPECT_FALSE(Add(batch.get(), Prompt(901, 1), options, &longer).ok());
+  options.max_new_tokens = 2;
+  EXPECT_TRUE(
+      absl::IsOutOfRange(Add(batch.get(), Prompt(900, 1), options, &longer)));
+  while (batch->size() > 0) ASSERT_TRUE(batch->Step(runner_).ok());
+  EXPECT_TRUE(whole.status.ok()) << whole.status;
+  EXPECT_THAT(whole.places, SizeIs(900));
+  options.max_new_tokens = 1;
+  EXPECT_EQ(whole.text, Alone(Prompt(900, 1), options));
+}
+
 TEST_F(TextBatchTest, TextsAreStopped) {
   const auto batch = NewBatch();
   SampleOptions options;

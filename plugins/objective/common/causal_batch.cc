@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -54,7 +55,8 @@ absl::Status CausalBatch::Add(BatchedText text) {
   CAPSTAN_RETURN_IF_ERROR(CheckPrompt(*model_, text.prompt));
   const int64_t prompt = static_cast<int64_t>(text.prompt.size());
   const int64_t longest = prompt + text.options.max_new_tokens;
-  if (longest > model_->max_positions()) {
+  // The last new token isn't read.
+  if (longest - 1 > model_->max_positions()) {
     return absl::OutOfRangeError(absl::StrCat(
         "a prompt of ", prompt, " tokens and ", text.options.max_new_tokens,
         " new ones are more than the model's ", model_->max_positions(),
@@ -95,14 +97,7 @@ absl::Status CausalBatch::AddPrompts(UnitRunner& runner) {
       continue;
     }
     tokens += *piece;
-    const bool goes_on = start.context != nullptr;
-    if (goes_on &&
-        static_cast<int64_t>(start.text.size()) == start.row.draw.prompt) {
-      continue;
-    }
-    Start whole = std::move(start);
-    starting_.pop_front();
-    if (goes_on) Join(std::move(whole));
+    if (start.logits.defined()) BeginTexts();
   }
   return absl::OkStatus();
 }
@@ -150,24 +145,65 @@ absl::StatusOr<int64_t> CausalBatch::AddPiece(Start* start,
     }
   }
   if (after > 0) return before - after;
-  logits = HostLogits(logits.narrow(0, logits.size(0) - 1, 1));
-  if (!Extend(RowOf(logits, 0), &start->row, &start->text)) {
-    if (keep_context_) left_ = std::move(start->context);
-    start->context = nullptr;
-  }
+  start->logits = HostLogits(logits.narrow(0, logits.size(0) - 1, 1));
   return before - after;
 }
 
-void CausalBatch::Join(Start start) {
-  rows_.push_back(std::move(start.row));
-  texts_.push_back(std::move(start.text));
+bool CausalBatch::SharesPrompt(const Start& first, const Start& other) {
+  const BatchedText& a = first.row.of;
+  const BatchedText& b = other.row.of;
+  return other.context == nullptr && other.text == first.text &&
+         a.options.max_new_tokens == b.options.max_new_tokens &&
+         !a.prompt_logits && !b.prompt_logits && !Stopped(b);
+}
+
+void CausalBatch::BeginTexts() {
+  std::vector<Start> begun;
+  begun.push_back(std::move(starting_.front()));
+  starting_.pop_front();
+  const auto same = std::stable_partition(
+      starting_.begin(), starting_.end(), [&begun](const Start& other) {
+        return !SharesPrompt(begun.front(), other);
+      });
+  std::move(same, starting_.end(), std::back_inserter(begun));
+  starting_.erase(same, starting_.end());
+  const at::Tensor logits = begun.front().logits;
+  std::unique_ptr<CausalContext> context = std::move(begun.front().context);
+  std::vector<Start> left;
+  for (Start& start : begun) {
+    if (Extend(RowOf(logits.clone(), 0), &start.row, &start.text)) {
+      left.push_back(std::move(start));
+    }
+  }
+  if (!left.empty()) {
+    Join(std::move(left), std::move(context));
+  } else if (keep_context_) {
+    left_ = std::move(context);
+  }
+}
+
+void CausalBatch::Join(std::vector<Start> starts,
+                       std::unique_ptr<CausalContext> context) {
+  const bool first = rows_.empty();
+  for (Start& start : starts) {
+    rows_.push_back(std::move(start.row));
+    texts_.push_back(std::move(start.text));
+  }
   if (rows_.size() == 1) {
-    lone_ = std::move(start.context);
+    lone_ = std::move(context);
+    return;
+  }
+  std::unique_ptr<KvCache> cache = context->Release();
+  if (starts.size() > 1) {
+    cache->batched()->KeepRows(std::vector<int64_t>(starts.size(), 0));
+  }
+  if (first) {
+    cache_ = std::move(cache);
     return;
   }
   if (lone_ != nullptr) cache_ = lone_->Release();
   lone_ = nullptr;
-  dynamic_cast<JoinableCache&>(*cache_).Join(*start.context->Release());
+  dynamic_cast<JoinableCache&>(*cache_).Join(*cache);
 }
 
 absl::StatusOr<at::Tensor> CausalBatch::NextLogits(UnitRunner& runner) {

@@ -51,14 +51,14 @@ class CausalBatch final : public TextBatch {
     Row row;
     std::vector<int64_t> text;
     std::unique_ptr<CausalContext> context;  // null: none of it
+    at::Tensor logits;  // [1, V], of the first new token: all of it
   };
 
   CausalBatch(TokenModel* model, bool keep_context, int64_t token_bytes,
               SamplerFor sampler_for);
 
   absl::Status AddPrompts(UnitRunner& runner);
-  // Adds a piece of the prompt and, after the last one, a token. Returns the
-  // piece's length.
+  // Adds a piece of the prompt. Returns its length.
   absl::StatusOr<int64_t> AddPiece(Start* start, UnitRunner& runner);
   // The same; what it throws becomes a status, too.
   absl::StatusOr<int64_t> TryPiece(Start* start, UnitRunner& runner);
@@ -67,8 +67,12 @@ class CausalBatch final : public TextBatch {
   // text goes on; otherwise it is done.
   static bool Extend(absl::Span<float> logits, Row* row,
                      std::vector<int64_t>* text);
-  // Lets it be continued beside the others.
-  void Join(Start start);
+  // Gives the first of `starting_`, whose prompt is read, its first token, and
+  // those that wait with the same prompt theirs.
+  void BeginTexts();
+  static bool SharesPrompt(const Start& first, const Start& other);
+  // Lets texts of one prompt be continued beside the others.
+  void Join(std::vector<Start> starts, std::unique_ptr<CausalContext> context);
   // float32 logits [rows, V] on the CPU.
   absl::StatusOr<at::Tensor> NextLogits(UnitRunner& runner);
   void KeepRows(const std::vector<int64_t>& rows);

@@ -37,12 +37,12 @@ absl::Status CheckPrompt(TokenModel& model, absl::Span<const int64_t> prompt) {
   const absl::Status logits = CheckLogits(model);
   if (!logits.ok()) return logits;
   const auto given = static_cast<int64_t>(prompt.size());
-  if (given == 0 || given >= model.max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", given,
-                     " tokens, it must have at least 1 and fewer than the "
-                     "model's ",
-                     model.max_positions(), " positions"));
+  // What follows the last position of a model that writes in order has none.
+  const int64_t most = model.max_positions() - (model.causal() ? 0 : 1);
+  if (given == 0 || given > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the prompt has ", given, " tokens, it must have from 1 to ", most,
+        ": the model has ", model.max_positions(), " positions"));
   }
   for (int64_t id : prompt) {
     if (id < 0 || id >= model.vocab_size()) {
