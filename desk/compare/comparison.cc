@@ -368,8 +368,12 @@ int64_t MetricsFollower::Poll() {
         const absl::optional<double> step = NumberOf(object, "step");
         if (!step.has_value() || !object.contains("loss")) return;
         step_ = static_cast<int64_t>(*step);
+        loss_ = NumberOf(object, "loss");
       },
-      [this] { step_ = 0; });
+      [this] {
+        step_ = 0;
+        loss_.reset();
+      });
   return step_;
 }
 

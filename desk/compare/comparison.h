@@ -157,10 +157,13 @@ class MetricsFollower {
 
   // Reads new lines and returns the newest step (0: none yet).
   int64_t Poll();
+  // Of that step; unset if it isn't a number.
+  absl::optional<double> loss() const { return loss_; }
 
  private:
   LineFollower lines_;
   int64_t step_ = 0;
+  absl::optional<double> loss_;
 };
 
 }  // namespace capstan

@@ -119,30 +119,27 @@ class SweepRunner {
   // stopped them, or 0.
   absl::StatusOr<int> TrainUpTo(int64_t step,
                                 const std::vector<size_t>& points) {
-    std::vector<SweepRun*> runs;
     std::vector<TrainerJob> jobs;
+    under_way_.clear();
     for (const size_t point : points) {
       for (SweepRun& run : sweep_.points[point].runs) {
         if (run.status == SweepRun::Status::kFailed) continue;
         CAPSTAN_ASSIGN_OR_RETURN(const bool goes_on, Begin(step, &run));
         if (!goes_on) continue;
-        runs.push_back(&run);
+        under_way_.push_back({&run, absl::StrCat(sweep_.points[point].Label(),
+                                                 " seed ", run.seed)});
         jobs.push_back(JobOf(step, run));
       }
     }
-    int ended = 0;
     CAPSTAN_ASSIGN_OR_RETURN(
         const int stopped,
         RunTrainers(
             jobs, places_,
-            [&](size_t job, const ChildEnd& end) {
-              ++ended;
-              End(step, end, runs[job]);
+            [&](size_t job, const ChildEnd& end, bool stopped) {
+              under_way_[job].ended = true;
+              End(step, end, stopped, job);
             },
-            [&] {
-              bar_.Show(static_cast<double>(ended) / jobs.size(),
-                        absl::StrCat(ended, "/", jobs.size(), " runs"));
-            }));
+            [&] { ShowProgress(); }));
     for (const size_t point : points) {
       Summarize(sweep_.lower_is_better, &sweep_.points[point]);
     }
@@ -150,6 +147,47 @@ class SweepRunner {
   }
 
  private:
+  struct UnderWay {
+    SweepRun* run = nullptr;
+    std::string settings;
+    bool ended = false;
+  };
+
+  // "run 3 of 8  learning_rate=1e-3 seed 2"
+  std::string NameOf(size_t job) const {
+    return absl::StrCat("run ", job + 1, " of ", under_way_.size(), "  ",
+                        under_way_[job].settings);
+  }
+
+  // Of several runs at once, of the first.
+  void ShowProgress() {
+    const auto goes_on =
+        std::find_if(under_way_.begin(), under_way_.end(),
+                     [](const UnderWay& run) { return !run.ended; });
+    if (goes_on == under_way_.end()) return;
+    const size_t job = goes_on - under_way_.begin();
+    const std::string path = FolderOf(*goes_on->run) + "/metrics.jsonl";
+    if (followed_path_ != path) {
+      followed_path_ = path;
+      followed_.emplace(path);
+    }
+    const int64_t step = followed_->Poll();
+    const auto ended =
+        std::count_if(under_way_.begin(), under_way_.end(),
+                      [](const UnderWay& run) { return run.ended; });
+    const double part =
+        static_cast<double>(step) /
+        static_cast<double>(std::max<int64_t>(sweep_.max_steps, 1));
+    const absl::optional<double> loss = followed_->loss();
+    // What a narrow terminal cuts comes last.
+    bar_.Show((static_cast<double>(ended) + std::min(part, 1.0)) /
+                  static_cast<double>(under_way_.size()),
+              absl::StrCat(
+                  job + 1, "/", under_way_.size(),
+                  loss.has_value() ? absl::StrFormat("  loss %.4f", *loss) : "",
+                  "  ", under_way_[job].settings));
+  }
+
   std::string FolderOf(const SweepRun& run) const {
     return absl::StrCat(folder_, "/runs/", run.id);
   }
@@ -209,9 +247,11 @@ class SweepRunner {
     run->value = MetricAt(folder, sweep_.metric, std::min(step, run->steps));
   }
 
-  void End(int64_t step, const ChildEnd& end, SweepRun* run) const {
+  // `stopped`: as the whole sweep is, which can be resumed.
+  void End(int64_t step, const ChildEnd& end, bool stopped, size_t job) const {
+    SweepRun* const run = under_way_[job].run;
     Measure(step, run);
-    if (!end.ok() && run->status != SweepRun::Status::kCompleted &&
+    if (!stopped && !end.ok() && run->status != SweepRun::Status::kCompleted &&
         !RungOf(step, *run).Reached()) {
       const absl::StatusOr<std::string> output =
           ReadWholeFile(FolderOf(*run) + "/output.txt");
@@ -221,7 +261,9 @@ class SweepRunner {
     }
     const Console console(STDOUT_FILENO);
     console.Write(absl::StrCat(
-        console.terminal() ? "\r\x1b[K" : "", run->id, "  ",
+        console.terminal() ? "\r\x1b[K" : "", NameOf(job), "  ",
+        stopped && run->status == SweepRun::Status::kStopped ? "stopped at "
+                                                             : "",
         run->status == SweepRun::Status::kFailed
             ? absl::StrCat("failed: ", run->reason)
             : absl::StrFormat("step %d  %s %s", run->steps, sweep_.metric,
@@ -235,6 +277,9 @@ class SweepRunner {
   const SweepCall& call_;
   const std::string folder_;
   const std::vector<std::vector<std::string>> places_;
+  std::vector<UnderWay> under_way_;  // by job
+  std::string followed_path_;
+  absl::optional<MetricsFollower> followed_;
   WorkBar bar_{"sweeping", STDOUT_FILENO};
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -12,17 +13,18 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "desk/compare/report.h"
-#include "desk/page/page.h"
+#include "desk/watch/live_runs.h"
+#include "desk/watch/watch_page.h"
 
 namespace capstan {
-
-// Of the comparison's page (BUILD).
-extern const EmbeddedFile kComparePage[];
 
 namespace {
 
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
+
+// A page has a megabyte for a few runs.
+constexpr size_t kMostDrawn = 40;
 
 Json OrNull(const absl::optional<double>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
@@ -162,35 +164,34 @@ std::string SweepMarkdown(const Sweep& sweep) {
                       "below runs/.\n");
 }
 
-std::string SweepHtml(const Sweep& sweep) {
-  std::string html = absl::StrCat(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width\">\n<title>",
-      HtmlText(sweep.name), "</title>\n<style>\n", BaseStyle(),
-      EmbeddedText(kComparePage, "page.css"), "</style>\n<main>\n<h1>",
-      HtmlText(sweep.name), "</h1>\n<p class=\"soft\">",
-      HtmlText(Introduction(sweep)), "</p>\n<div class=\"scroll\"><table>\n");
+std::string SweepHtml(const Sweep& sweep, const std::string& folder) {
   const std::vector<Row> rows = Cells(sweep);
-  absl::StrAppend(&html, "<thead><tr>");
-  for (const std::string& name : rows[0]) {
-    absl::StrAppend(&html, "<th scope=\"col\">", HtmlText(name), "</th>");
-  }
-  absl::StrAppend(&html, "</tr></thead>\n<tbody>\n");
-  for (size_t r = 1; r < rows.size(); ++r) {
-    absl::StrAppend(&html, r == 1 ? "<tr class=\"reference\">" : "<tr>");
-    for (size_t i = 0; i < rows[r].size(); ++i) {
-      // On narrow screens each value stands beside its column's name.
-      absl::StrAppend(&html, "<td data-column=\"", HtmlText(rows[0][i]), "\">",
-                      HtmlText(rows[r][i]), "</td>");
+  std::vector<std::pair<std::string, std::string>> drawn;
+  nlohmann::json points = nlohmann::json::array();
+  size_t runs = 0;
+  for (const size_t i : Ranking(sweep)) {
+    nlohmann::json links = nlohmann::json::array();
+    for (const SweepRun& run : sweep.points[i].runs) {
+      const std::string below = "runs/" + run.id;
+      links.push_back({{"seed", run.seed}, {"folder", below}});
+      ++runs;
+      if (drawn.size() >= kMostDrawn) continue;
+      drawn.emplace_back(absl::StrCat(folder, "/", below), run.id);
     }
-    absl::StrAppend(&html, "</tr>\n");
+    points.push_back({{"cells", rows[points.size() + 1]}, {"runs", links}});
   }
-  return absl::StrCat(html,
-                      "</tbody>\n</table></div>\n<details><summary>"
-                      "Config</summary><pre>",
-                      HtmlText(sweep.config_text),
-                      "</pre></details>\n</main>\n"
-                      "</html>\n");
+  std::string text = Introduction(sweep);
+  if (drawn.size() < runs) {
+    absl::StrAppend(&text, " The curves are those of the first ", drawn.size(),
+                    " runs of ", runs, ".");
+  }
+  LiveRuns read(drawn);
+  read.ReadAll();
+  return ReportPage(read, sweep.name,
+                    {{"text", text},
+                     {"columns", rows[0]},
+                     {"points", points},
+                     {"config", sweep.config_text}});
 }
 
 absl::Status WriteSweepReports(const Sweep& sweep, const std::string& folder) {
@@ -198,7 +199,7 @@ absl::Status WriteSweepReports(const Sweep& sweep, const std::string& folder) {
       ReplaceFile(folder + "/report.json", SweepJson(sweep)));
   CAPSTAN_RETURN_IF_ERROR(
       ReplaceFile(folder + "/report.md", SweepMarkdown(sweep)));
-  return ReplaceFile(folder + "/report.html", SweepHtml(sweep));
+  return ReplaceFile(folder + "/report.html", SweepHtml(sweep, folder));
 }
 
 }  // namespace capstan

@@ -15,11 +15,12 @@ namespace capstan {
 // The table as text, the best point first.
 std::string SweepText(const Sweep& sweep);
 
-// report.json, with the keys listed in docs/compare.md.
+// report.json, with the keys listed in docs/compare.md, and report.md.
 std::string SweepJson(const Sweep& sweep);
-// report.md, and report.html, which loads nothing.
 std::string SweepMarkdown(const Sweep& sweep);
-std::string SweepHtml(const Sweep& sweep);
+// report.html: the page of watch with the table, and of the best points' runs,
+// which are below `folder`, the curves.
+std::string SweepHtml(const Sweep& sweep, const std::string& folder);
 
 // Writes the three into `folder`.
 absl::Status WriteSweepReports(const Sweep& sweep, const std::string& folder);

@@ -140,10 +140,16 @@ TEST(SweepReportTest, TheBestComesFirstEverywhere) {
   EXPECT_THAT(SweepMarkdown(sweep),
               HasSubstr("| 1\\|2 | 1.5 | 0 | 1.5 | 2 | completed |\n| 1e-3 "));
   EXPECT_THAT(SweepText(sweep), HasSubstr("failed (seed 0): it | broke"));
-  const std::string html = SweepHtml(sweep);
-  EXPECT_THAT(html, HasSubstr("<h1>a &lt;b&gt;</h1>"));
+  // The page, with the curves of each run and links to their folders.
+  const std::string folder = ::testing::TempDir() + "/swept";
+  ASSERT_TRUE(std::filesystem::create_directories(folder + "/runs/5-1"));
+  std::ofstream(folder + "/runs/5-1/metrics.jsonl")
+      << "{\"step\": 7, \"loss\": 0.0625}\n";
+  const std::string html = SweepHtml(sweep, folder);
+  EXPECT_THAT(html, HasSubstr("<title>a &lt;b&gt;</title>"));
   EXPECT_THAT(html, HasSubstr("ended after 20 steps"));
-  EXPECT_EQ(html.find("src="), std::string::npos) << "it loads nothing";
+  EXPECT_THAT(html, HasSubstr("{\"folder\":\"runs/5-1\",\"seed\":1}"));
+  EXPECT_THAT(html, HasSubstr("\"loss\":{\"at\":[7],\"mean\":[0.0625]}"));
 }
 
 }  // namespace

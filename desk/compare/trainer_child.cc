@@ -68,7 +68,7 @@ class Pool {
       : jobs_(jobs), places_(places), children_(places.size()) {}
 
   absl::StatusOr<int> Run(
-      const std::function<void(size_t, const ChildEnd&)>& ended,
+      const std::function<void(size_t, const ChildEnd&, bool)>& ended,
       const std::function<void()>& tick) {
     const BlockedSignals signals;
     for (;;) {
@@ -108,13 +108,14 @@ class Pool {
   }
 
   // Whether any is still running, or to be started.
-  bool Collect(const std::function<void(size_t, const ChildEnd&)>& ended) {
+  bool Collect(
+      const std::function<void(size_t, const ChildEnd&, bool)>& ended) {
     bool running = false;
     ForEach([&](Child& child) {
       const absl::optional<ChildEnd> end = WaitFor(child.pid, 0);
       if (end.has_value()) {
         child.pid = -1;
-        ended(child.job, *end);
+        ended(child.job, *end, stop_signal_ != 0);
       }
       running = running || child.pid > 0;
     });
@@ -153,7 +154,8 @@ class Pool {
 absl::StatusOr<int> RunTrainers(
     const std::vector<TrainerJob>& jobs,
     const std::vector<std::vector<std::string>>& places,
-    const std::function<void(size_t job, const ChildEnd& end)>& ended,
+    const std::function<void(size_t job, const ChildEnd& end, bool stopped)>&
+        ended,
     const std::function<void()>& tick) {
   return Pool(jobs, places).Run(ended, tick);
 }
@@ -166,7 +168,7 @@ absl::StatusOr<TrainerChildResult> RunTrainerChild(
       result.stop_signal,
       RunTrainers(
           {{args, log_path, nullptr}}, {{}},
-          [&](size_t, const ChildEnd& end) { result.end = end; }, tick));
+          [&](size_t, const ChildEnd& end, bool) { result.end = end; }, tick));
   return result;
 }
 

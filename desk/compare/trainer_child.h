@@ -22,14 +22,15 @@ struct TrainerJob {
 
 // Runs the jobs in order, as many at once as there are `places`, whose
 // variables (Program::variables) a job in one has. Calls `ended` with a job's
-// index and how it ended, and `tick` a few times per second. SIGINT or SIGTERM
-// to this process ends all children and their ranks at once, as does killing
-// this process, and is returned; else 0. Call from a process without other
-// threads.
+// index, how it ended, and whether after such a signal: SIGINT or SIGTERM to
+// this process ends all children and their ranks at once, as does killing this
+// process, and is returned; else 0. Calls `tick` a few times per second. Call
+// from a process without other threads.
 absl::StatusOr<int> RunTrainers(
     const std::vector<TrainerJob>& jobs,
     const std::vector<std::vector<std::string>>& places,
-    const std::function<void(size_t job, const ChildEnd& end)>& ended,
+    const std::function<void(size_t job, const ChildEnd& end, bool stopped)>&
+        ended,
     const std::function<void()>& tick);
 
 struct TrainerChildResult {

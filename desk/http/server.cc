@@ -38,6 +38,12 @@ constexpr int kKeepAliveSeconds = 1;
 // For a client that sends a request, or takes an answer, piece by piece.
 constexpr int kReadSeconds = 10;
 constexpr int kWriteSeconds = 10;
+constexpr char kNoKeyHtml[] =
+    "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+    "<meta name=\"viewport\" content=\"width=device-width\">"
+    "<title>No key</title></head>\n<body><h1>The key is missing or wrong</h1>"
+    "<p>Open the whole address that the server has printed where it was "
+    "started: it ends with <code>?key=</code> and the key.</p></body></html>\n";
 
 // A thread for each connection, up to `most`: the next one then waits to be
 // accepted. (The library's own pool has a fixed number of threads, each of
@@ -256,6 +262,12 @@ httplib::Server::HandlerResponse HttpServer::Admit(
   const std::vector<std::string>& open = options_.open_paths;
   if (!options_.key.empty() && !IsKey(KeyIn(request), options_.key) &&
       std::find(open.begin(), open.end(), request.path) == open.end()) {
+    // A person, with an address without its end.
+    if (absl::StrContains(request.get_header_value("Accept"), "text/html")) {
+      response.status = 401;
+      response.set_content(kNoKeyHtml, "text/html; charset=utf-8");
+      return httplib::Server::HandlerResponse::Handled;
+    }
     return refuse(401,
                   "the key is missing or wrong: send \"Authorization: Bearer "
                   "KEY\", or open the address that the server has printed");

@@ -110,6 +110,12 @@ TEST(HttpServer, AsksForItsKey) {
       StatusOf(client.Get("/", {{"Authorization", "Bearer " + options.key}})),
       200);
   EXPECT_EQ(StatusOf(client.Get("/health")), 200);
+  // A browser shows it to a person.
+  const auto page = client.Get("/", {{"Accept", "text/html,*/*;q=0.8"}});
+  EXPECT_EQ(StatusOf(page), 401);
+  EXPECT_THAT(page->get_header_value("Content-Type"), HasSubstr("text/html"));
+  EXPECT_THAT(page->body, HasSubstr("the server has printed"));
+  EXPECT_THAT(client.Get("/")->body, HasSubstr("authentication_error"));
   EXPECT_THAT(served.server().Url(), HasSubstr("/?key=" + options.key));
 }
 

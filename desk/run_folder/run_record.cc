@@ -80,10 +80,7 @@ void ReadMetrics(const std::string& folder, ListedRun* record) {
 
 RunStatus ReadStatus(const std::string& folder) {
   if (IsInUse(folder)) return RunStatus::kRunning;
-  const absl::StatusOr<std::string> text =
-      ReadWholeFile(folder + "/summary.json");
-  const Json json = text.ok() ? ParseJson<Json>(*text) : Json();
-  if (!json.is_object()) return RunStatus::kFailed;
+  const Json json = SummaryOf(folder);
   for (const RunStatus status : {RunStatus::kCompleted, RunStatus::kStopped}) {
     if (json.value("status", Json()) == StatusName(status)) return status;
   }
@@ -178,6 +175,17 @@ bool IsInUse(const std::string& folder) {
   }
   close(fd);
   return held;
+}
+
+nlohmann::ordered_json SummaryOf(const std::string& folder) {
+  const std::string path = folder + "/summary.json";
+  if (WrittenAt(path) < WrittenAt(folder + "/config.pbtxt")) {
+    return Json::object();
+  }
+  constexpr int64_t kMostBytes = int64_t{16} << 20;
+  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMostBytes);
+  Json json = text.ok() ? ParseJson<Json>(*text) : Json();
+  return json.is_object() ? json : Json::object();
 }
 
 int64_t BytesBelow(const std::string& folder) {

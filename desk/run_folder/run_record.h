@@ -55,6 +55,10 @@ struct ListedRun {
 // Whether a run writes into the folder: its lock is held (held_folder.h).
 bool IsInUse(const std::string& folder);
 
+// The run's summary.json; an empty object if it has none, or if a process of
+// the run has begun since, which writes config.pbtxt first.
+nlohmann::ordered_json SummaryOf(const std::string& folder);
+
 // Bytes of all files below a folder.
 int64_t BytesBelow(const std::string& folder);
 

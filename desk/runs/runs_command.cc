@@ -3,10 +3,12 @@
 // runs: the runs below a folder; which of them are meant, tags, what differs
 // between two, and which may go.
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/files.h"
@@ -58,6 +61,13 @@ absl::StatusOr<std::string> FolderOf(const std::vector<std::string>& words,
   }
   const std::string folder =
       words.size() > at ? FromCaller(words[at]) : DefaultFolder();
+  std::error_code error;
+  if (std::filesystem::equivalent(folder, "/", error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder,
+                     " is the whole machine: name the folder that the runs are "
+                     "below"));
+  }
   if (IsFolder(folder)) return folder;
   return absl::NotFoundError(
       absl::StrCat(folder, " isn't a folder: name one that has runs below it"));
@@ -161,7 +171,7 @@ absl::StatusOr<int> List(const RunsOptions& options,
   }
   if (runs.empty()) {
     std::cout << (options.where.empty() ? "there is no run below "
-                                        : "no run is so below ")
+                                        : "no run meets --where below ")
               << folder << "\n";
     return 0;
   }
@@ -245,6 +255,34 @@ Differences DifferentMetrics(const ListedRun& a, const ListedRun& b) {
   return differences;
 }
 
+// A table of those with short values; below it the others, line by line.
+std::string DifferencesText(const std::string& part,
+                            const Differences& differences) {
+  constexpr size_t kMostInTable = 40;  // bytes
+  Differences table = {{part, "first", "second"}};
+  std::string below;
+  for (const std::vector<std::string>& row : differences) {
+    const bool fits =
+        std::all_of(row.begin() + 1, row.end(), [](const std::string& cell) {
+          return cell.size() <= kMostInTable && !absl::StrContains(cell, '\n');
+        });
+    if (fits) {
+      table.push_back(row);
+      for (std::string& cell : table.back()) {
+        cell = cell.empty() ? "-" : PrintableText(cell);
+      }
+      continue;
+    }
+    absl::StrAppend(&below, PrintableText(row[0]), "\n");
+    for (size_t i = 1; i < row.size(); ++i) {
+      absl::StrAppend(
+          &below, "  ", table[0][i], "\n    ",
+          absl::StrReplaceAll(PrintableText(row[i]), {{"\n", "\n    "}}), "\n");
+    }
+  }
+  return absl::StrCat(table.size() > 1 ? Columns(table) : "", below);
+}
+
 absl::StatusOr<int> Diff(const RunsOptions& options) {
   if (options.words.size() != 3) {
     return absl::InvalidArgumentError("runs diff RUN RUN: name two runs");
@@ -255,8 +293,11 @@ absl::StatusOr<int> Diff(const RunsOptions& options) {
   const std::pair<const char*, Differences> parts[] = {
       {"config", DifferentFields(a, b)}, {"metrics", DifferentMetrics(a, b)}};
   Json json = {{"runs", {first, second}}};
+  if (!options.json) {
+    std::cout << "first:  " << first << "\nsecond: " << second << "\n";
+  }
   for (const auto& [part, differences] : parts) {
-    if (!options.json) std::cout << (part == parts[0].first ? "" : "\n");
+    if (!options.json) std::cout << "\n";
     json[part] = Json::object();
     for (const std::vector<std::string>& row : differences) {
       json[part][row[0]] = {row[1], row[2]};
@@ -266,14 +307,7 @@ absl::StatusOr<int> Diff(const RunsOptions& options) {
       std::cout << part << ": the same\n";
       continue;
     }
-    Differences table = {{part, first, second}};
-    for (std::vector<std::string> row : differences) {
-      for (std::string& cell : row) {
-        cell = cell.empty() ? "-" : PrintableText(cell);
-      }
-      table.push_back(std::move(row));
-    }
-    std::cout << Columns(table);
+    std::cout << DifferencesText(part, differences);
   }
   if (options.json) std::cout << JsonText(json, 1) << "\n";
   return 0;

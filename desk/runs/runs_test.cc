@@ -152,6 +152,16 @@ TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
   EXPECT_GT(run.bytes, 1000);
 }
 
+// What summary.json says is of the process before.
+TEST_F(RunsTest, ARunThatWentOnAndWasKilledIsNotCompleted) {
+  const std::string folder = NewRun("a", 1000, 2.0);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
+  fs::last_write_time(
+      folder + "/config.pbtxt",
+      fs::last_write_time(folder + "/summary.json") + std::chrono::seconds(60));
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kFailed);
+}
+
 TEST_F(RunsTest, RunsWhileItsLockIsHeld) {
   const std::string folder = NewRun("a", 1000, 2.0);
   EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);

@@ -8,8 +8,10 @@
 #include <iostream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
 #include "base/clock.h"
@@ -28,6 +30,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kHangSeconds = 600.0;  // by default
 constexpr double kCommandSeconds = 60.0;
+constexpr size_t kMostNamesKept = 200;
 constexpr char kRules[] =
     "must be NAME>NUMBER, NAME<NUMBER, NAME>=NUMBER or NAME<=NUMBER with the "
     "name of a metric of metrics.jsonl; or spike, hang, hang>SECONDS or end";
@@ -81,7 +84,30 @@ Alerts::Alerts(const AlertOptions& options, std::string name,
       folder_(std::move(folder)),
       told_(std::move(told)) {}
 
+void Alerts::SayUnknown(bool ended) {
+  if (metrics_.empty() || metrics_.size() >= kMostNamesKept) return;
+  const bool evaluated =
+      ended || std::any_of(metrics_.begin(), metrics_.end(),
+                           [](const std::string& metric) {
+                             return absl::StartsWith(metric, "eval_");
+                           });
+  for (const AlertRule& rule : options_.rules) {
+    if (rule.kind != AlertRule::Kind::kMetric ||
+        metrics_.count(rule.metric) > 0 ||
+        (!evaluated && absl::StartsWith(rule.metric, "eval_")) ||
+        !unknown_.insert(rule.metric).second) {
+      continue;
+    }
+    std::cerr << "NOTE: --alert=" << rule.text << ": " << name_ << " has no "
+              << rule.metric << " so far, but " << absl::StrJoin(metrics_, ", ")
+              << std::endl;
+  }
+}
+
 void Alerts::Look(const Row& row) {
+  for (const auto& [name, value] : row.metrics) {
+    if (metrics_.size() < kMostNamesKept) metrics_.insert(name);
+  }
   for (const AlertRule& rule : options_.rules) {
     const bool spike = rule.kind == AlertRule::Kind::kSpike;
     if (!spike && rule.kind != AlertRule::Kind::kMetric) continue;

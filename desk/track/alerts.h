@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,10 @@ class Alerts {
          nlohmann::ordered_json told);
 
   void Look(const Row& row);
+  // Says on standard error, once, which metrics of rules no row had that was
+  // looked at: they may be misspelt. Those of evaluations may come until one
+  // was made, or the run has `ended`.
+  void SayUnknown(bool ended);
   // `newest`: when the run has last written something, Unix seconds.
   void LookAt(const RunState& state, double newest);
 
@@ -72,6 +77,8 @@ class Alerts {
   const AlertOptions options_;
   const std::string name_;
   const std::string folder_;
+  std::set<std::string> metrics_;  // that rows had; not all if they are many
+  std::set<std::string> unknown_;  // of rules, as was said
   std::unique_ptr<HttpTarget> webhook_;
   absl::Status outage_;
   double outage_began_ = 0.0;  // MonotonicSeconds, if there is one

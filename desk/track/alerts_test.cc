@@ -39,6 +39,27 @@ TEST(AlertRuleTest, SaysWhatARuleMayBe) {
   }
 }
 
+TEST(AlertsTest, AMetricThatTheRunDoesNotHaveIsToldOnce) {
+  AlertOptions options;
+  options.rules = {RuleOf("los>5"), RuleOf("loss>5"), RuleOf("eval_los<1"),
+                   RuleOf("spike")};
+  Alerts alerts(options, "run", "/run", nlohmann::ordered_json::object());
+  const auto said = [&alerts](bool ended) {
+    ::testing::internal::CaptureStderr();
+    alerts.SayUnknown(ended);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(false), "") << "there is no row yet";
+  Row row;
+  row.metrics = {{"loss", 2.0}, {"lr", 0.1}};
+  alerts.Look(row);
+  EXPECT_EQ(said(false),
+            "NOTE: --alert=los>5: run has no los so far, but loss, lr\n");
+  EXPECT_EQ(said(false), "") << "an evaluation may have the other";
+  EXPECT_THAT(said(true), HasSubstr("--alert=eval_los<1: run has no eval_los"));
+  EXPECT_EQ(said(true), "");
+}
+
 TEST(AlertsTest, ARunThatWritesNothingHangsUnlessItHasEnded) {
   AlertOptions options;
   options.rules = {RuleOf("hang>30")};

@@ -7,9 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "base/json.h"
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
+#include "desk/run_folder/rank_lines.h"
 #include "desk/track/run_folder.h"
 
 namespace capstan::track {
@@ -44,7 +46,8 @@ absl::optional<double> Row::Get(absl::string_view name) const {
 Follower::Follower(const std::string& folder)
     : folder_(folder),
       metrics_(folder + "/metrics.jsonl"),
-      event_lines_(folder + "/events.jsonl") {}
+      event_lines_(folder + "/events.jsonl"),
+      rank_lines_(folder + "/ranks/rank-00000.jsonl") {}
 
 void Follower::StartOver(absl::string_view first) {
   if (first == first_line_) return;
@@ -69,6 +72,7 @@ std::vector<Row> Follower::Poll() {
   }
   // After the metrics: an event is written before the next step's line.
   ReadEvents();
+  ReadWorldSize();
   std::vector<Row> rows;
   for (const std::string& line : lines) Add(line, &rows);
   return rows;
@@ -97,6 +101,16 @@ void Follower::ReadEvents() {
       });
 }
 
+void Follower::ReadWorldSize() {
+  rank_lines_.Poll(
+      [this](absl::string_view line, int64_t) {
+        if (!absl::StrContains(line, "\"rank\"")) return;
+        const Json json = ParseJson<Json>(line);
+        if (IsRankFacts(json)) world_size_ = RankFactsOf(json).world_size;
+      },
+      [this] { world_size_ = 0; }, kMostReadBytes);
+}
+
 void Follower::Add(absl::string_view line, std::vector<Row>* rows) {
   const Json json = ParseJson<Json>(line);
   if (!json.is_object() || !json.contains("step")) return;
@@ -110,18 +124,27 @@ void Follower::Add(absl::string_view line, std::vector<Row>* rows) {
   clock_ += NumberOf(json, "step_seconds").value_or(0.0);
   clock_ = NumberOf(json, "time").value_or(clock_);
   if (newest_.has_value() && newest_->step != *step) Complete(rows);
-  if (*step <= handed_out_) return;
+  if (*step < handed_out_) return;
+  const bool late = *step == handed_out_;
+  std::vector<std::pair<std::string, double>> metrics;
+  for (const auto& item : json.items()) {
+    if (item.key() == "step" || item.key() == "time" ||
+        (late && handed_out_names_.count(item.key()) > 0)) {
+      continue;
+    }
+    if (item.value().is_primitive() && !item.value().is_string()) {
+      metrics.emplace_back(item.key(), ValueOf(item.value()));
+    }
+  }
+  if (late && metrics.empty()) return;
   if (!newest_.has_value()) {
     newest_.emplace();
     newest_->step = *step;
     newest_->time = clock_;
+    newest_->late = late;
   }
-  for (const auto& item : json.items()) {
-    if (item.key() == "step" || item.key() == "time") continue;
-    if (item.value().is_primitive() && !item.value().is_string()) {
-      newest_->metrics.emplace_back(item.key(), ValueOf(item.value()));
-    }
-  }
+  newest_->metrics.insert(newest_->metrics.end(), metrics.begin(),
+                          metrics.end());
 }
 
 void Follower::Complete(std::vector<Row>* rows) {
@@ -133,7 +156,9 @@ absl::optional<Row> Follower::TakeNewest() {
   absl::optional<Row> row;
   row.swap(newest_);
   if (!row.has_value()) return row;
+  if (!row->late) handed_out_names_.clear();
   handed_out_ = row->step;
+  for (const auto& [name, value] : row->metrics) handed_out_names_.insert(name);
   while (next_event_ < events_.size() &&
          events_[next_event_].step <= row->step) {
     row->events.push_back(events_[next_event_++]);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,13 +34,17 @@ struct Row {
   // and 0.
   std::vector<std::pair<std::string, double>> metrics;
   std::vector<Event> events;  // of this step, and of those before without a row
+  // It has only what came once the step was handed out: the evaluation that a
+  // run which was stopped after the step makes when it goes on.
+  bool late = false;
 
   absl::optional<double> Get(absl::string_view name) const;
 };
 
 // A run is known by its first line, whose times no other run has. A resumed run
 // cuts its file to the checkpoint's step and takes steps again: those that were
-// handed out aren't a second time. One thread.
+// handed out aren't a second time, but for metrics that the last of them
+// lacked. One thread.
 class Follower {
  public:
   explicit Follower(const std::string& folder);
@@ -63,9 +68,12 @@ class Follower {
   // When the run's processes were started, resumed or started again: what goes
   // by before the next line isn't a step's time.
   const std::vector<double>& begins() const { return begins_; }
+  // Ranks of the run's newest process; 0: unknown.
+  int world_size() const { return world_size_; }
 
  private:
   void ReadEvents();
+  void ReadWorldSize();
   // `first`: the first line of a file that was begun anew.
   void StartOver(absl::string_view first);
   void Add(absl::string_view line, std::vector<Row>* rows);
@@ -74,16 +82,19 @@ class Follower {
   const std::string folder_;
   LineFollower metrics_;
   LineFollower event_lines_;
+  LineFollower rank_lines_;  // of rank 0
   bool more_ = false;
   bool begun_anew_ = false;  // metrics.jsonl, of which no line is there yet
   std::string first_line_;
   std::string id_;
   double clock_ = 0.0;  // for lines without a time
   int64_t handed_out_ = std::numeric_limits<int64_t>::min();  // a step
+  std::set<std::string> handed_out_names_;                    // of its metrics
   absl::optional<Row> newest_;
   std::vector<Event> events_;
   std::vector<double> begins_;
   size_t next_event_ = 0;  // that no row has
+  int world_size_ = 0;
 };
 
 }  // namespace capstan::track

@@ -73,6 +73,24 @@ TEST_F(FollowerTest, StepsThatAResumedRunTakesAgainAreNotHandedOutAgain) {
   EXPECT_EQ(follower_.id(), id);
 }
 
+// A run that is stopped before an evaluation that is due makes it when it goes
+// on.
+TEST_F(FollowerTest, AnEvaluationOfTheLastStepThatWasHandedOut) {
+  const std::string lines =
+      "{\"step\": 1, \"loss\": 1}\n{\"step\": 2, \"loss\": 2}\n";
+  Append(lines);
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  EXPECT_FALSE(follower_.TakeNewest()->late);
+  Rewrite(lines);
+  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_FALSE(follower_.newest().has_value());
+  Append("{\"step\": 1, \"eval_loss\": 8}\n{\"step\": 2, \"eval_loss\": 9}\n");
+  Append("{\"step\": 3, \"loss\": 3}\n");
+  EXPECT_THAT(Steps(), ElementsAre(2));
+  EXPECT_TRUE(rows_[0].late);
+  EXPECT_THAT(rows_[0].metrics, ElementsAre(Pair("eval_loss", 9.0)));
+}
+
 TEST_F(FollowerTest, AFileThatWasBegunAnewIsAnotherRuns) {
   Append("{\"step\": 1, \"loss\": 1}\n{\"step\": 2, \"loss\": 2}\n");
   EXPECT_THAT(Steps(), ElementsAre(1));

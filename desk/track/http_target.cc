@@ -145,7 +145,8 @@ absl::StatusOr<nlohmann::ordered_json> HttpTarget::Call(
         absl::StrCat(shown_, ": ", ErrorText(result.error())));
   }
   const int status = result->status;
-  nlohmann::ordered_json answer = ParseJson<nlohmann::ordered_json>(text);
+  nlohmann::ordered_json answer;
+  if (!text.empty()) answer = ParseJson<nlohmann::ordered_json>(text);
   if (status >= 200 && status < 300) return answer;
   const std::string message =
       absl::StrCat(shown_, path.substr(0, path.find('?')), " answered ", status,

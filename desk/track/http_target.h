@@ -34,7 +34,8 @@ class HttpTarget {
   // Sends `body` (null: none) to the path below the URL's, with its query.
   // UNAVAILABLE without an answer, or one that asks to try again (408, 429,
   // 5xx); NOT_FOUND for 404; else, for answers that refuse, FAILED_PRECONDITION
-  // with the server's own words. An answer that isn't JSON is discarded().
+  // with the server's own words. An answer without a body is null, and one that
+  // isn't JSON discarded().
   absl::StatusOr<nlohmann::ordered_json> Call(
       const std::string& method, const std::string& path,
       const nlohmann::ordered_json& body);

@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -17,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "desk/run_folder/json_fields.h"
+#include "desk/run_folder/rank_lines.h"
 
 namespace capstan::track {
 namespace {
@@ -37,59 +36,42 @@ struct RankNow {
   bool has_steps = false;
 };
 
-absl::optional<RankNow> ReadRank(const std::filesystem::path& path) {
+RankNow ReadRank(int rank, const std::string& path) {
   RankNow now;
-  const std::string name = path.stem().string();
-  absl::string_view digits = name;
-  if (path.extension() != ".jsonl" || !absl::ConsumePrefix(&digits, "rank-") ||
-      !absl::SimpleAtoi(digits, &now.rank)) {
-    return absl::nullopt;
-  }
+  now.rank = rank;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file.tellg();
-  if (size < 0) return absl::nullopt;
+  if (size < 0) return now;
   const std::streamoff from = std::max<std::streamoff>(0, size - kTailBytes);
   file.seekg(from);
   std::string text(static_cast<size_t>(size - from), '\0');
   file.read(&text[0], static_cast<std::streamsize>(text.size()));
-  double steps = 0.0;
-  double work = 0.0;
+  RankTimes times;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const Json json = ParseJson<Json>(line);  // the first may be cut
     if (!json.is_object()) continue;
-    if (json.contains("host")) steps = work = 0.0;  // of another process
+    if (IsRankFacts(json)) {
+      times = RankTimes();  // of another process
+      continue;
+    }
     now.rss_bytes = NumberOf(json, "rss_bytes").value_or(now.rss_bytes);
-    const double line_steps = NumberOf(json, "steps").value_or(0.0);
-    if (line_steps <= 0.0) continue;
-    steps += line_steps;
-    work += NumberOf(json, "step_seconds").value_or(0.0) -
-            NumberOf(json, "exposed").value_or(0.0);
+    times.Add(RankTimesOf(json));
   }
-  now.has_steps = steps > 0.0;
-  if (now.has_steps) now.work_seconds = work / steps;
+  now.has_steps = times.steps > 0.0;
+  if (now.has_steps) now.work_seconds = times.own() / times.steps;
   return now;
-}
-
-std::vector<RankNow> ReadRanks(const std::string& folder) {
-  std::vector<RankNow> ranks;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(folder + "/ranks", error), end;
-       !error && entry != end; entry.increment(error)) {
-    const absl::optional<RankNow> rank = ReadRank(entry->path());
-    if (rank.has_value()) ranks.push_back(*rank);
-  }
-  std::sort(ranks.begin(), ranks.end(),
-            [](const RankNow& a, const RankNow& b) { return a.rank < b.rank; });
-  return ranks;
 }
 
 // The rank whose own work takes longest, and by how much longer than that of
 // the rank in the middle.
-void AddRanks(const std::string& folder, std::vector<Measure>* list) {
+void AddRanks(const Follower& follower, std::vector<Measure>* list) {
   Measure memory = {"resident_memory_bytes",
                     "Memory of a rank's process that is in RAM.", "By"};
   std::vector<RankNow> working;
-  for (const RankNow& rank : ReadRanks(folder)) {
+  for (const auto& [number, path] : RankFiles(follower.folder())) {
+    // A run that was resumed on fewer ranks has more files than ranks.
+    if (follower.world_size() > 0 && number >= follower.world_size()) break;
+    const RankNow rank = ReadRank(number, path);
     if (rank.rss_bytes > 0.0) {
       memory.values.push_back({rank.rank, rank.rss_bytes});
     }
@@ -289,7 +271,7 @@ Measures Meter::Now(const Follower& follower, const Settings& settings,
       {"restarts_total",
        "How often ranks were started anew, or the run was resumed.", "1", true},
       CountOf(events, "restart") + CountOf(events, "resume"), list);
-  AddRanks(follower.folder(), list);
+  AddRanks(follower, list);
   return now;
 }
 

@@ -19,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::DoubleNear;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Optional;
 
 class MeasuresTest : public ::testing::Test {
@@ -103,6 +104,21 @@ TEST_F(MeasuresTest, TheLateRankIsTheOneThatWaitsForNoOther) {
   EXPECT_EQ(measures.Get("late_rank"), 1.0);
   EXPECT_THAT(measures.Get("late_rank_seconds"),
               Optional(DoubleNear(0.2, 1e-9)));
+}
+
+TEST_F(MeasuresTest, RanksThatTheRunNoLongerHasAreOut) {
+  Append("metrics.jsonl", R"({"step": 10, "loss": 2, "step_seconds": 0.5})");
+  Rank(0, 2.0);
+  Rank(1, 1.0);
+  Rank(2, 0.0);
+  Append("ranks/rank-00000.jsonl", R"({"rank": 0, "world_size": 2})");
+  Append("ranks/rank-00000.jsonl",
+         R"({"steps": 10, "step_seconds": 5, "exposed": 2, "rss_bytes": 7})");
+  const Measures measures = Take(NowSeconds());
+  EXPECT_EQ(measures.Get("late_rank"), 1.0);
+  EXPECT_THAT(
+      PrometheusText({measures}),
+      AllOf(HasSubstr("\",rank=\"1\"} 1000\n"), Not(HasSubstr("rank=\"2\""))));
 }
 
 TEST_F(MeasuresTest, PrometheusHasAFamilyOnceAndEscapesLabels) {

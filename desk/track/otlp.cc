@@ -107,6 +107,11 @@ class Otlp : public Sink {
                                 {"metrics", metrics}}}}}}}};
     CAPSTAN_ASSIGN_OR_RETURN(const Json answer,
                              collector_->Call("POST", path_, request));
+    // Prometheus' receiver has none.
+    if (!answer.is_null() && !answer.is_object()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          collector_->shown(), ": doesn't answer as a collector does"));
+    }
     const Json partial =
         answer.is_object() ? answer.value("partialSuccess", Json()) : Json();
     const std::string refused = TextOf(partial, "errorMessage");

@@ -45,18 +45,14 @@ RunState LookAtRun(const std::string& folder, double step_seconds) {
   RunState state;
   state.end_time = NowSeconds();
   if (IsInUse(folder)) return state;
-  const std::string path = folder + "/summary.json";
-  const double written = WrittenAt(path);
   const double newest = LastWritten(folder);
-  const absl::StatusOr<std::string> text = ReadWholeFile(path);
-  if (text.ok()) state.summary = ParseJson<nlohmann::ordered_json>(*text);
-  if (state.summary.is_object() && !state.summary.empty()) {
+  state.summary = SummaryOf(folder);
+  if (!state.summary.empty()) {
     state.ended = true;
-    state.end_time = written;
+    state.end_time = WrittenAt(folder + "/summary.json");
     state.status = TextOf(state.summary, "status");
     return state;
   }
-  state.summary = nlohmann::ordered_json::object();
   // Without a summary and without a lock.
   if (state.end_time - newest < PatienceFor(step_seconds)) return state;
   state.ended = true;

@@ -182,6 +182,20 @@ TEST_F(SinksTest, TrackioGetsAnIdForEachStep) {
   EXPECT_EQ(log["log_id"], "0123456789abcdef-2");
   EXPECT_EQ(log["metrics"], Json({{"loss", 2.5}}));
   EXPECT_EQ(log["config"]["train.max_steps"], 100);
+  // An evaluation that came later isn't the row that the server has.
+  rows.resize(1);
+  rows[0].late = true;
+  rows[0].metrics = {{"eval_loss", 1.0}};
+  ASSERT_TRUE((*trackio)->Send(rows).ok());
+  EXPECT_EQ(server.bodies.back()["kwargs"]["logs"][0]["log_id"],
+            "0123456789abcdef-1-eval_loss");
+  // Another server's answers.
+  for (const char* other : {"{}", "[]", "<html>", ""}) {
+    server.answer = other;
+    EXPECT_THAT(std::string((*trackio)->Send(Rows(3, 3)).message()),
+                HasSubstr("doesn't answer as a Trackio server does"))
+        << other;
+  }
   server.answer = R"({"error": "no write_token"})";
   EXPECT_THAT(std::string((*trackio)->Send(Rows(3, 3)).message()),
               HasSubstr("no write_token"));
@@ -216,6 +230,11 @@ TEST_F(SinksTest, OtlpIsGaugesAndSums) {
   EXPECT_EQ(metrics[1]["sum"]["isMonotonic"], true);
   EXPECT_EQ(metrics[2]["gauge"]["dataPoints"][0]["attributes"][0]["value"],
             Json({{"intValue", "3"}}));
+  server.answer = "";  // Prometheus' receiver
+  EXPECT_TRUE((*otlp)->Update(SomeMeasures()).ok());
+  server.answer = "<html>a login page</html>";
+  EXPECT_THAT(std::string((*otlp)->Update(SomeMeasures()).message()),
+              HasSubstr("doesn't answer as a collector does"));
 }
 
 TEST_F(SinksTest, OtlpGoesOnAfterAWarningAndDecodesItsVariables) {

@@ -95,6 +95,7 @@ void Tracker::Begin(const std::string& id) {
   const std::string before = run_.id;
   run_.id = id;
   run_.acknowledged = kNoStep;
+  acknowledged_names_.clear();
   run_.start_time = 0.0;
   Json told = Json::object();
   const absl::StatusOr<std::string> text = ReadWholeFile(state_path_);
@@ -108,6 +109,11 @@ void Tracker::Begin(const std::string& id) {
     const absl::optional<double> step = NumberOf(state, "step");
     if (step.has_value() && TextOf(state, "place") == options_.place) {
       run_.acknowledged = static_cast<int64_t>(*step);
+      for (const Json& name : ListOf(state, "metrics")) {
+        if (name.is_string()) {
+          acknowledged_names_.insert(name.get<std::string>());
+        }
+      }
     }
   }
   // What was found before the first line is still to be told.
@@ -122,6 +128,7 @@ absl::Status Tracker::WriteState() const {
                 {"start_time", run_.start_time}};
   state["step"] =
       run_.acknowledged == kNoStep ? Json() : Json(run_.acknowledged);
+  state["metrics"] = acknowledged_names_;
   state["alerts"] = alerts_->Told();
   return ReplaceFile(state_path_, JsonText(state, 2) + "\n");
 }
@@ -146,10 +153,24 @@ void Tracker::ReadToSend() {
     if (last.has_value()) rows.push_back(*std::move(last));
   }
   for (Row& row : rows) {
-    if (!opened_ || row.step > run_.acknowledged) {
-      unsent_.push_back(std::move(row));
-    }
+    if (!opened_ || Unsent(&row)) unsent_.push_back(std::move(row));
   }
+}
+
+bool Tracker::Unsent(Row* row) const {
+  if (row->step != run_.acknowledged) return row->step > run_.acknowledged;
+  if (acknowledged_names_.empty()) return false;
+  auto& metrics = row->metrics;
+  metrics.erase(
+      std::remove_if(metrics.begin(), metrics.end(),
+                     [this](const auto& metric) {
+                       return acknowledged_names_.count(metric.first) > 0;
+                     }),
+      metrics.end());
+  // Of a whole row they were sent, too.
+  if (!row->late) row->events.clear();
+  row->late = true;
+  return !metrics.empty();
 }
 
 absl::Status Tracker::Turn() {
@@ -167,6 +188,7 @@ absl::Status Tracker::Turn() {
     if (last.has_value()) Look(*last);
   }
   if (follower_.newest().has_value()) alerts_->Look(*follower_.newest());
+  if (!busy_) alerts_->SayUnknown(state_.ended);
   alerts_->LookAt(state_, LastWritten(run_.folder));
   if (alerts_->Deliver(run_.id)) CAPSTAN_RETURN_IF_ERROR(WriteState());
   if (state_.ended && alerts_->OutageSeconds() > options_.patience_seconds) {
@@ -211,9 +233,12 @@ absl::Status Tracker::Exchange() {
       all_read_ = false;
       busy_ = true;
     }
+    if (has != run_.acknowledged) acknowledged_names_.clear();
     run_.acknowledged = has;
-    while (!unsent_.empty() && unsent_.front().step <= has) {
-      unsent_.pop_front();
+    std::deque<Row> read;
+    read.swap(unsent_);
+    for (Row& row : read) {
+      if (Unsent(&row)) unsent_.push_back(std::move(row));
     }
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
@@ -224,8 +249,16 @@ absl::Status Tracker::Exchange() {
     const std::vector<Row> rows(unsent_.begin(), end);
     CAPSTAN_RETURN_IF_ERROR(sink_->Send(rows));
     unsent_.erase(unsent_.begin(), end);
-    sent_ += static_cast<int64_t>(rows.size());
-    run_.acknowledged = rows.back().step;
+    for (const Row& row : rows) {
+      if (!row.late) {
+        ++sent_;
+        acknowledged_names_.clear();
+      }
+      run_.acknowledged = row.step;
+      for (const auto& [name, value] : row.metrics) {
+        acknowledged_names_.insert(name);
+      }
+    }
     CAPSTAN_RETURN_IF_ERROR(WriteState());
   }
   const bool last = all_read_ && unsent_.empty();

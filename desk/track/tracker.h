@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -68,6 +69,8 @@ class Tracker {
   void Begin(const std::string& id);
   void Look(const Row& row);
   void ReadToSend();
+  // Takes from the row what the target has; returns whether anything is left.
+  bool Unsent(Row* row) const;
   absl::Status Push();
   absl::Status Exchange();
   // After an outage began, or went on.
@@ -87,6 +90,9 @@ class Tracker {
   Meter meter_;
   std::unique_ptr<Alerts> alerts_;
   std::deque<Row> unsent_;
+  // The metrics that the target has of the step run_.acknowledged; empty:
+  // unknown, all of them then.
+  std::set<std::string> acknowledged_names_;
   int64_t sent_ = 0;  // rows, by this process
 
   bool opened_ = false;

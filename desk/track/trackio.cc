@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "desk/track/http_target.h"
 #include "desk/track/sink.h"
@@ -58,7 +59,10 @@ class Trackio : public Sink {
         // As its own client writes a number that JSON doesn't have.
         log["metrics"][name] = std::isfinite(value) ? Json(value) : "NaN";
       }
-      log["log_id"] = absl::StrCat(run_.id, "-", row.step);
+      // What came later isn't what the server has by the step's id.
+      log["log_id"] =
+          absl::StrCat(run_.id, "-", row.step,
+                       row.late ? "-" + row.metrics.front().first : "");
       if (!config_.is_null()) log["config"] = config_;
       logs.push_back(std::move(log));
       for (size_t i = 0; i < row.events.size(); ++i) {
@@ -70,7 +74,8 @@ class Trackio : public Sink {
         alert["timestamp"] = absl::FormatTime(
             absl::RFC3339_full, absl::UnixEpoch() + absl::Seconds(event.time),
             absl::UTCTimeZone());
-        alert["alert_id"] = absl::StrCat(run_.id, "-", row.step, "-", i);
+        alert["alert_id"] =
+            absl::StrCat(run_.id, "-", row.step, row.late ? "-late-" : "-", i);
         alerts.push_back(std::move(alert));
       }
     }
@@ -96,13 +101,15 @@ class Trackio : public Sink {
             "POST", absl::StrCat("/api/", name),
             {{"args", Json::array()},
              {"kwargs", {{parameter, entries}, {"hf_token", hf_token_}}}}));
-    if (answer.is_object() && answer.value("error", Json()).is_null()) {
+    const Json error =
+        answer.is_object() ? answer.value("error", Json()) : Json();
+    if (answer.is_object() && answer.contains("data") && error.is_null()) {
       return absl::OkStatus();
     }
-    return absl::FailedPreconditionError(absl::StrCat(
-        server_->shown(), ": ",
-        answer.is_object() ? answer["error"].dump()
-                           : "doesn't answer as a Trackio server does"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(server_->shown(), ": ",
+                     error.is_null() ? "doesn't answer as a Trackio server does"
+                                     : JsonText(error)));
   }
 
   const std::unique_ptr<HttpTarget> server_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -67,32 +68,41 @@ void CurveBucket::Merge(const CurveBucket& other) {
   sum += other.sum;
 }
 
-Curves::Series& Curves::Named(absl::string_view name) {
+Curves::Series* Curves::Named(absl::string_view name) {
   if (next_ >= series_.size() || series_[next_].name != name) {
-    next_ = 0;
-    while (next_ < series_.size() && series_[next_].name != name) ++next_;
-    if (next_ == series_.size())
+    const auto place = places_.find(name);
+    if (place != places_.end()) {
+      next_ = place->second;
+    } else if (series_.size() < kMostSeries && name.size() <= kLongestName) {
+      next_ = series_.size();
       series_.push_back({std::string(name), {}, 0.0});
+      places_.emplace(name, next_);
+    } else {
+      if (left_out_.size() < kMostLeftOut) {
+        left_out_.insert(
+            std::hash<std::string_view>()({name.data(), name.size()}));
+      }
+      return nullptr;
+    }
   }
-  return series_[next_++];
+  return &series_[next_++];
 }
 
 const Curves::Series* Curves::Find(absl::string_view name) const {
-  for (const Series& series : series_) {
-    if (series.name == name) return &series;
-  }
-  return nullptr;
+  const auto place = places_.find(name);
+  return place == places_.end() ? nullptr : &series_[place->second];
 }
 
 void Curves::Add(int64_t step, absl::string_view name, double value) {
+  Series* const series = Named(name);
+  if (series == nullptr) return;
   while (step / width_ >= most_buckets_) Widen();
   last_ = std::max(last_, step);
   const auto single = static_cast<float>(value);
   const CurveBucket added = {static_cast<int32_t>(step / width_), 1, single,
                              single, value};
-  Series& series = Named(name);
-  series.latest = value;
-  std::vector<CurveBucket>& buckets = series.buckets;
+  series->latest = value;
+  std::vector<CurveBucket>& buckets = series->buckets;
   if (buckets.empty() || buckets.back().at < added.at) {
     buckets.push_back(added);
     return;
@@ -114,6 +124,8 @@ void Curves::Widen() {
 
 void Curves::Clear() {
   series_.clear();
+  places_.clear();
+  left_out_.clear();
   next_ = 0;
   last_ = 0;
   width_ = 1;
@@ -135,7 +147,10 @@ json Curves::AsJson(int64_t points, int64_t since) const {
                                    : Merged(series.buckets, width / width_),
                    from);
   }
-  return {{"width", width}, {"from", from}, {"series", std::move(named)}};
+  return {{"width", width},
+          {"from", from},
+          {"series", std::move(named)},
+          {"left_out", left_out()}};
 }
 
 }  // namespace capstan

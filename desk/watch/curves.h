@@ -3,8 +3,11 @@
 #define CAPSTAN_DESK_WATCH_CURVES_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -23,10 +26,16 @@ struct CurveBucket {
   void Merge(const CurveBucket& other);
 };
 
-// Series of numbers by step, of any length in bounded memory: when they reach
-// beyond `most_buckets` buckets, these become twice as wide. One thread.
+// Series of numbers by step, of any length and number in bounded memory: when
+// they reach beyond `most_buckets` buckets, these become twice as wide, and of
+// names the first kMostSeries are kept, unless they are very long. One thread.
 class Curves {
  public:
+  static constexpr size_t kMostSeries = 500;
+  static constexpr size_t kLongestName = 300;  // bytes
+  // Further ones aren't counted.
+  static constexpr size_t kMostLeftOut = size_t{1} << 20;
+
   struct Series {
     std::string name;
     std::vector<CurveBucket> buckets;  // by `at`; only those with values
@@ -42,27 +51,32 @@ class Curves {
 
   int64_t width() const { return width_; }
   const std::vector<Series>& all() const { return series_; }
+  // Names that came too late.
+  size_t left_out() const { return left_out_.size(); }
   // Null if there is none.
   const Series* Find(absl::string_view name) const;
 
   // The same in up to `points` buckets: {"width": 4, "from": 0, "series":
-  // {"loss": {"at": [..], "mean": [..], "low": [..], "high": [..]}}}, of the
-  // buckets from the one on that has the step `since`, which "from" says. low
-  // and high are left out where each bucket has one value. Numbers have six
-  // digits, large ones more.
+  // {"loss": {"at": [..], "mean": [..], "low": [..], "high": [..]}},
+  // "left_out": 0}, of the buckets from the one on that has the step `since`,
+  // which "from" says. low and high are left out where each bucket has one
+  // value. Numbers have six digits, large ones more.
   nlohmann::json AsJson(int64_t points, int64_t since = 0) const;
   // The width of AsJson's buckets.
   int64_t WidthFor(int64_t points) const;
 
  private:
-  Series& Named(absl::string_view name);
+  // Null if it is left out.
+  Series* Named(absl::string_view name);
   void Widen();
 
   int64_t most_buckets_;
   int64_t width_;
   int64_t last_ = 0;  // the greatest step
   std::vector<Series> series_;
+  std::map<std::string, size_t, std::less<>> places_;  // in series_, by name
   size_t next_ = 0;  // where the next name is likely to be: behind the last
+  std::unordered_set<size_t> left_out_;  // their names' hashes
 };
 
 }  // namespace capstan

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 
 namespace capstan {
 namespace {
@@ -27,7 +30,28 @@ TEST(CurvesTest, AFewStepsAreKeptAsTheyAre) {
             {"series",
              {{"step", {{"at", {1, 2, 3}}, {"mean", {1.0, 2.0, 3.0}}}},
               {"loss", {{"at", {1, 2, 3}}, {"mean", {1.0, 0.5, 0.333333}}}},
-              {"eval_loss", {{"at", {2}}, {"mean", {4.0}}}}}}}));
+              {"eval_loss", {{"at", {2}}, {"mean", {4.0}}}}}},
+            {"left_out", 0}}));
+}
+
+// A run may log a number for each of 100,000 parameters.
+TEST(CurvesTest, KeepsTheFirstNamesAndCountsTheOthers) {
+  Curves curves(8);
+  constexpr int kNames = 100000;
+  for (int step = 1; step <= 2; ++step) {
+    for (int i = 0; i < kNames; ++i) {
+      curves.Add(step, absl::StrCat("norm_of_", i), step);
+    }
+  }
+  EXPECT_EQ(curves.all().size(), Curves::kMostSeries);
+  EXPECT_EQ(curves.left_out(), kNames - Curves::kMostSeries);
+  EXPECT_EQ(curves.Find("norm_of_3")->buckets.size(), 2);
+  EXPECT_EQ(curves.Find("norm_of_50000"), nullptr);
+  EXPECT_EQ(curves.AsJson(8)["left_out"], kNames - Curves::kMostSeries);
+  curves.Clear();
+  EXPECT_EQ(curves.left_out(), 0);
+  curves.Add(1, std::string(1 << 20, 'x'), 1.0);
+  EXPECT_TRUE(curves.all().empty());
 }
 
 TEST(CurvesTest, LongRunsAreInBoundedMemoryAndLoseNoExtreme) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -17,12 +18,9 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMostShown = 64;
+constexpr size_t kMostActions = 100;  // names; a run has a dozen
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 constexpr int kParts = static_cast<int>(std::size(kWorkParts));
-
-double Number(const json& line, const char* key) {
-  return NumberOf(line, key).value_or(kUnknown);
-}
 
 // The means of a series by column. A line tells of the steps before it, too:
 // what a column lacks is what the next one has.
@@ -139,39 +137,38 @@ json UsageJson(const std::map<int, WatchedRank>& ranks,
 
 }  // namespace
 
-void WatchedRank::Add(const json& line) {
+void WatchedRank::Add(const nlohmann::ordered_json& line) {
   if (!line.is_object()) return;
-  if (line.contains("pid")) {
-    host = TextOf(line, "host");
-    device = TextOf(line, "device");
-    const double ranks = Number(line, "world_size");  // NaN: it isn't there
-    world_size = ranks > 0.0 ? static_cast<int>(ranks) : 0;
-    restart = static_cast<int64_t>(Number(line, "restart"));
+  if (IsRankFacts(line)) {
+    facts = RankFactsOf(line);
     return;
   }
-  const double step = Number(line, "step"), steps = Number(line, "steps");
+  const RankTimes times = RankTimesOf(line, kUnknown);
+  const double step = NumberOf(line, "step").value_or(kUnknown);
+  const double steps = times.steps;
   if (!(step >= 0.0) || !(steps > 0.0)) return;
   const auto at = static_cast<int64_t>(step);
   const auto add = [&](const char* name, double value) {
     if (std::isfinite(value)) curves.Add(at, name, value);
   };
-  for (const char* part : kWorkParts) add(part, Number(line, part) / steps);
-  for (const char* part : {"exposed", "outside", "step_seconds"}) {
-    add(part, Number(line, part) / steps);
-  }
-  const double outside = Number(line, "outside");
+  const std::pair<const char*, double> parts[] = {
+      {"data", times.data},         {"forward", times.forward},
+      {"backward", times.backward}, {"optimizer", times.optimizer},
+      {"rest", times.rest},         {"exposed", times.exposed},
+      {"outside", times.outside},   {"step_seconds", times.step_seconds}};
+  for (const auto& [part, value] : parts) add(part, value / steps);
   const double seconds =
-      Number(line, "step_seconds") + (std::isnan(outside) ? 0.0 : outside);
+      times.step_seconds + (std::isnan(times.outside) ? 0.0 : times.outside);
   if (seconds > 0.0) {
-    add("cpu_cores", Number(line, "cpu_seconds") / seconds);
-    add("steal", Number(line, "steal_seconds") / seconds);
-    add("iowait", Number(line, "iowait_seconds") / seconds);
+    add("cpu_cores", times.cpu_seconds / seconds);
+    add("steal", times.steal_seconds / seconds);
+    add("iowait", times.iowait_seconds / seconds);
   }
-  add("rss_bytes", Number(line, "rss_bytes"));
-  const auto named = line.find("actions");
-  if (named == line.end() || !named->is_object()) return;
-  for (const auto& [name, value] : named->items()) {
-    if (value.is_number()) actions[name] += value.get<double>();
+  add("rss_bytes", NumberOf(line, "rss_bytes").value_or(kUnknown));
+  for (const auto& [name, value] : times.actions) {
+    if (actions.size() < kMostActions || actions.count(name) > 0) {
+      actions[name] += value;
+    }
   }
 }
 
@@ -230,7 +227,7 @@ std::string LateText(const std::map<int, WatchedRank>& ranks,
                      const RankTimeline& timeline) {
   const RankRow* row = timeline.Late();
   if (row == nullptr) return "";
-  const std::string& host = ranks.at(row->rank).host;
+  const std::string& host = ranks.at(row->rank).facts.host;
   return absl::StrCat("rank ", row->rank,
                       host.empty() ? "" : absl::StrCat(" on ", host),
                       " is late: it works ", ShortDuration(row->mean_late),
@@ -263,9 +260,9 @@ json RanksJson(const std::map<int, WatchedRank>& ranks) {
                                        : json(std::round(value * 1e5) / 1e5));
     }
     rows.push_back({{"rank", row->rank},
-                    {"host", record.host},
-                    {"device", record.device},
-                    {"restart", record.restart},
+                    {"host", record.facts.host},
+                    {"device", record.facts.device},
+                    {"restart", record.facts.restart},
                     {"late", std::move(late)},
                     {"cause", row->cause},
                     {"latest_share", row->latest_share},

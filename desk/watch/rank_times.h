@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "desk/run_folder/rank_lines.h"
 #include "desk/watch/curves.h"
 
 namespace capstan {
@@ -25,11 +26,7 @@ struct WatchedRank {
   static constexpr int64_t kBuckets = 128;
 
   int rank = 0;
-  // The facts of its newest process.
-  std::string host;
-  std::string device;
-  int world_size = 0;  // 0: unknown
-  int64_t restart = 0;
+  RankFacts facts;  // of its newest process
   // Of a step: the seconds of kWorkParts, "exposed" and "outside"; further
   // "cpu_cores", "steal", "iowait" (shares of its cores' time) and "rss_bytes".
   Curves curves{kBuckets};
@@ -37,7 +34,7 @@ struct WatchedRank {
   std::map<std::string, double> actions;
 
   // Of a line of the file.
-  void Add(const nlohmann::json& line);
+  void Add(const nlohmann::ordered_json& line);
 };
 
 // A rank beside the others, in seconds a step.

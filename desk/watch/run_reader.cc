@@ -4,26 +4,23 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/json_document.h"
 #include "desk/run_folder/config_fields.h"
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
+#include "desk/run_folder/run_record.h"
 
 namespace capstan {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 // Of a call of Poll: what another thread may wait for.
@@ -40,16 +37,6 @@ double Number(const json& object, const char* key) {
 int64_t Step(const json& object) {
   const double step = Number(object, "step");
   return step >= 0.0 && step < kMostSteps ? static_cast<int64_t>(step) : 0;
-}
-
-// The rank of "rank-00003.jsonl"; -1: of another name.
-int RankOf(absl::string_view name) {
-  int rank = -1;
-  if (!absl::ConsumePrefix(&name, "rank-") ||
-      !absl::ConsumeSuffix(&name, ".jsonl") || !absl::SimpleAtoi(name, &rank)) {
-    return -1;
-  }
-  return rank;
 }
 
 // The numbers of a metrics line: `use` gets each key and value, "step" first.
@@ -110,7 +97,8 @@ void RunReader::PollFiles() {
                       WrittenAt(folder_ + "/events.jsonl"));
   const std::string config_path = folder_ + "/config.pbtxt";
   const double config_time = WrittenAt(config_path);
-  if (config_time > 0.0 && config_time != config_time_) {
+  const bool has_begun = config_time > 0.0 && config_time != config_time_;
+  if (has_begun) {
     const absl::StatusOr<std::string> text =
         ReadWholeFile(config_path, kMostSmallFile);
     if (text.ok()) {
@@ -123,13 +111,9 @@ void RunReader::PollFiles() {
       ++versions_.config;
     }
   }
-  const std::string summary_path = folder_ + "/summary.json";
-  const double summary_time = WrittenAt(summary_path);
-  if (summary_time == 0.0 || summary_time == summary_time_) return;
-  const absl::StatusOr<std::string> text =
-      ReadWholeFile(summary_path, kMostSmallFile);
-  if (!text.ok()) return;
-  summary_ = ParseJson<json>(*text);
+  const double summary_time = WrittenAt(folder_ + "/summary.json");
+  if (summary_time == summary_time_ && !has_begun) return;
+  summary_ = json(SummaryOf(folder_));
   summary_time_ = summary_time;
   ++versions_.summary;
 }
@@ -200,7 +184,6 @@ void RunReader::AddEvent(const json& line) {
     event.text.erase(0, sizeof("WARNING: ") - 1);
   }
   const bool resumed = event.kind == "start" || event.kind == "resume";
-  if (resumed || event.kind == "restart") began_ = event.time;
   if (resumed) end_ = 0;
   const auto asked = asked_ends_.find(event.id);
   if (event.kind == "control" && asked != asked_ends_.end() &&
@@ -245,14 +228,9 @@ void RunReader::PollSamples() {
 }
 
 void RunReader::PollRanks() {
-  std::error_code error;
-  for (fs::directory_iterator it(folder_ + "/ranks", error), end;
-       !error && it != end; it.increment(error)) {
-    const int rank = RankOf(it->path().filename().string());
-    if (rank < 0 || static_cast<int>(rank_files_.size()) >= kMostRanks) {
-      continue;
-    }
-    rank_files_.emplace(rank, LineFollower(it->path().string()));
+  for (const auto& [rank, path] : RankFiles(folder_)) {
+    if (static_cast<int>(rank_files_.size()) >= kMostRanks) break;
+    rank_files_.emplace(rank, LineFollower(path));
   }
   ranks_.merge(gone_ranks_);
   for (auto& [rank, file] : rank_files_) {
@@ -260,7 +238,7 @@ void RunReader::PollRanks() {
     record.rank = rank;
     file.Poll(
         [&, this](absl::string_view line, int64_t) {
-          record.Add(ParseJson<json>(line));
+          record.Add(ParseJson<nlohmann::ordered_json>(line));
           ++versions_.ranks;
         },
         [&, this] {
@@ -271,8 +249,10 @@ void RunReader::PollRanks() {
   }
   // A run that was resumed on fewer ranks has more files than ranks.
   const auto first = ranks_.find(0);
-  if (first == ranks_.end() || first->second.world_size == 0) return;
-  const int size = first->second.world_size;
+  if (first == ranks_.end() || first->second.facts.world_size == 0) {
+    return;
+  }
+  const int size = first->second.facts.world_size;
   for (auto it = ranks_.lower_bound(size); it != ranks_.end();) {
     gone_ranks_.insert(ranks_.extract(it++));
   }
@@ -289,7 +269,7 @@ std::map<std::string, double> RunReader::Latest() const {
 
 RunReader::State RunReader::state() const {
   if (behind_) return State::kReading;
-  const bool ended = summary_.is_object() && summary_time_ >= began_ &&
+  const bool ended = !summary_.empty() &&
                      Number(summary_, "steps") >= static_cast<double>(step_);
   if (ended) return State::kEnded;
   if (changed_ == 0.0) return State::kWaiting;

@@ -137,7 +137,6 @@ class RunReader {
   int64_t end_ = 0;
   LineFollower events_file_;
   std::deque<WatchedEvent> events_;
-  double began_ = 0.0;  // when the newest process began
   LineFollower samples_file_;
   std::deque<WatchedSample> samples_;
   size_t sample_bytes_ = 0;

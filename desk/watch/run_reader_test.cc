@@ -130,10 +130,16 @@ TEST_F(RunReaderTest, TimesOfAnOlderRun) {
 }
 
 TEST_F(RunReaderTest, AResumedRunWhoseMetricsWereCut) {
+  Write("config.pbtxt", "");
   Write("metrics.jsonl", Steps(1, 50));
   Write("summary.json", "{\"status\": \"stopped\", \"steps\": 50}");
   Poll();
   EXPECT_EQ(run_->state(), State::kEnded);
+  // It writes its config again.
+  std::filesystem::last_write_time(
+      folder_ + "/config.pbtxt",
+      std::filesystem::last_write_time(folder_ + "/summary.json") +
+          std::chrono::seconds(9));
   Write("metrics.jsonl", Steps(1, 30) + "{\"step\": 31, \"loss\": 7}\n",
         std::ios::trunc);
   Write("events.jsonl",

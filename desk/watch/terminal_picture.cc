@@ -194,7 +194,8 @@ std::string RanksText(const RunReader& run, int columns) {
       break;
     }
     const WatchedRank& record = run.ranks().at(row.rank);
-    std::string line = absl::StrFormat("  %4d %-12.12s", row.rank, record.host);
+    std::string line =
+        absl::StrFormat("  %4d %-12.12s", row.rank, record.facts.host);
     for (const char* part : kWorkParts) {
       const auto mean = row.means.find(part);
       if (mean == row.means.end()) continue;

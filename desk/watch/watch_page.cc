@@ -25,16 +25,23 @@ using nlohmann::json;
 
 constexpr int64_t kMostPoints = 5000;
 
-std::string Html(const LiveRuns& runs, bool live) {
-  Page page;
+// The name of one run, "3 runs".
+std::string TitleOf(const LiveRuns& runs) {
   std::string name;
   runs.ForEach([&name](const RunReader& run) {
     if (name.empty()) name = run.name();
   });
-  page.title = runs.size() == 1 ? name : absl::StrCat(runs.size(), " runs");
+  return runs.size() == 1 ? name : absl::StrCat(runs.size(), " runs");
+}
+
+std::string Html(const LiveRuns& runs, bool live, const std::string& title,
+                 const json& sweep) {
+  Page page;
+  page.title = title;
   page.live = live;
   page.json = JsonText(json{{"title", page.title},
                             {"live", live},
+                            {"sweep", sweep},
                             {"runs", live ? json::array() : runs.AllJson()}});
   page.style = EmbeddedText(kWatchPage, "watch.css");
   for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
@@ -129,20 +136,22 @@ absl::Status WriteReport(const std::string& output_dir) {
   CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns({output_dir}));
   LiveRuns runs(found);
   runs.ReadAll();
-  return ReplaceFile(output_dir + "/report.html", Html(runs, /*live=*/false));
+  return ReplaceFile(output_dir + "/report.html", ReportPage(runs));
 }
 
 const bool at_run_end = (AtRunEnd().push_back(WriteReport), true);
 
 }  // namespace
 
-std::string ReportPage(const LiveRuns& runs) {
-  return Html(runs, /*live=*/false);
+std::string ReportPage(const LiveRuns& runs, const std::string& title,
+                       const json& sweep) {
+  return Html(runs, /*live=*/false, title.empty() ? TitleOf(runs) : title,
+              sweep);
 }
 
 void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server) {
   httplib::Server& routes = server->routes();
-  routes.Get("/", [html = Html(*runs, /*live=*/true)](
+  routes.Get("/", [html = Html(*runs, /*live=*/true, TitleOf(*runs), nullptr)](
                       const httplib::Request&, httplib::Response& response) {
     // The page's own policy can't say this.
     response.set_header("Content-Security-Policy", "frame-ancestors 'none'");

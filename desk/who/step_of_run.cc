@@ -5,15 +5,19 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "desk/run_folder/config_fields.h"
 #include "desk/run_folder/json_fields.h"
+#include "desk/run_folder/rank_lines.h"
 #include "desk/run_folder/run_record.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/metrics/reporter.h"
 
 namespace capstan {
 namespace {
@@ -39,16 +43,12 @@ void ReadRanks(const std::string& folder, StepRecord* record) {
   ForEachLine(folder + "/ranks/rank-00000.jsonl", [&](absl::string_view line) {
     if (!absl::StrContains(line, "\"world_size\"")) return;
     const Json json = ParseJson<Json>(line);
-    if (!json.is_object()) return;
-    const absl::optional<double> first = NumberOf(json, "first_step");
-    const absl::optional<double> ranks = NumberOf(json, "world_size");
-    if (!first.has_value() || !ranks.has_value() || *first >= record->step) {
-      return;
-    }
-    record->world_size = static_cast<int>(*ranks);
-    record->begun_after = static_cast<int64_t>(*first);
-    record->micro_batch_size =
-        static_cast<int64_t>(NumberOf(json, "micro_batch_size").value_or(0.0));
+    if (!IsRankFacts(json)) return;
+    const RankFacts facts = RankFactsOf(json);
+    if (facts.world_size == 0 || facts.first_step >= record->step) return;
+    record->world_size = facts.world_size;
+    record->begun_after = facts.first_step;
+    record->micro_batch_size = facts.micro_batch_size;
   });
 }
 
@@ -60,6 +60,16 @@ void ReadSummary(const std::string& folder, StepRecord* record) {
   if (!json.is_object()) return;
   record->world_size =
       static_cast<int>(NumberOf(json, "world_size").value_or(0.0));
+}
+
+// The run's last step, as it was completed or, until then, as its config says;
+// 0: unknown.
+int64_t EndOf(const std::string& folder, const std::string& config_text) {
+  int64_t end = 0;
+  const FieldLists fields = FieldsOfConfig(config_text);
+  const auto most = fields.find("train.max_steps");
+  if (most != fields.end() && !absl::SimpleAtoi(most->second[0], &end)) end = 0;
+  return IsInUse(folder) ? end : CompletedSteps(folder).value_or(end);
 }
 
 }  // namespace
@@ -125,6 +135,13 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
   }
   CAPSTAN_ASSIGN_OR_RETURN(record.config_text,
                            ReadWholeFile(record.config_from));
+  ReadMetrics(folder, &record);
+  const int64_t end = EndOf(folder, record.config_text);
+  if (!record.loss.has_value() && end > 0 && step > end) {
+    return absl::OutOfRangeError(
+        absl::StrCat("--step: ", step, " is beyond the run's end, step ", end,
+                     " (", folder, "): name one up to that"));
+  }
   ReadSummary(folder, &record);
   // Newest first.
   for (const StoredCheckpoint& stored : WholeCheckpoints(folder)) {
@@ -146,7 +163,6 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
     }
   }
   ReadRanks(folder, &record);
-  ReadMetrics(folder, &record);
   return record;
 }
 

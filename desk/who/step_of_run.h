@@ -68,7 +68,7 @@ int64_t PositionOfStep(const StepRecord& record, int64_t global_batch_size,
 // other settings the first checkpoint at or after the step says which it had
 // then, else config.pbtxt; how many ranks it had, and with which micro-batch,
 // ranks/ says, if there is such a folder, else that checkpoint, else
-// summary.json.
+// summary.json. OUT_OF_RANGE: the run ends before the step.
 absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
                                           int64_t step);
 

@@ -152,6 +152,11 @@ TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
   EXPECT_EQ(fourth->loss, 2.125);
   EXPECT_EQ(fourth->grad_norm, 0.5);
   EXPECT_FALSE(ReadStepRecord(folder, 5)->loss.has_value());
+  // The run was longer once than its config says now; but not that long.
+  std::ofstream(folder + "/config.pbtxt") << "train {\n  max_steps: 3\n}\n";
+  EXPECT_EQ(ReadStepRecord(folder, 4)->loss, 2.125);
+  EXPECT_THAT(std::string(ReadStepRecord(folder, 6).status().message()),
+              HasSubstr("6 is beyond the run's end, step 3"));
   EXPECT_THAT(
       std::string(ReadStepRecord(folder + "/ranks", 1).status().message()),
       HasSubstr("has no config.pbtxt"));

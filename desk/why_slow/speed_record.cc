@@ -2,7 +2,6 @@
 #include "desk/why_slow/speed_record.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -28,38 +27,6 @@ double Number(const Json& object, const char* key) {
   return NumberOf(object, key).value_or(0.0);
 }
 
-// The numbers of a line, by their keys.
-constexpr std::pair<const char*, double Times::*> kFields[] = {
-    {"steps", &Times::steps},
-    {"step_seconds", &Times::step_seconds},
-    {"data", &Times::data},
-    {"rollout", &Times::rollout},
-    {"forward", &Times::forward},
-    {"backward", &Times::backward},
-    {"optimizer", &Times::optimizer},
-    {"exposed", &Times::exposed},
-    {"rest", &Times::rest},
-    {"outside", &Times::outside},
-    {"off_core", &Times::off_core},
-    {"runqueue_seconds", &Times::runqueue_seconds},
-    {"cpu_seconds", &Times::cpu_seconds},
-    {"steal_seconds", &Times::steal_seconds},
-    {"iowait_seconds", &Times::iowait_seconds},
-    {"major_faults", &Times::major_faults},
-    {"read_bytes", &Times::read_bytes}};
-
-Times TimesOf(const Json& line) {
-  Times times;
-  for (const auto& [key, field] : kFields) times.*field = Number(line, key);
-  const auto actions = line.find("actions");
-  if (actions != line.end() && actions->is_object()) {
-    for (const auto& [name, seconds] : actions->items()) {
-      if (seconds.is_number()) times.actions[name] = seconds.get<double>();
-    }
-  }
-  return times;
-}
-
 // Lines that aren't JSON objects, such as one that a killed process has left,
 // are passed over.
 template <typename Each>
@@ -74,7 +41,7 @@ void ForEachObject(const std::string& path, const Each& each) {
 int64_t CountLines(const std::string& path) {
   int64_t lines = 0;
   ForEachLine(path, [&lines](absl::string_view line) {
-    lines = absl::StrContains(line, "\"first_step\"") ? 0 : lines + 1;
+    lines = absl::StrContains(line, "\"rank\"") ? 0 : lines + 1;
   });
   return lines;
 }
@@ -83,22 +50,12 @@ RankRecord ReadRank(const std::string& path) {
   RankRecord rank;
   const int64_t half = CountLines(path) / 2;
   ForEachObject(path, [&rank, half](const Json& json) {
-    if (json.contains("first_step")) {  // a process begins
+    if (IsRankFacts(json)) {
       rank = RankRecord();
-      rank.first_step = Number(json, "first_step");
-      rank.rank = static_cast<int>(Number(json, "rank"));
-      rank.world_size = static_cast<int>(Number(json, "world_size"));
-      rank.host = TextOf(json, "host");
-      rank.device = TextOf(json, "device");
-      rank.cores = std::max(1.0, Number(json, "cores"));
-      rank.threads = std::max(1.0, Number(json, "threads"));
-      rank.bound = json.contains("bound_to");
-      rank.ready_seconds = Number(json, "ready_seconds");
-      rank.ready_cpu_seconds = Number(json, "ready_cpu_seconds");
-      rank.ready_read_bytes = Number(json, "ready_read_bytes");
+      static_cast<RankFacts&>(rank) = RankFactsOf(json);
       return;
     }
-    const Times line = TimesOf(json);
+    const Times line = RankTimesOf(json);
     if (rank.lines == 0) {
       rank.first = line;
     } else {
@@ -170,16 +127,6 @@ void AddWidths(const google::protobuf::Message& model, Settings* settings) {
 
 }  // namespace
 
-void Times::Add(const Times& other) {
-  for (const auto& [key, field] : kFields) this->*field += other.*field;
-  for (const auto& [name, seconds] : other.actions) actions[name] += seconds;
-}
-
-void Times::Divide(double by) {
-  for (const auto& [key, field] : kFields) this->*field /= by;
-  for (auto& [name, seconds] : actions) seconds /= by;
-}
-
 absl::Status ReadSettings(const std::string& config_text,
                           const std::string& name, Settings* settings) {
   PluginHost host({});
@@ -209,11 +156,8 @@ absl::StatusOr<SpeedRecord> ReadSpeedRecord(const std::string& folder) {
   if (!PathExists(folder)) {
     return absl::NotFoundError(absl::StrCat(folder, ": no such folder"));
   }
-  std::error_code error;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(folder + "/ranks", error)) {
-    if (entry.path().extension() != ".jsonl") continue;
-    RankRecord rank = ReadRank(entry.path().string());
+  for (const auto& [number, path] : RankFiles(folder)) {
+    RankRecord rank = ReadRank(path);
     if (rank.all.steps > 0) run.ranks.push_back(std::move(rank));
   }
   if (run.ranks.empty()) {
@@ -222,9 +166,6 @@ absl::StatusOr<SpeedRecord> ReadSpeedRecord(const std::string& folder) {
         "/ranks has no record of a step: name the folder of a run that "
         "has done some with this trainer"));
   }
-  std::sort(
-      run.ranks.begin(), run.ranks.end(),
-      [](const RankRecord& a, const RankRecord& b) { return a.rank < b.rank; });
   // Of ranks that the run no longer has.
   const int size = run.ranks.front().world_size;
   while (run.ranks.size() > 1 && run.ranks.back().rank >= size) {

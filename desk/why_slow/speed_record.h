@@ -10,52 +10,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "desk/run_folder/rank_lines.h"
 
 namespace capstan::why_slow {
 
-// A line of ranks/rank-NNNNN.jsonl, or a sum of lines; docs/runs.md.
-struct Times {
-  double steps = 0.0;
-  double step_seconds = 0.0;
-  double data = 0.0;
-  double rollout = 0.0;
-  double forward = 0.0;
-  double backward = 0.0;
-  double optimizer = 0.0;
-  double exposed = 0.0;
-  double rest = 0.0;
-  double outside = 0.0;
-  double off_core = 0.0;
-  double runqueue_seconds = 0.0;
-  double cpu_seconds = 0.0;
-  double steal_seconds = 0.0;
-  double iowait_seconds = 0.0;
-  double major_faults = 0.0;
-  double read_bytes = 0.0;
-  std::map<std::string, double> actions;
-
-  void Add(const Times& other);
-  void Divide(double by);
-  // Of the steps and of what is between them.
-  double wall() const { return step_seconds + outside; }
-  // What the rank does itself in its steps.
-  double own() const { return step_seconds - exposed; }
-};
+using Times = RankTimes;
 
 // A rank, as its newest process saw it.
-struct RankRecord {
-  int rank = 0;
-  int world_size = 1;
-  std::string host;
-  std::string device;
-  double cores = 1.0;  // that it may use
-  double threads = 1.0;
-  bool bound = false;  // to cores of its own
-  // Until it was ready, with its launcher.
-  double ready_seconds = 0.0;
-  double ready_cpu_seconds = 0.0;
-  double ready_read_bytes = 0.0;
-  double first_step = 0.0;  // how many were done before it began
+struct RankRecord : RankFacts {
   int64_t lines = 0;
   // Sums of the first line, of the others in the first half of the lines, of
   // the second half, and of all: a run of weeks has millions of lines.

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -16,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -276,6 +278,8 @@ TEST_F(ControlTest, ARestartKeepsTheNewEnd) {
   ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 1; }));
   Ask(R"({"id": "more", "do": "max_steps", "value": 400})");
   EXPECT_THAT(Answer(process, "more"), HasSubstr("after step 400"));
+  Ask(R"({"id": "once", "do": "save"})");
+  EXPECT_THAT(Answer(process, "once"), HasSubstr("being saved"));
   ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 80; }));
   const std::vector<pid_t> ranks = process.Children();
   ASSERT_EQ(ranks.size(), 2);
@@ -284,6 +288,36 @@ TEST_F(ControlTest, ARestartKeepsTheNewEnd) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(Events(folder_, "restart").size(), 1);
   EXPECT_EQ(ReadMetrics(folder_).losses().size(), 400);
+  // What was done isn't done again.
+  int answers = 0;
+  for (const Json& event : Events(folder_, "control")) {
+    answers += event.value("id", "") == "once";
+  }
+  EXPECT_EQ(answers, 1);
+}
+
+// A step that the config wants a profile of is beyond it.
+TEST_F(ControlTest, RefusesAnEndThatTheConfigCouldNotHave) {
+  const RunText run = RunText(run_).Set("profile", "steps: 900000");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 1; }));
+  Ask(R"({"id": "p", "do": "max_steps", "value": 800000})");
+  EXPECT_THAT(Answer(process, "p"),
+              HasSubstr("refused: profile.steps: must be between 1 and"));
+  Ask(R"({"id": "t", "do": "stop"})");
+  EXPECT_EQ(process.Wait().exit_code, 128 + SIGTERM);
+}
+
+// Told once; the run is trained as without it.
+TEST(RecordTest, ARunGoesOnWithoutItsEvents) {
+  const RunText run = SmallRun().Train("max_steps: 5");
+  std::filesystem::create_directories(run.output() + "/events.jsonl");
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> told =
+      absl::StrSplit(result.out, "isn't recorded any more");
+  EXPECT_EQ(told.size(), 2) << result.out;
+  EXPECT_EQ(ReadMetrics(run.output()).losses().size(), 5);
 }
 
 }  // namespace

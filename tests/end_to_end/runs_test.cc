@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -79,6 +81,19 @@ TEST_F(RunsTest, FindsTagsAndCompares) {
             nlohmann::json({"0.001", "0.002"}));
   EXPECT_FALSE(diff["config"].contains("train.max_steps"));
   EXPECT_TRUE(diff["metrics"].contains("eval_loss"));
+  // A wide value, and one of several lines, leave the table as it is.
+  const std::string wide(60, 'w');
+  std::ofstream(second_ + "/config.pbtxt", std::ios::app)
+      << "hub_upload {\n  repo: \"" << wide << "\"\n}\n"
+      << "eval_sets {\n  name: \"one\\ntwo\"\n}\n";
+  EXPECT_THAT(
+      Runs({"diff", first_, second_}).out,
+      AllOf(HasSubstr("first:  " + first_ + "\nsecond: " + second_ + "\n"),
+            ContainsRegex("\nconfig +first +second\n"),
+            ContainsRegex("\noptimizer.learning_rate +0.001 +0.002\n"),
+            HasSubstr("\neval_sets.name\n  first\n    \n  second\n    one\n"
+                      "    two\n"),
+            HasSubstr("\n  second\n    " + wide + "\n")));
 }
 
 TEST_F(RunsTest, RemovesOnlyWhenTold) {
@@ -125,6 +140,7 @@ TEST_F(RunsTest, Refusals) {
   ExpectOneError(Runs({"diff", first_}), {"two runs"});
   ExpectOneError(Runs({"tag", runs_, "x"}), {"no run's folder"});
   ExpectOneError(Runs({runs_ + "/nowhere"}), {"isn't a folder"});
+  ExpectOneError(Runs({"gc", "/.", "--keep=1"}), {"the whole machine"});
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A sweep over a run of one rank, in a folder of its own, and where it writes.
 struct SweepFile {
@@ -166,6 +167,10 @@ TEST(SweepTest, AStoppedSweepGoesOn) {
   EXPECT_TRUE(stopped.all_gone);
   EXPECT_THAT(stopped.err, AllOf(HasSubstr("stopped during the sweep"),
                                  HasSubstr("--resume --output_dir=")));
+  EXPECT_THAT(stopped.out,
+              AllOf(HasSubstr("run 1 of 4  learning_rate=1e-9 seed 1  step 60"),
+                    HasSubstr("run 2 of 4  learning_rate=1e-9 seed 2  stopped"),
+                    Not(HasSubstr("failed"))));
   EXPECT_FALSE(fs::exists(sweep.output + "/report.json"));
   const std::string first =
       sweep.output + "/runs/01-learning_rate_1e_9-seed1/summary.json";

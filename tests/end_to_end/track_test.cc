@@ -61,10 +61,7 @@ class WrittenRun {
       Append(absl::StrCat(
           "{\"step\": ", step_, ", \"loss\": ", step_,
           ".5, \"step_seconds\": 0.5, \"time\": ", 1.7e9 + step_, "}\n"));
-      if (step_ % 10 == 0) {
-        Append(absl::StrCat("{\"step\": ", step_, ", \"eval_loss\": ", step_,
-                            ".25, \"time\": ", 1.7e9 + step_, "}\n"));
-      }
+      if (step_ % 10 == 0) Evaluate();
     }
   }
   // As MetricsLog does when a run goes on from a checkpoint.
@@ -78,6 +75,11 @@ class WrittenRun {
     WriteText(hidden, kept);
     ASSERT_EQ(rename(hidden.c_str(), metrics().c_str()), 0);
     step_ = step;
+  }
+  // Of the newest step.
+  void Evaluate() const {
+    Append(absl::StrCat("{\"step\": ", step_, ", \"eval_loss\": ", step_,
+                        ".25, \"time\": ", 1.7e9 + step_, "}\n"));
   }
   void End(const std::string& status = "completed") const {
     WriteText(folder_ + "/summary.json",
@@ -255,6 +257,33 @@ TEST(TrackTest, KilledTenTimesMlflowHasEachStepOnce) {
 
 // Its last step came after its end, where more rows had been read at once than
 // are sent at once.
+// It was stopped before it was due to be evaluated, and sent; then it goes on.
+TEST(TrackTest, AnEvaluationOfAStepThatWasSent) {
+  WrittenRun run;
+  MlflowStandin server;
+  const std::vector<std::string> csv = TrackWords(run, {"--to=csv"});
+  const std::vector<std::string> mlflow =
+      TrackWords(run, {"--to=mlflow", "--url=" + server.url()});
+  run.Steps(5);
+  run.End("stopped");
+  EXPECT_EQ(RunTrainer(csv).exit_code, 0);
+  EXPECT_EQ(RunTrainer(mlflow).exit_code, 0);
+  run.Evaluate();
+  run.Steps(2);
+  run.End();
+  for (int i = 0; i < 2; ++i) {
+    const TrainerResult result = RunTrainer(csv);
+    EXPECT_THAT(result.out,
+                HasSubstr(i == 0 ? "2 new steps in csv" : "0 new steps"));
+    EXPECT_EQ(RunTrainer(mlflow).exit_code, 0);
+  }
+  auto columns = ReadCsv(run.folder() + "/track/metrics.csv");
+  EXPECT_EQ(columns["loss"], Expected(7, 1, 0.5));
+  EXPECT_EQ(columns["eval_loss"], Expected(5, 5, 0.25));
+  EXPECT_EQ(server.points("loss"), Expected(7, 1, 0.5));
+  EXPECT_EQ(server.points("eval_loss"), Expected(5, 5, 0.25));
+}
+
 TEST(TrackTest, ALongRunEndsWithItsLastStep) {
   WrittenRun run;
   run.Steps(2500);

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/quiet_thread.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -41,6 +43,50 @@ absl::StatusOr<AppendedLines> AppendedLines::Open(const std::string& path) {
 
 absl::Status AppendedLines::Add(absl::string_view object) {
   return file_.Append(absl::StrCat(object, "\n"));
+}
+
+LineWriter::LineWriter(AppendedLines lines)
+    : lines_(std::move(lines)), thread_(QuietThread([this] { Write(); })) {}
+
+LineWriter::~LineWriter() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+bool LineWriter::idle() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waiting_.empty() && !writing_;
+}
+
+absl::Status LineWriter::Add(const std::string& object) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::StrAppend(&waiting_, waiting_.empty() ? "" : "\n", object);
+  changed_.notify_all();
+  return status_;
+}
+
+void LineWriter::Write() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const std::string lines = std::exchange(waiting_, {});
+    writing_ = true;
+    lock.unlock();
+    absl::Status written;
+    try {
+      written = lines_.Add(lines);
+    } catch (...) {
+      written = CurrentExceptionToStatus();
+    }
+    lock.lock();
+    writing_ = false;
+    status_.Update(written);
+  }
 }
 
 }  // namespace capstan

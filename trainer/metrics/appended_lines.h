@@ -2,7 +2,10 @@
 #ifndef CAPSTAN_TRAINER_METRICS_APPENDED_LINES_H_
 #define CAPSTAN_TRAINER_METRICS_APPENDED_LINES_H_
 
+#include <condition_variable>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -30,6 +33,35 @@ class AppendedLines {
   explicit AppendedLines(OutputFile file) : file_(std::move(file)) {}
 
   OutputFile file_;
+};
+
+// Writes into such a file on a thread of its own: nobody waits for a slow disk
+// but the destructor, which ends when all is written. Used by one thread.
+class LineWriter {
+ public:
+  explicit LineWriter(AppendedLines lines);
+  ~LineWriter();
+  LineWriter(const LineWriter&) = delete;
+  LineWriter& operator=(const LineWriter&) = delete;
+
+  // Whether all lines were written. Who adds lines only then keeps no more than
+  // one in memory, however long the disk takes.
+  bool idle() const;
+  // Returns the error of an earlier line; nothing is written after it.
+  absl::Status Add(const std::string& object);
+
+ private:
+  void Write();
+
+  AppendedLines lines_;  // the thread's
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::string waiting_;  // lines, with newlines between them
+  bool writing_ = false;
+  bool ending_ = false;
+  absl::Status status_;
+  std::thread thread_;
 };
 
 }  // namespace capstan

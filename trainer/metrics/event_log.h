@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "trainer/metrics/appended_lines.h"
 
@@ -39,11 +38,13 @@ struct RunEvent {
   std::string id;                  // of the request that it answers
 };
 
-// One thread.
+// A run trains without it, too. One thread.
 class EventLog {
  public:
-  static absl::StatusOr<EventLog> Open(const std::string& path);
+  explicit EventLog(std::string path) : path_(std::move(path)) {}
 
+  // The first event opens the file. After an error, which is returned once,
+  // nothing is written any more.
   absl::Status Add(const RunEvent& event);
   // Whether the last event was of this kind and step.
   bool LastWas(const std::string& kind, int64_t step) const {
@@ -51,9 +52,11 @@ class EventLog {
   }
 
  private:
-  explicit EventLog(AppendedLines lines) : lines_(std::move(lines)) {}
+  absl::Status Write(const RunEvent& event);
 
-  AppendedLines lines_;
+  const std::string path_;
+  absl::optional<AppendedLines> lines_;
+  bool failed_ = false;
   RunEvent last_;
 };
 

@@ -24,11 +24,6 @@ class EventLogTest : public testing::Test {
     for (std::string line; std::getline(file, line);) lines.push_back(line);
     return lines;
   }
-  EventLog Opened() const {
-    absl::StatusOr<EventLog> log = EventLog::Open(path_);
-    EXPECT_TRUE(log.ok()) << log.status();
-    return *std::move(log);
-  }
 
   const std::string path_ =
       testing::TempDir() + "/" +
@@ -36,7 +31,7 @@ class EventLogTest : public testing::Test {
 };
 
 TEST_F(EventLogTest, KeysInOrderAndOnlyWhatIsSet) {
-  EventLog log = Opened();
+  EventLog log(path_);
   ASSERT_TRUE(log.Add({kStartEvent, 0, "a \"run\"\n"}).ok());
   ASSERT_TRUE(log.Add({kSaveEvent, 7, "saved", 0.25, "x1"}).ok());
   const std::vector<std::string> lines = Lines();
@@ -58,7 +53,7 @@ TEST_F(EventLogTest, KeysInOrderAndOnlyWhatIsSet) {
 
 TEST_F(EventLogTest, GoesOnBehindALineThatADeadProcessLeft) {
   std::ofstream(path_) << "{\"step\": 1}\n{\"step\": 2, \"ki";
-  EventLog log = Opened();
+  EventLog log(path_);
   ASSERT_TRUE(log.Add({kRestartEvent, 1, "again"}).ok());
   const std::vector<std::string> lines = Lines();
   ASSERT_EQ(lines.size(), 3);
@@ -67,11 +62,19 @@ TEST_F(EventLogTest, GoesOnBehindALineThatADeadProcessLeft) {
 }
 
 TEST_F(EventLogTest, KnowsItsLastEvent) {
-  EventLog log = Opened();
+  EventLog log(path_);
   EXPECT_FALSE(log.LastWas(kSkippedEvent, 3));
   ASSERT_TRUE(log.Add({kSkippedEvent, 3, "no update"}).ok());
   EXPECT_TRUE(log.LastWas(kSkippedEvent, 3));
   EXPECT_FALSE(log.LastWas(kSkippedEvent, 4));
+}
+
+// Told once, and the run goes on.
+TEST_F(EventLogTest, AFileThatCannotBeWrittenIsToldOnce) {
+  EventLog log(path_ + "/no/folder/events.jsonl");
+  EXPECT_FALSE(log.Add({kStartEvent, 0, "begins"}).ok());
+  EXPECT_TRUE(log.Add({kSkippedEvent, 3, "no update"}).ok());
+  EXPECT_TRUE(log.LastWas(kSkippedEvent, 3));
 }
 
 }  // namespace

@@ -316,14 +316,14 @@ std::string MetricsPath(const std::string& output_dir) {
 class ReporterImpl : public Reporter {
  public:
   ReporterImpl(const RunFacts& facts, MetricsLog log,
-               GenerationsLog generations, EventLog events,
+               GenerationsLog generations,
                std::unique_ptr<TensorBoardWriter> tensorboard)
       : facts_(facts),
         console_(STDOUT_FILENO),
         bar_(&console_, facts),
         log_(std::move(log)),
         generations_(std::move(generations)),
-        events_(std::move(events)),
+        events_(facts.output_dir + "/events.jsonl"),
         tensorboard_(std::move(tensorboard)) {}
 
   void Banner() override {
@@ -372,7 +372,11 @@ class ReporterImpl : public Reporter {
   }
 
   void Event(const RunEvent& event) override {
-    status_.Update(events_.Add(event));
+    const absl::Status added = events_.Add(event);
+    if (!added.ok()) {
+      Note(absl::StrCat("WARNING: ", added.message(),
+                        ": what happens isn't recorded any more"));
+    }
     const bool last = event.kind == kEndEvent || event.kind == kStopEvent;
     if (!finished_ || !last) return;
     for (const auto& make : AtRunEnd()) {
@@ -524,16 +528,13 @@ absl::StatusOr<std::unique_ptr<Reporter>> Reporter::Create(
       GenerationsLog generations,
       GenerationsLog::Open(facts.output_dir + "/generations.jsonl",
                            facts.first_step));
-  CAPSTAN_ASSIGN_OR_RETURN(EventLog events,
-                           EventLog::Open(facts.output_dir + "/events.jsonl"));
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<TensorBoardWriter> tensorboard,
       TensorBoardWriter::Open(facts.output_dir + "/tensorboard",
                               facts.first_step, facts.unit));
   CAPSTAN_RETURN_IF_ERROR(tensorboard->HParams(facts.settings));
   return std::unique_ptr<Reporter>(std::make_unique<ReporterImpl>(
-      facts, std::move(log), std::move(generations), std::move(events),
-      std::move(tensorboard)));
+      facts, std::move(log), std::move(generations), std::move(tensorboard)));
 }
 
 absl::optional<int64_t> CompletedSteps(const std::string& output_dir) {

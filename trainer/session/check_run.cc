@@ -301,16 +301,6 @@ absl::Status CheckEvaluation(const Train& train, const RunParts& parts) {
   return CheckBestMetric(train, parts);
 }
 
-absl::Status CheckProfile(const Profile& profile, int64_t last) {
-  for (const int64_t step : profile.steps()) {
-    if (step >= 1 && step <= last) continue;
-    return FieldError("steps",
-                      absl::StrCat("must be between 1 and the run's last step ",
-                                   last, ", is ", step));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
   constexpr char kField[] = "sample_prompts";
   const TokenModel* const model = parts.model->token_model();
@@ -342,6 +332,16 @@ absl::Status CheckSamplePrompts(const Train& train, const RunParts& parts) {
 }
 
 }  // namespace
+
+absl::Status CheckProfile(const Profile& profile, int64_t last) {
+  for (const int64_t step : profile.steps()) {
+    if (step >= 1 && step <= last) continue;
+    return FieldError("steps",
+                      absl::StrCat("must be between 1 and the run's last step ",
+                                   last, ", is ", step));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts) {

@@ -2,6 +2,9 @@
 #ifndef CAPSTAN_TRAINER_SESSION_CHECK_RUN_H_
 #define CAPSTAN_TRAINER_SESSION_CHECK_RUN_H_
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "host/config/load_config.h"
 #include "trainer/session/run_parts.h"
@@ -16,6 +19,9 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
 
 // BatchPlan::order of a run with these parts.
 MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts);
+
+// Checks it for a run whose last step is `last`. Errors name the field.
+absl::Status CheckProfile(const Profile& profile, int64_t last);
 
 }  // namespace capstan
 

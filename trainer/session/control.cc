@@ -7,9 +7,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/status.h"
+#include "trainer/metrics/event_log.h"
 
 namespace capstan {
 namespace {
@@ -23,6 +27,29 @@ int64_t LengthOf(const std::string& path) {
                                         : 0;
 }
 
+// The string of that key, or "".
+std::string TextAt(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
+// The requests that the file answers: by id, whether they were accepted.
+std::map<std::string, bool> AnsweredIn(const std::string& events_path) {
+  std::map<std::string, bool> answered;
+  const absl::StatusOr<std::string> text = ReadWholeFile(events_path);
+  if (!text.ok()) return answered;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    if (!absl::StrContains(line, kControlEvent)) continue;
+    const auto event = ParseJson<nlohmann::json>(line);
+    if (!event.is_object() || TextAt(event, "kind") != kControlEvent) continue;
+    const std::string id = TextAt(event, "id");
+    if (id.empty()) continue;
+    answered[id] = !absl::StartsWith(TextAt(event, "text"), kRefused);
+  }
+  return answered;
+}
+
 }  // namespace
 
 absl::StatusOr<Request> ParseRequest(const std::string& line, std::string* id) {
@@ -30,14 +57,9 @@ absl::StatusOr<Request> ParseRequest(const std::string& line, std::string* id) {
   if (!json.is_object()) {
     return absl::InvalidArgumentError("the line isn't a JSON object");
   }
-  const auto text = [&json](const char* key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_string() ? found->get<std::string>()
-                                                     : std::string();
-  };
   Request request;
-  request.id = *id = text("id");
-  const std::string what = text("do");
+  request.id = *id = TextAt(json, "id");
+  const std::string what = TextAt(json, "do");
   if (what == "save") return request;
   request.what = Request::What::kStop;
   if (what == "stop") return request;
@@ -56,11 +78,35 @@ absl::StatusOr<Request> ParseRequest(const std::string& line, std::string* id) {
   return request;
 }
 
-absl::Status ControlFile::Begin(const std::string& path, bool keep) {
-  const absl::StatusOr<OutputFile> file = OutputFile::Open(
-      path, keep ? OutputFile::Start::kAtEnd : OutputFile::Start::kEmpty);
-  if (file.ok()) path_ = path;
-  return file.status();
+absl::Status ControlFile::Begin(const std::string& folder, bool restarted) {
+  const std::string path = folder + "/control.jsonl";
+  CAPSTAN_RETURN_IF_ERROR(
+      OutputFile::Open(path, restarted ? OutputFile::Start::kAtEnd
+                                       : OutputFile::Start::kEmpty)
+          .status());
+  path_ = path;
+  if (!restarted) return absl::OkStatus();
+  known_ = LengthOf(path);
+  answered_ = AnsweredIn(folder + "/events.jsonl");
+  return absl::OkStatus();
+}
+
+std::string ControlFile::StillToDo(const std::string& text) const {
+  std::string left;
+  int64_t at = taken_;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    std::string id;
+    const absl::StatusOr<Request> request =
+        ParseRequest(std::string(line), &id);
+    const auto answer = answered_.find(id);
+    const bool is_end =
+        request.ok() && request->what == Request::What::kMaxSteps;
+    const bool done =
+        at < known_ && answer != answered_.end() && !(is_end && answer->second);
+    if (!done && !line.empty()) absl::StrAppend(&left, line, "\n");
+    at += static_cast<int64_t>(line.size()) + 1;
+  }
+  return left;
 }
 
 bool ControlFile::Grown() const {
@@ -82,9 +128,10 @@ std::string ControlFile::NewLines() {
   // Such a long line is nothing that was asked.
   if (end == std::string::npos && bytes == kMostAtOnce) taken_ += bytes;
   text.resize(end == std::string::npos ? 0 : end + 1);
+  const std::string left = taken_ < known_ ? StillToDo(text) : text;
   taken_ += static_cast<int64_t>(text.size());
   if (bytes == kMostAtOnce) seen_ = taken_;
-  return text;
+  return left;
 }
 
 }  // namespace capstan

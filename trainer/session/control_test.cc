@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -55,13 +56,17 @@ TEST(ParseRequest, WhatCannot) {
 
 class ControlFileTest : public ::testing::Test {
  protected:
-  ControlFileTest() { std::remove(path_.c_str()); }
+  ControlFileTest() {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
 
   void Append(const std::string& text) {
     std::ofstream(path_, std::ios::app) << text;
   }
 
-  const std::string path_ = ::testing::TempDir() + "/control_file_test.jsonl";
+  const std::string folder_ = ::testing::TempDir() + "/control_file_test";
+  const std::string path_ = folder_ + "/control.jsonl";
   ControlFile file_;
 };
 
@@ -73,7 +78,7 @@ TEST_F(ControlFileTest, NothingUntilItBegins) {
 
 TEST_F(ControlFileTest, GivesEachWholeLineOnce) {
   Append("asked of the process before\n");
-  ASSERT_TRUE(file_.Begin(path_, /*keep=*/false).ok());
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/false).ok());
   EXPECT_FALSE(file_.Grown());
   Append("one\ntw");
   EXPECT_TRUE(file_.Grown());
@@ -87,12 +92,38 @@ TEST_F(ControlFileTest, GivesEachWholeLineOnce) {
 
 TEST_F(ControlFileTest, AfterARestartItBeginsWithWhatIsThere) {
   Append("one\n");
-  ASSERT_TRUE(file_.Begin(path_, /*keep=*/true).ok());
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/true).ok());
   EXPECT_EQ(file_.NewLines(), "one\n");
 }
 
+// Except for the end, which the process before had only in memory.
+TEST_F(ControlFileTest, AfterARestartWhatWasAnsweredIsNotAskedAgain) {
+  const std::string end = R"({"id": "e", "do": "max_steps", "value": 5})";
+  const std::string save = R"({"id": "s", "do": "save"})";
+  Append(save + "\n" + end + "\n" +
+         R"({"id": "r", "do": "max_steps", "value": 1})" + "\n" +
+         R"({"do": "save"})" + "\n" + R"({"id": "n", "do": "save"})" + "\n");
+  std::ofstream(folder_ + "/events.jsonl")
+      << R"({"kind": "control", "text": "step 1 is being saved", "id": "s"})"
+      << "\n"
+      << R"({"kind": "control", "text": "the run ends", "id": "e"})"
+      << "\n"
+      << R"({"kind": "control", "text": "refused: no", "id": "r"})"
+      << "\n"
+      << R"({"kind": "control", "text": "step 2 is being saved"})"
+      << "\n"
+      << R"({"kind": "note", "text": "control", "id": "n"})"
+      << "\ntorn";
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/true).ok());
+  EXPECT_EQ(file_.NewLines(), end + "\n" + R"({"do": "save"})" + "\n" +
+                                  R"({"id": "n", "do": "save"})" + "\n");
+  // An asker may use an id again.
+  Append(save + "\n");
+  EXPECT_EQ(file_.NewLines(), save + "\n");
+}
+
 TEST_F(ControlFileTest, AFileThatOthersCutOrFill) {
-  ASSERT_TRUE(file_.Begin(path_, /*keep=*/false).ok());
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/false).ok());
   Append("a line\n");
   EXPECT_EQ(file_.NewLines(), "a line\n");
   std::ofstream(path_) << "new\n";

@@ -6,9 +6,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/metrics/event_log.h"
+#include "trainer/session/check_run.h"
 #include "trainer/session/control.h"
 #include "trainer/session/run_identity.h"
 #include "trainer/session/schedule.h"
@@ -17,6 +19,13 @@ namespace capstan {
 namespace {
 
 constexpr int64_t kMostSteps = int64_t{1} << 50;
+
+// `status` with the name of the field that it is about.
+absl::Status OfSection(const char* section, const absl::Status& status) {
+  const absl::optional<std::string> field = FieldOf(status);
+  return Annotate(
+      status, field.has_value() ? absl::StrCat(section, ".", *field) : section);
+}
 
 // As for a resumed run with another max_steps. Returns what to answer.
 absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
@@ -31,10 +40,10 @@ absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
     return absl::InvalidArgumentError(
         absl::StrCat("a run has at most ", kMostSteps, " steps"));
   }
-  const absl::Status fits = CheckSchedule(schedule, max_steps);
-  if (!fits.ok()) {
-    return WithMessage(fits, absl::StrCat("schedule: ", fits.message()));
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      OfSection("schedule", CheckSchedule(schedule, max_steps)));
+  CAPSTAN_RETURN_IF_ERROR(
+      OfSection("profile", CheckProfile(session->config.profile(), max_steps)));
   std::string answer = absl::StrCat("the run ends after step ", max_steps,
                                     " instead of ", before);
   if (!SameFactors(schedule, before, schedule, max_steps,
@@ -106,10 +115,10 @@ absl::Status Obey(RankRun* run) {
     } else {
       answer = request.status();
     }
-    RunEvent event = {
-        kControlEvent, session.state.step,
-        answer.ok() ? *answer
-                    : absl::StrCat("refused: ", answer.status().message())};
+    RunEvent event = {kControlEvent, session.state.step,
+                      answer.ok()
+                          ? *answer
+                          : absl::StrCat(kRefused, answer.status().message())};
     event.id = id;
     session.Tell(event);
   }

@@ -159,7 +159,9 @@ void RankLog::StepBegins() {
   if (!lines_.has_value()) return;
   const double now = MonotonicSeconds();
   outside_ += now - since_;
-  if (steps_ > 0 && now - written_ >= kSecondsPerLine) Write(now);
+  if (steps_ > 0 && now - written_ >= kSecondsPerLine && lines_->idle()) {
+    Write(now);
+  }
   since_ = now;
   exposed_before_ = session_.group->stats().exposed_seconds;
 }

@@ -17,8 +17,10 @@
 namespace capstan {
 
 // Every step is counted, but a line is written at most once a second, between
-// two steps, and at the end. A log that can't be written ends with a warning,
-// and the run goes on. One thread, that of the steps.
+// two steps, and at the end, by a thread of its own: while a slow disk keeps
+// that busy, the next line has to wait and covers more steps. A log that can't
+// be written ends with a warning, and the run goes on. Used by the steps'
+// thread.
 class RankLog {
  public:
   explicit RankLog(Session* session) : session_(*session) {}
@@ -53,7 +55,7 @@ class RankLog {
   void Add(const std::string& object);
 
   Session& session_;
-  absl::optional<AppendedLines> lines_;  // unset: nothing is written
+  absl::optional<LineWriter> lines_;  // unset: nothing is written
   // Since the last line.
   int64_t steps_ = 0;
   double step_seconds_ = 0.0;

@@ -488,8 +488,8 @@ absl::Status OpenReporter(Session* session, const std::string& note) {
   CAPSTAN_ASSIGN_OR_RETURN(session->reporter, Reporter::Create(facts));
   session->Event(FirstEvent(*session, facts));
   if (config.train().control()) {
-    CAPSTAN_RETURN_IF_ERROR(session->control.Begin(
-        session->output_dir + "/control.jsonl", session->Restarted()));
+    CAPSTAN_RETURN_IF_ERROR(
+        session->control.Begin(session->output_dir, session->Restarted()));
   }
   if (session->Restarted()) {
     // The user knows the rest.

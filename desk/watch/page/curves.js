@@ -41,6 +41,7 @@ const MARK_COLORS = {
 
 const charts = new Map();  // by metric: {box, chart, visible}
 const curveGrid = element('div', {class: 'grid'});
+const leftOut = element('p', {class: 'soft'});  // what has no chart
 
 function titleOf(metric) {
   return TITLES[metric] || metric.replace(/^eval_/, 'Evaluation: ')
@@ -321,6 +322,9 @@ function drawCurves() {
     }
     drawChart(metric);
   });
+  const most = Math.max(0, ...shownRuns().map((run) => run.curves.left_out));
+  leftOut.textContent = most === 0 ? '' :
+      `${plural(most, 'further metric')} of metrics.jsonl without a curve here.`;
 }
 
 // Also those that nobody has scrolled to.

@@ -21,7 +21,7 @@ const heading = element('h1', {}, report.title);
 
 // More runs may have come.
 function drawTitle() {
-  if (runs.length > 1) heading.textContent = `${runs.length} runs`;
+  if (runs.length > 1 && !report.sweep) heading.textContent = `${runs.length} runs`;
   document.title = heading.textContent;
 }
 
@@ -52,8 +52,9 @@ function drawLater(parts) {
 }
 
 page.append(
-    heading, runTable(), saying, element('h2', {}, 'Curves'), toolbar(),
-    curveGrid, rowSection.made, rankSection.made, sampleSection.made,
+    heading, ...(report.sweep ? sweepParts(report.sweep) : []), runTable(),
+    saying, element('h2', {}, 'Curves'), toolbar(), curveGrid, leftOut,
+    rowSection.made, rankSection.made, sampleSection.made,
     evaluationSection, memorySection, configSection, eventSection.made);
 drawTitle();
 if (report.live) {

@@ -44,6 +44,7 @@ function takeCurves(run, curves) {
     run.curves = curves;
     return;
   }
+  run.curves.left_out = curves.left_out;
   for (const [name, added] of Object.entries(curves.series)) {
     const series = run.curves.series[name] ??= {at: [], mean: []};
     const kept = lowerBound(series.at, curves.from);

@@ -146,6 +146,23 @@ function drawRuns() {
   runs.filter((run) => run.status).forEach(drawRun);
 }
 
+// A sweep's points, the best first, each with links to its runs' folders.
+function sweepParts({text, columns, points, config}) {
+  const rows = points.map(({cells, runs}, i) => element(
+      'tr', {class: i === 0 ? 'loud' : ''},
+      ...cells.map((cell) => element('td', {class: 'name'}, cell)),
+      element('td', {class: 'name'}, element('span', {}, ...runs.flatMap(
+          ({seed, folder}) => [
+            element('a', {href: encodeURI(`${folder}/`)}, `seed ${seed}`), ' ',
+          ])))));
+  return [
+    element('p', {class: 'soft'}, text),
+    table([...columns, 'runs'], rows, columns.length + 1),
+    element('details', {}, element('summary', {}, 'The sweep\'s config'),
+            element('pre', {}, config)),
+  ];
+}
+
 // --------------------------------------------------------------- the toolbar
 
 function choice(name, options, act) {

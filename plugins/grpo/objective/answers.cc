@@ -86,7 +86,9 @@ class Sampling {
     CAPSTAN_RETURN_IF_ERROR(Draw(logits.index_select(0, source), texts));
     DropEnded(texts, from);
     // Nothing to do for the cache.
-    if (!first && texts->size() == source.numel()) from->clear();
+    if (!first && static_cast<int64_t>(texts->size()) == source.numel()) {
+      from->clear();
+    }
     return absl::OkStatus();
   }
 

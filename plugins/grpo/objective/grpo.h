@@ -84,7 +84,7 @@ class Grpo final : public CausalObjective {
   int64_t first_step_ = 0;  // the first that trains on rollouts_
   // A place for each answer of a step; others' are empty unless several steps
   // train on them.
-  std::vector<Rollout> rollouts_;
+  std::vector<grpo::Rollout> rollouts_;
 };
 
 }  // namespace capstan::grpo
