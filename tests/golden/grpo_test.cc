@@ -3,12 +3,12 @@
 // Ten steps of the Llama on given answers and rewards against TRL, for each
 // loss: testdata/grpo/steps.json holds what TRL 1.16.0 with torch 2.11.0
 // computed in float32 on the CPU (make_grpo.py).
+#include "plugins/grpo/objective/grpo.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/sin.h>
-#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "plugins/grpo/objective/advantages.h"
-#include "plugins/grpo/objective/losses.h"
+#include "plugins/grpo/objective/rollouts.h"
 #include "plugins/model/llama/llama.h"
 #include "plugins/sdk/token_model.h"
 #include "tests/golden/gradient_norm.h"
@@ -62,6 +62,7 @@ Config ConfigOf(const Json& settings) {
   config.set_temperature(settings.value("temperature", 1.0));
   config.set_mask_truncated(
       settings.value("mask_truncated_completions", false));
+  config.add_reward();
   if (settings.contains("epsilon")) config.set_clip_low(settings["epsilon"]);
   if (settings.contains("epsilon_high")) {
     const double high = settings["epsilon_high"];
@@ -79,75 +80,65 @@ std::unique_ptr<Model> Llama() {
 }
 
 constexpr int64_t kRows = 8;  // of a step
+// What the objective tells of an answer, and the reward.
+constexpr size_t kAnswerMetrics = 6;
 
-// A rollout's answers behind their prompts.
-struct Rollout {
-  at::Tensor tokens;   // [kRows, T]
-  at::Tensor targets;  // [kRows, T], those of the answers
+// Given answers as if they had been sampled, without log-probabilities.
+std::vector<grpo::Rollout> RolloutsOf(const Config& config, int64_t index,
+                                      size_t metrics) {
+  const int64_t group = config.num_generations();
+  std::vector<grpo::Rollout> rollouts(kRows);
   std::vector<double> rewards;
-  std::vector<bool> truncated;
-};
-
-Rollout RolloutOf(int64_t index) {
-  Rollout rollout;
-  rollout.tokens = at::full({kRows, 15}, 0, at::kLong);
-  rollout.targets = at::full({kRows, 15}, -100, at::kLong);
-  const int64_t group = Grpo()["num_generations"];
   for (int64_t row = 0; row < kRows; ++row) {
     const Json& prompt = Grpo()["prompts"][(index * kRows + row) / group];
     const Json& answer = prompt["answers"][row % group];
-    std::vector<int64_t> text = prompt["prompt"];
-    const size_t begin = text.size();
-    for (const int64_t id : answer["ids"]) text.push_back(id);
-    for (size_t t = 0; t < text.size(); ++t) {
-      const auto at = static_cast<int64_t>(t);
-      rollout.tokens[row][at] = text[t];
-      if (t >= begin) rollout.targets[row][at - 1] = text[t];
-    }
-    rollout.rewards.push_back(answer["reward"].is_null()
-                                  ? std::numeric_limits<double>::quiet_NaN()
-                                  : answer["reward"].get<double>());
-    rollout.truncated.push_back(text.back() != 2);
+    grpo::Rollout& rollout = rollouts[row];
+    rollout.text = prompt["prompt"].get<std::vector<int64_t>>();
+    rollout.prompt = static_cast<int64_t>(rollout.text.size());
+    for (const int64_t id : answer["ids"]) rollout.text.push_back(id);
+    constexpr int64_t kEos = 2;
+    rollout.truncated = rollout.text.back() != kEos;
+    rollout.metrics.assign(metrics, 0.0);
+    const Json& reward = answer["reward"];
+    rewards.push_back(reward.is_null()
+                          ? std::numeric_limits<double>::quiet_NaN()
+                          : reward.get<double>());
   }
-  return rollout;
-}
-
-// What the policy gradient is of, but for the log-probabilities under the model
-// as it is.
-grpo::AnswerTokens AnswersOf(const Config& config, const Rollout& rollout) {
-  grpo::AnswerTokens answers;
-  answers.mask = rollout.targets.ge(0);
+  const std::vector<double> advantages =
+      grpo::AdvantagesOf(config.advantage(), group, rewards);
   for (int64_t row = 0; row < kRows; ++row) {
-    if (config.mask_truncated() && rollout.truncated[row]) {
-      answers.mask[row].fill_(false);
-    }
+    rollouts[row].advantage = advantages[row];
   }
-  answers.advantages =
-      at::tensor(grpo::AdvantagesOf(config.advantage(),
-                                    config.num_generations(), rollout.rewards),
-                 at::kFloat);
-  return answers;
+  return rollouts;
 }
 
-at::Tensor LogProbs(Model& model, const Config& config, const Rollout& rollout,
-                    at::Tensor* entropies = nullptr) {
+Batch BatchOf(const std::vector<grpo::Rollout>& rollouts) {
+  std::vector<const grpo::Rollout*> rows;
+  for (const grpo::Rollout& rollout : rollouts) rows.push_back(&rollout);
+  return grpo::BatchOf(rows, at::kCPU);
+}
+
+// Sets the answers' log-probabilities, of which TRL has written some down.
+void SetLogProbs(Model& model, const Config& config, const Json& wanted,
+                 std::vector<float> grpo::Rollout::*where,
+                 std::vector<grpo::Rollout>* rollouts) {
+  const at::NoGradGuard no_grad;
+  const Batch batch = BatchOf(*rollouts);
   TokenInput input;
-  input.tokens = rollout.tokens;
+  input.tokens = batch.at(kInputIds);
   PlainRunner runner;
-  return model.token_model()->row_losses()->TokenLogProbs(
-      input, rollout.targets, config.temperature(), entropies, runner);
-}
-
-// Nothing if TRL has none.
-void ExpectTokens(const at::Tensor& logps, const Rollout& rollout,
-                  const Json& wanted) {
-  if (wanted.is_null()) return;
+  const at::Tensor found = model.token_model()->row_losses()->TokenLogProbs(
+      input, grpo::NextTokens(batch.at(kLabels)), config.temperature(), nullptr,
+      runner);
   for (int64_t row = 0; row < kRows; ++row) {
-    const at::Tensor got = logps[row].masked_select(rollout.targets[row].ge(0));
-    const at::Tensor there =
-        at::tensor(wanted[row].get<std::vector<float>>(), at::kFloat);
-    EXPECT_LT((got - there).abs().max().item<double>(), 1e-5)
-        << "answer " << row;
+    grpo::Rollout& rollout = (*rollouts)[row];
+    std::vector<float>& values = rollout.*where;
+    for (int64_t t = 0; t < rollout.answer(); ++t) {
+      values.push_back(found[row][rollout.prompt - 1 + t].item<float>());
+      if (wanted.is_null()) continue;
+      EXPECT_NEAR(values.back(), wanted[row][t].get<float>(), 1e-5)
+          << "answer " << row << ", token " << t;
+    }
   }
 }
 
@@ -158,16 +149,17 @@ double Projection(const at::Tensor& parameter) {
       .item<double>();
 }
 
-void ExpectTrlsMetrics(const grpo::LossOptions& options,
-                       const at::Tensor& metrics, const Json& wanted,
-                       int64_t step) {
-  const std::vector<std::string> names = grpo::MetricNames(options);
+void ExpectTrlsMetrics(const grpo::Grpo& objective, const at::Tensor& metrics,
+                       const Json& wanted, int64_t step) {
+  const std::vector<MetricTags> tags = objective.metrics();
   for (const auto& [name, values] : wanted.items()) {
     const std::string ours =
-        name == "cispo_clip_ratio" ? "clip_ratio/high_mean" : name;
-    const auto found = std::find(names.begin(), names.end(), ours);
-    ASSERT_NE(found, names.end()) << name;
-    const at::Tensor row = metrics[found - names.begin()];
+        "train/" + (name == "cispo_clip_ratio" ? "clip_ratio/high_mean" : name);
+    const auto found =
+        std::find_if(tags.begin(), tags.end(),
+                     [&](const MetricTags& tag) { return tag.train == ours; });
+    ASSERT_NE(found, tags.end()) << name;
+    const at::Tensor row = metrics[found - tags.begin()];
     EXPECT_NEAR((row[0] / row[1]).item<double>(), values[step].get<double>(),
                 1e-5)
         << name;
@@ -199,36 +191,35 @@ void ExpectTrlsSteps(const std::string& name) {
   SCOPED_TRACE(name);
   const Json& wanted = Grpo()["runs"][name];
   const Config config = ConfigOf(wanted["settings"]);
-  const absl::StatusOr<grpo::LossOptions> options = grpo::LossOptionsOf(config);
-  ASSERT_TRUE(options.ok()) << options.status();
+  auto objective = grpo::Grpo::Create(config);
+  ASSERT_TRUE(objective.ok()) << objective.status();
   Trained run(Llama(), kLearningRate), start(Llama(), kLearningRate);
   ASSERT_EQ(run.trained().size(), Grpo()["parameters"].size());
-  const int64_t updates = config.updates_per_rollout();
-  at::Tensor old_logps, reference;
+  std::vector<grpo::Rollout> rollouts;
+  StepInfo info;
+  info.training = true;
+  PlainRunner runner;
   for (int64_t step = 0; step < 10; ++step) {
     SCOPED_TRACE(step + 1);
-    const Rollout rollout = RolloutOf(step / updates);
-    grpo::AnswerTokens answers = AnswersOf(config, rollout);
-    if (step % updates == 0) {
-      const at::NoGradGuard no_grad;
-      const Json& theirs = wanted["rollouts"][step / updates];
-      old_logps = LogProbs(run.model(), config, rollout);
-      ExpectTokens(old_logps, rollout, theirs["old_logps"]);
-      reference = LogProbs(start.model(), config, rollout);
-      ExpectTokens(reference, rollout, theirs["reference"]);
+    if (step % config.updates_per_rollout() == 0) {
+      const int64_t index = step / config.updates_per_rollout();
+      const Json& theirs = wanted["rollouts"][index];
+      rollouts = RolloutsOf(config, index, kAnswerMetrics);
+      SetLogProbs(run.model(), config, theirs["old_logps"],
+                  &grpo::Rollout::log_probs, &rollouts);
+      if (config.beta() > 0.0) {
+        SetLogProbs(start.model(), config, theirs["reference"],
+                    &grpo::Rollout::reference, &rollouts);
+      }
     }
-    answers.old_logps = old_logps;
-    answers.reference = reference;
-    answers.logps = LogProbs(run.model(), config, rollout, &answers.entropies);
-    const grpo::AnswersLoss loss = LossOf(*options, answers);
-    const at::Tensor mean =
-        loss.sum /
-        grpo::LossCount(*options, kRows, answers.mask.sum().item<int64_t>());
+    const LossSum loss =
+        (*objective)->Compute(run.model(), BatchOf(rollouts), info, runner);
+    const at::Tensor mean = loss.sum / static_cast<double>(loss.count);
     mean.backward();
     EXPECT_NEAR(mean.item<double>(), wanted["losses"][step].get<double>(),
                 1e-5);
     ExpectTrlsGradients(run, wanted, step);
-    ExpectTrlsMetrics(*options, loss.metrics, wanted["metrics"], step);
+    ExpectTrlsMetrics(**objective, loss.metrics, wanted["metrics"], step);
     run.Update();
   }
   for (size_t i = 0; i < run.trained().size(); ++i) {

@@ -74,4 +74,8 @@ std::vector<double> AdvantagesOf(Advantage advantage, int64_t group_size,
   return advantages;
 }
 
+double StandardDeviation(absl::Span<const double> values) {
+  return MomentsOf(values).stddev;
+}
+
 }  // namespace capstan::grpo

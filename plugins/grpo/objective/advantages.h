@@ -21,6 +21,10 @@ namespace capstan::grpo {
 std::vector<double> AdvantagesOf(Advantage advantage, int64_t group_size,
                                  absl::Span<const double> rewards);
 
+// Unbiased, of the values that aren't NaN. Exactly 0 if all are equal, and of
+// fewer than two.
+double StandardDeviation(absl::Span<const double> values);
+
 }  // namespace capstan::grpo
 
 #endif  // CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ADVANTAGES_H_

@@ -66,5 +66,13 @@ TEST(AdvantagesTest, EqualRewardsTeachNothing) {
   }
 }
 
+TEST(AdvantagesTest, StandardDeviations) {
+  EXPECT_DOUBLE_EQ(StandardDeviation({2.0, 8.0, 5.0}), 3.0);
+  EXPECT_DOUBLE_EQ(StandardDeviation({2.0, kNone, 8.0, 5.0}), 3.0);
+  EXPECT_EQ(StandardDeviation({kNone, 8.0}), 0.0);
+  // Neither a sixth of these nor their sum is exact.
+  EXPECT_EQ(StandardDeviation(std::vector<double>(6, 0.1)), 0.0);
+}
+
 }  // namespace
 }  // namespace capstan::grpo

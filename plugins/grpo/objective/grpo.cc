@@ -71,15 +71,6 @@ uint64_t SeedOf(uint64_t key, int64_t position) {
   return uint64_t{bits[0]} << 32 | bits[1];
 }
 
-double StandardDeviation(absl::Span<const double> values) {
-  double mean = 0.0, squares = 0.0;
-  for (const double v : values) mean += v / static_cast<double>(values.size());
-  for (const double v : values) squares += (v - mean) * (v - mean);
-  return values.size() < 2
-             ? 0.0
-             : std::sqrt(squares / static_cast<double>(values.size() - 1));
-}
-
 absl::Status CheckConfig(const Config& config) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(!config.has_num_generations() ||
                                          config.num_generations() >= 2,
