@@ -224,7 +224,7 @@ void RowChecks::Add(const RowsOfReader& all, const DataRow& row) {
     left_out_[reason].Add(row, row.status.message());
     return;
   }
-  if (row.trained() == 0) return untrained_.Add(row);
+  if (row.left_out()) return untrained_.Add(row);
   const Hashes hashes = HashesOf(row);
   if (row.held_back) {
     ++facts_.held_back;
@@ -253,7 +253,7 @@ void RowChecks::CompareWithTraining(const Hashes& hashes, const DataRow& row) {
 }
 
 void RowChecks::AddValidation(const DataRow& row) {
-  if (!row.status.ok() || row.held_back || row.trained() == 0) return;
+  if (!row.status.ok() || row.held_back || row.left_out()) return;
   CompareWithTraining(HashesOf(row), row);
 }
 
