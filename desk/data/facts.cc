@@ -193,7 +193,9 @@ void RowChecks::AddTexts(const RowsOfReader& all, const DataRow& row) {
       })) {
     not_utf8_.Add(row);
   }
-  if (absl::c_any_of(row.texts, LacksAnswer)) empty_.Add(row);
+  if (!row.is_prompt && absl::c_any_of(row.texts, LacksAnswer)) {
+    empty_.Add(row);
+  }
   for (const RowText& text : row.texts) {
     const std::string* const role = UnusualRole(text);
     if (role == nullptr) continue;
