@@ -71,8 +71,8 @@ class Row {
   bool desirable = false;  // UNPAIRED: its label
   // PREFERENCE: by how much the chosen text should score higher.
   double margin = 0.0;
-  // PROMPT_COMPLETION, UNPAIRED, PREFERENCE and PROMPT of messages: how many are
-  // the prompt's.
+  // PROMPT_COMPLETION, UNPAIRED, PREFERENCE and PROMPT of messages: how many
+  // are the prompt's.
   size_t prompt_messages = 0;
   // JSON texts: the tools' list, the documents' list and the object
   // chat_template_kwargs; "" if there are none.

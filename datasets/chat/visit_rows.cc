@@ -56,7 +56,8 @@ void AddTokens(const Reading& reading, TokenRow* tokens, RowText* text) {
 // The JSON of a label that a row of this kind isn't read with; "" if none, as
 // of an empty cell. "labels" of answers are often tokens.
 std::string LabelOf(absl::string_view json, Kind kind) {
-  if (kind == UNPAIRED || kind == PROMPT || json.empty() || json[0] != '{') return "";
+  if (kind == UNPAIRED || kind == PROMPT || json.empty() || json[0] != '{')
+    return "";
   absl::string_view label = JsonMember(json, "label");
   if (label.empty() && kind == TEXT) label = JsonMember(json, "labels");
   return label == "null" || label == "\"\"" ? "" : std::string(label);

@@ -160,9 +160,8 @@ ShownSample ShowRow(const RowsOfReader& all, const DataRow& row, int64_t most) {
     const char* const name = !pair                     ? ""
                              : shown.documents.empty() ? "chosen"
                                                        : "rejected";
-    shown.documents.push_back(
-        Show({text.ids, text.labels, name, row.is_prompt}, *all.tokenizer,
-             most));
+    shown.documents.push_back(Show({text.ids, text.labels, name, row.is_prompt},
+                                   *all.tokenizer, most));
   }
   return shown;
 }
