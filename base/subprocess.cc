@@ -119,6 +119,7 @@ struct Start {
   std::vector<char*> variables;
   std::array<int, 3> standard;
   pid_t parent;
+  SandboxDoor* sandbox;  // null: none
 };
 
 // Writes errno to `failure` if the program can't be started.
@@ -131,7 +132,9 @@ struct Start {
   failure = fcntl(failure, F_DUPFD_CLOEXEC, 3);
   if (SetStandardDescriptors(start.standard)) {
     if (!program.inherits_descriptors) CloseOthersOnExec();
-    execvpe(start.path, start.words.data(), start.variables.data());
+    if (start.sandbox == nullptr || start.sandbox->Enter()) {
+      execvpe(start.path, start.words.data(), start.variables.data());
+    }
   }
   const int error = errno;
   const ssize_t written = write(failure, &error, sizeof(error));
@@ -208,7 +211,14 @@ absl::StatusOr<pid_t> StartProgram(const Program& program) {
                  {},
                  Environment(program.variables),
                  {program.input, program.output, program.errors},
-                 getpid()};
+                 getpid(),
+                 nullptr};
+  absl::optional<SandboxDoor> door;
+  if (program.sandbox.has_value()) {
+    door.emplace(*program.sandbox);
+    CAPSTAN_RETURN_IF_ERROR(door->status());
+    start.sandbox = &*door;
+  }
   // One that is closed here could be a number of the pipe below.
   for (int fd = 0; fd < 3; ++fd) {
     int& from = start.standard[fd];

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "base/sandbox.h"
 
 namespace capstan {
 
@@ -79,6 +80,8 @@ struct Program {
   bool inherits_descriptors = false;
   bool own_group = false;         // leads a process group
   bool dies_with_parent = false;  // is killed when the calling thread ends
+  // If set, it starts in there, or not at all.
+  absl::optional<Sandbox> sandbox;
 };
 
 // Starts the program, in which no signal is blocked. An error names its file:

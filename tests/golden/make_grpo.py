@@ -180,15 +180,24 @@ def made_prompts():
     return prompts
 
 
+def projection(p):
+    """A parameter, or its gradient, as one number."""
+    flat = p.detach().double().flatten()
+    places = torch.arange(flat.numel(), dtype=torch.double)
+    return torch.dot(flat, torch.sin(1.0 + places)).item()
+
+
 class Watch(TrainerCallback):
-    """Keeps the gradients' norm of each step."""
+    """Keeps of each step the gradients' norm, and each parameter's."""
 
     def __init__(self):
-        self.norms = []
+        self.norms, self.gradients = [], []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **_):
-        squares = [p.grad.double().square().sum() for p in model.parameters()]
+        gradients = [p.grad for p in model.parameters()]
+        squares = [g.double().square().sum() for g in gradients]
         self.norms.append(torch.stack(squares).sum().sqrt().item())
+        self.gradients.append([short(projection(g)) for g in gradients])
 
 
 class Recorder(GRPOTrainer):
@@ -214,13 +223,6 @@ def valid(rows, mask):
     if rows is None:
         return None
     return [short(row[kept.bool()]) for row, kept in zip(rows, mask)]
-
-
-def projection(p):
-    """A parameter as one number."""
-    flat = p.detach().double().flatten()
-    places = torch.arange(flat.numel(), dtype=torch.double)
-    return torch.dot(flat, torch.sin(1.0 + places)).item()
 
 
 def steps(prompts, **settings):
@@ -280,10 +282,11 @@ def steps(prompts, **settings):
                                "vespo/phi_seq_mean") if name in logs[0]]
     return {
         "settings": settings, "losses": short(trainer.losses),
-        "gradient_norms": short(watch.norms), "rollouts": rollouts,
+        "gradient_norms": short(watch.norms), "gradients": watch.gradients,
+        "rollouts": rollouts,
         "metrics": {name: [short(log[name]) for log in logs] for name in names},
-        "parameters": {name: short(projection(p)) for name, p in
-                       trainer.model.named_parameters()}}
+        "parameters": [short(projection(p))
+                       for p in trainer.model.parameters()]}
 
 
 def runs(prompts):
@@ -315,7 +318,9 @@ def main():
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "losses.json").write_text(json.dumps(losses()) + "\n")
     prompts = made_prompts()
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
     golden = {"max_new_tokens": MAX_TOKENS, "num_generations": GENERATIONS,
+              "parameters": [name for name, _ in model.named_parameters()],
               "prompts": prompts, "runs": dict(runs(prompts))}
     (OUT / "steps.json").write_text(json.dumps(golden) + "\n")
 

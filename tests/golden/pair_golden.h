@@ -117,6 +117,7 @@ class Trained {
 
   Model& model() { return *model_; }
   at::Tensor& trained(size_t i) { return trained_[i]; }
+  const std::vector<at::Tensor>& trained() const { return trained_; }
 
   // `totals`: StepInfo's.
   LossSum Step(Objective& objective, const Batch& batch,
@@ -126,9 +127,13 @@ class Trained {
     info.totals = std::move(totals);
     const LossSum loss = objective.Compute(*model_, batch, info, runner_);
     (loss.sum / static_cast<double>(loss.count)).backward();
+    Update();
+    return loss;
+  }
+  // By the gradients, which it resets.
+  void Update() {
     steps_->Step(model_->parameters());
     for (at::Tensor& p : trained_) p.mutable_grad().reset();
-    return loss;
   }
 
  private:

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/comm/phase_group.h"
+#include "cluster/launch/launcher.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/session/step_sums.h"

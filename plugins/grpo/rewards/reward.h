@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What answers are worth: by the text alone, by the prompt's row, or by a
-// program that is asked.
+// program that is asked. A reward from outside is a plugin of category Part
+// (CAPSTAN_PLUGIN(Part, ..)) whose class derives from RewardFunction: this
+// header and the SDK are all it needs.
 #ifndef CAPSTAN_PLUGINS_GRPO_REWARDS_REWARD_H_
 #define CAPSTAN_PLUGINS_GRPO_REWARDS_REWARD_H_
 
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "plugins/grpo/rewards/rewards.pb.h"
+#include "plugins/sdk/part.h"
 
 namespace capstan::grpo {
 
@@ -26,27 +27,22 @@ struct Answer {
   bool truncated = false;  // max_new_tokens ended it
 };
 
-// Not thread-safe.
-class RewardFunction {
+// Its Create starts nothing: programs start at the first Score. Not
+// thread-safe, and of one thread: what it starts may end with the thread that
+// called Score.
+class RewardFunction : public Part {
  public:
-  virtual ~RewardFunction() = default;
-
-  virtual const std::string& name() const = 0;
-
   // Checks a row of the data, so that a field that is missing is told before
-  // training.
+  // training. The error doesn't name the row's place.
   virtual absl::Status CheckRow(absl::string_view row) const = 0;
 
   // A finite number for each answer, in order; NaN where this reward doesn't
   // apply. The same for the same answers, however they are divided into calls,
-  // unless a program says otherwise. Errors name the reward and what to do.
+  // unless a program says otherwise. Errors say what to do; the caller adds the
+  // reward's name.
   virtual absl::StatusOr<std::vector<double>> Score(
       absl::Span<const Answer> answers) = 0;
 };
-
-// Starts nothing; programs start at the first Score. FieldError for invalid
-// values.
-absl::StatusOr<std::unique_ptr<RewardFunction>> NewReward(const Reward& config);
 
 }  // namespace capstan::grpo
 
