@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<Chat::Data>> Chat::WithoutSources(
   CAPSTAN_ASSIGN_OR_RETURN(data->config, Complete(config));
   data->default_length = config.max_length() == 0;
   data->tokenizer = std::move(tokenizer);
-  CAPSTAN_ASSIGN_OR_RETURN(data->pairs, KindOfPairs(data->config));
+  CAPSTAN_ASSIGN_OR_RETURN(data->kind, KindOfBatches(data->config));
   CAPSTAN_RETURN_IF_ERROR(ChooseTemplate(data.get()));
   const Tokenizer::SpecialIds ids = data->tokenizer->special_ids();
   // Any id will do: nothing is trained on it or attends to it.
@@ -223,10 +223,13 @@ absl::StatusOr<std::unique_ptr<DatasetReader>> Chat::Validation() const {
 }
 
 int64_t Chat::RowLength(int64_t index) const {
-  if (data_->config.packing() != NONE) return 0;
+  return data_->config.packing() != NONE ? 0 : PlaceOf(index).row.tokens;
+}
+
+SourceRows::Place Chat::PlaceOf(int64_t index) const {
   const Mixture::Draw draw = mixture_.At(index);
   const OpenedSource& source = data_->sources[draw.source];
-  return source.rows->At(source.samples->Row(part_, draw.sample)).row.tokens;
+  return source.rows->At(source.samples->Row(part_, draw.sample));
 }
 
 absl::Status Chat::CheckIndices(absl::Span<const int64_t> indices) const {
@@ -264,24 +267,28 @@ absl::Status Chat::Read(absl::Span<const int64_t> indices, Batch* batch) const {
   const std::array<int64_t, 2> shape = {
       texts() * static_cast<int64_t>(indices.size()), out.length};
   out.ids = Room(kInputIds, shape, batch);
-  out.labels = Room(kLabels, shape, batch);
+  out.labels = prompts() ? nullptr : Room(kLabels, shape, batch);
   int64_t* tokens = Room(kTokenCounts, shape[0], batch);
   if (documents) {
     out.positions = Room(kPositions, shape, batch);
   } else {
     batch->erase(kPositions);
   }
+  if (prompts()) batch->erase(kLabels);
+  if (!prompts()) batch->erase(kRowText);
   if (!pairs()) batch->erase(kPairKeys);
-  if (data_->pairs != UNPAIRED) batch->erase(kDesirable);
-  if (data_->pairs != PREFERENCE) batch->erase(kMargins);
+  if (data_->kind != UNPAIRED) batch->erase(kDesirable);
+  if (data_->kind != PREFERENCE) batch->erase(kMargins);
   if (pairs()) WritePairs(pairs_read, out, batch);
   for (int64_t index : indices) {
     if (pairs()) break;
     CAPSTAN_ASSIGN_OR_RETURN(*tokens++, ReadSample(index, out));
     out.ids += out.length;
-    out.labels += out.length;
+    if (out.labels != nullptr) out.labels += out.length;
     if (documents) out.positions += out.length;
   }
+  // Behind the checks of ReadRow.
+  if (prompts()) WriteRowTexts(indices, batch);
   for (const OpenedSource& source : data_->sources) {
     CAPSTAN_RETURN_IF_ERROR(source.rows->Check());
   }
@@ -296,7 +303,9 @@ absl::StatusOr<int64_t> Chat::ReadSample(int64_t index, const Out& out) const {
                                ? ReadPieces(source, draw.sample, out)
                                : ReadRows(source, draw.sample, out));
   std::fill(out.ids + at, out.ids + out.length, data_->pad);
-  std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
+  if (out.labels != nullptr) {
+    std::fill(out.labels + at, out.labels + out.length, kIgnoredTarget);
+  }
   if (out.positions != nullptr) {
     std::iota(out.positions + at, out.positions + out.length, 0);
   }
@@ -313,7 +322,9 @@ absl::StatusOr<int64_t> Chat::ReadRows(const OpenedSource& source,
     const auto count = static_cast<int64_t>(tokens->ids.size());
     if (count > out.length - at) return Changed(*source.rows);
     std::copy_n(tokens->ids.begin(), count, out.ids + at);
-    std::copy_n(tokens->labels.begin(), count, out.labels + at);
+    if (out.labels != nullptr) {
+      std::copy_n(tokens->labels.begin(), count, out.labels + at);
+    }
     if (out.positions != nullptr) {
       // Nothing in this row predicts its first token.
       out.labels[at] = kIgnoredTarget;
@@ -354,7 +365,7 @@ absl::StatusOr<Chat::Pair> Chat::ReadPair(int64_t index) const {
   pair.texts = {reader->tokens, reader->rejected};
   pair.desirable = reader->row.desirable;
   pair.margin = reader->row.margin;
-  if (data_->pairs == PREFERENCE) return pair;
+  if (data_->kind == PREFERENCE) return pair;
   const auto completion = [](const TokenRow& text) {
     return std::find_if(text.labels.begin(), text.labels.end(),
                         [](int64_t label) { return label >= 0; }) -
@@ -390,9 +401,9 @@ void Chat::WritePairs(absl::Span<const Pair> pairs, const Out& out,
   int64_t* const tokens = Room(kTokenCounts, 2 * n, batch);
   int64_t* const keys = Room(kPairKeys, n, batch);
   int64_t* const desirable =
-      data_->pairs == UNPAIRED ? Room(kDesirable, n, batch) : nullptr;
+      data_->kind == UNPAIRED ? Room(kDesirable, n, batch) : nullptr;
   float* const margins =
-      data_->pairs == PREFERENCE ? Room<float>(kMargins, n, batch) : nullptr;
+      data_->kind == PREFERENCE ? Room<float>(kMargins, n, batch) : nullptr;
   for (int64_t i = 0; i < n; ++i) {
     CacheKey key;
     for (const int64_t row : {i, n + i}) {
@@ -410,6 +421,25 @@ void Chat::WritePairs(absl::Span<const Pair> pairs, const Out& out,
     keys[i] = static_cast<int64_t>(key.hash());
     if (desirable != nullptr) desirable[i] = pairs[i].desirable ? 1 : 0;
     if (margins != nullptr) margins[i] = static_cast<float>(pairs[i].margin);
+  }
+}
+
+void Chat::WriteRowTexts(absl::Span<const int64_t> indices,
+                         Batch* batch) const {
+  std::vector<absl::string_view> texts;
+  int64_t longest = 0;
+  for (const int64_t index : indices) {
+    const SourceRows::Place place = PlaceOf(index);
+    texts.push_back(
+        place.file->file.text.substr(place.row.offset, place.row.bytes));
+    longest = std::max(longest, static_cast<int64_t>(texts.back().size()));
+  }
+  const std::array<int64_t, 2> shape = {static_cast<int64_t>(texts.size()),
+                                        longest};
+  uint8_t* to = Room<uint8_t>(kRowText, shape, batch);
+  for (const absl::string_view text : texts) {
+    std::fill(std::copy(text.begin(), text.end(), to), to + longest, 0);
+    to += longest;
   }
 }
 

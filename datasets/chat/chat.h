@@ -37,6 +37,9 @@ namespace capstan::chat {
 // Such mismatched answers estimate KTO's KL term. (TRL takes them from each
 // batch of the file's order, so that they depend on its size.) "desirable" [n]
 // int64 has the labels, 1 or 0.
+//
+// A sample of a PROMPT is what the model reads before it answers, padded at the
+// end. Its batches have no "labels", but kRowText.
 class Chat final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Chat>> Create(const Config& config);
@@ -87,13 +90,13 @@ class Chat final : public DatasetReader {
     absl::Status no_template;
     std::vector<OpenedSource> sources;
     int64_t pad = 0;
-    Kind pairs = AUTO;            // of the sources (KindOfPairs)
+    Kind kind = AUTO;             // of the sources (KindOfBatches)
     bool default_length = false;  // max_length wasn't set
   };
   // A batch's memory, row-major.
   struct Out {
     int64_t* ids;
-    int64_t* labels;
+    int64_t* labels;     // null of prompts
     int64_t* positions;  // null without packing, and with WRAPPED
     int64_t length;
   };
@@ -119,7 +122,10 @@ class Chat final : public DatasetReader {
   static absl::StatusOr<Mixture> Mix(const Data& data, Part part,
                                      bool weighted);
 
-  bool pairs() const { return data_->pairs != AUTO; }
+  bool pairs() const {
+    return data_->kind == PREFERENCE || data_->kind == UNPAIRED;
+  }
+  bool prompts() const { return data_->kind == PROMPT; }
   int64_t texts() const { return pairs() ? 2 : 1; }  // of a sample
   // Of the sample's longest row; 0 with packing.
   int64_t RowLength(int64_t index) const;
@@ -136,6 +142,10 @@ class Chat final : public DatasetReader {
                   Batch* batch) const;
   // Returns its number of tokens; the rest is padding.
   absl::StatusOr<int64_t> ReadSample(int64_t index, const Out& out) const;
+  // kRowText.
+  void WriteRowTexts(absl::Span<const int64_t> indices, Batch* batch) const;
+  // Of the sample's own row, without packing.
+  SourceRows::Place PlaceOf(int64_t index) const;
   absl::StatusOr<int64_t> ReadRows(const OpenedSource& source, int64_t sample,
                                    const Out& out) const;
   absl::StatusOr<int64_t> ReadPieces(const OpenedSource& source, int64_t sample,

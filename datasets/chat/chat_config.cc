@@ -142,11 +142,10 @@ absl::StatusOr<Config> Complete(Config config) {
   return config;
 }
 
-absl::StatusOr<Kind> KindOfPairs(const Config& config) {
+absl::StatusOr<Kind> KindOfBatches(const Config& config) {
   Kind kind = AUTO;
   for (const Source& source : config.source()) {
-    const bool pairs = source.kind() == PREFERENCE || source.kind() == UNPAIRED;
-    if (pairs) kind = source.kind();
+    if (source.kind() >= PREFERENCE) kind = source.kind();
   }
   if (kind == AUTO) return kind;
   for (const Source& source : config.source()) {
@@ -160,6 +159,11 @@ absl::StatusOr<Kind> KindOfPairs(const Config& config) {
                       absl::StrCat("texts of kind: ", Kind_Name(kind),
                                    " can't be packed: leave it "
                                    "out"));
+  }
+  if (kind == PROMPT && config.truncation() != KEEP_START) {
+    return FieldError("truncation",
+                      "prompts are never cut, as that would be another "
+                      "question: leave it out");
   }
   return kind;
 }

@@ -17,9 +17,10 @@ inline constexpr int64_t kDefaultLength = 1024;
 // fit together.
 absl::StatusOr<Config> Complete(Config config);
 
-// Of a complete config: PREFERENCE or UNPAIRED, if its sources are of that
-// kind, else AUTO. Either all are or none, and these aren't packed.
-absl::StatusOr<Kind> KindOfPairs(const Config& config);
+// Of a complete config: PREFERENCE, UNPAIRED or PROMPT, if its sources are of
+// that kind, whose batches are unlike those of texts, else AUTO. Either all are
+// or none, and these aren't packed.
+absl::StatusOr<Kind> KindOfBatches(const Config& config);
 
 }  // namespace capstan::chat
 

@@ -31,6 +31,18 @@ constexpr const char* kAssistantKeys[] = {"assistant", "answer", "response",
 // Of a row that nobody knows, in an error.
 constexpr size_t kMostShown = 300;
 
+// The beginning of a row, for an error.
+std::string Shown(const object& row) {
+  std::string text = simdjson::minify(row);
+  if (text.size() <= kMostShown) return text;
+  size_t end = kMostShown;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) {
+    --end;
+  }
+  text.resize(end);
+  return text + "..";
+}
+
 absl::Status FillMessages(const object& from, Row* row) {
   CAPSTAN_RETURN_IF_ERROR(AddContext(from, row));
   return AddTurns(from, "messages", kMessageKeys, row);
@@ -105,7 +117,7 @@ absl::Status AddHistory(const object& from, Row* row) {
   return absl::OkStatus();
 }
 
-absl::Status FillAlpaca(const object& from, Row* row) {
+absl::Status AddInstruction(const object& from, Row* row) {
   CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
   CAPSTAN_RETURN_IF_ERROR(AddHistory(from, row));
   absl::string_view instruction;
@@ -114,6 +126,11 @@ absl::Status FillAlpaca(const object& from, Row* row) {
   CAPSTAN_RETURN_IF_ERROR(
       OptionalText(from, Has(from, "input") ? "input" : "context", &input));
   row->Add("user", absl::StrCat(instruction, input.empty() ? "" : "\n", input));
+  return absl::OkStatus();
+}
+
+absl::Status FillAlpaca(const object& from, Row* row) {
+  CAPSTAN_RETURN_IF_ERROR(AddInstruction(from, row));
   const char* const answer = FirstOf(from, kAssistantKeys);
   return AddText(from, answer == nullptr ? "output" : answer, "assistant", row);
 }
@@ -125,6 +142,54 @@ absl::Status FillInputTarget(const object& from, Row* row) {
   if (assistant == nullptr) return Missing(kAssistantKeys[0]);
   CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
   return FillPair(from, user, assistant, row);
+}
+
+// The turns of a conversation without the answer at its end, if there is one.
+absl::Status AddPromptTurns(const object& from, const char* list, Row* row) {
+  const bool sharegpt = absl::string_view(list) == "conversations";
+  if (sharegpt) CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
+  CAPSTAN_RETURN_IF_ERROR(
+      AddTurns(from, list, sharegpt ? kShareGptKeys : kMessageKeys, row));
+  if (row->messages().back().role != "assistant") return absl::OkStatus();
+  if (absl::string_view(list) == "prompt") {
+    return Bad("\"prompt\" ends with an answer, which isn't sampled then");
+  }
+  row->DropLastMessage();
+  return row->messages().empty() ? Bad("\"", list, "\" is an answer alone")
+                                 : absl::OkStatus();
+}
+
+// Answers may be numbers or lists, which only rewards read.
+absl::Status FillPrompt(const object& from, Row* row) {
+  element prompt;
+  array messages;
+  const bool has_prompt = Find(from, "prompt", &prompt);
+  if (has_prompt && prompt.get(messages) != simdjson::SUCCESS) {
+    row->is_text = true;
+    CAPSTAN_RETURN_IF_ERROR(CopyText(from, "prompt", &row->prompt));
+    return row->prompt.empty() ? Bad("\"prompt\" is empty") : absl::OkStatus();
+  }
+  CAPSTAN_RETURN_IF_ERROR(AddContext(from, row));
+  const char* const list = has_prompt                   ? "prompt"
+                           : Has(from, "messages")      ? "messages"
+                           : Has(from, "conversations") ? "conversations"
+                                                        : nullptr;
+  const char* const user = FirstOf(from, kUserKeys);
+  if (list != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(AddPromptTurns(from, list, row));
+  } else if (Has(from, "instruction")) {
+    CAPSTAN_RETURN_IF_ERROR(AddInstruction(from, row));
+  } else if (user != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(AddSystem(from, row));
+    CAPSTAN_RETURN_IF_ERROR(AddText(from, user, "user", row));
+  } else {
+    return Bad(
+        "has neither a \"prompt\" nor messages, conversations, an instruction "
+        "or a question, to which the model could answer; it is ",
+        Shown(from));
+  }
+  row->prompt_messages = row->messages().size();
+  return absl::OkStatus();
 }
 
 // ["question", "answer"], or the answer in an object.
@@ -160,18 +225,6 @@ Kind KindOf(const object& row) {
   if (FirstOf(row, kAssistantKeys) == nullptr) return AUTO;
   if (Has(row, "instruction")) return ALPACA;
   return FirstOf(row, kUserKeys) == nullptr ? AUTO : INPUT_TARGET;
-}
-
-// The beginning of a row, for an error.
-std::string Shown(const object& row) {
-  std::string text = simdjson::minify(row);
-  if (text.size() <= kMostShown) return text;
-  size_t end = kMostShown;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) {
-    --end;
-  }
-  text.resize(end);
-  return text + "..";
 }
 
 absl::Status UnknownKeys(const object& row) {
@@ -213,6 +266,8 @@ absl::Status Fill(const object& from, Row* row) {
       return FillPreference(from, row);
     case UNPAIRED:
       return FillUnpaired(from, row);
+    case PROMPT:
+      return FillPrompt(from, row);
     case INPUT_TARGET:
       return FillInputTarget(from, row);
     default:

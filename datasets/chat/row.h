@@ -34,6 +34,7 @@ class Row {
     count_ = 0;
   }
   void ClearMessages() { count_ = 0; }
+  void DropLastMessage() { --count_; }
   // `json` is the whole message if it has more than role and content.
   void Add(absl::string_view role, absl::string_view content,
            absl::string_view json = "") {
@@ -63,15 +64,15 @@ class Row {
   ChatInput Input(size_t count, std::string* json) const;
 
   Kind kind = AUTO;  // never AUTO once filled
-  // PROMPT_COMPLETION and UNPAIRED of texts, or TEXT (in `completion`).
+  // PROMPT_COMPLETION, UNPAIRED and PROMPT of texts, or TEXT (in `completion`).
   bool is_text = false;
   std::string prompt;
   std::string completion;
   bool desirable = false;  // UNPAIRED: its label
   // PREFERENCE: by how much the chosen text should score higher.
   double margin = 0.0;
-  // PROMPT_COMPLETION, UNPAIRED and PREFERENCE of messages: how many are the
-  // prompt's.
+  // PROMPT_COMPLETION, UNPAIRED, PREFERENCE and PROMPT of messages: how many
+  // are the prompt's.
   size_t prompt_messages = 0;
   // JSON texts: the tools' list, the documents' list and the object
   // chat_template_kwargs; "" if there are none.

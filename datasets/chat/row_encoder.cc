@@ -342,6 +342,26 @@ absl::Status RowEncoder::EncodeAnswers(const Row& row, TokenRow* chosen,
   return absl::OkStatus();
 }
 
+absl::Status CheckPromptLength(int64_t length, int64_t max_length) {
+  if (length <= max_length) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the prompt has ", length, " tokens, more than max_length (", max_length,
+      "), and isn't cut, as that would be another question: raise max_length, "
+      "or set bad_rows: SKIP"));
+}
+
+absl::Status RowEncoder::EncodePrompt(const Row& row, TokenRow* out,
+                                      bool* tools_as_text) const {
+  CAPSTAN_ASSIGN_OR_RETURN(out->ids,
+                           PairIds(row, /*prompt_alone=*/true, tools_as_text));
+  if (out->ids.empty()) {
+    return absl::InvalidArgumentError("the prompt has no token");
+  }
+  out->labels.assign(out->ids.size(), kIgnoredTarget);
+  out->was_cut = false;
+  return CheckPromptLength(static_cast<int64_t>(out->ids.size()), max_length_);
+}
+
 std::string RowEncoder::Settings() const {
   return absl::StrCat(
       "template ", template_ == nullptr ? "" : template_->name(), "; jinja ",
@@ -368,6 +388,9 @@ absl::Status RowReader::Read(absl::string_view json, Kind kind,
   rejected.ids.clear();
   rejected.labels.clear();
   rejected.was_cut = false;
+  if (row.kind == PROMPT) {
+    return encoder.EncodePrompt(row, &tokens, &rendered.tools_as_text);
+  }
   if (row.kind == PREFERENCE || row.kind == UNPAIRED) {
     return encoder.EncodeAnswers(row, &tokens, &rejected,
                                  &rendered.tools_as_text);

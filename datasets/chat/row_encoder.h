@@ -53,6 +53,9 @@ struct TokenRow {
   void Cut(int64_t max_length, Truncation truncation);
 };
 
+// Of a PROMPT of that many tokens.
+absl::Status CheckPromptLength(int64_t length, int64_t max_length);
+
 // Row -> text -> tokens and labels. Thread-safe.
 class RowEncoder {
  public:
@@ -77,6 +80,12 @@ class RowEncoder {
   // true as RenderedRow's. Errors: as Render's, and equal texts.
   absl::Status EncodeAnswers(const Row& row, TokenRow* chosen,
                              TokenRow* rejected, bool* tools_as_text) const;
+
+  // Of a PROMPT what the model reads before it answers; nothing is trained on.
+  // An error, too, if it is longer than max_length, since another question has
+  // another answer.
+  absl::Status EncodePrompt(const Row& row, TokenRow* out,
+                            bool* tools_as_text) const;
 
   int64_t max_length() const { return max_length_; }
   Truncation truncation() const { return truncation_; }
@@ -127,6 +136,8 @@ struct RowReader {
   }
   // The fewer of a pair's texts; 0 if they differ only behind max_length.
   int64_t trained() const;
+  // Whether a run leaves the row out: it would train on nothing.
+  bool left_out() const { return row.kind != PROMPT && trained() == 0; }
   bool was_cut() const { return tokens.was_cut || rejected.was_cut; }
 
   RowParser parser;

@@ -58,7 +58,7 @@ absl::Status AddRow(const SourceFile& source, const IndexOptions& options,
   const absl::string_view json = source.text.substr(place.offset, place.bytes);
   CAPSTAN_RETURN_IF_ERROR(reader.Read(json, options.kind, *options.encoder));
   RowIndex::Facts& facts = chunk->facts;
-  if (reader.trained() == 0) {
+  if (reader.left_out()) {
     ++facts.untrained;
     return absl::OkStatus();
   }

@@ -34,6 +34,7 @@ struct Reading {
 void AddTurns(const Row& row, std::vector<RowTurn>* turns) {
   if (row.is_text) {
     if (row.kind != TEXT) turns->push_back({"prompt", row.prompt, false});
+    if (row.kind == PROMPT) return;
     turns->push_back({row.kind == TEXT ? "text" : "completion", row.completion,
                       row.kind != TEXT});
     return;
@@ -42,7 +43,7 @@ void AddTurns(const Row& row, std::vector<RowTurn>* turns) {
     const ChatMessage& message = row.messages()[i];
     const std::string& json = row.json(i);
     turns->push_back({message.role, json.empty() ? message.content : json,
-                      message.role == "assistant"});
+                      message.role == "assistant" && row.kind != PROMPT});
   }
 }
 
@@ -55,7 +56,8 @@ void AddTokens(const Reading& reading, TokenRow* tokens, RowText* text) {
 // The JSON of a label that a row of this kind isn't read with; "" if none, as
 // of an empty cell. "labels" of answers are often tokens.
 std::string LabelOf(absl::string_view json, Kind kind) {
-  if (kind == UNPAIRED || json.empty() || json[0] != '{') return "";
+  if (kind == UNPAIRED || kind == PROMPT || json.empty() || json[0] != '{')
+    return "";
   absl::string_view label = JsonMember(json, "label");
   if (label.empty() && kind == TEXT) label = JsonMember(json, "labels");
   return label == "null" || label == "\"\"" ? "" : std::string(label);
@@ -69,9 +71,13 @@ DataRow RowAt(const SourceFile& file, const RowPlace& place,
   const absl::string_view json = file.text.substr(place.offset, place.bytes);
   row.status = reader.Read(json, reading.kind, *reading.encoder);
   row.kind = Kind_Name(reader.row.kind);
+  row.length = static_cast<int64_t>(reader.length());
+  row.is_prompt = reader.row.kind == PROMPT;
+  if (row.status.ok() && row.is_prompt) {
+    row.status = CheckPromptLength(row.length, reading.max_length);
+  }
   if (!row.status.ok()) return row;
   row.label = LabelOf(json, reader.row.kind);
-  row.length = static_cast<int64_t>(reader.length());
   row.cut = row.length > reading.max_length;
   AddTurns(reader.row, &row.texts[0].turns);
   AddTokens(reading, &reader.tokens, &row.texts[0]);
@@ -144,7 +150,7 @@ absl::Status VisitSource(const Config& config, const Source& source,
   size_t trained = 0;  // rows so far, as the index counts them
   const auto one = [&](DataRow* row) {
     row->done = (before + row->done) / files;
-    if (row->status.ok() && row->trained() > 0 && trained < parts.size()) {
+    if (row->status.ok() && !row->left_out() && trained < parts.size()) {
       const Part part = parts[trained++];
       row->held_back = part != config.part();
       if (row->held_back && part != VALIDATION) return absl::OkStatus();

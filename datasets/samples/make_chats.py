@@ -215,4 +215,5 @@ def main():
             file.write("\n".join(found) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

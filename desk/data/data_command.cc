@@ -207,7 +207,7 @@ absl::Status DataLook::LookAtTraining() {
     const bool wanted =
         !options_.row.empty()
             ? IsWanted(row.place)
-            : reader_ == nullptr && row.status.ok() && row.trained() > 0;
+            : reader_ == nullptr && row.status.ok() && !row.left_out();
     const auto most = options_.row.empty() ? options_.samples : 1;
     if (by_rows && wanted &&
         static_cast<int64_t>(report_.shown.size()) < most) {

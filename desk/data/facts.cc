@@ -193,7 +193,9 @@ void RowChecks::AddTexts(const RowsOfReader& all, const DataRow& row) {
       })) {
     not_utf8_.Add(row);
   }
-  if (absl::c_any_of(row.texts, LacksAnswer)) empty_.Add(row);
+  if (!row.is_prompt && absl::c_any_of(row.texts, LacksAnswer)) {
+    empty_.Add(row);
+  }
   for (const RowText& text : row.texts) {
     const std::string* const role = UnusualRole(text);
     if (role == nullptr) continue;
@@ -224,7 +226,7 @@ void RowChecks::Add(const RowsOfReader& all, const DataRow& row) {
     left_out_[reason].Add(row, row.status.message());
     return;
   }
-  if (row.trained() == 0) return untrained_.Add(row);
+  if (row.left_out()) return untrained_.Add(row);
   const Hashes hashes = HashesOf(row);
   if (row.held_back) {
     ++facts_.held_back;
@@ -253,7 +255,7 @@ void RowChecks::CompareWithTraining(const Hashes& hashes, const DataRow& row) {
 }
 
 void RowChecks::AddValidation(const DataRow& row) {
-  if (!row.status.ok() || row.held_back || row.trained() == 0) return;
+  if (!row.status.ok() || row.held_back || row.left_out()) return;
   CompareWithTraining(HashesOf(row), row);
 }
 

@@ -23,10 +23,11 @@ struct Tokens {
   absl::Span<const int64_t> ids;
   absl::Span<const int64_t> labels;  // empty: all are trained on
   std::string name;
+  bool is_prompt = false;  // none is
 
   // Nothing predicts a document's first token.
   bool trained(size_t i) const {
-    return i > 0 && (labels.empty() || labels[i] >= 0);
+    return i > 0 && !is_prompt && (labels.empty() || labels[i] >= 0);
   }
 };
 
@@ -49,6 +50,7 @@ absl::StatusOr<std::vector<Tokens>> DocumentsIn(const Batch& batch,
   const int64_t* const positions = Memory(batch, kPositions);
   const int64_t* const counts = Memory(batch, kTokenCounts);
   const bool pair = batch.count(kPairKeys) > 0;
+  const bool is_prompt = batch.count(kRowText) > 0;
   const int64_t texts = batch.at(kInputIds).size(0);
   const int64_t length = batch.at(kInputIds).size(1);
   std::vector<Tokens> documents;
@@ -67,7 +69,8 @@ absl::StatusOr<std::vector<Tokens>> DocumentsIn(const Batch& batch,
            labels == nullptr ? absl::Span<const int64_t>() : part(labels),
            !pair    ? ""
            : t == 0 ? "chosen"
-                    : "rejected"});
+                    : "rejected",
+           is_prompt});
     }
   }
   return documents;
@@ -150,15 +153,15 @@ ShownSample ShowRow(const RowsOfReader& all, const DataRow& row, int64_t most) {
     shown.why = std::string(row.status.message());
     return shown;
   }
-  if (row.trained() == 0) shown.why = "nothing of it is trained on";
+  if (row.left_out()) shown.why = "nothing of it is trained on";
   if (row.held_back) shown.why = "it is held back, for validation";
   const bool pair = row.texts.size() == 2;
   for (const RowText& text : row.texts) {
     const char* const name = !pair                     ? ""
                              : shown.documents.empty() ? "chosen"
                                                        : "rejected";
-    shown.documents.push_back(
-        Show({text.ids, text.labels, name}, *all.tokenizer, most));
+    shown.documents.push_back(Show({text.ids, text.labels, name, row.is_prompt},
+                                   *all.tokenizer, most));
   }
   return shown;
 }
@@ -183,6 +186,7 @@ absl::Status VisitSamples(const DatasetReader& reader,
       const auto labels = tokens.labels.empty() ? tokens.ids : tokens.labels;
       row.texts[0].ids.assign(tokens.ids.begin(), tokens.ids.end());
       row.texts[0].labels.assign(labels.begin(), labels.end());
+      row.is_prompt = tokens.is_prompt;
       CAPSTAN_RETURN_IF_ERROR(visit(all, row));
     }
   }

@@ -133,6 +133,11 @@ absl::StatusOr<std::vector<Request>> AnswersOf(const DatasetReader& data,
           "eval_data.packing to NONE");
     }
     const auto labels = batch.find(kLabels);
+    if (batch.count(kRowText) != 0) {
+      return absl::InvalidArgumentError(
+          "--generate: the data has prompts alone (kind: PROMPT): it needs "
+          "their answers, too, as another kind reads them");
+    }
     if (labels == batch.end()) {
       return absl::InvalidArgumentError(
           "--generate: all tokens of this data are trained, so there is no "

@@ -49,11 +49,13 @@ struct DataRow {
   int64_t length = 0;      // tokens of the longer text before it is cut
   bool cut = false;        // to RowsOfReader::max_length
   bool held_back = false;  // by the config, for validation
+  bool is_prompt = false;  // the model is to answer it: nothing has a label
   double done = 0.0;       // the share of the files up to here
 
-  // Of the text that has fewer; 0 if a pair's are equal once they are cut. A
-  // row of 0 is left out.
+  // Of the text that has fewer; 0 if a pair's are equal once they are cut.
   int64_t trained() const;
+  // Whether a run leaves it out: it would train on nothing.
+  bool left_out() const { return !is_prompt && trained() == 0; }
 };
 
 // What holds for all rows of a reader; valid during the visit.

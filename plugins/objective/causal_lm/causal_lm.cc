@@ -136,6 +136,11 @@ LossSum CausalLm::Compute(Model& model, const Batch& batch,
         "the data has pairs of a chosen and a rejected answer (kind: "
         "PREFERENCE), which are for capstan.dpo");
   }
+  if (batch.count(kRowText) != 0) {
+    throw std::invalid_argument(
+        "the data has prompts without answers (kind: PROMPT), which are for "
+        "capstan.grpo");
+  }
   const at::Tensor& ids = RequiredTensor(batch, kInputIds);
   TokenTargets targets = {TargetsOf(batch, TakesHostTargets(*tokens))};
   LossSum loss;
