@@ -3,6 +3,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <simdjson.h>
 
 #include <utility>
 
@@ -39,16 +40,19 @@ absl::StatusOr<std::unique_ptr<Pattern>> Pattern::Compile(
     absl::string_view pattern) {
   int error = 0;
   PCRE2_SIZE place = 0;
-  pcre2_code* const code = pcre2_compile(
-      Bytes(pattern), pattern.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
-      &error, &place, nullptr);
+  constexpr uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+  const auto compile = [&](uint32_t more) {
+    return pcre2_compile(Bytes(pattern), pattern.size(), kOptions | more,
+                         &error, &place, nullptr);
+  };
+  pcre2_code* const code = compile(PCRE2_MATCH_INVALID_UTF);
   if (code == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the regular expression \"", pattern, "\" is wrong at character ",
         place, ": ", MessageOf(error)));
   }
-  return std::unique_ptr<Pattern>(new Pattern(code, pattern));
+  pcre2_code* const for_utf8 = compile(0);
+  return std::unique_ptr<Pattern>(new Pattern(code, for_utf8, pattern));
 }
 
 const Pattern& Pattern::Constant(absl::string_view pattern) {
@@ -69,8 +73,11 @@ std::string Pattern::Escaped(absl::string_view text) {
   return escaped;
 }
 
-Pattern::Pattern(pcre2_code* code, absl::string_view text)
-    : code_(code), text_(text), context_(pcre2_match_context_create(nullptr)) {
+Pattern::Pattern(pcre2_code* code, pcre2_code* for_utf8, absl::string_view text)
+    : code_(code),
+      for_utf8_(for_utf8),
+      text_(text),
+      context_(pcre2_match_context_create(nullptr)) {
   pcre2_set_match_limit(context_, kMostSteps);
   pcre2_pattern_info(code_, PCRE2_INFO_CAPTURECOUNT, &groups_);
 }
@@ -78,6 +85,7 @@ Pattern::Pattern(pcre2_code* code, absl::string_view text)
 Pattern::~Pattern() {
   pcre2_match_context_free(context_);
   pcre2_code_free(code_);
+  pcre2_code_free(for_utf8_);
 }
 
 absl::StatusOr<std::vector<std::string>> Pattern::FindAll(
@@ -126,11 +134,15 @@ absl::Status Pattern::ForEach(
   absl::Status status;
   pcre2_match_data* const match =
       pcre2_match_data_create_from_pattern(code_, nullptr);
+  const bool utf8 =
+      for_utf8_ != nullptr && simdjson::validate_utf8(text.data(), text.size());
+  const pcre2_code* const code = utf8 ? for_utf8_ : code_;
+  const uint32_t checked = utf8 ? PCRE2_NO_UTF_CHECK : 0;
   size_t from = 0;
   uint32_t options = 0;
   while (from <= text.size()) {
-    const int count = pcre2_match(code_, Bytes(text), text.size(), from,
-                                  options, match, context_);
+    const int count = pcre2_match(code, Bytes(text), text.size(), from,
+                                  options | checked, match, context_);
     if (count <= 0) {
       // After an empty match: what isn't empty at its place, else go on.
       if (count != PCRE2_ERROR_NOMATCH) status = SearchError(count);

@@ -51,7 +51,8 @@ class Pattern {
   }
 
  private:
-  Pattern(pcre2_real_code_8* code, absl::string_view text);
+  Pattern(pcre2_real_code_8* code, pcre2_real_code_8* for_utf8,
+          absl::string_view text);
   // Calls `visit` with the ends of each match and its groups. An empty match
   // may follow another one directly, as in Python since 3.7.
   absl::Status ForEach(
@@ -60,6 +61,9 @@ class Pattern {
   absl::Status SearchError(int error) const;
 
   pcre2_real_code_8* const code_;
+  // The same for texts that are known to be UTF-8: the other one's searches
+  // look at the whole rest of the text, which is quadratic in its matches.
+  pcre2_real_code_8* const for_utf8_;
   const std::string text_;  // the pattern
   pcre2_real_match_context_8* const context_;
   uint32_t groups_ = 0;

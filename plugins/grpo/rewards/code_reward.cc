@@ -211,8 +211,7 @@ class CodeReward final : public RewardFunction {
     const absl::string_view code = LastBlock(answer.text);
     int64_t passed = 0;
     for (const Test& test : tests) {
-      std::string printed;
-      CAPSTAN_ASSIGN_OR_RETURN(const bool passes, Passes(code, test, &printed));
+      CAPSTAN_ASSIGN_OR_RETURN(const bool passes, Passes(code, test, nullptr));
       if (passes) {
         ++passed;
       } else if (config_.all_or_nothing()) {
@@ -222,58 +221,71 @@ class CodeReward final : public RewardFunction {
     return static_cast<double>(passed) / static_cast<double>(tests.size());
   }
 
-  // Runs one test. An error is this machine's, not the code's.
+  // Runs one test. An error is this machine's, not the code's. *errors, which
+  // may be null, gets what it prints to standard error, too.
   absl::StatusOr<bool> Passes(absl::string_view code, const Test& test,
-                              std::string* printed) const {
+                              std::string* errors) const {
     const ScratchFolder folder;
     CAPSTAN_RETURN_IF_ERROR(folder.status());
-    const auto file = [&](const char* name) {
-      return absl::StrCat(folder.path(), "/", name);
-    };
     const std::string word = NewWord();
     std::string source = absl::StrCat(code, "\n", test.source, "\n");
     if (!test.output.has_value()) {
       absl::StrAppend(&source, absl::StrReplaceAll(print_, {{"{}", word}}),
                       "\n");
     }
-    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(file("code"), source));
-    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(file("input"), test.input));
-    CAPSTAN_ASSIGN_OR_RETURN(const ChildEnd end,
-                             Run(folder.path(), file("input"), file("output")));
-    // What is beyond the limit of files was the code's end.
-    CAPSTAN_ASSIGN_OR_RETURN(*printed, ReadWholeFile(file("output")));
-    if (!end.ok()) return false;
-    const std::vector<std::string> lines = LinesOf(*printed);
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteWholeFile(absl::StrCat(folder.path(), "/code"), source));
+    const std::string input = absl::StrCat(folder.path(), "/input");
+    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(input, test.input));
+    const int in = open(input.c_str(), O_RDONLY | O_CLOEXEC);
+    // Its name may become another file's.
+    const std::string output = absl::StrCat(folder.path(), "/output");
+    const int out =
+        open(output.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    absl::StatusOr<ChildEnd> end =
+        in < 0 || out < 0 ? WriteError(in < 0 ? input : output, errno)
+                          : Run(folder.path(), in, out, errors != nullptr);
+    const std::string printed = end.ok() ? Printed(out) : "";
+    if (in >= 0) close(in);
+    if (out >= 0) close(out);
+    CAPSTAN_RETURN_IF_ERROR(end.status());
+    if (errors != nullptr) *errors = printed;
+    if (!end->ok()) return false;
+    const std::vector<std::string> lines = LinesOf(printed);
     return test.output.has_value() ? lines == LinesOf(*test.output)
                                    : !lines.empty() && lines.back() == word;
   }
 
-  absl::StatusOr<ChildEnd> Run(const std::string& folder,
-                               const std::string& input,
-                               const std::string& output) const {
-    const int in = open(input.c_str(), O_RDONLY | O_CLOEXEC);
-    const int out =
-        open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  absl::StatusOr<ChildEnd> Run(const std::string& folder, int in, int out,
+                               bool with_errors) const {
     ::capstan::Program program;
     program.words = words_;
     program.words.push_back(absl::StrCat(folder, "/code"));
     program.variables = Environment(folder);
     program.input = in;
-    program.output = program.errors = out;
+    program.output = out;
+    program.errors = with_errors ? out : ::capstan::Program::kNull;
     program.dies_with_parent = true;
     program.sandbox = sandbox_;
     program.sandbox->folder = folder;
-    const absl::StatusOr<pid_t> child =
-        in < 0 || out < 0 ? WriteError(in < 0 ? input : output, errno)
-                          : StartProgram(program);
-    if (in >= 0) close(in);
-    if (out >= 0) close(out);
-    CAPSTAN_RETURN_IF_ERROR(child.status());
-    const absl::optional<ChildEnd> end = WaitFor(
-        *child, kWallPerCpu * static_cast<double>(sandbox_.cpu_seconds));
+    CAPSTAN_ASSIGN_OR_RETURN(const pid_t child, StartProgram(program));
+    const absl::optional<ChildEnd> end =
+        WaitFor(child, kWallPerCpu * static_cast<double>(sandbox_.cpu_seconds));
     if (end.has_value()) return *end;
-    kill(*child, SIGKILL);
-    return WaitFor(*child);
+    kill(child, SIGKILL);
+    return WaitFor(child);
+  }
+
+  // The file's bytes, of which its limit allows no more.
+  static std::string Printed(int fd) {
+    std::string printed;
+    char buffer[1 << 14];
+    for (ssize_t size;
+         (size = pread(fd, buffer, sizeof(buffer),
+                       static_cast<off_t>(printed.size()))) > 0;) {
+      printed.append(buffer, static_cast<size_t>(size));
+    }
+    return printed;
   }
 
   const Code config_;

@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<LineProgram>> LineProgram::Start(
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
   ::capstan::Program guard;
-  guard.words = {"/bin/sh", "-c", "read x; kill -9 -- -$1", "sh",
+  guard.words = {"/bin/sh", "-c", "read x; kill -s KILL -- -$1", "sh",
                  absl::StrCat(*child)};
   guard.input = started->held_.read_end();
   guard.output = guard.errors = ::capstan::Program::kNull;
@@ -126,28 +126,21 @@ bool LineProgram::Read() {
 absl::Status LineProgram::TakeLines(size_t wanted,
                                     std::vector<std::string>* lines) {
   size_t at = 0;
-  for (size_t end; (end = said_.find('\n', at)) != std::string::npos;) {
+  for (size_t end; lines->size() < wanted &&
+                   (end = said_.find('\n', at)) != std::string::npos;
+       at = end + 1) {
     const absl::string_view line =
         absl::string_view(said_).substr(at, end - at);
-    if (lines->size() >= wanted) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "said more lines than it was asked for, the first is ", Quoted(line),
-          "; print one for each answer, and anything else to standard error"));
-    }
     lines->emplace_back(absl::StripSuffix(line, "\r"));
-    at = end + 1;
   }
   said_.erase(0, at);
-  if (said_.size() <= kMostLineBytes &&
-      (said_.empty() || lines->size() < wanted)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("said ", Quoted(said_),
-                   lines->size() < wanted
-                       ? ", a line that doesn't end"
-                       : ", more than it was asked for; print anything but "
-                         "rewards to standard error"));
+  const bool unasked = lines->size() >= wanted;
+  if (said_.size() <= (unasked ? 0 : kMostLineBytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "said ", Quoted(absl::string_view(said_).substr(0, said_.find('\n'))),
+      unasked ? ", which nobody asked for" : ", a line without an end",
+      "; print one line for each answer, and anything else to standard "
+      "error"));
 }
 
 absl::Status LineProgram::Ended(absl::string_view closed) {

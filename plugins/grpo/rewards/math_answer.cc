@@ -38,9 +38,6 @@ std::string Replaced(const Pattern& pattern, string_view text,
 bool IsDigit(char c) {
   return absl::ascii_isdigit(static_cast<unsigned char>(c));
 }
-bool IsLetter(char c) {
-  return absl::ascii_isalpha(static_cast<unsigned char>(c));
-}
 
 // The bytes of `text` up to the brace that closes the one before it; npos: none
 // does.
