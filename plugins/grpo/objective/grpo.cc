@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "base/status.h"
 #include "kernels/to_device.h"
 #include "plugins/grpo/objective/advantages.h"
+#include "plugins/grpo/objective/preferences.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/lib/field_check.h"
 // Last: its CHECK is the one to use.
@@ -28,6 +30,7 @@ namespace capstan::grpo {
 namespace {
 
 constexpr int64_t kDefaultAnswers = 8, kDefaultNewTokens = 256;
+constexpr double kDefaultDpoBeta = 0.1;
 
 // Of each answer, in the order of kAnswerMetrics, behind which are its rewards
 // by name. TRL's names.
@@ -90,6 +93,17 @@ absl::Status CheckConfig(const Config& config) {
                       "must be greater than 0: answers to a prompt that are "
                       "all the same teach nothing");
   }
+  if (config.kind() != POLICY_GRADIENT) {
+    for (const auto& [is_set, name] :
+         {std::make_pair(config.loss() != DAPO, "loss"),
+          std::make_pair(config.advantage() != GROUP_STD, "advantage"),
+          std::make_pair(config.kind() == REJECTION && config.beta() != 0.0,
+                         "beta")}) {
+      if (!is_set) continue;
+      return FieldError(name, absl::StrCat("isn't used by kind: ",
+                                           Kind_Name(config.kind())));
+    }
+  }
   if (config.reward().empty()) {
     return FieldError("reward", "is missing: say what an answer is worth, as "
                                 "reward { exact { field: 'answer' } }");
@@ -133,6 +147,9 @@ absl::StatusOr<std::unique_ptr<Grpo>> Grpo::Create(const Config& config) {
   std::unique_ptr<Grpo> grpo(new Grpo(config, std::move(given)));
   CAPSTAN_ASSIGN_OR_RETURN(grpo->loss_, LossOptionsOf(config));
   grpo->loss_.max_new_tokens = sampling.max_new_tokens;
+  if (config.kind() == ONLINE_DPO && grpo->loss_.beta == 0.0) {
+    grpo->loss_.beta = kDefaultDpoBeta;
+  }
   grpo->sampling_ = std::move(sampling);
   grpo->plan_ = {
       config.has_num_generations() ? config.num_generations() : kDefaultAnswers,
@@ -196,6 +213,10 @@ int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
   if (config_.mask_truncated()) {
     trained = trained & HostTensor(batch, kTruncated).eq(0).unsqueeze(1);
   }
+  if (config_.kind() != POLICY_GRADIENT) {
+    return PreferenceCount(config_.kind(), HostTensor(batch, kAdvantages),
+                           trained.sum(1));
+  }
   return LossCount(loss_, labels.size(0), trained.sum().item<int64_t>());
 }
 
@@ -206,7 +227,11 @@ std::vector<MetricTags> Grpo::metrics() const {
   };
   for (const char* name : kAnswerMetricNames) add(name);
   for (const std::string& name : rewards_->names()) add(RewardMetric(name));
-  for (const std::string& name : MetricNames(loss_)) add(name);
+  for (const std::string& name : config_.kind() == POLICY_GRADIENT
+                                     ? MetricNames(loss_)
+                                     : PreferenceMetrics(config_.kind())) {
+    add(name);
+  }
   add("log_ratio_max");
   return tags;
 }
@@ -241,8 +266,17 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     answers.mask = answers.mask & batch.at(kTruncated).eq(0).unsqueeze(1);
   }
   answers.advantages = batch.at(kAdvantages);
-  const AnswersLoss of = LossOf(loss_, answers);
-  loss.sum = of.sum;
+  at::Tensor metrics;
+  if (config_.kind() == POLICY_GRADIENT) {
+    const AnswersLoss of = LossOf(loss_, answers);
+    loss.sum = of.sum;
+    metrics = of.metrics;
+  } else {
+    const PreferenceLoss of = PreferenceLossOf(
+        config_.kind(), loss_.beta, plan_.rows_per_sample, answers);
+    loss.sum = of.sum;
+    metrics = of.metrics;
+  }
   loss.count = CountTargets(batch, info);
   const TokenTotals totals = CountTokens(batch);
   loss.tokens = totals.tokens;
@@ -251,9 +285,14 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   const at::Tensor each = batch.at(kAnswerMetrics);
   const at::Tensor there = each.isnan().logical_not();
   const at::Tensor sums = each.nan_to_num(0.0).sum(0);
-  const at::Tensor most = of.log_ratio_max.to(at::kDouble).view({1, 1});
+  const at::Tensor most =
+      at::where(answers.mask, answers.logps.detach() - answers.old_logps, 0.0)
+          .abs()
+          .max()
+          .to(at::kDouble)
+          .view({1, 1});
   loss.metrics = at::cat({at::stack({sums, there.sum(0).to(at::kDouble)}, 1),
-                          of.metrics.to(at::kDouble),
+                          metrics.to(at::kDouble),
                           at::cat({most, at::ones_like(most)}, 1)});
   return loss;
 }
@@ -269,6 +308,15 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     const at::Tensor positions = HostTensor(batch, kSamplePosition);
     const auto prompts = PromptsOf(batch);
     const std::vector<std::string> texts = RowTexts(batch);
+    if (config_.kind() == ONLINE_DPO &&
+        prompts.size() % plan_.rows_per_sample != 0) {
+      return FieldError(
+          "num_generations",
+          absl::StrCat("is ", plan_.rows_per_sample,
+                       ", of which the micro-batch's ", prompts.size(),
+                       " rows must be a multiple, as a pair's loss takes both "
+                       "of its answers: set batch.micro_batch_size"));
+    }
     for (size_t r = 0; r < prompts.size(); ++r) {
       const int64_t position =
           positions[static_cast<int64_t>(r)].item<int64_t>();
@@ -363,7 +411,9 @@ absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
   info.all_sum(absl::MakeSpan(rewards));
   const int64_t group = plan_.rows_per_sample;
   const std::vector<double> advantages =
-      AdvantagesOf(config_.advantage(), group, rewards);
+      config_.kind() == POLICY_GRADIENT
+          ? AdvantagesOf(config_.advantage(), group, rewards)
+          : RolesOf(config_.kind(), group, rewards);
   for (const Places::Row& row : places.rows) {
     grpo::Rollout& out = rollouts_[row.place];
     out.advantage = advantages[row.place];

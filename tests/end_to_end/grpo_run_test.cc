@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs that learn from rewards: one curve however they are divided, log-ratios
+// that are exactly 0, and what is lost when they are killed: nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr char kWeights[] = "/final/model.safetensors";
+constexpr char kDigit[] = "reward { name: 'digit' regex { pattern: '[0-9]' } }";
+
+std::string Prompts() {
+  std::string text;
+  for (int i = 0; i < 40; ++i) {
+    absl::StrAppend(&text, "{\"prompt\": \"", i, "+", i * 7 % 50,
+                    "=\", \"answer\": \"", i + i * 7 % 50, "\"}\n");
+  }
+  return WriteText(NewTestFolder("data") + "/prompts.jsonl", text);
+}
+
+std::string Data(const std::string& path) {
+  return absl::StrCat("[plugin/capstan.chat.Config] { path: '", path,
+                      "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
+                      "' chat_template: 'chatml' kind: PROMPT max_length: 32 "
+                      "shuffle: true }");
+}
+
+// 16 answers a step, four to each prompt.
+RunText GrpoRun(const std::string& fields = "") {
+  RunText run;
+  run.Set("model",
+          "[plugin/capstan.llama.Config] { vocab_size: 4096 hidden_size: 32 "
+          "intermediate_size: 88 num_hidden_layers: 2 num_attention_heads: 4 "
+          "num_key_value_heads: 2 max_position_embeddings: 128 "
+          "bos_token_id: 1 eos_token_id: 2 }")
+      .Set("train_data", Data(Prompts()))
+      .Set("objective",
+           absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
+                        "max_new_tokens: 6 ",
+                        fields.empty() ? kDigit : fields, " }"))
+      .Batch(2, 16)
+      .Train("max_steps: 6 deterministic: true log_every: 1");
+  return run;
+}
+
+void ExpectSameRun(const std::string& folder, const std::string& straight) {
+  EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(straight).losses());
+  EXPECT_EQ(ReadMetrics(folder).Values("train/reward"),
+            ReadMetrics(straight).Values("train/reward"));
+  EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
+}
+
+// Groups are divided among micro-batches and ranks.
+TEST(GrpoRunTest, OneBitPatternHoweverItIsDivided) {
+  const std::string straight = MustTrain(GrpoRun());
+  const Metrics metrics = ReadMetrics(straight);
+  ASSERT_EQ(metrics.losses().size(), 6);
+  EXPECT_THAT(metrics.Values("train/log_ratio_max"), Each(0.0));
+  EXPECT_EQ(metrics.Values("train/log_ratio_max").size(), 6);
+  EXPECT_THAT(metrics.Values("train/ratio_mean"), Each(1.0));
+  // What the updates are made of.
+  EXPECT_GT(metrics.Values("train/reward_std")[0], 0.0);
+  EXPECT_GT(metrics.grad_norms()[0], 0.0);
+  for (const char* rows : {"rollout_batch: 4 ", "rollout_batch: 8 "}) {
+    ExpectSameRun(MustTrain(GrpoRun(absl::StrCat(rows, kDigit))), straight);
+  }
+  for (const int ranks : {2, 4}) {
+    for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
+      SCOPED_TRACE(absl::StrCat(strategy, " ", ranks));
+      ExpectSameRun(MustTrain(GrpoRun().Strategy(strategy, ranks)), straight);
+    }
+  }
+}
+
+TEST(GrpoRunTest, ResumesInTheMidstOfARollout) {
+  const std::string fields = absl::StrCat("updates_per_rollout: 3 ", kDigit);
+  const std::string straight = MustTrain(GrpoRun(fields));
+  // The first of each three updates is by the weights that wrote the answers.
+  const std::vector<double> ratios =
+      ReadMetrics(straight).Values("train/log_ratio_max");
+  ASSERT_EQ(ratios.size(), 6);
+  for (const int first : {0, 3}) {
+    EXPECT_EQ(ratios[first], 0.0);
+    EXPECT_GT(ratios[first + 1], 0.0);
+    EXPECT_GT(ratios[first + 2], ratios[first + 1]);
+  }
+  const std::vector<double> rewards =
+      ReadMetrics(straight).Values("train/reward");
+  EXPECT_EQ(rewards[0], rewards[2]);
+  for (const int stop : {1, 2, 4}) {
+    SCOPED_TRACE(stop);
+    RunText run = GrpoRun(fields).Zero2(2);
+    run.Output(
+        MustTrain(RunText(run).Train(absl::StrCat("max_steps: ", stop))));
+    run.Ddp(4).Train("max_steps: 6 resume: AUTO");
+    ExpectSameRun(MustTrain(run), straight);
+  }
+}
+
+TEST(GrpoRunTest, AKilledRankGoesOnFromTheMirror) {
+  const RunText base =
+      GrpoRun(absl::StrCat("updates_per_rollout: 2 ", kDigit))
+          .Ddp(2)
+          .Train("max_steps: 30");
+  const std::string straight = MustTrain(base);
+  const RunText run = RunText(base)
+                          .Set("launch", "processes: 2 max_restarts: 3")
+                          .Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitUntil([&] {
+    return CountLines(run.output() + "/metrics.jsonl") >= 5;
+  })) << process.Wait().err;
+  const std::vector<pid_t> ranks = process.Children();
+  ASSERT_EQ(ranks.size(), 2);
+  kill(ranks[1], SIGKILL);
+  const TrainerResult result = process.Wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("restarted from step "));
+  ExpectSameRun(run.output(), straight);
+}
+
+// The reference is the model without its adapter.
+TEST(GrpoRunTest, AnAdapterIsComparedWithItsBase) {
+  const std::string folder = MustTrain(
+      GrpoRun(absl::StrCat("beta: 0.1 ", kDigit))
+          .Set("adapter",
+               "lora { rank: 4 alpha: 8 target_modules: 'all-linear' }")
+          .Set("optimizer",
+               "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
+          .Fsdp(2));
+  const Metrics metrics = ReadMetrics(folder);
+  EXPECT_THAT(metrics.Values("train/log_ratio_max"), Each(0.0));
+  const std::vector<double> kl = metrics.Values("train/kl");
+  ASSERT_EQ(kl.size(), 6);
+  EXPECT_EQ(kl[0], 0.0);
+  EXPECT_GT(kl[5], 0.0);
+}
+
+TEST(GrpoRunTest, EvaluatesWithAnAnswerToEachPrompt) {
+  double want = -1.0;
+  for (const int ranks : {1, 2, 3}) {
+    const std::string folder = MustTrain(
+        GrpoRun()
+            .Set("eval_data", Data(Prompts()))
+            .Strategy(ranks == 1 ? "single" : "fsdp", ranks)
+            .Batch(4, 12)
+            .Train("max_steps: 1 eval_every: 1"));
+    double reward = -1.0;
+    for (const nlohmann::json& line : ReadMetrics(folder).others) {
+      reward = line.value("eval/reward", reward);
+    }
+    EXPECT_GE(reward, 0.0);
+    EXPECT_LE(reward, 1.0);
+    // The weights are those of another batch's step, but equal.
+    if (want < 0.0) want = reward;
+    EXPECT_EQ(reward, want) << ranks;
+  }
+}
+
+TEST(GrpoRunTest, ALyingRewardProgramIsNamedAndNothingIsLost) {
+  const std::string script = WriteText(
+      NewTestFolder("reward") + "/lies.py",
+      "import sys\n"
+      "for n, line in enumerate(sys.stdin):\n"
+      "    print('nan' if n == 40 else n % 2, flush=True)\n");
+  RunText run = GrpoRun(absl::StrCat(
+      "reward { name: 'judge' program { command: 'python3' command: '", script,
+      "' } }"));
+  run.Train("save_every: 1").Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  ExpectOneError(result, {"step 3", "judge", "nan"});
+  EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
+}
+
+TEST(GrpoRunTest, WrongConfigsAreNamed) {
+  const auto expect = [](RunText run, const std::string& words) {
+    run.Output(NewTestFolder("run") + "/out");
+    const TrainerResult result = RunTrainer({"--config=" + run.File()});
+    EXPECT_NE(result.exit_code, 0) << words;
+    EXPECT_THAT(result.err, HasSubstr(words));
+  };
+  expect(GrpoRun().Batch(2, 18), "global_batch_size is 18");
+  expect(GrpoRun().Set("objective",
+                       absl::StrCat("[plugin/capstan.grpo.Config] { "
+                                    "max_new_tokens: 100 ",
+                                    kDigit, " }")),
+         "max_new_tokens is 100");
+  expect(GrpoRun(absl::StrCat("beta: 0.1 ", kDigit)), "beta compares with");
+  expect(GrpoRun(absl::StrCat("temperature: 0 ", kDigit)),
+         "temperature must be greater than 0");
+  expect(GrpoRun().Set("train_data", TextData(CorpusPiece(4096), 16)),
+         "kind: PROMPT");
+  expect(GrpoRun("reward { exact_match { field: 'solution' } }"), "solution");
+}
+
+}  // namespace
+}  // namespace capstan
