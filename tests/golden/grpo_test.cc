@@ -62,7 +62,7 @@ Config ConfigOf(const Json& settings) {
   config.set_temperature(settings.value("temperature", 1.0));
   config.set_mask_truncated(
       settings.value("mask_truncated_completions", false));
-  config.add_reward();
+  config.add_reward()->mutable_exact_match();
   if (settings.contains("epsilon")) config.set_clip_low(settings["epsilon"]);
   if (settings.contains("epsilon_high")) {
     const double high = settings["epsilon_high"];
@@ -80,8 +80,6 @@ std::unique_ptr<Model> Llama() {
 }
 
 constexpr int64_t kRows = 8;  // of a step
-// What the objective tells of an answer, and the reward.
-constexpr size_t kAnswerMetrics = 6;
 
 // Given answers as if they had been sampled, without log-probabilities.
 std::vector<grpo::Rollout> RolloutsOf(const Config& config, int64_t index,
@@ -149,17 +147,22 @@ double Projection(const at::Tensor& parameter) {
       .item<double>();
 }
 
+size_t PlaceOf(const grpo::Grpo& objective, const std::string& metric) {
+  const std::vector<MetricTags> tags = objective.metrics();
+  const auto found = std::find_if(
+      tags.begin(), tags.end(),
+      [&](const MetricTags& tag) { return tag.train == "train/" + metric; });
+  EXPECT_NE(found, tags.end()) << metric;
+  return found - tags.begin();
+}
+
 void ExpectTrlsMetrics(const grpo::Grpo& objective, const at::Tensor& metrics,
                        const Json& wanted, int64_t step) {
-  const std::vector<MetricTags> tags = objective.metrics();
   for (const auto& [name, values] : wanted.items()) {
-    const std::string ours =
-        "train/" + (name == "cispo_clip_ratio" ? "clip_ratio/high_mean" : name);
-    const auto found =
-        std::find_if(tags.begin(), tags.end(),
-                     [&](const MetricTags& tag) { return tag.train == ours; });
-    ASSERT_NE(found, tags.end()) << name;
-    const at::Tensor row = metrics[found - tags.begin()];
+    const size_t place = PlaceOf(
+        objective, name == "cispo_clip_ratio" ? "clip_ratio/high_mean" : name);
+    ASSERT_LT(place, static_cast<size_t>(metrics.size(0)));
+    const at::Tensor row = metrics[static_cast<int64_t>(place)];
     EXPECT_NEAR((row[0] / row[1]).item<double>(), values[step].get<double>(),
                 1e-5)
         << name;
@@ -193,6 +196,8 @@ void ExpectTrlsSteps(const std::string& name) {
   const Config config = ConfigOf(wanted["settings"]);
   auto objective = grpo::Grpo::Create(config);
   ASSERT_TRUE(objective.ok()) << objective.status();
+  // Those of answers come before those of losses.
+  const size_t answer_metrics = PlaceOf(**objective, "entropy");
   Trained run(Llama(), kLearningRate), start(Llama(), kLearningRate);
   ASSERT_EQ(run.trained().size(), Grpo()["parameters"].size());
   std::vector<grpo::Rollout> rollouts;
@@ -204,7 +209,7 @@ void ExpectTrlsSteps(const std::string& name) {
     if (step % config.updates_per_rollout() == 0) {
       const int64_t index = step / config.updates_per_rollout();
       const Json& theirs = wanted["rollouts"][index];
-      rollouts = RolloutsOf(config, index, kAnswerMetrics);
+      rollouts = RolloutsOf(config, index, answer_metrics);
       SetLogProbs(run.model(), config, theirs["old_logps"],
                   &grpo::Rollout::log_probs, &rollouts);
       if (config.beta() > 0.0) {
