@@ -226,7 +226,6 @@ AnswersLoss LossOf(const LossOptions& options, const AnswerTokens& answers) {
   AnswersLoss result;
   result.sum = rows.sum().to(at::kFloat);
   result.metrics = Metrics(options, answers, ratios);
-  result.log_ratio_max = ratios.logs.detach().abs().max();
   return result;
 }
 

@@ -46,9 +46,6 @@ struct AnswersLoss {
   at::Tensor sum;  // scalar float32 with gradient; LossCount is its count
   // [MetricNames().size(), 2] float64, as LossSum::metrics.
   at::Tensor metrics;
-  // Scalar: the greatest |log p - old log p| of a token. A maximum, it can't be
-  // among `metrics`, whose sums are added up.
-  at::Tensor log_ratio_max;
 };
 
 // What all answers' sums are divided by: the answers, if each counts as much
