@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -230,8 +231,12 @@ TEST(PromptTest, MixturesAndValidationSplits) {
 TEST(PromptTest, RowsOfTablesAreTheJsonThatTheyBecome) {
   Config config = Prompts("");
   config.set_path(File("sums.csv", "prompt,answer\n1+2=,3\n"));
-  const auto chat = MustMake(config);
-  ASSERT_NE(chat, nullptr);
+  const auto made = Make(config);
+  if (absl::StrContains(made.status().message(), "isn't part of this build")) {
+    GTEST_SKIP() << made.status();
+  }
+  ASSERT_TRUE(made.ok()) << made.status();
+  const Chat* const chat = made->get();
   Batch batch;
   ASSERT_TRUE(chat->Read({0}, &batch).ok());
   EXPECT_EQ(TextOf(*chat, batch, 0), "1+2=");

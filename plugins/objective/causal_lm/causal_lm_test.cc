@@ -185,6 +185,13 @@ TEST_F(CausalLmTest, PairsAreForAnother) {
                std::invalid_argument);
 }
 
+TEST_F(CausalLmTest, PromptsAreForAnother) {
+  const Batch prompts = {{kInputIds, at::zeros({2, 4}, at::kLong)},
+                         {kRowText, at::zeros({2, 9}, at::kByte)}};
+  EXPECT_THROW(objective_->Compute(model_, prompts, info_, runner_),
+               std::invalid_argument);
+}
+
 TEST_F(CausalLmTest, LabelsSayWhatIsTrainedOn) {
   const Batch batch = {
       {"input_ids", at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4})},
