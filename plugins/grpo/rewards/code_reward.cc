@@ -108,12 +108,11 @@ std::vector<std::string> LinesOf(absl::string_view text) {
   return lines;
 }
 
-// Doesn't wait for the disk: the file is gone soon.
+// Doesn't wait for the disk, as Close would: the file is gone soon.
 absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
   CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
                            OutputFile::Open(path, OutputFile::Start::kNew));
-  CAPSTAN_RETURN_IF_ERROR(file.Append(bytes));
-  return file.Close();
+  return file.Append(bytes);
 }
 
 // What no code can print by chance.
