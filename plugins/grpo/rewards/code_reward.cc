@@ -108,6 +108,13 @@ std::vector<std::string> LinesOf(absl::string_view text) {
   return lines;
 }
 
+// Doesn't wait for the disk, as Close would: the file is gone soon.
+absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
+  CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,
+                           OutputFile::Open(path, OutputFile::Start::kNew));
+  return file.Append(bytes);
+}
+
 // What no code can print by chance.
 std::string NewWord() {
   std::random_device random;
@@ -234,9 +241,9 @@ class CodeReward final : public RewardFunction {
                       "\n");
     }
     CAPSTAN_RETURN_IF_ERROR(
-        WriteWholeFile(absl::StrCat(folder.path(), "/code"), source));
+        WriteFile(absl::StrCat(folder.path(), "/code"), source));
     const std::string input = absl::StrCat(folder.path(), "/input");
-    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(input, test.input));
+    CAPSTAN_RETURN_IF_ERROR(WriteFile(input, test.input));
     const int in = open(input.c_str(), O_RDONLY | O_CLOEXEC);
     // Its name may become another file's.
     const std::string output = absl::StrCat(folder.path(), "/output");

@@ -106,6 +106,7 @@ TEST(CodeRewardTest, HostileCode) {
   }
   EXPECT_THAT(Scores(Config("cpu_seconds: 1 parallel: 4"), kPairs,
                      {"while True: pass", "while True: print('x' * 10000)",
+                      // sleeps: a program that hangs
                       "x = bytearray(1 << 40)", "import time; time.sleep(1000)",
                       // Ours reads from what it has opened.
                       "import os\nos.remove('output'); os.mkfifo('output')",

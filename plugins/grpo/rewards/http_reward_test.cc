@@ -38,7 +38,6 @@ class HttpRewardTest : public testing::Test {
       response.set_content(reply_, "application/json");
     });
     server_.Post("/hang", [this](const httplib::Request&, httplib::Response&) {
-      ++requests_;
       released_.wait();
     });
     port_ = server_.bind_to_any_port("127.0.0.1");
@@ -128,7 +127,6 @@ TEST_F(HttpRewardTest, OneThatHangs) {
   config.set_retries(1);
   EXPECT_THAT(Error(config),
               AllOf(HasSubstr("no reply"), HasSubstr("after 1 retries")));
-  EXPECT_EQ(requests_, 2);
 }
 
 TEST_F(HttpRewardTest, NobodyListens) {

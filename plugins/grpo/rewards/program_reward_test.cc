@@ -211,16 +211,18 @@ TEST(ProgramRewardTest, OneThatHangs) {
   Program config = Shell("read line; echo 1; sleep 1000");
   config.set_timeout_seconds(0.2);
   config.set_restarts(0);
-  EXPECT_EQ(ErrorOf(config),
-            "the program /bin/sh said 1 of 3 lines within 0.2 s, asked for "
-            "answer 2 of 3, after 0 restarts; look at what it printed, or "
-            "raise timeout_seconds");
+  // Under load it may not have said anything.
+  EXPECT_THAT(ErrorOf(config),
+              AllOf(HasSubstr("the program /bin/sh said "),
+                    HasSubstr(" of 3 lines within 0.2 s, asked for answer "),
+                    HasSubstr(", after 0 restarts; look at what it printed, or "
+                              "raise timeout_seconds")));
   // One that hangs now and then loses nothing.
   const ScratchFolder folder;
   config = Shell(absl::StrCat("cd ", folder.path(),
                               "; read a; echo 1; test -e hung || { touch hung; "
                               "sleep 1000; }; read a; echo 2; read a; echo 3"));
-  config.set_timeout_seconds(2);
+  config.set_timeout_seconds(5);
   const auto scores = ScoresOf(config, {"a", "b", "c"});
   ASSERT_TRUE(scores.ok()) << scores.status();
   EXPECT_THAT(*scores, ElementsAre(1, 1, 2));

@@ -5,9 +5,13 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "host/plugins/plugin_host.h"
 
 namespace capstan::grpo {
 namespace {
@@ -113,10 +117,49 @@ TEST(RewardsTest, WrongConfigs) {
   expect({"math_answer {}", "math_answer {}"}, "reward[1].name",
          "is \"math_answer\" again");
   expect({"weight: inf tags {}"}, "reward[0].weight", "must be finite");
-  expect({"plugin { type_url: 'plugin/acme.none.Config' }"}, "reward[0]",
-         "acme");
-  expect({"plugin { type_url: 'plugin/capstan.dark_key_to_door.Config' }"},
-         "reward[0]", "");
+}
+
+class PluginTest : public testing::Test {
+ protected:
+  static std::string Folder(const char* package) {
+    return absl::StrCat(std::getenv("TEST_SRCDIR"), "/capstan/", package);
+  }
+
+  const PluginHost host_{
+      {Folder("tests/plugins/acme"),
+       Folder("plugins/algorithm_distillation/dark_key_to_door")}};
+};
+
+TEST_F(PluginTest, AnothersReward) {
+  Configs configs;
+  google::protobuf::Any* const plugin = configs.Add()->mutable_plugin();
+  plugin->set_type_url("plugin/acme.terse.Config");
+  // penalty: 0.25
+  plugin->set_value(std::string("\x09\0\0\0\0\0\0\xd0\x3f", 9));
+  const auto rewards = Rewards::Create(configs);
+  ASSERT_TRUE(rewards.ok()) << rewards.status();
+  EXPECT_THAT((*rewards)->names(), ElementsAre("acme.terse"));
+  const auto scores = (*rewards)->Score({Made("", "{}", 2)});
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_THAT(scores->totals, ElementsAre(0.5));
+  // penalty: -0.25
+  plugin->set_value(std::string("\x09\0\0\0\0\0\0\xd0\xbf", 9));
+  const absl::Status status = Rewards::Create(configs).status();
+  EXPECT_EQ(FieldOf(status), "reward[0].plugin.penalty") << status;
+}
+
+TEST_F(PluginTest, WhatIsNoReward) {
+  const auto error = [](const char* type) {
+    Configs configs;
+    configs.Add()->mutable_plugin()->set_type_url(type);
+    const absl::Status status = Rewards::Create(configs).status();
+    EXPECT_EQ(FieldOf(status), "reward[0]");
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error("plugin/acme.none.Config"), HasSubstr("libacme_none.so"));
+  EXPECT_THAT(error("plugin/capstan.dark_key_to_door.Config"),
+              HasSubstr("isn't a reward: it must derive from "
+                        "grpo::RewardFunction"));
 }
 
 }  // namespace
