@@ -106,7 +106,7 @@ absl::Status CheckConfig(const Config& config) {
   }
   if (config.reward().empty()) {
     return FieldError("reward", "is missing: say what an answer is worth, as "
-                                "reward { exact { field: 'answer' } }");
+                                "reward { exact_match {} }");
   }
   return absl::OkStatus();
 }

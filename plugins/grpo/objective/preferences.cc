@@ -12,7 +12,7 @@
 namespace capstan::grpo {
 namespace {
 
-at::Tensor Metric(const at::Tensor& sum, const at::Tensor& divisor) {
+at::Tensor MeanOf(const at::Tensor& sum, const at::Tensor& divisor) {
   return at::stack({sum.detach().to(at::kDouble), divisor.to(at::kDouble)});
 }
 
@@ -58,8 +58,8 @@ PreferenceLoss PreferenceLossOf(Kind kind, double beta, int64_t group_size,
   loss.sum = -(at::log_sigmoid(margins) * pairs).sum();
   const at::Tensor count = pairs.sum();
   loss.metrics = at::stack(
-      {Metric((margins.gt(0).to(at::kFloat) * pairs).sum(), count),
-       Metric((margins * pairs).sum(), count)});
+      {MeanOf((margins.gt(0).to(at::kFloat) * pairs).sum(), count),
+       MeanOf((margins * pairs).sum(), count)});
   return loss;
 }
 
