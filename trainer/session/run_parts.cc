@@ -152,7 +152,10 @@ std::vector<std::string> EvaluationMetrics(const RunParts& parts) {
     tags.push_back(absl::StrCat("eval/", name));
   }
   for (const MetricTags& metric : parts.objective->metrics()) {
-    if (!metric.train.empty()) tags.push_back(metric.eval);
+    // Evaluations may lack those of training, and the other way round.
+    if (!metric.train.empty() && !metric.eval.empty()) {
+      tags.push_back(metric.eval);
+    }
   }
   std::vector<std::string> names = NamesForData(tags, parts);
   if (parts.eval_tasks == nullptr) return names;
