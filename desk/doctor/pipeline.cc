@@ -24,7 +24,8 @@ constexpr double kLimitSeconds = 120.0;
 absl::Status MeasureReading(const TrainJob& job, PipelineFacts* facts) {
   const RunConfig& config = job.loaded.config;
   const DatasetReader& data = *job.parts.train_data;
-  SampleSequence sequence(OrderOfRun(config, job.parts, job.batch.global_batch_size));
+  SampleSequence sequence(
+      OrderOfRun(config, job.parts, job.batch.global_batch_size));
   std::vector<int64_t> samples(job.batch.micro_batch_size);
   int64_t position = 0;
   int64_t tokens = 0;

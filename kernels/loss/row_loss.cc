@@ -34,8 +34,8 @@ struct LossesCall {
 // -log softmax(..)[target], which counts as it is; that of the head's weight
 // goes where the call says.
 at::Tensor LossesBackward(const at::Tensor& hidden, bool wanted,
-                        const at::Tensor& targets, const at::Tensor& weights,
-                        const LossesCall& call) {
+                          const at::Tensor& targets, const at::Tensor& weights,
+                          const LossesCall& call) {
   // A tied weight's gradient comes with the embedding's: until then the
   // weight itself must not learn of any.
   const at::Tensor weight =
@@ -95,8 +95,8 @@ class RowsFunction : public torch::autograd::Function<RowsFunction> {
     const at::Tensor weights = (has * worth).sum(0).reshape({-1});
     const at::Tensor flat = std::get<0>(targets.max(0)).reshape({-1});
     variable_list out(4);
-    out[0] = LossesBackward(saved[0], ctx->needs_input_grad(0), flat, weights,
-                          call);
+    out[0] =
+        LossesBackward(saved[0], ctx->needs_input_grad(0), flat, weights, call);
     return out;
   }
 };
@@ -116,9 +116,9 @@ class TokensFunction : public torch::autograd::Function<TokensFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     variable_list out(5);
-    out[0] = LossesBackward(saved[0], ctx->needs_input_grad(0), saved[1],
-                          grads[0].to(at::kFloat).neg(),
-                          KeptOf<LossesCall>(ctx));
+    out[0] =
+        LossesBackward(saved[0], ctx->needs_input_grad(0), saved[1],
+                       grads[0].to(at::kFloat).neg(), KeptOf<LossesCall>(ctx));
     return out;
   }
 };

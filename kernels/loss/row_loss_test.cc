@@ -110,10 +110,9 @@ TEST(RowLossTest, TokensAndGradientsAreThoseOfComposedOperators) {
       const at::Tensor h2 = hidden.clone().requires_grad_(true);
       const at::Tensor w2 = weight.clone().requires_grad_(true);
       at::Tensor found;
-      const at::Tensor logps =
-          HeadTokenLogProbs(h2, w2, targets, temperature, &found,
-                            TiedGradient(), /*place=*/{}, /*softcap=*/0.0,
-                            bytes);
+      const at::Tensor logps = HeadTokenLogProbs(
+          h2, w2, targets, temperature, &found, TiedGradient(), /*place=*/{},
+          /*softcap=*/0.0, bytes);
       EXPECT_LT((logps - expected).abs().max().item<float>(), 5e-6);
       EXPECT_LT((found - entropy).abs().max().item<float>(), 5e-6);
       EXPECT_FALSE(found.requires_grad());

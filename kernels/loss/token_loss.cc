@@ -474,10 +474,9 @@ at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
     if (entropy != nullptr) entropies.narrow(0, r, n).copy_(of_piece);
   }
   const auto spread = [&](const at::Tensor& t) {
-    return seen.rows.defined()
-               ? at::zeros({hidden.size(0)}, t.options())
-                     .index_copy_(0, seen.rows, t)
-               : t;
+    return seen.rows.defined() ? at::zeros({hidden.size(0)}, t.options())
+                                     .index_copy_(0, seen.rows, t)
+                               : t;
   };
   if (entropy != nullptr) *entropy = spread(entropies);
   return spread(found);

@@ -53,15 +53,12 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
 //
 // On GPUs the weight's gradient of 16-bit types is summed in float32 by the
 // products, and goes to the sink's float32 sums (WideGradientSink) unrounded.
-at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
-                               const at::Tensor& weight,
-                               const at::Tensor& targets,
-                               const TiedGradient& tied,
-                               int64_t logits_bytes = 0,
-                               const WeightPlace& place = {},
-                               const at::Tensor& row_weights = {},
-                               double softcap = 0.0, double smoothing = 0.0,
-                               double temperature = 1.0);
+at::Tensor HeadCrossEntropySum(
+    const at::Tensor& hidden, const at::Tensor& weight,
+    const at::Tensor& targets, const TiedGradient& tied,
+    int64_t logits_bytes = 0, const WeightPlace& place = {},
+    const at::Tensor& row_weights = {}, double softcap = 0.0,
+    double smoothing = 0.0, double temperature = 1.0);
 
 // [rows, vocab]: the logits that HeadCrossEntropySum has, without gradient and
 // undivided.

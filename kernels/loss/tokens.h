@@ -25,9 +25,9 @@ at::Tensor CrossEntropySum(at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& weights = {},
                            double smoothing = 0.0);
 
-// [rows] float32: log softmax(logits / temperature)[target], 0 in rows without a
-// target, computed in float32 without autograd; a row's bits don't depend on the
-// others. logits: [rows, vocab], which may be overwritten; targets: [rows]
+// [rows] float32: log softmax(logits / temperature)[target], 0 in rows without
+// a target, computed in float32 without autograd; a row's bits don't depend on
+// the others. logits: [rows, vocab], which may be overwritten; targets: [rows]
 // int64, on the same device. Sets *entropy, unless it is null, to [rows]
 // float32, in nats, 0 in rows without a target.
 at::Tensor LogProbs(const at::Tensor& logits, const at::Tensor& targets,

@@ -24,9 +24,10 @@ struct LossSum {
   int64_t count = 0;   // targets; 0 is legal and contributes nothing
   int64_t tokens = 0;  // in unit(): input tokens without padding, or samples
   // [metrics().size(), 2] float64 on the model's device, without gradient: each
-  // metric's sum and divisor or, in training if its tag ends in "_max", greatest
-  // value, 0 or more, and a divisor that isn't 0. May be undefined if there are none, or, unless
-  // StepInfo::thorough is set, if they cost more than the loss.
+  // metric's sum and divisor or, in training if its tag ends in "_max",
+  // greatest value, 0 or more, and a divisor that isn't 0. May be undefined if
+  // there are none, or, unless StepInfo::thorough is set, if they cost more
+  // than the loss.
   at::Tensor metrics;
   int64_t padding = 0;   // computed positions that hold no token
   int64_t trained = -1;  // tokens with a loss; negative: equal to `count`
@@ -55,7 +56,7 @@ struct Measurement {
 
 struct MetricTags {
   std::string train;  // "train/acc_action"
-  std::string eval;   // "eval/acc_action"
+  std::string eval;   // "eval/acc_action"; "": evaluations don't have it
 };
 
 struct StepInfo {

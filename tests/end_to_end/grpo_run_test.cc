@@ -20,7 +20,8 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr char kWeights[] = "/final/model.safetensors";
-constexpr char kReward[] = "reward { name: 'vowels' regex { pattern: '[a-e]{2}' } }";
+constexpr char kReward[] =
+    "reward { name: 'vowels' regex { pattern: '[a-e]{2}' } }";
 
 std::string Prompts() {
   std::string text;
@@ -99,8 +100,7 @@ TEST(GrpoRunTest, ResumesInTheMidstOfARollout) {
     EXPECT_GT(ratios[first + 1], 0.0);
     EXPECT_GT(ratios[first + 2], ratios[first + 1]);
   }
-  const std::vector<double> rewards =
-      ReadMetrics(straight).Values("reward");
+  const std::vector<double> rewards = ReadMetrics(straight).Values("reward");
   EXPECT_EQ(rewards[0], rewards[2]);
   for (const int stop : {1, 2, 4}) {
     SCOPED_TRACE(stop);
@@ -113,10 +113,9 @@ TEST(GrpoRunTest, ResumesInTheMidstOfARollout) {
 }
 
 TEST(GrpoRunTest, AKilledRankGoesOnFromTheMirror) {
-  const RunText base =
-      GrpoRun(absl::StrCat("updates_per_rollout: 2 ", kReward))
-          .Ddp(2)
-          .Train("max_steps: 30");
+  const RunText base = GrpoRun(absl::StrCat("updates_per_rollout: 2 ", kReward))
+                           .Ddp(2)
+                           .Train("max_steps: 30");
   const std::string straight = MustTrain(base);
   const RunText run = RunText(base)
                           .Set("launch", "processes: 2 max_restarts: 3")
@@ -154,12 +153,12 @@ TEST(GrpoRunTest, AnAdapterIsComparedWithItsBase) {
 TEST(GrpoRunTest, EvaluatesWithAnAnswerToEachPrompt) {
   double want = -1.0;
   for (const int ranks : {1, 2, 4}) {
-    const std::string folder = MustTrain(
-        GrpoRun()
-            .Set("eval_data", Data(Prompts()))
-            .Strategy(ranks == 1 ? "single" : "fsdp", ranks)
-            .Batch(2, 16)
-            .Train("max_steps: 1 eval_every: 1"));
+    const std::string folder =
+        MustTrain(GrpoRun()
+                      .Set("eval_data", Data(Prompts()))
+                      .Strategy(ranks == 1 ? "single" : "fsdp", ranks)
+                      .Batch(2, 16)
+                      .Train("max_steps: 1 eval_every: 1"));
     double reward = -1.0;
     for (const nlohmann::json& line : ReadMetrics(folder).others) {
       reward = line.value("eval_reward", reward);
@@ -172,11 +171,11 @@ TEST(GrpoRunTest, EvaluatesWithAnAnswerToEachPrompt) {
 }
 
 TEST(GrpoRunTest, ALyingRewardProgramIsNamedAndNothingIsLost) {
-  const std::string script = WriteText(
-      NewTestFolder("reward") + "/lies.py",
-      "import sys\n"
-      "for n, line in enumerate(sys.stdin):\n"
-      "    print('nan' if n == 40 else n % 2, flush=True)\n");
+  const std::string script =
+      WriteText(NewTestFolder("reward") + "/lies.py",
+                "import sys\n"
+                "for n, line in enumerate(sys.stdin):\n"
+                "    print('nan' if n == 40 else n % 2, flush=True)\n");
   RunText run = GrpoRun(absl::StrCat(
       "reward { name: 'judge' program { command: 'python3' command: '", script,
       "' } }"));
@@ -194,11 +193,11 @@ TEST(GrpoRunTest, WrongConfigsAreNamed) {
     EXPECT_THAT(result.err, HasSubstr(words));
   };
   expect(GrpoRun().Batch(2, 18), "global_batch_size: is 18");
-  expect(GrpoRun().Set("objective",
-                       absl::StrCat("[plugin/capstan.grpo.Config] { "
-                                    "max_new_tokens: 100 ",
-                                    kReward, " }")),
-         "max_new_tokens: is 100");
+  expect(
+      GrpoRun().Set("objective", absl::StrCat("[plugin/capstan.grpo.Config] { "
+                                              "max_new_tokens: 100 ",
+                                              kReward, " }")),
+      "max_new_tokens: is 100");
   expect(GrpoRun(absl::StrCat("beta: 0.1 ", kReward)), "beta: compares with");
   expect(GrpoRun(absl::StrCat("temperature: 0 ", kReward)),
          "temperature: must be greater than 0");

@@ -393,11 +393,11 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   const int64_t rows = parts.objective->rollout_plan().rows_per_sample;
   if (rows < 1 || plan->global_batch_size % rows != 0) {
     return loaded.Locate(
-        FieldError("global_batch_size",
-                   absl::StrCat("is ", plan->global_batch_size,
-                                ", and the objective makes ", rows,
-                                " rows of each sample: take a multiple of ",
-                                rows)),
+        FieldError(
+            "global_batch_size",
+            absl::StrCat("is ", plan->global_batch_size,
+                         ", and the objective makes ", rows,
+                         " rows of each sample: take a multiple of ", rows)),
         "batch");
   }
   plan->order = MicroBatchOrderOf(train, parts);

@@ -26,8 +26,8 @@ class MetricSums {
   // `tags`: of each row of the metrics.
   explicit MetricSums(std::vector<std::string> tags);
 
-  // *sum = what `metrics` [rows, 2] of another micro-batch add to it; undefined:
-  // none so far.
+  // *sum = what `metrics` [rows, 2] of another micro-batch add to it;
+  // undefined: none so far.
   void Add(const at::Tensor& metrics, at::Tensor* sum) const;
 
   // What is summed over ranks, numbers(ranks) float64: the sums and, as only

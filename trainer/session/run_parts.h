@@ -90,8 +90,8 @@ struct BatchPlan {
 // depend on how a run is divided: train.deterministic on CPUs.
 bool SumsAlongTree(const Train& train, const RunParts& parts);
 
-// The rows of an epoch: each sample is as many, and trained on in as many steps,
-// as the objective's rollouts say.
+// The rows of an epoch: each sample is as many, and trained on in as many
+// steps, as the objective's rollouts say.
 int64_t EpochRows(const RunParts& parts);
 
 // The order in which a run reads its train_data, which outlives it.

@@ -568,8 +568,8 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
         std::set<int64_t>(steps.begin(), steps.end()));
   }
   SetUpReaders(&session);
-  const DataOrder order = OrderOfRun(
-      config, session.parts, session.job.batch.global_batch_size);
+  const DataOrder order =
+      OrderOfRun(config, session.parts, session.job.batch.global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(SetUpState(order, run));
   CAPSTAN_ASSIGN_OR_RETURN(const bool finished_before, FinishedBefore(session));
   if (finished_before) return false;

@@ -208,14 +208,14 @@ absl::Status TrainStep::ReduceSums(StepInFlight* step) {
   }
   const bool good = step->error.ok();
   deferred_->set_memory(memory);
-  deferred_->Reduce(step->sums, good ? step->loss_sum : at::Tensor(),
-                    good ? step->gradient_squared_sum : at::Tensor(),
-                    step->rule, *session_.group,
-                    good && step->metrics.defined()
-                        ? micro_steps_.metric_sums().ForRanks(step->metrics,
-                                                session_.group->rank(),
-                                                session_.group->size())
-                        : at::Tensor());
+  deferred_->Reduce(
+      step->sums, good ? step->loss_sum : at::Tensor(),
+      good ? step->gradient_squared_sum : at::Tensor(), step->rule,
+      *session_.group,
+      good && step->metrics.defined()
+          ? micro_steps_.metric_sums().ForRanks(
+                step->metrics, session_.group->rank(), session_.group->size())
+          : at::Tensor());
   return absl::OkStatus();
 }
 
@@ -447,7 +447,8 @@ absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
   if (DefersSums(device) && !scaled_graphs && !local_steps) {
     deferred_ = std::make_unique<DeferredSums>(
         device, device.is_cuda() ? session_.group->size() : 0,
-        static_cast<int>(micro_steps_.metric_sums().numbers(session_.group->size())));
+        static_cast<int>(
+            micro_steps_.metric_sums().numbers(session_.group->size())));
   }
   sums_exactly_ = deferred_ == nullptr && !local_steps &&
                   SumsAlongTree(session_.config.train(), session_.parts);

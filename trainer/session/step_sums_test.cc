@@ -226,10 +226,10 @@ TEST(MetricSumsTest, SumsAndGreatest) {
     at::Tensor all;
     for (int micro = 0; micro < 3; ++micro) {
       const double x = rank + 2.0 * micro;
-      sums.Add(at::tensor({x, 1.0, x == 3.0 ? 9.0 : x, 1.0, 0.0, 0.0},
-                          at::kDouble)
-                   .view({3, 2}),
-               &all);
+      sums.Add(
+          at::tensor({x, 1.0, x == 3.0 ? 9.0 : x, 1.0, 0.0, 0.0}, at::kDouble)
+              .view({3, 2}),
+          &all);
     }
     const at::Tensor mine = sums.ForRanks(all, rank, 2);
     ASSERT_EQ(mine.numel(), 8);

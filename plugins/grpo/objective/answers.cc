@@ -44,7 +44,8 @@ class Sampling {
         ContinueTogether(&model_, texts, options_.max_new_tokens, runner));
     CAPSTAN_RETURN_IF_ERROR(DecodeLoop(
         together.get(), options_.max_new_tokens, [] { return false; }, runner,
-        &texts, [&](const at::Tensor& logits, std::vector<int64_t>* rows) {
+        &texts,
+        [&](const at::Tensor& logits, std::vector<int64_t>* rows) {
           return Extend(logits, &texts, rows);
         }));
     for (size_t row = 0; row < texts.size(); ++row) {
@@ -179,8 +180,8 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
              (options.rows == 0 ||
               static_cast<int64_t>(rows + questions[count].seeds.size()) <=
                   options.rows));
-    CAPSTAN_RETURN_IF_ERROR(Sampling(model, questions.first(count), options)
-                                .Run(runner, &answers));
+    CAPSTAN_RETURN_IF_ERROR(
+        Sampling(model, questions.first(count), options).Run(runner, &answers));
     questions.remove_prefix(count);
   }
   return answers;

@@ -75,14 +75,12 @@ uint64_t SeedOf(uint64_t key, int64_t position) {
 }
 
 absl::Status CheckConfig(const Config& config) {
-  CAPSTAN_RETURN_IF_ERROR(CheckField(!config.has_num_generations() ||
-                                         config.num_generations() >= 2,
-                                     "num_generations", "2 or more",
-                                     config.num_generations()));
-  CAPSTAN_RETURN_IF_ERROR(CheckField(!config.has_updates_per_rollout() ||
-                                         config.updates_per_rollout() >= 1,
-                                     "updates_per_rollout", "1 or more",
-                                     config.updates_per_rollout()));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(!config.has_num_generations() || config.num_generations() >= 2,
+                 "num_generations", "2 or more", config.num_generations()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      !config.has_updates_per_rollout() || config.updates_per_rollout() >= 1,
+      "updates_per_rollout", "1 or more", config.updates_per_rollout()));
   CAPSTAN_RETURN_IF_ERROR(CheckField(config.rollout_batch() >= 0,
                                      "rollout_batch", "0 or greater",
                                      config.rollout_batch()));
@@ -100,13 +98,14 @@ absl::Status CheckConfig(const Config& config) {
           std::make_pair(config.kind() == REJECTION && config.beta() != 0.0,
                          "beta")}) {
       if (!is_set) continue;
-      return FieldError(name, absl::StrCat("isn't used by kind: ",
-                                           Kind_Name(config.kind())));
+      return FieldError(
+          name, absl::StrCat("isn't used by kind: ", Kind_Name(config.kind())));
     }
   }
   if (config.reward().empty()) {
-    return FieldError("reward", "is missing: say what an answer is worth, as "
-                                "reward { exact_match {} }");
+    return FieldError("reward",
+                      "is missing: say what an answer is worth, as "
+                      "reward { exact_match {} }");
   }
   return absl::OkStatus();
 }
@@ -198,10 +197,11 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
   if (longest + sampling_.max_new_tokens > tokens.max_positions()) {
     return FieldError(
         "max_new_tokens",
-        absl::StrCat("is ", sampling_.max_new_tokens,
-                     ", which with prompts of up to ", longest,
-                     " tokens (the data's max_length) is more than the model's ",
-                     tokens.max_positions(), " positions: lower one of them"));
+        absl::StrCat(
+            "is ", sampling_.max_new_tokens, ", which with prompts of up to ",
+            longest,
+            " tokens (the data's max_length) is more than the model's ",
+            tokens.max_positions(), " positions: lower one of them"));
   }
   return Annotate(rewards_->CheckRow(RowTexts(batch)[0]), "the first prompt");
 }
@@ -272,8 +272,8 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     loss.sum = of.sum;
     metrics = of.metrics;
   } else {
-    const PreferenceLoss of = PreferenceLossOf(
-        config_.kind(), loss_.beta, plan_.rows_per_sample, answers);
+    const PreferenceLoss of = PreferenceLossOf(config_.kind(), loss_.beta,
+                                               plan_.rows_per_sample, answers);
     loss.sum = of.sum;
     metrics = of.metrics;
   }
@@ -321,8 +321,8 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
       const int64_t position =
           positions[static_cast<int64_t>(r)].item<int64_t>();
       const int64_t place = position - info.first_position;
-      const auto [question, is_new] = known.emplace(
-          place / plan_.rows_per_sample, places.questions.size());
+      const auto [question, is_new] =
+          known.emplace(place / plan_.rows_per_sample, places.questions.size());
       if (is_new) {
         places.questions.push_back({prompts[r], {}});
         places.texts.push_back(texts[r]);
@@ -339,8 +339,7 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
   }
   for (Places::Row& row : places.rows) row.answer += before[row.question];
   step_ = info.step;
-  const int64_t first =
-      info.step - (info.step - 1) % plan_.steps_per_sample;
+  const int64_t first = info.step - (info.step - 1) % plan_.steps_per_sample;
   if (plan_.steps_per_sample == 1 || first_step_ != first ||
       static_cast<int64_t>(rollouts_.size()) != info.global_batch_size) {
     first_step_ = 0;
@@ -436,10 +435,9 @@ void Grpo::AddReference(Model& model, const Places& places,
   };
   const WithoutAdapter without(&model);
   for (auto row = places.rows.begin(); row != places.rows.end();) {
-    const auto end =
-        std::find_if(row, places.rows.end(), [&](const Places::Row& other) {
-          return other.batch != row->batch;
-        });
+    const auto end = std::find_if(
+        row, places.rows.end(),
+        [&](const Places::Row& other) { return other.batch != row->batch; });
     std::vector<const grpo::Rollout*> rows;
     for (auto it = row; it != end; ++it) rows.push_back(&rollouts_[it->place]);
     const Batch batch = BatchOf(rows, at::kCPU);
@@ -462,8 +460,7 @@ void Grpo::AddReference(Model& model, const Places& places,
 
 absl::StatusOr<Rewards::Scores> Grpo::Score(
     absl::Span<const SampledAnswer> answers,
-    const std::vector<int64_t>& prompts,
-    const std::vector<std::string>& rows) {
+    const std::vector<int64_t>& prompts, const std::vector<std::string>& rows) {
   std::vector<std::string> asked, written;
   for (size_t i = 0; i < answers.size(); ++i) {
     const auto text = absl::MakeConstSpan(answers[i].text);
@@ -477,8 +474,7 @@ absl::StatusOr<Rewards::Scores> Grpo::Score(
     all[i].row = rows[i];
     all[i].prompt = asked[i];
     all[i].text = written[i];
-    all[i].tokens =
-        static_cast<int64_t>(answers[i].text.size()) - prompts[i];
+    all[i].tokens = static_cast<int64_t>(answers[i].text.size()) - prompts[i];
     all[i].truncated = answers[i].truncated;
   }
   return rewards_->Score(all);
@@ -487,10 +483,9 @@ absl::StatusOr<Rewards::Scores> Grpo::Score(
 absl::StatusOr<std::vector<double>> Grpo::Measure(
     Model& model, const DatasetReader& eval_data, const MeasureInfo& info,
     UnitRunner& runner) {
-  const int64_t count =
-      config_.eval_prompts() > 0
-          ? std::min(config_.eval_prompts(), eval_data.size())
-          : eval_data.size();
+  const int64_t count = config_.eval_prompts() > 0
+                            ? std::min(config_.eval_prompts(), eval_data.size())
+                            : eval_data.size();
   const uint64_t key = RandomKey(info.seed, "evaluation's answers");
   std::vector<Question> questions;
   std::vector<std::string> rows;

@@ -67,10 +67,9 @@ class Grpo final : public CausalObjective {
   absl::Status Judge(const Places& places, const RolloutInfo& info);
   void AddReference(Model& model, const Places& places, UnitRunner& runner);
   // Rewards of answers to prompts of which these are the rows.
-  absl::StatusOr<Rewards::Scores> Score(
-      absl::Span<const SampledAnswer> answers,
-      const std::vector<int64_t>& prompts,
-      const std::vector<std::string>& rows);
+  absl::StatusOr<Rewards::Scores> Score(absl::Span<const SampledAnswer> answers,
+                                        const std::vector<int64_t>& prompts,
+                                        const std::vector<std::string>& rows);
 
   const Config config_;
   LossOptions loss_;

@@ -57,9 +57,9 @@ PreferenceLoss PreferenceLossOf(Kind kind, double beta, int64_t group_size,
       roles.view({-1, group_size}).abs().sum(1).gt(0).to(at::kFloat);
   loss.sum = -(at::log_sigmoid(margins) * pairs).sum();
   const at::Tensor count = pairs.sum();
-  loss.metrics = at::stack(
-      {MeanOf((margins.gt(0).to(at::kFloat) * pairs).sum(), count),
-       MeanOf((margins * pairs).sum(), count)});
+  loss.metrics =
+      at::stack({MeanOf((margins.gt(0).to(at::kFloat) * pairs).sum(), count),
+                 MeanOf((margins * pairs).sum(), count)});
   return loss;
 }
 

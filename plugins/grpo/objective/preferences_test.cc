@@ -22,10 +22,10 @@ TEST(PreferencesTest, Roles) {
 // Two answers to each of two prompts; the second prompt's are equally good.
 AnswerTokens Answers() {
   AnswerTokens answers;
-  answers.logps = at::tensor({-1.0f, -2.0f, -0.5f, -9.0f, -1.0f, -1.0f, -1.0f,
-                              -1.0f})
-                      .view({4, 2})
-                      .requires_grad_(true);
+  answers.logps =
+      at::tensor({-1.0f, -2.0f, -0.5f, -9.0f, -1.0f, -1.0f, -1.0f, -1.0f})
+          .view({4, 2})
+          .requires_grad_(true);
   answers.reference =
       at::tensor({-1.5f, -1.0f, -1.0f, 0.0f, -2.0f, 0.0f, -2.0f, 0.0f})
           .view({4, 2});
@@ -49,9 +49,8 @@ TEST(PreferencesTest, OnlineDpo) {
   EXPECT_EQ(loss.metrics[0][0].item<double>(), 1.0);
   EXPECT_EQ(loss.metrics[0][1].item<double>(), 1.0);
   EXPECT_NEAR(loss.metrics[1][0].item<double>(), margin, 1e-6);
-  EXPECT_EQ(PreferenceCount(ONLINE_DPO, answers.advantages,
-                            answers.mask.sum(1)),
-            1);
+  EXPECT_EQ(
+      PreferenceCount(ONLINE_DPO, answers.advantages, answers.mask.sum(1)), 1);
 }
 
 TEST(PreferencesTest, Rejection) {
@@ -61,8 +60,8 @@ TEST(PreferencesTest, Rejection) {
   loss.sum.backward();
   EXPECT_EQ(answers.logps.grad()[1][0].item<double>(), -1.0);
   EXPECT_EQ(answers.logps.grad().abs().sum().item<double>(), 1.0);
-  EXPECT_EQ(
-      PreferenceCount(REJECTION, answers.advantages, answers.mask.sum(1)), 1);
+  EXPECT_EQ(PreferenceCount(REJECTION, answers.advantages, answers.mask.sum(1)),
+            1);
 }
 
 }  // namespace

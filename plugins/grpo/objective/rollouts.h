@@ -23,9 +23,9 @@ namespace capstan::grpo {
 // only answers have. [B, T] float32, as kLabels: of the token at that place.
 inline constexpr char kOldLogProbs[] = "old_log_probs";
 inline constexpr char kReferenceLogProbs[] = "reference_log_probs";  // if used
-inline constexpr char kAdvantages[] = "advantages";          // [B] float32
-inline constexpr char kTruncated[] = "truncated";            // [B] int64, 0 or 1
-inline constexpr char kAnswerMetrics[] = "answer_metrics";   // [B, M] float64
+inline constexpr char kAdvantages[] = "advantages";         // [B] float32
+inline constexpr char kTruncated[] = "truncated";           // [B] int64, 0 or 1
+inline constexpr char kAnswerMetrics[] = "answer_metrics";  // [B, M] float64
 
 // An answer; in sums over ranks, zeros but on the rank whose row it is.
 struct Rollout {
@@ -39,9 +39,7 @@ struct Rollout {
   double advantage = 0.0;
   std::vector<double> metrics;  // NaN: doesn't apply
 
-  int64_t answer() const {
-    return static_cast<int64_t>(text.size()) - prompt;
-  }
+  int64_t answer() const { return static_cast<int64_t>(text.size()) - prompt; }
 };
 
 // The tensors of `rows`, on `device`; rows are padded at the end to the longest

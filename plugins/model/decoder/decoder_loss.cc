@@ -68,15 +68,15 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
   // Shared: the body may run again in backward.
   std::shared_ptr<at::Tensor> found;
   if (entropy != nullptr) found = std::make_shared<at::Tensor>();
-  const at::Tensor log_probs = runner.Run(
-      head_unit(), hidden,
-      [norm, head, eps, plus_one, softcap, flat, temperature, tied, place,
-       of_norm, found](const at::Tensor& x) {
-        const MemoryScope scope(MemoryCategory::kLogits);
-        return kernels::HeadTokenLogProbs(
-            kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head, flat,
-            temperature, found.get(), tied, place, softcap);
-      });
+  const at::Tensor log_probs =
+      runner.Run(head_unit(), hidden,
+                 [norm, head, eps, plus_one, softcap, flat, temperature, tied,
+                  place, of_norm, found](const at::Tensor& x) {
+                   const MemoryScope scope(MemoryCategory::kLogits);
+                   return kernels::HeadTokenLogProbs(
+                       kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head,
+                       flat, temperature, found.get(), tied, place, softcap);
+                 });
   if (entropy != nullptr) *entropy = found->view(targets.sizes());
   return log_probs.view(targets.sizes());
 }

@@ -93,10 +93,10 @@ class ExactDecodingTest : public testing::Test {
           std::vector<int64_t> text = before[row];
           std::vector<float> log_probs = before_log_probs[row];
           text.push_back(next.item<int64_t>());
-          log_probs.push_back(
-              kernels::LogProbs(of_row.unsqueeze(0).clone(),
-                                next.view({1}), temperature, nullptr)
-                  .item<float>());
+          log_probs.push_back(kernels::LogProbs(of_row.unsqueeze(0).clone(),
+                                                next.view({1}), temperature,
+                                                nullptr)
+                                  .item<float>());
           if (ends) {
             texts_.push_back(std::move(text));
             log_probs_.push_back(std::move(log_probs));
@@ -110,9 +110,10 @@ class ExactDecodingTest : public testing::Test {
       first = false;
       return absl::OkStatus();
     };
-    ASSERT_TRUE(DecodeLoop(together->get(), kNew, [] { return false; }, runner_,
-                           &open, extend)
-                    .ok());
+    ASSERT_TRUE(
+        DecodeLoop(
+            together->get(), kNew, [] { return false; }, runner_, &open, extend)
+            .ok());
     for (size_t row = 0; row < open.size(); ++row) {
       texts_.push_back(open[row]);
       log_probs_.push_back(open_log_probs[row]);
@@ -130,10 +131,11 @@ class ExactDecodingTest : public testing::Test {
         length = std::max(length, texts_[i].size());
       }
       TokenInput input;
-      input.tokens = at::full({static_cast<int64_t>(end - begin),
-                               static_cast<int64_t>(length)},
-                              0, at::kLong);
-      const at::Tensor targets = at::full(input.tokens.sizes(), -100, at::kLong);
+      input.tokens = at::full(
+          {static_cast<int64_t>(end - begin), static_cast<int64_t>(length)}, 0,
+          at::kLong);
+      const at::Tensor targets =
+          at::full(input.tokens.sizes(), -100, at::kLong);
       for (size_t i = begin; i < end; ++i) {
         const std::vector<int64_t>& text = texts_[i];
         const size_t prompt = text.size() - log_probs_[i].size();
@@ -149,8 +151,7 @@ class ExactDecodingTest : public testing::Test {
       for (size_t i = begin; i < end; ++i) {
         const size_t prompt = texts_[i].size() - log_probs_[i].size();
         for (size_t t = 0; t < log_probs_[i].size(); ++t) {
-          const float there =
-              found[i - begin][prompt - 1 + t].item<float>();
+          const float there = found[i - begin][prompt - 1 + t].item<float>();
           const float difference = std::abs(there - log_probs_[i][t]);
           if (!(difference <= most)) most = difference;
         }
