@@ -58,6 +58,10 @@ def main():
             pathlib.Path(args.prompts).read_text().splitlines()]
     model = AutoModelForCausalLM.from_pretrained(args.model,
                                                  dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    # It wants one; with random weights hardly any text has it.
+    tokenizer.eos_token = tokenizer.pad_token = (
+        tokenizer.convert_ids_to_tokens(0))
     sampling, clock = [], Clock()
     model.generate = timed(model.generate, sampling)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +75,7 @@ def main():
             gradient_checkpointing=False, disable_tqdm=True)
         trainer = GRPOTrainer(
             model=model, args=config, callbacks=[clock],
-            processing_class=AutoTokenizer.from_pretrained(args.model),
+            processing_class=tokenizer,
             reward_funcs=lambda completions, **_: [
                 float(text.count("e")) for text in completions],
             train_dataset=Dataset.from_list(
