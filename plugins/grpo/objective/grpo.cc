@@ -339,12 +339,13 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
   }
   for (Places::Row& row : places.rows) row.answer += before[row.question];
   step_ = info.step;
-  const int64_t first = info.step - (info.step - 1) % plan_.steps_per_sample;
-  if (plan_.steps_per_sample == 1 || first_step_ != first ||
+  const int64_t steps = (info.step - 1) % plan_.steps_per_sample;
+  const int64_t first = info.first_position - steps * info.global_batch_size;
+  if (plan_.steps_per_sample == 1 || first_position_ != first ||
       static_cast<int64_t>(rollouts_.size()) != info.global_batch_size) {
-    first_step_ = 0;
+    first_position_ = -1;
     CAPSTAN_RETURN_IF_ERROR(RollOut(model, places, info, runner));
-    first_step_ = first;
+    first_position_ = first;
   }
   std::vector<std::vector<const grpo::Rollout*>> rows(batches->size());
   for (const Places::Row& row : places.rows) {
@@ -548,12 +549,12 @@ Measurement Grpo::Summarize(absl::Span<const double> sums,
 }
 
 std::string Grpo::SaveState() const {
-  if (first_step_ == 0 || step_ % plan_.steps_per_sample == 0) return "";
-  return SaveRollouts(first_step_, rollouts_);
+  if (first_position_ < 0 || step_ % plan_.steps_per_sample == 0) return "";
+  return SaveRollouts(first_position_, rollouts_);
 }
 
 absl::Status Grpo::RestoreState(absl::string_view state) {
-  CAPSTAN_ASSIGN_OR_RETURN(rollouts_, ReadRollouts(state, &first_step_));
+  CAPSTAN_ASSIGN_OR_RETURN(rollouts_, ReadRollouts(state, &first_position_));
   return absl::OkStatus();
 }
 

@@ -79,8 +79,10 @@ class Grpo final : public CausalObjective {
   // Of the training data, from Check on.
   mutable const Tokenizer* tokenizer_ = nullptr;
 
-  int64_t step_ = 0;        // the last that was rolled out
-  int64_t first_step_ = 0;  // the first that trains on rollouts_
+  int64_t step_ = 0;  // the last that was rolled out
+  // Of the first step that trains on rollouts_, RolloutInfo::first_position;
+  // negative: none.
+  int64_t first_position_ = -1;
   // A place for each answer of a step; others' are empty unless several steps
   // train on them.
   std::vector<grpo::Rollout> rollouts_;

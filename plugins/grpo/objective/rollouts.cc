@@ -140,9 +140,10 @@ void Share(const std::function<void(absl::Span<double>)>& sum,
   }
 }
 
-std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows) {
+std::string SaveRollouts(int64_t first_position,
+                         absl::Span<const Rollout> rows) {
   RolloutState state;
-  state.set_first_step(first_step);
+  state.set_first_position(first_position);
   for (const Rollout& row : rows) {
     RolloutState::Row* const out = state.add_row();
     *out->mutable_text() = {row.text.begin(), row.text.end()};
@@ -157,7 +158,7 @@ std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows) {
 }
 
 absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_step) {
+                                                  int64_t* first_position) {
   RolloutState read;
   if (!read.ParseFromArray(state.data(), static_cast<int>(state.size()))) {
     return absl::InvalidArgumentError("the rollouts can't be read");
@@ -180,7 +181,7 @@ absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
       return absl::InvalidArgumentError("the rollouts' sizes don't fit");
     }
   }
-  *first_step = read.first_step();
+  *first_position = read.first_position();
   return rows;
 }
 

@@ -59,9 +59,10 @@ void Share(const std::function<void(absl::Span<double>)>& sum,
            std::vector<Rollout>* rows);
 
 // A checkpoint's.
-std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows);
+std::string SaveRollouts(int64_t first_position,
+                         absl::Span<const Rollout> rows);
 absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_step);
+                                                  int64_t* first_position);
 
 }  // namespace capstan::grpo
 
