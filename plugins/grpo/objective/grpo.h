@@ -76,10 +76,11 @@ class Grpo final : public CausalObjective {
   AnswerOptions sampling_;
   RolloutPlan plan_;
   std::unique_ptr<Rewards> rewards_;
-  // Of the training data, from Check on.
+  // Of the training data, from Check on; and the most tokens of a row.
   mutable const Tokenizer* tokenizer_ = nullptr;
+  mutable int64_t longest_ = 0;
 
-  int64_t step_ = 0;  // the last that was rolled out
+  bool more_steps_ = false;  // train on rollouts_
   // Of the first step that trains on rollouts_, RolloutInfo::first_position;
   // negative: none.
   int64_t first_position_ = -1;

@@ -58,13 +58,14 @@ class Pack {
 
 }  // namespace
 
-Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device) {
+Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
+              int64_t most) {
   const auto count = static_cast<int64_t>(rows.size());
   int64_t length = 1;
   for (const Rollout* row : rows) {
     length = std::max(length, static_cast<int64_t>(row->text.size()));
   }
-  if (device.is_cuda()) length = LengthOnGpu(length, length);
+  if (device.is_cuda()) length = LengthOnGpu(length, most);
   const at::Tensor ids = at::zeros({count, length}, at::kLong);
   const at::Tensor labels =
       at::full({count, length}, kIgnoredTarget, at::kLong);
@@ -177,7 +178,9 @@ absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
     if (out.prompt < 1 || answer < 1 ||
         static_cast<int64_t>(out.log_probs.size()) != answer ||
         (!out.reference.empty() &&
-         static_cast<int64_t>(out.reference.size()) != answer)) {
+         static_cast<int64_t>(out.reference.size()) != answer) ||
+        out.reference.empty() != rows[0].reference.empty() ||
+        out.metrics.size() != rows[0].metrics.size()) {
       return absl::InvalidArgumentError("the rollouts' sizes don't fit");
     }
   }

@@ -43,8 +43,9 @@ struct Rollout {
 };
 
 // The tensors of `rows`, on `device`; rows are padded at the end to the longest
-// or, on a GPU, to LengthOnGpu. kSamplePosition isn't among them.
-Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device);
+// or, on a GPU, to LengthOnGpu, up to `most`. kSamplePosition isn't among them.
+Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
+              int64_t most = 0);
 
 // [B, T] int64: what follows each position, kIgnoredTarget where that isn't an
 // answer's token. `labels` as kLabels.
