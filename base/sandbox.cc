@@ -47,6 +47,7 @@ constexpr int kDenied[] = {
     SYS_io_uring_enter,
     SYS_io_uring_register,
 #ifdef SYS_fork
+    SYS_mknod,
     SYS_fork,
     SYS_vfork,
     SYS_chmod,

@@ -156,8 +156,9 @@ at::Tensor LogProbs(const at::Tensor& logits, const at::Tensor& targets,
   if (!FastPath(x)) {
     const at::Tensor valid = targets.ge(0);
     const at::Tensor all = at::log_softmax(x, 1);
+    x.reset();
     if (entropy != nullptr) {
-      *entropy = (all.exp() * all).sum(1).neg_().masked_fill_(~valid, 0.0);
+      *entropy = all.exp().mul_(all).sum(1).neg_().masked_fill_(~valid, 0.0);
     }
     return all.gather(1, targets.clamp_min(0).unsqueeze(1))
         .squeeze(1)

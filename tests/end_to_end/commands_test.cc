@@ -153,10 +153,20 @@ std::string WorkspaceWithAModel() {
   fs::create_directories(workspace + "/models");
   fs::rename(workspace + "/run/final", workspace + "/models/SmolLM2-135M");
   for (const char* name :
-       {"gemma-3-27b-it", "Llama-3.1-8B-Instruct", "Qwen3-4B"}) {
+       {"gemma-3-27b-it", "Llama-3.1-8B-Instruct", "Qwen3-0.6B", "Qwen3-4B"}) {
     fs::copy(workspace + "/models/SmolLM2-135M", workspace + "/models/" + name);
   }
+  // What grpo_quickstart.pbtxt goes on from.
+  fs::create_directories(workspace + "/runs/grpo_sft_quickstart/latest");
+  fs::copy(workspace + "/models/SmolLM2-135M",
+           workspace + "/runs/grpo_sft_quickstart/latest/final");
   fs::create_directories(workspace + "/data");
+  std::string questions;
+  for (int i = 0; i < 200; ++i) {
+    absl::StrAppend(&questions, "{\"question\": \"What is ", i,
+                    " + 1?\", \"answer\": \"#### ", i + 1, "\"}\n");
+  }
+  WriteText(workspace + "/data/gsm8k.jsonl", questions);
   fs::copy_file(Runfile("datasets/samples/chats_eval.jsonl"),
                 workspace + "/data/chats.jsonl");
   fs::copy_file(Runfile("tests/testdata/corpus.txt"),

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
@@ -156,6 +157,10 @@ std::string ProgressLine(const Progress& progress, int columns) {
   if (progress.skipped > 0) {
     fields.push_back({5, absl::StrCat("skipped ", progress.skipped)});
   }
+  if (!progress.metric.empty()) {
+    fields.insert(fields.begin() + 2,
+                  {static_cast<int>(fields.size()), progress.metric});
+  }
   for (const std::string& text : GpuFields(progress)) {
     fields.push_back({static_cast<int>(fields.size()), text});
   }
@@ -204,6 +209,11 @@ void ProgressBar::Step(const StepMetrics& metrics) {
   progress_.evaluated = -1.0;
   progress_.step = metrics.step;
   progress_.loss = metrics.loss;
+  if (!metrics.tagged.empty()) {
+    const auto& [tag, value] = metrics.tagged.front();
+    progress_.metric =
+        absl::StrFormat("%s %.4f", absl::StripPrefix(tag, "train/"), value);
+  }
   progress_.lr = metrics.lr;
   progress_.skipped += metrics.skipped ? 1 : 0;
   if (metrics.mfu.has_value()) {
@@ -263,9 +273,10 @@ void ProgressBar::Draw() {
 
 void ProgressBar::PrintPlainLine() {
   std::string line = Fraction(progress_);
-  absl::StrAppendFormat(&line,
-                        "  loss %.4f  lr %.2e  grad norm %.3f  %s %s/s  ETA %s",
-                        progress_.loss, progress_.lr, grad_norm_,
+  absl::StrAppendFormat(&line, "  loss %.4f", progress_.loss);
+  if (!progress_.metric.empty()) absl::StrAppend(&line, "  ", progress_.metric);
+  absl::StrAppendFormat(&line, "  lr %.2e  grad norm %.3f  %s %s/s  ETA %s",
+                        progress_.lr, grad_norm_,
                         WithCommas(std::llround(progress_.tokens_per_second)),
                         progress_.unit, ClockTime(progress_.seconds_left));
   if (progress_.skipped > 0) {

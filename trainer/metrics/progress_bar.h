@@ -65,6 +65,9 @@ struct Progress {
   int64_t step = 0;
   int64_t max_steps = 0;
   double loss = 0.0;
+  // The objective's first metric, "reward 0.9063", when it was last known; "":
+  // none.
+  std::string metric;
   double lr = 0.0;
   double tokens_per_second = 0.0;  // of `unit`
   std::string unit = kTokenUnit;
@@ -76,8 +79,8 @@ struct Progress {
 };
 
 // One line of at most `columns` ASCII characters, without newline. If space is
-// short, drops the bar first, then the GPU's memory, MFU, skipped steps, lr,
-// tokens/s, ETA and loss.
+// short, drops the bar first, then the GPU's memory, MFU, the metric, skipped
+// steps, lr, tokens/s, ETA and loss.
 std::string ProgressLine(const Progress& progress, int columns);
 
 // On a terminal, a line redrawn at most ten times a second; elsewhere a plain

@@ -51,6 +51,16 @@ TEST(ProgressLine, OfAGpu) {
   EXPECT_THAT(ProgressLine(progress, 95), HasSubstr("skipped 3  MFU 41.2 %"));
 }
 
+TEST(ProgressLine, OfAnObjectivesMetric) {
+  Progress progress = HalfWay();
+  progress.metric = "reward 0.9063";
+  EXPECT_THAT(ProgressLine(progress, 100),
+              HasSubstr("loss 2.5000  reward 0.9063  lr 3.00e-04"));
+  EXPECT_EQ(ProgressLine(progress, 75),
+            "step  50/100  loss 2.5000  lr 3.00e-04  12.3 k tokens/s  ETA "
+            "1:15");
+}
+
 TEST(ProgressLine, FitsAnyWidth) {
   Progress progress = HalfWay();
   progress.skipped = 3;
@@ -205,6 +215,20 @@ TEST_F(ProgressBarTest, SamplesWhereThereAreNoTokens) {
   ProgressBar bar(&console, facts_);
   bar.Step(AtStep(1));
   EXPECT_THAT(TakeScreen(), HasSubstr("1.00 k samples/s"));
+}
+
+// It is known at some steps only.
+TEST_F(ProgressBarTest, KeepsTheObjectivesMetric) {
+  const Console console(terminal_);
+  SetColumns(120);
+  ProgressBar bar(&console, facts_);
+  StepMetrics metrics = AtStep(1);
+  metrics.tagged = {{"train/reward", 0.25}, {"train/entropy", 2.0}};
+  bar.Step(metrics);
+  EXPECT_THAT(TakeScreen(), HasSubstr("  reward 0.2500  lr"));
+  bar.Step(AtStep(2));
+  bar.End();
+  EXPECT_THAT(TakeScreen(), HasSubstr("  reward 0.2500  lr"));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ class Evaluation {
     for (size_t i = 0; i < tags.size(); ++i) {
       const ExactSum* const pair = &sums[kFirstMetric + 2 * i];
       const double count = pair[1].Value();
-      if (count == 0) continue;
+      if (count == 0 || tags[i].eval.empty()) continue;
       result.tagged.emplace_back(tags[i].eval, pair[0].Value() / count);
     }
     return result;
@@ -210,9 +210,10 @@ class Evaluation {
       sums = CurrentExceptionToStatus();
     }
     // The others may be in the collectives of a forward.
-    if (!sums.ok() && !absl::IsCancelled(sums.status()) &&
-        request_.strategy != nullptr &&
-        request_.strategy->collective_forward()) {
+    const bool collective =
+        objective_.has_rollouts() || (request_.strategy != nullptr &&
+                                      request_.strategy->collective_forward());
+    if (!sums.ok() && !absl::IsCancelled(sums.status()) && collective) {
       return AgreeAfterCollectives(group_, sums.status(), "measure");
     }
     CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group_, sums.status(), "measure"));

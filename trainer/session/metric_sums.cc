@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -72,7 +73,10 @@ TaggedNumbers MetricSums::Numbers(absl::Span<const double> sums,
     const double divisor = sums[2 * row + 1];
     double value = sums[2 * row] / divisor;
     if (next != greatest_.end() && *next == static_cast<int64_t>(row)) {
-      value = *std::max_element(place, place + ranks);
+      // A NaN counts as the greatest.
+      value = *std::max_element(place, place + ranks, [](double a, double b) {
+        return std::isnan(b) ? !std::isnan(a) : a < b;
+      });
       place += ranks;
       ++next;
     }

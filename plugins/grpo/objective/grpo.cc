@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <utility>
@@ -81,9 +82,14 @@ absl::Status CheckConfig(const Config& config) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(
       !config.has_updates_per_rollout() || config.updates_per_rollout() >= 1,
       "updates_per_rollout", "1 or more", config.updates_per_rollout()));
-  CAPSTAN_RETURN_IF_ERROR(CheckField(config.rollout_batch() >= 0,
-                                     "rollout_batch", "0 or greater",
-                                     config.rollout_batch()));
+  const int64_t answers =
+      config.has_num_generations() ? config.num_generations() : kDefaultAnswers;
+  CAPSTAN_RETURN_IF_ERROR(CheckField(
+      config.rollout_batch() == 0 || config.rollout_batch() >= answers,
+      "rollout_batch",
+      absl::StrCat("at least num_generations, ", answers,
+                   ", as a prompt's answers are sampled together, or 0"),
+      config.rollout_batch()));
   CAPSTAN_RETURN_IF_ERROR(CheckField(config.eval_prompts() >= 0, "eval_prompts",
                                      "0 or greater", config.eval_prompts()));
   if (config.has_temperature() && !(config.temperature() > 0.0)) {
@@ -95,6 +101,13 @@ absl::Status CheckConfig(const Config& config) {
     for (const auto& [is_set, name] :
          {std::make_pair(config.loss() != DAPO, "loss"),
           std::make_pair(config.advantage() != GROUP_STD, "advantage"),
+          std::make_pair(config.has_clip_low(), "clip_low"),
+          std::make_pair(config.has_clip_high(), "clip_high"),
+          std::make_pair(config.clip_most() != 0.0, "clip_most"),
+          std::make_pair(config.sequence_ratios(), "sequence_ratios"),
+          std::make_pair(config.has_unbiased_kl(), "unbiased_kl"),
+          std::make_pair(config.kind() == ONLINE_DPO && config.mask_truncated(),
+                         "mask_truncated"),
           std::make_pair(config.kind() == REJECTION && config.beta() != 0.0,
                          "beta")}) {
       if (!is_set) continue;
@@ -175,6 +188,12 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
   const TokenModel& tokens = *model.token_model();
   CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(tokens, data));
   if (loss_.beta > 0.0 && !model.has_adapter()) {
+    if (config_.kind() == ONLINE_DPO) {
+      return FieldError("kind",
+                        "ONLINE_DPO compares with the model that training "
+                        "starts from, which is there only below an adapter: "
+                        "train one (adapter { lora {} })");
+    }
     return FieldError("beta",
                       "compares with the model that training starts from, "
                       "which is there only below an adapter: train one "
@@ -194,6 +213,7 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
         "(capstan.chat)");
   }
   const int64_t longest = data.max_sequence_length();
+  longest_ = std::max(longest_, longest + sampling_.max_new_tokens);
   if (longest + sampling_.max_new_tokens > tokens.max_positions()) {
     return FieldError(
         "max_new_tokens",
@@ -254,8 +274,8 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   if (samples != batch.end()) input.sample_positions = samples->second;
   AnswerTokens answers;
   answers.logps = model.token_model()->row_losses()->TokenLogProbs(
-      input, targets, sampling_.sampler.temperature, &answers.entropies,
-      runner);
+      input, targets, sampling_.sampler.temperature,
+      config_.kind() == POLICY_GRADIENT ? &answers.entropies : nullptr, runner);
   answers.old_logps = NextValues(batch.at(kOldLogProbs));
   const auto reference = batch.find(kReferenceLogProbs);
   if (reference != batch.end()) {
@@ -311,9 +331,10 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     if (config_.kind() == ONLINE_DPO &&
         prompts.size() % plan_.rows_per_sample != 0) {
       return FieldError(
-          "num_generations",
-          absl::StrCat("is ", plan_.rows_per_sample,
-                       ", of which the micro-batch's ", prompts.size(),
+          "kind",
+          absl::StrCat("is ONLINE_DPO, and num_generations ",
+                       plan_.rows_per_sample, ", of which the micro-batch's ",
+                       prompts.size(),
                        " rows must be a multiple, as a pair's loss takes both "
                        "of its answers: set batch.micro_batch_size"));
     }
@@ -338,21 +359,23 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     before[q] = before[q - 1] + places.questions[q - 1].seeds.size();
   }
   for (Places::Row& row : places.rows) row.answer += before[row.question];
-  step_ = info.step;
-  const int64_t first = info.step - (info.step - 1) % plan_.steps_per_sample;
-  if (plan_.steps_per_sample == 1 || first_step_ != first ||
+  const int64_t steps = (info.step - 1) % plan_.steps_per_sample;
+  const int64_t first = info.first_position - steps * info.global_batch_size;
+  if (plan_.steps_per_sample == 1 || first_position_ != first ||
       static_cast<int64_t>(rollouts_.size()) != info.global_batch_size) {
-    first_step_ = 0;
+    first_position_ = -1;
+    more_steps_ = false;
     CAPSTAN_RETURN_IF_ERROR(RollOut(model, places, info, runner));
-    first_step_ = first;
+    first_position_ = first;
   }
+  more_steps_ = info.step % plan_.steps_per_sample != 0;
   std::vector<std::vector<const grpo::Rollout*>> rows(batches->size());
   for (const Places::Row& row : places.rows) {
     rows[row.batch].push_back(&rollouts_[row.place]);
   }
   for (size_t b = 0; b < batches->size(); ++b) {
     const at::Device device = (*batches)[b].at(kInputIds).device();
-    (*batches)[b] = BatchOf(rows[b], device);
+    (*batches)[b] = BatchOf(rows[b], device, longest_);
   }
   return absl::OkStatus();
 }
@@ -548,12 +571,21 @@ Measurement Grpo::Summarize(absl::Span<const double> sums,
 }
 
 std::string Grpo::SaveState() const {
-  if (first_step_ == 0 || step_ % plan_.steps_per_sample == 0) return "";
-  return SaveRollouts(first_step_, rollouts_);
+  if (!more_steps_) return "";
+  return SaveRollouts(first_position_, rollouts_);
 }
 
 absl::Status Grpo::RestoreState(absl::string_view state) {
-  CAPSTAN_ASSIGN_OR_RETURN(rollouts_, ReadRollouts(state, &first_step_));
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<grpo::Rollout> rollouts,
+                           ReadRollouts(state, &first_position_));
+  const size_t metrics =
+      std::size(kAnswerMetricNames) + rewards_->names().size();
+  if (rollouts.empty() || rollouts[0].metrics.size() != metrics) {
+    return absl::InvalidArgumentError(
+        "the rollouts are of other rewards than the config's");
+  }
+  rollouts_ = std::move(rollouts);
+  more_steps_ = true;
   return absl::OkStatus();
 }
 

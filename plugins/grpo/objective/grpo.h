@@ -76,11 +76,14 @@ class Grpo final : public CausalObjective {
   AnswerOptions sampling_;
   RolloutPlan plan_;
   std::unique_ptr<Rewards> rewards_;
-  // Of the training data, from Check on.
+  // Of the training data, from Check on; and the most tokens of a row.
   mutable const Tokenizer* tokenizer_ = nullptr;
+  mutable int64_t longest_ = 0;
 
-  int64_t step_ = 0;        // the last that was rolled out
-  int64_t first_step_ = 0;  // the first that trains on rollouts_
+  bool more_steps_ = false;  // train on rollouts_
+  // Of the first step that trains on rollouts_, RolloutInfo::first_position;
+  // negative: none.
+  int64_t first_position_ = -1;
   // A place for each answer of a step; others' are empty unless several steps
   // train on them.
   std::vector<grpo::Rollout> rollouts_;

@@ -58,13 +58,14 @@ class Pack {
 
 }  // namespace
 
-Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device) {
+Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
+              int64_t most) {
   const auto count = static_cast<int64_t>(rows.size());
   int64_t length = 1;
   for (const Rollout* row : rows) {
     length = std::max(length, static_cast<int64_t>(row->text.size()));
   }
-  if (device.is_cuda()) length = LengthOnGpu(length, length);
+  if (device.is_cuda()) length = LengthOnGpu(length, most);
   const at::Tensor ids = at::zeros({count, length}, at::kLong);
   const at::Tensor labels =
       at::full({count, length}, kIgnoredTarget, at::kLong);
@@ -140,9 +141,10 @@ void Share(const std::function<void(absl::Span<double>)>& sum,
   }
 }
 
-std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows) {
+std::string SaveRollouts(int64_t first_position,
+                         absl::Span<const Rollout> rows) {
   RolloutState state;
-  state.set_first_step(first_step);
+  state.set_first_position(first_position);
   for (const Rollout& row : rows) {
     RolloutState::Row* const out = state.add_row();
     *out->mutable_text() = {row.text.begin(), row.text.end()};
@@ -157,7 +159,7 @@ std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows) {
 }
 
 absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_step) {
+                                                  int64_t* first_position) {
   RolloutState read;
   if (!read.ParseFromArray(state.data(), static_cast<int>(state.size()))) {
     return absl::InvalidArgumentError("the rollouts can't be read");
@@ -176,11 +178,13 @@ absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
     if (out.prompt < 1 || answer < 1 ||
         static_cast<int64_t>(out.log_probs.size()) != answer ||
         (!out.reference.empty() &&
-         static_cast<int64_t>(out.reference.size()) != answer)) {
+         static_cast<int64_t>(out.reference.size()) != answer) ||
+        out.reference.empty() != rows[0].reference.empty() ||
+        out.metrics.size() != rows[0].metrics.size()) {
       return absl::InvalidArgumentError("the rollouts' sizes don't fit");
     }
   }
-  *first_step = read.first_step();
+  *first_position = read.first_position();
   return rows;
 }
 

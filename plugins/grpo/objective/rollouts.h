@@ -43,8 +43,9 @@ struct Rollout {
 };
 
 // The tensors of `rows`, on `device`; rows are padded at the end to the longest
-// or, on a GPU, to LengthOnGpu. kSamplePosition isn't among them.
-Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device);
+// or, on a GPU, to LengthOnGpu, up to `most`. kSamplePosition isn't among them.
+Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
+              int64_t most = 0);
 
 // [B, T] int64: what follows each position, kIgnoredTarget where that isn't an
 // answer's token. `labels` as kLabels.
@@ -59,9 +60,10 @@ void Share(const std::function<void(absl::Span<double>)>& sum,
            std::vector<Rollout>* rows);
 
 // A checkpoint's.
-std::string SaveRollouts(int64_t first_step, absl::Span<const Rollout> rows);
+std::string SaveRollouts(int64_t first_position,
+                         absl::Span<const Rollout> rows);
 absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_step);
+                                                  int64_t* first_position);
 
 }  // namespace capstan::grpo
 
