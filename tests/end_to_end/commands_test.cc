@@ -220,6 +220,10 @@ TEST(CheckTest, EveryConfigThatComesWithTheTrainer) {
       args.insert(args.end(), {"--set", "train_data.steps=160", "--set",
                                "train_data.streams=3"});
     }
+    if (absl::StartsWith(name, "qwen3_0.6b_grpo")) {
+      // The sample tokenizer's template has no variables.
+      args.insert(args.end(), {"--set", "train_data.chat_template_kwargs={}"});
+    }
     const TrainerResult checked = RunTrainer(args);
     EXPECT_EQ(checked.exit_code, 0) << entry.path() << ": " << checked.err;
     EXPECT_THAT(checked.out, StartsWith("OK: "));
