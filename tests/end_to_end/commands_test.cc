@@ -162,7 +162,7 @@ std::string WorkspaceWithAModel() {
            workspace + "/runs/grpo_sft_quickstart/latest/final");
   fs::create_directories(workspace + "/data");
   std::string questions;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     absl::StrAppend(&questions, "{\"question\": \"What is ", i,
                     " + 1?\", \"answer\": \"#### ", i + 1, "\"}\n");
   }
