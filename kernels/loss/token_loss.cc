@@ -124,6 +124,17 @@ int64_t RowBytes(int64_t vocab, int64_t element, bool softcap) {
   return vocab * element + (softcap ? SoftCapBytes(vocab, element) : 0);
 }
 
+// Of `rows` rows, how many have their logits at a time. logits_bytes: at most,
+// 0 for the device's.
+int64_t PieceRows(const at::Tensor& hidden, const at::Tensor& weight,
+                  int64_t rows, int64_t logits_bytes, double softcap) {
+  return PiecesOf(
+             rows,
+             RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
+             logits_bytes > 0 ? logits_bytes : LogitsBytes(DeviceOf(hidden)))
+      .rows;
+}
+
 // sum += a b in float32, where an undefined sum is 0, for 16-bit a and b.
 void AddWideProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   const bool add = sum.defined();
@@ -406,6 +417,13 @@ at::Tensor Embedding(const at::Tensor& weight, const at::Tensor& tokens,
   return EmbeddingFunction::apply(weight, tokens, tied, place);
 }
 
+at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
+                      double softcap) {
+  at::Tensor logits = MatMul(hidden, weight.t());
+  SoftCap(logits, softcap);
+  return logits;
+}
+
 at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& targets,
@@ -418,11 +436,7 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   const HeadRows of = {RowsToSee(hidden, targets, row_weights), softcap,
                        smoothing, temperature};
   const int64_t rows = of.seen.targets.size(0);
-  const int64_t piece =
-      PiecesOf(rows,
-               RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
-               logits_bytes > 0 ? logits_bytes : LogitsBytes(DeviceOf(hidden)))
-          .rows;
+  const int64_t piece = PieceRows(hidden, weight, rows, logits_bytes, softcap);
   if (at::GradMode::is_enabled() &&
       (hidden.requires_grad() || weight.requires_grad())) {
     return HeadFunction::apply(hidden, weight, of, piece,
@@ -432,21 +446,13 @@ at::Tensor HeadCrossEntropySum(const at::Tensor& hidden,
   at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kFloat));
   for (int64_t r = 0; r < rows; r += piece) {
     const int64_t n = std::min(piece, rows - r);
-    at::Tensor logits = MatMul(x.narrow(0, r, n), weight.t());
-    SoftCap(logits, softcap);
+    at::Tensor logits = HeadLogits(x.narrow(0, r, n), weight, softcap);
     if (temperature != 1.0) logits.div_(temperature);
     sum += CrossEntropySum(logits, of.seen.targets.narrow(0, r, n), false,
                            /*factor=*/1.0, RowsOf(of.seen.weights, r, n),
                            smoothing);
   }
   return sum;
-}
-
-at::Tensor HeadLogits(const at::Tensor& hidden, const at::Tensor& weight,
-                      double softcap) {
-  at::Tensor logits = MatMul(hidden, weight.t());
-  SoftCap(logits, softcap);
-  return logits;
 }
 
 at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
@@ -456,11 +462,7 @@ at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
   const SeenRows seen = RowsToSee(hidden, targets, {});
   const at::Tensor x = Select(hidden, seen.rows);
   const int64_t rows = x.size(0);
-  const int64_t piece =
-      PiecesOf(rows,
-               RowBytes(weight.size(0), weight.element_size(), softcap != 0.0),
-               logits_bytes > 0 ? logits_bytes : LogitsBytes(DeviceOf(hidden)))
-          .rows;
+  const int64_t piece = PieceRows(hidden, weight, rows, logits_bytes, softcap);
   at::Tensor found = at::zeros({rows}, Wide(hidden));
   at::Tensor entropies;
   if (entropy != nullptr) entropies = at::zeros({rows}, Wide(hidden));
@@ -474,9 +476,9 @@ at::Tensor HeadLogProbs(const at::Tensor& hidden, const at::Tensor& weight,
     if (entropy != nullptr) entropies.narrow(0, r, n).copy_(of_piece);
   }
   const auto spread = [&](const at::Tensor& t) {
-    return seen.rows.defined() ? at::zeros({hidden.size(0)}, t.options())
-                                     .index_copy_(0, seen.rows, t)
-                               : t;
+    return seen.rows.defined()
+               ? Spread(t.unsqueeze(1), seen.rows, hidden.size(0)).squeeze(1)
+               : t;
   };
   if (entropy != nullptr) *entropy = spread(entropies);
   return spread(found);

@@ -22,6 +22,7 @@
 #include "plugins/grpo/objective/advantages.h"
 #include "plugins/grpo/objective/rollouts.h"
 #include "plugins/model/llama/llama.h"
+#include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/token_model.h"
 #include "tests/golden/gradient_norm.h"
 #include "tests/golden/pair_golden.h"
@@ -126,8 +127,8 @@ void SetLogProbs(Model& model, const Config& config, const Json& wanted,
   input.tokens = batch.at(kInputIds);
   PlainRunner runner;
   const at::Tensor found = model.token_model()->row_losses()->TokenLogProbs(
-      input, grpo::NextTokens(batch.at(kLabels)), config.temperature(), nullptr,
-      runner);
+      input, NextOf(batch.at(kLabels), kIgnoredTarget), config.temperature(),
+      nullptr, runner);
   for (int64_t row = 0; row < kRows; ++row) {
     grpo::Rollout& rollout = (*rollouts)[row];
     std::vector<float>& values = rollout.*where;

@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -19,6 +18,7 @@
 #include "kernels/to_device.h"
 #include "plugins/dpo/objective/twin_runner.h"
 #include "plugins/objective/common/pairs.h"
+#include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/token_model.h"
@@ -34,15 +34,6 @@ constexpr char kHowToMake[] =
 // [B] float32, from Rollout: log p of the mismatched answers over that under
 // the reference.
 constexpr char kMismatched[] = "mismatched_logratios";
-
-// labels[:, t + 1] at t; none at the last.
-at::Tensor Shifted(const at::Tensor& labels) {
-  const at::Tensor targets =
-      at::full(labels.sizes(), kIgnoredTarget, labels.options());
-  const int64_t length = labels.size(1) - 1;
-  targets.narrow(1, 0, length).copy_(labels.narrow(1, 1, length));
-  return targets;
-}
 
 // A tensor of the batch, or its copy on the CPU.
 at::Tensor TextOf(const Batch& batch, const char* name, bool host) {
@@ -63,7 +54,7 @@ at::Tensor PromptTargets(const Batch& batch, int64_t pairs, bool host) {
   }
   const at::Tensor labels = ids.masked_fill(~is_prompt, kIgnoredTarget);
   labels.narrow(0, pairs, pairs).fill_(kIgnoredTarget);
-  return Shifted(labels);
+  return NextOf(labels, kIgnoredTarget);
 }
 
 RowLosses& RowLossesOf(Model& model) {
@@ -262,7 +253,8 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
   if (info.training) input.sample_positions = part(TextPositions(batch));
   // The head then leaves prompts and padding out.
   const bool host = TakesHostTargets(*model.token_model());
-  const at::Tensor completions = Shifted(part(TextOf(batch, kLabels, host)));
+  const at::Tensor completions =
+      NextOf(part(TextOf(batch, kLabels, host)), kIgnoredTarget);
   std::vector<at::Tensor> sets = {completions};
   if (options_.loss == ORPO) {
     sets.push_back(PromptTargets(batch, pairs, host));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/status.h"
@@ -61,42 +62,47 @@ class Sampling {
     size_t answer;  // its place in out_
   };
 
-  // The first time each prompt becomes as many texts as it has seeds.
+  // As ExtendTexts.
   absl::Status Extend(const at::Tensor& logits, Texts* texts,
                       std::vector<int64_t>* from) {
-    const bool first = rows_.empty();
-    if (first) {
-      Texts all;
-      for (size_t q = 0; q < questions_.size(); ++q) {
-        for (size_t i = 0; i < questions_[q].seeds.size(); ++i) {
-          all.push_back((*texts)[q]);
-          rows_.push_back({{static_cast<int64_t>((*texts)[q].size()), ends_,
-                            questions_[q].seeds[i]},
-                           first_[q] + i});
-          from->push_back(static_cast<int64_t>(q));
-        }
-      }
-      *texts = std::move(all);
-    } else {
-      for (size_t row = 0; row < texts->size(); ++row) {
-        from->push_back(static_cast<int64_t>(row));
+    if (rows_.empty()) return Begin(logits, texts, from);
+    const size_t count = texts->size();
+    CAPSTAN_RETURN_IF_ERROR(Draw(logits, texts));
+    from->resize(count);
+    std::iota(from->begin(), from->end(), 0);
+    DropEnded(texts, from);
+    // Nothing to do for the cache.
+    if (texts->size() == count) from->clear();
+    return absl::OkStatus();
+  }
+
+  // The same for the first tokens: each prompt becomes as many texts as it has
+  // seeds.
+  absl::Status Begin(const at::Tensor& logits, Texts* texts,
+                     std::vector<int64_t>* from) {
+    Texts all;
+    for (size_t q = 0; q < questions_.size(); ++q) {
+      for (size_t i = 0; i < questions_[q].seeds.size(); ++i) {
+        all.push_back((*texts)[q]);
+        rows_.push_back({{static_cast<int64_t>((*texts)[q].size()), ends_,
+                          questions_[q].seeds[i]},
+                         first_[q] + i});
+        from->push_back(static_cast<int64_t>(q));
       }
     }
+    *texts = std::move(all);
     const at::Tensor source =
         at::tensor(at::ArrayRef<int64_t>(*from), at::kLong);
     CAPSTAN_RETURN_IF_ERROR(Draw(logits.index_select(0, source), texts));
     DropEnded(texts, from);
-    // Nothing to do for the cache.
-    if (!first && static_cast<int64_t>(texts->size()) == source.numel()) {
-      from->clear();
-    }
     return absl::OkStatus();
   }
 
-  // Adds a token to each text.
+  // Adds a token to each text by its logits, which are of no more use then.
   absl::Status Draw(const at::Tensor& logits, Texts* texts) {
-    // Choosing may change the logits.
-    const at::Tensor undisturbed = logits.clone();
+    // Rules change the logits.
+    const at::Tensor undisturbed =
+        options_.sampler.rules.any() ? logits.clone() : logits;
     const auto count = static_cast<int64_t>(texts->size());
     const at::Tensor tokens = at::zeros({count}, at::kLong);
     int64_t* const token = tokens.mutable_data_ptr<int64_t>();
@@ -169,9 +175,11 @@ class Gate final : public UnitRunner {
 
 absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
     TokenModel* model, absl::Span<const Question> questions,
-    const AnswerOptions& options, UnitRunner& runner) {
+    const AnswerOptions& options,
+    const std::function<bool(bool done)>& all_done, UnitRunner& runner) {
   const at::NoGradGuard no_gradients;
   std::vector<SampledAnswer> answers;
+  Gate gate(all_done, &runner);
   while (!questions.empty()) {
     size_t count = 0, rows = 0;
     do {
@@ -180,30 +188,20 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
              (options.rows == 0 ||
               static_cast<int64_t>(rows + questions[count].seeds.size()) <=
                   options.rows));
-    CAPSTAN_RETURN_IF_ERROR(
-        Sampling(model, questions.first(count), options).Run(runner, &answers));
+    try {
+      CAPSTAN_RETURN_IF_ERROR(
+          Sampling(model, questions.first(count), options).Run(gate, &answers));
+    } catch (const Gate::Stopped&) {
+      return absl::CancelledError("sampling was stopped");
+    }
     questions.remove_prefix(count);
   }
-  return answers;
-}
-
-absl::Status RunTogether(
-    TokenModel* model, const std::function<bool(bool done)>& all_done,
-    const std::function<absl::Status(UnitRunner& runner)>& sample,
-    UnitRunner& runner) {
-  try {
-    Gate gate(all_done, &runner);
-    CAPSTAN_RETURN_IF_ERROR(sample(gate));
-  } catch (const Gate::Stopped&) {
-    return absl::CancelledError("sampling was stopped");
-  }
-  const at::NoGradGuard no_gradients;
   while (!all_done(true)) {
     TokenInput input;
     input.tokens = at::zeros({1, 1}, at::kLong);
     model->LastLogits(input, runner);
   }
-  return absl::OkStatus();
+  return answers;
 }
 
 }  // namespace capstan::grpo

@@ -39,18 +39,13 @@ struct AnswerOptions {
 
 // Returns the answers of all questions, in order. Without gradients. An answer
 // depends on model, prompt and seed alone: in a deterministic run its bits do,
-// too.
+// too. This rank runs as many forwards as the one that needs most, by
+// `all_done`, RolloutInfo's or MeasureInfo's. CANCELLED if that says that the
+// run is to stop.
 absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
     TokenModel* model, absl::Span<const Question> questions,
-    const AnswerOptions& options, UnitRunner& runner);
-
-// Has `sample` run its forwards through a runner, and this rank as many as the
-// one that needs most. `all_done`: RolloutInfo's or MeasureInfo's. CANCELLED if
-// it says that the run is to stop.
-absl::Status RunTogether(
-    TokenModel* model, const std::function<bool(bool done)>& all_done,
-    const std::function<absl::Status(UnitRunner& runner)>& sample,
-    UnitRunner& runner);
+    const AnswerOptions& options,
+    const std::function<bool(bool done)>& all_done, UnitRunner& runner);
 
 }  // namespace capstan::grpo
 

@@ -75,15 +75,19 @@ uint64_t SeedOf(uint64_t key, int64_t position) {
   return uint64_t{bits[0]} << 32 | bits[1];
 }
 
+// To a prompt.
+int64_t AnswersOf(const Config& config) {
+  return config.has_num_generations() ? config.num_generations()
+                                      : kDefaultAnswers;
+}
+
 absl::Status CheckConfig(const Config& config) {
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(!config.has_num_generations() || config.num_generations() >= 2,
-                 "num_generations", "2 or more", config.num_generations()));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(AnswersOf(config) >= 2, "num_generations",
+                                     "2 or more", config.num_generations()));
   CAPSTAN_RETURN_IF_ERROR(CheckField(
       !config.has_updates_per_rollout() || config.updates_per_rollout() >= 1,
       "updates_per_rollout", "1 or more", config.updates_per_rollout()));
-  const int64_t answers =
-      config.has_num_generations() ? config.num_generations() : kDefaultAnswers;
+  const int64_t answers = AnswersOf(config);
   CAPSTAN_RETURN_IF_ERROR(CheckField(
       config.rollout_batch() == 0 || config.rollout_batch() >= answers,
       "rollout_batch",
@@ -163,9 +167,9 @@ absl::StatusOr<std::unique_ptr<Grpo>> Grpo::Create(const Config& config) {
     grpo->loss_.beta = kDefaultDpoBeta;
   }
   grpo->sampling_ = std::move(sampling);
-  grpo->plan_ = {
-      config.has_num_generations() ? config.num_generations() : kDefaultAnswers,
-      config.has_updates_per_rollout() ? config.updates_per_rollout() : 1};
+  grpo->plan_ = {AnswersOf(config), config.has_updates_per_rollout()
+                                        ? config.updates_per_rollout()
+                                        : 1};
   CAPSTAN_ASSIGN_OR_RETURN(grpo->rewards_, Rewards::Create(config.reward()));
   return grpo;
 }
@@ -266,8 +270,8 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   }
   const at::Device device = ids.device();
   const bool host = TakesHostTargets(*model.token_model());
-  const at::Tensor targets =
-      NextTokens(host ? HostTensor(batch, kLabels) : batch.at(kLabels));
+  const at::Tensor targets = NextOf(
+      host ? HostTensor(batch, kLabels) : batch.at(kLabels), kIgnoredTarget);
   TokenInput input;
   input.tokens = ids;
   const auto samples = batch.find(kSamplePosition);
@@ -276,10 +280,10 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   answers.logps = model.token_model()->row_losses()->TokenLogProbs(
       input, targets, sampling_.sampler.temperature,
       config_.kind() == POLICY_GRADIENT ? &answers.entropies : nullptr, runner);
-  answers.old_logps = NextValues(batch.at(kOldLogProbs));
+  answers.old_logps = NextOf(batch.at(kOldLogProbs), 0);
   const auto reference = batch.find(kReferenceLogProbs);
   if (reference != batch.end()) {
-    answers.reference = NextValues(reference->second);
+    answers.reference = NextOf(reference->second, 0);
   }
   answers.mask = kernels::ToDevice(targets, device).ge(0);
   if (config_.mask_truncated()) {
@@ -382,17 +386,9 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
 
 absl::Status Grpo::RollOut(Model& model, const Places& places,
                            const RolloutInfo& info, UnitRunner& runner) {
-  TokenModel* const tokens = model.token_model();
-  std::vector<SampledAnswer> answers;
-  CAPSTAN_RETURN_IF_ERROR(RunTogether(
-      tokens, info.all_done,
-      [&](UnitRunner& together) -> absl::Status {
-        CAPSTAN_ASSIGN_OR_RETURN(
-            answers,
-            SampleAnswers(tokens, places.questions, sampling_, together));
-        return absl::OkStatus();
-      },
-      runner));
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<SampledAnswer> answers,
+                           SampleAnswers(model.token_model(), places.questions,
+                                         sampling_, info.all_done, runner));
   std::vector<int64_t> prompts(answers.size());
   std::vector<std::string> texts(answers.size());
   for (const Places::Row& row : places.rows) {
@@ -469,7 +465,7 @@ void Grpo::AddReference(Model& model, const Places& places,
     const at::Tensor found =
         model.token_model()
             ->row_losses()
-            ->TokenLogProbs(input, NextTokens(batch.at(kLabels)),
+            ->TokenLogProbs(input, NextOf(batch.at(kLabels), kIgnoredTarget),
                             sampling_.sampler.temperature, nullptr, runner)
             .cpu();
     for (int64_t r = 0; row != end; ++row, ++r) {
@@ -524,16 +520,9 @@ absl::StatusOr<std::vector<double>> Grpo::Measure(
   AnswerOptions options = sampling_;
   constexpr int64_t kAtOnce = 64;
   if (options.rows == 0) options.rows = kAtOnce;
-  std::vector<SampledAnswer> answers;
-  CAPSTAN_RETURN_IF_ERROR(RunTogether(
-      model.token_model(), info.all_done,
-      [&](UnitRunner& together) -> absl::Status {
-        CAPSTAN_ASSIGN_OR_RETURN(
-            answers,
-            SampleAnswers(model.token_model(), questions, options, together));
-        return absl::OkStatus();
-      },
-      runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SampledAnswer> answers,
+                           SampleAnswers(model.token_model(), questions,
+                                         options, info.all_done, runner));
   CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
                            Score(answers, prompts, rows));
   // Reward, length, those cut off and their number; each reward and its number.

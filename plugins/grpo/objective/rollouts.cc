@@ -11,14 +11,6 @@
 namespace capstan::grpo {
 namespace {
 
-// values[:, t + 1] at t; `last` at the end.
-at::Tensor Next(const at::Tensor& values, int64_t last) {
-  const at::Tensor next = at::full(values.sizes(), last, values.options());
-  const int64_t length = values.size(1) - 1;
-  next.narrow(1, 0, length).copy_(values.narrow(1, 1, length));
-  return next;
-}
-
 // Sizes and values of one rollout, as doubles, which have all of float's.
 class Pack {
  public:
@@ -110,12 +102,6 @@ Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
   }
   return moved;
 }
-
-at::Tensor NextTokens(const at::Tensor& labels) {
-  return Next(labels, kIgnoredTarget);
-}
-
-at::Tensor NextValues(const at::Tensor& values) { return Next(values, 0); }
 
 void Share(const std::function<void(absl::Span<double>)>& sum,
            std::vector<Rollout>* rows) {

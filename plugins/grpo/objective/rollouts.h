@@ -47,12 +47,6 @@ struct Rollout {
 Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
               int64_t most = 0);
 
-// [B, T] int64: what follows each position, kIgnoredTarget where that isn't an
-// answer's token. `labels` as kLabels.
-at::Tensor NextTokens(const at::Tensor& labels);
-// [B, T]: values of tokens, by the position before each of them.
-at::Tensor NextValues(const at::Tensor& values);
-
 // Gives each rank what the others have, where `rows` has a place for each of a
 // step's answers and each answer is of one rank; the others' are empty. `sum`
 // is RolloutInfo::all_sum.

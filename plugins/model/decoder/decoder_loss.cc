@@ -28,27 +28,35 @@ kernels::TiedGradient DecoderModel::NewTiedGradient() const {
                 : kernels::TiedGradient();
 }
 
+at::Tensor DecoderModel::RunHead(const at::Tensor& hidden, HeadLoss loss,
+                                 UnitRunner& runner) const {
+  const at::Tensor& norm = parameters_[layout_.norm];
+  const double eps = config_.rms_norm_eps;
+  const bool plus_one = config_.norm_plus_one;
+  const LossHead head = {
+      parameters_[layout_.head], {sink_, layout_.head}, config_.logit_softcap};
+  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
+  return runner.Run(
+      head_unit(), hidden,
+      [norm, eps, plus_one, head, of_norm,
+       loss = std::move(loss)](const at::Tensor& x) {
+        const MemoryScope scope(MemoryCategory::kLogits);
+        return loss(kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head);
+      });
+}
+
 at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                                           const at::Tensor& targets,
                                           UnitRunner& runner) {
   const kernels::TiedGradient tied = NewTiedGradient();
-  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
-  const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
-  const double eps = config_.rms_norm_eps;
-  const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
-  const kernels::WeightPlace place = {sink_, layout_.head};
-  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
-  return runner.Run(head_unit(), hidden,
-                    [norm, head, eps, plus_one, softcap, targets, tied, place,
-                     of_norm](const at::Tensor& x) {
-                      const MemoryScope scope(MemoryCategory::kLogits);
-                      return kernels::HeadCrossEntropyRows(
-                          kernels::RmsNorm(x, norm, eps, plus_one, of_norm),
-                          head, targets, tied, /*logits_bytes=*/0, place,
-                          softcap);
-                    });
+  return RunHead(
+      Hidden(input, runner, tied, nullptr),
+      [targets, tied](const at::Tensor& rows, const LossHead& head) {
+        return kernels::HeadCrossEntropyRows(rows, head.weight, targets, tied,
+                                             /*logits_bytes=*/0, head.place,
+                                             head.softcap);
+      },
+      runner);
 }
 
 at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
@@ -56,27 +64,18 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
                                        double temperature, at::Tensor* entropy,
                                        UnitRunner& runner) {
   const kernels::TiedGradient tied = NewTiedGradient();
-  const at::Tensor hidden = Hidden(input, runner, tied, nullptr);
-  const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
-  const double eps = config_.rms_norm_eps;
-  const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
-  const kernels::WeightPlace place = {sink_, layout_.head};
-  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
   const at::Tensor flat = targets.reshape({-1});
-  // Shared: the body may run again in backward.
   std::shared_ptr<at::Tensor> found;
   if (entropy != nullptr) found = std::make_shared<at::Tensor>();
-  const at::Tensor log_probs =
-      runner.Run(head_unit(), hidden,
-                 [norm, head, eps, plus_one, softcap, flat, temperature, tied,
-                  place, of_norm, found](const at::Tensor& x) {
-                   const MemoryScope scope(MemoryCategory::kLogits);
-                   return kernels::HeadTokenLogProbs(
-                       kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head,
-                       flat, temperature, found.get(), tied, place, softcap);
-                 });
+  const at::Tensor log_probs = RunHead(
+      Hidden(input, runner, tied, nullptr),
+      [flat, temperature, tied, found](const at::Tensor& rows,
+                                       const LossHead& head) {
+        return kernels::HeadTokenLogProbs(rows, head.weight, flat, temperature,
+                                          found.get(), tied, head.place,
+                                          head.softcap);
+      },
+      runner);
   if (entropy != nullptr) *entropy = found->view(targets.sizes());
   return log_probs.view(targets.sizes());
 }
@@ -147,25 +146,18 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
   }
   const at::Tensor hidden =
       Hidden(input, runner, tied, router_loss, division_.get(), noise);
-  const at::Tensor& norm = parameters_[layout_.norm];
-  const at::Tensor& head = parameters_[layout_.head];
-  const double eps = config_.rms_norm_eps;
-  const bool plus_one = config_.norm_plus_one;
-  const double softcap = config_.logit_softcap;
   const at::Tensor flat = targets.tokens.reshape({-1});
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  const kernels::WeightPlace place = {sink_, layout_.head};
-  const kernels::WeightPlace of_norm = {sink_, layout_.norm};
-  const at::Tensor sum = runner.Run(
-      head_unit(), hidden,
-      [norm, head, eps, plus_one, softcap, flat, factors, tied, place, of_norm,
-       smoothing = how.smoothing](const at::Tensor& x) {
-        const MemoryScope scope(MemoryCategory::kLogits);
-        return kernels::HeadCrossEntropySum(
-            kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head, flat, tied,
-            /*logits_bytes=*/0, place, factors, softcap, smoothing);
-      });
+  const at::Tensor sum = RunHead(
+      hidden,
+      [flat, factors, tied, smoothing = how.smoothing](const at::Tensor& rows,
+                                                       const LossHead& head) {
+        return kernels::HeadCrossEntropySum(rows, head.weight, flat, tied,
+                                            /*logits_bytes=*/0, head.place,
+                                            factors, head.softcap, smoothing);
+      },
+      runner);
   if (division_ != nullptr && !division_->divides()) {
     return sum * (1.0 / division_->ranks());
   }

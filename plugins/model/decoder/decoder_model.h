@@ -9,6 +9,7 @@
 #define CAPSTAN_PLUGINS_MODEL_DECODER_DECODER_MODEL_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -238,6 +239,17 @@ class DecoderModel : public Model,
   // Null unless the embedding is the head, too, and is trained.
   kernels::TiedGradient NewTiedGradient() const;
   int head_unit() const { return static_cast<int>(layout_.units.size()) - 1; }
+  struct LossHead {
+    at::Tensor weight;
+    kernels::WeightPlace place;  // of its gradient
+    double softcap;
+  };
+  // Runs the head's unit with `loss` of the last layer's rows, normalised.
+  // Keeps what it captures, as a body may run again in backward.
+  using HeadLoss =
+      std::function<at::Tensor(const at::Tensor& rows, const LossHead& head)>;
+  at::Tensor RunHead(const at::Tensor& hidden, HeadLoss loss,
+                     UnitRunner& runner) const;
 
   const DecoderConfig config_;
   const DecoderLayout layout_;

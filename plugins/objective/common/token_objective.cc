@@ -5,6 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -52,6 +53,13 @@ absl::Status CheckPrompt(TokenModel& model, absl::Span<const int64_t> prompt) {
     }
   }
   return absl::OkStatus();
+}
+
+at::Tensor NextOf(const at::Tensor& x, int64_t last) {
+  const at::Tensor next = at::full(x.sizes(), last, x.options());
+  const int64_t length = x.size(1) - 1;
+  next.narrow(1, 0, length).copy_(x.narrow(1, 1, length));
+  return next;
 }
 
 int64_t TokensToAdd(const Batch& batch, int64_t most) {

@@ -26,6 +26,10 @@ absl::Status CheckLogits(TokenModel& model);
 // Checks that the model can continue `prompt`.
 absl::Status CheckPrompt(TokenModel& model, absl::Span<const int64_t> prompt);
 
+// x[:, t + 1] at t, `last` at the end, for x [B, T]: what is to be predicted
+// there, of what tokens have.
+at::Tensor NextOf(const at::Tensor& x, int64_t last);
+
 // By how many tokens to lengthen the rows of a batch: on a GPU to LengthOnGpu;
 // 0 if rows don't vary in length, i.e. the batch has no kTokenCounts, or packs
 // documents.
