@@ -353,7 +353,7 @@ class Fsdp final : public Strategy {
       frozen_[g] = Zeros(MemoryCategory::kParameters, end - begin,
                          shard_.master.options(), context_.precision.compute);
       CAPSTAN_RETURN_IF_ERROR(FillInitialValues(
-          context_, CutRanges(layouts_[g], begin, end), frozen_[g]));
+          *context_.model, context_.seed, CutRanges(layouts_[g], begin, end), frozen_[g]));
     }
     return absl::OkStatus();
   }

@@ -17,6 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/dataset.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/testing/run_folder.h"
@@ -27,6 +28,7 @@ namespace capstan {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr char kWeights[] = "/final/model.safetensors";
@@ -184,6 +186,43 @@ TEST(RolloutTest, RanksWaitForEachOther) {
         WithRollouts(sharded, Ragged([](const RolloutInfo&, int) {}));
     EXPECT_THAT(ReadMetrics(MustTrain(run)).losses(),
                 ::testing::Pointwise(::testing::DoubleNear(2e-5), want));
+  }
+}
+
+// Whatever training has made of them, which it goes on with.
+TEST(RolloutTest, ForwardsMayHaveTheInitialWeights) {
+  for (const bool sharded : {false, true}) {
+    SCOPED_TRACE(sharded);
+    std::vector<float> initial, present;
+    const auto loss = [](Model& model, UnitRunner& runner) {
+      return static_cast<conformance::ToyModel&>(model)
+          .LossSum(conformance::ToySamples(0, 4), runner)
+          .item<float>();
+    };
+    const ToyRun run =
+        WithRollouts(sharded, [&](Model& model, std::vector<Batch>*,
+                                  const RolloutInfo& info, UnitRunner& runner) {
+          float then = 0.0f, now = 0.0f;
+          CAPSTAN_RETURN_IF_ERROR(info.with_initial_weights([&] {
+            then = loss(model, runner);
+            return absl::OkStatus();
+          }));
+          now = loss(model, runner);
+          if (info.rank == 0) {
+            initial.push_back(then);
+            present.push_back(now);
+          }
+          return absl::OkStatus();
+        });
+    ToyRun plain = WithRollouts(
+        sharded, [](Model&, std::vector<Batch>*, const RolloutInfo&,
+                    UnitRunner&) { return absl::OkStatus(); });
+    EXPECT_EQ(ReadMetrics(MustTrain(run)).losses(),
+              ReadMetrics(MustTrain(plain)).losses());
+    ASSERT_EQ(initial.size(), 5);
+    EXPECT_THAT(initial, Each(initial[0]));
+    EXPECT_EQ(present[0], initial[0]);
+    EXPECT_LT(present[4], initial[4]);
   }
 }
 
