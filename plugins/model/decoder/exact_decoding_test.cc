@@ -18,7 +18,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/loss/tokens.h"
-#include "plugins/model/decoder/bound_decoder_for_test.h"
+#include "plugins/model/decoder/bound_decoder_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/objective/common/decode_loop.h"
 #include "plugins/sdk/token_model.h"

@@ -33,18 +33,18 @@ std::vector<int64_t> EndsOf(const at::Tensor& targets, int64_t batch,
   return ends;
 }
 
-using Shared = std::shared_ptr<const SharedPrefixes>;
+using Prefixes = std::shared_ptr<const SharedPrefixes>;
 
 class WholeRows : public torch::autograd::Function<WholeRows> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,
-                            const at::Tensor& x, const Shared& shared) {
+                            const at::Tensor& x, const Prefixes& shared) {
     return kernels::Keep(ctx, shared)->ToWhole(x);
   }
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* ctx,
       torch::autograd::variable_list grads) {
-    return {kernels::KeptOf<Shared>(ctx)->SumOfWhole(grads[0]), at::Tensor()};
+    return {kernels::KeptOf<Prefixes>(ctx)->SumOfWhole(grads[0]), at::Tensor()};
   }
 };
 

@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "plugins/model/decoder/bound_decoder_for_test.h"
+#include "plugins/model/decoder/bound_decoder_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/unit_runner.h"

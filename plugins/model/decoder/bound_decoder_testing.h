@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_FOR_TEST_H_
-#define CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_FOR_TEST_H_
+#ifndef CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_TESTING_H_
+#define CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_TESTING_H_
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
@@ -47,4 +47,4 @@ inline std::unique_ptr<Decoder> BoundDecoder(
 
 }  // namespace capstan::decoder
 
-#endif  // CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_FOR_TEST_H_
+#endif  // CAPSTAN_PLUGINS_MODEL_DECODER_BOUND_DECODER_TESTING_H_
