@@ -2,7 +2,6 @@
 //
 // The losses of a DecoderModel's logits, regularised or not, on rows that are
 // whole or divided among ranks.
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -30,12 +29,10 @@ kernels::TiedGradient DecoderModel::NewTiedGradient() const {
                 : kernels::TiedGradient();
 }
 
-// In a deterministic run gradients don't depend on which rows are in one batch.
 std::shared_ptr<SharedPrefixes> DecoderModel::SharedIn(
     const TokenInput& input, const at::Tensor& targets) const {
   const bool drops = lora_ != nullptr && lora_->dropout();
   if (!config_.causal || input.positions.defined() || drops ||
-      at::globalContext().deterministicAlgorithms() ||
       !kernels::CanFuseTransformerBlock(parameters_[layout_.norm])) {
     return nullptr;
   }

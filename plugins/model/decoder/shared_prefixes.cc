@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/decoder/shared_prefixes.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -151,10 +152,14 @@ at::Tensor SharedPrefixes::SumOfWhole(const at::Tensor& whole) const {
   const at::Tensor rows = whole.view({batch_, length_, width});
   at::Tensor sum = at::empty({places_.numel(), width}, whole.options());
   for (const Group& group : groups_) {
-    const at::Tensor parts =
-        rows.narrow(1, 0, group.length)
-            .index_select(0, at::tensor(group.rows, at::kLong));
-    sum.narrow(0, group.first, group.length).copy_(parts.sum(0));
+    // One after the other, for the same bits with any number of threads.
+    at::Tensor total =
+        at::zeros({group.length, width},
+                  whole.options().dtype(at::toOpMathType(whole.scalar_type())));
+    for (const int64_t row : group.rows) {
+      total += rows[row].narrow(0, 0, group.length);
+    }
+    sum.narrow(0, group.first, group.length).copy_(total);
   }
   CopyRests(sum, rows, /*to_whole=*/false);
   return sum;

@@ -18,8 +18,9 @@
 namespace capstan::decoder {
 
 // Constant. The layers' rows, N of them, are tokens that are computed; those of
-// a batch are B * T. Sums over texts that share a token round otherwise than
-// sums over their rows.
+// a batch are B * T. Forwards have the bits that each row by itself has, where
+// products have (kernels/decode/few_rows.h); gradients of a token that texts
+// share are added up first, and so round otherwise.
 class SharedPrefixes final
     : public kernels::AttentionExchange,
       public std::enable_shared_from_this<SharedPrefixes> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/model/decoder/shared_prefixes.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -100,13 +100,13 @@ struct Result {
   std::vector<at::Tensor> gradients;
 };
 
-// Deterministic: each row is computed for itself.
+// `whole`: with positions each row is computed for itself.
 Result Compute(Decoder* model, const Texts& texts,
-               const std::vector<at::Tensor>& trained, bool deterministic) {
-  at::globalContext().setDeterministicAlgorithms(deterministic, false);
+               const std::vector<at::Tensor>& trained, bool whole) {
   PlainRunner runner;
   TokenInput input;
   input.tokens = texts.tokens;
+  if (whole) input.positions = at::arange(kLength).expand({kRows, kLength});
   RowLosses& losses = *model->row_losses();
   Result result;
   at::Tensor entropy;
@@ -121,7 +121,6 @@ Result Compute(Decoder* model, const Texts& texts,
   result.gradients = torch::autograd::grad({sum}, trained, {}, {},
                                            /*create_graph=*/false,
                                            /*allow_unused=*/true);
-  at::globalContext().setDeterministicAlgorithms(false, false);
   return result;
 }
 
