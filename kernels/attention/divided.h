@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention that several ranks compute together, each for a part of the heads
-// ("DeepSpeed Ulysses", Jacobs et al., 2023, section 3.1): what a rank has of
-// all heads is exchanged for its heads of all rows, and back.
+// Attention over other rows than the layers': of all ranks, for a part of the
+// heads ("DeepSpeed Ulysses", Jacobs et al., 2023, section 3.1), or of texts
+// whose common beginnings the layers compute once.
 #ifndef CAPSTAN_KERNELS_ATTENTION_DIVIDED_H_
 #define CAPSTAN_KERNELS_ATTENTION_DIVIDED_H_
 
@@ -15,34 +15,41 @@
 
 namespace capstan::kernels {
 
-// How the ranks exchange. Both are collective, and wait.
-class HeadExchange {
+class AttentionExchange {
  public:
-  virtual ~HeadExchange();
-  // Divides AttentionShape::heads and kv_heads.
-  virtual int ranks() const = 0;
-  // From x [rows of this rank, heads * head_dim] to [rows of the pass, heads /
-  // ranks() * head_dim]: sequence by sequence, this rank's heads.
-  virtual at::Tensor ToHeads(const at::Tensor& x) = 0;
+  virtual ~AttentionExchange();
+  // How many ranks divide AttentionShape::heads and kv_heads. If more than one,
+  // the others are collective, and wait.
+  virtual int ranks() const { return 1; }
+  // From the layers' x [rows, heads * head_dim] to attention's, [rows of the
+  // pass, heads / ranks() * head_dim]: sequence by sequence, this rank's heads.
+  virtual at::Tensor ToAttention(const at::Tensor& x) = 0;
   // The reverse.
-  virtual at::Tensor ToRows(const at::Tensor& x) = 0;
+  virtual at::Tensor FromAttention(const at::Tensor& x) = 0;
+  // Their backwards: from the gradient of the result to that of x. By default
+  // each is the other, as of permutations.
+  virtual at::Tensor ToAttentionBackward(const at::Tensor& dy) {
+    return FromAttention(dy);
+  }
+  virtual at::Tensor FromAttentionBackward(const at::Tensor& dy) {
+    return ToAttention(dy);
+  }
 };
 
-// What forward keeps for backward: q, k, v and the result of this rank's heads.
-using DividedKept = std::array<at::Tensor, 4>;
+// What forward keeps for backward, of attention's rows: q, k, v, the result and
+// the logarithms of sums, as AttentionForward's.
+using DividedKept = std::array<at::Tensor, 5>;
 
-// As AttentionForward, of matrices of `rows` rows each, those of this rank.
-// log_sum_exp: [rows of the pass * heads / ranks], of this rank's heads.
+// As AttentionForward, of matrices of the layers' `rows` rows each.
 template <typename T>
-void DividedAttentionForward(HeadExchange& exchange,
+void DividedAttentionForward(AttentionExchange& exchange,
                              const AttentionShape& shape, int64_t rows,
                              const PackedRows* packing, const T* q, const T* k,
-                             const T* v, T* out, float* log_sum_exp,
-                             DividedKept* kept);
+                             const T* v, T* out, DividedKept* kept);
 
-// As AttentionBackward; of `buffers`, q, k, v and out aren't read.
+// As AttentionBackward; of `buffers`, only d_out is read.
 template <typename T>
-void DividedAttentionBackward(HeadExchange& exchange,
+void DividedAttentionBackward(AttentionExchange& exchange,
                               const AttentionShape& shape, int64_t rows,
                               const PackedRows* packing,
                               const AttentionBackwardBuffers<T>& buffers,

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/attention/attention.h"
@@ -176,8 +177,8 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
-  // Where several ranks share a pass: see divided.h; only of the fused block.
-  HeadExchange* exchange = nullptr;
+  // If attention has other rows than x: see divided.h; only of the fused block.
+  std::shared_ptr<AttentionExchange> exchange;
   // The keys and values of the positions before x, which is then [batch * T,
   // hidden] and has its own appended; rope_table has its positions' rows, or
   // one row per row of x. Null: x is whole sequences. Without gradients.

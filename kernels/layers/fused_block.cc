@@ -188,10 +188,9 @@ class Forward {
     Rotate(call_, RopeDirection::kForward, d_.q(), q);
     Rotate(call_, RopeDirection::kForward, d_.kv(), k);
     const PackedRows* const packing = call_.options.packing.get();
-    if (HeadExchange* const exchange = call_.options.exchange) {
+    if (AttentionExchange* const exchange = call_.options.exchange.get()) {
       DividedAttentionForward<T>(*exchange, d_.shape, d_.rows, packing, q, k,
-                                 kept_.v, kept_.mixed, kept_.log_sum_exp,
-                                 &call_.divided);
+                                 kept_.v, kept_.mixed, &call_.divided);
     } else {
       AttentionForward({d_.shape, d_.rows, packing}, q, k, kept_.v, kept_.mixed,
                        kept_.log_sum_exp);
@@ -416,7 +415,7 @@ class Backward {
                                                  space_.dq,
                                                  space_.dk,
                                                  space_.dv};
-    if (HeadExchange* const exchange = call_.options.exchange) {
+    if (AttentionExchange* const exchange = call_.options.exchange.get()) {
       DividedAttentionBackward<T>(*exchange, d_.shape, d_.rows, packing,
                                   buffers, call_.divided);
     } else {

@@ -155,6 +155,13 @@ struct RolloutInfo {
   // kSamplePosition of the step's first row, and its rows on all ranks.
   int64_t first_position = 0;
   int64_t global_batch_size = 0;
+  // Calls `forwards` while the model has the weights with which the run began
+  // (Model::InitialValue), and returns its status. Collective, as gathers of
+  // these weights may be.
+  std::function<absl::Status(const std::function<absl::Status()>& forwards)>
+      with_initial_weights = [](const std::function<absl::Status()>& forwards) {
+        return forwards();
+      };
 };
 
 class Objective {

@@ -377,7 +377,8 @@ TEST(FillInitialValuesTest, SixteenBitsAreRoundedOnceInPieces) {
                                               {0, 0, 7, kNumel}};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor flat = at::zeros({kNumel + 16}, dtype);
-    ASSERT_TRUE(FillInitialValues(context, ranges, flat).ok());
+    ASSERT_TRUE(
+        FillInitialValues(*context.model, context.seed, ranges, flat).ok());
     const at::Tensor wanted = at::zeros({kNumel + 16});
     for (const ParameterRange& range : ranges) {
       for (int64_t i = 0; i < range.length; ++i) {
@@ -390,10 +391,12 @@ TEST(FillInitialValuesTest, SixteenBitsAreRoundedOnceInPieces) {
   CountingModel narrow(kNumel);
   context.model = &narrow;
   const at::Tensor flat = at::zeros({kNumel + 16}, at::kBFloat16);
-  ASSERT_TRUE(FillInitialValues(context, ranges, flat).ok());
+  ASSERT_TRUE(
+      FillInitialValues(*context.model, context.seed, ranges, flat).ok());
   EXPECT_LE(narrow.longest(), 1 << 16);  // no tensor of floats beside it
   narrow.FailFrom(kNumel / 2);
-  EXPECT_TRUE(absl::IsDataLoss(FillInitialValues(context, ranges, flat)));
+  EXPECT_TRUE(absl::IsDataLoss(
+      FillInitialValues(*context.model, context.seed, ranges, flat)));
 }
 
 TEST(SquaredSumTest, MatchesDoublePrecision) {

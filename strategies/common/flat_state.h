@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "plugins/sdk/lib/initial_values.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/strategy.h"
 #include "strategies/common/flat_layout.h"
@@ -16,13 +17,6 @@ namespace capstan {
 // A zeroed flat buffer, attributed to `category`.
 at::Tensor Zeros(MemoryCategory category, int64_t numel,
                  const at::TensorOptions& options, at::ScalarType dtype);
-
-// Writes the model's initial values of `ranges` to their offsets in `flat`
-// (1-D, of any floating dtype and device), and of packed parameters the bytes.
-// Reads no others.
-absl::Status FillInitialValues(const StrategyContext& context,
-                               const std::vector<ParameterRange>& ranges,
-                               const at::Tensor& flat);
 
 // Makes the model's working tensors: for each range of `layout` (whole
 // parameters), a tensor in the spec's shape over the memory of `flat`, stored

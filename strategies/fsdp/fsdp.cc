@@ -252,8 +252,11 @@ class Fsdp final : public Strategy {
     return SquaredSum(shard_.gradient, begin, end);
   }
 
-  // Gathers read the shards, which the optimizer has written.
-  void PublishParameters(PublishCause) override {}
+  // Gathers read the shards, which have been written; what forwards have left
+  // gathered is the former weights.
+  void PublishParameters(PublishCause) override {
+    for (const auto& group : groups_) group->Free();
+  }
 
   std::vector<OwnedSlice> OwnedSlices() const override {
     const auto [begin, end] = Share();
@@ -352,8 +355,9 @@ class Fsdp final : public Strategy {
       const auto [begin, end] = MySlice(layouts_[g]);
       frozen_[g] = Zeros(MemoryCategory::kParameters, end - begin,
                          shard_.master.options(), context_.precision.compute);
-      CAPSTAN_RETURN_IF_ERROR(FillInitialValues(
-          context_, CutRanges(layouts_[g], begin, end), frozen_[g]));
+      CAPSTAN_RETURN_IF_ERROR(
+          FillInitialValues(*context_.model, context_.seed,
+                            CutRanges(layouts_[g], begin, end), frozen_[g]));
     }
     return absl::OkStatus();
   }
@@ -442,8 +446,9 @@ class Fsdp final : public Strategy {
           groups_[operation.group]->Gather();
           break;
         case Operation::kFree:
-          // Parameters kept through forward are kept through all micro-steps.
-          if (reshard_ || pass_ != Pass::kTraining || last_micro_step()) {
+          // Parameters kept through forward are kept through all micro-steps,
+          // and from one forward without backward to the next.
+          if (reshard_ || (pass_ == Pass::kTraining && last_micro_step())) {
             groups_[operation.group]->Free();
           }
           break;

@@ -420,8 +420,8 @@ class Zero2 final : public Strategy, public HeldGradients {
         shard.working =
             offload_ ? staging.narrow(0, offset, length) : slice.mine;
       }
-      CAPSTAN_RETURN_IF_ERROR(
-          FillInitialValues(context_, shard.ranges, shard.master));
+      CAPSTAN_RETURN_IF_ERROR(FillInitialValues(*context_.model, context_.seed,
+                                                shard.ranges, shard.master));
       if (mixed) shard.working.copy_(shard.master);
       slices_.push_back(std::move(slice));
       shards_.push_back(std::move(shard));

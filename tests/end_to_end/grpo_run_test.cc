@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 namespace capstan {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -150,6 +152,57 @@ TEST(GrpoRunTest, AnAdapterIsComparedWithItsBase) {
   EXPECT_GT(kl[5], 0.0);
 }
 
+// And without one, that with the weights with which the run began.
+TEST(GrpoRunTest, ARunIsComparedWithItsStart) {
+  const auto compared = [] {
+    return GrpoRun(absl::StrCat("beta: 0.1 ", kReward))
+        .Set("optimizer",
+             "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }");
+  };
+  const std::string straight = MustTrain(compared());
+  const std::vector<double> kl = ReadMetrics(straight).Values("kl");
+  ASSERT_EQ(kl.size(), 6);
+  EXPECT_EQ(kl[0], 0.0);
+  EXPECT_GT(kl[5], 0.0);
+  EXPECT_THAT(ReadMetrics(straight).Values("log_ratio_max"), Each(0.0));
+  for (const char* strategy : {"ddp", "zero2", "fsdp"}) {
+    SCOPED_TRACE(strategy);
+    ExpectSameRun(MustTrain(compared().Strategy(strategy, 2)), straight);
+  }
+  const std::string resumed =
+      MustTrain(compared().Fsdp(2).Train("max_steps: 3"));
+  ExpectSameRun(MustTrain(compared().Zero2(4).Output(resumed).Train(
+                    "max_steps: 6 resume: AUTO")),
+                straight);
+  // In bfloat16 working copies are beside the masters.
+  const std::vector<double> mixed =
+      ReadMetrics(
+          MustTrain(compared()
+                        .Set("precision", "[plugin/capstan.bf16.Config] {}")
+                        .Zero2(2)))
+          .Values("kl");
+  EXPECT_EQ(mixed[0], 0.0);
+  EXPECT_GT(mixed[5], 0.0);
+}
+
+TEST(GrpoRunTest, AnotherStartIsNamed) {
+  const auto made = [](int seed) {
+    return MustTrain(
+               GrpoRun().Train(absl::StrCat("max_steps: 1 seed: ", seed))) +
+           kWeights;
+  };
+  const std::string first = made(1), other = made(2);
+  const std::string start = fs::path(first).parent_path();
+  RunText run = GrpoRun(absl::StrCat("beta: 0.1 ", kReward));
+  run.Set("model", absl::StrCat("[plugin/capstan.llama.Config] { pretrained: '",
+                                start, "' }"));
+  run.Output(MustTrain(RunText(run).Train("max_steps: 2")));
+  fs::copy_file(other, first, fs::copy_options::overwrite_existing);
+  run.Train("resume: AUTO");
+  ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                 {"its initial weights"});
+}
+
 TEST(GrpoRunTest, EvaluatesWithAnAnswerToEachPrompt) {
   double want = -1.0;
   for (const int ranks : {1, 2, 4}) {
@@ -198,7 +251,6 @@ TEST(GrpoRunTest, WrongConfigsAreNamed) {
                                               "max_new_tokens: 100 ",
                                               kReward, " }")),
       "max_new_tokens: is 100");
-  expect(GrpoRun(absl::StrCat("beta: 0.1 ", kReward)), "beta: compares with");
   expect(GrpoRun(absl::StrCat("temperature: 0 ", kReward)),
          "temperature: must be greater than 0");
   expect(GrpoRun().Set("train_data", TextData(CorpusPiece(4096), 16)),

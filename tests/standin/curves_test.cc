@@ -192,6 +192,17 @@ TEST(StandinCurvesTest, Sft) {
   ExpectConfig("sft_quickstart.pbtxt");
   ExpectConfig("sft_quickstart.pbtxt", {"train_data.packing=NONE"});
 }
+// Answers are sampled, rewarded and compared with the run's start.
+TEST(StandinCurvesTest, Rewards) {
+  ExpectConfig("grpo_quickstart.pbtxt",
+               {"model.pretrained=", "model.vocab_size=4096",
+                "model.hidden_size=64", "model.intermediate_size=176",
+                "model.num_hidden_layers=2", "model.num_attention_heads=4",
+                "model.max_position_embeddings=64", "model.bos_token_id=1",
+                "model.eos_token_id=2", "batch.micro_batch_size=16",
+                "batch.global_batch_size=32", "objective.beta=0.1",
+                "objective.reward=[{regex {pattern: \"[a-e]{2}\"}}]"});
+}
 TEST(StandinCurvesTest, MaskedDiffusion) {
   ExpectConfig("llada_quickstart.pbtxt");
 }

@@ -17,6 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "plugins/sdk/dataset.h"
 #include "tests/conformance/toy_model.h"
 #include "tests/testing/run_folder.h"
@@ -184,6 +185,42 @@ TEST(RolloutTest, RanksWaitForEachOther) {
         WithRollouts(sharded, Ragged([](const RolloutInfo&, int) {}));
     EXPECT_THAT(ReadMetrics(MustTrain(run)).losses(),
                 ::testing::Pointwise(::testing::DoubleNear(2e-5), want));
+  }
+}
+
+// Whatever training has made of them, which it goes on with.
+TEST(RolloutTest, ForwardsMayHaveTheInitialWeights) {
+  const auto loss_of = [](Model& model, UnitRunner& runner) {
+    return static_cast<conformance::ToyModel&>(model)
+        .LossSum(conformance::ToySamples(0, 4), runner)
+        .item<float>();
+  };
+  for (const bool sharded : {false, true}) {
+    SCOPED_TRACE(sharded);
+    // Ranks are processes, each with its copy.
+    const auto first = std::make_shared<float>();
+    const ToyRun run =
+        WithRollouts(sharded, [&](Model& model, std::vector<Batch>*,
+                                  const RolloutInfo& info, UnitRunner& runner) {
+          float initial = 0.0f;
+          CAPSTAN_RETURN_IF_ERROR(info.with_initial_weights([&] {
+            initial = loss_of(model, runner);
+            return absl::OkStatus();
+          }));
+          const float present = loss_of(model, runner);
+          if (info.step == 1) *first = present;
+          const bool trained = info.step == 1 || present < initial;
+          return initial == *first && trained
+                     ? absl::OkStatus()
+                     : absl::InternalError(
+                           absl::StrCat(*first, ", ", initial, ", ", present));
+        });
+    const ToyRun plain = WithRollouts(
+        sharded, [](Model&, std::vector<Batch>*, const RolloutInfo&,
+                    UnitRunner&) { return absl::OkStatus(); });
+    const std::vector<double> losses = ReadMetrics(MustTrain(run)).losses();
+    EXPECT_EQ(losses.size(), 5);
+    EXPECT_EQ(losses, ReadMetrics(MustTrain(plain)).losses());
   }
 }
 

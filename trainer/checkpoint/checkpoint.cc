@@ -487,13 +487,16 @@ absl::Status LoadCheckpointWeights(const std::string& folder,
   return LoadTogether(folder, parts, /*state=*/nullptr);
 }
 
-absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
+namespace {
+
+absl::StatusOr<uint32_t> ChecksumOf(const Model& model, bool trainable,
+                                    uint64_t seed) {
   // A few values of each suffice: another model differs everywhere.
   constexpr int64_t kValues = 64;
   std::string bytes;
   const std::vector<ParameterSpec>& specs = model.parameters();
   for (size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].trainable) continue;
+    if (specs[i].trainable != trainable) continue;
     const int index = static_cast<int>(i);
     if (const int64_t packed = model.PackedBytes(index); packed > 0) {
       // Bytes, which are there without a pass over the others; their number
@@ -515,6 +518,16 @@ absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
     }
   }
   return bytes.empty() ? 0 : Crc32c(bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed) {
+  return ChecksumOf(model, /*trainable=*/false, seed);
+}
+
+absl::StatusOr<uint32_t> TrainedChecksum(const Model& model, uint64_t seed) {
+  return ChecksumOf(model, /*trainable=*/true, seed);
 }
 
 absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(

@@ -48,6 +48,8 @@ struct TrainState {
   int64_t global_batch_size = 0;
   // FrozenChecksum of the frozen parameters; 0: there are none.
   uint32_t frozen_crc32c = 0;
+  // TrainedChecksum, once a rollout has computed with the initial weights.
+  uint32_t initial_crc32c = 0;
   // Evaluations so far: the last one's step, the metric that they are compared
   // by ("": eval_loss), its best value and that one's step (-1: none), and the
   // number since.
@@ -152,6 +154,8 @@ absl::Status LoadCheckpointWeights(const std::string& folder,
 // Returns a CRC-32C over samples of each frozen parameter's initial values, to
 // check that a run is resumed on the model it began with; 0 if none is frozen.
 absl::StatusOr<uint32_t> FrozenChecksum(const Model& model, uint64_t seed);
+// The same of the trained parameters.
+absl::StatusOr<uint32_t> TrainedChecksum(const Model& model, uint64_t seed);
 
 // Returns the newest complete checkpoint in OUTPUT_DIR/checkpoints, or "".
 std::string NewestCheckpoint(const std::string& output_dir);

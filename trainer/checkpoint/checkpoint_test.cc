@@ -77,6 +77,7 @@ TEST(CheckpointTest, TrainStateIsExact) {
   EXPECT_EQ(CheckpointState(NewestCheckpoint(out))->global_batch_size,
             want.global_batch_size);
   EXPECT_EQ(got->frozen_crc32c, want.frozen_crc32c);
+  EXPECT_EQ(got->initial_crc32c, want.initial_crc32c);
   EXPECT_EQ(got->eval_step, want.eval_step);
   EXPECT_EQ(got->best_eval_loss, want.best_eval_loss);
   EXPECT_EQ(got->best_step, want.best_step);

@@ -254,6 +254,7 @@ inline TrainState StateAt(int64_t step) {
   state.data_group = 400;
   state.global_batch_size = 12;
   state.frozen_crc32c = 0xdeadbeef;
+  state.initial_crc32c = 0xfeedface;
   state.eval_step = step - 2;
   state.best_eval_loss = 1.0 / 7.0;
   state.best_step = step - 3;

@@ -88,6 +88,7 @@ Json TrainStateToJson(const TrainState& state) {
     }
   });
   // Only of runs that ask for it.
+  if (state.initial_crc32c != 0) json["initial_crc32c"] = state.initial_crc32c;
   if (!state.best_metric.empty()) json["best_metric"] = state.best_metric;
   if (!state.recent_losses.empty()) {
     json["recent_losses"] = state.recent_losses;
@@ -142,6 +143,9 @@ TrainState TrainStateFromJson(const Json& json) {
       value.get_to(number);
     }
   });
+  if (json.contains("initial_crc32c")) {
+    state.initial_crc32c = json.at("initial_crc32c").get<uint32_t>();
+  }
   if (json.contains("recent_losses")) {
     state.recent_losses = json.at("recent_losses").get<std::vector<double>>();
     state.spikes_in_a_row = json.at("spikes_in_a_row").get<int64_t>();

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <deque>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <string>
@@ -21,6 +22,7 @@
 #include "trainer/profile/profiler.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/explain_failure.h"
+#include "trainer/session/initial_weights.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -84,6 +86,15 @@ class Rollouts {
     };
     info.first_position = session_.state.samples;
     info.global_batch_size = session_.job.batch.global_batch_size;
+    info.with_initial_weights =
+        [this](const std::function<absl::Status()>& forwards) {
+          FinishForward();
+          return WithInitialWeights(&session_, [&]() -> absl::Status {
+            CAPSTAN_RETURN_IF_ERROR(forwards());
+            FinishForward();
+            return absl::OkStatus();
+          });
+        };
     session_.runner.TakeRan();
     const WhoseCode code(session_.plugins.objective, "Rollout");
     return Annotate(

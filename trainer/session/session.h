@@ -135,6 +135,8 @@ struct Session : RunPlan {
   };
   LoadedState loaded_objective;
   LoadedState loaded_model;
+  // Whether state.initial_crc32c is of this process's model.
+  bool initial_weights_known = false;
 
   // How far the run is.
   TrainState state;

@@ -191,18 +191,6 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
   CAPSTAN_RETURN_IF_ERROR(CheckModel(model));
   const TokenModel& tokens = *model.token_model();
   CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(tokens, data));
-  if (loss_.beta > 0.0 && !model.has_adapter()) {
-    if (config_.kind() == ONLINE_DPO) {
-      return FieldError("kind",
-                        "ONLINE_DPO compares with the model that training "
-                        "starts from, which is there only below an adapter: "
-                        "train one (adapter { lora {} })");
-    }
-    return FieldError("beta",
-                      "compares with the model that training starts from, "
-                      "which is there only below an adapter: train one "
-                      "(adapter { lora {} }), or leave beta out, as most do");
-  }
   if (data.tokenizer() == nullptr) {
     return absl::InvalidArgumentError("grpo needs data of text");
   }
@@ -414,7 +402,9 @@ absl::Status Grpo::RollOut(Model& model, const Places& places,
     }
   }
   CAPSTAN_RETURN_IF_ERROR(Judge(places, info));
-  if (loss_.beta > 0.0) AddReference(model, places, runner);
+  if (loss_.beta > 0.0) {
+    CAPSTAN_RETURN_IF_ERROR(AddReference(model, places, info, runner));
+  }
   if (plan_.steps_per_sample > 1) Share(info.all_sum, &rollouts_);
   return absl::OkStatus();
 }
@@ -443,8 +433,13 @@ absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
   return absl::OkStatus();
 }
 
-void Grpo::AddReference(Model& model, const Places& places,
-                        UnitRunner& runner) {
+absl::Status Grpo::AddReference(Model& model, const Places& places,
+                                const RolloutInfo& info, UnitRunner& runner) {
+  const auto forwards = [&]() -> absl::Status {
+    SetReference(model, places, runner);
+    return absl::OkStatus();
+  };
+  if (!model.has_adapter()) return info.with_initial_weights(forwards);
   struct WithoutAdapter {
     explicit WithoutAdapter(Model* model) : model(*model) {
       model->SetAdapterEnabled(false);
@@ -453,6 +448,11 @@ void Grpo::AddReference(Model& model, const Places& places,
     Model& model;
   };
   const WithoutAdapter without(&model);
+  return forwards();
+}
+
+void Grpo::SetReference(Model& model, const Places& places,
+                        UnitRunner& runner) {
   for (auto row = places.rows.begin(); row != places.rows.end();) {
     const auto end = std::find_if(
         row, places.rows.end(),

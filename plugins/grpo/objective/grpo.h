@@ -65,7 +65,11 @@ class Grpo final : public CausalObjective {
   absl::Status RollOut(Model& model, const Places& places,
                        const RolloutInfo& info, UnitRunner& runner);
   absl::Status Judge(const Places& places, const RolloutInfo& info);
-  void AddReference(Model& model, const Places& places, UnitRunner& runner);
+  // Under the model that training started from.
+  absl::Status AddReference(Model& model, const Places& places,
+                            const RolloutInfo& info, UnitRunner& runner);
+  // Under the model as it is.
+  void SetReference(Model& model, const Places& places, UnitRunner& runner);
   // Rewards of answers to prompts of which these are the rows.
   absl::StatusOr<Rewards::Scores> Score(absl::Span<const SampledAnswer> answers,
                                         const std::vector<int64_t>& prompts,

@@ -16,6 +16,7 @@
 #include "kernels/loss/row_loss.h"
 #include "kernels/to_device.h"
 #include "plugins/model/decoder/decoder_model.h"
+#include "plugins/model/decoder/shared_prefixes.h"
 #include "plugins/sdk/memory.h"
 
 namespace capstan::decoder {
@@ -28,8 +29,19 @@ kernels::TiedGradient DecoderModel::NewTiedGradient() const {
                 : kernels::TiedGradient();
 }
 
-at::Tensor DecoderModel::RunHead(const at::Tensor& hidden, HeadLoss loss,
-                                 UnitRunner& runner) const {
+std::shared_ptr<SharedPrefixes> DecoderModel::SharedIn(
+    const TokenInput& input, const at::Tensor& targets) const {
+  const bool drops = lora_ != nullptr && lora_->dropout();
+  if (!config_.causal || input.positions.defined() || drops ||
+      !kernels::CanFuseTransformerBlock(parameters_[layout_.norm])) {
+    return nullptr;
+  }
+  return SharedPrefixes::Find(input.tokens, targets);
+}
+
+at::Tensor DecoderModel::RunHead(
+    const at::Tensor& hidden, HeadLoss loss, UnitRunner& runner,
+    const std::shared_ptr<SharedPrefixes>& shared) const {
   const at::Tensor& norm = parameters_[layout_.norm];
   const double eps = config_.rms_norm_eps;
   const bool plus_one = config_.norm_plus_one;
@@ -38,10 +50,12 @@ at::Tensor DecoderModel::RunHead(const at::Tensor& hidden, HeadLoss loss,
   const kernels::WeightPlace of_norm = {sink_, layout_.norm};
   return runner.Run(
       head_unit(), hidden,
-      [norm, eps, plus_one, head, of_norm,
+      [norm, eps, plus_one, head, of_norm, shared,
        loss = std::move(loss)](const at::Tensor& x) {
         const MemoryScope scope(MemoryCategory::kLogits);
-        return loss(kernels::RmsNorm(x, norm, eps, plus_one, of_norm), head);
+        return loss(kernels::RmsNorm(shared == nullptr ? x : shared->Whole(x),
+                                     norm, eps, plus_one, of_norm),
+                    head);
       });
 }
 
@@ -49,14 +63,15 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                                           const at::Tensor& targets,
                                           UnitRunner& runner) {
   const kernels::TiedGradient tied = NewTiedGradient();
+  const auto shared = SharedIn(input, targets);
   return RunHead(
-      Hidden(input, runner, tied, nullptr),
+      Hidden(input, runner, tied, nullptr, nullptr, {}, shared),
       [targets, tied](const at::Tensor& rows, const LossHead& head) {
         return kernels::HeadCrossEntropyRows(rows, head.weight, targets, tied,
                                              /*logits_bytes=*/0, head.place,
                                              head.softcap);
       },
-      runner);
+      runner, shared);
 }
 
 at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
@@ -67,15 +82,16 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
   const at::Tensor flat = targets.reshape({-1});
   std::shared_ptr<at::Tensor> found;
   if (entropy != nullptr) found = std::make_shared<at::Tensor>();
+  const auto shared = SharedIn(input, targets);
   const at::Tensor log_probs = RunHead(
-      Hidden(input, runner, tied, nullptr),
+      Hidden(input, runner, tied, nullptr, nullptr, {}, shared),
       [flat, temperature, tied, found](const at::Tensor& rows,
                                        const LossHead& head) {
         return kernels::HeadTokenLogProbs(rows, head.weight, flat, temperature,
                                           found.get(), tied, head.place,
                                           head.softcap);
       },
-      runner);
+      runner, shared);
   if (entropy != nullptr) *entropy = found->view(targets.sizes());
   return log_probs.view(targets.sizes());
 }
@@ -97,7 +113,7 @@ absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
     return absl::InvalidArgumentError(
         "doesn't go with dropout: set adapter.lora.dropout to 0");
   }
-  division_ = std::make_unique<RowDivision>(group, deterministic);
+  division_ = std::make_shared<RowDivision>(group, deterministic);
   return absl::OkStatus();
 }
 
@@ -145,7 +161,7 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
         config_.experts.loss_coefficient);
   }
   const at::Tensor hidden =
-      Hidden(input, runner, tied, router_loss, division_.get(), noise);
+      Hidden(input, runner, tied, router_loss, division_, noise);
   const at::Tensor flat = targets.tokens.reshape({-1});
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();

@@ -23,6 +23,7 @@
 #include "kernels/to_device.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/family.h"
+#include "plugins/model/decoder/shared_prefixes.h"
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -453,8 +454,10 @@ at::Tensor DecoderModel::Embed(const at::Tensor& tokens, UnitRunner& runner,
 at::Tensor DecoderModel::Hidden(
     const TokenInput& input, UnitRunner& runner,
     const kernels::TiedGradient& tied,
-    const c10::intrusive_ptr<RouterLoss>& router_loss, RowDivision* division,
-    const kernels::EmbeddingNoise& noise) {
+    const c10::intrusive_ptr<RouterLoss>& router_loss,
+    const std::shared_ptr<RowDivision>& division,
+    const kernels::EmbeddingNoise& noise,
+    const std::shared_ptr<SharedPrefixes>& shared) {
   DecoderCache* const cache = DecoderCache::Of(input, this);
   Pass pass = MakePass(input, cache);
   pass.router_loss = router_loss;
@@ -474,6 +477,14 @@ at::Tensor DecoderModel::Hidden(
       }
       tokens = division->PartOf(tokens);
     }
+  }
+  if (shared != nullptr) {
+    pass.options.exchange = shared;
+    const at::Tensor positions = shared->positions();
+    for (at::Tensor& table : pass.rope_tables) {
+      table = table.index_select(0, positions);
+    }
+    tokens = tokens.reshape({-1}).index_select(0, shared->places());
   }
   at::Tensor x = Embed(tokens, runner, tied, noise);
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {

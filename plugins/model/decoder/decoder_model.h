@@ -34,6 +34,8 @@
 
 namespace capstan::decoder {
 
+class SharedPrefixes;  // shared_prefixes.h
+
 class DecoderModel : public Model,
                      public TokenModel,
                      public RowLosses,
@@ -163,12 +165,17 @@ class DecoderModel : public Model,
   };
 
   // The last layer's output, [B * T, hidden_size]; with a division that
-  // divides, [B * T / ranks, hidden_size].
+  // divides, [B * T / ranks, hidden_size], and with shared prefixes of the
+  // tokens that are computed.
   at::Tensor Hidden(const TokenInput& input, UnitRunner& runner,
                     const kernels::TiedGradient& tied,
                     const c10::intrusive_ptr<RouterLoss>& router_loss,
-                    RowDivision* division = nullptr,
-                    const kernels::EmbeddingNoise& noise = {});
+                    const std::shared_ptr<RowDivision>& division = nullptr,
+                    const kernels::EmbeddingNoise& noise = {},
+                    const std::shared_ptr<SharedPrefixes>& shared = nullptr);
+  // Null: all tokens are computed, each row's for itself.
+  std::shared_ptr<SharedPrefixes> SharedIn(const TokenInput& input,
+                                           const at::Tensor& targets) const;
   at::Tensor Embed(const at::Tensor& tokens, UnitRunner& runner,
                    const kernels::TiedGradient& tied,
                    const kernels::EmbeddingNoise& noise);
@@ -248,8 +255,9 @@ class DecoderModel : public Model,
   // Keeps what it captures, as a body may run again in backward.
   using HeadLoss =
       std::function<at::Tensor(const at::Tensor& rows, const LossHead& head)>;
-  at::Tensor RunHead(const at::Tensor& hidden, HeadLoss loss,
-                     UnitRunner& runner) const;
+  at::Tensor RunHead(
+      const at::Tensor& hidden, HeadLoss loss, UnitRunner& runner,
+      const std::shared_ptr<SharedPrefixes>& shared = nullptr) const;
 
   const DecoderConfig config_;
   const DecoderLayout layout_;
@@ -260,7 +268,7 @@ class DecoderModel : public Model,
   std::vector<std::string> modules_to_save_;
   std::unique_ptr<DecoderLora> lora_;       // null: none
   std::unique_ptr<PackedMatrices> packed_;  // null: none
-  std::unique_ptr<RowDivision> division_;   // null: rows are whole
+  std::shared_ptr<RowDivision> division_;   // null: rows are whole
   bool adapter_enabled_ = true;
   absl::optional<Fp8Spec> fp8_;  // unset: no products in 8 bits
   std::vector<at::Tensor> parameters_;

@@ -8,7 +8,6 @@
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +18,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/loss/tokens.h"
-#include "plugins/model/decoder/decoder.h"
+#include "plugins/model/decoder/bound_decoder_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/objective/common/decode_loop.h"
 #include "plugins/sdk/token_model.h"
@@ -39,31 +38,6 @@ class ExactDecodingTest : public testing::Test {
   }
   void TearDown() override {
     at::globalContext().setDeterministicAlgorithms(false, false);
-  }
-
-  std::unique_ptr<Decoder> Bound(const Json& json, at::ScalarType type,
-                                 bool adapter) {
-    const std::string folder = TestFolder("model");
-    std::ofstream(folder + "/config.json") << json.dump();
-    Config config;
-    config.set_config(folder + "/config.json");
-    auto model = Decoder::Create(config);
-    EXPECT_TRUE(model.ok()) << model.status();
-    if (adapter) {
-      LoraSpec lora;
-      lora.rank = 4;
-      lora.alpha = 8.0;
-      lora.target_modules = {"all-linear"};
-      EXPECT_TRUE((*model)->AddLora(lora).ok());
-    }
-    std::vector<at::Tensor> parameters;
-    for (const ParameterSpec& spec : (*model)->parameters()) {
-      parameters.push_back((at::randn(spec.shape) * 0.3)
-                               .to(type)
-                               .requires_grad_(spec.trainable));
-    }
-    (*model)->Bind(std::move(parameters));
-    return *std::move(model);
   }
 
   // Writes greedy texts, those of prompts with an even number twice from the
@@ -164,7 +138,7 @@ class ExactDecodingTest : public testing::Test {
              double temperature = 1.0) {
     texts_.clear();
     log_probs_.clear();
-    const auto model = Bound(json, type, adapter);
+    const auto model = BoundDecoder(json, type, adapter);
     ASSERT_NO_FATAL_FAILURE(Write(model.get(), temperature));
     for (const size_t rows : {1, 3, 100}) {
       EXPECT_EQ(Difference(model.get(), temperature, rows), 0.0f)

@@ -41,7 +41,7 @@ at::Tensor RowDivision::PartOf(const at::Tensor& x) const {
   return x.narrow(1, group_.rank() * length, length).contiguous();
 }
 
-at::Tensor RowDivision::ToHeads(const at::Tensor& x) {
+at::Tensor RowDivision::ToAttention(const at::Tensor& x) {
   const int64_t n = ranks(), width = x.size(1) / n;
   if (whole_rows_)
     return x.narrow(1, group_.rank() * width, width).contiguous();
@@ -53,7 +53,7 @@ at::Tensor RowDivision::ToHeads(const at::Tensor& x) {
   return received.permute({1, 0, 2, 3}).reshape({-1, width});
 }
 
-at::Tensor RowDivision::ToRows(const at::Tensor& x) {
+at::Tensor RowDivision::FromAttention(const at::Tensor& x) {
   const int64_t n = ranks(), width = x.size(1);
   if (whole_rows_) {
     const at::Tensor all = at::empty({n, x.size(0), width}, x.options());

@@ -21,7 +21,7 @@
 
 namespace capstan::decoder {
 
-class RowDivision final : public kernels::HeadExchange {
+class RowDivision final : public kernels::AttentionExchange {
  public:
   // `group` outlives it.
   RowDivision(ProcessGroup* group, bool deterministic)
@@ -39,8 +39,8 @@ class RowDivision final : public kernels::HeadExchange {
 
   int ranks() const override { return group_.size(); }
   int rank() const { return group_.rank(); }
-  at::Tensor ToHeads(const at::Tensor& x) override;
-  at::Tensor ToRows(const at::Tensor& x) override;
+  at::Tensor ToAttention(const at::Tensor& x) override;
+  at::Tensor FromAttention(const at::Tensor& x) override;
   // Of a pass of `batch` rows from now on.
   void set_batch(int64_t batch) { batch_ = batch; }
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/initial_weights.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "plugins/sdk/lib/initial_values.h"
+#include "plugins/sdk/memory.h"
+#include "trainer/checkpoint/checkpoint.h"
+
+namespace capstan {
+namespace {
+
+// A checkpoint doesn't have the initial weights, so that a resumed run reads
+// them anew.
+absl::Status CheckSame(Session* session) {
+  if (session->initial_weights_known) return absl::OkStatus();
+  uint32_t& known = session->state.initial_crc32c;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const uint32_t mine,
+      TrainedChecksum(*session->parts.model, session->state.seed));
+  if (known != 0 && known != mine) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model: its initial weights, with which this run compares, aren't "
+        "those that the run in ",
+        session->resumed_from,
+        " was started with: name the same pretrained model as then"));
+  }
+  known = mine;
+  session->initial_weights_known = true;
+  return absl::OkStatus();
+}
+
+void Renew(OptimizerShard& shard) {
+  if (shard.working.defined()) shard.working.copy_(shard.master);
+}
+
+}  // namespace
+
+absl::Status WithInitialWeights(Session* session,
+                                const std::function<absl::Status()>& forwards) {
+  const absl::Span<OptimizerShard> shards =
+      session->parts.strategy->OptimizerShards();
+  std::vector<at::Tensor> masters;
+  session->BeforeChange();
+  const absl::Status filled = CatchAll([&]() -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(CheckSame(session));
+    const MemoryScope scope(MemoryCategory::kMasters);
+    for (const OptimizerShard& shard : shards) {
+      masters.push_back(shard.master.clone());
+    }
+    for (OptimizerShard& shard : shards) {
+      CAPSTAN_RETURN_IF_ERROR(FillInitialValues(*session->parts.model,
+                                                session->state.seed,
+                                                shard.ranges, shard.master));
+      Renew(shard);
+    }
+    return absl::OkStatus();
+  });
+  const auto restore = [&] {
+    for (size_t i = 0; i < masters.size(); ++i) {
+      shards[i].master.copy_(masters[i]);
+      Renew(shards[i]);
+    }
+  };
+  absl::Status status =
+      Agree(*session->group, filled, "read the initial weights");
+  if (status.ok()) status = session->Publish(PublishCause::kRestored);
+  if (status.ok()) status = CatchAll(forwards);
+  restore();
+  // The others may be in the collectives of a forward.
+  if (!status.ok()) return status;
+  return session->Publish(PublishCause::kRestored);
+}
+
+}  // namespace capstan
