@@ -58,6 +58,7 @@ RunText VrpoRun() {
 void ExpectOneCurve(const RunText& run) {
   const Metrics want = ReadMetrics(MustTrain(run));
   ASSERT_EQ(want.losses().size(), 5);
+  ASSERT_EQ(want.Values("rewards_margins").size(), 5);
   // The model is its reference, by the same masks, and then leaves it.
   EXPECT_EQ(want.Values("rewards_chosen")[0], 0.0);
   EXPECT_EQ(want.Values("rewards_margins")[0], 0.0);
@@ -90,8 +91,8 @@ TEST(VrpoTest, LearnsWhatIsPreferred) {
                     .Set("eval_data", Data("PREFERENCE"))
                     .Train("max_steps: 60 eval_every: 60 log_every: 1")));
   ASSERT_EQ(metrics.evals.size(), 1);
-  EXPECT_GT(metrics.evals[0]["eval_rewards_accuracies"], 0.9);
-  EXPECT_LT(metrics.evals[0]["eval_loss"], 0.5);
+  EXPECT_GT(metrics.evals[0]["eval_rewards_accuracies"].get<double>(), 0.9);
+  EXPECT_LT(metrics.evals[0]["eval_loss"].get<double>(), 0.5);
 }
 
 TEST(VrpoTest, RowsOfAnotherKindAreNamed) {

@@ -338,7 +338,9 @@ double Variance(const std::vector<double>& values) {
 // bounds are estimated.
 TEST(VrpoTest, MoreDrawsAndSharedOnesLowerTheVariance) {
   PairModel model(/*adapter=*/0.2);
-  constexpr int kSeeds = 300;
+  constexpr int kSeeds = 400;
+  VrpoOptions options = Samples(1);
+  options.eps = 0.1;  // bounds the tails of 1 / p, of which a few draws decide
   std::vector<double> margins[2], shared, apart;
   double before = 0.0;
   for (int seed = 0; seed < kSeeds; ++seed) {
@@ -348,16 +350,15 @@ TEST(VrpoTest, MoreDrawsAndSharedOnesLowerTheVariance) {
       margins[many].push_back(Value(loss, kMargin));
       if (many) continue;
       const double bound = Value(loss, kRejectedBound);
-      const double lead = Value(loss, kRejected) / Samples(1).beta;
+      const double lead = Value(loss, kRejected) / options.beta;
       shared.push_back(lead);
       // The reference's bound is that of other draws.
       apart.push_back(bound - before);
       before = bound - lead;
     }
   }
-  // Of independent draws 1 / 8; a variance of 300 has a deviation of 8 % and
-  // more, as bounds have long tails.
-  EXPECT_LT(Variance(margins[1]), 0.3 * Variance(margins[0]));
+  // Means of eight independent draws have an eighth.
+  EXPECT_LT(Variance(margins[1]), 0.2 * Variance(margins[0]));
   EXPECT_LT(Variance(shared), 0.1 * Variance(apart));
 }
 
