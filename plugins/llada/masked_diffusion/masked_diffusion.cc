@@ -81,14 +81,8 @@ absl::StatusOr<std::unique_ptr<const Vrpo>> VrpoOf(const Config& config,
   return std::make_unique<const Vrpo>(options);
 }
 
-// Checks that the data has texts which the model has positions for.
+// Checks that the data has texts to learn, which the model has positions for.
 absl::Status CheckTexts(const TokenModel& model, const DatasetReader& data) {
-  if (data.max_sequence_length() > model.max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
-                     " tokens, the model has ", model.max_positions(),
-                     " positions: raise that, or shorten the data's"));
-  }
   Batch batch;
   // One that can't be read is told where it is trained on.
   if (data.Read({0}, &batch).ok()) {
@@ -103,6 +97,12 @@ absl::Status CheckTexts(const TokenModel& model, const DatasetReader& data) {
           "the data has pairs of answers (kind: PREFERENCE or UNPAIRED): set "
           "loss: VRPO to learn from preferences");
     }
+  }
+  if (data.max_sequence_length() > model.max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
+                     " tokens, the model has ", model.max_positions(),
+                     " positions: raise that, or shorten the data's"));
   }
   return CheckVocabulary(model, data);
 }
