@@ -90,6 +90,18 @@ TEST(VrpoTest, OneCurveWithTheInitialWeightsForTheReference) {
   ExpectOneCurve(VrpoRun());
 }
 
+// Only training exchanges weights.
+TEST(VrpoTest, AnEvaluationWithoutAnAdapterHasBoundsAlone) {
+  const Metrics metrics =
+      ReadMetrics(MustTrain(VrpoRun()
+                                .Set("eval_data", Data("PREFERENCE"))
+                                .Train("max_steps: 1 eval_every: 1")));
+  EXPECT_TRUE(metrics.evals.empty());
+  ASSERT_EQ(metrics.others.size(), 1);
+  EXPECT_LT(metrics.others[0]["eval_logps_chosen"].get<double>(), 0.0);
+  EXPECT_EQ(metrics.others[0].count("eval_rewards_margins"), 0);
+}
+
 TEST(VrpoTest, LearnsWhatIsPreferred) {
   const Metrics metrics = ReadMetrics(
       MustTrain(VrpoRun()
