@@ -7,10 +7,17 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -171,6 +178,93 @@ TEST_F(MaskedDiffusionGoldenTest, TheReferencesSamples) {
         steps,
         run["unmasked_per_step"].get<std::vector<std::vector<int64_t>>>());
   }
+}
+
+// VRPO's loss of a pair and its gradients, against a formula written out in
+// tensors, of one text after the other and without padding.
+TEST_F(MaskedDiffusionGoldenTest, VrpoOfOnePair) {
+  constexpr int64_t kPrompt = 5, kSamples = 3, kPlace = 7;
+  constexpr double kBeta = 0.2;
+  const std::vector<int64_t> lengths = {tokens_.size(1), 11};
+  Batch batch = {{kInputIds, tokens_.narrow(0, 0, 2).clone()},
+                 {kLabels, tokens_.narrow(0, 0, 2).clone()},
+                 {kTokenCounts, at::tensor(lengths, at::kLong)},
+                 {kPairKeys, at::zeros({1}, at::kLong)},
+                 {kSamplePosition, at::full({1}, kPlace, at::kLong)}};
+  batch[kLabels].narrow(1, 0, kPrompt).fill_(kIgnoredTarget);
+  batch[kLabels][1]
+      .narrow(0, lengths[1], lengths[0] - lengths[1])
+      .fill_(kIgnoredTarget);
+  Config config;
+  config.set_loss(Config::VRPO);
+  config.set_beta(kBeta);
+  config.set_bound_samples(kSamples);
+  const auto objective = MaskedDiffusion::Create(config);
+  ASSERT_TRUE(objective.ok()) << objective.status();
+  StepInfo info;
+  info.training = true;
+  info.seed = 3;
+  RolloutInfo rollout;
+  rollout.seed = info.seed;
+  std::vector<Batch> batches = {batch};
+  {
+    const at::NoGradGuard no_gradients;
+    ASSERT_TRUE(
+        (*objective)->Rollout(*model_, &batches, rollout, runner_).ok());
+  }
+  const LossSum loss =
+      (*objective)->Compute(*model_, batches[0], info, runner_);
+  loss.sum.backward();
+  std::vector<at::Tensor> gradients;
+  for (at::Tensor& p : parameters_) {
+    gradients.push_back(p.grad().clone());
+    p.mutable_grad().reset();
+  }
+
+  const NoiseKey key = NoiseKey::ForTraining(info.seed);
+  std::vector<at::Tensor> bounds;
+  for (int64_t row = 0; row < 2; ++row) {
+    const at::Tensor text = tokens_[row].narrow(0, 0, lengths[row]);
+    at::Tensor bound = at::zeros({});
+    for (int64_t s = 0; s < kSamples; ++s) {
+      const int64_t sample = (2 * kPlace + row) * kSamples + s;
+      const double p = 0.999 * Uniform(key.t, 0, sample) + 0.001;
+      TokenInput input;
+      input.tokens = text.unsqueeze(0).clone();
+      std::vector<int64_t> masked;
+      for (int64_t i = kPrompt; i < lengths[row]; ++i) {
+        if (Uniform(key.mask, i, sample) >= p) continue;
+        masked.push_back(i);
+        input.tokens[0][i] = model_->mask_token();
+      }
+      const at::Tensor logp =
+          at::log_softmax(model_->Logits(input, runner_)[0], 1);
+      for (const int64_t i : masked) {
+        bound = bound + logp[i][text[i].item<int64_t>()] / (p * kSamples);
+      }
+    }
+    bounds.push_back(bound);
+  }
+  const auto lead = [](const at::Tensor& b) { return b - b.detach(); };
+  const at::Tensor plain =
+      -at::log_sigmoid((lead(bounds[0]) - lead(bounds[1])) * kBeta);
+  plain.backward();
+  EXPECT_FLOAT_EQ(loss.sum.item<float>(), plain.item<float>());
+  for (const int row : {0, 1}) {
+    // "logps/chosen" and "logps/rejected".
+    const double bound = bounds[row].item<double>();
+    EXPECT_LT(bound, -1.0);
+    EXPECT_NEAR(loss.metrics[4 + row][0].item<double>() / bound, 1.0, 2e-6);
+  }
+  double most = 0.0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& wanted = parameters_[i].grad();
+    const double scale = wanted.abs().max().item<double>();
+    most = std::max(most, scale);
+    EXPECT_LT((gradients[i] - wanted).abs().max().item<double>(), 1e-4 * scale)
+        << model_->parameters()[i].name;
+  }
+  EXPECT_GT(most, 1e-2);
 }
 
 }  // namespace

@@ -170,13 +170,13 @@ absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
   }
   if (result.count > 0) {
     numbers->emplace_back(tag("eval/loss"), result.loss_sum / result.count);
-    for (const auto& [name, value] : result.tagged) {
-      numbers->emplace_back(tag(name), value);
-    }
   } else if (told_empty_.insert(data->slot).second) {
     session_.Note(absl::StrCat(
         "step ", state.step, ": the evaluation's data (", data->slot,
         ") has no targets, so that there is no loss; this is said once"));
+  }
+  for (const auto& [name, value] : result.tagged) {
+    numbers->emplace_back(tag(name), value);
   }
   return absl::OkStatus();
 }

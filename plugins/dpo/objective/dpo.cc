@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "kernels/to_device.h"
-#include "plugins/dpo/objective/twin_runner.h"
 #include "plugins/objective/common/pairs.h"
 #include "plugins/objective/common/token_objective.h"
+#include "plugins/objective/common/twin_runner.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/token_model.h"
@@ -154,7 +154,8 @@ absl::Status Dpo::CheckModel(Model& model) const {
   return absl::InvalidArgumentError(
       "dpo needs a model of token sequences in which a token sees only what "
       "comes before it, and which gives the loss of each text apart "
-      "(TokenModel::row_losses); this model isn't one");
+      "(TokenModel::row_losses); this model isn't one (a LLaDA learns from "
+      "pairs by capstan.masked_diffusion with loss: VRPO)");
 }
 
 absl::Status Dpo::Check(Model& model, const DatasetReader& data) const {
@@ -267,18 +268,12 @@ Dpo::Rows Dpo::Forward(Model& model, const Batch& batch, const StepInfo& info,
     CHECK(model.has_adapter()) << "Check comes first";
     TokenInput plain;
     plain.tokens = input.tokens;
-    model.SetAdapterEnabled(false);
-    RecordedForward without;
-    try {
-      without = Record([&](UnitRunner& recorder) {
-        model_rows.CrossEntropyRows(plain, targets, recorder);
-      });
-    } catch (...) {
-      model.SetAdapterEnabled(true);
-      throw;
-    }
-    model.SetAdapterEnabled(true);
-    TwinRunner twin(std::move(without), &runner);
+    TwinRunner twin(RecordWithoutAdapter(model,
+                                         [&](UnitRunner& recorder) {
+                                           model_rows.CrossEntropyRows(
+                                               plain, targets, recorder);
+                                         }),
+                    &runner);
     sums = model_rows.CrossEntropyRows(input, targets, twin);
     rows.reference = -twin.output()[0];
   } else {

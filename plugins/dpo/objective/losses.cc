@@ -13,16 +13,10 @@
 
 #include <cmath>
 
+#include "plugins/objective/common/pairs.h"
+
 namespace capstan::dpo {
 namespace {
-
-// -log sigmoid(x), where with the probability `smoothing` the pair is the wrong
-// way round (Mitchell, "A note on DPO with noisy preferences", 2023).
-at::Tensor Preference(const at::Tensor& x, double smoothing) {
-  const at::Tensor loss = -at::log_sigmoid(x);
-  if (smoothing == 0.0) return loss;
-  return loss * (1.0 - smoothing) - at::log_sigmoid(-x) * smoothing;
-}
 
 // log(1 - e^x) for x < 0 (Maechler, "Accurately computing log(1 - exp(-|a|))",
 // 2012). A text that is certain is taken for almost certain, which keeps the
@@ -72,23 +66,18 @@ PairLosses LossesOf(const LossOptions& options, const Pairs& pairs) {
       break;
     case SIMPO:
       // Equation 6: TRL's CPOTrainer.cpo_loss ("simpo").
-      result.losses = Preference((chosen - rejected) * beta - options.gamma,
-                                 options.label_smoothing);
+      result.losses = PreferenceLosses(
+          (chosen - rejected) * beta - options.gamma, options.label_smoothing);
       break;
     default:
       // Equation 7: TRL's DPOTrainer._compute_loss ("sigmoid"); the smoothing
       // is that of CPOTrainer.cpo_loss ("sigmoid").
-      result.losses = Preference((chosen_score - rejected_score) * beta,
-                                 options.label_smoothing);
+      result.losses = PreferenceLosses((chosen_score - rejected_score) * beta,
+                                       options.label_smoothing);
   }
-  const at::Tensor reward = chosen_score.detach() * beta;
-  const at::Tensor rejected_reward = rejected_score.detach() * beta;
-  result.metrics = {reward,
-                    rejected_reward,
-                    reward.gt(rejected_reward).to(at::kFloat),
-                    reward - rejected_reward,
-                    chosen.detach(),
-                    rejected.detach()};
+  result.metrics =
+      RewardMetrics(chosen_score.detach() * beta,
+                    rejected_score.detach() * beta, chosen, rejected);
   if (options.loss == ORPO) {
     result.metrics.push_back(at::log_sigmoid(log_odds.detach()));
     result.metrics.push_back(log_odds.detach());
@@ -97,9 +86,7 @@ PairLosses LossesOf(const LossOptions& options, const Pairs& pairs) {
 }
 
 std::vector<std::string> MetricNames(Loss loss) {
-  std::vector<std::string> names = {"rewards/chosen",     "rewards/rejected",
-                                    "rewards/accuracies", "rewards/margins",
-                                    "logps/chosen",       "logps/rejected"};
+  std::vector<std::string> names = RewardMetricNames();
   if (loss == ORPO) {
     names.push_back("log_odds_ratio");
     names.push_back("log_odds_chosen");

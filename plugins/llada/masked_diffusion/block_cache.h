@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "plugins/llada/masked_diffusion/masked_diffusion.h"
+#include "plugins/llada/masked_diffusion/sampler.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::masked_diffusion {

@@ -3,12 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -19,12 +14,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status.h"
-#include "base/to_host.h"
-#include "kernels/to_device.h"
-#include "plugins/llada/masked_diffusion/block_cache.h"
 #include "plugins/llada/masked_diffusion/noise.h"
+#include "plugins/objective/common/pairs.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "plugins/sdk/token_model.h"
@@ -33,156 +25,6 @@
 
 namespace capstan::masked_diffusion {
 namespace {
-
-constexpr int64_t kDefaultBlockLength = 128;
-
-// A token for a position, and the model's confidence in it.
-struct Choice {
-  int64_t position = 0;
-  int64_t token = 0;
-  double confidence = 0.0;
-};
-
-// One run of the sampler.
-class Unmasker {
- public:
-  Unmasker(TokenModel* model, int64_t mask_token, const SamplerOptions& options,
-           UnitRunner* runner, BlockCache* cache,
-           const std::vector<int64_t>& prompt, int64_t new_tokens)
-      : model_(model),
-        mask_token_(mask_token),
-        options_(options),
-        runner_(runner),
-        cache_(cache),
-        gumbel_key_(RandomKey(options.seed, "masked_diffusion.gumbel")),
-        order_key_(RandomKey(options.seed, "masked_diffusion.remasking")),
-        given_(static_cast<int64_t>(prompt.size())),
-        text_(prompt) {
-    text_.resize(text_.size() + new_tokens, mask_token);
-  }
-
-  std::vector<int64_t>& text() { return text_; }
-
-  // Chooses `count` of the masked tokens of [begin, end), or more if the model
-  // is sure enough of them; returns how many are left.
-  absl::StatusOr<int64_t> Step(int64_t begin, int64_t end, int64_t count) {
-    std::vector<int64_t> masked;
-    for (int64_t i = begin; i < end; ++i) {
-      if (text_[i] == mask_token_) masked.push_back(i);
-    }
-    CAPSTAN_ASSIGN_OR_RETURN(std::vector<Choice> choices, Choose(masked));
-    // Among equals, the first in the text.
-    std::stable_sort(choices.begin(), choices.end(),
-                     [](const Choice& a, const Choice& b) {
-                       return a.confidence > b.confidence;
-                     });
-    size_t chosen = std::min<size_t>(choices.size(), count);
-    const double sure = options_.confidence_threshold > 0.0
-                            ? std::log(options_.confidence_threshold)
-                            : std::numeric_limits<double>::infinity();
-    while (chosen < choices.size() && choices[chosen].confidence >= sure) {
-      ++chosen;
-    }
-    for (size_t i = 0; i < chosen; ++i) {
-      text_[choices[i].position] = choices[i].token;
-    }
-    ++step_;
-    return static_cast<int64_t>(choices.size() - chosen);
-  }
-
- private:
-  // The logits [n, V] of some positions, float64, guided.
-  at::Tensor LogitsAt(const std::vector<int64_t>& positions) {
-    const bool guided = options_.cfg_scale > 0.0;
-    const auto length = static_cast<int64_t>(text_.size());
-    TokenInput input;
-    input.tokens = at::empty({guided ? 2 : 1, length}, at::kLong);
-    auto* const tokens = input.tokens.mutable_data_ptr<int64_t>();
-    std::copy(text_.begin(), text_.end(), tokens);
-    if (guided) {
-      std::copy(text_.begin(), text_.end(), tokens + length);
-      std::fill_n(tokens + length, given_, mask_token_);
-    }
-    const at::Tensor all = cache_ == nullptr
-                               ? model_->Logits(input, *runner_)
-                               : cache_->BlockLogits(input.tokens, *runner_);
-    const int64_t first = cache_ == nullptr ? 0 : cache_->begin();
-    const at::Tensor index = kernels::ToDevice(
-        at::tensor(positions, at::kLong) - first, all.device());
-    const auto of = [&](int64_t row) {
-      return all.select(0, row).index_select(0, index).to(at::kFloat);
-    };
-    if (!guided) return of(0).to(at::kDouble);
-    const at::Tensor free = of(1);
-    return (free + (options_.cfg_scale + 1.0) * (of(0) - free)).to(at::kDouble);
-  }
-
-  // -log(-log u) [n, V] for the Gumbel-max trick.
-  at::Tensor Gumbel(const std::vector<int64_t>& positions,
-                    int64_t vocabulary) const {
-    const at::Tensor noise = at::empty(
-        {static_cast<int64_t>(positions.size()), vocabulary}, at::kDouble);
-    double* out = noise.mutable_data_ptr<double>();
-    for (int64_t position : positions) {
-      for (int64_t v = 0; v < vocabulary; ++v) {
-        const double u = Uniform(gumbel_key_, position * vocabulary + v, step_);
-        *out++ = -std::log(-std::log(u));
-      }
-    }
-    return noise;
-  }
-
-  // Chooses a token for each of `positions`, in order.
-  absl::StatusOr<std::vector<Choice>> Choose(
-      const std::vector<int64_t>& positions) {
-    const at::Tensor logits = LogitsAt(positions);
-    // Over the whole vocabulary: confidences are the model's probabilities.
-    const at::Tensor norm = at::logsumexp(logits, /*dim=*/{1});
-    at::Tensor scores = logits.clone();
-    if (options_.temperature > 0.0) {
-      // The argmax of exp(logits) / (-log u)^temperature, without its overflow.
-      scores +=
-          options_.temperature *
-          kernels::ToDevice(Gumbel(positions, logits.size(1)), logits.device());
-    }
-    scores.select(1, mask_token_)
-        .fill_(-std::numeric_limits<double>::infinity());
-    const at::Tensor tokens = scores.argmax(/*dim=*/1);
-    // A row each, for one copy to the host: token ids are exact in float64.
-    const at::Tensor rows = ToHost(at::stack(
-        {tokens.to(at::kDouble),
-         logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norm, norm}));
-    const size_t count = positions.size();
-    const double* const chosen = rows.const_data_ptr<double>();
-    const double* const sure = chosen + count;
-    const double* const norms = sure + count;
-    if (!std::all_of(norms, norms + count,
-                     [](double x) { return std::isfinite(x); })) {
-      return absl::InvalidArgumentError(
-          "the model's logits are not finite: nothing can be sampled");
-    }
-    std::vector<Choice> choices(count);
-    for (size_t i = 0; i < count; ++i) {
-      choices[i].position = positions[i];
-      choices[i].token = static_cast<int64_t>(chosen[i]);
-      choices[i].confidence = options_.random_remasking
-                                  ? Uniform(order_key_, positions[i], step_)
-                                  : sure[i];
-    }
-    return choices;
-  }
-
-  TokenModel* const model_;
-  const int64_t mask_token_;
-  const SamplerOptions& options_;
-  UnitRunner* const runner_;
-  BlockCache* const cache_;  // null: none
-  const uint64_t gumbel_key_;
-  const uint64_t order_key_;
-  const int64_t given_;  // tokens of the prompt
-  std::vector<int64_t> text_;
-  int64_t step_ = 0;
-};
 
 constexpr double kDefaultEps = 1e-3;
 constexpr double kPretrainRandomLengths = 0.01;
@@ -210,126 +52,62 @@ double RandomLengthRatio(const Config& config) {
   return config.loss() == Config::PRETRAIN ? kPretrainRandomLengths : 0.0;
 }
 
-}  // namespace
-
-absl::Status CheckSamplerOptions(const SamplerOptions& o) {
-  CAPSTAN_RETURN_IF_ERROR(CheckField(o.max_new_tokens > 0, "max_new_tokens",
-                                     "greater than 0", o.max_new_tokens));
-  CAPSTAN_RETURN_IF_ERROR(CheckField(o.block_length >= 0, "block_length",
-                                     "0 or greater", o.block_length));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(o.steps >= 0, "steps", "0 or greater", o.steps));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(o.temperature >= 0.0 && std::isfinite(o.temperature),
-                 "temperature", "0 or greater", o.temperature));
-  CAPSTAN_RETURN_IF_ERROR(
-      CheckField(o.cfg_scale >= 0.0 && std::isfinite(o.cfg_scale), "cfg_scale",
-                 "0 or greater", o.cfg_scale));
-  CAPSTAN_RETURN_IF_ERROR(CheckField(
-      o.confidence_threshold >= 0.0 && o.confidence_threshold < 1.0,
-      "confidence_threshold", "from 0 to less than 1", o.confidence_threshold));
-  if (o.confidence_threshold > 0.0 && o.random_remasking) {
-    return FieldError("confidence_threshold",
-                      "doesn't go with remasking: RANDOM, which doesn't look "
-                      "at confidences");
+// Null for another loss.
+absl::StatusOr<std::unique_ptr<const Vrpo>> VrpoOf(const Config& config,
+                                                   double eps) {
+  const bool is_vrpo = config.loss() == Config::VRPO;
+  for (const auto& [set, name] :
+       {std::make_pair(config.has_beta(), "beta"),
+        std::make_pair(config.has_bound_samples(), "bound_samples")}) {
+    if (set && !is_vrpo) return FieldError(name, "is for loss: VRPO");
   }
-  CAPSTAN_RETURN_IF_ERROR(CheckField(o.cache_refresh.value_or(1) > 0,
-                                     "cache_refresh", "greater than 0",
-                                     o.cache_refresh.value_or(1)));
-  if (o.cache_refresh.has_value() && o.cache == Config::NONE) {
-    return FieldError("cache_refresh", "needs cache: PREFIX or DUAL");
+  if (!is_vrpo) return nullptr;
+  if (config.has_random_length_ratio()) {
+    return FieldError("random_length_ratio",
+                      "isn't for loss: VRPO, which compares whole answers");
   }
-  if (o.cache != Config::NONE && o.block_length == 0) {
-    return FieldError("block_length",
-                      "must be set with a cache, which keeps what is outside a "
-                      "block");
+  VrpoOptions options;
+  if (config.has_beta()) options.beta = config.beta();
+  if (config.has_bound_samples()) {
+    options.bound_samples = config.bound_samples();
   }
-  return absl::OkStatus();
+  options.eps = eps;
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(options.beta > 0.0 && std::isfinite(options.beta), "beta",
+                 "greater than 0", options.beta));
+  CAPSTAN_RETURN_IF_ERROR(CheckField(options.bound_samples >= 1,
+                                     "bound_samples", "1 or more",
+                                     options.bound_samples));
+  return std::make_unique<const Vrpo>(options);
 }
 
-int64_t Schedule::TokensIn(int64_t step) const {
-  return block_length / steps_per_block +
-         (step < block_length % steps_per_block ? 1 : 0);
-}
-
-absl::StatusOr<Schedule> ScheduleOf(const SamplerOptions& options,
-                                    int64_t room) {
-  CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(options));
-  const int64_t wanted = options.max_new_tokens;
-  Schedule schedule;
-  schedule.block_length = options.block_length;
-  if (schedule.block_length == 0) {
-    schedule.block_length =
-        wanted % kDefaultBlockLength == 0 ? kDefaultBlockLength : wanted;
-  }
-  if (wanted % schedule.block_length != 0) {
-    return FieldError("block_length",
-                      absl::StrCat("must divide max_new_tokens, which is ",
-                                   wanted, "; it is ", schedule.block_length));
-  }
-  schedule.blocks = wanted / schedule.block_length;
-  const int64_t steps = options.steps > 0 ? options.steps : wanted;
-  if (steps % schedule.blocks != 0) {
-    return FieldError(
-        "steps", absl::StrCat("must be a multiple of the ", schedule.blocks,
-                              " blocks of ", schedule.block_length,
-                              " tokens, is ", steps));
-  }
-  schedule.steps_per_block = steps / schedule.blocks;
-  schedule.blocks = std::min(schedule.blocks, room / schedule.block_length);
-  if (schedule.blocks == 0 && room > 0 && options.block_length == 0) {
-    schedule.blocks = 1;
-    schedule.block_length = room;
-  }
-  if (schedule.blocks == 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the model has positions for ", std::max<int64_t>(room, 0),
-        " tokens behind this prompt, a block is ", schedule.block_length,
-        ": shorten the prompt, or block_length"));
-  }
-  return schedule;
-}
-
-absl::StatusOr<std::vector<int64_t>> Unmask(
-    TokenModel& model, const std::vector<int64_t>& prompt, int64_t mask_token,
-    const SamplerOptions& options, const OnText& on_text, UnitRunner& runner) {
-  const auto given = static_cast<int64_t>(prompt.size());
-  CAPSTAN_ASSIGN_OR_RETURN(const Schedule schedule,
-                           ScheduleOf(options, model.max_positions() - given));
-  at::AutoGradMode no_gradients(false);
-  const int64_t new_tokens = schedule.blocks * schedule.block_length;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<BlockCache> cache,
-      BlockCache::Create(&model, options, given + new_tokens));
-  Unmasker unmasker(&model, mask_token, options, &runner, cache.get(), prompt,
-                    new_tokens);
-  std::vector<int64_t>& text = unmasker.text();
-  for (int64_t block = 0; block < schedule.blocks; ++block) {
-    const int64_t begin = given + block * schedule.block_length;
-    const int64_t end = begin + schedule.block_length;
-    if (cache != nullptr) cache->Begin(begin, end);
-    int64_t left = schedule.block_length;
-    for (int64_t step = 0; left > 0 && step < schedule.steps_per_block;
-         ++step) {
-      const int64_t count = schedule.TokensIn(step);
-      if (count == 0) break;  // later ones are 0, too
-      if (options.stop()) return absl::CancelledError("sampling was stopped");
-      CAPSTAN_ASSIGN_OR_RETURN(left, unmasker.Step(begin, end, count));
-      if (on_text) on_text(text);
-      // Tokens up to a stop token don't change once they are all chosen.
-      const auto first = text.begin() + begin;
-      const auto stop = std::find_first_of(first, text.begin() + end,
-                                           options.stop_tokens.begin(),
-                                           options.stop_tokens.end());
-      if (stop != text.begin() + end &&
-          std::find(first, stop, mask_token) == stop) {
-        text.erase(stop + 1, text.end());
-        return std::move(text);
-      }
+// Checks that the data has texts to learn, which the model has positions for.
+absl::Status CheckTexts(const TokenModel& model, const DatasetReader& data) {
+  Batch batch;
+  // One that can't be read is told where it is trained on.
+  if (data.Read({0}, &batch).ok()) {
+    if (batch.count(kRowText) > 0) {
+      return absl::InvalidArgumentError(
+          "the data has prompts without answers (kind: PROMPT), which are for "
+          "capstan.grpo and a causal model: leave `kind` out to learn from "
+          "answers");
+    }
+    if (batch.count(kPairKeys) > 0) {
+      return absl::InvalidArgumentError(
+          "the data has pairs of answers (kind: PREFERENCE or UNPAIRED): set "
+          "loss: VRPO to learn from preferences");
     }
   }
-  return std::move(text);
+  if (data.max_sequence_length() > model.max_positions()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
+                     " tokens, the model has ", model.max_positions(),
+                     " positions: raise that, or shorten the data's"));
+  }
+  return CheckVocabulary(model, data);
 }
+
+}  // namespace
 
 MaskedDiffusion::MaskedDiffusion(const Config& config)
     : config_(config),
@@ -341,8 +119,8 @@ absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
     const Config& config) {
   auto made = std::unique_ptr<MaskedDiffusion>(new MaskedDiffusion(config));
   if (!Config::Loss_IsValid(config.loss())) {
-    return FieldError("loss", absl::StrCat("is none of PRETRAIN, SFT and "
-                                           "MASKED_MEAN: ",
+    return FieldError("loss", absl::StrCat("is none of PRETRAIN, SFT, "
+                                           "MASKED_MEAN and VRPO: ",
                                            config.loss()));
   }
   if (!Config::Remasking_IsValid(config.remasking())) {
@@ -365,6 +143,7 @@ absl::StatusOr<std::unique_ptr<MaskedDiffusion>> MaskedDiffusion::Create(
                                      "mask_token_id", "0 or greater",
                                      config.mask_token_id()));
   CAPSTAN_RETURN_IF_ERROR(CheckSamplerOptions(made->sampler_));
+  CAPSTAN_ASSIGN_OR_RETURN(made->vrpo_, VrpoOf(config, made->eps_));
   return made;
 }
 
@@ -407,17 +186,17 @@ absl::Status MaskedDiffusion::Check(Model& model,
   // Not in Create: a caller may sample other lengths than the config's.
   CAPSTAN_RETURN_IF_ERROR(
       ScheduleOf(sampler_, std::numeric_limits<int64_t>::max()).status());
-  const TokenModel* const tokens = model.token_model();
-  if (data.max_sequence_length() > tokens->max_positions()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the data has sequences of ", data.max_sequence_length(),
-                     " tokens, the model has ", tokens->max_positions(),
-                     " positions: raise that, or shorten the data's"));
-  }
-  CAPSTAN_RETURN_IF_ERROR(CheckVocabulary(*tokens, data));
+  TokenModel& tokens = *model.token_model();
+  CAPSTAN_RETURN_IF_ERROR(vrpo_ != nullptr ? vrpo_->Check(tokens, data)
+                                           : CheckTexts(tokens, data));
+  return CheckMask(tokens, data);
+}
+
+absl::Status MaskedDiffusion::CheckMask(const TokenModel& model,
+                                        const DatasetReader& data) const {
   const Tokenizer* const tokenizer = data.tokenizer();
   if (tokenizer == nullptr) return absl::OkStatus();
-  const int64_t mask = MaskToken(*tokens);
+  const int64_t mask = MaskToken(model);
   if (mask >= tokenizer->vocab_size() || tokenizer->IsSpecial(mask)) {
     return absl::OkStatus();
   }
@@ -443,14 +222,31 @@ MaskedDiffusion::Drawn MaskedDiffusion::Draw(const Batch& batch,
 
 int64_t MaskedDiffusion::CountTargets(const Batch& batch,
                                       const StepInfo& info) const {
+  if (vrpo_ != nullptr) return PairsOf(batch);
   const Drawn drawn = Draw(batch, info);
   return CountOf(drawn.layout, drawn.noise, config_.loss());
+}
+
+std::vector<MetricTags> MaskedDiffusion::metrics() const {
+  if (vrpo_ != nullptr) return vrpo_->metrics();
+  return {{"", "eval/accuracy"}, {"", "eval/bound_nats_per_token"}};
+}
+
+absl::Status MaskedDiffusion::Rollout(Model& model, std::vector<Batch>* batches,
+                                      const RolloutInfo& info,
+                                      UnitRunner& runner) {
+  CHECK(vrpo_ != nullptr) << "no other loss has rollouts";
+  return vrpo_->Rollout(model, MaskToken(*model.token_model()), batches, info,
+                        runner);
 }
 
 LossSum MaskedDiffusion::Compute(Model& model, const Batch& batch,
                                  const StepInfo& info, UnitRunner& runner) {
   TokenModel* const tokens = model.token_model();
   CHECK(tokens != nullptr) << "Check comes first";
+  if (vrpo_ != nullptr) {
+    return vrpo_->Compute(model, MaskToken(*tokens), batch, info, runner);
+  }
   const Drawn drawn = Draw(batch, info);
   HiddenBatch hidden = Hide(batch, drawn.layout, drawn.noise, config_.loss(),
                             MaskToken(*tokens), TakesHostTargets(*tokens));

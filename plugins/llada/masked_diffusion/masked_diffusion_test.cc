@@ -42,7 +42,8 @@ class FakeData final : public DatasetReader {
       : length_(length), tokenizer_(tokenizer) {}
   int64_t size() const override { return 1; }
   bool shuffle() const override { return false; }
-  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
+  absl::Status Read(absl::Span<const int64_t>, Batch* batch) const override {
+    *batch = first;
     return absl::OkStatus();
   }
   absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
@@ -50,6 +51,8 @@ class FakeData final : public DatasetReader {
   }
   int64_t max_sequence_length() const override { return length_; }
   const Tokenizer* tokenizer() const override { return tokenizer_; }
+
+  Batch first;
 
  private:
   const int64_t length_;
@@ -64,6 +67,21 @@ TEST_F(MaskedDiffusionTest, ABatchThatIsNoTextIsAnError) {
   EXPECT_THROW(objective_->CountTargets(batch, info_), std::invalid_argument);
   EXPECT_THROW(objective_->Compute(model_, batch, info_, runner_),
                std::invalid_argument);
+}
+
+TEST_F(MaskedDiffusionTest, CheckWantsTheRowsOfItsLoss) {
+  FakeData data(32, nullptr);
+  const auto message = [&] {
+    return std::string(objective_->Check(model_, data).message());
+  };
+  data.first[kRowText] = at::zeros({1, 1}, at::kByte);
+  EXPECT_THAT(message(), HasSubstr("kind: PROMPT"));
+  data.first = {{kPairKeys, at::zeros({1}, at::kLong)}};
+  EXPECT_THAT(message(), HasSubstr("set loss: VRPO"));
+  Config config;
+  config.set_loss(Config::VRPO);
+  SetConfig(config);
+  EXPECT_THAT(message(), HasSubstr("the loss of each text apart"));
 }
 
 TEST_F(MaskedDiffusionTest, CheckNamesWhatDoesNotFit) {

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/stack.h>
 
 #include <stdexcept>
@@ -71,6 +72,27 @@ at::Tensor TextPositions(const Batch& batch) {
   if (positions == batch.end()) return {};
   const at::Tensor twice = positions->second * 2;
   return at::cat({twice, twice + 1});
+}
+
+at::Tensor PreferenceLosses(const at::Tensor& lead, double smoothing) {
+  const at::Tensor losses = -at::log_sigmoid(lead);
+  if (smoothing == 0.0) return losses;
+  return losses * (1.0 - smoothing) - at::log_sigmoid(-lead) * smoothing;
+}
+
+std::vector<at::Tensor> RewardMetrics(const at::Tensor& chosen_reward,
+                                      const at::Tensor& rejected_reward,
+                                      const at::Tensor& chosen,
+                                      const at::Tensor& rejected) {
+  const at::Tensor better = chosen_reward.detach();
+  const at::Tensor worse = rejected_reward.detach();
+  return {better,         worse,           better.gt(worse).to(at::kFloat),
+          better - worse, chosen.detach(), rejected.detach()};
+}
+
+std::vector<std::string> RewardMetricNames() {
+  return {"rewards/chosen",  "rewards/rejected", "rewards/accuracies",
+          "rewards/margins", "logps/chosen",     "logps/rejected"};
 }
 
 at::Tensor MetricRow(const at::Tensor& sum, double divisor) {

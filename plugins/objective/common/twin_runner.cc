@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugins/dpo/objective/twin_runner.h"
+#include "plugins/objective/common/twin_runner.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -7,7 +7,7 @@
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
-namespace capstan::dpo {
+namespace capstan {
 namespace {
 
 class Recorder final : public UnitRunner {
@@ -35,6 +35,20 @@ RecordedForward Record(const std::function<void(UnitRunner&)>& forward) {
   return record;
 }
 
+RecordedForward RecordWithoutAdapter(
+    Model& model, const std::function<void(UnitRunner&)>& forward) {
+  model.SetAdapterEnabled(false);
+  RecordedForward record;
+  try {
+    record = Record(forward);
+  } catch (...) {
+    model.SetAdapterEnabled(true);
+    throw;
+  }
+  model.SetAdapterEnabled(true);
+  return record;
+}
+
 TwinRunner::TwinRunner(RecordedForward twin, UnitRunner* runner)
     : twin_(std::move(twin)),
       runner_(runner),
@@ -58,4 +72,4 @@ at::Tensor TwinRunner::Run(int unit, const at::Tensor& input,
       });
 }
 
-}  // namespace capstan::dpo
+}  // namespace capstan

@@ -2,8 +2,8 @@
 //
 // Two forwards of one model side by side, unit by unit: strategies that gather
 // a unit's parameters do so once for both, and see one forward.
-#ifndef CAPSTAN_PLUGINS_DPO_OBJECTIVE_TWIN_RUNNER_H_
-#define CAPSTAN_PLUGINS_DPO_OBJECTIVE_TWIN_RUNNER_H_
+#ifndef CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TWIN_RUNNER_H_
+#define CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TWIN_RUNNER_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -11,9 +11,10 @@
 #include <memory>
 #include <vector>
 
+#include "plugins/sdk/model.h"
 #include "plugins/sdk/unit_runner.h"
 
-namespace capstan::dpo {
+namespace capstan {
 
 // The units of a forward that is run later.
 struct RecordedForward {
@@ -28,6 +29,10 @@ struct RecordedForward {
 // Records what `forward` passes to its runner without running it. Each Run
 // returns its input, so a forward may only pass on what it gets from one.
 RecordedForward Record(const std::function<void(UnitRunner&)>& forward);
+
+// The same while the model's adapter is switched off.
+RecordedForward RecordWithoutAdapter(
+    Model& model, const std::function<void(UnitRunner&)>& forward);
 
 // Runs the recorded forward without gradients along with one through this: each
 // of its units right before the same unit of the other.
@@ -49,6 +54,6 @@ class TwinRunner final : public UnitRunner {
   const std::shared_ptr<at::Tensor> state_;
 };
 
-}  // namespace capstan::dpo
+}  // namespace capstan
 
-#endif  // CAPSTAN_PLUGINS_DPO_OBJECTIVE_TWIN_RUNNER_H_
+#endif  // CAPSTAN_PLUGINS_OBJECTIVE_COMMON_TWIN_RUNNER_H_
