@@ -5,6 +5,8 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
@@ -31,7 +33,7 @@ void WaitingLines::Take(size_t most, std::vector<std::string>* lines) {
   while (lines->size() < most) {
     size_t end = read_.find('\n', at);
     if (end == std::string::npos) {
-      if (!ended_ || at == read_.size()) break;
+      if (!ended_ || at >= read_.size()) break;
       end = read_.size();
     }
     const absl::string_view line =
@@ -39,7 +41,7 @@ void WaitingLines::Take(size_t most, std::vector<std::string>* lines) {
     lines->emplace_back(absl::StripSuffix(line, "\r"));
     at = end + 1;
   }
-  read_.erase(0, at);
+  read_.erase(0, std::min(at, read_.size()));
 }
 
 }  // namespace capstan
