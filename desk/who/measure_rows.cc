@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/who/measure_rows.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/types/span.h"
 #include "base/exact_sum.h"
 #include "base/status.h"
@@ -18,6 +22,7 @@
 #include "plugins/sdk/unit_runner.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/evaluate.h"
 
 namespace capstan {
@@ -44,11 +49,11 @@ class RowMeasurer {
       row.batch.erase(kSamplePosition);
       step.rows.push_back(std::move(row));
     }
-    if (objective().has_rollouts()) return step;
+    if (objective().has_rollouts()) CAPSTAN_RETURN_IF_ERROR(RollOut(&step));
     CAPSTAN_RETURN_IF_ERROR(SumTotals());
     CAPSTAN_RETURN_IF_ERROR(MeasureStep(&step));
     for (size_t i = 0; i < step.rows.size(); ++i) {
-      CAPSTAN_RETURN_IF_ERROR(MeasureRow(step.targets, &step.rows[i]));
+      CAPSTAN_RETURN_IF_ERROR(MeasureRow(step.targets, i, &step.rows[i]));
       const double done = static_cast<double>(i + 1) / step.rows.size();
       request_.progress(0.5 + 0.5 * done);
     }
@@ -75,6 +80,64 @@ class RowMeasurer {
     return batch;
   }
 
+  // Has the objective make what the step trains on.
+  absl::Status RollOut(MeasuredStep* step) {
+    std::vector<Batch> batches;
+    CAPSTAN_RETURN_IF_ERROR(ForEachMicroBatch(
+        [&](int, const Batch& batch) { batches.push_back(batch); }));
+    std::vector<at::Tensor> positions;
+    for (const Batch& batch : batches) {
+      positions.push_back(batch.at(kSamplePosition));
+    }
+    RolloutInfo info;
+    info.seed = request_.seed;
+    info.step = request_.step;
+    info.global_batch_size = static_cast<int64_t>(request_.rows.size());
+    const auto first =
+        std::min_element(request_.rows.begin(), request_.rows.end(),
+                         [](const StepRow& a, const StepRow& b) {
+                           return a.position < b.position;
+                         });
+    info.first_position = first->position;
+    info.with_initial_weights = request_.with_initial_weights;
+    {
+      const at::NoGradGuard no_grad;
+      CAPSTAN_RETURN_IF_ERROR(
+          objective().Rollout(*request_.parts->model, &batches, info, runner_));
+    }
+    for (size_t b = 0; b < batches.size(); ++b) {
+      batches[b][kSamplePosition] = positions[b];
+    }
+    made_ = std::move(batches);
+    std::set<std::string> left_out = {kSamplePosition};
+    for (const auto& [name, tensor] : made_[0]) {
+      left_out.insert(HostCopyName(name));
+    }
+    for (size_t i = 0; i < step->rows.size(); ++i) {
+      MeasuredRow& row = step->rows[i];
+      row.batch.clear();
+      for (const auto& [name, tensor] : MadeRow(i)) {
+        if (left_out.count(name) > 0) continue;
+        row.batch[name] = tensor.cpu();
+        if (tensor.dim() == 1 && tensor.size(0) == 1 && name != kTokenCounts) {
+          row.made.emplace_back(name, tensor.item<double>());
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Row `i` of all, on the device.
+  Batch MadeRow(size_t i) const {
+    const auto size = static_cast<size_t>(request_.micro_batch_size);
+    const auto at = static_cast<int64_t>(i % size);
+    Batch row;
+    for (const auto& [name, tensor] : made_[i / size]) {
+      if (tensor.dim() > 0) row[name] = tensor.narrow(0, at, 1);
+    }
+    return row;
+  }
+
   // Calls `use` with each micro-batch and its rank.
   template <typename Use>
   absl::Status ForEachMicroBatch(const Use& use) {
@@ -82,8 +145,12 @@ class RowMeasurer {
     const auto size = static_cast<size_t>(request_.micro_batch_size);
     for (size_t begin = 0; begin < rows.size(); begin += size) {
       const Places places = rows.subspan(begin, size);
-      CAPSTAN_ASSIGN_OR_RETURN(const Batch batch,
-                               Read(places, request_.device));
+      Batch batch;
+      if (made_.empty()) {
+        CAPSTAN_ASSIGN_OR_RETURN(batch, Read(places, request_.device));
+      } else {
+        batch = made_[begin / size];
+      }
       use(places[0].rank, batch);
       request_.progress(0.5 * static_cast<double>(begin + size) / rows.size());
     }
@@ -119,11 +186,24 @@ class RowMeasurer {
     return absl::OkStatus();
   }
 
-  absl::Status MeasureRow(int64_t step_targets, MeasuredRow* row) {
-    CAPSTAN_ASSIGN_OR_RETURN(const Batch batch,
-                             Read({row->place}, request_.device));
+  absl::Status MeasureRow(int64_t step_targets, size_t i, MeasuredRow* row) {
+    Batch batch;
+    if (made_.empty()) {
+      CAPSTAN_ASSIGN_OR_RETURN(batch, Read({row->place}, request_.device));
+    } else {
+      batch = MadeRow(i);
+    }
     Model& model = noting_ != nullptr ? *noting_ : *request_.parts->model;
-    const LossSum loss = objective().Compute(model, batch, info_, runner_);
+    LossSum loss;
+    const absl::Status computed = CatchAll([&] {
+      loss = objective().Compute(model, batch, info_, runner_);
+      return absl::OkStatus();
+    });
+    // As MeasureStep has computed all of them, this is one that can't be alone:
+    // of a pair of answers, say.
+    if (!made_.empty() && absl::IsInternal(computed)) return absl::OkStatus();
+    CAPSTAN_RETURN_IF_ERROR(computed);
+    row->metrics = MetricsOf(loss);
     row->loss_sum = loss.sum.item<double>();
     row->targets = loss.count;
     row->tokens = loss.tokens;
@@ -134,6 +214,23 @@ class RowMeasurer {
           GradientNorm(loss.sum) / std::max<double>(1.0, step_targets);
     }
     return absl::OkStatus();
+  }
+
+  NamedNumbers MetricsOf(const LossSum& loss) {
+    NamedNumbers numbers;
+    if (!loss.metrics.defined()) return numbers;
+    const at::Tensor sums = loss.metrics.cpu();
+    const std::vector<MetricTags> tags = objective().metrics();
+    for (size_t m = 0; m < tags.size(); ++m) {
+      const at::Tensor of = sums[static_cast<int64_t>(m)];
+      const double sum = of[0].item<double>();
+      const double divisor = of[1].item<double>();
+      if (tags[m].train.empty() || divisor == 0.0) continue;
+      numbers.emplace_back(
+          MetricName(tags[m].train),
+          absl::EndsWith(tags[m].train, "_max") ? sum : sum / divisor);
+    }
+    return numbers;
   }
 
   double GradientNorm(const at::Tensor& loss) {
@@ -151,6 +248,7 @@ class RowMeasurer {
   std::unique_ptr<TokenLossModel> noting_;
   StepInfo info_;
   PlainRunner runner_;
+  std::vector<Batch> made_;  // of each micro-batch; none without rollouts
 };
 
 }  // namespace

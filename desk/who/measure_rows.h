@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,13 +23,21 @@
 
 namespace capstan {
 
+using NamedNumbers = std::vector<std::pair<std::string, double>>;
+
 struct MeasuredRow {
   StepRow place;
   // Without its sample_position: what the reader gives for the row alone, of
-  // pairs both texts.
+  // pairs both texts; or what the objective has made of that (rollouts).
   Batch batch;
-  // The row's loss is loss_sum / targets. Unset: the objective makes what it
-  // trains on by sampling.
+  // Of a row that the objective has made: the tensors that have one number for
+  // each row, as "advantages".
+  NamedNumbers made;
+  // What the objective measures of the row by itself (Objective::metrics), by
+  // the names in metrics.jsonl, where it applies.
+  NamedNumbers metrics;
+  // The row's loss is loss_sum / targets. Unset: rollouts whose loss takes
+  // several rows together.
   absl::optional<double> loss_sum;
   int64_t targets = 0;
   int64_t tokens = 0;   // LossSum::tokens
@@ -40,8 +49,8 @@ struct MeasuredRow {
 };
 
 struct MeasuredStep {
-  // Computed and added up as training does it; unset as loss_sum is.
-  absl::optional<double> loss;
+  // Computed and added up as training does it.
+  double loss = 0.0;
   int64_t targets = 0;
   std::vector<MeasuredRow> rows;
 };
@@ -54,6 +63,10 @@ struct MeasureRequest {
   std::vector<StepRow> rows;
   int64_t micro_batch_size = 1;
   uint64_t seed = 0;
+  int64_t step = 0;  // from 1
+  // Of rollouts, as RolloutInfo's.
+  std::function<absl::Status(const std::function<absl::Status()>& forwards)>
+      with_initial_weights;
   bool gradients = false;
   c10::Device device{c10::DeviceType::CPU};
   std::function<void(double done)> progress = [](double) {};
@@ -61,7 +74,9 @@ struct MeasureRequest {
 
 // Computes each micro-batch of the rows' ranks, then each row by itself. The
 // rows' losses add up to the step's but for rounding: a row by itself is padded
-// less. Dropout and masks are drawn as in training.
+// less. Dropout and masks are drawn as in training. What an objective makes of
+// the rows it makes of all ranks' together: the same to the bit in a
+// deterministic run, or of one rank.
 absl::StatusOr<MeasuredStep> MeasureRows(const MeasureRequest& request);
 
 // Binds a model's weights for training on `device` in `dtype`: those of

@@ -79,6 +79,8 @@ std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
   SampleSequence sequence(order);
   std::vector<int64_t> samples(batch.global_batch_size);
   sequence.At(position, absl::MakeSpan(samples));
+  const int64_t epoch_rows = order.size * order.rollouts.rows_per_sample *
+                             order.rollouts.steps_per_sample;
   std::vector<StepRow> rows;
   for (int data_rank = 0; data_rank < mesh.data; ++data_rank) {
     for (int64_t i = 0; i < batch.accumulation; ++i) {
@@ -88,7 +90,7 @@ std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
       for (int64_t row = 0; row < batch.micro_batch_size; ++row) {
         const int64_t at = first + row;
         rows.push_back({data_rank * mesh.sequence, i, row, position + at,
-                        (position + at) / order.size, samples[at]});
+                        (position + at) / epoch_rows, samples[at]});
       }
     }
   }

@@ -12,9 +12,29 @@
 
 namespace capstan {
 
-class TokenLossModel::Tokens final : public TokenModel {
+class TokenLossModel::Tokens final : public TokenModel, public RowLosses {
  public:
   explicit Tokens(TokenModel* model) : model_(*model) {}
+
+  at::Tensor CrossEntropyRows(const TokenInput& input,
+                              const at::Tensor& targets,
+                              UnitRunner& runner) override {
+    return model_.row_losses()->CrossEntropyRows(input, targets, runner);
+  }
+  at::Tensor TokenLogProbs(const TokenInput& input, const at::Tensor& targets,
+                           double temperature, at::Tensor* entropy,
+                           UnitRunner& runner) override {
+    at::Tensor logps = model_.row_losses()->TokenLogProbs(
+        input, targets, temperature, entropy, runner);
+    losses_ = (-logps.detach())
+                  .cpu()
+                  .masked_fill(targets.cpu().lt(0),
+                               -std::numeric_limits<double>::infinity());
+    return logps;
+  }
+  bool has_token_log_probs() const override {
+    return model_.row_losses()->has_token_log_probs();
+  }
 
   at::Tensor Take() { return std::exchange(losses_, at::Tensor()); }
 
@@ -60,7 +80,9 @@ class TokenLossModel::Tokens final : public TokenModel {
   std::string generation_config() const override {
     return model_.generation_config();
   }
-  RowLosses* row_losses() override { return model_.row_losses(); }
+  RowLosses* row_losses() override {
+    return model_.row_losses() == nullptr ? nullptr : this;
+  }
   bool takes_host_targets() const override {
     return model_.takes_host_targets();
   }

@@ -16,9 +16,10 @@
 namespace capstan {
 
 // Stands before a token model and does what that does, and notes the loss of
-// each target of which an objective asks for the sum. So an objective needs no
-// interface for this, and one of another kind notes nothing. An objective that
-// knows its model by another interface must get the model itself.
+// each target of which an objective asks for the sum, or -log p of those whose
+// log-probabilities it asks for. So an objective needs no interface for this,
+// and one of another kind notes nothing. An objective that knows its model by
+// another interface must get the model itself.
 class TokenLossModel final : public Model {
  public:
   // `model`, a model of tokens, must outlive this.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -29,6 +30,9 @@
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/generator.h"
+#include "plugins/sdk/objective.h"
+#include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/plugin_state.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/data/data_loader.h"
@@ -201,11 +205,33 @@ absl::StatusOr<Asked> Prepare(const WhoOptions& options, int gpus) {
                                           /*here=*/true, record.checkpoint));
   CAPSTAN_RETURN_IF_ERROR(PlanStep(&asked));
   CAPSTAN_RETURN_IF_ERROR(FindRows(&asked));
+  // Objectives note what they need of model and data.
+  CAPSTAN_RETURN_IF_ERROR(asked.loaded.Locate(
+      asked.parts.objective->Check(*asked.parts.model, *asked.parts.train_data),
+      "objective"));
   if (const int64_t most = config.train().skip_bad_samples(); most > 0) {
     asked.forgiving =
         std::make_unique<ForgivingReader>(asked.parts.train_data.get(), most);
   }
   return asked;
+}
+
+// Answers that an earlier step has sampled are in the checkpoint.
+absl::Status RestoreRollouts(Asked* asked) {
+  Objective& objective = *asked->parts.objective;
+  if (!asked->exact || asked->weights.empty() || !objective.has_rollouts() ||
+      objective.rollout_plan().steps_per_sample == 1) {
+    return absl::OkStatus();
+  }
+  PluginState plugin;
+  plugin.kind = kObjectiveKind;
+  plugin.plugin = PackageOf(TypeOf(asked->loaded.config.objective()));
+  plugin.of_rank = true;
+  // Each rank has those of all.
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string state,
+      CheckpointPluginState(asked->weights, plugin, /*rank=*/0));
+  return state.empty() ? absl::OkStatus() : objective.RestoreState(state);
 }
 
 absl::StatusOr<MeasuredStep> Measure(const WhoOptions& options, int gpus,
@@ -220,11 +246,20 @@ absl::StatusOr<MeasuredStep> Measure(const WhoOptions& options, int gpus,
   request.parts = &asked->parts;
   request.data = asked->forgiving != nullptr ? asked->forgiving.get()
                                              : asked->parts.train_data.get();
-  CAPSTAN_ASSIGN_OR_RETURN(
-      request.trained,
-      BindForTraining(asked->weights, train.seed(),
-                      asked->parts.policy().compute, request.device,
-                      asked->parts.model.get()));
+  const auto bind = [&](const std::string& weights) {
+    return BindForTraining(weights, train.seed(), asked->parts.policy().compute,
+                           request.device, asked->parts.model.get());
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(request.trained, bind(asked->weights));
+  CAPSTAN_RETURN_IF_ERROR(RestoreRollouts(asked));
+  request.with_initial_weights =
+      [&](const std::function<absl::Status()>& forwards) -> absl::Status {
+    CAPSTAN_RETURN_IF_ERROR(bind("").status());
+    CAPSTAN_RETURN_IF_ERROR(forwards());
+    CAPSTAN_ASSIGN_OR_RETURN(request.trained, bind(asked->weights));
+    return absl::OkStatus();
+  };
+  request.step = asked->record.step;
   request.rows = asked->rows;
   request.micro_batch_size = asked->batch.micro_batch_size;
   request.seed = train.seed();
@@ -262,6 +297,12 @@ Json OrNull(const absl::optional<double>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
+Json NumbersJson(const NamedNumbers& numbers) {
+  Json json = Json::object();
+  for (const auto& [name, value] : numbers) json[name] = value;
+  return json;
+}
+
 Json RowJson(const Asked& asked, const MeasuredRow& row) {
   const StepRow& place = row.place;
   Json json = {{"rank", place.rank},
@@ -279,6 +320,8 @@ Json RowJson(const Asked& asked, const MeasuredRow& row) {
   if (row.gradient_norm.has_value()) {
     json["gradient_norm"] = *row.gradient_norm;
   }
+  json["made"] = NumbersJson(row.made);
+  json["metrics"] = NumbersJson(row.metrics);
   json["texts"] = Json::array();
   for (const MeasuredText& text :
        TextsOf(row, asked.parts.train_data->tokenizer(), IsCausal(asked))) {
@@ -302,7 +345,7 @@ std::string StepJson(const WhoOptions& options, const Asked& asked,
                {"step", asked.record.step},
                {"weights", asked.weights},
                {"weights_are_the_steps", asked.exact},
-               {"loss", OrNull(step.loss)},
+               {"loss", step.loss},
                {"recorded_loss", OrNull(asked.record.loss)},
                {"recorded_grad_norm", OrNull(asked.record.grad_norm)},
                {"targets", step.targets},
@@ -326,10 +369,14 @@ std::string RowHead(const MeasuredStep& step, const MeasuredRow& row) {
   if (place.epoch > 0) absl::StrAppend(&head, " of epoch ", place.epoch);
   if (!row.loss_sum.has_value()) return head;
   absl::StrAppendFormat(&head, "  loss %.4f", MeanOf(row));
-  absl::StrAppendFormat(
-      &head, " (%.1f %% of the step's)  %s of %s tokens trained",
-      100.0 * *row.loss_sum / (*step.loss * static_cast<double>(step.targets)),
-      WithCommas(row.trained), WithCommas(row.tokens));
+  // Those of answers with advantages have either sign.
+  if (row.made.empty()) {
+    absl::StrAppendFormat(&head, " (%.1f %% of the step's)",
+                          100.0 * *row.loss_sum /
+                              (step.loss * static_cast<double>(step.targets)));
+  }
+  absl::StrAppendFormat(&head, "  %s of %s tokens trained",
+                        WithCommas(row.trained), WithCommas(row.tokens));
   if (row.gradient_norm.has_value()) {
     absl::StrAppendFormat(&head, "  gradient norm %.4g", *row.gradient_norm);
   }
@@ -338,10 +385,7 @@ std::string RowHead(const MeasuredStep& step, const MeasuredRow& row) {
 
 // "4.2442, metrics.jsonl has 4.2442 (2.1e-08 apart)"
 std::string LossText(const Asked& asked, const MeasuredStep& step) {
-  if (!step.loss.has_value()) {
-    return "unknown: its objective makes what it trains on by sampling";
-  }
-  std::string text = absl::StrFormat("%.4f", *step.loss);
+  std::string text = absl::StrFormat("%.4f", step.loss);
   const absl::optional<double>& recorded = asked.record.loss;
   if (!recorded.has_value()) {
     return absl::StrCat(text, "; the run hasn't done this step");
@@ -349,7 +393,7 @@ std::string LossText(const Asked& asked, const MeasuredStep& step) {
   absl::StrAppendFormat(&text, ", metrics.jsonl has %.4f", *recorded);
   if (asked.exact) {
     absl::StrAppendFormat(&text, " (%.0e apart)",
-                          std::fabs(*step.loss - *recorded) /
+                          std::fabs(step.loss - *recorded) /
                               std::max(std::fabs(*recorded), 1e-30));
   }
   return text;
@@ -375,6 +419,15 @@ void Print(const WhoOptions& options, const Asked& asked,
   console.Write(text);
   for (const MeasuredRow* row : Shown(options, step)) {
     text = absl::StrCat("\n", RowHead(step, *row), "\n");
+    // What the objective has sampled, and made of it.
+    if (!row->made.empty()) {
+      for (const NamedNumbers* numbers : {&row->made, &row->metrics}) {
+        for (const auto& [name, value] : *numbers) {
+          absl::StrAppendFormat(&text, "  %s %.4g", name, value);
+        }
+      }
+      text += "\n";
+    }
     const std::vector<MeasuredText> texts =
         TextsOf(*row, asked.parts.train_data->tokenizer(), IsCausal(asked));
     for (const MeasuredText& one : texts) {

@@ -67,18 +67,6 @@ absl::Status AddMessages(const Json& messages, absl::string_view json,
   return absl::OkStatus();
 }
 
-// What a template sees beside messages, as it is written.
-void AddContext(const Json& row, absl::string_view line, Prompt* prompt) {
-  for (const auto& [key, text] :
-       {std::pair("tools", &prompt->tools),
-        std::pair("documents", &prompt->documents),
-        std::pair("chat_template_kwargs", &prompt->variables)}) {
-    if (!row.contains(key) || row[key].is_null()) continue;
-    *text = row[key].is_string() ? row[key].get<std::string>()
-                                 : std::string(JsonMember(line, key));
-  }
-}
-
 // Renders conversations with their template, and texts with the tokenizer's
 // start tokens, as in training.
 class TaskMaker {
@@ -148,12 +136,24 @@ class TaskMaker {
 
 }  // namespace
 
+void ReadContext(absl::string_view row, Prompt* prompt) {
+  for (const auto& [key, text] :
+       {std::pair("tools", &prompt->tools),
+        std::pair("documents", &prompt->documents),
+        std::pair("chat_template_kwargs", &prompt->variables)}) {
+    const absl::string_view value = JsonMember(row, key);
+    if (value.empty() || value == "null") continue;
+    *text = value[0] == '"' ? ParseJson<Json>(value).get<std::string>()
+                            : std::string(value);
+  }
+}
+
 absl::Status ParsePrompt(absl::string_view line, Prompt* prompt) {
   const Json row = ParseJson<Json>(line);
   if (row.is_discarded()) return absl::InvalidArgumentError("isn't valid JSON");
   if (row.is_array()) return AddMessages(row, line, prompt);
   if (row.is_object()) {
-    AddContext(row, line, prompt);
+    ReadContext(line, prompt);
     for (const char* const key : {"messages", "prompt"}) {
       if (!row.contains(key) || !row[key].is_array()) continue;
       return AddMessages(row[key], JsonMember(line, key), prompt);

@@ -47,6 +47,10 @@ absl::StatusOr<std::vector<Prompt>> ReadPrompts(const std::string& path);
 // Reads a row of such a file, without its place.
 absl::Status ParsePrompt(absl::string_view row, Prompt* prompt);
 
+// What a row has for a template beside messages, as it is written. `row` is the
+// text of a valid JSON object.
+void ReadContext(absl::string_view row, Prompt* prompt);
+
 struct TaskSettings {
   std::string model;                 // --model, for errors
   std::string chat_template;         // as FindChatTemplate has it

@@ -238,6 +238,59 @@ TEST(GrpoRunTest, ALyingRewardProgramIsNamedAndNothingIsLost) {
   EXPECT_EQ(CheckpointSteps(run.output()).back(), 2);
 }
 
+// The same answers, made again from the weights before the step.
+TEST(GrpoRunTest, WhoShowsTheAnswersOfAStep) {
+  const std::string fields = absl::StrCat("updates_per_rollout: 2 ", kReward);
+  for (const RunText& run :
+       {GrpoRun(), GrpoRun().Fsdp(2), GrpoRun(fields).Zero2(2)}) {
+    const std::string folder =
+        MustTrain(RunText(run).Train("save_every: 1 keep_checkpoints: 9"));
+    const Metrics metrics = ReadMetrics(folder);
+    for (const int step : {1, 4}) {
+      const TrainerResult result =
+          RunTrainer({"who", folder, absl::StrCat("--step=", step), "--json"});
+      ASSERT_EQ(result.exit_code, 0) << result.err;
+      const nlohmann::json who = nlohmann::json::parse(result.out);
+      EXPECT_EQ(who["loss"], metrics.losses()[step - 1]);
+      ASSERT_EQ(who["rows"].size(), 16);
+      double reward = 0.0, vowels = 0.0, advantages = 0.0, loss = 0.0;
+      for (const nlohmann::json& row : who["rows"]) {
+        reward += double{row["metrics"]["reward"]};
+        vowels += double{row["metrics"]["rewards_vowels_mean"]};
+        advantages += double{row["made"]["advantages"]};
+        loss += double{row["loss_sum"]};
+        int64_t trained = 0;
+        for (const nlohmann::json& token : row["texts"][0]["tokens"]) {
+          trained += token["loss"].is_null() ? 0 : 1;
+        }
+        EXPECT_EQ(row["trained_tokens"], trained);
+        EXPECT_THAT(row["texts"][0]["text"].get<std::string>(), HasSubstr("="));
+      }
+      EXPECT_NEAR(reward / 16, metrics.Values("reward")[step - 1], 1e-9);
+      EXPECT_EQ(reward, vowels);
+      EXPECT_NEAR(advantages, 0.0, 1e-5);
+      EXPECT_NEAR(loss / double{who["targets"]}, who["loss"], 1e-6);
+    }
+  }
+}
+
+// Of a pair no answer has a loss of its own.
+TEST(GrpoRunTest, WhoShowsRoles) {
+  const std::string folder = MustTrain(
+      GrpoRun(absl::StrCat("kind: ONLINE_DPO ", kReward))
+          .Set("adapter",
+               "lora { rank: 4 alpha: 8 target_modules: 'all-linear' }")
+          .Batch(4, 16)
+          .Train("max_steps: 1"));
+  const TrainerResult result =
+      RunTrainer({"who", folder, "--step=1", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json who = nlohmann::json::parse(result.out);
+  EXPECT_EQ(who["loss"], ReadMetrics(folder).losses()[0]);
+  EXPECT_TRUE(who["rows"][0]["loss"].is_null());
+  EXPECT_TRUE(who["rows"][0]["made"].contains("advantages"));
+}
+
 TEST(GrpoRunTest, WrongConfigsAreNamed) {
   const auto expect = [](RunText run, const std::string& words) {
     run.Output(NewTestFolder("run") + "/out");

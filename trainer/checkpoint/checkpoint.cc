@@ -27,6 +27,7 @@
 #include "plugins/sdk/model.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/plugin_state.h"
 #include "trainer/checkpoint/save.h"
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_file.h"
@@ -257,6 +258,28 @@ struct PluginTarget {
   at::Tensor bytes;
 };
 
+std::string SavedBytes(const PluginTarget& target) {
+  return std::string(static_cast<const char*>(target.bytes.const_data_ptr()),
+                     target.bytes.nbytes());
+}
+
+// Finds what rank `rank` has saved of it. Adds what is to be read to *targets.
+PluginTarget PluginTargetOf(const StoredState& from, const PluginState& plugin,
+                            int rank, std::vector<Target>* targets) {
+  PluginTarget target = {&plugin, "", at::empty({0}, at::kByte)};
+  const std::string kind = PluginKindOf(plugin, rank);
+  for (const ManifestFile& file : from.manifest.files) {
+    for (const ManifestRange& range : file.ranges) {
+      if (range.kind != kind || range.parameter != plugin.plugin) continue;
+      target.file = absl::StrCat(from.name, "/", file.name);
+      target.bytes = at::empty({range.length}, at::kByte);
+      targets->push_back(
+          {kind, range.parameter, 0, range.length, target.bytes, 0});
+    }
+  }
+  return target;
+}
+
 // Finds what the checkpoint has of the plugins' states; `own` says whether that
 // of each rank is wanted, too. Adds what is to be read to *targets.
 std::vector<PluginTarget> PluginTargets(const StoredState& from,
@@ -267,18 +290,7 @@ std::vector<PluginTarget> PluginTargets(const StoredState& from,
   std::vector<PluginTarget> found;
   for (const PluginState& plugin : parts.plugins) {
     if (plugin.of_rank && !own) continue;
-    found.push_back({&plugin, "", at::empty({0}, at::kByte)});
-    const std::string kind = PluginKindOf(plugin, rank);
-    for (const ManifestFile& file : manifest.files) {
-      for (const ManifestRange& range : file.ranges) {
-        if (range.kind != kind || range.parameter != plugin.plugin) continue;
-        PluginTarget& target = found.back();
-        target.file = absl::StrCat(from.name, "/", file.name);
-        target.bytes = at::empty({range.length}, at::kByte);
-        targets->push_back(
-            {kind, range.parameter, 0, range.length, target.bytes, 0});
-      }
-    }
+    found.push_back(PluginTargetOf(from, plugin, rank, targets));
   }
   return found;
 }
@@ -420,10 +432,7 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
       PluginTargets(from, parts, /*own=*/state != nullptr, &targets);
   CAPSTAN_RETURN_IF_ERROR(Fill(from, targets));
   for (const PluginTarget& plugin : plugins) {
-    plugin.plugin->load(
-        std::string(static_cast<const char*>(plugin.bytes.const_data_ptr()),
-                    plugin.bytes.nbytes()),
-        plugin.file);
+    plugin.plugin->load(SavedBytes(plugin), plugin.file);
   }
   for (size_t s = 0; s < parts.shards.size(); ++s) {
     OptimizerShard& shard = parts.shards[s];
@@ -556,6 +565,16 @@ absl::StatusOr<std::vector<at::Tensor>> CheckpointWeights(
     return Fill(stored, targets);
   }));
   return weights;
+}
+
+absl::StatusOr<std::string> CheckpointPluginState(const std::string& folder,
+                                                  const PluginState& plugin,
+                                                  int rank) {
+  CAPSTAN_ASSIGN_OR_RETURN(const StoredState stored, StoredIn(folder));
+  std::vector<Target> targets;
+  const PluginTarget found = PluginTargetOf(stored, plugin, rank, &targets);
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] { return Fill(stored, targets); }));
+  return SavedBytes(found);
 }
 
 }  // namespace capstan

@@ -215,7 +215,9 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
             " tokens (the data's max_length) is more than the model's ",
             tokens.max_positions(), " positions: lower one of them"));
   }
-  return Annotate(rewards_->CheckRow(RowTexts(batch)[0]), "the first prompt");
+  const absl::Status row = rewards_->CheckRow(RowTexts(batch)[0]);
+  // A field is wrong for any row.
+  return FieldOf(row).has_value() ? row : Annotate(row, "the first prompt");
 }
 
 int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {

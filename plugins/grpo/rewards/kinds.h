@@ -24,6 +24,7 @@ MadeReward NewJsonSchema(const JsonSchema& config);
 MadeReward NewCode(const Code& config);
 MadeReward NewProgram(const Program& config);
 MadeReward NewHttp(const Http& config);
+MadeReward NewModel(const RewardModel& config);
 
 }  // namespace capstan::grpo
 

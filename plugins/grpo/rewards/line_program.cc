@@ -26,17 +26,15 @@ constexpr double kEndSeconds = 2.0;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LineProgram>> LineProgram::Start(
-    const std::vector<std::string>& command) {
+    ::capstan::Program program) {
   std::unique_ptr<LineProgram> started(new LineProgram);
   int ends[2];
   Pipe output;
   if (!started->held_.ok() || !output.ok() ||
       socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return absl::ErrnoToStatus(errno, command[0]);
+    return absl::ErrnoToStatus(errno, program.words[0]);
   }
   started->to_ = ends[0];
-  ::capstan::Program program;
-  program.words = command;
   program.input = ends[1];
   program.output = output.write_end();
   program.own_group = true;

@@ -21,9 +21,9 @@ namespace capstan::grpo {
 // process is killed.
 class LineProgram {
  public:
-  // Errors name the program's file.
+  // Of `program` words, path and variables count. Errors name its file.
   static absl::StatusOr<std::unique_ptr<LineProgram>> Start(
-      const std::vector<std::string>& command);
+      ::capstan::Program program);
   ~LineProgram();
   LineProgram(const LineProgram&) = delete;
   LineProgram& operator=(const LineProgram&) = delete;

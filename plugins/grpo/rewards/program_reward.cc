@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "plugins/grpo/rewards/program_reward.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -18,16 +20,11 @@ namespace capstan::grpo {
 namespace {
 
 constexpr double kDefaultSeconds = 60.0;
-constexpr int64_t kDefaultRestarts = 2;
 
 class ProgramReward final : public RewardFunction {
  public:
-  explicit ProgramReward(const Program& config)
-      : command_(config.command().begin(), config.command().end()),
-        seconds_(config.has_timeout_seconds() ? config.timeout_seconds()
-                                              : kDefaultSeconds),
-        restarts_(config.has_restarts() ? config.restarts()
-                                        : kDefaultRestarts) {}
+  ProgramReward(::capstan::Program child, double seconds, int64_t restarts)
+      : child_(std::move(child)), seconds_(seconds), restarts_(restarts) {}
 
   absl::Status CheckRow(absl::string_view row) const override {
     return absl::OkStatus();
@@ -44,7 +41,7 @@ class ProgramReward final : public RewardFunction {
           absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
       if (again && restarts < restarts_) continue;
       std::string message =
-          absl::StrCat("the program ", command_[0], " ", status.message());
+          absl::StrCat("the program ", child_.words[0], " ", status.message());
       if (again) {
         absl::StrAppend(
             &message, ", asked for answer ", values.size() + 1, " of ",
@@ -63,7 +60,7 @@ class ProgramReward final : public RewardFunction {
                   std::vector<double>* values) {
     if (program_ == nullptr) {
       absl::StatusOr<std::unique_ptr<LineProgram>> started =
-          LineProgram::Start(command_);
+          LineProgram::Start(child_);
       if (!started.ok()) {
         return absl::FailedPreconditionError(
             absl::StrCat("can't be started: ", started.status().message()));
@@ -90,13 +87,19 @@ class ProgramReward final : public RewardFunction {
     return status;
   }
 
-  const std::vector<std::string> command_;
+  const ::capstan::Program child_;
   const double seconds_;
   const int64_t restarts_;
   std::unique_ptr<LineProgram> program_;  // null: to be started
 };
 
 }  // namespace
+
+std::unique_ptr<RewardFunction> NewProgramReward(::capstan::Program child,
+                                                 double seconds,
+                                                 int64_t restarts) {
+  return std::make_unique<ProgramReward>(std::move(child), seconds, restarts);
+}
 
 MadeReward NewProgram(const Program& config) {
   if (config.command_size() == 0 || config.command(0).empty()) {
@@ -109,7 +112,12 @@ MadeReward NewProgram(const Program& config) {
   }
   CAPSTAN_RETURN_IF_ERROR(CheckField(config.restarts() >= 0, "restarts",
                                      "at least 0", config.restarts()));
-  return std::make_unique<ProgramReward>(config);
+  ::capstan::Program child;
+  child.words = {config.command().begin(), config.command().end()};
+  return NewProgramReward(
+      std::move(child),
+      config.has_timeout_seconds() ? config.timeout_seconds() : kDefaultSeconds,
+      config.has_restarts() ? config.restarts() : kDefaultRestarts);
 }
 
 }  // namespace capstan::grpo

@@ -33,7 +33,8 @@ struct Answer {
 class RewardFunction : public Part {
  public:
   // Checks a row of the data, so that a field that is missing is told before
-  // training. The error doesn't name the row's place.
+  // training. The error doesn't name the row's place. What a config's field is
+  // wrong about for any row, and Create doesn't see, is a FieldError.
   virtual absl::Status CheckRow(absl::string_view row) const = 0;
 
   // A finite number for each answer, in order; NaN where this reward doesn't

@@ -54,6 +54,8 @@ MadeReward NewReward(const Reward& config) {
       return NewProgram(config.program());
     case Reward::kHttp:
       return NewHttp(config.http());
+    case Reward::kModel:
+      return NewModel(config.model());
     case Reward::kPlugin:
       return NewPlugin(config.plugin());
     case Reward::KIND_NOT_SET:
@@ -112,6 +114,7 @@ absl::StatusOr<std::unique_ptr<Rewards>> Rewards::Create(
       return FieldError(absl::StrCat("reward[", i, "].weight"),
                         absl::StrCat("must be finite, is ", weight));
     }
+    rewards->configs_.push_back(config);
     rewards->names_.push_back(name);
     rewards->weights_.push_back(weight);
     rewards->functions_.push_back(*std::move(made));
@@ -122,6 +125,9 @@ absl::StatusOr<std::unique_ptr<Rewards>> Rewards::Create(
 absl::Status Rewards::CheckRow(absl::string_view row) const {
   for (size_t f = 0; f < functions_.size(); ++f) {
     const absl::Status status = functions_[f]->CheckRow(row);
+    if (FieldOf(status).has_value()) {
+      return AtReward(static_cast<int>(f), configs_[f], status);
+    }
     if (!status.ok()) {
       return Annotate(status, absl::StrCat("the reward ", names_[f]));
     }

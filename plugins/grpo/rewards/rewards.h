@@ -28,7 +28,8 @@ class Rewards {
   // Of each function, in the config's order; all differ.
   const std::vector<std::string>& names() const { return names_; }
 
-  // Errors name the reward, and not the row's place.
+  // Errors name the reward, and not the row's place. FieldErrors are as
+  // Create's: the config is wrong for any row.
   absl::Status CheckRow(absl::string_view row) const;
 
   struct Scores {
@@ -43,6 +44,7 @@ class Rewards {
  private:
   Rewards() = default;
 
+  std::vector<Reward> configs_;
   std::vector<std::string> names_;
   std::vector<double> weights_;
   std::vector<std::unique_ptr<RewardFunction>> functions_;

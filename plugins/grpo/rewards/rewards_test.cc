@@ -117,6 +117,9 @@ TEST(RewardsTest, WrongConfigs) {
   expect({"math_answer {}", "math_answer {}"}, "reward[1].name",
          "is \"math_answer\" again");
   expect({"weight: inf tags {}"}, "reward[0].weight", "must be finite");
+  expect({"tags {}", "model {}"}, "reward[1].model.path", "must be set");
+  expect({"model { path: 'm' timeout_seconds: 0 }"},
+         "reward[0].model.timeout_seconds", "greater than 0");
 }
 
 class PluginTest : public testing::Test {

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/Parallel.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "base/files.h"
+#include "base/scratch_folder.h"
+#include "base/status.h"
+#include "base/subprocess.h"
+#include "plugins/grpo/rewards/kinds.h"
+#include "plugins/grpo/rewards/program_reward.h"
+#include "plugins/grpo/rewards/reply.h"
+#include "plugins/sdk/lib/field_check.h"
+
+namespace capstan::grpo {
+namespace {
+
+constexpr double kDefaultSeconds = 600.0;
+
+// `trainer score` of this same program: models are loaded there.
+::capstan::Program ScoreProgram(const RewardModel& config, int threads) {
+  ::capstan::Program program;
+  program.words = {"trainer", "score", absl::StrCat("--model=", config.path()),
+                   absl::StrCat("--threads=", threads)};
+  program.path = "/proc/self/exe";
+  program.variables = {absl::StrCat("CUDA_VISIBLE_DEVICES=", config.gpu())};
+  return program;
+}
+
+// The trainer's error in what it has printed.
+std::string ErrorIn(const std::string& printed) {
+  std::string error = "trainer score failed";
+  for (absl::string_view line : absl::StrSplit(printed, '\n')) {
+    if (absl::ConsumePrefix(&line, "ERROR: ")) error = std::string(line);
+  }
+  return error;
+}
+
+class ModelReward final : public RewardFunction {
+ public:
+  explicit ModelReward(const RewardModel& config) : config_(config) {}
+
+  // Has the model score some answer to the row.
+  absl::Status CheckRow(absl::string_view row) const override {
+    const ScratchFolder folder;
+    CAPSTAN_RETURN_IF_ERROR(folder.status());
+    const std::string line = folder.path() + "/line";
+    const std::string log = folder.path() + "/log";
+    Answer answer;
+    answer.row = row;
+    answer.text = "?";
+    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(line, AnswerJson(answer)));
+    ::capstan::Program program = ScoreProgram(config_, /*threads=*/1);
+    program.input = open(line.c_str(), O_RDONLY | O_CLOEXEC);
+    program.output = ::capstan::Program::kNull;
+    program.errors = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    const absl::StatusOr<ChildEnd> end = RunProgram(program);
+    close(program.input);
+    close(program.errors);
+    CAPSTAN_RETURN_IF_ERROR(end.status());
+    if (end->ok()) return absl::OkStatus();
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string printed, ReadWholeFile(log));
+    return FieldError("path", ErrorIn(printed));
+  }
+
+  absl::StatusOr<std::vector<double>> Score(
+      absl::Span<const Answer> answers) override {
+    if (program_ == nullptr) {
+      program_ = NewProgramReward(ScoreProgram(config_, at::get_num_threads()),
+                                  config_.has_timeout_seconds()
+                                      ? config_.timeout_seconds()
+                                      : kDefaultSeconds,
+                                  kDefaultRestarts);
+    }
+    return program_->Score(answers);
+  }
+
+ private:
+  const RewardModel config_;
+  std::unique_ptr<RewardFunction> program_;  // null: Score wasn't called yet
+};
+
+}  // namespace
+
+MadeReward NewModel(const RewardModel& config) {
+  if (config.path().empty()) return FieldError("path", "must be set");
+  if (config.has_timeout_seconds()) {
+    CAPSTAN_RETURN_IF_ERROR(CheckField(config.timeout_seconds() > 0,
+                                       "timeout_seconds", "greater than 0",
+                                       config.timeout_seconds()));
+  }
+  return std::make_unique<ModelReward>(config);
+}
+
+}  // namespace capstan::grpo

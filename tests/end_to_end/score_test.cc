@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// trainer score: a reward model's numbers are those of its evaluation, and as
+// rewards those of its command.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+
+std::string File(const std::string& text) {
+  return WriteText(NewTestFolder("rows") + "/rows.jsonl", text);
+}
+
+std::string Pair(int i) {
+  return absl::StrCat("{\"prompt\": \"Count ", i, ":\", \"chosen\": \" ", i,
+                      " and ", i + 1, "\", \"rejected\": \" no\"}\n");
+}
+
+std::string ChatPair(int i) {
+  return absl::StrCat(
+      "{\"prompt\": [{\"role\": \"user\", \"content\": \"Count ", i,
+      "\"}], \"chosen\": [{\"role\": \"assistant\", \"content\": \"", i,
+      "\"}], \"rejected\": [{\"role\": \"assistant\", \"content\": \"no ", i,
+      "\"}]}\n");
+}
+
+std::string Pairs(const std::string& path) {
+  return absl::StrCat("[plugin/capstan.chat.Config] { path: '", path,
+                      "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
+                      "' chat_template: 'chatml' kind: PREFERENCE "
+                      "max_length: 96 }");
+}
+
+// A reward model's run.
+const std::string& Trained() {
+  static const std::string* const folder = [] {
+    std::string rows;
+    for (int i = 0; i < 8; ++i) rows += Pair(i) + ChatPair(i);
+    const std::string config = WriteText(
+        NewTestFolder("model") + "/config.json",
+        R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "max_position_embeddings": 128,
+            "bos_token_id": 1, "eos_token_id": 2})");
+    return new std::string(MustTrain(
+        RunText()
+            .Set("model", absl::StrCat("[plugin/capstan.decoder.Config] { "
+                                       "config: '",
+                                       config, "' score_head: true }"))
+            .Set("objective", "[plugin/capstan.reward.Config] {}")
+            .Set("train_data", Pairs(File(rows)))
+            .Set("optimizer",
+                 "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
+            .Batch(4, 4)
+            .Train("max_steps: 6")));
+  }();
+  return *folder;
+}
+
+std::vector<double> Score(const std::string& lines,
+                          std::vector<std::string> more = {}) {
+  more.insert(more.begin(),
+              {"score", "--model=" + Trained(), "--input=" + File(lines)});
+  const TrainerResult result = RunTrainer(more);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::vector<double> scores;
+  for (absl::string_view line :
+       absl::StrSplit(result.out, '\n', absl::SkipEmpty())) {
+    scores.push_back(nlohmann::json::parse(line)["reward"]);
+  }
+  return scores;
+}
+
+std::string Line(const std::string& row, const char* answer) {
+  const nlohmann::json json = nlohmann::json::parse(row);
+  return nlohmann::json{{"prompt", json["prompt"]},
+                        {"completion", json[answer]}}
+             .dump() +
+         "\n";
+}
+
+TEST(ScoreTest, AsTheEvaluationHasIt) {
+  for (const std::string& row : {Pair(3), ChatPair(5)}) {
+    const TrainerResult told =
+        RunTrainer({"eval", "--model=" + Trained(), "--data=" + File(row),
+                    "--set", "eval_data.validation_fraction=0", "--json"});
+    ASSERT_EQ(told.exit_code, 0) << told.err;
+    const nlohmann::json eval = nlohmann::json::parse(told.out);
+    const std::vector<double> scores =
+        Score(Line(row, "chosen") + Line(row, "rejected"));
+    ASSERT_EQ(scores.size(), 2);
+    // But for rounding, as evaluations don't compute deterministically.
+    EXPECT_NEAR(scores[0], eval["eval_rewards_chosen"], 1e-6);
+    EXPECT_NEAR(scores[1], eval["eval_rewards_rejected"], 1e-6);
+  }
+}
+
+TEST(ScoreTest, NoMatterWhatIsBesideIt) {
+  std::string lines;
+  std::vector<double> alone;
+  for (int i = 0; i < 7; ++i) {
+    const std::string line = Line(i % 2 == 0 ? Pair(i) : ChatPair(i), "chosen");
+    alone.push_back(Score(line)[0]);
+    lines += line + (i == 3 ? "\n" : "");
+  }
+  EXPECT_THAT(Score(lines), ElementsAreArray(alone));
+  EXPECT_THAT(Score(lines, {"--batch_size=3", "--threads=2"}),
+              ElementsAreArray(alone));
+  const std::string file = NewTestFolder("scores") + "/scores.jsonl";
+  EXPECT_TRUE(Score(lines, {"--output=" + file}).empty());
+  EXPECT_EQ(CountLines(file), 7);
+}
+
+TEST(ScoreTest, WhatIsWrongIsNamed) {
+  const std::string model = "--model=" + Trained();
+  ExpectOneError(
+      RunTrainer({"score", model,
+                  "--input=" + File("{\"text\": \"a\"}\n{\"prompt\": 1}\n")}),
+      {"rows.jsonl:2: has nothing to score"});
+  ExpectOneError(RunTrainer({"score", "--model=/no/such/model"}),
+                 {"--model=/no/such/model: no such folder"});
+}
+
+// 8 answers a step.
+RunText GrpoRun(const std::string& reward) {
+  std::string prompts;
+  for (int i = 0; i < 8; ++i) {
+    absl::StrAppend(&prompts, "{\"prompt\": \"Count ", i, ":\"}\n");
+  }
+  return RunText()
+      .Set("model",
+           "[plugin/capstan.llama.Config] { vocab_size: 4096 hidden_size: 32 "
+           "intermediate_size: 48 num_hidden_layers: 2 num_attention_heads: 4 "
+           "num_key_value_heads: 2 max_position_embeddings: 128 "
+           "bos_token_id: 1 eos_token_id: 2 }")
+      .Set("train_data",
+           absl::StrCat("[plugin/capstan.chat.Config] { path: '", File(prompts),
+                        "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
+                        "' chat_template: 'chatml' kind: PROMPT max_length: 32 "
+                        "}"))
+      .Set("objective", absl::StrCat("[plugin/capstan.grpo.Config] { "
+                                     "num_generations: 4 max_new_tokens: 8 "
+                                     "reward { model { ",
+                                     reward, " } } }"))
+      .Ddp(2)
+      .Batch(2, 8)
+      .Train(
+          "max_steps: 2 log_every: 1 deterministic: true save_every: 1 "
+          "keep_checkpoints: 3");
+}
+
+TEST(ScoreTest, AReward) {
+  const std::string folder =
+      MustTrain(GrpoRun(absl::StrCat("path: '", Trained(), "'")));
+  const std::vector<double> told =
+      ReadMetrics(folder).Values("rewards_model_mean");
+  ASSERT_EQ(told.size(), 2);
+  for (const int step : {1, 2}) {
+    const TrainerResult result =
+        RunTrainer({"who", folder, absl::StrCat("--step=", step), "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const nlohmann::json who = nlohmann::json::parse(result.out);
+    std::string lines;
+    std::vector<double> rewards;
+    double sum = 0.0;
+    for (const nlohmann::json& row : who["rows"]) {
+      std::string text = row["texts"][0]["text"];
+      const std::string prompt = text.substr(0, text.find(':') + 1);
+      text = text.substr(prompt.size());
+      if (row["made"]["truncated"] == 0) {
+        text = std::string(absl::StripSuffix(text, "<|im_end|>"));
+      }
+      lines +=
+          nlohmann::json{{"text", text}, {"row", {{"prompt", prompt}}}}.dump() +
+          "\n";
+      rewards.push_back(row["metrics"]["rewards_model_mean"]);
+      sum += rewards.back();
+    }
+    EXPECT_THAT(Score(lines), ElementsAreArray(rewards));
+    EXPECT_NEAR(told[step - 1], sum / 8.0, 1e-9);
+  }
+}
+
+TEST(ScoreTest, ARewardThatCantBeIsToldBeforeTraining) {
+  const auto expect = [](const std::string& path, const std::string& words) {
+    RunText run = GrpoRun(absl::StrCat("path: '", path, "'"));
+    run.Output(NewTestFolder("run") + "/out");
+    ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                   {"objective.reward[0].model.path", words});
+  };
+  expect("/no/such/model", "no such folder");
+  expect(MustTrain(RunText().Train("max_steps: 1")), "no head of scores");
+}
+
+}  // namespace
+}  // namespace capstan
