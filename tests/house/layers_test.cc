@@ -42,7 +42,7 @@ const Rooms& TheRooms() {
       // What an operator knows of the run that it is in.
       {"kernels/context", {}},
       {kSdk, {"base", "kernels/context"}},
-      {kLib, {"base", "kernels", kSdk}},
+      {kLib, {"base", "kernels", "kernels/context", kSdk}},
       {"kernels", {"base", "kernels/context"}},
       {"text", {"base", kSdk}},
       {"packaging", {}},
