@@ -74,6 +74,16 @@ void RankTimes::Divide(double by) {
   for (auto& [name, seconds] : actions) seconds /= by;
 }
 
+RankTimes MeanPerStep(int64_t lines, const RankTimes& all,
+                      const RankTimes& without_first) {
+  RankTimes mean =
+      lines > 2 && without_first.steps != 0.0 ? without_first : all;
+  const double steps = mean.steps;
+  mean.Divide(steps);
+  mean.steps = steps;
+  return mean;
+}
+
 bool IsRankFacts(const Json& line) {
   return line.is_object() && line.contains("rank");
 }

@@ -62,6 +62,11 @@ struct RankTimes {
   double own() const { return step_seconds - exposed; }
 };
 
+// Means per step of a process's `lines` lines, by their sum and that of all but
+// the first, whose steps are slow anyway: it counts only if there are few.
+RankTimes MeanPerStep(int64_t lines, const RankTimes& all,
+                      const RankTimes& without_first);
+
 // `line` is any JSON: a process that was killed leaves half a line.
 bool IsRankFacts(const nlohmann::ordered_json& line);
 RankFacts RankFactsOf(const nlohmann::ordered_json& line);

@@ -93,14 +93,15 @@ const Curves::Series* Curves::Find(absl::string_view name) const {
   return place == places_.end() ? nullptr : &series_[place->second];
 }
 
-void Curves::Add(int64_t step, absl::string_view name, double value) {
+void Curves::Add(int64_t step, absl::string_view name, double value,
+                 int32_t times) {
   Series* const series = Named(name);
   if (series == nullptr) return;
   while (step / width_ >= most_buckets_) Widen();
   last_ = std::max(last_, step);
   const auto single = static_cast<float>(value);
-  const CurveBucket added = {static_cast<int32_t>(step / width_), 1, single,
-                             single, value};
+  const CurveBucket added = {static_cast<int32_t>(step / width_), times, single,
+                             single, value * times};
   series->latest = value;
   std::vector<CurveBucket>& buckets = series->buckets;
   if (buckets.empty() || buckets.back().at < added.at) {

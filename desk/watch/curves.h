@@ -45,8 +45,10 @@ class Curves {
   explicit Curves(int64_t most_buckets, int64_t width = 1)
       : most_buckets_(most_buckets), width_(width) {}
 
-  // `step` isn't negative, and `value` is finite.
-  void Add(int64_t step, absl::string_view name, double value);
+  // `step` isn't negative, and `value` is finite. `times`: of how many values
+  // it is the mean, from 1 on.
+  void Add(int64_t step, absl::string_view name, double value,
+           int32_t times = 1);
   void Clear();
 
   int64_t width() const { return width_; }

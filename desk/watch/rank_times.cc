@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "desk/run_folder/json_fields.h"
 #include "trainer/metrics/console.h"
-#include "trainer/metrics/reporter.h"
 
 namespace capstan {
 namespace {
@@ -44,13 +43,6 @@ std::vector<double> Columns(const Curves& curves, const char* name,
   return means;
 }
 
-double MedianOfKnown(std::vector<double> values) {
-  values.erase(std::remove_if(values.begin(), values.end(),
-                              [](double value) { return std::isnan(value); }),
-               values.end());
-  return values.empty() ? kUnknown : Median(std::move(values));
-}
-
 double MeanOf(const Curves::Series& series) {
   double sum = 0.0, count = 0.0;
   for (const CurveBucket& bucket : series.buckets) {
@@ -58,6 +50,17 @@ double MeanOf(const Curves::Series& series) {
     count += bucket.count;
   }
   return sum / count;
+}
+
+// The lower one of two: a rank is compared with another, not with itself.
+double MedianOfKnown(std::vector<double> values) {
+  values.erase(std::remove_if(values.begin(), values.end(),
+                              [](double value) { return std::isnan(value); }),
+               values.end());
+  if (values.empty()) return kUnknown;
+  const auto middle = values.begin() + (values.size() - 1) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 // Each rank's parts by column: [part][rank][column].
@@ -74,47 +77,59 @@ std::vector<double> ColumnOf(const Parts& parts, int part, int64_t column) {
   return values;
 }
 
-// Fills column `c` of all rows.
-void CompareColumn(const Parts& parts, int64_t c, std::vector<RankRow>* rows,
-                   std::vector<std::vector<double>>* lost) {
-  const std::vector<double> work = ColumnOf(parts, -1, c);
+// How much longer than the median rank one worked, and the part in which it
+// lost most.
+struct Lateness {
+  double late = kUnknown;
+  int cause = 0;
+};
+
+// By rank.
+std::vector<Lateness> CompareRanks(const Parts& parts, int64_t column) {
+  const std::vector<double> work = ColumnOf(parts, -1, column);
   const double median = MedianOfKnown(work);
-  std::vector<double> medians;
+  std::vector<Lateness> compared;
+  for (const double seconds : work) compared.push_back({seconds - median, 0});
+  std::vector<double> most(work.size(), 0.0);
   for (int p = 0; p < kParts; ++p) {
-    medians.push_back(MedianOfKnown(ColumnOf(parts, p, c)));
-  }
-  for (size_t r = 0; r < rows->size(); ++r) {
-    RankRow& row = (*rows)[r];
-    row.late[c] = work[r] - median;
-    double most = 0.0;
-    for (int p = 0; p < kParts; ++p) {
-      const double part = parts[p][r][c] - medians[p];
-      if (std::isnan(part)) continue;
-      (*lost)[r][p] += part;
-      if (part > most) {
-        most = part;
-        row.cause[c] = p;
-      }
+    const std::vector<double> part = ColumnOf(parts, p, column);
+    const double usual = MedianOfKnown(part);
+    for (size_t r = 0; r < part.size(); ++r) {
+      if (!(part[r] - usual > most[r])) continue;
+      most[r] = part[r] - usual;
+      compared[r].cause = p;
     }
   }
+  return compared;
 }
 
-// What holds over all columns.
-void Summarise(const std::vector<std::vector<double>>& lost,
-               RankTimeline* timeline) {
+// In how many columns each row was the latest.
+void CountLatest(RankTimeline* timeline) {
   for (int64_t c = 0; c < timeline->columns; ++c) {
     RankRow* latest = nullptr;
     for (RankRow& row : timeline->rows) {
       if (std::isnan(row.late[c])) continue;
-      row.mean_late += row.late[c] / static_cast<double>(timeline->columns);
       if (latest == nullptr || row.late[c] > latest->late[c]) latest = &row;
     }
     if (latest == nullptr || timeline->rows.size() < 2) continue;
     latest->latest_share += 1.0 / static_cast<double>(timeline->columns);
   }
-  for (size_t r = 0; r < timeline->rows.size(); ++r) {
-    timeline->rows[r].mean_cause = static_cast<int>(
-        std::max_element(lost[r].begin(), lost[r].end()) - lost[r].begin());
+}
+
+// The rows by their means.
+void CompareMeans(RankTimeline* timeline) {
+  Parts parts(kParts);  // of one column
+  for (int p = 0; p < kParts; ++p) {
+    for (const RankRow& row : timeline->rows) {
+      const auto mean = row.means.find(kWorkParts[p]);
+      parts[p].push_back({mean == row.means.end() ? kUnknown : mean->second});
+    }
+  }
+  timeline->median_work = MedianOfKnown(ColumnOf(parts, -1, 0));
+  const std::vector<Lateness> compared = CompareRanks(parts, 0);
+  for (size_t r = 0; r < compared.size(); ++r) {
+    timeline->rows[r].mean_late = compared[r].late;
+    timeline->rows[r].mean_cause = compared[r].cause;
   }
 }
 
@@ -141,21 +156,25 @@ void WatchedRank::Add(const nlohmann::ordered_json& line) {
   if (!line.is_object()) return;
   if (IsRankFacts(line)) {
     facts = RankFactsOf(line);
+    lines = 0;
+    all = without_first = RankTimes();
     return;
   }
-  const RankTimes times = RankTimesOf(line, kUnknown);
+  RankTimes times = RankTimesOf(line, kUnknown);
   const double step = NumberOf(line, "step").value_or(kUnknown);
   const double steps = times.steps;
   if (!(step >= 0.0) || !(steps > 0.0)) return;
   const auto at = static_cast<int64_t>(step);
+  const auto weight = static_cast<int32_t>(std::clamp(steps, 1.0, 1e6));
   const auto add = [&](const char* name, double value) {
-    if (std::isfinite(value)) curves.Add(at, name, value);
+    if (std::isfinite(value)) curves.Add(at, name, value, weight);
   };
   const std::pair<const char*, double> parts[] = {
-      {"data", times.data},         {"forward", times.forward},
-      {"backward", times.backward}, {"optimizer", times.optimizer},
-      {"rest", times.rest},         {"exposed", times.exposed},
-      {"outside", times.outside},   {"step_seconds", times.step_seconds}};
+      {"data", times.data},
+      {"forward", times.forward},
+      {"backward", times.backward},
+      {"optimizer", times.optimizer},
+      {"rest", times.rest}};
   for (const auto& [part, value] : parts) add(part, value / steps);
   const double seconds =
       times.step_seconds + (std::isnan(times.outside) ? 0.0 : times.outside);
@@ -170,6 +189,33 @@ void WatchedRank::Add(const nlohmann::ordered_json& line) {
       actions[name] += value;
     }
   }
+  times.actions.clear();
+  all.Add(times);
+  if (lines++ > 0) without_first.Add(times);
+}
+
+std::map<std::string, double> WatchedRank::Means() const {
+  const RankTimes mean = MeanPerStep(lines, all, without_first);
+  const double seconds =
+      mean.step_seconds + (std::isnan(mean.outside) ? 0.0 : mean.outside);
+  std::map<std::string, double> means = {
+      {"data", mean.data},
+      {"forward", mean.forward},
+      {"backward", mean.backward},
+      {"optimizer", mean.optimizer},
+      {"rest", mean.rest},
+      {"exposed", mean.exposed},
+      {"outside", mean.outside},
+      {"cpu_cores", mean.cpu_seconds / seconds},
+      {"steal", mean.steal_seconds / seconds},
+      {"iowait", mean.iowait_seconds / seconds}};
+  if (const Curves::Series* const memory = curves.Find("rss_bytes")) {
+    means["rss_bytes"] = MeanOf(*memory);
+  }
+  for (auto it = means.begin(); it != means.end();) {
+    it = std::isfinite(it->second) ? std::next(it) : means.erase(it);
+  }
+  return means;
 }
 
 RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks) {
@@ -192,24 +238,22 @@ RankTimeline TimelineOf(const std::map<int, WatchedRank>& ranks) {
     row.rank = rank;
     row.late.assign(timeline.columns, kUnknown);
     row.cause.assign(timeline.columns, 0);
-    for (const Curves::Series& series : record.curves.all()) {
-      row.means[series.name] = MeanOf(series);
-    }
+    row.means = record.Means();
     timeline.rows.push_back(std::move(row));
     for (int p = 0; p < kParts; ++p) {
       parts[p].push_back(Columns(record.curves, kWorkParts[p], timeline.width,
                                  timeline.columns));
     }
   }
-  std::vector<std::vector<double>> lost(ranks.size(),
-                                        std::vector<double>(kParts, 0.0));
-  std::vector<double> medians;
   for (int64_t c = 0; c < timeline.columns; ++c) {
-    CompareColumn(parts, c, &timeline.rows, &lost);
-    medians.push_back(MedianOfKnown(ColumnOf(parts, -1, c)));
+    const std::vector<Lateness> compared = CompareRanks(parts, c);
+    for (size_t r = 0; r < compared.size(); ++r) {
+      timeline.rows[r].late[c] = compared[r].late;
+      timeline.rows[r].cause[c] = compared[r].cause;
+    }
   }
-  timeline.median_work = MedianOfKnown(std::move(medians));
-  Summarise(lost, &timeline);
+  CountLatest(&timeline);
+  CompareMeans(&timeline);
   return timeline;
 }
 

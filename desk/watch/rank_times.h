@@ -27,14 +27,21 @@ struct WatchedRank {
 
   int rank = 0;
   RankFacts facts;  // of its newest process
-  // Of a step: the seconds of kWorkParts, "exposed" and "outside"; further
-  // "cpu_cores", "steal", "iowait" (shares of its cores' time) and "rss_bytes".
+  // Of a step: the seconds of kWorkParts; further "cpu_cores", "steal",
+  // "iowait" (shares of its cores' time) and "rss_bytes".
   Curves curves{kBuckets};
+  // Sums of the lines of its newest process, and of all but their first.
+  int64_t lines = 0;
+  RankTimes all;
+  RankTimes without_first;
   // Seconds between steps by what was done in them: "saving".
   std::map<std::string, double> actions;
 
   // Of a line of the file.
   void Add(const nlohmann::ordered_json& line);
+  // By name, as `curves` has them, and "exposed" and "outside"; without those
+  // that aren't known. As why-slow has them.
+  std::map<std::string, double> Means() const;
 };
 
 // A rank beside the others, in seconds a step.
@@ -44,18 +51,18 @@ struct RankRow {
   // shorter; NaN: unknown. And the part in which it lost most (kWorkParts).
   std::vector<double> late;
   std::vector<int> cause;
-  // Over the columns:
-  double mean_late = 0.0;
   double latest_share = 0.0;  // of the columns in which it was the latest
+  // Over the newest process's steps:
+  std::map<std::string, double> means;
+  double mean_late = 0.0;
   int mean_cause = 0;
-  std::map<std::string, double> means;  // of its curves
 };
 
 struct RankTimeline {
   int64_t width = 1;  // steps a column
   int64_t columns = 0;
   std::vector<RankRow> rows;
-  double median_work = 0.0;
+  double median_work = 0.0;  // by the rows' means
 
   // The row that is late in all, by 5 % of a step's work or more; null if none.
   const RankRow* Late() const;

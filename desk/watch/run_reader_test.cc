@@ -239,6 +239,36 @@ TEST_F(RunReaderTest, TheLateRankIsNamed) {
   EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["high"][0], 4000.0);
 }
 
+// Lines are of 1, 10 and 30 steps; the first, which is slow anyway, is left
+// out, as why-slow leaves it out.
+TEST_F(RunReaderTest, MeansAreOfStepsAndNotOfLines) {
+  for (int rank = 0; rank < 2; ++rank) {
+    std::string text = absl::StrFormat("{\"rank\": %d}\n", rank);
+    int step = 0;
+    for (const auto& [steps, data] :
+         std::vector<std::pair<int, double>>{{1, 9.0}, {10, 2.0}, {30, 0.0}}) {
+      step += steps;
+      absl::StrAppendFormat(
+          &text,
+          "{\"step\": %d, \"steps\": %d, \"step_seconds\": %f, \"data\": %f, "
+          "\"forward\": %f, \"backward\": 0, \"optimizer\": 0, \"exposed\": "
+          "%f, \"rest\": 0, \"outside\": 0, \"steal_seconds\": %f}\n",
+          step, steps, steps + data, rank == 1 ? data : 0.0, 1.0 * steps,
+          rank == 0 ? data : 0.0, data);
+    }
+    Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank), text);
+  }
+  Poll();
+  const RankTimeline timeline = TimelineOf(run_->ranks());
+  ASSERT_EQ(timeline.rows.size(), 2);
+  EXPECT_NEAR(timeline.rows[1].means.at("data"), 2.0 / 40, 1e-9);
+  EXPECT_NEAR(timeline.rows[0].means.at("exposed"), 2.0 / 40, 1e-9);
+  EXPECT_NEAR(timeline.rows[0].means.at("forward"), 1.0, 1e-9);
+  EXPECT_NEAR(timeline.rows[0].means.at("steal"), 2.0 / 42, 1e-9);
+  EXPECT_THAT(LateText(run_->ranks(), timeline),
+              HasSubstr("rank 1 is late: it works 50 ms (5 %) longer"));
+}
+
 // Of four ranks a resumed run has two, then three.
 TEST_F(RunReaderTest, OnlyTheRanksOfTheNewestProcess) {
   const auto begin = [this](int ranks) {

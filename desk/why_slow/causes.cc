@@ -27,19 +27,10 @@ double Action(const Times& times, const std::string& name) {
   return found == times.actions.end() ? 0.0 : found->second;
 }
 
-// A rank's means per step, without its first line, whose steps are slow
-// anyway, if there are others.
 Times PerStep(const RankRecord& rank) {
-  Times sum;
-  if (rank.lines > 2) {
-    sum = rank.early;
-    sum.Add(rank.later);
-  }
-  if (sum.steps == 0.0) sum = rank.all;
-  Times mean = sum;
-  mean.Divide(sum.steps);
-  mean.steps = sum.steps;
-  return mean;
+  Times without_first = rank.early;
+  without_first.Add(rank.later);
+  return MeanPerStep(rank.lines, rank.all, without_first);
 }
 
 // The next of 1, 2, 5, 10, 20, .. that isn't smaller.
