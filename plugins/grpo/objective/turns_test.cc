@@ -110,7 +110,11 @@ TEST_F(TurnsTest, WhatToolsSayIsInTheTextAndIsNotTheModels) {
     turns += one.turn;
     ASSERT_EQ(one.log_probs.size(), one.text.size() - one.prompt);
     ASSERT_EQ(one.told.size() % 2, 0u);
-    EXPECT_EQ(one.calls, static_cast<int64_t>(one.told.size() / 2));
+    // A reply that doesn't fit is the last one.
+    const bool cut = one.calls > static_cast<int64_t>(one.told.size() / 2);
+    EXPECT_EQ(one.calls - (cut ? 1 : 0),
+              static_cast<int64_t>(one.told.size() / 2));
+    EXPECT_TRUE(one.truncated || !cut);
     EXPECT_EQ(one.failures, 0);
     const Json messages = Json::parse(one.messages);
     // What each turn said, by places and by messages.
@@ -143,7 +147,7 @@ TEST_F(TurnsTest, WhatToolsSayIsInTheTextAndIsNotTheModels) {
         ++place;
       }
       own += static_cast<int64_t>(content.size());
-      if (i + 1 < messages.size() || !one.truncated) {
+      if (i + 1 < messages.size() || !one.truncated || cut) {
         EXPECT_EQ(one.text[place] % 8, 0);
         ++place;
         ++own;
@@ -154,7 +158,7 @@ TEST_F(TurnsTest, WhatToolsSayIsInTheTextAndIsNotTheModels) {
     EXPECT_EQ(turn, one.turn);
     EXPECT_EQ(messages.back()["content"], one.last_turn);
     EXPECT_LE(one.text.size() - one.prompt, 64u);
-    if (!one.truncated) EXPECT_EQ(one.last_turn.size() % 5, 0u);
+    EXPECT_TRUE(one.truncated || one.last_turn.size() % 5 == 0);
     EXPECT_EQ(one.answer().tokens, own);
   }
   EXPECT_GT(turns, 24);
