@@ -234,9 +234,13 @@ RunText ToolRun(const std::string& fields, bool chat = false) {
     const std::string length = "max_length: 32";
     data.replace(data.find(length), length.size(), "max_length: 90");
   }
-  RunText run = GrpoRun(absl::StrCat(
-      "tools { program { command: 'python3' command: '", script,
-      "' } max_turns: 3 } max_new_tokens: 30 ", fields, " ", kReward));
+  RunText run = GrpoRun();
+  run.Set(
+      "objective",
+      absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
+                   "max_new_tokens: 30 tools { program { command: "
+                   "'python3' command: '",
+                   script, "' } max_turns: 3 } ", fields, " ", kReward, " }"));
   run.Set("model", absl::StrCat("[plugin/capstan.llama.Config] { pretrained: '",
                                 Taught(), "' }"))
       .Set("train_data", data)
