@@ -240,7 +240,8 @@ RunText ToolRun(const std::string& fields, bool chat = false) {
       absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
                    "max_new_tokens: 30 tools { program { command: "
                    "'python3' command: '",
-                   script, "' } max_turns: 3 } ", fields, " ", kReward, " }"));
+                   script, "' } max_turns: 3 } ", fields,
+                   " reward { name: 'low' regex { pattern: '[0-5]$' } } }"));
   run.Set("model", absl::StrCat("[plugin/capstan.llama.Config] { pretrained: '",
                                 Taught(), "' }"))
       .Set("train_data", data)
