@@ -17,6 +17,7 @@
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
+#include "trainer/metrics/event_log.h"
 
 namespace capstan {
 namespace {
@@ -83,9 +84,9 @@ RunReader::RunReader(std::string folder, std::string name)
 RunReader::~RunReader() = default;
 
 bool RunReader::Poll() {
-  PollFiles();
   PollControl();
   PollEvents();
+  PollFiles();  // what events say of the summary is known
   PollSamples();
   PollRanks();
   PollMetrics();
@@ -97,8 +98,7 @@ void RunReader::PollFiles() {
                       WrittenAt(folder_ + "/events.jsonl"));
   const std::string config_path = folder_ + "/config.pbtxt";
   const double config_time = WrittenAt(config_path);
-  const bool has_begun = config_time > 0.0 && config_time != config_time_;
-  if (has_begun) {
+  if (config_time > 0.0 && config_time != config_time_) {
     const absl::StatusOr<std::string> text =
         ReadWholeFile(config_path, kMostSmallFile);
     if (text.ok()) {
@@ -112,9 +112,10 @@ void RunReader::PollFiles() {
     }
   }
   const double summary_time = WrittenAt(folder_ + "/summary.json");
-  if (summary_time == summary_time_ && !has_begun) return;
+  if (summary_time == summary_time_ && !has_begun_) return;
   summary_ = json(SummaryOf(folder_));
   summary_time_ = summary_time;
+  has_begun_ = false;
   ++versions_.summary;
 }
 
@@ -183,8 +184,10 @@ void RunReader::AddEvent(const json& line) {
   if (event.kind == "warning" && absl::StartsWith(event.text, "WARNING: ")) {
     event.text.erase(0, sizeof("WARNING: ") - 1);
   }
-  const bool resumed = event.kind == "start" || event.kind == "resume";
-  if (resumed) end_ = 0;
+  if (IsFirstEvent(event.kind)) {
+    has_begun_ = true;
+    if (event.kind != kRestartEvent) end_ = 0;
+  }
   const auto asked = asked_ends_.find(event.id);
   if (event.kind == "control" && asked != asked_ends_.end() &&
       !absl::StartsWith(event.text, "refused")) {

@@ -151,6 +151,7 @@ class RunReader {
   // When these files last changed.
   double config_time_ = 0.0;
   double summary_time_ = 0.0;
+  bool has_begun_ = false;  // again, since the summary was read
   double changed_ = 0.0;
 };
 
