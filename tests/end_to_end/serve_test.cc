@@ -338,6 +338,9 @@ TEST(ServeTest, AdaptersHaveNames) {
   const std::vector<std::string> adapted = Generated(
       rows, {"--greedy", "--max_new_tokens=16", "--adapter=" + Adapter()});
   ASSERT_NE(plain, adapted);
+  ExpectOneError(RunTrainer({"serve", "--model=" + Base(), "--port=0",
+                             "--adapter=mine="}),
+                 {"--adapter", "NAME=FOLDER", "mine="});
   Served served({"--adapter=mine=" + Adapter()});
   const auto models = served.Client().Get("/v1/models");
   ASSERT_TRUE(models);
