@@ -156,7 +156,7 @@ json LiveRuns::AllJson() const {
 json LiveRuns::Detail(size_t run, int64_t from, int64_t to,
                       int64_t points) const {
   std::string folder;
-  int64_t place = 0;
+  RunReader::Place place;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (run >= runs_.size()) return nullptr;
