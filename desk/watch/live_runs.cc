@@ -217,6 +217,12 @@ absl::StatusOr<std::string> LiveRuns::Control(size_t run,
                        " doesn't listen: start it with --set "
                        "train.control=true"));
     }
+    if (!IsInUse(runs_[run]->folder())) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          runs_[run]->name(),
+          " doesn't run: no process holds its folder, and nobody is there to "
+          "be told"));
+    }
     path = runs_[run]->folder() + "/control.jsonl";
   }
   const std::string id = RandomKey();
