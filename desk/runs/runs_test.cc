@@ -226,7 +226,8 @@ TEST_F(RunsTest, Conditions) {
         "nothing>0", "nothing=0", "name!=a", "tag=base"}) {
     EXPECT_FALSE(meets(text)) << text;
   }
-  for (const char* text : {"", "loss", "<3", "loss<", "loss<low", "loss!3"}) {
+  for (const char* text :
+       {"", "loss", "<3", "loss<", "loss<low", "loss!3", "loss<nan"}) {
     EXPECT_THAT(std::string(ParseCondition(text).status().message()),
                 AllOf(HasSubstr("--where"), HasSubstr(text)));
   }
