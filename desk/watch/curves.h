@@ -47,6 +47,9 @@ class Curves {
 
   // `step` isn't negative, and `value` is finite.
   void Add(int64_t step, absl::string_view name, double value);
+  // Takes out the values from that step on, but not those of a bucket that also
+  // has steps before it.
+  void CutFrom(int64_t step);
   void Clear();
 
   int64_t width() const { return width_; }
