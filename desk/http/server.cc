@@ -51,7 +51,11 @@ bool IsKey(const std::string& given, const std::string& key) {
 std::string KeyIn(const httplib::Request& request) {
   const std::string header = request.get_header_value("Authorization");
   absl::string_view given = header;
-  if (absl::ConsumePrefix(&given, "Bearer ")) return std::string(given);
+  // The scheme's case says nothing: RFC 7235, section 2.1.
+  constexpr absl::string_view kScheme = "Bearer ";
+  if (absl::StartsWithIgnoreCase(given, kScheme)) {
+    return std::string(given.substr(kScheme.size()));
+  }
   return request.get_param_value("key");
 }
 

@@ -109,6 +109,9 @@ TEST(HttpServer, AsksForItsKey) {
   EXPECT_EQ(
       StatusOf(client.Get("/", {{"Authorization", "Bearer " + options.key}})),
       200);
+  EXPECT_EQ(
+      StatusOf(client.Get("/", {{"Authorization", "bearer " + options.key}})),
+      200);
   EXPECT_EQ(StatusOf(client.Get("/health")), 200);
   // A browser shows it to a person.
   const auto page = client.Get("/", {{"Accept", "text/html,*/*;q=0.8"}});

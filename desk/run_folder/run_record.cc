@@ -25,6 +25,7 @@
 #include "desk/run_folder/json_fields.h"
 #include "host/config/load_config.h"
 #include "trainer/commands/command.h"
+#include "trainer/metrics/event_log.h"
 #include "trainer/session/session.h"
 
 namespace capstan {
@@ -76,6 +77,36 @@ void ReadMetrics(const std::string& folder, ListedRun* record) {
         0.0, WrittenAt(path) -
                  absl::ToDoubleSeconds(record->begun - absl::UnixEpoch()));
   }
+}
+
+// Of the last whole line of metrics.jsonl.
+int64_t LastStep(const std::string& folder) {
+  std::string last;
+  ForEachLine(folder + "/metrics.jsonl", [&](absl::string_view line) {
+    last.assign(line.data(), line.size());
+  });
+  return static_cast<int64_t>(
+      NumberOf(ParseJson<Json>(last), "step").value_or(0.0));
+}
+
+// Whether a process of the run that began after the summary's hasn't ended. Not
+// told by the files' times, which a copy of the folder doesn't keep.
+bool WentOn(const std::string& folder, const Json& summary) {
+  bool begun = false, ended = false, went_on = false;
+  ForEachLine(folder + "/events.jsonl", [&](absl::string_view line) {
+    const std::string kind = TextOf(ParseJson<Json>(line), "kind");
+    if (IsFirstEvent(kind)) {
+      begun = true;
+      went_on = ended;
+    } else if (kind == kEndEvent || kind == kStopEvent) {
+      ended = true;
+      went_on = false;
+    }
+  });
+  // Older runs have no events.
+  if (begun) return went_on;
+  return static_cast<double>(LastStep(folder)) >
+         NumberOf(summary, "steps").value_or(0.0);
 }
 
 RunStatus ReadStatus(const std::string& folder) {
@@ -177,15 +208,16 @@ bool IsInUse(const std::string& folder) {
   return held;
 }
 
+bool IsFirstEvent(absl::string_view kind) {
+  return kind == kStartEvent || kind == kResumeEvent || kind == kRestartEvent;
+}
+
 nlohmann::ordered_json SummaryOf(const std::string& folder) {
-  const std::string path = folder + "/summary.json";
-  if (WrittenAt(path) < WrittenAt(folder + "/config.pbtxt")) {
-    return Json::object();
-  }
   constexpr int64_t kMostBytes = int64_t{16} << 20;
-  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMostBytes);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(folder + "/summary.json", kMostBytes);
   Json json = text.ok() ? ParseJson<Json>(*text) : Json();
-  return json.is_object() ? json : Json::object();
+  return json.is_object() && !WentOn(folder, json) ? json : Json::object();
 }
 
 int64_t BytesBelow(const std::string& folder) {

@@ -55,8 +55,11 @@ struct ListedRun {
 // Whether a run writes into the folder: its lock is held (held_folder.h).
 bool IsInUse(const std::string& folder);
 
+// Whether a process of the run begins with an event of that kind.
+bool IsFirstEvent(absl::string_view kind);
+
 // The run's summary.json; an empty object if it has none, or if a process of
-// the run has begun since, which writes config.pbtxt first.
+// the run has begun since and hasn't ended.
 nlohmann::ordered_json SummaryOf(const std::string& folder);
 
 // Bytes of all files below a folder.

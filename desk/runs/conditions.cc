@@ -2,6 +2,7 @@
 #include "desk/runs/conditions.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -45,7 +46,8 @@ absl::StatusOr<Condition> ParseCondition(absl::string_view text) {
   double number;
   if (condition.name.empty() || condition.value.empty() ||
       condition.op == "!" || condition.op == "~=" ||
-      (compares && !absl::SimpleAtod(condition.value, &number))) {
+      (compares &&
+       (!absl::SimpleAtod(condition.value, &number) || std::isnan(number)))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--where: \"", text,
         "\" isn't NAME<NUMBER (or <=, >, >=), NAME=VALUE (or !=) or NAME~TEXT, "

@@ -417,9 +417,10 @@ absl::Status CheckFlags(const RunsOptions& options, const std::string& verb) {
       return FieldError(flag, "is for `runs gc`");
     }
   }
-  if (options.keep.value_or(0) < 0 || options.older_than.value_or(0.0) < 0.0) {
+  if (options.keep.value_or(0) < 0 ||
+      !(options.older_than.value_or(0.0) >= 0.0)) {
     return FieldError(options.keep.value_or(0) < 0 ? "--keep" : "--older_than",
-                      "must not be negative");
+                      "must be a number from 0 on");
   }
   if (!options.where.empty() && verb != "list" && verb != "gc") {
     return FieldError("--where", "is for lists and `runs gc`");

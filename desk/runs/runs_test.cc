@@ -155,11 +155,32 @@ TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
 // What summary.json says is of the process before.
 TEST_F(RunsTest, ARunThatWentOnAndWasKilledIsNotCompleted) {
   const std::string folder = NewRun("a", 1000, 2.0);
+  const std::string events = folder + "/events.jsonl";
+  const std::string once = "{\"kind\":\"start\"}\n{\"kind\":\"end\"}\n";
+  Write(events, once);
   EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
+  for (const char* kind : {"start", "resume", "restart"}) {
+    Write(events, absl::StrCat(once, "{\"kind\":\"", kind, "\"}\n"));
+    EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kFailed) << kind;
+    Write(events, absl::StrCat(once, "{\"kind\":\"", kind,
+                               "\"}\n{\"kind\":\"stop\"}\n"));
+    EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted) << kind;
+  }
+}
+
+TEST_F(RunsTest, AnOlderRunThatWentOnHasStepsBeyondItsSummary) {
+  const std::string folder = NewRun("a", 1000, 2.0);
+  Write(folder + "/metrics.jsonl", "{\"step\":2}\n{\"step\":3,\"loss\":1}\n");
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kFailed);
+}
+
+// `cp -r` gives its files other times, in any order.
+TEST_F(RunsTest, ACopiedRunIsAsTheRunWas) {
+  const std::string folder = NewRun("a", 1000, 2.0);
   fs::last_write_time(
       folder + "/config.pbtxt",
       fs::last_write_time(folder + "/summary.json") + std::chrono::seconds(60));
-  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kFailed);
+  EXPECT_EQ(ReadListedRun(folder).status, RunStatus::kCompleted);
 }
 
 TEST_F(RunsTest, RunsWhileItsLockIsHeld) {
@@ -205,7 +226,8 @@ TEST_F(RunsTest, Conditions) {
         "nothing>0", "nothing=0", "name!=a", "tag=base"}) {
     EXPECT_FALSE(meets(text)) << text;
   }
-  for (const char* text : {"", "loss", "<3", "loss<", "loss<low", "loss!3"}) {
+  for (const char* text :
+       {"", "loss", "<3", "loss<", "loss<low", "loss!3", "loss<nan"}) {
     EXPECT_THAT(std::string(ParseCondition(text).status().message()),
                 AllOf(HasSubstr("--where"), HasSubstr(text)));
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/serve/completions.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <chrono>
 #include <ctime>
@@ -21,6 +23,10 @@ using Json = nlohmann::json;
 
 // How long a client's thread waits before it looks whether the client is there.
 constexpr std::chrono::milliseconds kWait{500};
+// Parsed, a body takes some forty times its bytes. Larger ones wait for each
+// other, up to kTurn.
+constexpr size_t kLargeBody = size_t{1} << 20;
+constexpr std::chrono::seconds kTurn{60};
 
 int HttpStatus(const absl::Status& status) {
   switch (status.code()) {
@@ -219,10 +225,29 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
   return running;
 }
 
+absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::StartInTurn(
+    Api api, const std::string& body) const {
+  if (body.size() <= kLargeBody) return Start(api, body);
+  std::unique_lock<std::timed_mutex> turn(large_body_, std::defer_lock);
+  const auto end = std::chrono::steady_clock::now() + kTurn;
+  while (!turn.try_lock_for(kWait)) {
+    if (server_->stopping() || std::chrono::steady_clock::now() > end) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("other requests of more than ", kLargeBody,
+                       " bytes are being read: ask again later, or for less "
+                       "at once"));
+    }
+  }
+  auto started = Start(api, body);
+  // What was parsed is free now, but this thread's arena would keep it.
+  malloc_trim(0);
+  return started;
+}
+
 void Completions::Complete(Api api, const httplib::Request& request,
                            httplib::Response* response) const {
   const absl::StatusOr<std::shared_ptr<Running>> started =
-      Start(api, request.body);
+      StartInTurn(api, request.body);
   if (!started.ok()) return SendStatus(started.status(), response);
   const std::shared_ptr<Running>& running = *started;
   // An error that comes soon has an HTTP status of its own. Later the answer

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,9 @@ class Completions {
                 httplib::Response* response) const;
   absl::StatusOr<std::shared_ptr<Running>> Start(Api api,
                                                  const std::string& body) const;
+  // The same; of large bodies one at a time.
+  absl::StatusOr<std::shared_ptr<Running>> StartInTurn(
+      Api api, const std::string& body) const;
   absl::StatusOr<size_t> Find(const std::string& name) const;
   absl::StatusOr<std::vector<ReplyPrompt>> Prompts(
       const CompletionRequest& request, const NamedModel& model) const;
@@ -68,6 +72,7 @@ class Completions {
   const CompletionDefaults defaults_;
   HttpServer* const server_;
   const int64_t created_;
+  mutable std::timed_mutex large_body_;
 };
 
 }  // namespace capstan

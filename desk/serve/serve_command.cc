@@ -123,7 +123,8 @@ absl::StatusOr<std::vector<NamedModel>> LoadModels(
                options, &models));
   for (const std::string& adapter : options.adapters) {
     const size_t equals = adapter.find('=');
-    if (equals == 0 || equals == adapter.npos) {
+    // Without a folder the base would answer in the adapter's name.
+    if (equals == 0 || equals == adapter.npos || equals + 1 == adapter.size()) {
       return FieldError("--adapter",
                         absl::StrCat("must be NAME=FOLDER, is ", adapter));
     }

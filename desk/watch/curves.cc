@@ -123,6 +123,15 @@ void Curves::Widen() {
   for (Series& series : series_) series.buckets = Merged(series.buckets, 2);
 }
 
+void Curves::CutFrom(int64_t step) {
+  for (Series& series : series_) {
+    std::vector<CurveBucket>& buckets = series.buckets;
+    while (!buckets.empty() && buckets.back().at * width_ >= step) {
+      buckets.pop_back();
+    }
+  }
+}
+
 void Curves::Clear() {
   series_.clear();
   places_.clear();

@@ -49,6 +49,9 @@ class Curves {
   // it is the mean, from 1 on.
   void Add(int64_t step, absl::string_view name, double value,
            int32_t times = 1);
+  // Takes out the values from that step on, but not those of a bucket that also
+  // has steps before it.
+  void CutFrom(int64_t step);
   void Clear();
 
   int64_t width() const { return width_; }

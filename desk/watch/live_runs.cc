@@ -156,7 +156,7 @@ json LiveRuns::AllJson() const {
 json LiveRuns::Detail(size_t run, int64_t from, int64_t to,
                       int64_t points) const {
   std::string folder;
-  int64_t place = 0;
+  RunReader::Place place;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (run >= runs_.size()) return nullptr;
@@ -216,6 +216,12 @@ absl::StatusOr<std::string> LiveRuns::Control(size_t run,
           absl::StrCat(runs_[run]->name(),
                        " doesn't listen: start it with --set "
                        "train.control=true"));
+    }
+    if (!IsInUse(runs_[run]->folder())) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          runs_[run]->name(),
+          " doesn't run: no process holds its folder, and nobody is there to "
+          "be told"));
     }
     path = runs_[run]->folder() + "/control.jsonl";
   }

@@ -17,6 +17,7 @@
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
+#include "trainer/metrics/event_log.h"
 
 namespace capstan {
 namespace {
@@ -83,9 +84,9 @@ RunReader::RunReader(std::string folder, std::string name)
 RunReader::~RunReader() = default;
 
 bool RunReader::Poll() {
-  PollFiles();
   PollControl();
   PollEvents();
+  PollFiles();  // what events say of the summary is known
   PollSamples();
   PollRanks();
   PollMetrics();
@@ -97,8 +98,7 @@ void RunReader::PollFiles() {
                       WrittenAt(folder_ + "/events.jsonl"));
   const std::string config_path = folder_ + "/config.pbtxt";
   const double config_time = WrittenAt(config_path);
-  const bool has_begun = config_time > 0.0 && config_time != config_time_;
-  if (has_begun) {
+  if (config_time > 0.0 && config_time != config_time_) {
     const absl::StatusOr<std::string> text =
         ReadWholeFile(config_path, kMostSmallFile);
     if (text.ok()) {
@@ -112,9 +112,10 @@ void RunReader::PollFiles() {
     }
   }
   const double summary_time = WrittenAt(folder_ + "/summary.json");
-  if (summary_time == summary_time_ && !has_begun) return;
+  if (summary_time == summary_time_ && !has_begun_) return;
   summary_ = json(SummaryOf(folder_));
   summary_time_ = summary_time;
+  has_begun_ = false;
   ++versions_.summary;
 }
 
@@ -131,10 +132,21 @@ void RunReader::Restart() {
   curves_.Clear();
   step_ = 0;
   places_.clear();
+  settled_ = 0;
   lines_ = 0;
   pace_.clear();
   ++versions_.curves;
   ++versions_.restarts;
+}
+
+// The steps from `step` on are taken again: what comes takes their place.
+void RunReader::GoBack(int64_t step, int64_t offset) {
+  curves_.CutFrom(step);
+  while (!places_.empty() && places_.back().first >= step) places_.pop_back();
+  places_.emplace_back(step, offset);
+  settled_ = offset;
+  pace_.clear();
+  ++versions_.restarts;  // pages have the other values
 }
 
 void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
@@ -143,6 +155,7 @@ void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
   const bool whole =
       ReadMetricsLine(line, parser_.get(),
                       [&](int64_t step, absl::string_view key, double value) {
+                        if (step < step_) GoBack(step, offset);
                         step_ = step;
                         curves_.Add(step, key, value);
                         if (key == "time") time = value;
@@ -183,8 +196,10 @@ void RunReader::AddEvent(const json& line) {
   if (event.kind == "warning" && absl::StartsWith(event.text, "WARNING: ")) {
     event.text.erase(0, sizeof("WARNING: ") - 1);
   }
-  const bool resumed = event.kind == "start" || event.kind == "resume";
-  if (resumed) end_ = 0;
+  if (IsFirstEvent(event.kind)) {
+    has_begun_ = true;
+    if (event.kind != kRestartEvent) end_ = 0;
+  }
   const auto asked = asked_ends_.find(event.id);
   if (event.kind == "control" && asked != asked_ends_.end() &&
       !absl::StartsWith(event.text, "refused")) {
@@ -310,34 +325,36 @@ bool RunReader::control() const {
   return field != fields_.end() && field->second == "true";
 }
 
-int64_t RunReader::PlaceOf(int64_t step) const {
+RunReader::Place RunReader::PlaceOf(int64_t step) const {
   auto place = std::upper_bound(places_.begin(), places_.end(),
                                 std::make_pair(step, int64_t{0}));
   if (place != places_.begin()) --place;
-  return place == places_.end() ? 0 : place->second;
+  return {place == places_.end() ? 0 : place->second, settled_};
 }
 
-Curves RunReader::Detail(const std::string& folder, int64_t place, int64_t from,
-                         int64_t to, int64_t points) {
+Curves RunReader::Detail(const std::string& folder, const Place& place,
+                         int64_t from, int64_t to, int64_t points) {
   from = std::max<int64_t>(from, 0);
   to = std::max(from, to);
   points = std::max<int64_t>(points, 1);
   const int64_t width = (to - from) / points + 1;
   Curves curves(to / width + 1, width);
   simdjson::dom::parser parser;
-  LineFollower lines(folder + "/metrics.jsonl", place);
+  LineFollower lines(folder + "/metrics.jsonl", place.first);
   bool past = false;
+  int64_t last = 0;
+  const auto add = [&](absl::string_view line, int64_t offset) {
+    ReadMetricsLine(line, &parser,
+                    [&](int64_t step, absl::string_view key, double value) {
+                      if (step < last) curves.CutFrom(step);
+                      last = step;
+                      past = step > to && offset >= place.settled;
+                      if (step < from || step > to) return;
+                      curves.Add(step, key, value);
+                    });
+  };
   while (!past && lines.Poll(
-                      [&](absl::string_view line, int64_t) {
-                        ReadMetricsLine(line, &parser,
-                                        [&](int64_t step, absl::string_view key,
-                                            double value) {
-                                          past = past || step > to;
-                                          if (step < from || step > to) return;
-                                          curves.Add(step, key, value);
-                                        });
-                      },
-                      [] {}, kBytesAtOnce)) {
+                      add, [] {}, kBytesAtOnce)) {
   }
   return curves;
 }

@@ -97,12 +97,17 @@ class RunReader {
   // Whether it reads control.jsonl.
   bool control() const;
 
-  // Where in metrics.jsonl the line of that step is, or one before it.
-  int64_t PlaceOf(int64_t step) const;
+  // A part of metrics.jsonl: from `first`, where the line of a step is or one
+  // before it, and to `settled` at least, as no step is taken again behind it.
+  struct Place {
+    int64_t first = 0;
+    int64_t settled = 0;
+  };
+  Place PlaceOf(int64_t step) const;
   // The curves of steps in [from, to] in up to `points` buckets: reads that
   // part of the metrics.jsonl in `folder` again, from PlaceOf(from) on.
-  static Curves Detail(const std::string& folder, int64_t place, int64_t from,
-                       int64_t to, int64_t points);
+  static Curves Detail(const std::string& folder, const Place& place,
+                       int64_t from, int64_t to, int64_t points);
 
  private:
   void PollMetrics();
@@ -113,6 +118,7 @@ class RunReader {
   void PollRanks();
   void PollFiles();
   void AddMetrics(absl::string_view line, int64_t offset);
+  void GoBack(int64_t step, int64_t offset);
   void Restart();
 
   const std::string folder_;
@@ -124,8 +130,9 @@ class RunReader {
   bool behind_ = true;
   Curves curves_{kBuckets};
   int64_t step_ = 0;
-  // Some steps, and where in metrics.jsonl each one's line is.
+  // Some steps, in order, and where in metrics.jsonl each one's line is.
   std::vector<std::pair<int64_t, int64_t>> places_;
+  int64_t settled_ = 0;  // where the newest line is whose step went back
   int64_t lines_ = 0;
   // Of the latest steps: their numbers and times.
   std::deque<std::pair<int64_t, double>> pace_;
@@ -151,6 +158,7 @@ class RunReader {
   // When these files last changed.
   double config_time_ = 0.0;
   double summary_time_ = 0.0;
+  bool has_begun_ = false;  // again, since the summary was read
   double changed_ = 0.0;
 };
 

@@ -133,13 +133,16 @@ TEST_F(RunReaderTest, AResumedRunWhoseMetricsWereCut) {
   Write("config.pbtxt", "");
   Write("metrics.jsonl", Steps(1, 50));
   Write("summary.json", "{\"status\": \"stopped\", \"steps\": 50}");
-  Poll();
-  EXPECT_EQ(run_->state(), State::kEnded);
-  // It writes its config again.
+  Write("events.jsonl",
+        "{\"step\": 0, \"kind\": \"start\"}\n"
+        "{\"step\": 50, \"kind\": \"stop\"}\n");
+  // A copy of the folder may have such times.
   std::filesystem::last_write_time(
       folder_ + "/config.pbtxt",
       std::filesystem::last_write_time(folder_ + "/summary.json") +
           std::chrono::seconds(9));
+  Poll();
+  EXPECT_EQ(run_->state(), State::kEnded);
   Write("metrics.jsonl", Steps(1, 30) + "{\"step\": 31, \"loss\": 7}\n",
         std::ios::trunc);
   Write("events.jsonl",
@@ -202,6 +205,31 @@ TEST_F(RunReaderTest, APartOfTheCurvesIsReadAgain) {
   EXPECT_EQ(loss->buckets[0].mean(), 1000.0 - 12345.0);
   EXPECT_EQ(Detail(0, 20000, 100).Find("loss")->buckets.size(), 100);
   EXPECT_EQ(Detail(30000, 40000, 100).Find("loss"), nullptr);
+}
+
+TEST_F(RunReaderTest, StepsThatAreTakenAgainReplaceThoseBefore) {
+  const std::string again = "\"loss\": -7}\n";
+  const auto replaced = [&](int first, int last) {
+    std::string text;
+    for (int step = first; step <= last; ++step) {
+      absl::StrAppend(&text, "{\"step\": ", step, ", ", again);
+    }
+    return text;
+  };
+  Write("metrics.jsonl", Steps(1, 1000) + replaced(501, 1500));
+  Poll();
+  EXPECT_EQ(run_->step(), 1500);
+  EXPECT_EQ(Loss(500), 500.0);
+  for (const int step : {501, 1000, 1001}) EXPECT_EQ(Loss(step), -7.0) << step;
+  EXPECT_EQ(run_->curves().Find("tokens")->buckets.back().at, 500);
+  for (const auto& [from, to] : {std::pair(490, 510), {700, 710}}) {
+    const Curves some = Detail(from, to, 100);
+    const auto& buckets = some.Find("loss")->buckets;
+    ASSERT_EQ(buckets.size(), to - from + 1);
+    for (const CurveBucket& bucket : buckets) {
+      EXPECT_EQ(bucket.mean(), bucket.at > 500 ? -7.0 : 1000.0 - bucket.at);
+    }
+  }
 }
 
 // Rank 2 of 4 computes for 30 ms longer than the others, who wait for it.

@@ -103,7 +103,9 @@ absl::StatusOr<json> StepRows::Find(const std::string& folder, int64_t step,
   CAPSTAN_RETURN_IF_ERROR(read);
   json found = ended.ok() ? ParseJson<json>(out) : json();
   if (!found.is_object() || !found["rows"].is_array()) {
-    return absl::InternalError(WhyNot(ended, err));
+    const std::string why = WhyNot(ended, err);
+    return absl::StartsWith(why, "--step: ") ? absl::OutOfRangeError(why)
+                                             : absl::InternalError(why);
   }
   for (json& row : found["rows"]) {
     for (json& text : row["texts"]) text.erase("tokens");

@@ -67,6 +67,9 @@ TEST_F(StepRowsTest, ItsError) {
   StepRows failing(Script("echo 'ERROR: the data have gone' >&2; exit 1"));
   EXPECT_EQ(failing.Find("run", 1, Never).status().message(),
             "the data have gone");
+  EXPECT_TRUE(absl::IsInternal(failing.Find("run", 1, Never).status()));
+  StepRows beyond(Script("echo 'ERROR: --step: 9 is beyond' >&2; exit 1"));
+  EXPECT_TRUE(absl::IsOutOfRange(beyond.Find("run", 9, Never).status()));
   StepRows silent(Script("exit 3"));
   EXPECT_THAT(std::string(silent.Find("run", 1, Never).status().message()),
               HasSubstr("exit code 3"));

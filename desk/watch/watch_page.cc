@@ -100,6 +100,7 @@ void AnswerRows(const LiveRuns& runs, StepRows* rows, const HttpServer& server,
     SendJson(*found, response);
   } else {
     SendError(absl::IsUnavailable(found.status())        ? 409
+              : absl::IsOutOfRange(found.status())       ? 404
               : absl::IsDeadlineExceeded(found.status()) ? 504
                                                          : 500,
               std::string(found.status().message()), response);

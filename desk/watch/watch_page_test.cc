@@ -3,9 +3,12 @@
 // The server of `watch`, by HTTP, and its page.
 #include "desk/watch/watch_page.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -230,7 +233,18 @@ TEST_F(WatchPageTest, TheRowsOfAStep) {
   }
 }
 
+TEST_F(WatchPageTest, ARunThatNobodyRunsIsNotTold) {
+  Write("one/.lock", "");
+  const auto [status, why] = Post("{\"run\": 0, \"do\": \"save\"}");
+  EXPECT_EQ(status, 409);
+  EXPECT_THAT(why, HasSubstr("no process holds its folder"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/one/control.jsonl"));
+}
+
 TEST_F(WatchPageTest, TellsARun) {
+  Write("one/.lock", "");
+  const int lock = open((folder_ + "/one/.lock").c_str(), O_RDWR);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
   const auto [saved, save_id] = Post("{\"run\": 0, \"do\": \"save\"}");
   EXPECT_EQ(saved, 200) << save_id;
   const auto [set, set_id] =
@@ -243,6 +257,7 @@ TEST_F(WatchPageTest, TellsARun) {
   EXPECT_EQ(json::parse(lines[0]), json({{"id", save_id}, {"do", "save"}}));
   EXPECT_EQ(json::parse(lines[1]),
             json({{"id", set_id}, {"do", "max_steps"}, {"value", 50}}));
+  close(lock);
 }
 
 TEST_F(WatchPageTest, WhatARunCannotBeTold) {

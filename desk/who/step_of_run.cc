@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/who/step_of_run.h"
 
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -147,22 +148,26 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
   ReadSummary(folder, &record);
   // Newest first.
   for (const StoredCheckpoint& stored : WholeCheckpoints(folder)) {
+    absl::StatusOr<Manifest> manifest = ReadManifest(stored.path);
+    // As a resumed run does, goes by the others.
+    if (!manifest.ok()) {
+      std::cerr << "WARNING: " << stored.path
+                << " is passed over: it is damaged\n";
+      continue;
+    }
     if (stored.step < step) {
       record.checkpoint = stored.path;
+      record.before = std::move(manifest->train_state);
       break;
     }
-    CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(stored.path));
-    record.world_size = manifest.world_size;
-    record.global_batch_size = manifest.train_state.global_batch_size;
-    record.after = std::move(manifest.train_state);
-    record.config_text = std::move(manifest.config_text);
+    record.world_size = manifest->world_size;
+    record.global_batch_size = manifest->train_state.global_batch_size;
+    record.after = std::move(manifest->train_state);
+    record.config_text = std::move(manifest->config_text);
     record.config_from = stored.path + "/manifest.json";
   }
-  if (!record.checkpoint.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(record.before, CheckpointState(record.checkpoint));
-    if (record.global_batch_size == 0) {
-      record.global_batch_size = record.before.global_batch_size;
-    }
+  if (!record.checkpoint.empty() && record.global_batch_size == 0) {
+    record.global_batch_size = record.before.global_batch_size;
   }
   ReadRanks(folder, &record);
   return record;

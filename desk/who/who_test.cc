@@ -260,5 +260,20 @@ TEST(RowTextTest, ARowThatIsNotText) {
               ::testing::ElementsAre("states [1, 20]: 0 1 2 3 4 5 6 7 .."));
 }
 
+// As by a resumed run.
+TEST(ReadStepRecordTest, ADamagedCheckpointIsPassedOver) {
+  const std::string folder = ::testing::TempDir() + "/who_damaged";
+  for (const char* name : {"step-00000002", "step-00000006"}) {
+    const std::string checkpoint = folder + "/checkpoints/" + name;
+    std::filesystem::create_directories(checkpoint);
+    std::ofstream(checkpoint + "/manifest.json") << "{\"garbage";
+  }
+  std::ofstream(folder + "/config.pbtxt") << "train { max_steps: 9 }\n";
+  const absl::StatusOr<StepRecord> record = ReadStepRecord(folder, 4);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(record->checkpoint, "");
+  EXPECT_EQ(record->config_from, folder + "/config.pbtxt");
+}
+
 }  // namespace
 }  // namespace capstan

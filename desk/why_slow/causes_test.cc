@@ -129,6 +129,15 @@ TEST_F(CausesTest, NothingOfAGoodRun) {
   EXPECT_THAT(page, HasSubstr("nothing but its work"));
 }
 
+TEST_F(CausesTest, LinesOfNoStepAreLeftOut) {
+  Find([](int, int line, Json* json) {
+    if (line == 0) (*json)["step"] = -5;
+    if (line == 1) (*json)["step"] = 1e300;
+  });
+  ASSERT_FALSE(record_.ranks.empty());
+  EXPECT_EQ(record_.ranks[0].lines, kLines - 2);
+}
+
 TEST_F(CausesTest, ASlowDisk) {
   const auto slow = [](int, int, Json* json) {
     AddTo("data", 0.5, json);

@@ -23,6 +23,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 using google::protobuf::FieldDescriptor;
 
+// A larger number is none of a run's.
+constexpr double kMostSteps = 1e15;
+
 double Number(const Json& object, const char* key) {
   return NumberOf(object, key).value_or(0.0);
 }
@@ -55,6 +58,9 @@ RankRecord ReadRank(const std::string& path) {
       static_cast<RankFacts&>(rank) = RankFactsOf(json);
       return;
     }
+    // No rank writes such a step.
+    const double step = Number(json, "step");
+    if (!(step >= 0.0 && step < kMostSteps)) return;
     const Times line = RankTimesOf(json);
     if (rank.lines == 0) {
       rank.first = line;

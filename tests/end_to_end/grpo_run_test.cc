@@ -291,6 +291,139 @@ TEST(GrpoRunTest, WhoShowsRoles) {
   EXPECT_TRUE(who["rows"][0]["made"].contains("advantages"));
 }
 
+// Who answers "N+M=" with a digit or two, and then ends the turn.
+std::string Taught() {
+  static const std::string* const model = [] {
+    std::string lessons;
+    for (int i = 0; i < 500; ++i) {
+      absl::StrAppend(&lessons, "{\"prompt\": \"", i * 3 % 50, "+", i * 7 % 50,
+                      "=\", \"completion\": \"", i % 13, "\"}\n");
+    }
+    const std::string path =
+        WriteText(NewTestFolder("data") + "/lessons.jsonl", lessons);
+    RunText run = GrpoRun();
+    run.Set(
+           "train_data",
+           absl::StrCat("[plugin/capstan.chat.Config] { path: '", path,
+                        "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
+                        "' chat_template: 'chatml' max_length: 32 }"))
+        .Set("objective", "[plugin/capstan.causal_lm.Config] {}")
+        .Set("optimizer",
+             "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
+        .Batch(32, 32)
+        .Train("max_steps: 60");
+    return new std::string(MustTrain(run) + "/final");
+  }();
+  return *model;
+}
+
+// 16 answers a step of up to three turns, to texts or, in `chat`, to users.
+// Between turns a program says how long the last one was.
+RunText ToolRun(const std::string& fields, bool chat = false) {
+  const std::string script =
+      WriteText(NewTestFolder("tools") + "/tool.py",
+                "import json, sys\n"
+                "for line in sys.stdin:\n"
+                "    a = json.loads(line)\n"
+                "    print(json.dumps({'content': '%d+%d=' % (a['turn'], "
+                "len(a['text'])), 'failed': a['turn'] == 2}), flush=True)\n");
+  std::string data = Data(Prompts());
+  if (chat) {
+    std::string rows;
+    for (int i = 0; i < 40; ++i) {
+      absl::StrAppend(
+          &rows, "{\"messages\": [{\"role\": \"user\", \"content\": \"", i,
+          "+1=\"}], \"tools\": [{\"type\": \"function\", \"function\": "
+          "{\"name\": \"sum\"}}]}\n");
+    }
+    data = Data(WriteText(NewTestFolder("data") + "/chats.jsonl", rows));
+    const std::string length = "max_length: 32";
+    data.replace(data.find(length), length.size(), "max_length: 90");
+  }
+  RunText run = GrpoRun();
+  run.Set(
+      "objective",
+      absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
+                   "max_new_tokens: 30 tools { program { command: "
+                   "'python3' command: '",
+                   script, "' } max_turns: 3 } ", fields,
+                   " reward { name: 'low' regex { pattern: '[0-5]$' } } }"));
+  run.Set("model", absl::StrCat("[plugin/capstan.llama.Config] { pretrained: '",
+                                Taught(), "' }"))
+      .Set("train_data", data)
+      .Set("optimizer",
+           "[plugin/capstan.adamw.Config] { learning_rate: 1e-3 }");
+  return run;
+}
+
+TEST(GrpoRunTest, WithToolsItIsOneBitPattern) {
+  for (const bool chat : {false, true}) {
+    SCOPED_TRACE(chat);
+    const RunText run = ToolRun("", chat);
+    const std::string straight = MustTrain(run);
+    const Metrics metrics = ReadMetrics(straight);
+    EXPECT_EQ(metrics.Values("log_ratio_max").size(), 6);
+    EXPECT_THAT(metrics.Values("log_ratio_max"), Each(0.0));
+    EXPECT_GT(metrics.grad_norms()[0], 0.0);
+    const std::vector<double> calls = metrics.Values("tools_call_frequency");
+    ASSERT_EQ(calls.size(), 6);
+    EXPECT_GT(calls[0], 1.0);
+    EXPECT_LE(calls[0], 2.0);
+    EXPECT_GT(metrics.Values("tools_failure_frequency")[0], 0.2);
+    ExpectSameRun(MustTrain(RunText(run).Fsdp(2)), straight);
+    ExpectSameRun(MustTrain(RunText(run).Zero2(4)), straight);
+  }
+}
+
+TEST(GrpoRunTest, WithToolsItResumesInTheMidstOfARollout) {
+  const RunText base = ToolRun("updates_per_rollout: 3");
+  const std::string straight = MustTrain(base);
+  for (const int stop : {1, 5}) {
+    SCOPED_TRACE(stop);
+    RunText run = RunText(base).Zero2(2);
+    run.Output(
+        MustTrain(RunText(run).Train(absl::StrCat("max_steps: ", stop))));
+    run.Single().Train("max_steps: 6 resume: AUTO");
+    ExpectSameRun(MustTrain(run), straight);
+  }
+}
+
+TEST(GrpoRunTest, EvaluationsUseTools) {
+  double want = -1.0;
+  for (const int ranks : {1, 2}) {
+    const std::string folder =
+        MustTrain(ToolRun("")
+                      .Set("eval_data", Data(Prompts()))
+                      .Strategy(ranks == 1 ? "single" : "ddp", ranks)
+                      .Train("max_steps: 1 eval_every: 1"));
+    double calls = -1.0;
+    for (const nlohmann::json& line : ReadMetrics(folder).others) {
+      calls = line.value("eval_tools_call_frequency", calls);
+    }
+    EXPECT_GT(calls, 1.0);
+    if (want < 0.0) want = calls;
+    EXPECT_EQ(calls, want);
+  }
+}
+
+TEST(GrpoRunTest, LyingToolsAreNamedAndNothingIsLost) {
+  RunText run = ToolRun("");
+  const std::string script =
+      WriteText(NewTestFolder("tools") + "/lies.py",
+                "import sys\n"
+                "for n, line in enumerate(sys.stdin):\n"
+                "    print('lies' if n == 60 else '\"+\"', flush=True)\n");
+  run.Set("objective",
+          absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
+                       "max_new_tokens: 30 tools { program { command: "
+                       "'python3' command: '",
+                       script, "' } max_turns: 3 } ", kReward, " }"));
+  run.Train("save_every: 1").Output(NewTestFolder("run") + "/out");
+  const TrainerResult result = RunTrainer({"--config=" + run.File()});
+  ExpectOneError(result, {"the tools", "lies"});
+  EXPECT_GE(CheckpointSteps(run.output()).back(), 1);
+}
+
 TEST(GrpoRunTest, WrongConfigsAreNamed) {
   const auto expect = [](RunText run, const std::string& words) {
     run.Output(NewTestFolder("run") + "/out");
@@ -309,6 +442,8 @@ TEST(GrpoRunTest, WrongConfigsAreNamed) {
   expect(GrpoRun().Set("train_data", TextData(CorpusPiece(4096), 16)),
          "kind: PROMPT");
   expect(GrpoRun("reward { exact_match { field: 'solution' } }"), "solution");
+  expect(GrpoRun(absl::StrCat("tools { max_turns: 2 } ", kReward)),
+         "tools.program.command: must be set");
 }
 
 }  // namespace

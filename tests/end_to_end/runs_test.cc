@@ -132,6 +132,9 @@ TEST_F(RunsTest, Refusals) {
   ExpectOneError(Runs({"gc", runs_, "--keep_best=eval_los", "--delete"}),
                  {"--keep_best", "eval_los"});
   EXPECT_TRUE(fs::exists(first_) && fs::exists(second_));
+  ExpectOneError(Runs({"gc", runs_, "--older_than=nan", "--delete"}),
+                 {"--older_than", "a number from 0 on"});
+  EXPECT_TRUE(fs::exists(first_) && fs::exists(second_));
   ExpectOneError(Runs({runs_, "--keep=1"}), {"--keep", "runs gc"});
   ExpectOneError(Runs({runs_, "--where=nothing<1"}), {"nothing"});
   ExpectOneError(Runs({runs_, "--where=loss"}), {"--where", "loss"});

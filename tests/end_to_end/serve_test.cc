@@ -11,7 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -112,6 +114,15 @@ class Served {
   }
   bool WaitFor(const std::function<bool()>& there) {
     return process_->WaitUntil(there);
+  }
+  // The most memory that it has had.
+  int64_t PeakKib() const {
+    std::ifstream status(absl::StrCat("/proc/", process_->pid(), "/status"));
+    int64_t kib = 0;
+    for (std::string word; status >> word;) {
+      if (word == "VmHWM:") status >> kib;
+    }
+    return kib;
   }
   TrainerResult End() {
     process_->Signal(SIGTERM);
@@ -338,6 +349,9 @@ TEST(ServeTest, AdaptersHaveNames) {
   const std::vector<std::string> adapted = Generated(
       rows, {"--greedy", "--max_new_tokens=16", "--adapter=" + Adapter()});
   ASSERT_NE(plain, adapted);
+  ExpectOneError(
+      RunTrainer({"serve", "--model=" + Base(), "--port=0", "--adapter=mine="}),
+      {"--adapter", "NAME=FOLDER", "mine="});
   Served served({"--adapter=mine=" + Adapter()});
   const auto models = served.Client().Get("/v1/models");
   ASSERT_TRUE(models);
@@ -388,6 +402,24 @@ TEST(ServeTest, RefusesWhatItCannotDo) {
   EXPECT_THAT(page->body, HasSubstr("<textarea"));
   EXPECT_THAT(page->get_header_value("Content-Security-Policy"),
               HasSubstr("default-src 'none'"));
+}
+
+// Parsed, such a one takes forty times its bytes.
+TEST(ServeTest, LargeBodiesAreParsedOneAtATime) {
+  const Served served;
+  std::string body = "{\"prompt\": [1";
+  for (int i = 0; i < 1500000; ++i) body += ",1";
+  body += "]}";
+  const int64_t before = served.PeakKib();
+  EXPECT_EQ(served.Post(kTextPath, body).first, 400);
+  const int64_t one = served.PeakKib() - before;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.emplace_back(
+        [&] { EXPECT_EQ(served.Post(kTextPath, body).first, 400); });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_LT(served.PeakKib() - before, 4 * one);
 }
 
 TEST(ServeTest, OtherMachinesNeedAKey) {

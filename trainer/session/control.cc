@@ -18,8 +18,11 @@
 namespace capstan {
 namespace {
 
-// Of the file at a time; more is read after the next step.
+// Of the file at a time; more is read after the next step. A longer line is
+// no request.
 constexpr int64_t kMostAtOnce = 1 << 16;
+// What NewLines returns in the place of a longer line.
+constexpr char kTooLong[] = "(a line that is too long)";
 
 int64_t LengthOf(const std::string& path) {
   struct stat info = {};
@@ -53,6 +56,10 @@ std::map<std::string, bool> AnsweredIn(const std::string& events_path) {
 }  // namespace
 
 absl::StatusOr<Request> ParseRequest(const std::string& line, std::string* id) {
+  if (line == kTooLong) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the line has ", kMostAtOnce, " bytes or more"));
+  }
   const auto json = ParseJson<nlohmann::json>(line);
   if (!json.is_object()) {
     return absl::InvalidArgumentError("the line isn't a JSON object");
@@ -116,7 +123,10 @@ bool ControlFile::Grown() const {
 std::string ControlFile::NewLines() {
   if (path_.empty()) return "";
   seen_ = LengthOf(path_);
-  if (seen_ < taken_) taken_ = 0;
+  if (seen_ < taken_) {
+    taken_ = 0;
+    skipping_ = false;
+  }
   const int64_t bytes = std::min(seen_ - taken_, kMostAtOnce);
   std::string text(bytes, '\0');
   const absl::StatusOr<std::unique_ptr<InputFile>> file =
@@ -124,11 +134,23 @@ std::string ControlFile::NewLines() {
   if (!file.ok() || !(*file)->ReadAt(taken_, bytes, text.data()).ok()) {
     return "";
   }
+  if (skipping_) {
+    const size_t newline = text.find('\n');
+    skipping_ = newline == std::string::npos;
+    const size_t gone = skipping_ ? text.size() : newline + 1;
+    text.erase(0, gone);
+    taken_ += static_cast<int64_t>(gone);
+  }
+  std::string left;
   const size_t end = text.rfind('\n');
-  // Such a long line is nothing that was asked.
-  if (end == std::string::npos && bytes == kMostAtOnce) taken_ += bytes;
-  text.resize(end == std::string::npos ? 0 : end + 1);
-  const std::string left = taken_ < known_ ? StillToDo(text) : text;
+  if (end == std::string::npos &&
+      static_cast<int64_t>(text.size()) == kMostAtOnce) {
+    skipping_ = true;
+    left = absl::StrCat(kTooLong, "\n");
+  } else {
+    text.resize(end == std::string::npos ? 0 : end + 1);
+    left = taken_ < known_ ? StillToDo(text) : text;
+  }
   taken_ += static_cast<int64_t>(text.size());
   if (bytes == kMostAtOnce) seen_ = taken_;
   return left;

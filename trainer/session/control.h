@@ -38,16 +38,18 @@ class ControlFile {
   // Whether it has grown since NewLines. One stat.
   bool Grown() const;
   // Returns whole lines that haven't been returned yet, of a file that others
-  // may have cut; "" if it can't be read.
+  // may have cut; "" if it can't be read. In the place of a line that is too
+  // long there is one that ParseRequest refuses.
   std::string NewLines();
 
  private:
   // `text` begins at taken_.
   std::string StillToDo(const std::string& text) const;
 
-  std::string path_;   // "": not begun
-  int64_t seen_ = 0;   // its length at the last look
-  int64_t taken_ = 0;  // bytes of the lines returned
+  std::string path_;       // "": not begun
+  int64_t seen_ = 0;       // its length at the last look
+  int64_t taken_ = 0;      // bytes of the lines returned
+  bool skipping_ = false;  // within a line that is too long
   // Of the file up to `known_`: by id, whether the request was accepted.
   std::map<std::string, bool> answered_;
   int64_t known_ = 0;

@@ -138,5 +138,20 @@ TEST_F(ControlFileTest, AFileThatOthersCutOrFill) {
   EXPECT_EQ(file_.NewLines(), "");
 }
 
+// Its end would be a request.
+TEST_F(ControlFileTest, ALineThatIsTooLongIsRefusedOnce) {
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/false).ok());
+  for (const int bytes : {1 << 16, (1 << 18) + 5}) {
+    Append(std::string(bytes, 'x') + R"({"do": "stop"})" + "\nnext\n");
+    std::string all;
+    for (int i = 0; i < 10 && file_.Grown(); ++i) all += file_.NewLines();
+    const std::string refused = all.substr(0, all.find('\n'));
+    EXPECT_EQ(all, refused + "\nnext\n");
+    std::string id;
+    EXPECT_THAT(std::string(ParseRequest(refused, &id).status().message()),
+                HasSubstr("65536 bytes or more"));
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -19,6 +19,31 @@
 namespace capstan::grpo {
 namespace {
 
+// The tokens that an answer may still get.
+int64_t RoomOf(const Question& question, const AnswerOptions& options) {
+  return options.max_new_tokens - question.answered;
+}
+
+// How many of the questions, one at least, are answered side by side: as many
+// as options.rows and the positions of one cache allow.
+size_t AtOnce(const TokenModel& model, absl::Span<const Question> questions,
+              const AnswerOptions& options) {
+  size_t rows = 0;
+  int64_t longest = 0, room = 0;
+  for (size_t count = 0; count < questions.size(); ++count) {
+    const Question& next = questions[count];
+    rows += next.seeds.size();
+    longest = std::max(longest, static_cast<int64_t>(next.prompt.size()));
+    room = std::max(room, RoomOf(next, options));
+    if (count > 0 &&
+        (longest + room > model.max_positions() ||
+         (options.rows > 0 && static_cast<int64_t>(rows) > options.rows))) {
+      return count;
+    }
+  }
+  return questions.size();
+}
+
 // The answers of some questions, side by side.
 class Sampling {
  public:
@@ -33,32 +58,28 @@ class Sampling {
   absl::Status Run(UnitRunner& runner, std::vector<SampledAnswer>* out) {
     Texts texts;
     size_t answers = out->size();
+    int64_t room = 0;
     for (const Question& question : questions_) {
       texts.push_back(question.prompt);
       first_.push_back(answers);
       answers += question.seeds.size();
+      room = std::max(room, RoomOf(question, options_));
     }
     out->resize(answers);
     out_ = out;
-    CAPSTAN_ASSIGN_OR_RETURN(
-        const std::unique_ptr<Continuation> together,
-        ContinueTogether(&model_, texts, options_.max_new_tokens, runner));
-    CAPSTAN_RETURN_IF_ERROR(DecodeLoop(
-        together.get(), options_.max_new_tokens, [] { return false; }, runner,
-        &texts,
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Continuation> together,
+                             ContinueTogether(&model_, texts, room, runner));
+    return DecodeLoop(
+        together.get(), room, [] { return false; }, runner, &texts,
         [&](const at::Tensor& logits, std::vector<int64_t>* rows) {
           return Extend(logits, &texts, rows);
-        }));
-    for (size_t row = 0; row < texts.size(); ++row) {
-      (*out_)[rows_[row].answer].text = std::move(texts[row]);
-      (*out_)[rows_[row].answer].truncated = true;
-    }
-    return absl::OkStatus();
+        });
   }
 
  private:
   struct Row {
     TokenDraw draw;
+    int64_t most;   // tokens of its text
     size_t answer;  // its place in out_
   };
 
@@ -82,10 +103,11 @@ class Sampling {
                      std::vector<int64_t>* from) {
     Texts all;
     for (size_t q = 0; q < questions_.size(); ++q) {
+      const auto prompt = static_cast<int64_t>((*texts)[q].size());
       for (size_t i = 0; i < questions_[q].seeds.size(); ++i) {
         all.push_back((*texts)[q]);
-        rows_.push_back({{static_cast<int64_t>((*texts)[q].size()), ends_,
-                          questions_[q].seeds[i]},
+        rows_.push_back({{prompt, ends_, questions_[q].seeds[i]},
+                         prompt + RoomOf(questions_[q], options_),
                          first_[q] + i});
         from->push_back(static_cast<int64_t>(q));
       }
@@ -126,8 +148,12 @@ class Sampling {
   void DropEnded(Texts* texts, std::vector<int64_t>* from) {
     size_t left = 0;
     for (size_t row = 0; row < texts->size(); ++row) {
-      if (rows_[row].draw.EndsWith((*texts)[row].back())) {
-        (*out_)[rows_[row].answer].text = std::move((*texts)[row]);
+      const bool ends = rows_[row].draw.EndsWith((*texts)[row].back());
+      if (ends ||
+          static_cast<int64_t>((*texts)[row].size()) == rows_[row].most) {
+        SampledAnswer& answer = (*out_)[rows_[row].answer];
+        answer.text = std::move((*texts)[row]);
+        answer.truncated = !ends;
         continue;
       }
       if (left < row) {
@@ -181,13 +207,7 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
   std::vector<SampledAnswer> answers;
   Gate gate(all_done, &runner);
   while (!questions.empty()) {
-    size_t count = 0, rows = 0;
-    do {
-      rows += questions[count++].seeds.size();
-    } while (count < questions.size() &&
-             (options.rows == 0 ||
-              static_cast<int64_t>(rows + questions[count].seeds.size()) <=
-                  options.rows));
+    const size_t count = AtOnce(*model, questions, options);
     try {
       CAPSTAN_RETURN_IF_ERROR(
           Sampling(model, questions.first(count), options).Run(gate, &answers));
@@ -196,12 +216,18 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
     }
     questions.remove_prefix(count);
   }
+  return answers;
+}
+
+void AwaitOthers(TokenModel* model,
+                 const std::function<bool(bool done)>& all_done,
+                 UnitRunner& runner) {
+  const at::NoGradGuard no_gradients;
   while (!all_done(true)) {
     TokenInput input;
     input.tokens = at::zeros({1, 1}, at::kLong);
     model->LastLogits(input, runner);
   }
-  return answers;
 }
 
 }  // namespace capstan::grpo

@@ -21,12 +21,15 @@ namespace capstan::grpo {
 struct Question {
   std::vector<int64_t> prompt;  // at least one token
   std::vector<uint64_t> seeds;  // at least one
+  // How many of the prompt's tokens are the answer's already, of its earlier
+  // turns: fewer than max_new_tokens.
+  int64_t answered = 0;
 };
 
 struct SampledAnswer {
   std::vector<int64_t> text;  // prompt and answer, with the token that ended it
-  // Of each of the answer's tokens: log softmax(logits / temperature), whatever
-  // else decided the choice.
+  // Of each token behind the prompt: log softmax(logits / temperature),
+  // whatever else decided the choice.
   std::vector<float> log_probs;
   bool truncated = false;  // max_new_tokens ended it
 };
@@ -39,13 +42,18 @@ struct AnswerOptions {
 
 // Returns the answers of all questions, in order. Without gradients. An answer
 // depends on model, prompt and seed alone: in a deterministic run its bits do,
-// too. This rank runs as many forwards as the one that needs most, by
-// `all_done`, RolloutInfo's or MeasureInfo's. CANCELLED if that says that the
-// run is to stop.
+// too. Asks `all_done`, RolloutInfo's or MeasureInfo's, before each forward.
+// CANCELLED if that says that the run is to stop.
 absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
     TokenModel* model, absl::Span<const Question> questions,
     const AnswerOptions& options,
     const std::function<bool(bool done)>& all_done, UnitRunner& runner);
+
+// After this rank's last SampleAnswers: runs forwards until other ranks, which
+// may sample more, are done, too.
+void AwaitOthers(TokenModel* model,
+                 const std::function<bool(bool done)>& all_done,
+                 UnitRunner& runner);
 
 }  // namespace capstan::grpo
 

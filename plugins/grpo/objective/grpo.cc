@@ -33,41 +33,19 @@ namespace {
 constexpr int64_t kDefaultAnswers = 8, kDefaultNewTokens = 256;
 constexpr double kDefaultDpoBeta = 0.1;
 
-// Of each answer, in the order of kAnswerMetrics, behind which are its rewards
-// by name. TRL's names.
+// The first of AnswerMetricNames, behind which are, with tools, kToolMetrics,
+// and then rewards by name. TRL's names.
 constexpr const char* kAnswerMetricNames[] = {
     "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length",
     "completions/clipped_ratio"};
+// An answer's calls, and how many of all calls failed.
+constexpr const char* kToolMetrics[] = {"tools/call_frequency",
+                                        "tools/failure_frequency"};
+
+constexpr size_t kFirstReward = 6;  // of Measure's sums
 
 std::string RewardMetric(const std::string& name) {
   return absl::StrCat("rewards/", name, "/mean");
-}
-
-// A row's JSON, of a batch's kRowText.
-std::vector<std::string> RowTexts(const Batch& batch) {
-  const at::Tensor bytes = HostTensor(batch, kRowText).contiguous();
-  std::vector<std::string> texts;
-  for (int64_t r = 0; r < bytes.size(0); ++r) {
-    const auto* const text = reinterpret_cast<const char*>(
-        bytes.const_data_ptr<uint8_t>() + r * bytes.size(1));
-    texts.emplace_back(text, strnlen(text, bytes.size(1)));
-  }
-  return texts;
-}
-
-// The tokens of a batch's prompts.
-std::vector<std::vector<int64_t>> PromptsOf(const Batch& batch) {
-  const at::Tensor ids = HostTensor(batch, kInputIds).contiguous();
-  const at::Tensor counts = HostTensor(batch, kTokenCounts);
-  std::vector<std::vector<int64_t>> prompts;
-  for (int64_t r = 0; r < ids.size(0); ++r) {
-    const int64_t* const first =
-        ids.const_data_ptr<int64_t>() + r * ids.size(1);
-    const int64_t count =
-        counts.defined() ? counts[r].item<int64_t>() : ids.size(1);
-    prompts.emplace_back(first, first + count);
-  }
-  return prompts;
 }
 
 uint64_t SeedOf(uint64_t key, int64_t position) {
@@ -171,6 +149,9 @@ absl::StatusOr<std::unique_ptr<Grpo>> Grpo::Create(const Config& config) {
                                         ? config.updates_per_rollout()
                                         : 1};
   CAPSTAN_ASSIGN_OR_RETURN(grpo->rewards_, Rewards::Create(config.reward()));
+  if (config.has_tools()) {
+    CAPSTAN_ASSIGN_OR_RETURN(grpo->tools_, ToolProgram::Create(config.tools()));
+  }
   return grpo;
 }
 
@@ -215,9 +196,17 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
             " tokens (the data's max_length) is more than the model's ",
             tokens.max_positions(), " positions: lower one of them"));
   }
-  const absl::Status row = rewards_->CheckRow(RowTexts(batch)[0]);
+  const std::string row = RowTexts(batch)[0];
+  if (tools_ != nullptr) {
+    if (!tools_->prepared()) tools_->Prepare(data);
+    CAPSTAN_RETURN_IF_ERROR(Annotate(
+        tools_->CheckPrompt(tokenizer_->Decode(PromptsOf(batch)[0]), row),
+        "tools: the first prompt"));
+  }
+  const absl::Status rewarded = rewards_->CheckRow(row);
   // A field is wrong for any row.
-  return FieldOf(row).has_value() ? row : Annotate(row, "the first prompt");
+  return FieldOf(rewarded).has_value() ? rewarded
+                                       : Annotate(rewarded, "the first prompt");
 }
 
 int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
@@ -234,13 +223,24 @@ int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
   return LossCount(loss_, labels.size(0), trained.sum().item<int64_t>());
 }
 
+std::vector<std::string> Grpo::AnswerMetricNames() const {
+  std::vector<std::string> names(std::begin(kAnswerMetricNames),
+                                 std::end(kAnswerMetricNames));
+  if (tools_ != nullptr) {
+    names.insert(names.end(), std::begin(kToolMetrics), std::end(kToolMetrics));
+  }
+  for (const std::string& name : rewards_->names()) {
+    names.push_back(RewardMetric(name));
+  }
+  return names;
+}
+
 std::vector<MetricTags> Grpo::metrics() const {
   std::vector<MetricTags> tags;
   const auto add = [&tags](const std::string& name) {
     tags.push_back({absl::StrCat("train/", name), ""});
   };
-  for (const char* name : kAnswerMetricNames) add(name);
-  for (const std::string& name : rewards_->names()) add(RewardMetric(name));
+  for (const std::string& name : AnswerMetricNames()) add(name);
   for (const std::string& name : config_.kind() == POLICY_GRADIENT
                                      ? MetricNames(loss_)
                                      : PreferenceMetrics(config_.kind())) {
@@ -299,14 +299,18 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   const at::Tensor each = batch.at(kAnswerMetrics);
   const at::Tensor there = each.isnan().logical_not();
   const at::Tensor sums = each.nan_to_num(0.0).sum(0);
+  const at::Tensor counts = there.sum(0).to(at::kDouble);
+  if (tools_ != nullptr) {
+    constexpr int64_t kCalls = std::size(kAnswerMetricNames);
+    counts[kCalls + 1].copy_(sums[kCalls]);
+  }
   const at::Tensor most =
       at::where(answers.mask, answers.logps.detach() - answers.old_logps, 0.0)
           .abs()
           .max()
           .to(at::kDouble)
           .view({1, 1});
-  loss.metrics = at::cat({at::stack({sums, there.sum(0).to(at::kDouble)}, 1),
-                          metrics.to(at::kDouble),
+  loss.metrics = at::cat({at::stack({sums, counts}, 1), metrics.to(at::kDouble),
                           at::cat({most, at::ones_like(most)}, 1)});
   return loss;
 }
@@ -376,29 +380,27 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
 
 absl::Status Grpo::RollOut(Model& model, const Places& places,
                            const RolloutInfo& info, UnitRunner& runner) {
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<SampledAnswer> answers,
-                           SampleAnswers(model.token_model(), places.questions,
-                                         sampling_, info.all_done, runner));
-  std::vector<int64_t> prompts(answers.size());
-  std::vector<std::string> texts(answers.size());
-  for (const Places::Row& row : places.rows) {
-    prompts[row.answer] =
-        static_cast<int64_t>(places.questions[row.question].prompt.size());
-    texts[row.answer] = places.texts[row.question];
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
-                           Score(answers, prompts, texts));
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::vector<Conversation> answers,
+      Converse(model.token_model(), places.questions, places.texts, sampling_,
+               *tokenizer_, tools_.get(), info.all_done, runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores, Score(answers));
   rollouts_.assign(info.global_batch_size, {});
   for (const Places::Row& row : places.rows) {
     grpo::Rollout& out = rollouts_[row.place];
-    SampledAnswer& answer = answers[row.answer];
-    out.prompt = prompts[row.answer];
+    Conversation& answer = answers[row.answer];
+    out.metrics = {scores.totals[row.answer], 0.0, 0.0,
+                   static_cast<double>(answer.own()),
+                   answer.truncated ? 1.0 : 0.0};
+    if (tools_ != nullptr) {
+      out.metrics.push_back(static_cast<double>(answer.calls));
+      out.metrics.push_back(static_cast<double>(answer.failures));
+    }
+    out.prompt = answer.prompt;
+    out.told = std::move(answer.told);
     out.truncated = answer.truncated;
     out.log_probs = std::move(answer.log_probs);
     out.text = std::move(answer.text);
-    out.metrics = {scores.totals[row.answer], 0.0, 0.0,
-                   static_cast<double>(out.answer()),
-                   out.truncated ? 1.0 : 0.0};
     for (const std::vector<double>& values : scores.values) {
       out.metrics.push_back(values[row.answer]);
     }
@@ -480,25 +482,10 @@ void Grpo::SetReference(Model& model, const Places& places,
 }
 
 absl::StatusOr<Rewards::Scores> Grpo::Score(
-    absl::Span<const SampledAnswer> answers,
-    const std::vector<int64_t>& prompts, const std::vector<std::string>& rows) {
-  std::vector<std::string> asked, written;
-  for (size_t i = 0; i < answers.size(); ++i) {
-    const auto text = absl::MakeConstSpan(answers[i].text);
-    asked.push_back(tokenizer_->Decode(text.first(prompts[i])));
-    auto answer = text.subspan(prompts[i]);
-    if (!answers[i].truncated) answer.remove_suffix(1);
-    written.push_back(tokenizer_->Decode(answer));
-  }
-  std::vector<Answer> all(answers.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i].row = rows[i];
-    all[i].prompt = asked[i];
-    all[i].text = written[i];
-    all[i].tokens = static_cast<int64_t>(answers[i].text.size()) - prompts[i];
-    all[i].truncated = answers[i].truncated;
-  }
-  return rewards_->Score(all);
+    absl::Span<const Conversation> conversations) {
+  std::vector<Answer> answers;
+  for (const Conversation& one : conversations) answers.push_back(one.answer());
+  return rewards_->Score(answers);
 }
 
 absl::StatusOr<std::vector<double>> Grpo::Measure(
@@ -510,36 +497,36 @@ absl::StatusOr<std::vector<double>> Grpo::Measure(
   const uint64_t key = RandomKey(info.seed, "evaluation's answers");
   std::vector<Question> questions;
   std::vector<std::string> rows;
-  std::vector<int64_t> prompts;
   for (int64_t i = info.rank; i < count; i += info.world_size) {
     Batch batch;
     CAPSTAN_RETURN_IF_ERROR(eval_data.Read({i}, &batch));
     questions.push_back({PromptsOf(batch)[0], {SeedOf(key, i)}});
     rows.push_back(RowTexts(batch)[0]);
-    prompts.push_back(static_cast<int64_t>(questions.back().prompt.size()));
   }
   // As many at once as a step's micro-batch would be too few.
   AnswerOptions options = sampling_;
   constexpr int64_t kAtOnce = 64;
   if (options.rows == 0) options.rows = kAtOnce;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SampledAnswer> answers,
-                           SampleAnswers(model.token_model(), questions,
-                                         options, info.all_done, runner));
-  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
-                           Score(answers, prompts, rows));
-  // Reward, length, those cut off and their number; each reward and its number.
-  std::vector<double> sums(4 + 2 * scores.values.size(), 0.0);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<Conversation> answers,
+      Converse(model.token_model(), questions, rows, options, *tokenizer_,
+               tools_.get(), info.all_done, runner));
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores, Score(answers));
+  // Reward, length, those cut off and their number, calls and failures; each
+  // reward and its number.
+  std::vector<double> sums(kFirstReward + 2 * scores.values.size(), 0.0);
   for (size_t i = 0; i < answers.size(); ++i) {
     sums[0] += scores.totals[i];
-    sums[1] += static_cast<double>(answers[i].text.size()) -
-               static_cast<double>(prompts[i]);
+    sums[1] += static_cast<double>(answers[i].own());
     sums[2] += answers[i].truncated ? 1.0 : 0.0;
     sums[3] += 1.0;
+    sums[4] += static_cast<double>(answers[i].calls);
+    sums[5] += static_cast<double>(answers[i].failures);
     for (size_t f = 0; f < scores.values.size(); ++f) {
       const double value = scores.values[f][i];
       if (std::isnan(value)) continue;
-      sums[4 + 2 * f] += value;
-      sums[5 + 2 * f] += 1.0;
+      sums[kFirstReward + 2 * f] += value;
+      sums[kFirstReward + 2 * f + 1] += 1.0;
     }
   }
   return sums;
@@ -554,9 +541,11 @@ Measurement Grpo::Summarize(absl::Span<const double> sums,
   add("reward", sums[0] / sums[3]);
   add("completions/mean_length", sums[1] / sums[3]);
   add("completions/clipped_ratio", sums[2] / sums[3]);
+  if (tools_ != nullptr) add(kToolMetrics[0], sums[4] / sums[3]);
+  if (sums[4] > 0.0) add(kToolMetrics[1], sums[5] / sums[4]);
   for (size_t f = 0; f < rewards_->names().size(); ++f) {
-    if (sums[5 + 2 * f] == 0.0) continue;
-    add(RewardMetric(rewards_->names()[f]), sums[4 + 2 * f] / sums[5 + 2 * f]);
+    const double* const of = &sums[kFirstReward + 2 * f];
+    if (of[1] > 0.0) add(RewardMetric(rewards_->names()[f]), of[0] / of[1]);
   }
   return measurement;
 }
@@ -569,11 +558,10 @@ std::string Grpo::SaveState() const {
 absl::Status Grpo::RestoreState(absl::string_view state) {
   CAPSTAN_ASSIGN_OR_RETURN(std::vector<grpo::Rollout> rollouts,
                            ReadRollouts(state, &first_position_));
-  const size_t metrics =
-      std::size(kAnswerMetricNames) + rewards_->names().size();
-  if (rollouts.empty() || rollouts[0].metrics.size() != metrics) {
+  if (rollouts.empty() ||
+      rollouts[0].metrics.size() != AnswerMetricNames().size()) {
     return absl::InvalidArgumentError(
-        "the rollouts are of other rewards than the config's");
+        "the rollouts are of other rewards or tools than the config's");
   }
   rollouts_ = std::move(rollouts);
   more_steps_ = true;

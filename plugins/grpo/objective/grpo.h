@@ -23,6 +23,7 @@
 #include "plugins/grpo/objective/grpo.pb.h"
 #include "plugins/grpo/objective/losses.h"
 #include "plugins/grpo/objective/rollouts.h"
+#include "plugins/grpo/objective/turns.h"
 #include "plugins/grpo/rewards/rewards.h"
 #include "plugins/objective/common/causal_sampler.h"
 
@@ -70,16 +71,17 @@ class Grpo final : public CausalObjective {
                             const RolloutInfo& info, UnitRunner& runner);
   // Under the model as it is.
   void SetReference(Model& model, const Places& places, UnitRunner& runner);
-  // Rewards of answers to prompts of which these are the rows.
-  absl::StatusOr<Rewards::Scores> Score(absl::Span<const SampledAnswer> answers,
-                                        const std::vector<int64_t>& prompts,
-                                        const std::vector<std::string>& rows);
+  absl::StatusOr<Rewards::Scores> Score(
+      absl::Span<const Conversation> conversations);
+  // Of each answer, in the order of kAnswerMetrics.
+  std::vector<std::string> AnswerMetricNames() const;
 
   const Config config_;
   LossOptions loss_;
   AnswerOptions sampling_;
   RolloutPlan plan_;
   std::unique_ptr<Rewards> rewards_;
+  std::unique_ptr<ToolProgram> tools_;  // null: none
   // Of the training data, from Check on; and the most tokens of a row.
   mutable const Tokenizer* tokenizer_ = nullptr;
   mutable int64_t longest_ = 0;

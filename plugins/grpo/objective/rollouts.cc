@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "plugins/grpo/objective/grpo.pb.h"
 
@@ -35,6 +36,7 @@ class Pack {
   void All(Rollout* rollout) {
     List(&rollout->text);
     Number(&rollout->prompt);
+    List(&rollout->told);
     Number(&rollout->truncated);
     List(&rollout->log_probs);
     List(&rollout->reference);
@@ -48,7 +50,41 @@ class Pack {
   size_t next_ = 0;
 };
 
+// Whether `told` is what it says.
+bool ToldFits(const Rollout& rollout) {
+  const std::vector<int64_t>& told = rollout.told;
+  return told.size() % 2 == 0 && std::is_sorted(told.begin(), told.end()) &&
+         (told.empty() ||
+          (told.front() >= rollout.prompt &&
+           told.back() <= static_cast<int64_t>(rollout.text.size())));
+}
+
 }  // namespace
+
+std::vector<std::string> RowTexts(const Batch& batch) {
+  const at::Tensor bytes = HostTensor(batch, kRowText).contiguous();
+  std::vector<std::string> texts;
+  for (int64_t r = 0; r < bytes.size(0); ++r) {
+    const auto* const text = reinterpret_cast<const char*>(
+        bytes.const_data_ptr<uint8_t>() + r * bytes.size(1));
+    texts.emplace_back(text, strnlen(text, bytes.size(1)));
+  }
+  return texts;
+}
+
+std::vector<std::vector<int64_t>> PromptsOf(const Batch& batch) {
+  const at::Tensor ids = HostTensor(batch, kInputIds).contiguous();
+  const at::Tensor counts = HostTensor(batch, kTokenCounts);
+  std::vector<std::vector<int64_t>> prompts;
+  for (int64_t r = 0; r < ids.size(0); ++r) {
+    const int64_t* const first =
+        ids.const_data_ptr<int64_t>() + r * ids.size(1);
+    const int64_t count =
+        counts.defined() ? counts[r].item<int64_t>() : ids.size(1);
+    prompts.emplace_back(first, first + count);
+  }
+  return prompts;
+}
 
 Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
               int64_t most) {
@@ -73,8 +109,11 @@ Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
     const auto& text = row.text;
     const int64_t at = r * length, answer = at + row.prompt;
     std::copy(text.begin(), text.end(), ids.mutable_data_ptr<int64_t>() + at);
-    std::copy(text.begin() + row.prompt, text.end(),
-              labels.mutable_data_ptr<int64_t>() + answer);
+    int64_t* const label = labels.mutable_data_ptr<int64_t>() + at;
+    std::copy(text.begin() + row.prompt, text.end(), label + row.prompt);
+    for (size_t i = 0; i < row.told.size(); i += 2) {
+      std::fill(label + row.told[i], label + row.told[i + 1], kIgnoredTarget);
+    }
     std::copy(row.log_probs.begin(), row.log_probs.end(),
               old.mutable_data_ptr<float>() + answer);
     std::copy(row.reference.begin(), row.reference.end(),
@@ -135,6 +174,7 @@ std::string SaveRollouts(int64_t first_position,
     RolloutState::Row* const out = state.add_row();
     *out->mutable_text() = {row.text.begin(), row.text.end()};
     out->set_prompt(row.prompt);
+    *out->mutable_told() = {row.told.begin(), row.told.end()};
     out->set_truncated(row.truncated);
     *out->mutable_log_probs() = {row.log_probs.begin(), row.log_probs.end()};
     *out->mutable_reference() = {row.reference.begin(), row.reference.end()};
@@ -155,13 +195,14 @@ absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
     Rollout& out = rows.emplace_back();
     out.text.assign(row.text().begin(), row.text().end());
     out.prompt = row.prompt();
+    out.told.assign(row.told().begin(), row.told().end());
     out.truncated = row.truncated();
     out.log_probs.assign(row.log_probs().begin(), row.log_probs().end());
     out.reference.assign(row.reference().begin(), row.reference().end());
     out.advantage = row.advantage();
     out.metrics.assign(row.metrics().begin(), row.metrics().end());
     const int64_t answer = out.answer();
-    if (out.prompt < 1 || answer < 1 ||
+    if (out.prompt < 1 || answer < 1 || !ToldFits(out) ||
         static_cast<int64_t>(out.log_probs.size()) != answer ||
         (!out.reference.empty() &&
          static_cast<int64_t>(out.reference.size()) != answer) ||

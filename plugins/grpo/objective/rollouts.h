@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step is trained on, once answers are sampled and rewarded: as rows, as
-// a batch's tensors, and as bytes for checkpoints.
+// What a step is trained on: prompts, as a batch has them, and, once answers
+// are sampled and rewarded, these as rows, as a batch's tensors, and as bytes
+// for checkpoints.
 #ifndef CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ROLLOUTS_H_
 #define CAPSTAN_PLUGINS_GRPO_OBJECTIVE_ROLLOUTS_H_
 
@@ -27,13 +28,20 @@ inline constexpr char kAdvantages[] = "advantages";         // [B] float32
 inline constexpr char kTruncated[] = "truncated";           // [B] int64, 0 or 1
 inline constexpr char kAnswerMetrics[] = "answer_metrics";  // [B, M] float64
 
+// The tokens of a batch's prompts, and their rows' JSON, of its kRowText.
+std::vector<std::vector<int64_t>> PromptsOf(const Batch& batch);
+std::vector<std::string> RowTexts(const Batch& batch);
+
 // An answer; in sums over ranks, zeros but on the rank whose row it is.
 struct Rollout {
   std::vector<int64_t> text;  // prompt and answer
   int64_t prompt = 0;         // its tokens
+  // Places in `text` of what the model didn't write, which isn't trained on:
+  // ascending pairs of begin and end.
+  std::vector<int64_t> told;
   bool truncated = false;
-  // Of each of the answer's tokens when it was sampled, and under the
-  // reference, if there is one.
+  // Of each of the answer's tokens when it was sampled, 0 of what was told, and
+  // under the reference, if there is one.
   std::vector<float> log_probs;
   std::vector<float> reference;
   double advantage = 0.0;

@@ -77,11 +77,11 @@ class ModelReward final : public RewardFunction {
   absl::StatusOr<std::vector<double>> Score(
       absl::Span<const Answer> answers) override {
     if (program_ == nullptr) {
-      program_ = NewProgramReward(ScoreProgram(config_, at::get_num_threads()),
-                                  config_.has_timeout_seconds()
-                                      ? config_.timeout_seconds()
-                                      : kDefaultSeconds,
-                                  kDefaultRestarts);
+      program_ = NewProgramReward(std::make_unique<RestartedProgram>(
+          ScoreProgram(config_, at::get_num_threads()),
+          config_.has_timeout_seconds() ? config_.timeout_seconds()
+                                        : kDefaultSeconds,
+          RestartedProgram::kDefaultRestarts));
     }
     return program_->Score(answers);
   }

@@ -39,8 +39,13 @@ std::string AnswerJson(const Answer& answer) {
   // In JSON line ends are white space, wherever they are.
   const std::string row =
       absl::StrReplaceAll(answer.row, {{"\n", " "}, {"\r", " "}});
+  const std::string turns =
+      answer.messages.empty()
+          ? ""
+          : absl::StrCat(", \"turn\": ", answer.turn,
+                         ", \"messages\": ", answer.messages);
   return absl::StrCat("{\"prompt\": ", JsonString(answer.prompt),
-                      ", \"text\": ", JsonString(answer.text),
+                      ", \"text\": ", JsonString(answer.text), turns,
                       ", \"row\": ", row.empty() ? "{}" : row, "}");
 }
 

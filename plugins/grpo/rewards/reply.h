@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is said to programs and servers that score answers, and what they say.
+// What is said to programs and servers about answers, and the scores that they
+// say.
 #ifndef CAPSTAN_PLUGINS_GRPO_REWARDS_REPLY_H_
 #define CAPSTAN_PLUGINS_GRPO_REWARDS_REPLY_H_
 
@@ -14,7 +15,8 @@
 
 namespace capstan::grpo {
 
-// {"prompt": .., "text": .., "row": {..}}, in one line without its end.
+// {"prompt": .., "text": .., "row": {..}}, with tools also "turn" and
+// "messages", in one line without its end.
 std::string AnswerJson(const Answer& answer);
 
 // A line of a program: a number, {"reward": number} or null, which gives NaN.

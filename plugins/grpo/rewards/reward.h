@@ -22,9 +22,14 @@ namespace capstan::grpo {
 struct Answer {
   absl::string_view row;     // JSON of the prompt's row, as in its file
   absl::string_view prompt;  // as the model read it
-  absl::string_view text;    // without the token that ended it
-  int64_t tokens = 0;
+  // Without the token that ended it; of several turns the last one.
+  absl::string_view text;
+  int64_t tokens = 0;      // that the model wrote, in all of its turns
   bool truncated = false;  // max_new_tokens ended it
+  // With tools: the model's turns so far, and a JSON list of all messages that
+  // follow the prompt, {"role": "assistant", "content": ..} and so on.
+  int64_t turn = 1;
+  absl::string_view messages;
 };
 
 // Its Create starts nothing: programs start at the first Score. Not
