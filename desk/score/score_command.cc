@@ -69,13 +69,13 @@ class Scorer {
         pad_(generator.tokenizer->special_ids().pad),
         texts_(settings_, *generator.tokenizer) {}
 
+  // What is longer than the model's positions is cut at its end, as training
+  // cuts pairs: the model has learnt of such texts, too.
   absl::StatusOr<std::vector<int64_t>> TokensOf(absl::string_view line) {
     CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> ids, texts_.TokensOf(line));
     const auto length = static_cast<int64_t>(ids.size());
-    if (length <= model_.max_positions()) return ids;
-    return absl::InvalidArgumentError(
-        absl::StrCat("has ", length, " tokens, the model only ",
-                     model_.max_positions(), " positions"));
+    ids.resize(std::min(length, model_.max_positions()));
+    return ids;
   }
 
   // Padding changes no score, as a token sees only those before it.
@@ -129,7 +129,6 @@ absl::Status ScoreLines(const ScoreOptions& options, Scorer& scorer, int input,
     std::vector<std::string> places;
     for (const std::string& line : *now) {
       ++number;
-      if (line.find_first_not_of(" \t") == std::string::npos) continue;
       places.push_back(absl::StrCat(name, ":", number));
       absl::StatusOr<std::vector<int64_t>> ids = scorer.TokensOf(line);
       if (!ids.ok()) return Annotate(ids.status(), places.back());

@@ -2,6 +2,7 @@
 #include "desk/who/measure_rows.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -109,7 +110,7 @@ class RowMeasurer {
       batches[b][kSamplePosition] = positions[b];
     }
     made_ = std::move(batches);
-    std::set<std::string> left_out = {kSamplePosition};
+    std::set<std::string> left_out = {kSamplePosition, kPairKeys};
     for (const auto& [name, tensor] : made_[0]) {
       left_out.insert(HostCopyName(name));
     }
@@ -131,9 +132,15 @@ class RowMeasurer {
   Batch MadeRow(size_t i) const {
     const auto size = static_cast<size_t>(request_.micro_batch_size);
     const auto at = static_cast<int64_t>(i % size);
+    const Batch& batch = made_[i / size];
+    const int64_t rows = batch.at(kSamplePosition).size(0);
+    const bool pairs = batch.count(kPairKeys) > 0;
     Batch row;
-    for (const auto& [name, tensor] : made_[i / size]) {
-      if (tensor.dim() > 0) row[name] = tensor.narrow(0, at, 1);
+    for (const auto& [name, tensor] : batch) {
+      if (tensor.dim() == 0) continue;
+      row[name] = tensor.narrow(0, at, 1);
+      if (!pairs || tensor.size(0) != 2 * rows) continue;
+      row[name] = at::cat({row[name], tensor.narrow(0, rows + at, 1)});
     }
     return row;
   }

@@ -169,7 +169,7 @@ class Judge {
                          "%s of each step, while the ranks had them for %s",
                          ShortDuration(steal), ShortDuration(cpu)),
          "a machine, or an instance type, whose cores aren't shared",
-         computing * steal / (steal + cpu)});
+         std::min(steal, computing * steal / (steal + cpu))});
   }
 
   // Why the rank has more work: the phase with most of the difference, and

@@ -90,6 +90,29 @@ TEST(VrpoTest, OneCurveWithTheInitialWeightsForTheReference) {
   ExpectOneCurve(VrpoRun());
 }
 
+// Of a pair both texts, computed by themselves.
+TEST(VrpoTest, WhoShowsPairs) {
+  for (const bool adapter : {false, true}) {
+    SCOPED_TRACE(adapter);
+    RunText run = VrpoRun();
+    if (adapter) run.Set("adapter", kAdapter);
+    const std::string folder =
+        MustTrain(run.Train("save_every: 1 keep_checkpoints: 9"));
+    const TrainerResult result =
+        RunTrainer({"who", folder, "--step=2", "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const nlohmann::json who = nlohmann::json::parse(result.out);
+    EXPECT_EQ(who["loss"], ReadMetrics(folder).losses()[1]);
+    double sum = 0.0;
+    for (const nlohmann::json& row : who["rows"]) {
+      EXPECT_EQ(row["texts"].size(), 2);
+      sum += double{row["loss_sum"]};
+      EXPECT_EQ(row["made"].count("pair_keys"), 0);
+    }
+    EXPECT_NEAR(sum / double{who["targets"]}, who["loss"], 1e-5);
+  }
+}
+
 // Only training exchanges weights.
 TEST(VrpoTest, AnEvaluationWithoutAnAdapterHasBoundsAlone) {
   const Metrics metrics =
