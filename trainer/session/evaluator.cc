@@ -173,7 +173,8 @@ absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
   } else if (told_empty_.insert(data->slot).second) {
     session_.Note(absl::StrCat(
         "step ", state.step, ": the evaluation's data (", data->slot,
-        ") has no targets, so that there is no loss; this is said once"));
+        ") gives no loss: it has no targets, or the objective has nothing to "
+        "compare it with; this is said once"));
   }
   for (const auto& [name, value] : result.tagged) {
     numbers->emplace_back(tag(name), value);
