@@ -156,9 +156,8 @@ struct RolloutInfo {
   int64_t first_position = 0;
   int64_t global_batch_size = 0;
   // Calls `forwards` while the model has the weights with which the run began
-  // (Model::InitialValue), and returns its status. Collective: all ranks call
-  // it, with equally many forwards. It reads all initial values, keeps the
-  // present masters beside them, and publishes parameters twice.
+  // (Model::InitialValue), and returns its status. Collective, as gathers of
+  // these weights may be.
   std::function<absl::Status(const std::function<absl::Status()>& forwards)>
       with_initial_weights = [](const std::function<absl::Status()>& forwards) {
         return forwards();

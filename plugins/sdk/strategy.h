@@ -37,7 +37,7 @@ struct OwnedSlice {
 
 enum class PublishCause {
   kInitial,   // after Setup: the masters are the model's initial values
-  kRestored,  // a checkpoint was loaded, or initial weights come or go
+  kRestored,  // a checkpoint was loaded
   kUpdated,   // the optimizer has updated the masters
 };
 
