@@ -337,13 +337,11 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     const std::vector<std::string> texts = RowTexts(batch);
     if (config_.kind() == ONLINE_DPO &&
         prompts.size() % plan_.rows_per_sample != 0) {
-      return FieldError(
-          "kind",
-          absl::StrCat("is ONLINE_DPO, and num_generations ",
-                       plan_.rows_per_sample, ", of which the micro-batch's ",
-                       prompts.size(),
-                       " rows must be a multiple, as a pair's loss takes both "
-                       "of its answers: set batch.micro_batch_size"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kind is ONLINE_DPO, and num_generations ", plan_.rows_per_sample,
+          ", of which the micro-batch's ", prompts.size(),
+          " rows must be a multiple, as a pair's loss takes both "
+          "of its answers: set batch.micro_batch_size"));
     }
     for (size_t r = 0; r < prompts.size(); ++r) {
       const int64_t position =
