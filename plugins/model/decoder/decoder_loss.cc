@@ -42,8 +42,7 @@ std::shared_ptr<SharedPrefixes> DecoderModel::SharedIn(
   // beside them it must not take more memory than without.
   const int64_t q = config_.num_attention_heads * config_.head_dim;
   const int64_t kv = config_.num_key_value_heads * config_.head_dim;
-  const int64_t inner =
-      kernels::RecomputesMlp() ? 0 : config_.intermediate_size;
+  const int64_t inner = RecomputesMlp() ? 0 : config_.intermediate_size;
   const auto whole = static_cast<double>(2 * (q + kv));
   const double most =
       1.0 -
