@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/divided.h"
+#include "kernels/attention/exchanged.h"
 #include "kernels/attention/layer_cache.h"
 #include "kernels/context/gradient_sink.h"
 #include "kernels/layers/linear.h"
@@ -177,7 +177,7 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
-  // If attention has other rows than x: see divided.h; only of the fused block.
+  // If attention has other rows than x: see exchanged.h; only of the fused block.
   std::shared_ptr<AttentionExchange> exchange;
   // The keys and values of the positions before x, which is then [batch * T,
   // hidden] and has its own appended; rope_table has its positions' rows, or

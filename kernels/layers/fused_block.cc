@@ -53,7 +53,7 @@ struct Call {
   FusedDims dims;
   int inputs = 0;  // of the node
   at::Tensor kept;
-  DividedKept divided;  // with options.exchange
+  ExchangedKept exchanged;  // with options.exchange
 
   // What a norm multiplies by.
   at::Tensor Factor(Norm norm) const {
@@ -62,7 +62,7 @@ struct Call {
   }
   void Release() {
     kept.reset();
-    divided = {};
+    exchanged = {};
     x.reset();
     norms = {};
     linears = {};
@@ -189,8 +189,8 @@ class Forward {
     Rotate(call_, RopeDirection::kForward, d_.kv(), k);
     const PackedRows* const packing = call_.options.packing.get();
     if (AttentionExchange* const exchange = call_.options.exchange.get()) {
-      DividedAttentionForward<T>(*exchange, d_.shape, d_.rows, packing, q, k,
-                                 kept_.v, kept_.mixed, &call_.divided);
+      ExchangedAttentionForward<T>(*exchange, d_.shape, d_.rows, packing, q, k,
+                                   kept_.v, kept_.mixed, &call_.exchanged);
     } else {
       AttentionForward({d_.shape, d_.rows, packing}, q, k, kept_.v, kept_.mixed,
                        kept_.log_sum_exp);
@@ -416,8 +416,8 @@ class Backward {
                                                  space_.dk,
                                                  space_.dv};
     if (AttentionExchange* const exchange = call_.options.exchange.get()) {
-      DividedAttentionBackward<T>(*exchange, d_.shape, d_.rows, packing,
-                                  buffers, call_.divided);
+      ExchangedAttentionBackward<T>(*exchange, d_.shape, d_.rows, packing,
+                                    buffers, call_.exchanged);
     } else {
       AttentionBackward<T>({d_.shape, d_.rows, packing}, buffers);
     }

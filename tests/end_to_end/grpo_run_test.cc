@@ -169,6 +169,9 @@ TEST(GrpoRunTest, ARunIsComparedWithItsStart) {
     SCOPED_TRACE(strategy);
     ExpectSameRun(MustTrain(compared().Strategy(strategy, 2)), straight);
   }
+  // What it has gathered for one set of weights isn't taken for the other.
+  ExpectSameRun(MustTrain(compared().Fsdp(2, "reshard_after_forward: false")),
+                straight);
   const std::string resumed =
       MustTrain(compared().Fsdp(2).Train("max_steps: 3"));
   ExpectSameRun(MustTrain(compared().Zero2(4).Output(resumed).Train(
@@ -183,6 +186,18 @@ TEST(GrpoRunTest, ARunIsComparedWithItsStart) {
           .Values("kl");
   EXPECT_EQ(mixed[0], 0.0);
   EXPECT_GT(mixed[5], 0.0);
+}
+
+TEST(GrpoRunTest, WeightsThatStayAreGatheredOnceForAllTokens) {
+  const std::string freed = MustTrain(GrpoRun().Fsdp(2));
+  const std::string kept =
+      MustTrain(GrpoRun().Fsdp(2, "reshard_after_forward: false"));
+  ExpectSameRun(kept, freed);
+  const std::vector<double> few = ReadMetrics(kept).Values("bytes_sent");
+  const std::vector<double> many = ReadMetrics(freed).Values("bytes_sent");
+  ASSERT_EQ(few.size(), 6);
+  ASSERT_EQ(many.size(), 6);
+  EXPECT_LT(2 * few[1], many[1]);
 }
 
 TEST(GrpoRunTest, AnotherStartIsNamed) {

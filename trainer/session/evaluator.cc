@@ -82,7 +82,7 @@ absl::Status Evaluator::Evaluate() {
   measured = AgreeAfterCollectives(
       *session_.group, ExplainMemory(measured, session_, /*micro_batch=*/-1),
       "evaluate");
-  if (!measured.ok()) return SaveBefore(measured);
+  if (!measured.ok()) return checkpoints_.SaveBefore(measured);
   evaluated_step_ = state.step;
   Reporter* const reporter = session_.reporter.get();
   TaggedNumbers all = numbers;
@@ -98,23 +98,6 @@ absl::Status Evaluator::Evaluate() {
   session_.Event({kEvaluationEvent, state.step, NumbersText(all),
                   MonotonicSeconds() - start});
   return Remember(all);
-}
-
-absl::Status Evaluator::SaveBefore(const absl::Status& end) {
-  ProcessGroup& group = *session_.group;
-  // Else another rank may still be in a collective of the evaluation.
-  if (group.size() == 1 || PhaseGroupOf(group) != nullptr) {
-    CatchAll([this] { return checkpoints_.SaveLast(); }).IgnoreError();
-  }
-  const std::string newest = NewestCheckpoint(session_.output_dir);
-  if (newest.empty()) return end;
-  const std::string command =
-      ResumeCommand(session_.job.command, session_.config, session_.output_dir);
-  return WithMessage(
-      end, absl::StrCat(end.message(), "; the run ends, and ", newest,
-                        " is its newest checkpoint: when that is mended, go "
-                        "on with train.resume=AUTO",
-                        command.empty() ? "" : ": ", command));
 }
 
 int64_t Evaluator::BatchSize() const {
@@ -173,7 +156,8 @@ absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
   } else if (told_empty_.insert(data->slot).second) {
     session_.Note(absl::StrCat(
         "step ", state.step, ": the evaluation's data (", data->slot,
-        ") has no targets, so that there is no loss; this is said once"));
+        ") gives no loss: it has no targets, or the objective has nothing to "
+        "compare it with; this is said once"));
   }
   for (const auto& [name, value] : result.tagged) {
     numbers->emplace_back(tag(name), value);

@@ -39,9 +39,6 @@ class Evaluator {
   absl::Status MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
                            std::vector<Measurement>* measurements);
   absl::Status ScoreTasks(TaggedNumbers* numbers);
-  // Saves the step, which is complete, before the run ends with the error
-  // `end`; returns that with what there is to go on from.
-  absl::Status SaveBefore(const absl::Status& end);
   int64_t BatchSize() const;
   // Tracks the best evaluation and its consequences; the same on all ranks.
   // `measured`: all numbers of this one.

@@ -2,6 +2,7 @@
 #include "trainer/session/initial_weights.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstdint>
 #include <vector>
@@ -64,6 +65,9 @@ absl::Status WithInitialWeights(Session* session,
     return absl::OkStatus();
   });
   const auto restore = [&] {
+    // The device may still be copying from masters in host memory.
+    const at::Device device = session->group->device();
+    if (!device.is_cpu()) at::zeros({}, device).item();
     for (size_t i = 0; i < masters.size(); ++i) {
       shards[i].master.copy_(masters[i]);
       Renew(shards[i]);

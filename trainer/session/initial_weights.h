@@ -10,8 +10,8 @@
 namespace capstan {
 
 // Calls `forwards` while the masters have the model's initial values, and the
-// working copies, too; RolloutInfo::with_initial_weights. The present masters
-// are kept beside meanwhile, on their device. Collective. After an error of
+// working copies, too; RolloutInfo::with_initial_weights. A copy of the present
+// masters is on their device until it returns. Collective. After an error of
 // `forwards` the masters are as they were, and the working copies aren't.
 // FAILED_PRECONDITION if a resumed run began with other weights.
 absl::Status WithInitialWeights(Session* session,

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "cluster/comm/agree.h"
+#include "cluster/comm/phase_group.h"
 #include "host/config/load_config.h"
 #include "kernels/context/on_paper.h"
 #include "plugins/sdk/lib/lora.h"
@@ -322,6 +323,23 @@ absl::Status RunCheckpoints::Save() {
 absl::Status RunCheckpoints::SaveLast() {
   CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
   return SaveStep(/*background=*/false);
+}
+
+absl::Status RunCheckpoints::SaveBefore(const absl::Status& end) {
+  ProcessGroup& group = *session_.group;
+  // Else another rank may still be in a collective.
+  if (group.size() == 1 || PhaseGroupOf(group) != nullptr) {
+    CatchAll([this] { return SaveLast(); }).IgnoreError();
+  }
+  const std::string newest = NewestCheckpoint(session_.output_dir);
+  if (newest.empty()) return end;
+  const std::string command =
+      ResumeCommand(session_.job.command, session_.config, session_.output_dir);
+  return WithMessage(
+      end, absl::StrCat(end.message(), "; the run ends, and ", newest,
+                        " is its newest checkpoint: when that is mended, go "
+                        "on with train.resume=AUTO",
+                        command.empty() ? "" : ": ", command));
 }
 
 absl::Status RunCheckpoints::CheckFolder() {

@@ -48,6 +48,8 @@ class TrainStep {
   absl::Status CatchUp() { return CatchUp(/*late=*/false); }
   // Whether the last step's sums have been acted on.
   bool concluded() const { return !issued_.has_value(); }
+  // Whether Run's error is of a rollout, before which the last step is whole.
+  bool rollout_failed() const { return rollout_failed_; }
 
   MicroSteps& micro_steps() { return micro_steps_; }
 
@@ -88,6 +90,7 @@ class TrainStep {
   StepRecords& records_;
   Profiler* profiler_ = nullptr;
   DataOrder order_;
+  bool rollout_failed_ = false;
   std::unique_ptr<DeferredSums> deferred_;  // null: read before the update
   bool sums_exactly_ = false;               // in StepInFlight::exact
   MicroSteps micro_steps_;

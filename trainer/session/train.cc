@@ -125,7 +125,12 @@ absl::Status Training::Step() {
   const Watchdog::Activity activity(run_.watchdog.get(), "step",
                                     session_.state.step + 1);
   run_.log.StepBegins();
-  CAPSTAN_RETURN_IF_ERROR(run_.step.Run(*run_.loader));
+  const absl::Status done = run_.step.Run(*run_.loader);
+  if (run_.step.rollout_failed() && run_.step.concluded() &&
+      session_.state.step > session_.first_step) {
+    return run_.checkpoints.SaveBefore(done);
+  }
+  CAPSTAN_RETURN_IF_ERROR(done);
   run_.log.StepEnds();
   return absl::OkStatus();
 }

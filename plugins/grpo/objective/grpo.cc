@@ -250,6 +250,22 @@ std::vector<MetricTags> Grpo::metrics() const {
   return tags;
 }
 
+namespace {
+
+// [M, 2]: the sums of kAnswerMetrics [B, M] and how many answers they are of,
+// or, of tools' failures, how many calls.
+at::Tensor SumsOf(const at::Tensor& each, bool has_tools) {
+  const at::Tensor sums = each.nan_to_num(0.0).sum(0);
+  const at::Tensor counts = each.isnan().logical_not().sum(0).to(at::kDouble);
+  if (has_tools) {
+    constexpr int64_t kCalls = std::size(kAnswerMetricNames);
+    counts[kCalls + 1].copy_(sums[kCalls]);
+  }
+  return at::stack({sums, counts}, 1);
+}
+
+}  // namespace
+
 LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
                       UnitRunner& runner) {
   const at::Tensor& ids = RequiredTensor(batch, kInputIds);
@@ -296,21 +312,14 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   loss.tokens = totals.tokens;
   loss.padding = totals.padding;
   loss.trained = HostTensor(batch, kLabels).ge(0).sum().item<int64_t>();
-  const at::Tensor each = batch.at(kAnswerMetrics);
-  const at::Tensor there = each.isnan().logical_not();
-  const at::Tensor sums = each.nan_to_num(0.0).sum(0);
-  const at::Tensor counts = there.sum(0).to(at::kDouble);
-  if (tools_ != nullptr) {
-    constexpr int64_t kCalls = std::size(kAnswerMetricNames);
-    counts[kCalls + 1].copy_(sums[kCalls]);
-  }
   const at::Tensor most =
       at::where(answers.mask, answers.logps.detach() - answers.old_logps, 0.0)
           .abs()
           .max()
           .to(at::kDouble)
           .view({1, 1});
-  loss.metrics = at::cat({at::stack({sums, counts}, 1), metrics.to(at::kDouble),
+  loss.metrics = at::cat({SumsOf(batch.at(kAnswerMetrics), tools_ != nullptr),
+                          metrics.to(at::kDouble),
                           at::cat({most, at::ones_like(most)}, 1)});
   return loss;
 }
@@ -328,13 +337,11 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     const std::vector<std::string> texts = RowTexts(batch);
     if (config_.kind() == ONLINE_DPO &&
         prompts.size() % plan_.rows_per_sample != 0) {
-      return FieldError(
-          "kind",
-          absl::StrCat("is ONLINE_DPO, and num_generations ",
-                       plan_.rows_per_sample, ", of which the micro-batch's ",
-                       prompts.size(),
-                       " rows must be a multiple, as a pair's loss takes both "
-                       "of its answers: set batch.micro_batch_size"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kind is ONLINE_DPO, and num_generations ", plan_.rows_per_sample,
+          ", of which the micro-batch's ", prompts.size(),
+          " rows must be a multiple, as a pair's loss takes both "
+          "of its answers: set batch.micro_batch_size"));
     }
     for (size_t r = 0; r < prompts.size(); ++r) {
       const int64_t position =

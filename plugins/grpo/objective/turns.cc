@@ -127,13 +127,11 @@ absl::StatusOr<std::vector<size_t>> ToolProgram::Reply(
   for (const Conversation* conversation : conversations) {
     lines.push_back(AnswerJson(conversation->answer()));
   }
-  std::vector<ToolReply> replies;
+  std::vector<ToolReply> replies(lines.size());
   CAPSTAN_RETURN_IF_ERROR(Annotate(
       program_->Ask(lines,
-                    [&replies](absl::string_view line) {
-                      absl::StatusOr<ToolReply> reply = ToolReplyOf(line);
-                      if (!reply.ok()) return reply.status();
-                      replies.push_back(*std::move(reply));
+                    [&replies](size_t i, absl::string_view line) {
+                      CAPSTAN_ASSIGN_OR_RETURN(replies[i], ToolReplyOf(line));
                       return absl::OkStatus();
                     }),
       "the tools"));

@@ -271,7 +271,7 @@ TEST_F(TurnsTest, LiesAreQuoted) {
   }
   // A line that is too long, and one more than it was asked for.
   EXPECT_THAT(ErrorOf(Python("'x' * 10000000")),
-              HasSubstr("a line without an end"));
+              HasSubstr("or without an end"));
   EXPECT_NE(ErrorOf(Python("'\"on\"\\nnull'")), "");
 }
 

@@ -136,7 +136,8 @@ absl::Status LineProgram::TakeLines(size_t wanted,
   if (said_.size() <= (unasked ? 0 : kMostLineBytes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "said ", Quoted(absl::string_view(said_).substr(0, said_.find('\n'))),
-      unasked ? ", which nobody asked for" : ", a line without an end",
+      unasked ? ", which nobody asked for"
+              : ", a line of more than 64 KiB or without an end",
       "; print one line for each answer, and anything else to standard "
       "error"));
 }

@@ -28,12 +28,11 @@ class ProgramReward final : public RewardFunction {
       absl::Span<const Answer> answers) override {
     std::vector<std::string> lines;
     for (const Answer& answer : answers) lines.push_back(AnswerJson(answer));
-    std::vector<double> values;
+    std::vector<double> values(lines.size());
     CAPSTAN_RETURN_IF_ERROR(
-        program_->Ask(lines, [&values](absl::string_view line) {
-          const absl::StatusOr<double> value = RewardOfLine(line);
-          if (value.ok()) values.push_back(*value);
-          return value.status();
+        program_->Ask(lines, [&values](size_t i, absl::string_view line) {
+          CAPSTAN_ASSIGN_OR_RETURN(values[i], RewardOfLine(line));
+          return absl::OkStatus();
         }));
     return values;
   }

@@ -173,26 +173,25 @@ TEST(ProgramRewardTest, OneThatFloodsItsOutput) {
   EXPECT_THAT(ErrorOf(Shell("read a; yes 1")),
               HasSubstr("said \"1\", which nobody asked for"));
   EXPECT_THAT(ErrorOf(Shell("read a; cat /dev/zero")),
-              HasSubstr("a line without an end"));
+              HasSubstr("or without an end"));
 }
 
 TEST(ProgramRewardTest, OneThatDiesIsStartedAnew) {
   const ScratchFolder folder;
-  // Dies after the first answer of each life, and counts its lives.
-  Program config = PythonProgram(absl::StrCat(
-      "import sys\nopen('", folder.path(),
-      "/lives', 'a').write('x')\nline = sys.stdin.readline()\n"
-      "print(len(line) > 0, file=sys.stderr); print(5, flush=True)\n"
-      "sys.exit(3)\n"));
-  const auto scores = ScoresOf(config, {"a", "b", "c"});
+  // Its first life ends after an answer, which isn't that of its second one.
+  const std::string lives = folder.path() + "/lives";
+  Program config = PythonProgram(
+      Python("len(a['text']) if old else 5, flush=True) or old or sys.exit(3",
+             absl::StrCat("old = os.path.exists('", lives, "')\nopen('", lives,
+                          "', 'a').write('x')")));
+  const auto scores = ScoresOf(config, {"a", "bb", "ccc"});
   ASSERT_TRUE(scores.ok()) << scores.status();
-  EXPECT_THAT(*scores, ElementsAre(5, 5, 5));
-  EXPECT_EQ(ReadWholeFile(folder.path() + "/lives").value(), "xxx");
-  // Three lives score three of four.
+  EXPECT_THAT(*scores, ElementsAre(1, 2, 3));
+  EXPECT_EQ(ReadWholeFile(lives).value(), "xx");
+  config = Shell("read a; echo 5; exit 3");
   EXPECT_EQ(ErrorOf(config, {"a", "b", "c", "d"}),
-            "the program /usr/bin/python3 ended with exit code 3, asked for "
-            "answer 4 of 4, after 2 restarts; look at what it printed, or "
-            "raise restarts");
+            "the program /bin/sh ended with exit code 3, asked for answer 2 of "
+            "4, after 2 restarts; look at what it printed, or raise restarts");
   config.set_restarts(0);
   EXPECT_THAT(ErrorOf(config),
               HasSubstr("asked for answer 2 of 3, after 0 restarts"));
@@ -225,7 +224,20 @@ TEST(ProgramRewardTest, OneThatHangs) {
   config.set_timeout_seconds(5);
   const auto scores = ScoresOf(config, {"a", "b", "c"});
   ASSERT_TRUE(scores.ok()) << scores.status();
-  EXPECT_THAT(*scores, ElementsAre(1, 1, 2));
+  EXPECT_THAT(*scores, ElementsAre(1, 2, 3));
+}
+
+// A later answer's isn't taken for its.
+TEST(ProgramRewardTest, OneThatLeavesALineOut) {
+  Program config = PythonProgram(Python("len(a['text'])",
+                                        "print = lambda x, flush: x == 2 "
+                                        "or sys.stdout.write(f'{x}\\n') "
+                                        "and sys.stdout.flush()"));
+  config.set_timeout_seconds(1);
+  config.set_restarts(1);
+  EXPECT_THAT(ErrorOf(config, {"a", "bb", "ccc"}),
+              HasSubstr("after 1 restarts"));
+  EXPECT_THAT(*ScoresOf(config, {"a", "ccc"}), ElementsAre(1, 3));
 }
 
 TEST(ProgramRewardTest, OneThatClosesItsInputOrOutput) {

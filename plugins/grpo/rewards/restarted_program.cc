@@ -36,13 +36,12 @@ absl::StatusOr<std::unique_ptr<RestartedProgram>> RestartedProgram::Create(
       config.has_restarts() ? config.restarts() : kDefaultRestarts);
 }
 
-absl::Status RestartedProgram::Ask(
-    absl::Span<const std::string> lines,
-    const std::function<absl::Status(absl::string_view)>& take) {
-  size_t taken = 0;
-  for (int64_t restarts = 0; taken < lines.size(); ++restarts) {
+absl::Status RestartedProgram::Ask(absl::Span<const std::string> lines,
+                                   const Take& take) {
+  for (int64_t restarts = 0;; ++restarts) {
+    size_t taken = 0;
     const absl::Status status = Go(lines, take, &taken);
-    if (status.ok()) continue;
+    if (status.ok()) return status;
     program_ = nullptr;
     const bool again =
         absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -57,12 +56,10 @@ absl::Status RestartedProgram::Ask(
     }
     return WithMessage(status, message);
   }
-  return absl::OkStatus();
 }
 
-absl::Status RestartedProgram::Go(
-    absl::Span<const std::string> lines,
-    const std::function<absl::Status(absl::string_view)>& take, size_t* taken) {
+absl::Status RestartedProgram::Go(absl::Span<const std::string> lines,
+                                  const Take& take, size_t* taken) {
   if (program_ == nullptr) {
     absl::StatusOr<std::unique_ptr<LineProgram>> started =
         LineProgram::Start(child_);
@@ -73,15 +70,12 @@ absl::Status RestartedProgram::Go(
     program_ = *std::move(started);
   }
   std::string text;
-  for (const std::string& line : lines.subspan(*taken)) {
-    absl::StrAppend(&text, line, "\n");
-  }
+  for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
   std::vector<std::string> said;
   const absl::Status status =
-      program_->Ask(text, lines.size() - *taken, seconds_, &said);
-  // What it said before it failed counts.
+      program_->Ask(text, lines.size(), seconds_, &said);
   for (const std::string& line : said) {
-    const absl::Status fine = take(line);
+    const absl::Status fine = take(*taken, line);
     if (!fine.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("said of answer ", *taken + 1, " of ", lines.size(),

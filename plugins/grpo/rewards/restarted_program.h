@@ -32,16 +32,16 @@ class RestartedProgram {
   static absl::StatusOr<std::unique_ptr<RestartedProgram>> Create(
       const Program& config);
 
-  // Sends `lines`, without ends, and calls `take` with the line that the
-  // program says to each, in order; what `take` refuses is an error. Errors
-  // name the program and the answer.
-  absl::Status Ask(absl::Span<const std::string> lines,
-                   const std::function<absl::Status(absl::string_view)>& take);
+  // Takes the line that the program says to line i; its error ends Ask.
+  using Take = std::function<absl::Status(size_t i, absl::string_view line)>;
+  // Sends `lines`, without ends, and calls `take` for each, in order; again
+  // from the first one on if the program was started anew, as it may have left
+  // one out. Errors name the program and the answer.
+  absl::Status Ask(absl::Span<const std::string> lines, const Take& take);
 
  private:
-  // Asks about the lines from *taken on, and counts what was taken.
-  absl::Status Go(absl::Span<const std::string> lines,
-                  const std::function<absl::Status(absl::string_view)>& take,
+  // Asks once, and counts what was taken.
+  absl::Status Go(absl::Span<const std::string> lines, const Take& take,
                   size_t* taken);
 
   const ::capstan::Program child_;

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
+#include "kernels/context/recompute.h"
 #include "kernels/layers/rms_norm.h"
 #include "kernels/loss/row_loss.h"
 #include "kernels/to_device.h"
@@ -36,7 +37,17 @@ std::shared_ptr<SharedPrefixes> DecoderModel::SharedIn(
       !kernels::CanFuseTransformerBlock(parameters_[layout_.norm])) {
     return nullptr;
   }
-  return SharedPrefixes::Find(input.tokens, targets);
+  // A layer keeps x, y, q, k, v, the result and, unless it computes them again,
+  // gate and up of what it computes; with whole rows of q, k, v and the result
+  // beside them it must not take more memory than without.
+  const int64_t q = config_.num_attention_heads * config_.head_dim;
+  const int64_t kv = config_.num_key_value_heads * config_.head_dim;
+  const int64_t inner = RecomputesMlp() ? 0 : config_.intermediate_size;
+  const auto whole = static_cast<double>(2 * (q + kv));
+  const double most =
+      1.0 -
+      whole / (whole + 2.0 * static_cast<double>(config_.hidden_size + inner));
+  return SharedPrefixes::Find(input.tokens, targets, most);
 }
 
 at::Tensor DecoderModel::RunHead(

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention/divided.h"
+#include "kernels/attention/exchanged.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/token_model.h"
 

@@ -17,9 +17,6 @@ namespace {
 
 // A shorter beginning isn't worth its copies.
 constexpr int64_t kShortest = 8;
-// Of a batch's tokens, the most that may be computed: attention's whole rows of
-// q, k, v and the result are kept beside the layers' own.
-constexpr double kMost = 0.7;
 
 // How many tokens of each row its last target needs.
 std::vector<int64_t> EndsOf(const at::Tensor& targets, int64_t batch,
@@ -51,8 +48,9 @@ class WholeRows : public torch::autograd::Function<WholeRows> {
 
 }  // namespace
 
-std::shared_ptr<SharedPrefixes> SharedPrefixes::Find(
-    const at::Tensor& tokens, const at::Tensor& targets) {
+std::shared_ptr<SharedPrefixes> SharedPrefixes::Find(const at::Tensor& tokens,
+                                                     const at::Tensor& targets,
+                                                     double most) {
   auto shared = std::shared_ptr<SharedPrefixes>(new SharedPrefixes);
   shared->batch_ = tokens.size(0);
   shared->length_ = tokens.size(1);
@@ -62,7 +60,7 @@ std::shared_ptr<SharedPrefixes> SharedPrefixes::Find(
   shared->Place(ends);
   const int64_t computed = shared->places_.numel();
   const auto all = static_cast<double>(tokens.numel());
-  if (computed == 0 || static_cast<double>(computed) > kMost * all) {
+  if (computed == 0 || static_cast<double>(computed) > most * all) {
     return nullptr;
   }
   return shared;

@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attention/divided.h"
+#include "kernels/attention/exchanged.h"
 
 namespace capstan::decoder {
 
@@ -26,10 +26,11 @@ class SharedPrefixes final
       public std::enable_shared_from_this<SharedPrefixes> {
  public:
   // tokens: [B, T] int64; targets: [.., B, T] int64, negative: none; both on
-  // the CPU. Null unless enough is saved for the whole rows that attention
-  // keeps to take no more memory than they would.
+  // the CPU. Null if more than a share `most` of the tokens must be computed,
+  // or none.
   static std::shared_ptr<SharedPrefixes> Find(const at::Tensor& tokens,
-                                              const at::Tensor& targets);
+                                              const at::Tensor& targets,
+                                              double most);
 
   // [N] int64: the computed tokens' places in the batch, b * T + t.
   const at::Tensor& places() const { return places_; }

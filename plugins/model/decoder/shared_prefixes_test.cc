@@ -54,7 +54,7 @@ Texts MakeTexts() {
 TEST(SharedPrefixesTest, WhatIsComputedOnce) {
   at::manual_seed(3);
   const Texts texts = MakeTexts();
-  const auto shared = SharedPrefixes::Find(texts.tokens, texts.targets);
+  const auto shared = SharedPrefixes::Find(texts.tokens, texts.targets, 0.7);
   ASSERT_NE(shared, nullptr);
   EXPECT_EQ(shared->places().numel(), 30 + 8 + 3 + 16 + 6 + 21 + 17 + 11 + 31);
   const at::Tensor tokens =
@@ -74,16 +74,17 @@ TEST(SharedPrefixesTest, WhatIsComputedOnce) {
 TEST(SharedPrefixesTest, NothingIsSharedWhereLittleIsSaved) {
   at::manual_seed(3);
   const at::Tensor tokens = at::randint(3, 500, {4, 32}, at::kLong);
-  EXPECT_EQ(SharedPrefixes::Find(tokens, tokens), nullptr);
-  EXPECT_EQ(SharedPrefixes::Find(tokens, at::full({4, 32}, -100, at::kLong)),
-            nullptr);
+  EXPECT_EQ(SharedPrefixes::Find(tokens, tokens, 0.9), nullptr);
+  EXPECT_EQ(
+      SharedPrefixes::Find(tokens, at::full({4, 32}, -100, at::kLong), 0.9),
+      nullptr);
 }
 
 // Each function's backward is its transpose.
 TEST(SharedPrefixesTest, BackwardsAreTransposes) {
   at::manual_seed(3);
   const Texts texts = MakeTexts();
-  const auto shared = SharedPrefixes::Find(texts.tokens, texts.targets);
+  const auto shared = SharedPrefixes::Find(texts.tokens, texts.targets, 0.7);
   ASSERT_NE(shared, nullptr);
   const at::Tensor x = at::randn({shared->places().numel(), 4}, at::kDouble);
   const at::Tensor y = at::randn({kRows * kLength, 4}, at::kDouble);

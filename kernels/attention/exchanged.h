@@ -3,8 +3,8 @@
 // Attention over other rows than the layers': of all ranks, for a part of the
 // heads ("DeepSpeed Ulysses", Jacobs et al., 2023, section 3.1), or of texts
 // whose common beginnings the layers compute once.
-#ifndef CAPSTAN_KERNELS_ATTENTION_DIVIDED_H_
-#define CAPSTAN_KERNELS_ATTENTION_DIVIDED_H_
+#ifndef CAPSTAN_KERNELS_ATTENTION_EXCHANGED_H_
+#define CAPSTAN_KERNELS_ATTENTION_EXCHANGED_H_
 
 #include <ATen/core/Tensor.h>
 
@@ -38,23 +38,24 @@ class AttentionExchange {
 
 // What forward keeps for backward, of attention's rows: q, k, v, the result and
 // the logarithms of sums, as AttentionForward's.
-using DividedKept = std::array<at::Tensor, 5>;
+using ExchangedKept = std::array<at::Tensor, 5>;
 
 // As AttentionForward, of matrices of the layers' `rows` rows each.
 template <typename T>
-void DividedAttentionForward(AttentionExchange& exchange,
-                             const AttentionShape& shape, int64_t rows,
-                             const PackedRows* packing, const T* q, const T* k,
-                             const T* v, T* out, DividedKept* kept);
+void ExchangedAttentionForward(AttentionExchange& exchange,
+                               const AttentionShape& shape, int64_t rows,
+                               const PackedRows* packing, const T* q,
+                               const T* k, const T* v, T* out,
+                               ExchangedKept* kept);
 
 // As AttentionBackward; of `buffers`, only d_out is read.
 template <typename T>
-void DividedAttentionBackward(AttentionExchange& exchange,
-                              const AttentionShape& shape, int64_t rows,
-                              const PackedRows* packing,
-                              const AttentionBackwardBuffers<T>& buffers,
-                              const DividedKept& kept);
+void ExchangedAttentionBackward(AttentionExchange& exchange,
+                                const AttentionShape& shape, int64_t rows,
+                                const PackedRows* packing,
+                                const AttentionBackwardBuffers<T>& buffers,
+                                const ExchangedKept& kept);
 
 }  // namespace capstan::kernels
 
-#endif  // CAPSTAN_KERNELS_ATTENTION_DIVIDED_H_
+#endif  // CAPSTAN_KERNELS_ATTENTION_EXCHANGED_H_

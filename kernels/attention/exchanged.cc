@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/attention/divided.h"
+#include "kernels/attention/exchanged.h"
 
 #include <ATen/ops/empty.h>
 
@@ -29,10 +29,11 @@ AttentionShape PartOf(AttentionShape shape, const AttentionExchange& exchange) {
 AttentionExchange::~AttentionExchange() = default;
 
 template <typename T>
-void DividedAttentionForward(AttentionExchange& exchange,
-                             const AttentionShape& shape, int64_t rows,
-                             const PackedRows* packing, const T* q, const T* k,
-                             const T* v, T* out, DividedKept* kept) {
+void ExchangedAttentionForward(AttentionExchange& exchange,
+                               const AttentionShape& shape, int64_t rows,
+                               const PackedRows* packing, const T* q,
+                               const T* k, const T* v, T* out,
+                               ExchangedKept* kept) {
   const int64_t width = shape.heads * shape.head_dim;
   const int64_t kv_width = shape.kv_heads * shape.head_dim;
   const at::Tensor part_q = exchange.ToAttention(ViewOf(q, rows, width));
@@ -51,11 +52,11 @@ void DividedAttentionForward(AttentionExchange& exchange,
 }
 
 template <typename T>
-void DividedAttentionBackward(AttentionExchange& exchange,
-                              const AttentionShape& shape, int64_t rows,
-                              const PackedRows* packing,
-                              const AttentionBackwardBuffers<T>& buffers,
-                              const DividedKept& kept) {
+void ExchangedAttentionBackward(AttentionExchange& exchange,
+                                const AttentionShape& shape, int64_t rows,
+                                const PackedRows* packing,
+                                const AttentionBackwardBuffers<T>& buffers,
+                                const ExchangedKept& kept) {
   const auto& [q, k, v, out, log_sum_exp] = kept;
   const at::Tensor d_out = exchange.FromAttentionBackward(
       ViewOf(buffers.d_out, rows, shape.heads * shape.head_dim));
@@ -72,16 +73,16 @@ void DividedAttentionBackward(AttentionExchange& exchange,
   CopyTo(exchange.ToAttentionBackward(dv), buffers.dv);
 }
 
-#define CAPSTAN_DIVIDED(T)                                                   \
-  template void DividedAttentionForward<T>(                                  \
+#define CAPSTAN_EXCHANGED(T)                                                 \
+  template void ExchangedAttentionForward<T>(                                \
       AttentionExchange&, const AttentionShape&, int64_t, const PackedRows*, \
-      const T*, const T*, const T*, T*, DividedKept*);                       \
-  template void DividedAttentionBackward<T>(                                 \
+      const T*, const T*, const T*, T*, ExchangedKept*);                     \
+  template void ExchangedAttentionBackward<T>(                               \
       AttentionExchange&, const AttentionShape&, int64_t, const PackedRows*, \
-      const AttentionBackwardBuffers<T>&, const DividedKept&);
-CAPSTAN_DIVIDED(float)
-CAPSTAN_DIVIDED(Bf16)
-CAPSTAN_DIVIDED(Fp16)
-#undef CAPSTAN_DIVIDED
+      const AttentionBackwardBuffers<T>&, const ExchangedKept&);
+CAPSTAN_EXCHANGED(float)
+CAPSTAN_EXCHANGED(Bf16)
+CAPSTAN_EXCHANGED(Fp16)
+#undef CAPSTAN_EXCHANGED
 
 }  // namespace capstan::kernels
