@@ -195,7 +195,9 @@ TEST(StandinCurvesTest, Sft) {
 // Answers are sampled, rewarded and compared with the run's start.
 TEST(StandinCurvesTest, Rewards) {
   ExpectConfig("grpo_quickstart.pbtxt",
-               {"model.pretrained=", "model.vocab_size=4096",
+               {"train_data.tokenizer=" + Runfile("datasets/samples/tokenizer"),
+                "train_data.chat_template=chatml",
+                "model.pretrained=", "model.vocab_size=4096",
                 "model.hidden_size=64", "model.intermediate_size=176",
                 "model.num_hidden_layers=2", "model.num_attention_heads=4",
                 "model.max_position_embeddings=64", "model.bos_token_id=1",
