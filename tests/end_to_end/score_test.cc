@@ -115,7 +115,7 @@ TEST(ScoreTest, NoMatterWhatIsBesideIt) {
   for (int i = 0; i < 7; ++i) {
     const std::string line = Line(i % 2 == 0 ? Pair(i) : ChatPair(i), "chosen");
     alone.push_back(Score(line)[0]);
-    lines += line + (i == 3 ? "\n" : "");
+    lines += line;
   }
   EXPECT_THAT(Score(lines), ElementsAreArray(alone));
   EXPECT_THAT(Score(lines, {"--batch_size=3", "--threads=2"}),
@@ -125,12 +125,28 @@ TEST(ScoreTest, NoMatterWhatIsBesideIt) {
   EXPECT_EQ(CountLines(file), 7);
 }
 
+// As training cuts it.
+TEST(ScoreTest, WhatIsTooLongIsCut) {
+  std::string words;
+  for (int i = 0; i < 500; ++i) words += " many";
+  const auto line = [&words](const char* end) {
+    return absl::StrCat("{\"text\": \"So", words, end, "\"}\n");
+  };
+  const std::vector<double> scores = Score(line(" a") + line(" b"));
+  ASSERT_EQ(scores.size(), 2);
+  EXPECT_EQ(scores[0], scores[1]);
+}
+
 TEST(ScoreTest, WhatIsWrongIsNamed) {
   const std::string model = "--model=" + Trained();
   ExpectOneError(
       RunTrainer({"score", model,
                   "--input=" + File("{\"text\": \"a\"}\n{\"prompt\": 1}\n")}),
       {"rows.jsonl:2: has nothing to score"});
+  // Its answer would be the next line's.
+  ExpectOneError(
+      RunTrainer({"score", model, "--input=" + File("{\"text\": \"a\"}\n\n")}),
+      {"rows.jsonl:2: isn't a JSON object"});
   ExpectOneError(RunTrainer({"score", "--model=/no/such/model"}),
                  {"--model=/no/such/model: no such folder"});
 }
