@@ -103,7 +103,7 @@ TEST(TargetsTest, AnEvaluationWithoutTargetsHasNoLoss) {
   const std::string folder = MustTrain(run);
   EXPECT_TRUE(ReadMetrics(folder).evals.empty());
   EXPECT_THAT(Printed(folder),
-              HasSubstr("the evaluation's data (eval_data) has no targets"));
+              HasSubstr("the evaluation's data (eval_data) gives no loss"));
   EXPECT_TRUE(ReadJson(folder + "/summary.json")["eval_loss"].is_null());
 }
 
