@@ -302,7 +302,9 @@ std::string Tracker::Outcome() const {
 
 Measures Tracker::Take() const {
   Measures measures = meter_.Take(follower_, run_.settings, state_);
-  measures.run = run_.name;
+  // What queries ask for; `folder` tells runs of one name apart.
+  const std::string name = SettingOf(run_.settings, "name");
+  measures.run = name.empty() ? run_.name : name;
   return measures;
 }
 

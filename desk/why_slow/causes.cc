@@ -50,8 +50,11 @@ class Judge {
   std::vector<Cause> Find() {
     if (OnlyFinalEvaluation(run_) == 0.0) {
       Rarer("evaluation", "eval_every", run_.settings.eval_every,
-            {"evaluation", "sampling"},
+            {"evaluation"},
             "eval_batches measures on less; eval_data of fewer rows does, too");
+      Rarer("sampling", "eval_every", run_.settings.eval_every, {"sampling"},
+            "fewer train.sample_prompts, or a smaller max_new_tokens of the "
+            "objective, take less");
     }
     Rarer("saving", "save_every", run_.settings.save_every,
           {"saving", "saving the best"},
@@ -100,9 +103,12 @@ class Judge {
     if (every <= 0.0 || seconds <= kFairShare * wall_ || others <= 0.0) return;
     const int64_t times = RoundUp(seconds / (kFairShare * others));
     Add({name,
-         absl::StrCat("it takes ", Of(seconds),
-                      " of each step's time: ", ShortDuration(seconds * every),
-                      " every ", static_cast<int64_t>(every), " steps"),
+         absl::StrCat(
+             "it takes ", Of(seconds), " of each step's time",
+             every == 1.0
+                 ? ", as it is done after each"
+                 : absl::StrCat(": ", ShortDuration(seconds * every), " every ",
+                                static_cast<int64_t>(every), " steps")),
          absl::StrCat("train.", field, ": ",
                       static_cast<int64_t>(every) * times, "; ", otherwise),
          seconds * (1.0 - 1.0 / static_cast<double>(times))});
@@ -243,10 +249,14 @@ class Judge {
       crowded = std::min({crowded, off_core, times.runqueue_seconds});
     }
     const double stopped = off_core - crowded;
+    const auto ranks = static_cast<double>(RanksOfAHost());
+    const bool fewer_ranks = ranks > 1.0 && ranks >= run_.ranks.front().cores;
     Add({"host",
          absl::StrCat("the ranks were ready but had no core for ", Of(crowded),
                       " of each step: other processes run on it"),
-         "end them, or give the run fewer ranks than cores", crowded});
+         fewer_ranks ? "end them, or give the run fewer ranks than cores"
+                     : "end them, or take another host",
+         crowded});
     if (stopped < kFairShare * wall_) return;
     Add({"stopped",
          absl::StrCat("the ranks had no core for ", Of(stopped),

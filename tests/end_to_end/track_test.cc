@@ -464,7 +464,7 @@ TEST(TrackTest, PrometheusReadsAFileAndAPort) {
       return absl::StrContains(text, line);
     });
   };
-  const std::string labels = "{run=\"hand run";
+  const std::string labels = "{run=\"hand\"";
   ASSERT_TRUE(fetch("capstan_step" + labels)) << text;
   EXPECT_THAT(text, HasSubstr("# TYPE capstan_loss gauge\n"));
   run.Steps(5);
