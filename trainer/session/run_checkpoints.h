@@ -34,8 +34,8 @@ class RunCheckpoints {
   // Like Save, but waits until the checkpoint is on disk.
   absl::Status SaveLast();
   // Saves the step, which is complete, before the run ends with the error
-  // `end`, after whose phase the ranks have agreed; returns that with what there
-  // is to go on from.
+  // `end`, after whose phase the ranks have agreed; returns that with what
+  // there is to go on from.
   absl::Status SaveBefore(const absl::Status& end);
   // Fails if the run's folder, its lock or its metrics.jsonl was renamed or
   // deleted, so that another run may use the folder. If the old folder still
