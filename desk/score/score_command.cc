@@ -69,8 +69,8 @@ class Scorer {
         pad_(generator.tokenizer->special_ids().pad),
         texts_(settings_, *generator.tokenizer) {}
 
-  // What is longer than the model's positions is cut at its end, as training
-  // cuts pairs: the model has learnt of such texts, too.
+  // What is longer than the model's positions is cut at its end; how the
+  // model's training cut texts isn't known here.
   absl::StatusOr<std::vector<int64_t>> TokensOf(absl::string_view line) {
     CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> ids, texts_.TokensOf(line));
     const auto length = static_cast<int64_t>(ids.size());

@@ -125,7 +125,7 @@ TEST(ScoreTest, NoMatterWhatIsBesideIt) {
   EXPECT_EQ(CountLines(file), 7);
 }
 
-// As training cuts it.
+// To the model's positions, at its end.
 TEST(ScoreTest, WhatIsTooLongIsCut) {
   std::string words;
   for (int i = 0; i < 500; ++i) words += " many";
