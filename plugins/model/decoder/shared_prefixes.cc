@@ -31,18 +31,19 @@ std::vector<int64_t> EndsOf(const at::Tensor& targets, int64_t batch,
   return ends;
 }
 
-using Prefixes = std::shared_ptr<const SharedPrefixes>;
+using Prefixes = std::shared_ptr<SharedPrefixes>;
 
 class WholeRows : public torch::autograd::Function<WholeRows> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,
                             const at::Tensor& x, const Prefixes& shared) {
-    return kernels::Keep(ctx, shared)->ToWhole(x);
+    return kernels::Keep(ctx, shared)->ToAttention(x);
   }
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* ctx,
       torch::autograd::variable_list grads) {
-    return {kernels::KeptOf<Prefixes>(ctx)->SumOfWhole(grads[0]), at::Tensor()};
+    return {kernels::KeptOf<Prefixes>(ctx)->ToAttentionBackward(grads[0]),
+            at::Tensor()};
   }
 };
 
@@ -128,11 +129,11 @@ void SharedPrefixes::Place(const std::vector<int64_t>& ends) {
   places_ = at::tensor(places, at::kLong);
 }
 
-at::Tensor SharedPrefixes::Whole(const at::Tensor& x) const {
+at::Tensor SharedPrefixes::Whole(const at::Tensor& x) {
   return WholeRows::apply(x, shared_from_this());
 }
 
-at::Tensor SharedPrefixes::ToWhole(const at::Tensor& x) const {
+at::Tensor SharedPrefixes::ToAttention(const at::Tensor& x) {
   const int64_t width = x.size(1);
   at::Tensor whole = at::zeros({batch_, length_, width}, x.options());
   for (const Group& group : groups_) {
@@ -145,15 +146,15 @@ at::Tensor SharedPrefixes::ToWhole(const at::Tensor& x) const {
   return whole.view({-1, width});
 }
 
-at::Tensor SharedPrefixes::SumOfWhole(const at::Tensor& whole) const {
-  const int64_t width = whole.size(1);
-  const at::Tensor rows = whole.view({batch_, length_, width});
-  at::Tensor sum = at::empty({places_.numel(), width}, whole.options());
+at::Tensor SharedPrefixes::ToAttentionBackward(const at::Tensor& dy) {
+  const int64_t width = dy.size(1);
+  const at::Tensor rows = dy.view({batch_, length_, width});
+  at::Tensor sum = at::empty({places_.numel(), width}, dy.options());
   for (const Group& group : groups_) {
     // One after the other, for the same bits with any number of threads.
     at::Tensor total =
         at::zeros({group.length, width},
-                  whole.options().dtype(at::toOpMathType(whole.scalar_type())));
+                  dy.options().dtype(at::toOpMathType(dy.scalar_type())));
     for (const int64_t row : group.rows) {
       total += rows[row].narrow(0, 0, group.length);
     }

@@ -39,16 +39,11 @@ class SharedPrefixes final
 
   // From x [N, width] to [B * T, width], in which what isn't computed is 0.
   // With gradient.
-  at::Tensor Whole(const at::Tensor& x) const;
+  at::Tensor Whole(const at::Tensor& x);
 
-  // The same without autograd, and its backward.
-  at::Tensor ToWhole(const at::Tensor& x) const;
-  at::Tensor SumOfWhole(const at::Tensor& whole) const;
-
-  at::Tensor ToAttention(const at::Tensor& x) override { return ToWhole(x); }
-  at::Tensor ToAttentionBackward(const at::Tensor& dy) override {
-    return SumOfWhole(dy);
-  }
+  // The same without autograd, and its backward: the sums over rows.
+  at::Tensor ToAttention(const at::Tensor& x) override;
+  at::Tensor ToAttentionBackward(const at::Tensor& dy) override;
   // Of a token that several rows have, the first row's: all are equal.
   at::Tensor FromAttention(const at::Tensor& x) override;
   at::Tensor FromAttentionBackward(const at::Tensor& dy) override;

@@ -59,7 +59,7 @@ TEST(SharedPrefixesTest, WhatIsComputedOnce) {
   EXPECT_EQ(shared->places().numel(), 30 + 8 + 3 + 16 + 6 + 21 + 17 + 11 + 31);
   const at::Tensor tokens =
       texts.tokens.reshape({-1, 1}).index_select(0, shared->places());
-  const at::Tensor whole = shared->ToWhole(tokens).view({kRows, kLength});
+  const at::Tensor whole = shared->ToAttention(tokens).view({kRows, kLength});
   for (int64_t row = 0; row < kRows; ++row) {
     const int64_t end = kEnds[row];
     EXPECT_TRUE(
