@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "text/chat_template/fake_tokenizer.h"
+#include "plugins/grpo/objective/fake_data.h"
 
 namespace capstan::grpo {
 namespace {
@@ -52,21 +52,12 @@ constexpr char kCaller[] =
     "eos_token }}{% endfor %}{% else %}{{ m.content + eos_token }}{% endif %}"
     "{% endfor %}";
 
-class Data final : public DatasetReader {
+class Data final : public FakeData {
  public:
   explicit Data(const std::string& jinja, const std::string& head = "")
-      : tokenizer_(kSpecial, jinja), head_(head) {
+      : FakeData(kSpecial, jinja), head_(head) {
     tokenizer_.set_special_ids({-1, jinja == kCaller ? kEos : kImEnd, kImEnd});
   }
-  int64_t size() const override { return 1; }
-  bool shuffle() const override { return false; }
-  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
-    return std::unique_ptr<DatasetReader>();
-  }
-  const Tokenizer* tokenizer() const override { return &tokenizer_; }
   std::vector<int64_t> PromptIds(absl::string_view text) const override {
     if (head_.empty()) return tokenizer_.Encode(text);
     return tokenizer_.Encode(
@@ -74,7 +65,6 @@ class Data final : public DatasetReader {
   }
 
  private:
-  FakeTokenizer tokenizer_;
   const std::string head_;
 };
 

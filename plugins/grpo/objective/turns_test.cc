@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plugins/grpo/objective/fake_data.h"
 #include "plugins/sdk/prefix_model_for_test.h"
-#include "text/chat_template/fake_tokenizer.h"
 
 namespace capstan::grpo {
 namespace {
@@ -23,23 +23,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::ordered_json;
-
-// Texts of bytes, none of which is special.
-class Texts final : public DatasetReader {
- public:
-  int64_t size() const override { return 1; }
-  bool shuffle() const override { return false; }
-  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
-    return std::unique_ptr<DatasetReader>();
-  }
-  const Tokenizer* tokenizer() const override { return &tokenizer_; }
-
- private:
-  const FakeTokenizer tokenizer_{{}};
-};
 
 Tools Python(const std::string& source, int64_t max_turns = 0) {
   Tools config;
@@ -97,7 +80,7 @@ class TurnsTest : public ::testing::Test {
     return std::string(Sampled(&config).status().message());
   }
 
-  Texts data_;
+  FakeData data_{{}};
   PrefixModel model_;
   AnswerOptions options_;
   std::vector<Question> questions_;
