@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/types/span.h"
 #include "base/exact_sum.h"
 #include "base/status.h"
@@ -25,6 +24,7 @@
 #include "trainer/data/data_loader.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/evaluate.h"
+#include "trainer/session/metric_sums.h"
 
 namespace capstan {
 namespace {
@@ -226,16 +226,19 @@ class RowMeasurer {
   NamedNumbers MetricsOf(const LossSum& loss) {
     NamedNumbers numbers;
     if (!loss.metrics.defined()) return numbers;
-    const at::Tensor sums = loss.metrics.cpu();
-    const std::vector<MetricTags> tags = objective().metrics();
-    for (size_t m = 0; m < tags.size(); ++m) {
-      const at::Tensor of = sums[static_cast<int64_t>(m)];
-      const double sum = of[0].item<double>();
-      const double divisor = of[1].item<double>();
-      if (tags[m].train.empty() || divisor == 0.0) continue;
-      numbers.emplace_back(
-          MetricName(tags[m].train),
-          absl::EndsWith(tags[m].train, "_max") ? sum : sum / divisor);
+    std::vector<std::string> tags;
+    for (const MetricTags& tag : objective().metrics()) {
+      tags.push_back(tag.train);
+    }
+    const MetricSums metrics(std::move(tags));
+    const at::Tensor sums =
+        metrics.ForRanks(loss.metrics.cpu(), /*rank=*/0, /*ranks=*/1)
+            .contiguous();
+    const absl::Span<const double> all(
+        sums.const_data_ptr<double>(),
+        static_cast<size_t>(metrics.numbers(/*ranks=*/1)));
+    for (const auto& [tag, value] : metrics.Numbers(all, /*ranks=*/1)) {
+      if (!tag.empty()) numbers.emplace_back(MetricName(tag), value);
     }
     return numbers;
   }
