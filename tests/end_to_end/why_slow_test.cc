@@ -69,7 +69,8 @@ TEST(WhySlowTest, EvaluatedTooOften) {
   const Json undone =
       WhySlow(MustTrain(SmallRun().Train("eval_every: 60 eval_batches: 20")));
   ExpectGain("evaluation", slow, undone);
-  EXPECT_THAT(CauseIn(slow, "evaluation")["text"], HasSubstr("as it is done after each"));
+  EXPECT_THAT(CauseIn(slow, "evaluation")["text"],
+              HasSubstr("as it is done after each"));
 }
 
 TEST(WhySlowTest, SavedTooOften) {
