@@ -78,6 +78,11 @@ SIMD_INLINE void SumEach(const Floats* v, float* sums) {
   for (int i = 0; i < kCount; ++i) sums[i] = Sum(v[i]);
 }
 
+// Fetches a line of weights that comes soon, into the second level's cache: the
+// first has so few misses in flight that memory gives less (Zen 4, 4 rows of x:
+// 13 GB/s instead of 20, of bfloat16 10 instead of 21).
+SIMD_INLINE void Fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
 // What is read at a time: weights of T and values of x as registers, and their
 // product.
 template <typename T>
@@ -184,10 +189,10 @@ void Tile(const Call<Terms>& c) {
   for (; i + kLine <= n; i += kLine) {
     if (kR == 1) {
 #pragma GCC unroll 8
-      for (int o = 0; o < kW; ++o) __builtin_prefetch(ahead + o * w_stride + i);
+      for (int o = 0; o < kW; ++o) Fetch(ahead + o * w_stride + i);
     } else {
       for (int o = c.fetch_begin; o < c.fetch_end; ++o) {
-        __builtin_prefetch(ahead + o * w_stride + i);
+        Fetch(ahead + o * w_stride + i);
       }
     }
 #pragma GCC unroll 4
@@ -214,7 +219,7 @@ SIMD_INLINE void OneRow(const Call<Terms>& c) {
       sum = Terms::Add(sum, Terms::Read(w + at), Terms::Read(c.x + at));
     };
     for (i = 0; i + kLine <= c.n; i += kLine) {
-      __builtin_prefetch(w + c.ahead + i);
+      Fetch(w + c.ahead + i);
 #pragma GCC unroll 4
       for (int j = 0; j < kLine; j += Terms::kTerms) add(i + j);
     }
