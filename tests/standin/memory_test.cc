@@ -56,7 +56,7 @@ void ExpectPlanned(int gpus, const std::string& strategy,
   SCOPED_TRACE(model + " " + strategy + " in " + precision);
   std::vector<std::string> fields = {
       "strategy=capstan." + strategy, "precision=capstan." + precision,
-      "batch.micro_batch_size=16", "batch.global_batch_size=32"};
+      "batch.micro_batch_size=8", "batch.global_batch_size=16"};
   fields.insert(fields.end(), more.begin(), more.end());
   if (!model.empty()) {
     fields.push_back("model=capstan.decoder");
