@@ -81,16 +81,26 @@ enum Fact {
 
 class Reading;
 
-// Each reads one kind of launcher into *place.
-void ReadTask(Reading* read, Place* place);   // a process is a rank
-void ReadRank(Reading* read, Place* place);   // RANK and its companions
-void ReadSlurm(Reading* read, Place* place);  // srun's lists
-void ReadNode(Reading* read, Place* place);   // one process a host
+// Each reads one kind of launcher into *place. A row must have the facts that
+// its reader needs, or reading crashes; those that it doesn't name are ignored.
+
+// A process is a rank. Needs kSize, kRank, kLocalSize and kLocalRank; reads
+// kNodes, kNode, kMaster, kToken and kPmi, too, but no list of hosts.
+void ReadTask(Reading* read, Place* place);
+// RANK and its companions, LOCAL_RANK, MASTER_ADDR, .. under these names.
+void ReadRank(Reading* read, Place* place);
+// srun's lists, and other variables of SLURM's.
+void ReadSlurm(Reading* read, Place* place);
+// One process a host. Needs kNode, and either kHosts (words between spaces) or
+// kNodes and kMaster; reads kPort (with kMaster) and kRanksOfNode or
+// kGpusOfNode, too.
+void ReadNode(Reading* read, Place* place);
 
 // How to treat the only process that a launcher has started: as a run of one
 // rank, as a host whose ranks we fork, or as if without the launcher.
 // TasksOfLaunchers, which has launch.nodes and a smaller WORLD_SIZE refused,
-// doesn't count the tasks of a launcher with kRank.
+// doesn't count the tasks of a launcher with kRank; one with another needs
+// kSize, and kLocalSize or kNodes.
 enum class Single { kRank, kAlone, kIgnored };
 
 struct Launcher {

@@ -28,7 +28,9 @@ struct DueAction {
   bool (*due)(const RankRun& run);
   // An error ends the run.
   absl::Status (*act)(RankRun* run);
-  // Whether it is scheduled for the step just done; null: never.
+  // Whether it is scheduled for the step just done, whose sums are then read
+  // before any action; for what reads the step's numbers or the weights. Null:
+  // never.
   bool (*scheduled)(const RankRun& run) = nullptr;
 };
 

@@ -8,7 +8,7 @@
 namespace capstan {
 
 // What a run does besides steps: save, evaluate, sample. due_actions.cc lists
-// it; nothing else knows the single actions.
+// it; nothing else of the run knows the single actions.
 
 // Does what is due before the first step. Like the other two, collective.
 absl::Status ActAtStart(RankRun* run);
@@ -18,8 +18,8 @@ bool ActionScheduled(const RankRun& run);
 absl::Status ActAfterStep(RankRun* run);
 // Does what is due after the last step, or after a signal.
 absl::Status ActAtEnd(RankRun* run);
-// Writes each rank's own files at the end. Not collective: the ranks have yet
-// to agree on the outcome.
+// Writes each rank's own files at the end: the profile, which is no due action.
+// Not collective: the ranks have yet to agree on the outcome.
 absl::Status WriteOutput(RankRun* run);
 
 }  // namespace capstan
