@@ -198,7 +198,8 @@ std::string RanksText(const RunReader& run, int columns) {
         absl::StrFormat("  %4d %-12.12s", row.rank, record.facts.host);
     for (const char* part : kWorkParts) {
       const auto mean = row.means.find(part);
-      if (mean == row.means.end()) continue;
+      // Most objectives have no rollouts.
+      if (mean == row.means.end() || mean->second == 0.0) continue;
       absl::StrAppendFormat(&line, "  %s %.1f", part, 1e3 * mean->second);
     }
     const auto exposed = row.means.find("exposed");

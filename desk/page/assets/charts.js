@@ -24,12 +24,22 @@ function addChart(grid, config, {size = '', note = ''} = {}) {
   return chart;
 }
 
+// Lines of words that fit into a box; Chart.js would squeeze the letters.
+function titleLines(text, box) {
+  const most = (box.clientWidth - 30) / 8;  // characters of about 8 pixels
+  return text.split(' ').reduce((lines, word) => {
+    const longer = lines.length > 0 ? `${lines.at(-1)} ${word}` : word;
+    return lines.length > 0 && longer.length <= most ?
+        [...lines.slice(0, -1), longer] :
+        [...lines, word];
+  }, []);
+}
+
 function drawInto(box, config) {
-  const canvas = element('canvas', {
-    role: 'img',
-    'aria-label': config.options.plugins.title.text,
-  });
+  const {title} = config.options.plugins;
+  const canvas = element('canvas', {role: 'img', 'aria-label': title.text});
   box.append(element('div', {}, canvas));
+  title.text = titleLines(title.text, box);
   return new Chart(canvas, config);
 }
 
@@ -123,6 +133,22 @@ function barOptions(title, yTitle, stacked, format) {
       y: {stacked, beginAtZero: true, grace: '5%', title: scaleTitle(yTitle)},
     },
   };
+}
+
+// A line as the charts draw it, for legends outside of them.
+function lineSample(color, dash) {
+  const SVG = 'http://www.w3.org/2000/svg';
+  const sample = document.createElementNS(SVG, 'svg');
+  const line = document.createElementNS(SVG, 'line');
+  const put = (made, attributes) => Object.entries(attributes).forEach(
+      ([name, value]) => made.setAttribute(name, value));
+  put(sample, {class: 'sample-line', width: 30, height: 10, 'aria-hidden': true});
+  put(line, {
+    x1: 0, y1: 5, x2: 30, y2: 5, stroke: color, 'stroke-width': 2.5,
+    'stroke-dasharray': dash.join(' '),
+  });
+  sample.append(line);
+  return sample;
 }
 
 // Each of `bars`, {label, memory}, as summary.json has the memory.
