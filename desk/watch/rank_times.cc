@@ -172,12 +172,9 @@ void WatchedRank::Add(const nlohmann::ordered_json& line) {
     if (std::isfinite(value)) curves.Add(at, name, value, weight);
   };
   const std::pair<const char*, double> parts[] = {
-      {"data", times.data},
-      {"rollout", times.rollout},
-      {"forward", times.forward},
-      {"backward", times.backward},
-      {"optimizer", times.optimizer},
-      {"rest", times.rest}};
+      {"data", times.data},           {"rollout", times.rollout},
+      {"forward", times.forward},     {"backward", times.backward},
+      {"optimizer", times.optimizer}, {"rest", times.rest}};
   for (const auto& [part, value] : parts) add(part, value / steps);
   const double seconds =
       times.step_seconds + (std::isnan(times.outside) ? 0.0 : times.outside);

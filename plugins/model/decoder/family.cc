@@ -2,6 +2,7 @@
 #include "plugins/model/decoder/family.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -145,6 +146,28 @@ absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder) {
   return ReadFolder(folder, nullptr);
 }
 
+namespace {
+
+// What to name in the place of a folder that a run has written but that is no
+// model's; "" for any other.
+std::string FolderHint(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const bool checkpoint = IsRegularFile(folder + "/manifest.json");
+  // RUN/checkpoints/step-00000500
+  const std::string run = checkpoint ? folder + "/../.." : folder;
+  for (const char* below : {"/final", "/latest/final"}) {
+    const std::string model = run + below;
+    if (!IsRegularFile(model + "/config.json")) continue;
+    return absl::StrCat(": the model of the run is in ",
+                        fs::path(model).lexically_normal().string());
+  }
+  if (!checkpoint && !IsRegularFile(folder + "/config.pbtxt")) return "";
+  return ": a run writes its model into final/ when it has ended; "
+         "`train { resume: AUTO }` goes on with it";
+}
+
+}  // namespace
+
 absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
                                          ReadKeys read) {
   const std::string path = folder + "/config.json";
@@ -153,7 +176,10 @@ absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
     // Says what the file is.
     CAPSTAN_RETURN_IF_ERROR(SafetensorsReader::Open(folder).status());
   }
-  CAPSTAN_RETURN_IF_ERROR(text.status());
+  if (!text.ok()) {
+    return WithMessage(text.status(), absl::StrCat(text.status().message(),
+                                                   FolderHint(folder)));
+  }
   return ReadText(path, *std::move(text), nullptr, read);
 }
 
