@@ -121,9 +121,12 @@ absl::Status AddModel(const std::string& name, const SamplingOptions& options,
                      generator.tokenizer_error.message(), ")"));
   }
   CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(*generator.model));
-  if (!options.chat_template.empty()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        ChatTemplateOf(options.Tasks(), *generator.tokenizer).status());
+  const absl::Status chats =
+      ChatTemplateOf(options.Tasks(), *generator.tokenizer).status();
+  if (!options.chat_template.empty()) CAPSTAN_RETURN_IF_ERROR(chats);
+  if (!chats.ok()) {
+    std::cerr << "NOTE: " << name << " answers no chats, nor the page: "
+              << chats.message() << "\n";
   }
   models->push_back({name, std::move(generator)});
   return absl::OkStatus();

@@ -104,6 +104,8 @@ async function answer() {
     messages.push({role: 'assistant', content: text});
   } else {
     get('text').value = messages.pop().content;  // to be sent again
+    place.parentElement.previousSibling.remove();
+    place.parentElement.remove();
   }
 }
 
