@@ -161,7 +161,8 @@ TEST(WatchTest, ARunIsToldToEnd) {
   EXPECT_EQ(status()["state"], "running");
   // The server's answer to a request, "" as long as there is none.
   const auto answer = [&](const std::string& id) {
-    for (const Json& event : watching.Runs()[0]["events"]) {
+    const Json told = watching.Runs()[0];
+    for (const Json& event : told["events"]) {
       if (event["kind"] == "control" && event["id"] == id) {
         return event["text"].get<std::string>();
       }
