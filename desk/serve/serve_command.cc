@@ -125,7 +125,7 @@ absl::Status AddModel(const std::string& name, const SamplingOptions& options,
       ChatTemplateOf(options.Tasks(), *generator.tokenizer).status();
   if (!options.chat_template.empty()) CAPSTAN_RETURN_IF_ERROR(chats);
   if (!chats.ok()) {
-    std::cerr << "NOTE: " << name << " answers no chats, nor the page: "
+    std::cerr << "NOTE: chats, those of the page too, will be refused: "
               << chats.message() << "\n";
   }
   models->push_back({name, std::move(generator)});

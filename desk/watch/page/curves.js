@@ -270,7 +270,7 @@ function widen(axis) {
 
 // Steps of 1, 2 or 5 KiB, MiB or so: no round numbers of bytes.
 function takeByteTicks(metric, axis) {
-  const rough = (axis.max - axis.min) / 5;
+  const rough = (axis.max - axis.min) / 7;
   if (view.logarithmic || !(rough > 0)) return;
   const [unit] = unitOf(metric, Math.abs(axis.max));
   const power = unit * 10 ** Math.floor(Math.log10(rough / unit));

@@ -126,7 +126,10 @@ function drawRun(run) {
   const number = (name) => status.latest[name] === undefined ?
       '' : Number(status.latest[name].toPrecision(5)).toString();
   row.classList.toggle('hidden', !run.shown);
-  label.textContent = run.label;
+  // A sweep's runs are called by their settings anyway.
+  label.replaceChildren(
+      run.label, run.label === run.name || report.sweep ?
+          '' : element('small', {class: 'soft'}, ` ${run.name}`));
   row.title = run.folder;
   cells.state.textContent = status.text;
   cells.state.dataset.state =

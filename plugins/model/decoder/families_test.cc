@@ -60,7 +60,8 @@ std::vector<std::string> NamesInLayer(const DecoderConfig& c, int unit) {
 // A user means what the run has made of the model.
 TEST(ReadFolderTest, AFolderOfARunSaysWhereItsModelIs) {
   namespace fs = std::filesystem;
-  const fs::path run = fs::path(::testing::TempDir()) / "run";
+  const fs::path runs = fs::path(::testing::TempDir()) / "runs";
+  const fs::path run = runs / "newest";
   const fs::path checkpoint = run / "checkpoints/step-00000002";
   fs::create_directories(checkpoint);
   std::ofstream(run / "config.pbtxt") << "";
@@ -73,7 +74,8 @@ TEST(ReadFolderTest, AFolderOfARunSaysWhereItsModelIs) {
   }
   fs::create_directories(run / "final");
   std::ofstream(run / "final/config.json") << "{}";
-  for (const fs::path& folder : {run, checkpoint}) {
+  std::ofstream(runs / "latest") << "newest\n";
+  for (const fs::path& folder : {run, checkpoint, runs}) {
     EXPECT_THAT(error(folder), HasSubstr("the model of the run is in " +
                                          (run / "final").string()));
   }

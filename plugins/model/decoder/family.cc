@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -154,12 +155,14 @@ std::string FolderHint(const std::string& folder) {
   namespace fs = std::filesystem;
   const bool checkpoint = IsRegularFile(folder + "/manifest.json");
   // RUN/checkpoints/step-00000500
-  const std::string run = checkpoint ? folder + "/../.." : folder;
-  for (const char* below : {"/final", "/latest/final"}) {
-    const std::string model = run + below;
-    if (!IsRegularFile(model + "/config.json")) continue;
-    return absl::StrCat(": the model of the run is in ",
-                        fs::path(model).lexically_normal().string());
+  fs::path run = checkpoint ? fs::path(folder) / "../.." : fs::path(folder);
+  // runs/NAME has the newest run's name in a file.
+  const absl::StatusOr<std::string> latest =
+      ReadWholeFile((run / "latest").string());
+  if (latest.ok()) run /= std::string(absl::StripAsciiWhitespace(*latest));
+  const fs::path model = (run / "final").lexically_normal();
+  if (IsRegularFile((model / "config.json").string())) {
+    return absl::StrCat(": the model of the run is in ", model.string());
   }
   if (!checkpoint && !IsRegularFile(folder + "/config.pbtxt")) return "";
   return ": a run writes its model into final/ when it has ended; "
