@@ -31,6 +31,8 @@ constexpr char kNoKeyHtml[] =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
     "<meta name=\"viewport\" content=\"width=device-width\">"
     "<meta name=\"color-scheme\" content=\"light dark\">"
+    "<style>body { margin: 2rem; font: 1rem/1.5 system-ui, sans-serif; } "
+    "h1 { font-size: 1.3rem; } input, button { font: inherit; }</style>"
     "<title>No key</title></head>\n<body><h1>The key is missing or wrong</h1>"
     "<p>It is what follows <code>?key=</code> in the address that the server "
     "has printed where it was started, or what it was given there.</p>\n"
