@@ -137,17 +137,12 @@ function barOptions(title, yTitle, stacked, format) {
 
 // A line as the charts draw it, for legends outside of them.
 function lineSample(color, dash) {
-  const SVG = 'http://www.w3.org/2000/svg';
-  const sample = document.createElementNS(SVG, 'svg');
-  const line = document.createElementNS(SVG, 'line');
-  const put = (made, attributes) => Object.entries(attributes).forEach(
-      ([name, value]) => made.setAttribute(name, value));
-  put(sample, {class: 'sample-line', width: 30, height: 10, 'aria-hidden': true});
-  put(line, {
-    x1: 0, y1: 5, x2: 30, y2: 5, stroke: color, 'stroke-width': 2.5,
-    'stroke-dasharray': dash.join(' '),
-  });
-  sample.append(line);
+  const sample = element('span', {class: 'sample-line', 'aria-hidden': 'true'});
+  sample.innerHTML = '<svg width="30" height="10">' +
+      '<line y1="5" x2="30" y2="5" stroke-width="2.5"/></svg>';
+  const line = sample.querySelector('line');
+  line.setAttribute('stroke', color);
+  line.setAttribute('stroke-dasharray', dash.join(' '));
   return sample;
 }
 
