@@ -137,12 +137,18 @@ function barOptions(title, yTitle, stacked, format) {
 
 // A line as the charts draw it, for legends outside of them.
 function lineSample(color, dash) {
-  const sample = element('span', {class: 'sample-line', 'aria-hidden': 'true'});
-  sample.innerHTML = '<svg width="30" height="10">' +
-      '<line y1="5" x2="30" y2="5" stroke-width="2.5"/></svg>';
-  const line = sample.querySelector('line');
-  line.setAttribute('stroke', color);
-  line.setAttribute('stroke-dasharray', dash.join(' '));
+  const sample = element('canvas', {
+    class: 'sample-line', width: '60', height: '20', 'aria-hidden': 'true',
+  });
+  const context = sample.getContext('2d');
+  context.scale(2, 2);  // for fine screens
+  context.strokeStyle = color;
+  context.lineWidth = 2.5;
+  context.setLineDash(dash);
+  context.beginPath();
+  context.moveTo(0, 5);
+  context.lineTo(30, 5);
+  context.stroke();
   return sample;
 }
 
