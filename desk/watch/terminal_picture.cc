@@ -198,16 +198,19 @@ std::string RanksText(const RunReader& run, int columns) {
     const WatchedRank& record = run.ranks().at(row.rank);
     std::string line =
         absl::StrFormat("  %4d %-12.12s", row.rank, record.facts.host);
-    for (const char* part : kWorkParts) {
+    // As many parts as there is room for, each whole.
+    const auto add = [&](const char* part, const char* name) {
       const auto mean = row.means.find(part);
       // Most objectives have no rollouts.
-      if (mean == row.means.end() || mean->second == 0.0) continue;
-      absl::StrAppendFormat(&line, "  %s %.1f", part, 1e3 * mean->second);
-    }
-    const auto exposed = row.means.find("exposed");
-    if (exposed != row.means.end()) {
-      absl::StrAppendFormat(&line, "  waits %.1f", 1e3 * exposed->second);
-    }
+      if (mean == row.means.end() || mean->second == 0.0) return;
+      const std::string more =
+          absl::StrFormat("  %s %.1f", name, 1e3 * mean->second);
+      if (line.size() + more.size() <= static_cast<size_t>(columns)) {
+        line += more;
+      }
+    };
+    for (const char* part : kWorkParts) add(part, part);
+    add("exposed", "waits");
     absl::StrAppend(&text, Line(line, columns), "\n");
   }
   return text;
