@@ -137,8 +137,6 @@ function emphasize(dataset) {
   const {color} = dataset;
   const faint = view.highlight !== null && view.highlight !== dataset.run;
   dataset.borderColor = faint ? `${color.slice(0, 7)}28` : color;
-  dataset.pointBackgroundColor = dataset.pointBorderColor =
-      dataset.borderColor;
   return dataset;
 }
 
@@ -184,6 +182,11 @@ function datasetsOf(run, metric, alone) {
     pointRadius: dots,
     pointStyle: dots ? 'circle' : 'line',
   };
+  // Chart.js keeps a point's colour, but asks a function each time.
+  if (dots) {
+    main.pointBackgroundColor = main.pointBorderColor =
+        ({dataset}) => dataset.borderColor;
+  }
   if (baseline) {
     Object.assign(main, {borderWidth: 7, color: color + '66', order: 300});
   }
@@ -313,12 +316,15 @@ function markDash(kind) {
   return LOUD.has(kind) ? [3, 3] : [];
 }
 
-// The marks in view from left to right, each place's of a kind once.
+// The marks in view from left to right, each place's of a kind once; only the
+// run's that is pointed at.
 function marksInView({chartArea: {left, right}, scales: {x}}, marks) {
   const places = new Map();
-  for (const {x: value, event: {kind}} of marks) {
+  for (const {x: value, event: {kind}, run} of marks) {
+    if (view.highlight !== null && view.highlight !== run.index) continue;
     const pixel = Math.round(x.getPixelForValue(value));
-    if (pixel >= left && pixel <= right) places.set(`${kind} ${pixel}`, {kind, pixel});
+    if (pixel < left || pixel > right) continue;
+    places.set(`${kind} ${pixel}`, {kind, pixel});
   }
   return [...places.values()].sort((a, b) => a.pixel - b.pixel);
 }
@@ -367,9 +373,11 @@ function marksAt(items) {
       (mark) => Math.abs(x.getPixelForValue(mark.x) -
                          x.getPixelForValue(parsed.x)) < 5);
   const most = chart.width / 7;  // characters: what is longer is cut off
-  return near.slice(0, 5).map(
-      ({event}) => `${event.kind} at step ${event.step}: ${event.text}`
-                       .slice(0, most));
+  return near.slice(0, 5).map(({event, run}) => {
+    const whose = runs.length > 1 ? `${run.label}: ` : '';
+    return `${whose}${event.kind} at step ${event.step}: ${event.text}`
+        .slice(0, most);
+  });
 }
 
 function optionsOf(metric, datasets) {
