@@ -44,8 +44,8 @@ std::string Html(const LiveRuns& runs, bool live, const std::string& title,
                             {"sweep", sweep},
                             {"runs", live ? json::array() : runs.AllJson()}});
   page.style = EmbeddedText(kWatchPage, "watch.css");
-  for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
-                             "details.js", "rows.js", "main.js"}) {
+  for (const char* script : {"model.js", "units.js", "curves.js", "runs.js",
+                             "ranks.js", "details.js", "rows.js", "main.js"}) {
     page.script += EmbeddedText(kWatchPage, script);
   }
   page.noscript =

@@ -29,7 +29,8 @@ class Browser:
     """A page of a headless Chromium, by the DevTools protocol."""
 
     async def __aenter__(self):
-        self.folder = tempfile.TemporaryDirectory()
+        # Its children may write for a moment longer.
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.process = subprocess.Popen(
             ['chromium', '--headless=new', '--no-sandbox', '--disable-gpu',
              '--hide-scrollbars', '--disable-background-networking',

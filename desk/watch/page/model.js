@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of the runs, and how the page asks for it. curves.js, runs.js,
-// ranks.js, details.js, rows.js and main.js follow in the same script.
+// What is known of the runs, and how the page asks for it. units.js, curves.js,
+// runs.js, ranks.js, details.js, rows.js and main.js follow in the same script.
 
-// By index: {index, shown, name, label, status, config, summary, events, samples,
-// ranks, curves, detail}. All but the first two come from the server
-// (docs/watch.md); `detail` is a part of the curves, read more finely.
+// By index: {index, shown, label, name, status, config, summary, events, samples,
+// ranks, curves, detail}. All but the first three come from the server
+// (docs/watch.md); `label` is what users call it, `detail` a part of the curves,
+// read more finely.
 const runs = [];
 
 // What the user has chosen. `selected`: the index of the run whose ranks,
