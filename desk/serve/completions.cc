@@ -185,7 +185,7 @@ absl::Status Completions::LimitLength(const Generator& generator,
   // The last new token needs no position.
   const int64_t room = model.max_positions() - given + 1;
   if (room < 1) {
-    return absl::InvalidArgumentError(
+    return absl::OutOfRangeError(
         absl::StrCat("the prompt has ", given, " tokens, the model only ",
                      model.max_positions(), " positions"));
   }
@@ -200,8 +200,15 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
                            ParseCompletionRequest(api, body));
   CAPSTAN_ASSIGN_OR_RETURN(const size_t model, Find(request.model));
   const Generator& generator = models_[model].generator;
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<ReplyPrompt> prompts,
-                           Prompts(request, models_[model]));
+  const auto too_long = [api](const absl::Status& status) {
+    return absl::IsOutOfRange(status)
+               ? AboutField(status, api == Api::kChat ? "messages" : "prompt",
+                            "context_length_exceeded")
+               : status;
+  };
+  auto made = Prompts(request, models_[model]);
+  if (!made.ok()) return too_long(made.status());
+  std::vector<ReplyPrompt> prompts = *std::move(made);
   CAPSTAN_ASSIGN_OR_RETURN(StopStrings stops,
                            StopStringsOf(request.stop, *generator.model));
   const uint64_t seed = request.seed.has_value() ? *request.seed : AnySeed();
@@ -212,11 +219,8 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
     text.prompt = prompt.ids;
     text.sample = request.sample;
     text.sample.stop_tokens = prompt.ends;
-    const absl::Status fits = LimitLength(generator, prompt, &text.sample);
-    if (!fits.ok()) {
-      return AboutField(fits, api == Api::kChat ? "messages" : "prompt",
-                        "context_length_exceeded");
-    }
+    CAPSTAN_RETURN_IF_ERROR(
+        too_long(LimitLength(generator, prompt, &text.sample)));
     if (!request.only_echo) text.stops = stops;
     text.logprobs = request.logprobs;
     text.prompt_logprobs = request.echo && request.logprobs >= 0;

@@ -408,6 +408,9 @@ TEST(ServeTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(
       details(kTextPath, Json{{"prompt", std::vector<int>(100001, 7)}}.dump()),
       "\"prompt\"\"context_length_exceeded\"");
+  const std::string text(400000, '.');
+  EXPECT_EQ(details(kTextPath, Json{{"prompt", text}}.dump()),
+            "\"prompt\"\"context_length_exceeded\"");
   const auto page = served.Client().Get("/");
   ASSERT_TRUE(page);
   EXPECT_THAT(page->body, HasSubstr("<textarea"));
