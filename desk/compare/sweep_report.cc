@@ -30,8 +30,8 @@ Json OrNull(const absl::optional<double>& value) {
   return value.has_value() ? Json(*value) : Json(nullptr);
 }
 
-std::string NumberText(const absl::optional<double>& value) {
-  return value.has_value() ? absl::StrFormat("%.5g", *value) : "-";
+std::string NumberText(const absl::optional<double>& value, int digits = 5) {
+  return value.has_value() ? absl::StrFormat("%.*g", digits, *value) : "-";
 }
 
 const char* StatusText(SweepRun::Status status) {
@@ -78,7 +78,7 @@ std::vector<Row> Cells(const Sweep& sweep) {
     Row row;
     for (const auto& [field, value] : point.settings) row.push_back(value);
     row.push_back(NumberText(point.mean));
-    row.push_back(NumberText(point.deviation));
+    row.push_back(NumberText(point.deviation, /*digits=*/2));
     row.push_back(NumberText(point.best));
     row.push_back(absl::StrCat(point.runs.size()));
     row.push_back(StateOf(point));

@@ -30,9 +30,14 @@ constexpr std::chrono::seconds kGrace{2};
 constexpr char kNoKeyHtml[] =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
     "<meta name=\"viewport\" content=\"width=device-width\">"
+    "<meta name=\"color-scheme\" content=\"light dark\">"
+    "<style>body { margin: 2rem; font: 1rem/1.5 system-ui, sans-serif; } "
+    "h1 { font-size: 1.3rem; } input, button { font: inherit; }</style>"
     "<title>No key</title></head>\n<body><h1>The key is missing or wrong</h1>"
-    "<p>Open the whole address that the server has printed where it was "
-    "started: it ends with <code>?key=</code> and the key.</p></body></html>\n";
+    "<p>It is what follows <code>?key=</code> in the address that the server "
+    "has printed where it was started, or what it was given there.</p>\n"
+    "<form><label>Key <input name=\"key\" type=\"password\" autofocus>"
+    "</label> <button>Open</button></form></body></html>\n";
 
 // The host of "localhost:8000", "[::1]:8000" or "127.0.0.1".
 absl::string_view HostOf(absl::string_view authority) {
@@ -81,6 +86,8 @@ std::string WhatIsWrong(int status, const std::string& path) {
       return "the request isn't well-formed HTTP";
     case 404:
       return absl::StrCat("there is nothing at ", path);
+    case 405:
+      return absl::StrCat(path, " takes no such method");
     case 413:
       return "the request's body is too large";
     case 414:
@@ -119,11 +126,37 @@ HttpServer::HttpServer(const ServerOptions& options)
         SendError(500, "the server failed to answer this request", &response);
       });
   server_.set_error_handler(
-      [](const httplib::Request& request, httplib::Response& response) {
-        if (response.has_header("Content-Type")) return;
-        SendError(response.status, WhatIsWrong(response.status, request.path),
-                  &response);
+      [this](const httplib::Request& request, httplib::Response& response) {
+        if (!response.has_header("Content-Type")) Explain(request, response);
       });
+}
+
+void HttpServer::Get(const std::string& path,
+                     httplib::Server::Handler handler) {
+  routes_.push_back({std::regex(path), "GET, HEAD"});
+  server_.Get(path, std::move(handler));
+}
+
+void HttpServer::Post(const std::string& path,
+                      httplib::Server::Handler handler) {
+  routes_.push_back({std::regex(path), "POST"});
+  server_.Post(path, std::move(handler));
+}
+
+void HttpServer::Explain(const httplib::Request& request,
+                         httplib::Response& response) const {
+  // The library looks for a path among those of the request's method alone.
+  const auto route =
+      std::find_if(routes_.begin(), routes_.end(), [&](const Route& one) {
+        return response.status == 404 &&
+               std::regex_match(request.path, one.path);
+      });
+  if (route != routes_.end()) {
+    response.status = 405;
+    response.set_header("Allow", route->allowed);
+  }
+  SendError(response.status, WhatIsWrong(response.status, request.path),
+            &response);
 }
 
 HttpServer::~HttpServer() { Stop(); }
@@ -152,14 +185,19 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(
 }
 
 std::string HttpServer::Address() const {
-  const bool v6 = absl::StrContains(options_.address, ":");
-  return absl::StrCat("http://", v6 ? "[" : "", options_.address, v6 ? "]" : "",
-                      ":", port_, "/");
+  // Those of all interfaces are where one listens, and nowhere to go.
+  const bool any = options_.address == "0.0.0.0" || options_.address == "::";
+  const std::string host = any ? HostName() : options_.address;
+  const bool v6 = absl::StrContains(host, ":");
+  return absl::StrCat("http://", v6 ? "[" : "", host, v6 ? "]" : "", ":", port_,
+                      "/");
 }
 
 std::string HttpServer::Url() const {
-  return absl::StrCat(Address(),
-                      options_.key.empty() ? "" : "?key=", options_.key);
+  if (options_.key.empty()) return Address();
+  return absl::StrCat(
+      Address(), "?",
+      httplib::detail::params_to_query_str({{"key", options_.key}}));
 }
 
 httplib::Server::HandlerResponse HttpServer::Admit(
@@ -293,19 +331,26 @@ void SendJson(const nlohmann::json& json, httplib::Response* response) {
   SendBody(JsonText(json), "application/json", response);
 }
 
-nlohmann::json ErrorJson(int status, const std::string& message) {
-  const char* const type = status >= 500   ? "server_error"
-                           : status == 401 ? "authentication_error"
-                           : status == 403 ? "permission_error"
-                           : status == 404 ? "not_found_error"
-                                           : "invalid_request_error";
-  return {{"error", {{"message", message}, {"type", type}, {"code", status}}}};
+nlohmann::json ErrorJson(int status, const std::string& message,
+                         const ErrorDetails& details) {
+  const std::string code = !details.code.empty() ? details.code
+                           : status == 401       ? "invalid_api_key"
+                           : status == 429       ? "rate_limit_exceeded"
+                                                 : "";
+  const auto or_null = [](const std::string& text) {
+    return text.empty() ? nlohmann::json() : nlohmann::json(text);
+  };
+  return {{"error",
+           {{"message", message},
+            {"type", status >= 500 ? "server_error" : "invalid_request_error"},
+            {"param", or_null(details.param)},
+            {"code", or_null(code)}}}};
 }
 
 void SendError(int status, const std::string& message,
-               httplib::Response* response) {
+               httplib::Response* response, const ErrorDetails& details) {
   response->status = status;
-  SendJson(ErrorJson(status, message), response);
+  SendJson(ErrorJson(status, message, details), response);
 }
 
 std::string RandomKey() {

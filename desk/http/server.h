@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -46,10 +47,13 @@ class HttpServer {
       const ServerOptions& options);
   ~HttpServer();
 
-  // To add handlers to, before Run.
-  httplib::Server& routes() { return server_; }
+  // Adds what answers requests for a path (a regular expression), before Run.
+  // There others than GET and HEAD, or than POST, get status 405.
+  void Get(const std::string& path, httplib::Server::Handler handler);
+  void Post(const std::string& path, httplib::Server::Handler handler);
+  bool is_running() const { return server_.is_running(); }
   int port() const { return port_; }
-  // "http://127.0.0.1:8000/".
+  // "http://127.0.0.1:8000/"; of 0.0.0.0 with this machine's name.
   std::string Address() const;
   // The same, with the key if there is one.
   std::string Url() const;
@@ -78,7 +82,16 @@ class HttpServer {
   httplib::Server::HandlerResponse Admit(const httplib::Request& request,
                                          httplib::Response& response) const;
 
+  // The library's own refusals, and those of its handlers without a body.
+  void Explain(const httplib::Request& request,
+               httplib::Response& response) const;
+
+  struct Route {
+    std::regex path;
+    const char* allowed;  // methods
+  };
   const ServerOptions options_;
+  std::vector<Route> routes_;
   ConnectionServer server_;
   int socket_ = -1;  // the library's, that listens
   int port_ = 0;
@@ -93,11 +106,16 @@ std::string EventText(const nlohmann::json& json, const std::string& name = "");
 // KB takes half a second).
 void SendBody(std::string body, const char* type, httplib::Response* response);
 void SendJson(const nlohmann::json& json, httplib::Response* response);
-// {"error": {"message": .., "type": .., "code": status}}, as OpenAI's clients
-// read it.
-nlohmann::json ErrorJson(int status, const std::string& message);
+// {"error": {"message": .., "type": .., "param": .., "code": ..}}, as OpenAI's
+// API has it: the last two are null where nothing is known.
+struct ErrorDetails {
+  std::string code;   // "model_not_found"; "": the status's, if it has one
+  std::string param;  // the request's field
+};
+nlohmann::json ErrorJson(int status, const std::string& message,
+                         const ErrorDetails& details = {});
 void SendError(int status, const std::string& message,
-               httplib::Response* response);
+               httplib::Response* response, const ErrorDetails& details = {});
 
 // Whether only this machine can reach a host of that name: "localhost",
 // "127.0.0.1", "::1".

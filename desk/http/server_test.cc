@@ -17,10 +17,14 @@
 #include <utility>
 #include <vector>
 
+#include "cluster/launch/network.h"
+
 namespace capstan {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A server that runs while this lives.
 class Served {
@@ -30,15 +34,15 @@ class Served {
     auto server = HttpServer::Listen(options);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = std::move(*server);
-    server_->routes().Get("/", [](const auto&, auto& response) {
+    server_->Get("/", [](const auto&, auto& response) {
       SendJson({{"hello", 1}}, &response);
     });
-    server_->routes().Post("/post", [](const auto& request, auto& response) {
+    server_->Post("/post", [](const auto& request, auto& response) {
       SendJson({{"bytes", request.body.size()}}, &response);
     });
     if (routes) routes(*server_);
     thread_ = std::thread([this] { EXPECT_TRUE(server_->Run().ok()); });
-    while (!server_->routes().is_running()) std::this_thread::yield();
+    while (!server_->is_running()) std::this_thread::yield();
   }
   ~Served() {
     server_->Stop();
@@ -48,7 +52,7 @@ class Served {
     return httplib::Client("127.0.0.1", server_->port());
   }
   int port() const { return server_->port(); }
-  HttpServer& server() { return *server_; }
+  HttpServer& server() const { return *server_; }
 
  private:
   std::unique_ptr<HttpServer> server_;
@@ -98,7 +102,7 @@ TEST(HttpServer, AsksForItsKey) {
   options.key = RandomKey();
   options.open_paths = {"/health"};
   Served served(options, [](HttpServer& server) {
-    server.routes().Get("/health", [](const auto&, auto& response) {
+    server.Get("/health", [](const auto&, auto& response) {
       SendJson({{"ok", true}}, &response);
     });
   });
@@ -118,13 +122,40 @@ TEST(HttpServer, AsksForItsKey) {
   EXPECT_EQ(StatusOf(page), 401);
   EXPECT_THAT(page->get_header_value("Content-Type"), HasSubstr("text/html"));
   EXPECT_THAT(page->body, HasSubstr("the server has printed"));
-  EXPECT_THAT(client.Get("/")->body, HasSubstr("authentication_error"));
+  EXPECT_THAT(page->body, HasSubstr("<input name=\"key\""));
+  EXPECT_THAT(client.Get("/")->body, HasSubstr("\"code\":\"invalid_api_key\""));
   EXPECT_THAT(served.server().Url(), HasSubstr("/?key=" + options.key));
+}
+
+TEST(HttpServer, ItsAddressCanBeOpened) {
+  ServerOptions options;
+  options.address = "0.0.0.0";
+  options.key = "a b&c";
+  const Served served(options);
+  const std::string port = std::to_string(served.port());
+  const HttpServer& server = served.server();
+  EXPECT_EQ(server.Address(), "http://" + HostName() + ":" + port + "/");
+  const std::string url = server.Url();
+  EXPECT_THAT(url, Not(AnyOf(HasSubstr(" "), HasSubstr("b&"))));
+  EXPECT_EQ(StatusOf(served.client().Get(url.substr(url.find("/?")).c_str())),
+            200);
+}
+
+TEST(HttpServer, AnotherMethodIsToldWhichAreAllowed) {
+  const Served served(ServerOptions{});
+  const auto got = served.client().Get("/post");
+  ASSERT_EQ(StatusOf(got), 405);
+  EXPECT_EQ(got->get_header_value("Allow"), "POST");
+  EXPECT_THAT(got->body, HasSubstr("/post takes no such method"));
+  const auto put = served.client().Put("/", "x", "text/plain");
+  ASSERT_EQ(StatusOf(put), 405);
+  EXPECT_EQ(put->get_header_value("Allow"), "GET, HEAD");
+  EXPECT_EQ(StatusOf(served.client().Put("/nothing", "x", "text/plain")), 404);
 }
 
 TEST(HttpServer, SendsEventsUntilTheyEnd) {
   Served served(ServerOptions(), [](HttpServer& server) {
-    server.routes().Get("/events", [&server](const auto&, auto& response) {
+    server.Get("/events", [&server](const auto&, auto& response) {
       auto count = std::make_shared<int>(0);
       server.SendEvents(
           [count]() -> absl::optional<std::string> {
@@ -147,14 +178,13 @@ TEST(HttpServer, NoticesThatAClientHasLeft) {
   auto held = std::make_shared<int>(0);
   const std::weak_ptr<int> alive = held;
   Served served(ServerOptions(), [&held](HttpServer& server) {
-    server.routes().Get("/events",
-                        [&held, &server](const auto&, auto& response) {
-                          server.SendEvents(
-                              [mine = std::move(held)] {
-                                return absl::make_optional("data: \n\n");
-                              },
-                              &response);
-                        });
+    server.Get("/events", [&held, &server](const auto&, auto& response) {
+      server.SendEvents(
+          [mine = std::move(held)] {
+            return absl::make_optional("data: \n\n");
+          },
+          &response);
+    });
   });
   httplib::Client client = served.client();
   client.Get("/events", [](const char*, size_t) { return false; });
@@ -344,7 +374,7 @@ TEST(HttpServer, ASlowClientHoldsAConnectionForAWhile) {
   options.most_connections = 1;
   options.patience = std::chrono::seconds(1);
   const Served served(options, [](HttpServer& server) {
-    server.routes().Get("/long", [](const auto&, auto& response) {
+    server.Get("/long", [](const auto&, auto& response) {
       SendBody(std::string(size_t{64} << 20, 'x'), "text/plain", &response);
     });
   });
@@ -437,9 +467,8 @@ TEST(HttpServer, RefusesLargeBodies) {
 
 TEST(HttpServer, AHandlersExceptionIsAnError) {
   Served served(ServerOptions(), [](HttpServer& server) {
-    server.routes().Get("/fails", [](const auto&, auto&) {
-      throw std::runtime_error("secret");
-    });
+    server.Get("/fails",
+               [](const auto&, auto&) { throw std::runtime_error("secret"); });
   });
   const auto answer = served.client().Get("/fails");
   EXPECT_EQ(StatusOf(answer), 500);

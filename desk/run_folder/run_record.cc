@@ -39,7 +39,6 @@ using Json = nlohmann::ordered_json;
 void ReadMetrics(const std::string& folder, ListedRun* record) {
   const std::string path = folder + "/metrics.jsonl";
   std::string last_step;
-  bool first = true;
   const auto take = [&](const Json& json) {
     if (!json.is_object()) return;
     for (const auto& [name, value] : json.items()) {
@@ -59,12 +58,6 @@ void ReadMetrics(const std::string& folder, ListedRun* record) {
                  static_cast<int64_t>(NumberOf(json, "step").value_or(0.0)));
   };
   ForEachLine(path, [&](absl::string_view line) {
-    if (std::exchange(first, false)) {
-      const absl::optional<double> time =
-          NumberOf(ParseJson<Json>(line), "time");
-      if (time.has_value())
-        record->begun = absl::FromUnixSeconds(0) + absl::Seconds(*time);
-    }
     if (absl::StrContains(line, "\"eval_")) {
       take(ParseJson<Json>(line));
     } else {
@@ -72,11 +65,31 @@ void ReadMetrics(const std::string& folder, ListedRun* record) {
     }
   });
   take(ParseJson<Json>(last_step));
-  if (PathExists(path)) {
-    record->seconds = std::max(
-        0.0, WrittenAt(path) -
-                 absl::ToDoubleSeconds(record->begun - absl::UnixEpoch()));
+}
+
+// When the run began and how long it has taken, by the lines of its files:
+// those's own times a copy of the folder doesn't keep. Older runs' lines have
+// no times.
+void ReadTimes(const std::string& folder, ListedRun* record) {
+  absl::optional<double> first, last;
+  for (const char* name : {"/events.jsonl", "/metrics.jsonl"}) {
+    std::string lines[2];  // the first and the last that have one
+    ForEachLine(folder + name, [&](absl::string_view line) {
+      if (!absl::StrContains(line, "\"time\"")) return;
+      if (lines[0].empty()) lines[0] = std::string(line);
+      lines[1].assign(line.data(), line.size());
+    });
+    for (const std::string& line : lines) {
+      const absl::optional<double> time =
+          NumberOf(ParseJson<Json>(line), "time");
+      if (!time.has_value()) continue;
+      first = std::min(first.value_or(*time), *time);
+      last = std::max(last.value_or(*time), *time);
+    }
   }
+  if (!first.has_value()) return;
+  record->begun = absl::UnixEpoch() + absl::Seconds(*first);
+  record->seconds = *last - *first;
 }
 
 // Of the last whole line of metrics.jsonl.
@@ -254,6 +267,7 @@ ListedRun ReadListedRun(const std::string& folder) {
     record.max_steps = 0;
   }
   ReadMetrics(folder, &record);
+  ReadTimes(folder, &record);
   record.status = ReadStatus(folder);
   record.bytes = BytesBelow(folder);
   record.tags = ReadTags(folder);

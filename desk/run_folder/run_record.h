@@ -41,7 +41,7 @@ struct ListedRun {
   RunStatus status = RunStatus::kFailed;
   int64_t steps = 0;
   int64_t max_steps = 0;  // 0: the config has epochs
-  double seconds = 0.0;   // from its beginning to the newest metrics
+  double seconds = 0.0;   // from its beginning to its newest step or event
   int64_t bytes = 0;      // of all its files
   // The newest value of each number in metrics.jsonl, and of each eval_NAME the
   // best as best_eval_NAME.

@@ -57,7 +57,11 @@ absl::StatusOr<std::string> FolderOf(const std::vector<std::string>& words,
                                      size_t at) {
   if (words.size() > at + 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", words[at + 1], "\": name one folder"));
+        at == 0 ? absl::StrCat("\"", words[0],
+                               "\" is none of list, tag, untag, diff and gc; "
+                               "runs are found by `runs FOLDER "
+                               "--where='loss<3'`")
+                : absl::StrCat("\"", words[at + 1], "\": name one folder"));
   }
   const std::string folder =
       words.size() > at ? FromCaller(words[at]) : DefaultFolder();

@@ -152,6 +152,17 @@ TEST_F(RunsTest, WhatAFolderSaysOfItsRun) {
   EXPECT_GT(run.bytes, 1000);
 }
 
+// As a copy of the folder has them, whose files are of now.
+TEST_F(RunsTest, HowLongARunTookIsInItsLines) {
+  const std::string folder = NewRun("a", 1000, 2.0);
+  EXPECT_EQ(ReadListedRun(folder).seconds, 7.0);
+  Write(folder + "/events.jsonl",
+        "{\"time\": 940, \"kind\": \"start\"}\n"
+        "{\"time\": 1030, \"kind\": \"end\"}\n{\"time\": 1");
+  EXPECT_EQ(ReadListedRun(folder).begun, absl::FromUnixSeconds(940));
+  EXPECT_EQ(ReadListedRun(folder).seconds, 90.0);
+}
+
 // What summary.json says is of the process before.
 TEST_F(RunsTest, ARunThatWentOnAndWasKilledIsNotCompleted) {
   const std::string folder = NewRun("a", 1000, 2.0);

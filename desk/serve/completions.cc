@@ -46,12 +46,14 @@ int HttpStatus(const absl::Status& status) {
 }
 
 void SendStatus(const absl::Status& status, httplib::Response* response) {
-  SendError(HttpStatus(status), std::string(status.message()), response);
+  SendError(HttpStatus(status), std::string(status.message()), response,
+            DetailsOf(status));
 }
 
 // Of an answer that has begun.
 Json LateError(const absl::Status& status) {
-  return ErrorJson(HttpStatus(status), std::string(status.message()));
+  return ErrorJson(HttpStatus(status), std::string(status.message()),
+                   DetailsOf(status));
 }
 
 uint64_t AnySeed() {
@@ -93,40 +95,39 @@ Completions::Completions(const std::vector<NamedModel>* models, Engine* engine,
       created_(std::time(nullptr)) {}
 
 void Completions::AddRoutes() {
-  httplib::Server& routes = server_->routes();
-  routes.Post("/v1/chat/completions", [this](const httplib::Request& request,
-                                             httplib::Response& response) {
+  server_->Post("/v1/chat/completions", [this](const httplib::Request& request,
+                                               httplib::Response& response) {
     Complete(Api::kChat, request, &response);
   });
-  routes.Post("/v1/completions", [this](const httplib::Request& request,
-                                        httplib::Response& response) {
+  server_->Post("/v1/completions", [this](const httplib::Request& request,
+                                          httplib::Response& response) {
     Complete(Api::kCompletions, request, &response);
   });
-  routes.Get("/v1/models",
-             [this](const httplib::Request&, httplib::Response& response) {
-               Json list = {{"object", "list"}, {"data", Json::array()}};
-               for (const NamedModel& model : models_) {
-                 list["data"].push_back(ModelCard(model));
-               }
-               SendJson(list, &response);
-             });
-  routes.Get(R"(/v1/models/(.+))", [this](const httplib::Request& request,
-                                          httplib::Response& response) {
+  server_->Get("/v1/models",
+               [this](const httplib::Request&, httplib::Response& response) {
+                 Json list = {{"object", "list"}, {"data", Json::array()}};
+                 for (const NamedModel& model : models_) {
+                   list["data"].push_back(ModelCard(model));
+                 }
+                 SendJson(list, &response);
+               });
+  server_->Get(R"(/v1/models/(.+))", [this](const httplib::Request& request,
+                                            httplib::Response& response) {
     const absl::StatusOr<size_t> found = Find(request.matches[1]);
     if (!found.ok()) return SendStatus(found.status(), &response);
     SendJson(ModelCard(models_[*found]), &response);
   });
-  routes.Get("/health",
-             [this](const httplib::Request&, httplib::Response& response) {
-               const EngineLoad load = engine_->load();
-               SendJson({{"status", "ok"},
-                         {"writing", load.writing},
-                         {"waiting", load.waiting},
-                         {"answered", load.answered},
-                         {"prompt_tokens", load.prompt_tokens},
-                         {"new_tokens", load.new_tokens}},
-                        &response);
-             });
+  server_->Get("/health",
+               [this](const httplib::Request&, httplib::Response& response) {
+                 const EngineLoad load = engine_->load();
+                 SendJson({{"status", "ok"},
+                           {"writing", load.writing},
+                           {"waiting", load.waiting},
+                           {"answered", load.answered},
+                           {"prompt_tokens", load.prompt_tokens},
+                           {"new_tokens", load.new_tokens}},
+                          &response);
+               });
 }
 
 Json Completions::ModelCard(const NamedModel& model) const {
@@ -142,11 +143,13 @@ absl::StatusOr<size_t> Completions::Find(const std::string& name) const {
   for (size_t i = 0; i < models_.size(); ++i) {
     if (name.empty() || models_[i].name == name) return i;
   }
-  return absl::NotFoundError(absl::StrCat(
-      "no model \"", name, "\" is served here, but ",
+  const std::string names =
       absl::StrJoin(models_, ", ", [](std::string* out, const NamedModel& of) {
         absl::StrAppend(out, "\"", of.name, "\"");
-      })));
+      });
+  return AboutField(absl::NotFoundError(absl::StrCat(
+                        "no model \"", name, "\" is served here, but ", names)),
+                    "model", "model_not_found");
 }
 
 absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
@@ -182,7 +185,7 @@ absl::Status Completions::LimitLength(const Generator& generator,
   // The last new token needs no position.
   const int64_t room = model.max_positions() - given + 1;
   if (room < 1) {
-    return absl::InvalidArgumentError(
+    return absl::OutOfRangeError(
         absl::StrCat("the prompt has ", given, " tokens, the model only ",
                      model.max_positions(), " positions"));
   }
@@ -197,8 +200,15 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
                            ParseCompletionRequest(api, body));
   CAPSTAN_ASSIGN_OR_RETURN(const size_t model, Find(request.model));
   const Generator& generator = models_[model].generator;
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<ReplyPrompt> prompts,
-                           Prompts(request, models_[model]));
+  const auto too_long = [api](const absl::Status& status) {
+    return absl::IsOutOfRange(status)
+               ? AboutField(status, api == Api::kChat ? "messages" : "prompt",
+                            "context_length_exceeded")
+               : status;
+  };
+  auto made = Prompts(request, models_[model]);
+  if (!made.ok()) return too_long(made.status());
+  std::vector<ReplyPrompt> prompts = *std::move(made);
   CAPSTAN_ASSIGN_OR_RETURN(StopStrings stops,
                            StopStringsOf(request.stop, *generator.model));
   const uint64_t seed = request.seed.has_value() ? *request.seed : AnySeed();
@@ -209,7 +219,8 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
     text.prompt = prompt.ids;
     text.sample = request.sample;
     text.sample.stop_tokens = prompt.ends;
-    CAPSTAN_RETURN_IF_ERROR(LimitLength(generator, prompt, &text.sample));
+    CAPSTAN_RETURN_IF_ERROR(
+        too_long(LimitLength(generator, prompt, &text.sample)));
     if (!request.only_echo) text.stops = stops;
     text.logprobs = request.logprobs;
     text.prompt_logprobs = request.echo && request.logprobs >= 0;

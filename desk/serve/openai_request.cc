@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -16,6 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr char kFieldPayload[] = "capstan/request_field";
+constexpr char kCodePayload[] = "capstan/openai_code";
 constexpr int64_t kMostTokens = 1'000'000'000;
 constexpr size_t kMostStopBytes = 1024;
 // Of an object: ordered ones take time by the square of their members.
@@ -54,7 +57,7 @@ class RequestReader {
     ReadNeutral();
     for (const auto& [key, value] : json_.items()) {
       if (!value.is_null() && taken_.count(key) == 0) {
-        Fail(key, "isn't known here");
+        Fail(key, "isn't known here", "unknown_parameter");
       }
     }
     if (!status_.ok()) return status_;
@@ -62,8 +65,14 @@ class RequestReader {
   }
 
  private:
-  void Fail(absl::string_view key, absl::string_view problem) {
-    status_.Update(absl::InvalidArgumentError(absl::StrCat(key, " ", problem)));
+  void Fail(absl::string_view key, absl::string_view problem,
+            absl::string_view code = "invalid_value") {
+    status_.Update(
+        AboutField(absl::InvalidArgumentError(absl::StrCat(key, " ", problem)),
+                   key, code));
+  }
+  void Miss(absl::string_view key) {
+    Fail(key, "is missing", "missing_required_parameter");
   }
 
   // Null if it isn't there or null.
@@ -107,7 +116,8 @@ class RequestReader {
 
   void ReadMessages() {
     const Json* const messages = Take("messages");
-    if (messages == nullptr || !messages->is_array()) {
+    if (messages == nullptr) return Miss("messages");
+    if (!messages->is_array()) {
       return Fail("messages", "must be a list of messages");
     }
     Json row = {{"messages", *messages}};
@@ -129,7 +139,11 @@ class RequestReader {
     if (!status_.ok()) return;
     Prompt prompt;
     prompt.place = "messages";
-    status_.Update(Annotate(ParsePrompt(JsonText(row), &prompt), "messages"));
+    const absl::Status parsed = ParsePrompt(JsonText(row), &prompt);
+    if (!parsed.ok()) {
+      status_ =
+          AboutField(Annotate(parsed, "messages"), "messages", "invalid_value");
+    }
     request_.prompts.push_back(std::move(prompt));
   }
 
@@ -155,7 +169,7 @@ class RequestReader {
 
   void ReadPrompt() {
     const Json* const prompt = Take("prompt");
-    if (prompt == nullptr) return Fail("prompt", "is missing");
+    if (prompt == nullptr) return Miss("prompt");
     const bool ids =
         prompt->is_array() && !prompt->empty() && (*prompt)[0].is_number();
     if (prompt->is_string() || ids) return AddPrompt(*prompt);
@@ -304,7 +318,8 @@ class RequestReader {
     for (const auto& [key, value] : neutral) {
       const Json* const given = Take(key);
       if (given != nullptr && *given != *value) {
-        Fail(key, absl::StrCat("can only be ", JsonText(*value), " here"));
+        Fail(key, absl::StrCat("can only be ", JsonText(*value), " here"),
+             "unsupported_value");
       }
     }
   }
@@ -316,7 +331,23 @@ class RequestReader {
   absl::Status status_;
 };
 
+std::string PayloadOf(const absl::Status& status, const char* name) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(name);
+  return payload.has_value() ? std::string(*payload) : "";
+}
+
 }  // namespace
+
+absl::Status AboutField(absl::Status status, absl::string_view field,
+                        absl::string_view code) {
+  status.SetPayload(kFieldPayload, absl::Cord(field));
+  status.SetPayload(kCodePayload, absl::Cord(code));
+  return status;
+}
+
+ErrorDetails DetailsOf(const absl::Status& status) {
+  return {PayloadOf(status, kCodePayload), PayloadOf(status, kFieldPayload)};
+}
 
 absl::StatusOr<CompletionRequest> ParseCompletionRequest(
     Api api, absl::string_view body) {

@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "desk/http/server.h"
 #include "inference/decode/prompt.h"
 #include "plugins/sdk/objective.h"
 
@@ -39,6 +41,13 @@ struct CompletionRequest {
 
   size_t prompt_count() const { return prompts.size() + prompt_ids.size(); }
 };
+
+// `status`, an error, with the request's field that it is about, and OpenAI's
+// code for it.
+absl::Status AboutField(absl::Status status, absl::string_view field,
+                        absl::string_view code);
+// These two; empty if the status has none.
+ErrorDetails DetailsOf(const absl::Status& status);
 
 // INVALID_ARGUMENT, naming the field, for what isn't JSON, has another type
 // than it should, or asks for what can't be done here: nothing but what says

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -139,6 +140,25 @@ TEST(OpenaiRequest, SaysWhichFieldIsWrong) {
   EXPECT_THAT(
       Problem(Api::kChat, absl::StrCat("{", kHello, ", \"tool_choice\": {}}")),
       HasSubstr("tool_choice"));
+}
+
+TEST(OpenaiRequest, ErrorsHaveOpenaisCodeAndField) {
+  const auto details = [](const std::string& body) {
+    const ErrorDetails found =
+        DetailsOf(ParseCompletionRequest(Api::kCompletions, body).status());
+    return std::make_pair(found.param, found.code);
+  };
+  using Pair = std::pair<std::string, std::string>;
+  EXPECT_EQ(details("{}"), Pair("prompt", "missing_required_parameter"));
+  EXPECT_EQ(details(R"({"prompt": "a", "n": "2"})"),
+            Pair("n", "invalid_value"));
+  EXPECT_EQ(details(R"({"prompt": "a", "suffix": "b"})"),
+            Pair("suffix", "unknown_parameter"));
+  EXPECT_EQ(details(R"({"prompt": "a", "best_of": 2})"),
+            Pair("best_of", "unsupported_value"));
+  EXPECT_EQ(details("["), Pair("", ""));
+  const auto chat = ParseCompletionRequest(Api::kChat, R"({"messages": [5]})");
+  EXPECT_EQ(DetailsOf(chat.status()).param, "messages");
 }
 
 TEST(OpenaiRequest, ObjectsOfManyMembersAreRefusedAtOnce) {

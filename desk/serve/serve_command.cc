@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "desk/generate/model_flags.h"
@@ -47,6 +48,7 @@ struct ServeOptions : SamplingOptions {
   int64_t waiting = static_cast<int64_t>(EngineOptions().waiting);
   int64_t max_tokens = CompletionDefaults().max_tokens;
   bool keep_context = false;
+  bool key_from_environment = false;
 
   ServeOptions() { server.port = 8000; }
 };
@@ -65,7 +67,10 @@ absl::Status CheckOptions(ServeOptions* options) {
   CAPSTAN_RETURN_IF_ERROR(CheckField(server.port >= 0 && server.port < 65536,
                                      "--port", "from 0 to 65535", server.port));
   const char* const key = std::getenv(kKeyVariable);
-  if (server.key.empty() && key != nullptr) server.key = key;
+  if (server.key.empty() && key != nullptr) {
+    server.key = key;
+    options->key_from_environment = true;
+  }
   if (server.key.empty() && !IsLoopback(server.address)) {
     return FieldError(
         "--address",
@@ -76,8 +81,16 @@ absl::Status CheckOptions(ServeOptions* options) {
   return absl::OkStatus();
 }
 
+// Whether a folder is named for when its run began (output_folder.cc).
+bool IsTimeOfRun(const std::string& name) {
+  constexpr size_t kLength = 19;  // a suffix may follow
+  absl::Time time;
+  return absl::ParseTime("%Y-%m-%d_%H-%M-%S", name.substr(0, kLength), &time,
+                         nullptr);
+}
+
 // The last part of a path that says something, however it is written:
-// runs/NAME/latest/ is NAME, and so is "." there.
+// runs/NAME/latest/ and runs/NAME/TIME/final are NAME, and so is "." there.
 std::string NameOf(const std::string& model) {
   namespace fs = std::filesystem;
   std::string name;
@@ -85,7 +98,8 @@ std::string NameOf(const std::string& model) {
   for (fs::path path = (fs::path(FromCaller(".")) / model).lexically_normal();
        !path.empty(); path = path.parent_path()) {
     name = path.filename().string();
-    if (!name.empty() && name != "." && name != "latest" && name != "final") {
+    if (!name.empty() && name != "." && name != "latest" && name != "final" &&
+        !IsTimeOfRun(name)) {
       return name;
     }
     if (path == path.parent_path()) break;
@@ -107,9 +121,12 @@ absl::Status AddModel(const std::string& name, const SamplingOptions& options,
                      generator.tokenizer_error.message(), ")"));
   }
   CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(*generator.model));
-  if (!options.chat_template.empty()) {
-    CAPSTAN_RETURN_IF_ERROR(
-        ChatTemplateOf(options.Tasks(), *generator.tokenizer).status());
+  const absl::Status chats =
+      ChatTemplateOf(options.Tasks(), *generator.tokenizer).status();
+  if (!options.chat_template.empty()) CAPSTAN_RETURN_IF_ERROR(chats);
+  if (!chats.ok()) {
+    std::cerr << "NOTE: chats, those of the page too, will be refused: "
+              << chats.message() << "\n";
   }
   models->push_back({name, std::move(generator)});
   return absl::OkStatus();
@@ -152,8 +169,7 @@ EngineOptions EngineOf(const ServeOptions& options,
 }
 
 void AddPage(HttpServer* server) {
-  server->routes().Get("/", [](const httplib::Request&,
-                               httplib::Response& response) {
+  server->Get("/", [](const httplib::Request&, httplib::Response& response) {
     // Nothing comes from elsewhere, and nothing goes there.
     response.set_header("Content-Security-Policy",
                         "default-src 'none'; style-src 'unsafe-inline'; "
@@ -166,6 +182,15 @@ void AddPage(HttpServer* server) {
                      EmbeddedText(kChatPage, "page.js"), "</script>\n"),
         "text/html; charset=utf-8");
   });
+}
+
+// What a person opens. A key of the environment isn't shown on a screen, which
+// others may see: the page asks for it.
+std::string AddressFor(const ServeOptions& options, const HttpServer& server) {
+  return options.key_from_environment
+             ? absl::StrCat(server.Address(), " (with the key in $",
+                            kKeyVariable, ")")
+             : server.Url();
 }
 
 absl::StatusOr<int> Serve(const ServeOptions& given) {
@@ -196,7 +221,8 @@ absl::StatusOr<int> Serve(const ServeOptions& given) {
                              [](std::string* out, const NamedModel& model) {
                                absl::StrAppend(out, model.name);
                              })
-            << " at " << server->Address() << ", to programs below /v1"
+            << " at " << AddressFor(options, *server)
+            << ", to programs below /v1"
             << (engine.batches(0) ? "" : ", one text after the other")
             << std::endl;
   CAPSTAN_RETURN_IF_ERROR(server->Run());

@@ -139,13 +139,13 @@ class Monitor {
     server.address = options.address;
     server.port = static_cast<int>(*options.port);
     CAPSTAN_ASSIGN_OR_RETURN(monitor->server_, HttpServer::Listen(server));
-    monitor->server_->routes().Get(
-        "/metrics", [raw = monitor.get()](const httplib::Request&,
-                                          httplib::Response& response) {
-          std::lock_guard<std::mutex> lock(raw->mutex_);
-          response.set_content(raw->text_, kPrometheusType);
-          raw->scraped_ = true;
-        });
+    monitor->server_->Get("/metrics",
+                          [raw = monitor.get()](const httplib::Request&,
+                                                httplib::Response& response) {
+                            std::lock_guard<std::mutex> lock(raw->mutex_);
+                            response.set_content(raw->text_, kPrometheusType);
+                            raw->scraped_ = true;
+                          });
     std::cout << "metrics at " << monitor->server_->Url() << "metrics"
               << std::endl;
     monitor->thread_ = std::thread([raw = monitor.get()] {

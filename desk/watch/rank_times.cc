@@ -161,6 +161,8 @@ void WatchedRank::Add(const nlohmann::ordered_json& line) {
     return;
   }
   RankTimes times = RankTimesOf(line, kUnknown);
+  // Older runs' lines don't have it.
+  if (std::isnan(times.rollout)) times.rollout = 0.0;
   const double step = NumberOf(line, "step").value_or(kUnknown);
   const double steps = times.steps;
   if (!(step >= 0.0) || !(steps > 0.0)) return;
@@ -170,11 +172,9 @@ void WatchedRank::Add(const nlohmann::ordered_json& line) {
     if (std::isfinite(value)) curves.Add(at, name, value, weight);
   };
   const std::pair<const char*, double> parts[] = {
-      {"data", times.data},
-      {"forward", times.forward},
-      {"backward", times.backward},
-      {"optimizer", times.optimizer},
-      {"rest", times.rest}};
+      {"data", times.data},           {"rollout", times.rollout},
+      {"forward", times.forward},     {"backward", times.backward},
+      {"optimizer", times.optimizer}, {"rest", times.rest}};
   for (const auto& [part, value] : parts) add(part, value / steps);
   const double seconds =
       times.step_seconds + (std::isnan(times.outside) ? 0.0 : times.outside);
@@ -200,6 +200,7 @@ std::map<std::string, double> WatchedRank::Means() const {
       mean.step_seconds + (std::isnan(mean.outside) ? 0.0 : mean.outside);
   std::map<std::string, double> means = {
       {"data", mean.data},
+      {"rollout", mean.rollout},
       {"forward", mean.forward},
       {"backward", mean.backward},
       {"optimizer", mean.optimizer},

@@ -18,8 +18,8 @@ namespace capstan {
 
 // What a rank of its own does in a step. A step has, besides, "exposed": it
 // waits for other ranks.
-constexpr const char* kWorkParts[] = {"data", "forward", "backward",
-                                      "optimizer", "rest"};
+constexpr const char* kWorkParts[] = {"data",     "rollout",   "forward",
+                                      "backward", "optimizer", "rest"};
 
 // What ranks/rank-00003.jsonl has.
 struct WatchedRank {

@@ -267,6 +267,22 @@ TEST_F(RunReaderTest, TheLateRankIsNamed) {
   EXPECT_EQ(made["usage"]["series"]["rss_bytes"]["high"][0], 4000.0);
 }
 
+TEST_F(RunReaderTest, ALateRankMayBeLateInItsRollout) {
+  for (int rank = 0; rank < 2; ++rank) {
+    Write(absl::StrFormat("ranks/rank-%05d.jsonl", rank),
+          absl::StrFormat(
+              "{\"step\": 5, \"steps\": 5, \"step_seconds\": 4, \"data\": 0, "
+              "\"rollout\": %d, \"forward\": 1, \"backward\": 1, "
+              "\"optimizer\": 0, \"exposed\": %d, \"rest\": 0}\n",
+              rank + 1, 1 - rank));
+  }
+  Poll();
+  EXPECT_THAT(LateText(run_->ranks(), TimelineOf(run_->ranks())),
+              HasSubstr("rank 1 is late: it works 200 ms (33 %) longer a step "
+                        "than the median rank, most of it in rollout"));
+  EXPECT_EQ(RanksJson(run_->ranks())["rows"][1]["means"]["rollout"], 0.4);
+}
+
 // Lines are of 1, 10 and 30 steps; the first, which is slow anyway, is left
 // out, as why-slow leaves it out.
 TEST_F(RunReaderTest, MeansAreOfStepsAndNotOfLines) {
@@ -363,6 +379,20 @@ TEST_F(RunReaderTest, ATerminalGetsNoEscapeSequenceOfARun) {
   EXPECT_THAT(picture,
               AllOf(HasSubstr("step 200"), HasSubstr("loss"), HasSubstr("red"),
                     HasSubstr("6.1 deviations"), Not(HasSubstr("\x1b"))));
+}
+
+// A program, or a file, reads them.
+TEST_F(RunReaderTest, WithoutATerminalLinesAreWhole) {
+  Write("metrics.jsonl", Steps(1, 200));
+  const std::string path(200, 'x');
+  Write("events.jsonl",
+        "{\"step\": 7, \"kind\": \"save\", \"text\": \"" + path + ".\"}\n");
+  LiveRuns runs({{folder_, "name"}});
+  runs.ReadAll();
+  EXPECT_THAT(TerminalPicture(runs, 80, 100, /*colors=*/false),
+              AllOf(HasSubstr(path + ".\n"), Not(HasSubstr(" \n"))));
+  EXPECT_THAT(TerminalPicture(runs, 80, 100, /*colors=*/true),
+              Not(HasSubstr(path)));
 }
 
 TEST_F(RunReaderTest, ATerminalIsNeverTooSmall) {

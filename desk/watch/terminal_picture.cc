@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -138,8 +139,9 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
                               : row == kRows - 1
                                   ? absl::StrFormat("%.4g", range.low)
                                   : "";
-    absl::StrAppendFormat(&text, "%*s |%s\n", kLabel, label,
-                          canvas.Row(row, colors));
+    absl::StrAppendFormat(
+        &text, "%*s |%s\n", kLabel, label,
+        absl::StripTrailingAsciiWhitespace(canvas.Row(row, colors)));
   }
   absl::StrAppendFormat(&text, "%*s  0%*s\n", kLabel, "", columns - kLabel - 3,
                         absl::StrCat("step ", WithCommas(range.last)));
@@ -196,15 +198,19 @@ std::string RanksText(const RunReader& run, int columns) {
     const WatchedRank& record = run.ranks().at(row.rank);
     std::string line =
         absl::StrFormat("  %4d %-12.12s", row.rank, record.facts.host);
-    for (const char* part : kWorkParts) {
+    // As many parts as there is room for, each whole.
+    const auto add = [&](const char* part, const char* name) {
       const auto mean = row.means.find(part);
-      if (mean == row.means.end()) continue;
-      absl::StrAppendFormat(&line, "  %s %.1f", part, 1e3 * mean->second);
-    }
-    const auto exposed = row.means.find("exposed");
-    if (exposed != row.means.end()) {
-      absl::StrAppendFormat(&line, "  waits %.1f", 1e3 * exposed->second);
-    }
+      // Most objectives have no rollouts.
+      if (mean == row.means.end() || mean->second == 0.0) return;
+      const std::string more =
+          absl::StrFormat("  %s %.1f", name, 1e3 * mean->second);
+      if (line.size() + more.size() <= static_cast<size_t>(columns)) {
+        line += more;
+      }
+    };
+    for (const char* part : kWorkParts) add(part, part);
+    add("exposed", "waits");
     absl::StrAppend(&text, Line(line, columns), "\n");
   }
   return text;
@@ -261,6 +267,8 @@ int CountLines(const std::string& text) {
 std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
                             bool colors) {
   columns = std::max(columns, 40);
+  constexpr int kWhole = 1 << 20;
+  const int width = colors ? columns : kWhole;  // of lines of text
   std::string text;
   size_t index = 0;
   const bool several = runs.size() > 1;
@@ -273,18 +281,18 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
   std::string details, sample;
   runs.ForEach([&](const RunReader& run) {
     const int color = kColors[index++ % kColorCount];
-    absl::StrAppend(
-        &text, Colored(Line(run.name(), columns), color, colors && several),
-        "\n  ", Progress(run, columns - 2), "\n");
+    absl::StrAppend(&text,
+                    Colored(Line(run.name(), width), color, colors && several),
+                    "\n  ", Progress(run, width - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
       if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});
     }
     if (several) return;
     const int room = lines - CountLines(text) - kChartLines;
-    details = Cut(RanksText(run, columns), room);
-    details += EventsText(run, columns, room - CountLines(details));
-    sample = SampleText(run, columns);
+    details = Cut(RanksText(run, width), room);
+    details += EventsText(run, width, room - CountLines(details));
+    sample = SampleText(run, width);
   });
   // However many runs there are, their losses are seen.
   text = Cut(text, std::max(lines - kChartLines, 2));

@@ -56,7 +56,8 @@ absl::StatusOr<int> WatchInTerminal(LiveRuns* runs) {
   const Console console(STDOUT_FILENO);
   if (!console.terminal()) {
     runs->ReadAll();
-    std::cout << TerminalPicture(*runs, console.Columns(),
+    // Standard error often is the terminal that a pager will show it in.
+    std::cout << TerminalPicture(*runs, Console(STDERR_FILENO).Columns(),
                                  std::numeric_limits<int>::max(),
                                  /*colors=*/false);
     return 0;

@@ -44,8 +44,8 @@ std::string Html(const LiveRuns& runs, bool live, const std::string& title,
                             {"sweep", sweep},
                             {"runs", live ? json::array() : runs.AllJson()}});
   page.style = EmbeddedText(kWatchPage, "watch.css");
-  for (const char* script : {"model.js", "curves.js", "runs.js", "ranks.js",
-                             "details.js", "rows.js", "main.js"}) {
+  for (const char* script : {"model.js", "units.js", "curves.js", "runs.js",
+                             "ranks.js", "details.js", "rows.js", "main.js"}) {
     page.script += EmbeddedText(kWatchPage, script);
   }
   page.noscript =
@@ -151,19 +151,18 @@ std::string ReportPage(const LiveRuns& runs, const std::string& title,
 }
 
 void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server) {
-  httplib::Server& routes = server->routes();
-  routes.Get("/", [html = Html(*runs, /*live=*/true, TitleOf(*runs), nullptr)](
-                      const httplib::Request&, httplib::Response& response) {
+  server->Get("/", [html = Html(*runs, /*live=*/true, TitleOf(*runs), nullptr)](
+                       const httplib::Request&, httplib::Response& response) {
     // The page's own policy can't say this.
     response.set_header("Content-Security-Policy", "frame-ancestors 'none'");
     SendBody(html, "text/html; charset=utf-8", &response);
   });
-  routes.Get("/api/runs",
-             [runs](const httplib::Request&, httplib::Response& response) {
-               SendJson(runs->AllJson(), &response);
-             });
-  routes.Get("/api/events", [runs, server](const httplib::Request&,
-                                           httplib::Response& response) {
+  server->Get("/api/runs",
+              [runs](const httplib::Request&, httplib::Response& response) {
+                SendJson(runs->AllJson(), &response);
+              });
+  server->Get("/api/events", [runs, server](const httplib::Request&,
+                                            httplib::Response& response) {
     auto told = std::make_shared<std::vector<absl::optional<RunTold>>>();
     server->SendEvents(
         [runs, told]() -> absl::optional<std::string> {
@@ -172,16 +171,16 @@ void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server) {
         },
         &response);
   });
-  routes.Get("/api/curves", [runs](const httplib::Request& request,
-                                   httplib::Response& response) {
+  server->Get("/api/curves", [runs](const httplib::Request& request,
+                                    httplib::Response& response) {
     AnswerCurves(*runs, request, &response);
   });
-  routes.Get("/api/rows", [runs, rows, server](const httplib::Request& request,
-                                               httplib::Response& response) {
+  server->Get("/api/rows", [runs, rows, server](const httplib::Request& request,
+                                                httplib::Response& response) {
     AnswerRows(*runs, rows, *server, request, &response);
   });
-  routes.Post("/api/control", [runs](const httplib::Request& request,
-                                     httplib::Response& response) {
+  server->Post("/api/control", [runs](const httplib::Request& request,
+                                      httplib::Response& response) {
     AnswerControl(runs, request, &response);
   });
 }

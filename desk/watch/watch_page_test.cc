@@ -73,7 +73,7 @@ class WatchPageTest : public ::testing::Test {
     runs_->ReadAll();
     runs_->Follow();
     thread_ = std::thread([this] { EXPECT_TRUE(server_->Run().ok()); });
-    while (!server_->routes().is_running()) std::this_thread::yield();
+    while (!server_->is_running()) std::this_thread::yield();
   }
   ~WatchPageTest() override {
     server_->Stop();

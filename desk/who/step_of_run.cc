@@ -98,6 +98,29 @@ std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
   return rows;
 }
 
+std::string WeightsBefore(const StepRecord& record) {
+  return record.checkpoint.empty()
+             ? "those that the run began with"
+             : absl::StrCat("those after step ", record.before.step);
+}
+
+std::string WeightsNote(const StepRecord& record) {
+  const auto steps = [](int64_t count) {
+    return absl::StrCat(count, count == 1 ? " step" : " steps");
+  };
+  const int64_t older = record.step - 1 - record.before.step;
+  if (older == 0) return "";
+  std::string note =
+      absl::StrCat("the losses are by weights that are ", steps(older),
+                   " older than the step's own (", WeightsBefore(record), ")");
+  const int64_t newer =
+      record.after.has_value() ? record.after->step - (record.step - 1) : older;
+  if (newer >= older) return note + ", as no checkpoint is nearer";
+  return absl::StrCat(note, "; those after step ", record.after->step, " are ",
+                      steps(newer), " newer, but have learnt from it: --model=",
+                      record.later_checkpoint, " takes them");
+}
+
 int64_t PositionOfStep(const StepRecord& record, int64_t global_batch_size,
                        std::vector<std::string>* notes) {
   const TrainState& before = record.before;
@@ -162,6 +185,7 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
     }
     record.world_size = manifest->world_size;
     record.global_batch_size = manifest->train_state.global_batch_size;
+    record.later_checkpoint = stored.path;
     record.after = std::move(manifest->train_state);
     record.config_text = std::move(manifest->config_text);
     record.config_from = stored.path + "/manifest.json";

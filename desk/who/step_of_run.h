@@ -49,13 +49,21 @@ struct StepRecord {
   // was.
   std::string checkpoint;
   TrainState before;
-  // How far the first checkpoint at or after the step was; unset: there is
-  // none.
+  // The first checkpoint at or after the step, and how far it was; unset: there
+  // is none.
+  std::string later_checkpoint;
   absl::optional<TrainState> after;
   // What metrics.jsonl has; unset if there is no such step (yet).
   absl::optional<double> loss;
   absl::optional<double> grad_norm;
 };
+
+// Of whose weights, for users, the checkpoint before the step is: "those after
+// step 40".
+std::string WeightsBefore(const StepRecord& record);
+// How far these are from those that the step was computed with, and which later
+// checkpoint is nearer; "" if they are the same.
+std::string WeightsNote(const StepRecord& record);
 
 // Where the step's first sample is in the run's sequence, if its batch was
 // `global_batch_size`: counted from the checkpoint at or after the step, since

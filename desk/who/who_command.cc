@@ -103,17 +103,10 @@ absl::Status TakeModel(const std::string& model, const ConfigContext& context,
 void TakeCheckpoint(Asked* asked) {
   const StepRecord& record = asked->record;
   asked->weights = record.checkpoint;
-  const int64_t at = record.before.step;  // 0 without a checkpoint
-  asked->exact = at == record.step - 1;
-  asked->whose = record.checkpoint.empty()
-                     ? "those that the run began with"
-                     : absl::StrCat("those after step ", at);
-  if (asked->exact) return;
-  const int64_t steps = record.step - 1 - at;
-  asked->notes.push_back(absl::StrCat(
-      "the losses are by weights that are ", steps,
-      steps == 1 ? " step" : " steps", " older than the step's own (",
-      asked->whose, "), as no checkpoint is nearer"));
+  asked->whose = WeightsBefore(record);
+  const std::string note = WeightsNote(record);
+  asked->exact = note.empty();
+  if (!note.empty()) asked->notes.push_back(note);
 }
 
 // How the run's ranks shared the step.

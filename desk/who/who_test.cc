@@ -169,6 +169,27 @@ TrainState At(int64_t step, int64_t samples) {
   return state;
 }
 
+TEST(WeightsNoteTest, NamesALaterCheckpointIfThatIsNearer) {
+  StepRecord record;
+  record.step = 79;
+  EXPECT_THAT(WeightsNote(record),
+              AllOf(HasSubstr("78 steps older than the step's own (those that "
+                              "the run began with)"),
+                    HasSubstr("no checkpoint is nearer")));
+  record.after = At(80, 640);
+  record.later_checkpoint = "run/step-80";
+  EXPECT_THAT(
+      WeightsNote(record),
+      HasSubstr("those after step 80 are 2 steps newer, but have learnt "
+                "from it: --model=run/step-80 takes them"));
+  record.checkpoint = "run/step-77";
+  record.before = At(77, 616);
+  EXPECT_THAT(WeightsNote(record), HasSubstr("1 step older than the step's own "
+                                             "(those after step 77), as no"));
+  record.before = At(78, 624);
+  EXPECT_EQ(WeightsNote(record), "");
+}
+
 // 3 steps of 8, then steps of 4, of which the last checkpoint of the 8 is gone.
 TEST(PositionOfStepTest, IsCountedBackFromTheCheckpointAfterIt) {
   StepRecord record;

@@ -56,8 +56,8 @@ std::string Computing(const SpeedRecord& run, const Summary& summary) {
   if (run.parameters > 0.0 && run.tokens > 0.0 && run.unit == "tokens") {
     const double rows = run.tokens / ranks;
     absl::StrAppendFormat(
-        &text, ": %s FLOP/s a rank (6 for each parameter and token)",
-        ShortCount(6.0 * run.parameters * rows / std::max(seconds, 1e-12)));
+        &text, ": %.3g GFLOP/s a rank (6 for each parameter and token)",
+        6e-9 * run.parameters * rows / std::max(seconds, 1e-12));
     constexpr double kFewRows = 64.0;
     absl::StrAppend(&text, rows < kFewRows
                                ? "; with so few tokens memory bandwidth limits "

@@ -220,7 +220,7 @@ absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
     // As CheckPrompt.
     if (model != nullptr &&
         length > model->max_positions() - (model->causal() ? 0 : 1)) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return absl::OutOfRangeError(absl::StrCat(
           prompt.place, " has ", length, " tokens, the model only ",
           model->max_positions(), " positions"));
     }

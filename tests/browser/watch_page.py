@@ -29,7 +29,8 @@ class Browser:
     """A page of a headless Chromium, by the DevTools protocol."""
 
     async def __aenter__(self):
-        self.folder = tempfile.TemporaryDirectory()
+        # Its children may write for a moment longer.
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.process = subprocess.Popen(
             ['chromium', '--headless=new', '--no-sandbox', '--disable-gpu',
              '--hide-scrollbars', '--disable-background-networking',
@@ -99,7 +100,11 @@ class Browser:
         await self.until(
             "typeof runs !== 'undefined' && runs.length > 0 && "
             "runs.every((run) => run.curves && run.status.state !== 'reading')"
-            ' && charts.size > 0 && [...charts.values()][0].chart !== null')
+            ' && charts.size > 0')
+        # Charts are drawn as they come on the screen.
+        await self.run('curveGrid.scrollIntoView()')
+        await self.until('[...charts.values()][0].chart !== null')
+        await self.run('scrollTo(0, 0)')
 
     async def picture(self, path):
         made = await self.call('Page.captureScreenshot', format='png')
@@ -121,6 +126,7 @@ class Browser:
 
 async def look_closer(browser):
     """By the mouse, by keys, and by buttons."""
+    await browser.run('legend.scrollIntoView()')
     left, top, width, height = await browser.run(
         '(() => {const box = curveGrid.children[0].getBoundingClientRect();'
         'return [box.left, box.top, box.width, box.height]})()')
@@ -140,6 +146,24 @@ async def look_closer(browser):
                       ".find((made) => made.textContent === '+').click()")
     await browser.until('view.zoom !== null')
     await browser.run('setZoom(null)')
+
+
+async def legend(browser):
+    """A run that is pointed at in the legend stands out; a click hides it."""
+    if await browser.run('runs.length') < 2:
+        return
+    assert await browser.run(
+        "[...legend.querySelectorAll('button')].map((made) =>"
+        ' made.textContent).join() === runs.map(({label}) => label).join()')
+    await browser.run('legend.children[1].focus()')
+    assert await browser.run(
+        'view.highlight === 1 && [...charts.values()][0].chart.data.datasets'
+        '.every((set) => (set.borderColor === set.color) === (set.run === 1))')
+    await browser.run('legend.children[1].blur()')
+    assert await browser.run('view.highlight === null')
+    await browser.run('legend.children[1].click()')
+    assert await browser.run('!runs[1].shown')
+    await browser.run('legend.children[1].click()')
 
 
 async def choose(browser):
@@ -208,6 +232,7 @@ async def check(url, pictures):
         await browser.show(url, 1280, 900)
         failed += [f'no name: {role}' for role in await labels(browser)]
         await look_closer(browser)
+        await legend(browser)
         await choose(browser)
         if await browser.run(
                 "document.querySelectorAll('main script, main img, main b')"

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@ namespace capstan {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -396,7 +398,19 @@ TEST(ServeTest, RefusesWhatItCannotDo) {
       HasSubstr("positions"));
   EXPECT_THAT(message(kChatPath, R"({"messages": []})", 400),
               HasSubstr("messages"));
-  EXPECT_EQ(served.Client().Get(kTextPath)->status, 404);
+  EXPECT_EQ(served.Client().Get(kTextPath)->status, 405);
+  const auto details = [&](const std::string& path, const std::string& body) {
+    const Json error = served.Post(path, body).second["error"];
+    return absl::StrCat(error["param"].dump(), error["code"].dump());
+  };
+  EXPECT_EQ(details(kTextPath, R"({"prompt": "a", "model": "b"})"),
+            "\"model\"\"model_not_found\"");
+  EXPECT_EQ(
+      details(kTextPath, Json{{"prompt", std::vector<int>(100001, 7)}}.dump()),
+      "\"prompt\"\"context_length_exceeded\"");
+  const std::string text(400000, '.');
+  EXPECT_EQ(details(kTextPath, Json{{"prompt", text}}.dump()),
+            "\"prompt\"\"context_length_exceeded\"");
   const auto page = served.Client().Get("/");
   ASSERT_TRUE(page);
   EXPECT_THAT(page->body, HasSubstr("<textarea"));
@@ -440,6 +454,22 @@ TEST(ServeTest, OtherMachinesNeedAKey) {
       200);
   EXPECT_EQ(served.Load()["status"], "ok");
   EXPECT_EQ(served.Out().find("open-sesame"), std::string::npos);
+  EXPECT_THAT(served.Out(), HasSubstr("with the key in $CAPSTAN_SERVE_KEY"));
+}
+
+// Whether its latest, its TIME or what it has made is named.
+TEST(ServeTest, ARunHasOneName) {
+  namespace fs = std::filesystem;
+  const fs::path runs = fs::path(NewTestFolder("runs")) / "talker";
+  fs::create_directory(runs);
+  const std::string time = runs / "2026-01-02_03-04-05_2";
+  fs::create_directory_symlink(Base(), time);
+  for (const std::string& model : {time, time + "/final/"}) {
+    const Served served("--model=" + model, {"--key=open sesame"});
+    EXPECT_THAT(served.Out(),
+                AllOf(HasSubstr("serving talker at http://127.0.0.1:"),
+                      HasSubstr("/?key=open")));
+  }
 }
 
 // A connection of which the test says when it reads.

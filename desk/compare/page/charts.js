@@ -178,11 +178,9 @@ function addBars(grid, title, yTitle, runs, value, format) {
         backgroundColor: at(COLORS, index),
         maxBarThickness: 46,
       }));
-  addChart(grid, {
-    type: 'bar',
-    data: {labels, datasets},
-    options: barOptions(title, yTitle, false, format),
-  });
+  const options = barOptions(title, yTitle, false, format);
+  options.plugins.legend.display = precisions.length > 1;
+  addChart(grid, {type: 'bar', data: {labels, datasets}, options});
 }
 
 function addUnknown(grid, title) {

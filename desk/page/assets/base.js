@@ -56,8 +56,11 @@ function bytesText(bytes) {
 
 function secondsText(seconds) {
   if (seconds === null || seconds === undefined) return '?';
-  return seconds < 1 ? `${Number((seconds * 1e3).toPrecision(3))} ms` :
-                       `${Number(seconds.toPrecision(3))} s`;
+  const size = Math.abs(seconds);
+  const [scale, unit] = size >= 1 || size === 0 ? [1, 's'] :
+      size >= 1e-3                              ? [1e3, 'ms'] :
+                                                  [1e6, 'µs'];
+  return `${Number((seconds * scale).toPrecision(3))} ${unit}`;
 }
 
 // A table, whose cells tell their column's name where narrow screens hide the

@@ -24,12 +24,22 @@ function addChart(grid, config, {size = '', note = ''} = {}) {
   return chart;
 }
 
+// Lines of words that fit into a box; Chart.js would squeeze the letters.
+function titleLines(text, box) {
+  const most = (box.clientWidth - 30) / 8;  // characters of about 8 pixels
+  return text.split(' ').reduce((lines, word) => {
+    const longer = lines.length > 0 ? `${lines.at(-1)} ${word}` : word;
+    return lines.length > 0 && longer.length <= most ?
+        [...lines.slice(0, -1), longer] :
+        [...lines, word];
+  }, []);
+}
+
 function drawInto(box, config) {
-  const canvas = element('canvas', {
-    role: 'img',
-    'aria-label': config.options.plugins.title.text,
-  });
+  const {title} = config.options.plugins;
+  const canvas = element('canvas', {role: 'img', 'aria-label': title.text});
   box.append(element('div', {}, canvas));
+  title.text = titleLines(title.text, box);
   return new Chart(canvas, config);
 }
 
@@ -123,6 +133,23 @@ function barOptions(title, yTitle, stacked, format) {
       y: {stacked, beginAtZero: true, grace: '5%', title: scaleTitle(yTitle)},
     },
   };
+}
+
+// A line as the charts draw it, for legends outside of them.
+function lineSample(color, dash) {
+  const sample = element('canvas', {
+    class: 'sample-line', width: '60', height: '20', 'aria-hidden': 'true',
+  });
+  const context = sample.getContext('2d');
+  context.scale(2, 2);  // for fine screens
+  context.strokeStyle = color;
+  context.lineWidth = 2.5;
+  context.setLineDash(dash);
+  context.beginPath();
+  context.moveTo(0, 5);
+  context.lineTo(30, 5);
+  context.stroke();
+  return sample;
 }
 
 // Each of `bars`, {label, memory}, as summary.json has the memory.

@@ -89,7 +89,7 @@ async function answer() {
       if (below) talk.scrollTop = talk.scrollHeight;
     }
     const seconds = (performance.now() - began) / 1000;
-    say(usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${seconds.toFixed(1)} s` : '');
+    say(usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${Number(seconds.toPrecision(2))} s` : '');
   } catch (error) {
     if (error.name === 'AbortError') {
       say('Stopped');
@@ -104,6 +104,8 @@ async function answer() {
     messages.push({role: 'assistant', content: text});
   } else {
     get('text').value = messages.pop().content;  // to be sent again
+    place.parentElement.previousSibling.remove();
+    place.parentElement.remove();
   }
 }
 

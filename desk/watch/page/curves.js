@@ -9,7 +9,7 @@ const TITLES = {
   grad_norm: 'Gradient norm, before clipping',
   tokens_per_second: 'Tokens a second',
   samples_per_second: 'Samples a second',
-  step_seconds: 'Seconds a step',
+  step_seconds: 'Time of a step',
   mfu: 'Model FLOPs utilisation (MFU)',
   gpu_allocated_bytes: 'GPU memory in tensors',
   gpu_reserved_bytes: 'GPU memory reserved',
@@ -18,8 +18,8 @@ const TITLES = {
   cpu_cores: 'CPU cores busy, of each rank',
   steal: 'CPU time stolen by other machines',
   iowait: 'CPU time waiting for disks',
-  exposed_seconds: 'Communication that a step waits for, seconds',
-  communication_seconds: 'Communication in a step, seconds',
+  exposed_seconds: 'Communication that a step waits for',
+  communication_seconds: 'Communication in a step',
   bytes_sent: 'Bytes sent by a rank in a step',
   padding: 'Padding, share of positions',
   loss_scale: 'Loss scale',
@@ -45,7 +45,7 @@ const leftOut = element('p', {class: 'soft'});  // what has no chart
 
 function titleOf(metric) {
   return TITLES[metric] || metric.replace(/^eval_/, 'Evaluation: ')
-      .replaceAll('_', ' ');
+      .replaceAll('_', ' ').replace(/^./, (first) => first.toUpperCase());
 }
 
 // The metrics that are more than zeros: losses and evaluations first, then
@@ -132,6 +132,40 @@ function smoothed(points, weight) {
   });
 }
 
+// A dataset's colours, paler while the user looks at another run.
+function emphasize(dataset) {
+  const {color} = dataset;
+  const faint = view.highlight !== null && view.highlight !== dataset.run;
+  dataset.borderColor = faint ? `${color.slice(0, 7)}28` : color;
+  return dataset;
+}
+
+// Has one run's lines stand out in all charts; null: none.
+function highlight(index) {
+  if (runs.length === 1 || view.highlight === index) return;
+  view.highlight = index;
+  for (const marked of document.querySelectorAll('[data-run-index]')) {
+    marked.classList.toggle(
+        'highlighted', marked.dataset.runIndex === String(index));
+  }
+  for (const {chart, visible} of charts.values()) {
+    if (!chart || !visible) continue;
+    chart.data.datasets.forEach(emphasize);
+    chart.update('none');
+  }
+}
+
+// Has an element, which is a run's, do so while it is pointed at.
+function highlightBy(made, run) {
+  made.dataset.runIndex = run.index;
+  for (const [event, index] of [
+    ['pointerenter', run.index], ['focusin', run.index],
+    ['pointerleave', null], ['focusout', null],
+  ]) {
+    made.addEventListener(event, () => highlight(index));
+  }
+}
+
 function datasetsOf(run, metric, alone) {
   const points = pointsOf(run, metric);
   if (points.length === 0) return [];
@@ -141,17 +175,24 @@ function datasetsOf(run, metric, alone) {
   const weight = points.length > 30 ? view.smoothing : 0;
   const main = {
     run: run.index,
-    label: run.name + (baseline ? ' (baseline)' : ''),
+    label: run.label + (baseline ? ' (baseline)' : ''),
+    color,
     data: weight > 0 ? smoothed(points, weight) : points,
     ...lineStyle(color, runDash(run), 100 - run.index),
     pointRadius: dots,
     pointStyle: dots ? 'circle' : 'line',
   };
+  // Chart.js keeps a point's colour, but asks a function each time.
+  if (dots) {
+    main.pointBackgroundColor = main.pointBorderColor =
+        ({dataset}) => dataset.borderColor;
+  }
   if (baseline) {
-    Object.assign(main, {borderWidth: 7, borderColor: color + '66', order: 300});
+    Object.assign(main, {borderWidth: 7, color: color + '66', order: 300});
   }
   const pale = {
     run: run.index,
+    color: color + '40',
     ...lineStyle(color + '40', [], 200),
     borderWidth: 1,
     pointHitRadius: 0,
@@ -166,11 +207,6 @@ function datasetsOf(run, metric, alone) {
     main, {...none, data: edge('low')},
     {...none, data: edge('high'), fill: '-1'},
   ];
-}
-
-function valueText(metric, value) {
-  return metric.endsWith('_bytes') || metric === 'bytes_sent' ?
-      bytesText(value) : shortNumber(value);
 }
 
 // A run that went on later did so with the step after.
@@ -190,21 +226,57 @@ function marks() {
                    .map((event) => ({x: xOfEvent(run, event), event, run})));
 }
 
-// Draws options.plugins.eventMarks.marks.
+function markColor(kind) {
+  return cssColor(MARK_COLORS[kind] || '--soft');
+}
+
+function markDash(kind) {
+  return LOUD.has(kind) ? [3, 3] : [];
+}
+
+// The marks in view from left to right, each place's of a kind once; only the
+// run's that is pointed at.
+function marksInView({chartArea: {left, right}, scales: {x}}, marks) {
+  const places = new Map();
+  for (const {x: value, event: {kind}, run} of marks) {
+    if (view.highlight !== null && view.highlight !== run.index) continue;
+    const pixel = Math.round(x.getPixelForValue(value));
+    if (pixel < left || pixel > right) continue;
+    places.set(`${kind} ${pixel}`, {kind, pixel});
+  }
+  return [...places.values()].sort((a, b) => a.pixel - b.pixel);
+}
+
+// Draws options.plugins.eventMarks.marks; the loud ones with their kinds, where
+// those don't cover each other.
 const eventMarks = {
   id: 'eventMarks',
   afterDatasetsDraw(chart, args, options) {
-    const {ctx, chartArea: {top, bottom, left, right}, scales: {x}} = chart;
+    const ROW = 12;
+    const {ctx, chartArea: {top, bottom, left, right}} = chart;
+    const free = [left, left, left];  // where each row of kinds has room
+    const told = {};                  // where the last one of a kind ends
     ctx.save();
-    for (const {x: value, event} of options.marks || []) {
-      const pixel = x.getPixelForValue(value);
-      if (!(pixel >= left && pixel <= right)) continue;
-      ctx.strokeStyle = cssColor(MARK_COLORS[event.kind] || '--soft');
-      ctx.setLineDash(LOUD.has(event.kind) ? [3, 3] : []);
+    ctx.font = `10px ${Chart.defaults.font.family}`;
+    for (const {kind, pixel} of marksInView(chart, options.marks || [])) {
+      ctx.strokeStyle = ctx.fillStyle = markColor(kind);
+      ctx.lineWidth = 1;
+      ctx.setLineDash(markDash(kind));
       ctx.beginPath();
       ctx.moveTo(pixel, bottom);
-      ctx.lineTo(pixel, LOUD.has(event.kind) ? top : bottom - 10);
+      ctx.lineTo(pixel, LOUD.has(kind) ? top : bottom - 10);
       ctx.stroke();
+      if (!LOUD.has(kind)) continue;
+      const {width} = ctx.measureText(kind);
+      const place = Math.min(pixel + 3, right - width);
+      const row = free.findIndex((from) => from <= place);
+      if (row < 0 || told[kind] > place) continue;
+      told[kind] = free[row] = place + width + 4;
+      ctx.strokeStyle = cssColor('--box');
+      ctx.lineWidth = 3;
+      ctx.setLineDash([]);
+      ctx.strokeText(kind, place, top + ROW * (row + 1) - 3);
+      ctx.fillText(kind, place, top + ROW * (row + 1) - 3);
     }
     ctx.restore();
   },
@@ -218,29 +290,47 @@ function marksAt(items) {
   const near = (chart.options.plugins.eventMarks.marks || []).filter(
       (mark) => Math.abs(x.getPixelForValue(mark.x) -
                          x.getPixelForValue(parsed.x)) < 5);
-  return near.slice(0, 5).map(
-      ({event}) => `${event.kind} at step ${event.step}: ${event.text}`
-                       .slice(0, 100));
+  const most = chart.width / 7;  // characters: what is longer is cut off
+  return near.slice(0, 5).map(({event, run}) => {
+    const whose = runs.length > 1 ? `${run.label}: ` : '';
+    return `${whose}${event.kind} at step ${event.step}: ${event.text}`
+        .slice(0, most);
+  });
 }
 
 function optionsOf(metric, datasets) {
   const {options} = lineChart(
       titleOf(metric), AXES[view.x].title, '', datasets, {
         ...(view.zoom || wholeRange()),
-        ticks: {maxRotation: 0, callback: (x) => AXES[view.x].text(x)},
+        afterBuildTicks: view.x === 'time' ? takeClockTicks : undefined,
+        ticks: {
+          maxRotation: 0,
+          precision: 0,
+          callback: (x) => AXES[view.x].text(x),
+        },
       },
       {
         type: view.logarithmic ? 'logarithmic' : 'linear',
         title: {display: false},
-        ticks: {callback: (y) => valueText(metric, y)},
+        afterDataLimits: widen,
+        afterBuildTicks: kindOf(metric) === 'bytes' ?
+            (axis) => takeByteTicks(metric, axis) : undefined,
+        ticks: {callback: (y, i, ticks) => tickText(metric, y, ticks)},
       });
+  options.onHover = (event, items, chart) => {
+    const [{element, datasetIndex} = {}] = chart.getElementsAtEventForMode(
+        event, 'nearest', {axis: 'xy', intersect: false}, false);
+    const near = element &&
+        Math.hypot(element.x - event.x, element.y - event.y) < 30;
+    highlight(near ? chart.data.datasets[datasetIndex].run : null);
+  };
   const {plugins} = options;
   plugins.decimation.enabled = false;  // the server has done it
-  plugins.legend.display = runs.length > 1 && runs.length <= 8;
-  plugins.legend.onClick = null;  // the table of runs chooses
+  plugins.legend.display = false;      // the page has one for all charts
   plugins.eventMarks = {marks: marks()};
   plugins.tooltip = {
     filter: (item) => Boolean(item.dataset.label),
+    itemSort: (a, b) => b.parsed.y - a.parsed.y,  // as the lines lie
     callbacks: {
       title: (items) => items.length === 0 ?
           '' : `${AXES[view.x].title} ${AXES[view.x].text(items[0].parsed.x)}`,
@@ -259,7 +349,7 @@ function optionsOf(metric, datasets) {
 function describe(metric) {
   const values = shownRuns().map((run) => {
     const value = run.status?.latest[metric];
-    return value === undefined ? '' : `${run.name} ${valueText(metric, value)}`;
+    return value === undefined ? '' : `${run.label} ${valueText(metric, value)}`;
   });
   return `${titleOf(metric)}; latest: ${values.filter(Boolean).join(', ')}. ` +
       'Keys plus, minus, left and right look closer and move, 0 shows all.';
@@ -270,9 +360,11 @@ function drawChart(metric) {
   if (!entry.visible) return;
   const shown = shownRuns();
   const datasets =
-      shown.flatMap((run) => datasetsOf(run, metric, shown.length === 1));
+      shown.flatMap((run) => datasetsOf(run, metric, shown.length === 1))
+          .map(emphasize);
   const options = optionsOf(metric, datasets);
   if (entry.chart) {
+    options.plugins.title.text = titleLines(titleOf(metric), entry.box);
     entry.chart.options = options;
     entry.chart.data.datasets = datasets;
     entry.chart.update('none');
@@ -293,8 +385,34 @@ const whenVisible = new IntersectionObserver((changes) => {
   }
 }, {rootMargin: '200px'});
 
+// One legend for all charts, of runs and of events. A run's entry hides it.
+const legend = element('div', {class: 'legend'});
+
+function drawLegend() {
+  const kinds = [...new Set(marks().map(({event}) => event.kind))].sort();
+  const several = runs.length > 1 ? runs.filter((run) => run.status) : [];
+  const now = JSON.stringify([
+    kinds, several.map((run) => [run.index, run.label, run.shown]),
+    view.baseline,
+  ]);
+  if (legend.shows === now) return;  // the user may be in it
+  legend.shows = now;
+  legend.replaceChildren(
+      ...several.map((run) => {
+        const entry = button('', '', () => setShown(run, !run.shown));
+        entry.setAttribute('aria-pressed', run.shown);
+        entry.append(lineSample(runColor(run), runDash(run)), run.label +
+            (run.index === view.baseline ? ' (baseline)' : ''));
+        highlightBy(entry, run);
+        return entry;
+      }),
+      ...kinds.map((kind) => element(
+          'span', {}, lineSample(markColor(kind), markDash(kind)), kind)));
+}
+
 // Draws the charts that are on the screen; others as they come to be.
 function drawCurves() {
+  drawLegend();
   const wanted = metrics();
   for (const [metric, entry] of charts) {
     if (wanted.includes(metric)) continue;
@@ -388,6 +506,7 @@ function zoomByPointer(box) {
     act();
   });
   box.addEventListener('dblclick', () => setZoom(null));
+  box.addEventListener('pointerleave', () => highlight(null));
   box.addEventListener('click', (event) => {
     clearTimeout(clicked);
     const found = dragged || event.detail > 1 ? null : stepAt(box, event);

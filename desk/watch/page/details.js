@@ -65,13 +65,18 @@ function drawSamples() {
 
 // --------------------------------------------------------------- evaluations
 
-// A table of a row a name, a column a run; `cell(run, name)` is a text.
-function tableByRun(names, shown, head, cell) {
-  return table(
-      [head, ...shown.map((run) => run.name)],
-      names.map((name) => element(
-          'tr', {}, element('td', {class: 'name'}, name),
-          ...shown.map((run) => element('td', {}, cell(run, name))))));
+// A table of runs by names, of which the fewer are columns; `cell(run, name)`
+// is a text.
+function tableByRun(names, shown, cell) {
+  const made = (head, rows, columns, rowText, columnText, text) => table(
+      [head, ...columns.map(columnText)],
+      rows.map((row) => element(
+          'tr', {}, element('td', {class: 'name'}, rowText(row)),
+          ...columns.map((column) => element('td', {}, text(row, column))))));
+  const label = (run) => run.label, same = (name) => name;
+  return shown.length > names.length ?
+      made('run', shown, names, label, same, cell) :
+      made('', names, shown, same, label, (name, run) => cell(run, name));
 }
 
 function drawEvaluations() {
@@ -83,9 +88,9 @@ function drawEvaluations() {
   if (names.length === 0) return;
   evaluationSection.replaceChildren(
       element('h2', {}, 'Evaluations, the latest'),
-      tableByRun(names, shown, 'measured', (run, name) => {
+      tableByRun(names, shown, (run, name) => {
         const value = run.status.latest[name];
-        return value === undefined ? '' : String(Number(value.toPrecision(6)));
+        return value === undefined ? '' : String(Number(value.toPrecision(5)));
       }));
 }
 
@@ -95,12 +100,7 @@ function drawConfig() {
   const shown = runs.filter((run) => run.shown && run.config?.text);
   configSection.classList.toggle('none', shown.length === 0);
   if (shown.length === 0) return;
-  const fields = [...new Set(
-      shown.flatMap((run) => Object.keys(run.config.fields)))];
-  const value = (run, field) => run.config.fields[field] ?? '';
-  const differing = fields.filter(
-      (field) => field !== 'output_dir' &&
-          new Set(shown.map((run) => value(run, field))).size > 1);
+  const differing = differingFields(shown);
   const several = shown.length > 1;
   const open = new Set([...configSection.querySelectorAll('details[open]')].map(
       (details) => details.dataset.run));
@@ -108,11 +108,11 @@ function drawConfig() {
       element('h2', {}, several ? 'What differs between the runs' : 'Settings'),
       several && differing.length === 0 ?
           element('p', {class: 'soft'}, 'Their configs are the same.') : '',
-      differing.length > 0 ? tableByRun(differing, shown, 'field', value) : '',
+      differing.length > 0 ? tableByRun(differing, shown, settingOf) : '',
       ...shown.map((run) => {
         const details = element(
             'details', {open: open.has(run.name) ? 'open' : ''},
-            element('summary', {}, `The config of ${run.name}`),
+            element('summary', {}, `The config of ${run.label}`),
             element('pre', {}, run.config.text));
         details.dataset.run = run.name;
         return details;
@@ -178,7 +178,7 @@ function lookAt(run, step) {
 function drawMemory() {
   const bars = runs
       .filter((run) => run.shown && Object.keys(run.summary?.memory || {}).length)
-      .map((run) => ({label: run.name, memory: run.summary.memory}));
+      .map((run) => ({label: run.label.split(' · '), memory: run.summary.memory}));
   memorySection.classList.toggle('none', bars.length === 0);
   memorySection.chart?.destroy();
   if (bars.length === 0) return;

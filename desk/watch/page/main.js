@@ -5,16 +5,16 @@
 // By what of a run it shows.
 const DRAWERS = [
   [drawTitle, ['status']],
-  [drawRuns, ['status']],
+  [drawRuns, ['status', 'config']],
   [sayAnswer, ['events']],
-  [drawCurves, ['curves', 'ranks', 'events']],
-  [drawRows, ['status']],
-  [drawRanks, ['ranks']],
-  [drawSamples, ['samples']],
-  [drawEvaluations, ['status']],
-  [drawMemory, ['summary']],
+  [drawCurves, ['curves', 'ranks', 'events', 'config']],
+  [drawRows, ['status', 'config']],
+  [drawRanks, ['ranks', 'config']],
+  [drawSamples, ['samples', 'config']],
+  [drawEvaluations, ['status', 'config']],
+  [drawMemory, ['summary', 'config']],
   [drawConfig, ['config']],
-  [drawEvents, ['events']],
+  [drawEvents, ['events', 'config']],
 ];
 const dirty = new Set();  // names of parts
 const heading = element('h1', {}, report.title);
@@ -53,7 +53,8 @@ function drawLater(parts) {
 
 page.append(
     heading, ...(report.sweep ? sweepParts(report.sweep) : []), runTable(),
-    saying, element('h2', {}, 'Curves'), toolbar(), curveGrid, leftOut,
+    saying, element('h2', {}, 'Curves'), toolbar(), legend, curveGrid,
+    leftOut,
     rowSection.made, rankSection.made, sampleSection.made,
     evaluationSection, memorySection, configSection, eventSection.made);
 drawTitle();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of the runs, and how the page asks for it. curves.js, runs.js,
-// ranks.js, details.js, rows.js and main.js follow in the same script.
+// What is known of the runs, and how the page asks for it. units.js, curves.js,
+// runs.js, ranks.js, details.js, rows.js and main.js follow in the same script.
 
-// By index: {index, shown, name, status, config, summary, events, samples,
-// ranks, curves, detail}. All but the first two come from the server
-// (docs/watch.md); `detail` is a part of the curves, read more finely.
+// By index: {index, shown, label, name, status, config, summary, events, samples,
+// ranks, curves, detail}. All but the first three come from the server
+// (docs/watch.md); `label` is what users call it, `detail` a part of the curves,
+// read more finely.
 const runs = [];
 
 // What the user has chosen. `selected`: the index of the run whose ranks,
@@ -17,6 +18,7 @@ const view = {
   marks: true,
   baseline: null,
   selected: 0,
+  highlight: null,  // the index of the run that is pointed at
   zoom: null,
 };
 
@@ -29,13 +31,48 @@ function address(path, query = {}) {
 // Brings a run up to date. Returns the names of the parts that have changed.
 function take(update) {
   while (runs.length <= update.index) {
-    runs.push({index: runs.length, shown: true, name: '', detail: null});
+    runs.push({index: runs.length, shown: true, name: '', label: '', detail: null});
   }
   const run = runs[update.index];
   const {curves, ...parts} = update;
   Object.assign(run, parts);
   if (curves) takeCurves(run, curves);
+  if (update.config) nameRuns();
   return Object.keys(update);
+}
+
+function settingOf(run, field) {
+  return run.config.fields[field] ?? '';
+}
+
+// The fields that aren't the same in all of `some`, which have configs.
+function differingFields(some) {
+  const fields = [...new Set(
+      some.flatMap((run) => Object.keys(run.config.fields)))];
+  return fields.filter(
+      (field) => field !== 'name' && field !== 'output_dir' &&
+          new Set(some.map((run) => settingOf(run, field))).size > 1);
+}
+
+// Sets labels: what differs between the runs, where that is short; else their
+// names, without a folder that they share.
+function nameRuns() {
+  const some = runs.filter((run) => run.config?.text);
+  const fields = differingFields(some);
+  const settings = (run) => fields.map((field) => {
+    const value = settingOf(run, field).replace(/^capstan\./, '') || 'unset';
+    return `${field.split('.').at(-1)} ${value}`;
+  }).join(' · ');
+  const told = some.map(settings);
+  const short = fields.length <= 4 && new Set(told).size === runs.length &&
+      told.every((text) => text !== '' && text.length <= 60);
+  const shared = runs.length > 1 &&
+      new Set(runs.map((run) => run.name.split('/')[0])).size === 1;
+  for (const run of runs) {
+    run.label = short ? settings(run) :
+        shared        ? run.name.split('/').slice(1).join('/') || run.name :
+                        run.name;
+  }
 }
 
 // Replaces the buckets from curves.from on.
@@ -217,7 +254,7 @@ async function tell(run, words) {
     body: JSON.stringify({run: run.index, ...words}),
   });
   const {error, id} = await answer.json();
-  say(error ? error.message : `${run.name} was told; it will answer ..`);
+  say(error ? error.message : `${run.label} was told; it will answer ..`);
   asked = error ? null : {run, id};
   sayAnswer();
 }

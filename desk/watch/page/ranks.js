@@ -32,7 +32,7 @@ function section(name, title) {
 
 // Has one choose among the runs, if there are several.
 function offerRuns(select, some) {
-  offer(select, some.map((run) => [run.index, run.name]), view.selected);
+  offer(select, some.map((run) => [run.index, run.label]), view.selected);
   select.classList.toggle('none', some.length <= 1);
 }
 
@@ -73,8 +73,15 @@ function partName(part) {
   return PART_NAMES[part] || part;
 }
 
+// Of a step. Most objectives have no rollouts.
+function partsOf(ranks) {
+  return [...ranks.parts, 'exposed', 'outside'].filter(
+      (part) => part !== 'rollout' ||
+          ranks.rows.some((row) => row.means[part] > 0));
+}
+
 function rankTable(ranks) {
-  const parts = [...ranks.parts, 'exposed', 'outside'];
+  const parts = partsOf(ranks);
   const columns = [
     'rank', 'host', 'device',
     ...parts.map((part) => `${partName(part).replace(/ /g, '\n')}\nms`),
@@ -157,7 +164,7 @@ function timeline(ranks) {
 
 // Where a step's time goes, a bar a rank.
 function partsChart(ranks) {
-  const parts = [...ranks.parts, 'exposed', 'outside'];
+  const parts = partsOf(ranks);
   return {
     type: 'bar',
     data: {
@@ -176,7 +183,8 @@ function partsChart(ranks) {
 }
 
 function actionTexts(row) {
-  const actions = Object.entries(row.actions).sort((a, b) => b[1] - a[1]);
+  const actions = Object.entries(row.actions)
+      .filter(([, seconds]) => seconds > 0).sort((a, b) => b[1] - a[1]);
   if (actions.length === 0) return [];
   return [
     'Between steps, so far: ',

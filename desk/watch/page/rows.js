@@ -78,7 +78,7 @@ function rowsText(run, found) {
       '' : `, in the run ${found.recorded_loss.toFixed(4)}`;
   const loss = found.loss === null ?
       '' : ` Loss ${found.loss.toFixed(4)} by ${weights}${recorded}.`;
-  return `${run.name}, step ${found.step.toLocaleString('en')}: ${count}.` +
+  return `${run.label}, step ${found.step.toLocaleString('en')}: ${count}.` +
       [loss, ...found.notes.map((note) => ` Note: ${note}.`)].join('');
 }
 
@@ -97,7 +97,7 @@ async function showRows(run, step) {
   }
   const asked = showRows.asked = {};
   rowSaying.textContent =
-      `Looking for the rows of step ${step.toLocaleString('en')} of ${run.name} ..`;
+      `Looking for the rows of step ${step.toLocaleString('en')} of ${run.label} ..`;
   let found;
   try {
     const answer = await fetch(address('/api/rows', {run: run.index, step}));

@@ -24,7 +24,7 @@ let asked = null;
 function sayAnswer() {
   const answer = asked?.run.events?.find(({id}) => id === asked.id);
   if (!answer) return;
-  say(`${asked.run.name}: ${answer.text}`);
+  say(`${asked.run.label}: ${answer.text}`);
   asked = null;
   say.timer = setTimeout(() => say(''), 20000);
 }
@@ -54,13 +54,16 @@ function button(text, label, act) {
   return made;
 }
 
+function setShown(run, on) {
+  run.shown = on;
+  document.getElementById(`shown${run.index}`).checked = on;
+  drawAll();
+}
+
 function addRunRow(run) {
   const shown = element(
       'input', {type: 'checkbox', checked: 'checked', id: `shown${run.index}`});
-  shown.addEventListener('change', () => {
-    run.shown = shown.checked;
-    drawAll();
-  });
+  shown.addEventListener('change', () => setShown(run, shown.checked));
   const baseline = element('input', {
     type: 'checkbox',
     'aria-label': `lay ${run.name} below the others as the baseline`,
@@ -72,21 +75,22 @@ function addRunRow(run) {
     });
     drawCurves();
   });
-  const swatch = element('span', {class: 'swatch'});
-  swatch.style.background = runColor(run);
+  const label = element('span');
   const cells = Object.fromEntries(RUN_COLUMNS.map((name, i) => {
     const cell = element('td', {class: i < 2 ? 'name' : ''});
     cell.dataset.column = name;
     return [name, cell];
   }));
   cells.run.append(element(
-      'label', {for: shown.id}, shown, swatch, run.name));
+      'label', {for: shown.id}, shown, lineSample(runColor(run), runDash(run)),
+      label));
   cells.baseline.append(baseline);
   cells.step.append(element('span'), element('progress', {
                       max: '1', 'aria-label': `progress of ${run.name}`}));
   const row = element('tr', {}, ...Object.values(cells));
+  highlightBy(row, run);
   runBody.append(row);
-  return runRows[run.index] = {row, cells, baseline, told: false};
+  return runRows[run.index] = {row, cells, label, baseline, told: false};
 }
 
 function addControls(run, cell) {
@@ -116,12 +120,17 @@ function speedText(latest) {
 }
 
 function drawRun(run) {
-  const {row, cells, told} = runRows[run.index] || addRunRow(run);
+  const {row, cells, label, told} = runRows[run.index] || addRunRow(run);
   const {status} = run;
   const most = status.max_steps;
   const number = (name) => status.latest[name] === undefined ?
       '' : Number(status.latest[name].toPrecision(5)).toString();
   row.classList.toggle('hidden', !run.shown);
+  // A sweep's runs are called by their settings anyway.
+  label.replaceChildren(
+      run.label, run.label === run.name || report.sweep ?
+          '' : element('small', {class: 'soft'}, ` ${run.name}`));
+  row.title = run.folder;
   cells.state.textContent = status.text;
   cells.state.dataset.state =
       status.state === 'ended' ? status.text : status.state;

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,6 +21,7 @@ namespace capstan::decoder {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 DecoderConfig Read(const Json& json) {
   const auto config = ReadJson(json);
@@ -52,6 +55,31 @@ std::vector<std::string> NamesInLayer(const DecoderConfig& c, int unit) {
     if (spec.unit == unit) names.push_back(spec.name);
   }
   return names;
+}
+
+// A user means what the run has made of the model.
+TEST(ReadFolderTest, AFolderOfARunSaysWhereItsModelIs) {
+  namespace fs = std::filesystem;
+  const fs::path runs = fs::path(::testing::TempDir()) / "runs";
+  const fs::path run = runs / "newest";
+  const fs::path checkpoint = run / "checkpoints/step-00000002";
+  fs::create_directories(checkpoint);
+  std::ofstream(run / "config.pbtxt") << "";
+  std::ofstream(checkpoint / "manifest.json") << "{}";
+  const auto error = [](const fs::path& folder) {
+    return std::string(ReadFolder(folder.string()).status().message());
+  };
+  for (const fs::path& folder : {run, checkpoint}) {
+    EXPECT_THAT(error(folder), HasSubstr("train { resume: AUTO }"));
+  }
+  fs::create_directories(run / "final");
+  std::ofstream(run / "final/config.json") << "{}";
+  std::ofstream(runs / "latest") << "newest\n";
+  for (const fs::path& folder : {run, checkpoint, runs}) {
+    EXPECT_THAT(error(folder), HasSubstr("the model of the run is in " +
+                                         (run / "final").string()));
+  }
+  EXPECT_THAT(error(run / "checkpoints"), Not(HasSubstr("run is in")));
 }
 
 TEST(FamiliesTest, AllAreKnown) {

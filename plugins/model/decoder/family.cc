@@ -2,9 +2,11 @@
 #include "plugins/model/decoder/family.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -145,6 +147,30 @@ absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder) {
   return ReadFolder(folder, nullptr);
 }
 
+namespace {
+
+// What to name in the place of a folder that a run has written but that is no
+// model's; "" for any other.
+std::string FolderHint(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const bool checkpoint = IsRegularFile(folder + "/manifest.json");
+  // RUN/checkpoints/step-00000500
+  fs::path run = checkpoint ? fs::path(folder) / "../.." : fs::path(folder);
+  // runs/NAME has the newest run's name in a file.
+  const absl::StatusOr<std::string> latest =
+      ReadWholeFile((run / "latest").string());
+  if (latest.ok()) run /= std::string(absl::StripAsciiWhitespace(*latest));
+  const fs::path model = (run / "final").lexically_normal();
+  if (IsRegularFile((model / "config.json").string())) {
+    return absl::StrCat(": the model of the run is in ", model.string());
+  }
+  if (!checkpoint && !IsRegularFile(folder + "/config.pbtxt")) return "";
+  return ": a run writes its model into final/ when it has ended; "
+         "`train { resume: AUTO }` goes on with it";
+}
+
+}  // namespace
+
 absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
                                          ReadKeys read) {
   const std::string path = folder + "/config.json";
@@ -153,7 +179,10 @@ absl::StatusOr<DecoderConfig> ReadFolder(const std::string& folder,
     // Says what the file is.
     CAPSTAN_RETURN_IF_ERROR(SafetensorsReader::Open(folder).status());
   }
-  CAPSTAN_RETURN_IF_ERROR(text.status());
+  if (!text.ok()) {
+    return WithMessage(text.status(), absl::StrCat(text.status().message(),
+                                                   FolderHint(folder)));
+  }
   return ReadText(path, *std::move(text), nullptr, read);
 }
 
