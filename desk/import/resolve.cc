@@ -53,6 +53,14 @@ absl::Status ResolveMethod(Draft* draft) {
   if (draft->Number("@noise", 0) > 0) {
     draft->Lose("@noise", "no noise on embeddings of pairs; leave it out");
   }
+  if (method == "grpo") {
+    ResolveGrpo(origin, draft);
+    return absl::OkStatus();
+  }
+  if (draft->Has("@max_new_tokens")) {
+    draft->Lose("@max_new_tokens",
+                "prompt and answer are cut as one text, after max_length");
+  }
   if (method == "reward") {
     draft->Set("objective", "capstan.reward", origin);
     draft->Set("model.score_head", "true", origin);
@@ -63,7 +71,7 @@ absl::Status ResolveMethod(Draft* draft) {
     return absl::FailedPreconditionError(absl::StrCat(
         "\"", method,
         "\" can't be trained here: sft, pt (pre-training), dpo, "
-        "ipo, orpo, simpo, kto and reward can; nothing is written"));
+        "ipo, orpo, simpo, kto, grpo and reward can; nothing is written"));
   }
   draft->Set("objective", "capstan.dpo", origin);
   const bool named = method == "dpo" || method == "kto";
