@@ -270,6 +270,14 @@ absl::Status CheckBestMetric(const Train& train, const RunParts& parts) {
   const std::string metric = BestMetric(train);
   if (!KeepsBest(train) && train.best_metric().empty()) return absl::OkStatus();
   const std::vector<std::string> known = EvaluationMetrics(parts);
+  if (train.best_metric().empty() && parts.objective->has_rollouts()) {
+    return FieldError(
+        "best_metric",
+        absl::StrCat("must be set for keep_best and early_stopping_patience, "
+                     "as evaluations of an objective with rollouts needn't "
+                     "have a loss, the default: set it to one of ",
+                     absl::StrJoin(known, ", ")));
+  }
   bool misspelt = false;
   for (const std::string& name : known) {
     if (name == metric) return absl::OkStatus();
