@@ -219,6 +219,7 @@ TEST_F(ImportTest, TrlsRewards) {
          "max_completion_length: 300\nbeta: 0.04\nloss_type: dr_grpo\n"
          "epsilon: 0.1\nepsilon_high: 0.28\ntemperature: 0.9\n"
          "scale_rewards: false\nnum_iterations: 2\nuse_vllm: true\n"
+         "load_best_model_at_end: true\ntest_split_size: 0.1\n"
          "vllm_mode: colocate\nper_device_train_batch_size: 8\n"
          "entropy_coef: 0.01\nsteps_per_generation: 4\nno_such: 1\n");
   Expect(draft,
@@ -228,7 +229,8 @@ TEST_F(ImportTest, TrlsRewards) {
          "objective.clip_high: 0.28; objective.temperature: 0.9; "
          "objective.advantage: GROUP_MEAN; objective.updates_per_rollout: 2; "
          "train_data.kind: PROMPT; optimizer.learning_rate: 1e-6; "
-         "no train_data.max_length; batch.micro_batch_size: 8; "
+         "train.best_metric: \"eval_reward\"; no train_data.max_length; "
+         "batch.micro_batch_size: 8; "
          "objective.reward#0.math_answer.field: \"solution\"; "
          "objective.reward#0.weight: 1.0; objective.reward#1.weight: 0.5; "
          "unused use_vllm; unused vllm_mode; lost reward_funcs; "
