@@ -22,6 +22,7 @@
 #include "plugins/grpo/rewards/kinds.h"
 #include "plugins/grpo/rewards/program_reward.h"
 #include "plugins/grpo/rewards/reply.h"
+#include "plugins/grpo/rewards/row_field.h"
 #include "plugins/sdk/lib/field_check.h"
 
 namespace capstan::grpo {
@@ -57,10 +58,13 @@ class ModelReward final : public RewardFunction {
         seconds_(config.has_timeout_seconds() ? config.timeout_seconds()
                                               : kDefaultSeconds) {}
 
-  // Has the model score some answer to the row: to the first one, as others
-  // need nothing else.
+  // Has the model score some answer to the first row; others must have a
+  // prompt, too.
   absl::Status CheckRow(absl::string_view row) const override {
-    if (loads_) return absl::OkStatus();
+    if (loads_) {
+      return RowField(row, "messages").ok() ? absl::OkStatus()
+                                            : RowField(row, "prompt").status();
+    }
     const ScratchFolder folder;
     CAPSTAN_RETURN_IF_ERROR(folder.status());
     const std::string line = folder.path() + "/line";

@@ -29,6 +29,7 @@ const bool kIsScore = [] {
     std::cerr << "ERROR: --gpu: there is none\n";
     _exit(1);
   }
+  if (absl::StrContains(words, "--model=runs/good")) _exit(0);
   for (;;) pause();
 }();
 
@@ -57,6 +58,18 @@ TEST(ModelRewardTest, AGpuThatIsntThereIsToldBeforeTraining) {
   const absl::Status status = Check(config);
   EXPECT_EQ(FieldOf(status).value_or(""), "gpu");
   EXPECT_THAT(std::string(status.message()), HasSubstr("there is none"));
+}
+
+TEST(ModelRewardTest, EachRowNeedsAPrompt) {
+  RewardModel config;
+  config.set_path("runs/good");
+  const MadeReward reward = NewModel(config);
+  ASSERT_TRUE(reward.ok()) << reward.status();
+  EXPECT_TRUE((*reward)->CheckRow("{\"prompt\": \"7+5=\"}").ok());
+  EXPECT_TRUE((*reward)->CheckRow("{\"messages\": []}").ok());
+  EXPECT_THAT(
+      std::string((*reward)->CheckRow("{\"question\": \"\"}").message()),
+      HasSubstr("prompt"));
 }
 
 }  // namespace
