@@ -41,6 +41,9 @@ const KindReader& ReaderOf(FileKind kind) {
        true,
        {"[plugin/capstan.chat.Config] { kind: PREFERENCE FILES LENGTH }",
         "[plugin/capstan.chat.Config] { kind: UNPAIRED FILES LENGTH }",
+        "[plugin/capstan.chat.Config] { FILES LENGTH }",
+        // Prompts without answers, as it reads any conversation.
+        "[plugin/capstan.chat.Config] { kind: PROMPT FILES LENGTH }",
         "[plugin/capstan.chat.Config] { FILES LENGTH }"}},
       {"learning histories",
        "path: \"NAME\" ",

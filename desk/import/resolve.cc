@@ -53,6 +53,14 @@ absl::Status ResolveMethod(Draft* draft) {
   if (draft->Number("@noise", 0) > 0) {
     draft->Lose("@noise", "no noise on embeddings of pairs; leave it out");
   }
+  if (method == "grpo") {
+    ResolveGrpo(origin, draft);
+    return absl::OkStatus();
+  }
+  if (draft->Has("@max_new_tokens")) {
+    draft->Lose("@max_new_tokens",
+                "prompt and answer are cut as one text, after max_length");
+  }
   if (method == "reward") {
     draft->Set("objective", "capstan.reward", origin);
     draft->Set("model.score_head", "true", origin);
@@ -63,7 +71,7 @@ absl::Status ResolveMethod(Draft* draft) {
     return absl::FailedPreconditionError(absl::StrCat(
         "\"", method,
         "\" can't be trained here: sft, pt (pre-training), dpo, "
-        "ipo, orpo, simpo, kto and reward can; nothing is written"));
+        "ipo, orpo, simpo, kto, grpo and reward can; nothing is written"));
   }
   draft->Set("objective", "capstan.dpo", origin);
   const bool named = method == "dpo" || method == "kto";
@@ -411,8 +419,13 @@ void ResolveStrategy(double ranks, Draft* draft) {
   }
 }
 
+bool LearnsFromRewards(const Draft& draft) {
+  return draft.Text("objective") == "capstan.grpo";
+}
+
 // What evaluations measure, here and there.
 std::vector<std::string> MeasuredLosses(const Draft& draft) {
+  if (LearnsFromRewards(draft)) return {"eval_reward"};
   std::vector<std::string> losses;
   std::string name;
   while (draft.Has(name = absl::StrCat("eval_sets#", losses.size(), ".name"))) {
@@ -427,7 +440,8 @@ std::vector<std::string> MeasuredLosses(const Draft& draft) {
 
 void ResolveBestMetric(Draft* draft) {
   const std::string named = draft->Text("@best_metric");
-  std::string metric = named.empty() ? "loss" : named;
+  const bool rewards = LearnsFromRewards(*draft);
+  std::string metric = !named.empty() ? named : rewards ? "reward" : "loss";
   if (!absl::StartsWith(metric, "eval_")) metric = "eval_" + metric;
   // That of tokens is the exponential of their loss: the same is best.
   if (draft->Text("objective") == "capstan.causal_lm") {
@@ -441,11 +455,11 @@ void ResolveBestMetric(Draft* draft) {
                              absl::StrJoin(measured, " or ")));
   } else if (metric == "eval_loss") {
     draft->NoteUnused("@best_metric", "");
-  } else if (known) {
+  } else if (known && (!named.empty() || HasValidation(*draft))) {
     draft->SetQuoted("train.best_metric", metric,
                      draft->Origin("@best_metric"));
   }
-  if (draft->Flag("@greater") && known && HasValidation(*draft) &&
+  if (draft->Flag("@greater") && known && !rewards && HasValidation(*draft) &&
       (draft->Has("train.keep_best") ||
        draft->Has("train.early_stopping_patience"))) {
     draft->Differ("@greater", "of a loss lower is better here");

@@ -13,6 +13,9 @@ namespace capstan::import {
 // Whether a method learns from preferred answers.
 bool IsPreference(const std::string& method);
 
+// The objective of a run that learns from rewards; `origin` says so.
+void ResolveGrpo(const std::string& origin, Draft* draft);
+
 // train_data, eval_data and eval_sets of the sources and of facts.
 void ResolveData(Draft* draft);
 

@@ -119,7 +119,7 @@ void ResolvePacking(const std::string& method, Draft* draft) {
   } else {
     draft->NoteUnused("@packing_strategy", "");
   }
-  if (IsPreference(method)) {
+  if (IsPreference(method) || method == "grpo") {
     draft->Erase("train_data.packing");
     draft->Erase("train_data.loss_on");
   }
@@ -166,7 +166,8 @@ void ResolveData(Draft* draft) {
     WriteSources("", draft);
     draft->EraseAll("train_data", "max_length packing loss_on kind");
   } else {
-    if (!draft->Has("train_data.max_length")) {
+    // Prompts are never cut.
+    if (!draft->Has("train_data.max_length") && method != "grpo") {
       draft->Note(Effect::kDiffers, "rows' length", "none",
                   "train_data.max_length",
                   "none is set there; here rows are cut after 1024 tokens: "
@@ -174,6 +175,7 @@ void ResolveData(Draft* draft) {
     }
     const char* const kind = method == "kto"        ? "UNPAIRED"
                              : IsPreference(method) ? "PREFERENCE"
+                             : method == "grpo"     ? "PROMPT"
                              : method == "pt"       ? "TEXT"
                                                     : "";
     WriteSources(kind, draft);

@@ -212,7 +212,7 @@ TEST_F(ImportTest, OthersAreRefused) {
   EXPECT_THAT(Error(Write("a/adapter_config.json", R"({"peft_type": "VERA"})")),
               HasSubstr("peft_type: VERA can't be trained here"));
   for (const char* const program :
-       {"online_dpo", "onlinedpo", "nash_md", "nashmd", "bco", "grpo2",
+       {"online_dpo", "onlinedpo", "nash_md", "nashmd", "bco", "gspo2",
         "my_ppo", "gold", "run_mlm"}) {
     EXPECT_THAT(Error(Write("o.sh", absl::StrCat("python ", program,
                                                  ".py --model_name_or_path o/m "
@@ -220,8 +220,8 @@ TEST_F(ImportTest, OthersAreRefused) {
                 HasSubstr("can't be trained here"));
   }
   EXPECT_THAT(
-      Error(Write("g.sh", "python grpo2.py --model_name_or_path o/m --beta 1")),
-      HasSubstr("\"grpo\" can't be trained here"));
+      Error(Write("g.sh", "python gspo2.py --model_name_or_path o/m --beta 1")),
+      HasSubstr("\"gspo\" can't be trained here"));
   // Others' names in these are no trainer's.
   for (const char* const script :
        {"export_sft", "sft_gold_answers", "sft_support", "sft_online"}) {

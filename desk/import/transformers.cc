@@ -119,7 +119,8 @@ use_bnb_nested_quant use_nested_quant double_quantization
 
 const char kPairRows[] = R"(
 loss_type pref_loss dpo_loss_type | @loss_type | nll=nll chunked_nll=nll dft=~nll sigmoid=SIGMOID ipo=IPO
-  [sigmoid]=SIGMOID [ipo]=IPO orpo=ORPO simpo=SIMPO kto=KTO apo_zero_unpaired=APO_ZERO_UNPAIRED *=!
+  [sigmoid]=SIGMOID [ipo]=IPO grpo=GRPO bnpo=DAPO dapo=DAPO dr_grpo=DR_GRPO cispo=CISPO sapo=SAPO luspo=LUSPO
+  vespo=VESPO orpo=ORPO simpo=SIMPO kto=KTO apo_zero_unpaired=APO_ZERO_UNPAIRED *=!
   | take sigmoid, ipo, orpo or simpo, or of texts nll
 beta pref_beta rl_beta orpo_alpha | objective.beta | number
 label_smoothing dpo_label_smoothing | objective.label_smoothing | number
@@ -168,8 +169,7 @@ assistant_only_loss | train_data.loss_on | true=ASSISTANT false=-
 completion_only_loss | @completion_only | flag
 chat_template_path | @chat_template_path | raw
 chat_template | | lost | write it to a file: train_data.chat_template_file
-max_prompt_length max_completion_length | | lost | prompt and answer are cut as one text, after
-  max_length
+max_prompt_length | | lost | prompt and answer are cut as one text, after max_length
 use_peft use_peft_lora | @adapter | true=lora false=-
 chat_template_format | | none=- *=! | set chat_format, which adds the template's tokens
 splits | | train=- train,test=- *=! | name the files: hf:OWNER/NAME/data/SPLIT*
@@ -192,6 +192,48 @@ shuffle_dataset bnb_4bit_quant_storage padding_free pad_to_multiple_of eval_pack
   ref_model_mixup_alpha ref_model_sync_steps activation_checkpointing use_flash_attn use_unsloth
   use_reentrant bnb_4bit_compute_dtype bnb_4bit_quant_storage_dtype add_special_tokens
   append_concat_token hub_model_revision no_remove_unused_columns
+)";
+
+// GRPOConfig's and trl/scripts/grpo.py's, by the names of capstan.grpo's
+// fields.
+const char kGrpoRows[] = R"(
+num_generations | @num_generations | positive
+max_completion_length | @max_new_tokens | positive
+scale_rewards | @advantage | group=GROUP_STD batch=BATCH_STD none=GROUP_MEAN true=GROUP_STD
+  false=GROUP_MEAN *=! | take group, batch or none
+epsilon | @clip_low | number
+epsilon_high | @clip_high | number
+delta | @clip_most | number
+num_iterations | @updates_per_rollout | positive
+importance_sampling_level | @sequence_ratios | token=- sequence=true *=! | take token or sequence
+mask_truncated_completions | @mask_truncated | true=true false=-
+use_bias_correction_kl | @unbiased_kl | true=true false=false
+temperature | @temperature | number
+top_k | @top_k | count
+top_p | @top_p | number
+min_p | @min_p | number
+repetition_penalty | @repetition_penalty | number
+reward_funcs | @reward_funcs | list
+reward_weights | @reward_weights | list
+reward_model_name_or_path | @reward_model | raw
+steps_per_generation generation_batch_size | | lost | a step's answers are sampled for that step: set
+  objective.updates_per_rollout, or a larger batch.global_batch_size
+top_entropy_quantile | | 1=- 1.0=- *=! | all tokens are trained on
+entropy_coef | | 0=- 0.0=- *=! | there is no bonus for entropy
+use_adaptive_entropy | | false=- *=! | there is no bonus for entropy
+multi_objective_aggregation | | sum_then_normalize=- *=! | take sum_then_normalize
+off_policy_mask_threshold | | lost | all answers are of the model that is trained
+generation_kwargs.* | | lost | set objective's fields for sampling
+sapo_temperature_neg | | 1.05=- *=! | take 1.05
+sapo_temperature_pos | | 1=- 1.0=- *=! | take 1.0
+vespo_k_pos vespo_lambda_neg | | 2=- 2.0=- *=! | take 2.0
+vespo_lambda_pos vespo_k_neg | | 3=- 3.0=- *=! | take 3.0
+max_tool_calling_iterations | | lost | set objective.tools (docs/grpo.md)
+use_vllm vllm_* | | | the trainer samples, with the weights that it trains
+use_transformers_continuous_batching transformers_continuous_batching_config.* cache_implementation
+  num_generations_eval log_completions log_multimodal num_completions_to_print log_unique_prompts
+  log_completions_hub_repo cast_lm_head_to_fp32 ds3_gather_for_generation use_transformers_paged
+  entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
 )";
 
 // transformers' examples: run_clm.py and those that take its flags.
@@ -237,7 +279,7 @@ void FinishRows(Draft* draft) {
 // script's name may be its user's own, so that ordinary words count only as
 // TRL's commands and scripts.
 std::string OtherTrainer(const std::string& program) {
-  for (const char* const name : {"grpo", "gspo", "rloo", "gkd", "bco", "nash",
+  for (const char* const name : {"gspo", "rloo", "gkd", "bco", "nash",
                                  "online_dpo", "online-dpo", "onlinedpo"}) {
     if (absl::StrContains(program, name)) return name;
   }
@@ -261,6 +303,29 @@ std::string OtherTrainer(const std::string& program) {
   return "";
 }
 
+// Whether the files are GRPOTrainer's.
+bool IsGrpo(const Draft& draft) {
+  static constexpr absl::string_view kLosses[] = {
+      "GRPO", "DAPO", "DR_GRPO", "CISPO", "SAPO", "LUSPO", "VESPO"};
+  static constexpr const char* kFacts[] = {"@num_generations", "@reward_funcs",
+                                           "@advantage", "@clip_low",
+                                           "@updates_per_rollout"};
+  return absl::StrContains(draft.program, "grpo") ||
+         absl::c_linear_search(kLosses, draft.Text("@loss_type")) ||
+         absl::c_any_of(kFacts,
+                        [&draft](const char* fact) { return draft.Has(fact); });
+}
+
+void FinishGrpo(Draft* draft) {
+  draft->Set("@method", "grpo",
+             draft->program.empty() ? "TRL" : draft->program);
+  draft->DropDefault("optimizer.learning_rate");
+  draft->DropDefault("train_data.max_length");
+  draft->Apply(kTrl, {"learning_rate", "1e-6"}, true);
+  draft->Apply(kTrl, {"max_completion_length", "512"}, true);
+  FinishRows(draft);
+}
+
 void FinishTrl(Draft* draft) {
   const std::string& program = draft->program;
   // What the files have that TRL's names stand for.
@@ -279,6 +344,7 @@ void FinishTrl(Draft* draft) {
       (!loss.empty() && loss != "nll");
   const std::string other = OtherTrainer(program);
   if (!other.empty()) return draft->Set("@method", other, program);
+  if (IsGrpo(*draft)) return FinishGrpo(draft);
   const bool reward = absl::StrContains(program, "reward");
   const bool orpo = absl::StrContains(program, "orpo");
   const bool kto = absl::StrContains(program, "kto") ||
@@ -335,8 +401,14 @@ const Peer kTrl = {
     "TRL",
     {"max_length", "assistant_only_loss", "completion_only_loss",
      "packing_strategy", "use_peft", "dataset_train_split", "beta", "loss_type",
-     "lora_r", "packing", "max_seq_length", "dataset_name"},
-    {{kTrlRows}, {kLoraRows}, {kPairRows}, {kRunRows}, {kTrainingArguments}},
+     "lora_r", "packing", "max_seq_length", "dataset_name", "num_generations",
+     "reward_funcs"},
+    {{kTrlRows},
+     {kGrpoRows},
+     {kLoraRows},
+     {kPairRows},
+     {kRunRows},
+     {kTrainingArguments}},
     "learning_rate=2e-5 bf16=true gradient_checkpointing=true "
     "max_length=1024 packing_strategy=bfd logging_steps=10 lora_r=16 "
     "lora_alpha=32 lora_dropout=0.05 "

@@ -106,6 +106,12 @@ absl::Status LookAtRows(const std::vector<std::string>& plugin_path,
   }
   // The reader will say what it is.
   if (!row.has_value()) return absl::OkStatus();
+  if (row->kind == "PROMPT") {
+    return Bad(look->path,
+               "has prompts without answers, of which a model learns by "
+               "rewards: begin with configs/grpo_quickstart.pbtxt "
+               "(docs/grpo.md)");
+  }
   CAPSTAN_RETURN_IF_ERROR(CheckLabel(look->path, *row));
   if (row->texts.size() > 1) look->kind = DataKind::kPairs;
   if (row->kind == "UNPAIRED") look->kind = DataKind::kLabels;

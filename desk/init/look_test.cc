@@ -115,6 +115,19 @@ TEST(LookTest, LabelsThatNothingLearnsAreTold) {
                     HasSubstr("KTO")));
 }
 
+TEST(LookTest, PromptsWithoutAnswersAreTold) {
+  const std::vector<std::string> plugins = {
+      absl::StrCat(std::getenv("TEST_SRCDIR"), "/capstan/trainer/plugins")};
+  for (const char* const text :
+       {R"({"prompt": "7+5=", "solution": "12"})",
+        R"({"prompt": [{"role": "user", "content": "7+5="}], "tests": []})"}) {
+    EXPECT_THAT(
+        std::string(
+            LookAt(Write("prompts.jsonl", text), plugins).status().message()),
+        HasSubstr("prompts without answers"));
+  }
+}
+
 TEST(LookTest, AFolderIsWhatMostOfItIs) {
   Write("code/.git/objects", "no text of the user's");
   Write("code/package.json", "{\"name\": 1}");

@@ -40,6 +40,7 @@ struct ScoreOptions : SamplingOptions {  // without the sampling
   std::string output = "-";
   int64_t batch_size = 8;  // texts of a forward
   int64_t threads = 0;     // 0: one a core
+  bool gpu = false;        // not on a CPU
 };
 
 absl::Status CheckOptions(const ScoreOptions& options) {
@@ -54,23 +55,29 @@ absl::Status CheckOptions(const ScoreOptions& options) {
   return absl::OkStatus();
 }
 
-// What is said of a line.
-std::string OutputRow(double score) {
-  return absl::StrCat(JsonText(nlohmann::ordered_json{{"reward", score}}),
-                      "\n");
+// What is said of a line: its score, or why it has none.
+std::string OutputRow(const absl::StatusOr<double>& score) {
+  nlohmann::ordered_json row;
+  if (score.ok()) {
+    row["reward"] = *score;
+  } else {
+    row["reward"] = nullptr;
+    row["reason"] = std::string(score.status().message());
+  }
+  return absl::StrCat(JsonText(row), "\n");
 }
 
 class Scorer {
  public:
   Scorer(const ScoreOptions& options, const Generator& generator)
-      : settings_(options.Tasks()),
-        model_(*generator.model->token_model()),
+      : model_(*generator.model->token_model()),
         device_(generator.group->device()),
         pad_(generator.tokenizer->special_ids().pad),
-        texts_(settings_, *generator.tokenizer) {}
+        texts_(options.Tasks(), *generator.tokenizer,
+               ReadingOf(generator.train_data)) {}
 
-  // What is longer than the model's positions is cut at its end; how the
-  // model's training cut texts isn't known here.
+  // What is longer than the model's positions, too, is cut at its end, as
+  // without a run it isn't known how the model's training cut texts.
   absl::StatusOr<std::vector<int64_t>> TokensOf(absl::string_view line) {
     CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> ids, texts_.TokensOf(line));
     const auto length = static_cast<int64_t>(ids.size());
@@ -109,47 +116,75 @@ class Scorer {
   }
 
  private:
-  const TaskSettings settings_;
   TokenModel& model_;
   const at::Device device_;
   const int64_t pad_;
   ScoredTexts texts_;
 };
 
+// Where scores go. A file of its own is there once all are in it.
+class Output {
+ public:
+  static absl::StatusOr<Output> Open(const std::string& path) {
+    Output output;
+    if (path == "-") return output;
+    CAPSTAN_ASSIGN_OR_RETURN(output.file_,
+                             HiddenFile::Create(FromCaller(path)));
+    return output;
+  }
+  absl::Status Write(const std::string& text) {
+    return file_ != nullptr ? file_->Write(text)
+                            : WriteAll(STDOUT_FILENO, text, "standard output");
+  }
+  absl::Status Close() {
+    return file_ != nullptr ? file_->Close() : absl::OkStatus();
+  }
+
+ private:
+  std::unique_ptr<HiddenFile> file_;  // null: standard output
+};
+
 // Scores all lines of `input`; errors name them as those of `name`.
 absl::Status ScoreLines(const ScoreOptions& options, Scorer& scorer, int input,
-                        const std::string& name, int output) {
+                        const std::string& name, Output* output) {
   WaitingLines lines(input);
   for (int64_t number = 0;;) {
     const absl::StatusOr<std::vector<std::string>> now =
         lines.Next(static_cast<size_t>(options.batch_size));
     if (!now.ok()) return Annotate(now.status(), name);
     if (now->empty()) return absl::OkStatus();
+    const auto place = [&name, number](size_t i) {
+      return absl::StrCat(name, ":", number + static_cast<int64_t>(i) + 1);
+    };
     std::vector<std::vector<int64_t>> texts;
-    std::vector<std::string> places;
-    for (const std::string& line : *now) {
-      ++number;
-      places.push_back(absl::StrCat(name, ":", number));
-      absl::StatusOr<std::vector<int64_t>> ids = scorer.TokensOf(line);
-      if (!ids.ok()) return Annotate(ids.status(), places.back());
-      texts.push_back(*std::move(ids));
-    }
-    if (texts.empty()) continue;
-    std::string said;
-    const std::vector<double> scores = scorer.ScoresOf(texts);
-    for (size_t i = 0; i < scores.size(); ++i) {
-      if (!std::isfinite(scores[i])) {
-        return absl::OutOfRangeError(
-            absl::StrCat(places[i], ": the model's score is ", scores[i],
-                         ", which is no reward"));
+    std::vector<size_t> of_line;  // of each text
+    std::vector<absl::StatusOr<double>> said(now->size(), 0.0);
+    for (size_t i = 0; i < now->size(); ++i) {
+      absl::StatusOr<std::vector<int64_t>> ids = scorer.TokensOf((*now)[i]);
+      if (absl::IsOutOfRange(ids.status())) {
+        said[i] = ids.status();
+        continue;
       }
-      said += OutputRow(scores[i]);
+      if (!ids.ok()) return Annotate(ids.status(), place(i));
+      texts.push_back(*std::move(ids));
+      of_line.push_back(i);
     }
+    std::vector<double> scores;
+    if (!texts.empty()) scores = scorer.ScoresOf(texts);
+    for (size_t t = 0; t < scores.size(); ++t) {
+      if (!std::isfinite(scores[t])) {
+        return absl::OutOfRangeError(
+            absl::StrCat(place(of_line[t]), ": the model's score is ",
+                         scores[t], ", which is no reward"));
+      }
+      said[of_line[t]] = scores[t];
+    }
+    number += static_cast<int64_t>(now->size());
+    std::string text;
+    for (const absl::StatusOr<double>& one : said) text += OutputRow(one);
     // Weights may lie in files that change.
     CAPSTAN_RETURN_IF_ERROR(MappedFile::CheckAll());
-    CAPSTAN_RETURN_IF_ERROR(
-        WriteAll(output, said,
-                 options.output == "-" ? "standard output" : options.output));
+    CAPSTAN_RETURN_IF_ERROR(output->Write(text));
   }
 }
 
@@ -172,22 +207,24 @@ absl::StatusOr<int> Score(const ScoreOptions& options) {
         absl::StrCat("--model=", options.model, " has no tokenizer (",
                      generator.tokenizer_error.message(), ")"));
   }
+  if (options.gpu && !generator.group->device().is_cuda()) {
+    return FieldError("--gpu", "there is none that can be used here");
+  }
   Scorer scorer(options, generator);
-  int input = STDIN_FILENO, output = STDOUT_FILENO;
+  int input = STDIN_FILENO;
   std::string name = "standard input";
   if (options.input != "-") {
     name = FromCaller(options.input);
     input = open(name.c_str(), O_RDONLY | O_CLOEXEC);
     if (input < 0) return absl::ErrnoToStatus(errno, "--input=" + name);
   }
-  if (options.output != "-") {
-    const std::string path = FromCaller(options.output);
-    output = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (output < 0) return WriteError(path, errno);
+  absl::StatusOr<Output> output = Output::Open(options.output);
+  absl::Status status = output.status();
+  if (status.ok()) {
+    status = ScoreLines(options, scorer, input, name, &*output);
   }
-  const absl::Status status = ScoreLines(options, scorer, input, name, output);
   if (input != STDIN_FILENO) close(input);
-  if (output != STDOUT_FILENO) close(output);
+  if (status.ok()) status = output->Close();
   CAPSTAN_RETURN_IF_ERROR(status);
   return 0;
 }
@@ -217,6 +254,8 @@ void AddFlags(Flags& flags, ScoreOptions* options) {
       .Add("--threads", &options->threads,
            "Of this process; default: one a core")
       .Positive();
+  flags.Add("--gpu", &options->gpu,
+            "It is an error if there is no GPU to compute on");
   AddAdapterFlags(flags, &options->adapter);
   AddWeightsFlag(flags, &options->weights);
   AddTemplateFlags(flags, options);

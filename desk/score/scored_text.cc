@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/score/scored_text.h"
 
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,6 +15,7 @@
 #include "base/json.h"
 #include "base/json_parts.h"
 #include "base/status.h"
+#include "host/config/load_config.h"
 #include "plugins/sdk/lib/chat_variables.h"
 
 namespace capstan {
@@ -34,6 +37,35 @@ void AddMessages(absl::string_view list, std::vector<std::string>* messages) {
 bool IsAnswer(absl::string_view message) {
   const Json json = ParseJson<Json>(message);
   return json.is_object() && json.value("role", Json()) == "assistant";
+}
+
+// What an answer of several turns adds to a prompt that is a text, as the model
+// that gave it read it: only its own turns are ended.
+std::string Continuation(const Json& messages, const std::string& end) {
+  std::string text;
+  for (const Json& message : messages) {
+    if (!message.is_object()) continue;
+    const Json content = message.value("content", Json());
+    if (content.is_string()) text += content.get<std::string>();
+    if (message.value("role", Json()) == "assistant") text += end;
+  }
+  return text;
+}
+
+absl::Status CheckCharacters(const Tokenizer& tokenizer,
+                             const std::string& text) {
+  const absl::Status known = CheckKnown(tokenizer, text);
+  return known.ok() ? known : absl::OutOfRangeError(known.message());
+}
+
+// What readers of rows take without a max_length, unless the model has fewer
+// positions.
+constexpr int64_t kDefaultLength = 1024;
+
+// Of an answer.
+std::string EndOf(const Tokenizer& tokenizer) {
+  const int64_t eos = tokenizer.special_ids().eos;
+  return eos < 0 ? "" : tokenizer.Decode({eos});
 }
 
 // A line's prompt and answer, as texts or as messages.
@@ -62,7 +94,55 @@ absl::StatusOr<Conversation> PromptOf(const Json& row, absl::string_view json) {
 
 }  // namespace
 
+Reading ReadingOf(const google::protobuf::Any& train_data) {
+  using google::protobuf::FieldDescriptor;
+  Reading reading;
+  const auto config = Unpack(train_data);
+  if (!config.ok()) return reading;
+  const google::protobuf::Message& message = **config;
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  const auto field = [&message](const char* name, FieldDescriptor::Type type) {
+    const FieldDescriptor* const found =
+        message.GetDescriptor()->FindFieldByName(name);
+    return found != nullptr && found->type() == type && !found->is_repeated()
+               ? found
+               : nullptr;
+  };
+  if (const auto* const of = field("max_length", FieldDescriptor::TYPE_INT64)) {
+    const int64_t most = reflection.GetInt64(message, of);
+    reading.max_length = most > 0 ? most : kDefaultLength;
+  }
+  if (const auto* const of = field("truncation", FieldDescriptor::TYPE_ENUM)) {
+    reading.keeps_end = reflection.GetEnum(message, of)->name() == "KEEP_END";
+  }
+  if (const auto* const of =
+          field("chat_template_kwargs", FieldDescriptor::TYPE_STRING)) {
+    reading.chat_template_kwargs = reflection.GetString(message, of);
+  }
+  return reading;
+}
+
+ScoredTexts::ScoredTexts(const TaskSettings& settings,
+                         const Tokenizer& tokenizer, const Reading& reading)
+    : reading_(reading), settings_(settings), tokenizer_(tokenizer) {
+  if (settings_.chat_template_kwargs.empty()) {
+    settings_.chat_template_kwargs = reading.chat_template_kwargs;
+  }
+}
+
 absl::StatusOr<std::vector<int64_t>> ScoredTexts::TokensOf(
+    absl::string_view line) {
+  CAPSTAN_ASSIGN_OR_RETURN(std::vector<int64_t> ids, UncutTokensOf(line));
+  const int64_t more = static_cast<int64_t>(ids.size()) - reading_.max_length;
+  if (reading_.max_length > 0 && more > 0) {
+    const auto from =
+        reading_.keeps_end ? ids.begin() : ids.begin() + reading_.max_length;
+    ids.erase(from, from + more);
+  }
+  return ids;
+}
+
+absl::StatusOr<std::vector<int64_t>> ScoredTexts::UncutTokensOf(
     absl::string_view line) {
   const Json json = ParseJson<Json>(line);
   if (!json.is_object()) {
@@ -94,13 +174,19 @@ absl::StatusOr<std::vector<int64_t>> ScoredTexts::TokensOf(
     if (asked && !whole.messages.empty() && IsAnswer(whole.messages.back())) {
       whole.messages.pop_back();
     }
+    const auto turns = json.find("messages");
+    const bool several = asked && turns != json.end() && turns->is_array();
     if (whole.text.has_value() && answer->is_string()) {
-      return TokensOfText(*whole.text, answer->get<std::string>());
+      return TokensOfText(*whole.text,
+                          several ? Continuation(*turns, EndOf(tokenizer_))
+                                  : answer->get<std::string>());
     }
     if (whole.text.has_value()) {
       whole.messages = {Message("user", *whole.text)};
     }
-    if (answer->is_string()) {
+    if (several) {
+      AddMessages(JsonMember(line, "messages"), &whole.messages);
+    } else if (answer->is_string()) {
       whole.messages.push_back(
           Message("assistant", answer->get<std::string>()));
     } else {
@@ -118,10 +204,9 @@ absl::StatusOr<std::vector<int64_t>> ScoredTexts::TokensOf(
 absl::StatusOr<std::vector<int64_t>> ScoredTexts::TokensOfText(
     const std::string& prompt, const std::string& completion) const {
   std::string text = prompt + completion;
-  const int64_t eos = tokenizer_.special_ids().eos;
-  const std::string end = eos < 0 ? "" : tokenizer_.Decode({eos});
+  const std::string end = EndOf(tokenizer_);
   if (!absl::EndsWith(completion, end)) text += end;
-  CAPSTAN_RETURN_IF_ERROR(CheckKnown(tokenizer_, text));
+  CAPSTAN_RETURN_IF_ERROR(CheckCharacters(tokenizer_, text));
   const std::vector<int64_t> ids = tokenizer_.Encode(text);
   // What the tokenizer adds in front, unless the text spells it.
   constexpr int64_t kText = -1;  // no id
@@ -149,7 +234,7 @@ absl::StatusOr<std::vector<int64_t>> ScoredTexts::TokensOfChat(
   input.own_variables = chat.variables;
   CAPSTAN_ASSIGN_OR_RETURN(const RenderedChat rendered,
                            template_->RenderInput(input));
-  CAPSTAN_RETURN_IF_ERROR(CheckKnown(tokenizer_, rendered.text));
+  CAPSTAN_RETURN_IF_ERROR(CheckCharacters(tokenizer_, rendered.text));
   std::vector<int64_t> ids = tokenizer_.Encode(rendered.text);
   if (ids.empty()) return absl::InvalidArgumentError("is empty");
   return ids;

@@ -68,6 +68,37 @@ TEST_F(ScoredTextsTest, Conversations) {
   }
 }
 
+// All that followed the prompt, as the policy read it.
+TEST_F(ScoredTextsTest, AnswersOfSeveralTurns) {
+  const std::string turns =
+      R"(, "turn": 2, "messages": [{"role": "assistant", "content": "sum"}, )"
+      R"({"role": "tool", "content": "12"}, )"
+      R"({"role": "assistant", "content": "It is 12"}]})";
+  EXPECT_EQ(TextOf(R"({"text": "It is 12", "row": {"prompt": "7+5="})" + turns),
+            "7+5=sum<|im_end|>12It is 12<|im_end|>");
+  EXPECT_EQ(TextOf(R"({"text": "It is 12", "row": {"messages": [)"
+                   R"({"role": "user", "content": "7+5="}]})" +
+                   turns),
+            "<|im_start|>user\n7+5=<|im_end|>\n"
+            "<|im_start|>assistant\nsum<|im_end|>\n"
+            "<|im_start|>tool\n12<|im_end|>\n"
+            "<|im_start|>assistant\nIt is 12<|im_end|>\n");
+}
+
+TEST_F(ScoredTextsTest, WhatIsLongIsCutAsInTraining) {
+  Reading reading;
+  reading.max_length = 4;
+  const auto cut = [&] {
+    ScoredTexts texts(settings_, tokenizer_, reading);
+    return tokenizer_.Decode(*texts.TokensOf(R"({"text": "7+5=12"})"));
+  };
+  EXPECT_EQ(cut(), "7+5=");
+  reading.keeps_end = true;
+  EXPECT_EQ(cut(), "=12<|im_end|>");
+  reading.max_length = 7;
+  EXPECT_EQ(cut(), "7+5=12<|im_end|>");
+}
+
 TEST_F(ScoredTextsTest, WhatCantBeScored) {
   EXPECT_EQ(ErrorOf("{"), "isn't a JSON object");
   EXPECT_THAT(ErrorOf(R"({"prompt": "7+5="})"), HasSubstr("nothing to score"));

@@ -207,8 +207,11 @@ class RowMeasurer {
       return absl::OkStatus();
     });
     // As MeasureStep has computed all of them, this is one that can't be alone:
-    // of a pair of answers, say.
-    if (!made_.empty() && absl::IsInternal(computed)) return absl::OkStatus();
+    // of a pair of answers to one prompt, say.
+    if (!made_.empty() && objective().rollout_plan().rows_per_sample > 1 &&
+        absl::IsInternal(computed)) {
+      return absl::OkStatus();
+    }
     CAPSTAN_RETURN_IF_ERROR(computed);
     row->metrics = MetricsOf(loss);
     row->loss_sum = loss.sum.item<double>();

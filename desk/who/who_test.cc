@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,14 +12,20 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "desk/who/measure_rows.h"
 #include "desk/who/row_text.h"
 #include "desk/who/step_of_run.h"
 #include "desk/who/token_losses.h"
+#include "plugins/sdk/idle_for_test.h"
+#include "plugins/sdk/objective.h"
 #include "trainer/data/data_loader.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan {
 namespace {
@@ -294,6 +301,65 @@ TEST(ReadStepRecordTest, ADamagedCheckpointIsPassedOver) {
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(record->checkpoint, "");
   EXPECT_EQ(record->config_from, folder + "/config.pbtxt");
+}
+
+// Fails on a row by itself, as an objective of several rows' loss does, or one
+// with a fault.
+class NotAlone final : public Objective {
+ public:
+  explicit NotAlone(int64_t rows_per_sample) {
+    plan_.rows_per_sample = rows_per_sample;
+  }
+  absl::Status Check(Model&, const DatasetReader&) const override {
+    return absl::OkStatus();
+  }
+  int64_t CountTargets(const Batch&, const StepInfo&) const override {
+    return 1;
+  }
+  LossSum Compute(Model&, const Batch& batch, const StepInfo&,
+                  UnitRunner&) override {
+    if (batch.at("ids").size(0) == 1) throw std::logic_error("a row is alone");
+    LossSum loss;
+    loss.sum = at::zeros({}, at::kFloat);
+    loss.count = 1;
+    return loss;
+  }
+  absl::StatusOr<std::vector<int64_t>> Sample(Model&,
+                                              const std::vector<int64_t>&,
+                                              const SampleOptions&,
+                                              UnitRunner&) override {
+    return absl::UnimplementedError("");
+  }
+  bool has_rollouts() const override { return true; }
+  RolloutPlan rollout_plan() const override { return plan_; }
+  absl::Status Rollout(Model&, std::vector<Batch>*, const RolloutInfo&,
+                       UnitRunner&) override {
+    return absl::OkStatus();
+  }
+
+ private:
+  RolloutPlan plan_;
+};
+
+TEST(MeasureRowsTest, OnlyOfSeveralAnswersToAPromptOneCantBeAlone) {
+  const auto measure = [](int64_t rows_per_sample) {
+    RunParts parts;
+    parts.model = std::make_unique<IdleModel>(std::vector<ParameterSpec>(), 0);
+    parts.objective = std::make_unique<NotAlone>(rows_per_sample);
+    const Indices data;
+    MeasureRequest request;
+    request.parts = &parts;
+    request.data = &data;
+    request.rows.resize(2);
+    request.micro_batch_size = 2;
+    request.step = 1;
+    return MeasureRows(request);
+  };
+  const absl::StatusOr<MeasuredStep> pair = measure(2);
+  ASSERT_TRUE(pair.ok()) << pair.status();
+  EXPECT_FALSE(pair->rows[0].loss_sum.has_value());
+  EXPECT_THAT(std::string(measure(1).status().message()),
+              HasSubstr("a row is alone"));
 }
 
 }  // namespace

@@ -373,11 +373,11 @@ absl::StatusOr<Generator> LoadGenerator(
                            FindSources(model, adapter, context, runs));
   std::string text;
   MadeModel made;
+  absl::optional<RunConfig> run;
   if (runs.IsCheckpoint(sources.model)) {
     CAPSTAN_ASSIGN_OR_RETURN(text, runs.CheckpointConfig(sources.model));
   } else {
     // How texts are made, the run that trained the adapter says.
-    absl::optional<RunConfig> run;
     if (!sources.adapter.empty()) run = runs.RunOf(sources.adapter, context);
     if (!run.has_value()) run = runs.RunOf(sources.model, context);
     CAPSTAN_ASSIGN_OR_RETURN(text,
@@ -392,6 +392,8 @@ absl::StatusOr<Generator> LoadGenerator(
         sources.model, " is no model of texts: it can't write any"));
   }
   FindTokenizer(sources, &generator);
+  generator.train_data =
+      (run.has_value() ? *run : generator.loaded.config).train_data();
   generator.note = sources.note;
   return generator;
 }

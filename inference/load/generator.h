@@ -5,6 +5,7 @@
 #define CAPSTAN_INFERENCE_LOAD_GENERATOR_H_
 
 #include <ATen/core/Tensor.h>
+#include <google/protobuf/any.pb.h>
 
 #include <memory>
 #include <string>
@@ -49,6 +50,8 @@ struct Generator {
   absl::Status tokenizer_error;
   std::string note;    // for the user about an adapter's base; may be ""
   std::string folder;  // of the weights
+  // Of the run that trained the model, or the adapter; empty: isn't known.
+  google::protobuf::Any train_data;
   const RunFolders* runs = nullptr;  // who reads it
   WeightPlace place;
   // Which CUDA was set up with, where this process alone uses the model.

@@ -5,12 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/end_to_end/grpo_runs.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -20,53 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr char kWeights[] = "/final/model.safetensors";
-constexpr char kReward[] =
-    "reward { name: 'vowels' regex { pattern: '[a-e]{2}' } }";
-
-std::string Prompts() {
-  std::string text;
-  for (int i = 0; i < 40; ++i) {
-    absl::StrAppend(&text, "{\"prompt\": \"", i, "+", i * 7 % 50,
-                    "=\", \"answer\": \"", i + i * 7 % 50, "\"}\n");
-  }
-  return WriteText(NewTestFolder("data") + "/prompts.jsonl", text);
-}
-
-std::string Data(const std::string& path) {
-  return absl::StrCat("[plugin/capstan.chat.Config] { path: '", path,
-                      "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
-                      "' chat_template: 'chatml' kind: PROMPT max_length: 32 "
-                      "shuffle: true }");
-}
-
-// 16 answers a step, four to each prompt.
-RunText GrpoRun(const std::string& fields = "") {
-  RunText run;
-  run.Set("model",
-          "[plugin/capstan.llama.Config] { vocab_size: 4096 hidden_size: 32 "
-          "intermediate_size: 88 num_hidden_layers: 2 num_attention_heads: 4 "
-          "num_key_value_heads: 2 max_position_embeddings: 128 "
-          "bos_token_id: 1 eos_token_id: 2 }")
-      .Set("train_data", Data(Prompts()))
-      .Set("objective",
-           absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
-                        "max_new_tokens: 6 ",
-                        fields.empty() ? kReward : fields, " }"))
-      .Batch(2, 16)
-      .Train("max_steps: 6 deterministic: true log_every: 1");
-  return run;
-}
-
-void ExpectSameRun(const std::string& folder, const std::string& straight) {
-  EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(straight).losses());
-  EXPECT_EQ(ReadMetrics(folder).grad_norms(),
-            ReadMetrics(straight).grad_norms());
-  EXPECT_EQ(ReadMetrics(folder).Values("reward"),
-            ReadMetrics(straight).Values("reward"));
-  EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
-}
 
 // Groups are divided among micro-batches and ranks.
 TEST(GrpoRunTest, OneBitPatternHoweverItIsDivided) {
@@ -216,6 +172,24 @@ TEST(GrpoRunTest, AnotherStartIsNamed) {
   run.Train("resume: AUTO");
   ExpectOneError(RunTrainer({"--config=" + run.File()}),
                  {"its initial weights"});
+}
+
+// Be it in its place, while the run reads it for each rollout.
+TEST(GrpoRunTest, AStartThatIsReplacedMeanwhileIsNamed) {
+  const std::string start =
+      MustTrain(GrpoRun().Train("max_steps: 1")) + "/final";
+  RunText run = GrpoRun(absl::StrCat("beta: 0.1 ", kReward));
+  run.Set("model", absl::StrCat("[plugin/capstan.llama.Config] { pretrained: '",
+                                start, "' }"))
+      .Train("max_steps: 1000000 save_every: 1")
+      .Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(run.output()) >= 2; }))
+      << process.Wait().err;
+  const std::string weights = start + "/model.safetensors";
+  fs::last_write_time(weights,
+                      fs::last_write_time(weights) + std::chrono::hours(1));
+  ExpectOneError(process.Wait(), {"the weights in ", "have been replaced"});
 }
 
 TEST(GrpoRunTest, EvaluatesWithAnAnswerToEachPrompt) {
@@ -437,6 +411,53 @@ TEST(GrpoRunTest, LyingToolsAreNamedAndNothingIsLost) {
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
   ExpectOneError(result, {"the tools", "lies"});
   EXPECT_GE(CheckpointSteps(run.output()).back(), 1);
+}
+
+TEST(GrpoRunTest, IsStoppedWhileToolsAreWaitedFor) {
+  const std::string hung = NewTestFolder("hung") + "/hung";
+  RunText run = ToolRun("");
+  run.Set(
+         "objective",
+         absl::StrCat("[plugin/capstan.grpo.Config] { num_generations: 4 "
+                      "max_new_tokens: 30 tools { ",
+                      HangingProgram(hung, "'\"1+1=\"'"), " } ", kReward, " }"))
+      .Fsdp(2)
+      .Train("save_every: 1")
+      .Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()});
+  ASSERT_TRUE(process.WaitForFile(hung)) << process.Wait().err;
+  const int64_t before = NewestStep(run.output());
+  process.Signal(SIGTERM);
+  const TrainerResult result = process.Wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_LT(result.seconds, 100.0);
+  EXPECT_GE(NewestStep(run.output()), before);
+}
+
+TEST(GrpoRunTest, TheBestIsFoundByWhatEvaluationsMeasure) {
+  const auto best = [](const std::string& train) {
+    return GrpoRun()
+        .Set("eval_data", Data(Prompts()))
+        .Train(
+            absl::StrCat("max_steps: 2 eval_every: 1 keep_best: true ", train))
+        .Output(NewTestFolder("run") + "/out");
+  };
+  ExpectOneError(RunTrainer({"--config=" + best("").File()}),
+                 {"train.best_metric", "rollouts", "eval_reward"});
+  const RunText run = best("best_metric: 'eval_reward'");
+  MustTrain(run);
+  EXPECT_TRUE(
+      ReadJson(run.output() + "/summary.json")["best_eval_reward"].is_number());
+}
+
+TEST(GrpoRunTest, ARowThatLacksAFieldIsToldBeforeTraining) {
+  const std::string prompts = Prompts();
+  WriteText(prompts, ReadText(prompts) + "{\"prompt\": \"last=\"}\n");
+  RunText run = GrpoRun("reward { exact_match {} }");
+  run.Set("train_data", Data(prompts)).Output(NewTestFolder("run") + "/out");
+  ExpectOneError(RunTrainer({"--config=" + run.File()}),
+                 {"prompt 41 of 41", "last=", "answer"});
+  EXPECT_FALSE(fs::exists(run.output()));
 }
 
 TEST(GrpoRunTest, WrongConfigsAreNamed) {

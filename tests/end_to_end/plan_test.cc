@@ -580,5 +580,41 @@ TEST(PlanTest, AStrategyThatMayWorkIsNotReplaced) {
   EXPECT_EQ(ReadText(config), run.Text());
 }
 
+TEST(PlanRowsTest, AnswersAreAsLongAsPromptsAndNewTokens) {
+  const std::string rows =
+      WriteText(NewTestFolder("data") + "/rows.jsonl",
+                "{\"prompt\": \"7+5=\", \"answer\": \"12\"}\n");
+  const auto plan = [&rows](const char* fields) {
+    const RunText run =
+        Layers()
+            .Set("model",
+                 Llama(absl::StrCat(kSizes,
+                                    "num_hidden_layers: 8 vocab_size: 4096 "
+                                    "bos_token_id: 1 eos_token_id: 2")))
+            .Set("train_data",
+                 absl::StrCat("[plugin/capstan.chat.Config] { path: '", rows,
+                              "' tokenizer: '",
+                              Runfile("datasets/samples/tokenizer"),
+                              "' max_length: 64 kind: PROMPT }"))
+            .Set("objective",
+                 absl::StrCat("[plugin/capstan.grpo.Config] { reward { "
+                              "exact_match {} } num_generations: 4 ",
+                              fields, " }"))
+            .Batch(4, 8)
+            .Output(NewTestFolder("run") + "/out");
+    const TrainerResult result =
+        RunTrainer({"plan", "--config=" + run.File(), "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const nlohmann::json some = plan("max_new_tokens: 64"), most = plan("");
+  EXPECT_EQ(some["sequence_length"], 64 + 64);
+  EXPECT_EQ(most["sequence_length"], 64 + 256);
+  const auto activations = [](const nlohmann::json& json) {
+    return json["strategies"][0]["at_peak"]["activations"].get<double>();
+  };
+  EXPECT_NEAR(activations(most) / activations(some), 320.0 / 128.0, 0.1);
+}
+
 }  // namespace
 }  // namespace capstan

@@ -5,9 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -37,11 +40,29 @@ std::string ChatPair(int i) {
       "\"}]}\n");
 }
 
-std::string Pairs(const std::string& path) {
+std::string Pairs(const std::string& path, const std::string& template_is) {
   return absl::StrCat("[plugin/capstan.chat.Config] { path: '", path,
                       "' tokenizer: '", Runfile("datasets/samples/tokenizer"),
-                      "' chat_template: 'chatml' kind: PREFERENCE "
-                      "max_length: 96 }");
+                      "' kind: PREFERENCE max_length: 96 ", template_is, " }");
+}
+
+RunText RewardRun(const std::string& rows,
+                  const std::string& template_is = "chat_template: 'chatml'") {
+  const std::string config = WriteText(
+      NewTestFolder("model") + "/config.json",
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+          "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48,
+          "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "max_position_embeddings": 128,
+          "bos_token_id": 1, "eos_token_id": 2})");
+  return RunText()
+      .Set("model", absl::StrCat("[plugin/capstan.decoder.Config] { config: '",
+                                 config, "' score_head: true }"))
+      .Set("objective", "[plugin/capstan.reward.Config] {}")
+      .Set("train_data", Pairs(rows, template_is))
+      .Set("optimizer", "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
+      .Batch(4, 4)
+      .Train("max_steps: 6");
 }
 
 // A reward model's run.
@@ -49,32 +70,16 @@ const std::string& Trained() {
   static const std::string* const folder = [] {
     std::string rows;
     for (int i = 0; i < 8; ++i) rows += Pair(i) + ChatPair(i);
-    const std::string config = WriteText(
-        NewTestFolder("model") + "/config.json",
-        R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-            "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48,
-            "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "max_position_embeddings": 128,
-            "bos_token_id": 1, "eos_token_id": 2})");
-    return new std::string(MustTrain(
-        RunText()
-            .Set("model", absl::StrCat("[plugin/capstan.decoder.Config] { "
-                                       "config: '",
-                                       config, "' score_head: true }"))
-            .Set("objective", "[plugin/capstan.reward.Config] {}")
-            .Set("train_data", Pairs(File(rows)))
-            .Set("optimizer",
-                 "[plugin/capstan.adamw.Config] { learning_rate: 1e-2 }")
-            .Batch(4, 4)
-            .Train("max_steps: 6")));
+    return new std::string(MustTrain(RewardRun(File(rows))));
   }();
   return *folder;
 }
 
 std::vector<double> Score(const std::string& lines,
-                          std::vector<std::string> more = {}) {
+                          std::vector<std::string> more = {},
+                          const std::string& model = Trained()) {
   more.insert(more.begin(),
-              {"score", "--model=" + Trained(), "--input=" + File(lines)});
+              {"score", "--model=" + model, "--input=" + File(lines)});
   const TrainerResult result = RunTrainer(more);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   std::vector<double> scores;
@@ -93,19 +98,23 @@ std::string Line(const std::string& row, const char* answer) {
          "\n";
 }
 
+void ExpectAsEvaluated(const std::string& model, const std::string& row) {
+  const TrainerResult told =
+      RunTrainer({"eval", "--model=" + model, "--data=" + File(row), "--set",
+                  "eval_data.validation_fraction=0", "--json"});
+  ASSERT_EQ(told.exit_code, 0) << told.err;
+  const nlohmann::json eval = nlohmann::json::parse(told.out);
+  const std::vector<double> scores =
+      Score(Line(row, "chosen") + Line(row, "rejected"), {}, model);
+  ASSERT_EQ(scores.size(), 2);
+  // But for rounding, as evaluations don't compute deterministically.
+  EXPECT_NEAR(scores[0], eval["eval_rewards_chosen"], 1e-6);
+  EXPECT_NEAR(scores[1], eval["eval_rewards_rejected"], 1e-6);
+}
+
 TEST(ScoreTest, AsTheEvaluationHasIt) {
   for (const std::string& row : {Pair(3), ChatPair(5)}) {
-    const TrainerResult told =
-        RunTrainer({"eval", "--model=" + Trained(), "--data=" + File(row),
-                    "--set", "eval_data.validation_fraction=0", "--json"});
-    ASSERT_EQ(told.exit_code, 0) << told.err;
-    const nlohmann::json eval = nlohmann::json::parse(told.out);
-    const std::vector<double> scores =
-        Score(Line(row, "chosen") + Line(row, "rejected"));
-    ASSERT_EQ(scores.size(), 2);
-    // But for rounding, as evaluations don't compute deterministically.
-    EXPECT_NEAR(scores[0], eval["eval_rewards_chosen"], 1e-6);
-    EXPECT_NEAR(scores[1], eval["eval_rewards_rejected"], 1e-6);
+    ExpectAsEvaluated(Trained(), row);
   }
 }
 
@@ -125,16 +134,65 @@ TEST(ScoreTest, NoMatterWhatIsBesideIt) {
   EXPECT_EQ(CountLines(file), 7);
 }
 
-// To the model's positions, at its end.
-TEST(ScoreTest, WhatIsTooLongIsCut) {
-  std::string words;
-  for (int i = 0; i < 500; ++i) words += " many";
-  const auto line = [&words](const char* end) {
-    return absl::StrCat("{\"text\": \"So", words, end, "\"}\n");
+// As the run has cut its texts, whichever end it kept.
+TEST(ScoreTest, WhatIsTooLongIsCutAsInTraining) {
+  const auto many = [](int words) {
+    std::string text;
+    for (int i = 0; i < words; ++i) text += " many";
+    return text;
   };
-  const std::vector<double> scores = Score(line(" a") + line(" b"));
-  ASSERT_EQ(scores.size(), 2);
-  EXPECT_EQ(scores[0], scores[1]);
+  // Either end has where the answers differ.
+  const std::string row =
+      absl::StrCat("{\"prompt\": \"So", many(40), "\", \"chosen\": \" a",
+                   many(80), "\", \"rejected\": \" c", many(80), "\"}\n");
+  const std::string jinja =
+      WriteText(NewTestFolder("template") + "/template.jinja",
+                "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>"
+                "{% if loud %}!!{% endif %}{% endfor %}");
+  for (const char* const truncation : {"KEEP_START", "KEEP_END"}) {
+    SCOPED_TRACE(truncation);
+    const std::string model = MustTrain(
+        RewardRun(File(ChatPair(1) + Pair(2) + row),
+                  absl::StrCat("chat_template_file: '", jinja,
+                               "' chat_template_kwargs: '{\"loud\": true}' "
+                               "truncation: ",
+                               truncation))
+            .Batch(3, 3)
+            .Train("max_steps: 2"));
+    ExpectAsEvaluated(model, row);
+    ExpectAsEvaluated(model, ChatPair(5));
+  }
+}
+
+// Of the other lines nothing is lost.
+TEST(ScoreTest, WhatTheTokenizerDoesntKnowHasNoScore) {
+  const std::string folder = NewTestFolder("ascii");
+  std::filesystem::copy(Trained() + "/final", folder,
+                        std::filesystem::copy_options::recursive |
+                            std::filesystem::copy_options::overwrite_existing);
+  // Without line ends.
+  nlohmann::json tokenizer = ReadJson(folder + "/tokenizer.json");
+  nlohmann::json& vocab = tokenizer["model"]["vocab"];
+  nlohmann::json& merges = tokenizer["model"]["merges"];
+  const std::string end = "\u010a";
+  const auto has_end = [&end](const nlohmann::json& item) {
+    return absl::StrContains(item.dump(), end);
+  };
+  merges.erase(std::remove_if(merges.begin(), merges.end(), has_end),
+               merges.end());
+  vocab.erase(end);
+  WriteText(folder + "/tokenizer.json", tokenizer.dump());
+  const TrainerResult result =
+      RunTrainer({"score", "--model=" + folder,
+                  "--input=" + File("{\"text\": \"a\"}\n{\"text\": \"a\\nb\"}\n"
+                                    "{\"text\": \"a\"}\n")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> lines = absl::StrSplit(result.out, '\n');
+  ASSERT_EQ(lines.size(), 4);
+  EXPECT_EQ(lines[0], lines[2]);
+  const nlohmann::json none = nlohmann::json::parse(lines[1]);
+  EXPECT_TRUE(none["reward"].is_null());
+  EXPECT_THAT(none["reason"], HasSubstr("U+000A"));
 }
 
 TEST(ScoreTest, WhatIsWrongIsNamed) {
@@ -147,6 +205,13 @@ TEST(ScoreTest, WhatIsWrongIsNamed) {
   ExpectOneError(
       RunTrainer({"score", model, "--input=" + File("{\"text\": \"a\"}\n\n")}),
       {"rows.jsonl:2: isn't a JSON object"});
+  // Nor is half of it left.
+  const std::string folder = NewTestFolder("scores");
+  ExpectOneError(RunTrainer({"score", model, "--batch_size=1",
+                             "--output=" + folder + "/scores.jsonl",
+                             "--input=" + File("{\"text\": \"a\"}\n{}\n")}),
+                 {"rows.jsonl:2: has nothing to score"});
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
   ExpectOneError(RunTrainer({"score", "--model=/no/such/model"}),
                  {"--model=/no/such/model: no such folder"});
 }

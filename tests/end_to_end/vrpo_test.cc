@@ -90,6 +90,16 @@ TEST(VrpoTest, OneCurveWithTheInitialWeightsForTheReference) {
   ExpectOneCurve(VrpoRun());
 }
 
+// Its rows are the data's, so that evaluations have a loss.
+TEST(VrpoTest, TheBestIsThatOfTheLeastLoss) {
+  const std::string folder =
+      MustTrain(VrpoRun()
+                    .Set("adapter", kAdapter)
+                    .Set("eval_data", Data("PREFERENCE"))
+                    .Train("max_steps: 2 eval_every: 1 keep_best: true"));
+  EXPECT_TRUE(ReadJson(folder + "/summary.json")["best_eval_loss"].is_number());
+}
+
 // Of a pair both texts, computed by themselves.
 TEST(VrpoTest, WhoShowsPairs) {
   for (const bool adapter : {false, true}) {

@@ -224,6 +224,32 @@ TEST(RolloutTest, ForwardsMayHaveTheInitialWeights) {
   }
 }
 
+// A run that ends there saves what it has trained, not what it compares with.
+TEST(RolloutTest, AfterAFailureWithTheInitialWeightsTheMastersAreBack) {
+  const auto rolls = [](bool sharded, bool fails) {
+    return WithRollouts(
+        sharded, [fails](Model& model, std::vector<Batch>*,
+                         const RolloutInfo& info, UnitRunner& runner) {
+          return info.with_initial_weights([&] {
+            Forward(model, runner);
+            return fails && info.step == 4 ? absl::DataLossError("it is lost")
+                                           : absl::OkStatus();
+          });
+        });
+  };
+  for (const bool sharded : {false, true}) {
+    SCOPED_TRACE(sharded);
+    ToyRun failing = rolls(sharded, true);
+    EXPECT_THAT(MustFail(&failing), HasSubstr("it is lost"));
+    EXPECT_EQ(CheckpointSteps(failing.output_dir).back(), 3);
+    ToyRun resumed = rolls(sharded, false);
+    resumed.output_dir = failing.output_dir;
+    resumed.train = "max_steps: 5 resume: AUTO";
+    EXPECT_EQ(ReadMetrics(MustTrain(resumed)).losses(),
+              ReadMetrics(MustTrain(rolls(sharded, false))).losses());
+  }
+}
+
 // Rank 1 throws amid its forwards; the other is in one, or asks whether all are
 // done.
 TEST(RolloutTest, AThrowOnOneRankEndsAll) {

@@ -104,7 +104,7 @@ Json PlanAsJson(const Prepared& prepared, const GpuRoom& room) {
                {"micro_batch_size", job.batch.micro_batch_size},
                {"global_batch_size", job.batch.global_batch_size},
                {"accumulation", job.batch.accumulation},
-               {"sequence_length", job.parts.train_data->max_sequence_length()},
+               {"sequence_length", LongestRow(job)},
                {"strategies", strategies},
                {"notes", job.notes}};
   if (room.bytes > 0) json["room_of_gpu"] = room.for_tensors();
@@ -115,7 +115,7 @@ Json PlanAsJson(const Prepared& prepared, const GpuRoom& room) {
 // `fit`: the micro-batch is still to be chosen.
 std::string Heading(const Prepared& prepared, bool fit) {
   const TrainJob& job = prepared.job;
-  const int64_t length = job.parts.train_data->max_sequence_length();
+  const int64_t length = LongestRow(job);
   std::vector<std::pair<std::string, std::string>> rows = {
       {"ranks",
        absl::StrCat(prepared.processes, job.gpus > 0 ? " x GPU" : " x CPU")},

@@ -270,6 +270,17 @@ absl::Status CheckBestMetric(const Train& train, const RunParts& parts) {
   const std::string metric = BestMetric(train);
   if (!KeepsBest(train) && train.best_metric().empty()) return absl::OkStatus();
   const std::vector<std::string> known = EvaluationMetrics(parts);
+  // Rows that are several answers of the model's own to a sample.
+  const bool answers = parts.objective->has_rollouts() &&
+                       parts.objective->rollout_plan().rows_per_sample > 1;
+  if (train.best_metric().empty() && answers) {
+    return FieldError(
+        "best_metric",
+        absl::StrCat("must be set for keep_best and early_stopping_patience, "
+                     "as evaluations of an objective with rollouts of several "
+                     "answers have no loss, the default: set it to one of ",
+                     absl::StrJoin(known, ", ")));
+  }
   bool misspelt = false;
   for (const std::string& name : known) {
     if (name == metric) return absl::OkStatus();

@@ -120,6 +120,17 @@ bool ControlFile::Grown() const {
   return !path_.empty() && LengthOf(path_) != seen_;
 }
 
+bool ControlFile::AsksToStop() const {
+  if (!Grown()) return false;
+  ControlFile ahead = *this;
+  for (const absl::string_view line : absl::StrSplit(ahead.NewLines(), '\n')) {
+    std::string id;
+    const auto request = ParseRequest(std::string(line), &id);
+    if (request.ok() && request->what == Request::What::kStop) return true;
+  }
+  return false;
+}
+
 std::string ControlFile::NewLines() {
   if (path_.empty()) return "";
   seen_ = LengthOf(path_);

@@ -37,6 +37,8 @@ class ControlFile {
   absl::Status Begin(const std::string& folder, bool restarted);
   // Whether it has grown since NewLines. One stat.
   bool Grown() const;
+  // Whether NewLines would return a request to stop.
+  bool AsksToStop() const;
   // Returns whole lines that haven't been returned yet, of a file that others
   // may have cut; "" if it can't be read. In the place of a line that is too
   // long there is one that ParseRequest refuses.

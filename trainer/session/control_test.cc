@@ -90,6 +90,19 @@ TEST_F(ControlFileTest, GivesEachWholeLineOnce) {
   EXPECT_EQ(file_.NewLines(), "");
 }
 
+// And takes nothing.
+TEST_F(ControlFileTest, KnowsWhetherItAsksToStop) {
+  ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/false).ok());
+  const std::string save = R"({"do": "save"})", stop = R"({"do": "stop"})";
+  Append(save + "\n" + stop);
+  EXPECT_FALSE(file_.AsksToStop());
+  Append("\n");
+  EXPECT_TRUE(file_.AsksToStop());
+  EXPECT_TRUE(file_.AsksToStop());
+  EXPECT_EQ(file_.NewLines(), save + "\n" + stop + "\n");
+  EXPECT_FALSE(file_.AsksToStop());
+}
+
 TEST_F(ControlFileTest, AfterARestartItBeginsWithWhatIsThere) {
   Append("one\n");
   ASSERT_TRUE(file_.Begin(folder_, /*restarted=*/true).ok());

@@ -3,14 +3,21 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "host/config/load_config.h"
 #include "plugins/sdk/lib/initial_values.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -18,10 +25,37 @@
 namespace capstan {
 namespace {
 
+// The files of weights in the folder of the model that training starts from,
+// with their sizes and times; "" without one.
+std::string InitialFiles(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> files;
+  std::error_code error;
+  for (fs::directory_iterator file(folder, error), end; !error && file != end;
+       file.increment(error)) {
+    if (file->path().extension() != ".safetensors") continue;
+    struct stat info = {};
+    stat(file->path().c_str(), &info);
+    files.push_back(absl::StrCat(
+        file->path().filename().string(), " ", info.st_ino, " ", info.st_size,
+        " ", info.st_mtim.tv_sec, " ", info.st_mtim.tv_nsec));
+  }
+  std::sort(files.begin(), files.end());
+  return absl::StrJoin(files, "\n");
+}
+
 // A checkpoint doesn't have the initial weights, so that a resumed run reads
-// them anew.
+// them anew; and each rollout does.
 absl::Status CheckSame(Session* session) {
-  if (session->initial_weights_known) return absl::OkStatus();
+  const std::string folder = BaseModelOf(session->config).folder;
+  std::string files = InitialFiles(folder);
+  if (session->initial_weights_known) {
+    if (files == session->initial_files) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "model: the weights in ", folder,
+        ", with which this run compares, have been replaced since it began: "
+        "put those back, and go on"));
+  }
   uint32_t& known = session->state.initial_crc32c;
   CAPSTAN_ASSIGN_OR_RETURN(
       const uint32_t mine,
@@ -34,6 +68,7 @@ absl::Status CheckSame(Session* session) {
         " was started with: name the same pretrained model as then"));
   }
   known = mine;
+  session->initial_files = std::move(files);
   session->initial_weights_known = true;
   return absl::OkStatus();
 }

@@ -13,7 +13,8 @@ namespace capstan {
 // working copies, too; RolloutInfo::with_initial_weights. A copy of the present
 // masters is on their device until it returns. Collective. After an error of
 // `forwards` the masters are as they were, and the working copies aren't.
-// FAILED_PRECONDITION if a resumed run began with other weights.
+// FAILED_PRECONDITION if a resumed run began with other weights, or their files
+// are others than at the first call.
 absl::Status WithInitialWeights(Session* session,
                                 const std::function<absl::Status()>& forwards);
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/micro_batch.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/gpus.h"
@@ -11,8 +15,10 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/launch/rank_info.h"
+#include "host/config/load_config.h"
 #include "inference/evaluate/asking.h"
 #include "plugins/sdk/dataset.h"
+#include "plugins/sdk/options.pb.h"
 #include "plugins/sdk/token_model.h"
 #include "trainer/data/data_loader.h"
 #include "trainer/metrics/reporter.h"
@@ -67,7 +73,36 @@ bool HasLengths(const DatasetReader& data) {
   return data.size() > 0 && data.sample_length(0) > 0;
 }
 
+// The most tokens that answers add to what is read, where the objective's rows
+// are answers: what its config calls max_new_tokens, as causal objectives do.
+int64_t NewTokensOf(const TrainJob& job) {
+  const Objective& objective = *job.parts.objective;
+  if (!objective.has_rollouts() ||
+      objective.rollout_plan().rows_per_sample <= 1) {
+    return 0;
+  }
+  const auto config = Unpack(job.loaded.config.objective());
+  if (!config.ok()) return 0;
+  const auto* const field =
+      (*config)->GetDescriptor()->FindFieldByName("max_new_tokens");
+  using google::protobuf::FieldDescriptor;
+  if (field == nullptr || field->is_repeated() ||
+      field->type() != FieldDescriptor::TYPE_INT64) {
+    return 0;
+  }
+  int64_t tokens = (*config)->GetReflection()->GetInt64(**config, field);
+  if (tokens > 0) return tokens;
+  return absl::SimpleAtoi(field->options().GetExtension(default_value), &tokens)
+             ? tokens
+             : 0;
+}
+
 }  // namespace
+
+int64_t LongestRow(const TrainJob& job) {
+  const int64_t length = job.parts.train_data->max_sequence_length();
+  return length > 0 ? length + NewTokensOf(job) : 0;
+}
 
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   MemoryRequest request;
@@ -80,7 +115,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.strategy.deterministic =
       SumsAlongTree(job.loaded.config.train(), job.parts);
   request.samples = job.batch.micro_batch_size;
-  request.length = job.parts.train_data->max_sequence_length();
+  request.length = LongestRow(job);
   request.lengths_differ = HasLengths(*job.parts.train_data);
   for (const DatasetReader* data : job.parts.evaluated()) {
     request.evaluation_samples = job.evaluation_batch;

@@ -17,6 +17,10 @@ namespace capstan {
 class MicroSteps;
 struct Session;
 
+// The most tokens of a row that is trained on: what is read, and answers to it;
+// 0: the data isn't text.
+int64_t LongestRow(const TrainJob& job);
+
 // Returns what the job's memory depends on besides its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 

@@ -16,6 +16,7 @@
 #include "base/profile.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
+#include "cluster/launch/launcher.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/memory.h"
 #include "plugins/sdk/objective.h"
@@ -27,6 +28,9 @@
 
 namespace capstan {
 namespace {
+
+// Is thrown on all ranks at once, where the run is to stop.
+struct Stopped {};
 
 class Rollouts {
  public:
@@ -76,9 +80,12 @@ class Rollouts {
     info.all_done = [this, &group](bool done) {
       // Before other collectives.
       FinishForward();
-      double others[] = {done ? 0.0 : 1.0};
-      group.AllReduceHost(absl::MakeSpan(others));
-      return others[0] == 0.0;
+      double sums[] = {done ? 0.0 : 1.0, StopRequested() != 0 ? 1.0 : 0.0,
+                       session_.control.AsksToStop() ? 1.0 : 0.0};
+      group.AllReduceHost(absl::MakeSpan(sums));
+      if (sums[2] > 0.0) session_.control_requested = true;
+      if (sums[1] + sums[2] > 0.0) throw Stopped();
+      return sums[0] == 0.0;
     };
     info.all_sum = [this, &group](absl::Span<double> values) {
       FinishForward();
@@ -97,10 +104,14 @@ class Rollouts {
         };
     session_.runner.TakeRan();
     const WhoseCode code(session_.plugins.objective, "Rollout");
-    return Annotate(
-        session_.parts.objective->Rollout(*session_.parts.model, &batches_,
-                                          info, session_.runner),
-        Name());
+    try {
+      return Annotate(
+          session_.parts.objective->Rollout(*session_.parts.model, &batches_,
+                                            info, session_.runner),
+          Name());
+    } catch (const Stopped&) {
+      return absl::CancelledError("stopped in a rollout");
+    }
   }
 
   // Of a forward that has run.
@@ -168,6 +179,13 @@ absl::Status RollOut(Session* session, DataLoader& loader, StepInFlight* step) {
                     })),
                     *session, /*micro_batch=*/-1);
   session->phase = "";
+  if (absl::IsCancelled(mine)) {
+    step->left = true;
+    // All ranks have left it in the same place.
+    return session->StopIfCancelled(
+        AgreeOrStop(*session->group,
+                    session->control_requested ? mine : StopStatus(), "stop"));
+  }
   // The others may be in the collectives of a forward, or ask whether all are
   // done.
   return Annotate(AgreeAfterCollectives(*session->group, mine, "roll out"),

@@ -12,7 +12,9 @@ namespace capstan {
 // Reads all of the step's micro-batches and has the objective make them into
 // those that are trained on (Objective::Rollout); step->ahead then has them.
 // With Strategy::local_steps() each rank's own model computes, as in the step.
-// Collective: if a rank fails, all return an error.
+// Collective: if a rank fails, all return an error. Once a rank has a signal,
+// or a program asks the run to stop, all leave the rollout where they next ask
+// whether all are done, and step->left is true.
 absl::Status RollOut(Session* session, DataLoader& loader, StepInFlight* step);
 
 }  // namespace capstan

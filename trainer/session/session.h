@@ -137,6 +137,8 @@ struct Session : RunPlan {
   LoadedState loaded_model;
   // Whether state.initial_crc32c is of this process's model.
   bool initial_weights_known = false;
+  // The files that they came from then, with sizes and times.
+  std::string initial_files;
 
   // How far the run is.
   TrainState state;

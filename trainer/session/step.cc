@@ -40,6 +40,8 @@ absl::Status TrainStep::Run(DataLoader& loader) {
     const absl::Status rolled_out = RollOut(&session_, loader, &step);
     rollout_failed_ = !rolled_out.ok();
     CAPSTAN_RETURN_IF_ERROR(rolled_out);
+    left_ = step.left;
+    if (left_) return CatchUp();
   }
   CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
   CAPSTAN_ASSIGN_OR_RETURN(step, Reduce(std::move(step)));

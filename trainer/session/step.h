@@ -50,6 +50,9 @@ class TrainStep {
   bool concluded() const { return !issued_.has_value(); }
   // Whether Run's error is of a rollout, before which the last step is whole.
   bool rollout_failed() const { return rollout_failed_; }
+  // Whether Run has done no step, since the run is to stop. The last one's sums
+  // have been acted on.
+  bool left() const { return left_; }
 
   MicroSteps& micro_steps() { return micro_steps_; }
 
@@ -91,6 +94,7 @@ class TrainStep {
   Profiler* profiler_ = nullptr;
   DataOrder order_;
   bool rollout_failed_ = false;
+  bool left_ = false;
   std::unique_ptr<DeferredSums> deferred_;  // null: read before the update
   bool sums_exactly_ = false;               // in StepInFlight::exact
   MicroSteps micro_steps_;

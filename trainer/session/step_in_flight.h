@@ -28,6 +28,10 @@ struct StepInFlight {
   int64_t position = 0;       // of its first sample in the run's sequence
   CommunicationStats before;  // the group's, so far
 
+  // Whether it ends before it has begun to train: the run is to stop, and its
+  // rollout was left.
+  bool left = false;
+
   // Of this rank's micro-batches. Tensors are on the device, since reading them
   // would synchronize.
   std::deque<Batch> ahead;          // read before their turn

@@ -28,6 +28,7 @@
 #include "trainer/session/check_final.h"
 #include "trainer/session/due_actions.h"
 #include "trainer/session/explain_failure.h"
+#include "trainer/session/obey.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/rank_run.h"
 #include "trainer/session/session.h"
@@ -113,6 +114,11 @@ absl::Status Training::RunPhases() {
   const double began = MonotonicSeconds();
   while (session_.GoesOn()) {
     CAPSTAN_RETURN_IF_ERROR(Step());
+    if (run_.step.left()) {
+      // Which answers who has asked for it.
+      if (session_.control_requested) CAPSTAN_RETURN_IF_ERROR(Obey(&run_));
+      continue;
+    }
     CAPSTAN_RETURN_IF_ERROR(AfterStep());
     session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
@@ -131,7 +137,7 @@ absl::Status Training::Step() {
     return run_.checkpoints.SaveBefore(done);
   }
   CAPSTAN_RETURN_IF_ERROR(done);
-  run_.log.StepEnds();
+  if (!run_.step.left()) run_.log.StepEnds();
   return absl::OkStatus();
 }
 

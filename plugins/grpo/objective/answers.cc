@@ -219,15 +219,17 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
   return answers;
 }
 
+void RunIdleForward(TokenModel* model, UnitRunner& runner) {
+  const at::NoGradGuard no_gradients;
+  TokenInput input;
+  input.tokens = at::zeros({1, 1}, at::kLong);
+  model->LastLogits(input, runner);
+}
+
 void AwaitOthers(TokenModel* model,
                  const std::function<bool(bool done)>& all_done,
                  UnitRunner& runner) {
-  const at::NoGradGuard no_gradients;
-  while (!all_done(true)) {
-    TokenInput input;
-    input.tokens = at::zeros({1, 1}, at::kLong);
-    model->LastLogits(input, runner);
-  }
+  while (!all_done(true)) RunIdleForward(model, runner);
 }
 
 }  // namespace capstan::grpo

@@ -49,6 +49,9 @@ absl::StatusOr<std::vector<SampledAnswer>> SampleAnswers(
     const AnswerOptions& options,
     const std::function<bool(bool done)>& all_done, UnitRunner& runner);
 
+// Runs a forward of no use, for others' forwards that may contain collectives.
+void RunIdleForward(TokenModel* model, UnitRunner& runner);
+
 // After this rank's last SampleAnswers: runs forwards until other ranks, which
 // may sample more, are done, too.
 void AwaitOthers(TokenModel* model,

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "kernels/to_device.h"
 #include "plugins/grpo/objective/advantages.h"
+#include "plugins/grpo/objective/check_rows.h"
 #include "plugins/grpo/objective/preferences.h"
 #include "plugins/objective/common/token_objective.h"
 #include "plugins/sdk/lib/field_check.h"
@@ -203,10 +204,7 @@ absl::Status Grpo::Check(Model& model, const DatasetReader& data) const {
         tools_->CheckPrompt(tokenizer_->Decode(PromptsOf(batch)[0]), row),
         "tools: the first prompt"));
   }
-  const absl::Status rewarded = rewards_->CheckRow(row);
-  // A field is wrong for any row.
-  return FieldOf(rewarded).has_value() ? rewarded
-                                       : Annotate(rewarded, "the first prompt");
+  return CheckRows(data, *rewards_);
 }
 
 int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
@@ -241,6 +239,7 @@ std::vector<MetricTags> Grpo::metrics() const {
     tags.push_back({absl::StrCat("train/", name), ""});
   };
   for (const std::string& name : AnswerMetricNames()) add(name);
+  tags[0].eval = "eval/reward";  // of Summarize, for train.best_metric
   for (const std::string& name : config_.kind() == POLICY_GRADIENT
                                      ? MetricNames(loss_)
                                      : PreferenceMetrics(config_.kind())) {
@@ -391,7 +390,8 @@ absl::Status Grpo::RollOut(Model& model, const Places& places,
       std::vector<Conversation> answers,
       Converse(model.token_model(), places.questions, places.texts, sampling_,
                *tokenizer_, tools_.get(), info.all_done, runner));
-  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores, Score(answers));
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
+                           Score(info.all_done, &answers));
   rollouts_.assign(info.global_batch_size, {});
   for (const Places::Row& row : places.rows) {
     grpo::Rollout& out = rollouts_[row.place];
@@ -489,10 +489,30 @@ void Grpo::SetReference(Model& model, const Places& places,
 }
 
 absl::StatusOr<Rewards::Scores> Grpo::Score(
-    absl::Span<const Conversation> conversations) {
-  std::vector<Answer> answers;
-  for (const Conversation& one : conversations) answers.push_back(one.answer());
-  return rewards_->Score(answers);
+    const std::function<bool(bool done)>& all_done,
+    std::vector<Conversation>* conversations) {
+  struct Work {
+    std::shared_ptr<Rewards> rewards;
+    std::vector<Conversation> conversations;
+    absl::StatusOr<Rewards::Scores> scores = absl::UnknownError("not asked");
+  };
+  const auto work =
+      std::make_shared<Work>(Work{rewards_, std::move(*conversations)});
+  side_.Begin([work] {
+    std::vector<Answer> answers;
+    for (const Conversation& one : work->conversations) {
+      answers.push_back(one.answer());
+    }
+    work->scores = work->rewards->Score(answers);
+    return work->scores.status();
+  });
+  // No rank runs forwards any more.
+  bool ended = side_.Ended();
+  while (!all_done(ended)) ended = side_.Ended();
+  if (!ended) return absl::CancelledError("rewards were waited for");
+  CAPSTAN_RETURN_IF_ERROR(side_.Take());
+  *conversations = std::move(work->conversations);
+  return std::move(work->scores);
 }
 
 absl::StatusOr<std::vector<double>> Grpo::Measure(
@@ -515,10 +535,11 @@ absl::StatusOr<std::vector<double>> Grpo::Measure(
   constexpr int64_t kAtOnce = 64;
   if (options.rows == 0) options.rows = kAtOnce;
   CAPSTAN_ASSIGN_OR_RETURN(
-      const std::vector<Conversation> answers,
+      std::vector<Conversation> answers,
       Converse(model.token_model(), questions, rows, options, *tokenizer_,
                tools_.get(), info.all_done, runner));
-  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores, Score(answers));
+  CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
+                           Score(info.all_done, &answers));
   // Reward, length, those cut off and their number, calls and failures; each
   // reward and its number.
   std::vector<double> sums(kFirstReward + 2 * scores.values.size(), 0.0);

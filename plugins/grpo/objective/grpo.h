@@ -12,6 +12,7 @@
 #define CAPSTAN_PLUGINS_GRPO_OBJECTIVE_GRPO_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "plugins/grpo/objective/grpo.pb.h"
 #include "plugins/grpo/objective/losses.h"
 #include "plugins/grpo/objective/rollouts.h"
+#include "plugins/grpo/objective/side_thread.h"
 #include "plugins/grpo/objective/turns.h"
 #include "plugins/grpo/rewards/rewards.h"
 #include "plugins/objective/common/causal_sampler.h"
@@ -71,8 +73,11 @@ class Grpo final : public CausalObjective {
                             const RolloutInfo& info, UnitRunner& runner);
   // Under the model as it is.
   void SetReference(Model& model, const Places& places, UnitRunner& runner);
+  // While it waits for programs the run can be stopped, by `all_done`, as in
+  // Converse. `conversations` stay as they are, unless it is.
   absl::StatusOr<Rewards::Scores> Score(
-      absl::Span<const Conversation> conversations);
+      const std::function<bool(bool done)>& all_done,
+      std::vector<Conversation>* conversations);
   // Of each answer, in the order of kAnswerMetrics.
   std::vector<std::string> AnswerMetricNames() const;
 
@@ -80,11 +85,13 @@ class Grpo final : public CausalObjective {
   LossOptions loss_;
   AnswerOptions sampling_;
   RolloutPlan plan_;
-  std::unique_ptr<Rewards> rewards_;
+  std::shared_ptr<Rewards> rewards_;
   std::unique_ptr<ToolProgram> tools_;  // null: none
   // Of the training data, from Check on; and the most tokens of a row.
   mutable const Tokenizer* tokenizer_ = nullptr;
   mutable int64_t longest_ = 0;
+
+  SideThread side_;  // asks rewards_
 
   bool more_steps_ = false;  // train on rollouts_
   // Of the first step that trains on rollouts_, RolloutInfo::first_position;

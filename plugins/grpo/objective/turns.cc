@@ -122,19 +122,30 @@ void ToolProgram::Prepare(const DatasetReader& data) {
 }
 
 absl::StatusOr<std::vector<size_t>> ToolProgram::Reply(
-    absl::Span<Conversation* const> conversations, int64_t max_new_tokens) {
-  std::vector<std::string> lines;
+    absl::Span<Conversation* const> conversations, int64_t max_new_tokens,
+    const std::function<bool()>& wait) {
+  struct Work {
+    std::shared_ptr<RestartedProgram> program;
+    std::vector<std::string> lines;
+    std::vector<ToolReply> replies;
+  };
+  const auto work = std::make_shared<Work>(Work{program_});
   for (const Conversation* conversation : conversations) {
-    lines.push_back(AnswerJson(conversation->answer()));
+    work->lines.push_back(AnswerJson(conversation->answer()));
   }
-  std::vector<ToolReply> replies(lines.size());
-  CAPSTAN_RETURN_IF_ERROR(Annotate(
-      program_->Ask(lines,
-                    [&replies](size_t i, absl::string_view line) {
-                      CAPSTAN_ASSIGN_OR_RETURN(replies[i], ToolReplyOf(line));
-                      return absl::OkStatus();
-                    }),
-      "the tools"));
+  std::vector<ToolReply>& replies = work->replies;
+  replies.resize(work->lines.size());
+  side_.Begin([work] {
+    return work->program->Ask(
+        work->lines, [&work](size_t i, absl::string_view line) {
+          CAPSTAN_ASSIGN_OR_RETURN(work->replies[i], ToolReplyOf(line));
+          return absl::OkStatus();
+        });
+  });
+  while (!side_.Ended()) {
+    if (!wait()) return absl::CancelledError("tools were waited for");
+  }
+  CAPSTAN_RETURN_IF_ERROR(Annotate(side_.Take(), "the tools"));
   std::vector<size_t> on;
   for (size_t i = 0; i < replies.size(); ++i) {
     absl::StatusOr<bool> goes_on =
@@ -188,6 +199,12 @@ absl::StatusOr<std::vector<Conversation>> Converse(
   std::vector<size_t> speaking(all.size());  // whose turn it is
   std::iota(speaking.begin(), speaking.end(), 0);
   std::vector<Question> further;
+  // Other ranks may be at their forwards.
+  const auto wait = [&] {
+    if (all_done(false)) return false;
+    RunIdleForward(model, runner);
+    return true;
+  };
   for (int64_t turn = 1; !speaking.empty(); ++turn) {
     CAPSTAN_ASSIGN_OR_RETURN(
         std::vector<SampledAnswer> sampled,
@@ -203,8 +220,9 @@ absl::StatusOr<std::vector<Conversation>> Converse(
       asking.push_back(&one);
     }
     if (tools == nullptr || turn == tools->max_turns()) break;
-    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<size_t> on,
-                             tools->Reply(asking, options.max_new_tokens));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const std::vector<size_t> on,
+        tools->Reply(asking, options.max_new_tokens, wait));
     speaking.clear();
     further.clear();
     for (const size_t i : on) {

@@ -19,6 +19,7 @@
 #include "plugins/grpo/objective/answers.h"
 #include "plugins/grpo/objective/grpo.pb.h"
 #include "plugins/grpo/objective/reply_writer.h"
+#include "plugins/grpo/objective/side_thread.h"
 #include "plugins/grpo/rewards/restarted_program.h"
 #include "plugins/grpo/rewards/reward.h"
 #include "plugins/sdk/dataset.h"
@@ -74,9 +75,11 @@ class ToolProgram {
 
   // Lets the program say something after the last turn of each, in one go.
   // What doesn't fit into `max_new_tokens` with another token isn't said, and
-  // truncates the answer. Returns which of them go on.
+  // truncates the answer. Returns which of them go on. While the program hasn't
+  // replied it calls `wait` ten times a second; CANCELLED once that is false.
   absl::StatusOr<std::vector<size_t>> Reply(
-      absl::Span<Conversation* const> conversations, int64_t max_new_tokens);
+      absl::Span<Conversation* const> conversations, int64_t max_new_tokens,
+      const std::function<bool()>& wait);
 
   int64_t max_turns() const { return max_turns_; }  // 0: any
 
@@ -84,14 +87,16 @@ class ToolProgram {
   absl::StatusOr<bool> Say(const ToolReply& reply, int64_t max_new_tokens,
                            Conversation* conversation);
 
-  std::unique_ptr<RestartedProgram> program_;
+  std::shared_ptr<RestartedProgram> program_;
+  SideThread side_;  // asks it
   int64_t max_turns_ = 0;
   std::unique_ptr<ReplyWriter> writer_;
 };
 
 // Samples the answers of all questions, in order, of which `rows` are the
 // prompts' rows, and has `tools`, unless it is null, reply to their turns. This
-// rank runs as many forwards as the one that needs most, by `all_done`. An
+// rank runs as many forwards as the one that needs most, by `all_done`, also
+// while it waits for the tools. An
 // answer depends on model, prompt, seed and tools alone. Errors: SampleAnswers'
 // and those of the tools.
 absl::StatusOr<std::vector<Conversation>> Converse(

@@ -22,6 +22,9 @@ namespace {
 
 // Between the end of a program's output and its own.
 constexpr double kEndSeconds = 2.0;
+// How long a line that nobody asked for is waited for behind those that
+// somebody did: it would be told of the next question's answers otherwise.
+constexpr int kMoreMilliseconds = 5;
 
 }  // namespace
 
@@ -104,7 +107,9 @@ absl::Status LineProgram::Ask(absl::string_view text, size_t count,
     if (fds[0].revents != 0) open = Read();
     CAPSTAN_RETURN_IF_ERROR(TakeLines(wanted, lines));
   }
-  return absl::OkStatus();
+  pollfd more = {from_, POLLIN, 0};
+  if (poll(&more, 1, kMoreMilliseconds) > 0) Read();
+  return TakeLines(wanted, lines);
 }
 
 bool LineProgram::Read() {

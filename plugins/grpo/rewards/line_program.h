@@ -30,9 +30,10 @@ class LineProgram {
 
   // Sends `text`, whole lines, and appends what it says to *lines, without line
   // ends, until there are `count`. Meanwhile it may write before it has read
-  // all. Errors, after which this object is of no use: UNAVAILABLE if it dies
-  // or closes its input or output, DEADLINE_EXCEEDED, and INVALID_ARGUMENT if
-  // it says more than it was asked, or a line of more than kMostLineBytes.
+  // all. Looks for more lines than these for some milliseconds. Errors, after
+  // which this object is of no use: UNAVAILABLE if it dies or closes its input
+  // or output, DEADLINE_EXCEEDED, and INVALID_ARGUMENT if it says more than it
+  // was asked, or a line of more than kMostLineBytes.
   absl::Status Ask(absl::string_view text, size_t count, double limit_seconds,
                    std::vector<std::string>* lines);
 

@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <memory>
@@ -21,6 +22,7 @@
 #include "plugins/grpo/rewards/kinds.h"
 #include "plugins/grpo/rewards/program_reward.h"
 #include "plugins/grpo/rewards/reply.h"
+#include "plugins/grpo/rewards/row_field.h"
 #include "plugins/sdk/lib/field_check.h"
 
 namespace capstan::grpo {
@@ -33,7 +35,9 @@ constexpr double kDefaultSeconds = 600.0;
   ::capstan::Program program;
   program.words = {"trainer", "score", absl::StrCat("--model=", config.path()),
                    absl::StrCat("--threads=", threads)};
+  if (!config.gpu().empty()) program.words.emplace_back("--gpu");
   program.path = "/proc/self/exe";
+  program.dies_with_parent = true;
   program.variables = {absl::StrCat("CUDA_VISIBLE_DEVICES=", config.gpu())};
   return program;
 }
@@ -49,10 +53,18 @@ std::string ErrorIn(const std::string& printed) {
 
 class ModelReward final : public RewardFunction {
  public:
-  explicit ModelReward(const RewardModel& config) : config_(config) {}
+  explicit ModelReward(const RewardModel& config)
+      : config_(config),
+        seconds_(config.has_timeout_seconds() ? config.timeout_seconds()
+                                              : kDefaultSeconds) {}
 
-  // Has the model score some answer to the row.
+  // Has the model score some answer to the first row; others must have a
+  // prompt, too.
   absl::Status CheckRow(absl::string_view row) const override {
+    if (loads_) {
+      return RowField(row, "messages").ok() ? absl::OkStatus()
+                                            : RowField(row, "prompt").status();
+    }
     const ScratchFolder folder;
     CAPSTAN_RETURN_IF_ERROR(folder.status());
     const std::string line = folder.path() + "/line";
@@ -65,22 +77,32 @@ class ModelReward final : public RewardFunction {
     program.input = open(line.c_str(), O_RDONLY | O_CLOEXEC);
     program.output = ::capstan::Program::kNull;
     program.errors = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    const absl::StatusOr<ChildEnd> end = RunProgram(program);
+    const absl::StatusOr<pid_t> child = StartProgram(program);
     close(program.input);
     close(program.errors);
-    CAPSTAN_RETURN_IF_ERROR(end.status());
-    if (end->ok()) return absl::OkStatus();
+    CAPSTAN_RETURN_IF_ERROR(child.status());
+    const absl::optional<ChildEnd> end = WaitFor(*child, seconds_);
+    if (!end.has_value()) {
+      kill(*child, SIGKILL);
+      WaitFor(*child);
+      return FieldError("timeout_seconds",
+                        absl::StrCat(config_.path(), " hasn't scored a text ",
+                                     "within ", seconds_, " s; raise it"));
+    }
+    if (end->ok()) {
+      loads_ = true;
+      return absl::OkStatus();
+    }
     CAPSTAN_ASSIGN_OR_RETURN(const std::string printed, ReadWholeFile(log));
-    return FieldError("path", ErrorIn(printed));
+    std::string error = ErrorIn(printed);
+    return FieldError(absl::StartsWith(error, "--gpu") ? "gpu" : "path", error);
   }
 
   absl::StatusOr<std::vector<double>> Score(
       absl::Span<const Answer> answers) override {
     if (program_ == nullptr) {
       program_ = NewProgramReward(std::make_unique<RestartedProgram>(
-          ScoreProgram(config_, at::get_num_threads()),
-          config_.has_timeout_seconds() ? config_.timeout_seconds()
-                                        : kDefaultSeconds,
+          ScoreProgram(config_, at::get_num_threads()), seconds_,
           RestartedProgram::kDefaultRestarts));
     }
     return program_->Score(answers);
@@ -88,6 +110,8 @@ class ModelReward final : public RewardFunction {
 
  private:
   const RewardModel config_;
+  const double seconds_;
+  mutable bool loads_ = false;               // CheckRow has found so
   std::unique_ptr<RewardFunction> program_;  // null: Score wasn't called yet
 };
 

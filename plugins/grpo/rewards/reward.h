@@ -33,8 +33,8 @@ struct Answer {
 };
 
 // Its Create starts nothing: programs start at the first Score. Not
-// thread-safe, and of one thread: what it starts may end with the thread that
-// called Score.
+// thread-safe, and Score is called on one thread, another than Create and
+// CheckRow: what it starts may end with that thread.
 class RewardFunction : public Part {
  public:
   // Checks a row of the data, so that a field that is missing is told before

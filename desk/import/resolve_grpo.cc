@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Learning from rewards: what TRL's GRPOConfig and trl/scripts/grpo.py say.
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "desk/import/resolve.h"
+
+namespace capstan::import {
+namespace {
+
+constexpr char kRewards[] = "@reward_funcs";
+
+std::vector<std::string> Items(const std::string& list) {
+  return absl::StrSplit(list, absl::ByAnyChar("[,\" ]"), absl::SkipEmpty());
+}
+
+// The reward number `i` of the config, of one of TRL's names. False: it isn't
+// here.
+bool AddReward(const std::string& name, const std::string& at, Draft* draft) {
+  if (name == "accuracy_reward") {
+    draft->SetQuoted(at + "math_answer.field", "solution", name);
+    draft->Differ(kRewards,
+                  "accuracy_reward compares by math_verify there, here "
+                  "math_answer by Minerva's rules (docs/grpo.md)");
+  } else if (name == "think_format_reward") {
+    draft->SetQuoted(at + "regex.pattern",
+                     "(?s)^<think>(?!.*<think>)(.*?)</think>.*$", name);
+  } else if (name == "get_soft_overlong_punishment") {
+    draft->Set(at + "length.max_tokens", "1280", name);
+    draft->Set(at + "length.buffer", "256", name);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void ResolveRewards(Draft* draft) {
+  const std::vector<std::string> weights =
+      Items(draft->Text("@reward_weights"));
+  size_t rewards = 0;  // of the config
+  size_t names = 0;    // of the peer
+  const auto place = [&rewards] {
+    return absl::StrCat("objective.reward#", rewards, ".");
+  };
+  const auto weigh = [&] {
+    if (names < weights.size()) {
+      draft->Set(place() + "weight", weights[names], "reward_weights");
+    }
+    ++rewards;
+    ++names;
+  };
+  if (draft->Has("@reward_model")) {
+    draft->SetQuoted(place() + "model.path",
+                     draft->Path(draft->Text("@reward_model")),
+                     draft->Origin("@reward_model"));
+    weigh();
+  }
+  for (const std::string& name : Items(draft->Text(kRewards))) {
+    if (AddReward(name, place(), draft)) {
+      weigh();
+      continue;
+    }
+    ++names;
+    draft->Lose(kRewards,
+                absl::StrCat(name,
+                             " isn't here: ask it as a reward { program "
+                             "{ .. } } of objective (docs/grpo.md)"));
+  }
+  if (rewards > 0) return;
+  draft->Note(Effect::kLost, "the rewards", "", "objective.reward",
+              "no file names one that is here: set objective.reward");
+}
+
+}  // namespace
+
+void ResolveGrpo(const std::string& origin, Draft* draft) {
+  draft->Set("objective", "capstan.grpo", origin);
+  draft->EraseAll("objective",
+                  "label_smoothing simpo_gamma desirable_weight "
+                  "undesirable_weight");
+  draft->CopyAll("objective",
+                 "@num_generations @max_new_tokens @advantage @clip_low "
+                 "@clip_high @clip_most @updates_per_rollout @sequence_ratios "
+                 "@mask_truncated @unbiased_kl @temperature @top_k @top_p "
+                 "@min_p @repetition_penalty");
+  draft->Copy("@loss_type", "objective.loss");
+  if (draft->Raw("@loss_type") == "bnpo") {
+    draft->Differ(
+        "@loss_type",
+        "the mean is over the tokens of a step, not of a micro-batch");
+  }
+  ResolveRewards(draft);
+}
+
+}  // namespace capstan::import

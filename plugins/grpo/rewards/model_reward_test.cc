@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A reward model whose program, this one in place of the trainer, hangs or
+// fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "plugins/grpo/rewards/kinds.h"
+
+namespace capstan::grpo {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Is what `trainer score` becomes, before there is a main().
+const bool kIsScore = [] {
+  const std::string words = ReadWholeFile("/proc/self/cmdline").value();
+  if (!absl::StartsWith(words, std::string("trainer\0score\0", 14))) {
+    return false;
+  }
+  if (absl::StrContains(words, "--gpu")) {
+    std::cerr << "ERROR: --gpu: there is none\n";
+    _exit(1);
+  }
+  if (absl::StrContains(words, "--model=runs/good")) _exit(0);
+  for (;;) pause();
+}();
+
+absl::Status Check(const RewardModel& config) {
+  EXPECT_FALSE(kIsScore);
+  const MadeReward reward = NewModel(config);
+  EXPECT_TRUE(reward.ok()) << reward.status();
+  return (*reward)->CheckRow("{\"prompt\": \"7+5=\"}");
+}
+
+TEST(ModelRewardTest, OneThatHangsIsToldBeforeTraining) {
+  RewardModel config;
+  config.set_path("runs/judge");
+  config.set_timeout_seconds(0.2);
+  const absl::Status status = Check(config);
+  EXPECT_EQ(FieldOf(status).value_or(""), "timeout_seconds");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("runs/judge hasn't scored a text within 0.2 s"));
+}
+
+// Rather than computing on the CPU.
+TEST(ModelRewardTest, AGpuThatIsntThereIsToldBeforeTraining) {
+  RewardModel config;
+  config.set_path("runs/judge");
+  config.set_gpu("0");
+  const absl::Status status = Check(config);
+  EXPECT_EQ(FieldOf(status).value_or(""), "gpu");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("there is none"));
+}
+
+TEST(ModelRewardTest, EachRowNeedsAPrompt) {
+  RewardModel config;
+  config.set_path("runs/good");
+  const MadeReward reward = NewModel(config);
+  ASSERT_TRUE(reward.ok()) << reward.status();
+  EXPECT_TRUE((*reward)->CheckRow("{\"prompt\": \"7+5=\"}").ok());
+  EXPECT_TRUE((*reward)->CheckRow("{\"messages\": []}").ok());
+  EXPECT_THAT(
+      std::string((*reward)->CheckRow("{\"question\": \"\"}").message()),
+      HasSubstr("prompt"));
+}
+
+}  // namespace
+}  // namespace capstan::grpo
