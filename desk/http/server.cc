@@ -195,9 +195,7 @@ std::string HttpServer::Address() const {
 
 std::string HttpServer::Url() const {
   if (options_.key.empty()) return Address();
-  return absl::StrCat(
-      Address(), "?",
-      httplib::detail::params_to_query_str({{"key", options_.key}}));
+  return httplib::append_query_params(Address(), {{"key", options_.key}});
 }
 
 httplib::Server::HandlerResponse HttpServer::Admit(
