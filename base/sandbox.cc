@@ -35,9 +35,9 @@ constexpr uint32_t kX32Bit = 0x40000000;
 constexpr uint64_t kTruncate = uint64_t{1} << 14;  // ABI 3
 
 // What a program may not do at all; it fails with EPERM. By topic: network,
-// and io_uring, which can do all of this unseen; other processes; files' owners
-// and permissions, which Landlock doesn't know; what processes of a user share;
-// the machine.
+// and io_uring, which can do all of this unseen; other processes; files'
+// owners, permissions and times, which Landlock doesn't know; memory that no
+// limit counts; what processes of a user share; the machine.
 constexpr int kDenied[] = {
     SYS_socket,
     SYS_connect,
@@ -53,7 +53,12 @@ constexpr int kDenied[] = {
     SYS_chmod,
     SYS_chown,
     SYS_lchown,
+    SYS_utime,
+    SYS_utimes,
+    SYS_futimesat,
 #endif
+    SYS_utimensat,
+    SYS_memfd_create,
     SYS_ptrace,
     SYS_process_vm_readv,
     SYS_process_vm_writev,

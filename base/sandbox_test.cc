@@ -105,6 +105,7 @@ TEST_F(SandboxTest, OthersFilesStayAsTheyAre) {
   const std::string file = absl::StrCat(others.path(), "/file");
   ASSERT_TRUE(WriteWholeFile(file, "kept").ok());
   ExpectDenied(absl::StrCat("import os; os.chmod('", file, "', 0)"));
+  ExpectDenied(absl::StrCat("import os; os.utime('", file, "', (1, 1))"));
   if (syscall(SYS_landlock_create_ruleset, nullptr, 0,
               LANDLOCK_CREATE_RULESET_VERSION) < 1) {
     GTEST_SKIP() << "this kernel has no Landlock";
@@ -114,6 +115,10 @@ TEST_F(SandboxTest, OthersFilesStayAsTheyAre) {
   ExpectDenied(absl::StrCat("import os; os.rename('", file, "', 'mine')"));
   ExpectDenied(absl::StrCat("import os; os.mkdir('", others.path(), "/new')"));
   EXPECT_EQ(ReadWholeFile(file).value(), "kept");
+}
+
+TEST_F(SandboxTest, NoMemoryThatNoLimitCounts) {
+  ExpectDenied("import os; os.memfd_create('x')");
 }
 
 TEST_F(SandboxTest, Limits) {

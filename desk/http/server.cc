@@ -80,7 +80,8 @@ void Refuse(int status, const std::string& why, httplib::Response* response) {
 }
 
 // Of the library's own refusals.
-std::string WhatIsWrong(int status, const std::string& path) {
+std::string WhatIsWrong(int status, const httplib::Request& request) {
+  const std::string& path = request.path;
   switch (status) {
     case 400:
       return "the request isn't well-formed HTTP";
@@ -89,7 +90,12 @@ std::string WhatIsWrong(int status, const std::string& path) {
     case 405:
       return absl::StrCat(path, " takes no such method");
     case 413:
-      return "the request's body is too large";
+      // The library reads 8 KiB of a form at most.
+      return absl::StrContains(request.get_header_value("Content-Type"),
+                               "form-urlencoded")
+                 ? "the request's body is too large for a form, which it says "
+                   "it is: send Content-Type: application/json"
+                 : "the request's body is too large";
     case 414:
       return "the request's address is too long";
     default:
@@ -155,8 +161,7 @@ void HttpServer::Explain(const httplib::Request& request,
     response.status = 405;
     response.set_header("Allow", route->allowed);
   }
-  SendError(response.status, WhatIsWrong(response.status, request.path),
-            &response);
+  SendError(response.status, WhatIsWrong(response.status, request), &response);
 }
 
 HttpServer::~HttpServer() { Stop(); }
@@ -245,7 +250,7 @@ httplib::Server::HandlerResponse HttpServer::Admit(
                   "KEY\", or open the address that the server has printed");
   }
   if (body.bytes > options_.most_body_bytes) {
-    return refuse(413, WhatIsWrong(413, request.path));
+    return refuse(413, WhatIsWrong(413, request));
   }
   // The library would make gigabytes of megabytes.
   const std::string encoding = request.get_header_value("Content-Encoding");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -97,12 +98,15 @@ void Curves::Add(int64_t step, absl::string_view name, double value,
                  int32_t times) {
   Series* const series = Named(name);
   if (series == nullptr) return;
+  series->latest = value;
+  if (!std::isfinite(value)) return;
   while (step / width_ >= most_buckets_) Widen();
   last_ = std::max(last_, step);
+  constexpr double kMost = std::numeric_limits<float>::max();
+  value = std::clamp(value, -kMost, kMost);
   const auto single = static_cast<float>(value);
   const CurveBucket added = {static_cast<int32_t>(step / width_), times, single,
                              single, value * times};
-  series->latest = value;
   std::vector<CurveBucket>& buckets = series->buckets;
   if (buckets.empty() || buckets.back().at < added.at) {
     buckets.push_back(added);

@@ -77,7 +77,7 @@ std::string StateText(const RunReader& run) {
     case RunReader::State::kReading:
       return "reading its files";
     case RunReader::State::kWaiting:
-      return "has no metrics yet";
+      return run.step() > 0 ? "its files are gone" : "has no metrics yet";
     case RunReader::State::kRunning:
       return "running";
     case RunReader::State::kSilent:

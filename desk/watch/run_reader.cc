@@ -59,11 +59,13 @@ bool ReadMetricsLine(absl::string_view line, simdjson::dom::parser* parser,
   for (const auto& [key, value] : object) {
     double number = 0.0;
     bool flag = false;
-    if (value.get(number) != simdjson::SUCCESS) {
+    if (value.is_null()) {
+      number = std::nan("");  // it wasn't finite
+    } else if (value.get(number) != simdjson::SUCCESS) {
       if (value.get(flag) != simdjson::SUCCESS || !flag) continue;
       number = 1.0;  // "skipped": true
     }
-    if (key == "step" || !std::isfinite(number)) continue;
+    if (key == "step") continue;
     use(static_cast<int64_t>(step), absl::string_view(key.data(), key.size()),
         number);
   }
@@ -158,8 +160,10 @@ void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
                         if (step < step_) GoBack(step, offset);
                         step_ = step;
                         curves_.Add(step, key, value);
-                        if (key == "time") time = value;
-                        if (key == "step_seconds") seconds = value;
+                        if (key == "time" && value > 0.0) time = value;
+                        if (key == "step_seconds" && value > 0.0) {
+                          seconds = value;
+                        }
                         trained = trained || key == "loss";
                       });
   if (!whole) return;

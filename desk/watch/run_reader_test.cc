@@ -90,7 +90,18 @@ TEST_F(RunReaderTest, HowFarItIs) {
   EXPECT_EQ(run_->SecondsLeft(), 60 * 2.0);
   EXPECT_EQ(run_->Latest().at("eval_loss"), 3.5);
   EXPECT_EQ(Loss(40), 960.0);
-  Write("summary.json", "{\"status\": \"completed\", \"steps\": 40}");
+  // A loss that isn't finite takes the place of the last that was.
+  Write("metrics.jsonl", Steps(1, 40) +
+                             "{\"step\": 40, \"eval_loss\": 3.5}\n"
+                             "{\"step\": 41, \"loss\": null}\n"
+                             "{\"step\": 41, \"eval_loss\": 1e308}\n");
+  Poll();
+  EXPECT_EQ(run_->step(), 41);
+  EXPECT_TRUE(
+      std::isfinite(run_->curves().Find("eval_loss")->buckets.back().mean()));
+  EXPECT_TRUE(std::isnan(run_->Latest().at("loss")));
+  EXPECT_EQ(Loss(40), 960.0);
+  Write("summary.json", "{\"status\": \"completed\", \"steps\": 41}");
   Poll();
   EXPECT_EQ(run_->state(), State::kEnded);
   EXPECT_EQ(StateText(*run_), "completed");

@@ -169,7 +169,7 @@ std::string Progress(const RunReader& run, int columns) {
     parts.push_back(absl::StrFormat("%s %.4f", key, value->second));
   }
   for (const auto& [key, value] : latest) {
-    if (!absl::EndsWith(key, "_per_second")) continue;
+    if (!absl::EndsWith(key, "_per_second") || !std::isfinite(value)) continue;
     parts.push_back(absl::StrCat(WithCommas(std::llround(value)), " ",
                                  key.substr(0, key.find("_per_second")), "/s"));
   }

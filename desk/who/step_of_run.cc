@@ -33,6 +33,7 @@ void ReadMetrics(const std::string& folder, StepRecord* record) {
     if (!absl::StrContains(line, mark)) return;
     const Json json = ParseJson<Json>(line);
     if (!json.is_object() || !json.contains("loss")) return;
+    record->done = true;
     record->loss = NumberOf(json, "loss");
     record->grad_norm = NumberOf(json, "grad_norm");
   });

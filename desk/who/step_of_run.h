@@ -53,7 +53,9 @@ struct StepRecord {
   // is none.
   std::string later_checkpoint;
   absl::optional<TrainState> after;
-  // What metrics.jsonl has; unset if there is no such step (yet).
+  // What metrics.jsonl has; unset if there is no such step (yet), or if it
+  // wasn't finite.
+  bool done = false;  // there is
   absl::optional<double> loss;
   absl::optional<double> grad_norm;
 };

@@ -381,7 +381,9 @@ std::string LossText(const Asked& asked, const MeasuredStep& step) {
   std::string text = absl::StrFormat("%.4f", step.loss);
   const absl::optional<double>& recorded = asked.record.loss;
   if (!recorded.has_value()) {
-    return absl::StrCat(text, "; the run hasn't done this step");
+    return absl::StrCat(text, asked.record.done
+                                  ? "; the run's wasn't finite"
+                                  : "; the run hasn't done this step");
   }
   absl::StrAppendFormat(&text, ", metrics.jsonl has %.4f", *recorded);
   if (asked.exact) {

@@ -158,6 +158,10 @@ TEST(StepRecordTest, RanksAndMetricsOfAResumedRun) {
   EXPECT_EQ(fourth->world_size, 2);
   EXPECT_EQ(fourth->loss, 2.125);
   EXPECT_EQ(fourth->grad_norm, 0.5);
+  EXPECT_FALSE(ReadStepRecord(folder, 5)->done);
+  std::ofstream(folder + "/metrics.jsonl", std::ios::app)
+      << "\n{\"step\": 5, \"loss\": null}\n";
+  EXPECT_TRUE(ReadStepRecord(folder, 5)->done);
   EXPECT_FALSE(ReadStepRecord(folder, 5)->loss.has_value());
   // The run was longer once than its config says now; but not that long.
   std::ofstream(folder + "/config.pbtxt") << "train {\n  max_steps: 3\n}\n";

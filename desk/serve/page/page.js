@@ -65,7 +65,7 @@ async function answer() {
   const talk = get('talk');
   const began = performance.now();
   const mine = conversation;
-  let text = '', usage = null;
+  let text = '', usage = null, end = '';
   running = new AbortController();
   get('send').textContent = 'Stop';
   say('Waiting …');
@@ -80,6 +80,7 @@ async function answer() {
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       if (event.usage) usage = event.usage;
+      end = event.choices?.[0]?.finish_reason || end;
       const delta = event.choices?.[0]?.delta?.content;
       if (!delta) continue;
       if (!text) say('Writing …');
@@ -89,7 +90,9 @@ async function answer() {
       if (below) talk.scrollTop = talk.scrollHeight;
     }
     const seconds = (performance.now() - began) / 1000;
-    say(usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${Number(seconds.toPrecision(2))} s` : '');
+    const cut = end === 'length' ?
+        '; cut off: that is all that "Most tokens" and the model\'s positions allow' : '';
+    say(usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${Number(seconds.toPrecision(2))} s${cut}` : '');
   } catch (error) {
     if (error.name === 'AbortError') {
       say('Stopped');

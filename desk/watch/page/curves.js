@@ -44,7 +44,7 @@ const curveGrid = element('div', {class: 'grid'});
 const leftOut = element('p', {class: 'soft'});  // what has no chart
 
 function titleOf(metric) {
-  return TITLES[metric] || metric.replace(/^eval_/, 'Evaluation: ')
+  return Object.hasOwn(TITLES, metric) ? TITLES[metric] : metric.replace(/^eval_/, 'Evaluation: ')
       .replaceAll('_', ' ').replace(/^./, (first) => first.toUpperCase());
 }
 
@@ -227,7 +227,7 @@ function marks() {
 }
 
 function markColor(kind) {
-  return cssColor(MARK_COLORS[kind] || '--soft');
+  return cssColor(Object.hasOwn(MARK_COLORS, kind) ? MARK_COLORS[kind] : '--soft');
 }
 
 function markDash(kind) {

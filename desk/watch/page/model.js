@@ -36,6 +36,9 @@ function take(update) {
   const run = runs[update.index];
   const {curves, ...parts} = update;
   Object.assign(run, parts);
+  for (const [name, value] of Object.entries(parts.status?.latest || {})) {
+    run.status.latest[name] = value ?? NaN;  // JSON has no NaN
+  }
   if (curves) takeCurves(run, curves);
   if (update.config) nameRuns();
   return Object.keys(update);

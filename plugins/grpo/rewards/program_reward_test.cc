@@ -250,8 +250,11 @@ TEST(ProgramRewardTest, OneThatLeavesALineOut) {
                                         "and sys.stdout.flush()"));
   config.set_timeout_seconds(1);
   config.set_restarts(1);
+  ::testing::internal::CaptureStderr();
   EXPECT_THAT(ErrorOf(config, {"a", "bb", "ccc"}),
-              HasSubstr("after 1 restarts"));
+              HasSubstr("after 1 restart;"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("asked for answer 3 of 3: it is started anew"));
   EXPECT_THAT(*ScoresOf(config, {"a", "ccc"}), ElementsAre(1, 3));
 }
 

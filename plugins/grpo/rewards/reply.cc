@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Unset if it is neither a number that a float can be, nor null.
+// Unset if it is neither a number that a float can hold, nor null.
 absl::optional<double> NumberOf(const Json& value) {
   if (value.is_null()) return std::nan("");
   if (!value.is_number()) return absl::nullopt;
@@ -60,7 +60,8 @@ absl::StatusOr<double> RewardOfLine(absl::string_view line) {
   }
   if (number.has_value()) return *number;
   return absl::InvalidArgumentError(absl::StrCat(
-      Quoted(line), " isn't a number, {\"reward\": number} or null"));
+      Quoted(line),
+      " isn't a number that a float can hold, {\"reward\": number} or null"));
 }
 
 absl::StatusOr<std::vector<double>> RewardsOfBody(absl::string_view body,

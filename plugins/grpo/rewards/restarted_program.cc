@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugins/grpo/rewards/restarted_program.h"
 
+#include <iostream>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -45,13 +46,20 @@ absl::Status RestartedProgram::Ask(absl::Span<const std::string> lines,
     program_ = nullptr;
     const bool again =
         absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-    if (again && restarts < restarts_) continue;
     std::string message =
         absl::StrCat("the program ", child_.words[0], " ", status.message());
     if (again) {
+      absl::StrAppend(&message, ", asked for answer ", taken + 1, " of ",
+                      lines.size());
+      if (restarts < restarts_) {
+        std::cerr << absl::StrCat("capstan.grpo: ", message,
+                                  ": it is started anew and asked for all\n");
+        continue;
+      }
       absl::StrAppend(
-          &message, ", asked for answer ", taken + 1, " of ", lines.size(),
-          ", after ", restarts, " restarts; look at what it printed, or raise ",
+          &message, ", after ", restarts,
+          restarts == 1 ? " restart" : " restarts",
+          "; look at what it printed, or raise ",
           absl::IsUnavailable(status) ? "restarts" : "timeout_seconds");
     }
     return WithMessage(status, message);

@@ -89,7 +89,7 @@ TEST(RewardsTest, ErrorsNameTheReward) {
   EXPECT_EQ(
       (*rewards)->Score({Made("4", "{\"answer\": 1}", 1)}).status().message(),
       "the reward judge: the program sh said of answer 1 of 1: \"bad\" "
-      "isn't a number, {\"reward\": number} or null");
+      "isn't a number that a float can hold, {\"reward\": number} or null");
 }
 
 TEST(RewardsTest, ATotalThatNoFloatHoldsIsAnError) {
