@@ -120,10 +120,11 @@ absl::StatusOr<LoadedConfig> ConfigOfFiles(const DataOptions& options,
         "command/flag");
   }
   LoadedConfig loaded;
+  std::string kind;
   for (const std::string& text : readings.configs) {
     CAPSTAN_ASSIGN_OR_RETURN(loaded, ParseConfig(text, "trainer data", context,
                                                  options.run.overrides));
-    if (FirstGoodRow(loaded.config.train_data()).has_value()) break;
+    if (FirstGoodRow(loaded.config.train_data(), &kind).has_value()) break;
   }
   return loaded;
 }

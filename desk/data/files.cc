@@ -42,7 +42,7 @@ const KindReader& ReaderOf(FileKind kind) {
        {"[plugin/capstan.chat.Config] { kind: PREFERENCE FILES LENGTH }",
         "[plugin/capstan.chat.Config] { kind: UNPAIRED FILES LENGTH }",
         "[plugin/capstan.chat.Config] { FILES LENGTH }",
-        // Prompts without answers, as it reads any conversation.
+        // Prompts without answers.
         "[plugin/capstan.chat.Config] { kind: PROMPT FILES LENGTH }",
         "[plugin/capstan.chat.Config] { FILES LENGTH }"}},
       {"learning histories",
@@ -81,15 +81,20 @@ FileKind KindOfFile(const std::string& file) {
              : FileKind::kText;
 }
 
-absl::optional<DataRow> FirstGoodRow(const google::protobuf::Any& reader) {
+absl::optional<DataRow> FirstGoodRow(const google::protobuf::Any& reader,
+                                     std::string* kind) {
+  constexpr char kNoKind[] = "AUTO";
   absl::optional<DataRow> good;
   const VisitRowsFunction visit = VisitRowsOf(TypeOf(reader));
   if (visit == nullptr) return good;
+  const bool known = *kind != kNoKind;
   int64_t rows = 0;
   visit(reader.value(), [&](const RowsOfReader&, const DataRow& row) {
-    if (row.status.ok()) good = row;
-    return row.status.ok() || ++rows == kFirstRows ? absl::CancelledError()
-                                                   : absl::OkStatus();
+    *kind = row.kind;
+    const bool taken = row.status.ok() && !(row.is_prompt && known);
+    if (taken) good = row;
+    return taken || ++rows == kFirstRows ? absl::CancelledError()
+                                         : absl::OkStatus();
   }).IgnoreError();
   return good;
 }

@@ -34,8 +34,11 @@ absl::StatusOr<FileReadings> ReadingsOf(const std::vector<std::string>& files,
                                         int64_t length);
 
 // The first of a reader's rows that can be read; nullopt if none of its first
-// rows can, or the reader, which is loaded, doesn't show rows (rows.h).
-absl::optional<DataRow> FirstGoodRow(const google::protobuf::Any& reader);
+// rows can, or the reader, which is loaded, doesn't show rows (rows.h). `kind`
+// is what the reading before took the rows for, and becomes what this one does:
+// as a prompt any conversation can be read, so only rows of no other kind are.
+absl::optional<DataRow> FirstGoodRow(const google::protobuf::Any& reader,
+                                     std::string* kind);
 
 }  // namespace capstan
 

@@ -98,10 +98,11 @@ absl::Status LookAtRows(const std::vector<std::string>& plugin_path,
   const RunTokenizer tokenizer({folder.path()});
   const auto readings = ReadingsOf({look->path}, 0);
   absl::optional<DataRow> row;
+  std::string kind;
   for (size_t i = 0; readings.ok() && i < readings->configs.size(); ++i) {
     const auto loaded =
         ParseConfig(readings->configs[i], "init", DefaultConfigContext(&host));
-    if (loaded.ok()) row = FirstGoodRow(loaded->config.train_data());
+    if (loaded.ok()) row = FirstGoodRow(loaded->config.train_data(), &kind);
     if (row.has_value()) break;
   }
   // The reader will say what it is.
