@@ -57,6 +57,7 @@ function lineStyle(color, dash, order) {
     pointStyle: 'line',
     pointRadius: 0,
     pointHitRadius: 6,
+    clip: 6,  // dots on the frame are whole
     order,
   };
 }

@@ -306,6 +306,7 @@ function optionsOf(metric, datasets) {
         ticks: {
           maxRotation: 0,
           precision: 0,
+          includeBounds: false,
           callback: (x) => AXES[view.x].text(x),
         },
       },
