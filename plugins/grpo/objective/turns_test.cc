@@ -264,7 +264,7 @@ TEST_F(TurnsTest, ThoseThatDieOrHangAreNamed) {
   EXPECT_THAT(ErrorOf(config),
               AllOf(HasSubstr("the tools: the program /usr/bin/python3 ended "
                               "with exit code 3, asked for answer 1 of "),
-                    HasSubstr("after 1 restarts")));
+                    HasSubstr("after 1 restart;")));
   config = Python("time.sleep(1000)");  // sleeps: what hangs
   config.mutable_program()->set_restarts(0);
   config.mutable_program()->set_timeout_seconds(0.3);
