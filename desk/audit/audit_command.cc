@@ -237,7 +237,8 @@ std::string AsJson(const Audited& audited) {
 }
 
 void AddFlags(Flags& flags, AuditOptions* options) {
-  flags.Add("RUN", &options->run, "A run's folder, such as runs/NAME/latest")
+  flags.Add("run", &options->run, "A run's folder (runs/NAME/latest)")
+      .Type("RUN")
       .Required();
   flags
       .Add("--step", &options->steps,

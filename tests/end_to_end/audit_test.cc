@@ -64,8 +64,8 @@ TEST_F(AuditTest, OneChainHoweverTheRunIsDivided) {
   EXPECT_EQ(chain.size(), 64u);
   EXPECT_THAT(ReadText(folder + "/final/README.md"), HasSubstr(chain));
   EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Ddp(2))), chain);
-  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Zero2(2).Batch(4, 8))), chain);
-  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Fsdp(4).Batch(1, 8))), chain);
+  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Zero2(2))), chain);
+  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Fsdp(4))), chain);
   EXPECT_NE(ChainOf(MustTrain(SmallRun(corpus_).Train("seed: 9"))), chain);
 }
 
@@ -99,10 +99,9 @@ TEST_F(AuditTest, StepsRunAgainAreTheSame) {
   Json audit = Audit(folder, {"--step=5,1"});
   EXPECT_EQ(audit["again"], Json({1, 5}));
   EXPECT_EQ(audit["difference"], nullptr);
-  // Another strategy, ranks and micro-batch.
-  audit = Audit(folder,
-                {"--step=6", "--set", "strategy=capstan.fsdp", "--set",
-                 "launch.processes=4", "--set", "batch.micro_batch_size=1"});
+  // Another strategy, and other ranks.
+  audit = Audit(folder, {"--step=6", "--set", "strategy=capstan.fsdp", "--set",
+                         "launch.processes=4"});
   EXPECT_EQ(audit["difference"], nullptr);
   audit = Audit(folder, {"--sample=2", "--seed=3"});
   EXPECT_EQ(audit["again"].size(), 2u);
