@@ -69,6 +69,11 @@ absl::StatusOr<Audited> Read(const AuditOptions& options) {
   }
   CAPSTAN_RETURN_IF_ERROR(receipts.status());
   audited.receipts = *std::move(receipts);
+  if (audited.receipts.lines.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(audited.folder, "/", kReceiptsFile,
+                     " has no whole line: it isn't what a run has written"));
+  }
   for (const Line& line : audited.receipts.lines) {
     if (line.contains("step"))
       audited.steps.insert(line["step"].get<int64_t>());
