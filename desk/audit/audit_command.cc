@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/types/optional.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -23,6 +25,7 @@
 #include "desk/audit/steps_again.h"
 #include "desk/run_folder/run_record.h"
 #include "host/config/load_config.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/metrics/console.h"
@@ -39,7 +42,7 @@ struct AuditOptions {
   std::string run;
   std::vector<int64_t> steps;
   int64_t sample = 0;
-  uint64_t seed = 0;
+  absl::optional<int64_t> seed;  // unset: nobody can foresee it
   std::string sign;
   std::string key;
   bool json = false;
@@ -52,11 +55,31 @@ struct Audited {
   Receipts receipts;
   std::set<int64_t> steps;     // that have a line
   int64_t begun = 0;           // processes
+  int64_t steps_lost = 0;      // up to which the run went, but no line
+  std::string gaps;            // steps without a line, for users
+  int64_t seed = 0;            // what --sample was drawn by
   bool deterministic = false;  // the newest of them
   std::string signature;       // what is known of it, for users
   std::vector<int64_t> again;  // steps that were run again
   absl::optional<ReceiptDifference> difference;
 };
+
+// "101 to 200, 250"; "": none.
+std::string Gaps(const Audited& audited) {
+  std::vector<std::string> gaps;
+  absl::optional<int64_t> before;
+  std::set<int64_t> steps = audited.steps;
+  if (audited.steps_lost > 0) steps.insert(audited.steps_lost + 1);
+  for (const int64_t step : steps) {
+    if (before.has_value() && step > *before + 1) {
+      gaps.push_back(step == *before + 2
+                         ? absl::StrCat(step - 1)
+                         : absl::StrCat(*before + 1, " to ", step - 1));
+    }
+    before = step;
+  }
+  return absl::StrJoin(gaps, ", ");
+}
 
 absl::StatusOr<Audited> Read(const AuditOptions& options) {
   Audited audited;
@@ -75,12 +98,20 @@ absl::StatusOr<Audited> Read(const AuditOptions& options) {
                      " has no whole line: it isn't what a run has written"));
   }
   for (const Line& line : audited.receipts.lines) {
-    if (line.contains("step"))
-      audited.steps.insert(line["step"].get<int64_t>());
-    if (!line.contains("how")) continue;
-    ++audited.begun;
-    audited.deterministic = line["how"].value("deterministic", false);
+    if (IsStepReceipt(line)) audited.steps.insert(StepOfReceipt(line));
+    if (line.contains("run")) ++audited.begun;
+    const auto how = line.find("how");
+    if (how == line.end() || !how->is_object()) continue;
+    audited.deterministic = how->find("deterministic") != how->end() &&
+                            (*how)["deterministic"] == true;
   }
+  for (const StoredCheckpoint& stored : WholeCheckpoints(audited.folder)) {
+    if (audited.steps.empty() || stored.step > *audited.steps.rbegin()) {
+      audited.steps_lost = stored.step;
+    }
+    break;  // the newest
+  }
+  audited.gaps = Gaps(audited);
   return audited;
 }
 
@@ -92,8 +123,8 @@ absl::Status CheckSignature(const std::string& key, Audited* audited) {
   const std::vector<Line>& lines = audited->receipts.lines;
   const auto found =
       std::find_if(lines.begin(), lines.end(), [&](const Line& line) {
-        return line.value("seal", "") == receipts.seal &&
-               line.value("chain", "") == receipts.chain;
+        return ReceiptText(line, "seal") == receipts.seal &&
+               ReceiptText(line, "chain") == receipts.chain;
       });
   if (found == lines.end()) {
     return absl::DataLossError(
@@ -115,7 +146,7 @@ absl::Status SignNow(const std::string& key, Audited* audited) {
   }
   const ReceiptChain& chain = audited->receipts.chain;
   const std::string path = audited->folder + "/receipts.sig";
-  const int64_t step = *audited->steps.rbegin();
+  const int64_t step = StepOfReceipt(audited->receipts.lines.back());
   CAPSTAN_RETURN_IF_ERROR(Sign({step, chain.chain(), chain.seal()}, key, path));
   audited->signature = absl::StrCat("written to ", path);
   return absl::OkStatus();
@@ -125,6 +156,14 @@ absl::Status SignNow(const std::string& key, Audited* audited) {
 absl::StatusOr<std::set<int64_t>> StepsToRun(const AuditOptions& options,
                                              const Audited& audited) {
   std::set<int64_t> steps;
+  if (options.seed.has_value() && options.sample == 0) {
+    return FieldError("--seed", "is for --sample");
+  }
+  if (!options.overrides.empty() && options.steps.empty() &&
+      options.sample == 0) {
+    return FieldError(
+        "--set", "is for steps run again: name them by --step or --sample");
+  }
   for (const int64_t step : options.steps) {
     if (audited.steps.count(step) == 0) {
       return FieldError(
@@ -140,7 +179,8 @@ absl::StatusOr<std::set<int64_t>> StepsToRun(const AuditOptions& options,
   const std::vector<int64_t> all(audited.steps.begin(), audited.steps.end());
   const auto size = static_cast<int64_t>(all.size());
   for (int64_t i = 0; i < std::min(options.sample, size); ++i) {
-    steps.insert(all[PermutedIndex(RandomKey(options.seed, "audit"), i, size)]);
+    steps.insert(all[PermutedIndex(
+        RandomKey(static_cast<uint64_t>(audited.seed), "audit"), i, size)]);
   }
   return steps;
 }
@@ -173,13 +213,25 @@ absl::StatusOr<int> RunAgain(const AuditOptions& options,
 
 std::string DifferenceText(const Audited& audited) {
   const ReceiptDifference& difference = *audited.difference;
+  const std::string values =
+      absl::StrCat(difference.recorded, ", and now it is ", difference.again);
+  absl::string_view key = difference.key;
+  if (absl::ConsumePrefix(&key, "run ")) {
+    return absl::StrCat("this isn't the run of the receipts: ", key, " was ",
+                        values);
+  }
+  if (key == kBeginning) {
+    return absl::StrCat(
+        difference.step == 0 ? "the initial weights aren't"
+                             : absl::StrCat("the checkpoint after step ",
+                                            difference.step, " isn't"),
+        " what the receipts have: the weights' digest was ", values);
+  }
   std::string text =
       absl::StrCat("step ", difference.step,
-                   " run again differs: ", MeaningOf(difference.key),
-                   "; the receipt has ", difference.key, " ",
-                   difference.recorded, ", and now it is ", difference.again);
-  if (!audited.deterministic && difference.key != "samples" &&
-      difference.key != "rows") {
+                   " run again differs: ", MeaningOf(difference.key), "; ", key,
+                   " was ", values);
+  if (!audited.deterministic && difference.key != "samples") {
     absl::StrAppend(
         &text,
         ". The run wasn't deterministic (train.deterministic): with other "
@@ -189,7 +241,7 @@ std::string DifferenceText(const Audited& audited) {
   return text;
 }
 
-void Print(const Audited& audited) {
+void Print(const AuditOptions& options, const Audited& audited) {
   const ReceiptChain& chain = audited.receipts.chain;
   std::vector<std::pair<std::string, std::string>> rows = {
       {"run", audited.folder},
@@ -202,8 +254,14 @@ void Print(const Audited& audited) {
       {"chain", chain.chain()},
       {"receipts", "hold: each line is of the one before it"}};
   if (audited.begun == 1) rows[2].second = "once";
+  if (!audited.gaps.empty()) {
+    rows.emplace_back("missing", absl::StrCat("steps ", audited.gaps));
+  }
   if (!audited.signature.empty()) {
     rows.emplace_back("signature", audited.signature);
+  }
+  if (options.sample > 0) {
+    rows.emplace_back("drawn by", absl::StrCat("--seed=", audited.seed));
   }
   if (!audited.again.empty() && !audited.difference.has_value()) {
     rows.emplace_back("run again",
@@ -211,7 +269,7 @@ void Print(const Audited& audited) {
                                    ": the same to the bit"));
   }
   const Console console(STDOUT_FILENO);
-  console.Write(TableText(rows));
+  console.Write(PrintableText(TableText(rows)));
 }
 
 std::string AsJson(const Audited& audited) {
@@ -220,10 +278,12 @@ std::string AsJson(const Audited& audited) {
                {"first_step", nullptr},
                {"last_step", nullptr},
                {"begun", audited.begun},
+               {"missing", audited.gaps},
                {"deterministic", audited.deterministic},
                {"chain", audited.receipts.chain.chain()},
                {"seal", audited.receipts.chain.seal()},
                {"signature", nullptr},
+               {"seed", audited.seed},
                {"again", audited.again},
                {"difference", nullptr}};
   if (!audited.steps.empty()) {
@@ -254,7 +314,8 @@ void AddFlags(Flags& flags, AuditOptions* options) {
       .Add("--sample", &options->sample,
            "The same of so many steps, drawn at random")
       .Positive();
-  flags.Add("--seed", &options->seed, "Which --sample draws");
+  flags.Add("--seed", &options->seed,
+            "Which --sample draws; default: others each time");
   flags
       .Add("--sign", &options->sign,
            "Sign the receipts by this private key, in RUN/receipts.sig")
@@ -272,6 +333,9 @@ absl::StatusOr<int> Audit(const AuditOptions& options) {
   if (!options.key.empty()) {
     CAPSTAN_RETURN_IF_ERROR(CheckSignature(options.key, &audited));
   }
+  audited.seed = options.seed.has_value()
+                     ? *options.seed
+                     : static_cast<int64_t>(std::random_device()());
   CAPSTAN_ASSIGN_OR_RETURN(const std::set<int64_t> steps,
                            StepsToRun(options, audited));
   CAPSTAN_ASSIGN_OR_RETURN(const int signal,
@@ -284,7 +348,7 @@ absl::StatusOr<int> Audit(const AuditOptions& options) {
   if (options.json) {
     std::cout << AsJson(audited) << std::flush;
   } else {
-    Print(audited);
+    Print(options, audited);
   }
   if (!audited.difference.has_value()) return 0;
   if (!options.json) return absl::DataLossError(DifferenceText(audited));

@@ -7,7 +7,10 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
@@ -21,10 +24,14 @@ namespace {
 namespace fs = std::filesystem;
 using Line = ReceiptChain::Line;
 
+constexpr char kWeights[] = "weights";
+
 // In the order in which one follows from those before it.
 constexpr const char* kCompared[][2] = {
     {"samples", "which rows the step reads (the order of the data)"},
-    {"rows", "what is in the rows (train_data, or how they are read)"},
+    {"rows",
+     "what is in the rows (train_data, how they are read, or the answers that "
+     "were sampled)"},
     {"lr", "the learning rate (optimizer, schedule)"},
     {"loss", "the loss: what forward computes from the same rows"},
     {"grad_norm", "the gradients' norm: what backward computes"},
@@ -32,20 +39,52 @@ constexpr const char* kCompared[][2] = {
     {"state", "the state of optimizer and strategy after the update"},
 };
 
-std::string TextAt(const Line& line, const char* key) {
-  return line.value(key, std::string());
+// What the newest lines say: of each step, and which weights were there after
+// it, which something else than an update may have replaced.
+struct BySteps {
+  std::map<int64_t, const Line*> steps;
+  std::map<int64_t, std::string> weights;
+};
+
+BySteps Sorted(const Receipts& receipts) {
+  BySteps sorted;
+  for (const Line& line : receipts.lines) {
+    const int64_t step = StepOfReceipt(line);
+    if (IsStepReceipt(line)) sorted.steps[step] = &line;
+    sorted.weights[step] = ReceiptText(line, kWeights);
+  }
+  return sorted;
 }
 
-// The last of each step, of either kind.
-std::map<int64_t, const Line*> ByStep(const Receipts& receipts) {
-  std::map<int64_t, const Line*> lines;
+// The newest object `key` of the lines before step `step`; null: there is none.
+const Line* NewestBefore(const Receipts& receipts, int64_t step,
+                         const char* key) {
+  const Line* newest = nullptr;
   for (const Line& line : receipts.lines) {
-    const bool begin = line.contains("begin");
-    const auto step = line.value(begin ? "begin" : "step", int64_t{-1});
-    // A resume from a step says less of it than the step did.
-    if (!begin || lines.count(step) == 0) lines[step] = &line;
+    const auto found = line.find(key);
+    if (found != line.end() && found->is_object() &&
+        StepOfReceipt(line) < step) {
+      newest = &*found;
+    }
   }
-  return lines;
+  return newest;
+}
+
+// What identifies the run; the first that differs.
+absl::optional<ReceiptDifference> RunDifference(const Receipts& recorded,
+                                                const Receipts& again) {
+  const int64_t from = StepOfReceipt(again.lines.front());
+  const Line* const mine = NewestBefore(again, from + 1, "run");
+  const Line* const theirs = NewestBefore(recorded, from + 1, "run");
+  if (mine == nullptr || theirs == nullptr) return absl::nullopt;
+  for (const Line* one : {theirs, mine}) {
+    for (const auto& [key, value] : one->items()) {
+      const std::string was = ReceiptText(*theirs, key);
+      const std::string is = ReceiptText(*mine, key);
+      if (was != is) return ReceiptDifference{from, "run " + key, was, is};
+    }
+  }
+  return absl::nullopt;
 }
 
 // So that nothing can happen to the files that are there.
@@ -62,46 +101,68 @@ absl::Status LinkTree(const std::string& from, const std::string& to) {
   return error ? WriteError(to, error.value()) : absl::OkStatus();
 }
 
-// How long the run was to be, by its newest process up to `step`.
-int64_t EndOf(const Receipts& recorded, int64_t step) {
-  int64_t end = 0;
-  for (const Line& line : recorded.lines) {
-    if (line.value("begin", int64_t{-1}) >= step) break;
-    if (!line.contains("how")) continue;
-    end = line["how"].value("max_steps", end);
-  }
-  return end;
+int64_t NumberAt(const Line& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number_integer()
+             ? found->get<int64_t>()
+             : 0;
 }
 
-// Only the steps themselves.
+// Only the steps themselves, divided and scheduled as they were.
 std::vector<std::string> Settings(const std::string& folder, int64_t step,
-                                  int64_t end) {
-  return {absl::StrCat("output_dir=", folder),
-          absl::StrCat("schedule.total_steps=", end),
-          absl::StrCat("train.max_steps=", step),
-          "train.resume=AUTO",
-          "train.resume_with_changes=[\"eval_data\", \"eval_sets\", "
-          "\"eval_tasks\", \"schedule\"]",
-          "train.receipts=true",
-          "train.eval_every=0",
-          "train.eval_batches=1",
-          "eval_sets=",
-          "eval_tasks=",
-          "train.keep_best=false",
-          "train.early_stopping_patience=0",
-          "train.mirror_every=0",
-          "train.sample_prompts=",
-          "train.control=false",
-          "train.log_every=1",
-          "train.digests=",
-          "profile=",
-          "launch.max_restarts=0"};
+                                  const std::string& config, const Line* how) {
+  std::vector<std::string> settings = {absl::StrCat("output_dir=", folder),
+                                       "hub_upload=",
+                                       absl::StrCat("train.max_steps=", step),
+                                       "train.resume=AUTO",
+                                       "train.receipts=true",
+                                       "train.eval_every=0",
+                                       "train.eval_batches=1",
+                                       "train.keep_best=false",
+                                       "train.early_stopping_patience=0",
+                                       "train.mirror_every=0",
+                                       "train.sample_prompts=",
+                                       "train.control=false",
+                                       "train.log_every=1",
+                                       "train.digests=",
+                                       "profile=",
+                                       "launch.max_restarts=0"};
+  for (const char* name : {"eval_sets", "eval_tasks"}) {
+    if (!absl::StrContains(config, absl::StrCat(name, " {"))) continue;
+    settings.push_back(absl::StrCat(name, "="));
+    settings.push_back(absl::StrCat("train.resume_with_changes+=", name));
+  }
+  if (how == nullptr) return settings;
+  for (const auto& [setting, key] :
+       {std::pair<const char*, const char*>{"schedule.total_steps",
+                                            "schedule_steps"},
+        {"batch.global_batch_size", "global_batch_size"},
+        {"batch.micro_batch_size", "micro_batch_size"}}) {
+    const int64_t value = NumberAt(*how, key);
+    if (value > 0) settings.push_back(absl::StrCat(setting, "=", value));
+  }
+  return settings;
 }
 
-int64_t StepsDone(const std::string& metrics, int64_t from) {
+absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
+  for (const std::string& text : overrides) {
+    const absl::string_view field =
+        absl::string_view(text).substr(0, text.find_first_of("+="));
+    for (const char* own : {"output_dir", "train.max_steps", "train.max_epochs",
+                            "train.receipts", "train.resume"}) {
+      if (field != own) continue;
+      return FieldError("--set", absl::StrCat(own,
+                                              " is audit's own to set: "
+                                              "leave it out"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t LinesOf(const std::string& path) {
   int64_t lines = 0;
-  ForEachLine(metrics, [&lines](absl::string_view) { ++lines; });
-  return from + lines;
+  ForEachLine(path, [&lines](absl::string_view) { ++lines; });
+  return lines;
 }
 
 }  // namespace
@@ -115,15 +176,22 @@ std::string MeaningOf(const std::string& key) {
 
 absl::optional<ReceiptDifference> FindReceiptDifference(
     const Receipts& recorded, const Receipts& again) {
-  const std::map<int64_t, const Line*> theirs = ByStep(recorded);
-  for (const auto& [step, line] : ByStep(again)) {
-    const auto found = theirs.find(step);
-    if (found == theirs.end()) continue;
+  if (again.lines.empty()) return absl::nullopt;
+  const BySteps theirs = Sorted(recorded);
+  const Line& first = again.lines.front();
+  const int64_t from = StepOfReceipt(first);
+  const auto before = theirs.weights.find(from);
+  const std::string weights = ReceiptText(first, kWeights);
+  if (before != theirs.weights.end() && before->second != weights) {
+    return ReceiptDifference{from, kBeginning, before->second, weights};
+  }
+  if (auto run = RunDifference(recorded, again)) return run;
+  for (const auto& [step, line] : Sorted(again).steps) {
+    const auto found = theirs.steps.find(step);
+    if (found == theirs.steps.end()) continue;
     for (const auto& [key, meaning] : kCompared) {
-      // A line of a beginning has neither rows nor a loss.
-      if (!line->contains(key) || !found->second->contains(key)) continue;
-      ReceiptDifference difference = {step, key, TextAt(*found->second, key),
-                                      TextAt(*line, key)};
+      ReceiptDifference difference = {
+          step, key, ReceiptText(*found->second, key), ReceiptText(*line, key)};
       if (difference.recorded != difference.again) return difference;
     }
   }
@@ -132,6 +200,7 @@ absl::optional<ReceiptDifference> FindReceiptDifference(
 
 absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,
                                          const Receipts& recorded) {
+  CAPSTAN_RETURN_IF_ERROR(CheckOverrides(request.overrides));
   CAPSTAN_ASSIGN_OR_RETURN(const StepRecord record,
                            ReadStepRecord(request.run, request.step));
   const ScratchFolder scratch;
@@ -149,7 +218,8 @@ absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,
   CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(config, record.config_text));
   std::vector<std::string> args = {"train", "--config=" + config};
   std::vector<std::string> settings =
-      Settings(folder, request.step, EndOf(recorded, request.step));
+      Settings(folder, request.step, record.config_text,
+               NewestBefore(recorded, request.step, "how"));
   settings.insert(settings.end(), request.overrides.begin(),
                   request.overrides.end());
   for (const std::string& setting : settings) {
@@ -162,18 +232,23 @@ absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,
   const std::string metrics = folder + "/metrics.jsonl";
   CAPSTAN_ASSIGN_OR_RETURN(
       const TrainerChildResult ended, RunTrainerChild(args, log, [&] {
-        request.progress(StepsDone(metrics, again.from) - again.from,
-                         request.step - again.from);
+        request.progress(LinesOf(metrics), request.step - again.from);
       }));
   again.signal = ended.stop_signal;
   if (again.signal != 0) return again;
   if (!ended.end.ok()) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string output, ReadWholeFile(log));
-    return absl::FailedPreconditionError(
-        absl::StrCat("running step ", request.step,
-                     " again failed: ", WhyItFailed(ended.end, output)));
+    // What lay there is gone; what it was made of is the run's.
+    return absl::FailedPreconditionError(absl::StrCat(
+        "running step ", request.step, " again failed: ",
+        absl::StrReplaceAll(WhyItFailed(ended.end, output),
+                            {{folder, request.run}, {config, "its config"}})));
   }
   CAPSTAN_ASSIGN_OR_RETURN(again.receipts, ReadReceipts(folder));
+  if (Sorted(again.receipts).steps.count(request.step) == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "running step ", request.step, " again ended before that step"));
+  }
   return again;
 }
 

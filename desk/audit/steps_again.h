@@ -15,20 +15,24 @@
 
 namespace capstan {
 
-// What a step's line says otherwise than the same step run again.
+// What the receipts say otherwise than the steps run again.
+inline constexpr char kBeginning[] = "beginning";
 struct ReceiptDifference {
   int64_t step = 0;
-  std::string key;  // the first that differs: "rows", "loss"
+  // The first that differs, of a step: "rows", "loss"; "run KEY" of what
+  // identifies the run; kBeginning: the weights after `step`, from which the
+  // others were run.
+  std::string key;
   std::string recorded;
   std::string again;
 };
 
-// The first step of `again` whose line differs in what was trained from that of
-// `recorded`; a process's first line is compared by its weights.
+// Where `again` first differs from `recorded` in what was trained: in the
+// weights with which it began, in what identifies the run, or in a step.
 absl::optional<ReceiptDifference> FindReceiptDifference(
     const Receipts& recorded, const Receipts& again);
 
-// What a difference in `key` means: "the rows' contents (train_data)".
+// What a step's `key` means: "the learning rate (optimizer, schedule)".
 std::string MeaningOf(const std::string& key);
 
 struct StepsAgainRequest {

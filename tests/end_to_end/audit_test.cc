@@ -116,6 +116,33 @@ TEST_F(AuditTest, ARunThatGoesBackCanBeRunAgain) {
   EXPECT_EQ(Audit(folder, {"--step=11"})["difference"], nullptr);
 }
 
+// The steps run again have the run's own schedule and batch, publish nothing
+// and need what the run had been allowed to change.
+TEST_F(AuditTest, StepsRunAgainAreTheRunsOwn) {
+  const std::string folder = MustTrain(
+      SmallRun(corpus_)
+          .Set("schedule", "kind: COSINE warmup_steps: 2 total_steps: 50")
+          .Set("batch", "micro_batch_size: AUTO global_batch_size: 8"));
+  EXPECT_EQ(Audit(folder, {"--step=5"})["difference"], nullptr);
+  const std::string tools = NewTestFolder("tools");
+  WriteText(tools + "/hf",
+            absl::StrCat("#!/bin/sh\necho $@ >> ", tools, "/uploads\n"));
+  fs::permissions(tools + "/hf", fs::perms::owner_all);
+  TrainerOptions options;
+  options.environment = {{"PATH", tools + ":/usr/bin:/bin"}};
+  const std::string published = MustTrain(
+      SmallRun(corpus_).Set("hub_upload", "repo: \"me/mine\""), options);
+  ASSERT_TRUE(fs::exists(tools + "/uploads"));
+  fs::remove(tools + "/uploads");
+  const TrainerResult audit =
+      RunTrainer({"audit", published, "--step=5"}, options);
+  EXPECT_EQ(audit.exit_code, 0) << audit.err;
+  EXPECT_FALSE(fs::exists(tools + "/uploads"));
+  ExpectOneError(
+      RunTrainer({"audit", folder, "--step=5", "--set", "train.max_steps=4"}),
+      {"--set", "train.max_steps is audit's own to set"});
+}
+
 // Changes a character of a line, as an editor would.
 void Forge(const std::string& folder, size_t line, const std::string& key) {
   const std::string path = folder + kReceipts;

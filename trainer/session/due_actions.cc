@@ -107,12 +107,13 @@ bool LastStepDone(const RankRun& run) {
 absl::Status CompleteModel(RankRun* run) {
   Session& session = run->session;
   session.BeforeChange();
-  return AgreeAfterCollectives(*session.group, CatchAll([&] {
+  CAPSTAN_RETURN_IF_ERROR(AgreeAfterCollectives(*session.group, CatchAll([&] {
     const WhoseCode code(session.plugins.strategy, "BeforeExport");
     session.parts.strategy->BeforeExport();
     return absl::OkStatus();
   }),
-                               "complete the model");
+                                                "complete the model"));
+  return run->step.NoteReplaced("the strategy completed the model");
 }
 
 bool ControlRequested(const RankRun& run) {
@@ -133,9 +134,9 @@ bool GoingBack(const RankRun& run) { return run.session.going_back; }
 // the request.
 absl::Status GoBackNow(RankRun* run) {
   CAPSTAN_RETURN_IF_ERROR(run->step.CatchUp());
-  return std::exchange(run->session.going_back, false)
-             ? run->checkpoints.GoBack()
-             : absl::OkStatus();
+  if (!std::exchange(run->session.going_back, false)) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(run->checkpoints.GoBack());
+  return run->step.NoteReplaced("a spike of the loss: back to a checkpoint");
 }
 
 // The order is the run's: what an action does may stop those after it, and all

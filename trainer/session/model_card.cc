@@ -83,7 +83,7 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
     add(absl::StrCat("last ", name), absl::StrFormat("%.4f", value));
   }
   if (!facts.receipts.empty()) {
-    add("receipts' chain", absl::StrCat("`", facts.receipts, "`"));
+    add("receipts' chain", facts.receipts);
   }
   return table;
 }

@@ -6,6 +6,7 @@
 #define CAPSTAN_TRAINER_SESSION_RECEIPT_CHAIN_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,16 +22,19 @@ inline constexpr char kReceiptsFile[] = "receipts.jsonl";
 // A line is an object of one of two kinds, to which the chain adds two keys.
 //
 //   {"begin": 0, "run": {..}, "how": {..}, "weights": .., "state": ..}
-//     A process of the run has begun after that step. "run" is what identifies
-//     what is trained (run_identity.h); "how" is what mustn't matter for it:
-//     strategy, ranks, libraries.
+//     A process of the run has begun after that step, or the weights were
+//     replaced there. "run" is what identifies what is trained
+//     (run_identity.h).
 //   {"step": 1, "samples": .., "rows": .., "loss": .., .., "state": ..}
+//
+// Either may have a "how": what mustn't matter for what is trained, such as
+// strategy, ranks and libraries; it holds until the next one.
 //
 // "chain" is the SHA-256 digest of the step before it and of this line's step,
 // or of its run. It says what was trained: two runs that trained the same have
-// the same, whatever their "how", and however often they were resumed. "seal"
-// is that of the line before it and of all of this line: it says that the file
-// is as it was written.
+// the same, whatever their "how", and however often they were resumed from the
+// weights that they had. "seal" is that of the line before it and of all of
+// this line: it says that the file is as it was written.
 class ReceiptChain {
  public:
   using Line = nlohmann::ordered_json;
@@ -41,6 +45,9 @@ class ReceiptChain {
 
   // Takes a line that has both. DATA_LOSS says what doesn't hold.
   absl::Status Check(const Line& line);
+
+  // Forgets the steps before `step`, on which no line may then follow.
+  void ForgetBefore(int64_t step);
 
   // Of the newest line; "": there is none.
   const std::string& chain() const { return chain_; }
@@ -66,10 +73,20 @@ class ReceiptChain {
   std::map<int64_t, Known> steps_;
 };
 
-// The chain of a run's folder with its lines in order, all of them checked. An
-// incomplete line, which a killed run leaves, is passed over. NOT_FOUND:
-// the folder has none. DATA_LOSS names the file, the line, its step and what
-// doesn't hold.
+// Of either kind; -1: the line has none.
+int64_t StepOfReceipt(const ReceiptChain::Line& line);
+bool IsStepReceipt(const ReceiptChain::Line& line);
+// "" if there is no such text.
+std::string ReceiptText(const ReceiptChain::Line& line, const std::string& key);
+
+// Reads a run's folder, checks all lines, and calls `use` with each, in order;
+// it may be null. An incomplete line, which a killed process leaves at the end
+// or before the line of the next one, is passed over. NOT_FOUND: the folder has
+// none. DATA_LOSS names the file, the line, its step and what doesn't hold.
+absl::StatusOr<ReceiptChain> ReadReceipts(
+    const std::string& folder,
+    const std::function<void(ReceiptChain::Line)>& use);
+
 struct Receipts {
   ReceiptChain chain;
   std::vector<ReceiptChain::Line> lines;

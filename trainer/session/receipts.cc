@@ -4,8 +4,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -32,21 +35,26 @@ using Line = ReceiptChain::Line;
 std::string Hex(uint64_t number) { return absl::StrFormat("%016x", number); }
 
 std::string Bits(double value) {
+  // There are many; ranks may add up to any.
+  if (std::isnan(value)) value = std::numeric_limits<double>::quiet_NaN();
   uint64_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return Hex(bits);
 }
 
-// The rows of `values` that are elements, of one row of a batch.
+// The elements that a row has before padding, along its first dimension; -1 if
+// it has no padding. `tokens`: those of the row.
 int64_t WithoutPadding(const at::Tensor& row, const std::string& name,
-                       int64_t length, int64_t tokens) {
+                       int64_t tokens) {
   if (name == kRowText) {  // zeros are behind it
     const auto* const text = row.const_data_ptr<uint8_t>();
     int64_t bytes = row.numel();
     while (bytes > 0 && text[bytes - 1] == 0) --bytes;
     return bytes;
   }
-  return row.dim() > 0 && row.size(0) == length ? tokens : -1;
+  const bool padded =
+      name == kInputIds || name == kLabels || name == kPositions;
+  return padded && tokens >= 0 ? std::min(tokens, row.size(0)) : -1;
 }
 
 // By slot, the library of a plugin's object. Its first word is the address of
@@ -62,18 +70,15 @@ void AddLibrary(const char* slot, const void* object,
 
 std::string DigestOfLibrary(const std::string& path) {
   const auto file = MappedFile::Open(path);
-  return file.ok() ? Sha256Text((*file)->bytes()).substr(0, 16) : "";
+  return file.ok() ? Sha256Text((*file)->bytes()) : "";
 }
 
 }  // namespace
 
 uint64_t DigestOfRows(const Batch& batch) {
   const at::Tensor positions = HostTensor(batch, kSamplePosition);
-  if (!positions.defined()) return 0;
+  if (!positions.defined() || positions.numel() == 0) return 0;
   const int64_t samples = positions.numel();
-  const auto ids = batch.find(kInputIds);
-  const int64_t length =
-      ids != batch.end() && ids->second.dim() > 1 ? ids->second.size(1) : -1;
   const at::Tensor counts = HostTensor(batch, kTokenCounts);
   uint64_t sum = 0;
   for (const auto& [name, tensor] : batch) {
@@ -82,10 +87,9 @@ uint64_t DigestOfRows(const Batch& batch) {
     const at::Tensor rows = HostTensor(batch, name).contiguous();
     for (int64_t r = 0; r < rows.size(0); ++r) {
       at::Tensor row = rows[r];
-      const int64_t tokens = counts.defined() && r < counts.numel()
-                                 ? counts[r].item<int64_t>()
-                                 : length;
-      const int64_t kept = WithoutPadding(row, name, length, tokens);
+      const bool counted = counts.defined() && r < counts.numel();
+      const int64_t kept =
+          WithoutPadding(row, name, counted ? counts[r].item<int64_t>() : -1);
       if (kept >= 0) row = row.narrow(0, 0, kept);
       const auto position =
           static_cast<uint64_t>(positions[r % samples].item<int64_t>());
@@ -135,6 +139,22 @@ absl::Status RunReceipts::Digest(StepInFlight* step) {
   return SumState(&step->digest);
 }
 
+absl::Status RunReceipts::Replaced(const char* why) {
+  StateDigest state;
+  CAPSTAN_RETURN_IF_ERROR(SumState(&state));
+  if (!file_.has_value()) return absl::OkStatus();
+  const int64_t step = session_.state.step;
+  const ReceiptChain::Known* const known = chain_.Find(step);
+  if (known != nullptr && known->weights == Hex(state.weights)) {
+    return absl::OkStatus();
+  }
+  status_.Update(Append({{"begin", step},
+                         {"why", why},
+                         {"weights", Hex(state.weights)},
+                         {"state", Hex(state.state)}}));
+  return absl::OkStatus();
+}
+
 absl::Status RunReceipts::Begin() {
   StateDigest state;
   CAPSTAN_RETURN_IF_ERROR(SumState(&state));
@@ -149,9 +169,10 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
   const std::string path =
       absl::StrCat(session_.output_dir, "/", kReceiptsFile);
   const int64_t step = session_.state.step;
-  absl::StatusOr<Receipts> earlier = ReadReceipts(session_.output_dir);
+  absl::StatusOr<ReceiptChain> earlier =
+      ReadReceipts(session_.output_dir, nullptr);
   if (earlier.ok()) {
-    chain_ = std::move(earlier->chain);
+    chain_ = *std::move(earlier);
   } else if (!absl::IsNotFound(earlier.status())) {
     return Annotate(earlier.status(),
                     "train.receipts can't go on with this file (move it away "
@@ -167,6 +188,11 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
         ": the checkpoint has changed since; take an "
         "earlier one, or move the file away to begin a new chain"));
   }
+  if (known == nullptr && !chain_.chain().empty()) {
+    session_.Note(absl::StrCat(path, " has no line of step ", step,
+                               ", from which the run goes on: a chain of its "
+                               "own begins there"));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(AppendedLines file, AppendedLines::Open(path));
   file_.emplace(std::move(file));
   Line run = Line::object();
@@ -178,14 +204,30 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
       run[name] = value;
     }
   }
+  Line how = How();
+  how["libraries"] = Libraries();
   return Append({{"begin", step},
                  {"run", std::move(run)},
-                 {"how", How()},
+                 {"how", std::move(how)},
                  {"weights", Hex(state.weights)},
                  {"state", Hex(state.state)}});
 }
 
 Line RunReceipts::How() const {
+  const BatchPlan& batch = session_.job.batch;
+  const int64_t set = session_.config.schedule().total_steps();
+  return {{"strategy", session_.parts.strategy_name},
+          {"precision", session_.parts.precision_name},
+          {"world_size", session_.group->size()},
+          {"global_batch_size", batch.global_batch_size},
+          {"micro_batch_size", batch.micro_batch_size},
+          {"schedule_steps", set > 0 ? set : session_.max_steps},
+          {"deterministic", session_.config.train().deterministic()},
+          {"device", session_.group->device().str()},
+          {"sdk", SdkVersion(CoreFingerprint())}};
+}
+
+Line RunReceipts::Libraries() const {
   const RunParts& parts = session_.parts;
   std::map<std::string, std::string> paths;
   AddLibrary("model", parts.model.get(), &paths);
@@ -199,44 +241,40 @@ Line RunReceipts::How() const {
   }
   Line libraries = Line::object();
   for (const auto& [slot, path] : paths) {
-    libraries[slot] = {{"file", std::filesystem::path(path).filename()},
-                       {"sha256", DigestOfLibrary(path)}};
+    libraries[slot] = {
+        {"file", std::filesystem::path(path).filename().string()},
+        {"sha256", DigestOfLibrary(path)}};
   }
-  return {{"strategy", parts.strategy_name},
-          {"precision", parts.precision_name},
-          {"world_size", session_.group->size()},
-          {"micro_batch_size", session_.job.batch.micro_batch_size},
-          {"accumulation", session_.job.batch.accumulation},
-          {"max_steps", session_.max_steps},
-          {"deterministic", session_.config.train().deterministic()},
-          {"device", session_.group->device().str()},
-          {"sdk", SdkVersion(CoreFingerprint())},
-          {"libraries", std::move(libraries)}};
+  return libraries;
 }
 
 void RunReceipts::Write(const StepInFlight& step) {
   if (!file_.has_value() || !status_.ok()) return;
   std::vector<int64_t> samples(session_.job.batch.global_batch_size);
   samples_.At(step.position, absl::MakeSpan(samples));
+  const std::string order =
+      Sha256Text({reinterpret_cast<const char*>(samples.data()),
+                  samples.size() * sizeof(samples[0])});
   const StepSums& sums = step.sums;
   const double loss = sums.count > 0 ? sums.loss_sum / sums.count : 0.0;
-  status_ = CatchAll([&] {
-    return Append(
-        {{"step", step.number},
-         {"samples", Sha256Text({reinterpret_cast<const char*>(samples.data()),
-                                 samples.size() * sizeof(samples[0])})
-                         .substr(0, 16)},
-         {"rows", Hex(step.digest.rows)},
-         {"loss", Bits(loss)},
-         {"grad_norm", Bits(step.outcome.grad_norm)},
-         {"lr", Bits(step.outcome.skipped ? 0.0 : step.lr)},
-         {"weights", Hex(step.digest.weights)},
-         {"state", Hex(step.digest.state)}});
-  });
+  Line line = {{"step", step.number},
+               {"samples", order.substr(0, 16)},
+               {"rows", Hex(step.digest.rows)},
+               {"loss", Bits(loss)},
+               {"grad_norm", Bits(step.outcome.grad_norm)},
+               {"lr", Bits(step.outcome.skipped ? 0.0 : step.lr)},
+               {"weights", Hex(step.digest.weights)},
+               {"state", Hex(step.digest.state)}};
+  // The next step's rate is that of a run of another length.
+  if (session_.max_steps != end_) line["how"] = How();
+  status_ = CatchAll([&] { return Append(std::move(line)); });
 }
 
 absl::Status RunReceipts::Append(Line line) {
+  if (line.contains("how")) end_ = session_.max_steps;
+  const int64_t step = StepOfReceipt(line);
   CAPSTAN_RETURN_IF_ERROR(chain_.Add(&line));
+  chain_.ForgetBefore(step);
   return file_->Add(JsonText(line));
 }
 

@@ -36,28 +36,35 @@ class RunReceipts {
   // the chain has of this step. Collective.
   absl::Status Begin();
 
-  // Digests the state after the step's update into step->receipt, with the rows
-  // of all ranks. Collective.
+  // Digests the state after the step's update into step->digest, and adds the
+  // rows of all ranks. Collective.
   absl::Status Digest(StepInFlight* step);
 
   // Writes the line of a step whose numbers are known. Its error is status().
   void Write(const StepInFlight& step);
 
+  // Writes a line if the weights aren't those of the latest step's line, which
+  // must have been written: something else than an update has replaced them,
+  // says `why`. Collective.
+  absl::Status Replaced(const char* why);
+
   // Of rank 0's file; the run is to end if it isn't OK.
   const absl::Status& status() const { return status_; }
 
  private:
-  // Of the weights (masters), and of all else that a checkpoint has of the
-  // strategy and the optimizer; with `rows`, summed over all ranks.
+  // Sets weights (masters) and state (all else that a checkpoint has of the
+  // strategy and the optimizer); they and `rows` then are of all ranks.
   absl::Status SumState(StateDigest* digest);
   absl::Status BeginChain(const StateDigest& state);
-  // This rank's strategy, libraries and so on.
+  // How the run is divided, by what and for how long.
   ReceiptChain::Line How() const;
+  ReceiptChain::Line Libraries() const;
   absl::Status Append(ReceiptChain::Line line);
 
   Session& session_;
   SampleSequence samples_;
   ReceiptChain chain_;
+  int64_t end_ = 0;  // of the run, as the newest "how" has it
   absl::optional<AppendedLines> file_;  // rank 0's
   absl::Status status_;
 };

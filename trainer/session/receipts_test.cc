@@ -62,6 +62,18 @@ TEST(ReceiptChainTest, SaysWhatWasTrainedAndNotHow) {
         {Begin(0, "ddp"), Step(1), Step(2)}}) {
     EXPECT_NE(ChainOf(other), plain);
   }
+  // Weights that something else than an update has replaced.
+  const Line replaced = {{"begin", 1}, {"why", "back"}, {"weights", "other"}};
+  EXPECT_NE(ChainOf({Begin(0, "ddp"), Step(1), replaced, Step(2), Step(3)}),
+            plain);
+  Line same = replaced;
+  same["weights"] = "w1";
+  same["run"] = {{"train_data", "a"}};
+  EXPECT_EQ(ChainOf({Begin(0, "ddp"), Step(1), same, Step(2), Step(3)}), plain);
+  // Another length of the run is no part of a step.
+  Line longer = Step(2);
+  longer["how"] = {{"schedule_steps", 9}};
+  EXPECT_EQ(ChainOf({Begin(0, "ddp"), Step(1), longer, Step(3)}), plain);
   ReceiptChain chain;
   Line begin = Begin(4, "ddp");
   ASSERT_TRUE(chain.Add(&begin).ok());
@@ -102,7 +114,6 @@ TEST_F(ReceiptsFileTest, WhatWasWrittenHolds) {
   // What a killed process leaves.
   std::vector<std::string> torn = lines_;
   torn.insert(torn.begin() + 3, lines_[3].substr(0, 40));
-  torn.push_back("{\"step\": 4, \"ro");
   const auto again = Read(torn);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->chain.chain(), chain_.chain());
@@ -140,10 +151,19 @@ TEST_F(ReceiptsFileTest, WhatWasChangedIsToldByLine) {
     std::vector<std::string> moved = lines_;
     std::swap(moved[i], moved[i + 1]);
     EXPECT_FALSE(Read(moved).ok()) << i;
-    // One that is no longer JSON is passed over, and missed by the next.
-    std::vector<std::string> garbled = lines_;
-    garbled[i].pop_back();
-    EXPECT_FALSE(Read(garbled).ok()) << i;
+  }
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    for (const std::string& other :
+         {lines_[i].substr(1), std::string("null"), std::string("all is well"),
+          std::string()}) {
+      std::vector<std::string> garbled = lines_;
+      garbled[i] = other;
+      EXPECT_FALSE(Read(garbled).ok()) << i << other;
+      std::vector<std::string> more = lines_;
+      more.insert(more.begin() + i + 1, other);
+      // Only before a process's first line may there be half of one.
+      EXPECT_EQ(Read(more).ok(), i == 2) << i << other;
+    }
   }
   const auto step = Read({lines_[0], lines_[2]});
   EXPECT_THAT(std::string(step.status().message()),

@@ -66,8 +66,21 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   }
   facts.learning_rate = parts.optimizer->learning_rate();
   if (session.config.train().receipts()) {
-    const absl::StatusOr<Receipts> receipts = ReadReceipts(session.output_dir);
-    if (receipts.ok()) facts.receipts = receipts->chain.chain();
+    const absl::StatusOr<ReceiptChain> chain =
+        ReadReceipts(session.output_dir, nullptr);
+    // Of the weights that final/ gets.
+    const bool best =
+        KeepsBest(session.config.train()) && session.state.best_step >= 0;
+    const int64_t step = best ? session.state.best_step : session.state.step;
+    const auto* const known = chain.ok() ? chain->Find(step) : nullptr;
+    if (known != nullptr) {
+      facts.receipts = absl::StrCat("`", known->chain, "`, after step ", step);
+    } else {
+      session.Note(
+          absl::StrCat("the model card has no chain of receipts: ",
+                       chain.ok() ? absl::StrCat("there is none of step ", step)
+                                  : std::string(chain.status().message())));
+    }
   }
   return facts;
 }

@@ -68,6 +68,16 @@ absl::Status TrainStep::BeginRecords() {
   return absl::OkStatus();
 }
 
+absl::Status TrainStep::NoteReplaced(const char* why) {
+  if (receipts_ == nullptr) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(CatchUp());
+  return receipts_->Replaced(why);
+}
+
+absl::Status TrainStep::receipts_status() const {
+  return receipts_ == nullptr ? absl::OkStatus() : receipts_->status();
+}
+
 absl::StatusOr<StepInFlight> TrainStep::Begin() {
   CAPSTAN_RETURN_IF_ERROR(BeginRecords());
   const TrainState& state = session_.state;
@@ -180,7 +190,7 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
     step.error.Update(session_.reporter->status());
   }
   step.error.Update(session_.background_save.status());
-  if (receipts_ != nullptr) step.error.Update(receipts_->status());
+  step.error.Update(receipts_status());
   StepSums& sums = step.sums;
   sums.failed_ranks = step.error.ok() ? 0.0 : 1.0;
   sums.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;

@@ -55,6 +55,12 @@ class TrainStep {
   // have been acted on.
   bool left() const { return left_; }
 
+  // Notes in the run's receipts, if it has any, that something else than an
+  // update has replaced the weights. Collective.
+  absl::Status NoteReplaced(const char* why);
+  // Rank 0's error of writing receipts.
+  absl::Status receipts_status() const;
+
   MicroSteps& micro_steps() { return micro_steps_; }
 
  private:

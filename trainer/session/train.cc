@@ -158,6 +158,7 @@ absl::Status Training::End() {
                                     session_.state.step);
   CAPSTAN_RETURN_IF_ERROR(ActAtEnd(&run_));
   absl::Status status = WriteOutput(&run_);
+  status.Update(run_.step.receipts_status());
   RunSummary summary = run_.records.Summary();
   // After the summary, whose peak of memory it isn't to raise.
   if (!session_.stopping) {
