@@ -155,17 +155,16 @@ absl::StatusOr<int> List(const FolderOptions& options) {
   std::cout << absl::StrFormat("%-24s %10s %12s\n", "checkpoint", "size",
                                "age");
   for (const StoredCheckpoint& checkpoint : found) {
-    std::cout << Row(checkpoint) << "\n";
+    std::cout << PrintableText(Row(checkpoint)) << "\n";
   }
   // One for all, unless train.resume_with_changes let it change.
   Rows shown;
   for (const StoredCheckpoint& checkpoint : found) {
     Rows rows = IdentityOf(checkpoint);
     if (rows.empty() || rows == shown) continue;
-    std::cout << "\n"
-              << NameOf(checkpoint) << (shown.empty() ? "" : ", changed")
-              << ":\n"
-              << TableText(rows);
+    std::cout << PrintableText(absl::StrCat("\n", NameOf(checkpoint),
+                                            shown.empty() ? "" : ", changed",
+                                            ":\n", TableText(rows)));
     shown = std::move(rows);
   }
   return 0;
@@ -177,7 +176,9 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
   bool good = true;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const StoredCheckpoint& checkpoint : found) {
-    if (!options.json) std::cout << NameOf(checkpoint) << ": " << std::flush;
+    if (!options.json) {
+      std::cout << PrintableText(NameOf(checkpoint)) << ": " << std::flush;
+    }
     // What a killed run has left, or a running one writes: never resumed.
     std::string what = "incomplete";
     absl::Status status;
@@ -188,7 +189,7 @@ absl::StatusOr<int> Verify(const FolderOptions& options) {
                          : How(status);
     }
     good = good && status.ok();
-    if (!options.json) std::cout << what << std::endl;
+    if (!options.json) std::cout << PrintableText(what) << std::endl;
     rows.push_back({{"checkpoint", NameOf(checkpoint)},
                     {"whole", checkpoint.whole && status.ok()},
                     {"what", what}});

@@ -12,6 +12,7 @@
 #include "desk/checkpoints/merge_adapter.h"
 #include "desk/generate/model_flags.h"
 #include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
@@ -32,8 +33,8 @@ absl::StatusOr<int> Merge(const MergeOptions& options) {
   merge.output = FromCaller(options.output);
   merge.other_base = options.other_base;
   CAPSTAN_ASSIGN_OR_RETURN(const std::string note, MergeAdapter(merge));
-  std::cout << "wrote " << options.output << std::endl;
-  if (!note.empty()) std::cout << note << std::endl;
+  std::cout << "wrote " << PrintableText(options.output) << std::endl;
+  if (!note.empty()) std::cout << PrintableText(note) << std::endl;
   std::vector<int64_t> tokens;
   CAPSTAN_ASSIGN_OR_RETURN(const at::Tensor apart,
                            FixedLogits(options.model, options.adapter,

@@ -70,9 +70,9 @@ class CompareProgress {
 
 void CompareProgress::EndRun(const ComparedRun& run) {
   ++ended_;
-  std::string line = absl::StrFormat(
-      "%s%*d/%d  %-*s  ", console_.terminal() ? "\r\x1b[K" : "",
-      absl::StrCat(runs_).size(), ended_, runs_, kLabelWidth, run.Label());
+  std::string line =
+      absl::StrFormat("%*d/%d  %-*s  ", absl::StrCat(runs_).size(), ended_,
+                      runs_, kLabelWidth, run.Label());
   if (run.status == ComparedRun::Status::kCompleted) {
     absl::StrAppendFormat(
         &line, "final loss %.4f  %s %s/s  %s", run.measured.loss.back(),
@@ -81,7 +81,8 @@ void CompareProgress::EndRun(const ComparedRun& run) {
   } else {
     absl::StrAppend(&line, "failed: ", run.reason);
   }
-  console_.Write(absl::StrCat(line, "\n"));
+  console_.Write(absl::StrCat(console_.terminal() ? "\r\x1b[K" : "",
+                              PrintableText(line), "\n"));
 }
 
 struct CompareOptions {
@@ -255,23 +256,23 @@ absl::StatusOr<int> RunOne(const PreparedCompare& prepared,
 
 void PrintPlan(const PreparedCompare& prepared, int runs) {
   const Comparison& comparison = prepared.comparison;
-  std::cout << "Capstan compares: " << comparison.name << "\n"
-            << TableText(
-                   {{"runs", absl::StrCat(runs)},
-                    {"steps",
-                     absl::StrCat(comparison.max_steps, " each, of ",
+  std::string text = absl::StrCat(
+      "Capstan compares: ", comparison.name, "\n",
+      TableText(
+          {{"runs", absl::StrCat(runs)},
+           {"steps", absl::StrCat(comparison.max_steps, " each, of ",
                                   comparison.global_batch_size, " samples")},
-                    {"device", comparison.device},
-                    {"output", prepared.folder}});
+           {"device", comparison.device},
+           {"output", prepared.folder}}));
   for (const std::string& note : prepared.notes) {
-    std::cout << "  note: " << note << "\n";
+    absl::StrAppend(&text, "  note: ", note, "\n");
   }
   for (const Combination& combination : prepared.combinations) {
     if (combination.run.status != ComparedRun::Status::kSkipped) continue;
-    std::cout << "  left out: " << combination.run.Label() << ": "
-              << combination.run.reason << "\n";
+    absl::StrAppend(&text, "  left out: ", combination.run.Label(), ": ",
+                    combination.run.reason, "\n");
   }
-  std::cout << std::endl;
+  std::cout << PrintableText(text) << std::endl;
 }
 
 // The same run again, which keeps the tensor that differs; returns its folder.
@@ -354,7 +355,7 @@ absl::Status BlameAll(PreparedCompare* prepared) {
                                            found.status().message(), "\n"));
     }
   }
-  std::cout << "\n" << text;
+  std::cout << "\n" << PrintableText(text);
   std::cout.flush();
   return WriteWholeFile(prepared->folder + "/blame.txt", text);
 }
@@ -385,11 +386,12 @@ void PrintResult(const Comparison& comparison, const std::string& folder) {
             << (comparison.passed() ? "PASSED" : "FAILED")
             << ": greatest relative distances from the reference, and the "
                "bounds\n"
-            << TableText(rows) << "\n"
-            << TableText({{"report", folder + "/report.html"}});
+            << PrintableText(absl::StrCat(
+                   TableText(rows), "\n",
+                   TableText({{"report", folder + "/report.html"}})));
   std::cout.flush();
   for (const std::string& problem : comparison.problems) {
-    std::cerr << "ERROR: " << problem << "\n";
+    std::cerr << "ERROR: " << PrintableText(problem) << "\n";
   }
 }
 
@@ -401,9 +403,11 @@ int Interrupted(const CompareOptions& options, const std::string& folder,
     words.push_back("--output_dir=" + folder);
   }
   std::cout.flush();
-  std::cerr << SignalName(signal) << ": stopped during " << during
-            << "; there is no report yet, the runs so far are in " << folder
-            << "/runs; go on with: " << ShellText(words) << std::endl;
+  std::cerr << PrintableText(absl::StrCat(
+                   SignalName(signal), ": stopped during ", during,
+                   "; there is no report yet, the runs so far are in ", folder,
+                   "/runs; go on with: ", ShellText(words)))
+            << std::endl;
   return 128 + signal;
 }
 
@@ -453,9 +457,10 @@ absl::StatusOr<int> BlameRuns(const CompareOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<FirstDifference> where,
                            FindFirstDifference(folders[0], folders[1]));
   if (!where.has_value()) {
-    std::cout << folders[0] << ": identical to " << folders[1]
-              << ": all weights, gradients and optimizer states of the steps "
-                 "that both have\n";
+    std::cout << PrintableText(absl::StrCat(
+        folders[0], ": identical to ", folders[1],
+        ": all weights, gradients and optimizer states of the steps that both "
+        "have\n"));
     return 0;
   }
   const absl::StatusOr<TensorDifference> tensor =
@@ -463,8 +468,9 @@ absl::StatusOr<int> BlameRuns(const CompareOptions& options) {
   if (!tensor.ok() && !absl::IsNotFound(tensor.status())) {
     return tensor.status();
   }
-  std::cout << (tensor.ok() ? BlameText(folders[0], folders[1], *where, *tensor)
-                            : BlameText(folders[0], folders[1], *where));
+  std::cout << PrintableText(
+      tensor.ok() ? BlameText(folders[0], folders[1], *where, *tensor)
+                  : BlameText(folders[0], folders[1], *where));
   return 1;
 }
 

@@ -260,8 +260,8 @@ class SweepRunner {
       run->value = absl::nullopt;
     }
     const Console console(STDOUT_FILENO);
-    console.Write(absl::StrCat(
-        console.terminal() ? "\r\x1b[K" : "", NameOf(job), "  ",
+    const std::string line = absl::StrCat(
+        NameOf(job), "  ",
         stopped && run->status == SweepRun::Status::kStopped ? "stopped at "
                                                              : "",
         run->status == SweepRun::Status::kFailed
@@ -269,8 +269,9 @@ class SweepRunner {
             : absl::StrFormat("step %d  %s %s", run->steps, sweep_.metric,
                               run->value.has_value()
                                   ? absl::StrFormat("%.4f", *run->value)
-                                  : "unknown"),
-        "\n"));
+                                  : "unknown"));
+    console.Write(absl::StrCat(console.terminal() ? "\r\x1b[K" : "",
+                               PrintableText(line), "\n"));
   }
 
   Sweep& sweep_;
@@ -363,13 +364,14 @@ absl::StatusOr<int> RunSweep(const LoadedCompare& loaded,
   sweep.device = absl::StrCat(devices, call.gpus > 0 ? " GPU" : " CPU core",
                               devices == 1 ? "" : "s");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, call.prepare_folder());
-  std::cout << "Capstan sweeps: " << sweep.name << "\n"
-            << TableText({{"points", absl::StrCat(sweep.points.size())},
-                          {"runs",
-                           absl::StrCat(runs, ", ", sweep.at_once, " at once")},
-                          {"ranked by", sweep.metric},
-                          {"device", sweep.device},
-                          {"output", folder}})
+  std::cout << PrintableText(absl::StrCat(
+                   "Capstan sweeps: ", sweep.name, "\n",
+                   TableText({{"points", absl::StrCat(sweep.points.size())},
+                              {"runs", absl::StrCat(runs, ", ", sweep.at_once,
+                                                    " at once")},
+                              {"ranked by", sweep.metric},
+                              {"device", sweep.device},
+                              {"output", folder}})))
             << std::endl;
   {
     SweepRunner runner(&sweep, call, folder,
@@ -379,9 +381,10 @@ absl::StatusOr<int> RunSweep(const LoadedCompare& loaded,
     if (stopped != 0) return call.interrupted(folder, stopped);
   }
   CAPSTAN_RETURN_IF_ERROR(WriteSweepReports(sweep, folder));
-  std::cout << "\n"
-            << SweepText(sweep) << "\n"
-            << TableText({{"report", folder + "/report.html"}}) << std::flush;
+  std::cout << PrintableText(absl::StrCat(
+                   "\n", SweepText(sweep), "\n",
+                   TableText({{"report", folder + "/report.html"}})))
+            << std::flush;
   const bool any = std::any_of(
       sweep.points.begin(), sweep.points.end(), [](const SweepPoint& point) {
         return point.ended_at == 0 && point.mean.has_value();

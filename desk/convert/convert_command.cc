@@ -412,7 +412,7 @@ absl::StatusOr<int> Convert(const ConvertOptions& options) {
     std::cout << "the optimizer's moments are left out: --checkpoint keeps "
                  "them\n";
   }
-  if (!note.empty()) std::cout << note << "\n";
+  if (!note.empty()) std::cout << PrintableText(note) << "\n";
   std::cout << std::flush;
   return 0;
 }

@@ -322,7 +322,9 @@ absl::Status Write(DataReport& report, const DataOptions& options) {
   }
   const Console console(STDOUT_FILENO);
   std::cout << ReportText(report, console.terminal(), console.Columns());
-  if (!options.page.empty()) std::cout << "wrote " << options.page << "\n";
+  if (!options.page.empty()) {
+    std::cout << "wrote " << PrintableText(options.page) << "\n";
+  }
   return absl::OkStatus();
 }
 

@@ -106,10 +106,12 @@ void Print(const HostReport& own, const RanksReport& ranks, bool json) {
     return;
   }
   const int columns = Console(STDOUT_FILENO).Columns();
-  if (!ranks.others.empty()) std::cout << own.host << "\n";
+  if (!ranks.others.empty()) std::cout << PrintableText(own.host) << "\n";
   std::cout << AsText(own.findings, columns);
   for (const HostReport& host : ranks.others) {
-    std::cout << "\n" << host.host << "\n" << AsText(host.findings, columns);
+    std::cout << "\n"
+              << PrintableText(host.host) << "\n"
+              << AsText(host.findings, columns);
   }
   if (!ranks.others.empty()) std::cout << "\nall hosts\n";
   std::cout << AsText(ranks.findings, columns);

@@ -76,7 +76,7 @@ std::string AsText(const Findings& findings, int columns) {
             WrappedText(finding.text, kIndent, columns)),
         WrappedText(finding.advice, kIndent, columns));
   }
-  return text;
+  return PrintableText(text);
 }
 
 }  // namespace capstan::doctor

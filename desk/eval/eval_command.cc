@@ -241,7 +241,9 @@ absl::StatusOr<Loaded> Load(const EvalOptions& options, FlagOverrides* flags) {
   CAPSTAN_ASSIGN_OR_RETURN(loaded.generator,
                            LoadToEvaluate(source, std::move(host),
                                           RunFoldersHere(), overrides, place));
-  if (!source.note.empty()) std::cerr << "note: " << source.note << "\n";
+  if (!source.note.empty()) {
+    std::cerr << "note: " << PrintableText(source.note) << "\n";
+  }
   CAPSTAN_ASSIGN_OR_RETURN(loaded.data,
                            OpenData(options, loaded.generator, source,
                                     source.data_is_training && !other_reader));
@@ -368,7 +370,7 @@ std::string Table(const EvalOptions& options, const Generator& generator,
   }
   rows.emplace_back("took", ShortDuration(outcome.seconds));
   if (!options.output.empty()) rows.emplace_back("output", options.output);
-  return TableText(rows);
+  return PrintableText(TableText(rows));
 }
 
 // Called before the evaluation, so that an unusable folder fails early.
@@ -542,7 +544,9 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
   if (!options.tasks.empty()) return EvalTasks(options);
   CAPSTAN_ASSIGN_OR_RETURN(Loaded loaded, LoadAsTyped(options));
   const DatasetReader& data = *loaded.data;
-  for (const std::string& note : data.notes()) std::cerr << note << "\n";
+  for (const std::string& note : data.notes()) {
+    std::cerr << PrintableText(note) << "\n";
+  }
   std::vector<evaluate::Request> requests;
   if (options.generate > 0) {
     CAPSTAN_ASSIGN_OR_RETURN(requests,

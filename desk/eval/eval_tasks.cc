@@ -125,7 +125,7 @@ std::string Table(const EvalOptions& options, const Generator& generator,
   }
   rows.emplace_back("took", ShortDuration(seconds));
   if (!options.output.empty()) rows.emplace_back("output", options.output);
-  return TableText(rows);
+  return PrintableText(TableText(rows));
 }
 
 absl::Status Report(const EvalOptions& options, const Generator& generator,

@@ -33,6 +33,7 @@
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
@@ -161,7 +162,7 @@ class Chat {
     absl::StatusOr<std::vector<int64_t>> ids = PromptIds();
     if (absl::IsInvalidArgument(ids.status())) {
       // A message that doesn't fit doesn't end the chat.
-      std::cerr << "(" << ids.status().message() << ")\n";
+      std::cerr << "(" << PrintableText(ids.status().message()) << ")\n";
       messages_.pop_back();
       return absl::OkStatus();
     }
@@ -171,7 +172,9 @@ class Chat {
                            : &Chat::WriteInAnyOrder;
     std::string answer;
     interrupted = 0;
+    cut_off_ = false;
     CAPSTAN_RETURN_IF_ERROR((this->*write)(*ids, &answer));
+    if (cut_off_) TellCutOff(*generator_.model->token_model());
     messages_.push_back({"assistant", answer});
     ++answers_;
     return absl::OkStatus();
@@ -215,20 +218,29 @@ class Chat {
     return status;
   }
 
-  // Has the engine continue `ids`, and `show` what comes, until an interrupt.
+  // Has the engine continue `ids`, and `show` what comes, until an interrupt,
+  // or the model's last position.
   absl::Status Ask(const std::vector<int64_t>& ids,
                    const std::function<void(const AnswerPiece&)>& show) {
     EngineRequest request;
     request.prompt = ids;
     request.sample = Sampling();
     request.stops = stop_strings_;
+    const TokenModel& model = *generator_.model->token_model();
+    const int64_t room = MostTokens(model) - static_cast<int64_t>(ids.size());
+    const bool short_of_room =
+        model.causal() && room < request.sample.max_new_tokens;
+    if (short_of_room) request.sample.max_new_tokens = room;
     CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Answers> answers,
                              engine_->Submit({std::move(request)}));
     while (answers->left() > 0) {
       const absl::optional<AnswerPiece> piece = answers->Next(kPoll);
       if (piece.has_value()) {
         show(*piece);
-        if (piece->last) return piece->status;
+        if (piece->last) {
+          cut_off_ = short_of_room && piece->status.ok() && !piece->stopped;
+          return piece->status;
+        }
       }
       if (std::exchange(interrupted, 0) != 0) break;
     }
@@ -253,6 +265,7 @@ class Chat {
   std::string tools_;  // JSON; "": none
   std::vector<ChatMessage> messages_;
   uint64_t answers_ = 0;
+  bool cut_off_ = false;            // the last answer, for want of positions
   std::unique_ptr<Engine> engine_;  // ends before its model
 };
 

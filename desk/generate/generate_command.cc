@@ -124,7 +124,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
   const bool search = writer.searches();
   const size_t sequences = static_cast<size_t>(writer.sequences);
   const size_t all = tasks.size() * sequences;
-  size_t done = 0;
+  size_t done = 0, cut_off = 0;
   while (done < all) {
     if (console.terminal()) {
       console.Write(absl::StrCat("\r\x1b[K", done, " of ", all));
@@ -139,6 +139,7 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
     if (absl::IsCancelled(texts.status())) break;
     if (!texts.ok()) return Annotate(texts.status(), batch[0].prompt->place);
     for (size_t i = 0; i < texts->size(); ++i) {
+      if (IsCutOff(batch[i], writer, (*texts)[i])) ++cut_off;
       CAPSTAN_RETURN_IF_ERROR(file->Write(
           OutputRow(*batch[i].prompt, TextOf(batch[i], writer, (*texts)[i]))));
     }
@@ -153,16 +154,24 @@ absl::Status WriteFile(const std::vector<Task>& tasks,
         "stopped; ", options.output, " has ", done, " of ", all, " texts"));
   }
   console.Write(absl::StrCat(console.terminal() ? "\r\x1b[K" : "", "wrote ",
-                             options.output, ": ", all,
+                             PrintableText(options.output), ": ", all,
                              all == 1 ? " text\n" : " texts\n"));
+  if (cut_off > 0) {
+    std::cerr << "note: " << cut_off
+              << (cut_off == 1 ? " of them ends" : " of them end")
+              << " at the model's "
+              << writer.generator.model->token_model()->max_positions()
+              << " positions\n";
+  }
   return absl::OkStatus();
 }
 
 // Printed before the text.
 std::string Heading(const Prompt& prompt) {
-  return prompt.messages.empty()
-             ? prompt.text
-             : absl::StrCat("> ", prompt.messages.back().content, "\n");
+  return PrintableText(
+      prompt.messages.empty()
+          ? prompt.text
+          : absl::StrCat("> ", prompt.messages.back().content, "\n"));
 }
 
 // Writes the text as its tokens come. `sample` is the writer's with the text's
@@ -182,9 +191,15 @@ absl::Status WriteInOrder(const Task& task, const Writer& writer,
                      absl::MakeSpan(&token, 1)))
               << std::flush;
   };
-  sample.ended = [&](absl::Span<const int64_t>) { return stopped.ended(); };
-  CAPSTAN_RETURN_IF_ERROR(writer.generator.Sample(task.ids, sample).status());
+  const TokenModel& model = *writer.generator.model->token_model();
+  sample.ended = [&](absl::Span<const int64_t> text) {
+    return stopped.ended() ||
+           static_cast<int64_t>(text.size()) >= MostTokens(model);
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<int64_t> text,
+                           writer.generator.Sample(task.ids, sample));
   std::cout << stopped.Finish() << std::endl;
+  if (IsCutOff(task, writer, text)) TellCutOff(model);
   return absl::OkStatus();
 }
 
@@ -356,6 +371,9 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
                              ? SearchTexts(task, writer)
                              : SampleTexts({&task, 1}, options.seed, writer));
     std::cout << absl::StrJoin(ids[0], ",") << std::endl;
+    if (IsCutOff(task, writer, ids[0])) {
+      TellCutOff(*generator.model->token_model());
+    }
     return 0;
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Task> tasks,

@@ -21,6 +21,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
+#include "trainer/metrics/console.h"
 #include "trainer/session/run_folders.h"
 
 namespace capstan {
@@ -82,7 +83,7 @@ absl::StatusOr<Generator> LoadWithPlugins(
       model, adapter, std::make_unique<PluginHost>(AllFromCaller(plugin_path)),
       RunFoldersHere(), overrides, place);
   if (generator.ok() && !generator->note.empty()) {
-    std::cerr << "note: " << generator->note << "\n";
+    std::cerr << "note: " << PrintableText(generator->note) << "\n";
   }
   return generator;
 }
@@ -231,6 +232,11 @@ void AddSamplingFlags(Flags& flags, SamplingOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
+void TellCutOff(const TokenModel& model) {
+  std::cerr << "(the text ends at the model's " << model.max_positions()
+            << " positions)\n";
+}
+
 absl::Status TellIgnoredSettings(Model& model) {
   const TokenModel* const tokens = model.token_model();
   if (tokens == nullptr || !tokens->causal()) return absl::OkStatus();
@@ -238,7 +244,7 @@ absl::Status TellIgnoredSettings(Model& model) {
                            GenerationConfigOf(*tokens));
   if (!config.ignored.empty()) {
     std::cerr << "note: the model's generation_config.json sets "
-              << absl::StrJoin(config.ignored, ", ")
+              << PrintableText(absl::StrJoin(config.ignored, ", "))
               << ", which can't be followed here\n";
   }
   return absl::OkStatus();

@@ -19,6 +19,7 @@
 #include "plugins/sdk/command.h"
 #include "plugins/sdk/model.h"
 #include "plugins/sdk/objective.h"
+#include "plugins/sdk/token_model.h"
 
 namespace capstan {
 
@@ -92,6 +93,9 @@ absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options);
 void AddTemplateFlags(Flags& flags, SamplingOptions* options);
 // All but --model.
 void AddSamplingFlags(Flags& flags, SamplingOptions* options);
+
+// Says on standard error that a text ended as the model has no more positions.
+void TellCutOff(const TokenModel& model);
 
 // Says on standard error which of the model's own settings for sampling
 // (generation_config.json) have no counterpart here.

@@ -58,7 +58,8 @@ absl::StatusOr<int> RunImport(const ImportOptions& options) {
                        ", whose settings are read; name another file"));
     }
   }
-  std::cout << TableText(draft, Console(STDOUT_FILENO).Columns());
+  std::cout << PrintableText(
+      TableText(draft, Console(STDOUT_FILENO).Columns()));
   const bool loses = draft.loses();
   if (loses) {
     std::cout << "what is marked as differs or lost changes what is trained\n";
@@ -69,11 +70,11 @@ absl::StatusOr<int> RunImport(const ImportOptions& options) {
       ConfigText(draft,
                  absl::StrCat("# Made by `trainer import` from settings of ",
                               absl::StrJoin(draft.peers, ", "), ".\n"))));
-  std::cout << "wrote " << options.output
+  std::cout << "wrote " << PrintableText(options.output)
             << (draft.Has("model") ? "; next: trainer check --config="
                                    : ", only of how the run is launched; next: "
                                      "trainer check --config=RUN --config=")
-            << options.output << std::endl;
+            << PrintableText(options.output) << std::endl;
   return 0;
 }
 

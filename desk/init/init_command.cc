@@ -168,7 +168,7 @@ absl::StatusOr<int> Make(const InitOptions& options) {
   }
   CAPSTAN_RETURN_IF_ERROR(MakeRecipe(&init));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> next, Write(&init));
-  std::cout << TableText(init.told);
+  std::cout << PrintableText(TableText(init.told));
   if (!init.recipe.reference.empty()) {
     std::cout << "Once the next command has written the reference, train:\n  "
               << CommandText({"--config=" + Typed(init.output)}) << "\n";

@@ -24,6 +24,7 @@
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
 #include "host/config/load_config.h"
+#include "host/plugins/plugin_host.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/event_log.h"
 #include "trainer/session/session.h"
@@ -178,7 +179,33 @@ absl::StatusOr<std::string> FindRun(const std::string& given) {
   return absl::NotFoundError(absl::StrCat(
       given,
       " is no run's folder: it has no config.pbtxt (`trainer runs` lists "
-      "the runs below a folder)"));
+      "the runs below a folder)",
+      DidYouMeanPath(given)));
+}
+
+std::string DidYouMeanPath(const std::string& path) {
+  const fs::path whole = fs::path(FromCaller(path)).lexically_normal();
+  fs::path there;
+  for (auto part = whole.begin(); part != whole.end(); ++part) {
+    if (PathExists((there / *part).string())) {
+      there /= *part;
+      continue;
+    }
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator it(there, error), end; !error && it != end;
+         it.increment(error)) {
+      names.push_back(it->path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    const std::string nearest = NearestName(part->string(), names);
+    if (nearest.empty()) return "";
+    there /= nearest;
+    fs::path like = there;
+    while (++part != whole.end()) like /= *part;
+    return DidYouMean((PathExists(like.string()) ? like : there).string());
+  }
+  return "";
 }
 
 const char* StatusName(RunStatus status) {
@@ -201,13 +228,14 @@ absl::optional<double> ListedRun::Metric(const std::string& metric) const {
   return found->second;
 }
 
-bool IsInUse(const std::string& folder) {
+absl::optional<bool> LockIsHeld(const std::string& folder) {
   const int fd = open((folder + "/.lock").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
+  if (fd < 0) return absl::nullopt;
   // A run that begins in this moment waits for kLockPatience.
-  bool held = false;
+  absl::optional<bool> held;
   if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
     flock(fd, LOCK_UN);
+    held = false;
   } else if (errno == EWOULDBLOCK) {
     held = true;
   } else {
@@ -215,10 +243,14 @@ bool IsInUse(const std::string& folder) {
     struct flock whole = {};
     whole.l_type = F_RDLCK;
     whole.l_whence = SEEK_SET;
-    held = fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+    if (fcntl(fd, F_GETLK, &whole) == 0) held = whole.l_type != F_UNLCK;
   }
   close(fd);
   return held;
+}
+
+bool IsInUse(const std::string& folder) {
+  return LockIsHeld(folder).value_or(false);
 }
 
 bool IsFirstEvent(absl::string_view kind) {

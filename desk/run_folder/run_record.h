@@ -29,6 +29,10 @@ void ForEachLine(const std::string& path,
 // runs/NAME/latest, or runs/NAME for the newest.
 absl::StatusOr<std::string> FindRun(const std::string& given);
 
+// Of a path that isn't there: "; did you mean PATH?", with the nearest name
+// there is in place of the one that isn't; "" if none is near.
+std::string DidYouMeanPath(const std::string& path);
+
 enum class RunStatus { kRunning, kCompleted, kStopped, kFailed };
 // "running", ..
 const char* StatusName(RunStatus status);
@@ -52,7 +56,11 @@ struct ListedRun {
   absl::optional<double> Metric(const std::string& metric) const;
 };
 
-// Whether a run writes into the folder: its lock is held (held_folder.h).
+// Whether a run holds the lock of the folder (held_folder.h), which ends with
+// its last process; unset if nothing tells: the folder has no lock, or its file
+// system has none.
+absl::optional<bool> LockIsHeld(const std::string& folder);
+// The same, where no if nothing tells.
 bool IsInUse(const std::string& folder);
 
 // Whether a process of the run begins with an event of that kind.

@@ -139,10 +139,11 @@ Json RunJson(const ListedRun& run) {
   return json;
 }
 
-// Cells in columns; the first row is the head.
-std::string Columns(const std::vector<std::vector<std::string>>& rows) {
+// Cells in columns, as a terminal may be given them; the first row is the head.
+std::string Columns(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths(rows[0].size());
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
+    for (std::string& cell : row) cell = PrintableText(cell);
     for (size_t i = 0; i < row.size(); ++i) {
       widths[i] = std::max(widths[i], row[i].size());
     }
@@ -176,7 +177,7 @@ absl::StatusOr<int> List(const RunsOptions& options,
   if (runs.empty()) {
     std::cout << (options.where.empty() ? "there is no run below "
                                         : "no run meets --where below ")
-              << folder << "\n";
+              << PrintableText(folder) << "\n";
     return 0;
   }
   std::vector<std::vector<std::string>> rows = {
@@ -185,12 +186,11 @@ absl::StatusOr<int> List(const RunsOptions& options,
   for (const ListedRun& run : runs) {
     std::string steps = absl::StrCat(run.steps);
     if (run.max_steps > 0) absl::StrAppend(&steps, "/", run.max_steps);
-    rows.push_back({PrintableText(run.name), TimeText(run.begun),
-                    StatusName(run.status), steps,
-                    NumberText(run.Metric("loss")),
+    rows.push_back({run.name, TimeText(run.begun), StatusName(run.status),
+                    steps, NumberText(run.Metric("loss")),
                     NumberText(run.Metric("best_eval_loss")),
                     ClockTime(run.seconds), ShortBytes(run.bytes),
-                    PrintableText(absl::StrJoin(run.tags, ", ")), run.folder});
+                    absl::StrJoin(run.tags, ", "), run.folder});
   }
   std::cout << Columns(rows);
   return 0;
@@ -216,8 +216,10 @@ absl::StatusOr<int> Tag(const RunsOptions& options, bool add) {
   }
   const std::vector<std::string> now(tags.begin(), tags.end());
   CAPSTAN_RETURN_IF_ERROR(SetTags(folder, now));
-  std::cout << folder << ": "
-            << (now.empty() ? "no tags" : absl::StrJoin(now, ", ")) << "\n";
+  std::cout << PrintableText(absl::StrCat(
+                   folder, ": ",
+                   now.empty() ? "no tags" : absl::StrJoin(now, ", ")))
+            << "\n";
   return 0;
 }
 
@@ -273,7 +275,7 @@ std::string DifferencesText(const std::string& part,
     if (fits) {
       table.push_back(row);
       for (std::string& cell : table.back()) {
-        cell = cell.empty() ? "-" : PrintableText(cell);
+        if (cell.empty()) cell = "-";
       }
       continue;
     }
@@ -298,7 +300,8 @@ absl::StatusOr<int> Diff(const RunsOptions& options) {
       {"config", DifferentFields(a, b)}, {"metrics", DifferentMetrics(a, b)}};
   Json json = {{"runs", {first, second}}};
   if (!options.json) {
-    std::cout << "first:  " << first << "\nsecond: " << second << "\n";
+    std::cout << PrintableText(
+        absl::StrCat("first:  ", first, "\nsecond: ", second, "\n"));
   }
   for (const auto& [part, differences] : parts) {
     if (!options.json) std::cout << "\n";
@@ -360,8 +363,8 @@ absl::StatusOr<int> Carry(const RunsOptions& options,
                     : !goes          ? "stays"
                     : options.remove ? "removed"
                                      : "would go",
-                    ShortBytes(goes ? verdict.bytes : verdict.run->bytes),
-                    PrintableText(why), verdict.run->folder});
+                    ShortBytes(goes ? verdict.bytes : verdict.run->bytes), why,
+                    verdict.run->folder});
   }
   if (options.json) {
     std::cout << JsonText(json, 1) << "\n";

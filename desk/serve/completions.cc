@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
@@ -54,6 +55,20 @@ void SendStatus(const absl::Status& status, httplib::Response* response) {
 Json LateError(const absl::Status& status) {
   return ErrorJson(HttpStatus(status), std::string(status.message()),
                    DetailsOf(status));
+}
+
+// An error of what is to be continued, with the request's field.
+absl::Status AboutPrompt(Api api, const absl::Status& status) {
+  const char* const prompt = api == Api::kChat ? "messages" : "prompt";
+  if (absl::IsOutOfRange(status)) {
+    return AboutField(status, prompt, "context_length_exceeded");
+  }
+  if (!absl::IsInvalidArgument(status)) return status;
+  const absl::optional<std::string> field = FieldOf(status);
+  if (!field.has_value()) return AboutField(status, prompt, "invalid_value");
+  // A flag is the server's.
+  if (absl::StartsWith(*field, "--")) return status;
+  return AboutField(Annotate(status, *field), *field, "invalid_value");
 }
 
 uint64_t AnySeed() {
@@ -165,7 +180,13 @@ absl::StatusOr<std::vector<ReplyPrompt>> Completions::Prompts(
     prompts.push_back({std::move(task.ids), task.prompt->text, {}});
     prompts.back().ends = StopsOf(task, generator);
   }
+  const int64_t known = generator.model->token_model()->vocab_size();
   for (const std::vector<int64_t>& ids : request.prompt_ids) {
+    for (const int64_t id : ids) {
+      if (id >= 0 && id < known) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the prompt's token ", id, " isn't one of the model's ", known));
+    }
     const Task task = {nullptr, ids, {}};
     prompts.push_back(
         {ids, generator.tokenizer->Decode(ids), StopsOf(task, generator)});
@@ -182,8 +203,7 @@ absl::Status Completions::LimitLength(const Generator& generator,
   // Samplers that don't write in order have other settings tied to the length.
   if (!model.causal()) return absl::OkStatus();
   const int64_t given = static_cast<int64_t>(prompt.ids.size());
-  // The last new token needs no position.
-  const int64_t room = model.max_positions() - given + 1;
+  const int64_t room = MostTokens(model) - given;
   if (room < 1) {
     return absl::OutOfRangeError(
         absl::StrCat("the prompt has ", given, " tokens, the model only ",
@@ -200,14 +220,14 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
                            ParseCompletionRequest(api, body));
   CAPSTAN_ASSIGN_OR_RETURN(const size_t model, Find(request.model));
   const Generator& generator = models_[model].generator;
-  const auto too_long = [api](const absl::Status& status) {
-    return absl::IsOutOfRange(status)
-               ? AboutField(status, api == Api::kChat ? "messages" : "prompt",
-                            "context_length_exceeded")
-               : status;
-  };
+  if (request.logprobs >= 0 && !engine_->batches(model)) {
+    return AboutField(
+        absl::InvalidArgumentError(
+            "logprobs: the model writes one text at a time, without them"),
+        "logprobs", "unsupported_value");
+  }
   auto made = Prompts(request, models_[model]);
-  if (!made.ok()) return too_long(made.status());
+  if (!made.ok()) return AboutPrompt(api, made.status());
   std::vector<ReplyPrompt> prompts = *std::move(made);
   CAPSTAN_ASSIGN_OR_RETURN(StopStrings stops,
                            StopStringsOf(request.stop, *generator.model));
@@ -219,8 +239,8 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
     text.prompt = prompt.ids;
     text.sample = request.sample;
     text.sample.stop_tokens = prompt.ends;
-    CAPSTAN_RETURN_IF_ERROR(
-        too_long(LimitLength(generator, prompt, &text.sample)));
+    const absl::Status fits = LimitLength(generator, prompt, &text.sample);
+    if (!fits.ok()) return AboutPrompt(api, fits);
     if (!request.only_echo) text.stops = stops;
     text.logprobs = request.logprobs;
     text.prompt_logprobs = request.echo && request.logprobs >= 0;
@@ -229,10 +249,17 @@ absl::StatusOr<std::shared_ptr<Completions::Running>> Completions::Start(
       texts.push_back(text);
     }
   }
+  // By which there may be more texts than may wait.
+  const bool several = request.choices > 1;
   auto running = std::make_shared<Running>(
       api, std::move(request), models_[model].name, std::move(prompts),
       std::move(stops), generator.tokenizer.get());
-  CAPSTAN_ASSIGN_OR_RETURN(running->answers, engine_->Submit(std::move(texts)));
+  auto answers = engine_->Submit(std::move(texts));
+  if (absl::IsInvalidArgument(answers.status()) && several) {
+    return AboutField(answers.status(), "n", "invalid_value");
+  }
+  if (!answers.ok()) return AboutPrompt(api, answers.status());
+  running->answers = *std::move(answers);
   return running;
 }
 

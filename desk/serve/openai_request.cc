@@ -34,6 +34,24 @@ size_t MostMembers(const nlohmann::json& json) {
   return most;
 }
 
+absl::Status CheckMembers(const nlohmann::json& request) {
+  const auto error = [](absl::string_view of) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an object of ", of, " has more than ", kMostMembers, " members"));
+  };
+  if (!request.is_object()) {
+    return MostMembers(request) > kMostMembers ? error("the request")
+                                               : absl::OkStatus();
+  }
+  for (const auto& [key, value] : request.items()) {
+    if (MostMembers(value) > kMostMembers) {
+      return AboutField(error(key), key, "invalid_value");
+    }
+  }
+  return request.size() > kMostMembers ? error("the request")
+                                       : absl::OkStatus();
+}
+
 // Reads a request's fields, and keeps the first error.
 class RequestReader {
  public:
@@ -351,10 +369,7 @@ ErrorDetails DetailsOf(const absl::Status& status) {
 
 absl::StatusOr<CompletionRequest> ParseCompletionRequest(
     Api api, absl::string_view body) {
-  if (MostMembers(ParseJson<nlohmann::json>(body)) > kMostMembers) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "an object of the request has more than ", kMostMembers, " members"));
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckMembers(ParseJson<nlohmann::json>(body)));
   Json json = ParseJson<Json>(body);
   if (!json.is_object()) {
     return absl::InvalidArgumentError("the request isn't a JSON object");

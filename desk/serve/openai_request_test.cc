@@ -157,6 +157,14 @@ TEST(OpenaiRequest, ErrorsHaveOpenaisCodeAndField) {
   EXPECT_EQ(details(R"({"prompt": "a", "best_of": 2})"),
             Pair("best_of", "unsupported_value"));
   EXPECT_EQ(details("["), Pair("", ""));
+  std::string members = "\"k\": 0";
+  for (int i = 0; i < 1024; ++i) {
+    absl::StrAppend(&members, ", \"k", i, "\": 1");
+  }
+  EXPECT_EQ(details(absl::StrCat(R"({"prompt": "a", "metadata": [{)", members,
+                                 "}]}")),
+            Pair("metadata", "invalid_value"));
+  EXPECT_EQ(details(absl::StrCat("{", members, "}")), Pair("", ""));
   const auto chat = ParseCompletionRequest(Api::kChat, R"({"messages": [5]})");
   EXPECT_EQ(DetailsOf(chat.status()).param, "messages");
 }

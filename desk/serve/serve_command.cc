@@ -25,6 +25,7 @@
 #include "inference/engine/engine.h"
 #include "plugins/sdk/lib/field_check.h"
 #include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 
@@ -126,7 +127,7 @@ absl::Status AddModel(const std::string& name, const SamplingOptions& options,
   if (!options.chat_template.empty()) CAPSTAN_RETURN_IF_ERROR(chats);
   if (!chats.ok()) {
     std::cerr << "NOTE: chats, those of the page too, will be refused: "
-              << chats.message() << "\n";
+              << PrintableText(chats.message()) << "\n";
   }
   models->push_back({name, std::move(generator)});
   return absl::OkStatus();
@@ -217,10 +218,11 @@ absl::StatusOr<int> Serve(const ServeOptions& given) {
   completions.AddRoutes();
   AddPage(server.get());
   std::cout << "serving "
-            << absl::StrJoin(models, ", ",
-                             [](std::string* out, const NamedModel& model) {
-                               absl::StrAppend(out, model.name);
-                             })
+            << PrintableText(
+                   absl::StrJoin(models, ", ",
+                                 [](std::string* out, const NamedModel& model) {
+                                   absl::StrAppend(out, model.name);
+                                 }))
             << " at " << AddressFor(options, *server)
             << ", to programs below /v1"
             << (engine.batches(0) ? "" : ", one text after the other")

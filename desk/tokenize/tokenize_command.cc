@@ -248,7 +248,7 @@ absl::StatusOr<int> Tokenize(const TokenizeOptions& options) {
     CAPSTAN_RETURN_IF_ERROR(writer->Close());
     summary = Summary(path, bytes, bar.Seconds(), *writer);
   }
-  std::cout << summary << std::flush;
+  std::cout << PrintableText(summary) << std::flush;
   return 0;
 }
 

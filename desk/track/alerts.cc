@@ -98,8 +98,10 @@ void Alerts::SayUnknown(bool ended) {
         !unknown_.insert(rule.metric).second) {
       continue;
     }
-    std::cerr << "NOTE: --alert=" << rule.text << ": " << name_ << " has no "
-              << rule.metric << " so far, but " << absl::StrJoin(metrics_, ", ")
+    std::cerr << PrintableText(absl::StrCat("NOTE: --alert=", rule.text, ": ",
+                                            name_, " has no ", rule.metric,
+                                            " so far, but ",
+                                            absl::StrJoin(metrics_, ", ")))
               << std::endl;
   }
 }
@@ -177,7 +179,9 @@ bool Alerts::Deliver(const std::string& run_id) {
     }
     failures_ = 0;
     outage_ = absl::OkStatus();
-    if (!told.ok()) std::cerr << "WARNING: " << told.message() << std::endl;
+    if (!told.ok()) {
+      std::cerr << "WARNING: " << PrintableText(told.message()) << std::endl;
+    }
     told_[rule] = alert;
     found_.erase(found_.begin());
     changed = true;
@@ -191,7 +195,7 @@ double Alerts::OutageSeconds() const {
 
 absl::Status Alerts::Tell(const Json& alert) {
   if (options_.webhook.empty() && options_.command.empty()) {
-    std::cout << alert["text"].get<std::string>() << std::endl;
+    std::cout << PrintableText(alert["text"].get<std::string>()) << std::endl;
   }
   if (!options_.webhook.empty()) {
     if (webhook_ == nullptr) {

@@ -67,6 +67,7 @@ class Csv : public Sink {
   explicit Csv(const std::string& file) : file_(file) {}
 
   std::string place() const override { return file_; }
+  std::string file() const override { return path_; }
 
   absl::StatusOr<int64_t> Open(const TrackedRun& run) override {
     output_.reset();

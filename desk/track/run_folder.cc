@@ -44,7 +44,8 @@ double LastWritten(const std::string& folder) {
 RunState LookAtRun(const std::string& folder, double step_seconds) {
   RunState state;
   state.end_time = NowSeconds();
-  if (IsInUse(folder)) return state;
+  const absl::optional<bool> held = LockIsHeld(folder);
+  if (held == true) return state;
   const double newest = LastWritten(folder);
   state.summary = SummaryOf(folder);
   if (!state.summary.empty()) {
@@ -53,11 +54,12 @@ RunState LookAtRun(const std::string& folder, double step_seconds) {
     state.status = TextOf(state.summary, "status");
     return state;
   }
-  // Without a summary and without a lock.
-  if (state.end_time - newest < PatienceFor(step_seconds)) return state;
+  state.in_doubt =
+      !held.has_value() && state.end_time - newest < PatienceFor(step_seconds);
+  if (state.in_doubt) return state;
   state.ended = true;
   state.end_time = newest;
-  state.status = "died";
+  state.status = kDied;
   return state;
 }
 

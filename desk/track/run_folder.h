@@ -25,10 +25,14 @@ std::string SettingOf(const Settings& settings, absl::string_view name);
 // Numbers, true and false as themselves, all else as text.
 nlohmann::ordered_json SettingJson(const std::string& value);
 
+constexpr char kDied[] = "died";
+
 struct RunState {
   bool ended = false;
+  // It hasn't ended, and nothing but what it writes tells so.
+  bool in_doubt = false;
   // Once it has ended: "completed", "stopped", "failed" as summary.json has
-  // it, or "died" without that file.
+  // it, or kDied without that file.
   std::string status;
   double end_time = 0.0;  // Unix seconds; as long as it runs, now
   nlohmann::ordered_json summary = nlohmann::ordered_json::object();
@@ -37,9 +41,8 @@ struct RunState {
 // When the run last told of itself, in Unix seconds.
 double LastWritten(const std::string& folder);
 
-// Asks whether the run's lock is held. Where its file system has no locks, a
-// run that has written anything within PatienceFor(step_seconds) counts as
-// running, too.
+// Asks whether the run's lock is held. If nothing tells (LockIsHeld), a run
+// that has written anything within PatienceFor(step_seconds) counts as running.
 RunState LookAtRun(const std::string& folder, double step_seconds);
 
 // Of another program's JSON, which may be anything: the list of that name, or

@@ -44,6 +44,8 @@ class Sink {
   // Which target it is, without secrets: one that has another place gets all of
   // the run.
   virtual std::string place() const = 0;
+  // The file that it writes, once it is open; "" for a server.
+  virtual std::string file() const { return ""; }
 
   // Finds the run in the target, or makes it there. Returns the newest step
   // that the target has, by the target's own account if it keeps one, else

@@ -28,6 +28,7 @@
 #include "desk/track/sink.h"
 #include "desk/track/tracker.h"
 #include "trainer/commands/command.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan::track {
 namespace {
@@ -150,7 +151,9 @@ class Monitor {
               << std::endl;
     monitor->thread_ = std::thread([raw = monitor.get()] {
       const absl::Status status = raw->server_->Run();
-      if (!status.ok()) std::cerr << status.message() << std::endl;
+      if (!status.ok()) {
+        std::cerr << PrintableText(status.message()) << std::endl;
+      }
     });
     return monitor;
   }
@@ -283,7 +286,8 @@ class Tracking {
         if (tracker == nullptr || tracker->done()) continue;
         const absl::Status turned = tracker->Turn();
         if (!turned.ok()) {
-          std::cerr << "ERROR: " << tracker->name() << ": " << turned.message()
+          std::cerr << PrintableText(absl::StrCat("ERROR: ", tracker->name(),
+                                                  ": ", turned.message()))
                     << std::endl;
           ++failed;
           tracker.reset();
@@ -310,7 +314,9 @@ class Tracking {
     }
     for (const std::unique_ptr<Tracker>& tracker : trackers_) {
       if (tracker == nullptr) continue;
-      std::cout << tracker->name() << ": " << tracker->Outcome() << std::endl;
+      std::cout << PrintableText(
+                       absl::StrCat(tracker->name(), ": ", tracker->Outcome()))
+                << std::endl;
     }
     if (monitor_ != nullptr) monitor_->AwaitScrape();
     return failed == 0 ? 0 : 1;

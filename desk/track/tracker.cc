@@ -122,6 +122,22 @@ void Tracker::Begin(const std::string& id) {
                                      std::move(told));
 }
 
+void Tracker::Say(const std::string& what) {
+  if (!said_.insert(what).second) return;
+  std::cout << PrintableText(absl::StrCat(run_.name, ": ", what)) << std::endl;
+}
+
+void Tracker::SayWhatItWaitsFor() {
+  if (state_.ended) return;
+  if (follower_.id().empty()) Say("has no metrics yet: waits for them");
+  if (!state_.in_doubt) {
+    Say("still runs: waits for its end");
+  } else {
+    Say("nothing tells whether it still runs, as its folder has no lock: waits "
+        "until it has written nothing for two minutes, or twenty steps' time");
+  }
+}
+
 absl::Status Tracker::WriteState() const {
   Json state = {{"run", run_.id},
                 {"place", options_.place},
@@ -180,6 +196,7 @@ absl::Status Tracker::Turn() {
   const bool has_lines = !follower_.id().empty();
   const std::string id = has_lines ? follower_.id() : NewRun(run_.folder);
   if (id != run_.id) Begin(id);
+  SayWhatItWaitsFor();
   for (const Row& row : rows) Look(row);
   busy_ = follower_.more();
   const bool seen = state_.ended && !busy_;
@@ -226,6 +243,8 @@ absl::Status Tracker::Exchange() {
   if (!opened_) {
     CAPSTAN_ASSIGN_OR_RETURN(const int64_t has, sink_->Open(run_));
     opened_ = true;
+    Say(sink_->file().empty() ? "goes to " + options_.target
+                              : "goes into " + sink_->file());
     if (has < run_.acknowledged) {
       // It has lost steps that were read long ago.
       to_send_.emplace(run_.folder);
@@ -279,7 +298,8 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
   opened_ = false;
   if (outage_began_ == 0.0) {
     outage_began_ = now;
-    std::cerr << "NOTE: " << outage.message() << "; trying again" << std::endl;
+    std::cerr << "NOTE: " << PrintableText(outage.message()) << "; trying again"
+              << std::endl;
   }
   next_push_ = now + BackoffSeconds(failures_++);
   if (!state_.ended || now - outage_began_ < options_.patience_seconds) {
@@ -294,10 +314,18 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
 }
 
 std::string Tracker::Outcome() const {
-  if (follower_.id().empty()) return "has no metrics";
-  if (sink_ == nullptr) return "has ended: " + state_.status;
-  return absl::StrCat(WithCommas(sent_), " new steps in ", options_.target,
-                      ", up to step ", run_.acknowledged);
+  const std::string how = state_.status == kDied
+                              ? "; it was killed, or crashed: it ended without "
+                                "a summary.json"
+                              : "";
+  if (follower_.id().empty()) return "has no metrics" + how;
+  if (sink_ == nullptr) {
+    return absl::StrCat("has ended: ", state_.status, how);
+  }
+  return absl::StrCat(WithCommas(sent_),
+                      sent_ == 1 ? " new step" : " new steps", " in ",
+                      sink_->file().empty() ? options_.target : sink_->file(),
+                      ", up to step ", run_.acknowledged, how);
 }
 
 Measures Tracker::Take() const {

@@ -56,7 +56,7 @@ class Tracker {
   bool done() const { return done_; }
 
   const std::string& name() const { return run_.name; }
-  // "12,000 steps sent to mlflow"
+  // "12,000 new steps in mlflow, up to step 12000"
   std::string Outcome() const;
   Measures Take() const;
 
@@ -64,6 +64,10 @@ class Tracker {
   Tracker(const std::string& folder, const TrackerOptions& options,
           std::unique_ptr<Sink> sink, int lock);
 
+  // Says on standard output, after the run's name, what it waits for or where
+  // it writes: each once.
+  void Say(const std::string& what);
+  void SayWhatItWaitsFor();
   absl::Status WriteState() const;
   // The run is known by `id` from now on.
   void Begin(const std::string& id);
@@ -94,6 +98,7 @@ class Tracker {
   // unknown, all of them then.
   std::set<std::string> acknowledged_names_;
   int64_t sent_ = 0;  // rows, by this process
+  std::set<std::string> said_;
 
   bool opened_ = false;
   bool finished_ = false;

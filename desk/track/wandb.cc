@@ -114,6 +114,7 @@ void AddItem(absl::string_view key, const std::string& json, Items* items) {
 class Wandb : public Sink {
  public:
   std::string place() const override { return Variable("WANDB_DIR"); }
+  std::string file() const override { return path_; }
 
   absl::StatusOr<int64_t> Open(const TrackedRun& run) override {
     run_ = run;

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "desk/http/server.h"
 #include "desk/run_folder/run_record.h"
+#include "trainer/metrics/console.h"
 
 namespace capstan {
 namespace {
@@ -43,7 +44,7 @@ std::vector<std::string> AwaitFoldersOfRuns(
     return found;
   }
   std::cerr
-      << path << " has no config.pbtxt yet: waiting up to "
+      << PrintableText(path) << " has no config.pbtxt yet: waiting up to "
       << std::chrono::duration_cast<std::chrono::seconds>(patience).count()
       << " s for a run to begin there" << std::endl;
   constexpr std::chrono::milliseconds kLook{100};
@@ -62,6 +63,14 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
   std::vector<std::pair<std::string, std::string>> runs;
   for (const std::string& path : paths) {
     const std::vector<std::string> here = AwaitFoldersOfRuns(path, patience);
+    if (here.empty() && !PathExists(path)) {
+      const std::string nearest = DidYouMeanPath(path);
+      return absl::NotFoundError(absl::StrCat(
+          path, " isn't there",
+          nearest.empty() ? ": start the run first, or name a run that is "
+                            "(`trainer runs` lists those below runs/)"
+                          : nearest));
+    }
     if (here.empty()) {
       return absl::NotFoundError(absl::StrCat(
           path,

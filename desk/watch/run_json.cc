@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
+#include "desk/run_folder/run_record.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
@@ -27,6 +28,7 @@ const char* StateName(RunReader::State state) {
       return "running";
     case RunReader::State::kSilent:
       return "silent";
+    case RunReader::State::kFailed:
     case RunReader::State::kEnded:
       break;
   }
@@ -39,10 +41,12 @@ json StatusJson(const RunReader& run) {
   return {{"state", StateName(state)},
           {"text", StateText(run)},
           {"step", run.step()},
+          {"unreadable_lines", run.unreadable_lines()},
           {"max_steps", run.max_steps()},
           {"seconds_left", running ? KnownOrNull(std::round(run.SecondsLeft()))
                                    : json(nullptr)},
-          {"control", run.control() && state != RunReader::State::kEnded},
+          {"control", run.control() && state != RunReader::State::kFailed &&
+                          state != RunReader::State::kEnded},
           {"latest", run.Latest()}};
 }
 
@@ -85,6 +89,8 @@ std::string StateText(const RunReader& run) {
       return absl::StrCat(
           "no news for ",
           ClockTime(60.0 * std::floor(run.SecondsSilent() / 60.0)));
+    case RunReader::State::kFailed:
+      return StatusName(RunStatus::kFailed);
     case RunReader::State::kEnded:
       break;
   }

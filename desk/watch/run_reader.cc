@@ -12,11 +12,11 @@
 #include "absl/strings/str_join.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "base/json_document.h"
 #include "desk/run_folder/config_fields.h"
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
 #include "desk/run_folder/run_record.h"
+#include "desk/watch/metrics_lines.h"
 #include "trainer/metrics/event_log.h"
 
 namespace capstan {
@@ -27,8 +27,6 @@ using nlohmann::json;
 // Of a call of Poll: what another thread may wait for.
 constexpr int64_t kBytesAtOnce = int64_t{8} << 20;
 constexpr int64_t kMostSmallFile = int64_t{16} << 20;
-// A larger number is none of a run's.
-constexpr double kMostSteps = 1e15;
 constexpr int64_t kLinesAPlace = 256;
 constexpr size_t kPaceSteps = 256;
 double Number(const json& object, const char* key) {
@@ -40,44 +38,12 @@ int64_t Step(const json& object) {
   return step >= 0.0 && step < kMostSteps ? static_cast<int64_t>(step) : 0;
 }
 
-// The numbers of a metrics line: `use` gets each key and value, "step" first.
-// False if the line isn't an object with a step.
-template <typename Use>
-bool ReadMetricsLine(absl::string_view line, simdjson::dom::parser* parser,
-                     const Use& use) {
-  simdjson::dom::element root;
-  simdjson::dom::object object;
-  double step = 0.0;
-  if (ParseJsonDocument(line, line.size() + LineFollower::kReadableBehind,
-                        parser, &root) != simdjson::SUCCESS ||
-      root.get(object) != simdjson::SUCCESS ||
-      object["step"].get(step) != simdjson::SUCCESS ||
-      !(step >= 0.0 && step < kMostSteps)) {
-    return false;
-  }
-  use(static_cast<int64_t>(step), "step", step);
-  for (const auto& [key, value] : object) {
-    double number = 0.0;
-    bool flag = false;
-    if (value.is_null()) {
-      number = std::nan("");  // it wasn't finite
-    } else if (value.get(number) != simdjson::SUCCESS) {
-      if (value.get(flag) != simdjson::SUCCESS || !flag) continue;
-      number = 1.0;  // "skipped": true
-    }
-    if (key == "step") continue;
-    use(static_cast<int64_t>(step), absl::string_view(key.data(), key.size()),
-        number);
-  }
-  return true;
-}
-
 }  // namespace
 
 RunReader::RunReader(std::string folder, std::string name)
     : folder_(std::move(folder)),
       name_(std::move(name)),
-      parser_(std::make_unique<simdjson::dom::parser>()),
+      metrics_(std::make_unique<MetricsLines>()),
       metrics_file_(folder_ + "/metrics.jsonl"),
       control_file_(folder_ + "/control.jsonl"),
       events_file_(folder_ + "/events.jsonl"),
@@ -86,6 +52,8 @@ RunReader::RunReader(std::string folder, std::string name)
 RunReader::~RunReader() = default;
 
 bool RunReader::Poll() {
+  // First: a run says how it ended before it lets go of its lock.
+  held_ = LockIsHeld(folder_);
   PollControl();
   PollEvents();
   PollFiles();  // what events say of the summary is known
@@ -123,14 +91,17 @@ void RunReader::PollFiles() {
 
 void RunReader::PollMetrics() {
   const int64_t before = lines_;
-  behind_ =
-      metrics_file_.Poll([this](absl::string_view line,
-                                int64_t offset) { AddMetrics(line, offset); },
-                         [this] { Restart(); }, kBytesAtOnce);
+  behind_ = metrics_file_.Poll(
+      [this](absl::string_view line, int64_t offset) {
+        metrics_->Add(line, offset,
+                      [this](const MetricsLine& whole) { AddMetrics(whole); });
+      },
+      [this] { Restart(); }, kBytesAtOnce);
   if (lines_ != before) ++versions_.curves;
 }
 
 void RunReader::Restart() {
+  metrics_->Clear();
   curves_.Clear();
   step_ = 0;
   places_.clear();
@@ -151,23 +122,18 @@ void RunReader::GoBack(int64_t step, int64_t offset) {
   ++versions_.restarts;  // pages have the other values
 }
 
-void RunReader::AddMetrics(absl::string_view line, int64_t offset) {
+void RunReader::AddMetrics(const MetricsLine& line) {
   double time = 0.0, seconds = 0.0;
   bool trained = false;
-  const bool whole =
-      ReadMetricsLine(line, parser_.get(),
-                      [&](int64_t step, absl::string_view key, double value) {
-                        if (step < step_) GoBack(step, offset);
-                        step_ = step;
-                        curves_.Add(step, key, value);
-                        if (key == "time" && value > 0.0) time = value;
-                        if (key == "step_seconds" && value > 0.0) {
-                          seconds = value;
-                        }
-                        trained = trained || key == "loss";
-                      });
-  if (!whole) return;
-  if (lines_ % kLinesAPlace == 0) places_.emplace_back(step_, offset);
+  if (line.step < step_) GoBack(line.step, line.offset);
+  step_ = line.step;
+  line.ForEach([&](absl::string_view key, double value) {
+    curves_.Add(step_, key, value);
+    if (key == "time" && value > 0.0) time = value;
+    if (key == "step_seconds" && value > 0.0) seconds = value;
+    trained = trained || key == "loss";
+  });
+  if (lines_ % kLinesAPlace == 0) places_.emplace_back(step_, line.offset);
   ++lines_;
   if (!trained) return;
   // Older runs' lines have no time.
@@ -291,10 +257,13 @@ RunReader::State RunReader::state() const {
   const bool ended = !summary_.empty() &&
                      Number(summary_, "steps") >= static_cast<double>(step_);
   if (ended) return State::kEnded;
+  if (held_ == false) return State::kFailed;
   if (changed_ == 0.0) return State::kWaiting;
   return SecondsSilent() > PatienceFor(SecondsPerStep()) ? State::kSilent
                                                          : State::kRunning;
 }
+
+int64_t RunReader::unreadable_lines() const { return metrics_->unreadable(); }
 
 int64_t RunReader::max_steps() const {
   if (end_ > 0) return end_;
@@ -343,19 +312,21 @@ Curves RunReader::Detail(const std::string& folder, const Place& place,
   points = std::max<int64_t>(points, 1);
   const int64_t width = (to - from) / points + 1;
   Curves curves(to / width + 1, width);
-  simdjson::dom::parser parser;
+  MetricsLines metrics(from);
   LineFollower lines(folder + "/metrics.jsonl", place.first);
   bool past = false;
   int64_t last = 0;
+  const auto use = [&](const MetricsLine& line) {
+    if (line.step < last) curves.CutFrom(line.step);
+    last = line.step;
+    past = line.step > to && line.offset >= place.settled;
+    if (line.step < from || line.step > to) return;
+    line.ForEach([&](absl::string_view key, double value) {
+      curves.Add(line.step, key, value);
+    });
+  };
   const auto add = [&](absl::string_view line, int64_t offset) {
-    ReadMetricsLine(line, &parser,
-                    [&](int64_t step, absl::string_view key, double value) {
-                      if (step < last) curves.CutFrom(step);
-                      last = step;
-                      past = step > to && offset >= place.settled;
-                      if (step < from || step > to) return;
-                      curves.Add(step, key, value);
-                    });
+    metrics.Add(line, offset, use);
   };
   while (!past && lines.Poll(
                       add, [] {}, kBytesAtOnce)) {

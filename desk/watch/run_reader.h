@@ -14,15 +14,15 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "desk/run_folder/line_follower.h"
 #include "desk/watch/curves.h"
 #include "desk/watch/rank_times.h"
 
-namespace simdjson::dom {
-class parser;
-}  // namespace simdjson::dom
-
 namespace capstan {
+
+class MetricsLines;
+struct MetricsLine;
 
 struct WatchedEvent {
   double time = 0.0;  // Unix seconds; 0: unknown
@@ -56,7 +56,8 @@ struct RunVersions {
 // events and samples. What is missing or damaged is left out. One thread.
 class RunReader {
  public:
-  enum class State { kReading, kWaiting, kRunning, kSilent, kEnded };
+  // kFailed: no process of it is left, and none has said how it ended.
+  enum class State { kReading, kWaiting, kRunning, kSilent, kFailed, kEnded };
 
   static constexpr int64_t kBuckets = 2048;
   static constexpr size_t kMostEvents = 2000;
@@ -87,6 +88,8 @@ class RunReader {
 
   State state() const;
   int64_t step() const { return step_; }
+  // Of metrics.jsonl, that are left out.
+  int64_t unreadable_lines() const;
   // As its config says, or as it was told since; 0: unknown.
   int64_t max_steps() const;
   // Negative: unknown.
@@ -117,15 +120,15 @@ class RunReader {
   void PollSamples();
   void PollRanks();
   void PollFiles();
-  void AddMetrics(absl::string_view line, int64_t offset);
+  void AddMetrics(const MetricsLine& line);
   void GoBack(int64_t step, int64_t offset);
   void Restart();
 
   const std::string folder_;
   const std::string name_;
   RunVersions versions_;
-  const std::unique_ptr<simdjson::dom::parser> parser_;
 
+  const std::unique_ptr<MetricsLines> metrics_;
   LineFollower metrics_file_;
   bool behind_ = true;
   Curves curves_{kBuckets};
@@ -160,6 +163,7 @@ class RunReader {
   double summary_time_ = 0.0;
   bool has_begun_ = false;  // again, since the summary was read
   double changed_ = 0.0;
+  absl::optional<bool> held_;  // its lock, before the files were read
 };
 
 }  // namespace capstan

@@ -3,9 +3,12 @@
 // What is known of a run by its folder, and what a page is told of it.
 #include "desk/watch/run_reader.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -107,6 +110,35 @@ TEST_F(RunReaderTest, HowFarItIs) {
   EXPECT_EQ(StateText(*run_), "completed");
 }
 
+// As one that was killed, by a signal that no process sees: nothing in its
+// files says so.
+TEST_F(RunReaderTest, ARunWhoseLockIsFreeHasFailed) {
+  Write("config.pbtxt", "train {\n  max_steps: 100\n  control: true\n}\n");
+  Write(".lock", "host a, process 7\n");
+  const int lock = open((folder_ + "/.lock").c_str(), O_RDWR);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  Poll();
+  EXPECT_EQ(run_->state(), State::kWaiting);
+  Write("metrics.jsonl", Steps(1, 40));
+  Poll();
+  EXPECT_EQ(run_->state(), State::kRunning);
+  close(lock);
+  Poll();
+  EXPECT_EQ(run_->state(), State::kFailed);
+  LiveRuns runs({{folder_, "name"}});
+  runs.ReadAll();
+  const json status = runs.AllJson()[0]["status"];
+  EXPECT_EQ(status["state"], "ended");
+  EXPECT_EQ(status["text"], "failed");
+  EXPECT_EQ(status["control"], false);
+  EXPECT_EQ(status["seconds_left"], nullptr);
+  EXPECT_THAT(TerminalPicture(runs, 80, 100, /*colors=*/false),
+              HasSubstr("failed  step 40 of 100"));
+  Write("summary.json", "{\"status\": \"stopped\", \"steps\": 40}");
+  Poll();
+  EXPECT_EQ(StateText(*run_), "stopped");
+}
+
 TEST_F(RunReaderTest, AnEndThatTheRunWasTold) {
   Write("config.pbtxt", "train {\n  max_steps: 100\n}\n");
   Write("metrics.jsonl", Steps(1, 10));
@@ -184,7 +216,44 @@ TEST_F(RunReaderTest, DamagedFilesAreLeftOut) {
   EXPECT_EQ(run_->curves().Find("skipped")->buckets.size(), 1);
   EXPECT_EQ(run_->ranks().size(), 1);
   absl::optional<RunTold> told;
-  EXPECT_EQ(RunJson(*run_, &told)["status"]["step"], 3);
+  const json status = RunJson(*run_, &told)["status"];
+  EXPECT_EQ(status["step"], 3);
+  EXPECT_EQ(status["unreadable_lines"], 6);
+}
+
+// Its number is damaged: it would be the only one at the end of a long axis.
+TEST_F(RunReaderTest, AStepFarAheadIsLeftOut) {
+  Write("config.pbtxt", "train {\n  max_epochs: 3\n}\n");
+  Write("metrics.jsonl",
+        "{\"step\": 900000000000000, \"loss\": 1}\n" + Steps(1, 50) +
+            "{\"step\": 7000000, \"loss\": 1}\n" + Steps(51, 100));
+  Poll();
+  EXPECT_EQ(run_->step(), 100);
+  EXPECT_EQ(run_->curves().width(), 1);
+  EXPECT_EQ(run_->curves().Find("loss")->buckets.size(), 100);
+  EXPECT_EQ(run_->unreadable_lines(), 2);
+  EXPECT_EQ(run_->versions().restarts, 0);
+  EXPECT_EQ(Detail(45, 60, 100).Find("loss")->buckets.size(), 16);
+  LiveRuns runs({{folder_, "name"}});
+  runs.ReadAll();
+  EXPECT_THAT(TerminalPicture(runs, 80, 100, /*colors=*/false),
+              AllOf(HasSubstr("2 lines of metrics.jsonl unreadable"),
+                    HasSubstr("step 100\n")));
+  // At the end of the file, another may follow.
+  Write("metrics.jsonl", "{\"step\": 8000, \"loss\": 8}\n");
+  Poll();
+  EXPECT_EQ(run_->step(), 100);
+  EXPECT_EQ(run_->unreadable_lines(), 3);
+}
+
+// It resumed from another run's checkpoint, or lost lines.
+TEST_F(RunReaderTest, LinesThatGoOnFarAheadAreRead) {
+  Write("metrics.jsonl", Steps(500000, 500010) + Steps(2000000, 2000002));
+  Poll();
+  EXPECT_EQ(run_->step(), 2000002);
+  EXPECT_EQ(run_->unreadable_lines(), 0);
+  EXPECT_EQ(Detail(500000, 500010, 100).Find("loss")->buckets.size(), 11);
+  EXPECT_EQ(Detail(2000000, 2000002, 100).Find("loss")->buckets.size(), 3);
 }
 
 TEST_F(RunReaderTest, OnlyTheNewestEventsAndSamplesAreKept) {
@@ -406,6 +475,26 @@ TEST_F(RunReaderTest, WithoutATerminalLinesAreWhole) {
               Not(HasSubstr(path)));
 }
 
+TEST_F(RunReaderTest, WithoutColorsRunsAreToldApartByLetters) {
+  Write("one/metrics.jsonl", Steps(1, 200));
+  Write("two/metrics.jsonl", Steps(1, 100) + "{\"step\": 101, \"loss\": 0}\n");
+  const std::vector<std::pair<std::string, std::string>> both = {
+      {folder_ + "/one", "first"}, {folder_ + "/two", "second"}};
+  LiveRuns runs(both);
+  runs.ReadAll();
+  const std::string picture = TerminalPicture(runs, 80, 100, /*colors=*/false);
+  EXPECT_THAT(picture, AllOf(HasSubstr("a: first\n"), HasSubstr("b: second\n"),
+                             HasSubstr("in charts a letter is that run"),
+                             Not(HasSubstr("\xe2"))));
+  // They meet in the first hundred steps; the second one ends far below.
+  EXPECT_THAT(picture, AllOf(HasSubstr("|*****"), HasSubstr("aaaaa\n"),
+                             ::testing::ContainsRegex("\\| +b\n")));
+  LiveRuns one({both[0]});
+  one.ReadAll();
+  EXPECT_THAT(TerminalPicture(one, 80, 100, /*colors=*/false),
+              AllOf(HasSubstr("\xe2"), ::testing::StartsWith("first\n")));
+}
+
 TEST_F(RunReaderTest, ATerminalIsNeverTooSmall) {
   Write("metrics.jsonl", Steps(1, 200));
   std::string events;
@@ -483,6 +572,21 @@ TEST_F(FindRunsTest, ARunOrAFolderOfThem) {
   EXPECT_EQ((*one)[0].second, fs::path(folder_).filename().string() + "/b");
   EXPECT_THAT(std::string(FindRuns({folder_ + "/notes"}).status().message()),
               HasSubstr("notes isn't a run's folder"));
+}
+
+TEST_F(FindRunsTest, OfWhatIsNotThereTheNearestNameIsSaid) {
+  Write("my_run/first/config.pbtxt", "");
+  const auto error = [this](const std::string& path) {
+    return std::string(FindRuns({folder_ + path}).status().message());
+  };
+  EXPECT_EQ(error("/my_rnu/first"),
+            absl::StrCat(folder_, "/my_rnu/first isn't there; did you mean ",
+                         folder_, "/my_run/first?"));
+  EXPECT_EQ(error("/my_rnu/third"),
+            absl::StrCat(folder_, "/my_rnu/third isn't there; did you mean ",
+                         folder_, "/my_run?"));
+  EXPECT_THAT(error("/elsewhere"),
+              HasSubstr("/elsewhere isn't there: start the run first"));
 }
 
 }  // namespace

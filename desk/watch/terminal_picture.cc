@@ -30,6 +30,13 @@ constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 constexpr int kColors[] = {34, 31, 32, 35, 33, 36};
 constexpr size_t kColorCount = sizeof(kColors) / sizeof(kColors[0]);
+// Of runs' points where there are no colours; where runs meet, kMeet.
+constexpr absl::string_view kLetters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+constexpr char kMeet = '*';
+
+int ColorOf(size_t run) { return kColors[run % kColorCount]; }
+char LetterOf(size_t run) { return kLetters[run % kLetters.size()]; }
 
 std::string Colored(const std::string& text, int color, bool colors) {
   return colors ? absl::StrCat("\x1b[", color, "m", text, "\x1b[0m") : text;
@@ -47,24 +54,28 @@ std::string Line(const std::string& text, int columns) {
   return clean;
 }
 
-// Dots of 2 x 4 a character (Braille).
+// How runs are told apart.
+enum class Marks { kNone, kColors, kLetters };
+
+// Dots of 2 x 4 a character (Braille), or a letter a character.
 class Canvas {
  public:
   Canvas(int columns, int rows)
       : columns_(columns), rows_(rows), cells_(columns * rows) {}
 
   // In [0, 1] from the lower left corner.
-  void Dot(double x, double y, int color) {
+  void Dot(double x, double y, size_t run) {
     constexpr int kBits[4][2] = {{0, 3}, {1, 4}, {2, 5}, {6, 7}};
     const int across = std::clamp(static_cast<int>(x * (2 * columns_ - 1)), 0,
                                   2 * columns_ - 1);
     const int down = std::clamp(static_cast<int>((1.0 - y) * (4 * rows_ - 1)),
                                 0, 4 * rows_ - 1);
     Cell& cell = cells_[down / 4 * columns_ + across / 2];
+    cell.shared = cell.shared || (cell.dots != 0 && cell.run != run);
     cell.dots |= 1 << kBits[down % 4][across % 2];
-    cell.color = color;
+    cell.run = run;
   }
-  std::string Row(int row, bool colors) const {
+  std::string Row(int row, Marks marks) const {
     std::string text;
     for (int i = 0; i < columns_; ++i) {
       const Cell& cell = cells_[row * columns_ + i];
@@ -72,11 +83,15 @@ class Canvas {
         text += ' ';
         continue;
       }
+      if (marks == Marks::kLetters) {
+        text += cell.shared ? kMeet : LetterOf(cell.run);
+        continue;
+      }
       // U+2800 + dots in UTF-8.
       std::string character = {static_cast<char>(0xe2),
                                static_cast<char>(0xa0 | cell.dots >> 6),
                                static_cast<char>(0x80 | (cell.dots & 0x3f))};
-      text += Colored(character, cell.color, colors);
+      text += Colored(character, ColorOf(cell.run), marks == Marks::kColors);
     }
     return text;
   }
@@ -84,7 +99,8 @@ class Canvas {
  private:
   struct Cell {
     int dots = 0;
-    int color = 0;
+    size_t run = 0;
+    bool shared = false;  // by several runs
   };
   const int columns_;
   const int rows_;
@@ -95,7 +111,7 @@ class Canvas {
 struct Drawn {
   const Curves* curves;
   const Curves::Series* series;
-  int color;
+  size_t run;
 };
 
 struct Range {
@@ -119,7 +135,7 @@ Range RangeOf(const std::vector<Drawn>& drawn) {
 }
 
 std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
-                  int columns, bool colors) {
+                  int columns, Marks marks) {
   if (drawn.empty()) return "";
   const Range range = RangeOf(drawn);
   const double height = range.high - range.low;
@@ -130,7 +146,7 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
           (bucket.at + 0.5) * static_cast<double>(one.curves->width());
       canvas.Dot(step / static_cast<double>(range.last),
                  height > 0.0 ? (bucket.mean() - range.low) / height : 0.5,
-                 one.color);
+                 one.run);
     }
   }
   std::string text = absl::StrCat("\n", title, "\n");
@@ -141,11 +157,16 @@ std::string Chart(const std::string& title, const std::vector<Drawn>& drawn,
                                   : "";
     absl::StrAppendFormat(
         &text, "%*s |%s\n", kLabel, label,
-        absl::StripTrailingAsciiWhitespace(canvas.Row(row, colors)));
+        absl::StripTrailingAsciiWhitespace(canvas.Row(row, marks)));
   }
   absl::StrAppendFormat(&text, "%*s  0%*s\n", kLabel, "", columns - kLabel - 3,
                         absl::StrCat("step ", WithCommas(range.last)));
   return text;
+}
+
+std::string UnreadableText(int64_t lines) {
+  return absl::StrCat(WithCommas(lines), lines == 1 ? " line" : " lines",
+                      " of metrics.jsonl unreadable");
 }
 
 // "running  step 1,200 of 5,000  24 %  0:31 left  loss 2.345  8,020 tokens/s":
@@ -158,6 +179,9 @@ std::string Progress(const RunReader& run, int columns) {
     parts.push_back(
         absl::StrFormat("%.0f %%", 100.0 * static_cast<double>(run.step()) /
                                        static_cast<double>(run.max_steps())));
+  }
+  if (const int64_t lines = run.unreadable_lines()) {
+    parts.push_back(UnreadableText(lines));
   }
   if (run.state() == RunReader::State::kRunning && run.SecondsLeft() >= 0.0) {
     parts.push_back(absl::StrCat(ClockTime(run.SecondsLeft()), " left"));
@@ -272,6 +296,9 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
   std::string text;
   size_t index = 0;
   const bool several = runs.size() > 1;
+  const Marks marks = colors    ? Marks::kColors
+                      : several ? Marks::kLetters
+                                : Marks::kNone;
   const std::pair<const char*, const char*> kCharts[] = {
       {"loss", "loss"},
       {"eval_loss", "evaluation loss"},
@@ -280,13 +307,19 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
   std::vector<std::vector<Drawn>> drawn(std::size(kCharts));
   std::string details, sample;
   runs.ForEach([&](const RunReader& run) {
-    const int color = kColors[index++ % kColorCount];
-    absl::StrAppend(&text,
-                    Colored(Line(run.name(), width), color, colors && several),
-                    "\n  ", Progress(run, width - 2), "\n");
+    const size_t number = index++;
+    if (marks == Marks::kLetters) {
+      absl::StrAppend(&text, std::string(1, LetterOf(number)), ": ");
+    }
+    absl::StrAppend(
+        &text,
+        Colored(Line(run.name(), width), ColorOf(number), colors && several),
+        "\n  ", Progress(run, width - 2), "\n");
     for (size_t c = 0; c < std::size(kCharts); ++c) {
       const Curves::Series* series = run.curves().Find(kCharts[c].first);
-      if (series != nullptr) drawn[c].push_back({&run.curves(), series, color});
+      if (series != nullptr) {
+        drawn[c].push_back({&run.curves(), series, number});
+      }
     }
     if (several) return;
     const int room = lines - CountLines(text) - kChartLines;
@@ -296,11 +329,15 @@ std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
   });
   // However many runs there are, their losses are seen.
   text = Cut(text, std::max(lines - kChartLines, 2));
+  if (marks == Marks::kLetters) {
+    details = absl::StrCat("\nin charts a letter is that run, ",
+                           std::string(1, kMeet), " several\n");
+  }
   const auto add = [&text, lines](const std::string& part) {
     if (CountLines(text) + CountLines(part) <= lines) text += part;
   };
   for (size_t c = 0; c < std::size(kCharts); ++c) {
-    add(Chart(kCharts[c].second, drawn[c], columns, colors));
+    add(Chart(kCharts[c].second, drawn[c], columns, marks));
     if (c == 0) add(details);
   }
   // Its text is of up to three lines, in one.

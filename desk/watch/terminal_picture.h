@@ -12,8 +12,8 @@ namespace capstan {
 // is, its loss, ranks, events, other curves and the newest sample; what comes
 // last is left out if it doesn't fit. `colors`: with a terminal's escape
 // sequences, by which curves of several runs are told apart. Without, as files
-// and programs get it, only the charts are as wide as `columns`: a line of text
-// is as long as it is.
+// and programs get it, they are by letters, and only the charts are as wide as
+// `columns`: a line of text is as long as it is.
 std::string TerminalPicture(const LiveRuns& runs, int columns, int lines,
                             bool colors);
 

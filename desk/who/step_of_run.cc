@@ -18,6 +18,7 @@
 #include "desk/run_folder/run_record.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
 
 namespace capstan {
@@ -175,7 +176,7 @@ absl::StatusOr<StepRecord> ReadStepRecord(const std::string& folder,
     absl::StatusOr<Manifest> manifest = ReadManifest(stored.path);
     // As a resumed run does, goes by the others.
     if (!manifest.ok()) {
-      std::cerr << "WARNING: " << stored.path
+      std::cerr << "WARNING: " << PrintableText(stored.path)
                 << " is passed over: it is damaged\n";
       continue;
     }

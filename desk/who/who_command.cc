@@ -397,7 +397,7 @@ std::string LossText(const Asked& asked, const MeasuredStep& step) {
 void Print(const WhoOptions& options, const Asked& asked,
            const MeasuredStep& step) {
   const BatchPlan& batch = asked.batch;
-  std::string text = TableText(
+  std::string head = TableText(
       {{"run", asked.folder},
        {"step", absl::StrCat(asked.record.step)},
        {"rows", absl::StrCat(batch.global_batch_size, " = micro ",
@@ -407,8 +407,9 @@ void Print(const WhoOptions& options, const Asked& asked,
        {"weights", asked.whose},
        {"loss", LossText(asked, step)}});
   for (const std::string& note : asked.notes) {
-    absl::StrAppend(&text, "  note: ", note, "\n");
+    absl::StrAppend(&head, "  note: ", note, "\n");
   }
+  std::string text = PrintableText(head);
   const Console console(STDOUT_FILENO);
   if (console.terminal()) absl::StrAppend(&text, "  ", ColourLegend(), "\n");
   console.Write(text);
@@ -418,7 +419,7 @@ void Print(const WhoOptions& options, const Asked& asked,
     if (!row->made.empty()) {
       for (const NamedNumbers* numbers : {&row->made, &row->metrics}) {
         for (const auto& [name, value] : *numbers) {
-          absl::StrAppendFormat(&text, "  %s %.4g", name, value);
+          absl::StrAppendFormat(&text, "  %s %.4g", PrintableText(name), value);
         }
       }
       text += "\n";
@@ -434,7 +435,7 @@ void Print(const WhoOptions& options, const Asked& asked,
     }
     if (texts.empty()) {
       for (const std::string& line : TensorLines(row->batch)) {
-        absl::StrAppend(&text, "  ", line, "\n");
+        absl::StrAppend(&text, "  ", PrintableText(line), "\n");
       }
     }
     console.Write(text);

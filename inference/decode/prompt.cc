@@ -95,9 +95,12 @@ class TaskMaker {
       if (eos >= 0) task.stops = {eos};
     } else {
       CAPSTAN_RETURN_IF_ERROR(FindTemplate());
-      CAPSTAN_RETURN_IF_ERROR(
-          Annotate(CheckChatVariables(prompt.variables, *template_),
-                   absl::StrCat(prompt.place, ": chat_template_kwargs")));
+      const absl::Status known =
+          CheckChatVariables(prompt.variables, *template_);
+      if (!known.ok()) {
+        return FieldError("chat_template_kwargs",
+                          absl::StrCat(prompt.place, ": ", known.message()));
+      }
       ChatInput input;
       input.messages_json = prompt.messages_json;
       input.tools = prompt.tools;

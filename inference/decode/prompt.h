@@ -59,7 +59,8 @@ struct TaskSettings {
 
 // Renders conversations with their template, and texts with the tokenizer's
 // start tokens, as in training: a task for each prompt. All of them before any
-// is generated, so that a bad prompt fails early.
+// is generated, so that a bad prompt fails early. OUT_OF_RANGE: it's too long.
+// Errors name the field chat_template_kwargs if it is wrong.
 absl::StatusOr<std::vector<Task>> MakeTasks(const std::vector<Prompt>& prompts,
                                             const TaskSettings& settings,
                                             const Generator& generator);

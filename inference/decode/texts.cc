@@ -33,6 +33,27 @@ std::string TextOf(const Task& task, const Writer& writer,
   return written;
 }
 
+int64_t MostTokens(const TokenModel& model) {
+  return model.max_positions() + 1;
+}
+
+bool IsCutOff(const Task& task, const Writer& writer,
+              absl::Span<const int64_t> text) {
+  const TokenModel& model = *writer.generator.model->token_model();
+  if (!model.causal() ||
+      static_cast<int64_t>(text.size()) < MostTokens(model)) {
+    return false;
+  }
+  const std::vector<int64_t> stops = StopsOf(task, writer.generator);
+  if (writer.sample.stop_at_eos &&
+      std::find(stops.begin(), stops.end(), text.back()) != stops.end()) {
+    return false;
+  }
+  return writer.stops.empty() ||
+         !writer.stops.EndIn(
+             writer.generator.tokenizer->Decode(text.subspan(task.ids.size())));
+}
+
 absl::Status CheckCache(const TokenModel& model, int64_t texts,
                         int64_t tokens) {
   // Others need none.
@@ -104,7 +125,9 @@ absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
     prompts.push_back({task.ids, first_seed + prompts.size(), task.stops});
   }
   std::vector<std::string> written(tasks.size());
+  const TokenModel& model = *writer.generator.model->token_model();
   const auto ended = [&](size_t row, absl::Span<const int64_t> text) {
+    if (static_cast<int64_t>(text.size()) >= MostTokens(model)) return true;
     if (writer.stops.empty()) return false;
     written[row] += writer.generator.tokenizer->Decode(text.last(1));
     return writer.stops.EndIn(written[row]);

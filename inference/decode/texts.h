@@ -23,6 +23,11 @@ namespace capstan {
 // Prompt and text, in tokens.
 using Texts = std::vector<std::vector<int64_t>>;
 
+// The most tokens that a text of a model that writes in order may have, its
+// prompt among them: one more than the model has positions, as the last one
+// needs none. Other samplers keep to the positions themselves.
+int64_t MostTokens(const TokenModel& model);
+
 // What makes texts, and how.
 struct Writer {
   const Generator& generator;
@@ -45,6 +50,10 @@ std::vector<int64_t> StopsOf(const Task& task, const Generator& generator);
 // may be short, is written.
 absl::Status CheckCache(const TokenModel& model, int64_t texts, int64_t tokens);
 
+// Whether `text`, prompt and text, has MostTokens, and ended for that alone.
+bool IsCutOff(const Task& task, const Writer& writer,
+              absl::Span<const int64_t> text);
+
 // The best texts of a prompt, as many as it gets.
 absl::StatusOr<Texts> SearchTexts(const Task& task, const Writer& writer);
 // Texts of the prompts: at once if the objective and the model can, which
@@ -55,7 +64,7 @@ absl::StatusOr<Texts> SampleAll(Model& model, Objective& objective,
                                 SampleOptions sample,
                                 const Objective::Ended& ended,
                                 UnitRunner& runner);
-// Those of tasks, each with the next seed.
+// Those of tasks, each with the next seed, up to MostTokens.
 absl::StatusOr<Texts> SampleTexts(absl::Span<const Task> tasks,
                                   uint64_t first_seed, const Writer& writer);
 

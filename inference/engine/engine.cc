@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<Answers>> Engine::Submit(
     const int64_t longest = texts.back()->longest();
     if (served.token_bytes > 0 &&
         longest > options_.cache_bytes / served.token_bytes) {
-      return absl::InvalidArgumentError(
+      return absl::OutOfRangeError(
           absl::StrCat("a text of ", longest,
                        " tokens is more than the cache has room for, ",
                        options_.cache_bytes / served.token_bytes));

@@ -55,8 +55,8 @@ class Engine {
   ~Engine();
 
   // From any thread. At least one request. RESOURCE_EXHAUSTED if too many are
-  // waiting; INVALID_ARGUMENT if so many may never wait, or the cache has no
-  // room for a text.
+  // waiting; INVALID_ARGUMENT if so many may never wait; OUT_OF_RANGE if the
+  // cache has no room for a text.
   absl::StatusOr<std::unique_ptr<Answers>> Submit(
       std::vector<EngineRequest> requests);
   EngineLoad load() const;

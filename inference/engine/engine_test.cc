@@ -175,7 +175,7 @@ TEST_F(EngineTest, RefusesWhatIsTooMuch) {
   const std::vector<EngineRequest> four(4, Request({1}, 2));
   EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(four).status()));
   const absl::Status longer = engine->Submit({Request({1}, 1000)}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(longer)) << longer;
+  EXPECT_TRUE(absl::IsOutOfRange(longer)) << longer;
   // One after the other, where the cache has room for one alone.
   const std::vector<EngineRequest> three(3, Request({1}, 900));
   const auto answers = engine->Submit(three);

@@ -207,6 +207,43 @@ TEST(GenerateFlagsTest, WithoutEffectAreErrors) {
   error({"--sequences=1000000001"}, {"--sequences", "at most 1000000000"});
 }
 
+// As of `serve`, though rotary positions would go on.
+TEST(GenerateLengthTest, TextsEndAtTheModelsLastPosition) {
+  const std::string model = CopyFolder(Chats() + "/final", "positions");
+  // No end token ends them.
+  WriteText(model + "/generation_config.json", R"({"min_new_tokens": 9999})");
+  const std::string said = "(the text ends at the model's 128 positions)\n";
+  const auto run = [&](std::vector<std::string> words,
+                       const std::string& input = "") {
+    words.insert(words.begin() + 1, "--model=" + model);
+    TrainerOptions options;
+    options.input = input;
+    const TrainerResult result = RunTrainer(words, options);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result;
+  };
+  for (const char* const more : {"--seed=0", "--max_new_tokens=300"}) {
+    const TrainerResult ids = run({"generate", "--prompt_ids=70,71", more});
+    const std::vector<std::string> each = absl::StrSplit(ids.out, ',');
+    EXPECT_EQ(each.size(), 129) << more;
+    EXPECT_EQ(ids.err, said);
+  }
+  EXPECT_EQ(run({"generate", "--prompt_ids=70,71", "--max_new_tokens=126"}).err,
+            "");
+  EXPECT_EQ(run({"generate", "--prompt=And"}).err, said);
+  const std::string folder = NewTestFolder("rows");
+  EXPECT_EQ(
+      run({"generate", "--output=" + folder + "/texts.jsonl"}, "And\nThen\n")
+          .err,
+      "note: 2 of them end at the model's 128 positions\n");
+  // Its oldest turn makes room for the second.
+  const TrainerResult chat = run({"chat"}, "Hello!\nAnd?\n");
+  EXPECT_THAT(chat.err, StartsWith(said));
+  EXPECT_THAT(chat.err, ::testing::EndsWith(said));
+  EXPECT_GT(chat.err.size(), 2 * said.size());
+  EXPECT_EQ(run({"chat", "--max_new_tokens=4"}, "Hello!\n").err, "");
+}
+
 // A name that the template doesn't have would be without effect.
 TEST(GenerateInputTest, VariablesAreTheTemplates) {
   const std::string folder = NewTestFolder("variables");

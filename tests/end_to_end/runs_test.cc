@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -144,6 +145,40 @@ TEST_F(RunsTest, Refusals) {
   ExpectOneError(Runs({"tag", runs_, "x"}), {"no run's folder"});
   ExpectOneError(Runs({runs_ + "/nowhere"}), {"isn't a folder"});
   ExpectOneError(Runs({"gc", "/.", "--keep=1"}), {"the whole machine"});
+}
+
+// Whoever names a folder writes to no terminal by it.
+TEST(RunsOutputTest, HasNoEscapeSequencesOfNames) {
+  const std::string root = NewTestFolder("named") + "/\x1b[31mred";
+  std::vector<std::string> runs;
+  for (const char* name : {"/one", "/two"}) {
+    runs.push_back(root + name);
+    fs::create_directories(runs.back());
+    WriteText(runs.back() + "/config.pbtxt",
+              absl::StrCat("name: \"", name, "\"\n"));
+    WriteText(runs.back() + "/.lock", "");
+    WriteText(runs.back() + "/metrics.jsonl", "{\"step\": 1, \"loss\": 1}\n");
+  }
+  const std::vector<std::string> calls[] = {
+      {"runs", root},
+      {"runs", root, "--where=loss<0"},
+      {"runs", "tag", runs[0], "base"},
+      {"runs", "untag", runs[1], "base"},
+      {"runs", "diff", runs[0], runs[1]},
+      {"runs", "gc", root, "--keep=0"},
+      {"runs", root + "/none"},
+      {"watch", root + "/none"},
+      {"watch", "--terminal", runs[0]},
+      {"track", root + "/none", "--to=csv"},
+      {"who", runs[0], "--step=1"},
+      {"why-slow", runs[0]},
+      {"ls", root}};
+  for (const std::vector<std::string>& call : calls) {
+    const TrainerResult result = RunTrainer(call);
+    EXPECT_THAT(result.out + result.err,
+                AllOf(HasSubstr("red"), Not(HasSubstr("\x1b"))))
+        << absl::StrJoin(call, " ");
+  }
 }
 
 }  // namespace

@@ -408,6 +408,13 @@ TEST(ServeTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(
       details(kTextPath, Json{{"prompt", std::vector<int>(100001, 7)}}.dump()),
       "\"prompt\"\"context_length_exceeded\"");
+  EXPECT_EQ(details(kTextPath, R"({"prompt": [100000]})"),
+            "\"prompt\"\"invalid_value\"");
+  EXPECT_EQ(details(kTextPath, R"({"prompt": ""})"),
+            "\"prompt\"\"invalid_value\"");
+  EXPECT_EQ(details(kChatPath, R"({"messages": [{"role": "user", "content": )"
+                               R"("a"}], "chat_template_kwargs": {"b": 1}})"),
+            "\"chat_template_kwargs\"\"invalid_value\"");
   const std::string text(400000, '.');
   EXPECT_EQ(details(kTextPath, Json{{"prompt", text}}.dump()),
             "\"prompt\"\"context_length_exceeded\"");

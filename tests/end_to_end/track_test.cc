@@ -2,11 +2,13 @@
 //
 // `trainer track` beside runs that write, are resumed and end, and targets that
 // go away and come back.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -274,7 +276,8 @@ TEST(TrackTest, AnEvaluationOfAStepThatWasSent) {
   for (int i = 0; i < 2; ++i) {
     const TrainerResult result = RunTrainer(csv);
     EXPECT_THAT(result.out,
-                HasSubstr(i == 0 ? "2 new steps in csv" : "0 new steps"));
+                HasSubstr(absl::StrCat(i == 0 ? "2" : "0", " new steps in ",
+                                       run.folder(), "/track/metrics.csv")));
     EXPECT_EQ(RunTrainer(mlflow).exit_code, 0);
   }
   auto columns = ReadCsv(run.folder() + "/track/metrics.csv");
@@ -346,6 +349,56 @@ TEST(TrackTest, KilledTenTimesMlflowsOwnServerHasEachStepOnce) {
                [&] { return static_cast<int>(history("loss").size()); });
   EXPECT_EQ(history("loss"), Expected(run.step(), 1, 0.5));
   EXPECT_EQ(history("eval_loss"), Expected(run.step(), 10, 0.25));
+}
+
+// SIGKILL leaves a lock that nobody holds, and no summary.
+TEST(TrackTest, ARunThatWasKilledHasEnded) {
+  WrittenRun run;
+  run.Steps(4);
+  const std::string lock_path = WriteText(run.folder() + "/.lock", "");
+  const int lock = open(lock_path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  TrainerProcess tracker(TrackWords(run, {"--to=csv"}));
+  const std::string csv = run.folder() + "/track/metrics.csv";
+  ASSERT_TRUE(tracker.WaitUntil([&] { return CountLines(csv) == 4; }));
+  EXPECT_THAT(tracker.Out(), AllOf(HasSubstr("still runs: waits for its end\n"),
+                                   HasSubstr("goes into " + csv + "\n")));
+  close(lock);
+  const TrainerResult result = tracker.Wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("4 new steps in " + csv +
+                        ", up to step 4; it was killed, or crashed"));
+}
+
+TEST(TrackTest, WithoutALockItSaysWhatItWaitsFor) {
+  WrittenRun run;
+  TrainerProcess tracker(TrackWords(run, {"--to=csv"}));
+  ASSERT_TRUE(tracker.WaitUntil([&] {
+    return absl::StrContains(tracker.Out(),
+                             "waits until it has written nothing for two "
+                             "minutes, or twenty steps' time\n");
+  })) << tracker.Err();
+  EXPECT_THAT(tracker.Out(), HasSubstr("has no metrics yet: waits for them\n"));
+  run.Steps(1);
+  run.End();
+  const TrainerResult result = tracker.Wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("1 new step in "));
+}
+
+// Of whoever named the folder, or answers.
+TEST(TrackTest, ATerminalGetsNoEscapeSequence) {
+  const std::string folder = NewTestFolder("a\x1b[31mb");
+  WriteText(folder + "/config.pbtxt", "");
+  WriteText(folder + "/metrics.jsonl", "{\"step\": 1, \"loss\": 1}\n");
+  WriteText(folder + "/summary.json",
+            "{\"status\": \"completed\", \"steps\": 1}");
+  const TrainerResult result = RunTrainer(
+      {"track", folder, "--to=csv", "--alert=los\x1b[32ms>1", "--alert=end"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("[31mb"), Not(HasSubstr("\x1b"))));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("[32ms"), Not(HasSubstr("\x1b"))));
 }
 
 TEST(TrackTest, TheRunsOwnFilesStayAsTheyAre) {

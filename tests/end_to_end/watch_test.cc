@@ -194,7 +194,7 @@ TEST(WatchTest, WhatItRefuses) {
   // It would wait for a run in a folder that is there.
   const std::string folder = NewTestFolder("empty") + "/nowhere";
   ExpectOneError(RunTrainer({"watch", folder}),
-                 {folder, "isn't a run's folder"});
+                 {folder, "isn't there: start the run first"});
 }
 
 }  // namespace

@@ -110,6 +110,13 @@ TEST(WhoTest, SaysWhichRankHadWhichRow) {
   EXPECT_EQ(who["rows"][0]["position"], 8);
   EXPECT_EQ(who["rows"][2]["position"], 12);
   EXPECT_EQ(who["rows"][4]["position"], 10);
+  // A folder's name is no terminal's command.
+  const std::string renamed = folder + "\x1b[2Jb";
+  std::filesystem::rename(folder, renamed);
+  const TrainerResult shown = RunTrainer({"who", renamed, "--step=2"});
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("[2Jb"), HasSubstr("  loss "),
+                               ::testing::Not(HasSubstr("\x1b"))))
+      << shown.err;
 }
 
 // The step's rows as conversations, packed, or in groups of one length.

@@ -131,7 +131,10 @@ function drawRun(run) {
       run.label, run.label === run.name || report.sweep ?
           '' : element('small', {class: 'soft'}, ` ${run.name}`));
   row.title = run.folder;
-  cells.state.textContent = status.text;
+  const lines = status.unreadable_lines;
+  cells.state.textContent = status.text + (lines > 0 ?
+      `; ${lines} ${lines === 1 ? 'line' : 'lines'} of metrics.jsonl unreadable` :
+      '');
   cells.state.dataset.state =
       status.state === 'ended' ? status.text : status.state;
   cells.step.firstChild.textContent = status.step.toLocaleString('en') +
