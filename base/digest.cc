@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/digest.h"
 
+#include <glog/logging.h>
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <cstdint>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
 #include "base/status.h"
@@ -36,6 +40,22 @@ absl::StatusOr<std::string> DigestOfFile(const MappedFile& file) {
   const std::string digest = Digest(file.bytes(), /*forget=*/true);
   CAPSTAN_RETURN_IF_ERROR(file.Check());
   return digest;
+}
+
+std::string Sha256(absl::string_view bytes) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned int size = 0;
+  // It fails only where OpenSSL was built without the algorithm.
+  CHECK_EQ(EVP_Digest(bytes.data(), bytes.size(),
+                      reinterpret_cast<unsigned char*>(&digest[0]), &size,
+                      EVP_sha256(), nullptr),
+           1);
+  digest.resize(size);
+  return digest;
+}
+
+std::string Sha256Text(absl::string_view bytes) {
+  return absl::BytesToHexString(Sha256(bytes));
 }
 
 }  // namespace capstan

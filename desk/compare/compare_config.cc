@@ -23,6 +23,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "host/config/create_slot.h"
+#include "host/config/not_negative.h"
 #include "host/config/text_source.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/create_model.h"
@@ -257,15 +258,6 @@ absl::Status CheckBounds(const CompareConfig& config) {
                                            "precision", config.precision()));
     CAPSTAN_RETURN_IF_ERROR(
         CheckBoundName(field, bound.strategy(), "strategy", config.strategy()));
-    for (const auto& [name, value] :
-         {std::pair<const char*, double>{"loss", bound.loss()},
-          {"grad_norm", bound.grad_norm()},
-          {"step_time", bound.step_time()},
-          {"peak_memory", bound.peak_memory()}}) {
-      if (value >= 0.0) continue;
-      return FieldError(absl::StrCat(field, ".", name),
-                        absl::StrCat("must not be negative, is ", value));
-    }
   }
   return absl::OkStatus();
 }
@@ -452,6 +444,7 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   }
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(ReadShared(path, overrides, context, &loaded), ""));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckNotNegative(loaded.config), ""));
   if (loaded.config.has_sweep()) {
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckNoAxes(loaded.config), ""));
     return loaded;

@@ -69,9 +69,6 @@ absl::Status CheckSweep(const LoadedCompare& loaded) {
       return FieldError("sweep.seed", absl::StrCat(seed, " is listed twice"));
     }
   }
-  if (sweep.most_at_once() < 0) {
-    return FieldError("sweep.most_at_once", "must not be negative");
-  }
   if (!sweep.has_halving()) return absl::OkStatus();
   if (sweep.halving().first_steps() < 1) {
     return FieldError("sweep.halving.first_steps", "must be 1 or more");

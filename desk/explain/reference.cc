@@ -176,6 +176,9 @@ Setting Describe(const FieldDescriptor& field) {
   if (field.is_repeated()) {
     setting.type = absl::StrCat("list of ", setting.type);
   }
+  if (field.options().GetExtension(not_negative)) {
+    setting.type += ", not negative";
+  }
   const bool number = field.cpp_type() != FieldDescriptor::CPPTYPE_STRING &&
                       field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
   for (const auto& [end, unit] : kUnits) {

@@ -2,7 +2,6 @@
 #include "desk/page/page.h"
 
 #include <glog/logging.h>
-#include <openssl/evp.h>
 
 #include <cstring>
 
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "base/digest.h"
 
 namespace capstan {
 
@@ -20,15 +20,7 @@ namespace {
 
 // As a Content-Security-Policy names an inline script or style.
 std::string SourceOf(const std::string& text) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int bytes = 0;
-  CHECK_EQ(EVP_Digest(text.data(), text.size(), digest, &bytes, EVP_sha256(),
-                      nullptr),
-           1);
-  return absl::StrCat("'sha256-",
-                      absl::Base64Escape(absl::string_view(
-                          reinterpret_cast<const char*>(digest), bytes)),
-                      "'");
+  return absl::StrCat("'sha256-", absl::Base64Escape(Sha256(text)), "'");
 }
 
 // Escapes whatever could end the enclosing script element.

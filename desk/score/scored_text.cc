@@ -101,22 +101,17 @@ Reading ReadingOf(const google::protobuf::Any& train_data) {
   if (!config.ok()) return reading;
   const google::protobuf::Message& message = **config;
   const google::protobuf::Reflection& reflection = *message.GetReflection();
-  const auto field = [&message](const char* name, FieldDescriptor::Type type) {
-    const FieldDescriptor* const found =
-        message.GetDescriptor()->FindFieldByName(name);
-    return found != nullptr && found->type() == type && !found->is_repeated()
-               ? found
-               : nullptr;
-  };
-  if (const auto* const of = field("max_length", FieldDescriptor::TYPE_INT64)) {
+  if (const auto* const of =
+          SingleField(message, "max_length", FieldDescriptor::TYPE_INT64)) {
     const int64_t most = reflection.GetInt64(message, of);
     reading.max_length = most > 0 ? most : kDefaultLength;
   }
-  if (const auto* const of = field("truncation", FieldDescriptor::TYPE_ENUM)) {
+  if (const auto* const of =
+          SingleField(message, "truncation", FieldDescriptor::TYPE_ENUM)) {
     reading.keeps_end = reflection.GetEnum(message, of)->name() == "KEEP_END";
   }
-  if (const auto* const of =
-          field("chat_template_kwargs", FieldDescriptor::TYPE_STRING)) {
+  if (const auto* const of = SingleField(message, "chat_template_kwargs",
+                                         FieldDescriptor::TYPE_STRING)) {
     reading.chat_template_kwargs = reflection.GetString(message, of);
   }
   return reading;

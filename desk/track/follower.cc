@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/track/follower.h"
 
-#include <openssl/evp.h>
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "base/digest.h"
 #include "base/json.h"
 #include "desk/run_folder/file_times.h"
 #include "desk/run_folder/json_fields.h"
@@ -22,11 +20,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostReadBytes = int64_t{4} << 20;
 
 std::string IdOf(absl::string_view line) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int bytes = 0;
-  EVP_Digest(line.data(), line.size(), digest, &bytes, EVP_sha256(), nullptr);
-  return absl::BytesToHexString(
-      {reinterpret_cast<const char*>(digest), size_t{8}});
+  return Sha256Text(line).substr(0, 16);
 }
 
 double ValueOf(const Json& value) {

@@ -119,14 +119,9 @@ void ReadProfile(const std::string& path, SpeedRecord* run) {
 void AddWidths(const google::protobuf::Message& model, Settings* settings) {
   for (const char* name : {"hidden_size", "intermediate_size", "vocab_size"}) {
     const FieldDescriptor* const field =
-        model.GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr || field->is_repeated()) continue;
-    const auto& reflection = *model.GetReflection();
-    const int64_t value = field->cpp_type() == FieldDescriptor::CPPTYPE_INT64
-                              ? reflection.GetInt64(model, field)
-                          : field->cpp_type() == FieldDescriptor::CPPTYPE_INT32
-                              ? reflection.GetInt32(model, field)
-                              : 0;
+        SingleField(model, name, FieldDescriptor::TYPE_INT64);
+    if (field == nullptr) continue;
+    const int64_t value = model.GetReflection()->GetInt64(model, field);
     if (value > 0) settings->widths[name] = value;
   }
 }

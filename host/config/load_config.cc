@@ -19,6 +19,7 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "host/config/defaults.h"
+#include "host/config/not_negative.h"
 #include "host/config/schedule_fit.h"
 #include "host/config/text_source.h"
 #include "plugins/sdk/options.pb.h"
@@ -54,6 +55,7 @@ absl::Status Finish(const std::vector<std::string>& overrides,
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
   }
   schedule->Update(*loaded);
+  CAPSTAN_RETURN_IF_ERROR(loaded->Locate(CheckNotNegative(loaded->config), ""));
   schedule->Apply(loaded);
   return CheckName(*loaded);
 }
@@ -426,6 +428,16 @@ absl::Status WithHubHint(const absl::Status& status, const LoadedConfig& loaded,
   const std::string hint =
       HubDownloadHint(found->second.written, absl::StrCat("--set ", path));
   return FieldError(*field, absl::StrCat(status.message(), hint));
+}
+
+const FieldDescriptor* SingleField(const Message& message,
+                                   absl::string_view name,
+                                   FieldDescriptor::Type type) {
+  const FieldDescriptor* const field =
+      message.GetDescriptor()->FindFieldByName(std::string(name));
+  return field != nullptr && field->type() == type && !field->is_repeated()
+             ? field
+             : nullptr;
 }
 
 BaseModel BaseModelOf(const RunConfig& config) {

@@ -2,6 +2,8 @@
 #ifndef CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 #define CAPSTAN_HOST_CONFIG_LOAD_CONFIG_H_
 
+#include <google/protobuf/descriptor.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -105,6 +107,13 @@ std::string TypeOf(const google::protobuf::Any& any);
 // Unpacks an Any of a loaded plugin's type.
 absl::StatusOr<std::unique_ptr<google::protobuf::Message>> Unpack(
     const google::protobuf::Any& any);
+
+// The field `name` of `message`'s type, if it is one of that type and not a
+// list; else null: what plugins' configs that agree on a field's name are
+// asked.
+const google::protobuf::FieldDescriptor* SingleField(
+    const google::protobuf::Message& message, absl::string_view name,
+    google::protobuf::FieldDescriptor::Type type);
 
 // What the model starts from, given by the field of its config with the option
 // `base_model` (plugins/sdk/options.proto).

@@ -157,6 +157,22 @@ TEST_F(LoadConfigTest, ErrorsNameThePlaceAndWhatIsMeant) {
   EXPECT_THAT(ErrorOf("train: 3"), Not(HasSubstr("plugin")));
 }
 
+TEST_F(LoadConfigTest, WhatMayNotBeNegativeIsToldByItsField) {
+  EXPECT_EQ(ErrorOf("name: \"x\"\ntrain { save_every: -1 }"),
+            "run.pbtxt:2:9: train.save_every: must not be negative, is -1");
+  EXPECT_THAT(ErrorOf("schedule { kind: WSD decay_steps: -2 }"),
+              HasSubstr("schedule.decay_steps: must not be negative, is -2"));
+  EXPECT_THAT(ErrorOf("train { max_grad_norm: nan }"),
+              HasSubstr("train.max_grad_norm: must not be negative, is nan"));
+  EXPECT_EQ(ErrorOf("", {"train.log_every=-3"}),
+            "--set train.log_every: train.log_every: must not be negative, is "
+            "-3");
+  EXPECT_EQ(MustLoad("train { max_epochs: -0.0 save_every: 0 }")
+                .config.train()
+                .save_every(),
+            0);
+}
+
 TEST_F(LoadConfigTest, ASlotWhoseBytesDoNotParseIsAnError) {
   RunConfig config;
   config.mutable_strategy()->set_type_url("plugin/capstan.ddp.Config");

@@ -112,11 +112,8 @@ absl::optional<Any> WithField(const Any& model, const char* name,
                               T value) {
   const absl::StatusOr<std::unique_ptr<Message>> config = Unpack(model);
   if (!config.ok()) return absl::nullopt;
-  const FieldDescriptor* const field =
-      (*config)->GetDescriptor()->FindFieldByName(name);
-  if (field == nullptr || field->is_repeated() || field->type() != type) {
-    return absl::nullopt;
-  }
+  const FieldDescriptor* const field = SingleField(**config, name, type);
+  if (field == nullptr) return absl::nullopt;
   ((*config)->GetReflection()->*set)(config->get(), field, value);
   Any changed = model;
   changed.set_value((*config)->SerializeAsString());

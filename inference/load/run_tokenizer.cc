@@ -91,8 +91,8 @@ std::string FolderIn(const Message& config, const FieldDescriptor& field) {
   }
   const Message& message = reflection.GetMessage(config, &field);
   const FieldDescriptor* const folder =
-      message.GetDescriptor()->FindFieldByName("folder");
-  return folder == nullptr || folder->type() != FieldDescriptor::TYPE_STRING
+      SingleField(message, "folder", FieldDescriptor::TYPE_STRING);
+  return folder == nullptr
              ? ""
              : message.GetReflection()->GetString(message, folder);
 }

@@ -67,22 +67,6 @@ absl::Status CheckTrain(const Train& train) {
                       absl::StrCat("must be at most ", kMostEpochs, ", is ",
                                    train.max_epochs()));
   }
-  for (const auto& [field, value] :
-       {std::pair<const char*, double>{"log_every", train.log_every()},
-        {"eval_every", train.eval_every()},
-        {"eval_batches", train.eval_batches()},
-        {"save_every", train.save_every()},
-        {"keep_checkpoints", train.keep_checkpoints()},
-        {"early_stopping_patience", train.early_stopping_patience()},
-        {"sample_max_new_tokens", train.sample_max_new_tokens()},
-        {"skip_bad_samples", train.skip_bad_samples()},
-        {"max_grad_norm", train.max_grad_norm()},
-        {"mirror_every", train.mirror_every()},
-        {"hang_floor_seconds", train.hang_floor_seconds()},
-        {"hang_ceiling_seconds", train.hang_ceiling_seconds()}}) {
-    if (value >= 0) continue;
-    return FieldError(field, absl::StrCat("must not be negative, is ", value));
-  }
   CAPSTAN_RETURN_IF_ERROR(CheckHangs(train));
   CAPSTAN_RETURN_IF_ERROR(LossSpikeJudge::Check(train.loss_spikes()));
   if (train.loss_spikes().action() == LossSpikes::GO_BACK &&

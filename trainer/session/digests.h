@@ -21,10 +21,16 @@
 namespace capstan {
 
 // Returns the digest of a part of a tensor that begins at element `first`: the
-// sum, modulo 2^64, of a hash of each element's index and bits, so that the
-// parts' digests add up to the tensor's. A change of one bit changes it; two
-// changes cancel each other with a probability of 2^-64.
+// sum, modulo 2^64, of each element's bits times an odd key of its index
+// (multilinear hashing: Carter and Wegman, "Universal Classes of Hash
+// Functions", 1979), so that the parts' digests add up to the tensor's. A
+// change of one element changes it; changes of several cancel each other with a
+// probability of at most 2^-32 (if they are of float32's signs alone), usually
+// below 2^-50.
 uint64_t DigestOf(const at::Tensor& elements, int64_t first);
+
+// Adds up all ranks' numbers, modulo 2^64, in place. Collective. May throw.
+void SumModulo(ProcessGroup& group, std::vector<uint64_t>* sums);
 
 // A run's lines of OUTPUT_DIR/digests.jsonl:
 //   {"step": 7, "weight": {"lm_head": "0123456789abcdef", ..}, "gradient": ..}

@@ -84,12 +84,9 @@ int64_t NewTokensOf(const TrainJob& job) {
   const auto config = Unpack(job.loaded.config.objective());
   if (!config.ok()) return 0;
   const auto* const field =
-      (*config)->GetDescriptor()->FindFieldByName("max_new_tokens");
-  using google::protobuf::FieldDescriptor;
-  if (field == nullptr || field->is_repeated() ||
-      field->type() != FieldDescriptor::TYPE_INT64) {
-    return 0;
-  }
+      SingleField(**config, "max_new_tokens",
+                  google::protobuf::FieldDescriptor::TYPE_INT64);
+  if (field == nullptr) return 0;
   int64_t tokens = (*config)->GetReflection()->GetInt64(**config, field);
   if (tokens > 0) return tokens;
   return absl::SimpleAtoi(field->options().GetExtension(default_value), &tokens)

@@ -29,6 +29,7 @@
 #include "trainer/profile/ranges.h"
 #include "trainer/session/evaluate.h"
 #include "trainer/session/outside_units.h"
+#include "trainer/session/receipts.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -118,6 +119,9 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   }
   if (index == 0) CAPSTAN_RETURN_IF_ERROR(SumTotals(loader, step));
   CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, NextBatch(loader, step));
+  if (session_.config.train().receipts() && session_.counts()) {
+    step->digest.rows += DigestOfRows(batch);
+  }
   const LossSum loss = ForwardBackward(batch);
 
   const at::Tensor sum = loss.sum.to(at::kDouble);

@@ -82,6 +82,9 @@ std::string Numbers(const ModelCardFacts& facts, const LossCurves& curves) {
   for (const auto& [name, value] : curves.measured) {
     add(absl::StrCat("last ", name), absl::StrFormat("%.4f", value));
   }
+  if (!facts.receipts.empty()) {
+    add("receipts' chain", absl::StrCat("`", facts.receipts, "`"));
+  }
   return table;
 }
 

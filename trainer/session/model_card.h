@@ -41,6 +41,7 @@ struct ModelCardFacts {
   int64_t trained_parameters = 0;
   int64_t frozen_parameters = 0;
   double learning_rate = 0.0;
+  std::string receipts;  // the end of its chain (receipt_chain.h); "": none
 };
 
 // Returns the files by name: README.md, headed by the metadata that model hubs

@@ -27,6 +27,7 @@
 #include "trainer/metrics/console.h"
 #include "trainer/session/model_card.h"
 #include "trainer/session/output_folder.h"
+#include "trainer/session/receipt_chain.h"
 #include "trainer/session/run_identity.h"
 
 namespace capstan {
@@ -64,6 +65,10 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
         spec.numel();
   }
   facts.learning_rate = parts.optimizer->learning_rate();
+  if (session.config.train().receipts()) {
+    const absl::StatusOr<Receipts> receipts = ReadReceipts(session.output_dir);
+    if (receipts.ok()) facts.receipts = receipts->chain.chain();
+  }
   return facts;
 }
 

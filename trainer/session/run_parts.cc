@@ -73,10 +73,6 @@ absl::StatusOr<std::shared_ptr<const evaluate::Asking>> AskTasks(
           tasks.files().end()) {
     return FieldError("files", "names no task");
   }
-  if (tasks.max_samples() < 0 || tasks.num_fewshot() < 0) {
-    return FieldError(tasks.max_samples() < 0 ? "max_samples" : "num_fewshot",
-                      "must not be negative");
-  }
   if (model.token_model() == nullptr || tokenizer == nullptr) {
     return absl::InvalidArgumentError("are for models of text: leave them out");
   }

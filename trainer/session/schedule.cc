@@ -76,9 +76,6 @@ absl::Status CheckFieldsOfKind(const Schedule& schedule) {
 }
 
 absl::Status CheckDecay(const Schedule& schedule, int64_t max_steps) {
-  if (schedule.decay_steps() < 0) {
-    return FieldError("decay_steps", "must not be negative");
-  }
   if (!(schedule.decay_ratio() >= 0.0 && schedule.decay_ratio() <= 1.0)) {
     return FieldError("decay_ratio", absl::StrCat("must be in [0, 1], is ",
                                                   schedule.decay_ratio()));
@@ -175,15 +172,9 @@ absl::Status CheckSchedule(const Schedule& schedule, int64_t max_steps) {
   if (!Schedule::Kind_IsValid(schedule.kind())) {
     return FieldError("kind", absl::StrCat("no such value: ", schedule.kind()));
   }
-  if (schedule.warmup_steps() < 0) {
-    return FieldError("warmup_steps", "must not be negative");
-  }
   if (!(schedule.warmup_ratio() >= 0.0 && schedule.warmup_ratio() <= 1.0)) {
     return FieldError("warmup_ratio", absl::StrCat("must be in [0, 1], is ",
                                                    schedule.warmup_ratio()));
-  }
-  if (schedule.total_steps() < 0) {
-    return FieldError("total_steps", "must not be negative");
   }
   if (!(schedule.min_ratio() >= 0.0 && schedule.min_ratio() <= 1.0)) {
     return FieldError("min_ratio", absl::StrCat("must be in [0, 1], is ",

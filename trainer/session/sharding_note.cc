@@ -4,6 +4,7 @@
 #include <google/protobuf/descriptor.h>
 
 #include "absl/strings/str_cat.h"
+#include "host/config/load_config.h"
 
 namespace capstan {
 
@@ -12,9 +13,9 @@ std::string ShardingNote(const google::protobuf::Message& strategy,
   using google::protobuf::FieldDescriptor;
   const int of_host = rank.local_world_size;
   const FieldDescriptor* const field =
-      strategy.GetDescriptor()->FindFieldByName("shard_group_size");
+      SingleField(strategy, "shard_group_size", FieldDescriptor::TYPE_INT32);
   if (rank.nodes <= 1 || of_host <= 1 || rank.world_size % of_host != 0 ||
-      field == nullptr || field->cpp_type() != FieldDescriptor::CPPTYPE_INT32 ||
+      field == nullptr ||
       strategy.GetReflection()->GetInt32(strategy, field) != 0) {
     return "";
   }

@@ -52,15 +52,25 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   return non_finite_.FindLateOrigin();
 }
 
-absl::StatusOr<StepInFlight> TrainStep::Begin() {
-  const TrainState& state = session_.state;
-  const Digests& digests = session_.config.train().digests();
-  if (digests.write() && digests_ == nullptr) {
+// Those of the state with which this process begins.
+absl::Status TrainStep::BeginRecords() {
+  const Train& train = session_.config.train();
+  if (train.digests().write() && digests_ == nullptr) {
     digests_ = std::make_unique<RunDigests>(
-        digests, session_.output_dir,
+        train.digests(), session_.output_dir,
         [this] { return session_.Checkpointed(); });
-    CAPSTAN_RETURN_IF_ERROR(digests_->Begin(state.step));
+    CAPSTAN_RETURN_IF_ERROR(digests_->Begin(session_.state.step));
   }
+  if (train.receipts() && receipts_ == nullptr) {
+    receipts_ = std::make_unique<RunReceipts>(&session_, order_);
+    CAPSTAN_RETURN_IF_ERROR(receipts_->Begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepInFlight> TrainStep::Begin() {
+  CAPSTAN_RETURN_IF_ERROR(BeginRecords());
+  const TrainState& state = session_.state;
   StepInFlight step;
   step.number = state.step + 1;
   step.start = MonotonicSeconds();
@@ -170,6 +180,7 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
     step.error.Update(session_.reporter->status());
   }
   step.error.Update(session_.background_save.status());
+  if (receipts_ != nullptr) step.error.Update(receipts_->status());
   StepSums& sums = step.sums;
   sums.failed_ranks = step.error.ok() ? 0.0 : 1.0;
   sums.stop_requests = StopRequested() != 0 ? 1.0 : 0.0;
@@ -302,6 +313,9 @@ absl::StatusOr<StepInFlight> TrainStep::Update(StepInFlight step) {
   if (digests_ != nullptr) {
     CAPSTAN_RETURN_IF_ERROR(digests_->Write(step.number));
   }
+  if (receipts_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(receipts_->Digest(&step));
+  }
   return step;
 }
 
@@ -396,6 +410,7 @@ absl::Status TrainStep::Conclude(StepInFlight step, bool late) {
   state.trained_tokens += static_cast<int64_t>(sums.trained);
   state.padding += static_cast<int64_t>(sums.padding);
   if (sums.count > 0) divergence_.TakeLoss(sums.loss_sum / sums.count);
+  if (receipts_ != nullptr) receipts_->Write(step);
   records_.Record(step, JudgeLoss(step));
   return absl::OkStatus();
 }

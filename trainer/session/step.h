@@ -18,6 +18,7 @@
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/micro_steps.h"
 #include "trainer/session/non_finite.h"
+#include "trainer/session/receipts.h"
 #include "trainer/session/session.h"
 #include "trainer/session/step_in_flight.h"
 #include "trainer/session/step_records.h"
@@ -58,6 +59,7 @@ class TrainStep {
 
  private:
   // A step's stages, in order. An error ends the run.
+  absl::Status BeginRecords();
   absl::StatusOr<StepInFlight> Begin();
   absl::StatusOr<StepInFlight> Accumulate(StepInFlight step,
                                           DataLoader& loader);
@@ -98,7 +100,8 @@ class TrainStep {
   std::unique_ptr<DeferredSums> deferred_;  // null: read before the update
   bool sums_exactly_ = false;               // in StepInFlight::exact
   MicroSteps micro_steps_;
-  std::unique_ptr<RunDigests> digests_;  // null: none are written
+  std::unique_ptr<RunDigests> digests_;    // null: none are written
+  std::unique_ptr<RunReceipts> receipts_;  // likewise
   // The latest step, while its sums are deferred.
   absl::optional<StepInFlight> issued_;
   std::unique_ptr<Fp8Underflow> underflow_;  // null: isn't counted

@@ -18,6 +18,13 @@
 
 namespace capstan {
 
+// Sums modulo 2^64 of a step's hashes (receipts.h, digests.h).
+struct StateDigest {
+  uint64_t rows = 0;     // that it was computed from
+  uint64_t weights = 0;  // after it
+  uint64_t state = 0;    // of strategy and optimizer, after it
+};
+
 // A step on its way from micro-batches to its record. Each stage of TrainStep
 // takes it, adds its results and returns it. On GPUs the last stage runs one
 // step later.
@@ -59,7 +66,9 @@ struct StepInFlight {
   // What follows from the reduced sums.
   StepOutcome outcome;
 
-  double lr = 0.0;                   // of its update
+  double lr = 0.0;  // of its update
+  // With train.receipts: this rank's rows, then all of all ranks.
+  StateDigest digest;
   CommunicationStats communication;  // this step's
 };
 

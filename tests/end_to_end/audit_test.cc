@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// train.receipts and trainer audit: one chain for one training, however it is
+// divided and interrupted; what was changed is named by its step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "nlohmann/json.hpp"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+constexpr char kReceipts[] = "/receipts.jsonl";
+
+RunText SmallRun(const std::string& corpus) {
+  return RunText()
+      .Set("train_data", TextData(corpus, 32, "shuffle: true"))
+      .Set("schedule", "kind: COSINE warmup_steps: 2")
+      .Batch(2, 8)
+      .Train(
+          "max_steps: 6 eval_every: 0 save_every: 2 keep_checkpoints: 9 "
+          "deterministic: true receipts: true");
+}
+
+Json Audit(const std::string& folder, std::vector<std::string> more = {},
+           int exit_code = 0) {
+  more.insert(more.begin(), {"audit", folder});
+  more.push_back("--json");
+  const TrainerResult result = RunTrainer(more);
+  EXPECT_EQ(result.exit_code, exit_code) << result.err;
+  const Json json = Json::parse(result.out, nullptr, false);
+  EXPECT_TRUE(json.is_object()) << result.out << result.err;
+  return json;
+}
+
+std::string ChainOf(const std::string& folder) {
+  return Audit(folder).value("chain", "");
+}
+
+class AuditTest : public ::testing::Test {
+ protected:
+  const std::string corpus_ = CorpusPiece(8 << 10);
+};
+
+TEST_F(AuditTest, OneChainHoweverTheRunIsDivided) {
+  const std::string folder = MustTrain(SmallRun(corpus_));
+  const std::string chain = ChainOf(folder);
+  EXPECT_EQ(chain.size(), 64u);
+  EXPECT_THAT(ReadText(folder + "/final/README.md"), HasSubstr(chain));
+  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Ddp(2))), chain);
+  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Zero2(2).Batch(4, 8))), chain);
+  EXPECT_EQ(ChainOf(MustTrain(SmallRun(corpus_).Fsdp(4).Batch(1, 8))), chain);
+  EXPECT_NE(ChainOf(MustTrain(SmallRun(corpus_).Train("seed: 9"))), chain);
+}
+
+TEST_F(AuditTest, OneChainHoweverOftenItIsKilled) {
+  const std::string chain = ChainOf(MustTrain(SmallRun(corpus_)));
+  RunText run = SmallRun(corpus_).Ddp(2).Train("resume: AUTO");
+  run.Output(NewTestFolder("killed"));
+  // Ends after three of six steps, without a word of it in the chain.
+  RunText part = run;
+  MustTrain(
+      part.Train("max_steps: 3")
+          .Set("schedule", "kind: COSINE warmup_steps: 2 total_steps: 6"));
+  // As if step 3's checkpoint were lost, and its line half written.
+  for (const char* lost : {"/checkpoints/step-00000003", "/final"}) {
+    fs::remove_all(run.output() + lost);
+  }
+  const std::string path = run.output() + kReceipts;
+  std::ofstream(path, std::ios::app) << "{\"step\": 4, \"samp";
+  MustTrain(
+      SmallRun(corpus_).Fsdp(2).Train("resume: AUTO").Output(run.output()));
+  const Json audit = Audit(run.output());
+  EXPECT_EQ(audit["chain"], chain);
+  EXPECT_EQ(audit["begun"], 2);
+  EXPECT_EQ(audit["last_step"], 6);
+}
+
+TEST_F(AuditTest, StepsRunAgainAreTheSame) {
+  const std::string folder = MustTrain(SmallRun(corpus_).Ddp(2));
+  const std::string before = ReadText(folder + kReceipts);
+  // From the checkpoint after step 4, and from the beginning.
+  Json audit = Audit(folder, {"--step=5,1"});
+  EXPECT_EQ(audit["again"], Json({1, 5}));
+  EXPECT_EQ(audit["difference"], nullptr);
+  // Another strategy, ranks and micro-batch.
+  audit = Audit(folder,
+                {"--step=6", "--set", "strategy=capstan.fsdp", "--set",
+                 "launch.processes=4", "--set", "batch.micro_batch_size=1"});
+  EXPECT_EQ(audit["difference"], nullptr);
+  audit = Audit(folder, {"--sample=2", "--seed=3"});
+  EXPECT_EQ(audit["again"].size(), 2u);
+  EXPECT_EQ(ReadText(folder + kReceipts), before);
+  EXPECT_TRUE(fs::exists(folder + "/checkpoints/step-00000004"));
+}
+
+// What forgers do who know how lines are chained: the rest of the file is made
+// anew behind a changed line, so that only the steps themselves can tell.
+void Forge(const std::string& folder, size_t line, const std::string& key) {
+  const std::string path = folder + kReceipts;
+  std::vector<std::string> lines = absl::StrSplit(ReadText(path), '\n');
+  Json json = Json::parse(lines[line]);
+  std::string text = json[key];
+  text.back() = text.back() == '0' ? '1' : '0';
+  json[key] = text;
+  lines[line] = json.dump();
+  std::ofstream(path) << absl::StrJoin(lines, "\n");
+}
+
+TEST_F(AuditTest, WhatWasChangedIsNamed) {
+  const std::string folder = MustTrain(SmallRun(corpus_));
+  Forge(folder, 3, "loss");
+  const TrainerResult forged = RunTrainer({"audit", folder});
+  ExpectOneError(forged, {"receipts.jsonl: line 4, of step 3,", "its chain"});
+}
+
+TEST_F(AuditTest, ARowOfTheDataThatChangedIsNamedByItsStep) {
+  // Six steps of eight rows of 32 bytes read all of it.
+  const std::string corpus = CorpusPiece(49 * 32);
+  const std::string folder = MustTrain(SmallRun(corpus));
+  std::string text = ReadText(corpus);
+  text[24 * 32 + 7] ^= 1;
+  std::ofstream(corpus) << text;
+  // A checkpoint knows its data.
+  ExpectOneError(RunTrainer({"audit", folder, "--step=6"}),
+                 {"running step 6 again failed", "train_data"});
+  // The same from the beginning.
+  fs::remove_all(folder + "/checkpoints");
+  const Json difference = Audit(folder, {"--step=6"}, 1)["difference"];
+  EXPECT_EQ(difference["key"], "rows");
+  const int step = difference["step"];
+  EXPECT_THAT(
+      RunTrainer({"audit", folder, "--step=6"}).err,
+      AllOf(HasSubstr(absl::StrCat("step ", step, " run again differs")),
+            HasSubstr("what is in the rows")));
+  // The steps before it are as they were.
+  if (step > 1) {
+    Audit(folder, {absl::StrCat("--step=", step - 1)});
+  }
+}
+
+TEST_F(AuditTest, SignaturesAreOfTheReceipts) {
+  const std::string folder = MustTrain(SmallRun(corpus_));
+  const std::string key = NewTestFolder("keys") + "/key";
+  ASSERT_EQ(std::system(absl::StrCat("openssl genpkey -algorithm ed25519 -out ",
+                                     key, ".pem && openssl pkey -in ", key,
+                                     ".pem -pubout -out ", key, ".pub")
+                            .c_str()),
+            0);
+  Audit(folder, {absl::StrCat("--sign=", key, ".pem")});
+  EXPECT_EQ(Audit(folder, {absl::StrCat("--key=", key, ".pub")})["signature"],
+            "holds, of step 6");
+  // Another run's receipts in their place.
+  const std::string other = MustTrain(SmallRun(corpus_).Train("seed: 5"));
+  fs::copy_file(other + kReceipts, folder + kReceipts,
+                fs::copy_options::overwrite_existing);
+  ExpectOneError(
+      RunTrainer({"audit", folder, absl::StrCat("--key=", key, ".pub")}),
+      {"receipts.sig is of other receipts"});
+}
+
+TEST_F(AuditTest, WhatCannotBeCheckedIsTold) {
+  const std::string folder =
+      MustTrain(SmallRun(corpus_).Train("receipts: false"));
+  ExpectOneError(RunTrainer({"audit", folder}),
+                 {"has no receipts.jsonl", "train.receipts=true"});
+  const std::string with = MustTrain(SmallRun(corpus_));
+  ExpectOneError(RunTrainer({"audit", with, "--step=7"}),
+                 {"--step", "no step 7, but those from 1 to 6"});
+  // Weights that aren't those that the chain has.
+  std::vector<std::string> lines =
+      absl::StrSplit(ReadText(with + kReceipts), '\n');
+  lines.resize(5);
+  lines.push_back("");
+  std::ofstream(with + kReceipts) << absl::StrJoin(lines, "\n");
+  fs::remove_all(with + "/final");
+  fs::rename(with + "/checkpoints/step-00000006", with + "/gone");
+  MustTrain(SmallRun(corpus_).Train("resume: AUTO max_steps: 6").Output(with));
+  EXPECT_EQ(Audit(with)["begun"], 2);
+}
+
+}  // namespace
+}  // namespace capstan

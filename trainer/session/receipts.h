@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// train.receipts: the records by which a run's steps can be checked
+// (docs/receipts.md).
+#ifndef CAPSTAN_TRAINER_SESSION_RECEIPTS_H_
+#define CAPSTAN_TRAINER_SESSION_RECEIPTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+#include "plugins/sdk/dataset.h"
+#include "trainer/data/data_loader.h"
+#include "trainer/metrics/appended_lines.h"
+#include "trainer/session/receipt_chain.h"
+#include "trainer/session/session.h"
+#include "trainer/session/step_in_flight.h"
+
+namespace capstan {
+
+// A sum over the batch's rows, modulo 2^64, of a hash of each row's position in
+// the run and of its contents without padding: a step's is the sum of those of
+// all its micro-batches, however they are divided.
+uint64_t DigestOfRows(const Batch& batch);
+
+// Writes a run's receipts. Every rank has one; rank 0 writes.
+class RunReceipts {
+ public:
+  // `order`: the training data's.
+  RunReceipts(Session* session, const DataOrder& order);
+
+  // Continues the chain of the run's folder, or begins it, with the state that
+  // this process begins with. FAILED_PRECONDITION if that isn't the state which
+  // the chain has of this step. Collective.
+  absl::Status Begin();
+
+  // Digests the state after the step's update into step->receipt, with the rows
+  // of all ranks. Collective.
+  absl::Status Digest(StepInFlight* step);
+
+  // Writes the line of a step whose numbers are known. Its error is status().
+  void Write(const StepInFlight& step);
+
+  // Of rank 0's file; the run is to end if it isn't OK.
+  const absl::Status& status() const { return status_; }
+
+ private:
+  // Of the weights (masters), and of all else that a checkpoint has of the
+  // strategy and the optimizer; with `rows`, summed over all ranks.
+  absl::Status SumState(StateDigest* digest);
+  absl::Status BeginChain(const StateDigest& state);
+  // This rank's strategy, libraries and so on.
+  ReceiptChain::Line How() const;
+  absl::Status Append(ReceiptChain::Line line);
+
+  Session& session_;
+  SampleSequence samples_;
+  ReceiptChain chain_;
+  absl::optional<AppendedLines> file_;  // rank 0's
+  absl::Status status_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_RECEIPTS_H_
