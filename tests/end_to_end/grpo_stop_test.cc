@@ -79,9 +79,9 @@ TEST(GrpoStopTest, CodeThatIsJudgedLeavesNothingBehind) {
     const std::string scratch = NewTestFolder("scratch");
     RunText run = GrpoRun(
         "reward { code { cpu_seconds: 1000 interpreter: '/usr/bin/python3' "
-        "interpreter: '-c' interpreter: 'import sys, time; "
+        "interpreter: '-c' interpreter: 'import sys, signal; "
         "text = open(sys.argv[1]).read(); \"hang\" in text and "
-        "(open(\"hung\", \"w\"), time.sleep(1000)); exec(text)' } }");
+        "(open(\"hung\", \"w\"), signal.pause()); exec(text)' } }");
     run.Set("train_data", Data(rows)).Output(NewTestFolder("run") + "/out");
     TrainerOptions options;
     options.environment["TMPDIR"] = scratch;

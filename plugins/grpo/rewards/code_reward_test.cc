@@ -150,8 +150,8 @@ TEST(CodeRewardTest, NothingIsLeftBehindByWhoIsKilled) {
   if (child == 0) {
     setenv("TMPDIR", scratch.c_str(), 1);
     Scores(Config("cpu_seconds: 1000"), kAsserts,
-           {absl::StrCat("import time\nopen('", pipe, "').read()\n",
-                         "while True: time.sleep(1000)")});
+           {absl::StrCat("import signal\nopen('", pipe, "').read()\n",
+                         "signal.pause()")});
     _exit(1);
   }
   std::ofstream(pipe) << "the test runs";

@@ -30,7 +30,7 @@ ChildEnd EndOf(const std::string& source, const WatchedLimits& limits) {
   return WatchSandbox(*child, folder.path(), limits);
 }
 
-constexpr char kForever[] = "\nimport time\nwhile True: time.sleep(1000)";
+constexpr char kForever[] = "\nimport signal\nsignal.pause()";
 
 WatchedLimits Small() {
   WatchedLimits limits;
