@@ -34,6 +34,10 @@ constexpr uint32_t kX32Bit = 0x40000000;
 // Later than Debian 12's headers, or of newer kernels.
 constexpr uint64_t kTruncate = uint64_t{1} << 14;  // ABI 3
 
+// Calls from this number on, of Linux 6.6 and later, may do what the list below
+// denies (fchmodat2, 452); C libraries take the older ones then.
+constexpr uint32_t kUnknown = 452;
+
 // What a program may not do at all; it fails with EPERM. By topic: network,
 // and io_uring, which can do all of this unseen; other processes; files'
 // owners, permissions and times, which Landlock doesn't know; memory that no
@@ -141,6 +145,10 @@ sock_filter Unless(uint32_t value, uint8_t otherwise) {
   return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, otherwise);
 }
 
+sock_filter And(uint32_t bits) {
+  return BPF_STMT(BPF_ALU | BPF_AND | BPF_K, bits);
+}
+
 constexpr size_t kNumber = offsetof(seccomp_data, nr);
 // The lower half; the upper one is ignored by calls that take an int.
 constexpr size_t Argument(int i) {
@@ -156,6 +164,8 @@ std::vector<sock_filter> Filter(std::vector<size_t>* own_pid) {
       Load(kNumber),
       BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, kX32Bit, 0, 1),
       Return(SECCOMP_RET_KILL_PROCESS),
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, kUnknown, 0, 1),
+      Return(SECCOMP_RET_ERRNO | ENOSYS),
   };
   const auto add = [&code](std::initializer_list<sock_filter> more) {
     code.insert(code.end(), more);
@@ -178,6 +188,18 @@ std::vector<sock_filter> Filter(std::vector<size_t>* own_pid) {
     add({Unless(static_cast<uint32_t>(call), 4), Load(Argument(0)),
          Unless(0, 1), Return(SECCOMP_RET_ALLOW), Return(kPermissionDenied)});
   }
+  // A folder that its owner can't look into could be neither counted nor
+  // removed: all of these bits must be set, or none of a mask's.
+  const auto owner = [&add](int call, int argument, uint32_t bits) {
+    add({Unless(static_cast<uint32_t>(call), 5), Load(Argument(argument)),
+         And(S_IRWXU), Unless(bits, 1), Return(SECCOMP_RET_ALLOW),
+         Return(kPermissionDenied)});
+  };
+#ifdef SYS_mkdir
+  owner(SYS_mkdir, 1, S_IRWXU);
+#endif
+  owner(SYS_mkdirat, 2, S_IRWXU);
+  owner(SYS_umask, 0, 0);
   // 0 is the process itself.
   own_pid->push_back(code.size() + 3);
   add({Unless(SYS_prlimit64, 5), Load(Argument(0)),

@@ -106,6 +106,12 @@ TEST_F(SandboxTest, OthersFilesStayAsTheyAre) {
   ASSERT_TRUE(WriteWholeFile(file, "kept").ok());
   ExpectDenied(absl::StrCat("import os; os.chmod('", file, "', 0)"));
   ExpectDenied(absl::StrCat("import os; os.utime('", file, "', (1, 1))"));
+  // fchmodat2, which no C library here has yet: ENOSYS.
+  EXPECT_EQ(Run(absl::StrCat("import ctypes\nc = ctypes.CDLL(None, "
+                             "use_errno=True)\nc.syscall(452, -100, b'",
+                             file, "', 0, 0); print(ctypes.get_errno())"))
+                .output,
+            "38\n");
   if (syscall(SYS_landlock_create_ruleset, nullptr, 0,
               LANDLOCK_CREATE_RULESET_VERSION) < 1) {
     GTEST_SKIP() << "this kernel has no Landlock";
@@ -115,6 +121,21 @@ TEST_F(SandboxTest, OthersFilesStayAsTheyAre) {
   ExpectDenied(absl::StrCat("import os; os.rename('", file, "', 'mine')"));
   ExpectDenied(absl::StrCat("import os; os.mkdir('", others.path(), "/new')"));
   EXPECT_EQ(ReadWholeFile(file).value(), "kept");
+}
+
+// Who isn't root couldn't remove it.
+TEST_F(SandboxTest, NoFolderThatItsOwnerCantLookInto) {
+  ExpectDenied("import os; os.mkdir('a', 0o300)");
+  ExpectDenied("import os; os.mkdir('a', 0)");
+  EXPECT_EQ(Run("import os\nos.umask(0)\nassert os.umask(0o77) == 0\n"
+                "try: os.umask(0o777)\n"
+                "except OSError: os.mkdir('b', 0o755); os.listdir('b')\n"
+                "else: exit(1)")
+                .end.code,
+            0);
+  EXPECT_EQ(
+      Run("import os, tempfile; os.mkdir('c'); tempfile.mkdtemp()").end.code,
+      0);
 }
 
 TEST_F(SandboxTest, NoMemoryThatNoLimitCounts) {

@@ -210,41 +210,6 @@ TEST_F(ImportTest, TrlsPreferences) {
               HasSubstr("\"rloo\" can't be trained here"));
 }
 
-TEST_F(ImportTest, TrlsRewards) {
-  const Draft draft =
-      Of("g.yaml",
-         "model_name_or_path: o/m\ndataset_name: o/prompts\n"
-         "reward_funcs: [accuracy_reward, my.own, think_format_reward]\n"
-         "reward_weights: [1.0, 2.0, 0.5]\nnum_generations: 4\n"
-         "max_completion_length: 300\nbeta: 0.04\nloss_type: dr_grpo\n"
-         "epsilon: 0.1\nepsilon_high: 0.28\ntemperature: 0.9\n"
-         "scale_rewards: false\nnum_iterations: 2\nuse_vllm: true\n"
-         "load_best_model_at_end: true\ntest_split_size: 0.1\n"
-         "vllm_mode: colocate\nper_device_train_batch_size: 8\n"
-         "entropy_coef: 0.01\nsteps_per_generation: 4\nno_such: 1\n");
-  Expect(draft,
-         "objective: capstan.grpo; objective.num_generations: 4; "
-         "objective.max_new_tokens: 300; objective.beta: 0.04; "
-         "objective.loss: DR_GRPO; objective.clip_low: 0.1; "
-         "objective.clip_high: 0.28; objective.temperature: 0.9; "
-         "objective.advantage: GROUP_MEAN; objective.updates_per_rollout: 2; "
-         "train_data.kind: PROMPT; optimizer.learning_rate: 1e-6; "
-         "train.best_metric: \"eval_reward\"; no train_data.max_length; "
-         "batch.micro_batch_size: 8; "
-         "objective.reward#0.math_answer.field: \"solution\"; "
-         "objective.reward#0.weight: 1.0; objective.reward#1.weight: 0.5; "
-         "unused use_vllm; unused vllm_mode; lost reward_funcs; "
-         "lost entropy_coef; lost steps_per_generation; lost no_such");
-  EXPECT_THAT(draft.Text("objective.reward#1.regex.pattern"),
-              HasSubstr("<think>"));
-  Expect(Of("g.sh",
-            "trl grpo --model_name_or_path m/m --dataset_name me/d "
-            "--reward_model_name_or_path me/judge\n"),
-         "objective: capstan.grpo; objective.max_new_tokens: 512; "
-         "objective.reward#0.model.path: \"hf:me/judge\"; "
-         "train_data.kind: PROMPT; whole");
-}
-
 // Files of programs that train with others of theirs.
 TEST_F(ImportTest, WhatTrainsNothingIsRefused) {
   EXPECT_THAT(Error(Write("eval.yaml",

@@ -57,8 +57,9 @@ absl::Status ResolveMethod(Draft* draft) {
     ResolveGrpo(origin, draft);
     return absl::OkStatus();
   }
-  if (draft->Has("@max_new_tokens")) {
-    draft->Lose("@max_new_tokens",
+  for (const char* const fact : {"@max_new_tokens", "@max_prompt"}) {
+    if (!draft->Has(fact)) continue;
+    draft->Lose(fact,
                 "prompt and answer are cut as one text, after max_length");
   }
   if (method == "reward") {
@@ -530,6 +531,7 @@ absl::Status Resolve(Draft* draft) {
   }
   const double ranks = ResolveLaunch(draft);
   ResolveBatch(ranks, draft);
+  ResolveGenerations(ranks, draft);
   if (!launch_only || draft->Has("@bf16") || draft->Has("@fp16") ||
       draft->Has("@mixed_precision")) {
     ResolvePrecision(draft);

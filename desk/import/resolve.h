@@ -16,6 +16,10 @@ bool IsPreference(const std::string& method);
 // The objective of a run that learns from rewards; `origin` says so.
 void ResolveGrpo(const std::string& origin, Draft* draft);
 
+// What files say of how many answers are sampled at once, with `ranks`
+// processes; after the batch.
+void ResolveGenerations(double ranks, Draft* draft);
+
 // train_data, eval_data and eval_sets of the sources and of facts.
 void ResolveData(Draft* draft);
 

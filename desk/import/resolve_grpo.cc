@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Learning from rewards: what TRL's GRPOConfig and trl/scripts/grpo.py say.
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -93,7 +96,40 @@ void ResolveGrpo(const std::string& origin, Draft* draft) {
         "@loss_type",
         "the mean is over the tokens of a step, not of a micro-batch");
   }
+  if (draft->Has("@max_prompt")) {
+    draft->Copy("@max_prompt", "train_data.max_length");
+    draft->Differ("@max_prompt",
+                  "longer prompts lose their beginnings there; here one is an "
+                  "error, or left out with train_data.bad_rows: SKIP");
+  }
   ResolveRewards(draft);
+}
+
+void ResolveGenerations(double ranks, Draft* draft) {
+  const bool rewards = draft->Text("objective") == "capstan.grpo";
+  const double step = draft->Number("batch.global_batch_size", 0);
+  const std::pair<const char*, double> kAnswers[] = {
+      {"@steps_per_generation", draft->Number("@steps_per_generation", 1) *
+                                    draft->Number("@micro", 1) * ranks},
+      {"@generation_batch", draft->Number("@generation_batch", 1)}};
+  for (const auto& [fact, answers] : kAnswers) {
+    if (!draft->Has(fact)) continue;
+    if (!rewards) {
+      draft->NoteUnused(fact, "no answers are sampled");
+    } else if (step > 0 && std::fmod(step, answers) == 0) {
+      // All of a step's are of the same weights.
+      draft->NoteUnused(fact, "objective.rollout_batch changes no answer");
+    } else {
+      std::string note =
+          "answers may be older there than the step that trains on them; here "
+          "each step samples its own: leave it out";
+      if (step > 0 && answers < 1e9) {
+        absl::StrAppend(&note, ", or set batch.global_batch_size to ",
+                        static_cast<int64_t>(answers));
+      }
+      draft->Lose(fact, note);
+    }
+  }
 }
 
 }  // namespace capstan::import

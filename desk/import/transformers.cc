@@ -169,7 +169,7 @@ assistant_only_loss | train_data.loss_on | true=ASSISTANT false=-
 completion_only_loss | @completion_only | flag
 chat_template_path | @chat_template_path | raw
 chat_template | | lost | write it to a file: train_data.chat_template_file
-max_prompt_length | | lost | prompt and answer are cut as one text, after max_length
+max_prompt_length | @max_prompt | positive
 use_peft use_peft_lora | @adapter | true=lora false=-
 chat_template_format | | none=- *=! | set chat_format, which adds the template's tokens
 splits | | train=- train,test=- *=! | name the files: hf:OWNER/NAME/data/SPLIT*
@@ -216,8 +216,8 @@ repetition_penalty | @repetition_penalty | number
 reward_funcs | @reward_funcs | list
 reward_weights | @reward_weights | list
 reward_model_name_or_path | @reward_model | raw
-steps_per_generation generation_batch_size | | lost | a step's answers are sampled for that step: set
-  objective.updates_per_rollout, or a larger batch.global_batch_size
+steps_per_generation | @steps_per_generation | positive
+generation_batch_size | @generation_batch | positive
 top_entropy_quantile | | 1=- 1.0=- *=! | all tokens are trained on
 entropy_coef | | 0=- 0.0=- *=! | there is no bonus for entropy
 use_adaptive_entropy | | false=- *=! | there is no bonus for entropy

@@ -214,12 +214,13 @@ class RowMeasurer {
     }
     CAPSTAN_RETURN_IF_ERROR(computed);
     row->metrics = MetricsOf(loss);
-    row->loss_sum = loss.sum.item<double>();
+    // Or the objective says itself that there is none of one row.
+    if (loss.sum.defined()) row->loss_sum = loss.sum.item<double>();
     row->targets = loss.count;
     row->tokens = loss.tokens;
     row->trained = loss.trained < 0 ? loss.count : loss.trained;
     if (noting_ != nullptr) row->token_losses = noting_->Take();
-    if (request_.gradients) {
+    if (request_.gradients && loss.sum.defined()) {
       row->gradient_norm =
           GradientNorm(loss.sum) / std::max<double>(1.0, step_targets);
     }

@@ -308,10 +308,11 @@ TEST(ReadStepRecordTest, ADamagedCheckpointIsPassedOver) {
 }
 
 // Fails on a row by itself, as an objective of several rows' loss does, or one
-// with a fault.
+// with a fault; or says that such a row has no loss.
 class NotAlone final : public Objective {
  public:
-  explicit NotAlone(int64_t rows_per_sample) {
+  explicit NotAlone(int64_t rows_per_sample, bool says_so = false)
+      : says_so_(says_so) {
     plan_.rows_per_sample = rows_per_sample;
   }
   absl::Status Check(Model&, const DatasetReader&) const override {
@@ -322,10 +323,12 @@ class NotAlone final : public Objective {
   }
   LossSum Compute(Model&, const Batch& batch, const StepInfo&,
                   UnitRunner&) override {
-    if (batch.at("ids").size(0) == 1) throw std::logic_error("a row is alone");
+    const bool alone = batch.at("ids").size(0) == 1;
+    if (alone && !says_so_) throw std::logic_error("a row is alone");
     LossSum loss;
-    loss.sum = at::zeros({}, at::kFloat);
+    if (!alone) loss.sum = at::zeros({}, at::kFloat);
     loss.count = 1;
+    loss.tokens = 7;
     return loss;
   }
   absl::StatusOr<std::vector<int64_t>> Sample(Model&,
@@ -343,13 +346,14 @@ class NotAlone final : public Objective {
 
  private:
   RolloutPlan plan_;
+  const bool says_so_;
 };
 
 TEST(MeasureRowsTest, OnlyOfSeveralAnswersToAPromptOneCantBeAlone) {
-  const auto measure = [](int64_t rows_per_sample) {
+  const auto measure = [](int64_t rows_per_sample, bool says_so = false) {
     RunParts parts;
     parts.model = std::make_unique<IdleModel>(std::vector<ParameterSpec>(), 0);
-    parts.objective = std::make_unique<NotAlone>(rows_per_sample);
+    parts.objective = std::make_unique<NotAlone>(rows_per_sample, says_so);
     const Indices data;
     MeasureRequest request;
     request.parts = &parts;
@@ -357,6 +361,7 @@ TEST(MeasureRowsTest, OnlyOfSeveralAnswersToAPromptOneCantBeAlone) {
     request.rows.resize(2);
     request.micro_batch_size = 2;
     request.step = 1;
+    request.gradients = says_so;
     return MeasureRows(request);
   };
   const absl::StatusOr<MeasuredStep> pair = measure(2);
@@ -364,6 +369,11 @@ TEST(MeasureRowsTest, OnlyOfSeveralAnswersToAPromptOneCantBeAlone) {
   EXPECT_FALSE(pair->rows[0].loss_sum.has_value());
   EXPECT_THAT(std::string(measure(1).status().message()),
               HasSubstr("a row is alone"));
+  // What else it says of the row is kept.
+  const absl::StatusOr<MeasuredStep> told = measure(2, /*says_so=*/true);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_FALSE(told->rows[0].loss_sum.has_value());
+  EXPECT_EQ(told->rows[0].tokens, 7);
 }
 
 }  // namespace

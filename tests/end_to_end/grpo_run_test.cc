@@ -275,9 +275,21 @@ TEST(GrpoRunTest, WhoShowsRoles) {
       RunTrainer({"who", folder, "--step=1", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const nlohmann::json who = nlohmann::json::parse(result.out);
-  EXPECT_EQ(who["loss"], ReadMetrics(folder).losses()[0]);
-  EXPECT_TRUE(who["rows"][0]["loss"].is_null());
-  EXPECT_TRUE(who["rows"][0]["made"].contains("advantages"));
+  const Metrics metrics = ReadMetrics(folder);
+  EXPECT_EQ(who["loss"], metrics.losses()[0]);
+  double reward = 0.0, deviation = 0.0;
+  for (const nlohmann::json& row : who["rows"]) {
+    EXPECT_TRUE(row["loss"].is_null());
+    EXPECT_TRUE(row["made"].contains("advantages"));
+    reward += double{row["metrics"]["reward"]};
+    deviation += double{row["metrics"]["reward_std"]};
+    EXPECT_EQ(row["metrics"]["reward"], row["metrics"]["rewards_vowels_mean"]);
+    // Of pairs.
+    EXPECT_FALSE(row["metrics"].contains("rewards_accuracies"));
+  }
+  ASSERT_EQ(who["rows"].size(), 16);
+  EXPECT_NEAR(reward / 16, metrics.Values("reward")[0], 1e-9);
+  EXPECT_NEAR(deviation / 16, metrics.Values("reward_std")[0], 1e-9);
 }
 
 // Who answers "N+M=" with a digit or two, and then ends the turn.

@@ -5,9 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "tests/end_to_end/grpo_runs.h"
@@ -58,6 +62,45 @@ TEST(GrpoStopTest, IsStoppedWhileARewardIsWaitedFor) {
     ExpectSameRun(
         run.output(),
         MustTrain(RunText(run).Output(NewTestFolder("straight") + "/out")));
+  }
+}
+
+// Neither by a run that leaves its rollout, nor by one that is killed.
+TEST(GrpoStopTest, CodeThatIsJudgedLeavesNothingBehind) {
+  // Children of a process that has ended become this one's.
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const std::string rows =
+      WriteText(NewTestFolder("data") + "/rows.jsonl",
+                "{\"prompt\": \"1+1=\", \"tests\": \"hang\"}\n"
+                "{\"prompt\": \"2+2=\", \"tests\": \"hang\"}\n"
+                "{\"prompt\": \"3+3=\", \"tests\": \"hang\"}\n"
+                "{\"prompt\": \"4+4=\", \"tests\": \"hang\"}\n");
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    const std::string scratch = NewTestFolder("scratch");
+    RunText run = GrpoRun(
+        "reward { code { cpu_seconds: 1000 interpreter: '/usr/bin/python3' "
+        "interpreter: '-c' interpreter: 'import sys, signal; "
+        "text = open(sys.argv[1]).read(); \"hang\" in text and "
+        "(open(\"hung\", \"w\"), signal.pause()); exec(text)' } }");
+    run.Set("train_data", Data(rows)).Output(NewTestFolder("run") + "/out");
+    TrainerOptions options;
+    options.environment["TMPDIR"] = scratch;
+    TrainerProcess process({"--config=" + run.File()}, options);
+    const auto hangs = [&scratch] {
+      namespace fs = std::filesystem;
+      std::error_code error;
+      for (fs::recursive_directory_iterator it(scratch, error), end;
+           !error && it != end; it.increment(error)) {
+        if (it->path().filename() == "hung") return true;
+      }
+      return false;
+    };
+    ASSERT_TRUE(process.WaitUntil(hangs)) << process.Wait().err;
+    process.Signal(signal);
+    EXPECT_TRUE(process.Wait().all_gone);
+    while (wait(nullptr) > 0) {  // the shell that sweeps
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(scratch)) << signal;
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "tests/testing/run_folder.h"
@@ -22,6 +23,7 @@ namespace {
 
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string File(const std::string& text) {
   return WriteText(NewTestFolder("rows") + "/rows.jsonl", text);
@@ -274,6 +276,36 @@ TEST(ScoreTest, AReward) {
     EXPECT_THAT(Score(lines), ElementsAreArray(rewards));
     EXPECT_NEAR(told[step - 1], sum / 8.0, 1e-9);
   }
+}
+
+TEST(ScoreTest, ARewardsModelThatIsReplacedIsTold) {
+  const std::string judge = NewTestFolder("judge") + "/judge";
+  const auto put = [&judge](const std::string& model) {
+    std::filesystem::remove_all(judge);
+    std::filesystem::copy(model, judge,
+                          std::filesystem::copy_options::recursive);
+  };
+  put(Trained() + "/final");
+  RunText run = GrpoRun(absl::StrCat("path: '", judge, "'"));
+  run.Output(NewTestFolder("run") + "/out").Train("resume: AUTO");
+  const auto told = [&run](int steps) {
+    const TrainerResult result =
+        RunTrainer({"--config=" + run.File(), "--set",
+                    absl::StrCat("train.max_steps=", steps)});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.err;
+  };
+  told(1);
+  EXPECT_THAT(told(2), Not(HasSubstr("has been replaced since")));
+  std::string rows;
+  for (int i = 0; i < 8; ++i) {
+    rows += absl::StrReplaceAll(
+        Pair(i), {{"chosen", "rejected"}, {"rejected", "chosen"}});
+  }
+  put(MustTrain(RewardRun(File(rows))) + "/final");
+  EXPECT_THAT(told(3), HasSubstr("the reward model scores an answer"));
+  // Once: the next checkpoint has what this one says.
+  EXPECT_THAT(told(4), Not(HasSubstr("has been replaced since")));
 }
 
 TEST(ScoreTest, ARewardThatCantBeIsToldBeforeTraining) {

@@ -5,15 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
+#include <iostream>
 #include <map>
-#include <stdexcept>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,21 +31,6 @@ namespace {
 
 constexpr int64_t kDefaultAnswers = 8, kDefaultNewTokens = 256;
 constexpr double kDefaultDpoBeta = 0.1;
-
-// The first of AnswerMetricNames, behind which are, with tools, kToolMetrics,
-// and then rewards by name. TRL's names.
-constexpr const char* kAnswerMetricNames[] = {
-    "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length",
-    "completions/clipped_ratio"};
-// An answer's calls, and how many of all calls failed.
-constexpr const char* kToolMetrics[] = {"tools/call_frequency",
-                                        "tools/failure_frequency"};
-
-constexpr size_t kFirstReward = 6;  // of Measure's sums
-
-std::string RewardMetric(const std::string& name) {
-  return absl::StrCat("rewards/", name, "/mean");
-}
 
 uint64_t SeedOf(uint64_t key, int64_t position) {
   const auto bits = RandomBits(key, static_cast<uint64_t>(position), 0);
@@ -153,6 +136,8 @@ absl::StatusOr<std::unique_ptr<Grpo>> Grpo::Create(const Config& config) {
   if (config.has_tools()) {
     CAPSTAN_ASSIGN_OR_RETURN(grpo->tools_, ToolProgram::Create(config.tools()));
   }
+  grpo->told_ = std::make_unique<AnswerMetrics>(config.has_tools(),
+                                                grpo->rewards_->names());
   return grpo;
 }
 
@@ -221,24 +206,12 @@ int64_t Grpo::CountTargets(const Batch& batch, const StepInfo& info) const {
   return LossCount(loss_, labels.size(0), trained.sum().item<int64_t>());
 }
 
-std::vector<std::string> Grpo::AnswerMetricNames() const {
-  std::vector<std::string> names(std::begin(kAnswerMetricNames),
-                                 std::end(kAnswerMetricNames));
-  if (tools_ != nullptr) {
-    names.insert(names.end(), std::begin(kToolMetrics), std::end(kToolMetrics));
-  }
-  for (const std::string& name : rewards_->names()) {
-    names.push_back(RewardMetric(name));
-  }
-  return names;
-}
-
 std::vector<MetricTags> Grpo::metrics() const {
   std::vector<MetricTags> tags;
   const auto add = [&tags](const std::string& name) {
     tags.push_back({absl::StrCat("train/", name), ""});
   };
-  for (const std::string& name : AnswerMetricNames()) add(name);
+  for (const std::string& name : told_->names()) add(name);
   tags[0].eval = "eval/reward";  // of Summarize, for train.best_metric
   for (const std::string& name : config_.kind() == POLICY_GRADIENT
                                      ? MetricNames(loss_)
@@ -248,22 +221,6 @@ std::vector<MetricTags> Grpo::metrics() const {
   add("log_ratio_max");
   return tags;
 }
-
-namespace {
-
-// [M, 2]: the sums of kAnswerMetrics [B, M] and how many answers they are of,
-// or, of tools' failures, how many calls.
-at::Tensor SumsOf(const at::Tensor& each, bool has_tools) {
-  const at::Tensor sums = each.nan_to_num(0.0).sum(0);
-  const at::Tensor counts = each.isnan().logical_not().sum(0).to(at::kDouble);
-  if (has_tools) {
-    constexpr int64_t kCalls = std::size(kAnswerMetricNames);
-    counts[kCalls + 1].copy_(sums[kCalls]);
-  }
-  return at::stack({sums, counts}, 1);
-}
-
-}  // namespace
 
 LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
                       UnitRunner& runner) {
@@ -300,6 +257,11 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
     const AnswersLoss of = LossOf(loss_, answers);
     loss.sum = of.sum;
     metrics = of.metrics;
+  } else if (config_.kind() == ONLINE_DPO &&
+             ids.size(0) % plan_.rows_per_sample != 0) {
+    const auto count =
+        static_cast<int64_t>(PreferenceMetrics(config_.kind()).size());
+    metrics = at::zeros({count, 2}, ids.options().dtype(at::kDouble));
   } else {
     const PreferenceLoss of = PreferenceLossOf(config_.kind(), loss_.beta,
                                                plan_.rows_per_sample, answers);
@@ -317,15 +279,17 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
           .max()
           .to(at::kDouble)
           .view({1, 1});
-  loss.metrics = at::cat({SumsOf(batch.at(kAnswerMetrics), tools_ != nullptr),
-                          metrics.to(at::kDouble),
-                          at::cat({most, at::ones_like(most)}, 1)});
+  loss.metrics =
+      at::cat({told_->SumsOf(batch.at(kAnswerMetrics)), metrics.to(at::kDouble),
+               at::cat({most, at::ones_like(most)}, 1)});
   return loss;
 }
 
 absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
                            const RolloutInfo& info, UnitRunner& runner) {
   CHECK(tokenizer_ != nullptr) << "Check comes first";
+  const std::string note = std::exchange(note_, "");
+  if (info.rank == 0) std::cerr << note;
   const uint64_t key = RandomKey(info.seed, "rollouts");
   Places places;
   std::map<int64_t, size_t> known;  // questions, by their place in the step
@@ -396,21 +360,12 @@ absl::Status Grpo::RollOut(Model& model, const Places& places,
   for (const Places::Row& row : places.rows) {
     grpo::Rollout& out = rollouts_[row.place];
     Conversation& answer = answers[row.answer];
-    out.metrics = {scores.totals[row.answer], 0.0, 0.0,
-                   static_cast<double>(answer.own()),
-                   answer.truncated ? 1.0 : 0.0};
-    if (tools_ != nullptr) {
-      out.metrics.push_back(static_cast<double>(answer.calls));
-      out.metrics.push_back(static_cast<double>(answer.failures));
-    }
+    out.metrics = told_->Of(answer, scores, row.answer);
     out.prompt = answer.prompt;
     out.told = std::move(answer.told);
     out.truncated = answer.truncated;
     out.log_probs = std::move(answer.log_probs);
     out.text = std::move(answer.text);
-    for (const std::vector<double>& values : scores.values) {
-      out.metrics.push_back(values[row.answer]);
-    }
   }
   CAPSTAN_RETURN_IF_ERROR(Judge(places, info));
   if (loss_.beta > 0.0) {
@@ -436,10 +391,9 @@ absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
   for (const Places::Row& row : places.rows) {
     grpo::Rollout& out = rollouts_[row.place];
     out.advantage = advantages[row.place];
-    const double deviation = StandardDeviation(
-        absl::MakeConstSpan(rewards).subspan(row.place / group * group, group));
-    out.metrics[1] = deviation;
-    out.metrics[2] = deviation == 0.0 ? 1.0 : 0.0;
+    AnswerMetrics::SetGroup(
+        absl::MakeConstSpan(rewards).subspan(row.place / group * group, group),
+        &out.metrics);
   }
   return absl::OkStatus();
 }
@@ -540,59 +494,35 @@ absl::StatusOr<std::vector<double>> Grpo::Measure(
                tools_.get(), info.all_done, runner));
   CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
                            Score(info.all_done, &answers));
-  // Reward, length, those cut off and their number, calls and failures; each
-  // reward and its number.
-  std::vector<double> sums(kFirstReward + 2 * scores.values.size(), 0.0);
-  for (size_t i = 0; i < answers.size(); ++i) {
-    sums[0] += scores.totals[i];
-    sums[1] += static_cast<double>(answers[i].own());
-    sums[2] += answers[i].truncated ? 1.0 : 0.0;
-    sums[3] += 1.0;
-    sums[4] += static_cast<double>(answers[i].calls);
-    sums[5] += static_cast<double>(answers[i].failures);
-    for (size_t f = 0; f < scores.values.size(); ++f) {
-      const double value = scores.values[f][i];
-      if (std::isnan(value)) continue;
-      sums[kFirstReward + 2 * f] += value;
-      sums[kFirstReward + 2 * f + 1] += 1.0;
-    }
-  }
-  return sums;
+  return told_->Measure(answers, scores);
 }
 
 Measurement Grpo::Summarize(absl::Span<const double> sums,
                             const MeasureInfo&) const {
-  Measurement measurement;
-  const auto add = [&measurement](const std::string& name, double value) {
-    measurement.scalars.emplace_back(absl::StrCat("eval/", name), value);
-  };
-  add("reward", sums[0] / sums[3]);
-  add("completions/mean_length", sums[1] / sums[3]);
-  add("completions/clipped_ratio", sums[2] / sums[3]);
-  if (tools_ != nullptr) add(kToolMetrics[0], sums[4] / sums[3]);
-  if (sums[4] > 0.0) add(kToolMetrics[1], sums[5] / sums[4]);
-  for (size_t f = 0; f < rewards_->names().size(); ++f) {
-    const double* const of = &sums[kFirstReward + 2 * f];
-    if (of[1] > 0.0) add(RewardMetric(rewards_->names()[f]), of[0] / of[1]);
-  }
-  return measurement;
+  return told_->Summarize(sums);
 }
 
 std::string Grpo::SaveState() const {
-  if (!more_steps_) return "";
-  return SaveRollouts(first_position_, rollouts_);
+  Saved saved;
+  if (more_steps_) {
+    saved.first_position = first_position_;
+    saved.rows = rollouts_;
+  }
+  saved.probes = rewards_->probes();
+  return grpo::SaveState(saved);
 }
 
 absl::Status Grpo::RestoreState(absl::string_view state) {
-  CAPSTAN_ASSIGN_OR_RETURN(std::vector<grpo::Rollout> rollouts,
-                           ReadRollouts(state, &first_position_));
-  if (rollouts.empty() ||
-      rollouts[0].metrics.size() != AnswerMetricNames().size()) {
+  CAPSTAN_ASSIGN_OR_RETURN(Saved saved, ReadState(state));
+  if (!saved.rows.empty() &&
+      saved.rows[0].metrics.size() != told_->names().size()) {
     return absl::InvalidArgumentError(
         "the rollouts are of other rewards or tools than the config's");
   }
-  rollouts_ = std::move(rollouts);
-  more_steps_ = true;
+  note_ = WhatScoresOtherwise(saved.probes, rewards_->probes());
+  more_steps_ = !saved.rows.empty();
+  first_position_ = more_steps_ ? saved.first_position : -1;
+  rollouts_ = std::move(saved.rows);
   return absl::OkStatus();
 }
 

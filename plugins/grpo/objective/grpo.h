@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plugins/grpo/objective/answer_metrics.h"
 #include "plugins/grpo/objective/answers.h"
 #include "plugins/grpo/objective/grpo.pb.h"
 #include "plugins/grpo/objective/losses.h"
@@ -38,7 +39,9 @@ class Grpo final : public CausalObjective {
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
   std::vector<MetricTags> metrics() const override;
-  // Of batches after a rollout; without a loss in evaluations.
+  // Of batches after a rollout; without a loss in evaluations. The sum is
+  // undefined, and the answers' metrics are there, where a loss of pairs gets
+  // not all answers to a prompt, as `who` computes them.
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
                   UnitRunner& runner) override;
   // In an evaluation each prompt gets one answer.
@@ -53,7 +56,9 @@ class Grpo final : public CausalObjective {
   RolloutPlan rollout_plan() const override { return plan_; }
   absl::Status Rollout(Model& model, std::vector<Batch>* batches,
                        const RolloutInfo& info, UnitRunner& runner) override;
-  // The step's answers, if the next one trains on them, too.
+  // The step's answers, if the next one trains on them, too, and what reward
+  // models said of an answer, by which a resumed run's first rollout tells that
+  // one was replaced.
   std::string SaveState() const override;
   absl::Status RestoreState(absl::string_view state) override;
 
@@ -78,8 +83,6 @@ class Grpo final : public CausalObjective {
   absl::StatusOr<Rewards::Scores> Score(
       const std::function<bool(bool done)>& all_done,
       std::vector<Conversation>* conversations);
-  // Of each answer, in the order of kAnswerMetrics.
-  std::vector<std::string> AnswerMetricNames() const;
 
   const Config config_;
   LossOptions loss_;
@@ -87,11 +90,14 @@ class Grpo final : public CausalObjective {
   RolloutPlan plan_;
   std::shared_ptr<Rewards> rewards_;
   std::unique_ptr<ToolProgram> tools_;  // null: none
+  std::unique_ptr<const AnswerMetrics> told_;
   // Of the training data, from Check on; and the most tokens of a row.
   mutable const Tokenizer* tokenizer_ = nullptr;
   mutable int64_t longest_ = 0;
 
   SideThread side_;  // asks rewards_
+
+  std::string note_;  // for the user, from RestoreState
 
   bool more_steps_ = false;  // train on rollouts_
   // Of the first step that trains on rollouts_, RolloutInfo::first_position;

@@ -166,11 +166,16 @@ void Share(const std::function<void(absl::Span<double>)>& sum,
   }
 }
 
-std::string SaveRollouts(int64_t first_position,
-                         absl::Span<const Rollout> rows) {
+std::string SaveState(const Saved& saved) {
   RolloutState state;
-  state.set_first_position(first_position);
-  for (const Rollout& row : rows) {
+  for (const auto& [reward, probe] : saved.probes) {
+    RolloutState::Probe* const out = state.add_probe();
+    out->set_reward(reward);
+    out->set_row(probe.row);
+    out->set_score(probe.score);
+  }
+  if (!saved.rows.empty()) state.set_first_position(saved.first_position);
+  for (const Rollout& row : saved.rows) {
     RolloutState::Row* const out = state.add_row();
     *out->mutable_text() = {row.text.begin(), row.text.end()};
     out->set_prompt(row.prompt);
@@ -184,13 +189,16 @@ std::string SaveRollouts(int64_t first_position,
   return state.SerializeAsString();
 }
 
-absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_position) {
+absl::StatusOr<Saved> ReadState(absl::string_view state) {
   RolloutState read;
   if (!read.ParseFromArray(state.data(), static_cast<int>(state.size()))) {
     return absl::InvalidArgumentError("the rollouts can't be read");
   }
-  std::vector<Rollout> rows;
+  Saved saved;
+  for (const RolloutState::Probe& probe : read.probe()) {
+    saved.probes[probe.reward()] = {probe.row(), probe.score()};
+  }
+  std::vector<Rollout>& rows = saved.rows;
   for (const RolloutState::Row& row : read.row()) {
     Rollout& out = rows.emplace_back();
     out.text.assign(row.text().begin(), row.text().end());
@@ -211,8 +219,8 @@ absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
       return absl::InvalidArgumentError("the rollouts' sizes don't fit");
     }
   }
-  *first_position = read.first_position();
-  return rows;
+  saved.first_position = read.first_position();
+  return saved;
 }
 
 }  // namespace capstan::grpo

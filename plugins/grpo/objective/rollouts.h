@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "plugins/grpo/rewards/probe.h"
 #include "plugins/sdk/dataset.h"
 
 namespace capstan::grpo {
@@ -61,11 +62,17 @@ Batch BatchOf(absl::Span<const Rollout* const> rows, at::Device device,
 void Share(const std::function<void(absl::Span<double>)>& sum,
            std::vector<Rollout>* rows);
 
-// A checkpoint's.
-std::string SaveRollouts(int64_t first_position,
-                         absl::Span<const Rollout> rows);
-absl::StatusOr<std::vector<Rollout>> ReadRollouts(absl::string_view state,
-                                                  int64_t* first_position);
+// What a checkpoint has.
+struct Saved {
+  // Of the first step that trains on `rows`, RolloutInfo::first_position.
+  int64_t first_position = -1;
+  std::vector<Rollout> rows;  // may be empty
+  Probes probes;
+};
+// "": there is nothing to save.
+std::string SaveState(const Saved& saved);
+// INVALID_ARGUMENT if SaveState hasn't made it.
+absl::StatusOr<Saved> ReadState(absl::string_view state);
 
 }  // namespace capstan::grpo
 

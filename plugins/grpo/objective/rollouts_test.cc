@@ -50,19 +50,28 @@ TEST(RolloutsTest, WhatWasToldHasNoLabels) {
 
 TEST(RolloutsTest, ACheckpointKeepsWhatWasTold) {
   const Rollout turns = OneOfTwoTurns();
-  int64_t first = 0;
-  const auto read = ReadRollouts(SaveRollouts(7, {turns}), &first);
+  const auto read = ReadState(SaveState({7, {turns}, {}}));
   ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(first, 7);
-  EXPECT_EQ((*read)[0].told, turns.told);
-  EXPECT_EQ((*read)[0].text, turns.text);
+  EXPECT_EQ(read->first_position, 7);
+  EXPECT_EQ(read->rows[0].told, turns.told);
+  EXPECT_EQ(read->rows[0].text, turns.text);
   for (const std::vector<int64_t>& told : std::vector<std::vector<int64_t>>{
            {3}, {5, 3}, {1, 3}, {3, 7}, {-1, 3}, {3, 5, 4, 6}}) {
     Rollout wrong = turns;
     wrong.told = told;
-    EXPECT_FALSE(ReadRollouts(SaveRollouts(7, {wrong}), &first).ok())
+    EXPECT_FALSE(ReadState(SaveState({7, {wrong}, {}})).ok())
         << ::testing::PrintToString(told);
   }
+}
+
+TEST(RolloutsTest, ACheckpointKeepsWhatModelsSaid) {
+  EXPECT_EQ(SaveState({}), "");
+  const auto read = ReadState(SaveState({-1, {}, {{"judge", {"row", 0.5}}}}));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->rows.empty());
+  ASSERT_EQ(read->probes.count("judge"), 1);
+  EXPECT_EQ(read->probes.at("judge").row, "row");
+  EXPECT_EQ(read->probes.at("judge").score, 0.5);
 }
 
 TEST(RolloutsTest, RanksShareWhatWasTold) {

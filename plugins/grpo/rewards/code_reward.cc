@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -24,12 +25,13 @@
 #include "absl/strings/str_split.h"
 #include "base/files.h"
 #include "base/sandbox.h"
-#include "base/scratch_folder.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "plugins/grpo/rewards/block.h"
 #include "plugins/grpo/rewards/kinds.h"
 #include "plugins/grpo/rewards/row_field.h"
+#include "plugins/grpo/rewards/sandbox_watch.h"
+#include "plugins/grpo/rewards/swept_folder.h"
 #include "plugins/sdk/lib/field_check.h"
 
 namespace capstan::grpo {
@@ -46,6 +48,8 @@ constexpr char kDefaultPrint[] = "print(\"{}\")";
 constexpr double kWallPerCpu = 4.0;
 // Of what a test prints, and of each file that it writes.
 constexpr int64_t kMostOutputBytes = int64_t{16} << 20;
+// Of all of them.
+constexpr int64_t kMostFolderBytes = int64_t{64} << 20;
 
 struct Test {
   std::string source;  // behind the code
@@ -114,6 +118,29 @@ absl::Status WriteFile(const std::string& path, absl::string_view bytes) {
                            OutputFile::Open(path, OutputFile::Start::kNew));
   return file.Append(bytes);
 }
+
+// A test's own, removed with all that is in it.
+class TestFolder {
+ public:
+  explicit TestFolder(std::string path) : path_(std::move(path)) {
+    if (mkdir(path_.c_str(), 0700) != 0) status_ = WriteError(path_, errno);
+  }
+  ~TestFolder() {
+    try {
+      RemoveTree(path_).IgnoreError();
+    } catch (const std::bad_alloc&) {  // goes with the folder that it is in
+    }
+  }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const std::string path_;
+  absl::Status status_;
+};
 
 // What no code can print by chance.
 std::string NewWord() {
@@ -200,6 +227,9 @@ class CodeReward final : public RewardFunction {
   absl::Status CheckInterpreter() {
     if (checked_) return absl::OkStatus();
     CAPSTAN_ASSIGN_OR_RETURN(words_[0], FileOf(words_[0]));
+    if (scratch_ == nullptr) {
+      CAPSTAN_ASSIGN_OR_RETURN(scratch_, SweptFolder::Create());
+    }
     std::string printed;
     CAPSTAN_ASSIGN_OR_RETURN(const bool passes, Passes("", {}, &printed));
     if (!passes) {
@@ -232,7 +262,7 @@ class CodeReward final : public RewardFunction {
   // may be null, gets what it prints to standard error, too.
   absl::StatusOr<bool> Passes(absl::string_view code, const Test& test,
                               std::string* errors) const {
-    const ScratchFolder folder;
+    const TestFolder folder(absl::StrCat(scratch_->path(), "/", begun_++));
     CAPSTAN_RETURN_IF_ERROR(folder.status());
     const std::string word = NewWord();
     std::string source = absl::StrCat(code, "\n", test.source, "\n");
@@ -242,6 +272,8 @@ class CodeReward final : public RewardFunction {
     }
     CAPSTAN_RETURN_IF_ERROR(
         WriteFile(absl::StrCat(folder.path(), "/code"), source));
+    const auto given_bytes =
+        static_cast<int64_t>(source.size() + test.input.size());
     const std::string input = absl::StrCat(folder.path(), "/input");
     CAPSTAN_RETURN_IF_ERROR(WriteFile(input, test.input));
     const int in = open(input.c_str(), O_RDONLY | O_CLOEXEC);
@@ -250,8 +282,9 @@ class CodeReward final : public RewardFunction {
     const int out =
         open(output.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     absl::StatusOr<ChildEnd> end =
-        in < 0 || out < 0 ? WriteError(in < 0 ? input : output, errno)
-                          : Run(folder.path(), in, out, errors != nullptr);
+        in < 0 || out < 0
+            ? WriteError(in < 0 ? input : output, errno)
+            : Run(folder.path(), given_bytes, in, out, errors != nullptr);
     const std::string printed = end.ok() ? Printed(out) : "";
     if (in >= 0) close(in);
     if (out >= 0) close(out);
@@ -263,8 +296,9 @@ class CodeReward final : public RewardFunction {
                                    : !lines.empty() && lines.back() == word;
   }
 
-  absl::StatusOr<ChildEnd> Run(const std::string& folder, int in, int out,
-                               bool with_errors) const {
+  // `given_bytes`: of the files that are in the folder.
+  absl::StatusOr<ChildEnd> Run(const std::string& folder, int64_t given_bytes,
+                               int in, int out, bool with_errors) const {
     ::capstan::Program program;
     program.words = words_;
     program.words.push_back(absl::StrCat(folder, "/code"));
@@ -276,11 +310,10 @@ class CodeReward final : public RewardFunction {
     program.sandbox = sandbox_;
     program.sandbox->folder = folder;
     CAPSTAN_ASSIGN_OR_RETURN(const pid_t child, StartProgram(program));
-    const absl::optional<ChildEnd> end =
-        WaitFor(child, kWallPerCpu * static_cast<double>(sandbox_.cpu_seconds));
-    if (end.has_value()) return *end;
-    kill(child, SIGKILL);
-    return WaitFor(child);
+    WatchedLimits limits;
+    limits.seconds = kWallPerCpu * static_cast<double>(sandbox_.cpu_seconds);
+    limits.folder_bytes = given_bytes + kMostFolderBytes;
+    return WatchSandbox(child, folder, limits);
   }
 
   // The file's bytes, of which its limit allows no more.
@@ -301,6 +334,10 @@ class CodeReward final : public RewardFunction {
   std::vector<std::string> words_;
   Sandbox sandbox_;
   bool checked_ = false;
+  // Of all tests; null before the first Score. The thread that scores may not
+  // live to remove anything: a run that is stopped doesn't wait for it.
+  std::unique_ptr<SweptFolder> scratch_;
+  mutable std::atomic<int64_t> begun_{0};  // tests
 };
 
 }  // namespace

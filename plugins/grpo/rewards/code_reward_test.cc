@@ -4,9 +4,15 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +20,7 @@
 #include "base/files.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
+#include "base/subprocess.h"
 #include "plugins/grpo/rewards/kinds.h"
 
 namespace capstan::grpo {
@@ -127,6 +134,32 @@ TEST(CodeRewardTest, NothingIsLeftBehind) {
               ElementsAre(1));
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   saved.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", saved.c_str(), 1);
+}
+
+// The run is killed while a test runs.
+TEST(CodeRewardTest, NothingIsLeftBehindByWhoIsKilled) {
+  // Children of a child that has ended become this process's.
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const ScratchFolder outside;
+  const std::string pipe = absl::StrCat(outside.path(), "/pipe");
+  const std::string scratch = absl::StrCat(outside.path(), "/scratch");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  ASSERT_TRUE(std::filesystem::create_directory(scratch));
+  const pid_t child = Fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    setenv("TMPDIR", scratch.c_str(), 1);
+    Scores(Config("cpu_seconds: 1000"), kAsserts,
+           {absl::StrCat("import signal\nopen('", pipe, "').read()\n",
+                         "signal.pause()")});
+    _exit(1);
+  }
+  std::ofstream(pipe) << "the test runs";
+  EXPECT_FALSE(std::filesystem::is_empty(scratch));
+  kill(child, SIGKILL);
+  while (wait(nullptr) > 0) {
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(scratch));
 }
 
 TEST(CodeRewardTest, OthersInterpreters) {

@@ -5,21 +5,25 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/digest.h"
 #include "base/files.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "plugins/grpo/rewards/kinds.h"
+#include "plugins/grpo/rewards/probe.h"
 #include "plugins/grpo/rewards/program_reward.h"
 #include "plugins/grpo/rewards/reply.h"
 #include "plugins/grpo/rewards/row_field.h"
@@ -51,7 +55,7 @@ std::string ErrorIn(const std::string& printed) {
   return error;
 }
 
-class ModelReward final : public RewardFunction {
+class ModelReward final : public RewardFunction, public Probed {
  public:
   explicit ModelReward(const RewardModel& config)
       : config_(config),
@@ -68,6 +72,7 @@ class ModelReward final : public RewardFunction {
     const ScratchFolder folder;
     CAPSTAN_RETURN_IF_ERROR(folder.status());
     const std::string line = folder.path() + "/line";
+    const std::string said = folder.path() + "/said";
     const std::string log = folder.path() + "/log";
     Answer answer;
     answer.row = row;
@@ -75,11 +80,12 @@ class ModelReward final : public RewardFunction {
     CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(line, AnswerJson(answer)));
     ::capstan::Program program = ScoreProgram(config_, /*threads=*/1);
     program.input = open(line.c_str(), O_RDONLY | O_CLOEXEC);
-    program.output = ::capstan::Program::kNull;
+    program.output = open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     program.errors = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     const absl::StatusOr<pid_t> child = StartProgram(program);
-    close(program.input);
-    close(program.errors);
+    for (const int fd : {program.input, program.output, program.errors}) {
+      close(fd);
+    }
     CAPSTAN_RETURN_IF_ERROR(child.status());
     const absl::optional<ChildEnd> end = WaitFor(*child, seconds_);
     if (!end.has_value()) {
@@ -91,6 +97,8 @@ class ModelReward final : public RewardFunction {
     }
     if (end->ok()) {
       loads_ = true;
+      const absl::StatusOr<std::string> score = ReadWholeFile(said);
+      if (score.ok()) SetProbe(row, *score);
       return absl::OkStatus();
     }
     CAPSTAN_ASSIGN_OR_RETURN(const std::string printed, ReadWholeFile(log));
@@ -108,10 +116,21 @@ class ModelReward final : public RewardFunction {
     return program_->Score(answers);
   }
 
+  absl::optional<Probe> probe() const override { return probe_; }
+
  private:
+  void SetProbe(absl::string_view row, absl::string_view said) const {
+    const absl::StatusOr<double> score =
+        RewardOfLine(absl::StripTrailingAsciiWhitespace(said));
+    if (score.ok() && std::isfinite(*score)) {
+      probe_ = Probe{DigestText(row), *score};
+    }
+  }
+
   const RewardModel config_;
   const double seconds_;
-  mutable bool loads_ = false;               // CheckRow has found so
+  mutable bool loads_ = false;  // CheckRow has found so
+  mutable absl::optional<Probe> probe_;
   std::unique_ptr<RewardFunction> program_;  // null: Score wasn't called yet
 };
 

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "plugins/grpo/rewards/kinds.h"
+#include "plugins/grpo/rewards/probe.h"
 
 namespace capstan::grpo {
 namespace {
@@ -29,7 +30,10 @@ const bool kIsScore = [] {
     std::cerr << "ERROR: --gpu: there is none\n";
     _exit(1);
   }
-  if (absl::StrContains(words, "--model=runs/good")) _exit(0);
+  if (absl::StrContains(words, "--model=runs/good")) {
+    std::cout << "{\"reward\": 0.25}" << std::endl;
+    _exit(0);
+  }
   for (;;) pause();
 }();
 
@@ -58,6 +62,22 @@ TEST(ModelRewardTest, AGpuThatIsntThereIsToldBeforeTraining) {
   const absl::Status status = Check(config);
   EXPECT_EQ(FieldOf(status).value_or(""), "gpu");
   EXPECT_THAT(std::string(status.message()), HasSubstr("there is none"));
+}
+
+TEST(ModelRewardTest, WhatItSaysOfTheFirstRowIsKept) {
+  RewardModel config;
+  config.set_path("runs/good");
+  const MadeReward reward = NewModel(config);
+  ASSERT_TRUE(reward.ok()) << reward.status();
+  const auto* const probed = dynamic_cast<const Probed*>(reward->get());
+  ASSERT_NE(probed, nullptr);
+  EXPECT_FALSE(probed->probe().has_value());
+  ASSERT_TRUE((*reward)->CheckRow("{\"prompt\": \"7+5=\"}").ok());
+  ASSERT_TRUE(probed->probe().has_value());
+  EXPECT_EQ(probed->probe()->score, 0.25);
+  const std::string first = probed->probe()->row;
+  ASSERT_TRUE((*reward)->CheckRow("{\"prompt\": \"7+6=\"}").ok());
+  EXPECT_EQ(probed->probe()->row, first);
 }
 
 TEST(ModelRewardTest, EachRowNeedsAPrompt) {

@@ -135,6 +135,17 @@ absl::Status Rewards::CheckRow(absl::string_view row) const {
   return absl::OkStatus();
 }
 
+Probes Rewards::probes() const {
+  Probes probes;
+  for (size_t f = 0; f < functions_.size(); ++f) {
+    const auto* const probed = dynamic_cast<const Probed*>(functions_[f].get());
+    if (probed == nullptr) continue;
+    const absl::optional<Probe> probe = probed->probe();
+    if (probe.has_value()) probes[names_[f]] = *probe;
+  }
+  return probes;
+}
+
 absl::StatusOr<Rewards::Scores> Rewards::Score(
     absl::Span<const Answer> answers) {
   Scores scores;

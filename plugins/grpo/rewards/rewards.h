@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "plugins/grpo/rewards/probe.h"
 #include "plugins/grpo/rewards/reward.h"
 #include "plugins/grpo/rewards/rewards.pb.h"
 
@@ -31,6 +32,9 @@ class Rewards {
   // Errors name the reward, and not the row's place. FieldErrors are as
   // Create's: the config is wrong for any row.
   absl::Status CheckRow(absl::string_view row) const;
+
+  // What the rewards that are Probed said of the first row that was checked.
+  Probes probes() const;
 
   struct Scores {
     std::vector<double> totals;               // [answers], finite

@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Variance-reduced preference optimisation (VRPO; Zhu et al., "LLaDA 1.5",
-// 2025): DPO's loss of a masked diffusion model, with estimates B of the lower
-// bound of log p(answer | prompt) in place of log p, which such a model doesn't
-// give:
+// arXiv 2505.19223v2): DPO's loss of a masked diffusion model, with estimates B
+// of the lower bound of log p(answer | prompt) in place of log p, which such a
+// model doesn't give (section 3.1, equation 8):
 //
 //   -log sigmoid(beta ((B(chosen) - B_ref(chosen)) -
 //                      (B(rejected) - B_ref(rejected))))
 //
-// B is a mean over `bound_samples` draws of a time t and of a mask: of 1 / p(t)
-// times the sum of log p over the masked tokens. Section 3 shows that the
-// variance of the difference of bounds makes the loss biased and noisy, and
-// what lowers it without a bias: more draws; one mask for each t rather than
-// several; and the same draws for B and B_ref ("antithetic sampling"), whose
-// errors then cancel.
+// B is a mean over `bound_samples` draws of a time t and of a mask (equation
+// 6): of 1 / p(t) times the sum of log p over the masked tokens (appendix A,
+// equation 13). Section 3.2 shows that the variance of the difference of bounds
+// makes the loss biased and noisy, and what lowers it without a bias: more
+// draws; one mask for each t rather than several (proposition 1); and the same
+// draws for B and B_ref ("antithetic sampling", proposition 2), whose errors
+// then cancel.
+//
+// The paper's own run differs in three things (appendices A and D.3): it masks
+// exactly l of L tokens, l drawn in place of t, and weighs by L / l (equation
+// 15), which has the same mean and a lower variance; beta is 0.2; and it adds
+// 0.05 times the loss of fine-tuning.
 #ifndef CAPSTAN_PLUGINS_LLADA_MASKED_DIFFUSION_VRPO_H_
 #define CAPSTAN_PLUGINS_LLADA_MASKED_DIFFUSION_VRPO_H_
 
