@@ -235,8 +235,8 @@ std::string DifferenceText(const Audited& audited) {
     absl::StrAppend(
         &text,
         ". The run wasn't deterministic (train.deterministic): with other "
-        "ranks, another strategy or on another machine its sums may be "
-        "rounded otherwise");
+        "ranks or threads, another strategy or on another machine its sums may "
+        "be rounded otherwise");
   }
   return text;
 }

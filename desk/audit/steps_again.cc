@@ -185,7 +185,6 @@ absl::optional<ReceiptDifference> FindReceiptDifference(
   if (before != theirs.weights.end() && before->second != weights) {
     return ReceiptDifference{from, kBeginning, before->second, weights};
   }
-  if (auto run = RunDifference(recorded, again)) return run;
   for (const auto& [step, line] : Sorted(again).steps) {
     const auto found = theirs.steps.find(step);
     if (found == theirs.steps.end()) continue;
@@ -195,7 +194,8 @@ absl::optional<ReceiptDifference> FindReceiptDifference(
       if (difference.recorded != difference.again) return difference;
     }
   }
-  return absl::nullopt;
+  // Last, as a step names the cause more closely.
+  return RunDifference(recorded, again);
 }
 
 absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,

@@ -28,7 +28,7 @@ struct ReceiptDifference {
 };
 
 // Where `again` first differs from `recorded` in what was trained: in the
-// weights with which it began, in what identifies the run, or in a step.
+// weights with which it began, in a step, or in what identifies the run.
 absl::optional<ReceiptDifference> FindReceiptDifference(
     const Receipts& recorded, const Receipts& again);
 

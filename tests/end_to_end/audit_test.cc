@@ -109,11 +109,27 @@ TEST_F(AuditTest, StepsRunAgainAreTheSame) {
   EXPECT_TRUE(fs::exists(folder + "/checkpoints/step-00000004"));
 }
 
-// That asks for saves, also of the steps that are run again.
+// Its weights are replaced, which its chain says; the same happens again.
 TEST_F(AuditTest, ARunThatGoesBackCanBeRunAgain) {
-  const std::string folder = MustTrain(SmallRun(corpus_).Train(
-      "max_steps: 12 loss_spikes: {action:GO_BACK,window:8,z_score:3}"));
-  EXPECT_EQ(Audit(folder, {"--step=11"})["difference"], nullptr);
+  // The rows of step 15 are of a letter that no other has.
+  constexpr int kStepBytes = 8 * 32;
+  const std::string corpus = CorpusPiece(20 * kStepBytes + 1);
+  std::string text = ReadText(corpus);
+  text.replace(14 * kStepBytes, kStepBytes, kStepBytes, '\x01');
+  std::ofstream(corpus) << text;
+  const std::string folder =
+      MustTrain(SmallRun(corpus)
+                    .Set("train_data", TextData(corpus, 32))
+                    .Train("max_steps: 18 save_every: 4 loss_spikes: "
+                           "{action:GO_BACK,window:8,z_score:4}"));
+  EXPECT_THAT(ReadText(folder + "/events.jsonl"),
+              HasSubstr("the run goes back"));
+  EXPECT_THAT(ReadText(folder + kReceipts), HasSubstr("\"why\":"));
+  // From before it.
+  for (const char* name : {"step-00000016", "step-00000018"}) {
+    fs::remove_all(folder + "/checkpoints/" + name);
+  }
+  EXPECT_EQ(Audit(folder, {"--step=17"})["difference"], nullptr);
 }
 
 // The steps run again have the run's own schedule and batch, publish nothing
@@ -181,9 +197,11 @@ TEST_F(AuditTest, ARowOfTheDataThatChangedIsNamedByItsStep) {
       RunTrainer({"audit", folder, "--step=6"}).err,
       AllOf(HasSubstr(absl::StrCat("step ", step, " run again differs")),
             HasSubstr("what is in the rows")));
-  // The steps before it are as they were.
+  // The steps before it are as they were, but not the data.
   if (step > 1) {
-    Audit(folder, {absl::StrCat("--step=", step - 1)});
+    EXPECT_EQ(Audit(folder, {absl::StrCat("--step=", step - 1)},
+                    1)["difference"]["key"],
+              "run train_data");
   }
 }
 
