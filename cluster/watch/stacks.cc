@@ -97,15 +97,18 @@ void Pause() {
   nanosleep(&pause, nullptr);
 }
 
-std::string FrameText(void* pc) {
+// `interrupted`: the thread is at this instruction; else it will return there.
+std::string FrameText(void* pc, bool interrupted) {
   char name[1024];
   Dl_info info = {};
   dladdr(pc, &info);
   const absl::string_view path =
       info.dli_fname != nullptr ? info.dli_fname : "?";
   const absl::string_view file = path.substr(path.rfind('/') + 1);
-  // A return address may lie behind the function.
-  if (absl::Symbolize(static_cast<char*>(pc) - 1, name, sizeof(name))) {
+  // A return address may lie behind the function, and a loop may be at its
+  // beginning.
+  if (absl::Symbolize(static_cast<char*>(pc) - (interrupted ? 0 : 1), name,
+                      sizeof(name))) {
     return absl::StrCat("    ", name, " (", file, ")");
   }
   return absl::StrCat("    ? (", file, "+0x",
@@ -136,7 +139,8 @@ std::string StackOf(pid_t thread) {
   }
   std::vector<std::string> lines;
   for (int i = kHandlerFrames; i < frames; ++i) {
-    lines.push_back(FrameText(answer.pcs[i]));
+    lines.push_back(
+        FrameText(answer.pcs[i], /*interrupted=*/i == kHandlerFrames));
   }
   return absl::StrJoin(lines, "\n");
 }

@@ -96,9 +96,13 @@ void Blas(const GemmProblem& p) {
   const char right = p.b_transposed ? 'T' : 'N';
   const int m = static_cast<int>(p.m), n = static_cast<int>(p.n);
   const int k = static_cast<int>(p.k);
-  const int a_stride = static_cast<int>(p.a.stride);
-  const int b_stride = static_cast<int>(p.b.stride);
-  const int c_stride = static_cast<int>(p.c.stride);
+  // A matrix of one row may have any stride; the BLAS wants a row's length.
+  const auto stride = [](int64_t stride, int64_t columns) {
+    return static_cast<int>(std::max({int64_t{1}, stride, columns}));
+  };
+  const int a_stride = stride(p.a.stride, p.a_transposed ? p.m : p.k);
+  const int b_stride = stride(p.b.stride, p.b_transposed ? p.k : p.n);
+  const int c_stride = stride(p.c.stride, p.n);
   // Fortran sees a row-major matrix as its transpose: c^T = b^T a^T.
   sgemm_(&right, &left, &n, &m, &k, &p.alpha, ReadFloats(p.b), &b_stride,
          ReadFloats(p.a), &a_stride, &p.beta, static_cast<float*>(p.c.data),

@@ -72,6 +72,19 @@ TEST_P(GemmTest, LargeResultsHaveTheBitsOfTheirParts) {
 
 INSTANTIATE_TEST_SUITE_P(EachInstructionSet, GemmTest, testing::Range(0, 3));
 
+// One row is no distance from another; Intel's BLAS asks for one, and writes
+// nothing if it is less than a row.
+TEST(GemmChoiceTest, OneRowMayHaveAnyStride) {
+  const std::vector<float> a(24, 0.5f), b(24 * 16, 2.0f);
+  std::vector<float> c(16, kNan);
+  Gemm(Transpose::kNone, 1, 16, 24, 1.0f, {a.data(), 1}, {b.data(), 16}, 0.0f,
+       {c.data(), 1});
+  for (const float x : c) EXPECT_EQ(x, 24.0f);
+  Gemm(Transpose::kRight, 1, 1, 24, 1.0f, {a.data(), 1}, {b.data(), 1}, 0.0f,
+       {c.data(), 1});
+  EXPECT_EQ(c[0], 24.0f);
+}
+
 TEST(GemmChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
   for (const Case& c :
        std::vector<Case>{{300, 200, 100, false, true},

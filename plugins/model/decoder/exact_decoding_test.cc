@@ -18,6 +18,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/loss/tokens.h"
+#include "kernels/strict_products_for_test.h"
 #include "plugins/model/decoder/bound_decoder_testing.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/objective/common/decode_loop.h"

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/strict_products_for_test.h"
 #include "plugins/model/decoder/decoder.h"
 #include "plugins/model/decoder/decoder_testing.h"
 #include "plugins/objective/common/causal_batch.h"
