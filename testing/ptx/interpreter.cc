@@ -323,6 +323,19 @@ class Run {
   std::string error_, unwritten_;
 };
 
+// A kernel's name without what nvcc makes of the build's folder, eight digits:
+// its host code may be of another clone's build, from their common cache.
+std::string KeyOf(std::string kernel) {
+  constexpr absl::string_view kUnnamed = "_GLOBAL__N__";
+  constexpr size_t kDigits = 8;
+  const size_t at = kernel.find(kUnnamed.data(), 0, kUnnamed.size());
+  if (at == std::string::npos ||
+      kernel.size() < at + kUnnamed.size() + kDigits) {
+    return kernel;
+  }
+  return kernel.replace(at + kUnnamed.size(), kDigits, kDigits, '0');
+}
+
 }  // namespace
 
 absl::Status Interpreter::Load(const std::string& path,
@@ -331,7 +344,7 @@ absl::Status Interpreter::Load(const std::string& path,
   modules_.push_back(std::make_unique<Module>(std::move(module)));
   for (const Kernel& kernel : modules_.back()->kernels) {
     CAPSTAN_ASSIGN_OR_RETURN(Program program, Decode(*modules_.back(), kernel));
-    if (!programs_.emplace(kernel.name, std::move(program)).second) {
+    if (!programs_.emplace(KeyOf(kernel.name), std::move(program)).second) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": the kernel ", kernel.name, " is there twice"));
     }
@@ -342,7 +355,7 @@ absl::Status Interpreter::Load(const std::string& path,
 absl::Status Interpreter::Launch(const std::string& kernel, Dim3 grid,
                                  Dim3 block, int64_t dynamic_shared_bytes,
                                  const void* const* arguments) {
-  const auto it = programs_.find(kernel);
+  const auto it = programs_.find(KeyOf(kernel));
   if (it == programs_.end()) {
     return absl::NotFoundError(
         absl::StrCat("no module that is loaded has the kernel ", kernel));
