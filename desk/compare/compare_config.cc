@@ -23,7 +23,6 @@
 #include "base/files.h"
 #include "base/status.h"
 #include "host/config/create_slot.h"
-#include "host/config/not_negative.h"
 #include "host/config/text_source.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/create_model.h"
@@ -444,7 +443,6 @@ absl::StatusOr<LoadedCompare> LoadCompareConfig(
   }
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(ReadShared(path, overrides, context, &loaded), ""));
-  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckNotNegative(loaded.config), ""));
   if (loaded.config.has_sweep()) {
     CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckNoAxes(loaded.config), ""));
     return loaded;

@@ -19,7 +19,6 @@
 #include "base/machine.h"
 #include "base/status.h"
 #include "host/config/defaults.h"
-#include "host/config/not_negative.h"
 #include "host/config/schedule_fit.h"
 #include "host/config/text_source.h"
 #include "plugins/sdk/options.pb.h"
@@ -55,7 +54,6 @@ absl::Status Finish(const std::vector<std::string>& overrides,
     CAPSTAN_RETURN_IF_ERROR(ApplyOverride(text, context, loaded));
   }
   schedule->Update(*loaded);
-  CAPSTAN_RETURN_IF_ERROR(loaded->Locate(CheckNotNegative(loaded->config), ""));
   schedule->Apply(loaded);
   return CheckName(*loaded);
 }

@@ -187,35 +187,48 @@ constexpr int kMostNestedMessages = 64;
 
 constexpr char kAnyType[] = "google.protobuf.Any";
 
-// The number of a field, or number `i` of a list; `wide`: doubles.
-double NumberOf(const Message& from, const FieldDescriptor* field, bool wide,
-                int i) {
+// The number of a field, or number `i` of a list; unset: it is none, or has no
+// sign.
+absl::optional<double> NumberOf(const Message& from,
+                                const FieldDescriptor* field, int i) {
   const Reflection& reflection = *from.GetReflection();
-  if (field->is_repeated()) {
-    return wide ? reflection.GetRepeatedDouble(from, field, i)
-                : reflection.GetRepeatedFloat(from, field, i);
+  const bool list = field->is_repeated();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+      return list ? reflection.GetRepeatedInt32(from, field, i)
+                  : reflection.GetInt32(from, field);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return static_cast<double>(
+          list ? reflection.GetRepeatedInt64(from, field, i)
+               : reflection.GetInt64(from, field));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return list ? reflection.GetRepeatedFloat(from, field, i)
+                  : reflection.GetFloat(from, field);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return list ? reflection.GetRepeatedDouble(from, field, i)
+                  : reflection.GetDouble(from, field);
+    default:
+      return absl::nullopt;
   }
-  return wide ? reflection.GetDouble(from, field)
-              : reflection.GetFloat(from, field);
 }
 
-// What is wrong with a value whatever it is for, "" if nothing is: a number
-// that no setting can mean (as text, nan and inf are numbers), or bytes that
-// protobuf can't keep.
+// What is wrong with a value by itself, "" if nothing is: a number that no
+// setting can mean (as text, nan and inf are numbers), or not this one
+// (not_negative), or bytes that protobuf can't keep.
 std::string WrongValue(const FieldDescriptor* field, const Message& from) {
-  const bool wide = field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
-  const bool real = wide || field->cpp_type() == FieldDescriptor::CPPTYPE_FLOAT;
-  const bool text = field->type() == FieldDescriptor::TYPE_STRING;
-  if (!real && !text) return "";
   const Reflection& reflection = *from.GetReflection();
   const bool list = field->is_repeated();
   const int count = list ? reflection.FieldSize(from, field) : 1;
   for (int i = 0; i < count; ++i) {
-    if (real) {
-      const double number = NumberOf(from, field, wide, i);
-      if (std::isfinite(number)) continue;
-      return absl::StrCat("must be a finite number, is ", number);
+    const absl::optional<double> number = NumberOf(from, field, i);
+    if (number.has_value() && !std::isfinite(*number)) {
+      return absl::StrCat("must be a finite number, is ", *number);
     }
+    if (number.has_value() && *number < 0.0 &&
+        field->options().GetExtension(not_negative)) {
+      return absl::StrCat("must not be negative, is ", *number);
+    }
+    if (field->type() != FieldDescriptor::TYPE_STRING) continue;
     const std::string value = list
                                   ? reflection.GetRepeatedString(from, field, i)
                                   : reflection.GetString(from, field);
