@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<LineProgram>> LineProgram::Start(
   std::unique_ptr<LineProgram> started(new LineProgram);
   int ends[2];
   Pipe output;
-  if (!started->held_.ok() || !output.ok() ||
+  if (!output.ok() ||
       socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return absl::ErrnoToStatus(errno, program.words[0]);
   }
@@ -50,14 +50,9 @@ absl::StatusOr<std::unique_ptr<LineProgram>> LineProgram::Start(
   for (const int fd : {started->to_, started->from_}) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
-  ::capstan::Program guard;
-  guard.words = {"/bin/sh", "-c", "read x; kill -s KILL -- -$1", "sh",
-                 absl::StrCat(*child)};
-  guard.input = started->held_.read_end();
-  guard.output = guard.errors = ::capstan::Program::kNull;
-  guard.own_group = true;
-  CAPSTAN_ASSIGN_OR_RETURN(started->guard_, StartProgram(guard));
-  started->held_.CloseRead();
+  CAPSTAN_ASSIGN_OR_RETURN(
+      started->guard_,
+      EndGuard::Start("kill -s KILL -- -$0", absl::StrCat(*child)));
   return started;
 }
 
@@ -67,10 +62,6 @@ LineProgram::~LineProgram() {
     // waited for.
     kill(-program_, SIGKILL);
     WaitFor(program_);
-  }
-  if (guard_ > 0) {
-    kill(guard_, SIGKILL);
-    WaitFor(guard_);
   }
   if (to_ >= 0) close(to_);
   if (from_ >= 0) close(from_);

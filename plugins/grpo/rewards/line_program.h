@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/subprocess.h"
+#include "plugins/grpo/rewards/end_guard.h"
 
 namespace capstan::grpo {
 
@@ -51,11 +52,8 @@ class LineProgram {
   int to_ = -1;    // a socket, since a pipe's writer gets SIGPIPE
   int from_ = -1;  // of a pipe
   pid_t program_ = -1;
-  // A shell that kills the program's group once `held_` is closed, be it by
-  // this process's death.
-  pid_t guard_ = -1;
-  Pipe held_;
-  std::string said_;  // not taken yet
+  std::unique_ptr<EndGuard> guard_;  // kills the program's group
+  std::string said_;                 // not taken yet
 };
 
 }  // namespace capstan::grpo

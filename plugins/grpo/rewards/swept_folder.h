@@ -2,24 +2,20 @@
 #ifndef CAPSTAN_PLUGINS_GRPO_REWARDS_SWEPT_FOLDER_H_
 #define CAPSTAN_PLUGINS_GRPO_REWARDS_SWEPT_FOLDER_H_
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "base/scratch_folder.h"
-#include "base/subprocess.h"
+#include "plugins/grpo/rewards/end_guard.h"
 
 namespace capstan::grpo {
 
 // A scratch folder that is removed when this process ends, too, however it
-// ends: a shell waits for that. It stays behind only if that shell is killed
-// first, as where all of a job's processes are.
+// ends.
 class SweptFolder {
  public:
   static absl::StatusOr<std::unique_ptr<SweptFolder>> Create();
-  ~SweptFolder();
   SweptFolder(const SweptFolder&) = delete;
   SweptFolder& operator=(const SweptFolder&) = delete;
 
@@ -28,11 +24,8 @@ class SweptFolder {
  private:
   SweptFolder() = default;
 
+  std::unique_ptr<EndGuard> guard_;  // until the folder is gone
   const ScratchFolder folder_;
-  // The shell reads from it, and sweeps at a line or at its end. Both ends stay
-  // open here, so that writing to it never raises SIGPIPE.
-  Pipe lives_;
-  pid_t shell_ = -1;
 };
 
 }  // namespace capstan::grpo
