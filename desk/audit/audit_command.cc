@@ -55,7 +55,6 @@ struct Audited {
   Receipts receipts;
   std::set<int64_t> steps;     // that have a line
   int64_t begun = 0;           // processes
-  int64_t steps_lost = 0;      // up to which the run went, but no line
   std::string gaps;            // steps without a line, for users
   int64_t seed = 0;            // what --sample was drawn by
   bool deterministic = false;  // the newest of them
@@ -64,12 +63,12 @@ struct Audited {
   absl::optional<ReceiptDifference> difference;
 };
 
-// "101 to 200, 250"; "": none.
-std::string Gaps(const Audited& audited) {
+// Those without a line among `steps` and up to `newest`: "101 to 200, 250"; "":
+// none.
+std::string Gaps(std::set<int64_t> steps, int64_t newest) {
+  if (!steps.empty() && *steps.rbegin() < newest) steps.insert(newest + 1);
   std::vector<std::string> gaps;
   absl::optional<int64_t> before;
-  std::set<int64_t> steps = audited.steps;
-  if (audited.steps_lost > 0) steps.insert(audited.steps_lost + 1);
   for (const int64_t step : steps) {
     if (before.has_value() && step > *before + 1) {
       gaps.push_back(step == *before + 2
@@ -105,13 +104,8 @@ absl::StatusOr<Audited> Read(const AuditOptions& options) {
     audited.deterministic = how->find("deterministic") != how->end() &&
                             (*how)["deterministic"] == true;
   }
-  for (const StoredCheckpoint& stored : WholeCheckpoints(audited.folder)) {
-    if (audited.steps.empty() || stored.step > *audited.steps.rbegin()) {
-      audited.steps_lost = stored.step;
-    }
-    break;  // the newest
-  }
-  audited.gaps = Gaps(audited);
+  const std::vector<StoredCheckpoint> stored = WholeCheckpoints(audited.folder);
+  audited.gaps = Gaps(audited.steps, stored.empty() ? 0 : stored.front().step);
   return audited;
 }
 

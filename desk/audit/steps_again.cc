@@ -12,10 +12,11 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/scratch_folder.h"
 #include "base/status.h"
+#include "desk/compare/comparison.h"
 #include "desk/compare/trainer_child.h"
-#include "desk/run_folder/run_record.h"
 #include "desk/who/step_of_run.h"
 
 namespace capstan {
@@ -101,13 +102,6 @@ absl::Status LinkTree(const std::string& from, const std::string& to) {
   return error ? WriteError(to, error.value()) : absl::OkStatus();
 }
 
-int64_t NumberAt(const Line& line, const char* key) {
-  const auto found = line.find(key);
-  return found != line.end() && found->is_number_integer()
-             ? found->get<int64_t>()
-             : 0;
-}
-
 // Only the steps themselves, divided and scheduled as they were.
 std::vector<std::string> Settings(const std::string& folder, int64_t step,
                                   const std::string& config, const Line* how) {
@@ -138,7 +132,9 @@ std::vector<std::string> Settings(const std::string& folder, int64_t step,
                                             "schedule_steps"},
         {"batch.global_batch_size", "global_batch_size"},
         {"batch.micro_batch_size", "micro_batch_size"}}) {
-    const int64_t value = NumberAt(*how, key);
+    const auto found = how->find(key);
+    const int64_t value =
+        found == how->end() ? 0 : JsonInteger(*found).value_or(0);
     if (value > 0) settings.push_back(absl::StrCat(setting, "=", value));
   }
   return settings;
@@ -157,12 +153,6 @@ absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
     }
   }
   return absl::OkStatus();
-}
-
-int64_t LinesOf(const std::string& path) {
-  int64_t lines = 0;
-  ForEachLine(path, [&lines](absl::string_view) { ++lines; });
-  return lines;
 }
 
 }  // namespace
@@ -229,10 +219,11 @@ absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,
   for (const std::string& path : request.plugin_path) {
     args.push_back("--plugin_path=" + path);
   }
-  const std::string metrics = folder + "/metrics.jsonl";
+  MetricsFollower metrics(folder + "/metrics.jsonl");
   CAPSTAN_ASSIGN_OR_RETURN(
       const TrainerChildResult ended, RunTrainerChild(args, log, [&] {
-        request.progress(LinesOf(metrics), request.step - again.from);
+        request.progress(std::max<int64_t>(metrics.Poll() - again.from, 0),
+                         request.step - again.from);
       }));
   again.signal = ended.stop_signal;
   if (again.signal != 0) return again;

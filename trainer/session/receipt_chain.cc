@@ -46,9 +46,7 @@ bool IsStepReceipt(const Line& line) {
 int64_t StepOfReceipt(const Line& line) {
   if (!line.is_object()) return -1;
   const auto found = line.find(IsStepReceipt(line) ? kStep : kBegin);
-  return found != line.end() && found->is_number_integer()
-             ? found->get<int64_t>()
-             : -1;
+  return found == line.end() ? -1 : JsonInteger(*found).value_or(-1);
 }
 
 std::string ReceiptText(const Line& line, const std::string& key) {

@@ -26,6 +26,7 @@
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/session/digests.h"
+#include "trainer/session/schedule.h"
 
 namespace capstan {
 namespace {
@@ -109,7 +110,7 @@ uint64_t DigestOfRows(const Batch& batch) {
 RunReceipts::RunReceipts(Session* session, const DataOrder& order)
     : session_(*session), samples_(order) {}
 
-absl::Status RunReceipts::SumState(StateDigest* digest) {
+absl::Status RunReceipts::Digest(StateDigest* digest) {
   ProcessGroup& group = *session_.group;
   std::vector<uint64_t> sums = {digest->rows, 0, 0, 0};
   const absl::Status mine = CatchAll([&] {
@@ -135,13 +136,9 @@ absl::Status RunReceipts::SumState(StateDigest* digest) {
   return Agree(group, mine, "digest its state for receipts");
 }
 
-absl::Status RunReceipts::Digest(StepInFlight* step) {
-  return SumState(&step->digest);
-}
-
 absl::Status RunReceipts::Replaced(const char* why) {
   StateDigest state;
-  CAPSTAN_RETURN_IF_ERROR(SumState(&state));
+  CAPSTAN_RETURN_IF_ERROR(Digest(&state));
   if (!file_.has_value()) return absl::OkStatus();
   const int64_t step = session_.state.step;
   const ReceiptChain::Known* const known = chain_.Find(step);
@@ -157,7 +154,7 @@ absl::Status RunReceipts::Replaced(const char* why) {
 
 absl::Status RunReceipts::Begin() {
   StateDigest state;
-  CAPSTAN_RETURN_IF_ERROR(SumState(&state));
+  CAPSTAN_RETURN_IF_ERROR(Digest(&state));
   absl::Status mine;
   if (session_.group->rank() == 0) {
     mine = CatchAll([&] { return BeginChain(state); });
@@ -215,13 +212,13 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
 
 Line RunReceipts::How() const {
   const BatchPlan& batch = session_.job.batch;
-  const int64_t set = session_.config.schedule().total_steps();
   return {{"strategy", session_.parts.strategy_name},
           {"precision", session_.parts.precision_name},
           {"world_size", session_.group->size()},
           {"global_batch_size", batch.global_batch_size},
           {"micro_batch_size", batch.micro_batch_size},
-          {"schedule_steps", set > 0 ? set : session_.max_steps},
+          {"schedule_steps",
+           TotalSteps(session_.config.schedule(), session_.max_steps)},
           {"deterministic", session_.config.train().deterministic()},
           {"device", session_.group->device().str()},
           {"sdk", SdkVersion(CoreFingerprint())}};

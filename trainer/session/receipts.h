@@ -36,9 +36,10 @@ class RunReceipts {
   // the chain has of this step. Collective.
   absl::Status Begin();
 
-  // Digests the state after the step's update into step->digest, and adds the
-  // rows of all ranks. Collective.
-  absl::Status Digest(StepInFlight* step);
+  // Digests this rank's state: sets weights (masters) and state (all else that
+  // a checkpoint has of the strategy and the optimizer). These and `rows`,
+  // which was this rank's, then are of all ranks. Collective.
+  absl::Status Digest(StateDigest* digest);
 
   // Writes the line of a step whose numbers are known. Its error is status().
   void Write(const StepInFlight& step);
@@ -52,9 +53,6 @@ class RunReceipts {
   const absl::Status& status() const { return status_; }
 
  private:
-  // Sets weights (masters) and state (all else that a checkpoint has of the
-  // strategy and the optimizer); they and `rows` then are of all ranks.
-  absl::Status SumState(StateDigest* digest);
   absl::Status BeginChain(const StateDigest& state);
   // How the run is divided, by what and for how long.
   ReceiptChain::Line How() const;

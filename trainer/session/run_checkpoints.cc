@@ -36,6 +36,25 @@ namespace {
 constexpr int64_t kDefaultKeepCheckpoints = 2;
 constexpr int kAllCheckpoints = std::numeric_limits<int>::max();
 
+// The chain of receipts of the weights that final/ gets, for the model card; ""
+// with a note if there is none.
+std::string ChainFor(const Session& session) {
+  const absl::StatusOr<ReceiptChain> chain =
+      ReadReceipts(session.output_dir, nullptr);
+  const bool best =
+      KeepsBest(session.config.train()) && session.state.best_step >= 0;
+  const int64_t step = best ? session.state.best_step : session.state.step;
+  const auto* const known = chain.ok() ? chain->Find(step) : nullptr;
+  if (known != nullptr) {
+    return absl::StrCat("`", known->chain, "`, after step ", step);
+  }
+  session.Note(absl::StrCat("the model card has no chain of receipts: ",
+                            chain.ok()
+                                ? absl::StrCat("there is none of step ", step)
+                                : std::string(chain.status().message())));
+  return "";
+}
+
 ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
   const RunParts& parts = session.parts;
   ModelCardFacts facts;
@@ -65,23 +84,7 @@ ModelCardFacts CardFacts(const Session& session, const BaseModel& base) {
         spec.numel();
   }
   facts.learning_rate = parts.optimizer->learning_rate();
-  if (session.config.train().receipts()) {
-    const absl::StatusOr<ReceiptChain> chain =
-        ReadReceipts(session.output_dir, nullptr);
-    // Of the weights that final/ gets.
-    const bool best =
-        KeepsBest(session.config.train()) && session.state.best_step >= 0;
-    const int64_t step = best ? session.state.best_step : session.state.step;
-    const auto* const known = chain.ok() ? chain->Find(step) : nullptr;
-    if (known != nullptr) {
-      facts.receipts = absl::StrCat("`", known->chain, "`, after step ", step);
-    } else {
-      session.Note(
-          absl::StrCat("the model card has no chain of receipts: ",
-                       chain.ok() ? absl::StrCat("there is none of step ", step)
-                                  : std::string(chain.status().message())));
-    }
-  }
+  if (session.config.train().receipts()) facts.receipts = ChainFor(session);
   return facts;
 }
 

@@ -11,10 +11,6 @@
 namespace capstan {
 namespace {
 
-int64_t TotalSteps(const Schedule& schedule, int64_t max_steps) {
-  return schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
-}
-
 // torch's OneCycleLR: pct_start, 1 / div_factor, 1 / final_div_factor of that.
 constexpr double kDefaultRise = 0.3;
 constexpr double kFirstOfOneCycle = 1.0 / 25.0;
@@ -106,6 +102,10 @@ int64_t StepsOfRun(const Train& train, int64_t samples,
   return static_cast<int64_t>(
       std::ceil(train.max_epochs() * static_cast<double>(samples) /
                 static_cast<double>(global_batch_size)));
+}
+
+int64_t TotalSteps(const Schedule& schedule, int64_t max_steps) {
+  return schedule.total_steps() > 0 ? schedule.total_steps() : max_steps;
 }
 
 int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps) {

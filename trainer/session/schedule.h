@@ -14,6 +14,9 @@ namespace capstan {
 int64_t StepsOfRun(const Train& train, int64_t samples,
                    int64_t global_batch_size);
 
+// Where the schedule ends: total_steps, or the run's last step.
+int64_t TotalSteps(const Schedule& schedule, int64_t max_steps);
+
 // Returns warmup_steps, or what warmup_ratio gives (transformers'
 // get_warmup_steps).
 int64_t WarmupSteps(const Schedule& schedule, int64_t max_steps);

@@ -324,7 +324,7 @@ absl::StatusOr<StepInFlight> TrainStep::Update(StepInFlight step) {
     CAPSTAN_RETURN_IF_ERROR(digests_->Write(step.number));
   }
   if (receipts_ != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(receipts_->Digest(&step));
+    CAPSTAN_RETURN_IF_ERROR(receipts_->Digest(&step.digest));
   }
   return step;
 }
