@@ -151,6 +151,12 @@ void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger, bool gpu = false);
 
+// Positions [begin, begin + length) of a sequence.
+struct RowChunk {
+  int64_t begin = 0;
+  int64_t length = 0;
+};
+
 // On memory of T on the CPU (float, Bf16 or Fp16), without autograd. Scores,
 // the softmax and sums are float32; each result is rounded once. Of bfloat16,
 // probabilities and the gradients of scores are rounded before they are
@@ -172,8 +178,11 @@ struct AttentionLayout {
   int64_t keys = 0;     // L; if causal, query t sees those up to L - T + t
   int64_t kv_batch_stride = 0;  // numbers
   int64_t kv_stride = 0;
-  // The documents of each sequence; null: one each. Requires T = L.
+  // The documents of each sequence; null: one each. Requires T = L or chunks.
   const PackedRows* packing = nullptr;
+  // If not empty, a sequence's queries are these chunks of its L positions, one
+  // after another; a packing is that of all L. Outlives the layout.
+  c10::ArrayRef<RowChunk> chunks;
   // For forward alone, see CachedAttention: [batch], or null.
   const int64_t* first_keys = nullptr;
 

@@ -37,8 +37,33 @@ struct Part {
   int64_t keys = 0;
 };
 
+// The parts of a chunk of sequence b, whose queries begin at `first`.
+template <typename Body>
+void ForPartsOf(const AttentionLayout& layout, int64_t b, const RowChunk& chunk,
+                int64_t first, const Body& body) {
+  const bool causal = layout.shape.causal;
+  const int64_t end = chunk.begin + chunk.length;
+  if (layout.packing == nullptr) {
+    return body(Part{first, 0, chunk.length, causal ? end : layout.keys});
+  }
+  for (const PackedRows::Document& document : layout.packing->row(b)) {
+    const int64_t after = document.begin + document.length;
+    const int64_t from = std::max(document.begin, chunk.begin);
+    const int64_t to = std::min(after, end);
+    if (from >= to) continue;
+    body(Part{first + from - chunk.begin, document.begin, to - from,
+              (causal ? to : after) - document.begin});
+  }
+}
+
 template <typename Body>
 void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
+  int64_t query = 0;
+  for (const RowChunk& chunk : layout.chunks) {
+    ForPartsOf(layout, b, chunk, query, body);
+    query += chunk.length;
+  }
+  if (!layout.chunks.empty()) return;
   if (layout.first_keys != nullptr) {
     // Queries before the first key see nothing.
     const int64_t first = layout.first_keys[b];
@@ -188,7 +213,7 @@ float Dot(const T* a, const T* b, int64_t n, BackwardScores<T>* buffers) {
 }
 
 // A part for one query head. Adds to `sums`, except for the first head of a
-// group.
+// group if there are no chunks.
 template <typename T>
 void BackwardPart(const AttentionLayout& layout,
                   const AttentionBackwardBuffers<T>& p,
@@ -208,7 +233,8 @@ void BackwardPart(const AttentionLayout& layout,
   const int64_t last = (part.queries - 1) / kQueryBlock * kQueryBlock;
   for (int64_t i = last; i >= 0; i -= kQueryBlock) {
     const Block block(layout.shape, part, i);
-    const bool overwrite = i == last && h % layout.group() == 0;
+    const bool overwrite =
+        i == last && h % layout.group() == 0 && layout.chunks.empty();
     const float beta = overwrite ? 0.0f : 1.0f;
     for (int64_t key = 0; overwrite && key < block.begin; ++key) {
       std::fill_n(sums.dk + (part.key + key) * sums.stride, hd, 0.0f);
@@ -266,7 +292,15 @@ void BackwardHead(const AttentionLayout& layout,
   KeyValueSums sums = {};
   if constexpr (std::is_same_v<T, float>) {
     sums = {p.dk + offset, p.dv + offset, layout.kv_stride};
+    for (int64_t key = 0; !layout.chunks.empty() && key < layout.keys; ++key) {
+      std::fill_n(sums.dk + key * sums.stride, layout.shape.head_dim, 0.0f);
+      std::fill_n(sums.dv + key * sums.stride, layout.shape.head_dim, 0.0f);
+    }
   } else {
+    if (!layout.chunks.empty()) {
+      buffers->dk.clear();
+      buffers->dv.clear();
+    }
     buffers->dk.resize(layout.keys * layout.shape.head_dim);
     buffers->dv.resize(layout.keys * layout.shape.head_dim);
     sums = {buffers->dk.data(), buffers->dv.data(), layout.shape.head_dim};

@@ -190,7 +190,8 @@ class Forward {
     const PackedRows* const packing = call_.options.packing.get();
     if (AttentionExchange* const exchange = call_.options.exchange.get()) {
       ExchangedAttentionForward<T>(*exchange, d_.shape, d_.rows, packing, q, k,
-                                   kept_.v, kept_.mixed, &call_.exchanged);
+                                   kept_.v, kept_.mixed, kept_.log_sum_exp,
+                                   &call_.exchanged);
     } else {
       AttentionForward({d_.shape, d_.rows, packing}, q, k, kept_.v, kept_.mixed,
                        kept_.log_sum_exp);

@@ -32,13 +32,16 @@ at::Tensor NoiseSize(const at::Tensor& targets, double alpha, int64_t hidden) {
 void AddNoise(const EmbeddingNoise& noise, at::Tensor& x) {
   const ProfileScope profile("embedding noise");
   if (const auto* cuda = cuda::For(x)) {
+    TORCH_CHECK(noise.jump == 0, "noise on rows that are whole alone");
     cuda::AddNoise(*cuda, noise.samples, noise.size, noise.key, noise.first, x);
     return;
   }
   if (!x.is_cpu()) {  // a GPU without our kernels
     at::Tensor host = at::zeros(x.sizes(), at::kFloat);
-    AddNoise({noise.key, noise.samples.cpu(), noise.size.cpu(), noise.first},
-             host);
+    EmbeddingNoise there = noise;
+    there.samples = noise.samples.cpu();
+    there.size = noise.size.cpu();
+    AddNoise(there, host);
     x.add_(host.to(x.device()));
     return;
   }
@@ -53,7 +56,8 @@ void AddNoise(const EmbeddingNoise& noise, at::Tensor& x) {
   const auto add = [&](auto* data, int64_t row, int64_t end) {
     for (; row < end; ++row) {
       const int64_t s = row / length;
-      const int64_t counter = (noise.first + row % length) * groups;
+      const int64_t jump = row % length < length / 2 ? 0 : noise.jump;
+      const int64_t counter = (noise.first + row % length + jump) * groups;
       auto* const to = data + row * width;
       for (int64_t c = 0; c < width; c += 4) {
         const auto bits = RandomBits(noise.key, counter + c / 4,

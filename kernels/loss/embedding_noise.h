@@ -16,6 +16,7 @@ struct EmbeddingNoise {
   at::Tensor samples;  // [batch] int64
   at::Tensor size;     // [batch] float32, from NoiseSize; undefined: no noise
   int64_t first = 0;   // the position of each sample's first row
+  int64_t jump = 0;    // what is left out before the second half of its rows
 
   bool defined() const { return size.defined(); }
 };

@@ -124,11 +124,67 @@ TEST(SequenceParallelTest, AnAdapterAloneIsTrained) {
                   2e-6);
 }
 
+std::string Decoder(const std::string& config) {
+  return Plugin(
+      "decoder",
+      absl::StrCat("config: \"",
+                   WriteText(NewTestFolder("model") + "/config.json", config),
+                   "\""));
+}
+
+// One head of keys, a layer with a window and one without.
+std::string OneHeadOfKeys() {
+  return Decoder(R"({
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+    "vocab_size": 4100, "hidden_size": 32, "intermediate_size": 88,
+    "num_hidden_layers": 2, "num_attention_heads": 3, "head_dim": 16,
+    "num_key_value_heads": 1, "max_position_embeddings": 128,
+    "query_pre_attn_scalar": 16, "sliding_window": 10,
+    "layer_types": ["sliding_attention", "full_attention"]})");
+}
+
+// Ranks that don't divide the heads have a part of the queries each.
+TEST(SequenceParallelTest, TheHeadsMayBeFew) {
+  const auto run = [](const std::string& packing) {
+    return Chats(packing).Set("model", OneHeadOfKeys());
+  };
+  for (const char* packing : {"NONE", "BEST_FIT"}) {
+    SCOPED_TRACE(packing);
+    const std::string one = MustTrain(run(packing));
+    ExpectSameCurve(MustTrain(Divided(run(packing), "fsdp", 2, 2)), one, 2e-6);
+    ExpectSameCurve(MustTrain(Divided(run(packing), "zero2", 4, 4)), one, 2e-6);
+  }
+  const auto masked = [] {
+    return Masked("BEST_FIT")
+        .Set("model", Plugin("llada",
+                             "vocab_size: 4100 d_model: 33 mlp_hidden_size: 88 "
+                             "n_layers: 2 n_heads: 3 max_sequence_length: 128 "
+                             "mask_token_id: 4099"));
+  };
+  ExpectSameCurve(MustTrain(Divided(masked(), "ddp", 2, 2)),
+                  MustTrain(masked()), 2e-6);
+}
+
+TEST(SequenceParallelTest, FewHeadsWithAllElse) {
+  const auto run = [] {
+    return OddRows()
+        .Train("activation_checkpointing: EVERY_UNIT")
+        .Set("adapter", "lora { rank: 4 target_modules: \"all-linear\" }")
+        .Set("objective", Plugin("causal_lm", "noise_alpha: 5"));
+  };
+  // Two heads of keys.
+  ExpectSameCurve(MustTrain(Divided(run(), "ddp", 4, 4)), MustTrain(run()),
+                  2e-6);
+  const auto half = [] { return OddRows().Precision("bf16"); };
+  ExpectSameCurve(MustTrain(Divided(half(), "fsdp", 4, 4)), MustTrain(half()),
+                  2e-3);
+}
+
 // Deterministic runs have one bit pattern, whoever divides what.
 TEST(SequenceParallelTest, ADeterministicRunHasTheBitsOfOneRank) {
-  const std::vector<RunText> runs = {OddRows(), OddRows().Precision("bf16"),
-                                     Chats("BEST_FIT").Batch(2, 8),
-                                     Masked("BEST_FIT")};
+  const std::vector<RunText> runs = {
+      OddRows(), OddRows().Precision("bf16"), Chats("BEST_FIT").Batch(2, 8),
+      Masked("BEST_FIT"), OddRows().Set("model", OneHeadOfKeys())};
   for (size_t i = 0; i < runs.size(); ++i) {
     SCOPED_TRACE(i);
     const RunText run = RunText(runs[i]).Train("deterministic: true");
@@ -148,19 +204,13 @@ TEST(SequenceParallelTest, ADeterministicRunHasTheBitsOfOneRank) {
 // Beyond what the model was trained for, rope depends on the row's length.
 TEST(SequenceParallelTest, RowsThatArePaddedAreNoLonger) {
   const auto run = [] {
-    return OddRows().Set(
-        "model",
-        Plugin(
-            "decoder",
-            absl::StrCat("config: \"",
-                         WriteText(NewTestFolder("model") + "/config.json", R"({
+    return OddRows().Set("model", Decoder(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 88,
     "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 31,
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}})"),
-                         "\"")));
+    "rope_scaling": {"rope_type": "dynamic", "factor": 8.0}})"));
   };
   ExpectSameCurve(MustTrain(Divided(run(), "ddp", 4, 4)), MustTrain(run()),
                   2e-6);
@@ -201,10 +251,6 @@ TEST(SequenceParallelTest, WhatDoesNotGoIsSaid) {
   ExpectOneError(error(Divided(RunText(), "ddp", 2, 3)),
                  {field, "3 doesn't divide the run's 2 ranks"});
   ExpectOneError(error(Divided(RunText(), "ddp", 2, -2)), {field, "-2"});
-  // Two heads of keys.
-  ExpectOneError(
-      error(Divided(RunText().Batch(1, 8), "ddp", 4, 4)),
-      {field, "4 doesn't divide the model's num_key_value_heads, 2"});
   ExpectOneError(
       error(Divided(RunText(), Plugin("diloco", "local_steps: 2"), 2, 2)),
       {field, "capstan.diloco"});

@@ -110,13 +110,6 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
 absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
                                             bool deterministic) {
   const int64_t ranks = group->size();
-  for (const auto& [heads, name] :
-       {std::make_pair(config_.num_attention_heads, "num_attention_heads"),
-        std::make_pair(config_.num_key_value_heads, "num_key_value_heads")}) {
-    if (heads % ranks == 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(ranks, " doesn't divide the model's ", name, ", ", heads));
-  }
   if (config_.experts.count > 0) {
     return absl::InvalidArgumentError("doesn't go with experts: leave it out");
   }
@@ -124,7 +117,9 @@ absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
     return absl::InvalidArgumentError(
         "doesn't go with dropout: set adapter.lora.dropout to 0");
   }
-  division_ = std::make_shared<RowDivision>(group, deterministic);
+  const bool by_heads = config_.num_attention_heads % ranks == 0 &&
+                        config_.num_key_value_heads % ranks == 0;
+  division_ = std::make_shared<RowDivision>(group, deterministic, by_heads);
   return absl::OkStatus();
 }
 
@@ -158,8 +153,8 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
         std::all_of(config_.ropes.begin(), config_.ropes.end(),
                     [](const Rope& r) { return DecisiveLength(r, 0) == 0; });
     division_->Pad(by_place, &input, &targets);
+    division_->SetPositions(targets.tokens.size(1), &noise);
     targets.tokens = division_->PartOf(targets.tokens);
-    noise.first = division_->rank() * targets.tokens.size(1);
     if (targets.weights.defined()) {
       targets.weights = division_->PartOf(targets.weights);
     }

@@ -467,8 +467,8 @@ at::Tensor DecoderModel::Hidden(
   }
   at::Tensor tokens = input.tokens;
   if (division != nullptr) {
-    division->set_batch(tokens.size(0));
-    pass.options.exchange = division;
+    division->SetPass(tokens.size(0), tokens.size(1));
+    if (division->exchanges()) pass.options.exchange = division;
     if (division->divides()) {
       for (at::Tensor& table : pass.rope_tables) {
         const int64_t width = table.size(1);

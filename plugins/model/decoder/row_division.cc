@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 
 #include "plugins/sdk/dataset.h"
 
@@ -21,7 +22,8 @@ at::Tensor WithColumns(const at::Tensor& x, int64_t more, int64_t value) {
 void RowDivision::Pad(bool by_place, TokenInput* input,
                       TokenTargets* targets) const {
   const int64_t batch = input->tokens.size(0), length = input->tokens.size(1);
-  const int64_t more = (ranks() - length % ranks()) % ranks();
+  const int64_t count = chunk_count();
+  const int64_t more = (count - length % count) % count;
   if (more == 0) return;
   input->tokens = WithColumns(input->tokens, more, 0);
   targets->tokens = WithColumns(targets->tokens, more, kIgnoredTarget);
@@ -36,9 +38,34 @@ void RowDivision::Pad(bool by_place, TokenInput* input,
   }
 }
 
+std::vector<kernels::RowChunk> RowDivision::ChunksOf(int64_t length) const {
+  const int64_t of_chunk = length / chunk_count();
+  std::vector<kernels::RowChunk> chunks = {{rank() * of_chunk, of_chunk}};
+  if (!by_heads_) {
+    chunks.push_back({(chunk_count() - 1 - rank()) * of_chunk, of_chunk});
+  }
+  return chunks;
+}
+
+void RowDivision::SetPass(int64_t batch, int64_t length) {
+  batch_ = batch;
+  chunks_ = ChunksOf(length);
+}
+
 at::Tensor RowDivision::PartOf(const at::Tensor& x) const {
-  const int64_t length = x.size(1) / ranks();
-  return x.narrow(1, group_.rank() * length, length).contiguous();
+  std::vector<at::Tensor> parts;
+  for (const kernels::RowChunk& chunk : ChunksOf(x.size(1))) {
+    parts.push_back(x.narrow(1, chunk.begin, chunk.length));
+  }
+  return at::cat(parts, 1);
+}
+
+void RowDivision::SetPositions(int64_t length,
+                               kernels::EmbeddingNoise* noise) const {
+  const std::vector<kernels::RowChunk> chunks = ChunksOf(length);
+  noise->first = chunks.front().begin;
+  noise->jump = chunks.back().begin - chunks.front().begin -
+                (by_heads_ ? 0 : chunks.front().length);
 }
 
 at::Tensor RowDivision::ToAttention(const at::Tensor& x) {
@@ -66,6 +93,31 @@ at::Tensor RowDivision::FromAttention(const at::Tensor& x) {
   const at::Tensor received = at::empty(sent.sizes(), sent.options());
   group_.AllToAll(received, sent)->Wait();
   return received.permute({1, 2, 0, 3}).reshape({-1, n * width});
+}
+
+// Rank r's rows are chunks r and 2n - 1 - r: as [B, 2, n, c, width], the second
+// half in reverse, those of one place in n.
+at::Tensor RowDivision::Gather(const at::Tensor& x) {
+  const int64_t n = ranks(), width = x.size(1);
+  const at::Tensor all = at::empty({n, x.size(0), width}, x.options());
+  group_.AllGather(all, x.contiguous())->Wait();
+  const at::Tensor halves = all.view({n, batch_, 2, -1, width});
+  return at::cat({halves.select(2, 0), halves.select(2, 1).flip(0)}, 0)
+      .transpose(0, 1)
+      .reshape({-1, width});
+}
+
+at::Tensor RowDivision::SumOwn(const at::Tensor& dy) {
+  const int64_t n = ranks(), width = dy.size(1);
+  const at::Tensor chunks =
+      dy.view({batch_, 2 * n, -1, width}).transpose(0, 1);  // [2n, B, c, width]
+  const at::Tensor sent =
+      at::stack({chunks.narrow(0, 0, n), chunks.narrow(0, n, n).flip(0)}, 2)
+          .to(at::kFloat)
+          .contiguous();
+  const at::Tensor own = at::empty(sent.sizes().slice(1), sent.options());
+  group_.ReduceScatter(own, sent)->Wait();
+  return own.view({-1, width}).to(dy.scalar_type());
 }
 
 }  // namespace capstan::decoder
