@@ -142,6 +142,7 @@ absl::Status Objective::Rollout(Model&, std::vector<Batch>*, const RolloutInfo&,
 absl::optional<OwnCurve> Objective::own_curve() const { return absl::nullopt; }
 bool Objective::allows_divided_rows() const { return false; }
 RolloutPlan Objective::rollout_plan() const { return {}; }
+bool Objective::has_whole_sums() const { return false; }
 
 at::Tensor RowLosses::TokenLogProbs(const TokenInput&, const at::Tensor&,
                                     double, at::Tensor*, UnitRunner&) {
@@ -209,6 +210,10 @@ CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room6Ev", bool, ObjectiveRoom6,
 CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room7Ev", RolloutPlan,
                     ObjectiveRoom7, (const Objective* self)) {
   return self->Objective::rollout_plan();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan9Objective5Room8Ev", bool, ObjectiveRoom8,
+                    (const Objective* self)) {
+  return self->Objective::has_whole_sums();
 }
 CAPSTAN_FORMER_ROOM("_ZN7capstan9RowLosses5Room1Ev", at::Tensor, RowLossesRoom1,
                     (RowLosses * self, const TokenInput& input,
@@ -281,7 +286,6 @@ CAPSTAN_ROOMS(TextBatching, 1, 2)
 CAPSTAN_ROOMS(JoinableCache, 1, 2)
 CAPSTAN_ROOMS(KvCache, 1, 2)
 CAPSTAN_ROOMS(BatchedCache, 1, 2)
-CAPSTAN_ROOM(Objective, 8)
 CAPSTAN_ROOMS(Objective, 9, 10)
 CAPSTAN_ROOMS(Objective, 11, 12)
 CAPSTAN_ROOMS(Optimizer, 1, 2)

@@ -268,15 +268,17 @@ class Objective {
   // Whether several ranks may call Compute with a micro-batch whose rows the
   // model divides (TokenModel::SetSequenceGroup): the sums add up to one
   // rank's, and the core counts targets, tokens and padding once. True if it
-  // takes only CrossEntropySum from the model, but for `thorough` metrics, and
-  // doesn't depend on what SaveState returns.
+  // takes only CrossEntropySum or RowLosses::CrossEntropyRows from the model,
+  // but for `thorough` metrics, and doesn't depend on what SaveState returns.
   virtual bool allows_divided_rows() const;  // Room6
   // Of an objective with rollouts. Constant.
   virtual RolloutPlan rollout_plan() const;  // Room7
+  // Of one that allows_divided_rows(): whether each rank's sum is that of whole
+  // rows, as with CrossEntropyRows, and no part of it. One rank's then counts.
+  virtual bool has_whole_sums() const;  // Room8
 
  private:
   // Room to grow (plugin.h).
-  virtual void Room8();
   virtual void Room9();
   virtual void Room10();
   virtual void Room11();

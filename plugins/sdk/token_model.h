@@ -170,10 +170,12 @@ class TokenModel {
   // positions without one and then needn't wait for the device.
   virtual bool takes_host_targets() const { return false; }
 
-  // Divides each row in CrossEntropySum among `group`, whose ranks pass the
-  // same input and targets (sequence parallelism): their sums and gradients add
-  // up to the whole, to one rank's bits if `deterministic`. Other forwards stay
-  // undivided. `group` lives as long as the model computes. Called before Bind.
+  // Divides each row in CrossEntropySum and RowLosses::CrossEntropyRows among
+  // `group`, whose ranks pass the same input and targets (sequence
+  // parallelism): their sums and gradients add up to the whole, to one rank's
+  // bits if `deterministic`. Of CrossEntropyRows each rank gets the whole, with
+  // gradients that add up. Other forwards stay undivided. `group` lives as long
+  // as the model computes. Called before Bind.
   // An error by default, and if the group's size doesn't fit.
   virtual absl::Status SetSequenceGroup(ProcessGroup* group,
                                         bool deterministic);  // Room1

@@ -279,6 +279,7 @@ class FaultyObjective final : public Objective {
   bool allows_divided_rows() const override {
     return plugin_->allows_divided_rows();
   }
+  bool has_whole_sums() const override { return plugin_->has_whole_sums(); }
   bool has_rollouts() const override { return plugin_->has_rollouts(); }
   absl::Status Rollout(Model& model, std::vector<Batch>* batches,
                        const RolloutInfo& info, UnitRunner& runner) override {

@@ -65,7 +65,10 @@ void ExpectOneCurve(const RunText& run) {
       RunText(run).Batch(1, 4), RunText(run).Ddp(2).Batch(2, 4),
       RunText(run).Zero2(2).Batch(1, 4), RunText(run).Fsdp(2).Batch(2, 4),
       RunText(run).Fsdp(2).Batch(1, 4).Train(
-          "activation_checkpointing: EVERY_UNIT")};
+          "activation_checkpointing: EVERY_UNIT"),
+      // Ranks that divide the heads of keys, and that don't.
+      RunText(run).Ddp(2).Train("sequence_parallel: 2"),
+      RunText(run).Fsdp(4).Train("sequence_parallel: 4")};
   for (const RunText& other : others) {
     const Metrics got = ReadMetrics(MustTrain(other));
     ASSERT_EQ(got.steps.size(), 6u);
@@ -74,6 +77,12 @@ void ExpectOneCurve(const RunText& run) {
       EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
                   1e-3 * want.grad_norms()[i])
           << other.Text();
+    }
+    EXPECT_EQ(got.Values("tokens"), want.Values("tokens"));
+    const std::vector<double> margins = got.Values("rewards_margins");
+    ASSERT_EQ(margins.size(), 6u);
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_NEAR(margins[i], want.Values("rewards_margins")[i], 1e-3);
     }
   }
 }

@@ -157,7 +157,7 @@ TEST(SequenceParallelTest, TheHeadsMayBeFew) {
   const auto masked = [] {
     return Masked("BEST_FIT")
         .Set("model", Plugin("llada",
-                             "vocab_size: 4100 d_model: 33 mlp_hidden_size: 88 "
+                             "vocab_size: 4100 d_model: 36 mlp_hidden_size: 88 "
                              "n_layers: 2 n_heads: 3 max_sequence_length: 128 "
                              "mask_token_id: 4099"));
   };
@@ -178,6 +178,40 @@ TEST(SequenceParallelTest, FewHeadsWithAllElse) {
   const auto half = [] { return OddRows().Precision("bf16"); };
   ExpectSameCurve(MustTrain(Divided(half(), "fsdp", 4, 4)), MustTrain(half()),
                   2e-3);
+}
+
+TEST(SequenceParallelTest, MemoryIsPlanned) {
+  const RunText whole =
+      RunText()
+          .Set("model",
+               Plugin("llama",
+                      "hidden_size: 128 intermediate_size: 344 "
+                      "num_attention_heads: 4 num_key_value_heads: 2 "
+                      "max_position_embeddings: 1024 num_hidden_layers: 6 "
+                      "vocab_size: 256"))
+          .Set("train_data",
+               TextData(Runfile("tests/testdata/corpus.txt"), 1024))
+          .Batch(1, 1)
+          .Train("max_steps: 2");
+  const auto memory_of = [](const RunText& run) {
+    return ReadJson(MustTrain(run) + "/summary.json")["memory"];
+  };
+  for (const char* precision : {"fp32", "bf16"}) {
+    const double undivided = memory_of(
+        RunText(whole).Precision(precision))["activations"]["measured"];
+    // Ranks that divide the heads of keys, and that don't.
+    for (const int ranks : {2, 4}) {
+      SCOPED_TRACE(testing::Message() << precision << ", " << ranks);
+      const nlohmann::json memory = memory_of(
+          Divided(RunText(whole).Precision(precision), "ddp", ranks, ranks));
+      const double measured = memory["total"]["measured"];
+      EXPECT_NEAR(memory["total"]["predicted"].get<double>(), measured,
+                  0.1 * measured)
+          << memory.dump(2);
+      EXPECT_LT(memory["activations"]["measured"].get<double>(),
+                0.8 * undivided);
+    }
+  }
 }
 
 // Deterministic runs have one bit pattern, whoever divides what.

@@ -86,6 +86,23 @@ TEST(VrpoTest, OneCurveWithTheAdapterOffForTheReference) {
   ExpectOneCurve(VrpoRun().Set("adapter", kAdapter));
 }
 
+TEST(VrpoTest, RowsMayBeDivided) {
+  const RunText run = VrpoRun().Set("adapter", kAdapter);
+  const Metrics want = ReadMetrics(MustTrain(run));
+  const Metrics same = ReadMetrics(
+      MustTrain(RunText(run).Fsdp(2).Train("sequence_parallel: 2")));
+  EXPECT_EQ(same.losses(), want.losses());
+  EXPECT_EQ(same.grad_norms(), want.grad_norms());
+  const Metrics got = ReadMetrics(MustTrain(
+      RunText(run).Ddp(2).Train("sequence_parallel: 2 deterministic: false")));
+  ASSERT_EQ(got.losses().size(), want.losses().size());
+  for (size_t i = 0; i < want.losses().size(); ++i) {
+    EXPECT_NEAR(got.losses()[i], want.losses()[i], 1e-5);
+    EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
+                1e-4 * want.grad_norms()[i]);
+  }
+}
+
 TEST(VrpoTest, OneCurveWithTheInitialWeightsForTheReference) {
   ExpectOneCurve(VrpoRun());
 }

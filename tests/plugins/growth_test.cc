@@ -169,6 +169,7 @@ TEST_F(GrowthTest, WhatHasComeSinceMeansItsDefault) {
   EXPECT_EQ(batches.size(), 2);
   EXPECT_EQ(aim.own_curve(), absl::nullopt);
   EXPECT_FALSE(aim.allows_divided_rows());
+  EXPECT_FALSE(aim.has_whole_sums());
   // What it has itself is still in its place.
   EXPECT_EQ(aim.unit(), "tokens");
 

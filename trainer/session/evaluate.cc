@@ -175,7 +175,10 @@ class Evaluation {
     const MemoryScope scope(MemoryCategory::kActivations);
     LossSum loss =
         objective_.Compute(*request_.model, batch, info_, *request_.runner);
-    if (!counts()) loss.count = 0;
+    if (!counts()) {
+      loss.count = 0;
+      if (objective_.has_whole_sums()) loss.sum = loss.sum * 0;
+    }
     if (index <= last) AddLoss(loss, sums);
     return absl::OkStatus();
   }

@@ -124,7 +124,11 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   }
   const LossSum loss = ForwardBackward(batch);
 
-  const at::Tensor sum = loss.sum.to(at::kDouble);
+  at::Tensor sum = loss.sum.to(at::kDouble);
+  // Of ranks that share rows, each has a whole sum.
+  if (!session_.counts() && session_.parts.objective->has_whole_sums()) {
+    sum = sum * 0.0;
+  }
   step->loss_sum = step->loss_sum.defined() ? step->loss_sum + sum : sum;
   step->losses.push_back(sum);
   if (loss.metrics.defined()) {

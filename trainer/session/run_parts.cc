@@ -2,6 +2,7 @@
 #include "trainer/session/run_parts.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
 #include "kernels/context/recompute.h"
+#include "kernels/context/row_division.h"
 #include "kernels/context/run_device.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/metrics/reporter.h"
@@ -391,6 +393,11 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
     SetRunDevice({gpus > 0, gpus > 0 && here ? LeastGpuMemory() : 0});
   }
   SetRecomputesMlp(config.train().activation_checkpointing() == Train::MLP);
+  // In a deterministic run each rank computes whole rows.
+  SetRowDivision(
+      config.train().deterministic()
+          ? 1
+          : MeshOf(config.train(), std::numeric_limits<int>::max()).sequence);
   CAPSTAN_ASSIGN_OR_RETURN(parts.model, CreateModel(loaded, host, &parts.lora));
   CAPSTAN_RETURN_IF_ERROR(
       make("objective", config.objective(), &parts.objective));

@@ -31,7 +31,8 @@ class MaskedDiffusion final : public Objective {
 
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
-  bool allows_divided_rows() const override { return vrpo_ == nullptr; }
+  bool allows_divided_rows() const override { return true; }
+  bool has_whole_sums() const override { return vrpo_ != nullptr; }
   // Accuracy at the targets and, for whole texts, the bound of PRETRAIN's loss,
   // whichever the loss is, but VRPO; only if StepInfo::thorough.
   std::vector<MetricTags> metrics() const override;

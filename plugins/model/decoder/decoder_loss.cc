@@ -74,15 +74,36 @@ at::Tensor DecoderModel::CrossEntropyRows(const TokenInput& input,
                                           const at::Tensor& targets,
                                           UnitRunner& runner) {
   const kernels::TiedGradient tied = NewTiedGradient();
-  const auto shared = SharedIn(input, targets);
+  // In a deterministic run each rank computes what one would.
+  const bool divides = division_ != nullptr && division_->divides();
+  TokenInput own = input;
+  TokenTargets flat = {targets.reshape({-1, targets.size(-1)})};
+  if (divides) Divide(&own, &flat);
+  const auto shared = divides ? nullptr : SharedIn(input, targets);
   return RunHead(
-      Hidden(input, runner, tied, nullptr, nullptr, {}, shared),
-      [targets, tied](const at::Tensor& rows, const LossHead& head) {
-        return kernels::HeadCrossEntropyRows(rows, head.weight, targets, tied,
-                                             /*logits_bytes=*/0, head.place,
-                                             head.softcap);
+      Hidden(own, runner, tied, nullptr, divides ? division_ : nullptr, {},
+             shared),
+      [targets = flat.tokens.view({targets.size(0), targets.size(1), -1}), tied,
+       division = division_](const at::Tensor& rows, const LossHead& head) {
+        const at::Tensor sums = kernels::HeadCrossEntropyRows(
+            rows, head.weight, targets, tied, /*logits_bytes=*/0, head.place,
+            head.softcap);
+        return division == nullptr ? sums : division->WholeSums(sums);
       },
       runner, shared);
+}
+
+void DecoderModel::Divide(TokenInput* input, TokenTargets* targets) const {
+  // Rope may depend on a text's length, which positions tell.
+  const bool by_place =
+      config_.causal &&
+      std::all_of(config_.ropes.begin(), config_.ropes.end(),
+                  [](const Rope& r) { return DecisiveLength(r, 0) == 0; });
+  division_->Pad(by_place, input, targets);
+  targets->tokens = division_->PartOf(targets->tokens);
+  if (targets->weights.defined()) {
+    targets->weights = division_->PartOf(targets->weights);
+  }
 }
 
 at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
@@ -117,8 +138,8 @@ absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
     return absl::InvalidArgumentError(
         "doesn't go with dropout: set adapter.lora.dropout to 0");
   }
-  const bool by_heads = config_.num_attention_heads % ranks == 0 &&
-                        config_.num_key_value_heads % ranks == 0;
+  const bool by_heads = DividesHeads(ranks, config_.num_attention_heads,
+                                     config_.num_key_value_heads);
   division_ = std::make_shared<RowDivision>(group, deterministic, by_heads);
   return absl::OkStatus();
 }
@@ -147,17 +168,8 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
   TokenTargets targets = whole_targets;
   kernels::EmbeddingNoise noise = NoiseOf(how, input, targets.tokens);
   if (division_ != nullptr && division_->divides()) {
-    // Rope may depend on a text's length, which positions tell.
-    const bool by_place =
-        config_.causal &&
-        std::all_of(config_.ropes.begin(), config_.ropes.end(),
-                    [](const Rope& r) { return DecisiveLength(r, 0) == 0; });
-    division_->Pad(by_place, &input, &targets);
-    division_->SetPositions(targets.tokens.size(1), &noise);
-    targets.tokens = division_->PartOf(targets.tokens);
-    if (targets.weights.defined()) {
-      targets.weights = division_->PartOf(targets.weights);
-    }
+    Divide(&input, &targets);
+    division_->SetPositions(input.tokens.size(1), &noise);
   }
   const kernels::TiedGradient tied = NewTiedGradient();
   c10::intrusive_ptr<RouterLoss> router_loss;

@@ -173,6 +173,9 @@ class DecoderModel : public Model,
                     const std::shared_ptr<RowDivision>& division = nullptr,
                     const kernels::EmbeddingNoise& noise = {},
                     const std::shared_ptr<SharedPrefixes>& shared = nullptr);
+  // With a division that divides: makes the rows divisible, and `targets` those
+  // of this rank's parts.
+  void Divide(TokenInput* input, TokenTargets* targets) const;
   // Null: all tokens are computed, each row's for itself.
   std::shared_ptr<SharedPrefixes> SharedIn(const TokenInput& input,
                                            const at::Tensor& targets) const;

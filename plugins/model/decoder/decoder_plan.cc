@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/gpus.h"
+#include "kernels/context/row_division.h"
 #include "kernels/context/run_device.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fp8_linear.h"
@@ -19,6 +20,7 @@
 #include "kernels/quant/packed_linear.h"
 #include "plugins/model/common/parameters.h"
 #include "plugins/model/decoder/decoder_model.h"
+#include "plugins/model/decoder/row_division.h"
 
 namespace capstan::decoder {
 namespace {
@@ -139,9 +141,11 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     for (const int index : layer.weight) trained |= index >= 0 && saved(index);
   }
   const DecoderConfig& c = config_;
-  kernels::TokenLossShape ends = {samples * length,    c.hidden_size,
-                                  c.vocab_size,        compute,
-                                  saved(layout_.head), c.tie_word_embeddings};
+  const int64_t ranks = CurrentRowDivision();
+  const int64_t rows = samples * OwnLength(length, ranks);
+  kernels::TokenLossShape ends = {
+      rows,    c.hidden_size,       c.vocab_size,
+      compute, saved(layout_.head), c.tie_word_embeddings};
   ends.softcap = c.logit_softcap != 0.0;
   ends.device = CurrentRunDevice();
   kernels::TransformerBlockShape block;
@@ -183,6 +187,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     block.fp8 = Fp8Of(layer) != Fp8Scaling::kOff;
     kernels::OperatorMemory of_block = kernels::PlanTransformerBlock(block);
     if (!all && lora_->dora()) AddNorms(index, &of_block);
+    PlanExchange(block.attention, rows, ranks, compute, &of_block);
     units.push_back(PlanUnit(of_block, block.x(), specs_, index.unit, compute));
     if (block.mlp) continue;
     experts.grouped =

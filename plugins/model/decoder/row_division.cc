@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "plugins/sdk/dataset.h"
 
@@ -17,7 +18,49 @@ at::Tensor WithColumns(const at::Tensor& x, int64_t more, int64_t value) {
   return at::cat({x, at::full({x.size(0), more}, value, x.options())}, 1);
 }
 
+// Each rank's part of a loss that all have whole, in backward.
+class WholeSumsFunction : public torch::autograd::Function<WholeSumsFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
+                            const at::Tensor& sums, const at::Tensor& whole,
+                            double share) {
+    ctx->saved_data["share"] = share;
+    return whole;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* ctx,
+      const torch::autograd::variable_list& d) {
+    return {d[0] * ctx->saved_data["share"].toDouble(), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
 }  // namespace
+
+int64_t OwnLength(int64_t length, int64_t ranks) {
+  return ranks == 1 ? length : (length + 2 * ranks - 1) / (2 * ranks) * 2;
+}
+
+void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
+                  int64_t ranks, c10::ScalarType dtype,
+                  kernels::OperatorMemory* layer) {
+  if (ranks == 1) return;
+  const int64_t width = rows * shape.head_dim * kernels::ElementBytes(dtype);
+  const int64_t q = width * shape.heads, kv = 2 * width * shape.kv_heads;
+  if (DividesHeads(ranks, shape.heads, shape.kv_heads)) {
+    // q, k, v, the result and its sums are kept once more.
+    layer->kept += 2 * q + kv + rows * shape.heads * kernels::kFloatBytes;
+    layer->forward += 2 * q;        // sent, and received
+    layer->backward += 4 * q + kv;  // also the gradients of all of them
+    return;
+  }
+  // Of all ranks: as they come, in order, and half of them on the way there.
+  const int64_t all = kv * ranks;
+  layer->forward += kv + 2 * all + all / 2;
+  // With the gradients, and these in the order of the ranks, in float32.
+  const bool rounds = dtype != c10::ScalarType::Float;
+  layer->backward += 3 * all + (rounds ? 2 * all : 0) + kv;
+}
 
 void RowDivision::Pad(bool by_place, TokenInput* input,
                       TokenTargets* targets) const {
@@ -58,6 +101,12 @@ at::Tensor RowDivision::PartOf(const at::Tensor& x) const {
     parts.push_back(x.narrow(1, chunk.begin, chunk.length));
   }
   return at::cat(parts, 1);
+}
+
+at::Tensor RowDivision::WholeSums(const at::Tensor& sums) {
+  const at::Tensor whole = sums.detach().clone();
+  if (divides()) group_.AllReduce(whole)->Wait();
+  return WholeSumsFunction::apply(sums, whole, divides() ? 1.0 : 1.0 / ranks());
 }
 
 void RowDivision::SetPositions(int64_t length,
@@ -102,9 +151,11 @@ at::Tensor RowDivision::Gather(const at::Tensor& x) {
   const at::Tensor all = at::empty({n, x.size(0), width}, x.options());
   group_.AllGather(all, x.contiguous())->Wait();
   const at::Tensor halves = all.view({n, batch_, 2, -1, width});
-  return at::cat({halves.select(2, 0), halves.select(2, 1).flip(0)}, 0)
-      .transpose(0, 1)
-      .reshape({-1, width});
+  const at::Tensor whole =
+      at::empty({batch_, 2 * n, halves.size(3), width}, x.options());
+  whole.narrow(1, 0, n).copy_(halves.select(2, 0).transpose(0, 1));
+  whole.narrow(1, n, n).copy_(halves.select(2, 1).flip(0).transpose(0, 1));
+  return whole.view({-1, width});
 }
 
 at::Tensor RowDivision::SumOwn(const at::Tensor& dy) {

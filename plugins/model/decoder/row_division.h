@@ -22,10 +22,23 @@
 
 #include "kernels/attention/exchanged.h"
 #include "kernels/loss/embedding_noise.h"
+#include "kernels/memory.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/token_model.h"
 
 namespace capstan::decoder {
+
+// Whether `ranks` divide the heads, and so exchange those.
+inline bool DividesHeads(int64_t ranks, int64_t heads, int64_t kv_heads) {
+  return heads % ranks == 0 && kv_heads % ranks == 0;
+}
+
+// Positions that each of `ranks` has of a row of `length`, and what an exchange
+// adds to a layer of such rows, `rows` of them.
+int64_t OwnLength(int64_t length, int64_t ranks);
+void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
+                  int64_t ranks, c10::ScalarType dtype,
+                  kernels::OperatorMemory* layer);
 
 class RowDivision final : public kernels::AttentionExchange,
                           public kernels::KeyExchange {
@@ -45,6 +58,9 @@ class RowDivision final : public kernels::AttentionExchange,
   void Pad(bool by_place, TokenInput* input, TokenTargets* targets) const;
   // This rank's part [B, T / ranks, ..] of x [B, T, ..], dense.
   at::Tensor PartOf(const at::Tensor& x) const;
+  // From this rank's sums over its parts of rows to those over whole rows, with
+  // gradients that add up over the ranks.
+  at::Tensor WholeSums(const at::Tensor& sums);
   // Of this rank's parts of rows of T positions.
   void SetPositions(int64_t length, kernels::EmbeddingNoise* noise) const;
 
