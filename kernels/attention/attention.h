@@ -11,11 +11,32 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
+
+// Positions [begin, begin + length) of a sequence.
+struct RowChunk {
+  int64_t begin = 0;
+  int64_t length = 0;
+};
+
+// Of documents whose queries, and keys, lie one behind another: where each
+// begins, and their number, [documents + 1] int32, and the longest.
+struct DocumentOffsets {
+  at::Tensor queries, keys;
+  int64_t most_queries = 0, most_keys = 0;
+};
+
+// What one chunk of each row's queries sees, on the packing's device: the rows
+// `keys` (int64) of the keys of all rows, [batch * length, ..].
+struct ChunkParts {
+  at::Tensor keys;
+  DocumentOffsets offsets;
+};
 
 // Rows of a batch that each pack several documents; tokens see only their own
 // document.
@@ -59,6 +80,10 @@ class PackedRows : public torch::CustomClassHolder {
   // follow, to the next power of two, and longest() is T: the work is then
   // right for other rows, too.
   const at::Tensor& offsets() const;
+  // Of the documents in `chunk` of each row, whose keys are cut to `length`
+  // positions: the chunk's last, if attention is causal. As offsets(), for one
+  // length.
+  const ChunkParts& parts(const RowChunk& chunk, int64_t length) const;
 
  private:
   void FindDocuments(const at::Tensor& positions);
@@ -72,6 +97,7 @@ class PackedRows : public torch::CustomClassHolder {
   int64_t longest_ = 0;
   mutable at::Tensor masks_[2];  // by causal
   mutable at::Tensor offsets_;
+  mutable std::map<int64_t, ChunkParts> parts_;  // by where a chunk begins
 };
 
 // Null: each row is one document.
@@ -150,12 +176,6 @@ int64_t AttentionMaskBytes(const AttentionShape& shape, int64_t length,
 void PlanAttentionBackward(const AttentionShape& shape, int64_t rows,
                            c10::ScalarType dtype, bool packed,
                            MemoryLedger* ledger, bool gpu = false);
-
-// Positions [begin, begin + length) of a sequence.
-struct RowChunk {
-  int64_t begin = 0;
-  int64_t length = 0;
-};
 
 // On memory of T on the CPU (float, Bf16 or Fp16), without autograd. Scores,
 // the softmax and sums are float32; each result is rounded once. Of bfloat16,

@@ -88,6 +88,13 @@ std::optional<at::Tensor> MaskOf(const AttentionShape& shape,
   const bool windowed = shape.window > 0 && keys > shape.window;
   const bool packed = limits.packing != nullptr;
   const bool capped = shape.softcap != 0.0 && (shape.causal || packed);
+  if (limits.seen.defined()) {
+    const at::Tensor seen =
+        windowed ? limits.seen & Band(shape, queries, keys, q.device(), {})
+                 : limits.seen;
+    if (shape.softcap == 0.0) return seen;
+    return Additive(seen, q.scalar_type());
+  }
   if (limits.first.defined() || ((windowed || capped) && queries != keys)) {
     return Additive(Band(shape, queries, keys, q.device(), limits.first),
                     q.scalar_type());

@@ -16,6 +16,8 @@ struct AttentionLimits {
   const PackedRows* packing = nullptr;  // as a mask
   AttentionMasks* masks = nullptr;
   at::Tensor first = {};  // see CachedAttention
+  // [rows, 1, queries, keys] bool: a packing's mask of a chunk of queries.
+  at::Tensor seen = {};
 };
 
 // As Attention, or with k and v as for CachedAttention.

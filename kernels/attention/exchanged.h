@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 #include "kernels/attention/attention.h"
 
@@ -74,6 +75,12 @@ void ExchangedAttentionBackward(AttentionExchange& exchange,
                                 const PackedRows* packing,
                                 const AttentionBackwardBuffers<T>& buffers,
                                 const ExchangedKept& kept);
+
+// As Attention, of the layers' q, k and v, by nodes of its own: on any device.
+at::Tensor ExchangedAttention(
+    const std::shared_ptr<AttentionExchange>& exchange, const at::Tensor& q,
+    const at::Tensor& k, const at::Tensor& v, const AttentionShape& shape,
+    const Packing& packing, const SharedMasks& masks);
 
 }  // namespace capstan::kernels
 

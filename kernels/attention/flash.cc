@@ -27,6 +27,33 @@ at::Tensor ByHead(const at::Tensor& x, const AttentionShape& shape) {
   return x.reshape({shape.batch, -1, heads, shape.head_dim});
 }
 
+// q, k, v by head: [batch, length, ..] or, of documents that lie one behind
+// another, [rows, ..].
+at::Tensor Flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                 const AttentionShape& shape, const DocumentOffsets* of) {
+  std::optional<at::Tensor> query_offsets, key_offsets;
+  int64_t queries = q.size(1), keys = k.size(1);
+  if (of != nullptr) {
+    query_offsets = of->queries;
+    key_offsets = of->keys;
+    queries = of->most_queries;
+    keys = of->most_keys;
+  }
+  std::optional<double> scale;
+  if (shape.scale != 0.0) scale = shape.scale;
+  // Counted from the query's own position; both kernels align the last query
+  // with the last key.
+  std::optional<int64_t> before, after;
+  if (shape.window > 0) {
+    before = shape.window - 1;
+    after = 0;
+  }
+  const at::Tensor out = std::get<0>(at::_flash_attention_forward(
+      q, k, v, query_offsets, key_offsets, queries, keys, /*dropout_p=*/0.0,
+      shape.causal, /*return_debug_mask=*/false, scale, before, after));
+  return out.reshape({-1, shape.heads * shape.head_dim});
+}
+
 }  // namespace
 
 bool IsFlashShape(const AttentionShape& shape, const PackedRows* packing) {
@@ -48,31 +75,26 @@ bool CanUseFlash(const at::Tensor& q, const AttentionShape& shape,
 at::Tensor FlashAttention(const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v, const AttentionShape& shape,
                           const PackedRows* packing) {
-  at::Tensor qs = ByHead(q, shape), ks = ByHead(k, shape);
-  at::Tensor vs = ByHead(v, shape);
-  std::optional<at::Tensor> offsets;
-  int64_t queries = qs.size(1), keys = ks.size(1);
-  if (packing != nullptr) {
-    TORCH_CHECK(queries == keys, "documents have as many queries as keys");
-    offsets = packing->offsets();
-    queries = keys = packing->longest();
-    qs = qs.flatten(0, 1);
-    ks = ks.flatten(0, 1);
-    vs = vs.flatten(0, 1);
-  }
-  std::optional<double> scale;
-  if (shape.scale != 0.0) scale = shape.scale;
-  // Counted from the query's own position; both kernels align the last query
-  // with the last key.
-  std::optional<int64_t> before, after;
-  if (shape.window > 0) {
-    before = shape.window - 1;
-    after = 0;
-  }
-  const at::Tensor out = std::get<0>(at::_flash_attention_forward(
-      qs, ks, vs, offsets, offsets, queries, keys, /*dropout_p=*/0.0,
-      shape.causal, /*return_debug_mask=*/false, scale, before, after));
-  return out.reshape({q.size(0), q.size(1)});
+  const at::Tensor qs = ByHead(q, shape), ks = ByHead(k, shape);
+  const at::Tensor vs = ByHead(v, shape);
+  if (packing == nullptr) return Flash(qs, ks, vs, shape, nullptr);
+  TORCH_CHECK(qs.size(1) == ks.size(1),
+              "documents have as many queries as keys");
+  const DocumentOffsets offsets = {packing->offsets(), packing->offsets(),
+                                   packing->longest(), packing->longest()};
+  return Flash(qs.flatten(0, 1), ks.flatten(0, 1), vs.flatten(0, 1), shape,
+               &offsets);
+}
+
+at::Tensor FlashAttentionOfChunk(const at::Tensor& q, const at::Tensor& k,
+                                 const at::Tensor& v,
+                                 const AttentionShape& shape,
+                                 const ChunkParts& parts) {
+  const auto seen = [&](const at::Tensor& x) {
+    return ByHead(x, shape).flatten(0, 1).index_select(0, parts.keys);
+  };
+  return Flash(ByHead(q, shape).flatten(0, 1), seen(k), seen(v), shape,
+               &parts.offsets);
 }
 
 }  // namespace capstan::kernels

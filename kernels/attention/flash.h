@@ -31,6 +31,13 @@ at::Tensor FlashAttention(const at::Tensor& q, const at::Tensor& k,
                           const at::Tensor& v, const AttentionShape& shape,
                           const PackedRows* packing);
 
+// As FlashAttention, of the queries of one chunk of each row; k and v end where
+// the keys do that any of them sees.
+at::Tensor FlashAttentionOfChunk(const at::Tensor& q, const at::Tensor& k,
+                                 const at::Tensor& v,
+                                 const AttentionShape& shape,
+                                 const ChunkParts& parts);
+
 }  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_ATTENTION_FLASH_H_

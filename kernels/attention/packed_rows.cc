@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
@@ -73,6 +74,45 @@ at::Tensor PackedRows::MakeOffsets(int64_t count) const {
     out[i + 1] = out[i] + static_cast<int32_t>(length);
   }
   return ToDevice(host, positions_.device());
+}
+
+const ChunkParts& PackedRows::parts(const RowChunk& chunk,
+                                    int64_t length) const {
+  const auto [found, is_new] = parts_.try_emplace(chunk.begin);
+  ChunkParts& parts = found->second;
+  if (!is_new) return parts;
+  TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
+  DocumentOffsets& offsets = parts.offsets;
+  std::vector<int64_t> keys;
+  std::vector<int32_t> query_offsets = {0}, key_offsets = {0};
+  for (size_t b = 0; b < row_ends_.size(); ++b) {
+    for (const Document& document : row(static_cast<int64_t>(b))) {
+      const int64_t end = document.begin + document.length;
+      const int64_t queries = std::min(end, chunk.begin + chunk.length) -
+                              std::max(document.begin, chunk.begin);
+      if (queries <= 0) continue;
+      const int64_t seen = std::min(end, length) - document.begin;
+      for (int64_t key = 0; key < seen; ++key) {
+        keys.push_back(static_cast<int64_t>(b) * length + document.begin + key);
+      }
+      query_offsets.push_back(query_offsets.back() +
+                              static_cast<int32_t>(queries));
+      key_offsets.push_back(static_cast<int32_t>(keys.size()));
+      offsets.most_queries = std::max(offsets.most_queries, queries);
+      offsets.most_keys = std::max(offsets.most_keys, seen);
+    }
+  }
+  const auto on_device = [this](auto& values, at::ScalarType type) {
+    const at::Tensor host =
+        at::from_blob(values.data(), {static_cast<int64_t>(values.size())},
+                      type)
+            .clone();
+    return ToDevice(host, positions_.device());
+  };
+  parts.keys = on_device(keys, at::kLong);
+  offsets.queries = on_device(query_offsets, at::kInt);
+  offsets.keys = on_device(key_offsets, at::kInt);
+  return parts;
 }
 
 const at::Tensor& PackedRows::mask(bool causal) const {

@@ -177,7 +177,7 @@ struct TransformerBlockOptions {
   // The documents in each row; rope_table then has each token's own position.
   Packing packing;
   SharedMasks masks;  // of the pass; null: the layer's own
-  // If attention has other rows than x (exchanged.h); only of the fused block.
+  // If attention has other rows than x (exchanged.h).
   std::shared_ptr<AttentionExchange> exchange;
   // The keys and values of the positions before x, which is then [batch * T,
   // hidden] and has its own appended; rope_table has its positions' rows, or

@@ -95,12 +95,12 @@ at::Tensor TransformerBlock(const at::Tensor& x,
 at::Tensor PlainTransformerBlock(const at::Tensor& x,
                                  const TransformerBlockWeights& weights,
                                  const TransformerBlockOptions& options) {
-  TORCH_CHECK(
-      options.exchange == nullptr,
-      "only the fused block's attention has other rows than its layers");
   const QueryKeyValue qkv = AttentionInput(x, weights.attention, options);
   at::Tensor mixed;
-  if (options.cache == nullptr) {
+  if (options.exchange != nullptr) {
+    mixed = ExchangedAttention(options.exchange, qkv.q, qkv.k, qkv.v,
+                               options.shape, options.packing, options.masks);
+  } else if (options.cache == nullptr) {
     mixed = Attention(qkv.q, qkv.k, qkv.v, options.shape, options.packing,
                       options.masks);
   } else {

@@ -165,10 +165,11 @@ TEST(StandinCurvesTest, CudnnsAttentionThatCannotBeUsed) {
   }
 }
 
-// Two steps of a config of the repository, on one device.
+// Two steps of a config of the repository, on one device or on several that
+// divide its rows.
 void ExpectConfig(const std::string& config,
                   const std::vector<std::string>& more = {},
-                  double bound = kFloat32.loss) {
+                  double bound = kFloat32.loss, int gpus = 1) {
   SCOPED_TRACE(config);
   std::vector<std::string> args = {"--config=" + Runfile("configs/" + config)};
   std::vector<std::string> fields = {
@@ -179,13 +180,38 @@ void ExpectConfig(const std::string& config,
   for (const std::string& field : fields) {
     args.insert(args.end(), {"--set", field});
   }
-  const StandinRun cpu = RunOn(0, args), gpu = RunOn(1, args);
+  const StandinRun cpu = RunOn(0, args);
+  if (gpus > 1) {
+    const std::string ranks = std::to_string(gpus);
+    for (const std::string& field :
+         {std::string("strategy=capstan.fsdp"), "launch.processes=" + ranks,
+          "train.sequence_parallel=" + ranks}) {
+      args.insert(args.end(), {"--set", field});
+    }
+  }
+  const StandinRun gpu = RunOn(gpus, args);
   ASSERT_EQ(cpu.result.exit_code, 0) << cpu.result.err;
   ASSERT_EQ(gpu.result.exit_code, 0) << gpu.result.err;
   ExpectNear(gpu.metrics.losses(), cpu.metrics.losses(), bound);
   EXPECT_TRUE(gpu.findings.empty()) << gpu.findings[0];
 }
 
+TEST(StandinCurvesTest, DividedRows) {
+  const std::vector<std::string> batch = {"batch.micro_batch_size=2",
+                                          "batch.global_batch_size=4"};
+  ExpectConfig("run_distributed.pbtxt", batch, kFloat32.loss, 2);
+  // Four ranks don't divide the heads of keys; windows; packed rows.
+  std::vector<std::string> gemma = batch;
+  gemma.insert(gemma.end(),
+               {"model=capstan.decoder",
+                "model.config=" + Runfile("tests/standin/gemma3.json")});
+  ExpectConfig("run_distributed.pbtxt", gemma, kFloat32.loss, 4);
+  gemma.push_back("precision=capstan.bf16");
+  ExpectConfig("run_distributed.pbtxt", gemma, kBFloat16.loss, 4);
+  ExpectConfig("sft_quickstart.pbtxt", {}, kFloat32.loss, 4);
+  ExpectConfig("sft_quickstart.pbtxt", {"precision=capstan.bf16"},
+               kBFloat16.loss, 4);
+}
 // Its batches are pairs, whose counts stay on the host.
 TEST(StandinCurvesTest, Preferences) { ExpectConfig("dpo_quickstart.pbtxt"); }
 TEST(StandinCurvesTest, Sft) {

@@ -198,8 +198,8 @@ absl::Status CheckSequence(const Train& train, int world_size,
   const auto error = [](const auto&... words) {
     return FieldError("sequence_parallel", absl::StrCat(words...));
   };
-  if (parts.device.gpu) {
-    return error("divides rows on CPUs alone: leave it out");
+  if (parts.device.gpu && train.cuda_graphs()) {
+    return error("doesn't go with cuda_graphs: leave one of them out");
   }
   if (!parts.objective->allows_divided_rows() ||
       parts.objective->has_rollouts()) {

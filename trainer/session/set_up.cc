@@ -253,7 +253,7 @@ absl::Status JoinSequence(Session* session) {
         FieldError("sequence_parallel", std::string(error)), "train");
   };
   // A rank that fails would leave those of its micro-batch waiting.
-  if (PhaseGroupOf(group) == nullptr) {
+  if (!group.device().is_cuda() && PhaseGroupOf(group) == nullptr) {
     return located("doesn't go with CAPSTAN_CPU_COLLECTIVES=gloo: unset it");
   }
   absl::StatusOr<std::unique_ptr<ProcessGroup>> part =

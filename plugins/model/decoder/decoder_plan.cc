@@ -187,7 +187,7 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
     block.fp8 = Fp8Of(layer) != Fp8Scaling::kOff;
     kernels::OperatorMemory of_block = kernels::PlanTransformerBlock(block);
     if (!all && lora_->dora()) AddNorms(index, &of_block);
-    PlanExchange(block.attention, rows, ranks, compute, &of_block);
+    PlanExchange(block.attention, rows, ranks, compute, block.gpu, &of_block);
     units.push_back(PlanUnit(of_block, block.x(), specs_, index.unit, compute));
     if (block.mlp) continue;
     experts.grouped =

@@ -42,20 +42,24 @@ int64_t OwnLength(int64_t length, int64_t ranks) {
 }
 
 void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
-                  int64_t ranks, c10::ScalarType dtype,
+                  int64_t ranks, c10::ScalarType dtype, bool gpu,
                   kernels::OperatorMemory* layer) {
   if (ranks == 1) return;
   const int64_t width = rows * shape.head_dim * kernels::ElementBytes(dtype);
   const int64_t q = width * shape.heads, kv = 2 * width * shape.kv_heads;
   if (DividesHeads(ranks, shape.heads, shape.kv_heads)) {
-    // q, k, v, the result and its sums are kept once more.
-    layer->kept += 2 * q + kv + rows * shape.heads * kernels::kFloatBytes;
-    layer->forward += 2 * q;        // sent, and received
-    layer->backward += 4 * q + kv;  // also the gradients of all of them
+    // On CPUs q, k, v, the result and its sums are kept once more, and have
+    // gradients once more.
+    const int64_t sums = rows * shape.heads * kernels::kFloatBytes;
+    layer->kept += gpu ? 0 : 2 * q + kv + sums;
+    layer->forward += 2 * q;  // sent, and received
+    layer->backward += 2 * q + (gpu ? 0 : 2 * q + kv);
     return;
   }
   // Of all ranks: as they come, in order, and half of them on the way there.
+  // GPUs keep them, with packed rows in an order of their own.
   const int64_t all = kv * ranks;
+  layer->kept += gpu ? 2 * all : 0;
   layer->forward += kv + 2 * all + all / 2;
   // With the gradients, and these in the order of the ranks, in float32.
   const bool rounds = dtype != c10::ScalarType::Float;

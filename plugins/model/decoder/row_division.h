@@ -37,7 +37,7 @@ inline bool DividesHeads(int64_t ranks, int64_t heads, int64_t kv_heads) {
 // adds to a layer of such rows, `rows` of them.
 int64_t OwnLength(int64_t length, int64_t ranks);
 void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
-                  int64_t ranks, c10::ScalarType dtype,
+                  int64_t ranks, c10::ScalarType dtype, bool gpu,
                   kernels::OperatorMemory* layer);
 
 class RowDivision final : public kernels::AttentionExchange,
