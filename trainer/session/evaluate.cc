@@ -2,6 +2,7 @@
 #include "trainer/session/evaluate.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <numeric>
@@ -177,7 +178,7 @@ class Evaluation {
         objective_.Compute(*request_.model, batch, info_, *request_.runner);
     if (!counts()) {
       loss.count = 0;
-      if (objective_.has_whole_sums()) loss.sum = loss.sum * 0;
+      if (objective_.has_whole_sums()) loss.sum = at::zeros_like(loss.sum);
     }
     if (index <= last) AddLoss(loss, sums);
     return absl::OkStatus();
