@@ -400,10 +400,13 @@ void Print(const WhoOptions& options, const Asked& asked,
   std::string head = TableText(
       {{"run", asked.folder},
        {"step", absl::StrCat(asked.record.step)},
-       {"rows", absl::StrCat(batch.global_batch_size, " = micro ",
-                             batch.micro_batch_size, " x ", asked.world_size,
-                             asked.world_size == 1 ? " rank" : " ranks",
-                             " x accumulation ", batch.accumulation)},
+       {"rows",
+        absl::StrCat(
+            batch.global_batch_size, " = micro ", batch.micro_batch_size, " x ",
+            RanksText(
+                asked.world_size,
+                MeshOf(asked.loaded.config.train(), asked.world_size).sequence),
+            " x accumulation ", batch.accumulation)},
        {"weights", asked.whose},
        {"loss", LossText(asked, step)}});
   for (const std::string& note : asked.notes) {

@@ -58,26 +58,21 @@ void ForPartsOf(const AttentionLayout& layout, int64_t b, const RowChunk& chunk,
 
 template <typename Body>
 void ForParts(const AttentionLayout& layout, int64_t b, const Body& body) {
+  const int64_t before = layout.keys - layout.queries;
+  if (layout.first_keys != nullptr) {
+    // Queries before the first key see nothing.
+    const int64_t first = layout.first_keys[b];
+    const int64_t skipped = std::max<int64_t>(0, first - before);
+    return body(
+        Part{skipped, first, layout.queries - skipped, layout.keys - first});
+  }
+  if (layout.chunks.empty()) {
+    return ForPartsOf(layout, b, {before, layout.queries}, 0, body);
+  }
   int64_t query = 0;
   for (const RowChunk& chunk : layout.chunks) {
     ForPartsOf(layout, b, chunk, query, body);
     query += chunk.length;
-  }
-  if (!layout.chunks.empty()) return;
-  if (layout.first_keys != nullptr) {
-    // Queries before the first key see nothing.
-    const int64_t first = layout.first_keys[b];
-    const int64_t skipped =
-        std::max<int64_t>(0, first - (layout.keys - layout.queries));
-    return body(
-        Part{skipped, first, layout.queries - skipped, layout.keys - first});
-  }
-  if (layout.packing == nullptr) {
-    return body(Part{0, 0, layout.queries, layout.keys});
-  }
-  for (const PackedRows::Document& document : layout.packing->row(b)) {
-    body(
-        Part{document.begin, document.begin, document.length, document.length});
   }
 }
 

@@ -19,13 +19,6 @@ void CopyTo(const at::Tensor& from, T* to) {
   std::memcpy(to, dense.const_data_ptr(), dense.nbytes());
 }
 
-// Of this rank's heads.
-AttentionShape PartOf(AttentionShape shape, const AttentionExchange& exchange) {
-  shape.heads /= exchange.ranks();
-  shape.kv_heads /= exchange.ranks();
-  return shape;
-}
-
 // Keys and values of all ranks, or their gradients, as one matrix: each row has
 // a key's heads, then a value's.
 template <typename T>
@@ -75,6 +68,12 @@ class AllKeys {
 KeyExchange::~KeyExchange() = default;
 AttentionExchange::~AttentionExchange() = default;
 
+AttentionShape AttentionExchange::PartOf(AttentionShape shape) const {
+  shape.heads /= ranks();
+  shape.kv_heads /= ranks();
+  return shape;
+}
+
 template <typename T>
 void ExchangedAttentionForward(AttentionExchange& exchange,
                                const AttentionShape& shape, int64_t rows,
@@ -93,7 +92,7 @@ void ExchangedAttentionForward(AttentionExchange& exchange,
   const at::Tensor part_k = exchange.ToAttention(ViewOf(k, rows, kv_width));
   const at::Tensor part_v = exchange.ToAttention(ViewOf(v, rows, kv_width));
   const at::Tensor part_out = at::empty(part_q.sizes(), part_q.options());
-  const AttentionShape part = PartOf(shape, exchange);
+  const AttentionShape part = exchange.PartOf(shape);
   const at::Tensor part_sums =
       at::empty({part_q.size(0) * part.heads}, at::kFloat);
   AttentionForward<T>({part, part_q.size(0), packing}, ReadAs<T>(part_q),
@@ -129,7 +128,7 @@ void ExchangedAttentionBackward(AttentionExchange& exchange,
   const at::Tensor dk = at::empty(k.sizes(), k.options());
   const at::Tensor dv = at::empty(v.sizes(), v.options());
   AttentionBackward<T>(
-      {PartOf(shape, exchange), q.size(0), packing},
+      {exchange.PartOf(shape), q.size(0), packing},
       {ReadAs<T>(q), ReadAs<T>(k), ReadAs<T>(v), ReadAs<T>(out),
        ReadAs<T>(d_out), log_sum_exp.const_data_ptr<float>(), WriteAs<T>(dq),
        WriteAs<T>(dk), WriteAs<T>(dv)});

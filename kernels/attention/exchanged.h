@@ -38,6 +38,8 @@ class AttentionExchange {
   // How many ranks divide AttentionShape::heads and kv_heads. If more than one,
   // the others are collective, and wait.
   virtual int ranks() const { return 1; }
+  // Of this rank's heads.
+  AttentionShape PartOf(AttentionShape shape) const;
   // If not null, attention computes all heads by it, and the rest isn't used.
   virtual KeyExchange* keys() { return nullptr; }
   // From the layers' x [rows, heads * head_dim] to attention's, [rows of the

@@ -105,15 +105,12 @@ at::Tensor ExchangedAttention(const SharedExchange& exchange,
     return OverAllKeys(exchange, q, k, v, shape, packing,
                        masks ? masks.get() : &unshared);
   }
-  AttentionShape part = shape;
-  part.heads /= exchange->ranks();
-  part.kv_heads /= exchange->ranks();
   const auto to = [&](const at::Tensor& x) {
     return ExchangeFunction::apply(x, exchange, Way::kToAttention);
   };
   return ExchangeFunction::apply(
-      Attention(to(q), to(k), to(v), part, packing, masks), exchange,
-      Way::kFromAttention);
+      Attention(to(q), to(k), to(v), exchange->PartOf(shape), packing, masks),
+      exchange, Way::kFromAttention);
 }
 
 }  // namespace capstan::kernels

@@ -78,10 +78,10 @@ at::Tensor PackedRows::MakeOffsets(int64_t count) const {
 
 const ChunkParts& PackedRows::parts(const RowChunk& chunk,
                                     int64_t length) const {
+  TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
   const auto [found, is_new] = parts_.try_emplace(chunk.begin);
   ChunkParts& parts = found->second;
   if (!is_new) return parts;
-  TORCH_CHECK(knows_documents(), "the documents' lengths are on the device");
   DocumentOffsets& offsets = parts.offsets;
   std::vector<int64_t> keys;
   std::vector<int32_t> query_offsets = {0}, key_offsets = {0};

@@ -68,7 +68,8 @@ void ExpectOneCurve(const RunText& run) {
           "activation_checkpointing: EVERY_UNIT"),
       // Ranks that divide the heads of keys, and that don't.
       RunText(run).Ddp(2).Train("sequence_parallel: 2"),
-      RunText(run).Fsdp(4).Train("sequence_parallel: 4")};
+      RunText(run).Fsdp(4).Train("sequence_parallel: 4"),
+      RunText(run).Zero2(2).Train("sequence_parallel: 2 deterministic: true")};
   for (const RunText& other : others) {
     const Metrics got = ReadMetrics(MustTrain(other));
     ASSERT_EQ(got.steps.size(), 6u);
@@ -79,6 +80,11 @@ void ExpectOneCurve(const RunText& run) {
           << other.Text();
     }
     EXPECT_EQ(got.Values("tokens"), want.Values("tokens"));
+    ASSERT_EQ(got.evals.size(), want.evals.size());
+    for (size_t i = 0; i < want.evals.size(); ++i) {
+      EXPECT_NEAR(got.evals[i]["eval_loss"].get<double>(),
+                  want.evals[i]["eval_loss"].get<double>(), 2e-5);
+    }
     const std::vector<double> margins = got.Values("rewards_margins");
     ASSERT_EQ(margins.size(), 6u);
     for (size_t i = 0; i < 6; ++i) {

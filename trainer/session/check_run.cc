@@ -188,8 +188,8 @@ absl::Status CheckParameters(const Model& model) {
   return absl::OkStatus();
 }
 
-// The model's own objections, to the number of its heads for example, come once
-// there is a group (JoinSequence).
+// The model's own objections, to dropout for example, come once there is a
+// group (JoinSequence).
 absl::Status CheckSequence(const Train& train, int world_size,
                            const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckMesh(train, world_size));
@@ -201,8 +201,7 @@ absl::Status CheckSequence(const Train& train, int world_size,
   if (parts.device.gpu && train.cuda_graphs()) {
     return error("doesn't go with cuda_graphs: leave one of them out");
   }
-  if (!parts.objective->allows_divided_rows() ||
-      parts.objective->has_rollouts()) {
+  if (!parts.objective->allows_divided_rows()) {
     return error(
         "this objective takes more from the model than sums of "
         "losses: leave it out");
@@ -383,6 +382,14 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
         FieldError("micro_batch_size",
                    "AUTO tries steps of batches as they are read, and this "
                    "objective trains on others (rollouts): set a number"),
+        "batch");
+  }
+  if (plan->automatic && parts.device.gpu && train.sequence_parallel() > 1) {
+    return loaded.Locate(
+        FieldError("micro_batch_size",
+                   "AUTO tries steps until one runs out of memory, which ranks "
+                   "that share rows (train.sequence_parallel) can't on GPUs: "
+                   "set a number"),
         "batch");
   }
   const int64_t rows = parts.objective->rollout_plan().rows_per_sample;

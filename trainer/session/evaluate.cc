@@ -83,7 +83,14 @@ class Evaluation {
     if (mine.ok() || absl::IsCancelled(mine) || IsLostPeer(mine)) {
       return AgreeOrStop(group_, mine, what);
     }
-    return AgreeOrStop(group_, Annotate(mine, "evaluation"), what);
+    const absl::Status error = Annotate(mine, "evaluation");
+    return SharesRowsAlone() ? error : AgreeOrStop(group_, error, what);
+  }
+
+  // Whether ranks that share this one's rows may wait for it within a forward,
+  // where only the end of its process reaches them.
+  bool SharesRowsAlone() const {
+    return request_.mesh.sequence > 1 && PhaseGroupOf(group_) == nullptr;
   }
 
   // Whose batches this rank computes, of request_.mesh.data; and whether it
@@ -158,7 +165,10 @@ class Evaluation {
       }
       // A lost connection ends the loop, or what ends the others' as well.
       if (IsLostPeer(status)) return status;
-      if (!status.ok() && PhaseGroupOf(group_) != nullptr) return status;
+      if (!status.ok() &&
+          (SharesRowsAlone() || PhaseGroupOf(group_) != nullptr)) {
+        return status;
+      }
       try {
         FinishForward();
       } catch (...) {

@@ -17,6 +17,7 @@
 #include "cluster/launch/rank_info.h"
 #include "host/config/load_config.h"
 #include "inference/evaluate/asking.h"
+#include "kernels/context/row_division.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/options.pb.h"
 #include "plugins/sdk/token_model.h"
@@ -124,8 +125,9 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
     request.evaluation_samples = job.evaluation_batch;
     request.lengths_differ = true;
     for (const evaluate::Asked& task : job.parts.eval_tasks->asked) {
-      request.evaluation_length =
-          std::max(request.evaluation_length, task.longest);
+      // Tasks' rows are whole on each rank.
+      request.evaluation_length = std::max(request.evaluation_length,
+                                           task.longest * CurrentRowDivision());
     }
   }
   request.checkpointing =

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -127,7 +128,7 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   at::Tensor sum = loss.sum.to(at::kDouble);
   // Of ranks that share rows, each has a whole sum.
   if (!session_.counts() && session_.parts.objective->has_whole_sums()) {
-    sum = sum * 0.0;
+    sum = at::zeros_like(sum);
   }
   step->loss_sum = step->loss_sum.defined() ? step->loss_sum + sum : sum;
   step->losses.push_back(sum);

@@ -159,6 +159,9 @@ std::vector<UnitMemory> DecoderModel::PlanUnits(int64_t samples, int64_t length,
   block.packed = !c.causal;
   block.trained = trained;
   block.gpu = CurrentRunDevice().gpu;
+  if (block.gpu && (c.attention_softcap != 0.0 || compute == at::kFloat)) {
+    block.rows = samples * length;  // ATen's scores aren't divided as rows are
+  }
   block.input_norms = c.norm_before;
   block.post_norms = c.norm_after;
   block.query_key_norm = c.query_key_norm;

@@ -57,9 +57,9 @@ void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
     return;
   }
   // Of all ranks: as they come, in order, and half of them on the way there.
-  // GPUs keep them, with packed rows in an order of their own.
+  // GPUs keep them, and a copy of those that packed rows see.
   const int64_t all = kv * ranks;
-  layer->kept += gpu ? 2 * all : 0;
+  layer->kept += gpu ? (shape.causal ? 1 : 2) * all : 0;
   layer->forward += kv + 2 * all + all / 2;
   // With the gradients, and these in the order of the ranks, in float32.
   const bool rounds = dtype != c10::ScalarType::Float;

@@ -33,8 +33,8 @@ inline bool DividesHeads(int64_t ranks, int64_t heads, int64_t kv_heads) {
   return heads % ranks == 0 && kv_heads % ranks == 0;
 }
 
-// Positions that each of `ranks` has of a row of `length`, and what an exchange
-// adds to a layer of such rows, `rows` of them.
+// Positions that each of `ranks` has of a row of `length` at most, and what an
+// exchange adds to a layer of such rows, `rows` of them.
 int64_t OwnLength(int64_t length, int64_t ranks);
 void PlanExchange(const kernels::AttentionShape& shape, int64_t rows,
                   int64_t ranks, c10::ScalarType dtype, bool gpu,
@@ -68,7 +68,8 @@ class RowDivision final : public kernels::AttentionExchange,
   int rank() const { return group_.rank(); }
   at::Tensor ToAttention(const at::Tensor& x) override;
   at::Tensor FromAttention(const at::Tensor& x) override;
-  // Of a pass of `batch` rows of `length` positions from now on.
+  // Of a pass of `batch` rows of `length` positions from now on, its backward
+  // included.
   void SetPass(int64_t batch, int64_t length);
 
   KeyExchange* keys() override {
