@@ -39,6 +39,7 @@
 #include "trainer/data/forgiving_reader.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/progress_bar.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/check_run.h"
 #include "trainer/session/new_tokens.h"
 #include "trainer/session/run_folders.h"

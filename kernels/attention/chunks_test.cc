@@ -108,6 +108,9 @@ TEST(ChunksTest, RanksHaveTheirPartsOfTheWhole) {
                        << ", causal " << causal << ", window " << window);
           ExpectParts<float>(shape, packed, ranks, 2e-6);
           ExpectParts<Bf16>(shape, packed, ranks, 2e-2);
+          ExpectParts<Fp16>(shape, packed, ranks, 4e-3);
+          shape.softcap = 3.0;
+          ExpectParts<float>(shape, packed, ranks, 2e-6);
         }
       }
     }

@@ -86,8 +86,12 @@ TEST(VrpoTest, OneCurveWithTheAdapterOffForTheReference) {
   ExpectOneCurve(VrpoRun().Set("adapter", kAdapter));
 }
 
-TEST(VrpoTest, RowsMayBeDivided) {
-  const RunText run = VrpoRun().Set("adapter", kAdapter);
+class DividedVrpoTest : public ::testing::TestWithParam<bool> {};
+
+// The reference is below an adapter, or the initial weights.
+TEST_P(DividedVrpoTest, HasTheCurveOfOneRank) {
+  RunText run = VrpoRun().Set("eval_data", Data("PREFERENCE"));
+  if (GetParam()) run.Set("adapter", kAdapter);
   const Metrics want = ReadMetrics(MustTrain(run));
   const Metrics same = ReadMetrics(
       MustTrain(RunText(run).Fsdp(2).Train("sequence_parallel: 2")));
@@ -101,7 +105,14 @@ TEST(VrpoTest, RowsMayBeDivided) {
     EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
                 1e-4 * want.grad_norms()[i]);
   }
+  ASSERT_EQ(got.evals.size(), want.evals.size());
+  for (size_t i = 0; i < want.evals.size(); ++i) {
+    EXPECT_EQ(got.evals[i].value("eval_loss", 0.0) > 0.0, GetParam());
+    EXPECT_NEAR(got.evals[i].value("eval_loss", 0.0),
+                want.evals[i].value("eval_loss", 0.0), 1e-5);
+  }
 }
+INSTANTIATE_TEST_SUITE_P(Reference, DividedVrpoTest, ::testing::Bool());
 
 TEST(VrpoTest, OneCurveWithTheInitialWeightsForTheReference) {
   ExpectOneCurve(VrpoRun());

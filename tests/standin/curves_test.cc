@@ -193,6 +193,9 @@ void ExpectConfig(const std::string& config,
   ASSERT_EQ(cpu.result.exit_code, 0) << cpu.result.err;
   ASSERT_EQ(gpu.result.exit_code, 0) << gpu.result.err;
   ExpectNear(gpu.metrics.losses(), cpu.metrics.losses(), bound);
+  if (gpus > 1) {
+    ExpectNear(gpu.metrics.grad_norms(), cpu.metrics.grad_norms(), 20 * bound);
+  }
   EXPECT_TRUE(gpu.findings.empty()) << gpu.findings[0];
 }
 
@@ -211,6 +214,7 @@ TEST(StandinCurvesTest, DividedRows) {
   ExpectConfig("sft_quickstart.pbtxt", {}, kFloat32.loss, 4);
   ExpectConfig("sft_quickstart.pbtxt", {"precision=capstan.bf16"},
                kBFloat16.loss, 4);
+  ExpectConfig("dpo_quickstart.pbtxt", {}, kFloat32.loss, 2);
 }
 // Its batches are pairs, whose counts stay on the host.
 TEST(StandinCurvesTest, Preferences) { ExpectConfig("dpo_quickstart.pbtxt"); }
