@@ -30,6 +30,7 @@ constexpr char kWeights[] = "weights";
 // In the order in which one follows from those before it.
 constexpr const char* kCompared[][2] = {
     {"samples", "which rows the step reads (the order of the data)"},
+    {"forgotten", "which rows have weight zero (train.forgotten_rows)"},
     {"rows",
      "what is in the rows (train_data, how they are read, or the answers that "
      "were sampled)"},
