@@ -79,10 +79,10 @@ TEST(ForgottenRowsTest, ARunGoesOnWithOthersUntilTheyComeUp) {
   EXPECT_TRUE(compare({"6"}, {}, 6).ok());
   // In another order.
   EXPECT_TRUE(compare({"2", "1"}, {"1", "2"}, 10).ok());
-  EXPECT_THAT(std::string(compare({"1"}, {"6", "1"}, 7).message()),
-              AllOf(HasSubstr("run/step-4 has trained on row 6"),
-                    HasSubstr("this one forgets"),
-                    HasSubstr("`trainer forget`")));
+  EXPECT_THAT(
+      std::string(compare({"1"}, {"6", "1"}, 7).message()),
+      AllOf(HasSubstr("run/step-4 has trained on row 6"),
+            HasSubstr("this one forgets"), HasSubstr("`trainer forget`")));
   EXPECT_THAT(std::string(compare({"6"}, {}, 7).message()),
               HasSubstr("passed over row 6, which this one doesn't forget"));
 }

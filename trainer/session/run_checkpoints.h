@@ -82,8 +82,7 @@ class RunCheckpoints {
   // folder has moved, removes no older checkpoint.
   absl::Status WriteStep(bool background, const std::string& output_dir);
   // Checks on rank 0 that this is the run that saved `earlier`.
-  absl::Status CheckIdentity(const TrainState& earlier,
-                             const DataOrder& order);
+  absl::Status CheckIdentity(const TrainState& earlier, const DataOrder& order);
   // Whether there is memory for a copy of the state; decided once. Collective.
   absl::StatusOr<bool> InBackground();
 

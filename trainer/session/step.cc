@@ -103,10 +103,9 @@ void TrainStep::FindForgotten(StepInFlight* step) const {
   if (step->forgotten.empty()) return;
   for (int64_t i = 0; i < plan.accumulation; ++i) {
     const std::vector<int64_t> mine = SamplesOf(i);
-    step->weightless.push_back(
-        std::all_of(mine.begin(), mine.end(), [&](int64_t sample) {
-          return forgotten_.count(sample) > 0;
-        }));
+    step->weightless.push_back(std::all_of(
+        mine.begin(), mine.end(),
+        [&](int64_t sample) { return forgotten_.count(sample) > 0; }));
   }
 }
 
