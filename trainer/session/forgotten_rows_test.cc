@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,65 @@ TEST(ForgottenRowsTest, ARunGoesOnWithOthersUntilTheyComeUp) {
             HasSubstr("this one forgets"), HasSubstr("`trainer forget`")));
   EXPECT_THAT(std::string(compare({"6"}, {}, 7).message()),
               HasSubstr("passed over row 6, which this one doesn't forget"));
+}
+
+// Ten rows, of which nothing is read.
+class Rows final : public DatasetReader {
+ public:
+  int64_t size() const override { return 10; }
+  bool shuffle() const override { return false; }
+  absl::Status Read(absl::Span<const int64_t>, Batch*) const override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+};
+
+class Loss final : public Objective {
+ public:
+  explicit Loss(bool rollouts) : rollouts_(rollouts) {}
+  absl::Status Check(Model&, const DatasetReader&) const override {
+    return absl::OkStatus();
+  }
+  int64_t CountTargets(const Batch&, const StepInfo&) const override {
+    return 1;
+  }
+  LossSum Compute(Model&, const Batch&, const StepInfo&, UnitRunner&) override {
+    return {};
+  }
+  absl::StatusOr<std::vector<int64_t>> Sample(Model&,
+                                              const std::vector<int64_t>&,
+                                              const SampleOptions&,
+                                              UnitRunner&) override {
+    return absl::UnimplementedError("");
+  }
+  bool has_rollouts() const override { return rollouts_; }
+
+ private:
+  const bool rollouts_;
+};
+
+std::string Refused(const std::vector<int64_t>& rows, bool rollouts = false,
+                    int64_t skipped = 0) {
+  Train train;
+  train.mutable_forgotten_rows()->Add(rows.begin(), rows.end());
+  train.set_skip_bad_samples(skipped);
+  RunParts parts;
+  parts.train_data = std::make_unique<Rows>();
+  parts.objective = std::make_unique<Loss>(rollouts);
+  return std::string(CheckForgotten(train, parts).message());
+}
+
+TEST(ForgottenRowsTest, WhatDoesNotGoWithThemIsRefused) {
+  EXPECT_EQ(Refused({}, /*rollouts=*/true, /*skipped=*/1), "");
+  EXPECT_EQ(Refused({0, 9}), "");
+  EXPECT_THAT(Refused({3}, /*rollouts=*/true), HasSubstr("rollouts"));
+  EXPECT_THAT(Refused({3}, false, /*skipped=*/1),
+              HasSubstr("skip_bad_samples"));
+  EXPECT_THAT(Refused({10}), HasSubstr("no row 10, but those from 0 to 9"));
+  EXPECT_THAT(Refused({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}),
+              HasSubstr("names all rows"));
 }
 
 }  // namespace
