@@ -143,7 +143,7 @@ void ExpectForgotten(const RunText& run, int step) {
     EXPECT_EQ(is.at(at) != chain, met) << at;
   }
   EXPECT_TRUE(met);
-  EXPECT_EQ(rows.at(step), absl::StrCat(row));
+  EXPECT_THAT(rows.at(step), HasSubstr(absl::StrCat(row)));
   EXPECT_EQ(JsonOf({"audit", forgot, "--step=6"})["difference"], nullptr);
 }
 
@@ -259,7 +259,8 @@ TEST_F(ForgetTest, OneAfterTheOther) {
   EXPECT_THAT(who, HasSubstr(absl::StrCat("sample ", row, " had weight zero")));
   const Json step = JsonOf({"who", once, "--step=3"});
   EXPECT_EQ(step["loss"], step["recorded_loss"]);
-  EXPECT_EQ(step["rows"].size(), 7u);
+  for (const Json& left : step["rows"]) EXPECT_NE(left["sample"], row);
+  EXPECT_EQ(step["rows"].size() + step["notes"].size(), 8u);
   const int64_t second = RowOf(once, 4);
   EXPECT_EQ(WeightsOf(MustForget(once, second)),
             WeightsOf(MustTrain(RunText(run).Train(

@@ -406,6 +406,17 @@ absl::Status RunCheckpoints::SaveStep(bool background) {
   return WriteStep(background, session_.output_dir);
 }
 
+// Rank 0's: metrics have been written, and receipts are on the disk, which a
+// chain that is to be checked can't be without after a power failure.
+absl::Status RunCheckpoints::CheckLines(const std::string& output_dir) const {
+  if (session_.reporter == nullptr) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(session_.reporter->Check(output_dir));
+  const std::string path = absl::StrCat(output_dir, "/", kReceiptsFile);
+  return session_.config.train().receipts() && PathExists(path)
+             ? SyncPath(path)
+             : absl::OkStatus();
+}
+
 absl::Status RunCheckpoints::WriteStep(bool background,
                                        const std::string& output_dir) {
   const TrainState& state = session_.state;
@@ -414,11 +425,8 @@ absl::Status RunCheckpoints::WriteStep(bool background,
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckReplicas());
   ProcessGroup& group = *session_.group;
   // Or the run would go on from a step whose line is lost.
-  CAPSTAN_RETURN_IF_ERROR(Agree(group,
-                                session_.reporter == nullptr
-                                    ? absl::OkStatus()
-                                    : session_.reporter->Check(output_dir),
-                                "write its output"));
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, CheckLines(output_dir), "write its output"));
   SavingCost& cost = session_.saving_cost;
   const double start = MonotonicSeconds();
   session_.RememberScale();
