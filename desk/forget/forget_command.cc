@@ -123,8 +123,8 @@ absl::Status CheckSameRun(const Plan& plan, const Prepared& prepared) {
   const RunConfig& config = prepared.job.loaded.config;
   CAPSTAN_ASSIGN_OR_RETURN(const IdentifiedRun mine,
                            IdentifyRun(config, prepared.job.parts, plan.end));
-  for (const Snapshot* snapshot :
-       {const_cast<const Snapshot*>(&plan.snapshots.back()), plan.from}) {
+  const Snapshot* const newest = &plan.snapshots.back();
+  for (const Snapshot* snapshot : {newest, plan.from}) {
     if (snapshot == nullptr) continue;
     RunIdentity then = snapshot->manifest.identity;
     RunIdentity now = mine.identity;
@@ -264,6 +264,10 @@ absl::StatusOr<int> Forget(const ForgetOptions& options) {
   Print(options, plan);
   if (plan.uses.empty()) {
     std::cout << "The run has never used them: there is nothing to run again\n";
+    if (plan.end > plan.newest().step) {
+      std::cout << "Resumed with --set train.forgotten_rows+=["
+                << absl::StrJoin(options.rows, ", ") << "] it never will\n";
+    }
     return 0;
   }
   if (!options.yes) {

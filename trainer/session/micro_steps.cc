@@ -193,10 +193,10 @@ void MicroSteps::Backward(const at::Tensor& loss_sum, const at::Tensor& scale) {
 // Of the loss's type. While the last step's sums are still on the device, so is
 // the loss scale that follows from them.
 at::Tensor MicroSteps::BackwardScale(const at::Tensor& loss_sum) const {
-  if (deferred_ != nullptr && deferred_->pending() &&
+  if (weight_ != 0.0 && deferred_ != nullptr && deferred_->pending() &&
       deferred_->next_loss_scale().defined()) {
     const at::Tensor& scale = deferred_->next_loss_scale();
-    return (weight_ * scale / at::full({}, nominal_targets_, scale.options()))
+    return (scale / at::full({}, nominal_targets_, scale.options()))
         .to(loss_sum.scalar_type());
   }
   return at::full({}, HostScale(), loss_sum.options());

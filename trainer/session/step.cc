@@ -92,11 +92,11 @@ absl::StatusOr<StepInFlight> TrainStep::Begin() {
   return step;
 }
 
-void TrainStep::FindForgotten(StepInFlight* step) const {
+void TrainStep::FindForgotten(StepInFlight* step) {
   if (forgotten_.empty()) return;
   const BatchPlan& plan = session_.job.batch;
   std::vector<int64_t> samples(plan.global_batch_size);
-  SampleSequence(order_).At(step->position, absl::MakeSpan(samples));
+  samples_->At(step->position, absl::MakeSpan(samples));
   for (const int64_t sample : samples) {
     if (forgotten_.count(sample) > 0) step->forgotten.push_back(sample);
   }
@@ -109,15 +109,14 @@ void TrainStep::FindForgotten(StepInFlight* step) const {
   }
 }
 
-std::vector<int64_t> TrainStep::SamplesOf(int64_t index) const {
+std::vector<int64_t> TrainStep::SamplesOf(int64_t index) {
   const BatchPlan& plan = session_.job.batch;
   std::vector<int64_t> samples(plan.micro_batch_size);
   const int64_t micro_batch =
       MicroBatchIndex(plan.order, session_.data_rank(), session_.mesh().data,
                       index, plan.accumulation);
-  SampleSequence(order_).At(
-      session_.state.samples + micro_batch * plan.micro_batch_size,
-      absl::MakeSpan(samples));
+  samples_->At(session_.state.samples + micro_batch * plan.micro_batch_size,
+               absl::MakeSpan(samples));
   return samples;
 }
 
@@ -196,7 +195,7 @@ void TrainStep::SumUp(StepInFlight* step) {
 }
 
 // What was passed over to read this rank's micro-batches.
-std::vector<BadSample> TrainStep::BadSamplesOfStep() const {
+std::vector<BadSample> TrainStep::BadSamplesOfStep() {
   const ForgivingReader* const reader = session_.forgiving_train.get();
   if (reader == nullptr || !reader->any()) return {};
   std::vector<int64_t> samples;
@@ -488,6 +487,7 @@ TrainStep::TrainStep(Session* session, Divergence* divergence,
 absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
   profiler_ = profiler;
   order_ = std::move(order);
+  samples_.emplace(order_);
   forgotten_ = ForgottenRows(session_.config.train());
   const at::Device device = session_.group->device();
   // A graph's scale comes from the host.
