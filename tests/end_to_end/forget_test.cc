@@ -188,6 +188,27 @@ TEST_F(ForgetTest, OnOtherRanksTheSame) {
   }
 }
 
+// What stands in for a micro-batch that has no other row counts nowhere.
+TEST_F(ForgetTest, TheOthersAreCountedAsIfThereWereNoOther) {
+  for (const RunText& run : {TextRun(corpus_), PairRun()}) {
+    RunText whole = run;
+    whole.Batch(8, 8).Train("forgotten_rows: [7, 3]");
+    const Metrics want = ReadMetrics(MustTrain(whole));
+    for (const RunText& alone : {RunText(whole).Fsdp(2).Batch(1, 8),
+                                 RunText(whole).Ddp(2).Batch(1, 8)}) {
+      const Metrics got = ReadMetrics(MustTrain(alone));
+      ASSERT_EQ(got.steps.size(), want.steps.size());
+      for (size_t i = 0; i < want.steps.size(); ++i) {
+        EXPECT_NEAR(got.losses()[i], want.losses()[i], 2e-5) << i;
+        EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
+                    1e-3 * want.grad_norms()[i]);
+        EXPECT_EQ(got.steps[i]["trained_tokens"],
+                  want.steps[i]["trained_tokens"]);
+      }
+    }
+  }
+}
+
 // Nothing of what is in the row is left.
 TEST_F(ForgetTest, WhatIsInTheRowDoesNotMatter) {
   constexpr int kRow = 7;
