@@ -322,8 +322,22 @@ void AddFlags(Flags& flags, AuditOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
+// Receipts that don't hold, for programs.
+int TellThatNothingHolds(const AuditOptions& options, const absl::Status& why) {
+  Json json = {{"run", FindRun(options.run).value_or(options.run)},
+               {"chain", nullptr},
+               {"error", std::string(why.message())}};
+  std::cout << JsonText(json, 1) << "\n" << std::flush;
+  return 1;
+}
+
 absl::StatusOr<int> Audit(const AuditOptions& options) {
-  CAPSTAN_ASSIGN_OR_RETURN(Audited audited, Read(options));
+  absl::StatusOr<Audited> read = Read(options);
+  if (options.json && absl::IsDataLoss(read.status())) {
+    return TellThatNothingHolds(options, read.status());
+  }
+  CAPSTAN_RETURN_IF_ERROR(read.status());
+  Audited audited = *std::move(read);
   if (!options.key.empty()) {
     CAPSTAN_RETURN_IF_ERROR(CheckSignature(options.key, &audited));
   }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -17,6 +16,7 @@
 #include "base/status.h"
 #include "desk/compare/comparison.h"
 #include "desk/compare/trainer_child.h"
+#include "desk/run_folder/link_tree.h"
 #include "desk/who/step_of_run.h"
 
 namespace capstan {
@@ -30,6 +30,7 @@ constexpr char kWeights[] = "weights";
 // In the order in which one follows from those before it.
 constexpr const char* kCompared[][2] = {
     {"samples", "which rows the step reads (the order of the data)"},
+    {"forgotten", "which rows have weight zero (train.forgotten_rows)"},
     {"rows",
      "what is in the rows (train_data, how they are read, or the answers that "
      "were sampled)"},
@@ -86,20 +87,6 @@ absl::optional<ReceiptDifference> RunDifference(const Receipts& recorded,
     }
   }
   return absl::nullopt;
-}
-
-// So that nothing can happen to the files that are there.
-absl::Status LinkTree(const std::string& from, const std::string& to) {
-  CAPSTAN_RETURN_IF_ERROR(MakeFolder(fs::path(to).parent_path().string()));
-  std::error_code error;
-  fs::copy(from, to,
-           fs::copy_options::recursive | fs::copy_options::create_hard_links,
-           error);
-  if (!error) return absl::OkStatus();
-  // On another file system.
-  fs::remove_all(to, error);
-  fs::copy(from, to, fs::copy_options::recursive, error);
-  return error ? WriteError(to, error.value()) : absl::OkStatus();
 }
 
 // Only the steps themselves, divided and scheduled as they were.

@@ -150,8 +150,13 @@ class RowMeasurer {
   absl::Status ForEachMicroBatch(const Use& use) {
     const Places rows(request_.rows);
     const auto size = static_cast<size_t>(request_.micro_batch_size);
-    for (size_t begin = 0; begin < rows.size(); begin += size) {
-      const Places places = rows.subspan(begin, size);
+    for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+      // Some may have been left out.
+      while (end < rows.size() && rows[end].rank == rows[begin].rank &&
+             rows[end].micro_batch == rows[begin].micro_batch) {
+        ++end;
+      }
+      const Places places = rows.subspan(begin, end - begin);
       Batch batch;
       if (made_.empty()) {
         CAPSTAN_ASSIGN_OR_RETURN(batch, Read(places, request_.device));
@@ -159,7 +164,7 @@ class RowMeasurer {
         batch = made_[begin / size];
       }
       use(places[0].rank, batch);
-      request_.progress(0.5 * static_cast<double>(begin + size) / rows.size());
+      request_.progress(0.5 * static_cast<double>(end) / rows.size());
     }
     return absl::OkStatus();
   }

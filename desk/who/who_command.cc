@@ -11,6 +11,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,7 @@
 #include "trainer/metrics/progress_bar.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/check_run.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/new_tokens.h"
 #include "trainer/session/run_folders.h"
 #include "trainer/session/run_parts.h"
@@ -148,6 +150,27 @@ absl::Status PlanStep(Asked* asked) {
   return absl::OkStatus();
 }
 
+// Those of train.forgotten_rows, which the step didn't read.
+absl::Status LeaveOutForgotten(Asked* asked) {
+  const std::set<int64_t> forgotten =
+      ForgottenRows(asked->loaded.config.train());
+  std::vector<StepRow> left;
+  for (const StepRow& row : asked->rows) {
+    if (forgotten.count(row.sample) == 0) {
+      left.push_back(row);
+      continue;
+    }
+    asked->notes.push_back(absl::StrCat("sample ", row.sample,
+                                        " had weight zero in this step "
+                                        "(train.forgotten_rows)"));
+  }
+  asked->rows = std::move(left);
+  if (!asked->rows.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("step ", asked->record.step,
+                   " had no row that isn't one of train.forgotten_rows"));
+}
+
 absl::Status FindRows(Asked* asked) {
   const StepRecord& record = asked->record;
   const TrainState& known =
@@ -167,7 +190,7 @@ absl::Status FindRows(Asked* asked) {
   const DataOrder order = OrderOfRun(config, asked->parts, global);
   asked->rows = RowsOfStep(order, asked->batch,
                            MeshOf(config.train(), asked->world_size), position);
-  return absl::OkStatus();
+  return LeaveOutForgotten(asked);
 }
 
 absl::StatusOr<Asked> Prepare(const WhoOptions& options, int gpus) {

@@ -75,6 +75,7 @@ const Exception kNotAsWritten[] = {
      "tests/end_to_end/convert_test does, with files that it writes"},
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
     {" audit ", Exception::kNotRun, {}, "tests/end_to_end/audit_test does"},
+    {" forget ", Exception::kNotRun, {}, "tests/end_to_end/forget_test does"},
     {" who ", Exception::kNotRun, {}, "tests/end_to_end/who_test does"},
     {" runs ", Exception::kNotRun, {}, "tests/end_to_end/runs_test does"},
     {" track ",

@@ -176,6 +176,10 @@ TEST_F(AuditTest, WhatWasChangedIsNamed) {
   Forge(folder, 3, "loss");
   const TrainerResult forged = RunTrainer({"audit", folder});
   ExpectOneError(forged, {"receipts.jsonl: line 4, of step 3,", "its chain"});
+  const Json audit = Audit(folder, {}, 1);
+  EXPECT_EQ(audit["chain"], nullptr);
+  EXPECT_THAT(audit["error"].get<std::string>(),
+              HasSubstr("line 4, of step 3"));
 }
 
 TEST_F(AuditTest, ARowOfTheDataThatChangedIsNamedByItsStep) {

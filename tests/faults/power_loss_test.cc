@@ -18,6 +18,7 @@
 #include "tests/testing/run_text.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/session/receipt_chain.h"
 
 namespace capstan {
 namespace {
@@ -53,7 +54,7 @@ TEST_P(PowerLossTest, WhatWasSavedIsThereAndWhole) {
                      .Batch(4, 8)
                      .Train(absl::StrCat("max_steps: ", kSteps,
                                          " save_every: 2 keep_checkpoints: 1 "
-                                         "saving: ",
+                                         "receipts: true saving: ",
                                          GetParam()))
                      .Output(out)
                      .File());
@@ -94,6 +95,10 @@ TEST_P(PowerLossTest, WhatWasSavedIsThereAndWhole) {
       if (!newest.empty()) {
         const absl::Status whole = VerifyCheckpoint(newest);
         EXPECT_TRUE(whole.ok()) << where << ": " << whole;
+        // With the receipts that lead to it.
+        const auto chain = ReadReceipts(left + "/runs/one", nullptr);
+        EXPECT_TRUE(chain.ok() && chain->Find(StepOf(newest)) != nullptr)
+            << where << ": " << chain.status();
       }
       EXPECT_GE(newest.empty() ? -1 : StepOf(newest), reported) << where;
       fs::remove_all(left);

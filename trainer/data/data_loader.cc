@@ -128,7 +128,7 @@ class PrefetchingLoader final : public DataLoader {
   // Returns when the loader is being destroyed, or with the reader's error.
   absl::Status ReadAhead(const c10::Stream& copies) {
     SampleSequence sequence(options_.order);
-    std::vector<int64_t> samples(options_.micro_batch_size);
+    std::vector<int64_t> samples, positions;
     const int64_t per_step = options_.global_batch_size /
                              (options_.micro_batch_size * options_.world_size);
     for (int64_t batch = 0; AwaitRoom(batch); ++batch) {
@@ -139,9 +139,13 @@ class PrefetchingLoader final : public DataLoader {
       const int64_t position = options_.start_position +
                                step * options_.global_batch_size +
                                micro_batch * options_.micro_batch_size;
+      samples.resize(options_.micro_batch_size);
+      positions.resize(options_.micro_batch_size);
       sequence.At(position, absl::MakeSpan(samples));
+      std::iota(positions.begin(), positions.end(), position);
+      RemoveForgotten(options_.forgotten, reader_, &samples, &positions);
       BatchSlot& slot = slots_[batch % slots_.size()];
-      CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, position, copies));
+      CAPSTAN_RETURN_IF_ERROR(slot.Fill(reader_, samples, positions, copies));
       {
         std::lock_guard<std::mutex> lock(mutex_);
         if (batch == 0) {
@@ -189,6 +193,30 @@ int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
                         int64_t index, int64_t count) {
   return order == MicroBatchOrder::kByRank ? rank * count + index
                                            : index * ranks + rank;
+}
+
+bool RemoveForgotten(const std::set<int64_t>& forgotten,
+                     const DatasetReader& data, std::vector<int64_t>* samples,
+                     std::vector<int64_t>* positions) {
+  if (forgotten.empty()) return false;
+  size_t kept = 0;
+  for (size_t i = 0; i < samples->size(); ++i) {
+    if (forgotten.count((*samples)[i]) > 0) continue;
+    (*samples)[kept] = (*samples)[i];
+    (*positions)[kept] = (*positions)[i];
+    ++kept;
+  }
+  const bool none_left = kept == 0;
+  if (none_left) {
+    int64_t& sample = samples->front();
+    while (forgotten.count(sample) > 0) {
+      sample = data.draws_anew() ? sample + 1 : (sample + 1) % data.size();
+    }
+    kept = 1;
+  }
+  samples->resize(kept);
+  positions->resize(kept);
+  return none_left;
 }
 
 int64_t LongestSample(const DatasetReader& data, int64_t most) {
@@ -343,25 +371,24 @@ absl::StatusOr<Batch> ReadBatch(const DatasetReader& reader,
 
 absl::Status BatchSlot::Read(const DatasetReader& reader,
                              absl::Span<const int64_t> samples,
-                             int64_t position) {
+                             absl::Span<const int64_t> positions) {
   // Hidden from the reader; the node is kept for reuse.
   Batch::node_type own = host_.extract(kSamplePosition);
   CAPSTAN_RETURN_IF_ERROR(ReadWhole(reader, samples, &host_));
   if (!own.empty()) host_.insert(std::move(own));
-  positions_.resize(samples.size());
-  std::iota(positions_.begin(), positions_.end(), position);
-  SetSamplePositions(positions_, &host_);
+  SetSamplePositions(positions, &host_);
   return absl::OkStatus();
 }
 
 absl::Status BatchSlot::Fill(const DatasetReader& reader,
                              absl::Span<const int64_t> samples,
-                             int64_t position, const c10::Stream& copies) {
+                             absl::Span<const int64_t> positions,
+                             const c10::Stream& copies) {
   try {
     // It has usually long completed: all other slots had their turn since.
     if (copied_ != nullptr) AwaitEvent(*copied_);
     if (!Unshared(host_)) host_.clear();
-    CAPSTAN_RETURN_IF_ERROR(Read(reader, samples, position));
+    CAPSTAN_RETURN_IF_ERROR(Read(reader, samples, positions));
     if (copies.device().is_cuda()) CopyToDevice(copies);
     return absl::OkStatus();
   } catch (...) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -93,6 +94,15 @@ enum class MicroBatchOrder {
 int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
                         int64_t index, int64_t count);
 
+// Removes those of `forgotten` from a micro-batch's samples and, likewise, from
+// their positions in the run's sequence. If all are, the first of `data` behind
+// them that isn't takes their place, at the first's position, since a
+// micro-batch can't be empty: it is to get weight zero. Returns whether that is
+// so. Not all of `data` may be forgotten.
+bool RemoveForgotten(const std::set<int64_t>& forgotten,
+                     const DatasetReader& data, std::vector<int64_t>* samples,
+                     std::vector<int64_t>* positions);
+
 // Selects a rank's samples: of the step at position s, micro-batch m takes
 // positions s + m * micro .. + micro - 1 of the order (MicroBatchIndex).
 struct DataLoaderOptions {
@@ -103,6 +113,8 @@ struct DataLoaderOptions {
   int rank = 0;
   int world_size = 1;
   int64_t start_position = 0;  // data position when resuming
+  // Samples that are never read (RemoveForgotten).
+  std::set<int64_t> forgotten;
   c10::Device device{c10::DeviceType::CPU};
 };
 
@@ -146,11 +158,11 @@ void AwaitEvent(const c10::Event& event);
 class BatchSlot {
  public:
   // Reads the batch of `samples`, reusing the last batch's memory if free; adds
-  // their positions in the run's sequence (kSamplePosition), which start at
-  // `position`; and starts the copy to the device of `copies`, if that is a GPU
-  // stream. Doesn't throw.
+  // their positions in the run's sequence (kSamplePosition); and starts the
+  // copy to the device of `copies`, if that is a GPU stream. Doesn't throw.
   absl::Status Fill(const DatasetReader& reader,
-                    absl::Span<const int64_t> samples, int64_t position,
+                    absl::Span<const int64_t> samples,
+                    absl::Span<const int64_t> positions,
                     const c10::Stream& copies);
 
   // Returns the batch, once, for use on its device's current stream.
@@ -161,12 +173,12 @@ class BatchSlot {
 
  private:
   absl::Status Read(const DatasetReader& reader,
-                    absl::Span<const int64_t> samples, int64_t position);
+                    absl::Span<const int64_t> samples,
+                    absl::Span<const int64_t> positions);
   void CopyToDevice(const c10::Stream& copies);
 
   Batch host_;  // kept for reuse
   Batch device_;
-  std::vector<int64_t> positions_;
   std::unique_ptr<c10::Event> copied_;  // null: no copy
 };
 

@@ -140,6 +140,44 @@ TEST(DataLoaderTest, PositionsComeWithTheSamples) {
   }
 }
 
+// They aren't read; the others keep their places, however the rows are divided.
+TEST(DataLoaderTest, ForgottenSamplesAreLeftOut) {
+  const Indices reader(100, /*broken=*/7);
+  for (const int world : {1, 3}) {
+    std::multiset<int64_t> seen;
+    for (int rank = 0; rank < world; ++rank) {
+      DataLoaderOptions options = Options(100, false);
+      options.world_size = world;
+      options.rank = rank;
+      options.forgotten = {2, 7, 8};
+      auto loader = DataLoader::Create(options, reader);
+      for (int i = 0; i < 6 / world; ++i) {
+        const absl::StatusOr<Batch> batch = loader->Next();
+        ASSERT_TRUE(batch.ok()) << batch.status();
+        const at::Tensor& ids = batch->at("ids");
+        ASSERT_TRUE(ids.equal(batch->at(kSamplePosition)));
+        for (int64_t k = 0; k < ids.numel(); ++k) {
+          seen.insert(ids.const_data_ptr<int64_t>()[k]);
+        }
+      }
+    }
+    EXPECT_EQ(seen, std::multiset<int64_t>({0, 1, 3, 4, 5, 6, 9, 10, 11}));
+  }
+}
+
+TEST(RemoveForgottenTest, TheNextOneStandsInForAMicroBatchWithoutOthers) {
+  const Indices reader(6);
+  std::vector<int64_t> samples = {4, 5};
+  std::vector<int64_t> positions = {10, 11};
+  EXPECT_FALSE(RemoveForgotten({}, reader, &samples, &positions));
+  EXPECT_FALSE(RemoveForgotten({3}, reader, &samples, &positions));
+  EXPECT_EQ(samples, std::vector<int64_t>({4, 5}));
+  // After the last comes the first.
+  EXPECT_TRUE(RemoveForgotten({0, 4, 5}, reader, &samples, &positions));
+  EXPECT_EQ(samples, std::vector<int64_t>({1}));
+  EXPECT_EQ(positions, std::vector<int64_t>({10}));
+}
+
 TEST(DataLoaderTest, ReadersErrorComesInItsPlaceAndStays) {
   const Indices reader(100, /*broken=*/7);
   auto loader = DataLoader::Create(Options(100, false), reader);

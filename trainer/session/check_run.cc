@@ -18,6 +18,7 @@
 #include "plugins/sdk/token_model.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
@@ -392,6 +393,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                    "set a number"),
         "batch");
   }
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckForgotten(train, parts), "train"));
   const int64_t rows = parts.objective->rollout_plan().rows_per_sample;
   if (rows < 1 || plan->global_batch_size % rows != 0) {
     return loaded.Locate(

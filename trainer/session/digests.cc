@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "base/files.h"
+#include "base/simd/instruction_set.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/checkpoint/snapshot.h"
@@ -52,28 +53,37 @@ const std::array<uint64_t, kKeys>& Keys() {
   return keys;
 }
 
-// Two sums, as one would wait for each product.
+// Adds up in as many lanes as several vector registers have: modulo 2^64 the
+// order doesn't matter.
 template <typename Bits>
-uint64_t SumOfProducts(const Bits* bits, const uint64_t* keys, int64_t count) {
-  uint64_t even = 0, odd = 0;
+__attribute__((always_inline)) inline void AddProducts(const Bits* bits,
+                                                       const uint64_t* keys,
+                                                       int64_t count,
+                                                       uint64_t* sum) {
+  constexpr int kLanes = 32;
+  uint64_t sums[kLanes] = {};
   int64_t i = 0;
-  for (; i + 1 < count; i += 2) {
-    even += keys[i] * bits[i];
-    odd += keys[i + 1] * bits[i + 1];
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += keys[i + lane] * bits[i + lane];
+    }
   }
-  return i < count ? even + odd + keys[i] * bits[i] : even + odd;
+  for (; i < count; ++i) sums[i % kLanes] += keys[i] * bits[i];
+  for (const uint64_t one : sums) *sum += one;
 }
 
 template <typename Bits>
 uint64_t Digest(const void* data, int64_t begin, int64_t end, int64_t first) {
+  static const auto add_products = BestOf<&AddProducts<Bits>>();
   const auto* const bits = static_cast<const Bits*>(data);
   uint64_t sum = 0;
   for (int64_t i = begin, count; i < end; i += count) {
     const uint64_t index = static_cast<uint64_t>(first) + i;
     const uint64_t place = index % kKeys;
     count = std::min(end - i, static_cast<int64_t>(kKeys - place));
-    sum += (Mix(index / kKeys) | 1) *
-           SumOfProducts(bits + i, Keys().data() + place, count);
+    uint64_t products = 0;
+    add_products(bits + i, Keys().data() + place, count, &products);
+    sum += (Mix(index / kKeys) | 1) * products;
   }
   return sum;
 }

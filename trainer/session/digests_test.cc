@@ -2,6 +2,8 @@
 #include "trainer/session/digests.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -150,6 +152,35 @@ TEST_F(RunDigestsTest, AFullDisk) {
   EXPECT_EQ(statuses[0].message(),
             absl::StrCat(file_, " can't be written: No space left on device"));
   EXPECT_TRUE(IsLostPeer(statuses[1])) << statuses[1];
+}
+
+// By definition, whatever instructions add it up, from any element on.
+TEST(DigestOfTest, IsTheSumOfProductsWithOddKeys) {
+  const auto mix = [](uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  };
+  const auto check = [&](const at::Tensor& numbers, auto bits) {
+    const auto* const data =
+        static_cast<const decltype(bits)*>(numbers.const_data_ptr());
+    for (const int64_t first : {0, 1, 1000, 123456}) {
+      uint64_t sum = 0;
+      for (int64_t i = 0; i < numbers.numel(); ++i) {
+        const auto index = static_cast<uint64_t>(first + i);
+        sum += (mix(index / 1024) | 1) *
+               (mix((index % 1024 + 1) * 0x9E3779B97F4A7C15u) | 1) * data[i];
+      }
+      EXPECT_EQ(DigestOf(numbers, first), sum) << numbers.numel() << first;
+    }
+  };
+  for (const int64_t count : {1, 31, 32, 33, 1023, 2500}) {
+    const at::Tensor numbers = at::randn({count});
+    check(numbers, uint32_t{});
+    check(numbers.to(at::kBFloat16), uint16_t{});
+    check(numbers.to(at::kDouble), uint64_t{});
+    check(at::randint(256, {count}, at::kByte), uint8_t{});
+  }
 }
 
 }  // namespace

@@ -59,6 +59,10 @@ void CheckLoss(const LossSum& loss, const Session& session) {
   }
 }
 
+bool Weightless(const StepInFlight& step, int64_t index) {
+  return !step.weightless.empty() && step.weightless[index];
+}
+
 }  // namespace
 
 MicroSteps::MicroSteps(Session* session)
@@ -123,19 +127,21 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   if (session_.config.train().receipts() && session_.counts()) {
     step->digest.rows += DigestOfRows(batch);
   }
+  weight_ = Weightless(*step, index) ? 0.0 : 1.0;
   const LossSum loss = ForwardBackward(batch);
-
   at::Tensor sum = loss.sum.to(at::kDouble);
   // Of ranks that share rows, each has a whole sum.
-  if (!session_.counts() && session_.parts.objective->has_whole_sums()) {
-    sum = at::zeros_like(sum);
-  }
+  const bool repeats =
+      !session_.counts() && session_.parts.objective->has_whole_sums();
+  if (weight_ == 0.0 || repeats) sum = at::zeros_like(sum);
   step->loss_sum = step->loss_sum.defined() ? step->loss_sum + sum : sum;
   step->losses.push_back(sum);
   if (loss.metrics.defined()) {
-    metric_sums_.Add(loss.metrics, &step->metrics);
+    metric_sums_.Add(
+        weight_ == 0.0 ? at::zeros_like(loss.metrics) : loss.metrics,
+        &step->metrics);
   }
-  if (!session_.counts()) return absl::OkStatus();
+  if (!session_.counts() || weight_ == 0.0) return absl::OkStatus();
   StepSums& mine = step->sums;
   mine.count += static_cast<double>(loss.count);
   mine.tokens += static_cast<double>(loss.tokens);
@@ -172,7 +178,7 @@ LossSum MicroSteps::Forward(const Batch& batch, UnitRunner& runner) {
 }
 
 double MicroSteps::HostScale() const {
-  return session_.scaler.scale() / nominal_targets_;
+  return weight_ * session_.scaler.scale() / nominal_targets_;
 }
 
 void MicroSteps::Backward(const at::Tensor& loss_sum, const at::Tensor& scale) {
@@ -190,7 +196,7 @@ void MicroSteps::Backward(const at::Tensor& loss_sum, const at::Tensor& scale) {
 // Of the loss's type. While the last step's sums are still on the device, so is
 // the loss scale that follows from them.
 at::Tensor MicroSteps::BackwardScale(const at::Tensor& loss_sum) const {
-  if (deferred_ != nullptr && deferred_->pending() &&
+  if (weight_ != 0.0 && deferred_ != nullptr && deferred_->pending() &&
       deferred_->next_loss_scale().defined()) {
     const at::Tensor& scale = deferred_->next_loss_scale();
     return (scale / at::full({}, nominal_targets_, scale.options()))
@@ -223,7 +229,7 @@ absl::Status MicroSteps::SumTotals(DataLoader& loader, StepInFlight* step) {
   const absl::Status status = CatchAll([&]() -> absl::Status {
     for (int64_t i = 0; i < session_.job.batch.accumulation; ++i) {
       CAPSTAN_ASSIGN_OR_RETURN(Batch batch, NextBatch(loader, step));
-      if (session_.counts()) {
+      if (session_.counts() && !Weightless(*step, i)) {
         AddStepTotals(objective, batch, info_, absl::MakeSpan(sums));
       }
       batches.push_back(std::move(batch));
@@ -291,6 +297,7 @@ absl::Status MicroSteps::Try(const std::vector<int64_t>& samples,
 absl::Status MicroSteps::Backpropagate(int64_t step, const ReadOneBatch& read,
                                        bool* completed) {
   const RunParts& parts = session_.parts;
+  weight_ = 1.0;
   *completed = false;
   absl::Status status = CatchAll([&]() -> absl::Status {
     parts.strategy->BeginStep(step);

@@ -65,6 +65,7 @@ class MicroSteps {
   absl::StatusOr<Batch> NextBatch(DataLoader& loader, StepInFlight* step);
   LossSum Forward(const Batch& batch, UnitRunner& runner);
   // The gradient with which backward begins, as far as the host knows it.
+  // Zero: the micro-batch has no weight.
   double HostScale() const;
   at::Tensor BackwardScale(const at::Tensor& loss_sum) const;
   void Backward(const at::Tensor& loss_sum, const at::Tensor& scale);
@@ -77,6 +78,7 @@ class MicroSteps {
   const DeferredSums* deferred_ = nullptr;
   bool sums_exactly_ = false;
   double nominal_targets_ = 1.0;
+  double weight_ = 1.0;  // of the present micro-batch: 0 or 1
   std::unique_ptr<MicroStepGraphs> graphs_;  // null: as usual
   // Of the latest step, whose micro-batches may be tried again.
   StepInfo info_;

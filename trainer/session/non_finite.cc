@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/checkpoint/state_kinds.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -265,15 +266,18 @@ absl::Status NonFiniteSteps::FindLateOrigin() {
 
 absl::Status NonFiniteSteps::Try(const MicroBatch& micro_batch,
                                  bool* completed) {
-  const std::vector<int64_t>& samples = micro_batch.samples;
+  std::vector<int64_t> samples = micro_batch.samples;
+  std::vector<int64_t> places(samples.size());
+  std::iota(places.begin(), places.end(), micro_batch.position);
+  RemoveForgotten(ForgottenRows(session_.config.train()),
+                  session_.train_reader(), &samples, &places);
   const auto read = [&]() -> absl::StatusOr<Batch> {
     const WhoseCode code(session_.plugins.train_data, "Read");
     CAPSTAN_ASSIGN_OR_RETURN(
         Batch batch, ReadBatch(session_.train_reader(), samples, at::kCPU));
     // As the loader gave it.
-    int64_t* const positions =
-        batch.at(kSamplePosition).mutable_data_ptr<int64_t>();
-    std::iota(positions, positions + samples.size(), micro_batch.position);
+    std::copy(places.begin(), places.end(),
+              batch.at(kSamplePosition).mutable_data_ptr<int64_t>());
     for (auto& [name, tensor] : batch) {
       tensor = tensor.to(session_.group->device());
     }

@@ -26,6 +26,8 @@ inline constexpr char kReceiptsFile[] = "receipts.jsonl";
 //     replaced there. "run" is what identifies what is trained
 //     (run_identity.h).
 //   {"step": 1, "samples": .., "rows": .., "loss": .., .., "state": ..}
+//     With "forgotten": "7 9" those of the step's samples that had weight zero
+//     (train.forgotten_rows).
 //
 // Either may have a "how": what mustn't matter for what is trained, such as
 // strategy, ranks and libraries; it holds until the next one.

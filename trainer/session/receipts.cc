@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/digest.h"
 #include "base/files.h"
@@ -26,6 +27,7 @@
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/checkpoint/state_kinds.h"
 #include "trainer/session/digests.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/schedule.h"
 
 namespace capstan {
@@ -195,9 +197,10 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
   Line run = Line::object();
   for (const auto& [name, value] : session_.identity) {
     // Each step has the rate that follows from its length and schedule, and
-    // what evaluations read trains nothing.
+    // what evaluations read trains nothing. Of forgotten rows the steps say
+    // which had them: those before are as without.
     if (name != "train.max_steps" && name != "schedule" &&
-        !absl::StartsWith(name, "eval_")) {
+        !absl::StartsWith(name, "eval_") && !IsForgottenRow(name)) {
       run[name] = value;
     }
   }
@@ -262,6 +265,9 @@ void RunReceipts::Write(const StepInFlight& step) {
                {"lr", Bits(step.outcome.skipped ? 0.0 : step.lr)},
                {"weights", Hex(step.digest.weights)},
                {"state", Hex(step.digest.state)}};
+  if (!step.forgotten.empty()) {
+    line["forgotten"] = absl::StrJoin(step.forgotten, " ");
+  }
   // The next step's rate is that of a run of another length.
   if (session_.max_steps != end_) line["how"] = How();
   status_ = CatchAll([&] { return Append(std::move(line)); });

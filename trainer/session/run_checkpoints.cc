@@ -25,6 +25,7 @@
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/metrics/console.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/model_card.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/receipt_chain.h"
@@ -156,7 +157,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
     if (!session_.resumed_from.empty()) {
       absl::Status same = CheckResumed(session_.job.loaded,
                                        session_.resumed_from, earlier, mine);
-      if (same.ok()) same = CheckIdentity(earlier);
+      if (same.ok()) same = CheckIdentity(earlier, order);
       CAPSTAN_RETURN_IF_ERROR(Agree(group, same, "set up"));
       CAPSTAN_RETURN_IF_ERROR(session_.RestorePlugins());
       state = earlier;
@@ -208,7 +209,8 @@ absl::Status RunCheckpoints::Identify() {
                "read its data");
 }
 
-absl::Status RunCheckpoints::CheckIdentity(const TrainState& earlier) {
+absl::Status RunCheckpoints::CheckIdentity(const TrainState& earlier,
+                                           const DataOrder& order) {
   // A mirror is of this very run.
   if (session_.group->rank() != 0 || source_.has_value()) {
     return absl::OkStatus();
@@ -225,7 +227,8 @@ absl::Status RunCheckpoints::CheckIdentity(const TrainState& earlier) {
                         earlier.optimizer_steps, session_.config.train()));
   session_.resume_notes.insert(session_.resume_notes.end(), notes.begin(),
                                notes.end());
-  return absl::OkStatus();
+  return CompareForgotten(session_.resumed_from, then, now, order,
+                          earlier.samples);
 }
 
 absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
@@ -403,6 +406,17 @@ absl::Status RunCheckpoints::SaveStep(bool background) {
   return WriteStep(background, session_.output_dir);
 }
 
+// Rank 0's: metrics have been written, and receipts are on the disk, which a
+// chain that is to be checked can't be without after a power failure.
+absl::Status RunCheckpoints::CheckLines(const std::string& output_dir) const {
+  if (session_.reporter == nullptr) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(session_.reporter->Check(output_dir));
+  const std::string path = absl::StrCat(output_dir, "/", kReceiptsFile);
+  return session_.config.train().receipts() && PathExists(path)
+             ? SyncPath(path)
+             : absl::OkStatus();
+}
+
 absl::Status RunCheckpoints::WriteStep(bool background,
                                        const std::string& output_dir) {
   const TrainState& state = session_.state;
@@ -411,11 +425,8 @@ absl::Status RunCheckpoints::WriteStep(bool background,
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckReplicas());
   ProcessGroup& group = *session_.group;
   // Or the run would go on from a step whose line is lost.
-  CAPSTAN_RETURN_IF_ERROR(Agree(group,
-                                session_.reporter == nullptr
-                                    ? absl::OkStatus()
-                                    : session_.reporter->Check(output_dir),
-                                "write its output"));
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(group, CheckLines(output_dir), "write its output"));
   SavingCost& cost = session_.saving_cost;
   const double start = MonotonicSeconds();
   session_.RememberScale();

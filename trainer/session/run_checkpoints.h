@@ -80,9 +80,10 @@ class RunCheckpoints {
   absl::Status SaveStep(bool background);
   // Writes to `output_dir`. If that isn't session_.output_dir, because the
   // folder has moved, removes no older checkpoint.
+  absl::Status CheckLines(const std::string& output_dir) const;
   absl::Status WriteStep(bool background, const std::string& output_dir);
   // Checks on rank 0 that this is the run that saved `earlier`.
-  absl::Status CheckIdentity(const TrainState& earlier);
+  absl::Status CheckIdentity(const TrainState& earlier, const DataOrder& order);
   // Whether there is memory for a copy of the state; decided once. Collective.
   absl::StatusOr<bool> InBackground();
 

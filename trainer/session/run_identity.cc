@@ -36,6 +36,7 @@
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/base_weights.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
 
@@ -535,7 +536,8 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
   std::vector<std::string> notes;
   std::vector<std::string> refused, refused_names;
   for (const std::string& name : names) {
-    if (Same(earlier, mine, name)) continue;
+    // CompareForgotten knows what they change.
+    if (Same(earlier, mine, name) || IsForgottenRow(name)) continue;
     const std::string change = absl::StrCat(name, ": ", ShownIn(earlier, name),
                                             " -> ", ShownIn(mine, name));
     if (name == kMaxSteps) {

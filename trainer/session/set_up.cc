@@ -45,6 +45,7 @@
 #include "trainer/profile/ranges.h"
 #include "trainer/session/compare_ranks.h"
 #include "trainer/session/explain_failure.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
@@ -355,6 +356,7 @@ void StartLoader(DataOrder order, RankRun* run) {
   options.rank = session.data_rank();
   options.world_size = session.mesh().data;
   options.start_position = session.state.samples;
+  options.forgotten = ForgottenRows(session.config.train());
   options.device = session.group->device();
   run->loader = DataLoader::Create(options, session.train_reader());
 }

@@ -27,6 +27,7 @@
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/profile/ranges.h"
 #include "trainer/session/explain_failure.h"
+#include "trainer/session/forgotten_rows.h"
 #include "trainer/session/rollouts.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/whose_code.h"
@@ -86,8 +87,37 @@ absl::StatusOr<StepInFlight> TrainStep::Begin() {
   step.start = MonotonicSeconds();
   step.position = state.samples;
   step.before = session_.group->stats();
+  FindForgotten(&step);
   if (profiler_ != nullptr) profiler_->BeginStep(step.number, step.before);
   return step;
+}
+
+void TrainStep::FindForgotten(StepInFlight* step) {
+  if (forgotten_.empty()) return;
+  const BatchPlan& plan = session_.job.batch;
+  std::vector<int64_t> samples(plan.global_batch_size);
+  samples_->At(step->position, absl::MakeSpan(samples));
+  for (const int64_t sample : samples) {
+    if (forgotten_.count(sample) > 0) step->forgotten.push_back(sample);
+  }
+  if (step->forgotten.empty()) return;
+  for (int64_t i = 0; i < plan.accumulation; ++i) {
+    const std::vector<int64_t> mine = SamplesOf(i);
+    step->weightless.push_back(std::all_of(
+        mine.begin(), mine.end(),
+        [&](int64_t sample) { return forgotten_.count(sample) > 0; }));
+  }
+}
+
+std::vector<int64_t> TrainStep::SamplesOf(int64_t index) {
+  const BatchPlan& plan = session_.job.batch;
+  std::vector<int64_t> samples(plan.micro_batch_size);
+  const int64_t micro_batch =
+      MicroBatchIndex(plan.order, session_.data_rank(), session_.mesh().data,
+                      index, plan.accumulation);
+  samples_->At(session_.state.samples + micro_batch * plan.micro_batch_size,
+               absl::MakeSpan(samples));
+  return samples;
 }
 
 // Reads, forward, backward; then the strategy has complete gradients. An error
@@ -165,20 +195,13 @@ void TrainStep::SumUp(StepInFlight* step) {
 }
 
 // What was passed over to read this rank's micro-batches.
-std::vector<BadSample> TrainStep::BadSamplesOfStep() const {
+std::vector<BadSample> TrainStep::BadSamplesOfStep() {
   const ForgivingReader* const reader = session_.forgiving_train.get();
   if (reader == nullptr || !reader->any()) return {};
-  const BatchPlan& plan = session_.job.batch;
-  SampleSequence sequence(order_);
-  std::vector<int64_t> samples(plan.accumulation * plan.micro_batch_size);
-  for (int64_t i = 0; i < plan.accumulation; ++i) {
-    sequence.At(session_.state.samples + MicroBatchIndex(plan.order,
-                                                         session_.data_rank(),
-                                                         session_.mesh().data,
-                                                         i, plan.accumulation) *
-                                             plan.micro_batch_size,
-                absl::MakeSpan(samples).subspan(i * plan.micro_batch_size,
-                                                plan.micro_batch_size));
+  std::vector<int64_t> samples;
+  for (int64_t i = 0; i < session_.job.batch.accumulation; ++i) {
+    const std::vector<int64_t> some = SamplesOf(i);
+    samples.insert(samples.end(), some.begin(), some.end());
   }
   return reader->BadAmong(samples);
 }
@@ -464,6 +487,8 @@ TrainStep::TrainStep(Session* session, Divergence* divergence,
 absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
   profiler_ = profiler;
   order_ = std::move(order);
+  samples_.emplace(order_);
+  forgotten_ = ForgottenRows(session_.config.train());
   const at::Device device = session_.group->device();
   // A graph's scale comes from the host.
   const bool scaled_graphs =

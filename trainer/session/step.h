@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,7 @@ class TrainStep {
   // A step's stages, in order. An error ends the run.
   absl::Status BeginRecords();
   absl::StatusOr<StepInFlight> Begin();
+  void FindForgotten(StepInFlight* step);
   absl::StatusOr<StepInFlight> Accumulate(StepInFlight step,
                                           DataLoader& loader);
   absl::StatusOr<StepInFlight> Reduce(StepInFlight step);
@@ -81,7 +83,9 @@ class TrainStep {
   void AddUnderflow(StepInFlight* step) const;
 
   // Of Reduce.
-  std::vector<BadSample> BadSamplesOfStep() const;
+  // This rank's samples of its micro-batch `index` of the present step.
+  std::vector<int64_t> SamplesOf(int64_t index);
+  std::vector<BadSample> BadSamplesOfStep();
   absl::Status ReduceSums(StepInFlight* step);
   absl::Status CatchUp(bool late);
   GradientRule Rule() const;
@@ -101,6 +105,8 @@ class TrainStep {
   StepRecords& records_;
   Profiler* profiler_ = nullptr;
   DataOrder order_;
+  absl::optional<SampleSequence> samples_;  // of order_
+  std::set<int64_t> forgotten_;             // train.forgotten_rows
   bool rollout_failed_ = false;
   bool left_ = false;
   std::unique_ptr<DeferredSums> deferred_;  // null: read before the update

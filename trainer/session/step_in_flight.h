@@ -35,6 +35,12 @@ struct StepInFlight {
   int64_t position = 0;       // of its first sample in the run's sequence
   CommunicationStats before;  // the group's, so far
 
+  // Of train.forgotten_rows those among its samples, of all ranks, in order;
+  // and which of this rank's micro-batches have no others, so that what stands
+  // in for them (RemoveForgotten) has weight zero. Empty: none.
+  std::vector<int64_t> forgotten;
+  std::vector<bool> weightless;
+
   // Whether it ends before it has begun to train: the run is to stop, and its
   // rollout was left.
   bool left = false;

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/forget/run_without.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+namespace capstan {
+namespace {
+
+using ::testing::HasSubstr;
+
+Snapshot At(int64_t step, int64_t samples) {
+  Snapshot snapshot;
+  snapshot.path = "step-" + std::to_string(step);
+  snapshot.manifest.train_state.step = step;
+  snapshot.manifest.train_state.samples = samples;
+  return snapshot;
+}
+
+// 4 steps of 8 samples, then some of 4.
+const std::vector<Snapshot>& Snapshots() {
+  static const auto* const snapshots =
+      new std::vector<Snapshot>({At(2, 16), At(4, 32), At(10, 56)});
+  return *snapshots;
+}
+
+TEST(RunWithoutTest, TheStepOfAPosition) {
+  for (const auto& [position, step] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 1},
+                                                {7, 1},
+                                                {8, 2},
+                                                {15, 2},
+                                                {16, 3},
+                                                {31, 4},
+                                                {32, 5},
+                                                {36, 6},
+                                                {55, 10}}) {
+    EXPECT_EQ(StepAt(position, Snapshots()), step) << position;
+  }
+}
+
+TEST(RunWithoutTest, TheNewestSnapshotBeforeARow) {
+  EXPECT_EQ(LastBefore(15, Snapshots()), nullptr);
+  EXPECT_EQ(LastBefore(16, Snapshots())->path, "step-2");
+  EXPECT_EQ(LastBefore(31, Snapshots())->path, "step-2");
+  EXPECT_EQ(LastBefore(32, Snapshots())->path, "step-4");
+  EXPECT_EQ(LastBefore(56, Snapshots())->path, "step-10");
+}
+
+std::string NewFolder() {
+  std::string folder = ::testing::TempDir() + "/forget-XXXXXX";
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return folder;
+}
+
+TEST(RunWithoutTest, ARunWithoutCheckpointsSaysSo) {
+  const std::string folder = NewFolder();
+  EXPECT_THAT(std::string(SnapshotsOf(folder).status().message()),
+              HasSubstr("has no checkpoint"));
+}
+
+TEST(RunWithoutTest, BeginsWithWhatLedToTheSnapshot) {
+  const std::string run = NewFolder();
+  const std::string to = NewFolder() + "/new";
+  std::ofstream(run + "/metrics.jsonl")
+      << "{\"step\": 1, \"step_seconds\": 4}\n"
+      << "{\"step\": 2, \"step_seconds\": 1}\n{\"step\": 2, \"eval_loss\": 1}\n"
+      << "{\"step\": 3, \"step_seconds\": 2}\n";
+  // It went on from step 2 once more.
+  std::ofstream(run + "/receipts.jsonl")
+      << "{\"begin\": 0}\n{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n"
+      << "{\"begin\": 2}\n{\"step\": 3}\n";
+  Snapshot snapshot = At(2, 16);
+  snapshot.path = run + "/checkpoints/step-00000002";
+  std::filesystem::create_directories(snapshot.path);
+  std::ofstream(snapshot.path + "/manifest.json") << "whole";
+  EXPECT_EQ(SecondsOfAStep(run), 2.0);
+  ASSERT_TRUE(BeginFrom(snapshot, run, to).ok());
+  EXPECT_EQ(*ReadWholeFile(to + "/checkpoints/step-00000002/manifest.json"),
+            "whole");
+  EXPECT_EQ(*ReadWholeFile(to + "/metrics.jsonl"),
+            "{\"step\": 1, \"step_seconds\": 4}\n"
+            "{\"step\": 2, \"step_seconds\": 1}\n"
+            "{\"step\": 2, \"eval_loss\": 1}\n");
+  EXPECT_EQ(*ReadWholeFile(to + "/receipts.jsonl"),
+            "{\"begin\": 0}\n{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n"
+            "{\"begin\": 2}\n");
+}
+
+}  // namespace
+}  // namespace capstan
