@@ -21,6 +21,8 @@
 #include "host/config/create_slot.h"
 #include "host/config/hub_path.h"
 #include "host/config/load_config.h"
+#include "host/storage/cache.h"
+#include "host/storage/storage.h"
 #include "inference/load/bind.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
@@ -324,6 +326,37 @@ std::string ModelFolder(const std::string& path, const RunFolders& runs) {
                                               : folder;
 }
 
+namespace {
+
+// Of what a run's folder has in a store: final/, or else the newest whole
+// checkpoint, and what says what they are. All of another folder.
+std::vector<StoredObject> ModelObjects(std::vector<StoredObject> objects) {
+  constexpr absl::string_view kFinal = "final/", kCheckpoints = "checkpoints/";
+  bool has_final = false;
+  std::string newest;  // "checkpoints/step-00000010/"
+  for (const StoredObject& object : objects) {
+    has_final |= absl::StartsWith(object.path, kFinal);
+    absl::string_view folder = object.path;
+    // Their names ascend by step.
+    if (absl::StartsWith(folder, kCheckpoints) &&
+        absl::ConsumeSuffix(&folder, "manifest.json")) {
+      newest = std::max(newest, std::string(folder));
+    }
+  }
+  if (!has_final && newest.empty()) return objects;
+  std::vector<StoredObject> chosen;
+  for (StoredObject& object : objects) {
+    const bool of_model = has_final ? absl::StartsWith(object.path, kFinal)
+                                    : absl::StartsWith(object.path, newest);
+    if (of_model || object.path == "config.pbtxt") {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+
 absl::StatusOr<ModelSources> FindSources(const std::string& model,
                                          const AdapterOptions& options,
                                          const ConfigContext& context,
@@ -334,6 +367,8 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
   std::string folder = (fs::path(caller) / model).string();
   if (IsHubPath(model)) {
     CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
+  } else if (IsAddress(model)) {
+    CAPSTAN_ASSIGN_OR_RETURN(folder, LocalCopy(model, ModelObjects));
   }
   sources.model = ModelFolder(folder, runs);
   if (!IsFolder(sources.model)) {
@@ -343,7 +378,9 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
         "model/folder");
   }
   if (!adapter.empty()) {
-    sources.adapter = ModelFolder((fs::path(caller) / adapter).string(), runs);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string local,
+                             LocalCopy(adapter, ModelObjects));
+    sources.adapter = ModelFolder((fs::path(caller) / local).string(), runs);
     if (!IsAdapter(sources.adapter)) {
       return WithCode(absl::NotFoundError(absl::StrCat(
                           "--adapter=", adapter,
