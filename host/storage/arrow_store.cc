@@ -163,7 +163,12 @@ class ArrowStore : public ObjectStore {
 
   StoreResult Delete(const std::string& path) override {
     StoreResult result = Guarded([&] { return files_->DeleteFile(path); });
-    if (result.kind == StoreResult::kMissing) result = {};
+    // Arrow then makes an empty object in the place of the folder, which some
+    // stores don't allow.
+    if (result.kind == StoreResult::kMissing ||
+        result.text.rfind("When creating key", 0) == 0) {
+      result = {};
+    }
     return result;
   }
 
@@ -203,13 +208,18 @@ class ArrowStore : public ObjectStore {
 
 arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
     const std::string& bucket) {
+  std::string endpoint = Variable("AWS_ENDPOINT_URL_S3");
+  if (endpoint.empty()) endpoint = Variable("AWS_ENDPOINT_URL");
+  if (!endpoint.empty()) {
+    // Many stores that aren't Amazon's don't know the checksums of newer
+    // clients.
+    setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required", 0);
+  }
   fs::S3GlobalOptions global = fs::S3GlobalOptions::Defaults();
   if (Variable("ARROW_S3_LOG_LEVEL").empty()) {
     global.log_level = fs::S3LogLevel::Off;
   }
   if (!fs::IsS3Initialized()) ARROW_RETURN_NOT_OK(fs::InitializeS3(global));
-  std::string endpoint = Variable("AWS_ENDPOINT_URL_S3");
-  if (endpoint.empty()) endpoint = Variable("AWS_ENDPOINT_URL");
   fs::S3Options options = fs::S3Options::Defaults();
   options.region = Variable("AWS_REGION");
   if (options.region.empty()) options.region = Variable("AWS_DEFAULT_REGION");
@@ -226,6 +236,7 @@ arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
     ARROW_ASSIGN_OR_RAISE(options.region, fs::ResolveS3BucketRegion(bucket));
   }
   options.connect_timeout = kConnectSeconds;
+  options.allow_delayed_open = true;  // small objects need one request
   options.retry_strategy =
       fs::S3RetryStrategy::GetAwsStandardRetryStrategy(kTriesOfRequest);
   ARROW_ASSIGN_OR_RAISE(const auto files, fs::S3FileSystem::Make(options));

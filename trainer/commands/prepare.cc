@@ -34,6 +34,7 @@
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/sharding_note.h"
+#include "trainer/session/stored_run.h"
 #include "trainer/session/watch.h"
 
 namespace capstan {
