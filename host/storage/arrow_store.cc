@@ -27,6 +27,7 @@ namespace fs = arrow::fs;
 // again.
 constexpr int kTriesOfRequest = 4;
 constexpr double kConnectSeconds = 5;
+constexpr double kSilentSeconds = 15;  // in which nothing comes
 constexpr double kGcsRetrySeconds = 20;
 // A part must be at least 5 MiB (S3).
 constexpr int64_t kPartBytes = int64_t{16} << 20;
@@ -96,13 +97,12 @@ class ArrowStore : public ObjectStore {
 
   StoreResult List(const std::string& folder,
                    std::vector<StoredObject>* objects) override {
-    return Guarded([&]() -> arrow::Status {
+    objects->clear();
+    StoreResult result = Guarded([&]() -> arrow::Status {
       fs::FileSelector selector;
       selector.base_dir = folder;
       selector.recursive = true;
-      selector.allow_not_found = true;
       ARROW_ASSIGN_OR_RAISE(const auto infos, files_->GetFileInfo(selector));
-      objects->clear();
       for (const fs::FileInfo& info : infos) {
         if (info.IsFile()) objects->push_back(ObjectOf(info));
       }
@@ -110,6 +110,9 @@ class ArrowStore : public ObjectStore {
                 [](const auto& a, const auto& b) { return a.path < b.path; });
       return arrow::Status::OK();
     });
+    // Of a bucket that isn't there the store says so in other words.
+    if (result.kind == StoreResult::kMissing) result = {};
+    return result;
   }
 
   StoreResult Stat(const std::string& path, StoredObject* object) override {
@@ -236,6 +239,7 @@ arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
     ARROW_ASSIGN_OR_RAISE(options.region, fs::ResolveS3BucketRegion(bucket));
   }
   options.connect_timeout = kConnectSeconds;
+  options.request_timeout = kSilentSeconds;
   options.allow_delayed_open = true;  // small objects need one request
   options.retry_strategy =
       fs::S3RetryStrategy::GetAwsStandardRetryStrategy(kTriesOfRequest);

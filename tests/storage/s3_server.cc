@@ -81,10 +81,8 @@ void S3Server::Start() {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
-    // What it deletes or writes is seen at once, also after a kill.
     execl(program.c_str(), "rclone", "serve", "s3", keys.c_str(),
-          address.c_str(), "--config=/dev/null", "--dir-cache-time=0s",
-          root_.c_str(), nullptr);
+          address.c_str(), "--config=/dev/null", root_.c_str(), nullptr);
     _exit(127);
   }
   while (!Answers(port_)) {
@@ -92,6 +90,14 @@ void S3Server::Start() {
     // sleeps: a poll of the server's port
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+}
+
+void S3Server::Put(const std::string& key, const std::string& bytes) {
+  Kill();
+  const std::string path = absl::StrCat(Objects(), "/", key);
+  fs::create_directories(fs::path(path).parent_path());
+  WriteText(path, bytes);
+  Start();
 }
 
 std::map<std::string, std::string> S3Server::Environment(

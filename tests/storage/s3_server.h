@@ -28,11 +28,15 @@ class S3Server {
   void Kill();
   void Start();
 
+  // Makes or replaces an object.
+  void Put(const std::string& key, const std::string& bytes);
+
   FaultyProxy& proxy() { return *proxy_; }
   // What its clients need, with caches below `storage_folder`.
   std::map<std::string, std::string> Environment(
       const std::string& storage_folder) const;
-  // The folder that holds the bucket's objects as files.
+  // The folder that holds the bucket's objects as files. rclone doesn't see
+  // what others write there: use Put.
   std::string Objects() const { return root_ + "/bucket"; }
 
  private:

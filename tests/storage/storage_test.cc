@@ -156,7 +156,7 @@ TEST_F(StorageTest, SecretsAreInNoMessage) {
 // --- The cache.
 
 TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
-  WriteText(Object("data.jsonl"), "one\n");
+  server_->Put("data.jsonl", "one\n");
   const auto first = LocalCopy("s3://bucket/data.jsonl");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(ReadText(*first), "one\n");
@@ -164,7 +164,7 @@ TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
   const auto again = LocalCopy("s3://bucket/data.jsonl");
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(*again, *first);
-  WriteText(Object("data.jsonl"), "two\n");
+  server_->Put("data.jsonl", "two\n");
   const auto changed = LocalCopy("s3://bucket/data.jsonl");
   ASSERT_TRUE(changed.ok()) << changed.status();
   EXPECT_EQ(ReadText(*changed), "two\n");
@@ -173,10 +173,9 @@ TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
 }
 
 TEST_F(StorageTest, FoldersAndPatterns) {
-  fs::create_directories(Object("d/e"));
-  WriteText(Object("d/a.txt"), "a");
-  WriteText(Object("d/b.txt"), "b");
-  WriteText(Object("d/e/c.bin"), "c");
+  server_->Put("d/a.txt", "a");
+  server_->Put("d/b.txt", "b");
+  server_->Put("d/e/c.bin", "c");
   const auto folder = LocalCopy("s3://bucket/d/");
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_EQ(ReadText(*folder + "/a.txt"), "a");
@@ -198,7 +197,7 @@ TEST_F(StorageTest, FoldersAndPatterns) {
 TEST_F(StorageTest, TheCacheKeepsItsSizeAndWhatIsRead) {
   setenv("CAPSTAN_STORAGE_CACHE_GIB", "0.0025", 1);  // 2.6 MiB
   for (const char* name : {"a", "b", "c"}) {
-    WriteText(Object(name), Bytes(1 << 20));
+    server_->Put(name, Bytes(1 << 20));
   }
   const auto read = [](const std::string& name) {
     const auto path = LocalCopy("s3://bucket/" + name);
@@ -231,7 +230,7 @@ TEST_F(StorageTest, TheCacheKeepsItsSizeAndWhatIsRead) {
 }
 
 TEST_F(StorageTest, ProcessesThatAskAtOnceShareOneDownload) {
-  WriteText(Object("shared"), Bytes(4 << 20));
+  server_->Put("shared", Bytes(4 << 20));
   std::atomic<int> reads{0};
   server_->proxy().set_filter([&reads](const std::string& line) {
     reads += line.rfind("GET /bucket/shared", 0) == 0;

@@ -68,7 +68,7 @@ class StoredRunTest : public ::testing::Test {
       const nlohmann::json manifest = ReadJson(folder + "/manifest.json");
       for (const auto& file : manifest["files"]) {
         const std::string path =
-            absl::StrCat(folder, "/", file["name"].get<std::string>());
+            absl::StrCat(folder, "/", file["file"].get<std::string>());
         std::error_code error;
         if (fs::file_size(path, error) != file["bytes"].get<uint64_t>()) {
           broken.push_back(path);
@@ -126,14 +126,12 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
 
 TEST_F(StoredRunTest, DataAndModelAreReadByAddress) {
   const std::string model = Runfile("tests/golden/testdata/llama");
-  fs::create_directories(server_->Objects() + "/models/llama");
   for (const auto& file : fs::directory_iterator(model)) {
-    WriteText(absl::StrCat(server_->Objects(), "/models/llama/",
-                           file.path().filename().string()),
-              ReadText(file.path().string()));
+    server_->Put("models/llama/" + file.path().filename().string(),
+                 ReadText(file.path().string()));
   }
-  WriteText(server_->Objects() + "/corpus.txt",
-            ReadText(Runfile("tests/testdata/corpus.txt")));
+  const std::string corpus = ReadText(Runfile("tests/testdata/corpus.txt"));
+  server_->Put("corpus.txt", corpus);
   const std::string undisturbed = MustTrain(RunText::Golden());
   RunText run = RunText::Golden();
   run.Set("model",
@@ -141,7 +139,10 @@ TEST_F(StoredRunTest, DataAndModelAreReadByAddress) {
           "\"s3://bucket/models/llama\" }");
   run.Set("train_data", TextData("s3://bucket/corpus.txt", 64));
   const TrainerOptions host = NewHost();
-  const std::string first = MustTrain(run, host);
+  const std::string first = NewTestFolder("a") + "/o";
+  const TrainerResult result = Train(run.Output(first), host);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("s3://bucket/models/llama: fetched"));
   EXPECT_EQ(ReadMetrics(first).losses(), ReadMetrics(undisturbed).losses());
   // What is in the cache isn't fetched again.
   const TrainerResult second =
@@ -149,8 +150,7 @@ TEST_F(StoredRunTest, DataAndModelAreReadByAddress) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(second.err, Not(HasSubstr("fetched")));
   // What has changed is.
-  WriteText(server_->Objects() + "/corpus.txt",
-            ReadText(Runfile("tests/testdata/corpus.txt")).substr(64 * 20));
+  server_->Put("corpus.txt", corpus.substr(64 * 20));
   const TrainerResult third =
       Train(run.Output(NewTestFolder("c") + "/o"), host);
   EXPECT_EQ(third.exit_code, 0) << third.err;
