@@ -10,8 +10,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <map>
+#include <memory>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -100,11 +103,10 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   // Bit by bit what the run has left on its disk.
   const std::string local =
       host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs/s3/bucket/runs/a";
-  for (const auto& [path, bytes] : Snapshot(local)) {
-    const fs::path relative = fs::path(path).lexically_relative(local);
-    if (absl::StartsWith(fs::path(path).filename().string(), ".")) continue;
-    EXPECT_EQ(ReadText(path), ReadText((Stored() / relative).string())) << path;
-  }
+  std::map<std::string, std::string> left = Snapshot(local);
+  left.erase(".lock");
+  left.erase(".fetch.lock");
+  EXPECT_EQ(Snapshot(Stored()), left);
   // Another host reads its model there, and no more than that.
   const TrainerOptions other = NewHost();
   const TrainerResult generated =
@@ -252,9 +254,9 @@ TEST_F(StoredRunTest, KilledAtAnyMomentItLosesNothing) {
     EXPECT_GE(now, newest) << "a checkpoint is lost";
     newest = now;
     with_a_checkpoint += newest > 0;
-    for (const auto& entry : fs::directory_iterator(
-             Stored() + "/checkpoints",
-             fs::directory_options::skip_permission_denied)) {
+    std::error_code none;  // there is no folder yet
+    for (const auto& entry :
+         fs::directory_iterator(Stored() + "/checkpoints", none)) {
       in_uploads += !fs::exists(entry.path() / "manifest.json");
     }
   }
