@@ -41,6 +41,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kFile[] = "file://";
+// In a run's folder.
+constexpr absl::string_view kFinal = "final/";
+constexpr absl::string_view kCheckpoints = "checkpoints/";
 constexpr double kCacheGib = 50;
 constexpr double kGib = 1 << 30;
 constexpr int kTries = 3;
@@ -302,6 +305,40 @@ absl::StatusOr<std::string> Get(const std::string& cache,
 }
 
 }  // namespace
+
+std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
+  bool has_final = false;
+  std::string newest;  // "checkpoints/step-00000010/"
+  for (const StoredObject& object : objects) {
+    has_final |= absl::StartsWith(object.path, kFinal);
+    absl::string_view folder = object.path;
+    // Their names ascend by step.
+    if (absl::StartsWith(folder, kCheckpoints) &&
+        absl::ConsumeSuffix(&folder, "manifest.json")) {
+      newest = std::max(newest, std::string(folder));
+    }
+  }
+  if (!has_final && newest.empty()) return objects;
+  std::vector<StoredObject> chosen;
+  for (StoredObject& object : objects) {
+    if (absl::StartsWith(object.path, has_final ? kFinal : newest) ||
+        object.path == "config.pbtxt") {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
+
+std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
+  std::vector<StoredObject> chosen;
+  for (StoredObject& object : objects) {
+    if (!absl::StartsWith(object.path, kFinal) &&
+        !absl::StartsWith(object.path, kCheckpoints)) {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
 
 absl::StatusOr<std::string> LocalCopy(absl::string_view path,
                                       const ChooseObjects& choose) {

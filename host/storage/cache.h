@@ -17,6 +17,12 @@ namespace capstan {
 using ChooseObjects =
     std::function<std::vector<StoredObject>(std::vector<StoredObject>)>;
 
+// Choices of a run's folder. All of another folder.
+// final/, or if there is none the newest whole checkpoint; and config.pbtxt.
+std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);
+// All but final/ and the checkpoints: what a run tells of itself.
+std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects);
+
 // A local path with what lies at an address: an object, all objects below it
 // (a folder), or those that match it (its last parts may have *, ? and [..]),
 // reduced by `choose` if set. Fetches what StorageFolder()/cache doesn't have,

@@ -12,7 +12,6 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -328,37 +327,6 @@ std::string ModelFolder(const std::string& path, const RunFolders& runs) {
                                               : folder;
 }
 
-namespace {
-
-// Of what a run's folder has in a store: final/, or else the newest whole
-// checkpoint, and what says what they are. All of another folder.
-std::vector<StoredObject> ModelObjects(std::vector<StoredObject> objects) {
-  constexpr absl::string_view kFinal = "final/", kCheckpoints = "checkpoints/";
-  bool has_final = false;
-  std::string newest;  // "checkpoints/step-00000010/"
-  for (const StoredObject& object : objects) {
-    has_final |= absl::StartsWith(object.path, kFinal);
-    absl::string_view folder = object.path;
-    // Their names ascend by step.
-    if (absl::StartsWith(folder, kCheckpoints) &&
-        absl::ConsumeSuffix(&folder, "manifest.json")) {
-      newest = std::max(newest, std::string(folder));
-    }
-  }
-  if (!has_final && newest.empty()) return objects;
-  std::vector<StoredObject> chosen;
-  for (StoredObject& object : objects) {
-    const bool of_model = has_final ? absl::StartsWith(object.path, kFinal)
-                                    : absl::StartsWith(object.path, newest);
-    if (of_model || object.path == "config.pbtxt") {
-      chosen.push_back(std::move(object));
-    }
-  }
-  return chosen;
-}
-
-}  // namespace
-
 absl::StatusOr<ModelSources> FindSources(const std::string& model,
                                          const AdapterOptions& options,
                                          const ConfigContext& context,
@@ -370,7 +338,7 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
   if (IsHubPath(model)) {
     CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
   } else if (IsAddress(model)) {
-    CAPSTAN_ASSIGN_OR_RETURN(folder, LocalCopy(model, ModelObjects));
+    CAPSTAN_ASSIGN_OR_RETURN(folder, LocalCopy(model, ModelOfRun));
   }
   sources.model = ModelFolder(folder, runs);
   if (!IsFolder(sources.model)) {
@@ -381,7 +349,7 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
   }
   if (!adapter.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string local,
-                             LocalCopy(adapter, ModelObjects));
+                             LocalCopy(adapter, ModelOfRun));
     sources.adapter = ModelFolder((fs::path(caller) / local).string(), runs);
     if (!IsAdapter(sources.adapter)) {
       return WithCode(absl::NotFoundError(absl::StrCat(

@@ -22,6 +22,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tests/storage/s3_server.h"
+#include "tests/testing/placed_ranks.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -114,6 +115,15 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
                   "--prompt=The", "--max_new_tokens=4"},
                  other);
   EXPECT_EQ(generated.exit_code, 0) << generated.err;
+  for (const auto& [path, bytes] :
+       Snapshot(other.environment.at("CAPSTAN_STORAGE_FOLDER"))) {
+    EXPECT_THAT(path, Not(HasSubstr("checkpoints")));
+  }
+  const TrainerResult verified = RunTrainer({"verify", kAddress}, other);
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("step-00000006"));
+  const TrainerResult why = RunTrainer({"why-slow", kAddress}, other);
+  EXPECT_EQ(why.exit_code, 0) << why.err;
   // A second run there is refused before anything starts.
   ExpectOneError(Train(run, NewHost()),
                  {"s3://bucket/runs/a already holds a run", "resume=AUTO"});
@@ -124,6 +134,32 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("is finished after 6 steps"));
   EXPECT_EQ(Snapshot(Stored()), before);
+}
+
+// Each rank is a process of its own, as under srun, on two hosts that share the
+// folder in which they work.
+TEST_F(StoredRunTest, RanksOfTwoHostsShareWhatIsFetched) {
+  server_->Put("corpus.txt", ReadText(CorpusPiece(40 * 32)));
+  const RunText run =
+      SmallRun()
+          .Set("train_data", TextData("s3://bucket/corpus.txt", 32))
+          .Ddp(2)
+          .Batch(4, 8)
+          .Train("max_steps: 8 save_every: 4 resume: AUTO");
+  for (const TrainerOptions& host : {NewHost(), NewHost()}) {
+    int fetched = 0;
+    int uploaders = 0;
+    for (const TrainerResult& rank :
+         RunPlacedRanks(2, run.File(), host, /*hosts=*/2)) {
+      EXPECT_EQ(rank.exit_code, 0) << rank.err;
+      fetched += absl::StrContains(rank.err, "corpus.txt: fetched");
+      uploaders += absl::StrContains(rank.err, "has all of the run");
+    }
+    EXPECT_EQ(fetched, 1);
+    EXPECT_EQ(uploaders, 1);
+    EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(4, 8));
+    EXPECT_THAT(Broken(), IsEmpty());
+  }
 }
 
 TEST_F(StoredRunTest, DataAndModelAreReadByAddress) {
@@ -265,6 +301,7 @@ TEST_F(StoredRunTest, KilledAtAnyMomentItLosesNothing) {
             << " with a checkpoint in the store; " << server_->proxy().faults()
             << " of " << server_->proxy().requests()
             << " requests were disturbed\n";
+  EXPECT_GE(with_a_checkpoint, kills / 4);
   const TrainerResult result = Train(run, NewHost());
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(Broken(), IsEmpty());
