@@ -2,6 +2,8 @@
 //
 // Writes and reads a file of random bytes at an address of object storage and
 // on the local disk: storage ADDRESS MIB FOLDER. Prints MB/s.
+#include "host/storage/storage.h"
+
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,7 +16,6 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "host/storage/storage.h"
 
 namespace capstan {
 namespace {

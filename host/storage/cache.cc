@@ -47,7 +47,7 @@ constexpr absl::string_view kCheckpoints = "checkpoints/";
 constexpr double kCacheGib = 50;
 constexpr double kGib = 1 << 30;
 constexpr int kTries = 3;
-// Of more, the times of a listing must do.
+// Of more objects the times of a listing must do.
 constexpr size_t kMostAsked = 64;
 
 // An open file with a lock, until it is closed.
@@ -186,6 +186,15 @@ Request ForPattern(const Address& address, size_t wildcard) {
   return request;
 }
 
+// A listing's times are of whole seconds.
+absl::Status AskVersions(const Storage& storage, Request* request) {
+  if (request->objects.size() > kMostAsked) return absl::OkStatus();
+  for (StoredObject& object : request->objects) {
+    CAPSTAN_ASSIGN_OR_RETURN(object, storage.Stat(object.path));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Request> Ask(const Address& address,
                             const ChooseObjects& choose) {
   const size_t wildcard = address.key.find_first_of("*?[");
@@ -199,10 +208,11 @@ absl::StatusOr<Request> Ask(const Address& address,
         request.objects.push_back(object);
       }
     }
+    CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
     return request;
   }
-  Request request{Parent(address), LastPart(address.key)};
   if (!address.key.empty()) {
+    Request request{Parent(address), LastPart(address.key)};
     CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
     absl::StatusOr<StoredObject> object = storage->Stat(request.name);
     if (object.ok()) {
@@ -211,16 +221,11 @@ absl::StatusOr<Request> Ask(const Address& address,
     }
     if (!absl::IsNotFound(object.status())) return object.status();
   }
-  request = Request{address, ""};
+  Request request{address, ""};
   CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(address));
   CAPSTAN_ASSIGN_OR_RETURN(request.objects, storage->List(""));
   if (choose != nullptr) request.objects = choose(std::move(request.objects));
-  // A listing's times are of whole seconds.
-  if (request.objects.size() <= kMostAsked) {
-    for (StoredObject& object : request.objects) {
-      CAPSTAN_ASSIGN_OR_RETURN(object, storage->Stat(object.path));
-    }
-  }
+  CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
   return request;
 }
 

@@ -105,8 +105,9 @@ absl::StatusOr<OpenStore> OpenLibrary() {
   const char* const why = path.empty() ? "there is none" : dlerror();
   return absl::UnimplementedError(absl::StrCat(
       kStorageLibrary, " can't be opened (", why == nullptr ? "" : why,
-      "): this trainer was built where Arrow can't be fetched, so that it "
-      "reads and writes files only"));
+      "): it comes with the trainer, unless that was built where Arrow can't "
+      "be "
+      "fetched"));
 }
 
 std::string HowToMend(const Address& address) {
@@ -432,15 +433,28 @@ absl::Status Storage::Delete(const std::string& key) const {
   return Retry("deleted", key, [&] { return store_->Delete(PathOf(key)); });
 }
 
-absl::StatusOr<std::string> InStorageProcess(
-    const std::function<absl::StatusOr<std::string>()>& job) {
+absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
+    const std::function<void(const ConfinedChild::Parent&)>& serve) {
   ChildLimits limits;  // it reads nothing that is hostile
   limits.bytes = int64_t{1} << 60;
   limits.cpu_seconds = int64_t{1} << 40;
+  return ConfinedChild::Start(limits,
+                              [&serve](const ConfinedChild::Parent& parent) {
+                                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                                // Which a cluster may send to all processes of
+                                // a job.
+                                for (const int signal : {SIGUSR1, SIGUSR2})
+                                  ::signal(signal, SIG_IGN);
+                                serve(parent);
+                                _exit(0);  // its threads may still run
+                              });
+}
+
+absl::StatusOr<std::string> InStorageProcess(
+    const std::function<absl::StatusOr<std::string>()>& job) {
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::unique_ptr<ConfinedChild> child,
-      ConfinedChild::Start(limits, [&job](const ConfinedChild::Parent& parent) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);  // not longer than its parent
+      StartStorageProcess([&job](const ConfinedChild::Parent& parent) {
         const absl::StatusOr<std::string> done = job();
         if (done.ok()) {
           parent.Send(absl::string_view(*done));

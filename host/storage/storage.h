@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/confined_child.h"
 #include "host/storage/store.h"
 
 namespace capstan {
@@ -67,8 +68,8 @@ class Storage {
   absl::StatusOr<StoredObject> Stat(const std::string& key) const;
   absl::Status Read(const StoredObject& object, int64_t offset, int64_t size,
                     char* to) const;
-  // Replaces `path`, a local file, by the object; reads several parts at once.
-  // UNAVAILABLE if the object changes meanwhile.
+  // Makes files of objects that List or Stat gave, by their paths below
+  // `folder`, on disk; reads several parts at once.
   absl::Status Download(const std::vector<StoredObject>& objects,
                         const std::string& folder) const;
   // Makes or replaces an object, which appears when it is complete.
@@ -92,8 +93,13 @@ class Storage {
   std::function<void(const std::string&)> note_;
 };
 
-// Runs `job` in a forked process and returns its result. Libraries of object
-// storage start threads, which ranks that are forked later must not inherit.
+// Libraries of object storage start threads, which ranks that are forked later
+// must not inherit: this forks a process in which `serve` may use them. It ends
+// with this one.
+absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
+    const std::function<void(const ConfinedChild::Parent&)>& serve);
+
+// Runs `job` in such a process and returns its result.
 absl::StatusOr<std::string> InStorageProcess(
     const std::function<absl::StatusOr<std::string>()>& job);
 

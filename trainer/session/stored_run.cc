@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -196,13 +195,13 @@ class Process {
       : address_(address), folder_(std::move(folder)), keep_(keep) {}
 
   absl::Status Run(const ConfinedChild::Parent& parent) {
-    std::thread([this, parent] {
+    std::thread listening([this, &parent] {
       char end;
       parent.Receive(&end, 1);
       const std::lock_guard<std::mutex> lock(mutex_);
       ended_ = true;
       wake_.notify_all();
-    }).detach();
+    });
     absl::Status status;
     for (bool last = false; !last;) {
       last = WaitForWork(status.ok());
@@ -214,6 +213,7 @@ class Process {
         Say(absl::StrCat(address_.text(), " has all of the run again"));
       }
     }
+    listening.join();
     return status;
   }
 
@@ -290,14 +290,9 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
     const Address& address, const LoadedConfig& loaded) {
   const std::string folder = loaded.config.output_dir();
   const int64_t keep = loaded.config.train().keep_checkpoints();
-  ChildLimits limits;  // it reads nothing that is hostile
-  limits.bytes = int64_t{1} << 60;
-  limits.cpu_seconds = int64_t{1} << 40;
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<ConfinedChild> child,
-      ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);  // not longer than its parent
-        for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
+      StartStorageProcess([&](const ConfinedChild::Parent& parent) {
         Process process(address, folder,
                         keep > 0 ? static_cast<int>(keep) : kDefaultKeep);
         const absl::Status status = process.Run(parent);
@@ -306,7 +301,6 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
         } else {
           parent.Send(status);
         }
-        _exit(0);  // its thread may still run
       }));
   Say(absl::StrCat("the run works in ", folder, ", and is uploaded to ",
                    address.text()));
