@@ -29,8 +29,6 @@ constexpr int kTriesOfRequest = 4;
 constexpr double kConnectSeconds = 5;
 constexpr double kSilentSeconds = 15;  // in which nothing comes
 constexpr double kGcsRetrySeconds = 20;
-// A part must be at least 5 MiB (S3).
-constexpr int64_t kPartBytes = int64_t{16} << 20;
 
 std::string Variable(const char* name) {
   const char* const value = std::getenv(name);
@@ -154,11 +152,15 @@ class ArrowStore : public ObjectStore {
                     int64_t size) override {
     return Guarded([&]() -> arrow::Status {
       ARROW_ASSIGN_OR_RAISE(const auto out, files_->OpenOutputStream(path));
-      const arrow::Status written = WriteParts(bytes, size, out.get());
+      // Uploads parts of it, several at a time, without copying them.
+      arrow::Status written = out->Write(std::make_shared<arrow::Buffer>(
+          reinterpret_cast<const uint8_t*>(bytes), size));
+      if (written.ok()) written = out->Close();
       if (!written.ok()) {
-        // So that nothing of it stays.
-        const arrow::Status aborted = out->Abort();
-        (void)aborted;
+        // Once no part is read any more, nothing of it is to stay. What went
+        // wrong is known.
+        arrow::Status left = out->Flush();
+        left = out->Abort();
       }
       return written;
     });
@@ -192,18 +194,6 @@ class ArrowStore : public ObjectStore {
     object.size = info.size();
     object.version = std::to_string(info.mtime().time_since_epoch().count());
     return object;
-  }
-
-  // The stream uploads parts while the next ones are given to it; they point
-  // into `bytes`.
-  static arrow::Status WriteParts(const char* bytes, int64_t size,
-                                  arrow::io::OutputStream* out) {
-    for (int64_t at = 0; at < size; at += kPartBytes) {
-      const int64_t part = std::min(kPartBytes, size - at);
-      ARROW_RETURN_NOT_OK(out->Write(std::make_shared<arrow::Buffer>(
-          reinterpret_cast<const uint8_t*>(bytes + at), part)));
-    }
-    return out->Close();
   }
 
   const std::shared_ptr<fs::FileSystem> files_;
