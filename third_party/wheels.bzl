@@ -36,26 +36,28 @@ def _run(ctx, what, args):
             result.stderr,
         ))
 
-def _wheels_impl(ctx):
+_DOWNLOAD = [
+    "python3",
+    "-m",
+    "pip",
+    "download",
+    "--quiet",
+    "--no-deps",
+    "--require-hashes",
+    "--only-binary=:all:",
+    "--python-version=3.12",
+    "--implementation=cp",
+    "--dest=wheels",
+    "--requirement=requirements.txt",
+] + ["--platform=manylinux%s_x86_64" % p for p in _PLATFORMS]
+
+def _require(ctx, wheels):
     ctx.file("requirements.txt", "".join([
         "%s --hash=sha256:%s\n" % (wheel, sha256)
-        for wheel, sha256 in ctx.attr.wheels.items()
+        for wheel, sha256 in wheels.items()
     ]))
-    platforms = ["--platform=manylinux%s_x86_64" % p for p in _PLATFORMS]
-    _run(ctx, "downloading the wheels", [
-        "python3",
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-        "--only-binary=:all:",
-        "--python-version=3.12",
-        "--implementation=cp",
-        "--dest=wheels",
-        "--requirement=requirements.txt",
-    ] + platforms)
+
+def _unpack(ctx):
     for wheel in ctx.path("wheels").readdir():
         # unzip's exit code 11 says that a pattern isn't in this one.
         _run(ctx, "unpacking " + wheel.basename, [
@@ -66,6 +68,11 @@ def _wheels_impl(ctx):
             str(wheel),
         ] + ctx.attr.keep + _LICENSES)
     ctx.delete("wheels")
+
+def _wheels_impl(ctx):
+    _require(ctx, ctx.attr.wheels)
+    _run(ctx, "downloading the wheels", _DOWNLOAD)
+    _unpack(ctx)
     for path in ctx.attr.remove:
         ctx.delete("site/" + path)
     ctx.symlink(ctx.attr.build_file, "BUILD")
@@ -85,4 +92,35 @@ wheels_repository = repository_rule(
     },
     doc = "Unpacks wheels below site/, with the BUILD file `build_file`. Fetched " +
           "when something first asks for it, and again only if an attribute changes.",
+)
+
+def _optional_wheel_impl(ctx):
+    _require(ctx, {ctx.attr.wheel: ctx.attr.sha256})
+    got = ctx.execute(_DOWNLOAD, timeout = 600)
+    has = got.return_code == 0
+    if has:
+        _unpack(ctx)
+    else:
+        # buildifier: disable=print
+        print("%s can't be fetched, so %s (`bazel sync --only=%s` tries again):\n%s" % (
+            ctx.attr.wheel,
+            ctx.attr.otherwise,
+            ctx.name,
+            got.stderr,
+        ))
+    ctx.file("config.bzl", "%s = %s\n" % (ctx.attr.flag, has))
+    ctx.symlink(ctx.attr.build_file, "BUILD")
+
+optional_wheel_repository = repository_rule(
+    implementation = _optional_wheel_impl,
+    attrs = {
+        "build_file": attr.label(allow_single_file = True),
+        "flag": attr.string(doc = "config.bzl's name of whether it is there."),
+        "keep": attr.string_list(doc = "As in wheels_repository."),
+        "otherwise": attr.string(doc = "What goes without it."),
+        "sha256": attr.string(),
+        "wheel": attr.string(doc = "NAME==VERSION."),
+    },
+    doc = "Unpacks a wheel below site/. Where it can't be fetched the build goes on " +
+          "without it.",
 )

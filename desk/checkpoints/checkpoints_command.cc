@@ -20,6 +20,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "desk/run_folder/run_record.h"
+#include "host/storage/cache.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
@@ -47,7 +48,8 @@ absl::StatusOr<std::vector<StoredCheckpoint>> Find(
     return absl::InvalidArgumentError(
         "name a run's folder (runs/NAME), or one of its checkpoints");
   }
-  const std::string folder = FromCaller(given);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string local, LocalCopy(given));
+  const std::string folder = FromCaller(local);
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(given, " isn't a folder"));

@@ -35,6 +35,7 @@
 #include "host/config/flag_overrides.h"
 #include "host/config/hub_path.h"
 #include "host/config/load_config.h"
+#include "host/storage/storage.h"
 #include "inference/evaluate/asking.h"
 #include "inference/evaluate/run_task.h"
 #include "inference/load/generator.h"
@@ -74,11 +75,11 @@ absl::StatusOr<FlagOverrides> DataOverrides(
     const EvalOptions& options, const google::protobuf::Any& reader) {
   FlagOverrides overrides;
   if (options.data.empty()) return overrides;
-  // Of several files, or of the Hub, which the reader or the config finds.
-  const bool is_name =
-      IsHubPath(options.data) || options.data.find('*') != std::string::npos;
-  const std::string data =
-      IsHubPath(options.data) ? options.data : FromCaller(options.data);
+  // Of several files, of the Hub or of a store, which the reader or the config
+  // finds.
+  const bool elsewhere = IsHubPath(options.data) || IsAddress(options.data);
+  const bool is_name = elsewhere || options.data.find('*') != std::string::npos;
+  const std::string data = elsewhere ? options.data : FromCaller(options.data);
   if (!is_name && !PathExists(data)) {
     return absl::NotFoundError(
         absl::StrCat("--data=", options.data, ": there is no such file"));

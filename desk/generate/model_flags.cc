@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "cluster/comm/create.h"
 #include "host/plugins/plugin_host.h"
+#include "host/storage/cache.h"
 #include "inference/load/sample_logits.h"
 #include "plugins/sdk/chat_template.h"
 #include "plugins/sdk/lib/field_check.h"
@@ -110,7 +111,9 @@ absl::StatusOr<Generator> LoadToWrite(const SamplingOptions& options) {
 
 absl::StatusOr<std::string> FinishedModel(const std::string& path) {
   namespace fs = std::filesystem;
-  std::string folder = ModelFolder(FromCaller(path), RunFoldersHere());
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string local,
+                           LocalCopy(path, ModelOfRun));
+  std::string folder = ModelFolder(FromCaller(local), RunFoldersHere());
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   if (!IsCheckpoint(folder)) return folder;
   // RUN/checkpoints/step-00000500

@@ -25,6 +25,7 @@
 #include "desk/run_folder/json_fields.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
+#include "host/storage/cache.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/event_log.h"
 #include "trainer/session/session.h"
@@ -171,7 +172,9 @@ absl::StatusOr<std::string> FindRun(const std::string& given) {
   if (given.empty()) {
     return absl::InvalidArgumentError("name a run's folder, runs/NAME/latest");
   }
-  for (const std::string& path : {given, given + "/latest"}) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string local,
+                           LocalCopy(given, RecordsOfRun));
+  for (const std::string& path : {local, local + "/latest"}) {
     std::string folder = FromCaller(path);
     while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
     if (IsRun(folder)) return folder;

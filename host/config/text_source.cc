@@ -30,6 +30,8 @@
 #include "host/config/mend.h"
 #include "host/config/text_errors.h"
 #include "host/config/text_place.h"
+#include "host/storage/cache.h"
+#include "host/storage/storage.h"
 #include "plugins/sdk/options.pb.h"
 
 namespace capstan {
@@ -250,6 +252,15 @@ absl::string_view SchemeOf(absl::string_view path) {
   return plain ? path.substr(0, end + 3) : "";
 }
 
+constexpr char kOutputDir[] = "capstan.RunConfig.output_dir";
+
+// Where the run of an address works; what lies there isn't fetched yet.
+absl::StatusOr<std::string> OutputOf(const std::string& text) {
+  if (!IsAddress(text)) return LocalCopy(text);
+  CAPSTAN_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+  return WorkingFolder(address);
+}
+
 // Copies the fields set by a text into the merged message.
 class Merger {
  public:
@@ -432,17 +443,16 @@ class Merger {
       return ResolveHubPath(
           text, role == DataRole::NONE ? HubKind::kModel : HubKind::kDataset);
     }
-    if (SchemeOf(text) == "file://") {
-      return WithCode(absl::InvalidArgumentError(
-                          "is a path behind \"file://\": leave that away"),
-                      "config/value");
+    if (IsAddress(text) || SchemeOf(text) == "file://") {
+      return field->full_name() == kOutputDir ? OutputOf(text)
+                                              : LocalCopy(text);
     }
     if (!SchemeOf(text).empty()) {
       return WithCode(
           absl::InvalidArgumentError(absl::StrCat(
               "is an address, ", SchemeOf(text),
-              "..: only files are read and written: copy it to a disk, or "
-              "mount it")),
+              "..: only files and s3://, gs:// and az:// are read and written: "
+              "copy it to a disk, or mount it")),
           "config/value");
     }
     if (absl::StartsWith(text, "//")) {

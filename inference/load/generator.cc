@@ -15,12 +15,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/error_code.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "host/config/create_slot.h"
 #include "host/config/hub_path.h"
 #include "host/config/load_config.h"
+#include "host/storage/cache.h"
+#include "host/storage/storage.h"
 #include "inference/load/bind.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
@@ -334,6 +337,8 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
   std::string folder = (fs::path(caller) / model).string();
   if (IsHubPath(model)) {
     CAPSTAN_ASSIGN_OR_RETURN(folder, ResolveHubPath(model, HubKind::kModel));
+  } else if (IsAddress(model)) {
+    CAPSTAN_ASSIGN_OR_RETURN(folder, LocalCopy(model, ModelOfRun));
   }
   sources.model = ModelFolder(folder, runs);
   if (!IsFolder(sources.model)) {
@@ -343,7 +348,9 @@ absl::StatusOr<ModelSources> FindSources(const std::string& model,
         "model/folder");
   }
   if (!adapter.empty()) {
-    sources.adapter = ModelFolder((fs::path(caller) / adapter).string(), runs);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string local,
+                             LocalCopy(adapter, ModelOfRun));
+    sources.adapter = ModelFolder((fs::path(caller) / local).string(), runs);
     if (!IsAdapter(sources.adapter)) {
       return WithCode(absl::NotFoundError(absl::StrCat(
                           "--adapter=", adapter,

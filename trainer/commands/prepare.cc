@@ -34,6 +34,7 @@
 #include "trainer/session/output_folder.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/sharding_note.h"
+#include "trainer/session/stored_run.h"
 #include "trainer/session/watch.h"
 
 namespace capstan {
@@ -303,6 +304,10 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
     job.notes.push_back(
         absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
                      " starts ranks, and starts them again by its own rules"));
+  }
+  if (const auto address = StoredOutput(job.loaded);
+      address.has_value() && options.starts_run) {
+    CAPSTAN_RETURN_IF_ERROR(FetchStoredRun(*address, job.loaded));
   }
   const std::string checkpoint =
       CheckpointToResume(job.loaded.config, job.workspace_folder);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error_code.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
@@ -21,6 +22,7 @@
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/output_folder.h"
 #include "trainer/session/schedule.h"
+#include "trainer/session/stored_run.h"
 #include "trainer/session/train.h"
 
 namespace capstan {
@@ -99,6 +101,23 @@ absl::StatusOr<int> Check(const RunOptions& options) {
   return 0;
 }
 
+// Null if the run has nothing to upload, or another process does it.
+absl::StatusOr<std::unique_ptr<StoredRun>> StartUploads(
+    const LoadedConfig& loaded, bool first) {
+  const absl::optional<Address> address = StoredOutput(loaded);
+  if (!address.has_value() || !first) return nullptr;
+  return StoredRun::Start(*address, loaded);
+}
+
+// `code` of a run, once all of it is uploaded.
+int WithUploads(int code, const std::unique_ptr<StoredRun>& stored) {
+  const absl::Status status =
+      stored == nullptr ? absl::OkStatus() : stored->Finish();
+  if (status.ok()) return code;
+  std::cerr << "ERROR: " << TextWithCode(status) << std::endl;
+  return code == 0 ? 1 : code;
+}
+
 const RegisterFunction<RunOptions> train(10, "train",
                                          "Train as a config says (the default)",
                                          AddFlags,
@@ -140,7 +159,9 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
       MeetingFolder(job.loaded.config, job.workspace_folder);
   if (!place.forks) {
     CAPSTAN_RETURN_IF_ERROR(AskLauncher(&place));
-    const int code = RunSingleRank(place.info, train);
+    CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<StoredRun> stored,
+                             StartUploads(job.loaded, place.info.rank == 0));
+    const int code = WithUploads(RunSingleRank(place.info, train), stored);
     // Skip static destructors: NCCL's and the store's threads still run.
     std::cout.flush();
     std::cerr.flush();
@@ -157,8 +178,10 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
     std::cerr << "placed by " << PlaceText(first) << ", the first of "
               << first.local_world_size << " here" << std::endl;
   }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<StoredRun> stored,
+                           StartUploads(job.loaded, place.info.node_rank == 0));
   job.known_notes = job.notes.size();
-  return LaunchRanks(place, train);
+  return WithUploads(LaunchRanks(place, train), stored);
 }
 
 }  // namespace capstan

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arrow/buffer.h>
+#include <arrow/filesystem/azurefs.h>
+#include <arrow/filesystem/filesystem.h>
+#include <arrow/filesystem/gcsfs.h>
+#include <arrow/filesystem/s3fs.h>
+#include <arrow/io/interfaces.h>
+#include <arrow/result.h>
+#include <arrow/status.h>
+#include <arrow/util/key_value_metadata.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <exception>
+#include <utility>
+
+#include "host/storage/store.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = arrow::fs;
+
+// Of one request, by the store's own client; storage.cc tries whole calls
+// again.
+constexpr int kTriesOfRequest = 4;
+constexpr double kConnectSeconds = 5;
+constexpr double kSilentSeconds = 15;  // in which nothing comes
+constexpr double kGcsRetrySeconds = 20;
+
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool Has(const std::string& text, const char* part) {
+  const auto same = [](char a, char b) {
+    return std::tolower(static_cast<unsigned char>(a)) ==
+           std::tolower(static_cast<unsigned char>(b));
+  };
+  const std::string wanted = part;
+  return std::search(text.begin(), text.end(), wanted.begin(), wanted.end(),
+                     same) != text.end();
+}
+
+// By what Arrow's messages quote of the stores' answers: it has no codes.
+StoreResult::Kind KindOf(const arrow::Status& status) {
+  const std::string& text = status.message();
+  for (const char* refused : {"ACCESS_DENIED",
+                              "INVALID_ACCESS_KEY_ID",
+                              "SIGNATURE_DOES_NOT_MATCH",
+                              "NO_SUCH_BUCKET",
+                              "NoSuchBucket",
+                              "INVALID_CLIENT_TOKEN_ID",
+                              "UNRECOGNIZED_CLIENT",
+                              "EXPIRED_TOKEN",
+                              "ExpiredToken",
+                              "INVALID_SIGNATURE",
+                              "HTTP status 301",
+                              "HTTP status 400",
+                              "HTTP status 401",
+                              "HTTP status 403",
+                              "bucket does not exist",
+                              "PERMISSION_DENIED",
+                              "UNAUTHENTICATED",
+                              "AuthenticationFailed",
+                              "AuthorizationFailure",
+                              "ContainerNotFound",
+                              "InvalidResourceName"}) {
+    if (Has(text, refused)) return StoreResult::kRefused;
+  }
+  for (const char* missing :
+       {"Path does not exist", "NO_SUCH_KEY", "RESOURCE_NOT_FOUND",
+        "HTTP status 404", "BlobNotFound"}) {
+    if (Has(text, missing)) return StoreResult::kMissing;
+  }
+  return status.IsInvalid() || status.IsNotImplemented()
+             ? StoreResult::kRefused
+             : StoreResult::kPassing;
+}
+
+StoreResult ResultOf(const arrow::Status& status) {
+  if (status.ok()) return {};
+  std::string text = status.message();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return {KindOf(status), std::move(text)};
+}
+
+class ArrowStore : public ObjectStore {
+ public:
+  explicit ArrowStore(std::shared_ptr<fs::FileSystem> files)
+      : files_(std::move(files)) {}
+
+  StoreResult List(const std::string& folder,
+                   std::vector<StoredObject>* objects) override {
+    objects->clear();
+    StoreResult result = Guarded([&]() -> arrow::Status {
+      fs::FileSelector selector;
+      selector.base_dir = folder;
+      selector.recursive = true;
+      ARROW_ASSIGN_OR_RAISE(const auto infos, files_->GetFileInfo(selector));
+      for (const fs::FileInfo& info : infos) {
+        if (info.IsFile()) objects->push_back(ObjectOf(info));
+      }
+      std::sort(objects->begin(), objects->end(),
+                [](const auto& a, const auto& b) { return a.path < b.path; });
+      return arrow::Status::OK();
+    });
+    // Of a bucket that isn't there the store says so in other words.
+    if (result.kind == StoreResult::kMissing) result = {};
+    return result;
+  }
+
+  StoreResult Stat(const std::string& path, StoredObject* object) override {
+    return Guarded([&]() -> arrow::Status {
+      ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(path));
+      object->path = path;
+      ARROW_ASSIGN_OR_RAISE(object->size, file->GetSize());
+      ARROW_ASSIGN_OR_RAISE(const auto metadata, file->ReadMetadata());
+      object->version.clear();
+      for (int64_t i = 0; metadata != nullptr && i < metadata->size(); ++i) {
+        const std::string& key = metadata->key(i);
+        if (key.size() == 4 && Has(key, "etag")) {
+          object->version = metadata->value(i);
+        }
+      }
+      if (object->version.empty()) {
+        ARROW_ASSIGN_OR_RAISE(const fs::FileInfo info,
+                              files_->GetFileInfo(path));
+        object->version = ObjectOf(info).version;
+      }
+      return arrow::Status::OK();
+    });
+  }
+
+  StoreResult Read(const StoredObject& object, int64_t offset, int64_t size,
+                   char* to) override {
+    return Guarded([&]() -> arrow::Status {
+      // With its size known, opening asks nothing of the store.
+      fs::FileInfo info(object.path, fs::FileType::File);
+      info.set_size(object.size);
+      ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(info));
+      ARROW_ASSIGN_OR_RAISE(const int64_t got, file->ReadAt(offset, size, to));
+      return got == size ? arrow::Status::OK()
+                         : arrow::Status::IOError("it is shorter than it was");
+    });
+  }
+
+  StoreResult Write(const std::string& path, const char* bytes,
+                    int64_t size) override {
+    return Guarded([&]() -> arrow::Status {
+      ARROW_ASSIGN_OR_RAISE(const auto out, files_->OpenOutputStream(path));
+      // Uploads parts of it, several at a time, without copying them.
+      arrow::Status written = out->Write(std::make_shared<arrow::Buffer>(
+          reinterpret_cast<const uint8_t*>(bytes), size));
+      if (written.ok()) written = out->Close();
+      if (!written.ok()) {
+        // Once no part is read any more, nothing of it is to stay. What went
+        // wrong is known.
+        arrow::Status left = out->Flush();
+        left = out->Abort();
+      }
+      return written;
+    });
+  }
+
+  StoreResult Delete(const std::string& path) override {
+    StoreResult result = Guarded([&] { return files_->DeleteFile(path); });
+    // Arrow then makes an empty object in the place of the folder, which some
+    // stores don't allow.
+    if (result.kind == StoreResult::kMissing ||
+        result.text.rfind("When creating key", 0) == 0) {
+      result = {};
+    }
+    return result;
+  }
+
+ private:
+  // Arrow and what it builds on may throw.
+  template <typename Call>
+  static StoreResult Guarded(const Call& call) {
+    try {
+      return ResultOf(call());
+    } catch (const std::exception& e) {
+      return ResultOf(arrow::Status::IOError(e.what()));
+    }
+  }
+
+  static StoredObject ObjectOf(const fs::FileInfo& info) {
+    StoredObject object;
+    object.path = info.path();
+    object.size = info.size();
+    object.version = std::to_string(info.mtime().time_since_epoch().count());
+    return object;
+  }
+
+  const std::shared_ptr<fs::FileSystem> files_;
+};
+
+arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
+    const std::string& bucket) {
+  std::string endpoint = Variable("AWS_ENDPOINT_URL_S3");
+  if (endpoint.empty()) endpoint = Variable("AWS_ENDPOINT_URL");
+  if (!endpoint.empty()) {
+    // Many stores that aren't Amazon's don't know the checksums of newer
+    // clients.
+    setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required", 0);
+  }
+  fs::S3GlobalOptions global = fs::S3GlobalOptions::Defaults();
+  if (Variable("ARROW_S3_LOG_LEVEL").empty()) {
+    global.log_level = fs::S3LogLevel::Off;
+  }
+  if (!fs::IsS3Initialized()) ARROW_RETURN_NOT_OK(fs::InitializeS3(global));
+  fs::S3Options options = fs::S3Options::Defaults();
+  options.region = Variable("AWS_REGION");
+  if (options.region.empty()) options.region = Variable("AWS_DEFAULT_REGION");
+  if (!endpoint.empty()) {
+    const size_t colon = endpoint.find("://");
+    if (colon != std::string::npos) {
+      options.scheme = endpoint.substr(0, colon);
+      endpoint.erase(0, colon + 3);
+    }
+    while (!endpoint.empty() && endpoint.back() == '/') endpoint.pop_back();
+    options.endpoint_override = endpoint;
+    if (options.region.empty()) options.region = "us-east-1";
+  } else if (options.region.empty()) {
+    ARROW_ASSIGN_OR_RAISE(options.region, fs::ResolveS3BucketRegion(bucket));
+  }
+  options.connect_timeout = kConnectSeconds;
+  options.request_timeout = kSilentSeconds;
+  options.allow_delayed_open = true;  // small objects need one request
+  options.retry_strategy =
+      fs::S3RetryStrategy::GetAwsStandardRetryStrategy(kTriesOfRequest);
+  ARROW_ASSIGN_OR_RAISE(const auto files, fs::S3FileSystem::Make(options));
+  return files;
+}
+
+arrow::Result<std::shared_ptr<fs::FileSystem>> OpenGcs() {
+  fs::GcsOptions options = fs::GcsOptions::Defaults();
+  options.retry_limit_seconds = kGcsRetrySeconds;
+  ARROW_ASSIGN_OR_RAISE(const auto files, fs::GcsFileSystem::Make(options));
+  return files;
+}
+
+// By the variables of Azure's command line.
+arrow::Result<std::shared_ptr<fs::FileSystem>> OpenAzure() {
+  fs::AzureOptions options;
+  options.account_name = Variable("AZURE_STORAGE_ACCOUNT");
+  if (options.account_name.empty()) {
+    return arrow::Status::Invalid(
+        "AZURE_STORAGE_ACCOUNT isn't set, which names the storage account");
+  }
+  const std::string key = Variable("AZURE_STORAGE_KEY");
+  const std::string sas = Variable("AZURE_STORAGE_SAS_TOKEN");
+  ARROW_RETURN_NOT_OK(!key.empty() ? options.ConfigureAccountKeyCredential(key)
+                      : !sas.empty() ? options.ConfigureSASCredential(sas)
+                                     : options.ConfigureDefaultCredential());
+  ARROW_ASSIGN_OR_RAISE(const auto files, fs::AzureFileSystem::Make(options));
+  return files;
+}
+
+// Arrow's libraries look for certificates where the system that built them has
+// them.
+arrow::Status FindCertificates() {
+  fs::FileSystemGlobalOptions options;
+  for (const std::string& path :
+       {Variable("AWS_CA_BUNDLE"), Variable("SSL_CERT_FILE"),
+        std::string("/etc/ssl/certs/ca-certificates.crt"),
+        std::string("/etc/pki/tls/certs/ca-bundle.crt")}) {
+    if (path.empty() || access(path.c_str(), R_OK) != 0) continue;
+    options.tls_ca_file_path = path;
+    break;
+  }
+  return fs::Initialize(options);
+}
+
+arrow::Result<std::shared_ptr<fs::FileSystem>> OpenFiles(
+    const std::string& scheme, const std::string& bucket) {
+  ARROW_RETURN_NOT_OK(FindCertificates());
+  if (scheme == "s3") return OpenS3(bucket);
+  if (scheme == "gs") return OpenGcs();
+  return OpenAzure();
+}
+
+StoreResult Open(const std::string& scheme, const std::string& bucket,
+                 std::unique_ptr<ObjectStore>* store) {
+  const auto files = OpenFiles(scheme, bucket);
+  if (!files.ok()) return ResultOf(files.status());
+  *store = std::make_unique<ArrowStore>(*files);
+  return {};
+}
+
+}  // namespace
+}  // namespace capstan
+
+extern "C" __attribute__((visibility("default"))) capstan::StoreResult
+capstan_open_store(const std::string& scheme, const std::string& bucket,
+                   std::unique_ptr<capstan::ObjectStore>* store) {
+  try {
+    return capstan::Open(scheme, bucket, store);
+  } catch (const std::exception& e) {
+    return {capstan::StoreResult::kPassing, e.what()};
+  }
+}

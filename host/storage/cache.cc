@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An entry of the cache is a folder NAME with a request's files and a file
+// NAME.lock beside it, which holds their bytes and whose time is that of the
+// last use. Who reads an entry holds its lock shared; who makes or removes it,
+// alone.
+#include "host/storage/cache.h"
+
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/error_code.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "host/storage/storage.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kFile[] = "file://";
+// In a run's folder.
+constexpr absl::string_view kFinal = "final/";
+constexpr absl::string_view kCheckpoints = "checkpoints/";
+constexpr double kCacheGib = 50;
+constexpr double kGib = 1 << 30;
+constexpr int kTries = 3;
+// Of more objects the times of a listing must do.
+constexpr size_t kMostAsked = 64;
+
+// An open file with a lock, until it is closed.
+class Lock {
+ public:
+  // `how`: LOCK_SH or LOCK_EX, with LOCK_NB. Not held if it can't be had.
+  Lock(const std::string& path, int how) : path_(path) {
+    // Another process may remove the file between opening and locking.
+    while (true) {
+      fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+      if (fd_ < 0) return;
+      int locked;
+      do {
+        locked = flock(fd_, how);
+      } while (locked != 0 && errno == EINTR);
+      struct stat mine, there;
+      if (locked == 0 && fstat(fd_, &mine) == 0 &&
+          stat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino) {
+        return;
+      }
+      const int error = locked == 0 ? 0 : errno;
+      Close();
+      errno = error;
+      if (locked != 0) return;
+    }
+  }
+  ~Lock() { Close(); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  bool held() const { return fd_ >= 0; }
+  // Now is the entry's last use.
+  void Touch() const { futimens(fd_, nullptr); }
+  // The lock is held until this process and its forks end.
+  void Keep() { fd_ = -1; }
+
+ private:
+  void Close() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+  const std::string path_;
+  int fd_ = -1;
+};
+
+struct Entry {
+  std::string path;  // without ".lock"
+  int64_t bytes = 0;
+  fs::file_time_type used;
+};
+
+std::vector<Entry> EntriesOldestFirst(const std::string& cache) {
+  std::vector<Entry> entries;
+  std::error_code error;
+  for (fs::directory_iterator at(cache, error), end; !error && at != end;
+       at.increment(error)) {
+    absl::string_view path = at->path().native();
+    if (!absl::ConsumeSuffix(&path, ".lock")) continue;
+    Entry entry{std::string(path)};
+    const auto bytes = ReadWholeFile(at->path().string(), 100);
+    if (bytes.ok() && !absl::SimpleAtoi(*bytes, &entry.bytes)) entry.bytes = 0;
+    std::error_code none;
+    entry.used = at->last_write_time(none);
+    if (!none) entries.push_back(std::move(entry));
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  return entries;
+}
+
+double LimitInGib() {
+  const char* const set = std::getenv("CAPSTAN_STORAGE_CACHE_GIB");
+  double gib = 0;
+  return set != nullptr && absl::SimpleAtod(set, &gib) && gib > 0 ? gib
+                                                                  : kCacheGib;
+}
+
+// Removes what hasn't been used for longest, so that `bytes` more fit. What is
+// in use stays.
+absl::Status MakeRoom(const std::string& cache, int64_t bytes,
+                      absl::string_view what) {
+  const double limit = LimitInGib() * kGib;
+  const std::vector<Entry> entries = EntriesOldestFirst(cache);
+  double sum = static_cast<double>(bytes);
+  for (const Entry& entry : entries) sum += static_cast<double>(entry.bytes);
+  for (const Entry& entry : entries) {
+    if (sum <= limit) return absl::OkStatus();
+    const std::string lock_path = entry.path + ".lock";
+    const Lock lock(lock_path, LOCK_EX | LOCK_NB);
+    if (!lock.held()) continue;
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(entry.path));
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(entry.path + ".part"));
+    unlink(lock_path.c_str());
+    sum -= static_cast<double>(entry.bytes);
+  }
+  if (sum <= limit) return absl::OkStatus();
+  return WithCode(
+      absl::ResourceExhaustedError(absl::StrFormat(
+          "%s has %.3g GiB, and the cache of what is read from stores, %s, may "
+          "have %.3g GiB, of which live runs use %.3g: set "
+          "CAPSTAN_STORAGE_CACHE_GIB to more",
+          what, static_cast<double>(bytes) / kGib, cache, limit / kGib,
+          (sum - static_cast<double>(bytes)) / kGib)),
+      "storage/cache");
+}
+
+// What an address means.
+struct Request {
+  Address folder;    // that the objects' paths are relative to
+  std::string name;  // the path in it that is returned; "": the folder itself
+  std::vector<StoredObject> objects;
+  int64_t bytes = 0;
+};
+
+std::string LastPart(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+Address Parent(const Address& address) {
+  Address parent = address;
+  parent.key = address.key.substr(0, address.key.rfind('/') == std::string::npos
+                                         ? 0
+                                         : address.key.rfind('/'));
+  return parent;
+}
+
+// The part before the first one with a wildcard becomes the folder.
+Request ForPattern(const Address& address, size_t wildcard) {
+  const size_t slash = address.key.rfind('/', wildcard);
+  Request request{address};
+  request.folder.key =
+      slash == std::string::npos ? "" : address.key.substr(0, slash);
+  request.name =
+      slash == std::string::npos ? address.key : address.key.substr(slash + 1);
+  return request;
+}
+
+// A listing's times are of whole seconds.
+absl::Status AskVersions(const Storage& storage, Request* request) {
+  if (request->objects.size() > kMostAsked) return absl::OkStatus();
+  for (StoredObject& object : request->objects) {
+    CAPSTAN_ASSIGN_OR_RETURN(object, storage.Stat(object.path));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Request> Ask(const Address& address,
+                            const ChooseObjects& choose) {
+  const size_t wildcard = address.key.find_first_of("*?[");
+  if (wildcard != std::string::npos) {
+    Request request = ForPattern(address, wildcard);
+    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
+    CAPSTAN_ASSIGN_OR_RETURN(const auto all, storage->List(""));
+    for (const StoredObject& object : all) {
+      if (fnmatch(request.name.c_str(), object.path.c_str(), FNM_PATHNAME) ==
+          0) {
+        request.objects.push_back(object);
+      }
+    }
+    CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
+    return request;
+  }
+  if (!address.key.empty()) {
+    Request request{Parent(address), LastPart(address.key)};
+    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
+    absl::StatusOr<StoredObject> object = storage->Stat(request.name);
+    if (object.ok()) {
+      request.objects.push_back(*std::move(object));
+      return request;
+    }
+    if (!absl::IsNotFound(object.status())) return object.status();
+  }
+  Request request{address, ""};
+  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(address));
+  CAPSTAN_ASSIGN_OR_RETURN(request.objects, storage->List(""));
+  if (choose != nullptr) request.objects = choose(std::move(request.objects));
+  CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
+  return request;
+}
+
+// The entry of a request: other versions of its objects have another.
+std::string EntryOf(const std::string& cache, const Request& request) {
+  std::string text = request.folder.text();
+  for (const StoredObject& object : request.objects) {
+    absl::StrAppend(&text, "\n", object.path, "\n", object.size, "\n",
+                    object.version);
+  }
+  return absl::StrCat(cache, "/", request.folder.scheme, "-",
+                      request.folder.bucket, "-",
+                      Sha256Text(text).substr(0, 24));
+}
+
+// The lock under which an entry is made; null once it is there. A reader may
+// keep its lock for days, so that this never waits for one.
+std::unique_ptr<Lock> LockToMake(const std::string& entry) {
+  while (true) {
+    {
+      const Lock reading(entry + ".lock", LOCK_SH);  // waits for its maker
+      if (reading.held() && IsFolder(entry)) return nullptr;
+    }
+    auto making = std::make_unique<Lock>(entry + ".lock", LOCK_EX | LOCK_NB);
+    if (IsFolder(entry)) return nullptr;
+    if (making->held() || errno != EWOULDBLOCK) return making;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+}
+
+absl::Status Fetch(const std::string& cache, const std::string& entry,
+                   const Request& request, absl::string_view what) {
+  const double began = MonotonicSeconds();
+  const std::string part = entry + ".part";
+  CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));  // of a killed process
+  CAPSTAN_RETURN_IF_ERROR(MakeRoom(cache, request.bytes, what));
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(part));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
+  storage->set_note([](const std::string& note) { std::cerr << note << "\n"; });
+  CAPSTAN_RETURN_IF_ERROR(storage->Download(request.objects, part));
+  // Into the locked file itself.
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(entry + ".lock", absl::StrCat(request.bytes)));
+  CAPSTAN_RETURN_IF_ERROR(ReplaceFolder(part, entry));
+  const double seconds = MonotonicSeconds() - began;
+  std::cerr << absl::StrFormat("%s: fetched %.1f MiB in %.1f s into %s\n", what,
+                               static_cast<double>(request.bytes) / (1 << 20),
+                               seconds, entry);
+  return absl::OkStatus();
+}
+
+// In the process that talks to the store: the entry's path and, behind a zero
+// byte, the path in it.
+absl::StatusOr<std::string> Get(const std::string& cache,
+                                const Address& address,
+                                const ChooseObjects& choose) {
+  for (int i = 0;; ++i) {
+    CAPSTAN_ASSIGN_OR_RETURN(Request request, Ask(address, choose));
+    if (request.objects.empty()) {
+      return absl::NotFoundError(
+          absl::StrCat(address.text(), ": there is no such object or folder"));
+    }
+    for (const StoredObject& object : request.objects) {
+      request.bytes += object.size;
+    }
+    const std::string entry = EntryOf(cache, request);
+    const std::string result =
+        absl::StrCat(entry, std::string(1, '\0'), request.name);
+    const std::unique_ptr<Lock> lock = LockToMake(entry);
+    if (lock == nullptr) return result;
+    if (!lock->held()) return WriteError(entry + ".lock", errno);
+    CAPSTAN_RETURN_IF_ERROR(Fetch(cache, entry, request, address.text()));
+    // It is of one version only if that is still there.
+    CAPSTAN_ASSIGN_OR_RETURN(const Request now, Ask(address, choose));
+    if (EntryOf(cache, now) == entry) return result;
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(entry));
+    if (i + 1 == kTries) {
+      return absl::UnavailableError(absl::StrCat(
+          address.text(), " changes while it is read: wait for its writer"));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
+  bool has_final = false;
+  std::string newest;  // "checkpoints/step-00000010/"
+  for (const StoredObject& object : objects) {
+    has_final |= absl::StartsWith(object.path, kFinal);
+    absl::string_view folder = object.path;
+    // Their names ascend by step.
+    if (absl::StartsWith(folder, kCheckpoints) &&
+        absl::ConsumeSuffix(&folder, "manifest.json")) {
+      newest = std::max(newest, std::string(folder));
+    }
+  }
+  if (!has_final && newest.empty()) return objects;
+  std::vector<StoredObject> chosen;
+  for (StoredObject& object : objects) {
+    if (absl::StartsWith(object.path, has_final ? kFinal : newest) ||
+        object.path == "config.pbtxt") {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
+
+std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
+  std::vector<StoredObject> chosen;
+  for (StoredObject& object : objects) {
+    if (!absl::StartsWith(object.path, kFinal) &&
+        !absl::StartsWith(object.path, kCheckpoints)) {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
+
+absl::StatusOr<std::string> LocalCopy(absl::string_view path,
+                                      const ChooseObjects& choose) {
+  if (absl::StartsWith(path, kFile)) {
+    return std::string(absl::StripPrefix(path, kFile));
+  }
+  if (!IsAddress(path)) return std::string(path);
+  CAPSTAN_ASSIGN_OR_RETURN(const Address address, ParseAddress(path));
+  const std::string cache = StorageFolder() + "/cache";
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(cache));
+  for (int i = 0; i < kTries; ++i) {
+    CAPSTAN_ASSIGN_OR_RETURN(const std::string got, InStorageProcess([&] {
+                               return Get(cache, address, choose);
+                             }));
+    const size_t zero = got.find('\0');
+    const std::string entry = got.substr(0, zero);
+    const std::string name = got.substr(zero + 1);
+    Lock lock(entry + ".lock", LOCK_SH);
+    if (!lock.held()) return WriteError(entry + ".lock", errno);
+    // Else another process has made room in between.
+    if (!IsFolder(entry)) continue;
+    lock.Touch();
+    lock.Keep();
+    return name.empty() ? entry : absl::StrCat(entry, "/", name);
+  }
+  return absl::UnavailableError(
+      absl::StrCat(path, " is removed from ", cache,
+                   " by other processes as soon as it is there: set "
+                   "CAPSTAN_STORAGE_CACHE_GIB to more"));
+}
+
+}  // namespace capstan

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_HOST_STORAGE_CACHE_H_
+#define CAPSTAN_HOST_STORAGE_CACHE_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "host/storage/store.h"
+
+namespace capstan {
+
+// Chooses what is fetched of the objects below an address; their paths are
+// relative to it.
+using ChooseObjects =
+    std::function<std::vector<StoredObject>(std::vector<StoredObject>)>;
+
+// Choices of a run's folder. All of another folder.
+// final/, or if there is none the newest whole checkpoint; and config.pbtxt.
+std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);
+// All but final/ and the checkpoints: what a run tells of itself.
+std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects);
+
+// A local path with what lies at an address: an object, all objects below it
+// (a folder), or those that match it (its last parts may have *, ? and [..]),
+// reduced by `choose` if set. Fetches what StorageFolder()/cache doesn't have,
+// which keeps at most CAPSTAN_STORAGE_CACHE_GIB (default: 50) and removes what
+// hasn't been used for longest, never what this or another live process has
+// got from here. What has changed in the store is fetched anew. Processes that
+// ask at once share one download. Prints a line on standard error if it
+// fetches. Returns other paths as they are, and those of file:// without it.
+absl::StatusOr<std::string> LocalCopy(absl::string_view path,
+                                      const ChooseObjects& choose = nullptr);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_HOST_STORAGE_CACHE_H_

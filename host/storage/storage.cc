@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/storage/storage.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/confined_child.h"
+#include "base/error_code.h"
+#include "base/files.h"
+#include "base/machine.h"
+#include "base/status.h"
+
+namespace capstan {
+namespace {
+
+constexpr absl::string_view kSchemes[] = {"s3", "gs", "az"};
+// Variables whose values never get into a message.
+constexpr const char* kSecrets[] = {
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",   "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"};
+constexpr double kPatienceSeconds = 120;
+constexpr double kFirstPauseSeconds = 0.2;
+constexpr double kLongestPauseSeconds = 10;
+constexpr int64_t kPartBytes = int64_t{8} << 20;
+constexpr size_t kThreads = 8;  // as many as Arrow's
+constexpr uint64_t kMostAnswer = 1 << 20;
+
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string WithoutSecrets(std::string text) {
+  for (const char* name : kSecrets) {
+    const std::string secret = Variable(name);
+    if (!secret.empty()) text = absl::StrReplaceAll(text, {{secret, "***"}});
+  }
+  return text;
+}
+
+double PatienceSeconds() {
+  double seconds = 0;
+  return absl::SimpleAtod(Variable("CAPSTAN_STORAGE_SECONDS"), &seconds) &&
+                 seconds > 0
+             ? seconds
+             : kPatienceSeconds;
+}
+
+// In the folders above this code's and the program's, where the build and
+// //:dist put it; "" if it isn't there.
+std::string FindFrom(std::string folder) {
+  for (int level = 0; level < 5 && !folder.empty(); ++level) {
+    for (const char* below : {"/", "/host/storage/", "/lib/"}) {
+      const std::string path = absl::StrCat(folder, below, kStorageLibrary);
+      if (access(path.c_str(), R_OK) == 0) return path;
+    }
+    folder = folder.substr(0, folder.rfind('/'));
+  }
+  return "";
+}
+
+std::string FindLibrary() {
+  const std::string set = Variable("CAPSTAN_STORAGE_LIBRARY");
+  if (!set.empty()) return set;
+  std::string path =
+      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&IsAddress)));
+  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+}
+
+absl::StatusOr<OpenStore> OpenLibrary() {
+  const std::string path = FindLibrary();
+  // Others reserve more address space than they use.
+  setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
+  void* const library =
+      path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const auto open =
+      library == nullptr
+          ? nullptr
+          : reinterpret_cast<OpenStore>(dlsym(library, kStorageSymbol));
+  if (open != nullptr) return open;
+  const char* const why = path.empty() ? "there is none" : dlerror();
+  return absl::UnimplementedError(absl::StrCat(
+      kStorageLibrary, " can't be opened (", why == nullptr ? "" : why,
+      "): it comes with the trainer, unless that was built where Arrow can't "
+      "be "
+      "fetched"));
+}
+
+std::string HowToMend(const Address& address) {
+  if (address.scheme == "s3") {
+    return "check the bucket's name, the credentials (AWS_ACCESS_KEY_ID and "
+           "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE), AWS_REGION, and "
+           "AWS_ENDPOINT_URL of a store that isn't Amazon's";
+  }
+  return address.scheme == "gs"
+             ? "check the bucket's name and the credentials "
+               "(GOOGLE_APPLICATION_CREDENTIALS, or gcloud auth "
+               "application-default login)"
+             : "check the container's name, AZURE_STORAGE_ACCOUNT and the "
+               "credentials (AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or "
+               "az login)";
+}
+
+absl::Status ErrorOf(absl::string_view what, const Address& address,
+                     const std::string& object, const StoreResult& result,
+                     absl::string_view tried) {
+  const std::string text =
+      WithoutSecrets(absl::StrCat(object, " can't be ", what, ": ",
+                                  absl::StripSuffix(result.text, "."), tried));
+  switch (result.kind) {
+    case StoreResult::kMissing:
+      return absl::NotFoundError(text);
+    case StoreResult::kRefused:
+      return absl::PermissionDeniedError(
+          absl::StrCat(text, "; ", HowToMend(address)));
+    default:
+      return absl::UnavailableError(
+          absl::StrCat(text, "; is the store up and reachable from here?"));
+  }
+}
+
+// A process sends no codes.
+const char* CodeFor(const absl::StatusOr<std::string>& answer) {
+  switch (answer.status().code()) {
+    case absl::StatusCode::kNotFound:
+      return "storage/missing";
+    case absl::StatusCode::kPermissionDenied:
+      return "storage/refused";
+    case absl::StatusCode::kUnavailable:
+      return "storage/unavailable";
+    case absl::StatusCode::kUnimplemented:
+      return "storage/library";
+    default:
+      return "";
+  }
+}
+
+// Between 0.5 and 1.5, so that many who failed at once don't come back at once.
+double Jitter() {
+  thread_local std::minstd_rand random{std::random_device()()};
+  return std::uniform_real_distribution<double>(0.5, 1.5)(random);
+}
+
+// Calls `work` for 0 .. count - 1 on several threads until one fails.
+absl::Status InParallel(size_t count,
+                        const std::function<absl::Status(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  absl::Status first;
+  const auto run = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < count;) {
+      const absl::Status status = work(i);
+      if (status.ok()) continue;
+      next = count;
+      const std::lock_guard<std::mutex> lock(mutex);
+      first.Update(status);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < std::min(count, kThreads); ++i) {
+    threads.emplace_back(run);
+  }
+  run();
+  for (std::thread& thread : threads) thread.join();
+  return first;
+}
+
+// A part of an object on its way to a file.
+struct Part {
+  const StoredObject* object = nullptr;
+  int fd = -1;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+absl::Status WriteAt(int fd, const std::string& bytes, int64_t offset,
+                     const std::string& path) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote =
+        pwrite(fd, bytes.data() + done, bytes.size() - done,
+               static_cast<off_t>(offset + static_cast<int64_t>(done)));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return WriteError(path, errno);
+    done += static_cast<size_t>(wrote);
+  }
+  return absl::OkStatus();
+}
+
+// Closes what it has opened.
+class Files {
+ public:
+  ~Files() {
+    for (const int fd : open_) close(fd);
+  }
+  absl::StatusOr<int> Make(const std::string& path) {
+    CAPSTAN_RETURN_IF_ERROR(MakeFolder(path.substr(0, path.rfind('/'))));
+    const int fd =
+        open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd < 0) return WriteError(path, errno);
+    open_.push_back(fd);
+    return fd;
+  }
+  absl::Status Sync() const {
+    for (const int fd : open_) {
+      if (fsync(fd) != 0) return WriteError("a downloaded file", errno);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<int> open_;
+};
+
+// Whether a key names a file below a folder, and none beside it.
+bool IsInside(absl::string_view key) {
+  for (const absl::string_view part : absl::StrSplit(key, '/')) {
+    if (part.empty() || part == "." || part == "..") return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool IsAddress(absl::string_view text) {
+  return absl::c_any_of(kSchemes, [text](absl::string_view scheme) {
+    return absl::StartsWith(text, absl::StrCat(scheme, "://"));
+  });
+}
+
+absl::StatusOr<Address> ParseAddress(absl::string_view text) {
+  Address address;
+  const size_t colon = text.find("://");
+  const auto wrong = [](absl::string_view why) {
+    return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                        why,
+                        ": write s3://BUCKET/KEY, gs://BUCKET/KEY or "
+                        "az://CONTAINER/BLOB")),
+                    "storage/address");
+  };
+  if (!IsAddress(text)) return wrong("it isn't an address of a store");
+  address.scheme = std::string(text.substr(0, colon));
+  absl::string_view rest = text.substr(colon + 3);
+  while (absl::ConsumeSuffix(&rest, "/")) {
+  }
+  const size_t slash = std::min(rest.find('/'), rest.size());
+  address.bucket = std::string(rest.substr(0, slash));
+  address.key = std::string(absl::StripPrefix(rest.substr(slash), "/"));
+  if (absl::StrContains(address.bucket, "@") ||
+      absl::StrContains(address.bucket, ":")) {
+    return wrong(
+        "an address has no credentials or port in it (docs/storage.md says "
+        "where they go)");
+  }
+  const bool plain = absl::c_all_of(address.bucket, [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' ||
+           c == '.' || c == '_';
+  });
+  if (address.bucket.empty() || !plain) {
+    return wrong("its bucket can't be a bucket's name");
+  }
+  if (!address.key.empty() && !IsInside(address.key)) {
+    return wrong("its key has an empty part, \".\" or \"..\"");
+  }
+  return address;
+}
+
+std::string StorageFolder() {
+  const std::string set = Variable("CAPSTAN_STORAGE_FOLDER");
+  if (!set.empty()) return set;
+  const std::string cache = Variable("XDG_CACHE_HOME");
+  return (cache.empty() ? Variable("HOME") + "/.cache" : cache) +
+         "/capstan/storage";
+}
+
+std::string WorkingFolder(const Address& output_dir) {
+  return absl::StrCat(StorageFolder(), "/runs/", output_dir.scheme, "/",
+                      output_dir.path());
+}
+
+absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Address& address) {
+  CAPSTAN_ASSIGN_OR_RETURN(const OpenStore open, OpenLibrary());
+  std::unique_ptr<ObjectStore> store;
+  const StoreResult result = open(address.scheme, address.bucket, &store);
+  if (result.kind != StoreResult::kOk) {
+    return ErrorOf("opened", address, address.text(), result, "");
+  }
+  return std::make_unique<Storage>(address, std::move(store),
+                                   PatienceSeconds());
+}
+
+std::string Storage::PathOf(const std::string& key) const {
+  return key.empty() ? address_.path()
+                     : absl::StrCat(address_.path(), "/", key);
+}
+
+absl::Status Storage::Retry(absl::string_view what, const std::string& key,
+                            const std::function<StoreResult()>& call) const {
+  const std::string object = absl::StrCat(address_.scheme, "://", PathOf(key));
+  double failed = -1;  // when it first did
+  double pause = kFirstPauseSeconds;
+  for (int tries = 1;; ++tries) {
+    const StoreResult result = call();
+    if (result.kind == StoreResult::kOk) return absl::OkStatus();
+    const double now = MonotonicSeconds();
+    if (failed < 0) failed = now;
+    if (result.kind != StoreResult::kPassing ||
+        now - failed >= patience_seconds_) {
+      return ErrorOf(what, address_, object, result,
+                     tries == 1 ? ""
+                                : absl::StrFormat(" (tried %d times, %.0f s)",
+                                                  tries, now - failed));
+    }
+    if (note_ != nullptr && tries == 2) {
+      note_(WithoutSecrets(
+          absl::StrCat(object, " can't be ", what,
+                       " yet, it is tried again: ", result.text)));
+    }
+    const double left = patience_seconds_ - (now - failed);
+    absl::SleepFor(absl::Seconds(std::min(pause * Jitter(), left)));
+    pause = std::min(2 * pause, kLongestPauseSeconds);
+  }
+}
+
+absl::StatusOr<std::vector<StoredObject>> Storage::List(
+    const std::string& folder) const {
+  std::vector<StoredObject> objects;
+  CAPSTAN_RETURN_IF_ERROR(Retry("listed", folder, [&] {
+    return store_->List(PathOf(folder), &objects);
+  }));
+  const std::string prefix = address_.path() + "/";
+  for (StoredObject& object : objects) {
+    object.path = std::string(absl::StripPrefix(object.path, prefix));
+    if (!IsInside(object.path)) {
+      return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                          address_.text(), "/", object.path,
+                          " can't be a file below a folder: rename it")),
+                      "storage/address");
+    }
+  }
+  return objects;
+}
+
+absl::StatusOr<StoredObject> Storage::Stat(const std::string& key) const {
+  StoredObject object;
+  CAPSTAN_RETURN_IF_ERROR(
+      Retry("read", key, [&] { return store_->Stat(PathOf(key), &object); }));
+  object.path = key;
+  return object;
+}
+
+absl::Status Storage::Read(const StoredObject& object, int64_t offset,
+                           int64_t size, char* to) const {
+  StoredObject whole = object;
+  whole.path = PathOf(object.path);
+  return Retry("read", object.path,
+               [&] { return store_->Read(whole, offset, size, to); });
+}
+
+absl::Status Storage::Download(const std::vector<StoredObject>& objects,
+                               const std::string& folder) const {
+  // A window of files at a time: each is open while it is written.
+  constexpr size_t kFilesAtOnce = 256;
+  for (size_t first = 0; first < objects.size(); first += kFilesAtOnce) {
+    const size_t end = std::min(first + kFilesAtOnce, objects.size());
+    Files files;
+    std::vector<Part> parts;
+    for (size_t i = first; i < end; ++i) {
+      const StoredObject& object = objects[i];
+      CAPSTAN_ASSIGN_OR_RETURN(
+          const int fd, files.Make(absl::StrCat(folder, "/", object.path)));
+      for (int64_t at = 0; at < object.size; at += kPartBytes) {
+        parts.push_back(
+            {&object, fd, at, std::min(kPartBytes, object.size - at)});
+      }
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        InParallel(parts.size(), [&](size_t i) -> absl::Status {
+          const Part& part = parts[i];
+          std::string bytes(static_cast<size_t>(part.bytes), '\0');
+          CAPSTAN_RETURN_IF_ERROR(
+              Read(*part.object, part.offset, part.bytes, &bytes[0]));
+          return WriteAt(part.fd, bytes, part.offset, folder);
+        }));
+    CAPSTAN_RETURN_IF_ERROR(files.Sync());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Storage::Write(const std::string& key,
+                            absl::string_view bytes) const {
+  return Retry("written", key, [&] {
+    return store_->Write(PathOf(key), bytes.data(),
+                         static_cast<int64_t>(bytes.size()));
+  });
+}
+
+absl::Status Storage::Upload(const std::string& file,
+                             const std::string& key) const {
+  MapOptions options;
+  options.in_order = true;
+  options.may_be_empty = true;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> mapped,
+                           MappedFile::Open(file, options));
+  CAPSTAN_RETURN_IF_ERROR(Write(key, mapped->bytes()));
+  return mapped->Check();
+}
+
+absl::Status Storage::Delete(const std::string& key) const {
+  return Retry("deleted", key, [&] { return store_->Delete(PathOf(key)); });
+}
+
+absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
+    const std::function<void(const ConfinedChild::Parent&)>& serve) {
+  ChildLimits limits;  // it reads nothing that is hostile
+  limits.bytes = int64_t{1} << 60;
+  limits.cpu_seconds = int64_t{1} << 40;
+  return ConfinedChild::Start(limits,
+                              [&serve](const ConfinedChild::Parent& parent) {
+                                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                                // Which a cluster may send to all processes of
+                                // a job.
+                                for (const int signal : {SIGUSR1, SIGUSR2})
+                                  ::signal(signal, SIG_IGN);
+                                serve(parent);
+                                _exit(0);  // its threads may still run
+                              });
+}
+
+absl::StatusOr<std::string> InStorageProcess(
+    const std::function<absl::StatusOr<std::string>()>& job) {
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ConfinedChild> child,
+      StartStorageProcess([&job](const ConfinedChild::Parent& parent) {
+        const absl::StatusOr<std::string> done = job();
+        if (done.ok()) {
+          parent.Send(absl::string_view(*done));
+        } else {
+          parent.Send(done.status());
+        }
+      }));
+  absl::StatusOr<std::string> answer = child->Receive(kMostAnswer);
+  if (child->ended()) {
+    return absl::InternalError(absl::StrCat(
+        "the process that talks to the store ", answer.status().message()));
+  }
+  return answer.ok() ? answer : WithCode(answer.status(), CodeFor(answer));
+}
+
+}  // namespace capstan

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls of object storage against a server that speaks S3 and is disturbed.
+#include "host/storage/storage.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "host/storage/cache.h"
+#include "tests/storage/s3_server.h"
+#include "tests/testing/run_folder.h"
+
+namespace capstan {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// `bytes` that differ everywhere.
+std::string Bytes(size_t bytes) {
+  std::string text;
+  text.reserve(bytes + 32);
+  for (int i = 0; text.size() < bytes; ++i) {
+    text += Sha256(absl::StrCat(i));
+  }
+  text.resize(bytes);
+  return text;
+}
+
+class StorageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!S3Server::Available()) {
+      GTEST_SKIP() << "rclone couldn't be fetched (third_party/rclone.bzl)";
+    }
+    server_ = std::make_unique<S3Server>();
+    folder_ = NewTestFolder("storage");
+    for (const auto& [name, value] : server_->Environment(folder_)) {
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+    setenv("CAPSTAN_STORAGE_SECONDS", "20", 1);
+  }
+
+  std::string Object(const std::string& key) const {
+    return absl::StrCat(server_->Objects(), "/", key);
+  }
+
+  // Runs `body`, which returns what is wrong, in a process of its own.
+  static void Do(const std::function<absl::Status(const Storage&)>& body,
+                 const std::string& address = "s3://bucket/folder") {
+    const absl::StatusOr<std::string> done =
+        InStorageProcess([&]() -> absl::StatusOr<std::string> {
+          const auto parsed = ParseAddress(address);
+          if (!parsed.ok()) return parsed.status();
+          const auto storage = Storage::Open(*parsed);
+          if (!storage.ok()) return storage.status();
+          const absl::Status status = body(**storage);
+          if (!status.ok()) return status;
+          return "";
+        });
+    EXPECT_TRUE(done.ok()) << done.status();
+  }
+
+  std::unique_ptr<S3Server> server_;
+  std::string folder_;
+};
+
+TEST_F(StorageTest, WhatIsWrittenIsRead) {
+  const std::string large = Bytes((40 << 20) + 12345);
+  const std::string file = WriteText(NewTestFolder("f") + "/large", large);
+  const std::string back = NewTestFolder("back");
+  Do([&](const Storage& storage) -> absl::Status {
+    absl::Status status = storage.Upload(file, "large");
+    status.Update(storage.Write("deep/down/small", "text"));
+    status.Update(storage.Write("empty", ""));
+    if (!status.ok()) return status;
+    const auto objects = storage.List("");
+    if (!objects.ok()) return objects.status();
+    return storage.Download(*objects, back);
+  });
+  EXPECT_EQ(ReadText(Object("folder/large")), large);
+  EXPECT_EQ(ReadText(back + "/large"), large);
+  EXPECT_EQ(ReadText(back + "/deep/down/small"), "text");
+  EXPECT_EQ(ReadText(back + "/empty"), "");
+  Do([&](const Storage& storage) {
+    absl::Status status = storage.Delete("deep/down/small");
+    status.Update(storage.Delete("deep/down/small"));  // there is none
+    return status;
+  });
+  EXPECT_FALSE(fs::exists(Object("folder/deep/down/small")));
+}
+
+TEST_F(StorageTest, FaultsArePassedOver) {
+  server_->proxy().set_faults({/*cut=*/0.2, /*busy=*/0.2, /*slow=*/0});
+  const std::string text = Bytes(3 << 20);
+  const std::string back = NewTestFolder("back");
+  Do([&](const Storage& storage) -> absl::Status {
+    for (int i = 0; i < 8; ++i) {
+      const absl::Status status = storage.Write(absl::StrCat("o", i), text);
+      if (!status.ok()) return status;
+    }
+    const auto objects = storage.List("");
+    if (!objects.ok()) return objects.status();
+    return storage.Download(*objects, back);
+  });
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(ReadText(absl::StrCat(back, "/o", i)), text);
+  }
+  EXPECT_GT(server_->proxy().faults(), 5);
+}
+
+TEST_F(StorageTest, AServerThatIsGoneIsWaitedForAndThenTold) {
+  server_->Kill();
+  setenv("CAPSTAN_STORAGE_SECONDS", "1", 1);
+  Do([&](const Storage& storage) -> absl::Status {
+    const absl::Status status = storage.Write("a", "text");
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("s3://bucket/folder/a can't be written: "),
+                      HasSubstr("(tried "),
+                      HasSubstr("is the store up and reachable from here?")));
+    return ::testing::Test::HasFailure() ? status : absl::OkStatus();
+  });
+}
+
+TEST_F(StorageTest, SecretsAreInNoMessage) {
+  setenv("AWS_SECRET_ACCESS_KEY", "anothersecret0123", 1);
+  Do([&](const Storage& storage) -> absl::Status {
+    const absl::Status status = storage.Write("a", "text");
+    const std::string text(status.message());
+    if (!absl::IsPermissionDenied(status) ||
+        text.find("anothersecret0123") != std::string::npos ||
+        text.find("AWS_PROFILE") == std::string::npos) {
+      return absl::InternalError(status.ToString());
+    }
+    return absl::OkStatus();
+  });
+}
+
+// --- The cache.
+
+TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
+  server_->Put("data.jsonl", "one\n");
+  const auto first = LocalCopy("s3://bucket/data.jsonl");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(ReadText(*first), "one\n");
+  EXPECT_EQ(fs::path(*first).filename(), "data.jsonl");
+  const auto again = LocalCopy("s3://bucket/data.jsonl");
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *first);
+  server_->Put("data.jsonl", "two\n");
+  const auto changed = LocalCopy("s3://bucket/data.jsonl");
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(ReadText(*changed), "two\n");
+  // Who reads the first goes on with it.
+  EXPECT_EQ(ReadText(*first), "one\n");
+}
+
+TEST_F(StorageTest, FoldersAndPatterns) {
+  server_->Put("d/a.txt", "a");
+  server_->Put("d/b.txt", "b");
+  server_->Put("d/e/c.bin", "c");
+  const auto folder = LocalCopy("s3://bucket/d/");
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(ReadText(*folder + "/a.txt"), "a");
+  EXPECT_EQ(ReadText(*folder + "/e/c.bin"), "c");
+  const auto pattern = LocalCopy("s3://bucket/d/*.txt");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  EXPECT_EQ(fs::path(*pattern).filename(), "*.txt");
+  std::vector<std::string> names;
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(*pattern).parent_path())) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_THAT(names, ElementsAre("a.txt", "b.txt"));
+  EXPECT_TRUE(absl::IsNotFound(LocalCopy("s3://bucket/none").status()));
+  EXPECT_TRUE(absl::IsNotFound(LocalCopy("s3://bucket/d/*.csv").status()));
+}
+
+TEST_F(StorageTest, TheCacheKeepsItsSizeAndWhatIsRead) {
+  setenv("CAPSTAN_STORAGE_CACHE_GIB", "0.0025", 1);  // 2.6 MiB
+  for (const char* name : {"a", "b", "c"}) {
+    server_->Put(name, Bytes(1 << 20));
+  }
+  const auto read = [](const std::string& name) {
+    const auto path = LocalCopy("s3://bucket/" + name);
+    EXPECT_TRUE(path.ok()) << path.status();
+    return path.value_or("");
+  };
+  // Read by a process that has ended: it may go.
+  if (const pid_t child = fork(); child == 0) {
+    _exit(read("a").empty());
+  } else {
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+  }
+  const std::string b = read("b");
+  const std::string c = read("c");
+  EXPECT_TRUE(fs::exists(b));
+  EXPECT_TRUE(fs::exists(c));
+  int entries = 0;
+  for (const auto& entry : fs::directory_iterator(folder_ + "/cache")) {
+    entries += entry.is_directory();
+  }
+  EXPECT_EQ(entries, 2) << "the first is gone";
+  // Both are read by this process.
+  const absl::Status full = LocalCopy("s3://bucket/a").status();
+  EXPECT_THAT(std::string(full.message()),
+              AllOf(HasSubstr("s3://bucket/a has "),
+                    HasSubstr("set CAPSTAN_STORAGE_CACHE_GIB to more")));
+  unsetenv("CAPSTAN_STORAGE_CACHE_GIB");
+}
+
+TEST_F(StorageTest, ProcessesThatAskAtOnceShareOneDownload) {
+  server_->Put("shared", Bytes(4 << 20));
+  std::atomic<int> reads{0};
+  server_->proxy().set_filter([&reads](const std::string& line) {
+    reads += line.rfind("GET /bucket/shared", 0) == 0;
+    return true;
+  });
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) {
+    children.push_back(fork());
+    if (children.back() == 0) {
+      const auto path = LocalCopy("s3://bucket/shared");
+      _exit(path.ok() && fs::file_size(*path) == 4 << 20 ? 0 : 1);
+    }
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(reads, 1);
+}
+
+TEST(AddressTest, PartsAndErrors) {
+  const auto address = ParseAddress("gs://my-bucket/a/b c/");
+  ASSERT_TRUE(address.ok());
+  EXPECT_EQ(address->scheme, "gs");
+  EXPECT_EQ(address->bucket, "my-bucket");
+  EXPECT_EQ(address->key, "a/b c");
+  EXPECT_EQ(address->text(), "gs://my-bucket/a/b c");
+  EXPECT_EQ(ParseAddress("az://container")->key, "");
+  EXPECT_FALSE(IsAddress("http://a/b"));
+  EXPECT_FALSE(IsAddress("s3:/a"));
+  for (const char* wrong : {"s3://", "s3://a b/c", "s3://a//b", "s3://a/../b",
+                            "s3://id:secret@a/b", "ftp://a/b"}) {
+    const absl::Status status = ParseAddress(wrong).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << wrong;
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("secret@")));
+  }
+  EXPECT_EQ(LocalCopy("file:///tmp/x").value_or(""), "/tmp/x");
+  EXPECT_EQ(LocalCopy("relative/x").value_or(""), "relative/x");
+}
+
+// No bucket is needed to see that the libraries of other clouds are there.
+TEST(AddressTest, OtherCloudsSayWhatTheyLack) {
+  unsetenv("AZURE_STORAGE_ACCOUNT");
+  const absl::Status azure = LocalCopy("az://container/x").status();
+  EXPECT_THAT(std::string(azure.message()),
+              HasSubstr("AZURE_STORAGE_ACCOUNT isn't set"));
+}
+
+}  // namespace
+}  // namespace capstan
