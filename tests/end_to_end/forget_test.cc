@@ -97,6 +97,12 @@ int64_t RowOf(const std::string& folder, int step) {
       {"who", folder, absl::StrCat("--step=", step)})["rows"][0]["sample"];
 }
 
+std::string CopyOf(const std::string& run) {
+  const std::string folder = NewTestFolder("copy") + "/run";
+  fs::copy(run, folder, fs::copy_options::recursive);
+  return folder;
+}
+
 // The chain's hash and the rows that had weight zero, by step.
 std::map<int64_t, std::string> Receipts(const std::string& folder,
                                         const std::string& key) {
@@ -342,7 +348,7 @@ TEST_F(ForgetTest, ARunThatWasChangedOnItsWayIsRefused) {
        "was changed while it went on (events.jsonl"},
       {RunText(run).Batch(2, 4), "had a batch.global_batch_size of 4"}};
   for (const auto& [changed, why] : changes) {
-    const std::string folder = CopyFolder(first, "changed");
+    const std::string folder = CopyOf(first);
     MustTrain(RunText(changed).Output(folder).Train("max_steps: 8"));
     EXPECT_THAT(CheckpointSteps(folder), ::testing::ElementsAre(8));
     // By its checkpoint it would be another run's.
@@ -366,7 +372,7 @@ TEST_F(ForgetTest, OneBegins) {
   ExpectOneError(RunTrainer(words, options), {"start it once", "WORLD_SIZE"});
   EXPECT_TRUE(fs::is_empty(to));
   // From no checkpoint that is damaged.
-  const std::string damaged = CopyFolder(folder, "damaged");
+  const std::string damaged = CopyOf(folder);
   for (const auto& file :
        fs::directory_iterator(damaged + "/checkpoints/step-00000004")) {
     if (file.path().extension() == ".json") continue;
