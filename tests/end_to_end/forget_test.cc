@@ -165,6 +165,8 @@ TEST_F(ForgetTest, TheBitsAreThoseOfARunThatNeverHadIt) {
   // Micro-batches that have no other row.
   ExpectForgotten(TextRun(corpus_).Fsdp(2).Batch(1, 8), 3);
   ExpectForgotten(TextRun(corpus_).Zero2(2).Batch(1, 2), 2);
+  // Of which the new run has the steps.
+  ExpectForgotten(TextRun(corpus_).Train("max_epochs: 2.4"), 3);
 }
 
 TEST_F(ForgetTest, OfConversationsPackedOrNot) {
