@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -21,16 +22,21 @@
 #include "absl/types/span.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "cluster/launch/place.h"
 #include "desk/forget/run_without.h"
+#include "desk/forget/same_run.h"
+#include "desk/run_folder/config_fields.h"
 #include "desk/run_folder/run_record.h"
 #include "desk/who/step_of_run.h"
 #include "host/config/load_config.h"
+#include "trainer/checkpoint/state_file.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/metrics/console.h"
+#include "trainer/metrics/reporter.h"
 #include "trainer/session/forgotten_rows.h"
-#include "trainer/session/run_identity.h"
 #include "trainer/session/schedule.h"
+#include "trainer/session/session.h"
 
 namespace capstan {
 namespace {
@@ -48,14 +54,19 @@ struct ForgetOptions {
 struct Plan {
   std::string folder;  // the run's
   std::string output;  // the new run's
-  std::vector<Snapshot> snapshots;
+  std::vector<RunSnapshot> snapshots;
   RunOptions run;
   bool deterministic = false;
-  int64_t end = 0;  // the last step, as the config says
+  int64_t end = 0;               // the last step, as the config says
+  int64_t done = 0;              // the last step whose rows are known
+  std::string config_text;       // the new run's
+  std::vector<int64_t> already;  // rows that it has forgotten before
   std::vector<RowUse> uses;
-  std::vector<int64_t> steps;      // that used them, ascending
-  std::vector<int64_t> unused;     // rows
-  const Snapshot* from = nullptr;  // null: from the beginning
+  std::vector<int64_t> steps;         // that used them, ascending
+  std::vector<int64_t> unused;        // rows
+  const RunSnapshot* from = nullptr;  // null: from the beginning
+  const RunSnapshot* best = nullptr;  // that `from` needs, too, or null
+  bool best_is_gone = false;          // why it is from the beginning
 
   const TrainState& newest() const {
     return snapshots.back().manifest.train_state;
@@ -81,7 +92,11 @@ absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
 
 // RUN-without-17; of several rows the first and how many more.
 std::string OutputOf(const ForgetOptions& options, const std::string& folder) {
-  if (!options.output_dir.empty()) return FromCaller(options.output_dir);
+  if (!options.output_dir.empty()) {
+    std::string output = FromCaller(options.output_dir);
+    while (output.size() > 1 && output.back() == '/') output.pop_back();
+    return output;
+  }
   const std::string real = std::filesystem::canonical(folder).string();
   std::string output = absl::StrCat(real, "-without-", options.rows.front());
   if (options.rows.size() > 1) {
@@ -90,7 +105,24 @@ std::string OutputOf(const ForgetOptions& options, const std::string& folder) {
   return output;
 }
 
-// The run's own batch and ranks, whatever is here; and nothing is uploaded
+// The end that the run was told while it went on (train.control), which its
+// config doesn't know; "": none.
+std::string ToldEnd(const Plan& plan) {
+  const Manifest& newest = plan.snapshots.back().manifest;
+  const FieldLists now = FieldsOfConfig(plan.run.config_text);
+  const FieldLists then = FieldsOfConfig(newest.config_text);
+  for (const char* name : {"train.max_steps", "train.max_epochs"}) {
+    const auto a = now.find(name);
+    const auto b = then.find(name);
+    if ((a == now.end()) != (b == then.end())) return "";
+    // It has gone on with another end since.
+    if (a != now.end() && a->second != b->second) return "";
+  }
+  const auto end = newest.identity.find("train.max_steps");
+  return end == newest.identity.end() ? "" : end->second;
+}
+
+// The run's own batch, ranks and end, whatever is here; and nothing is uploaded
 // that nobody has looked at.
 absl::StatusOr<std::vector<std::string>> Settings(const ForgetOptions& options,
                                                   const Plan& plan) {
@@ -110,7 +142,11 @@ absl::StatusOr<std::vector<std::string>> Settings(const ForgetOptions& options,
     settings.push_back(
         absl::StrCat("batch.micro_batch_size=", record.micro_batch_size));
   }
+  const std::string end = ToldEnd(plan);
+  if (!end.empty()) settings.push_back("train.max_steps=" + end);
+  const std::set<int64_t> already(plan.already.begin(), plan.already.end());
   for (const int64_t row : options.rows) {
+    if (already.count(row) > 0) continue;
     settings.push_back(absl::StrCat("train.forgotten_rows+=", row));
   }
   settings.insert(settings.end(), options.overrides.begin(),
@@ -118,32 +154,27 @@ absl::StatusOr<std::vector<std::string>> Settings(const ForgetOptions& options,
   return settings;
 }
 
-// Whether data and settings are those that the run had from there to its end.
-absl::Status CheckSameRun(const Plan& plan, const Prepared& prepared) {
-  const RunConfig& config = prepared.job.loaded.config;
-  CAPSTAN_ASSIGN_OR_RETURN(const IdentifiedRun mine,
-                           IdentifyRun(config, prepared.job.parts, plan.end));
-  const Snapshot* const newest = &plan.snapshots.back();
-  for (const Snapshot* snapshot : {newest, plan.from}) {
-    if (snapshot == nullptr) continue;
-    RunIdentity then = snapshot->manifest.identity;
-    RunIdentity now = mine.identity;
-    for (RunIdentity* identity : {&then, &now}) {
-      CAPSTAN_RETURN_IF_ERROR(AddDefaults(config, identity));
-    }
-    const auto same = CompareIdentities(
-        snapshot->path, then, now,
-        snapshot->manifest.train_state.optimizer_steps, config.train());
-    CAPSTAN_RETURN_IF_ERROR(Annotate(
-        same.status(), "what the run would be without the rows can't be told"));
-  }
-  return absl::OkStatus();
+// The ranks of a launcher would each begin.
+absl::Status CheckAlone(const Place& place) {
+  if (place.Alone()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forget begins a run on one host, but is one of several processes or "
+      "hosts (",
+      PlaceText(place.info),
+      "): start it once, without RANK and WORLD_SIZE, and with --set "
+      "launch.nodes=1 if the run had more"));
 }
 
 void FindUses(const ForgetOptions& options, const DataOrder& order,
-              Plan* plan) {
-  const std::set<int64_t> rows(options.rows.begin(), options.rows.end());
-  plan->uses = UsesOf(rows, order, plan->newest().samples);
+              bool keeps_best, Plan* plan) {
+  std::set<int64_t> rows(options.rows.begin(), options.rows.end());
+  for (const int64_t row : plan->already) rows.erase(row);
+  // final/ may be newer than all checkpoints that are left.
+  const TrainState& newest = plan->newest();
+  plan->done = std::max(newest.step, CompletedSteps(plan->folder).value_or(0));
+  plan->uses = UsesOf(
+      rows, order,
+      newest.samples + (plan->done - newest.step) * newest.global_batch_size);
   std::set<int64_t> used;
   for (const RowUse& use : plan->uses) {
     used.insert(use.row);
@@ -156,41 +187,71 @@ void FindUses(const ForgetOptions& options, const DataOrder& order,
     if (used.count(row) == 0) plan->unused.push_back(row);
   }
   if (plan->uses.empty()) return;
-  plan->from = LastBefore(plan->uses.front().position, plan->snapshots);
+  plan->from =
+      LastBefore(plan->uses.front().position, keeps_best, plan->snapshots);
+  if (plan->from == nullptr) {
+    plan->best_is_gone =
+        LastBefore(plan->uses.front().position,
+                   /*keeps_best=*/false, plan->snapshots) != nullptr;
+  }
+  if (plan->from == nullptr || !keeps_best) return;
+  const TrainState& state = plan->from->manifest.train_state;
+  if (state.best_step == state.step) return;
+  plan->best = AtStep(state.best_step, plan->snapshots);
+}
+
+absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
+  CAPSTAN_ASSIGN_OR_RETURN(plan->folder, FindRun(options.run));
+  if (IsInUse(plan->folder)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(plan->folder, " is still running: stop it first"));
+  }
+  plan->output = OutputOf(options, plan->folder);
+  std::error_code error;
+  if (!PathExists(plan->output) ||
+      (IsFolder(plan->output) &&
+       std::filesystem::is_empty(plan->output, error))) {
+    return absl::OkStatus();
+  }
+  const std::string config = plan->output + "/config.pbtxt";
+  return absl::AlreadyExistsError(absl::StrCat(
+      plan->output, " exists already: ",
+      PathExists(config)
+          ? absl::StrCat("go on with it by `trainer --config=", config, "`, ")
+          : "",
+      "remove it, or name another --output_dir"));
 }
 
 absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOverrides(options.overrides));
   Plan plan;
-  CAPSTAN_ASSIGN_OR_RETURN(plan.folder, FindRun(options.run));
-  if (IsInUse(plan.folder)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(plan.folder, " is still running: stop it first"));
-  }
-  plan.output = OutputOf(options, plan.folder);
-  if (PathExists(plan.output)) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        plan.output,
-        " exists already: go on with it by `trainer --config=", plan.output,
-        "/config.pbtxt`, remove it, or name another --output_dir"));
-  }
+  CAPSTAN_RETURN_IF_ERROR(FindFolders(options, &plan));
   CAPSTAN_ASSIGN_OR_RETURN(plan.snapshots, SnapshotsOf(plan.folder));
+  const std::set<int64_t> forgotten =
+      ForgottenRows(plan.snapshots.back().manifest.identity);
+  for (const int64_t row :
+       std::set<int64_t>(options.rows.begin(), options.rows.end())) {
+    if (forgotten.count(row) > 0) plan.already.push_back(row);
+  }
   CAPSTAN_ASSIGN_OR_RETURN(plan.run.config_text,
                            ReadWholeFile(plan.folder + "/config.pbtxt"));
   plan.run.plugin_path = options.plugin_path;
   CAPSTAN_ASSIGN_OR_RETURN(plan.run.overrides, Settings(options, plan));
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            Prepare(plan.run));
+  CAPSTAN_RETURN_IF_ERROR(CheckAlone(prepared->place));
   const TrainJob& job = prepared->job;
   const Train& train = job.loaded.config.train();
+  plan.config_text = PrintConfig(job.loaded.config);
   plan.deterministic = train.deterministic();
   plan.end =
       StepsOfRun(train, EpochRows(job.parts), job.batch.global_batch_size);
   FindUses(
       options,
       OrderOfRun(job.loaded.config, job.parts, job.batch.global_batch_size),
-      &plan);
-  CAPSTAN_RETURN_IF_ERROR(CheckSameRun(plan, *prepared));
+      KeepsBest(train), &plan);
+  CAPSTAN_RETURN_IF_ERROR(CheckSameRun(plan.folder, plan.snapshots, plan.from,
+                                       *prepared, plan.end));
   return plan;
 }
 
@@ -203,23 +264,31 @@ std::string ListText(const std::vector<int64_t>& numbers) {
       numbers.size(), " in all)");
 }
 
-std::string CostText(const Plan& plan) {
-  const int64_t done = plan.newest().step;
-  const int64_t again = done - plan.first_step();
-  std::string text = absl::StrFormat(
-      "%d of %d steps (%.0f %%)", again, done,
-      100.0 * static_cast<double>(again) / static_cast<double>(done));
+// ", about 2h" for so many steps; "" if the run doesn't say.
+std::string TimeText(const Plan& plan, int64_t steps) {
   const double seconds = SecondsOfAStep(plan.folder);
-  if (seconds > 0.0) {
-    absl::StrAppend(&text, ", about ",
-                    ShortDuration(seconds * static_cast<double>(again)));
-  }
-  return text;
+  return seconds > 0.0
+             ? absl::StrCat(", about ",
+                            ShortDuration(seconds * static_cast<double>(steps)))
+             : "";
+}
+
+std::string CostText(const Plan& plan) {
+  const int64_t again = plan.done - plan.first_step();
+  return absl::StrCat(
+      absl::StrFormat(
+          "%d of %d steps (%.0f %%)", again, plan.done,
+          100.0 * static_cast<double>(again) / static_cast<double>(plan.done)),
+      TimeText(plan, again));
 }
 
 void Print(const ForgetOptions& options, const Plan& plan) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"run", plan.folder}, {"rows", ListText(options.rows)}};
+  if (!plan.already.empty()) {
+    rows.emplace_back("forgotten",
+                      absl::StrCat(ListText(plan.already), " already, before"));
+  }
   if (!plan.unused.empty()) {
     rows.emplace_back("never used", ListText(plan.unused));
   }
@@ -232,10 +301,14 @@ void Print(const ForgetOptions& options, const Plan& plan) {
             : absl::StrCat("the beginning, as no checkpoint is from before "
                            "step ",
                            plan.steps.front(), " (train.keep_checkpoints)"));
+    if (plan.best_is_gone) {
+      rows.emplace_back("", "and has the best evaluation's with it");
+    }
     rows.emplace_back("run again", CostText(plan));
-    if (plan.end > plan.newest().step) {
-      rows.emplace_back("then", absl::StrCat("on to step ", plan.end,
-                                             ", as its config says"));
+    if (plan.end > plan.done) {
+      rows.emplace_back(
+          "then", absl::StrCat("on to step ", plan.end, ", as its config says",
+                               TimeText(plan, plan.end - plan.done)));
     }
     rows.emplace_back("into", plan.output);
   }
@@ -263,10 +336,11 @@ absl::StatusOr<int> Forget(const ForgetOptions& options) {
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, MakePlan(options));
   Print(options, plan);
   if (plan.uses.empty()) {
-    std::cout << "The run has never used them: there is nothing to run again\n";
-    if (plan.end > plan.newest().step) {
+    std::cout << "The run hasn't used them up to step " << plan.done
+              << ": there is nothing to run again\n";
+    if (plan.end > plan.done && !plan.unused.empty()) {
       std::cout << "Resumed with --set train.forgotten_rows+=["
-                << absl::StrJoin(options.rows, ", ") << "] it never will\n";
+                << absl::StrJoin(plan.unused, ", ") << "] it never will\n";
     }
     return 0;
   }
@@ -276,7 +350,16 @@ absl::StatusOr<int> Forget(const ForgetOptions& options) {
   }
   std::cout << std::flush;
   if (plan.from != nullptr) {
-    CAPSTAN_RETURN_IF_ERROR(BeginFrom(*plan.from, plan.folder, plan.output));
+    std::vector<const RunSnapshot*> needed = {plan.from};
+    if (plan.best != nullptr) needed.insert(needed.begin(), plan.best);
+    for (const RunSnapshot* snapshot : needed) {
+      CAPSTAN_RETURN_IF_ERROR(
+          Annotate(VerifyCheckpoint(snapshot->path),
+                   "the run goes on from a checkpoint that is damaged (remove "
+                   "it, then from the one before)"));
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        BeginFrom(needed, plan.config_text, plan.folder, plan.output));
   }
   CallItTraining(plan);
   return RunTraining(plan.run);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,23 +28,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kMetrics[] = "metrics.jsonl";
 
-// The step of a line of metrics.jsonl; -1: it isn't one.
-int64_t StepOf(absl::string_view line) {
-  const Json json = ParseJson<Json>(line);
-  return json.is_object()
-             ? static_cast<int64_t>(NumberOf(json, "step").value_or(-1.0))
-             : -1;
-}
-
-std::string MetricsUpTo(int64_t step, const std::string& run) {
-  std::string text;
-  ForEachLine(absl::StrCat(run, "/", kMetrics), [&](absl::string_view line) {
-    const int64_t of = StepOf(line);
-    if (of >= 0 && of <= step) absl::StrAppend(&text, line, "\n");
-  });
-  return text;
-}
-
 // The lines up to the newest one of `step`: those behind it, if the run went
 // back, are of a process that has done the steps again.
 std::string ReceiptsUpTo(int64_t step, const std::string& run) {
@@ -61,8 +45,8 @@ std::string ReceiptsUpTo(int64_t step, const std::string& run) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Snapshot>> SnapshotsOf(const std::string& run) {
-  std::vector<Snapshot> snapshots;
+absl::StatusOr<std::vector<RunSnapshot>> SnapshotsOf(const std::string& run) {
+  std::vector<RunSnapshot> snapshots;
   for (const StoredCheckpoint& stored : WholeCheckpoints(run)) {
     absl::StatusOr<Manifest> manifest = ReadManifest(stored.path);
     // As a resumed run does, goes by the others.
@@ -83,9 +67,9 @@ absl::StatusOr<std::vector<Snapshot>> SnapshotsOf(const std::string& run) {
   return snapshots;
 }
 
-int64_t StepAt(int64_t position, const std::vector<Snapshot>& snapshots) {
+int64_t StepAt(int64_t position, const std::vector<RunSnapshot>& snapshots) {
   int64_t step = 0, samples = 0, batch = 1;
-  for (const Snapshot& snapshot : snapshots) {
+  for (const RunSnapshot& snapshot : snapshots) {
     const TrainState& state = snapshot.manifest.train_state;
     if (state.step == step) continue;
     batch =
@@ -97,11 +81,25 @@ int64_t StepAt(int64_t position, const std::vector<Snapshot>& snapshots) {
   return step + (position - samples) / batch + 1;
 }
 
-const Snapshot* LastBefore(int64_t position,
-                           const std::vector<Snapshot>& snapshots) {
-  const Snapshot* last = nullptr;
-  for (const Snapshot& snapshot : snapshots) {
-    if (snapshot.manifest.train_state.samples <= position) last = &snapshot;
+const RunSnapshot* AtStep(int64_t step,
+                          const std::vector<RunSnapshot>& snapshots) {
+  for (const RunSnapshot& snapshot : snapshots) {
+    if (snapshot.manifest.train_state.step == step) return &snapshot;
+  }
+  return nullptr;
+}
+
+const RunSnapshot* LastBefore(int64_t position, bool keeps_best,
+                              const std::vector<RunSnapshot>& snapshots) {
+  const RunSnapshot* last = nullptr;
+  for (const RunSnapshot& snapshot : snapshots) {
+    const TrainState& state = snapshot.manifest.train_state;
+    if (state.samples > position) continue;
+    if (keeps_best && state.best_step >= 0 &&
+        AtStep(state.best_step, snapshots) == nullptr) {
+      continue;
+    }
+    last = &snapshot;
   }
   return last;
 }
@@ -121,19 +119,45 @@ double SecondsOfAStep(const std::string& run) {
   return *middle;
 }
 
-absl::Status BeginFrom(const Snapshot& snapshot, const std::string& from,
-                       const std::string& to) {
-  const int64_t step = snapshot.manifest.train_state.step;
-  const std::string name = fs::path(snapshot.path).filename().string();
-  CAPSTAN_RETURN_IF_ERROR(
-      LinkTree(snapshot.path, absl::StrCat(to, "/checkpoints/", name)));
+namespace {
+
+absl::Status Fill(const std::vector<const RunSnapshot*>& snapshots,
+                  const std::string& config_text, const std::string& from,
+                  const std::string& begun) {
+  for (const RunSnapshot* snapshot : snapshots) {
+    const std::string name = fs::path(snapshot->path).filename().string();
+    CAPSTAN_RETURN_IF_ERROR(
+        LinkTree(snapshot->path, absl::StrCat(begun, "/checkpoints/", name)));
+  }
+  const int64_t step = snapshots.back()->manifest.train_state.step;
+  // Not a link: the run adds to it.
+  const auto metrics = ReadWholeFile(absl::StrCat(from, "/", kMetrics));
   for (const auto& [file, text] :
-       {std::pair<const char*, std::string>{kMetrics, MetricsUpTo(step, from)},
-        {kReceiptsFile, ReceiptsUpTo(step, from)}}) {
+       {std::pair<const char*, std::string>{kMetrics, metrics.value_or("")},
+        {kReceiptsFile, ReceiptsUpTo(step, from)},
+        {"config.pbtxt", config_text}}) {
     if (text.empty()) continue;
-    CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(to, "/", file), text));
+    CAPSTAN_RETURN_IF_ERROR(
+        WriteWholeFile(absl::StrCat(begun, "/", file), text));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BeginFrom(const std::vector<const RunSnapshot*>& snapshots,
+                       const std::string& config_text, const std::string& from,
+                       const std::string& to) {
+  const std::string begun = HiddenSibling(to, "begun");
+  CAPSTAN_RETURN_IF_ERROR(RemoveTree(begun));
+  absl::Status status = Fill(snapshots, config_text, from, begun);
+  if (status.ok()) {
+    std::error_code error;
+    fs::rename(begun, to, error);
+    if (error) status = WriteError(to, error.value());
+  }
+  if (!status.ok()) RemoveTree(begun).IgnoreError();
+  return status;
 }
 
 }  // namespace capstan

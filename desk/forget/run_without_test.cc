@@ -16,8 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Snapshot At(int64_t step, int64_t samples) {
-  Snapshot snapshot;
+RunSnapshot At(int64_t step, int64_t samples) {
+  RunSnapshot snapshot;
   snapshot.path = "step-" + std::to_string(step);
   snapshot.manifest.train_state.step = step;
   snapshot.manifest.train_state.samples = samples;
@@ -25,9 +25,9 @@ Snapshot At(int64_t step, int64_t samples) {
 }
 
 // 4 steps of 8 samples, then some of 4.
-const std::vector<Snapshot>& Snapshots() {
+const std::vector<RunSnapshot>& Snapshots() {
   static const auto* const snapshots =
-      new std::vector<Snapshot>({At(2, 16), At(4, 32), At(10, 56)});
+      new std::vector<RunSnapshot>({At(2, 16), At(4, 32), At(10, 56)});
   return *snapshots;
 }
 
@@ -47,11 +47,24 @@ TEST(RunWithoutTest, TheStepOfAPosition) {
 }
 
 TEST(RunWithoutTest, TheNewestSnapshotBeforeARow) {
-  EXPECT_EQ(LastBefore(15, Snapshots()), nullptr);
-  EXPECT_EQ(LastBefore(16, Snapshots())->path, "step-2");
-  EXPECT_EQ(LastBefore(31, Snapshots())->path, "step-2");
-  EXPECT_EQ(LastBefore(32, Snapshots())->path, "step-4");
-  EXPECT_EQ(LastBefore(56, Snapshots())->path, "step-10");
+  EXPECT_EQ(LastBefore(15, false, Snapshots()), nullptr);
+  EXPECT_EQ(LastBefore(16, false, Snapshots())->path, "step-2");
+  EXPECT_EQ(LastBefore(31, false, Snapshots())->path, "step-2");
+  EXPECT_EQ(LastBefore(32, false, Snapshots())->path, "step-4");
+  EXPECT_EQ(LastBefore(56, false, Snapshots())->path, "step-10");
+}
+
+// final/ may get the weights of the best evaluation.
+TEST(RunWithoutTest, AndOneWhoseBestIsThere) {
+  std::vector<RunSnapshot> snapshots = Snapshots();
+  snapshots[0].manifest.train_state.best_step = 2;
+  snapshots[1].manifest.train_state.best_step = 3;  // it is gone
+  snapshots[2].manifest.train_state.best_step = 2;
+  EXPECT_EQ(LastBefore(40, true, snapshots)->path, "step-2");
+  EXPECT_EQ(LastBefore(40, false, snapshots)->path, "step-4");
+  EXPECT_EQ(LastBefore(56, true, snapshots)->path, "step-10");
+  snapshots[0].manifest.train_state.best_step = 1;
+  EXPECT_EQ(LastBefore(40, true, snapshots), nullptr);
 }
 
 std::string NewFolder() {
@@ -68,7 +81,10 @@ TEST(RunWithoutTest, ARunWithoutCheckpointsSaysSo) {
 
 TEST(RunWithoutTest, BeginsWithWhatLedToTheSnapshot) {
   const std::string run = NewFolder();
-  const std::string to = NewFolder() + "/new";
+  const std::string parent = NewFolder();
+  const std::string to = parent + "/new";
+  // Of one that was killed.
+  std::filesystem::create_directories(parent + "/.new.begun/checkpoints/old");
   std::ofstream(run + "/metrics.jsonl")
       << "{\"step\": 1, \"step_seconds\": 4}\n"
       << "{\"step\": 2, \"step_seconds\": 1}\n{\"step\": 2, \"eval_loss\": 1}\n"
@@ -77,21 +93,32 @@ TEST(RunWithoutTest, BeginsWithWhatLedToTheSnapshot) {
   std::ofstream(run + "/receipts.jsonl")
       << "{\"begin\": 0}\n{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n"
       << "{\"begin\": 2}\n{\"step\": 3}\n";
-  Snapshot snapshot = At(2, 16);
+  RunSnapshot snapshot = At(2, 16);
   snapshot.path = run + "/checkpoints/step-00000002";
   std::filesystem::create_directories(snapshot.path);
   std::ofstream(snapshot.path + "/manifest.json") << "whole";
   EXPECT_EQ(SecondsOfAStep(run), 2.0);
-  ASSERT_TRUE(BeginFrom(snapshot, run, to).ok());
+  RunSnapshot best = At(1, 8);
+  best.path = run + "/checkpoints/step-00000001";
+  std::filesystem::create_directories(best.path);
+  std::filesystem::create_directories(to);  // an empty one may be there
+  ASSERT_TRUE(BeginFrom({&best, &snapshot}, "name: \"new\"", run, to).ok());
   EXPECT_EQ(*ReadWholeFile(to + "/checkpoints/step-00000002/manifest.json"),
             "whole");
+  EXPECT_TRUE(IsFolder(to + "/checkpoints/step-00000001"));
+  EXPECT_FALSE(PathExists(to + "/checkpoints/old"));
+  EXPECT_FALSE(PathExists(parent + "/.new.begun"));
+  EXPECT_EQ(*ReadWholeFile(to + "/config.pbtxt"), "name: \"new\"");
+  // The run that goes on cuts it.
   EXPECT_EQ(*ReadWholeFile(to + "/metrics.jsonl"),
-            "{\"step\": 1, \"step_seconds\": 4}\n"
-            "{\"step\": 2, \"step_seconds\": 1}\n"
-            "{\"step\": 2, \"eval_loss\": 1}\n");
+            *ReadWholeFile(run + "/metrics.jsonl"));
   EXPECT_EQ(*ReadWholeFile(to + "/receipts.jsonl"),
             "{\"begin\": 0}\n{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n"
             "{\"begin\": 2}\n");
+  // Not over what is there, and nothing is left beside it.
+  EXPECT_FALSE(BeginFrom({&snapshot}, "name: \"other\"", run, to).ok());
+  EXPECT_FALSE(PathExists(parent + "/.new.begun"));
+  EXPECT_EQ(*ReadWholeFile(to + "/config.pbtxt"), "name: \"new\"");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -96,6 +97,12 @@ int64_t RowOf(const std::string& folder, int step) {
       {"who", folder, absl::StrCat("--step=", step)})["rows"][0]["sample"];
 }
 
+std::string CopyOf(const std::string& run) {
+  const std::string folder = NewTestFolder("copy") + "/run";
+  fs::copy(run, folder, fs::copy_options::recursive);
+  return folder;
+}
+
 // The chain's hash and the rows that had weight zero, by step.
 std::map<int64_t, std::string> Receipts(const std::string& folder,
                                         const std::string& key) {
@@ -158,6 +165,8 @@ TEST_F(ForgetTest, TheBitsAreThoseOfARunThatNeverHadIt) {
   // Micro-batches that have no other row.
   ExpectForgotten(TextRun(corpus_).Fsdp(2).Batch(1, 8), 3);
   ExpectForgotten(TextRun(corpus_).Zero2(2).Batch(1, 2), 2);
+  // Of which the new run has the steps.
+  ExpectForgotten(TextRun(corpus_).Train("max_epochs: 2.4"), 3);
 }
 
 TEST_F(ForgetTest, OfConversationsPackedOrNot) {
@@ -257,8 +266,18 @@ TEST_F(ForgetTest, TheCostIsToldBefore) {
   const TrainerResult never =
       RunTrainer({"forget", folder, absl::StrCat("--row=", unused), "--yes"});
   EXPECT_EQ(never.exit_code, 0) << never.err;
-  EXPECT_THAT(never.out, HasSubstr("there is nothing to run again"));
+  EXPECT_THAT(never.out,
+              HasSubstr("hasn't used them up to step 6: there is nothing to "
+                        "run again"));
   EXPECT_EQ(Snapshot(fs::path(folder).parent_path().string()), before);
+  // final/ has learnt it, whatever checkpoints are left.
+  const int64_t row = RowOf(folder, 5);
+  fs::remove_all(folder + "/checkpoints/step-00000006");
+  EXPECT_THAT(forget(row), AllOf(HasSubstr("used in       steps 5\n"),
+                                 HasSubstr("2 of 6 steps (33 %), about ")));
+  ExpectOneError(RunTrainer({"forget", folder, absl::StrCat("--row=", row),
+                             "--set", "train.max_steps=60"}),
+                 {"can't be told", "the schedule's curve depends on it"});
 }
 
 TEST_F(ForgetTest, FromTheBeginningWithoutACheckpointBefore) {
@@ -282,10 +301,95 @@ TEST_F(ForgetTest, OneAfterTheOther) {
   EXPECT_EQ(step["loss"], step["recorded_loss"]);
   for (const Json& left : step["rows"]) EXPECT_NE(left["sample"], row);
   EXPECT_EQ(step["rows"].size() + step["notes"].size(), 8u);
+  const TrainerResult again =
+      RunTrainer({"forget", once, absl::StrCat("--row=", row)});
+  EXPECT_THAT(
+      again.out,
+      AllOf(HasSubstr(absl::StrCat("forgotten  ", row, " already")),
+            HasSubstr("nothing to run again"), Not(HasSubstr("never used"))));
   const int64_t second = RowOf(once, 4);
   EXPECT_EQ(WeightsOf(MustForget(once, second)),
             WeightsOf(MustTrain(RunText(run).Train(
                 absl::StrCat("forgotten_rows: [", second, ", ", row, "]")))));
+}
+
+// final/ gets the best evaluation's weights, of a step before those that are
+// done again.
+TEST_F(ForgetTest, TheBestIsThereStill) {
+  // What the run learns makes this worse.
+  const std::string other =
+      WriteText(NewTestFolder("other") + "/text.txt", std::string(129, '\x07'));
+  const RunText run = TextRun(CorpusPiece(8 << 10))
+                          .Set("eval_data", TextData(other, kLength))
+                          .Train("eval_every: 2 keep_best: true");
+  const std::string folder = MustTrain(run);
+  ASSERT_EQ(ReadJson(folder + "/summary.json")["best_step"], 2);
+  const int64_t row = RowOf(folder, 5);
+  const std::string forgot = MustForget(folder, row);
+  EXPECT_THAT(CheckpointSteps(forgot), ::testing::ElementsAre(2, 4, 6));
+  EXPECT_EQ(ReadJson(forgot + "/summary.json")["best_step"], 2);
+  EXPECT_EQ(WeightsOf(forgot), WeightsOf(MustTrain(RunText(run).Train(
+                                   absl::StrCat("forgotten_rows: ", row)))));
+  fs::remove_all(folder + "/checkpoints/step-00000002");
+  EXPECT_THAT(RunTrainer({"forget", folder, absl::StrCat("--row=", row)}).out,
+              AllOf(HasSubstr("the beginning"), HasSubstr("and has the best")));
+}
+
+TEST_F(ForgetTest, ARunThatWasChangedOnItsWayIsRefused) {
+  const RunText run = TextRun(CorpusPiece(8 << 10))
+                          .Set("schedule", "kind: CONSTANT")
+                          .Train("resume: AUTO keep_checkpoints: 1");
+  const std::string first = MustTrain(run);
+  const std::string row = absl::StrCat("--row=", RowOf(first, 1));
+  const std::string longer =
+      RunTrainer({"forget", first, row, "--set", "train.max_steps=8"}).out;
+  EXPECT_THAT(longer, HasSubstr("on to step 8, as its config says, about "));
+  const std::string other_seed = "seed: 5 resume_with_changes: \"train.seed\" ";
+  const std::vector<std::pair<RunText, std::string>> changes = {
+      {RunText(run).Train(other_seed),
+       "was changed while it went on (events.jsonl"},
+      {RunText(run).Batch(2, 4), "had a batch.global_batch_size of 4"}};
+  for (const auto& [changed, why] : changes) {
+    const std::string folder = CopyOf(first);
+    MustTrain(RunText(changed).Output(folder).Train("max_steps: 8"));
+    EXPECT_THAT(CheckpointSteps(folder), ::testing::ElementsAre(8));
+    // By its checkpoint it would be another run's.
+    ExpectOneError(RunTrainer({"forget", folder, row}), {"can't be told", why});
+  }
+}
+
+TEST_F(ForgetTest, OneBegins) {
+  const std::string folder = MustTrain(TextRun(CorpusPiece(8 << 10)).Ddp(2));
+  const std::string row = absl::StrCat("--row=", RowOf(folder, 5));
+  const std::string to = NewTestFolder("forgot");
+  const std::vector<std::string> words = {"forget", folder, row, "--yes",
+                                          "--output_dir=" + to};
+  TrainerOptions options;
+  options.environment = {{"RANK", "0"},
+                         {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", "0"},
+                         {"LOCAL_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", "1"}};
+  ExpectOneError(RunTrainer(words, options), {"start it once", "WORLD_SIZE"});
+  EXPECT_TRUE(fs::is_empty(to));
+  // From no checkpoint that is damaged.
+  const std::string damaged = CopyOf(folder);
+  for (const auto& file :
+       fs::directory_iterator(damaged + "/checkpoints/step-00000004")) {
+    if (file.path().extension() == ".json") continue;
+    std::string bytes = ReadText(file.path().string());
+    bytes.back() ^= 1;
+    WriteText(file.path().string(), bytes);
+  }
+  ExpectOneError(RunTrainer({"forget", damaged, row, "--yes"}),
+                 {"step-00000004", "is damaged"});
+  // An empty folder will do.
+  EXPECT_EQ(RunTrainer(words).exit_code, 0);
+  EXPECT_THAT(CheckpointSteps(to), ::testing::ElementsAre(4, 6));
+  ExpectOneError(RunTrainer(words), {"exists already: go on with it"});
+  fs::remove(to + "/config.pbtxt");
+  ExpectOneError(RunTrainer(words), {"exists already: remove it"});
 }
 
 TEST_F(ForgetTest, WhatCannotBeForgottenIsTold) {
@@ -312,6 +416,8 @@ TEST_F(ForgetTest, WhatCannotBeForgottenIsTold) {
   WriteText(corpus_, other);
   ExpectOneError(RunTrainer({"forget", folder, "--row=3"}),
                  {"can't be told", "train_data"});
+  EXPECT_THAT(RunTrainer({"forget", folder, "--row=3"}).err,
+              Not(HasSubstr("resume_with_changes")));
   WriteText(corpus_, text);
   fs::remove_all(folder + "/checkpoints");
   ExpectOneError(RunTrainer({"forget", folder, "--row=3"}),

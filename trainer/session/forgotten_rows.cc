@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,6 +16,23 @@ namespace capstan {
 namespace {
 
 constexpr char kField[] = "forgotten_rows";
+
+// The first name of what says which rows a run reads, and in what order, that
+// isn't the same in both; "": none.
+std::string OtherOrder(const RunIdentity& earlier, const RunIdentity& mine) {
+  for (const auto& [a, b] :
+       {std::pair(&earlier, &mine), std::pair(&mine, &earlier)}) {
+    for (const auto& [name, value] : *a) {
+      if (name != "train.seed" && name != "batch.group_by_length" &&
+          name != "tokenizer" && !absl::StartsWith(name, "train_data")) {
+        continue;
+      }
+      const auto found = b->find(name);
+      if (found == b->end() || found->second != value) return name;
+    }
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -87,6 +105,17 @@ absl::Status CompareForgotten(const std::string& checkpoint,
   std::set<int64_t> changed;
   std::set_symmetric_difference(was.begin(), was.end(), is.begin(), is.end(),
                                 std::inserter(changed, changed.end()));
+  const std::string other = OtherOrder(earlier, mine);
+  if (!changed.empty() && !other.empty() && samples > 0) {
+    return WithCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            "train.forgotten_rows: ", other, " isn't that of the run in ",
+            checkpoint,
+            ", so that which rows that has trained on can't be told: change "
+            "the list or ",
+            other, ", not both at once")),
+        "run/changed");
+  }
   const std::vector<RowUse> uses = UsesOf(changed, order, samples);
   if (uses.empty()) return absl::OkStatus();
   const int64_t row = uses.front().row;
@@ -95,8 +124,10 @@ absl::Status CompareForgotten(const std::string& checkpoint,
           "train.forgotten_rows: the run in ", checkpoint, " has ",
           was.count(row) > 0 ? "passed over" : "trained on", " row ", row,
           ", which this one ", is.count(row) > 0 ? "forgets" : "doesn't forget",
-          ": restore the old list, or have `trainer forget` go on from before "
-          "the row's first use")),
+          ": restore the old list",
+          is.count(row) > 0 ? ", or have `trainer forget` go on from before "
+                              "the row's first use"
+                            : "")),
       "run/changed");
 }
 

@@ -38,7 +38,7 @@ std::vector<RowUse> UsesOf(const std::set<int64_t>& rows,
 
 // Whether the run `earlier`, from a checkpoint that has read `samples`, may go
 // on as `mine`: FAILED_PRECONDITION if a row that only one of them forgets has
-// come up.
+// come up, or if that can't be told, since data or order have changed, too.
 absl::Status CompareForgotten(const std::string& checkpoint,
                               const RunIdentity& earlier,
                               const RunIdentity& mine, const DataOrder& order,

@@ -48,8 +48,8 @@ absl::StatusOr<std::string> SetEnd(int64_t max_steps, Session* session) {
                                     " instead of ", before);
   if (!SameFactors(schedule, before, schedule, max_steps,
                    session->state.optimizer_steps)) {
-    absl::StrAppend(&answer,
-                    "; this changes the schedule, whose length it is: the "
+    absl::StrAppend(&answer, "; this", kChangesSchedule,
+                    ", whose length it is: the "
                     "learning rate goes on along another curve than before");
   }
   session->max_steps = max_steps;

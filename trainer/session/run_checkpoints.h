@@ -78,9 +78,10 @@ class RunCheckpoints {
   // Warns if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);
+  // Rank 0's: whether the lines of the steps so far are written.
+  absl::Status CheckLines(const std::string& output_dir) const;
   // Writes to `output_dir`. If that isn't session_.output_dir, because the
   // folder has moved, removes no older checkpoint.
-  absl::Status CheckLines(const std::string& output_dir) const;
   absl::Status WriteStep(bool background, const std::string& output_dir);
   // Checks on rank 0 that this is the run that saved `earlier`.
   absl::Status CheckIdentity(const TrainState& earlier, const DataOrder& order);

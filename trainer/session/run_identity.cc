@@ -343,6 +343,14 @@ std::string DecidesWhatIsBest(const std::set<std::string>& names,
   return best.first;
 }
 
+std::set<std::string> NamesIn(const RunIdentity& a, const RunIdentity& b) {
+  std::set<std::string> names;
+  for (const RunIdentity* identity : {&a, &b}) {
+    for (const auto& [name, value] : *identity) names.insert(name);
+  }
+  return names;
+}
+
 bool Same(const RunIdentity& a, const RunIdentity& b, const std::string& name) {
   const auto in_a = a.find(name);
   const auto in_b = b.find(name);
@@ -524,17 +532,12 @@ absl::Status AddDefaults(const RunConfig& config, RunIdentity* identity) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> CompareIdentities(
-    const std::string& checkpoint, const RunIdentity& earlier,
-    const RunIdentity& mine, int64_t optimizer_steps, const Train& train) {
-  std::set<std::string> names;
-  for (const RunIdentity* identity : {&earlier, &mine}) {
-    for (const auto& [name, value] : *identity) names.insert(name);
-  }
+IdentityChanges ChangesOf(const RunIdentity& earlier, const RunIdentity& mine,
+                          int64_t optimizer_steps, const Train& train) {
+  const std::set<std::string> names = NamesIn(earlier, mine);
   const std::string decides = DecidesWhatIsBest(names, train);
   const bool same_factors = SameFactors(earlier, mine, optimizer_steps);
-  std::vector<std::string> notes;
-  std::vector<std::string> refused, refused_names;
+  IdentityChanges changes;
   for (const std::string& name : names) {
     // CompareForgotten knows what they change.
     if (Same(earlier, mine, name) || IsForgottenRow(name)) continue;
@@ -542,35 +545,44 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
                                             " -> ", ShownIn(mine, name));
     if (name == kMaxSteps) {
       if (same_factors || !Same(earlier, mine, kSchedule)) continue;
-      notes.push_back(absl::StrCat(
-          "WARNING: ", change,
-          " changes the schedule, whose length it is: the learning rate goes "
-          "on along another curve than before"));
+      changes.other_curve = true;
+      changes.notes.push_back(
+          absl::StrCat("WARNING: ", change, kChangesSchedule,
+                       ", whose length it is: the learning rate goes "
+                       "on along another curve than before"));
       continue;
     }
     const bool changes_nothing =
         (name == kSchedule && same_factors) ||
         (IsOfEvaluation(name) && EvaluationOf(name).first != decides);
     if (changes_nothing || MayHaveChanged(train, name)) {
-      notes.push_back(absl::StrCat("goes on with another ", change));
+      changes.notes.push_back(absl::StrCat(kGoesOnWithAnother, change));
       continue;
     }
-    refused.push_back(change);
-    refused_names.push_back(name);
+    changes.refused.push_back(change);
+    changes.names.push_back(name);
   }
-  const std::vector<std::string> misspelt = Misspelt(names, mine, train);
-  if (refused.empty()) {
+  return changes;
+}
+
+absl::StatusOr<std::vector<std::string>> CompareIdentities(
+    const std::string& checkpoint, const RunIdentity& earlier,
+    const RunIdentity& mine, int64_t optimizer_steps, const Train& train) {
+  IdentityChanges changes = ChangesOf(earlier, mine, optimizer_steps, train);
+  const std::vector<std::string> misspelt =
+      Misspelt(NamesIn(earlier, mine), mine, train);
+  if (changes.refused.empty()) {
     for (const std::string& name : misspelt) {
-      notes.push_back(absl::StrCat("WARNING: ", name));
+      changes.notes.push_back(absl::StrCat("WARNING: ", name));
     }
-    return notes;
+    return changes.notes;
   }
-  std::vector<std::string> what_to_do = {HowToResume(refused_names)};
+  std::vector<std::string> what_to_do = {HowToResume(changes.names)};
   what_to_do.insert(what_to_do.end(), misspelt.begin(), misspelt.end());
   return WithCode(absl::FailedPreconditionError(absl::StrCat(
                       "the run in ", checkpoint,
-                      " isn't this one: ", absl::StrJoin(refused, "; "), ": ",
-                      absl::StrJoin(what_to_do, "; "))),
+                      " isn't this one: ", absl::StrJoin(changes.refused, "; "),
+                      ": ", absl::StrJoin(what_to_do, "; "))),
                   "run/changed");
 }
 

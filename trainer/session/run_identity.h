@@ -21,6 +21,11 @@ namespace capstan {
 // doesn't come from a folder.
 inline constexpr char kBaseIdentity[] = "model.base";
 
+// How the lines begin that events.jsonl has of what a resumed run changed, and
+// what is in those of an end that changed the schedule.
+inline constexpr char kGoesOnWithAnother[] = "goes on with another ";
+inline constexpr char kChangesSchedule[] = " changes the schedule";
+
 struct IdentifiedRun {
   // By name:
   //   train_data, eval_data, eval_sets.NAME
@@ -57,6 +62,22 @@ bool MayHaveChanged(const Train& train, const std::string& name);
 
 // Returns what the user can do about fields that have changed.
 std::string HowToResume(const std::vector<std::string>& changed);
+
+// How the run `mine` differs from `earlier`, a checkpoint's after
+// `optimizer_steps` updates.
+struct IdentityChanges {
+  // What neither leaves alone what is trained nor is allowed: "NAME: EARLIER ->
+  // MINE", and the names.
+  std::vector<std::string> refused;
+  std::vector<std::string> names;
+  // Lines for the user about the others.
+  std::vector<std::string> notes;
+  // Whether train.max_steps alone would have made another schedule so far,
+  // which a resumed run may do, with one of the notes.
+  bool other_curve = false;
+};
+IdentityChanges ChangesOf(const RunIdentity& earlier, const RunIdentity& mine,
+                          int64_t optimizer_steps, const Train& train);
 
 // Checks that the run `earlier`, from a checkpoint after `optimizer_steps`
 // updates, may continue as `mine`. Returns lines for the user about differences

@@ -45,6 +45,18 @@ TEST(RunIdentityTest, TheSameRunGoesOn) {
   EXPECT_THAT(Compare(Earlier()).value(), IsEmpty());
 }
 
+TEST(RunIdentityTest, AnotherCurveIsTold) {
+  RunIdentity mine = Earlier();
+  EXPECT_FALSE(ChangesOf(Earlier(), mine, kDone, Train()).other_curve);
+  mine["train.max_steps"] = "20";
+  RunIdentity cosine = Earlier();
+  for (RunIdentity* identity : {&mine, &cosine}) {
+    (*identity)["schedule"] = "kind: COSINE";
+  }
+  EXPECT_TRUE(ChangesOf(cosine, mine, kDone, Train()).other_curve);
+  EXPECT_FALSE(ChangesOf(cosine, mine, 0, Train()).other_curve);
+}
+
 TEST(RunIdentityTest, EachDifferenceIsListed) {
   RunIdentity mine = Earlier();
   mine["optimizer.learning_rate"] = "0.003";

@@ -82,9 +82,10 @@ class TrainStep {
   // Puts what casts to 8 bits have lost behind the objective's metrics.
   void AddUnderflow(StepInFlight* step) const;
 
-  // Of Reduce.
   // This rank's samples of its micro-batch `index` of the present step.
   std::vector<int64_t> SamplesOf(int64_t index);
+
+  // Of Reduce.
   std::vector<BadSample> BadSamplesOfStep();
   absl::Status ReduceSums(StepInFlight* step);
   absl::Status CatchUp(bool late);
