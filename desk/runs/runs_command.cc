@@ -26,6 +26,7 @@
 #include "desk/runs/clear_away.h"
 #include "desk/runs/conditions.h"
 #include "host/config/load_config.h"
+#include "host/storage/storage.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 
@@ -202,6 +203,12 @@ absl::StatusOr<int> Tag(const RunsOptions& options, bool add) {
   if (words.size() < 3) {
     return absl::InvalidArgumentError(absl::StrCat(
         "runs ", words[0], " RUN NAME..: name a run and its tags"));
+  }
+  if (IsAddress(words[1])) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        words[1],
+        " is read from a copy, which a tag would change alone: tag "
+        "the folder in which the run works"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string folder, FindRun(words[1]));
   const std::vector<std::string> had = ReadTags(folder);

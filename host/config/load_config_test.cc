@@ -83,10 +83,21 @@ TEST_F(LoadConfigTest, EditorsMarksAreKnown) {
       7);
   EXPECT_THAT(ErrorOf("\xff\xfet"),
               HasSubstr("run.pbtxt is UTF-16: save it as UTF-8"));
-  EXPECT_THAT(ErrorOf("output_dir: \"s3://bucket/run\""),
-              HasSubstr("output_dir: is an address, s3://"));
-  EXPECT_THAT(ErrorOf("output_dir: \"file:///data/run\""),
-              HasSubstr("is a path behind \"file://\": leave that away"));
+}
+
+// A run at an address of a store works in a folder of this machine.
+TEST_F(LoadConfigTest, AddressesOfStores) {
+  setenv("CAPSTAN_STORAGE_FOLDER", "/work", 1);
+  const LoadedConfig stored = MustLoad("output_dir: \"s3://bucket/a/run\"");
+  EXPECT_EQ(stored.config.output_dir(), "/work/runs/s3/bucket/a/run");
+  EXPECT_EQ(stored.paths.at("output_dir").written, "s3://bucket/a/run");
+  unsetenv("CAPSTAN_STORAGE_FOLDER");
+  EXPECT_EQ(MustLoad("output_dir: \"file:///data/run\"").config.output_dir(),
+            "/data/run");
+  EXPECT_THAT(ErrorOf("output_dir: \"hdfs://host/run\""),
+              HasSubstr("output_dir: is an address, hdfs://"));
+  EXPECT_THAT(ErrorOf("output_dir: \"s3://id:secret@bucket/run\""),
+              HasSubstr("an address has no credentials"));
 }
 
 // Nobody sees the lines of a text that was made for a model's folder.

@@ -153,6 +153,25 @@ TEST_F(StorageTest, SecretsAreInNoMessage) {
   });
 }
 
+TEST_F(StorageTest, CredentialsComeFromAProfileToo) {
+  auto environment = server_->Environment(folder_);
+  const std::string home = NewTestFolder("home");
+  fs::create_directories(home + "/.aws");
+  WriteText(
+      home + "/.aws/credentials",
+      absl::StrCat(
+          "[work]\naws_access_key_id = ", environment["AWS_ACCESS_KEY_ID"],
+          "\naws_secret_access_key = ", environment["AWS_SECRET_ACCESS_KEY"],
+          "\n"));
+  unsetenv("AWS_ACCESS_KEY_ID");
+  unsetenv("AWS_SECRET_ACCESS_KEY");
+  setenv("HOME", home.c_str(), 1);
+  setenv("AWS_PROFILE", "work", 1);
+  Do([](const Storage& storage) { return storage.Write("a", "text"); });
+  unsetenv("AWS_PROFILE");
+  EXPECT_EQ(ReadText(Object("folder/a")), "text");
+}
+
 // --- The cache.
 
 TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
