@@ -31,7 +31,7 @@ model {{ [plugin/capstan.llama.Config] {{
   max_position_embeddings: {length} }} }}
 objective {{ [plugin/capstan.causal_lm.Config] {{}} }}
 train_data {{ [plugin/capstan.text.Config] {{
-  path: "{text}" sequence_length: {length} validation_split: 0 }} }}
+  path: "{text}" sequence_length: {length} }} }}
 strategy {{ [plugin/capstan.fsdp.Config] {{}} }}
 precision {{ [plugin/capstan.fp32.Config] {{}} }}
 optimizer {{ [plugin/capstan.adamw.Config] {{ learning_rate: 1e-3 }} }}
@@ -52,9 +52,9 @@ def run(folder, length, ranks, args):
     subprocess.run([contestants.TRAINER, f"--config={config}"], check=True,
                    stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
     with open(out / "metrics.jsonl", encoding="utf-8") as file:
-        steps = [line for line in map(json.loads, file) if "tokens_per_sec" in line]
+        steps = [line for line in map(json.loads, file) if "tokens_per_second" in line]
     memory = json.loads((out / "summary.json").read_text())["memory"]["total"]
-    return steps[-1]["loss"], steps[-1]["tokens_per_sec"], memory
+    return steps[-1]["loss"], steps[-1]["tokens_per_second"], memory
 
 
 def mebibytes(count):
@@ -65,7 +65,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lengths", default="4096,16384,65536")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)
     args = parser.parse_args()
     lines = []
