@@ -98,14 +98,19 @@ absl::Status OpenAll(const std::string& folder, const std::string& marker,
                            ContentOf(folder, marker, marker_bytes));
   for (const auto& [name, bytes] : content) {
     const std::string path = absl::StrCat(folder, "/", name);
-    CAPSTAN_ASSIGN_OR_RETURN(auto file, Map(path));
+    auto mapped = Map(path);
+    if (absl::IsNotFound(mapped.status())) {
+      return DamagedError(path, "it isn't there");
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file,
+                             std::move(mapped));
     const auto size = static_cast<int64_t>(file->bytes().size());
     if (bytes >= 0 && size != bytes) {
       return DamagedError(
           path, absl::StrCat("it has ", size, " bytes, and its manifest says ",
                              bytes));
     }
-    files->emplace(name, std::move(file));
+    files->emplace(name, file);
   }
   return absl::OkStatus();
 }
