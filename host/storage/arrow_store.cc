@@ -7,15 +7,16 @@
 #include <arrow/io/interfaces.h>
 #include <arrow/result.h>
 #include <arrow/status.h>
+#include <arrow/util/io_util.h>
 #include <arrow/util/key_value_metadata.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <exception>
 #include <utility>
 
+#include "host/storage/error_kind.h"
 #include "host/storage/store.h"
 
 namespace capstan {
@@ -35,50 +36,13 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-bool Has(const std::string& text, const char* part) {
-  const auto same = [](char a, char b) {
-    return std::tolower(static_cast<unsigned char>(a)) ==
-           std::tolower(static_cast<unsigned char>(b));
-  };
-  const std::string wanted = part;
-  return std::search(text.begin(), text.end(), wanted.begin(), wanted.end(),
-                     same) != text.end();
-}
-
-// By what Arrow's messages quote of the stores' answers: it has no codes.
 StoreResult::Kind KindOf(const arrow::Status& status) {
-  const std::string& text = status.message();
-  for (const char* refused : {"ACCESS_DENIED",
-                              "INVALID_ACCESS_KEY_ID",
-                              "SIGNATURE_DOES_NOT_MATCH",
-                              "NO_SUCH_BUCKET",
-                              "NoSuchBucket",
-                              "INVALID_CLIENT_TOKEN_ID",
-                              "UNRECOGNIZED_CLIENT",
-                              "EXPIRED_TOKEN",
-                              "ExpiredToken",
-                              "INVALID_SIGNATURE",
-                              "HTTP status 301",
-                              "HTTP status 400",
-                              "HTTP status 401",
-                              "HTTP status 403",
-                              "bucket does not exist",
-                              "PERMISSION_DENIED",
-                              "UNAUTHENTICATED",
-                              "AuthenticationFailed",
-                              "AuthorizationFailure",
-                              "ContainerNotFound",
-                              "InvalidResourceName"}) {
-    if (Has(text, refused)) return StoreResult::kRefused;
-  }
-  for (const char* missing :
-       {"Path does not exist", "NO_SUCH_KEY", "RESOURCE_NOT_FOUND",
-        "HTTP status 404", "BlobNotFound"}) {
-    if (Has(text, missing)) return StoreResult::kMissing;
-  }
-  return status.IsInvalid() || status.IsNotImplemented()
+  const StoreResult::Kind kind =
+      KindOfError(status.message(), arrow::internal::ErrnoFromStatus(status));
+  return kind == StoreResult::kPassing &&
+                 (status.IsInvalid() || status.IsNotImplemented())
              ? StoreResult::kRefused
-             : StoreResult::kPassing;
+             : kind;
 }
 
 StoreResult ResultOf(const arrow::Status& status) {
@@ -122,7 +86,7 @@ class ArrowStore : public ObjectStore {
       object->version.clear();
       for (int64_t i = 0; metadata != nullptr && i < metadata->size(); ++i) {
         const std::string& key = metadata->key(i);
-        if (key.size() == 4 && Has(key, "etag")) {
+        if (key.size() == 4 && HasPart(key, "etag")) {
           object->version = metadata->value(i);
         }
       }
@@ -164,6 +128,12 @@ class ArrowStore : public ObjectStore {
       }
       return written;
     });
+  }
+
+  StoreResult DeleteFolder(const std::string& folder) override {
+    StoreResult result = Guarded([&] { return files_->DeleteDir(folder); });
+    if (result.kind == StoreResult::kMissing) result = {};
+    return result;
   }
 
   StoreResult Delete(const std::string& path) override {
@@ -253,7 +223,9 @@ arrow::Result<std::shared_ptr<fs::FileSystem>> OpenAzure() {
         "AZURE_STORAGE_ACCOUNT isn't set, which names the storage account");
   }
   const std::string key = Variable("AZURE_STORAGE_KEY");
-  const std::string sas = Variable("AZURE_STORAGE_SAS_TOKEN");
+  std::string sas = Variable("AZURE_STORAGE_SAS_TOKEN");
+  // Azure's tools print it without; Arrow appends it to a URL as it is.
+  if (!sas.empty() && sas[0] != '?') sas.insert(0, "?");
   ARROW_RETURN_NOT_OK(!key.empty() ? options.ConfigureAccountKeyCredential(key)
                       : !sas.empty() ? options.ConfigureSASCredential(sas)
                                      : options.ConfigureDefaultCredential());

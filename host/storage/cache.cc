@@ -58,19 +58,19 @@ class Lock {
     // Another process may remove the file between opening and locking.
     while (true) {
       fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+      error_ = fd_ < 0 ? errno : 0;
       if (fd_ < 0) return;
       int locked;
       do {
         locked = flock(fd_, how);
       } while (locked != 0 && errno == EINTR);
+      error_ = locked == 0 ? 0 : errno;
       struct stat mine, there;
       if (locked == 0 && fstat(fd_, &mine) == 0 &&
           stat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino) {
         return;
       }
-      const int error = locked == 0 ? 0 : errno;
       Close();
-      errno = error;
       if (locked != 0) return;
     }
   }
@@ -79,6 +79,7 @@ class Lock {
   Lock& operator=(const Lock&) = delete;
 
   bool held() const { return fd_ >= 0; }
+  int error() const { return error_; }  // an errno value, if it isn't held
   // Now is the entry's last use.
   void Touch() const { futimens(fd_, nullptr); }
   // The lock is held until this process and its forks end.
@@ -92,6 +93,7 @@ class Lock {
 
   const std::string path_;
   int fd_ = -1;
+  int error_ = 0;
 };
 
 struct Entry {
@@ -126,16 +128,19 @@ double LimitInGib() {
                                                                   : kCacheGib;
 }
 
-// Removes what hasn't been used for longest, so that `bytes` more fit. What is
-// in use stays.
-absl::Status MakeRoom(const std::string& cache, int64_t bytes,
-                      absl::string_view what) {
+// Removes what hasn't been used for longest, so that the `bytes` of the new
+// entry `made` fit. What is in use stays.
+absl::Status MakeRoom(const std::string& cache, const std::string& made,
+                      int64_t bytes, absl::string_view what) {
   const double limit = LimitInGib() * kGib;
   const std::vector<Entry> entries = EntriesOldestFirst(cache);
   double sum = static_cast<double>(bytes);
-  for (const Entry& entry : entries) sum += static_cast<double>(entry.bytes);
+  for (const Entry& entry : entries) {
+    if (entry.path != made) sum += static_cast<double>(entry.bytes);
+  }
   for (const Entry& entry : entries) {
     if (sum <= limit) return absl::OkStatus();
+    if (entry.path == made) continue;
     const std::string lock_path = entry.path + ".lock";
     const Lock lock(lock_path, LOCK_EX | LOCK_NB);
     if (!lock.held()) continue;
@@ -231,7 +236,7 @@ absl::StatusOr<Request> Ask(const Address& address,
 
 // The entry of a request: other versions of its objects have another.
 std::string EntryOf(const std::string& cache, const Request& request) {
-  std::string text = request.folder.text();
+  std::string text = LocalName(request.folder);
   for (const StoredObject& object : request.objects) {
     absl::StrAppend(&text, "\n", object.path, "\n", object.size, "\n",
                     object.version);
@@ -246,35 +251,40 @@ std::string EntryOf(const std::string& cache, const Request& request) {
 std::unique_ptr<Lock> LockToMake(const std::string& entry) {
   while (true) {
     {
-      const Lock reading(entry + ".lock", LOCK_SH);  // waits for its maker
-      if (reading.held() && IsFolder(entry)) return nullptr;
+      auto reading =  // waits for its maker
+          std::make_unique<Lock>(entry + ".lock", LOCK_SH);
+      if (!reading->held()) return reading;  // the error is told
+      if (IsFolder(entry)) return nullptr;
     }
     auto making = std::make_unique<Lock>(entry + ".lock", LOCK_EX | LOCK_NB);
     if (IsFolder(entry)) return nullptr;
-    if (making->held() || errno != EWOULDBLOCK) return making;
+    if (making->held() || making->error() != EWOULDBLOCK) return making;
     absl::SleepFor(absl::Milliseconds(50));
   }
 }
 
+// Downloads a request into `part`. Its bytes count from the beginning, for
+// those that download at the same time, and while a killed process's part is
+// there.
 absl::Status Fetch(const std::string& cache, const std::string& entry,
                    const Request& request, absl::string_view what) {
-  const double began = MonotonicSeconds();
   const std::string part = entry + ".part";
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));  // of a killed process
-  CAPSTAN_RETURN_IF_ERROR(MakeRoom(cache, request.bytes, what));
-  CAPSTAN_RETURN_IF_ERROR(MakeFolder(part));
-  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
-  storage->set_note([](const std::string& note) { std::cerr << note << "\n"; });
-  CAPSTAN_RETURN_IF_ERROR(storage->Download(request.objects, part));
   // Into the locked file itself.
   CAPSTAN_RETURN_IF_ERROR(
       WriteWholeFile(entry + ".lock", absl::StrCat(request.bytes)));
-  CAPSTAN_RETURN_IF_ERROR(ReplaceFolder(part, entry));
-  const double seconds = MonotonicSeconds() - began;
-  std::cerr << absl::StrFormat("%s: fetched %.1f MiB in %.1f s into %s\n", what,
-                               static_cast<double>(request.bytes) / (1 << 20),
-                               seconds, entry);
-  return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(MakeRoom(cache, entry, request.bytes, what));
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(part));
+  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
+  storage->set_note([](const std::string& note) { std::cerr << note << "\n"; });
+  return storage->Download(request.objects, part);
+}
+
+// After Fetch: nothing of what it has written stays.
+absl::Status Forget(const std::string& entry) {
+  absl::Status status = RemoveTree(entry + ".part");
+  status.Update(WriteWholeFile(entry + ".lock", "0"));
+  return status;
 }
 
 // In the process that talks to the store: the entry's path and, behind a zero
@@ -296,12 +306,25 @@ absl::StatusOr<std::string> Get(const std::string& cache,
         absl::StrCat(entry, std::string(1, '\0'), request.name);
     const std::unique_ptr<Lock> lock = LockToMake(entry);
     if (lock == nullptr) return result;
-    if (!lock->held()) return WriteError(entry + ".lock", errno);
-    CAPSTAN_RETURN_IF_ERROR(Fetch(cache, entry, request, address.text()));
+    if (!lock->held()) return WriteError(entry + ".lock", lock->error());
+    const double began = MonotonicSeconds();
+    const auto now = [&]() -> absl::StatusOr<Request> {
+      CAPSTAN_RETURN_IF_ERROR(Fetch(cache, entry, request, address.text()));
+      return Ask(address, choose);
+    }();
     // It is of one version only if that is still there.
-    CAPSTAN_ASSIGN_OR_RETURN(const Request now, Ask(address, choose));
-    if (EntryOf(cache, now) == entry) return result;
-    CAPSTAN_RETURN_IF_ERROR(RemoveTree(entry));
+    if (!now.ok() || EntryOf(cache, *now) != entry) {
+      const absl::Status forgotten = Forget(entry);
+      CAPSTAN_RETURN_IF_ERROR(now.status());
+      CAPSTAN_RETURN_IF_ERROR(forgotten);
+    } else {
+      CAPSTAN_RETURN_IF_ERROR(ReplaceFolder(entry + ".part", entry));
+      std::cerr << absl::StrFormat(
+          "%s: fetched %.1f MiB in %.1f s into %s\n", address.text(),
+          static_cast<double>(request.bytes) / (1 << 20),
+          MonotonicSeconds() - began, entry);
+      return result;
+    }
     if (i + 1 == kTries) {
       return absl::UnavailableError(absl::StrCat(
           address.text(), " changes while it is read: wait for its writer"));
@@ -310,6 +333,17 @@ absl::StatusOr<std::string> Get(const std::string& cache,
 }
 
 }  // namespace
+
+bool IsOfRun(absl::string_view path) {
+  const absl::string_view first = path.substr(0, path.find('/'));
+  if (absl::StartsWith(first, ".")) return false;
+  if (first.size() == path.size()) return true;
+  for (const absl::string_view folder :
+       {"checkpoints", "final", "tensorboard", "ranks", "digests"}) {
+    if (first == folder) return true;
+  }
+  return false;
+}
 
 std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
   bool has_final = false;
@@ -337,7 +371,7 @@ std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
   std::vector<StoredObject> chosen;
   for (StoredObject& object : objects) {
-    if (!absl::StartsWith(object.path, kFinal) &&
+    if (IsOfRun(object.path) && !absl::StartsWith(object.path, kFinal) &&
         !absl::StartsWith(object.path, kCheckpoints)) {
       chosen.push_back(std::move(object));
     }
@@ -362,7 +396,7 @@ absl::StatusOr<std::string> LocalCopy(absl::string_view path,
     const std::string entry = got.substr(0, zero);
     const std::string name = got.substr(zero + 1);
     Lock lock(entry + ".lock", LOCK_SH);
-    if (!lock.held()) return WriteError(entry + ".lock", errno);
+    if (!lock.held()) return WriteError(entry + ".lock", lock.error());
     // Else another process has made room in between.
     if (!IsFolder(entry)) continue;
     lock.Touch();

@@ -17,6 +17,10 @@ namespace capstan {
 using ChooseObjects =
     std::function<std::vector<StoredObject>(std::vector<StoredObject>)>;
 
+// Whether a path below a run's address is of that run, not of another whose
+// address lies below it.
+bool IsOfRun(absl::string_view path);
+
 // Choices of a run's folder. All of another folder.
 // final/, or if there is none the newest whole checkpoint; and config.pbtxt.
 std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);

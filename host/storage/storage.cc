@@ -29,6 +29,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/confined_child.h"
+#include "base/digest.h"
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/machine.h"
@@ -54,12 +55,13 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string WithoutSecrets(std::string text) {
-  for (const char* name : kSecrets) {
-    const std::string secret = Variable(name);
-    if (!secret.empty()) text = absl::StrReplaceAll(text, {{secret, "***"}});
-  }
-  return text;
+// Which store of a scheme it is. Buckets of Amazon and Google have names that
+// are theirs alone.
+std::string StoreOf(const std::string& scheme) {
+  if (scheme == "az") return Variable("AZURE_STORAGE_ACCOUNT");
+  if (scheme != "s3") return Variable("CLOUD_STORAGE_EMULATOR_ENDPOINT");
+  const std::string endpoint = Variable("AWS_ENDPOINT_URL_S3");
+  return endpoint.empty() ? Variable("AWS_ENDPOINT_URL") : endpoint;
 }
 
 double PatienceSeconds() {
@@ -163,6 +165,36 @@ const char* CodeFor(const absl::StatusOr<std::string>& answer) {
 double Jitter() {
   thread_local std::minstd_rand random{std::random_device()()};
   return std::uniform_real_distribution<double>(0.5, 1.5)(random);
+}
+
+// Calls `call` for `object` until it is well, or what is wrong won't pass, or
+// `patience` seconds have.
+absl::Status Retry(const Address& address, absl::string_view what,
+                   const std::string& object, double patience,
+                   const std::function<void(const std::string&)>& note,
+                   const std::function<StoreResult()>& call) {
+  double failed = -1;  // when it first did
+  double pause = kFirstPauseSeconds;
+  for (int tries = 1;; ++tries) {
+    const StoreResult result = call();
+    if (result.kind == StoreResult::kOk) return absl::OkStatus();
+    const double now = MonotonicSeconds();
+    if (failed < 0) failed = now;
+    if (result.kind != StoreResult::kPassing || now - failed >= patience) {
+      return ErrorOf(what, address, object, result,
+                     tries == 1 ? ""
+                                : absl::StrFormat(" (tried %d times, %.0f s)",
+                                                  tries, now - failed));
+    }
+    if (note != nullptr && tries == 2) {
+      note(WithoutSecrets(
+          absl::StrCat(object, " can't be ", what,
+                       " yet, it is tried again: ", result.text)));
+    }
+    const double left = patience - (now - failed);
+    absl::SleepFor(absl::Seconds(std::min(pause * Jitter(), left)));
+    pause = std::min(2 * pause, kLongestPauseSeconds);
+  }
 }
 
 // Calls `work` for 0 .. count - 1 on several threads until one fails.
@@ -296,18 +328,50 @@ std::string StorageFolder() {
          "/capstan/storage";
 }
 
+std::string LocalName(const Address& address) {
+  constexpr size_t kReadable = 80;  // a file's name has at most 255
+  std::string name =
+      absl::StrCat(address.scheme, "-", address.path()).substr(0, kReadable);
+  for (char& c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '.') {
+      c = '-';
+    }
+  }
+  const std::string whole =
+      absl::StrCat(address.text(), "\n", StoreOf(address.scheme));
+  return absl::StrCat(name, "-", Sha256Text(whole).substr(0, 12));
+}
+
 std::string WorkingFolder(const Address& output_dir) {
-  return absl::StrCat(StorageFolder(), "/runs/", output_dir.scheme, "/",
-                      output_dir.path());
+  return absl::StrCat(StorageFolder(), "/runs/", LocalName(output_dir));
+}
+
+std::string WithoutSecrets(std::string text) {
+  for (const char* name : kSecrets) {
+    const std::string secret = Variable(name);
+    if (!secret.empty()) text = absl::StrReplaceAll(text, {{secret, "***"}});
+  }
+  // Of a URL.
+  for (size_t at = 0; (at = text.find("http", at)) != text.npos; ++at) {
+    constexpr char kEnds[] = " \t\n'\"<>";
+    const size_t end = std::min(text.find_first_of(kEnds, at), text.size());
+    const size_t query = text.find('?', at);
+    if (query < end) text.replace(query, end - query, "?***");
+  }
+  for (size_t at = 0; (at = text.find("sig=", at)) != text.npos; at += 4) {
+    const size_t end =
+        std::min(text.find_first_of(" \t\n'\"&", at), text.size());
+    text.replace(at + 4, end - at - 4, "***");
+  }
+  return text;
 }
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Address& address) {
   CAPSTAN_ASSIGN_OR_RETURN(const OpenStore open, OpenLibrary());
   std::unique_ptr<ObjectStore> store;
-  const StoreResult result = open(address.scheme, address.bucket, &store);
-  if (result.kind != StoreResult::kOk) {
-    return ErrorOf("opened", address, address.text(), result, "");
-  }
+  CAPSTAN_RETURN_IF_ERROR(
+      Retry(address, "opened", address.text(), PatienceSeconds(), nullptr,
+            [&] { return open(address.scheme, address.bucket, &store); }));
   return std::make_unique<Storage>(address, std::move(store),
                                    PatienceSeconds());
 }
@@ -317,38 +381,17 @@ std::string Storage::PathOf(const std::string& key) const {
                      : absl::StrCat(address_.path(), "/", key);
 }
 
-absl::Status Storage::Retry(absl::string_view what, const std::string& key,
-                            const std::function<StoreResult()>& call) const {
-  const std::string object = absl::StrCat(address_.scheme, "://", PathOf(key));
-  double failed = -1;  // when it first did
-  double pause = kFirstPauseSeconds;
-  for (int tries = 1;; ++tries) {
-    const StoreResult result = call();
-    if (result.kind == StoreResult::kOk) return absl::OkStatus();
-    const double now = MonotonicSeconds();
-    if (failed < 0) failed = now;
-    if (result.kind != StoreResult::kPassing ||
-        now - failed >= patience_seconds_) {
-      return ErrorOf(what, address_, object, result,
-                     tries == 1 ? ""
-                                : absl::StrFormat(" (tried %d times, %.0f s)",
-                                                  tries, now - failed));
-    }
-    if (note_ != nullptr && tries == 2) {
-      note_(WithoutSecrets(
-          absl::StrCat(object, " can't be ", what,
-                       " yet, it is tried again: ", result.text)));
-    }
-    const double left = patience_seconds_ - (now - failed);
-    absl::SleepFor(absl::Seconds(std::min(pause * Jitter(), left)));
-    pause = std::min(2 * pause, kLongestPauseSeconds);
-  }
+absl::Status Storage::Call(absl::string_view what, const std::string& key,
+                           const std::function<StoreResult()>& call) const {
+  return Retry(address_, what,
+               absl::StrCat(address_.scheme, "://", PathOf(key)),
+               patience_seconds_, note_, call);
 }
 
 absl::StatusOr<std::vector<StoredObject>> Storage::List(
     const std::string& folder) const {
   std::vector<StoredObject> objects;
-  CAPSTAN_RETURN_IF_ERROR(Retry("listed", folder, [&] {
+  CAPSTAN_RETURN_IF_ERROR(Call("listed", folder, [&] {
     return store_->List(PathOf(folder), &objects);
   }));
   const std::string prefix = address_.path() + "/";
@@ -367,7 +410,7 @@ absl::StatusOr<std::vector<StoredObject>> Storage::List(
 absl::StatusOr<StoredObject> Storage::Stat(const std::string& key) const {
   StoredObject object;
   CAPSTAN_RETURN_IF_ERROR(
-      Retry("read", key, [&] { return store_->Stat(PathOf(key), &object); }));
+      Call("read", key, [&] { return store_->Stat(PathOf(key), &object); }));
   object.path = key;
   return object;
 }
@@ -376,8 +419,8 @@ absl::Status Storage::Read(const StoredObject& object, int64_t offset,
                            int64_t size, char* to) const {
   StoredObject whole = object;
   whole.path = PathOf(object.path);
-  return Retry("read", object.path,
-               [&] { return store_->Read(whole, offset, size, to); });
+  return Call("read", object.path,
+              [&] { return store_->Read(whole, offset, size, to); });
 }
 
 absl::Status Storage::Download(const std::vector<StoredObject>& objects,
@@ -412,7 +455,7 @@ absl::Status Storage::Download(const std::vector<StoredObject>& objects,
 
 absl::Status Storage::Write(const std::string& key,
                             absl::string_view bytes) const {
-  return Retry("written", key, [&] {
+  return Call("written", key, [&] {
     return store_->Write(PathOf(key), bytes.data(),
                          static_cast<int64_t>(bytes.size()));
   });
@@ -430,7 +473,12 @@ absl::Status Storage::Upload(const std::string& file,
 }
 
 absl::Status Storage::Delete(const std::string& key) const {
-  return Retry("deleted", key, [&] { return store_->Delete(PathOf(key)); });
+  return Call("deleted", key, [&] { return store_->Delete(PathOf(key)); });
+}
+
+absl::Status Storage::DeleteFolder(const std::string& folder) const {
+  return Call("deleted", folder,
+              [&] { return store_->DeleteFolder(PathOf(folder)); });
 }
 
 absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
@@ -438,16 +486,18 @@ absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
   ChildLimits limits;  // it reads nothing that is hostile
   limits.bytes = int64_t{1} << 60;
   limits.cpu_seconds = int64_t{1} << 40;
-  return ConfinedChild::Start(limits,
-                              [&serve](const ConfinedChild::Parent& parent) {
-                                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                                // Which a cluster may send to all processes of
-                                // a job.
-                                for (const int signal : {SIGUSR1, SIGUSR2})
-                                  ::signal(signal, SIG_IGN);
-                                serve(parent);
-                                _exit(0);  // its threads may still run
-                              });
+  // MappedFile's, which is installed once, and which a child resets.
+  struct sigaction bus_error = {};
+  sigaction(SIGBUS, nullptr, &bus_error);
+  return ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
+    sigaction(SIGBUS, &bus_error, nullptr);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // Which a cluster may send to all processes of
+    // a job.
+    for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
+    serve(parent);
+    _exit(0);  // its threads may still run
+  });
 }
 
 absl::StatusOr<std::string> InStorageProcess(

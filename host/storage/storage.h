@@ -39,8 +39,17 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text);
 // is an address work.
 std::string StorageFolder();
 
-// The folder in which the run of `output_dir`, an address, works.
+// A name for a file of what lies at an address: readable, and another for each
+// address of each store (AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT).
+std::string LocalName(const Address& address);
+
+// The folder in which the run of `output_dir`, an address, works. None lies in
+// another's.
 std::string WorkingFolder(const Address& output_dir);
+
+// `text` of a client without secrets: values of variables, and what follows the
+// "?" of a URL, which may be a signature.
+std::string WithoutSecrets(std::string text);
 
 // The objects below an address. A call that fails for what may pass (a lost
 // connection, a busy server) is tried again, with growing pauses of random
@@ -76,6 +85,8 @@ class Storage {
   absl::Status Write(const std::string& key, absl::string_view bytes) const;
   absl::Status Upload(const std::string& file, const std::string& key) const;
   absl::Status Delete(const std::string& key) const;
+  // All below `folder`, which isn't "".
+  absl::Status DeleteFolder(const std::string& folder) const;
 
   // Lines of what is tried again go to `note`; default: none.
   void set_note(std::function<void(const std::string&)> note) {
@@ -84,8 +95,8 @@ class Storage {
 
  private:
   std::string PathOf(const std::string& key) const;
-  absl::Status Retry(absl::string_view what, const std::string& key,
-                     const std::function<StoreResult()>& call) const;
+  absl::Status Call(absl::string_view what, const std::string& key,
+                    const std::function<StoreResult()>& call) const;
 
   const Address address_;
   const std::unique_ptr<ObjectStore> store_;

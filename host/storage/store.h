@@ -55,6 +55,9 @@ class ObjectStore {
                             int64_t size) = 0;
   // OK if there is none.
   virtual StoreResult Delete(const std::string& path) = 0;
+  // Removes what is still below BUCKET/FOLDER, with an empty object that some
+  // clients keep in a folder's place. OK if there is none.
+  virtual StoreResult DeleteFolder(const std::string& folder) = 0;
 };
 
 // kStorageSymbol: opens the store of `scheme` ("s3", "gs", "az") that holds

@@ -256,7 +256,7 @@ TEST_F(StorageTest, ProcessesThatAskAtOnceShareOneDownload) {
     return true;
   });
   std::vector<pid_t> children;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 16; ++i) {
     children.push_back(fork());
     if (children.back() == 0) {
       const auto path = LocalCopy("s3://bucket/shared");
@@ -289,6 +289,33 @@ TEST(AddressTest, PartsAndErrors) {
   }
   EXPECT_EQ(LocalCopy("file:///tmp/x").value_or(""), "/tmp/x");
   EXPECT_EQ(LocalCopy("relative/x").value_or(""), "relative/x");
+}
+
+TEST(AddressTest, LocalFoldersAreOfOneAddressOfOneStore) {
+  const Address outer = *ParseAddress("s3://b/exp");
+  const Address inner = *ParseAddress("s3://b/exp/second");
+  const std::string folder = WorkingFolder(outer);
+  EXPECT_THAT(folder, HasSubstr("/runs/s3-b-exp-"));
+  EXPECT_EQ(fs::path(folder).parent_path(),
+            fs::path(WorkingFolder(inner)).parent_path());
+  EXPECT_NE(WorkingFolder(*ParseAddress("s3://b/a/b")),
+            WorkingFolder(*ParseAddress("s3://b/a-b")));
+  const char* const before = getenv("AWS_ENDPOINT_URL");
+  const std::string endpoint = before == nullptr ? "" : before;
+  setenv("AWS_ENDPOINT_URL", "http://another", 1);
+  EXPECT_NE(WorkingFolder(outer), folder);
+  setenv("AWS_ENDPOINT_URL", endpoint.c_str(), 1);
+  EXPECT_TRUE(IsOfRun("checkpoints/step-00000001/manifest.json"));
+  EXPECT_TRUE(IsOfRun("metrics.jsonl"));
+  EXPECT_FALSE(IsOfRun("second/metrics.jsonl"));
+  EXPECT_FALSE(IsOfRun(".capstan-owner"));
+}
+
+TEST(AddressTest, SignaturesAreCutFromMessages) {
+  EXPECT_EQ(WithoutSecrets("GET https://a.net/b?sv=1&sig=abc%3D failed: 403"),
+            "GET https://a.net/b?*** failed: 403");
+  EXPECT_EQ(WithoutSecrets("query se=1&sig=abc&sp=r is wrong"),
+            "query se=1&sig=***&sp=r is wrong");
 }
 
 // No bucket is needed to see that the libraries of other clouds are there.

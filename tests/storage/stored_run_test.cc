@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -102,8 +103,10 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(4, 6));
   EXPECT_THAT(Broken(), IsEmpty());
   // Bit by bit what the run has left on its disk.
-  const std::string local =
-      host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs/s3/bucket/runs/a";
+  const fs::path runs = host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs";
+  const std::string local = fs::directory_iterator(runs)->path().string();
+  EXPECT_THAT(fs::path(local).filename().string(),
+              ::testing::StartsWith("s3-bucket-runs-a-"));
   std::map<std::string, std::string> left = Snapshot(local);
   left.erase(".lock");
   left.erase(".fetch.lock");
@@ -134,6 +137,74 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("is finished after 6 steps"));
   EXPECT_EQ(Snapshot(Stored()), before);
+}
+
+// One address below another, and a start that is refused.
+TEST_F(StoredRunTest, RunsDontTouchEachOthersFolders) {
+  const TrainerOptions host = NewHost();
+  const RunText inner =
+      SmallRun().Output(std::string(kAddress) + "/b").Train("save_every: 2");
+  ASSERT_EQ(Train(inner, host).exit_code, 0);
+  const auto before = Snapshot(Stored() + "/b");
+  const RunText outer =
+      SmallRun().Train("max_steps: 2000 save_every: 100 resume: AUTO");
+  TrainerProcess process({"--config=" + outer.File()}, host);
+  ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(Stored()) > 0; }))
+      << process.Err();
+  // A second start there uploads nothing.
+  const TrainerResult second = Train(outer, host);
+  ExpectOneError(second, {"is in use by a run that is still going"});
+  EXPECT_THAT(second.err, Not(HasSubstr("uploading the rest")));
+  process.Signal(SIGTERM);
+  const TrainerResult stopped = process.Wait();
+  EXPECT_THAT(stopped.err, HasSubstr("has all of the run"));
+  EXPECT_EQ(Snapshot(Stored() + "/b"), before);
+  // The outer one on an empty disk has nothing of the inner one.
+  const TrainerOptions other = NewHost();
+  const int64_t newest = NewestStep(Stored());
+  const TrainerResult again = Train(
+      RunText(outer).Train(absl::StrCat("max_steps: ", newest + 10)), other);
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  for (const auto& [path, bytes] :
+       Snapshot(other.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs")) {
+    EXPECT_THAT(path, Not(HasSubstr("/b/")));
+  }
+  EXPECT_EQ(Snapshot(Stored() + "/b"), before);
+}
+
+// Processes that descend from `pid`.
+std::vector<pid_t> Descendants(pid_t pid) {
+  std::ifstream list(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
+  std::vector<pid_t> all;
+  for (pid_t child; list >> child;) {
+    all.push_back(child);
+    for (const pid_t below : Descendants(child)) all.push_back(below);
+  }
+  return all;
+}
+
+TEST_F(StoredRunTest, AnUploaderThatDiesIsStartedAgain) {
+  const RunText run =
+      SmallRun().Train("max_steps: 2000 save_every: 100 resume: AUTO");
+  TrainerProcess process({"--config=" + run.File()}, NewHost());
+  ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(Stored()) > 0; }))
+      << process.Err();
+  // Of the launcher's children it is the one that has a child.
+  int killed = 0;
+  for (const pid_t child : process.Children()) {
+    for (const pid_t below : Descendants(child)) {
+      killed += kill(below, SIGBUS) == 0;
+    }
+  }
+  EXPECT_EQ(killed, 1);
+  const TrainerResult result = process.Wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("the process that uploads ended with signal 7; "
+                              "it is started again"),
+                    HasSubstr("has all of the run")));
+  EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(1900, 2000));
+  EXPECT_THAT(Broken(), IsEmpty());
 }
 
 // Each rank is a process of its own, as under srun, on two hosts that share the

@@ -262,6 +262,22 @@ absl::StatusOr<std::unique_ptr<Prepared>> SettleStrategy(
   return fitting;
 }
 
+// If output_dir is an address, fetches what the run goes on from.
+absl::Status FetchOutput(const LoadedConfig& loaded, const Place& place) {
+  const absl::optional<Address> address = StoredOutput(loaded);
+  if (!address.has_value()) return absl::OkStatus();
+  if (place.forks && place.info.nodes > 1 &&
+      loaded.config.launch().max_restarts() > 0) {
+    return loaded.Locate(
+        FieldError("max_restarts",
+                   "can't be set with an output_dir in object storage on "
+                   "several hosts: the first one uploads, and the others "
+                   "can't go on without it; leave it out"),
+        "launch");
+  }
+  return FetchStoredRun(*address, loaded);
+}
+
 absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
     const RunOptions& options) {
   auto prepared = std::make_unique<Prepared>();
@@ -305,9 +321,8 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
         absl::StrCat("launch.max_restarts isn't used: ", place.info.placed_by,
                      " starts ranks, and starts them again by its own rules"));
   }
-  if (const auto address = StoredOutput(job.loaded);
-      address.has_value() && options.starts_run) {
-    CAPSTAN_RETURN_IF_ERROR(FetchStoredRun(*address, job.loaded));
+  if (options.starts_run) {
+    CAPSTAN_RETURN_IF_ERROR(FetchOutput(job.loaded, place));
   }
   const std::string checkpoint =
       CheckpointToResume(job.loaded.config, job.workspace_folder);

@@ -32,8 +32,8 @@ constexpr char kFinalMarker[] = "README.md";
 
 // Files of `folder`, without hidden ones and what is below `without`; paths
 // relative to it.
-std::vector<std::string> FilesIn(const std::string& folder,
-                                 const std::set<std::string>& without = {}) {
+absl::StatusOr<std::vector<std::string>> FilesIn(
+    const std::string& folder, const std::set<std::string>& without = {}) {
   std::vector<std::string> files;
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, error), end;
@@ -47,6 +47,33 @@ std::vector<std::string> FilesIn(const std::string& folder,
       files.push_back(at->path().lexically_relative(folder).string());
     }
   }
+  if (error) {
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat(folder, " can't be listed"));
+  }
+  return files;
+}
+
+// What a folder with that marker consists of, without the marker: what its
+// manifest lists, else what is in it. -1: of any size.
+absl::StatusOr<std::map<std::string, int64_t>> ContentOf(
+    const std::string& folder, const std::string& marker,
+    const std::string& marker_bytes) {
+  std::map<std::string, int64_t> files;
+  if (marker == kManifestFile) {
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const Manifest manifest,
+        ManifestFromJson(marker_bytes, absl::StrCat(folder, "/", marker)));
+    for (const auto& [name, checksum] : manifest.texts) files[name] = -1;
+    for (const ManifestFile& file : manifest.files) {
+      files[file.name] = file.bytes;
+    }
+    return files;
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           FilesIn(folder));
+  for (const std::string& name : names) files[name] = -1;
+  files.erase(marker);
   return files;
 }
 
@@ -63,10 +90,42 @@ absl::string_view WholeLines(const std::string& path, absl::string_view bytes) {
                                         : bytes;
 }
 
+using Mapped = std::map<std::string, std::shared_ptr<const MappedFile>>;
+
+absl::Status OpenAll(const std::string& folder, const std::string& marker,
+                     const std::string& marker_bytes, Mapped* files) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto content,
+                           ContentOf(folder, marker, marker_bytes));
+  for (const auto& [name, bytes] : content) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    auto mapped = Map(path);
+    if (absl::IsNotFound(mapped.status())) {
+      return DamagedError(path, "it isn't there");
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> file,
+                             std::move(mapped));
+    const auto size = static_cast<int64_t>(file->bytes().size());
+    if (bytes >= 0 && size != bytes) {
+      return DamagedError(
+          path, absl::StrCat("it has ", size, " bytes, and its manifest says ",
+                             bytes));
+    }
+    files->emplace(name, file);
+  }
+  return absl::OkStatus();
+}
+
+std::string NameOf(const StoredCheckpoint& checkpoint) {
+  return absl::StrFormat("%s/step-%08d", kCheckpoints, checkpoint.step);
+}
+
 }  // namespace
 
-RunUploader::RunUploader(const Storage& storage, std::string folder, int keep)
-    : storage_(storage), folder_(std::move(folder)), keep_(keep) {}
+RunUploader::RunUploader(const Storage& storage, std::string folder,
+                         Options options)
+    : storage_(storage),
+      folder_(std::move(folder)),
+      options_(std::move(options)) {}
 
 absl::StatusOr<RunUploader::Seen> RunUploader::Look(const std::string& path) {
   struct stat info;
@@ -77,23 +136,64 @@ absl::StatusOr<RunUploader::Seen> RunUploader::Look(const std::string& path) {
               int64_t{info.st_mtim.tv_sec} * 1000000000 + info.st_mtim.tv_nsec};
 }
 
+absl::Status RunUploader::CheckOwner() {
+  if (!options_.owns) {
+    CAPSTAN_RETURN_IF_ERROR(storage_.Write(kOwnerFile, options_.owner));
+    options_.owns = true;
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<StoredObject> object = storage_.Stat(kOwnerFile);
+  if (!object.ok() && !absl::IsNotFound(object.status())) {
+    return object.status();
+  }
+  std::string owner;
+  if (object.ok()) {
+    owner.resize(static_cast<size_t>(object->size));
+    CAPSTAN_RETURN_IF_ERROR(storage_.Read(*object, 0, object->size, &owner[0]));
+  }
+  if (owner == options_.owner) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "another run", owner.empty() ? "" : absl::StrCat(" (", owner, ")"),
+      " has taken ", storage_.address().text(),
+      ", so that this one uploads nothing more: give each an address of its "
+      "own"));
+}
+
+absl::Status RunUploader::Release() {
+  CAPSTAN_RETURN_IF_ERROR(CheckOwner());
+  return storage_.Delete(kOwnerFile);
+}
+
+bool RunUploader::Hurry(const std::string& local) const {
+  if (options_.ended == nullptr || !options_.ended()) return false;
+  const std::vector<StoredCheckpoint> all = WholeCheckpoints(folder_);
+  return !all.empty() && all.front().path != local &&
+         whole_.count(NameOf(all.front())) == 0;
+}
+
 absl::Status RunUploader::Pass() {
+  CAPSTAN_RETURN_IF_ERROR(CheckOwner());
   std::set<std::string> local;
-  const std::vector<StoredCheckpoint> checkpoints = WholeCheckpoints(folder_);
-  for (const StoredCheckpoint& checkpoint : checkpoints) {
-    const std::string name =
-        absl::StrFormat("%s/step-%08d", kCheckpoints, checkpoint.step);
-    local.insert(name);
-    CAPSTAN_RETURN_IF_ERROR(UploadWhole(checkpoint.path, name, kManifestFile));
+  absl::Status damaged;  // which keeps nothing else from going up
+  for (const StoredCheckpoint& checkpoint : WholeCheckpoints(folder_)) {
+    local.insert(NameOf(checkpoint));
+    const absl::Status status =
+        UploadWhole(checkpoint.path, NameOf(checkpoint), kManifestFile);
+    if (!status.ok() && !absl::IsDataLoss(status)) return status;
+    damaged.Update(status);
+    if (Hurry(checkpoint.path)) return damaged;  // the next pass goes on
   }
   CAPSTAN_RETURN_IF_ERROR(UploadFiles());
   CAPSTAN_RETURN_IF_ERROR(
       UploadWhole(absl::StrCat(folder_, "/", kFinal), kFinal, kFinalMarker));
-  return pruned_ ? absl::OkStatus() : Prune(local);
+  if (pruned_ != local) CAPSTAN_RETURN_IF_ERROR(Prune(local));
+  return damaged;
 }
 
 absl::Status RunUploader::UploadFiles() {
-  for (const std::string& path : FilesIn(folder_, {kCheckpoints, kFinal})) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                           FilesIn(folder_, {kCheckpoints, kFinal}));
+  for (const std::string& path : paths) {
     const std::string local = absl::StrCat(folder_, "/", path);
     const absl::StatusOr<Seen> now = Look(local);
     const auto before = seen_.find(path);
@@ -153,44 +253,45 @@ absl::Status RunUploader::UploadMarked(const std::string& local,
                                        const std::string& marker,
                                        const std::string& marker_bytes) {
   // All are opened first: the run may remove them before they are uploaded.
-  std::map<std::string, std::shared_ptr<const MappedFile>> files;
-  for (const std::string& path : FilesIn(local)) {
-    auto file = Map(absl::StrCat(local, "/", path));
-    if (!file.ok()) return absl::OkStatus();  // it has begun to
-    files.emplace(path, *std::move(file));
-  }
-  // Replaced in between, it is seen anew.
-  if (files.count(marker) == 0 ||
-      files.at(marker)->bytes() != absl::string_view(marker_bytes)) {
-    return absl::OkStatus();
-  }
+  Mapped files;
+  const absl::Status opened = OpenAll(local, marker, marker_bytes, &files);
+  // Replaced or removed in between, it is seen anew, or no more.
+  const absl::StatusOr<std::string> now =
+      ReadWholeFile(absl::StrCat(local, "/", marker));
+  if (!now.ok() || *now != marker_bytes) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(opened);
+  const std::string begun = absl::StrCat(name, "\n", marker_bytes);
+  if (std::exchange(begun_, begun) != begun) sent_.clear();
   for (const auto& [path, file] : files) {
-    if (path == marker) continue;
-    const std::string key = absl::StrCat(name, "/", path);
-    CAPSTAN_RETURN_IF_ERROR(storage_.Write(key, file->bytes()));
+    if (sent_.count(path) != 0) continue;
+    if (Hurry(local)) return absl::OkStatus();
+    CAPSTAN_RETURN_IF_ERROR(
+        storage_.Write(absl::StrCat(name, "/", path), file->bytes()));
     CAPSTAN_RETURN_IF_ERROR(file->Check());
+    sent_.insert(path);
   }
   CAPSTAN_RETURN_IF_ERROR(UploadFiles());
   CAPSTAN_ASSIGN_OR_RETURN(const Sizes there, There(name));
   for (const auto& [path, file] : files) {
     const auto found = there.find(path);
-    if (path != marker &&
-        (found == there.end() ||
-         found->second != static_cast<int64_t>(file->bytes().size()))) {
+    if (found == there.end() ||
+        found->second != static_cast<int64_t>(file->bytes().size())) {
+      sent_.erase(path);
       return absl::UnavailableError(absl::StrCat(
           storage_.address().text(), "/", name, "/", path,
           " isn't there as it was written: does another run write to the "
           "same address?"));
     }
   }
+  CAPSTAN_RETURN_IF_ERROR(CheckOwner());
   CAPSTAN_RETURN_IF_ERROR(
       storage_.Write(absl::StrCat(name, "/", marker), marker_bytes));
   for (const auto& [path, size] : there) {
-    if (files.count(path) != 0) continue;
+    if (path == marker || files.count(path) != 0) continue;
     CAPSTAN_RETURN_IF_ERROR(storage_.Delete(absl::StrCat(name, "/", path)));
   }
   whole_[name] = marker_bytes;
-  pruned_ = false;
+  pruned_.reset();
   return absl::OkStatus();
 }
 
@@ -206,10 +307,11 @@ absl::Status RunUploader::RemoveFolder(const std::string& name,
     CAPSTAN_RETURN_IF_ERROR(storage_.Delete(absl::StrCat(name, "/", path)));
   }
   whole_.erase(name);
-  return absl::OkStatus();
+  return storage_.DeleteFolder(name);
 }
 
 absl::Status RunUploader::Prune(const std::set<std::string>& local) {
+  CAPSTAN_RETURN_IF_ERROR(CheckOwner());
   CAPSTAN_ASSIGN_OR_RETURN(const Sizes all, There(kCheckpoints));
   std::map<std::string, Sizes> folders;  // ascending by step
   for (const auto& [path, size] : all) {
@@ -228,13 +330,13 @@ absl::Status RunUploader::Prune(const std::set<std::string>& local) {
       CAPSTAN_RETURN_IF_ERROR(RemoveFolder(name, there, kManifestFile));
     }
   }
-  const size_t most = std::max<size_t>(local.size(), keep_);
+  const size_t most = std::max<size_t>(local.size(), options_.keep);
   for (const std::string& name : others) {
     if (whole-- <= most) break;
     CAPSTAN_RETURN_IF_ERROR(
         RemoveFolder(name, folders.at(name), kManifestFile));
   }
-  pruned_ = true;
+  pruned_ = local;
   return absl::OkStatus();
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/scratch_folder.h"
+#include "trainer/checkpoint/manifest.h"
 
 namespace capstan {
 namespace {
@@ -29,6 +30,7 @@ using ::testing::IsEmpty;
 struct Objects {
   std::map<std::string, std::string> bytes;
   std::vector<std::string> changes;  // "+KEY", "-KEY"
+  std::vector<std::string> removed_folders;
   std::function<StoreResult(const std::string&)> before;
 };
 
@@ -70,6 +72,13 @@ class MemoryStore : public ObjectStore {
     if (may.kind == StoreResult::kOk) objects_.bytes.erase(path);
     return may;
   }
+  StoreResult DeleteFolder(const std::string& folder) override {
+    for (const auto& [path, bytes] : objects_.bytes) {
+      EXPECT_FALSE(absl::StartsWith(path, folder + "/")) << path;
+    }
+    objects_.removed_folders.push_back(folder);
+    return {};
+  }
 
  private:
   StoreResult Change(const std::string& change) {
@@ -87,12 +96,15 @@ class RunUploaderTest : public ::testing::Test {
   RunUploaderTest() { Restart(); }
 
   // Another process of the run, with the same folder.
-  void Restart() {
+  void Restart(const std::string& owner = "this run") {
     storage_ =
         std::make_unique<Storage>(*ParseAddress("s3://bucket/run"),
                                   std::make_unique<MemoryStore>(&objects_),
                                   /*patience_seconds=*/0);
-    uploader_ = std::make_unique<RunUploader>(*storage_, folder_, /*keep=*/2);
+    RunUploader::Options options;
+    options.owner = owner;
+    options.ended = [this] { return ended_; };
+    uploader_ = std::make_unique<RunUploader>(*storage_, folder_, options);
   }
 
   void Write(const std::string& path, const std::string& bytes) {
@@ -104,7 +116,12 @@ class RunUploaderTest : public ::testing::Test {
     const std::string name = absl::StrFormat("checkpoints/step-%08d/", step);
     Write(name + "state-0", bytes);
     Write(name + "state-1", bytes);
-    Write(name + "manifest.json", absl::StrCat("manifest of ", bytes, step));
+    Manifest manifest;
+    manifest.config_text = bytes;
+    for (const char* file : {"state-0", "state-1"}) {
+      manifest.files.push_back({file, static_cast<int64_t>(bytes.size()), {}});
+    }
+    Write(name + "manifest.json", ManifestToJson(manifest));
   }
   void Remove(int step) {
     fs::remove_all(absl::StrFormat("%s/checkpoints/step-%08d", folder_, step));
@@ -122,15 +139,17 @@ class RunUploaderTest : public ::testing::Test {
     return steps;
   }
   std::vector<std::string> TakeChanges() {
-    std::vector<std::string> changes = std::exchange(objects_.changes, {});
-    for (std::string& change : changes) {
+    std::vector<std::string> changes;  // but for the owner's
+    for (std::string change : std::exchange(objects_.changes, {})) {
       change.erase(1, std::string("bucket/run/").size());
+      if (change.substr(1) != kOwnerFile) changes.push_back(std::move(change));
     }
     return changes;
   }
 
   const ScratchFolder scratch_;
   const std::string folder_ = scratch_.path();
+  bool ended_ = false;
   Objects objects_;
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<RunUploader> uploader_;
@@ -184,6 +203,16 @@ TEST_F(RunUploaderTest, TheStoreKeepsWhatTheFolderKeeps) {
                           "-checkpoints/step-00000001/manifest.json",
                           "-checkpoints/step-00000001/state-0",
                           "-checkpoints/step-00000001/state-1"));
+  // Some clients keep an object in the place of a folder.
+  EXPECT_THAT(objects_.removed_folders,
+              ::testing::Contains("bucket/run/checkpoints/step-00000001"));
+  // The run prunes after a pass has.
+  Save(5);
+  ASSERT_TRUE(uploader_->Pass().ok());
+  EXPECT_THAT(Whole(), ElementsAre(3, 4, 5));
+  Remove(3);
+  ASSERT_TRUE(uploader_->Pass().ok());
+  EXPECT_THAT(Whole(), ElementsAre(4, 5));
 }
 
 // The connection fails at each change in turn: what has a manifest is whole,
@@ -220,7 +249,7 @@ TEST_F(RunUploaderTest, AFailureAnywhereLeavesNothingHalf) {
     objects_.before = nullptr;
     ASSERT_TRUE(uploader_->Pass().ok());
     EXPECT_THAT(Whole(), ElementsAre(2, 3));
-    EXPECT_EQ(objects_.bytes.size(), 6);
+    EXPECT_EQ(objects_.bytes.size(), 6 + 1);  // and the owner
     if (status.ok()) break;
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     ASSERT_LT(fails, 20);
@@ -252,7 +281,82 @@ TEST_F(RunUploaderTest, ACheckpointThatIsRemovedMeanwhileStillGoesUpWhole) {
   };
   ASSERT_TRUE(uploader_->Pass().ok());
   EXPECT_THAT(Whole(), ElementsAre(1));
-  EXPECT_EQ(objects_.bytes.size(), 3);
+  EXPECT_EQ(objects_.bytes.size(), 3 + 1);  // and the owner
+}
+
+// Two runs that were given one address.
+TEST_F(RunUploaderTest, AnotherRunThatTakesTheAddressStopsThisOne) {
+  Save(1);
+  ASSERT_TRUE(uploader_->Pass().ok());
+  const std::unique_ptr<RunUploader> first = std::move(uploader_);
+  const std::unique_ptr<Storage> storage = std::move(storage_);
+  Restart("another");
+  ASSERT_TRUE(uploader_->Pass().ok());
+  Save(2);
+  Remove(1);
+  objects_.changes.clear();
+  const absl::Status status = first->Pass();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "another run (another)"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(first->Release()));
+  EXPECT_THAT(objects_.changes, IsEmpty());
+  ASSERT_TRUE(uploader_->Pass().ok());
+  EXPECT_THAT(Whole(), ElementsAre(1, 2));
+  ASSERT_TRUE(uploader_->Release().ok());
+  EXPECT_EQ(objects_.bytes.count(absl::StrCat("bucket/run/", kOwnerFile)), 0);
+  // The other has come and gone.
+  EXPECT_TRUE(absl::IsFailedPrecondition(first->Pass()));
+}
+
+TEST_F(RunUploaderTest, WhatAManifestListsMustBeThere) {
+  Write("metrics.jsonl", "{}\n");
+  Save(1);
+  fs::remove(folder_ + "/checkpoints/step-00000001/state-1");
+  Save(2);
+  Write("checkpoints/step-00000002/state-1", "cut");
+  const absl::Status status = uploader_->Pass();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "state-1")) << status;
+  EXPECT_THAT(Whole(), IsEmpty());
+  EXPECT_EQ(objects_.bytes["bucket/run/metrics.jsonl"], "{}\n");
+}
+
+TEST_F(RunUploaderTest, AFileThatIsThereIsNotSentAgain) {
+  Save(1);
+  objects_.before = [](const std::string& change) {
+    return absl::EndsWith(change, "state-1")
+               ? StoreResult{StoreResult::kPassing, "cut"}
+               : StoreResult();
+  };
+  EXPECT_FALSE(uploader_->Pass().ok());
+  objects_.before = nullptr;
+  TakeChanges();
+  ASSERT_TRUE(uploader_->Pass().ok());
+  EXPECT_THAT(TakeChanges(),
+              ElementsAre("+checkpoints/step-00000001/state-1",
+                          "+checkpoints/step-00000001/manifest.json"));
+}
+
+// The run is stopped, and saves, while an older checkpoint goes up.
+TEST_F(RunUploaderTest, AtTheEndTheNewestGoesFirst) {
+  Save(1);
+  objects_.before = [this](const std::string& change) {
+    if (absl::EndsWith(change, "step-00000001/state-0") && !ended_) {
+      Save(2);
+      ended_ = true;
+    }
+    return StoreResult();
+  };
+  ASSERT_TRUE(uploader_->Pass().ok());
+  TakeChanges();
+  ASSERT_TRUE(uploader_->Pass().ok());
+  EXPECT_THAT(TakeChanges(),
+              ElementsAre("+checkpoints/step-00000002/state-0",
+                          "+checkpoints/step-00000002/state-1",
+                          "+checkpoints/step-00000002/manifest.json",
+                          "+checkpoints/step-00000001/state-0",
+                          "+checkpoints/step-00000001/state-1",
+                          "+checkpoints/step-00000001/manifest.json"));
 }
 
 }  // namespace

@@ -51,6 +51,7 @@
 #include "trainer/session/run_parts.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
+#include "trainer/session/stored_run.h"
 #include "trainer/session/watch.h"
 #include "trainer/session/whose_code.h"
 
@@ -144,6 +145,7 @@ absl::Status SettleOutputDir(Session* session) {
     absl::Status here;
     // Ranks that are started again find it as it is now.
     if (group.rank() == 0) here = LookAtFolder(&folder).status;
+    if (here.ok()) LetUploadsBegin();
     return Agree(group, here, "find its output folder");
   }
   absl::Status made;
@@ -170,6 +172,7 @@ absl::Status SettleOutputDir(Session* session) {
   CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, folder.path));
   // Any host's first rank may be rank 0 after a restart.
   NoteOutputFolder(session->output_dir);
+  LetUploadsBegin();
   return absl::OkStatus();
 }
 

@@ -4,16 +4,21 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <new>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,15 +29,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "base/subprocess.h"
 #include "cluster/comm/agree.h"
+#include "host/storage/cache.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
+#include "trainer/session/held_folder.h"
 #include "trainer/session/run_uploader.h"
 
 namespace capstan {
@@ -44,12 +54,21 @@ constexpr char kOutputDir[] = "output_dir";
 constexpr double kSecondsBetweenPasses = 60;
 constexpr std::chrono::milliseconds kLook{500};
 constexpr std::chrono::seconds kAfterError{5};
+constexpr int kMostDeaths = 3;  // of the process, once the run has ended
 constexpr int kDefaultKeep = 2;
 constexpr uint64_t kMostAnswer = 1 << 20;
 
 void Say(const std::string& line) {
   std::cerr << absl::StrCat("storage: ", line, "\n");
 }
+
+// What the process that uploads shares with the run's.
+struct Shared {
+  std::atomic<bool> held{false};   // the run holds its folder
+  std::atomic<bool> ended{false};  // as it was told
+  std::atomic<bool> owns{false};   // the address is this run's
+};
+Shared* shared = nullptr;
 
 // The objects of a run, divided.
 struct StoredParts {
@@ -64,6 +83,7 @@ StoredParts Divide(const std::vector<StoredObject>& objects) {
   for (const StoredObject& object : objects) {
     absl::string_view rest = object.path;
     int64_t step = -1;
+    if (!IsOfRun(rest)) continue;
     if (!absl::ConsumePrefix(&rest, "checkpoints/")) {
       parts.files.push_back(object);
       parts.holds_run |= rest == "metrics.jsonl" || rest == "summary.json" ||
@@ -158,12 +178,15 @@ absl::Status Fetch(const Address& address, const Train& train,
   const int lock = open((folder + "/.fetch.lock").c_str(),
                         O_CREAT | O_RDWR | O_CLOEXEC, 0666);
   if (lock < 0) return WriteError(folder, errno);
-  while (flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+  while (flock(lock, LOCK_EX) != 0) {
+    if (errno != EINTR) return WriteError(folder + "/.fetch.lock", errno);
   }
   if (stored.checkpoints.empty() ||
       NewestStep(folder) >= stored.checkpoints.rbegin()->first) {
     return absl::OkStatus();
   }
+  // What a live run works in isn't replaced.
+  CAPSTAN_RETURN_IF_ERROR(HoldFolder(folder, "", kLockPatience).status());
   const double began = MonotonicSeconds();
   const std::string part = folder + "/.fetch";
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));
@@ -191,13 +214,21 @@ std::vector<std::string> LookAt(const std::string& folder) {
 // The process that uploads until its parent has told it that the run ended.
 class Process {
  public:
-  Process(const Address& address, std::string folder, int keep)
-      : address_(address), folder_(std::move(folder)), keep_(keep) {}
+  Process(const Address& address, std::string folder, int keep,
+          std::string owner)
+      : address_(address), folder_(std::move(folder)) {
+    options_.keep = keep;
+    options_.owner = std::move(owner);
+    options_.owns = shared->owns;
+    options_.ended = [] { return shared->ended.load(); };
+  }
 
   absl::Status Run(const ConfinedChild::Parent& parent) {
     std::thread listening([this, &parent] {
       char end;
-      parent.Receive(&end, 1);
+      // One that died may have been told already.
+      if (!shared->ended) parent.Receive(&end, 1);
+      shared->ended = true;
       const std::lock_guard<std::mutex> lock(mutex_);
       ended_ = true;
       wake_.notify_all();
@@ -205,10 +236,14 @@ class Process {
     absl::Status status;
     for (bool last = false; !last;) {
       last = WaitForWork(status.ok());
+      if (!shared->held) continue;
       const absl::Status before = std::exchange(status, Pass());
+      if (status.ok() && last) status = uploader_->Release();
       if (!status.ok() && before.ok() && !last) {
-        Say(absl::StrCat("training goes on, and this is tried again: ",
-                         status.message()));
+        Say(absl::StrCat(
+            "training goes on, and ",
+            absl::IsFailedPrecondition(status) ? "" : "this is tried again: ",
+            status.message()));
       } else if (status.ok() && !before.ok()) {
         Say(absl::StrCat(address_.text(), " has all of the run again"));
       }
@@ -227,6 +262,7 @@ class Process {
     }
     while (!ended_) {
       wake_.wait_for(lock, kLook, [this] { return ended_; });
+      if (!shared->held) continue;
       std::vector<std::string> now = LookAt(folder_);
       const double time = MonotonicSeconds();
       if (now != seen_ || time - passed_ > kSecondsBetweenPasses) {
@@ -242,17 +278,19 @@ class Process {
     if (storage_ == nullptr) {
       CAPSTAN_ASSIGN_OR_RETURN(storage_, Storage::Open(address_));
       storage_->set_note(Say);
-      uploader_ = std::make_unique<RunUploader>(*storage_, folder_, keep_);
+      uploader_ = std::make_unique<RunUploader>(*storage_, folder_, options_);
     }
     if (!IsFolder(folder_)) {
       return absl::NotFoundError(folder_ + ", in which the run works, is gone");
     }
-    return CatchAll([this] { return uploader_->Pass(); });
+    const absl::Status status = CatchAll([this] { return uploader_->Pass(); });
+    shared->owns = uploader_->owns();
+    return status;
   }
 
   const Address address_;
   const std::string folder_;
-  const int keep_;
+  RunUploader::Options options_;
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<RunUploader> uploader_;
   std::vector<std::string> seen_;
@@ -262,7 +300,39 @@ class Process {
   bool ended_ = false;
 };
 
+// Runs `upload` in a process that is started again when it dies. This one does
+// nothing else, so that nothing else ends it.
+void Supervise(const std::function<void()>& upload) {
+  for (int deaths = 0; deaths < kMostDeaths;) {
+    const pid_t pid = Fork();
+    if (pid == 0) {
+      upload();
+      _exit(0);  // its threads may still run
+    }
+    const ChildEnd end = pid < 0 ? ChildEnd() : WaitFor(pid);
+    if (end.ok()) return;
+    if (shared->ended) ++deaths;
+    Say(absl::StrCat("the process that uploads ended with ", end.Text(),
+                     "; it is started again"));
+    absl::SleepFor(absl::FromChrono(kAfterError));
+  }
+}
+
+// "host gpu7, process 99, since ..", which no other run has.
+std::string OwnerText() {
+  char host[256] = {};
+  if (gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
+  return absl::StrFormat("host %s, process %d, since %s, %08x", host, getpid(),
+                         absl::FormatTime("%Y-%m-%d %H:%M:%S %Ez", absl::Now(),
+                                          absl::LocalTimeZone()),
+                         std::random_device()());
+}
+
 }  // namespace
+
+void LetUploadsBegin() {
+  if (shared != nullptr) shared->held = true;
+}
 
 absl::optional<Address> StoredOutput(const LoadedConfig& loaded) {
   const auto found = loaded.paths.find(kOutputDir);
@@ -290,17 +360,28 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
     const Address& address, const LoadedConfig& loaded) {
   const std::string folder = loaded.config.output_dir();
   const int64_t keep = loaded.config.train().keep_checkpoints();
+  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, "no memory for the uploads");
+  }
+  shared = new (memory) Shared;  // as long as the process
+  const std::string owner = OwnerText();
+  const auto upload = [&](const ConfinedChild::Parent& parent) {
+    Process process(address, folder,
+                    keep > 0 ? static_cast<int>(keep) : kDefaultKeep, owner);
+    const absl::Status status = process.Run(parent);
+    if (status.ok()) {
+      parent.Send(absl::string_view());
+    } else {
+      parent.Send(status);
+    }
+  };
+  std::cout.flush();  // else the process's forks print it again
   CAPSTAN_ASSIGN_OR_RETURN(
       std::unique_ptr<ConfinedChild> child,
-      StartStorageProcess([&](const ConfinedChild::Parent& parent) {
-        Process process(address, folder,
-                        keep > 0 ? static_cast<int>(keep) : kDefaultKeep);
-        const absl::Status status = process.Run(parent);
-        if (status.ok()) {
-          parent.Send(absl::string_view());
-        } else {
-          parent.Send(status);
-        }
+      StartStorageProcess([&upload](const ConfinedChild::Parent& parent) {
+        Supervise([&] { upload(parent); });
       }));
   Say(absl::StrCat("the run works in ", folder, ", and is uploaded to ",
                    address.text()));
@@ -309,8 +390,15 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
 }
 
 absl::Status StoredRun::Finish() {
-  // Who doesn't want to wait may end this.
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+  if (!shared->held) return absl::OkStatus();
+  // Who doesn't want to wait may end this; nohup's SIGHUP stays ignored.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now = {};
+    sigaction(signal, nullptr, &now);
+    if (signal != SIGHUP || now.sa_handler != SIG_IGN) {
+      ::signal(signal, SIG_DFL);
+    }
+  }
   const double began = MonotonicSeconds();
   Say(absl::StrCat("uploading the rest to ", address_.text()));
   absl::Status status = child_->Send("e");

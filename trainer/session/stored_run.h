@@ -23,21 +23,27 @@ namespace capstan {
 absl::optional<Address> StoredOutput(const LoadedConfig& loaded);
 
 // Makes the working folder what the run continues from: unless it has a newer
-// checkpoint than the store, or as new a one, fetches the run's files and its
-// newest checkpoint that isn't damaged (with the best, if the run keeps it).
-// Without train.resume AUTO an address that holds a run is an error. Processes
-// of one host that call this at once fetch once.
+// checkpoint than the store, or as new a one, or a live run holds it, fetches
+// the run's files and its newest checkpoint that isn't damaged (with the best,
+// if the run keeps it). Without train.resume AUTO an address that holds a run
+// is an error. Processes of one host that call this at once fetch once.
 absl::Status FetchStoredRun(const Address& address, const LoadedConfig& loaded);
 
-// The process that uploads.
+// Tells StoredRun that the run holds its folder, so that uploads begin: from
+// the process that has started it, or a fork of that. Without one: nothing.
+void LetUploadsBegin();
+
+// The process that uploads. If it dies, that is told, and it is started again.
 class StoredRun {
  public:
-  // Before this process has threads. The uploads end with this process.
+  // Before this process has threads. The uploads end with this process. One at
+  // a time.
   static absl::StatusOr<std::unique_ptr<StoredRun>> Start(
       const Address& address, const LoadedConfig& loaded);
 
   // Once the ranks have ended: waits until all of the run is in the store. An
-  // error says what isn't, and how to go on.
+  // error says what isn't, and how to go on. OK if the run never held its
+  // folder.
   absl::Status Finish();
 
  private:
