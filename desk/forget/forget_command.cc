@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -35,6 +36,7 @@
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/reporter.h"
 #include "trainer/session/forgotten_rows.h"
+#include "trainer/session/receipt_chain.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
 
@@ -67,6 +69,7 @@ struct Plan {
   const RunSnapshot* from = nullptr;  // null: from the beginning
   const RunSnapshot* best = nullptr;  // that `from` needs, too, or null
   bool best_is_gone = false;          // why it is from the beginning
+  bool begins_chain = false;  // as the old one's receipts don't lead to `from`
 
   const TrainState& newest() const {
     return snapshots.back().manifest.train_state;
@@ -76,16 +79,49 @@ struct Plan {
   }
 };
 
+// Leaves one of each.
+absl::Status CheckRows(std::vector<int64_t>* rows) {
+  std::vector<int64_t> merged;
+  std::set<int64_t> seen;
+  for (const int64_t row : *rows) {
+    // The flag reads a number that is too large as the largest.
+    if (row < 0 || row == std::numeric_limits<int64_t>::max()) {
+      return FieldError("--row",
+                        "a number is negative or too large for a row's: name "
+                        "it as `trainer who` does, \"sample 17\"");
+    }
+    if (seen.insert(row).second) merged.push_back(row);
+  }
+  *rows = std::move(merged);
+  return absl::OkStatus();
+}
+
+absl::string_view FieldOfOverride(const std::string& text) {
+  return absl::string_view(text).substr(0, text.find_first_of("+="));
+}
+
 absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
   for (const std::string& text : overrides) {
-    const absl::string_view field =
-        absl::string_view(text).substr(0, text.find_first_of("+="));
+    const absl::string_view field = FieldOfOverride(text);
     for (const char* own : {"output_dir", "train.forgotten_rows",
                             "train.resume", "train.resume_with_changes"}) {
       if (field != own) continue;
       return FieldError(
           "--set", absl::StrCat(own, " is forget's own to set: leave it out"));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Of a deterministic run, whose weights are to be exact.
+absl::Status CheckBatchOverrides(const std::vector<std::string>& overrides) {
+  for (const std::string& text : overrides) {
+    const absl::string_view field = FieldOfOverride(text);
+    if (field != "batch" && !absl::StartsWith(field, "batch.")) continue;
+    return FieldError(
+        "--set", absl::StrCat(field,
+                              " might round sums otherwise than the run did, "
+                              "which has train.deterministic: leave it out"));
   }
   return absl::OkStatus();
 }
@@ -100,7 +136,7 @@ std::string OutputOf(const ForgetOptions& options, const std::string& folder) {
   const std::string real = std::filesystem::canonical(folder).string();
   std::string output = absl::StrCat(real, "-without-", options.rows.front());
   if (options.rows.size() > 1) {
-    absl::StrAppend(&output, "-and-", options.rows.size() - 1);
+    absl::StrAppend(&output, "-and-", options.rows.size() - 1, "-more");
   }
   return output;
 }
@@ -200,6 +236,23 @@ void FindUses(const ForgetOptions& options, const DataOrder& order,
   plan->best = AtStep(state.best_step, plan->snapshots);
 }
 
+absl::Status CheckOutside(const std::string& folder,
+                          const std::string& output) {
+  namespace fs = std::filesystem;
+  const fs::path run = fs::canonical(folder);
+  // Nobody may search what can't be resolved, so nothing can be made there.
+  std::error_code error;
+  for (fs::path path = fs::weakly_canonical(fs::absolute(output), error);
+       path.has_relative_path(); path = path.parent_path()) {
+    if (path != run) continue;
+    return FieldError(
+        "--output_dir",
+        absl::StrCat(output, " is the run's own folder, or in it (", folder,
+                     "): name one outside of it"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
   CAPSTAN_ASSIGN_OR_RETURN(plan->folder, FindRun(options.run));
   if (IsInUse(plan->folder)) {
@@ -207,6 +260,7 @@ absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
         absl::StrCat(plan->folder, " is still running: stop it first"));
   }
   plan->output = OutputOf(options, plan->folder);
+  CAPSTAN_RETURN_IF_ERROR(CheckOutside(plan->folder, plan->output));
   std::error_code error;
   if (!PathExists(plan->output) ||
       (IsFolder(plan->output) &&
@@ -220,6 +274,23 @@ absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
           ? absl::StrCat("go on with it by `trainer --config=", config, "`, ")
           : "",
       "remove it, or name another --output_dir"));
+}
+
+// Checks the old run's receipts, with which the new one, if it `has_receipts`,
+// goes on.
+absl::Status CheckReceipts(bool has_receipts, Plan* plan) {
+  if (plan->from == nullptr) return absl::OkStatus();
+  const absl::StatusOr<ReceiptChain> chain =
+      ReadReceipts(plan->folder, /*use=*/nullptr);
+  if (!chain.ok() && !absl::IsNotFound(chain.status())) {
+    return Annotate(chain.status(),
+                    "the new run can't go on with the old one's receipts (move "
+                    "the file away to begin a chain of its own)");
+  }
+  plan->begins_chain =
+      has_receipts &&
+      (!chain.ok() || chain->Find(plan->first_step()) == nullptr);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
@@ -244,6 +315,9 @@ absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
   const Train& train = job.loaded.config.train();
   plan.config_text = PrintConfig(job.loaded.config);
   plan.deterministic = train.deterministic();
+  if (plan.deterministic) {
+    CAPSTAN_RETURN_IF_ERROR(CheckBatchOverrides(options.overrides));
+  }
   plan.end =
       StepsOfRun(train, EpochRows(job.parts), job.batch.global_batch_size);
   FindUses(
@@ -252,6 +326,7 @@ absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
       KeepsBest(train), &plan);
   CAPSTAN_RETURN_IF_ERROR(CheckSameRun(plan.folder, plan.snapshots, plan.from,
                                        *prepared, plan.end));
+  CAPSTAN_RETURN_IF_ERROR(CheckReceipts(train.receipts(), &plan));
   return plan;
 }
 
@@ -319,6 +394,12 @@ void Print(const ForgetOptions& options, const Plan& plan) {
                     "(train.deterministic): a run that had the rows at weight "
                     "zero from the start may be rounded otherwise\n");
   }
+  if (plan.begins_chain) {
+    absl::StrAppend(&text, "  note: the run's ", kReceiptsFile,
+                    " has no line of step ", plan.first_step(),
+                    ": the new run's chain begins there, and doesn't say how "
+                    "its weights were trained until then\n");
+  }
   Console(STDOUT_FILENO).Write(PrintableText(text));
 }
 
@@ -332,7 +413,9 @@ void CallItTraining(const Plan& plan) {
   }
 }
 
-absl::StatusOr<int> Forget(const ForgetOptions& options) {
+absl::StatusOr<int> Forget(const ForgetOptions& given) {
+  ForgetOptions options = given;
+  CAPSTAN_RETURN_IF_ERROR(CheckRows(&options.rows));
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, MakePlan(options));
   Print(options, plan);
   if (plan.uses.empty()) {
@@ -345,7 +428,10 @@ absl::StatusOr<int> Forget(const ForgetOptions& options) {
     return 0;
   }
   if (!options.yes) {
-    std::cout << "Nothing has been done yet: --yes begins\n";
+    std::cout << "Nothing has been done yet: --yes begins"
+              << (plan.from == nullptr
+                      ? "\n"
+                      : ", once the checkpoint's bytes are verified\n");
     return 0;
   }
   std::cout << std::flush;
@@ -355,8 +441,8 @@ absl::StatusOr<int> Forget(const ForgetOptions& options) {
     for (const RunSnapshot* snapshot : needed) {
       CAPSTAN_RETURN_IF_ERROR(
           Annotate(VerifyCheckpoint(snapshot->path),
-                   "the run goes on from a checkpoint that is damaged (remove "
-                   "it, then from the one before)"));
+                   "the run can't go on from its checkpoint (if it is damaged, "
+                   "remove it, then from the one before)"));
     }
     CAPSTAN_RETURN_IF_ERROR(
         BeginFrom(needed, plan.config_text, plan.folder, plan.output));

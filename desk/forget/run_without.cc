@@ -52,7 +52,9 @@ absl::StatusOr<std::vector<RunSnapshot>> SnapshotsOf(const std::string& run) {
     // As a resumed run does, goes by the others.
     if (!manifest.ok()) {
       std::cerr << "WARNING: " << PrintableText(stored.path)
-                << " is passed over: it is damaged\n";
+                << " is passed over: "
+                << PrintableText(std::string(manifest.status().message()))
+                << "\n";
       continue;
     }
     snapshots.push_back({stored.path, *std::move(manifest)});

@@ -14,6 +14,7 @@
 namespace capstan {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 RunSnapshot At(int64_t step, int64_t samples) {
@@ -77,6 +78,43 @@ TEST(RunWithoutTest, ARunWithoutCheckpointsSaysSo) {
   const std::string folder = NewFolder();
   EXPECT_THAT(std::string(SnapshotsOf(folder).status().message()),
               HasSubstr("has no checkpoint"));
+}
+
+TEST(RunWithoutTest, WhyACheckpointIsPassedOverIsTold) {
+  const std::string folder = NewFolder();
+  const std::string path = folder + "/checkpoints/step-00000002";
+  fs::create_directories(path + "/manifest.json");  // it can't be read
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(SnapshotsOf(folder).ok());
+  const std::string warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warning, HasSubstr("step-00000002 is passed over: "));
+  EXPECT_THAT(warning, HasSubstr("manifest.json"));
+}
+
+// The new run goes on there.
+TEST(RunWithoutTest, OfAReadOnlyRunTheNewFoldersAreWritable) {
+  const std::string run = NewFolder();
+  const std::string to = NewFolder() + "/new";
+  RunSnapshot snapshot = At(2, 16);
+  snapshot.path = run + "/checkpoints/step-00000002";
+  fs::create_directories(snapshot.path + "/rank");
+  std::ofstream(snapshot.path + "/rank/state") << "whole";
+  const auto read_only = fs::perms::owner_read | fs::perms::owner_exec;
+  for (const char* name : {"/rank", ""}) {
+    fs::permissions(snapshot.path + name, read_only);
+  }
+  const absl::Status status = BeginFrom({&snapshot}, "name: \"new\"", run, to);
+  for (const char* name : {"", "/rank"}) {
+    fs::permissions(snapshot.path + name, fs::perms::owner_all);
+  }
+  ASSERT_TRUE(status.ok()) << status;
+  const std::string made = to + "/checkpoints/step-00000002";
+  for (const std::string& path : {made, made + "/rank"}) {
+    EXPECT_NE(fs::status(path).permissions() & fs::perms::owner_write,
+              fs::perms::none)
+        << path;
+  }
+  EXPECT_EQ(*ReadWholeFile(made + "/rank/state"), "whole");
 }
 
 TEST(RunWithoutTest, BeginsWithWhatLedToTheSnapshot) {

@@ -11,15 +11,24 @@ namespace capstan {
 
 namespace fs = std::filesystem;
 
+// Not fs::copy, which gives new folders the old ones' modes: nothing could be
+// made in, or removed from, those of a run that is read-only.
 absl::Status LinkTree(const std::string& from, const std::string& to) {
-  CAPSTAN_RETURN_IF_ERROR(MakeFolder(fs::path(to).parent_path().string()));
+  CAPSTAN_RETURN_IF_ERROR(MakeFolder(to));
   std::error_code error;
-  fs::copy(from, to,
-           fs::copy_options::recursive | fs::copy_options::create_hard_links,
-           error);
-  if (!error) return absl::OkStatus();
-  fs::remove_all(to, error);
-  fs::copy(from, to, fs::copy_options::recursive, error);
+  for (fs::recursive_directory_iterator at(from, error), end;
+       !error && at != end; at.increment(error)) {
+    const std::string made =
+        (fs::path(to) / at->path().lexically_relative(from)).string();
+    std::error_code failed;
+    if (at->is_directory(failed)) {
+      CAPSTAN_RETURN_IF_ERROR(MakeFolder(made));
+      continue;
+    }
+    fs::create_hard_link(at->path(), made, failed);
+    if (failed) fs::copy_file(at->path(), made, failed);
+    if (failed) return WriteError(made, failed.value());
+  }
   return error ? WriteError(to, error.value()) : absl::OkStatus();
 }
 

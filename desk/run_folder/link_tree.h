@@ -10,7 +10,7 @@ namespace capstan {
 
 // Makes the folder `to`, and those above it, with hard links to the files of
 // `from`, or copies on another file system: whatever is removed from the one
-// stays in the other.
+// stays in the other. The owner may write to the new folders.
 absl::Status LinkTree(const std::string& from, const std::string& to);
 
 }  // namespace capstan

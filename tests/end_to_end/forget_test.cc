@@ -251,6 +251,18 @@ TEST_F(ForgetTest, TheCostIsToldBefore) {
                     HasSubstr("checkpoints/step-00000004\n"),
                     HasSubstr("2 of 6 steps (33 %), about "),
                     HasSubstr("--yes begins")));
+  // A row that is named twice is one.
+  const int64_t row_5 = RowOf(folder, 5);
+  const auto forget_both = [&](int64_t other) {
+    return RunTrainer(
+               {"forget", folder, absl::StrCat("--row=", row_5, ",", other)})
+        .out;
+  };
+  EXPECT_THAT(forget_both(row_5),
+              AllOf(HasSubstr(absl::StrCat("rows          ", row_5, "\n")),
+                    HasSubstr(absl::StrCat("-without-", row_5, "\n"))));
+  EXPECT_THAT(forget_both(RowOf(folder, 6)),
+              HasSubstr(absl::StrCat("-without-", row_5, "-and-1-more\n")));
   EXPECT_THAT(forget(RowOf(folder, 2)),
               AllOf(HasSubstr("goes on from  the beginning, as no checkpoint "
                               "is from before step 2"),
@@ -384,6 +396,18 @@ TEST_F(ForgetTest, OneBegins) {
   }
   ExpectOneError(RunTrainer({"forget", damaged, row, "--yes"}),
                  {"step-00000004", "is damaged"});
+  // Nor with receipts that aren't the run's; that lines are missing is told.
+  const std::string changed = CopyOf(folder);
+  const std::string receipts = changed + "/receipts.jsonl";
+  const std::string lines = ReadText(receipts);
+  WriteText(receipts, lines.substr(lines.find('\n') + 1));
+  ExpectOneError(RunTrainer({"forget", changed, row}),
+                 {"can't go on with the old one's receipts",
+                  absl::StrCat(receipts, ": line 1")});
+  constexpr char kNoLine[] = "receipts.jsonl has no line of step 4";
+  fs::remove(receipts);
+  EXPECT_THAT(RunTrainer({"forget", changed, row}).out, HasSubstr(kNoLine));
+  EXPECT_THAT(RunTrainer({"forget", folder, row}).out, Not(HasSubstr(kNoLine)));
   // An empty folder will do.
   EXPECT_EQ(RunTrainer(words).exit_code, 0);
   EXPECT_THAT(CheckpointSteps(to), ::testing::ElementsAre(4, 6));
@@ -400,6 +424,18 @@ TEST_F(ForgetTest, WhatCannotBeForgottenIsTold) {
   ExpectOneError(
       RunTrainer({"forget", folder, "--row=3", "--set", "train.resume=NEVER"}),
       {"train.resume is forget's own to set"});
+  for (const char* none : {"--row=-1", "--row=99999999999999999999999"}) {
+    ExpectOneError(RunTrainer({"forget", folder, none}),
+                   {"--row", "negative or too large"});
+  }
+  ExpectOneError(RunTrainer({"forget", folder, "--row=3", "--set",
+                             "batch.micro_batch_size=4"}),
+                 {"batch.micro_batch_size might round sums otherwise"});
+  for (const char* inside : {"", "/in", "/checkpoints/step-00000004"}) {
+    ExpectOneError(RunTrainer({"forget", folder, "--row=3",
+                               absl::StrCat("--output_dir=", folder, inside)}),
+                   {"--output_dir", "name one outside of it"});
+  }
   // A resumed run doesn't forget what it has learnt.
   const int64_t row = RowOf(folder, 1);
   for (const char* allowed : {"", " resume_with_changes: \"train\""}) {
