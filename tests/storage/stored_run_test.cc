@@ -36,7 +36,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::SizeIs;
 
 constexpr char kAddress[] = "s3://bucket/runs/a";
 constexpr char kSecret[] = "verysecretsecret0123456789";
