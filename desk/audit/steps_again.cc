@@ -17,6 +17,7 @@
 #include "desk/compare/comparison.h"
 #include "desk/compare/trainer_child.h"
 #include "desk/run_folder/link_tree.h"
+#include "desk/run_folder/overrides.h"
 #include "desk/who/step_of_run.h"
 
 namespace capstan {
@@ -127,21 +128,6 @@ std::vector<std::string> Settings(const std::string& folder, int64_t step,
   return settings;
 }
 
-absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
-  for (const std::string& text : overrides) {
-    const absl::string_view field =
-        absl::string_view(text).substr(0, text.find_first_of("+="));
-    for (const char* own : {"output_dir", "train.max_steps", "train.max_epochs",
-                            "train.receipts", "train.resume"}) {
-      if (field != own) continue;
-      return FieldError("--set", absl::StrCat(own,
-                                              " is audit's own to set: "
-                                              "leave it out"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string MeaningOf(const std::string& key) {
@@ -177,7 +163,10 @@ absl::optional<ReceiptDifference> FindReceiptDifference(
 
 absl::StatusOr<StepsAgain> RunStepsAgain(const StepsAgainRequest& request,
                                          const Receipts& recorded) {
-  CAPSTAN_RETURN_IF_ERROR(CheckOverrides(request.overrides));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckOverrides(request.overrides, "audit",
+                     {"output_dir", "train.max_steps", "train.max_epochs",
+                      "train.receipts", "train.resume"}));
   CAPSTAN_ASSIGN_OR_RETURN(const StepRecord record,
                            ReadStepRecord(request.run, request.step));
   const ScratchFolder scratch;

@@ -27,6 +27,7 @@
 #include "desk/forget/run_without.h"
 #include "desk/forget/same_run.h"
 #include "desk/run_folder/config_fields.h"
+#include "desk/run_folder/overrides.h"
 #include "desk/run_folder/run_record.h"
 #include "desk/who/step_of_run.h"
 #include "host/config/load_config.h"
@@ -93,23 +94,6 @@ absl::Status CheckRows(std::vector<int64_t>* rows) {
     if (seen.insert(row).second) merged.push_back(row);
   }
   *rows = std::move(merged);
-  return absl::OkStatus();
-}
-
-absl::string_view FieldOfOverride(const std::string& text) {
-  return absl::string_view(text).substr(0, text.find_first_of("+="));
-}
-
-absl::Status CheckOverrides(const std::vector<std::string>& overrides) {
-  for (const std::string& text : overrides) {
-    const absl::string_view field = FieldOfOverride(text);
-    for (const char* own : {"output_dir", "train.forgotten_rows",
-                            "train.resume", "train.resume_with_changes"}) {
-      if (field != own) continue;
-      return FieldError(
-          "--set", absl::StrCat(own, " is forget's own to set: leave it out"));
-    }
-  }
   return absl::OkStatus();
 }
 
@@ -294,7 +278,10 @@ absl::Status CheckReceipts(bool has_receipts, Plan* plan) {
 }
 
 absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
-  CAPSTAN_RETURN_IF_ERROR(CheckOverrides(options.overrides));
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckOverrides(options.overrides, "forget",
+                     {"output_dir", "train.forgotten_rows", "train.resume",
+                      "train.resume_with_changes"}));
   Plan plan;
   CAPSTAN_RETURN_IF_ERROR(FindFolders(options, &plan));
   CAPSTAN_ASSIGN_OR_RETURN(plan.snapshots, SnapshotsOf(plan.folder));

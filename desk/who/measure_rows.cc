@@ -149,7 +149,7 @@ class RowMeasurer {
   template <typename Use>
   absl::Status ForEachMicroBatch(const Use& use) {
     const Places rows(request_.rows);
-    const auto size = static_cast<size_t>(request_.micro_batch_size);
+    size_t index = 0;
     for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
       // Some may have been left out.
       while (end < rows.size() && rows[end].rank == rows[begin].rank &&
@@ -161,7 +161,7 @@ class RowMeasurer {
       if (made_.empty()) {
         CAPSTAN_ASSIGN_OR_RETURN(batch, Read(places, request_.device));
       } else {
-        batch = made_[begin / size];
+        batch = made_[index++];
       }
       use(places[0].rank, batch);
       request_.progress(0.5 * static_cast<double>(end) / rows.size());

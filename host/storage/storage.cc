@@ -108,8 +108,7 @@ absl::StatusOr<OpenStore> OpenLibrary() {
   return absl::UnimplementedError(absl::StrCat(
       kStorageLibrary, " can't be opened (", why == nullptr ? "" : why,
       "): it comes with the trainer, unless that was built where Arrow can't "
-      "be "
-      "fetched"));
+      "be fetched"));
 }
 
 std::string HowToMend(const Address& address) {
@@ -492,8 +491,7 @@ absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
   return ConfinedChild::Start(limits, [&](const ConfinedChild::Parent& parent) {
     sigaction(SIGBUS, &bus_error, nullptr);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // Which a cluster may send to all processes of
-    // a job.
+    // Which a cluster may send to all processes of a job.
     for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
     serve(parent);
     _exit(0);  // its threads may still run

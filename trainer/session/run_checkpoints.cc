@@ -129,6 +129,12 @@ std::string UploadMark(const Session& session) {
 
 }  // namespace
 
+int KeptCheckpoints(const Train& train) {
+  return static_cast<int>(train.keep_checkpoints() > 0
+                              ? train.keep_checkpoints()
+                              : kDefaultKeepCheckpoints);
+}
+
 absl::Status RunCheckpoints::Restore(const DataOrder& order) {
   const Train& train = session_.config.train();
   ProcessGroup& group = *session_.group;
@@ -435,10 +441,8 @@ absl::Status RunCheckpoints::WriteStep(bool background,
   request.output_dir = output_dir;
   request.train_state = state;
   request.tokenizer = session_.parts.train_data->tokenizer();
-  request.keep =
-      static_cast<int>(train.keep_checkpoints() > 0 ? train.keep_checkpoints()
-                                                    : kDefaultKeepCheckpoints);
-  if (output_dir != session_.output_dir) request.keep = kAllCheckpoints;
+  request.keep = output_dir == session_.output_dir ? KeptCheckpoints(train)
+                                                   : kAllCheckpoints;
   request.best_step = KeepsBest(train) ? state.best_step : -1;
   damaged_.erase(state.step);
   request.damaged = damaged_;

@@ -18,6 +18,9 @@
 
 namespace capstan {
 
+// How many checkpoints a run keeps: train.keep_checkpoints, or its default.
+int KeptCheckpoints(const Train& train);
+
 // Saves and restores a run. Collective; all ranks get the same outcome.
 class RunCheckpoints {
  public:

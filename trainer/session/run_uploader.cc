@@ -13,7 +13,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -116,7 +115,8 @@ absl::Status OpenAll(const std::string& folder, const std::string& marker,
 }
 
 std::string NameOf(const StoredCheckpoint& checkpoint) {
-  return absl::StrFormat("%s/step-%08d", kCheckpoints, checkpoint.step);
+  return absl::StrCat(kCheckpoints, "/",
+                      fs::path(checkpoint.path).filename().string());
 }
 
 }  // namespace

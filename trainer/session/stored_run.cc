@@ -43,7 +43,9 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/session/held_folder.h"
+#include "trainer/session/run_checkpoints.h"
 #include "trainer/session/run_uploader.h"
+#include "trainer/session/session.h"
 
 namespace capstan {
 namespace {
@@ -55,7 +57,6 @@ constexpr double kSecondsBetweenPasses = 60;
 constexpr std::chrono::milliseconds kLook{500};
 constexpr std::chrono::seconds kAfterError{5};
 constexpr int kMostDeaths = 3;  // of the process, once the run has ended
-constexpr int kDefaultKeep = 2;
 constexpr uint64_t kMostAnswer = 1 << 20;
 
 void Say(const std::string& line) {
@@ -190,10 +191,8 @@ absl::Status Fetch(const Address& address, const Train& train,
   const double began = MonotonicSeconds();
   const std::string part = folder + "/.fetch";
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));
-  const bool keeps_best =
-      train.keep_best() || train.early_stopping_patience() > 0;
   CAPSTAN_ASSIGN_OR_RETURN(const bool any,
-                           Download(*storage, stored, keeps_best, part));
+                           Download(*storage, stored, KeepsBest(train), part));
   if (!any) return RemoveTree(part);
   CAPSTAN_RETURN_IF_ERROR(Take(part, folder));
   Say(absl::StrFormat("fetched the checkpoint of step %d of %s in %.1f s",
@@ -359,7 +358,7 @@ absl::Status FetchStoredRun(const Address& address,
 absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
     const Address& address, const LoadedConfig& loaded) {
   const std::string folder = loaded.config.output_dir();
-  const int64_t keep = loaded.config.train().keep_checkpoints();
+  const int keep = KeptCheckpoints(loaded.config.train());
   void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
@@ -368,8 +367,7 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StoredRun::Start(
   shared = new (memory) Shared;  // as long as the process
   const std::string owner = OwnerText();
   const auto upload = [&](const ConfinedChild::Parent& parent) {
-    Process process(address, folder,
-                    keep > 0 ? static_cast<int>(keep) : kDefaultKeep, owner);
+    Process process(address, folder, keep, owner);
     const absl::Status status = process.Run(parent);
     if (status.ok()) {
       parent.Send(absl::string_view());
