@@ -21,7 +21,7 @@ using cuda::AdamW8BitMap;
 using cuda::AdamWFactors;
 using cuda::DType;
 
-constexpr char kName[] = "AdamW in 8 bits";
+constexpr char kName8Bit[] = "AdamW in 8 bits";
 constexpr int kBlock = cuda::kAdamW8BitBlock;
 static_assert(kBlock == kBlockOf8Bit);
 // Blocks per thread, below which waking one costs more than it saves.
@@ -231,11 +231,11 @@ AdamW8BitArgs ArgsOf(const AdamWOptions& options, const AdamW8BitBuffers& b) {
   const int64_t n = b.parameter.numel();
   const int64_t blocks = (n + kBlock - 1) / kBlock;
   const auto check = [&](const at::Tensor& t, int64_t numel, auto type) {
-    CheckBuffer(kName, t, b.parameter, numel, type);
+    CheckBuffer(kName8Bit, t, b.parameter, numel, type);
   };
-  CheckGradientAndWorking(kName, b.gradient, b.working, b.parameter);
+  CheckGradientAndWorking(kName8Bit, b.gradient, b.working, b.parameter);
   AdamW8BitArgs args = {};
-  SetAdamWArgs(kName, options, b, &args);
+  SetAdamWArgs(kName8Bit, options, b, &args);
   check(b.exp_avg, n, at::kByte);
   check(b.exp_avg_sq, n, at::kByte);
   check(b.exp_avg_absmax, blocks, at::kFloat);

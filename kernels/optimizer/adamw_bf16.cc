@@ -15,7 +15,7 @@ namespace {
 
 using cuda::AdamWFactors;
 
-constexpr char kName[] = "AdamW with bfloat16 state";
+constexpr char kNameBf16[] = "AdamW with bfloat16 state";
 
 // Ellis's lowbias32 (the mixing function of hash-prospector, 2018), with the
 // second half of the key between its halves.
@@ -73,7 +73,7 @@ struct RoundedMoments {
 
 void AdamWBf16Step(const AdamWOptions& options, const AdamWBuffers& b,
                    uint64_t key, int64_t begin) {
-  CheckAdamWBuffers(kName, b, at::kBFloat16);
+  CheckAdamWBuffers(kNameBf16, b, at::kBFloat16);
   if (const auto* cuda = cuda::For(b.parameter)) {
     return AdamWByKernel(*cuda, options, b, key, begin);
   }
