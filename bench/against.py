@@ -57,7 +57,7 @@ def built(commit, beside):
         subprocess.run(["git", "worktree", "add", "--force", "--detach",
                         str(root), commit], cwd=contestants.ROOT, check=True,
                        capture_output=True)
-    subprocess.run([str(root / "bazelw"), "build", "//trainer",
+    subprocess.run([str(root / "bazelw"), "build", "//trainer:all",
                     "//datasets/samples:libtorch_headers.txt"], cwd=root,
                    check=True)
     subprocess.run([str(root / "bazelw"), "shutdown"], cwd=root, check=True)

@@ -131,7 +131,7 @@ def free_port():
 
 def ensure_trainer(*more):
     """Builds the trainer, and other targets."""
-    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer", *more],
+    subprocess.run([str(ROOT / "bazelw"), "build", "//trainer:all", *more],
                    check=True, cwd=ROOT)
 
 

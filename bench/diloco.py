@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DiLoCo beside data parallelism on two hosts, on links of a chosen speed.
 
-    ./bazelw build //trainer
+    ./bazelw build //trainer:all
     sudo bench/diloco.py [--mbit=10,100,1000] [--local_steps=50] [--steps=1000]
 
 Hosts are network namespaces, as in hosts_bench.py, with a rank on each. A curve

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long rows on ranks that divide them, beside one rank.
 
-    ./bazelw build //trainer
+    ./bazelw build //trainer:all
     bench/long_context.py [--lengths=4096,16384,65536] [--ranks=4] [--steps=2]
 
 A small Llama of SmolLM2-135M's ratio of heads (three to one of keys, of which no

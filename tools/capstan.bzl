@@ -5,6 +5,7 @@ in the repository that this file is in.
 """
 
 load("@capstan_plugins//:plugins.bzl", "PLUGINS")
+load("//trainer:parts.bzl", "CORE_PARTS")
 
 _CORE = Label("//trainer:core")
 _LINKER_SCRIPT = Label("//tools:plugin.lds")
@@ -20,7 +21,7 @@ def _root():
 
 # Parsing headers and instantiating their templates is most of what an object
 # costs, so an object is made of up to so many sources.
-_JOINED = 8
+_JOINED = 16
 
 def cc_library(name, srcs = [], deps = [], copts = [], pch = None, alone = [], textual_hdrs = [], **kwargs):
     """native.cc_library, whose objects are several sources each.
@@ -43,11 +44,7 @@ def cc_library(name, srcs = [], deps = [], copts = [], pch = None, alone = [], t
     if pch and srcs and not _SDK.workspace_root:
         deps = deps + _pch_deps(pch)
         copts = copts + _pch_copts(pch)
-    joined = []
-
-    # Kernels are few and long; parsing is the least of them.
-    if pch != "autograd" and not _SDK.workspace_root:
-        joined = _join(name, srcs, alone)
+    joined = [] if _SDK.workspace_root else _join(name, srcs, alone)
     if joined:
         parts = [src for src in srcs if _joins(src, alone)]
         others = [src for src in srcs if not _joins(src, alone)]
@@ -125,7 +122,7 @@ def capstan_proto(
     """A .proto file as a C++ library.
 
     Each .proto is compiled into exactly one shared object: into the plugin
-    that owns it, or (in_core) into libcapstan_core.so. Two copies of one
+    that owns it, or (in_core) into libcapstan_core.so or libcapstan_desk.so. Two copies of one
     generated file in a process abort inside protobuf.
 
     The object has a section capstan_docs: the file's descriptor with its
@@ -214,7 +211,7 @@ def embedded_files(name, symbol, folder):
     )
 
 def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs):
-    """A part of libcapstan_core.so; NAME_hdrs holds only the headers.
+    """A part of libcapstan_core.so (trainer/parts.bzl); NAME_hdrs holds only the headers.
 
     Tests and plugins take the headers, and the code from the one shared
     library, so that there is one copy of the core's state in a process.
@@ -240,6 +237,34 @@ def core_library(name, srcs = [], hdrs = [], deps = [], pch = "plain", **kwargs)
         linkstatic = True,
         pch = pch,
         deps = deps,
+        **kwargs
+    )
+
+# As BUILD files name them: //base, //trainer/metrics:run_end.
+_CORE_LABELS = [
+    folder if folder.split("/")[-1] == name else "%s:%s" % (folder, name)
+    for folder, name in CORE_PARTS
+]
+
+def desk_library(name, deps, **kwargs):
+    """A part of libcapstan_desk.so, which takes the core's code from its library.
+
+    Args:
+      name: as ever.
+      deps: as ever; the core's parts among them are said for the reader.
+      **kwargs: as core_library's.
+    """
+    core_library(
+        name = name,
+        deps = select({
+            # One program without the core's library.
+            "//tests/fuzz:libfuzzer": deps,
+            "//conditions:default": ["//trainer:core"] + [
+                dep
+                for dep in deps
+                if dep not in _CORE_LABELS
+            ],
+        }),
         **kwargs
     )
 
@@ -404,7 +429,7 @@ def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
         linkstatic = True,
         size = size,
         deps = deps + _pch_deps("test") + [
-            _CORE,
+            "//trainer:desk" if native.package_name().startswith("desk/") else _CORE,
             "@system//:gtest_main",
         ],
         **kwargs

@@ -3,17 +3,14 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/gpus.h"
 #include "base/lost_peer.h"
-#include "base/machine.h"
+#include "base/own_library.h"
 #include "base/status.h"
 #include "cluster/comm/cpu_group.h"
 #include "cluster/comm/cuda_libraries.h"
@@ -38,42 +35,34 @@ std::string LoadError() {
   return error == nullptr ? "unknown error of the dynamic loader" : error;
 }
 
-std::vector<std::string> NcclFolders() {
-  const std::string core =
-      LibraryFolder(reinterpret_cast<const void*>(&CreateProcessGroup));
-  const std::string trainer = ExecutableFolder();
-  // The first is Bazel's output folder, relative to the core.
-  return {core + "/../cluster/comm/nccl", core, trainer, trainer + "/plugins"};
+std::string FindNccl() {
+  return FindOwnLibrary(kNcclLibrary, "cluster/comm/nccl");
 }
 
 absl::StatusOr<const NcclEntry*> LoadNccl() {
-  const std::vector<std::string> folders = NcclFolders();
-  for (const std::string& folder : folders) {
-    const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
-    if (access(path.c_str(), R_OK) != 0) continue;
-    // CUDA's runtime opens it by name, and its error says less if it is
-    // missing.
-    std::string problem;
-    if (OpenDriverLibrary(/*root=*/"", &problem) == nullptr) {
-      return NoGpu(
-          absl::StrCat("the driver's library does not load: ", problem));
-    }
-    const absl::Status loaded = LoadLibTorchCuda();
-    if (!loaded.ok()) return NoGpu(loaded.message());
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (library == nullptr) {
-      return NoGpu(absl::StrCat(path, " does not load: ", LoadError()));
-    }
-    const auto* entry =
-        static_cast<const NcclEntry*>(dlsym(library, kNcclEntrySymbol));
-    if (entry == nullptr || entry->sdk_hash != std::string(CAPSTAN_SDK_HASH)) {
-      return NoGpu(absl::StrCat(path, " is of another build"));
-    }
-    return entry;
+  const std::string path = FindNccl();
+  if (path.empty()) {
+    return NoGpu(
+        absl::StrCat("there is no ", kNcclLibrary, " beside the trainer's core",
+                     "; build the trainer with --repo_env=CAPSTAN_GPU=on"));
   }
-  return NoGpu(absl::StrCat(
-      "there is no ", kNcclLibrary, " in ", absl::StrJoin(folders, ", "),
-      "; build the trainer with --repo_env=CAPSTAN_GPU=on"));
+  // CUDA's runtime opens it by name, and its error says less if it is missing.
+  std::string problem;
+  if (OpenDriverLibrary(/*root=*/"", &problem) == nullptr) {
+    return NoGpu(absl::StrCat("the driver's library does not load: ", problem));
+  }
+  const absl::Status loaded = LoadLibTorchCuda();
+  if (!loaded.ok()) return NoGpu(loaded.message());
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) {
+    return NoGpu(absl::StrCat(path, " does not load: ", LoadError()));
+  }
+  const auto* entry =
+      static_cast<const NcclEntry*>(dlsym(library, kNcclEntrySymbol));
+  if (entry == nullptr || entry->sdk_hash != std::string(CAPSTAN_SDK_HASH)) {
+    return NoGpu(absl::StrCat(path, " is of another build"));
+  }
+  return entry;
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinCpuRanks(
@@ -93,13 +82,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> JoinCpuRanks(
 
 }  // namespace
 
-bool HasGpuParts() {
-  for (const std::string& folder : NcclFolders()) {
-    const std::string path = absl::StrCat(folder, "/", kNcclLibrary);
-    if (access(path.c_str(), R_OK) == 0) return true;
-  }
-  return false;
-}
+bool HasGpuParts() { return !FindNccl().empty(); }
 
 namespace {
 

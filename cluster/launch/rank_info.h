@@ -101,7 +101,7 @@ struct RankInfo {
 // machine: OMP_NUM_THREADS if set, otherwise an equal share of the cores.
 absl::StatusOr<int> ThreadsPerRank(int local_world_size);
 
-// Returns a token for a run, 128 random bits in hexadecimal.
+// Returns a token that nobody can guess, 128 random bits in hexadecimal.
 std::string RandomToken();
 
 }  // namespace capstan

@@ -23,7 +23,7 @@
 #include "absl/strings/strip.h"
 #include "base/confined_child.h"
 #include "base/files.h"
-#include "base/machine.h"
+#include "base/own_library.h"
 #include "base/status.h"
 #include "datasets/chat/row.h"
 #include "datasets/tables/tables.h"
@@ -50,25 +50,15 @@ const char* NameOf(Table table) {
   return table == Table::kCsv ? "CSV" : "TSV";
 }
 
-// In the folders above this code's and the program's, where the build and
-// //:dist put it; "" if it isn't there.
-std::string FindFrom(std::string folder) {
-  for (int level = 0; level < 5 && !folder.empty(); ++level) {
-    for (const char* below : {"/", "/datasets/tables/", "/lib/"}) {
-      const std::string path = absl::StrCat(folder, below, kTablesLibrary);
-      if (access(path.c_str(), R_OK) == 0) return path;
-    }
-    folder = folder.substr(0, folder.rfind('/'));
-  }
-  return "";
-}
-
-std::string FindLibrary() {
+absl::StatusOr<std::string> FindLibrary() {
   const char* const set = std::getenv("CAPSTAN_TABLES_LIBRARY");
   if (set != nullptr && *set != 0) return set;
-  std::string path =
-      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&TableRows)));
-  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+  CAPSTAN_ASSIGN_OR_RETURN(
+      std::string path,
+      OwnLibrary(kTablesLibrary, "the reader of Parquet, CSV and TSV"));
+  // Where only that was built, as for a test.
+  return path.empty() ? FindOwnLibrary(kTablesLibrary, "datasets/tables")
+                      : path;
 }
 
 // Longer takes only what was made to; text grows in unpacking.
@@ -240,7 +230,7 @@ Table TableOf(const std::string& path, absl::string_view bytes) {
 absl::StatusOr<uint64_t> TableRows(
     const std::string& path, Table table, Packed packed, uint64_t most,
     const std::function<absl::Status(absl::string_view)>& sink) {
-  const std::string library = FindLibrary();
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string library, FindLibrary());
   if (library.empty()) {
     return absl::UnimplementedError(absl::StrCat(
         path, " is ", NameOf(table), ", which is read by Arrow, and ",

@@ -363,10 +363,7 @@ absl::StatusOr<int> Audit(const AuditOptions& options) {
   return 1;
 }
 
-const RegisterFunction<AuditOptions> audit(
-    132, "audit",
-    "Whether a run's receipts hold, and its steps come out the same", AddFlags,
-    Audit);
+const RegisterFunction<AuditOptions> audit("audit", AddFlags, Audit);
 
 }  // namespace
 }  // namespace capstan

@@ -209,13 +209,8 @@ void AddFlags(Flags& flags, FolderOptions* options) {
   flags.Add("--json", &options->json, "Print JSON, for programs");
 }
 
-const RegisterFunction<FolderOptions> ls(
-    120, "ls", "List a run's checkpoints: size, age, loss, whether whole",
-    AddFlags, List);
-const RegisterFunction<FolderOptions> verify(
-    130, "verify",
-    "Read every byte of a run's checkpoints, and say what is damaged", AddFlags,
-    Verify);
+const RegisterFunction<FolderOptions> ls("ls", AddFlags, List);
+const RegisterFunction<FolderOptions> verify("verify", AddFlags, Verify);
 
 }  // namespace
 }  // namespace capstan

@@ -70,9 +70,7 @@ void AddFlags(Flags& flags, MergeOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-const RegisterFunction<MergeOptions> merge(
-    100, "merge", "Make a whole model of a base and a LoRA adapter", AddFlags,
-    Merge);
+const RegisterFunction<MergeOptions> merge("merge", AddFlags, Merge);
 
 }  // namespace
 }  // namespace capstan

@@ -537,10 +537,7 @@ absl::StatusOr<int> RunCompare(const CompareOptions& options) {
   return comparison.passed() ? 0 : 1;
 }
 
-const RegisterFunction<CompareOptions> compare(
-    60, "compare",
-    "Run strategies side by side, or settings and seeds; report what differs",
-    AddFlags, RunCompare);
+const RegisterFunction<CompareOptions> compare("compare", AddFlags, RunCompare);
 
 }  // namespace
 }  // namespace capstan

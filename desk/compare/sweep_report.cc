@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "desk/compare/report.h"
 #include "desk/watch/live_runs.h"
-#include "desk/watch/watch_page.h"
+#include "desk/watch/report.h"
 
 namespace capstan {
 

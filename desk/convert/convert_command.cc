@@ -440,9 +440,7 @@ void AddFlags(Flags& flags, ConvertOptions* options) {
   AddRunOptions(flags, &options->run, "--config");
 }
 
-const RegisterFunction<ConvertOptions> convert(
-    105, "convert", "Make safetensors or a checkpoint of others' weights",
-    AddFlags, Convert);
+const RegisterFunction<ConvertOptions> convert("convert", AddFlags, Convert);
 
 }  // namespace
 }  // namespace capstan

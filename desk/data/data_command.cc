@@ -409,10 +409,7 @@ void AddFlags(Flags& flags, DataOptions* options) {
   flags.Add("--json", &options->json, "Print all this as one JSON object");
 }
 
-const RegisterFunction<DataOptions> data(
-    50, "data",
-    "Show what the rows of data become, and what is wrong with them", AddFlags,
-    Data);
+const RegisterFunction<DataOptions> data("data", AddFlags, Data);
 
 }  // namespace
 }  // namespace capstan

@@ -208,8 +208,7 @@ absl::StatusOr<int> Doctor(const RunOptions& options) {
 }
 
 const RegisterFunction<RunOptions> doctor(
-    1022, "doctor",
-    "Whether this machine, and the others of a run, are fit to train",
+    "doctor",
     [](Flags& flags, RunOptions* options) {
       AddRunOptions(flags, options);
       flags.Add("--json", &options->json, "Print JSON, for programs");

@@ -566,9 +566,7 @@ absl::StatusOr<int> Eval(const EvalOptions& options) {
                           });
 }
 
-const RegisterFunction<EvalOptions> eval(
-    90, "eval", "Evaluate a model: loss, accuracy, what its objective measures",
-    AddFlags, Eval);
+const RegisterFunction<EvalOptions> eval("eval", AddFlags, Eval);
 
 }  // namespace
 

@@ -94,14 +94,15 @@ std::string FishScript(const std::string& commands, const std::string& sets,
 
 absl::StatusOr<int> Complete(const CompletionOptions& options) {
   PluginHost host(AllFromCaller(options.plugin_path));
+  host.BuildAll();
   const std::string sets = absl::StrJoin(SetWords(Reference(&host)), " ");
   std::vector<std::string> commands;
   std::map<std::string, std::string> flags;
-  for (const RegisteredCommand& command : RegisteredCommands()) {
+  for (const auto& [name, make] : CommandMakers()) {
     NotedFlags noted;
-    command.make()->AddFlags(noted);
-    commands.push_back(command.name);
-    flags[command.name] = absl::StrJoin(noted.names(), " ");
+    make()->AddFlags(noted);
+    commands.push_back(name);
+    flags[name] = absl::StrJoin(noted.names(), " ");
   }
   for (const std::string& package : host.Available()) {
     const std::string name = CommandOf(package);
@@ -121,7 +122,7 @@ absl::StatusOr<int> Complete(const CompletionOptions& options) {
 }
 
 const RegisterFunction<CompletionOptions> completion(
-    1060, "completion", "Print a script that has a shell complete commands",
+    "completion",
     [](Flags& flags, CompletionOptions* options) {
       flags.Add("SHELL", &options->shell, "bash, zsh or fish").Required();
       AddPluginPath(flags, &options->plugin_path);

@@ -78,7 +78,7 @@ absl::StatusOr<int> Explain(const ExplainOptions& options) {
 }
 
 const RegisterFunction<ExplainOptions> explain(
-    1030, "explain", "What a kind of error means, and what to do",
+    "explain",
     [](Flags& flags, ExplainOptions* options) {
       flags.Add(
           "CODE", &options->code,

@@ -2,14 +2,11 @@
 //
 // help and schema: what a config may say.
 #include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/error_code.h"
-#include "base/status.h"
 #include "desk/explain/reference_text.h"
 #include "trainer/commands/command.h"
 
@@ -38,21 +35,11 @@ void AddFlags(Flags& flags, HelpOptions* options) {
 
 absl::StatusOr<int> Help(const HelpOptions& options) {
   PluginHost host(AllFromCaller(options.plugin_path));
-  const Reference reference(&host);
-  if (options.markdown) {
-    std::cout << SettingsMarkdown(reference);
-    return 0;
-  }
-  if (options.llms) {
-    std::vector<std::pair<std::string, std::string>> commands;
-    std::map<std::pair<int, std::string>, std::string> ordered;
-    for (const RegisteredCommand& command : RegisteredCommands()) {
-      ordered[{command.order, command.name}] = command.help;
-    }
-    for (const auto& [place, help] : ordered) {
-      commands.emplace_back(place.second, help);
-    }
-    std::cout << LlmsText(commands, reference);
+  if (options.markdown || options.llms) {
+    host.BuildAll();
+    const Reference reference(&host);
+    std::cout << (options.markdown ? SettingsMarkdown(reference)
+                                   : LlmsText(reference));
     return 0;
   }
   if (options.topic.empty()) {
@@ -62,11 +49,16 @@ absl::StatusOr<int> Help(const HelpOptions& options) {
             "commands are in trainer --help"),
         "command/word");
   }
-  for (const RegisteredCommand& command : RegisteredCommands()) {
+  for (const CommandName& command : CommandNames()) {
     if (command.name != options.topic) continue;
     std::cout << "The command: trainer " << command.name << " --help\n\n";
   }
-  absl::StatusOr<std::string> text = HelpOn(options.topic, reference);
+  absl::StatusOr<std::string> text = HelpOn(options.topic, Reference(&host));
+  if (!text.ok()) {
+    // A plugin may know it that isn't built.
+    host.BuildAll();
+    text = HelpOn(options.topic, Reference(&host));
+  }
   if (!text.ok()) return WithCode(text.status(), "config/unknown-field");
   std::cout << *text;
   return 0;
@@ -76,17 +68,16 @@ struct SchemaOptions {
   std::vector<std::string> plugin_path;
 };
 
-const RegisterFunction<HelpOptions> help(
-    1040, "help", "What a config's field, message or plugin means", AddFlags,
-    Help);
+const RegisterFunction<HelpOptions> help("help", AddFlags, Help);
 
 const RegisterFunction<SchemaOptions> schema(
-    1050, "schema", "Print a JSON schema of configs, plugins included",
+    "schema",
     [](Flags& flags, SchemaOptions* options) {
       AddPluginPath(flags, &options->plugin_path);
     },
     [](const SchemaOptions& options) -> absl::StatusOr<int> {
       PluginHost host(AllFromCaller(options.plugin_path));
+      host.BuildAll();
       std::cout << ConfigSchema(Reference(&host)).dump(2) << "\n";
       return 0;
     });

@@ -34,11 +34,10 @@ constexpr const char* kUnits[][2] = {
     {"_batches", "batches"}, {"batch_size", "samples"},
 };
 
-std::string OwnLibrary() {
+// The library that `symbol` is in.
+std::string LibraryOf(const void* symbol) {
   Dl_info info;
-  return dladdr(reinterpret_cast<const void*>(&Describe), &info) == 0
-             ? ""
-             : info.dli_fname;
+  return dladdr(symbol, &info) == 0 ? "" : info.dli_fname;
 }
 
 // The comments above and behind something, as one paragraph.
@@ -121,14 +120,15 @@ std::string DefaultOf(const FieldDescriptor& field,
 }  // namespace
 
 Reference::Reference(PluginHost* host) {
-  AddDocsOf(OwnLibrary());
+  AddDocsOf(LibraryOf(reinterpret_cast<const void*>(&CoreFingerprint)));
+  AddDocsOf(LibraryOf(reinterpret_cast<const void*>(&Describe)));
   // What protobuf brings, and the run's config if the library has no docs.
   AddLoaded(*RunConfig::descriptor()->file());
   run_ = pool_.FindMessageTypeByName(RunConfig::descriptor()->full_name());
   for (const std::string& package : host->Available()) {
     if (!CommandOf(package).empty()) continue;
     const std::string type = absl::StrCat(package, ".Config");
-    const absl::StatusOr<const LoadedPlugin*> plugin = host->Load(type);
+    const absl::StatusOr<const LoadedPlugin*> plugin = host->LoadBuilt(type);
     if (!plugin.ok()) continue;
     AddDocsOf((*plugin)->path);
     const Descriptor* const loaded =

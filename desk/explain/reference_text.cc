@@ -12,6 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "plugins/sdk/options.pb.h"
+#include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan {
@@ -266,9 +267,7 @@ std::string SettingsMarkdown(const Reference& reference) {
   return text;
 }
 
-std::string LlmsText(
-    const std::vector<std::pair<std::string, std::string>>& commands,
-    const Reference& reference) {
+std::string LlmsText(const Reference& reference) {
   std::string text =
       "# Capstan\n\n"
       "> A trainer of models on GPUs and CPUs, in C++. A run is a config, "
@@ -284,8 +283,9 @@ std::string LlmsText(
       "- [Troubleshooting](troubleshooting.md): errors by code\n"
       "- [Tutorial](tutorial.md): from a text to a model that answers\n\n"
       "## Commands\n\n";
-  for (const auto& [name, help] : commands) {
-    absl::StrAppend(&text, "- `trainer ", name, "`: ", help, "\n");
+  for (const CommandName& command : CommandNames()) {
+    absl::StrAppend(&text, "- `trainer ", command.name, "`: ", command.help,
+                    "\n");
   }
   absl::StrAppend(&text, "\n## Fields of a config\n\n");
   for (int i = 0; i < reference.run().field_count(); ++i) {

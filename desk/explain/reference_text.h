@@ -6,7 +6,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,10 +24,7 @@ absl::StatusOr<std::string> HelpOn(const std::string& topic,
 std::string SettingsMarkdown(const Reference& reference);
 
 // docs/llms.txt (llmstxt.org), for language models: the trainer on one page.
-// `commands`: names and what they do.
-std::string LlmsText(
-    const std::vector<std::pair<std::string, std::string>>& commands,
-    const Reference& reference);
+std::string LlmsText(const Reference& reference);
 
 // What may follow --set: "train.max_steps=", "schedule.kind=COSINE",
 // "strategy=capstan.ddp".

@@ -443,10 +443,8 @@ void AddFlags(Flags& flags, ExportOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-const RegisterFunction<ExportOptions> export_command(
-    106, "export",
-    "Write a trained model for transformers, llama.cpp or Ollama", AddFlags,
-    Export);
+const RegisterFunction<ExportOptions> export_command("export", AddFlags,
+                                                     Export);
 
 }  // namespace
 }  // namespace capstan

@@ -459,9 +459,7 @@ void AddFlags(Flags& flags, ForgetOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-const RegisterFunction<ForgetOptions> forget(
-    133, "forget", "Train a run again as if it had never met some of its rows",
-    AddFlags, Forget);
+const RegisterFunction<ForgetOptions> forget("forget", AddFlags, Forget);
 
 }  // namespace
 }  // namespace capstan

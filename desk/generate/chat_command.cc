@@ -293,8 +293,7 @@ absl::StatusOr<int> RunChat(const ChatOptions& options) {
   return 0;
 }
 
-const RegisterFunction<ChatOptions> chat_command(
-    80, "chat", "Talk with a model in the terminal", AddFlags, RunChat);
+const RegisterFunction<ChatOptions> chat_command("chat", AddFlags, RunChat);
 
 }  // namespace
 }  // namespace capstan

@@ -431,9 +431,8 @@ void AddFlags(Flags& flags, GenerateOptions* options) {
   AddSamplingFlags(flags, options);
 }
 
-const RegisterFunction<GenerateOptions> generate(70, "generate",
-                                                 "Let a model continue a text",
-                                                 AddFlags, Generate);
+const RegisterFunction<GenerateOptions> generate("generate", AddFlags,
+                                                 Generate);
 
 }  // namespace
 }  // namespace capstan

@@ -134,7 +134,7 @@ absl::StatusOr<int> ShowGpus(const GpusOptions& options) {
 }
 
 const RegisterFunction<GpusOptions> gpus(
-    1024, "gpus", "GPUs: memory, load, temperature, links, processes",
+    "gpus",
     [](Flags& flags, GpusOptions* options) {
       flags.Add("--watch", &options->watch, "Show them anew each second");
       flags.Add("--json", &options->json,

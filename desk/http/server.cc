@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -354,11 +353,6 @@ void SendError(int status, const std::string& message,
                httplib::Response* response, const ErrorDetails& details) {
   response->status = status;
   SendJson(ErrorJson(status, message, details), response);
-}
-
-std::string RandomKey() {
-  constexpr size_t kBytes = 16;
-  return absl::BytesToHexString(RandomBytes(kBytes));
 }
 
 }  // namespace capstan

@@ -121,9 +121,6 @@ void SendError(int status, const std::string& message,
 // "127.0.0.1", "::1".
 bool IsLoopback(absl::string_view host);
 
-// A key nobody can guess: 128 random bits as hexadecimal digits.
-std::string RandomKey();
-
 }  // namespace capstan
 
 #endif  // CAPSTAN_DESK_HTTP_SERVER_H_

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cluster/launch/network.h"
+#include "cluster/launch/rank_info.h"
 
 namespace capstan {
 namespace {
@@ -99,7 +100,7 @@ TEST(HttpServer, AnswersItsMachineAlone) {
 
 TEST(HttpServer, AsksForItsKey) {
   ServerOptions options;
-  options.key = RandomKey();
+  options.key = RandomToken();
   options.open_paths = {"/health"};
   Served served(options, [](HttpServer& server) {
     server.Get("/health", [](const auto&, auto& response) {
@@ -439,7 +440,7 @@ TEST(HttpServer, KnowsItsMachinesNames) {
 // The library would send the memory behind the body.
 TEST(HttpServer, SendsNothingBeyondABody) {
   ServerOptions options;
-  options.key = RandomKey();
+  options.key = RandomToken();
   options.open_paths = {"/"};
   const Served served(options);
   httplib::Client client = served.client();

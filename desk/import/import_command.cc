@@ -87,10 +87,8 @@ void AddImportFlags(Flags& flags, ImportOptions* options) {
   flags.Add("--force", &options->force, "Overwrite --output if it exists");
 }
 
-const RegisterFunction<ImportOptions> import_settings(
-    35, "import",
-    "Make a config of others' settings: accelerate, DeepSpeed, TRL, axolotl..",
-    AddImportFlags, RunImport);
+const RegisterFunction<ImportOptions> import_settings("import", AddImportFlags,
+                                                      RunImport);
 
 }  // namespace
 }  // namespace capstan::import

@@ -238,9 +238,7 @@ void AddFlags(Flags& flags, InitOptions* options) {
   flags.Add("--force", &options->force, "Replace files that exist");
 }
 
-const RegisterFunction<InitOptions> init(
-    5, "init", "Write a config for your data, after a few questions", AddFlags,
-    Make);
+const RegisterFunction<InitOptions> init("init", AddFlags, Make);
 
 }  // namespace
 }  // namespace capstan::init

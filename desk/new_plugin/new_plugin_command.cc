@@ -172,9 +172,9 @@ absl::StatusOr<Name> ParseName(const std::string &text,
     name.plugin = absl::StrCat(kPrefix, words);
     name.class_name = ClassName(words);
     name.command = absl::StrReplaceAll(words, {{"_", "-"}});
-    const auto &own = RegisteredCommands();
+    const auto &own = CommandNames();
     if (!IsWord(words) ||
-        std::any_of(own.begin(), own.end(), [&](const RegisteredCommand &c) {
+        std::any_of(own.begin(), own.end(), [&](const CommandName &c) {
           return c.name == name.command;
         })) {
       return absl::InvalidArgumentError(
@@ -368,9 +368,8 @@ void AddFlags(Flags &flags, NewPluginOptions *options) {
       .Type("FOLDER");
 }
 
-const RegisterFunction<NewPluginOptions> new_plugin(
-    150, "new-plugin", "Write a plugin to start from, with its test and config",
-    AddFlags, NewPlugin);
+const RegisterFunction<NewPluginOptions> new_plugin("new-plugin", AddFlags,
+                                                    NewPlugin);
 
 }  // namespace
 }  // namespace capstan

@@ -486,10 +486,7 @@ void AddFlags(Flags& flags, RunsOptions* options) {
             "gc: remove them; without this it says what would go");
 }
 
-const RegisterFunction<RunsOptions> runs(
-    115, "runs",
-    "The runs below a folder: list, find, tag, compare, clear away", AddFlags,
-    Runs);
+const RegisterFunction<RunsOptions> runs("runs", AddFlags, Runs);
 
 }  // namespace
 }  // namespace capstan

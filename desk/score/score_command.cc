@@ -262,9 +262,7 @@ void AddFlags(Flags& flags, ScoreOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-const RegisterFunction<ScoreOptions> score(
-    92, "score", "Score texts with a reward model, also as a reward's program",
-    AddFlags, Score);
+const RegisterFunction<ScoreOptions> score("score", AddFlags, Score);
 
 }  // namespace
 }  // namespace capstan

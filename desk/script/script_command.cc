@@ -371,9 +371,7 @@ void AddFlags(Flags& flags, ScriptOptions* options) {
   AddRunOptions(flags, &options->run);
 }
 
-const RegisterFunction<ScriptOptions> script(
-    140, "script", "Print a file to submit to a cluster: SLURM, Kubernetes, ..",
-    AddFlags, PrintScript);
+const RegisterFunction<ScriptOptions> script("script", AddFlags, PrintScript);
 
 }  // namespace
 }  // namespace capstan

@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cluster/launch/rank_info.h"
 #include "desk/http/server.h"
 #include "text/tokenizer/unicode.h"
 
@@ -30,7 +31,8 @@ Reply::Reply(Api api, CompletionRequest request, std::string model,
     : api_(api),
       request_(std::move(request)),
       model_(std::move(model)),
-      id_(absl::StrCat(api == Api::kChat ? "chatcmpl-" : "cmpl-", RandomKey())),
+      id_(absl::StrCat(api == Api::kChat ? "chatcmpl-" : "cmpl-",
+                       RandomToken())),
       created_(std::time(nullptr)),
       prompts_(std::move(prompts)),
       stops_(std::move(stops)),

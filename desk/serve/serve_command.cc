@@ -281,9 +281,7 @@ void AddFlags(Flags& flags, ServeOptions* options) {
   AddPluginPath(flags, &options->plugin_path);
 }
 
-const RegisterFunction<ServeOptions> serve_command(
-    85, "serve", "Answer programs and a chat page, as OpenAI's API does",
-    AddFlags, Serve);
+const RegisterFunction<ServeOptions> serve_command("serve", AddFlags, Serve);
 
 }  // namespace
 }  // namespace capstan

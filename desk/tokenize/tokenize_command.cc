@@ -273,9 +273,8 @@ void AddFlags(Flags& flags, TokenizeOptions* options) {
             "(a token of beginning, mostly)");
 }
 
-const RegisterFunction<TokenizeOptions> tokenize(
-    110, "tokenize", "Write the tokens of texts into a file to train on",
-    AddFlags, Tokenize);
+const RegisterFunction<TokenizeOptions> tokenize("tokenize", AddFlags,
+                                                 Tokenize);
 
 }  // namespace
 }  // namespace capstan

@@ -404,10 +404,7 @@ void AddFlags(Flags& flags, TrackOptions* options) {
       .ShowDefault();
 }
 
-const RegisterFunction<TrackOptions> track(
-    62, "track",
-    "Send runs' metrics to MLflow, Trackio, W&B, Prometheus, ..; tell alerts",
-    AddFlags, Track);
+const RegisterFunction<TrackOptions> track("track", AddFlags, Track);
 
 }  // namespace
 }  // namespace capstan::track

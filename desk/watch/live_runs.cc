@@ -11,7 +11,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/http/server.h"
+#include "cluster/launch/rank_info.h"
 #include "desk/run_folder/run_record.h"
 #include "trainer/metrics/console.h"
 
@@ -234,7 +234,7 @@ absl::StatusOr<std::string> LiveRuns::Control(size_t run,
     }
     path = runs_[run]->folder() + "/control.jsonl";
   }
-  const std::string id = RandomKey();
+  const std::string id = RandomToken();
   json line = {{"id", id}, {"do", action}};
   if (sets) line["value"] = *value;
   CAPSTAN_ASSIGN_OR_RETURN(OutputFile file,

@@ -17,11 +17,13 @@
 #include "base/files.h"
 #include "base/heap.h"
 #include "base/status.h"
+#include "cluster/launch/rank_info.h"
 #include "desk/http/server.h"
 #include "desk/init/raw_terminal.h"
 #include "desk/init/undo.h"
 #include "desk/run_folder/step_aside.h"
 #include "desk/watch/live_runs.h"
+#include "desk/watch/report.h"
 #include "desk/watch/terminal_picture.h"
 #include "desk/watch/watch_page.h"
 #include "trainer/commands/command.h"
@@ -105,7 +107,7 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
   SetHeapThresholds(/*mmap=*/256 << 10, /*trim=*/1 << 20);
   ServerOptions server_options;
   server_options.port = options.port;
-  server_options.key = RandomKey();
+  server_options.key = RandomToken();
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
                            HttpServer::Listen(server_options));
   StepRows rows;
@@ -138,9 +140,7 @@ void AddFlags(Flags& flags, WatchOptions* options) {
       .Type("FILE");
 }
 
-const RegisterFunction<WatchOptions> watch(
-    62, "watch", "Show runs on a page as they go on: curves, ranks, samples",
-    AddFlags, RunWatch);
+const RegisterFunction<WatchOptions> watch("watch", AddFlags, RunWatch);
 
 }  // namespace
 }  // namespace capstan

@@ -12,46 +12,14 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
-#include "desk/page/page.h"
-#include "trainer/metrics/run_end.h"
+#include "desk/watch/report.h"
 
 namespace capstan {
-
-extern const EmbeddedFile kWatchPage[];  // page/
-
 namespace {
 
 using nlohmann::json;
 
 constexpr int64_t kMostPoints = 5000;
-
-// The name of one run, "3 runs".
-std::string TitleOf(const LiveRuns& runs) {
-  std::string name;
-  runs.ForEach([&name](const RunReader& run) {
-    if (name.empty()) name = run.name();
-  });
-  return runs.size() == 1 ? name : absl::StrCat(runs.size(), " runs");
-}
-
-std::string Html(const LiveRuns& runs, bool live, const std::string& title,
-                 const json& sweep) {
-  Page page;
-  page.title = title;
-  page.live = live;
-  page.json = JsonText(json{{"title", page.title},
-                            {"live", live},
-                            {"sweep", sweep},
-                            {"runs", live ? json::array() : runs.AllJson()}});
-  page.style = EmbeddedText(kWatchPage, "watch.css");
-  for (const char* script : {"model.js", "units.js", "curves.js", "runs.js",
-                             "ranks.js", "details.js", "rows.js", "main.js"}) {
-    page.script += EmbeddedText(kWatchPage, script);
-  }
-  page.noscript =
-      "This page needs JavaScript; trainer watch --terminal shows the same.";
-  return PageHtml(page);
-}
 
 // A number of the query; `otherwise` if it is missing or none.
 int64_t Query(const httplib::Request& request, const char* name,
@@ -132,27 +100,12 @@ void AnswerControl(LiveRuns* runs, const httplib::Request& request,
   }
 }
 
-// report.html of a run that has ended.
-absl::Status WriteReport(const std::string& output_dir) {
-  CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns({output_dir}));
-  LiveRuns runs(found);
-  runs.ReadAll();
-  return ReplaceFile(output_dir + "/report.html", ReportPage(runs));
-}
-
-const bool at_run_end = (AtRunEnd().push_back(WriteReport), true);
-
 }  // namespace
 
-std::string ReportPage(const LiveRuns& runs, const std::string& title,
-                       const json& sweep) {
-  return Html(runs, /*live=*/false, title.empty() ? TitleOf(runs) : title,
-              sweep);
-}
-
 void AddWatchRoutes(LiveRuns* runs, StepRows* rows, HttpServer* server) {
-  server->Get("/", [html = Html(*runs, /*live=*/true, TitleOf(*runs), nullptr)](
-                       const httplib::Request&, httplib::Response& response) {
+  server->Get("/", [html = WatchHtml(*runs, /*live=*/true, TitleOf(*runs),
+                                     nullptr)](const httplib::Request&,
+                                               httplib::Response& response) {
     // The page's own policy can't say this.
     response.set_header("Content-Security-Policy", "frame-ancestors 'none'");
     SendBody(html, "text/html; charset=utf-8", &response);

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The page of `watch`, served or in a file.
+// The page of `watch`, served.
 #ifndef CAPSTAN_DESK_WATCH_WATCH_PAGE_H_
 #define CAPSTAN_DESK_WATCH_WATCH_PAGE_H_
-
-#include <nlohmann/json.hpp>
-#include <string>
 
 #include "desk/http/server.h"
 #include "desk/watch/live_runs.h"
 #include "desk/watch/step_rows.h"
 
 namespace capstan {
-
-// The page with all that `runs` has read: a file of its own, report.html. With
-// `sweep`, of a sweep's runs: what sweepParts (page/runs.js) wants.
-std::string ReportPage(const LiveRuns& runs, const std::string& title = "",
-                       const nlohmann::json& sweep = nullptr);
 
 // Has `server` answer, for `runs`, which must outlive it, as must `rows`:
 //   GET  /             the page

@@ -507,10 +507,7 @@ absl::StatusOr<int> Who(const WhoOptions& options) {
   return 0;
 }
 
-const RegisterFunction<WhoOptions> who(
-    122, "who",
-    "The rows behind a step of a run, and what each adds to its loss", AddFlags,
-    Who);
+const RegisterFunction<WhoOptions> who("who", AddFlags, Who);
 
 }  // namespace
 }  // namespace capstan

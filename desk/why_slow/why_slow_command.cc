@@ -44,10 +44,7 @@ void AddFlags(Flags& flags, WhySlowOptions* options) {
   flags.Add("--json", &options->json, "Print JSON, for programs");
 }
 
-const RegisterFunction<WhySlowOptions> why_slow(
-    135, "why-slow",
-    "Say where a run's time goes, what limits it, and what would help",
-    AddFlags, WhySlow);
+const RegisterFunction<WhySlowOptions> why_slow("why-slow", AddFlags, WhySlow);
 
 }  // namespace
 }  // namespace capstan::why_slow

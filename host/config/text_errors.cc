@@ -343,7 +343,7 @@ class Explained {
     const Descriptor& type = *parsed_.GetDescriptor();
     for (int i = 0; i < type.field_count(); ++i) {
       const std::string example = ExampleType(*type.field(i));
-      if (!example.empty()) host.Load(example).status().IgnoreError();
+      if (!example.empty()) host.LoadBuilt(example).status().IgnoreError();
     }
   }
 
@@ -367,7 +367,7 @@ class Explained {
     const std::string nearest = host_.NearestPackage(name);
     if (nearest.empty() || slot == nullptr) return nearest;
     PluginHost host = host_;
-    const auto found = host.Load(nearest + ".Config");
+    const auto found = host.LoadBuilt(nearest + ".Config");
     const absl::optional<PluginCategory> category = CategoryOf(*slot);
     const bool other = found.ok() && category.has_value() &&
                        (*found)->descriptor->category != *category;
@@ -424,7 +424,7 @@ class Explained {
     if (slot != nullptr) {
       const std::string usual = UsualType(*slot);
       PluginHost host = host_;
-      host.Load(usual).status().IgnoreError();
+      host.LoadBuilt(usual).status().IgnoreError();
       const FieldDescriptor* const field = FieldCalled(
           DescriptorPool::generated_pool()->FindMessageTypeByName(usual), name);
       if (field != nullptr) {

@@ -89,7 +89,7 @@ class PluginFinder : public TextFormat::Finder {
   // What the plugin that such an error proposes is, if `slot` (null: unknown)
   // doesn't take it; else "".
   std::string WrongKind(const FieldDescriptor* slot) const {
-    const auto nearest = host_.Load(nearest_ + ".Config");
+    const auto nearest = host_.LoadBuilt(nearest_ + ".Config");
     const auto wanted = slot == nullptr ? absl::nullopt : CategoryOf(*slot);
     if (!nearest.ok() || !wanted.has_value() ||
         (*nearest)->descriptor->category == *wanted) {

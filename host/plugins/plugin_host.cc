@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <iterator>
@@ -25,6 +26,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,8 @@
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/machine.h"
+#include "base/own_library.h"
+#include "base/status.h"
 #include "base/subprocess.h"
 #include "plugins/sdk/part.h"
 
@@ -299,8 +303,9 @@ std::string DidYouMean(absl::string_view name) {
   return name.empty() ? "" : absl::StrCat("; did you mean ", name, "?");
 }
 
-PluginHost::PluginHost(std::vector<std::string> folders)
-    : folders_(std::move(folders)) {
+PluginHost::PluginHost(std::vector<std::string> folders,
+                       absl::optional<Clone> clone)
+    : folders_(std::move(folders)), clone_(std::move(clone)) {
   NewestFolders() = folders_;
   // Beside the core; beside lib/ in a folder that //:dist made.
   const fs::path own =
@@ -316,21 +321,15 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
   if (it != loaded_.end()) return &it->second;
   const std::string library = LibraryName(config_type);
   for (const std::string& folder : folders_) {
+    const bool foreign = &folder != &folders_.back();
+    if (!foreign && !IsBuilt(PackageOf(config_type))) {
+      CAPSTAN_RETURN_IF_ERROR(
+          clone_->Build({"plugins/" + library}, PackageOf(config_type)));
+    }
     std::error_code error;
     const fs::path path = fs::absolute(fs::path(folder) / library, error);
     if (error || !PathExists(path.string())) continue;
-    const bool foreign = &folder != &folders_.back();
-    absl::StatusOr<LoadedPlugin> plugin =
-        Open(config_type, path.string(), foreign || foreign_);
-    if (!plugin.ok()) {
-      return WithCode(
-          Annotate(plugin.status(),
-                   absl::StrCat("plugin ", path.string(), " is refused")),
-          "plugin/refused");
-    }
-    plugin->foreign = foreign;
-    foreign_ |= foreign;
-    return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
+    return LoadFrom(config_type, path.string(), foreign);
   }
   const std::string package = PackageOf(config_type);
   std::string message =
@@ -344,6 +343,26 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
                     absl::StrJoin(ForConfigs(), ", "));
   }
   return WithCode(absl::NotFoundError(message), "plugin/not-found");
+}
+
+absl::StatusOr<const LoadedPlugin*> PluginHost::LoadBuilt(
+    const std::string& config_type) {
+  if (IsBuilt(PackageOf(config_type))) return Load(config_type);
+  return absl::NotFoundError(absl::StrCat(config_type, " isn't built"));
+}
+
+absl::StatusOr<const LoadedPlugin*> PluginHost::LoadFrom(
+    const std::string& config_type, const std::string& path, bool foreign) {
+  absl::StatusOr<LoadedPlugin> plugin =
+      Open(config_type, path, foreign || foreign_);
+  if (!plugin.ok()) {
+    return WithCode(
+        Annotate(plugin.status(), absl::StrCat("plugin ", path, " is refused")),
+        "plugin/refused");
+  }
+  plugin->foreign = foreign;
+  foreign_ |= foreign;
+  return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
 }
 
 absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,
@@ -397,7 +416,33 @@ std::vector<std::string> PluginHost::Available() const {
   ForEachLibrary(folders_, [&](const fs::path& path, const absl::Status& read) {
     if (read.ok()) packages.insert(PackageIn(path));
   });
+  for (const std::string& library : Unbuilt()) {
+    packages.insert(PackageIn(library));
+  }
   return std::vector<std::string>(packages.begin(), packages.end());
+}
+
+std::vector<std::string> PluginHost::Unbuilt() const {
+  std::vector<std::string> libraries =
+      clone_.has_value() ? clone_->Unbuilt() : std::vector<std::string>();
+  libraries.erase(std::remove_if(libraries.begin(), libraries.end(),
+                                 [](const std::string& path) {
+                                   return !absl::StartsWith(path, "plugins/");
+                                 }),
+                  libraries.end());
+  return libraries;
+}
+
+bool PluginHost::IsBuilt(const std::string& package) const {
+  return !clone_.has_value() ||
+         !clone_->IsUnbuilt("plugins/" + LibraryName(package + ".Config"));
+}
+
+void PluginHost::BuildAll() const {
+  const std::vector<std::string> unbuilt = Unbuilt();
+  if (unbuilt.empty()) return;
+  const absl::Status status = clone_->Build(unbuilt, "all plugins");
+  if (!status.ok()) std::cerr << "WARNING: " << status.message() << std::endl;
 }
 
 std::map<std::string, std::string> PluginHost::ModelTypes() const {

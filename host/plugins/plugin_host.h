@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "base/own_library.h"
 #include "plugins/sdk/plugin.h"
 
 namespace capstan {
@@ -39,21 +41,34 @@ struct LoadedPlugin {
 // waited for in the child; the real call follows.
 class PluginHost {
  public:
-  // Folders are searched in order, the trainer's own last.
-  explicit PluginHost(std::vector<std::string> folders);
+  // Folders are searched in order, the trainer's own last. `clone` builds those
+  // of the trainer's own that are missing.
+  explicit PluginHost(std::vector<std::string> folders,
+                      absl::optional<Clone> clone = Clone::OfCore());
 
   // The plugin whose config type is `config_type`. Its proto package determines
-  // the library: acme.muon.Config is in libacme_muon.so. Errors: no such file
-  // (with the files tried and the nearest existing name), not a plugin, built
-  // for another trainer (with all differences), what loading it does to a
-  // process, dlopen's own.
+  // the library: acme.muon.Config is in libacme_muon.so. One of the trainer's
+  // own that its clone hasn't built yet is built first (base/own_library.h).
+  // Errors: no such file (with the files tried and the nearest existing name),
+  // not a plugin, built for another trainer (with all differences), what
+  // loading it does to a process, the build's, dlopen's own.
   absl::StatusOr<const LoadedPlugin*> Load(const std::string& config_type);
 
-  // Packages ("capstan.ddp") of all plugins in the search path, sorted.
+  // The same for an error's text, which isn't worth a build: NOT_FOUND, too,
+  // for one that would have to be built.
+  absl::StatusOr<const LoadedPlugin*> LoadBuilt(const std::string& config_type);
+
+  // Packages ("capstan.ddp") of all plugins in the search path, sorted; also of
+  // those that the trainer's clone has yet to build.
   std::vector<std::string> Available() const;
+  // Whether Load doesn't have to build it.
+  bool IsBuilt(const std::string& package) const;
+  // Has the clone build all of the trainer's own; what fails is a warning.
+  void BuildAll() const;
 
   // Packages by the model_types of the folders that they read
   // (plugins/sdk/model_types.h); the first in the search path, if several do.
+  // Doesn't know those that aren't built.
   std::map<std::string, std::string> ModelTypes() const;
 
   // Shared libraries in the search path that aren't plugins, by path, and why.
@@ -85,8 +100,14 @@ class PluginHost {
                                     const std::string& path, bool probe);
   // Available(), without commands.
   std::vector<std::string> ForConfigs() const;
+  // The trainer's own that its clone has yet to build: "plugins/lib..so".
+  std::vector<std::string> Unbuilt() const;
+  absl::StatusOr<const LoadedPlugin*> LoadFrom(const std::string& config_type,
+                                               const std::string& path,
+                                               bool foreign);
 
-  std::vector<std::string> folders_;            // the trainer's own last
+  std::vector<std::string> folders_;  // the trainer's own last
+  absl::optional<Clone> clone_;
   std::map<std::string, LoadedPlugin> loaded_;  // by config type
   bool foreign_ = false;                        // one is loaded
 };

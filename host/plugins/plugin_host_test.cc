@@ -23,6 +23,7 @@ namespace capstan {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 std::string PluginFolder() {
@@ -38,6 +39,32 @@ TEST(PluginHostTest, AllPluginsLoadTogether) {
     ASSERT_TRUE(plugin.ok()) << plugin.status();
     EXPECT_NE(std::string((*plugin)->descriptor->doc), "");
   }
+}
+
+// A clone that can't build what it lists.
+Clone BrokenClone(const std::string& folder) {
+  const std::string bin = folder + "/execroot/x/bazel-out/k8-opt/bin/trainer";
+  std::filesystem::create_directories(bin);
+  std::filesystem::create_directories(folder + "/root/trainer");
+  std::ofstream(folder + "/root/trainer/own_libraries.bzl") << "";
+  std::ofstream(folder + "/DO_NOT_BUILD_HERE") << folder << "/root";
+  std::ofstream(bin + "/own_libraries.txt")
+      << "plugins/libacme_unbuilt.so 11\nlib/libcapstan_desk.so 22\n";
+  setenv("PATH", "/usr/bin/nowhere", 1);
+  return *Clone::Of(bin);
+}
+
+TEST(PluginHostTest, WhatIsNotBuiltIsKnownAndBuiltWhenLoaded) {
+  PluginHost host({}, BrokenClone(::testing::TempDir() + "/broken_clone"));
+  const std::vector<std::string> packages = host.Available();
+  EXPECT_THAT(packages, Contains("acme.unbuilt"));
+  EXPECT_THAT(packages, Contains("capstan.ddp"));
+  EXPECT_FALSE(host.IsBuilt("acme.unbuilt"));
+  EXPECT_TRUE(host.IsBuilt("capstan.ddp"));
+  EXPECT_TRUE(absl::IsNotFound(host.LoadBuilt("acme.unbuilt.Config").status()));
+  EXPECT_THAT(std::string(host.Load("acme.unbuilt.Config").status().message()),
+              HasSubstr("can't build acme.unbuilt"));
+  EXPECT_TRUE(host.Load("capstan.ddp.Config").ok());
 }
 
 TEST(PluginHostTest, CreatesAPlugin) {

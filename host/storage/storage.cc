@@ -32,7 +32,7 @@
 #include "base/digest.h"
 #include "base/error_code.h"
 #include "base/files.h"
-#include "base/machine.h"
+#include "base/own_library.h"
 #include "base/status.h"
 
 namespace capstan {
@@ -72,25 +72,9 @@ double PatienceSeconds() {
              : kPatienceSeconds;
 }
 
-// In the folders above this code's and the program's, where the build and
-// //:dist put it; "" if it isn't there.
-std::string FindFrom(std::string folder) {
-  for (int level = 0; level < 5 && !folder.empty(); ++level) {
-    for (const char* below : {"/", "/host/storage/", "/lib/"}) {
-      const std::string path = absl::StrCat(folder, below, kStorageLibrary);
-      if (access(path.c_str(), R_OK) == 0) return path;
-    }
-    folder = folder.substr(0, folder.rfind('/'));
-  }
-  return "";
-}
-
 std::string FindLibrary() {
   const std::string set = Variable("CAPSTAN_STORAGE_LIBRARY");
-  if (!set.empty()) return set;
-  std::string path =
-      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&IsAddress)));
-  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+  return set.empty() ? FindOwnLibrary(kStorageLibrary, "host/storage") : set;
 }
 
 absl::StatusOr<OpenStore> OpenLibrary() {
@@ -482,6 +466,10 @@ absl::Status Storage::DeleteFolder(const std::string& folder) const {
 
 absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
     const std::function<void(const ConfinedChild::Parent&)>& serve) {
+  // A build, if there has to be one, isn't the child's.
+  CAPSTAN_RETURN_IF_ERROR(
+      OwnLibrary(kStorageLibrary, "what reads and writes object storage")
+          .status());
   ChildLimits limits;  // it reads nothing that is hostile
   limits.bytes = int64_t{1} << 60;
   limits.cpu_seconds = int64_t{1} << 40;

@@ -122,10 +122,14 @@ std::string ObjectiveText(const RunConfig& run) {
 absl::StatusOr<std::string> ModelPackage(const std::string& path,
                                          const std::string& model_type,
                                          const PluginHost& host) {
-  const std::map<std::string, std::string> readers = host.ModelTypes();
+  std::map<std::string, std::string> readers = host.ModelTypes();
+  if (readers.count(model_type) == 0) {
+    CAPSTAN_RETURN_IF_ERROR(CheckName(path, "model_type", model_type));
+    host.BuildAll();
+    readers = host.ModelTypes();
+  }
   const auto reader = readers.find(model_type);
   if (reader != readers.end()) return reader->second;
-  CAPSTAN_RETURN_IF_ERROR(CheckName(path, "model_type", model_type));
   const std::string package = absl::StrCat("capstan.", model_type);
   const std::vector<std::string> packages = host.Available();
   if (std::find(packages.begin(), packages.end(), package) != packages.end()) {

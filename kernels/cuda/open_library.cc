@@ -11,25 +11,12 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "base/machine.h"
+#include "base/own_library.h"
 #include "kernels/cuda/cuda_kernels_hash.h"
 #include "kernels/cuda/dispatch.h"
 
 namespace capstan::kernels::cuda {
 namespace {
-
-// Searches `folder` and its parents, each directly, in kernels/cuda/, where the
-// library is built, and in lib/, where //:dist puts it; "" if not found.
-std::string FindFrom(std::string folder) {
-  for (int level = 0; level < 5 && !folder.empty(); ++level) {
-    for (const char* below : {"/", "/kernels/cuda/", "/lib/"}) {
-      const std::string path = folder + below + kCudaKernelsLibrary;
-      if (access(path.c_str(), R_OK) == 0) return path;
-    }
-    folder = folder.substr(0, folder.rfind('/'));
-  }
-  return "";
-}
 
 // The library's path; "" if it wasn't built, for want of a CUDA Toolkit.
 std::string FindLibrary() {
@@ -39,9 +26,7 @@ std::string FindLibrary() {
                 " can't be read: ", std::strerror(errno));
     return chosen;
   }
-  std::string path =
-      FindFrom(LibraryFolder(reinterpret_cast<const void*>(&Cuda)));
-  return path.empty() ? FindFrom(ExecutableFolder()) : path;
+  return FindOwnLibrary(kCudaKernelsLibrary, "kernels/cuda");
 }
 
 const CudaKernels* Open() {

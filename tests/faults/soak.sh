@@ -6,7 +6,7 @@
 # descriptors and threads of all its processes, and the files in its folder. Fails
 # if the last third of the run needs more of anything than the third before it.
 # soak.sh --judge TABLE     judges a table of "STEP KIB DESCRIPTORS THREADS FILES".
-# From the repository's root, after `bazel build //trainer`; TRAINER=PATH is
+# From the repository's root, after `bazel build //trainer:all`; TRAINER=PATH is
 # another trainer, CORPUS=PATH the text that is learnt.
 set -euo pipefail
 

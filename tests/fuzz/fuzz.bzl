@@ -46,6 +46,6 @@ def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = [], seconds 
         tags = ["fuzz"],
         deps = deps + select({
             "//tests/fuzz:libfuzzer": parts,
-            "//conditions:default": ["//trainer:core"],
+            "//conditions:default": ["//trainer:desk"],
         }),
     )

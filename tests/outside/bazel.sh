@@ -3,7 +3,7 @@
 #
 # What `trainer new-plugin` writes, in a Bazel workspace of its own with Capstan
 # as an external repository: built, tested, and taken by the trainer. Run from
-# Capstan's workspace, with //trainer built. The core that the plugins link is
+# Capstan's workspace, with //trainer:all built. The core that the plugins link is
 # the one built here; with --whole it is compiled once more, as an external
 # repository's (ten minutes on two cores, and the disk cache keeps it).
 set -euo pipefail

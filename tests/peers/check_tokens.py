@@ -117,7 +117,7 @@ def check(args, python, rows, packing, folder):
 def main():
     args = parse()
     if args.trainer is None:
-        check_folders.build("//trainer")
+        check_folders.build("//trainer:all")
     python = args.python or check_folders.peer_python(
         ROOT / "bench/peers/requirements_sft.txt")
     with tempfile.TemporaryDirectory() as folder:

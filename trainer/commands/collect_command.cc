@@ -125,9 +125,7 @@ absl::StatusOr<int> Collect(const RunOptions& options) {
   return 0;
 }
 
-const RegisterFunction<RunOptions> collect(
-    40, "collect", "Make the data that a config's `collect` describes",
-    AddFlags, Collect);
+const RegisterFunction<RunOptions> collect("collect", AddFlags, Collect);
 
 }  // namespace
 }  // namespace capstan

@@ -1,18 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/command.h"
 
+#include <dlfcn.h>
+
 #include <filesystem>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "base/own_library.h"
+#include "base/status.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 
 namespace capstan {
 
-std::vector<RegisteredCommand>& RegisteredCommands() {
-  static auto* const commands = new std::vector<RegisteredCommand>;
-  return *commands;
+std::map<std::string, MakeCommand>& CommandMakers() {
+  static auto* const makers = new std::map<std::string, MakeCommand>;
+  return *makers;
+}
+
+absl::Status OpenDesk() {
+  constexpr char kDesk[] = "libcapstan_desk.so";
+  // Its tests are linked with it.
+  if (CommandMakers().count(kNewPlugin) > 0) return absl::OkStatus();
+  CAPSTAN_ASSIGN_OR_RETURN(std::string path,
+                           OwnLibrary(kDesk, "the commands around training"));
+  if (path.empty()) path = FindOwnLibrary(kDesk, "trainer");
+  // Beside the core, its exceptions' types, too, are the core's.
+  if (dlopen(path.empty() ? kDesk : path.c_str(), RTLD_LAZY | RTLD_GLOBAL) !=
+      nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      kDesk, ", which has this command, can't be opened: ", dlerror(),
+      "; it comes with the trainer, beside its core"));
 }
 
 Call& ThisCall() {

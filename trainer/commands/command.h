@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared by the core's commands. A command is one file with a RegisterFunction
-// (merge_command.cc is a short one); main.cc lists and runs the registered
-// ones.
+// Shared by the commands. A command is a row in command_names.cc, and one file
+// with a RegisterFunction (merge_command.cc is a short one); main.cc lists and
+// runs them.
 #ifndef CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 #define CAPSTAN_TRAINER_COMMANDS_COMMAND_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,17 +20,22 @@
 
 namespace capstan {
 
-struct RegisteredCommand {
-  int order;  // ascending in --help; plugin commands are 1000
-  std::string name;
-  std::string help;  // one line
-  std::function<std::shared_ptr<Command>()> make;
+struct CommandName {
+  const char* name;
+  const char* help;  // one line
+  bool desk;         // in libcapstan_desk.so
 };
 
-constexpr int kOrderOfPlugins = 1000;
+// All but plugins' commands, in --help's order, where those follow kNewPlugin.
+const std::vector<CommandName>& CommandNames();
+constexpr char kNewPlugin[] = "new-plugin";
 
-// In no particular order; complete before main.
-std::vector<RegisteredCommand>& RegisteredCommands();
+// By name; complete before main but for libcapstan_desk.so's.
+using MakeCommand = std::function<std::shared_ptr<Command>()>;
+std::map<std::string, MakeCommand>& CommandMakers();
+
+// Opens libcapstan_desk.so, which registers its commands.
+absl::Status OpenDesk();
 
 // A command that is a function of its options, which the flags set.
 template <typename Options>
@@ -53,13 +59,12 @@ class FunctionCommand : public Command {
 template <typename Options>
 struct RegisterFunction {
   RegisterFunction(
-      int order, const char* name, const char* help,
+      const char* name,
       typename FunctionCommand<Options>::AddFlagsFunction add_flags,
       typename FunctionCommand<Options>::RunFunction run) {
-    RegisteredCommands().push_back(
-        {order, name, help, [=] {
-           return std::make_shared<FunctionCommand<Options>>(add_flags, run);
-         }});
+    CommandMakers()[name] = [=] {
+      return std::make_shared<FunctionCommand<Options>>(add_flags, run);
+    };
   }
 };
 

@@ -109,6 +109,8 @@ std::vector<OtherPlan> PlansOfOthers(const Prepared& prepared) {
   const MemoryRequest request = MemoryRequestOf(job, prepared.processes);
   std::vector<OtherPlan> others;
   for (const std::string& package : prepared.host->Available()) {
+    // The strategies are built with the trainer.
+    if (!prepared.host->IsBuilt(package)) continue;
     const absl::StatusOr<const LoadedPlugin*> plugin =
         prepared.host->Load(absl::StrCat(package, ".Config"));
     // Broken plugins are left to `trainer plugins`.

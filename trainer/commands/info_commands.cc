@@ -74,7 +74,7 @@ Json PluginsAsJson(PluginHost& host) {
   Json plugins = Json::array();
   for (const std::string& package : host.Available()) {
     const absl::StatusOr<const LoadedPlugin*> plugin =
-        host.Load(absl::StrCat(package, ".Config"));
+        host.LoadBuilt(absl::StrCat(package, ".Config"));
     if (!plugin.ok()) {
       plugins.push_back({{"package", package},
                          {"refused", std::string(plugin.status().message())}});
@@ -92,6 +92,7 @@ Json PluginsAsJson(PluginHost& host) {
 
 absl::StatusOr<int> ListPlugins(const InfoOptions& options) {
   PluginHost host(AllFromCaller(options.plugin_path));
+  host.BuildAll();
   if (options.json) {
     const Json plugins = PluginsAsJson(host);
     std::cout << JsonText(plugins, 2) << "\n";
@@ -142,7 +143,7 @@ absl::StatusOr<int> ListPlugins(const InfoOptions& options) {
 }
 
 const RegisterFunction<InfoOptions> plugins(
-    1010, "plugins", "List the plugins that a config can name",
+    "plugins",
     [](Flags& flags, InfoOptions* options) {
       AddPluginPath(flags, &options->plugin_path);
       AddJson(flags, options);
@@ -213,10 +214,7 @@ absl::StatusOr<int> ShowEnvironment(const InfoOptions& options) {
   return 0;
 }
 
-const RegisterFunction<InfoOptions> env(1020, "env",
-                                        "Versions and hardware, for a bug "
-                                        "report",
-                                        AddJson, ShowEnvironment);
+const RegisterFunction<InfoOptions> env("env", AddJson, ShowEnvironment);
 
 }  // namespace
 }  // namespace capstan

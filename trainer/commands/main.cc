@@ -187,33 +187,43 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
+// A command of this invocation. Without `make` it is listed, and no more.
+struct ListedCommand {
+  std::string name;
+  std::string help;
+  MakeCommand make;
+};
+
 // Plugin commands, found by library name. A library is loaded only when its
 // command is run or --help lists it.
 class PluginCommands {
  public:
-  PluginCommands(int argc, const char* const* argv)
-      : words_(argv + 1, argv + argc),
+  explicit PluginCommands(const std::vector<std::string>& words)
+      : words_(words),
         host_(AllFromCaller(PluginPathIn(words_))),
         help_(Has("-h") || Has("--help")) {}
 
-  absl::Status AddTo(std::vector<RegisteredCommand>* commands) {
-    if (words_.empty() || IsIn(*commands, words_[0])) return absl::OkStatus();
+  // Those that are named, or all for --help.
+  absl::StatusOr<std::vector<ListedCommand>> Find() {
+    std::vector<ListedCommand> found;
+    if (words_.empty() || IsOwn(words_[0])) return found;
     const bool any = std::any_of(
         words_.begin(), words_.end(),
         [](const std::string& word) { return !absl::StartsWith(word, "-"); });
-    if (!help_ && !any) return absl::OkStatus();
+    if (!help_ && !any) return found;
     for (const std::string& package : host_.Available()) {
       const std::string name = CommandOf(package);
-      if (name.empty() || IsIn(*commands, name)) continue;
+      if (name.empty() || IsOwn(name)) continue;
       if (Has(name)) {
-        CAPSTAN_RETURN_IF_ERROR(Add(package, name, commands));
-      } else if (help_ && !Add(package, name, commands).ok()) {
-        commands->push_back({kOrderOfPlugins, name,
-                             "(can't be loaded; `trainer plugins` says why)",
-                             nullptr});
+        CAPSTAN_RETURN_IF_ERROR(Add(package, name, &found));
+      } else if (help_ && !host_.IsBuilt(package)) {
+        found.push_back({name, "(built at its first use)", nullptr});
+      } else if (help_ && !Add(package, name, &found).ok()) {
+        found.push_back(
+            {name, "(can't be loaded; `trainer plugins` says why)", nullptr});
       }
     }
-    return absl::OkStatus();
+    return found;
   }
 
  private:
@@ -232,11 +242,10 @@ class PluginCommands {
     return folders;
   }
 
-  static bool IsIn(const std::vector<RegisteredCommand>& commands,
-                   const std::string& name) {
-    return std::any_of(
-        commands.begin(), commands.end(),
-        [&name](const RegisteredCommand& c) { return c.name == name; });
+  static bool IsOwn(const std::string& name) {
+    return absl::c_any_of(CommandNames(), [&name](const CommandName& own) {
+      return own.name == name;
+    });
   }
 
   bool Has(const std::string& word) const {
@@ -244,15 +253,15 @@ class PluginCommands {
   }
 
   absl::Status Add(const std::string& package, const std::string& name,
-                   std::vector<RegisteredCommand>* commands) {
+                   std::vector<ListedCommand>* found) {
     const std::string type = package + ".Config";
     CAPSTAN_ASSIGN_OR_RETURN(const LoadedPlugin* plugin, host_.Load(type));
     absl::StatusOr<std::unique_ptr<Command>> made =
         host_.Create<Command>(type, PluginCategory::kCommand, "");
     CAPSTAN_RETURN_IF_ERROR(made.status());
     const std::shared_ptr<Command> command = *std::move(made);
-    commands->push_back({kOrderOfPlugins, name, plugin->descriptor->doc,
-                         [command] { return command; }});
+    found->push_back(
+        {name, plugin->descriptor->doc, [command] { return command; }});
     return absl::OkStatus();
   }
 
@@ -428,20 +437,47 @@ int IfPrinted(int code) {
   return Fail(absl::DataLossError("standard output can't be written"));
 }
 
+// Whether a command of libcapstan_desk.so is called: named, and no other before
+// it. A word behind a flag may be its value.
+bool CallsDesk(const std::vector<std::string>& words) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    for (const CommandName& own : CommandNames()) {
+      if (words[i] != own.name) continue;
+      if (own.desk || i == 0 || !absl::StartsWith(words[i - 1], "--")) {
+        return own.desk;
+      }
+    }
+  }
+  return false;
+}
+
+// All commands, in --help's order.
+absl::StatusOr<std::vector<ListedCommand>> ListCommands(
+    const std::vector<std::string>& words) {
+  if (CallsDesk(words)) CAPSTAN_RETURN_IF_ERROR(OpenDesk());
+  PluginCommands plugins(words);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<ListedCommand> of_plugins,
+                           plugins.Find());
+  std::vector<ListedCommand> all;
+  for (const CommandName& own : CommandNames()) {
+    const auto maker = CommandMakers().find(own.name);
+    all.push_back({own.name, own.help,
+                   maker == CommandMakers().end() ? nullptr : maker->second});
+    if (own.name == absl::string_view(kNewPlugin)) {
+      all.insert(all.end(), of_plugins.begin(), of_plugins.end());
+    }
+  }
+  return all;
+}
+
 int Main(int argc, char** argv, double start_seconds) {
   static char help[] = "--help";
   if (argc == 2 && absl::string_view(argv[1]) == "help") argv[1] = help;
   const absl::Status started = StartProcess(argc, argv, start_seconds);
   if (!started.ok()) return Fail(started);
-
-  std::vector<RegisteredCommand> commands = RegisteredCommands();
-  PluginCommands plugins(argc, argv);
-  const absl::Status added = plugins.AddTo(&commands);
-  if (!added.ok()) return Fail(added);
-  std::stable_sort(commands.begin(), commands.end(),
-                   [](const RegisteredCommand& a, const RegisteredCommand& b) {
-                     return a.order < b.order;
-                   });
+  const absl::StatusOr<std::vector<ListedCommand>> commands =
+      ListCommands(std::vector<std::string>(argv + 1, argv + argc));
+  if (!commands.ok()) return Fail(commands.status());
 
   CLI::App app(
       "Capstan trains models on many GPUs, or CPUs. Without a command it "
@@ -452,18 +488,17 @@ int Main(int argc, char** argv, double start_seconds) {
   CoreHost host;
   std::deque<CliFlags> flags;
   std::map<const CLI::App*, std::shared_ptr<Command>> made;
-  for (const RegisteredCommand& registered : commands) {
-    const CLI::App* parsed =
-        app.add_subcommand(registered.name, registered.help);
-    if (registered.make == nullptr) continue;
-    const std::shared_ptr<Command> command = registered.make();
+  for (const ListedCommand& listed : *commands) {
+    const CLI::App* parsed = app.add_subcommand(listed.name, listed.help);
+    if (listed.make == nullptr) continue;
+    const std::shared_ptr<Command> command = listed.make();
     made[parsed] = command;
-    command->AddFlags(flags.emplace_back(app.get_subcommand(registered.name),
-                                         host.changes()));
-    if (registered.name != "train") continue;
+    command->AddFlags(
+        flags.emplace_back(app.get_subcommand(listed.name), host.changes()));
+    if (listed.name != "train") continue;
     made[&app] = command;  // default command: train
     command->AddFlags(flags.emplace_back(&app, host.changes()));
-    app.get_subcommand(registered.name)->footer(kExitCodes);
+    app.get_subcommand(listed.name)->footer(kExitCodes);
   }
   app.footer(kExitCodes);
   app.require_subcommand(0, 1);
@@ -474,7 +509,12 @@ int Main(int argc, char** argv, double start_seconds) {
   if (called.empty() || called[0]->get_name() == "train") {
     return Run(*made.at(&app), host);
   }
-  return IfPrinted(Run(*made.at(called[0]), host));
+  const auto command = made.find(called[0]);
+  if (command == made.end()) {
+    return Fail(absl::FailedPreconditionError(absl::StrCat(
+        "`trainer ", called[0]->get_name(), "`: write the command first")));
+  }
+  return IfPrinted(Run(*command->second, host));
 }
 
 }  // namespace

@@ -321,9 +321,7 @@ void AddPlanOptions(Flags& flags, PlanOptions* options) {
   flags.Add("--json", &options->run.json, "Print JSON, for programs");
 }
 
-const RegisterFunction<PlanOptions> plan(
-    30, "plan", "The memory and traffic that a run will need, by strategy",
-    AddPlanOptions, Plan);
+const RegisterFunction<PlanOptions> plan("plan", AddPlanOptions, Plan);
 
 }  // namespace
 }  // namespace capstan

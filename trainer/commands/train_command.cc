@@ -118,16 +118,14 @@ int WithUploads(int code, const std::unique_ptr<StoredRun>& stored) {
   return code == 0 ? 1 : code;
 }
 
-const RegisterFunction<RunOptions> train(10, "train",
-                                         "Train as a config says (the default)",
-                                         AddFlags,
+const RegisterFunction<RunOptions> train("train", AddFlags,
                                          [](const RunOptions& options) {
                                            RunOptions collecting = options;
                                            collecting.collect = true;
                                            return RunTraining(collecting);
                                          });
 const RegisterFunction<RunOptions> check(
-    20, "check", "Parse a config, make its plugins and see that they fit",
+    "check",
     [](Flags& flags, RunOptions* options) {
       AddFlags(flags, options);
       flags.Add("--json", &options->json, "Print JSON, for programs");

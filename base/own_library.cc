@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/own_library.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/error_code.h"
+#include "base/machine.h"
+#include "base/subprocess.h"
+
+namespace capstan {
+namespace {
+
+// Bazel leaves it in an output base; it holds the workspace's path.
+constexpr char kWorkspaceFile[] = "/DO_NOT_BUILD_HERE";
+constexpr char kOwnLibraries[] = "own_libraries.txt";
+constexpr char kCore[] = "/libcapstan_core.so";
+
+std::string CoreFolder() {
+  return LibraryFolder(reinterpret_cast<const void*>(&FindOwnLibrary));
+}
+
+std::string ParentOf(const std::string& folder) {
+  return folder.substr(0, folder.rfind('/'));
+}
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// Whether anybody may put a library there.
+bool IsPublic(const std::string& folder) {
+  struct stat info = {};
+  return stat(folder.c_str(), &info) == 0 && (info.st_mode & S_IWOTH) != 0;
+}
+
+std::string FindFrom(std::string folder, absl::string_view name,
+                     absl::string_view package) {
+  // bin/trainer, or site-packages/capstan/lib: few levels.
+  for (int level = 0; level < 5 && !folder.empty(); ++level) {
+    if (IsPublic(folder)) return "";
+    for (const std::string& below :
+         {std::string("/"), absl::StrCat("/", package, "/"),
+          std::string("/lib/")}) {
+      const std::string path = absl::StrCat(folder, below, name);
+      if (access(path.c_str(), R_OK) == 0) return path;
+    }
+    folder = ParentOf(folder);
+  }
+  return "";
+}
+
+// The output base that `folder` is in: OUTPUT_BASE/execroot/NAME/bazel-out/..;
+// "" if it is in none, or another workspace built Capstan as its @capstan.
+std::string OutputBaseOf(std::string folder) {
+  if (!absl::StrContains(folder, "/bazel-out/") ||
+      absl::StrContains(folder, "/bin/external/")) {
+    return "";
+  }
+  while (!folder.empty()) {
+    folder = ParentOf(folder);
+    if (absl::EndsWith(folder, "/execroot")) return ParentOf(folder);
+  }
+  return "";
+}
+
+// Held until the build has ended. A write lock on a file of its own: NFS knows
+// no others.
+class BuildLock {
+ public:
+  explicit BuildLock(const std::string& path)
+      : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+    if (fd_ < 0 || flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+    std::cerr << "waiting for another process, which builds in this clone"
+              << std::endl;
+    while (flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~BuildLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  BuildLock(const BuildLock&) = delete;
+  BuildLock& operator=(const BuildLock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+absl::Status CannotBuild(absl::string_view what, absl::string_view why) {
+  return WithCode(absl::FailedPreconditionError(
+                      absl::StrCat("can't build ", what, ": ", why)),
+                  "build/first-use");
+}
+
+}  // namespace
+
+absl::optional<Clone> Clone::Of(const std::string& folder) {
+  Clone clone;
+  clone.folder_ = folder;
+  clone.output_base_ = OutputBaseOf(folder);
+  if (clone.output_base_.empty()) return absl::nullopt;
+  clone.root_ = ReadAll(clone.output_base_ + kWorkspaceFile);
+  if (clone.root_.empty() ||
+      access((clone.root_ + "/trainer/own_libraries.bzl").c_str(), R_OK) != 0) {
+    return absl::nullopt;
+  }
+  std::ifstream list(absl::StrCat(folder, "/", kOwnLibraries));
+  for (std::string path, digest; list >> path >> digest;) {
+    clone.digests_.emplace_back(path, digest);
+  }
+  return clone;
+}
+
+absl::optional<Clone> Clone::OfCore() {
+  // Bazel, which runs the test, would wait for its end.
+  if (std::getenv("TEST_TARGET") != nullptr) return absl::nullopt;
+  return Of(CoreFolder());
+}
+
+std::vector<std::string> Clone::Unbuilt() const {
+  std::vector<std::string> unbuilt;
+  for (const auto& [path, digest] : digests_) {
+    const std::string file = absl::StrCat(folder_, "/", path);
+    if (access(file.c_str(), R_OK) != 0 ||
+        ReadAll(file + ".sources") != digest) {
+      unbuilt.push_back(path);
+    }
+  }
+  return unbuilt;
+}
+
+bool Clone::IsUnbuilt(const std::string& path) const {
+  const std::vector<std::string> unbuilt = Unbuilt();
+  return std::find(unbuilt.begin(), unbuilt.end(), path) != unbuilt.end();
+}
+
+absl::Status Clone::Build(const std::vector<std::string>& paths,
+                          absl::string_view what) const {
+  const BuildLock lock(output_base_ + "/capstan_first_use.lock");
+  std::vector<std::string> targets;
+  for (const std::string& path : paths) {
+    if (IsUnbuilt(path)) targets.push_back("//trainer:" + path);
+  }
+  if (targets.empty()) return absl::OkStatus();
+  const std::string command = absl::StrCat(
+      "bazel build ",
+      targets.size() == 1 ? targets[0] : std::string("//trainer:all"));
+  std::cerr << "building " << what
+            << ", for the first time from these sources: " << command
+            << std::endl;
+  struct stat core = {};
+  stat((folder_ + kCore).c_str(), &core);
+  Program bazel;
+  bazel.words = {
+      "env",   "-C",          root_, "bazel", "--output_base=" + output_base_,
+      "build", "--keep_going"};
+  bazel.words.insert(bazel.words.end(), targets.begin(), targets.end());
+  bazel.words.push_back(absl::StrCat("//trainer:", kOwnLibraries));
+  bazel.input = Program::kNull;
+  bazel.output = STDERR_FILENO;
+  bazel.dies_with_parent = true;
+  const absl::StatusOr<ChildEnd> end = RunProgram(bazel);
+  if (!end.ok() || !end->ok()) {
+    return CannotBuild(
+        what, absl::StrCat(
+                  "`", command, "` in ", root_, " ended with ",
+                  end.ok() ? end->Text() : std::string(end.status().message()),
+                  "; mend what it says above, and run it by hand"));
+  }
+  struct stat now = {};
+  if (stat((folder_ + kCore).c_str(), &now) != 0 || now.st_ino != core.st_ino ||
+      now.st_mtime != core.st_mtime) {
+    return CannotBuild(what,
+                       "the clone's sources have changed since the trainer was "
+                       "built, so that it was built anew: start it again");
+  }
+  const absl::optional<Clone> built = Of(folder_);
+  for (const std::string& path : paths) {
+    if (built.has_value() && !built->IsUnbuilt(path)) continue;
+    return CannotBuild(
+        what, absl::StrCat(folder_, "/", path, " isn't there after `", command,
+                           "` in ", root_,
+                           ": the trainer was built with other "
+                           "options; build //trainer:all with those"));
+  }
+  return absl::OkStatus();
+}
+
+std::string FindOwnLibrary(absl::string_view name, absl::string_view package) {
+  std::string path = FindFrom(CoreFolder(), name, package);
+  return path.empty() ? FindFrom(ExecutableFolder(), name, package) : path;
+}
+
+absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
+                                       absl::string_view what) {
+  const std::string path = absl::StrCat("lib/", name);
+  const absl::optional<Clone> clone = Clone::OfCore();
+  if (clone.has_value() && clone->IsUnbuilt(path)) {
+    const absl::Status built = clone->Build({path}, what);
+    if (!built.ok()) return built;
+  }
+  return FindOwnLibrary(name, "lib");
+}
+
+}  // namespace capstan

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The trainer's shared libraries that are opened when they are needed. A clone
+// builds with //trainer what a first run needs; the rest it builds when it is
+// needed, or when its sources have changed (trainer/own_libraries.bzl).
+#ifndef CAPSTAN_BASE_OWN_LIBRARY_H_
+#define CAPSTAN_BASE_OWN_LIBRARY_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+
+namespace capstan {
+
+// A clone that Bazel has built a core in.
+class Clone {
+ public:
+  // The clone in whose output folder `folder`, that of a core, lies; nullopt if
+  // it lies in none.
+  static absl::optional<Clone> Of(const std::string& folder);
+  // That of this core. None if this is //:dist's or a package's, or a test
+  // runs, within which Bazel can't build.
+  static absl::optional<Clone> OfCore();
+
+  // Libraries to be built before they are opened: their paths below the core's
+  // folder ("plugins/libcapstan_grpo.so"), in own_libraries.txt's order.
+  std::vector<std::string> Unbuilt() const;
+  bool IsUnbuilt(const std::string& path) const;
+
+  // Has Bazel build those of `paths` that are Unbuilt. Says so, and shows
+  // Bazel's progress, on standard error; a process that asks while another
+  // builds waits for that. `what`: what is built, for the line that says so.
+  // Errors: FAILED_PRECONDITION, with what to do.
+  absl::Status Build(const std::vector<std::string>& paths,
+                     absl::string_view what) const;
+
+ private:
+  Clone() = default;
+
+  std::string root_;         // the workspace
+  std::string output_base_;  // Bazel's, for it
+  std::string folder_;       // the core's
+  // Digests of the sources of what the core may open, when it was built.
+  std::vector<std::pair<std::string, std::string>> digests_;
+};
+
+// Looks for the library `name`, which Bazel builds in `package`
+// ("kernels/cuda"): from the folders of the core and of the program upwards, in
+// each of them, in `package` below it, and in lib/ below it, where //:dist puts
+// it. Returns its path; "" if there is none.
+std::string FindOwnLibrary(absl::string_view name, absl::string_view package);
+
+// The path of lib/NAME, which a clone builds first if it has to (Clone::Build).
+// "" if there is none. `what`: see there.
+absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
+                                       absl::string_view what);
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_BASE_OWN_LIBRARY_H_
