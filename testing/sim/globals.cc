@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/single_threaded.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -108,6 +109,8 @@ void WatchGlobals(const std::vector<std::string>& names) {
   State& state = TheState();
   if (!state.names.empty()) return;
   state.names = names;
+  // libstdc++ takes short cuts in a process of one thread.
+  __libc_single_threaded = 0;
   state.real_sigaction =
       reinterpret_cast<decltype(&sigaction)>(dlsym(RTLD_NEXT, "sigaction"));
   dl_iterate_phdr(LookAt, nullptr);

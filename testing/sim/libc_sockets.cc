@@ -174,7 +174,7 @@ int shutdown(int fd, int how) noexcept {
   const Held file(fd);
   Socket* const socket = SocketOf(file);
   if (socket == nullptr) return Result(-EBADF);
-  return how == SHUT_RD ? 0 : Result(socket->Shutdown());
+  return Result(socket->Shutdown(how));
 }
 int getsockname(int fd, sockaddr* address, socklen_t* size) noexcept {
   SIM_REAL(getsockname, fd, address, size);

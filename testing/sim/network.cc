@@ -288,10 +288,14 @@ void Socket::Deliver(Time retry) {
   changed.WakeAll();
 }
 
-int Socket::Shutdown() {
+int Socket::Shutdown(int how) {
   if (state_ != kConnected) return -ENOTCONN;
-  if (!output_ended_) Send({"", true, TheWorld()->now()});
-  output_ended_ = true;
+  if (how != SHUT_RD && !output_ended_) {
+    Send({"", true, TheWorld()->now()});
+    output_ended_ = true;
+  }
+  if (how != SHUT_WR) input_ended_ = true;
+  changed.WakeAll();
   return 0;
 }
 

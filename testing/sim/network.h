@@ -47,7 +47,7 @@ class Socket final : public OpenFile,
   int Connect(const Address& address);
   // Null: there is none.
   std::shared_ptr<Socket> Accept();
-  int Shutdown();
+  int Shutdown(int how);
   int TakeError();
   void SetKeepAlive(int option, int value);
   bool connected() const { return state_ == kConnected; }

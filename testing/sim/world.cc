@@ -375,6 +375,7 @@ void World::Violate(const std::string& what) {
   if (violation_.empty()) {
     violation_ = what;
     Tell("INVARIANT", what);
+    TellWhere();
   }
   Stop();
 }

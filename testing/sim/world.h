@@ -238,6 +238,9 @@ class World {
   }
   uint64_t trace() const { return trace_; }
   const std::vector<std::string>& story() const { return story_; }
+  // Which functions a thread that waits is in, the innermost first.
+  std::string Where(const Fiber* fiber) const;
+  void TellWhere();  // of all
   // The first violation ends the run.
   void Violate(const std::string& what);
   const std::string& violation() const { return violation_; }
