@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace capstan::sim {
 namespace {
@@ -72,15 +73,20 @@ int LookAt(dl_phdr_info* info, size_t, void*) {
                   [&](const std::string& name) {
                     return path.find(name) != std::string::npos;
                   });
-  const bool libc = path.find("/libc.so") != std::string::npos ||
-                    path.find("/libm.so") != std::string::npos ||
-                    path.find("ld-linux") != std::string::npos;
+  // libc's are the real thread's. The others' are large, and buffers and caches
+  // that nobody uses across a wait.
+  const char* const kOthers[] = {"/libc.so", "ld-linux",  "libtorch_cpu",
+                                 "libglog",  "libcudart", "libcupti"};
+  const bool shared = std::any_of(
+      std::begin(kOthers), std::end(kOthers), [&](const char* name) {
+        return path.find(name) != std::string::npos;
+      });
   uintptr_t read_only_end = 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& part = info->dlpi_phdr[i];
     const uintptr_t begin = info->dlpi_addr + part.p_vaddr;
     if (part.p_type == PT_GNU_RELRO) read_only_end = begin + part.p_memsz;
-    if (part.p_type == PT_TLS && !libc && info->dlpi_tls_data != nullptr) {
+    if (part.p_type == PT_TLS && !shared && info->dlpi_tls_data != nullptr) {
       char* const data = static_cast<char*>(info->dlpi_tls_data);
       state.thread_locals.push_back({data, data + part.p_memsz});
       state.initial.push_back(reinterpret_cast<const char*>(begin));

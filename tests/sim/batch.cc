@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "testing/sim/globals.h"
 #include "tests/sim/schedule.h"
 
 namespace capstan::sim {
@@ -154,6 +155,7 @@ BatchResult PlayMany(const BatchOptions& options) {
   Schedule calm;
   calm.hosts = 2;
   Play(calm, false);
+  if (getenv("SIM_DEBUG")) fprintf(stderr, "%zu pages\n", SwappedPages());
   return Batch(options).Run();
 }
 

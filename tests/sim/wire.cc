@@ -291,6 +291,11 @@ BackendGroup::Connect WireConnect(const Meeting& meeting) {
       wire->peers.push_back(atoi(text.c_str()));
       wire->peer_hosts.push_back(atoi(text.c_str() + text.find(' ') + 1));
     }
+    // As Gloo's connections, it is there once all know of each other.
+    const std::string ready = prefix + "/ready/";
+    store->set(ready + std::to_string(rank), std::vector<uint8_t>{1});
+    for (std::string& one : keys) one = ready + one.substr(one.rfind('/') + 1);
+    store->wait(keys);
     return c10::make_intrusive<WireBackend>(std::move(wire), fd, rank, size);
   };
 }
