@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <set>
@@ -27,8 +28,9 @@
 namespace capstan::sim {
 namespace {
 
-constexpr int kMostJobs = 12;
+// A scheduler that starts a job again waits for longer each time.
 constexpr Time kRequeue = 5 * kSecond;
+constexpr Time kMostRequeue = 60 * kSecond;
 // How long a job may go on whose host is lost, before its scheduler ends it.
 constexpr Time kNodeFailed = 180 * kSecond;
 
@@ -116,7 +118,7 @@ void Player::StartLauncher(int host, int job, bool alone) {
 void Player::StartJob() {
   ++job_;
   if (world_.now() > disturbed_until_) ++jobs_since_;
-  if (jobs_since_ > 3 || job_ > kMostJobs) {
+  if (jobs_since_ > 3) {
     return ledger_.Violate(absl::StrCat(
         "end: job ", job_, " begins, and nothing disturbs the run any more"));
   }
@@ -157,7 +159,7 @@ void Player::Requeue() {
   if (requeues_) return;
   requeues_ = true;
   const auto try_again = [this](const auto& self) -> void {
-    world_.After(kRequeue, [this, self] {
+    world_.After(std::min(job_ * kRequeue, kMostRequeue), [this, self] {
       for (int host = 0; host < schedule_.hosts; ++host) {
         if (!world_.host(host).up || world_.host(host).paused) {
           return self(self);

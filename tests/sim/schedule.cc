@@ -54,15 +54,17 @@ Schedule MakeSchedule(uint64_t seed, int most_ranks) {
   schedule.seed = seed;
   // Few hosts are simulated sooner, and find most.
   const int most_hosts = std::min(16, most_ranks);
-  const int sizes[] = {1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 8, 16};
-  schedule.hosts = std::min(most_hosts, sizes[random.Below(12)]);
+  const int sizes[] = {1, 2, 2, 2, 2, 2, 2, 2, 3, 3,
+                       3, 3, 3, 3, 4, 4, 4, 5, 6, 8};
+  schedule.hosts = random.OneIn(100) ? 16 : sizes[random.Below(20)];
+  schedule.hosts = std::min(most_hosts, schedule.hosts);
   if (most_ranks > 64) schedule.hosts = 16 + random.Below(most_ranks / 16 - 15);
   const int per_host = std::max(1, most_ranks / schedule.hosts);
   schedule.ranks_per_host =
-      static_cast<int>(random.Between(1, std::min(per_host, 3)));
+      static_cast<int>(random.Between(1, std::min(per_host, random.OneIn(4) ? 3 : 2)));
   if (most_ranks > 64) schedule.ranks_per_host = per_host;
   if (schedule.hosts == 1) schedule.ranks_per_host = std::min(2, per_host);
-  schedule.steps = static_cast<int>(random.Between(3, 10));
+  schedule.steps = static_cast<int>(random.Between(3, 8));
   schedule.save_every = static_cast<int>(random.Between(1, 3));
   schedule.keep = static_cast<int>(random.Between(1, 3));
   schedule.max_restarts = random.OneIn(4) ? 0 : 3;

@@ -135,6 +135,9 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
         PLOG(WARNING) << "cannot remove the old checkpoint of step " << step;
       }
     }
+    // Nor after a loss of power, which may undo the renaming and not what
+    // follows it.
+    SyncPath(Root(output_dir)).IgnoreError();
   }
   RemoveLeftovers(output_dir);
 }
