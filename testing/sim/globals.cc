@@ -30,6 +30,7 @@ struct State {
   decltype(&sigaction) real_sigaction = nullptr;
   std::vector<std::string> names;
   std::vector<Range> ranges;
+  std::vector<Range> code;
   std::vector<Range> thread_locals;
   std::vector<const char*> initial;  // of each range: nullptr and zeros, or
   std::vector<size_t> initial_bytes;
@@ -96,6 +97,11 @@ int LookAt(dl_phdr_info* info, size_t, void*) {
   if (!watched) return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& part = info->dlpi_phdr[i];
+    if (part.p_type == PT_LOAD && (part.p_flags & PF_X) != 0) {
+      char* const code =
+          reinterpret_cast<char*>(info->dlpi_addr + part.p_vaddr);
+      state.code.push_back({code, code + part.p_memsz});
+    }
     if (part.p_type != PT_LOAD || (part.p_flags & PF_W) == 0) continue;
     uintptr_t begin = info->dlpi_addr + part.p_vaddr;
     const uintptr_t end = begin + part.p_memsz;
@@ -153,6 +159,14 @@ Pages CopyGlobals() {
     memcpy(copy.back().get(), page, kPage);
   }
   return copy;
+}
+
+bool IsSubject(const void* address) {
+  const auto* const at = static_cast<const char*>(address);
+  for (const Range& range : TheState().code) {
+    if (at >= range.begin && at < range.end) return true;
+  }
+  return false;
 }
 
 size_t SwappedPages() { return TheState().pages.size(); }

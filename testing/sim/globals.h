@@ -24,6 +24,8 @@ void SwapGlobals(Pages* from, const Pages* to);
 // A copy of the variables as they are now.
 Pages CopyGlobals();
 size_t SwappedPages();
+// Whether an address lies in the code of the watched libraries.
+bool IsSubject(const void* address);
 
 // The thread-local variables of all libraries but libc, which are those of a
 // fiber; "" stands for those of a new thread.

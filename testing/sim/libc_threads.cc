@@ -13,6 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <stdlib.h>
+
+#include <new>
+
+#include "testing/sim/globals.h"
 #include "testing/sim/objects.h"
 #include "testing/sim/real.h"
 
@@ -362,3 +367,16 @@ long syscall(long number, ...) noexcept {
 }
 
 }  // extern "C"
+
+// Where nobody waits, a thread may be made to: here, where the subject
+// allocates, since that it does often.
+void* operator new(size_t bytes) {
+  if (Self() != nullptr && IsSubject(__builtin_return_address(0))) {
+    TheWorld()->MayPreempt();
+  }
+  void* const memory = malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { free(memory); }
+void operator delete(void* memory, size_t) noexcept { free(memory); }

@@ -247,6 +247,11 @@ void World::Pass(Time delay) {
   }
 }
 
+void World::Preempt() {
+  until_preemption_ = random_.Between(1, 400);
+  Pass(random_.Below(20 * kMicrosecond));
+}
+
 Stack* World::NewStack() {
   if (free_stacks_.empty()) {
     auto stack = std::make_unique<Stack>();

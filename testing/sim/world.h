@@ -258,6 +258,10 @@ class World {
   // Lets others run, and time pass.
   void Pass(Time delay);
   void Spend(Time time) { now_ += time; }
+  // Now and then lets others run.
+  void MayPreempt() {
+    if (--until_preemption_ <= 0) Preempt();
+  }
   pid_t Fork();
   [[noreturn]] void ExitFiber();
   [[noreturn]] void ExitProcess(int status);
@@ -277,6 +281,7 @@ class World {
     }
   };
 
+  void Preempt();
   void Dispatch(Fiber* fiber);
   void MakeResident(Fiber* fiber);
   void SwapThread(Fiber* to);
@@ -309,6 +314,7 @@ class World {
   Fiber* forking_ = nullptr;
   pid_t next_pid_ = 100;
   int64_t switches_ = 0;
+  int64_t until_preemption_ = 1;
   std::map<std::pair<int, int>, Time> partitions_;
   std::map<std::pair<int, int>, Time> unreachable_since_;
   std::map<void*, Watchers> addresses_;

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 
-#include "testing/sim/globals.h"
 #include "tests/sim/schedule.h"
 
 namespace capstan::sim {
@@ -155,7 +154,6 @@ BatchResult PlayMany(const BatchOptions& options) {
   Schedule calm;
   calm.hosts = 2;
   Play(calm, false);
-  if (getenv("SIM_DEBUG")) fprintf(stderr, "%zu pages\n", SwappedPages());
   return Batch(options).Run();
 }
 

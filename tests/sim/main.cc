@@ -3,7 +3,8 @@
 // Plays schedules:
 //   sim [COUNT] [--first=SEED] [--ranks=N] [--jobs=N]
 // plays that many, N processes at a time, and of the first that violates an
-// invariant prints the seed, the shortest schedule and its story;
+// invariant prints the seed, the shortest schedule and its story (with
+// --until_found only how many it took);
 //   sim --seed=SEED [--ranks=N] [--whole]
 // plays one and prints its story, of its shortest failing part unless --whole.
 #include <poll.h>
@@ -53,6 +54,7 @@ int Main(int argc, char** argv) {
   BatchOptions options;
   int64_t seed = -1;
   bool whole = false;
+  bool until_found = false;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     options.first = NumberIn(word, "--first=", options.first);
@@ -62,12 +64,19 @@ int Main(int argc, char** argv) {
         NumberIn(word, "--failures=", options.most_failures));
     seed = NumberIn(word, "--seed=", seed);
     whole |= word == "--whole";
+    until_found |= word == "--until_found";
     if (word[0] != '-') options.count = atoll(word.c_str());
   }
   if (seed >= 0) {
     return PlayOne(static_cast<uint64_t>(seed), options.ranks, whole);
   }
   const BatchResult result = PlayMany(options);
+  if (until_found && !result.failures.empty()) {
+    const auto& [failed, violation] = result.failures.front();
+    printf("%ld schedules to a violation: %s\n",
+           static_cast<int64_t>(failed) - options.first + 1, violation.c_str());
+    return 1;
+  }
   printf("%ld schedules in %.1f s (%.0f a second), %zu with a violation\n",
          result.played, result.seconds,
          static_cast<double>(result.played) / result.seconds,
