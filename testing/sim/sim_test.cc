@@ -107,10 +107,10 @@ TEST(ClockTest, AnHourTakesNoTime) {
   const auto begin = std::chrono::steady_clock::now();
   RunAlone([] {
     const auto before = std::chrono::steady_clock::now();
-    std::this_thread::sleep_for(hours(1000));
+    std::this_thread::sleep_for(hours(100));
     const auto slept = std::chrono::steady_clock::now() - before;
-    EXPECT_GE(slept, hours(1000));
-    EXPECT_LT(slept, hours(1000) + seconds(1));
+    EXPECT_GE(slept, hours(100));
+    EXPECT_LT(slept, hours(100) + seconds(1));
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, hours(1));
 }

@@ -9,6 +9,9 @@ DEFECTS = [
     ("removal_not_synced", "//trainer/checkpoint:checkpoint_folders.cc", [
         "s/const absl::Status synced = SyncPath.*/const absl::Status synced;/",
     ]),
+    ("checkpoints_not_synced", "//trainer/checkpoint:save.cc", [
+        "s/CAPSTAN_RETURN_IF_ERROR\\(SyncPath\\(request.output_dir\\)\\);/;/",
+    ]),
     # 27357bd5
     ("removed_looks_whole", "//trainer/checkpoint:checkpoint_folders.cc", [
         "s/may_be_whole = absl::EndsWith.*/may_be_whole = true;/",
