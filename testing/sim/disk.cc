@@ -158,9 +158,8 @@ bool LookInProc(std::vector<std::string>* names, Found* found,
                 std::shared_ptr<Inode>* begin) {
   if (names->size() < 2 || (*names)[0] != "proc") return false;
   World& world = *TheWorld();
-  Process* const process = (*names)[1] == "self"
-                               ? Mine()
-                               : world.Find(atoi((*names)[1].c_str()));
+  Process* const process =
+      (*names)[1] == "self" ? Mine() : world.Find(atoi((*names)[1].c_str()));
   if (names->size() >= 4 && (*names)[2] == "fd" && process != nullptr &&
       process->alive() && process->host == Mine()->host) {
     found->special = Descriptor(*process, (*names)[3]);
@@ -280,7 +279,8 @@ int DiskFile::WriteFault() {
 }
 
 ssize_t DiskFile::Write(const char* bytes, size_t size) {
-  if ((flags_ & O_APPEND) != 0) at_ = static_cast<int64_t>(inode_->bytes.size());
+  if ((flags_ & O_APPEND) != 0)
+    at_ = static_cast<int64_t>(inode_->bytes.size());
   const ssize_t n = WriteAt(at_, bytes, size);
   if (n > 0) at_ += n;
   return n;
@@ -369,7 +369,8 @@ int Open(int at, const std::string& path, int flags, mode_t mode) {
   Host* const host = Mine()->host;
   if (found.special != nullptr) return NewDescriptor(found.special);
   if (found.inode == nullptr) {
-    if (found.folder == nullptr) return -(found.error != 0 ? found.error : ENOENT);
+    if (found.folder == nullptr)
+      return -(found.error != 0 ? found.error : ENOENT);
     if ((flags & O_CREAT) == 0) return -ENOENT;
     if (TheWorld()->now() < host->disk_full_until) return -ENOSPC;
     found.inode = std::make_shared<Inode>();
@@ -399,7 +400,8 @@ int MakeFolder(int at, const std::string& path) {
   TakeMetadata();
   const Found found = Look(at, path);
   if (found.inode != nullptr) return -EEXIST;
-  if (found.folder == nullptr) return -(found.error != 0 ? found.error : ENOENT);
+  if (found.folder == nullptr)
+    return -(found.error != 0 ? found.error : ENOENT);
   if (TheWorld()->now() < Mine()->host->disk_full_until) return -ENOSPC;
   SetEntry(*found.folder, found.name, NewFolder());
   Changed(*found.folder, found.name, found.shared);

@@ -69,19 +69,17 @@ void OnFault(int signal, siginfo_t* info, void*) {
 int LookAt(dl_phdr_info* info, size_t, void*) {
   State& state = TheState();
   const std::string path = info->dlpi_name;
-  const bool watched =
-      std::any_of(state.names.begin(), state.names.end(),
-                  [&](const std::string& name) {
-                    return path.find(name) != std::string::npos;
-                  });
+  const bool watched = std::any_of(
+      state.names.begin(), state.names.end(), [&](const std::string& name) {
+        return path.find(name) != std::string::npos;
+      });
   // libc's are the real thread's. The others' are large, and buffers and caches
   // that nobody uses across a wait.
   const char* const kOthers[] = {"/libc.so", "ld-linux",  "libtorch_cpu",
                                  "libglog",  "libcudart", "libcupti"};
   const bool shared = std::any_of(
-      std::begin(kOthers), std::end(kOthers), [&](const char* name) {
-        return path.find(name) != std::string::npos;
-      });
+      std::begin(kOthers), std::end(kOthers),
+      [&](const char* name) { return path.find(name) != std::string::npos; });
   uintptr_t read_only_end = 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& part = info->dlpi_phdr[i];

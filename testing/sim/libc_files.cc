@@ -101,8 +101,8 @@ int Poll(pollfd* fds, nfds_t count, Time deadline) {
         continue;
       }
       const int events = file->Ready();
-      fds[i].revents = static_cast<int16_t>(
-          events & (fds[i].events | POLLERR | POLLHUP));
+      fds[i].revents =
+          static_cast<int16_t>(events & (fds[i].events | POLLERR | POLLHUP));
       if (fds[i].revents != 0) ++ready;
     }
     if (ready > 0) return ready;
@@ -264,9 +264,9 @@ int eventfd_write(int fd, eventfd_t count) {
 }
 int poll(pollfd* fds, nfds_t count, int timeout) {
   SIM_REAL(poll, fds, count, timeout);
-  return Result(Poll(fds, count,
-                     timeout < 0 ? kNever
-                                 : TheWorld()->now() + timeout * kMillisecond));
+  return Result(
+      Poll(fds, count,
+           timeout < 0 ? kNever : TheWorld()->now() + timeout * kMillisecond));
 }
 
 int open(const char* path, int flags, ...) {

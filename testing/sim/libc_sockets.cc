@@ -45,9 +45,7 @@ int Give(const Address& address, sockaddr* out, socklen_t* size) {
   return 0;
 }
 
-Socket* SocketOf(const Held& file) {
-  return dynamic_cast<Socket*>(file.get());
-}
+Socket* SocketOf(const Held& file) { return dynamic_cast<Socket*>(file.get()); }
 
 ssize_t Send(int fd, const char* bytes, size_t size, int flags) {
   const Held file(fd);
@@ -198,10 +196,10 @@ int setsockopt(int fd, int level, int name, const void* value,
   Socket* const socket = SocketOf(file);
   int number = 0;
   memcpy(&number, value, std::min<size_t>(size, sizeof(number)));
-  const bool alive = (level == SOL_SOCKET && name == SO_KEEPALIVE) ||
-                     (level == IPPROTO_TCP &&
-                      (name == TCP_KEEPIDLE || name == TCP_KEEPINTVL ||
-                       name == TCP_KEEPCNT));
+  const bool alive =
+      (level == SOL_SOCKET && name == SO_KEEPALIVE) ||
+      (level == IPPROTO_TCP &&
+       (name == TCP_KEEPIDLE || name == TCP_KEEPINTVL || name == TCP_KEEPCNT));
   if (socket != nullptr && alive) socket->SetKeepAlive(name, number);
   return 0;
 }

@@ -7,13 +7,12 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <stdlib.h>
 
 #include <new>
 
@@ -135,10 +134,10 @@ int64_t Futex(int* address, int operation, int value, const timespec* limit) {
   if (limit != nullptr && what == FUTEX_WAIT) {
     deadline = world.now() + FromSpec(*limit);
   } else if (limit != nullptr) {
-    deadline = DeadlineOf((operation & FUTEX_CLOCK_REALTIME) != 0
-                              ? CLOCK_REALTIME
-                              : CLOCK_MONOTONIC,
-                          limit);
+    deadline =
+        DeadlineOf((operation & FUTEX_CLOCK_REALTIME) != 0 ? CLOCK_REALTIME
+                                                           : CLOCK_MONOTONIC,
+                   limit);
   }
   world.BeginWait();
   world.addresses()[address].Add(Self());
@@ -153,9 +152,7 @@ int64_t Futex(int* address, int operation, int value, const timespec* limit) {
   return 0;
 }
 
-Fiber* FiberOf(pthread_t thread) {
-  return reinterpret_cast<Fiber*>(thread);
-}
+Fiber* FiberOf(pthread_t thread) { return reinterpret_cast<Fiber*>(thread); }
 
 }  // namespace
 }  // namespace capstan::sim

@@ -129,8 +129,8 @@ int Socket::Bind(const Address& address) {
 }
 
 int Socket::Listen() {
-  const auto added =
-      TheTable().listening.emplace(std::make_pair(host_->index, own.port), this);
+  const auto added = TheTable().listening.emplace(
+      std::make_pair(host_->index, own.port), this);
   if (!added.second) return -EADDRINUSE;
   state_ = kListening;
   return 0;
@@ -171,13 +171,12 @@ void Socket::SendSyn(Time retry) {
       return;
     }
     const auto& listening = TheTable().listening;
-    const auto found = listening.find(
-        {socket->peer_host_->index, socket->other.port});
-    Socket* const listener =
-        found == listening.end() ? nullptr : found->second;
-    const bool heard = listener != nullptr &&
-                       (listener->own.host == 0 ||
-                        listener->own.host == socket->other.host);
+    const auto found =
+        listening.find({socket->peer_host_->index, socket->other.port});
+    Socket* const listener = found == listening.end() ? nullptr : found->second;
+    const bool heard =
+        listener != nullptr &&
+        (listener->own.host == 0 || listener->own.host == socket->other.host);
     if (!heard) return socket->Break(ECONNREFUSED);
     auto accepted = std::make_shared<Socket>(listener->host_, SOCK_STREAM);
     accepted->state_ = kConnected;
@@ -357,22 +356,20 @@ void Socket::WatchSilence() {
     if (peer_.lock() == nullptr && !input_ended_ && under_way_.empty()) {
       world.After(idle_ * kSecond, [me] {
         const auto socket = me.lock();
-        if (socket != nullptr && socket->Reaches() &&
-            !socket->input_ended_) {
+        if (socket != nullptr && socket->Reaches() && !socket->input_ended_) {
           socket->Break(ECONNRESET);
         }
       });
     }
     return;
   }
-  const Time since =
-      world.unreachable_since(host_->index, peer_host_->index);
+  const Time since = world.unreachable_since(host_->index, peer_host_->index);
   world.After(limit, [me, since] {
     const auto socket = me.lock();
     if (socket == nullptr || socket->state_ != kConnected) return;
     if (socket->Reaches()) return socket->WatchSilence();
-    const Time then = TheWorld()->unreachable_since(
-        socket->host_->index, socket->peer_host_->index);
+    const Time then = TheWorld()->unreachable_since(socket->host_->index,
+                                                    socket->peer_host_->index);
     // With bytes under way, the kernel waits longer.
     if (then == since && socket->under_way_.empty()) {
       socket->Break(ETIMEDOUT);

@@ -114,8 +114,7 @@ ssize_t SignalFile::Read(char* out, size_t size) {
 int MemoryFile::Stat(struct stat* info) {
   *info = {};
   info->st_mode = S_IFREG | 0600;
-  info->st_size =
-      region == nullptr ? 0 : static_cast<off_t>(region->bytes);
+  info->st_size = region == nullptr ? 0 : static_cast<off_t>(region->bytes);
   return 0;
 }
 

@@ -73,11 +73,11 @@ void World::NotifyParent(Process* process) {
 void World::End(Process* process, int status, bool silently) {
   if (!process->alive()) return;
   if (options_.tell) {
-    Tell(process, silently ? "is gone with its host"
-                  : WIFSIGNALED(status)
-                      ? "is killed by signal " + std::to_string(WTERMSIG(status))
-                      : "ends with exit code " +
-                            std::to_string(WEXITSTATUS(status)));
+    Tell(process,
+         silently ? "is gone with its host"
+         : WIFSIGNALED(status)
+             ? "is killed by signal " + std::to_string(WTERMSIG(status))
+             : "ends with exit code " + std::to_string(WEXITSTATUS(status)));
   }
   Trace(static_cast<uint64_t>(process->pid) << 32 | status);
   process->state = Process::kZombie;
@@ -203,11 +203,12 @@ void World::PauseHost(int index, bool paused) {
   host.paused = paused;
   Tell(host.name, paused ? "stands still" : "goes on");
   NoteReachability();
-  const auto of_host = [&](const Fiber* f) { return f->process->host == &host; };
+  const auto of_host = [&](const Fiber* f) {
+    return f->process->host == &host;
+  };
   if (paused) {
-    runnable_.erase(
-        std::remove_if(runnable_.begin(), runnable_.end(), of_host),
-        runnable_.end());
+    runnable_.erase(std::remove_if(runnable_.begin(), runnable_.end(), of_host),
+                    runnable_.end());
     return;
   }
   for (const auto& fiber : fibers_) {
@@ -238,7 +239,8 @@ void World::NoteReachability() {
     for (int b = a + 1; b < hosts(); ++b) {
       if (Reachable(a, b)) {
         unreachable_since_.erase({a, b});
-      } else if (unreachable_since_.emplace(std::make_pair(a, b), now_).second) {
+      } else if (unreachable_since_.emplace(std::make_pair(a, b), now_)
+                     .second) {
         NoteUnreachable(a, b);
       }
     }

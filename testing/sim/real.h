@@ -11,13 +11,13 @@
 #include "testing/sim/world.h"
 
 // Within the definition of NAME, goes to the real one outside of fibers.
-#define SIM_REAL(name, ...)                                                \
-  do {                                                                     \
-    if (::capstan::sim::Self() == nullptr) {                               \
-      static const auto real =                                             \
+#define SIM_REAL(name, ...)                                           \
+  do {                                                                \
+    if (::capstan::sim::Self() == nullptr) {                          \
+      static const auto real =                                        \
           reinterpret_cast<decltype(&name)>(dlsym(RTLD_NEXT, #name)); \
-      return real(__VA_ARGS__);                                            \
-    }                                                                      \
+      return real(__VA_ARGS__);                                       \
+    }                                                                 \
   } while (false)
 
 namespace capstan::sim {

@@ -56,8 +56,8 @@ void RunAlone(const std::function<void()>& main) {
 
 bool Write(const char* path, const std::string& text, bool sync) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  const bool written = write(fd, text.data(), text.size()) ==
-                       static_cast<ssize_t>(text.size());
+  const bool written =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (sync) fsync(fd);
   close(fd);
   return written;
@@ -98,8 +98,8 @@ int ListenAt(int host, int port) {
 int ConnectTo(int host, int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   const sockaddr_in address = AddressOf(host, port);
-  const int result = connect(fd, reinterpret_cast<const sockaddr*>(&address),
-                             sizeof(address));
+  const int result =
+      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   return result == 0 ? fd : -errno;
 }
 
@@ -134,8 +134,7 @@ TEST(ThreadsTest, WaitForEachOther) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
     std::unique_lock<std::mutex> lock(mutex);
-    EXPECT_FALSE(
-        changed.wait_for(lock, seconds(5), [&] { return turn == 9; }));
+    EXPECT_FALSE(changed.wait_for(lock, seconds(5), [&] { return turn == 9; }));
   });
 }
 
@@ -302,9 +301,9 @@ std::pair<ssize_t, Time> ReadWhile(const std::function<void(World*)>& disturb,
 }
 
 TEST(NetworkTest, BytesArriveAfterAPartition) {
-  const auto [n, when] = ReadWhile(
-      [](World* w) { w->Partition(0, 1, w->now() + 60 * kSecond); },
-      /*keep_alive=*/false, /*sends=*/true);
+  const auto [n, when] =
+      ReadWhile([](World* w) { w->Partition(0, 1, w->now() + 60 * kSecond); },
+                /*keep_alive=*/false, /*sends=*/true);
   EXPECT_EQ(n, 1);
   EXPECT_GE(when, 60 * kSecond);
   EXPECT_LT(when, 200 * kSecond);
@@ -363,9 +362,8 @@ TEST(ProcessTest, HandlesSignals) {
     struct sigaction action = {};
     action.sa_handler = [](int signal) { handled = signal; };
     sigaction(SIGTERM, &action, nullptr);
-    TheWorld()->After(kSecond, [process = Mine()] {
-      TheWorld()->Signal(process, SIGTERM);
-    });
+    TheWorld()->After(
+        kSecond, [process = Mine()] { TheWorld()->Signal(process, SIGTERM); });
     sleep(100);
     EXPECT_EQ(handled, SIGTERM);
     EXPECT_LT(TheWorld()->now(), 50 * kSecond);

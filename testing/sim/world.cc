@@ -174,9 +174,9 @@ void World::MakeResident(Fiber* fiber) {
 
 void World::SwapThread(Fiber* to) {
   if (last_fiber_ == to) return;
-  SwapThreadLocals(last_fiber_ == nullptr ? nullptr
-                                          : &last_fiber_->thread_locals,
-                   &to->thread_locals);
+  SwapThreadLocals(
+      last_fiber_ == nullptr ? nullptr : &last_fiber_->thread_locals,
+      &to->thread_locals);
   last_fiber_ = to;
   if (last_process_ == to->process) return;
   // The first of a world finds what the last world has left.

@@ -129,7 +129,7 @@ struct Region {
 
 struct Host {
   int index = 0;
-  std::string name;     // "host3"
+  std::string name;      // "host3"
   uint32_t address = 0;  // 10.0.0.4, in host byte order
   bool up = true;
   bool paused = false;  // as a virtual machine is

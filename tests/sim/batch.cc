@@ -106,8 +106,8 @@ void Batch::Ended(const Worker& worker) {
   close(worker.fd);
   if (status == 0) return;
   result_.failures.emplace_back(
-      worker.playing, "the simulation itself ended by status " +
-                          std::to_string(status));
+      worker.playing,
+      "the simulation itself ended by status " + std::to_string(status));
 }
 
 void Batch::Read(Worker* worker) {

@@ -64,8 +64,8 @@ void Ledger::Loads(int64_t step, bool found) {
                              : "begins at step 0");
   if (step < saved_) {
     Violate("lost: " + Mine()->name + " goes on from step " +
-            std::to_string(step) + ", although step " +
-            std::to_string(saved_) + " was saved");
+            std::to_string(step) + ", although step " + std::to_string(saved_) +
+            " was saved");
   }
 }
 
@@ -112,9 +112,8 @@ void Ledger::CheckLearned(pid_t pid, const std::string& group,
   if (!process.alive()) return;
   // Whoever is stopped or can't be reached learns of it later.
   if (tries == 0 && patience > 0) {
-    world_->After(patience, [this, pid, group, of] {
-      CheckLearned(pid, group, of, 1);
-    });
+    world_->After(patience,
+                  [this, pid, group, of] { CheckLearned(pid, group, of, 1); });
     return;
   }
   Violate("learn: " + process.name + " (" + std::to_string(pid) +

@@ -60,8 +60,8 @@ int Main(int argc, char** argv) {
     options.first = NumberIn(word, "--first=", options.first);
     options.ranks = static_cast<int>(NumberIn(word, "--ranks=", options.ranks));
     options.jobs = static_cast<int>(NumberIn(word, "--jobs=", options.jobs));
-    options.most_failures = static_cast<int>(
-        NumberIn(word, "--failures=", options.most_failures));
+    options.most_failures =
+        static_cast<int>(NumberIn(word, "--failures=", options.most_failures));
     seed = NumberIn(word, "--seed=", seed);
     whole |= word == "--whole";
     until_found |= word == "--until_found";

@@ -2,8 +2,10 @@
 //
 // A job of a launcher on each host, a scheduler that starts it again, and the
 // schedule's faults.
+#include <glog/logging.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iostream>
@@ -13,9 +15,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <glog/logging.h>
-#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "cluster/launch/launcher.h"

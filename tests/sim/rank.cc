@@ -107,9 +107,8 @@ absl::Status Rank::Join() {
   }
   CAPSTAN_ASSIGN_OR_RETURN(meeting_, Meet(info_));
   try {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        group_,
-        CreateHostsGroup(info_, meeting_->store, WireConnect(*meeting_)));
+    CAPSTAN_ASSIGN_OR_RETURN(group_, CreateHostsGroup(info_, meeting_->store,
+                                                      WireConnect(*meeting_)));
   } catch (...) {
     return CouldNotMeet(info_);
   }
@@ -149,8 +148,8 @@ absl::Status Rank::Hold() {
     if (status.ok()) status = SyncPath("/shared");
     const bool again = info_.restart > 0 || job_ > 1;
     if (status.ok()) {
-      absl::StatusOr<HeldFolder> held = HoldFolder(
-          kRunFolder, "", again ? kLostHostPatience : kLockPatience);
+      absl::StatusOr<HeldFolder> held =
+          HoldFolder(kRunFolder, "", again ? kLostHostPatience : kLockPatience);
       status = held.status();
       if (held.ok()) held_ = *held;
     }
@@ -232,11 +231,9 @@ absl::Status Rank::Run() {
   CAPSTAN_RETURN_IF_ERROR(Hold());
   CAPSTAN_RETURN_IF_ERROR(Restore());
   while (state_.step < schedule_.steps) CAPSTAN_RETURN_IF_ERROR(Step());
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*group_, absl::OkStatus(), "end the run"));
+  CAPSTAN_RETURN_IF_ERROR(Agree(*group_, absl::OkStatus(), "end the run"));
   if (sender_ != nullptr) sender_->MayLeave();
-  CAPSTAN_RETURN_IF_ERROR(
-      Agree(*group_, absl::OkStatus(), "leave the run"));
+  CAPSTAN_RETURN_IF_ERROR(Agree(*group_, absl::OkStatus(), "leave the run"));
   return absl::OkStatus();
 }
 
@@ -269,8 +266,8 @@ int Audit() {
     TheLedger()->CheckState("as an auditor", state->step, part.values(), 0,
                             kElements);
     if (state->step != one.step) {
-      TheLedger()->Violate(absl::StrCat("whole: ", one.path, " is of step ",
-                                        state->step));
+      TheLedger()->Violate(
+          absl::StrCat("whole: ", one.path, " is of step ", state->step));
     }
   }
   if (newest < TheLedger()->saved()) {

@@ -2,8 +2,8 @@
 #include "tests/sim/schedule.h"
 
 #include <signal.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,11 +14,10 @@ namespace capstan::sim {
 namespace {
 
 const char* const kNames[] = {
-    "kill a rank",      "stop a rank",   "kill a launcher",
-    "crash a host",     "cut the power", "pause a host",
-    "cut a link",       "isolate a host", "fill a disk",
-    "slow a disk",      "break writes",  "set a clock",
-    "stop the job",     "start it twice"};
+    "kill a rank",   "stop a rank",   "kill a launcher", "crash a host",
+    "cut the power", "pause a host",  "cut a link",      "isolate a host",
+    "fill a disk",   "slow a disk",   "break writes",    "set a clock",
+    "stop the job",  "start it twice"};
 
 std::string Seconds(Time time) {
   char text[32];
@@ -60,8 +59,8 @@ Schedule MakeSchedule(uint64_t seed, int most_ranks) {
   schedule.hosts = std::min(most_hosts, schedule.hosts);
   if (most_ranks > 64) schedule.hosts = 16 + random.Below(most_ranks / 16 - 15);
   const int per_host = std::max(1, most_ranks / schedule.hosts);
-  schedule.ranks_per_host =
-      static_cast<int>(random.Between(1, std::min(per_host, random.OneIn(4) ? 3 : 2)));
+  schedule.ranks_per_host = static_cast<int>(
+      random.Between(1, std::min(per_host, random.OneIn(4) ? 3 : 2)));
   if (most_ranks > 64) schedule.ranks_per_host = per_host;
   if (schedule.hosts == 1) schedule.ranks_per_host = std::min(2, per_host);
   schedule.steps = static_cast<int>(random.Between(3, 8));
@@ -75,12 +74,12 @@ Schedule MakeSchedule(uint64_t seed, int most_ranks) {
     Fault fault;
     fault.kind = static_cast<Fault::Kind>(random.Below(Fault::kKinds));
     // Most of a run's life is its first second.
-    fault.at = random.OneIn(3) ? random.Below(40 * kSecond)
-                               : random.Below(kSecond);
+    fault.at =
+        random.OneIn(3) ? random.Below(40 * kSecond) : random.Below(kSecond);
     fault.host = static_cast<int>(random.Below(schedule.hosts));
-    fault.other = static_cast<int>(random.Below(
-        fault.kind == Fault::kPartition ? schedule.hosts
-                                        : schedule.ranks_per_host));
+    fault.other = static_cast<int>(random.Below(fault.kind == Fault::kPartition
+                                                    ? schedule.hosts
+                                                    : schedule.ranks_per_host));
     fault.length = random.OneIn(3) ? random.Below(120 * kSecond)
                                    : random.Below(10 * kSecond);
     schedule.faults.push_back(fault);
@@ -97,7 +96,8 @@ void Put(FILE* out, const Outcome& outcome) {
   fprintf(out, "%s\n%s\n%lu %ld %ld %d\n", outcome.kind.c_str(),
           outcome.violation.c_str(), outcome.trace, outcome.switches,
           outcome.length, outcome.jobs);
-  for (const std::string& line : outcome.story) fprintf(out, "%s\n", line.c_str());
+  for (const std::string& line : outcome.story)
+    fprintf(out, "%s\n", line.c_str());
 }
 
 Outcome Get(const std::string& text) {

@@ -66,8 +66,8 @@ TEST(ShrinkTest, LeavesOnlyWhatIsNeeded) {
   schedule.hosts = 8;
   schedule.ranks_per_host = 3;
   for (const Fault::Kind kind :
-       {Fault::kSlowDisk, Fault::kSkewClock, Fault::kKillRank,
-        Fault::kPowerCut, Fault::kStopJob, Fault::kFullDisk}) {
+       {Fault::kSlowDisk, Fault::kSkewClock, Fault::kKillRank, Fault::kPowerCut,
+        Fault::kStopJob, Fault::kFullDisk}) {
     Fault fault;
     fault.kind = kind;
     fault.host = kind == Fault::kKillRank ? 1 : 0;

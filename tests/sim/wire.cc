@@ -91,9 +91,9 @@ void Wire::Put(int to, Message message) {
   way->messages.push_back(std::move(message));
   if (way->delivering) return;
   way->delivering = true;
-  way->arrival = std::max(
-      way->arrival,
-      world.now() + world.random().Between(20, 500) * kMicrosecond);
+  way->arrival =
+      std::max(way->arrival,
+               world.now() + world.random().Between(20, 500) * kMicrosecond);
   world.At(way->arrival,
            [way = way, me = number_, rank = rank_, host = host_->index,
             other = peers[to], other_host = peer_hosts[to]] {
@@ -117,7 +117,8 @@ void Wire::Deliver(const std::shared_ptr<Way>& way, int from_number,
   way->messages.clear();
   const auto to = All().find(to_number);
   if (to != All().end()) {
-    for (const Message& message : messages) to->second->Arrive(from_rank, message);
+    for (const Message& message : messages)
+      to->second->Arrive(from_rank, message);
     return;
   }
   // Nobody is there: the sender's end breaks.
@@ -270,8 +271,9 @@ class WireBackend final : public c10d::Backend {
 }  // namespace
 
 BackendGroup::Connect WireConnect(const Meeting& meeting) {
-  return [store = meeting.store](const std::string& prefix, int rank,
-                                 int size) -> c10::intrusive_ptr<c10d::Backend> {
+  return [store = meeting.store](
+             const std::string& prefix, int rank,
+             int size) -> c10::intrusive_ptr<c10d::Backend> {
     static int last = 0;
     const int number = ++last;
     Host* const host = Mine()->host;
