@@ -96,6 +96,7 @@ void Ledger::OnEnd(Process* process) {
   if (found == groups_.end()) return;
   const std::string group = found->second;
   groups_.erase(found);
+  if (!process->host->up && !watches_hosts) return;
   for (const auto& [pid, other] : groups_) {
     if (other != group) continue;
     world_->After(kLearnLimit, [this, pid = pid, group, of = process->name] {

@@ -42,9 +42,10 @@ class Ledger {
 
   int64_t saved() const { return saved_; }
   bool completed = false;
-  // How long faults keep hosts apart, at most: those who can't be told of a
-  // death needn't know.
+  // How long faults keep ranks from learning anything, at most.
   Time patience = 0;
+  // Whether ranks notice that a host is silent.
+  bool watches_hosts = true;
 
  private:
   void OnEnd(Process* process);

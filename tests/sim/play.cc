@@ -45,6 +45,13 @@ class ProcessErrors final : public std::streambuf {
   }
 };
 
+// Whether a fault keeps a living rank from learning of a death.
+bool Hinders(Fault::Kind kind) {
+  return kind == Fault::kStopRank || kind == Fault::kPauseHost ||
+         kind == Fault::kPartition || kind == Fault::kIsolate ||
+         kind == Fault::kSlowDisk;
+}
+
 class Player {
  public:
   Player(const Schedule& schedule, bool tell)
@@ -270,8 +277,9 @@ Outcome Player::Run() {
     world_.At(fault.at, [this, fault] { Begin(fault); });
     disturbed_until_ =
         std::max(disturbed_until_, fault.at + fault.length + 300 * kSecond);
-    ledger_.patience += fault.length + 60 * kSecond;
+    ledger_.patience += Hinders(fault.kind) ? fault.length + 60 * kSecond : 0;
   }
+  ledger_.watches_hosts = schedule_.max_restarts > 0;
   StartJob();
   world_.Run();
   if (world_.violation().empty() && !ledger_.completed) {

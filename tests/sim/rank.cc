@@ -226,8 +226,8 @@ absl::Status Rank::Run() {
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string group,
       FromRank0(*group_, absl::StrCat("group of process ", getpid())));
-  TheLedger()->Met(group);
   CAPSTAN_RETURN_IF_ERROR(WatchNext());
+  TheLedger()->Met(group);
   CAPSTAN_RETURN_IF_ERROR(Hold());
   CAPSTAN_RETURN_IF_ERROR(Restore());
   while (state_.step < schedule_.steps) CAPSTAN_RETURN_IF_ERROR(Step());
