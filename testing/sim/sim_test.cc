@@ -41,6 +41,10 @@ std::unique_ptr<World> MakeWorld(int hosts, uint64_t seed = 1) {
   return std::make_unique<World>(options);
 }
 
+void Sleep(unsigned duration) {
+  sleep(duration);  // sleeps: in simulated time
+}
+
 // Runs `main` alone on one host.
 void RunAlone(const std::function<void()>& main) {
   const auto world = MakeWorld(1);
@@ -107,7 +111,7 @@ TEST(ClockTest, AnHourTakesNoTime) {
   const auto begin = std::chrono::steady_clock::now();
   RunAlone([] {
     const auto before = std::chrono::steady_clock::now();
-    std::this_thread::sleep_for(hours(100));
+    std::this_thread::sleep_for(hours(100));  // sleeps: simulated ones
     const auto slept = std::chrono::steady_clock::now() - before;
     EXPECT_GE(slept, hours(100));
     EXPECT_LT(slept, hours(100) + seconds(1));
@@ -143,7 +147,7 @@ TEST(WorldTest, OneSeedOneTrace) {
     const auto world = MakeWorld(1, seed);
     world->Spawn(0, "test", [] {
       std::vector<std::thread> threads;
-      for (int i = 0; i < 4; ++i) threads.emplace_back([] { usleep(10); });
+      for (int i = 0; i < 4; ++i) threads.emplace_back([] { Sleep(1); });
       for (std::thread& thread : threads) thread.join();
       return 0;
     });
@@ -174,7 +178,7 @@ std::vector<std::string> AfterPowerCuts(
           return 0;
         });
       });
-      sleep(100);
+      Sleep(100);
       return 0;
     });
     world->Run();
@@ -232,7 +236,7 @@ TEST(DiskTest, IsFull) {
     const int fd = open("/other", O_WRONLY | O_CREAT, 0644);
     EXPECT_EQ(fd, -1);
     EXPECT_EQ(errno, ENOSPC);
-    sleep(2);
+    Sleep(2);
     EXPECT_TRUE(Write("/other", "text", false));
   });
 }
@@ -244,11 +248,11 @@ TEST(DiskTest, ALockIsFreedByItsHoldersDeath) {
   Process* const holder = world->Spawn(0, "holder", [] {
     const int fd = open("/shared/lock", O_RDWR | O_CREAT, 0644);
     EXPECT_EQ(flock(fd, LOCK_EX | LOCK_NB), 0);
-    sleep(1000);
+    Sleep(1000);
     return 0;
   });
   world->Spawn(1, "other", [&] {
-    sleep(1);
+    Sleep(1);
     const int fd = open("/shared/lock", O_RDWR | O_CREAT, 0644);
     EXPECT_EQ(flock(fd, LOCK_EX | LOCK_NB), -1);
     EXPECT_EQ(errno, EWOULDBLOCK);
@@ -270,15 +274,15 @@ std::pair<ssize_t, Time> ReadWhile(const std::function<void(World*)>& disturb,
   world->Spawn(0, "server", [=] {
     const int listening = ListenAt(0, 80);
     const int fd = accept(listening, nullptr, nullptr);
-    sleep(2);
+    Sleep(2);
     if (sends) {
       EXPECT_EQ(send(fd, "x", 1, 0), 1);
     }
-    sleep(100000);
+    Sleep(100000);
     return fd;
   });
   world->Spawn(1, "client", [&] {
-    sleep(1);
+    Sleep(1);
     const int fd = ConnectTo(0, 80);
     EXPECT_GE(fd, 0);
     const int on = keep_alive ? 1 : 0;
@@ -364,7 +368,7 @@ TEST(ProcessTest, HandlesSignals) {
     sigaction(SIGTERM, &action, nullptr);
     TheWorld()->After(
         kSecond, [process = Mine()] { TheWorld()->Signal(process, SIGTERM); });
-    sleep(100);
+    Sleep(100);
     EXPECT_EQ(handled, SIGTERM);
     EXPECT_LT(TheWorld()->now(), 50 * kSecond);
   });
@@ -375,7 +379,7 @@ TEST(ProcessTest, AStoppedOneWaits) {
   World* const w = world.get();
   Time end = 0;
   Process* const process = world->Spawn(0, "test", [&] {
-    sleep(1);
+    Sleep(1);
     end = w->now();
     return 0;
   });

@@ -16,10 +16,6 @@ DEFECTS = [
     ("removed_looks_whole", "//trainer/checkpoint:checkpoint_folders.cc", [
         "s/may_be_whole = absl::EndsWith.*/may_be_whole = true;/",
     ]),
-    # 9a49e9d8
-    ("stop_between_looks", "//cluster/meet:server.cc", [
-        "s/if \\(!stop_deadline_.has_value\\(\\)\\) fds/if (!stop_) fds/",
-    ]),
     # f56bc598
     ("silent_host", "//trainer/checkpoint:mirror_link.cc", [
         "s/if \\(silence_.count\\(\\) > 0\\) NoticeSilence.*/;/",

@@ -178,7 +178,8 @@ absl::Status Rank::Restore() {
 }
 
 absl::Status Rank::Step() {
-  usleep(static_cast<useconds_t>(TheWorld()->random().Between(500, 20000)));
+  // Computes.
+  TheWorld()->Pass(TheWorld()->random().Between(500, 20000) * kMicrosecond);
   double sums[] = {1.0, static_cast<double>(state_.step),
                    StopRequested() != 0 ? 1.0 : 0.0};
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
