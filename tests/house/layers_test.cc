@@ -137,6 +137,8 @@ const Rooms& TheRooms() {
       // Takes the place of functions of the core, in tests.
       {"testing/faults",
        {"base", kSdk, "cluster/comm", "host/plugins", "trainer/memory"}},
+      // Takes the place of functions of libc, in tests.
+      {"testing/sim", {"testing/cuda"}},
       // A tool of the repository.
       {"testing/roofline",
        {"base", "kernels/context", kSdk, "cluster/comm", "cluster/launch",

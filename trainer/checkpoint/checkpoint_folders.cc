@@ -142,12 +142,22 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
 void RemoveLeftovers(const std::string& output_dir) {
   std::set<std::string> whole;
   for (const auto& [step, path] : WholeByStep(output_dir)) whole.insert(path);
+  std::vector<std::string> left;
   for (const std::string& name : ListNames(Root(output_dir))) {
     const std::string path = Root(output_dir) + "/" + name;
     if (absl::StartsWith(name, ".step-") && whole.count(path) == 0) {
-      RemoveQuietly(path);
+      left.push_back(path);
     }
   }
+  if (left.empty()) return;
+  // A loss of power may undo a folder's renaming, and not what follows it.
+  const absl::Status synced = SyncPath(Root(output_dir));
+  if (!synced.ok()) {
+    LOG(WARNING) << "leaves what an older checkpoint has left: "
+                 << synced.message();
+    return;
+  }
+  for (const std::string& path : left) RemoveQuietly(path);
 }
 
 }  // namespace capstan

@@ -151,10 +151,11 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
   const std::string temporary = request.temporary();
   return WithRetries([&]() -> absl::Status {
     const std::string root = request.output_dir + "/checkpoints";
-    const bool first = !PathExists(root);
     CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // left by a killed run
     CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
-    if (first) CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
+    // Also if checkpoints/ was there: whoever made it, a try of this save or a
+    // run before, may have ended before its name was on disk.
+    CAPSTAN_RETURN_IF_ERROR(SyncPath(request.output_dir));
     // Try all the same: the file system may compress or grow.
     const absl::Status room = CheckRoom(root, bytes);
     if (!room.ok()) LOG(WARNING) << room.message() << "; trying all the same";
