@@ -7,9 +7,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "kernels/context/witness.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw_loops.h"
 #include "kernels/optimizer/guarded_step.h"
@@ -28,6 +30,26 @@ struct FloatMoments {
     *exp_avg_sq = v;
   }
 };
+
+// Each block's sums are added by one thread.
+void SummedStep(const cuda::AdamWFactors& factors, const AdamWBuffers& b,
+                UpdateSums* sums) {
+  const AdamWMemory<float> memory(b);
+  const auto update = AdamWSummedUpdateFor<FloatMoments>(b);
+  constexpr int64_t kBlock = UpdateSums::kBlock;
+  const int64_t offset = memory.parameter - sums->parameter;
+  const int64_t end = offset + b.parameter.numel();
+  at::parallel_for(offset / kBlock, (end + kBlock - 1) / kBlock, 1,
+                   [&](int64_t block, int64_t last) {
+                     for (; block < last; ++block) {
+                       update(factors, memory, FloatMoments(),
+                              std::max(offset, block * kBlock) - offset,
+                              std::min(end, (block + 1) * kBlock) - offset,
+                              &sums->blocks[block]);
+                     }
+                   });
+  sums->elements += b.parameter.numel();
+}
 
 }  // namespace
 
@@ -73,6 +95,9 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& b) {
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;
   const AdamWMemory<float> memory(b);
+  if (UpdateSums* const sums = CurrentUpdateSums()) {
+    return SummedStep(*factors, b, sums);
+  }
   const auto update = AdamWUpdateFor<FloatMoments>(b);
   at::parallel_for(0, b.parameter.numel(), kAdamWGrain,
                    [&](int64_t begin, int64_t end) {

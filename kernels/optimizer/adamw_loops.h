@@ -16,6 +16,7 @@
 
 #include "absl/types/optional.h"
 #include "base/simd/instruction_set.h"
+#include "kernels/context/witness.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
 #include "kernels/optimizer/guarded_step.h"
@@ -145,6 +146,65 @@ ALWAYS_INLINE void AdamWRange(const cuda::AdamWFactors& factors,
       working[i] = static_cast<Working>(p);
     }
   }
+}
+
+// The sum of the bits of x[begin, end) modulo 2^32.
+template <typename T>
+ALWAYS_INLINE uint32_t SumOfBits(const T* x, int64_t begin, int64_t end) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
+  typedef Bits __attribute__((may_alias)) Word;
+  const auto* words = reinterpret_cast<const Word*>(x);
+  uint32_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += words[i];
+  return sum;
+}
+
+// The same, and adds what it reads and writes to `sums`, in pieces that stay in
+// the L1 cache.
+template <typename Moments, typename Gradient, typename Working>
+ALWAYS_INLINE void AdamWSummedRange(
+    const cuda::AdamWFactors& factors,
+    const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
+    int64_t begin, int64_t end, UpdateSums::Block* sums) {
+  constexpr int64_t kPiece = 1024;
+  for (int64_t i = begin; i < end; i += kPiece) {
+    const int64_t stop = i + kPiece < end ? i + kPiece : end;
+    sums->gradient +=
+        SumOfBits(static_cast<const Gradient*>(b.gradient), i, stop);
+    sums->read[0] += SumOfBits(b.parameter, i, stop);
+    sums->read[1] += SumOfBits(b.exp_avg, i, stop);
+    sums->read[2] += SumOfBits(b.exp_avg_sq, i, stop);
+    AdamWRange<Moments, Gradient, Working>(factors, b, kind, i, stop);
+    sums->written[0] += SumOfBits(b.parameter, i, stop);
+    sums->written[1] += SumOfBits(b.exp_avg, i, stop);
+    sums->written[2] += SumOfBits(b.exp_avg_sq, i, stop);
+  }
+}
+
+template <typename Moments>
+using AdamWSummedUpdate = void (*)(
+    const cuda::AdamWFactors& factors,
+    const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
+    int64_t begin, int64_t end, UpdateSums::Block* sums);
+
+template <typename Moments, typename Gradient>
+AdamWSummedUpdate<Moments> AdamWSummedUpdateFor(const at::Tensor& working) {
+  if (!working.defined()) {
+    return BestOf<AdamWSummedRange<Moments, Gradient, NoWorkingCopy>>();
+  }
+  return working.scalar_type() == at::kBFloat16
+             ? BestOf<AdamWSummedRange<Moments, Gradient, at::BFloat16>>()
+             : BestOf<AdamWSummedRange<Moments, Gradient, at::Half>>();
+}
+
+template <typename Moments>
+AdamWSummedUpdate<Moments> AdamWSummedUpdateFor(const AdamWBuffers& b) {
+  if (b.gradient.scalar_type() == at::kFloat) {
+    return AdamWSummedUpdateFor<Moments, float>(b.working);
+  }
+  return b.gradient.scalar_type() == at::kBFloat16
+             ? AdamWSummedUpdateFor<Moments, at::BFloat16>(b.working)
+             : AdamWSummedUpdateFor<Moments, at::Half>(b.working);
 }
 
 template <typename Moments>
