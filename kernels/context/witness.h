@@ -9,6 +9,8 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/context/word_sums.h"
+
 namespace capstan {
 
 namespace kernels {
@@ -29,16 +31,13 @@ class ProductWitness {
 ProductWitness* CurrentProductWitness();
 void SetProductWitness(ProductWitness* witness);
 
-// What an update reads and writes, as sums of the numbers' bits (uint32) modulo
-// 2^32, which any changed bit changes, by block of elements.
+// What an update of float32 buffers reads and writes, by block of WordSums.
 struct UpdateSums {
-  static constexpr int64_t kBlock = int64_t{1} << 16;  // elements
-
   struct Block {
-    uint32_t gradient = 0;  // read
+    WordSums::Lanes gradient = {};  // read; of 16-bit gradients nothing
     // Of the parameter and the two moments.
-    uint32_t read[3] = {};
-    uint32_t written[3] = {};
+    WordSums::Lanes read[3] = {};
+    WordSums written[3];
   };
 
   const float* parameter = nullptr;  // where the first block's begins

@@ -36,19 +36,18 @@ void SummedStep(const cuda::AdamWFactors& factors, const AdamWBuffers& b,
                 UpdateSums* sums) {
   const AdamWMemory<float> memory(b);
   const auto update = AdamWSummedUpdateFor<FloatMoments>(b);
-  constexpr int64_t kBlock = UpdateSums::kBlock;
-  const int64_t offset = memory.parameter - sums->parameter;
-  const int64_t end = offset + b.parameter.numel();
-  at::parallel_for(offset / kBlock, (end + kBlock - 1) / kBlock, 1,
+  constexpr int64_t kBlock = WordSums::kBlock;
+  const int64_t n = b.parameter.numel();
+  const int64_t first = (memory.parameter - sums->parameter) / kBlock;
+  at::parallel_for(0, (n + kBlock - 1) / kBlock, 1,
                    [&](int64_t block, int64_t last) {
                      for (; block < last; ++block) {
-                       update(factors, memory, FloatMoments(),
-                              std::max(offset, block * kBlock) - offset,
-                              std::min(end, (block + 1) * kBlock) - offset,
-                              &sums->blocks[block]);
+                       update(factors, memory, FloatMoments(), block * kBlock,
+                              std::min(n, (block + 1) * kBlock),
+                              &sums->blocks[first + block]);
                      }
                    });
-  sums->elements += b.parameter.numel();
+  sums->elements += n;
 }
 
 }  // namespace
@@ -95,7 +94,9 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& b) {
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;
   const AdamWMemory<float> memory(b);
-  if (UpdateSums* const sums = CurrentUpdateSums()) {
+  UpdateSums* const sums = CurrentUpdateSums();
+  if (sums != nullptr &&
+      (memory.parameter - sums->parameter) % WordSums::kBlock == 0) {
     return SummedStep(*factors, b, sums);
   }
   const auto update = AdamWUpdateFor<FloatMoments>(b);

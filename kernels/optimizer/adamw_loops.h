@@ -148,17 +148,6 @@ ALWAYS_INLINE void AdamWRange(const cuda::AdamWFactors& factors,
   }
 }
 
-// The sum of the bits of x[begin, end) modulo 2^32.
-template <typename T>
-ALWAYS_INLINE uint32_t SumOfBits(const T* x, int64_t begin, int64_t end) {
-  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>;
-  typedef Bits __attribute__((may_alias)) Word;
-  const auto* words = reinterpret_cast<const Word*>(x);
-  uint32_t sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += words[i];
-  return sum;
-}
-
 // The same, and adds what it reads and writes to `sums`, in pieces that stay in
 // the L1 cache.
 template <typename Moments, typename Gradient, typename Working>
@@ -166,18 +155,20 @@ ALWAYS_INLINE void AdamWSummedRange(
     const cuda::AdamWFactors& factors,
     const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
     int64_t begin, int64_t end, UpdateSums::Block* sums) {
-  constexpr int64_t kPiece = 1024;
+  constexpr int64_t kPiece = 2 * WordSums::kGroup;
   for (int64_t i = begin; i < end; i += kPiece) {
-    const int64_t stop = i + kPiece < end ? i + kPiece : end;
-    sums->gradient +=
-        SumOfBits(static_cast<const Gradient*>(b.gradient), i, stop);
-    sums->read[0] += SumOfBits(b.parameter, i, stop);
-    sums->read[1] += SumOfBits(b.exp_avg, i, stop);
-    sums->read[2] += SumOfBits(b.exp_avg_sq, i, stop);
-    AdamWRange<Moments, Gradient, Working>(factors, b, kind, i, stop);
-    sums->written[0] += SumOfBits(b.parameter, i, stop);
-    sums->written[1] += SumOfBits(b.exp_avg, i, stop);
-    sums->written[2] += SumOfBits(b.exp_avg_sq, i, stop);
+    const int64_t words = i + kPiece < end ? kPiece : end - i;
+    if (std::is_same_v<Gradient, float>) {
+      AddParity(static_cast<const Gradient*>(b.gradient) + i, words,
+                &sums->gradient);
+    }
+    AddParity(b.parameter + i, words, &sums->read[0]);
+    AddParity(b.exp_avg + i, words, &sums->read[1]);
+    AddParity(b.exp_avg_sq + i, words, &sums->read[2]);
+    AdamWRange<Moments, Gradient, Working>(factors, b, kind, i, i + words);
+    sums->written[0].Add(b.parameter + i, words);
+    sums->written[1].Add(b.exp_avg + i, words);
+    sums->written[2].Add(b.exp_avg_sq + i, words);
   }
 }
 

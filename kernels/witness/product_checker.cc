@@ -1,2 +1,431 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/witness/product_checker.h"
+
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <thread>
+
+#include "base/random.h"
+#include "kernels/witness/sums.h"
+
+namespace capstan::kernels {
+namespace {
+
+// The fewest numbers worth waking a thread.
+constexpr int64_t kGrain = int64_t{1} << 16;
+// How many of the standard deviations that the header has are a row's bound,
+// and beyond what slack even a product that comes out the same is wrong.
+constexpr double kDeviations = 6.0;
+constexpr double kFarSlack = 64.0;
+// Of the largest sums, which blocks of terms bound.
+constexpr double kMostTerms = 512.0;
+constexpr double kUnit = 0x1p-24;
+
+double UnitOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat:
+      return kUnit;
+    case NumberType::kBf16:
+      return 0x1p-8;
+    case NumberType::kFp16:
+      return 0x1p-11;
+  }
+  return kUnit;
+}
+
+int64_t BytesOf(NumberType type) { return type == NumberType::kFloat ? 4 : 2; }
+
+// n random signs, padded with zeros.
+class Signs {
+ public:
+  // The result stays valid.
+  const float* Get(int64_t n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<float>& signs = by_length_[n];
+    if (signs.empty()) {
+      signs.assign(Padded(n), 0.0f);
+      for (int64_t i = 0; i < n; ++i) {
+        const uint32_t bits = RandomBits(0x5eed, i / 128, 0)[i / 32 % 4];
+        signs[i] = (bits >> (i % 32) & 1) != 0 ? 1.0f : -1.0f;
+      }
+    }
+    return signs.data();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<float>> by_length_;
+};
+
+const float* SignsOf(int64_t n) {
+  thread_local std::map<int64_t, const float*> mine;
+  const float*& signs = mine[n];
+  if (signs == nullptr) {
+    static Signs* const all = new Signs();
+    signs = all->Get(n);
+  }
+  return signs;
+}
+
+ConstMatrix From(ConstMatrix x, int64_t row) {
+  x.data = static_cast<const char*>(x.data) + row * x.stride * BytesOf(x.type);
+  return x;
+}
+
+ConstMatrix Const(const Matrix& c) {
+  ConstMatrix x;
+  x.data = c.data;
+  x.stride = c.stride;
+  x.type = c.type;
+  return x;
+}
+
+// Rows by threads, where that is worth it. run(begin, end)
+template <typename Run>
+void ForRows(int64_t rows, int64_t n, const Run& run) {
+  if (at::in_parallel_region() || at::get_num_threads() == 1 ||
+      rows * n < 2 * kGrain) {
+    return run(0, rows);
+  }
+  const int64_t grain =
+      std::max<int64_t>(16, (kGrain / std::max<int64_t>(1, n) + 3) / 4 * 4);
+  at::parallel_for(0, rows, grain, run);
+}
+
+// SumMatrix by all threads.
+void Sum(const ConstMatrix& x, int64_t rows, int64_t n, MatrixSums* sums) {
+  std::mutex mutex;
+  ForRows(rows, n, [&](int64_t begin, int64_t end) {
+    MatrixSums part = *sums;
+    part.squares = 0.0;
+    if (begin == 0 && end == rows) {
+      SumMatrix(x, rows, n, sums);
+      return;
+    }
+    const auto advance = [&](auto& p) {
+      if (p != nullptr) p += begin;
+    };
+    advance(part.row_sums);
+    advance(part.row_squares);
+    advance(part.left);
+    if (part.copy != nullptr) {
+      part.copy = static_cast<char*>(part.copy) + begin * n * BytesOf(x.type);
+    }
+    std::vector<float> columns, squares;
+    if (part.left != nullptr) {
+      columns.assign(Padded(n), 0.0f);
+      part.column_sums = columns.data();
+    }
+    if (part.column_squares != nullptr) {
+      squares.assign(Padded(n), 0.0f);
+      part.column_squares = squares.data();
+    }
+    SumMatrix(From(x, begin), end - begin, n, &part);
+    const std::lock_guard<std::mutex> lock(mutex);
+    sums->squares += part.squares;
+    for (size_t j = 0; j < columns.size(); ++j) {
+      sums->column_sums[j] += columns[j];
+    }
+    for (size_t j = 0; j < squares.size(); ++j) {
+      sums->column_squares[j] += squares[j];
+    }
+  });
+}
+
+std::string Cores(const std::set<int>& cores) {
+  std::string text;
+  for (const int core : cores) {
+    text += (text.empty() ? "" : ", ") + std::to_string(core);
+  }
+  return text;
+}
+
+// Those of the threads that compute here; `mine` is that of this one before.
+std::string CoresOfThreads(int mine) {
+  std::set<int> cores = {mine};
+  if (!at::in_parallel_region() && at::get_num_threads() > 1) {
+    std::mutex mutex;
+    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+      const int core = sched_getcpu();
+      const std::lock_guard<std::mutex> lock(mutex);
+      cores.insert(core);
+    });
+  }
+  return Cores(cores);
+}
+
+// Runs fn on a thread of its own, and on another core, if this process may use
+// one.
+void OnAnotherCore(const std::function<void()>& fn) {
+  const int mine = sched_getcpu();
+  std::thread([&] {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
+        CPU_COUNT(&cores) > 1) {
+      CPU_CLR(mine, &cores);
+      sched_setaffinity(0, sizeof(cores), &cores);
+    }
+    fn();
+  }).join();
+}
+
+}  // namespace
+
+// What a product is checked with, and with what result. Vectors are reused by
+// the thread's later products.
+struct ProductChecker::Check {
+  std::vector<float> sums_of_b;  // b r
+  double squares_of_b = 0.0;
+  bool known = false;  // whether these are of the step's first product with b
+  std::vector<float> wanted, squares_of_a;         // a (b r)
+  std::vector<float> sums_of_c, squares_of_c;      // c r
+  std::vector<float> sums_before, squares_before;  // with beta
+  std::vector<char> before;                        // c
+};
+
+ProductChecker::ProductChecker(OnFailure on_failure)
+    : on_failure_(std::move(on_failure)) {}
+
+void ProductChecker::Remember(const void* begin, int64_t bytes) {
+  const char* const from = static_cast<const char*>(begin);
+  remembered_.emplace_back(from, from + bytes);
+}
+
+void ProductChecker::Forget() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  known_.clear();
+}
+
+ProductChecker::Counts ProductChecker::counts() const {
+  return {products_.load(), repeated_.load(), failures_.load()};
+}
+
+bool ProductChecker::IsRemembered(const void* data) const {
+  for (const auto& [begin, end] : remembered_) {
+    if (data >= begin && data < end) return true;
+  }
+  return false;
+}
+
+// Makes both orientations' at once, since a weight that is multiplied in a
+// forward is so in its backward.
+std::shared_ptr<const ProductChecker::Known> ProductChecker::KnownOf(
+    const GemmProblem& p) {
+  const int64_t rows = p.b_transposed ? p.n : p.k;
+  const int64_t columns = p.b_transposed ? p.k : p.n;
+  const Key key = {p.b.data, {rows, columns}};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = known_.find(key);
+    if (found != known_.end()) return found->second;
+  }
+  auto known = std::make_shared<Known>();
+  known->sums[0].assign(Padded(rows), 0.0f);
+  known->sums[1].assign(Padded(columns), 0.0f);
+  MatrixSums sums;
+  sums.right = SignsOf(columns);
+  sums.row_sums = known->sums[0].data();
+  sums.left = SignsOf(rows);
+  sums.column_sums = known->sums[1].data();
+  Sum(p.b, rows, columns, &sums);
+  known->squares = sums.squares;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return known_.emplace(key, std::move(known)).first->second;
+}
+
+void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
+  check->known = false;
+  std::vector<float>& out = check->sums_of_b;
+  if (p.source.read == nullptr && use_known && IsRemembered(p.b.data)) {
+    const std::shared_ptr<const Known> known = KnownOf(p);
+    out = known->sums[p.b_transposed ? 1 : 0];
+    check->squares_of_b = known->squares;
+    check->known = true;
+    return;
+  }
+  const int64_t rows = p.b_transposed ? p.n : p.k;
+  const int64_t columns = p.b_transposed ? p.k : p.n;
+  out.assign(Padded(p.k), 0.0f);
+  MatrixSums sums;
+  if (p.b_transposed) {
+    sums.left = SignsOf(rows);
+    sums.column_sums = out.data();
+  } else {
+    sums.right = SignsOf(columns);
+    sums.row_sums = out.data();
+  }
+  if (p.source.read == nullptr) {
+    Sum(p.b, rows, columns, &sums);
+    check->squares_of_b = sums.squares;
+    return;
+  }
+  // A few rows at a time.
+  const int64_t most = std::max<int64_t>(1, kGrain / columns);
+  std::vector<float> values(std::min(rows, most) * columns);
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    p.source.read(p.source.what, row, count, 0, columns, values.data());
+    MatrixSums part = sums;
+    if (p.b_transposed) {
+      part.left += row;
+    } else {
+      part.row_sums += row;
+    }
+    SumMatrix({values.data(), columns}, count, columns, &part);
+    sums.squares = part.squares;
+  }
+  check->squares_of_b = sums.squares;
+}
+
+int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
+                                   double slack) {
+  check->wanted.assign(Padded(p.m), 0.0f);
+  check->squares_of_a.assign(Padded(p.m), 0.0f);
+  MatrixSums of_a;
+  if (p.a_transposed) {
+    of_a.left = check->sums_of_b.data();
+    of_a.column_sums = check->wanted.data();
+    of_a.column_squares = check->squares_of_a.data();
+    Sum(p.a, p.k, p.m, &of_a);
+  } else {
+    of_a.right = check->sums_of_b.data();
+    of_a.row_sums = check->wanted.data();
+    of_a.row_squares = check->squares_of_a.data();
+    Sum(p.a, p.m, p.k, &of_a);
+  }
+  check->sums_of_c.resize(p.m);
+  check->squares_of_c.resize(p.m);
+  MatrixSums of_c;
+  of_c.right = SignsOf(p.n);
+  of_c.row_sums = check->sums_of_c.data();
+  of_c.row_squares = check->squares_of_c.data();
+  Sum(Const(p.c), p.m, p.n, &of_c);
+
+  const double alpha = p.alpha, beta = p.beta;
+  const double norm_of_b = std::sqrt(check->squares_of_b) * std::abs(alpha);
+  const double unit = UnitOf(p.c.type);
+  const double growth =
+      unit + kUnit * std::sqrt(std::min<double>(p.k, kMostTerms));
+  double largest = 0.0;
+  int64_t wrong = -1;
+  for (int64_t i = 0; i < p.m; ++i) {
+    double wanted = alpha * check->wanted[i];
+    double before = 0.0;
+    if (beta != 0.0) {
+      wanted += beta * check->sums_before[i];
+      before = std::abs(beta) * std::sqrt(check->squares_before[i]);
+    }
+    const double bound =
+        kDeviations * slack *
+        (kUnit * (std::sqrt(check->squares_of_a[i]) * norm_of_b + before) +
+         growth * std::sqrt(check->squares_of_c[i]));
+    const double error = std::abs(check->sums_of_c[i] - wanted);
+    if (error <= bound) {
+      if (bound > 0.0) largest = std::max(largest, error / bound);
+    } else if (wrong < 0) {  // NaN, too
+      wrong = i;
+    }
+  }
+  if (largest > largest_error_.load(std::memory_order_relaxed)) {
+    largest_error_.store(largest, std::memory_order_relaxed);
+  }
+  return wrong;
+}
+
+void ProductChecker::Compute(const GemmProblem& p,
+                             const std::function<void()>& compute) {
+  if (p.k <= 0) return compute();
+  products_.fetch_add(1, std::memory_order_relaxed);
+  thread_local Check check;
+  if (p.beta != 0.0f) {
+    check.sums_before.resize(p.m);
+    check.squares_before.resize(p.m);
+    check.before.resize(p.m * p.n * BytesOf(p.c.type));
+    MatrixSums sums;
+    sums.right = SignsOf(p.n);
+    sums.row_sums = check.sums_before.data();
+    sums.row_squares = check.squares_before.data();
+    sums.copy = check.before.data();
+    Sum(Const(p.c), p.m, p.n, &sums);
+  }
+  const int core = sched_getcpu();
+  compute();
+  SumB(p, /*use_known=*/true, &check);
+  const int64_t wrong = FirstWrong(p, &check, 1.0);
+  if (wrong < 0) return;
+  Mend(p, compute, CoresOfThreads(core), wrong, &check);
+}
+
+namespace {
+
+// c's rows, dense.
+std::vector<char> RowsOf(const GemmProblem& p) {
+  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
+  std::vector<char> rows(p.m * row);
+  for (int64_t i = 0; i < p.m; ++i) {
+    std::memcpy(rows.data() + i * row,
+                static_cast<const char*>(p.c.data) + i * p.c.stride * bytes,
+                row);
+  }
+  return rows;
+}
+
+void SetRows(const GemmProblem& p, const std::vector<char>& rows) {
+  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
+  for (int64_t i = 0; i < p.m; ++i) {
+    std::memcpy(static_cast<char*>(p.c.data) + i * p.c.stride * bytes,
+                rows.data() + i * row, row);
+  }
+}
+
+int64_t FirstDifference(const GemmProblem& p, const std::vector<char>& a,
+                        const std::vector<char>& b) {
+  const int64_t row = p.n * BytesOf(p.c.type);
+  for (int64_t i = 0; i < p.m; ++i) {
+    if (std::memcmp(a.data() + i * row, b.data() + i * row, row) != 0) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void ProductChecker::Mend(const GemmProblem& p,
+                          const std::function<void()>& compute,
+                          const std::string& cores, int64_t wrong,
+                          Check* check) {
+  ProductFailure failure = {&p, wrong, cores};
+  const std::vector<char> first = RowsOf(p);
+  const auto again = [&] {
+    ++failure.attempts;
+    if (p.beta != 0.0f) SetRows(p, check->before);
+    compute();
+  };
+  again();
+  const int64_t differs = FirstDifference(p, first, RowsOf(p));
+  if (differs >= 0) {
+    failure.row = differs;
+    failure.mended = FirstWrong(p, check, 1.0) < 0;
+  } else if (FirstWrong(p, check, kFarSlack) < 0) {
+    repeated_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  // The same again, far from what b was.
+  if (!failure.mended && check->known) {
+    SumB(p, /*use_known=*/false, check);
+    failure.weight_changed = FirstWrong(p, check, kFarSlack) < 0;
+  }
+  if (!failure.mended && !failure.weight_changed) {
+    OnAnotherCore(again);
+    const bool same = FirstDifference(p, first, RowsOf(p)) < 0;
+    failure.mended = FirstWrong(p, check, same ? kFarSlack : 1.0) < 0;
+  }
+  failures_.fetch_add(1, std::memory_order_relaxed);
+  on_failure_(failure);
+}
+
+}  // namespace capstan::kernels

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/witness/memory_sums.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/simd/instruction_set.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace capstan::kernels {
+namespace {
+
+constexpr int64_t kBlock = WordSums::kBlock;
+
+ALWAYS_INLINE void AddTo(const void* from, int64_t words, WordSums* sums) {
+  sums->Add(from, words);
+}
+ALWAYS_INLINE void AddParityTo(const void* from, int64_t words,
+                               WordSums::Lanes* parity) {
+  AddParity(from, words, parity);
+}
+
+uint32_t Rotated(uint32_t x, int64_t by) {
+  by %= 32;
+  return by == 0 ? x : x << by | x >> (32 - by);
+}
+
+// run(block, first word, words), by threads.
+template <typename Run>
+void ForBlocks(int64_t bytes, const Run& run) {
+  const int64_t words = bytes / 4, blocks = (words + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, 4, [&](int64_t block, int64_t end) {
+    for (; block < end; ++block) {
+      run(block, block * kBlock, std::min(kBlock, words - block * kBlock));
+    }
+  });
+}
+
+// The word of a lane whose change explains how all three parities have changed;
+// -1: none, or not one alone.
+int64_t Find(const WordSums& was, const WordSums& is, int lane, int64_t words) {
+  const uint32_t change = was.parity[lane] ^ is.parity[lane];
+  const uint32_t row_change = was.by_row[lane] ^ is.by_row[lane];
+  const uint32_t group_change = was.by_group[lane] ^ is.by_group[lane];
+  constexpr int64_t kLanes = WordSums::kLanes;
+  const int64_t rows = (words + kLanes - 1) / kLanes;
+  const int64_t groups = (words + WordSums::kGroup - 1) / WordSums::kGroup;
+  int64_t found = -1;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t word = row * kLanes + lane;
+    const int64_t group = word / WordSums::kGroup;
+    if (word >= words || Rotated(change, rows - 1 - row) != row_change ||
+        Rotated(change, groups - 1 - group) != group_change) {
+      continue;
+    }
+    if (found >= 0) return -1;
+    found = word;
+  }
+  return found;
+}
+
+}  // namespace
+
+void MemorySums::Take(const void* memory, int64_t bytes) {
+  static const auto add = BestOf<AddTo>();
+  blocks_.assign((bytes / 4 + kBlock - 1) / kBlock, WordSums());
+  ForBlocks(bytes, [&](int64_t block, int64_t first, int64_t words) {
+    add(static_cast<const char*>(memory) + 4 * first, words, &blocks_[block]);
+  });
+}
+
+std::vector<WordSums::Lanes> ParityOfBlocks(const void* memory, int64_t bytes) {
+  static const auto add = BestOf<AddParityTo>();
+  std::vector<WordSums::Lanes> parity((bytes / 4 + kBlock - 1) / kBlock,
+                                      WordSums::Lanes{});
+  ForBlocks(bytes, [&](int64_t block, int64_t first, int64_t words) {
+    add(static_cast<const char*>(memory) + 4 * first, words, &parity[block]);
+  });
+  return parity;
+}
+
+std::vector<ChangedWord> MemorySums::Verify(void* memory, int64_t bytes) const {
+  const std::vector<WordSums::Lanes> parity = ParityOfBlocks(memory, bytes);
+  std::vector<ChangedWord> changes;
+  for (size_t block = 0; block < blocks_.size() && block < parity.size();
+       ++block) {
+    const WordSums& was = blocks_[block];
+    if (std::memcmp(&was.parity, &parity[block], sizeof(was.parity)) == 0) {
+      continue;
+    }
+    const auto first = static_cast<int64_t>(block) * kBlock;
+    const int64_t words = std::min(kBlock, bytes / 4 - first);
+    char* const from = static_cast<char*>(memory) + 4 * first;
+    WordSums is;
+    is.Add(from, words);
+    for (int lane = 0; lane < WordSums::kLanes; ++lane) {
+      const uint32_t change = was.parity[lane] ^ is.parity[lane];
+      if (change == 0) continue;
+      ChangedWord changed;
+      const int64_t word = Find(was, is, lane, words);
+      changed.word = first + (word < 0 ? lane : word);
+      if (word >= 0) {
+        std::memcpy(&changed.is, from + 4 * word, 4);
+        changed.was = changed.is ^ change;
+        std::memcpy(from + 4 * word, &changed.was, 4);
+        changed.mended = true;
+      }
+      changes.push_back(changed);
+    }
+  }
+  return changes;
+}
+
+std::vector<ChangedWord> MemorySums::Compare(
+    int64_t block, const WordSums::Lanes& read) const {
+  std::vector<ChangedWord> changes;
+  for (int lane = 0; lane < WordSums::kLanes; ++lane) {
+    if (blocks_[block].parity[lane] == read[lane]) continue;
+    ChangedWord changed;
+    changed.word = block * kBlock + lane;
+    changes.push_back(changed);
+  }
+  return changes;
+}
+
+}  // namespace capstan::kernels

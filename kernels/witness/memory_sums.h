@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_KERNELS_WITNESS_MEMORY_SUMS_H_
+#define CAPSTAN_KERNELS_WITNESS_MEMORY_SUMS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/context/word_sums.h"
+
+namespace capstan::kernels {
+
+// A word of memory that isn't what it was.
+struct ChangedWord {
+  int64_t word = 0;  // from the beginning; where `mended` is false, a block's
+  uint32_t was = 0;
+  uint32_t is = 0;
+  bool mended = false;
+};
+
+// Sums of a piece of memory, by which it is known again later. On LibTorch's
+// intra-op threads.
+class MemorySums {
+ public:
+  // Of `bytes` bytes; of a last word that isn't whole, nothing.
+  void Take(const void* memory, int64_t bytes);
+  // Sums that an update has made, of each block.
+  std::vector<WordSums>& blocks() { return blocks_; }
+  bool empty() const { return blocks_.empty(); }
+  void Forget() { blocks_.clear(); }
+
+  // Compares, and mends the words that have changed, one for each lane and
+  // block at most; more, or what rotates into itself, stays as it is.
+  std::vector<ChangedWord> Verify(void* memory, int64_t bytes) const;
+  // The same of block `block` alone, whose parity is known to have been
+  // `read`: doesn't write, since what was there is gone. For updates.
+  std::vector<ChangedWord> Compare(int64_t block,
+                                   const WordSums::Lanes& read) const;
+
+ private:
+  std::vector<WordSums> blocks_;
+};
+
+// The parity of each block.
+std::vector<WordSums::Lanes> ParityOfBlocks(const void* memory, int64_t bytes);
+
+}  // namespace capstan::kernels
+
+#endif  // CAPSTAN_KERNELS_WITNESS_MEMORY_SUMS_H_
