@@ -7,11 +7,12 @@ namespace capstan {
 namespace {
 
 std::atomic<ProductWitness*> product_witness{nullptr};
-std::atomic<UpdateSums*> update_sums{nullptr};
+std::atomic<UpdateWitness*> update_witness{nullptr};
 
 }  // namespace
 
 ProductWitness::~ProductWitness() = default;
+UpdateWitness::~UpdateWitness() = default;
 
 ProductWitness* CurrentProductWitness() {
   return product_witness.load(std::memory_order_acquire);
@@ -21,12 +22,12 @@ void SetProductWitness(ProductWitness* witness) {
   product_witness.store(witness, std::memory_order_release);
 }
 
-UpdateSums* CurrentUpdateSums() {
-  return update_sums.load(std::memory_order_acquire);
+UpdateWitness* CurrentUpdateWitness() {
+  return update_witness.load(std::memory_order_acquire);
 }
 
-void SetUpdateSums(UpdateSums* sums) {
-  update_sums.store(sums, std::memory_order_release);
+void SetUpdateWitness(UpdateWitness* witness) {
+  update_witness.store(witness, std::memory_order_release);
 }
 
 }  // namespace capstan

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "kernels/context/word_sums.h"
 
@@ -31,24 +30,26 @@ class ProductWitness {
 ProductWitness* CurrentProductWitness();
 void SetProductWitness(ProductWitness* witness);
 
-// What an update of float32 buffers reads and writes, by block of WordSums.
-struct UpdateSums {
-  struct Block {
-    WordSums::Lanes gradient = {};  // read; of 16-bit gradients nothing
-    // Of the parameter and the two moments.
-    WordSums::Lanes read[3] = {};
-    WordSums written[3];
-  };
+// Checks what updates read, and remembers what they write. Kernels that don't
+// ask it have it done around the whole update.
+class UpdateWitness {
+ public:
+  virtual ~UpdateWitness();
 
-  const float* parameter = nullptr;  // where the first block's begins
-  std::vector<Block> blocks;
-  int64_t elements = 0;  // that updates have added
+  // An update calls it for each block of its elements before it reads any of
+  // them, and after it has written them, while they are in a cache: on the
+  // block's float32 parameters, of which the witness knows what belongs to
+  // them. On any thread. A block has WordSums::kBlock elements, a shard's last
+  // one fewer.
+  virtual void BeforeBlock(const float* parameter, int64_t elements) = 0;
+  virtual void AfterBlock(const float* parameter, int64_t elements) = 0;
+  // Whether blocks that begin there are those that it knows.
+  virtual bool Knows(const float* parameter) const = 0;
 };
 
-// Where the update that runs now is to add its sums, or null. Kernels that
-// don't know them add none.
-UpdateSums* CurrentUpdateSums();
-void SetUpdateSums(UpdateSums* sums);
+// That of the update that runs now, or null.
+UpdateWitness* CurrentUpdateWitness();
+void SetUpdateWitness(UpdateWitness* witness);
 
 }  // namespace capstan
 

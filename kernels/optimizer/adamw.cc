@@ -31,23 +31,22 @@ struct FloatMoments {
   }
 };
 
-// Each block's sums are added by one thread.
-void SummedStep(const cuda::AdamWFactors& factors, const AdamWBuffers& b,
-                UpdateSums* sums) {
+void WitnessedStep(const cuda::AdamWFactors& factors, const AdamWBuffers& b,
+                   UpdateWitness* witness) {
   const AdamWMemory<float> memory(b);
-  const auto update = AdamWSummedUpdateFor<FloatMoments>(b);
+  const auto update = AdamWUpdateFor<FloatMoments>(b);
   constexpr int64_t kBlock = WordSums::kBlock;
   const int64_t n = b.parameter.numel();
-  const int64_t first = (memory.parameter - sums->parameter) / kBlock;
-  at::parallel_for(0, (n + kBlock - 1) / kBlock, 1,
-                   [&](int64_t block, int64_t last) {
-                     for (; block < last; ++block) {
-                       update(factors, memory, FloatMoments(), block * kBlock,
-                              std::min(n, (block + 1) * kBlock),
-                              &sums->blocks[first + block]);
-                     }
-                   });
-  sums->elements += n;
+  at::parallel_for(
+      0, (n + kBlock - 1) / kBlock, 1, [&](int64_t block, int64_t last) {
+        for (; block < last; ++block) {
+          const int64_t begin = block * kBlock;
+          const int64_t end = std::min(n, begin + kBlock);
+          witness->BeforeBlock(memory.parameter + begin, end - begin);
+          update(factors, memory, FloatMoments(), begin, end);
+          witness->AfterBlock(memory.parameter + begin, end - begin);
+        }
+      });
 }
 
 }  // namespace
@@ -94,10 +93,9 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& b) {
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;
   const AdamWMemory<float> memory(b);
-  UpdateSums* const sums = CurrentUpdateSums();
-  if (sums != nullptr &&
-      (memory.parameter - sums->parameter) % WordSums::kBlock == 0) {
-    return SummedStep(*factors, b, sums);
+  UpdateWitness* const witness = CurrentUpdateWitness();
+  if (witness != nullptr && witness->Knows(memory.parameter)) {
+    return WitnessedStep(*factors, b, witness);
   }
   const auto update = AdamWUpdateFor<FloatMoments>(b);
   at::parallel_for(0, b.parameter.numel(), kAdamWGrain,

@@ -16,7 +16,6 @@
 
 #include "absl/types/optional.h"
 #include "base/simd/instruction_set.h"
-#include "kernels/context/witness.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw.h"
 #include "kernels/optimizer/guarded_step.h"
@@ -146,56 +145,6 @@ ALWAYS_INLINE void AdamWRange(const cuda::AdamWFactors& factors,
       working[i] = static_cast<Working>(p);
     }
   }
-}
-
-// The same, and adds what it reads and writes to `sums`, in pieces that stay in
-// the L1 cache.
-template <typename Moments, typename Gradient, typename Working>
-ALWAYS_INLINE void AdamWSummedRange(
-    const cuda::AdamWFactors& factors,
-    const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
-    int64_t begin, int64_t end, UpdateSums::Block* sums) {
-  constexpr int64_t kPiece = 2 * WordSums::kGroup;
-  for (int64_t i = begin; i < end; i += kPiece) {
-    const int64_t words = i + kPiece < end ? kPiece : end - i;
-    if (std::is_same_v<Gradient, float>) {
-      AddParity(static_cast<const Gradient*>(b.gradient) + i, words,
-                &sums->gradient);
-    }
-    AddParity(b.parameter + i, words, &sums->read[0]);
-    AddParity(b.exp_avg + i, words, &sums->read[1]);
-    AddParity(b.exp_avg_sq + i, words, &sums->read[2]);
-    AdamWRange<Moments, Gradient, Working>(factors, b, kind, i, i + words);
-    sums->written[0].Add(b.parameter + i, words);
-    sums->written[1].Add(b.exp_avg + i, words);
-    sums->written[2].Add(b.exp_avg_sq + i, words);
-  }
-}
-
-template <typename Moments>
-using AdamWSummedUpdate = void (*)(
-    const cuda::AdamWFactors& factors,
-    const AdamWMemory<typename Moments::Stored>& b, const Moments& kind,
-    int64_t begin, int64_t end, UpdateSums::Block* sums);
-
-template <typename Moments, typename Gradient>
-AdamWSummedUpdate<Moments> AdamWSummedUpdateFor(const at::Tensor& working) {
-  if (!working.defined()) {
-    return BestOf<AdamWSummedRange<Moments, Gradient, NoWorkingCopy>>();
-  }
-  return working.scalar_type() == at::kBFloat16
-             ? BestOf<AdamWSummedRange<Moments, Gradient, at::BFloat16>>()
-             : BestOf<AdamWSummedRange<Moments, Gradient, at::Half>>();
-}
-
-template <typename Moments>
-AdamWSummedUpdate<Moments> AdamWSummedUpdateFor(const AdamWBuffers& b) {
-  if (b.gradient.scalar_type() == at::kFloat) {
-    return AdamWSummedUpdateFor<Moments, float>(b.working);
-  }
-  return b.gradient.scalar_type() == at::kBFloat16
-             ? AdamWSummedUpdateFor<Moments, at::BFloat16>(b.working)
-             : AdamWSummedUpdateFor<Moments, at::Half>(b.working);
 }
 
 template <typename Moments>

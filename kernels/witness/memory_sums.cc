@@ -65,66 +65,56 @@ int64_t Find(const WordSums& was, const WordSums& is, int lane, int64_t words) {
 
 }  // namespace
 
-void MemorySums::Take(const void* memory, int64_t bytes) {
+void MemorySums::TakeBlock(int64_t block, const void* memory, int64_t words) {
   static const auto add = BestOf<AddTo>();
-  blocks_.assign((bytes / 4 + kBlock - 1) / kBlock, WordSums());
-  ForBlocks(bytes, [&](int64_t block, int64_t first, int64_t words) {
-    add(static_cast<const char*>(memory) + 4 * first, words, &blocks_[block]);
-  });
+  blocks_[block] = WordSums();
+  add(memory, words, &blocks_[block]);
 }
 
-std::vector<WordSums::Lanes> ParityOfBlocks(const void* memory, int64_t bytes) {
-  static const auto add = BestOf<AddParityTo>();
-  std::vector<WordSums::Lanes> parity((bytes / 4 + kBlock - 1) / kBlock,
-                                      WordSums::Lanes{});
+void MemorySums::Take(const void* memory, int64_t bytes) {
+  blocks_.resize((bytes / 4 + kBlock - 1) / kBlock);
   ForBlocks(bytes, [&](int64_t block, int64_t first, int64_t words) {
-    add(static_cast<const char*>(memory) + 4 * first, words, &parity[block]);
+    TakeBlock(block, static_cast<const char*>(memory) + 4 * first, words);
   });
-  return parity;
 }
 
 std::vector<ChangedWord> MemorySums::Verify(void* memory, int64_t bytes) const {
-  const std::vector<WordSums::Lanes> parity = ParityOfBlocks(memory, bytes);
   std::vector<ChangedWord> changes;
-  for (size_t block = 0; block < blocks_.size() && block < parity.size();
-       ++block) {
-    const WordSums& was = blocks_[block];
-    if (std::memcmp(&was.parity, &parity[block], sizeof(was.parity)) == 0) {
-      continue;
-    }
-    const auto first = static_cast<int64_t>(block) * kBlock;
-    const int64_t words = std::min(kBlock, bytes / 4 - first);
-    char* const from = static_cast<char*>(memory) + 4 * first;
-    WordSums is;
-    is.Add(from, words);
-    for (int lane = 0; lane < WordSums::kLanes; ++lane) {
-      const uint32_t change = was.parity[lane] ^ is.parity[lane];
-      if (change == 0) continue;
-      ChangedWord changed;
-      const int64_t word = Find(was, is, lane, words);
-      changed.word = first + (word < 0 ? lane : word);
-      if (word >= 0) {
-        std::memcpy(&changed.is, from + 4 * word, 4);
-        changed.was = changed.is ^ change;
-        std::memcpy(from + 4 * word, &changed.was, 4);
-        changed.mended = true;
-      }
-      changes.push_back(changed);
-    }
-  }
+  std::mutex mutex;
+  ForBlocks(bytes, [&](int64_t block, int64_t first, int64_t words) {
+    std::vector<ChangedWord> mine;
+    VerifyBlock(block, static_cast<char*>(memory) + 4 * first, words, &mine);
+    if (mine.empty()) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    changes.insert(changes.end(), mine.begin(), mine.end());
+  });
   return changes;
 }
 
-std::vector<ChangedWord> MemorySums::Compare(
-    int64_t block, const WordSums::Lanes& read) const {
-  std::vector<ChangedWord> changes;
+void MemorySums::VerifyBlock(int64_t block, void* memory, int64_t words,
+                             std::vector<ChangedWord>* changes) const {
+  static const auto add = BestOf<AddParityTo>();
+  const WordSums& was = blocks_[block];
+  WordSums::Lanes parity = {};
+  add(memory, words, &parity);
+  if (std::memcmp(&was.parity, &parity, sizeof(parity)) == 0) return;
+  char* const from = static_cast<char*>(memory);
+  WordSums is;
+  is.Add(from, words);
   for (int lane = 0; lane < WordSums::kLanes; ++lane) {
-    if (blocks_[block].parity[lane] == read[lane]) continue;
+    const uint32_t change = was.parity[lane] ^ is.parity[lane];
+    if (change == 0) continue;
     ChangedWord changed;
-    changed.word = block * kBlock + lane;
-    changes.push_back(changed);
+    const int64_t word = Find(was, is, lane, words);
+    changed.word = block * kBlock + (word < 0 ? lane : word);
+    if (word >= 0) {
+      std::memcpy(&changed.is, from + 4 * word, 4);
+      changed.was = changed.is ^ change;
+      std::memcpy(from + 4 * word, &changed.was, 4);
+      changed.mended = true;
+    }
+    changes->push_back(changed);
   }
-  return changes;
 }
 
 }  // namespace capstan::kernels

@@ -23,25 +23,20 @@ class MemorySums {
  public:
   // Of `bytes` bytes; of a last word that isn't whole, nothing.
   void Take(const void* memory, int64_t bytes);
-  // Sums that an update has made, of each block.
-  std::vector<WordSums>& blocks() { return blocks_; }
   bool empty() const { return blocks_.empty(); }
   void Forget() { blocks_.clear(); }
 
   // Compares, and mends the words that have changed, one for each lane and
   // block at most; more, or what rotates into itself, stays as it is.
   std::vector<ChangedWord> Verify(void* memory, int64_t bytes) const;
-  // The same of block `block` alone, whose parity is known to have been
-  // `read`: doesn't write, since what was there is gone. For updates.
-  std::vector<ChangedWord> Compare(int64_t block,
-                                   const WordSums::Lanes& read) const;
+  // The same of block `block` alone, `words` words from `memory` on.
+  void VerifyBlock(int64_t block, void* memory, int64_t words,
+                   std::vector<ChangedWord>* changes) const;
+  void TakeBlock(int64_t block, const void* memory, int64_t words);
 
  private:
   std::vector<WordSums> blocks_;
 };
-
-// The parity of each block.
-std::vector<WordSums::Lanes> ParityOfBlocks(const void* memory, int64_t bytes);
 
 }  // namespace capstan::kernels
 
