@@ -8,11 +8,13 @@ namespace {
 
 std::atomic<ProductWitness*> product_witness{nullptr};
 std::atomic<UpdateWitness*> update_witness{nullptr};
+std::atomic<KeptWitness*> kept_witness{nullptr};
 
 }  // namespace
 
 ProductWitness::~ProductWitness() = default;
 UpdateWitness::~UpdateWitness() = default;
+KeptWitness::~KeptWitness() = default;
 
 ProductWitness* CurrentProductWitness() {
   return product_witness.load(std::memory_order_acquire);
@@ -28,6 +30,14 @@ UpdateWitness* CurrentUpdateWitness() {
 
 void SetUpdateWitness(UpdateWitness* witness) {
   update_witness.store(witness, std::memory_order_release);
+}
+
+KeptWitness* CurrentKeptWitness() {
+  return kept_witness.load(std::memory_order_acquire);
+}
+
+void SetKeptWitness(KeptWitness* witness) {
+  kept_witness.store(witness, std::memory_order_release);
 }
 
 }  // namespace capstan

@@ -51,6 +51,22 @@ class UpdateWitness {
 UpdateWitness* CurrentUpdateWitness();
 void SetUpdateWitness(UpdateWitness* witness);
 
+// Watches memory that a forward leaves to its backward.
+class KeptWitness {
+ public:
+  virtual ~KeptWitness();
+
+  // Nothing writes there before Check or Drop. On any thread.
+  virtual void Take(const void* memory, int64_t bytes) = 0;
+  // Mends what has changed since; nothing, if it wasn't taken.
+  virtual void Check(void* memory, int64_t bytes) = 0;
+  virtual void Drop(const void* memory) = 0;
+};
+
+// The current one, or null.
+KeptWitness* CurrentKeptWitness();
+void SetKeptWitness(KeptWitness* witness);
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_KERNELS_CONTEXT_WITNESS_H_
