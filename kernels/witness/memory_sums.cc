@@ -117,4 +117,17 @@ void MemorySums::VerifyBlock(int64_t block, void* memory, int64_t words,
   }
 }
 
+void ParityOfBytes(const void* from, int64_t bytes, void* out) {
+  static const auto add = BestOf<AddParityTo>();
+  WordSums::Lanes parity = {};
+  add(from, bytes / 4, &parity);
+  if (bytes % 4 != 0) {
+    uint32_t last = 0;
+    std::memcpy(&last, static_cast<const char*>(from) + bytes / 4 * 4,
+                bytes % 4);
+    parity[bytes / 4 % WordSums::kLanes] ^= last;
+  }
+  std::memcpy(out, &parity, sizeof(parity));
+}
+
 }  // namespace capstan::kernels

@@ -38,6 +38,10 @@ class MemorySums {
   std::vector<WordSums> blocks_;
 };
 
+// The parity of 16 words, in all of `bytes` bytes; a last one is padded with
+// zeros. out: 64 bytes.
+void ParityOfBytes(const void* from, int64_t bytes, void* out);
+
 }  // namespace capstan::kernels
 
 #endif  // CAPSTAN_KERNELS_WITNESS_MEMORY_SUMS_H_

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "base/random.h"
+#include "kernels/gemm/gemm.h"
 #include "kernels/witness/sums.h"
 
 namespace capstan::kernels {
@@ -38,39 +38,19 @@ double UnitOf(NumberType type) {
   return kUnit;
 }
 
-int64_t BytesOf(NumberType type) { return type == NumberType::kFloat ? 4 : 2; }
-
-// n random signs, padded with zeros.
-class Signs {
- public:
-  // The result stays valid.
-  const float* Get(int64_t n) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<float>& signs = by_length_[n];
-    if (signs.empty()) {
-      signs.assign(Padded(n), 0.0f);
-      for (int64_t i = 0; i < n; ++i) {
-        const uint32_t bits = RandomBits(0x5eed, i / 128, 0)[i / 32 % 4];
-        signs[i] = (bits >> (i % 32) & 1) != 0 ? 1.0f : -1.0f;
-      }
-    }
-    return signs.data();
+const char* NameOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat:
+      return "float32";
+    case NumberType::kBf16:
+      return "bfloat16";
+    case NumberType::kFp16:
+      return "float16";
   }
-
- private:
-  std::mutex mutex_;
-  std::map<int64_t, std::vector<float>> by_length_;
-};
-
-const float* SignsOf(int64_t n) {
-  thread_local std::map<int64_t, const float*> mine;
-  const float*& signs = mine[n];
-  if (signs == nullptr) {
-    static Signs* const all = new Signs();
-    signs = all->Get(n);
-  }
-  return signs;
+  return "";
 }
+
+int64_t BytesOf(NumberType type) { return type == NumberType::kFloat ? 4 : 2; }
 
 ConstMatrix From(ConstMatrix x, int64_t row) {
   x.data = static_cast<const char*>(x.data) + row * x.stride * BytesOf(x.type);
@@ -228,9 +208,9 @@ std::shared_ptr<const ProductChecker::Known> ProductChecker::KnownOf(
   known->sums[0].assign(Padded(rows), 0.0f);
   known->sums[1].assign(Padded(columns), 0.0f);
   MatrixSums sums;
-  sums.right = SignsOf(columns);
+  sums.right = RandomSigns(columns);
   sums.row_sums = known->sums[0].data();
-  sums.left = SignsOf(rows);
+  sums.left = RandomSigns(rows);
   sums.column_sums = known->sums[1].data();
   Sum(p.b, rows, columns, &sums);
   known->squares = sums.squares;
@@ -253,10 +233,10 @@ void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
   out.assign(Padded(p.k), 0.0f);
   MatrixSums sums;
   if (p.b_transposed) {
-    sums.left = SignsOf(rows);
+    sums.left = RandomSigns(rows);
     sums.column_sums = out.data();
   } else {
-    sums.right = SignsOf(columns);
+    sums.right = RandomSigns(columns);
     sums.row_sums = out.data();
   }
   if (p.source.read == nullptr) {
@@ -283,7 +263,7 @@ void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
 }
 
 int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
-                                   double slack) {
+                                   double slack, bool again) {
   check->wanted.assign(Padded(p.m), 0.0f);
   check->squares_of_a.assign(Padded(p.m), 0.0f);
   MatrixSums of_a;
@@ -301,7 +281,7 @@ int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
   check->sums_of_c.resize(p.m);
   check->squares_of_c.resize(p.m);
   MatrixSums of_c;
-  of_c.right = SignsOf(p.n);
+  of_c.right = RandomSigns(p.n);
   of_c.row_sums = check->sums_of_c.data();
   of_c.row_squares = check->squares_of_c.data();
   Sum(Const(p.c), p.m, p.n, &of_c);
@@ -325,11 +305,15 @@ int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
         (kUnit * (std::sqrt(check->squares_of_a[i]) * norm_of_b + before) +
          growth * std::sqrt(check->squares_of_c[i]));
     const double error = std::abs(check->sums_of_c[i] - wanted);
-    if (error <= bound) {
+    // Squares of a flipped number may overflow, too.
+    const bool finite = std::isfinite(bound) && std::isfinite(error);
+    if (finite && error <= bound) {
       if (bound > 0.0) largest = std::max(largest, error / bound);
-    } else if (wrong < 0) {  // NaN, too
-      wrong = i;
+      continue;
     }
+    // Factors that overflow can't be checked.
+    const bool unknown = !std::isfinite(wanted) || (again && !finite);
+    if (!unknown && wrong < 0) wrong = i;
   }
   if (largest > largest_error_.load(std::memory_order_relaxed)) {
     largest_error_.store(largest, std::memory_order_relaxed);
@@ -347,7 +331,7 @@ void ProductChecker::Compute(const GemmProblem& p,
     check.squares_before.resize(p.m);
     check.before.resize(p.m * p.n * BytesOf(p.c.type));
     MatrixSums sums;
-    sums.right = SignsOf(p.n);
+    sums.right = RandomSigns(p.n);
     sums.row_sums = check.sums_before.data();
     sums.row_squares = check.squares_before.data();
     sums.copy = check.before.data();
@@ -356,7 +340,7 @@ void ProductChecker::Compute(const GemmProblem& p,
   const int core = sched_getcpu();
   compute();
   SumB(p, /*use_known=*/true, &check);
-  const int64_t wrong = FirstWrong(p, &check, 1.0);
+  const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
   if (wrong < 0) return;
   Mend(p, compute, CoresOfThreads(core), wrong, &check);
 }
@@ -398,7 +382,11 @@ void ProductChecker::Mend(const GemmProblem& p,
                           const std::function<void()>& compute,
                           const std::string& cores, int64_t wrong,
                           Check* check) {
-  ProductFailure failure = {&p, wrong, cores};
+  ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
+                            p.b.data, p.c.data, p.b_transposed};
+  failure.type = NameOf(p.c.type);
+  failure.row = wrong;
+  failure.cores = cores;
   const std::vector<char> first = RowsOf(p);
   const auto again = [&] {
     ++failure.attempts;
@@ -409,20 +397,20 @@ void ProductChecker::Mend(const GemmProblem& p,
   const int64_t differs = FirstDifference(p, first, RowsOf(p));
   if (differs >= 0) {
     failure.row = differs;
-    failure.mended = FirstWrong(p, check, 1.0) < 0;
-  } else if (FirstWrong(p, check, kFarSlack) < 0) {
+    failure.mended = FirstWrong(p, check, 1.0, true) < 0;
+  } else if (FirstWrong(p, check, kFarSlack, true) < 0) {
     repeated_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   // The same again, far from what b was.
   if (!failure.mended && check->known) {
     SumB(p, /*use_known=*/false, check);
-    failure.weight_changed = FirstWrong(p, check, kFarSlack) < 0;
+    failure.weight_changed = FirstWrong(p, check, kFarSlack, true) < 0;
   }
   if (!failure.mended && !failure.weight_changed) {
     OnAnotherCore(again);
     const bool same = FirstDifference(p, first, RowsOf(p)) < 0;
-    failure.mended = FirstWrong(p, check, same ? kFarSlack : 1.0) < 0;
+    failure.mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
   }
   failures_.fetch_add(1, std::memory_order_relaxed);
   on_failure_(failure);

@@ -29,14 +29,17 @@
 #include <vector>
 
 #include "kernels/context/witness.h"
-#include "kernels/gemm/gemm.h"
 
 namespace capstan::kernels {
 
 // A product that came out wrong.
 struct ProductFailure {
-  const GemmProblem* problem = nullptr;
-  int64_t row = 0;    // of c, the first that was wrong
+  // c [m, n] = a b, of k terms.
+  int64_t m = 0, n = 0, k = 0;
+  const void *a = nullptr, *b = nullptr, *c = nullptr;
+  bool b_transposed = false;  // it is passed as [n, k]
+  const char* type = "";      // of c: "float32"
+  int64_t row = 0;            // of c, the first that was wrong
   std::string cores;  // that computed it: "3", or "3, 4" of several threads
   int attempts = 0;   // until c agreed with the check
   bool mended = false;
@@ -72,7 +75,8 @@ class ProductChecker final : public ProductWitness {
 
  private:
   struct Check;
-  // What is known of a weight b: b r as it is, and as it is transposed.
+  // What is known of a weight b: b r if it is passed as it is, and if it is
+  // passed transposed.
   struct Known {
     std::vector<float> sums[2];  // by Transpose::kRight
     double squares = 0.0;
@@ -82,8 +86,10 @@ class ProductChecker final : public ProductWitness {
   bool IsRemembered(const void* data) const;
   std::shared_ptr<const Known> KnownOf(const GemmProblem& p);
   void SumB(const GemmProblem& p, bool use_known, Check* check);
-  // Returns the first row that fails, or -1.
-  int64_t FirstWrong(const GemmProblem& p, Check* check, double slack);
+  // Returns the first row that fails, or -1. `again`: of a c that was made
+  // again, numbers that aren't finite are right.
+  int64_t FirstWrong(const GemmProblem& p, Check* check, double slack,
+                     bool again);
   void Mend(const GemmProblem& p, const std::function<void()>& compute,
             const std::string& cores, int64_t wrong, Check* check);
 

@@ -6,8 +6,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <type_traits>
+#include <vector>
 
+#include "base/random.h"
 #include "base/simd/instruction_set.h"
+#include "kernels/gemm/gemm.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 
@@ -53,12 +59,18 @@ ALWAYS_INLINE Vector LoadPart(const T* p, int64_t count) {
 }
 
 ALWAYS_INLINE float SumOf(const Vector& v) {
-  float sum = 0.0f;
-  for (int i = 0; i < kLanes; ++i) sum += v[i];
-  return sum;
+  typedef float Half __attribute__((vector_size(32)));
+  typedef float Quarter __attribute__((vector_size(16)));
+  Half halves[2];
+  std::memcpy(halves, &v, sizeof(v));
+  const Half half = halves[0] + halves[1];
+  Quarter quarters[2];
+  std::memcpy(quarters, &half, sizeof(half));
+  const Quarter quarter = quarters[0] + quarters[1];
+  return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
 }
 
-enum Wanted { kRight = 1, kLeft = 2, kColumnSquares = 4 };
+enum Wanted { kRight = 1, kLeft = 2, kColumnSquares = 4, kCopy = 8 };
 
 // kRows rows from `row` on. Row sums are float32 in 16 lanes, whose rounding is
 // far below that of the product that they are compared with.
@@ -68,19 +80,27 @@ ALWAYS_INLINE void SumRows(const T* x, int64_t stride, int64_t n, int64_t row,
   constexpr bool right = (kWanted & kRight) != 0;
   constexpr bool left = (kWanted & kLeft) != 0;
   constexpr bool column_squares = (kWanted & kColumnSquares) != 0;
+  constexpr bool copy = (kWanted & kCopy) != 0;
+  T* const copies = copy ? static_cast<T*>(sums->copy) + row * n : nullptr;
   Vector dots[kRows] = {}, squares[kRows] = {};
   const float* const factors = sums->right;
   float* const columns = sums->column_sums;
   float* const squares_of_columns = sums->column_squares;
   float weights[kRows] = {};
   for (int r = 0; left && r < kRows; ++r) weights[r] = sums->left[row + r];
-  const auto add = [&](int64_t j, auto load) __attribute__((always_inline)) {
+  const auto add = [&](int64_t j, auto whole, auto load)
+      __attribute__((always_inline)) {
     Vector factor = {}, column = {}, square = {};
     if (right) factor = LoadFloats(factors + j);
     if (left) column = LoadFloats(columns + j);
     if (column_squares) square = LoadFloats(squares_of_columns + j);
+#pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vector v = load(x + r * stride + j);
+      if (copy) {
+        std::memcpy(copies + r * n + j, x + r * stride + j,
+                    whole ? kLanes * sizeof(T) : (n - j) * sizeof(T));
+      }
       if (right) dots[r] += v * factor;
       if (column_squares) {
         square += v * v;
@@ -92,17 +112,15 @@ ALWAYS_INLINE void SumRows(const T* x, int64_t stride, int64_t n, int64_t row,
     if (left) StoreFloats(columns + j, column);
     if (column_squares) StoreFloats(squares_of_columns + j, square);
   };
+  const auto all = [](const T* p) __attribute__((always_inline)) {
+    return LoadFloats(p);
+  };
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    add(
-        j, [](const T* p)
-               __attribute__((always_inline)) { return LoadFloats(p); });
-  }
-  if (j < n) {
-    add(
-        j, [&](const T* p)
-               __attribute__((always_inline)) { return LoadPart(p, n - j); });
-  }
+  for (; j + kLanes <= n; j += kLanes) add(j, std::true_type(), all);
+  const auto part = [&](const T* p) __attribute__((always_inline)) {
+    return LoadPart(p, n - j);
+  };
+  if (j < n) add(j, std::false_type(), part);
   for (int r = 0; r < kRows; ++r) {
     if (right) sums->row_sums[row + r] = SumOf(dots[r]);
     if (column_squares) continue;
@@ -118,18 +136,9 @@ ALWAYS_INLINE void SumMatrixOf(const T* x, int64_t stride, int64_t rows,
   int64_t row = 0;
   for (; row + 4 <= rows; row += 4) {
     SumRows<T, kWanted, 4>(x + row * stride, stride, n, row, sums);
-    if (sums->copy == nullptr) continue;
-    for (int64_t r = row; r < row + 4; ++r) {
-      std::memcpy(static_cast<T*>(sums->copy) + r * n, x + r * stride,
-                  n * sizeof(T));
-    }
   }
   for (; row < rows; ++row) {
     SumRows<T, kWanted, 1>(x + row * stride, stride, n, row, sums);
-    if (sums->copy != nullptr) {
-      std::memcpy(static_cast<T*>(sums->copy) + row * n, x + row * stride,
-                  n * sizeof(T));
-    }
   }
 }
 
@@ -140,6 +149,9 @@ void SumMatrixOfType(const T* x, int64_t stride, int64_t rows, int64_t n,
   if (right && left) {
     static const auto both = BestOf<SumMatrixOf<T, kRight | kLeft>>();
     both(x, stride, rows, n, sums);
+  } else if (right && sums->copy != nullptr) {
+    static const auto copying = BestOf<SumMatrixOf<T, kRight | kCopy>>();
+    copying(x, stride, rows, n, sums);
   } else if (right) {
     static const auto of_right = BestOf<SumMatrixOf<T, kRight>>();
     of_right(x, stride, rows, n, sums);
@@ -153,7 +165,38 @@ void SumMatrixOfType(const T* x, int64_t stride, int64_t rows, int64_t n,
   }
 }
 
+class Signs {
+ public:
+  // The result stays valid.
+  const float* Get(int64_t n) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<float>& signs = by_length_[n];
+    if (signs.empty()) {
+      signs.assign(Padded(n), 0.0f);
+      for (int64_t i = 0; i < n; ++i) {
+        const uint32_t bits = RandomBits(0x5eed, i / 128, 0)[i / 32 % 4];
+        signs[i] = (bits >> (i % 32) & 1) != 0 ? 1.0f : -1.0f;
+      }
+    }
+    return signs.data();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<float>> by_length_;
+};
+
 }  // namespace
+
+const float* RandomSigns(int64_t n) {
+  thread_local std::map<int64_t, const float*> mine;
+  const float*& signs = mine[n];
+  if (signs == nullptr) {
+    static Signs* const all = new Signs();
+    signs = all->Get(n);
+  }
+  return signs;
+}
 
 void SumMatrix(const ConstMatrix& x, int64_t rows, int64_t n,
                MatrixSums* sums) {

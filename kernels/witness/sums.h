@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "kernels/gemm/gemm.h"
-
 namespace capstan::kernels {
+
+struct ConstMatrix;
 
 // What vectors are padded to, with zeros.
 constexpr int64_t kSumLanes = 16;
@@ -26,9 +26,12 @@ struct MatrixSums {
   const float* left = nullptr;      // [rows]
   float* column_sums = nullptr;     // [n] += left^T x
   float* column_squares = nullptr;  // [n] +=
-  void* copy = nullptr;             // dense, of x's type
+  void* copy = nullptr;             // dense, of x's type; with `right` alone
   double squares = 0.0;             // += of all; not with column_squares alone
 };
+
+// n random signs, padded with zeros; for good. The same in each process.
+const float* RandomSigns(int64_t n);
 
 // On this thread. Wanted are `right`, `left` or both.
 void SumMatrix(const ConstMatrix& x, int64_t rows, int64_t n, MatrixSums* sums);
