@@ -93,9 +93,6 @@ void Sum(const ConstMatrix& x, int64_t rows, int64_t n, MatrixSums* sums) {
     advance(part.row_sums);
     advance(part.row_squares);
     advance(part.left);
-    if (part.copy != nullptr) {
-      part.copy = static_cast<char*>(part.copy) + begin * n * BytesOf(x.type);
-    }
     std::vector<float> columns, squares;
     if (part.left != nullptr) {
       columns.assign(Padded(n), 0.0f);
@@ -165,7 +162,6 @@ struct ProductChecker::Check {
   std::vector<float> wanted, squares_of_a;         // a (b r)
   std::vector<float> sums_of_c, squares_of_c;      // c r
   std::vector<float> sums_before, squares_before;  // with beta
-  std::vector<char> before;                        // c
 };
 
 ProductChecker::ProductChecker(OnFailure on_failure)
@@ -329,12 +325,10 @@ void ProductChecker::Compute(const GemmProblem& p,
   if (p.beta != 0.0f) {
     check.sums_before.resize(p.m);
     check.squares_before.resize(p.m);
-    check.before.resize(p.m * p.n * BytesOf(p.c.type));
     MatrixSums sums;
     sums.right = RandomSigns(p.n);
     sums.row_sums = check.sums_before.data();
     sums.row_squares = check.squares_before.data();
-    sums.copy = check.before.data();
     Sum(Const(p.c), p.m, p.n, &sums);
   }
   const int core = sched_getcpu();
@@ -342,7 +336,18 @@ void ProductChecker::Compute(const GemmProblem& p,
   SumB(p, /*use_known=*/true, &check);
   const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
   if (wrong < 0) return;
-  Mend(p, compute, CoresOfThreads(core), wrong, &check);
+  ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
+                            p.b.data, p.c.data, p.b_transposed};
+  failure.type = NameOf(p.c.type);
+  failure.row = wrong;
+  failure.cores = CoresOfThreads(core);
+  if (p.beta == 0.0f) return Mend(p, compute, &check, &failure);
+  if (JudgeSum(p, compute, check, &failure)) {
+    repeated_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  failures_.fetch_add(1, std::memory_order_relaxed);
+  on_failure_(failure);
 }
 
 namespace {
@@ -379,41 +384,70 @@ int64_t FirstDifference(const GemmProblem& p, const std::vector<char>& a,
 }  // namespace
 
 void ProductChecker::Mend(const GemmProblem& p,
-                          const std::function<void()>& compute,
-                          const std::string& cores, int64_t wrong,
-                          Check* check) {
-  ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
-                            p.b.data, p.c.data, p.b_transposed};
-  failure.type = NameOf(p.c.type);
-  failure.row = wrong;
-  failure.cores = cores;
+                          const std::function<void()>& compute, Check* check,
+                          ProductFailure* failure) {
   const std::vector<char> first = RowsOf(p);
   const auto again = [&] {
-    ++failure.attempts;
-    if (p.beta != 0.0f) SetRows(p, check->before);
+    ++failure->attempts;
     compute();
   };
   again();
   const int64_t differs = FirstDifference(p, first, RowsOf(p));
   if (differs >= 0) {
-    failure.row = differs;
-    failure.mended = FirstWrong(p, check, 1.0, true) < 0;
+    failure->row = differs;
+    failure->mended = FirstWrong(p, check, 1.0, true) < 0;
   } else if (FirstWrong(p, check, kFarSlack, true) < 0) {
     repeated_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   // The same again, far from what b was.
-  if (!failure.mended && check->known) {
+  if (!failure->mended && check->known) {
     SumB(p, /*use_known=*/false, check);
-    failure.weight_changed = FirstWrong(p, check, kFarSlack, true) < 0;
+    failure->weight_changed = FirstWrong(p, check, kFarSlack, true) < 0;
   }
-  if (!failure.mended && !failure.weight_changed) {
+  if (!failure->mended && !failure->weight_changed) {
     OnAnotherCore(again);
     const bool same = FirstDifference(p, first, RowsOf(p)) < 0;
-    failure.mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
+    failure->mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
   }
   failures_.fetch_add(1, std::memory_order_relaxed);
-  on_failure_(failure);
+  on_failure_(*failure);
+}
+
+// Makes the product alone, with c as its place: what c is then differs from
+// what it was by the rounding of one addition, whatever the bound is.
+bool ProductChecker::JudgeSum(const GemmProblem& p,
+                              const std::function<void()>& compute,
+                              const Check& check, ProductFailure* failure) {
+  const std::vector<char> sum = RowsOf(p);
+  SetRows(p, std::vector<char>(sum.size()));
+  ++failure->attempts;
+  compute();
+  std::vector<float> of_product(p.m), squares(p.m);
+  MatrixSums sums;
+  sums.right = RandomSigns(p.n);
+  sums.row_sums = of_product.data();
+  sums.row_squares = squares.data();
+  Sum(Const(p.c), p.m, p.n, &sums);
+  SetRows(p, sum);
+  const double beta = p.beta;
+  const double unit = UnitOf(p.c.type) +
+                      kUnit * std::sqrt(static_cast<double>(p.n) / kSumLanes);
+  for (int64_t i = 0; i < p.m; ++i) {
+    const double error = std::abs(check.sums_of_c[i] - of_product[i] -
+                                  beta * check.sums_before[i]);
+    const double bound =
+        kDeviations * unit *
+        (std::sqrt(check.squares_of_c[i]) + std::sqrt(squares[i]) +
+         std::abs(beta) * std::sqrt(check.squares_before[i]));
+    const bool unknown =
+        !std::isfinite(of_product[i]) || !std::isfinite(check.sums_before[i]);
+    if (unknown || (std::isfinite(bound) && error <= bound)) continue;
+    failure->row = i;
+    failure->sum_lost = true;
+    return false;
+  }
+  return true;
 }
 
 }  // namespace capstan::kernels

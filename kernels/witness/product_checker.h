@@ -43,6 +43,8 @@ struct ProductFailure {
   std::string cores;  // that computed it: "3", or "3, 4" of several threads
   int attempts = 0;   // until c agreed with the check
   bool mended = false;
+  // Whether it was added to what c was (beta), which is gone.
+  bool sum_lost = false;
   // Whether c follows from b as it is now, but not as it was at the step's
   // first product with it: a weight has changed in memory.
   bool weight_changed = false;
@@ -91,7 +93,10 @@ class ProductChecker final : public ProductWitness {
   int64_t FirstWrong(const GemmProblem& p, Check* check, double slack,
                      bool again);
   void Mend(const GemmProblem& p, const std::function<void()>& compute,
-            const std::string& cores, int64_t wrong, Check* check);
+            Check* check, ProductFailure* failure);
+  // For a product that is added to c. Returns whether c is right after all.
+  bool JudgeSum(const GemmProblem& p, const std::function<void()>& compute,
+                const Check& check, ProductFailure* failure);
 
   const OnFailure on_failure_;
   std::vector<std::pair<const char*, const char*>> remembered_;

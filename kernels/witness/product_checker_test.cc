@@ -176,9 +176,12 @@ TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
     if (failures.empty()) continue;
     ++mended[half];
     ASSERT_EQ(failures.size(), 1);
-    EXPECT_TRUE(failures[0].mended);
     EXPECT_EQ(failures[0].row, row);
     EXPECT_FALSE(failures[0].cores.empty());
+    // What it was added to is gone.
+    EXPECT_EQ(failures[0].sum_lost, clean.beta != 0.0f);
+    EXPECT_NE(failures[0].sum_lost, failures[0].mended);
+    if (!failures[0].mended) continue;
     EXPECT_EQ(flipped.c.bytes, clean.c.bytes) << "bit " << bit;
   }
   // The others are of the lowest bits.
@@ -190,7 +193,7 @@ TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
 TEST(ProductCheckerTest, AnExponentsFlipIsAlwaysFound) {
   int64_t found = 0;
   ProductChecker checker([&](const ProductFailure& failure) {
-    if (failure.mended) ++found;
+    if (failure.mended || failure.sum_lost) ++found;
   });
   Flipping flipping(&checker);
   const Scope scope(&flipping);
@@ -215,6 +218,7 @@ TEST(ProductCheckerTest, WhatStaysWrongIsNotMended) {
   const Scope scope(&flipping);
   Random random(4);
   Product product(&random, false, 96);
+  product.beta = 0.0f;
   flipping.times = 100;
   flipping.flip = [](const GemmProblem& p) {
     static_cast<float*>(p.c.data)[0] += 1000.0f;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <type_traits>
 #include <vector>
 
 #include "base/random.h"
@@ -70,7 +69,7 @@ ALWAYS_INLINE float SumOf(const Vector& v) {
   return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
 }
 
-enum Wanted { kRight = 1, kLeft = 2, kColumnSquares = 4, kCopy = 8 };
+enum Wanted { kRight = 1, kLeft = 2, kColumnSquares = 4 };
 
 // kRows rows from `row` on. Row sums are float32 in 16 lanes, whose rounding is
 // far below that of the product that they are compared with.
@@ -80,16 +79,13 @@ ALWAYS_INLINE void SumRows(const T* x, int64_t stride, int64_t n, int64_t row,
   constexpr bool right = (kWanted & kRight) != 0;
   constexpr bool left = (kWanted & kLeft) != 0;
   constexpr bool column_squares = (kWanted & kColumnSquares) != 0;
-  constexpr bool copy = (kWanted & kCopy) != 0;
-  T* const copies = copy ? static_cast<T*>(sums->copy) + row * n : nullptr;
   Vector dots[kRows] = {}, squares[kRows] = {};
   const float* const factors = sums->right;
   float* const columns = sums->column_sums;
   float* const squares_of_columns = sums->column_squares;
   float weights[kRows] = {};
   for (int r = 0; left && r < kRows; ++r) weights[r] = sums->left[row + r];
-  const auto add = [&](int64_t j, auto whole, auto load)
-      __attribute__((always_inline)) {
+  const auto add = [&](int64_t j, auto load) __attribute__((always_inline)) {
     Vector factor = {}, column = {}, square = {};
     if (right) factor = LoadFloats(factors + j);
     if (left) column = LoadFloats(columns + j);
@@ -97,10 +93,6 @@ ALWAYS_INLINE void SumRows(const T* x, int64_t stride, int64_t n, int64_t row,
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vector v = load(x + r * stride + j);
-      if (copy) {
-        std::memcpy(copies + r * n + j, x + r * stride + j,
-                    whole ? kLanes * sizeof(T) : (n - j) * sizeof(T));
-      }
       if (right) dots[r] += v * factor;
       if (column_squares) {
         square += v * v;
@@ -116,11 +108,11 @@ ALWAYS_INLINE void SumRows(const T* x, int64_t stride, int64_t n, int64_t row,
     return LoadFloats(p);
   };
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) add(j, std::true_type(), all);
+  for (; j + kLanes <= n; j += kLanes) add(j, all);
   const auto part = [&](const T* p) __attribute__((always_inline)) {
     return LoadPart(p, n - j);
   };
-  if (j < n) add(j, std::false_type(), part);
+  if (j < n) add(j, part);
   for (int r = 0; r < kRows; ++r) {
     if (right) sums->row_sums[row + r] = SumOf(dots[r]);
     if (column_squares) continue;
@@ -149,9 +141,6 @@ void SumMatrixOfType(const T* x, int64_t stride, int64_t rows, int64_t n,
   if (right && left) {
     static const auto both = BestOf<SumMatrixOf<T, kRight | kLeft>>();
     both(x, stride, rows, n, sums);
-  } else if (right && sums->copy != nullptr) {
-    static const auto copying = BestOf<SumMatrixOf<T, kRight | kCopy>>();
-    copying(x, stride, rows, n, sums);
   } else if (right) {
     static const auto of_right = BestOf<SumMatrixOf<T, kRight>>();
     of_right(x, stride, rows, n, sums);

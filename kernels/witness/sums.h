@@ -26,7 +26,6 @@ struct MatrixSums {
   const float* left = nullptr;      // [rows]
   float* column_sums = nullptr;     // [n] += left^T x
   float* column_squares = nullptr;  // [n] +=
-  void* copy = nullptr;             // dense, of x's type; with `right` alone
   double squares = 0.0;             // += of all; not with column_squares alone
 };
 
