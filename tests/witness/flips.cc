@@ -32,7 +32,7 @@ struct State {
   int rank = 0;
   std::ofstream log;
   int64_t step = 1;  // that is under way
-  // Of this step, and of all of the step before.
+  // Of this step, and of a whole one before.
   int64_t products = 0, products_before = 0;
   int64_t kept = 0, kept_before = 0;
   int64_t reduced = 0;
@@ -54,8 +54,11 @@ struct State {
   }
   void NextStep() {
     ++step;
-    products_before = std::exchange(products, 0);
-    kept_before = std::exchange(kept, 0);
+    // Once the flips have begun, a step may be done twice.
+    const bool before = step <= options.first_step;
+    if (before) products_before = products;
+    if (before) kept_before = kept;
+    products = kept = 0;
     reduced = 0;
     done = false;
     bucket = clean = at::Tensor();
@@ -112,7 +115,8 @@ class FlippingProducts final : public ProductWitness {
     const bool reported = checker_.counts().failures > before;
     const bool same = RowsOf(p, bytes) == clean;
     if (reported) {
-      s.Log(same ? "mended" : "missed", bit);
+      // What was added to something is mended with the whole step.
+      s.Log(same || p.beta != 0.0f ? "memory" : "missed", bit);
     } else {
       const double detail = ChangeInUnits(p, row, column, element, clean);
       std::memcpy(element, clean.data() + (row * p.n + column) * bytes, bytes);

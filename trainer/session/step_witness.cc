@@ -279,8 +279,10 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
       failure.weight_changed
           ? "the weight has changed in memory; the step's gradients are "
             "computed again"
-      : failure.mended
-          ? "it was computed again, and agrees with its check"
+      : failure.mended ? "it was computed again, and agrees with its check"
+      : failure.sum_lost
+          ? "what it was added to is gone; the step's gradients are computed "
+            "again"
           : "it was computed again and never agreed with its check; the "
             "step's gradients are computed again";
   Fail(absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
