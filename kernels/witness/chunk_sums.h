@@ -16,9 +16,10 @@ inline int64_t ChunksOf(int64_t numel) {
 
 // Of each chunk of a contiguous tensor's elements [begin, end), float32 or 16
 // bits on the CPU: the sum with random signs, which are the same in each
-// process, and the sum of the squares.
-void SumChunks(const at::Tensor& t, int64_t begin, int64_t end, float* sums,
-               float* squares);
+// process, and the sum of the squares. Their own rounding is about a unit of
+// the square root of that.
+void SumChunks(const at::Tensor& t, int64_t begin, int64_t end, double* sums,
+               double* squares);
 
 // The unit roundoff of its type.
 double UnitRoundoff(c10::ScalarType type);

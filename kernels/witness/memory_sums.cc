@@ -95,11 +95,11 @@ void MemorySums::VerifyBlock(int64_t block, void* memory, int64_t words,
                              std::vector<ChangedWord>* changes) const {
   static const auto add = BestOf<AddParityTo>();
   const WordSums& was = blocks_[block];
-  WordSums::Lanes parity = {};
+  alignas(64) WordSums::Lanes parity = {};
   add(memory, words, &parity);
   if (std::memcmp(&was.parity, &parity, sizeof(parity)) == 0) return;
   char* const from = static_cast<char*>(memory);
-  WordSums is;
+  alignas(64) WordSums is;
   is.Add(from, words);
   for (int lane = 0; lane < WordSums::kLanes; ++lane) {
     const uint32_t change = was.parity[lane] ^ is.parity[lane];
@@ -119,7 +119,7 @@ void MemorySums::VerifyBlock(int64_t block, void* memory, int64_t words,
 
 void ParityOfBytes(const void* from, int64_t bytes, void* out) {
   static const auto add = BestOf<AddParityTo>();
-  WordSums::Lanes parity = {};
+  alignas(64) WordSums::Lanes parity = {};
   add(from, bytes / 4, &parity);
   if (bytes % 4 != 0) {
     uint32_t last = 0;

@@ -3,6 +3,8 @@
 #define CAPSTAN_KERNELS_WITNESS_MEMORY_SUMS_H_
 
 #include <cstdint>
+#include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "kernels/context/word_sums.h"
@@ -15,6 +17,24 @@ struct ChangedWord {
   uint32_t was = 0;
   uint32_t is = 0;
   bool mended = false;
+};
+
+// Loops for AVX-512 take WordSums to be aligned to their vectors, of which
+// other code knows nothing.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <typename Other>
+  explicit Aligned(const Aligned<Other>&) {}
+  T* allocate(size_t n) {
+    void* const memory = std::aligned_alloc(64, n * sizeof(T));
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, size_t) { std::free(memory); }
+  friend bool operator==(const Aligned&, const Aligned&) { return true; }
+  friend bool operator!=(const Aligned&, const Aligned&) { return false; }
 };
 
 // Sums of a piece of memory, by which it is known again later. On LibTorch's
@@ -35,7 +55,7 @@ class MemorySums {
   void TakeBlock(int64_t block, const void* memory, int64_t words);
 
  private:
-  std::vector<WordSums> blocks_;
+  std::vector<WordSums, Aligned<WordSums>> blocks_;
 };
 
 // The parity of 16 words, in all of `bytes` bytes; a last one is padded with

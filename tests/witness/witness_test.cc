@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,7 +28,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "base/json.h"
 #include "cluster/launch/launcher.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
@@ -39,10 +39,14 @@
 namespace capstan {
 namespace {
 
+using Json = nlohmann::json;
+
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* const text = getenv(name);
   int64_t value = otherwise;
-  if (text != nullptr) EXPECT_TRUE(absl::SimpleAtoi(text, &value)) << name;
+  if (text != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(text, &value)) << name;
+  }
   return value;
 }
 
@@ -76,7 +80,7 @@ std::vector<Json> Lines(const std::string& path) {
   return lines;
 }
 
-Ended Run(const RunText& text, const FlipOptions& flips = {}) {
+Ended RunToEnd(const RunText& text, const FlipOptions& flips = {}) {
   Ended ended;
   RunOptions options;
   options.config_text = text.Text();
@@ -215,11 +219,11 @@ TEST(WitnessTest, FlipsAreNamedAndMendedInTheirStep) {
   flips.seed = FromEnvironment("CAPSTAN_WITNESS_SEED", 1);
   flips.log = NewTestFolder("flips") + "/log";
   RunText run = SmallRun(steps);
-  const Ended clean = Run(run);
+  const Ended clean = RunToEnd(run);
   ASSERT_EQ(clean.code, 0) << clean.err << clean.out;
   run.Train("witness { check: true }");
   flips.first_step = 4;
-  const Ended flipped = Run(run, flips);
+  const Ended flipped = RunToEnd(run, flips);
   ASSERT_EQ(flipped.code, 0) << flipped.err << flipped.out;
   ASSERT_EQ(flipped.weights.size(), steps);
   const Campaign campaign = Judge(flips, clean, flipped, steps);
@@ -248,10 +252,10 @@ TEST_P(SameBitsTest, WithAndWithoutTheWitness) {
   RunText run = SmallRun(6);
   run.Strategy(GetParam().strategy, 2).Batch(2, 8);
   run.Precision(GetParam().precision);
-  const Ended without = Run(run);
+  const Ended without = RunToEnd(run);
   ASSERT_EQ(without.code, 0) << without.err << without.out;
   run.Train("witness { check: true }");
-  const Ended with = Run(run);
+  const Ended with = RunToEnd(run);
   ASSERT_EQ(with.code, 0) << with.err << with.out;
   EXPECT_EQ(with.weights, without.weights);
   EXPECT_EQ(with.states, without.states);
@@ -278,7 +282,7 @@ TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {
   flips.first_step = 4;
   RunText run = SmallRun(100);
   run.Train("witness { check: true most_failures: 3 within_steps: 50 }");
-  const Ended ended = Run(run, flips);
+  const Ended ended = RunToEnd(run, flips);
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.err,
               testing::HasSubstr("has had 3 failures or more that the witness "

@@ -35,10 +35,10 @@ bool IsSummed(const at::Tensor& t) {
 // Of `slices` equal parts of t, one behind another: [slices, 2, chunks].
 at::Tensor SumsOf(const at::Tensor& t, int64_t slices) {
   const int64_t numel = t.numel() / slices, chunks = kernels::ChunksOf(numel);
-  at::Tensor sums = at::zeros({slices, 2, chunks}, at::kFloat);
-  float* const out = sums.mutable_data_ptr<float>();
+  at::Tensor sums = at::zeros({slices, 2, chunks}, at::kDouble);
+  double* const out = sums.mutable_data_ptr<double>();
   for (int64_t s = 0; s < slices; ++s) {
-    float* const mine = out + 2 * s * chunks;
+    double* const mine = out + 2 * s * chunks;
     kernels::SumChunks(t, s * numel, (s + 1) * numel, mine, mine + chunks);
   }
   return sums;
@@ -100,7 +100,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
                                       const at::Tensor& input) override {
     if (!IsSummed(input)) return group_->ReduceScatter(output, input);
     const at::Tensor sums = SumsOf(input, size());
-    at::Tensor mine = at::empty({1, 2, sums.size(2)}, at::kFloat);
+    at::Tensor mine = at::empty({1, 2, sums.size(2)}, at::kDouble);
     std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
     return Witnessed(std::move(work), group_->ReduceScatter(mine, sums),
                      "reduce-scatter",
@@ -184,16 +184,17 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
                    const std::string& what) const {
     const at::Tensor found = SumsOf(result, 1);
     const int64_t chunks = sums.size(2);
-    const float* const wanted = sums.const_data_ptr<float>();
-    const float* const is = found.const_data_ptr<float>();
-    const double unit = kernels::UnitRoundoff(result.scalar_type());
+    const double* const wanted = sums.const_data_ptr<double>();
+    const double* const is = found.const_data_ptr<double>();
+    // Of the result, and of the sums of float32 that are compared.
+    const double unit =
+        kernels::UnitRoundoff(result.scalar_type()) + 2.0 * 0x1p-24;
     // A partial sum's square is at most that of its terms times their number.
     const double ranks = size();
     for (int64_t i = 0; i < chunks; ++i) {
-      const double squares =
-          std::max<double>(wanted[chunks + i], is[chunks + i]);
+      const double squares = std::max(wanted[chunks + i], is[chunks + i]);
       const double bound = kDeviations * unit * std::sqrt(ranks * squares);
-      const double error = std::abs(static_cast<double>(wanted[i]) - is[i]);
+      const double error = std::abs(wanted[i] - is[i]);
       // Gradients may overflow.
       if (error <= bound || !std::isfinite(wanted[i])) continue;
       on_wrong_({what, -1});
