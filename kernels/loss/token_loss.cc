@@ -347,6 +347,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const TiedGradient& head = call.head;
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
+    CheckKept(head->d_logits);
     const bool half = IsHalf(weight);
     at::Tensor d_hidden = saved[1];
     const at::Tensor &unit = saved[2], &seen = saved[3];
