@@ -157,8 +157,11 @@ Campaign Judge(const FlipOptions& flips, const Ended& clean,
   bool same = true;
   for (int64_t step = 1; step <= steps; ++step) {
     const bool was_same = same;
-    same = clean.weights[step - 1] == flipped.weights[step - 1] &&
-           clean.states[step - 1] == flipped.states[step - 1];
+    // A weight is flipped before the receipts of the step before are made.
+    if (step == steps || FlipOf(flips, step + 1).kind != FlipKind::kWeights) {
+      same = clean.weights[step - 1] == flipped.weights[step - 1] &&
+             clean.states[step - 1] == flipped.states[step - 1];
+    }
     if (lines.count(step) == 0) continue;
     const std::vector<std::string>& words = lines[step];
     const std::string& kind = words[2];
