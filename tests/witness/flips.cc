@@ -41,7 +41,8 @@ struct State {
   at::Tensor bucket, clean;
 
   bool on() const {
-    return options.first_step > 0 && step >= options.first_step && !done;
+    return options.first_step > 0 && step >= options.first_step &&
+           step <= options.last_step && !done;
   }
   PlannedFlip planned() const { return FlipOf(options, step); }
   bool Mine(FlipKind kind) const {
@@ -147,6 +148,8 @@ class FlippingProducts final : public ProductWitness {
       std::memcpy(&x, clean.data() + (row * p.n + j) * 4, 4);
       largest = std::max(largest, std::abs(x));
     }
+    // A row of zeros has no unit.
+    if (largest == 0.0f) return 0.0;
     return std::abs(static_cast<double>(is) - was) / (0x1p-24 * largest);
   }
 

@@ -25,7 +25,8 @@ struct FlipOptions {
   uint64_t seed = 1;
   int ranks = 2;
   int64_t first_step = 0;  // 0: none
-  std::string log;         // a file for each rank's lines: log.RANK
+  int64_t last_step = 0;
+  std::string log;  // a file for each rank's lines: log.RANK
 };
 
 // What step `step` gets: the same on all ranks.

@@ -231,6 +231,7 @@ TEST(WitnessTest, FlipsAreNamedAndMendedInTheirStep) {
   ASSERT_EQ(clean.code, 0) << clean.err << clean.out;
   run.Train("witness: {check:true}");
   flips.first_step = 4;
+  flips.last_step = steps;
   const Ended flipped = RunToEnd(run, flips);
   ASSERT_EQ(flipped.code, 0) << flipped.err << flipped.out;
   ASSERT_EQ(flipped.weights.size(), steps);
@@ -288,6 +289,7 @@ TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {
   FlipOptions flips;
   flips.log = NewTestFolder("flips") + "/log";
   flips.first_step = 4;
+  flips.last_step = 100;
   RunText run = SmallRun(100);
   run.Train("witness: {check:true,most_failures:3,within_steps:50}");
   const Ended ended = RunToEnd(run, flips);

@@ -192,8 +192,8 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
     // A partial sum's square is at most that of its terms times their number.
     const double ranks = size();
     for (int64_t i = 0; i < chunks; ++i) {
-      const double squares = std::max(wanted[chunks + i], is[chunks + i]);
-      const double bound = kDeviations * unit * std::sqrt(ranks * squares);
+      const double bound =
+          kDeviations * unit * std::sqrt(ranks * wanted[chunks + i]);
       const double error = std::abs(wanted[i] - is[i]);
       // Gradients may overflow.
       if (error <= bound || !std::isfinite(wanted[i])) continue;
