@@ -135,22 +135,37 @@ class FlippingProducts final : public ProductWitness {
     }
     return rows;
   }
-  // By how many units of the row's largest number it is off.
+  // A number of a factor, as it lies in memory.
+  static double NumberOf(const kernels::ConstMatrix& x, int64_t i, int64_t j) {
+    return static_cast<const float*>(x.data)[i * x.stride + j];
+  }
+  // How far the number is off, as a part of the standard bound of its rounding:
+  // k u |a| |b| (Higham, "Accuracy and Stability of Numerical Algorithms",
+  // 2002, section 3.1).
   static double ChangeInUnits(const GemmProblem& p, int64_t row, int64_t column,
                               const char* element,
                               const std::vector<char>& clean) {
-    if (p.c.type != kernels::NumberType::kFloat) return 0.0;
-    float is, was, largest = 0.0f;
+    const auto is_float = [](const kernels::ConstMatrix& x) {
+      return x.type == kernels::NumberType::kFloat;
+    };
+    if (!is_float(p.a) || !is_float(p.b) ||
+        p.c.type != kernels::NumberType::kFloat || p.beta != 0.0f) {
+      return 0.0;
+    }
+    float is, was;
     std::memcpy(&is, element, 4);
     std::memcpy(&was, clean.data() + (row * p.n + column) * 4, 4);
-    for (int64_t j = 0; j < p.n; ++j) {
-      float x;
-      std::memcpy(&x, clean.data() + (row * p.n + j) * 4, 4);
-      largest = std::max(largest, std::abs(x));
+    double terms = 0.0;
+    for (int64_t k = 0; k < p.k; ++k) {
+      terms += std::abs(
+          (p.a_transposed ? NumberOf(p.a, k, row) : NumberOf(p.a, row, k)) *
+          (p.b_transposed ? NumberOf(p.b, column, k)
+                          : NumberOf(p.b, k, column)));
     }
-    // A row of zeros has no unit.
-    if (largest == 0.0f) return 0.0;
-    return std::abs(static_cast<double>(is) - was) / (0x1p-24 * largest);
+    terms *= std::abs(p.alpha);
+    if (terms == 0.0) return 0.0;
+    return std::abs(static_cast<double>(is) - was) / (0x1p-24 * terms) /
+           static_cast<double>(p.k);
   }
 
   kernels::ProductChecker& checker_;

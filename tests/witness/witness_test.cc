@@ -132,6 +132,7 @@ struct Campaign {
   std::map<std::string, std::map<std::string, int>> table;
   std::map<std::string, std::map<int, int>> below;  // by bit
   double largest_below = 0.0;
+  int above_rounding = 0;
   std::vector<std::string> wrong;
 };
 
@@ -180,6 +181,7 @@ Campaign Judge(const FlipOptions& flips, const Ended& clean,
     } else if (outcome == "below") {
       ++campaign.below[kind][bit];
       campaign.largest_below = std::max(campaign.largest_below, detail);
+      if (detail > 1.0) ++campaign.above_rounding;
       if (is_named) outcome = "missed";
     } else if (!is_named || (was_same && !same)) {
       outcome = "missed";
@@ -216,8 +218,10 @@ void Print(const Campaign& campaign) {
     for (const auto& [bit, count] : bits) absl::PrintF(" %d:%d", bit, count);
     absl::PrintF("\n");
   }
-  absl::PrintF("the largest below, in units of its row's largest number: %g\n",
-               campaign.largest_below);
+  absl::PrintF(
+      "of a product, the largest below is %.2f of the bound of the "
+      "number's rounding; %d are above it\n",
+      campaign.largest_below, campaign.above_rounding);
 }
 
 TEST(WitnessTest, FlipsAreNamedAndMendedInTheirStep) {
