@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -122,6 +123,16 @@ std::string Cores(const std::set<int>& cores) {
   return text;
 }
 
+// What a row's error may be, as factors of the norms of the rows of a, of c and
+// of what c was.
+struct Bound {
+  double of_a, of_c, before;
+};
+
+void Fit(int64_t n, std::vector<float>* floats) {
+  if (floats->size() < static_cast<size_t>(n)) floats->resize(n);
+}
+
 // Those of the threads that compute here; `mine` is that of this one before.
 std::string CoresOfThreads(int mine) {
   std::set<int> cores = {mine};
@@ -162,6 +173,28 @@ struct ProductChecker::Check {
   std::vector<float> wanted, squares_of_a;         // a (b r)
   std::vector<float> sums_of_c, squares_of_c;      // c r
   std::vector<float> sums_before, squares_before;  // with beta
+
+  // What row i of c should add up to.
+  double WantedOf(const GemmProblem& p, int64_t i) const {
+    const double product = static_cast<double>(p.alpha) * wanted[i];
+    if (p.beta == 0.0f) return product;
+    return product + static_cast<double>(p.beta) * sums_before[i];
+  }
+  double Of(const Bound& bound, const GemmProblem& p, int64_t i) const {
+    double sum = bound.of_a * std::sqrt(squares_of_a[i]) +
+                 bound.of_c * std::sqrt(squares_of_c[i]);
+    if (p.beta != 0.0f) sum += bound.before * std::sqrt(squares_before[i]);
+    return sum;
+  }
+  // At most the square of that; 0 if it isn't finite.
+  double Square(const Bound& bound, const GemmProblem& p, int64_t i) const {
+    double sum = bound.of_a * bound.of_a * squares_of_a[i] +
+                 bound.of_c * bound.of_c * squares_of_c[i];
+    if (p.beta != 0.0f) {
+      sum += bound.before * bound.before * squares_before[i];
+    }
+    return sum <= std::numeric_limits<double>::max() ? sum : 0.0;
+  }
 };
 
 ProductChecker::ProductChecker(OnFailure on_failure)
@@ -226,6 +259,7 @@ void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
   }
   const int64_t rows = p.b_transposed ? p.n : p.k;
   const int64_t columns = p.b_transposed ? p.k : p.n;
+  // Read in whole vectors.
   out.assign(Padded(p.k), 0.0f);
   MatrixSums sums;
   if (p.b_transposed) {
@@ -260,61 +294,57 @@ void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
 
 int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
                                    double slack, bool again) {
-  check->wanted.assign(Padded(p.m), 0.0f);
-  check->squares_of_a.assign(Padded(p.m), 0.0f);
   MatrixSums of_a;
   if (p.a_transposed) {
+    check->wanted.assign(Padded(p.m), 0.0f);
+    check->squares_of_a.assign(Padded(p.m), 0.0f);
     of_a.left = check->sums_of_b.data();
     of_a.column_sums = check->wanted.data();
     of_a.column_squares = check->squares_of_a.data();
     Sum(p.a, p.k, p.m, &of_a);
   } else {
+    Fit(p.m, &check->wanted);
+    Fit(p.m, &check->squares_of_a);
     of_a.right = check->sums_of_b.data();
     of_a.row_sums = check->wanted.data();
     of_a.row_squares = check->squares_of_a.data();
     Sum(p.a, p.m, p.k, &of_a);
   }
-  check->sums_of_c.resize(p.m);
-  check->squares_of_c.resize(p.m);
+  Fit(p.m, &check->sums_of_c);
+  Fit(p.m, &check->squares_of_c);
   MatrixSums of_c;
   of_c.right = RandomSigns(p.n);
   of_c.row_sums = check->sums_of_c.data();
   of_c.row_squares = check->squares_of_c.data();
   Sum(Const(p.c), p.m, p.n, &of_c);
 
-  const double alpha = p.alpha, beta = p.beta;
-  const double norm_of_b = std::sqrt(check->squares_of_b) * std::abs(alpha);
-  const double unit = UnitOf(p.c.type);
+  const double norm_of_b =
+      std::sqrt(check->squares_of_b) * std::abs(static_cast<double>(p.alpha));
   const double growth =
-      unit + kUnit * std::sqrt(std::min<double>(p.k, kMostTerms));
-  double largest = 0.0;
-  int64_t wrong = -1;
+      UnitOf(p.c.type) +
+      kUnit * std::sqrt(std::min(static_cast<double>(p.k), kMostTerms));
+  const Bound bound = {kDeviations * slack * kUnit * norm_of_b,
+                       kDeviations * slack * growth,
+                       kDeviations * slack * kUnit * std::abs(p.beta)};
   for (int64_t i = 0; i < p.m; ++i) {
-    double wanted = alpha * check->wanted[i];
-    double before = 0.0;
-    if (beta != 0.0) {
-      wanted += beta * check->sums_before[i];
-      before = std::abs(beta) * std::sqrt(check->squares_before[i]);
-    }
-    const double bound =
-        kDeviations * slack *
-        (kUnit * (std::sqrt(check->squares_of_a[i]) * norm_of_b + before) +
-         growth * std::sqrt(check->squares_of_c[i]));
-    const double error = std::abs(check->sums_of_c[i] - wanted);
+    const double wanted = check->WantedOf(p, i);
+    const double error = check->sums_of_c[i] - wanted;
+    // Nearly all rows are right by a bound that is tighter, without roots.
+    if (!measures_ && error * error <= check->Square(bound, p, i)) continue;
+    const double most = check->Of(bound, p, i);
     // Squares of a flipped number may overflow, too.
-    const bool finite = std::isfinite(bound) && std::isfinite(error);
-    if (finite && error <= bound) {
-      if (bound > 0.0) largest = std::max(largest, error / bound);
+    const bool finite = std::isfinite(most) && std::isfinite(error);
+    if (finite && std::abs(error) <= most) {
+      if (measures_ && most > 0.0) {
+        largest_error_ = std::max(largest_error_, std::abs(error) / most);
+      }
       continue;
     }
     // Factors that overflow can't be checked.
     const bool unknown = !std::isfinite(wanted) || (again && !finite);
-    if (!unknown && wrong < 0) wrong = i;
+    if (!unknown) return i;
   }
-  if (largest > largest_error_.load(std::memory_order_relaxed)) {
-    largest_error_.store(largest, std::memory_order_relaxed);
-  }
-  return wrong;
+  return -1;
 }
 
 void ProductChecker::Compute(const GemmProblem& p,
@@ -323,8 +353,8 @@ void ProductChecker::Compute(const GemmProblem& p,
   products_.fetch_add(1, std::memory_order_relaxed);
   thread_local Check check;
   if (p.beta != 0.0f) {
-    check.sums_before.resize(p.m);
-    check.squares_before.resize(p.m);
+    Fit(p.m, &check.sums_before);
+    Fit(p.m, &check.squares_before);
     MatrixSums sums;
     sums.right = RandomSigns(p.n);
     sums.row_sums = check.sums_before.data();

@@ -130,6 +130,7 @@ TEST(ProductCheckerTest, RightProductsAreNoAlarm) {
   }
   int64_t alarms = 0;
   ProductChecker checker([&](const ProductFailure&) { ++alarms; });
+  checker.Measure();
   const Scope scope(&checker);
   Random random(1);
   for (int64_t i = 0; i < products; ++i) {

@@ -154,37 +154,30 @@ void SumMatrixOfType(const T* x, int64_t stride, int64_t rows, int64_t n,
   }
 }
 
-class Signs {
- public:
-  // The result stays valid.
-  const float* Get(int64_t n) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<float>& signs = by_length_[n];
-    if (signs.empty()) {
-      signs.assign(Padded(n), 0.0f);
-      for (int64_t i = 0; i < n; ++i) {
-        const uint32_t bits = RandomBits(0x5eed, i / 128, 0)[i / 32 % 4];
-        signs[i] = (bits >> (i % 32) & 1) != 0 ? 1.0f : -1.0f;
-      }
-    }
-    return signs.data();
+std::vector<float> MakeSigns(int64_t n) {
+  std::vector<float> signs(Padded(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = RandomBits(0x5eed, i / 128, 0)[i / 32 % 4];
+    signs[i] = (bits >> (i % 32) & 1) != 0 ? 1.0f : -1.0f;
   }
-
- private:
-  std::mutex mutex_;
-  std::map<int64_t, std::vector<float>> by_length_;
-};
+  return signs;
+}
 
 }  // namespace
 
 const float* RandomSigns(int64_t n) {
-  thread_local std::map<int64_t, const float*> mine;
-  const float*& signs = mine[n];
-  if (signs == nullptr) {
-    static Signs* const all = new Signs();
-    signs = all->Get(n);
-  }
-  return signs;
+  // What is beyond n is multiplied by zeros.
+  constexpr int64_t kMost = int64_t{1} << 18;
+  static const std::vector<float>* const signs =
+      new std::vector<float>(MakeSigns(kMost));
+  if (n <= kMost) return signs->data();
+  static std::mutex mutex;
+  static std::map<int64_t, std::vector<float>>* const longer =
+      new std::map<int64_t, std::vector<float>>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<float>& found = (*longer)[n];
+  if (found.empty()) found = MakeSigns(n);
+  return found.data();
 }
 
 void SumMatrix(const ConstMatrix& x, int64_t rows, int64_t n,

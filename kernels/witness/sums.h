@@ -29,7 +29,7 @@ struct MatrixSums {
   double squares = 0.0;             // += of all; not with column_squares alone
 };
 
-// n random signs, padded with zeros; for good. The same in each process.
+// At least n random signs, for good. The same in each process.
 const float* RandomSigns(int64_t n);
 
 // On this thread. Wanted are `right`, `left` or both.
