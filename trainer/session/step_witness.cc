@@ -73,19 +73,20 @@ StepWitness::StepWitness(Session* session)
   for (size_t i = 0; i < shards.size(); ++i) {
     const OptimizerShard& shard = shards[i];
     auto mine = std::make_unique<Shard>();
-    mine->watched.push_back({"the weights", shard.master, {}});
+    mine->watched.push_back({"the weight", shard.master, {}});
     mine->can_be_by_blocks =
         shard.master.scalar_type() == at::kFloat &&
         !session_.config.train().offload().optimizer_state();
     for (size_t k = 0; k < session_.optimizer_state[i].size(); ++k) {
       const at::Tensor& state = session_.optimizer_state[i][k];
-      mine->watched.push_back({states[k], state, {}});
+      mine->watched.push_back(
+          {absl::StrCat("the state ", states[k]), state, {}});
       mine->can_be_by_blocks = mine->can_be_by_blocks &&
                                state.scalar_type() == at::kFloat &&
                                state.numel() == shard.master.numel();
     }
     if (shard.working.defined()) {
-      mine->watched.push_back({"the weights' working copy", shard.working, {}});
+      mine->watched.push_back({"the working copy", shard.working, {}});
     }
     const at::Tensor& read =
         shard.working.defined() ? shard.working : shard.master;
