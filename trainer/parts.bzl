@@ -18,6 +18,7 @@ CORE_PARTS = [
     ("//inference/evaluate", "evaluate"),
     ("//inference/load", "load"),
     ("//kernels/context", "context"),
+    ("//kernels/witness", "witness"),
     ("//plugins/sdk", "sdk_impl"),
     ("//plugins/sdk/lib", "lib"),
     ("//text/chat_template", "chat_template"),

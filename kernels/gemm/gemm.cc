@@ -14,6 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/context/witness.h"
+
 // From the BLAS in libtorch_cpu, which at::mm calls; calling it directly saves
 // the microsecond or two of making tensors and dispatching for each block of an
 // attention head. Only the Fortran interface is exported.
@@ -272,6 +274,46 @@ bool MultipliesBf16Pairs() {
 #endif
 }
 
+namespace {
+
+void Compute(const GemmProblem& problem) {
+  if (HasHalves(problem)) {
+    if (problem.k > 0) return Halves(problem);
+    const Widened wide(problem);
+    Blas(wide.problem());
+    return wide.Finish();
+  }
+  // Without terms, the BLAS does the right thing.
+  if (Chosen() == nullptr || problem.k <= 0) {
+    Blas(problem);
+  } else {
+    Own(*Chosen(), problem);
+  }
+}
+
+// Of a problem with a source.
+void ComputeOfSource(const GemmProblem& problem) {
+  // Also where the BLAS is faster with a matrix that is in memory.
+  if (kGemm.best().run == nullptr) {
+    const Widened wide(problem);
+    BlasOfParts(wide.problem());
+    wide.Finish();
+  } else {
+    Own(kGemm.best(), problem);
+  }
+}
+
+void Witnessed(const GemmProblem& problem,
+               void (*compute)(const GemmProblem&)) {
+  if (ProductWitness* const witness = CurrentProductWitness()) {
+    witness->Compute(problem, [&] { compute(problem); });
+  } else {
+    compute(problem);
+  }
+}
+
+}  // namespace
+
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
           ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
   if (m <= 0 || n <= 0) return;
@@ -285,18 +327,7 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
                                b,
                                beta,
                                c};
-  if (HasHalves(problem)) {
-    if (k > 0) return Halves(problem);
-    const Widened wide(problem);
-    Blas(wide.problem());
-    return wide.Finish();
-  }
-  // Without terms, the BLAS does the right thing.
-  if (Chosen() == nullptr || k <= 0) {
-    Blas(problem);
-  } else {
-    Own(*Chosen(), problem);
-  }
+  Witnessed(problem, &Compute);
 }
 
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
@@ -313,14 +344,7 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
   problem.beta = beta;
   problem.c = c;
   problem.source = b;
-  // Also where the BLAS is faster with a matrix that is in memory.
-  if (kGemm.best().run == nullptr) {
-    const Widened wide(problem);
-    BlasOfParts(wide.problem());
-    wide.Finish();
-  } else {
-    Own(kGemm.best(), problem);
-  }
+  Witnessed(problem, &ComputeOfSource);
 }
 
 }  // namespace capstan::kernels

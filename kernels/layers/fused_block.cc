@@ -19,6 +19,7 @@
 #include "kernels/fast_path.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/keep.h"
+#include "kernels/kept_memory.h"
 #include "kernels/layers/block_parts.h"
 #include "kernels/layers/fp8_linear.h"
 #include "kernels/layers/fused_rows.h"
@@ -60,7 +61,10 @@ struct Call {
     return options.norm_plus_one ? norms[norm].detach().to(at::kFloat) + 1.0
                                  : norms[norm];
   }
+  ~Call() { Release(); }
   void Release() {
+    DropKept(kept);
+    DropKept(x);
     kept.reset();
     exchanged = {};
     x.reset();
@@ -460,6 +464,8 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
       call->kept = Space(FusedKept<T>(call->dims, nullptr).parts.used());
       out = Forward<T>(call.get()).Run();
     });
+    TakeKept(call->kept);
+    TakeKept(call->x);
     return out;
   }
 
@@ -467,6 +473,8 @@ class BlockFunction : public torch::autograd::Function<BlockFunction> {
     Call& call = *KeptOf<SharedCall>(ctx);
     TORCH_CHECK(call.kept.defined(),
                 "a fused transformer block's backward can run only once");
+    CheckKept(call.kept);
+    CheckKept(call.x);
     const at::Tensor dy = grads[0].contiguous();
     variable_list gradients;
     WithStorage(dy.scalar_type(), [&](auto storage) {

@@ -31,6 +31,7 @@
 #include "base/simd/simd.h"
 #include "kernels/fast_path.h"
 #include "kernels/keep.h"
+#include "kernels/kept_memory.h"
 #include "kernels/layers/gpu_path.h"
 #include "kernels/loss/seen_rows.h"
 #include "kernels/loss/tokens.h"
@@ -189,6 +190,10 @@ at::Tensor TakeGradient(HeadGradient& head, GradientSink::Place place) {
   at::Tensor out = std::move(place.gradient);
   const at::Tensor d_logits = std::move(head.d_logits);
   const at::Tensor hidden = std::move(head.hidden);
+  for (const at::Tensor& kept : {d_logits, hidden}) {
+    CheckKept(kept);
+    DropKept(kept);
+  }
   at::Tensor so_far = std::move(head.so_far);
   const at::Tensor scale = std::move(head.scale);
   if (IsHalf(d_logits) && OnGpuPath(d_logits)) {
@@ -311,6 +316,8 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
       if (r + n == rows) {
         head->d_logits = logits;
         head->hidden = h;
+        TakeKept(logits);
+        TakeKept(h);
         break;
       }
       at::Tensor dh = d_hidden.narrow(0, r, n);
@@ -340,6 +347,7 @@ class HeadFunction : public torch::autograd::Function<HeadFunction> {
     const TiedGradient& head = call.head;
     TORCH_CHECK(head->d_logits.defined(),
                 "the loss's backward can run only once");
+    CheckKept(head->d_logits);
     const bool half = IsHalf(weight);
     at::Tensor d_hidden = saved[1];
     const at::Tensor &unit = saved[2], &seen = saved[3];

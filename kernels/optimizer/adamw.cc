@@ -7,9 +7,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
+#include "kernels/context/witness.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/optimizer/adamw_loops.h"
 #include "kernels/optimizer/guarded_step.h"
@@ -28,6 +30,24 @@ struct FloatMoments {
     *exp_avg_sq = v;
   }
 };
+
+void WitnessedStep(const cuda::AdamWFactors& factors, const AdamWBuffers& b,
+                   UpdateWitness* witness) {
+  const AdamWMemory<float> memory(b);
+  const auto update = AdamWUpdateFor<FloatMoments>(b);
+  constexpr int64_t kBlock = WordSums::kBlock;
+  const int64_t n = b.parameter.numel();
+  at::parallel_for(
+      0, (n + kBlock - 1) / kBlock, 1, [&](int64_t block, int64_t last) {
+        for (; block < last; ++block) {
+          const int64_t begin = block * kBlock;
+          const int64_t end = std::min(n, begin + kBlock);
+          witness->BeforeBlock(memory.parameter + begin, end - begin);
+          update(factors, memory, FloatMoments(), begin, end);
+          witness->AfterBlock(memory.parameter + begin, end - begin);
+        }
+      });
+}
 
 }  // namespace
 
@@ -73,6 +93,10 @@ void AdamWStep(const AdamWOptions& options, const AdamWBuffers& b) {
       AdamWFactorsOnHost(options, b.device_scale);
   if (!factors.has_value()) return;
   const AdamWMemory<float> memory(b);
+  UpdateWitness* const witness = CurrentUpdateWitness();
+  if (witness != nullptr && witness->Knows(memory.parameter)) {
+    return WitnessedStep(*factors, b, witness);
+  }
   const auto update = AdamWUpdateFor<FloatMoments>(b);
   at::parallel_for(0, b.parameter.numel(), kAdamWGrain,
                    [&](int64_t begin, int64_t end) {

@@ -10,7 +10,6 @@
 // tests/faults/generator_test checks that each site is passed.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <dlfcn.h>
 #include <glog/logging.h>
 
 #include <cstdint>
@@ -26,28 +25,13 @@
 #include "base/status.h"
 #include "cluster/comm/async_group.h"
 #include "host/plugins/plugin_host.h"
+#include "testing/faults/core_own.h"
 #include "testing/faults/fault_point.h"
 #include "testing/faults/faulty_plugins.h"
 #include "trainer/memory/tracking_allocator.h"
 
 namespace capstan {
 namespace {
-
-// The core's function that `ours`, a function or a non-virtual member function
-// that is defined here, takes the place of.
-template <typename Function>
-Function CoreOwn(Function ours) {
-  // A pointer to a member function begins with its address.
-  void* address = nullptr;
-  memcpy(&address, &ours, sizeof(address));
-  Dl_info info;
-  CHECK(dladdr(address, &info) != 0 && info.dli_saddr == address)
-      << "a function of testing/faults isn't exported";
-  address = dlsym(RTLD_NEXT, info.dli_sname);
-  CHECK(address != nullptr) << "the core has no " << info.dli_sname;
-  memcpy(&ours, &address, sizeof(address));
-  return ours;
-}
 
 class FaultyAllocator final : public c10::Allocator {
  public:

@@ -44,6 +44,8 @@ const Rooms& TheRooms() {
       {kSdk, {"base", "kernels/context"}},
       {kLib, {"base", "kernels", "kernels/context", kSdk}},
       {"kernels", {"base", "kernels/context"}},
+      // Checks what kernels compute: a part of the core.
+      {"kernels/witness", {"base", "kernels", "kernels/context"}},
       {"text", {"base", kSdk}},
       {"packaging", {}},
       // Devices that aren't there: for tests, and nobody below knows of them.
@@ -97,7 +99,7 @@ const Rooms& TheRooms() {
       {"trainer/memory", {kSdk, "trainer/metrics", "trainer/optimizer"}},
       {"trainer/profile", {"base", kSdk, "cluster/comm", "trainer/metrics"}},
       {"trainer/session",
-       {"base", "kernels/context", kSdk, kLib, "cluster/comm", "cluster/launch",
+       {"base", "kernels/context", "kernels/witness", kSdk, kLib, "cluster/comm", "cluster/launch",
         "cluster/watch", "host/config", "host/plugins", "host/storage",
         "inference/evaluate", "inference/load", "trainer/checkpoint",
         "trainer/data", "trainer/memory", "trainer/metrics",

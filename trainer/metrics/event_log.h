@@ -24,6 +24,7 @@ constexpr char kSaveEvent[] = "save";
 constexpr char kEvaluationEvent[] = "evaluation";
 constexpr char kSkippedEvent[] = "skipped";  // a step without an update
 constexpr char kSpikeEvent[] = "spike";
+constexpr char kWitnessEvent[] = "witness";  // a failure that it saw
 constexpr char kWarningEvent[] = "warning";
 constexpr char kNoteEvent[] = "note";  // what else the user was told
 constexpr char kControlEvent[] = "control";

@@ -250,7 +250,11 @@ absl::Status MicroSteps::SumTotals(DataLoader& loader, StepInFlight* step) {
 absl::StatusOr<Batch> MicroSteps::NextBatch(DataLoader& loader,
                                             StepInFlight* step) {
   const ProfileScope profile(session_.phase = kDataPhase);
-  if (step->ahead.empty()) return loader.Next();
+  if (step->ahead.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(Batch next, loader.Next());
+    if (session_.config.train().witness().check()) step->read.push_back(next);
+    return next;
+  }
   Batch next = std::move(step->ahead.front());
   step->ahead.pop_front();
   return next;

@@ -19,7 +19,7 @@ namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 // The config's text in a folder that a run made, without the folders of the
 // machine that it ran on; "": there is none.
@@ -27,7 +27,7 @@ std::string PublicConfig(const std::string& folder) {
   const absl::StatusOr<std::string> text =
       ReadWholeFile(folder + "/capstan.json");
   if (!text.ok()) return "";
-  const Json json = ParseJson<Json>(*text);
+  const PlainJson json = ParseJson<PlainJson>(*text);
   return json.is_object() && json.contains("config") &&
                  json["config"].is_string()
              ? json["config"].get<std::string>()

@@ -51,9 +51,11 @@
 #include "trainer/session/run_parts.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
+#include "trainer/session/step_witness.h"
 #include "trainer/session/stored_run.h"
 #include "trainer/session/watch.h"
 #include "trainer/session/whose_code.h"
+#include "trainer/session/witness_group.h"
 
 namespace capstan {
 namespace {
@@ -89,6 +91,10 @@ absl::Status JoinRanks(RunPlan* plan) {
         FromAllRanks(*plan->group, plan->rank.restart);
     plan->rank.restart =
         static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
+  }
+  if (StepWitness::Wanted(*plan) && plan->group->size() > 1) {
+    plan->group =
+        WitnessMessages(std::move(plan->group), &StepWitness::TakeWrongMessage);
   }
   if (plan->config.profile().steps_size() > 0) {
     plan->group = ProfileWaits(std::move(plan->group));

@@ -44,7 +44,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
     left_ = step.left;
     if (left_) return CatchUp();
   }
-  CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
+  CAPSTAN_ASSIGN_OR_RETURN(step, AccumulateWitnessed(std::move(step), loader));
   CAPSTAN_ASSIGN_OR_RETURN(step, Reduce(std::move(step)));
   CAPSTAN_ASSIGN_OR_RETURN(step, Update(std::move(step)));
   step = Count(std::move(step));
@@ -56,6 +56,9 @@ absl::Status TrainStep::Run(DataLoader& loader) {
 // Those of the state with which this process begins.
 absl::Status TrainStep::BeginRecords() {
   const Train& train = session_.config.train();
+  if (witness_ == nullptr && StepWitness::Wanted(session_)) {
+    witness_ = std::make_unique<StepWitness>(&session_);
+  }
   if (train.digests().write() && digests_ == nullptr) {
     digests_ = std::make_unique<RunDigests>(
         train.digests(), session_.output_dir,
@@ -70,6 +73,7 @@ absl::Status TrainStep::BeginRecords() {
 }
 
 absl::Status TrainStep::NoteReplaced(const char* why) {
+  if (witness_ != nullptr) witness_->Replaced();
   if (receipts_ == nullptr) return absl::OkStatus();
   CAPSTAN_RETURN_IF_ERROR(CatchUp());
   return receipts_->Replaced(why);
@@ -163,6 +167,23 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
   if (IsLostPeer(error)) return error;
   if (!completed) return Annotate(error, name);
   return step;
+}
+
+absl::StatusOr<StepInFlight> TrainStep::AccumulateWitnessed(
+    StepInFlight step, DataLoader& loader) {
+  if (witness_ == nullptr) return Accumulate(std::move(step), loader);
+  const StepInFlight begun = step;
+  while (true) {
+    witness_->BeginStep();
+    CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool again,
+                             witness_->Again(!step.error.ok()));
+    if (!again) return step;
+    std::deque<Batch> batches = std::move(step.read);
+    step = begun;
+    step.ahead = batches;
+    step.read = std::move(batches);
+  }
 }
 
 void TrainStep::AddUnderflow(StepInFlight* step) const {
@@ -343,6 +364,10 @@ absl::StatusOr<StepInFlight> TrainStep::Update(StepInFlight step) {
   if (strategy.local_steps()) session_.BeforeChange();
   CAPSTAN_RETURN_IF_ERROR(
       CallStrategy("EndStep", [&] { strategy.EndStep(step.number); }));
+  if (witness_ != nullptr) {
+    CAPSTAN_RETURN_IF_ERROR(witness_->EndStep());
+    step.witness_failures = witness_->failures_of_step();
+  }
   if (digests_ != nullptr) {
     CAPSTAN_RETURN_IF_ERROR(digests_->Write(step.number));
   }
@@ -367,6 +392,7 @@ absl::Status TrainStep::UpdateShards(const StepInFlight& step) {
       // Synchronizes only if a shard is offloaded to host memory.
       update.device_scale = deferred_->scale().to(shards[i].master.device());
     }
+    if (witness_ != nullptr) witness_->BeforeUpdate(i);
     {
       const WhoseCode code(session_.plugins.optimizer, "Update");
       CAPSTAN_RETURN_IF_ERROR(ExplainMemory(
@@ -375,6 +401,7 @@ absl::Status TrainStep::UpdateShards(const StepInFlight& step) {
                       absl::MakeSpan(session_.optimizer_state[i])),
           session_, -1));
     }
+    if (witness_ != nullptr) witness_->AfterUpdate(i);
     CAPSTAN_RETURN_IF_ERROR(CallStrategy("PublishShard", [&] {
       parts.strategy->PublishShard(static_cast<int>(i));
     }));

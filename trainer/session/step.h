@@ -24,6 +24,7 @@
 #include "trainer/session/step_in_flight.h"
 #include "trainer/session/step_records.h"
 #include "trainer/session/step_sums.h"
+#include "trainer/session/step_witness.h"
 
 namespace capstan {
 
@@ -63,6 +64,8 @@ class TrainStep {
   absl::Status receipts_status() const;
 
   MicroSteps& micro_steps() { return micro_steps_; }
+  // Null: the run has none.
+  StepWitness* witness() { return witness_.get(); }
 
  private:
   // A step's stages, in order. An error ends the run.
@@ -76,6 +79,10 @@ class TrainStep {
   StepInFlight Count(StepInFlight step);
   // `late` says whether the strategy already holds the next step's gradients.
   absl::Status Conclude(StepInFlight step, bool late);
+
+  // Accumulate, again while the witness asks for it.
+  absl::StatusOr<StepInFlight> AccumulateWitnessed(StepInFlight step,
+                                                   DataLoader& loader);
 
   // Of Accumulate.
   void SumUp(StepInFlight* step);
@@ -115,6 +122,7 @@ class TrainStep {
   MicroSteps micro_steps_;
   std::unique_ptr<RunDigests> digests_;    // null: none are written
   std::unique_ptr<RunReceipts> receipts_;  // likewise
+  std::unique_ptr<StepWitness> witness_;   // null: nothing is checked
   // The latest step, while its sums are deferred.
   absl::optional<StepInFlight> issued_;
   std::unique_ptr<Fp8Underflow> underflow_;  // null: isn't counted

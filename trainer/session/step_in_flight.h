@@ -48,6 +48,7 @@ struct StepInFlight {
   // Of this rank's micro-batches. Tensors are on the device, since reading them
   // would synchronize.
   std::deque<Batch> ahead;          // read before their turn
+  std::deque<Batch> read;           // with train.witness: all, in order
   std::vector<at::Tensor> losses;   // of each micro-batch
   at::Tensor loss_sum;              // of them
   at::Tensor gradient_squared_sum;  // Strategy::GradientSquaredSum
@@ -73,6 +74,7 @@ struct StepInFlight {
   StepOutcome outcome;
 
   double lr = 0.0;  // of its update
+  int64_t witness_failures = 0;  // of all ranks, with train.witness
   // With train.receipts: this rank's rows, then all of all ranks.
   StateDigest digest;
   CommunicationStats communication;  // this step's

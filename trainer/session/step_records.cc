@@ -173,6 +173,10 @@ void StepRecords::Record(const StepInFlight& step,
   metrics.spike = spike;
   if (session_.scaler.enabled()) metrics.loss_scale = session_.scaler.scale();
   metrics.tagged = std::move(tagged);
+  if (step.witness_failures > 0) {
+    metrics.tagged.emplace_back("witness_failures",
+                                static_cast<double>(step.witness_failures));
+  }
   session_.reporter->Step(metrics);
 }
 

@@ -159,6 +159,9 @@ absl::Status Training::End() {
   CAPSTAN_RETURN_IF_ERROR(ActAtEnd(&run_));
   absl::Status status = WriteOutput(&run_);
   status.Update(run_.step.receipts_status());
+  if (StepWitness* const witness = run_.step.witness(); witness != nullptr) {
+    session_.Note(witness->Summary(), kWitnessEvent);
+  }
   RunSummary summary = run_.records.Summary();
   // After the summary, whose peak of memory it isn't to raise.
   if (!session_.stopping) {

@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/witness/product_checker.h"
+
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <thread>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/witness/sums.h"
+
+namespace capstan::kernels {
+namespace {
+
+// The fewest numbers worth waking a thread.
+constexpr int64_t kGrain = int64_t{1} << 16;
+// How many of the standard deviations that the header has are a row's bound,
+// and beyond what slack even a product that comes out the same is wrong.
+constexpr double kDeviations = 6.0;
+constexpr double kFarSlack = 64.0;
+// Of the largest sums, which blocks of terms bound.
+constexpr double kMostTerms = 512.0;
+constexpr double kUnit = 0x1p-24;
+
+double UnitOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat:
+      return kUnit;
+    case NumberType::kBf16:
+      return 0x1p-8;
+    case NumberType::kFp16:
+      return 0x1p-11;
+  }
+  return kUnit;
+}
+
+const char* NameOf(NumberType type) {
+  switch (type) {
+    case NumberType::kFloat:
+      return "float32";
+    case NumberType::kBf16:
+      return "bfloat16";
+    case NumberType::kFp16:
+      return "float16";
+  }
+  return "";
+}
+
+int64_t BytesOf(NumberType type) { return type == NumberType::kFloat ? 4 : 2; }
+
+ConstMatrix From(ConstMatrix x, int64_t row) {
+  x.data = static_cast<const char*>(x.data) + row * x.stride * BytesOf(x.type);
+  return x;
+}
+
+ConstMatrix Const(const Matrix& c) {
+  ConstMatrix x;
+  x.data = c.data;
+  x.stride = c.stride;
+  x.type = c.type;
+  return x;
+}
+
+// Rows by threads, where that is worth it. run(begin, end)
+template <typename Run>
+void ForRows(int64_t rows, int64_t n, const Run& run) {
+  if (at::in_parallel_region() || at::get_num_threads() == 1 ||
+      rows * n < 2 * kGrain) {
+    return run(0, rows);
+  }
+  const int64_t grain =
+      std::max<int64_t>(16, (kGrain / std::max<int64_t>(1, n) + 3) / 4 * 4);
+  at::parallel_for(0, rows, grain, run);
+}
+
+// SumMatrix by all threads.
+void Sum(const ConstMatrix& x, int64_t rows, int64_t n, MatrixSums* sums) {
+  std::mutex mutex;
+  ForRows(rows, n, [&](int64_t begin, int64_t end) {
+    MatrixSums part = *sums;
+    part.squares = 0.0;
+    if (begin == 0 && end == rows) {
+      SumMatrix(x, rows, n, sums);
+      return;
+    }
+    const auto advance = [&](auto& p) {
+      if (p != nullptr) p += begin;
+    };
+    advance(part.row_sums);
+    advance(part.row_squares);
+    advance(part.left);
+    std::vector<float> columns, squares;
+    if (part.left != nullptr) {
+      columns.assign(Padded(n), 0.0f);
+      part.column_sums = columns.data();
+    }
+    if (part.column_squares != nullptr) {
+      squares.assign(Padded(n), 0.0f);
+      part.column_squares = squares.data();
+    }
+    SumMatrix(From(x, begin), end - begin, n, &part);
+    const std::lock_guard<std::mutex> lock(mutex);
+    sums->squares += part.squares;
+    for (size_t j = 0; j < columns.size(); ++j) {
+      sums->column_sums[j] += columns[j];
+    }
+    for (size_t j = 0; j < squares.size(); ++j) {
+      sums->column_squares[j] += squares[j];
+    }
+  });
+}
+
+std::string Cores(const std::set<int>& cores) {
+  std::string text;
+  for (const int core : cores) {
+    text += (text.empty() ? "" : ", ") + std::to_string(core);
+  }
+  return text;
+}
+
+// What a row's error may be, as factors of the norms of the rows of a, of c and
+// of what c was.
+struct Bound {
+  double of_a, of_c, before;
+};
+
+void Fit(int64_t n, std::vector<float>* floats) {
+  if (floats->size() < static_cast<size_t>(n)) floats->resize(n);
+}
+
+// Those of the threads that compute here; `mine` is that of this one before.
+std::string CoresOfThreads(int mine) {
+  std::set<int> cores = {mine};
+  if (!at::in_parallel_region() && at::get_num_threads() > 1) {
+    std::mutex mutex;
+    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+      const int core = sched_getcpu();
+      const std::lock_guard<std::mutex> lock(mutex);
+      cores.insert(core);
+    });
+  }
+  return Cores(cores);
+}
+
+// Runs fn on a thread of its own, and on another core, if this process may use
+// one.
+void OnAnotherCore(const std::function<void()>& fn) {
+  const int mine = sched_getcpu();
+  std::thread([&] {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
+        CPU_COUNT(&cores) > 1) {
+      CPU_CLR(mine, &cores);
+      sched_setaffinity(0, sizeof(cores), &cores);
+    }
+    fn();
+  }).join();
+}
+
+}  // namespace
+
+// What a product is checked with, and with what result. Vectors are reused by
+// the thread's later products.
+struct ProductChecker::Check {
+  std::vector<float> sums_of_b;  // b r
+  double squares_of_b = 0.0;
+  bool known = false;  // whether these are of the step's first product with b
+  std::vector<float> wanted, squares_of_a;         // a (b r)
+  std::vector<float> sums_of_c, squares_of_c;      // c r
+  std::vector<float> sums_before, squares_before;  // with beta
+
+  // What row i of c should add up to.
+  double WantedOf(const GemmProblem& p, int64_t i) const {
+    const double product = static_cast<double>(p.alpha) * wanted[i];
+    if (p.beta == 0.0f) return product;
+    return product + static_cast<double>(p.beta) * sums_before[i];
+  }
+  double Of(const Bound& bound, const GemmProblem& p, int64_t i) const {
+    double sum = bound.of_a * std::sqrt(squares_of_a[i]) +
+                 bound.of_c * std::sqrt(squares_of_c[i]);
+    if (p.beta != 0.0f) sum += bound.before * std::sqrt(squares_before[i]);
+    return sum;
+  }
+  // At most the square of that; 0 if it isn't finite.
+  double Square(const Bound& bound, const GemmProblem& p, int64_t i) const {
+    double sum = bound.of_a * bound.of_a * squares_of_a[i] +
+                 bound.of_c * bound.of_c * squares_of_c[i];
+    if (p.beta != 0.0f) {
+      sum += bound.before * bound.before * squares_before[i];
+    }
+    return sum <= std::numeric_limits<double>::max() ? sum : 0.0;
+  }
+};
+
+ProductChecker::ProductChecker(OnFailure on_failure)
+    : on_failure_(std::move(on_failure)) {}
+
+void ProductChecker::Remember(const void* begin, int64_t bytes) {
+  const char* const from = static_cast<const char*>(begin);
+  remembered_.emplace_back(from, from + bytes);
+}
+
+void ProductChecker::Forget() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  known_.clear();
+}
+
+ProductChecker::Counts ProductChecker::counts() const {
+  return {products_.load(), repeated_.load(), failures_.load()};
+}
+
+bool ProductChecker::IsRemembered(const void* data) const {
+  for (const auto& [begin, end] : remembered_) {
+    if (data >= begin && data < end) return true;
+  }
+  return false;
+}
+
+// Makes both orientations' at once, since a weight that is multiplied in a
+// forward is so in its backward.
+std::shared_ptr<const ProductChecker::Known> ProductChecker::KnownOf(
+    const GemmProblem& p) {
+  const int64_t rows = p.b_transposed ? p.n : p.k;
+  const int64_t columns = p.b_transposed ? p.k : p.n;
+  const Key key = {p.b.data, {rows, columns}};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = known_.find(key);
+    if (found != known_.end()) return found->second;
+  }
+  auto known = std::make_shared<Known>();
+  known->sums[0].assign(Padded(rows), 0.0f);
+  known->sums[1].assign(Padded(columns), 0.0f);
+  MatrixSums sums;
+  sums.right = RandomSigns(columns);
+  sums.row_sums = known->sums[0].data();
+  sums.left = RandomSigns(rows);
+  sums.column_sums = known->sums[1].data();
+  Sum(p.b, rows, columns, &sums);
+  known->squares = sums.squares;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return known_.emplace(key, std::move(known)).first->second;
+}
+
+void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
+  check->known = false;
+  std::vector<float>& out = check->sums_of_b;
+  if (p.source.read == nullptr && use_known && IsRemembered(p.b.data)) {
+    const std::shared_ptr<const Known> known = KnownOf(p);
+    out = known->sums[p.b_transposed ? 1 : 0];
+    check->squares_of_b = known->squares;
+    check->known = true;
+    return;
+  }
+  const int64_t rows = p.b_transposed ? p.n : p.k;
+  const int64_t columns = p.b_transposed ? p.k : p.n;
+  // Read in whole vectors.
+  out.assign(Padded(p.k), 0.0f);
+  MatrixSums sums;
+  if (p.b_transposed) {
+    sums.left = RandomSigns(rows);
+    sums.column_sums = out.data();
+  } else {
+    sums.right = RandomSigns(columns);
+    sums.row_sums = out.data();
+  }
+  if (p.source.read == nullptr) {
+    Sum(p.b, rows, columns, &sums);
+    check->squares_of_b = sums.squares;
+    return;
+  }
+  // A few rows at a time.
+  const int64_t most = std::max<int64_t>(1, kGrain / columns);
+  std::vector<float> values(std::min(rows, most) * columns);
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    p.source.read(p.source.what, row, count, 0, columns, values.data());
+    MatrixSums part = sums;
+    if (p.b_transposed) {
+      part.left += row;
+    } else {
+      part.row_sums += row;
+    }
+    SumMatrix({values.data(), columns}, count, columns, &part);
+    sums.squares = part.squares;
+  }
+  check->squares_of_b = sums.squares;
+}
+
+int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
+                                   double slack, bool again) {
+  MatrixSums of_a;
+  if (p.a_transposed) {
+    check->wanted.assign(Padded(p.m), 0.0f);
+    check->squares_of_a.assign(Padded(p.m), 0.0f);
+    of_a.left = check->sums_of_b.data();
+    of_a.column_sums = check->wanted.data();
+    of_a.column_squares = check->squares_of_a.data();
+    Sum(p.a, p.k, p.m, &of_a);
+  } else {
+    Fit(p.m, &check->wanted);
+    Fit(p.m, &check->squares_of_a);
+    of_a.right = check->sums_of_b.data();
+    of_a.row_sums = check->wanted.data();
+    of_a.row_squares = check->squares_of_a.data();
+    Sum(p.a, p.m, p.k, &of_a);
+  }
+  Fit(p.m, &check->sums_of_c);
+  Fit(p.m, &check->squares_of_c);
+  MatrixSums of_c;
+  of_c.right = RandomSigns(p.n);
+  of_c.row_sums = check->sums_of_c.data();
+  of_c.row_squares = check->squares_of_c.data();
+  Sum(Const(p.c), p.m, p.n, &of_c);
+
+  const double norm_of_b =
+      std::sqrt(check->squares_of_b) * std::abs(static_cast<double>(p.alpha));
+  const double growth =
+      UnitOf(p.c.type) +
+      kUnit * std::sqrt(std::min(static_cast<double>(p.k), kMostTerms));
+  const Bound bound = {kDeviations * slack * kUnit * norm_of_b,
+                       kDeviations * slack * growth,
+                       kDeviations * slack * kUnit * std::abs(p.beta)};
+  for (int64_t i = 0; i < p.m; ++i) {
+    const double wanted = check->WantedOf(p, i);
+    const double error = check->sums_of_c[i] - wanted;
+    // Nearly all rows are right by a bound that is tighter, without roots.
+    if (!measures_ && error * error <= check->Square(bound, p, i)) continue;
+    const double most = check->Of(bound, p, i);
+    // Squares of a flipped number may overflow, too.
+    const bool finite = std::isfinite(most) && std::isfinite(error);
+    if (finite && std::abs(error) <= most) {
+      if (measures_ && most > 0.0) {
+        largest_error_ = std::max(largest_error_, std::abs(error) / most);
+      }
+      continue;
+    }
+    // Factors that overflow can't be checked.
+    const bool unknown = !std::isfinite(wanted) || (again && !finite);
+    if (!unknown) return i;
+  }
+  return -1;
+}
+
+void ProductChecker::Compute(const GemmProblem& p,
+                             const std::function<void()>& compute) {
+  if (p.k <= 0) return compute();
+  products_.fetch_add(1, std::memory_order_relaxed);
+  thread_local Check check;
+  if (p.beta != 0.0f) {
+    Fit(p.m, &check.sums_before);
+    Fit(p.m, &check.squares_before);
+    MatrixSums sums;
+    sums.right = RandomSigns(p.n);
+    sums.row_sums = check.sums_before.data();
+    sums.row_squares = check.squares_before.data();
+    Sum(Const(p.c), p.m, p.n, &sums);
+  }
+  const int core = sched_getcpu();
+  compute();
+  SumB(p, /*use_known=*/true, &check);
+  const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
+  if (wrong < 0) return;
+  ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
+                            p.b.data, p.c.data, p.b_transposed};
+  failure.type = NameOf(p.c.type);
+  failure.row = wrong;
+  failure.cores = CoresOfThreads(core);
+  if (p.beta == 0.0f) return Mend(p, compute, &check, &failure);
+  if (JudgeSum(p, compute, check, &failure)) {
+    repeated_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  failures_.fetch_add(1, std::memory_order_relaxed);
+  on_failure_(failure);
+}
+
+namespace {
+
+// c's rows, dense.
+std::vector<char> RowsOf(const GemmProblem& p) {
+  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
+  std::vector<char> rows(p.m * row);
+  for (int64_t i = 0; i < p.m; ++i) {
+    std::memcpy(rows.data() + i * row,
+                static_cast<const char*>(p.c.data) + i * p.c.stride * bytes,
+                row);
+  }
+  return rows;
+}
+
+void SetRows(const GemmProblem& p, const std::vector<char>& rows) {
+  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
+  for (int64_t i = 0; i < p.m; ++i) {
+    std::memcpy(static_cast<char*>(p.c.data) + i * p.c.stride * bytes,
+                rows.data() + i * row, row);
+  }
+}
+
+int64_t FirstDifference(const GemmProblem& p, const std::vector<char>& a,
+                        const std::vector<char>& b) {
+  const int64_t row = p.n * BytesOf(p.c.type);
+  for (int64_t i = 0; i < p.m; ++i) {
+    if (std::memcmp(a.data() + i * row, b.data() + i * row, row) != 0) return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void ProductChecker::Mend(const GemmProblem& p,
+                          const std::function<void()>& compute, Check* check,
+                          ProductFailure* failure) {
+  const std::vector<char> first = RowsOf(p);
+  const auto again = [&] {
+    ++failure->attempts;
+    compute();
+  };
+  again();
+  const int64_t differs = FirstDifference(p, first, RowsOf(p));
+  if (differs >= 0) {
+    failure->row = differs;
+    failure->mended = FirstWrong(p, check, 1.0, true) < 0;
+  } else if (FirstWrong(p, check, kFarSlack, true) < 0) {
+    repeated_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  // The same again, far from what b was.
+  if (!failure->mended && check->known) {
+    SumB(p, /*use_known=*/false, check);
+    failure->weight_changed = FirstWrong(p, check, kFarSlack, true) < 0;
+  }
+  if (!failure->mended && !failure->weight_changed) {
+    OnAnotherCore(again);
+    const bool same = FirstDifference(p, first, RowsOf(p)) < 0;
+    failure->mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
+  }
+  failures_.fetch_add(1, std::memory_order_relaxed);
+  on_failure_(*failure);
+}
+
+// Makes the product alone, with c as its place: what c is then differs from
+// what it was by the rounding of one addition, whatever the bound is.
+bool ProductChecker::JudgeSum(const GemmProblem& p,
+                              const std::function<void()>& compute,
+                              const Check& check, ProductFailure* failure) {
+  const std::vector<char> sum = RowsOf(p);
+  SetRows(p, std::vector<char>(sum.size()));
+  ++failure->attempts;
+  compute();
+  std::vector<float> of_product(p.m), squares(p.m);
+  MatrixSums sums;
+  sums.right = RandomSigns(p.n);
+  sums.row_sums = of_product.data();
+  sums.row_squares = squares.data();
+  Sum(Const(p.c), p.m, p.n, &sums);
+  SetRows(p, sum);
+  const double beta = p.beta;
+  const double unit = UnitOf(p.c.type) +
+                      kUnit * std::sqrt(static_cast<double>(p.n) / kSumLanes);
+  for (int64_t i = 0; i < p.m; ++i) {
+    const double error = std::abs(check.sums_of_c[i] - of_product[i] -
+                                  beta * check.sums_before[i]);
+    const double bound =
+        kDeviations * unit *
+        (std::sqrt(check.squares_of_c[i]) + std::sqrt(squares[i]) +
+         std::abs(beta) * std::sqrt(check.squares_before[i]));
+    const bool unknown =
+        !std::isfinite(of_product[i]) || !std::isfinite(check.sums_before[i]);
+    if (unknown || (std::isfinite(bound) && error <= bound)) continue;
+    failure->row = i;
+    failure->sum_lost = true;
+    return false;
+  }
+  return true;
+}
+
+}  // namespace capstan::kernels

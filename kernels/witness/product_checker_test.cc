@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+//     CAPSTAN_WITNESS_PRODUCTS=N    right products to check (default: 3,000)
+#include "kernels/witness/product_checker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "kernels/gemm/gemm.h"
+
+namespace capstan::kernels {
+namespace {
+
+using Random = std::mt19937_64;
+
+// A matrix of any type, with a stride of its own.
+struct Numbers {
+  Numbers(int64_t rows, int64_t columns, NumberType type, Random* random,
+          float mean, float spread)
+      : rows(rows), columns(columns), type(type) {
+    stride = columns + static_cast<int64_t>((*random)() % 5);
+    bytes.resize(rows * stride * size());
+    for (int64_t i = 0; i < rows * stride; i += 4) {
+      uint64_t bits = (*random)();
+      for (int64_t j = i; j < i + 4 && j < rows * stride; ++j, bits >>= 16) {
+        const auto sum = static_cast<float>((bits & 0xff) + (bits >> 8 & 0xff));
+        const float noise = static_cast<float>(bits & 0x3f) / 4096.0f;
+        Set(j, mean + spread * ((sum - 255.0f) / 104.0f + noise));
+      }
+    }
+  }
+  int64_t size() const { return type == NumberType::kFloat ? 4 : 2; }
+  void Set(int64_t i, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (type == NumberType::kFloat) {
+      std::memcpy(&bytes[4 * i], &bits, 4);
+    } else {  // bfloat16, cut off
+      const auto half = static_cast<uint16_t>(bits >> 16);
+      std::memcpy(&bytes[2 * i], &half, 2);
+    }
+  }
+  ConstMatrix Const() const {
+    ConstMatrix x;
+    x.data = bytes.data();
+    x.stride = stride;
+    x.type = type;
+    return x;
+  }
+  Matrix Mutable() {
+    Matrix x;
+    x.data = bytes.data();
+    x.stride = stride;
+    x.type = type;
+    return x;
+  }
+  int64_t rows, columns;
+  NumberType type;
+  int64_t stride = 0;
+  std::vector<char> bytes;
+};
+
+struct Product {
+  Product(Random* random, bool half, int64_t most)
+      : transpose(static_cast<Transpose>((*random)() % 3)),
+        m(1 + (*random)() % most),
+        n(1 + (*random)() % most),
+        k(1 + (*random)() % most),
+        mean((*random)() % 3 == 0 ? 1.0f : 0.0f),
+        a(transpose == Transpose::kLeft ? k : m,
+          transpose == Transpose::kLeft ? m : k, TypeOf(half), random, mean,
+          1.0f),
+        b(transpose == Transpose::kRight ? n : k,
+          transpose == Transpose::kRight ? k : n, TypeOf(half), random, mean,
+          0.1f),
+        c(m, n, TypeOf(half && (*random)() % 2 == 0), random, 0.0f, 1.0f) {
+    if ((*random)() % 3 == 0) beta = 1.0f;
+    if ((*random)() % 4 == 0) alpha = 0.125f;
+  }
+  static NumberType TypeOf(bool half) {
+    return half ? NumberType::kBf16 : NumberType::kFloat;
+  }
+  void Compute() {
+    Gemm(transpose, m, n, k, alpha, a.Const(), b.Const(), beta, c.Mutable());
+  }
+  Transpose transpose;
+  int64_t m, n, k;
+  float mean, alpha = 1.0f, beta = 0.0f;
+  Numbers a, b, c;
+};
+
+// Sets the checker, with or without what disturbs products, for a test.
+class Scope {
+ public:
+  explicit Scope(ProductWitness* witness) { SetProductWitness(witness); }
+  ~Scope() { SetProductWitness(nullptr); }
+};
+
+// Flips bits of c as often as it is made, up to `times`.
+class Flipping final : public ProductWitness {
+ public:
+  explicit Flipping(ProductChecker* checker) : checker_(*checker) {}
+  void Compute(const GemmProblem& problem,
+               const std::function<void()>& compute) override {
+    checker_.Compute(problem, [&] {
+      compute();
+      if (times-- > 0) flip(problem);
+    });
+  }
+  int times = 0;
+  std::function<void(const GemmProblem&)> flip;
+
+ private:
+  ProductChecker& checker_;
+};
+
+TEST(ProductCheckerTest, RightProductsAreNoAlarm) {
+  const char* const text = getenv("CAPSTAN_WITNESS_PRODUCTS");
+  int64_t products = 3000;
+  if (text != nullptr) {
+    ASSERT_TRUE(absl::SimpleAtoi(text, &products));
+  }
+  int64_t alarms = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++alarms; });
+  checker.Measure();
+  const Scope scope(&checker);
+  Random random(1);
+  for (int64_t i = 0; i < products; ++i) {
+    const int64_t most = i % 100 == 0 ? 700 : 96;
+    Product(&random, i % 2 == 0, most).Compute();
+  }
+  EXPECT_EQ(alarms, 0);
+  EXPECT_EQ(checker.counts().products, products);
+  // Even of the bound little is used up.
+  EXPECT_LE(checker.counts().repeated, products / 1000);
+  printf(
+      "%ld products, %ld of them twice; the largest error, of its bound: "
+      "%.2f\n",
+      static_cast<long>(products), static_cast<long>(checker.counts().repeated),
+      checker.largest_error());
+}
+
+TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); });
+  Flipping flipping(&checker);
+  Random random(2);
+  int mended[2] = {}, all[2] = {};
+  for (int i = 0; i < 1000; ++i) {
+    const bool half = i % 2 == 0;
+    Product clean(&random, half, 96);
+    Product flipped = clean;
+    clean.Compute();
+    const int64_t row = random() % clean.m, column = random() % clean.n;
+    const auto bit = static_cast<int>(random() % (8 * clean.c.size()));
+    flipping.times = 1;
+    flipping.flip = [&](const GemmProblem& p) {
+      char* const number = static_cast<char*>(p.c.data) +
+                           (row * p.c.stride + column) * flipped.c.size();
+      number[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    };
+    failures.clear();
+    {
+      const Scope scope(&flipping);
+      flipped.Compute();
+    }
+    ++all[half];
+    if (failures.empty()) continue;
+    ++mended[half];
+    ASSERT_EQ(failures.size(), 1);
+    EXPECT_EQ(failures[0].row, row);
+    EXPECT_FALSE(failures[0].cores.empty());
+    // What it was added to is gone.
+    EXPECT_EQ(failures[0].sum_lost, clean.beta != 0.0f);
+    EXPECT_NE(failures[0].sum_lost, failures[0].mended);
+    if (!failures[0].mended) continue;
+    EXPECT_EQ(flipped.c.bytes, clean.c.bytes) << "bit " << bit;
+  }
+  // The others are of the lowest bits.
+  EXPECT_GT(mended[0], all[0] / 2);
+  EXPECT_GT(mended[1], all[1] / 4);
+}
+
+// Of the highest bits none gets through.
+TEST(ProductCheckerTest, AnExponentsFlipIsAlwaysFound) {
+  int64_t found = 0;
+  ProductChecker checker([&](const ProductFailure& failure) {
+    if (failure.mended || failure.sum_lost) ++found;
+  });
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(3);
+  constexpr int kProducts = 500;
+  for (int i = 0; i < kProducts; ++i) {
+    Product product(&random, /*half=*/false, 96);
+    flipping.times = 1;
+    flipping.flip = [&](const GemmProblem& p) {
+      static_cast<uint8_t*>(p.c.data)[3] ^= 0x40;  // the highest but the sign
+    };
+    product.Compute();
+  }
+  EXPECT_EQ(found, kProducts);
+}
+
+TEST(ProductCheckerTest, WhatStaysWrongIsNotMended) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); });
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(4);
+  Product product(&random, false, 96);
+  product.beta = 0.0f;
+  flipping.times = 100;
+  flipping.flip = [](const GemmProblem& p) {
+    static_cast<float*>(p.c.data)[0] += 1000.0f;
+  };
+  product.Compute();
+  ASSERT_EQ(failures.size(), 1);
+  EXPECT_FALSE(failures[0].mended);
+  EXPECT_FALSE(failures[0].weight_changed);
+  EXPECT_EQ(failures[0].attempts, 2);
+}
+
+TEST(ProductCheckerTest, AWeightThatChangesWithinAStepIsSeen) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); });
+  const Scope scope(&checker);
+  Random random(5);
+  Product product(&random, false, 96);
+  product.beta = 0.0f;
+  checker.Remember(product.b.bytes.data(),
+                   static_cast<int64_t>(product.b.bytes.size()));
+  product.Compute();
+  product.b.Set(0, 1e4f);
+  product.Compute();
+  ASSERT_EQ(failures.size(), 1);
+  EXPECT_TRUE(failures[0].weight_changed);
+  // An update.
+  failures.clear();
+  checker.Forget();
+  product.Compute();
+  EXPECT_TRUE(failures.empty());
+}
+
+// Overflow is a step's business.
+TEST(ProductCheckerTest, InfinitiesAndNansAreNoAlarm) {
+  int64_t alarms = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++alarms; });
+  const Scope scope(&checker);
+  Random random(6);
+  for (const float x : {INFINITY, -INFINITY, NAN, 1e38f}) {
+    Product product(&random, false, 96);
+    product.a.Set(0, x);
+    product.Compute();
+  }
+  EXPECT_EQ(alarms, 0);
+}
+
+}  // namespace
+}  // namespace capstan::kernels

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/witness/flips.h"
+
+#include <ATen/ops/equal.h>
+#include <glog/logging.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "cluster/comm/create.h"
+#include "cluster/comm/phase_group.h"
+#include "kernels/context/witness.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/witness/product_checker.h"
+#include "testing/faults/core_own.h"
+#include "trainer/optimizer/optimizer_state.h"
+
+namespace capstan {
+namespace {
+
+using kernels::GemmProblem;
+
+struct State {
+  FlipOptions options;
+  int rank = 0;
+  std::ofstream log;
+  int64_t step = 1;  // that is under way
+  // Of this step, and of a whole one before.
+  int64_t products = 0, products_before = 0;
+  int64_t kept = 0, kept_before = 0;
+  int64_t reduced = 0;
+  bool done = false;  // this step's flip
+  // A bucket and what it is without the flip.
+  at::Tensor bucket, clean;
+
+  bool on() const {
+    return options.first_step > 0 && step >= options.first_step &&
+           step <= options.last_step && !done;
+  }
+  PlannedFlip planned() const { return FlipOf(options, step); }
+  bool Mine(FlipKind kind) const {
+    return on() && planned().kind == kind && planned().rank == rank;
+  }
+  void Log(const char* outcome, int bit, double detail = 0.0) {
+    const PlannedFlip flip = planned();
+    log << step << " " << rank << " " << kFlipNames[static_cast<int>(flip.kind)]
+        << " " << bit << " " << outcome << " " << detail << std::endl;
+  }
+  void NextStep() {
+    ++step;
+    // Once the flips have begun, a step may be done twice.
+    const bool before = step <= options.first_step;
+    if (before) products_before = products;
+    if (before) kept_before = kept;
+    products = kept = 0;
+    reduced = 0;
+    done = false;
+    bucket = clean = at::Tensor();
+  }
+};
+
+State& state() {
+  static State* const state = new State;
+  return *state;
+}
+
+void FlipBit(void* memory, int64_t bit) {
+  static_cast<uint8_t*>(memory)[bit / 8] ^= 1 << bit % 8;
+}
+
+// Flips a bit of a tensor; returns which of its number's.
+int FlipIn(const at::Tensor& t, const PlannedFlip& flip) {
+  const auto bits = static_cast<int64_t>(8 * t.element_size());
+  const int64_t element = flip.where % t.numel();
+  const int64_t bit = flip.bit % bits;
+  FlipBit(t.mutable_data_ptr(), element * bits + bit);
+  return static_cast<int>(bit);
+}
+
+class FlippingProducts final : public ProductWitness {
+ public:
+  explicit FlippingProducts(ProductWitness* checker)
+      : checker_(*dynamic_cast<kernels::ProductChecker*>(checker)) {}
+
+  void Compute(const GemmProblem& p,
+               const std::function<void()>& compute) override {
+    State& s = state();
+    const int64_t number = s.products++;
+    if (!s.Mine(FlipKind::kProduct) || s.products_before == 0 ||
+        number != s.planned().where % s.products_before) {
+      return checker_.Compute(p, compute);
+    }
+    s.done = true;
+    const PlannedFlip flip = s.planned();
+    const int64_t bytes = p.c.type == kernels::NumberType::kFloat ? 4 : 2;
+    const int64_t row = flip.bit / 64 % p.m, column = flip.where % p.n;
+    const int bit = static_cast<int>(flip.bit % (8 * bytes));
+    char* const element =
+        static_cast<char*>(p.c.data) + (row * p.c.stride + column) * bytes;
+    const auto before = checker_.counts().failures;
+    bool flipped = false;
+    std::vector<char> clean;
+    checker_.Compute(p, [&] {
+      compute();
+      if (std::exchange(flipped, true)) return;
+      clean = RowsOf(p, bytes);
+      FlipBit(element, bit);
+    });
+    const bool reported = checker_.counts().failures > before;
+    const bool same = RowsOf(p, bytes) == clean;
+    if (reported) {
+      // What was added to something is mended with the whole step.
+      s.Log(same || p.beta != 0.0f ? "memory" : "missed", bit);
+    } else {
+      const double detail = ChangeInUnits(p, row, column, element, clean);
+      std::memcpy(element, clean.data() + (row * p.n + column) * bytes, bytes);
+      s.Log("below", bit, detail);
+    }
+  }
+
+ private:
+  static std::vector<char> RowsOf(const GemmProblem& p, int64_t bytes) {
+    std::vector<char> rows;
+    for (int64_t i = 0; i < p.m; ++i) {
+      const char* const row =
+          static_cast<const char*>(p.c.data) + i * p.c.stride * bytes;
+      rows.insert(rows.end(), row, row + p.n * bytes);
+    }
+    return rows;
+  }
+  // A number of a factor, as it lies in memory.
+  static double NumberOf(const kernels::ConstMatrix& x, int64_t i, int64_t j) {
+    return static_cast<const float*>(x.data)[i * x.stride + j];
+  }
+  // How far the number is off, as a part of the standard bound of its rounding:
+  // k u |a| |b| (Higham, "Accuracy and Stability of Numerical Algorithms",
+  // 2002, section 3.1).
+  static double ChangeInUnits(const GemmProblem& p, int64_t row, int64_t column,
+                              const char* element,
+                              const std::vector<char>& clean) {
+    const auto is_float = [](const kernels::ConstMatrix& x) {
+      return x.type == kernels::NumberType::kFloat;
+    };
+    if (!is_float(p.a) || !is_float(p.b) ||
+        p.c.type != kernels::NumberType::kFloat || p.beta != 0.0f) {
+      return 0.0;
+    }
+    float is, was;
+    std::memcpy(&is, element, 4);
+    std::memcpy(&was, clean.data() + (row * p.n + column) * 4, 4);
+    double terms = 0.0;
+    for (int64_t k = 0; k < p.k; ++k) {
+      terms += std::abs(
+          (p.a_transposed ? NumberOf(p.a, k, row) : NumberOf(p.a, row, k)) *
+          (p.b_transposed ? NumberOf(p.b, column, k)
+                          : NumberOf(p.b, k, column)));
+    }
+    terms *= std::abs(p.alpha);
+    if (terms == 0.0) return 0.0;
+    return std::abs(static_cast<double>(is) - was) / (0x1p-24 * terms) /
+           static_cast<double>(p.k);
+  }
+
+  kernels::ProductChecker& checker_;
+};
+
+class FlippingKept final : public KeptWitness {
+ public:
+  explicit FlippingKept(KeptWitness* witness) : witness_(*witness) {}
+  void Take(const void* memory, int64_t bytes) override {
+    witness_.Take(memory, bytes);
+    State& s = state();
+    const int64_t number = s.kept++;
+    if (!s.Mine(FlipKind::kKept) || s.kept_before == 0 ||
+        number != s.planned().where % s.kept_before) {
+      return;
+    }
+    s.done = true;
+    const PlannedFlip flip = s.planned();
+    FlipBit(const_cast<void*>(memory),
+            (int64_t{flip.where} * 32 + flip.bit % 32) % (8 * (bytes / 4 * 4)));
+    s.Log("memory", static_cast<int>(flip.bit % 32));
+  }
+  void Check(void* memory, int64_t bytes) override {
+    witness_.Check(memory, bytes);
+  }
+  void Drop(const void* memory) override { witness_.Drop(memory); }
+
+ private:
+  KeptWitness& witness_;
+};
+
+class FlippingWork final : public Work {
+ public:
+  FlippingWork(std::unique_ptr<Work> work, std::function<void()> after)
+      : work_(std::move(work)), after_(std::move(after)) {}
+  void Wait() override {
+    work_->Wait();
+    if (after_) std::exchange(after_, nullptr)();
+  }
+
+ private:
+  const std::unique_ptr<Work> work_;
+  std::function<void()> after_;
+};
+
+class FlippingGroup final : public ProcessGroup, public GroupAround {
+ public:
+  explicit FlippingGroup(std::unique_ptr<ProcessGroup> group)
+      : group_(std::move(group)) {}
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  at::Device device() const override { return group_->device(); }
+  std::string backend() const override { return group_->backend(); }
+  std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
+    State& s = state();
+    const FlipKind kind = s.planned().kind;
+    const bool bucket = tensor.dim() == 1 && tensor.numel() > 4096;
+    if (!bucket || !s.on() ||
+        (kind != FlipKind::kSent && kind != FlipKind::kReceived) ||
+        s.reduced++ != 0) {
+      return group_->AllReduce(tensor);
+    }
+    s.done = true;
+    s.bucket = tensor;
+    s.clean = tensor.clone();
+    group_->AllReduce(s.clean)->Wait();
+    const PlannedFlip flip = s.planned();
+    if (flip.rank != rank()) return group_->AllReduce(tensor);
+    if (kind == FlipKind::kSent) {
+      FlipIn(tensor, flip);
+      return group_->AllReduce(tensor);
+    }
+    return std::make_unique<FlippingWork>(
+        group_->AllReduce(tensor), [tensor, flip] { FlipIn(tensor, flip); });
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
+                                      const at::Tensor& input) override {
+    return group_->ReduceScatter(output, input);
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor& output,
+                                  const at::Tensor& input) override {
+    return group_->AllGather(output, input);
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
+    return group_->Broadcast(tensor, root);
+  }
+  std::unique_ptr<Work> AllToAll(const at::Tensor& output,
+                                 const at::Tensor& input) override {
+    return group_->AllToAll(output, input);
+  }
+  std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
+                                 const at::Tensor& input, int to) override {
+    return group_->SendRecv(output, from, input, to);
+  }
+  void AllReduceHost(absl::Span<double> values) override {
+    group_->AllReduceHost(values);
+  }
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
+    return group_->Split(color);
+  }
+  CommunicationStats stats() const override { return group_->stats(); }
+  ProcessGroup& inner() override { return *group_; }
+
+ private:
+  const std::unique_ptr<ProcessGroup> group_;
+};
+
+// Where a flip of a message has come through, it is put right.
+void JudgeMessage() {
+  State& s = state();
+  if (!s.bucket.defined()) return;
+  const bool same = at::equal(s.bucket.view(at::kInt), s.clean.view(at::kInt));
+  if (!same) s.bucket.copy_(s.clean);
+  if (s.planned().rank == s.rank) {
+    s.Log(same ? "mended" : "below",
+          static_cast<int>(s.planned().bit % (8 * s.clean.element_size())));
+  }
+}
+
+}  // namespace
+
+PlannedFlip FlipOf(const FlipOptions& options, int64_t step) {
+  const auto bits =
+      RandomBits(options.seed, static_cast<uint64_t>(step), 0x1f11b);
+  PlannedFlip flip;
+  const uint32_t tenth = bits[0] % 10;
+  flip.kind = tenth < 5    ? FlipKind::kProduct
+              : tenth == 5 ? FlipKind::kWeights
+              : tenth == 6 ? FlipKind::kState
+              : tenth == 7 ? FlipKind::kKept
+              : tenth == 8 ? FlipKind::kSent
+                           : FlipKind::kReceived;
+  flip.rank = static_cast<int>(bits[1] % options.ranks);
+  flip.where = bits[2];
+  flip.bit = bits[3];
+  return flip;
+}
+
+void BeginFlips(const FlipOptions& options, int rank) {
+  State& s = state();
+  s.options = options;
+  s.rank = rank;
+  if (options.first_step > 0) {
+    s.log.open(options.log + "." + std::to_string(rank));
+  }
+}
+
+// ---- In the place of the core's.
+
+void SetProductWitness(ProductWitness* witness) {
+  static const auto core = CoreOwn(&SetProductWitness);
+  core(witness == nullptr ? nullptr : new FlippingProducts(witness));
+}
+
+void SetKeptWitness(KeptWitness* witness) {
+  static const auto core = CoreOwn(&SetKeptWitness);
+  core(witness == nullptr ? nullptr : new FlippingKept(witness));
+}
+
+absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateProcessGroup(
+    const RankInfo& info, int gpus) {
+  static const auto core = CoreOwn(&CreateProcessGroup);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                           core(info, gpus));
+  return std::unique_ptr<ProcessGroup>(new FlippingGroup(std::move(group)));
+}
+
+absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
+                         Optimizer& optimizer, const OptimizerStep& step,
+                         const Model& model, OptimizerShard& shard,
+                         absl::Span<at::Tensor> optimizer_state) {
+  static const auto core = CoreOwn(&UpdateShard);
+  State& s = state();
+  s.step = run_step;
+  JudgeMessage();
+  if (s.Mine(FlipKind::kState)) {
+    s.done = true;
+    const PlannedFlip flip = s.planned();
+    s.Log(
+        "memory",
+        FlipIn(optimizer_state[flip.bit / 64 % optimizer_state.size()], flip));
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      core(plugin, run_step, optimizer, step, model, shard, optimizer_state));
+  s.NextStep();
+  if (s.Mine(FlipKind::kWeights)) {
+    s.done = true;
+    s.Log("memory", FlipIn(shard.master, s.planned()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace capstan

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs with train.witness, in each of whose steps a bit of a rank is flipped:
+// in a product as it comes out of the registers, in memory, in a message. What
+// is trained must be what it is without flips, to the bit, but for those that
+// change a number by less than rounding does, which the test puts right itself.
+//
+//     CAPSTAN_WITNESS_FLIPS=N    flips (default: 300)
+//     CAPSTAN_WITNESS_SEED=N     which (default: 1)
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "cluster/launch/launcher.h"
+#include "tests/testing/run_folder.h"
+#include "tests/testing/run_text.h"
+#include "tests/witness/flips.h"
+#include "trainer/commands/prepare.h"
+#include "trainer/session/output_folder.h"
+#include "trainer/session/train.h"
+
+namespace capstan {
+namespace {
+
+using Json = nlohmann::json;
+
+int64_t FromEnvironment(const char* name, int64_t otherwise) {
+  const char* const text = getenv(name);
+  int64_t value = otherwise;
+  if (text != nullptr) {
+    EXPECT_TRUE(absl::SimpleAtoi(text, &value)) << name;
+  }
+  return value;
+}
+
+RunText SmallRun(int64_t steps) {
+  RunText run;
+  run.Set("model",
+          "[plugin/capstan.llama.Config] { vocab_size: 256 hidden_size: 64 "
+          "intermediate_size: 96 num_hidden_layers: 2 num_attention_heads: 4 "
+          "num_key_value_heads: 2 max_position_embeddings: 32 }");
+  run.Set("train_data", TextData(CorpusPiece(100000), 32));
+  run.Batch(2, 4).Ddp(2);
+  run.Train(absl::StrCat("receipts: true max_steps: ", steps));
+  return run;
+}
+
+struct Ended {
+  int code = -1;
+  std::string folder, out, err;
+  // The receipts' lines of steps.
+  std::vector<std::string> weights, states;
+  // Of events.jsonl, those of the witness.
+  std::vector<std::string> told;
+};
+
+std::vector<Json> Lines(const std::string& path) {
+  std::vector<Json> lines;
+  for (const absl::string_view line :
+       absl::StrSplit(ReadText(path), '\n', absl::SkipEmpty())) {
+    lines.push_back(Json::parse(line.begin(), line.end()));
+  }
+  return lines;
+}
+
+Ended RunToEnd(const RunText& text, const FlipOptions& flips = {}) {
+  Ended ended;
+  RunOptions options;
+  options.config_text = text.Text();
+  options.plugin_path = {Runfile("trainer/plugins")};
+  auto prepared = Prepare(options);
+  EXPECT_TRUE(prepared.ok()) << prepared.status();
+  if (!prepared.ok()) return ended;
+  ended.folder = NewTestFolder("witness") + "/run";
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto redirect = [](const std::string& path, int to) {
+      const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+      dup2(fd, to);
+      close(fd);
+    };
+    redirect(ended.folder + ".err", STDERR_FILENO);
+    redirect(ended.folder + ".out", STDOUT_FILENO);
+    TrainJob& job = (*prepared)->job;
+    job.loaded.config.set_output_dir(ended.folder);
+    const auto made = PrepareOutputFolder(job.loaded.config, "");
+    if (!made.ok()) _exit(3);
+    job.folder = *made;
+    const int code = LaunchRanks((*prepared)->place, [&](const RankInfo& rank) {
+      BeginFlips(flips, rank.rank);
+      return RunTraining(&job, rank);
+    });
+    fflush(nullptr);
+    _exit(code);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  ended.err = ReadText(ended.folder + ".err");
+  ended.out = ReadText(ended.folder + ".out");
+  if (ended.code != 0) return ended;
+  for (const Json& line : Lines(ended.folder + "/receipts.jsonl")) {
+    if (!line.contains("step")) continue;
+    ended.weights.push_back(line["weights"]);
+    ended.states.push_back(line["state"]);
+  }
+  for (const Json& line : Lines(ended.folder + "/events.jsonl")) {
+    if (line["kind"] == "witness") ended.told.push_back(line["text"]);
+  }
+  return ended;
+}
+
+// What a run's flips came to, by their kind and outcome.
+struct Campaign {
+  std::map<std::string, std::map<std::string, int>> table;
+  std::map<std::string, std::map<int, int>> below;  // by bit
+  double largest_below = 0.0;
+  int above_rounding = 0;
+  std::vector<std::string> wrong;
+};
+
+Campaign Judge(const FlipOptions& flips, const Ended& clean,
+               const Ended& flipped, int64_t steps) {
+  Campaign campaign;
+  std::set<std::string> named;
+  for (const std::string& text : flipped.told) {
+    // "witness: step 7, rank 1 on host .."
+    named.insert(text.substr(0, text.find(" on host ")));
+  }
+  std::map<int64_t, std::vector<std::string>> lines;
+  for (int rank = 0; rank < flips.ranks; ++rank) {
+    for (const absl::string_view line :
+         absl::StrSplit(ReadText(absl::StrCat(flips.log, ".", rank)), '\n',
+                        absl::SkipEmpty())) {
+      const std::vector<std::string> words = absl::StrSplit(line, ' ');
+      int64_t step = 0;
+      EXPECT_TRUE(words.size() == 6 && absl::SimpleAtoi(words[0], &step));
+      lines[step] = words;
+    }
+  }
+  bool same = true;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const bool was_same = same;
+    // A weight is flipped before the receipts of the step before are made.
+    if (step == steps || FlipOf(flips, step + 1).kind != FlipKind::kWeights) {
+      same = clean.weights[step - 1] == flipped.weights[step - 1] &&
+             clean.states[step - 1] == flipped.states[step - 1];
+    }
+    if (lines.count(step) == 0) continue;
+    const std::vector<std::string>& words = lines[step];
+    const std::string& kind = words[2];
+    std::string outcome = words[4];
+    int bit = 0;
+    double detail = 0.0;
+    EXPECT_TRUE(absl::SimpleAtoi(words[3], &bit) &&
+                absl::SimpleAtod(words[5], &detail));
+    // A message is seen by all, or by the one that got it.
+    const bool is_named = named.count(absl::StrCat("witness: step ", step,
+                                                   ", rank ", words[1])) > 0;
+    const bool message = absl::StartsWith(words[4], "mended") &&
+                         (kind == "sent" || kind == "received");
+    if (message && !is_named && (same || !was_same)) {
+      outcome = "nothing";  // rounded away in the sum
+    } else if (outcome == "below") {
+      ++campaign.below[kind][bit];
+      campaign.largest_below = std::max(campaign.largest_below, detail);
+      if (detail > 1.0) ++campaign.above_rounding;
+      if (is_named) outcome = "missed";
+    } else if (!is_named || (was_same && !same)) {
+      outcome = "missed";
+    } else {
+      outcome = "mended";
+    }
+    if (outcome == "missed") {
+      campaign.wrong.push_back(absl::StrCat("step ", step, ": ", kind, " bit ",
+                                            bit, is_named ? "" : ", not named",
+                                            same ? "" : ", other weights"));
+    }
+    ++campaign.table[kind][outcome];
+  }
+  if (!same) campaign.wrong.push_back("the last step's weights are others");
+  return campaign;
+}
+
+void Print(const Campaign& campaign) {
+  absl::PrintF("%-10s %8s %8s %8s %8s\n", "", "mended", "nothing", "below",
+               "missed");
+  std::map<std::string, int> all;
+  const auto print = [](const std::string& kind,
+                        std::map<std::string, int> outcomes) {
+    absl::PrintF("%-10s %8d %8d %8d %8d\n", kind, outcomes["mended"],
+                 outcomes["nothing"], outcomes["below"], outcomes["missed"]);
+  };
+  for (const auto& [kind, outcomes] : campaign.table) {
+    print(kind, outcomes);
+    for (const auto& [outcome, count] : outcomes) all[outcome] += count;
+  }
+  print("all", all);
+  for (const auto& [kind, bits] : campaign.below) {
+    absl::PrintF("below, %s, by bit:", kind);
+    for (const auto& [bit, count] : bits) absl::PrintF(" %d:%d", bit, count);
+    absl::PrintF("\n");
+  }
+  absl::PrintF(
+      "of a product, the largest below is %.2f of the bound of the "
+      "number's rounding; %d are above it\n",
+      campaign.largest_below, campaign.above_rounding);
+}
+
+TEST(WitnessTest, FlipsAreNamedAndMendedInTheirStep) {
+  const int64_t count = FromEnvironment("CAPSTAN_WITNESS_FLIPS", 300);
+  const int64_t steps = count + 3;
+  FlipOptions flips;
+  flips.seed = FromEnvironment("CAPSTAN_WITNESS_SEED", 1);
+  flips.log = NewTestFolder("flips") + "/log";
+  RunText run = SmallRun(steps);
+  const Ended clean = RunToEnd(run);
+  ASSERT_EQ(clean.code, 0) << clean.err << clean.out;
+  run.Train("witness: {check:true}");
+  flips.first_step = 4;
+  flips.last_step = steps;
+  const Ended flipped = RunToEnd(run, flips);
+  ASSERT_EQ(flipped.code, 0) << flipped.err << flipped.out;
+  ASSERT_EQ(flipped.weights.size(), steps);
+  const Campaign campaign = Judge(flips, clean, flipped, steps);
+  Print(campaign);
+  EXPECT_THAT(campaign.wrong, testing::IsEmpty());
+  int64_t all = 0;
+  for (const auto& [kind, outcomes] : campaign.table) {
+    for (const auto& [outcome, n] : outcomes) all += n;
+  }
+  // One in each step.
+  EXPECT_EQ(all, count);
+  // Of 32 bits those of a few units of a row's sum are beyond what can be told
+  // from rounding.
+  EXPECT_GT(campaign.table.at("product").at("mended"), count / 4);
+}
+
+struct Kind {
+  const char* name;
+  const char* strategy;
+  const char* precision;
+};
+
+class SameBitsTest : public testing::TestWithParam<Kind> {};
+
+TEST_P(SameBitsTest, WithAndWithoutTheWitness) {
+  RunText run = SmallRun(6);
+  run.Strategy(GetParam().strategy, 2).Batch(2, 8);
+  run.Precision(GetParam().precision);
+  const Ended without = RunToEnd(run);
+  ASSERT_EQ(without.code, 0) << without.err << without.out;
+  run.Train("witness: {check:true}");
+  const Ended with = RunToEnd(run);
+  ASSERT_EQ(with.code, 0) << with.err << with.out;
+  EXPECT_EQ(with.weights, without.weights);
+  EXPECT_EQ(with.states, without.states);
+  // No alarm, and one line about the run.
+  ASSERT_THAT(with.told, testing::SizeIs(1));
+  EXPECT_THAT(with.told[0], testing::EndsWith(": 0 failures"));
+  EXPECT_THAT(without.told, testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SameBitsTest,
+                         testing::Values(Kind{"Ddp", "ddp", "fp32"},
+                                         Kind{"Fsdp", "fsdp", "fp32"},
+                                         Kind{"Zero2", "zero2", "fp32"},
+                                         Kind{"DdpBf16", "ddp", "bf16"},
+                                         Kind{"FsdpBf16", "fsdp", "bf16"}),
+                         [](const testing::TestParamInfo<Kind>& info) {
+                           return info.param.name;
+                         });
+
+// By rule a host that fails often ends the run, with its name.
+TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {
+  FlipOptions flips;
+  flips.log = NewTestFolder("flips") + "/log";
+  flips.first_step = 4;
+  flips.last_step = 100;
+  RunText run = SmallRun(100);
+  run.Train("witness: {check:true,most_failures:3,within_steps:50}");
+  const Ended ended = RunToEnd(run, flips);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err,
+              testing::HasSubstr("has had 3 failures or more that the witness "
+                                 "saw (train.witness.most_failures)"));
+}
+
+}  // namespace
+}  // namespace capstan

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/step_witness.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+#include "cluster/comm/agree.h"
+#include "cluster/launch/network.h"
+#include "cluster/launch/progress.h"
+#include "trainer/metrics/console.h"
+#include "trainer/metrics/event_log.h"
+
+namespace capstan {
+namespace {
+
+// The one of this process, for its group's messages.
+std::atomic<StepWitness*> current{nullptr};
+
+// Of failures that are told one by one, in a step of a rank.
+constexpr size_t kMostTold = 5;
+
+bool Inside(const at::Tensor& t, const void* memory) {
+  if (!t.defined()) return false;
+  const auto* const begin = static_cast<const char*>(t.const_data_ptr());
+  return memory >= begin && memory < begin + t.nbytes();
+}
+
+int64_t ElementOf(const at::Tensor& t, const void* memory) {
+  return (static_cast<const char*>(memory) -
+          static_cast<const char*>(t.const_data_ptr())) /
+         static_cast<int64_t>(t.element_size());
+}
+
+}  // namespace
+
+bool StepWitness::Wanted(const RunPlan& plan) {
+  return plan.config.train().witness().check() && plan.group->device().is_cpu();
+}
+
+void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
+  StepWitness* const witness = current.load();
+  if (witness == nullptr) return;
+  const bool known = wrong.from >= 0;
+  witness->Fail(
+      absl::StrCat(wrong.collective, " gave what isn't ",
+                   known ? absl::StrCat("what rank ", wrong.from, " has sent")
+                         : "the sum of what the ranks have sent",
+                   "; the step's gradients are computed again"),
+      /*again=*/true, /*lost=*/false, /*here=*/false);
+}
+
+StepWitness::StepWitness(Session* session)
+    : session_(*session),
+      host_(HostName()),
+      products_([this](const kernels::ProductFailure& failure) {
+        OnProduct(failure);
+      }) {
+  const RunParts& parts = session_.parts;
+  const std::vector<std::string> states = parts.optimizer->state_names();
+  const absl::Span<OptimizerShard> shards = parts.strategy->OptimizerShards();
+  // Where nothing but updates and what is told to Replaced writes weights, and
+  // these are what products read.
+  const bool constant =
+      !parts.objective->has_rollouts() && !parts.strategy->local_steps();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const OptimizerShard& shard = shards[i];
+    auto mine = std::make_unique<Shard>();
+    mine->watched.push_back({"the weight", shard.master, {}});
+    mine->can_be_by_blocks =
+        shard.master.scalar_type() == at::kFloat &&
+        !session_.config.train().offload().optimizer_state();
+    for (size_t k = 0; k < session_.optimizer_state[i].size(); ++k) {
+      const at::Tensor& state = session_.optimizer_state[i][k];
+      mine->watched.push_back(
+          {absl::StrCat("the state ", states[k]), state, {}});
+      mine->can_be_by_blocks = mine->can_be_by_blocks &&
+                               state.scalar_type() == at::kFloat &&
+                               state.numel() == shard.master.numel();
+    }
+    if (shard.working.defined()) {
+      mine->watched.push_back({"the working copy", shard.working, {}});
+    }
+    const at::Tensor& read =
+        shard.working.defined() ? shard.working : shard.master;
+    if (constant) products_.Remember(read.const_data_ptr(), read.nbytes());
+    shards_.push_back(std::move(mine));
+  }
+  SetProductWitness(&products_);
+  SetKeptWitness(this);
+  current = this;
+}
+
+StepWitness::~StepWitness() {
+  current = nullptr;
+  SetKeptWitness(nullptr);
+  SetUpdateWitness(nullptr);
+  SetProductWitness(nullptr);
+}
+
+// ---- What is watched.
+
+void StepWitness::TakeAll() {
+  for (const auto& shard : shards_) {
+    for (Watched& watched : shard->watched) {
+      watched.sums.Take(watched.tensor.const_data_ptr(),
+                        watched.tensor.nbytes());
+    }
+  }
+  taken_ = true;
+}
+
+void StepWitness::Replaced() {
+  taken_ = false;
+  products_.Forget();
+}
+
+void StepWitness::Verify(size_t shard, Watched* watched) {
+  for (const kernels::ChangedWord& changed : watched->sums.Verify(
+           watched->tensor.mutable_data_ptr(), watched->tensor.nbytes())) {
+    OnChangedWord(shard, *watched, changed);
+  }
+}
+
+void StepWitness::BeginStep() {
+  products_.Forget();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_.clear();
+  }
+  if (!taken_) return TakeAll();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    for (Watched& watched : shards_[i]->watched) {
+      // State is read by the update alone.
+      const bool weights =
+          &watched == &shards_[i]->watched.front() ||
+          watched.tensor.is_same(
+              session_.parts.strategy->OptimizerShards()[i].working);
+      if (weights) Verify(i, &watched);
+    }
+  }
+}
+
+void StepWitness::BeforeUpdate(size_t shard) {
+  products_.Forget();
+  updating_ = shard;
+  Shard& mine = *shards_[shard];
+  mine.elements = 0;
+  if (mine.can_be_by_blocks) SetUpdateWitness(this);
+  if (mine.by_blocks) return;
+  for (Watched& watched : mine.watched) Verify(shard, &watched);
+}
+
+void StepWitness::AfterUpdate(size_t shard) {
+  SetUpdateWitness(nullptr);
+  Shard& mine = *shards_[shard];
+  const at::Tensor& master = mine.watched[0].tensor;
+  const size_t states = session_.optimizer_state[shard].size();
+  mine.by_blocks = mine.elements == master.numel();
+  for (size_t i = mine.by_blocks ? 1 + states : 0; i < mine.watched.size();
+       ++i) {
+    Watched& watched = mine.watched[i];
+    watched.sums.Take(watched.tensor.const_data_ptr(), watched.tensor.nbytes());
+  }
+}
+
+bool StepWitness::Knows(const float* parameter) const {
+  const at::Tensor& master = shards_[updating_]->watched[0].tensor;
+  return Inside(master, parameter) &&
+         ElementOf(master, parameter) % WordSums::kBlock == 0;
+}
+
+void StepWitness::BeforeBlock(const float* parameter, int64_t elements) {
+  Shard& mine = *shards_[updating_];
+  mine.elements += elements;
+  const int64_t first = ElementOf(mine.watched[0].tensor, parameter);
+  const size_t count = 1 + session_.optimizer_state[updating_].size();
+  for (size_t i = 0; i < count; ++i) {
+    Watched& watched = mine.watched[i];
+    std::vector<kernels::ChangedWord> changes;
+    watched.sums.VerifyBlock(first / WordSums::kBlock,
+                             watched.tensor.mutable_data_ptr<float>() + first,
+                             elements, &changes);
+    for (const kernels::ChangedWord& changed : changes) {
+      OnChangedWord(updating_, watched, changed);
+    }
+  }
+}
+
+void StepWitness::AfterBlock(const float* parameter, int64_t elements) {
+  Shard& mine = *shards_[updating_];
+  const int64_t first = ElementOf(mine.watched[0].tensor, parameter);
+  const size_t count = 1 + session_.optimizer_state[updating_].size();
+  for (size_t i = 0; i < count; ++i) {
+    Watched& watched = mine.watched[i];
+    watched.sums.TakeBlock(first / WordSums::kBlock,
+                           watched.tensor.const_data_ptr<float>() + first,
+                           elements);
+  }
+}
+
+void StepWitness::Take(const void* memory, int64_t bytes) {
+  auto sums = std::make_shared<kernels::MemorySums>();
+  sums->Take(memory, bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_[memory] = std::move(sums);
+}
+
+void StepWitness::Check(void* memory, int64_t bytes) {
+  std::shared_ptr<const kernels::MemorySums> sums;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kept_.find(memory);
+    if (found == kept_.end()) return;
+    sums = found->second;
+  }
+  for (const kernels::ChangedWord& changed : sums->Verify(memory, bytes)) {
+    const char* const what = "what a layer keeps for its backward";
+    if (changed.mended) {
+      Fail(absl::StrFormat("%s has changed in memory: 0x%08x has become "
+                           "0x%08x; it is again what it was",
+                           what, changed.was, changed.is),
+           /*again=*/false);
+    } else {
+      Fail(absl::StrCat(what,
+                        " has changed in memory in several words; the "
+                        "step's gradients are computed again"),
+           /*again=*/true);
+    }
+  }
+}
+
+void StepWitness::Drop(const void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_.erase(memory);
+}
+
+// ---- What failed.
+
+std::string StepWitness::NameOf(size_t shard, int64_t element) const {
+  const OptimizerShard& of = session_.parts.strategy->OptimizerShards()[shard];
+  for (const ParameterRange& range : of.ranges) {
+    if (element < range.offset || element >= range.offset + range.length) {
+      continue;
+    }
+    return session_.parts.model->parameters()[range.parameter].name;
+  }
+  return "";
+}
+
+std::string StepWitness::NameOf(const void* memory) const {
+  const absl::Span<OptimizerShard> shards =
+      session_.parts.strategy->OptimizerShards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const at::Tensor& t :
+         {shards[i].master, shards[i].working, shards[i].gradient}) {
+      if (Inside(t, memory)) return NameOf(i, ElementOf(t, memory));
+    }
+  }
+  return "";
+}
+
+void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
+  const kernels::ProductFailure& p = failure;
+  const std::string of_c = NameOf(p.c), of_b = NameOf(p.b);
+  const std::string what =
+      !of_c.empty()   ? absl::StrCat("the gradient of ", of_c)
+      : !of_b.empty() ? absl::StrCat(p.b_transposed ? "a product with "
+                                                    : "a gradient through ",
+                                     of_b)
+                      : "a product";
+  const std::string done =
+      failure.weight_changed
+          ? "the weight has changed in memory; the step's gradients are "
+            "computed again"
+      : failure.mended ? "it was computed again, and agrees with its check"
+      : failure.sum_lost
+          ? "what it was added to is gone; the step's gradients are computed "
+            "again"
+          : "it was computed again and never agreed with its check; the "
+            "step's gradients are computed again";
+  Fail(absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
+                    ") was wrong in row ", failure.row, " on core ",
+                    failure.cores, ": ", done),
+       /*again=*/!failure.mended);
+}
+
+void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
+                                const kernels::ChangedWord& changed) {
+  const int64_t element =
+      changed.word * 4 / static_cast<int64_t>(watched.tensor.element_size());
+  const bool whole =
+      watched.tensor.numel() ==
+      session_.parts.strategy->OptimizerShards()[shard].master.numel();
+  const std::string name = whole ? NameOf(shard, element) : "";
+  const std::string what =
+      absl::StrCat(watched.what, name.empty() ? "" : " of ", name);
+  if (changed.mended) {
+    return Fail(absl::StrFormat("%s has changed in memory: 0x%08x has become "
+                                "0x%08x; it is again what it was",
+                                what, changed.was, changed.is),
+                /*again=*/false);
+  }
+  Fail(absl::StrCat(what,
+                    " has changed in memory in several words that can't "
+                    "be mended"),
+       /*again=*/false, /*lost=*/true);
+}
+
+void StepWitness::Fail(std::string text, bool again, bool lost, bool here) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  again_ = again_ || again;
+  lost_ = lost_ || lost;
+  new_failures_.push_back({here, std::move(text)});
+}
+
+absl::StatusOr<bool> StepWitness::Again(bool failed) {
+  std::vector<double> flags;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    flags = {again_ ? 1.0 : 0.0, lost_ ? 1.0 : 0.0, failed ? 1.0 : 0.0};
+    again_ = false;
+  }
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    session_.group->AllReduceHost(absl::MakeSpan(flags));
+    return absl::OkStatus();
+  }));
+  if (flags[1] > 0.0) {
+    CAPSTAN_RETURN_IF_ERROR(EndStep());
+  }
+  if (flags[0] == 0.0 || flags[2] > 0.0) {
+    attempts_ = 0;
+    return false;
+  }
+  if (++attempts_ <= kMostAttempts) return true;
+  CAPSTAN_RETURN_IF_ERROR(EndStep());
+  return absl::DataLossError(
+      absl::StrCat("step ", session_.state.step + 1,
+                   ": its gradients were computed ", attempts_,
+                   " times, and failed the witness's checks each time "
+                   "(train.witness, docs/witness.md)"));
+}
+
+absl::Status StepWitness::EndStep() {
+  std::vector<Failure> mine;
+  bool lost;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    mine.swap(new_failures_);
+    lost = std::exchange(lost_, false);
+  }
+  if (session_.parts.strategy->local_steps()) Replaced();
+  std::vector<double> counts = {static_cast<double>(mine.size()),
+                                lost ? 1.0 : 0.0};
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    session_.group->AllReduceHost(absl::MakeSpan(counts));
+    return absl::OkStatus();
+  }));
+  failures_of_step_ = static_cast<int64_t>(counts[0]);
+  if (failures_of_step_ == 0) return absl::OkStatus();
+  all_failures_ += failures_of_step_;
+  // "host\tnode\tfailures to blame it for\tsentences".
+  size_t here = 0;
+  std::string text;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i].here) ++here;
+    if (i < kMostTold) {
+      absl::StrAppend(&text, "\t", mine[i].text);
+    } else if (i == kMostTold) {
+      absl::StrAppend(&text, "\tand ", mine.size() - i, " more");
+    }
+  }
+  std::vector<std::string> all;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    all = FromAllRanks(
+        *session_.group,
+        absl::StrCat(host_, "\t", session_.rank.node_rank, "\t", here, text));
+    return absl::OkStatus();
+  }));
+  const int64_t step = session_.state.step + 1;
+  const Witness& settings = session_.config.train().witness();
+  const int64_t within =
+      settings.within_steps() > 0 ? settings.within_steps() : 100;
+  absl::Status ends;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const std::vector<std::string> parts = absl::StrSplit(all[rank], '\t');
+    for (size_t i = 3; i < parts.size(); ++i) {
+      session_.Note(absl::StrCat("witness: step ", step, ", rank ", rank,
+                                 " on host ", parts[0], ": ", parts[i]),
+                    kWitnessEvent);
+    }
+    int64_t blamed = 0, node = 0;
+    if (!absl::SimpleAtoi(parts[1], &node) ||
+        !absl::SimpleAtoi(parts[2], &blamed)) {
+      continue;
+    }
+    std::deque<int64_t>& steps = steps_of_host_[parts[0]];
+    for (int64_t i = 0; i < blamed; ++i) steps.push_back(step);
+    while (!steps.empty() && steps.front() <= step - within) steps.pop_front();
+    if (settings.most_failures() > 0 && ends.ok() &&
+        static_cast<int64_t>(steps.size()) >= settings.most_failures()) {
+      ends = LeaveOut(parts[0], static_cast<int>(node));
+    }
+  }
+  CAPSTAN_RETURN_IF_ERROR(ends);
+  if (counts[1] == 0.0) return absl::OkStatus();
+  const absl::Status changed = absl::DataLossError(
+      absl::StrCat("step ", step,
+                   ": the run's weights or optimizer state have changed in "
+                   "memory, and can't be mended (the lines before say where)"));
+  if (session_.config.launch().max_restarts() == 0) return changed;
+  // Only a rank that dies is started again, from the mirror or a checkpoint.
+  Console(STDERR_FILENO).Write(absl::StrCat(changed.message(), "\n"));
+  _exit(1);
+}
+
+// All ranks come here.
+absl::Status StepWitness::LeaveOut(const std::string& host, int node) {
+  const Witness& settings = session_.config.train().witness();
+  const std::string what = absl::StrCat(
+      "host ", host, " has had ", settings.most_failures(),
+      " failures or more that the witness saw (train.witness.most_failures)");
+  const Launch& launch = session_.config.launch();
+  if (session_.rank.nodes > 1 && node >= 0 && launch.max_restarts() > 0 &&
+      launch.min_processes() > 0 &&
+      session_.group->size() - session_.rank.local_world_size >=
+          launch.min_processes()) {
+    session_.Note(absl::StrCat("warning: ", what, ": the run goes on without"),
+                  kWitnessEvent);
+    NoteHostsGone(absl::StrCat(node));
+    _exit(1);
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      what,
+      ": have its processors and memory examined; `trainer` with the "
+      "same config goes on from the last checkpoint on another one"));
+}
+
+std::string StepWitness::Summary() {
+  const kernels::ProductChecker::Counts mine = products_.counts();
+  std::vector<double> sums = {static_cast<double>(mine.products),
+                              static_cast<double>(mine.repeated)};
+  session_.group->AllReduceHost(absl::MakeSpan(sums));
+  return absl::StrFormat(
+      "the witness has checked %.0f products (%.0f of them twice, with the "
+      "same "
+      "bits), the state of all steps and what was sent: %d %s",
+      sums[0], sums[1], all_failures_,
+      all_failures_ == 1 ? "failure" : "failures");
+}
+
+}  // namespace capstan

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// train.witness on one rank: has products checked (kernels/witness), watches
+// the memory of weights and optimizer state between their updates, what a
+// forward keeps for its backward, and what collectives give; tells what failed,
+// and decides when a step's gradients are computed again.
+#ifndef CAPSTAN_TRAINER_SESSION_STEP_WITNESS_H_
+#define CAPSTAN_TRAINER_SESSION_STEP_WITNESS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/context/witness.h"
+#include "kernels/witness/memory_sums.h"
+#include "kernels/witness/product_checker.h"
+#include "trainer/session/session.h"
+#include "trainer/session/witness_group.h"
+
+namespace capstan {
+
+class StepWitness final : private UpdateWitness, private KeptWitness {
+ public:
+  // Whether the run wants one: train.witness, on CPUs.
+  static bool Wanted(const RunPlan& plan);
+
+  // Call once the strategy and the optimizer's state are set up. `session`
+  // outlives this; messages are those of its group.
+  explicit StepWitness(Session* session);
+  ~StepWitness() override;
+
+  // Before a step's first forward: mends weights whose memory has changed.
+  void BeginStep();
+  // Once the gradients are complete: whether a failure of any rank asks for
+  // them to be computed again; not if `failed` on any, which ends the run. An
+  // error after kMostAttempts. Collective.
+  absl::StatusOr<bool> Again(bool failed);
+  // Around the update of a shard.
+  void BeforeUpdate(size_t shard);
+  void AfterUpdate(size_t shard);
+  // After the step: tells the failures of all ranks since the last call, and
+  // returns an error if the run is to end. Collective.
+  absl::Status EndStep();
+  // Something else than an update has written weights or state.
+  void Replaced();
+
+  // Of all ranks, so far; and in the latest step.
+  int64_t failures() const { return all_failures_; }
+  int64_t failures_of_step() const { return failures_of_step_; }
+  // A sentence about the run, for its end. Collective.
+  std::string Summary();
+
+  // For the process group's witness, which is made before this.
+  static void TakeWrongMessage(const WrongMessage& wrong);
+
+ private:
+  static constexpr int kMostAttempts = 3;
+
+  struct Failure {
+    bool here = true;  // whether this host is to blame
+    std::string text;
+  };
+  // A piece of memory between updates.
+  struct Watched {
+    std::string what;  // "the weights", "exp_avg"
+    at::Tensor tensor;
+    kernels::MemorySums sums;
+  };
+  struct Shard {
+    std::vector<Watched> watched;  // the master, each state, the working copy
+    bool by_blocks = false;  // whether its updates call Before- and AfterBlock
+    bool can_be_by_blocks = false;
+    std::atomic<int64_t> elements{0};  // that this update has done so
+  };
+
+  // UpdateWitness.
+  void BeforeBlock(const float* parameter, int64_t elements) override;
+  void AfterBlock(const float* parameter, int64_t elements) override;
+  bool Knows(const float* parameter) const override;
+  // KeptWitness.
+  void Take(const void* memory, int64_t bytes) override;
+  void Check(void* memory, int64_t bytes) override;
+  void Drop(const void* memory) override;
+
+  void TakeAll();
+  void Verify(size_t shard, Watched* watched);
+  void OnProduct(const kernels::ProductFailure& failure);
+  void OnChangedWord(size_t shard, const Watched& watched,
+                     const kernels::ChangedWord& changed);
+  // `again`: whether the gradients are to be computed again; `lost`: whether
+  // the run can't go on from this state.
+  void Fail(std::string text, bool again, bool lost = false, bool here = true);
+  // The parameter of element `element` of a shard, "" in a gap.
+  std::string NameOf(size_t shard, int64_t element) const;
+  // What memory belongs to: "layers.3.mlp.up_proj.weight"; "": not known.
+  std::string NameOf(const void* memory) const;
+  absl::Status LeaveOut(const std::string& host, int node);
+
+  Session& session_;
+  const std::string host_;
+  kernels::ProductChecker products_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  bool taken_ = false;  // whether the watched memory's sums are known
+  size_t updating_ = 0;
+  int attempts_ = 0;  // at this step's gradients, besides the first
+
+  std::mutex mutex_;  // for what follows
+  std::map<const void*, std::shared_ptr<const kernels::MemorySums>> kept_;
+  std::vector<Failure> new_failures_;
+  bool again_ = false;
+  bool lost_ = false;
+
+  int64_t all_failures_ = 0;
+  int64_t failures_of_step_ = 0;
+  std::map<std::string, std::deque<int64_t>> steps_of_host_;
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_TRAINER_SESSION_STEP_WITNESS_H_
