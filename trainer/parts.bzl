@@ -1,12 +1,13 @@
 """What the core's and the desk's shared libraries are made of."""
 
-# libcapstan_core.so: what training needs.
+# libcapstan_core.so: what training needs, and what comes next (generate, chat).
 CORE_PARTS = [
     ("//base", "base"),
     ("//cluster/comm", "comm"),
     ("//cluster/launch", "launch"),
     ("//cluster/meet", "meet"),
     ("//cluster/watch", "watch"),
+    ("//desk/generate", "generate"),
     ("//desk/page", "page"),
     ("//desk/run_folder", "run_folder"),
     ("//desk/watch", "report"),
@@ -50,7 +51,6 @@ DESK_PARTS = [
     ("//desk/explain", "explain"),
     ("//desk/export", "export"),
     ("//desk/forget", "forget"),
-    ("//desk/generate", "generate"),
     ("//desk/gpus", "gpus"),
     ("//desk/http", "http"),
     ("//desk/import", "import"),
