@@ -73,7 +73,7 @@ struct StepInFlight {
   // What follows from the reduced sums.
   StepOutcome outcome;
 
-  double lr = 0.0;  // of its update
+  double lr = 0.0;               // of its update
   int64_t witness_failures = 0;  // of all ranks, with train.witness
   // With train.receipts: this rank's rows, then all of all ranks.
   StateDigest digest;
