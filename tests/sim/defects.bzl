@@ -21,10 +21,6 @@ DEFECTS = [
         "s/if \\(silence_.count\\(\\) > 0\\) NoticeSilence.*/;/",
         "s/silent \\? silent_tries_ >= kSilentTries \\&\\& since >= silence_/silent ? false/",
     ]),
-    # 65a21f7c
-    ("gone_process", "//trainer/checkpoint:mirror_link.cc", [
-        "s/: since >= kGone;/: false;/",
-    ]),
     # Checkpoints.
     ("names_not_synced", "//trainer/checkpoint:save.cc", [
         "s/CAPSTAN_RETURN_IF_ERROR\\(SyncPath\\(temporary\\)\\);/;/",
@@ -47,30 +43,26 @@ DEFECTS = [
     ("lock_that_is_none", "//trainer/session:held_folder.cc", [
         "s/(errno == EWOULDBLOCK \\|\\| errno == EINTR\\)) return LockOutcome::kHeld/\\1 return LockOutcome::kTaken/",
     ]),
-    # Ranks that meet, and that die.
-    ("lost_rank_keeps_its_place", "//cluster/meet:server.cc", [
-        "s/admission_.Leave\\(c.hello.rank\\);/;/",
+    ("lock_that_is_let_go", "//trainer/session:held_folder.cc", [
+        "s/held.lock = fd;/held.lock = fd; close(fd);/",
     ]),
+    ("oldest_first", "//trainer/checkpoint:checkpoint_folders.cc", [
+        "s/newest_first.insert\\(newest_first.begin\\(\\), (.*)\\);/newest_first.push_back(\\1);/",
+    ]),
+    ("commit_that_failed", "//trainer/checkpoint:checkpoint.cc", [
+        "s/status = CommitSave\\(/CommitSave(/",
+    ]),
+    ("retries_that_end_well", "//trainer/checkpoint:save.cc", [
+        "s/if \\(status.ok\\(\\) .. i == kTries .*/if (true) return absl::OkStatus();/",
+    ]),
+    ("full_disk_unnoticed", "//base:files.cc", [
+        "s/if \\(n < 0\\) return WriteError\\(path, errno\\);/if (n < 0) return absl::OkStatus();/",
+    ]),
+    # Ranks that meet, and that die.
     ("waits_for_the_dead", "//cluster/meet:server.cc", [
         "s/keys_.EndWaits\\(text\\);/;/",
     ]),
-    ("death_on_a_host", "//cluster/comm:shm/shm_meeting.cc", [
-        "s/if \\(left == 0 .. poll\\(.process, 1, 0\\) <= 0\\)/if (left == 0)/",
-    ]),
-    ("death_on_another_host", "//cluster/comm:hosts/host_links.cc", [
-        "s/EnsureWatch\\(message.host\\);/;/",
-    ]),
-    ("failures_not_told", "//cluster/comm:hosts/host_failures.cc", [
-        "s/if \\(!store_->check\\(\\{Key\\(\\)\\}\\)\\) return false;/return false;/",
-    ]),
-    # Restarts.
-    ("ranks_survive_a_restart", "//cluster/launch:launcher.cc", [
-        "s/^  KillAll\\(\\);$/  ;/",
-    ]),
-    ("wrong_number_of_host", "//cluster/launch:restarts.cc", [
-        "s/if \\(host < place.info.node_rank\\) --left.info.node_rank;/;/",
-    ]),
-    ("gives_up_twice", "//cluster/launch:launcher.cc", [
-        "s/progress_->page\\(\\).gone.Set\\(\"\"\\);/;/",
+    ("agreement_of_one", "//cluster/comm:agree.cc", [
+        "s/if \\(.failed < 0\\) return absl::OkStatus\\(\\);/return absl::OkStatus();/",
     ]),
 ]

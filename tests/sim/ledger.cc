@@ -12,6 +12,8 @@ namespace {
 // A host that falls silent is noticed after 10 s by who sends it mirrors, and
 // who waits for those by another 30 s at most.
 constexpr Time kLearnLimit = 60 * kSecond;
+// Ranks that were started again wait for others for two minutes at most.
+constexpr Time kJoinLimit = 150 * kSecond;
 
 Ledger* the_ledger = nullptr;
 
@@ -44,6 +46,13 @@ Ledger::Ledger(World* world) : world_(world) {
 }
 
 void Ledger::Violate(const std::string& what) { world_->Violate(what); }
+
+void Ledger::Joined(Time begun) {
+  const Time since = std::max(begun, disturbed_until);
+  if (world_->now() - since <= kJoinLimit) return;
+  Violate("meet: " + Mine()->name + " has waited for the others for " +
+          TimeText(world_->now() - since) + " since the last fault");
+}
 
 void Ledger::Met(const std::string& group) { groups_[Mine()->pid] = group; }
 void Ledger::LeftGroup() { groups_.erase(Mine()->pid); }

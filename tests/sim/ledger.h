@@ -27,6 +27,7 @@ class Ledger {
   explicit Ledger(World* world);
 
   // Ranks say these. `group`: any text, equal on the ranks of one group.
+  void Joined(Time begun);
   void Met(const std::string& group);
   void LeftGroup();
   void Holds();
@@ -44,6 +45,8 @@ class Ledger {
   bool completed = false;
   // How long faults keep ranks from learning anything, at most.
   Time patience = 0;
+  // When the last fault ends.
+  Time disturbed_until = 0;
   // Whether ranks notice that a host is silent.
   bool watches_hosts = true;
 

@@ -4,13 +4,13 @@
 # Puts each defect of defects.bzl back and says how many schedules it takes to
 # find it; fails if one isn't found in MOST.
 set -u
-MOST=${MOST:-4000}
+MOST=${MOST:-2000}
 folder=$(dirname "$0")
 missed=0
 for library in "$folder"/libplanted_*.so; do
   name=${library##*/libplanted_}
   # Counts from 1 on, one after another.
-  found=$(LD_PRELOAD=$library "$folder/sim" "$MOST" --jobs=1 --until_found)
+  found=$(LD_PRELOAD=$library "$folder/sim" "$MOST" --jobs=2 --until_found)
   echo "${name%.so}: $found"
   [[ $found == *violat* ]] || missed=$((missed + 1))
 done

@@ -274,6 +274,8 @@ Outcome Player::Run() {
     if (process->tag == -2) world_.Stop();
   };
   for (const Fault& fault : schedule_.faults) {
+    ledger_.disturbed_until =
+        std::max(ledger_.disturbed_until, fault.at + fault.length);
     world_.At(fault.at, [this, fault] { Begin(fault); });
     disturbed_until_ =
         std::max(disturbed_until_, fault.at + fault.length + 300 * kSecond);

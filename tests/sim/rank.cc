@@ -222,7 +222,10 @@ absl::Status Rank::Save() {
 }
 
 absl::Status Rank::Run() {
-  CAPSTAN_RETURN_IF_ERROR(MarkLostPeer(Join()));
+  const Time begun = TheWorld()->now();
+  const absl::Status joined = Join();
+  TheLedger()->Joined(begun);
+  CAPSTAN_RETURN_IF_ERROR(MarkLostPeer(joined));
   RanksHaveMet();
   CAPSTAN_ASSIGN_OR_RETURN(
       const std::string group,
