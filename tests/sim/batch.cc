@@ -18,8 +18,8 @@ namespace {
 
 // Schedules that a process plays before it ends.
 constexpr int64_t kOfProcess = 100;
-// Of one schedule, in real time.
-constexpr unsigned kPatience = 60;
+// Of one schedule, in real time; a thousand ranks take most of it.
+constexpr unsigned kPatience = 600;
 
 double Now() {
   timespec now;

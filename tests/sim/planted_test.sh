@@ -4,7 +4,7 @@
 # Puts each defect of defects.bzl back and says how many schedules it takes to
 # find it; fails if one isn't found in MOST.
 set -u
-MOST=${MOST:-2000}
+MOST=${MOST:-4000}
 folder=$(dirname "$0")
 missed=0
 for library in "$folder"/libplanted_*.so; do
