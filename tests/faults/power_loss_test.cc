@@ -46,6 +46,15 @@ TEST_P(PowerLossTest, WhatWasSavedIsThereAndWhole) {
   const std::string root = NewTestFolder("disk");
   const std::string trace = NewTestFolder("trace") + "/calls";
   const std::string out = root + "/runs/one";
+  DiskModel disk(root);
+  // A run that was killed may have made these, and flushed none of their names.
+  if (GetParam() == "FOREGROUND") {
+    for (const std::string& folder :
+         {root + "/runs", out, out + "/checkpoints"}) {
+      fs::create_directory(folder);
+      disk.Apply({0.0, "mkdir", {folder, "0777"}, "0"});
+    }
+  }
   std::vector<std::string> args = StraceArguments(trace);
   args.push_back(Runfile("trainer/trainer"));
   args.push_back("--config=" +
@@ -54,7 +63,8 @@ TEST_P(PowerLossTest, WhatWasSavedIsThereAndWhole) {
                      .Batch(4, 8)
                      .Train(absl::StrCat("max_steps: ", kSteps,
                                          " save_every: 2 keep_checkpoints: 1 "
-                                         "receipts: true saving: ",
+                                         "receipts: true resume: AUTO "
+                                         "saving: ",
                                          GetParam()))
                      .Output(out)
                      .File());
@@ -67,7 +77,6 @@ TEST_P(PowerLossTest, WhatWasSavedIsThereAndWhole) {
   }
   ASSERT_EQ(result.exit_code, 0) << result.err;
 
-  DiskModel disk(root);
   int64_t renamed = -1;   // the newest that has its name
   int64_t reported = -1;  // and is flushed: from here on it counts as saved
   int saved = 0;

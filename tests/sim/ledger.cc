@@ -47,7 +47,14 @@ Ledger::Ledger(World* world) : world_(world) {
 
 void Ledger::Violate(const std::string& what) { world_->Violate(what); }
 
-void Ledger::Joined(Time begun) {
+void Ledger::Begins(int job, int hosts) {
+  int& fewest = fewest_hosts_.emplace(job, hosts).first->second;
+  fewest = std::min(fewest, hosts);
+}
+
+void Ledger::Joined(Time begun, int job, int hosts) {
+  // Who comes too late can't know that the others went on without it.
+  if (hosts > fewest_hosts_[job]) return;
   const Time since = std::max(begun, disturbed_until);
   if (world_->now() - since <= kJoinLimit) return;
   Violate("meet: " + Mine()->name + " has waited for the others for " +

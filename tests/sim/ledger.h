@@ -27,7 +27,9 @@ class Ledger {
   explicit Ledger(World* world);
 
   // Ranks say these. `group`: any text, equal on the ranks of one group.
-  void Joined(Time begun);
+  void Begins(int job, int hosts);
+  // Since `begun` it has waited for the others of its job.
+  void Joined(Time begun, int job, int hosts);
   void Met(const std::string& group);
   void LeftGroup();
   void Holds();
@@ -42,6 +44,7 @@ class Ledger {
   void Violate(const std::string& what);
 
   int64_t saved() const { return saved_; }
+  bool have_met() const { return !groups_.empty(); }
   bool completed = false;
   // How long faults keep ranks from learning anything, at most.
   Time patience = 0;
@@ -61,6 +64,7 @@ class Ledger {
   int64_t saved_ = 0;
   std::map<pid_t, std::string> groups_;  // of ranks in a group
   std::set<pid_t> holders_;
+  std::map<int, int> fewest_hosts_;  // of each job
 };
 
 // Of the world that runs.

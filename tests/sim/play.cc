@@ -52,6 +52,13 @@ bool Hinders(Fault::Kind kind) {
          kind == Fault::kSlowDisk;
 }
 
+// When it no longer disturbs the jobs that begin.
+Time Over(const Fault& fault, Time now) {
+  const bool stays =
+      fault.kind == Fault::kDiskErrors || fault.kind == Fault::kSecondRun;
+  return stays ? 3600 * kSecond : now + fault.length;
+}
+
 class Player {
  public:
   Player(const Schedule& schedule, bool tell)
@@ -65,8 +72,9 @@ class Player {
   void StartJob();
   void StartLauncher(int host, int job, bool alone);
   Place PlaceOf(int host, int job, bool alone) const;
-  void LauncherEnded(int job, int status);
+  void LauncherEnded(const Process& launcher);
   void Requeue();
+  bool MustSurvive(const Fault& fault) const;
   void Begin(const Fault& fault);
   void EndJob();
   void Audit();
@@ -79,6 +87,10 @@ class Player {
   std::set<Process*> launchers_;
   bool failed_ = false;
   bool requeues_ = false;
+  // Whether the launchers must bring the job to its end by themselves.
+  bool must_survive_ = false;
+  Time job_begun_ = 0;
+  Time over_ = 0;  // when the faults that have begun are
   Time disturbed_until_ = 0;
   int jobs_since_ = 0;
 };
@@ -130,15 +142,23 @@ void Player::StartJob() {
   }
   failed_ = false;
   requeues_ = false;
+  job_begun_ = world_.now();
+  must_survive_ = over_ <= job_begun_;
   launchers_.clear();
   for (int host = 0; host < schedule_.hosts; ++host) {
     StartLauncher(host, job_, /*alone=*/false);
   }
 }
 
-void Player::LauncherEnded(int job, int status) {
+void Player::LauncherEnded(const Process& launcher) {
+  const int job = static_cast<int>(launcher.tag);
+  const int status = launcher.status;
   if (job != job_) return;
   if (status != 0) failed_ = true;
+  if (status != 0 && must_survive_ && launcher.host->up) {
+    ledger_.Violate(absl::StrCat("survive: ", launcher.host->name, " ends job ",
+                                 job, ", which could have gone on"));
+  }
   if (!launchers_.empty()) {
     // A scheduler ends the others of a job that has lost a task.
     if (status != 0) {
@@ -187,8 +207,21 @@ Process* Player::RankOf(const Fault& fault) {
   return nullptr;
 }
 
+// Whether the job goes on by itself after this, its first fault.
+bool Player::MustSurvive(const Fault& fault) const {
+  if (schedule_.max_restarts == 0 || ledger_.saved() == schedule_.steps) {
+    return false;
+  }
+  if (fault.kind == Fault::kKillRank) return true;
+  // Ranks that have met know all hosts.
+  return fault.kind == Fault::kCrashHost && schedule_.shrinks &&
+         ledger_.have_met();
+}
+
 void Player::Begin(const Fault& fault) {
   world_.Tell("FAULT", fault.Text());
+  must_survive_ = over_ <= job_begun_ && MustSurvive(fault);
+  over_ = std::max(over_, Over(fault, world_.now()) + 1);
   const Time until = world_.now() + fault.length;
   Host& host = world_.host(fault.host);
   Process* const rank = RankOf(fault);
@@ -269,7 +302,7 @@ Outcome Player::Run() {
   world_.on_end = [this, ledger_end](Process* process) {
     ledger_end(process);
     if (launchers_.erase(process) > 0) {
-      LauncherEnded(static_cast<int>(process->tag), process->status);
+      LauncherEnded(*process);
     }
     if (process->tag == -2) world_.Stop();
   };

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/exit_codes.h"
-#include "base/files.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
@@ -24,6 +23,7 @@
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/progress.h"
 #include "cluster/meet/rendezvous.h"
+#include "host/config/run_config.pb.h"
 #include "tests/sim/ledger.h"
 #include "tests/sim/wire.h"
 #include "trainer/checkpoint/checkpoint.h"
@@ -31,6 +31,7 @@
 #include "trainer/checkpoint/mirror_link.h"
 #include "trainer/checkpoint/save.h"
 #include "trainer/session/held_folder.h"
+#include "trainer/session/output_folder.h"
 
 namespace capstan::sim {
 namespace {
@@ -144,15 +145,14 @@ absl::Status Rank::WatchNext() {
 absl::Status Rank::Hold() {
   absl::Status status;
   if (group_->rank() == 0) {
-    status = capstan::MakeFolder(kRunFolder);
-    if (status.ok()) status = SyncPath("/shared");
     const bool again = info_.restart > 0 || job_ > 1;
-    if (status.ok()) {
-      absl::StatusOr<HeldFolder> held =
-          HoldFolder(kRunFolder, "", again ? kLostHostPatience : kLockPatience);
-      status = held.status();
-      if (held.ok()) held_ = *held;
-    }
+    RunConfig config;
+    config.set_output_dir(kRunFolder);
+    config.mutable_train()->set_resume(Train::AUTO);
+    absl::StatusOr<HeldFolder> held = PrepareOutputFolder(
+        config, "", "", again ? kLostHostPatience : kLockPatience);
+    status = held.status();
+    if (held.ok()) held_ = *held;
     if (status.ok()) TheLedger()->Holds();
   }
   return Agree(*group_, status, "hold the folder");
@@ -223,8 +223,9 @@ absl::Status Rank::Save() {
 
 absl::Status Rank::Run() {
   const Time begun = TheWorld()->now();
+  TheLedger()->Begins(job_, info_.nodes);
   const absl::Status joined = Join();
-  TheLedger()->Joined(begun);
+  TheLedger()->Joined(begun, job_, info_.nodes);
   CAPSTAN_RETURN_IF_ERROR(MarkLostPeer(joined));
   RanksHaveMet();
   CAPSTAN_ASSIGN_OR_RETURN(

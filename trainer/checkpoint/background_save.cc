@@ -132,7 +132,7 @@ absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
   status = Agree(group, status,
                  [](int) { return std::string("copy its state to save it"); });
   if (!status.ok()) {
-    if (save.rank == 0) RemoveTree(request.temporary()).IgnoreError();
+    if (save.rank == 0) GiveUpSave(request);
     return status;
   }
   save_ = std::move(save);
@@ -159,7 +159,7 @@ absl::Status BackgroundSave::SettleTogether(ProcessGroup& group) {
                           RankFileName(rank, group.size()));
     });
     if (!status.ok()) {
-      if (group.rank() == 0) RemoveTree(request.temporary()).IgnoreError();
+      if (group.rank() == 0) GiveUpSave(request);
       return status;
     }
     Complete();
@@ -167,9 +167,7 @@ absl::Status BackgroundSave::SettleTogether(ProcessGroup& group) {
   const absl::Status status = Agree(group, Await(), [&](int) {
     return absl::StrCat("complete ", request.folder());
   });
-  if (!status.ok() && group.rank() == 0) {
-    RemoveTree(request.temporary()).IgnoreError();
-  }
+  if (!status.ok() && group.rank() == 0) GiveUpSave(request);
   return status;
 }
 

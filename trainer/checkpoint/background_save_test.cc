@@ -9,17 +9,22 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
+#include "trainer/checkpoint/save.h"
 
 namespace capstan {
 namespace {
+
+namespace fs = std::filesystem;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -190,6 +195,20 @@ TEST(SaveTest, TransientErrorsAreTriedAgainAndAFullDiskIsNot) {
   EXPECT_EQ(
       tries(absl::InternalError("its tensor is named Input/output error"), 1),
       1);
+}
+
+TEST(SaveTest, ASaveThatRank0HasGivenUpIsNoErrorOfTheOthers) {
+  SaveRequest request;
+  request.output_dir = NewFolder();
+  request.train_state.step = 5;
+  const std::string temporary = request.temporary();
+  ASSERT_TRUE(MakeFolder(temporary + "/of_a_writer").ok());
+  GiveUpSave(request);
+  EXPECT_TRUE(fs::is_empty(request.output_dir + "/checkpoints"));
+  const absl::Status late = WriteRank(temporary, 1, 2, {});
+  EXPECT_TRUE(IsLostPeer(late)) << late;
+  const absl::Status own = WriteRank(temporary, 0, 2, {});
+  EXPECT_TRUE(absl::IsNotFound(own)) << own;
 }
 
 TEST(SaveTest, ADiskWithoutRoomIsToldBefore) {

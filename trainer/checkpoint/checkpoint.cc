@@ -61,7 +61,7 @@ absl::Status Save(const SaveRequest& request, const CheckpointParts& parts) {
       return absl::StrCat("complete ", request.folder());
     });
   }
-  if (first && !status.ok()) RemoveTree(temporary).IgnoreError();
+  if (first && !status.ok()) GiveUpSave(request);
   return status;
 }
 

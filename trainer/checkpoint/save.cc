@@ -2,6 +2,7 @@
 #include "trainer/checkpoint/save.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "absl/time/time.h"
 #include "base/error_code.h"
 #include "base/files.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
@@ -165,7 +167,7 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
 
 absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
                        const std::vector<StatePiece>& pieces) {
-  return WithRetries([&] {
+  const absl::Status status = WithRetries([&] {
     return CatchAll([&]() -> absl::Status {
       CAPSTAN_ASSIGN_OR_RETURN(
           const ManifestFile file,
@@ -180,6 +182,19 @@ absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
       return note;
     });
   });
+  if (status.ok() || rank == 0 || PathExists(temporary)) return status;
+  return LostPeerError(
+      absl::StrCat("rank 0 has given up its save: ", status.message()));
+}
+
+void GiveUpSave(const SaveRequest& request) {
+  // Renamed first: who still writes finds no folder, rather than one from which
+  // its files disappear.
+  const std::string trash = HiddenSibling(request.folder(), "trash");
+  RemoveTree(trash).IgnoreError();
+  const std::string temporary = request.temporary();
+  const bool renamed = rename(temporary.c_str(), trash.c_str()) == 0;
+  RemoveTree(renamed ? trash : temporary).IgnoreError();
 }
 
 bool AllHaveWritten(const std::string& temporary, int world_size) {

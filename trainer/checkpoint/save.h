@@ -51,9 +51,14 @@ absl::Status BeginTogether(const SaveRequest& request, int64_t bytes,
                            ProcessGroup& group);
 
 // Writes a rank's pieces, and its note for rank 0. Retries after errors that
-// may pass (an interrupted call, an I/O error of a network file system).
+// may pass (an interrupted call, an I/O error of a network file system). An
+// error that IsLostPeer if rank 0 has given the save up meanwhile.
 absl::Status WriteRank(const std::string& temporary, int rank, int world_size,
                        const std::vector<StatePiece>& pieces);
+
+// Rank 0: removes what was written for a save that failed. Others may still be
+// writing, if they don't know yet that a rank is lost.
+void GiveUpSave(const SaveRequest& request);
 
 // Whether all ranks have written: each note exists.
 bool AllHaveWritten(const std::string& temporary, int world_size);

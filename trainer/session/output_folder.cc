@@ -30,8 +30,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Flushes the entry of a new folder, without which a crash would take all that
-// is in it. Not essential where that can't be done.
+// Flushes the entry of a folder, without which a crash could take all that is
+// in it. Not essential where that can't be done.
 void SyncEntry(const fs::path& folder) {
   const fs::path parent = folder.parent_path();
   SyncPath(parent.empty() ? "." : parent.string()).IgnoreError();
@@ -39,17 +39,16 @@ void SyncEntry(const fs::path& folder) {
 
 absl::Status MakeFolder(const fs::path& folder) {
   std::error_code error;
-  std::vector<fs::path> made;
-  for (fs::path at = folder; !at.empty() && !fs::exists(at, error);
-       at = at.parent_path()) {
-    made.push_back(at);
-  }
   fs::create_directories(folder, error);
   if (error) {
     return absl::PermissionDeniedError(absl::StrCat(
         "output_dir: ", folder.string(), " can't be made: ", error.message()));
   }
-  for (const fs::path& one : made) SyncEntry(one);
+  // Also of what exists: who made it, a run that was killed or the ranks'
+  // meeting, may not have flushed it.
+  for (fs::path at = folder; at.has_relative_path(); at = at.parent_path()) {
+    SyncEntry(at);
+  }
   return absl::OkStatus();
 }
 
