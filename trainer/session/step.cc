@@ -172,17 +172,20 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
 absl::StatusOr<StepInFlight> TrainStep::AccumulateWitnessed(
     StepInFlight step, DataLoader& loader) {
   if (witness_ == nullptr) return Accumulate(std::move(step), loader);
-  const StepInFlight begun = step;
-  while (true) {
+  StepInFlight begun = step;
+  for (bool first = true;; first = false) {
     witness_->BeginStep();
+    // What was gathered for the first attempt may be what was wrong.
+    if (!first) {
+      CAPSTAN_RETURN_IF_ERROR(session_.Publish(PublishCause::kRestored));
+    }
     CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
     CAPSTAN_ASSIGN_OR_RETURN(const bool again,
                              witness_->Again(!step.error.ok()));
     if (!again) return step;
-    std::deque<Batch> batches = std::move(step.read);
+    // What rollouts have made is there from the start.
+    for (Batch& batch : step.read) begun.ahead.push_back(std::move(batch));
     step = begun;
-    step.ahead = batches;
-    step.read = std::move(batches);
   }
 }
 
