@@ -38,6 +38,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   const Range range("step", session_.state.step + 1);
   CAPSTAN_ASSIGN_OR_RETURN(StepInFlight step, Begin());
   if (session_.parts.objective->has_rollouts()) {
+    if (witness_ != nullptr) witness_->MendWeights();
     const absl::Status rolled_out = RollOut(&session_, loader, &step);
     rollout_failed_ = !rolled_out.ok();
     CAPSTAN_RETURN_IF_ERROR(rolled_out);

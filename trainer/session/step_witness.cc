@@ -138,6 +138,10 @@ void StepWitness::BeginStep() {
     if (attempts_ == 0) again_ = false;
   }
   phase_ = Phase::kGradients;
+  MendWeights();
+}
+
+void StepWitness::MendWeights() {
   if (!taken_) return TakeAll();
   for (size_t i = 0; i < shards_.size(); ++i) {
     for (Watched& watched : shards_[i]->watched) {

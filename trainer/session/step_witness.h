@@ -39,6 +39,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   explicit StepWitness(Session* session);
   ~StepWitness() override;
 
+  // Mends weights whose memory has changed. Before a rollout.
+  void MendWeights();
   // Before a step's gradients are computed, each time: mends weights whose
   // memory has changed. If it isn't the first time, what the strategy has
   // published of them is to be published again after it.

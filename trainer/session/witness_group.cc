@@ -81,7 +81,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
  public:
   // `phases` may be null, and `ranks` empty if they are those of the run.
   WitnessGroup(std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
-               PhaseGroup* phases, std::vector<int> ranks)
+               const PhaseGroup* phases, std::vector<int> ranks)
       : group_(std::move(group)),
         on_wrong_(std::move(on_wrong)),
         phases_(phases),
@@ -243,15 +243,15 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
 
   const std::unique_ptr<ProcessGroup> group_;
   const OnWrong on_wrong_;
-  PhaseGroup* const phases_;      // of the run; null: it has none
-  const std::vector<int> ranks_;  // of the run, by rank of this group
+  const PhaseGroup* const phases_;  // of the run; null: it has none
+  const std::vector<int> ranks_;    // of the run, by rank of this group
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> WitnessMessages(
-    std::unique_ptr<ProcessGroup> group, OnWrong on_wrong) {
-  PhaseGroup* const phases = PhaseGroupOf(*group);
+    std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
+    const PhaseGroup* phases) {
   return std::make_unique<WitnessGroup>(std::move(group), std::move(on_wrong),
                                         phases, std::vector<int>());
 }

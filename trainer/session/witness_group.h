@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "cluster/comm/phase_group.h"
 #include "plugins/sdk/process_group.h"
 
 namespace capstan {
@@ -21,10 +22,12 @@ struct WrongMessage {
 // of 16 words, of what is summed the sums of 1,024 numbers with random signs,
 // which differ from the sums of the sums by rounding. `on_wrong` is called on
 // the thread that waits, but not where a rank has failed, since what is waited
-// for then isn't sent any more. AllReduceHost's few numbers aren't checked.
+// for then isn't sent any more: `phases` knows, if it isn't null.
+// AllReduceHost's few numbers aren't checked.
 std::unique_ptr<ProcessGroup> WitnessMessages(
     std::unique_ptr<ProcessGroup> group,
-    std::function<void(const WrongMessage&)> on_wrong);
+    std::function<void(const WrongMessage&)> on_wrong,
+    const PhaseGroup* phases);
 
 }  // namespace capstan
 

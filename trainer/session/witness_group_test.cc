@@ -49,9 +49,9 @@ class WitnessGroupTest : public testing::Test {
   WitnessGroupTest() {
     auto inner = std::make_unique<TwinGroup>();
     twin_ = inner.get();
-    group_ = WitnessMessages(std::move(inner), [this](const WrongMessage& w) {
-      wrong_.push_back(w);
-    });
+    group_ = WitnessMessages(
+        std::move(inner),
+        [this](const WrongMessage& wrong) { wrong_.push_back(wrong); }, twin_);
   }
   void Exchange(float x = 1.0f) {
     const at::Tensor sum = x * at::ones({3000});
