@@ -56,4 +56,8 @@ double UnitRoundoff(c10::ScalarType type) {
                                  : 0x1p-11;
 }
 
+double SmallestRounding(c10::ScalarType type) {
+  return type == at::kHalf ? 0x1p-25 : kUnderflow;
+}
+
 }  // namespace capstan::kernels

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/witness/sums.h"
+
 namespace capstan::kernels {
 
 // Numbers that share a sum.
@@ -21,8 +23,10 @@ inline int64_t ChunksOf(int64_t numel) {
 void SumChunks(const at::Tensor& t, int64_t begin, int64_t end, double* sums,
                double* squares);
 
-// The unit roundoff of its type.
+// The unit roundoff of its type; and what rounding a number of that type is off
+// by at most, however small it is.
 double UnitRoundoff(c10::ScalarType type);
+double SmallestRounding(c10::ScalarType type);
 
 }  // namespace capstan::kernels
 

@@ -2,9 +2,11 @@
 #include "kernels/witness/product_checker.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Half.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -37,6 +39,15 @@ double UnitOf(NumberType type) {
       return 0x1p-11;
   }
   return kUnit;
+}
+
+// What rounding a number to the type is off by at most, however small it is.
+double SmallestRounding(NumberType type) {
+  return type == NumberType::kFp16 ? 0x1p-25 : kUnderflow;
+}
+
+double LargestOf(NumberType type) {
+  return type == NumberType::kFp16 ? 65504.0 : FLT_MAX;
 }
 
 const char* NameOf(NumberType type) {
@@ -124,9 +135,11 @@ std::string Cores(const std::set<int>& cores) {
 }
 
 // What a row's error may be, as factors of the norms of the rows of a, of c and
-// of what c was.
+// of what c was, and what is added: to the squares of a's row and of c's, and
+// to the error itself.
 struct Bound {
   double of_a, of_c, before;
+  double squares_of_a, squares_of_c, more;
 };
 
 void Fit(int64_t n, std::vector<float>* floats) {
@@ -170,6 +183,7 @@ struct ProductChecker::Check {
   std::vector<float> sums_of_b;  // b r
   double squares_of_b = 0.0;
   bool known = false;  // whether these are of the step's first product with b
+  uint64_t round = 0;  // of r
   std::vector<float> wanted, squares_of_a;         // a (b r)
   std::vector<float> sums_of_c, squares_of_c;      // c r
   std::vector<float> sums_before, squares_before;  // with beta
@@ -181,17 +195,23 @@ struct ProductChecker::Check {
     return product + static_cast<double>(p.beta) * sums_before[i];
   }
   double Of(const Bound& bound, const GemmProblem& p, int64_t i) const {
-    double sum = bound.of_a * std::sqrt(squares_of_a[i]) +
-                 bound.of_c * std::sqrt(squares_of_c[i]);
-    if (p.beta != 0.0f) sum += bound.before * std::sqrt(squares_before[i]);
+    double sum = bound.of_a * std::sqrt(squares_of_a[i] + bound.squares_of_a) +
+                 bound.of_c * std::sqrt(squares_of_c[i] + bound.squares_of_c) +
+                 bound.more;
+    if (p.beta != 0.0f) {
+      sum += bound.before * std::sqrt(squares_before[i] + bound.squares_of_c);
+    }
     return sum;
   }
   // At most the square of that; 0 if it isn't finite.
   double Square(const Bound& bound, const GemmProblem& p, int64_t i) const {
-    double sum = bound.of_a * bound.of_a * squares_of_a[i] +
-                 bound.of_c * bound.of_c * squares_of_c[i];
+    double sum =
+        bound.of_a * bound.of_a * (squares_of_a[i] + bound.squares_of_a) +
+        bound.of_c * bound.of_c * (squares_of_c[i] + bound.squares_of_c) +
+        bound.more * bound.more;
     if (p.beta != 0.0f) {
-      sum += bound.before * bound.before * squares_before[i];
+      sum += bound.before * bound.before *
+             (squares_before[i] + bound.squares_of_c);
     }
     return sum <= std::numeric_limits<double>::max() ? sum : 0.0;
   }
@@ -208,6 +228,7 @@ void ProductChecker::Remember(const void* begin, int64_t bytes) {
 void ProductChecker::Forget() {
   const std::lock_guard<std::mutex> lock(mutex_);
   known_.clear();
+  ++round_;
 }
 
 ProductChecker::Counts ProductChecker::counts() const {
@@ -237,9 +258,9 @@ std::shared_ptr<const ProductChecker::Known> ProductChecker::KnownOf(
   known->sums[0].assign(Padded(rows), 0.0f);
   known->sums[1].assign(Padded(columns), 0.0f);
   MatrixSums sums;
-  sums.right = RandomSigns(columns);
+  sums.right = RandomSigns(columns, round_);
   sums.row_sums = known->sums[0].data();
-  sums.left = RandomSigns(rows);
+  sums.left = RandomSigns(rows, round_);
   sums.column_sums = known->sums[1].data();
   Sum(p.b, rows, columns, &sums);
   known->squares = sums.squares;
@@ -263,10 +284,10 @@ void ProductChecker::SumB(const GemmProblem& p, bool use_known, Check* check) {
   out.assign(Padded(p.k), 0.0f);
   MatrixSums sums;
   if (p.b_transposed) {
-    sums.left = RandomSigns(rows);
+    sums.left = RandomSigns(rows, check->round);
     sums.column_sums = out.data();
   } else {
-    sums.right = RandomSigns(columns);
+    sums.right = RandomSigns(columns, check->round);
     sums.row_sums = out.data();
   }
   if (p.source.read == nullptr) {
@@ -313,19 +334,27 @@ int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
   Fit(p.m, &check->sums_of_c);
   Fit(p.m, &check->squares_of_c);
   MatrixSums of_c;
-  of_c.right = RandomSigns(p.n);
+  of_c.right = RandomSigns(p.n, check->round);
   of_c.row_sums = check->sums_of_c.data();
   of_c.row_squares = check->squares_of_c.data();
   Sum(Const(p.c), p.m, p.n, &of_c);
 
   const double norm_of_b =
-      std::sqrt(check->squares_of_b) * std::abs(static_cast<double>(p.alpha));
+      std::sqrt(check->squares_of_b + static_cast<double>(p.n) *
+                                          static_cast<double>(p.k) *
+                                          kUnderflow) *
+      std::abs(static_cast<double>(p.alpha));
   const double growth =
       UnitOf(p.c.type) +
       kUnit * std::sqrt(std::min(static_cast<double>(p.k), kMostTerms));
-  const Bound bound = {kDeviations * slack * kUnit * norm_of_b,
-                       kDeviations * slack * growth,
-                       kDeviations * slack * kUnit * std::abs(p.beta)};
+  const double n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const Bound bound = {
+      kDeviations * slack * kUnit * norm_of_b, kDeviations * slack * growth,
+      kDeviations * slack * kUnit * std::abs(p.beta), k * kUnderflow,
+      n * kUnderflow,
+      // Of c's numbers, and of each of its terms.
+      kDeviations * slack * std::sqrt(n) * SmallestRounding(p.c.type) +
+          n * k * kUnderflow * std::abs(p.alpha)};
   for (int64_t i = 0; i < p.m; ++i) {
     const double wanted = check->WantedOf(p, i);
     const double error = check->sums_of_c[i] - wanted;
@@ -352,11 +381,12 @@ void ProductChecker::Compute(const GemmProblem& p,
   if (p.k <= 0) return compute();
   products_.fetch_add(1, std::memory_order_relaxed);
   thread_local Check check;
+  check.round = round_;
   if (p.beta != 0.0f) {
     Fit(p.m, &check.sums_before);
     Fit(p.m, &check.squares_before);
     MatrixSums sums;
-    sums.right = RandomSigns(p.n);
+    sums.right = RandomSigns(p.n, check.round);
     sums.row_sums = check.sums_before.data();
     sums.row_squares = check.squares_before.data();
     Sum(Const(p.c), p.m, p.n, &sums);
@@ -372,7 +402,7 @@ void ProductChecker::Compute(const GemmProblem& p,
   failure.row = wrong;
   failure.cores = CoresOfThreads(core);
   if (p.beta == 0.0f) return Mend(p, compute, &check, &failure);
-  if (JudgeSum(p, compute, check, &failure)) {
+  if (JudgeSum(p, compute, &check, &failure)) {
     repeated_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
@@ -411,6 +441,79 @@ int64_t FirstDifference(const GemmProblem& p, const std::vector<char>& a,
   return -1;
 }
 
+// Of a row: its sum with r and its squares, without overflow.
+struct RowSum {
+  double sum = 0.0, squares = 0.0;
+};
+
+double NumberAt(const char* row, NumberType type, int64_t j) {
+  if (type == NumberType::kFloat) {
+    float x;
+    std::memcpy(&x, row + 4 * j, 4);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, row + 2 * j, 2);
+  if (type == NumberType::kFp16) {
+    return c10::Half(bits, c10::Half::from_bits());
+  }
+  const uint32_t wide = uint32_t{bits} << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+
+RowSum SumRow(const char* row, NumberType type, int64_t n, const float* signs) {
+  RowSum of;
+  for (int64_t j = 0; j < n; ++j) {
+    const double x = NumberAt(row, type, j);
+    of.sum += x * signs[j];
+    of.squares += x * x;
+  }
+  return of;
+}
+
+// Whether a row of a sum has a number that isn't finite for no reason: that of
+// the product is, and with what it was added to, of that norm, it is in the
+// type's range.
+bool OverflowsAlone(const char* sum, const char* product, NumberType type,
+                    int64_t n, double norm_before) {
+  for (int64_t j = 0; j < n; ++j) {
+    if (std::isfinite(NumberAt(sum, type, j))) continue;
+    if (std::abs(NumberAt(product, type, j)) + norm_before < LargestOf(type)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether a row of sums isn't `product` and what c was, of that sum with r and
+// those squares, which may have overflowed.
+bool IsOtherSum(const GemmProblem& p, const char* sum, const char* product,
+                const float* signs, double sum_before, double squares_before) {
+  // Then nothing can be said.
+  if (!std::isfinite(sum_before)) return false;
+  const double beta = std::abs(p.beta);
+  const RowSum is = SumRow(sum, p.c.type, p.n, signs);
+  const RowSum of_product = SumRow(product, p.c.type, p.n, signs);
+  if (!std::isfinite(of_product.sum)) return false;
+  const double n = static_cast<double>(p.n);
+  if (!std::isfinite(is.sum)) {
+    return OverflowsAlone(sum, product, p.c.type, p.n,
+                          beta * std::sqrt(squares_before + n * kUnderflow));
+  }
+  double before = beta * std::sqrt(squares_before + n * kUnderflow);
+  const double both = std::sqrt(is.squares) + std::sqrt(of_product.squares);
+  if (!std::isfinite(before)) before = both;
+  // That of what c was is of float32.
+  const double unit = UnitOf(p.c.type) + kUnit * std::sqrt(n / kSumLanes);
+  const double error =
+      is.sum - of_product.sum - static_cast<double>(p.beta) * sum_before;
+  return std::abs(error) >
+         kDeviations * (unit * (both + before) +
+                        std::sqrt(n) * 2.0 * SmallestRounding(p.c.type));
+}
+
 }  // namespace
 
 void ProductChecker::Mend(const GemmProblem& p,
@@ -445,39 +548,41 @@ void ProductChecker::Mend(const GemmProblem& p,
 }
 
 // Makes the product alone, with c as its place: what c is then differs from
-// what it was by the rounding of one addition, whatever the bound is.
+// what it was by the rounding of one addition, whatever the bound is. The
+// product alone is judged as by Mend: one that comes out the same twice is
+// right unless far beyond the bound.
 bool ProductChecker::JudgeSum(const GemmProblem& p,
                               const std::function<void()>& compute,
-                              const Check& check, ProductFailure* failure) {
+                              Check* check, ProductFailure* failure) {
   const std::vector<char> sum = RowsOf(p);
   SetRows(p, std::vector<char>(sum.size()));
   ++failure->attempts;
   compute();
-  std::vector<float> of_product(p.m), squares(p.m);
-  MatrixSums sums;
-  sums.right = RandomSigns(p.n);
-  sums.row_sums = of_product.data();
-  sums.row_squares = squares.data();
-  Sum(Const(p.c), p.m, p.n, &sums);
-  SetRows(p, sum);
-  const double beta = p.beta;
-  const double unit = UnitOf(p.c.type) +
-                      kUnit * std::sqrt(static_cast<double>(p.n) / kSumLanes);
-  for (int64_t i = 0; i < p.m; ++i) {
-    const double error = std::abs(check.sums_of_c[i] - of_product[i] -
-                                  beta * check.sums_before[i]);
-    const double bound =
-        kDeviations * unit *
-        (std::sqrt(check.squares_of_c[i]) + std::sqrt(squares[i]) +
-         std::abs(beta) * std::sqrt(check.squares_before[i]));
-    const bool unknown =
-        !std::isfinite(of_product[i]) || !std::isfinite(check.sums_before[i]);
-    if (unknown || (std::isfinite(bound) && error <= bound)) continue;
-    failure->row = i;
-    failure->sum_lost = true;
-    return false;
+  const std::vector<char> product = RowsOf(p);
+  const float* const signs = RandomSigns(p.n, check->round);
+  int64_t wrong = -1;
+  for (int64_t i = 0; i < p.m && wrong < 0; ++i) {
+    const int64_t row = i * p.n * BytesOf(p.c.type);
+    if (IsOtherSum(p, sum.data() + row, product.data() + row, signs,
+                   check->sums_before[i], check->squares_before[i])) {
+      wrong = i;
+    }
   }
-  return true;
+  if (wrong < 0) {
+    GemmProblem alone = p;
+    alone.beta = 0.0f;
+    wrong = FirstWrong(alone, check, kFarSlack, /*again=*/true);
+    if (wrong >= 0 && check->known) {
+      SumB(p, /*use_known=*/false, check);
+      failure->weight_changed =
+          FirstWrong(alone, check, kFarSlack, /*again=*/true) < 0;
+    }
+  }
+  SetRows(p, sum);
+  if (wrong < 0) return true;
+  failure->row = wrong;
+  failure->sum_lost = true;
+  return false;
 }
 
 }  // namespace capstan::kernels

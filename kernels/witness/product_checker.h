@@ -12,6 +12,8 @@
 // the terms are, too, it is off by about u |a_i| |b_j|, else, as their sums
 // grow, by at most about u sqrt(k) |c_ij|; r adds up the squares along the row.
 // An error below that is no more than what another order of summation does.
+// What underflows is added: a row of numbers whose squares are 0 in float32 has
+// a bound, too.
 //
 // Where a check fails the product is made again. If its bits are the same, the
 // bound was too tight: nothing was wrong, unless far beyond the bound.
@@ -62,7 +64,8 @@ class ProductChecker final : public ProductWitness {
   // Memory that doesn't change until Forget: what is known of matrices there is
   // kept.
   void Remember(const void* begin, int64_t bytes);
-  // The weights have changed.
+  // The weights have changed. What is checked from here on is so with another
+  // vector r.
   void Forget();
 
   struct Counts {
@@ -98,12 +101,13 @@ class ProductChecker final : public ProductWitness {
             Check* check, ProductFailure* failure);
   // For a product that is added to c. Returns whether c is right after all.
   bool JudgeSum(const GemmProblem& p, const std::function<void()>& compute,
-                const Check& check, ProductFailure* failure);
+                Check* check, ProductFailure* failure);
 
   const OnFailure on_failure_;
   std::vector<std::pair<const char*, const char*>> remembered_;
   std::mutex mutex_;  // for what follows
   std::map<Key, std::shared_ptr<const Known>> known_;
+  std::atomic<uint64_t> round_{0};  // of r
   std::atomic<int64_t> products_{0}, repeated_{0}, failures_{0};
   bool measures_ = false;
   double largest_error_ = 0.0;

@@ -48,6 +48,15 @@ struct Numbers {
       std::memcpy(&bytes[2 * i], &half, 2);
     }
   }
+  float At(int64_t i) const {
+    uint32_t bits = 0;
+    std::memcpy(type == NumberType::kFloat ? reinterpret_cast<char*>(&bits)
+                                           : reinterpret_cast<char*>(&bits) + 2,
+                &bytes[size() * i], size());
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+  }
   ConstMatrix Const() const {
     ConstMatrix x;
     x.data = bytes.data();
@@ -251,6 +260,114 @@ TEST(ProductCheckerTest, AWeightThatChangesWithinAStepIsSeen) {
   checker.Forget();
   product.Compute();
   EXPECT_TRUE(failures.empty());
+}
+
+// A core that errs the same way each time.
+TEST(ProductCheckerTest, ASumThatStaysWrongIsLost) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); });
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(7);
+  Product product(&random, false, 96);
+  product.beta = 1.0f;
+  flipping.times = 100;
+  flipping.flip = [](const GemmProblem& p) {
+    static_cast<float*>(p.c.data)[0] += 1000.0f;
+  };
+  product.Compute();
+  ASSERT_EQ(failures.size(), 1);
+  EXPECT_TRUE(failures[0].sum_lost);
+  EXPECT_FALSE(failures[0].mended);
+}
+
+TEST(ProductCheckerTest, AWeightThatChangesBeforeASumIsSeen) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); });
+  const Scope scope(&checker);
+  Random random(8);
+  Product product(&random, false, 96);
+  product.beta = 1.0f;
+  checker.Remember(product.b.bytes.data(),
+                   static_cast<int64_t>(product.b.bytes.size()));
+  product.Compute();
+  product.b.Set(0, 1e4f);
+  product.Compute();
+  ASSERT_EQ(failures.size(), 1);
+  EXPECT_TRUE(failures[0].weight_changed);
+}
+
+// Their squares are 0 in float32, and beyond 1e-38 so are their products.
+TEST(ProductCheckerTest, TinyNumbersAreNoAlarm) {
+  int64_t alarms = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++alarms; });
+  const Scope scope(&checker);
+  Random random(9);
+  for (int i = 0; i < 400; ++i) {
+    Product product(&random, /*half=*/i % 2 == 0, 96);
+    const float scale = std::ldexp(1.0f, -60 - i % 80);
+    for (Numbers* const x : {&product.a, &product.c}) {
+      for (int64_t j = 0; j < x->rows * x->stride; ++j) {
+        x->Set(j, x->At(j) * scale);
+      }
+    }
+    product.Compute();
+  }
+  EXPECT_EQ(alarms, 0);
+  EXPECT_EQ(checker.counts().repeated, 0);
+}
+
+// A sum of large numbers, whose squares overflow, and one that overflows.
+TEST(ProductCheckerTest, SumsThatOverflowAreNoAlarm) {
+  int64_t alarms = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++alarms; });
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(10);
+  for (const float x : {1e19f, 1e20f, 1e30f, 3e38f}) {
+    for (const bool half : {false, true}) {
+      Product product(&random, half, 96);
+      product.beta = 1.0f;
+      product.c.Set(0, x);
+      product.Compute();
+      EXPECT_EQ(alarms, 0) << x;
+      // But a flip there is one.
+      flipping.times = x < 1e38f ? 1 : 0;
+      flipping.flip = [](const GemmProblem& p) {
+        static_cast<uint8_t*>(
+            p.c.data)[p.c.type == NumberType::kFloat ? 2 : 0] ^= 0x40;
+      };
+      if (x < 1e38f) product.Compute();
+      EXPECT_EQ(alarms, x < 1e38f ? 1 : 0) << x;
+      alarms = 0;
+    }
+  }
+}
+
+// Two equal errors of a row cancel each other for half of the vectors.
+TEST(ProductCheckerTest, EachRoundHasAnotherVector) {
+  int64_t found = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++found; });
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(11);
+  flipping.flip = [](const GemmProblem& p) {
+    static_cast<float*>(p.c.data)[0] += 1000.0f;
+    static_cast<float*>(p.c.data)[1] += 1000.0f;
+  };
+  constexpr int kRounds = 200;
+  for (int i = 0; i < kRounds; ++i) {
+    Product product(&random, false, 96);
+    while (product.n < 2) product = Product(&random, false, 96);
+    product.beta = 0.0f;
+    flipping.times = 1;
+    product.Compute();
+    checker.Forget();
+  }
+  EXPECT_GT(found, kRounds / 4);
+  EXPECT_LT(found, 3 * kRounds / 4);
 }
 
 // Overflow is a step's business.

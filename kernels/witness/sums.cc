@@ -165,19 +165,24 @@ std::vector<float> MakeSigns(int64_t n) {
 
 }  // namespace
 
-const float* RandomSigns(int64_t n) {
-  // What is beyond n is multiplied by zeros.
-  constexpr int64_t kMost = int64_t{1} << 18;
+const float* RandomSigns(int64_t n, uint64_t round) {
+  // What is beyond n is multiplied by zeros. Rounds begin at one of these many
+  // places.
+  constexpr int64_t kMost = int64_t{1} << 18, kPlaces = 4096;
+  constexpr int64_t kSpare = kPlaces * kSumLanes;
+  // Odd, so that all places come up.
+  const int64_t place =
+      static_cast<int64_t>(round * 1597 % kPlaces) * kSumLanes;
   static const std::vector<float>* const signs =
-      new std::vector<float>(MakeSigns(kMost));
-  if (n <= kMost) return signs->data();
+      new std::vector<float>(MakeSigns(kMost + kSpare));
+  if (n <= kMost) return signs->data() + place;
   static std::mutex mutex;
   static std::map<int64_t, std::vector<float>>* const longer =
       new std::map<int64_t, std::vector<float>>();
   const std::lock_guard<std::mutex> lock(mutex);
   std::vector<float>& found = (*longer)[n];
-  if (found.empty()) found = MakeSigns(n);
-  return found.data();
+  if (found.empty()) found = MakeSigns(n + kSpare);
+  return found.data() + place;
 }
 
 void SumMatrix(const ConstMatrix& x, int64_t rows, int64_t n,

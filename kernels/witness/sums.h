@@ -5,6 +5,7 @@
 #ifndef CAPSTAN_KERNELS_WITNESS_SUMS_H_
 #define CAPSTAN_KERNELS_WITNESS_SUMS_H_
 
+#include <cfloat>
 #include <cstdint>
 
 namespace capstan::kernels {
@@ -29,8 +30,13 @@ struct MatrixSums {
   double squares = 0.0;             // += of all; not with column_squares alone
 };
 
-// At least n random signs, for good. The same in each process.
-const float* RandomSigns(int64_t n);
+// What float32 loses of a number at most where it underflows. A sum of squares
+// is too small by so much for each of its numbers.
+constexpr double kUnderflow = FLT_MIN;
+
+// At least n random signs, for good. The same in each process, others for each
+// `round`.
+const float* RandomSigns(int64_t n, uint64_t round = 0);
 
 // On this thread. Wanted are `right`, `left` or both.
 void SumMatrix(const ConstMatrix& x, int64_t rows, int64_t n, MatrixSums* sums);

@@ -26,6 +26,9 @@ struct FlipOptions {
   int ranks = 2;
   int64_t first_step = 0;  // 0: none
   int64_t last_step = 0;
+  // Messages are gathers of weights, whose results are flipped; else sums of
+  // gradients.
+  bool gathers = false;
   std::string log;  // a file for each rank's lines: log.RANK
 };
 
@@ -40,8 +43,9 @@ PlannedFlip FlipOf(const FlipOptions& options, int64_t step);
 
 // Call in a rank's process before it trains. Each flip becomes a line "STEP
 // RANK KIND BIT OUTCOME DETAIL": "mended"; "below", which is put right by the
-// test, so that the run stays comparable; or "memory", which the run's receipts
-// and events tell about.
+// test, so that the run stays comparable, DETAIL of the bound; "missed", which
+// is beyond it and wasn't told; or "memory", which the run's receipts and
+// events tell about.
 void BeginFlips(const FlipOptions& options, int rank);
 
 }  // namespace capstan

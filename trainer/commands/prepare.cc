@@ -371,6 +371,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
        GpuSettingNotes(job.loaded.config.train(), job.parts.device)) {
     job.notes.push_back(note);
   }
+  if (job.parts.device.gpu && job.loaded.config.train().witness().check()) {
+    job.notes.push_back("train.witness has no effect on a GPU");
+  }
   return prepared;
 }
 

@@ -82,6 +82,15 @@ absl::Status CheckTrain(const Train& train) {
                           ? "must be greater than 0 with EVERY_N"
                           : "is for activation_checkpointing: EVERY_N only");
   }
+  const Witness& witness = train.witness();
+  if (witness.most_failures() > 0 && !witness.check()) {
+    return FieldError("witness.most_failures",
+                      "has no effect without check: set it, too");
+  }
+  if (witness.within_steps() > 0 && witness.most_failures() == 0) {
+    return FieldError("witness.within_steps",
+                      "has no effect without most_failures: set it, too");
+  }
   return absl::OkStatus();
 }
 

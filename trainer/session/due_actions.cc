@@ -14,6 +14,7 @@
 #include "trainer/metrics/reporter.h"
 #include "trainer/profile/profiler.h"
 #include "trainer/session/obey.h"
+#include "trainer/session/step_witness.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -72,13 +73,23 @@ bool SaveDue(const RankRun& run) {
   return SaveScheduled(run) && NotStopped(run);
 }
 
-absl::Status SaveNow(RankRun* run) { return run->checkpoints.Save(); }
+// Before the state is copied to where the run goes on from after a failure.
+absl::Status Verify(RankRun* run) {
+  StepWitness* const witness = run->step.witness();
+  return witness == nullptr ? absl::OkStatus() : witness->BeforeSave();
+}
+
+absl::Status SaveNow(RankRun* run) {
+  CAPSTAN_RETURN_IF_ERROR(Verify(run));
+  return run->checkpoints.Save();
+}
 
 bool MirrorDue(const RankRun& run) { return run.checkpoints.MirrorDue(); }
 
 // Where an evaluation follows, or nothing, the host waits for it: the state is
 // to be mirrored again, or there is no step to hold up.
 absl::Status MirrorNow(RankRun* run) {
+  CAPSTAN_RETURN_IF_ERROR(Verify(run));
   const bool wait = EvaluationDue(*run) || !run->session.GoesOn();
   return run->checkpoints.Mirror(
       {/*again=*/false, wait, /*concluded=*/run->step.concluded()});
@@ -91,6 +102,7 @@ bool MirrorAgainDue(const RankRun& run) {
 // Mirrors again after an evaluation, which a restart would repeat otherwise.
 // First completes the best checkpoint that the evaluation may have begun.
 absl::Status MirrorAgain(RankRun* run) {
+  CAPSTAN_RETURN_IF_ERROR(Verify(run));
   Session& session = run->session;
   if (KeepsBest(session.config.train())) {
     CAPSTAN_RETURN_IF_ERROR(session.background_save.Settle(*session.group));
@@ -179,10 +191,17 @@ constexpr DueAction kAtEnd[] = {
     // In the foreground, even after a signal.
     {"the last save",
      [](const RankRun& run) { return run.session.state.step > 0; },
-     [](RankRun* run) { return run->checkpoints.SaveLast(); }},
+     [](RankRun* run) {
+       CAPSTAN_RETURN_IF_ERROR(Verify(run));
+       return run->checkpoints.SaveLast();
+     }},
     // final/ may get other weights than the last checkpoint.
     {nullptr, NotStopped,
-     [](RankRun* run) { return run->checkpoints.RestoreBest(); }},
+     [](RankRun* run) {
+       CAPSTAN_RETURN_IF_ERROR(run->checkpoints.RestoreBest());
+       if (run->step.witness() != nullptr) run->step.witness()->Replaced();
+       return absl::OkStatus();
+     }},
     {"sampling", NotStopped,
      [](RankRun* run) { return run->evaluator.Sample("after training"); }},
     {nullptr, NotStopped,

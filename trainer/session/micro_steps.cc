@@ -31,6 +31,7 @@
 #include "trainer/session/evaluate.h"
 #include "trainer/session/outside_units.h"
 #include "trainer/session/receipts.h"
+#include "trainer/session/step_witness.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -252,7 +253,7 @@ absl::StatusOr<Batch> MicroSteps::NextBatch(DataLoader& loader,
   const ProfileScope profile(session_.phase = kDataPhase);
   if (step->ahead.empty()) {
     CAPSTAN_ASSIGN_OR_RETURN(Batch next, loader.Next());
-    if (session_.config.train().witness().check()) step->read.push_back(next);
+    if (StepWitness::Wanted(session_)) step->read.push_back(next);
     return next;
   }
   Batch next = std::move(step->ahead.front());

@@ -93,8 +93,9 @@ absl::Status JoinRanks(RunPlan* plan) {
         static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
   }
   if (StepWitness::Wanted(*plan) && plan->group->size() > 1) {
-    plan->group =
-        WitnessMessages(std::move(plan->group), &StepWitness::TakeWrongMessage);
+    const PhaseGroup* const phases = PhaseGroupOf(*plan->group);
+    plan->group = WitnessMessages(std::move(plan->group),
+                                  &StepWitness::TakeWrongMessage, phases);
   }
   if (plan->config.profile().steps_size() > 0) {
     plan->group = ProfileWaits(std::move(plan->group));

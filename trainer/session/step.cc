@@ -38,6 +38,7 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   const Range range("step", session_.state.step + 1);
   CAPSTAN_ASSIGN_OR_RETURN(StepInFlight step, Begin());
   if (session_.parts.objective->has_rollouts()) {
+    if (witness_ != nullptr) witness_->MendWeights();
     const absl::Status rolled_out = RollOut(&session_, loader, &step);
     rollout_failed_ = !rolled_out.ok();
     CAPSTAN_RETURN_IF_ERROR(rolled_out);
@@ -172,17 +173,20 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
 absl::StatusOr<StepInFlight> TrainStep::AccumulateWitnessed(
     StepInFlight step, DataLoader& loader) {
   if (witness_ == nullptr) return Accumulate(std::move(step), loader);
-  const StepInFlight begun = step;
-  while (true) {
+  StepInFlight begun = step;
+  for (bool first = true;; first = false) {
     witness_->BeginStep();
+    // What was gathered for the first attempt may be what was wrong.
+    if (!first) {
+      CAPSTAN_RETURN_IF_ERROR(session_.Publish(PublishCause::kRestored));
+    }
     CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
     CAPSTAN_ASSIGN_OR_RETURN(const bool again,
                              witness_->Again(!step.error.ok()));
     if (!again) return step;
-    std::deque<Batch> batches = std::move(step.read);
+    // What rollouts have made is there from the start.
+    for (Batch& batch : step.read) begun.ahead.push_back(std::move(batch));
     step = begun;
-    step.ahead = batches;
-    step.read = std::move(batches);
   }
 }
 

@@ -48,7 +48,7 @@ struct StepInFlight {
   // Of this rank's micro-batches. Tensors are on the device, since reading them
   // would synchronize.
   std::deque<Batch> ahead;          // read before their turn
-  std::deque<Batch> read;           // with train.witness: all, in order
+  std::deque<Batch> read;           // with train.witness: by the loader
   std::vector<at::Tensor> losses;   // of each micro-batch
   at::Tensor loss_sum;              // of them
   at::Tensor gradient_squared_sum;  // Strategy::GradientSquaredSum

@@ -49,12 +49,12 @@ void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
   StepWitness* const witness = current.load();
   if (witness == nullptr) return;
   const bool known = wrong.from >= 0;
-  witness->Fail(
+  witness->FailUnmended(
+      {wrong.from, wrong.collective},
       absl::StrCat(wrong.collective, " gave what isn't ",
                    known ? absl::StrCat("what rank ", wrong.from, " has sent")
-                         : "the sum of what the ranks have sent",
-                   "; the step's gradients are computed again"),
-      /*again=*/true, /*lost=*/false, /*here=*/false);
+                         : "the sum of what the ranks have sent"),
+      /*moves=*/true);
 }
 
 StepWitness::StepWitness(Session* session)
@@ -134,7 +134,14 @@ void StepWitness::BeginStep() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     kept_.clear();
+    // What failed before it isn't of this step's gradients.
+    if (attempts_ == 0) again_ = false;
   }
+  phase_ = Phase::kGradients;
+  MendWeights();
+}
+
+void StepWitness::MendWeights() {
   if (!taken_) return TakeAll();
   for (size_t i = 0; i < shards_.size(); ++i) {
     for (Watched& watched : shards_[i]->watched) {
@@ -223,16 +230,15 @@ void StepWitness::Check(void* memory, int64_t bytes) {
   }
   for (const kernels::ChangedWord& changed : sums->Verify(memory, bytes)) {
     const char* const what = "what a layer keeps for its backward";
+    const Blame blame = Own(absl::StrFormat("%s %p", what, memory));
     if (changed.mended) {
-      Fail(absl::StrFormat("%s has changed in memory: 0x%08x has become "
-                           "0x%08x; it is again what it was",
-                           what, changed.was, changed.is),
-           /*again=*/false);
+      Fail(blame, absl::StrFormat("%s has changed in memory: 0x%08x has become "
+                                  "0x%08x; it is again what it was",
+                                  what, changed.was, changed.is));
     } else {
-      Fail(absl::StrCat(what,
-                        " has changed in memory in several words; the "
-                        "step's gradients are computed again"),
-           /*again=*/true);
+      FailUnmended(blame, absl::StrCat(what,
+                                       " has changed in memory in several "
+                                       "words"));
     }
   }
 }
@@ -276,20 +282,25 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
                                                     : "a gradient through ",
                                      of_b)
                       : "a product";
-  const std::string done =
-      failure.weight_changed
-          ? "the weight has changed in memory; the step's gradients are "
-            "computed again"
-      : failure.mended ? "it was computed again, and agrees with its check"
-      : failure.sum_lost
-          ? "what it was added to is gone; the step's gradients are computed "
-            "again"
-          : "it was computed again and never agreed with its check; the "
-            "step's gradients are computed again";
-  Fail(absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
-                    ") was wrong in row ", failure.row, " on core ",
-                    failure.cores, ": ", done),
-       /*again=*/!failure.mended);
+  const std::string where =
+      absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
+                   ") was wrong in row ", p.row, " on core ", p.cores, ": ");
+  if (p.mended) {
+    return Fail(Own(what),
+                absl::StrCat(where,
+                             "it was computed again, and agrees with "
+                             "its check"));
+  }
+  if (p.weight_changed) {
+    return FailUnmended(
+        Own(of_b.empty() ? what : absl::StrCat("the weight of ", of_b)),
+        absl::StrCat(where, "the weight has changed in memory"));
+  }
+  FailUnmended(
+      Own(what),
+      absl::StrCat(where, p.sum_lost ? "what it was added to is gone"
+                                     : "it was computed again and never "
+                                       "agreed with its check"));
 }
 
 void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
@@ -303,22 +314,55 @@ void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
   const std::string what =
       absl::StrCat(watched.what, name.empty() ? "" : " of ", name);
   if (changed.mended) {
-    return Fail(absl::StrFormat("%s has changed in memory: 0x%08x has become "
+    return Fail(Own(what),
+                absl::StrFormat("%s has changed in memory: 0x%08x has become "
                                 "0x%08x; it is again what it was",
-                                what, changed.was, changed.is),
-                /*again=*/false);
+                                what, changed.was, changed.is));
   }
-  Fail(absl::StrCat(what,
-                    " has changed in memory in several words that can't "
-                    "be mended"),
-       /*again=*/false, /*lost=*/true);
+  FailLost(Own(what),
+           absl::StrCat(what,
+                        " has changed in memory in several words that can't "
+                        "be mended"));
 }
 
-void StepWitness::Fail(std::string text, bool again, bool lost, bool here) {
+StepWitness::Blame StepWitness::Own(std::string what) const {
+  return {session_.group->rank(), std::move(what)};
+}
+
+void StepWitness::Fail(Blame blame, std::string text) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  again_ = again_ || again;
-  lost_ = lost_ || lost;
-  new_failures_.push_back({here, std::move(text)});
+  new_failures_.push_back(std::move(text));
+  new_blames_.insert(std::move(blame));
+}
+
+void StepWitness::FailLost(Blame blame, std::string text) {
+  Fail(std::move(blame), std::move(text));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  lost_ = true;
+}
+
+void StepWitness::FailUnmended(Blame blame, std::string text, bool moves) {
+  const Phase phase = phase_;
+  if (phase == Phase::kUpdate) {
+    return FailLost(std::move(blame),
+                    absl::StrCat(text, "; the step's update is wrong"));
+  }
+  if (phase == Phase::kElsewhere && moves) {
+    return FailLost(std::move(blame),
+                    absl::StrCat(text,
+                                 "; what it has moved, weights perhaps, "
+                                 "is wrong"));
+  }
+  if (phase == Phase::kElsewhere) {
+    return Fail(std::move(blame),
+                absl::StrCat(text,
+                             "; it wasn't in a step, and what was "
+                             "computed with it stays wrong"));
+  }
+  Fail(std::move(blame),
+       absl::StrCat(text, "; the step's gradients are computed again"));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  again_ = true;
 }
 
 absl::StatusOr<bool> StepWitness::Again(bool failed) {
@@ -333,14 +377,15 @@ absl::StatusOr<bool> StepWitness::Again(bool failed) {
     return absl::OkStatus();
   }));
   if (flags[1] > 0.0) {
-    CAPSTAN_RETURN_IF_ERROR(EndStep());
+    CAPSTAN_RETURN_IF_ERROR(Tell());
   }
   if (flags[0] == 0.0 || flags[2] > 0.0) {
     attempts_ = 0;
+    phase_ = Phase::kUpdate;
     return false;
   }
   if (++attempts_ <= kMostAttempts) return true;
-  CAPSTAN_RETURN_IF_ERROR(EndStep());
+  CAPSTAN_RETURN_IF_ERROR(Tell());
   return absl::DataLossError(
       absl::StrCat("step ", session_.state.step + 1,
                    ": its gradients were computed ", attempts_,
@@ -349,16 +394,34 @@ absl::StatusOr<bool> StepWitness::Again(bool failed) {
 }
 
 absl::Status StepWitness::EndStep() {
-  std::vector<Failure> mine;
-  bool lost;
+  if (session_.parts.strategy->local_steps()) Replaced();
+  CAPSTAN_RETURN_IF_ERROR(Tell());
+  phase_ = Phase::kElsewhere;
+  return absl::OkStatus();
+}
+
+absl::Status StepWitness::BeforeSave() {
+  if (taken_) {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      for (Watched& watched : shards_[i]->watched) Verify(i, &watched);
+    }
+  }
+  return Tell();
+}
+
+absl::Status StepWitness::End() {
+  CAPSTAN_RETURN_IF_ERROR(Tell());
+  session_.Note(Summary(), kWitnessEvent);
+  return absl::OkStatus();
+}
+
+absl::Status StepWitness::Tell() {
+  std::vector<double> counts(2);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    mine.swap(new_failures_);
-    lost = std::exchange(lost_, false);
+    counts = {static_cast<double>(new_failures_.size()),
+              std::exchange(lost_, false) ? 1.0 : 0.0};
   }
-  if (session_.parts.strategy->local_steps()) Replaced();
-  std::vector<double> counts = {static_cast<double>(mine.size()),
-                                lost ? 1.0 : 0.0};
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
     session_.group->AllReduceHost(absl::MakeSpan(counts));
     return absl::OkStatus();
@@ -366,59 +429,97 @@ absl::Status StepWitness::EndStep() {
   failures_of_step_ = static_cast<int64_t>(counts[0]);
   if (failures_of_step_ == 0) return absl::OkStatus();
   all_failures_ += failures_of_step_;
-  // "host\tnode\tfailures to blame it for\tsentences".
-  size_t here = 0;
-  std::string text;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].here) ++here;
-    if (i < kMostTold) {
-      absl::StrAppend(&text, "\t", mine[i].text);
-    } else if (i == kMostTold) {
-      absl::StrAppend(&text, "\tand ", mine.size() - i, " more");
-    }
-  }
-  std::vector<std::string> all;
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    all = FromAllRanks(
-        *session_.group,
-        absl::StrCat(host_, "\t", session_.rank.node_rank, "\t", here, text));
-    return absl::OkStatus();
-  }));
-  const int64_t step = session_.state.step + 1;
-  const Witness& settings = session_.config.train().witness();
-  const int64_t within =
-      settings.within_steps() > 0 ? settings.within_steps() : 100;
-  absl::Status ends;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Told> all, FromAll());
+  const int64_t step =
+      session_.state.step +
+      (phase_ != Phase::kElsewhere || session_.GoesOn() ? 1 : 0);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const std::vector<std::string> parts = absl::StrSplit(all[rank], '\t');
-    for (size_t i = 3; i < parts.size(); ++i) {
+    for (const std::string& text : all[rank].texts) {
       session_.Note(absl::StrCat("witness: step ", step, ", rank ", rank,
-                                 " on host ", parts[0], ": ", parts[i]),
+                                 " on host ", all[rank].host, ": ", text),
                     kWitnessEvent);
     }
-    int64_t blamed = 0, node = 0;
-    if (!absl::SimpleAtoi(parts[1], &node) ||
-        !absl::SimpleAtoi(parts[2], &blamed)) {
-      continue;
-    }
-    std::deque<int64_t>& steps = steps_of_host_[parts[0]];
-    for (int64_t i = 0; i < blamed; ++i) steps.push_back(step);
-    while (!steps.empty() && steps.front() <= step - within) steps.pop_front();
-    if (settings.most_failures() > 0 && ends.ok() &&
-        static_cast<int64_t>(steps.size()) >= settings.most_failures()) {
-      ends = LeaveOut(parts[0], static_cast<int>(node));
-    }
   }
-  CAPSTAN_RETURN_IF_ERROR(ends);
+  CAPSTAN_RETURN_IF_ERROR(Judge(all, step));
   if (counts[1] == 0.0) return absl::OkStatus();
   const absl::Status changed = absl::DataLossError(
       absl::StrCat("step ", step,
-                   ": the run's weights or optimizer state have changed in "
-                   "memory, and can't be mended (the lines before say where)"));
+                   ": the run's weights or optimizer state are wrong, and "
+                   "can't be mended (the lines before say why)"));
   if (session_.config.launch().max_restarts() == 0) return changed;
   // Only a rank that dies is started again, from the mirror or a checkpoint.
   Console(STDERR_FILENO).Write(absl::StrCat(changed.message(), "\n"));
   _exit(1);
+}
+
+// "host\tnode\tN", the ranks to blame for N events, sentences.
+absl::StatusOr<std::vector<StepWitness::Told>> StepWitness::FromAll() {
+  std::vector<std::string> texts;
+  std::set<Blame> blames;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts.swap(new_failures_);
+    blames.swap(new_blames_);
+  }
+  std::string mine =
+      absl::StrCat(host_, "\t", session_.rank.node_rank, "\t", blames.size());
+  for (const Blame& blame : blames) absl::StrAppend(&mine, "\t", blame.rank);
+  for (size_t i = 0; i < std::min(texts.size(), kMostTold); ++i) {
+    absl::StrAppend(&mine, "\t", texts[i]);
+  }
+  if (texts.size() > kMostTold) {
+    absl::StrAppend(&mine, "\tand ", texts.size() - kMostTold, " more");
+  }
+  std::vector<std::string> lines;
+  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+    lines = FromAllRanks(*session_.group, mine);
+    return absl::OkStatus();
+  }));
+  std::vector<Told> all;
+  for (const std::string& line : lines) {
+    const std::vector<std::string> parts = absl::StrSplit(line, '\t');
+    Told told;
+    size_t count = 0;
+    if (parts.size() < 3 || !absl::SimpleAtoi(parts[1], &told.node) ||
+        !absl::SimpleAtoi(parts[2], &count) || count > parts.size() - 3) {
+      return absl::InternalError(
+          absl::StrCat("a rank's failures aren't readable: \"", line, "\""));
+    }
+    told.host = parts[0];
+    told.blamed.assign(parts.begin() + 3, parts.begin() + 3 + count);
+    told.texts.assign(parts.begin() + 3 + count, parts.end());
+    all.push_back(std::move(told));
+  }
+  return all;
+}
+
+absl::Status StepWitness::Judge(const std::vector<Told>& all, int64_t step) {
+  const Witness& settings = session_.config.train().witness();
+  if (settings.most_failures() == 0) return absl::OkStatus();
+  const int64_t within =
+      settings.within_steps() > 0 ? settings.within_steps() : 100;
+  // What several ranks say of one's messages is one event.
+  std::map<size_t, size_t> of_rank;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::map<size_t, size_t> counts;
+    for (const std::string& text : all[rank].blamed) {
+      int64_t blamed = -1;
+      if (absl::SimpleAtoi(text, &blamed) && blamed >= 0) ++counts[blamed];
+    }
+    for (const auto& [blamed, count] : counts) {
+      of_rank[blamed] = std::max(of_rank[blamed], count);
+    }
+  }
+  for (const auto& [rank, count] : of_rank) {
+    if (rank >= all.size()) continue;
+    std::deque<int64_t>& steps = steps_of_host_[all[rank].host];
+    steps.insert(steps.end(), count, step);
+    while (!steps.empty() && steps.front() <= step - within) steps.pop_front();
+    if (static_cast<int64_t>(steps.size()) >= settings.most_failures()) {
+      return LeaveOut(all[rank].host, all[rank].node);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // All ranks come here.

@@ -13,7 +13,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,7 +39,11 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   explicit StepWitness(Session* session);
   ~StepWitness() override;
 
-  // Before a step's first forward: mends weights whose memory has changed.
+  // Mends weights whose memory has changed. Before a rollout.
+  void MendWeights();
+  // Before a step's gradients are computed, each time: mends weights whose
+  // memory has changed. If it isn't the first time, what the strategy has
+  // published of them is to be published again after it.
   void BeginStep();
   // Once the gradients are complete: whether a failure of any rank asks for
   // them to be computed again; not if `failed` on any, which ends the run. An
@@ -48,14 +55,18 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   // After the step: tells the failures of all ranks since the last call, and
   // returns an error if the run is to end. Collective.
   absl::Status EndStep();
+  // Before weights and state are saved or mirrored: mends them, and the same.
+  // Collective.
+  absl::Status BeforeSave();
+  // After the last step: the same of what came after it, in an evaluation say,
+  // and a sentence about the run. Collective.
+  absl::Status End();
   // Something else than an update has written weights or state.
   void Replaced();
 
   // Of all ranks, so far; and in the latest step.
   int64_t failures() const { return all_failures_; }
   int64_t failures_of_step() const { return failures_of_step_; }
-  // A sentence about the run, for its end. Collective.
-  std::string Summary();
 
   // For the process group's witness, which is made before this.
   static void TakeWrongMessage(const WrongMessage& wrong);
@@ -63,9 +74,27 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
  private:
   static constexpr int kMostAttempts = 3;
 
-  struct Failure {
-    bool here = true;  // whether this host is to blame
-    std::string text;
+  // What a failure may have made wrong, by when it was.
+  enum class Phase {
+    kElsewhere,  // an evaluation, a rollout, a save
+    kGradients,  // which can be computed again
+    kUpdate      // from them to the step's end
+  };
+  // What makes several failures one event: of a step those with one rank to
+  // blame, and one operation or memory.
+  struct Blame {
+    int rank = -1;  // -1: none
+    std::string what;
+    bool operator<(const Blame& b) const {
+      return std::tie(rank, what) < std::tie(b.rank, b.what);
+    }
+  };
+  // What all ranks learn of a rank.
+  struct Told {
+    std::string host;
+    int node = 0;
+    std::vector<std::string> blamed;  // ranks, one for each event
+    std::vector<std::string> texts;
   };
   // A piece of memory between updates.
   struct Watched {
@@ -94,9 +123,19 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   void OnProduct(const kernels::ProductFailure& failure);
   void OnChangedWord(size_t shard, const Watched& watched,
                      const kernels::ChangedWord& changed);
-  // `again`: whether the gradients are to be computed again; `lost`: whether
-  // the run can't go on from this state.
-  void Fail(std::string text, bool again, bool lost = false, bool here = true);
+  void Fail(Blame blame, std::string text);
+  // The same of what isn't mended; what follows of that becomes the end of the
+  // sentence. `moves`: whether it was a message, which may have had weights.
+  void FailUnmended(Blame blame, std::string text, bool moves = false);
+  // The same of memory that an update needs.
+  void FailLost(Blame blame, std::string text);
+  Blame Own(std::string what) const;
+  // Of EndStep, for the step that is under way or comes next.
+  absl::Status Tell();
+  absl::StatusOr<std::vector<Told>> FromAll();
+  // The error by which the run ends, if it does for a host's failures.
+  absl::Status Judge(const std::vector<Told>& all, int64_t step);
+  std::string Summary();
   // The parameter of element `element` of a shard, "" in a gap.
   std::string NameOf(size_t shard, int64_t element) const;
   // What memory belongs to: "layers.3.mlp.up_proj.weight"; "": not known.
@@ -110,10 +149,12 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   bool taken_ = false;  // whether the watched memory's sums are known
   size_t updating_ = 0;
   int attempts_ = 0;  // at this step's gradients, besides the first
+  std::atomic<Phase> phase_{Phase::kElsewhere};
 
   std::mutex mutex_;  // for what follows
   std::map<const void*, std::shared_ptr<const kernels::MemorySums>> kept_;
-  std::vector<Failure> new_failures_;
+  std::vector<std::string> new_failures_;
+  std::set<Blame> new_blames_;
   bool again_ = false;
   bool lost_ = false;
 

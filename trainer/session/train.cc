@@ -160,7 +160,7 @@ absl::Status Training::End() {
   absl::Status status = WriteOutput(&run_);
   status.Update(run_.step.receipts_status());
   if (StepWitness* const witness = run_.step.witness(); witness != nullptr) {
-    session_.Note(witness->Summary(), kWitnessEvent);
+    status.Update(witness->End());
   }
   RunSummary summary = run_.records.Summary();
   // After the summary, whose peak of memory it isn't to raise.

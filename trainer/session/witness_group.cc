@@ -79,8 +79,13 @@ class WitnessedWork final : public Work {
 
 class WitnessGroup final : public ProcessGroup, public GroupAround {
  public:
-  WitnessGroup(std::unique_ptr<ProcessGroup> group, OnWrong on_wrong)
-      : group_(std::move(group)), on_wrong_(std::move(on_wrong)) {}
+  // `phases` may be null, and `ranks` empty if they are those of the run.
+  WitnessGroup(std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
+               const PhaseGroup* phases, std::vector<int> ranks)
+      : group_(std::move(group)),
+        on_wrong_(std::move(on_wrong)),
+        phases_(phases),
+        ranks_(std::move(ranks)) {}
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -159,7 +164,15 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(int color) override {
     CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> part,
                              group_->Split(color));
-    return WitnessMessages(std::move(part), on_wrong_);
+    std::vector<double> ranks(part->size());
+    ranks[part->rank()] = ranks_.empty() ? rank() : ranks_[rank()];
+    CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
+      part->AllReduceHost(absl::MakeSpan(ranks));
+      return absl::OkStatus();
+    }));
+    return std::unique_ptr<ProcessGroup>(
+        new WitnessGroup(std::move(part), on_wrong_, phases_,
+                         std::vector<int>(ranks.begin(), ranks.end())));
   }
 
   CommunicationStats stats() const override { return group_->stats(); }
@@ -191,13 +204,19 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
         kernels::UnitRoundoff(result.scalar_type()) + 2.0 * 0x1p-24;
     // A partial sum's square is at most that of its terms times their number.
     const double ranks = size();
+    // What underflows: in the squares, and in the sums' numbers.
+    const double lost = ranks * kernels::kSumChunk * kernels::kUnderflow;
+    const double smallest = ranks *
+                            std::sqrt(static_cast<double>(kernels::kSumChunk)) *
+                            kernels::SmallestRounding(result.scalar_type());
     for (int64_t i = 0; i < chunks; ++i) {
       const double bound =
-          kDeviations * unit * std::sqrt(ranks * wanted[chunks + i]);
+          kDeviations *
+          (unit * std::sqrt(ranks * (wanted[chunks + i] + lost)) + smallest);
       const double error = std::abs(wanted[i] - is[i]);
       // Gradients may overflow.
       if (error <= bound || !std::isfinite(wanted[i])) continue;
-      on_wrong_({what, -1});
+      Tell(what, -1);
       return;
     }
   }
@@ -211,20 +230,30 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
       if (std::memcmp(is.const_data_ptr<int64_t>() + s * kParity,
                       parity.const_data_ptr<int64_t>() + s * kParity,
                       kParity * sizeof(int64_t)) != 0) {
-        on_wrong_({what, from >= 0 ? from : static_cast<int>(s)});
+        Tell(what, from >= 0 ? from : static_cast<int>(s));
       }
     }
   }
 
+  // `from`: a rank of this group.
+  void Tell(const std::string& what, int from) const {
+    if (phases_ != nullptr && phases_->PhaseFailed()) return;
+    on_wrong_({what, from >= 0 && !ranks_.empty() ? ranks_[from] : from});
+  }
+
   const std::unique_ptr<ProcessGroup> group_;
   const OnWrong on_wrong_;
+  const PhaseGroup* const phases_;  // of the run; null: it has none
+  const std::vector<int> ranks_;    // of the run, by rank of this group
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> WitnessMessages(
-    std::unique_ptr<ProcessGroup> group, OnWrong on_wrong) {
-  return std::make_unique<WitnessGroup>(std::move(group), std::move(on_wrong));
+    std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
+    const PhaseGroup* phases) {
+  return std::make_unique<WitnessGroup>(std::move(group), std::move(on_wrong),
+                                        phases, std::vector<int>());
 }
 
 }  // namespace capstan

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "cluster/comm/phase_group.h"
 #include "plugins/sdk/process_group.h"
 
 namespace capstan {
@@ -13,17 +14,20 @@ namespace capstan {
 // What a collective gave isn't what the ranks put into it.
 struct WrongMessage {
   std::string collective;  // "the all-reduce of bucket 3"
-  int from = -1;           // the rank whose part is wrong; -1: not known
+  int from = -1;           // the run's rank whose part is wrong; -1: not known
 };
 
 // Returns a group on CPUs that sends checksums beside what it sends, and
 // compares them where the collective is waited for: of what is moved a parity
 // of 16 words, of what is summed the sums of 1,024 numbers with random signs,
 // which differ from the sums of the sums by rounding. `on_wrong` is called on
-// the thread that waits. AllReduceHost's few numbers aren't checked.
+// the thread that waits, but not where a rank has failed, since what is waited
+// for then isn't sent any more: `phases` knows, if it isn't null.
+// AllReduceHost's few numbers aren't checked.
 std::unique_ptr<ProcessGroup> WitnessMessages(
     std::unique_ptr<ProcessGroup> group,
-    std::function<void(const WrongMessage&)> on_wrong);
+    std::function<void(const WrongMessage&)> on_wrong,
+    const PhaseGroup* phases);
 
 }  // namespace capstan
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/session/witness_group.h"
+
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cluster/comm/phase_group.h"
+#include "plugins/sdk/idle_for_test.h"
+
+namespace capstan {
+namespace {
+
+// Of a second rank that has just this one's numbers; with a fault, if wanted.
+class TwinGroup : public IdleGroup, public PhaseGroup {
+ public:
+  TwinGroup() : IdleGroup(/*rank=*/0, /*size=*/2) {}
+  std::unique_ptr<Work> AllReduce(const at::Tensor& t) override {
+    if (failed) return std::make_unique<IdleWork>();
+    t.mul_(2.0);
+    if (t.scalar_type() == at::kFloat && t.numel() > 1) t[1].add_(fault);
+    return std::make_unique<IdleWork>();
+  }
+  std::unique_ptr<Work> AllGather(const at::Tensor& out,
+                                  const at::Tensor& in) override {
+    if (failed) return std::make_unique<IdleWork>();
+    out.view({2, -1}).copy_(in.view({1, -1}));
+    if (out.scalar_type() == at::kFloat) out[out.numel() - 1].add_(fault);
+    return std::make_unique<IdleWork>();
+  }
+  absl::StatusOr<int> EndPhase(const absl::Status&,
+                               const std::string&) override {
+    return -1;
+  }
+  void FailPhase(const std::string&) override { failed = true; }
+  bool PhaseFailed() const override { return failed; }
+  void StopCommunicating() override {}
+
+  double fault = 0.0;
+  bool failed = false;
+};
+
+class WitnessGroupTest : public testing::Test {
+ protected:
+  WitnessGroupTest() {
+    auto inner = std::make_unique<TwinGroup>();
+    twin_ = inner.get();
+    group_ = WitnessMessages(
+        std::move(inner),
+        [this](const WrongMessage& wrong) { wrong_.push_back(wrong); }, twin_);
+  }
+  void Exchange(float x = 1.0f) {
+    const at::Tensor sum = x * at::ones({3000});
+    group_->AllReduce(sum)->Wait();
+    const at::Tensor all = at::ones({6000});
+    group_->AllGather(all, at::ones({3000}))->Wait();
+  }
+
+  TwinGroup* twin_ = nullptr;
+  std::unique_ptr<ProcessGroup> group_;
+  std::vector<WrongMessage> wrong_;
+};
+
+TEST_F(WitnessGroupTest, FaultsAreToldWithTheirSender) {
+  Exchange();
+  EXPECT_TRUE(wrong_.empty());
+  twin_->fault = 0.5;
+  Exchange();
+  ASSERT_EQ(wrong_.size(), 2);
+  EXPECT_EQ(wrong_[0].collective, "the all-reduce");
+  EXPECT_EQ(wrong_[0].from, -1);
+  EXPECT_EQ(wrong_[1].collective, "the all-gather");
+  EXPECT_EQ(wrong_[1].from, 1);
+}
+
+// Their squares are 0 in float32.
+TEST_F(WitnessGroupTest, TinyNumbersAreNoAlarm) {
+  for (const float x : {1e-20f, 1e-24f, 1e-30f, 1e-38f, 1e-42f}) Exchange(x);
+  EXPECT_TRUE(wrong_.empty());
+}
+
+// Collectives succeed without effect there.
+TEST_F(WitnessGroupTest, NothingIsComparedOnceARankHasFailed) {
+  twin_->FailPhase("");
+  Exchange();
+  EXPECT_TRUE(wrong_.empty());
+}
+
+}  // namespace
+}  // namespace capstan
