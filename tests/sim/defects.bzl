@@ -12,6 +12,12 @@ DEFECTS = [
     ("checkpoints_not_synced", "//trainer/checkpoint:save.cc", [
         "s/CAPSTAN_RETURN_IF_ERROR\\(SyncPath\\(request.output_dir\\)\\);/;/",
     ]),
+    ("output_dir_not_synced", "//trainer/session:output_folder.cc", [
+        "s/^    SyncEntry\\(at\\);/;/",
+    ]),
+    ("given_up_for_others", "//trainer/checkpoint:save.cc", [
+        "s/if \\(status.ok\\(\\) .. rank == 0 .. PathExists.*/return status;/",
+    ]),
     # 27357bd5
     ("removed_looks_whole", "//trainer/checkpoint:checkpoint_folders.cc", [
         "s/may_be_whole = absl::EndsWith.*/may_be_whole = true;/",
