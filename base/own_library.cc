@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -147,6 +148,42 @@ bool Clone::IsUnbuilt(const std::string& path) const {
   return std::find(unbuilt.begin(), unbuilt.end(), path) != unbuilt.end();
 }
 
+absl::Status Clone::RunBazel(const std::vector<std::string>& targets,
+                             absl::string_view what) const {
+  const std::string command =
+      absl::StrCat("bazel build ", absl::StrJoin(targets, " "));
+  std::cerr << "building " << what
+            << ", for the first time from these sources, which can take "
+               "minutes: "
+            << (targets.size() == 1
+                    ? command
+                    : absl::StrCat(targets.size(), " of //trainer's libraries"))
+            << std::endl;
+  Program bazel;
+  bazel.words = {"bazel", "--output_base=" + output_base_, "build",
+                 "--keep_going"};
+  bazel.words.insert(bazel.words.end(), targets.begin(), targets.end());
+  bazel.words.push_back(absl::StrCat("//trainer:", kOwnLibraries));
+  bazel.words.insert(bazel.words.begin(), {"env", "-C", root_});
+  bazel.input = Program::kNull;
+  bazel.output = STDERR_FILENO;
+  bazel.dies_with_parent = true;
+  const absl::StatusOr<ChildEnd> end = RunProgram(bazel);
+  if (end.ok() && end->ok()) return absl::OkStatus();
+  constexpr int kNoProgram = 127;
+  if (!end.ok() || end->code == kNoProgram) {
+    return CannotBuild(what,
+                       "there is no `bazel` in PATH; ./bazelw in the "
+                       "clone installs it");
+  }
+  return CannotBuild(
+      what,
+      absl::StrCat("`",
+                   targets.size() == 1 ? command : "bazel build //trainer:all",
+                   "` in ", root_, " ended with ", end->Text(),
+                   "; mend what it says above, and run it by hand"));
+}
+
 absl::Status Clone::Build(const std::vector<std::string>& paths,
                           absl::string_view what) const {
   const BuildLock lock(output_base_ + "/capstan_first_use.lock");
@@ -155,32 +192,15 @@ absl::Status Clone::Build(const std::vector<std::string>& paths,
     if (IsUnbuilt(path)) targets.push_back("//trainer:" + path);
   }
   if (targets.empty()) return absl::OkStatus();
-  const std::string command = absl::StrCat(
-      "bazel build ",
-      targets.size() == 1 ? targets[0] : std::string("//trainer:all"));
-  std::cerr << "building " << what
-            << ", for the first time from these sources: " << command
-            << std::endl;
-  struct stat core = {};
+  // An error's text may ask once more.
+  static auto* const failed = new std::map<std::string, absl::Status>;
+  const std::string key = absl::StrCat(output_base_, " ", targets[0]);
+  const auto before = failed->find(key);
+  if (before != failed->end()) return before->second;
+  struct stat core = {}, now = {};
   stat((folder_ + kCore).c_str(), &core);
-  Program bazel;
-  bazel.words = {
-      "env",   "-C",          root_, "bazel", "--output_base=" + output_base_,
-      "build", "--keep_going"};
-  bazel.words.insert(bazel.words.end(), targets.begin(), targets.end());
-  bazel.words.push_back(absl::StrCat("//trainer:", kOwnLibraries));
-  bazel.input = Program::kNull;
-  bazel.output = STDERR_FILENO;
-  bazel.dies_with_parent = true;
-  const absl::StatusOr<ChildEnd> end = RunProgram(bazel);
-  if (!end.ok() || !end->ok()) {
-    return CannotBuild(
-        what, absl::StrCat(
-                  "`", command, "` in ", root_, " ended with ",
-                  end.ok() ? end->Text() : std::string(end.status().message()),
-                  "; mend what it says above, and run it by hand"));
-  }
-  struct stat now = {};
+  absl::Status status = RunBazel(targets, what);
+  if (!status.ok()) return failed->emplace(key, status).first->second;
   if (stat((folder_ + kCore).c_str(), &now) != 0 || now.st_ino != core.st_ino ||
       now.st_mtime != core.st_mtime) {
     return CannotBuild(what,
@@ -191,10 +211,11 @@ absl::Status Clone::Build(const std::vector<std::string>& paths,
   for (const std::string& path : paths) {
     if (built.has_value() && !built->IsUnbuilt(path)) continue;
     return CannotBuild(
-        what, absl::StrCat(folder_, "/", path, " isn't there after `", command,
-                           "` in ", root_,
-                           ": the trainer was built with other "
-                           "options; build //trainer:all with those"));
+        what,
+        absl::StrCat(folder_, "/", path, " isn't there after `bazel build ",
+                     targets[0], "` in ", root_,
+                     ": the trainer was built with other options; build "
+                     "//trainer:all with those"));
   }
   return absl::OkStatus();
 }

@@ -41,6 +41,8 @@ class Clone {
 
  private:
   Clone() = default;
+  absl::Status RunBazel(const std::vector<std::string>& targets,
+                        absl::string_view what) const;
 
   std::string root_;         // the workspace
   std::string output_base_;  // Bazel's, for it

@@ -25,7 +25,9 @@ using testing::HasSubstr;
 class OwnLibraryTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "own_library." + std::to_string(getpid());
+    folder_ = testing::TempDir() + "own_library." +
+              testing::UnitTest::GetInstance()->current_test_info()->name() +
+              std::to_string(getpid());
     fs::remove_all(folder_);
     for (const std::string& made :
          {bin() + "/plugins", root() + "/trainer", folder_ + "/path"}) {
@@ -121,6 +123,15 @@ TEST_F(OwnLibraryTest, AFailureNamesTheCommand) {
               HasSubstr("can't build the tool: `bazel build "
                         "//trainer:plugins/a.so` in " +
                         root() + " ended with exit code 7"));
+  // An error's text asks again.
+  WriteBazel(kBuildA);
+  EXPECT_FALSE(Build("plugins/a.so").ok());
+}
+
+TEST_F(OwnLibraryTest, WithoutBazelThereIsAWayOut) {
+  WriteBazel("exit 127");
+  EXPECT_THAT(std::string(Build("plugins/a.so").message()),
+              HasSubstr("./bazelw in the clone installs it"));
 }
 
 TEST_F(OwnLibraryTest, OtherOptionsBuildElsewhere) {

@@ -49,7 +49,8 @@ TEST_F(ImportTest, InPlaceOfALostValue) {
 
 TEST_F(ImportTest, HubNames) {
   Expect(Of("c.sh",
-            "python run_clm.py --model_name_or_path gpt2 --dataset_name no-such-set "
+            "python run_clm.py --model_name_or_path gpt2 --dataset_name "
+            "no-such-set "
             "--tokenizer_name o/t"),
          R"(model.pretrained: "hf:gpt2"; train_data.path: "hf:no-such-set";
             train_data.tokenizer: "hf:o/t")");

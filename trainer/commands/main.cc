@@ -443,7 +443,8 @@ bool CallsDesk(const std::vector<std::string>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     for (const CommandName& own : CommandNames()) {
       if (words[i] != own.name) continue;
-      if (own.desk || i == 0 || !absl::StartsWith(words[i - 1], "--")) {
+      if (i == 0 || !absl::StartsWith(words[i - 1], "--") ||
+          absl::StrContains(words[i - 1], "=")) {
         return own.desk;
       }
     }
