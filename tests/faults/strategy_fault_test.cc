@@ -48,7 +48,7 @@ TEST(StrategyFaultTest, RecomputingEveryNthUnitWantsItsNumber) {
                 {"train.activation_checkpointing_n", "must be greater than 0"});
   ExpectRefused(RunText().Train("activation_checkpointing_n: 2"),
                 {"train.activation_checkpointing_n", "EVERY_N only"});
-  ExpectRefused(RunText().Train("witness: { most_failures: 3 }"),
+  ExpectRefused(RunText().Train("witness: {most_failures:3}"),
                 {"train.witness.most_failures", "has no effect without check"});
 }
 
