@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -78,8 +77,8 @@ std::string OutputBaseOf(std::string folder) {
   return "";
 }
 
-// Held until the build has ended. A write lock on a file of its own: NFS knows
-// no others.
+// Held until the build has ended. Its file is open for writing: NFS locks no
+// other.
 class BuildLock {
  public:
   explicit BuildLock(const std::string& path)
@@ -120,7 +119,7 @@ absl::optional<Clone> Clone::Of(const std::string& folder) {
   }
   std::ifstream list(absl::StrCat(folder, "/", kOwnLibraries));
   for (std::string path, digest; list >> path >> digest;) {
-    clone.digests_.emplace_back(path, digest);
+    clone.digests_.emplace(path, digest);
   }
   return clone;
 }
@@ -131,21 +130,23 @@ absl::optional<Clone> Clone::OfCore() {
   return Of(CoreFolder());
 }
 
+bool Clone::IsBuilt(const std::string& path, const std::string& digest) const {
+  const std::string file = absl::StrCat(folder_, "/", path);
+  return access(file.c_str(), R_OK) == 0 &&
+         ReadAll(file + ".sources") == digest;
+}
+
 std::vector<std::string> Clone::Unbuilt() const {
   std::vector<std::string> unbuilt;
   for (const auto& [path, digest] : digests_) {
-    const std::string file = absl::StrCat(folder_, "/", path);
-    if (access(file.c_str(), R_OK) != 0 ||
-        ReadAll(file + ".sources") != digest) {
-      unbuilt.push_back(path);
-    }
+    if (!IsBuilt(path, digest)) unbuilt.push_back(path);
   }
   return unbuilt;
 }
 
 bool Clone::IsUnbuilt(const std::string& path) const {
-  const std::vector<std::string> unbuilt = Unbuilt();
-  return std::find(unbuilt.begin(), unbuilt.end(), path) != unbuilt.end();
+  const auto listed = digests_.find(path);
+  return listed != digests_.end() && !IsBuilt(path, listed->second);
 }
 
 absl::Status Clone::RunBazel(const std::vector<std::string>& targets,
@@ -226,6 +227,7 @@ std::string FindOwnLibrary(absl::string_view name, absl::string_view package) {
 }
 
 absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
+                                       absl::string_view package,
                                        absl::string_view what) {
   const std::string path = absl::StrCat("lib/", name);
   const absl::optional<Clone> clone = Clone::OfCore();
@@ -233,7 +235,7 @@ absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
     const absl::Status built = clone->Build({path}, what);
     if (!built.ok()) return built;
   }
-  return FindOwnLibrary(name, "lib");
+  return FindOwnLibrary(name, package);
 }
 
 }  // namespace capstan

@@ -6,8 +6,8 @@
 #ifndef CAPSTAN_BASE_OWN_LIBRARY_H_
 #define CAPSTAN_BASE_OWN_LIBRARY_H_
 
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,7 +28,7 @@ class Clone {
   static absl::optional<Clone> OfCore();
 
   // Libraries to be built before they are opened: their paths below the core's
-  // folder ("plugins/libcapstan_grpo.so"), in own_libraries.txt's order.
+  // folder ("plugins/libcapstan_grpo.so").
   std::vector<std::string> Unbuilt() const;
   bool IsUnbuilt(const std::string& path) const;
 
@@ -41,6 +41,7 @@ class Clone {
 
  private:
   Clone() = default;
+  bool IsBuilt(const std::string& path, const std::string& digest) const;
   absl::Status RunBazel(const std::vector<std::string>& targets,
                         absl::string_view what) const;
 
@@ -48,7 +49,7 @@ class Clone {
   std::string output_base_;  // Bazel's, for it
   std::string folder_;       // the core's
   // Digests of the sources of what the core may open, when it was built.
-  std::vector<std::pair<std::string, std::string>> digests_;
+  std::map<std::string, std::string> digests_;
 };
 
 // Looks for the library `name`, which Bazel builds in `package`
@@ -57,9 +58,10 @@ class Clone {
 // it. Returns its path; "" if there is none.
 std::string FindOwnLibrary(absl::string_view name, absl::string_view package);
 
-// The path of lib/NAME, which a clone builds first if it has to (Clone::Build).
-// "" if there is none. `what`: see there.
+// The same, but a clone builds lib/NAME first if it has to. `what`: see
+// Clone::Build, whose errors it returns.
 absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
+                                       absl::string_view package,
                                        absl::string_view what);
 
 }  // namespace capstan

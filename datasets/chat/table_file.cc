@@ -53,12 +53,8 @@ const char* NameOf(Table table) {
 absl::StatusOr<std::string> FindLibrary() {
   const char* const set = std::getenv("CAPSTAN_TABLES_LIBRARY");
   if (set != nullptr && *set != 0) return set;
-  CAPSTAN_ASSIGN_OR_RETURN(
-      std::string path,
-      OwnLibrary(kTablesLibrary, "the reader of Parquet, CSV and TSV"));
-  // Where only that was built, as for a test.
-  return path.empty() ? FindOwnLibrary(kTablesLibrary, "datasets/tables")
-                      : path;
+  return OwnLibrary(kTablesLibrary, "datasets/tables",
+                    "the reader of Parquet, CSV and TSV");
 }
 
 // Longer takes only what was made to; text grows in unpacking.

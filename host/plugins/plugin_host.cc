@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <iterator>
@@ -26,7 +25,6 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -329,7 +327,17 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::Load(
     std::error_code error;
     const fs::path path = fs::absolute(fs::path(folder) / library, error);
     if (error || !PathExists(path.string())) continue;
-    return LoadFrom(config_type, path.string(), foreign);
+    absl::StatusOr<LoadedPlugin> plugin =
+        Open(config_type, path.string(), foreign || foreign_);
+    if (!plugin.ok()) {
+      return WithCode(
+          Annotate(plugin.status(),
+                   absl::StrCat("plugin ", path.string(), " is refused")),
+          "plugin/refused");
+    }
+    plugin->foreign = foreign;
+    foreign_ |= foreign;
+    return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
   }
   const std::string package = PackageOf(config_type);
   std::string message =
@@ -349,20 +357,6 @@ absl::StatusOr<const LoadedPlugin*> PluginHost::LoadBuilt(
     const std::string& config_type) {
   if (IsBuilt(PackageOf(config_type))) return Load(config_type);
   return absl::NotFoundError(absl::StrCat(config_type, " isn't built"));
-}
-
-absl::StatusOr<const LoadedPlugin*> PluginHost::LoadFrom(
-    const std::string& config_type, const std::string& path, bool foreign) {
-  absl::StatusOr<LoadedPlugin> plugin =
-      Open(config_type, path, foreign || foreign_);
-  if (!plugin.ok()) {
-    return WithCode(
-        Annotate(plugin.status(), absl::StrCat("plugin ", path, " is refused")),
-        "plugin/refused");
-  }
-  plugin->foreign = foreign;
-  foreign_ |= foreign;
-  return &loaded_.emplace(config_type, *std::move(plugin)).first->second;
 }
 
 absl::StatusOr<LoadedPlugin> PluginHost::Open(const std::string& config_type,

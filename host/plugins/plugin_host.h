@@ -102,9 +102,6 @@ class PluginHost {
   std::vector<std::string> ForConfigs() const;
   // The trainer's own that its clone has yet to build: "plugins/lib..so".
   std::vector<std::string> Unbuilt() const;
-  absl::StatusOr<const LoadedPlugin*> LoadFrom(const std::string& config_type,
-                                               const std::string& path,
-                                               bool foreign);
 
   std::vector<std::string> folders_;  // the trainer's own last
   absl::optional<Clone> clone_;

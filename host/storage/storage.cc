@@ -467,9 +467,9 @@ absl::Status Storage::DeleteFolder(const std::string& folder) const {
 absl::StatusOr<std::unique_ptr<ConfinedChild>> StartStorageProcess(
     const std::function<void(const ConfinedChild::Parent&)>& serve) {
   // A build, if there has to be one, isn't the child's.
-  CAPSTAN_RETURN_IF_ERROR(
-      OwnLibrary(kStorageLibrary, "what reads and writes object storage")
-          .status());
+  CAPSTAN_RETURN_IF_ERROR(OwnLibrary(kStorageLibrary, "host/storage",
+                                     "what reads and writes object storage")
+                              .status());
   ChildLimits limits;  // it reads nothing that is hostile
   limits.bytes = int64_t{1} << 60;
   limits.cpu_seconds = int64_t{1} << 40;

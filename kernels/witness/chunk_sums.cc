@@ -3,9 +3,6 @@
 
 #include <algorithm>
 
-#include "kernels/gemm/gemm.h"
-#include "kernels/witness/sums.h"
-
 namespace capstan::kernels {
 namespace {
 
@@ -18,9 +15,7 @@ ConstMatrix MatrixOf(const at::Tensor& t, int64_t first) {
   x.data = static_cast<const char*>(t.const_data_ptr()) +
            first * static_cast<int64_t>(t.element_size());
   x.stride = kRow;
-  x.type = t.scalar_type() == at::kFloat      ? NumberType::kFloat
-           : t.scalar_type() == at::kBFloat16 ? NumberType::kBf16
-                                              : NumberType::kFp16;
+  x.type = NumberTypeOf(t.scalar_type());
   return x;
 }
 
@@ -50,14 +45,20 @@ void SumChunks(const at::Tensor& t, int64_t begin, int64_t end, double* sums,
   }
 }
 
-double UnitRoundoff(c10::ScalarType type) {
-  return type == at::kFloat      ? 0x1p-24
-         : type == at::kBFloat16 ? 0x1p-8
-                                 : 0x1p-11;
+NumberType NumberTypeOf(c10::ScalarType type) {
+  return type == at::kFloat      ? NumberType::kFloat
+         : type == at::kBFloat16 ? NumberType::kBf16
+                                 : NumberType::kFp16;
 }
 
-double SmallestRounding(c10::ScalarType type) {
-  return type == at::kHalf ? 0x1p-25 : kUnderflow;
+double UnitRoundoff(NumberType type) {
+  return type == NumberType::kFloat  ? 0x1p-24
+         : type == NumberType::kBf16 ? 0x1p-8
+                                     : 0x1p-11;
+}
+
+double SmallestRounding(NumberType type) {
+  return type == NumberType::kFp16 ? 0x1p-25 : kUnderflow;
 }
 
 }  // namespace capstan::kernels

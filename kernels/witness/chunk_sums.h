@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/gemm/gemm.h"
 #include "kernels/witness/sums.h"
 
 namespace capstan::kernels {
@@ -23,10 +24,16 @@ inline int64_t ChunksOf(int64_t numel) {
 void SumChunks(const at::Tensor& t, int64_t begin, int64_t end, double* sums,
                double* squares);
 
-// The unit roundoff of its type; and what rounding a number of that type is off
-// by at most, however small it is.
-double UnitRoundoff(c10::ScalarType type);
-double SmallestRounding(c10::ScalarType type);
+// float32 or 16 bits.
+NumberType NumberTypeOf(c10::ScalarType type);
+
+// What rounding a number to a type is off by at most: in units of it, and
+// however small it is.
+double UnitRoundoff(NumberType type);
+double SmallestRounding(NumberType type);
+
+// How many standard deviations of rounding are a bound.
+constexpr double kDeviations = 6.0;
 
 }  // namespace capstan::kernels
 

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/gemm/gemm.h"
+#include "kernels/witness/chunk_sums.h"
 #include "kernels/witness/sums.h"
 
 namespace capstan::kernels {
@@ -21,30 +22,11 @@ namespace {
 
 // The fewest numbers worth waking a thread.
 constexpr int64_t kGrain = int64_t{1} << 16;
-// How many of the standard deviations that the header has are a row's bound,
-// and beyond what slack even a product that comes out the same is wrong.
-constexpr double kDeviations = 6.0;
+// Beyond what slack even a product that comes out the same is wrong.
 constexpr double kFarSlack = 64.0;
 // Of the largest sums, which blocks of terms bound.
 constexpr double kMostTerms = 512.0;
 constexpr double kUnit = 0x1p-24;
-
-double UnitOf(NumberType type) {
-  switch (type) {
-    case NumberType::kFloat:
-      return kUnit;
-    case NumberType::kBf16:
-      return 0x1p-8;
-    case NumberType::kFp16:
-      return 0x1p-11;
-  }
-  return kUnit;
-}
-
-// What rounding a number to the type is off by at most, however small it is.
-double SmallestRounding(NumberType type) {
-  return type == NumberType::kFp16 ? 0x1p-25 : kUnderflow;
-}
 
 double LargestOf(NumberType type) {
   return type == NumberType::kFp16 ? 65504.0 : FLT_MAX;
@@ -345,7 +327,7 @@ int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
                                           kUnderflow) *
       std::abs(static_cast<double>(p.alpha));
   const double growth =
-      UnitOf(p.c.type) +
+      UnitRoundoff(p.c.type) +
       kUnit * std::sqrt(std::min(static_cast<double>(p.k), kMostTerms));
   const double n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const Bound bound = {
@@ -506,7 +488,7 @@ bool IsOtherSum(const GemmProblem& p, const char* sum, const char* product,
   const double both = std::sqrt(is.squares) + std::sqrt(of_product.squares);
   if (!std::isfinite(before)) before = both;
   // That of what c was is of float32.
-  const double unit = UnitOf(p.c.type) + kUnit * std::sqrt(n / kSumLanes);
+  const double unit = UnitRoundoff(p.c.type) + kUnit * std::sqrt(n / kSumLanes);
   const double error =
       is.sum - of_product.sum - static_cast<double>(p.beta) * sum_before;
   return std::abs(error) >

@@ -23,9 +23,9 @@ absl::Status OpenDesk() {
   constexpr char kDesk[] = "libcapstan_desk.so";
   // Its tests are linked with it.
   if (CommandMakers().count(kNewPlugin) > 0) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(std::string path,
-                           OwnLibrary(kDesk, "the commands around training"));
-  if (path.empty()) path = FindOwnLibrary(kDesk, "trainer");
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string path,
+      OwnLibrary(kDesk, "trainer", "the commands around training"));
   // Beside the core, its exceptions' types, too, are the core's.
   if (dlopen(path.empty() ? kDesk : path.c_str(), RTLD_LAZY | RTLD_GLOBAL) !=
       nullptr) {

@@ -24,8 +24,6 @@ using OnWrong = std::function<void(const WrongMessage&)>;
 
 // Of a checksum of moved bytes, in int64: the parity.
 constexpr int64_t kParity = 8;
-// As in kernels/witness/product_checker.cc.
-constexpr double kDeviations = 6.0;
 
 bool IsSummed(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16 ||
@@ -199,19 +197,20 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
     const int64_t chunks = sums.size(2);
     const double* const wanted = sums.const_data_ptr<double>();
     const double* const is = found.const_data_ptr<double>();
+    const kernels::NumberType type =
+        kernels::NumberTypeOf(result.scalar_type());
     // Of the result, and of the sums of float32 that are compared.
-    const double unit =
-        kernels::UnitRoundoff(result.scalar_type()) + 2.0 * 0x1p-24;
+    const double unit = kernels::UnitRoundoff(type) + 2.0 * 0x1p-24;
     // A partial sum's square is at most that of its terms times their number.
     const double ranks = size();
     // What underflows: in the squares, and in the sums' numbers.
     const double lost = ranks * kernels::kSumChunk * kernels::kUnderflow;
     const double smallest = ranks *
                             std::sqrt(static_cast<double>(kernels::kSumChunk)) *
-                            kernels::SmallestRounding(result.scalar_type());
+                            kernels::SmallestRounding(type);
     for (int64_t i = 0; i < chunks; ++i) {
       const double bound =
-          kDeviations *
+          kernels::kDeviations *
           (unit * std::sqrt(ranks * (wanted[chunks + i] + lost)) + smallest);
       const double error = std::abs(wanted[i] - is[i]);
       // Gradients may overflow.
