@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,8 +19,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
 #include "cluster/launch/network.h"
@@ -30,6 +33,7 @@
 #include "cluster/meet/meeting_store.h"
 #include "cluster/meet/protocol.h"
 #include "cluster/meet/server.h"
+#include "cluster/meet/texts_of_ranks.h"
 #include "cluster/meet/wait_notes.h"
 
 namespace capstan {
@@ -494,20 +498,24 @@ absl::Status Joining::Explain(const absl::Status& status) const {
 
 // Makes all ranks record all hosts' addresses.
 absl::Status TellHosts(const RankInfo& info, const Meeting& meeting) {
-  const auto key = [](int host) { return absl::StrCat("capstan/host/", host); };
-  std::vector<std::string> keys;
-  for (int host = 0; host < info.nodes; ++host) keys.push_back(key(host));
   try {
-    if (info.local_rank == 0) {
-      meeting.store->set(key(info.node_rank),
-                         std::vector<uint8_t>(meeting.host_address.begin(),
-                                              meeting.host_address.end()));
+    const bool first = info.local_rank == 0;
+    std::map<int, std::string> addresses;
+    for (const std::string& text : TextsOfRanks(
+             *meeting.store, "capstan/host", info.rank, info.world_size,
+             first ? absl::StrCat(info.node_rank, " ", meeting.host_address)
+                   : "")) {
+      const std::pair<absl::string_view, absl::string_view> host =
+          absl::StrSplit(text, absl::MaxSplits(' ', 1));
+      int number = 0;
+      if (!absl::SimpleAtoi(host.first, &number)) continue;
+      addresses[number] = std::string(host.second);
     }
-    std::vector<std::string> addresses;
-    for (const std::vector<uint8_t>& one : meeting.store->multiGet(keys)) {
-      addresses.emplace_back(one.begin(), one.end());
+    std::string hosts;
+    for (const auto& [number, address] : addresses) {
+      absl::StrAppend(&hosts, hosts.empty() ? "" : ",", address);
     }
-    NoteHosts(absl::StrJoin(addresses, ","));
+    NoteHosts(hosts);
   } catch (...) {
     return CouldNotMeet(info);
   }

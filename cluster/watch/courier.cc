@@ -3,12 +3,17 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/quiet_thread.h"
 
 namespace capstan {
@@ -18,8 +23,51 @@ constexpr std::chrono::seconds kInterval{1};
 // How long the end waits for the store.
 constexpr std::chrono::milliseconds kEndLimit{500};
 
+// A host reads the reports itself if the first host's news are older.
+constexpr int64_t kNewsLimit = int64_t{5} * 1000 * 1000 * 1000;
+constexpr int64_t kTenth = 100 * 1000 * 1000;  // of a second
+constexpr char kNewsKey[] = "capstan/watch/news";
+
 std::string KeyOf(size_t host) {
   return absl::StrCat("capstan/watch/report/", host);
+}
+
+// What the first host tells the others: "COUNT ALARM AGE AGE ..", with the
+// time since it heard each host in tenths of a second.
+struct News {
+  uint64_t count = 0;
+  bool alarm = false;
+  std::vector<int64_t> ages_ns;
+};
+
+std::string Encode(const News& news) {
+  std::string text = absl::StrCat(news.count, " ", news.alarm ? 1 : 0);
+  for (const int64_t age : news.ages_ns)
+    absl::StrAppend(&text, " ", age / kTenth);
+  return text;
+}
+
+// Of so many hosts.
+absl::optional<News> ParseNews(const std::string& text, size_t hosts) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ' ');
+  if (parts.size() != hosts + 2) return absl::nullopt;
+  News news;
+  int alarm = 0;
+  if (!absl::SimpleAtoi(parts[0], &news.count) ||
+      !absl::SimpleAtoi(parts[1], &alarm)) {
+    return absl::nullopt;
+  }
+  news.alarm = alarm != 0;
+  for (size_t h = 0; h < hosts; ++h) {
+    int32_t tenths = 0;
+    if (!absl::SimpleAtoi(parts[h + 2], &tenths)) return absl::nullopt;
+    news.ages_ns.push_back(tenths * kTenth);
+  }
+  return news;
+}
+
+void Set(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
 }
 
 }  // namespace
@@ -29,7 +77,7 @@ struct Courier::State {
   c10::intrusive_ptr<c10d::Store> store;
   size_t host = 0;
   std::vector<size_t> ranks;  // by host
-  std::function<std::string()> report;
+  std::function<Report()> report;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -38,28 +86,52 @@ struct Courier::State {
   std::vector<Heard> heard;
   int64_t asked_ns = 0;  // 0: the store isn't being asked
 
+  // The thread's.
+  std::vector<bool> has_reported;  // by host
+  News news;                       // the first host's, which were new ..
+  int64_t news_ns = 0;             // .. then
+
   // False if there was nothing to carry. Throws what the store throws.
   bool Exchange();
+  void ReadReports();
+  // Returns whether the reports are to be read.
+  bool ReadNews();
+  void TellNews(bool alarm);
+  void ForgetReports();
 };
 
 bool Courier::State::Exchange() {
-  std::string bytes;
+  Report mine;
   {
     // Not once the watchdog may be gone.
     const std::lock_guard<std::mutex> lock(mutex);
     if (stopped) return false;
-    bytes = report();
-    if (bytes.empty()) return false;
+    mine = report();
+    if (mine.bytes.empty()) return false;
     asked_ns = LedgerNow();
   }
-  store->set(KeyOf(host), std::vector<uint8_t>(bytes.begin(), bytes.end()));
+  Set(*store, KeyOf(host), mine.bytes);
+  if (host == 0) {
+    ReadReports();
+    TellNews(mine.alarm);
+  } else if (ReadNews() || mine.alarm) {
+    ReadReports();
+  } else {
+    ForgetReports();
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  asked_ns = 0;
+  return true;
+}
+
+void Courier::State::ReadReports() {
   std::vector<std::string> keys;
   std::vector<size_t> hosts;
   for (size_t h = 0; h < ranks.size(); ++h) {
     if (h == host) continue;
-    // Before its first report a wait would be long. Only this thread changes
-    // what was heard.
-    if (!heard[h].report.has_value() && !store->check({KeyOf(h)})) continue;
+    // Before its first report a wait would be long.
+    if (!has_reported[h]) has_reported[h] = store->check({KeyOf(h)});
+    if (!has_reported[h]) continue;
     keys.push_back(KeyOf(h));
     hosts.push_back(h);
   }
@@ -67,23 +139,61 @@ bool Courier::State::Exchange() {
   if (!keys.empty()) values = store->multiGet(keys);
   const std::lock_guard<std::mutex> lock(mutex);
   for (size_t i = 0; i < values.size(); ++i) {
-    absl::optional<HostReport> news = ParseHostReport(
+    absl::optional<HostReport> fresh = ParseHostReport(
         absl::string_view(reinterpret_cast<const char*>(values[i].data()),
                           values[i].size()),
         ranks[hosts[i]]);
     Heard& before = heard[hosts[i]];
-    if (!news.has_value() ||
-        (before.report.has_value() && before.report->count == news->count)) {
+    if (!fresh.has_value() ||
+        (before.report.has_value() && before.report->count == fresh->count)) {
       continue;
     }
-    before.report = std::move(news);
-    before.at_ns = LedgerNow();
+    before.report = std::move(fresh);
+    before.report_ns = before.at_ns = LedgerNow();
   }
-  asked_ns = 0;
-  return true;
 }
 
-Courier::Courier(const Ledgers& ledgers, std::function<std::string()> report)
+bool Courier::State::ReadNews() {
+  const int64_t now = LedgerNow();
+  if (news_ns == 0) news_ns = now;
+  if (news.count != 0 || store->check({kNewsKey})) {
+    const std::vector<uint8_t> bytes = store->get(kNewsKey);
+    absl::optional<News> fresh =
+        ParseNews(std::string(bytes.begin(), bytes.end()), ranks.size());
+    if (fresh.has_value() && fresh->count != news.count) {
+      news = *std::move(fresh);
+      news_ns = now;
+      const std::lock_guard<std::mutex> lock(mutex);
+      for (size_t h = 0; h < heard.size(); ++h) {
+        heard[h].at_ns = std::max(heard[h].at_ns, now - news.ages_ns[h]);
+      }
+    }
+  }
+  return news.alarm || now - news_ns > kNewsLimit;
+}
+
+void Courier::State::TellNews(bool alarm) {
+  ++news.count;
+  news.alarm = alarm;
+  const int64_t now = LedgerNow();
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    heard[host].at_ns = now;
+    news.ages_ns.clear();
+    for (const Heard& one : heard) {
+      news.ages_ns.push_back(now - one.at_ns);
+      news.alarm |= one.report.has_value() && HasAlarm(*one.report);
+    }
+  }
+  Set(*store, kNewsKey, Encode(news));
+}
+
+void Courier::State::ForgetReports() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (Heard& one : heard) one.report.reset();
+}
+
+Courier::Courier(const Ledgers& ledgers, std::function<Report()> report)
     : state_(std::make_shared<State>()) {
   state_->store = ledgers.store;
   state_->host = static_cast<size_t>(ledgers.host);
@@ -92,6 +202,7 @@ Courier::Courier(const Ledgers& ledgers, std::function<std::string()> report)
   }
   state_->report = std::move(report);
   state_->heard.resize(ledgers.hosts.size());
+  state_->has_reported.resize(ledgers.hosts.size());
   // They are heard from now on.
   for (Heard& heard : state_->heard) heard.at_ns = LedgerNow();
   QuietThread([state = state_] { Run(state); }).detach();

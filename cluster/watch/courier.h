@@ -21,16 +21,26 @@ namespace capstan {
 // of their meeting, whose clients have proved that they belong to the run. Runs
 // on a thread of its own, since the store may take long to answer. Only one
 // rank of a host has reports to carry; the other ranks' couriers idle.
+//
+// The first host, which has the store, reads all reports, and tells the others
+// whether there is an alarm and when each host was heard. They read the reports
+// themselves only in an alarm: else the store would send the square of the
+// number of hosts each second.
 class Courier {
  public:
+  // This host's report.
+  struct Report {
+    std::string bytes;   // encoded; "" if another rank carries it
+    bool alarm = false;  // a rank here is late, or this host ends the run
+  };
   struct Heard {
-    absl::optional<HostReport> report;  // the last one
-    int64_t at_ns = 0;                  // when it was new here
+    absl::optional<HostReport> report;  // the last one; unset without an alarm
+    int64_t report_ns = 0;              // when it was new here
+    int64_t at_ns = 0;                  // when the host was heard
   };
 
-  // `report`, called on the courier's thread, returns this host's encoded
-  // report, or "" if another rank carries it.
-  Courier(const Ledgers& ledgers, std::function<std::string()> report);
+  // `report` is called on the courier's thread.
+  Courier(const Ledgers& ledgers, std::function<Report()> report);
   // Doesn't wait long for the store: the thread may outlive this.
   ~Courier();
   Courier(const Courier&) = delete;

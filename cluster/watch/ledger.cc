@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "cluster/meet/texts_of_ranks.h"
 #include "cluster/watch/process_state.h"
 
 namespace capstan {
@@ -133,12 +134,9 @@ void WantLedgers() { wanted = true; }
 void JoinLedgers(int rank, int world_size,
                  const c10::intrusive_ptr<c10d::Store>& store) {
   if (!wanted) return;
-  Put(*store, Key("host", rank),
-      absl::StrCat(HostKey(rank), "\n", HostDisplayName()));
-  std::vector<std::string> keys;
-  for (int i = 0; i < world_size; ++i) keys.push_back(Key("host", i));
-  std::vector<std::string> texts;
-  for (const auto& bytes : store->multiGet(keys)) texts.push_back(Text(bytes));
+  const std::vector<std::string> texts =
+      TextsOfRanks(*store, "capstan/watch/host", rank, world_size,
+                   absl::StrCat(HostKey(rank), "\n", HostDisplayName()));
   Ledgers ledgers;
   ledgers.hosts = HostsOf(texts);
   for (size_t host = 0; host < ledgers.hosts.size(); ++host) {

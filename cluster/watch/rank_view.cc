@@ -88,6 +88,12 @@ RankView ViewOf(const LedgerSlot& slot, int64_t now_ns) {
   return view;
 }
 
+bool HasAlarm(const HostReport& report) {
+  return report.ending ||
+         std::any_of(report.ranks.begin(), report.ranks.end(),
+                     [](const RankView& view) { return view.alarm; });
+}
+
 std::string Encode(const HostReport& report) {
   const ReportHeader header = {kMagic, sizeof(RankView), report.count,
                                report.ending ? uint64_t{1} : uint64_t{0}};

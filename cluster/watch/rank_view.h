@@ -89,6 +89,9 @@ struct HostReport {
   std::vector<RankView> ranks;
 };
 
+// Whether a rank of it is late, or it ends the run.
+bool HasAlarm(const HostReport& report);
+
 std::string Encode(const HostReport& report);
 // Returns nullopt unless `bytes` is a report of `ranks` ranks by this build.
 absl::optional<HostReport> ParseHostReport(absl::string_view bytes,

@@ -122,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
   Watchdog* const self = watchdog.get();
   if (self->ledgers_.store != nullptr) {
     self->courier_ = std::make_unique<Courier>(
-        self->ledgers_, [self] { return self->HostReportBytes(); });
+        self->ledgers_, [self] { return self->OwnReport(); });
   }
   self->thread_ = QuietThread([self] { self->Run(); });
   return watchdog;
@@ -245,7 +245,7 @@ std::vector<HostView> Watchdog::AllViews(int64_t now) {
       }
     }
     const int64_t silent = now - heard[h].at_ns;
-    in_doubt_ |= heard[h].at_ns < alarm_since_ns_ && silent <= kSilent;
+    in_doubt_ |= heard[h].report_ns < alarm_since_ns_ && silent <= kSilent;
     if (silent <= kSilent) continue;
     view.silent_seconds = static_cast<double>(silent) / kSecond;
     view.hidden = cut_off && (h > 0 || ledgers_.host == 0);
@@ -356,9 +356,10 @@ void Watchdog::EndAll(int64_t now) {
   ledgers_.segment->header().end_ns = now + (first ? kEndDelay : 2 * tick_ns_);
 }
 
-std::string Watchdog::HostReportBytes() {
+Courier::Report Watchdog::OwnReport() {
   const std::lock_guard<std::mutex> lock(report_mutex_);
-  return keeps_ && !report_.ranks.empty() ? Encode(report_) : "";
+  if (!keeps_ || report_.ranks.empty()) return {};
+  return {Encode(report_), HasAlarm(report_)};
 }
 
 }  // namespace capstan

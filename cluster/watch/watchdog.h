@@ -87,7 +87,7 @@ class Watchdog {
   void Report(const std::vector<HostView>& hosts, int64_t patience_ns);
   // Ends the ranks of this host, and lets the other hosts know.
   void EndAll(int64_t now);
-  std::string HostReportBytes();
+  Courier::Report OwnReport();
 
   const WatchOptions options_;
   const int64_t tick_ns_;

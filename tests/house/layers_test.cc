@@ -71,7 +71,7 @@ const Rooms& TheRooms() {
       // Ranks: of training or of anything else.
       {"cluster/launch", {"base"}},
       {"cluster/meet", {"base", "cluster/launch"}},
-      {"cluster/watch", {"base"}},
+      {"cluster/watch", {"base", "cluster/meet"}},
       {"cluster/comm",
        {"base", kSdk, "cluster/launch", "cluster/meet", "cluster/watch"}},
       {"cluster/example", {"base", kSdk, "cluster/comm", "cluster/launch"}},

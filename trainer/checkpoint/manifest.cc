@@ -511,8 +511,8 @@ std::string ManifestFileToJson(const ManifestFile& file) {
   return FileToJson(file).dump();
 }
 
-absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+absl::StatusOr<ManifestFile> ManifestFileFromJson(absl::string_view text,
+                                                  const std::string& path) {
   try {
     return FileFromJson(ParseManifestJson(text));
   } catch (const Json::exception& e) {
@@ -520,6 +520,11 @@ absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
         absl::DataLossError(absl::StrCat(path, ": is damaged: ", e.what())),
         "checkpoint/damaged");
   }
+}
+
+absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  return ManifestFileFromJson(text, path);
 }
 
 absl::Status DamagedError(const std::string& path, absl::string_view how) {

@@ -107,8 +107,11 @@ absl::Status CheckManifest(const Manifest& manifest);
 // Returns a text's checksum for Manifest::texts.
 std::string TextChecksum(absl::string_view text);
 
-// Converts one file's part of a manifest, which each rank writes for rank 0.
+// Converts one file's part of a manifest, which each rank writes for rank 0, to
+// JSON, and back; returns DATA_LOSS naming `path` if the text isn't one.
 std::string ManifestFileToJson(const ManifestFile& file);
+absl::StatusOr<ManifestFile> ManifestFileFromJson(absl::string_view text,
+                                                  const std::string& path);
 absl::StatusOr<ManifestFile> ReadManifestFile(const std::string& path);
 
 // Returns DATA_LOSS: "PATH: is damaged: HOW; put an intact copy ..". `path` is

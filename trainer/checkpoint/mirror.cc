@@ -16,7 +16,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/crc32c.h"
 #include "base/limits.h"
@@ -110,9 +112,15 @@ std::string LayoutText(const std::vector<StatePiece>& pieces,
   return ManifestToJson(manifest);
 }
 
+std::string NameOf(const MirroredStep& step) {
+  return absl::StrCat("the mirror of step ", step.state.step);
+}
+
+// An image's layout: its ranges, and where the data of the first begin.
 struct ReadLayout {
-  Manifest manifest;
-  std::map<std::string, StateFile::Place> places;
+  Manifest frame;
+  ManifestFile file;
+  int64_t data_begin = 0;
 };
 
 absl::StatusOr<ReadLayout> LayoutOf(const ReadMirror& image) {
@@ -122,12 +130,22 @@ absl::StatusOr<ReadLayout> LayoutOf(const ReadMirror& image) {
   std::string text(static_cast<size_t>(header->layout_bytes), '\0');
   CAPSTAN_RETURN_IF_ERROR(image(kPage, header->layout_bytes, &text[0]));
   ReadLayout read;
-  CAPSTAN_ASSIGN_OR_RETURN(read.manifest, ManifestFromJson(text, kImageName));
+  CAPSTAN_ASSIGN_OR_RETURN(read.frame, ManifestFromJson(text, kImageName));
   absl::optional<TrainState> state = ReadState(image);
   if (!state.has_value()) return none;
-  read.manifest.train_state = *std::move(state);
-  int64_t offset = header->data_begin;
-  for (const ManifestRange& range : read.manifest.files[0].ranges) {
+  read.frame.train_state = *std::move(state);
+  read.file = std::move(read.frame.files[0]);
+  read.frame.files.clear();
+  read.data_begin = header->data_begin;
+  return read;
+}
+
+using Places = std::map<std::string, StateFile::Place>;
+
+absl::StatusOr<Places> PlacesIn(const ManifestFile& file, int64_t data_begin) {
+  Places places;
+  int64_t offset = data_begin;
+  for (const ManifestRange& range : file.ranges) {
     StateFile::Place place;
     CAPSTAN_ASSIGN_OR_RETURN(place.dtype, SafetensorsDtype(range.dtype));
     place.numel = range.length;
@@ -135,37 +153,61 @@ absl::StatusOr<ReadLayout> LayoutOf(const ReadMirror& image) {
     place.bytes =
         place.numel * static_cast<int64_t>(c10::elementSize(place.dtype));
     offset += PieceLayout::Taken(place.bytes);
-    read.places[range.Key()] = place;
+    places[range.Key()] = place;
   }
-  return read;
+  return places;
 }
 
-// Returns the images of `step` as one checkpoint.
-absl::StatusOr<StoredState> StoredIn(const MirroredStep& step) {
+// This rank's part of what the ranks tell each other: a line for each of its
+// share of the images, "DATA_BEGIN JSON".
+absl::StatusOr<std::string> ShareOfLayouts(const MirroredStep& step,
+                                           const ProcessGroup& group) {
+  std::string lines;
+  for (size_t i = group.rank(); i < step.images.size(); i += group.size()) {
+    CAPSTAN_ASSIGN_OR_RETURN(const ReadLayout read, LayoutOf(step.images[i]));
+    absl::StrAppend(&lines, read.data_begin, " ", ManifestFileToJson(read.file),
+                    "\n");
+  }
+  return lines;
+}
+
+struct OpenImage {
+  ReadMirror read;
+  Places places;
+};
+
+// Returns the images of `step` as one checkpoint. `shares` are the ranks'.
+absl::StatusOr<StoredState> StoredIn(const MirroredStep& step,
+                                     const std::vector<std::string>& shares) {
   StoredState stored;
-  stored.name = absl::StrCat("the mirror of step ", step.state.step);
-  auto opened = std::make_shared<std::map<
-      std::string,
-      std::pair<ReadMirror, std::map<std::string, StateFile::Place>>>>();
-  for (size_t rank = 0; rank < step.images.size(); ++rank) {
-    auto layout = LayoutOf(step.images[rank]);
-    if (!layout.ok()) return Annotate(layout.status(), stored.name);
-    ReadLayout read = *std::move(layout);
-    ManifestFile file = std::move(read.manifest.files[0]);
-    (*opened)[file.name] = {step.images[rank], std::move(read.places)};
-    if (rank == 0) {
-      stored.manifest = std::move(read.manifest);
-      stored.manifest.files.clear();
+  CAPSTAN_ASSIGN_OR_RETURN(ReadLayout nearest,
+                           LayoutOf(step.images[step.nearest]));
+  stored.manifest = std::move(nearest.frame);
+  std::vector<std::vector<absl::string_view>> lines;
+  for (const std::string& share : shares) {
+    lines.push_back(absl::StrSplit(share, '\n'));
+  }
+  auto opened = std::make_shared<std::map<std::string, OpenImage>>();
+  for (size_t i = 0; i < step.images.size(); ++i) {
+    const std::pair<absl::string_view, absl::string_view> line = absl::StrSplit(
+        lines[i % shares.size()][i / shares.size()], absl::MaxSplits(' ', 1));
+    int64_t data_begin = 0;
+    if (!absl::SimpleAtoi(line.first, &data_begin)) {
+      return absl::InternalError("a rank told no layout of an image");
     }
+    CAPSTAN_ASSIGN_OR_RETURN(ManifestFile file,
+                             ManifestFileFromJson(line.second, kImageName));
+    CAPSTAN_ASSIGN_OR_RETURN(Places places, PlacesIn(file, data_begin));
+    (*opened)[file.name] = {step.images[i], std::move(places)};
     stored.manifest.files.push_back(std::move(file));
   }
-  const absl::Status status = CheckManifest(stored.manifest);
-  if (!status.ok()) return Annotate(status, stored.name);
+  CAPSTAN_RETURN_IF_ERROR(CheckManifest(stored.manifest));
+  stored.name = NameOf(step);
   stored.open = [opened, name = stored.name](const ManifestFile& file)
       -> absl::StatusOr<std::unique_ptr<StateFile>> {
-    const auto& [image, places] = opened->at(file.name);
-    return StateFile::WithoutHeader(absl::StrCat(name, ", ", file.name), image,
-                                    places);
+    const OpenImage& image = opened->at(file.name);
+    return StateFile::WithoutHeader(absl::StrCat(name, ", ", file.name),
+                                    image.read, image.places);
   };
   return stored;
 }
@@ -245,12 +287,18 @@ absl::optional<MirroredStep> NewestMirroredStep(
     const auto& [made, ranks] = *it;
     const auto& [key, world_size] = made;
     if (static_cast<int>(ranks.size()) != world_size) continue;
-    absl::optional<TrainState> state = ReadState(ranks.begin()->second->read);
-    if (!state.has_value()) return absl::nullopt;
     MirroredStep step;
     step.key = key;
+    bool here = false;
+    for (const auto& [rank, image] : ranks) {
+      if (image->here && !std::exchange(here, true)) {
+        step.nearest = step.images.size();
+      }
+      step.images.push_back(image->read);
+    }
+    absl::optional<TrainState> state = ReadState(step.images[step.nearest]);
+    if (!state.has_value()) return absl::nullopt;
     step.state = *std::move(state);
-    for (const auto& [rank, image] : ranks) step.images.push_back(image->read);
     return step;
   }
   return absl::nullopt;
@@ -277,27 +325,34 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
                                             bool* touched) {
   if (touched != nullptr) *touched = false;
   TrainState state;
-  const auto agree = [&](const absl::Status& mine) {
-    return Agree(*parts.group, mine, [&](int) {
-      return absl::StrCat("read the mirror of step ", step.state.step);
-    });
+  ProcessGroup& group = *parts.group;
+  const auto agree = [&](const std::function<absl::Status()>& work) {
+    return Agree(group, CatchAll(work),
+                 [&](int) { return absl::StrCat("read ", NameOf(step)); });
   };
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&]() -> absl::Status {
+    std::string share;
+    CAPSTAN_RETURN_IF_ERROR(agree([&] {
+      auto mine = ShareOfLayouts(step, group);
+      if (mine.ok()) share = *std::move(mine);
+      return Annotate(mine.status(), NameOf(step));
+    }));
+    const std::vector<std::string> shares = FromAllRanks(group, share);
     StoredState stored;
-    const absl::Status found = CatchAll([&]() -> absl::Status {
-      CAPSTAN_ASSIGN_OR_RETURN(stored, StoredIn(step));
-      return absl::OkStatus();
-    });
-    CAPSTAN_RETURN_IF_ERROR(agree(found));
+    CAPSTAN_RETURN_IF_ERROR(agree([&] {
+      auto all = StoredIn(step, shares);
+      if (all.ok()) stored = *std::move(all);
+      return Annotate(all.status(), NameOf(step));
+    }));
     if (touched != nullptr) *touched = true;
-    return agree(CatchAll([&] { return LoadState(stored, parts, &state); }));
+    return agree([&] { return LoadState(stored, parts, &state); });
   }));
   return state;
 }
 
 RunIdentity IdentityOf(const MirroredStep& step) {
-  absl::StatusOr<ReadLayout> layout = LayoutOf(step.images[0]);
-  return layout.ok() ? std::move(layout->manifest.identity) : RunIdentity();
+  absl::StatusOr<ReadLayout> layout = LayoutOf(step.images[step.nearest]);
+  return layout.ok() ? std::move(layout->frame.identity) : RunIdentity();
 }
 
 absl::StatusOr<LoadedNewest> LoadMirrorOrCheckpoint(

@@ -74,6 +74,7 @@ ReadMirror ReadMirrorIn(int fd);
 struct FoundMirror {
   MirrorImage image;
   ReadMirror read;
+  bool here = true;  // else on another host
 };
 
 // Returns the complete images in these files, which must stay open.
@@ -84,6 +85,7 @@ struct MirroredStep {
   MirrorKey key;
   TrainState state;
   std::vector<ReadMirror> images;  // by rank
+  size_t nearest = 0;              // an image that is on this host if one is
 };
 
 // Returns the newest step of which all ranks' images are in `found`; if there
@@ -99,7 +101,9 @@ absl::optional<MirroredStep> NewestMirroredStep(
 int RestartAfter(const std::vector<FoundMirror>& found, int restart);
 
 // Does what LoadCheckpoint does, from `step`, NewestMirroredStep's on each
-// rank. Sets *touched (may be null) to whether the state may have been changed
+// rank. A rank reads the layouts of its share of the images, which the ranks
+// tell each other, and the images that have what it loads: its own, if there
+// are as many ranks as before. Sets *touched (may be null) to whether the state may have been changed
 // on any rank. Collective.
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
                                             const CheckpointParts& parts,

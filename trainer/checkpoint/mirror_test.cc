@@ -491,5 +491,34 @@ TEST_F(MirrorTest, AnotherModelIsRefused) {
                          "made by another model"));
 }
 
+// Else a restart would open as many connections as the square of the ranks.
+TEST_F(MirrorTest, ARankReadsOnlyItsOwnImage) {
+  Run(kThree, 0, {1});
+  const auto loaded = OnRanks(3, [&](ProcessGroup& group) {
+    const int rank = group.rank();
+    std::vector<FoundMirror> found = MirrorsIn(fds_);
+    int others = 0;
+    for (FoundMirror& one : found) {
+      one.here = one.image.rank == rank;
+      if (one.here) continue;
+      one.read = [&others, read = one.read](int64_t offset, int64_t bytes,
+                                            char* out) {
+        ++others;
+        return read(offset, bytes, out);
+      };
+    }
+    const absl::optional<MirroredStep> newest = NewestMirroredStep(found);
+    EXPECT_TRUE(newest.has_value());
+    FakeRun run(rank, kThree);
+    const absl::Status status =
+        LoadMirroredStep(*newest, run.Parts(group)).status();
+    EXPECT_TRUE(run.HasValues(1.5f));
+    EXPECT_EQ(IdentityOf(*newest), RunIdentity());
+    EXPECT_EQ(others, 0);
+    return status;
+  });
+  EXPECT_TRUE(FirstError(loaded).ok()) << FirstError(loaded);
+}
+
 }  // namespace
 }  // namespace capstan

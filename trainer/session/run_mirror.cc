@@ -162,6 +162,7 @@ std::vector<FoundMirror> RunMirror::FoundByAll() {
         found.read = ReadMirrorIn(rank.mirror_fds[holder % local * files + i]);
         here.push_back(std::move(found));
       } else {
+        found.here = false;
         found.read = ReadMirrorOf(connection, holder, static_cast<int>(i));
         elsewhere.push_back(std::move(found));
       }

@@ -27,6 +27,7 @@
 #include "cluster/comm/shm/shm_meeting.h"
 #include "cluster/comm/single_group.h"
 #include "cluster/meet/rendezvous.h"
+#include "cluster/meet/texts_of_ranks.h"
 #include "cluster/watch/ledger.h"
 
 namespace capstan {
@@ -39,9 +40,10 @@ struct Member {
   int host;   // any number, equal on one host
 };
 
-// All-gathers a text of less than 64 bytes; returns the texts by rank.
+// All-gathers a text of less than 64 bytes; returns the texts by rank. Those
+// that aren't of `whose` may be empty (none: all are wanted).
 using Exchange = std::function<absl::StatusOr<std::vector<std::string>>(
-    const std::string& mine)>;
+    const std::string& mine, const std::vector<int>& whose)>;
 
 // How this rank and the others create groups.
 struct Creation {
@@ -90,7 +92,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> HostsGroup::Split(int color) {
   for (const int i : ranks) members.push_back({i, name_of(i), hosts_[i]});
   return CreateGroup(
       std::move(members),
-      {rank(), [this](const std::string& text) { return ExchangeTexts(text); },
+      {rank(),
+       [this](const std::string& text, const std::vector<int>&) {
+         return ExchangeTexts(text);
+       },
        connect_, prefix, std::make_shared<CommunicationMeter>(meter()),
        /*store=*/nullptr, /*parent=*/this, failures_});
 }
@@ -155,15 +160,18 @@ absl::StatusOr<ShmJoined> JoinShmMeeting(const std::vector<Member>& members,
   }
   const std::string address =
       segment.ok() && *segment != nullptr ? (*segment)->address() : "";
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           exchange(absl::StrCat(getpid(), " ", address)));
+  std::vector<int> whose;
+  for (const Member& member : members) whose.push_back(member.place);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      exchange(absl::StrCat(getpid(), " ", address), whose));
   absl::StatusOr<std::unique_ptr<ShmMeeting>> meeting =
       std::unique_ptr<ShmMeeting>();
   if (!alone) {
     meeting = OpenMeeting(members, index, buffers, texts, std::move(segment));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> results,
-                           exchange(meeting.ok() ? "ok" : "failed"));
+                           exchange(meeting.ok() ? "ok" : "failed", {}));
   ShmJoined joined;
   joined.problem = meeting.status();
   for (const std::string& result : results) {
@@ -297,23 +305,21 @@ std::string HostText(int rank) {
 }
 
 Exchange ExchangeThrough(c10d::Store* store, const RankInfo& info) {
-  return [store, &info, round = 0](const std::string& mine) mutable
+  return [store, &info, round = 0](const std::string& mine,
+                                   const std::vector<int>& whose) mutable
          -> absl::StatusOr<std::vector<std::string>> {
-    ++round;
-    const auto key = [&](int rank) {
-      return absl::StrCat("capstan/shm/", round, "/", rank);
-    };
-    // Some stores reject empty values.
-    const std::string value = absl::StrCat("=", mine);
-    store->set(key(info.rank),
-               std::vector<uint8_t>(value.begin(), value.end()));
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < info.world_size; ++rank) {
-      keys.push_back(key(rank));
+    const std::string key = absl::StrCat("capstan/shm/", ++round);
+    if (whose.empty()) {
+      return TextsOfRanks(*store, key, info.rank, info.world_size, mine);
     }
-    std::vector<std::string> texts;
-    for (const std::vector<uint8_t>& bytes : store->multiGet(keys)) {
-      texts.emplace_back(bytes.begin() + 1, bytes.end());
+    std::vector<std::string> keys;
+    for (const int rank : whose) keys.push_back(absl::StrCat(key, "/", rank));
+    store->set(absl::StrCat(key, "/", info.rank),
+               std::vector<uint8_t>(mine.begin(), mine.end()));
+    const std::vector<std::vector<uint8_t>> values = store->multiGet(keys);
+    std::vector<std::string> texts(info.world_size);
+    for (size_t i = 0; i < whose.size(); ++i) {
+      texts[whose[i]].assign(values[i].begin(), values[i].end());
     }
     return texts;
   };
@@ -326,7 +332,7 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> CreateHostsGroup(
     BackendGroup::Connect connect) {
   const Exchange exchange = ExchangeThrough(store.get(), info);
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                           exchange(HostText(info.rank)));
+                           exchange(HostText(info.rank), {}));
   std::map<std::string, int> hosts;
   std::vector<Member> members;
   for (int rank = 0; rank < info.world_size; ++rank) {
