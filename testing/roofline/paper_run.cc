@@ -142,6 +142,9 @@ absl::StatusOr<std::vector<TracedStep>> TraceRun(
   // It chooses among real GPUs: CUDA_VISIBLE_DEVICES. What doesn't fit must
   // still be traced; the plan says that it doesn't.
   run.variables = {"CUDA_VISIBLE_DEVICES",
+                   // Else LibTorch waits for the 129th rank, which makes an id
+                   // of its own for the communicator.
+                   "TORCH_NCCL_RANKS_PER_ROOT=1000000",
                    absl::StrCat("CAPSTAN_STANDIN=paper,memory=2048G,gpus=",
                                 std::min(gpus, kStandInDevices), ",gpu=", gpu,
                                 ",trace=", folder),

@@ -183,6 +183,21 @@ TEST(StandinRoofline, MoreGpusThanAMachineHas) {
               HasSubstr("--hosts is 4, which doesn't divide the 6 GPUs"));
 }
 
+// LibTorch makes an NCCL communicator's ids on several ranks from 129 on, of
+// which only one is on paper.
+TEST(StandinRoofline, ManyHosts) {
+  const nlohmann::json few = Predicted(
+      QuickRun(), {"strategy=capstan.zero2", "batch.global_batch_size=1280"},
+      {"--gpu=a100", "--gpus=16", "--hosts=2"});
+  const nlohmann::json many = Predicted(
+      QuickRun(), {"strategy=capstan.zero2", "batch.global_batch_size=1280"},
+      {"--gpu=a100", "--gpus=160", "--hosts=20"});
+  ASSERT_TRUE(few.is_object() && many.is_object());
+  // A ring over n ranks sends (n - 1) / n of twice the gradients.
+  EXPECT_GT(many["bytes_sent"], few["bytes_sent"]);
+  EXPECT_LT(many["bytes_sent"], 1.1 * few["bytes_sent"].get<double>());
+}
+
 TEST(StandinKernelsBench, MeasuresEveryKernel) {
   TrainerOptions options;
   options.timeout = 120;
