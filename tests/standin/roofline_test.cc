@@ -187,7 +187,7 @@ TEST(StandinRoofline, MoreGpusThanAMachineHas) {
 // which only one is on paper.
 TEST(StandinRoofline, ManyHosts) {
   const nlohmann::json few = Predicted(
-      QuickRun(), {"strategy=capstan.zero2", "batch.global_batch_size=1280"},
+      QuickRun(), {"strategy=capstan.zero2", "batch.global_batch_size=128"},
       {"--gpu=a100", "--gpus=16", "--hosts=2"});
   const nlohmann::json many = Predicted(
       QuickRun(), {"strategy=capstan.zero2", "batch.global_batch_size=1280"},
