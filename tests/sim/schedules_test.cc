@@ -50,7 +50,7 @@ TEST(SchedulesTest, AStoryTellsWhatHappened) {
   schedule.steps = 6;
   Fault crash;
   crash.kind = Fault::kCrashHost;
-  crash.at = 300 * kMillisecond;
+  crash.at = 200 * kMillisecond;
   crash.host = 1;
   crash.length = 5 * kSecond;
   schedule.faults = {crash};
