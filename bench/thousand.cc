@@ -63,11 +63,11 @@ const char* const kPhases[] = {"meet", "watch",   "step", "mirror",
                                "send", "restore", "save", "load"};
 constexpr int kPhaseCount = sizeof(kPhases) / sizeof(kPhases[0]);
 
-// What a rank tells at the end of a phase; each phase adds to cpu.
+// What a rank tells at the end of a phase.
 struct Record {
   int phase;
   double end;
-  double cpu;
+  double cpu;  // of the phase, without this
   int64_t private_kib;
   int64_t sockets;
   int64_t files;
@@ -95,10 +95,11 @@ void ForEntries(const char* folder,
   closedir(entries);
 }
 
-Record Now(int phase) {
+// `cpu`: at the beginning of the phase.
+Record Now(int phase, double cpu) {
   Record record = {};
   record.end = MonotonicSeconds();
-  record.cpu = CpuSeconds();
+  record.cpu = CpuSeconds() - cpu;
   record.phase = phase;
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string line; std::getline(rollup, line);) {
@@ -330,20 +331,20 @@ Pipe OpenPipe() {
     char byte;
     if (read(gates[phase].read_end, &byte, 1) != 0) _exit(1);
     if (phase == kPhaseCount) _exit(0);
+    const double cpu = CpuSeconds();
     const absl::Status status = rank.Run(phase);
     if (!status.ok()) {
       fprintf(stderr, "rank %d: %s: %s\n", info.rank, kPhases[phase],
               status.ToString().c_str());
       _exit(1);
     }
-    const Record record = Now(phase);
+    const Record record = Now(phase, cpu);
     if (write(results, &record, sizeof(record)) != sizeof(record)) _exit(1);
   }
   _exit(0);
 }
 
-void Print(int phase, double begin, const std::vector<double>& cpu,
-           const std::vector<Record>& records) {
+void Print(int phase, double begin, const std::vector<Record>& records) {
   double last = begin;
   for (const Record& record : records) last = std::max(last, record.end);
   printf("{\"ranks\": %zu, \"phase\": \"%s\", \"seconds\": %.4f",
@@ -356,7 +357,7 @@ void Print(int phase, double begin, const std::vector<double>& cpu,
     }
     printf(", \"%s\": [%.6g, %.6g]", name, sum / records.size(), most);
   };
-  print("cpu", [&](size_t i) { return cpu[i]; });
+  print("cpu", [&](size_t i) { return records[i].cpu; });
   print("private_kib", [&](size_t i) { return records[i].private_kib; });
   print("sockets", [&](size_t i) { return records[i].sockets; });
   print("files", [&](size_t i) { return records[i].files; });
@@ -368,21 +369,18 @@ void Print(int phase, double begin, const std::vector<double>& cpu,
 // Lets the children through the gates. False if one fails.
 bool Measure(int ranks, const std::vector<Pipe>& gates,
              const std::vector<int>& results) {
-  std::vector<double> before(ranks, 0.0);
   for (int phase = 0; phase < kPhaseCount; ++phase) {
     const double begin = MonotonicSeconds();
     close(gates[phase].write_end);
     std::vector<Record> records(ranks);
-    std::vector<double> cpu(ranks);
     for (int rank = 0; rank < ranks; ++rank) {
       Record& record = records[rank];
       if (read(results[rank], &record, sizeof(record)) != sizeof(record) ||
           record.phase != phase) {
         return false;
       }
-      cpu[rank] = record.cpu - std::exchange(before[rank], record.cpu);
     }
-    Print(phase, begin, cpu, records);
+    Print(phase, begin, records);
   }
   close(gates[kPhaseCount].write_end);
   return true;

@@ -3,8 +3,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <cstddef>
-#include <cstdint>
+#include <map>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -15,51 +16,77 @@
 namespace capstan {
 namespace {
 
-// Stores may reject empty values.
-std::vector<uint8_t> ToBytes(const std::string& text) {
-  const std::string value = absl::StrCat("=", text);
-  return std::vector<uint8_t>(value.begin(), value.end());
+constexpr std::chrono::seconds kLonger{10};
+
+absl::Status Damaged() {
+  return absl::InvalidArgumentError("rank 0's list of texts is damaged");
 }
 
-std::string FromBytes(const std::vector<uint8_t>& bytes) {
-  return bytes.empty() ? "" : std::string(bytes.begin() + 1, bytes.end());
+// Takes the first line of *text off, which has numbers; empty if it hasn't.
+std::vector<size_t> TakeNumbers(absl::string_view* text) {
+  const size_t end = text->find('\n');
+  if (end == absl::string_view::npos) return {};
+  std::vector<size_t> numbers;
+  for (const absl::string_view part :
+       absl::StrSplit(text->substr(0, end), ' ')) {
+    numbers.emplace_back();
+    if (!absl::SimpleAtoi(part, &numbers.back())) return {};
+  }
+  text->remove_prefix(end + 1);
+  return numbers;
 }
 
 }  // namespace
 
+std::vector<uint8_t> ToStored(absl::string_view text) {
+  const std::string value = absl::StrCat("=", text);
+  return std::vector<uint8_t>(value.begin(), value.end());
+}
+
+std::string FromStored(const std::vector<uint8_t>& value) {
+  return value.empty() ? "" : std::string(value.begin() + 1, value.end());
+}
+
 std::string JoinTexts(const std::vector<std::string>& texts) {
-  std::string joined;
-  for (size_t begin = 0, end; begin < texts.size(); begin = end) {
-    end = begin + 1;
-    while (end < texts.size() && texts[end] == texts[begin]) ++end;
-    absl::StrAppend(&joined, end - begin, " ", texts[begin].size(), "\n",
-                    texts[begin]);
+  std::map<std::string, size_t> index;
+  std::string head, all, runs;
+  size_t run = 0;
+  for (size_t rank = 0; rank < texts.size(); ++rank, ++run) {
+    const std::string& text = texts[rank];
+    if (rank > 0 && text != texts[rank - 1]) {
+      absl::StrAppend(&runs, run, " ", index[texts[rank - 1]], "\n");
+      run = 0;
+    }
+    if (!index.emplace(text, index.size()).second) continue;
+    absl::StrAppend(&head, " ", text.size());
+    absl::StrAppend(&all, text);
   }
-  return joined;
+  if (!texts.empty()) {
+    absl::StrAppend(&runs, run, " ", index[texts.back()], "\n");
+  }
+  return absl::StrCat(index.size(), head, "\n", all, runs);
 }
 
 absl::StatusOr<std::vector<std::string>> SplitTexts(absl::string_view joined,
                                                     int size) {
+  const std::vector<size_t> head = TakeNumbers(&joined);
+  if (head.empty() || head[0] != head.size() - 1) return Damaged();
+  std::vector<std::string> different;
+  for (size_t i = 1; i < head.size(); ++i) {
+    if (head[i] > joined.size()) return Damaged();
+    different.emplace_back(joined.substr(0, head[i]));
+    joined.remove_prefix(head[i]);
+  }
   std::vector<std::string> texts;
   while (!joined.empty()) {
-    const size_t line_end = joined.find('\n');
-    const std::pair<absl::string_view, absl::string_view> line =
-        absl::StrSplit(joined.substr(0, line_end), absl::MaxSplits(' ', 1));
-    size_t ranks = 0, bytes = 0;
-    if (line_end == absl::string_view::npos ||
-        !absl::SimpleAtoi(line.first, &ranks) ||
-        !absl::SimpleAtoi(line.second, &bytes) || ranks == 0 ||
-        ranks > static_cast<size_t>(size) - texts.size() ||
-        bytes > joined.size() - line_end - 1) {
-      return absl::InvalidArgumentError("rank 0's list of texts is damaged");
+    const std::vector<size_t> run = TakeNumbers(&joined);
+    if (run.size() != 2 || run[1] >= different.size() ||
+        run[0] > static_cast<size_t>(size) - texts.size()) {
+      return Damaged();
     }
-    texts.insert(texts.end(), ranks,
-                 std::string(joined.substr(line_end + 1, bytes)));
-    joined.remove_prefix(line_end + 1 + bytes);
+    texts.insert(texts.end(), run[0], different[run[1]]);
   }
-  if (texts.size() != static_cast<size_t>(size)) {
-    return absl::InvalidArgumentError("rank 0's list of texts is too short");
-  }
+  if (texts.size() != static_cast<size_t>(size)) return Damaged();
   return texts;
 }
 
@@ -69,9 +96,10 @@ std::vector<std::string> TextsOfRanks(c10d::Store& store,
   const auto key_of = [&](int of) { return absl::StrCat(key, "/", of); };
   const std::string all = absl::StrCat(key, "/all");
   if (rank != 0) {
-    store.set(key_of(rank), ToBytes(mine));
+    store.set(key_of(rank), ToStored(mine));
+    store.wait({all}, store.getTimeout() + kLonger);
     absl::StatusOr<std::vector<std::string>> texts =
-        SplitTexts(FromBytes(store.get(all)), size);
+        SplitTexts(FromStored(store.get(all)), size);
     if (!texts.ok()) {
       C10_THROW_ERROR(DistStoreError, std::string(texts.status().message()));
     }
@@ -81,10 +109,10 @@ std::vector<std::string> TextsOfRanks(c10d::Store& store,
   for (int other = 1; other < size; ++other) keys.push_back(key_of(other));
   if (!keys.empty()) {
     for (const auto& bytes : store.multiGet(keys)) {
-      texts.push_back(FromBytes(bytes));
+      texts.push_back(FromStored(bytes));
     }
   }
-  store.set(all, ToBytes(JoinTexts(texts)));
+  store.set(all, ToStored(JoinTexts(texts)));
   return texts;
 }
 

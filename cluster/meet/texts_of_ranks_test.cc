@@ -57,12 +57,25 @@ TEST(TextsOfRanksTest, EqualTextsAreSentOnce) {
   EXPECT_LT(BytesRead(Texts(64, text)), 64 * (101 + 110));
 }
 
+// Ranks that are dealt round.
+TEST(TextsOfRanksTest, EqualTextsNeedNotBeNeighbours) {
+  Texts texts;
+  for (int rank = 0; rank < 64; ++rank) {
+    texts.emplace_back(100, static_cast<char>('a' + rank % 4));
+  }
+  EXPECT_LT(BytesRead(texts), 64 * (101 + 4 * 110 + 64 * 4));
+}
+
 TEST(TextsOfRanksTest, DamagedListsAreErrors) {
   const std::string good = JoinTexts({"a", "a", "bc"});
   EXPECT_EQ(*SplitTexts(good, 3), (Texts{"a", "a", "bc"}));
   EXPECT_FALSE(SplitTexts(good, 2).ok());
   EXPECT_FALSE(SplitTexts(good, 4).ok());
-  for (const char* bad : {"x", "1 1", "0 0\n", "1 2\na", "-1 1\na", "9 1\na"}) {
+  for (size_t length = 0; length < good.size(); ++length) {
+    EXPECT_FALSE(SplitTexts(good.substr(0, length), 3).ok()) << length;
+  }
+  for (const char* bad : {"x\n", "1\n", "1 2\na", "1 1\na1 1\n", "1 1\na-1 0\n",
+                          "1 1\na2 0\n", "1 1\na1\n", "1 1\na1 0"}) {
     EXPECT_FALSE(SplitTexts(bad, 1).ok()) << bad;
   }
 }

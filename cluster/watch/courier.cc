@@ -15,16 +15,17 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/quiet_thread.h"
+#include "cluster/meet/texts_of_ranks.h"
 
 namespace capstan {
 namespace {
 
-constexpr std::chrono::seconds kInterval{1};
 // How long the end waits for the store.
 constexpr std::chrono::milliseconds kEndLimit{500};
 
-// A host reads the reports itself if the first host's news are older.
-constexpr int64_t kNewsLimit = int64_t{5} * 1000 * 1000 * 1000;
+// Of the first host's news, after so many intervals: a host reads the reports
+// itself. The alarm of a host that wasn't heard for as long is no news.
+constexpr int kNewsLimit = 5;
 constexpr int64_t kTenth = 100 * 1000 * 1000;  // of a second
 constexpr char kNewsKey[] = "capstan/watch/news";
 
@@ -66,10 +67,6 @@ absl::optional<News> ParseNews(const std::string& text, size_t hosts) {
   return news;
 }
 
-void Set(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
 }  // namespace
 
 // Shared with the thread, which may be waiting for the store for ever.
@@ -78,6 +75,7 @@ struct Courier::State {
   size_t host = 0;
   std::vector<size_t> ranks;  // by host
   std::function<Report()> report;
+  std::chrono::milliseconds interval;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -88,17 +86,41 @@ struct Courier::State {
 
   // The thread's.
   std::vector<bool> has_reported;  // by host
-  News news;                       // the first host's, which were new ..
-  int64_t news_ns = 0;             // .. then
+  // Of the reports that were read last; unset if none was since
+  // ForgetReports.
+  std::vector<absl::optional<uint64_t>> counts;  // by host
+  std::string told;                              // this host's last report
+  News news;            // the first host's, which were new ..
+  int64_t news_ns = 0;  // .. then
 
+  int64_t limit_ns() const {
+    return std::chrono::nanoseconds(kNewsLimit * interval).count();
+  }
+  // Calls the store, noting since when it has been asked.
+  template <typename Function>
+  auto Ask(const Function& function);
   // False if there was nothing to carry. Throws what the store throws.
   bool Exchange();
+  // The hosts, but this one, whose reports are in the store.
+  std::vector<size_t> HostsThatReport();
   void ReadReports();
   // Returns whether the reports are to be read.
   bool ReadNews();
   void TellNews(bool alarm);
   void ForgetReports();
 };
+
+template <typename Function>
+auto Courier::State::Ask(const Function& function) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    asked_ns = LedgerNow();
+  }
+  auto answer = function();
+  const std::lock_guard<std::mutex> lock(mutex);
+  asked_ns = 0;
+  return answer;
+}
 
 bool Courier::State::Exchange() {
   Report mine;
@@ -108,9 +130,14 @@ bool Courier::State::Exchange() {
     if (stopped) return false;
     mine = report();
     if (mine.bytes.empty()) return false;
-    asked_ns = LedgerNow();
+    // Whoever makes the reports may hang.
+    if (mine.bytes != told) heard[host].at_ns = LedgerNow();
   }
-  Set(*store, KeyOf(host), mine.bytes);
+  Ask([&] {
+    store->set(KeyOf(host), ToStored(mine.bytes));
+    return true;
+  });
+  told = std::move(mine.bytes);
   if (host == 0) {
     ReadReports();
     TellNews(mine.alarm);
@@ -119,47 +146,58 @@ bool Courier::State::Exchange() {
   } else {
     ForgetReports();
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  asked_ns = 0;
   return true;
 }
 
-void Courier::State::ReadReports() {
+std::vector<size_t> Courier::State::HostsThatReport() {
+  std::vector<size_t> unknown;
   std::vector<std::string> keys;
+  for (size_t h = 0; h < ranks.size(); ++h) {
+    if (h == host || has_reported[h]) continue;
+    unknown.push_back(h);
+    keys.push_back(KeyOf(h));
+  }
+  // To ask for a report before the first would be a long wait.
+  const bool all = keys.empty() || Ask([&] { return store->check(keys); });
+  for (const size_t h : unknown) {
+    has_reported[h] = all || Ask([&] { return store->check({KeyOf(h)}); });
+  }
   std::vector<size_t> hosts;
   for (size_t h = 0; h < ranks.size(); ++h) {
-    if (h == host) continue;
-    // Before its first report a wait would be long.
-    if (!has_reported[h]) has_reported[h] = store->check({KeyOf(h)});
-    if (!has_reported[h]) continue;
-    keys.push_back(KeyOf(h));
-    hosts.push_back(h);
+    if (h != host && has_reported[h]) hosts.push_back(h);
   }
-  std::vector<std::vector<uint8_t>> values;
-  if (!keys.empty()) values = store->multiGet(keys);
+  return hosts;
+}
+
+void Courier::State::ReadReports() {
+  const std::vector<size_t> hosts = HostsThatReport();
+  if (hosts.empty()) return;
+  std::vector<std::string> keys;
+  for (const size_t h : hosts) keys.push_back(KeyOf(h));
+  const std::vector<std::vector<uint8_t>> values =
+      Ask([&] { return store->multiGet(keys); });
   const std::lock_guard<std::mutex> lock(mutex);
   for (size_t i = 0; i < values.size(); ++i) {
-    absl::optional<HostReport> fresh = ParseHostReport(
-        absl::string_view(reinterpret_cast<const char*>(values[i].data()),
-                          values[i].size()),
-        ranks[hosts[i]]);
-    Heard& before = heard[hosts[i]];
-    if (!fresh.has_value() ||
-        (before.report.has_value() && before.report->count == fresh->count)) {
-      continue;
+    const size_t h = hosts[i];
+    absl::optional<HostReport> report =
+        ParseHostReport(FromStored(values[i]), ranks[h]);
+    if (!report.has_value()) continue;
+    // Only one that has changed is a sign of life: a host may be silent since
+    // long before the first that is read.
+    const auto before = std::exchange(counts[h], report->count);
+    if (before.has_value() && *before != report->count) {
+      heard[h].report_ns = heard[h].at_ns = LedgerNow();
     }
-    before.report = std::move(fresh);
-    before.report_ns = before.at_ns = LedgerNow();
+    heard[h].report = std::move(report);
   }
 }
 
 bool Courier::State::ReadNews() {
   const int64_t now = LedgerNow();
   if (news_ns == 0) news_ns = now;
-  if (news.count != 0 || store->check({kNewsKey})) {
-    const std::vector<uint8_t> bytes = store->get(kNewsKey);
-    absl::optional<News> fresh =
-        ParseNews(std::string(bytes.begin(), bytes.end()), ranks.size());
+  if (news.count != 0 || Ask([&] { return store->check({kNewsKey}); })) {
+    absl::optional<News> fresh = ParseNews(
+        FromStored(Ask([&] { return store->get(kNewsKey); })), ranks.size());
     if (fresh.has_value() && fresh->count != news.count) {
       news = *std::move(fresh);
       news_ns = now;
@@ -169,31 +207,37 @@ bool Courier::State::ReadNews() {
       }
     }
   }
-  return news.alarm || now - news_ns > kNewsLimit;
+  return news.alarm || now - news_ns > limit_ns();
 }
 
 void Courier::State::TellNews(bool alarm) {
   ++news.count;
   news.alarm = alarm;
-  const int64_t now = LedgerNow();
   {
     const std::lock_guard<std::mutex> lock(mutex);
-    heard[host].at_ns = now;
+    const int64_t now = LedgerNow();
     news.ages_ns.clear();
     for (const Heard& one : heard) {
-      news.ages_ns.push_back(now - one.at_ns);
-      news.alarm |= one.report.has_value() && HasAlarm(*one.report);
+      const int64_t age = now - one.at_ns;
+      news.ages_ns.push_back(age);
+      news.alarm |=
+          age <= limit_ns() && one.report.has_value() && HasAlarm(*one.report);
     }
   }
-  Set(*store, kNewsKey, Encode(news));
+  Ask([&] {
+    store->set(kNewsKey, ToStored(Encode(news)));
+    return true;
+  });
 }
 
 void Courier::State::ForgetReports() {
   const std::lock_guard<std::mutex> lock(mutex);
   for (Heard& one : heard) one.report.reset();
+  counts.assign(counts.size(), absl::nullopt);
 }
 
-Courier::Courier(const Ledgers& ledgers, std::function<Report()> report)
+Courier::Courier(const Ledgers& ledgers, std::function<Report()> report,
+                 std::chrono::milliseconds interval)
     : state_(std::make_shared<State>()) {
   state_->store = ledgers.store;
   state_->host = static_cast<size_t>(ledgers.host);
@@ -202,7 +246,9 @@ Courier::Courier(const Ledgers& ledgers, std::function<Report()> report)
   }
   state_->report = std::move(report);
   state_->heard.resize(ledgers.hosts.size());
+  state_->interval = interval;
   state_->has_reported.resize(ledgers.hosts.size());
+  state_->counts.resize(ledgers.hosts.size());
   // They are heard from now on.
   for (Heard& heard : state_->heard) heard.at_ns = LedgerNow();
   QuietThread([state = state_] { Run(state); }).detach();
@@ -221,7 +267,8 @@ void Courier::Run(const std::shared_ptr<State>& state) {
       broken = true;
     }
     lock.lock();
-    state->changed.wait_for(lock, kInterval, [&] { return state->stopped; });
+    state->changed.wait_for(lock, state->interval,
+                            [&] { return state->stopped; });
   }
   state->ended = true;
   state->store.reset();

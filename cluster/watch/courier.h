@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_CLUSTER_WATCH_COURIER_H_
 #define CAPSTAN_CLUSTER_WATCH_COURIER_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -34,13 +35,16 @@ class Courier {
     bool alarm = false;  // a rank here is late, or this host ends the run
   };
   struct Heard {
-    absl::optional<HostReport> report;  // the last one; unset without an alarm
-    int64_t report_ns = 0;              // when it was new here
-    int64_t at_ns = 0;                  // when the host was heard
+    // The last one; on other hosts than the first unset while there is no
+    // alarm and the first is heard.
+    absl::optional<HostReport> report;
+    int64_t report_ns = 0;  // when it was new here
+    int64_t at_ns = 0;      // when the host was heard
   };
 
-  // `report` is called on the courier's thread.
-  Courier(const Ledgers& ledgers, std::function<Report()> report);
+  // `report` is called on the courier's thread, once an interval.
+  Courier(const Ledgers& ledgers, std::function<Report()> report,
+          std::chrono::milliseconds interval = std::chrono::seconds(1));
   // Doesn't wait long for the store: the thread may outlive this.
   ~Courier();
   Courier(const Courier&) = delete;

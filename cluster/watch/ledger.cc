@@ -57,16 +57,6 @@ std::string Key(const char* what, int rank) {
   return absl::StrCat("capstan/watch/", what, "/", rank);
 }
 
-// Stores may reject empty values.
-void Put(c10d::Store& store, const std::string& key, const std::string& text) {
-  const std::string value = absl::StrCat("=", text);
-  store.set(key, std::vector<uint8_t>(value.begin(), value.end()));
-}
-
-std::string Text(const std::vector<uint8_t>& bytes) {
-  return bytes.empty() ? "" : std::string(bytes.begin() + 1, bytes.end());
-}
-
 // The run's hosts, of each rank's HostKey and its host's name.
 std::vector<Ledgers::Host> HostsOf(const std::vector<std::string>& texts) {
   std::map<std::string, size_t> index;
@@ -89,9 +79,9 @@ std::shared_ptr<LedgerSegment> ShareSegment(const Ledgers& ledgers,
   absl::StatusOr<std::unique_ptr<LedgerSegment>> segment;
   if (ledgers.local == 0) {
     segment = LedgerSegment::Create(slots);
-    Put(store, key, segment.ok() ? (*segment)->address() : "");
+    store.set(key, ToStored(segment.ok() ? (*segment)->address() : ""));
   } else {
-    segment = LedgerSegment::Open(Text(store.get(key)), slots);
+    segment = LedgerSegment::Open(FromStored(store.get(key)), slots);
   }
   if (!segment.ok()) return nullptr;
   return std::move(*segment);

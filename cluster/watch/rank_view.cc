@@ -91,7 +91,7 @@ RankView ViewOf(const LedgerSlot& slot, int64_t now_ns) {
 bool HasAlarm(const HostReport& report) {
   return report.ending ||
          std::any_of(report.ranks.begin(), report.ranks.end(),
-                     [](const RankView& view) { return view.alarm; });
+                     [](const RankView& view) { return view.InAlarm(); });
 }
 
 std::string Encode(const HostReport& report) {

@@ -38,6 +38,9 @@ struct GroupView {
 };
 
 struct RankView {
+  // A watchdog that hasn't looked for so long is stopped or gone.
+  static constexpr int64_t kStaleNs = int64_t{3} * 1000 * 1000 * 1000;
+
   int32_t rank = 0;
   int32_t pid = 0;  // 0: its ledger can't be seen
   uint64_t start_ticks = 0;
@@ -53,6 +56,7 @@ struct RankView {
   uint64_t moves = 0;      // events and signs of life
   GroupView groups[kLedgerGroups];
 
+  bool InAlarm() const { return alarm && watched_ns <= kStaleNs; }
   // Returns the group in whose collective the rank waits, or -1.
   int WaitsIn() const {
     for (int g = 0; g < kLedgerGroups; ++g) {

@@ -31,8 +31,7 @@ constexpr int64_t kLeastTick = kSecond / 20;
 // Beyond its tick: a thread that has slept for longer was stopped with its
 // process, or the whole machine was, and the others with it.
 constexpr int64_t kOverslept = 2 * kSecond;
-// A watchdog that hasn't looked for so long is stopped or gone.
-constexpr int64_t kStale = 3 * kSecond;
+constexpr int64_t kStale = RankView::kStaleNs;
 // A host not heard for so long, of reports that come each second.
 constexpr int64_t kSilent = 5 * kSecond;
 // From the decision to end to the end: for the other hosts to hear of it.
@@ -269,7 +268,7 @@ void Watchdog::Keep(int64_t now) {
     for (const HostView& host : hosts) {
       for (const RankView& view : host.ranks) {
         moves += view.moves;
-        if (!host.heard() || !view.alarm || view.watched_ns > kStale) continue;
+        if (!host.heard() || !view.InAlarm()) continue;
         if (view.activity_ns > age) {
           age = view.activity_ns;
           limit = view.limit_ns;

@@ -104,7 +104,8 @@ class Watchdog {
   ProcessWatch processes_;
   bool alarm_ = false;
   int64_t alarm_since_ns_ = 0;
-  // Whether a host hasn't been heard since then and may or may not be silent.
+  // Whether a host's report hasn't been read since then, and the host may or
+  // may not be silent.
   bool in_doubt_ = false;
   int64_t next_report_ns_ = 0;  // of the activity's age
   int64_t reported_ns_ = 0;     // 0: not in this alarm

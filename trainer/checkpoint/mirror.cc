@@ -176,8 +176,9 @@ struct OpenImage {
   Places places;
 };
 
-// Returns the images of `step` as one checkpoint. `shares` are the ranks'.
-absl::StatusOr<StoredState> StoredIn(const MirroredStep& step,
+// Returns the images of `step` as one checkpoint, for rank `rank`. `shares` are
+// the ranks'.
+absl::StatusOr<StoredState> StoredIn(const MirroredStep& step, int rank,
                                      const std::vector<std::string>& shares) {
   StoredState stored;
   CAPSTAN_ASSIGN_OR_RETURN(ReadLayout nearest,
@@ -188,7 +189,10 @@ absl::StatusOr<StoredState> StoredIn(const MirroredStep& step,
     lines.push_back(absl::StrSplit(share, '\n'));
   }
   auto opened = std::make_shared<std::map<std::string, OpenImage>>();
-  for (size_t i = 0; i < step.images.size(); ++i) {
+  const size_t images = step.images.size();
+  for (size_t k = 0; k < images; ++k) {
+    // In this order they are read: not all ranks begin with the same.
+    const size_t i = (static_cast<size_t>(rank) + k) % images;
     const std::pair<absl::string_view, absl::string_view> line = absl::StrSplit(
         lines[i % shares.size()][i / shares.size()], absl::MaxSplits(' ', 1));
     int64_t data_begin = 0;
@@ -337,10 +341,9 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
       if (mine.ok()) share = *std::move(mine);
       return Annotate(mine.status(), NameOf(step));
     }));
-    const std::vector<std::string> shares = FromAllRanks(group, share);
     StoredState stored;
     CAPSTAN_RETURN_IF_ERROR(agree([&] {
-      auto all = StoredIn(step, shares);
+      auto all = StoredIn(step, group.rank(), FromAllRanks(group, share));
       if (all.ok()) stored = *std::move(all);
       return Annotate(all.status(), NameOf(step));
     }));
@@ -351,7 +354,7 @@ absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
 }
 
 RunIdentity IdentityOf(const MirroredStep& step) {
-  absl::StatusOr<ReadLayout> layout = LayoutOf(step.images[step.nearest]);
+  absl::StatusOr<ReadLayout> layout = LayoutOf(step.images[0]);
   return layout.ok() ? std::move(layout->frame.identity) : RunIdentity();
 }
 

@@ -101,10 +101,12 @@ absl::optional<MirroredStep> NewestMirroredStep(
 int RestartAfter(const std::vector<FoundMirror>& found, int restart);
 
 // Does what LoadCheckpoint does, from `step`, NewestMirroredStep's on each
-// rank. A rank reads the layouts of its share of the images, which the ranks
-// tell each other, and the images that have what it loads: its own, if there
-// are as many ranks as before. Sets *touched (may be null) to whether the state may have been changed
-// on any rank. Collective.
+// rank. Each rank reads the layouts of its share of the images, which the ranks
+// tell each other, and then, its own first, those images that have what it
+// loads: under fsdp and zero2 only its own if there are as many ranks as
+// before, under ddp all, as each rank holds all and has copied a part. Sets
+// *touched (may be null) to whether the state may have been changed on any
+// rank. Collective.
 absl::StatusOr<TrainState> LoadMirroredStep(const MirroredStep& step,
                                             const CheckpointParts& parts,
                                             bool* touched = nullptr);

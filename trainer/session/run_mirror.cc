@@ -29,16 +29,28 @@
 namespace capstan {
 namespace {
 
-// Reads images of `file` of the rank `holder`, on another host.
-ReadMirror ReadMirrorOf(std::shared_ptr<MirrorConnection> connection,
-                        int holder, int file) {
-  return [connection = std::move(connection), holder, file](
-             int64_t offset, int64_t bytes, char* out) -> absl::Status {
-    const absl::Status read = connection->Read(file, offset, bytes, out);
-    if (read.ok()) return read;
-    return Annotate(read, absl::StrCat("what rank ", holder, "'s host holds"));
-  };
-}
+// The one connection of this rank to a holder of images, so that a holder has
+// few at a time, however many ranks read.
+class OneConnection {
+ public:
+  explicit OneConnection(std::vector<std::string> addresses)
+      : addresses_(std::move(addresses)) {}
+
+  absl::Status Read(int holder, int file, int64_t offset, int64_t bytes,
+                    char* out) {
+    if (holder != holder_) {
+      connection_ = std::make_unique<MirrorConnection>(addresses_[holder]);
+      holder_ = holder;
+    }
+    return Annotate(connection_->Read(file, offset, bytes, out),
+                    absl::StrCat("what rank ", holder, "'s host holds"));
+  }
+
+ private:
+  const std::vector<std::string> addresses_;  // by rank
+  int holder_ = -1;
+  std::unique_ptr<MirrorConnection> connection_;
+};
 
 // How long a host may not answer: its process may be busy or stopped for
 // longer, but its network isn't.
@@ -147,11 +159,10 @@ std::vector<FoundMirror> RunMirror::FoundByAll() {
     mine.push_back(MirrorImageIn(file).value_or(MirrorImage()));
   }
   const std::vector<MirrorImage> all = AllGatherHost(group, mine);
+  const auto connection = std::make_shared<OneConnection>(addresses_);
   std::vector<FoundMirror> here;
   std::vector<FoundMirror> elsewhere;
   for (int holder = 0; holder < group.size(); ++holder) {
-    const auto connection =
-        std::make_shared<MirrorConnection>(addresses_[holder]);
     for (size_t i = 0; i < files; ++i) {
       const MirrorImage& image = all[holder * files + i];
       if (image.key.restart < 0) continue;  // not a whole one
@@ -163,7 +174,10 @@ std::vector<FoundMirror> RunMirror::FoundByAll() {
         here.push_back(std::move(found));
       } else {
         found.here = false;
-        found.read = ReadMirrorOf(connection, holder, static_cast<int>(i));
+        found.read = [connection, holder, file = static_cast<int>(i)](
+                         int64_t offset, int64_t bytes, char* out) {
+          return connection->Read(holder, file, offset, bytes, out);
+        };
         elsewhere.push_back(std::move(found));
       }
     }

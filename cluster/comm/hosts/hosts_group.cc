@@ -40,8 +40,8 @@ struct Member {
   int host;   // any number, equal on one host
 };
 
-// All-gathers a text of less than 64 bytes; returns the texts by rank. Those
-// that aren't of `whose` may be empty (none: all are wanted).
+// All-gathers a text, of a part of a group of less than 64 bytes. Returns the
+// texts by rank; if `whose` isn't empty, those of other ranks may be empty.
 using Exchange = std::function<absl::StatusOr<std::vector<std::string>>(
     const std::string& mine, const std::vector<int>& whose)>;
 
@@ -314,12 +314,11 @@ Exchange ExchangeThrough(c10d::Store* store, const RankInfo& info) {
     }
     std::vector<std::string> keys;
     for (const int rank : whose) keys.push_back(absl::StrCat(key, "/", rank));
-    store->set(absl::StrCat(key, "/", info.rank),
-               std::vector<uint8_t>(mine.begin(), mine.end()));
+    store->set(absl::StrCat(key, "/", info.rank), ToStored(mine));
     const std::vector<std::vector<uint8_t>> values = store->multiGet(keys);
     std::vector<std::string> texts(info.world_size);
     for (size_t i = 0; i < whose.size(); ++i) {
-      texts[whose[i]].assign(values[i].begin(), values[i].end());
+      texts[whose[i]] = FromStored(values[i]);
     }
     return texts;
   };
