@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/fit/fitter.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/gpus.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "desk/fit/estimate.h"
+#include "desk/fit/measure.h"
+#include "host/config/load_config.h"
+#include "kernels/context/run_device.h"
+#include "plugins/sdk/model.h"
+#include "trainer/commands/prepare.h"
+#include "trainer/metrics/console.h"
+#include "trainer/session/micro_batch.h"
+#include "trainer/session/schedule.h"
+
+namespace capstan::fit {
+namespace {
+
+// Seconds of steps that a measurement takes.
+constexpr double kProbeSeconds = 0.8;
+constexpr double kTrialSeconds = 1.2;
+// Of micro-steps where the accumulation of the run itself would take long.
+constexpr int64_t kMostAccumulation = 8;
+// A size is measured for each factor of this between the least and the largest.
+constexpr int64_t kSizeFactor = 4;
+
+using Places = std::vector<std::pair<int, int>>;
+
+// What is asked of the config before it is prepared.
+struct Launching {
+  int processes = 0;  // 0: the config doesn't say
+  int64_t global_batch = 0;
+};
+
+absl::StatusOr<Launching> ReadLaunch(const RunOptions& options) {
+  PluginHost host(AllFromCaller(options.plugin_path));
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                           LoadConfig(options.configs, options.overrides,
+                                      DefaultConfigContext(&host)));
+  Launching launching;
+  launching.processes = loaded.config.launch().processes();
+  launching.global_batch = loaded.config.batch().global_batch_size();
+  return launching;
+}
+
+absl::StatusOr<Machine> MachineOf(const Question& question,
+                                  const Launching& launching) {
+  Machine machine;
+  for (const std::string& path : question.machines) {
+    CAPSTAN_RETURN_IF_ERROR(ReadMachine(FromCaller(path), &machine));
+  }
+  if (machine.here) {
+    CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+    machine.memory = AvailableHostMemory();
+    if (gpus > 0) {
+      machine.gpu = Gpus().gpus[0].name;
+      machine.gpu_memory = FreeGpuMemory();
+    }
+  }
+  if (machine.ranks == 0) machine.ranks = launching.processes;
+  if (machine.ranks == 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, RanksOfRun());
+    machine.ranks = machine.here ? ranks.count : 1;
+  }
+  if (machine.hosts > 1 && machine.gbit == 0.0 && machine.sends.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        machine.name,
+        ": link is missing: write \"link\": {\"gbit\": 10, "
+        "\"latency_us\": 30}, or give what `trainer doctor --json` has "
+        "measured on the hosts"));
+  }
+  return machine;
+}
+
+// Hosts and ranks to choose among.
+Places PlacesOf(const Machine& machine, const Launching& launching) {
+  std::set<std::pair<int, int>> places;
+  for (int hosts = 1; hosts < machine.hosts; hosts *= 2) {
+    places.insert({hosts, machine.ranks});
+  }
+  places.insert({machine.hosts, machine.ranks});
+  if (machine.here && launching.processes == 0) {
+    places.insert({1, 1});
+    if (machine.gpu.empty()) places.insert({1, AvailableCores()});
+  }
+  return {places.begin(), places.end()};
+}
+
+// The run for the machine, its global batch as the config means it there.
+absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
+                                                     const Machine& machine,
+                                                     int64_t global_batch) {
+  RunOptions options = question.run;
+  const bool on_gpu = !machine.gpu.empty();
+  if (!machine.here) {
+    if (on_gpu) {
+      SetRunDevice({true, machine.gpu_memory});
+      options.planned_gpus = machine.all_ranks();
+      options.overrides.push_back("launch.gpu_ids=");
+      options.overrides.push_back("launch.processes=AUTO");
+    } else {
+      options.overrides.push_back(
+          absl::StrCat("launch.processes=", machine.ranks));
+    }
+    options.overrides.push_back("launch.nodes=0");
+    options.overrides.push_back("launch.rendezvous=");
+  }
+  if (global_batch > 0) {
+    options.overrides.push_back("batch.micro_batch_size=1");
+    options.overrides.push_back(
+        absl::StrCat("batch.global_batch_size=", global_batch));
+  }
+  return Prepare(options);
+}
+
+// Asks, measures, predicts.
+class Fitter {
+ public:
+  Fitter(const Question& question, Answer* answer, Prepared* prepared,
+         Estimator* estimator, Measurer* measurer)
+      : question_(question),
+        answer_(*answer),
+        prepared_(*prepared),
+        estimator_(*estimator),
+        measurer_(*measurer) {}
+
+  void Run() {
+    Judge();
+    // A described machine may have brought what was measured on it.
+    if (!estimator_.knows_compute()) Probe();
+    Judge();
+    if (answer_.machine.here) Try();
+    Sort();
+  }
+
+ private:
+  void Judge() {
+    for (Candidate& one : answer_.candidates) estimator_.Estimate(&one);
+    Sort();
+  }
+
+  double Value(const Candidate& one) const {
+    switch (answer_.wish) {
+      case Wish::kMemory:
+        return static_cast<double>(one.memory);
+      case Wish::kCost:
+        return one.seconds * one.hosts;
+      case Wish::kTime:
+        break;
+    }
+    return one.seconds;
+  }
+
+  void Sort() {
+    std::stable_sort(answer_.candidates.begin(), answer_.candidates.end(),
+                     [this](const Candidate& a, const Candidate& b) {
+                       if (a.refused.empty() != b.refused.empty()) {
+                         return a.refused.empty();
+                       }
+                       if (!a.refused.empty()) return a.memory < b.memory;
+                       const double first = Value(a);
+                       const double second = Value(b);
+                       return first != second ? first < second
+                                              : a.seconds < b.seconds;
+                     });
+  }
+
+  // The candidates to measure micro-steps by: for each number of ranks of a
+  // host some sizes, with the strategy that sends least.
+  std::vector<Candidate> Probes() const {
+    std::map<int, std::map<int64_t, const Candidate*>> sizes;
+    for (const Candidate& one : answer_.candidates) {
+      if (one.hosts != 1 || !one.refused.empty()) continue;
+      const Candidate*& best = sizes[one.ranks][one.choice.micro_batch];
+      const auto order = [](const Candidate& c) {
+        return std::make_pair(RecomputeFactor({}, 0, c.Checkpointing()),
+                              c.traffic.Of(c.accumulation));
+      };
+      if (best == nullptr || order(one) < order(*best)) best = &one;
+    }
+    std::vector<Candidate> probes;
+    for (const auto& [ranks, by_size] : sizes) {
+      int64_t last = 0;
+      for (auto it = by_size.begin(); it != by_size.end(); ++it) {
+        const auto next = std::next(it);
+        if (last > 0 && next != by_size.end() &&
+            next->first <= kSizeFactor * last) {
+          continue;
+        }
+        last = it->first;
+        Candidate probe = *it->second;
+        if (!answer_.machine.here ||
+            probe.accumulation > 2 * kMostAccumulation) {
+          probe.accumulation = std::min(probe.accumulation, kMostAccumulation);
+          probe.choice.global_batch =
+              probe.accumulation * last *
+              MeshOf(prepared_.job.loaded.config.train(), ranks).data;
+        }
+        probes.push_back(std::move(probe));
+      }
+    }
+    return probes;
+  }
+
+  void Probe() {
+    const std::vector<Candidate> probes = Probes();
+    for (const Candidate& probe : probes) {
+      const auto measured = measurer_.Measure(probe, kProbeSeconds);
+      if (measured.ok()) {
+        estimator_.Add(*measured);
+      } else {
+        answer_.notes.push_back(absl::StrCat(
+            "not measured: ", probe.Strategy(), ", micro-batch ",
+            probe.choice.micro_batch, ": ", measured.status().message()));
+      }
+    }
+  }
+
+  // Runs the best until so many have been.
+  void Try() {
+    std::vector<std::vector<Measured>> all;
+    std::vector<Candidate> tried;
+    for (int i = 0; i < question_.trials; ++i) {
+      const auto next =
+          std::find_if(answer_.candidates.begin(), answer_.candidates.end(),
+                       [](const Candidate& one) { return !one.tried; });
+      if (next == answer_.candidates.end() || !next->refused.empty()) break;
+      const Candidate candidate = *next;
+      const auto measured = measurer_.Measure(candidate, kTrialSeconds);
+      if (measured.ok()) {
+        estimator_.Add(*measured);
+      } else {
+        next->refused =
+            absl::StrCat("a trial failed: ", measured.status().message());
+        estimator_.Refuse(*next);
+      }
+      Judge();
+    }
+    // The nearest once more, since a machine's speed drifts.
+    const size_t again = std::min<size_t>(question_.trials > 0 ? 3 : 0,
+                                          answer_.candidates.size());
+    const std::vector<Candidate> first(
+        answer_.candidates.begin(),
+        answer_.candidates.begin() + static_cast<std::ptrdiff_t>(again));
+    for (const Candidate& one : first) {
+      if (!one.refused.empty() || !one.tried) continue;
+      const auto measured = measurer_.Measure(one, kTrialSeconds);
+      if (measured.ok()) estimator_.Add(*measured);
+    }
+    Judge();
+    answer_.trials = static_cast<int>(
+        std::count_if(answer_.candidates.begin(), answer_.candidates.end(),
+                      [](const Candidate& one) { return one.tried; }));
+  }
+
+  const Question& question_;
+  Answer& answer_;
+  Prepared& prepared_;
+  Estimator& estimator_;
+  Measurer& measurer_;
+};
+
+void NoteLoad(Answer* answer) {
+  double load = 0.0;
+  if (getloadavg(&load, 1) == 1 && load > 0.5 * AvailableCores()) {
+    answer->notes.push_back(absl::StrFormat(
+        "other programs keep %.1f cores busy: what was measured is too slow by "
+        "that; fit again when they are done (--again)",
+        load));
+  }
+}
+
+}  // namespace
+
+double Answer::Total(const Candidate& one) const {
+  return one.seconds * static_cast<double>(steps);
+}
+
+double Answer::Cost(const Candidate& one) const {
+  return Total(one) / 3600.0 * one.hosts * machine.price_per_hour;
+}
+
+const Candidate* Answer::best() const {
+  return candidates.empty() || !candidates.front().refused.empty()
+             ? nullptr
+             : &candidates.front();
+}
+
+absl::StatusOr<Answer> Find(const Question& question) {
+  Answer answer;
+  answer.wish = question.wish;
+  CAPSTAN_ASSIGN_OR_RETURN(const Launching launching, ReadLaunch(question.run));
+  CAPSTAN_ASSIGN_OR_RETURN(answer.machine, MachineOf(question, launching));
+  const Machine& machine = answer.machine;
+  if (machine.here) NoteLoad(&answer);
+  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Prepared> prepared,
+                           PrepareFor(question, machine, 0));
+  if (prepared == nullptr) return answer;  // --print_config
+  int64_t global = prepared->job.batch.global_batch_size;
+  if (launching.global_batch == 0 && machine.gpu.empty()) {
+    global *= machine.hosts;  // it was prepared for one
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(prepared, PrepareFor(question, machine, global));
+  const TrainJob& job = prepared->job;
+  answer.run = job.loaded.config.name();
+  answer.global_batch = global;
+  answer.length = LongestRow(job);
+  answer.own_processes = prepared->place.info.local_world_size;
+  answer.steps =
+      StepsOfRun(job.loaded.config.train(), EpochRows(job.parts), global);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Candidates found,
+      FindCandidates(*prepared, PlacesOf(machine, launching)));
+  answer.candidates = std::move(found.all);
+  answer.left_out = std::move(found.left_out);
+  if (answer.candidates.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no strategy can run this config on ", machine.name,
+        answer.left_out.empty() ? ""
+                                : absl::StrCat(": ", answer.left_out[0].what,
+                                               ": ", answer.left_out[0].why)));
+  }
+  Estimator estimator(*prepared, machine);
+  Measurer measurer(question.run, PrintConfig(job.loaded.config),
+                    question.again, question.progress);
+  Fitter(question, &answer, prepared.get(), &estimator, &measurer).Run();
+  answer.machine.measured = estimator.measured();
+  return answer;
+}
+
+}  // namespace capstan::fit

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/fit/report.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "trainer/metrics/console.h"
+
+namespace capstan::fit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Row = std::vector<std::string>;
+
+// Rows of the table: the best of each strategy and place, so that it shows
+// different ones.
+constexpr size_t kMostRows = 10;
+// Lines about those that don't fit.
+constexpr size_t kMostReasons = 4;
+
+std::string WishText(Wish wish) {
+  switch (wish) {
+    case Wish::kMemory:
+      return "least memory first";
+    case Wish::kCost:
+      return "cheapest first";
+    case Wish::kTime:
+      break;
+  }
+  return "fastest first";
+}
+
+// "capstan.ddp" is "ddp".
+std::string ShortStrategy(const Candidate& one) {
+  std::string text = one.Strategy();
+  return std::string(absl::StripPrefix(text, "capstan."));
+}
+
+std::string RangeText(double low, double high) {
+  return absl::StrCat(ShortDuration(low), " to ", ShortDuration(high));
+}
+
+double TokensPerSecond(const Answer& answer, const Candidate& one) {
+  return static_cast<double>(answer.global_batch) *
+         static_cast<double>(std::max<int64_t>(1, answer.length)) / one.seconds;
+}
+
+std::string RanksText(const Candidate& one) {
+  return one.hosts > 1 ? absl::StrCat(one.hosts, " x ", one.ranks)
+                       : absl::StrCat(one.ranks);
+}
+
+std::vector<const Candidate*> Shown(const Answer& answer) {
+  std::set<std::tuple<int, int, std::string>> seen;
+  std::vector<const Candidate*> shown;
+  for (const Candidate& one : answer.candidates) {
+    if (!one.refused.empty() || shown.size() == kMostRows) continue;
+    // The next best of what is best is of interest, too.
+    if (seen.insert({one.hosts, one.ranks, one.Strategy()}).second ||
+        shown.size() < 3) {
+      shown.push_back(&one);
+    }
+  }
+  return shown;
+}
+
+Row RowOf(const Answer& answer, const Candidate& one, size_t place) {
+  Row row = {absl::StrCat(place),
+             RanksText(one),
+             ShortStrategy(one),
+             absl::StrCat(one.choice.micro_batch, " x ", one.accumulation),
+             one.Checkpointing() == "NONE"
+                 ? "-"
+                 : absl::StrReplaceAll(one.Checkpointing(), {{"_", " "}}),
+             absl::StrCat(ShortDuration(one.seconds), one.tried ? " *" : "  "),
+             RangeText(one.seconds_low, one.seconds_high),
+             ShortCount(TokensPerSecond(answer, one)),
+             one.memory > 0 ? ShortBytes(one.memory) : "?",
+             ClockTime(answer.Total(one))};
+  if (answer.machine.price_per_hour > 0.0) {
+    row.push_back(absl::StrFormat("%.2f", answer.Cost(one)));
+  }
+  return row;
+}
+
+std::string TableOf(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows[0].size(), 0);
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - row[i].size(), ' ');
+      // Words on the left, numbers on the right.
+      const bool left = i == 2 || i == 4;
+      absl::StrAppend(&line, i == 0 ? "" : "  ", left ? "" : pad, row[i],
+                      left ? pad : "");
+    }
+    absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
+  }
+  return text;
+}
+
+std::string MachineText(const Answer& answer) {
+  const Machine& machine = answer.machine;
+  std::string text = machine.name;
+  if (machine.hosts > 1) absl::StrAppend(&text, ": ", machine.hosts, " hosts");
+  absl::StrAppend(&text, machine.hosts > 1 ? " of " : ": ", machine.ranks,
+                  machine.gpu.empty() ? " CPU rank" : " x ", machine.gpu,
+                  machine.gpu.empty() && machine.ranks > 1 ? "s" : "");
+  const int64_t memory =
+      machine.gpu.empty() ? machine.memory : machine.gpu_memory;
+  if (memory > 0) absl::StrAppend(&text, ", ", ShortBytes(memory));
+  if (machine.gbit > 0.0) {
+    absl::StrAppend(&text, ", ", machine.gbit, " Gbit/s between hosts");
+  }
+  return text;
+}
+
+std::string LeftOutText(const Answer& answer, int columns) {
+  std::string text;
+  size_t refused = 0;
+  std::string examples;
+  for (const Candidate& one : answer.candidates) {
+    if (one.refused.empty()) continue;
+    ++refused;
+    if (refused > kMostReasons) continue;
+    absl::StrAppend(
+        &examples,
+        WrappedText(absl::StrCat(ShortStrategy(one), ", ", RanksText(one),
+                                 one.all_ranks() == 1 ? " rank" : " ranks",
+                                 ", micro-batch ", one.choice.micro_batch, ", ",
+                                 one.Checkpointing(), ": ", one.refused),
+                    4, columns),
+        "\n");
+  }
+  if (refused > 0) {
+    absl::StrAppend(&text, "  ", refused, " of ", answer.candidates.size(),
+                    " ways fall out", refused > kMostReasons ? ", such as" : "",
+                    "\n", examples);
+  }
+  for (const LeftOut& one : answer.left_out) {
+    absl::StrAppend(
+        &text, WrappedText(absl::StrCat(one.what, ": ", one.why), 2, columns),
+        "\n");
+  }
+  return text.empty() ? "" : absl::StrCat("\nleft out\n", text);
+}
+
+}  // namespace
+
+std::string ConfigText(const Answer& answer, const Candidate& candidate) {
+  std::string text = candidate.choice.ConfigText();
+  if (answer.machine.here &&
+      candidate.ranks != static_cast<int>(answer.own_processes)) {
+    absl::StrAppend(&text, "launch { processes: ", candidate.ranks, " }\n");
+  }
+  return text;
+}
+
+std::string AsText(const Answer& answer, int columns) {
+  std::string text = absl::StrCat(
+      answer.run, " on ", MachineText(answer), "\n", "global batch ",
+      answer.global_batch,
+      answer.length > 0 ? absl::StrCat(" x ", answer.length, " tokens")
+                        : std::string(),
+      ", ", WithCommas(answer.steps), " steps; ", WishText(answer.wish),
+      "\n\n");
+  const std::vector<const Candidate*> shown = Shown(answer);
+  if (!shown.empty()) {
+    Row head = {
+        "",
+        "ranks",
+        "strategy",
+        "micro x acc",
+        "recompute",
+        "a step  ",
+        "range",
+        answer.length > 0 ? "tokens/s" : "samples/s",
+        answer.machine.gpu.empty() ? "a rank's memory" : "a GPU's tensors",
+        "all steps"};
+    if (answer.machine.price_per_hour > 0.0) head.push_back("cost");
+    std::vector<Row> rows = {head};
+    for (const Candidate* one : shown) {
+      rows.push_back(RowOf(answer, *one, rows.size()));
+    }
+    absl::StrAppend(&text, TableOf(rows));
+    if (answer.trials > 0) absl::StrAppend(&text, "* measured here\n");
+  }
+  absl::StrAppend(&text, LeftOutText(answer, columns));
+  for (const std::string& note : answer.notes) {
+    absl::StrAppend(&text, WrappedText(note, 0, columns), "\n");
+  }
+  const Candidate* const best = answer.best();
+  if (best != nullptr) {
+    absl::StrAppend(&text,
+                    "\nThe first one's lines, for the config or for a file to "
+                    "add with a second --config:\n\n",
+                    ConfigText(answer, *best));
+    if (!answer.machine.here && best->hosts < answer.machine.hosts) {
+      absl::StrAppend(&text, "\nStart it on ", best->hosts, " of the ",
+                      answer.machine.hosts, " hosts.\n");
+    }
+  }
+  return text;
+}
+
+Json AsJson(const Answer& answer) {
+  Json ways = Json::array();
+  for (const Candidate& one : answer.candidates) {
+    Json way = {{"hosts", one.hosts},
+                {"ranks", one.ranks},
+                {"strategy", one.choice.strategy},
+                {"strategy_settings", one.choice.strategy_sets},
+                {"micro_batch_size", one.choice.micro_batch},
+                {"accumulation", one.accumulation},
+                {"activation_checkpointing", one.Checkpointing()},
+                {"seconds", one.seconds},
+                {"seconds_low", one.seconds_low},
+                {"seconds_high", one.seconds_high},
+                {"tried", one.tried},
+                {"tokens_per_second", TokensPerSecond(answer, one)},
+                {"total_seconds", answer.Total(one)},
+                {"memory", one.memory},
+                {"memory_low", one.memory_low},
+                {"memory_high", one.memory_high},
+                {"bytes_sent", one.traffic.Of(one.accumulation)},
+                {"set", one.Overrides()}};
+    if (answer.machine.price_per_hour > 0.0) way["cost"] = answer.Cost(one);
+    if (!one.refused.empty()) way["refused"] = one.refused;
+    ways.push_back(std::move(way));
+  }
+  Json left_out = Json::array();
+  for (const LeftOut& one : answer.left_out) {
+    left_out.push_back({{"what", one.what}, {"why", one.why}});
+  }
+  const Candidate* const best = answer.best();
+  Json json = {{"name", answer.run},
+               {"wish", answer.wish == Wish::kTime     ? "time"
+                        : answer.wish == Wish::kMemory ? "memory"
+                                                       : "cost"},
+               {"global_batch_size", answer.global_batch},
+               {"sequence_length", answer.length},
+               {"steps", answer.steps},
+               {"fits", best != nullptr},
+               {"ways", ways},
+               {"left_out", left_out},
+               {"notes", answer.notes},
+               {"machine", AsJson(answer.machine)}};
+  if (best != nullptr) json["config"] = ConfigText(answer, *best);
+  return json;
+}
+
+}  // namespace capstan::fit
