@@ -5,7 +5,10 @@
 #include <google/protobuf/message.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -147,8 +150,8 @@ class Variants {
         host_->Create<Strategy>(config_type_, PluginCategory::kStrategy,
                                 config->SerializeAsString()));
     if (strategy->own_curve().has_value()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("has a curve of its own: ", strategy->own_curve()->why));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "it has a curve of its own: ", strategy->own_curve()->why));
     }
     CAPSTAN_RETURN_IF_ERROR(strategy->Check(request_));
     const Outcome outcome = OutcomeOf(*strategy, request_);
@@ -334,6 +337,7 @@ class Enumeration {
       for (const FitChoice& choice : ActivationChoices(request_.on_gpu)) {
         Candidate one = Planned(variant, choice, size);
         one.traffic = traffic;
+        if (Known(one)) continue;
         // What frees nothing isn't worth its work.
         const int64_t held = Total(one.plan.at_peak);
         if (!seen.empty() &&
@@ -347,6 +351,16 @@ class Enumeration {
   }
 
  private:
+  // Whether another variant of the strategy does the same with as many
+  // micro-steps.
+  bool Known(const Candidate& one) {
+    return !known_
+                .insert({one.choice.strategy, one.Checkpointing(),
+                         one.choice.micro_batch, Total(one.plan.at_peak),
+                         one.plan.sent})
+                .second;
+  }
+
   Candidate Planned(const Variant& variant, const FitChoice& activations,
                     int64_t size) {
     Candidate one;
@@ -377,19 +391,13 @@ class Enumeration {
   const int data_;
   const MemoryRequest request_;
   std::vector<int64_t> sizes_;
+  std::set<std::tuple<std::string, std::string, int64_t, int64_t, int64_t>>
+      known_;
 };
 
 std::string PlaceText(int hosts, int ranks) {
   return absl::StrCat(hosts > 1 ? absl::StrCat(hosts, " hosts of ") : "", ranks,
                       ranks == 1 ? " rank" : " ranks");
-}
-
-void NoteLeftOut(std::string what, absl::string_view why,
-                 std::vector<LeftOut>* all) {
-  for (const LeftOut& known : *all) {
-    if (known.what == what && known.why == why) return;
-  }
-  all->push_back({std::move(what), std::string(why)});
 }
 
 }  // namespace
@@ -433,14 +441,16 @@ absl::StatusOr<Candidates> FindCandidates(
     const Prepared& prepared, const std::vector<std::pair<int, int>>& places) {
   Candidates found;
   const bool recomputes_mlp = RecomputesMlp();
+  std::map<std::string, std::string> refused;
+  std::set<std::string> accepted;
   for (const auto& [hosts, ranks] : places) {
     Enumeration enumeration(prepared, hosts, ranks);
     if (!enumeration.possible()) {
-      NoteLeftOut(PlaceText(hosts, ranks),
-                  absl::StrCat("the global batch of ",
-                               prepared.job.batch.global_batch_size,
-                               " samples can't be divided among them"),
-                  &found.left_out);
+      found.left_out.push_back(
+          {PlaceText(hosts, ranks),
+           absl::StrCat("the global batch of ",
+                        prepared.job.batch.global_batch_size,
+                        " samples can't be divided among them")});
       continue;
     }
     std::vector<Outcome> known;  // of this place, by any strategy
@@ -451,12 +461,11 @@ absl::StatusOr<Candidates> FindCandidates(
                         prepared.job.gpus > 0);
       const absl::Status status = variants.Add(std::move(config), {});
       if (!status.ok()) {
-        NoteLeftOut(PackageOf(type),
-                    absl::StrCat("on ", PlaceText(hosts, ranks), ": ",
-                                 status.message()),
-                    &found.left_out);
+        // The last place's reason is as good as the first's.
+        refused[PackageOf(type)] = std::string(status.message());
         continue;
       }
+      accepted.insert(PackageOf(type));
       variants.AddSwitches(hosts > 1 ? ranks : 0);
       for (const Variant& variant : variants.Take()) {
         // Alone a rank has no one to share with: strategies are then the same.
@@ -472,6 +481,11 @@ absl::StatusOr<Candidates> FindCandidates(
     }
   }
   SetRecomputesMlp(recomputes_mlp);
+  for (const auto& [package, why] : refused) {
+    if (accepted.count(package) == 0) {
+      found.left_out.push_back({package, why});
+    }
+  }
   return found;
 }
 

@@ -163,7 +163,7 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
         std::max(measured->high, one->seconds * (1.0 + kTriedRange));
     return;
   }
-  one->seconds = Predict(*one) * Correction(*one);
+  one->seconds = Predict(*one, one->Checkpointing()) * Correction(*one);
   const bool from_peaks =
       !machine_.gpu.empty() && MicroSeconds(measured_, one->ranks, 1, 0) == 0;
   const double range = machine_.here ? kMeasuredRange : kOtherHostsRange;
@@ -171,16 +171,17 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
   one->seconds_high = one->seconds * (from_peaks ? kSlowerPart : 1.0 + range);
 }
 
-double Estimator::Predict(const Candidate& one) const {
+double Estimator::Predict(const Candidate& one,
+                          const std::string& checkpointing) const {
   const GpuSpecs* const gpu =
       machine_.gpu.empty() ? nullptr : FindGpuSpecs(machine_.gpu);
   StepWork work;
   work.update_seconds =
       kUpdateBytes * one.updated /
       (gpu == nullptr ? kHostBandwidth : kMemoryPart * gpu->bandwidth);
-  work.micro_seconds = MicroStep(one, work.update_seconds);
+  work.micro_seconds = MicroStep(one, checkpointing, work.update_seconds);
   work.accumulation = one.accumulation;
-  const double recompute = RecomputeFactor({}, 0, one.Checkpointing());
+  const double recompute = RecomputeFactor({}, 0, checkpointing);
   work.forward_share = 1.0 / 3.0 / recompute;
   work.units = static_cast<int>(prepared_.job.parts.model->units().size());
   work.traffic = one.traffic;
@@ -194,9 +195,10 @@ double Estimator::Predict(const Candidate& one) const {
   return StepSeconds(work);
 }
 
-double Estimator::MicroStep(const Candidate& one, double update) const {
-  const double factor =
-      RecomputeFactor(measured_, one.ranks, one.Checkpointing());
+double Estimator::MicroStep(const Candidate& one,
+                            const std::string& checkpointing,
+                            double update) const {
+  const double factor = RecomputeFactor(measured_, one.ranks, checkpointing);
   const double measured =
       MicroSeconds(measured_, one.ranks, one.choice.micro_batch, update);
   if (measured > 0.0) return measured * factor;
@@ -205,8 +207,8 @@ double Estimator::MicroStep(const Candidate& one, double update) const {
   const int64_t length = std::max<int64_t>(1, LongestRow(job));
   const double tokens =
       static_cast<double>(one.choice.micro_batch) * static_cast<double>(length);
-  ModelFlops flops = FlopsOf(model, nullptr);
-  double work = flops.Of(tokens, static_cast<double>(length));
+  const ModelFlops flops = FlopsOf(model, nullptr);
+  const double work = flops.Of(tokens, static_cast<double>(length));
   double rate = machine_.tflops * 1e12;
   double host = 0.0;
   const GpuSpecs* const gpu =
@@ -253,9 +255,12 @@ Link Estimator::LinkOf(int hosts, int ranks) const {
 }
 
 double Estimator::Correction(const Candidate& one) const {
-  // Candidates of the same strategy that were measured.
-  double logarithms = 0.0;
-  int count = 0;
+  // Steps that were measured with the same strategy: those of the same
+  // micro-batch, if there are any, since they differ by recomputation alone.
+  double near = 0.0;
+  double far = 0.0;
+  int nears = 0;
+  int fars = 0;
   for (const Measured& known : measured_) {
     if (known.hosts != one.hosts || known.ranks != one.ranks ||
         known.strategy != one.Strategy()) {
@@ -264,13 +269,16 @@ double Estimator::Correction(const Candidate& one) const {
     Candidate other = one;
     other.choice.micro_batch = known.samples;
     other.accumulation = known.accumulation;
-    if (other.Checkpointing() != known.checkpointing) continue;
-    const double predicted = Predict(other);
+    const double predicted = Predict(other, known.checkpointing);
     if (predicted <= 0.0) continue;
-    logarithms += std::log(known.seconds / predicted);
-    ++count;
+    const double factor = std::log(known.seconds / predicted);
+    const bool same = known.samples == one.choice.micro_batch &&
+                      known.accumulation == one.accumulation;
+    (same ? near : far) += factor;
+    ++(same ? nears : fars);
   }
-  return count > 0 ? std::exp(logarithms / count) : 1.0;
+  if (nears > 0) return std::exp(near / nears);
+  return fars > 0 ? std::exp(far / fars) : 1.0;
 }
 
 }  // namespace capstan::fit

@@ -36,8 +36,9 @@ class Estimator {
   void EstimateMemory(const Measured* measured, Candidate* one) const;
   void EstimateTime(const Measured* measured, Candidate* one) const;
   // Seconds of a step as its parts make it; 0: unknown.
-  double Predict(const Candidate& one) const;
-  double MicroStep(const Candidate& one, double update) const;
+  double Predict(const Candidate& one, const std::string& checkpointing) const;
+  double MicroStep(const Candidate& one, const std::string& checkpointing,
+                   double update) const;
   Link LinkOf(int hosts, int ranks) const;
   // How much longer steps with this strategy took than was predicted.
   double Correction(const Candidate& one) const;

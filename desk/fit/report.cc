@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "trainer/metrics/console.h"
 
@@ -44,7 +45,14 @@ std::string ShortStrategy(const Candidate& one) {
 }
 
 std::string RangeText(double low, double high) {
-  return absl::StrCat(ShortDuration(low), " to ", ShortDuration(high));
+  const std::string from = ShortDuration(low);
+  const std::string to = ShortDuration(high);
+  const size_t unit = from.find(' ');
+  // "61 to 72 ms" where both have the same unit.
+  return absl::StrCat(unit != from.npos && absl::EndsWith(to, from.substr(unit))
+                          ? from.substr(0, unit)
+                          : from,
+                      "-", to);
 }
 
 double TokensPerSecond(const Answer& answer, const Candidate& one) {
@@ -74,12 +82,10 @@ std::vector<const Candidate*> Shown(const Answer& answer) {
 Row RowOf(const Answer& answer, const Candidate& one, size_t place) {
   Row row = {absl::StrCat(place),
              RanksText(one),
-             ShortStrategy(one),
+             std::string(absl::StripPrefix(one.choice.strategy, "capstan.")),
              absl::StrCat(one.choice.micro_batch, " x ", one.accumulation),
-             one.Checkpointing() == "NONE"
-                 ? "-"
-                 : absl::StrReplaceAll(one.Checkpointing(), {{"_", " "}}),
-             absl::StrCat(ShortDuration(one.seconds), one.tried ? " *" : "  "),
+             one.Checkpointing() == "NONE" ? "-" : one.Checkpointing(),
+             absl::StrCat(ShortDuration(one.seconds), one.tried ? "*" : " "),
              RangeText(one.seconds_low, one.seconds_high),
              ShortCount(TokensPerSecond(answer, one)),
              one.memory > 0 ? ShortBytes(one.memory) : "?",
@@ -108,6 +114,17 @@ std::string TableOf(const std::vector<Row>& rows) {
                       left ? pad : "");
     }
     absl::StrAppend(&text, absl::StripTrailingAsciiWhitespace(line), "\n");
+  }
+  return text;
+}
+
+// The settings of the strategies in the table.
+std::string SettingsText(const std::vector<const Candidate*>& shown) {
+  std::string text;
+  for (size_t i = 0; i < shown.size(); ++i) {
+    if (shown[i]->choice.strategy_sets.empty()) continue;
+    absl::StrAppend(&text, i + 1, ": with ",
+                    absl::StrJoin(shown[i]->choice.strategy_sets, ", "), "\n");
   }
   return text;
 }
@@ -142,8 +159,7 @@ std::string LeftOutText(const Answer& answer, int columns) {
                                  one.all_ranks() == 1 ? " rank" : " ranks",
                                  ", micro-batch ", one.choice.micro_batch, ", ",
                                  one.Checkpointing(), ": ", one.refused),
-                    4, columns),
-        "\n");
+                    4, columns));
   }
   if (refused > 0) {
     absl::StrAppend(&text, "  ", refused, " of ", answer.candidates.size(),
@@ -152,8 +168,7 @@ std::string LeftOutText(const Answer& answer, int columns) {
   }
   for (const LeftOut& one : answer.left_out) {
     absl::StrAppend(
-        &text, WrappedText(absl::StrCat(one.what, ": ", one.why), 2, columns),
-        "\n");
+        &text, WrappedText(absl::StrCat(one.what, ": ", one.why), 2, columns));
   }
   return text.empty() ? "" : absl::StrCat("\nleft out\n", text);
 }
@@ -179,28 +194,27 @@ std::string AsText(const Answer& answer, int columns) {
       "\n\n");
   const std::vector<const Candidate*> shown = Shown(answer);
   if (!shown.empty()) {
-    Row head = {
-        "",
-        "ranks",
-        "strategy",
-        "micro x acc",
-        "recompute",
-        "a step  ",
-        "range",
-        answer.length > 0 ? "tokens/s" : "samples/s",
-        answer.machine.gpu.empty() ? "a rank's memory" : "a GPU's tensors",
-        "all steps"};
+    Row head = {"",
+                "ranks",
+                "strategy",
+                "micro",
+                "recompute",
+                "step ",
+                "range",
+                answer.length > 0 ? "tokens/s" : "rows/s",
+                answer.machine.gpu.empty() ? "memory" : "tensors",
+                "total"};
     if (answer.machine.price_per_hour > 0.0) head.push_back("cost");
     std::vector<Row> rows = {head};
     for (const Candidate* one : shown) {
       rows.push_back(RowOf(answer, *one, rows.size()));
     }
-    absl::StrAppend(&text, TableOf(rows));
+    absl::StrAppend(&text, TableOf(rows), SettingsText(shown));
     if (answer.trials > 0) absl::StrAppend(&text, "* measured here\n");
   }
   absl::StrAppend(&text, LeftOutText(answer, columns));
   for (const std::string& note : answer.notes) {
-    absl::StrAppend(&text, WrappedText(note, 0, columns), "\n");
+    absl::StrAppend(&text, "\n", WrappedText(note, 0, columns));
   }
   const Candidate* const best = answer.best();
   if (best != nullptr) {

@@ -82,6 +82,7 @@ TriedSteps ReadSteps(const std::string& folder) {
       ReadWholeFile(folder + "/metrics.jsonl");
   if (!text.ok()) return tried;
   bool first = true;
+  std::vector<double> communication;
   for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
     const auto json = ParseJson<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step_seconds") ||
@@ -90,15 +91,15 @@ TriedSteps ReadSteps(const std::string& folder) {
     }
     if (!first) {
       tried.seconds.push_back(json["step_seconds"].get<double>());
-      tried.communication += json.value("communication_seconds", 0.0);
-      tried.bytes_sent += json.value("bytes_sent", 0.0);
+      communication.push_back(json.value("communication_seconds", 0.0));
+      tried.bytes_sent = json.value("bytes_sent", 0.0);
     }
     first = false;
   }
-  const auto count =
-      static_cast<double>(std::max<size_t>(1, tried.seconds.size()));
-  tried.communication /= count;
-  tried.bytes_sent /= count;
+  if (!communication.empty()) {
+    tried.communication =
+        *std::min_element(communication.begin(), communication.end());
+  }
   return tried;
 }
 

@@ -71,8 +71,8 @@ class Trial {
 // Steps of a run that was tried.
 struct TriedSteps {
   std::vector<double> seconds;  // but those of the first
-  // In a step, the mean: collectives of rank 0, as long as they took, and what
-  // it sent.
+  // In a step: collectives of rank 0, as long as they took at least, when no
+  // rank waited for another, and what it sent.
   double communication = 0.0;
   double bytes_sent = 0.0;
   int64_t process = 0;  // bytes of the largest rank's process, at its peak
