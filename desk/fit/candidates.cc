@@ -380,8 +380,10 @@ class Enumeration {
     SetRecomputesMlp(activations.recompute_mlp);
     one.plan = PlanMemory(*variant.strategy, request);
     one.trial_process = PlannedProcess(*variant.strategy, request);
-    one.updated = static_cast<double>(
-        variant.strategy->Plan(request.strategy).optimizer_elements);
+    const StrategyPlan plan = variant.strategy->Plan(request.strategy);
+    one.updated = static_cast<double>(plan.optimizer_elements);
+    one.optimizer_on_host = plan.optimizer_on_host;
+    one.parameters_on_host = plan.parameters_on_host;
     return one;
   }
 

@@ -29,6 +29,10 @@ struct Candidate {
   int64_t trial_process = 0;
   Traffic traffic;
   double updated = 0.0;  // elements of a rank
+  // On GPUs, whether masters, their gradients and state, and parameters, are on
+  // the host.
+  bool optimizer_on_host = false;
+  bool parameters_on_host = false;
 
   // Predicted: of a step, and of the largest rank.
   double seconds = 0.0;
@@ -37,7 +41,9 @@ struct Candidate {
   int64_t memory = 0;  // 0: unknown
   int64_t memory_low = 0;
   int64_t memory_high = 0;
-  bool tried = false;   // the time is that of a trial
+  bool tried = false;  // the time is that of a trial
+  // The same with less recomputation fits, and so takes no longer.
+  bool needless = false;
   std::string refused;  // why it can't be; "": it can
 
   int all_ranks() const { return hosts * ranks; }

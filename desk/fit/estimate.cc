@@ -27,6 +27,7 @@ constexpr double kMemoryPart = 0.85;
 constexpr double kLinkPart = 0.80;
 // The host's part of a unit's forward and backward: launches.
 constexpr double kUnitSeconds = 40 * 4e-6;
+constexpr double kFewTokens = 256.0;
 // Between ranks of a host, without a measurement.
 constexpr double kHostLink = 1e9;
 constexpr double kHostLatency = 30e-6;
@@ -42,6 +43,18 @@ constexpr double kOtherHostsRange = 0.15;
 constexpr double kFasterPart = 0.70;
 constexpr double kSlowerPart = 1.60;
 constexpr double kMemoryRange = 0.06;
+
+// The update of a rank's elements; offloaded, by the host, with copies of
+// gradients and parameters between it and the GPU.
+double UpdateSeconds(const Candidate& one, const GpuSpecs* gpu) {
+  if (gpu == nullptr) return kUpdateBytes * one.updated / kHostBandwidth;
+  if (!one.optimizer_on_host) {
+    return kUpdateBytes * one.updated / (kMemoryPart * gpu->bandwidth);
+  }
+  const double copied = one.parameters_on_host ? 12.0 : 8.0;  // an element
+  return kUpdateBytes * one.updated / kHostBandwidth +
+         copied * one.updated / (kLinkPart * gpu->host);
+}
 
 // The same but for the micro-batch and how it is accumulated.
 bool SameStrategy(const Candidate& a, const Candidate& b) {
@@ -176,9 +189,7 @@ double Estimator::Predict(const Candidate& one,
   const GpuSpecs* const gpu =
       machine_.gpu.empty() ? nullptr : FindGpuSpecs(machine_.gpu);
   StepWork work;
-  work.update_seconds =
-      kUpdateBytes * one.updated /
-      (gpu == nullptr ? kHostBandwidth : kMemoryPart * gpu->bandwidth);
+  work.update_seconds = UpdateSeconds(one, gpu);
   work.micro_seconds = MicroStep(one, checkpointing, work.update_seconds);
   work.accumulation = one.accumulation;
   const double recompute = RecomputeFactor({}, 0, checkpointing);
@@ -220,7 +231,9 @@ double Estimator::MicroStep(const Candidate& one,
     host = kUnitSeconds * static_cast<double>(model.units().size());
   }
   if (rate == 0.0 || work == 0.0) return 0.0;
-  return std::max(host, work / rate) * factor;
+  // Small products don't fill a GPU.
+  const double small = gpu == nullptr ? 0.0 : kFewTokens / tokens;
+  return std::max(host, work / rate * (1.0 + small)) * factor;
 }
 
 Link Estimator::LinkOf(int hosts, int ranks) const {

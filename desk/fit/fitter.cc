@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
@@ -39,8 +40,10 @@ using Places = std::vector<std::pair<int, int>>;
 
 // What is asked of the config before it is prepared.
 struct Launching {
-  int processes = 0;  // 0: the config doesn't say
-  int64_t global_batch = 0;
+  int processes = 0;         // 0: the config doesn't say
+  int64_t global_batch = 0;  // the same
+  int64_t micro_batch = 1;   // if global_batch is 0
+  Train train;
 };
 
 absl::StatusOr<Launching> ReadLaunch(const RunOptions& options) {
@@ -51,6 +54,10 @@ absl::StatusOr<Launching> ReadLaunch(const RunOptions& options) {
   Launching launching;
   launching.processes = loaded.config.launch().processes();
   launching.global_batch = loaded.config.batch().global_batch_size();
+  const int64_t micro = loaded.config.batch().micro_batch_size();
+  launching.micro_batch =
+      micro == Batching::AUTO ? kAutoSamples : std::max<int64_t>(1, micro);
+  launching.train = loaded.config.train();
   return launching;
 }
 
@@ -97,7 +104,7 @@ Places PlacesOf(const Machine& machine, const Launching& launching) {
   return {places.begin(), places.end()};
 }
 
-// The run for the machine, its global batch as the config means it there.
+// The run for the machine.
 absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
                                                      const Machine& machine,
                                                      int64_t global_batch) {
@@ -116,11 +123,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
     options.overrides.push_back("launch.nodes=0");
     options.overrides.push_back("launch.rendezvous=");
   }
-  if (global_batch > 0) {
-    options.overrides.push_back("batch.micro_batch_size=1");
-    options.overrides.push_back(
-        absl::StrCat("batch.global_batch_size=", global_batch));
-  }
+  options.overrides.push_back("batch.micro_batch_size=1");
+  options.overrides.push_back(
+      absl::StrCat("batch.global_batch_size=", global_batch));
   return Prepare(options);
 }
 
@@ -146,8 +151,30 @@ class Fitter {
 
  private:
   void Judge() {
-    for (Candidate& one : answer_.candidates) estimator_.Estimate(&one);
+    // By all but recomputation: the least work of it that fits.
+    std::map<std::string, double> least;
+    const auto key = [](const Candidate& one) {
+      return absl::StrCat(one.hosts, " ", one.ranks, " ",
+                          one.choice.micro_batch, " ", one.Strategy());
+    };
+    const auto work = [](const Candidate& one) {
+      return RecomputeFactor({}, 0, one.Checkpointing());
+    };
+    for (Candidate& one : answer_.candidates) {
+      estimator_.Estimate(&one);
+      if (!one.refused.empty()) continue;
+      const auto [at, added] = least.emplace(key(one), work(one));
+      if (!added) at->second = std::min(at->second, work(one));
+    }
+    for (Candidate& one : answer_.candidates) {
+      one.needless = one.refused.empty() && work(one) > least[key(one)];
+    }
     Sort();
+  }
+
+  // Values within one half of a percent are equal.
+  static int64_t Steps(double value) {
+    return value > 0.0 ? std::llround(std::log(value) / 0.005) : 0;
   }
 
   double Value(const Candidate& one) const {
@@ -163,17 +190,22 @@ class Fitter {
   }
 
   void Sort() {
-    std::stable_sort(answer_.candidates.begin(), answer_.candidates.end(),
-                     [this](const Candidate& a, const Candidate& b) {
-                       if (a.refused.empty() != b.refused.empty()) {
-                         return a.refused.empty();
-                       }
-                       if (!a.refused.empty()) return a.memory < b.memory;
-                       const double first = Value(a);
-                       const double second = Value(b);
-                       return first != second ? first < second
-                                              : a.seconds < b.seconds;
-                     });
+    std::stable_sort(
+        answer_.candidates.begin(), answer_.candidates.end(),
+        [this](const Candidate& a, const Candidate& b) {
+          if (a.refused.empty() != b.refused.empty()) {
+            return a.refused.empty();
+          }
+          if (!a.refused.empty()) return a.memory < b.memory;
+          if (answer_.wish != Wish::kMemory && a.needless != b.needless) {
+            return b.needless;
+          }
+          const int64_t first = Steps(Value(a));
+          const int64_t second = Steps(Value(b));
+          if (first != second) return first < second;
+          return answer_.wish == Wish::kMemory ? a.seconds < b.seconds
+                                               : a.memory < b.memory;
+        });
   }
 
   // The candidates to measure micro-steps by: for each number of ranks of a
@@ -304,14 +336,15 @@ absl::StatusOr<Answer> Find(const Question& question) {
   CAPSTAN_ASSIGN_OR_RETURN(answer.machine, MachineOf(question, launching));
   const Machine& machine = answer.machine;
   if (machine.here) NoteLoad(&answer);
-  CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<Prepared> prepared,
-                           PrepareFor(question, machine, 0));
+  // What the config makes it on all ranks, where it doesn't say.
+  const int64_t global =
+      launching.global_batch > 0
+          ? launching.global_batch
+          : launching.micro_batch *
+                MeshOf(launching.train, machine.all_ranks()).data;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
+                           PrepareFor(question, machine, global));
   if (prepared == nullptr) return answer;  // --print_config
-  int64_t global = prepared->job.batch.global_batch_size;
-  if (launching.global_batch == 0 && machine.gpu.empty()) {
-    global *= machine.hosts;  // it was prepared for one
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(prepared, PrepareFor(question, machine, global));
   const TrainJob& job = prepared->job;
   answer.run = job.loaded.config.name();
   answer.global_batch = global;

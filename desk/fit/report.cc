@@ -69,7 +69,10 @@ std::vector<const Candidate*> Shown(const Answer& answer) {
   std::set<std::tuple<int, int, std::string>> seen;
   std::vector<const Candidate*> shown;
   for (const Candidate& one : answer.candidates) {
-    if (!one.refused.empty() || shown.size() == kMostRows) continue;
+    if (!one.refused.empty() || shown.size() == kMostRows ||
+        (one.needless && answer.wish != Wish::kMemory)) {
+      continue;
+    }
     // The next best of what is best is of interest, too.
     if (seen.insert({one.hosts, one.ranks, one.Strategy()}).second ||
         shown.size() < 3) {
