@@ -30,7 +30,7 @@ import hosts_bench
 ROOT = pathlib.Path(__file__).absolute().parent.parent
 TRAINER = ROOT / "bazel-bin/trainer/trainer"
 PORT = 29571
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 90
 GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 STEP_SECONDS = 1.0  # of each run
 NEAREST = 5         # ways that are run again
@@ -104,10 +104,12 @@ class Place:
         if self.group:
             self.group.rmdir()
 
-    def start(self, args, host=0, **more):
+    def start(self, args, host=0, of=1, **more):
         command = [str(TRAINER), *args]
         environment = dict(os.environ)
         if self.hosts:
+            environment["OMP_NUM_THREADS"] = "1"
+        if of > 1:
             command = ["ip", "netns", "exec", self.hosts.name(host)] + command
             environment = hosts_bench.rank_environment(self.hosts, host,
                                                        port=PORT)
@@ -125,7 +127,7 @@ class Place:
         try:
             for host in range(hosts):
                 processes.append(self.start(
-                    args, host, stdout=subprocess.PIPE if host == 0 else
+                    args, host, hosts, stdout=subprocess.PIPE if host == 0 else
                     subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             output, _ = processes[0].communicate(timeout=LIMIT_SECONDS)
             codes = [process.wait(timeout=60) for process in processes]
@@ -151,7 +153,7 @@ def run_way(place, run, way, folder):
     with tempfile.TemporaryDirectory(dir=folder) as output:
         sets = [*way["set"], f"output_dir={output}/run", "train.log_every=1",
                 "train.eval_every=0", f"train.max_steps={steps}"]
-        if place.hosts:
+        if way["hosts"] > 1:
             sets = [s for s in sets if not s.startswith("launch.")]
         code, _ = place.run(["train", *words(run, sets)], hosts=way["hosts"])
         if code != 0:

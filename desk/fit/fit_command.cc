@@ -27,6 +27,7 @@ struct FitOptions {
   int trials = 4;
   std::string write;
   bool again = false;
+  bool packing = false;
 };
 
 absl::StatusOr<Wish> WishOf(const std::string& text) {
@@ -74,6 +75,7 @@ absl::StatusOr<int> Fit(const FitOptions& options) {
   question.machines = options.machines;
   question.trials = options.trials;
   question.again = options.again;
+  question.packing = options.packing;
   CAPSTAN_ASSIGN_OR_RETURN(question.wish, WishOf(options.wish));
   Progress progress;
   question.progress = [&progress](const std::string& what) {
@@ -123,6 +125,8 @@ void AddFlags(Flags& flags, FitOptions* options) {
       .Type("FILE");
   flags.Add("--again", &options->again,
             "Measure anew what earlier calls have measured");
+  flags.Add("--packing", &options->packing,
+            "Also say what an epoch takes with each packing of rows");
   flags.Add("--json", &options->run.json, "Print JSON, for programs");
 }
 

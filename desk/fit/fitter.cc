@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/fit/fitter.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -329,8 +331,100 @@ const Candidate* Answer::best() const {
              : &candidates.front();
 }
 
+namespace {
+
+// The mean of what the reader tells of rows, or the longest.
+double TokensOfRow(const TrainJob& job) {
+  constexpr int64_t kMostRows = 100000;
+  const DatasetReader& data = *job.parts.train_data;
+  const int64_t rows = std::min(kMostRows, data.size());
+  double tokens = 0.0;
+  for (int64_t i = 0; i < rows; ++i) {
+    tokens += static_cast<double>(data.sample_length(i));
+  }
+  return tokens > 0.0 ? tokens / static_cast<double>(rows)
+                      : static_cast<double>(LongestRow(job));
+}
+
+// The values that the reader's `packing` may have, its own first; empty if it
+// has none.
+std::vector<std::string> Packings(const LoadedConfig& loaded) {
+  std::vector<std::string> packings;
+  const auto data = Unpack(loaded.config.train_data());
+  if (!data.ok()) return packings;
+  const auto* const field = SingleField(
+      **data, "packing", google::protobuf::FieldDescriptor::TYPE_ENUM);
+  if (field == nullptr) return packings;
+  const auto* const own = (*data)->GetReflection()->GetEnum(**data, field);
+  packings.emplace_back(own->name());
+  for (int i = 0; i < field->enum_type()->value_count(); ++i) {
+    const auto* const value = field->enum_type()->value(i);
+    if (value != own) packings.emplace_back(value->name());
+  }
+  return packings;
+}
+
+PackedEpoch EpochOf(const std::string& packing,
+                    const absl::StatusOr<Answer>& answer) {
+  PackedEpoch epoch;
+  epoch.packing = packing;
+  const Candidate* const best = answer.ok() ? answer->best() : nullptr;
+  if (best == nullptr) {
+    epoch.way =
+        answer.ok() ? "nothing fits" : std::string(answer.status().message());
+    return epoch;
+  }
+  epoch.seconds = best->seconds * static_cast<double>(answer->epoch_rows) /
+                  static_cast<double>(answer->global_batch);
+  epoch.way = absl::StrCat(best->Strategy(), ", micro-batch ",
+                           best->choice.micro_batch);
+  return epoch;
+}
+
+// Asks the same of each other packing.
+void AskOfPackings(const Question& question, const LoadedConfig& loaded,
+                   Answer* answer) {
+  const std::vector<std::string> packings = Packings(loaded);
+  if (packings.empty()) {
+    answer->notes.push_back("--packing: this run's data can't be packed");
+    return;
+  }
+  answer->packings.push_back(EpochOf(packings[0], *answer));
+  for (size_t i = 1; i < packings.size(); ++i) {
+    Question other = question;
+    other.packing = false;
+    other.trials = std::min(other.trials, 2);
+    other.run.overrides.push_back(
+        absl::StrCat("train_data.packing=", packings[i]));
+    answer->packings.push_back(EpochOf(packings[i], Find(other)));
+  }
+}
+
+// Runs of this machine's own ranks, or of a described one.
+absl::Status CheckPlace(const Prepared& prepared, const Machine& machine) {
+  if (!prepared.place.forks) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "fit starts ranks itself, and ", prepared.place.info.placed_by,
+        " has started this one: run it alone on one host, and describe the "
+        "others with --machine"));
+  }
+  if (machine.here && prepared.place.info.nodes > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the run is for ", prepared.place.info.nodes,
+        " hosts (launch.nodes): describe them with --machine, or add --set "
+        "launch.nodes=1"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<Answer> Find(const Question& question) {
   Answer answer;
+  if (question.run.print_config) {
+    CAPSTAN_RETURN_IF_ERROR(Prepare(question.run).status());
+    return answer;
+  }
   answer.wish = question.wish;
   CAPSTAN_ASSIGN_OR_RETURN(const Launching launching, ReadLaunch(question.run));
   CAPSTAN_ASSIGN_OR_RETURN(answer.machine, MachineOf(question, launching));
@@ -344,14 +438,15 @@ absl::StatusOr<Answer> Find(const Question& question) {
                 MeshOf(launching.train, machine.all_ranks()).data;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            PrepareFor(question, machine, global));
-  if (prepared == nullptr) return answer;  // --print_config
+  CAPSTAN_RETURN_IF_ERROR(CheckPlace(*prepared, machine));
   const TrainJob& job = prepared->job;
   answer.run = job.loaded.config.name();
   answer.global_batch = global;
-  answer.length = LongestRow(job);
+  answer.tokens = TokensOfRow(job);
   answer.own_processes = prepared->place.info.local_world_size;
+  answer.epoch_rows = EpochRows(job.parts);
   answer.steps =
-      StepsOfRun(job.loaded.config.train(), EpochRows(job.parts), global);
+      StepsOfRun(job.loaded.config.train(), answer.epoch_rows, global);
   CAPSTAN_ASSIGN_OR_RETURN(
       Candidates found,
       FindCandidates(*prepared, PlacesOf(machine, launching)));
@@ -369,6 +464,7 @@ absl::StatusOr<Answer> Find(const Question& question) {
                     question.again, question.progress);
   Fitter(question, &answer, prepared.get(), &estimator, &measurer).Run();
   answer.machine.measured = estimator.measured();
+  if (question.packing) AskOfPackings(question, job.loaded, &answer);
   return answer;
 }
 

@@ -25,7 +25,15 @@ struct Question {
   Wish wish = Wish::kTime;
   int trials = 4;
   bool again = false;
+  bool packing = false;  // whether to ask about other packings, too
   std::function<void(const std::string&)> progress;
+};
+
+// What an epoch would take with another packing of rows, at its best.
+struct PackedEpoch {
+  std::string packing;   // "BEST_FIT"
+  double seconds = 0.0;  // 0: it can't be
+  std::string way;       // or why it can't be
 };
 
 struct Answer {
@@ -33,7 +41,8 @@ struct Answer {
   Machine machine;
   Wish wish = Wish::kTime;
   int64_t global_batch = 0;
-  int64_t length = 0;  // tokens of a row; 0: unknown
+  double tokens = 0.0;  // of a row that is trained on, the mean; 0: unknown
+  int64_t epoch_rows = 0;
   int64_t steps = 0;
   int64_t own_processes = 0;  // that the config starts on a host
   // Best first; those that can't be are behind, by what they need.
@@ -41,6 +50,8 @@ struct Answer {
   std::vector<LeftOut> left_out;
   std::vector<std::string> notes;
   int trials = 0;  // that were run now or earlier
+  // The first is the config's own; empty if not asked.
+  std::vector<PackedEpoch> packings;
 
   // What all steps take, in seconds, and cost.
   double Total(const Candidate& one) const;

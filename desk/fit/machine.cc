@@ -241,8 +241,13 @@ absl::StatusOr<std::vector<Measured>> MeasuredOf(const std::string& path,
     m.process = keys.Int("process", 0);
     m.planned = keys.Int("planned", 0);
     CAPSTAN_RETURN_IF_ERROR(keys.status());
-    m.strategy = one.value("strategy", "");
-    m.checkpointing = one.value("activation_checkpointing", "NONE");
+    const auto text = [&one](const char* key, const char* otherwise) {
+      const Json* const value = one.contains(key) ? &one[key] : nullptr;
+      return value != nullptr && value->is_string() ? value->get<std::string>()
+                                                    : std::string(otherwise);
+    };
+    m.strategy = text("strategy", "");
+    m.checkpointing = text("activation_checkpointing", "NONE");
     if (!(m.seconds > 0.0) || m.samples < 1 || m.accumulation < 1) {
       return Wrong(path, "measured",
                    "must have seconds, micro_batch_size and accumulation "

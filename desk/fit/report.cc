@@ -2,6 +2,7 @@
 #include "desk/fit/report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -57,7 +58,7 @@ std::string RangeText(double low, double high) {
 
 double TokensPerSecond(const Answer& answer, const Candidate& one) {
   return static_cast<double>(answer.global_batch) *
-         static_cast<double>(std::max<int64_t>(1, answer.length)) / one.seconds;
+         std::max(1.0, answer.tokens) / one.seconds;
 }
 
 std::string RanksText(const Candidate& one) {
@@ -176,6 +177,19 @@ std::string LeftOutText(const Answer& answer, int columns) {
   return text.empty() ? "" : absl::StrCat("\nleft out\n", text);
 }
 
+// What an epoch takes with each packing.
+std::string PackingText(const Answer& answer) {
+  std::string text =
+      "\nan epoch, by train_data.packing (which changes the rows of a step)\n";
+  for (const PackedEpoch& one : answer.packings) {
+    absl::StrAppendFormat(
+        &text, "  %-15s %s\n", one.packing,
+        one.seconds > 0.0 ? absl::StrCat(ClockTime(one.seconds), "  ", one.way)
+                          : one.way);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string ConfigText(const Answer& answer, const Candidate& candidate) {
@@ -191,8 +205,9 @@ std::string AsText(const Answer& answer, int columns) {
   std::string text = absl::StrCat(
       answer.run, " on ", MachineText(answer), "\n", "global batch ",
       answer.global_batch,
-      answer.length > 0 ? absl::StrCat(" x ", answer.length, " tokens")
-                        : std::string(),
+      answer.tokens > 0.0
+          ? absl::StrCat(" x ", std::llround(answer.tokens), " tokens")
+          : std::string(),
       ", ", WithCommas(answer.steps), " steps; ", WishText(answer.wish),
       "\n\n");
   const std::vector<const Candidate*> shown = Shown(answer);
@@ -204,7 +219,7 @@ std::string AsText(const Answer& answer, int columns) {
                 "recompute",
                 "step ",
                 "range",
-                answer.length > 0 ? "tokens/s" : "rows/s",
+                answer.tokens > 0.0 ? "tokens/s" : "rows/s",
                 answer.machine.gpu.empty() ? "memory" : "tensors",
                 "total"};
     if (answer.machine.price_per_hour > 0.0) head.push_back("cost");
@@ -219,6 +234,7 @@ std::string AsText(const Answer& answer, int columns) {
   for (const std::string& note : answer.notes) {
     absl::StrAppend(&text, "\n", WrappedText(note, 0, columns));
   }
+  if (!answer.packings.empty()) absl::StrAppend(&text, PackingText(answer));
   const Candidate* const best = answer.best();
   if (best != nullptr) {
     absl::StrAppend(&text,
@@ -268,13 +284,18 @@ Json AsJson(const Answer& answer) {
                         : answer.wish == Wish::kMemory ? "memory"
                                                        : "cost"},
                {"global_batch_size", answer.global_batch},
-               {"sequence_length", answer.length},
+               {"tokens_per_row", answer.tokens},
                {"steps", answer.steps},
                {"fits", best != nullptr},
                {"ways", ways},
                {"left_out", left_out},
                {"notes", answer.notes},
                {"machine", AsJson(answer.machine)}};
+  for (const PackedEpoch& one : answer.packings) {
+    json["packings"].push_back({{"packing", one.packing},
+                                {"epoch_seconds", one.seconds},
+                                {"way", one.way}});
+  }
   if (best != nullptr) json["config"] = ConfigText(answer, *best);
   return json;
 }
