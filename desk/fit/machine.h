@@ -29,7 +29,8 @@ struct Measured {
   std::string checkpointing;  // "NONE", "MLP", ..
   int64_t samples = 1;        // of a micro-batch
   int64_t accumulation = 1;
-  double seconds = 0.0;  // of a step: the median, and nine tenths are between
+  double seconds =
+      0.0;  // of a step: the lower quartile; nine tenths are between
   double low = 0.0;
   double high = 0.0;
   // In a step, of one rank: collectives, as long as they took, and bytes sent.
