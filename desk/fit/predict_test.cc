@@ -137,5 +137,33 @@ TEST(RecomputeFactorTest, IsMeasuredOrWhatTheWorkSays) {
   EXPECT_DOUBLE_EQ(RecomputeFactor({one}, 2, "NONE"), 1.0);
 }
 
+// Recorded on two hosts whose link tbf limited to 1 Gbit/s, on a busy machine:
+// doctor's all-reduces, a step of run_distributed.pbtxt in one micro-batch of 8
+// on two ranks of one host; and steps as they then were on two hosts.
+TEST(StepSecondsTest, AsRecordedOnTwoHosts) {
+  Measured one = Step(8, 1, 0.2403);
+  one.communication = 0.0120;
+  StepWork work;
+  work.update_seconds = 0.0033;
+  work.micro_seconds = MicroSeconds({one}, 2, 8, work.update_seconds);
+  work.units = 7;
+  work.link = Link({{4096, 0.000147},
+                    {16384, 0.000122},
+                    {65536, 0.000164},
+                    {262144, 0.001568},
+                    {1048576, 0.008704},
+                    {4194304, 0.036377},
+                    {16777216, 0.142179},
+                    {67108864, 0.566092}});
+  work.traffic.gradients_once = 3738624;
+  work.traffic.all_reduce = true;
+  EXPECT_NEAR(StepSeconds(work), 0.2495, 0.02495) << "capstan.ddp";
+  work.update_seconds /= 2;
+  work.traffic = Traffic();
+  work.traffic.gradients_each = 3738624 / 2.0;
+  work.traffic.parameters_once = 3738624 / 2.0;
+  EXPECT_NEAR(StepSeconds(work), 0.2500, 0.02500) << "capstan.zero2";
+}
+
 }  // namespace
 }  // namespace capstan::fit
