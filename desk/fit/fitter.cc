@@ -3,7 +3,6 @@
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
@@ -305,14 +304,13 @@ class Fitter {
   Measurer& measurer_;
 };
 
-void NoteLoad(Answer* answer) {
-  double load = 0.0;
-  if (getloadavg(&load, 1) == 1 && load > 0.5 * AvailableCores()) {
-    answer->notes.push_back(absl::StrFormat(
-        "other programs keep %.1f cores busy: what was measured is too slow by "
-        "that; fit again when they are done (--again)",
-        load));
-  }
+// Cores that others kept busy beside a measurement.
+void NoteDisturbance(double cores, Answer* answer) {
+  if (cores < 0.3) return;
+  answer->notes.push_back(absl::StrFormat(
+      "other programs kept %.1f cores busy: what was measured is too slow by "
+      "that; fit again when they are done (--again)",
+      cores));
 }
 
 }  // namespace
@@ -429,7 +427,6 @@ absl::StatusOr<Answer> Find(const Question& question) {
   CAPSTAN_ASSIGN_OR_RETURN(const Launching launching, ReadLaunch(question.run));
   CAPSTAN_ASSIGN_OR_RETURN(answer.machine, MachineOf(question, launching));
   const Machine& machine = answer.machine;
-  if (machine.here) NoteLoad(&answer);
   // What the config makes it on all ranks, where it doesn't say.
   const int64_t global =
       launching.global_batch > 0
@@ -463,6 +460,7 @@ absl::StatusOr<Answer> Find(const Question& question) {
   Measurer measurer(question.run, PrintConfig(job.loaded.config),
                     question.again, question.progress);
   Fitter(question, &answer, prepared.get(), &estimator, &measurer).Run();
+  NoteDisturbance(measurer.disturbed(), &answer);
   answer.machine.measured = estimator.measured();
   if (question.packing) AskOfPackings(question, job.loaded, &answer);
   return answer;

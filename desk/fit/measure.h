@@ -32,6 +32,9 @@ class Measurer {
   // text is what the run printed last.
   absl::StatusOr<Measured> Measure(const Candidate& candidate, double seconds);
 
+  // The most cores that others kept busy beside what was measured now.
+  double disturbed() const { return disturbed_; }
+
   // Of one candidate, measured several times: medians' median, and the range of
   // all.
   static Measured Together(const std::vector<Measured>& several);
@@ -47,6 +50,7 @@ class Measurer {
   std::string kept_file_;        // "": there is no place for one
   std::vector<Measured> kept_;   // of earlier calls
   std::vector<Measured> taken_;  // of this one
+  double disturbed_ = 0.0;
 };
 
 }  // namespace capstan::fit

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -103,22 +104,56 @@ TriedSteps ReadSteps(const std::string& folder) {
   return tried;
 }
 
-// The peak of the largest process among those of a run's ranks.
-int64_t LargestProcess(const std::string& folder) {
-  int64_t largest = 0;
+// The processes of a run's ranks.
+std::vector<int64_t> RankProcesses(const std::string& folder) {
+  std::vector<int64_t> processes;
   for (const auto& [rank, path] : RankFiles(folder)) {
     const absl::StatusOr<std::string> text = ReadWholeFile(path);
     if (!text.ok()) continue;
     const auto json =
         ParseJson<nlohmann::json>(text->substr(0, text->find('\n')));
     if (!json.is_object() || !json.contains("pid")) continue;
+    processes.push_back(json["pid"].get<int64_t>());
+  }
+  return processes;
+}
+
+// The peak of the largest of the processes.
+int64_t LargestOf(const std::vector<int64_t>& processes) {
+  int64_t largest = 0;
+  for (const int64_t process : processes) {
     largest = std::max(
-        largest,
-        1024 * NumberAfter(absl::StrCat("/proc/", json["pid"].get<int64_t>(),
-                                        "/status"),
-                           "VmHWM:"));
+        largest, 1024 * NumberAfter(absl::StrCat("/proc/", process, "/status"),
+                                    "VmHWM:"));
   }
   return largest;
+}
+
+// The sum of a line's words from `first` on, `count` of them, as seconds.
+double SecondsIn(const std::string& line, size_t first, size_t count) {
+  const std::vector<std::string> words =
+      absl::StrSplit(line, ' ', absl::SkipWhitespace());
+  double ticks = 0.0;
+  for (size_t i = first; i < std::min(first + count, words.size()); ++i) {
+    double number = 0.0;
+    if (absl::SimpleAtod(words[i], &number)) ticks += number;
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// CPU time that the machine has given to all but these processes.
+double SecondsOfOthers(const std::vector<int64_t>& processes) {
+  // user nice system, then idle and iowait, then irq softirq steal.
+  const std::string all = FirstLineIn("/proc/stat");
+  double seconds = SecondsIn(all, 1, 3) + SecondsIn(all, 6, 3);
+  for (const int64_t process : processes) {
+    const std::string line =
+        FirstLineIn(absl::StrCat("/proc/", process, "/stat"));
+    // utime and stime are the twelfth and thirteenth behind the name.
+    const size_t name = line.rfind(')');
+    if (name != line.npos) seconds -= SecondsIn(line.substr(name + 1), 11, 2);
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -265,11 +300,27 @@ TriedSteps TrySteps(std::vector<std::string> words, const std::string& folder,
   bool ended = false;
   {
     const Undo stop([group = *child] { kill(-group, SIGKILL); });
+    double others = -1.0;  // when the first step was done
+    auto begin = end;
     while (!ended && !enough() && std::chrono::steady_clock::now() < end) {
       ended = WaitFor(*child, 0.05).has_value();
       tried = ReadSteps(output);
+      if (others < 0.0 && !tried.seconds.empty()) {
+        begin = std::chrono::steady_clock::now();
+        others = SecondsOfOthers(RankProcesses(output));
+      }
     }
-    if (!ended) tried.process = LargestProcess(output);
+    if (!ended) {
+      const std::vector<int64_t> processes = RankProcesses(output);
+      tried.process = LargestOf(processes);
+      const double elapsed = std::chrono::duration<double>(
+                                 std::chrono::steady_clock::now() - begin)
+                                 .count();
+      if (elapsed > 0.0) {
+        tried.others =
+            std::max(0.0, SecondsOfOthers(processes) - others) / elapsed;
+      }
+    }
   }
   if (!ended) WaitFor(*child);
   return tried;

@@ -76,6 +76,8 @@ struct TriedSteps {
   double communication = 0.0;
   double bytes_sent = 0.0;
   int64_t process = 0;  // bytes of the largest rank's process, at its peak
+  // Cores that other programs kept busy meanwhile, the mean.
+  double others = 0.0;
 };
 
 struct TrialLimits {
