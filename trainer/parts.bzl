@@ -50,6 +50,7 @@ DESK_PARTS = [
     ("//desk/eval", "eval"),
     ("//desk/explain", "explain"),
     ("//desk/export", "export"),
+    ("//desk/fit", "fit"),
     ("//desk/forget", "forget"),
     ("//desk/gpus", "gpus"),
     ("//desk/http", "http"),

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/gpus.h"
 #include "base/json.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "cluster/comm/create.h"
 #include "cluster/launch/place.h"
@@ -98,10 +99,22 @@ Finding LookAtPipeline(const Prepared& prepared, const RunOptions& options) {
                    "more");
 }
 
-void Print(const HostReport& own, const RanksReport& ranks, bool json) {
+// What `fit --machine` reads besides.
+void AddMachine(const Place& place, Json* all) {
+  (*all)["ranks"] = place.info.world_size;
+  (*all)["cores"] = AvailableCores();
+  (*all)["memory"] = AvailableHostMemory();
+  if (Gpus().gpus.empty()) return;
+  (*all)["gpu"] = Gpus().gpus[0].name;
+  (*all)["gpu_memory"] = LeastGpuMemory();
+}
+
+void Print(const HostReport& own, const RanksReport& ranks,
+           const absl::StatusOr<Place>& place, bool json) {
   if (json) {
     Json all = AsJson(ranks);
     all["hosts"].insert(all["hosts"].begin(), AsJson(own));
+    if (place.ok()) AddMachine(*place, &all);
     std::cout << JsonText(all, 2) << "\n";
     return;
   }
@@ -197,7 +210,7 @@ absl::StatusOr<int> Doctor(const RunOptions& options) {
     found.push_back(std::move(finding));
   }
   ranks.findings.insert(ranks.findings.end(), found.begin(), found.end());
-  if (ranks.rank == 0) Print(own, ranks, options.json);
+  if (ranks.rank == 0) Print(own, ranks, subject.place, options.json);
   bool failure = AnyFailure(own.findings) || AnyFailure(ranks.findings);
   for (const HostReport& host : ranks.others) {
     failure = failure || AnyFailure(host.findings);

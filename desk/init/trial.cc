@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -18,8 +20,10 @@
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/machine.h"
 #include "base/status.h"
 #include "base/subprocess.h"
+#include "desk/run_folder/rank_lines.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
 #include "inference/load/run_tokenizer.h"
@@ -35,8 +39,6 @@
 namespace capstan::init {
 namespace {
 
-// The first step allocates; the next ones are the rule.
-constexpr size_t kSteps = 4;
 // Of which lengths are looked up.
 constexpr int64_t kMostLengths = 1000000;
 
@@ -73,18 +75,83 @@ absl::Status WithoutPlace(const absl::Status& status,
   return WithMessage(status, message.substr(end + 2));
 }
 
-// The lines of a run's metrics so far, as seconds of steps.
-std::vector<double> StepSeconds(const std::string& folder) {
-  std::vector<double> seconds;
+// The lines of a run's metrics so far. The first step allocates; the next ones
+// are the rule.
+TriedSteps ReadSteps(const std::string& folder) {
+  TriedSteps tried;
   const absl::StatusOr<std::string> text =
       ReadWholeFile(folder + "/metrics.jsonl");
-  if (!text.ok()) return seconds;
+  if (!text.ok()) return tried;
+  bool first = true;
+  std::vector<double> communication;
   for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
     const auto json = ParseJson<nlohmann::json>(line);
-    if (json.is_object() && json.contains("step_seconds") &&
-        json["step_seconds"].is_number()) {
-      seconds.push_back(json["step_seconds"].get<double>());
+    if (!json.is_object() || !json.contains("step_seconds") ||
+        !json["step_seconds"].is_number()) {
+      continue;
     }
+    if (!first) {
+      tried.seconds.push_back(json["step_seconds"].get<double>());
+      communication.push_back(json.value("communication_seconds", 0.0));
+      tried.bytes_sent = json.value("bytes_sent", 0.0);
+    }
+    first = false;
+  }
+  if (!communication.empty()) {
+    tried.communication =
+        *std::min_element(communication.begin(), communication.end());
+  }
+  return tried;
+}
+
+// The processes of a run's ranks.
+std::vector<int64_t> RankProcesses(const std::string& folder) {
+  std::vector<int64_t> processes;
+  for (const auto& [rank, path] : RankFiles(folder)) {
+    const absl::StatusOr<std::string> text = ReadWholeFile(path);
+    if (!text.ok()) continue;
+    const auto json =
+        ParseJson<nlohmann::json>(text->substr(0, text->find('\n')));
+    if (!json.is_object() || !json.contains("pid")) continue;
+    processes.push_back(json["pid"].get<int64_t>());
+  }
+  return processes;
+}
+
+// The peak of the largest of the processes.
+int64_t LargestOf(const std::vector<int64_t>& processes) {
+  int64_t largest = 0;
+  for (const int64_t process : processes) {
+    largest = std::max(
+        largest, 1024 * NumberAfter(absl::StrCat("/proc/", process, "/status"),
+                                    "VmHWM:"));
+  }
+  return largest;
+}
+
+// The sum of a line's words from `first` on, `count` of them, as seconds.
+double SecondsIn(const std::string& line, size_t first, size_t count) {
+  const std::vector<std::string> words =
+      absl::StrSplit(line, ' ', absl::SkipWhitespace());
+  double ticks = 0.0;
+  for (size_t i = first; i < std::min(first + count, words.size()); ++i) {
+    double number = 0.0;
+    if (absl::SimpleAtod(words[i], &number)) ticks += number;
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// CPU time that the machine has given to all but these processes.
+double SecondsOfOthers(const std::vector<int64_t>& processes) {
+  // user nice system, then idle and iowait, then irq softirq steal.
+  const std::string all = FirstLineIn("/proc/stat");
+  double seconds = SecondsIn(all, 1, 3) + SecondsIn(all, 6, 3);
+  for (const int64_t process : processes) {
+    const std::string line =
+        FirstLineIn(absl::StrCat("/proc/", process, "/stat"));
+    // utime and stime are the twelfth and thirteenth behind the name.
+    const size_t name = line.rfind(')');
+    if (name != line.npos) seconds -= SecondsIn(line.substr(name + 1), 11, 2);
   }
   return seconds;
 }
@@ -199,11 +266,11 @@ absl::optional<double> Trial::MeasureStep(const Recipe& recipe,
                        limit_seconds);
 }
 
-absl::optional<double> StepSecondsOf(std::vector<std::string> words,
-                                     const std::string& folder,
-                                     double limit_seconds) {
+TriedSteps TrySteps(std::vector<std::string> words, const std::string& folder,
+                    const TrialLimits& limits) {
+  TriedSteps tried;
   const std::string output = folder + "/run";
-  if (!RemoveTree(output).ok()) return absl::nullopt;
+  if (!RemoveTree(output).ok()) return tried;
   const int log = open((folder + "/log").c_str(),
                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   Program program;
@@ -222,21 +289,50 @@ absl::optional<double> StepSecondsOf(std::vector<std::string> words,
   program.own_group = program.dies_with_parent = true;
   const absl::StatusOr<pid_t> child = StartProgram(program);
   if (log >= 0) close(log);
-  if (!child.ok()) return absl::nullopt;
+  if (!child.ok()) return tried;
   const auto end = std::chrono::steady_clock::now() +
-                   std::chrono::duration<double>(limit_seconds);
-  std::vector<double> seconds;
+                   std::chrono::duration<double>(limits.all_seconds);
+  const auto enough = [&limits, &tried] {
+    return tried.seconds.size() >= limits.steps &&
+           std::accumulate(tried.seconds.begin(), tried.seconds.end(), 0.0) >=
+               limits.seconds;
+  };
   bool ended = false;
   {
     const Undo stop([group = *child] { kill(-group, SIGKILL); });
-    while (!ended && seconds.size() < kSteps &&
-           std::chrono::steady_clock::now() < end) {
-      ended = WaitFor(*child, 0.1).has_value();
-      seconds = StepSeconds(output);
+    double others = -1.0;  // when the first step was done
+    auto begin = end;
+    while (!ended && !enough() && std::chrono::steady_clock::now() < end) {
+      ended = WaitFor(*child, 0.05).has_value();
+      tried = ReadSteps(output);
+      if (others < 0.0 && !tried.seconds.empty()) {
+        begin = std::chrono::steady_clock::now();
+        others = SecondsOfOthers(RankProcesses(output));
+      }
+    }
+    if (!ended) {
+      const std::vector<int64_t> processes = RankProcesses(output);
+      tried.process = LargestOf(processes);
+      const double elapsed = std::chrono::duration<double>(
+                                 std::chrono::steady_clock::now() - begin)
+                                 .count();
+      if (elapsed > 0.0) {
+        tried.others =
+            std::max(0.0, SecondsOfOthers(processes) - others) / elapsed;
+      }
     }
   }
   if (!ended) WaitFor(*child);
-  if (seconds.size() > 1) seconds.erase(seconds.begin());
+  return tried;
+}
+
+absl::optional<double> StepSecondsOf(std::vector<std::string> words,
+                                     const std::string& folder,
+                                     double limit_seconds) {
+  TrialLimits limits;
+  limits.all_seconds = limit_seconds;
+  std::vector<double> seconds =
+      TrySteps(std::move(words), folder, limits).seconds;
   if (seconds.empty()) return absl::nullopt;
   std::sort(seconds.begin(), seconds.end());
   return seconds[seconds.size() / 2];

@@ -68,9 +68,31 @@ class Trial {
   const Undo remove_folder_{[this] { RemoveFolder(); }};
 };
 
-// Median seconds of a step but the first of the run that these words of a
-// command line start, by running a few below `folder`, for `limit_seconds` at
-// most. nullopt: there was none; FOLDER/log has what it printed.
+// Steps of a run that was tried.
+struct TriedSteps {
+  std::vector<double> seconds;  // but those of the first
+  // In a step: collectives of rank 0, as long as they took at least, when no
+  // rank waited for another, and what it sent.
+  double communication = 0.0;
+  double bytes_sent = 0.0;
+  int64_t process = 0;  // bytes of the largest rank's process, at its peak
+  // Cores that other programs kept busy meanwhile, the mean.
+  double others = 0.0;
+};
+
+struct TrialLimits {
+  size_t steps = 3;         // and no fewer than
+  double seconds = 0.0;     // of steps, but
+  double all_seconds = 60;  // in all, with the start
+};
+
+// Runs steps of the run that these words of a command line start, below
+// `folder`. Without a step `seconds` is empty; FOLDER/log has what was printed.
+TriedSteps TrySteps(std::vector<std::string> words, const std::string& folder,
+                    const TrialLimits& limits);
+
+// Median seconds of a step but the first of that run, by a few, for
+// `limit_seconds` at most. nullopt: there was none.
 absl::optional<double> StepSecondsOf(std::vector<std::string> words,
                                      const std::string& folder,
                                      double limit_seconds);

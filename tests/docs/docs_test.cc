@@ -76,6 +76,7 @@ const Exception kNotAsWritten[] = {
     {" export ", Exception::kNotRun, {}, "tests/end_to_end/export_test does"},
     {" audit ", Exception::kNotRun, {}, "tests/end_to_end/audit_test does"},
     {" forget ", Exception::kNotRun, {}, "tests/end_to_end/forget_test does"},
+    {" fit ", Exception::kNotRun, {}, "tests/end_to_end/fit_test does"},
     {" who ", Exception::kNotRun, {}, "tests/end_to_end/who_test does"},
     {" runs ", Exception::kNotRun, {}, "tests/end_to_end/runs_test does"},
     {" track ",

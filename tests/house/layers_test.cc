@@ -135,6 +135,7 @@ const Rooms& TheRooms() {
         "trainer/memory",
         "trainer/metrics",
         "trainer/optimizer",
+        "trainer/profile",
         "trainer/session"}},
       // Takes the place of functions of the core, in tests.
       {"testing/faults",

@@ -14,6 +14,10 @@ const std::vector<CommandName>& CommandNames() {
        false},
       {"plan", "The memory and traffic that a run will need, by strategy",
        false},
+      {"fit",
+       "How a config is best run: strategy, ranks, micro-batch; time, memory, "
+       "cost",
+       true},
       {"import",
        "Make a config of others' settings: accelerate, DeepSpeed, TRL, "
        "axolotl..",

@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/fit/fitter.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/gpus.h"
+#include "base/machine.h"
+#include "base/status.h"
+#include "desk/fit/estimate.h"
+#include "desk/fit/measure.h"
+#include "host/config/load_config.h"
+#include "kernels/context/run_device.h"
+#include "plugins/sdk/model.h"
+#include "trainer/commands/prepare.h"
+#include "trainer/metrics/console.h"
+#include "trainer/session/micro_batch.h"
+#include "trainer/session/schedule.h"
+
+namespace capstan::fit {
+namespace {
+
+// Seconds of steps that a measurement takes.
+constexpr double kProbeSeconds = 0.8;
+constexpr double kTrialSeconds = 1.2;
+// Of micro-steps where the accumulation of the run itself would take long.
+constexpr int64_t kMostAccumulation = 8;
+// A size is measured for each factor of this between the least and the largest.
+constexpr int64_t kSizeFactor = 4;
+
+using Places = std::vector<std::pair<int, int>>;
+
+// What is asked of the config before it is prepared.
+struct Launching {
+  int processes = 0;         // 0: the config doesn't say
+  int64_t global_batch = 0;  // the same
+  int64_t micro_batch = 1;   // if global_batch is 0
+  Train train;
+};
+
+absl::StatusOr<Launching> ReadLaunch(const RunOptions& options) {
+  PluginHost host(AllFromCaller(options.plugin_path));
+  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                           LoadConfig(options.configs, options.overrides,
+                                      DefaultConfigContext(&host)));
+  Launching launching;
+  launching.processes = loaded.config.launch().processes();
+  launching.global_batch = loaded.config.batch().global_batch_size();
+  const int64_t micro = loaded.config.batch().micro_batch_size();
+  launching.micro_batch =
+      micro == Batching::AUTO ? kAutoSamples : std::max<int64_t>(1, micro);
+  launching.train = loaded.config.train();
+  return launching;
+}
+
+absl::StatusOr<Machine> MachineOf(const Question& question,
+                                  const Launching& launching) {
+  Machine machine;
+  for (const std::string& path : question.machines) {
+    CAPSTAN_RETURN_IF_ERROR(ReadMachine(FromCaller(path), &machine));
+  }
+  if (machine.here) {
+    CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
+    machine.memory = AvailableHostMemory();
+    if (gpus > 0) {
+      machine.gpu = Gpus().gpus[0].name;
+      machine.gpu_memory = FreeGpuMemory();
+    }
+  }
+  if (machine.ranks == 0) machine.ranks = launching.processes;
+  if (machine.ranks == 0) {
+    CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, RanksOfRun());
+    machine.ranks = machine.here ? ranks.count : 1;
+  }
+  if (machine.hosts > 1 && machine.gbit == 0.0 && machine.sends.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        machine.name,
+        ": link is missing: write \"link\": {\"gbit\": 10, "
+        "\"latency_us\": 30}, or give what `trainer doctor --json` has "
+        "measured on the hosts"));
+  }
+  return machine;
+}
+
+// Hosts and ranks to choose among.
+Places PlacesOf(const Machine& machine, const Launching& launching) {
+  std::set<std::pair<int, int>> places;
+  for (int hosts = 1; hosts < machine.hosts; hosts *= 2) {
+    places.insert({hosts, machine.ranks});
+  }
+  places.insert({machine.hosts, machine.ranks});
+  if (machine.here && launching.processes == 0) {
+    places.insert({1, 1});
+    if (machine.gpu.empty()) places.insert({1, AvailableCores()});
+  }
+  return {places.begin(), places.end()};
+}
+
+// The run for the machine.
+absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
+                                                     const Machine& machine,
+                                                     int64_t global_batch) {
+  RunOptions options = question.run;
+  const bool on_gpu = !machine.gpu.empty();
+  if (!machine.here) {
+    if (on_gpu) {
+      SetRunDevice({true, machine.gpu_memory});
+      options.planned_gpus = machine.all_ranks();
+      options.overrides.push_back("launch.gpu_ids=");
+      options.overrides.push_back("launch.processes=AUTO");
+    } else {
+      options.overrides.push_back(
+          absl::StrCat("launch.processes=", machine.ranks));
+    }
+    options.overrides.push_back("launch.nodes=0");
+    options.overrides.push_back("launch.rendezvous=");
+  }
+  options.overrides.push_back("batch.micro_batch_size=1");
+  options.overrides.push_back(
+      absl::StrCat("batch.global_batch_size=", global_batch));
+  return Prepare(options);
+}
+
+// Asks, measures, predicts.
+class Fitter {
+ public:
+  Fitter(const Question& question, Answer* answer, Prepared* prepared,
+         Estimator* estimator, Measurer* measurer)
+      : question_(question),
+        answer_(*answer),
+        prepared_(*prepared),
+        estimator_(*estimator),
+        measurer_(*measurer) {}
+
+  void Run() {
+    Judge();
+    // A described machine may have brought what was measured on it.
+    if (!estimator_.knows_compute()) Probe();
+    Judge();
+    if (answer_.machine.here) Try();
+    Sort();
+  }
+
+ private:
+  void Judge() {
+    // By all but recomputation: the least work of it that fits.
+    std::map<std::string, double> least;
+    const auto key = [](const Candidate& one) {
+      return absl::StrCat(one.hosts, " ", one.ranks, " ",
+                          one.choice.micro_batch, " ", one.Strategy());
+    };
+    const auto work = [](const Candidate& one) {
+      return RecomputeFactor({}, 0, one.Checkpointing());
+    };
+    for (Candidate& one : answer_.candidates) {
+      estimator_.Estimate(&one);
+      if (!one.refused.empty()) continue;
+      const auto [at, added] = least.emplace(key(one), work(one));
+      if (!added) at->second = std::min(at->second, work(one));
+    }
+    for (Candidate& one : answer_.candidates) {
+      one.needless = one.refused.empty() && work(one) > least[key(one)];
+    }
+    Sort();
+  }
+
+  // Values within one half of a percent are equal.
+  static int64_t Steps(double value) {
+    return value > 0.0 ? std::llround(std::log(value) / 0.005) : 0;
+  }
+
+  double Value(const Candidate& one) const {
+    switch (answer_.wish) {
+      case Wish::kMemory:
+        return static_cast<double>(one.memory);
+      case Wish::kCost:
+        return one.seconds * one.hosts;
+      case Wish::kTime:
+        break;
+    }
+    return one.seconds;
+  }
+
+  void Sort() {
+    std::stable_sort(
+        answer_.candidates.begin(), answer_.candidates.end(),
+        [this](const Candidate& a, const Candidate& b) {
+          if (a.refused.empty() != b.refused.empty()) {
+            return a.refused.empty();
+          }
+          if (!a.refused.empty()) return a.memory < b.memory;
+          if (answer_.wish != Wish::kMemory && a.needless != b.needless) {
+            return b.needless;
+          }
+          const int64_t first = Steps(Value(a));
+          const int64_t second = Steps(Value(b));
+          if (first != second) return first < second;
+          return answer_.wish == Wish::kMemory ? a.seconds < b.seconds
+                                               : a.memory < b.memory;
+        });
+  }
+
+  // The candidates to measure micro-steps by: for each number of ranks of a
+  // host some sizes, with the strategy that sends least.
+  std::vector<Candidate> Probes() const {
+    std::map<int, std::map<int64_t, const Candidate*>> sizes;
+    for (const Candidate& one : answer_.candidates) {
+      if (one.hosts != 1 || !one.refused.empty()) continue;
+      const Candidate*& best = sizes[one.ranks][one.choice.micro_batch];
+      const auto order = [](const Candidate& c) {
+        return std::make_pair(RecomputeFactor({}, 0, c.Checkpointing()),
+                              c.traffic.Of(c.accumulation));
+      };
+      if (best == nullptr || order(one) < order(*best)) best = &one;
+    }
+    std::vector<Candidate> probes;
+    for (const auto& [ranks, by_size] : sizes) {
+      int64_t last = 0;
+      for (auto it = by_size.begin(); it != by_size.end(); ++it) {
+        const auto next = std::next(it);
+        if (last > 0 && next != by_size.end() &&
+            next->first <= kSizeFactor * last) {
+          continue;
+        }
+        last = it->first;
+        Candidate probe = *it->second;
+        if (!answer_.machine.here ||
+            probe.accumulation > 2 * kMostAccumulation) {
+          probe.accumulation = std::min(probe.accumulation, kMostAccumulation);
+          probe.choice.global_batch =
+              probe.accumulation * last *
+              MeshOf(prepared_.job.loaded.config.train(), ranks).data;
+        }
+        probes.push_back(std::move(probe));
+      }
+    }
+    return probes;
+  }
+
+  void Probe() {
+    const std::vector<Candidate> probes = Probes();
+    for (const Candidate& probe : probes) {
+      const auto measured = measurer_.Measure(probe, kProbeSeconds);
+      if (measured.ok()) {
+        estimator_.Add(*measured);
+      } else {
+        answer_.notes.push_back(absl::StrCat(
+            "not measured: ", probe.Strategy(), ", micro-batch ",
+            probe.choice.micro_batch, ": ", measured.status().message()));
+      }
+    }
+  }
+
+  // Runs the best until so many have been.
+  void Try() {
+    std::vector<std::vector<Measured>> all;
+    std::vector<Candidate> tried;
+    for (int i = 0; i < question_.trials; ++i) {
+      const auto next =
+          std::find_if(answer_.candidates.begin(), answer_.candidates.end(),
+                       [](const Candidate& one) { return !one.tried; });
+      if (next == answer_.candidates.end() || !next->refused.empty()) break;
+      const Candidate candidate = *next;
+      const auto measured = measurer_.Measure(candidate, kTrialSeconds);
+      if (measured.ok()) {
+        estimator_.Add(*measured);
+      } else {
+        next->refused =
+            absl::StrCat("a trial failed: ", measured.status().message());
+        estimator_.Refuse(*next);
+      }
+      Judge();
+    }
+    // The nearest once more, since a machine's speed drifts.
+    const size_t again = std::min<size_t>(question_.trials > 0 ? 3 : 0,
+                                          answer_.candidates.size());
+    const std::vector<Candidate> first(
+        answer_.candidates.begin(),
+        answer_.candidates.begin() + static_cast<std::ptrdiff_t>(again));
+    for (const Candidate& one : first) {
+      if (!one.refused.empty() || !one.tried) continue;
+      const auto measured = measurer_.Measure(one, kTrialSeconds);
+      if (measured.ok()) estimator_.Add(*measured);
+    }
+    Judge();
+    answer_.trials = static_cast<int>(
+        std::count_if(answer_.candidates.begin(), answer_.candidates.end(),
+                      [](const Candidate& one) { return one.tried; }));
+  }
+
+  const Question& question_;
+  Answer& answer_;
+  Prepared& prepared_;
+  Estimator& estimator_;
+  Measurer& measurer_;
+};
+
+// Cores that others kept busy beside a measurement.
+void NoteDisturbance(double cores, Answer* answer) {
+  if (cores < 0.3) return;
+  answer->notes.push_back(absl::StrFormat(
+      "other programs kept %.1f cores busy: what was measured is too slow by "
+      "that; fit again when they are done (--again)",
+      cores));
+}
+
+}  // namespace
+
+double Answer::Total(const Candidate& one) const {
+  return one.seconds * static_cast<double>(steps);
+}
+
+double Answer::Cost(const Candidate& one) const {
+  return Total(one) / 3600.0 * one.hosts * machine.price_per_hour;
+}
+
+const Candidate* Answer::best() const {
+  return candidates.empty() || !candidates.front().refused.empty()
+             ? nullptr
+             : &candidates.front();
+}
+
+namespace {
+
+// The mean of what the reader tells of rows, or the longest.
+double TokensOfRow(const TrainJob& job) {
+  constexpr int64_t kMostRows = 100000;
+  const DatasetReader& data = *job.parts.train_data;
+  const int64_t rows = std::min(kMostRows, data.size());
+  double tokens = 0.0;
+  for (int64_t i = 0; i < rows; ++i) {
+    tokens += static_cast<double>(data.sample_length(i));
+  }
+  return tokens > 0.0 ? tokens / static_cast<double>(rows)
+                      : static_cast<double>(LongestRow(job));
+}
+
+// The values that the reader's `packing` may have, its own first; empty if it
+// has none.
+std::vector<std::string> Packings(const LoadedConfig& loaded) {
+  std::vector<std::string> packings;
+  const auto data = Unpack(loaded.config.train_data());
+  if (!data.ok()) return packings;
+  const auto* const field = SingleField(
+      **data, "packing", google::protobuf::FieldDescriptor::TYPE_ENUM);
+  if (field == nullptr) return packings;
+  const auto* const own = (*data)->GetReflection()->GetEnum(**data, field);
+  packings.emplace_back(own->name());
+  for (int i = 0; i < field->enum_type()->value_count(); ++i) {
+    const auto* const value = field->enum_type()->value(i);
+    if (value != own) packings.emplace_back(value->name());
+  }
+  return packings;
+}
+
+PackedEpoch EpochOf(const std::string& packing,
+                    const absl::StatusOr<Answer>& answer) {
+  PackedEpoch epoch;
+  epoch.packing = packing;
+  const Candidate* const best = answer.ok() ? answer->best() : nullptr;
+  if (best == nullptr) {
+    epoch.way =
+        answer.ok() ? "nothing fits" : std::string(answer.status().message());
+    return epoch;
+  }
+  epoch.seconds = best->seconds * static_cast<double>(answer->epoch_rows) /
+                  static_cast<double>(answer->global_batch);
+  epoch.way = absl::StrCat(best->Strategy(), ", micro-batch ",
+                           best->choice.micro_batch);
+  return epoch;
+}
+
+// Asks the same of each other packing.
+void AskOfPackings(const Question& question, const LoadedConfig& loaded,
+                   Answer* answer) {
+  const std::vector<std::string> packings = Packings(loaded);
+  if (packings.empty()) {
+    answer->notes.push_back("--packing: this run's data can't be packed");
+    return;
+  }
+  answer->packings.push_back(EpochOf(packings[0], *answer));
+  for (size_t i = 1; i < packings.size(); ++i) {
+    Question other = question;
+    other.packing = false;
+    other.trials = std::min(other.trials, 2);
+    other.run.overrides.push_back(
+        absl::StrCat("train_data.packing=", packings[i]));
+    answer->packings.push_back(EpochOf(packings[i], Find(other)));
+  }
+}
+
+// Runs of this machine's own ranks, or of a described one.
+absl::Status CheckPlace(const Prepared& prepared, const Machine& machine) {
+  if (!prepared.place.forks) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "fit starts ranks itself, and ", prepared.place.info.placed_by,
+        " has started this one: run it alone on one host, and describe the "
+        "others with --machine"));
+  }
+  if (machine.here && prepared.place.info.nodes > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the run is for ", prepared.place.info.nodes,
+        " hosts (launch.nodes): describe them with --machine, or add --set "
+        "launch.nodes=1"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Answer> Find(const Question& question) {
+  Answer answer;
+  if (question.run.print_config) {
+    CAPSTAN_RETURN_IF_ERROR(Prepare(question.run).status());
+    return answer;
+  }
+  answer.wish = question.wish;
+  CAPSTAN_ASSIGN_OR_RETURN(const Launching launching, ReadLaunch(question.run));
+  CAPSTAN_ASSIGN_OR_RETURN(answer.machine, MachineOf(question, launching));
+  const Machine& machine = answer.machine;
+  // What the config makes it on all ranks, where it doesn't say.
+  const int64_t global =
+      launching.global_batch > 0
+          ? launching.global_batch
+          : launching.micro_batch *
+                MeshOf(launching.train, machine.all_ranks()).data;
+  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
+                           PrepareFor(question, machine, global));
+  CAPSTAN_RETURN_IF_ERROR(CheckPlace(*prepared, machine));
+  const TrainJob& job = prepared->job;
+  answer.run = job.loaded.config.name();
+  answer.global_batch = global;
+  answer.tokens = TokensOfRow(job);
+  answer.own_processes = prepared->place.info.local_world_size;
+  answer.epoch_rows = EpochRows(job.parts);
+  answer.steps =
+      StepsOfRun(job.loaded.config.train(), answer.epoch_rows, global);
+  CAPSTAN_ASSIGN_OR_RETURN(
+      Candidates found,
+      FindCandidates(*prepared, PlacesOf(machine, launching)));
+  answer.candidates = std::move(found.all);
+  answer.left_out = std::move(found.left_out);
+  if (answer.candidates.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no strategy can run this config on ", machine.name,
+        answer.left_out.empty() ? ""
+                                : absl::StrCat(": ", answer.left_out[0].what,
+                                               ": ", answer.left_out[0].why)));
+  }
+  Estimator estimator(*prepared, machine);
+  Measurer measurer(question.run, PrintConfig(job.loaded.config),
+                    question.again, question.progress);
+  Fitter(question, &answer, prepared.get(), &estimator, &measurer).Run();
+  NoteDisturbance(measurer.disturbed(), &answer);
+  answer.machine.measured = estimator.measured();
+  if (question.packing) AskOfPackings(question, job.loaded, &answer);
+  return answer;
+}
+
+}  // namespace capstan::fit

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/fit/machine.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "trainer/memory/memory_plan.h"
+#include "trainer/profile/gpu_specs.h"
+
+namespace capstan::fit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+absl::Status Wrong(const std::string& path, absl::string_view key,
+                   absl::string_view problem) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": ", key, " ", problem));
+}
+
+// A number of 0 or more.
+absl::Status ReadNumber(const std::string& path, const Json& json,
+                        const char* key, double* number) {
+  if (!json.contains(key)) return absl::OkStatus();
+  const Json& value = json[key];
+  if (!value.is_number() || !(value.get<double>() >= 0.0)) {
+    return Wrong(
+        path, key,
+        absl::StrCat("must be a number of at least 0, is ", JsonText(value)));
+  }
+  *number = value.get<double>();
+  return absl::OkStatus();
+}
+
+absl::Status ReadCount(const std::string& path, const Json& json,
+                       const char* key, int* count) {
+  if (!json.contains(key)) return absl::OkStatus();
+  const absl::optional<int64_t> value = JsonInteger(json[key]);
+  if (!value.has_value() || *value < 1 || *value > 1000000) {
+    return Wrong(path, key,
+                 absl::StrCat("must be a whole number of at least 1, is ",
+                              JsonText(json[key])));
+  }
+  *count = static_cast<int>(*value);
+  return absl::OkStatus();
+}
+
+// "64GiB", or a number of bytes.
+absl::Status ReadBytes(const std::string& path, const Json& json,
+                       const char* key, int64_t* bytes) {
+  if (!json.contains(key)) return absl::OkStatus();
+  const Json& value = json[key];
+  if (value.is_string()) {
+    const auto read = BytesFromText(value.get<std::string>());
+    if (!read.ok()) return Wrong(path, key, read.status().message());
+    *bytes = *read;
+    return absl::OkStatus();
+  }
+  const absl::optional<int64_t> number = JsonInteger(value);
+  if (!number.has_value() || *number <= 0) {
+    return Wrong(path, key,
+                 absl::StrCat("must be an amount of memory such as \"64GiB\", "
+                              "is ",
+                              JsonText(value)));
+  }
+  *bytes = *number;
+  return absl::OkStatus();
+}
+
+absl::Status CheckKeys(const std::string& path, const std::string& within,
+                       const Json& json, const std::set<std::string>& known) {
+  for (const auto& [key, value] : json.items()) {
+    if (known.count(key) > 0) continue;
+    std::string all;
+    for (const std::string& one : known) {
+      absl::StrAppend(&all, all.empty() ? "" : ", ", one);
+    }
+    return Wrong(path, absl::StrCat(within, key),
+                 absl::StrCat("isn't known; there are: ", all));
+  }
+  return absl::OkStatus();
+}
+
+// doctor's list of all-reduces among `ranks`.
+absl::Status ReadTransfers(const std::string& path, const Json& list,
+                           Machine* machine) {
+  if (!list.is_array()) return Wrong(path, "all_reduce", "must be a list");
+  machine->sends.clear();
+  for (const Json& one : list) {
+    double bytes = 0.0;
+    double bus = 0.0;
+    SendTime time;
+    CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, one, "bytes", &bytes));
+    CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, one, "seconds", &time.seconds));
+    CAPSTAN_RETURN_IF_ERROR(
+        ReadNumber(path, one, "bus_bytes_per_second", &bus));
+    if (bytes <= 0.0 || time.seconds <= 0.0 || bus <= 0.0) {
+      return Wrong(path, "all_reduce",
+                   "must have bytes, seconds and bus_bytes_per_second as "
+                   "`doctor --json` prints them");
+    }
+    time.sent = bus * time.seconds;
+    machine->sends.push_back(time);
+  }
+  return absl::OkStatus();
+}
+
+// What `doctor --json` has printed.
+absl::Status ReadDoctor(const std::string& path, const Json& json,
+                        Machine* machine) {
+  machine->hosts = std::max<int>(1, static_cast<int>(json["hosts"].size()));
+  int all = 0;
+  CAPSTAN_RETURN_IF_ERROR(ReadCount(path, json, "ranks", &all));
+  if (all > 0) machine->ranks = std::max(1, all / machine->hosts);
+  CAPSTAN_RETURN_IF_ERROR(ReadBytes(path, json, "memory", &machine->memory));
+  if (json.contains("gpu") && json["gpu"].is_string()) {
+    const GpuSpecs* const specs = FindGpuSpecs(json["gpu"].get<std::string>());
+    if (specs != nullptr) machine->gpu = specs->key;
+    CAPSTAN_RETURN_IF_ERROR(
+        ReadBytes(path, json, "gpu_memory", &machine->gpu_memory));
+  }
+  return ReadTransfers(path, json.value("all_reduce", Json::array()), machine);
+}
+
+absl::Status ReadLink(const std::string& path, const Json& link,
+                      Machine* machine) {
+  if (!link.is_object()) {
+    return Wrong(path, "link",
+                 "must be an object: {\"gbit\": 10, \"latency_us\": 30}");
+  }
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckKeys(path, "link.", link, {"gbit", "latency_us"}));
+  CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, link, "gbit", &machine->gbit));
+  return ReadNumber(path, link, "latency_us", &machine->latency_us);
+}
+
+absl::Status ReadGpu(const std::string& path, const Json& json,
+                     Machine* machine) {
+  if (json.contains("gpu")) {
+    const std::string key =
+        json["gpu"].is_string() ? json["gpu"].get<std::string>() : "";
+    const GpuSpecs* const specs = FindGpuSpecs(key);
+    if (specs == nullptr) {
+      return Wrong(path, "gpu",
+                   absl::StrCat("must be one of ", GpuKeys(), ", is ",
+                                JsonText(json["gpu"])));
+    }
+    machine->gpu = specs->key;
+    machine->gpu_memory = static_cast<int64_t>(specs->memory);
+  }
+  return ReadBytes(path, json, "gpu_memory", &machine->gpu_memory);
+}
+
+}  // namespace
+
+absl::Status ReadMachineJson(const std::string& path, const Json& json,
+                             Machine* machine) {
+  if (json.contains("hosts") && json["hosts"].is_array()) {
+    machine->here = false;
+    machine->name = path;
+    return ReadDoctor(path, json, machine);
+  }
+  // fit's own output has it as a part.
+  if (json.contains("machine") && json["machine"].is_object()) {
+    return ReadMachineJson(path, json["machine"], machine);
+  }
+  CAPSTAN_RETURN_IF_ERROR(CheckKeys(
+      path, "", json,
+      {"name", "hosts", "ranks", "memory", "gpu", "gpu_memory", "tflops",
+       "link", "all_reduce", "price_per_hour", "measured"}));
+  machine->here = false;
+  machine->name = json.contains("name") && json["name"].is_string()
+                      ? json["name"].get<std::string>()
+                      : path;
+  CAPSTAN_RETURN_IF_ERROR(ReadCount(path, json, "hosts", &machine->hosts));
+  CAPSTAN_RETURN_IF_ERROR(ReadCount(path, json, "ranks", &machine->ranks));
+  CAPSTAN_RETURN_IF_ERROR(ReadBytes(path, json, "memory", &machine->memory));
+  CAPSTAN_RETURN_IF_ERROR(ReadGpu(path, json, machine));
+  CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, json, "tflops", &machine->tflops));
+  CAPSTAN_RETURN_IF_ERROR(
+      ReadNumber(path, json, "price_per_hour", &machine->price_per_hour));
+  if (json.contains("link")) {
+    CAPSTAN_RETURN_IF_ERROR(ReadLink(path, json["link"], machine));
+  }
+  if (json.contains("all_reduce")) {
+    CAPSTAN_RETURN_IF_ERROR(ReadTransfers(path, json["all_reduce"], machine));
+  }
+  if (json.contains("measured")) {
+    CAPSTAN_ASSIGN_OR_RETURN(machine->measured,
+                             MeasuredOf(path, json["measured"]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMachine(const std::string& path, Machine* machine) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
+  return ReadMachineJson(path, json, machine);
+}
+
+Json AsJson(const Measured& measured) {
+  return {{"hosts", measured.hosts},
+          {"ranks", measured.ranks},
+          {"strategy", measured.strategy},
+          {"activation_checkpointing", measured.checkpointing},
+          {"micro_batch_size", measured.samples},
+          {"accumulation", measured.accumulation},
+          {"seconds", measured.seconds},
+          {"low", measured.low},
+          {"high", measured.high},
+          {"communication_seconds", measured.communication},
+          {"bytes_sent", measured.sent},
+          {"process", measured.process},
+          {"planned", measured.planned}};
+}
+
+absl::StatusOr<std::vector<Measured>> MeasuredOf(const std::string& path,
+                                                 const Json& json) {
+  std::vector<Measured> all;
+  if (!json.is_array()) return Wrong(path, "measured", "must be a list");
+  for (const Json& one : json) {
+    if (!one.is_object()) {
+      return Wrong(path, "measured", "must be a list of objects");
+    }
+    JsonKeys keys(absl::StrCat(path, ": measured"), one);
+    Measured m;
+    m.hosts = static_cast<int>(keys.Int("hosts", 1));
+    m.ranks = static_cast<int>(keys.Int("ranks", absl::nullopt));
+    m.samples = keys.Int("micro_batch_size", absl::nullopt);
+    m.accumulation = keys.Int("accumulation", absl::nullopt);
+    m.seconds = keys.Double("seconds", 0.0);
+    m.low = keys.Double("low", m.seconds);
+    m.high = keys.Double("high", m.seconds);
+    m.communication = keys.Double("communication_seconds", 0.0);
+    m.sent = keys.Double("bytes_sent", 0.0);
+    m.process = keys.Int("process", 0);
+    m.planned = keys.Int("planned", 0);
+    CAPSTAN_RETURN_IF_ERROR(keys.status());
+    const auto text = [&one](const char* key, const char* otherwise) {
+      const Json* const value = one.contains(key) ? &one[key] : nullptr;
+      return value != nullptr && value->is_string() ? value->get<std::string>()
+                                                    : std::string(otherwise);
+    };
+    m.strategy = text("strategy", "");
+    m.checkpointing = text("activation_checkpointing", "NONE");
+    if (!(m.seconds > 0.0) || m.samples < 1 || m.accumulation < 1) {
+      return Wrong(path, "measured",
+                   "must have seconds, micro_batch_size and accumulation "
+                   "above 0");
+    }
+    all.push_back(std::move(m));
+  }
+  return all;
+}
+
+Json AsJson(const Machine& machine) {
+  Json json = {{"name", machine.name},
+               {"hosts", machine.hosts},
+               {"ranks", machine.ranks}};
+  if (machine.memory > 0) json["memory"] = machine.memory;
+  if (!machine.gpu.empty()) {
+    json["gpu"] = machine.gpu;
+    json["gpu_memory"] = machine.gpu_memory;
+  }
+  if (machine.tflops > 0.0) json["tflops"] = machine.tflops;
+  if (machine.gbit > 0.0) {
+    json["link"] = {{"gbit", machine.gbit}, {"latency_us", machine.latency_us}};
+  }
+  if (!machine.sends.empty()) {
+    json["all_reduce"] = Json::array();
+    for (const SendTime& one : machine.sends) {
+      json["all_reduce"].push_back(
+          {{"bytes", one.sent},
+           {"seconds", one.seconds},
+           {"bus_bytes_per_second", one.sent / one.seconds}});
+    }
+  }
+  if (machine.price_per_hour > 0.0) {
+    json["price_per_hour"] = machine.price_per_hour;
+  }
+  if (!machine.measured.empty()) {
+    json["measured"] = Json::array();
+    for (const Measured& one : machine.measured) {
+      json["measured"].push_back(AsJson(one));
+    }
+  }
+  return json;
+}
+
+}  // namespace capstan::fit

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "desk/fit/machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace capstan::fit {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+absl::Status Read(const std::string& text, Machine* machine) {
+  return ReadMachineJson("m.json", Json::parse(text), machine);
+}
+
+std::string Problem(const std::string& text) {
+  Machine machine;
+  return std::string(Read(text, &machine).message());
+}
+
+TEST(MachineTest, ADescription) {
+  Machine machine;
+  const absl::Status status = Read(R"({
+    "name": "rented", "hosts": 4, "ranks": 8, "gpu": "h100",
+    "link": {"gbit": 400, "latency_us": 10}, "price_per_hour": 20.5})",
+                                   &machine);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(machine.here);
+  EXPECT_EQ(machine.name, "rented");
+  EXPECT_EQ(machine.all_ranks(), 32);
+  EXPECT_EQ(machine.gpu, "h100");
+  EXPECT_EQ(machine.gpu_memory, 80000000000) << "the data sheet's";
+  EXPECT_EQ(machine.gbit, 400);
+  EXPECT_EQ(machine.price_per_hour, 20.5);
+}
+
+TEST(MachineTest, WhatIsWrongIsNamed) {
+  EXPECT_EQ(Problem(R"({"host": 2})").substr(0, 30),
+            "m.json: host isn't known; ther");
+  EXPECT_EQ(Problem(R"({"hosts": 0})"),
+            "m.json: hosts must be a whole number of at least 1, is 0");
+  EXPECT_EQ(Problem(R"({"ranks": "two"})"),
+            "m.json: ranks must be a whole number of at least 1, is \"two\"");
+  EXPECT_EQ(Problem(R"({"memory": "64"})"),
+            "m.json: memory '64' lacks a unit: write 64GB, 64GiB or, for "
+            "bytes, 64B");
+  EXPECT_THAT(Problem(R"({"gpu": "h1000"})"),
+              HasSubstr("m.json: gpu must be one of a100-40gb"));
+  EXPECT_EQ(Problem(R"({"link": {"gbit": -1}})"),
+            "m.json: gbit must be a number of at least 0, is -1");
+  EXPECT_THAT(Problem(R"({"link": {"speed": 1}})"),
+              HasSubstr("m.json: link.speed isn't known"));
+  EXPECT_THAT(Problem(R"({"link": 10})"), HasSubstr("link must be an object"));
+  EXPECT_THAT(Problem(R"({"measured": [{"ranks": 1}]})"),
+              HasSubstr("m.json: measured: micro_batch_size"));
+  EXPECT_THAT(Problem(R"({"all_reduce": [{"bytes": 1}]})"),
+              HasSubstr("as `doctor --json` prints them"));
+}
+
+TEST(MachineTest, WhatDoctorWrote) {
+  Machine machine;
+  const absl::Status status = Read(R"({
+    "rank": 0, "findings": [], "hosts": [{"host": "a"}, {"host": "b"}],
+    "ranks": 4, "memory": 1073741824, "cores": 2,
+    "all_reduce": [{"bytes": 4096, "seconds": 0.001, "wrong": 0,
+                    "bus_bytes_per_second": 6144000}]})",
+                                   &machine);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(machine.hosts, 2);
+  EXPECT_EQ(machine.ranks, 2);
+  EXPECT_EQ(machine.memory, 1 << 30);
+  ASSERT_EQ(machine.sends.size(), 1);
+  EXPECT_EQ(machine.sends[0].sent, 6144);
+  EXPECT_EQ(machine.sends[0].seconds, 0.001);
+}
+
+TEST(MachineTest, FilesAddUp) {
+  Machine machine;
+  ASSERT_TRUE(
+      Read(R"({"hosts": 2, "ranks": 1, "link": {"gbit": 1}})", &machine).ok());
+  ASSERT_TRUE(Read(R"({"price_per_hour": 3})", &machine).ok());
+  EXPECT_EQ(machine.hosts, 2);
+  EXPECT_EQ(machine.price_per_hour, 3);
+}
+
+TEST(MachineTest, WhatFitWroteIsReadAsItWas) {
+  Machine machine;
+  ASSERT_TRUE(Read(R"({"name": "c", "hosts": 2, "ranks": 3, "memory": "8GiB",
+    "tflops": 0.5, "link": {"gbit": 10, "latency_us": 30},
+    "measured": [{"ranks": 3, "micro_batch_size": 4, "accumulation": 2,
+                  "seconds": 0.5, "strategy": "capstan.ddp"}],
+    "all_reduce": [{"bytes": 4096, "seconds": 0.001,
+                    "bus_bytes_per_second": 6144000}]})",
+                   &machine)
+                  .ok());
+  Machine again;
+  const Json json = {{"ways", Json::array()}, {"machine", AsJson(machine)}};
+  const absl::Status status = ReadMachineJson("f.json", json, &again);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(AsJson(again), AsJson(machine));
+  EXPECT_EQ(again.measured[0].samples, 4);
+  EXPECT_EQ(again.sends[0].sent, 6144);
+}
+
+TEST(MachineTest, AFileThatIsNone) {
+  Machine machine;
+  const std::string path = testing::TempDir() + "/m.json";
+  std::ofstream(path) << "hosts: 2";
+  EXPECT_EQ(ReadMachine(path, &machine).message(),
+            path + ": not a JSON object");
+  EXPECT_THAT(std::string(ReadMachine(path + "x", &machine).message()),
+              HasSubstr(path + "x"));
+}
+
+}  // namespace
+}  // namespace capstan::fit
