@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parquet by Arrow, in a child process for each thread that reads: what a
+// damaged file does to Arrow ends the child.
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/confined_child.h"
+#include "base/error_code.h"
+#include "base/own_library.h"
+#include "base/status.h"
+#include "datasets/stream/texts.h"
+#include "datasets/tables/tables.h"
+#include "datasets/tables/text_column.h"
+
+namespace capstan::stream {
+namespace {
+
+constexpr uint64_t kMostAnswer = uint64_t{1} << 30;
+constexpr size_t kMostOpen = 64;  // files of a child
+constexpr size_t kMostError = 1000;
+constexpr int64_t kNull = -1;     // in place of a text's size
+constexpr int64_t kTooLong = -2;  // behind it, the size
+
+// What a child is asked: followed by the path.
+struct Request {
+  int64_t first = 0;
+  int64_t count = 0;  // 0: how many rows and bytes there are
+  int64_t path_bytes = 0;
+};
+
+void AppendNumber(int64_t number, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+int64_t TakeNumber(absl::string_view* from) {
+  int64_t number = 0;
+  if (from->size() < sizeof(number)) {
+    *from = "";
+    return kNull;
+  }
+  std::memcpy(&number, from->data(), sizeof(number));
+  from->remove_prefix(sizeof(number));
+  return number;
+}
+
+// In the child.
+class Server {
+ public:
+  Server(const ConfinedChild::Parent& parent, const std::string& field)
+      : parent_(parent), field_(field) {}
+
+  void Serve(const std::string& library_path) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // Others reserve more address space than they use.
+    setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
+    void* const library = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    const auto get =
+        library == nullptr
+            ? nullptr
+            : reinterpret_cast<TextColumn>(dlsym(library, kTextColumnSymbol));
+    if (get != nullptr && get()->size == sizeof(TextColumnApi)) api_ = get();
+    Request request;
+    while (parent_.Receive(&request, sizeof(request))) {
+      std::string path(static_cast<size_t>(request.path_bytes), '\0');
+      if (!parent_.Receive(&path[0], path.size())) break;
+      const absl::Status status = Answer(path, request);
+      const bool sent =
+          status.ok() ? parent_.Send(absl::string_view(answer_))
+                      : parent_.Send(absl::StatusOr<absl::string_view>(status));
+      if (!sent) break;
+    }
+    _exit(0);
+  }
+
+ private:
+  struct Open {
+    std::string path;
+    void* column = nullptr;
+    int64_t rows = 0;
+    int64_t bytes = 0;
+    int64_t next = 0;
+  };
+
+  absl::Status Answer(const std::string& path, const Request& request) {
+    answer_.clear();
+    if (api_ == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat(kTablesLibrary, " can't be opened or is of another "
+                                       "build"));
+    }
+    char error[kMostError] = {};
+    Open open;
+    // One whose next row this is goes on from there.
+    for (auto it = open_.begin(); it != open_.end(); ++it) {
+      if (it->path != path || it->next > request.first) continue;
+      open = *it;
+      open_.erase(it);
+      break;
+    }
+    if (open.column == nullptr) {
+      open.path = path;
+      open.column = api_->open(path.c_str(), field_.c_str(), &open.rows,
+                               &open.bytes, error, sizeof(error));
+      if (open.column == nullptr) return absl::DataLossError(error);
+    }
+    if (request.count == 0) {
+      AppendNumber(open.rows, &answer_);
+      AppendNumber(open.bytes, &answer_);
+      api_->close(open.column);
+      return absl::OkStatus();
+    }
+    const bool read = api_->read(
+        open.column, request.first, request.count, this,
+        [](void* server, const char* text, size_t size) {
+          return static_cast<Server*>(server)->Take(text, size);
+        },
+        error, sizeof(error));
+    if (!read) {
+      api_->close(open.column);
+      return absl::DataLossError(error);
+    }
+    open.next = request.first + request.count;
+    open_.push_front(open);
+    if (open_.size() > kMostOpen) {
+      api_->close(open_.back().column);
+      open_.pop_back();
+    }
+    return absl::OkStatus();
+  }
+
+  bool Take(const char* text, size_t size) {
+    if (text == nullptr) {
+      AppendNumber(kNull, &answer_);
+    } else if (static_cast<int64_t>(size) > kMostDocument ||
+               answer_.size() + size > kMostAnswer / 2) {
+      AppendNumber(kTooLong, &answer_);
+      AppendNumber(static_cast<int64_t>(size), &answer_);
+    } else {
+      AppendNumber(static_cast<int64_t>(size), &answer_);
+      answer_.append(text, size);
+    }
+    return true;
+  }
+
+  const ConfinedChild::Parent& parent_;
+  const std::string& field_;
+  const TextColumnApi* api_ = nullptr;
+  std::list<Open> open_;
+  std::string answer_;
+};
+
+class ParquetTexts final : public Texts {
+ public:
+  ParquetTexts(const std::string& field, std::string library)
+      : field_(field), library_(std::move(library)) {}
+
+  ~ParquetTexts() override {
+    if (owner_ == getpid()) return;
+    for (auto& child : idle_) child.release();  // another process's
+  }
+
+  void EndHelpers() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (owner_ == getpid()) idle_.clear();
+  }
+
+  absl::Status ReadFooters(std::vector<Shard>* shards) {
+    for (Shard& shard : *shards) {
+      const absl::StatusOr<std::string> answer = Ask(shard, 0, 0);
+      CAPSTAN_RETURN_IF_ERROR(answer.status());
+      absl::string_view rest = *answer;
+      shard.units = TakeNumber(&rest);
+      const int64_t bytes = TakeNumber(&rest);
+      if (shard.units <= 0) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            shard.path, " has no rows: remove it, or make it again"));
+      }
+      const int64_t of_row = std::max<int64_t>(1, bytes / shard.units);
+      shard.per_cell = std::max<int64_t>(1, kCellBytes / of_row);
+      shard.cells = (shard.units + shard.per_cell - 1) / shard.per_cell;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<Document>> Read(const Shard& shard,
+                                             int64_t cell) override {
+    CAPSTAN_RETURN_IF_ERROR(CheckUnchanged(shard));
+    const int64_t first = cell * shard.per_cell;
+    const int64_t count = std::min(shard.per_cell, shard.units - first);
+    const absl::StatusOr<std::string> answer = Ask(shard, first, count);
+    CAPSTAN_RETURN_IF_ERROR(answer.status());
+    absl::string_view rest = *answer;
+    std::vector<Document> documents(static_cast<size_t>(count));
+    int64_t row = first;
+    for (Document& document : documents) {
+      document.place = row++;
+      const int64_t size = TakeNumber(&rest);
+      if (size == kTooLong) {
+        document.bad = TooLong(TakeNumber(&rest));
+      } else if (size < 0) {
+        document.bad = absl::InvalidArgumentError(
+            absl::StrCat("has no text in \"", field_, "\" (null)"));
+      } else {
+        document.text = std::string(rest.substr(0, static_cast<size_t>(size)));
+        rest.remove_prefix(document.text.size());
+      }
+    }
+    return documents;
+  }
+
+  std::string PlaceOf(const Shard& shard, int64_t place) const override {
+    return absl::StrCat(shard.path, ", row ", place);
+  }
+
+ private:
+  absl::StatusOr<std::string> Ask(const Shard& shard, int64_t first,
+                                  int64_t count) {
+    Request request;
+    request.first = first;
+    request.count = count;
+    request.path_bytes = static_cast<int64_t>(shard.path.size());
+    const std::string bytes = absl::StrCat(
+        absl::string_view(reinterpret_cast<const char*>(&request),
+                          sizeof(request)),
+        shard.path);
+    // A child that has died of another shard, or is old, gets a successor.
+    for (int tries = 0;; ++tries) {
+      CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ConfinedChild> child, Take());
+      const absl::Status sent = child->Send(bytes);
+      absl::StatusOr<std::string> answer =
+          child->ended() ? absl::StatusOr<std::string>(sent)
+                         : child->Receive(kMostAnswer);
+      if (!child->ended()) {
+        Give(std::move(child));
+        if (answer.ok()) return answer;
+        if (absl::IsUnimplemented(answer.status())) return answer.status();
+        return WithCode(
+            absl::DataLossError(absl::StrCat(
+                shard.path, " can't be read as Parquet: ",
+                answer.status().message(),
+                count == 0 ? "" : absl::StrCat(" (from row ", first, " on)"))),
+            "data/damaged");
+      }
+      if (tries == 0) continue;
+      return WithCode(
+          absl::DataLossError(absl::StrCat(
+              shard.path,
+              " can't be read as Parquet: it is damaged in a way that ends "
+              "Arrow (from row ",
+              first, " on): the process that reads it ",
+              answer.status().message())),
+          "data/damaged");
+    }
+  }
+
+  absl::StatusOr<std::unique_ptr<ConfinedChild>> Take() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (owner_ != getpid()) {
+        // Those of the process that this one is a fork of.
+        for (auto& child : idle_) child.release();
+        idle_.clear();
+        owner_ = getpid();
+      }
+      if (!idle_.empty()) {
+        std::unique_ptr<ConfinedChild> child = std::move(idle_.back());
+        idle_.pop_back();
+        return child;
+      }
+    }
+    ChildLimits limits;
+    limits.bytes = int64_t{6} << 30;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    limits.bytes = int64_t{1} << 60;  // shadows need address space
+#endif
+    limits.cpu_seconds = 3600;
+    return ConfinedChild::Start(limits,
+                                [this](const ConfinedChild::Parent& parent) {
+                                  Server(parent, field_).Serve(library_);
+                                });
+  }
+
+  void Give(std::unique_ptr<ConfinedChild> child) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(child));
+  }
+
+  const std::string field_;
+  const std::string library_;
+  std::mutex mutex_;
+  pid_t owner_ = 0;  // the process that has forked them
+  std::vector<std::unique_ptr<ConfinedChild>> idle_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Texts>> NewParquetTexts(
+    const std::string& field, std::vector<Shard>* shards) {
+  const char* const set = std::getenv("CAPSTAN_TABLES_LIBRARY");
+  std::string library = set == nullptr ? "" : set;
+  if (library.empty()) {
+    CAPSTAN_ASSIGN_OR_RETURN(library,
+                             OwnLibrary(kTablesLibrary, "datasets/tables",
+                                        "the reader of Parquet"));
+  }
+  if (library.empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        (*shards)[0].path, " is Parquet, which is read by Arrow, and ",
+        kTablesLibrary,
+        " isn't part of this build: build where the Python package pyarrow can "
+        "be fetched (docs/chat_data.md), or convert the shards to JSON lines"));
+  }
+  auto texts = std::make_unique<ParquetTexts>(field, std::move(library));
+  CAPSTAN_RETURN_IF_ERROR(texts->ReadFooters(shards));
+  return std::unique_ptr<Texts>(std::move(texts));
+}
+
+}  // namespace capstan::stream
