@@ -43,8 +43,9 @@ class PackedRows {
  public:
   static absl::StatusOr<std::unique_ptr<PackedRows>> Open(const Shard& shard) {
     CAPSTAN_RETURN_IF_ERROR(CheckUnchanged(shard));
+    CAPSTAN_RETURN_IF_ERROR(Ensure(shard, 0, shard.bytes));
     CAPSTAN_ASSIGN_OR_RETURN(auto bytes,
-                             chat::OpenBytes(shard.path, shard.packed));
+                             chat::OpenBytes(shard.file, shard.packed));
     return std::unique_ptr<PackedRows>(
         new PackedRows(shard.cells, std::move(bytes)));
   }

@@ -29,13 +29,21 @@ namespace {
 constexpr uint64_t kMostAnswer = uint64_t{1} << 30;
 constexpr size_t kMostOpen = 64;  // files of a child
 constexpr size_t kMostError = 1000;
+constexpr size_t kFootersAtOnce = 200;  // each holds an open file
+constexpr int64_t kEnd = 64 << 10;      // has the footer, as a rule
 constexpr int64_t kNull = -1;     // in place of a text's size
 constexpr int64_t kTooLong = -2;  // behind it, the size
 
 // What a child is asked: followed by the path.
 struct Request {
+  enum What : int64_t {
+    kFacts,  // how many rows and bytes there are
+    kPlace,  // from which byte of the file to which rows lie
+    kTexts
+  };
+  int64_t what = kFacts;
   int64_t first = 0;
-  int64_t count = 0;  // 0: how many rows and bytes there are
+  int64_t count = 0;
   int64_t path_bytes = 0;
 };
 
@@ -114,23 +122,31 @@ class Server {
                                &open.bytes, error, sizeof(error));
       if (open.column == nullptr) return absl::DataLossError(error);
     }
-    if (request.count == 0) {
+    if (request.what == Request::kFacts) {
       AppendNumber(open.rows, &answer_);
       AppendNumber(open.bytes, &answer_);
       api_->close(open.column);
       return absl::OkStatus();
     }
-    const bool read = api_->read(
-        open.column, request.first, request.count, this,
-        [](void* server, const char* text, size_t size) {
-          return static_cast<Server*>(server)->Take(text, size);
-        },
-        error, sizeof(error));
-    if (!read) {
-      api_->close(open.column);
-      return absl::DataLossError(error);
+    if (request.what == Request::kPlace) {
+      int64_t begin = 0;
+      int64_t end = 0;
+      api_->place(open.column, request.first, request.count, &begin, &end);
+      AppendNumber(begin, &answer_);
+      AppendNumber(end, &answer_);
+    } else {
+      const bool read = api_->read(
+          open.column, request.first, request.count, this,
+          [](void* server, const char* text, size_t size) {
+            return static_cast<Server*>(server)->Take(text, size);
+          },
+          error, sizeof(error));
+      if (!read) {
+        api_->close(open.column);
+        return absl::DataLossError(error);
+      }
+      open.next = request.first + request.count;
     }
-    open.next = request.first + request.count;
     open_.push_front(open);
     if (open_.size() > kMostOpen) {
       api_->close(open_.back().column);
@@ -176,8 +192,16 @@ class ParquetTexts final : public Texts {
   }
 
   absl::Status ReadFooters(std::vector<Shard>* shards) {
-    for (Shard& shard : *shards) {
-      const absl::StatusOr<std::string> answer = Ask(shard, 0, 0);
+    for (size_t i = 0; i < shards->size(); ++i) {
+      Shard& shard = (*shards)[i];
+      if (shard.remote != nullptr) {
+        if (i % kFootersAtOnce == 0) {
+          CAPSTAN_RETURN_IF_ERROR(EnsureEnds(*shards, i));
+        }
+        CAPSTAN_RETURN_IF_ERROR(EnsureFooter(shard));
+      }
+      const absl::StatusOr<std::string> answer =
+          Ask(shard, Request::kFacts, 0, 0);
       CAPSTAN_RETURN_IF_ERROR(answer.status());
       absl::string_view rest = *answer;
       shard.units = TakeNumber(&rest);
@@ -198,7 +222,22 @@ class ParquetTexts final : public Texts {
     CAPSTAN_RETURN_IF_ERROR(CheckUnchanged(shard));
     const int64_t first = cell * shard.per_cell;
     const int64_t count = std::min(shard.per_cell, shard.units - first);
-    const absl::StatusOr<std::string> answer = Ask(shard, first, count);
+    if (shard.remote != nullptr) {
+      const absl::StatusOr<std::string> place =
+          Ask(shard, Request::kPlace, first, count);
+      CAPSTAN_RETURN_IF_ERROR(place.status());
+      absl::string_view numbers = *place;
+      const int64_t begin = TakeNumber(&numbers);
+      const int64_t end = TakeNumber(&numbers);
+      if (begin < 0 || end <= begin || end > shard.bytes) {
+        return absl::DataLossError(absl::StrCat(
+            shard.path, " is damaged: its footer says that rows lie at bytes ",
+            begin, " to ", end));
+      }
+      CAPSTAN_RETURN_IF_ERROR(Ensure(shard, begin, end - begin));
+    }
+    const absl::StatusOr<std::string> answer =
+        Ask(shard, Request::kTexts, first, count);
     CAPSTAN_RETURN_IF_ERROR(answer.status());
     absl::string_view rest = *answer;
     std::vector<Document> documents(static_cast<size_t>(count));
@@ -224,16 +263,48 @@ class ParquetTexts final : public Texts {
   }
 
  private:
-  absl::StatusOr<std::string> Ask(const Shard& shard, int64_t first,
-                                  int64_t count) {
+  // The ends of some shards from `first` on, at once.
+  static absl::Status EnsureEnds(const std::vector<Shard>& shards,
+                                 size_t first) {
+    std::vector<RemoteShards::Part> parts;
+    for (size_t i = first;
+         i < std::min(first + kFootersAtOnce, shards.size()); ++i) {
+      const int64_t size = std::min(kEnd, shards[i].bytes);
+      parts.push_back({shards[i].object, shards[i].bytes - size, size});
+    }
+    return shards[first].remote->Ensure(parts);
+  }
+
+  // The footer, however long: its length lies before the last four bytes.
+  static absl::Status EnsureFooter(const Shard& shard) {
+    uint32_t size = 0;
+    char end[8] = {};
+    if (shard.bytes >= 12) {
+      CAPSTAN_ASSIGN_OR_RETURN(const auto file, ShardFile::Open(shard));
+      CAPSTAN_RETURN_IF_ERROR(file->Read(shard.bytes - 8, 8, end));
+      std::memcpy(&size, end, sizeof(size));
+    }
+    if (absl::string_view(end + 4, 4) != "PAR1" || size > shard.bytes - 12) {
+      return WithCode(
+          absl::DataLossError(absl::StrCat(
+              shard.path, " is cut off: it doesn't end with Parquet's footer: "
+                          "fetch or make it again")),
+          "data/damaged");
+    }
+    return Ensure(shard, shard.bytes - 8 - size, size);
+  }
+
+  absl::StatusOr<std::string> Ask(const Shard& shard, Request::What what,
+                                  int64_t first, int64_t count) {
     Request request;
+    request.what = what;
     request.first = first;
     request.count = count;
-    request.path_bytes = static_cast<int64_t>(shard.path.size());
+    request.path_bytes = static_cast<int64_t>(shard.file.size());
     const std::string bytes = absl::StrCat(
         absl::string_view(reinterpret_cast<const char*>(&request),
                           sizeof(request)),
-        shard.path);
+        shard.file);
     // A child that has died of another shard, or is old, gets a successor.
     for (int tries = 0;; ++tries) {
       CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ConfinedChild> child, Take());

@@ -115,9 +115,16 @@ absl::Status CheckBegin(const Shard& shard, absl::string_view begin,
   return absl::OkStatus();
 }
 
+void SetCells(Shard* shard) {
+  const int64_t cell = shard->packed == chat::Packed::kNot ? kCellBytes
+                                                           : kPackedCellBytes;
+  shard->cells = (shard->bytes + cell - 1) / cell;
+}
+
 absl::StatusOr<Shard> Look(const std::string& path) {
   Shard shard;
   shard.path = path;
+  shard.file = path;
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return CantRead(path, errno);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
@@ -143,10 +150,18 @@ absl::StatusOr<Shard> Look(const std::string& path) {
   CAPSTAN_ASSIGN_OR_RETURN(shard.format, FormatOf(path, begin));
   if (shard.format == Format::kJsonLines) shard.packed = chat::PackedAs(begin);
   CAPSTAN_RETURN_IF_ERROR(CheckBegin(shard, begin, end));
-  const int64_t cell = shard.packed == chat::Packed::kNot ? kCellBytes
-                                                          : kPackedCellBytes;
-  shard.cells = (shard.bytes + cell - 1) / cell;
+  SetCells(&shard);
   return shard;
+}
+
+absl::Status CheckFormat(const Shard& shard, const std::vector<Shard>& others) {
+  if (others.empty() || shard.format == others[0].format) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("there are shards of two formats, ", others[0].path, " (",
+                   NameOf(others[0].format), ") and ", shard.path, " (",
+                   NameOf(shard.format), "): name one by a pattern"));
 }
 
 // Of a folder that has no files of rows.
@@ -188,15 +203,48 @@ absl::StatusOr<std::vector<Shard>> ListShards(const std::string& path) {
   std::vector<Shard> shards;
   for (const std::string& file : files) {
     CAPSTAN_ASSIGN_OR_RETURN(Shard shard, Look(file));
-    if (!shards.empty() && shard.format != shards[0].format) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, " has shards of two formats, ", shards[0].path, " (",
-          NameOf(shards[0].format), ") and ", file, " (", NameOf(shard.format),
-          "): name one by a pattern"));
-    }
+    CAPSTAN_RETURN_IF_ERROR(CheckFormat(shard, shards));
     shards.push_back(std::move(shard));
   }
   return shards;
+}
+
+absl::StatusOr<std::vector<Shard>> ListShards(RemoteShards* remote) {
+  std::vector<Shard> shards;
+  absl::Status unknown;
+  for (size_t i = 0; i < remote->objects().size(); ++i) {
+    const RemoteObject& object = remote->objects()[i];
+    Shard shard;
+    shard.object = static_cast<int64_t>(i);
+    shard.path = remote->AddressOf(shard.object);
+    const absl::StatusOr<Format> format = FormatOf(shard.path, "");
+    if (!format.ok()) {
+      unknown.Update(format.status());
+      continue;  // such as a README beside them
+    }
+    shard.format = *format;
+    shard.file = remote->FileOf(shard.object);
+    shard.remote = remote;
+    shard.bytes = object.bytes;
+    shard.ends_hash = Crc32c(object.version);
+    if (shard.bytes == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(shard.path, " is empty: remove it, or make it again"));
+    }
+    std::string name = absl::AsciiStrToLower(shard.path);
+    absl::string_view rest = name;
+    shard.packed = chat::ConsumePackedExtension(&rest);
+    SetCells(&shard);
+    CAPSTAN_RETURN_IF_ERROR(CheckFormat(shard, shards));
+    shards.push_back(std::move(shard));
+  }
+  if (shards.empty()) return unknown;
+  return shards;
+}
+
+absl::Status Ensure(const Shard& shard, int64_t begin, int64_t bytes) {
+  if (shard.remote == nullptr) return absl::OkStatus();
+  return shard.remote->Ensure({{shard.object, begin, bytes}});
 }
 
 absl::Status CheckUnchanged(const Shard& shard) {
@@ -204,7 +252,8 @@ absl::Status CheckUnchanged(const Shard& shard) {
 }
 
 absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Open(const Shard& shard) {
-  const int fd = open(shard.path.c_str(), O_RDONLY | O_CLOEXEC);
+  CAPSTAN_RETURN_IF_ERROR(Ensure(shard, 0, 0));
+  const int fd = open(shard.file.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     return absl::DataLossError(absl::StrCat(
         shard.path, " was there when the run began, and can't be read now (",
@@ -213,7 +262,8 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Open(const Shard& shard) {
   std::unique_ptr<ShardFile> file(new ShardFile(shard, fd));
   struct stat info;
   if (fstat(fd, &info) != 0) return CantRead(shard.path, errno);
-  if (info.st_size != shard.bytes || ModifiedOf(info) != shard.modified) {
+  if (info.st_size != shard.bytes ||
+      (shard.remote == nullptr && ModifiedOf(info) != shard.modified)) {
     return absl::DataLossError(absl::StrFormat(
         "%s has changed since the run began (from %d bytes to %d): put the old "
         "one back and resume, or begin a new run",
@@ -225,6 +275,7 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Open(const Shard& shard) {
 ShardFile::~ShardFile() { close(fd_); }
 
 absl::Status ShardFile::Read(int64_t begin, int64_t size, char* to) const {
+  CAPSTAN_RETURN_IF_ERROR(Ensure(shard_, begin, size));
   return ReadAt(fd_, begin, size, to, shard_.path);
 }
 

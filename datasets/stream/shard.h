@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "base/files.h"
 #include "datasets/chat/unpack.h"
+#include "datasets/stream/remote_shards.h"
 
 namespace capstan::stream {
 
@@ -31,7 +32,10 @@ inline constexpr int64_t kCellTokens = 64 << 10;  // of files of tokens
 inline constexpr int64_t kMostDocument = 64 << 20;
 
 struct Shard {
-  std::string path;
+  std::string path;  // or address
+  std::string file;  // what is opened: a local copy, if it is an address
+  RemoteShards* remote = nullptr;  // whose copy it is; null: not one
+  int64_t object = 0;              // which of them
   Format format = Format::kJsonLines;
   chat::Packed packed = chat::Packed::kNot;
   int64_t bytes = 0;
@@ -48,6 +52,8 @@ struct Shard {
 // the shard: empty, cut off, of a format that isn't known or isn't that of the
 // others.
 absl::StatusOr<std::vector<Shard>> ListShards(const std::string& path);
+// The same of objects.
+absl::StatusOr<std::vector<Shard>> ListShards(RemoteShards* remote);
 
 // A shard that is read. It is an error if it isn't the file that was listed.
 class ShardFile {
@@ -66,6 +72,9 @@ class ShardFile {
   const Shard& shard_;
   const int fd_;
 };
+
+// Has bytes [begin, begin + bytes) of shard.file there to be read.
+absl::Status Ensure(const Shard& shard, int64_t begin, int64_t bytes);
 
 // An error if the file at shard.path isn't the one that was listed.
 absl::Status CheckUnchanged(const Shard& shard);

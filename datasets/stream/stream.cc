@@ -113,10 +113,15 @@ absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(
     const std::string& definition) {
   std::unique_ptr<Stream> stream(new Stream(config, std::move(tokenizer)));
   CAPSTAN_RETURN_IF_ERROR(CheckConfig(stream->config_));
-  absl::StatusOr<std::vector<Shard>> shards = ListShards(config.path());
-  if (!shards.ok()) {
-    return Annotate(shards.status(), "the shards can't be read");
+  if (TheRemoteStore() != nullptr &&
+      TheRemoteStore()->IsAddress(config.path())) {
+    CAPSTAN_ASSIGN_OR_RETURN(stream->remote_,
+                             RemoteShards::List(config.path()));
   }
+  absl::StatusOr<std::vector<Shard>> shards =
+      stream->remote_ == nullptr ? ListShards(config.path())
+                                 : ListShards(stream->remote_.get());
+  if (!shards.ok()) return shards.status();
   stream->shards_ = *std::move(shards);
   CAPSTAN_ASSIGN_OR_RETURN(stream->memory_,
                            SharedMemory::Create(sizeof(Tally), false));
@@ -128,6 +133,7 @@ absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(
   CAPSTAN_RETURN_IF_ERROR(stream->ChooseSize());
   // The ranks are forked next.
   stream->source_->EndHelpers();
+  if (stream->remote_ != nullptr) stream->remote_->EndHelpers();
   return stream;
 }
 
@@ -143,8 +149,12 @@ absl::Status Stream::OpenTexts(const std::string& definition) {
   const std::string settings =
       absl::StrCat("1\n", text::TokenizerHash(definition), "\n", field, "\n",
                    config_.bad_rows());
+  std::string folder = config_.cache_folder();
+  if (folder.empty() && remote_ != nullptr) {
+    folder = TheRemoteStore()->LocalFolder() + "/tokens";
+  }
   store_ = CellStore::Open(&shards_, settings, tokenizer_->vocab_size(),
-                           config_.cache_folder());
+                           folder);
   if (store_->folder().empty() && config_.tokens() == KEEP) {
     return FieldError("tokens", absl::StrCat("is KEEP, but ",
                                              store_->problem(),

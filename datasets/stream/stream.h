@@ -66,6 +66,7 @@ class Stream final : public DatasetReader {
 
   Config config_;  // with defaults filled in
   const std::shared_ptr<const Tokenizer> tokenizer_;
+  std::unique_ptr<RemoteShards> remote_;  // null: no address
   std::vector<Shard> shards_;
   bool counted_ = false;  // not estimated
   int64_t size_ = 1;

@@ -15,7 +15,7 @@
 namespace capstan::stream {
 namespace {
 
-constexpr int64_t kBlock = 512;
+constexpr int64_t kTarBlock = 512;
 constexpr int64_t kMostName = 1 << 16;
 
 struct Member {
@@ -111,12 +111,12 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
   std::string name;
   absl::optional<int64_t> pax_size;
   while (true) {
-    if (at + kBlock > shard.bytes) {
+    if (at + kTarBlock > shard.bytes) {
       return Torn(shard, at, "a member or the archive's end is missing");
     }
-    char block[kBlock];
-    CAPSTAN_RETURN_IF_ERROR(file.Read(at, kBlock, block));
-    const absl::string_view header(block, kBlock);
+    char block[kTarBlock];
+    CAPSTAN_RETURN_IF_ERROR(file.Read(at, kTarBlock, block));
+    const absl::string_view header(block, kTarBlock);
     if (header.find_first_not_of('\0') == header.npos) {
       return absl::optional<Member>();
     }
@@ -125,7 +125,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
       return Torn(shard, at, "there is no header of a member");
     }
     const char type = header[156];
-    member.data = at + kBlock;
+    member.data = at + kTarBlock;
     const bool names = type == 'x' || type == 'g' || type == 'L' || type == 'K';
     member.size = names ? *size : pax_size.value_or(*size);
     if (member.size < 0 || member.size > shard.bytes - member.data) {
@@ -133,7 +133,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
                   absl::StrCat("a member of ", member.size,
                                " bytes begins, and the file ends before it"));
     }
-    at = member.data + (member.size + kBlock - 1) / kBlock * kBlock;
+    at = member.data + (member.size + kTarBlock - 1) / kTarBlock * kTarBlock;
     if (!names) {
       member.is_file = type == '0' || type == '\0' || type == '7';
       member.end = at;

@@ -67,11 +67,13 @@ class TokenSource final : public CellSource {
   absl::Status OpenAll(uint64_t tokenizer_hash, int64_t token_bytes,
                        std::vector<Shard>* shards) {
     for (Shard& shard : *shards) {
+      // Mapped, and known only as a whole.
+      CAPSTAN_RETURN_IF_ERROR(Ensure(shard, 0, shard.bytes));
       if (shard.format == Format::kTokenFile) {
         CAPSTAN_RETURN_IF_ERROR(OpenFile(shard, tokenizer_hash));
         shard.units = files_.back()->tokens();
       } else {
-        CAPSTAN_ASSIGN_OR_RETURN(Bare bare, OpenBare(shard.path, token_bytes));
+        CAPSTAN_ASSIGN_OR_RETURN(Bare bare, OpenBare(shard.file, token_bytes));
         shard.units = bare.tokens;
         bare_.push_back(std::move(bare));
       }
@@ -113,7 +115,7 @@ class TokenSource final : public CellSource {
 
  private:
   absl::Status OpenFile(const Shard& shard, uint64_t tokenizer_hash) {
-    CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(shard.path));
+    CAPSTAN_ASSIGN_OR_RETURN(auto file, MappedFile::Open(shard.file));
     CAPSTAN_ASSIGN_OR_RETURN(auto opened,
                              text::TokenFile::Open(std::move(file)));
     if (opened->info().tokenizer_hash != tokenizer_hash) {

@@ -223,6 +223,35 @@ bool ReadColumn(void* opened, int64_t first, int64_t count, void* context,
   return ok;
 }
 
+void PlaceColumn(void* opened, int64_t first, int64_t count, int64_t* begin,
+                 int64_t* end) {
+  const auto* const column = static_cast<const Column*>(opened);
+  *begin = *end = -1;
+  const auto& begins = column->group_begins;
+  const bool ok = Caught(
+      [&] {
+        const auto metadata = column->file->parquet_reader()->metadata();
+        for (size_t i = 0; i < begins.size(); ++i) {
+          const auto group = metadata->RowGroup(static_cast<int>(i));
+          if (begins[i] >= first + count ||
+              begins[i] + group->num_rows() <= first) {
+            continue;
+          }
+          const auto chunk = group->ColumnChunk(column->leaves[0]);
+          int64_t at = chunk->data_page_offset();
+          if (chunk->has_dictionary_page() &&
+              chunk->dictionary_page_offset() > 0) {
+            at = std::min(at, chunk->dictionary_page_offset());
+          }
+          *begin = *begin < 0 ? at : std::min(*begin, at);
+          *end = std::max(*end, at + chunk->total_compressed_size());
+        }
+        return arrow::Status::OK();
+      },
+      nullptr, 0);
+  if (!ok) *begin = *end = -1;
+}
+
 void CloseColumn(void* opened) { delete static_cast<Column*>(opened); }
 
 }  // namespace
@@ -232,6 +261,6 @@ extern "C" __attribute__((visibility("default"))) const capstan::TextColumnApi*
 capstan_text_column() {
   static const capstan::TextColumnApi api = {
       sizeof(capstan::TextColumnApi), &capstan::OpenColumn,
-      &capstan::ReadColumn, &capstan::CloseColumn};
+      &capstan::ReadColumn, &capstan::PlaceColumn, &capstan::CloseColumn};
   return &api;
 }

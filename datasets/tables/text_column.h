@@ -26,6 +26,9 @@ struct TextColumnApi {
   bool (*read)(void* column, int64_t first, int64_t count, void* context,
                bool (*take)(void* context, const char* text, size_t size),
                char* error, size_t room);
+  // Between which bytes of the file the texts of these rows lie.
+  void (*place)(void* column, int64_t first, int64_t count, int64_t* begin,
+                int64_t* end);
   void (*close)(void* column);
 };
 
