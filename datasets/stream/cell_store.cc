@@ -186,8 +186,8 @@ std::string CellStore::PathOf(int64_t shard, absl::string_view ending) const {
 int CellStore::OpenIndex(int64_t shard, bool make) const {
   if (folder_.empty()) return -1;
   const std::string path = PathOf(shard, ".cells");
-  const int fd =
-      open(path.c_str(), (make ? O_CREAT | O_RDWR : O_RDONLY) | O_CLOEXEC, 0666);
+  const int fd = open(path.c_str(),
+                      (make ? O_CREAT | O_RDWR : O_RDONLY) | O_CLOEXEC, 0666);
   if (fd < 0) return -1;
   char header[sizeof(kMagic)] = {};
   if (ReadAll(fd, header, sizeof(header), 0) &&
@@ -208,9 +208,9 @@ std::vector<int64_t> CellStore::Counts(int64_t shard, int64_t first,
   struct stat info;
   if (fstat(fd, &info) != 0) return counts;
   const int64_t there =
-      std::min<int64_t>(first + count,
-                        (info.st_size - kHeaderBytes) /
-                            static_cast<int64_t>(sizeof(Entry))) -
+      std::min<int64_t>(
+          first + count,
+          (info.st_size - kHeaderBytes) / static_cast<int64_t>(sizeof(Entry))) -
       first;
   if (there <= 0) return counts;
   std::vector<Entry> entries(static_cast<size_t>(there));
@@ -299,9 +299,9 @@ absl::Status CellStore::Write(int64_t shard, int64_t cell,
   const int fd = OpenIndex(shard, /*make=*/true);
   if (fd < 0) return WriteError(PathOf(shard, ".cells"), errno);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
-  CAPSTAN_RETURN_IF_ERROR(WriteAllAt(
-      fd, {reinterpret_cast<const char*>(&entry), sizeof(entry)}, PlaceOf(cell),
-      PathOf(shard, ".cells")));
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteAllAt(fd, {reinterpret_cast<const char*>(&entry), sizeof(entry)},
+                 PlaceOf(cell), PathOf(shard, ".cells")));
   return kept;
 }
 

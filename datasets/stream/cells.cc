@@ -22,8 +22,7 @@ constexpr int kMostBadTold = 5;
 class TextSource final : public CellSource {
  public:
   explicit TextSource(const TextSourceOptions& options)
-      : options_(options),
-        eos_(options.tokenizer->special_ids().eos) {}
+      : options_(options), eos_(options.tokenizer->special_ids().eos) {}
 
   absl::StatusOr<CellTokens> Read(int64_t shard, int64_t cell) override {
     const CellStore& store = *options_.store;
@@ -48,8 +47,7 @@ class TextSource final : public CellSource {
     CAPSTAN_ASSIGN_OR_RETURN(CellTokens tokens, Tokenize(shard, cell));
     Tally& tally = *options_.tally;
     tally.made += static_cast<int64_t>(tokens.ids.size());
-    tally.busy_ns +=
-        static_cast<int64_t>((MonotonicSeconds() - began) * 1e9);
+    tally.busy_ns += static_cast<int64_t>((MonotonicSeconds() - began) * 1e9);
     const absl::Status wrote =
         options_.store->Write(shard, cell, tokens, *options_.keep);
     if (!wrote.ok() && tally.said.exchange(1) == 0) {
@@ -98,13 +96,13 @@ class TextSource final : public CellSource {
     Tally& tally = *options_.tally;
     ++tally.bad_rows;
     if (tally.said_bad.fetch_add(1) < kMostBadTold) {
-      std::cerr << absl::StrCat(
-          "capstan.stream: left out: ",
-          options_.texts->PlaceOf(shard, document.place), " ", bad.message(),
-          tally.said_bad == kMostBadTold
-              ? " (others are left out without a word)"
-              : "",
-          "\n");
+      std::cerr << absl::StrCat("capstan.stream: left out: ",
+                                options_.texts->PlaceOf(shard, document.place),
+                                " ", bad.message(),
+                                tally.said_bad == kMostBadTold
+                                    ? " (others are left out without a word)"
+                                    : "",
+                                "\n");
     }
     return absl::OkStatus();
   }
@@ -169,9 +167,9 @@ absl::StatusOr<std::shared_ptr<const CellTokens>> Cells::Make(
     CAPSTAN_ASSIGN_OR_RETURN(CellTokens tokens,
                              source_.Read(id.shard, id.cell));
     if (options_.shuffle) {
-      const uint64_t key = RandomKey(
-          options_.seed, absl::StrCat("stream documents ", id.epoch, " ",
-                                      id.shard, " ", id.cell));
+      const uint64_t key =
+          RandomKey(options_.seed, absl::StrCat("stream documents ", id.epoch,
+                                                " ", id.shard, " ", id.cell));
       tokens = Shuffled(tokens, key);
     }
     return std::make_shared<const CellTokens>(std::move(tokens));

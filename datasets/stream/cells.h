@@ -58,7 +58,7 @@ struct TextSourceOptions {
   Texts* texts = nullptr;
   const CellStore* store = nullptr;
   const bool* keep = nullptr;  // the tokens; may change between reads
-  bool skip_bad = false;  // rows
+  bool skip_bad = false;       // rows
   Tally* tally = nullptr;
 };
 std::unique_ptr<CellSource> NewTextSource(const TextSourceOptions& options);

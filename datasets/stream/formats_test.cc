@@ -40,8 +40,7 @@ std::string Gzip(const std::string& bytes) {
   z_stream stream = {};
   deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
   std::string packed(deflateBound(&stream, bytes.size()), '\0');
-  stream.next_in =
-      reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
   stream.avail_in = static_cast<uInt>(bytes.size());
   stream.next_out = reinterpret_cast<Bytef*>(&packed[0]);
   stream.avail_out = static_cast<uInt>(packed.size());
@@ -53,8 +52,8 @@ std::string Gzip(const std::string& bytes) {
 
 std::string Zstd(const std::string& bytes) {
   std::string packed(ZSTD_compressBound(bytes.size()), '\0');
-  packed.resize(ZSTD_compress(&packed[0], packed.size(), bytes.data(),
-                              bytes.size(), 3));
+  packed.resize(
+      ZSTD_compress(&packed[0], packed.size(), bytes.data(), bytes.size(), 3));
   return packed;
 }
 
@@ -272,8 +271,7 @@ TEST(FormatsTest, BadRows) {
         Case{"{\"text\": \"\xff\"}", "isn't UTF-8"},
         Case{JsonRow(std::string(65 << 20, 'x')), "a document may have"}}) {
     const std::string folder = NewFolder();
-    WriteFile(folder + "/a.jsonl",
-              Rows(0, 700) + c.row + "\n" + Rows(1, 1500));
+    WriteFile(folder + "/a.jsonl", Rows(0, 700) + c.row + "\n" + Rows(1, 1500));
     Config config = InOrder(folder);
     // Not in a cell that the start looks at.
     std::string error;
@@ -298,17 +296,16 @@ TEST(FormatsTest, BadRows) {
 
 TEST(FormatsTest, BadRowsOfParquetAndTar) {
   Config config = InOrder(absl::StrCat(kData, "null.parquet"));
-  EXPECT_THAT(Error(config),
-              AllOf(HasSubstr("null.parquet, row 7 has no text"),
-                    HasSubstr("bad_rows: SKIP")));
+  EXPECT_THAT(Error(config), AllOf(HasSubstr("null.parquet, row 7 has no text"),
+                                   HasSubstr("bad_rows: SKIP")));
   config.set_bad_rows(SKIP);
   auto expected = RowsOfTestdata(20);
   expected.erase(expected.begin() + 7);
   EXPECT_THAT(Texts(*MustMake(config), 19), ElementsAreArray(expected));
   config = InOrder(absl::StrCat(kData, "rows.parquet"));
   config.set_text_field("content");
-  EXPECT_THAT(Error(config), AllOf(HasSubstr("no column \"content\""),
-                                   HasSubstr("id, text")));
+  EXPECT_THAT(Error(config),
+              AllOf(HasSubstr("no column \"content\""), HasSubstr("id, text")));
   config.set_text_field("id");
   EXPECT_THAT(Error(config), HasSubstr("isn't of texts"));
   config = InOrder(absl::StrCat(kData, "samples.tar"));

@@ -52,8 +52,7 @@ bool Lane::ExtendByKnown() {
     counts_ =
         source_.Counts(runs_[run].shard, runs_[run].first, runs_[run].count);
   }
-  const int64_t count =
-      counts_[place - (run == 0 ? 0 : run_ends_[run - 1])];
+  const int64_t count = counts_[place - (run == 0 ? 0 : run_ends_[run - 1])];
   if (count < 0) return false;
   ends_.push_back(known_end() - begin_ + count);
   return true;
@@ -88,9 +87,9 @@ absl::StatusOr<size_t> Lane::Find(int64_t at) {
     BeginEpoch(0);
   }
   if (at < begin_) {
-    BeginEpoch(std::upper_bound(epoch_begins_.begin(), epoch_begins_.end(),
-                                at) -
-               epoch_begins_.begin() - 1);
+    BeginEpoch(
+        std::upper_bound(epoch_begins_.begin(), epoch_begins_.end(), at) -
+        epoch_begins_.begin() - 1);
   }
   // Far ahead of what is known: threads count what lies between.
   size_t ahead = 0;
@@ -148,8 +147,7 @@ absl::Status Lane::Read(int64_t begin, int64_t count, int64_t* ids,
           ": remove the cache's folder (cache_folder, .capstan)"));
     }
     const auto first = static_cast<size_t>(begin - cell_begin);
-    const auto here =
-        static_cast<size_t>(std::min(end, cell_end) - begin);
+    const auto here = static_cast<size_t>(std::min(end, cell_end) - begin);
     std::copy_n(cell->ids.begin() + first, here, ids);
     ids += here;
     if (positions != nullptr) {

@@ -31,8 +31,8 @@ constexpr size_t kMostOpen = 64;  // files of a child
 constexpr size_t kMostError = 1000;
 constexpr size_t kFootersAtOnce = 200;  // each holds an open file
 constexpr int64_t kEnd = 64 << 10;      // has the footer, as a rule
-constexpr int64_t kNull = -1;     // in place of a text's size
-constexpr int64_t kTooLong = -2;  // behind it, the size
+constexpr int64_t kNull = -1;           // in place of a text's size
+constexpr int64_t kTooLong = -2;        // behind it, the size
 
 // What a child is asked: followed by the path.
 struct Request {
@@ -104,8 +104,9 @@ class Server {
     answer_.clear();
     if (api_ == nullptr) {
       return absl::UnimplementedError(
-          absl::StrCat(kTablesLibrary, " can't be opened or is of another "
-                                       "build"));
+          absl::StrCat(kTablesLibrary,
+                       " can't be opened or is of another "
+                       "build"));
     }
     char error[kMostError] = {};
     Open open;
@@ -267,8 +268,8 @@ class ParquetTexts final : public Texts {
   static absl::Status EnsureEnds(const std::vector<Shard>& shards,
                                  size_t first) {
     std::vector<RemoteShards::Part> parts;
-    for (size_t i = first;
-         i < std::min(first + kFootersAtOnce, shards.size()); ++i) {
+    for (size_t i = first; i < std::min(first + kFootersAtOnce, shards.size());
+         ++i) {
       const int64_t size = std::min(kEnd, shards[i].bytes);
       parts.push_back({shards[i].object, shards[i].bytes - size, size});
     }
@@ -285,11 +286,11 @@ class ParquetTexts final : public Texts {
       std::memcpy(&size, end, sizeof(size));
     }
     if (absl::string_view(end + 4, 4) != "PAR1" || size > shard.bytes - 12) {
-      return WithCode(
-          absl::DataLossError(absl::StrCat(
-              shard.path, " is cut off: it doesn't end with Parquet's footer: "
+      return WithCode(absl::DataLossError(absl::StrCat(
+                          shard.path,
+                          " is cut off: it doesn't end with Parquet's footer: "
                           "fetch or make it again")),
-          "data/damaged");
+                      "data/damaged");
     }
     return Ensure(shard, shard.bytes - 8 - size, size);
   }
@@ -301,10 +302,10 @@ class ParquetTexts final : public Texts {
     request.first = first;
     request.count = count;
     request.path_bytes = static_cast<int64_t>(shard.file.size());
-    const std::string bytes = absl::StrCat(
-        absl::string_view(reinterpret_cast<const char*>(&request),
-                          sizeof(request)),
-        shard.file);
+    const std::string bytes =
+        absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&request),
+                                       sizeof(request)),
+                     shard.file);
     // A child that has died of another shard, or is old, gets a successor.
     for (int tries = 0;; ++tries) {
       CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ConfinedChild> child, Take());
@@ -318,8 +319,8 @@ class ParquetTexts final : public Texts {
         if (absl::IsUnimplemented(answer.status())) return answer.status();
         return WithCode(
             absl::DataLossError(absl::StrCat(
-                shard.path, " can't be read as Parquet: ",
-                answer.status().message(),
+                shard.path,
+                " can't be read as Parquet: ", answer.status().message(),
                 count == 0 ? "" : absl::StrCat(" (from row ", first, " on)"))),
             "data/damaged");
       }
@@ -381,9 +382,9 @@ absl::StatusOr<std::unique_ptr<Texts>> NewParquetTexts(
   const char* const set = std::getenv("CAPSTAN_TABLES_LIBRARY");
   std::string library = set == nullptr ? "" : set;
   if (library.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(library,
-                             OwnLibrary(kTablesLibrary, "datasets/tables",
-                                        "the reader of Parquet"));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        library,
+        OwnLibrary(kTablesLibrary, "datasets/tables", "the reader of Parquet"));
   }
   if (library.empty()) {
     return absl::UnimplementedError(absl::StrCat(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Beside each copy, FILE, is FILE.have: a byte for each block of 64 KiB, 1 if it
-// is there. The folder's name has the boot's id: after a power loss a file may
-// have lost what its .have tells of.
+// Beside each copy, FILE, is FILE.have: a byte for each block of 64 KiB, 1 if
+// it is there. The folder's name has the boot's id: after a power loss a file
+// may have lost what its .have tells of.
 #include "datasets/stream/remote_shards.h"
 
 #include <fcntl.h>

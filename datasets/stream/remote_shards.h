@@ -38,8 +38,8 @@ class RemoteShards {
   // Of the local copy.
   const std::string& FileOf(int64_t object) const { return files_[object]; }
 
-  // Makes the copies, and fetches what isn't there yet, all of it at once, and of parts that aren't
-  // there also the next MiB, which is read soon.
+  // Makes the copies, and fetches what isn't there yet, all of it at once, and
+  // of parts that aren't there also the next MiB, which is read soon.
   absl::Status Ensure(const std::vector<Part>& parts);
   // Ends the processes that fetch.
   void EndHelpers();

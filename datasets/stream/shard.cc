@@ -53,8 +53,8 @@ absl::Status ReadAt(int fd, int64_t begin, int64_t size, char* to,
     if (read < 0 && errno == EINTR) continue;
     if (read < 0) return CantRead(path, errno);
     if (read == 0) {
-      return Damaged(path, absl::StrCat("has lost what was behind byte ",
-                                        begin, " since the run began"));
+      return Damaged(path, absl::StrCat("has lost what was behind byte ", begin,
+                                        " since the run began"));
     }
     to += read;
     begin += read;
@@ -109,15 +109,16 @@ absl::Status CheckBegin(const Shard& shard, absl::string_view begin,
                        : "is named as packed, and doesn't begin so");
   }
   if (shard.format == Format::kTar && shard.bytes % 512 != 0) {
-    return Damaged(shard.path, "is cut off: a tar file has whole blocks of "
-                               "512 bytes");
+    return Damaged(shard.path,
+                   "is cut off: a tar file has whole blocks of "
+                   "512 bytes");
   }
   return absl::OkStatus();
 }
 
 void SetCells(Shard* shard) {
-  const int64_t cell = shard->packed == chat::Packed::kNot ? kCellBytes
-                                                           : kPackedCellBytes;
+  const int64_t cell =
+      shard->packed == chat::Packed::kNot ? kCellBytes : kPackedCellBytes;
   shard->cells = (shard->bytes + cell - 1) / cell;
 }
 

@@ -63,9 +63,8 @@ Config WithDefaults(Config config) {
   if (config.text_field().empty()) config.set_text_field("text");
   if (config.token_bytes() == 0) config.set_token_bytes(2);
   if (!config.has_workers()) {
-    config.set_workers(
-        std::max<int64_t>(1, std::min<int64_t>(kMostWorkers,
-                                               AvailableCores() / 2)));
+    config.set_workers(std::max<int64_t>(
+        1, std::min<int64_t>(kMostWorkers, AvailableCores() / 2)));
   }
   return config;
 }
@@ -153,11 +152,10 @@ absl::Status Stream::OpenTexts(const std::string& definition) {
   if (folder.empty() && remote_ != nullptr) {
     folder = TheRemoteStore()->LocalFolder() + "/tokens";
   }
-  store_ = CellStore::Open(&shards_, settings, tokenizer_->vocab_size(),
-                           folder);
+  store_ =
+      CellStore::Open(&shards_, settings, tokenizer_->vocab_size(), folder);
   if (store_->folder().empty() && config_.tokens() == KEEP) {
-    return FieldError("tokens", absl::StrCat("is KEEP, but ",
-                                             store_->problem(),
+    return FieldError("tokens", absl::StrCat("is KEEP, but ", store_->problem(),
                                              ": set cache_folder"));
   }
   // Until it is known how many there are.
@@ -258,8 +256,8 @@ absl::Status Stream::ChooseKeep(int64_t tokens) {
   if (!keep_ || config_.tokens() == KEEP) return absl::OkStatus();
   struct statvfs disk;
   if (statvfs(store_->folder().c_str(), &disk) != 0) return absl::OkStatus();
-  const double room = static_cast<double>(disk.f_bavail) *
-                      static_cast<double>(disk.f_frsize);
+  const double room =
+      static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
   const int width = tokenizer_->vocab_size() > 1 << 16 ? 4 : 2;
   keep_ = room > 2.0 * width * static_cast<double>(tokens);
   return absl::OkStatus();
@@ -289,9 +287,8 @@ absl::Status Stream::Read(absl::Span<const int64_t> indices,
     }
   }
   for (const int64_t index : indices) {
-    CAPSTAN_RETURN_IF_ERROR(
-        lanes_[static_cast<size_t>(index % lanes)]->Read(
-            index / lanes * length, length, ids, positions));
+    CAPSTAN_RETURN_IF_ERROR(lanes_[static_cast<size_t>(index % lanes)]->Read(
+        index / lanes * length, length, ids, positions));
     if (positions != nullptr) {
       for (int64_t i = 0; i < length; ++i) {
         // Nothing in its document predicts a document's first token.
@@ -306,8 +303,7 @@ absl::Status Stream::Read(absl::Span<const int64_t> indices,
   tally_->began_ns.compare_exchange_strong(none,
                                            static_cast<int64_t>(began * 1e9));
   tally_->read += static_cast<int64_t>(indices.size()) * length;
-  tally_->waited_ns +=
-      static_cast<int64_t>((MonotonicSeconds() - began) * 1e9);
+  tally_->waited_ns += static_cast<int64_t>((MonotonicSeconds() - began) * 1e9);
   SaySpeed();
   return absl::OkStatus();
 }
@@ -326,11 +322,11 @@ void Stream::SaySpeed() const {
       "capstan.stream: on this host a thread tokenizes %.3g tokens/s and "
       "training takes %.3g: %s\n",
       made / busy, read / seconds,
-      waited < 0.5 ? absl::StrFormat(
-                         "tokenizing keeps up, and takes %.2g cores",
-                         busy / seconds)
-                   : std::string("tokenizing doesn't keep up: set workers to "
-                                 "more, or run `trainer tokenize` before"));
+      waited < 0.5
+          ? absl::StrFormat("tokenizing keeps up, and takes %.2g cores",
+                            busy / seconds)
+          : std::string("tokenizing doesn't keep up: set workers to "
+                        "more, or run `trainer tokenize` before"));
 }
 
 std::vector<std::string> Stream::notes() const {
@@ -358,16 +354,18 @@ std::vector<std::string> Stream::notes() const {
                      "first, and kept in ",
                      store_->folder()));
   } else if (store_->folder().empty()) {
-    notes.push_back(absl::StrCat(
-        "texts are tokenized on the fly, and a resumed run tokenizes again what "
-        "came before, since nothing can be kept (",
-        store_->problem(), "): set cache_folder"));
+    notes.push_back(
+        absl::StrCat("texts are tokenized on the fly, and a resumed run "
+                     "tokenizes again what "
+                     "came before, since nothing can be kept (",
+                     store_->problem(), "): set cache_folder"));
   } else {
-    notes.push_back(absl::StrCat(
-        "texts are tokenized on the fly",
-        config_.tokens() == AUTO ? ", as the disk has too little room for tokens"
-                                 : "",
-        "; only their numbers are kept, in ", store_->folder()));
+    notes.push_back(
+        absl::StrCat("texts are tokenized on the fly",
+                     config_.tokens() == AUTO
+                         ? ", as the disk has too little room for tokens"
+                         : "",
+                     "; only their numbers are kept, in ", store_->folder()));
   }
   return notes;
 }
@@ -389,9 +387,8 @@ std::vector<CountedFile> Stream::counted_files() const {
 absl::StatusOr<std::string> Stream::Digest() const {
   std::string all;
   for (const Shard& shard : shards_) {
-    absl::StrAppend(
-        &all, std::filesystem::path(shard.path).filename().string(), "\n",
-        shard.bytes, "\n", shard.ends_hash, "\n");
+    absl::StrAppend(&all, std::filesystem::path(shard.path).filename().string(),
+                    "\n", shard.bytes, "\n", shard.ends_hash, "\n");
   }
   return absl::StrCat(shards_.size(), " shards, names, sizes and ends of ",
                       DigestText(all));

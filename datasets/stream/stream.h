@@ -22,10 +22,11 @@ namespace capstan::stream {
 
 // Texts in many shards, of which only what is trained on soon is in memory.
 // Sample i has tokens [k * T, (k + 1) * T) of lane l, where l is i mod lanes, k
-// is i / lanes and T is sequence_length (lane.h): nothing is padded, and nothing
-// is left out. So which tokens a sample has depends on the shards, the seed and
-// T alone, and a rank reads the lanes of its samples. Batches have "input_ids"
-// [n, T] int64 and, if documents are separate, "labels" and "positions".
+// is i / lanes and T is sequence_length (lane.h): nothing is padded, and
+// nothing is left out. So which tokens a sample has depends on the shards, the
+// seed and T alone, and a rank reads the lanes of its samples. Batches have
+// "input_ids" [n, T] int64 and, if documents are separate, "labels" and
+// "positions".
 class Stream final : public DatasetReader {
  public:
   static absl::StatusOr<std::unique_ptr<Stream>> Create(const Config& config);

@@ -145,8 +145,8 @@ TEST_F(StreamTest, LanesDivideTheData) {
   // Of different places: the first samples are of different shards.
   std::set<std::string> shards;
   for (int lane = 0; lane < 4; ++lane) {
-    for (const std::string& text : TextsIn(MustRead(*stream, {lane, lane + 4,
-                                                              lane + 8}))) {
+    for (const std::string& text :
+         TextsIn(MustRead(*stream, {lane, lane + 4, lane + 8}))) {
       const size_t at = text.find("shard ");
       if (at != text.npos) shards.insert(text.substr(at, 8));
     }

@@ -25,12 +25,10 @@ inline constexpr int64_t kEos = 256;
 // A folder of its own for each call.
 inline std::string NewFolder() {
   static int count = 0;
-  const std::string folder =
-      absl::StrCat(::testing::TempDir(), "/", 
-                   ::testing::UnitTest::GetInstance()
-                       ->current_test_info()
-                       ->name(),
-                   "-", ++count);
+  const std::string folder = absl::StrCat(
+      ::testing::TempDir(), "/",
+      ::testing::UnitTest::GetInstance()->current_test_info()->name(), "-",
+      ++count);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   return folder;
@@ -54,8 +52,8 @@ inline std::string TextOf(int shard, int row) {
 }
 
 inline std::shared_ptr<const Tokenizer> BytesWithEos() {
-  auto tokenizer = std::make_shared<FakeTokenizer>(
-      std::vector<std::string>{"<|eos|>"});
+  auto tokenizer =
+      std::make_shared<FakeTokenizer>(std::vector<std::string>{"<|eos|>"});
   tokenizer->set_special_ids({-1, kEos, -1});
   return tokenizer;
 }

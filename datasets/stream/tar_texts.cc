@@ -37,11 +37,10 @@ absl::string_view KeyOf(const Member& member) {
 }
 
 absl::Status Torn(const Shard& shard, int64_t at, absl::string_view why) {
-  return WithCode(
-      absl::DataLossError(absl::StrCat(
-          shard.path, " is damaged or cut off: at byte ", at, " ", why,
-          "; fetch or make it again")),
-      "data/damaged");
+  return WithCode(absl::DataLossError(absl::StrCat(
+                      shard.path, " is damaged or cut off: at byte ", at, " ",
+                      why, "; fetch or make it again")),
+                  "data/damaged");
 }
 
 // Octal, or GNU's binary for numbers that are too large for it.
@@ -70,7 +69,8 @@ bool HasItsChecksum(absl::string_view header) {
   constexpr size_t kAt = 148;
   int64_t sum = 0;
   for (size_t i = 0; i < header.size(); ++i) {
-    sum += i >= kAt && i < kAt + 8 ? ' ' : static_cast<unsigned char>(header[i]);
+    sum +=
+        i >= kAt && i < kAt + 8 ? ' ' : static_cast<unsigned char>(header[i]);
   }
   return NumberIn(header.substr(kAt, 8)) == sum;
 }
@@ -152,8 +152,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
       return Torn(shard, member.begin, "a member has a name of many bytes");
     }
     std::string records(static_cast<size_t>(member.size), '\0');
-    CAPSTAN_RETURN_IF_ERROR(
-        file.Read(member.data, member.size, &records[0]));
+    CAPSTAN_RETURN_IF_ERROR(file.Read(member.data, member.size, &records[0]));
     if (type == 'x') ReadPax(records, &name, &pax_size);
     if (type == 'L') name = std::string(TextIn(records));
   }

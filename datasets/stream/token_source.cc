@@ -36,8 +36,7 @@ absl::StatusOr<Bare> OpenBare(const std::string& path, int64_t token_bytes) {
   CAPSTAN_ASSIGN_OR_RETURN(bare.file, MappedFile::Open(path));
   const absl::string_view bytes = bare.file->bytes();
   bare.token_bytes = token_bytes;
-  const uint32_t magic =
-      bytes.size() >= kBareHeader ? NumberAt(bytes, 0) : 0;
+  const uint32_t magic = bytes.size() >= kBareHeader ? NumberAt(bytes, 0) : 0;
   const bool has_header = magic == kTwoBytes || magic == kFourBytes;
   if (has_header) {
     bare.begin = kBareHeader;
@@ -48,15 +47,14 @@ absl::StatusOr<Bare> OpenBare(const std::string& path, int64_t token_bytes) {
   const bool whole = room % bare.token_bytes == 0 &&
                      (!has_header || NumberAt(bytes, 8) == bare.tokens);
   if (whole && bare.tokens > 0) return bare;
-  return WithCode(
-      absl::DataLossError(absl::StrCat(
-          path, " is cut off: it has ", room, " bytes of tokens of ",
-          bare.token_bytes, " bytes",
-          has_header ? absl::StrCat(", and its header says ",
-                                    NumberAt(bytes, 8), " tokens")
-                     : "",
-          ": fetch or make it again, or set token_bytes")),
-      "data/damaged");
+  return WithCode(absl::DataLossError(absl::StrCat(
+                      path, " is cut off: it has ", room,
+                      " bytes of tokens of ", bare.token_bytes, " bytes",
+                      has_header ? absl::StrCat(", and its header says ",
+                                                NumberAt(bytes, 8), " tokens")
+                                 : "",
+                      ": fetch or make it again, or set token_bytes")),
+                  "data/damaged");
 }
 
 class TokenSource final : public CellSource {
@@ -163,9 +161,8 @@ class TokenSource final : public CellSource {
       if (id >= vocab_size_) {
         return WithCode(
             absl::DataLossError(absl::StrCat(
-                bare.file->path(), ": token ",
-                begin + static_cast<int64_t>(i), " is ", id,
-                ", and the tokenizer has ", vocab_size_,
+                bare.file->path(), ": token ", begin + static_cast<int64_t>(i),
+                " is ", id, ", and the tokenizer has ", vocab_size_,
                 ": it was made with another, or token_bytes is wrong")),
             "data/damaged");
       }
@@ -192,8 +189,7 @@ absl::StatusOr<std::unique_ptr<CellSource>> NewTokenSource(
     std::vector<Shard>* shards, int64_t vocab_size, uint64_t tokenizer_hash,
     int64_t eos, int64_t token_bytes) {
   auto source = std::make_unique<TokenSource>(shards, vocab_size, eos);
-  CAPSTAN_RETURN_IF_ERROR(
-      source->OpenAll(tokenizer_hash, token_bytes, shards));
+  CAPSTAN_RETURN_IF_ERROR(source->OpenAll(tokenizer_hash, token_bytes, shards));
   return std::unique_ptr<CellSource>(std::move(source));
 }
 

@@ -85,8 +85,8 @@ arrow::Status Open(const char* path, const char* name, int64_t* rows,
     const int64_t here = group->num_rows();
     if (here < 0) return arrow::Status::Invalid("its row group ", i, " is bad");
     *rows += here;
-    *bytes +=
-        std::max<int64_t>(0, group->ColumnChunk(leaf)->total_uncompressed_size());
+    *bytes += std::max<int64_t>(
+        0, group->ColumnChunk(leaf)->total_uncompressed_size());
   }
   if (*rows != metadata->num_rows()) {
     return arrow::Status::Invalid("its row groups have ", *rows,

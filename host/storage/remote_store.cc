@@ -37,8 +37,7 @@ constexpr char kRecord = '\x1e';
 
 Address ParentOf(Address address) {
   const size_t slash = address.key.rfind('/');
-  address.key =
-      slash == std::string::npos ? "" : address.key.substr(0, slash);
+  address.key = slash == std::string::npos ? "" : address.key.substr(0, slash);
   return address;
 }
 
@@ -86,8 +85,8 @@ absl::StatusOr<std::string> AskAsText(const Address& address) {
   std::string text = asked.first.text();
   for (const StoredObject& object : asked.second) {
     absl::StrAppend(&text, std::string(1, kRecord), object.path,
-                    std::string(1, kField), object.size,
-                    std::string(1, kField), object.version);
+                    std::string(1, kField), object.size, std::string(1, kField),
+                    object.version);
   }
   return text;
 }
@@ -101,9 +100,8 @@ std::string TextOf(const std::vector<RemotePart>& parts) {
       absl::StrAppend(&text, part.name, std::string(1, kField),
                       part.object_bytes, std::string(1, kField),
                       part.offset + at, std::string(1, kField),
-                      std::min(kPiece, part.bytes - at),
-                      std::string(1, kField), part.file,
-                      std::string(1, kRecord));
+                      std::min(kPiece, part.bytes - at), std::string(1, kField),
+                      part.file, std::string(1, kRecord));
     }
   }
   return text;
@@ -201,8 +199,8 @@ class Reader final : public RemoteReader {
   absl::Status Fetch(const std::vector<RemotePart>& parts) override {
     const std::string text = TextOf(parts);
     const auto size = static_cast<int64_t>(text.size());
-    CAPSTAN_RETURN_IF_ERROR(child_->Send(
-        {reinterpret_cast<const char*>(&size), sizeof(size)}));
+    CAPSTAN_RETURN_IF_ERROR(
+        child_->Send({reinterpret_cast<const char*>(&size), sizeof(size)}));
     CAPSTAN_RETURN_IF_ERROR(child_->Send(text));
     const absl::StatusOr<std::string> answer = child_->Receive(kMostMessage);
     if (!child_->ended()) return answer.status();
@@ -255,10 +253,10 @@ class Store final : public RemoteStore {
       const std::string& folder) const override {
     CAPSTAN_ASSIGN_OR_RETURN(const Address address, ParseAddress(folder));
     CAPSTAN_ASSIGN_OR_RETURN(
-        auto child, StartStorageProcess(
-                        [address](const ConfinedChild::Parent& parent) {
-                          Serve(address, parent);
-                        }));
+        auto child,
+        StartStorageProcess([address](const ConfinedChild::Parent& parent) {
+          Serve(address, parent);
+        }));
     return std::unique_ptr<RemoteReader>(
         std::make_unique<Reader>(std::move(child)));
   }

@@ -65,15 +65,13 @@ TEST(StreamRunTest, RanksAndWorkersReadTheSame) {
   const Result one = train(RunOn(shards));
   ASSERT_EQ(one.rows.size(), 30);
   for (const int ranks : {2, 4}) {
-    for (const char* more :
-         {"", "workers: 0", "workers: 4 tokens: ON_THE_FLY",
-          "workers: 1 cache_folder: \"cache\""}) {
+    for (const char* more : {"", "workers: 0", "workers: 4 tokens: ON_THE_FLY",
+                             "workers: 1 cache_folder: \"cache\""}) {
       const Result others = train(RunOn(shards, more).Ddp(ranks));
       EXPECT_EQ(others.rows, one.rows) << ranks << " " << more;
       // Sums of other ranks' parts round otherwise.
-      EXPECT_THAT(others.losses,
-                  ::testing::Pointwise(::testing::DoubleNear(1e-5),
-                                       one.losses));
+      EXPECT_THAT(others.losses, ::testing::Pointwise(
+                                     ::testing::DoubleNear(1e-5), one.losses));
     }
   }
 }
@@ -104,8 +102,7 @@ TEST(StreamRunTest, GoesOnBehindAKill) {
   MustTrain(RunText(run).Train(last));
   const std::string straight =
       MustTrain(RunText(base).Train(last + " save_every: 0"));
-  EXPECT_EQ(ReadMetrics(run.output()).losses(),
-            ReadMetrics(straight).losses());
+  EXPECT_EQ(ReadMetrics(run.output()).losses(), ReadMetrics(straight).losses());
 }
 
 TEST(StreamRunTest, AShardThatVanishesIsNamed) {
@@ -124,10 +121,9 @@ TEST(StreamRunTest, AShardThatVanishesIsNamed) {
 
 TEST(StreamRunTest, AChangedShardIsOtherData) {
   const std::string shards = Shards();
-  const RunText run =
-      RunOn(shards)
-          .Output(NewTestFolder("run") + "/out")
-          .Train("max_steps: 3 save_every: 3 resume: AUTO");
+  const RunText run = RunOn(shards)
+                          .Output(NewTestFolder("run") + "/out")
+                          .Train("max_steps: 3 save_every: 3 resume: AUTO");
   MustTrain(run);
   // As long as before.
   std::string text = ReadText(shards + "/3.jsonl");
@@ -141,14 +137,14 @@ TEST(StreamRunTest, AChangedShardIsOtherData) {
 
 TEST(StreamRunTest, SaysWhatItReads) {
   const std::string shards = Shards();
-  const RunText run = RunOn(shards, "tokens: ON_THE_FLY")
-                          .Output(NewTestFolder("run") + "/out");
+  const RunText run =
+      RunOn(shards, "tokens: ON_THE_FLY").Output(NewTestFolder("run") + "/out");
   const TrainerResult result = RunTrainer({"--config=" + run.File()});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out + result.err,
-              AllOf(HasSubstr("5 shards of JSON lines"),
-                    HasSubstr("from 2 lanes"),
-                    HasSubstr("tokenized on the fly; only their numbers")));
+  EXPECT_THAT(
+      result.out + result.err,
+      AllOf(HasSubstr("5 shards of JSON lines"), HasSubstr("from 2 lanes"),
+            HasSubstr("tokenized on the fly; only their numbers")));
 }
 
 }  // namespace

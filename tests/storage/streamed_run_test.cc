@@ -119,11 +119,10 @@ TEST_F(StreamedRunTest, OnlyWhatIsReadIsFetched) {
 
 TEST_F(StreamedRunTest, WhatIsWrongIsToldOfTheAddress) {
   const auto error = [&](const std::string& address) {
-    const TrainerResult result =
-        RunTrainer({"--config=" + RunOn(address)
-                                      .Output(NewTestFolder("run") + "/out")
-                                      .File()},
-                   host_);
+    const TrainerResult result = RunTrainer(
+        {"--config=" +
+         RunOn(address).Output(NewTestFolder("run") + "/out").File()},
+        host_);
     EXPECT_NE(result.exit_code, 0);
     return result.err;
   };
