@@ -8,6 +8,7 @@
 #include <zstd.h>
 
 #include <numeric>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -166,6 +167,28 @@ TEST(FormatsTest, Parquet) {
   EXPECT_THAT(Texts(*stream, 4001), ElementsAreArray(expected));
   // Other rows of the same file, in another order.
   for (const int64_t i : {20000, 3, 30000}) MustRead(*stream, {i});
+}
+
+// Helpers end with the threads that have started them.
+TEST(FormatsTest, ThreadsThatHaveReadMayEnd) {
+  auto shards = ListShards(absl::StrCat(kData, "rows.parquet"));
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  const auto texts = NewParquetTexts("text", &*shards);
+  ASSERT_TRUE(texts.ok()) << texts.status();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int64_t cell = 0; cell < (*shards)[0].cells; ++cell) {
+        EXPECT_TRUE((*texts)->Read((*shards)[0], cell).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < 3; ++i) {
+    const auto documents = (*texts)->Read((*shards)[0], 0);
+    ASSERT_TRUE(documents.ok()) << documents.status();
+    EXPECT_EQ((*documents)[0].text, RowOfTestdata(0));
+  }
 }
 
 TEST(FormatsTest, Tar) {

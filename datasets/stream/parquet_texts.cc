@@ -306,9 +306,10 @@ class ParquetTexts final : public Texts {
         absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&request),
                                        sizeof(request)),
                      shard.file);
-    // A child that has died of another shard, or is old, gets a successor.
+    // An idle child may have ended with the thread that has started it.
     for (int tries = 0;; ++tries) {
-      CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ConfinedChild> child, Take());
+      CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<ConfinedChild> child,
+                               tries == 0 ? Take() : Start());
       const absl::Status sent = child->Send(bytes);
       absl::StatusOr<std::string> answer =
           child->ended() ? absl::StatusOr<std::string>(sent)
@@ -351,6 +352,10 @@ class ParquetTexts final : public Texts {
         return child;
       }
     }
+    return Start();
+  }
+
+  absl::StatusOr<std::unique_ptr<ConfinedChild>> Start() {
     ChildLimits limits;
     limits.bytes = int64_t{6} << 30;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -201,11 +201,12 @@ absl::Status RemoteShards::Fetch(const std::vector<RemotePart>& parts) {
       idle_.pop_back();
     }
   }
-  if (reader == nullptr) {
+  // One that fails isn't used again. The process of an idle one may have ended
+  // with the thread that has started it.
+  if (reader == nullptr || !reader->Fetch(parts).ok()) {
     CAPSTAN_ASSIGN_OR_RETURN(reader, TheRemoteStore()->Open(folder_.address));
+    CAPSTAN_RETURN_IF_ERROR(reader->Fetch(parts));
   }
-  // One that fails isn't used again: its process may have ended.
-  CAPSTAN_RETURN_IF_ERROR(reader->Fetch(parts));
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(reader));
   return absl::OkStatus();
