@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "datasets/stream/stream_testing.h"
 #include "text/tokens/token_file.h"
@@ -325,6 +326,15 @@ TEST(FormatsTest, BadRowsOfParquetAndTar) {
   auto expected = RowsOfTestdata(20);
   expected.erase(expected.begin() + 7);
   EXPECT_THAT(Texts(*MustMake(config), 19), ElementsAreArray(expected));
+  config = InOrder(absl::StrCat(kData, "not_utf8.parquet"));
+  EXPECT_THAT(
+      Error(config),
+      AllOf(HasSubstr("not_utf8.parquet, row 3 has a text that isn't UTF-8"),
+            HasSubstr("bad_rows: SKIP")));
+  config.set_bad_rows(SKIP);
+  expected = RowsOfTestdata(20);
+  expected.erase(expected.begin() + 3);
+  EXPECT_THAT(Texts(*MustMake(config), 19), ElementsAreArray(expected));
   config = InOrder(absl::StrCat(kData, "rows.parquet"));
   config.set_text_field("content");
   EXPECT_THAT(Error(config),
@@ -384,6 +394,28 @@ TEST(FormatsTest, DamagedTar) {
   bad[512 * 2] ^= 1;  // a header's
   WriteFile(path, bad);
   EXPECT_THAT(Error(InOrder(folder)), HasSubstr("no header of a member"));
+}
+
+TEST(FormatsTest, AMemberThatIsTooLarge) {
+  const std::string good = ReadFile(absl::StrCat(kData, "samples.tar"));
+  const std::string folder = NewFolder();
+  // The first member, of which a block is data, with another size.
+  std::string header = good.substr(0, 512);
+  const int64_t size = 65 << 20;
+  header.replace(124, 12, absl::StrFormat("%011o", size) + std::string(1, 0));
+  header.replace(148, 8, 8, ' ');
+  int sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  header.replace(148, 8,
+                 absl::StrFormat("%06o", sum) + std::string(1, 0) + " ");
+  WriteFile(folder + "/a.tar",
+            header + std::string(size, 'x') + good.substr(1024));
+  Config config = InOrder(folder);
+  EXPECT_THAT(Error(config),
+              AllOf(HasSubstr("a.tar, member data/0000.txt has 68157440 bytes"),
+                    HasSubstr("bad_rows: SKIP")));
+  config.set_bad_rows(SKIP);
+  EXPECT_EQ(Texts(*MustMake(config), 1)[0], RowOfTestdata(1));
 }
 
 TEST(FormatsTest, DamagedPackedRows) {

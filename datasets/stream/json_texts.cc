@@ -272,7 +272,7 @@ absl::Status CheckText(absl::string_view text) {
   }
   return simdjson::validate_utf8(text.data(), text.size())
              ? absl::OkStatus()
-             : absl::InvalidArgumentError("its text isn't UTF-8");
+             : absl::InvalidArgumentError("has a text that isn't UTF-8");
 }
 
 absl::StatusOr<std::string> TextOfJson(absl::string_view json,
@@ -286,7 +286,7 @@ absl::StatusOr<std::string> TextOfJson(absl::string_view json,
   const simdjson::error_code error =
       ParseJsonDocument(json, json.size(), &parser, &row);
   if (error == simdjson::UTF8_ERROR) {
-    return absl::InvalidArgumentError("its text isn't UTF-8");
+    return absl::InvalidArgumentError("has a text that isn't UTF-8");
   }
   if (error != simdjson::SUCCESS) {
     return absl::InvalidArgumentError(

@@ -29,7 +29,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kBlock = 64 << 10;
-constexpr int64_t kAhead = 16;  // blocks
+constexpr int64_t kAhead = 16;        // blocks
+constexpr int64_t kMadeBetween = 32;  // looks for room
 constexpr char kHave[] = ".have";
 // What was used within this time isn't removed.
 constexpr int64_t kInUseSeconds = 600;
@@ -145,7 +146,8 @@ absl::Status RemoteShards::Make(int64_t object) {
       PathExists(file + kHave)) {
     return absl::OkStatus();
   }
-  MakeRoom();
+  // Not for each of many: it looks at all.
+  if (made_++ % kMadeBetween == 0) MakeRoom();
   CAPSTAN_RETURN_IF_ERROR(MakeFile(file, bytes));
   return MakeFile(file + kHave, (bytes + kBlock - 1) / kBlock);
 }

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -55,6 +56,7 @@ class RemoteShards {
   const RemoteFolder folder_;
   std::string local_;               // the folder of the copies
   std::vector<std::string> files_;  // by object
+  std::atomic<int64_t> made_{0};    // copies
   std::mutex mutex_;
   pid_t owner_ = 0;  // the process that has opened them
   std::vector<std::unique_ptr<RemoteReader>> idle_;
