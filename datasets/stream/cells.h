@@ -49,6 +49,7 @@ struct Tally {
   std::atomic<int> said{0};
   std::atomic<int> said_bad{0};
   std::atomic<int> said_speed{0};
+  std::atomic<int> said_counting{0};
 };
 
 // Tokenizes texts, and keeps what it has made in a CellStore.

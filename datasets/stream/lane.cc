@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kCountedAhead = 16;  // cells that threads count at once
 constexpr int kMostEmpty = 8;         // epochs
+constexpr int64_t kManyCells = 8;     // at least
 
 }  // namespace
 
@@ -100,6 +101,7 @@ absl::StatusOr<size_t> Lane::Find(int64_t at) {
       continue;
     }
     if (!ExtendByKnown()) {
+      if (at - known_end() > kManyCells * kCellTokens) counting_();
       for (ahead = std::max(ahead, ends_.size());
            ahead < std::min(size(), ends_.size() + kCountedAhead) &&
            at - known_end() > kCellTokens;

@@ -24,8 +24,13 @@ class Lane {
   // The runs of this lane in an epoch.
   using Runs = std::function<std::vector<CellRun>(int64_t epoch)>;
 
-  Lane(Runs runs, CellSource* source, Cells* cells)
-      : runs_of_(std::move(runs)), source_(*source), cells_(*cells) {}
+  // `counting` is called where many cells are read only to find a place.
+  Lane(Runs runs, CellSource* source, Cells* cells,
+       std::function<void()> counting)
+      : runs_of_(std::move(runs)),
+        source_(*source),
+        cells_(*cells),
+        counting_(std::move(counting)) {}
 
   // Reads tokens [begin, begin + count) to `ids` and, unless it is null, each
   // one's position in its document, counted from `begin` on.
@@ -51,6 +56,7 @@ class Lane {
   const Runs runs_of_;
   CellSource& source_;
   Cells& cells_;
+  const std::function<void()> counting_;
   std::mutex mutex_;
   int64_t epoch_ = -1;
   std::vector<int64_t> epoch_begins_;  // tokens, of those met so far

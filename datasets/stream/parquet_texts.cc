@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,6 +95,7 @@ class Server {
  private:
   struct Open {
     std::string path;
+    ino_t inode = 0;
     void* column = nullptr;
     int64_t rows = 0;
     int64_t bytes = 0;
@@ -109,16 +111,8 @@ class Server {
                        "build"));
     }
     char error[kMostError] = {};
-    Open open;
-    // One whose next row this is goes on from there.
-    for (auto it = open_.begin(); it != open_.end(); ++it) {
-      if (it->path != path || it->next > request.first) continue;
-      open = *it;
-      open_.erase(it);
-      break;
-    }
+    Open open = TakeOpen(path, request.first);
     if (open.column == nullptr) {
-      open.path = path;
       open.column = api_->open(path.c_str(), field_.c_str(), &open.rows,
                                &open.bytes, error, sizeof(error));
       if (open.column == nullptr) return absl::DataLossError(error);
@@ -154,6 +148,27 @@ class Server {
       open_.pop_back();
     }
     return absl::OkStatus();
+  }
+
+  // One that is open before the row, which goes on from there, unless another
+  // file has taken its path (a copy of an object that was removed and fetched
+  // again).
+  Open TakeOpen(const std::string& path, int64_t first) {
+    Open wanted;
+    wanted.path = path;
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0) wanted.inode = info.st_ino;
+    for (auto it = open_.begin(); it != open_.end();) {
+      if (it->path != path || (it->inode == wanted.inode && it->next > first)) {
+        ++it;
+        continue;
+      }
+      const Open open = *it;
+      it = open_.erase(it);
+      if (open.inode == wanted.inode) return open;
+      api_->close(open.column);
+    }
+    return wanted;
   }
 
   bool Take(const char* text, size_t size) {

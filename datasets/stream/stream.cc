@@ -194,7 +194,7 @@ void Stream::MakeLanes() {
   for (int64_t lane = 0; lane < order_.lanes; ++lane) {
     lanes_.push_back(std::make_unique<Lane>(
         [this, lane](int64_t epoch) { return RunsOf(lane, epoch); },
-        source_.get(), cells_.get()));
+        source_.get(), cells_.get(), [this] { SayCounting(); }));
   }
 }
 
@@ -306,6 +306,16 @@ absl::Status Stream::Read(absl::Span<const int64_t> indices,
   tally_->waited_ns += static_cast<int64_t>((MonotonicSeconds() - began) * 1e9);
   SaySpeed();
   return absl::OkStatus();
+}
+
+void Stream::SayCounting() const {
+  if (tally_->said_counting.exchange(1) != 0) return;
+  std::cerr << absl::StrCat(
+      "capstan.stream: to find its place, the run tokenizes again what came "
+      "before it, since the numbers of tokens aren't in ",
+      store_ == nullptr || store_->folder().empty() ? "any folder"
+                                                    : store_->folder(),
+      " (docs/streaming.md)\n");
 }
 
 void Stream::SaySpeed() const {

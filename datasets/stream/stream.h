@@ -63,6 +63,7 @@ class Stream final : public DatasetReader {
   absl::Status ChooseKeep(int64_t tokens);
   void MakeLanes();
   std::vector<CellRun> RunsOf(int64_t lane, int64_t epoch);
+  void SayCounting() const;
   void SaySpeed() const;
 
   Config config_;  // with defaults filled in

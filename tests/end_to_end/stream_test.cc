@@ -135,6 +135,22 @@ TEST(StreamRunTest, AChangedShardIsOtherData) {
   EXPECT_THAT(result.err, HasSubstr("data"));
 }
 
+// A start once compared the ranks' last samples, and tokenized all before them.
+TEST(StreamRunTest, AStartReadsLittle) {
+  const std::string shards = Shards();
+  MustTrain(RunOn(shards).Ddp(2).Batch(2, 8).Train("max_steps: 3"));
+  int64_t kept = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(shards + "/.capstan")) {
+    if (file.path().extension() == ".pack") {
+      kept += static_cast<int64_t>(file.file_size());
+    }
+  }
+  // Eight cells that the start looks at, and some of each lane.
+  EXPECT_GT(kept, 1 << 20);
+  EXPECT_LT(kept, 9 << 20);  // of 20 MiB
+}
+
 TEST(StreamRunTest, SaysWhatItReads) {
   const std::string shards = Shards();
   const RunText run =
