@@ -3,6 +3,7 @@
 # libcapstan_core.so: what training needs, and what comes next (generate, chat).
 CORE_PARTS = [
     ("//base", "base"),
+    ("//base/remote", "remote"),
     ("//cluster/comm", "comm"),
     ("//cluster/launch", "launch"),
     ("//cluster/meet", "meet"),
@@ -13,6 +14,7 @@ CORE_PARTS = [
     ("//desk/watch", "report"),
     ("//host/config", "config"),
     ("//host/plugins", "plugins"),
+    ("//host/storage", "remote_store"),
     ("//host/storage", "storage"),
     ("//inference/decode", "decode"),
     ("//inference/engine", "engine"),

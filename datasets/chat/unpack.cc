@@ -42,6 +42,10 @@ class PlainStream final : public ByteStream {
     return size;
   }
 
+  uint64_t consumed() const override {
+    return file_->bytes().size() - left_.size();
+  }
+
  private:
   const std::shared_ptr<const MappedFile> file_;
   absl::string_view left_;
@@ -70,6 +74,9 @@ class GzipStream final : public ByteStream {
   }
 
   uint64_t members() const override { return members_; }
+  uint64_t consumed() const override {
+    return file_->bytes().size() - left_.size();
+  }
 
  private:
   // The format alone, with its largest window.
@@ -147,6 +154,7 @@ class ZstdStream final : public ByteStream {
   }
 
   uint64_t members() const override { return members_; }
+  uint64_t consumed() const override { return input_.pos; }
 
  private:
   const std::shared_ptr<const MappedFile> file_;

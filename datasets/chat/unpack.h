@@ -33,6 +33,8 @@ class ByteStream {
   virtual absl::StatusOr<size_t> Read(char* out, size_t most) = 0;
   // Of those that were read to their ends: gzip's members, zstd's frames.
   virtual uint64_t members() const { return 0; }
+  // The bytes of the file that have been read so far.
+  virtual uint64_t consumed() const = 0;
 };
 
 // All members or frames of a file one after the other.

@@ -19,6 +19,7 @@
 #include <limits>
 #include <vector>
 
+#include "plugins/sdk/idle_for_test.h"
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
@@ -366,6 +367,73 @@ class CountingModel final : public Model {
   mutable int64_t longest_ = 0;
   int64_t fails_from_ = std::numeric_limits<int64_t>::max();
 };
+
+// A rank of two on two hosts. What rank 0 sends is `sent`.
+class FarRanks : public IdleGroup {
+ public:
+  FarRanks(int rank, at::Tensor* sent, double failed)
+      : IdleGroup(rank, 2), sent_(*sent), failed_(failed) {}
+  std::string backend() const override { return "shm+gloo"; }
+  std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
+    EXPECT_EQ(root, 0);
+    at::Tensor part = sent_.narrow(0, at_, tensor.numel());
+    at::Tensor received = tensor;
+    if (rank() == 0) {
+      part.copy_(tensor);
+    } else {
+      received.copy_(part);
+    }
+    at_ += tensor.numel();
+    return std::make_unique<IdleWork>();
+  }
+  // With the failure of the other.
+  void AllReduceHost(absl::Span<double> values) override {
+    values[0] += failed_;
+  }
+  int64_t sent() const { return at_; }
+
+ private:
+  at::Tensor& sent_;
+  const double failed_;
+  int64_t at_ = 0;
+};
+
+TEST(FillInitialValuesTest, OneRankReadsAndTheOthersTakeFromIt) {
+  constexpr int64_t kNumel = 20000000;  // several broadcasts
+  const std::vector<ParameterRange> ranges = {{0, 0, kNumel, 0}};
+  at::Tensor sent = at::zeros({kNumel});
+  for (const int rank : {0, 1}) {
+    CountingModel model(kNumel);
+    if (rank == 1) model.FailFrom(0);
+    FarRanks group(rank, &sent, /*failed=*/0);
+    StrategyContext context;
+    context.model = &model;
+    context.group = &group;
+    const at::Tensor flat = at::zeros({kNumel});
+    const absl::Status status = FillOnAllRanks(context, ranges, flat);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(group.sent(), kNumel);
+    EXPECT_EQ(model.longest() > 0, rank == 0);
+    const float* values = flat.const_data_ptr<float>();
+    for (const int64_t i : {int64_t{0}, int64_t{17000001}, kNumel - 1}) {
+      EXPECT_EQ(values[i], CountingModel::Value(0, i)) << rank;
+    }
+  }
+  // What rank 0 can't read is an error of all, and nobody waits for it.
+  for (const int rank : {0, 1}) {
+    CountingModel model(kNumel);
+    model.FailFrom(0);
+    FarRanks group(rank, &sent, /*failed=*/rank == 1);
+    StrategyContext context;
+    context.model = &model;
+    context.group = &group;
+    const absl::Status status =
+        FillOnAllRanks(context, ranges, at::zeros({kNumel}));
+    EXPECT_EQ(absl::IsDataLoss(status), rank == 0);
+    EXPECT_EQ(absl::IsUnavailable(status), rank == 1);
+    EXPECT_EQ(group.sent(), 0);
+  }
+}
 
 TEST(FillInitialValuesTest, SixteenBitsAreRoundedOnceInPieces) {
   at::set_num_threads(1);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "kernels/context/on_paper.h"
 #include "kernels/cuda/dispatch.h"
 #include "plugins/sdk/model.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 // Pieces of fixed size, so that the sum doesn't depend on the thread count.
 constexpr int64_t kPiece = 1 << 16;
+constexpr int64_t kBroadcastBytes = 64 << 20;  // at a time
 
 template <typename T>
 double SumPiece(const T* x, int64_t n) {
@@ -108,9 +110,36 @@ void MakeParameters(const Model& model, const FlatLayout& layout,
   }
 }
 
+absl::Status FillOnAllRanks(const StrategyContext& context,
+                            const std::vector<ParameterRange>& ranges,
+                            const at::Tensor& flat) {
+  ProcessGroup& group = *context.group;
+  const std::string backend = group.backend();
+  // Ranks of one host share the pages of what each of them reads.
+  if (OnPaper() || group.size() == 1 || backend == "shm" || backend == "none") {
+    return FillInitialValues(*context.model, context.seed, ranges, flat);
+  }
+  absl::Status status;
+  if (group.rank() == 0) {
+    status = FillInitialValues(*context.model, context.seed, ranges, flat);
+  }
+  double failed = status.ok() ? 0 : 1;
+  group.AllReduceHost(absl::MakeSpan(&failed, 1));
+  CAPSTAN_RETURN_IF_ERROR(status);
+  if (failed > 0) {
+    return absl::UnavailableError("rank 0 can't read the model's values");
+  }
+  const int64_t piece = kBroadcastBytes / flat.element_size();
+  for (int64_t at = 0; at < flat.numel(); at += piece) {
+    group.Broadcast(flat.narrow(0, at, std::min(piece, flat.numel() - at)), 0)
+        ->Wait();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MakeShard(const StrategyContext& context,
                        std::vector<ParameterRange> ranges, int64_t numel,
-                       const at::TensorOptions& options,
+                       const at::TensorOptions& options, bool on_all_ranks,
                        OptimizerShard* shard) {
   const PrecisionPolicy& precision = context.precision;
   const bool mixed = precision.compute != precision.master;
@@ -120,8 +149,10 @@ absl::Status MakeShard(const StrategyContext& context,
             numel, options, precision.master);
   shard->gradient =
       Zeros(MemoryCategory::kGradients, numel, options, precision.reduce);
-  CAPSTAN_RETURN_IF_ERROR(FillInitialValues(*context.model, context.seed,
-                                            shard->ranges, shard->master));
+  CAPSTAN_RETURN_IF_ERROR(
+      on_all_ranks ? FillOnAllRanks(context, shard->ranges, shard->master)
+                   : FillInitialValues(*context.model, context.seed,
+                                       shard->ranges, shard->master));
   if (!mixed) return absl::OkStatus();
   shard->working =
       Zeros(MemoryCategory::kParameters, numel, options, precision.compute);
@@ -136,8 +167,7 @@ absl::Status FrozenParameters::Make(const StrategyContext& context,
   layout = LayOut(specs, BackwardOrder(specs, /*trainable=*/false));
   flat = Zeros(MemoryCategory::kParameters, layout.numel,
                context.group->device(), context.precision.compute);
-  CAPSTAN_RETURN_IF_ERROR(
-      FillInitialValues(*context.model, context.seed, layout.ranges, flat));
+  CAPSTAN_RETURN_IF_ERROR(FillOnAllRanks(context, layout.ranges, flat));
   MakeParameters(*context.model, layout, flat, parameters);
   return absl::OkStatus();
 }

@@ -27,12 +27,22 @@ void MakeParameters(const Model& model, const FlatLayout& layout,
                     const at::Tensor& flat,
                     std::vector<at::Tensor>* parameters);
 
+// FillInitialValues of a buffer that all ranks of the context's group hold
+// alike. If they are on several hosts, or GPUs, rank 0 alone reads the values,
+// and the others take them from it, so that the model's files are read once.
+// Collective; fails on all ranks.
+absl::Status FillOnAllRanks(const StrategyContext& context,
+                            const std::vector<ParameterRange>& ranges,
+                            const at::Tensor& flat);
+
 // Allocates the masters, gradients and, if the compute dtype differs, working
 // copies of a shard of `numel` elements with `ranges`, on the device of
-// `options`, and fills them with the model's initial values.
+// `options`, and fills them with the model's initial values. `on_all_ranks`:
+// all hold the same shard.
 absl::Status MakeShard(const StrategyContext& context,
                        std::vector<ParameterRange> ranges, int64_t numel,
-                       const at::TensorOptions& options, OptimizerShard* shard);
+                       const at::TensorOptions& options, bool on_all_ranks,
+                       OptimizerShard* shard);
 
 // The frozen parameters, whole, in the compute dtype on the run's device.
 struct FrozenParameters {

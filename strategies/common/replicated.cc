@@ -18,7 +18,8 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
       LayOut(specs, BackwardOrder(specs, /*trainable=*/true), rules_.multiple);
   parameters_.resize(specs.size());
   CAPSTAN_RETURN_IF_ERROR(MakeShard(context, layout_.ranges, layout_.numel,
-                                    context.group->device(), &shard_));
+                                    context.group->device(),
+                                    /*on_all_ranks=*/true, &shard_));
   CAPSTAN_RETURN_IF_ERROR(frozen_.Make(context, &parameters_));
   MakeParameters(*context.model, layout_,
                  shard_.working.defined() ? shard_.working : shard_.master,

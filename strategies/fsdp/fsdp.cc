@@ -345,7 +345,8 @@ class Fsdp final : public Strategy {
       }
       numel += end - begin;
     }
-    return MakeShard(context_, std::move(ranges), numel, home, &shard_);
+    return MakeShard(context_, std::move(ranges), numel, home,
+                     /*on_all_ranks=*/false, &shard_);
   }
 
   absl::Status MakeFrozenShards() {

@@ -32,12 +32,17 @@ struct RankFact {
 std::string Hex(uint32_t crc) { return absl::StrFormat("%08x", crc); }
 
 // Of the first, the middle and the last sample: enough to tell another file of
-// the same length. "" if one can't be read: training will say so.
+// the same length. Of data that draw anew, the first three: where a later one
+// is may be known only when all before it have been read. "" if one can't be
+// read: training will say so.
 std::string SampleChecksum(const DatasetReader& data) {
   std::string all;
   const absl::Status read = CatchAll([&]() -> absl::Status {
-    for (const int64_t sample :
-         std::set<int64_t>{0, data.size() / 2, data.size() - 1}) {
+    const std::set<int64_t> samples =
+        data.draws_anew()
+            ? std::set<int64_t>{0, 1, 2}
+            : std::set<int64_t>{0, data.size() / 2, data.size() - 1};
+    for (const int64_t sample : samples) {
       CAPSTAN_ASSIGN_OR_RETURN(const Batch batch,
                                ReadBatch(data, {sample}, at::kCPU));
       for (const auto& [name, tensor] : batch) {

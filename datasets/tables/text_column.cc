@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datasets/tables/text_column.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "arrow/array.h"
+#include "arrow/array/array_binary.h"
+#include "arrow/io/file.h"
+#include "arrow/memory_pool.h"
+#include "arrow/record_batch.h"
+#include "arrow/result.h"
+#include "arrow/status.h"
+#include "arrow/type.h"
+#include "arrow/util/checked_cast.h"
+#include "parquet/arrow/reader.h"
+#include "parquet/file_reader.h"
+#include "parquet/metadata.h"
+#include "parquet/properties.h"
+
+namespace capstan {
+namespace {
+
+using arrow::internal::checked_cast;
+
+// Rows at a time, so that memory is that of few rows.
+constexpr int64_t kBatchRows = 128;
+// Arrow's defaults are 100 MB and a million.
+constexpr int32_t kMostThriftString = 16 << 20;
+
+struct Column {
+  std::unique_ptr<parquet::arrow::FileReader> file;
+  std::vector<int> leaves;  // the column's, of which there is one
+  std::vector<int64_t> group_begins;
+  // At row `next`: what is left of `batch`, then the reader's.
+  std::unique_ptr<arrow::RecordBatchReader> rows;
+  std::shared_ptr<arrow::RecordBatch> batch;
+  int64_t next = -1;
+};
+
+arrow::Status Open(const char* path, const char* name, int64_t* rows,
+                   int64_t* bytes, Column* column) {
+  arrow::MemoryPool* const pool = arrow::system_memory_pool();
+  ARROW_ASSIGN_OR_RAISE(auto file, arrow::io::ReadableFile::Open(path, pool));
+  parquet::ReaderProperties properties(pool);
+  properties.enable_buffered_stream();  // a page at a time, not a row group
+  properties.set_thrift_string_size_limit(kMostThriftString);
+  properties.set_page_checksum_verification(true);
+  parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
+  arrow_properties.set_batch_size(kBatchRows);
+  arrow_properties.set_pre_buffer(false);
+  parquet::arrow::FileReaderBuilder builder;
+  ARROW_RETURN_NOT_OK(builder.Open(std::move(file), properties));
+  builder.memory_pool(pool)->properties(arrow_properties);
+  ARROW_ASSIGN_OR_RAISE(column->file, builder.Build());
+  const auto metadata = column->file->parquet_reader()->metadata();
+  const int leaf = metadata->schema()->ColumnIndex(name);
+  if (leaf < 0) {
+    std::string names;
+    for (int i = 0; i < metadata->num_columns(); ++i) {
+      if (i > 0) names += ", ";
+      names += metadata->schema()->Column(i)->path()->ToDotString();
+    }
+    return arrow::Status::Invalid("it has no column \"", name, "\", only ",
+                                  names.substr(0, 300));
+  }
+  if (metadata->schema()->Column(leaf)->physical_type() !=
+          parquet::Type::BYTE_ARRAY ||
+      metadata->schema()->Column(leaf)->max_repetition_level() > 0) {
+    return arrow::Status::Invalid("its column \"", name, "\" isn't of texts");
+  }
+  column->leaves = {leaf};
+  *rows = 0;
+  *bytes = 0;
+  for (int i = 0; i < metadata->num_row_groups(); ++i) {
+    column->group_begins.push_back(*rows);
+    const auto group = metadata->RowGroup(i);
+    const int64_t here = group->num_rows();
+    if (here < 0) return arrow::Status::Invalid("its row group ", i, " is bad");
+    *rows += here;
+    *bytes += std::max<int64_t>(
+        0, group->ColumnChunk(leaf)->total_uncompressed_size());
+  }
+  if (*rows != metadata->num_rows()) {
+    return arrow::Status::Invalid("its row groups have ", *rows,
+                                  " rows, and its footer says ",
+                                  metadata->num_rows());
+  }
+  return arrow::Status::OK();
+}
+
+arrow::Status Next(Column* column) {
+  ARROW_RETURN_NOT_OK(column->rows->ReadNext(&column->batch));
+  if (column->batch == nullptr) {
+    return arrow::Status::Invalid("it ends before its last row");
+  }
+  // What a damaged file claims must not lead out of bounds (see TextAt). Not
+  // ValidateFull, which refuses all rows for one that isn't UTF-8.
+  return column->batch->Validate();
+}
+
+// Makes row `first` the next.
+arrow::Status Seek(int64_t first, Column* column) {
+  if (column->next == first) return arrow::Status::OK();
+  const auto& begins = column->group_begins;
+  // Not behind the next row of a later group: groups may be large.
+  const auto group = std::upper_bound(begins.begin(), begins.end(), first) - 1;
+  if (column->next < 0 || first < column->next || *group > column->next) {
+    column->next = -1;
+    column->batch.reset();
+    std::vector<int> groups;
+    for (auto i = group - begins.begin();
+         i < static_cast<int64_t>(begins.size()); ++i) {
+      groups.push_back(static_cast<int>(i));
+    }
+    ARROW_ASSIGN_OR_RAISE(column->rows, column->file->GetRecordBatchReader(
+                                            groups, column->leaves));
+    column->next = *group;
+  }
+  while (column->next < first) {
+    if (column->batch == nullptr || column->batch->num_rows() == 0) {
+      ARROW_RETURN_NOT_OK(Next(column));
+    }
+    const int64_t skip =
+        std::min(first - column->next, column->batch->num_rows());
+    column->batch = column->batch->Slice(skip);
+    column->next += skip;
+  }
+  return arrow::Status::OK();
+}
+
+template <typename Array>
+arrow::Result<std::string_view> ViewAt(const arrow::Array& array, int64_t i) {
+  const auto& texts = checked_cast<const Array&>(array);
+  const int64_t begin = texts.value_offset(i);
+  const int64_t end = texts.value_offset(i + 1);
+  const int64_t bytes =
+      texts.value_data() == nullptr ? 0 : texts.value_data()->size();
+  if (begin < 0 || end < begin || end > bytes) {
+    return arrow::Status::Invalid("a text lies outside of its page");
+  }
+  return texts.GetView(i);
+}
+
+arrow::Result<std::string_view> TextAt(const arrow::Array& array, int64_t i) {
+  switch (array.type_id()) {
+    case arrow::Type::STRING:
+    case arrow::Type::BINARY:
+      return ViewAt<arrow::BinaryArray>(array, i);
+    case arrow::Type::LARGE_STRING:
+    case arrow::Type::LARGE_BINARY:
+      return ViewAt<arrow::LargeBinaryArray>(array, i);
+    case arrow::Type::DICTIONARY: {
+      const auto& indexed = checked_cast<const arrow::DictionaryArray&>(array);
+      ARROW_RETURN_NOT_OK(array.ValidateFull());
+      return TextAt(*indexed.dictionary(), indexed.GetValueIndex(i));
+    }
+    default:
+      return arrow::Status::Invalid("its column is of ",
+                                    array.type()->ToString(), ", not of texts");
+  }
+}
+
+arrow::Status Read(int64_t first, int64_t count, void* context,
+                   bool (*take)(void*, const char*, size_t), Column* column) {
+  ARROW_RETURN_NOT_OK(Seek(first, column));
+  for (int64_t row = 0; row < count;) {
+    if (column->batch == nullptr || column->batch->num_rows() == 0) {
+      ARROW_RETURN_NOT_OK(Next(column));
+    }
+    const arrow::Array& values = *column->batch->column(0);
+    const int64_t here = std::min(count - row, values.length());
+    for (int64_t i = 0; i < here; ++i) {
+      std::string_view text;
+      if (!values.IsNull(i)) {
+        ARROW_ASSIGN_OR_RAISE(text, TextAt(values, i));
+        if (text.data() == nullptr) text = "";
+      }
+      if (!take(context, values.IsNull(i) ? nullptr : text.data(),
+                text.size())) {
+        column->next = -1;
+        return arrow::Status::OK();
+      }
+    }
+    column->batch = column->batch->Slice(here);
+    column->next += here;
+    row += here;
+  }
+  return arrow::Status::OK();
+}
+
+void Tell(const std::string& why, char* error, size_t room) {
+  if (room == 0) return;
+  const size_t size = std::min(why.size(), room - 1);
+  std::memcpy(error, why.data(), size);
+  error[size] = 0;
+}
+
+template <typename Call>
+bool Caught(const Call& call, char* error, size_t room) {
+  try {
+    const arrow::Status status = call();
+    if (status.ok()) return true;
+    Tell(status.message(), error, room);
+  } catch (const std::bad_alloc&) {
+    Tell("it needs too much memory", error, room);
+  } catch (const std::exception& e) {
+    Tell(e.what(), error, room);
+  }
+  return false;
+}
+
+void* OpenColumn(const char* path, const char* name, int64_t* rows,
+                 int64_t* bytes, char* error, size_t room) {
+  auto column = std::make_unique<Column>();
+  const bool ok = Caught(
+      [&] { return Open(path, name, rows, bytes, column.get()); }, error, room);
+  return ok ? column.release() : nullptr;
+}
+
+bool ReadColumn(void* opened, int64_t first, int64_t count, void* context,
+                bool (*take)(void*, const char*, size_t), char* error,
+                size_t room) {
+  auto* const column = static_cast<Column*>(opened);
+  const bool ok = Caught(
+      [&] { return Read(first, count, context, take, column); }, error, room);
+  if (!ok) column->next = -1;
+  return ok;
+}
+
+void PlaceColumn(void* opened, int64_t first, int64_t count, int64_t* begin,
+                 int64_t* end) {
+  const auto* const column = static_cast<const Column*>(opened);
+  *begin = *end = -1;
+  const auto& begins = column->group_begins;
+  const bool ok = Caught(
+      [&] {
+        const auto metadata = column->file->parquet_reader()->metadata();
+        for (size_t i = 0; i < begins.size(); ++i) {
+          const auto group = metadata->RowGroup(static_cast<int>(i));
+          if (begins[i] >= first + count ||
+              begins[i] + group->num_rows() <= first) {
+            continue;
+          }
+          const auto chunk = group->ColumnChunk(column->leaves[0]);
+          int64_t at = chunk->data_page_offset();
+          if (chunk->has_dictionary_page() &&
+              chunk->dictionary_page_offset() > 0) {
+            at = std::min(at, chunk->dictionary_page_offset());
+          }
+          *begin = *begin < 0 ? at : std::min(*begin, at);
+          *end = std::max(*end, at + chunk->total_compressed_size());
+        }
+        return arrow::Status::OK();
+      },
+      nullptr, 0);
+  if (!ok) *begin = *end = -1;
+}
+
+void CloseColumn(void* opened) { delete static_cast<Column*>(opened); }
+
+}  // namespace
+}  // namespace capstan
+
+extern "C" __attribute__((visibility("default"))) const capstan::TextColumnApi*
+capstan_text_column() {
+  static const capstan::TextColumnApi api = {
+      sizeof(capstan::TextColumnApi), &capstan::OpenColumn,
+      &capstan::ReadColumn, &capstan::PlaceColumn, &capstan::CloseColumn};
+  return &api;
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Storage as readers know it (base/remote).
+#include "base/remote/remote_store.h"
+
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/confined_child.h"
+#include "base/files.h"
+#include "base/status.h"
+#include "host/storage/storage.h"
+
+namespace capstan {
+namespace {
+
+constexpr uint64_t kMostListing = uint64_t{256} << 20;
+constexpr uint64_t kMostMessage = 1 << 20;
+constexpr int64_t kPiece = int64_t{8} << 20;
+constexpr size_t kThreads = 16;
+constexpr double kCacheGib = 50;
+constexpr char kField = '\x1f';
+constexpr char kRecord = '\x1e';
+
+Address ParentOf(Address address) {
+  const size_t slash = address.key.rfind('/');
+  address.key = slash == std::string::npos ? "" : address.key.substr(0, slash);
+  return address;
+}
+
+std::string NameIn(const Address& folder, const Address& address) {
+  return address.key.substr(folder.key.empty() ? 0 : folder.key.size() + 1);
+}
+
+// In the process that talks to the store.
+absl::StatusOr<std::pair<Address, std::vector<StoredObject>>> Ask(
+    const Address& address) {
+  const size_t wildcard = address.key.find_first_of("*?[");
+  if (wildcard != std::string::npos) {
+    Address folder = address;
+    folder.key.resize(wildcard);
+    folder = ParentOf(folder);
+    const std::string pattern = NameIn(folder, address);
+    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(folder));
+    CAPSTAN_ASSIGN_OR_RETURN(auto objects, storage->List(""));
+    objects.erase(std::remove_if(objects.begin(), objects.end(),
+                                 [&](const StoredObject& object) {
+                                   return fnmatch(pattern.c_str(),
+                                                  object.path.c_str(),
+                                                  FNM_PATHNAME) != 0;
+                                 }),
+                  objects.end());
+    return std::make_pair(folder, std::move(objects));
+  }
+  if (!address.key.empty()) {
+    const Address folder = ParentOf(address);
+    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(folder));
+    absl::StatusOr<StoredObject> object =
+        storage->Stat(NameIn(folder, address));
+    if (object.ok()) {
+      return std::make_pair(folder, std::vector<StoredObject>{*object});
+    }
+    if (!absl::IsNotFound(object.status())) return object.status();
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(address));
+  CAPSTAN_ASSIGN_OR_RETURN(auto objects, storage->List(""));
+  return std::make_pair(address, std::move(objects));
+}
+
+absl::StatusOr<std::string> AskAsText(const Address& address) {
+  CAPSTAN_ASSIGN_OR_RETURN(const auto asked, Ask(address));
+  std::string text = asked.first.text();
+  for (const StoredObject& object : asked.second) {
+    absl::StrAppend(&text, std::string(1, kRecord), object.path,
+                    std::string(1, kField), object.size, std::string(1, kField),
+                    object.version);
+  }
+  return text;
+}
+
+// A request to the process that reads: a number of bytes, and parts as text.
+std::string TextOf(const std::vector<RemotePart>& parts) {
+  std::string text;
+  for (const RemotePart& part : parts) {
+    // What a machine can take at once.
+    for (int64_t at = 0; at < part.bytes; at += kPiece) {
+      absl::StrAppend(&text, part.name, std::string(1, kField),
+                      part.object_bytes, std::string(1, kField),
+                      part.offset + at, std::string(1, kField),
+                      std::min(kPiece, part.bytes - at), std::string(1, kField),
+                      part.file, std::string(1, kRecord));
+    }
+  }
+  return text;
+}
+
+std::vector<RemotePart> PartsOf(absl::string_view text) {
+  std::vector<RemotePart> parts;
+  for (const absl::string_view record :
+       absl::StrSplit(text, kRecord, absl::SkipEmpty())) {
+    const std::vector<std::string> fields = absl::StrSplit(record, kField);
+    RemotePart part;
+    if (fields.size() != 5 ||
+        !absl::SimpleAtoi(fields[1], &part.object_bytes) ||
+        !absl::SimpleAtoi(fields[2], &part.offset) ||
+        !absl::SimpleAtoi(fields[3], &part.bytes)) {
+      continue;
+    }
+    part.name = fields[0];
+    part.file = fields[4];
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+absl::Status FetchPart(const Storage& storage, const RemotePart& part) {
+  StoredObject object;
+  object.path = part.name;
+  object.size = part.object_bytes;
+  std::string bytes(static_cast<size_t>(part.bytes), '\0');
+  CAPSTAN_RETURN_IF_ERROR(
+      storage.Read(object, part.offset, part.bytes, &bytes[0]));
+  const int fd = open(part.file.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return WriteError(part.file, errno);
+  absl::Status status;
+  for (size_t done = 0; done < bytes.size() && status.ok();) {
+    const ssize_t wrote = pwrite(fd, bytes.data() + done, bytes.size() - done,
+                                 part.offset + static_cast<int64_t>(done));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) {
+      status = WriteError(part.file, errno);
+    } else {
+      done += static_cast<size_t>(wrote);
+    }
+  }
+  close(fd);
+  return status;
+}
+
+absl::Status FetchAll(const Storage& storage,
+                      const std::vector<RemotePart>& parts) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  absl::Status first;
+  const auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < parts.size();) {
+      const absl::Status status = FetchPart(storage, parts[i]);
+      if (status.ok()) continue;
+      next = parts.size();
+      const std::lock_guard<std::mutex> lock(mutex);
+      first.Update(status);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < std::min(kThreads, parts.size()); ++i) {
+    threads.emplace_back(work);
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+  return first;
+}
+
+void Serve(const Address& folder, const ConfinedChild::Parent& parent) {
+  const auto storage = Storage::Open(folder);
+  if (storage.ok()) {
+    (*storage)->set_note(
+        [](const std::string& note) { std::cerr << note << "\n"; });
+  }
+  int64_t size = 0;
+  while (parent.Receive(&size, sizeof(size))) {
+    std::string text(static_cast<size_t>(size), '\0');
+    if (!parent.Receive(&text[0], text.size())) return;
+    absl::Status status = storage.status();
+    if (status.ok()) status = FetchAll(**storage, PartsOf(text));
+    const bool sent = status.ok() ? parent.Send(absl::string_view("ok"))
+                                  : parent.Send(status);
+    if (!sent) return;
+  }
+}
+
+class Reader final : public RemoteReader {
+ public:
+  explicit Reader(std::unique_ptr<ConfinedChild> child)
+      : child_(std::move(child)) {}
+
+  absl::Status Fetch(const std::vector<RemotePart>& parts) override {
+    const std::string text = TextOf(parts);
+    const auto size = static_cast<int64_t>(text.size());
+    CAPSTAN_RETURN_IF_ERROR(
+        child_->Send({reinterpret_cast<const char*>(&size), sizeof(size)}));
+    CAPSTAN_RETURN_IF_ERROR(child_->Send(text));
+    const absl::StatusOr<std::string> answer = child_->Receive(kMostMessage);
+    if (!child_->ended()) return answer.status();
+    return absl::UnavailableError(absl::StrCat(
+        "the process that reads the store ", answer.status().message()));
+  }
+
+ private:
+  const std::unique_ptr<ConfinedChild> child_;
+};
+
+class Store final : public RemoteStore {
+ public:
+  bool IsAddress(absl::string_view text) const override {
+    return capstan::IsAddress(text);
+  }
+
+  absl::StatusOr<RemoteFolder> List(const std::string& text) const override {
+    CAPSTAN_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        const auto child,
+        StartStorageProcess([&](const ConfinedChild::Parent& parent) {
+          const absl::StatusOr<std::string> listed = AskAsText(address);
+          if (listed.ok()) {
+            parent.Send(absl::string_view(*listed));
+          } else {
+            parent.Send(listed.status());
+          }
+        }));
+    const absl::StatusOr<std::string> answer = child->Receive(kMostListing);
+    CAPSTAN_RETURN_IF_ERROR(answer.status());
+    RemoteFolder folder;
+    bool first = true;
+    for (const absl::string_view record : absl::StrSplit(*answer, kRecord)) {
+      if (first) folder.address = std::string(record);
+      const std::vector<std::string> fields = absl::StrSplit(record, kField);
+      RemoteObject object;
+      if (!first && fields.size() == 3 &&
+          absl::SimpleAtoi(fields[1], &object.bytes)) {
+        object.name = fields[0];
+        object.version = fields[2];
+        folder.objects.push_back(std::move(object));
+      }
+      first = false;
+    }
+    return folder;
+  }
+
+  absl::StatusOr<std::unique_ptr<RemoteReader>> Open(
+      const std::string& folder) const override {
+    CAPSTAN_ASSIGN_OR_RETURN(const Address address, ParseAddress(folder));
+    CAPSTAN_ASSIGN_OR_RETURN(
+        auto child,
+        StartStorageProcess([address](const ConfinedChild::Parent& parent) {
+          Serve(address, parent);
+        }));
+    return std::unique_ptr<RemoteReader>(
+        std::make_unique<Reader>(std::move(child)));
+  }
+
+  std::string LocalFolder() const override { return StorageFolder(); }
+
+  int64_t LocalBytes() const override {
+    const char* const set = std::getenv("CAPSTAN_STORAGE_CACHE_GIB");
+    double gib = 0;
+    if (set == nullptr || !absl::SimpleAtod(set, &gib) || gib <= 0) {
+      gib = kCacheGib;
+    }
+    return static_cast<int64_t>(gib * (1 << 30));
+  }
+};
+
+[[maybe_unused]] const bool registered = [] {
+  static const Store store;
+  SetRemoteStore(&store);
+  return true;
+}();
+
+}  // namespace
+}  // namespace capstan
