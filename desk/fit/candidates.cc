@@ -226,9 +226,51 @@ std::vector<std::string> StrategyTypes(const Prepared& prepared) {
   return types;
 }
 
+// A number among a variant's fields; 0 if there is none whose name ends so.
+double NumberOf(const Variant& variant, absl::string_view name) {
+  const Message& config = *variant.config;
+  const google::protobuf::Descriptor* const type = config.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const FieldDescriptor* const field = type->field(i);
+    if (field->is_repeated() || !absl::EndsWith(field->name(), name)) continue;
+    const google::protobuf::Reflection& fields = *config.GetReflection();
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT32:
+        return fields.GetInt32(config, field);
+      case FieldDescriptor::CPPTYPE_INT64:
+        return static_cast<double>(fields.GetInt64(config, field));
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        return fields.GetDouble(config, field);
+      default:
+        break;
+    }
+  }
+  return 0.0;
+}
+
+// What is reduced together: what the config says, or strategies' defaults.
+void SetBuckets(const Variant& variant, bool on_gpu, double element,
+                double ranks, Traffic* traffic) {
+  constexpr double kMib = 1 << 20;
+  if (on_gpu) {
+    traffic->bucket = std::max(traffic->bucket,
+                               std::min(std::max(40e6, 1e6 * ranks) * element,
+                                        traffic->gradients / 4));
+  }
+  const double elements = NumberOf(variant, "reduce_bucket_size");
+  const double mib = NumberOf(variant, "bucket_cap_mib");
+  const double first = NumberOf(variant, "first_bucket_mib");
+  if (elements > 0.0) traffic->bucket = elements * element;
+  if (mib > 0.0) traffic->bucket = mib * kMib;
+  traffic->first_bucket = std::min(traffic->first_bucket, traffic->bucket);
+  if (first > 0.0) traffic->first_bucket = first * kMib;
+}
+
 // From what is sent with one and with two micro-steps.
-Traffic TrafficOf(const Strategy& strategy, StrategyRequest request,
-                  int group_size) {
+Traffic TrafficOf(const Variant& variant, StrategyRequest request,
+                  bool on_gpu) {
+  const Strategy& strategy = *variant.strategy;
+  const int group_size = static_cast<int>(NumberOf(variant, "group_size"));
   request.accumulation = 1;
   const StrategyPlan one = strategy.Plan(request);
   request.accumulation = 2;
@@ -248,9 +290,11 @@ Traffic TrafficOf(const Strategy& strategy, StrategyRequest request,
   for (const ParameterSpec& spec : request.model->parameters()) {
     if (spec.trainable) elements += spec.numel();
   }
-  const double gradients =
-      static_cast<double>(elements) *
+  const auto element =
       static_cast<double>(c10::elementSize(request.precision.reduce));
+  const double gradients = static_cast<double>(elements) * element;
+  traffic.gradients = gradients;
+  traffic.units = static_cast<int>(request.model->units().size());
   const double ranks = request.world_size;
   traffic.all_reduce =
       traffic.gradients_once > 1.5 * gradients * (ranks - 1) / ranks;
@@ -259,27 +303,15 @@ Traffic TrafficOf(const Strategy& strategy, StrategyRequest request,
     traffic.to_replicas =
         std::min(traffic.gradients_once,
                  2 * gradients / group_size * (replicas - 1) / replicas);
+    traffic.group = group_size;
     traffic.all_reduce = false;
   }
+  SetBuckets(variant, on_gpu, element, ranks, &traffic);
   const auto gathered =
       std::count_if(one.forward_buckets.begin(), one.forward_buckets.end(),
                     [](int64_t bytes) { return bytes > 0; });
   traffic.by_unit = one.sent_for_parameters > 0 && gathered > 1;
   return traffic;
-}
-
-// The group size among a variant's fields, 0 if there is none.
-int GroupSize(const Variant& variant) {
-  const google::protobuf::Descriptor* const type =
-      variant.config->GetDescriptor();
-  for (int i = 0; i < type->field_count(); ++i) {
-    const FieldDescriptor* const field = type->field(i);
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32 &&
-        absl::EndsWith(field->name(), "group_size")) {
-      return variant.config->GetReflection()->GetInt32(*variant.config, field);
-    }
-  }
-  return 0;
 }
 
 // What activations take: by the work that it costs.
@@ -331,7 +363,7 @@ class Enumeration {
 
   void Add(const Variant& variant, std::vector<Candidate>* all) {
     const Traffic traffic =
-        TrafficOf(*variant.strategy, request_.strategy, GroupSize(variant));
+        TrafficOf(variant, request_.strategy, request_.on_gpu);
     for (const int64_t size : sizes_) {
       std::vector<int64_t> seen;
       for (const FitChoice& choice : ActivationChoices(request_.on_gpu)) {
@@ -437,6 +469,20 @@ std::vector<std::string> Candidate::Overrides() const {
     sets.push_back("train.offload.activations=true");
   }
   return sets;
+}
+
+Measured StepOf(const Candidate& candidate) {
+  Measured step;
+  step.hosts = candidate.hosts;
+  step.ranks = candidate.ranks;
+  step.strategy = candidate.Strategy();
+  step.checkpointing = candidate.Checkpointing();
+  step.samples = candidate.choice.micro_batch;
+  step.accumulation = candidate.accumulation;
+  step.collectives = candidate.traffic.Collectives(candidate.accumulation);
+  step.updated = candidate.updated;
+  step.planned = candidate.trial_process;
+  return step;
 }
 
 absl::StatusOr<Candidates> FindCandidates(

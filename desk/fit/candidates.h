@@ -41,7 +41,8 @@ struct Candidate {
   int64_t memory = 0;  // 0: unknown
   int64_t memory_low = 0;
   int64_t memory_high = 0;
-  bool tried = false;  // the time is that of a trial
+  bool tried = false;    // the time is that of a trial
+  bool unknown = false;  // nothing is known of its time
   // The same with less recomputation fits, and so takes no longer.
   bool needless = false;
   std::string refused;  // why it can't be; "": it can
@@ -54,6 +55,9 @@ struct Candidate {
   // What --set says to have a run be it, on this machine.
   std::vector<std::string> Overrides() const;
 };
+
+// Of a step of the candidate, what isn't measured.
+Measured StepOf(const Candidate& candidate);
 
 // A strategy that isn't among the candidates, and why.
 struct LeftOut {

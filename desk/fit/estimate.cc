@@ -34,8 +34,6 @@ constexpr double kHostLatency = 30e-6;
 constexpr double kGpuLatency = 15e-6;
 // What TCP and frames leave of a link.
 constexpr double kOfNetwork = 0.93;
-// Gradients that GPUs reduce together, in bytes.
-constexpr double kGpuBucket = 160e6;
 // Ranges, as parts of what is predicted.
 constexpr double kTriedRange = 0.04;
 constexpr double kMeasuredRange = 0.10;
@@ -44,12 +42,17 @@ constexpr double kFasterPart = 0.70;
 constexpr double kSlowerPart = 1.60;
 constexpr double kMemoryRange = 0.06;
 
+// Of the update of an element on the device.
+double ElementSeconds(const GpuSpecs* gpu) {
+  return kUpdateBytes /
+         (gpu == nullptr ? kHostBandwidth : kMemoryPart * gpu->bandwidth);
+}
+
 // The update of a rank's elements; offloaded, by the host, with copies of
 // gradients and parameters between it and the GPU.
 double UpdateSeconds(const Candidate& one, const GpuSpecs* gpu) {
-  if (gpu == nullptr) return kUpdateBytes * one.updated / kHostBandwidth;
-  if (!one.optimizer_on_host) {
-    return kUpdateBytes * one.updated / (kMemoryPart * gpu->bandwidth);
+  if (gpu == nullptr || !one.optimizer_on_host) {
+    return ElementSeconds(gpu) * one.updated;
   }
   const double copied = one.parameters_on_host ? 12.0 : 8.0;  // an element
   return kUpdateBytes * one.updated / kHostBandwidth +
@@ -64,39 +67,65 @@ bool SameStrategy(const Candidate& a, const Candidate& b) {
 
 }  // namespace
 
-bool IsOf(const Measured& measured, const Candidate& candidate) {
-  return measured.hosts == candidate.hosts &&
-         measured.ranks == candidate.ranks &&
-         measured.samples == candidate.choice.micro_batch &&
-         measured.accumulation == candidate.accumulation &&
-         measured.checkpointing == candidate.Checkpointing() &&
-         measured.strategy == candidate.Strategy();
+Estimator::Estimator(const Prepared& prepared, const Machine& machine)
+    : prepared_(prepared),
+      machine_(machine),
+      gpu_(machine.gpu.empty() ? nullptr : FindGpuSpecs(machine.gpu)),
+      lengths_(RowLengths(prepared.job)),
+      measured_(machine.measured) {
+  Sum();
 }
 
-Estimator::Estimator(const Prepared& prepared, const Machine& machine)
-    : prepared_(prepared), machine_(machine), measured_(machine.measured) {}
+std::vector<int64_t> RowLengths(const TrainJob& job) {
+  constexpr int64_t kMostRows = 100000;
+  const DatasetReader& data = *job.parts.train_data;
+  // And what is answered to them.
+  const int64_t more = LongestRow(job) - data.max_sequence_length();
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < std::min(kMostRows, data.size()); ++i) {
+    const int64_t length = data.sample_length(i);
+    if (length > 0) lengths.push_back(length + more);
+  }
+  std::sort(lengths.begin(), lengths.end());
+  return lengths;
+}
 
-bool Estimator::knows_compute() const {
-  if (machine_.here) return false;
-  return machine_.tflops > 0.0 || !machine_.gpu.empty() || !measured_.empty();
+Steps Estimator::StepsOf(int ranks) const {
+  const auto known = of_ranks_.find(ranks);
+  return {measured_, ranks, ElementSeconds(gpu_),
+          known == of_ranks_.end() ? 0.0 : known->second.fixed};
+}
+
+void Estimator::Sum() {
+  of_ranks_.clear();
+  for (const Measured& one : measured_) {
+    if (of_ranks_.count(one.ranks) > 0) continue;
+    Steps steps = StepsOf(one.ranks);
+    steps.fixed = FixedSeconds(steps);
+    of_ranks_[one.ranks] = {steps.fixed,
+                            HostLink(steps, Link(kHostLatency, kHostLink))};
+  }
+}
+
+bool Estimator::knows_compute(int ranks) const {
+  if (!machine_.here && (machine_.tflops > 0.0 || gpu_ != nullptr)) return true;
+  return MicroSeconds(StepsOf(ranks), 1) > 0.0;
 }
 
 void Estimator::Add(const Measured& measured) {
   // Of the same settings all are one.
   for (Measured& known : measured_) {
-    if (known.hosts == measured.hosts && known.ranks == measured.ranks &&
-        known.samples == measured.samples &&
-        known.accumulation == measured.accumulation &&
-        known.checkpointing == measured.checkpointing &&
-        known.strategy == measured.strategy) {
+    if (SameSettings(known, measured)) {
       known.seconds = std::sqrt(known.seconds * measured.seconds);
       known.low = std::min(known.low, measured.low);
       known.high = std::max(known.high, measured.high);
       known.process = std::max(known.process, measured.process);
-      return;
+      known.others = std::max(known.others, measured.others);
+      return Sum();
     }
   }
   measured_.push_back(measured);
+  Sum();
 }
 
 void Estimator::Refuse(const Candidate& candidate) {
@@ -104,8 +133,9 @@ void Estimator::Refuse(const Candidate& candidate) {
 }
 
 const Measured* Estimator::Find(const Candidate& candidate) const {
+  const Measured step = StepOf(candidate);
   for (const Measured& one : measured_) {
-    if (IsOf(one, candidate)) return &one;
+    if (SameSettings(one, step)) return &one;
   }
   return nullptr;
 }
@@ -178,7 +208,7 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
   }
   one->seconds = Predict(*one, one->Checkpointing()) * Correction(*one);
   const bool from_peaks =
-      !machine_.gpu.empty() && MicroSeconds(measured_, one->ranks, 1, 0) == 0;
+      gpu_ != nullptr && MicroSeconds(StepsOf(one->ranks), 1) == 0.0;
   const double range = machine_.here ? kMeasuredRange : kOtherHostsRange;
   one->seconds_low = one->seconds * (from_peaks ? kFasterPart : 1.0 - range);
   one->seconds_high = one->seconds * (from_peaks ? kSlowerPart : 1.0 + range);
@@ -186,74 +216,68 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
 
 double Estimator::Predict(const Candidate& one,
                           const std::string& checkpointing) const {
-  const GpuSpecs* const gpu =
-      machine_.gpu.empty() ? nullptr : FindGpuSpecs(machine_.gpu);
   StepWork work;
-  work.update_seconds = UpdateSeconds(one, gpu);
-  work.micro_seconds = MicroStep(one, checkpointing, work.update_seconds);
+  work.update_seconds = UpdateSeconds(one, gpu_);
+  work.micro_seconds = MicroStep(one, checkpointing);
+  if (work.micro_seconds == 0.0) return 0.0;
+  work.fixed_seconds = StepsOf(one.ranks).fixed;
   work.accumulation = one.accumulation;
   const double recompute = RecomputeFactor({}, 0, checkpointing);
   work.forward_share = 1.0 / 3.0 / recompute;
-  work.units = static_cast<int>(prepared_.job.parts.model->units().size());
   work.traffic = one.traffic;
   work.link = LinkOf(one.hosts, one.ranks);
   if (one.traffic.to_replicas > 0.0) {
-    work.replicas = work.link;
-    work.link = LinkOf(1, one.ranks);
+    // Each rank of a group has replicas of its own, by the same link.
+    work.replicas = LinkOf(one.hosts, 1);
+    work.at_once = std::min(one.traffic.group, one.ranks);
+    if (one.traffic.group <= one.ranks) work.link = LinkOf(1, one.ranks);
   }
-  work.overlaps = gpu != nullptr || one.hosts > 1;
-  if (gpu != nullptr) work.bucket = kGpuBucket;
+  work.overlaps = gpu_ != nullptr || one.hosts > 1;
   return StepSeconds(work);
 }
 
+double Estimator::LengthOf(const Candidate& one) const {
+  return lengths_.empty() ? static_cast<double>(
+                                std::max<int64_t>(1, LongestRow(prepared_.job)))
+                          : ExpectedLongest(lengths_, one.choice.micro_batch);
+}
+
 double Estimator::MicroStep(const Candidate& one,
-                            const std::string& checkpointing,
-                            double update) const {
+                            const std::string& checkpointing) const {
   const double factor = RecomputeFactor(measured_, one.ranks, checkpointing);
   const double measured =
-      MicroSeconds(measured_, one.ranks, one.choice.micro_batch, update);
+      MicroSeconds(StepsOf(one.ranks), one.choice.micro_batch);
   if (measured > 0.0) return measured * factor;
   const TrainJob& job = prepared_.job;
   const Model& model = *job.parts.model;
-  const int64_t length = std::max<int64_t>(1, LongestRow(job));
-  const double tokens =
-      static_cast<double>(one.choice.micro_batch) * static_cast<double>(length);
-  const ModelFlops flops = FlopsOf(model, nullptr);
-  const double work = flops.Of(tokens, static_cast<double>(length));
+  const double length = LengthOf(one);
+  const double tokens = static_cast<double>(one.choice.micro_batch) * length;
+  const double work = FlopsOf(model, nullptr).Of(tokens, length);
   double rate = machine_.tflops * 1e12;
   double host = 0.0;
-  const GpuSpecs* const gpu =
-      machine_.gpu.empty() ? nullptr : FindGpuSpecs(machine_.gpu);
-  if (gpu != nullptr) {
+  if (gpu_ != nullptr) {
     if (rate == 0.0) {
-      rate = kLikely * PeakFlops(*gpu, job.parts.policy().compute, true);
+      rate = kLikely * PeakFlops(*gpu_, job.parts.policy().compute, true);
     }
     host = kUnitSeconds * static_cast<double>(model.units().size());
   }
   if (rate == 0.0 || work == 0.0) return 0.0;
   // Small products don't fill a GPU.
-  const double small = gpu == nullptr ? 0.0 : kFewTokens / tokens;
+  const double small = gpu_ == nullptr ? 0.0 : kFewTokens / tokens;
   return std::max(host, work / rate * (1.0 + small)) * factor;
 }
 
 Link Estimator::LinkOf(int hosts, int ranks) const {
   const int all = hosts * ranks;
   if (all == 1) return Link();
-  const GpuSpecs* const gpu =
-      machine_.gpu.empty() ? nullptr : FindGpuSpecs(machine_.gpu);
   if (hosts == 1) {
-    if (gpu != nullptr) return Link(kGpuLatency, kLinkPart * gpu->link);
+    if (gpu_ != nullptr) return Link(kGpuLatency, kLinkPart * gpu_->link);
     if (machine_.hosts == 1 && !machine_.sends.empty()) {
       return Link(machine_.sends);
     }
-    double sent = 0.0;
-    double seconds = 0.0;
-    for (const Measured& one : measured_) {
-      if (one.ranks != ranks || one.communication <= 0.0) continue;
-      sent += one.sent;
-      seconds += one.communication;
-    }
-    return Link(kHostLatency, seconds > 0.0 ? sent / seconds : kHostLink);
+    const auto known = of_ranks_.find(ranks);
+    return known == of_ranks_.end() ? Link(kHostLatency, kHostLink)
+                                    : known->second.link;
   }
   if (!machine_.sends.empty()) return Link(machine_.sends);
   // All ranks of a host share its link. A rank that sends s bytes by the ring
@@ -263,7 +287,7 @@ Link Estimator::LinkOf(int hosts, int ranks) const {
   const double h = hosts;
   const double share = n / (n - 1) * (h - 1) / h;
   double rate = kOfNetwork * machine_.gbit * 1e9 / 8 / share;
-  if (gpu != nullptr) rate = std::min(rate, kLinkPart * gpu->link);
+  if (gpu_ != nullptr) rate = std::min(rate, kLinkPart * gpu_->link);
   return Link(1e-6 * machine_.latency_us * 2 * (h - 1) + kHostLatency, rate);
 }
 

@@ -57,11 +57,21 @@ class Progress {
   int count_ = 0;
 };
 
-absl::Status Write(const std::string& path, const Answer& answer) {
-  if (PathExists(path)) {
+// Of what can be known before steps are measured.
+absl::Status Check(const FitOptions& options) {
+  if (options.trials < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--trials must be 0 or more, is ", options.trials));
+  }
+  const std::string path = FromCaller(options.write);
+  if (!options.write.empty() && PathExists(path)) {
     return absl::AlreadyExistsError(absl::StrCat(
         "--write: ", path, " exists; name another file or remove it"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Write(const std::string& path, const Answer& answer) {
   return WriteWholeFile(
       path,
       absl::StrCat("# `trainer fit` chose this for ", answer.machine.name,
@@ -70,6 +80,7 @@ absl::Status Write(const std::string& path, const Answer& answer) {
 }
 
 absl::StatusOr<int> Fit(const FitOptions& options) {
+  CAPSTAN_RETURN_IF_ERROR(Check(options));
   Question question;
   question.run = options.run;
   question.machines = options.machines;

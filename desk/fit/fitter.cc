@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -99,8 +100,11 @@ Places PlacesOf(const Machine& machine, const Launching& launching) {
   }
   places.insert({machine.hosts, machine.ranks});
   if (machine.here && launching.processes == 0) {
-    places.insert({1, 1});
-    if (machine.gpu.empty()) places.insert({1, AvailableCores()});
+    const int cores = machine.gpu.empty() ? AvailableCores() : 1;
+    for (int ranks = 1; ranks <= cores; ranks *= 2) places.insert({1, ranks});
+    for (int ranks = 1; ranks <= cores; ++ranks) {
+      if (cores % ranks == 0) places.insert({1, ranks});
+    }
   }
   return {places.begin(), places.end()};
 }
@@ -143,8 +147,8 @@ class Fitter {
 
   void Run() {
     Judge();
-    // A described machine may have brought what was measured on it.
-    if (!estimator_.knows_compute()) Probe();
+    Probe();
+    probed_ = true;
     Judge();
     if (answer_.machine.here) Try();
     Sort();
@@ -163,6 +167,10 @@ class Fitter {
     };
     for (Candidate& one : answer_.candidates) {
       estimator_.Estimate(&one);
+      if (probed_ && one.refused.empty() && one.seconds <= 0.0) {
+        one.unknown = true;
+        one.refused = WhyUnknown(one);
+      }
       if (!one.refused.empty()) continue;
       const auto [at, added] = least.emplace(key(one), work(one));
       if (!added) at->second = std::min(at->second, work(one));
@@ -209,52 +217,121 @@ class Fitter {
         });
   }
 
-  // The candidates to measure micro-steps by: for each number of ranks of a
-  // host some sizes, with the strategy that sends least.
-  std::vector<Candidate> Probes() const {
-    std::map<int, std::map<int64_t, const Candidate*>> sizes;
+  std::string WhyUnknown(const Candidate& one) const {
+    const std::string what =
+        absl::StrCat("nothing is known of ", one.ranks,
+                     one.ranks == 1 ? " rank" : " ranks", " of a host: ");
+    if (!answer_.machine.measured.empty()) {
+      return absl::StrCat(what, "`measured` is of others");
+    }
+    if (one.ranks > AvailableCores()) {
+      return absl::StrCat(what, "this machine has ", AvailableCores(),
+                          " cores to measure them with; describe what they "
+                          "reach (tflops), or fit there and add what "
+                          "`fit --json` prints");
+    }
+    return absl::StrCat(what, "no step of it could be measured here");
+  }
+
+  // Whether steps with so many ranks of a host are to be measured, on this
+  // machine. What was measured elsewhere isn't added to.
+  bool ToProbe(int ranks) const {
+    const Machine& machine = answer_.machine;
+    return !estimator_.knows_compute(ranks) &&
+           (machine.here ||
+            (machine.measured.empty() && ranks <= AvailableCores())) &&
+           std::any_of(answer_.candidates.begin(), answer_.candidates.end(),
+                       [ranks](const Candidate& one) {
+                         return one.ranks == ranks && one.refused.empty();
+                       });
+  }
+
+  // The best of some candidates to measure by, or null: one that fits, without
+  // recomputation, and which sends least.
+  const Candidate* BestProbe(
+      const std::function<bool(const Candidate&)>& is) const {
+    const auto order = [](const Candidate& one) {
+      return std::make_tuple(!one.refused.empty(),
+                             RecomputeFactor({}, 0, one.Checkpointing()),
+                             one.traffic.Of(one.accumulation));
+    };
+    const Candidate* best = nullptr;
     for (const Candidate& one : answer_.candidates) {
-      if (one.hosts != 1 || !one.refused.empty()) continue;
-      const Candidate*& best = sizes[one.ranks][one.choice.micro_batch];
-      const auto order = [](const Candidate& c) {
-        return std::make_pair(RecomputeFactor({}, 0, c.Checkpointing()),
-                              c.traffic.Of(c.accumulation));
-      };
+      // What wouldn't fit on a described host may be measured on this one.
+      if (one.hosts != 1 || !is(one) ||
+          (!one.refused.empty() && answer_.machine.here)) {
+        continue;
+      }
       if (best == nullptr || order(one) < order(*best)) best = &one;
     }
-    std::vector<Candidate> probes;
-    for (const auto& [ranks, by_size] : sizes) {
-      int64_t last = 0;
-      for (auto it = by_size.begin(); it != by_size.end(); ++it) {
-        const auto next = std::next(it);
-        if (last > 0 && next != by_size.end() &&
-            next->first <= kSizeFactor * last) {
-          continue;
-        }
-        last = it->first;
-        Candidate probe = *it->second;
-        if (!answer_.machine.here ||
-            probe.accumulation > 2 * kMostAccumulation) {
-          probe.accumulation = std::min(probe.accumulation, kMostAccumulation);
-          probe.choice.global_batch =
-              probe.accumulation * last *
-              MeshOf(prepared_.job.loaded.config.train(), ranks).data;
-        }
-        probes.push_back(std::move(probe));
-      }
+    return best;
+  }
+
+  Candidate WithAccumulation(Candidate one, int64_t accumulation) const {
+    one.accumulation = accumulation;
+    one.choice.global_batch =
+        accumulation * one.choice.micro_batch *
+        MeshOf(prepared_.job.loaded.config.train(), one.ranks).data;
+    return one;
+  }
+
+  Candidate Shortened(const Candidate& one) const {
+    return answer_.machine.here && one.accumulation <= 2 * kMostAccumulation
+               ? one
+               : WithAccumulation(
+                     one, std::min(one.accumulation, kMostAccumulation));
+  }
+
+  // The candidates to measure micro-steps by: some sizes, with the strategy
+  // that sends least; the smallest with one micro-step, too, which tells what a
+  // step takes whatever its micro-steps; and one that sends unit by unit, which
+  // tells what a collective costs.
+  void AddProbes(int ranks, std::vector<Candidate>* probes) const {
+    std::set<int64_t> sizes;
+    for (const Candidate& one : answer_.candidates) {
+      if (one.ranks == ranks) sizes.insert(one.choice.micro_batch);
     }
-    return probes;
+    int64_t last = 0;
+    for (auto it = sizes.begin(); it != sizes.end(); ++it) {
+      const auto next = std::next(it);
+      if (last > 0 && next != sizes.end() && *next <= kSizeFactor * last) {
+        continue;
+      }
+      const auto of_size = [size = *it, ranks](const Candidate& one) {
+        return one.ranks == ranks && one.choice.micro_batch == size;
+      };
+      const Candidate* const best = BestProbe(of_size);
+      if (best == nullptr) continue;
+      probes->push_back(Shortened(*best));
+      if (last == 0) {
+        if (probes->back().accumulation > 1) {
+          probes->push_back(WithAccumulation(*best, 1));
+        }
+        const Candidate* const units =
+            BestProbe([&of_size](const Candidate& one) {
+              return of_size(one) && one.traffic.by_unit;
+            });
+        if (units != nullptr) probes->push_back(Shortened(*units));
+      }
+      last = *it;
+    }
   }
 
   void Probe() {
-    const std::vector<Candidate> probes = Probes();
+    std::set<int> places;
+    for (const Candidate& one : answer_.candidates) places.insert(one.ranks);
+    std::vector<Candidate> probes;
+    for (const int ranks : places) {
+      if (ToProbe(ranks)) AddProbes(ranks, &probes);
+    }
     for (const Candidate& probe : probes) {
       const auto measured = measurer_.Measure(probe, kProbeSeconds);
       if (measured.ok()) {
         estimator_.Add(*measured);
       } else {
         answer_.notes.push_back(absl::StrCat(
-            "not measured: ", probe.Strategy(), ", micro-batch ",
+            "not measured: ", probe.Strategy(), ", ", probe.ranks,
+            probe.ranks == 1 ? " rank" : " ranks", ", micro-batch ",
             probe.choice.micro_batch, ": ", measured.status().message()));
       }
     }
@@ -302,6 +379,7 @@ class Fitter {
   Prepared& prepared_;
   Estimator& estimator_;
   Measurer& measurer_;
+  bool probed_ = false;
 };
 
 // Cores that others kept busy beside a measurement.
@@ -331,17 +409,11 @@ const Candidate* Answer::best() const {
 
 namespace {
 
-// The mean of what the reader tells of rows, or the longest.
+// Of rows, the mean.
 double TokensOfRow(const TrainJob& job) {
-  constexpr int64_t kMostRows = 100000;
-  const DatasetReader& data = *job.parts.train_data;
-  const int64_t rows = std::min(kMostRows, data.size());
-  double tokens = 0.0;
-  for (int64_t i = 0; i < rows; ++i) {
-    tokens += static_cast<double>(data.sample_length(i));
-  }
-  return tokens > 0.0 ? tokens / static_cast<double>(rows)
-                      : static_cast<double>(LongestRow(job));
+  const std::vector<int64_t> lengths = RowLengths(job);
+  return lengths.empty() ? static_cast<double>(LongestRow(job))
+                         : ExpectedLongest(lengths, 1);
 }
 
 // The values that the reader's `packing` may have, its own first; empty if it
@@ -398,6 +470,29 @@ void AskOfPackings(const Question& question, const LoadedConfig& loaded,
   }
 }
 
+// A run whose curve is its strategy's own has no other ways.
+absl::Status CheckCurve(const TrainJob& job) {
+  const absl::optional<OwnCurve> own = job.parts.strategy->own_curve();
+  if (!own.has_value()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "strategy: ", PackageOf(TypeOf(job.loaded.config.strategy())),
+      " has a curve of its own (", own->why,
+      "), and fit compares ways that have the same: add --set "
+      "strategy=capstan.ddp to ask about those of the others"));
+}
+
+// An error if no way is left of whose time anything is known.
+absl::Status CheckKnown(const Answer& answer) {
+  if (answer.best() != nullptr) return absl::OkStatus();
+  for (const Candidate& one : answer.candidates) {
+    if (!one.unknown) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        answer.machine.name, ": ", one.refused,
+        answer.notes.empty() ? "" : absl::StrCat(" (", answer.notes[0], ")")));
+  }
+  return absl::OkStatus();
+}
+
 // Runs of this machine's own ranks, or of a described one.
 absl::Status CheckPlace(const Prepared& prepared, const Machine& machine) {
   if (!prepared.place.forks) {
@@ -436,6 +531,7 @@ absl::StatusOr<Answer> Find(const Question& question) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
                            PrepareFor(question, machine, global));
   CAPSTAN_RETURN_IF_ERROR(CheckPlace(*prepared, machine));
+  CAPSTAN_RETURN_IF_ERROR(CheckCurve(prepared->job));
   const TrainJob& job = prepared->job;
   answer.run = job.loaded.config.name();
   answer.global_batch = global;
@@ -460,6 +556,7 @@ absl::StatusOr<Answer> Find(const Question& question) {
   Measurer measurer(question.run, PrintConfig(job.loaded.config),
                     question.again, question.progress);
   Fitter(question, &answer, prepared.get(), &estimator, &measurer).Run();
+  CAPSTAN_RETURN_IF_ERROR(CheckKnown(answer));
   NoteDisturbance(measurer.disturbed(), &answer);
   answer.machine.measured = estimator.measured();
   if (question.packing) AskOfPackings(question, job.loaded, &answer);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -120,7 +121,14 @@ absl::Status ReadDoctor(const std::string& path, const Json& json,
   CAPSTAN_RETURN_IF_ERROR(ReadBytes(path, json, "memory", &machine->memory));
   if (json.contains("gpu") && json["gpu"].is_string()) {
     const GpuSpecs* const specs = FindGpuSpecs(json["gpu"].get<std::string>());
-    if (specs != nullptr) machine->gpu = specs->key;
+    if (specs == nullptr) {
+      return Wrong(path, "gpu",
+                   absl::StrCat("is ", JsonText(json["gpu"]),
+                                ", of which no data sheet is known; describe "
+                                "the machine with the nearest of ",
+                                GpuKeys()));
+    }
+    machine->gpu = specs->key;
     CAPSTAN_RETURN_IF_ERROR(
         ReadBytes(path, json, "gpu_memory", &machine->gpu_memory));
   }
@@ -156,7 +164,89 @@ absl::Status ReadGpu(const std::string& path, const Json& json,
   return ReadBytes(path, json, "gpu_memory", &machine->gpu_memory);
 }
 
+// Of `told`, which fit wrote, what `machine` lacks, and all steps.
+void AddTold(Machine told, Machine* machine) {
+  if (machine->here) {
+    *machine = std::move(told);
+    return;
+  }
+  const auto fill = [](const auto& value, auto* lacking) {
+    if (*lacking == std::decay_t<decltype(value)>()) *lacking = value;
+  };
+  if (machine->gpu.empty() && !told.gpu.empty()) {
+    machine->gpu_memory = told.gpu_memory;
+  }
+  fill(told.gpu, &machine->gpu);
+  fill(told.ranks, &machine->ranks);
+  fill(told.memory, &machine->memory);
+  fill(told.tflops, &machine->tflops);
+  fill(told.price_per_hour, &machine->price_per_hour);
+  machine->measured.insert(machine->measured.end(), told.measured.begin(),
+                           told.measured.end());
+}
+
+// One of the steps that AsJson has written.
+absl::StatusOr<Measured> ReadMeasured(const std::string& path,
+                                      const Json& json) {
+  Measured one;
+  if (!json.is_object()) {
+    return Wrong(path, "measured", "must be a list of objects");
+  }
+  std::set<std::string> known;
+  const Json example = AsJson(one);
+  for (const auto& [key, value] : example.items()) known.insert(key);
+  CAPSTAN_RETURN_IF_ERROR(CheckKeys(path, "measured.", json, known));
+  for (const auto& [key, value] : json.items()) {
+    const bool text = key == "strategy" || key == "activation_checkpointing";
+    if (text ? value.is_string()
+             : value.is_number() && value.get<double>() >= 0.0) {
+      continue;
+    }
+    return Wrong(path, absl::StrCat("measured.", key),
+                 absl::StrCat(text ? "must be text, is "
+                                   : "must be a number of at least 0, is ",
+                              JsonText(value)));
+  }
+  JsonKeys keys(absl::StrCat(path, ": measured"), json);
+  one.hosts = static_cast<int>(keys.Int("hosts", 1));
+  one.ranks = static_cast<int>(keys.Int("ranks", absl::nullopt));
+  one.samples = keys.Int("micro_batch_size", absl::nullopt);
+  one.accumulation = keys.Int("accumulation", absl::nullopt);
+  one.seconds = keys.Double("seconds", 0.0);
+  one.low = keys.Double("low", one.seconds);
+  one.high = keys.Double("high", one.seconds);
+  one.exposed = keys.Double("exposed_seconds", 0.0);
+  one.collectives = keys.Double("collectives", 0.0);
+  one.sent = keys.Double("bytes_sent", 0.0);
+  one.updated = keys.Double("updated", 0.0);
+  one.others = keys.Double("others", 0.0);
+  one.process = keys.Int("process", 0);
+  one.planned = keys.Int("planned", 0);
+  CAPSTAN_RETURN_IF_ERROR(keys.status());
+  one.strategy = json.value("strategy", "");
+  one.checkpointing = json.value("activation_checkpointing", "NONE");
+  if (!(one.seconds > 0.0) || one.samples < 1 || one.accumulation < 1 ||
+      one.hosts < 1 || one.ranks < 1) {
+    return Wrong(path, "measured",
+                 "must have seconds, hosts, ranks, micro_batch_size and "
+                 "accumulation above 0");
+  }
+  if (one.low > one.seconds || one.high < one.seconds ||
+      one.exposed > one.seconds) {
+    return Wrong(path, "measured",
+                 "must have seconds between low and high, and no more "
+                 "exposed_seconds");
+  }
+  return one;
+}
+
 }  // namespace
+
+bool SameSettings(const Measured& a, const Measured& b) {
+  return a.hosts == b.hosts && a.ranks == b.ranks && a.strategy == b.strategy &&
+         a.checkpointing == b.checkpointing && a.samples == b.samples &&
+         a.accumulation == b.accumulation;
+}
 
 absl::Status ReadMachineJson(const std::string& path, const Json& json,
                              Machine* machine) {
@@ -167,7 +257,10 @@ absl::Status ReadMachineJson(const std::string& path, const Json& json,
   }
   // fit's own output has it as a part.
   if (json.contains("machine") && json["machine"].is_object()) {
-    return ReadMachineJson(path, json["machine"], machine);
+    Machine told;
+    CAPSTAN_RETURN_IF_ERROR(ReadMachineJson(path, json["machine"], &told));
+    AddTold(std::move(told), machine);
+    return absl::OkStatus();
   }
   CAPSTAN_RETURN_IF_ERROR(CheckKeys(
       path, "", json,
@@ -213,8 +306,11 @@ Json AsJson(const Measured& measured) {
           {"seconds", measured.seconds},
           {"low", measured.low},
           {"high", measured.high},
-          {"communication_seconds", measured.communication},
+          {"exposed_seconds", measured.exposed},
+          {"collectives", measured.collectives},
           {"bytes_sent", measured.sent},
+          {"updated", measured.updated},
+          {"others", measured.others},
           {"process", measured.process},
           {"planned", measured.planned}};
 }
@@ -224,36 +320,8 @@ absl::StatusOr<std::vector<Measured>> MeasuredOf(const std::string& path,
   std::vector<Measured> all;
   if (!json.is_array()) return Wrong(path, "measured", "must be a list");
   for (const Json& one : json) {
-    if (!one.is_object()) {
-      return Wrong(path, "measured", "must be a list of objects");
-    }
-    JsonKeys keys(absl::StrCat(path, ": measured"), one);
-    Measured m;
-    m.hosts = static_cast<int>(keys.Int("hosts", 1));
-    m.ranks = static_cast<int>(keys.Int("ranks", absl::nullopt));
-    m.samples = keys.Int("micro_batch_size", absl::nullopt);
-    m.accumulation = keys.Int("accumulation", absl::nullopt);
-    m.seconds = keys.Double("seconds", 0.0);
-    m.low = keys.Double("low", m.seconds);
-    m.high = keys.Double("high", m.seconds);
-    m.communication = keys.Double("communication_seconds", 0.0);
-    m.sent = keys.Double("bytes_sent", 0.0);
-    m.process = keys.Int("process", 0);
-    m.planned = keys.Int("planned", 0);
-    CAPSTAN_RETURN_IF_ERROR(keys.status());
-    const auto text = [&one](const char* key, const char* otherwise) {
-      const Json* const value = one.contains(key) ? &one[key] : nullptr;
-      return value != nullptr && value->is_string() ? value->get<std::string>()
-                                                    : std::string(otherwise);
-    };
-    m.strategy = text("strategy", "");
-    m.checkpointing = text("activation_checkpointing", "NONE");
-    if (!(m.seconds > 0.0) || m.samples < 1 || m.accumulation < 1) {
-      return Wrong(path, "measured",
-                   "must have seconds, micro_batch_size and accumulation "
-                   "above 0");
-    }
-    all.push_back(std::move(m));
+    CAPSTAN_ASSIGN_OR_RETURN(Measured measured, ReadMeasured(path, one));
+    all.push_back(std::move(measured));
   }
   return all;
 }

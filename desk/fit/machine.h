@@ -33,13 +33,21 @@ struct Measured {
       0.0;  // of a step: the lower quartile; nine tenths are between
   double low = 0.0;
   double high = 0.0;
-  // In a step, of one rank: collectives, as long as they took, and bytes sent.
-  double communication = 0.0;
+  // In a step, of one rank: what it waited for collectives, how many they were,
+  // bytes sent, and elements updated.
+  double exposed = 0.0;
+  double collectives = 0.0;
   double sent = 0.0;
+  double updated = 0.0;
+  // Cores that other programs kept busy meanwhile.
+  double others = 0.0;
   // The largest process of a rank, in bytes, and what was planned for it.
   int64_t process = 0;
   int64_t planned = 0;
 };
+
+// Whether steps were taken with the same settings.
+bool SameSettings(const Measured& a, const Measured& b);
 
 struct Machine {
   std::string name = "this machine";
@@ -65,8 +73,9 @@ struct Machine {
 };
 
 // Changes `machine` by what the file at `path` says of it: a description
-// (docs/fit.md), what `doctor --json` has printed, or what `fit --json` has.
-// Errors name the file and the key.
+// (docs/fit.md), what `doctor --json` has printed, or what `fit --json` has, of
+// which only steps are taken and what no file before it told. Errors name the
+// file and the key.
 absl::Status ReadMachine(const std::string& path, Machine* machine);
 absl::Status ReadMachineJson(const std::string& path,
                              const nlohmann::ordered_json& json,

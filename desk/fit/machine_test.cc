@@ -62,6 +62,25 @@ TEST(MachineTest, WhatIsWrongIsNamed) {
               HasSubstr("as `doctor --json` prints them"));
 }
 
+// One that would make a prediction of nothing.
+TEST(MachineTest, MeasuredStepsArePossible) {
+  const auto problem = [](const std::string& more) {
+    return Problem(R"({"measured": [{"ranks": 1, "micro_batch_size": 1,
+        "accumulation": 1, "seconds": 1.0)" +
+                   more + "}]}");
+  };
+  EXPECT_EQ(problem(""), "");
+  EXPECT_THAT(problem(R"(, "secs": 2)"),
+              HasSubstr("m.json: measured.secs isn't known"));
+  EXPECT_EQ(problem(R"(, "exposed_seconds": -1)"),
+            "m.json: measured.exposed_seconds must be a number of at least 0, "
+            "is -1");
+  EXPECT_EQ(problem(R"(, "strategy": 1)"),
+            "m.json: measured.strategy must be text, is 1");
+  EXPECT_THAT(problem(R"(, "hosts": 0)"), HasSubstr("above 0"));
+  EXPECT_THAT(problem(R"(, "low": 2)"), HasSubstr("between low and high"));
+}
+
 TEST(MachineTest, WhatDoctorWrote) {
   Machine machine;
   const absl::Status status = Read(R"({
@@ -86,6 +105,37 @@ TEST(MachineTest, FilesAddUp) {
   ASSERT_TRUE(Read(R"({"price_per_hour": 3})", &machine).ok());
   EXPECT_EQ(machine.hosts, 2);
   EXPECT_EQ(machine.price_per_hour, 3);
+}
+
+// What doctor told of the hosts stays, whichever comes first.
+TEST(MachineTest, FitsStepsAreAddedToDoctorsHosts) {
+  const std::string doctor = R"({
+    "hosts": [{"host": "a"}, {"host": "b"}], "ranks": 8, "memory": 1073741824,
+    "all_reduce": [{"bytes": 4096, "seconds": 0.001,
+                    "bus_bytes_per_second": 6144000}]})";
+  const std::string fit = R"({"ways": [], "machine": {
+    "name": "this machine", "hosts": 1, "ranks": 2, "memory": 99,
+    "tflops": 0.5, "measured": [{"ranks": 4, "micro_batch_size": 1,
+                                 "accumulation": 1, "seconds": 1}]}})";
+  Machine machine;
+  ASSERT_TRUE(Read(doctor, &machine).ok());
+  ASSERT_TRUE(Read(fit, &machine).ok());
+  EXPECT_EQ(machine.hosts, 2);
+  EXPECT_EQ(machine.ranks, 4);
+  EXPECT_EQ(machine.memory, 1 << 30);
+  EXPECT_EQ(machine.name, "m.json");
+  EXPECT_EQ(machine.tflops, 0.5) << "doctor lacks it";
+  ASSERT_EQ(machine.measured.size(), 1);
+  Machine other;
+  ASSERT_TRUE(Read(fit, &other).ok());
+  ASSERT_TRUE(Read(doctor, &other).ok());
+  EXPECT_EQ(AsJson(other), AsJson(machine));
+}
+
+TEST(MachineTest, DoctorsGpuIsNoCpu) {
+  EXPECT_THAT(Problem(R"({"hosts": [{}], "ranks": 1, "gpu": "NVIDIA T1000"})"),
+              HasSubstr("m.json: gpu is \"NVIDIA T1000\", of which no data "
+                        "sheet is known"));
 }
 
 TEST(MachineTest, WhatFitWroteIsReadAsItWas) {

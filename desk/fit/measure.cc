@@ -11,15 +11,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/digest.h"
 #include "base/files.h"
 #include "base/gpus.h"
 #include "base/json.h"
 #include "base/machine.h"
 #include "base/status.h"
-#include "desk/init/trial.h"
 #include "trainer/metrics/console.h"
 
 namespace capstan::fit {
@@ -78,12 +75,6 @@ std::string Identity(const std::string& config) {
   return text;
 }
 
-bool SameSettings(const Measured& a, const Measured& b) {
-  return a.hosts == b.hosts && a.ranks == b.ranks && a.strategy == b.strategy &&
-         a.checkpointing == b.checkpointing && a.samples == b.samples &&
-         a.accumulation == b.accumulation;
-}
-
 // What a failed run has said: the last line that isn't empty.
 std::string LastLine(const std::string& path) {
   const std::string text = ReadWholeFile(path).value_or("");
@@ -110,14 +101,6 @@ Measurer::Measurer(const RunOptions& options, const std::string& config,
   if (kept.ok()) kept_ = *std::move(kept);
 }
 
-void Measurer::RemoveFolder() const {
-  if (!folder_.status().ok()) return;
-  // A run that was just killed may still end a call that makes a file.
-  for (int i = 0; i < 100 && !RemoveTree(folder_.path()).ok(); ++i) {
-    absl::SleepFor(absl::Milliseconds(10));
-  }
-}
-
 void Measurer::Keep() const {
   if (kept_file_.empty()) return;
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
@@ -137,16 +120,11 @@ void Measurer::Keep() const {
 
 absl::StatusOr<Measured> Measurer::Measure(const Candidate& candidate,
                                            double seconds) {
-  Measured measured;
-  measured.hosts = candidate.hosts;
-  measured.ranks = candidate.ranks;
-  measured.strategy = candidate.Strategy();
-  measured.checkpointing = candidate.Checkpointing();
-  measured.samples = candidate.choice.micro_batch;
-  measured.accumulation = candidate.accumulation;
-  measured.planned = candidate.trial_process;
+  Measured measured = StepOf(candidate);
   for (const Measured& known : kept_) {
-    if (SameSettings(known, measured)) return known;
+    if (!SameSettings(known, measured)) continue;
+    disturbed_ = std::max(disturbed_, known.others);
+    return known;
   }
   CAPSTAN_RETURN_IF_ERROR(folder_.status());
   progress_(absl::StrCat(candidate.Strategy(), ", ", candidate.ranks,
@@ -189,7 +167,8 @@ absl::StatusOr<Measured> Measurer::Measure(const Candidate& candidate,
   measured.seconds = At(tried.seconds, 0.25);
   measured.low = At(tried.seconds, 0.05);
   measured.high = At(tried.seconds, 0.95);
-  measured.communication = tried.communication;
+  measured.exposed = std::min(tried.exposed, measured.low);
+  measured.others = tried.others;
   measured.sent = tried.bytes_sent;
   measured.process = tried.process;
   // What is kept of several times is all of them together.
@@ -207,15 +186,17 @@ absl::StatusOr<Measured> Measurer::Measure(const Candidate& candidate,
 
 Measured Measurer::Together(const std::vector<Measured>& several) {
   Measured all = several.front();
-  std::vector<double> medians;
+  std::vector<double> seconds;
   for (const Measured& one : several) {
-    medians.push_back(one.seconds);
+    seconds.push_back(one.seconds);
+    all.others = std::max(all.others, one.others);
+    all.exposed = std::min(all.exposed, one.exposed);
     all.low = std::min(all.low, one.low);
     all.high = std::max(all.high, one.high);
     all.process = std::max(all.process, one.process);
   }
-  std::sort(medians.begin(), medians.end());
-  all.seconds = At(medians, 0.5);
+  std::sort(seconds.begin(), seconds.end());
+  all.seconds = At(seconds, 0.5);
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include "base/scratch_folder.h"
 #include "desk/fit/candidates.h"
 #include "desk/fit/machine.h"
+#include "desk/init/trial.h"
 #include "desk/init/undo.h"
 #include "trainer/commands/command.h"
 
@@ -32,21 +33,21 @@ class Measurer {
   // text is what the run printed last.
   absl::StatusOr<Measured> Measure(const Candidate& candidate, double seconds);
 
-  // The most cores that others kept busy beside what was measured now.
+  // The most cores that others kept busy beside what was measured, now or when
+  // what was kept was.
   double disturbed() const { return disturbed_; }
 
-  // Of one candidate, measured several times: medians' median, and the range of
-  // all.
+  // Of one candidate, measured several times: the median of what it took, and
+  // the range of all.
   static Measured Together(const std::vector<Measured>& several);
 
  private:
-  void RemoveFolder() const;
   void Keep() const;
 
   const RunOptions options_;
   const std::function<void(const std::string&)> progress_;
   const ScratchFolder folder_;
-  const init::Undo remove_folder_{[this] { RemoveFolder(); }};
+  const init::Undo remove_folder_{[this] { init::RemoveTriedFolder(folder_); }};
   std::string kept_file_;        // "": there is no place for one
   std::vector<Measured> kept_;   // of earlier calls
   std::vector<Measured> taken_;  // of this one

@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <utility>
 
 namespace capstan::fit {
 namespace {
 
-// Of replicas' gradients, so that the first is complete soon.
-constexpr double kFirstBucket = 1 << 20;
+// Reductions that may be under way before computation waits (ReduceQueue).
+constexpr size_t kReducesUnderWay = 2;
+// Of a collective between ranks of a host, if only one kind was measured.
+constexpr double kCollectiveSeconds = 30e-6;
 
 // Collectives one after the other on a link.
 class Line {
@@ -29,51 +32,184 @@ class Line {
   double free_ = 0.0;
 };
 
-// Gradients that wait until a bucket is full.
-class Buckets {
- public:
-  Buckets(double first, double bucket, Line* line)
-      : bucket_(bucket), line_(line), next_(first) {}
-  void Add(double now, double bytes) {
-    waiting_ += bytes;
-    while (waiting_ >= next_) {
-      line_->Send(now, next_);
-      waiting_ -= next_;
-      next_ = bucket_;
-    }
-  }
-  void Flush(double now) {
-    line_->Send(now, waiting_);
-    waiting_ = 0.0;
-  }
-
- private:
-  const double bucket_;
-  Line* const line_;
-  double next_;
-  double waiting_ = 0.0;
-};
+double SecondsOf(const Link& link, double bytes, double pieces) {
+  return pieces > 0.0 ? pieces * link.Seconds(bytes / pieces) : 0.0;
+}
 
 double StepWithoutOverlap(const StepWork& work) {
   const auto accumulation = static_cast<double>(work.accumulation);
   const Traffic& traffic = work.traffic;
-  // A collective for each unit, or one for all.
-  const auto sent = [&work, &traffic](double bytes, bool parameters) {
-    if (bytes <= 0.0) return 0.0;
-    const double pieces = traffic.by_unit
-                              ? work.units * (parameters ? 2.0 : 1.0)
-                              : std::ceil(bytes / work.bucket);
-    return pieces * work.link.Seconds(bytes / pieces);
+  const auto own = [&work](double bytes, double pieces) {
+    return SecondsOf(work.link, bytes, pieces);
   };
-  return accumulation *
-             (work.micro_seconds + sent(traffic.gradients_each, false) +
-              sent(traffic.parameters_each, true)) +
-         sent(traffic.gradients_once - traffic.to_replicas, false) +
-         sent(traffic.parameters_once, false) +
-         work.replicas.Seconds(traffic.to_replicas) + work.update_seconds;
+  const auto buckets = static_cast<double>(traffic.Buckets().size());
+  const double units = traffic.units;
+  return work.fixed_seconds + work.update_seconds +
+         accumulation *
+             (work.micro_seconds + own(traffic.gradients_each, buckets) +
+              own(traffic.parameters_each, 2 * units)) +
+         own(traffic.gradients_once - traffic.to_replicas, buckets) +
+         own(traffic.parameters_once, traffic.by_unit ? units : buckets) +
+         SecondsOf(work.replicas, traffic.to_replicas * work.at_once, buckets);
+}
+
+// A step whose collectives run beside its computation.
+class Player {
+ public:
+  explicit Player(const StepWork& work)
+      : work_(work),
+        traffic_(work.traffic),
+        units_(std::max(1, work.traffic.units)),
+        buckets_(work.traffic.Buckets()),
+        line_(work.link),
+        replicas_(work.replicas) {}
+
+  double Seconds() {
+    GatherOnce();
+    for (int64_t micro = 0; micro < work_.accumulation; ++micro) {
+      Forward(micro == 0);
+      Backward(micro + 1 == work_.accumulation);
+    }
+    Complete(0);
+    return std::max({now_, line_.free(), replicas_.free()}) +
+           work_.update_seconds + work_.fixed_seconds;
+  }
+
+ private:
+  struct Reduction {
+    double done = 0.0;
+    double to_replicas = 0.0;  // bytes, which are sent then
+  };
+
+  // The update's parameters, if by buckets: the last bucket first, as forward
+  // needs it. A unit waits for all that have a part of it.
+  void GatherOnce() {
+    there_.assign(static_cast<size_t>(units_), 0.0);
+    if (traffic_.by_unit || traffic_.parameters_once <= 0.0) return;
+    double before = 0.0;  // gradients of the buckets so far, a part
+    for (auto it = buckets_.rbegin(); it != buckets_.rend(); ++it) {
+      const double part = *it / traffic_.gradients;
+      const double done = line_.Send(0.0, part * traffic_.parameters_once);
+      for (int unit = 0; unit < units_; ++unit) {
+        if ((unit + 1.0) / units_ > before + 1e-9) there_[unit] = done;
+      }
+      before += part;
+    }
+  }
+
+  void Forward(bool first) {
+    const double seconds = work_.micro_seconds * work_.forward_share / units_;
+    const double gather =
+        traffic_.parameters_each / 2 / units_ +
+        (first && traffic_.by_unit ? traffic_.parameters_once / units_ : 0.0);
+    // One unit ahead.
+    double next = line_.Send(now_, gather);
+    for (int unit = 0; unit < units_; ++unit) {
+      now_ = std::max({now_, next, first ? there_[unit] : 0.0});
+      if (unit + 1 < units_) {
+        next = line_.Send(now_, gather);
+      } else if (queues()) {
+        Complete(0);  // of the micro-step before
+      }
+      now_ += seconds;
+    }
+  }
+
+  void Backward(bool last) {
+    const double seconds =
+        work_.micro_seconds * (1.0 - work_.forward_share) / units_;
+    const double gather = traffic_.parameters_each / 2 / units_;
+    size_t bucket = 0;
+    double filled = 0.0;
+    double next = line_.Send(now_, gather);
+    for (int unit = 0; unit < units_; ++unit) {
+      now_ = std::max(now_, next);
+      if (unit + 1 < units_) next = line_.Send(now_, gather);
+      now_ += seconds;
+      filled += traffic_.gradients / units_;
+      while (
+          bucket < buckets_.size() &&
+          (filled * (1.0 + 1e-9) >= buckets_[bucket] || unit + 1 == units_)) {
+        Reduce(buckets_[bucket], last);
+        filled -= buckets_[bucket++];
+      }
+    }
+  }
+
+  void Reduce(double gradients, bool last) {
+    const double part = gradients / traffic_.gradients;
+    const double sent =
+        part * (traffic_.gradients_each +
+                (last ? traffic_.gradients_once - traffic_.to_replicas : 0.0));
+    const double to_replicas =
+        last ? part * traffic_.to_replicas * work_.at_once : 0.0;
+    if (sent <= 0.0 && to_replicas <= 0.0) return;
+    if (queues()) Complete(kReducesUnderWay - 1);
+    under_way_.push_back({line_.Send(now_, sent), to_replicas});
+  }
+
+  // Waits until so many reductions are left.
+  void Complete(size_t left) {
+    for (; under_way_.size() > left; under_way_.pop_front()) {
+      now_ = std::max(now_, under_way_.front().done);
+      replicas_.Send(now_, under_way_.front().to_replicas);
+    }
+  }
+
+  bool queues() const { return !traffic_.all_reduce; }
+
+  const StepWork& work_;
+  const Traffic& traffic_;
+  const int units_;
+  const std::vector<double> buckets_;
+  Line line_;
+  Line replicas_;
+  std::vector<double> there_;  // when each unit's parameters are
+  std::deque<Reduction> under_way_;
+  double now_ = 0.0;
+};
+
+// What a step took besides what it waited for and the update.
+double OwnSeconds(const Measured& one, double element) {
+  return std::max(0.1 * one.seconds,
+                  one.seconds - one.exposed - element * one.updated);
+}
+
+bool IsOf(const Steps& steps, const Measured& one) {
+  return one.hosts == 1 && one.ranks == steps.ranks;
 }
 
 }  // namespace
+
+std::vector<double> Traffic::Buckets() const {
+  std::vector<double> sizes;
+  if (gradients <= 0.0) return sizes;
+  if (by_unit) {
+    sizes.assign(static_cast<size_t>(std::max(1, units)),
+                 gradients / std::max(1, units));
+    return sizes;
+  }
+  double left = gradients;
+  while (left > 0.0) {
+    const double most = std::max(1.0, sizes.empty() ? first_bucket : bucket);
+    sizes.push_back(std::min(left, most));
+    left -= sizes.back();
+  }
+  return sizes;
+}
+
+double Traffic::Collectives(int64_t accumulation) const {
+  const auto buckets = static_cast<double>(Buckets().size());
+  const auto if_any = [](double bytes, double count) {
+    return bytes > 0.0 ? count : 0.0;
+  };
+  return static_cast<double>(accumulation) *
+             (if_any(gradients_each, buckets) +
+              if_any(parameters_each, 2.0 * units)) +
+         if_any(gradients_once - to_replicas, buckets) +
+         if_any(to_replicas, buckets) +
+         if_any(parameters_once, by_unit ? units : buckets);
+}
 
 Link::Link(std::vector<SendTime> times) : times_(std::move(times)) {
   std::sort(
@@ -92,89 +228,59 @@ double Link::Seconds(double sent) const {
     return times_.size() == 1 ? first.seconds * sent / first.sent
                               : first.seconds;
   }
+  const SendTime& last = times_.back();
+  // Beyond the last size at its own rate: the difference of two measured times
+  // would be a guess.
+  if (sent > last.sent) return last.seconds * sent / last.sent;
   size_t i = 1;
   while (i + 1 < times_.size() && times_[i].sent < sent) ++i;
   const SendTime& a = times_[i - 1];
   const SendTime& b = times_[i];
-  // Beyond the last size at its own rate: the difference of two measured times
-  // would be a guess.
-  if (sent > b.sent) return b.seconds * sent / b.sent;
-  return a.seconds +
-         (sent - a.sent) / (b.sent - a.sent) * (b.seconds - a.seconds);
+  const double latency = times_.front().seconds;
+  return std::max(
+      a.seconds + (sent - a.sent) / (b.sent - a.sent) * (b.seconds - a.seconds),
+      latency + sent / last.sent * std::max(0.0, last.seconds - latency));
 }
 
 double StepSeconds(const StepWork& work) {
-  if (!work.overlaps) return StepWithoutOverlap(work);
-  const Traffic& traffic = work.traffic;
-  const int units = std::max(1, work.units);
-  const double forward = work.micro_seconds * work.forward_share / units;
-  const double backward =
-      work.micro_seconds * (1.0 - work.forward_share) / units;
-  const double gather = traffic.parameters_each / 2 / units;
-  const double once = traffic.parameters_once / units;
-  Line line(work.link);
-  Buckets buckets(traffic.all_reduce ? kFirstBucket : work.bucket, work.bucket,
-                  &line);
-  // The update's parameters arrive while the first forward runs, a unit after
-  // the other.
-  std::vector<double> there(static_cast<size_t>(units), 0.0);
-  if (once > 0.0) {
-    const double all =
-        traffic.by_unit ? 0.0 : line.Send(0.0, traffic.parameters_once);
-    for (int unit = 0; unit < units; ++unit) {
-      there[unit] =
-          traffic.by_unit ? line.Send(0.0, once) : all * (unit + 1) / units;
-    }
-  }
-  double now = 0.0;
-  for (int64_t micro = 0; micro < work.accumulation; ++micro) {
-    // One unit ahead.
-    double next = line.Send(now, gather);
-    for (int unit = 0; unit < units; ++unit) {
-      now = std::max({now, next, micro == 0 ? there[unit] : 0.0});
-      if (unit + 1 < units) next = line.Send(now, gather);
-      now += forward;
-    }
-    const bool last = micro + 1 == work.accumulation;
-    const double gradients =
-        (traffic.gradients_each +
-         (last ? traffic.gradients_once - traffic.to_replicas : 0.0)) /
-        units;
-    next = line.Send(now, gather);
-    for (int unit = 0; unit < units; ++unit) {
-      now = std::max(now, next);
-      if (unit + 1 < units) next = line.Send(now, gather);
-      now += backward;
-      if (traffic.by_unit) {
-        line.Send(now, gradients);
-      } else {
-        buckets.Add(now, gradients);
-      }
-    }
-    buckets.Flush(now);
-  }
-  now = std::max(now, line.free());
-  return now + work.replicas.Seconds(traffic.to_replicas) + work.update_seconds;
+  return work.overlaps ? Player(work).Seconds() : StepWithoutOverlap(work);
 }
 
-double MicroSeconds(const std::vector<Measured>& measured, int ranks,
-                    int64_t samples, double update) {
+double FixedSeconds(const Steps& steps) {
+  double fixed = 0.0;
+  double widest = 1.0;
+  double least = 0.0;  // of an own time, a bound
+  for (const Measured& many : steps.measured) {
+    if (!IsOf(steps, many)) continue;
+    for (const Measured& few : steps.measured) {
+      Measured same = few;
+      same.accumulation = many.accumulation;
+      const double ratio = static_cast<double>(many.accumulation) /
+                           static_cast<double>(few.accumulation);
+      if (ratio <= widest || !SameSettings(same, many)) continue;
+      widest = ratio;
+      least = OwnSeconds(few, steps.element);
+      fixed = (ratio * least - OwnSeconds(many, steps.element)) / (ratio - 1.0);
+    }
+  }
+  return std::min(std::max(0.0, fixed), 0.9 * least);
+}
+
+double MicroSeconds(const Steps& steps, int64_t samples) {
   // Seconds of a sample by the samples of a micro-batch, the least of several;
   // of those without recomputation, if there are any.
   std::map<int64_t, double> points;
-  const bool plain = std::any_of(
-      measured.begin(), measured.end(), [ranks](const Measured& one) {
-        return one.hosts == 1 && one.ranks == ranks &&
-               one.checkpointing == "NONE";
-      });
-  for (const Measured& one : measured) {
-    if (one.hosts != 1 || one.ranks != ranks ||
-        (plain && one.checkpointing != "NONE")) {
-      continue;
-    }
+  const bool plain =
+      std::any_of(steps.measured.begin(), steps.measured.end(),
+                  [&steps](const Measured& one) {
+                    return IsOf(steps, one) && one.checkpointing == "NONE";
+                  });
+  for (const Measured& one : steps.measured) {
+    if (!IsOf(steps, one) || (plain && one.checkpointing != "NONE")) continue;
+    const double all = OwnSeconds(one, steps.element);
     const double own =
-        std::max(0.1 * one.seconds, one.seconds - one.communication - update) /
-        RecomputeFactor(measured, ranks, one.checkpointing);
+        std::max(0.1 * all, all - steps.fixed) /
+        RecomputeFactor(steps.measured, steps.ranks, one.checkpointing);
     const double sample = own / static_cast<double>(one.accumulation) /
                           static_cast<double>(one.samples);
     const auto [at, added] = points.emplace(one.samples, sample);
@@ -192,6 +298,52 @@ double MicroSeconds(const std::vector<Measured>& measured, int ranks,
                       std::log(static_cast<double>(above->first) /
                                static_cast<double>(below->first));
   return count * (below->second + part * (above->second - below->second));
+}
+
+Link HostLink(const Steps& steps, const Link& otherwise) {
+  // Least squares, relative to the step, of collectives * cost + sent * slope.
+  double nn = 0.0, ns = 0.0, ss = 0.0, nt = 0.0, st = 0.0;
+  for (const Measured& one : steps.measured) {
+    if (!IsOf(steps, one) || one.checkpointing != "NONE" || one.sent <= 0.0 ||
+        one.collectives <= 0.0) {
+      continue;
+    }
+    const double seconds = one.seconds - steps.fixed -
+                           steps.element * one.updated -
+                           static_cast<double>(one.accumulation) *
+                               MicroSeconds(steps, one.samples);
+    const double weight = 1.0 / one.seconds / one.seconds;
+    nn += weight * one.collectives * one.collectives;
+    ns += weight * one.collectives * one.sent;
+    ss += weight * one.sent * one.sent;
+    nt += weight * one.collectives * seconds;
+    st += weight * one.sent * seconds;
+  }
+  if (ss == 0.0) return otherwise;
+  const double determinant = nn * ss - ns * ns;
+  double cost = kCollectiveSeconds;
+  if (determinant > 1e-3 * nn * ss) {
+    cost = std::max(0.0, (nt * ss - st * ns) / determinant);
+  }
+  double slope = (st - cost * ns) / ss;
+  if (slope < 0.0) {
+    slope = 0.0;
+    cost = std::max(0.0, nt / nn);
+  }
+  return Link({{0.0, cost}, {1e9, cost + 1e9 * slope}});
+}
+
+double ExpectedLongest(const std::vector<int64_t>& lengths, int64_t count) {
+  const auto rows = static_cast<double>(lengths.size());
+  double sum = 0.0;
+  double below = 0.0;  // the chance that all are shorter
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const double up_to =
+        std::pow(static_cast<double>(i + 1) / rows, static_cast<double>(count));
+    sum += static_cast<double>(lengths[i]) * (up_to - below);
+    below = up_to;
+  }
+  return sum;
 }
 
 double RecomputeFactor(const std::vector<Measured>& measured, int ranks,

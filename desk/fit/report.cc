@@ -57,6 +57,7 @@ std::string RangeText(double low, double high) {
 }
 
 double TokensPerSecond(const Answer& answer, const Candidate& one) {
+  if (one.seconds <= 0.0) return 0.0;  // unknown
   return static_cast<double>(answer.global_batch) *
          std::max(1.0, answer.tokens) / one.seconds;
 }
@@ -228,7 +229,11 @@ std::string AsText(const Answer& answer, int columns) {
       rows.push_back(RowOf(answer, *one, rows.size()));
     }
     absl::StrAppend(&text, TableOf(rows), SettingsText(shown));
-    if (answer.trials > 0) absl::StrAppend(&text, "* measured here\n");
+    if (std::any_of(shown.begin(), shown.end(),
+                    [](const Candidate* one) { return one->tried; })) {
+      absl::StrAppend(&text, "* measured", answer.machine.here ? " here" : "",
+                      "\n");
+    }
   }
   absl::StrAppend(&text, LeftOutText(answer, columns));
   for (const std::string& note : answer.notes) {

@@ -83,7 +83,11 @@ TriedSteps ReadSteps(const std::string& folder) {
       ReadWholeFile(folder + "/metrics.jsonl");
   if (!text.ok()) return tried;
   bool first = true;
-  std::vector<double> communication;
+  std::vector<double> exposed;
+  const auto number = [](const nlohmann::json& json, const char* key) {
+    return json.contains(key) && json[key].is_number() ? json[key].get<double>()
+                                                       : 0.0;
+  };
   for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
     const auto json = ParseJson<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step_seconds") ||
@@ -92,14 +96,13 @@ TriedSteps ReadSteps(const std::string& folder) {
     }
     if (!first) {
       tried.seconds.push_back(json["step_seconds"].get<double>());
-      communication.push_back(json.value("communication_seconds", 0.0));
-      tried.bytes_sent = json.value("bytes_sent", 0.0);
+      exposed.push_back(number(json, "exposed_seconds"));
+      tried.bytes_sent = number(json, "bytes_sent");
     }
     first = false;
   }
-  if (!communication.empty()) {
-    tried.communication =
-        *std::min_element(communication.begin(), communication.end());
+  if (!exposed.empty()) {
+    tried.exposed = *std::min_element(exposed.begin(), exposed.end());
   }
   return tried;
 }
@@ -158,10 +161,9 @@ double SecondsOfOthers(const std::vector<int64_t>& processes) {
 
 }  // namespace
 
-void Trial::RemoveFolder() const {
-  if (!folder_.status().ok()) return;
-  // A run that was just killed may still end a call that makes a file.
-  for (int i = 0; i < 100 && !RemoveTree(folder_.path()).ok(); ++i) {
+void RemoveTriedFolder(const ScratchFolder& folder) {
+  if (!folder.status().ok()) return;
+  for (int i = 0; i < 100 && !RemoveTree(folder.path()).ok(); ++i) {
     absl::SleepFor(absl::Milliseconds(10));
   }
 }

@@ -38,6 +38,10 @@ struct DataFacts {
   int64_t longest = 0;
 };
 
+// Removes the folder of runs that were tried, even if one that was just killed
+// still ends a call that makes a file.
+void RemoveTriedFolder(const ScratchFolder& folder);
+
 class Trial {
  public:
   explicit Trial(const Target& target) : target_(target) {}
@@ -59,21 +63,20 @@ class Trial {
                                      double limit_seconds);
 
  private:
-  void RemoveFolder() const;
   // Writes the recipe as a config of absolute paths; returns its file.
   absl::StatusOr<std::string> Draft(const Recipe& recipe);
 
   const Target target_;
   const ScratchFolder folder_;
-  const Undo remove_folder_{[this] { RemoveFolder(); }};
+  const Undo remove_folder_{[this] { RemoveTriedFolder(folder_); }};
 };
 
 // Steps of a run that was tried.
 struct TriedSteps {
   std::vector<double> seconds;  // but those of the first
-  // In a step: collectives of rank 0, as long as they took at least, when no
-  // rank waited for another, and what it sent.
-  double communication = 0.0;
+  // In a step, of rank 0: what it waited for collectives at least, when no rank
+  // waited for another, and what it sent.
+  double exposed = 0.0;
   double bytes_sent = 0.0;
   int64_t process = 0;  // bytes of the largest rank's process, at its peak
   // Cores that other programs kept busy meanwhile, the mean.

@@ -72,6 +72,7 @@ TEST(FitTest, ItsChoiceRunsWithTheSameGlobalBatch) {
   const TrainerResult exists =
       RunTrainer({"fit", config, "--trials=0", "--write=" + chosen}, options);
   EXPECT_THAT(exists.err, HasSubstr("fit.pbtxt exists"));
+  EXPECT_EQ(exists.out, "") << "said before anything is asked";
 }
 
 TEST(FitTest, JsonHasEachWay) {
@@ -168,6 +169,35 @@ TEST(FitTest, WishesDiffer) {
   EXPECT_LT(memory["memory"], time["memory"]);
 }
 
+// A way of which nothing is known isn't played as if it took no time.
+TEST(FitTest, UnknownComputationIsSaid) {
+  const std::string config = RunText().Ddp(2).Batch(1, 8).File();
+  const std::string machine =
+      WriteText(NewTestFolder("machine") + "/m.json",
+                R"({"hosts": 1, "ranks": 2, "measured": [{"ranks": 4,
+          "micro_batch_size": 1, "accumulation": 1, "seconds": 0.1}]})");
+  ExpectOneError(RunTrainer({"fit", config, "--machine=" + machine}, Options()),
+                 {"nothing is known of 2 ranks of a host"});
+  WriteText(machine, R"({"hosts": 1, "ranks": 4096})");
+  ExpectOneError(RunTrainer({"fit", config, "--machine=" + machine, "--set",
+                             "batch.global_batch_size=4096"},
+                            Options()),
+                 {"nothing is known of 4096 ranks of a host", "tflops"});
+  WriteText(machine, R"({"hosts": 1, "ranks": 2, "measured": [{"ranks": 2,
+          "micro_batch_size": 1, "accumulation": 1, "seconds": 0.1}]})");
+  const TrainerResult known =
+      RunTrainer({"fit", config, "--machine=" + machine, "--json"}, Options());
+  ASSERT_EQ(known.exit_code, 0) << known.err;
+  EXPECT_GT(Json::parse(known.out)["ways"][0]["seconds"], 0.05);
+}
+
+TEST(FitTest, ACurveOfItsOwnIsNotAnswered) {
+  const std::string config = RunText().Ddp(2).Batch(1, 8).File();
+  ExpectOneError(
+      RunTrainer({"fit", config, "--set", "strategy=capstan.diloco"}),
+      {"capstan.diloco has a curve of its own"});
+}
+
 TEST(FitTest, WrongDescriptionsAreOneSentence) {
   const std::string config = RunText().Ddp(2).File();
   const std::string machine =
@@ -179,6 +209,8 @@ TEST(FitTest, WrongDescriptionsAreOneSentence) {
                  {"link is missing"});
   ExpectOneError(RunTrainer({"fit", config, "--wish=joy"}),
                  {"--wish must be time, memory or cost, is 'joy'"});
+  ExpectOneError(RunTrainer({"fit", config, "--trials=-3"}),
+                 {"--trials must be 0 or more, is -3"});
 }
 
 }  // namespace
