@@ -337,7 +337,7 @@ int64_t PlannedProcess(const Strategy& strategy, MemoryRequest request) {
 // Of one variant on one place.
 class Enumeration {
  public:
-  Enumeration(const Prepared& prepared, int hosts, int ranks)
+  Enumeration(const Prepared& prepared, int hosts, int ranks, int64_t own)
       : job_(prepared.job),
         hosts_(hosts),
         ranks_(ranks),
@@ -348,7 +348,6 @@ class Enumeration {
       sizes_ = MicroBatchSizes(global, data_);
     }
     // A deterministic run's bits depend on its micro-batch.
-    const int64_t own = job_.loaded.config.batch().micro_batch_size();
     const bool keeps = job_.loaded.config.train().deterministic();
     sizes_.erase(std::remove_if(sizes_.begin(), sizes_.end(),
                                 [&](int64_t size) {
@@ -404,6 +403,11 @@ class Enumeration {
     one.hosts = hosts_;
     one.ranks = ranks_;
     one.accumulation = one.choice.global_batch / size / data_;
+    const Train& train = job_.loaded.config.train();
+    one.clears_n = train.activation_checkpointing_n() > 0 &&
+                   activations.checkpoint_every <= 1;
+    one.clears_offload =
+        train.offload().activations() && !activations.offload_activations;
     MemoryRequest request = request_;
     request.samples = size;
     request.strategy.accumulation = one.accumulation;
@@ -465,6 +469,8 @@ std::vector<std::string> Candidate::Overrides() const {
     sets.push_back(absl::StrCat("train.activation_checkpointing_n=",
                                 choice.checkpoint_every));
   }
+  if (clears_n) sets.push_back("train.activation_checkpointing_n=0");
+  if (clears_offload) sets.push_back("train.offload.activations=false");
   if (choice.offload_activations) {
     sets.push_back("train.offload.activations=true");
   }
@@ -486,19 +492,24 @@ Measured StepOf(const Candidate& candidate) {
 }
 
 absl::StatusOr<Candidates> FindCandidates(
-    const Prepared& prepared, const std::vector<std::pair<int, int>>& places) {
+    const Prepared& prepared, const std::vector<std::pair<int, int>>& places,
+    int64_t micro_batch) {
   Candidates found;
   const bool recomputes_mlp = RecomputesMlp();
   std::map<std::string, std::string> refused;
   std::set<std::string> accepted;
   for (const auto& [hosts, ranks] : places) {
-    Enumeration enumeration(prepared, hosts, ranks);
+    Enumeration enumeration(prepared, hosts, ranks, micro_batch);
     if (!enumeration.possible()) {
       found.left_out.push_back(
           {PlaceText(hosts, ranks),
            absl::StrCat("the global batch of ",
                         prepared.job.batch.global_batch_size,
-                        " samples can't be divided among them")});
+                        " samples can't be divided among them",
+                        prepared.job.loaded.config.train().deterministic()
+                            ? ", by the micro-batch that a deterministic run "
+                              "keeps"
+                            : "")});
       continue;
     }
     std::vector<Outcome> known;  // of this place, by any strategy

@@ -45,6 +45,10 @@ struct Candidate {
   bool unknown = false;  // nothing is known of its time
   // The same with less recomputation fits, and so takes no longer.
   bool needless = false;
+  // Whether the config sets what must be taken back: the n of EVERY_N, and
+  // activations on the host.
+  bool clears_n = false;
+  bool clears_offload = false;
   std::string refused;  // why it can't be; "": it can
 
   int all_ranks() const { return hosts * ranks; }
@@ -72,9 +76,11 @@ struct Candidates {
 
 // Those of `prepared`, whose global batch stays as it is, on as many hosts and
 // ranks as `places` has pairs of. Strategies are asked: each plugin, and each
-// of its switches that changes what it plans to hold or send.
+// of its switches that changes what it plans to hold or send. `micro_batch` is
+// the config's own, which deterministic runs keep.
 absl::StatusOr<Candidates> FindCandidates(
-    const Prepared& prepared, const std::vector<std::pair<int, int>>& places);
+    const Prepared& prepared, const std::vector<std::pair<int, int>>& places,
+    int64_t micro_batch);
 
 }  // namespace capstan::fit
 

@@ -73,6 +73,12 @@ Estimator::Estimator(const Prepared& prepared, const Machine& machine)
       gpu_(machine.gpu.empty() ? nullptr : FindGpuSpecs(machine.gpu)),
       lengths_(RowLengths(prepared.job)),
       measured_(machine.measured) {
+  // Other devices' steps say nothing of these.
+  measured_.erase(std::remove_if(measured_.begin(), measured_.end(),
+                                 [&machine](const Measured& one) {
+                                   return one.gpu != machine.gpu;
+                                 }),
+                  measured_.end());
   Sum();
 }
 
@@ -165,9 +171,10 @@ void Estimator::EstimateMemory(const Measured* measured, Candidate* one) const {
     one->memory = Total(one->plan.at_peak);
     range(kMemoryRange);
     if (one->memory > room.for_tensors() && one->refused.empty()) {
-      one->refused = absl::StrCat("needs ", ShortBytes(one->memory), " of the ",
-                                  ShortBytes(room.for_tensors()),
-                                  " that a GPU has for tensors");
+      one->refused =
+          absl::StrCat("needs ", ShortBytes(one->memory), " of the ",
+                       ShortBytes(std::max<int64_t>(0, room.for_tensors())),
+                       " that a GPU has for tensors");
     }
     return;
   }

@@ -3,8 +3,10 @@
 // fit: how a config is best run on a machine, before a GPU is rented.
 #include <unistd.h>
 
-#include <iostream>
+#include <algorithm>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -44,7 +46,10 @@ class Progress {
   void Show(const std::string& what) {
     const Console console(STDERR_FILENO);
     ++count_;
-    const std::string text = absl::StrCat("measuring (", count_, "): ", what);
+    std::string text = absl::StrCat("measuring (", count_, "): ", what);
+    if (console.terminal()) {
+      text.resize(std::min<size_t>(text.size(), console.Columns() - 1));
+    }
     console.Write(console.terminal() ? absl::StrCat("\r\033[K", text)
                                      : absl::StrCat(text, "\n"));
   }
@@ -64,7 +69,10 @@ absl::Status Check(const FitOptions& options) {
         absl::StrCat("--trials must be 0 or more, is ", options.trials));
   }
   const std::string path = FromCaller(options.write);
-  if (!options.write.empty() && PathExists(path)) {
+  std::error_code none;
+  // A link that leads nowhere, too.
+  if (!options.write.empty() &&
+      std::filesystem::exists(std::filesystem::symlink_status(path, none))) {
     return absl::AlreadyExistsError(absl::StrCat(
         "--write: ", path, " exists; name another file or remove it"));
   }

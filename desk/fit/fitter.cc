@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "desk/fit/fitter.h"
 
+#include <c10/core/ScalarType.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
@@ -33,6 +34,7 @@ namespace {
 // Seconds of steps that a measurement takes.
 constexpr double kProbeSeconds = 0.8;
 constexpr double kTrialSeconds = 1.2;
+constexpr int kMoreTrials = 2;
 // Of micro-steps where the accumulation of the run itself would take long.
 constexpr int64_t kMostAccumulation = 8;
 // A size is measured for each factor of this between the least and the largest.
@@ -74,6 +76,8 @@ absl::StatusOr<Machine> MachineOf(const Question& question,
     machine.memory = AvailableHostMemory();
     if (gpus > 0) {
       machine.gpu = Gpus().gpus[0].name;
+      const GpuSpecs* const specs = FindGpuSpecs(machine.gpu);
+      if (specs != nullptr) machine.gpu = specs->key;
       machine.gpu_memory = FreeGpuMemory();
     }
   }
@@ -112,21 +116,39 @@ Places PlacesOf(const Machine& machine, const Launching& launching) {
 // The run for the machine.
 absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
                                                      const Machine& machine,
+                                                     const Launching& launching,
                                                      int64_t global_batch) {
+  // On the most ranks that can share the global batch.
+  int hosts = machine.hosts;
+  int ranks = machine.ranks;
+  const auto shares = [&](int all) {
+    const int data = MeshOf(launching.train, all).data;
+    return data > 0 && global_batch % data == 0;
+  };
+  if (!shares(hosts * ranks)) {
+    int most = 0;
+    for (const auto& [some, of_each] : PlacesOf(machine, launching)) {
+      if (some * of_each <= most || !shares(some * of_each)) continue;
+      most = some * of_each;
+      hosts = some;
+      ranks = of_each;
+    }
+  }
   RunOptions options = question.run;
   const bool on_gpu = !machine.gpu.empty();
   if (!machine.here) {
     if (on_gpu) {
       SetRunDevice({true, machine.gpu_memory});
-      options.planned_gpus = machine.all_ranks();
+      options.planned_gpus = hosts * ranks;
       options.overrides.push_back("launch.gpu_ids=");
       options.overrides.push_back("launch.processes=AUTO");
     } else {
-      options.overrides.push_back(
-          absl::StrCat("launch.processes=", machine.ranks));
+      options.overrides.push_back(absl::StrCat("launch.processes=", ranks));
     }
     options.overrides.push_back("launch.nodes=0");
     options.overrides.push_back("launch.rendezvous=");
+  } else if (ranks != machine.ranks) {
+    options.overrides.push_back(absl::StrCat("launch.processes=", ranks));
   }
   options.overrides.push_back("batch.micro_batch_size=1");
   options.overrides.push_back(
@@ -317,6 +339,13 @@ class Fitter {
     }
   }
 
+  absl::StatusOr<Measured> Measure(const Candidate& one, double seconds) {
+    CAPSTAN_ASSIGN_OR_RETURN(Measured measured,
+                             measurer_.Measure(one, seconds));
+    measured.gpu = answer_.machine.gpu;
+    return measured;
+  }
+
   void Probe() {
     std::set<int> places;
     for (const Candidate& one : answer_.candidates) places.insert(one.ranks);
@@ -325,7 +354,7 @@ class Fitter {
       if (ToProbe(ranks)) AddProbes(ranks, &probes);
     }
     for (const Candidate& probe : probes) {
-      const auto measured = measurer_.Measure(probe, kProbeSeconds);
+      const auto measured = Measure(probe, kProbeSeconds);
       if (measured.ok()) {
         estimator_.Add(*measured);
       } else {
@@ -339,15 +368,18 @@ class Fitter {
 
   // Runs the best until so many have been.
   void Try() {
-    std::vector<std::vector<Measured>> all;
-    std::vector<Candidate> tried;
-    for (int i = 0; i < question_.trials; ++i) {
+    for (int i = 0; i < question_.trials + kMoreTrials; ++i) {
       const auto next =
           std::find_if(answer_.candidates.begin(), answer_.candidates.end(),
                        [](const Candidate& one) { return !one.tried; });
       if (next == answer_.candidates.end() || !next->refused.empty()) break;
+      // Behind the last, only for one that would else be chosen untried.
+      if (i >= question_.trials &&
+          (question_.trials == 0 || next != answer_.candidates.begin())) {
+        break;
+      }
       const Candidate candidate = *next;
-      const auto measured = measurer_.Measure(candidate, kTrialSeconds);
+      const auto measured = Measure(candidate, kTrialSeconds);
       if (measured.ok()) {
         estimator_.Add(*measured);
       } else {
@@ -365,7 +397,7 @@ class Fitter {
         answer_.candidates.begin() + static_cast<std::ptrdiff_t>(again));
     for (const Candidate& one : first) {
       if (!one.refused.empty() || !one.tried) continue;
-      const auto measured = measurer_.Measure(one, kTrialSeconds);
+      const auto measured = Measure(one, kTrialSeconds);
       if (measured.ok()) estimator_.Add(*measured);
     }
     Judge();
@@ -470,6 +502,31 @@ void AskOfPackings(const Question& question, const LoadedConfig& loaded,
   }
 }
 
+// What the time of a step depends on, but the machine.
+std::string RunOfSteps(const TrainJob& job) {
+  int64_t parameters = 0;
+  int64_t trained = 0;
+  for (const ParameterSpec& spec : job.parts.model->parameters()) {
+    parameters += spec.numel();
+    if (spec.trainable) trained += spec.numel();
+  }
+  const std::string name = PackageOf(TypeOf(job.loaded.config.model()));
+  return absl::StrCat(name, " of ", parameters, " parameters, ", trained,
+                      " trained, ", job.parts.model->units().size(),
+                      " units, rows of ", LongestRow(job), " tokens, ",
+                      c10::toString(job.parts.policy().compute));
+}
+
+absl::Status CheckMeasured(const Machine& machine, const std::string& run) {
+  if (machine.measured_run.empty() || machine.measured_run == run) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(machine.name, ": its measured steps are of another run (",
+                   machine.measured_run, "), this one is ", run,
+                   ": fit this one there, or leave that file out"));
+}
+
 // A run whose curve is its strategy's own has no other ways.
 absl::Status CheckCurve(const TrainJob& job) {
   const absl::optional<OwnCurve> own = job.parts.strategy->own_curve();
@@ -529,20 +586,22 @@ absl::StatusOr<Answer> Find(const Question& question) {
           : launching.micro_batch *
                 MeshOf(launching.train, machine.all_ranks()).data;
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                           PrepareFor(question, machine, global));
+                           PrepareFor(question, machine, launching, global));
   CAPSTAN_RETURN_IF_ERROR(CheckPlace(*prepared, machine));
   CAPSTAN_RETURN_IF_ERROR(CheckCurve(prepared->job));
+  const std::string run = RunOfSteps(prepared->job);
+  CAPSTAN_RETURN_IF_ERROR(CheckMeasured(machine, run));
   const TrainJob& job = prepared->job;
   answer.run = job.loaded.config.name();
   answer.global_batch = global;
   answer.tokens = TokensOfRow(job);
-  answer.own_processes = prepared->place.info.local_world_size;
+  answer.own_processes = machine.ranks;
   answer.epoch_rows = EpochRows(job.parts);
   answer.steps =
       StepsOfRun(job.loaded.config.train(), answer.epoch_rows, global);
   CAPSTAN_ASSIGN_OR_RETURN(
-      Candidates found,
-      FindCandidates(*prepared, PlacesOf(machine, launching)));
+      Candidates found, FindCandidates(*prepared, PlacesOf(machine, launching),
+                                       launching.micro_batch));
   answer.candidates = std::move(found.all);
   answer.left_out = std::move(found.left_out);
   if (answer.candidates.empty()) {
@@ -559,6 +618,7 @@ absl::StatusOr<Answer> Find(const Question& question) {
   CAPSTAN_RETURN_IF_ERROR(CheckKnown(answer));
   NoteDisturbance(measurer.disturbed(), &answer);
   answer.machine.measured = estimator.measured();
+  answer.machine.measured_run = run;
   if (question.packing) AskOfPackings(question, job.loaded, &answer);
   return answer;
 }

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "trainer/memory/memory_plan.h"
+#include "trainer/metrics/console.h"
 #include "trainer/profile/gpu_specs.h"
 
 namespace capstan::fit {
@@ -24,15 +25,22 @@ absl::Status Wrong(const std::string& path, absl::string_view key,
       absl::StrCat(path, ": ", key, " ", problem));
 }
 
-// A number of 0 or more.
+// What is beyond is a slip.
+constexpr double kLeast = 1e-9;
+constexpr double kMost = 1e15;
+constexpr int64_t kMostCount = 1000000;
+constexpr int64_t kMostRanks = 100000;
+
 absl::Status ReadNumber(const std::string& path, const Json& json,
-                        const char* key, double* number) {
+                        const char* key, double* number, double least = 0.0,
+                        double most = 1e9) {
   if (!json.contains(key)) return absl::OkStatus();
   const Json& value = json[key];
-  if (!value.is_number() || !(value.get<double>() >= 0.0)) {
-    return Wrong(
-        path, key,
-        absl::StrCat("must be a number of at least 0, is ", JsonText(value)));
+  if (!value.is_number() || !(value.get<double>() >= least) ||
+      value.get<double>() > most) {
+    return Wrong(path, key,
+                 absl::StrCat("must be a number from ", least, " to ", most,
+                              ", is ", JsonText(value)));
   }
   *number = value.get<double>();
   return absl::OkStatus();
@@ -42,7 +50,7 @@ absl::Status ReadCount(const std::string& path, const Json& json,
                        const char* key, int* count) {
   if (!json.contains(key)) return absl::OkStatus();
   const absl::optional<int64_t> value = JsonInteger(json[key]);
-  if (!value.has_value() || *value < 1 || *value > 1000000) {
+  if (!value.has_value() || *value < 1 || *value > kMostCount) {
     return Wrong(path, key,
                  absl::StrCat("must be a whole number of at least 1, is ",
                               JsonText(json[key])));
@@ -96,10 +104,10 @@ absl::Status ReadTransfers(const std::string& path, const Json& list,
     double bytes = 0.0;
     double bus = 0.0;
     SendTime time;
-    CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, one, "bytes", &bytes));
+    CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, one, "bytes", &bytes, 0.0, kMost));
     CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, one, "seconds", &time.seconds));
     CAPSTAN_RETURN_IF_ERROR(
-        ReadNumber(path, one, "bus_bytes_per_second", &bus));
+        ReadNumber(path, one, "bus_bytes_per_second", &bus, 0.0, kMost));
     if (bytes <= 0.0 || time.seconds <= 0.0 || bus <= 0.0) {
       return Wrong(path, "all_reduce",
                    "must have bytes, seconds and bus_bytes_per_second as "
@@ -117,7 +125,13 @@ absl::Status ReadDoctor(const std::string& path, const Json& json,
   machine->hosts = std::max<int>(1, static_cast<int>(json["hosts"].size()));
   int all = 0;
   CAPSTAN_RETURN_IF_ERROR(ReadCount(path, json, "ranks", &all));
-  if (all > 0) machine->ranks = std::max(1, all / machine->hosts);
+  if (all > 0 && all % machine->hosts != 0) {
+    return Wrong(path, "ranks",
+                 absl::StrCat("is ", all, ", which ", machine->hosts,
+                              " hosts can't share equally; run doctor with as "
+                              "many on each"));
+  }
+  if (all > 0) machine->ranks = all / machine->hosts;
   CAPSTAN_RETURN_IF_ERROR(ReadBytes(path, json, "memory", &machine->memory));
   if (json.contains("gpu") && json["gpu"].is_string()) {
     const GpuSpecs* const specs = FindGpuSpecs(json["gpu"].get<std::string>());
@@ -143,7 +157,8 @@ absl::Status ReadLink(const std::string& path, const Json& link,
   }
   CAPSTAN_RETURN_IF_ERROR(
       CheckKeys(path, "link.", link, {"gbit", "latency_us"}));
-  CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, link, "gbit", &machine->gbit));
+  CAPSTAN_RETURN_IF_ERROR(
+      ReadNumber(path, link, "gbit", &machine->gbit, kLeast));
   return ReadNumber(path, link, "latency_us", &machine->latency_us);
 }
 
@@ -161,14 +176,23 @@ absl::Status ReadGpu(const std::string& path, const Json& json,
     machine->gpu = specs->key;
     machine->gpu_memory = static_cast<int64_t>(specs->memory);
   }
+  if (json.contains("gpu_memory") && machine->gpu.empty()) {
+    return Wrong(path, "gpu_memory", "needs gpu, which says what GPU it is of");
+  }
   return ReadBytes(path, json, "gpu_memory", &machine->gpu_memory);
 }
 
 // Of `told`, which fit wrote, what `machine` lacks, and all steps.
-void AddTold(Machine told, Machine* machine) {
+absl::Status AddTold(const std::string& path, Machine told, Machine* machine) {
   if (machine->here) {
     *machine = std::move(told);
-    return;
+    return absl::OkStatus();
+  }
+  if (!machine->measured_run.empty() &&
+      machine->measured_run != told.measured_run) {
+    return Wrong(path, "measured_run",
+                 absl::StrCat("is ", told.measured_run, ", and ",
+                              machine->measured_run, " in a file before"));
   }
   const auto fill = [](const auto& value, auto* lacking) {
     if (*lacking == std::decay_t<decltype(value)>()) *lacking = value;
@@ -181,8 +205,10 @@ void AddTold(Machine told, Machine* machine) {
   fill(told.memory, &machine->memory);
   fill(told.tflops, &machine->tflops);
   fill(told.price_per_hour, &machine->price_per_hour);
+  fill(told.measured_run, &machine->measured_run);
   machine->measured.insert(machine->measured.end(), told.measured.begin(),
                            told.measured.end());
+  return absl::OkStatus();
 }
 
 // One of the steps that AsJson has written.
@@ -197,15 +223,22 @@ absl::StatusOr<Measured> ReadMeasured(const std::string& path,
   for (const auto& [key, value] : example.items()) known.insert(key);
   CAPSTAN_RETURN_IF_ERROR(CheckKeys(path, "measured.", json, known));
   for (const auto& [key, value] : json.items()) {
-    const bool text = key == "strategy" || key == "activation_checkpointing";
+    const bool text = example[key].is_string();
     if (text ? value.is_string()
-             : value.is_number() && value.get<double>() >= 0.0) {
+             : value.is_number() && value.get<double>() >= 0.0 &&
+                   value.get<double>() <= kMost) {
       continue;
     }
     return Wrong(path, absl::StrCat("measured.", key),
                  absl::StrCat(text ? "must be text, is "
-                                   : "must be a number of at least 0, is ",
+                                   : "must be a number from 0 to 1e+15, is ",
                               JsonText(value)));
+  }
+  for (const char* key :
+       {"hosts", "ranks", "micro_batch_size", "accumulation"}) {
+    int count = 0;
+    CAPSTAN_RETURN_IF_ERROR(
+        ReadCount(absl::StrCat(path, ": measured"), json, key, &count));
   }
   JsonKeys keys(absl::StrCat(path, ": measured"), json);
   one.hosts = static_cast<int>(keys.Int("hosts", 1));
@@ -223,13 +256,11 @@ absl::StatusOr<Measured> ReadMeasured(const std::string& path,
   one.process = keys.Int("process", 0);
   one.planned = keys.Int("planned", 0);
   CAPSTAN_RETURN_IF_ERROR(keys.status());
+  one.gpu = json.value("gpu", "");
   one.strategy = json.value("strategy", "");
   one.checkpointing = json.value("activation_checkpointing", "NONE");
-  if (!(one.seconds > 0.0) || one.samples < 1 || one.accumulation < 1 ||
-      one.hosts < 1 || one.ranks < 1) {
-    return Wrong(path, "measured",
-                 "must have seconds, hosts, ranks, micro_batch_size and "
-                 "accumulation above 0");
+  if (!(one.seconds >= kLeast) || one.seconds > 1e9) {
+    return Wrong(path, "measured", "must have seconds from 1e-09 to 1e+09");
   }
   if (one.low > one.seconds || one.high < one.seconds ||
       one.exposed > one.seconds) {
@@ -259,13 +290,23 @@ absl::Status ReadMachineJson(const std::string& path, const Json& json,
   if (json.contains("machine") && json["machine"].is_object()) {
     Machine told;
     CAPSTAN_RETURN_IF_ERROR(ReadMachineJson(path, json["machine"], &told));
-    AddTold(std::move(told), machine);
-    return absl::OkStatus();
+    return AddTold(path, std::move(told), machine);
   }
   CAPSTAN_RETURN_IF_ERROR(CheckKeys(
       path, "", json,
       {"name", "hosts", "ranks", "memory", "gpu", "gpu_memory", "tflops",
-       "link", "all_reduce", "price_per_hour", "measured"}));
+       "link", "all_reduce", "price_per_hour", "measured", "measured_run"}));
+  for (const char* key : {"name", "measured_run"}) {
+    if (!json.contains(key)) continue;
+    const std::string text =
+        json[key].is_string() ? json[key].get<std::string>() : "";
+    if (text.empty() || PrintableText(text) != text ||
+        text.find('\n') != text.npos) {
+      return Wrong(
+          path, key,
+          absl::StrCat("must be a line of text, is ", JsonText(json[key])));
+    }
+  }
   machine->here = false;
   machine->name = json.contains("name") && json["name"].is_string()
                       ? json["name"].get<std::string>()
@@ -274,7 +315,8 @@ absl::Status ReadMachineJson(const std::string& path, const Json& json,
   CAPSTAN_RETURN_IF_ERROR(ReadCount(path, json, "ranks", &machine->ranks));
   CAPSTAN_RETURN_IF_ERROR(ReadBytes(path, json, "memory", &machine->memory));
   CAPSTAN_RETURN_IF_ERROR(ReadGpu(path, json, machine));
-  CAPSTAN_RETURN_IF_ERROR(ReadNumber(path, json, "tflops", &machine->tflops));
+  CAPSTAN_RETURN_IF_ERROR(
+      ReadNumber(path, json, "tflops", &machine->tflops, kLeast));
   CAPSTAN_RETURN_IF_ERROR(
       ReadNumber(path, json, "price_per_hour", &machine->price_per_hour));
   if (json.contains("link")) {
@@ -286,19 +328,38 @@ absl::Status ReadMachineJson(const std::string& path, const Json& json,
   if (json.contains("measured")) {
     CAPSTAN_ASSIGN_OR_RETURN(machine->measured,
                              MeasuredOf(path, json["measured"]));
+    // In a description they are of what it describes.
+    for (size_t i = 0; i < machine->measured.size(); ++i) {
+      if (!json["measured"][i].contains("gpu")) {
+        machine->measured[i].gpu = machine->gpu;
+      }
+    }
+    machine->measured_run = json.value("measured_run", "");
   }
   return absl::OkStatus();
 }
 
 absl::Status ReadMachine(const std::string& path, Machine* machine) {
+  if (PathExists(path) && !IsRegularFile(path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": isn't a file; --machine reads one"));
+  }
   CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   CAPSTAN_ASSIGN_OR_RETURN(const Json json, ParseObject(path, text));
-  return ReadMachineJson(path, json, machine);
+  CAPSTAN_RETURN_IF_ERROR(ReadMachineJson(path, json, machine));
+  if (int64_t{machine->hosts} * machine->ranks > kMostRanks) {
+    return Wrong(path, "hosts",
+                 absl::StrCat("and ranks are ", machine->hosts, " x ",
+                              machine->ranks, "; fit answers for at most ",
+                              kMostRanks, " ranks in all"));
+  }
+  return absl::OkStatus();
 }
 
 Json AsJson(const Measured& measured) {
   return {{"hosts", measured.hosts},
           {"ranks", measured.ranks},
+          {"gpu", measured.gpu},
           {"strategy", measured.strategy},
           {"activation_checkpointing", measured.checkpointing},
           {"micro_batch_size", measured.samples},
@@ -352,6 +413,9 @@ Json AsJson(const Machine& machine) {
     json["price_per_hour"] = machine.price_per_hour;
   }
   if (!machine.measured.empty()) {
+    if (!machine.measured_run.empty()) {
+      json["measured_run"] = machine.measured_run;
+    }
     json["measured"] = Json::array();
     for (const Measured& one : machine.measured) {
       json["measured"].push_back(AsJson(one));

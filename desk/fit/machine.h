@@ -25,6 +25,7 @@ struct SendTime {
 struct Measured {
   int hosts = 1;
   int ranks = 1;         // of each host
+  std::string gpu;       // a key of GpuSpecs; "": on CPUs
   std::string strategy;  // and what it sets: "capstan.fsdp reshard..=false"
   std::string checkpointing;  // "NONE", "MLP", ..
   int64_t samples = 1;        // of a micro-batch
@@ -68,6 +69,7 @@ struct Machine {
   std::vector<SendTime> sends;
   double price_per_hour = 0.0;  // of a host
   std::vector<Measured> measured;
+  std::string measured_run;  // whose steps they are; "": not said
 
   int all_ranks() const { return hosts * ranks; }
 };

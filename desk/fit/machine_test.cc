@@ -52,7 +52,7 @@ TEST(MachineTest, WhatIsWrongIsNamed) {
   EXPECT_THAT(Problem(R"({"gpu": "h1000"})"),
               HasSubstr("m.json: gpu must be one of a100-40gb"));
   EXPECT_EQ(Problem(R"({"link": {"gbit": -1}})"),
-            "m.json: gbit must be a number of at least 0, is -1");
+            "m.json: gbit must be a number from 1e-09 to 1e+09, is -1");
   EXPECT_THAT(Problem(R"({"link": {"speed": 1}})"),
               HasSubstr("m.json: link.speed isn't known"));
   EXPECT_THAT(Problem(R"({"link": 10})"), HasSubstr("link must be an object"));
@@ -73,11 +73,13 @@ TEST(MachineTest, MeasuredStepsArePossible) {
   EXPECT_THAT(problem(R"(, "secs": 2)"),
               HasSubstr("m.json: measured.secs isn't known"));
   EXPECT_EQ(problem(R"(, "exposed_seconds": -1)"),
-            "m.json: measured.exposed_seconds must be a number of at least 0, "
-            "is -1");
+            "m.json: measured.exposed_seconds must be a number from 0 to "
+            "1e+15, is -1");
   EXPECT_EQ(problem(R"(, "strategy": 1)"),
             "m.json: measured.strategy must be text, is 1");
-  EXPECT_THAT(problem(R"(, "hosts": 0)"), HasSubstr("above 0"));
+  EXPECT_THAT(problem(R"(, "hosts": 0)"), HasSubstr("hosts must be"));
+  EXPECT_THAT(problem(R"(, "accumulation": 9223372036854775807)"),
+              HasSubstr("accumulation"));
   EXPECT_THAT(problem(R"(, "low": 2)"), HasSubstr("between low and high"));
 }
 
@@ -130,6 +132,38 @@ TEST(MachineTest, FitsStepsAreAddedToDoctorsHosts) {
   ASSERT_TRUE(Read(fit, &other).ok());
   ASSERT_TRUE(Read(doctor, &other).ok());
   EXPECT_EQ(AsJson(other), AsJson(machine));
+}
+
+TEST(MachineTest, SlipsAreSaid) {
+  EXPECT_THAT(Problem(R"({"name": "a\nlaunch { }"})"),
+              HasSubstr("name must be a line of text"));
+  EXPECT_THAT(Problem(R"({"ranks": 8, "gpu_memory": "80GiB"})"),
+              HasSubstr("gpu_memory needs gpu"));
+  EXPECT_THAT(Problem(R"({"tflops": 0})"), HasSubstr("tflops must be"));
+  EXPECT_THAT(Problem(R"({"price_per_hour": 1e308})"), HasSubstr("must be"));
+  EXPECT_THAT(Problem(R"({"hosts": [{}, {}, {}], "ranks": 8})"),
+              HasSubstr("ranks is 8, which 3 hosts can't share equally"));
+  Machine machine;
+  EXPECT_THAT(std::string(ReadMachine("/dev/zero", &machine).message()),
+              HasSubstr("isn't a file"));
+  const std::string path = testing::TempDir() + "/many.json";
+  std::ofstream(path) << R"({"hosts": 1000000, "ranks": 1000000})";
+  EXPECT_THAT(std::string(ReadMachine(path, &machine).message()),
+              HasSubstr("at most 100000 ranks in all"));
+}
+
+TEST(MachineTest, StepsOfAnotherRunDoNotAddUp) {
+  const auto fit = [](const std::string& run) {
+    return R"({"machine": {"measured_run": ")" + run +
+           R"(", "measured": [{"ranks": 1, "micro_batch_size": 1,
+                               "accumulation": 1, "seconds": 1}]}})";
+  };
+  Machine machine;
+  ASSERT_TRUE(Read(fit("a"), &machine).ok());
+  EXPECT_TRUE(Read(fit("a"), &machine).ok());
+  EXPECT_EQ(machine.measured.size(), 2);
+  EXPECT_THAT(std::string(Read(fit("b"), &machine).message()),
+              HasSubstr("measured_run is b, and a in a file before"));
 }
 
 TEST(MachineTest, DoctorsGpuIsNoCpu) {

@@ -82,7 +82,10 @@ std::string LastLine(const std::string& path) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     if (!line.empty()) last = std::string(line);
   }
-  return PrintableText(last.empty() ? "it printed nothing" : last);
+  return PrintableText(
+      last.empty() ? "it printed nothing: the folder for temporary files "
+                     "(TMPDIR) may be full"
+                   : last);
 }
 
 }  // namespace

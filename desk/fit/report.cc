@@ -195,6 +195,13 @@ std::string PackingText(const Answer& answer) {
 
 std::string ConfigText(const Answer& answer, const Candidate& candidate) {
   std::string text = candidate.choice.ConfigText();
+  // What the run's config sets is taken back.
+  const std::string train = "train {\n";
+  const size_t at = text.find(train) + train.size();
+  if (candidate.clears_offload) {
+    text.insert(at, "  offload { activations: false }\n");
+  }
+  if (candidate.clears_n) text.insert(at, "  activation_checkpointing_n: 0\n");
   if (answer.machine.here &&
       candidate.ranks != static_cast<int>(answer.own_processes)) {
     absl::StrAppend(&text, "launch { processes: ", candidate.ranks, " }\n");

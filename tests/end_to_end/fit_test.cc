@@ -44,7 +44,15 @@ TrainerOptions Options() {
 }
 
 TEST(FitTest, ItsChoiceRunsWithTheSameGlobalBatch) {
-  const std::string config = RunText().Ddp(2).Batch(1, 8).File();
+  // What it chooses takes the config's recomputation back.
+  const std::string config =
+      RunText()
+          .Ddp(2)
+          .Batch(1, 8)
+          .Train(
+              "max_steps: 6 activation_checkpointing: EVERY_N "
+              "activation_checkpointing_n: 2")
+          .File();
   const std::string chosen = NewTestFolder("chosen") + "/fit.pbtxt";
   const TrainerOptions options = Options();
   const TrainerResult fit =
@@ -189,6 +197,65 @@ TEST(FitTest, UnknownComputationIsSaid) {
       RunTrainer({"fit", config, "--machine=" + machine, "--json"}, Options());
   ASSERT_EQ(known.exit_code, 0) << known.err;
   EXPECT_GT(Json::parse(known.out)["ways"][0]["seconds"], 0.05);
+}
+
+// No table is made up where no step could be taken.
+TEST(FitTest, NothingMeasuredIsAnError) {
+  const std::string config = RunText().Ddp(2).Batch(1, 8).File();
+  const std::string chosen = NewTestFolder("chosen") + "/fit.pbtxt";
+  TrainerOptions options = Options();
+  options.environment["TMPDIR"] = "/nonexistent";
+  const TrainerResult fit =
+      RunTrainer({"fit", config, "--write=" + chosen}, options);
+  EXPECT_EQ(fit.exit_code, 1) << fit.out;
+  EXPECT_THAT(fit.err, HasSubstr("TMPDIR"));
+  EXPECT_EQ(fit.out, "");
+}
+
+Json Described(const std::string& config, const std::string& machine,
+               const std::vector<std::string>& more) {
+  const std::string file =
+      WriteText(NewTestFolder("machine") + "/m.json", machine);
+  std::vector<std::string> words = {"fit", config, "--machine=" + file,
+                                    "--json"};
+  words.insert(words.end(), more.begin(), more.end());
+  const TrainerResult fit = RunTrainer(words, Options());
+  EXPECT_EQ(fit.exit_code, 0) << fit.err;
+  return Json::parse(fit.out);
+}
+
+constexpr char kCluster[] = R"({"hosts": 4, "ranks": 2, "tflops": 0.01,
+    "link": {"gbit": 1, "latency_us": 100}})";
+
+TEST(FitTest, DeterministicRunsKeepTheirMicroBatch) {
+  const Json json = Described(RunText().Ddp(2).Batch(2, 16).File(), kCluster,
+                              {"--set", "train.deterministic=true"});
+  ASSERT_FALSE(json["ways"].empty());
+  for (const Json& way : json["ways"]) EXPECT_EQ(way["micro_batch_size"], 2);
+}
+
+TEST(FitTest, ASmallGlobalBatchTakesFewerHosts) {
+  const Json json =
+      Described(RunText().Ddp(2).Batch(1, 4).File(), kCluster, {});
+  EXPECT_EQ(json["ways"][0]["hosts"].get<int>() * 2 <= 4, true);
+  EXPECT_THAT(json["left_out"].dump(), HasSubstr("4 hosts of 2 ranks"));
+}
+
+TEST(FitTest, StepsOfAnotherModelAreRefused) {
+  const std::string config = RunText().Ddp(2).Batch(1, 8).File();
+  const Json json =
+      Described(config,
+                R"({"hosts": 1, "ranks": 2, "measured": [{"ranks": 2,
+          "micro_batch_size": 1, "accumulation": 1, "seconds": 0.1}]})",
+                {});
+  const std::string machine =
+      WriteText(NewTestFolder("told") + "/m.json", json.dump());
+  const TrainerResult same =
+      RunTrainer({"fit", config, "--machine=" + machine}, Options());
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  ExpectOneError(
+      RunTrainer({"fit", Layers().File(), "--machine=" + machine}, Options()),
+      {"its measured steps are of another run"});
 }
 
 TEST(FitTest, ACurveOfItsOwnIsNotAnswered) {
