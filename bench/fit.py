@@ -12,7 +12,8 @@ is run, the nearest to the best again, in turn. FOLDER keeps a JSON file for eac
 question: what is there isn't run again. Prints the table, in Markdown:
   choice: how much longer than the best way what fit chose really takes;
   time, memory: how far from what was measured fit's figure is, of what it
-  chose, and over all ways the median and the worst.
+  chose, and over all ways the median and the worst;
+  in range: of how many ways the time lies in fit's range.
 """
 
 import argparse
@@ -280,6 +281,8 @@ def row(found):
         return f"| {found['run']} | {found['where']} | the choice failed |"
     best = min(seconds[k] for k in found["nearest"] if k in seconds)
     times = [off(ways[k]["seconds"], seconds[k]) for k in truth]
+    inside = sum(ways[k]["seconds_low"] <= seconds[k] <= ways[k]["seconds_high"]
+                 for k in truth)
     memory = [off(ways[k]["memory"], truth[k]["memory"]) for k in truth]
 
     def spread(values):
@@ -298,7 +301,7 @@ def row(found):
             f"{1000 * seconds[chosen]:.1f} ms | "
             f"{percent(seconds[chosen] / best - 1)} | "
             f"{percent(off(way['seconds'], seconds[chosen]))} | "
-            f"{spread(times)} | "
+            f"{spread(times)} | {inside} of {len(truth)} | "
             f"{percent(off(way['memory'], truth[chosen]['memory']))} | "
             f"{spread(memory)} | {len(wrong)} |")
 
@@ -312,8 +315,8 @@ def main():
     parser.add_argument("--where", default=",".join(WHERE))
     args = parser.parse_args()
     print("| run | where | ways | fit's choice | a step | choice | time | of "
-          "all | memory | of all | judged wrongly |\n"
-          "|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+          "all | in range | memory | of all | judged wrongly |\n"
+          "|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for where in args.where.split(","):
         for run in args.runs.split(","):
             file = args.results / f"{run}-{where}.json"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -77,6 +78,16 @@ TEST(FitTest, ItsChoiceRunsWithTheSameGlobalBatch) {
       RunTrainer({"fit", config, "--trials=1"}, options);
   ASSERT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.err, Not(HasSubstr("measuring")));
+  // And with it that it was disturbed.
+  const std::string cache = options.environment.at("XDG_CACHE_HOME");
+  for (const auto& entry :
+       std::filesystem::directory_iterator(cache + "/capstan/fit")) {
+    Json kept = ReadJson(entry.path().string());
+    for (Json& step : kept) step["others"] = 1.25;
+    WriteText(entry.path().string(), kept.dump());
+  }
+  EXPECT_THAT(RunTrainer({"fit", config, "--trials=0"}, options).out,
+              HasSubstr("other programs kept 1.2 cores busy"));
   const TrainerResult exists =
       RunTrainer({"fit", config, "--trials=0", "--write=" + chosen}, options);
   EXPECT_THAT(exists.err, HasSubstr("fit.pbtxt exists"));
@@ -232,6 +243,28 @@ TEST(FitTest, DeterministicRunsKeepTheirMicroBatch) {
                               {"--set", "train.deterministic=true"});
   ASSERT_FALSE(json["ways"].empty());
   for (const Json& way : json["ways"]) EXPECT_EQ(way["micro_batch_size"], 2);
+}
+
+// Ranks of a host whose replicas are on others send at the same time: by its
+// link goes as much as if all ranks were replicas.
+TEST(FitTest, GroupsShareTheirHostsLink) {
+  const Json json = Described(Layers().File(), R"({"hosts": 2, "ranks": 2,
+      "tflops": 1, "link": {"gbit": 0.01, "latency_us": 1}})",
+                              {});
+  double groups = 0.0;
+  double replicas = 0.0;
+  for (const Json& way : json["ways"]) {
+    if (way["hosts"] != 2 || way["accumulation"] != 1) continue;
+    const double seconds = way["seconds"];
+    if (way["strategy_settings"].dump() == R"(["shard_group_size=2"])") {
+      groups = groups == 0.0 ? seconds : std::min(groups, seconds);
+    }
+    if (way["strategy"] == "capstan.ddp") {
+      replicas = replicas == 0.0 ? seconds : std::min(replicas, seconds);
+    }
+  }
+  EXPECT_GT(groups, 0.0);
+  EXPECT_NEAR(groups, replicas, 0.15 * replicas);
 }
 
 TEST(FitTest, ASmallGlobalBatchTakesFewerHosts) {
