@@ -248,6 +248,41 @@ TEST(RecomputeFactorTest, IsMeasuredOrWhatTheWorkSays) {
   EXPECT_DOUBLE_EQ(RecomputeFactor({one}, 2, "NONE"), 1.0);
 }
 
-// RECORDED
+// Recorded on two hosts whose link tbf limited to 1 Gbit/s, on a busy machine:
+// doctor's all-reduces, a step of run_distributed.pbtxt in one micro-batch of 8
+// on two ranks of one host; and steps as they then were on two hosts. What
+// collectives add to computation is compared, since it is a tenth of a step.
+TEST(StepSecondsTest, AsRecordedOnTwoHosts) {
+  Measured one = Step(8, 1, 0.2403);
+  one.exposed = 0.0120;
+  one.updated = 942080;
+  const std::vector<Measured> measured = {one};
+  StepWork work;
+  work.update_seconds = 0.0033;
+  work.micro_seconds = MicroSeconds({measured, 2, 0.0033 / one.updated}, 8);
+  work.traffic.units = 7;
+  work.traffic.gradients = 3738624;
+  const double alone = StepSeconds(work);
+  EXPECT_NEAR(alone, 0.2283, 1e-6);
+  work.link = Link({{4096, 0.000147},
+                    {16384, 0.000122},
+                    {65536, 0.000164},
+                    {262144, 0.001568},
+                    {1048576, 0.008704},
+                    {4194304, 0.036377},
+                    {16777216, 0.142179},
+                    {67108864, 0.566092}});
+  work.traffic.gradients_once = 3738624;
+  work.traffic.all_reduce = true;
+  EXPECT_NEAR(StepSeconds(work) - alone, 0.2495 - 0.2283, 0.008)
+      << "capstan.ddp";
+  work.traffic.all_reduce = false;
+  work.traffic.gradients_once = 0;
+  work.traffic.gradients_each = 3738624 / 2.0;
+  work.traffic.parameters_once = 3738624 / 2.0;
+  EXPECT_NEAR(StepSeconds(work) - alone, 0.2500 - 0.2283, 0.008)
+      << "capstan.zero2";
+}
+
 }  // namespace
 }  // namespace capstan::fit
