@@ -15,6 +15,8 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/confined_child.h"
 #include "base/error_code.h"
@@ -28,6 +30,8 @@ namespace capstan::stream {
 namespace {
 
 constexpr uint64_t kMostAnswer = uint64_t{1} << 30;
+// What text_column.cc says of a healthy file.
+constexpr char kNoSuchColumn[] = " column \"";
 constexpr size_t kMostOpen = 64;  // files of a child
 constexpr size_t kMostError = 1000;
 // Of texts, after which an answer ends, and the rest is asked for.
@@ -54,6 +58,16 @@ struct Request {
 
 void AppendNumber(int64_t number, std::string* to) {
   to->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// What Arrow says may have bytes of the file in it.
+std::string OneLine(absl::string_view text) {
+  const bool utf8 = CheckText(text).ok();
+  std::string line(text);
+  for (char& c : line) {
+    if (!absl::ascii_isprint(c) && (absl::ascii_isascii(c) || !utf8)) c = '?';
+  }
+  return line;
 }
 
 int64_t TakeNumber(absl::string_view* from) {
@@ -119,7 +133,11 @@ class Server {
     if (open.column == nullptr) {
       open.column = api_->open(path.c_str(), field_.c_str(), &open.rows,
                                &open.bytes, error, sizeof(error));
-      if (open.column == nullptr) return absl::DataLossError(error);
+      if (open.column == nullptr) {
+        return absl::StrContains(error, kNoSuchColumn)
+                   ? absl::InvalidArgumentError(error)
+                   : absl::DataLossError(error);
+      }
     }
     if (request.what == Request::kFacts) {
       AppendNumber(open.rows, &answer_);
@@ -371,10 +389,14 @@ class ParquetTexts final : public Texts {
               answer.status().message(),
               " (6 GiB): write the file with smaller pages or row groups"));
         }
+        const std::string why = OneLine(answer.status().message());
+        if (absl::IsInvalidArgument(answer.status())) {
+          return absl::InvalidArgumentError(
+              absl::StrCat(shard.path, ": ", why, ": set text_field"));
+        }
         return WithCode(
             absl::DataLossError(absl::StrCat(
-                shard.path,
-                " can't be read as Parquet: ", answer.status().message(),
+                shard.path, " can't be read as Parquet: ", why,
                 count == 0 ? "" : absl::StrCat(" (from row ", first, " on)"))),
             "data/damaged");
       }
