@@ -125,13 +125,14 @@ TEST_F(StreamedRunTest, AnObjectThatIsReplacedStopsTheRun) {
       RunText()
           .Set("train_data",
                "[plugin/capstan.stream.Config] { "
-               "path: \"s3://bucket/data/*.jsonl\" sequence_length: 512 "
+               "path: \"s3://bucket/data/*.jsonl\" sequence_length: 32 "
                "lanes: 1 }")
-          .Batch(2, 8)
+          .Batch(64, 512)
           .Train("max_steps: 1000000")
           .Output(NewTestFolder("run") + "/out");
   TrainerProcess process({"--config=" + run.File()}, host_);
-  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));
+  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"))
+      << process.Wait().err;
   std::string other = bytes;
   for (char& byte : other) byte = byte == 'a' ? 'b' : byte;
   server_->Put("data/a.jsonl", other);
