@@ -179,7 +179,7 @@ absl::Status Stream::OpenTexts(const std::string& definition) {
     texts_ = NewJsonTexts(field);
   }
   const std::string settings =
-      absl::StrCat("1\n", text::TokenizerHash(definition), "\n", field, "\n",
+      absl::StrCat("2\n", text::TokenizerHash(definition), "\n", field, "\n",
                    config_.bad_rows());
   std::string folder = config_.cache_folder();
   if (folder.empty() && remote_ != nullptr) {
