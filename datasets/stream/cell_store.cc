@@ -26,6 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr char kMagic[8] = {'C', 'A', 'P', 'C', 'E', 'L', 'L', '1'};
 constexpr int64_t kHeaderBytes = 32;
+constexpr size_t kMostNameKept = 150;  // of a shard, in names of files
 constexpr uint32_t kKnown = 1;
 constexpr uint32_t kKept = 2;
 
@@ -178,8 +179,21 @@ std::string CellStore::PathOf(int64_t shard, absl::string_view ending) const {
   const std::string key = Sha256Text(
       absl::StrCat(settings_, "\n", of.bytes, "\n", of.modified, "\n",
                    of.ends_hash, "\n", of.cells, "\n", of.per_cell));
-  return absl::StrCat(folder_, "/", fs::path(of.path).filename().string(), "-",
-                      key.substr(0, 16), ending);
+  return absl::StrCat(
+      folder_, "/",
+      fs::path(of.path).filename().string().substr(0, kMostNameKept), "-",
+      key.substr(0, 16), ending);
+}
+
+int64_t CellStore::KeptBytes() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; !folder_.empty() && i < shards_.size(); ++i) {
+    struct stat info;
+    if (stat(PathOf(static_cast<int64_t>(i), ".pack").c_str(), &info) == 0) {
+      bytes += info.st_size;
+    }
+  }
+  return bytes;
 }
 
 // -1 if there is none, or it can't be made.

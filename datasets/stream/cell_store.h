@@ -43,6 +43,8 @@ class CellStore {
 
   const std::string& folder() const { return folder_; }  // "": none
   const std::string& problem() const { return problem_; }
+  // Of the tokens of all shards that are kept.
+  int64_t KeptBytes() const;
 
   // The numbers of tokens of cells [first, first + count); -1: not known yet.
   std::vector<int64_t> Counts(int64_t shard, int64_t first,

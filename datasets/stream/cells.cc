@@ -26,12 +26,16 @@ class TextSource final : public CellSource {
 
   absl::StatusOr<CellTokens> Read(int64_t shard, int64_t cell) override {
     const CellStore& store = *options_.store;
-    if (auto kept = store.Read(shard, cell)) return *std::move(kept);
-    if (!*options_.keep) return MakeAndWrite(shard, cell);
-    const CellStore::Lock lock(store, shard, cell);
-    // Another has made it meanwhile.
-    if (auto kept = store.Read(shard, cell)) return *std::move(kept);
-    return MakeAndWrite(shard, cell);
+    auto kept = store.Read(shard, cell);
+    if (kept == nullptr && *options_.keep) {
+      const CellStore::Lock lock(store, shard, cell);
+      // Another has made it meanwhile.
+      kept = store.Read(shard, cell);
+      if (kept == nullptr) return MakeAndWrite(shard, cell);
+    }
+    if (kept == nullptr) return MakeAndWrite(shard, cell);
+    options_.tally->bad_rows += kept->bad_rows;
+    return *std::move(kept);
   }
 
   std::vector<int64_t> Counts(int64_t shard, int64_t first,
@@ -178,6 +182,13 @@ absl::StatusOr<std::shared_ptr<const CellTokens>> Cells::Make(
   }
 }
 
+int64_t Cells::BytesOf(const Slot& slot) {
+  if (slot.tokens == nullptr) return 0;
+  return static_cast<int64_t>(
+      (slot.tokens->ids.capacity() + slot.tokens->ends.capacity()) *
+      sizeof(uint32_t));
+}
+
 // Makes a slot that is there, and waits. *lock is held at both ends.
 void Cells::MakeSlot(State& state, const Id& id,
                      std::unique_lock<std::mutex>* lock) {
@@ -189,9 +200,13 @@ void Cells::MakeSlot(State& state, const Id& id,
   slot.state = Slot::kDone;
   slot.status = made.status();
   if (made.ok()) slot.tokens = *std::move(made);
+  state.bytes += BytesOf(slot);
   slot.place = state.used.insert(state.used.end(), id);
-  while (state.used.size() > options_.most) {
-    state.slots.erase(state.used.front());
+  while (state.used.size() > options_.most ||
+         (state.bytes > options_.most_bytes && state.used.size() > 1)) {
+    const auto oldest = state.slots.find(state.used.front());
+    state.bytes -= BytesOf(oldest->second);
+    state.slots.erase(oldest);
     state.used.pop_front();
   }
   state.done.notify_all();

@@ -46,6 +46,7 @@ struct Tally {
   std::atomic<int64_t> waited_ns{0};
   std::atomic<int64_t> began_ns{0};
   std::atomic<int64_t> bad_rows{0};
+  std::atomic<int64_t> readers{0};  // processes that have read
   std::atomic<int> said{0};
   std::atomic<int> said_bad{0};
   std::atomic<int> said_speed{0};
@@ -86,6 +87,7 @@ class Cells {
   struct Options {
     int workers = 0;
     size_t most = 8;  // cells in memory, beside those that are being read
+    int64_t most_bytes = int64_t{1} << 30;  // of them, where documents are long
     bool shuffle = false;
     uint64_t seed = 0;
   };
@@ -114,12 +116,14 @@ class Cells {
     std::condition_variable wanted;
     std::map<Id, Slot> slots;
     std::list<Id> used;  // the last was used last
+    int64_t bytes = 0;   // of all slots' tokens
     std::deque<Id> queue;
     bool stopping = false;
     std::vector<std::thread> threads;
   };
 
   State& OfThisProcess();
+  static int64_t BytesOf(const Slot& slot);
   absl::StatusOr<std::shared_ptr<const CellTokens>> Make(const Id& id) const;
   void MakeSlot(State& state, const Id& id, std::unique_lock<std::mutex>* lock);
   void Run(State& state);

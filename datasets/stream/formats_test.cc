@@ -338,7 +338,8 @@ TEST(FormatsTest, BadRowsOfParquetAndTar) {
   config = InOrder(absl::StrCat(kData, "rows.parquet"));
   config.set_text_field("content");
   EXPECT_THAT(Error(config),
-              AllOf(HasSubstr("no column \"content\""), HasSubstr("id, text")));
+              AllOf(HasSubstr("no column \"content\""), HasSubstr("id, text"),
+                    HasSubstr("set text_field")));
   config.set_text_field("id");
   EXPECT_THAT(Error(config), HasSubstr("isn't of texts"));
   config = InOrder(absl::StrCat(kData, "samples.tar"));

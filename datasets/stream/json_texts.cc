@@ -86,9 +86,6 @@ class PackedRows {
 
   absl::Status ReadMore() {
     if (begin_ > kChunk) Drop();
-    if (static_cast<int64_t>(text_.size() - begin_) > 2 * kMostDocument) {
-      return TooLong(static_cast<int64_t>(text_.size() - begin_));
-    }
     const size_t size = text_.size();
     const int64_t at = dropped_ + static_cast<int64_t>(size);
     text_.resize(size + kChunk);
@@ -96,6 +93,12 @@ class PackedRows {
                              bytes_->Read(&text_[size], kChunk));
     text_.resize(size + read);
     at_end_ = read == 0;
+    if (static_cast<int64_t>(size - begin_) > 2 * kMostDocument) {
+      // Of a row that is too long anyway only what ends it is wanted. Where
+      // rows behind it are is counted without what is left out, by whoever
+      // reads the file.
+      text_.erase(size, std::min(text_.find('\n', size), text_.size()) - size);
+    }
     if (read > 0) {
       chunks_[at] = static_cast<int64_t>(bytes_->consumed()) / kPackedCellBytes;
     }

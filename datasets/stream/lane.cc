@@ -74,9 +74,12 @@ absl::Status Lane::EndEpoch() {
   const auto empty = std::count(epoch_begins_.begin(), epoch_begins_.end(),
                                 epoch_begins_.back());
   if (empty > kMostEmpty) {
-    return WithCode(absl::InvalidArgumentError(
-                        "the shards, or a lane of them, have no tokens"),
-                    "data/no-rows");
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            name_, " has had no text in ", kMostEmpty,
+            " epochs: its parts of the shards lie inside of long documents or "
+            "of members without a text; set lanes to fewer")),
+        "data/no-rows");
   }
   BeginEpoch(epoch_ + 1);
   return absl::OkStatus();

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,9 +27,11 @@ class Lane {
   using Runs = std::function<std::vector<CellRun>(int64_t epoch)>;
 
   // `counting` is called where many cells are read only to find a place.
-  Lane(Runs runs, CellSource* source, Cells* cells,
+  // `name` is what an error says.
+  Lane(std::string name, Runs runs, CellSource* source, Cells* cells,
        std::function<void()> counting)
-      : runs_of_(std::move(runs)),
+      : name_(std::move(name)),
+        runs_of_(std::move(runs)),
         source_(*source),
         cells_(*cells),
         counting_(std::move(counting)) {}
@@ -53,6 +57,7 @@ class Lane {
     return begin_ + (ends_.empty() ? 0 : ends_.back());
   }
 
+  const std::string name_;
   const Runs runs_of_;
   CellSource& source_;
   Cells& cells_;

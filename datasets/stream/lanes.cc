@@ -25,9 +25,9 @@ int64_t LanesOf(const std::vector<Shard>& shards, int64_t wanted) {
   int64_t bytes = 0;
   for (const Shard& shard : shards) {
     cells += shard.cells;
-    bytes += shard.bytes;
+    // Packed shards have smaller cells, and cells of small shards are small.
+    bytes += shard.format == Format::kParquet ? shard.weight : shard.bytes;
   }
-  // By bytes, too: cells of small shards are small.
   cells = std::min(cells, bytes / kCellBytes);
   return std::max<int64_t>(1, std::min(wanted, cells / kLeastCells));
 }
@@ -38,8 +38,8 @@ std::vector<std::vector<CellRun>> LanesOfEpoch(const std::vector<Shard>& shards,
   const auto count = static_cast<int64_t>(shards.size());
   const uint64_t key =
       RandomKey(order.seed, absl::StrCat("stream shards ", epoch));
-  int64_t bytes = 0;
-  for (const Shard& shard : shards) bytes += shard.bytes;
+  int64_t weight = 0;
+  for (const Shard& shard : shards) weight += shard.weight;
   std::vector<std::vector<CellRun>> lanes(order.lanes);
   int64_t begin = 0;  // of the shard in what is cut
   int64_t lane = 0;
@@ -48,17 +48,17 @@ std::vector<std::vector<CellRun>> LanesOfEpoch(const std::vector<Shard>& shards,
     const Shard& shard = shards[at];
     int64_t first = 0;
     while (first < shard.cells) {
-      const int64_t end = Share(bytes, lane + 1, order.lanes);
+      const int64_t end = Share(weight, lane + 1, order.lanes);
       const int64_t last =
-          lane + 1 == order.lanes || end >= begin + shard.bytes
+          lane + 1 == order.lanes || end >= begin + shard.weight
               ? shard.cells
-              : std::max(first, Share(shard.cells, end - begin, shard.bytes));
+              : std::max(first, Share(shard.cells, end - begin, shard.weight));
       if (last > first) lanes[lane].push_back({at, first, last - first});
       first = last;
-      if (first < shard.cells || end == begin + shard.bytes) ++lane;
+      if (first < shard.cells || end == begin + shard.weight) ++lane;
       lane = std::min(lane, order.lanes - 1);
     }
-    begin += shard.bytes;
+    begin += shard.weight;
   }
   return lanes;
 }

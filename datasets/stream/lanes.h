@@ -30,7 +30,7 @@ struct LaneOrder {
 int64_t LanesOf(const std::vector<Shard>& shards, int64_t wanted);
 
 // What each lane reads in an epoch: the shards, permuted if they are shuffled,
-// one behind the other, are cut into parts of equal bytes, at cells. So each
+// one behind the other, are cut into parts of equal weight, at cells. So each
 // cell is in one lane, and lanes are through at about the same time.
 std::vector<std::vector<CellRun>> LanesOfEpoch(const std::vector<Shard>& shards,
                                                const LaneOrder& order,

@@ -15,6 +15,8 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/confined_child.h"
 #include "base/error_code.h"
@@ -28,8 +30,14 @@ namespace capstan::stream {
 namespace {
 
 constexpr uint64_t kMostAnswer = uint64_t{1} << 30;
+// What text_column.cc says of a healthy file.
+constexpr char kNoSuchColumn[] = " column \"";
 constexpr size_t kMostOpen = 64;  // files of a child
 constexpr size_t kMostError = 1000;
+// Of texts, after which an answer ends, and the rest is asked for.
+constexpr size_t kAnswerBytes = size_t{256} << 20;
+// Of a cell: where a footer doesn't tell how long repeated texts are.
+constexpr int64_t kMostRows = 1024;
 constexpr size_t kFootersAtOnce = 200;  // each holds an open file
 constexpr int64_t kEnd = 64 << 10;      // has the footer, as a rule
 constexpr int64_t kNull = -1;           // in place of a text's size
@@ -50,6 +58,16 @@ struct Request {
 
 void AppendNumber(int64_t number, std::string* to) {
   to->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// What Arrow says may have bytes of the file in it.
+std::string OneLine(absl::string_view text) {
+  const bool utf8 = CheckText(text).ok();
+  std::string line(text);
+  for (char& c : line) {
+    if (!absl::ascii_isprint(c) && (absl::ascii_isascii(c) || !utf8)) c = '?';
+  }
+  return line;
 }
 
 int64_t TakeNumber(absl::string_view* from) {
@@ -115,7 +133,11 @@ class Server {
     if (open.column == nullptr) {
       open.column = api_->open(path.c_str(), field_.c_str(), &open.rows,
                                &open.bytes, error, sizeof(error));
-      if (open.column == nullptr) return absl::DataLossError(error);
+      if (open.column == nullptr) {
+        return absl::StrContains(error, kNoSuchColumn)
+                   ? absl::InvalidArgumentError(error)
+                   : absl::DataLossError(error);
+      }
     }
     if (request.what == Request::kFacts) {
       AppendNumber(open.rows, &answer_);
@@ -130,6 +152,7 @@ class Server {
       AppendNumber(begin, &answer_);
       AppendNumber(end, &answer_);
     } else {
+      taken_ = 0;
       const bool read = api_->read(
           open.column, request.first, request.count, this,
           [](void* server, const char* text, size_t size) {
@@ -138,9 +161,11 @@ class Server {
           error, sizeof(error));
       if (!read) {
         api_->close(open.column);
-        return absl::DataLossError(error);
+        return absl::string_view(error) == kTooMuchMemory
+                   ? absl::ResourceExhaustedError(error)
+                   : absl::DataLossError(error);
       }
-      open.next = request.first + request.count;
+      open.next = request.first + taken_;
     }
     open_.push_front(open);
     if (open_.size() > kMostOpen) {
@@ -150,32 +175,42 @@ class Server {
     return absl::OkStatus();
   }
 
-  // One that is open before the row, which goes on from there, unless another
-  // file has taken its path (a copy of an object that was removed and fetched
-  // again).
+  // Of those that are open before the row, the nearest, which goes on from
+  // there, unless another file has taken its path (a copy of an object that was
+  // removed and fetched again).
   Open TakeOpen(const std::string& path, int64_t first) {
     Open wanted;
     wanted.path = path;
     struct stat info;
     if (stat(path.c_str(), &info) == 0) wanted.inode = info.st_ino;
+    auto best = open_.end();
     for (auto it = open_.begin(); it != open_.end();) {
-      if (it->path != path || (it->inode == wanted.inode && it->next > first)) {
-        ++it;
+      if (it->path == path && it->inode != wanted.inode) {
+        api_->close(it->column);
+        it = open_.erase(it);
         continue;
       }
-      const Open open = *it;
-      it = open_.erase(it);
-      if (open.inode == wanted.inode) return open;
-      api_->close(open.column);
+      if (it->path == path && it->next <= first &&
+          (best == open_.end() || it->next > best->next)) {
+        best = it;
+      }
+      ++it;
     }
-    return wanted;
+    if (best == open_.end()) return wanted;
+    const Open open = *best;
+    open_.erase(best);
+    return open;
   }
 
   bool Take(const char* text, size_t size) {
+    const bool too_long = static_cast<int64_t>(size) > kMostDocument;
+    if (taken_ > 0 && !too_long && answer_.size() + size > kAnswerBytes) {
+      return false;
+    }
+    ++taken_;
     if (text == nullptr) {
       AppendNumber(kNull, &answer_);
-    } else if (static_cast<int64_t>(size) > kMostDocument ||
-               answer_.size() + size > kMostAnswer / 2) {
+    } else if (too_long) {
       AppendNumber(kTooLong, &answer_);
       AppendNumber(static_cast<int64_t>(size), &answer_);
     } else {
@@ -190,6 +225,7 @@ class Server {
   const TextColumnApi* api_ = nullptr;
   std::list<Open> open_;
   std::string answer_;
+  int64_t taken_ = 0;  // rows that are in it
 };
 
 class ParquetTexts final : public Texts {
@@ -226,8 +262,10 @@ class ParquetTexts final : public Texts {
         return absl::InvalidArgumentError(absl::StrCat(
             shard.path, " has no rows: remove it, or make it again"));
       }
+      shard.weight = std::max<int64_t>(1, bytes);
       const int64_t of_row = std::max<int64_t>(1, bytes / shard.units);
-      shard.per_cell = std::max<int64_t>(1, kCellBytes / of_row);
+      shard.per_cell =
+          std::max<int64_t>(1, std::min(kMostRows, kCellBytes / of_row));
       shard.cells = (shard.units + shard.per_cell - 1) / shard.per_cell;
     }
     return absl::OkStatus();
@@ -252,13 +290,30 @@ class ParquetTexts final : public Texts {
       }
       CAPSTAN_RETURN_IF_ERROR(Ensure(shard, begin, end - begin));
     }
-    const absl::StatusOr<std::string> answer =
-        Ask(shard, Request::kTexts, first, count);
-    CAPSTAN_RETURN_IF_ERROR(answer.status());
-    absl::string_view rest = *answer;
-    std::vector<Document> documents(static_cast<size_t>(count));
-    int64_t row = first;
-    for (Document& document : documents) {
+    std::vector<Document> documents;
+    while (static_cast<int64_t>(documents.size()) < count) {
+      const auto there = static_cast<int64_t>(documents.size());
+      const absl::StatusOr<std::string> answer =
+          Ask(shard, Request::kTexts, first + there, count - there);
+      CAPSTAN_RETURN_IF_ERROR(answer.status());
+      if (answer->empty()) {
+        return absl::InternalError(
+            absl::StrCat(shard.path, ": no row was read"));
+      }
+      TakeDocuments(*answer, first + there, &documents);
+    }
+    return documents;
+  }
+
+  std::string PlaceOf(const Shard& shard, int64_t place) const override {
+    return absl::StrCat(shard.path, ", row ", place);
+  }
+
+ private:
+  void TakeDocuments(absl::string_view rest, int64_t row,
+                     std::vector<Document>* documents) const {
+    while (!rest.empty()) {
+      Document document;
       document.place = row++;
       const int64_t size = TakeNumber(&rest);
       if (size == kTooLong) {
@@ -270,15 +325,10 @@ class ParquetTexts final : public Texts {
         document.text = std::string(rest.substr(0, static_cast<size_t>(size)));
         rest.remove_prefix(document.text.size());
       }
+      documents->push_back(std::move(document));
     }
-    return documents;
   }
 
-  std::string PlaceOf(const Shard& shard, int64_t place) const override {
-    return absl::StrCat(shard.path, ", row ", place);
-  }
-
- private:
   // The ends of some shards from `first` on, at once.
   static absl::Status EnsureEnds(const std::vector<Shard>& shards,
                                  size_t first) {
@@ -333,10 +383,20 @@ class ParquetTexts final : public Texts {
         Give(std::move(child));
         if (answer.ok()) return answer;
         if (absl::IsUnimplemented(answer.status())) return answer.status();
+        if (absl::IsResourceExhausted(answer.status())) {
+          return absl::ResourceExhaustedError(absl::StrCat(
+              shard.path, ": to read what lies from row ", first, " on, ",
+              answer.status().message(),
+              " (6 GiB): write the file with smaller pages or row groups"));
+        }
+        const std::string why = OneLine(answer.status().message());
+        if (absl::IsInvalidArgument(answer.status())) {
+          return absl::InvalidArgumentError(
+              absl::StrCat(shard.path, ": ", why, ": set text_field"));
+        }
         return WithCode(
             absl::DataLossError(absl::StrCat(
-                shard.path,
-                " can't be read as Parquet: ", answer.status().message(),
+                shard.path, " can't be read as Parquet: ", why,
                 count == 0 ? "" : absl::StrCat(" (from row ", first, " on)"))),
             "data/damaged");
       }

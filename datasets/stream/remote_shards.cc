@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/error_code.h"
@@ -32,6 +33,8 @@ constexpr int64_t kBlock = 64 << 10;
 constexpr int64_t kAhead = 16;        // blocks
 constexpr int64_t kMadeBetween = 32;  // looks for room
 constexpr char kHave[] = ".have";
+constexpr char kShards[] = "shards-";
+constexpr int64_t kOldSeconds = 24 * 3600;
 // What was used within this time isn't removed.
 constexpr int64_t kInUseSeconds = 600;
 
@@ -40,14 +43,79 @@ std::string BootId() {
   return Sha256Text(id.ok() ? *id : "").substr(0, 8);
 }
 
+int64_t BlocksOf(int64_t bytes) { return (bytes + kBlock - 1) / kBlock; }
+
+bool HasSize(const std::string& path, int64_t bytes) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+         info.st_size == bytes;
+}
+
+// Zeros, in another file than the one that may be there.
 absl::Status MakeFile(const std::string& path, int64_t bytes) {
-  const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+  unlink(path.c_str());
+  const int fd =
+      open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
   if (fd < 0) return WriteError(path, errno);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
-  struct stat info;
-  if (fstat(fd, &info) != 0) return WriteError(path, errno);
-  if (info.st_size == bytes) return absl::OkStatus();
   return ftruncate(fd, bytes) == 0 ? absl::OkStatus() : WriteError(path, errno);
+}
+
+// Of the folder of the copies: held while one is made or removed, and shared
+// while one is looked for. Best effort, where the disk has no locks.
+class FolderLock {
+ public:
+  FolderLock(const std::string& folder, bool shared)
+      : fd_(open((folder + "/.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC,
+                 0666)) {
+    struct flock range = {};
+    range.l_type = static_cast<int16_t>(shared ? F_RDLCK : F_WRLCK);
+    range.l_whence = SEEK_SET;
+    while (fd_ >= 0 && fcntl(fd_, F_OFD_SETLKW, &range) != 0 &&
+           errno == EINTR) {
+    }
+  }
+  ~FolderLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+// Nothing in it, nor itself, was used or changed for so long.
+bool IsUnusedFor(const std::string& folder, int64_t seconds) {
+  const auto before = static_cast<int64_t>(time(nullptr)) - seconds;
+  struct stat info;
+  if (stat(folder.c_str(), &info) != 0 || info.st_mtim.tv_sec > before) {
+    return false;
+  }
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    if (stat(at->path().c_str(), &info) == 0 && info.st_mtim.tv_sec > before) {
+      return false;
+    }
+  }
+  return !error;
+}
+
+// The copies of earlier boots, which nobody uses again. Those of another host
+// may be in use.
+void RemoveOldFolders(const std::string& local) {
+  std::vector<fs::path> old;
+  std::error_code error;
+  for (fs::directory_iterator at(fs::path(local).parent_path(), error), end;
+       !error && at != end; at.increment(error)) {
+    if (absl::StartsWith(at->path().filename().string(), kShards) &&
+        at->path() != fs::path(local) &&
+        IsUnusedFor(at->path().string(), kOldSeconds)) {
+      old.push_back(at->path());
+    }
+  }
+  for (const fs::path& folder : old) fs::remove_all(folder, error);
 }
 
 // The .have of a copy, locked from the first block that is asked for.
@@ -98,7 +166,8 @@ class Have {
 }  // namespace
 
 RemoteShards::RemoteShards(RemoteFolder folder) : folder_(std::move(folder)) {
-  local_ = absl::StrCat(TheRemoteStore()->LocalFolder(), "/shards-", BootId());
+  local_ =
+      absl::StrCat(TheRemoteStore()->LocalFolder(), "/", kShards, BootId());
   for (const RemoteObject& object : folder_.objects) {
     const std::string key =
         Sha256Text(absl::StrCat(folder_.address, "\n", object.name, "\n",
@@ -131,6 +200,7 @@ absl::StatusOr<std::unique_ptr<RemoteShards>> RemoteShards::List(
   }
   std::unique_ptr<RemoteShards> shards(new RemoteShards(std::move(folder)));
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(shards->local_));
+  RemoveOldFolders(shards->local_);
   return shards;
 }
 
@@ -141,18 +211,26 @@ std::string RemoteShards::AddressOf(int64_t object) const {
 absl::Status RemoteShards::Make(int64_t object) {
   const int64_t bytes = folder_.objects[object].bytes;
   const std::string& file = files_[object];
-  // Now is its last use.
-  if (utimensat(AT_FDCWD, file.c_str(), nullptr, 0) == 0 &&
-      PathExists(file + kHave)) {
-    return absl::OkStatus();
+  const auto is_there = [&] {
+    return HasSize(file, bytes) && HasSize(file + kHave, BlocksOf(bytes)) &&
+           // Now is its last use, so that it isn't removed soon.
+           utimensat(AT_FDCWD, file.c_str(), nullptr, 0) == 0;
+  };
+  {
+    const FolderLock lock(local_, /*shared=*/true);
+    if (is_there()) return absl::OkStatus();
   }
+  const FolderLock lock(local_, /*shared=*/false);
+  if (is_there()) return absl::OkStatus();  // another has made it
   // Not for each of many: it looks at all.
   if (made_++ % kMadeBetween == 0) MakeRoom();
+  // What a .have tells of is there: so it goes first, and comes last.
+  unlink((file + kHave).c_str());
   CAPSTAN_RETURN_IF_ERROR(MakeFile(file, bytes));
-  return MakeFile(file + kHave, (bytes + kBlock - 1) / kBlock);
+  return MakeFile(file + kHave, BlocksOf(bytes));
 }
 
-// What can't be removed stays.
+// What can't be removed stays. The folder is locked.
 void RemoteShards::MakeRoom() const {
   struct Copy {
     int64_t used = 0;
@@ -167,7 +245,8 @@ void RemoteShards::MakeRoom() const {
     Copy copy;
     copy.path = at->path().string();
     struct stat info;
-    if (fs::path(copy.path).extension() == kHave ||
+    if (fs::path(copy.path).filename().string().find('.') !=
+            std::string::npos ||  // a copy's name has none
         stat(copy.path.c_str(), &info) != 0) {
       continue;
     }
@@ -227,7 +306,7 @@ absl::Status RemoteShards::Ensure(const std::vector<Part>& parts) {
     const int64_t first = part.begin / kBlock;
     int64_t count = (part.begin + part.bytes - 1) / kBlock - first + 1;
     if (have->Missing(first, count).empty()) continue;
-    const int64_t all = (object.bytes + kBlock - 1) / kBlock;
+    const int64_t all = BlocksOf(object.bytes);
     count = std::min(count + kAhead, all - first);
     have->Lock(first, count);
     for (const int64_t block : have->Missing(first, count)) {

@@ -2,13 +2,14 @@
 #include "datasets/stream/shard.h"
 
 #include <fcntl.h>
-#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -25,6 +26,8 @@
 
 namespace capstan::stream {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int64_t kEndBytes = 4096;
 constexpr absl::string_view kParquet = "PAR1";
@@ -120,13 +123,15 @@ void SetCells(Shard* shard) {
   const int64_t cell =
       shard->packed == chat::Packed::kNot ? kCellBytes : kPackedCellBytes;
   shard->cells = (shard->bytes + cell - 1) / cell;
+  shard->weight = shard->bytes;
 }
 
 absl::StatusOr<Shard> Look(const std::string& path) {
   Shard shard;
   shard.path = path;
   shard.file = path;
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Of a pipe, too, for which another process would be waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return CantRead(path, errno);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
   struct stat info;
@@ -165,17 +170,34 @@ absl::Status CheckFormat(const Shard& shard, const std::vector<Shard>& others) {
                    NameOf(shard.format), "): name one by a pattern"));
 }
 
-// Of a folder that has no files of rows.
+// Those in a folder that the readers of rows don't know.
 std::vector<std::string> OtherShards(const std::string& folder) {
-  for (const char* ending : {"/*.tokens", "/*.tar", "/*.bin"}) {
-    glob_t found = {};
-    glob((folder + ending).c_str(), 0, nullptr, &found);
-    const std::vector<std::string> files(found.gl_pathv,
-                                         found.gl_pathv + found.gl_pathc);
-    globfree(&found);
-    if (!files.empty()) return files;
+  std::vector<std::string> files;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string name =
+        absl::AsciiStrToLower(at->path().filename().string());
+    std::error_code ignored;
+    if (!absl::StartsWith(name, ".") && at->is_regular_file(ignored) &&
+        (absl::EndsWith(name, ".tokens") || absl::EndsWith(name, ".tar") ||
+         absl::EndsWith(name, ".bin"))) {
+      files.push_back(at->path().string());
+    }
   }
-  return {};
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// All of a folder, so that those of one format don't hide those of another.
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
+  std::vector<std::string> others = OtherShards(folder);
+  absl::StatusOr<std::vector<std::string>> files = chat::FilesOf(folder);
+  if (others.empty()) return files;
+  if (files.ok()) {
+    others.insert(others.begin(), files->begin(), files->end());
+  }
+  return others;
 }
 
 }  // namespace
@@ -196,11 +218,9 @@ const char* NameOf(Format format) {
 }
 
 absl::StatusOr<std::vector<Shard>> ListShards(const std::string& path) {
-  std::vector<std::string> files;
-  if (IsFolder(path)) files = OtherShards(path);
-  if (files.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(files, chat::FilesOf(path));
-  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::vector<std::string> files,
+      IsFolder(path) ? FilesIn(path) : chat::FilesOf(path));
   std::vector<Shard> shards;
   for (const std::string& file : files) {
     CAPSTAN_ASSIGN_OR_RETURN(Shard shard, Look(file));
@@ -254,7 +274,7 @@ absl::Status CheckUnchanged(const Shard& shard) {
 
 absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Open(const Shard& shard) {
   CAPSTAN_RETURN_IF_ERROR(Ensure(shard, 0, 0));
-  const int fd = open(shard.file.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(shard.file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     return absl::DataLossError(absl::StrCat(
         shard.path, " was there when the run began, and can't be read now (",
@@ -277,7 +297,13 @@ ShardFile::~ShardFile() { close(fd_); }
 
 absl::Status ShardFile::Read(int64_t begin, int64_t size, char* to) const {
   CAPSTAN_RETURN_IF_ERROR(Ensure(shard_, begin, size));
-  return ReadAt(fd_, begin, size, to, shard_.path);
+  struct stat info;
+  if (shard_.remote == nullptr || fstat(fd_, &info) != 0 || info.st_nlink > 0) {
+    return ReadAt(fd_, begin, size, to, shard_.path);
+  }
+  // The copy was removed and made again: what was fetched now is in that.
+  CAPSTAN_ASSIGN_OR_RETURN(const auto again, Open(shard_));
+  return ReadAt(again->fd_, begin, size, to, shard_.path);
 }
 
 }  // namespace capstan::stream

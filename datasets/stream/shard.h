@@ -44,6 +44,9 @@ struct Shard {
   // and a cache know it by.
   uint64_t ends_hash = 0;
   int64_t cells = 0;
+  // What lanes are cut by, as near as it is known to the number of tokens:
+  // bytes, of Parquet those of the texts, unpacked, of token files tokens.
+  int64_t weight = 0;
   int64_t units = 0;     // rows of Parquet, tokens of files of tokens
   int64_t per_cell = 0;  // units of a cell
 };

@@ -33,6 +33,9 @@ constexpr int64_t kMostLanes = 4096;
 constexpr int64_t kMostWorkers = 4;
 constexpr int64_t kCellsLookedAt = 8;  // for the estimate
 constexpr size_t kEpochsKept = 3;
+constexpr double kMuchUneven = 2;
+constexpr int64_t kMostThreads = 1024;
+constexpr int64_t kMostLength = int64_t{1} << 24;
 constexpr double kGib = int64_t{1} << 30;
 // Training's speed is told after so many seconds.
 constexpr double kSecondsToSay = 30;
@@ -46,6 +49,15 @@ absl::Status CheckConfig(const Config& config) {
     return FieldError(
         "sequence_length",
         absl::StrCat("must be at least 2, is ", config.sequence_length()));
+  }
+  if (config.sequence_length() > kMostLength) {
+    return FieldError("sequence_length",
+                      absl::StrCat("must be at most ", kMostLength, ", is ",
+                                   config.sequence_length()));
+  }
+  if (config.workers() > kMostThreads) {
+    return FieldError("workers", absl::StrCat("must be at most ", kMostThreads,
+                                              ", is ", config.workers()));
   }
   if (config.lanes() > kMostLanes) {
     return FieldError("lanes", absl::StrCat("must be at most ", kMostLanes,
@@ -74,6 +86,18 @@ bool HasTexts(const std::vector<Shard>& shards) {
          shards[0].format != Format::kBareTokens;
 }
 
+// A cell's part of its shard's weight.
+double WeightOf(const Shard& shard, int64_t cell) {
+  const int64_t of_cell = shard.per_cell > 0 ? shard.per_cell
+                          : shard.packed == chat::Packed::kNot
+                              ? kCellBytes
+                              : kPackedCellBytes;
+  const int64_t all = shard.per_cell > 0 ? shard.units : shard.bytes;
+  const int64_t here = std::min(of_cell, all - cell * of_cell);
+  return static_cast<double>(shard.weight) * static_cast<double>(here) /
+         static_cast<double>(all);
+}
+
 int64_t* Room(const char* name, at::IntArrayRef shape, Batch* batch) {
   at::Tensor& tensor = (*batch)[name];
   if (!tensor.defined() || tensor.sizes() != shape) {
@@ -94,6 +118,14 @@ std::string Thousands(int64_t number) {
 
 Stream::Stream(const Config& config, std::shared_ptr<const Tokenizer> tokenizer)
     : config_(WithDefaults(config)), tokenizer_(std::move(tokenizer)) {}
+
+Stream::~Stream() {
+  if (tally_ == nullptr || maker_ != getpid() || tally_->bad_rows == 0) return;
+  std::cerr << absl::StrCat("capstan.stream: bad_rows: SKIP has left out rows ",
+                            static_cast<int64_t>(tally_->bad_rows),
+                            " times in what was read of ", config_.path(),
+                            " (each time that a row's cell was read)\n");
+}
 
 absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(const Config& config) {
   CAPSTAN_ASSIGN_OR_RETURN(ModelTokenizer chosen,
@@ -128,8 +160,9 @@ absl::StatusOr<std::unique_ptr<Stream>> Stream::Create(
   CAPSTAN_RETURN_IF_ERROR(HasTexts(stream->shards_)
                               ? stream->OpenTexts(definition)
                               : stream->OpenTokens(definition));
-  stream->MakeLanes();
   CAPSTAN_RETURN_IF_ERROR(stream->ChooseSize());
+  CAPSTAN_RETURN_IF_ERROR(stream->ChooseLanes());
+  stream->MakeLanes();
   // The ranks are forked next.
   stream->source_->EndHelpers();
   if (stream->remote_ != nullptr) stream->remote_->EndHelpers();
@@ -146,7 +179,7 @@ absl::Status Stream::OpenTexts(const std::string& definition) {
     texts_ = NewJsonTexts(field);
   }
   const std::string settings =
-      absl::StrCat("1\n", text::TokenizerHash(definition), "\n", field, "\n",
+      absl::StrCat("2\n", text::TokenizerHash(definition), "\n", field, "\n",
                    config_.bad_rows());
   std::string folder = config_.cache_folder();
   if (folder.empty() && remote_ != nullptr) {
@@ -182,9 +215,6 @@ absl::Status Stream::OpenTokens(const std::string& definition) {
 }
 
 void Stream::MakeLanes() {
-  order_.lanes = LanesOf(shards_, config_.lanes());
-  order_.shuffle = config_.shuffle();
-  order_.seed = config_.seed();
   Cells::Options options;
   options.workers = static_cast<int>(config_.workers());
   options.most = static_cast<size_t>(2 * order_.lanes + 8);
@@ -193,6 +223,7 @@ void Stream::MakeLanes() {
   cells_ = std::make_unique<Cells>(source_.get(), options);
   for (int64_t lane = 0; lane < order_.lanes; ++lane) {
     lanes_.push_back(std::make_unique<Lane>(
+        absl::StrCat(config_.path(), ": lane ", lane, " of ", order_.lanes),
         [this, lane](int64_t epoch) { return RunsOf(lane, epoch); },
         source_.get(), cells_.get(), [this] { SayCounting(); }));
   }
@@ -210,39 +241,45 @@ std::vector<CellRun> Stream::RunsOf(int64_t lane, int64_t epoch) {
   return runs;
 }
 
-absl::Status Stream::ChooseSize() {
-  double tokens = 0;
-  int64_t bytes = 0;
+absl::StatusOr<double> Stream::EstimateTokens() {
+  int64_t weight = 0;
   int64_t cells = 0;
+  double tokens = 0;
   for (const Shard& shard : shards_) {
-    bytes += shard.bytes;
+    weight += shard.weight;
     cells += shard.cells;
+    tokens += static_cast<double>(shard.units);
   }
   if (!HasTexts(shards_)) {
-    for (const Shard& shard : shards_) {
-      tokens += static_cast<double>(shard.units);
-    }
     counted_ = true;
-  } else {
-    // Some cells, the same ones in each run of the data.
-    double looked_at = 0;
-    const int64_t count = std::min(kCellsLookedAt, cells);
-    for (int64_t i = 0; i < count; ++i) {
-      int64_t cell = count == 1 ? 0 : i * (cells - 1) / (count - 1);
-      int64_t shard = 0;
-      while (cell >= shards_[shard].cells) cell -= shards_[shard++].cells;
-      CAPSTAN_ASSIGN_OR_RETURN(const CellTokens read,
-                               source_->Read(shard, cell));
-      tokens += static_cast<double>(read.ids.size());
-      const Shard& of = shards_[shard];
-      const double whole = static_cast<double>(of.bytes) / of.cells;
-      const bool plain_last =
-          of.per_cell == 0 && cell + 1 == of.cells && of.cells > 1;
-      looked_at += plain_last ? whole / 2 : whole;
-    }
-    tokens *= static_cast<double>(bytes) / looked_at;
-    counted_ = count == cells;
+    return tokens;
   }
+  // Some cells, the same ones in each run of the data.
+  tokens = 0;
+  double looked_at = 0;
+  double least = 0;
+  double most = 0;
+  const int64_t count = std::min(kCellsLookedAt, cells);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t cell = count == 1 ? 0 : i * (cells - 1) / (count - 1);
+    int64_t shard = 0;
+    while (cell >= shards_[shard].cells) cell -= shards_[shard++].cells;
+    CAPSTAN_ASSIGN_OR_RETURN(const CellTokens read, source_->Read(shard, cell));
+    const double part = WeightOf(shards_[shard], cell);
+    const auto here = static_cast<double>(read.ids.size());
+    tokens += here;
+    looked_at += part;
+    if (cell + 1 == shards_[shard].cells && cell > 0) continue;  // a rest
+    least = most == 0 ? here / part : std::min(least, here / part);
+    most = std::max(most, here / part);
+  }
+  if (most > 0) unevenness_ = least > 0 ? most / least : 0;
+  counted_ = count == cells;
+  return counted_ ? tokens : tokens * static_cast<double>(weight) / looked_at;
+}
+
+absl::Status Stream::ChooseSize() {
+  CAPSTAN_ASSIGN_OR_RETURN(const double tokens, EstimateTokens());
   if (tokens < 1) {
     return FieldError("path", "has shards without texts");
   }
@@ -252,6 +289,43 @@ absl::Status Stream::ChooseSize() {
   return ChooseKeep(static_cast<int64_t>(tokens));
 }
 
+absl::StatusOr<bool> Stream::EachLaneHasTexts() {
+  for (const auto& runs : LanesOfEpoch(shards_, order_, 0)) {
+    bool any = false;
+    for (size_t run = 0; run < runs.size() && !any; ++run) {
+      const auto counts =
+          source_->Counts(runs[run].shard, runs[run].first, runs[run].count);
+      for (size_t i = 0; i < counts.size() && !any; ++i) {
+        if (counts[i] >= 0) {
+          any = counts[i] > 0;
+          continue;
+        }
+        CAPSTAN_ASSIGN_OR_RETURN(
+            const CellTokens read,
+            source_->Read(runs[run].shard,
+                          runs[run].first + static_cast<int64_t>(i)));
+        any = !read.ids.empty();
+      }
+    }
+    if (!any) return false;
+  }
+  return true;
+}
+
+// Fewer than are wanted where documents, or members without a text, are longer
+// than a lane. It is looked for only where a place without a text was seen.
+absl::Status Stream::ChooseLanes() {
+  order_.lanes = LanesOf(shards_, config_.lanes());
+  order_.shuffle = config_.shuffle();
+  order_.seed = config_.seed();
+  if (unevenness_ > 0) return absl::OkStatus();
+  for (; order_.lanes > 1; order_.lanes /= 2) {
+    CAPSTAN_ASSIGN_OR_RETURN(const bool all, EachLaneHasTexts());
+    if (all) break;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Stream::ChooseKeep(int64_t tokens) {
   if (!keep_ || config_.tokens() == KEEP) return absl::OkStatus();
   struct statvfs disk;
@@ -259,7 +333,10 @@ absl::Status Stream::ChooseKeep(int64_t tokens) {
   const double room =
       static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
   const int width = tokenizer_->vocab_size() > 1 << 16 ? 4 : 2;
-  keep_ = room > 2.0 * width * static_cast<double>(tokens);
+  const double missing =
+      std::max(0.0, static_cast<double>(width) * static_cast<double>(tokens) -
+                        static_cast<double>(store_->KeptBytes()));
+  keep_ = room > 2 * missing;
   return absl::OkStatus();
 }
 
@@ -299,6 +376,7 @@ absl::Status Stream::Read(absl::Span<const int64_t> indices,
     }
     ids += length;
   }
+  if (reader_.exchange(getpid()) != getpid()) ++tally_->readers;
   int64_t none = 0;
   tally_->began_ns.compare_exchange_strong(none,
                                            static_cast<int64_t>(began * 1e9));
@@ -327,7 +405,9 @@ void Stream::SaySpeed() const {
   }
   const double made = static_cast<double>(tally_->made);
   const double read = static_cast<double>(tally_->read);
-  const double waited = static_cast<double>(tally_->waited_ns) / 1e9 / seconds;
+  // A rank's mean.
+  const double waited = static_cast<double>(tally_->waited_ns) / 1e9 / seconds /
+                        static_cast<double>(tally_->readers);
   std::cerr << absl::StrFormat(
       "capstan.stream: on this host a thread tokenizes %.3g tokens/s and "
       "training takes %.3g: %s\n",
@@ -358,6 +438,18 @@ std::vector<std::string> Stream::notes() const {
       config_.sequence_length(), order_.lanes,
       order_.lanes == 1 ? "lane" : "lanes")};
   if (!HasTexts(shards_)) return notes;
+  if (order_.lanes > 1 && (unevenness_ == 0 || unevenness_ > kMuchUneven)) {
+    notes.push_back(absl::StrCat(
+        "texts are spread unevenly: of ", kCellsLookedAt,
+        " places that were looked at one has ",
+        unevenness_ == 0
+            ? "none"
+            : absl::StrFormat("%.1f times the tokens a byte of another",
+                              unevenness_),
+        ", so that lanes differ in length: in an epoch's samples some texts "
+        "come more than once and others not at all, and their number is rough; "
+        "with lanes: 1 each comes once (docs/streaming.md)"));
+  }
   if (keep_) {
     notes.push_back(
         absl::StrCat("each text is tokenized once, by whoever comes to it "

@@ -2,6 +2,10 @@
 #ifndef CAPSTAN_DATASETS_STREAM_STREAM_H_
 #define CAPSTAN_DATASETS_STREAM_STREAM_H_
 
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -50,6 +54,7 @@ class Stream final : public DatasetReader {
   std::vector<std::string> notes() const override;
   std::vector<CountedFile> counted_files() const override;
   const Tokenizer* tokenizer() const override { return tokenizer_.get(); }
+  ~Stream() override;
   // Of the shards' names, sizes, and first and last bytes: to read all of them
   // would take hours.
   absl::StatusOr<std::string> Digest() const override;
@@ -60,7 +65,10 @@ class Stream final : public DatasetReader {
   absl::Status OpenTexts(const std::string& definition);
   absl::Status OpenTokens(const std::string& definition);
   absl::Status ChooseSize();
+  absl::StatusOr<double> EstimateTokens();
   absl::Status ChooseKeep(int64_t tokens);
+  absl::Status ChooseLanes();
+  absl::StatusOr<bool> EachLaneHasTexts();
   void MakeLanes();
   std::vector<CellRun> RunsOf(int64_t lane, int64_t epoch);
   void SayCounting() const;
@@ -71,10 +79,15 @@ class Stream final : public DatasetReader {
   std::unique_ptr<RemoteShards> remote_;  // null: no address
   std::vector<Shard> shards_;
   bool counted_ = false;  // not estimated
+  // Of the places that were looked at: the most tokens a byte in one of them,
+  // by the least; 0: none in one.
+  double unevenness_ = 1;
   int64_t size_ = 1;
   LaneOrder order_;
   std::unique_ptr<SharedMemory> memory_;  // of tally_
   Tally* tally_ = nullptr;
+  const pid_t maker_ = getpid();
+  mutable std::atomic<pid_t> reader_{0};  // the process that has read last
   std::unique_ptr<Texts> texts_;
   std::unique_ptr<CellStore> store_;
   bool keep_ = false;

@@ -4,7 +4,9 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
@@ -17,6 +19,8 @@ namespace {
 
 constexpr int64_t kTarBlock = 512;
 constexpr int64_t kMostName = 1 << 16;
+// Behind the archive's end, that are looked at.
+constexpr int64_t kBehindEnd = 1 << 20;
 
 struct Member {
   std::string name;
@@ -25,6 +29,8 @@ struct Member {
   int64_t size = 0;
   int64_t end = 0;  // where the next one's header is
   bool is_file = false;
+  // Why it has no text, if it should have one.
+  const char* bad = nullptr;
 };
 
 // A sample of webdataset is what neighbouring members' names have in common,
@@ -47,6 +53,10 @@ absl::Status Torn(const Shard& shard, int64_t at, absl::string_view why) {
 absl::optional<int64_t> NumberIn(absl::string_view field) {
   uint64_t value = 0;
   if ((static_cast<unsigned char>(field[0]) & 0x80) != 0) {
+    const absl::string_view high = field.substr(1, field.size() - 9);
+    if (field[0] != '\x80' || high.find_first_not_of('\0') != high.npos) {
+      return absl::nullopt;  // too large, or negative
+    }
     for (const char c : field.substr(field.size() - 8)) {
       value = value << 8 | static_cast<unsigned char>(c);
     }
@@ -79,10 +89,17 @@ absl::string_view TextIn(absl::string_view field) {
   return field.substr(0, field.find('\0'));
 }
 
-// "path" and "size" of a pax header's records, "LENGTH KEY=VALUE\n".
-void ReadPax(absl::string_view records, std::string* name,
-             absl::optional<int64_t>* size) {
-  while (!records.empty()) {
+// What a pax header says of the member behind it.
+struct Pax {
+  std::string name;
+  absl::optional<int64_t> size;
+  bool sparse = false;
+};
+
+// Records "LENGTH KEY=VALUE\n"; false: they aren't.
+bool ReadPax(absl::string_view records, Pax* pax) {
+  // Blocks end in zeros.
+  while (!records.empty() && records[0] != '\0') {
     size_t length = 0;
     size_t at = 0;
     for (; at < records.size() && records[at] >= '0' && records[at] <= '9' &&
@@ -90,16 +107,38 @@ void ReadPax(absl::string_view records, std::string* name,
          ++at) {
       length = 10 * length + static_cast<size_t>(records[at] - '0');
     }
-    if (length <= at + 1 || length > records.size()) return;
+    if (length <= at + 1 || length > records.size()) return false;
     absl::string_view record = records.substr(at + 1, length - at - 2);
-    if (absl::ConsumePrefix(&record, "path=")) *name = std::string(record);
+    if (absl::ConsumePrefix(&record, "path=")) pax->name = std::string(record);
+    if (absl::StartsWith(record, "GNU.sparse.")) pax->sparse = true;
     if (absl::ConsumePrefix(&record, "size=")) {
       int64_t value = 0;
-      for (const char c : record.substr(0, 18)) value = 10 * value + (c - '0');
-      *size = value;
+      if (record.find_first_not_of("0123456789") != record.npos ||
+          !absl::SimpleAtoi(record, &value)) {
+        return false;
+      }
+      pax->size = value;
     }
     records.remove_prefix(length);
   }
+  return true;
+}
+
+// Of archives one behind the other only the first would be read.
+absl::Status CheckEnd(const Shard& shard, const ShardFile& file, int64_t at) {
+  std::string rest(static_cast<size_t>(std::min(kBehindEnd, shard.bytes - at)),
+                   '\0');
+  CAPSTAN_RETURN_IF_ERROR(
+      file.Read(at, static_cast<int64_t>(rest.size()), &rest[0]));
+  const size_t other = rest.find_first_not_of('\0');
+  if (other == rest.npos) return absl::OkStatus();
+  return WithCode(
+      absl::InvalidArgumentError(absl::StrCat(
+          shard.path, " goes on at byte ", at + static_cast<int64_t>(other),
+          ", behind the archive's end at byte ", at,
+          ": make one archive of those that were joined (tar -A), or fetch it "
+          "again")),
+      "data/damaged");
 }
 
 // The member whose headers begin at `at`; nullopt at the archive's end.
@@ -108,8 +147,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
                                                 int64_t at) {
   Member member;
   member.begin = at;
-  std::string name;
-  absl::optional<int64_t> pax_size;
+  Pax pax;
   while (true) {
     if (at + kTarBlock > shard.bytes) {
       return Torn(shard, at, "a member or the archive's end is missing");
@@ -118,6 +156,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
     CAPSTAN_RETURN_IF_ERROR(file.Read(at, kTarBlock, block));
     const absl::string_view header(block, kTarBlock);
     if (header.find_first_not_of('\0') == header.npos) {
+      CAPSTAN_RETURN_IF_ERROR(CheckEnd(shard, file, at));
       return absl::optional<Member>();
     }
     const absl::optional<int64_t> size = NumberIn(header.substr(124, 12));
@@ -127,7 +166,7 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
     const char type = header[156];
     member.data = at + kTarBlock;
     const bool names = type == 'x' || type == 'g' || type == 'L' || type == 'K';
-    member.size = names ? *size : pax_size.value_or(*size);
+    member.size = names ? *size : pax.size.value_or(*size);
     if (member.size < 0 || member.size > shard.bytes - member.data) {
       return Torn(shard, at,
                   absl::StrCat("a member of ", member.size,
@@ -136,16 +175,23 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
     at = member.data + (member.size + kTarBlock - 1) / kTarBlock * kTarBlock;
     if (!names) {
       member.is_file = type == '0' || type == '\0' || type == '7';
+      if (type == '1' || type == '2') {
+        member.bad = "is a link, and its text isn't in the member";
+      } else if (type == 'S' || pax.sparse) {
+        member.bad =
+            "is a sparse file, which isn't read: make the archive "
+            "without --sparse";
+      }
       member.end = at;
-      if (name.empty()) {
+      if (pax.name.empty()) {
         const absl::string_view prefix = TextIn(header.substr(345, 155));
         const bool has_prefix =
             absl::StartsWith(header.substr(257), "ustar\0") && !prefix.empty();
-        name = has_prefix
-                   ? absl::StrCat(prefix, "/", TextIn(header.substr(0, 100)))
-                   : std::string(TextIn(header.substr(0, 100)));
+        pax.name = has_prefix ? absl::StrCat(prefix, "/",
+                                             TextIn(header.substr(0, 100)))
+                              : std::string(TextIn(header.substr(0, 100)));
       }
-      member.name = name;
+      member.name = pax.name;
       return absl::optional<Member>(std::move(member));
     }
     if (member.size > kMostName) {
@@ -153,8 +199,10 @@ absl::StatusOr<absl::optional<Member>> MemberAt(const Shard& shard,
     }
     std::string records(static_cast<size_t>(member.size), '\0');
     CAPSTAN_RETURN_IF_ERROR(file.Read(member.data, member.size, &records[0]));
-    if (type == 'x') ReadPax(records, &name, &pax_size);
-    if (type == 'L') name = std::string(TextIn(records));
+    if (type == 'x' && !ReadPax(records, &pax)) {
+      return Torn(shard, member.begin, "there is a bad header (pax)");
+    }
+    if (type == 'L') pax.name = std::string(TextIn(records));
   }
 }
 
@@ -196,7 +244,8 @@ class TarTexts final : public Texts {
     if (file.ok()) {
       const auto member = MemberAt(shard, **file, place);
       if (member.ok() && member->has_value()) {
-        return absl::StrCat(shard.path, ", member ", (*member)->name);
+        return absl::StrCat(shard.path, ", member ",
+                            absl::Utf8SafeCHexEscape((*member)->name));
       }
     }
     return absl::StrCat(shard.path, ", byte ", place);
@@ -209,7 +258,10 @@ class TarTexts final : public Texts {
     const Member* chosen = nullptr;
     for (const char* ending : {".json", ".txt"}) {
       for (const Member& member : sample) {
-        if (member.is_file && absl::EndsWith(member.name, ending)) {
+        // Not KEY.url.txt, which is of another kind.
+        if ((member.is_file || member.bad != nullptr) &&
+            absl::string_view(member.name).substr(KeyOf(member).size()) ==
+                ending) {
           chosen = &member;
         }
       }
@@ -217,7 +269,9 @@ class TarTexts final : public Texts {
     if (chosen == nullptr) return absl::OkStatus();
     Document document;
     document.place = chosen->begin;
-    if (chosen->size > kMostDocument) {
+    if (chosen->bad != nullptr) {
+      document.bad = absl::InvalidArgumentError(chosen->bad);
+    } else if (chosen->size > kMostDocument) {
       document.bad = TooLong(chosen->size);
     } else {
       document.text.resize(static_cast<size_t>(chosen->size));

@@ -14,6 +14,7 @@ namespace {
 // llm.c's files begin with 256 numbers of 32 bits: a magic number, a version,
 // the number of tokens.
 constexpr int64_t kBareHeader = 1024;
+constexpr uint32_t kBareVersion = 1;
 constexpr uint32_t kTwoBytes = 20240520;
 constexpr uint32_t kFourBytes = 20240801;
 
@@ -41,6 +42,13 @@ absl::StatusOr<Bare> OpenBare(const std::string& path, int64_t token_bytes) {
   if (has_header) {
     bare.begin = kBareHeader;
     bare.token_bytes = magic == kTwoBytes ? 2 : 4;
+  }
+  if (has_header && NumberAt(bytes, 4) != kBareVersion) {
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            path, " has llm.c's header of version ", NumberAt(bytes, 4),
+            ", and only version ", kBareVersion, " is read: make it again")),
+        "data/damaged");
   }
   const int64_t room = static_cast<int64_t>(bytes.size()) - bare.begin;
   bare.tokens = room / bare.token_bytes;
@@ -79,6 +87,7 @@ class TokenSource final : public CellSource {
         return absl::InvalidArgumentError(absl::StrCat(
             shard.path, " has no tokens: remove it, or make it again"));
       }
+      shard.weight = shard.units;
       shard.per_cell = kCellTokens;
       shard.cells = (shard.units + kCellTokens - 1) / kCellTokens;
     }

@@ -24,14 +24,19 @@
 #include "parquet/file_reader.h"
 #include "parquet/metadata.h"
 #include "parquet/properties.h"
+#include "parquet/size_statistics.h"
 
 namespace capstan {
 namespace {
 
 using arrow::internal::checked_cast;
 
-// Rows at a time, so that memory is that of few rows.
+// Rows at a time, so that memory is that of few rows: fewer where they are
+// long.
 constexpr int64_t kBatchRows = 128;
+constexpr int64_t kBatchBytes = 16 << 20;
+// What a footer may claim of a row group.
+constexpr int64_t kMostBytes = int64_t{1} << 48;
 // Arrow's defaults are 100 MB and a million.
 constexpr int32_t kMostThriftString = 16 << 20;
 
@@ -39,11 +44,32 @@ struct Column {
   std::unique_ptr<parquet::arrow::FileReader> file;
   std::vector<int> leaves;  // the column's, of which there is one
   std::vector<int64_t> group_begins;
-  // At row `next`: what is left of `batch`, then the reader's.
+  std::vector<int64_t> group_bytes;
+  int64_t row_count = 0;
+  int64_t most_rows = kBatchRows;
+  // At row `next`: what is left of `batch`, then what `rows` has of the group.
   std::unique_ptr<arrow::RecordBatchReader> rows;
   std::shared_ptr<arrow::RecordBatch> batch;
+  size_t group = 0;
+  int64_t batch_rows = 0;
   int64_t next = -1;
+
+  int64_t GroupEnd(size_t i) const {
+    return i + 1 < group_begins.size() ? group_begins[i + 1] : row_count;
+  }
 };
+
+// Of the texts of a row group, unpacked. A dictionary has each text once, so
+// that the pages' size tells little; newer writers tell that of the texts.
+int64_t TextBytes(const parquet::RowGroupMetaData& group, int leaf) {
+  const auto chunk = group.ColumnChunk(leaf);
+  int64_t bytes = chunk->total_uncompressed_size();
+  const auto sizes = chunk->size_statistics();
+  if (sizes != nullptr && sizes->unencoded_byte_array_data_bytes.has_value()) {
+    bytes = std::max(bytes, *sizes->unencoded_byte_array_data_bytes);
+  }
+  return std::clamp<int64_t>(bytes, 0, kMostBytes);
+}
 
 arrow::Status Open(const char* path, const char* name, int64_t* rows,
                    int64_t* bytes, Column* column) {
@@ -85,9 +111,10 @@ arrow::Status Open(const char* path, const char* name, int64_t* rows,
     const int64_t here = group->num_rows();
     if (here < 0) return arrow::Status::Invalid("its row group ", i, " is bad");
     *rows += here;
-    *bytes += std::max<int64_t>(
-        0, group->ColumnChunk(leaf)->total_uncompressed_size());
+    column->group_bytes.push_back(TextBytes(*group, leaf));
+    *bytes = std::min(kMostBytes, *bytes + column->group_bytes.back());
   }
+  column->row_count = *rows;
   if (*rows != metadata->num_rows()) {
     return arrow::Status::Invalid("its row groups have ", *rows,
                                   " rows, and its footer says ",
@@ -96,9 +123,36 @@ arrow::Status Open(const char* path, const char* name, int64_t* rows,
   return arrow::Status::OK();
 }
 
-arrow::Status Next(Column* column) {
-  ARROW_RETURN_NOT_OK(column->rows->ReadNext(&column->batch));
-  if (column->batch == nullptr) {
+// Makes a group's first row the next.
+arrow::Status OpenGroup(size_t group, Column* column) {
+  column->next = -1;
+  column->batch.reset();
+  column->rows.reset();  // its memory goes before the next one's comes
+  const int64_t begin = column->group_begins[group];
+  const int64_t of_row = column->group_bytes[group] /
+                         std::max<int64_t>(1, column->GroupEnd(group) - begin);
+  column->batch_rows = std::clamp<int64_t>(
+      kBatchBytes / std::max<int64_t>(1, of_row), 1, column->most_rows);
+  column->file->set_batch_size(column->batch_rows);
+  // One alone: a batch that goes on in the next group would read what a caller
+  // that has asked for the place of its rows hasn't fetched.
+  ARROW_ASSIGN_OR_RAISE(column->rows,
+                        column->file->GetRecordBatchReader(
+                            {static_cast<int>(group)}, column->leaves));
+  column->group = group;
+  column->next = begin;
+  return arrow::Status::OK();
+}
+
+arrow::Status ReadBatch(Column* column) {
+  try {
+    ARROW_RETURN_NOT_OK(column->rows->ReadNext(&column->batch));
+  } catch (const std::bad_alloc&) {
+    return arrow::Status::OutOfMemory(kTooMuchMemory);
+  }
+  if (column->batch == nullptr ||
+      column->batch->num_rows() >
+          column->GroupEnd(column->group) - column->next) {
     return arrow::Status::Invalid("it ends before its last row");
   }
   // What a damaged file claims must not lead out of bounds (see TextAt). Not
@@ -106,24 +160,30 @@ arrow::Status Next(Column* column) {
   return column->batch->Validate();
 }
 
-// Makes row `first` the next.
-arrow::Status Seek(int64_t first, Column* column) {
-  if (column->next == first) return arrow::Status::OK();
-  const auto& begins = column->group_begins;
-  // Not behind the next row of a later group: groups may be large.
-  const auto group = std::upper_bound(begins.begin(), begins.end(), first) - 1;
-  if (column->next < 0 || first < column->next || *group > column->next) {
-    column->next = -1;
-    column->batch.reset();
-    std::vector<int> groups;
-    for (auto i = group - begins.begin();
-         i < static_cast<int64_t>(begins.size()); ++i) {
-      groups.push_back(static_cast<int>(i));
+arrow::Status Skip(int64_t first, Column* column);
+
+arrow::Status Next(Column* column) {
+  while (column->next >= column->GroupEnd(column->group)) {
+    if (column->group + 1 == column->group_begins.size()) {
+      return arrow::Status::Invalid("it ends before its last row");
     }
-    ARROW_ASSIGN_OR_RAISE(column->rows, column->file->GetRecordBatchReader(
-                                            groups, column->leaves));
-    column->next = *group;
+    ARROW_RETURN_NOT_OK(OpenGroup(column->group + 1, column));
   }
+  const arrow::Status read = ReadBatch(column);
+  const bool too_large = read.IsOutOfMemory() || read.IsCapacityError();
+  if (!too_large) return read;
+  if (column->batch_rows == 1) {
+    return arrow::Status::OutOfMemory(kTooMuchMemory);
+  }
+  // Rows that are much longer than the mean.
+  const int64_t row = column->next;
+  column->most_rows = 1;
+  ARROW_RETURN_NOT_OK(OpenGroup(column->group, column));
+  ARROW_RETURN_NOT_OK(Skip(row, column));
+  return ReadBatch(column);
+}
+
+arrow::Status Skip(int64_t first, Column* column) {
   while (column->next < first) {
     if (column->batch == nullptr || column->batch->num_rows() == 0) {
       ARROW_RETURN_NOT_OK(Next(column));
@@ -134,6 +194,19 @@ arrow::Status Seek(int64_t first, Column* column) {
     column->next += skip;
   }
   return arrow::Status::OK();
+}
+
+// Makes row `first` the next.
+arrow::Status Seek(int64_t first, Column* column) {
+  if (column->next == first) return arrow::Status::OK();
+  const auto& begins = column->group_begins;
+  // Not behind the next row of a later group: groups may be large.
+  const auto group = std::upper_bound(begins.begin(), begins.end(), first) - 1;
+  if (column->next < 0 || first < column->next || *group > column->next) {
+    ARROW_RETURN_NOT_OK(
+        OpenGroup(static_cast<size_t>(group - begins.begin()), column));
+  }
+  return Skip(first, column);
 }
 
 template <typename Array>
@@ -176,22 +249,24 @@ arrow::Status Read(int64_t first, int64_t count, void* context,
       ARROW_RETURN_NOT_OK(Next(column));
     }
     const arrow::Array& values = *column->batch->column(0);
-    const int64_t here = std::min(count - row, values.length());
-    for (int64_t i = 0; i < here; ++i) {
+    const int64_t there = std::min(count - row, values.length());
+    int64_t here = 0;
+    bool more = true;
+    for (; here < there; ++here) {
+      const int64_t i = here;
       std::string_view text;
       if (!values.IsNull(i)) {
         ARROW_ASSIGN_OR_RAISE(text, TextAt(values, i));
         if (text.data() == nullptr) text = "";
       }
-      if (!take(context, values.IsNull(i) ? nullptr : text.data(),
-                text.size())) {
-        column->next = -1;
-        return arrow::Status::OK();
-      }
+      more =
+          take(context, values.IsNull(i) ? nullptr : text.data(), text.size());
+      if (!more) break;
     }
     column->batch = column->batch->Slice(here);
     column->next += here;
     row += here;
+    if (!more) break;
   }
   return arrow::Status::OK();
 }
@@ -208,9 +283,10 @@ bool Caught(const Call& call, char* error, size_t room) {
   try {
     const arrow::Status status = call();
     if (status.ok()) return true;
-    Tell(status.message(), error, room);
+    Tell(status.IsOutOfMemory() ? kTooMuchMemory : status.message(), error,
+         room);
   } catch (const std::bad_alloc&) {
-    Tell("it needs too much memory", error, room);
+    Tell(kTooMuchMemory, error, room);
   } catch (const std::exception& e) {
     Tell(e.what(), error, room);
   }

@@ -11,6 +11,8 @@
 namespace capstan {
 
 inline constexpr char kTextColumnSymbol[] = "capstan_text_column";
+// What an error says where the file may be well.
+inline constexpr char kTooMuchMemory[] = "it needs too much memory";
 
 // Functions that return a pointer or a bool put a sentence of at most `room`
 // bytes into `error` where they fail. They throw nothing.
@@ -22,7 +24,8 @@ struct TextColumnApi {
                 int64_t* bytes, char* error, size_t room);
   // Passes the texts of rows [first, first + count), which must exist, to
   // `take`; null for a row without one. Rows behind the last ones are read
-  // without a search. False from `take` stops, and isn't an error.
+  // without a search. False from `take` stops before that row, and isn't an
+  // error.
   bool (*read)(void* column, int64_t first, int64_t count, void* context,
                bool (*take)(void* context, const char* text, size_t size),
                char* error, size_t room);

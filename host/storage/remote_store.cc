@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <mutex>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/confined_child.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
 #include "host/storage/storage.h"
@@ -126,6 +128,28 @@ std::vector<RemotePart> PartsOf(absl::string_view text) {
   return parts;
 }
 
+// What the store calls the version of the object lies beside the copy, so that
+// all parts of a copy are of one: an error if it is another now.
+absl::Status CheckVersion(const Storage& storage, const RemotePart& part) {
+  CAPSTAN_ASSIGN_OR_RETURN(const StoredObject object, storage.Stat(part.name));
+  const std::string path = part.file + ".version";
+  const absl::StatusOr<std::string> known = ReadWholeFile(path);
+  const bool is_known = known.ok() && !known->empty();
+  if (object.size != part.object_bytes ||
+      (is_known && *known != object.version)) {
+    return WithCode(absl::DataLossError(absl::StrCat(
+                        storage.address().text(), "/", part.name,
+                        " has changed since the run began: put the old one "
+                        "back and resume, or begin a new run")),
+                    "data/damaged");
+  }
+  if (!is_known) {
+    // Not flushed: it is as good as the copy.
+    std::ofstream(path, std::ios::binary) << object.version;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FetchPart(const Storage& storage, const RemotePart& part) {
   StoredObject object;
   object.path = part.name;
@@ -133,6 +157,7 @@ absl::Status FetchPart(const Storage& storage, const RemotePart& part) {
   std::string bytes(static_cast<size_t>(part.bytes), '\0');
   CAPSTAN_RETURN_IF_ERROR(
       storage.Read(object, part.offset, part.bytes, &bytes[0]));
+  CAPSTAN_RETURN_IF_ERROR(CheckVersion(storage, part));
   const int fd = open(part.file.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return WriteError(part.file, errno);
   absl::Status status;

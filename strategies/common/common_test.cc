@@ -19,6 +19,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/lost_peer.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
@@ -430,7 +431,7 @@ TEST(FillInitialValuesTest, OneRankReadsAndTheOthersTakeFromIt) {
     const absl::Status status =
         FillOnAllRanks(context, ranges, at::zeros({kNumel}));
     EXPECT_EQ(absl::IsDataLoss(status), rank == 0);
-    EXPECT_EQ(absl::IsUnavailable(status), rank == 1);
+    EXPECT_EQ(IsLostPeer(status), rank == 1);
     EXPECT_EQ(group.sent(), 0);
   }
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/lost_peer.h"
 #include "base/status.h"
 #include "kernels/context/on_paper.h"
 #include "kernels/cuda/dispatch.h"
@@ -127,7 +128,7 @@ absl::Status FillOnAllRanks(const StrategyContext& context,
   group.AllReduceHost(absl::MakeSpan(&failed, 1));
   CAPSTAN_RETURN_IF_ERROR(status);
   if (failed > 0) {
-    return absl::UnavailableError("rank 0 can't read the model's values");
+    return LostPeerError("rank 0 can't read the model's values");
   }
   const int64_t piece = kBroadcastBytes / flat.element_size();
   for (int64_t at = 0; at < flat.numel(); at += piece) {

@@ -132,7 +132,10 @@ TEST(StreamRunTest, AChangedShardIsOtherData) {
   const TrainerResult result =
       RunTrainer({"--config=" + RunText(run).Train("max_steps: 6").File()});
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.err, HasSubstr("data"));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("train_data"),
+                    HasSubstr("5 shards, names, sizes and ends of ")));
+  EXPECT_EQ(CheckpointSteps(run.output()), std::vector<int64_t>{3});
 }
 
 // A start once compared the ranks' last samples, and tokenized all before them.

@@ -117,6 +117,31 @@ TEST_F(StreamedRunTest, OnlyWhatIsReadIsFetched) {
   EXPECT_LT(fetched, 100 << 20);  // of 160 MiB
 }
 
+// Also by one of the same size.
+TEST_F(StreamedRunTest, AnObjectThatIsReplacedStopsTheRun) {
+  const std::string bytes = JsonLines(80 << 20);
+  Put(".jsonl", bytes);
+  const RunText run =
+      RunText()
+          .Set("train_data",
+               "[plugin/capstan.stream.Config] { "
+               "path: \"s3://bucket/data/*.jsonl\" sequence_length: 32 "
+               "lanes: 1 }")
+          .Batch(64, 512)
+          .Train("max_steps: 1000000")
+          .Output(NewTestFolder("run") + "/out");
+  TrainerProcess process({"--config=" + run.File()}, host_);
+  ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"))
+      << process.Wait().err;
+  std::string other = bytes;
+  for (char& byte : other) byte = byte == 'a' ? 'b' : byte;
+  server_->Put("data/a.jsonl", other);
+  const TrainerResult result = process.Wait();
+  ExpectOneError(result, {"s3://bucket/data/a.jsonl has changed since the run "
+                          "began",
+                          "begin a new run"});
+}
+
 TEST_F(StreamedRunTest, WhatIsWrongIsToldOfTheAddress) {
   const auto error = [&](const std::string& address) {
     const TrainerResult result = RunTrainer(

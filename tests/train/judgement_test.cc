@@ -390,6 +390,39 @@ TEST(RanksTest, OtherData) {
   }
 }
 
+// Samples that are alike where they are compared.
+class OtherSequence final : public DatasetReader {
+ public:
+  OtherSequence(std::unique_ptr<DatasetReader> data, std::string digest)
+      : data_(std::move(data)), digest_(std::move(digest)) {}
+  int64_t size() const override { return data_->size(); }
+  bool shuffle() const override { return false; }
+  bool draws_anew() const override { return true; }
+  absl::Status Read(absl::Span<const int64_t> indices,
+                    Batch* batch) const override {
+    return data_->Read(indices, batch);
+  }
+  absl::StatusOr<std::unique_ptr<DatasetReader>> Validation() const override {
+    return nullptr;
+  }
+  absl::StatusOr<std::string> Digest() const override { return digest_; }
+
+ private:
+  const std::unique_ptr<DatasetReader> data_;
+  const std::string digest_;
+};
+
+TEST(RanksTest, OtherShardsOfASequence) {
+  ToyRun run = ToySteps(3, "max_steps: 3");
+  run.change = [](int rank, RunParts* parts) {
+    parts->train_data = std::make_unique<OtherSequence>(
+        std::move(parts->train_data), rank == 2 ? "shards B" : "shards A");
+  };
+  EXPECT_THAT(MustFail(&run),
+              HasSubstr("[rank 2] rank 2 has other training data than rank 0: "
+                        "shards B, where rank 0 has shards A"));
+}
+
 class OtherModel final : public Model {
  public:
   explicit OtherModel(std::unique_ptr<Model> model)

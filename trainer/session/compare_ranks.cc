@@ -31,15 +31,20 @@ struct RankFact {
 
 std::string Hex(uint32_t crc) { return absl::StrFormat("%08x", crc); }
 
+// Whether later samples may be found only by reading all before them: those
+// that draw in an order of their own.
+bool IsSequence(const DatasetReader& data) {
+  return data.draws_anew() && !data.shuffle();
+}
+
 // Of the first, the middle and the last sample: enough to tell another file of
-// the same length. Of data that draw anew, the first three: where a later one
-// is may be known only when all before it have been read. "" if one can't be
-// read: training will say so.
+// the same length. Of a sequence the first three, which aren't: AddData
+// compares its digest, too. "" if one can't be read: training will say so.
 std::string SampleChecksum(const DatasetReader& data) {
   std::string all;
   const absl::Status read = CatchAll([&]() -> absl::Status {
     const std::set<int64_t> samples =
-        data.draws_anew()
+        IsSequence(data)
             ? std::set<int64_t>{0, 1, 2}
             : std::set<int64_t>{0, data.size() / 2, data.size() - 1};
     for (const int64_t sample : samples) {
@@ -63,6 +68,11 @@ void AddData(const DatasetReader* data, const std::string& which,
                     data == nullptr ? "none" : absl::StrCat(data->size())});
   facts->push_back({absl::StrCat("other ", which, " samples"),
                     data == nullptr ? "" : SampleChecksum(*data)});
+  std::string digest;
+  if (data != nullptr && IsSequence(*data)) {
+    digest = data->Digest().value_or("");
+  }
+  facts->push_back({absl::StrCat("other ", which, " data"), digest});
 }
 
 std::string TasksText(const evaluate::Asking* tasks) {
