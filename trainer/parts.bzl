@@ -74,6 +74,7 @@ DESK_PARTS = [
 # all that `plan` compares. The others are built at their first use.
 FIRST_PLUGINS = [
     "capstan_adamw",
+    "capstan_auto",
     "capstan_causal_lm",
     "capstan_ddp",
     "capstan_diloco",
