@@ -15,7 +15,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -30,6 +29,7 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -437,10 +437,7 @@ int Main(int argc, char** argv) {
     fprintf(stderr, "usage: thousand RANKS RANKS_PER_HOST FOLDER\n");
     return 2;
   }
-  rlimit files = {};
-  getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
+  AllowOpenFiles(std::numeric_limits<int>::max());
   return Bench(ranks, per_host, argv[3]) ? 0 : 1;
 }
 

@@ -99,6 +99,7 @@ struct Courier::State {
   // Calls the store, noting since when it has been asked.
   template <typename Function>
   auto Ask(const Function& function);
+  void Tell(const std::string& key, absl::string_view text);
   // False if there was nothing to carry. Throws what the store throws.
   bool Exchange();
   // The hosts, but this one, whose reports are in the store.
@@ -122,6 +123,13 @@ auto Courier::State::Ask(const Function& function) {
   return answer;
 }
 
+void Courier::State::Tell(const std::string& key, absl::string_view text) {
+  Ask([&] {
+    store->set(key, ToStored(text));
+    return true;
+  });
+}
+
 bool Courier::State::Exchange() {
   Report mine;
   {
@@ -133,10 +141,7 @@ bool Courier::State::Exchange() {
     // Whoever makes the reports may hang.
     if (mine.bytes != told) heard[host].at_ns = LedgerNow();
   }
-  Ask([&] {
-    store->set(KeyOf(host), ToStored(mine.bytes));
-    return true;
-  });
+  Tell(KeyOf(host), mine.bytes);
   told = std::move(mine.bytes);
   if (host == 0) {
     ReadReports();
@@ -224,10 +229,7 @@ void Courier::State::TellNews(bool alarm) {
           age <= limit_ns() && one.report.has_value() && HasAlarm(*one.report);
     }
   }
-  Ask([&] {
-    store->set(kNewsKey, ToStored(Encode(news)));
-    return true;
-  });
+  Tell(kNewsKey, Encode(news));
 }
 
 void Courier::State::ForgetReports() {

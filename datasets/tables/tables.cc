@@ -18,7 +18,6 @@
 #include "arrow/csv/invalid_row.h"
 #include "arrow/csv/options.h"
 #include "arrow/csv/reader.h"
-#include "arrow/io/file.h"
 #include "arrow/io/interfaces.h"
 #include "arrow/memory_pool.h"
 #include "arrow/record_batch.h"
@@ -28,9 +27,9 @@
 #include "arrow/type.h"
 #include "arrow/util/checked_cast.h"
 #include "arrow/util/utf8.h"
+#include "datasets/tables/parquet_file.h"
 #include "parquet/arrow/reader.h"
 #include "parquet/file_reader.h"
-#include "parquet/properties.h"
 
 namespace capstan {
 namespace {
@@ -41,8 +40,6 @@ using arrow::internal::checked_cast;
 constexpr int64_t kBatchRows = 256;
 // A row of CSV must be shorter than this.
 constexpr int32_t kCsvBlock = 8 << 20;
-// Arrow's defaults are 100 MB and a million.
-constexpr int32_t kMostThriftString = 16 << 20;
 // simdjson, which parses the rows, goes no deeper either.
 constexpr int kMostDepth = 64;
 
@@ -129,20 +126,7 @@ struct Parquet {
 };
 
 arrow::Status OpenParquet(const TableJob& job, Parquet* parquet) {
-  arrow::MemoryPool* const pool = arrow::system_memory_pool();
-  ARROW_ASSIGN_OR_RAISE(auto file,
-                        arrow::io::ReadableFile::Open(job.path, pool));
-  parquet::ReaderProperties properties(pool);
-  properties.enable_buffered_stream();  // a page at a time, not a row group
-  properties.set_thrift_string_size_limit(kMostThriftString);
-  properties.set_page_checksum_verification(true);
-  parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_batch_size(kBatchRows);
-  arrow_properties.set_pre_buffer(false);
-  parquet::arrow::FileReaderBuilder builder;
-  ARROW_RETURN_NOT_OK(builder.Open(std::move(file), properties));
-  builder.memory_pool(pool)->properties(arrow_properties);
-  ARROW_ASSIGN_OR_RAISE(parquet->file, builder.Build());
+  ARROW_ASSIGN_OR_RAISE(parquet->file, OpenParquetFile(job.path, kBatchRows));
   ARROW_ASSIGN_OR_RAISE(parquet->rows, parquet->file->GetRecordBatchReader());
   return arrow::Status::OK();
 }

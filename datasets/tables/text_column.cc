@@ -13,17 +13,16 @@
 
 #include "arrow/array.h"
 #include "arrow/array/array_binary.h"
-#include "arrow/io/file.h"
 #include "arrow/memory_pool.h"
 #include "arrow/record_batch.h"
 #include "arrow/result.h"
 #include "arrow/status.h"
 #include "arrow/type.h"
 #include "arrow/util/checked_cast.h"
+#include "datasets/tables/parquet_file.h"
 #include "parquet/arrow/reader.h"
 #include "parquet/file_reader.h"
 #include "parquet/metadata.h"
-#include "parquet/properties.h"
 #include "parquet/size_statistics.h"
 
 namespace capstan {
@@ -37,8 +36,6 @@ constexpr int64_t kBatchRows = 128;
 constexpr int64_t kBatchBytes = 16 << 20;
 // What a footer may claim of a row group.
 constexpr int64_t kMostBytes = int64_t{1} << 48;
-// Arrow's defaults are 100 MB and a million.
-constexpr int32_t kMostThriftString = 16 << 20;
 
 struct Column {
   std::unique_ptr<parquet::arrow::FileReader> file;
@@ -73,19 +70,7 @@ int64_t TextBytes(const parquet::RowGroupMetaData& group, int leaf) {
 
 arrow::Status Open(const char* path, const char* name, int64_t* rows,
                    int64_t* bytes, Column* column) {
-  arrow::MemoryPool* const pool = arrow::system_memory_pool();
-  ARROW_ASSIGN_OR_RAISE(auto file, arrow::io::ReadableFile::Open(path, pool));
-  parquet::ReaderProperties properties(pool);
-  properties.enable_buffered_stream();  // a page at a time, not a row group
-  properties.set_thrift_string_size_limit(kMostThriftString);
-  properties.set_page_checksum_verification(true);
-  parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
-  arrow_properties.set_batch_size(kBatchRows);
-  arrow_properties.set_pre_buffer(false);
-  parquet::arrow::FileReaderBuilder builder;
-  ARROW_RETURN_NOT_OK(builder.Open(std::move(file), properties));
-  builder.memory_pool(pool)->properties(arrow_properties);
-  ARROW_ASSIGN_OR_RAISE(column->file, builder.Build());
+  ARROW_ASSIGN_OR_RAISE(column->file, OpenParquetFile(path, kBatchRows));
   const auto metadata = column->file->parquet_reader()->metadata();
   const int leaf = metadata->schema()->ColumnIndex(name);
   if (leaf < 0) {

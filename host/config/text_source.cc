@@ -253,8 +253,6 @@ absl::string_view SchemeOf(absl::string_view path) {
 }
 
 constexpr char kOutputDir[] = "capstan.RunConfig.output_dir";
-// Read while the run goes on, from where they lie.
-constexpr char kShards[] = "capstan.stream.Config.path";
 
 // Where the run of an address works; what lies there isn't fetched yet.
 absl::StatusOr<std::string> OutputOf(const std::string& text) {
@@ -445,7 +443,9 @@ class Merger {
       return ResolveHubPath(
           text, role == DataRole::NONE ? HubKind::kModel : HubKind::kDataset);
     }
-    if (IsAddress(text) && field->full_name() == kShards) return text;
+    if (IsAddress(text) && field->options().GetExtension(reads_addresses)) {
+      return text;
+    }
     if (IsAddress(text) || SchemeOf(text) == "file://") {
       return field->full_name() == kOutputDir ? OutputOf(text)
                                               : LocalCopy(text);

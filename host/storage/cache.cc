@@ -7,7 +7,6 @@
 #include "host/storage/cache.h"
 
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,6 +32,7 @@
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/storage/listing.h"
 #include "host/storage/storage.h"
 
 namespace capstan {
@@ -121,18 +121,11 @@ std::vector<Entry> EntriesOldestFirst(const std::string& cache) {
   return entries;
 }
 
-double LimitInGib() {
-  const char* const set = std::getenv("CAPSTAN_STORAGE_CACHE_GIB");
-  double gib = 0;
-  return set != nullptr && absl::SimpleAtod(set, &gib) && gib > 0 ? gib
-                                                                  : kCacheGib;
-}
-
 // Removes what hasn't been used for longest, so that the `bytes` of the new
 // entry `made` fit. What is in use stays.
 absl::Status MakeRoom(const std::string& cache, const std::string& made,
                       int64_t bytes, absl::string_view what) {
-  const double limit = LimitInGib() * kGib;
+  const auto limit = static_cast<double>(StorageCacheBytes());
   const std::vector<Entry> entries = EntriesOldestFirst(cache);
   double sum = static_cast<double>(bytes);
   for (const Entry& entry : entries) {
@@ -160,77 +153,25 @@ absl::Status MakeRoom(const std::string& cache, const std::string& made,
       "storage/cache");
 }
 
-// What an address means.
-struct Request {
-  Address folder;    // that the objects' paths are relative to
-  std::string name;  // the path in it that is returned; "": the folder itself
-  std::vector<StoredObject> objects;
+// What is fetched of an address; `name` is the path in it that is returned.
+struct Request : Listing {
   int64_t bytes = 0;
 };
 
-std::string LastPart(const std::string& path) {
-  return path.substr(path.rfind('/') + 1);
-}
-
-Address Parent(const Address& address) {
-  Address parent = address;
-  parent.key = address.key.substr(0, address.key.rfind('/') == std::string::npos
-                                         ? 0
-                                         : address.key.rfind('/'));
-  return parent;
-}
-
-// The part before the first one with a wildcard becomes the folder.
-Request ForPattern(const Address& address, size_t wildcard) {
-  const size_t slash = address.key.rfind('/', wildcard);
-  Request request{address};
-  request.folder.key =
-      slash == std::string::npos ? "" : address.key.substr(0, slash);
-  request.name =
-      slash == std::string::npos ? address.key : address.key.substr(slash + 1);
-  return request;
-}
-
-// A listing's times are of whole seconds.
-absl::Status AskVersions(const Storage& storage, Request* request) {
-  if (request->objects.size() > kMostAsked) return absl::OkStatus();
-  for (StoredObject& object : request->objects) {
-    CAPSTAN_ASSIGN_OR_RETURN(object, storage.Stat(object.path));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Request> Ask(const Address& address,
                             const ChooseObjects& choose) {
-  const size_t wildcard = address.key.find_first_of("*?[");
-  if (wildcard != std::string::npos) {
-    Request request = ForPattern(address, wildcard);
-    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
-    CAPSTAN_ASSIGN_OR_RETURN(const auto all, storage->List(""));
-    for (const StoredObject& object : all) {
-      if (fnmatch(request.name.c_str(), object.path.c_str(), FNM_PATHNAME) ==
-          0) {
-        request.objects.push_back(object);
-      }
-    }
-    CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
-    return request;
+  Request request;
+  CAPSTAN_ASSIGN_OR_RETURN(static_cast<Listing&>(request),
+                           ListAddress(address));
+  if (request.kind == Listing::kObject) return request;
+  if (request.kind == Listing::kFolder && choose != nullptr) {
+    request.objects = choose(std::move(request.objects));
   }
-  if (!address.key.empty()) {
-    Request request{Parent(address), LastPart(address.key)};
-    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
-    absl::StatusOr<StoredObject> object = storage->Stat(request.name);
-    if (object.ok()) {
-      request.objects.push_back(*std::move(object));
-      return request;
-    }
-    if (!absl::IsNotFound(object.status())) return object.status();
+  // A listing's times are of whole seconds.
+  if (request.objects.size() > kMostAsked) return request;
+  for (StoredObject& object : request.objects) {
+    CAPSTAN_ASSIGN_OR_RETURN(object, request.storage->Stat(object.path));
   }
-  Request request{address, ""};
-  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(address));
-  CAPSTAN_ASSIGN_OR_RETURN(request.objects, storage->List(""));
-  if (choose != nullptr) request.objects = choose(std::move(request.objects));
-  CAPSTAN_RETURN_IF_ERROR(AskVersions(*storage, &request));
   return request;
 }
 
@@ -333,6 +274,13 @@ absl::StatusOr<std::string> Get(const std::string& cache,
 }
 
 }  // namespace
+
+int64_t StorageCacheBytes() {
+  const char* const set = std::getenv("CAPSTAN_STORAGE_CACHE_GIB");
+  double gib = 0;
+  const bool is_set = set != nullptr && absl::SimpleAtod(set, &gib) && gib > 0;
+  return static_cast<int64_t>((is_set ? gib : kCacheGib) * kGib);
+}
 
 bool IsOfRun(absl::string_view path) {
   const absl::string_view first = path.substr(0, path.find('/'));

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_HOST_STORAGE_CACHE_H_
 #define CAPSTAN_HOST_STORAGE_CACHE_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -27,10 +28,14 @@ std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);
 // All but final/ and the checkpoints: what a run tells of itself.
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects);
 
+// How much a cache of what is read from stores may have:
+// CAPSTAN_STORAGE_CACHE_GIB (default: 50).
+int64_t StorageCacheBytes();
+
 // A local path with what lies at an address: an object, all objects below it
 // (a folder), or those that match it (its last parts may have *, ? and [..]),
 // reduced by `choose` if set. Fetches what StorageFolder()/cache doesn't have,
-// which keeps at most CAPSTAN_STORAGE_CACHE_GIB (default: 50) and removes what
+// which keeps at most StorageCacheBytes() and removes what
 // hasn't been used for longest, never what this or another live process has
 // got from here. What has changed in the store is fetched anew. Processes that
 // ask at once share one download. Prints a line on standard error if it

@@ -4,17 +4,12 @@
 #include "base/remote/remote_store.h"
 
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -24,6 +19,8 @@
 #include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
+#include "host/storage/cache.h"
+#include "host/storage/listing.h"
 #include "host/storage/storage.h"
 
 namespace capstan {
@@ -33,59 +30,14 @@ constexpr uint64_t kMostListing = uint64_t{256} << 20;
 constexpr uint64_t kMostMessage = 1 << 20;
 constexpr int64_t kPiece = int64_t{8} << 20;
 constexpr size_t kThreads = 16;
-constexpr double kCacheGib = 50;
 constexpr char kField = '\x1f';
 constexpr char kRecord = '\x1e';
 
-Address ParentOf(Address address) {
-  const size_t slash = address.key.rfind('/');
-  address.key = slash == std::string::npos ? "" : address.key.substr(0, slash);
-  return address;
-}
-
-std::string NameIn(const Address& folder, const Address& address) {
-  return address.key.substr(folder.key.empty() ? 0 : folder.key.size() + 1);
-}
-
 // In the process that talks to the store.
-absl::StatusOr<std::pair<Address, std::vector<StoredObject>>> Ask(
-    const Address& address) {
-  const size_t wildcard = address.key.find_first_of("*?[");
-  if (wildcard != std::string::npos) {
-    Address folder = address;
-    folder.key.resize(wildcard);
-    folder = ParentOf(folder);
-    const std::string pattern = NameIn(folder, address);
-    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(folder));
-    CAPSTAN_ASSIGN_OR_RETURN(auto objects, storage->List(""));
-    objects.erase(std::remove_if(objects.begin(), objects.end(),
-                                 [&](const StoredObject& object) {
-                                   return fnmatch(pattern.c_str(),
-                                                  object.path.c_str(),
-                                                  FNM_PATHNAME) != 0;
-                                 }),
-                  objects.end());
-    return std::make_pair(folder, std::move(objects));
-  }
-  if (!address.key.empty()) {
-    const Address folder = ParentOf(address);
-    CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(folder));
-    absl::StatusOr<StoredObject> object =
-        storage->Stat(NameIn(folder, address));
-    if (object.ok()) {
-      return std::make_pair(folder, std::vector<StoredObject>{*object});
-    }
-    if (!absl::IsNotFound(object.status())) return object.status();
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(address));
-  CAPSTAN_ASSIGN_OR_RETURN(auto objects, storage->List(""));
-  return std::make_pair(address, std::move(objects));
-}
-
-absl::StatusOr<std::string> AskAsText(const Address& address) {
-  CAPSTAN_ASSIGN_OR_RETURN(const auto asked, Ask(address));
-  std::string text = asked.first.text();
-  for (const StoredObject& object : asked.second) {
+absl::StatusOr<std::string> ListingText(const Address& address) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Listing listing, ListAddress(address));
+  std::string text = listing.folder.text();
+  for (const StoredObject& object : listing.objects) {
     absl::StrAppend(&text, std::string(1, kRecord), object.path,
                     std::string(1, kField), object.size, std::string(1, kField),
                     object.version);
@@ -175,29 +127,6 @@ absl::Status FetchPart(const Storage& storage, const RemotePart& part) {
   return status;
 }
 
-absl::Status FetchAll(const Storage& storage,
-                      const std::vector<RemotePart>& parts) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  absl::Status first;
-  const auto work = [&] {
-    for (size_t i; (i = next.fetch_add(1)) < parts.size();) {
-      const absl::Status status = FetchPart(storage, parts[i]);
-      if (status.ok()) continue;
-      next = parts.size();
-      const std::lock_guard<std::mutex> lock(mutex);
-      first.Update(status);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(kThreads, parts.size()); ++i) {
-    threads.emplace_back(work);
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
-  return first;
-}
-
 void Serve(const Address& folder, const ConfinedChild::Parent& parent) {
   const auto storage = Storage::Open(folder);
   if (storage.ok()) {
@@ -209,7 +138,12 @@ void Serve(const Address& folder, const ConfinedChild::Parent& parent) {
     std::string text(static_cast<size_t>(size), '\0');
     if (!parent.Receive(&text[0], text.size())) return;
     absl::Status status = storage.status();
-    if (status.ok()) status = FetchAll(**storage, PartsOf(text));
+    if (status.ok()) {
+      const std::vector<RemotePart> parts = PartsOf(text);
+      status = InParallel(parts.size(), kThreads, [&](size_t i) {
+        return FetchPart(**storage, parts[i]);
+      });
+    }
     const bool sent = status.ok() ? parent.Send(absl::string_view("ok"))
                                   : parent.Send(status);
     if (!sent) return;
@@ -248,7 +182,7 @@ class Store final : public RemoteStore {
     CAPSTAN_ASSIGN_OR_RETURN(
         const auto child,
         StartStorageProcess([&](const ConfinedChild::Parent& parent) {
-          const absl::StatusOr<std::string> listed = AskAsText(address);
+          const absl::StatusOr<std::string> listed = ListingText(address);
           if (listed.ok()) {
             parent.Send(absl::string_view(*listed));
           } else {
@@ -288,14 +222,7 @@ class Store final : public RemoteStore {
 
   std::string LocalFolder() const override { return StorageFolder(); }
 
-  int64_t LocalBytes() const override {
-    const char* const set = std::getenv("CAPSTAN_STORAGE_CACHE_GIB");
-    double gib = 0;
-    if (set == nullptr || !absl::SimpleAtod(set, &gib) || gib <= 0) {
-      gib = kCacheGib;
-    }
-    return static_cast<int64_t>(gib * (1 << 30));
-  }
+  int64_t LocalBytes() const override { return StorageCacheBytes(); }
 };
 
 [[maybe_unused]] const bool registered = [] {

@@ -8,12 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -34,6 +31,7 @@
 #include "base/files.h"
 #include "base/own_library.h"
 #include "base/status.h"
+#include "host/storage/listing.h"
 
 namespace capstan {
 namespace {
@@ -178,30 +176,6 @@ absl::Status Retry(const Address& address, absl::string_view what,
     absl::SleepFor(absl::Seconds(std::min(pause * Jitter(), left)));
     pause = std::min(2 * pause, kLongestPauseSeconds);
   }
-}
-
-// Calls `work` for 0 .. count - 1 on several threads until one fails.
-absl::Status InParallel(size_t count,
-                        const std::function<absl::Status(size_t)>& work) {
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  absl::Status first;
-  const auto run = [&] {
-    for (size_t i; (i = next.fetch_add(1)) < count;) {
-      const absl::Status status = work(i);
-      if (status.ok()) continue;
-      next = count;
-      const std::lock_guard<std::mutex> lock(mutex);
-      first.Update(status);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(count, kThreads); ++i) {
-    threads.emplace_back(run);
-  }
-  run();
-  for (std::thread& thread : threads) thread.join();
-  return first;
 }
 
 // A part of an object on its way to a file.
@@ -424,7 +398,7 @@ absl::Status Storage::Download(const std::vector<StoredObject>& objects,
       }
     }
     CAPSTAN_RETURN_IF_ERROR(
-        InParallel(parts.size(), [&](size_t i) -> absl::Status {
+        InParallel(parts.size(), kThreads, [&](size_t i) -> absl::Status {
           const Part& part = parts[i];
           std::string bytes(static_cast<size_t>(part.bytes), '\0');
           CAPSTAN_RETURN_IF_ERROR(
