@@ -135,11 +135,9 @@ absl::Status PlanStep(Asked* asked) {
   const absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), mesh);
   CAPSTAN_RETURN_IF_ERROR(asked->loaded.Locate(plan.status(), "batch"));
   asked->batch = *plan;
-  asked->batch.order = MicroBatchOrderOf(config.train(), asked->parts);
   if (micro_batch != Batching::AUTO) return absl::OkStatus();
   const int64_t chosen = record.micro_batch_size;
-  if (chosen > 0 &&
-      asked->batch.global_batch_size % (chosen * mesh.data) == 0) {
+  if (chosen > 0 && asked->batch.global_batch_size % chosen == 0) {
     asked->batch = WithMicroBatch(asked->batch, chosen, mesh.data);
   } else {
     asked->notes.push_back(

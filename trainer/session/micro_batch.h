@@ -25,7 +25,8 @@ int64_t LongestRow(const TrainJob& job);
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 
 // Returns the sizes that divide the global batch evenly over `at_once`
-// micro-batches at a time, in descending order, ending with 1.
+// micro-batches at a time, in descending order, ending with 1; if there are
+// none, those that divide it.
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once);
 
 // Returns the largest of `sizes` that is planned to take at most `budget`
