@@ -184,10 +184,12 @@ absl::Status FindRows(Asked* asked) {
         "told; put back what they were"));
   }
   const int64_t global = asked->batch.global_batch_size;
+  const Mesh mesh = MeshOf(config.train(), asked->world_size);
+  const std::string idle = IdleRanksNote(asked->batch, mesh);
+  if (!idle.empty()) asked->notes.push_back(idle);
   const int64_t position = PositionOfStep(record, global, &asked->notes);
   const DataOrder order = OrderOfRun(config, asked->parts, global);
-  asked->rows = RowsOfStep(order, asked->batch,
-                           MeshOf(config.train(), asked->world_size), position);
+  asked->rows = RowsOfStep(order, asked->batch, mesh, position);
   return LeaveOutForgotten(asked);
 }
 

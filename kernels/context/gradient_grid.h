@@ -6,9 +6,9 @@ namespace capstan {
 
 // Deterministic runs add gradients in float64, each rounded to a multiple of
 // 2^-bits before: such sums are exact, in whatever order they are made, up to
-// 2^(53 - bits). Of the gradients of a step's mean loss this grid has 44 bits:
-// steps of 6e-14, where AdamW's epsilon is 1e-8, and sums up to 512.
-constexpr int kGradientGridBits = 44;
+// 2^(53 - bits). Of the gradients of a step's mean loss this grid has 50 bits:
+// it is no coarser than float32 is at AdamW's epsilon, 1e-8, and reaches to 8.
+constexpr int kGradientGridBits = 50;
 
 // Of the gradients that the present step's backward makes: more or fewer bits
 // if the loss is scaled. Set before each step. Thread-safe.

@@ -324,11 +324,15 @@ std::string IdleRanksNote(const BatchPlan& plan, const Mesh& mesh) {
   const std::string ranks =
       mesh.sequence > 1 ? absl::StrCat("groups of ", mesh.sequence, " ranks")
                         : "ranks";
-  return absl::StrCat(idle, " of ", mesh.data, " ", ranks,
-                      idle == 1 ? " is" : " are", " idle in the last of ",
-                      shares.micro_steps(), " micro-steps, as a step has ",
-                      shares.micro_batches(),
-                      " micro-batches (batch.global_batch_size)");
+  return absl::StrCat(
+      idle, " of ", mesh.data, " ", ranks, idle == 1 ? " is" : " are", " idle",
+      shares.micro_steps() > 1
+          ? absl::StrCat(" in the last of ", shares.micro_steps(),
+                         " micro-steps")
+          : "",
+      ", as a step has ", shares.micro_batches(),
+      shares.micro_batches() == 1 ? " micro-batch" : " micro-batches",
+      " (batch.global_batch_size)");
 }
 
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(
