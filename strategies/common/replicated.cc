@@ -35,9 +35,12 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
     grid_sums_ = Zeros(MemoryCategory::kGradients, layout_.numel,
                        context.group->device(), at::kDouble);
     options.on_ready = [this, on_ready = std::move(on_ready)](int bucket) {
-      PutOnGrid(gradients_->Take(bucket), /*add=*/micro_step_ > 0,
-                TakeSums(bucket));
-      if (micro_step_ + 1 == micro_steps_ && on_ready) on_ready(bucket);
+      const at::Tensor gradients = gradients_->Take(bucket);
+      const at::Tensor sums = GridSums(bucket);
+      PutOnGrid(gradients, /*add=*/micro_step_ > 0, sums);
+      if (micro_step_ + 1 < micro_steps_) return;
+      if (!takes_sums_) gradients.copy_(sums);
+      if (on_ready) on_ready(bucket);
     };
   } else {
     options.on_ready = std::move(on_ready);
@@ -74,13 +77,17 @@ void ReplicatedStrategy::FinishBackward() {
   }
   Reduce();
   const at::NoGradGuard no_grad;
-  if (grid_sums_.defined()) shard_.gradient.copy_(grid_sums_);
+  if (takes_sums_ && grid_sums_.defined()) shard_.gradient.copy_(grid_sums_);
+}
+
+at::Tensor ReplicatedStrategy::GridSums(int bucket) const {
+  const Bucket& whole = gradients_->buckets()[bucket];
+  return grid_sums_.narrow(0, whole.begin, whole.numel());
 }
 
 at::Tensor ReplicatedStrategy::TakeSums(int bucket) {
-  if (!grid_sums_.defined()) return gradients_->Take(bucket);
-  const Bucket& whole = gradients_->buckets()[bucket];
-  return grid_sums_.narrow(0, whole.begin, whole.numel());
+  takes_sums_ = true;
+  return grid_sums_.defined() ? GridSums(bucket) : gradients_->Take(bucket);
 }
 
 std::pair<int64_t, int64_t> ReplicatedStrategy::Share() const {

@@ -159,13 +159,13 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
 }
 
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once) {
-  // Without a rank that idles, if that can be.
-  const bool equal = global_batch_size % at_once == 0;
-  const int64_t most = (global_batch_size + at_once - 1) / at_once;
-  const int64_t divided = equal ? most : global_batch_size;
+  const int64_t least = (global_batch_size + at_once - 1) / at_once;
   std::vector<int64_t> sizes;
-  for (int64_t size = most; size > 0; --size) {
-    if (divided % size == 0) sizes.push_back(size);
+  for (int64_t size = least; size > 0; --size) {
+    const BatchShares shares = {size, global_batch_size, at_once};
+    if (global_batch_size % size == 0 && shares.micro_steps() * size == least) {
+      sizes.push_back(size);
+    }
   }
   return sizes;
 }

@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/micro_batch.h"
 #include "trainer/session/run_identity.h"
 
 namespace capstan {
@@ -212,13 +213,14 @@ std::string KeepGlobalBatch(const std::string& checkpoint,
   const int64_t micro =
       automatic ? 1 : std::max<int64_t>(1, batch->micro_batch_size());
   if (asked == 0 && !automatic && micro * at_once == global) return "";
-  // Rather smaller micro-batches than ranks that idle; but a deterministic
-  // run's bits depend on the micro-batch.
-  const int64_t each = (global + at_once - 1) / at_once;
-  const int64_t fitting =
-      deterministic ? DivisorUpTo(micro, global)
-                    : DivisorUpTo(std::min(micro, each),
-                                  global % at_once == 0 ? each : global);
+  // Smaller ones may have fewer ranks idle; but a deterministic run's bits
+  // depend on the micro-batch.
+  int64_t fitting = DivisorUpTo(micro, global);
+  if (!deterministic) {
+    const std::vector<int64_t> sizes = MicroBatchSizes(global, at_once);
+    fitting = *std::find_if(sizes.begin(), sizes.end(),
+                            [&](int64_t size) { return size <= micro; });
+  }
   if (asked == global && fitting == micro) return "";
   batch->set_global_batch_size(global);
   std::string note =

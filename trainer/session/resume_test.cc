@@ -80,9 +80,8 @@ TEST(ResumeBatchTest, AGlobalBatchThatIsSetWins) {
 TEST(ResumeBatchTest, RanksThatDontDivideItShareItNearlyEvenly) {
   Batching batch = BatchOf(2, 0);
   EXPECT_THAT(Keep(12, 5, &batch),
-              HasSubstr("12 = micro 2 x 5 ranks x accumulation 2"));
-  ExpectBatch(batch, 2, 12);
-  // One rank idles, not three.
+              HasSubstr("12 = micro 1 x 5 ranks x accumulation 3"));
+  ExpectBatch(batch, 1, 12);
   batch = BatchOf(6, 0);
   EXPECT_THAT(Keep(12, 5, &batch),
               AllOf(HasSubstr("12 = micro 3 x 5 ranks x accumulation 1"),
