@@ -343,9 +343,14 @@ absl::Status Refusal(const Strategy& strategy, const RunConfig& config,
     return absl::InvalidArgumentError(
         "train.sequence_parallel: its ranks train replicas of their own");
   }
-  const absl::StatusOr<BatchPlan> plan =
-      PlanBatch(config.batch(), MeshOf(config.train(), request.world_size));
+  const Mesh mesh = MeshOf(config.train(), request.world_size);
+  const absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), mesh);
   if (!plan.ok()) return Annotate(plan.status(), *FieldOf(plan.status()));
+  if (strategy.local_steps()) {
+    const absl::Status equal =
+        CheckEqualShares(*plan, mesh, "a strategy with local steps");
+    if (!equal.ok()) return Annotate(equal, *FieldOf(equal));
+  }
   *accumulation = request.accumulation = plan->accumulation;
   const absl::Status checked = strategy.Check(request);
   const absl::optional<std::string> field = FieldOf(checked);

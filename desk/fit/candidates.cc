@@ -344,7 +344,8 @@ class Enumeration {
         data_(MeshOf(job_.loaded.config.train(), hosts * ranks).data),
         request_(MemoryRequestOf(job_, hosts * ranks)) {
     const int64_t global = job_.batch.global_batch_size;
-    if (data_ > 0 && global % data_ == 0) {
+    if (data_ > 0 &&
+        (global % data_ == 0 || !job_.parts.objective->has_rollouts())) {
       sizes_ = MicroBatchSizes(global, data_);
     }
     // A deterministic run's bits depend on its micro-batch.
@@ -402,7 +403,7 @@ class Enumeration {
     one.choice.global_batch = job_.batch.global_batch_size;
     one.hosts = hosts_;
     one.ranks = ranks_;
-    one.accumulation = one.choice.global_batch / size / data_;
+    one.accumulation = WithMicroBatch(job_.batch, size, data_).accumulation;
     const Train& train = job_.loaded.config.train();
     one.clears_n = train.activation_checkpointing_n() > 0 &&
                    activations.checkpoint_every <= 1;

@@ -87,10 +87,8 @@ std::vector<StepRow> RowsOfStep(const DataOrder& order, const BatchPlan& batch,
   std::vector<StepRow> rows;
   for (int data_rank = 0; data_rank < mesh.data; ++data_rank) {
     for (int64_t i = 0; i < batch.accumulation; ++i) {
-      const int64_t first = MicroBatchIndex(batch.order, data_rank, mesh.data,
-                                            i, batch.accumulation) *
-                            batch.micro_batch_size;
-      for (int64_t row = 0; row < batch.micro_batch_size; ++row) {
+      const int64_t first = batch.Shares(mesh).FirstSample(data_rank, i);
+      for (int64_t row = 0; first >= 0 && row < batch.micro_batch_size; ++row) {
         const int64_t at = first + row;
         rows.push_back({data_rank * mesh.sequence, i, row, position + at,
                         (position + at) / epoch_rows, samples[at]});

@@ -135,11 +135,9 @@ absl::Status PlanStep(Asked* asked) {
   const absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), mesh);
   CAPSTAN_RETURN_IF_ERROR(asked->loaded.Locate(plan.status(), "batch"));
   asked->batch = *plan;
-  asked->batch.order = MicroBatchOrderOf(config.train(), asked->parts);
   if (micro_batch != Batching::AUTO) return absl::OkStatus();
   const int64_t chosen = record.micro_batch_size;
-  if (chosen > 0 &&
-      asked->batch.global_batch_size % (chosen * mesh.data) == 0) {
+  if (chosen > 0 && asked->batch.global_batch_size % chosen == 0) {
     asked->batch = WithMicroBatch(asked->batch, chosen, mesh.data);
   } else {
     asked->notes.push_back(
@@ -186,10 +184,12 @@ absl::Status FindRows(Asked* asked) {
         "told; put back what they were"));
   }
   const int64_t global = asked->batch.global_batch_size;
+  const Mesh mesh = MeshOf(config.train(), asked->world_size);
+  const std::string idle = IdleRanksNote(asked->batch, mesh);
+  if (!idle.empty()) asked->notes.push_back(idle);
   const int64_t position = PositionOfStep(record, global, &asked->notes);
   const DataOrder order = OrderOfRun(config, asked->parts, global);
-  asked->rows = RowsOfStep(order, asked->batch,
-                           MeshOf(config.train(), asked->world_size), position);
+  asked->rows = RowsOfStep(order, asked->batch, mesh, position);
   return LeaveOutForgotten(asked);
 }
 

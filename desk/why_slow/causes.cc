@@ -379,8 +379,7 @@ class Judge {
                            settings.sequence_parallel;
     return at_once <= 0.0
                ? 1.0
-               : std::max(1.0,
-                          std::round(settings.global_batch_size / at_once));
+               : std::max(1.0, std::ceil(settings.global_batch_size / at_once));
   }
 
   // A larger micro-batch does the same tokens in fewer products: first by less

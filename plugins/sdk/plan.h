@@ -29,7 +29,8 @@ struct StrategyRequest {
   // Says what stays whole and has the blocks of its state (LayoutRules in
   // strategies/common/flat_layout.h). Null: no constraints.
   const Optimizer* optimizer = nullptr;
-  // Whether gradient sums follow a binary tree of the batch's micro-batches.
+  // Whether gradients are added without rounding (kernels/context/
+  // gradient_grid.h), so that their order doesn't matter.
   bool deterministic = false;
 };
 

@@ -80,10 +80,8 @@ class Strategy {
 
   virtual HeldGradients* held_gradients() { return nullptr; }
 
-  // Whether a deterministic run sums gradients over ranks in each micro-step,
-  // and only then over micro-steps. In micro-step i of n, rank r of w then
-  // takes micro-batch i * w + r of the global batch, otherwise r * n + i, so
-  // that both sum along the same binary tree. Constant.
+  // Has no effect. It said how deterministic runs deal out micro-batches, while
+  // the order of their sums mattered.
   virtual bool SumsEachMicroStep() const { return false; }
 
   // Allocates buffers, fills this rank's masters with initial values and binds

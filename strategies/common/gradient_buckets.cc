@@ -82,11 +82,6 @@ void GradientBuckets::Begin(bool first, bool last) {
   }
 }
 
-void GradientBuckets::BeginAlone(const at::Tensor& flat) {
-  flat_ = flat;
-  Begin(/*first=*/true, /*last=*/true);
-}
-
 GradientBuckets::BucketState& GradientBuckets::StateOf(const Slot& slot) {
   BucketState& state = states_[slot.bucket];
   TORCH_CHECK(!state.taken,

@@ -68,9 +68,6 @@ class GradientBuckets final : public GradientSink, public WideGradientSink {
   // Begins a micro-step. `first` drops existing gradients; `last` makes this
   // micro-step's gradients complete the buckets.
   void Begin(bool first, bool last);
-  // The same for a first and last one, whose gradients go to `flat` instead of
-  // Options::flat, of which it is a like.
-  void BeginAlone(const at::Tensor& flat);
 
   // For HeldGradients, whose comments say what they do.
   void Fix();

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -24,11 +23,11 @@ void ReduceQueue::Reserve() {
 }
 
 void ReduceQueue::Start(const at::Tensor& sums, const at::Tensor& destination,
-                        bool add, bool last, std::function<void()> done) {
+                        bool add, bool last) {
   at::NoGradGuard no_grad;
   while (static_cast<int>(entries_.size()) >= kReducesUnderWay) FinishOldest();
-  Entry entry = {nullptr, sums, at::Tensor(),  destination,
-                 add,     last, std::string(), std::move(done)};
+  Entry entry = {nullptr, sums, at::Tensor(), destination,
+                 add,     last, std::string()};
   if (replicas_ != nullptr) {
     entry.label = std::string(CollectiveLabel::Current());
   }
@@ -80,8 +79,7 @@ void ReduceQueue::FinishOldest() {
   } else if (!entry.slice.is_same(entry.destination)) {
     entry.destination.copy_(entry.slice);
   }
-  if (replicate) return Replicate(std::move(entry));
-  if (entry.done) entry.done();
+  if (replicate) Replicate(std::move(entry));
 }
 
 void ReduceQueue::Replicate(Entry entry) {
@@ -121,9 +119,7 @@ void ReduceQueue::Drain() {
   while (!entries_.empty()) FinishOldest();
   while (!replicating_.empty()) {
     replicating_.front().work->Wait();
-    const std::function<void()> done = std::move(replicating_.front().done);
     replicating_.pop_front();
-    if (done) done();
   }
   FinishCopy();
 }

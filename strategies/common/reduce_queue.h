@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,11 +38,9 @@ class ReduceQueue {
   // Sums `sums` [n * size] over the ranks; this rank's slice is written, or
   // added if `add`, to `destination` [n], which may be in host memory (if this
   // has `copies`). Keeps `sums` until done. `last`: nothing is added to
-  // `destination` any more, which is then summed over the replicas. `done` (may
-  // be null) is called once it is complete; only where it isn't in host memory
-  // of a GPU's rank.
+  // `destination` any more, which is then summed over the replicas.
   void Start(const at::Tensor& sums, const at::Tensor& destination, bool add,
-             bool last, std::function<void()> done = nullptr);
+             bool last);
 
   // Completes all. If destinations are in host memory, waits until they are
   // written.
@@ -58,7 +55,6 @@ class ReduceQueue {
     bool add = false;
     bool last = false;
     std::string label;  // CollectiveLabel's, for the second sum
-    std::function<void()> done;
   };
 
   bool OnHost(const Entry& entry) const {

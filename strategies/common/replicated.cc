@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "strategies/common/replicated.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <utility>
 
 #include "base/status.h"
 #include "strategies/common/flat_state.h"
+#include "strategies/common/grid_sums.h"
 
 namespace capstan {
 
@@ -29,12 +32,15 @@ absl::Status ReplicatedStrategy::SetUp(const StrategyContext& context,
   options.dtype = context.precision.reduce;
   options.flat = shard_.gradient;
   if (context.deterministic) {
-    tree_ = std::make_unique<SumTree>(shard_.gradient);
+    grid_sums_ = Zeros(MemoryCategory::kGradients, layout_.numel,
+                       context.group->device(), at::kDouble);
     options.on_ready = [this, on_ready = std::move(on_ready)](int bucket) {
-      gradients_->Take(bucket);  // zeros where there is no gradient
-      const Bucket& whole = gradients_->buckets()[bucket];
-      tree_->Add(micro_step_, micro_steps_, whole.begin, whole.end);
-      if (micro_step_ + 1 == micro_steps_ && on_ready) on_ready(bucket);
+      const at::Tensor gradients = gradients_->Take(bucket);
+      const at::Tensor sums = GridSums(bucket);
+      PutOnGrid(gradients, /*add=*/micro_step_ > 0, sums);
+      if (micro_step_ + 1 < micro_steps_) return;
+      if (!takes_sums_) gradients.copy_(sums);
+      if (on_ready) on_ready(bucket);
     };
   } else {
     options.on_ready = std::move(on_ready);
@@ -52,25 +58,36 @@ absl::Span<OptimizerShard> ReplicatedStrategy::OptimizerShards() {
 }
 
 void ReplicatedStrategy::BeginMicroStep(int index, int count) {
+  // Then each micro-step's gradients are apart from the others'.
+  const bool apart = grid_sums_.defined();
   // Buckets left incomplete by the previous micro-step.
-  if (tree_ != nullptr && index > 0) gradients_->Finish();
+  if (apart && index > 0) gradients_->Finish();
   micro_step_ = index;
   micro_steps_ = count;
-  if (tree_ != nullptr) {
-    gradients_->BeginAlone(tree_->Leaf(index, count));
-  } else {
-    gradients_->Begin(/*first=*/index == 0, /*last=*/index + 1 == count);
-  }
+  gradients_->Begin(/*first=*/apart || index == 0,
+                    /*last=*/apart || index + 1 == count);
 }
 
 void ReplicatedStrategy::FinishBackward() {
   gradients_->Finish();
   // After an error in one micro-step, others may wait for the last one's sums.
-  while (tree_ != nullptr && micro_step_ + 1 < micro_steps_) {
+  while (grid_sums_.defined() && micro_step_ + 1 < micro_steps_) {
     BeginMicroStep(micro_step_ + 1, micro_steps_);
     gradients_->Finish();
   }
   Reduce();
+  const at::NoGradGuard no_grad;
+  if (takes_sums_ && grid_sums_.defined()) shard_.gradient.copy_(grid_sums_);
+}
+
+at::Tensor ReplicatedStrategy::GridSums(int bucket) const {
+  const Bucket& whole = gradients_->buckets()[bucket];
+  return grid_sums_.narrow(0, whole.begin, whole.numel());
+}
+
+at::Tensor ReplicatedStrategy::TakeSums(int bucket) {
+  takes_sums_ = true;
+  return grid_sums_.defined() ? GridSums(bucket) : gradients_->Take(bucket);
 }
 
 std::pair<int64_t, int64_t> ReplicatedStrategy::Share() const {
@@ -116,9 +133,10 @@ StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {
   StrategyPlan plan;
   plan.parameters = (trainable + frozen) * compute_bytes;
   plan.gradients = trainable * c10::elementSize(precision.reduce);
-  const int64_t sent = 2 * plan.gradients * (request.world_size - 1);
+  int64_t sums = plan.gradients;
   if (request.deterministic) {
-    plan.gradients *= 1 + WaitingSums(static_cast<int>(request.accumulation));
+    sums = trainable * kGridSumBytes;
+    plan.gradients += sums;
   }
   if (precision.compute != precision.master) {
     plan.masters = trainable * c10::elementSize(precision.master);
@@ -127,7 +145,8 @@ StrategyPlan ReplicatedStrategy::Plan(const StrategyRequest& request) const {
   plan.forward_buckets.resize(units);
   plan.backward_buckets.resize(units);
   plan.backward_workspace = LargestGradients(*request.model, precision.compute);
-  plan.sent_for_gradients = sent / request.world_size;
+  plan.sent_for_gradients =
+      2 * sums * (request.world_size - 1) / request.world_size;
   return plan;
 }
 

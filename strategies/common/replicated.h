@@ -13,7 +13,6 @@
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
-#include "strategies/common/sum_tree.h"
 
 namespace capstan {
 
@@ -56,6 +55,12 @@ class ReplicatedStrategy : public Strategy, public HeldGradients {
   // for them here.
   virtual void Reduce() = 0;
 
+  // A bucket's sums of this rank, to be summed over the ranks in place until
+  // Reduce returns: in a deterministic run float64 (grid_sums.h), which then
+  // becomes the gradient. A strategy that sums gradients().Take(bucket) has the
+  // ranks' sums rounded before.
+  at::Tensor TakeSums(int bucket);
+
   ProcessGroup& group() { return *context_.group; }
   OptimizerShard& shard() { return shard_; }
   GradientBuckets& gradients() { return *gradients_; }
@@ -71,8 +76,11 @@ class ReplicatedStrategy : public Strategy, public HeldGradients {
   FrozenParameters frozen_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<GradientBuckets> gradients_;
-  // In a deterministic run; else buckets add up the micro-steps.
-  std::unique_ptr<SumTree> tree_;
+  at::Tensor GridSums(int bucket) const;
+  // In a deterministic run, like the gradient; else buckets add up the
+  // micro-steps.
+  at::Tensor grid_sums_;
+  bool takes_sums_ = false;  // TakeSums has been called
   int micro_step_ = 0;
   int micro_steps_ = 1;
 };

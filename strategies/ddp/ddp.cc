@@ -57,13 +57,12 @@ class Ddp final : public ReplicatedStrategy {
   }
 
   absl::Status Setup(const StrategyContext& context) override {
-    return SetUp(
-        context, Bytes(config_.first_bucket_mib(), kDefaultFirstBytes),
-        Bytes(config_.bucket_cap_mib(), DefaultBytes(context)),
-        [this](int bucket) {
-          const CollectiveLabel label("bucket", bucket);
-          works_.push_back(group().AllReduce(gradients().Take(bucket)));
-        });
+    return SetUp(context, Bytes(config_.first_bucket_mib(), kDefaultFirstBytes),
+                 Bytes(config_.bucket_cap_mib(), DefaultBytes(context)),
+                 [this](int bucket) {
+                   const CollectiveLabel label("bucket", bucket);
+                   works_.push_back(group().AllReduce(TakeSums(bucket)));
+                 });
   }
 
   void Reduce() override {

@@ -23,8 +23,8 @@
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
+#include "strategies/common/grid_sums.h"
 #include "strategies/common/reduce_queue.h"
-#include "strategies/common/sum_tree.h"
 #include "strategies/fsdp/fsdp.pb.h"
 #include "strategies/fsdp/schedule.h"
 
@@ -203,8 +203,6 @@ class Fsdp final : public Strategy {
     StartPass(Pass::kTraining);
   }
 
-  bool SumsEachMicroStep() const override { return !reduce_once_; }
-
   bool wants_unit_callbacks() const override { return true; }
   bool collective_forward() const override { return true; }
 
@@ -243,6 +241,8 @@ class Fsdp final : public Strategy {
       FinishPass();
     }
     queue_->Drain();
+    const at::NoGradGuard no_grad;
+    if (grid_sums_.defined()) shard_.gradient.copy_(grid_sums_);
     // The update writes the shards that gathers have copied.
     if (config_.cpu_offload()) copies_->Wait();
   }
@@ -345,6 +345,9 @@ class Fsdp final : public Strategy {
       }
       numel += end - begin;
     }
+    if (context_.deterministic) {
+      grid_sums_ = Zeros(MemoryCategory::kGradients, numel, home, at::kDouble);
+    }
     return MakeShard(context_, std::move(ranges), numel, home,
                      /*on_all_ranks=*/false, &shard_);
   }
@@ -402,11 +405,6 @@ class Fsdp final : public Strategy {
     GradientBuckets::Options options;
     options.dtype = context_.precision.reduce;
     options.model = context_.model;
-    if (context_.deterministic && reduce_once_) {
-      bucket_trees_.resize(buckets.size());
-    } else if (context_.deterministic) {
-      tree_ = std::make_unique<SumTree>(shard_.gradient);
-    }
     buckets_ = std::make_unique<GradientBuckets>(
         specs, gradients, std::move(buckets), parameters_, std::move(options));
   }
@@ -476,35 +474,19 @@ class Fsdp final : public Strategy {
 
   void Reduce(int group) {
     const CollectiveLabel label(groups_[group]->name());
-    if (context_.deterministic) return ReduceAlongTree(group);
-    const int64_t numel = groups_[group]->shard_numel();
-    queue_->Start(buckets_->Take(bucket_of_group_[group]),
-                  shard_.gradient.narrow(0, offsets_[group], numel),
-                  /*add=*/micro_step_ > 0 && !reduce_once_,
-                  /*last=*/last_micro_step());
-  }
-
-  void ReduceAlongTree(int group) {
-    const int index = micro_step_, count = micro_steps_;
     const int bucket = bucket_of_group_[group];
-    const int64_t begin = offsets_[group];
-    const int64_t end = begin + groups_[group]->shard_numel();
-    if (reduce_once_) {
-      const at::Tensor sums =
-          bucket_trees_[bucket].Add(index, count, buckets_->Take(bucket));
+    const bool first = micro_step_ == 0, last = last_micro_step();
+    at::Tensor sums = buckets_->Take(bucket);
+    if (context_.deterministic) {
+      sums = grid_buckets_.Add(bucket, sums, !reduce_once_ || first,
+                               !reduce_once_ || last);
       if (!sums.defined()) return;
-      queue_->Start(sums, shard_.gradient.narrow(0, begin, end - begin),
-                    /*add=*/false, /*last=*/true);
-      return;
     }
-    const at::Tensor leaf =
-        tree_->Leaf(index, count).narrow(0, begin, end - begin);
-    // Replicas are the upper part of the tree over ranks: they add, too, before
-    // the next micro-step.
-    queue_->Start(buckets_->Take(bucket), leaf, /*add=*/false, /*last=*/true,
-                  [this, index, count, begin, end] {
-                    tree_->Add(index, count, begin, end);
-                  });
+    const at::Tensor& shard =
+        grid_sums_.defined() ? grid_sums_ : shard_.gradient;
+    queue_->Start(
+        sums, shard.narrow(0, offsets_[group], groups_[group]->shard_numel()),
+        /*add=*/!first && !reduce_once_, last);
   }
 
   bool last_micro_step() const { return micro_step_ + 1 == micro_steps_; }
@@ -543,9 +525,9 @@ class Fsdp final : public Strategy {
 
   // Whether each micro-step's gradients are collected apart from the others'.
   bool each_apart_ = false;
-  // In a deterministic run: one of these.
-  std::unique_ptr<SumTree> tree_;
-  std::vector<OwnedSumTree> bucket_trees_;  // reduce_once_
+  // In a deterministic run.
+  at::Tensor grid_sums_;  // like the shard's gradient
+  GridBuckets grid_buckets_;
 
   std::vector<int> bucket_of_group_;  // -1: frozen
   std::unique_ptr<GradientBuckets> buckets_;

@@ -8,17 +8,18 @@
 
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/gradient_buckets.h"
+#include "strategies/common/grid_sums.h"
 #include "strategies/common/reduce_queue.h"
-#include "strategies/common/sum_tree.h"
 #include "strategies/fsdp/schedule.h"
 
 namespace capstan::fsdp {
 namespace {
 
 struct PlannedGroup {
-  int64_t whole = 0;  // bytes of the gathered parameters
-  int64_t sums = 0;   // bytes of the gradients' bucket
-  int64_t slice = 0;  // bytes of this rank's slice, if in a separate buffer
+  int64_t whole = 0;   // bytes of the gathered parameters
+  int64_t filled = 0;  // bytes of the gradients' bucket
+  int64_t sums = 0;    // of its sums, which ranks send
+  int64_t slice = 0;   // of this rank's slice, if in a separate buffer
   bool gathered = false;
 };
 
@@ -129,7 +130,7 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   const bool mixed = request.precision.compute != request.precision.master;
   const int64_t shard_count = shards;
   const bool many = request.accumulation > 1;
-  const int waiting = WaitingSums(static_cast<int>(request.accumulation));
+  const int64_t sum = request.deterministic ? kGridSumBytes : reduce;
   const LayoutRules rules = RulesOf(model, request.optimizer);
   const std::vector<GroupSpec> group_specs = MakeGroups(model, rules);
   const std::vector<FlatLayout> layouts =
@@ -145,19 +146,16 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
     plan.parameters += mine * compute;
     if (group_specs[g].trainable) {
       plan.optimizer_elements += mine;
-      planned.sums = layouts[g].numel * reduce;
-      const bool apart =
-          (many && !options.reduce_once && !request.deterministic) ||
-          options.offload;
-      if (apart) planned.slice = mine * reduce;
-      kept_sums += planned.sums * (request.deterministic ? waiting : 1);
+      planned.filled = layouts[g].numel * reduce;
+      planned.sums = layouts[g].numel * sum;
+      const bool apart = (many && !options.reduce_once) || options.offload;
+      if (apart) planned.slice = mine * sum;
+      kept_sums += planned.sums;
     }
     groups.push_back(planned);
   }
   plan.gradients = plan.optimizer_elements * reduce;
-  if (request.deterministic && !options.reduce_once) {
-    plan.gradients *= 1 + waiting;
-  }
+  if (request.deterministic) plan.gradients += plan.optimizer_elements * sum;
   if (mixed) {
     plan.masters =
         plan.optimizer_elements * c10::elementSize(request.precision.master);
@@ -179,8 +177,9 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   // Backward has ended, but not the last reductions.
   plan.publish_buckets = walk.left() + kept;
   plan.collect_buckets.assign(units, 0);
-  for (size_t g = 0; kept == 0 && g < groups.size(); ++g) {
-    plan.collect_buckets[group_specs[g].unit] += groups[g].sums;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (kept > 0 && !request.deterministic) continue;
+    plan.collect_buckets[group_specs[g].unit] += groups[g].filled;
   }
   plan.backward_workspace = LargestGradients(model, request.precision.compute);
   const int64_t passes = pass.reshard_after_forward ? request.accumulation : 1;
@@ -188,9 +187,7 @@ StrategyPlan PlanRun(const StrategyRequest& request, int shards,
   plan.sent_for_gradients =
       walk.sent_for_gradients() *
           (options.reduce_once ? 1 : request.accumulation) +
-      walk.sent_to_replicas() * (request.deterministic && !options.reduce_once
-                                     ? request.accumulation
-                                     : 1);
+      walk.sent_to_replicas();
   return plan;
 }
 

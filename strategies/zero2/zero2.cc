@@ -21,8 +21,8 @@
 #include "strategies/common/flat_layout.h"
 #include "strategies/common/flat_state.h"
 #include "strategies/common/gradient_buckets.h"
+#include "strategies/common/grid_sums.h"
 #include "strategies/common/reduce_queue.h"
-#include "strategies/common/sum_tree.h"
 #include "strategies/zero2/zero2.pb.h"
 
 namespace capstan::zero2 {
@@ -86,11 +86,8 @@ class Zero2 final : public Strategy, public HeldGradients {
     StrategyPlan plan;
     plan.parameters = (layout.numel + frozen) * compute;
     plan.gradients = layout.numel / ranks * reduce;
-    const int waiting =
-        request.deterministic
-            ? WaitingSums(static_cast<int>(request.accumulation))
-            : 1;
-    if (request.deterministic && !reduce_once_) plan.gradients *= 1 + waiting;
+    const int64_t sums = BytesOfSums(request);
+    if (request.deterministic) plan.gradients += layout.numel / ranks * sums;
     if (separate_masters(request.precision)) {
       plan.masters = layout.numel / ranks * master;
       // The rank's slice in the compute dtype, before it is copied to the
@@ -109,21 +106,21 @@ class Zero2 final : public Strategy, public HeldGradients {
     plan.backward_workspace =
         LargestGradients(model, request.precision.compute);
     if (reduce_once_ && request.accumulation > 1) {
-      plan.forward_buckets.assign(units, layout.numel * reduce * waiting);
+      plan.forward_buckets.assign(units, layout.numel * sums);
       plan.backward_buckets = plan.forward_buckets;
       if (request.deterministic) {
         // The one that fills, before it is added.
         int64_t most = 0;
         for (const Bucket& b : buckets) most = std::max(most, b.numel());
-        plan.backward_buckets.assign(
-            units, layout.numel * reduce * waiting + most * reduce);
+        plan.backward_buckets.assign(units,
+                                     layout.numel * sums + most * reduce);
       }
     } else {
       PlanBuckets(request, buckets, &plan);
     }
     const int64_t reductions = reduce_once_ ? 1 : request.accumulation;
     plan.sent_for_gradients =
-        layout.numel / ranks * (ranks - 1) * reduce * reductions;
+        layout.numel / ranks * (ranks - 1) * sums * reductions;
     plan.sent_for_parameters = layout.numel / ranks * (ranks - 1) * compute;
     return plan;
   }
@@ -158,8 +155,6 @@ class Zero2 final : public Strategy, public HeldGradients {
                              /*last=*/index + 1 == count || each_apart_);
   }
 
-  bool SumsEachMicroStep() const override { return !reduce_once_; }
-
   // Gathers of the last step's update may still be in progress.
   bool wants_unit_callbacks() const override { return true; }
 
@@ -180,6 +175,8 @@ class Zero2 final : public Strategy, public HeldGradients {
       gradient_buckets_->Finish();
     }
     queue_->Drain();
+    const at::NoGradGuard no_grad;
+    if (grid_sums_.defined()) gradients_.copy_(grid_sums_);
     // The update writes what publishing it has copied.
     if (offload_) copies_->Wait();
   }
@@ -280,10 +277,9 @@ class Zero2 final : public Strategy, public HeldGradients {
   // forward needs first is updated and gathered first.
   struct Slice {
     int bucket = 0;
-    at::Tensor whole;     // the bucket of the working copy
-    at::Tensor mine;      // this rank's part of it
-    at::Tensor gradient;  // as in its OptimizerShard
-    int64_t offset = 0;   // of that in gradients_
+    at::Tensor whole;  // the bucket of the working copy
+    at::Tensor mine;   // this rank's part of it
+    at::Tensor sums;   // where its gradient is summed
     std::unique_ptr<Work> gather;
   };
 
@@ -296,18 +292,25 @@ class Zero2 final : public Strategy, public HeldGradients {
                  Config::OffloadOptimizer::CPU),
         reduce_once_(config.accumulation() == Config::REDUCE_ONCE) {}
 
+  // Of an element of the sums, which ranks send.
+  static int64_t BytesOfSums(const StrategyRequest& request) {
+    return request.deterministic ? kGridSumBytes
+                                 : static_cast<int64_t>(c10::elementSize(
+                                       request.precision.reduce));
+  }
+
   // The buckets that exist unit by unit if each micro-step reduces them.
   void PlanBuckets(const StrategyRequest& request,
                    const std::vector<Bucket>& buckets,
                    StrategyPlan* plan) const {
     const std::vector<ParameterSpec>& specs = request.model->parameters();
     const int64_t element = c10::elementSize(request.precision.reduce);
+    const int64_t sum = BytesOfSums(request);
     const int reducing = overlap_ ? kReducesUnderWay : 0;
     // Whether a sum's slice is in a separate buffer until it is added.
-    bool apart =
-        offload_ || (request.accumulation > 1 && !request.deterministic);
+    bool apart = offload_ || request.accumulation > 1;
     const auto reduced = [&](int b) {
-      const int64_t bytes = buckets[b].numel() * element;
+      const int64_t bytes = buckets[b].numel() * sum;
       return bytes + (apart ? bytes / request.world_size : 0);
     };
     // The buckets being reduced when all before `b` are complete.
@@ -317,12 +320,14 @@ class Zero2 final : public Strategy, public HeldGradients {
       // A slice on its way to host memory.
       if (offload_ && b > reducing) {
         const Bucket& copied = buckets[b - reducing - 1];
-        bytes += copied.numel() * element / request.world_size;
+        bytes += copied.numel() * sum / request.world_size;
       }
       return bytes;
     };
     const auto fills = [&](int b) {
       const int64_t bytes = buckets[b].numel() * element;
+      // Until it is on the grid there are both.
+      if (request.deterministic) return bytes + reduced(b);
       return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
     };
     const std::vector<int> bucket_of = BucketOfEach(buckets, specs.size());
@@ -357,7 +362,7 @@ class Zero2 final : public Strategy, public HeldGradients {
     if (request.accumulation == 1) return;
     // The last ones are reduced during the next micro-step's forward; those of
     // the first micro-step have nothing to be added to.
-    apart = offload_ || (request.accumulation > 2 && !request.deterministic);
+    apart = offload_ || request.accumulation > 2;
     plan->forward_buckets.assign(plan->forward_buckets.size(),
                                  under_way(count));
     plan->forward_buckets.back() = 0;
@@ -393,6 +398,9 @@ class Zero2 final : public Strategy, public HeldGradients {
                      precision.compute);
     gradients_ =
         Zeros(MemoryCategory::kGradients, share, home, precision.reduce);
+    if (context_.deterministic) {
+      grid_sums_ = Zeros(MemoryCategory::kGradients, share, home, at::kDouble);
+    }
     const bool separate = separate_masters(precision);
     const bool mixed = precision.compute != precision.master;
     at::Tensor masters, staging;
@@ -410,12 +418,12 @@ class Zero2 final : public Strategy, public HeldGradients {
       slice.bucket = b;
       slice.whole = working_.narrow(0, buckets_[b].begin, buckets_[b].numel());
       slice.mine = working_.narrow(0, begin, length);
-      slice.gradient = gradients_.narrow(0, offset, length);
-      slice.offset = offset;
+      slice.sums = (grid_sums_.defined() ? grid_sums_ : gradients_)
+                       .narrow(0, offset, length);
       OptimizerShard shard;
       shard.ranges = CutRanges(layout_, begin, begin + length);
       shard.master = separate ? masters.narrow(0, offset, length) : slice.mine;
-      shard.gradient = slice.gradient;
+      shard.gradient = gradients_.narrow(0, offset, length);
       if (mixed) {
         shard.working =
             offload_ ? staging.narrow(0, offset, length) : slice.mine;
@@ -453,43 +461,22 @@ class Zero2 final : public Strategy, public HeldGradients {
     options.model = context_.model;
     gradient_buckets_ = std::make_unique<GradientBuckets>(
         specs, layout_, buckets_, parameters_, std::move(options));
-    if (!context_.deterministic) return;
-    if (reduce_once_) {
-      bucket_trees_.resize(buckets_.size());
-    } else {
-      tree_ = std::make_unique<SumTree>(gradients_);
-    }
   }
 
   void Reduce(int bucket) {
     const Slice& slice = slices_[slices_.size() - 1 - bucket];
     const CollectiveLabel label("bucket", bucket);
+    const bool first = micro_step_ == 0;
+    const bool last = micro_step_ + 1 == micro_steps_;
+    at::Tensor sums = gradient_buckets_->Take(bucket);
     if (context_.deterministic) {
-      ReduceAlongTree(bucket, slice);
-    } else {
-      queue_->Start(gradient_buckets_->Take(bucket), slice.gradient,
-                    /*add=*/micro_step_ > 0 && !reduce_once_,
-                    /*last=*/micro_step_ + 1 == micro_steps_);
-    }
-    if (!overlap_) queue_->Drain();
-  }
-
-  void ReduceAlongTree(int bucket, const Slice& slice) {
-    const int index = micro_step_, count = micro_steps_;
-    if (reduce_once_) {
-      const at::Tensor sums = bucket_trees_[bucket].Add(
-          index, count, gradient_buckets_->Take(bucket));
+      if (!reduce_once_ || last) queue_->Reserve();
+      sums = grid_buckets_.Add(bucket, sums, !reduce_once_ || first,
+                               !reduce_once_ || last);
       if (!sums.defined()) return;
-      queue_->Start(sums, slice.gradient, /*add=*/false, /*last=*/true);
-      return;
     }
-    const int64_t begin = slice.offset, end = begin + slice.gradient.numel();
-    const at::Tensor leaf =
-        tree_->Leaf(index, count).narrow(0, begin, end - begin);
-    queue_->Start(gradient_buckets_->Take(bucket), leaf, /*add=*/false,
-                  /*last=*/true, [this, index, count, begin, end] {
-                    tree_->Add(index, count, begin, end);
-                  });
+    queue_->Start(sums, slice.sums, /*add=*/!first && !reduce_once_, last);
+    if (!overlap_) queue_->Drain();
   }
 
   // An updated shard in host memory to its place in the working copy.
@@ -533,9 +520,9 @@ class Zero2 final : public Strategy, public HeldGradients {
   int64_t gathering_ = 0;  // elements in progress
 
   std::unique_ptr<GradientBuckets> gradient_buckets_;
-  // In a deterministic run: one of these.
-  std::unique_ptr<SumTree> tree_;
-  std::vector<OwnedSumTree> bucket_trees_;  // reduce_once_
+  // In a deterministic run.
+  at::Tensor grid_sums_;  // like gradients_
+  GridBuckets grid_buckets_;
   std::unique_ptr<ReduceQueue> queue_;
   int micro_step_ = 0;
   int micro_steps_ = 1;

@@ -143,6 +143,14 @@ TEST(DiLoCoTest, OtherRanksBeginWithTheSharedModel) {
   EXPECT_EQ(ReadMetrics(folder).steps.size(), 12);
 }
 
+TEST(DiLoCoTest, ReplicasNeedEqualShares) {
+  RunText run = SmallRun(DiLoCo("local_steps: 4"), 3).Batch(2, 8);
+  ExpectOneError(RunTrainer({"--config=" +
+                             run.Output(NewTestFolder("run") + "/out").File()}),
+                 {"batch.global_batch_size: 8 is not a multiple", "2 x 3",
+                  "capstan.diloco"});
+}
+
 TEST(DiLoCoTest, AnotherCurveIsRefusedUnlessItIsNamed) {
   const std::string folder =
       KilledAfter(6, MustTrain(SmallRun(DiLoCo("local_steps: 4"), 2)));

@@ -480,6 +480,7 @@ TEST(GrpoRunTest, WrongConfigsAreNamed) {
     EXPECT_THAT(result.err, HasSubstr(words));
   };
   expect(GrpoRun().Batch(2, 18), "global_batch_size: is 18");
+  expect(GrpoRun().Ddp(3), "which an objective with rollouts needs");
   expect(
       GrpoRun().Set("objective", absl::StrCat("[plugin/capstan.grpo.Config] { "
                                               "max_new_tokens: 100 ",

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // train.deterministic on CPUs: a run has one bit pattern, however its
-// micro-batches are divided (docs/strategies.md).
+// micro-batches are divided, and in worlds of any size (docs/strategies.md).
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,8 @@ struct Numerics {
   // Kernels give several threads work only from some size on.
   bool wide = false;
 
-  int global_batch() const { return wide ? 4 : 16; }  // micro-batches of 2
+  // 12 micro-batches, which neither 5 nor 8 divides; of the wide model 2.
+  int global_batch() const { return wide ? 4 : 24; }
 };
 
 void PrintTo(const Numerics& numerics, std::ostream* out) {
@@ -71,38 +73,40 @@ Cell OnHosts(int hosts, const std::string& strategy, int ranks) {
 std::vector<Cell> AllCells() {
   return {
       {"ddp", 2},
-      {"ddp", 4},
+      {"ddp", 3},
+      {"ddp", 5},
       {"ddp", 8},
-      {Slot("ddp", "bucket_cap_mib: 0.01"), 2},
+      {Slot("ddp", "bucket_cap_mib: 0.01"), 3},
       {"zero2", 1},
-      {"zero2", 2},
-      {Slot("zero2", "accumulation: REDUCE_ONCE"), 4},
+      {"zero2", 3},
+      {"zero2", 5},
+      {Slot("zero2", "accumulation: REDUCE_ONCE"), 5},
       {Slot("zero2", "offload_optimizer { device: CPU }"), 2},
-      {"zero2", 8},
+      {"zero2", 6},
       {"fsdp", 1},
       {"fsdp", 2},
-      {"fsdp", 4, /*checkpointing=*/true},
-      {"fsdp", 8},
-      {Slot("fsdp", "accumulation: REDUCE_ONCE"), 2},
-      {Slot("fsdp", "reshard_after_forward: false cpu_offload: true"), 2},
-      {Slot("fsdp", "shard_group_size: 2"), 4},
-      {Slot("fsdp", "shard_group_size: 2 accumulation: REDUCE_ONCE"), 4},
+      {"fsdp", 5, /*checkpointing=*/true},
+      {"fsdp", 6},
+      {Slot("fsdp", "accumulation: REDUCE_ONCE"), 3},
+      {Slot("fsdp", "reshard_after_forward: false cpu_offload: true"), 3},
+      {Slot("fsdp", "shard_group_size: 2"), 6},
+      {Slot("fsdp", "shard_group_size: 3 accumulation: REDUCE_ONCE"), 6},
       {"single", 1, /*checkpointing=*/true},
       Threads(2, "single", 1),
-      Resumed("ddp", 2, "fsdp", 4),
-      Resumed("zero2", 8, "single", 1, /*threads=*/2),
-      Resumed("fsdp", 4, "zero2", 2),
-      OnHosts(1, "ddp", 2),
-      OnHosts(2, "zero2", 4),
-      OnHosts(4, "fsdp", 4),
+      Resumed("ddp", 4, "fsdp", 3),
+      Resumed("zero2", 5, "single", 1, /*threads=*/2),
+      Resumed("fsdp", 3, "zero2", 4),
+      OnHosts(1, "ddp", 3),
+      OnHosts(2, "zero2", 6),
+      OnHosts(3, "fsdp", 3),
   };
 }
 
 std::vector<Cell> FewCells() {
-  return {{"ddp", 4},
-          {"zero2", 2, /*checkpointing=*/true},
+  return {{"ddp", 5},
+          {"zero2", 3, /*checkpointing=*/true},
           Threads(2, "fsdp", 2),
-          Resumed("ddp", 2, "fsdp", 4)};
+          Resumed("ddp", 4, "fsdp", 3)};
 }
 
 // Of a wide model: an uneven number divides work anywhere.
@@ -127,8 +131,9 @@ RunText RunOf(const Numerics& numerics, const Cell& cell) {
       .Set("eval_data", TextData(CorpusPiece(9 * length), length))
       .Set("schedule", absl::StrCat("kind: COSINE total_steps: ", kSteps))
       .Batch(2, numerics.global_batch())
-      .Train(absl::StrCat("deterministic: true max_grad_norm: 0.5 eval_every: ",
-                          kSteps / 2, " max_steps: ", kSteps));
+      .Train(absl::StrCat("deterministic: true max_grad_norm: 0.5 receipts: ",
+                          "true eval_every: ", kSteps / 2,
+                          " max_steps: ", kSteps));
   if (absl::StartsWith(numerics.precision, "[")) {
     run.Set("precision", numerics.precision);
   } else {
@@ -140,9 +145,8 @@ RunText RunOf(const Numerics& numerics, const Cell& cell) {
 }
 
 std::string TextOf(const Numerics& numerics, const Cell& cell) {
-  std::string text = absl::StrCat(
-      cell.strategy, " on ", cell.ranks, " x accumulation ",
-      numerics.global_batch() / 2 / cell.ranks, ", threads ", cell.threads);
+  std::string text = absl::StrCat(cell.strategy, " on ", cell.ranks,
+                                  ", threads ", cell.threads);
   if (cell.checkpointing) text += ", checkpointing";
   if (!cell.first.empty()) {
     absl::StrAppend(&text, ", resumed from ", cell.first, " on ",
@@ -154,11 +158,23 @@ std::string TextOf(const Numerics& numerics, const Cell& cell) {
   return text;
 }
 
-// All that must be equal: weights, and losses and gradient norms by step.
+// All that must be equal: weights, and losses, gradient norms, tokens and
+// receipts (of rows, weights and state: docs/receipts.md) by step.
 struct Result {
   std::string weights;
-  std::vector<double> losses, norms, eval_losses;
+  std::vector<double> losses, norms, tokens, eval_losses;
+  std::vector<std::string> chain;
 };
+
+std::vector<std::string> Chain(const std::string& folder) {
+  std::vector<std::string> steps;
+  std::istringstream lines(ReadText(folder + "/receipts.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json receipt = nlohmann::json::parse(line);
+    if (receipt.contains("rows")) steps.push_back(receipt["chain"]);
+  }
+  return steps;
+}
 
 void Finish(const RunText& run, const Cell& cell) {
   TrainerOptions options;
@@ -191,6 +207,8 @@ Result Train(const Numerics& numerics, const Cell& cell) {
   const Metrics metrics = ReadMetrics(folder);
   result.losses = metrics.losses();
   result.norms = metrics.grad_norms();
+  result.tokens = metrics.Values("tokens");
+  result.chain = Chain(folder);
   for (const nlohmann::json& line : metrics.evals) {
     result.eval_losses.push_back(line["eval_loss"]);
   }
@@ -205,12 +223,15 @@ TEST_P(OneBitPatternTest, HoweverTheRunIsDivided) {
   ASSERT_EQ(want.losses.size(), kSteps);
   ASSERT_NE(want.losses[0], want.losses[1]);
   ASSERT_EQ(want.eval_losses.size(), 2);
+  ASSERT_EQ(want.chain.size(), kSteps);
   for (const Cell& cell : numerics.cells) {
     const Result got = Train(numerics, cell);
     const std::string text = TextOf(numerics, cell);
     EXPECT_TRUE(got.weights == want.weights) << text;
     EXPECT_EQ(got.losses, want.losses) << text;
     EXPECT_EQ(got.norms, want.norms) << text;
+    EXPECT_EQ(got.tokens, want.tokens) << text;
+    EXPECT_EQ(got.chain, want.chain) << text;
     EXPECT_EQ(got.eval_losses, want.eval_losses) << text;
   }
 }
@@ -231,6 +252,10 @@ INSTANTIATE_TEST_SUITE_P(
         Numerics{"fp32", "fp32", "", AllCells()},
         Numerics{"bf16", "bf16", "", FewCells()},
         Numerics{"fp16", "fp16", "", FewCells()},
+        Numerics{"Bf16Sums",
+                 Slot("bf16", "reduce_dtype: BFLOAT16"),
+                 "",
+                 {{"ddp", 5}, {"zero2", 3}, {"fsdp", 2}}},
         Numerics{"Fp8", Fp8(""), "", FewCells()},
         Numerics{"Adafactor", "fp32", Optimizer("adafactor"), FewCells()},
         Numerics{"State8Bit", "fp32", Optimizer("adamw", "state: EIGHT_BIT"),

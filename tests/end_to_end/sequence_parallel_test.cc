@@ -214,7 +214,8 @@ TEST(SequenceParallelTest, MemoryIsPlanned) {
   }
 }
 
-// Deterministic runs have one bit pattern, whoever divides what.
+// Deterministic runs have one bit pattern, whoever divides what; three groups
+// don't divide a step's four micro-batches.
 TEST(SequenceParallelTest, ADeterministicRunHasTheBitsOfOneRank) {
   const std::vector<RunText> runs = {
       OddRows(), OddRows().Precision("bf16"), Chats("BEST_FIT").Batch(2, 8),
@@ -224,7 +225,7 @@ TEST(SequenceParallelTest, ADeterministicRunHasTheBitsOfOneRank) {
     const RunText run = RunText(runs[i]).Train("deterministic: true");
     const std::string one = MustTrain(run);
     for (const auto& [strategy, ranks] :
-         {std::pair<const char*, int>{"ddp", 2}, {"fsdp", 4}}) {
+         {std::pair<const char*, int>{"ddp", 2}, {"fsdp", 6}}) {
       SCOPED_TRACE(strategy);
       const std::string folder = MustTrain(Divided(run, strategy, ranks, 2));
       EXPECT_EQ(ReadMetrics(folder).losses(), ReadMetrics(one).losses());

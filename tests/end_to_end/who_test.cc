@@ -88,7 +88,7 @@ TEST(WhoTest, RowsOfPackedText) {
                           .Train(kSaves);
   for (const RunText& one :
        {RunText(run).Batch(4, 8), RunText(run).Ddp(2).Batch(2, 8),
-        RunText(run).Fsdp(2).Batch(2, 8).Train("deterministic: true")}) {
+        RunText(run).Fsdp(3).Batch(2, 8).Train("deterministic: true")}) {
     const std::string folder = MustTrain(one);
     const std::vector<double> losses = ReadMetrics(folder).losses();
     for (const int step : {1, 4}) {

@@ -48,8 +48,8 @@ TEST(MeasureTest, TotalsAndNumbersAreOfAllRanksAndMicroBatches) {
   const std::vector<double> means = Of(one.steps, "mean");
   ASSERT_EQ(means.size(), 3) << "every second step";
   EXPECT_GT(one.losses()[1], means[0]);
-  for (const auto& [ranks, micro] :
-       std::vector<std::pair<int, int>>{{1, 3}, {2, 6}, {2, 2}, {3, 1}}) {
+  for (const auto& [ranks, micro] : std::vector<std::pair<int, int>>{
+           {1, 3}, {2, 6}, {2, 2}, {3, 1}, {2, 4}, {5, 4}}) {
     SCOPED_TRACE(std::to_string(ranks) + " x " + std::to_string(micro));
     ToyRun split = Rich();
     split.ranks = ranks;

@@ -18,6 +18,9 @@ using ::testing::HasSubstr;
 TEST(MicroBatchTest, SizesCutTheGlobalBatchEvenly) {
   EXPECT_THAT(MicroBatchSizes(24, 2), ElementsAre(12, 6, 4, 3, 2, 1));
   EXPECT_THAT(MicroBatchSizes(3, 3), ElementsAre(1));
+  // Of 6 samples a rank, at most; 4 and 3 at a time would take one 8.
+  EXPECT_THAT(MicroBatchSizes(16, 3), ElementsAre(2, 1));
+  EXPECT_THAT(MicroBatchSizes(3, 5), ElementsAre(1));
 }
 
 ToyRun Automatic(int64_t planned) {

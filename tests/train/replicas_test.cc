@@ -118,6 +118,21 @@ TEST(ReplicasTest, AStrategyThatForgetsToReduce) {
   EXPECT_FALSE(PathExists(run.output_dir + "/final"));
 }
 
+// One that knows nothing of exact sums, and adds gradients over the ranks in
+// float32, still has the curve.
+TEST(ReplicasTest, AStrategyThatSumsGradientsInADeterministicRun) {
+  ToyRun run = ToySteps(2);
+  run.train += " deterministic: true";
+  const std::vector<double> want = ReadMetrics(MustTrain(run)).losses();
+  run.change = [](int, RunParts* parts) {
+    parts->strategy = std::make_unique<OneBucket>();
+  };
+  const std::vector<double> got = ReadMetrics(MustTrain(run)).losses();
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-6);
+  EXPECT_NE(got.front(), got.back());
+}
+
 // Rank 1's shard has a range of no elements, which is no part of a replica.
 class EmptyRange final : public OneBucket {
  public:

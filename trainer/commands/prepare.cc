@@ -77,21 +77,20 @@ absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus,
 
 // Before the batch is planned: applies what a run that resumes from
 // `checkpoint`, if not empty, keeps.
-absl::Status KeepBatch(const std::string& checkpoint, Prepared* prepared) {
+void KeepBatch(const std::string& checkpoint, Prepared* prepared) {
   TrainJob& job = prepared->job;
-  if (checkpoint.empty()) return absl::OkStatus();
+  if (checkpoint.empty()) return;
   const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
   // Loading it will report the damage.
-  if (!earlier.ok()) return absl::OkStatus();
+  if (!earlier.ok()) return;
   const int64_t micro_batch = job.loaded.config.batch().micro_batch_size();
-  const absl::StatusOr<std::string> note =
+  const std::string note =
       KeepGlobalBatch(checkpoint, *earlier,
                       MeshOf(job.loaded.config.train(), prepared->processes),
+                      job.loaded.config.train().deterministic(),
                       job.loaded.config.mutable_batch());
-  CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
   if (micro_batch != Batching::AUTO) job.evaluation_batch = micro_batch;
-  if (!note->empty()) job.notes.push_back(*note);
-  return absl::OkStatus();
+  if (!note.empty()) job.notes.push_back(note);
 }
 
 // What stands for fields of `launch`.
@@ -138,6 +137,10 @@ absl::Status PlanRun(Prepared* prepared, bool here = true) {
         "strategy"));
   }
   job.memory = PlanMemory(*job.parts.strategy, memory);
+  const std::string idle = IdleRanksNote(
+      job.batch, MeshOf(job.loaded.config.train(), prepared->processes));
+  // An automatic micro-batch may become another.
+  if (!idle.empty() && !job.batch.automatic) job.notes.push_back(idle);
   return absl::OkStatus();
 }
 
@@ -326,7 +329,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   }
   const std::string checkpoint =
       CheckpointToResume(job.loaded.config, job.workspace_folder);
-  CAPSTAN_RETURN_IF_ERROR(KeepBatch(checkpoint, prepared.get()));
+  KeepBatch(checkpoint, prepared.get());
   // Once, not by each rank or host.
   CAPSTAN_RETURN_IF_ERROR(CollectMissing(job.loaded, *prepared->host,
                                          options.collect && place.Alone()));
@@ -401,13 +404,13 @@ absl::Status PlanAnew(int processes, Prepared* prepared) {
   Batching* const batch = job.loaded.config.mutable_batch();
   const int64_t micro_batch = batch->micro_batch_size();
   prepared->processes = processes;
-  const absl::StatusOr<std::string> note = KeepGlobalBatch(
-      "output_dir", begun, MeshOf(job.loaded.config.train(), processes), batch);
-  CAPSTAN_RETURN_IF_ERROR(job.loaded.Locate(note.status(), "batch"));
+  const std::string note = KeepGlobalBatch(
+      "output_dir", begun, MeshOf(job.loaded.config.train(), processes),
+      job.loaded.config.train().deterministic(), batch);
   if (micro_batch != Batching::AUTO && job.evaluation_batch == 0) {
     job.evaluation_batch = job.batch.micro_batch_size;
   }
-  if (!note->empty()) job.notes.push_back(*note);
+  if (!note.empty()) job.notes.push_back(note);
   return PlanRun(prepared);
 }
 

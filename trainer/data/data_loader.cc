@@ -129,18 +129,15 @@ class PrefetchingLoader final : public DataLoader {
   absl::Status ReadAhead(const c10::Stream& copies) {
     SampleSequence sequence(options_.order);
     std::vector<int64_t> samples, positions;
-    const int64_t per_step = options_.global_batch_size /
-                             (options_.micro_batch_size * options_.world_size);
+    const BatchShares& shares = options_.shares;
+    const int64_t per_step = shares.micro_steps();
     for (int64_t batch = 0; AwaitRoom(batch); ++batch) {
-      const int64_t step = batch / per_step;
-      const int64_t micro_batch =
-          MicroBatchIndex(options_.micro_batches, options_.rank,
-                          options_.world_size, batch % per_step, per_step);
+      const int64_t first = shares.FirstSample(options_.rank, batch % per_step);
       const int64_t position = options_.start_position +
-                               step * options_.global_batch_size +
-                               micro_batch * options_.micro_batch_size;
-      samples.resize(options_.micro_batch_size);
-      positions.resize(options_.micro_batch_size);
+                               batch / per_step * shares.global_batch_size +
+                               std::max<int64_t>(first, 0);
+      samples.resize(first < 0 ? 1 : shares.micro_batch_size);
+      positions.resize(samples.size());
       sequence.At(position, absl::MakeSpan(samples));
       std::iota(positions.begin(), positions.end(), position);
       RemoveForgotten(options_.forgotten, reader_, &samples, &positions);
@@ -188,12 +185,6 @@ class PrefetchingLoader final : public DataLoader {
 };
 
 }  // namespace
-
-int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
-                        int64_t index, int64_t count) {
-  return order == MicroBatchOrder::kByRank ? rank * count + index
-                                           : index * ranks + rank;
-}
 
 bool RemoveForgotten(const std::set<int64_t>& forgotten,
                      const DatasetReader& data, std::vector<int64_t>* samples,

@@ -83,16 +83,26 @@ class SampleSequence {
   std::vector<int64_t> sorted_;
 };
 
-// Which of a step's micro-batches a rank takes.
-enum class MicroBatchOrder {
-  kByMicroStep,  // those of a micro-step, on all ranks, are neighbours
-  kByRank,       // those of a rank are
-};
+// How a step's samples are dealt out: those of a micro-step, on all ranks, are
+// neighbours.
+struct BatchShares {
+  int64_t micro_batch_size = 1;
+  int64_t global_batch_size = 1;  // a multiple of it
+  int ranks = 1;
 
-// The micro-batch of rank `rank` of `ranks` in micro-step `index` of `count`,
-// by its place in the global batch.
-int64_t MicroBatchIndex(MicroBatchOrder order, int rank, int ranks,
-                        int64_t index, int64_t count);
+  int64_t micro_batches() const { return global_batch_size / micro_batch_size; }
+  // The micro-steps of a step. In the last one there may be fewer micro-batches
+  // than ranks.
+  int64_t micro_steps() const { return (micro_batches() + ranks - 1) / ranks; }
+  int64_t idle_ranks() const { return micro_steps() * ranks - micro_batches(); }
+  // The place in the step of the first sample of rank `rank`'s micro-batch in
+  // micro-step `index`; -1: there is none for it, and it computes the step's
+  // first sample, with weight zero, as the others' collectives need it.
+  int64_t FirstSample(int rank, int64_t index) const {
+    const int64_t micro_batch = index * ranks + rank;
+    return micro_batch < micro_batches() ? micro_batch * micro_batch_size : -1;
+  }
+};
 
 // Removes those of `forgotten` from a micro-batch's samples and, likewise, from
 // their positions in the run's sequence. If all are, the first of `data` behind
@@ -103,15 +113,13 @@ bool RemoveForgotten(const std::set<int64_t>& forgotten,
                      const DatasetReader& data, std::vector<int64_t>* samples,
                      std::vector<int64_t>* positions);
 
-// Selects a rank's samples: of the step at position s, micro-batch m takes
-// positions s + m * micro .. + micro - 1 of the order (MicroBatchIndex).
+// Selects a rank's samples: of the step at position s, positions s +
+// FirstSample
+// .. + micro_batch_size - 1 of the order.
 struct DataLoaderOptions {
   DataOrder order;
-  MicroBatchOrder micro_batches = MicroBatchOrder::kByMicroStep;
-  int64_t micro_batch_size = 1;
-  int64_t global_batch_size = 1;
+  BatchShares shares;
   int rank = 0;
-  int world_size = 1;
   int64_t start_position = 0;  // data position when resuming
   // Samples that are never read (RemoveForgotten).
   std::set<int64_t> forgotten;

@@ -57,9 +57,7 @@ DataLoaderOptions Options(int64_t size, bool shuffle) {
   options.order.size = size;
   options.order.shuffle = shuffle;
   options.order.seed = 7;
-  options.micro_batch_size = 2;
-  options.global_batch_size = 12;
-  options.world_size = 3;
+  options.shares = {2, 12, 3};
   return options;
 }
 
@@ -92,7 +90,7 @@ TEST(DataLoaderTest, RanksCoverEachEpochOnceWithoutOverlap) {
 TEST(DataLoaderTest, WorldSizeDoesNotChangeTheGlobalBatch) {
   const Indices reader(50);
   DataLoaderOptions one = Options(50, true);
-  one.world_size = 1;
+  one.shares.ranks = 1;
   auto alone = DataLoader::Create(one, reader);
   const std::vector<int64_t> batch_of_one = Take(*alone, 6);
   std::multiset<int64_t> want(batch_of_one.begin(), batch_of_one.end());
@@ -147,7 +145,7 @@ TEST(DataLoaderTest, ForgottenSamplesAreLeftOut) {
     std::multiset<int64_t> seen;
     for (int rank = 0; rank < world; ++rank) {
       DataLoaderOptions options = Options(100, false);
-      options.world_size = world;
+      options.shares.ranks = world;
       options.rank = rank;
       options.forgotten = {2, 7, 8};
       auto loader = DataLoader::Create(options, reader);
@@ -186,22 +184,43 @@ TEST(DataLoaderTest, ReadersErrorComesInItsPlaceAndStays) {
   EXPECT_FALSE(loader->Next().ok());
 }
 
-// Each order gives all of a step's micro-batches to somebody, once.
-TEST(MicroBatchIndexTest, DividesAStep) {
-  EXPECT_EQ(MicroBatchIndex(MicroBatchOrder::kByMicroStep, 1, 4, 2, 3), 9);
-  EXPECT_EQ(MicroBatchIndex(MicroBatchOrder::kByRank, 1, 4, 2, 3), 5);
-  for (const auto order :
-       {MicroBatchOrder::kByMicroStep, MicroBatchOrder::kByRank}) {
-    std::set<int64_t> all;
-    for (int rank = 0; rank < 4; ++rank) {
-      for (int64_t i = 0; i < 3; ++i) {
-        all.insert(MicroBatchIndex(order, rank, 4, i, 3));
+// Each micro-batch of a step is somebody's, once, whatever the number of ranks.
+TEST(BatchSharesTest, DivideAStep) {
+  EXPECT_EQ((BatchShares{2, 24, 4}.FirstSample(1, 2)), 18);
+  for (const int ranks : {1, 2, 3, 5, 12, 16}) {
+    const BatchShares shares = {2, 24, ranks};
+    std::multiset<int64_t> firsts;
+    int64_t idle = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (int64_t i = 0; i < shares.micro_steps(); ++i) {
+        const int64_t first = shares.FirstSample(rank, i);
+        if (first >= 0) {
+          firsts.insert(first);
+          continue;
+        }
+        EXPECT_EQ(i + 1, shares.micro_steps());
+        ++idle;
       }
     }
-    EXPECT_EQ(all.size(), 12);
-    EXPECT_EQ(*all.begin(), 0);
-    EXPECT_EQ(*all.rbegin(), 11);
+    EXPECT_EQ(idle, shares.idle_ranks());
+    ASSERT_EQ(firsts.size(), 12);
+    for (int64_t m = 0; m < 12; ++m) EXPECT_EQ(firsts.count(2 * m), 1);
   }
+}
+
+// 6 micro-batches for 4 ranks: ranks 2 and 3 have none in the last micro-step,
+// and read the step's first sample, alone.
+TEST(DataLoaderTest, AnIdleRankReadsTheStepsFirstSample) {
+  const Indices reader(100);
+  DataLoaderOptions options = Options(100, false);
+  options.shares.ranks = 4;
+  options.rank = 3;
+  options.start_position = 36;
+  auto loader = DataLoader::Create(options, reader);
+  EXPECT_EQ(Take(*loader, 4), std::vector<int64_t>({42, 43, 36, 54, 55, 48}));
+  options.forgotten = {36};
+  loader = DataLoader::Create(options, reader);
+  EXPECT_EQ(Take(*loader, 2), std::vector<int64_t>({42, 43, 37}));
 }
 
 }  // namespace

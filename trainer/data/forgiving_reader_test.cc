@@ -137,10 +137,8 @@ TEST(ForgivingReaderTest, ReadAhead) {
       const ForgivingReader reader(&data, 3);
       DataLoaderOptions options;
       options.order.size = data.size();
-      options.micro_batch_size = 2;
-      options.global_batch_size = 4;
+      options.shares = {2, 4, world};
       options.rank = rank;
-      options.world_size = world;
       const auto loader = DataLoader::Create(options, reader);
       for (int batch = 0; batch < 10 / world; ++batch) {
         const absl::StatusOr<Batch> next = loader->Next();

@@ -93,8 +93,7 @@ class Constants final : public DatasetReader {
 std::unique_ptr<DataLoader> Load(const Constants& reader, int64_t micro) {
   DataLoaderOptions options;
   options.order.size = reader.size();
-  options.micro_batch_size = micro;
-  options.global_batch_size = micro;
+  options.shares = {micro, micro, 1};
   return DataLoader::Create(options, reader);
 }
 

@@ -235,6 +235,18 @@ absl::Status CheckSequence(const Train& train, int world_size,
   return absl::OkStatus();
 }
 
+// Where a rank without a micro-batch would do more than add nothing.
+absl::Status CheckShares(const BatchPlan& plan, const Mesh& mesh,
+                         const RunParts& parts) {
+  if (parts.objective->has_rollouts()) {
+    CAPSTAN_RETURN_IF_ERROR(
+        CheckEqualShares(plan, mesh, "an objective with rollouts"));
+  }
+  return parts.strategy->local_steps()
+             ? CheckEqualShares(plan, mesh, parts.strategy_name)
+             : absl::OkStatus();
+}
+
 // Whether each number of an evaluation has a name of its own.
 absl::Status CheckMetricNames(const RunParts& parts) {
   std::set<std::string> names;
@@ -403,6 +415,8 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
         "batch");
   }
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(CheckForgotten(train, parts), "train"));
+  CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
+      CheckShares(*plan, MeshOf(train, world_size), parts), "batch"));
   const int64_t rows = parts.objective->rollout_plan().rows_per_sample;
   if (rows < 1 || plan->global_batch_size % rows != 0) {
     return loaded.Locate(
@@ -413,7 +427,6 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                          " rows of each sample: take a multiple of ", rows)),
         "batch");
   }
-  plan->order = MicroBatchOrderOf(train, parts);
   const int64_t steps =
       StepsOfRun(train, EpochRows(parts), plan->global_batch_size);
   CAPSTAN_RETURN_IF_ERROR(
@@ -430,7 +443,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   request.world_size = world_size;
   request.accumulation = plan->accumulation;
   request.optimizer = parts.optimizer.get();
-  request.deterministic = SumsAlongTree(train, parts);
+  request.deterministic = SumsExactly(train, parts);
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(
       CheckOptimizer(*parts.optimizer,
                      {request.model, request.precision, world_size}),
@@ -457,12 +470,6 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckSamplePrompts(train, parts), "train"));
   return plan;
-}
-
-MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts) {
-  return SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()
-             ? MicroBatchOrder::kByRank
-             : MicroBatchOrder::kByMicroStep;
 }
 
 }  // namespace capstan

@@ -17,9 +17,6 @@ namespace capstan {
 absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
                                    const RunParts& parts);
 
-// BatchPlan::order of a run with these parts.
-MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts);
-
 // Checks it for a run whose last step is `last`. Errors name the field.
 absl::Status CheckProfile(const Profile& profile, int64_t last);
 

@@ -111,7 +111,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   request.local_steps = job.parts.strategy->local_steps();
   request.optimizer = request.strategy.optimizer = job.parts.optimizer.get();
   request.strategy.deterministic =
-      SumsAlongTree(job.loaded.config.train(), job.parts);
+      SumsExactly(job.loaded.config.train(), job.parts);
   request.samples = job.batch.micro_batch_size;
   request.length = LongestRow(job);
   request.lengths_differ = HasLengths(*job.parts.train_data);
@@ -159,19 +159,23 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
 }
 
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once) {
-  const int64_t whole = global_batch_size / at_once;
+  const int64_t least = (global_batch_size + at_once - 1) / at_once;
   std::vector<int64_t> sizes;
-  for (int64_t size = whole; size > 0; --size) {
-    if (whole % size == 0) sizes.push_back(size);
+  for (int64_t size = least; size > 0; --size) {
+    const BatchShares shares = {size, global_batch_size, at_once};
+    if (global_batch_size % size == 0 && shares.micro_steps() * size == least) {
+      sizes.push_back(size);
+    }
   }
   return sizes;
 }
 
 int64_t PlanMicroBatch(const Strategy& strategy, MemoryRequest request,
                        const std::vector<int64_t>& sizes, int64_t budget) {
+  const int64_t samples = request.strategy.accumulation * request.samples;
   for (const int64_t size : sizes) {
     request.samples = size;
-    request.strategy.accumulation = sizes.front() / size;
+    request.strategy.accumulation = (samples + size - 1) / size;
     const MemoryPlan plan = PlanMemory(strategy, request);
     if (plan.activations_known && Total(plan.at_peak) <= budget) return size;
   }
@@ -211,13 +215,15 @@ absl::StatusOr<std::string> SettleMicroBatch(Session* session,
     CAPSTAN_ASSIGN_OR_RETURN(const bool fits,
                              Fits(size, longest, session, micro_steps));
     if (fits) {
+      const std::string idle = IdleRanksNote(job.batch, session->mesh());
       return absl::StrCat(
           "micro_batch_size: AUTO is ", size, " x ",
           RanksText(group.size(), session->mesh().sequence), " x accumulation ",
           job.batch.accumulation,
           size == first ? ", as planned; a trial step fits"
                         : absl::StrCat(": ", first,
-                                       " was planned, but was out of memory"));
+                                       " was planned, but was out of memory"),
+          idle.empty() ? "" : "; ", idle);
     }
     const auto next =
         std::find_if(sizes.begin(), sizes.end(),

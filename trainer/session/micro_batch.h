@@ -24,8 +24,9 @@ int64_t LongestRow(const TrainJob& job);
 // Returns what the job's memory depends on besides its strategy.
 MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size);
 
-// Returns the sizes that divide the global batch evenly over `at_once`
-// micro-batches at a time, in descending order, ending with 1.
+// Returns the sizes that divide the global batch into micro-batches, `at_once`
+// of which are computed at a time, and with which no rank computes more samples
+// of a step than with 1, in descending order, ending with 1.
 std::vector<int64_t> MicroBatchSizes(int64_t global_batch_size, int at_once);
 
 // Returns the largest of `sizes` that is planned to take at most `budget`

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,7 @@
 #include "cluster/comm/gpu_tools.h"
 #include "cluster/comm/phase_group.h"
 #include "host/plugins/plugin_host.h"
+#include "kernels/context/gradient_grid.h"
 #include "kernels/context/work_recorder.h"
 #include "plugins/sdk/held_gradients.h"
 #include "plugins/sdk/memory.h"
@@ -119,16 +121,20 @@ absl::Status MicroSteps::Run(DataLoader& loader, int index,
   // First: if anything below fails, FinishBackward still knows the step.
   {
     const WhoseCode code(session_.plugins.strategy, "BeginMicroStep");
-    if (index == 0) session_.parts.strategy->BeginStep(step->number);
+    if (index == 0) {
+      SetGrid();
+      session_.parts.strategy->BeginStep(step->number);
+    }
     session_.parts.strategy->BeginMicroStep(
         index, static_cast<int>(session_.job.batch.accumulation));
   }
   if (index == 0) CAPSTAN_RETURN_IF_ERROR(SumTotals(loader, step));
   CAPSTAN_ASSIGN_OR_RETURN(const Batch batch, NextBatch(loader, step));
-  if (session_.config.train().receipts() && session_.counts()) {
+  weight_ = Weightless(*step, index) ? 0.0 : 1.0;
+  if (session_.config.train().receipts() && session_.counts() &&
+      weight_ != 0.0) {
     step->digest.rows += DigestOfRows(batch);
   }
-  weight_ = Weightless(*step, index) ? 0.0 : 1.0;
   const LossSum loss = ForwardBackward(batch);
   at::Tensor sum = loss.sum.to(at::kDouble);
   // Of ranks that share rows, each has a whole sum.
@@ -176,6 +182,13 @@ LossSum MicroSteps::Forward(const Batch& batch, UnitRunner& runner) {
       " outside of UnitRunner::Run, where a strategy that shards doesn't hold "
       "it: all work of a unit must be done inside Run "
       "(plugins/sdk/unit_runner.h)"));
+}
+
+// That of the mean loss's gradient, times what that is scaled by: by the loss
+// scale and, of ranks that share rows, by their part of it.
+void MicroSteps::SetGrid() const {
+  SetGradientGrid(kGradientGridBits - std::ilogb(session_.scaler.scale()) +
+                  std::ilogb(session_.mesh().sequence));
 }
 
 double MicroSteps::HostScale() const {
@@ -304,6 +317,7 @@ absl::Status MicroSteps::Backpropagate(int64_t step, const ReadOneBatch& read,
   const RunParts& parts = session_.parts;
   weight_ = 1.0;
   *completed = false;
+  SetGrid();
   absl::Status status = CatchAll([&]() -> absl::Status {
     parts.strategy->BeginStep(step);
     parts.strategy->BeginMicroStep(0, 1);

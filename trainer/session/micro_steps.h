@@ -64,6 +64,7 @@ class MicroSteps {
   absl::Status SumTotals(DataLoader& loader, StepInFlight* step);
   absl::StatusOr<Batch> NextBatch(DataLoader& loader, StepInFlight* step);
   LossSum Forward(const Batch& batch, UnitRunner& runner);
+  void SetGrid() const;
   // The gradient with which backward begins, as far as the host knows it.
   // Zero: the micro-batch has no weight.
   double HostScale() const;

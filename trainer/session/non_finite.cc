@@ -208,9 +208,8 @@ NonFiniteSteps::MicroBatch NonFiniteSteps::MicroBatchOf(int64_t position,
   MicroBatch found;
   found.position =
       position +
-      MicroBatchIndex(batch.order, session_.mesh().index(MeshAxis::kData, rank),
-                      session_.mesh().data, index, batch.accumulation) *
-          batch.micro_batch_size;
+      batch.Shares(session_.mesh())
+          .FirstSample(session_.mesh().index(MeshAxis::kData, rank), index);
   found.samples.resize(batch.micro_batch_size);
   SampleSequence(order_).At(found.position, absl::MakeSpan(found.samples));
   found.text =
@@ -225,7 +224,8 @@ NonFiniteSteps::MicroBatch NonFiniteSteps::MicroBatchOf(int64_t position,
 absl::StatusOr<std::string> NonFiniteSteps::FindOrigin(int64_t position) {
   constexpr int64_t kMostTries = 128;
   const int world = session_.mesh().data;
-  const int64_t tries = session_.job.batch.accumulation * world;
+  const int64_t tries =
+      session_.job.batch.Shares(session_.mesh()).micro_batches();
   std::string origin =
       "tried again one at a time, all micro-batches give finite ones";
   if (tries > kMostTries || session_.parts.objective->has_rollouts()) {

@@ -23,6 +23,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/micro_batch.h"
 #include "trainer/session/run_identity.h"
 
 namespace capstan {
@@ -101,16 +102,6 @@ int64_t DivisorUpTo(int64_t most, int64_t whole) {
   int64_t divisor = std::clamp<int64_t>(most, 1, whole);
   while (whole % divisor != 0) --divisor;
   return divisor;
-}
-
-// The numbers of ranks closest to the mesh's that can share `global`: "2 or 4".
-std::string RanksFor(int64_t global, const Mesh& mesh) {
-  const int64_t fewer = DivisorUpTo(mesh.data, global);
-  int64_t more = mesh.data + 1;
-  while (more < global && global % more != 0) ++more;
-  const std::string text = absl::StrCat(fewer * mesh.sequence);
-  return more > global ? text
-                       : absl::StrCat(text, " or ", more * mesh.sequence);
 }
 
 // The newest checkpoint whose manifest can be read; if there is none, the
@@ -206,9 +197,9 @@ absl::StatusOr<HeldFolder> PrepareOutputFolder(
   return HoldFolder(folder.string(), placed_by, patience);
 }
 
-absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
-                                            const TrainState& earlier,
-                                            const Mesh& mesh, Batching* batch) {
+std::string KeepGlobalBatch(const std::string& checkpoint,
+                            const TrainState& earlier, const Mesh& mesh,
+                            bool deterministic, Batching* batch) {
   const int64_t global = earlier.global_batch_size;
   const int at_once = mesh.data;
   const int64_t asked = batch->global_batch_size();
@@ -222,19 +213,14 @@ absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
   const int64_t micro =
       automatic ? 1 : std::max<int64_t>(1, batch->micro_batch_size());
   if (asked == 0 && !automatic && micro * at_once == global) return "";
-  if (global % at_once != 0) {
-    return FieldError(
-        "global_batch_size",
-        absl::StrCat(mesh.size(), " ranks can't share the global batch of ",
-                     global, " that the run in ", checkpoint,
-                     " has: go on with ", RanksFor(global, mesh),
-                     " ranks (launch.processes)",
-                     batch->group_by_length()
-                         ? ""
-                         : absl::StrCat(", or set it to a multiple of ",
-                                        at_once, " to go on with another")));
+  // Smaller ones may have fewer ranks idle; but a deterministic run's bits
+  // depend on the micro-batch.
+  int64_t fitting = DivisorUpTo(micro, global);
+  if (!deterministic) {
+    const std::vector<int64_t> sizes = MicroBatchSizes(global, at_once);
+    fitting = *std::find_if(sizes.begin(), sizes.end(),
+                            [&](int64_t size) { return size <= micro; });
   }
-  const int64_t fitting = DivisorUpTo(micro, global / at_once);
   if (asked == global && fitting == micro) return "";
   batch->set_global_batch_size(global);
   std::string note =
@@ -243,7 +229,7 @@ absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
   batch->set_micro_batch_size(static_cast<Batching::MicroBatchSize>(fitting));
   absl::StrAppend(&note, " = micro ", fitting, " x ",
                   RanksText(mesh.size(), mesh.sequence), " x accumulation ",
-                  global / at_once / fitting);
+                  BatchShares{fitting, global, at_once}.micro_steps());
   if (fitting != micro) {
     absl::StrAppend(&note, " (micro_batch_size ", micro,
                     " doesn't cut it evenly)");

@@ -39,12 +39,12 @@ std::string MeetingFolder(const RunConfig& config,
 
 // A run resumed from `checkpoint`, with numbers `earlier`, keeps its global
 // batch on any number of ranks: fills it into `batch` if unset, and lowers the
-// micro-batch if that doesn't divide it evenly. An explicit global batch wins.
-// Returns a line for the user if anything differs from what `batch` alone
-// implies, else "". FieldError if the ranks can't share the global batch.
-absl::StatusOr<std::string> KeepGlobalBatch(const std::string& checkpoint,
-                                            const TrainState& earlier,
-                                            const Mesh& mesh, Batching* batch);
+// micro-batch if that doesn't divide it evenly (among ranks that can share it
+// so, unless `deterministic`). An explicit global batch wins. Returns a line
+// for the user if anything differs from what `batch` alone implies, else "".
+std::string KeepGlobalBatch(const std::string& checkpoint,
+                            const TrainState& earlier, const Mesh& mesh,
+                            bool deterministic, Batching* batch);
 
 // Checks that samples are grouped by length as in `checkpoint`'s run on the
 // same data; otherwise its data position would refer to other samples.

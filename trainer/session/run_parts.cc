@@ -232,7 +232,7 @@ ActivationCheckpointing CheckpointingOf(const Train& train,
   return checkpointing;
 }
 
-bool SumsAlongTree(const Train& train, const RunParts& parts) {
+bool SumsExactly(const Train& train, const RunParts& parts) {
   return train.deterministic() && !parts.device.gpu;
 }
 
@@ -287,13 +287,11 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, const Mesh& mesh) {
   plan.global_batch_size = batch.global_batch_size() > 0
                                ? batch.global_batch_size()
                                : samples * (plan.automatic ? kAutoSamples : 1);
-  if (plan.global_batch_size % samples != 0) {
-    return FieldError(
-        "global_batch_size",
-        absl::StrCat(plan.global_batch_size,
-                     " is not a multiple of micro_batch_size x ranks",
-                     mesh.sequence > 1 ? " / sequence_parallel" : "", " = ",
-                     plan.micro_batch_size, " x ", mesh.data, " = ", samples));
+  if (plan.global_batch_size % plan.micro_batch_size != 0) {
+    return FieldError("global_batch_size",
+                      absl::StrCat(plan.global_batch_size,
+                                   " is not a multiple of micro_batch_size, ",
+                                   plan.micro_batch_size));
   }
   return WithMicroBatch(plan, plan.micro_batch_size, mesh.data);
 }
@@ -301,8 +299,40 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, const Mesh& mesh) {
 BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size,
                          int at_once) {
   plan.micro_batch_size = micro_batch_size;
-  plan.accumulation = plan.global_batch_size / (micro_batch_size * at_once);
+  plan.accumulation =
+      BatchShares{micro_batch_size, plan.global_batch_size, at_once}
+          .micro_steps();
   return plan;
+}
+
+absl::Status CheckEqualShares(const BatchPlan& plan, const Mesh& mesh,
+                              absl::string_view why) {
+  if (plan.Shares(mesh).idle_ranks() == 0) return absl::OkStatus();
+  return FieldError(
+      "global_batch_size",
+      absl::StrCat(plan.global_batch_size,
+                   " is not a multiple of micro_batch_size x ranks",
+                   mesh.sequence > 1 ? " / sequence_parallel" : "", " = ",
+                   plan.micro_batch_size, " x ", mesh.data, ", which ", why,
+                   " needs"));
+}
+
+std::string IdleRanksNote(const BatchPlan& plan, const Mesh& mesh) {
+  const BatchShares shares = plan.Shares(mesh);
+  const int64_t idle = shares.idle_ranks();
+  if (idle == 0) return "";
+  const std::string ranks =
+      mesh.sequence > 1 ? absl::StrCat("groups of ", mesh.sequence, " ranks")
+                        : "ranks";
+  return absl::StrCat(
+      idle, " of ", mesh.data, " ", ranks, idle == 1 ? " is" : " are", " idle",
+      shares.micro_steps() > 1
+          ? absl::StrCat(" in the last of ", shares.micro_steps(),
+                         " micro-steps")
+          : "",
+      ", as a step has ", shares.micro_batches(),
+      shares.micro_batches() == 1 ? " micro-batch" : " micro-batches",
+      " (batch.global_batch_size)");
 }
 
 absl::StatusOr<std::unique_ptr<Collector>> CreateCollector(

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "host/config/load_config.h"
 #include "plugins/sdk/collector.h"
@@ -83,12 +84,15 @@ struct BatchPlan {
   int64_t accumulation = 1;
   // Whether micro_batch_size is AUTO; it is 1 until SettleMicroBatch.
   bool automatic = false;
-  MicroBatchOrder order = MicroBatchOrder::kByMicroStep;
+
+  BatchShares Shares(const Mesh& mesh) const {
+    return {micro_batch_size, global_batch_size, mesh.data};
+  }
 };
 
 // Whether gradients, losses and norms are summed so that their bits don't
 // depend on how a run is divided: train.deterministic on CPUs.
-bool SumsAlongTree(const Train& train, const RunParts& parts);
+bool SumsExactly(const Train& train, const RunParts& parts);
 
 // The rows of an epoch: each sample is as many, and trained on in as many
 // steps, as the objective's rollouts say.
@@ -183,6 +187,12 @@ absl::StatusOr<BatchPlan> PlanBatch(const Batching& batch, const Mesh& mesh);
 // Returns `plan` with another micro-batch, which divides the global batch
 // evenly; `at_once` (Mesh::data) of them are computed at a time.
 BatchPlan WithMicroBatch(BatchPlan plan, int64_t micro_batch_size, int at_once);
+// Checks that all ranks have equally many micro-batches, which `why` needs.
+// Errors name the field.
+absl::Status CheckEqualShares(const BatchPlan& plan, const Mesh& mesh,
+                              absl::string_view why);
+// How many ranks have nothing to do in a step's last micro-step; "": none.
+std::string IdleRanksNote(const BatchPlan& plan, const Mesh& mesh);
 
 // Returns the device of a run on a machine with `gpus` GPUs (0: its CPU), as
 // far as `precision` needs to know it.

@@ -292,7 +292,7 @@ absl::Status SetUpStrategy(Session* session) {
     context.precision = parts.policy();
     context.seed = session->config.train().seed();
     context.optimizer = parts.optimizer.get();
-    context.deterministic = SumsAlongTree(session->config.train(), parts);
+    context.deterministic = SumsExactly(session->config.train(), parts);
     {
       const WhoseCode code(session->plugins.strategy, "Setup");
       CAPSTAN_RETURN_IF_ERROR(parts.strategy->Setup(context));
@@ -357,14 +357,10 @@ absl::Status SetUpState(const DataOrder& order, RankRun* run) {
 
 void StartLoader(DataOrder order, RankRun* run) {
   const Session& session = run->session;
-  const BatchPlan& batch = session.job.batch;
   DataLoaderOptions options;
   options.order = std::move(order);
-  options.micro_batches = batch.order;
-  options.micro_batch_size = batch.micro_batch_size;
-  options.global_batch_size = batch.global_batch_size;
+  options.shares = session.job.batch.Shares(session.mesh());
   options.rank = session.data_rank();
-  options.world_size = session.mesh().data;
   options.start_position = session.state.samples;
   options.forgotten = ForgottenRows(session.config.train());
   options.device = session.group->device();

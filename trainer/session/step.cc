@@ -92,20 +92,24 @@ absl::StatusOr<StepInFlight> TrainStep::Begin() {
   step.start = MonotonicSeconds();
   step.position = state.samples;
   step.before = session_.group->stats();
-  FindForgotten(&step);
+  FindWeightless(&step);
   if (profiler_ != nullptr) profiler_->BeginStep(step.number, step.before);
   return step;
 }
 
-void TrainStep::FindForgotten(StepInFlight* step) {
-  if (forgotten_.empty()) return;
+void TrainStep::FindWeightless(StepInFlight* step) {
   const BatchPlan& plan = session_.job.batch;
-  std::vector<int64_t> samples(plan.global_batch_size);
-  samples_->At(step->position, absl::MakeSpan(samples));
-  for (const int64_t sample : samples) {
-    if (forgotten_.count(sample) > 0) step->forgotten.push_back(sample);
+  if (!forgotten_.empty()) {
+    std::vector<int64_t> samples(plan.global_batch_size);
+    samples_->At(step->position, absl::MakeSpan(samples));
+    for (const int64_t sample : samples) {
+      if (forgotten_.count(sample) > 0) step->forgotten.push_back(sample);
+    }
   }
-  if (step->forgotten.empty()) return;
+  if (step->forgotten.empty() &&
+      plan.Shares(session_.mesh()).idle_ranks() == 0) {
+    return;
+  }
   for (int64_t i = 0; i < plan.accumulation; ++i) {
     const std::vector<int64_t> mine = SamplesOf(i);
     step->weightless.push_back(std::all_of(
@@ -115,13 +119,11 @@ void TrainStep::FindForgotten(StepInFlight* step) {
 }
 
 std::vector<int64_t> TrainStep::SamplesOf(int64_t index) {
-  const BatchPlan& plan = session_.job.batch;
-  std::vector<int64_t> samples(plan.micro_batch_size);
-  const int64_t micro_batch =
-      MicroBatchIndex(plan.order, session_.data_rank(), session_.mesh().data,
-                      index, plan.accumulation);
-  samples_->At(session_.state.samples + micro_batch * plan.micro_batch_size,
-               absl::MakeSpan(samples));
+  const BatchShares shares = session_.job.batch.Shares(session_.mesh());
+  const int64_t first = shares.FirstSample(session_.data_rank(), index);
+  if (first < 0) return {};
+  std::vector<int64_t> samples(shares.micro_batch_size);
+  samples_->At(session_.state.samples + first, absl::MakeSpan(samples));
   return samples;
 }
 
@@ -536,7 +538,7 @@ absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
             micro_steps_.metric_sums().numbers(session_.group->size())));
   }
   sums_exactly_ = deferred_ == nullptr && !local_steps &&
-                  SumsAlongTree(session_.config.train(), session_.parts);
+                  SumsExactly(session_.config.train(), session_.parts);
   return micro_steps_.SetUp(deferred_.get(), sums_exactly_);
 }
 

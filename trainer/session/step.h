@@ -71,7 +71,7 @@ class TrainStep {
   // A step's stages, in order. An error ends the run.
   absl::Status BeginRecords();
   absl::StatusOr<StepInFlight> Begin();
-  void FindForgotten(StepInFlight* step);
+  void FindWeightless(StepInFlight* step);
   absl::StatusOr<StepInFlight> Accumulate(StepInFlight step,
                                           DataLoader& loader);
   absl::StatusOr<StepInFlight> Reduce(StepInFlight step);
@@ -89,7 +89,8 @@ class TrainStep {
   // Puts what casts to 8 bits have lost behind the objective's metrics.
   void AddUnderflow(StepInFlight* step) const;
 
-  // This rank's samples of its micro-batch `index` of the present step.
+  // This rank's samples of its micro-batch `index` of the present step; none if
+  // it is idle.
   std::vector<int64_t> SamplesOf(int64_t index);
 
   // Of Reduce.

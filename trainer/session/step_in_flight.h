@@ -36,8 +36,9 @@ struct StepInFlight {
   CommunicationStats before;  // the group's, so far
 
   // Of train.forgotten_rows those among its samples, of all ranks, in order;
-  // and which of this rank's micro-batches have no others, so that what stands
-  // in for them (RemoveForgotten) has weight zero. Empty: none.
+  // and which of this rank's micro-batches have no others, or no samples at all
+  // (BatchShares), so that what stands in for them has weight zero. Empty:
+  // none.
   std::vector<int64_t> forgotten;
   std::vector<bool> weightless;
 

@@ -26,12 +26,18 @@ using OnWrong = std::function<void(const WrongMessage&)>;
 constexpr int64_t kParity = 8;
 
 bool IsSummed(const at::Tensor& t) {
-  return t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16 ||
-         t.scalar_type() == at::kHalf;
+  return at::isFloatingType(t.scalar_type());
 }
 
-// Of `slices` equal parts of t, one behind another: [slices, 2, chunks].
-at::Tensor SumsOf(const at::Tensor& t, int64_t slices) {
+// What is summed and compared: of float64, which deterministic runs send, its
+// value in float32, which is what they take of the result.
+at::Tensor Narrowed(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? t.to(at::kFloat) : t;
+}
+
+// Of `slices` equal parts of `whole`, one behind another: [slices, 2, chunks].
+at::Tensor SumsOf(const at::Tensor& whole, int64_t slices) {
+  const at::Tensor t = Narrowed(whole);
   const int64_t numel = t.numel() / slices, chunks = kernels::ChunksOf(numel);
   at::Tensor sums = at::zeros({slices, 2, chunks}, at::kDouble);
   double* const out = sums.mutable_data_ptr<double>();
@@ -198,7 +204,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
     const double* const wanted = sums.const_data_ptr<double>();
     const double* const is = found.const_data_ptr<double>();
     const kernels::NumberType type =
-        kernels::NumberTypeOf(result.scalar_type());
+        kernels::NumberTypeOf(Narrowed(result.narrow(0, 0, 0)).scalar_type());
     // Of the result, and of the sums of float32 that are compared.
     const double unit = kernels::UnitRoundoff(type) + 2.0 * 0x1p-24;
     // A partial sum's square is at most that of its terms times their number.

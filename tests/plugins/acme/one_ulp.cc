@@ -26,7 +26,7 @@ class OneUlp final : public capstan::ReplicatedStrategy {
     constexpr int64_t kOneBucket = std::numeric_limits<int64_t>::max();
     model_ = context.model;
     return SetUp(context, kOneBucket, kOneBucket, [this](int bucket) {
-      works_.push_back(group().AllReduce(gradients().Take(bucket)));
+      works_.push_back(group().AllReduce(TakeSums(bucket)));
     });
   }
 
@@ -52,10 +52,10 @@ class OneUlp final : public capstan::ReplicatedStrategy {
       if (model_->parameters()[range.parameter].name != config_.parameter()) {
         continue;
       }
-      float& number =
-          shard.gradient
-              .mutable_data_ptr<float>()[range.offset + config_.element()];
-      number = std::nextafter(number, std::numeric_limits<float>::infinity());
+      const at::Tensor number =
+          TakeSums(0).narrow(0, range.offset + config_.element(), 1);
+      number.fill_(std::nextafter(number.item<float>(),
+                                  std::numeric_limits<float>::infinity()));
     }
   }
 

@@ -32,7 +32,7 @@ class MyPlugin final : public capstan::ReplicatedStrategy {
 
   void Reduce() override {
     if (gradients().buckets().empty()) return;  // nothing is trainable
-    group().AllReduce(gradients().Take(0))->Wait();
+    group().AllReduce(TakeSums(0))->Wait();
   }
 };
 
