@@ -460,7 +460,10 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
 }
 
 MicroBatchOrder MicroBatchOrderOf(const Train& train, const RunParts& parts) {
-  return SumsAlongTree(train, parts) && !parts.strategy->SumsEachMicroStep()
+  // What a replica trains on doesn't depend on how many ranks train it.
+  const bool apart = parts.strategy != nullptr && parts.strategy->local_steps();
+  return apart || (SumsAlongTree(train, parts) &&
+                   !parts.strategy->SumsEachMicroStep())
              ? MicroBatchOrder::kByRank
              : MicroBatchOrder::kByMicroStep;
 }
