@@ -114,6 +114,15 @@ absl::Status Numbers::Check(const Config& config) const {
                     "a number of ranks, or 0 for 1", config.site_ranks());
 }
 
+// The inner strategy's error as one of this config's field.
+absl::Status InInner(const absl::Status& status) {
+  if (status.ok()) return status;
+  const absl::optional<std::string> field = FieldOf(status);
+  return FieldError(
+      field.has_value() ? absl::StrCat("inner.", *field) : "inner",
+      status.message());
+}
+
 // The strategy that trains a replica.
 absl::StatusOr<std::unique_ptr<Strategy>> MakeInner(const Config& config) {
   std::unique_ptr<Strategy> inner;
@@ -121,7 +130,7 @@ absl::StatusOr<std::unique_ptr<Strategy>> MakeInner(const Config& config) {
     const std::string& url = config.inner().type_url();
     absl::StatusOr<std::unique_ptr<Strategy>> made =
         CreateStrategy(url.substr(url.rfind('/') + 1), config.inner().value());
-    if (!made.ok()) return FieldError("inner", made.status().message());
+    if (!made.ok()) return InInner(made.status());
     inner = *std::move(made);
   } else if (config.site_ranks() > 1) {
     CAPSTAN_ASSIGN_OR_RETURN(inner, CreateStrategy(kDefaultInner, ""));
@@ -172,7 +181,8 @@ class DiLoCo final : public WrappingStrategy {
                        kMostThatOverlapInBytes, " replicas, this run has ",
                        world / numbers_.site, ": FLOAT32 sends less"));
     }
-    return inner().Check(OfSite(request));
+    const absl::Status status = inner().Check(OfSite(request));
+    return FieldOf(status).has_value() ? InInner(status) : status;
   }
 
   StrategyPlan Plan(const StrategyRequest& request) const override;

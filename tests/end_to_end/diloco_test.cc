@@ -236,6 +236,21 @@ TEST(DiLoCoTest, ASiteLeavesAndComesBack) {
             1e-4);
 }
 
+TEST(DiLoCoTest, AnErrorOfTheStrategyWithinNamesItsField) {
+  const auto error = [](const std::string& fields) {
+    return RunTrainer(
+        {"--config=" +
+         SmallRun(DiLoCo(absl::StrCat(
+                      "site_ranks: 2 inner { [plugin/capstan.fsdp.Config] { ",
+                      fields, " } }")),
+                  2)
+             .File()});
+  };
+  ExpectOneError(error("prefetch: -1"), {"strategy.inner.prefetch"});
+  ExpectOneError(error("shard_group_size: 3"),
+                 {"strategy.inner.shard_group_size"});
+}
+
 TEST(DiLoCoTest, SitesMustBeOfOneSize) {
   ExpectOneError(
       RunTrainer({"--config=" +
