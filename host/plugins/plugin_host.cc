@@ -38,6 +38,7 @@
 #include "base/status.h"
 #include "base/subprocess.h"
 #include "plugins/sdk/part.h"
+#include "plugins/sdk/strategy.h"
 
 namespace capstan {
 namespace {
@@ -530,6 +531,12 @@ absl::StatusOr<std::unique_ptr<Part>> CreatePart(const std::string& type,
   // What is loaded stays so, and is found there again.
   PluginHost host(NewestFolders());
   return host.Create<Part>(type, PluginCategory::kPart, config);
+}
+
+absl::StatusOr<std::unique_ptr<Strategy>> CreateStrategy(
+    const std::string& type, absl::string_view config) {
+  PluginHost host(NewestFolders());
+  return host.Create<Strategy>(type, PluginCategory::kStrategy, config);
 }
 
 absl::Status Probe(const std::function<void()>& call, double limit_seconds,

@@ -20,7 +20,7 @@
 // label smoothing, noise on embeddings, scores of texts, DoRA, 5 products in 8
 // bits, 6 texts that begin and end in a batch, 7 samples with several rollouts,
 // 8 forwards of rollouts with the initial weights, losses by row of rows that
-// are divided.
+// are divided, replicas of several ranks, strategies that wrap others.
 #define CAPSTAN_SDK_MINOR 8
 
 #define CAPSTAN_STRINGIFY_INNER(x) #x

@@ -172,6 +172,10 @@ at::Tensor TokenModel::RegularizedSum(const TokenInput&, const TokenTargets&,
 bool TokenModel::regularizes() const { return false; }
 TextScores* TokenModel::text_scores() { return nullptr; }
 
+ProcessGroup* Strategy::replica_group() { return nullptr; }
+std::vector<OwnedSlice> Strategy::ReplicaSlices() const { return {}; }
+void Strategy::Restored(int64_t) {}
+
 // What a plugin older than such a function has in its place: the symbol of the
 // Room, a member function without arguments, which is called as the new one.
 // Both ABIs pass `this` as the first argument.
@@ -263,6 +267,18 @@ CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room4Ev", TextScores*,
                     TokenModelRoom4, (TokenModel * self)) {
   return self->TokenModel::text_scores();
 }
+CAPSTAN_FORMER_ROOM("_ZN7capstan8Strategy5Room1Ev", ProcessGroup*,
+                    StrategyRoom1, (Strategy * self)) {
+  return self->Strategy::replica_group();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan8Strategy5Room2Ev", std::vector<OwnedSlice>,
+                    StrategyRoom2, (const Strategy* self)) {
+  return self->Strategy::ReplicaSlices();
+}
+CAPSTAN_FORMER_ROOM("_ZN7capstan8Strategy5Room3Ev", void, StrategyRoom3,
+                    (Strategy * self, int64_t step)) {
+  self->Strategy::Restored(step);
+}
 
 // The rooms that are left, two at a time.
 #define CAPSTAN_ROOM(class_name, a) \
@@ -270,8 +286,7 @@ CAPSTAN_FORMER_ROOM("_ZN7capstan10TokenModel5Room4Ev", TextScores*,
 #define CAPSTAN_ROOMS(class_name, a, b) \
   void class_name::Room##a() {}         \
   void class_name::Room##b() {}
-CAPSTAN_ROOMS(Strategy, 1, 2)
-CAPSTAN_ROOMS(Strategy, 3, 4)
+CAPSTAN_ROOM(Strategy, 4)
 CAPSTAN_ROOMS(Strategy, 5, 6)
 CAPSTAN_ROOMS(Strategy, 7, 8)
 CAPSTAN_ROOM(Model, 4)

@@ -3,10 +3,13 @@
 #define CAPSTAN_PLUGINS_SDK_STRATEGY_H_
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "plugins/sdk/model.h"
@@ -62,20 +65,22 @@ class Strategy {
   // Set if the curve isn't that of all other strategies. Constant.
   virtual absl::optional<OwnCurve> own_curve() const { return absl::nullopt; }
 
-  // Whether each rank updates a replica between synchronisations (local SGD,
-  // DiLoCo; docs/sdk.md). OptimizerShards() then are the whole replica, laid
-  // out alike on all ranks. Its gradients aren't summed over ranks, and
-  // GradientSquaredSum() is that of the rank's whole gradient. OwnedSlices()
-  // are of SharedMaster() and ShardState(). Constant.
+  // Whether replicas are trained apart between synchronisations (local SGD,
+  // DiLoCo; docs/sdk.md), each by one rank or by those of replica_group().
+  // OptimizerShards() then are this rank's part of its replica, laid out alike
+  // in all replicas. Gradients aren't summed over replicas: what
+  // GradientSquaredSum() says of all ranks holds for those of a replica.
+  // OwnedSlices() are of SharedMaster() and ShardState(). Constant.
   virtual bool local_steps() const { return false; }
   // With local_steps(): returns the shared model of the last synchronisation,
-  // the same bits on all ranks, shaped and valid like the shard's master.
+  // the same bits in all replicas, shaped and valid like the shard's master.
+  // May wait for one in progress, on all ranks alike.
   virtual at::Tensor SharedMaster(int shard) {
     return OptimizerShards()[shard].master;
   }
   // With local_steps(): sets whether the model computes with the shared model.
   // Called around evaluations on all ranks, and around samples on those that
-  // sample; no step or save is in between. No collectives.
+  // sample; no step or save is in between. Has collectives only if forwards do.
   virtual void UseSharedModel(bool use) {}
 
   virtual HeldGradients* held_gradients() { return nullptr; }
@@ -150,17 +155,33 @@ class Strategy {
       const std::function<absl::Status(int index, const at::Tensor& value)>&
           fn) = 0;
 
+  // Functions that were added after 1.0, in the places of Rooms (plugin.h).
+
+  // With local_steps(): the ranks that train this one's replica in step,
+  // neighbours, as many for each replica. Null: this rank alone. Valid after
+  // Setup.
+  virtual ProcessGroup* replica_group();  // Room1
+  // With a replica_group(): what this rank saves of its replica; each element
+  // exactly once over that group.
+  virtual std::vector<OwnedSlice> ReplicaSlices() const;  // Room2
+  // The state after step `step` was loaded, from which the run goes on. Called
+  // before PublishParameters.
+  virtual void Restored(int64_t step);  // Room3
+
  private:
   // Room to grow (plugin.h).
-  virtual void Room1();
-  virtual void Room2();
-  virtual void Room3();
   virtual void Room4();
   virtual void Room5();
   virtual void Room6();
   virtual void Room7();
   virtual void Room8();
 };
+
+// Creates the strategy with the config type `type` ("capstan.fsdp.Config"), for
+// one that wraps another, which a config names in a google.protobuf.Any. Fails
+// and is called as CreatePart (part.h).
+absl::StatusOr<std::unique_ptr<Strategy>> CreateStrategy(
+    const std::string& type, absl::string_view config);
 
 }  // namespace capstan
 

@@ -496,6 +496,11 @@ class FaultyStrategy final : public Strategy, public HeldGradients {
     FaultPoint::Pass("strategy.BeforeExport");
     plugin_->BeforeExport();
   }
+  ProcessGroup* replica_group() override { return plugin_->replica_group(); }
+  std::vector<OwnedSlice> ReplicaSlices() const override {
+    return plugin_->ReplicaSlices();
+  }
+  void Restored(int64_t step) override { plugin_->Restored(step); }
 
  private:
   const std::unique_ptr<Strategy> plugin_;

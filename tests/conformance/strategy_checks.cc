@@ -298,12 +298,14 @@ absl::Status ReportFull(const std::string& name, ToyTrainer& trainer, int rank,
   return status;
 }
 
-bool SameOnAllRanks(double number, ProcessGroup* group) {
+bool SameOnAllRanks(double number, ProcessGroup* group, int period) {
   std::vector<double> all(group->size(), 0.0);
   all[group->rank()] = number;
   group->AllReduceHost(absl::MakeSpan(all));
-  return std::all_of(all.begin(), all.end(),
-                     [&](double other) { return other == all[0]; });
+  for (size_t rank = period; rank < all.size(); ++rank) {
+    if (all[rank] != all[rank - period]) return false;
+  }
+  return true;
 }
 
 std::vector<at::Tensor> SharedMasters(ToyTrainer& trainer) {
@@ -325,9 +327,13 @@ bool AllSame(const std::vector<at::Tensor>& a,
 }
 
 void CheckShared(ToyTrainer& trainer, ProcessGroup* group, RankReport* report) {
-  if (!trainer.strategy().local_steps()) return;
+  Strategy& strategy = trainer.strategy();
+  if (!strategy.local_steps()) return;
+  ProcessGroup* const replica = strategy.replica_group();
+  const int ranks = replica == nullptr ? 1 : replica->size();
   for (const at::Tensor& shared : SharedMasters(trainer)) {
-    if (!SameOnAllRanks(DigestOf(shared), group)) {
+    // Each rank of a replica has its part.
+    if (!SameOnAllRanks(DigestOf(shared), group, ranks)) {
       report->Problem(kSharedTopic,
                       "SharedMaster is not the same bits on all ranks");
     }

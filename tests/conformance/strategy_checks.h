@@ -58,8 +58,9 @@ void ReportOwned(const std::string& name, ToyTrainer& trainer,
 absl::Status ReportFull(const std::string& name, ToyTrainer& trainer, int rank,
                         RankReport* report);
 
-// Whether all ranks pass the same number. Collective.
-bool SameOnAllRanks(double number, ProcessGroup* group);
+// Whether all ranks pass the same number, or all that are `period` ranks apart.
+// Collective.
+bool SameOnAllRanks(double number, ProcessGroup* group, int period = 1);
 
 // Copies of the shared model, a tensor a shard (Strategy::SharedMaster).
 std::vector<at::Tensor> SharedMasters(ToyTrainer& trainer);

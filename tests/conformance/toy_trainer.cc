@@ -157,13 +157,20 @@ double ToyTrainer::Unscale(const Verdict& verdict) const {
   return kToyNominalTargets / std::max(verdict.count, 1.0) / scaler_.scale();
 }
 
-// With local_steps() each rank's gradients are normalised and clipped by its
+// With local_steps() each replica's gradients are normalised and clipped by its
 // own numbers, which are returned; the norm that all see is the root of the
 // mean of the squares.
 absl::optional<ToyTrainer::Verdict> ToyTrainer::OwnVerdict(
     Verdict* mine) const {
   if (!strategy_->local_steps()) return absl::nullopt;
-  const Verdict own = *mine;
+  Verdict own = *mine;
+  if (ProcessGroup* const ranks = strategy_->replica_group()) {
+    double sums[] = {own.loss_sum, own.count, own.squared_sum};
+    ranks->AllReduceHost(absl::MakeSpan(sums));
+    own.loss_sum = sums[0];
+    own.count = sums[1];
+    own.squared_sum = sums[2];
+  }
   const double unscale = Unscale(own);
   mine->squared_sum *= unscale * unscale / group_->size();
   return own;

@@ -65,7 +65,11 @@ class ToyTrainer {
   // shared model if there is one; completes the forward even if it throws.
   double Evaluate(ToyFault fault = ToyFault::kNone, int batch_of = -1);
   // Acts as a rank that can't run the others' forward.
-  void EvaluateNothing() { strategy_->FinishForward(); }
+  void EvaluateNothing() {
+    UseSharedModel(true);
+    strategy_->FinishForward();
+    UseSharedModel(false);
+  }
 
   // Collective.
   absl::Status Save(const std::string& output_dir);

@@ -17,6 +17,7 @@ namespace capstan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kWeights[] = "/final/model.safetensors";
 constexpr char kEachStep[] =
@@ -71,9 +72,10 @@ TEST(DiLoCoTest, OneLocalStepIsDataParallelism) {
 }
 
 TEST(DiLoCoTest, ContinuesToTheBitInTheMidstOfARound) {
-  for (const char* deltas : {"FLOAT32", "INT8"}) {
+  // Steps 3 and 6 are in the midst of an exchange, too.
+  for (const char* fields : {"", "deltas: INT8", "parts: 2 overlap_steps: 2"}) {
     const RunText run =
-        SmallRun(DiLoCo(absl::StrCat("local_steps: 4 deltas: ", deltas)), 2);
+        SmallRun(DiLoCo(absl::StrCat("local_steps: 4 ", fields)), 2);
     const std::string straight = MustTrain(run);
     for (const int step : {3, 6}) {
       const std::string folder = KilledAfter(step, straight);
@@ -84,6 +86,20 @@ TEST(DiLoCoTest, ContinuesToTheBitInTheMidstOfARound) {
       EXPECT_TRUE(ReadText(folder + kWeights) == ReadText(straight + kWeights));
     }
   }
+}
+
+// Who reads the shared model waits for exchanges that are under way.
+TEST(DiLoCoTest, SavesAndEvaluationsDoNotChangeAStreamedCurve) {
+  const auto run = [](const std::string& train) {
+    return MustTrain(
+        SmallRun(DiLoCo("local_steps: 4 parts: 4 overlap_steps: 3"), 2)
+            .Set("eval_data", TextData(CorpusPiece(2000), 32))
+            .Train(train));
+  };
+  const std::string plain = run("save_every: 0");
+  const std::string busy = run("save_every: 1 eval_every: 1");
+  EXPECT_EQ(ReadMetrics(busy).losses(), ReadMetrics(plain).losses());
+  EXPECT_TRUE(ReadText(busy + kWeights) == ReadText(plain + kWeights));
 }
 
 double LossOf(const std::string& model) {
@@ -149,6 +165,105 @@ TEST(DiLoCoTest, ReplicasNeedEqualShares) {
                              run.Output(NewTestFolder("run") + "/out").File()}),
                  {"batch.global_batch_size: 8 is not a multiple", "2 x 3",
                   "capstan.diloco"});
+}
+
+// 8 sequences in micro-batches of 2: each site has the same ones.
+RunText RunOfSites(int sites, int ranks_of_each) {
+  return SmallRun(DiLoCo(absl::StrCat(
+                      "local_steps: 4 parts: 2 overlap_steps: 1 site_ranks: ",
+                      ranks_of_each)),
+                  sites * ranks_of_each)
+      .Set("eval_data", TextData(CorpusPiece(2000), 32));
+}
+
+void ExpectNear(const std::vector<double>& got,
+                const std::vector<double>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << i;
+  }
+}
+
+// Its ranks train one replica: they are one rank with more micro-steps.
+TEST(DiLoCoTest, ASiteOfTwoRanksTrainsLikeOneRank) {
+  const std::string two = MustTrain(RunOfSites(2, 2));
+  const std::string one = MustTrain(RunOfSites(2, 1));
+  ExpectNear(ReadMetrics(two).losses(), ReadMetrics(one).losses());
+  ExpectNear(ReadMetrics(two).grad_norms(), ReadMetrics(one).grad_norms());
+  // In the midst of a round each takes over the other's replicas.
+  const std::string folder = KilledAfter(6, two);
+  const TrainerResult other = RunTrainer(
+      {"--config=" +
+       RunOfSites(2, 1).Output(folder).Train("resume: AUTO").File()});
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_THAT(other.out, Not(HasSubstr("begins again")));
+  ExpectNear(ReadMetrics(folder).losses(), ReadMetrics(one).losses());
+  // And on as many ranks, to the bit.
+  const std::string same = KilledAfter(6, two);
+  MustTrain(RunOfSites(2, 2).Output(same).Train("resume: AUTO"));
+  EXPECT_EQ(ReadMetrics(same).losses(), ReadMetrics(two).losses());
+  EXPECT_TRUE(ReadText(same + kWeights) == ReadText(two + kWeights));
+}
+
+// Two sites, then one, then two again: each time all begin with the model that
+// the sites shared, and its momentum goes on.
+TEST(DiLoCoTest, ASiteLeavesAndComesBack) {
+  const std::string both = KilledAfter(6, MustTrain(RunOfSites(2, 2)));
+  const auto goes_on = [](int sites, int steps, const std::string& folder) {
+    const TrainerResult result =
+        RunTrainer({"--config=" +
+                    RunOfSites(sites, 2)
+                        .Output(folder)
+                        .Train(absl::StrCat("resume: AUTO max_steps: ", steps))
+                        .File()});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  // The model that one site begins with.
+  const std::string begun = KilledAfter(6, both);
+  goes_on(1, 6, begun);
+  EXPECT_NEAR(LossOf(begun + "/final"),
+              LossOf(both + "/checkpoints/step-00000006"), 1e-6);
+  EXPECT_THAT(goes_on(1, 9, both),
+              HasSubstr("WARNING: the run had 2 replicas, now it has 1"));
+  const std::string alone = KilledAfter(9, both);
+  EXPECT_THAT(goes_on(2, 12, alone),
+              HasSubstr("WARNING: the run had 1 replica, now it has 2"));
+  const std::vector<double> losses = ReadMetrics(alone).losses();
+  ASSERT_EQ(losses.size(), 12);
+  EXPECT_LT(losses.back(), losses[5]);
+  // Where replicas hardly move, the momentum of both sites moves the model.
+  const std::string still = KilledAfter(6, both);
+  MustTrain(RunOfSites(1, 2)
+                .Output(still)
+                .Set("optimizer",
+                     "[plugin/capstan.adamw.Config] { learning_rate: 1e-12 }")
+                .Train("resume: AUTO max_steps: 8 "
+                       "resume_with_changes: \"optimizer.learning_rate\""));
+  EXPECT_GT(std::abs(LossOf(still + "/final") - LossOf(begun + "/final")),
+            1e-4);
+}
+
+TEST(DiLoCoTest, AnErrorOfTheStrategyWithinNamesItsField) {
+  const auto error = [](const std::string& fields) {
+    return RunTrainer(
+        {"--config=" +
+         SmallRun(DiLoCo(absl::StrCat(
+                      "site_ranks: 2 inner { [plugin/capstan.fsdp.Config] { ",
+                      fields, " } }")),
+                  2)
+             .File()});
+  };
+  ExpectOneError(error("prefetch: -1"), {"strategy.inner.prefetch"});
+  ExpectOneError(error("shard_group_size: 3"),
+                 {"strategy.inner.shard_group_size"});
+}
+
+TEST(DiLoCoTest, SitesMustBeOfOneSize) {
+  ExpectOneError(
+      RunTrainer({"--config=" +
+                  SmallRun(DiLoCo("site_ranks: 2"), 3).Batch(1, 9).File()}),
+      {"strategy.site_ranks", "doesn't divide this run's 3 ranks"});
 }
 
 TEST(DiLoCoTest, AnotherCurveIsRefusedUnlessItIsNamed) {

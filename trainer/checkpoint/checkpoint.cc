@@ -146,17 +146,20 @@ bool HasKind(const Manifest& manifest, const std::string& name) {
       [&](const ManifestState& kind) { return kind.name == name; });
 }
 
-bool HasReplicas(const Manifest& manifest) {
-  return HasKind(manifest, RankPrefix(0) + kReplicaKind);
+// The replicas with state of their own; 0: there are none.
+int ReplicasIn(const Manifest& manifest) {
+  int replicas = 0;
+  while (HasKind(manifest, RankPrefix(replicas) + kReplicaKind)) ++replicas;
+  return replicas;
 }
 
 // The prefix of the optimizer's state that this rank loads: of another number
-// of ranks with state of their own, that of one of them.
+// of replicas with state of their own, that of one of them.
 std::string StoredPrefix(const Manifest& manifest,
                          const CheckpointParts& parts) {
-  if (!HasReplicas(manifest)) return "";
-  return RankPrefix(
-      LocalSteps(parts) ? parts.group->rank() % manifest.world_size : 0);
+  const int stored = ReplicasIn(manifest);
+  if (stored == 0) return "";
+  return RankPrefix(LocalSteps(parts) ? ReplicaOf(parts) % stored : 0);
 }
 
 // Compares the optimizer's state, whose names in the checkpoint have `prefix`;
@@ -357,8 +360,7 @@ absl::Status LoadSeen(const std::string& folder, const CheckpointParts& parts,
         absl::StrCat(folder, " has no state of this strategy"));
   }
   *touched = has;
-  resumed->ranks =
-      HasReplicas(stored->manifest) ? stored->manifest.world_size : 0;
+  resumed->replicas = ReplicasIn(stored->manifest);
   return LoadState(*stored, parts, &resumed->state);
 }
 
@@ -409,7 +411,7 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
   CAPSTAN_RETURN_IF_ERROR(
       CheckParameters(from.name, from.manifest, *parts.specs));
   std::vector<StateKind> kinds = {MasterKind(parts)};
-  // Otherwise the rank begins with the shared model.
+  // Otherwise the replica begins with the shared model.
   bool has_replica = false;
   if (state != nullptr) {
     const std::string prefix = StoredPrefix(from.manifest, parts);
@@ -421,7 +423,7 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
     CAPSTAN_RETURN_IF_ERROR(
         CheckState(from.name, prefix, from.manifest.state, wanted));
     has_replica = LocalSteps(parts) && !prefix.empty() &&
-                  from.manifest.world_size == parts.group->size();
+                  ReplicasIn(from.manifest) == ReplicasOf(parts);
     if (has_replica) kinds.push_back(ReplicaKind(parts, prefix));
     for (StateKind& kind : StoredStrategyKinds(parts, from.manifest)) {
       kinds.push_back(std::move(kind));

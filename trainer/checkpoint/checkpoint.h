@@ -132,8 +132,8 @@ absl::StatusOr<TrainState> LoadCheckpoint(const std::string& folder,
 struct Resumed {
   std::string folder;  // "": there is no checkpoint, and nothing was loaded
   TrainState state;
-  // How many ranks had state of their own (Strategy::local_steps); 0: none had.
-  int ranks = 0;
+  // How many replicas there were (Strategy::local_steps); 0: none.
+  int replicas = 0;
   // Newer checkpoints that can't be read; rank 0's: their steps, and "PATH: is
   // damaged: HOW".
   std::vector<std::pair<int64_t, std::string>> damaged;

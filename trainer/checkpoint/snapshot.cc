@@ -119,7 +119,7 @@ at::Device DeviceOf(const std::vector<StatePiece>& pieces) {
 std::vector<StatePiece> OwnedPieces(const CheckpointParts& parts) {
   std::vector<StateKind> shared, own;
   for (StateKind& kind : AllKinds(parts)) {
-    (kind.of_rank ? own : shared).push_back(std::move(kind));
+    (kind.of_replica ? own : shared).push_back(std::move(kind));
   }
   std::vector<StatePiece> pieces;
   for (const std::vector<StateKind>& kinds : {shared, own}) {
@@ -145,11 +145,11 @@ Manifest ManifestFrame(const TrainState& train_state,
     if (kind.name() == kMasterKind) continue;
     ManifestState state = ManifestStateOf(kind, parts);
     const std::string name = WithoutRank(state.name);
-    for (int r = 0; kind.of_rank && r < manifest.world_size; ++r) {
+    for (int r = 0; kind.of_replica && r < ReplicasOf(parts); ++r) {
       state.name = RankPrefix(r) + name;
       manifest.state.push_back(state);
     }
-    if (!kind.of_rank) manifest.state.push_back(std::move(state));
+    if (!kind.of_replica) manifest.state.push_back(std::move(state));
   }
   for (const ParameterSpec& spec : *parts.specs) {
     manifest.parameters.push_back({spec.name, spec.shape, spec.trainable});

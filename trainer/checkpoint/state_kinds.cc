@@ -52,9 +52,15 @@ std::vector<OwnedSlice> WholeShards(absl::Span<const OptimizerShard> shards) {
   return all;
 }
 
+std::vector<OwnedSlice> ReplicaSlices(const CheckpointParts& parts) {
+  return parts.strategy->replica_group() == nullptr
+             ? WholeShards(parts.shards)
+             : parts.strategy->ReplicaSlices();
+}
+
 std::vector<OwnedSlice> SlicesOf(const StateKind& kind,
                                  const CheckpointParts& parts) {
-  return kind.of_rank ? WholeShards(parts.shards) : parts.owned;
+  return kind.of_replica ? ReplicaSlices(parts) : parts.owned;
 }
 
 absl::optional<NonFiniteTensor> FindNonFinite(const CheckpointParts& parts) {

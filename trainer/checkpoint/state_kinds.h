@@ -19,13 +19,13 @@ namespace capstan {
 // What a checkpoint stores for each trainable parameter: its master, then
 // optimizer state, then strategy state. With Strategy::local_steps(), the
 // master is the ranks' shared one, and the optimizer's state and a replica of
-// the master are each rank's own.
+// the master are each rank's own, or that of the ranks of a replica.
 struct StateKind {
   StateShape shape;
   std::vector<at::Tensor> tensors;  // one per shard
-  // Each rank saves all of its own, under a name of its own, rather than the
-  // slices that it owns.
-  bool of_rank = false;
+  // Each replica is saved whole, under a name of its own, rather than the
+  // slices that this rank owns of what all share.
+  bool of_replica = false;
 
   // The kind's name in files.
   const std::string& name() const { return shape.spec.name; }
@@ -48,20 +48,34 @@ inline ManifestState ManifestStateOf(const StateKind& kind,
 
 // Prefix of the strategy's own kinds.
 inline constexpr char kStrategyKind[] = "strategy.";
-// A rank's own masters.
+// A replica's own masters.
 inline constexpr char kReplicaKind[] = "replica";
 
 inline bool LocalSteps(const CheckpointParts& parts) {
   return parts.strategy != nullptr && parts.strategy->local_steps();
 }
 
-// The prefix of what rank `rank` alone has: "rank.3.".
+// The ranks that train one replica (Strategy::replica_group).
+inline int RanksOfReplica(const CheckpointParts& parts) {
+  ProcessGroup* const ranks =
+      LocalSteps(parts) ? parts.strategy->replica_group() : nullptr;
+  return ranks == nullptr ? 1 : ranks->size();
+}
+// The number of replicas, and which one this rank trains.
+inline int ReplicasOf(const CheckpointParts& parts) {
+  return parts.group->size() / RanksOfReplica(parts);
+}
+inline int ReplicaOf(const CheckpointParts& parts) {
+  return parts.group->rank() / RanksOfReplica(parts);
+}
+
+// The prefix of what rank `rank` alone has, or replica `rank`: "rank.3.".
 inline std::string RankPrefix(int rank) {
   return absl::StrCat("rank.", rank, ".");
 }
-// The prefix of a kind of `parts` that may be this rank's own.
+// The prefix of a kind of `parts` that may be a replica's own.
 inline std::string OwnPrefix(const CheckpointParts& parts) {
-  return LocalSteps(parts) ? RankPrefix(parts.group->rank()) : "";
+  return LocalSteps(parts) ? RankPrefix(ReplicaOf(parts)) : "";
 }
 // A kind's name without such a prefix.
 std::string WithoutRank(const std::string& name);
@@ -83,19 +97,19 @@ inline StateKind MasterKind(const CheckpointParts& parts) {
   return kind;
 }
 
-// With local_steps(): this rank's masters, under the prefix of a rank.
+// With local_steps(): this replica's masters, under a replica's prefix.
 inline StateKind ReplicaKind(const CheckpointParts& parts,
                              const std::string& prefix) {
   StateKind kind;
   kind.shape.spec.name = prefix + kReplicaKind;
-  kind.of_rank = true;
+  kind.of_replica = true;
   for (const OptimizerShard& shard : parts.shards) {
     kind.tensors.push_back(shard.master);
   }
   return kind;
 }
 
-// Their names have `prefix`, which is a rank's or "".
+// Their names have `prefix`, which is a replica's or "".
 inline std::vector<StateKind> OptimizerKinds(const CheckpointParts& parts,
                                              const std::string& prefix) {
   std::vector<StateKind> kinds;
@@ -144,6 +158,8 @@ inline std::vector<StateKind> AllKinds(const CheckpointParts& parts) {
 
 // A slice for all of each shard.
 std::vector<OwnedSlice> WholeShards(absl::Span<const OptimizerShard> shards);
+// What this rank saves of its replica.
+std::vector<OwnedSlice> ReplicaSlices(const CheckpointParts& parts);
 // The slices of a kind that this rank saves.
 std::vector<OwnedSlice> SlicesOf(const StateKind& kind,
                                  const CheckpointParts& parts);

@@ -84,11 +84,14 @@ class SampleSequence {
 };
 
 // How a step's samples are dealt out: those of a micro-step, on all ranks, are
-// neighbours.
+// neighbours, or those of a rank.
 struct BatchShares {
   int64_t micro_batch_size = 1;
   int64_t global_batch_size = 1;  // a multiple of it
   int ranks = 1;
+  // Those of a rank, and so of neighbouring ranks: what they train on together
+  // doesn't depend on their number. Only where none is idle.
+  bool by_rank = false;
 
   int64_t micro_batches() const { return global_batch_size / micro_batch_size; }
   // The micro-steps of a step. In the last one there may be fewer micro-batches
@@ -99,7 +102,8 @@ struct BatchShares {
   // micro-step `index`; -1: there is none for it, and it computes the step's
   // first sample, with weight zero, as the others' collectives need it.
   int64_t FirstSample(int rank, int64_t index) const {
-    const int64_t micro_batch = index * ranks + rank;
+    const int64_t micro_batch =
+        by_rank ? rank * micro_steps() + index : index * ranks + rank;
     return micro_batch < micro_batches() ? micro_batch * micro_batch_size : -1;
   }
 };

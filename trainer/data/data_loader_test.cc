@@ -187,6 +187,7 @@ TEST(DataLoaderTest, ReadersErrorComesInItsPlaceAndStays) {
 // Each micro-batch of a step is somebody's, once, whatever the number of ranks.
 TEST(BatchSharesTest, DivideAStep) {
   EXPECT_EQ((BatchShares{2, 24, 4}.FirstSample(1, 2)), 18);
+  EXPECT_EQ((BatchShares{2, 24, 4, /*by_rank=*/true}.FirstSample(1, 2)), 10);
   for (const int ranks : {1, 2, 3, 5, 12, 16}) {
     const BatchShares shares = {2, 24, ranks};
     std::multiset<int64_t> firsts;

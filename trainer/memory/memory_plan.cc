@@ -268,7 +268,7 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
   return plan;
 }
 
-int64_t SavedBytes(const MemoryRequest& request) {
+int64_t SavedBytes(const MemoryRequest& request, int64_t held) {
   const c10::ScalarType master = request.strategy.precision.master;
   const int64_t elements = TrainableElements(*request.strategy.model);
   const int64_t all =
@@ -277,9 +277,11 @@ int64_t SavedBytes(const MemoryRequest& request) {
                           master);
   const int64_t ranks = std::max(1, request.strategy.world_size);
   if (!request.local_steps) return all / ranks;
-  // All of the rank's own, and its slice of the shared model and of what is
-  // kept for it.
-  return all +
+  // Its part of its replica, which is all of it unless several ranks train
+  // one, and its slice of the shared model and of what is kept for it.
+  const double part = static_cast<double>(std::min(held, elements)) /
+                      static_cast<double>(std::max<int64_t>(1, elements));
+  return static_cast<int64_t>(part * static_cast<double>(all)) +
          2 * elements * static_cast<int64_t>(c10::elementSize(master)) / ranks;
 }
 
@@ -336,8 +338,9 @@ MemoryPlan PlanMemory(const Strategy& strategy, const MemoryRequest& request) {
     memory.at_peak[static_cast<size_t>(MemoryCategory::kWorkspace)] +=
         GraphBytes(plan, request, memory.at_peak);
   }
-  if (request.snapshot) memory.snapshot = SavedBytes(request);
-  memory.mirror = request.mirror_images * SavedBytes(request);
+  const int64_t saved = SavedBytes(request, plan.optimizer_elements);
+  if (request.snapshot) memory.snapshot = saved;
+  memory.mirror = request.mirror_images * saved;
   if (memory.activations_known && !request.on_gpu && request.resident > 0) {
     memory.process =
         memory.snapshot + memory.mirror +

@@ -123,7 +123,8 @@ MemoryPlan PlanMemory(const StrategyPlan& strategy, int64_t optimizer_state,
 
 // What a rank of `request` saves: its part of masters and optimizer state, 12
 // bytes a trainable parameter for all ranks together with AdamW in float32.
-int64_t SavedBytes(const MemoryRequest& request);
+// `held` is StrategyPlan::optimizer_elements.
+int64_t SavedBytes(const MemoryRequest& request, int64_t held);
 
 // NCCL's settings that its memory depends on; 0: its own.
 struct NcclSizes {

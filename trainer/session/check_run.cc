@@ -399,6 +399,7 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   absl::StatusOr<BatchPlan> plan =
       PlanBatch(config.batch(), MeshOf(train, world_size));
   CAPSTAN_RETURN_IF_ERROR(loaded.Locate(plan.status(), "batch"));
+  plan->replicas_apart = parts.strategy->local_steps();
   if (plan->automatic && parts.objective->has_rollouts()) {
     return loaded.Locate(
         FieldError("micro_batch_size",

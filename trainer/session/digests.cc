@@ -155,12 +155,13 @@ RunDigests::RunDigests(const Digests& config, const std::string& output_dir,
   for (const ParameterSpec& spec : specs_) {
     if (spec.trainable) index_.emplace(spec.name, index_.size());
   }
-  for (const StateKind& kind : AllKinds(parts_())) {
+  const CheckpointParts all = parts_();
+  for (const StateKind& kind : AllKinds(all)) {
     const std::string name = NameOf(WithoutRank(kind.name()));
-    for (int r = 0; kind.of_rank && r < group_.size(); ++r) {
+    for (int r = 0; kind.of_replica && r < ReplicasOf(all); ++r) {
       kinds_.push_back(RankPrefix(r) + name);
     }
-    if (!kind.of_rank) kinds_.push_back(name);
+    if (!kind.of_replica) kinds_.push_back(name);
   }
   kinds_.push_back(kGradientKind);
 }
@@ -190,8 +191,8 @@ void RunDigests::Gradients(int64_t step) {
     }
     parts.shards = absl::MakeSpan(gradients);
     parts.state_shapes.clear();
-    // Ranks' own gradients are all there is of them.
-    if (LocalSteps(parts)) parts.owned = WholeShards(parts.shards);
+    // Replicas' own gradients are all there is of them.
+    if (LocalSteps(parts)) parts.owned = ReplicaSlices(parts);
     parts.strategy = nullptr;
     return Add(parts, step, /*gradients=*/true);
   });

@@ -175,7 +175,7 @@ std::vector<uint64_t> Replicas::Digests(
           mine[k] =
               digest(state[k].tensors[s].narrow(0, part.offset, part.length));
         }
-        // With local_steps() it is of the rank's own masters.
+        // With local_steps() it is of the replica's own masters.
         if (shard.working.defined() && !LocalSteps(parts)) {
           mine[kinds - 1] = digest(shard.working.narrow(0, low, high - low));
         }
@@ -225,7 +225,7 @@ absl::StatusOr<absl::optional<ReplicaDifference>> Replicas::Compare(
   std::vector<uint64_t> mine;
   const absl::Status status = CatchAll([&] {
     for (StateKind& kind : AllKinds(parts)) {
-      if (!kind.of_rank) state.push_back(std::move(kind));
+      if (!kind.of_replica) state.push_back(std::move(kind));
     }
     mine = Digests(parts, state);
     return absl::OkStatus();

@@ -24,6 +24,7 @@
 #include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/checkpoint/snapshot.h"
+#include "trainer/checkpoint/state_kinds.h"
 #include "trainer/metrics/console.h"
 #include "trainer/session/forgotten_rows.h"
 #include "trainer/session/model_card.h"
@@ -167,6 +168,7 @@ absl::Status RunCheckpoints::Restore(const DataOrder& order) {
       CAPSTAN_RETURN_IF_ERROR(Agree(group, same, "set up"));
       CAPSTAN_RETURN_IF_ERROR(session_.RestorePlugins());
       state = earlier;
+      session_.parts.strategy->Restored(state.step);
       // As far as they may differ.
       state.seed = mine.seed;
       state.data_size = mine.data_size;
@@ -252,7 +254,9 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
     session_.resumed_from = absl::StrCat("the mirror of step ", state.step);
     session_.evaluate_again = state.eval_step != state.step;
     if (session_.group->rank() == 0) session_.identity = IdentityOf(*source_);
-    NoteOtherRanks(static_cast<int>(source_->images.size()));
+    // Its ranks had this config.
+    NoteOtherReplicas(static_cast<int>(source_->images.size()) /
+                      RanksOfReplica(parts));
     // They have connections to other hosts; what follows needs only the key.
     source_->images.clear();
     return state;
@@ -264,7 +268,7 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
   }
   session_.resumed_from = resumed.folder;
   if (!resumed.folder.empty()) saved_step_ = resumed.state.step;
-  NoteOtherRanks(resumed.ranks);
+  NoteOtherReplicas(resumed.replicas);
   for (const auto& [step, how] : resumed.damaged) {
     damaged_.insert(step);
     note(absl::StrCat(how, "; goes on from ", resumed.folder));
@@ -272,12 +276,13 @@ absl::StatusOr<TrainState> RunCheckpoints::LoadNewest() {
   return resumed.state;
 }
 
-void RunCheckpoints::NoteOtherRanks(int then) {
-  const int now = session_.group->size();
-  const bool local_steps = session_.parts.strategy->local_steps();
-  if (!local_steps || then == 0 || then == now) return;
+void RunCheckpoints::NoteOtherReplicas(int then) {
+  const CheckpointParts parts = session_.Checkpointed();
+  const int now = ReplicasOf(parts);
+  if (!LocalSteps(parts) || then == 0 || then == now) return;
+  const char* const what = RanksOfReplica(parts) == 1 ? " rank" : " replica";
   session_.resume_notes.push_back(absl::StrCat(
-      "WARNING: the run had ", then, then == 1 ? " rank" : " ranks",
+      "WARNING: the run had ", then, what, then == 1 ? "" : "s",
       ", now it has ", now, ": under ", session_.parts.strategy_name,
       " each begins again with the model that they shared last, so that its "
       "local steps since then are lost"));

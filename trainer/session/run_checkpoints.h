@@ -76,8 +76,8 @@ class RunCheckpoints {
   // all ranks have it.
   absl::StatusOr<absl::optional<MirroredStep>> FindMirrored();
   // Tells what a strategy with local_steps() makes of the states of `then`
-  // ranks.
-  void NoteOtherRanks(int then);
+  // replicas.
+  void NoteOtherReplicas(int then);
   // Warns if the disk has no room for a checkpoint.
   absl::Status WarnOfRoom();
   absl::Status SaveStep(bool background);

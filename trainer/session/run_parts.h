@@ -84,9 +84,12 @@ struct BatchPlan {
   int64_t accumulation = 1;
   // Whether micro_batch_size is AUTO; it is 1 until SettleMicroBatch.
   bool automatic = false;
+  // Replicas are trained apart (Strategy::local_steps), each by neighbouring
+  // ranks.
+  bool replicas_apart = false;
 
   BatchShares Shares(const Mesh& mesh) const {
-    return {micro_batch_size, global_batch_size, mesh.data};
+    return {micro_batch_size, global_batch_size, mesh.data, replicas_apart};
   }
 };
 

@@ -270,7 +270,10 @@ absl::Status TrainStep::ReduceSums(StepInFlight* step) {
   CAPSTAN_RETURN_IF_ERROR(CatchUp(/*late=*/true));
   step->rule = Rule();
   if (session_.parts.strategy->local_steps()) {
-    step->own = OutcomeOf(step->sums, step->rule);
+    StepSums replica = step->sums;
+    ProcessGroup* const ranks = session_.parts.strategy->replica_group();
+    if (ranks != nullptr) capstan::Reduce(*ranks, &replica);
+    step->own = OutcomeOf(replica, step->rule);
     step->sums.gradient_squared_sum =
         step->own->grad_norm * step->own->grad_norm / session_.group->size();
   }
@@ -526,7 +529,7 @@ absl::Status TrainStep::SetUp(Profiler* profiler, DataOrder order) {
   // A graph's scale comes from the host.
   const bool scaled_graphs =
       session_.scaler.enabled() && session_.config.train().cuda_graphs();
-  // The host scales each rank's gradients by the rank's own sums.
+  // The host scales each replica's gradients by its own sums.
   const bool local_steps = session_.parts.strategy->local_steps();
   if (session_.parts.fp8.has_value() && session_.parts.fp8->log_underflow) {
     underflow_ = std::make_unique<Fp8Underflow>(device);

@@ -67,9 +67,9 @@ struct StepInFlight {
   absl::optional<GpuMemory> memory;  // the largest of all ranks
   // The metrics' sums over all ranks, if known with the step's.
   std::vector<double> summed_metrics;
-  // With Strategy::local_steps(): what follows from this rank's sums alone.
-  // The norm in `sums` then is its contribution to the mean of the squared
-  // norms of the ranks' mean gradients.
+  // With Strategy::local_steps(): what follows from this replica's sums alone.
+  // The norm in `sums` then is the rank's contribution to the mean of the
+  // squared norms of the replicas' mean gradients.
   absl::optional<StepOutcome> own;
   // What follows from the reduced sums.
   StepOutcome outcome;
