@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/error_code.h"
 #include "base/exit_codes.h"
@@ -48,8 +50,8 @@ void PrintToStderr(absl::string_view text) {
 // Supervises a run's ranks from the first fork to the last exit.
 class Supervisor {
  public:
-  explicit Supervisor(const Place& place)
-      : place_(place), restarts_(place.max_restarts) {}
+  Supervisor(const Place& place, ChangingHosts* hosts)
+      : place_(place), hosts_(hosts), restarts_(place.max_restarts) {}
   ~Supervisor();
 
   int Run(const RankMain& rank_main);
@@ -70,6 +72,19 @@ class Supervisor {
   // nullopt if the ranks have ended and must be restarted.
   absl::optional<int> Supervise(const RankMain& rank_main);
   absl::Status Fork(RankInfo info, const RankMain& rank_main);
+
+  // With hosts_. Blocks until there is a world newer than world_ that has this
+  // host, and enters it; or returns the run's exit code.
+  absl::optional<int> AwaitWorld();
+  void Enter(const ChangingHosts::World& world);
+  // The exit code after an ending without ranks.
+  int Ended(const ChangingHosts::Ending& ending);
+  // Obeys the hosts while ranks run. Returns whether the ranks of world_ have
+  // all ended, since the next world is due.
+  bool LeaveWorld();
+  // Whether the run has ended elsewhere by an error; then the ranks here have
+  // been killed.
+  bool EndedElsewhere();
   // Blocks until output, a report, a signal, or the end of a grace period.
   void WaitForEvents();
   void HandleSignals();
@@ -96,6 +111,9 @@ class Supervisor {
   absl::optional<Clock::time_point> Deadline() const;
 
   Place place_;
+  ChangingHosts* const hosts_;  // or null
+  int64_t world_ = 0;           // of hosts_
+  bool left_ = false;           // by SIGTERM, hosts_ are to go on
   BlockedSignals signals_;
   Restarts restarts_;
   std::unique_ptr<SharedProgress> progress_;
@@ -124,9 +142,10 @@ absl::Status Supervisor::Prepare() {
 
 absl::Status Supervisor::OpenMirrors() {
   if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
-  const int files = place_.info.nodes > 1 ? RankInfo::kOwnMirrorFilesOfHosts +
-                                                RankInfo::kHeldMirrorFiles
-                                          : RankInfo::kOwnMirrorFiles;
+  const bool hosts = place_.info.nodes > 1 || hosts_ != nullptr;
+  const int files =
+      hosts ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
+            : RankInfo::kOwnMirrorFiles;
   CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
                            MirrorFiles(files * place_.info.local_world_size));
   return absl::OkStatus();
@@ -138,6 +157,13 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   info.mirror_fds = mirror_fds_;
   progress_->page().step = -1;
   CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
+  if (hosts_ != nullptr) {
+    const SocketFd listening(hosts_->TakeListening());
+    info.listen_fd = listening.get();
+    info.restart = static_cast<int>(world_) - 1;
+    absl::StrAppend(&info.run_key, "-world-", world_);
+    return Fork(std::move(info), rank_main);
+  }
   if (info.nodes > 1) {
     // The meeting's name stays: each host counts its own restarts.
     info.comes_again = restarts_.on();
@@ -172,6 +198,7 @@ absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
     const auto let_go = [&] {
       for (const auto& other : ranks_) other->CloseInChild();
       if (info.listen_fd != listen_fd) close(listen_fd);
+      if (hosts_ != nullptr) hosts_->CloseInChild();
       signals_.RestoreInChild();
     };
     CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<RankProcess> process,
@@ -200,9 +227,12 @@ absl::optional<Clock::time_point> Supervisor::Deadline() const {
 }
 
 void Supervisor::WaitForEvents() {
-  std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+  // poll ignores negative descriptors.
+  std::vector<pollfd> fds = {
+      {signals_.fd(), POLLIN, 0},
+      {hosts_ == nullptr ? -1 : hosts_->fd(), POLLIN, 0}};
+  constexpr size_t kRanks = 2;
   for (const auto& rank : ranks_) {
-    // poll ignores negative descriptors.
     fds.push_back({rank->output_fd(), POLLIN, 0});
     fds.push_back({rank->report_fd(), POLLIN, 0});
   }
@@ -217,13 +247,20 @@ void Supervisor::WaitForEvents() {
   if (stop_signal_ != 0 && (timeout_ms < 0 || timeout_ms > kLookMs)) {
     timeout_ms = kLookMs;
   }
+  // Nor about the world's first step.
+  constexpr int kFirstStepMs = 100;
+  if (hosts_ != nullptr && progress_->page().step < 0) {
+    timeout_ms =
+        timeout_ms < 0 ? kFirstStepMs : std::min(timeout_ms, kFirstStepMs);
+  }
   if (poll(fds.data(), fds.size(), timeout_ms) < 0) {
     PCHECK(errno == EINTR);
     return;
   }
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (fds[1 + 2 * i].revents != 0) PrintToStderr(ranks_[i]->ReadOutput());
-    if (fds[2 + 2 * i].revents != 0) ranks_[i]->ReadReport();
+    const size_t first = kRanks + 2 * i;
+    if (fds[first].revents != 0) PrintToStderr(ranks_[i]->ReadOutput());
+    if (fds[first + 1].revents != 0) ranks_[i]->ReadReport();
   }
   if (fds[0].revents != 0) HandleSignals();
 }
@@ -236,7 +273,17 @@ void Supervisor::HandleSignals() {
       Pause();
     } else if (signal == SIGCONT) {
       SignalAll(SIGCONT);
-    } else if (const Clock::time_point now = Clock::now(); stop_signal_ == 0) {
+    } else if (hosts_ != nullptr && signal == SIGTERM && !left_ &&
+               stop_signal_ == 0) {
+      left_ = true;
+      last_signal_ = signal;
+      last_signal_at_ = Clock::now();
+      PrintToStderr(
+          "SIGTERM: this host leaves the run at the end of a step; again: at "
+          "once\n");
+      hosts_->Leave();
+    } else if (const Clock::time_point now = Clock::now();
+               stop_signal_ == 0 && !left_) {
       stop_signal_ = last_signal_ = signal;
       last_signal_at_ = now;
       PrintToStderr(absl::StrCat(StopText(signal), "\n"));
@@ -295,6 +342,7 @@ void Supervisor::NoteFailures() {
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     const absl::optional<RankOutcome> outcome = ranks_[rank]->Outcome();
     if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
+    if (outcome->kind == RankOutcome::kLeft) continue;
     if (outcome->kind == RankOutcome::kStopped &&
         (outcome->stop_signal != 0 || stop_signal_ != 0)) {
       continue;
@@ -330,8 +378,99 @@ absl::Status Supervisor::LeaveHosts() {
   return absl::OkStatus();
 }
 
+absl::optional<int> Supervisor::AwaitWorld() {
+  bool told = false;
+  const Clock::time_point began = Clock::now();
+  while (true) {
+    hosts_->Handle();
+    const ChangingHosts::World& world = hosts_->world();
+    if (world.number > world_ && world.node_rank >= 0) {
+      Enter(world);
+      return absl::nullopt;
+    }
+    if (!hosts_->ending().text.empty()) return Ended(hosts_->ending());
+    constexpr std::chrono::seconds kQuiet{5};
+    if (!told && Clock::now() - began > kQuiet) {
+      told = true;
+      PrintToStderr(absl::StrCat(hosts_->Waits(), "\n"));
+    }
+    pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {hosts_->fd(), POLLIN, 0}};
+    if (poll(fds, 2, told ? -1 : 1000) <= 0 || fds[0].revents == 0) continue;
+    while (const int signal = signals_.Next()) {
+      if (signal == SIGCHLD || signal == SIGCONT) continue;
+      if (signal == SIGTSTP) {
+        kill(getpid(), SIGSTOP);
+        continue;
+      }
+      hosts_->Leave();
+      return 128 + signal;
+    }
+  }
+}
+
+void Supervisor::Enter(const ChangingHosts::World& world) {
+  RankInfo& info = place_.info;
+  const bool first = world_ == 0 && world.number == 1;
+  world_ = world.number;
+  info.nodes = world.nodes;
+  info.node_rank = world.node_rank;
+  info.world_size = world.nodes * info.local_world_size;
+  info.master_addr = world.master_addr;
+  info.master_port = world.master_port;
+  info.comes_again = false;
+  progress_->page().world_changes = 0;
+  NoteHosts(absl::StrJoin(world.addresses, ","));
+  if (first || world.node_rank > 0) return;
+  PrintToStderr(absl::StrCat(
+      world.why, world.why.empty() ? "" : ": ", "going on with ", world.nodes,
+      world.nodes == 1 ? " host, " : " hosts, ", info.world_size,
+      info.world_size == 1 ? " rank\n" : " ranks\n"));
+}
+
+int Supervisor::Ended(const ChangingHosts::Ending& ending) {
+  const bool failed = ending.code != 0;
+  PrintToStderr(absl::StrCat(failed ? "ERROR: " : "", ending.text, "\n"));
+  return left_ && !failed ? 128 + SIGTERM : ending.code;
+}
+
+bool Supervisor::EndedElsewhere() {
+  const ChangingHosts::Ending& ending = hosts_->ending();
+  if (ending.text.empty() || hosts_->world().number > world_) return false;
+  if (ending.stops) {
+    if (stop_signal_ != 0) return false;
+    stop_signal_ = SIGTERM;
+    PrintToStderr(absl::StrCat(ending.text, ": the run saves and stops\n"));
+    SignalAll(SIGTERM);
+    return false;
+  }
+  // Else the ranks here are about to end, too.
+  if (ending.code == 0 || !failures_.empty()) return false;
+  KillAll();
+  PrintOutputLeft();
+  return true;
+}
+
+bool Supervisor::LeaveWorld() {
+  hosts_->Handle();
+  if (progress_->page().step >= 0) hosts_->Progressed(world_);
+  const ChangingHosts::World& next = hosts_->world();
+  if (next.number <= world_) {
+    return AllExited() &&
+           std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+             return rank->Outcome()->kind == RankOutcome::kLeft;
+           });
+  }
+  if (next.gentle) progress_->page().world_changes = next.saves ? 2 : 1;
+  // If one dies now, the others lose it.
+  if (!next.gentle || !failures_.empty()) KillAll();
+  if (!AllExited()) return false;
+  PrintOutputLeft();
+  return true;
+}
+
 bool Supervisor::EndForRestart() {
-  if (!restarts_.on() || stop_signal_ != 0 || ending_at_.has_value()) {
+  if ((!restarts_.on() && hosts_ == nullptr) || stop_signal_ != 0 ||
+      ending_at_.has_value()) {
     return false;
   }
   const int cause = Cause();
@@ -346,17 +485,25 @@ bool Supervisor::EndForRestart() {
     return false;
   }
   KillAll();
-  if (!restarts_.Again(progress_->page().step,
-                       !progress_->page().gone.Get().empty())) {
+  const std::string what =
+      outcome.kind == RankOutcome::kDied
+          ? outcome.how
+          : absl::StrCat("lost the others (", outcome.message, ")");
+  const std::string gone = progress_->page().gone.Get();
+  if (hosts_ != nullptr) {
+    PrintOutputLeft();
+    progress_->page().gone.Set("");
+    if (!gone.empty()) hosts_->LeaveOut(world_, gone);
+    hosts_->Died(world_, progress_->page().step,
+                 absl::StrCat("rank ", FirstRank() + cause, " ", what));
+    return true;
+  }
+  if (!restarts_.Again(progress_->page().step, !gone.empty())) {
     // The others have died of this.
     failures_ = {cause};
     return false;
   }
   PrintOutputLeft();
-  const std::string what =
-      outcome.kind == RankOutcome::kDied
-          ? outcome.how
-          : absl::StrCat("lost the others (", outcome.message, ")");
   PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
                              restarts_.When(), "; starting the ranks again",
                              restarts_.Count(), "\n"));
@@ -390,6 +537,9 @@ void Supervisor::EndAfterFailure() {
   if (!ending_at_.has_value()) {
     if (!AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
     PrintCause();
+    if (hosts_ != nullptr) {
+      hosts_->Failed(world_, ranks_[Cause()]->Outcome()->message);
+    }
     SignalAll(SIGTERM);
     ending_at_ = now;
   } else if (!killed_ && now >= *ending_at_ + kEndGrace) {
@@ -440,12 +590,18 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
     }
     if (EndsFrozen()) return 128 + stop_signal_;
     NoteFailures();
+    if (hosts_ != nullptr) {
+      if (LeaveWorld()) return absl::nullopt;
+      if (EndedElsewhere()) return Ended(hosts_->ending());
+    }
     if (failures_.empty()) continue;
     if (EndForRestart()) return absl::nullopt;
     EndAfterFailure();
   }
   PrintOutputLeft();
-  return ExitCode();
+  const int code = ExitCode();
+  if (hosts_ != nullptr && failures_.empty()) hosts_->Finish(code);
+  return code;
 }
 
 int Supervisor::Run(const RankMain& rank_main) {
@@ -455,7 +611,9 @@ int Supervisor::Run(const RankMain& rank_main) {
     return 1;
   }
   while (true) {
-    const absl::optional<int> code = Supervise(rank_main);
+    absl::optional<int> code;
+    if (hosts_ != nullptr) code = AwaitWorld();
+    if (!code.has_value()) code = Supervise(rank_main);
     if (code.has_value()) return *code;
   }
 }
@@ -469,11 +627,26 @@ int LaunchRanks(int processes, const RankMain& rank_main) {
   return LaunchRanks(place, rank_main);
 }
 
-int LaunchRanks(const Place& place, const RankMain& rank_main) {
+int LaunchRanks(const Place& place, const RankMain& rank_main,
+                ChangingHosts* hosts) {
   const RankInfo& info = place.info;
   CHECK_GE(info.local_world_size, 1);
   CHECK_EQ(info.world_size, info.nodes * info.local_world_size);
-  return Supervisor(place).Run(rank_main);
+  return Supervisor(place, hosts).Run(rank_main);
+}
+
+namespace {
+constexpr char kRankHasLeft[] = "capstan/rank_has_left";
+}  // namespace
+
+absl::Status RankHasLeft() {
+  absl::Status status = absl::AbortedError("the run goes on with other hosts");
+  status.SetPayload(kRankHasLeft, absl::Cord());
+  return status;
+}
+
+bool IsRankHasLeft(const absl::Status& status) {
+  return status.GetPayload(kRankHasLeft).has_value();
 }
 
 int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {
