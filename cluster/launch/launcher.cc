@@ -21,9 +21,9 @@
 #include "base/error_code.h"
 #include "base/exit_codes.h"
 #include "base/status.h"
+#include "cluster/launch/host_ranks.h"
 #include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
-#include "cluster/launch/rank_process.h"
 #include "cluster/launch/restarts.h"
 #include "cluster/launch/signals.h"
 
@@ -40,13 +40,6 @@ constexpr std::chrono::milliseconds kEndGrace{1000};
 // How long a rank may stay suspended (SIGSTOP) after the run was asked to stop.
 constexpr std::chrono::seconds kFrozenGrace{10};
 
-void PrintToStderr(absl::string_view text) {
-  // A progress bar may occupy the terminal's line.
-  const bool bar = isatty(STDERR_FILENO) == 1 && isatty(STDOUT_FILENO) == 1;
-  WriteAll(STDERR_FILENO, bar && !text.empty() ? absl::StrCat("\r\033[K", text)
-                                               : std::string(text));
-}
-
 // Supervises a run's ranks from the first fork to the last exit.
 class Supervisor {
  public:
@@ -60,18 +53,14 @@ class Supervisor {
   // What outlives the ranks.
   absl::Status Prepare();
   absl::Status OpenMirrors();
-  // Of this host.
-  int FirstRank() const {
-    const RankInfo& info = place_.info;
-    return info.nodes > 1 ? info.node_rank * info.local_world_size : 0;
-  }
   // Before a restart: leaves out the hosts that the ranks have given up.
   absl::Status LeaveHosts();
   absl::Status Start(const RankMain& rank_main);
   // Supervises from the fork to the last exit. Returns the run's exit code, or
   // nullopt if the ranks have ended and must be restarted.
   absl::optional<int> Supervise(const RankMain& rank_main);
-  absl::Status Fork(RankInfo info, const RankMain& rank_main);
+  // `info`: as of HostRanks::Fork.
+  absl::Status Fork(const RankInfo& info, const RankMain& rank_main);
 
   // With hosts_. Blocks until there is a world newer than world_ that has this
   // host, and enters it; or returns the run's exit code.
@@ -100,14 +89,7 @@ class Supervisor {
   // Once the cause is known: reports it and ends the remaining ranks.
   void EndAfterFailure();
   void PrintCause();
-  void PrintOutputLeft();
-  void SignalAll(int signal) const;
-  void KillAll();
   int ExitCode() const;
-
-  bool AllExited() const;
-  // Whether the watchdog has ended the run and reported why.
-  bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
   Place place_;
@@ -118,7 +100,7 @@ class Supervisor {
   Restarts restarts_;
   std::unique_ptr<SharedProgress> progress_;
   std::vector<int> mirror_fds_;
-  std::vector<std::unique_ptr<RankProcess>> ranks_;
+  HostRanks ranks_;
   int stop_signal_ = 0;
   // The latest signal to stop, and when it came.
   int last_signal_ = 0;
@@ -187,36 +169,14 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   return Fork(std::move(info), rank_main);
 }
 
-// `info` has what all ranks of this host share, and rank 0's socket or -1.
-absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
-  const int listen_fd = info.listen_fd;
-  for (int local = 0; local < info.local_world_size; ++local) {
-    info.rank = FirstRank() + local;
-    info.local_rank = local;
-    info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
-    info.listen_fd = info.rank == 0 ? listen_fd : -1;
-    const auto let_go = [&] {
-      for (const auto& other : ranks_) other->CloseInChild();
-      if (info.listen_fd != listen_fd) close(listen_fd);
-      if (hosts_ != nullptr) hosts_->CloseInChild();
-      signals_.RestoreInChild();
-    };
-    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<RankProcess> process,
-                             RankProcess::Start(info, let_go, rank_main));
-    ranks_.push_back(std::move(process));
-  }
-  return absl::OkStatus();
-}
-
-bool Supervisor::AllExited() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
-                     [](const auto& rank) { return rank->exited(); });
-}
-
-bool Supervisor::AllHaveOutcome() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-    return rank->Outcome().has_value();
-  });
+absl::Status Supervisor::Fork(const RankInfo& info, const RankMain& rank_main) {
+  return ranks_.Fork(
+      place_, info,
+      [this] {
+        if (hosts_ != nullptr) hosts_->CloseInChild();
+        signals_.RestoreInChild();
+      },
+      rank_main);
 }
 
 absl::optional<Clock::time_point> Supervisor::Deadline() const {
@@ -232,10 +192,7 @@ void Supervisor::WaitForEvents() {
       {signals_.fd(), POLLIN, 0},
       {hosts_ == nullptr ? -1 : hosts_->fd(), POLLIN, 0}};
   constexpr size_t kRanks = 2;
-  for (const auto& rank : ranks_) {
-    fds.push_back({rank->output_fd(), POLLIN, 0});
-    fds.push_back({rank->report_fd(), POLLIN, 0});
-  }
+  ranks_.AddTo(&fds);
   int timeout_ms = -1;
   if (const auto deadline = Deadline()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -257,22 +214,18 @@ void Supervisor::WaitForEvents() {
     PCHECK(errno == EINTR);
     return;
   }
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    const size_t first = kRanks + 2 * i;
-    if (fds[first].revents != 0) PrintToStderr(ranks_[i]->ReadOutput());
-    if (fds[first + 1].revents != 0) ranks_[i]->ReadReport();
-  }
+  ranks_.Handle(fds.data() + kRanks);
   if (fds[0].revents != 0) HandleSignals();
 }
 
 void Supervisor::HandleSignals() {
   while (const int signal = signals_.Next()) {
     if (signal == SIGCHLD) {
-      for (const auto& rank : ranks_) rank->Reap();
+      ranks_.Reap();
     } else if (signal == SIGTSTP) {
       Pause();
     } else if (signal == SIGCONT) {
-      SignalAll(SIGCONT);
+      ranks_.SignalAll(SIGCONT);
     } else if (hosts_ != nullptr && signal == SIGTERM && !left_ &&
                stop_signal_ == 0) {
       left_ = true;
@@ -287,9 +240,9 @@ void Supervisor::HandleSignals() {
       stop_signal_ = last_signal_ = signal;
       last_signal_at_ = now;
       PrintToStderr(absl::StrCat(StopText(signal), "\n"));
-      SignalAll(signal);
+      ranks_.SignalAll(signal);
       // Wake suspended ranks so that they can save.
-      SignalAll(SIGCONT);
+      ranks_.SignalAll(SIGCONT);
     } else if (!IsDeliveredTwice(last_signal_, signal, now - last_signal_at_)) {
       stop_signal_ = signal;
       killed_by_user_ = true;
@@ -302,45 +255,34 @@ void Supervisor::HandleSignals() {
 
 // Forwards Ctrl-Z, which the ranks don't get in their own process groups.
 void Supervisor::Pause() {
-  SignalAll(SIGSTOP);
+  ranks_.SignalAll(SIGSTOP);
   kill(getpid(), SIGSTOP);
   // This process has been resumed.
-  SignalAll(SIGCONT);
+  ranks_.SignalAll(SIGCONT);
 }
 
 bool Supervisor::EndsFrozen() {
   if (stop_signal_ == 0) return false;
-  const auto frozen =
-      std::find_if(ranks_.begin(), ranks_.end(),
-                   [](const auto& rank) { return rank->IsFrozen(); });
-  if (frozen == ranks_.end()) {
+  const int frozen = ranks_.Frozen();
+  if (frozen < 0) {
     frozen_since_.reset();
     return false;
   }
   const Clock::time_point now = Clock::now();
   if (!frozen_since_.has_value()) frozen_since_ = now;
   if (now - *frozen_since_ < kFrozenGrace) return false;
-  PrintOutputLeft();
+  ranks_.PrintOutputLeft();
   PrintToStderr(absl::StrCat(
-      "ERROR: [rank ", FirstRank() + (frozen - ranks_.begin()),
+      "ERROR: [rank ", ranks_.first() + frozen,
       "] is stopped (SIGSTOP) and can't save: the run ends without a "
       "checkpoint of its last steps\n"));
-  KillAll();
+  ranks_.KillAll();
   return true;
 }
 
-void Supervisor::SignalAll(int signal) const {
-  for (const auto& rank : ranks_) rank->Signal(signal);
-}
-
-void Supervisor::KillAll() {
-  for (const auto& rank : ranks_) rank->Kill();
-  for (const auto& rank : ranks_) rank->WaitForExit();
-}
-
 void Supervisor::NoteFailures() {
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const absl::optional<RankOutcome> outcome = ranks_[rank]->Outcome();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
     if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
     if (outcome->kind == RankOutcome::kLeft) continue;
     if (outcome->kind == RankOutcome::kStopped &&
@@ -360,7 +302,7 @@ void Supervisor::NoteFailures() {
 int Supervisor::Cause() const {
   const auto own =
       std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
-        return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
+        return ranks_.Outcome(rank)->kind != RankOutcome::kLostPeer;
       });
   return own != failures_.end() ? *own : failures_.front();
 }
@@ -440,13 +382,13 @@ bool Supervisor::EndedElsewhere() {
     if (stop_signal_ != 0) return false;
     stop_signal_ = SIGTERM;
     PrintToStderr(absl::StrCat(ending.text, ": the run saves and stops\n"));
-    SignalAll(SIGTERM);
+    ranks_.SignalAll(SIGTERM);
     return false;
   }
   // Else the ranks here are about to end, too.
   if (ending.code == 0 || !failures_.empty()) return false;
-  KillAll();
-  PrintOutputLeft();
+  ranks_.KillAll();
+  ranks_.PrintOutputLeft();
   return true;
 }
 
@@ -455,16 +397,13 @@ bool Supervisor::LeaveWorld() {
   if (progress_->page().step >= 0) hosts_->Progressed(world_);
   const ChangingHosts::World& next = hosts_->world();
   if (next.number <= world_) {
-    return AllExited() &&
-           std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-             return rank->Outcome()->kind == RankOutcome::kLeft;
-           });
+    return ranks_.AllAre(RankOutcome::kLeft);
   }
   if (next.gentle) progress_->page().world_changes = next.saves ? 2 : 1;
   // If one dies now, the others lose it.
-  if (!next.gentle || !failures_.empty()) KillAll();
-  if (!AllExited()) return false;
-  PrintOutputLeft();
+  if (!next.gentle || !failures_.empty()) ranks_.KillAll();
+  if (!ranks_.AllExited()) return false;
+  ranks_.PrintOutputLeft();
   return true;
 }
 
@@ -474,28 +413,28 @@ bool Supervisor::EndForRestart() {
     return false;
   }
   const int cause = Cause();
-  const RankOutcome outcome = *ranks_[cause]->Outcome();
+  const RankOutcome outcome = *ranks_.Outcome(cause);
   if (outcome.kind == RankOutcome::kFailed ||
       outcome.kind == RankOutcome::kStopped) {
     return false;
   }
   // A rank that only lost its peer may be the first to report.
-  if (outcome.kind == RankOutcome::kLostPeer && !AllHaveOutcome() &&
+  if (outcome.kind == RankOutcome::kLostPeer && !ranks_.AllHaveOutcome() &&
       Clock::now() < failed_at_ + kReportGrace) {
     return false;
   }
-  KillAll();
+  ranks_.KillAll();
   const std::string what =
       outcome.kind == RankOutcome::kDied
           ? outcome.how
           : absl::StrCat("lost the others (", outcome.message, ")");
   const std::string gone = progress_->page().gone.Get();
   if (hosts_ != nullptr) {
-    PrintOutputLeft();
+    ranks_.PrintOutputLeft();
     progress_->page().gone.Set("");
     if (!gone.empty()) hosts_->LeaveOut(world_, gone);
     hosts_->Died(world_, progress_->page().step,
-                 absl::StrCat("rank ", FirstRank() + cause, " ", what));
+                 absl::StrCat("rank ", ranks_.first() + cause, " ", what));
     return true;
   }
   if (!restarts_.Again(progress_->page().step, !gone.empty())) {
@@ -503,47 +442,41 @@ bool Supervisor::EndForRestart() {
     failures_ = {cause};
     return false;
   }
-  PrintOutputLeft();
-  PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
+  ranks_.PrintOutputLeft();
+  PrintToStderr(absl::StrCat("rank ", ranks_.first() + cause, " ", what, " ",
                              restarts_.When(), "; starting the ranks again",
                              restarts_.Count(), "\n"));
   return true;
 }
 
 void Supervisor::PrintCause() {
-  PrintOutputLeft();
+  ranks_.PrintOutputLeft();
   const int cause = Cause();
-  const std::string message = ranks_[cause]->Outcome()->message;
-  bool all_say_so = failures_.size() == ranks_.size();
-  for (const auto& rank : ranks_) {
-    const absl::optional<RankOutcome> outcome = rank->Outcome();
+  const std::string message = ranks_.Outcome(cause)->message;
+  bool all_say_so = static_cast<int>(failures_.size()) == ranks_.size();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
-  const bool own = ranks_[cause]->Outcome()->kind == RankOutcome::kFailed;
+  const bool own = ranks_.Outcome(cause)->kind == RankOutcome::kFailed;
   PrintToStderr(absl::StrCat(
       "ERROR: ",
-      all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
+      all_say_so ? "" : absl::StrCat("[rank ", ranks_.first() + cause, "] "),
       message, own ? "" : restarts_.Ending(), "\n"));
-}
-
-void Supervisor::PrintOutputLeft() {
-  for (const auto& rank : ranks_) {
-    PrintToStderr(rank->exited() ? rank->Drain() : rank->ReadOutput());
-  }
 }
 
 void Supervisor::EndAfterFailure() {
   const Clock::time_point now = Clock::now();
   if (!ending_at_.has_value()) {
-    if (!AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
+    if (!ranks_.AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
     PrintCause();
     if (hosts_ != nullptr) {
-      hosts_->Failed(world_, ranks_[Cause()]->Outcome()->message);
+      hosts_->Failed(world_, ranks_.Outcome(Cause())->message);
     }
-    SignalAll(SIGTERM);
+    ranks_.SignalAll(SIGTERM);
     ending_at_ = now;
   } else if (!killed_ && now >= *ending_at_ + kEndGrace) {
-    SignalAll(SIGKILL);
+    ranks_.SignalAll(SIGKILL);
     killed_ = true;
   }
 }
@@ -551,17 +484,17 @@ void Supervisor::EndAfterFailure() {
 int Supervisor::ExitCode() const {
   if (!failures_.empty()) {
     // Other ranks may have failed because of it.
-    const bool hung =
-        std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-          const absl::optional<RankOutcome> outcome = rank->Outcome();
-          return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
-                 outcome->exit_code == kHungExitCode;
-        });
+    bool hung = false;
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
+      hung |= outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+              outcome->exit_code == kHungExitCode;
+    }
     return hung ? kHungExitCode : 1;
   }
   absl::optional<RankOutcome> stopped;
-  for (const auto& rank : ranks_) {
-    const RankOutcome outcome = *rank->Outcome();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const RankOutcome outcome = *ranks_.Outcome(rank);
     if (outcome.kind != RankOutcome::kStopped) continue;
     // Prefer a rank that got the signal, which knows it.
     if (!stopped.has_value() || stopped->stop_signal == 0) stopped = outcome;
@@ -573,19 +506,19 @@ int Supervisor::ExitCode() const {
 
 absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
   failures_.clear();
-  ranks_.clear();
+  ranks_ = HostRanks();
   absl::Status started = LeaveHosts();
   if (started.ok()) started = Start(rank_main);
   if (!started.ok()) {
-    KillAll();
+    ranks_.KillAll();
     PrintToStderr(absl::StrCat("ERROR: ", TextWithCode(started), "\n"));
     return 1;
   }
-  while (!AllExited()) {
+  while (!ranks_.AllExited()) {
     WaitForEvents();
     if (killed_by_user_) {
-      KillAll();
-      PrintOutputLeft();
+      ranks_.KillAll();
+      ranks_.PrintOutputLeft();
       return 128 + stop_signal_;
     }
     if (EndsFrozen()) return 128 + stop_signal_;
@@ -598,7 +531,7 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
     if (EndForRestart()) return absl::nullopt;
     EndAfterFailure();
   }
-  PrintOutputLeft();
+  ranks_.PrintOutputLeft();
   const int code = ExitCode();
   if (hosts_ != nullptr && failures_.empty()) hosts_->Finish(code);
   return code;

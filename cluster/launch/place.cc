@@ -203,23 +203,30 @@ absl::StatusOr<std::string> TokenOr(std::string token) {
   return *std::move(set);
 }
 
+// An error if a launcher has started this process as one of several ranks of
+// its host, although `field` says that there is one of us a host.
+absl::Status CheckOneAHost(const char* field, int value) {
+  const StartedTasks started = TasksOfLaunchers().value_or(StartedTasks());
+  const bool rank =
+      IsSet("RANK") && (IsSet("LOCAL_RANK") || IsSet("TORCHELASTIC_RUN_ID"));
+  const char* const other = rank ? "RANK" : started.variable;
+  return FirstWrong(
+      {{rank || started.several_here, field,
+        absl::StrCat("is ", value, ", for one trainer a host, but ", other,
+                     " is ", Variable(other).value_or(""),
+                     ": a launcher has started one for each rank; leave out ",
+                     field, ", or start one a host")}});
+}
+
 // launch { nodes }, which must be set: one of us a host.
 absl::StatusOr<Place> FromSettings(const PlaceRequest& request) {
   const LaunchSettings& settings = request.settings;
   const int nodes = settings.nodes;
   const int node_rank = settings.node_rank.value_or(0);
-  const StartedTasks started = TasksOfLaunchers().value_or(StartedTasks());
-  const bool rank =
-      IsSet("RANK") && (IsSet("LOCAL_RANK") || IsSet("TORCHELASTIC_RUN_ID"));
-  const char* const other = rank ? "RANK" : started.variable;
-  CAPSTAN_RETURN_IF_ERROR(FirstWrong(
-      {{rank || started.several_here, "nodes",
-        absl::StrCat("is ", nodes, ", for one trainer a host, but ", other,
-                     " is ", Variable(other).value_or(""),
-                     ": a launcher has started one for each rank; leave out "
-                     "nodes, or start one a host")},
-       {nodes == 1 && node_rank != 0, "node_rank",
-        absl::StrCat("must be 0 if nodes is 1, is ", node_rank)}}));
+  CAPSTAN_RETURN_IF_ERROR(CheckOneAHost("nodes", nodes));
+  CAPSTAN_RETURN_IF_ERROR(
+      FirstWrong({{nodes == 1 && node_rank != 0, "node_rank",
+                   absl::StrCat("must be 0 if nodes is 1, is ", node_rank)}}));
   if (nodes == 1) return PlaceAlone(request);
   CAPSTAN_RETURN_IF_ERROR(FirstWrong(
       {{!settings.node_rank.has_value(), "node_rank",
@@ -236,6 +243,14 @@ absl::StatusOr<Place> FromSettings(const PlaceRequest& request) {
   place.info.placed_by = "launch.nodes";
   place.info.run_key = RunKey(absl::StrCat("nodes-", settings.rendezvous));
   return place;
+}
+
+// launch { rendezvous max_processes }, which must be set.
+absl::StatusOr<Place> OneOfChanging(const PlaceRequest& request) {
+  const LaunchSettings& settings = request.settings;
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckOneAHost("max_processes", settings.max_processes));
+  return PlaceAlone(request);
 }
 
 // launch { max_processes }: hosts come and go. `place` is what settings and
@@ -277,10 +292,12 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus,
   const PlaceRequest request = {settings, gpus, gpus_on_machine};
   CAPSTAN_RETURN_IF_ERROR(CheckSettings(settings));
   CAPSTAN_RETURN_IF_ERROR(CheckGpuIds(request));
+  // Hosts that come and go have no numbers.
+  const bool changing =
+      settings.max_processes > 0 && !settings.rendezvous.empty();
   CAPSTAN_ASSIGN_OR_RETURN(Place place,
-                           // Hosts that come and go have no numbers.
-                           settings.nodes > 0 && settings.max_processes == 0
-                               ? FromSettings(request)
+                           changing             ? OneOfChanging(request)
+                           : settings.nodes > 0 ? FromSettings(request)
                            : IsSet(kInsideRank) ? PlaceAlone(request)
                                                 : FromEnvironment(request));
   RankInfo& info = place.info;

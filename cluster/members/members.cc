@@ -358,14 +358,20 @@ bool Members::TryToLead() {
       });
   if (!here) return false;
   RankInfo info;
-  info.nodes = 2;
+  // Hosts of one machine, by loopback.
+  info.nodes =
+      std::all_of(told->begin(), told->end(),
+                  [](const SocketAddress& one) { return one.IsLoopback(); })
+          ? 1
+          : 2;
   info.master_addr = options_.host;
   info.master_port = options_.port;
   info.interface = options_.interface;
   absl::StatusOr<Listening> listening =
       ListenForRanks(info, MeetingClock::now());
   if (!listening.ok()) {
-    problem_ = std::string(listening.status().message());
+    absl::StrAppend(&problem_, problem_.empty() ? "" : "; ",
+                    listening.status().message());
     return false;
   }
   const bool first = listening_.empty();

@@ -183,6 +183,8 @@ constexpr DueAction kAfterStep[] = {
     {"sampling", SampleDue, SampleAfterStep},
     {"saving the best", MirrorAgainDue, MirrorAgain},
     {"saving", SaveDue, SaveNow, SaveScheduled},
+    {"judging hosts", [](const RankRun& run) { return run.slow_hosts.Due(); },
+     [](RankRun* run) { return run->slow_hosts.Judge(); }},
 };
 
 constexpr DueAction kAtEnd[] = {

@@ -142,13 +142,17 @@ absl::Status Training::Step() {
   const Watchdog::Activity activity(run_.watchdog.get(), "step",
                                     session_.state.step + 1);
   run_.log.StepBegins();
+  run_.slow_hosts.StepBegins();
   const absl::Status done = run_.step.Run(*run_.loader);
   if (run_.step.rollout_failed() && run_.step.concluded() &&
       session_.state.step > session_.first_step) {
     return run_.checkpoints.SaveBefore(done);
   }
   CAPSTAN_RETURN_IF_ERROR(done);
-  if (!run_.step.left()) run_.log.StepEnds();
+  if (!run_.step.left()) {
+    run_.log.StepEnds();
+    run_.slow_hosts.StepEnds();
+  }
   return absl::OkStatus();
 }
 
