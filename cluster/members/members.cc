@@ -2,6 +2,8 @@
 #include "cluster/members/members.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -61,6 +63,14 @@ struct Peer {
   int port = 0;    // where it listens
   Deadline until;  // of the handshake
 };
+
+// Also with output under way: what launchers send always has room at the other
+// end, even if that is stopped.
+void NoticeSilentHost(int fd) {
+  NoticeSilence(fd, kSilence);
+  const auto ms = static_cast<unsigned>(milliseconds(kSilence).count());
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
+}
 
 std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
 
@@ -319,7 +329,7 @@ bool Members::TryToFollow(const SocketAddress& address) {
     return false;
   }
   leader_ = *std::move(connection);
-  NoticeSilence(leader_->fd(), kSilence);
+  NoticeSilentHost(leader_->fd());
   Watch(leader_->fd());
   if (listening_.empty()) {
     own_address_ = SocketAddress::OwnEnd(leader_->fd());
@@ -430,7 +440,7 @@ void Members::Accept(int listening_fd) {
                     [](const auto& one) { return !one.second.proved; });
   if (strangers >= static_cast<int64_t>(kStrangers)) return;
   SetUpConnection(fd.get());
-  NoticeSilence(fd.get(), kSilence);
+  NoticeSilentHost(fd.get());
   Watch(fd.get());
   const int number = fd.get();
   Peer& peer = peers_[number];
