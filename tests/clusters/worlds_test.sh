@@ -12,8 +12,8 @@ stop_cluster() { kill -KILL "${host[@]}" 2>/dev/null || true; }
 port=29580
 while ss -ltn | grep -q ":$port "; do port=$((port + 1)); done
 
-settings=(--config="$config" --set train.max_steps=700 --set train.deterministic=true
-  --set batch.global_batch_size=24 --set launch.processes=1)
+settings=(--config="$config" --set train.max_steps=420 --set train.deterministic=true
+  --set batch.micro_batch_size=1 --set batch.global_batch_size=12 --set launch.processes=1)
 
 # start NAME FLAG..: a host of the run in $out.
 start() {
@@ -46,23 +46,23 @@ kill_host() { kill -KILL -- "-${host[$1]}" 2>/dev/null; }
 out="$work/run"
 start a
 start b
-at 60
+at 40
 start c
-at 130
+at 80
 kill_host b
-at 200
+at 120
 start d
-at 270
+at 160
 kill_host a # which leads
-at 340
+at 200
 start e
-at 410
+at 240
 kill -TERM "$(trainer_of c)" # which leads now
-at 480
+at 280
 pkill -KILL -P "$(trainer_of d)"
-at 550
+at 320
 start f
-at 580
+at 350
 kill -TERM "$(trainer_of d)" "$(trainer_of e)"
 wait "${host[c]}" && fail "a host that left" || [ $? -eq 143 ] || fail "its exit code"
 wait "${host[f]}" || fail "the run"
@@ -88,9 +88,9 @@ PY
 
 # A host with another config isn't taken in, and doesn't disturb.
 out="$work/other"
-start a --set launch.max_processes=2 --set train.max_steps=200
-at 20
-start b --set launch.max_processes=2 --set train.max_steps=201
+start a --set launch.max_processes=2 --set train.max_steps=100
+at 10
+start b --set launch.max_processes=2 --set train.max_steps=101
 wait "${host[b]}" && fail "a host with another config"
 expect_text "$out.b.log" "this host's config isn't that of the run's other hosts"
 wait "${host[a]}" || fail "the run beside it"
