@@ -33,7 +33,9 @@ class ChangingHosts {
   };
   struct Ending {
     std::string text;  // "": the run hasn't ended
-    // Whether ranks that run are to save and stop.
+    // Whether it is an error; else the ranks here are about to end, too.
+    bool failed = false;
+    // If so, whether ranks that run are to save and stop.
     bool stops = false;
     int code = 1;
   };
@@ -56,9 +58,12 @@ class ChangingHosts {
 
   // A rank of `world` has finished a step. Cheap after the first call.
   virtual void Progressed(int64_t world) = 0;
+  // The ranks of `world` have been started here.
+  virtual void Entered(int64_t world) = 0;
   // Ranks of this host have died in `world`, after `step` (negative: before
-  // their first): a world follows.
-  virtual void Died(int64_t world, int64_t step, const std::string& how) = 0;
+  // their first), by themselves or since they lost others: a world follows.
+  virtual void Died(int64_t world, int64_t step, const std::string& how,
+                    bool themselves) = 0;
   // This host's ranks have failed by an error of their own, and its launcher
   // ends.
   virtual void Failed(int64_t world, const std::string& error) = 0;

@@ -21,8 +21,8 @@ namespace capstan {
 // on standard error. One thread.
 class HostRanks {
  public:
-  // Forks the ranks of `place`; call once. `info` has what all have in common, and rank 0's socket or -1. `let_go` is
-  // called in each child.
+  // Forks the ranks of `place`; call once. `info` has what all have in common,
+  // and rank 0's socket or -1. `let_go` is called in each child.
   absl::Status Fork(const Place& place, RankInfo info,
                     const std::function<void()>& let_go,
                     const RankMain& rank_main);

@@ -71,6 +71,8 @@ class Supervisor {
   // Obeys the hosts while ranks run. Returns whether the ranks of world_ have
   // all ended, since the next world is due.
   bool LeaveWorld();
+  // Whether the ranks of this host have completed the run, or stopped.
+  bool EndedInOrder() const;
   // Whether the run has ended elsewhere by an error; then the ranks here have
   // been killed.
   bool EndedElsewhere();
@@ -144,7 +146,9 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
     info.listen_fd = listening.get();
     info.restart = static_cast<int>(world_) - 1;
     absl::StrAppend(&info.run_key, "-world-", world_);
-    return Fork(std::move(info), rank_main);
+    CAPSTAN_RETURN_IF_ERROR(Fork(info, rank_main));
+    hosts_->Entered(world_);
+    return absl::OkStatus();
   }
   if (info.nodes > 1) {
     // The meeting's name stays: each host counts its own restarts.
@@ -173,8 +177,14 @@ absl::Status Supervisor::Fork(const RankInfo& info, const RankMain& rank_main) {
   return ranks_.Fork(
       place_, info,
       [this] {
-        if (hosts_ != nullptr) hosts_->CloseInChild();
         signals_.RestoreInChild();
+        if (hosts_ == nullptr) return;
+        hosts_->CloseInChild();
+        // Schedulers send it to all processes, and it is the launcher's affair.
+        signal(SIGTERM, SIG_IGN);
+        if (stop_signal_ != 0) AdoptStop(stop_signal_);
+        // There is something to save.
+        if (world_ > 1) RanksHaveMet();
       },
       rank_main);
 }
@@ -262,7 +272,7 @@ void Supervisor::Pause() {
 }
 
 bool Supervisor::EndsFrozen() {
-  if (stop_signal_ == 0) return false;
+  if (stop_signal_ == 0 && !left_) return false;
   const int frozen = ranks_.Frozen();
   if (frozen < 0) {
     frozen_since_.reset();
@@ -326,11 +336,15 @@ absl::optional<int> Supervisor::AwaitWorld() {
   while (true) {
     hosts_->Handle();
     const ChangingHosts::World& world = hosts_->world();
-    if (world.number > world_ && world.node_rank >= 0) {
+    const ChangingHosts::Ending& ending = hosts_->ending();
+    const bool enters = world.number > world_ && world.node_rank >= 0;
+    // Ranks that stop may have to be started again for that.
+    const bool ended = !ending.text.empty() && !(ending.stops && world_ > 0);
+    if (ended) return Ended(ending);
+    if (enters) {
       Enter(world);
       return absl::nullopt;
     }
-    if (!hosts_->ending().text.empty()) return Ended(hosts_->ending());
     constexpr std::chrono::seconds kQuiet{5};
     if (!told && Clock::now() - began > kQuiet) {
       told = true;
@@ -344,8 +358,15 @@ absl::optional<int> Supervisor::AwaitWorld() {
         kill(getpid(), SIGSTOP);
         continue;
       }
-      hosts_->Leave();
-      return 128 + signal;
+      const bool again = left_ || stop_signal_ != 0;
+      if (signal == SIGTERM || world_ == 0) {
+        left_ = true;
+        hosts_->Leave();
+      } else {
+        stop_signal_ = signal;
+      }
+      // Others may need what this host has mirrored.
+      if (world_ == 0 || again) return 128 + signal;
     }
   }
 }
@@ -370,7 +391,7 @@ void Supervisor::Enter(const ChangingHosts::World& world) {
 }
 
 int Supervisor::Ended(const ChangingHosts::Ending& ending) {
-  const bool failed = ending.code != 0;
+  const bool failed = ending.failed;
   PrintToStderr(absl::StrCat(failed ? "ERROR: " : "", ending.text, "\n"));
   return left_ && !failed ? 128 + SIGTERM : ending.code;
 }
@@ -382,14 +403,18 @@ bool Supervisor::EndedElsewhere() {
     if (stop_signal_ != 0) return false;
     stop_signal_ = SIGTERM;
     PrintToStderr(absl::StrCat(ending.text, ": the run saves and stops\n"));
-    ranks_.SignalAll(SIGTERM);
+    ranks_.SignalAll(SIGINT);
     return false;
   }
-  // Else the ranks here are about to end, too.
-  if (ending.code == 0 || !failures_.empty()) return false;
+  if (!ending.failed || !failures_.empty()) return false;
   ranks_.KillAll();
   ranks_.PrintOutputLeft();
   return true;
+}
+
+bool Supervisor::EndedInOrder() const {
+  return ranks_.AllAre(RankOutcome::kOk) ||
+         ranks_.AllAre(RankOutcome::kStopped);
 }
 
 bool Supervisor::LeaveWorld() {
@@ -399,17 +424,26 @@ bool Supervisor::LeaveWorld() {
   if (next.number <= world_) {
     return ranks_.AllAre(RankOutcome::kLeft);
   }
+  // They have ended before they heard of it, or by their own error.
+  if (ranks_.AllExited() && EndedInOrder()) return false;
+  if (!failures_.empty() &&
+      ranks_.Outcome(Cause())->kind == RankOutcome::kFailed) {
+    return false;
+  }
   if (next.gentle) progress_->page().world_changes = next.saves ? 2 : 1;
-  // If one dies now, the others lose it.
-  if (!next.gentle || !failures_.empty()) ranks_.KillAll();
+  // If one dies now, the others lose it. Before the first step there is nothing
+  // to lose, and the ranks may wait for one that won't come.
+  if (!next.gentle || !failures_.empty() || progress_->page().step < 0) {
+    ranks_.KillAll();
+  }
   if (!ranks_.AllExited()) return false;
   ranks_.PrintOutputLeft();
   return true;
 }
 
 bool Supervisor::EndForRestart() {
-  if ((!restarts_.on() && hosts_ == nullptr) || stop_signal_ != 0 ||
-      ending_at_.has_value()) {
+  if (ending_at_.has_value()) return false;
+  if (hosts_ == nullptr && (!restarts_.on() || stop_signal_ != 0)) {
     return false;
   }
   const int cause = Cause();
@@ -434,7 +468,8 @@ bool Supervisor::EndForRestart() {
     progress_->page().gone.Set("");
     if (!gone.empty()) hosts_->LeaveOut(world_, gone);
     hosts_->Died(world_, progress_->page().step,
-                 absl::StrCat("rank ", ranks_.first() + cause, " ", what));
+                 absl::StrCat("rank ", ranks_.first() + cause, " ", what),
+                 outcome.kind == RankOutcome::kDied);
     return true;
   }
   if (!restarts_.Again(progress_->page().step, !gone.empty())) {
@@ -521,7 +556,9 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
       ranks_.PrintOutputLeft();
       return 128 + stop_signal_;
     }
-    if (EndsFrozen()) return 128 + stop_signal_;
+    if (EndsFrozen()) {
+      return 128 + (stop_signal_ != 0 ? stop_signal_ : SIGTERM);
+    }
     NoteFailures();
     if (hosts_ != nullptr) {
       if (LeaveWorld()) return absl::nullopt;

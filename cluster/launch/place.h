@@ -79,7 +79,7 @@ struct Place {
   absl::Status may_train;
 
   // Whether our launcher placed the ranks, all on one host.
-  bool Alone() const { return forks && info.nodes == 1; }
+  bool Alone() const { return forks && info.nodes == 1 && !changes; }
 };
 
 // Reads settings and environment on a host with `gpus` usable GPUs of

@@ -2,31 +2,27 @@
 #include "cluster/members/members.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <iostream>
-#include <map>
+#include <cstdlib>
+#include <set>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
-#include "cluster/launch/launchers.h"
 #include "cluster/launch/rank_info.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
+#include "cluster/members/host_server.h"
 #include "cluster/members/wire.h"
 
 namespace capstan {
@@ -35,46 +31,23 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// How long a host may not answer: its launcher may be busy or stopped for
-// longer, but its network isn't.
-constexpr seconds kSilence{10};
-// For one try of an address, and for the handshake.
-constexpr seconds kConnectLimit{1};
+// For the handshake with a host that has accepted the connection.
 constexpr seconds kGreetLimit{5};
 constexpr milliseconds kPause{100};
-// How long a host that should lead may not know it yet.
+// How long the next leader may not answer, or may not know yet that it leads.
+constexpr seconds kSilentLeader{3};
 constexpr seconds kLateLeader{30};
-constexpr size_t kStrangers = 64;
-constexpr char kNoLeader[] = ": it doesn't lead the run's hosts";
 
-// A host of the world, as the others know it.
+// A host, as the others know it.
 struct Contact {
   std::string id;
   std::string address;  // numeric
   int port = 0;
 };
 
-// A connection that another launcher has made to this one.
-struct Peer {
-  std::unique_ptr<HostConnection> connection;
-  HostHandshake handshake;
-  bool proved = false;
-  std::string id;  // once it has enrolled
-  int port = 0;    // where it listens
-  Deadline until;  // of the handshake
-};
-
-// Also with output under way: what launchers send always has room at the other
-// end, even if that is stopped.
-void NoticeSilentHost(int fd) {
-  NoticeSilence(fd, kSilence);
-  const auto ms = static_cast<unsigned>(milliseconds(kSilence).count());
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
-}
-
 std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
 
-// The value of a key of a message, or nothing.
+// The value of a key of a message, or `otherwise`.
 template <typename T>
 T Field(const HostMessage& message, const char* key, T otherwise = T()) {
   const auto found = message.find(key);
@@ -86,12 +59,20 @@ T Field(const HostMessage& message, const char* key, T otherwise = T()) {
   }
 }
 
+// As cluster/comm tells hosts apart.
+std::string OwnName() {
+  const char* const id = std::getenv("CAPSTAN_HOST_ID");
+  std::string name = id != nullptr && *id != '\0' ? id : HostName();
+  std::replace(name.begin(), name.end(), '/', '_');
+  return name.substr(0, kMaxNameBytes);
+}
+
 class Members final : public ChangingHosts {
  public:
   explicit Members(const MembersOptions& options)
       : options_(options),
         key_(options.run_key + "-hosts"),
-        id_(absl::StrCat(HostName(), "/", getpid(), "/",
+        id_(absl::StrCat(OwnName(), "/", getpid(), "/",
                          RandomToken().substr(0, 8))),
         file_path_(options.folder.empty()
                        ? ""
@@ -107,19 +88,21 @@ class Members final : public ChangingHosts {
   const Ending& ending() const override { return ending_; }
   int TakeListening() override { return rank0_listening_.Release(); }
   std::string Waits() const override;
+  void Entered(int64_t world) override;
   void Progressed(int64_t world) override;
-  void Died(int64_t world, int64_t step, const std::string& how) override;
+  void Died(int64_t world, int64_t step, const std::string& how,
+            bool themselves) override;
   void Failed(int64_t world, const std::string& error) override;
   void Leave() override;
   void LeaveOut(int64_t world, const std::string& hosts) override;
   void Finish(int code) override;
 
  private:
-  void Watch(int fd, bool output = false);
   void SetTimer();
 
   // Looking for the leader.
   void Seek(Deadline now);
+  void SeekNextLeader(Deadline now);
   std::vector<SocketAddress> LeaderAddresses() const;
   bool TryToFollow(const SocketAddress& address);
   bool TryToLead();
@@ -127,27 +110,30 @@ class Members final : public ChangingHosts {
   // The leader's.
   void Lead(bool gentle);
   void Publish();
-  void Accept(int listening_fd);
-  void HandlePeer(Peer* peer);
-  void HandleMessage(Peer* peer, const HostMessage& message);
-  void Enrol(Peer* peer, const HostMessage& message);
-  void DropDead();
+  void HandleMessage(HostServer::Peer* peer, const HostMessage& message);
+  void Enrol(HostServer::Peer* peer, const HostMessage& message);
+  void Refuse(HostServer::Peer* peer, const std::string& why);
   void Decide(Deadline now);
   void Begin(const Roster::World& next);
-  void Tell(Peer* peer) const;
+  void DropThoseWhoDontEnter(Deadline now);
+  // The world's hosts, then the spares.
+  void FindContacts(const std::vector<std::string>& world);
+  Contact ContactOf(const std::string& id);
+  HostMessage Decided() const;
+  void TellAll();
   // To the first of the other hosts of `next`.
   void HandOver(const Roster::World& next);
   void EndAll(const Ending& ending);
-  Contact ContactOf(const std::string& id) const;
 
   // A member's.
   void HandleLeader();
   void HandleDecided(const HostMessage& message);
+  void TakeContacts(const HostMessage& message);
   void GoElsewhere(const HostMessage& message);
   void LoseLeader(bool gentle);
   void Report(const HostMessage& message);
   void EndWith(const std::string& text) {
-    if (ending_.text.empty()) ending_ = {text, /*stops=*/false, /*code=*/1};
+    if (ending_.text.empty()) ending_ = {text, /*failed=*/true};
   }
 
   const MembersOptions options_;
@@ -156,28 +142,32 @@ class Members final : public ChangingHosts {
   const std::string file_path_;
   SocketFd epoll_;
   SocketFd timer_;
-  std::vector<SocketFd> listening_;
-  SocketAddress own_address_;  // of the first of them
+  std::unique_ptr<HostServer> server_;
   SocketFd rank0_listening_;
   World world_;
-  std::vector<Contact> contacts_;  // the world's, in its order
+  // The world's hosts in its order, of which the first leads, then the spares,
+  // which lead when all of these are gone.
+  std::vector<Contact> contacts_;
   Ending ending_;
   bool leaving_ = false;
 
   // Seeking, if neither a leader is known nor is this one.
   Deadline seeking_since_;
   Deadline next_try_;
-  std::string problem_;  // of the last try
-  absl::optional<Deadline> late_since_;
+  std::string problem_;     // of the last try
   size_t next_leader_ = 0;  // in contacts_; 0: as when the run began
   bool gentle_ = false;     // the last leader left with notice
-  int64_t progressed_in_ = 0;
-  bool finishing_ = false;  // some ranks of the world have ended in order
+  bool elsewhere_ = false;  // the next one answers, and doesn't lead yet
+  absl::optional<Deadline> late_since_;
+  std::set<std::string> left_out_;  // names, as the last leader had them
 
   std::unique_ptr<HostConnection> leader_;
   std::unique_ptr<Roster> roster_;  // null unless this is the leader
   std::unique_ptr<MeetingFile> file_;
-  std::map<int, Peer> peers_;  // by their sockets
+  std::set<std::string> entered_;  // whose ranks of the world have started
+  absl::optional<Deadline> enter_by_;
+  int64_t progressed_in_ = 0;
+  bool finishing_ = false;  // some ranks of the world have ended in order
 };
 
 absl::Status Members::SetUp() {
@@ -188,7 +178,8 @@ absl::Status Members::SetUp() {
     return absl::ResourceExhaustedError(
         absl::StrCat("can't watch the run's hosts: ", strerror(errno)));
   }
-  Watch(timer_.get());
+  server_ = std::make_unique<HostServer>(epoll_.get(), key_, options_.token);
+  WatchSocket(epoll_.get(), timer_.get());
   next_try_ = MeetingClock::now();
   SetTimer();
   return absl::OkStatus();
@@ -196,31 +187,19 @@ absl::Status Members::SetUp() {
 
 void Members::CloseInChild() {
   // Open in a rank, they would outlive this process.
-  for (const SocketFd& fd : listening_) close(fd.get());
-  for (const auto& [fd, peer] : peers_) close(fd);
+  server_->CloseInChild();
   if (leader_ != nullptr) close(leader_->fd());
   close(timer_.get());
   close(epoll_.get());
 }
 
-void Members::Watch(int fd, bool output) {
-  epoll_event event = {};
-  event.events = EPOLLIN | (output ? EPOLLOUT : 0);
-  event.data.fd = fd;
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
-}
-
 void Members::SetTimer() {
-  Deadline next = Deadline::max();
+  Deadline next = server_->next_event();
   if (roster_ != nullptr) {
-    next = roster_->next_event();
+    next = std::min(next, roster_->next_event());
+    next = std::min(next, enter_by_.value_or(Deadline::max()));
   } else if (leader_ == nullptr && ending_.text.empty()) {
-    next = next_try_;
-  }
-  for (const auto& [fd, peer] : peers_) {
-    if (!peer.proved) next = std::min(next, peer.until);
+    next = std::min(next, next_try_);
   }
   itimerspec spec = {};
   if (next != Deadline::max()) {
@@ -244,17 +223,20 @@ void Members::Handle() {
       if (read(fd, &times, sizeof(times)) < 0) continue;
     } else if (leader_ != nullptr && fd == leader_->fd()) {
       HandleLeader();
-    } else if (const auto peer = peers_.find(fd); peer != peers_.end()) {
-      HandlePeer(&peer->second);
     } else {
-      Accept(fd);
+      server_->Handle(
+          fd, [this](HostServer::Peer* peer, const HostMessage& message) {
+            HandleMessage(peer, message);
+          });
     }
   }
   const Deadline now = MeetingClock::now();
-  DropDead();
+  for (const auto& [id, silent] : server_->TakeLost(now)) {
+    if (roster_ != nullptr && !finishing_) roster_->Lost(id, now, silent);
+  }
   if (roster_ == nullptr && leader_ == nullptr) Seek(now);
   if (roster_ != nullptr) Decide(now);
-  for (auto& [fd, peer] : peers_) Watch(fd, peer.connection->blocked());
+  server_->WatchOutput();
   SetTimer();
 }
 
@@ -262,12 +244,14 @@ void Members::Handle() {
 
 std::string Members::Waits() const {
   if (roster_ != nullptr) {
-    return absl::StrCat("waiting for more hosts at ", own_address_.text());
+    return absl::StrCat("waiting for more hosts at ",
+                        server_->address().text());
   }
   if (leader_ != nullptr) {
     return world_.number == 0
                ? "waiting for more hosts"
-               : "this host is a spare: the run has as many as it may";
+               : "this host is a spare: it takes part once the run's world "
+                 "changes";
   }
   return absl::StrCat("looking for the run's hosts at ", options_.host, ":",
                       options_.port,
@@ -276,14 +260,12 @@ std::string Members::Waits() const {
 
 std::vector<SocketAddress> Members::LeaderAddresses() const {
   std::vector<SocketAddress> addresses;
-  const auto add = [&](const std::string& host, int port) {
-    const auto address = SocketAddress::Parse(host, port);
-    if (address.has_value()) addresses.push_back(*address);
-  };
   if (!file_path_.empty()) {
     const absl::StatusOr<MeetingPlace> place = ReadMeetingPlace(file_path_);
-    if (place.ok()) {
-      for (const std::string& host : place->addresses) add(host, place->port);
+    for (const std::string& host :
+         place.ok() ? place->addresses : std::vector<std::string>()) {
+      const auto address = SocketAddress::Parse(host, place->port);
+      if (address.has_value()) addresses.push_back(*address);
     }
   }
   const auto told = Resolve(options_.host, options_.port);
@@ -299,30 +281,44 @@ void Members::Seek(Deadline now) {
         "no host of the run was found at ", options_.host, ":", options_.port,
         " in ", options_.patience / seconds(1), " s: ", problem_));
   }
-  if (next_leader_ == 0 || next_leader_ >= contacts_.size()) {
-    for (const SocketAddress& address : LeaderAddresses()) {
-      if (TryToFollow(address)) return;
-    }
-    if (TryToLead()) Lead(/*gentle=*/false);
-    return;
+  if (next_leader_ > 0 && next_leader_ < contacts_.size()) {
+    return SeekNextLeader(now);
   }
+  problem_.clear();
+  for (const SocketAddress& address : LeaderAddresses()) {
+    if (TryToFollow(address)) return;
+  }
+  if (TryToLead()) Lead(/*gentle=*/false);
+}
+
+// In the order that all hosts know.
+void Members::SeekNextLeader(Deadline now) {
   const Contact& next = contacts_[next_leader_];
+  if (!late_since_.has_value()) {
+    late_since_ = now;
+    elsewhere_ = false;
+    // Only the link may have been cut, and another host may lead already.
+    const auto last =
+        SocketAddress::Parse(contacts_.front().address, contacts_.front().port);
+    if (!gentle_ && next_leader_ == 1 && last.has_value() &&
+        TryToFollow(*last)) {
+      return;
+    }
+  }
   if (next.id == id_) return Lead(gentle_);
   const auto address = SocketAddress::Parse(next.address, next.port);
-  if (!late_since_.has_value()) late_since_ = now;
   if (address.has_value() && TryToFollow(*address)) return;
-  // One that answers and doesn't lead yet is asked for longer.
-  const milliseconds limit = absl::StrContains(problem_, kNoLeader)
-                                 ? milliseconds(kLateLeader)
-                                 : 3 * milliseconds(kConnectLimit);
-  if (MeetingClock::now() - *late_since_ < limit) return;
+  if (MeetingClock::now() - *late_since_ <
+      (elsewhere_ ? kLateLeader : kSilentLeader)) {
+    return;
+  }
   ++next_leader_;
   late_since_.reset();
 }
 
 bool Members::TryToFollow(const SocketAddress& address) {
-  const Deadline now = MeetingClock::now();
-  auto connection = Greet(address, key_, options_.token, now + kGreetLimit);
+  auto connection =
+      Greet(address, key_, options_.token, MeetingClock::now() + kGreetLimit);
   if (!connection.ok()) {
     problem_ =
         absl::StrCat(address.text(), ": ", connection.status().message());
@@ -330,23 +326,23 @@ bool Members::TryToFollow(const SocketAddress& address) {
   }
   leader_ = *std::move(connection);
   NoticeSilentHost(leader_->fd());
-  Watch(leader_->fd());
-  if (listening_.empty()) {
-    own_address_ = SocketAddress::OwnEnd(leader_->fd());
-    own_address_.set_port(0);
-    absl::StatusOr<SocketFd> listening = ListenAt(&own_address_);
+  WatchSocket(epoll_.get(), leader_->fd());
+  if (!server_->listens()) {
+    SocketAddress own = SocketAddress::OwnEnd(leader_->fd());
+    own.set_port(0);
+    absl::StatusOr<SocketFd> listening = ListenAt(&own);
     if (!listening.ok()) {
       EndWith(std::string(listening.status().message()));
       return true;
     }
-    Watch(listening->get());
-    listening_.push_back(*std::move(listening));
+    server_->Listen(*std::move(listening));
   }
   leader_->Send({{"kind", "enrol"},
                  {"id", id_},
-                 {"port", own_address_.port()},
+                 {"port", server_->address().port()},
                  {"ranks", options_.roster.ranks_per_host},
-                 {"digest", options_.digest}});
+                 {"digest", options_.digest},
+                 {"number", world_.number}});
   if (leaving_) leader_->Send({{"kind", "leaving"}});
   return true;
 }
@@ -384,12 +380,7 @@ bool Members::TryToLead() {
                     listening.status().message());
     return false;
   }
-  const bool first = listening_.empty();
-  if (first) own_address_ = listening->addresses.front();
-  for (SocketFd& fd : listening->sockets) {
-    Watch(fd.get());
-    listening_.push_back(std::move(fd));
-  }
+  for (SocketFd& fd : listening->sockets) server_->Listen(std::move(fd));
   return true;
 }
 
@@ -397,14 +388,15 @@ bool Members::TryToLead() {
 
 void Members::Lead(bool gentle) {
   const Deadline now = MeetingClock::now();
-  Roster::Options options = options_.roster;
-  roster_ = std::make_unique<Roster>(options, now);
+  roster_ = std::make_unique<Roster>(options_.roster, now);
+  roster_->set_left_out(left_out_);
   if (world_.number > 0) {
     // Those between the last leader and this host are gone.
     Roster::World before;
     before.number = world_.number;
     before.hosts.push_back(contacts_.front().id);
-    for (size_t i = next_leader_; i < contacts_.size(); ++i) {
+    const auto nodes = static_cast<size_t>(world_.nodes);
+    for (size_t i = next_leader_; i < nodes; ++i) {
       before.hosts.push_back(contacts_[i].id);
     }
     roster_->TakeOver(std::move(before), gentle, now);
@@ -412,61 +404,26 @@ void Members::Lead(bool gentle) {
   }
   roster_->Came(id_, now);
   if (leaving_) roster_->Leaving(id_, now);
-  for (auto& [fd, peer] : peers_) {
-    if (!peer.id.empty()) roster_->Came(peer.id, now);
-  }
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { roster_->Came(peer->id, now); });
   Publish();
 }
 
 void Members::Publish() {
   if (file_path_.empty()) return;
   MeetingPlace place;
-  place.port = own_address_.port();
+  place.port = server_->address().port();
   place.pid = getpid();
   place.host = HostName();
-  place.addresses = {own_address_.host()};
+  place.addresses = {server_->address().host()};
   absl::StatusOr<std::unique_ptr<MeetingFile>> file =
       MeetingFile::Publish(file_path_, place);
   // Others find it at the address that they are told.
   if (file.ok()) file_ = *std::move(file);
 }
 
-void Members::Accept(int listening_fd) {
-  SocketFd fd(
-      accept4(listening_fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (!fd.valid()) return;
-  const auto strangers =
-      std::count_if(peers_.begin(), peers_.end(),
-                    [](const auto& one) { return !one.second.proved; });
-  if (strangers >= static_cast<int64_t>(kStrangers)) return;
-  SetUpConnection(fd.get());
-  NoticeSilentHost(fd.get());
-  Watch(fd.get());
-  const int number = fd.get();
-  Peer& peer = peers_[number];
-  peer.connection = std::make_unique<HostConnection>(std::move(fd));
-  peer.until = MeetingClock::now() + kSilence;
-}
-
-void Members::HandlePeer(Peer* peer) {
-  HostConnection& connection = *peer->connection;
-  connection.Flush();
-  connection.Receive();
-  while (true) {
-    if (!peer->proved) {
-      const absl::optional<std::string> payload = connection.Next();
-      if (!payload.has_value()) return;
-      peer->proved =
-          peer->handshake.Answer(*payload, key_, options_.token, &connection);
-      continue;
-    }
-    const absl::optional<HostMessage> message = connection.NextMessage();
-    if (!message.has_value()) return;
-    HandleMessage(peer, *message);
-  }
-}
-
-void Members::HandleMessage(Peer* peer, const HostMessage& message) {
+void Members::HandleMessage(HostServer::Peer* peer,
+                            const HostMessage& message) {
   const auto kind = Field<std::string>(message, "kind");
   if (kind == "enrol") return Enrol(peer, message);
   if (roster_ == nullptr || peer->id.empty()) return peer->connection->Close();
@@ -477,15 +434,17 @@ void Members::HandleMessage(Peer* peer, const HostMessage& message) {
     if (finishing_ && number == world_.number) {
       return EndAll({absl::StrCat("ranks of host ", NameIn(peer->id), " ", text,
                                   " when others had finished"),
-                     /*stops=*/false, /*code=*/1});
+                     /*failed=*/true});
     }
     roster_->Died(peer->id, number, Field<int64_t>(message, "step", -1), text,
-                  now);
+                  Field<bool>(message, "themselves"), now);
   } else if (kind == "failed") {
     if (!roster_->Failed(peer->id, number, text, now)) {
       EndAll({absl::StrCat("host ", NameIn(peer->id), ": ", text),
-              /*stops=*/false, /*code=*/1});
+              /*failed=*/true});
     }
+  } else if (kind == "entered" && number == world_.number) {
+    entered_.insert(peer->id);
   } else if (kind == "leaving") {
     roster_->Leaving(peer->id, now);
   } else if (kind == "leave_out") {
@@ -495,148 +454,181 @@ void Members::HandleMessage(Peer* peer, const HostMessage& message) {
   }
 }
 
-void Members::Enrol(Peer* peer, const HostMessage& message) {
+void Members::Refuse(HostServer::Peer* peer, const std::string& why) {
+  peer->connection->Send(
+      {{"kind", "end"}, {"failed", true}, {"code", 1}, {"text", why}});
+  peer->connection->Close();
+}
+
+void Members::Enrol(HostServer::Peer* peer, const HostMessage& message) {
   HostConnection& connection = *peer->connection;
   const auto id = Field<std::string>(message, "id");
   if (id.empty() || id.size() > 2 * kMaxNameBytes) return connection.Close();
   if (Field<std::string>(message, "digest") != options_.digest) {
-    connection.Send({{"kind", "end"},
-                     {"code", 1},
-                     {"text",
-                      "this host's config isn't that of the run's other hosts: "
-                      "start the same command with the same files on all"}});
-    return connection.Close();
+    return Refuse(peer,
+                  "this host's config isn't that of the run's other hosts: "
+                  "start the same command with the same files on all");
   }
   const int ranks = Field<int>(message, "ranks");
   if (ranks != options_.roster.ranks_per_host) {
-    connection.Send(
-        {{"kind", "end"},
-         {"code", 1},
-         {"text", absl::StrCat("this host has ", ranks,
-                               " ranks, and the run's other hosts have ",
-                               options_.roster.ranks_per_host,
-                               ": set launch.processes")}});
-    return connection.Close();
+    return Refuse(peer, absl::StrCat("this host has ", ranks,
+                                     " ranks, and the run's other hosts have ",
+                                     options_.roster.ranks_per_host,
+                                     ": set launch.processes"));
   }
-  peer->id = id;
-  peer->port = Field<int>(message, "port");
-  if (roster_ != nullptr) return roster_->Came(id, MeetingClock::now());
-  // It may have come to the next leader, which doesn't know yet.
-  if (leader_ != nullptr) {
+  server_->Enrol(peer, id, Field<int>(message, "port"));
+  if (roster_ == nullptr) {
+    // It may have come to the next leader, which doesn't know yet.
+    if (leader_ == nullptr) return;
     const SocketAddress leader = SocketAddress::OtherEnd(leader_->fd());
     connection.Send({{"kind", "elsewhere"},
                      {"address", leader.host()},
                      {"port", leader.port()}});
-    connection.Close();
+    return connection.Close();
   }
-}
-
-void Members::DropDead() {
-  const Deadline now = MeetingClock::now();
-  for (auto next = peers_.begin(); next != peers_.end();) {
-    const Peer& peer = next->second;
-    const bool late = !peer.proved && now >= peer.until;
-    if (peer.connection->alive() && !late) {
-      ++next;
-      continue;
-    }
-    const std::string id = peer.id;
-    next = peers_.erase(next);
-    if (roster_ != nullptr && !id.empty() && !finishing_) {
-      roster_->Lost(id, now);
-    }
+  roster_->Came(id, MeetingClock::now(), Field<int64_t>(message, "number"));
+  if (roster_->LeftOut(id)) {
+    return Refuse(peer, absl::StrCat("host ", NameIn(id),
+                                     " has been left out of the run"));
   }
+  if (world_.number > 0) TellAll();
 }
 
 void Members::Decide(Deadline now) {
-  if (finishing_ || !ending_.text.empty()) return;
+  // Ranks that stop may die before they have.
+  if (finishing_ || (!ending_.text.empty() && !ending_.stops)) return;
+  DropThoseWhoDontEnter(now);
   const absl::optional<Roster::World> next = roster_->Next(now);
   if (next.has_value()) {
     if (next->hosts.front() != id_) return HandOver(*next);
     Begin(*next);
   }
   const absl::optional<Roster::Ending> ending = roster_->End(now);
-  if (ending.has_value()) EndAll({ending->text, ending->stops, /*code=*/1});
+  if (ending.has_value()) {
+    if (ending->stops) roster_->StopAll();
+    EndAll({ending->text, /*failed=*/true, ending->stops});
+  }
+}
+
+// A launcher that is stopped keeps its connections.
+void Members::DropThoseWhoDontEnter(Deadline now) {
+  if (!enter_by_.has_value() || now < *enter_by_) return;
+  enter_by_.reset();
+  server_->ForEach([&](HostServer::Peer* peer) {
+    const bool in_world =
+        std::any_of(contacts_.begin(), contacts_.begin() + world_.nodes,
+                    [&](const Contact& one) { return one.id == peer->id; });
+    if (!in_world || entered_.count(peer->id) > 0) return;
+    roster_->Lost(peer->id, now);
+    peer->connection->Close();
+  });
 }
 
 void Members::Begin(const Roster::World& next) {
   // On the address that the others use.
-  SocketAddress address = own_address_;
+  SocketAddress address = server_->address();
   address.set_port(0);
   absl::StatusOr<SocketFd> listening = ListenAt(&address);
   if (!listening.ok()) {
-    return EndAll({std::string(listening.status().message())});
+    return EndAll({std::string(listening.status().message()), /*failed=*/true});
   }
   rank0_listening_ = *std::move(listening);
-  std::vector<Contact> contacts;
-  for (const std::string& id : next.hosts) contacts.push_back(ContactOf(id));
-  contacts_ = std::move(contacts);
   world_ = World();
   world_.number = next.number;
   world_.node_rank = 0;
   world_.nodes = static_cast<int>(next.hosts.size());
   world_.master_addr = address.host();
   world_.master_port = address.port();
-  for (const Contact& one : contacts_) world_.addresses.push_back(one.address);
   world_.gentle = next.gentle;
-  world_.saves = next.several_go;
+  world_.saves = next.saves;
   world_.why = next.why;
-  for (auto& [fd, peer] : peers_) {
-    if (!peer.id.empty()) Tell(&peer);
+  entered_.clear();
+  enter_by_.reset();
+  FindContacts(next.hosts);
+  for (int i = 0; i < world_.nodes; ++i) {
+    world_.addresses.push_back(contacts_[i].address);
   }
+  TellAll();
 }
 
-Contact Members::ContactOf(const std::string& id) const {
-  if (id == id_) return {id, own_address_.host(), own_address_.port()};
-  for (const auto& [fd, peer] : peers_) {
-    if (peer.id != id) continue;
-    return {id, SocketAddress::OtherEnd(fd).host(), peer.port};
+Contact Members::ContactOf(const std::string& id) {
+  if (id == id_) {
+    return {id, server_->address().host(), server_->address().port()};
   }
-  return {id, "", 0};
+  const HostServer::Peer* const peer = server_->Find(id);
+  if (peer == nullptr) return {id, "", 0};
+  return {id, SocketAddress::OtherEnd(peer->connection->fd()).host(),
+          peer->port};
 }
 
-void Members::Tell(Peer* peer) const {
+void Members::FindContacts(const std::vector<std::string>& world) {
+  contacts_.clear();
+  for (const std::string& id : world) contacts_.push_back(ContactOf(id));
+  server_->ForEach([&](HostServer::Peer* peer) {
+    const bool there =
+        std::find(world.begin(), world.end(), peer->id) != world.end();
+    if (!there && !roster_->LeftOut(peer->id)) {
+      contacts_.push_back(ContactOf(peer->id));
+    }
+  });
+}
+
+HostMessage Members::Decided() const {
   HostMessage hosts = HostMessage::array();
   for (const Contact& one : contacts_) {
     hosts.push_back(
         {{"id", one.id}, {"address", one.address}, {"port", one.port}});
   }
-  peer->connection->Send({{"kind", "decided"},
-                          {"number", world_.number},
-                          {"hosts", std::move(hosts)},
-                          {"port", world_.master_port},
-                          {"gentle", world_.gentle},
-                          {"left_out", roster_->LeftOut(peer->id)},
-                          {"why", world_.why}});
+  return {{"kind", "decided"},
+          {"number", world_.number},
+          {"hosts", std::move(hosts)},
+          {"nodes", world_.nodes},
+          {"port", world_.master_port},
+          {"gentle", world_.gentle},
+          {"left_out", roster_->left_out()},
+          {"why", world_.why}};
+}
+
+void Members::TellAll() {
+  std::vector<std::string> world;
+  for (int i = 0; i < world_.nodes; ++i) world.push_back(contacts_[i].id);
+  FindContacts(world);
+  const HostMessage decided = Decided();
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { peer->connection->Send(decided); });
 }
 
 void Members::HandOver(const Roster::World& next) {
-  for (auto& [fd, peer] : peers_) peer.connection->Send({{"kind", "bye"}});
+  HostMessage bye = Decided();
+  bye["kind"] = "bye";
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { peer->connection->Send(bye); });
   World left;
   left.number = next.number;
   left.gentle = next.gentle;
-  left.saves = next.several_go;
+  left.saves = next.saves;
   left.left_out = roster_->LeftOut(id_);
   left.why = next.why;
   world_ = left;
   roster_.reset();
   file_.reset();
-  peers_.clear();
-  listening_.clear();
+  server_->Close();
   // What remains are this host's ranks.
   ending_ = {left.left_out ? next.why : "this host has left the run",
-             /*stops=*/false, left.left_out ? 1 : 0};
+             /*failed=*/left.left_out, /*stops=*/false,
+             /*code=*/left.left_out ? 1 : 0};
 }
 
 void Members::EndAll(const Ending& ending) {
-  if (!ending_.text.empty()) return;
+  if (!ending_.text.empty() && !ending_.stops) return;
   ending_ = ending;
-  for (auto& [fd, peer] : peers_) {
-    peer.connection->Send({{"kind", "end"},
-                           {"text", ending.text},
-                           {"stops", ending.stops},
-                           {"code", ending.code}});
-  }
+  server_->ForEach([&](HostServer::Peer* peer) {
+    peer->connection->Send({{"kind", "end"},
+                            {"text", ending.text},
+                            {"failed", ending.failed},
+                            {"stops", ending.stops},
+                            {"code", ending.code}});
+  });
 }
 
 // A member.
@@ -651,9 +643,12 @@ void Members::HandleLeader() {
       HandleDecided(*message);
     } else if (kind == "end") {
       ending_ = {Field<std::string>(*message, "text", "the run has ended"),
-                 Field<bool>(*message, "stops"),
-                 Field<int>(*message, "code", 1)};
+                 Field<bool>(*message, "failed"),
+                 Field<bool>(*message, "stops"), Field<int>(*message, "code")};
     } else if (kind == "bye") {
+      TakeContacts(*message);
+      world_.number =
+          std::max(world_.number, Field<int64_t>(*message, "number"));
       return LoseLeader(/*gentle=*/true);
     } else if (kind == "elsewhere") {
       return GoElsewhere(*message);
@@ -665,38 +660,50 @@ void Members::HandleLeader() {
 void Members::GoElsewhere(const HostMessage& message) {
   const SocketAddress asked = SocketAddress::OtherEnd(leader_->fd());
   leader_.reset();
+  elsewhere_ = true;
   const auto told = SocketAddress::Parse(Field<std::string>(message, "address"),
                                          Field<int>(message, "port"));
-  problem_ = absl::StrCat(asked.text(), kNoLeader);
-  if (told.has_value() && !told->SameHost(asked)) TryToFollow(*told);
+  problem_ = absl::StrCat(asked.text(), ": it doesn't lead the run's hosts");
+  const bool same = told.has_value() && told->text() == asked.text();
+  if (told.has_value() && !same) TryToFollow(*told);
+}
+
+void Members::TakeContacts(const HostMessage& message) {
+  contacts_.clear();
+  for (const HostMessage& one : Field<HostMessage>(message, "hosts")) {
+    contacts_.push_back({Field<std::string>(one, "id"),
+                         Field<std::string>(one, "address"),
+                         Field<int>(one, "port")});
+  }
+  left_out_ = Field<std::set<std::string>>(message, "left_out");
+  world_.nodes = std::min(Field<int>(message, "nodes"),
+                          static_cast<int>(contacts_.size()));
 }
 
 void Members::HandleDecided(const HostMessage& message) {
   const auto number = Field<int64_t>(message, "number");
-  if (number <= world_.number) return;
+  if (number < world_.number) return;
+  seeking_since_ = MeetingClock::now();
+  TakeContacts(message);
+  // Only others have come to wait.
+  if (number == world_.number) return;
   World world;
   world.number = number;
-  const HostMessage hosts = Field<HostMessage>(message, "hosts");
-  contacts_.clear();
-  for (const HostMessage& one : hosts) {
-    contacts_.push_back({Field<std::string>(one, "id"),
-                         Field<std::string>(one, "address"),
-                         Field<int>(one, "port")});
-    if (contacts_.back().id == id_) {
-      world.node_rank = static_cast<int>(contacts_.size()) - 1;
-    }
-    world.addresses.push_back(contacts_.back().address);
+  world.nodes = world_.nodes;
+  for (int i = 0; i < world.nodes; ++i) {
+    if (contacts_[i].id == id_) world.node_rank = i;
+    world.addresses.push_back(contacts_[i].address);
   }
-  world.nodes = static_cast<int>(contacts_.size());
   world.master_addr = SocketAddress::OtherEnd(leader_->fd()).host();
   world.master_port = Field<int>(message, "port");
   world.gentle = Field<bool>(message, "gentle");
-  world.left_out = Field<bool>(message, "left_out");
+  world.left_out = left_out_.count(NameIn(id_)) > 0;
   world.why = Field<std::string>(message, "why");
   world_ = std::move(world);
   if (world_.node_rank >= 0 || (!leaving_ && !world_.left_out)) return;
   ending_ = {world_.left_out ? world_.why : "this host has left the run",
-             /*stops=*/false, world_.left_out ? 1 : 0};
+             /*failed=*/world_.left_out, /*stops=*/false,
+             /*code=*/world_.left_out ? 1 : 0};
 }
 
 void Members::LoseLeader(bool gentle) {
@@ -714,6 +721,14 @@ void Members::Report(const HostMessage& message) {
   if (leader_ != nullptr) leader_->Send(message);
 }
 
+void Members::Entered(int64_t world) {
+  if (roster_ == nullptr) {
+    return Report({{"kind", "entered"}, {"world", world}});
+  }
+  enter_by_ = MeetingClock::now() + options_.roster.patience;
+  SetTimer();
+}
+
 void Members::Progressed(int64_t world) {
   if (roster_ == nullptr || progressed_in_ == world) return;
   progressed_in_ = world;
@@ -722,24 +737,30 @@ void Members::Progressed(int64_t world) {
   SetTimer();
 }
 
-void Members::Died(int64_t world, int64_t step, const std::string& how) {
+void Members::Died(int64_t world, int64_t step, const std::string& how,
+                   bool themselves) {
   if (roster_ == nullptr) {
-    return Report(
-        {{"kind", "died"}, {"world", world}, {"step", step}, {"text", how}});
+    return Report({{"kind", "died"},
+                   {"world", world},
+                   {"step", step},
+                   {"text", how},
+                   {"themselves", themselves}});
   }
   const Deadline now = MeetingClock::now();
   if (finishing_) {
-    return EndAll({absl::StrCat("ranks of this host ", how,
-                                " when others had finished")});
+    return EndAll({absl::StrCat("ranks of host ", NameIn(id_), " ", how,
+                                " when others had finished"),
+                   /*failed=*/true});
   }
-  roster_->Died(id_, world, step, how, now);
+  roster_->Died(id_, world, step, how, themselves, now);
   Decide(now);
   SetTimer();
 }
 
 void Members::Failed(int64_t world, const std::string& error) {
   if (roster_ != nullptr) {
-    return EndAll({absl::StrCat("host ", NameIn(id_), ": ", error)});
+    return EndAll(
+        {absl::StrCat("host ", NameIn(id_), ": ", error), /*failed=*/true});
   }
   Report({{"kind", "failed"}, {"world", world}, {"text", error}});
 }
@@ -761,7 +782,8 @@ void Members::LeaveOut(int64_t world, const std::string& hosts) {
     size_t host = 0;
     if (!absl::SimpleAtoi(text, &host) || host >= contacts_.size()) continue;
     const std::string& id = contacts_[host].id;
-    const std::string why = absl::StrCat("host ", NameIn(id), " is left out");
+    const std::string why = absl::StrCat(
+        "host ", NameIn(id), " is left out, as the run's warnings say why");
     roster_->LeaveOut(id, why, MeetingClock::now());
   }
 }
@@ -771,7 +793,7 @@ void Members::Finish(int code) {
     return Report({{"kind", "finished"}, {"world", world_.number}});
   }
   finishing_ = true;
-  EndAll({"the run has ended", /*stops=*/false, code});
+  EndAll({"the run has ended", /*failed=*/false, /*stops=*/false, code});
 }
 
 }  // namespace

@@ -220,7 +220,7 @@ TEST_F(MembersTest, DeadRanksBeginANewWorld) {
   const auto b = Start();
   ASSERT_TRUE(Meet(1, a, b));
   b->With([](ChangingHosts& hosts) {
-    hosts.Died(1, 5, "rank 1 was killed");
+    hosts.Died(1, 5, "rank 1 was killed", true);
     return 0;
   });
   ASSERT_TRUE(Meet(2, a, b));

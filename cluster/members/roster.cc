@@ -17,8 +17,14 @@ constexpr std::chrono::milliseconds kLossGathering{100};
 // busy.
 constexpr std::chrono::seconds kTakeOver{2};
 
+// Ranks that have lost others may say so before those are known to be gone.
+constexpr std::chrono::seconds kHintGathering{1};
+
+std::string BareName(const std::string& id) {
+  return id.substr(0, id.find('/'));
+}
 std::string NameOf(const std::string& id) {
-  return absl::StrCat("host ", id.substr(0, id.find('/')));
+  return absl::StrCat("host ", BareName(id));
 }
 
 std::string RanksText(int ranks) {
@@ -27,14 +33,10 @@ std::string RanksText(int ranks) {
 
 }  // namespace
 
-Roster::Host* Roster::Find(const std::string& id) {
+const Roster::Host* Roster::Find(const std::string& id) const {
   const auto found = std::find_if(hosts_.begin(), hosts_.end(),
                                   [&](const Host& h) { return h.id == id; });
   return found == hosts_.end() ? nullptr : &*found;
-}
-
-const Roster::Host* Roster::Find(const std::string& id) const {
-  return const_cast<Roster*>(this)->Find(id);
 }
 
 bool Roster::InWorld(const std::string& id) const {
@@ -52,6 +54,7 @@ void Roster::TakeOver(World before, bool gentle, Deadline now) {
     if (Find(id) == nullptr) hosts_.push_back({id});
   }
   world_ = std::move(before);
+  number_ = std::max(number_, world_.number);
   broken_ = true;
   gentle_ = gentle;
   took_over_ = now;
@@ -60,23 +63,31 @@ void Roster::TakeOver(World before, bool gentle, Deadline now) {
           now);
 }
 
-void Roster::Came(const std::string& id, Deadline now) {
-  if (Find(id) == nullptr) hosts_.push_back({id});
+void Roster::Came(const std::string& id, Deadline now, int64_t number) {
+  if (Find(id) == nullptr) {
+    hosts_.push_back({id});
+    // A launcher that was told so, and was started again.
+    hosts_.back().left_out = left_out_.count(BareName(id)) > 0;
+  }
   Find(id)->here = true;
+  Find(id)->silent = false;
+  number_ = std::max(number_, number);
   // A host of the former world comes to its new leader.
   if (InWorld(id)) {
     latest_ = now;
-  } else {
+  } else if (!Find(id)->left_out) {
     Because(absl::StrCat(NameOf(id), " has come"), now);
   }
 }
 
-void Roster::Lost(const std::string& id, Deadline now) {
+void Roster::Lost(const std::string& id, Deadline now, bool silent) {
   Host* const host = Find(id);
   if (host == nullptr || !host->here) return;
   host->here = false;
+  host->silent = silent;
   if (InWorld(id)) {
     broken_ = true;
+    hint_ = false;
     Because(absl::StrCat(NameOf(id), " is gone"), now);
     return;
   }
@@ -90,33 +101,58 @@ void Roster::Leaving(const std::string& id, Deadline now) {
   if (InWorld(id)) Because(absl::StrCat(NameOf(id), " leaves"), now);
 }
 
+void Roster::Drop(Host* host) {
+  host->left_out = true;
+  left_out_.insert(BareName(host->id));
+}
+
+bool Roster::DropNewcomers() {
+  if (progressed_ || newcomers_.empty()) return false;
+  for (const std::string& id : newcomers_) {
+    if (Find(id) != nullptr) Drop(Find(id));
+  }
+  return true;
+}
+
+void Roster::StopAll() {
+  for (Host& host : hosts_) host.leaving = false;
+}
+
 void Roster::LeaveOut(const std::string& id, const std::string& why,
                       Deadline now) {
   Host* const host = Find(id);
   if (host == nullptr || host->left_out) return;
-  host->left_out = true;
+  Drop(host);
   if (InWorld(id)) Because(why, now);
 }
 
 void Roster::Died(const std::string& id, int64_t world, int64_t step,
-                  const std::string& how, Deadline now) {
-  // The others' ranks die of the same death, and later.
-  if (world != world_.number || broken_) return;
+                  const std::string& how, bool themselves, Deadline now) {
+  if (world != world_.number || Find(id) == nullptr) return;
+  if (broken_ && !(hint_ && themselves)) return;
   broken_ = true;
-  how_ = how;
+  hint_ = !themselves;
   Because(absl::StrCat("on ", NameOf(id), " ", how), now);
+  how_ = how;
+  died_after_ = step;
+  if (hint_) return;
+  // Where a host is left out, all ranks end.
+  const bool leaves_out = std::any_of(
+      world_.hosts.begin(), world_.hosts.end(),
+      [this](const std::string& one) { return Find(one)->left_out; });
+  if (leaves_out) return;
+  if (!progressed_ && newcomers_.count(id) > 0) return Drop(Find(id));
   exhausted_ = !restarts_.Again(step);
 }
 
 bool Roster::Failed(const std::string& id, int64_t world,
                     const std::string& how, Deadline now) {
   Host* const host = Find(id);
-  if (host == nullptr || world != world_.number || progressed_ ||
-      !InWorld(id) || newcomers_.count(id) == 0) {
-    return false;
-  }
-  host->left_out = true;
+  if (host == nullptr || world != world_.number) return true;
+  if (progressed_ || newcomers_.count(id) == 0) return false;
+  Drop(host);
   broken_ = true;
+  hint_ = false;
   Because(absl::StrCat(NameOf(id), " can't take part: ", how), now);
   return true;
 }
@@ -161,6 +197,41 @@ bool Roster::MayBegin(const std::vector<std::string>& hosts, Deadline now) {
   return false;
 }
 
+Deadline Roster::ChangesAt(const std::vector<std::string>& hosts,
+                           Deadline now) const {
+  if (took_over_.has_value()) {
+    const bool all_came_again =
+        std::all_of(world_.hosts.begin() + 1, world_.hosts.end(),
+                    [&](const std::string& id) { return Find(id)->here; });
+    return all_came_again ? now : *took_over_ + kTakeOver;
+  }
+  if (hint_ && hosts == world_.hosts) return latest_ + kHintGathering;
+  const auto silent = std::count_if(
+      world_.hosts.begin(), world_.hosts.end(), [this](const std::string& id) {
+        return Find(id) != nullptr && Find(id)->silent;
+      });
+  if (2 * silent >= static_cast<int64_t>(world_.hosts.size())) {
+    return latest_ + options_.patience;
+  }
+  return latest_ + (broken_ ? kLossGathering : options_.gathering);
+}
+
+Roster::World Roster::Make(const std::vector<std::string>& hosts) const {
+  World next;
+  next.number = number_ + 1;
+  next.hosts = hosts;
+  next.gentle = world_.number > 0 && (!broken_ || gentle_);
+  // Those of the world that the ranks are in, which they mayn't have left yet.
+  const auto go = std::count_if(
+      running_.begin(), running_.end(), [&](const std::string& id) {
+        return std::find(hosts.begin(), hosts.end(), id) == hosts.end();
+      });
+  next.saves = next.gentle && go > 0 &&
+               (go > 1 || go == static_cast<int64_t>(running_.size()));
+  next.why = absl::StrJoin(why_, ", ");
+  return next;
+}
+
 absl::optional<Roster::World> Roster::Next(Deadline now) {
   next_event_ = Deadline::max();
   if (exhausted_) return absl::nullopt;
@@ -173,14 +244,7 @@ absl::optional<Roster::World> Roster::Next(Deadline now) {
     why_.clear();
     return absl::nullopt;
   } else {
-    const bool all_came_again =
-        took_over_.has_value() &&
-        std::all_of(world_.hosts.begin() + 1, world_.hosts.end(),
-                    [&](const std::string& id) { return Find(id)->here; });
-    const Deadline at = took_over_.has_value()
-                            ? (all_came_again ? now : *took_over_ + kTakeOver)
-                        : broken_ ? latest_ + kLossGathering
-                                  : latest_ + options_.gathering;
+    const Deadline at = ChangesAt(hosts, now);
     if (now < at) {
       Wake(at);
       return absl::nullopt;
@@ -191,24 +255,19 @@ absl::optional<Roster::World> Roster::Next(Deadline now) {
         std::equal(world_.hosts.begin(), world_.hosts.end(), hosts.begin());
     if (only_joins && !progressed_) return absl::nullopt;
   }
-  World next;
-  next.number = world_.number + 1;
-  next.hosts = hosts;
-  next.gentle = world_.number > 0 && (!broken_ || gentle_);
-  const auto go = std::count_if(
-      world_.hosts.begin(), world_.hosts.end(), [&](const std::string& id) {
-        return std::find(hosts.begin(), hosts.end(), id) == hosts.end();
-      });
-  next.several_go = next.gentle && go > 1;
-  next.why = absl::StrJoin(why_, ", ");
+  if (hint_ && hosts == world_.hosts) {
+    if (DropNewcomers()) return Next(now);
+    exhausted_ = !restarts_.Again(died_after_);
+    if (exhausted_) return absl::nullopt;
+  }
+  World next = Make(hosts);
   newcomers_.clear();
-  if (world_.number > 0) {
-    for (const std::string& id : hosts) {
-      if (!InWorld(id)) newcomers_.insert(id);
-    }
+  for (const std::string& id : hosts) {
+    if (world_.number > 0 && !InWorld(id)) newcomers_.insert(id);
   }
   world_ = next;
-  progressed_ = broken_ = gentle_ = false;
+  number_ = next.number;
+  progressed_ = broken_ = hint_ = gentle_ = false;
   took_over_.reset();
   why_.clear();
   hosts_.erase(std::remove_if(hosts_.begin(), hosts_.end(),
@@ -219,7 +278,7 @@ absl::optional<Roster::World> Roster::Next(Deadline now) {
 
 absl::optional<Roster::Ending> Roster::End(Deadline now) {
   if (exhausted_) {
-    return Ending{absl::StrCat("the ranks ", how_, restarts_.Ending())};
+    return Ending{absl::StrCat(how_, restarts_.Ending())};
   }
   const std::vector<std::string> hosts = Eligible();
   if (Enough(hosts)) return absl::nullopt;

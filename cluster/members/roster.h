@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/optional.h"
@@ -44,8 +45,9 @@ class Roster {
     // Whether the ranks of the world before are to leave at the end of a step,
     // rather than at once.
     bool gentle = false;
-    // If so, whether several of its hosts go.
-    bool several_go = false;
+    // If so, whether mirrors mayn't outlive that: several of its hosts go, or
+    // none stays.
+    bool saves = false;
     // Why, for people: "host b has left".
     std::string why;
   };
@@ -66,24 +68,33 @@ class Roster {
   void TakeOver(World before, bool gentle, Deadline now);
 
   // A host's launcher has come. `id` is its own for ever: the host's name, '/',
-  // and what tells it from others.
-  void Came(const std::string& id, Deadline now);
-  // Its process or host is gone.
-  void Lost(const std::string& id, Deadline now);
+  // and what tells it from others. `number`: of the last world that it knows
+  // of, which the next one exceeds.
+  void Came(const std::string& id, Deadline now, int64_t number = 0);
+  // Its process is gone or, if `silent`, perhaps only the network between. If
+  // that goes for half of the world, which may go on elsewhere and has the
+  // mirrors, those have `patience` to come again.
+  void Lost(const std::string& id, Deadline now, bool silent = false);
   // It asks to be left out, as it will be gone soon.
   void Leaving(const std::string& id, Deadline now);
   // The run is to go on without it.
   void LeaveOut(const std::string& id, const std::string& why, Deadline now);
-  // Its ranks have died in `world`, after `step` (negative: before the first).
+  // Its ranks have died in `world`, after `step` (negative: before the first):
+  // by themselves, or only since they lost others.
   void Died(const std::string& id, int64_t world, int64_t step,
-            const std::string& how, Deadline now);
-  // Its ranks have failed by an error of their own, before they finished a step
-  // of `world` (else the run ends). Returns whether the run goes on without it,
-  // as it is new in this world.
+            const std::string& how, bool themselves, Deadline now);
+  // Its ranks have failed by an error of their own in `world`. Returns whether
+  // the run goes on without it, as it is new in this world, which hasn't done a
+  // step, or the run has another world by now.
   bool Failed(const std::string& id, int64_t world, const std::string& how,
               Deadline now);
   // The current world's ranks have finished a step.
-  void Progressed() { progressed_ = true; }
+  void Progressed() {
+    progressed_ = true;
+    running_ = world_.hosts;
+  }
+  // All stop: those who were about to leave stay until then.
+  void StopAll();
 
   // Returns the next world once one is due; it is current from then on.
   absl::optional<World> Next(Deadline now);
@@ -93,6 +104,11 @@ class Roster {
   Deadline next_event() const { return next_event_; }
 
   const World& world() const { return world_; }
+  // Names of hosts that the run isn't to have again.
+  const std::set<std::string>& left_out() const { return left_out_; }
+  void set_left_out(std::set<std::string> names) {
+    left_out_ = std::move(names);
+  }
   bool LeftOut(const std::string& id) const {
     const Host* const host = Find(id);
     return host != nullptr && host->left_out;
@@ -104,11 +120,22 @@ class Roster {
     bool here = false;
     bool leaving = false;
     bool left_out = false;
+    bool silent = false;  // and so not here
     bool usable() const { return here && !leaving && !left_out; }
   };
 
-  Host* Find(const std::string& id);
   const Host* Find(const std::string& id) const;
+  Host* Find(const std::string& id) {
+    const Roster& self = *this;
+    return const_cast<Host*>(self.Find(id));
+  }
+  // Leaves a host out for good.
+  void Drop(Host* host);
+  // The same for the hosts that are new in this world, if there are any.
+  bool DropNewcomers();
+  // When a world that differs from the current one may begin.
+  Deadline ChangesAt(const std::vector<std::string>& hosts, Deadline now) const;
+  World Make(const std::vector<std::string>& hosts) const;
   bool InWorld(const std::string& id) const;
   // Those that a world of now would have.
   std::vector<std::string> Eligible() const;
@@ -125,12 +152,17 @@ class Roster {
   const Deadline began_;
   std::vector<Host> hosts_;  // by their coming; the world's first
   World world_;
+  int64_t number_ = 0;  // no world has had a higher one
   bool progressed_ = false;
-  bool broken_ = false;     // the current world can't go on
-  bool gentle_ = false;     // if broken: by the last leader's notice
-  bool exhausted_ = false;  // restarts_
-  std::string how_;         // the ranks died
+  bool broken_ = false;      // the current world can't go on
+  bool hint_ = false;        // if so: only ranks that have lost others say it
+  bool gentle_ = false;      // if broken: by the last leader's notice
+  bool exhausted_ = false;   // restarts_
+  std::string how_;          // the ranks died
+  int64_t died_after_ = -1;  // step
   std::vector<std::string> why_;
+  std::vector<std::string> running_;  // of the last world that did a step
+  std::set<std::string> left_out_;
   std::set<std::string> newcomers_;  // of the current world
   Deadline latest_;                  // event
   absl::optional<Deadline> took_over_;

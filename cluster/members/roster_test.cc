@@ -125,7 +125,7 @@ TEST_F(RosterTest, HostsThatComeAreTakenInGentlyAfterTheOthers) {
   Come("d");
   const Roster::World world = OnlyWorld(seconds(1));
   EXPECT_TRUE(world.gentle);
-  EXPECT_FALSE(world.several_go);
+  EXPECT_FALSE(world.saves);
   EXPECT_THAT(world.hosts, ElementsAre("b", "c", "a", "d"));
   EXPECT_EQ(world.why, "host a has come, host d has come");
 }
@@ -154,12 +154,12 @@ TEST_F(RosterTest, AHostThatLeavesIsLeftOutGently) {
   roster_->Leaving("a", now_);
   const Roster::World one = OnlyWorld(seconds(1));
   EXPECT_TRUE(one.gentle);
-  EXPECT_FALSE(one.several_go);
+  EXPECT_FALSE(one.saves);
   EXPECT_THAT(one.hosts, ElementsAre("b", "c", "d"));
   roster_->Leaving("b", now_);
   roster_->Leaving("d", now_);
   const Roster::World two = OnlyWorld(seconds(1));
-  EXPECT_TRUE(two.several_go);
+  EXPECT_TRUE(two.saves);
   EXPECT_THAT(two.hosts, ElementsAre("c"));
 }
 
@@ -191,9 +191,9 @@ TEST_F(RosterTest, TooFewWaitForOthers) {
 
 TEST_F(RosterTest, RanksThatDieAreStartedAgainOnTheSameHosts) {
   Begin({"a", "b"});
-  roster_->Died("b", 1, 7, "rank 1 was killed", now_);
+  roster_->Died("b", 1, 7, "rank 1 was killed", true, now_);
   // The others' follow.
-  roster_->Died("a", 1, 7, "rank 0 lost the others", now_);
+  roster_->Died("a", 1, 7, "rank 0 lost the others", false, now_);
   const Roster::World world = OnlyWorld(seconds(1));
   EXPECT_THAT(world.hosts, ElementsAre("a", "b"));
   EXPECT_FALSE(world.gentle);
@@ -205,7 +205,7 @@ TEST_F(RosterTest, DeathsBeforeAnyStepEndTheRun) {
   Begin({"a", "b"});
   for (int world = 1; world <= 3; ++world) {
     EXPECT_FALSE(ending_.has_value());
-    roster_->Died("b", world, -1, "were killed", now_);
+    roster_->Died("b", world, -1, "were killed", true, now_);
     Worlds(seconds(1));
   }
   ASSERT_TRUE(ending_.has_value());
@@ -225,6 +225,57 @@ TEST_F(RosterTest, ANewHostThatFailsIsLeftOutAndOthersEndTheRun) {
   // It isn't tried again.
   roster_->Progressed();
   EXPECT_TRUE(Worlds(seconds(60)).empty());
+}
+
+TEST_F(RosterTest, ANewHostWhoseRanksDieIsLeftOut) {
+  options_.max_restarts = 1;
+  Begin({"a", "b"});
+  Come("c/1");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 3);
+  roster_->Died("c/1", 2, -1, "rank 2 was killed", true, now_);
+  EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "b"));
+  EXPECT_FALSE(ending_.has_value());
+  // Nor when it is started again.
+  roster_->Progressed();
+  Come("c/2");
+  EXPECT_TRUE(Worlds(seconds(60)).empty());
+  EXPECT_TRUE(roster_->LeftOut("c/2"));
+}
+
+TEST_F(RosterTest, RanksThatLostOthersAreAHintOfALoss) {
+  options_.max_restarts = 1;
+  Begin({"a", "b", "c"});
+  roster_->Died("a", 1, 7, "rank 0 lost the others", false, now_);
+  EXPECT_TRUE(Worlds(milliseconds(500)).empty());
+  roster_->Lost("c", now_);
+  EXPECT_THAT(OnlyWorld(milliseconds(200)).hosts, ElementsAre("a", "b"));
+  // Without a loss the ranks are started again all the same.
+  roster_->Died("a", 2, 7, "rank 0 lost the others", false, now_);
+  EXPECT_THAT(OnlyWorld(seconds(2)).hosts, ElementsAre("a", "b"));
+}
+
+TEST_F(RosterTest, NumbersExceedAllThatAnyoneKnows) {
+  Begin({"a", "b"});
+  roster_->Came("c", now_, 41);
+  EXPECT_EQ(OnlyWorld(seconds(1)).number, 42);
+}
+
+TEST_F(RosterTest, AnErrorOfAnEarlierWorldEndsNothing) {
+  Begin({"a", "b", "c"});
+  roster_->Lost("c", now_);
+  EXPECT_EQ(OnlyWorld(seconds(1)).number, 2);
+  EXPECT_TRUE(roster_->Failed("b", 1, "a peer is gone", now_));
+  EXPECT_FALSE(roster_->Failed("b", 2, "no memory", now_));
+}
+
+TEST_F(RosterTest, AWorldOfOtherHostsGoesOnFromACheckpoint) {
+  Begin({"a"});
+  Come("b");
+  roster_->Leaving("a", now_);
+  const Roster::World world = OnlyWorld(seconds(1));
+  EXPECT_THAT(world.hosts, ElementsAre("b"));
+  EXPECT_TRUE(world.gentle);
+  EXPECT_TRUE(world.saves);
 }
 
 TEST_F(RosterTest, AHostThatIsLeftOutStaysOut) {

@@ -73,8 +73,9 @@ void HostConnection::Receive() {
     } else if (n < 0 && errno == EINTR) {
       continue;
     } else {
-      if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) Close();
-      return;
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      silent_ = n < 0 && errno != ECONNRESET;
+      return Close();
     }
   }
 }

@@ -7,7 +7,7 @@
 //   1 Enrol             ->
 //                     <-        Elsewhere, if it isn't the leader
 //                     <-        Decided, again and again
-//   Died, Failed, Leaving, LeaveOut    ->
+//   Entered, Died, Failed, Leaving, LeaveOut, Finished    ->
 //                     <-        End
 //                     <-        Bye: another host becomes the leader
 //
@@ -40,6 +40,8 @@ class HostConnection {
   int fd() const { return fd_.get(); }
   // False once the other end is gone, or has sent what it mayn't.
   bool alive() const { return alive_; }
+  // Whether it ended since the other host doesn't answer.
+  bool silent() const { return silent_; }
   // Whether there is output that the socket didn't take.
   bool blocked() const { return !output_.empty(); }
 
@@ -58,6 +60,7 @@ class HostConnection {
  private:
   SocketFd fd_;
   bool alive_ = true;
+  bool silent_ = false;
   FrameBuffer input_{size_t{1} << 20};
   std::string output_;
 };

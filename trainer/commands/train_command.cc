@@ -118,8 +118,16 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StartUploads(
 absl::StatusOr<std::unique_ptr<ChangingHosts>> HostsOf(const RunConfig& config,
                                                        const Place& place) {
   const RankInfo& info = place.info;
+  // What may differ from host to host.
   RunConfig common = config;
-  common.clear_launch();
+  Launch& launch = *common.mutable_launch();
+  launch.clear_processes();
+  launch.clear_nodes();
+  launch.clear_node_rank();
+  launch.clear_rendezvous();
+  launch.clear_interface();
+  launch.clear_gpu_ids();
+  launch.clear_binding();
   MembersOptions options;
   options.host = info.master_addr;
   options.port = info.master_port;

@@ -28,10 +28,12 @@ constexpr char kLeftOutFile[] = "/hosts_left_out.txt";
 void LeaveOutHost(const Session& session, const std::string& host, int node,
                   const std::string& why, const char* kind) {
   const Launch& launch = session.config.launch();
+  const int local = session.rank.local_world_size;
+  const int least = launch.max_processes() > 0
+                        ? std::max<int>(launch.min_processes(), local)
+                        : launch.min_processes();
   if (session.rank.nodes < 2 || node < 0 || launch.max_restarts() == 0 ||
-      launch.min_processes() == 0 ||
-      session.group->size() - session.rank.local_world_size <
-          launch.min_processes()) {
+      least == 0 || session.group->size() - local < least) {
     return;
   }
   session.Note(absl::StrCat("warning: ", why, ": the run goes on without"),
@@ -43,6 +45,8 @@ void LeaveOutHost(const Session& session, const std::string& host, int node,
     ReplaceFile(path, absl::StrCat(before, host, "\n")).IgnoreError();
   }
   NoteHostsGone(absl::StrCat(node));
+  // Once it is written.
+  AnyRank(*session.group, false).status().IgnoreError();
   _exit(1);
 }
 
