@@ -7,6 +7,7 @@ CORE_PARTS = [
     ("//cluster/comm", "comm"),
     ("//cluster/launch", "launch"),
     ("//cluster/meet", "meet"),
+    ("//cluster/members", "members"),
     ("//cluster/watch", "watch"),
     ("//desk/generate", "generate"),
     ("//desk/page", "page"),

@@ -14,14 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
 #include "base/error_code.h"
 #include "base/exit_codes.h"
 #include "base/status.h"
+#include "cluster/launch/host_ranks.h"
 #include "cluster/launch/network.h"
 #include "cluster/launch/progress.h"
-#include "cluster/launch/rank_process.h"
 #include "cluster/launch/restarts.h"
 #include "cluster/launch/signals.h"
 
@@ -38,18 +40,11 @@ constexpr std::chrono::milliseconds kEndGrace{1000};
 // How long a rank may stay suspended (SIGSTOP) after the run was asked to stop.
 constexpr std::chrono::seconds kFrozenGrace{10};
 
-void PrintToStderr(absl::string_view text) {
-  // A progress bar may occupy the terminal's line.
-  const bool bar = isatty(STDERR_FILENO) == 1 && isatty(STDOUT_FILENO) == 1;
-  WriteAll(STDERR_FILENO, bar && !text.empty() ? absl::StrCat("\r\033[K", text)
-                                               : std::string(text));
-}
-
 // Supervises a run's ranks from the first fork to the last exit.
 class Supervisor {
  public:
-  explicit Supervisor(const Place& place)
-      : place_(place), restarts_(place.max_restarts) {}
+  Supervisor(const Place& place, ChangingHosts* hosts)
+      : place_(place), hosts_(hosts), restarts_(place.max_restarts) {}
   ~Supervisor();
 
   int Run(const RankMain& rank_main);
@@ -58,18 +53,29 @@ class Supervisor {
   // What outlives the ranks.
   absl::Status Prepare();
   absl::Status OpenMirrors();
-  // Of this host.
-  int FirstRank() const {
-    const RankInfo& info = place_.info;
-    return info.nodes > 1 ? info.node_rank * info.local_world_size : 0;
-  }
   // Before a restart: leaves out the hosts that the ranks have given up.
   absl::Status LeaveHosts();
   absl::Status Start(const RankMain& rank_main);
   // Supervises from the fork to the last exit. Returns the run's exit code, or
   // nullopt if the ranks have ended and must be restarted.
   absl::optional<int> Supervise(const RankMain& rank_main);
-  absl::Status Fork(RankInfo info, const RankMain& rank_main);
+  // `info`: as of HostRanks::Fork.
+  absl::Status Fork(const RankInfo& info, const RankMain& rank_main);
+
+  // With hosts_. Blocks until there is a world newer than world_ that has this
+  // host, and enters it; or returns the run's exit code.
+  absl::optional<int> AwaitWorld();
+  void Enter(const ChangingHosts::World& world);
+  // The exit code after an ending without ranks.
+  int Ended(const ChangingHosts::Ending& ending);
+  // Obeys the hosts while ranks run. Returns whether the ranks of world_ have
+  // all ended, since the next world is due.
+  bool LeaveWorld();
+  // Whether the ranks of this host have completed the run, or stopped.
+  bool EndedInOrder() const;
+  // Whether the run has ended elsewhere by an error; then the ranks here have
+  // been killed.
+  bool EndedElsewhere();
   // Blocks until output, a report, a signal, or the end of a grace period.
   void WaitForEvents();
   void HandleSignals();
@@ -85,22 +91,18 @@ class Supervisor {
   // Once the cause is known: reports it and ends the remaining ranks.
   void EndAfterFailure();
   void PrintCause();
-  void PrintOutputLeft();
-  void SignalAll(int signal) const;
-  void KillAll();
   int ExitCode() const;
-
-  bool AllExited() const;
-  // Whether the watchdog has ended the run and reported why.
-  bool AllHaveOutcome() const;
   absl::optional<Clock::time_point> Deadline() const;
 
   Place place_;
+  ChangingHosts* const hosts_;  // or null
+  int64_t world_ = 0;           // of hosts_
+  bool left_ = false;           // by SIGTERM, hosts_ are to go on
   BlockedSignals signals_;
   Restarts restarts_;
   std::unique_ptr<SharedProgress> progress_;
   std::vector<int> mirror_fds_;
-  std::vector<std::unique_ptr<RankProcess>> ranks_;
+  HostRanks ranks_;
   int stop_signal_ = 0;
   // The latest signal to stop, and when it came.
   int last_signal_ = 0;
@@ -124,9 +126,10 @@ absl::Status Supervisor::Prepare() {
 
 absl::Status Supervisor::OpenMirrors() {
   if (!restarts_.on() || !place_.mirrors) return absl::OkStatus();
-  const int files = place_.info.nodes > 1 ? RankInfo::kOwnMirrorFilesOfHosts +
-                                                RankInfo::kHeldMirrorFiles
-                                          : RankInfo::kOwnMirrorFiles;
+  const bool hosts = place_.info.nodes > 1 || hosts_ != nullptr;
+  const int files =
+      hosts ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
+            : RankInfo::kOwnMirrorFiles;
   CAPSTAN_ASSIGN_OR_RETURN(mirror_fds_,
                            MirrorFiles(files * place_.info.local_world_size));
   return absl::OkStatus();
@@ -138,6 +141,15 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   info.mirror_fds = mirror_fds_;
   progress_->page().step = -1;
   CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
+  if (hosts_ != nullptr) {
+    const SocketFd listening(hosts_->TakeListening());
+    info.listen_fd = listening.get();
+    info.restart = static_cast<int>(world_) - 1;
+    absl::StrAppend(&info.run_key, "-world-", world_);
+    CAPSTAN_RETURN_IF_ERROR(Fork(info, rank_main));
+    hosts_->Entered(world_);
+    return absl::OkStatus();
+  }
   if (info.nodes > 1) {
     // The meeting's name stays: each host counts its own restarts.
     info.comes_again = restarts_.on();
@@ -161,35 +173,20 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   return Fork(std::move(info), rank_main);
 }
 
-// `info` has what all ranks of this host share, and rank 0's socket or -1.
-absl::Status Supervisor::Fork(RankInfo info, const RankMain& rank_main) {
-  const int listen_fd = info.listen_fd;
-  for (int local = 0; local < info.local_world_size; ++local) {
-    info.rank = FirstRank() + local;
-    info.local_rank = local;
-    info.gpu = place_.gpu_ids.empty() ? -1 : place_.gpu_ids[local];
-    info.listen_fd = info.rank == 0 ? listen_fd : -1;
-    const auto let_go = [&] {
-      for (const auto& other : ranks_) other->CloseInChild();
-      if (info.listen_fd != listen_fd) close(listen_fd);
-      signals_.RestoreInChild();
-    };
-    CAPSTAN_ASSIGN_OR_RETURN(std::unique_ptr<RankProcess> process,
-                             RankProcess::Start(info, let_go, rank_main));
-    ranks_.push_back(std::move(process));
-  }
-  return absl::OkStatus();
-}
-
-bool Supervisor::AllExited() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
-                     [](const auto& rank) { return rank->exited(); });
-}
-
-bool Supervisor::AllHaveOutcome() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-    return rank->Outcome().has_value();
-  });
+absl::Status Supervisor::Fork(const RankInfo& info, const RankMain& rank_main) {
+  return ranks_.Fork(
+      place_, info,
+      [this] {
+        signals_.RestoreInChild();
+        if (hosts_ == nullptr) return;
+        hosts_->CloseInChild();
+        // Schedulers send it to all processes, and it is the launcher's affair.
+        signal(SIGTERM, SIG_IGN);
+        if (stop_signal_ != 0) AdoptStop(stop_signal_);
+        // There is something to save.
+        if (world_ > 1) RanksHaveMet();
+      },
+      rank_main);
 }
 
 absl::optional<Clock::time_point> Supervisor::Deadline() const {
@@ -200,12 +197,12 @@ absl::optional<Clock::time_point> Supervisor::Deadline() const {
 }
 
 void Supervisor::WaitForEvents() {
-  std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
-  for (const auto& rank : ranks_) {
-    // poll ignores negative descriptors.
-    fds.push_back({rank->output_fd(), POLLIN, 0});
-    fds.push_back({rank->report_fd(), POLLIN, 0});
-  }
+  // poll ignores negative descriptors.
+  std::vector<pollfd> fds = {
+      {signals_.fd(), POLLIN, 0},
+      {hosts_ == nullptr ? -1 : hosts_->fd(), POLLIN, 0}};
+  constexpr size_t kRanks = 2;
+  ranks_.AddTo(&fds);
   int timeout_ms = -1;
   if (const auto deadline = Deadline()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -217,32 +214,45 @@ void Supervisor::WaitForEvents() {
   if (stop_signal_ != 0 && (timeout_ms < 0 || timeout_ms > kLookMs)) {
     timeout_ms = kLookMs;
   }
+  // Nor about the world's first step.
+  constexpr int kFirstStepMs = 100;
+  if (hosts_ != nullptr && progress_->page().step < 0) {
+    timeout_ms =
+        timeout_ms < 0 ? kFirstStepMs : std::min(timeout_ms, kFirstStepMs);
+  }
   if (poll(fds.data(), fds.size(), timeout_ms) < 0) {
     PCHECK(errno == EINTR);
     return;
   }
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (fds[1 + 2 * i].revents != 0) PrintToStderr(ranks_[i]->ReadOutput());
-    if (fds[2 + 2 * i].revents != 0) ranks_[i]->ReadReport();
-  }
+  ranks_.Handle(fds.data() + kRanks);
   if (fds[0].revents != 0) HandleSignals();
 }
 
 void Supervisor::HandleSignals() {
   while (const int signal = signals_.Next()) {
     if (signal == SIGCHLD) {
-      for (const auto& rank : ranks_) rank->Reap();
+      ranks_.Reap();
     } else if (signal == SIGTSTP) {
       Pause();
     } else if (signal == SIGCONT) {
-      SignalAll(SIGCONT);
-    } else if (const Clock::time_point now = Clock::now(); stop_signal_ == 0) {
+      ranks_.SignalAll(SIGCONT);
+    } else if (hosts_ != nullptr && signal == SIGTERM && !left_ &&
+               stop_signal_ == 0) {
+      left_ = true;
+      last_signal_ = signal;
+      last_signal_at_ = Clock::now();
+      PrintToStderr(
+          "SIGTERM: this host leaves the run at the end of a step; again: at "
+          "once\n");
+      hosts_->Leave();
+    } else if (const Clock::time_point now = Clock::now();
+               stop_signal_ == 0 && !left_) {
       stop_signal_ = last_signal_ = signal;
       last_signal_at_ = now;
       PrintToStderr(absl::StrCat(StopText(signal), "\n"));
-      SignalAll(signal);
+      ranks_.SignalAll(signal);
       // Wake suspended ranks so that they can save.
-      SignalAll(SIGCONT);
+      ranks_.SignalAll(SIGCONT);
     } else if (!IsDeliveredTwice(last_signal_, signal, now - last_signal_at_)) {
       stop_signal_ = signal;
       killed_by_user_ = true;
@@ -255,46 +265,36 @@ void Supervisor::HandleSignals() {
 
 // Forwards Ctrl-Z, which the ranks don't get in their own process groups.
 void Supervisor::Pause() {
-  SignalAll(SIGSTOP);
+  ranks_.SignalAll(SIGSTOP);
   kill(getpid(), SIGSTOP);
   // This process has been resumed.
-  SignalAll(SIGCONT);
+  ranks_.SignalAll(SIGCONT);
 }
 
 bool Supervisor::EndsFrozen() {
-  if (stop_signal_ == 0) return false;
-  const auto frozen =
-      std::find_if(ranks_.begin(), ranks_.end(),
-                   [](const auto& rank) { return rank->IsFrozen(); });
-  if (frozen == ranks_.end()) {
+  if (stop_signal_ == 0 && !left_) return false;
+  const int frozen = ranks_.Frozen();
+  if (frozen < 0) {
     frozen_since_.reset();
     return false;
   }
   const Clock::time_point now = Clock::now();
   if (!frozen_since_.has_value()) frozen_since_ = now;
   if (now - *frozen_since_ < kFrozenGrace) return false;
-  PrintOutputLeft();
+  ranks_.PrintOutputLeft();
   PrintToStderr(absl::StrCat(
-      "ERROR: [rank ", FirstRank() + (frozen - ranks_.begin()),
+      "ERROR: [rank ", ranks_.first() + frozen,
       "] is stopped (SIGSTOP) and can't save: the run ends without a "
       "checkpoint of its last steps\n"));
-  KillAll();
+  ranks_.KillAll();
   return true;
 }
 
-void Supervisor::SignalAll(int signal) const {
-  for (const auto& rank : ranks_) rank->Signal(signal);
-}
-
-void Supervisor::KillAll() {
-  for (const auto& rank : ranks_) rank->Kill();
-  for (const auto& rank : ranks_) rank->WaitForExit();
-}
-
 void Supervisor::NoteFailures() {
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const absl::optional<RankOutcome> outcome = ranks_[rank]->Outcome();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
     if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
+    if (outcome->kind == RankOutcome::kLeft) continue;
     if (outcome->kind == RankOutcome::kStopped &&
         (outcome->stop_signal != 0 || stop_signal_ != 0)) {
       continue;
@@ -312,7 +312,7 @@ void Supervisor::NoteFailures() {
 int Supervisor::Cause() const {
   const auto own =
       std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
-        return ranks_[rank]->Outcome()->kind != RankOutcome::kLostPeer;
+        return ranks_.Outcome(rank)->kind != RankOutcome::kLostPeer;
       });
   return own != failures_.end() ? *own : failures_.front();
 }
@@ -330,70 +330,188 @@ absl::Status Supervisor::LeaveHosts() {
   return absl::OkStatus();
 }
 
+absl::optional<int> Supervisor::AwaitWorld() {
+  bool told = false;
+  const Clock::time_point began = Clock::now();
+  while (true) {
+    hosts_->Handle();
+    const ChangingHosts::World& world = hosts_->world();
+    const ChangingHosts::Ending& ending = hosts_->ending();
+    const bool enters = world.number > world_ && world.node_rank >= 0;
+    // Ranks that stop may have to be started again for that.
+    const bool ended = !ending.text.empty() && !(ending.stops && world_ > 0);
+    if (ended) return Ended(ending);
+    if (enters) {
+      Enter(world);
+      return absl::nullopt;
+    }
+    constexpr std::chrono::seconds kQuiet{5};
+    if (!told && Clock::now() - began > kQuiet) {
+      told = true;
+      PrintToStderr(absl::StrCat(hosts_->Waits(), "\n"));
+    }
+    pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {hosts_->fd(), POLLIN, 0}};
+    if (poll(fds, 2, told ? -1 : 1000) <= 0 || fds[0].revents == 0) continue;
+    while (const int signal = signals_.Next()) {
+      if (signal == SIGCHLD || signal == SIGCONT) continue;
+      if (signal == SIGTSTP) {
+        kill(getpid(), SIGSTOP);
+        continue;
+      }
+      const bool again = left_ || stop_signal_ != 0;
+      if (signal == SIGTERM || world_ == 0) {
+        left_ = true;
+        hosts_->Leave();
+      } else {
+        stop_signal_ = signal;
+      }
+      // Others may need what this host has mirrored.
+      if (world_ == 0 || again) return 128 + signal;
+    }
+  }
+}
+
+void Supervisor::Enter(const ChangingHosts::World& world) {
+  RankInfo& info = place_.info;
+  const bool first = world_ == 0 && world.number == 1;
+  world_ = world.number;
+  info.nodes = world.nodes;
+  info.node_rank = world.node_rank;
+  info.world_size = world.nodes * info.local_world_size;
+  info.master_addr = world.master_addr;
+  info.master_port = world.master_port;
+  info.comes_again = false;
+  progress_->page().world_changes = 0;
+  NoteHosts(absl::StrJoin(world.addresses, ","));
+  if (first || world.node_rank > 0) return;
+  PrintToStderr(absl::StrCat(
+      world.why, world.why.empty() ? "" : ": ", "going on with ", world.nodes,
+      world.nodes == 1 ? " host, " : " hosts, ", info.world_size,
+      info.world_size == 1 ? " rank\n" : " ranks\n"));
+}
+
+int Supervisor::Ended(const ChangingHosts::Ending& ending) {
+  const bool failed = ending.failed;
+  PrintToStderr(absl::StrCat(failed ? "ERROR: " : "", ending.text, "\n"));
+  return left_ && !failed ? 128 + SIGTERM : ending.code;
+}
+
+bool Supervisor::EndedElsewhere() {
+  const ChangingHosts::Ending& ending = hosts_->ending();
+  if (ending.text.empty() || hosts_->world().number > world_) return false;
+  if (ending.stops) {
+    if (stop_signal_ != 0) return false;
+    stop_signal_ = SIGTERM;
+    PrintToStderr(absl::StrCat(ending.text, ": the run saves and stops\n"));
+    ranks_.SignalAll(SIGINT);
+    return false;
+  }
+  if (!ending.failed || !failures_.empty()) return false;
+  ranks_.KillAll();
+  ranks_.PrintOutputLeft();
+  return true;
+}
+
+bool Supervisor::EndedInOrder() const {
+  return ranks_.AllAre(RankOutcome::kOk) ||
+         ranks_.AllAre(RankOutcome::kStopped);
+}
+
+bool Supervisor::LeaveWorld() {
+  hosts_->Handle();
+  if (progress_->page().step >= 0) hosts_->Progressed(world_);
+  const ChangingHosts::World& next = hosts_->world();
+  if (next.number <= world_) {
+    return ranks_.AllAre(RankOutcome::kLeft);
+  }
+  // They have ended before they heard of it, or by their own error.
+  if (ranks_.AllExited() && EndedInOrder()) return false;
+  if (!failures_.empty() &&
+      ranks_.Outcome(Cause())->kind == RankOutcome::kFailed) {
+    return false;
+  }
+  if (next.gentle) progress_->page().world_changes = next.saves ? 2 : 1;
+  // If one dies now, the others lose it. Before the first step there is nothing
+  // to lose, and the ranks may wait for one that won't come.
+  if (!next.gentle || !failures_.empty() || progress_->page().step < 0) {
+    ranks_.KillAll();
+  }
+  if (!ranks_.AllExited()) return false;
+  ranks_.PrintOutputLeft();
+  return true;
+}
+
 bool Supervisor::EndForRestart() {
-  if (!restarts_.on() || stop_signal_ != 0 || ending_at_.has_value()) {
+  if (ending_at_.has_value()) return false;
+  if (hosts_ == nullptr && (!restarts_.on() || stop_signal_ != 0)) {
     return false;
   }
   const int cause = Cause();
-  const RankOutcome outcome = *ranks_[cause]->Outcome();
+  const RankOutcome outcome = *ranks_.Outcome(cause);
   if (outcome.kind == RankOutcome::kFailed ||
       outcome.kind == RankOutcome::kStopped) {
     return false;
   }
   // A rank that only lost its peer may be the first to report.
-  if (outcome.kind == RankOutcome::kLostPeer && !AllHaveOutcome() &&
+  if (outcome.kind == RankOutcome::kLostPeer && !ranks_.AllHaveOutcome() &&
       Clock::now() < failed_at_ + kReportGrace) {
     return false;
   }
-  KillAll();
-  if (!restarts_.Again(progress_->page().step,
-                       !progress_->page().gone.Get().empty())) {
-    // The others have died of this.
-    failures_ = {cause};
-    return false;
-  }
-  PrintOutputLeft();
+  ranks_.KillAll();
   const std::string what =
       outcome.kind == RankOutcome::kDied
           ? outcome.how
           : absl::StrCat("lost the others (", outcome.message, ")");
-  PrintToStderr(absl::StrCat("rank ", FirstRank() + cause, " ", what, " ",
+  const std::string gone = progress_->page().gone.Get();
+  if (hosts_ != nullptr) {
+    ranks_.PrintOutputLeft();
+    progress_->page().gone.Set("");
+    if (!gone.empty()) hosts_->LeaveOut(world_, gone);
+    hosts_->Died(world_, progress_->page().step,
+                 absl::StrCat("rank ", ranks_.first() + cause, " ", what),
+                 outcome.kind == RankOutcome::kDied);
+    return true;
+  }
+  if (!restarts_.Again(progress_->page().step, !gone.empty())) {
+    // The others have died of this.
+    failures_ = {cause};
+    return false;
+  }
+  ranks_.PrintOutputLeft();
+  PrintToStderr(absl::StrCat("rank ", ranks_.first() + cause, " ", what, " ",
                              restarts_.When(), "; starting the ranks again",
                              restarts_.Count(), "\n"));
   return true;
 }
 
 void Supervisor::PrintCause() {
-  PrintOutputLeft();
+  ranks_.PrintOutputLeft();
   const int cause = Cause();
-  const std::string message = ranks_[cause]->Outcome()->message;
-  bool all_say_so = failures_.size() == ranks_.size();
-  for (const auto& rank : ranks_) {
-    const absl::optional<RankOutcome> outcome = rank->Outcome();
+  const std::string message = ranks_.Outcome(cause)->message;
+  bool all_say_so = static_cast<int>(failures_.size()) == ranks_.size();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
     all_say_so &= outcome.has_value() && outcome->message == message;
   }
-  const bool own = ranks_[cause]->Outcome()->kind == RankOutcome::kFailed;
+  const bool own = ranks_.Outcome(cause)->kind == RankOutcome::kFailed;
   PrintToStderr(absl::StrCat(
       "ERROR: ",
-      all_say_so ? "" : absl::StrCat("[rank ", FirstRank() + cause, "] "),
+      all_say_so ? "" : absl::StrCat("[rank ", ranks_.first() + cause, "] "),
       message, own ? "" : restarts_.Ending(), "\n"));
-}
-
-void Supervisor::PrintOutputLeft() {
-  for (const auto& rank : ranks_) {
-    PrintToStderr(rank->exited() ? rank->Drain() : rank->ReadOutput());
-  }
 }
 
 void Supervisor::EndAfterFailure() {
   const Clock::time_point now = Clock::now();
   if (!ending_at_.has_value()) {
-    if (!AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
+    if (!ranks_.AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
     PrintCause();
-    SignalAll(SIGTERM);
+    if (hosts_ != nullptr) {
+      hosts_->Failed(world_, ranks_.Outcome(Cause())->message);
+    }
+    ranks_.SignalAll(SIGTERM);
     ending_at_ = now;
   } else if (!killed_ && now >= *ending_at_ + kEndGrace) {
-    SignalAll(SIGKILL);
+    ranks_.SignalAll(SIGKILL);
     killed_ = true;
   }
 }
@@ -401,17 +519,17 @@ void Supervisor::EndAfterFailure() {
 int Supervisor::ExitCode() const {
   if (!failures_.empty()) {
     // Other ranks may have failed because of it.
-    const bool hung =
-        std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
-          const absl::optional<RankOutcome> outcome = rank->Outcome();
-          return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
-                 outcome->exit_code == kHungExitCode;
-        });
+    bool hung = false;
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
+      hung |= outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+              outcome->exit_code == kHungExitCode;
+    }
     return hung ? kHungExitCode : 1;
   }
   absl::optional<RankOutcome> stopped;
-  for (const auto& rank : ranks_) {
-    const RankOutcome outcome = *rank->Outcome();
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    const RankOutcome outcome = *ranks_.Outcome(rank);
     if (outcome.kind != RankOutcome::kStopped) continue;
     // Prefer a rank that got the signal, which knows it.
     if (!stopped.has_value() || stopped->stop_signal == 0) stopped = outcome;
@@ -423,29 +541,37 @@ int Supervisor::ExitCode() const {
 
 absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
   failures_.clear();
-  ranks_.clear();
+  ranks_ = HostRanks();
   absl::Status started = LeaveHosts();
   if (started.ok()) started = Start(rank_main);
   if (!started.ok()) {
-    KillAll();
+    ranks_.KillAll();
     PrintToStderr(absl::StrCat("ERROR: ", TextWithCode(started), "\n"));
     return 1;
   }
-  while (!AllExited()) {
+  while (!ranks_.AllExited()) {
     WaitForEvents();
     if (killed_by_user_) {
-      KillAll();
-      PrintOutputLeft();
+      ranks_.KillAll();
+      ranks_.PrintOutputLeft();
       return 128 + stop_signal_;
     }
-    if (EndsFrozen()) return 128 + stop_signal_;
+    if (EndsFrozen()) {
+      return 128 + (stop_signal_ != 0 ? stop_signal_ : SIGTERM);
+    }
     NoteFailures();
+    if (hosts_ != nullptr) {
+      if (LeaveWorld()) return absl::nullopt;
+      if (EndedElsewhere()) return Ended(hosts_->ending());
+    }
     if (failures_.empty()) continue;
     if (EndForRestart()) return absl::nullopt;
     EndAfterFailure();
   }
-  PrintOutputLeft();
-  return ExitCode();
+  ranks_.PrintOutputLeft();
+  const int code = ExitCode();
+  if (hosts_ != nullptr && failures_.empty()) hosts_->Finish(code);
+  return code;
 }
 
 int Supervisor::Run(const RankMain& rank_main) {
@@ -455,7 +581,9 @@ int Supervisor::Run(const RankMain& rank_main) {
     return 1;
   }
   while (true) {
-    const absl::optional<int> code = Supervise(rank_main);
+    absl::optional<int> code;
+    if (hosts_ != nullptr) code = AwaitWorld();
+    if (!code.has_value()) code = Supervise(rank_main);
     if (code.has_value()) return *code;
   }
 }
@@ -469,11 +597,26 @@ int LaunchRanks(int processes, const RankMain& rank_main) {
   return LaunchRanks(place, rank_main);
 }
 
-int LaunchRanks(const Place& place, const RankMain& rank_main) {
+int LaunchRanks(const Place& place, const RankMain& rank_main,
+                ChangingHosts* hosts) {
   const RankInfo& info = place.info;
   CHECK_GE(info.local_world_size, 1);
   CHECK_EQ(info.world_size, info.nodes * info.local_world_size);
-  return Supervisor(place).Run(rank_main);
+  return Supervisor(place, hosts).Run(rank_main);
+}
+
+namespace {
+constexpr char kRankHasLeft[] = "capstan/rank_has_left";
+}  // namespace
+
+absl::Status RankHasLeft() {
+  absl::Status status = absl::AbortedError("the run goes on with other hosts");
+  status.SetPayload(kRankHasLeft, absl::Cord());
+  return status;
+}
+
+bool IsRankHasLeft(const absl::Status& status) {
+  return status.GetPayload(kRankHasLeft).has_value();
 }
 
 int RunSingleRank(const RankInfo& info, const RankMain& rank_main) {

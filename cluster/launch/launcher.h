@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "cluster/launch/changing_hosts.h"
 #include "cluster/launch/place.h"
 #include "cluster/launch/rank_info.h"
 
@@ -37,11 +38,22 @@ int LaunchRanks(int processes, const RankMain& rank_main);
 // watchdog, or because it lost a peer on another host) all ranks of this host
 // are killed and forked anew with RankInfo::restart incremented, at most
 // place.max_restarts times. An error that a rank reports itself ends the run.
-int LaunchRanks(const Place& place, const RankMain& rank_main);
+//
+// `hosts`, unless null, says which hosts the run has, which then may change
+// while it goes on; RankInfo::restart counts the worlds before. After a death
+// all hosts' ranks are forked anew, and where a host comes or leaves they leave
+// at the end of a step before that (WorldChanges; their status is ABORTED).
+// SIGTERM then asks for this host to be left out, if the others may go on.
+int LaunchRanks(const Place& place, const RankMain& rank_main,
+                ChangingHosts* hosts = nullptr);
 
 // Runs `rank_main` in this process, as the rank given by the environment (under
 // torchrun, srun, ..) or as the only one. Errors go to standard error.
 int RunSingleRank(const RankInfo& info, const RankMain& rank_main);
+
+// What a rank's main function returns once it has left because WorldChanges().
+absl::Status RankHasLeft();
+bool IsRankHasLeft(const absl::Status& status);
 
 // Returns the one of kStopSignals that this rank has received, or 0.
 int StopRequested();

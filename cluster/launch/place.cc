@@ -106,6 +106,7 @@ absl::Status CheckSettings(const LaunchSettings& settings) {
                     settings.nodes)},
       not_negative("max_restarts", settings.max_restarts),
       not_negative("min_processes", settings.min_processes),
+      not_negative("max_processes", settings.max_processes),
       not_negative("return_seconds", settings.return_seconds),
       {!(nccl.timeout_seconds >= 0 && nccl.timeout_seconds <= kMostSeconds),
        "nccl.timeout_seconds",
@@ -121,6 +122,14 @@ absl::Status CheckSettings(const LaunchSettings& settings) {
                     nccl.max_ctas)},
       {settings.min_processes > 0 && settings.max_restarts == 0,
        "min_processes", "has no effect without max_restarts: set it, too"},
+      {settings.max_processes > 0 && settings.max_restarts == 0,
+       "max_processes", "has no effect without max_restarts: set it, too"},
+      {settings.max_processes > 0 &&
+           settings.min_processes > settings.max_processes,
+       "max_processes",
+       absl::StrCat("is ", settings.max_processes,
+                    ", less than min_processes, which is ",
+                    settings.min_processes)},
       {settings.nodes == 0 && settings.node_rank.has_value(), "node_rank",
        absl::StrCat("is ", settings.node_rank.value_or(0),
                     ", but nodes isn't set: how many hosts are there?")},
@@ -194,23 +203,30 @@ absl::StatusOr<std::string> TokenOr(std::string token) {
   return *std::move(set);
 }
 
+// An error if a launcher has started this process as one of several ranks of
+// its host, although `field` says that there is one of us a host.
+absl::Status CheckOneAHost(const char* field, int value) {
+  const StartedTasks started = TasksOfLaunchers().value_or(StartedTasks());
+  const bool rank =
+      IsSet("RANK") && (IsSet("LOCAL_RANK") || IsSet("TORCHELASTIC_RUN_ID"));
+  const char* const other = rank ? "RANK" : started.variable;
+  return FirstWrong(
+      {{rank || started.several_here, field,
+        absl::StrCat("is ", value, ", for one trainer a host, but ", other,
+                     " is ", Variable(other).value_or(""),
+                     ": a launcher has started one for each rank; leave out ",
+                     field, ", or start one a host")}});
+}
+
 // launch { nodes }, which must be set: one of us a host.
 absl::StatusOr<Place> FromSettings(const PlaceRequest& request) {
   const LaunchSettings& settings = request.settings;
   const int nodes = settings.nodes;
   const int node_rank = settings.node_rank.value_or(0);
-  const StartedTasks started = TasksOfLaunchers().value_or(StartedTasks());
-  const bool rank =
-      IsSet("RANK") && (IsSet("LOCAL_RANK") || IsSet("TORCHELASTIC_RUN_ID"));
-  const char* const other = rank ? "RANK" : started.variable;
-  CAPSTAN_RETURN_IF_ERROR(FirstWrong(
-      {{rank || started.several_here, "nodes",
-        absl::StrCat("is ", nodes, ", for one trainer a host, but ", other,
-                     " is ", Variable(other).value_or(""),
-                     ": a launcher has started one for each rank; leave out "
-                     "nodes, or start one a host")},
-       {nodes == 1 && node_rank != 0, "node_rank",
-        absl::StrCat("must be 0 if nodes is 1, is ", node_rank)}}));
+  CAPSTAN_RETURN_IF_ERROR(CheckOneAHost("nodes", nodes));
+  CAPSTAN_RETURN_IF_ERROR(
+      FirstWrong({{nodes == 1 && node_rank != 0, "node_rank",
+                   absl::StrCat("must be 0 if nodes is 1, is ", node_rank)}}));
   if (nodes == 1) return PlaceAlone(request);
   CAPSTAN_RETURN_IF_ERROR(FirstWrong(
       {{!settings.node_rank.has_value(), "node_rank",
@@ -229,6 +245,46 @@ absl::StatusOr<Place> FromSettings(const PlaceRequest& request) {
   return place;
 }
 
+// launch { rendezvous max_processes }, which must be set.
+absl::StatusOr<Place> OneOfChanging(const PlaceRequest& request) {
+  const LaunchSettings& settings = request.settings;
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckOneAHost("max_processes", settings.max_processes));
+  return PlaceAlone(request);
+}
+
+// launch { max_processes }: hosts come and go. `place` is what settings and
+// launcher say of this host.
+absl::Status MakeChanging(const PlaceRequest& request, Place* place) {
+  const LaunchSettings& settings = request.settings;
+  RankInfo& info = place->info;
+  const int ranks = info.local_world_size;
+  CAPSTAN_RETURN_IF_ERROR(FirstWrong({
+      {!place->forks, "max_processes",
+       "is for launchers that start one process a host; this one has started "
+       "one for each rank, and decides itself which hosts there are"},
+      {settings.rendezvous.empty() &&
+           (info.nodes == 1 || info.agent_store || info.master_addr.empty() ||
+            info.master_port == 0),
+       "rendezvous",
+       "isn't set, but max_processes is: give all hosts the first one's "
+       "address and a free port there, --rendezvous=HOST:PORT"},
+      {settings.max_processes < ranks, "max_processes",
+       absl::StrCat("is ", settings.max_processes, ", but this host has ",
+                    ranks, ranks == 1 ? " rank" : " ranks")},
+  }));
+  place->changes = true;
+  place->first_hosts = info.nodes > 1 ? info.nodes : settings.nodes;
+  info.nodes = settings.max_processes / ranks;
+  info.world_size = info.nodes * ranks;
+  info.node_rank = 0;
+  if (info.placed_by.empty()) info.placed_by = "launch.max_processes";
+  if (info.run_key.empty()) {
+    info.run_key = RunKey(absl::StrCat("hosts-", settings.rendezvous));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus,
@@ -236,11 +292,18 @@ absl::StatusOr<Place> FindPlace(const LaunchSettings& settings, int gpus,
   const PlaceRequest request = {settings, gpus, gpus_on_machine};
   CAPSTAN_RETURN_IF_ERROR(CheckSettings(settings));
   CAPSTAN_RETURN_IF_ERROR(CheckGpuIds(request));
+  // Hosts that come and go have no numbers.
+  const bool changing =
+      settings.max_processes > 0 && !settings.rendezvous.empty();
   CAPSTAN_ASSIGN_OR_RETURN(Place place,
-                           settings.nodes > 0   ? FromSettings(request)
+                           changing             ? OneOfChanging(request)
+                           : settings.nodes > 0 ? FromSettings(request)
                            : IsSet(kInsideRank) ? PlaceAlone(request)
                                                 : FromEnvironment(request));
   RankInfo& info = place.info;
+  if (settings.max_processes > 0) {
+    CAPSTAN_RETURN_IF_ERROR(MakeChanging(request, &place));
+  }
   if (!settings.rendezvous.empty()) {
     if (place.Alone() && settings.nodes == 0 && info.placed_by.empty()) {
       return FieldError(

@@ -48,6 +48,7 @@ struct LaunchSettings {
   std::vector<int> gpu_ids;
   int max_restarts = 0;
   int min_processes = 0;
+  int max_processes = 0;  // 0: the world doesn't change
   double return_seconds = 0.0;
   NcclSettings nccl;
 };
@@ -68,11 +69,17 @@ struct Place {
   // state is to be mirrored (RankInfo::mirror_fds) for that.
   int max_restarts = 0;
   bool mirrors = false;
+  // Whether hosts may come and go while the run goes on (launch.max_processes).
+  // `info` then is that of a whole world, with unknown numbers, until the hosts
+  // have agreed on one (cluster/members).
+  bool changes = false;
+  // Hosts to wait for before such a run begins; 0: unknown.
+  int first_hosts = 0;
   // Why a run must not start here, although a config can be checked; or OK.
   absl::Status may_train;
 
   // Whether our launcher placed the ranks, all on one host.
-  bool Alone() const { return forks && info.nodes == 1; }
+  bool Alone() const { return forks && info.nodes == 1 && !changes; }
 };
 
 // Reads settings and environment on a host with `gpus` usable GPUs of

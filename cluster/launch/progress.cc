@@ -55,6 +55,8 @@ void StepFinished(int64_t step) {
   }
 }
 
+int WorldChanges() { return current.load()->world_changes.load(); }
+
 int64_t StepMilliseconds() { return current.load()->step_ms.load(); }
 
 void NoteOutputFolder(const std::string& folder) {

@@ -42,6 +42,8 @@ struct RunProgress {
   NotedText<4096> folder;
   NotedText<1024> gone;
   NotedText<1 << 16> hosts;
+  // The result of WorldChanges; written by the launcher.
+  std::atomic<int> world_changes{0};
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free,
               "atomics in shared memory must not need locks");
@@ -69,6 +71,11 @@ void StepFinished(int64_t step);
 // Returns the time of the last step of this process or, in our launcher, of its
 // ranks; negative: unknown. Async-signal-safe.
 int64_t StepMilliseconds();
+
+// Whether the launcher asks the ranks to leave at the end of a step, because
+// hosts come or go: 0; 1; or 2 if they are to save a checkpoint before, since
+// several hosts go with their mirrors. Rank 0's counts. Thread-safe; cheap.
+int WorldChanges();
 
 // Records the run's output folder, which rank 0 has chosen and a restart keeps.
 void NoteOutputFolder(const std::string& folder);

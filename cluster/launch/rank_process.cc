@@ -72,11 +72,11 @@ void BecomeRank(const RankInfo& info, Pipe& output) {
   fflush(nullptr);
   std::cout.flush();
   google::FlushLogFiles(google::INFO);
-  // Any other UNAVAILABLE is this rank's own error.
+  // Any other UNAVAILABLE or ABORTED is this rank's own error.
+  const bool own = (absl::IsUnavailable(status) && !IsLostPeer(status)) ||
+                   (absl::IsAborted(status) && !IsRankHasLeft(status));
   const absl::StatusCode code =
-      absl::IsUnavailable(status) && !IsLostPeer(status)
-          ? absl::StatusCode::kUnknown
-          : status.code();
+      own ? absl::StatusCode::kUnknown : status.code();
   const std::string text = TextWithCode(status);
   const ReportHeader header = {static_cast<int32_t>(code), StopRequested(),
                                text.size()};
@@ -243,6 +243,9 @@ absl::optional<RankOutcome> RankProcess::ReportedOutcome() const {
     case absl::StatusCode::kCancelled:
       outcome.kind = RankOutcome::kStopped;
       outcome.stop_signal = header.stop_signal;
+      break;
+    case absl::StatusCode::kAborted:
+      outcome.kind = RankOutcome::kLeft;
       break;
     case absl::StatusCode::kUnavailable:
       outcome.kind = RankOutcome::kLostPeer;

@@ -26,6 +26,7 @@ struct RankOutcome {
   enum Kind {
     kOk,
     kStopped,   // by a signal, as requested
+    kLeft,      // as the run goes on with other hosts
     kFailed,    // a status of its own: it would fail again
     kDied,      // killed, crashed, or ended by the watchdog
     kLostPeer,  // saw another rank vanish

@@ -71,6 +71,7 @@ const Rooms& TheRooms() {
       // Ranks: of training or of anything else.
       {"cluster/launch", {"base"}},
       {"cluster/meet", {"base", "cluster/launch"}},
+      {"cluster/members", {"base", "cluster/launch", "cluster/meet"}},
       {"cluster/watch", {"base", "cluster/meet"}},
       {"cluster/comm",
        {"base", kSdk, "cluster/launch", "cluster/meet", "cluster/watch"}},
@@ -106,8 +107,8 @@ const Rooms& TheRooms() {
         "trainer/metrics", "trainer/optimizer", "trainer/profile"}},
       {"trainer/commands",
        {"base", "kernels/context", kSdk, kLib, "cluster/comm", "cluster/launch",
-        "cluster/watch", "host/config", "host/plugins", "host/storage",
-        "inference/load", "trainer/checkpoint", "trainer/memory",
+        "cluster/members", "cluster/watch", "host/config", "host/plugins",
+        "host/storage", "inference/load", "trainer/checkpoint", "trainer/memory",
         "trainer/metrics", "trainer/profile", "trainer/session"}},
       // What new-plugin writes: plugins.
       {"desk/new_plugin/templates", {"base", "strategies", kSdk, kLib, kAd}},

@@ -50,6 +50,7 @@ LaunchSettings SettingsOf(const Launch& launch) {
   settings.gpu_ids.assign(launch.gpu_ids().begin(), launch.gpu_ids().end());
   settings.max_restarts = launch.max_restarts();
   settings.min_processes = launch.min_processes();
+  settings.max_processes = launch.max_processes();
   settings.return_seconds = launch.return_seconds();
   settings.nccl.timeout_seconds = launch.nccl().timeout_seconds();
   settings.nccl.buffer_mib = launch.nccl().buffer_mib();

@@ -4,6 +4,8 @@
 // continues.
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,12 +13,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/error_code.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "cluster/launch/launcher.h"
 #include "cluster/launch/place.h"
 #include "cluster/launch/signals.h"
+#include "cluster/members/members.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
 #include "trainer/metrics/reporter.h"
@@ -109,6 +114,41 @@ absl::StatusOr<std::unique_ptr<StoredRun>> StartUploads(
   return StoredRun::Start(*address, loaded);
 }
 
+// The hosts of a run that come and go.
+absl::StatusOr<std::unique_ptr<ChangingHosts>> HostsOf(const RunConfig& config,
+                                                       const Place& place) {
+  const RankInfo& info = place.info;
+  // What may differ from host to host.
+  RunConfig common = config;
+  Launch& launch = *common.mutable_launch();
+  launch.clear_processes();
+  launch.clear_nodes();
+  launch.clear_node_rank();
+  launch.clear_rendezvous();
+  launch.clear_interface();
+  launch.clear_gpu_ids();
+  launch.clear_binding();
+  MembersOptions options;
+  options.host = info.master_addr;
+  options.port = info.master_port;
+  options.interface = info.interface;
+  options.run_key = info.run_key;
+  options.token = info.token;
+  options.folder = info.meeting_folder;
+  options.digest = absl::StrCat(absl::Hex(Crc32c(common.SerializeAsString())));
+  options.roster.ranks_per_host = info.local_world_size;
+  options.roster.min_ranks =
+      std::max(info.min_processes, info.local_world_size);
+  options.roster.max_ranks = info.world_size;
+  options.roster.multiple =
+      std::max<int>(1, config.train().sequence_parallel());
+  options.roster.first_hosts = place.first_hosts;
+  options.roster.patience = std::chrono::milliseconds(
+      static_cast<int64_t>(1e3 * info.return_seconds));
+  options.roster.max_restarts = place.max_restarts;
+  return JoinHosts(options);
+}
+
 // `code` of a run, once all of it is uploaded.
 int WithUploads(int code, const std::unique_ptr<StoredRun>& stored) {
   const absl::Status status =
@@ -179,7 +219,11 @@ absl::StatusOr<int> RunTraining(const RunOptions& given) {
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<StoredRun> stored,
                            StartUploads(job.loaded, place.info.node_rank == 0));
   job.known_notes = job.notes.size();
-  return WithUploads(LaunchRanks(place, train), stored);
+  std::unique_ptr<ChangingHosts> hosts;
+  if (place.changes) {
+    CAPSTAN_ASSIGN_OR_RETURN(hosts, HostsOf(job.loaded.config, place));
+  }
+  return WithUploads(LaunchRanks(place, train, hosts.get()), stored);
 }
 
 }  // namespace capstan

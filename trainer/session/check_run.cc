@@ -22,6 +22,7 @@
 #include "trainer/session/loss_spikes.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
+#include "trainer/session/slow_hosts.h"
 
 namespace capstan {
 namespace {
@@ -387,6 +388,8 @@ absl::StatusOr<BatchPlan> CheckRun(const LoadedConfig& loaded, int world_size,
   }
   CAPSTAN_RETURN_IF_ERROR(
       loaded.Locate(CheckSequence(train, world_size, parts), "train"));
+  CAPSTAN_RETURN_IF_ERROR(
+      loaded.Locate(CheckSlowHosts(config.launch()), "launch"));
   const int64_t least = config.launch().min_processes();
   if (least % std::max<int64_t>(1, train.sequence_parallel()) != 0) {
     return loaded.Locate(

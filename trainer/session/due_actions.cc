@@ -50,7 +50,8 @@ absl::Status EvaluateNow(RankRun* run) { return run->evaluator.Evaluate(); }
 
 // An evaluation may have ended the run.
 bool SampleDue(const RankRun& run) {
-  return EvaluationScheduled(run) && run.session.GoesOn();
+  return EvaluationScheduled(run) &&
+         (run.session.GoesOn() || run.session.leaving);
 }
 
 absl::Status SampleAfterStep(RankRun* run) {
@@ -84,7 +85,10 @@ absl::Status SaveNow(RankRun* run) {
   return run->checkpoints.Save();
 }
 
-bool MirrorDue(const RankRun& run) { return run.checkpoints.MirrorDue(); }
+bool MirrorDue(const RankRun& run) {
+  return run.checkpoints.MirrorDue() ||
+         (run.session.leaving && run.session.mirror != nullptr);
+}
 
 // Where an evaluation follows, or nothing, the host waits for it: the state is
 // to be mirrored again, or there is no step to hold up.
@@ -179,6 +183,8 @@ constexpr DueAction kAfterStep[] = {
     {"sampling", SampleDue, SampleAfterStep},
     {"saving the best", MirrorAgainDue, MirrorAgain},
     {"saving", SaveDue, SaveNow, SaveScheduled},
+    {"judging hosts", [](const RankRun& run) { return run.slow_hosts.Due(); },
+     [](RankRun* run) { return run->slow_hosts.Judge(); }},
 };
 
 constexpr DueAction kAtEnd[] = {

@@ -16,6 +16,7 @@
 #include "trainer/session/run_checkpoints.h"
 #include "trainer/session/run_parts.h"
 #include "trainer/session/session.h"
+#include "trainer/session/slow_hosts.h"
 #include "trainer/session/step.h"
 #include "trainer/session/step_records.h"
 
@@ -31,6 +32,7 @@ struct RankRun {
         checkpoints(&session, &divergence),
         evaluator(&session, &checkpoints),
         step(&session, &divergence, &records),
+        slow_hosts(&session),
         log(&session) {}
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
@@ -52,6 +54,7 @@ struct RankRun {
   RunCheckpoints checkpoints;
   Evaluator evaluator;
   TrainStep step;
+  SlowHosts slow_hosts;
   RankLog log;
   std::unique_ptr<DataLoader> loader;
   std::unique_ptr<Profiler> profiler;  // null: profiling is off

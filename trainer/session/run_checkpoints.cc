@@ -360,6 +360,12 @@ absl::Status RunCheckpoints::SaveLast() {
   return SaveStep(/*background=*/false);
 }
 
+absl::Status RunCheckpoints::SaveToLeave() {
+  CAPSTAN_ASSIGN_OR_RETURN(const bool mirrored, mirror_.Settle());
+  if (mirrored && !session_.leaving_saves) return absl::OkStatus();
+  return SaveLast();
+}
+
 absl::Status RunCheckpoints::SaveBefore(const absl::Status& end) {
   ProcessGroup& group = *session_.group;
   // Else another rank may still be in a collective.

@@ -36,6 +36,10 @@ class RunCheckpoints {
   absl::Status Save();
   // Like Save, but waits until the checkpoint is on disk.
   absl::Status SaveLast();
+  // Makes sure that the step, which is complete and mirrored if steps are, is
+  // where the run goes on once these ranks have left: waits until other hosts
+  // have the mirror, or saves a checkpoint.
+  absl::Status SaveToLeave();
   // Saves the step, which is complete, before the run ends with the error
   // `end`, after whose phase the ranks have agreed; returns that with what
   // there is to go on from.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -265,6 +266,32 @@ absl::Status RunMirror::SetUp(const absl::optional<MirroredStep>& source) {
 
 int64_t RunMirror::Every() const {
   return MirrorEvery(session_.config, session_.group->device().is_cuda());
+}
+
+absl::StatusOr<bool> RunMirror::Settle() {
+  if (session_.mirror == nullptr) return false;  // on all ranks
+  ProcessGroup& group = *session_.group;
+  const auto missing = [this] {
+    AwaitSender();
+    return step_ != session_.state.step ||
+           (sender_ != nullptr && (sent_step_ != step_ || !sender_->through()));
+  };
+  CAPSTAN_ASSIGN_OR_RETURN(const bool again, AnyRank(group, missing()));
+  if (!again) return true;
+  // The mirror before was still on its way.
+  CAPSTAN_RETURN_IF_ERROR(
+      Copy({/*again=*/true, /*wait=*/true, /*concluded=*/true}));
+  CAPSTAN_ASSIGN_OR_RETURN(const bool still, AnyRank(group, missing()));
+  return !still;
+}
+
+void RunMirror::AwaitSender() const {
+  constexpr double kMostSeconds = 30.0;
+  const double start = MonotonicSeconds();
+  while (sender_ != nullptr && !sender_->through() &&
+         MonotonicSeconds() - start < kMostSeconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
 }
 
 void RunMirror::RanksMayLeave() {

@@ -44,6 +44,9 @@ class RunMirror {
   // continues, if it does.
   absl::Status SetUp(const absl::optional<MirroredStep>& source);
 
+  // Waits until the last step's mirror has arrived on the next host, too, for
+  // some seconds. Returns whether all ranks' have. Collective.
+  absl::StatusOr<bool> Settle();
   // Tells that ranks may leave from now on without being restarted. Not
   // collective.
   void RanksMayLeave();
@@ -65,6 +68,8 @@ class RunMirror {
   // Returns the images in all ranks' files, this host's first.
   std::vector<FoundMirror> FoundByAll();
   int64_t Every() const;
+  // Waits until all that has been sent has arrived, or takes too long.
+  void AwaitSender() const;
   // Completes it on all ranks. Blocks. Collective.
   absl::Status CompleteOnAll();
   // Returns the files that hold a peer's images.

@@ -147,6 +147,11 @@ struct Session : RunPlan {
   TaggedNumbers measured;     // by the latest evaluation
   bool end_was_told = false;  // max_steps was, by train.control
   bool stopping = false;      // a rank received a signal; agreed by all
+  // The ranks leave after this step, and the run goes on with other hosts;
+  // agreed by all.
+  bool leaving = false;
+  // Mirrors mayn't outlive that: a checkpoint is saved first.
+  bool leaving_saves = false;
   // control has grown; agreed by all.
   bool control_requested = false;
   // A loss spike asks for the last checkpoint (LossSpikes::GO_BACK); agreed by
@@ -182,7 +187,7 @@ struct Session : RunPlan {
   }
   // Whether another step is to be done.
   bool GoesOn() const {
-    return state.step < max_steps && !OutOfPatience() && !stopping;
+    return state.step < max_steps && !OutOfPatience() && !stopping && !leaving;
   }
   // Makes CANCELLED, which all ranks get, end the run after a checkpoint;
   // returns other errors.

@@ -5,7 +5,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -136,6 +138,10 @@ absl::Status CheckShared(const RunPlan& plan) {
     mine = absl::FailedPreconditionError(absl::StrCat(
         "rank ", group.rank(), " doesn't see rank 0's files in ",
         plan.output_dir, ": output_dir must be a folder that all hosts share"));
+  } else if (access(plan.output_dir.c_str(), W_OK) != 0) {
+    mine = absl::FailedPreconditionError(
+        absl::StrCat("rank ", group.rank(), " can't write in ", plan.output_dir,
+                     ": ", strerror(errno)));
   }
   mine = Agree(group, mine, "see rank 0's files in the output folder");
   if (group.rank() == 0) std::filesystem::remove(path, error);

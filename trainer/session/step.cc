@@ -23,6 +23,7 @@
 #include "cluster/comm/agree.h"
 #include "cluster/comm/phase_group.h"
 #include "cluster/launch/launcher.h"
+#include "cluster/launch/progress.h"
 #include "trainer/memory/tracking_allocator.h"
 #include "trainer/optimizer/optimizer_state.h"
 #include "trainer/profile/ranges.h"
@@ -249,6 +250,9 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
       session_.mirror != nullptr && session_.mirror->pending();
   sums.mirrors_pending = mirroring ? 1.0 : 0.0;
   if (session_.control.Grown()) sums.stop_requests += kControlRequest;
+  if (session_.group->rank() == 0) {
+    sums.stop_requests += kLeaveRequest * WorldChanges();
+  }
   step.bad_samples = BadSamplesOfStep();
   sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = CatchAll([&] { return ReduceSums(&step); });
@@ -329,7 +333,13 @@ absl::Status TrainStep::ActOn(StepInFlight* step) {
         AgreeOrStop(*session_.group, StopStatus(), "stop");
     if (!absl::IsCancelled(stop)) return stop;
   }
-  if (sums.stop_requests >= kControlRequest) session_.control_requested = true;
+  if (std::fmod(sums.stop_requests, kLeaveRequest) >= kControlRequest) {
+    session_.control_requested = true;
+  }
+  if (sums.stop_requests >= kLeaveRequest) {
+    session_.leaving = true;
+    session_.leaving_saves = sums.stop_requests >= 2 * kLeaveRequest;
+  }
   if (sums.saves_written == session_.group->size()) {
     session_.background_save.Complete();
   }

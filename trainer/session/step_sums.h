@@ -44,6 +44,8 @@ void AllReduce(ProcessGroup& group, absl::Span<ExactSum> sums);
 // number of its own would move where collectives divide the sums, and with that
 // their last bits.
 constexpr double kControlRequest = 1 << 20;
+// Likewise times WorldChanges().
+constexpr double kLeaveRequest = 1 << 21;
 
 // One rank's numbers, or their sums.
 struct StepSums {
@@ -52,7 +54,7 @@ struct StepSums {
   double tokens = 0.0;  // as in LossSum
   double gradient_squared_sum = 0.0;
   double failed_ranks = 0.0;
-  // Ranks that received a signal, and kControlRequest.
+  // Ranks that received a signal, kControlRequest and kLeaveRequest.
   double stop_requests = 0.0;
   double trained = 0.0;          // tokens with a loss
   double padding = 0.0;          // positions without a token

@@ -14,9 +14,9 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/launch/network.h"
-#include "cluster/launch/progress.h"
 #include "trainer/metrics/console.h"
 #include "trainer/metrics/event_log.h"
+#include "trainer/session/slow_hosts.h"
 
 namespace capstan {
 namespace {
@@ -528,16 +528,7 @@ absl::Status StepWitness::LeaveOut(const std::string& host, int node) {
   const std::string what = absl::StrCat(
       "host ", host, " has had ", settings.most_failures(),
       " failures or more that the witness saw (train.witness.most_failures)");
-  const Launch& launch = session_.config.launch();
-  if (session_.rank.nodes > 1 && node >= 0 && launch.max_restarts() > 0 &&
-      launch.min_processes() > 0 &&
-      session_.group->size() - session_.rank.local_world_size >=
-          launch.min_processes()) {
-    session_.Note(absl::StrCat("warning: ", what, ": the run goes on without"),
-                  kWitnessEvent);
-    NoteHostsGone(absl::StrCat(node));
-    _exit(1);
-  }
+  LeaveOutHost(session_, host, node, what, kWitnessEvent);
   return absl::FailedPreconditionError(absl::StrCat(
       what,
       ": have its processors and memory examined; `trainer` with the "

@@ -55,6 +55,9 @@ class Training {
   absl::Status AfterStep();
   // The last actions and the summary.
   absl::Status End();
+  // Of ranks that leave since the run goes on with other hosts: makes sure that
+  // what it goes on from outlives them.
+  absl::Status Leave();
   absl::Status Upload();
   RunEvent LastEvent(const absl::Status& status) const;
   // The status of a run stopped by a signal.
@@ -75,7 +78,7 @@ absl::Status Training::Run() {
   PhaseGroup* const phases =
       session_.group == nullptr ? nullptr : PhaseGroupOf(*session_.group);
   if (phases != nullptr && !status.ok() && !absl::IsCancelled(status) &&
-      !IsLostPeer(status)) {
+      !IsLostPeer(status) && !IsRankHasLeft(status)) {
     phases->FailPhase(absl::StrCat("rank ", session_.group->rank(),
                                    " failed: ", status.message()));
   }
@@ -94,6 +97,10 @@ RunEvent Training::LastEvent(const absl::Status& status) const {
   const int64_t step = session_.state.step;
   if (absl::IsCancelled(status)) {
     return {kStopEvent, step, std::string(status.message())};
+  }
+  if (IsRankHasLeft(status)) {
+    return {kNoteEvent, step,
+            absl::StrCat("after step ", step, " ", status.message())};
   }
   return {kEndEvent, step,
           status.ok() ? absl::StrCat("completed after step ", step)
@@ -122,6 +129,10 @@ absl::Status Training::RunPhases() {
     CAPSTAN_RETURN_IF_ERROR(AfterStep());
     session_.saving_cost.train_seconds = MonotonicSeconds() - began;
   }
+  if (session_.leaving && !session_.stopping &&
+      session_.state.step < session_.max_steps) {
+    return Leave();
+  }
   run_.checkpoints.RanksMayLeave();
   CAPSTAN_RETURN_IF_ERROR(End());
   return session_.stopping ? Stopped() : Upload();
@@ -131,25 +142,40 @@ absl::Status Training::Step() {
   const Watchdog::Activity activity(run_.watchdog.get(), "step",
                                     session_.state.step + 1);
   run_.log.StepBegins();
+  run_.slow_hosts.StepBegins();
   const absl::Status done = run_.step.Run(*run_.loader);
   if (run_.step.rollout_failed() && run_.step.concluded() &&
       session_.state.step > session_.first_step) {
     return run_.checkpoints.SaveBefore(done);
   }
   CAPSTAN_RETURN_IF_ERROR(done);
-  if (!run_.step.left()) run_.log.StepEnds();
+  if (!run_.step.left()) {
+    run_.log.StepEnds();
+    run_.slow_hosts.StepEnds();
+  }
   return absl::OkStatus();
 }
 
 absl::Status Training::AfterStep() {
   const int64_t step = session_.state.step;
   StepFinished(step);
-  if (ActionScheduled(run_) || session_.stopping ||
+  if (ActionScheduled(run_) || session_.stopping || session_.leaving ||
       step == session_.max_steps) {
     const auto phase = run_.Doing("step's end");
     CAPSTAN_RETURN_IF_ERROR(run_.step.CatchUp());
   }
   return ActAfterStep(&run_);
+}
+
+absl::Status Training::Leave() {
+  run_.loader.reset();
+  const auto phase = run_.Doing("leaving");
+  CAPSTAN_RETURN_IF_ERROR(session_.background_save.Settle(*session_.group));
+  CAPSTAN_RETURN_IF_ERROR(run_.checkpoints.SaveToLeave());
+  run_.checkpoints.RanksMayLeave();
+  // None leaves before all may.
+  CAPSTAN_RETURN_IF_ERROR(Agree(*session_.group, absl::OkStatus(), "leave"));
+  return RankHasLeft();
 }
 
 absl::Status Training::End() {

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/members/host_server.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace capstan {
+namespace {
+
+// Connections that may be in the handshake at once.
+constexpr size_t kStrangers = 64;
+
+}  // namespace
+
+void WatchSocket(int epoll, int fd, bool output) {
+  epoll_event event = {};
+  event.events = EPOLLIN | (output ? EPOLLOUT : 0);
+  event.data.fd = fd;
+  if (epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) != 0) {
+    epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+  }
+}
+
+void NoticeSilentHost(int fd) {
+  NoticeSilence(fd, kHostSilence);
+  const auto ms =
+      static_cast<unsigned>(std::chrono::milliseconds(kHostSilence).count());
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
+}
+
+void HostServer::Listen(SocketFd listening) {
+  if (listening_.empty()) address_ = SocketAddress::OwnEnd(listening.get());
+  WatchSocket(epoll_, listening.get());
+  listening_.push_back(std::move(listening));
+}
+
+void HostServer::Accept(int listening) {
+  SocketFd fd(
+      accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd.valid()) return;
+  const auto strangers =
+      std::count_if(peers_.begin(), peers_.end(),
+                    [](const auto& one) { return !one.second.proved; });
+  if (strangers >= static_cast<int64_t>(kStrangers)) return;
+  SetUpConnection(fd.get());
+  NoticeSilentHost(fd.get());
+  WatchSocket(epoll_, fd.get());
+  const int number = fd.get();
+  Peer& peer = peers_[number];
+  peer.connection = std::make_unique<HostConnection>(std::move(fd));
+  peer.until = MeetingClock::now() + kHostSilence;
+}
+
+bool HostServer::Handle(
+    int fd, const std::function<void(Peer*, const HostMessage&)>& message) {
+  for (const SocketFd& listening : listening_) {
+    if (listening.get() != fd) continue;
+    Accept(fd);
+    return true;
+  }
+  const auto found = peers_.find(fd);
+  if (found == peers_.end()) return false;
+  Peer& peer = found->second;
+  peer.connection->Flush();
+  peer.connection->Receive();
+  while (true) {
+    if (peer.proved) {
+      const absl::optional<HostMessage> next = peer.connection->NextMessage();
+      if (!next.has_value()) return true;
+      message(&peer, *next);
+      // Which may have closed everything.
+      if (peers_.count(fd) == 0) return true;
+    } else {
+      const absl::optional<std::string> payload = peer.connection->Next();
+      if (!payload.has_value()) return true;
+      peer.proved = peer.handshake.Answer(*payload, run_key_, token_,
+                                          peer.connection.get());
+    }
+  }
+}
+
+std::vector<std::pair<std::string, bool>> HostServer::TakeLost(Deadline now) {
+  std::vector<std::pair<std::string, bool>> lost;
+  for (auto next = peers_.begin(); next != peers_.end();) {
+    const Peer& peer = next->second;
+    const bool late = !peer.proved && now >= peer.until;
+    if (peer.connection->alive() && !late) {
+      ++next;
+      continue;
+    }
+    if (!peer.id.empty()) lost.emplace_back(peer.id, peer.connection->silent());
+    next = peers_.erase(next);
+  }
+  return lost;
+}
+
+void HostServer::WatchOutput() {
+  for (const auto& [fd, peer] : peers_) {
+    WatchSocket(epoll_, fd, peer.connection->blocked());
+  }
+}
+
+Deadline HostServer::next_event() const {
+  Deadline next = Deadline::max();
+  for (const auto& [fd, peer] : peers_) {
+    if (!peer.proved) next = std::min(next, peer.until);
+    // To be removed.
+    if (!peer.connection->alive()) next = MeetingClock::now();
+  }
+  return next;
+}
+
+void HostServer::ForEach(const std::function<void(Peer*)>& fn) {
+  for (auto& [fd, peer] : peers_) {
+    if (!peer.id.empty()) fn(&peer);
+  }
+}
+
+HostServer::Peer* HostServer::Find(const std::string& id) {
+  for (auto& [fd, peer] : peers_) {
+    if (peer.id == id) return &peer;
+  }
+  return nullptr;
+}
+
+void HostServer::Enrol(Peer* peer, const std::string& id, int port) {
+  Peer* const older = Find(id);
+  if (older != nullptr && older != peer) {
+    older->id.clear();
+    older->connection->Close();
+  }
+  peer->id = id;
+  peer->port = port;
+}
+
+void HostServer::Close() {
+  peers_.clear();
+  listening_.clear();
+}
+
+void HostServer::CloseInChild() const {
+  for (const SocketFd& fd : listening_) close(fd.get());
+  for (const auto& [fd, peer] : peers_) close(fd);
+}
+
+}  // namespace capstan

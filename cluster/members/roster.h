@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CAPSTAN_CLUSTER_MEMBERS_ROSTER_H_
+#define CAPSTAN_CLUSTER_MEMBERS_ROSTER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/optional.h"
+#include "cluster/launch/network.h"
+#include "cluster/launch/restarts.h"
+
+namespace capstan {
+
+// Decides which hosts a run goes on with, from who comes, leaves and dies. The
+// leader's launcher has one. Knows no sockets; time is what the caller says.
+// Not thread-safe.
+class Roster {
+ public:
+  struct Options {
+    int ranks_per_host = 1;
+    // A world has so many ranks, and a multiple of `multiple`.
+    int min_ranks = 1;
+    int max_ranks = 1;
+    int multiple = 1;
+    // Hosts to wait for before the first world, for at most `patience`; 0:
+    // unknown. Then it begins `settling` after the last has come.
+    int first_hosts = 0;
+    std::chrono::milliseconds settling{3000};
+    // How long a run that has too few hosts waits for more.
+    std::chrono::milliseconds patience{30000};
+    // After an event others of its kind may follow.
+    std::chrono::milliseconds gathering{500};
+    int max_restarts = 0;
+  };
+
+  // A world: the hosts in the order of their ranks. Those of the world before
+  // come first, in their former order, so that rank 0 stays where it is.
+  struct World {
+    int64_t number = 0;  // from 1
+    std::vector<std::string> hosts;
+    // Whether the ranks of the world before are to leave at the end of a step,
+    // rather than at once.
+    bool gentle = false;
+    // If so, whether mirrors mayn't outlive that: several of its hosts go, or
+    // none stays.
+    bool saves = false;
+    // Why, for people: "host b has left".
+    std::string why;
+  };
+
+  struct Ending {
+    std::string text;
+    // Whether the ranks save and stop, as after a signal; otherwise the run has
+    // failed.
+    bool stops = false;
+  };
+
+  Roster(const Options& options, Deadline now)
+      : options_(options), restarts_(options.max_restarts), began_(now) {}
+
+  // The leader, the first host of the world `before`, is gone, and this one
+  // takes over. The other hosts have some time to come again. `gentle`: the
+  // leader has left with notice, and its ranks at the end of a step.
+  void TakeOver(World before, bool gentle, Deadline now);
+
+  // A host's launcher has come. `id` is its own for ever: the host's name, '/',
+  // and what tells it from others. `number`: of the last world that it knows
+  // of, which the next one exceeds.
+  void Came(const std::string& id, Deadline now, int64_t number = 0);
+  // Its process is gone or, if `silent`, perhaps only the network between. If
+  // that goes for half of the world, which may go on elsewhere and has the
+  // mirrors, those have `patience` to come again.
+  void Lost(const std::string& id, Deadline now, bool silent = false);
+  // It asks to be left out, as it will be gone soon.
+  void Leaving(const std::string& id, Deadline now);
+  // The run is to go on without it.
+  void LeaveOut(const std::string& id, const std::string& why, Deadline now);
+  // Its ranks have died in `world`, after `step` (negative: before the first):
+  // by themselves, or only since they lost others.
+  void Died(const std::string& id, int64_t world, int64_t step,
+            const std::string& how, bool themselves, Deadline now);
+  // Its ranks have failed by an error of their own in `world`. Returns whether
+  // the run goes on without it, as it is new in this world, which hasn't done a
+  // step, or the run has another world by now.
+  bool Failed(const std::string& id, int64_t world, const std::string& how,
+              Deadline now);
+  // The current world's ranks have finished a step.
+  void Progressed() {
+    progressed_ = true;
+    running_ = world_.hosts;
+  }
+  // All stop: those who were about to leave stay until then.
+  void StopAll();
+
+  // Returns the next world once one is due; it is current from then on.
+  absl::optional<World> Next(Deadline now);
+  // Returns how the run ends, if it has to.
+  absl::optional<Ending> End(Deadline now);
+  // When Next and End are to be asked again, if nothing happens.
+  Deadline next_event() const { return next_event_; }
+
+  const World& world() const { return world_; }
+  // Names of hosts that the run isn't to have again.
+  const std::set<std::string>& left_out() const { return left_out_; }
+  void set_left_out(std::set<std::string> names) {
+    left_out_ = std::move(names);
+  }
+  bool LeftOut(const std::string& id) const {
+    const Host* const host = Find(id);
+    return host != nullptr && host->left_out;
+  }
+
+ private:
+  struct Host {
+    std::string id;
+    bool here = false;
+    bool leaving = false;
+    bool left_out = false;
+    bool silent = false;  // and so not here
+    bool usable() const { return here && !leaving && !left_out; }
+  };
+
+  const Host* Find(const std::string& id) const;
+  Host* Find(const std::string& id) {
+    const Roster& self = *this;
+    return const_cast<Host*>(self.Find(id));
+  }
+  // Leaves a host out for good.
+  void Drop(Host* host);
+  // The same for the hosts that are new in this world, if there are any.
+  bool DropNewcomers();
+  // When a world that differs from the current one may begin.
+  Deadline ChangesAt(const std::vector<std::string>& hosts, Deadline now) const;
+  World Make(const std::vector<std::string>& hosts) const;
+  bool InWorld(const std::string& id) const;
+  // Those that a world of now would have.
+  std::vector<std::string> Eligible() const;
+  bool Enough(const std::vector<std::string>& hosts) const;
+  // Whether the first world may begin with these.
+  bool MayBegin(const std::vector<std::string>& hosts, Deadline now);
+  bool Full(const std::vector<std::string>& hosts) const;
+  // Notes a reason for the next world, and that others may follow.
+  void Because(const std::string& why, Deadline now);
+  void Wake(Deadline at);
+
+  const Options options_;
+  Restarts restarts_;
+  const Deadline began_;
+  std::vector<Host> hosts_;  // by their coming; the world's first
+  World world_;
+  int64_t number_ = 0;  // no world has had a higher one
+  bool progressed_ = false;
+  bool broken_ = false;      // the current world can't go on
+  bool hint_ = false;        // if so: only ranks that have lost others say it
+  bool gentle_ = false;      // if broken: by the last leader's notice
+  bool exhausted_ = false;   // restarts_
+  std::string how_;          // the ranks died
+  int64_t died_after_ = -1;  // step
+  std::vector<std::string> why_;
+  std::vector<std::string> running_;  // of the last world that did a step
+  std::set<std::string> left_out_;
+  std::set<std::string> newcomers_;  // of the current world
+  Deadline latest_;                  // event
+  absl::optional<Deadline> took_over_;
+  absl::optional<Deadline> too_few_since_;
+  Deadline next_event_ = Deadline::max();
+};
+
+}  // namespace capstan
+
+#endif  // CAPSTAN_CLUSTER_MEMBERS_ROSTER_H_
