@@ -135,6 +135,8 @@ absl::Status PlanStep(Asked* asked) {
   const absl::StatusOr<BatchPlan> plan = PlanBatch(config.batch(), mesh);
   CAPSTAN_RETURN_IF_ERROR(asked->loaded.Locate(plan.status(), "batch"));
   asked->batch = *plan;
+  const Strategy* const strategy = asked->parts.strategy.get();
+  asked->batch.replicas_apart = strategy != nullptr && strategy->local_steps();
   if (micro_batch != Batching::AUTO) return absl::OkStatus();
   const int64_t chosen = record.micro_batch_size;
   if (chosen > 0 && asked->batch.global_batch_size % chosen == 0) {
