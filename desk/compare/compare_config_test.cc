@@ -265,14 +265,16 @@ TEST_F(CompareConfigTest, CrossesTheAxesAndLeavesOutWhatIsRefused) {
   EXPECT_EQ(last.config.train().resume(), Train::NEVER);
 }
 
-TEST_F(CompareConfigTest, ABatchThatDoesNotDivideIsARefusal) {
+TEST_F(CompareConfigTest, ABatchThatDoesNotDivideIsARefusalForLocalSteps) {
   const auto combinations = Cross(absl::StrCat(
-      kShared, "processes: [1, 3, 2] set: \"batch.global_batch_size=8\""));
+      kShared, kDdp, "strategy { [plugin/capstan.diloco.Config] {} }\n",
+      "processes: [3, 2] set: \"batch.global_batch_size=8\""));
   ASSERT_TRUE(combinations.ok()) << combinations.status();
-  EXPECT_THAT(
-      Ids(*combinations),
-      ElementsAre("01-ddp-fp32-1", "02-ddp-fp32-3 skipped", "03-ddp-fp32-2"));
-  EXPECT_THAT((*combinations)[1].run.reason,
+  EXPECT_THAT(Ids(*combinations),
+              ElementsAre("01-ddp-fp32-3", "02-ddp-fp32-2",
+                          "03-diloco-fp32-3 skipped", "04-diloco-fp32-2"));
+  EXPECT_EQ((*combinations)[0].run.accumulation, 2);
+  EXPECT_THAT((*combinations)[2].run.reason,
               AllOf(HasSubstr("global_batch_size"), HasSubstr("2 x 3")));
 }
 

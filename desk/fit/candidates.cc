@@ -344,8 +344,10 @@ class Enumeration {
         data_(MeshOf(job_.loaded.config.train(), hosts * ranks).data),
         request_(MemoryRequestOf(job_, hosts * ranks)) {
     const int64_t global = job_.batch.global_batch_size;
-    if (data_ > 0 &&
-        (global % data_ == 0 || !job_.parts.objective->has_rollouts())) {
+    // In the last micro-step some may be idle, but none in all.
+    const bool may_idle =
+        global > data_ && !job_.parts.objective->has_rollouts();
+    if (data_ > 0 && (global % data_ == 0 || may_idle)) {
       sizes_ = MicroBatchSizes(global, data_);
     }
     // A deterministic run's bits depend on its micro-batch.

@@ -326,8 +326,7 @@ class Zero2 final : public Strategy, public HeldGradients {
     };
     const auto fills = [&](int b) {
       const int64_t bytes = buckets[b].numel() * element;
-      // Until it is on the grid there are both.
-      if (request.deterministic) return bytes + reduced(b);
+      if (request.deterministic) return bytes;
       return reducing == 0 ? std::max(bytes, reduced(b)) : bytes;
     };
     const std::vector<int> bucket_of = BucketOfEach(buckets, specs.size());
@@ -349,6 +348,11 @@ class Zero2 final : public Strategy, public HeldGradients {
           most = std::max(most, under_way(complete) + filling);
         }
         if (*gradient == buckets[b].parameters.back()) {
+          // Until all is on the grid there are both.
+          if (request.deterministic) {
+            most = std::max(
+                most, under_way(complete) + filling + buckets[b].numel() * sum);
+          }
           filling -= fills(b);
           complete = b + 1;
         }
