@@ -23,6 +23,7 @@
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
 #include "cluster/members/host_server.h"
+#include "cluster/members/leader.h"
 #include "cluster/members/wire.h"
 
 namespace capstan {
@@ -38,27 +39,6 @@ constexpr milliseconds kPause{100};
 constexpr seconds kSilentLeader{3};
 constexpr seconds kLateLeader{30};
 
-// A host, as the others know it.
-struct Contact {
-  std::string id;
-  std::string address;  // numeric
-  int port = 0;
-};
-
-std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
-
-// The value of a key of a message, or `otherwise`.
-template <typename T>
-T Field(const HostMessage& message, const char* key, T otherwise = T()) {
-  const auto found = message.find(key);
-  if (found == message.end()) return otherwise;
-  try {
-    return found->get<T>();
-  } catch (const nlohmann::json::exception&) {
-    return otherwise;
-  }
-}
-
 // As cluster/comm tells hosts apart.
 std::string OwnName() {
   const char* const id = std::getenv("CAPSTAN_HOST_ID");
@@ -71,7 +51,7 @@ class Members final : public ChangingHosts {
  public:
   explicit Members(const MembersOptions& options)
       : options_(options),
-        key_(options.run_key + "-hosts"),
+        key_(KeyOfHosts(options)),
         id_(absl::StrCat(OwnName(), "/", getpid(), "/",
                          RandomToken().substr(0, 8))),
         file_path_(options.folder.empty()
@@ -84,9 +64,11 @@ class Members final : public ChangingHosts {
   int fd() const override { return epoll_.get(); }
   void CloseInChild() override;
   void Handle() override;
-  const World& world() const override { return world_; }
-  const Ending& ending() const override { return ending_; }
-  int TakeListening() override { return rank0_listening_.Release(); }
+  const World& world() const override { return state_.world; }
+  const Ending& ending() const override { return state_.ending; }
+  int TakeListening() override {
+    return leads_ == nullptr ? -1 : leads_->TakeListening();
+  }
   std::string Waits() const override;
   void Entered(int64_t world) override;
   void Progressed(int64_t world) override;
@@ -107,23 +89,9 @@ class Members final : public ChangingHosts {
   bool TryToFollow(const SocketAddress& address);
   bool TryToLead();
 
-  // The leader's.
   void Lead(bool gentle);
-  void Publish();
   void HandleMessage(HostServer::Peer* peer, const HostMessage& message);
-  void Enrol(HostServer::Peer* peer, const HostMessage& message);
-  void Refuse(HostServer::Peer* peer, const std::string& why);
-  void Decide(Deadline now);
-  void Begin(const Roster::World& next);
-  void DropThoseWhoDontEnter(Deadline now);
-  // The world's hosts, then the spares.
-  void FindContacts(const std::vector<std::string>& world);
-  Contact ContactOf(const std::string& id);
-  HostMessage Decided() const;
-  void TellAll();
-  // To the first of the other hosts of `next`.
-  void HandOver(const Roster::World& next);
-  void EndAll(const Ending& ending);
+  void Decide();
 
   // A member's.
   void HandleLeader();
@@ -133,8 +101,9 @@ class Members final : public ChangingHosts {
   void LoseLeader(bool gentle);
   void Report(const HostMessage& message);
   void EndWith(const std::string& text) {
-    if (ending_.text.empty()) ending_ = {text, /*failed=*/true};
+    if (!ended()) state_.ending = {text, /*failed=*/true};
   }
+  bool ended() const { return !state_.ending.text.empty(); }
 
   const MembersOptions options_;
   const std::string key_;
@@ -143,31 +112,21 @@ class Members final : public ChangingHosts {
   SocketFd epoll_;
   SocketFd timer_;
   std::unique_ptr<HostServer> server_;
-  SocketFd rank0_listening_;
-  World world_;
-  // The world's hosts in its order, of which the first leads, then the spares,
-  // which lead when all of these are gone.
-  std::vector<Contact> contacts_;
-  Ending ending_;
+  HostsState state_;
   bool leaving_ = false;
 
   // Seeking, if neither a leader is known nor is this one.
   Deadline seeking_since_;
   Deadline next_try_;
   std::string problem_;     // of the last try
-  size_t next_leader_ = 0;  // in contacts_; 0: as when the run began
+  size_t next_leader_ = 0;  // in state_.contacts; 0: as when the run began
   bool gentle_ = false;     // the last leader left with notice
   bool elsewhere_ = false;  // the next one answers, and doesn't lead yet
   absl::optional<Deadline> late_since_;
-  std::set<std::string> left_out_;  // names, as the last leader had them
 
-  std::unique_ptr<HostConnection> leader_;
-  std::unique_ptr<Roster> roster_;  // null unless this is the leader
-  std::unique_ptr<MeetingFile> file_;
-  std::set<std::string> entered_;  // whose ranks of the world have started
-  absl::optional<Deadline> enter_by_;
-  int64_t progressed_in_ = 0;
-  bool finishing_ = false;  // some ranks of the world have ended in order
+  std::unique_ptr<HostConnection> leader_;  // null if this one leads
+  std::unique_ptr<Leader> leads_;           // null unless it does
+  int64_t progressed_in_ = 0;               // a world
 };
 
 absl::Status Members::SetUp() {
@@ -195,10 +154,9 @@ void Members::CloseInChild() {
 
 void Members::SetTimer() {
   Deadline next = server_->next_event();
-  if (roster_ != nullptr) {
-    next = std::min(next, roster_->next_event());
-    next = std::min(next, enter_by_.value_or(Deadline::max()));
-  } else if (leader_ == nullptr && ending_.text.empty()) {
+  if (leads_ != nullptr) {
+    next = std::min(next, leads_->next_event());
+  } else if (leader_ == nullptr && !ended()) {
     next = std::min(next, next_try_);
   }
   itimerspec spec = {};
@@ -232,10 +190,10 @@ void Members::Handle() {
   }
   const Deadline now = MeetingClock::now();
   for (const auto& [id, silent] : server_->TakeLost(now)) {
-    if (roster_ != nullptr && !finishing_) roster_->Lost(id, now, silent);
+    if (leads_ != nullptr) leads_->Lost(id, silent);
   }
-  if (roster_ == nullptr && leader_ == nullptr) Seek(now);
-  if (roster_ != nullptr) Decide(now);
+  if (leads_ == nullptr && leader_ == nullptr) Seek(now);
+  Decide();
   server_->WatchOutput();
   SetTimer();
 }
@@ -243,12 +201,12 @@ void Members::Handle() {
 // Seeking.
 
 std::string Members::Waits() const {
-  if (roster_ != nullptr) {
+  if (leads_ != nullptr) {
     return absl::StrCat("waiting for more hosts at ",
                         server_->address().text());
   }
   if (leader_ != nullptr) {
-    return world_.number == 0
+    return state_.world.number == 0
                ? "waiting for more hosts"
                : "this host is a spare: it takes part once the run's world "
                  "changes";
@@ -274,14 +232,14 @@ std::vector<SocketAddress> Members::LeaderAddresses() const {
 }
 
 void Members::Seek(Deadline now) {
-  if (!ending_.text.empty() || now < next_try_) return;
+  if (ended() || now < next_try_) return;
   next_try_ = now + kPause;
   if (now - seeking_since_ > options_.patience) {
     return EndWith(absl::StrCat(
         "no host of the run was found at ", options_.host, ":", options_.port,
         " in ", options_.patience / seconds(1), " s: ", problem_));
   }
-  if (next_leader_ > 0 && next_leader_ < contacts_.size()) {
+  if (next_leader_ > 0 && next_leader_ < state_.contacts.size()) {
     return SeekNextLeader(now);
   }
   problem_.clear();
@@ -293,13 +251,13 @@ void Members::Seek(Deadline now) {
 
 // In the order that all hosts know.
 void Members::SeekNextLeader(Deadline now) {
-  const Contact& next = contacts_[next_leader_];
+  const HostContact& next = state_.contacts[next_leader_];
   if (!late_since_.has_value()) {
     late_since_ = now;
     elsewhere_ = false;
     // Only the link may have been cut, and another host may lead already.
-    const auto last =
-        SocketAddress::Parse(contacts_.front().address, contacts_.front().port);
+    const auto last = SocketAddress::Parse(state_.contacts.front().address,
+                                           state_.contacts.front().port);
     if (!gentle_ && next_leader_ == 1 && last.has_value() &&
         TryToFollow(*last)) {
       return;
@@ -342,7 +300,7 @@ bool Members::TryToFollow(const SocketAddress& address) {
                  {"port", server_->address().port()},
                  {"ranks", options_.roster.ranks_per_host},
                  {"digest", options_.digest},
-                 {"number", world_.number}});
+                 {"number", state_.world.number}});
   if (leaving_) leader_->Send({{"kind", "leaving"}});
   return true;
 }
@@ -384,251 +342,35 @@ bool Members::TryToLead() {
   return true;
 }
 
-// The leader.
-
 void Members::Lead(bool gentle) {
-  const Deadline now = MeetingClock::now();
-  roster_ = std::make_unique<Roster>(options_.roster, now);
-  roster_->set_left_out(left_out_);
-  if (world_.number > 0) {
-    // Those between the last leader and this host are gone.
-    Roster::World before;
-    before.number = world_.number;
-    before.hosts.push_back(contacts_.front().id);
-    const auto nodes = static_cast<size_t>(world_.nodes);
-    for (size_t i = next_leader_; i < nodes; ++i) {
-      before.hosts.push_back(contacts_[i].id);
-    }
-    roster_->TakeOver(std::move(before), gentle, now);
-    TryToLead();
-  }
-  roster_->Came(id_, now);
-  if (leaving_) roster_->Leaving(id_, now);
-  server_->ForEach(
-      [&](HostServer::Peer* peer) { roster_->Came(peer->id, now); });
-  Publish();
+  if (state_.world.number > 0) TryToLead();
+  leads_ = std::make_unique<Leader>(options_, id_, server_.get(), &state_,
+                                    next_leader_, gentle);
+  if (leaving_) leads_->Report(id_, {{"kind", "leaving"}});
 }
 
-void Members::Publish() {
-  if (file_path_.empty()) return;
-  MeetingPlace place;
-  place.port = server_->address().port();
-  place.pid = getpid();
-  place.host = HostName();
-  place.addresses = {server_->address().host()};
-  absl::StatusOr<std::unique_ptr<MeetingFile>> file =
-      MeetingFile::Publish(file_path_, place);
-  // Others find it at the address that they are told.
-  if (file.ok()) file_ = *std::move(file);
+void Members::Decide() {
+  if (leads_ != nullptr && !leads_->Decide()) leads_.reset();
 }
 
 void Members::HandleMessage(HostServer::Peer* peer,
                             const HostMessage& message) {
-  const auto kind = Field<std::string>(message, "kind");
-  if (kind == "enrol") return Enrol(peer, message);
-  if (roster_ == nullptr || peer->id.empty()) return peer->connection->Close();
-  const Deadline now = MeetingClock::now();
-  const auto number = Field<int64_t>(message, "world");
-  const auto text = Field<std::string>(message, "text");
-  if (kind == "died") {
-    if (finishing_ && number == world_.number) {
-      return EndAll({absl::StrCat("ranks of host ", NameIn(peer->id), " ", text,
-                                  " when others had finished"),
-                     /*failed=*/true});
-    }
-    roster_->Died(peer->id, number, Field<int64_t>(message, "step", -1), text,
-                  Field<bool>(message, "themselves"), now);
-  } else if (kind == "failed") {
-    if (!roster_->Failed(peer->id, number, text, now)) {
-      EndAll({absl::StrCat("host ", NameIn(peer->id), ": ", text),
-              /*failed=*/true});
-    }
-  } else if (kind == "entered" && number == world_.number) {
-    entered_.insert(peer->id);
-  } else if (kind == "leaving") {
-    roster_->Leaving(peer->id, now);
-  } else if (kind == "leave_out") {
-    LeaveOut(number, text);
-  } else if (kind == "finished" && number == world_.number) {
-    finishing_ = true;
+  const bool enrols = HostField<std::string>(message, "kind") == "enrol";
+  if (leads_ != nullptr && enrols) return leads_->Enrol(peer, message);
+  if (leads_ != nullptr && !peer->id.empty()) {
+    return leads_->Report(peer->id, message);
   }
-}
-
-void Members::Refuse(HostServer::Peer* peer, const std::string& why) {
-  peer->connection->Send(
-      {{"kind", "end"}, {"failed", true}, {"code", 1}, {"text", why}});
+  if (!enrols) return peer->connection->Close();
+  if (leader_ == nullptr) {
+    // It knows earlier that this one is to lead.
+    return server_->Enrol(peer, HostField<std::string>(message, "id"),
+                          HostField<int>(message, "port"));
+  }
+  const SocketAddress leader = SocketAddress::OtherEnd(leader_->fd());
+  peer->connection->Send({{"kind", "elsewhere"},
+                          {"address", leader.host()},
+                          {"port", leader.port()}});
   peer->connection->Close();
-}
-
-void Members::Enrol(HostServer::Peer* peer, const HostMessage& message) {
-  HostConnection& connection = *peer->connection;
-  const auto id = Field<std::string>(message, "id");
-  if (id.empty() || id.size() > 2 * kMaxNameBytes) return connection.Close();
-  if (Field<std::string>(message, "digest") != options_.digest) {
-    return Refuse(peer,
-                  "this host's config isn't that of the run's other hosts: "
-                  "start the same command with the same files on all");
-  }
-  const int ranks = Field<int>(message, "ranks");
-  if (ranks != options_.roster.ranks_per_host) {
-    return Refuse(peer, absl::StrCat("this host has ", ranks,
-                                     " ranks, and the run's other hosts have ",
-                                     options_.roster.ranks_per_host,
-                                     ": set launch.processes"));
-  }
-  server_->Enrol(peer, id, Field<int>(message, "port"));
-  if (roster_ == nullptr) {
-    // It may have come to the next leader, which doesn't know yet.
-    if (leader_ == nullptr) return;
-    const SocketAddress leader = SocketAddress::OtherEnd(leader_->fd());
-    connection.Send({{"kind", "elsewhere"},
-                     {"address", leader.host()},
-                     {"port", leader.port()}});
-    return connection.Close();
-  }
-  roster_->Came(id, MeetingClock::now(), Field<int64_t>(message, "number"));
-  if (roster_->LeftOut(id)) {
-    return Refuse(peer, absl::StrCat("host ", NameIn(id),
-                                     " has been left out of the run"));
-  }
-  if (world_.number > 0) TellAll();
-}
-
-void Members::Decide(Deadline now) {
-  // Ranks that stop may die before they have.
-  if (finishing_ || (!ending_.text.empty() && !ending_.stops)) return;
-  DropThoseWhoDontEnter(now);
-  const absl::optional<Roster::World> next = roster_->Next(now);
-  if (next.has_value()) {
-    if (next->hosts.front() != id_) return HandOver(*next);
-    Begin(*next);
-  }
-  const absl::optional<Roster::Ending> ending = roster_->End(now);
-  if (ending.has_value()) {
-    if (ending->stops) roster_->StopAll();
-    EndAll({ending->text, /*failed=*/true, ending->stops});
-  }
-}
-
-// A launcher that is stopped keeps its connections.
-void Members::DropThoseWhoDontEnter(Deadline now) {
-  if (!enter_by_.has_value() || now < *enter_by_) return;
-  enter_by_.reset();
-  server_->ForEach([&](HostServer::Peer* peer) {
-    const bool in_world =
-        std::any_of(contacts_.begin(), contacts_.begin() + world_.nodes,
-                    [&](const Contact& one) { return one.id == peer->id; });
-    if (!in_world || entered_.count(peer->id) > 0) return;
-    roster_->Lost(peer->id, now);
-    peer->connection->Close();
-  });
-}
-
-void Members::Begin(const Roster::World& next) {
-  // On the address that the others use.
-  SocketAddress address = server_->address();
-  address.set_port(0);
-  absl::StatusOr<SocketFd> listening = ListenAt(&address);
-  if (!listening.ok()) {
-    return EndAll({std::string(listening.status().message()), /*failed=*/true});
-  }
-  rank0_listening_ = *std::move(listening);
-  world_ = World();
-  world_.number = next.number;
-  world_.node_rank = 0;
-  world_.nodes = static_cast<int>(next.hosts.size());
-  world_.master_addr = address.host();
-  world_.master_port = address.port();
-  world_.gentle = next.gentle;
-  world_.saves = next.saves;
-  world_.why = next.why;
-  entered_.clear();
-  enter_by_.reset();
-  FindContacts(next.hosts);
-  for (int i = 0; i < world_.nodes; ++i) {
-    world_.addresses.push_back(contacts_[i].address);
-  }
-  TellAll();
-}
-
-Contact Members::ContactOf(const std::string& id) {
-  if (id == id_) {
-    return {id, server_->address().host(), server_->address().port()};
-  }
-  const HostServer::Peer* const peer = server_->Find(id);
-  if (peer == nullptr) return {id, "", 0};
-  return {id, SocketAddress::OtherEnd(peer->connection->fd()).host(),
-          peer->port};
-}
-
-void Members::FindContacts(const std::vector<std::string>& world) {
-  contacts_.clear();
-  for (const std::string& id : world) contacts_.push_back(ContactOf(id));
-  server_->ForEach([&](HostServer::Peer* peer) {
-    const bool there =
-        std::find(world.begin(), world.end(), peer->id) != world.end();
-    if (!there && !roster_->LeftOut(peer->id)) {
-      contacts_.push_back(ContactOf(peer->id));
-    }
-  });
-}
-
-HostMessage Members::Decided() const {
-  HostMessage hosts = HostMessage::array();
-  for (const Contact& one : contacts_) {
-    hosts.push_back(
-        {{"id", one.id}, {"address", one.address}, {"port", one.port}});
-  }
-  return {{"kind", "decided"},
-          {"number", world_.number},
-          {"hosts", std::move(hosts)},
-          {"nodes", world_.nodes},
-          {"port", world_.master_port},
-          {"gentle", world_.gentle},
-          {"left_out", roster_->left_out()},
-          {"why", world_.why}};
-}
-
-void Members::TellAll() {
-  std::vector<std::string> world;
-  for (int i = 0; i < world_.nodes; ++i) world.push_back(contacts_[i].id);
-  FindContacts(world);
-  const HostMessage decided = Decided();
-  server_->ForEach(
-      [&](HostServer::Peer* peer) { peer->connection->Send(decided); });
-}
-
-void Members::HandOver(const Roster::World& next) {
-  HostMessage bye = Decided();
-  bye["kind"] = "bye";
-  server_->ForEach(
-      [&](HostServer::Peer* peer) { peer->connection->Send(bye); });
-  World left;
-  left.number = next.number;
-  left.gentle = next.gentle;
-  left.saves = next.saves;
-  left.left_out = roster_->LeftOut(id_);
-  left.why = next.why;
-  world_ = left;
-  roster_.reset();
-  file_.reset();
-  server_->Close();
-  // What remains are this host's ranks.
-  ending_ = {left.left_out ? next.why : "this host has left the run",
-             /*failed=*/left.left_out, /*stops=*/false,
-             /*code=*/left.left_out ? 1 : 0};
-}
-
-void Members::EndAll(const Ending& ending) {
-  if (!ending_.text.empty() && !ending_.stops) return;
-  ending_ = ending;
-  server_->ForEach([&](HostServer::Peer* peer) {
-    peer->connection->Send({{"kind", "end"},
-                            {"text", ending.text},
-                            {"failed", ending.failed},
-                            {"stops", ending.stops},
-                            {"code", ending.code}});
-  });
 }
 
 // A member.
@@ -638,17 +380,18 @@ void Members::HandleLeader() {
   while (leader_ != nullptr) {
     const absl::optional<HostMessage> message = leader_->NextMessage();
     if (!message.has_value()) break;
-    const auto kind = Field<std::string>(*message, "kind");
+    const auto kind = HostField<std::string>(*message, "kind");
     if (kind == "decided") {
       HandleDecided(*message);
     } else if (kind == "end") {
-      ending_ = {Field<std::string>(*message, "text", "the run has ended"),
-                 Field<bool>(*message, "failed"),
-                 Field<bool>(*message, "stops"), Field<int>(*message, "code")};
+      state_.ending = {
+          HostField<std::string>(*message, "text", "the run has ended"),
+          HostField<bool>(*message, "failed"),
+          HostField<bool>(*message, "stops"), HostField<int>(*message, "code")};
     } else if (kind == "bye") {
       TakeContacts(*message);
-      world_.number =
-          std::max(world_.number, Field<int64_t>(*message, "number"));
+      state_.world.number =
+          std::max(state_.world.number, HostField<int64_t>(*message, "number"));
       return LoseLeader(/*gentle=*/true);
     } else if (kind == "elsewhere") {
       return GoElsewhere(*message);
@@ -661,56 +404,59 @@ void Members::GoElsewhere(const HostMessage& message) {
   const SocketAddress asked = SocketAddress::OtherEnd(leader_->fd());
   leader_.reset();
   elsewhere_ = true;
-  const auto told = SocketAddress::Parse(Field<std::string>(message, "address"),
-                                         Field<int>(message, "port"));
+  const auto told =
+      SocketAddress::Parse(HostField<std::string>(message, "address"),
+                           HostField<int>(message, "port"));
   problem_ = absl::StrCat(asked.text(), ": it doesn't lead the run's hosts");
   const bool same = told.has_value() && told->text() == asked.text();
   if (told.has_value() && !same) TryToFollow(*told);
 }
 
 void Members::TakeContacts(const HostMessage& message) {
-  contacts_.clear();
-  for (const HostMessage& one : Field<HostMessage>(message, "hosts")) {
-    contacts_.push_back({Field<std::string>(one, "id"),
-                         Field<std::string>(one, "address"),
-                         Field<int>(one, "port")});
+  state_.contacts.clear();
+  for (const HostMessage& one : HostField<HostMessage>(message, "hosts")) {
+    state_.contacts.push_back({HostField<std::string>(one, "id"),
+                               HostField<std::string>(one, "address"),
+                               HostField<int>(one, "port")});
   }
-  left_out_ = Field<std::set<std::string>>(message, "left_out");
-  world_.nodes = std::min(Field<int>(message, "nodes"),
-                          static_cast<int>(contacts_.size()));
+  state_.left_out = HostField<std::set<std::string>>(message, "left_out");
+  state_.world.nodes = std::min(HostField<int>(message, "nodes"),
+                                static_cast<int>(state_.contacts.size()));
 }
 
 void Members::HandleDecided(const HostMessage& message) {
-  const auto number = Field<int64_t>(message, "number");
-  if (number < world_.number) return;
+  const auto number = HostField<int64_t>(message, "number");
+  if (number < state_.world.number) return;
   seeking_since_ = MeetingClock::now();
   TakeContacts(message);
   // Only others have come to wait.
-  if (number == world_.number) return;
+  if (number == state_.world.number) return;
   World world;
   world.number = number;
-  world.nodes = world_.nodes;
+  world.nodes = state_.world.nodes;
   for (int i = 0; i < world.nodes; ++i) {
-    if (contacts_[i].id == id_) world.node_rank = i;
-    world.addresses.push_back(contacts_[i].address);
+    if (state_.contacts[i].id == id_) world.node_rank = i;
+    world.addresses.push_back(state_.contacts[i].address);
   }
   world.master_addr = SocketAddress::OtherEnd(leader_->fd()).host();
-  world.master_port = Field<int>(message, "port");
-  world.gentle = Field<bool>(message, "gentle");
-  world.left_out = left_out_.count(NameIn(id_)) > 0;
-  world.why = Field<std::string>(message, "why");
-  world_ = std::move(world);
-  if (world_.node_rank >= 0 || (!leaving_ && !world_.left_out)) return;
-  ending_ = {world_.left_out ? world_.why : "this host has left the run",
-             /*failed=*/world_.left_out, /*stops=*/false,
-             /*code=*/world_.left_out ? 1 : 0};
+  world.master_port = HostField<int>(message, "port");
+  world.gentle = HostField<bool>(message, "gentle");
+  world.left_out = state_.left_out.count(NameIn(id_)) > 0;
+  world.why = HostField<std::string>(message, "why");
+  state_.world = std::move(world);
+  if (state_.world.node_rank >= 0 || (!leaving_ && !state_.world.left_out))
+    return;
+  state_.ending = {
+      state_.world.left_out ? state_.world.why : "this host has left the run",
+      /*failed=*/state_.world.left_out, /*stops=*/false,
+      /*code=*/state_.world.left_out ? 1 : 0};
 }
 
 void Members::LoseLeader(bool gentle) {
   leader_.reset();
-  if (!ending_.text.empty()) return;
+  if (ended()) return;
   gentle_ = gentle;
-  next_leader_ = world_.number > 0 ? 1 : 0;
+  next_leader_ = state_.world.number > 0 ? 1 : 0;
   late_since_.reset();
   problem_.clear();
   seeking_since_ = next_try_ = MeetingClock::now();
@@ -719,81 +465,46 @@ void Members::LoseLeader(bool gentle) {
 void Members::Report(const HostMessage& message) {
   // Without a leader, the next one makes a new world anyway.
   if (leader_ != nullptr) leader_->Send(message);
+  if (leads_ == nullptr) return;
+  leads_->Report(id_, message);
+  Decide();
+  SetTimer();
 }
 
 void Members::Entered(int64_t world) {
-  if (roster_ == nullptr) {
-    return Report({{"kind", "entered"}, {"world", world}});
-  }
-  enter_by_ = MeetingClock::now() + options_.roster.patience;
-  SetTimer();
+  Report({{"kind", "entered"}, {"world", world}});
 }
 
 void Members::Progressed(int64_t world) {
-  if (roster_ == nullptr || progressed_in_ == world) return;
+  if (progressed_in_ == world) return;
   progressed_in_ = world;
-  roster_->Progressed();
-  Decide(MeetingClock::now());
-  SetTimer();
+  if (leads_ != nullptr) Report({{"kind", "progressed"}, {"world", world}});
 }
 
 void Members::Died(int64_t world, int64_t step, const std::string& how,
                    bool themselves) {
-  if (roster_ == nullptr) {
-    return Report({{"kind", "died"},
-                   {"world", world},
-                   {"step", step},
-                   {"text", how},
-                   {"themselves", themselves}});
-  }
-  const Deadline now = MeetingClock::now();
-  if (finishing_) {
-    return EndAll({absl::StrCat("ranks of host ", NameIn(id_), " ", how,
-                                " when others had finished"),
-                   /*failed=*/true});
-  }
-  roster_->Died(id_, world, step, how, themselves, now);
-  Decide(now);
-  SetTimer();
+  Report({{"kind", "died"},
+          {"world", world},
+          {"step", step},
+          {"text", how},
+          {"themselves", themselves}});
 }
 
 void Members::Failed(int64_t world, const std::string& error) {
-  if (roster_ != nullptr) {
-    return EndAll(
-        {absl::StrCat("host ", NameIn(id_), ": ", error), /*failed=*/true});
-  }
   Report({{"kind", "failed"}, {"world", world}, {"text", error}});
 }
 
 void Members::Leave() {
-  if (std::exchange(leaving_, true)) return;
-  if (roster_ == nullptr) return Report({{"kind", "leaving"}});
-  roster_->Leaving(id_, MeetingClock::now());
-  Decide(MeetingClock::now());
-  SetTimer();
+  if (!std::exchange(leaving_, true)) Report({{"kind", "leaving"}});
 }
 
 void Members::LeaveOut(int64_t world, const std::string& hosts) {
-  if (roster_ == nullptr) {
-    return Report({{"kind", "leave_out"}, {"world", world}, {"text", hosts}});
-  }
-  if (world != world_.number) return;
-  for (const absl::string_view text : absl::StrSplit(hosts, ',')) {
-    size_t host = 0;
-    if (!absl::SimpleAtoi(text, &host) || host >= contacts_.size()) continue;
-    const std::string& id = contacts_[host].id;
-    const std::string why = absl::StrCat(
-        "host ", NameIn(id), " is left out, as the run's warnings say why");
-    roster_->LeaveOut(id, why, MeetingClock::now());
-  }
+  Report({{"kind", "leave_out"}, {"world", world}, {"text", hosts}});
 }
 
 void Members::Finish(int code) {
-  if (roster_ == nullptr) {
-    return Report({{"kind", "finished"}, {"world", world_.number}});
-  }
-  finishing_ = true;
-  EndAll({"the run has ended", /*failed=*/false, /*stops=*/false, code});
+  Report(
+      {{"kind", "finished"}, {"world", state_.world.number}, {"code", code}});
 }
 
 }  // namespace

@@ -108,8 +108,9 @@ const Rooms& TheRooms() {
       {"trainer/commands",
        {"base", "kernels/context", kSdk, kLib, "cluster/comm", "cluster/launch",
         "cluster/members", "cluster/watch", "host/config", "host/plugins",
-        "host/storage", "inference/load", "trainer/checkpoint", "trainer/memory",
-        "trainer/metrics", "trainer/profile", "trainer/session"}},
+        "host/storage", "inference/load", "trainer/checkpoint",
+        "trainer/memory", "trainer/metrics", "trainer/profile",
+        "trainer/session"}},
       // What new-plugin writes: plugins.
       {"desk/new_plugin/templates", {"base", "strategies", kSdk, kLib, kAd}},
       // What stands before and after a run.

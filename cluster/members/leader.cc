@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/members/leader.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace capstan {
+
+std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
+
+std::string KeyOfHosts(const MembersOptions& options) {
+  return options.run_key + "-hosts";
+}
+
+Leader::Leader(const MembersOptions& options, const std::string& id,
+               HostServer* server, HostsState* state, size_t place, bool gentle)
+    : options_(options),
+      id_(id),
+      server_(server),
+      state_(*state),
+      world_(state->world),
+      ending_(state->ending),
+      contacts_(state->contacts),
+      roster_(options.roster, MeetingClock::now()) {
+  const Deadline now = MeetingClock::now();
+  roster_.set_left_out(state_.left_out);
+  if (world_.number > 0) {
+    // Those between the last leader and this host are gone.
+    Roster::World before;
+    before.number = world_.number;
+    before.hosts.push_back(contacts_.front().id);
+    const auto nodes = static_cast<size_t>(world_.nodes);
+    for (size_t i = place; i < nodes; ++i) {
+      before.hosts.push_back(contacts_[i].id);
+    }
+    roster_.TakeOver(std::move(before), gentle, now);
+  }
+  roster_.Came(id_, now);
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { roster_.Came(peer->id, now); });
+  if (!options_.folder.empty()) Publish();
+}
+
+void Leader::Publish() {
+  MeetingPlace place;
+  place.port = server_->address().port();
+  place.pid = getpid();
+  place.host = HostName();
+  place.addresses = {server_->address().host()};
+  absl::StatusOr<std::unique_ptr<MeetingFile>> file = MeetingFile::Publish(
+      MeetingFilePath(options_.folder, KeyOfHosts(options_)), place);
+  // Others find it at the address that they are told.
+  if (file.ok()) file_ = *std::move(file);
+}
+
+void Leader::Report(const std::string& id, const HostMessage& message) {
+  const Deadline now = MeetingClock::now();
+  const auto kind = HostField<std::string>(message, "kind");
+  const auto number = HostField<int64_t>(message, "world");
+  const auto text = HostField<std::string>(message, "text");
+  const bool current = number == world_.number;
+  if (kind == "died" && finishing_ && current) {
+    EndAll({absl::StrCat("ranks of host ", NameIn(id), " ", text,
+                         " when others had finished"),
+            /*failed=*/true});
+  } else if (kind == "died") {
+    roster_.Died(id, number, HostField<int64_t>(message, "step", -1), text,
+                 HostField<bool>(message, "themselves"), now);
+  } else if (kind == "failed") {
+    if (roster_.Failed(id, number, text, now)) return;
+    EndAll({absl::StrCat("host ", NameIn(id), ": ", text), /*failed=*/true});
+  } else if (kind == "entered" && current) {
+    entered_.insert(id);
+    if (id == id_) enter_by_ = now + options_.roster.patience;
+  } else if (kind == "progressed" && current) {
+    roster_.Progressed();
+  } else if (kind == "leaving") {
+    roster_.Leaving(id, now);
+  } else if (kind == "leave_out" && current) {
+    LeaveOut(text, now);
+  } else if (kind == "finished" && current) {
+    finishing_ = true;
+    if (id != id_) return;
+    EndAll({"the run has ended", /*failed=*/false, /*stops=*/false,
+            HostField<int>(message, "code")});
+  }
+}
+
+void Leader::LeaveOut(const std::string& hosts, Deadline now) {
+  for (const absl::string_view text : absl::StrSplit(hosts, ',')) {
+    size_t host = 0;
+    if (!absl::SimpleAtoi(text, &host) ||
+        static_cast<int>(host) >= world_.nodes) {
+      continue;
+    }
+    const std::string& id = contacts_[host].id;
+    const std::string why = absl::StrCat(
+        "host ", NameIn(id), " is left out, as the run's warnings say why");
+    roster_.LeaveOut(id, why, now);
+  }
+}
+
+void Leader::Lost(const std::string& id, bool silent) {
+  if (!finishing_) roster_.Lost(id, MeetingClock::now(), silent);
+}
+
+Deadline Leader::next_event() const {
+  return std::min(roster_.next_event(), enter_by_.value_or(Deadline::max()));
+}
+
+void Leader::Refuse(HostServer::Peer* peer, const std::string& why) {
+  peer->connection->Send(
+      {{"kind", "end"}, {"failed", true}, {"code", 1}, {"text", why}});
+  peer->connection->Close();
+}
+
+void Leader::Enrol(HostServer::Peer* peer, const HostMessage& message) {
+  HostConnection& connection = *peer->connection;
+  const auto id = HostField<std::string>(message, "id");
+  if (id.empty() || id.size() > 2 * kMaxNameBytes) return connection.Close();
+  if (HostField<std::string>(message, "digest") != options_.digest) {
+    return Refuse(peer,
+                  "this host's config isn't that of the run's other hosts: "
+                  "start the same command with the same files on all");
+  }
+  const int ranks = HostField<int>(message, "ranks");
+  if (ranks != options_.roster.ranks_per_host) {
+    return Refuse(peer, absl::StrCat("this host has ", ranks,
+                                     " ranks, and the run's other hosts have ",
+                                     options_.roster.ranks_per_host,
+                                     ": set launch.processes"));
+  }
+  server_->Enrol(peer, id, HostField<int>(message, "port"));
+  roster_.Came(id, MeetingClock::now(), HostField<int64_t>(message, "number"));
+  if (roster_.LeftOut(id)) {
+    return Refuse(peer, absl::StrCat("host ", NameIn(id),
+                                     " has been left out of the run"));
+  }
+  if (world_.number > 0) TellAll();
+}
+
+bool Leader::Decide() {
+  const Deadline now = MeetingClock::now();
+  // Ranks that stop may die before they have.
+  if (finishing_ || (!ending_.text.empty() && !ending_.stops)) {
+    return true;
+  }
+  DropThoseWhoDontEnter(now);
+  const absl::optional<Roster::World> next = roster_.Next(now);
+  if (next.has_value()) {
+    if (next->hosts.front() != id_) {
+      HandOver(*next);
+      return false;
+    }
+    Begin(*next);
+  }
+  const absl::optional<Roster::Ending> ending = roster_.End(now);
+  if (ending.has_value()) {
+    if (ending->stops) roster_.StopAll();
+    EndAll({ending->text, /*failed=*/true, ending->stops});
+  }
+  return true;
+}
+
+// A launcher that is stopped keeps its connections.
+void Leader::DropThoseWhoDontEnter(Deadline now) {
+  if (!enter_by_.has_value() || now < *enter_by_) return;
+  enter_by_.reset();
+  server_->ForEach([&](HostServer::Peer* peer) {
+    const bool in_world =
+        std::any_of(contacts_.begin(), contacts_.begin() + world_.nodes,
+                    [&](const HostContact& one) { return one.id == peer->id; });
+    if (!in_world || entered_.count(peer->id) > 0) return;
+    roster_.Lost(peer->id, now);
+    peer->connection->Close();
+  });
+}
+
+void Leader::Begin(const Roster::World& next) {
+  // On the address that the others use.
+  SocketAddress address = server_->address();
+  address.set_port(0);
+  absl::StatusOr<SocketFd> listening = ListenAt(&address);
+  if (!listening.ok()) {
+    return EndAll({std::string(listening.status().message()), /*failed=*/true});
+  }
+  rank0_listening_ = *std::move(listening);
+  world_ = ChangingHosts::World();
+  world_.number = next.number;
+  world_.node_rank = 0;
+  world_.nodes = static_cast<int>(next.hosts.size());
+  world_.master_addr = address.host();
+  world_.master_port = address.port();
+  world_.gentle = next.gentle;
+  world_.saves = next.saves;
+  world_.why = next.why;
+  entered_.clear();
+  enter_by_.reset();
+  FindContacts(next.hosts);
+  for (int i = 0; i < world_.nodes; ++i) {
+    world_.addresses.push_back(contacts_[i].address);
+  }
+  TellAll();
+}
+
+HostContact Leader::ContactOf(const std::string& id) {
+  if (id == id_) {
+    return {id, server_->address().host(), server_->address().port()};
+  }
+  const HostServer::Peer* const peer = server_->Find(id);
+  if (peer == nullptr) return {id, "", 0};
+  return {id, SocketAddress::OtherEnd(peer->connection->fd()).host(),
+          peer->port};
+}
+
+void Leader::FindContacts(const std::vector<std::string>& world) {
+  contacts_.clear();
+  for (const std::string& id : world) contacts_.push_back(ContactOf(id));
+  server_->ForEach([&](HostServer::Peer* peer) {
+    const bool there =
+        std::find(world.begin(), world.end(), peer->id) != world.end();
+    if (!there && !roster_.LeftOut(peer->id)) {
+      contacts_.push_back(ContactOf(peer->id));
+    }
+  });
+}
+
+HostMessage Leader::Decided() const {
+  HostMessage hosts = HostMessage::array();
+  for (const HostContact& one : contacts_) {
+    hosts.push_back(
+        {{"id", one.id}, {"address", one.address}, {"port", one.port}});
+  }
+  return {{"kind", "decided"},
+          {"number", world_.number},
+          {"hosts", std::move(hosts)},
+          {"nodes", world_.nodes},
+          {"port", world_.master_port},
+          {"gentle", world_.gentle},
+          {"left_out", roster_.left_out()},
+          {"why", world_.why}};
+}
+
+void Leader::TellAll() {
+  std::vector<std::string> world;
+  for (int i = 0; i < world_.nodes; ++i) world.push_back(contacts_[i].id);
+  FindContacts(world);
+  const HostMessage decided = Decided();
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { peer->connection->Send(decided); });
+}
+
+void Leader::HandOver(const Roster::World& next) {
+  HostMessage bye = Decided();
+  bye["kind"] = "bye";
+  server_->ForEach(
+      [&](HostServer::Peer* peer) { peer->connection->Send(bye); });
+  ChangingHosts::World left;
+  left.number = next.number;
+  left.gentle = next.gentle;
+  left.saves = next.saves;
+  left.left_out = roster_.LeftOut(id_);
+  left.why = next.why;
+  world_ = left;
+  server_->Close();
+  // What remains are this host's ranks.
+  ending_ = {left.left_out ? next.why : "this host has left the run",
+             /*failed=*/left.left_out, /*stops=*/false,
+             /*code=*/left.left_out ? 1 : 0};
+}
+
+void Leader::EndAll(const ChangingHosts::Ending& ending) {
+  if (!ending_.text.empty() && !ending_.stops) return;
+  ending_ = ending;
+  server_->ForEach([&](HostServer::Peer* peer) {
+    peer->connection->Send({{"kind", "end"},
+                            {"text", ending.text},
+                            {"failed", ending.failed},
+                            {"stops", ending.stops},
+                            {"code", ending.code}});
+  });
+}
+
+}  // namespace capstan
