@@ -55,6 +55,7 @@ void Roster::TakeOver(World before, bool gentle, Deadline now) {
   }
   world_ = std::move(before);
   number_ = std::max(number_, world_.number);
+  running_ = world_.hosts;
   broken_ = true;
   gentle_ = gentle;
   took_over_ = now;

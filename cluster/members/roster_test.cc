@@ -316,6 +316,21 @@ TEST_F(RosterTest, ASuccessorWaitsForTheOthers) {
   EXPECT_EQ(world.why, "host a is gone");
 }
 
+TEST_F(RosterTest, ASuccessorThatLeavesBeforeTheRanksDoSaves) {
+  Make();
+  Roster::World before;
+  before.number = 5;
+  before.hosts = {"a", "b", "c"};
+  roster_->TakeOver(before, /*gentle=*/true, now_);
+  Come("b");
+  Come("c");
+  EXPECT_FALSE(OnlyWorld(seconds(1)).saves);
+  roster_->Leaving("b", now_);
+  const Roster::World world = OnlyWorld(seconds(1));
+  EXPECT_THAT(world.hosts, ElementsAre("c"));
+  EXPECT_TRUE(world.saves);
+}
+
 TEST_F(RosterTest, ASuccessorGoesOnWithoutThoseWhoDontCome) {
   Make();
   Roster::World before;

@@ -250,9 +250,11 @@ absl::StatusOr<StepInFlight> TrainStep::Reduce(StepInFlight step) {
       session_.mirror != nullptr && session_.mirror->pending();
   sums.mirrors_pending = mirroring ? 1.0 : 0.0;
   if (session_.control.Grown()) sums.stop_requests += kControlRequest;
-  if (session_.group->rank() == 0) {
-    sums.stop_requests += kLeaveRequest * WorldChanges();
+  const int changes = WorldChanges();
+  if (changes > 0 && session_.group->rank() == 0) {
+    sums.stop_requests += kLeaveRequest;
   }
+  if (changes > 1) sums.stop_requests += kSaveRequest;
   step.bad_samples = BadSamplesOfStep();
   sums.bad_samples = static_cast<double>(step.bad_samples.size());
   const absl::Status all = CatchAll([&] { return ReduceSums(&step); });
@@ -336,9 +338,9 @@ absl::Status TrainStep::ActOn(StepInFlight* step) {
   if (std::fmod(sums.stop_requests, kLeaveRequest) >= kControlRequest) {
     session_.control_requested = true;
   }
-  if (sums.stop_requests >= kLeaveRequest) {
+  if (std::fmod(sums.stop_requests, kSaveRequest) >= kLeaveRequest) {
     session_.leaving = true;
-    session_.leaving_saves = sums.stop_requests >= 2 * kLeaveRequest;
+    session_.leaving_saves = sums.stop_requests >= kSaveRequest;
   }
   if (sums.saves_written == session_.group->size()) {
     session_.background_save.Complete();

@@ -44,8 +44,10 @@ void AllReduce(ProcessGroup& group, absl::Span<ExactSum> sums);
 // number of its own would move where collectives divide the sums, and with that
 // their last bits.
 constexpr double kControlRequest = 1 << 20;
-// Likewise times WorldChanges().
+// Likewise if WorldChanges().
 constexpr double kLeaveRequest = 1 << 21;
+// What each rank adds that is to save before it leaves.
+constexpr double kSaveRequest = 1 << 30;
 
 // One rank's numbers, or their sums.
 struct StepSums {
@@ -54,7 +56,7 @@ struct StepSums {
   double tokens = 0.0;  // as in LossSum
   double gradient_squared_sum = 0.0;
   double failed_ranks = 0.0;
-  // Ranks that received a signal, kControlRequest and kLeaveRequest.
+  // Ranks that received a signal, kControlRequest, kLeaveRequest, kSaveRequest.
   double stop_requests = 0.0;
   double trained = 0.0;          // tokens with a loss
   double padding = 0.0;          // positions without a token
