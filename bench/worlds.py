@@ -68,7 +68,10 @@ class Hosts:
 
     def kill(self, index):
         process = self.living.pop(index)
-        os.killpg(process.pid, signal.SIGKILL)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended, and been waited for
         process.wait()
 
     def ended(self):
@@ -141,7 +144,7 @@ def main():
     steps = int(args.minutes * 60 * args.steps_per_second)
     settings = ["batch.micro_batch_size=1", "batch.global_batch_size=60",
                 f"train.max_steps={steps}", "launch.processes=1",
-                "train.save_every=200", "train.eval_every=0", *args.set]
+                "train.save_every=20", "train.eval_every=0", *args.set]
     with tempfile.TemporaryDirectory() as temporary:
         work = pathlib.Path(temporary)
         changing = [f"launch.rendezvous=127.0.0.1:{PORT}",
