@@ -132,6 +132,8 @@ TEST_F(MembersTest, HostsAgreeOnAWorld) {
 
 TEST_F(MembersTest, OneThatComesLaterIsTakenInAfterAStep) {
   const auto a = Start();
+  // It leads; of two that start at once either may.
+  ASSERT_TRUE(Becomes([&] { return a->waits()[0] == 'w'; }));
   const auto b = Start();
   ASSERT_TRUE(Meet(1, a, b));
   const auto c = Start();
