@@ -337,11 +337,10 @@ absl::optional<int> Supervisor::AwaitWorld() {
     hosts_->Handle();
     const ChangingHosts::World& world = hosts_->world();
     const ChangingHosts::Ending& ending = hosts_->ending();
-    const bool enters = world.number > world_ && world.node_rank >= 0;
     // Ranks that stop may have to be started again for that.
     const bool ended = !ending.text.empty() && !(ending.stops && world_ > 0);
     if (ended) return Ended(ending);
-    if (enters) {
+    if (world.number > world_ && world.node_rank >= 0) {
       Enter(world);
       return absl::nullopt;
     }
@@ -380,7 +379,6 @@ void Supervisor::Enter(const ChangingHosts::World& world) {
   info.world_size = world.nodes * info.local_world_size;
   info.master_addr = world.master_addr;
   info.master_port = world.master_port;
-  info.comes_again = false;
   progress_->page().world_changes = 0;
   NoteHosts(absl::StrJoin(world.addresses, ","));
   if (first || world.node_rank > 0) return;
@@ -391,9 +389,9 @@ void Supervisor::Enter(const ChangingHosts::World& world) {
 }
 
 int Supervisor::Ended(const ChangingHosts::Ending& ending) {
-  const bool failed = ending.failed;
-  PrintToStderr(absl::StrCat(failed ? "ERROR: " : "", ending.text, "\n"));
-  return left_ && !failed ? 128 + SIGTERM : ending.code;
+  PrintToStderr(
+      absl::StrCat(ending.failed ? "ERROR: " : "", ending.text, "\n"));
+  return left_ && !ending.failed ? 128 + SIGTERM : ending.code;
 }
 
 bool Supervisor::EndedElsewhere() {
@@ -425,7 +423,7 @@ bool Supervisor::LeaveWorld() {
     return ranks_.AllAre(RankOutcome::kLeft);
   }
   // They have ended before they heard of it, or by their own error.
-  if (ranks_.AllExited() && EndedInOrder()) return false;
+  if (EndedInOrder()) return false;
   if (!failures_.empty() &&
       ranks_.Outcome(Cause())->kind == RankOutcome::kFailed) {
     return false;

@@ -74,8 +74,8 @@ int64_t StepMilliseconds();
 
 // Whether the launcher asks the ranks to leave at the end of a step, because
 // hosts come or go: 0; 1; or 2 if they are to save a checkpoint before, since
-// several hosts go with their mirrors. Of the former rank 0's counts.
-// Thread-safe; cheap.
+// several hosts go with their mirrors. All leave if rank 0 is asked, and save
+// if any of them is to. Thread-safe; cheap.
 int WorldChanges();
 
 // Records the run's output folder, which rank 0 has chosen and a restart keeps.

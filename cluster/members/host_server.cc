@@ -58,28 +58,27 @@ void HostServer::Accept(int listening) {
   peer.until = MeetingClock::now() + kHostSilence;
 }
 
-bool HostServer::Handle(
+void HostServer::Handle(
     int fd, const std::function<void(Peer*, const HostMessage&)>& message) {
   for (const SocketFd& listening : listening_) {
     if (listening.get() != fd) continue;
-    Accept(fd);
-    return true;
+    return Accept(fd);
   }
   const auto found = peers_.find(fd);
-  if (found == peers_.end()) return false;
+  if (found == peers_.end()) return;
   Peer& peer = found->second;
   peer.connection->Flush();
   peer.connection->Receive();
   while (true) {
     if (peer.proved) {
       const absl::optional<HostMessage> next = peer.connection->NextMessage();
-      if (!next.has_value()) return true;
+      if (!next.has_value()) return;
       message(&peer, *next);
       // Which may have closed everything.
-      if (peers_.count(fd) == 0) return true;
+      if (peers_.count(fd) == 0) return;
     } else {
       const absl::optional<std::string> payload = peer.connection->Next();
-      if (!payload.has_value()) return true;
+      if (!payload.has_value()) return;
       peer.proved = peer.handshake.Answer(*payload, run_key_, token_,
                                           peer.connection.get());
     }

@@ -40,9 +40,9 @@ class HostServer {
   // The address of the first of these.
   const SocketAddress& address() const { return address_; }
 
-  // Handles what epoll has found at `fd`; false if that isn't its own.
-  // `message` is called for each message.
-  bool Handle(int fd,
+  // Handles what epoll has found at `fd`, if that is its own. `message` is
+  // called for each message.
+  void Handle(int fd,
               const std::function<void(Peer* peer, const HostMessage& message)>&
                   message);
   // Removes those that are gone. Returns the ids of those that had enrolled,

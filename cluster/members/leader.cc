@@ -12,10 +12,14 @@
 
 namespace capstan {
 
-std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
-
 std::string KeyOfHosts(const MembersOptions& options) {
   return options.run_key + "-hosts";
+}
+
+ChangingHosts::Ending EndingWithout(const ChangingHosts::World& world) {
+  if (world.left_out) return {world.why, /*failed=*/true};
+  return {"this host has left the run", /*failed=*/false, /*stops=*/false,
+          /*code=*/0};
 }
 
 Leader::Leader(const MembersOptions& options, const std::string& id,
@@ -270,9 +274,7 @@ void Leader::HandOver(const Roster::World& next) {
   world_ = left;
   server_->Close();
   // What remains are this host's ranks.
-  ending_ = {left.left_out ? next.why : "this host has left the run",
-             /*failed=*/left.left_out, /*stops=*/false,
-             /*code=*/left.left_out ? 1 : 0};
+  ending_ = EndingWithout(world_);
 }
 
 void Leader::EndAll(const ChangingHosts::Ending& ending) {

@@ -85,8 +85,9 @@ class Leader {
   bool finishing_ = false;  // some ranks of the world have ended in order
 };
 
-// The name in a host's id.
-std::string NameIn(const std::string& id);
+// How the run ends for a host that `world` doesn't have, as it left or was left
+// out.
+ChangingHosts::Ending EndingWithout(const ChangingHosts::World& world);
 
 // The value of a key of a message, or `otherwise`.
 template <typename T>

@@ -9,16 +9,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
 #include "base/status.h"
+#include "cluster/launch/environment.h"
 #include "cluster/launch/rank_info.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
@@ -41,8 +39,7 @@ constexpr seconds kLateLeader{30};
 
 // As cluster/comm tells hosts apart.
 std::string OwnName() {
-  const char* const id = std::getenv("CAPSTAN_HOST_ID");
-  std::string name = id != nullptr && *id != '\0' ? id : HostName();
+  std::string name = Variable("CAPSTAN_HOST_ID").value_or(HostName());
   std::replace(name.begin(), name.end(), '/', '_');
   return name.substr(0, kMaxNameBytes);
 }
@@ -444,12 +441,9 @@ void Members::HandleDecided(const HostMessage& message) {
   world.left_out = state_.left_out.count(NameIn(id_)) > 0;
   world.why = HostField<std::string>(message, "why");
   state_.world = std::move(world);
-  if (state_.world.node_rank >= 0 || (!leaving_ && !state_.world.left_out))
-    return;
-  state_.ending = {
-      state_.world.left_out ? state_.world.why : "this host has left the run",
-      /*failed=*/state_.world.left_out, /*stops=*/false,
-      /*code=*/state_.world.left_out ? 1 : 0};
+  if (state_.world.node_rank < 0 && (leaving_ || state_.world.left_out)) {
+    state_.ending = EndingWithout(state_.world);
+  }
 }
 
 void Members::LoseLeader(bool gentle) {

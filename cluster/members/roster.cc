@@ -20,11 +20,8 @@ constexpr std::chrono::seconds kTakeOver{2};
 // Ranks that have lost others may say so before those are known to be gone.
 constexpr std::chrono::seconds kHintGathering{1};
 
-std::string BareName(const std::string& id) {
-  return id.substr(0, id.find('/'));
-}
 std::string NameOf(const std::string& id) {
-  return absl::StrCat("host ", BareName(id));
+  return absl::StrCat("host ", NameIn(id));
 }
 
 std::string RanksText(int ranks) {
@@ -32,6 +29,8 @@ std::string RanksText(int ranks) {
 }
 
 }  // namespace
+
+std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
 
 const Roster::Host* Roster::Find(const std::string& id) const {
   const auto found = std::find_if(hosts_.begin(), hosts_.end(),
@@ -68,7 +67,7 @@ void Roster::Came(const std::string& id, Deadline now, int64_t number) {
   if (Find(id) == nullptr) {
     hosts_.push_back({id});
     // A launcher that was told so, and was started again.
-    hosts_.back().left_out = left_out_.count(BareName(id)) > 0;
+    hosts_.back().left_out = left_out_.count(NameIn(id)) > 0;
   }
   Find(id)->here = true;
   Find(id)->silent = false;
@@ -104,7 +103,7 @@ void Roster::Leaving(const std::string& id, Deadline now) {
 
 void Roster::Drop(Host* host) {
   host->left_out = true;
-  left_out_.insert(BareName(host->id));
+  left_out_.insert(NameIn(host->id));
 }
 
 bool Roster::DropNewcomers() {

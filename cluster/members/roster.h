@@ -15,6 +15,9 @@
 
 namespace capstan {
 
+// The name in a host's id (Roster::Came).
+std::string NameIn(const std::string& id);
+
 // Decides which hosts a run goes on with, from who comes, leaves and dies. The
 // leader's launcher has one. Knows no sockets; time is what the caller says.
 // Not thread-safe.
@@ -103,7 +106,6 @@ class Roster {
   // When Next and End are to be asked again, if nothing happens.
   Deadline next_event() const { return next_event_; }
 
-  const World& world() const { return world_; }
   // Names of hosts that the run isn't to have again.
   const std::set<std::string>& left_out() const { return left_out_; }
   void set_left_out(std::set<std::string> names) {

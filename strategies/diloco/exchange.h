@@ -45,7 +45,6 @@ class Exchange {
                         int replicas);
 
  private:
-  void SendFloats();
   void SendBytes();
   // Throws if a rank's failure has cut the exchange off: `marks` of the ranks
   // whose sum is known.
