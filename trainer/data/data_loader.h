@@ -117,9 +117,8 @@ bool RemoveForgotten(const std::set<int64_t>& forgotten,
                      const DatasetReader& data, std::vector<int64_t>* samples,
                      std::vector<int64_t>* positions);
 
-// Selects a rank's samples: of the step at position s, positions s +
-// FirstSample
-// .. + micro_batch_size - 1 of the order.
+// Selects a rank's samples: of the step at position s, in the order,
+// micro_batch_size from s + BatchShares::FirstSample on.
 struct DataLoaderOptions {
   DataOrder order;
   BatchShares shares;
