@@ -5,8 +5,9 @@
     ./bazelw build //trainer:all
     bench/worlds.py [--minutes=30] [--every=30] [--worlds=4,3,5,2,6] [--strategy=capstan.ddp]
 
-Hosts are processes of this machine, with a rank each. Every so many seconds at least
-one is killed (SIGKILL to launcher and rank), and as many come as the next world needs.
+Hosts are processes of this machine, with a rank each. Every so many seconds one is killed
+(SIGKILL to launcher and rank); of the others, as many leave with notice (SIGTERM) or come
+as the next world needs.
 Then the same steps are done by one rank that nobody disturbs, with the same deterministic
 sums. Prints a table in Markdown: each kind of change, and the seconds without progress;
 goodput (the share of the time that went into steps that count); both runs' sha256.
@@ -56,6 +57,7 @@ class Hosts:
         self.arguments = arguments
         self.logs = logs
         self.living = []
+        self.leaving = []
         self.started = 0
 
     def start(self):
@@ -65,6 +67,12 @@ class Hosts:
             self.arguments, stdout=log, stderr=log, start_new_session=True,
             env=dict(os.environ, OMP_NUM_THREADS="1",
                      CAPSTAN_HOST_ID=f"host{self.started}")))
+
+    def leave(self, index):
+        """Tells a host, as a spot instance is told, that it goes."""
+        process = self.living.pop(index)
+        process.terminate()
+        self.leaving.append(process)
 
     def kill(self, index):
         process = self.living.pop(index)
@@ -78,6 +86,7 @@ class Hosts:
         return all(process.poll() is not None for process in self.living)
 
     def end(self):
+        self.living += self.leaving
         while self.living:
             self.kill(0)
 
@@ -112,8 +121,9 @@ def disturb(hosts, metrics, worlds, every, chance):
             before, after = worlds[at % len(worlds)], worlds[(at + 1) % len(worlds)]
             at += 1
             next_change = now + every
-            for _ in range(max(1, before - after)):
-                hosts.kill(chance.randrange(len(hosts.living)))
+            hosts.kill(chance.randrange(len(hosts.living)))
+            while len(hosts.living) > after:
+                hosts.leave(chance.randrange(len(hosts.living)))
             changing = ((before, after), now, lines)
             while len(hosts.living) < after:
                 hosts.start()

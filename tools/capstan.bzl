@@ -416,21 +416,49 @@ def capstan_plugin(
             deps = [Label("//tests/conformance:" + suite) for suite in conformance] + test_deps,
         )
 
+# Folders whose tests see no at::Tensor. They are compiled without optimisation.
+_PLAIN_TESTS = ["base", "cluster/launch", "cluster/members", "desk", "host", "text"]
+
+def _test_pch():
+    """The header of tools/pch for the package's tests, and its level of optimisation."""
+    package = native.package_name()
+    for folder in _PLAIN_TESTS:
+        if (package + "/").startswith(folder + "/"):
+            return "plain_test", "-O0"
+    return "test", "-O1"
+
 def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
     """A googletest against the core's shared library.
 
     Its own code is hardly optimised, which halves what it takes to compile; what
     it tests is the same objects that the trainer is made of.
     """
+    pch, level = _test_pch()
     native.cc_test(
         name = name,
         srcs = srcs,
-        copts = ["-O1"] + _pch_copts("test"),
+        copts = [level] + _pch_copts(pch),
         linkstatic = True,
         size = size,
-        deps = deps + _pch_deps("test") + [
+        deps = deps + _pch_deps(pch) + [
             "//trainer:desk" if native.package_name().startswith("desk/") else _CORE,
             "@system//:gtest_main",
         ],
+        **kwargs
+    )
+
+def program_test(name, deps = [], **kwargs):
+    """A googletest that starts programs and has nothing of the core in its own process.
+
+    Args:
+      name: as ever.
+      deps: as ever.
+      **kwargs: as ever.
+    """
+    native.cc_test(
+        name = name,
+        copts = ["-O0"] + _pch_copts("plain_test"),
+        linkstatic = True,
+        deps = deps + _pch_deps("plain_test"),
         **kwargs
     )

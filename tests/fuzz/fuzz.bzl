@@ -27,10 +27,7 @@ def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = [], seconds 
         corpus = native.glob([folder + "/*"])
     native.cc_test(
         name = name,
-        srcs = srcs + select({
-            "//tests/fuzz:libfuzzer": [],
-            "//conditions:default": ["//tests/fuzz:replay_main.cc"],
-        }),
+        srcs = srcs,
         args = [
             native.package_name() + "/" + folder,
             "--seconds=%d" % seconds,
@@ -46,6 +43,9 @@ def fuzz_target(name, srcs, parts, deps = [], corpus = None, data = [], seconds 
         tags = ["fuzz"],
         deps = deps + select({
             "//tests/fuzz:libfuzzer": parts,
-            "//conditions:default": ["//trainer:desk"],
+            "//conditions:default": [
+                "//tests/fuzz:replay_main",
+                "//trainer:desk",
+            ],
         }),
     )
