@@ -155,11 +155,17 @@ test_image() {
 
 roots=${ROOTS:-$work/roots}
 mkdir -p "$roots"
+declare -A making
 for suite in bullseye bookworm trixie; do
-  if [ ! -e "$roots/$suite/etc/debian_version" ]; then
-    debootstrap --variant=minbase "$suite" "$roots/$suite" "$mirror" \
-      >"$work/debootstrap" 2>&1 ||
-      { tail -n5 "$work/debootstrap" && echo "FAILED: debootstrap $suite" &&
+  [ ! -e "$roots/$suite/etc/debian_version" ] || continue
+  debootstrap --variant=minbase "$suite" "$roots/$suite" "$mirror" \
+    >"$work/debootstrap_$suite" 2>&1 &
+  making[$suite]=$!
+done
+for suite in bullseye bookworm trixie; do
+  if [ -n "${making[$suite]-}" ]; then
+    wait "${making[$suite]}" ||
+      { tail -n5 "$work/debootstrap_$suite" && echo "FAILED: debootstrap $suite" &&
         exit 1; }
   fi
   in_root "$roots/$suite" | tee "$work/weights_$suite"
