@@ -124,32 +124,52 @@ TEST(StacksTest, AThreadThatTakesNoSignals) {
   EXPECT_THAT(stacks, HasSubstr("takes no signals"));
 }
 
+// What is written to a pipe until its last writer is gone. Closes it.
+std::string ReadAll(int fd) {
+  std::string text;
+  char bytes[4096];
+  for (ssize_t n; (n = read(fd, bytes, sizeof(bytes))) > 0;) {
+    text.append(bytes, static_cast<size_t>(n));
+  }
+  close(fd);
+  return text;
+}
+
 struct Ended {
   int status = 0;
   std::string err;
 };
 
-// A rank alone, in a child: what it says and how it ends.
-Ended InChild(const std::function<void()>& run) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
-    alarm(60);
-    run();
-    _exit(0);
+// A rank alone, in a child.
+class Child {
+ public:
+  explicit Child(void (*run)()) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(ends[1], STDERR_FILENO);
+      close(ends[1]);
+      alarm(60);
+      run();
+      _exit(0);
+    }
+    close(ends[1]);
+    err_ = ends[0];
   }
-  close(ends[1]);
-  Ended ended;
-  char bytes[4096];
-  for (ssize_t n; (n = read(ends[0], bytes, sizeof(bytes))) > 0;) {
-    ended.err.append(bytes, static_cast<size_t>(n));
+
+  // What it says and how it ends. Once.
+  Ended Wait() {
+    Ended ended;
+    ended.err = ReadAll(err_);
+    EXPECT_EQ(waitpid(pid_, &ended.status, 0), pid_);
+    return ended;
   }
-  close(ends[0]);
-  EXPECT_EQ(waitpid(child, &ended.status, 0), child);
-  return ended;
-}
+
+ private:
+  pid_t pid_ = -1;
+  int err_ = -1;
+};
 
 int Reports(const std::string& err) {
   int reports = 0;
@@ -171,90 +191,64 @@ void Sleep(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-TEST(WatchdogTest, EndsWhatDoesNotMove) {
-  const Ended ended = InChild([] {
-    auto watchdog = Watchdog::Start(Fast());
-    LogPhase("forward");
-    const Watchdog::Activity activity(watchdog->get(), "step", 13);
-    Sleep(50.0);
-  });
-  ASSERT_TRUE(WIFEXITED(ended.status));
-  EXPECT_EQ(WEXITSTATUS(ended.status), kHungExitCode);
-  EXPECT_THAT(ended.err, HasSubstr("WARNING: no step for "));
-  EXPECT_THAT(ended.err, HasSubstr("s (limit 1 s): rank 0 is late: in forward "
-                                   "of step 13 for "));
-  EXPECT_THAT(ended.err, HasSubstr("stacks of rank 0:"));
-  EXPECT_THAT(ended.err, HasSubstr("exit code 75"));
+// ---- What the ranks of WatchdogTest do, each alone.
+
+void DoesNotMove() {
+  auto watchdog = Watchdog::Start(Fast());
+  LogPhase("forward");
+  const Watchdog::Activity activity(watchdog->get(), "step", 13);
+  Sleep(50.0);
 }
 
-TEST(WatchdogTest, WaitsForWhatMoves) {
-  const Ended ended = InChild([] {
-    WatchOptions options = Fast();
-    options.ceiling_seconds = 2.0;
-    auto watchdog = Watchdog::Start(options);
-    const Watchdog::Activity activity(watchdog->get(), "saving", 13);
-    for (int i = 0; i < 80; ++i) {
-      Sleep(0.1);
-      CountProgress();
-    }
-  });
-  EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("WARNING: saving takes "));
+void Moves() {
+  WatchOptions options = Fast();
+  options.ceiling_seconds = 2.0;
+  auto watchdog = Watchdog::Start(options);
+  const Watchdog::Activity activity(watchdog->get(), "saving", 13);
+  for (int i = 0; i < 80; ++i) {
+    Sleep(0.1);
+    CountProgress();
+  }
 }
 
-TEST(WatchdogTest, OnlyReportsIfItShall) {
-  const Ended ended = InChild([] {
-    WatchOptions options = Fast();
-    options.abort = false;
-    auto watchdog = Watchdog::Start(options);
-    const Watchdog::Activity activity(watchdog->get(), "step", 13);
-    Sleep(5.0);
-  });
-  EXPECT_EQ(ended.status, 0) << ended.err;
-  // At 1, 2 and 4 s.
-  EXPECT_GE(Reports(ended.err), 2);
-  EXPECT_LE(Reports(ended.err), 3);
+void DoesNotMoveForAWhile() {
+  WatchOptions options = Fast();
+  options.abort = false;
+  auto watchdog = Watchdog::Start(options);
+  const Watchdog::Activity activity(watchdog->get(), "step", 13);
+  Sleep(5.0);
 }
 
-TEST(WatchdogTest, ActivitiesWithinTheirLimits) {
-  const Ended ended = InChild([] {
-    WatchOptions options;
-    options.floor_seconds = 2.0;
-    options.ceiling_seconds = 4.0;
-    auto watchdog = Watchdog::Start(options);
-    const Watchdog::Activity outer(watchdog->get(), "finishing", 13);
-    // Together beyond the limit, none of them alone; the outer one's clock
-    // stands still.
-    for (int i = 0; i < 12; ++i) {
-      const Watchdog::Activity inner(watchdog->get(), "evaluation", 13);
-      Sleep(0.5);
-    }
-  });
-  EXPECT_EQ(ended.status, 0);
-  EXPECT_EQ(ended.err, "");
-}
-
-// A laptop that sleeps, a job that is suspended: nobody is late.
-TEST(WatchdogTest, AStopOfAllIsNoAlarm) {
-  const Ended ended = InChild([] {
-    const pid_t self = getpid();
-    if (fork() == 0) {
-      Sleep(0.3);
-      kill(self, SIGSTOP);
-      Sleep(6.0);
-      kill(self, SIGCONT);
-      _exit(0);
-    }
-    WatchOptions options = Fast();
-    options.ceiling_seconds = 3.0;
-    auto watchdog = Watchdog::Start(options);
-    const Watchdog::Activity activity(watchdog->get(), "step", 13);
-    // The first ends with the stop; then the watchdog looks several times.
-    Sleep(0.6);
+void StaysWithinItsLimits() {
+  WatchOptions options;
+  options.floor_seconds = 2.0;
+  options.ceiling_seconds = 4.0;
+  auto watchdog = Watchdog::Start(options);
+  const Watchdog::Activity outer(watchdog->get(), "finishing", 13);
+  // Together beyond the limit, none of them alone; the outer one's clock
+  // stands still.
+  for (int i = 0; i < 12; ++i) {
+    const Watchdog::Activity inner(watchdog->get(), "evaluation", 13);
     Sleep(0.5);
-  });
-  EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(ended.err, Not(HasSubstr("WARNING")));
+  }
+}
+
+void IsStopped() {
+  const pid_t self = getpid();
+  if (fork() == 0) {
+    Sleep(0.3);
+    kill(self, SIGSTOP);
+    Sleep(6.0);
+    kill(self, SIGCONT);
+    _exit(0);
+  }
+  WatchOptions options = Fast();
+  options.ceiling_seconds = 3.0;
+  auto watchdog = Watchdog::Start(options);
+  const Watchdog::Activity activity(watchdog->get(), "step", 13);
+  // The first ends with the stop; then the watchdog looks several times.
+  Sleep(0.6);
+  Sleep(0.5);
 }
 
 // ---- Ranks that are processes, on hosts that aren't.
@@ -265,64 +259,150 @@ struct RunEnd {
 };
 
 // Forks a rank for each of `hosts`, the name of its host, which join their
-// ledgers and call `rank_main`. Kills those that are stopped once the first has
-// ended.
-RunEnd RunRanks(const std::vector<std::string>& hosts,
-                const WatchOptions& options,
-                const std::function<void(int rank, Watchdog*)>& rank_main) {
-  const int size = static_cast<int>(hosts.size());
-  std::string folder = testing::TempDir() + "/store_XXXXXX";
-  EXPECT_NE(mkdtemp(folder.data()), nullptr);
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  std::vector<pid_t> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    const pid_t child = fork();
-    if (child == 0) {
-      dup2(ends[1], STDERR_FILENO);
-      close(ends[0]);
-      close(ends[1]);
-      alarm(60);
-      setenv("CAPSTAN_HOST_ID", hosts[rank].c_str(), 1);
-      WantLedgers();
-      JoinLedgers(
-          rank, size,
-          c10::make_intrusive<c10d::FileStore>(folder + "/store", size));
-      auto watchdog = Watchdog::Start(options);
-      LogPhase("forward");
-      {
-        const Watchdog::Activity activity(watchdog->get(), "step", 13);
-        rank_main(rank, watchdog->get());
+// ledgers and call `rank_main`.
+class Ranks {
+ public:
+  Ranks(const std::vector<std::string>& hosts, double ceiling_seconds,
+        void (*rank_main)(int rank)) {
+    const int size = static_cast<int>(hosts.size());
+    WatchOptions options = Fast();
+    options.ceiling_seconds = ceiling_seconds;
+    std::string folder = testing::TempDir() + "/store_XXXXXX";
+    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      const pid_t child = fork();
+      if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        alarm(60);
+        setenv("CAPSTAN_HOST_ID", hosts[rank].c_str(), 1);
+        WantLedgers();
+        JoinLedgers(
+            rank, size,
+            c10::make_intrusive<c10d::FileStore>(folder + "/store", size));
+        auto watchdog = Watchdog::Start(options);
+        LogPhase("forward");
+        {
+          const Watchdog::Activity activity(watchdog->get(), "step", 13);
+          rank_main(rank);
+        }
+        watchdog->reset();
+        _exit(0);
       }
-      watchdog->reset();
-      _exit(0);
+      ranks_.push_back(child);
     }
-    ranks.push_back(child);
+    close(ends[1]);
+    err_ = ends[0];
   }
-  close(ends[1]);
-  RunEnd run;
-  run.statuses.resize(size);
-  EXPECT_EQ(waitpid(ranks[0], &run.statuses[0], 0), ranks[0]);
-  for (int rank = 1; rank < size; ++rank) {
-    siginfo_t stopped = {};
-    waitid(P_PID, ranks[rank], &stopped, WSTOPPED | WNOHANG | WNOWAIT);
-    if (stopped.si_pid != 0) kill(ranks[rank], SIGKILL);
-    EXPECT_EQ(waitpid(ranks[rank], &run.statuses[rank], 0), ranks[rank]);
+
+  // Waits for all; kills those that are stopped once the first has ended.
+  // Once.
+  RunEnd Wait() {
+    RunEnd run;
+    run.statuses.resize(ranks_.size());
+    EXPECT_EQ(waitpid(ranks_[0], &run.statuses[0], 0), ranks_[0]);
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      siginfo_t stopped = {};
+      waitid(P_PID, ranks_[rank], &stopped, WSTOPPED | WNOHANG | WNOWAIT);
+      if (stopped.si_pid != 0) kill(ranks_[rank], SIGKILL);
+      EXPECT_EQ(waitpid(ranks_[rank], &run.statuses[rank], 0), ranks_[rank]);
+    }
+    run.err = ReadAll(err_);
+    return run;
   }
-  char bytes[4096];
-  for (ssize_t n; (n = read(ends[0], bytes, sizeof(bytes))) > 0;) {
-    run.err.append(bytes, static_cast<size_t>(n));
-  }
-  close(ends[0]);
-  return run;
-}
+
+ private:
+  std::vector<pid_t> ranks_;
+  int err_ = -1;
+};
 
 // In the same all-reduce for ever.
-void Wait() {
+void WaitForOthers() {
   const CollectiveLog log(/*sees_ends=*/true);
   const CollectiveLabel label("bucket", 3);
   log.Started(log.Issued("all-reduce", 25 << 20));
   Sleep(50.0);
+}
+
+void OneIsLate(int rank) {
+  if (rank != 1) WaitForOthers();
+  Sleep(50.0);
+}
+
+void TheFirstIsStopped(int rank) {
+  if (rank == 0) raise(SIGSTOP);
+  WaitForOthers();
+}
+
+void TheLastIsLate(int rank) {
+  if (rank != 3) WaitForOthers();
+  Sleep(50.0);
+}
+
+void AHostIsStopped(int rank) {
+  Sleep(2.0);
+  if (rank >= 2) raise(SIGSTOP);
+  WaitForOthers();
+}
+
+// The processes of all tests below, which do nothing but wait: all are started
+// when the first test asks for its own.
+struct Processes {
+  Child does_not_move{DoesNotMove};
+  Child moves{Moves};
+  Child does_not_move_for_a_while{DoesNotMoveForAWhile};
+  Child stays_within_its_limits{StaysWithinItsLimits};
+  Child is_stopped{IsStopped};
+  Ranks one_is_late{{"a", "a", "a"}, 1.0, OneIsLate};
+  Ranks the_first_is_stopped{{"a", "a"}, 1.0, TheFirstIsStopped};
+  Ranks the_last_is_late{{"a", "a", "b", "b"}, 4.0, TheLastIsLate};
+  Ranks a_host_is_stopped{{"a", "a", "b", "b"}, 4.0, AHostIsStopped};
+};
+
+Processes& Started() {
+  static auto* const processes = new Processes;
+  return *processes;
+}
+
+TEST(WatchdogTest, EndsWhatDoesNotMove) {
+  const Ended ended = Started().does_not_move.Wait();
+  ASSERT_TRUE(WIFEXITED(ended.status));
+  EXPECT_EQ(WEXITSTATUS(ended.status), kHungExitCode);
+  EXPECT_THAT(ended.err, HasSubstr("WARNING: no step for "));
+  EXPECT_THAT(ended.err, HasSubstr("s (limit 1 s): rank 0 is late: in forward "
+                                   "of step 13 for "));
+  EXPECT_THAT(ended.err, HasSubstr("stacks of rank 0:"));
+  EXPECT_THAT(ended.err, HasSubstr("exit code 75"));
+}
+
+TEST(WatchdogTest, WaitsForWhatMoves) {
+  const Ended ended = Started().moves.Wait();
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("WARNING: saving takes "));
+}
+
+TEST(WatchdogTest, OnlyReportsIfItShall) {
+  const Ended ended = Started().does_not_move_for_a_while.Wait();
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  // At 1, 2 and 4 s.
+  EXPECT_GE(Reports(ended.err), 2);
+  EXPECT_LE(Reports(ended.err), 3);
+}
+
+TEST(WatchdogTest, ActivitiesWithinTheirLimits) {
+  const Ended ended = Started().stays_within_its_limits.Wait();
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.err, "");
+}
+
+// A laptop that sleeps, a job that is suspended: nobody is late.
+TEST(WatchdogTest, AStopOfAllIsNoAlarm) {
+  const Ended ended = Started().is_stopped.Wait();
+  EXPECT_EQ(ended.status, 0) << ended.err;
+  EXPECT_THAT(ended.err, Not(HasSubstr("WARNING")));
 }
 
 void ExpectHung(const RunEnd& run, const std::vector<int>& ranks) {
@@ -334,10 +414,7 @@ void ExpectHung(const RunEnd& run, const std::vector<int>& ranks) {
 }
 
 TEST(RanksTest, TheLateOneIsNamedOnce) {
-  const RunEnd run = RunRanks({"a", "a", "a"}, Fast(), [](int rank, Watchdog*) {
-    if (rank != 1) Wait();
-    Sleep(50.0);
-  });
+  const RunEnd run = Started().one_is_late.Wait();
   EXPECT_THAT(run.err, HasSubstr("rank 1 is late: in forward of step 13 for "));
   EXPECT_THAT(run.err, HasSubstr("ranks 0, 2 wait in all-reduce 1 of bucket 3 "
                                  "(25.0 MiB)"));
@@ -348,10 +425,7 @@ TEST(RanksTest, TheLateOneIsNamedOnce) {
 }
 
 TEST(RanksTest, WithoutTheFirstTheNextKeepsWatch) {
-  const RunEnd run = RunRanks({"a", "a"}, Fast(), [](int rank, Watchdog*) {
-    if (rank == 0) raise(SIGSTOP);
-    Wait();
-  });
+  const RunEnd run = Started().the_first_is_stopped.Wait();
   EXPECT_THAT(run.err, HasSubstr("rank 0 is late: in forward of step 13 for "));
   EXPECT_THAT(run.err, HasSubstr("stopped (SIGSTOP); rank 1 waits in"));
   ExpectHung(run, {1});
@@ -359,13 +433,7 @@ TEST(RanksTest, WithoutTheFirstTheNextKeepsWatch) {
 }
 
 TEST(RanksTest, AnotherHostsRankIsNamed) {
-  WatchOptions options = Fast();
-  options.ceiling_seconds = 4.0;
-  const RunEnd run =
-      RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
-        if (rank != 3) Wait();
-        Sleep(50.0);
-      });
+  const RunEnd run = Started().the_last_is_late.Wait();
   EXPECT_THAT(run.err, HasSubstr("rank 3 is late: in forward of step 13 for "));
   EXPECT_THAT(run.err, HasSubstr("ranks 0, 1, 2 wait in all-reduce 1"));
   EXPECT_THAT(run.err, HasSubstr("stacks of rank 3:"));
@@ -374,14 +442,7 @@ TEST(RanksTest, AnotherHostsRankIsNamed) {
 }
 
 TEST(RanksTest, AHostThatDoesNotAnswer) {
-  WatchOptions options = Fast();
-  options.ceiling_seconds = 4.0;
-  const RunEnd run =
-      RunRanks({"a", "a", "b", "b"}, options, [](int rank, Watchdog*) {
-        Sleep(2.0);
-        if (rank >= 2) raise(SIGSTOP);
-        Wait();
-      });
+  const RunEnd run = Started().a_host_is_stopped.Wait();
   EXPECT_THAT(run.err, HasSubstr("host b (ranks 2, 3) doesn't answer since "));
   EXPECT_THAT(run.err, HasSubstr("ranks 0, 1 wait in all-reduce 1"));
   EXPECT_EQ(Reports(run.err), 1) << run.err;

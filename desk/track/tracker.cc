@@ -301,7 +301,7 @@ absl::Status Tracker::Wait(const absl::Status& outage) {
     std::cerr << "NOTE: " << PrintableText(outage.message()) << "; trying again"
               << std::endl;
   }
-  next_push_ = now + BackoffSeconds(failures_++);
+  next_push_ = now + BackoffSeconds(failures_++, options_.every_seconds);
   if (!state_.ended || now - outage_began_ < options_.patience_seconds) {
     return absl::OkStatus();
   }

@@ -49,6 +49,12 @@ both() {
   expect_same "$name" "$out"
 }
 
+# A host that waits alone ends by a signal. It waits beside what follows.
+on 1 timeout -s TERM 10 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
+  --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
+  --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
+waits=$!
+
 reference
 
 # Our launcher.
@@ -228,11 +234,8 @@ done
 wait
 expect_text "$work/apart.1.log" "ERROR" "must be a folder that all hosts share"
 
-# A host that waits alone ends by a signal.
-on 1 timeout -s TERM 10 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
-  --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
-  --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
-wait
+# The host that has waited alone.
+wait "$waits" 2>/dev/null || true
 expect_text "$work/waits.log" "stopped before the ranks had met"
 
 # A link that is cut without a word: each host says that it doesn't hear the other, and

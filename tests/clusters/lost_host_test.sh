@@ -7,6 +7,12 @@
 source "$(dirname "$0")/common.sh"
 need ip python3
 need_root "ip netns"
+# Of its own, so that what is left there is this test's.
+if [ -z "${OWN_SHARED_MEMORY:-}" ]; then
+  rmdir "$work"
+  OWN_SHARED_MEMORY=1 exec unshare --mount "$0"
+fi
+mount -t tmpfs none /dev/shm
 
 readonly steps=150
 readonly net="cam$$"

@@ -47,10 +47,10 @@ TEST(LimitsTest, AStackThatIsTooSmall) {
 TEST(LimitsTest, CpuTimeThatRunsOut) {
   for (const int ranks : {1, 2}) {
     const RunText run = RunText().Ddp(ranks).Train("max_steps: 10000000");
-    const TrainerResult result = RunLimited(run, RLIMIT_CPU, 8);
+    const TrainerResult result = RunLimited(run, RLIMIT_CPU, 4);
     EXPECT_EQ(result.exit_code, 128 + SIGXCPU) << result.err;
     EXPECT_THAT(result.err,
-                HasSubstr("the 8 s of CPU time that a process may take (ulimit "
+                HasSubstr("the 4 s of CPU time that a process may take (ulimit "
                           "-t) are nearly used up: stopped after step "));
     EXPECT_THAT(result.err, HasSubstr("go on with: "));
     EXPECT_TRUE(result.all_gone);

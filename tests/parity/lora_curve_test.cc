@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "tests/conformance/difference.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
@@ -65,6 +66,9 @@ TEST_P(LoraCurveTest, Float32) {
   const int ranks = std::get<1>(GetParam());
   for (const int accumulation : {1, 2}) {
     for (const char* checkpointing : {"NONE", "EVERY_UNIT"}) {
+      // Two ranks have all four.
+      const bool checkpoints = checkpointing != absl::string_view("NONE");
+      if (ranks == 1 && (accumulation > 1) != checkpoints) continue;
       SCOPED_TRACE(absl::StrCat(accumulation, " ", checkpointing));
       RunText run = TwentySteps(kGlobalBatch / ranks / accumulation, "fp32");
       run.Train(absl::StrCat("activation_checkpointing: ", checkpointing));

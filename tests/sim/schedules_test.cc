@@ -20,7 +20,7 @@ using ::testing::SizeIs;
 
 TEST(SchedulesTest, ViolateNothing) {
   BatchOptions options;
-  options.count = 4000;
+  options.count = 2000;
   // A busy machine plays fewer.
   options.seconds = 80;
   const BatchResult result = PlayMany(options);
