@@ -33,8 +33,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// For the handshake with a host.
-constexpr milliseconds kGreetLimit{5000};
 constexpr milliseconds kPause{100};
 // Between looks for another leader.
 constexpr seconds kRivalPause{1};
@@ -161,8 +159,10 @@ absl::Status Members::SetUp() {
   }
   server_ = std::make_unique<HostServer>(epoll_.get(), key_, options_.token,
                                          options_.silence);
+  // The next leader first asks the last one, which must not find itself alone
+  // before.
   greeter_ = std::make_unique<Greeter>(epoll_.get(), key_, options_.token,
-                                       std::min(kGreetLimit, options_.silence));
+                                       options_.silence / 4);
   WatchSocket(epoll_.get(), timer_.get());
   next_round_ = MeetingClock::now();
   SetTimer();

@@ -112,4 +112,51 @@ for k in 1 2; do
   grep -q "two srun at once: $k .* the same weights" "$table" ||
     fail "two srun at once: $k"
 done
+
+# Hosts that come and go, each a job: others join the first, scancel is a notice, and a
+# node that is lost goes with its host.
+cat >"$work/worlds.sh" <<SCRIPT
+#!/bin/sh
+export CAPSTAN_HOST_ID=\$SLURM_JOB_ID
+exec "$trainer" --config="$config" --set output_dir="$work/worlds" \
+  --rendezvous=127.0.0.1:29598 --set launch.processes=1 --set launch.max_processes=4 \
+  --set launch.max_restarts=9 --set batch.global_batch_size=24 --set train.max_steps=200
+SCRIPT
+# host NODE: a job's number.
+host() {
+  sbatch --parsable --no-requeue -N1 -n1 -w "$1" -o "$work/worlds.%j.log" "$work/worlds.sh"
+}
+first=$(host n1)
+second=$(host n2)
+third=$(host n2)
+for k in $second $third; do
+  until grep -q "host $k has come" "$work/worlds.$first.log"; do
+    [ "$(squeue -h -j "$first" -o %t 2>/dev/null)" = R ] || break
+    # sleeps: polls
+    sleep 0.05
+  done
+done
+scancel "$second"
+until grep -q "has left the run" "$work/worlds.$second.log"; do
+  [ -n "$(squeue -h -j "$third" -o %t 2>/dev/null)" ] || break
+  # sleeps: polls
+  sleep 0.05
+done
+scontrol update NodeName=n1 State=DOWN Reason=test
+job=$third
+while case "$(state)" in PD | R | CG) true ;; *) false ;; esac do
+  # sleeps: polls
+  sleep 0.1
+done
+expect_text "$work/worlds.$second.log" "SIGTERM: this host leaves the run" \
+  "this host has left the run"
+expect_text "$work/worlds.$third.log" "going on with 1 host, 1 rank" "completed"
+python3 - "$work/worlds" <<'PY' || fail "the jobs that join a run"
+import json, os, sys
+lines = map(json.loads, open(sys.argv[1] + "/metrics.jsonl"))
+steps = [m["step"] for m in lines if "loss" in m]
+assert os.path.exists(sys.argv[1] + "/final/model.safetensors")
+sys.exit(0 if steps == list(range(1, 201)) else 1)
+PY
+scontrol update NodeName=n1 State=RESUME
 end
