@@ -27,6 +27,10 @@ std::string FrameOf(absl::string_view payload) {
 
 }  // namespace
 
+bool HostConnection::silent() const {
+  return error_ != 0 && error_ != ECONNRESET && error_ != EPIPE;
+}
+
 void HostConnection::Watch(int epoll) {
   const uint32_t events = EPOLLIN | (blocked() ? EPOLLOUT : 0);
   if (events == watched_) return;
@@ -74,7 +78,6 @@ void HostConnection::Receive() {
       continue;
     } else {
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      silent_ = n < 0 && errno != ECONNRESET;
       return Fail(n < 0 ? errno : 0);
     }
   }

@@ -43,7 +43,7 @@ class HostConnection {
   // False once the other end is gone, or has sent what it mayn't.
   bool alive() const { return alive_; }
   // Whether it ended since the other host doesn't answer.
-  bool silent() const { return silent_; }
+  bool silent() const;
   // The system's reason for its end; 0: there is none.
   int error() const { return error_; }
   // Whether there is output that the socket didn't take.
@@ -72,7 +72,6 @@ class HostConnection {
  private:
   SocketFd fd_;
   bool alive_ = true;
-  bool silent_ = false;
   int error_ = 0;
   uint32_t watched_ = 0;  // epoll's events; 0: none
   FrameBuffer input_{size_t{1} << 20};
