@@ -176,7 +176,7 @@ for ((i = 0; i < 600; i++)); do
   sleep 0.1
 done
 reach cut $(($(lines cut) + 10))
-kill -INT "${started[0]}"
+kill -INT "$(pgrep -P "${started[0]}")" # timeout would send it twice
 wait "${started[@]}" || [ $? -eq 130 ] || fail "the end of the run that was cut"
 cat "$work"/cut.[12].log >"$work/cut.log" # either led
 expect_text "$work/cut.log" "is gone: going on with 2 hosts" \
