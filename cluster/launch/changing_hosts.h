@@ -56,8 +56,9 @@ class ChangingHosts {
   // What this host waits for, for people.
   virtual std::string Waits() const = 0;
 
-  // A rank of `world` has finished a step. Cheap after the first call.
-  virtual void Progressed(int64_t world) = 0;
+  // The ranks of `world` have finished `step`, as far as is known before each
+  // call of Handle. Cheap.
+  virtual void Progressed(int64_t world, int64_t step) = 0;
   // The ranks of `world` have been started here.
   virtual void Entered(int64_t world) = 0;
   // Ranks of this host have died in `world`, after `step` (negative: before

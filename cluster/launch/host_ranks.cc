@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/exit_codes.h"
 #include "base/status.h"
 #include "base/subprocess.h"
 
@@ -58,6 +59,64 @@ bool HostRanks::AllAre(RankOutcome::Kind kind) const {
          std::all_of(ranks_.begin(), ranks_.end(), [kind](const auto& rank) {
            return rank->Outcome()->kind == kind;
          });
+}
+
+absl::optional<RankOutcome> HostRanks::Stopped() const {
+  absl::optional<RankOutcome> stopped;
+  for (const auto& rank : ranks_) {
+    const absl::optional<RankOutcome> outcome = rank->Outcome();
+    if (!outcome.has_value() || outcome->kind != RankOutcome::kStopped) {
+      continue;
+    }
+    if (!stopped.has_value() || stopped->stop_signal == 0) stopped = outcome;
+  }
+  return stopped;
+}
+
+void HostRanks::NoteFailures(bool stopping) {
+  for (int rank = 0; rank < size(); ++rank) {
+    const absl::optional<RankOutcome> outcome = Outcome(rank);
+    if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
+    if (outcome->kind == RankOutcome::kLeft) continue;
+    if (outcome->kind == RankOutcome::kStopped &&
+        (outcome->stop_signal != 0 || stopping)) {
+      continue;
+    }
+    if (std::find(failures_.begin(), failures_.end(), rank) !=
+        failures_.end()) {
+      continue;
+    }
+    if (failures_.empty()) failed_at_ = std::chrono::steady_clock::now();
+    failures_.push_back(rank);
+  }
+}
+
+int HostRanks::Cause() const {
+  const auto own =
+      std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
+        return Outcome(rank)->kind != RankOutcome::kLostPeer;
+      });
+  return own != failures_.end() ? *own : failures_.front();
+}
+
+std::string HostRanks::CauseText() const {
+  const int cause = Cause();
+  const std::string message = Outcome(cause)->message;
+  const bool all_say_so =
+      static_cast<int>(failures_.size()) == size() &&
+      std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+        return rank->Outcome()->message == message;
+      });
+  return all_say_so ? message
+                    : absl::StrCat("[rank ", first_ + cause, "] ", message);
+}
+
+bool HostRanks::AnyHung() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+    const absl::optional<RankOutcome> outcome = rank->Outcome();
+    return outcome.has_value() && outcome->kind == RankOutcome::kDied &&
+           outcome->exit_code == kHungExitCode;
+  });
 }
 
 int HostRanks::Frozen() const {

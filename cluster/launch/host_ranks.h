@@ -4,8 +4,10 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -37,6 +39,25 @@ class HostRanks {
   bool AllHaveOutcome() const;
   // Whether all have ended like this.
   bool AllAre(RankOutcome::Kind kind) const;
+  // Of those that have ended by a stop, the one that knows the signal, if any.
+  absl::optional<RankOutcome> Stopped() const;
+
+  // Notes which have failed by now. A rank's stop is no failure if it was asked
+  // for, by a signal to it or, if `stopping`, to the run.
+  void NoteFailures(bool stopping);
+  bool failed() const { return !failures_.empty(); }
+  // When the first was noted.
+  std::chrono::steady_clock::time_point failed_at() const { return failed_at_; }
+  // The failure to report: a rank that only lost its peer isn't the cause,
+  // unless that holds for all. failed().
+  int Cause() const;
+  // Its message, with its number unless all say so.
+  std::string CauseText() const;
+  // The others have died of it.
+  void OnlyFailed(int local) { failures_ = {local}; }
+  // Whether the watchdog has ended any: others may have failed because of it.
+  bool AnyHung() const;
+
   // The first that is stopped (SIGSTOP), or -1.
   int Frozen() const;
 
@@ -55,6 +76,8 @@ class HostRanks {
  private:
   int first_ = 0;
   std::vector<std::unique_ptr<RankProcess>> ranks_;
+  std::vector<int> failures_;  // in order of arrival
+  std::chrono::steady_clock::time_point failed_at_;
 };
 
 // Prints, whether or not a progress bar has the terminal's line.

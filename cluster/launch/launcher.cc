@@ -82,9 +82,6 @@ class Supervisor {
   void Pause();
   // Ends a run that was asked to stop but has a suspended rank.
   bool EndsFrozen();
-  void NoteFailures();
-  // Returns the failure to report, an index of ranks_. failures_ isn't empty.
-  int Cause() const;
   // Whether the first failure is a death after which the ranks are restarted;
   // if so, all have ended on return.
   bool EndForRestart();
@@ -97,6 +94,7 @@ class Supervisor {
   Place place_;
   ChangingHosts* const hosts_;  // or null
   int64_t world_ = 0;           // of hosts_
+  bool progressed_ = false;     // they know that world_ has done a step
   bool left_ = false;           // by SIGTERM, hosts_ are to go on
   BlockedSignals signals_;
   Restarts restarts_;
@@ -109,8 +107,6 @@ class Supervisor {
   Clock::time_point last_signal_at_;
   absl::optional<Clock::time_point> frozen_since_;
   bool killed_by_user_ = false;
-  std::vector<int> failures_;  // local ranks in order of arrival
-  Clock::time_point failed_at_;
   absl::optional<Clock::time_point> ending_at_;
   bool killed_ = false;
 };
@@ -140,6 +136,7 @@ absl::Status Supervisor::Start(const RankMain& rank_main) {
   info.restart = restarts_.done();
   info.mirror_fds = mirror_fds_;
   progress_->page().step = -1;
+  progressed_ = false;
   CAPSTAN_ASSIGN_OR_RETURN(info.threads, ThreadsPerRank(info.local_world_size));
   if (hosts_ != nullptr) {
     const SocketFd listening(hosts_->TakeListening());
@@ -191,9 +188,9 @@ absl::Status Supervisor::Fork(const RankInfo& info, const RankMain& rank_main) {
 
 absl::optional<Clock::time_point> Supervisor::Deadline() const {
   if (frozen_since_.has_value()) return *frozen_since_ + kFrozenGrace;
-  if (failures_.empty() || killed_) return absl::nullopt;
+  if (!ranks_.failed() || killed_) return absl::nullopt;
   if (ending_at_.has_value()) return *ending_at_ + kEndGrace;
-  return failed_at_ + kReportGrace;
+  return ranks_.failed_at() + kReportGrace;
 }
 
 void Supervisor::WaitForEvents() {
@@ -216,7 +213,7 @@ void Supervisor::WaitForEvents() {
   }
   // Nor about the world's first step.
   constexpr int kFirstStepMs = 100;
-  if (hosts_ != nullptr && progress_->page().step < 0) {
+  if (hosts_ != nullptr && !progressed_) {
     timeout_ms =
         timeout_ms < 0 ? kFirstStepMs : std::min(timeout_ms, kFirstStepMs);
   }
@@ -288,33 +285,6 @@ bool Supervisor::EndsFrozen() {
       "checkpoint of its last steps\n"));
   ranks_.KillAll();
   return true;
-}
-
-void Supervisor::NoteFailures() {
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
-    if (!outcome.has_value() || outcome->kind == RankOutcome::kOk) continue;
-    if (outcome->kind == RankOutcome::kLeft) continue;
-    if (outcome->kind == RankOutcome::kStopped &&
-        (outcome->stop_signal != 0 || stop_signal_ != 0)) {
-      continue;
-    }
-    if (std::find(failures_.begin(), failures_.end(), rank) !=
-        failures_.end()) {
-      continue;
-    }
-    if (failures_.empty()) failed_at_ = Clock::now();
-    failures_.push_back(rank);
-  }
-}
-
-// A rank that only lost its peer isn't the cause, unless that holds for all.
-int Supervisor::Cause() const {
-  const auto own =
-      std::find_if(failures_.begin(), failures_.end(), [this](int rank) {
-        return ranks_.Outcome(rank)->kind != RankOutcome::kLostPeer;
-      });
-  return own != failures_.end() ? *own : failures_.front();
 }
 
 absl::Status Supervisor::LeaveHosts() {
@@ -404,7 +374,7 @@ bool Supervisor::EndedElsewhere() {
     ranks_.SignalAll(SIGINT);
     return false;
   }
-  if (!ending.failed || !failures_.empty()) return false;
+  if (!ending.failed || ranks_.failed()) return false;
   ranks_.KillAll();
   ranks_.PrintOutputLeft();
   return true;
@@ -416,22 +386,24 @@ bool Supervisor::EndedInOrder() const {
 }
 
 bool Supervisor::LeaveWorld() {
+  const int64_t step = progress_->page().step;
+  progressed_ = step >= 0;
+  if (progressed_) hosts_->Progressed(world_, step);
   hosts_->Handle();
-  if (progress_->page().step >= 0) hosts_->Progressed(world_);
   const ChangingHosts::World& next = hosts_->world();
   if (next.number <= world_) {
     return ranks_.AllAre(RankOutcome::kLeft);
   }
   // They have ended before they heard of it, or by their own error.
   if (EndedInOrder()) return false;
-  if (!failures_.empty() &&
-      ranks_.Outcome(Cause())->kind == RankOutcome::kFailed) {
+  if (ranks_.failed() &&
+      ranks_.Outcome(ranks_.Cause())->kind == RankOutcome::kFailed) {
     return false;
   }
   if (next.gentle) progress_->page().world_changes = next.saves ? 2 : 1;
   // If one dies now, the others lose it. Before the first step there is nothing
   // to lose, and the ranks may wait for one that won't come.
-  if (!next.gentle || !failures_.empty() || progress_->page().step < 0) {
+  if (!next.gentle || ranks_.failed() || !progressed_) {
     ranks_.KillAll();
   }
   if (!ranks_.AllExited()) return false;
@@ -444,7 +416,7 @@ bool Supervisor::EndForRestart() {
   if (hosts_ == nullptr && (!restarts_.on() || stop_signal_ != 0)) {
     return false;
   }
-  const int cause = Cause();
+  const int cause = ranks_.Cause();
   const RankOutcome outcome = *ranks_.Outcome(cause);
   if (outcome.kind == RankOutcome::kFailed ||
       outcome.kind == RankOutcome::kStopped) {
@@ -452,7 +424,7 @@ bool Supervisor::EndForRestart() {
   }
   // A rank that only lost its peer may be the first to report.
   if (outcome.kind == RankOutcome::kLostPeer && !ranks_.AllHaveOutcome() &&
-      Clock::now() < failed_at_ + kReportGrace) {
+      Clock::now() < ranks_.failed_at() + kReportGrace) {
     return false;
   }
   ranks_.KillAll();
@@ -472,7 +444,7 @@ bool Supervisor::EndForRestart() {
   }
   if (!restarts_.Again(progress_->page().step, !gone.empty())) {
     // The others have died of this.
-    failures_ = {cause};
+    ranks_.OnlyFailed(cause);
     return false;
   }
   ranks_.PrintOutputLeft();
@@ -484,27 +456,19 @@ bool Supervisor::EndForRestart() {
 
 void Supervisor::PrintCause() {
   ranks_.PrintOutputLeft();
-  const int cause = Cause();
-  const std::string message = ranks_.Outcome(cause)->message;
-  bool all_say_so = static_cast<int>(failures_.size()) == ranks_.size();
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
-    all_say_so &= outcome.has_value() && outcome->message == message;
-  }
-  const bool own = ranks_.Outcome(cause)->kind == RankOutcome::kFailed;
-  PrintToStderr(absl::StrCat(
-      "ERROR: ",
-      all_say_so ? "" : absl::StrCat("[rank ", ranks_.first() + cause, "] "),
-      message, own ? "" : restarts_.Ending(), "\n"));
+  const bool own = ranks_.Outcome(ranks_.Cause())->kind == RankOutcome::kFailed;
+  PrintToStderr(absl::StrCat("ERROR: ", ranks_.CauseText(),
+                             own ? "" : restarts_.Ending(), "\n"));
 }
 
 void Supervisor::EndAfterFailure() {
   const Clock::time_point now = Clock::now();
   if (!ending_at_.has_value()) {
-    if (!ranks_.AllHaveOutcome() && now < failed_at_ + kReportGrace) return;
+    if (!ranks_.AllHaveOutcome() && now < ranks_.failed_at() + kReportGrace)
+      return;
     PrintCause();
     if (hosts_ != nullptr) {
-      hosts_->Failed(world_, ranks_.Outcome(Cause())->message);
+      hosts_->Failed(world_, ranks_.Outcome(ranks_.Cause())->message);
     }
     ranks_.SignalAll(SIGTERM);
     ending_at_ = now;
@@ -515,30 +479,14 @@ void Supervisor::EndAfterFailure() {
 }
 
 int Supervisor::ExitCode() const {
-  if (!failures_.empty()) {
-    // Other ranks may have failed because of it.
-    bool hung = false;
-    for (int rank = 0; rank < ranks_.size(); ++rank) {
-      const absl::optional<RankOutcome> outcome = ranks_.Outcome(rank);
-      hung |= outcome.has_value() && outcome->kind == RankOutcome::kDied &&
-              outcome->exit_code == kHungExitCode;
-    }
-    return hung ? kHungExitCode : 1;
-  }
-  absl::optional<RankOutcome> stopped;
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const RankOutcome outcome = *ranks_.Outcome(rank);
-    if (outcome.kind != RankOutcome::kStopped) continue;
-    // Prefer a rank that got the signal, which knows it.
-    if (!stopped.has_value() || stopped->stop_signal == 0) stopped = outcome;
-  }
+  if (ranks_.failed()) return ranks_.AnyHung() ? kHungExitCode : 1;
+  const absl::optional<RankOutcome> stopped = ranks_.Stopped();
   if (!stopped.has_value()) return 0;
   PrintToStderr(absl::StrCat(stopped->message, "\n"));
   return 128 + (stop_signal_ != 0 ? stop_signal_ : stopped->stop_signal);
 }
 
 absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
-  failures_.clear();
   ranks_ = HostRanks();
   absl::Status started = LeaveHosts();
   if (started.ok()) started = Start(rank_main);
@@ -557,18 +505,18 @@ absl::optional<int> Supervisor::Supervise(const RankMain& rank_main) {
     if (EndsFrozen()) {
       return 128 + (stop_signal_ != 0 ? stop_signal_ : SIGTERM);
     }
-    NoteFailures();
+    ranks_.NoteFailures(/*stopping=*/stop_signal_ != 0);
     if (hosts_ != nullptr) {
       if (LeaveWorld()) return absl::nullopt;
       if (EndedElsewhere()) return Ended(hosts_->ending());
     }
-    if (failures_.empty()) continue;
+    if (!ranks_.failed()) continue;
     if (EndForRestart()) return absl::nullopt;
     EndAfterFailure();
   }
   ranks_.PrintOutputLeft();
   const int code = ExitCode();
-  if (hosts_ != nullptr && failures_.empty()) hosts_->Finish(code);
+  if (hosts_ != nullptr && !ranks_.failed()) hosts_->Finish(code);
   return code;
 }
 

@@ -5,16 +5,25 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/lost_peer.h"
 #include "base/status.h"
+#include "cluster/launch/changing_hosts.h"
+#include "cluster/launch/host_ranks.h"
 #include "cluster/launch/launch_for_test.h"
+#include "cluster/launch/network.h"
+#include "cluster/launch/progress.h"
 
 namespace capstan {
 namespace {
@@ -269,6 +278,189 @@ TEST(LaunchRanks, WorksWhereInterruptsAreIgnored) {
       },
       1, [](pid_t pid) { kill(pid, SIGINT); });
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
+}
+
+// Hosts that do as a test says, which tell of calls on standard error.
+class FakeHosts : public ChangingHosts {
+ public:
+  FakeHosts() : event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+  // A world with this host at `node_rank` of `nodes`, from now on.
+  void Enter(int node_rank, int nodes, const std::string& why = "",
+             bool gentle = false) {
+    world_.number += 1;
+    world_.node_rank = node_rank;
+    world_.nodes = nodes;
+    world_.addresses.assign(nodes, "127.0.0.1");
+    world_.why = why;
+    world_.gentle = gentle;
+    eventfd_write(event_.get(), 1);
+  }
+  void End(const Ending& ending) { ending_ = ending; }
+
+  std::function<void(int64_t step)> on_progress;
+  std::function<void()> on_died;
+  std::function<void()> on_handle;
+
+  int fd() const override { return event_.get(); }
+  void CloseInChild() override { close(event_.get()); }
+  void Handle() override {
+    if (on_handle) on_handle();
+    eventfd_t ignored;
+    if (eventfd_read(event_.get(), &ignored) != 0) return;
+  }
+  const World& world() const override { return world_; }
+  const Ending& ending() const override { return ending_; }
+  int TakeListening() override { return -1; }
+  std::string Waits() const override { return "waits"; }
+  void Progressed(int64_t world, int64_t step) override {
+    if (on_progress) on_progress(step);
+  }
+  void Entered(int64_t world) override { Tell("entered ", world); }
+  void Died(int64_t world, int64_t step, const std::string& how,
+            bool themselves) override {
+    Tell("died in ", world, " after ", step, ": ", how, themselves ? "!" : "");
+    if (on_died) on_died();
+  }
+  void Failed(int64_t world, const std::string& error) override {
+    Tell("failed in ", world, ": ", error);
+  }
+  void Leave() override { Tell("leaves"); }
+  void LeaveOut(int64_t world, const std::string& hosts) override {
+    Tell("without ", hosts, " in ", world);
+  }
+  void Finish(int code) override { Tell("finished with ", code); }
+
+ private:
+  template <typename... Words>
+  static void Tell(const Words&... words) {
+    PrintToStderr(absl::StrCat("hosts: ", words..., "\n"));
+  }
+
+  const SocketFd event_;
+  World world_;
+  Ending ending_;
+};
+
+Place PlaceOfChanging() {
+  Place place;
+  place.changes = true;
+  place.max_restarts = 9;
+  place.info.nodes = 4;
+  place.info.local_world_size = 2;
+  place.info.world_size = 8;
+  return place;
+}
+
+TEST(ChangingWorlds, RanksLeaveForTheNextWorldAtTheEndOfAStep) {
+  const Result result = Capture([] {
+    FakeHosts hosts;
+    hosts.Enter(0, 1);
+    bool joined = false;
+    hosts.on_progress = [&](int64_t step) {
+      if (step == 7 && !std::exchange(joined, true)) {
+        hosts.Enter(1, 2, "host x has come", /*gentle=*/true);
+      }
+    };
+    return LaunchRanks(
+        PlaceOfChanging(),
+        [](const RankInfo& info) {
+          if (info.nodes == 1) {
+            StepFinished(7);
+            while (WorldChanges() == 0) usleep(1000);
+            return RankHasLeft();
+          }
+          const bool right = info.world_size == 4 &&
+                             info.rank == 2 + info.local_rank &&
+                             info.restart == 1 && WorldChanges() == 0;
+          return right ? absl::OkStatus() : absl::InternalError("RankInfo");
+        },
+        &hosts);
+  });
+  EXPECT_EQ(result.text,
+            "hosts: entered 1\nhosts: entered 2\nhosts: finished with 0\n");
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+TEST(ChangingWorlds, AllRanksAreStartedAgainAfterADeath) {
+  const Result result = Capture([] {
+    FakeHosts hosts;
+    hosts.Enter(0, 1);
+    hosts.on_died = [&] { hosts.Enter(0, 1, "one has died"); };
+    return LaunchRanks(
+        PlaceOfChanging(),
+        [](const RankInfo& info) {
+          if (info.restart > 0) return absl::OkStatus();
+          StepFinished(3);
+          if (info.rank == 1) raise(SIGKILL);
+          while (true) pause();
+        },
+        &hosts);
+  });
+  EXPECT_EQ(result.text,
+            "hosts: entered 1\n"
+            "hosts: died in 1 after 3: rank 1 was killed by signal 9 "
+            "(SIGKILL)!\n"
+            "one has died: going on with 1 host, 2 ranks\n"
+            "hosts: entered 2\nhosts: finished with 0\n");
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+TEST(ChangingWorlds, AHostWithoutARoleEndsItsRanksAndWaits) {
+  const Result result = Capture([] {
+    FakeHosts hosts;
+    hosts.Enter(0, 2);
+    hosts.on_progress = [&](int64_t step) {
+      if (hosts.world().number > 1) return;
+      hosts.Enter(-1, 1);
+      hosts.End({"the run has ended", /*failed=*/false, /*stops=*/false, 0});
+    };
+    return LaunchRanks(
+        PlaceOfChanging(),
+        [](const RankInfo& info) -> absl::Status {
+          StepFinished(3);
+          while (true) pause();
+        },
+        &hosts);
+  });
+  EXPECT_EQ(result.text, "hosts: entered 1\nthe run has ended\n");
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+TEST(ChangingWorlds, AnErrorOfARankIsTheEndHere) {
+  const Result result = Capture([] {
+    FakeHosts hosts;
+    hosts.Enter(0, 1);
+    return LaunchRanks(
+        PlaceOfChanging(),
+        [](const RankInfo& info) { return absl::DataLossError("bad file"); },
+        &hosts);
+  });
+  EXPECT_EQ(result.text,
+            "hosts: entered 1\nERROR: bad file\n"
+            "hosts: failed in 1: bad file\n");
+  EXPECT_EQ(result.exit_code, 1);
+}
+
+TEST(ChangingWorlds, ASignalEndsTheWaitForOthers) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Result result = Capture(
+        [] {
+          FakeHosts hosts;
+          bool told = false;
+          hosts.on_handle = [&] {
+            if (!std::exchange(told, true)) Ready();
+          };
+          return LaunchRanks(
+              PlaceOfChanging(),
+              [](const RankInfo& info) { return absl::OkStatus(); }, &hosts);
+        },
+        1, [&](pid_t pid) { kill(pid, signal); });
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_THAT(result.text, Not(HasSubstr("ERROR")));
+    EXPECT_THAT(result.text, HasSubstr("hosts: leaves"));
+    EXPECT_LT(result.seconds, kSoon);
+  }
 }
 
 TEST(RunSingleRank, Ends) {

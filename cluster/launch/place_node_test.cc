@@ -365,5 +365,67 @@ TEST(Dstack, ANode) {
             1);
 }
 
+LaunchSettings Changing(int max_processes, const std::string& rendezvous) {
+  LaunchSettings settings;
+  settings.processes = 2;
+  settings.max_processes = max_processes;
+  settings.max_restarts = 9;
+  settings.rendezvous = rendezvous;
+  return settings;
+}
+
+TEST(ChangingHosts, TakePart) {
+  const absl::StatusOr<Place> place = PlaceIn({}, Changing(9, "n0:5000"));
+  ASSERT_TRUE(place.ok()) << place.status();
+  EXPECT_TRUE(place->changes);
+  EXPECT_EQ(place->first_hosts, 0);
+  // As many hosts as fit.
+  EXPECT_EQ(place->info.nodes, 4);
+  EXPECT_EQ(place->info.world_size, 8);
+  EXPECT_EQ(place->info.placed_by, "launch.max_processes");
+  EXPECT_EQ(place->info.master_addr, "n0");
+  EXPECT_EQ(place->info.master_port, 5000);
+  LaunchSettings of_three = Changing(8, "n0:5000");
+  of_three.nodes = 3;
+  EXPECT_EQ(PlaceIn({}, of_three)->first_hosts, 3);
+  EXPECT_FALSE(PlaceIn({}, Processes(2))->changes);
+}
+
+TEST(ChangingHosts, WhatCanNotBe) {
+  EXPECT_THAT(ErrorIn({}, Changing(-1, "n0:5000")),
+              HasSubstr("launch.max_processes must not be negative, is -1"));
+  EXPECT_THAT(
+      ErrorIn({}, Changing(1, "n0:5000")),
+      HasSubstr("launch.max_processes is 1, but this host has 2 ranks"));
+  EXPECT_THAT(ErrorIn({}, Changing(8, "")),
+              HasSubstr("launch.rendezvous isn't set, but max_processes is"));
+  LaunchSettings settings = Changing(8, "n0:5000");
+  settings.max_restarts = 0;
+  EXPECT_THAT(ErrorIn({}, settings),
+              HasSubstr("launch.max_processes has no effect without "
+                        "max_restarts"));
+  settings = Changing(8, "n0:5000");
+  settings.min_processes = 9;
+  EXPECT_THAT(ErrorIn({}, settings),
+              HasSubstr("launch.max_processes is 8, less than min_processes, "
+                        "which is 9"));
+  // All hosts of 9 have 8 ranks.
+  settings.max_processes = settings.min_processes = 9;
+  EXPECT_THAT(ErrorIn({}, settings),
+              HasSubstr("launch.min_processes is 9, but the run has only 8"));
+  const Environment torchrun = {
+      {"TORCHELASTIC_RUN_ID", "1"}, {"RANK", "0"},
+      {"WORLD_SIZE", "4"},          {"LOCAL_RANK", "0"},
+      {"LOCAL_WORLD_SIZE", "2"},    {"GROUP_RANK", "0"},
+      {"MASTER_ADDR", "n0"},        {"MASTER_PORT", "1"}};
+  EXPECT_THAT(
+      ErrorIn(torchrun, Changing(8, "n0:5000")),
+      HasSubstr("launch.max_processes is 8, for one trainer a host, but "
+                "RANK is 0"));
+  EXPECT_THAT(ErrorIn(torchrun, Changing(8, "")),
+              HasSubstr("launch.max_processes is for launchers that start one "
+                        "process a host"));
+}
+
 }  // namespace
 }  // namespace capstan

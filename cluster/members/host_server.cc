@@ -16,22 +16,21 @@ namespace {
 
 // Connections that may be in the handshake at once.
 constexpr size_t kStrangers = 64;
+// How long one may take.
+constexpr std::chrono::seconds kHandshake{10};
 
 }  // namespace
 
-void WatchSocket(int epoll, int fd, bool output) {
+void WatchSocket(int epoll, int fd) {
   epoll_event event = {};
-  event.events = EPOLLIN | (output ? EPOLLOUT : 0);
+  event.events = EPOLLIN;
   event.data.fd = fd;
-  if (epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event) != 0) {
-    epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
-  }
+  epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-void NoticeSilentHost(int fd) {
-  NoticeSilence(fd, kHostSilence);
-  const auto ms =
-      static_cast<unsigned>(std::chrono::milliseconds(kHostSilence).count());
+void NoticeSilentHost(int fd, std::chrono::milliseconds limit) {
+  NoticeSilence(fd, limit);
+  const auto ms = static_cast<unsigned>(limit.count());
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
 }
 
@@ -50,12 +49,11 @@ void HostServer::Accept(int listening) {
                     [](const auto& one) { return !one.second.proved; });
   if (strangers >= static_cast<int64_t>(kStrangers)) return;
   SetUpConnection(fd.get());
-  NoticeSilentHost(fd.get());
-  WatchSocket(epoll_, fd.get());
+  NoticeSilentHost(fd.get(), silence_);
   const int number = fd.get();
   Peer& peer = peers_[number];
   peer.connection = std::make_unique<HostConnection>(std::move(fd));
-  peer.until = MeetingClock::now() + kHostSilence;
+  peer.until = MeetingClock::now() + kHandshake;
 }
 
 void HostServer::Handle(
@@ -100,10 +98,8 @@ std::vector<std::pair<std::string, bool>> HostServer::TakeLost(Deadline now) {
   return lost;
 }
 
-void HostServer::WatchOutput() {
-  for (const auto& [fd, peer] : peers_) {
-    WatchSocket(epoll_, fd, peer.connection->blocked());
-  }
+void HostServer::Watch() {
+  for (const auto& [fd, peer] : peers_) peer.connection->Watch(epoll_);
 }
 
 Deadline HostServer::next_event() const {

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_CLUSTER_MEMBERS_HOST_SERVER_H_
 #define CAPSTAN_CLUSTER_MEMBERS_HOST_SERVER_H_
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,9 +29,14 @@ class HostServer {
     Deadline until;  // of the handshake
   };
 
-  // Watches its sockets by `epoll`, which outlives it.
-  HostServer(int epoll, std::string run_key, std::string token)
-      : epoll_(epoll), run_key_(std::move(run_key)), token_(std::move(token)) {}
+  // Watches its sockets by `epoll`, which outlives it. A host that hasn't
+  // answered for `silence` is gone.
+  HostServer(int epoll, std::string run_key, std::string token,
+             std::chrono::milliseconds silence)
+      : epoll_(epoll),
+        run_key_(std::move(run_key)),
+        token_(std::move(token)),
+        silence_(silence) {}
   HostServer(const HostServer&) = delete;
   HostServer& operator=(const HostServer&) = delete;
 
@@ -48,12 +54,15 @@ class HostServer {
   // Removes those that are gone. Returns the ids of those that had enrolled,
   // and whether their hosts don't answer.
   std::vector<std::pair<std::string, bool>> TakeLost(Deadline now);
-  // Watches for room to send where it is missed.
-  void WatchOutput();
+  // Watches what the connections wait for; called after all that is done.
+  void Watch();
   Deadline next_event() const;
 
   // Calls fn for each that has enrolled.
   void ForEach(const std::function<void(Peer* peer)>& fn);
+  void SendToAll(const HostMessage& message) {
+    ForEach([&](Peer* peer) { peer->connection->Send(message); });
+  }
   // Null if there is none.
   Peer* Find(const std::string& id);
   // `peer` is the one of this id from now on: an older connection of it is
@@ -71,22 +80,19 @@ class HostServer {
   const int epoll_;
   const std::string run_key_;
   const std::string token_;
+  const std::chrono::milliseconds silence_;
   std::vector<SocketFd> listening_;
   SocketAddress address_;
   std::map<int, Peer> peers_;  // by their sockets
 };
 
-// Makes epoll_wait return for input at `fd`, or also for room to send.
-void WatchSocket(int epoll, int fd, bool output = false);
+// Makes epoll_wait return for input at `fd`.
+void WatchSocket(int epoll, int fd);
 
-// How long a host may not answer: its launcher may be busy or stopped for
-// longer, but its network isn't.
-constexpr std::chrono::seconds kHostSilence{10};
-
-// Makes a connection fail once the other host hasn't answered for kHostSilence,
-// also with output under way: what launchers send always has room at the other
-// end, even if that is stopped.
-void NoticeSilentHost(int fd);
+// Makes a connection fail once the other host hasn't answered for `limit`, also
+// with output under way: what launchers send always has room at the other end,
+// even if that is stopped.
+void NoticeSilentHost(int fd, std::chrono::milliseconds limit);
 
 }  // namespace capstan
 

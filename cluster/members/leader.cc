@@ -44,6 +44,10 @@ Leader::Leader(const MembersOptions& options, const std::string& id,
       before.hosts.push_back(contacts_[i].id);
     }
     roster_.TakeOver(std::move(before), gentle, now);
+    if (!gentle) {
+      rivals_.assign(contacts_.begin(),
+                     contacts_.begin() + static_cast<int64_t>(place));
+    }
   }
   roster_.Came(id_, now);
   server_->ForEach(
@@ -82,8 +86,6 @@ void Leader::Report(const std::string& id, const HostMessage& message) {
   } else if (kind == "entered" && current) {
     entered_.insert(id);
     if (id == id_) enter_by_ = now + options_.roster.patience;
-  } else if (kind == "progressed" && current) {
-    roster_.Progressed();
   } else if (kind == "leaving") {
     roster_.Leaving(id, now);
   } else if (kind == "leave_out" && current) {
@@ -111,7 +113,39 @@ void Leader::LeaveOut(const std::string& hosts, Deadline now) {
 }
 
 void Leader::Lost(const std::string& id, bool silent) {
-  if (!finishing_) roster_.Lost(id, MeetingClock::now(), silent);
+  if (finishing_) return;
+  roster_.Lost(id, MeetingClock::now(), silent);
+  const auto contact =
+      std::find_if(contacts_.begin(), contacts_.end(),
+                   [&](const HostContact& one) { return one.id == id; });
+  if (silent && contact != contacts_.end()) rivals_.push_back(*contact);
+}
+
+void Leader::Progressed(int64_t world, int64_t step) {
+  if (world != world_.number) return;
+  roster_.Progressed(step);
+  if (roster_.Whole()) rivals_.clear();
+}
+
+std::vector<SocketAddress> Leader::Rivals() const {
+  std::vector<SocketAddress> addresses;
+  for (const HostContact& one : rivals_) {
+    const auto address = SocketAddress::Parse(one.address, one.port);
+    if (address.has_value()) addresses.push_back(*address);
+  }
+  return addresses;
+}
+
+HostMessage Leader::Claim() const {
+  const bool whole = roster_.Whole();
+  return {whole && roster_.progressed(), whole ? world_.nodes : 0,
+          world_.number};
+}
+
+bool Leader::Outranks(const std::string& id, const HostMessage& claim) const {
+  if (!roster_.Whole()) return false;
+  const HostMessage mine = Claim();
+  return mine != claim ? mine > claim : id_ > id;
 }
 
 Deadline Leader::next_event() const {
@@ -140,13 +174,24 @@ void Leader::Enrol(HostServer::Peer* peer, const HostMessage& message) {
                                      options_.roster.ranks_per_host,
                                      ": set launch.processes"));
   }
-  server_->Enrol(peer, id, HostField<int>(message, "port"));
+  const int port = HostField<int>(message, "port");
+  rivals_.erase(
+      std::remove_if(rivals_.begin(), rivals_.end(),
+                     [&](const HostContact& one) { return one.id == id; }),
+      rivals_.end());
+  const auto leads = message.find("leads");
+  if (leads != message.end() && !Outranks(id, *leads)) {
+    rivals_.push_back(
+        {id, SocketAddress::OtherEnd(connection.fd()).host(), port});
+    return connection.Close();
+  }
+  server_->Enrol(peer, id, port);
   roster_.Came(id, MeetingClock::now(), HostField<int64_t>(message, "number"));
   if (roster_.LeftOut(id)) {
     return Refuse(peer, absl::StrCat("host ", NameIn(id),
                                      " has been left out of the run"));
   }
-  if (world_.number > 0) TellAll();
+  if (world_.node_rank >= 0) TellAll();
 }
 
 bool Leader::Decide() {
@@ -164,12 +209,22 @@ bool Leader::Decide() {
     }
     Begin(*next);
   }
+  PauseIfCutOff(now);
   const absl::optional<Roster::Ending> ending = roster_.End(now);
   if (ending.has_value()) {
     if (ending->stops) roster_.StopAll();
     EndAll({ending->text, /*failed=*/true, ending->stops});
   }
   return true;
+}
+
+void Leader::PauseIfCutOff(Deadline now) {
+  if (!roster_.CutOff() || world_.node_rank < 0) return;
+  ++world_.number;
+  world_.node_rank = -1;
+  world_.gentle = false;
+  // The next world exceeds it.
+  roster_.Came(id_, now, world_.number);
 }
 
 // A launcher that is stopped keeps its connections.
@@ -255,16 +310,13 @@ void Leader::TellAll() {
   std::vector<std::string> world;
   for (int i = 0; i < world_.nodes; ++i) world.push_back(contacts_[i].id);
   FindContacts(world);
-  const HostMessage decided = Decided();
-  server_->ForEach(
-      [&](HostServer::Peer* peer) { peer->connection->Send(decided); });
+  server_->SendToAll(Decided());
 }
 
 void Leader::HandOver(const Roster::World& next) {
   HostMessage bye = Decided();
   bye["kind"] = "bye";
-  server_->ForEach(
-      [&](HostServer::Peer* peer) { peer->connection->Send(bye); });
+  server_->SendToAll(bye);
   ChangingHosts::World left;
   left.number = next.number;
   left.gentle = next.gentle;
@@ -280,13 +332,11 @@ void Leader::HandOver(const Roster::World& next) {
 void Leader::EndAll(const ChangingHosts::Ending& ending) {
   if (!ending_.text.empty() && !ending_.stops) return;
   ending_ = ending;
-  server_->ForEach([&](HostServer::Peer* peer) {
-    peer->connection->Send({{"kind", "end"},
-                            {"text", ending.text},
-                            {"failed", ending.failed},
-                            {"stops", ending.stops},
-                            {"code", ending.code}});
-  });
+  server_->SendToAll({{"kind", "end"},
+                      {"text", ending.text},
+                      {"failed", ending.failed},
+                      {"stops", ending.stops},
+                      {"code", ending.code}});
 }
 
 }  // namespace capstan

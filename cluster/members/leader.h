@@ -31,7 +31,7 @@ struct HostsState {
   // The world's hosts in its order, of which the first leads, then the spares,
   // which lead when all of these are gone.
   std::vector<HostContact> contacts;
-  std::set<std::string> left_out;  // names
+  std::set<std::string> left_out;  // KeyIn of their ids
 };
 
 // The run's leader: decides by its Roster, and tells the others. One thread;
@@ -49,6 +49,7 @@ class Leader {
   // What a host says, this one too, of its ranks or itself.
   void Report(const std::string& id, const HostMessage& message);
   void Lost(const std::string& id, bool silent);
+  void Progressed(int64_t world, int64_t step);
   // Decides what is due; false once another host is to lead.
   bool Decide();
   // When Decide is to be called again, if nothing happens.
@@ -56,7 +57,17 @@ class Leader {
   // See ChangingHosts.
   int TakeListening() { return rank0_listening_.Release(); }
 
+  // Where others of the run may go on without these hosts, since only the
+  // network was cut; none once the world has done a step, for which it has the
+  // run's folder. Of two leaders the one with less to show (Claim, which it
+  // enrols with) follows the other.
+  std::vector<SocketAddress> Rivals() const;
+  HostMessage Claim() const;
+
  private:
+  bool Outranks(const std::string& id, const HostMessage& claim) const;
+  // While others may be going on, its ranks let go of the run's folder.
+  void PauseIfCutOff(Deadline now);
   void Publish();
   void Refuse(HostServer::Peer* peer, const std::string& why);
   void DropThoseWhoDontEnter(Deadline now);
@@ -82,6 +93,7 @@ class Leader {
   SocketFd rank0_listening_;
   std::set<std::string> entered_;  // whose ranks of the world have started
   absl::optional<Deadline> enter_by_;
+  std::vector<HostContact> rivals_;  // which may lead others
   bool finishing_ = false;  // some ranks of the world have ended in order
 };
 

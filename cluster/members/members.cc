@@ -13,13 +13,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "base/files.h"
 #include "base/status.h"
 #include "cluster/launch/environment.h"
 #include "cluster/launch/rank_info.h"
 #include "cluster/meet/listen.h"
 #include "cluster/meet/meeting_file.h"
+#include "cluster/members/greeter.h"
 #include "cluster/members/host_server.h"
 #include "cluster/members/leader.h"
 #include "cluster/members/wire.h"
@@ -30,18 +33,26 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// For the handshake with a host that has accepted the connection.
-constexpr seconds kGreetLimit{5};
 constexpr milliseconds kPause{100};
+// Between looks for another leader.
+constexpr seconds kRivalPause{1};
 // How long the next leader may not answer, or may not know yet that it leads.
 constexpr seconds kSilentLeader{3};
 constexpr seconds kLateLeader{30};
 
-// As cluster/comm tells hosts apart.
+// NAME, as cluster/comm tells hosts apart, or NAME@MACHINE: a host that is left
+// out may come again under another name.
 std::string OwnName() {
-  std::string name = Variable("CAPSTAN_HOST_ID").value_or(HostName());
-  std::replace(name.begin(), name.end(), '/', '_');
-  return name.substr(0, kMaxNameBytes);
+  const absl::optional<std::string> given = Variable("CAPSTAN_HOST_ID");
+  std::string name = given.value_or(HostName()).substr(0, kMaxNameBytes);
+  for (char& c : name) {
+    if (c == '/' || c == '@') c = '_';
+  }
+  if (given.has_value()) return name;
+  const absl::StatusOr<std::string> boot =
+      ReadWholeFile("/proc/sys/kernel/random/boot_id", 100);
+  return boot.ok() ? absl::StrCat(name, "@", absl::StripAsciiWhitespace(*boot))
+                   : name;
 }
 
 class Members final : public ChangingHosts {
@@ -68,7 +79,7 @@ class Members final : public ChangingHosts {
   }
   std::string Waits() const override;
   void Entered(int64_t world) override;
-  void Progressed(int64_t world) override;
+  void Progressed(int64_t world, int64_t step) override;
   void Died(int64_t world, int64_t step, const std::string& how,
             bool themselves) override;
   void Failed(int64_t world, const std::string& error) override;
@@ -79,11 +90,17 @@ class Members final : public ChangingHosts {
  private:
   void SetTimer();
 
-  // Looking for the leader.
+  // Looking for the leader, in rounds; or, as a leader, for another.
   void Seek(Deadline now);
-  void SeekNextLeader(Deadline now);
+  bool BeginRound(Deadline now);
+  // Nobody has answered.
+  void EndRound(Deadline now);
+  bool SeeksNextLeader() const {
+    return next_leader_ > 0 && next_leader_ < state_.contacts.size();
+  }
+  std::vector<SocketAddress> NextLeaderAddresses(Deadline now);
   std::vector<SocketAddress> LeaderAddresses() const;
-  bool TryToFollow(const SocketAddress& address);
+  void Follow(std::unique_ptr<HostConnection> connection);
   bool TryToLead();
 
   void Lead(bool gentle);
@@ -95,6 +112,10 @@ class Members final : public ChangingHosts {
   void HandleDecided(const HostMessage& message);
   void TakeContacts(const HostMessage& message);
   void GoElsewhere(const HostMessage& message);
+  // Follows another leader with the members of this one.
+  void StepDown();
+  // This host's ranks end until a world has it again.
+  void StepOut();
   void LoseLeader(bool gentle);
   void Report(const HostMessage& message);
   void EndWith(const std::string& text) {
@@ -109,21 +130,23 @@ class Members final : public ChangingHosts {
   SocketFd epoll_;
   SocketFd timer_;
   std::unique_ptr<HostServer> server_;
+  std::unique_ptr<Greeter> greeter_;
   HostsState state_;
   bool leaving_ = false;
 
-  // Seeking, if neither a leader is known nor is this one.
+  // Seeking, if no leader is known.
   Deadline seeking_since_;
-  Deadline next_try_;
-  std::string problem_;     // of the last try
+  bool in_round_ = false;
+  Deadline next_round_;
+  std::string problem_;     // of the last one
   size_t next_leader_ = 0;  // in state_.contacts; 0: as when the run began
   bool gentle_ = false;     // the last leader left with notice
   bool elsewhere_ = false;  // the next one answers, and doesn't lead yet
   absl::optional<Deadline> late_since_;
 
-  std::unique_ptr<HostConnection> leader_;  // null if this one leads
-  std::unique_ptr<Leader> leads_;           // null unless it does
-  int64_t progressed_in_ = 0;               // a world
+  std::unique_ptr<Leader> leads_;  // null unless this one does
+  // If so, of another leader that this one may follow, or null.
+  std::unique_ptr<HostConnection> leader_;
 };
 
 absl::Status Members::SetUp() {
@@ -134,9 +157,14 @@ absl::Status Members::SetUp() {
     return absl::ResourceExhaustedError(
         absl::StrCat("can't watch the run's hosts: ", strerror(errno)));
   }
-  server_ = std::make_unique<HostServer>(epoll_.get(), key_, options_.token);
+  server_ = std::make_unique<HostServer>(epoll_.get(), key_, options_.token,
+                                         options_.silence);
+  // The next leader first asks the last one, which must not find itself alone
+  // before.
+  greeter_ = std::make_unique<Greeter>(epoll_.get(), key_, options_.token,
+                                       options_.silence / 4);
   WatchSocket(epoll_.get(), timer_.get());
-  next_try_ = MeetingClock::now();
+  next_round_ = MeetingClock::now();
   SetTimer();
   return absl::OkStatus();
 }
@@ -144,18 +172,18 @@ absl::Status Members::SetUp() {
 void Members::CloseInChild() {
   // Open in a rank, they would outlive this process.
   server_->CloseInChild();
+  greeter_->CloseInChild();
   if (leader_ != nullptr) close(leader_->fd());
   close(timer_.get());
   close(epoll_.get());
 }
 
 void Members::SetTimer() {
-  Deadline next = server_->next_event();
-  if (leads_ != nullptr) {
-    next = std::min(next, leads_->next_event());
-  } else if (leader_ == nullptr && !ended()) {
-    next = std::min(next, next_try_);
-  }
+  Deadline next = std::min(server_->next_event(), greeter_->next_event());
+  if (leads_ != nullptr) next = std::min(next, leads_->next_event());
+  const bool seeks = leader_ == nullptr && !in_round_ && !ended() &&
+                     (leads_ == nullptr || !leads_->Rivals().empty());
+  if (seeks) next = std::min(next, next_round_);
   itimerspec spec = {};
   if (next != Deadline::max()) {
     const int64_t ns = std::max<int64_t>(
@@ -189,9 +217,10 @@ void Members::Handle() {
   for (const auto& [id, silent] : server_->TakeLost(now)) {
     if (leads_ != nullptr) leads_->Lost(id, silent);
   }
-  if (leads_ == nullptr && leader_ == nullptr) Seek(now);
+  if (leader_ == nullptr) Seek(now);
   Decide();
-  server_->WatchOutput();
+  server_->Watch();
+  if (leader_ != nullptr) leader_->Watch(epoll_.get());
   SetTimer();
 }
 
@@ -199,8 +228,12 @@ void Members::Handle() {
 
 std::string Members::Waits() const {
   if (leads_ != nullptr) {
-    return absl::StrCat("waiting for more hosts at ",
-                        server_->address().text());
+    return absl::StrCat(
+        leads_->Rivals().empty()
+            ? "waiting for more hosts at "
+            : "waiting for the run's other hosts, which don't answer and may "
+              "go on without this one, at ",
+        server_->address().text());
   }
   if (leader_ != nullptr) {
     return state_.world.number == 0
@@ -229,77 +262,88 @@ std::vector<SocketAddress> Members::LeaderAddresses() const {
 }
 
 void Members::Seek(Deadline now) {
-  if (ended() || now < next_try_) return;
-  next_try_ = now + kPause;
-  if (now - seeking_since_ > options_.patience) {
-    return EndWith(absl::StrCat(
-        "no host of the run was found at ", options_.host, ":", options_.port,
-        " in ", options_.patience / seconds(1), " s: ", problem_));
+  if (!in_round_ && !BeginRound(now)) return;
+  std::unique_ptr<HostConnection> found = greeter_->Continue(now);
+  if (found == nullptr && greeter_->asks()) return;
+  in_round_ = false;
+  next_round_ = now + (leads_ == nullptr ? kPause : kRivalPause);
+  if (found != nullptr) return Follow(std::move(found));
+  if (leads_ == nullptr) EndRound(now);
+}
+
+bool Members::BeginRound(Deadline now) {
+  if (ended() || now < next_round_) return false;
+  if (leads_ != nullptr) {
+    const std::vector<SocketAddress> rivals = leads_->Rivals();
+    if (rivals.empty()) return false;
+    greeter_->Ask(rivals);
+  } else if (now - seeking_since_ > options_.patience) {
+    EndWith(absl::StrCat("no host of the run was found at ", options_.host, ":",
+                         options_.port, " in ", options_.patience / seconds(1),
+                         " s: ", problem_));
+    return false;
+  } else {
+    greeter_->Ask(SeeksNextLeader() ? NextLeaderAddresses(now)
+                                    : LeaderAddresses());
   }
-  if (next_leader_ > 0 && next_leader_ < state_.contacts.size()) {
-    return SeekNextLeader(now);
-  }
-  problem_.clear();
-  for (const SocketAddress& address : LeaderAddresses()) {
-    if (TryToFollow(address)) return;
-  }
-  if (TryToLead()) Lead(/*gentle=*/false);
+  return in_round_ = true;
 }
 
 // In the order that all hosts know.
-void Members::SeekNextLeader(Deadline now) {
-  const HostContact& next = state_.contacts[next_leader_];
+std::vector<SocketAddress> Members::NextLeaderAddresses(Deadline now) {
+  std::vector<SocketAddress> addresses;
+  const auto add = [&](const HostContact& one) {
+    const auto address = SocketAddress::Parse(one.address, one.port);
+    if (address.has_value()) addresses.push_back(*address);
+  };
   if (!late_since_.has_value()) {
     late_since_ = now;
     elsewhere_ = false;
     // Only the link may have been cut, and another host may lead already.
-    const auto last = SocketAddress::Parse(state_.contacts.front().address,
-                                           state_.contacts.front().port);
-    if (!gentle_ && next_leader_ == 1 && last.has_value() &&
-        TryToFollow(*last)) {
-      return;
-    }
+    if (!gentle_ && next_leader_ == 1) add(state_.contacts.front());
   }
-  if (next.id == id_) return Lead(gentle_);
-  const auto address = SocketAddress::Parse(next.address, next.port);
-  if (address.has_value() && TryToFollow(*address)) return;
-  if (MeetingClock::now() - *late_since_ <
-      (elsewhere_ ? kLateLeader : kSilentLeader)) {
+  const HostContact& next = state_.contacts[next_leader_];
+  if (next.id != id_) add(next);
+  return addresses;
+}
+
+void Members::EndRound(Deadline now) {
+  problem_ = std::string(greeter_->problem().message());
+  if (!SeeksNextLeader()) {
+    if (TryToLead()) Lead(/*gentle=*/false);
     return;
   }
+  if (state_.contacts[next_leader_].id == id_) return Lead(gentle_);
+  if (now - *late_since_ < (elsewhere_ ? kLateLeader : kSilentLeader)) return;
   ++next_leader_;
   late_since_.reset();
 }
 
-bool Members::TryToFollow(const SocketAddress& address) {
-  auto connection =
-      Greet(address, key_, options_.token, MeetingClock::now() + kGreetLimit);
-  if (!connection.ok()) {
-    problem_ =
-        absl::StrCat(address.text(), ": ", connection.status().message());
-    return false;
-  }
-  leader_ = *std::move(connection);
-  NoticeSilentHost(leader_->fd());
-  WatchSocket(epoll_.get(), leader_->fd());
+void Members::Follow(std::unique_ptr<HostConnection> connection) {
+  leader_ = std::move(connection);
+  NoticeSilentHost(leader_->fd(), options_.silence);
   if (!server_->listens()) {
     SocketAddress own = SocketAddress::OwnEnd(leader_->fd());
     own.set_port(0);
     absl::StatusOr<SocketFd> listening = ListenAt(&own);
     if (!listening.ok()) {
-      EndWith(std::string(listening.status().message()));
-      return true;
+      return EndWith(std::string(listening.status().message()));
     }
     server_->Listen(*std::move(listening));
   }
-  leader_->Send({{"kind", "enrol"},
-                 {"id", id_},
-                 {"port", server_->address().port()},
-                 {"ranks", options_.roster.ranks_per_host},
-                 {"digest", options_.digest},
-                 {"number", state_.world.number}});
+  HostMessage enrol = {{"kind", "enrol"},
+                       {"id", id_},
+                       {"port", server_->address().port()},
+                       {"ranks", options_.roster.ranks_per_host},
+                       {"digest", options_.digest},
+                       {"number", state_.world.number}};
+  if (leads_ != nullptr) {
+    enrol["leads"] = leads_->Claim();
+    // See StepOut.
+    enrol["number"] = state_.world.number + 1;
+  }
+  leader_->Send(enrol);
   if (leaving_) leader_->Send({{"kind", "leaving"}});
-  return true;
 }
 
 // Listens at the address that all are told, if it is this host's.
@@ -378,6 +422,7 @@ void Members::HandleLeader() {
     const absl::optional<HostMessage> message = leader_->NextMessage();
     if (!message.has_value()) break;
     const auto kind = HostField<std::string>(*message, "kind");
+    if (leads_ != nullptr && (kind == "decided" || kind == "end")) StepDown();
     if (kind == "decided") {
       HandleDecided(*message);
     } else if (kind == "end") {
@@ -390,7 +435,8 @@ void Members::HandleLeader() {
       state_.world.number =
           std::max(state_.world.number, HostField<int64_t>(*message, "number"));
       return LoseLeader(/*gentle=*/true);
-    } else if (kind == "elsewhere") {
+    } else if (kind == "elsewhere" || kind == "moved") {
+      if (kind == "moved") StepOut();
       return GoElsewhere(*message);
     }
   }
@@ -405,8 +451,28 @@ void Members::GoElsewhere(const HostMessage& message) {
       SocketAddress::Parse(HostField<std::string>(message, "address"),
                            HostField<int>(message, "port"));
   problem_ = absl::StrCat(asked.text(), ": it doesn't lead the run's hosts");
-  const bool same = told.has_value() && told->text() == asked.text();
-  if (told.has_value() && !same) TryToFollow(*told);
+  if (!told.has_value() || told->text() == asked.text() ||
+      told->text() == server_->address().text()) {
+    return;
+  }
+  greeter_->Ask({*told});
+  in_round_ = true;
+}
+
+void Members::StepDown() {
+  const SocketAddress to = SocketAddress::OtherEnd(leader_->fd());
+  server_->SendToAll(
+      {{"kind", "moved"}, {"address", to.host()}, {"port", to.port()}});
+  leads_.reset();
+  StepOut();
+}
+
+void Members::StepOut() {
+  World out;
+  out.number = state_.world.number + 1;
+  out.why = "another part of the run goes on";
+  state_.world = std::move(out);
+  if (leaving_) state_.ending = EndingWithout(state_.world);
 }
 
 void Members::TakeContacts(const HostMessage& message) {
@@ -438,7 +504,7 @@ void Members::HandleDecided(const HostMessage& message) {
   world.master_addr = SocketAddress::OtherEnd(leader_->fd()).host();
   world.master_port = HostField<int>(message, "port");
   world.gentle = HostField<bool>(message, "gentle");
-  world.left_out = state_.left_out.count(NameIn(id_)) > 0;
+  world.left_out = state_.left_out.count(KeyIn(id_)) > 0;
   world.why = HostField<std::string>(message, "why");
   state_.world = std::move(world);
   if (state_.world.node_rank < 0 && (leaving_ || state_.world.left_out)) {
@@ -448,18 +514,20 @@ void Members::HandleDecided(const HostMessage& message) {
 
 void Members::LoseLeader(bool gentle) {
   leader_.reset();
-  if (ended()) return;
+  if (ended() || leads_ != nullptr) return;
   gentle_ = gentle;
   next_leader_ = state_.world.number > 0 ? 1 : 0;
   late_since_.reset();
   problem_.clear();
-  seeking_since_ = next_try_ = MeetingClock::now();
+  seeking_since_ = next_round_ = MeetingClock::now();
 }
 
 void Members::Report(const HostMessage& message) {
   // Without a leader, the next one makes a new world anyway.
-  if (leader_ != nullptr) leader_->Send(message);
-  if (leads_ == nullptr) return;
+  if (leads_ == nullptr) {
+    if (leader_ != nullptr) leader_->Send(message);
+    return;
+  }
   leads_->Report(id_, message);
   Decide();
   SetTimer();
@@ -469,10 +537,8 @@ void Members::Entered(int64_t world) {
   Report({{"kind", "entered"}, {"world", world}});
 }
 
-void Members::Progressed(int64_t world) {
-  if (progressed_in_ == world) return;
-  progressed_in_ = world;
-  if (leads_ != nullptr) Report({{"kind", "progressed"}, {"world", world}});
+void Members::Progressed(int64_t world, int64_t step) {
+  if (leads_ != nullptr) leads_->Progressed(world, step);
 }
 
 void Members::Died(int64_t world, int64_t step, const std::string& how,

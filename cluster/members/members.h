@@ -26,12 +26,17 @@ struct MembersOptions {
   std::string digest;
   // A folder that all hosts share, where the leader says where it is; "": none.
   std::string folder;
+  // How long a host may not answer: its launcher may be busy or stopped for
+  // longer, but its network isn't.
+  std::chrono::milliseconds silence{10000};
   // How long to look for a leader.
   std::chrono::milliseconds patience{300000};
 };
 
 // Joins the hosts of the run. The launcher that can listen at the address
-// leads: it has the Roster. If it is gone, the next host of the world does.
+// leads: it has the Roster. If it is gone, the next host of the world does. If
+// it was only cut off from them, it follows that one as soon as they meet again
+// (Leader::Rivals).
 // Returns at once; the rest is done by ChangingHosts::Handle.
 // RESOURCE_EXHAUSTED.
 absl::StatusOr<std::unique_ptr<ChangingHosts>> JoinHosts(

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +18,8 @@
 #include "base/free_port_for_test.h"
 #include "base/scratch_folder.h"
 #include "cluster/launch/network.h"
+#include "cluster/members/greeter.h"
+#include "cluster/members/leader.h"
 
 namespace capstan {
 namespace {
@@ -141,7 +145,7 @@ TEST_F(MembersTest, OneThatComesLaterIsTakenInAfterAStep) {
     return c->waits().find("is a spare") != std::string::npos;
   })) << c->waits();
   a->With([](ChangingHosts& hosts) {
-    hosts.Progressed(1);
+    hosts.Progressed(1, 1);
     return 0;
   });
   ASSERT_TRUE(Meet(2, a, b, c));
@@ -182,7 +186,7 @@ TEST_F(MembersTest, TheNextOneLeadsWithoutTheLeader) {
   gone = Start();
   std::unique_ptr<Host>& second = one->world().node_rank == 0 ? one : other;
   second->With([](ChangingHosts& hosts) {
-    hosts.Progressed(hosts.world().number);
+    hosts.Progressed(hosts.world().number, 1);
     return 0;
   });
   ASSERT_TRUE(Meet(3, one, other, gone));
@@ -293,12 +297,132 @@ TEST_F(MembersTest, TheFirstHostFindsTheRunThatGoesOnWithoutIt) {
   a.reset();
   ASSERT_TRUE(Meet(2, b));
   b->With([](ChangingHosts& hosts) {
-    hosts.Progressed(2);
+    hosts.Progressed(2, 1);
     return 0;
   });
   a = Start();
   ASSERT_TRUE(Meet(3, a, b));
   EXPECT_EQ(b->world().node_rank, 0);
+}
+
+// What leads another part of the run, by its word alone, and where that
+// listens.
+class Rival {
+ public:
+  Rival(const MembersOptions& options, int port)
+      : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    Greeter greeter(epoll_.get(), KeyOfHosts(options), options.token,
+                    seconds(20));
+    greeter.Ask({*SocketAddress::Parse(options.host, options.port)});
+    while (connection_ == nullptr && greeter.asks()) {
+      epoll_event event;
+      connection_ = greeter.Continue(MeetingClock::now());
+      if (connection_ == nullptr) epoll_wait(epoll_.get(), &event, 1, 100);
+    }
+    if (connection_ == nullptr) return;
+    connection_->Send({{"kind", "enrol"},
+                       {"id", "rival/1"},
+                       {"port", port},
+                       {"ranks", 1},
+                       {"digest", options.digest},
+                       {"number", 9},
+                       {"leads", {true, 9, 9}}});
+  }
+  bool answered() const { return connection_ != nullptr; }
+
+ private:
+  const SocketFd epoll_;
+  std::unique_ptr<HostConnection> connection_;
+};
+
+TEST_F(MembersTest, ALeaderWithLessToShowFollowsTheOther) {
+  options_.roster.first_hosts = 1;
+  const int port = options_.port;
+  const auto a = Start();
+  ASSERT_TRUE(Meet(1, a));
+  a->With([](ChangingHosts& hosts) {
+    hosts.Progressed(1, 1);
+    return 0;
+  });
+  // As if a network had been cut: another leader of the run.
+  options_.port = FreePort();
+  const auto b = Start();
+  ASSERT_TRUE(Meet(1, b));
+  const auto c = Start();
+  ASSERT_TRUE(Becomes(
+      [&] { return c->waits().find("is a spare") != std::string::npos; }));
+  const Rival rival(options_, port);
+  ASSERT_TRUE(rival.answered());
+  ASSERT_TRUE(Becomes([&] {
+    a->With([](ChangingHosts& hosts) {
+      hosts.Progressed(hosts.world().number, 2);
+      return 0;
+    });
+    return a->world().nodes == 3 && b->world().node_rank > 0 &&
+           c->world().node_rank > 0;
+  }));
+  EXPECT_EQ(a->world().node_rank, 0);
+  EXPECT_TRUE(a->world().gentle);
+  EXPECT_EQ(b->ending().text, "");
+}
+
+TEST_F(MembersTest, ALeaderThatIsntThereIsNotFollowed) {
+  options_.roster.first_hosts = 1;
+  const auto a = Start();
+  ASSERT_TRUE(Meet(1, a));
+  const Rival rival(options_, FreePort());
+  ASSERT_TRUE(rival.answered());
+  a->With([](ChangingHosts& hosts) {
+    hosts.Progressed(1, 1);
+    return 0;
+  });
+  const auto b = Start();
+  ASSERT_TRUE(Meet(2, a, b));
+  EXPECT_EQ(a->world().node_rank, 0);
+}
+
+TEST_F(MembersTest, AHostThatAcceptsAndDoesntAnswerBlocksNothing) {
+  SocketAddress address = *SocketAddress::Parse(options_.host, options_.port);
+  const absl::StatusOr<SocketFd> mute = ListenAt(&address);
+  ASSERT_TRUE(mute.ok());
+  const std::unique_ptr<ChangingHosts> hosts = *JoinHosts(options_);
+  const Deadline began = MeetingClock::now();
+  for (int i = 0; i < 10; ++i) {
+    pollfd fd = {hosts->fd(), POLLIN, 0};
+    poll(&fd, 1, 20);
+    hosts->Handle();
+  }
+  EXPECT_LT(MeetingClock::now() - began, seconds(3));
+}
+
+TEST(HostConnectionTest, IsWatchedForRoomOnlyWhileThatIsMissed) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+  HostConnection connection{SocketFd(ends[0])};
+  const SocketFd other(ends[1]);
+  const SocketFd epoll(epoll_create1(EPOLL_CLOEXEC));
+  const auto events = [&]() -> uint32_t {
+    epoll_event event;
+    return epoll_wait(epoll.get(), &event, 1, 0) == 1 ? event.events : 0;
+  };
+  connection.Watch(epoll.get());
+  EXPECT_EQ(events(), 0);
+  while (!connection.blocked()) connection.SendFrame(std::string(65536, 'x'));
+  connection.Watch(epoll.get());
+  EXPECT_EQ(events(), 0);
+  std::string got(size_t{1} << 20, ' ');
+  while (recv(other.get(), &got[0], got.size(), 0) > 0) {
+  }
+  EXPECT_EQ(events(), EPOLLOUT);
+  connection.Flush();
+  EXPECT_FALSE(connection.blocked());
+  connection.Watch(epoll.get());
+  EXPECT_EQ(events(), 0);
+  // It asks epoll for no more than what changes.
+  ASSERT_EQ(epoll_ctl(epoll.get(), EPOLL_CTL_DEL, connection.fd(), nullptr), 0);
+  connection.Watch(epoll.get());
+  ASSERT_EQ(send(other.get(), "x", 1, 0), 1);
+  EXPECT_EQ(events(), 0);
 }
 
 TEST_F(MembersTest, ItSaysWhomItLooksFor) {

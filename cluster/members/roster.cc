@@ -30,7 +30,14 @@ std::string RanksText(int ranks) {
 
 }  // namespace
 
-std::string NameIn(const std::string& id) { return id.substr(0, id.find('/')); }
+std::string NameIn(const std::string& id) {
+  return id.substr(0, id.find_first_of("@/"));
+}
+
+std::string KeyIn(const std::string& id) {
+  const std::string all = id.substr(0, id.find('/'));
+  return all.substr(all.find('@') + 1);
+}
 
 const Roster::Host* Roster::Find(const std::string& id) const {
   const auto found = std::find_if(hosts_.begin(), hosts_.end(),
@@ -51,6 +58,7 @@ void Roster::Because(const std::string& why, Deadline now) {
 void Roster::TakeOver(World before, bool gentle, Deadline now) {
   for (const std::string& id : before.hosts) {
     if (Find(id) == nullptr) hosts_.push_back({id});
+    Find(id)->proven = true;
   }
   world_ = std::move(before);
   number_ = std::max(number_, world_.number);
@@ -67,7 +75,7 @@ void Roster::Came(const std::string& id, Deadline now, int64_t number) {
   if (Find(id) == nullptr) {
     hosts_.push_back({id});
     // A launcher that was told so, and was started again.
-    hosts_.back().left_out = left_out_.count(NameIn(id)) > 0;
+    hosts_.back().left_out = left_out_.count(KeyIn(id)) > 0;
   }
   Find(id)->here = true;
   Find(id)->silent = false;
@@ -86,6 +94,7 @@ void Roster::Lost(const std::string& id, Deadline now, bool silent) {
   host->here = false;
   host->silent = silent;
   if (InWorld(id)) {
+    if (IsNew(*host)) JoinFailed(now);
     broken_ = true;
     hint_ = false;
     Because(absl::StrCat(NameOf(id), " is gone"), now);
@@ -103,11 +112,45 @@ void Roster::Leaving(const std::string& id, Deadline now) {
 
 void Roster::Drop(Host* host) {
   host->left_out = true;
-  left_out_.insert(NameIn(host->id));
+  left_out_.insert(KeyIn(host->id));
 }
 
-bool Roster::DropNewcomers() {
-  if (progressed_ || newcomers_.empty()) return false;
+int64_t Roster::Steps() const {
+  return progressed() ? last_step_ - first_step_ + 1 : 0;
+}
+
+void Roster::Progressed(int64_t step) {
+  if (!progressed()) {
+    first_step_ = step;
+    running_ = world_.hosts;
+  }
+  last_step_ = std::max(last_step_, step);
+  for (Host& host : hosts_) {
+    if (host.proven || !InWorld(host.id) || IsNew(host)) continue;
+    host.proven = true;
+    failed_joins_ = 0;
+  }
+}
+
+bool Roster::IsNew(const Host& host) const {
+  return !host.proven && InWorld(host.id) &&
+         host.steps + Steps() < kProvenSteps;
+}
+
+void Roster::JoinFailed(Deadline now) {
+  ++failed_joins_;
+  join_failed_ = now;
+}
+
+Deadline Roster::JoinsAt() const {
+  if (failed_joins_ == 0) return began_;
+  return join_failed_ +
+         kJoinPause * (1 << std::min(failed_joins_ - 1, kMostDoublings));
+}
+
+bool Roster::DropNewcomers(Deadline now) {
+  if (progressed() || newcomers_.empty()) return false;
+  JoinFailed(now);
   for (const std::string& id : newcomers_) {
     if (Find(id) != nullptr) Drop(Find(id));
   }
@@ -128,7 +171,9 @@ void Roster::LeaveOut(const std::string& id, const std::string& why,
 
 void Roster::Died(const std::string& id, int64_t world, int64_t step,
                   const std::string& how, bool themselves, Deadline now) {
-  if (world != world_.number || Find(id) == nullptr) return;
+  // Hosts of a world that was cut in two may count alike.
+  if (world != world_.number || !InWorld(id)) return;
+  if (step >= 0) Progressed(step);
   if (broken_ && !(hint_ && themselves)) return;
   broken_ = true;
   hint_ = !themselves;
@@ -141,15 +186,19 @@ void Roster::Died(const std::string& id, int64_t world, int64_t step,
       world_.hosts.begin(), world_.hosts.end(),
       [this](const std::string& one) { return Find(one)->left_out; });
   if (leaves_out) return;
-  if (!progressed_ && newcomers_.count(id) > 0) return Drop(Find(id));
+  if (IsNew(*Find(id))) {
+    JoinFailed(now);
+    return Drop(Find(id));
+  }
   exhausted_ = !restarts_.Again(step);
 }
 
 bool Roster::Failed(const std::string& id, int64_t world,
                     const std::string& how, Deadline now) {
   Host* const host = Find(id);
-  if (host == nullptr || world != world_.number) return true;
-  if (progressed_ || newcomers_.count(id) == 0) return false;
+  if (host == nullptr || world != world_.number || !InWorld(id)) return true;
+  if (!IsNew(*host)) return false;
+  JoinFailed(now);
   Drop(host);
   broken_ = true;
   hint_ = false;
@@ -157,13 +206,14 @@ bool Roster::Failed(const std::string& id, int64_t world,
   return true;
 }
 
-std::vector<std::string> Roster::Eligible() const {
+std::vector<std::string> Roster::Eligible(Deadline now) const {
   std::vector<std::string> ids;
   for (const std::string& id : world_.hosts) {
     if (Find(id)->usable()) ids.push_back(id);
   }
+  const bool joins = now >= JoinsAt() || !Enough(ids);
   for (const Host& host : hosts_) {
-    if (host.usable() && !InWorld(host.id)) ids.push_back(host.id);
+    if (joins && host.usable() && !InWorld(host.id)) ids.push_back(host.id);
   }
   const int ranks = options_.ranks_per_host;
   auto count =
@@ -197,6 +247,15 @@ bool Roster::MayBegin(const std::vector<std::string>& hosts, Deadline now) {
   return false;
 }
 
+bool Roster::CutOff() const {
+  if (world_.number == 0 || took_over_.has_value()) return false;
+  const auto silent = std::count_if(
+      world_.hosts.begin(), world_.hosts.end(), [this](const std::string& id) {
+        return Find(id) != nullptr && Find(id)->silent;
+      });
+  return 2 * silent >= static_cast<int64_t>(world_.hosts.size());
+}
+
 Deadline Roster::ChangesAt(const std::vector<std::string>& hosts,
                            Deadline now) const {
   if (took_over_.has_value()) {
@@ -206,13 +265,7 @@ Deadline Roster::ChangesAt(const std::vector<std::string>& hosts,
     return all_came_again ? now : *took_over_ + kTakeOver;
   }
   if (hint_ && hosts == world_.hosts) return latest_ + kHintGathering;
-  const auto silent = std::count_if(
-      world_.hosts.begin(), world_.hosts.end(), [this](const std::string& id) {
-        return Find(id) != nullptr && Find(id)->silent;
-      });
-  if (2 * silent >= static_cast<int64_t>(world_.hosts.size())) {
-    return latest_ + options_.patience;
-  }
+  if (CutOff()) return latest_ + options_.patience;
   return latest_ + (broken_ ? kLossGathering : options_.gathering);
 }
 
@@ -235,13 +288,14 @@ Roster::World Roster::Make(const std::vector<std::string>& hosts) const {
 absl::optional<Roster::World> Roster::Next(Deadline now) {
   next_event_ = Deadline::max();
   if (exhausted_) return absl::nullopt;
-  const std::vector<std::string> hosts = Eligible();
+  if (now < JoinsAt()) Wake(JoinsAt());
+  const std::vector<std::string> hosts = Eligible(now);
   if (!Enough(hosts)) return absl::nullopt;
   too_few_since_.reset();
   if (world_.number == 0) {
     if (!MayBegin(hosts, now)) return absl::nullopt;
   } else if (!broken_ && hosts == world_.hosts) {
-    why_.clear();
+    if (now >= JoinsAt()) why_.clear();
     return absl::nullopt;
   } else {
     const Deadline at = ChangesAt(hosts, now);
@@ -253,21 +307,29 @@ absl::optional<Roster::World> Roster::Next(Deadline now) {
     const bool only_joins =
         !broken_ && hosts.size() > world_.hosts.size() &&
         std::equal(world_.hosts.begin(), world_.hosts.end(), hosts.begin());
-    if (only_joins && !progressed_) return absl::nullopt;
+    if (only_joins && !progressed()) return absl::nullopt;
   }
   if (hint_ && hosts == world_.hosts) {
-    if (DropNewcomers()) return Next(now);
+    if (DropNewcomers(now)) return Next(now);
     exhausted_ = !restarts_.Again(died_after_);
     if (exhausted_) return absl::nullopt;
   }
   World next = Make(hosts);
   newcomers_.clear();
   for (const std::string& id : hosts) {
-    if (world_.number > 0 && !InWorld(id)) newcomers_.insert(id);
+    Host* const host = Find(id);
+    if (InWorld(id)) {
+      host->steps += Steps();
+    } else if (world_.number > 0) {
+      newcomers_.insert(id);
+    } else {
+      host->proven = true;
+    }
   }
   world_ = next;
   number_ = next.number;
-  progressed_ = broken_ = hint_ = gentle_ = false;
+  first_step_ = last_step_ = -1;
+  broken_ = hint_ = gentle_ = false;
   took_over_.reset();
   why_.clear();
   hosts_.erase(std::remove_if(hosts_.begin(), hosts_.end(),
@@ -280,7 +342,7 @@ absl::optional<Roster::Ending> Roster::End(Deadline now) {
   if (exhausted_) {
     return Ending{absl::StrCat(how_, restarts_.Ending())};
   }
-  const std::vector<std::string> hosts = Eligible();
+  const std::vector<std::string> hosts = Eligible(now);
   if (Enough(hosts)) return absl::nullopt;
   const int ranks = static_cast<int>(hosts.size()) * options_.ranks_per_host;
   const std::string few =

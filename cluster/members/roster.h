@@ -15,14 +15,24 @@
 
 namespace capstan {
 
-// The name in a host's id (Roster::Came).
+// The name in a host's id (Roster::Came), for people; and what a host that is
+// left out is known by when it comes again: its machine or, unknown, its name.
 std::string NameIn(const std::string& id);
+std::string KeyIn(const std::string& id);
 
 // Decides which hosts a run goes on with, from who comes, leaves and dies. The
 // leader's launcher has one. Knows no sockets; time is what the caller says.
 // Not thread-safe.
 class Roster {
  public:
+  // A host that has come to a run under way is new until it has taken part in
+  // so many steps. If its ranks fail before, it is left out; and after it has
+  // gone, others wait before they are taken in, longer each time in a row, as
+  // each costs the run two changes.
+  static constexpr int64_t kProvenSteps = 10;
+  static constexpr std::chrono::seconds kJoinPause{5};
+  static constexpr int kMostDoublings = 6;  // of it
+
   struct Options {
     int ranks_per_host = 1;
     // A world has so many ranks, and a multiple of `multiple`.
@@ -70,9 +80,9 @@ class Roster {
   // leader has left with notice, and its ranks at the end of a step.
   void TakeOver(World before, bool gentle, Deadline now);
 
-  // A host's launcher has come. `id` is its own for ever: the host's name, '/',
-  // and what tells it from others. `number`: of the last world that it knows
-  // of, which the next one exceeds.
+  // A host's launcher has come. `id` is its own for ever: the host's name or
+  // "NAME@MACHINE", '/', and what tells it from others. `number`: of the last
+  // world that it knows of, which the next one exceeds.
   void Came(const std::string& id, Deadline now, int64_t number = 0);
   // Its process is gone or, if `silent`, perhaps only the network between. If
   // that goes for half of the world, which may go on elsewhere and has the
@@ -87,15 +97,12 @@ class Roster {
   void Died(const std::string& id, int64_t world, int64_t step,
             const std::string& how, bool themselves, Deadline now);
   // Its ranks have failed by an error of their own in `world`. Returns whether
-  // the run goes on without it, as it is new in this world, which hasn't done a
-  // step, or the run has another world by now.
+  // the run goes on without it, as it is new (kProvenSteps), or the run has
+  // another world by now.
   bool Failed(const std::string& id, int64_t world, const std::string& how,
               Deadline now);
-  // The current world's ranks have finished a step.
-  void Progressed() {
-    progressed_ = true;
-    running_ = world_.hosts;
-  }
+  // The current world's ranks have finished `step`.
+  void Progressed(int64_t step);
   // All stop: those who were about to leave stay until then.
   void StopAll();
 
@@ -106,11 +113,16 @@ class Roster {
   // When Next and End are to be asked again, if nothing happens.
   Deadline next_event() const { return next_event_; }
 
-  // Names of hosts that the run isn't to have again.
+  // Whether there is a world that can go on, as far as is known; and whether
+  // it has done a step.
+  bool Whole() const { return world_.number > 0 && !broken_; }
+  bool progressed() const { return first_step_ >= 0; }
+  // Whether so many hosts are silent that they may be going on without these.
+  bool CutOff() const;
+
+  // KeyIn of hosts that the run isn't to have again.
   const std::set<std::string>& left_out() const { return left_out_; }
-  void set_left_out(std::set<std::string> names) {
-    left_out_ = std::move(names);
-  }
+  void set_left_out(std::set<std::string> keys) { left_out_ = std::move(keys); }
   bool LeftOut(const std::string& id) const {
     const Host* const host = Find(id);
     return host != nullptr && host->left_out;
@@ -123,6 +135,8 @@ class Roster {
     bool leaving = false;
     bool left_out = false;
     bool silent = false;  // and so not here
+    bool proven = false;
+    int64_t steps = 0;  // unless proven: in worlds before
     bool usable() const { return here && !leaving && !left_out; }
   };
 
@@ -134,13 +148,21 @@ class Roster {
   // Leaves a host out for good.
   void Drop(Host* host);
   // The same for the hosts that are new in this world, if there are any.
-  bool DropNewcomers();
+  bool DropNewcomers(Deadline now);
+  // How many steps the current world has done.
+  int64_t Steps() const;
+  // Whether it is in the current world, and new.
+  bool IsNew(const Host& host) const;
+  // One that is new has failed.
+  void JoinFailed(Deadline now);
+  // Until when others aren't taken in.
+  Deadline JoinsAt() const;
   // When a world that differs from the current one may begin.
   Deadline ChangesAt(const std::vector<std::string>& hosts, Deadline now) const;
   World Make(const std::vector<std::string>& hosts) const;
   bool InWorld(const std::string& id) const;
   // Those that a world of now would have.
-  std::vector<std::string> Eligible() const;
+  std::vector<std::string> Eligible(Deadline now) const;
   bool Enough(const std::vector<std::string>& hosts) const;
   // Whether the first world may begin with these.
   bool MayBegin(const std::vector<std::string>& hosts, Deadline now);
@@ -155,7 +177,9 @@ class Roster {
   std::vector<Host> hosts_;  // by their coming; the world's first
   World world_;
   int64_t number_ = 0;  // no world has had a higher one
-  bool progressed_ = false;
+  // Of the current world's; negative: none.
+  int64_t first_step_ = -1;
+  int64_t last_step_ = -1;
   bool broken_ = false;      // the current world can't go on
   bool hint_ = false;        // if so: only ranks that have lost others say it
   bool gentle_ = false;      // if broken: by the last leader's notice
@@ -166,6 +190,8 @@ class Roster {
   std::vector<std::string> running_;  // of the last world that did a step
   std::set<std::string> left_out_;
   std::set<std::string> newcomers_;  // of the current world
+  int failed_joins_ = 0;             // in a row
+  Deadline join_failed_;             // the last
   Deadline latest_;                  // event
   absl::optional<Deadline> took_over_;
   absl::optional<Deadline> too_few_since_;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace capstan {
 namespace {
 
@@ -53,7 +55,7 @@ class RosterTest : public testing::Test {
     Make();
     for (const std::string& id : ids) Come(id);
     EXPECT_EQ(OnlyWorld(seconds(5)).hosts, ids);
-    roster_->Progressed();
+    roster_->Progressed(1);
   }
 
   Roster::Options options_;
@@ -136,7 +138,7 @@ TEST_F(RosterTest, WhoComesWaitsUntilTheWorldHasDoneAStep) {
   EXPECT_EQ(Worlds(seconds(1)).size(), 1);
   Come("d");
   EXPECT_TRUE(Worlds(seconds(60)).empty());
-  roster_->Progressed();
+  roster_->Progressed(1);
   EXPECT_THAT(OnlyWorld(seconds(0)).hosts, ElementsAre("a", "b", "c", "d"));
 }
 
@@ -223,7 +225,7 @@ TEST_F(RosterTest, ANewHostThatFailsIsLeftOutAndOthersEndTheRun) {
   EXPECT_EQ(world.why, "host c can't take part: no memory");
   EXPECT_TRUE(roster_->LeftOut("c"));
   // It isn't tried again.
-  roster_->Progressed();
+  roster_->Progressed(1);
   EXPECT_TRUE(Worlds(seconds(60)).empty());
 }
 
@@ -236,10 +238,91 @@ TEST_F(RosterTest, ANewHostWhoseRanksDieIsLeftOut) {
   EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "b"));
   EXPECT_FALSE(ending_.has_value());
   // Nor when it is started again.
-  roster_->Progressed();
+  roster_->Progressed(1);
   Come("c/2");
   EXPECT_TRUE(Worlds(seconds(60)).empty());
   EXPECT_TRUE(roster_->LeftOut("c/2"));
+}
+
+TEST_F(RosterTest, ANewHostThatFailsInItsFirstStepsIsLeftOut) {
+  options_.max_restarts = 1;
+  for (const bool dies : {true, false}) {
+    Begin({"a", "b"});
+    Come("c");
+    EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 3);
+    for (int step = 40; step < 49; ++step) roster_->Progressed(step);
+    if (dies) {
+      roster_->Died("c", 2, 48, "rank 2 was killed", true, now_);
+    } else {
+      EXPECT_TRUE(roster_->Failed("c", 2, "no memory", now_));
+    }
+    EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "b"));
+    EXPECT_FALSE(ending_.has_value());
+    EXPECT_TRUE(roster_->LeftOut("c"));
+  }
+}
+
+TEST_F(RosterTest, AHostIsNewForSoManyStepsInAllItsWorlds) {
+  Begin({"a", "b"});
+  Come("c");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 3);
+  for (int step = 40; step < 45; ++step) roster_->Progressed(step);
+  Come("d");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 4);
+  for (int step = 45; step < 50; ++step) roster_->Progressed(step);
+  roster_->Died("c", 3, 49, "rank 2 was killed", true, now_);
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 4);
+  roster_->Died("d", 4, 51, "rank 3 was killed", true, now_);
+  EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "b", "c"));
+}
+
+TEST_F(RosterTest, AfterNewHostsThatGoOthersWaitLongerAndLonger) {
+  Begin({"a", "b"});
+  for (const int pause : {0, 5, 10, 20}) {
+    Come(absl::StrCat("c/", pause));
+    if (pause > 0) {
+      EXPECT_TRUE(Worlds(seconds(pause - 1)).empty()) << pause;
+    }
+    EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 3) << pause;
+    roster_->Progressed(100 + pause);
+    // Another is there to be taken at once.
+    Come(absl::StrCat("d/", pause));
+    roster_->Lost(absl::StrCat("c/", pause), now_);
+    EXPECT_THAT(Worlds(milliseconds(100)).back().hosts, ElementsAre("a", "b"));
+    roster_->Lost(absl::StrCat("d/", pause), now_);
+    roster_->Progressed(200 + pause);
+  }
+  // One that stays ends that.
+  Come("e");
+  EXPECT_EQ(OnlyWorld(seconds(40)).hosts.size(), 3);
+  for (int step = 300; step < 310; ++step) roster_->Progressed(step);
+  Come("f");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 4);
+}
+
+TEST_F(RosterTest, AHostIsLeftOutByItsMachine) {
+  Begin({"a@1/7", "b@2/7"});
+  roster_->LeaveOut("b@2/7", "host b is slow", now_);
+  const Roster::World world = OnlyWorld(seconds(1));
+  EXPECT_THAT(world.hosts, ElementsAre("a@1/7"));
+  Come("other@2/8");
+  EXPECT_TRUE(roster_->LeftOut("other@2/8"));
+  Come("b@3/8");
+  EXPECT_FALSE(roster_->LeftOut("b@3/8"));
+  EXPECT_EQ(NameIn("b@3/8"), "b");
+}
+
+TEST_F(RosterTest, HalfOfTheHostsThatAreSilentMayGoOnElsewhere) {
+  Begin({"a", "b", "c"});
+  roster_->Lost("b", now_, /*silent=*/true);
+  EXPECT_FALSE(roster_->CutOff());
+  roster_->Lost("c", now_, /*silent=*/true);
+  EXPECT_TRUE(roster_->CutOff());
+  EXPECT_FALSE(roster_->Whole());
+  EXPECT_TRUE(Worlds(seconds(29)).empty());
+  EXPECT_THAT(OnlyWorld(seconds(2)).hosts, ElementsAre("a"));
+  EXPECT_TRUE(roster_->Whole());
+  EXPECT_FALSE(roster_->CutOff());
 }
 
 TEST_F(RosterTest, RanksThatLostOthersAreAHintOfALoss) {
@@ -284,7 +367,7 @@ TEST_F(RosterTest, AHostThatIsLeftOutStaysOut) {
   const Roster::World world = OnlyWorld(seconds(1));
   EXPECT_TRUE(world.gentle);
   EXPECT_THAT(world.hosts, ElementsAre("a", "c"));
-  roster_->Progressed();
+  roster_->Progressed(1);
   Come("b");
   EXPECT_TRUE(Worlds(seconds(60)).empty());
 }

@@ -2,13 +2,12 @@
 #include "cluster/members/wire.h"
 
 #include <errno.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <utility>
-
+#include "absl/status/statusor.h"
 #include "base/json.h"
-#include "base/status.h"
 #include "cluster/meet/admission.h"
 
 namespace capstan {
@@ -26,17 +25,22 @@ std::string FrameOf(absl::string_view payload) {
   return frame;
 }
 
-absl::StatusOr<std::string> NextPayload(int fd, FrameBuffer* input,
-                                        Deadline deadline) {
-  while (true) {
-    CAPSTAN_ASSIGN_OR_RETURN(absl::optional<std::string> payload,
-                             input->Next());
-    if (payload.has_value()) return *std::move(payload);
-    CAPSTAN_RETURN_IF_ERROR(ReceiveSome(fd, deadline, input->bytes()));
-  }
+}  // namespace
+
+bool HostConnection::silent() const {
+  return error_ != 0 && error_ != ECONNRESET && error_ != EPIPE;
 }
 
-}  // namespace
+void HostConnection::Watch(int epoll) {
+  const uint32_t events = EPOLLIN | (blocked() ? EPOLLOUT : 0);
+  if (events == watched_) return;
+  epoll_event event = {};
+  event.events = events;
+  event.data.fd = fd_.get();
+  epoll_ctl(epoll, watched_ == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd_.get(),
+            &event);
+  watched_ = events;
+}
 
 void HostConnection::Send(const HostMessage& message) {
   SendFrame(FrameOf(JsonText(message)));
@@ -58,7 +62,7 @@ void HostConnection::Flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      Close();
+      Fail(errno);
     }
   }
   output_.erase(0, sent);
@@ -74,8 +78,7 @@ void HostConnection::Receive() {
       continue;
     } else {
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      silent_ = n < 0 && errno != ECONNRESET;
-      return Close();
+      return Fail(n < 0 ? errno : 0);
     }
   }
 }
@@ -104,32 +107,6 @@ Hello HelloOfHost(const std::string& run_key) {
   hello.run_key = run_key;
   hello.nonce = RandomBytes(kNonceBytes);
   return hello;
-}
-
-absl::StatusOr<std::unique_ptr<HostConnection>> Greet(
-    const SocketAddress& address, const std::string& run_key,
-    const std::string& token, Deadline deadline) {
-  CAPSTAN_ASSIGN_OR_RETURN(SocketFd fd, ConnectTo(address, deadline));
-  SetUpConnection(fd.get());
-  const std::string frame = Encode(HelloOfHost(run_key));
-  CAPSTAN_RETURN_IF_ERROR(SendAll(fd.get(), frame, deadline));
-  FrameBuffer input(kMaxStrangerPayload);
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string answer,
-                           NextPayload(fd.get(), &input, deadline));
-  const absl::StatusOr<Refusal> refusal = ParseRefusal(answer);
-  if (refusal.ok()) return absl::NotFoundError(refusal->text);
-  const absl::StatusOr<Challenge> challenge = ParseChallenge(answer);
-  if (!challenge.ok() ||
-      !SameProof(
-          challenge->proof,
-          ProofOf(Prover::kRank0, token, PayloadOf(frame), challenge->nonce))) {
-    return absl::NotFoundError("what answers there isn't of this run");
-  }
-  Proof proof;
-  proof.proof =
-      ProofOf(Prover::kRank, token, PayloadOf(frame), challenge->nonce);
-  CAPSTAN_RETURN_IF_ERROR(SendAll(fd.get(), Encode(proof), deadline));
-  return std::make_unique<HostConnection>(std::move(fd));
 }
 
 bool HostHandshake::Answer(absl::string_view payload,

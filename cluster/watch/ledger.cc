@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/watch/ledger.h"
 
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "cluster/launch/environment.h"
+#include "cluster/launch/network.h"
 #include "cluster/meet/texts_of_ranks.h"
 #include "cluster/watch/process_state.h"
 
@@ -47,10 +48,7 @@ void TakeSlot(LedgerSlot* slot, int rank) {
 
 std::string HostDisplayName() {
   // Several "hosts" of one machine have one name.
-  const char* id = getenv("CAPSTAN_HOST_ID");
-  if (id != nullptr && *id != '\0') return id;
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+  return Variable("CAPSTAN_HOST_ID").value_or(HostName());
 }
 
 std::string Key(const char* what, int rank) {
@@ -104,8 +102,8 @@ absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Open(
 }
 
 std::string HostKey(int rank) {
-  const char* id = getenv("CAPSTAN_HOST_ID");
-  if (id != nullptr && *id != '\0') return absl::StrCat("host ", id);
+  const absl::optional<std::string> id = Variable("CAPSTAN_HOST_ID");
+  if (id.has_value()) return absl::StrCat("host ", *id);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char name[256] = {};

@@ -112,4 +112,46 @@ for k in 1 2; do
   grep -q "two srun at once: $k .* the same weights" "$table" ||
     fail "two srun at once: $k"
 done
+
+# Hosts that come and go, each a job: others join the first, scancel is a notice, and a
+# node that is lost goes with its host.
+cat >"$work/worlds.sh" <<SCRIPT
+#!/bin/sh
+export CAPSTAN_HOST_ID=\$SLURM_JOB_ID
+exec "$trainer" --config="$config" --set output_dir="$work/worlds" \
+  --rendezvous=127.0.0.1:29598 --set launch.processes=1 --set launch.max_processes=4 \
+  --set launch.max_restarts=9 --set batch.global_batch_size=24 --set train.max_steps=100000
+SCRIPT
+# host NODE: a job's number.
+host() {
+  sbatch --parsable --no-requeue -N1 -n1 -w "$1" -o "$work/worlds.%j.log" "$work/worlds.sh"
+}
+# said JOB TEXT: waits until the job's log has it.
+said() {
+  local i
+  for ((i = 0; i < 1200; i++)); do
+    grep -q "$2" "$work/worlds.$1.log" 2>/dev/null && return 0
+    # sleeps: polls
+    sleep 0.05
+  done
+  fail "job $1 doesn't say: $2"
+}
+first=$(host n1)
+said "$first" "loss"
+second=$(host n2)
+said "$first" "host $second has come"
+third=$(host n2)
+said "$first" "host $third has come"
+scancel "$second"
+said "$second" "this host has left the run"
+said "$first" "host $second leaves"
+scontrol update NodeName=n1 State=DOWN Reason=test
+said "$third" "going on with 1 host, 1 rank"
+scancel --signal=INT --batch "$third"
+said "$third" "stopped after step .*; saved in"
+python3 - "$work/worlds/metrics.jsonl" <<'PY' || fail "the jobs that join a run"
+import json, sys
+steps = [m["step"] for m in map(json.loads, open(sys.argv[1])) if "loss" in m]
+sys.exit(0 if steps == list(range(1, len(steps) + 1)) else 1)
+PY
 end

@@ -145,6 +145,7 @@ absl::StatusOr<std::unique_ptr<ChangingHosts>> HostsOf(const RunConfig& config,
   options.roster.first_hosts = place.first_hosts;
   options.roster.patience = std::chrono::milliseconds(
       static_cast<int64_t>(1e3 * info.return_seconds));
+  options.silence = std::min(options.silence, options.roster.patience);
   options.roster.max_restarts = place.max_restarts;
   return JoinHosts(options);
 }

@@ -20,6 +20,7 @@
 #include "base/error_code.h"
 #include "base/same_file.h"
 #include "base/status.h"
+#include "cluster/launch/launcher.h"
 
 namespace capstan {
 namespace {
@@ -124,6 +125,11 @@ absl::StatusOr<HeldFolder> HoldFolder(const std::string& folder,
     if (outcome != LockOutcome::kHeld) return held;
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited >= patience) break;
+    if (StopRequested() != 0) {
+      close(fd);
+      close(held.fd);
+      return absl::CancelledError("stopped while its folder was locked");
+    }
     if (waited >= kLockPatience && !std::exchange(told, true)) {
       std::cerr << absl::StrCat(
           "output_dir: ", folder, " is still locked", ReadHolder(fd),

@@ -29,7 +29,8 @@ struct HeldFolder {
 
 // Locks an existing folder. A run that finds it locked reports this process and
 // its job `placed_by` ("SLURM: job 7"). Warns if the file system has no locks.
-// Waits up to `patience` for another process's lock, and says so.
+// Waits up to `patience` for another process's lock, and says so; CANCELLED if
+// it is asked to stop meanwhile (StopRequested).
 absl::StatusOr<HeldFolder> HoldFolder(const std::string& folder,
                                       const std::string& placed_by,
                                       std::chrono::milliseconds patience);

@@ -3,12 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "cluster/launch/launcher.h"
 
 namespace capstan {
 namespace {
@@ -46,6 +49,18 @@ TEST_F(HeldFolderTest, IsWhereItWas) {
   EXPECT_EQ(now.where, "");
   HeldFolder none;
   EXPECT_TRUE(LookAtFolder(&none).status.ok());
+}
+
+// In a process of its own, as nothing takes the signal back.
+TEST_F(HeldFolderTest, AStopEndsTheWaitForAnothersLock) {
+  EXPECT_EXIT(
+      {
+        AdoptStop(SIGTERM);
+        const absl::Status status =
+            HoldFolder(folder_, "", std::chrono::seconds(20)).status();
+        _exit(absl::IsCancelled(status) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(HeldFolderTest, IsFoundWhereItWasMoved) {

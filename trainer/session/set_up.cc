@@ -181,7 +181,7 @@ absl::Status SettleOutputDir(Session* session) {
       if (held.ok()) folder = *std::move(held);
     }
   }
-  CAPSTAN_RETURN_IF_ERROR(Agree(group, made, "make the output folder"));
+  CAPSTAN_RETURN_IF_ERROR(AgreeOrStop(group, made, "make the output folder"));
   CAPSTAN_ASSIGN_OR_RETURN(session->output_dir, FromRank0(group, folder.path));
   // Any host's first rank may be rank 0 after a restart.
   NoteOutputFolder(session->output_dir);

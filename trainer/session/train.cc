@@ -235,6 +235,13 @@ absl::Status Training::Stopped() const {
       StopRequested() == SIGXCPU
           ? absl::StrCat(CpuLimitText(), " are nearly used up: ")
           : "";
+  if (session_.state.step == 0 && session_.Restarted()) {
+    return absl::CancelledError(absl::StrCat(
+        why,
+        "stopped before the run went on: what it has done since its last "
+        "checkpoint is lost; ",
+        how));
+  }
   if (session_.state.step == 0) {
     return absl::CancelledError(absl::StrCat(
         why, "stopped before the first step: there is nothing to save; ", how));
