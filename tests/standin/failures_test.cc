@@ -185,15 +185,6 @@ TEST(StandinFailuresTest, Collectives) {
   ExpectAllEnd({"collective", 2, "fsdp", 1});
 }
 
-// The plan doesn't know what other processes have.
-TEST(StandinFailuresTest, ASmallGpuIsOutOfMemory) {
-  const StandinRun run = RunOn(1, ShortRun(1, {"strategy=capstan.single"}),
-                               "memory=1G,occupied=1008M");
-  EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
-  EXPECT_NE(run.result.err.find("out of memory"), std::string::npos)
-      << run.result.err;
-}
-
 // NCCL connects the groups of a split after that of all ranks.
 TEST(StandinFailuresTest, ASplitWithoutMemoryIsToldAsThat) {
   const StandinRun run = RunOn(
