@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/cuda/emulator.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -15,37 +13,36 @@
 namespace capstan::kernels::cuda::emulator {
 
 Index thread_index, block_index, block_size, grid_size;
-Slots slots[1024];
+Slots slots[kMaxThreads];
 
 namespace {
 
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kStackBytes = 16 << 10;
 // Tops of stacks lie apart by this more: else all would share a cache set.
 constexpr size_t kStackShift = 9 * 64;
+constexpr int kWarp = 32;
 
-enum class State { kReady, kAtWarp, kAtBlock, kDone };
-
-struct Fiber {
-  Context context;
-  State state = State::kDone;
-};
+enum class State : uint8_t { kNew, kReady, kAtWarp, kAtBlock, kDone };
 
 Context scheduler;
-std::vector<Fiber> fibers;
-// Of all fibers, uninitialised: most of it is never touched.
+// Of the block's threads.
+Context contexts[kMaxThreads];
+State states[kMaxThreads];
+// What is running: its warp and lane in the order of the run, from 0 on.
+int warp = 0, lane = 0;
+// Blocks that are done.
+int blocks_done = 0;
+
+// All stacks, uninitialised (most of it is never touched), and those that no
+// thread has.
 std::unique_ptr<char[]> stacks;
+int stack_count = 0;
+std::vector<char*> free_stacks;
+char* given = nullptr;  // to the fiber that begins
+
 std::vector<float> shared;
 const std::function<void()>* kernel = nullptr;
 bool backwards_order = false;
-
-Fiber& Current() { return fibers[thread_index.x]; }
-
-void Body() {
-  (*kernel)();
-  Fiber& fiber = Current();
-  fiber.state = State::kDone;
-  Switch(&fiber.context, &scheduler);  // for good
-}
 
 [[noreturn]] void Stuck() {
   std::fprintf(stderr,
@@ -55,75 +52,115 @@ void Body() {
   std::abort();
 }
 
-// Releases [begin, end) if all of them wait. Returns whether it did.
-bool Release(State waiting, int begin, int end) {
-  for (int i = begin; i < end; ++i) {
-    if (fibers[i].state != waiting) return false;
-  }
-  for (int i = begin; i < end; ++i) fibers[i].state = State::kReady;
-  return true;
-}
-
-// Runs a warp's threads until each waits for the block or is done.
-void RunWarp(int first) {
-  const int last = first + 32;
-  do {
-    for (int i = first; i < last; ++i) {
-      thread_index.x = backwards_order ? first + last - 1 - i : i;
-      Fiber& fiber = Current();
-      if (fiber.state == State::kReady) Switch(&scheduler, &fiber.context);
-    }
-  } while (Release(State::kAtWarp, first, last));
-}
-
-bool AllAre(State state, int threads) {
-  for (int i = 0; i < threads; ++i) {
-    if (fibers[i].state != state) return false;
+bool AllAre(State state, int begin, int threads) {
+  for (int i = begin; i < begin + threads; ++i) {
+    if (states[i] != state) return false;
   }
   return true;
 }
 
-void RunBlock() {
-  const int threads = block_size.x;
-  for (float& x : shared) x = std::numeric_limits<float>::quiet_NaN();
-  for (int i = 0; i < threads; ++i) {
-    Fiber& fiber = fibers[i];
-    Prepare(&fiber.context, stacks.get() + i * (kStackBytes + kStackShift),
-            kStackBytes, Body);
-    fiber.state = State::kReady;
-    slots[i].turn = 0;
-  }
-  do {
-    for (int w = 0; w < threads; w += 32) {
-      RunWarp(backwards_order ? threads - 32 - w : w);
+// Releases threads if all of them wait. Returns whether it did.
+bool Release(State waiting, int begin, int threads) {
+  if (!AllAre(waiting, begin, threads)) return false;
+  std::fill_n(states + begin, threads, State::kReady);
+  return true;
+}
+
+void BeginBlock() {
+  std::fill(shared.begin(), shared.end(),
+            std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(states, block_size.x, State::kNew);
+  block_index.x = backwards_order ? grid_size.x - 1 - blocks_done : blocks_done;
+  warp = 0;
+  lane = -1;
+}
+
+// The first thread of the running warp.
+int FirstOfWarp() {
+  return backwards_order ? block_size.x - kWarp * (warp + 1) : kWarp * warp;
+}
+
+// Makes the thread that runs next the current one; false: all are done. A
+// warp's threads run in turn until each waits for the block or is done, and
+// warps in turn, and blocks.
+bool Next() {
+  for (;;) {
+    const int first = FirstOfWarp();
+    while (++lane < kWarp) {
+      const int thread = first + (backwards_order ? kWarp - 1 - lane : lane);
+      if (states[thread] > State::kReady) continue;
+      thread_index.x = thread;
+      return true;
     }
-    if (AllAre(State::kDone, threads)) return;
-  } while (Release(State::kAtBlock, 0, threads));
-  Stuck();
+    lane = -1;
+    if (Release(State::kAtWarp, first, kWarp)) continue;
+    if (++warp < block_size.x / kWarp) continue;
+    warp = 0;
+    if (Release(State::kAtBlock, 0, block_size.x)) continue;
+    if (!AllAre(State::kDone, 0, block_size.x)) Stuck();
+    if (++blocks_done == grid_size.x) return false;
+    BeginBlock();
+  }
+}
+
+// A thread that ends leaves its stack to the next one, if that hasn't begun: a
+// kernel without barriers needs but one.
+void Body() {
+  char* const stack = given;
+  do {
+    states[thread_index.x] = State::kReady;
+    (*kernel)();
+    states[thread_index.x] = State::kDone;
+    if (!Next()) {
+      free_stacks.push_back(stack);
+      Context ended;
+      Switch(&ended, &scheduler);
+    }
+  } while (states[thread_index.x] == State::kNew);
+  free_stacks.push_back(stack);
+  Context ended;
+  Switch(&ended, &contexts[thread_index.x]);
+}
+
+// Goes on with the current thread, from `from`.
+void SwitchToCurrent(Context* from) {
+  Context* const to = &contexts[thread_index.x];
+  if (states[thread_index.x] == State::kNew) {
+    given = free_stacks.back();
+    free_stacks.pop_back();
+    Prepare(to, given, kStackBytes, Body);
+  }
+  Switch(from, to);
 }
 
 }  // namespace
 
 void Run(int blocks, int threads, size_t shared_bytes,
          const std::function<void()>& body) {
-  if (threads <= 0 || threads % 32 != 0 || threads > 1024 ||
-      shared_bytes > (48 << 10)) {
-    std::fprintf(stderr, "CUDA emulator: bad launch: %d threads, %zu bytes\n",
-                 threads, shared_bytes);
+  if (blocks <= 0 || threads <= 0 || threads % kWarp != 0 ||
+      threads > kMaxThreads || shared_bytes > (48 << 10)) {
+    std::fprintf(stderr,
+                 "CUDA emulator: bad launch: %d blocks of %d threads, %zu "
+                 "bytes\n",
+                 blocks, threads, shared_bytes);
     std::abort();
   }
-  if (fibers.size() < static_cast<size_t>(threads)) {
-    fibers = std::vector<Fiber>(threads);
-    stacks.reset(new char[threads * (kStackBytes + kStackShift)]);
+  if (stack_count < threads) {
+    constexpr size_t kStride = kStackBytes + kStackShift;
+    stacks.reset(new char[threads * kStride]);
+    stack_count = threads;
+    free_stacks.clear();
+    for (int i = 0; i < threads; ++i) {
+      free_stacks.push_back(stacks.get() + i * kStride);
+    }
   }
   shared.resize(shared_bytes / sizeof(float));
   kernel = &body;
   grid_size.x = blocks;
   block_size.x = threads;
-  for (int b = 0; b < blocks; ++b) {
-    block_index.x = backwards_order ? blocks - 1 - b : b;
-    RunBlock();
-  }
+  blocks_done = 0;
+  BeginBlock();
+  if (Next()) SwitchToCurrent(&scheduler);
 }
 
 void RunBackwards(bool backwards) { backwards_order = backwards; }
@@ -131,18 +168,10 @@ void RunBackwards(bool backwards) { backwards_order = backwards; }
 float* SharedFloats() { return shared.data(); }
 
 void Await(Wait what) {
-  Fiber& fiber = Current();
-  fiber.state = what == Wait::kWarp ? State::kAtWarp : State::kAtBlock;
-  Switch(&fiber.context, &scheduler);
+  const int thread = thread_index.x;
+  states[thread] = what == Wait::kWarp ? State::kAtWarp : State::kAtBlock;
+  Next();  // this one isn't done
+  SwitchToCurrent(&contexts[thread]);
 }
-
-float FromBFloat16(uint16_t bits) {
-  return c10::BFloat16(bits, c10::BFloat16::from_bits());
-}
-float FromFloat16(uint16_t bits) {
-  return c10::Half(bits, c10::Half::from_bits());
-}
-uint16_t ToBFloat16(float x) { return c10::BFloat16(x).x; }
-uint16_t ToFloat16(float x) { return c10::Half(x).x; }
 
 }  // namespace capstan::kernels::cuda::emulator

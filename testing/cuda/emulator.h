@@ -10,6 +10,9 @@
 #ifndef CAPSTAN_TESTING_CUDA_EMULATOR_H_
 #define CAPSTAN_TESTING_CUDA_EMULATOR_H_
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -45,12 +48,13 @@ enum class Wait { kWarp, kBlock };
 void Await(Wait what);
 
 // What a thread shows its warp: 8 bytes, double-buffered, so that an exchange
-// needs only one barrier.
+// needs only one barrier. A warp's threads have turns alike.
 struct Slots {
   unsigned char bytes[2][8];
   int turn = 0;
 };
-extern Slots slots[1024];  // by thread
+constexpr int kMaxThreads = 1024;  // of a block
+extern Slots slots[kMaxThreads];   // by thread
 
 template <typename T>
 T Exchange(T value, int from_lane) {
@@ -64,10 +68,14 @@ T Exchange(T value, int from_lane) {
   return value;
 }
 
-float FromBFloat16(uint16_t bits);
-float FromFloat16(uint16_t bits);
-uint16_t ToBFloat16(float x);
-uint16_t ToFloat16(float x);
+inline float FromBFloat16(uint16_t bits) {
+  return c10::BFloat16(bits, c10::BFloat16::from_bits());
+}
+inline float FromFloat16(uint16_t bits) {
+  return c10::Half(bits, c10::Half::from_bits());
+}
+inline uint16_t ToBFloat16(float x) { return c10::BFloat16(x).x; }
+inline uint16_t ToFloat16(float x) { return c10::Half(x).x; }
 
 }  // namespace emulator
 

@@ -49,6 +49,31 @@ TEST(EmulatorTest, ABarrierShowsWhatOthersWrote) {
   emulator::RunBackwards(false);
 }
 
+// Threads that end leave their stacks to others; what lies on them over a
+// barrier stays.
+TEST(EmulatorTest, ThreadsThatWaitKeepTheirStacks) {
+  constexpr int kBlocks = 6, kThreads = 96;
+  for (const bool backwards : {false, true}) {
+    emulator::RunBackwards(backwards);
+    std::vector<int> got(kBlocks * kThreads);
+    emulator::Run(kBlocks, kThreads, 0, [&] {
+      const int thread = blockIdx.x * kThreads + threadIdx.x;
+      // Even blocks have no barrier; of odd ones all but a warp end after one.
+      volatile int mine[64];
+      for (int i = 0; i < 64; ++i) mine[i] = thread + i;
+      if (blockIdx.x % 2 == 1) __syncthreads();
+      if (blockIdx.x % 2 == 1 && threadIdx.x / 32 == 1) {
+        __shfl_xor_sync(~0u, thread, 1);
+      }
+      bool kept = true;
+      for (int i = 0; i < 64; ++i) kept = kept && mine[i] == thread + i;
+      got[thread] = kept ? 1 : -1;
+    });
+    EXPECT_EQ(got, std::vector<int>(kBlocks * kThreads, 1));
+  }
+  emulator::RunBackwards(false);
+}
+
 TEST(EmulatorTest, AMissingBarrierShowsInOneOfTheOrders) {
   const auto run = [](bool backwards) {
     emulator::RunBackwards(backwards);

@@ -17,12 +17,22 @@ exact=1e-5 rounded=1e-3
 golden=tests/golden/testdata
 steps=${STEPS:-4}
 failed=''
+# A rehearsal (tests/standin/gpu_workloads_test.sh) trains narrow models, and all
+# but the first in one precision.
+narrow='' narrow_llada='' precisions='fp32 bf16'
+if [ -n "${NARROW:-}" ]; then
+  narrow='--set model.hidden_size=64 --set model.intermediate_size=176
+    --set model.num_attention_heads=4 --set model.num_key_value_heads=2
+    --set model.num_hidden_layers=2'
+  narrow_llada='--set model.d_model=64 --set model.mlp_hidden_size=176
+    --set model.n_layers=2'
+fi
 
 # Name and arguments of train.
 workload() {
   case $1 in
-    sft_packed) arguments=(--config=configs/sft_quickstart.pbtxt) ;;
-    sft_padded) arguments=(--config=configs/sft_quickstart.pbtxt
+    sft_packed) arguments=(--config=configs/sft_quickstart.pbtxt $narrow) ;;
+    sft_padded) arguments=(--config=configs/sft_quickstart.pbtxt $narrow
       --set train_data.packing=NONE) ;;
     lora) arguments=(--config=configs/run_distributed.pbtxt
       --set model=capstan.decoder --set model.pretrained="$PWD/$golden/llama"
@@ -36,7 +46,7 @@ workload() {
     moe) arguments=(--config=configs/run_distributed.pbtxt
       --set model=capstan.decoder
       --set model.config="$PWD/$golden/qwen3_moe/config.json") ;;
-    llada) arguments=(--config=configs/llada_quickstart.pbtxt) ;;
+    llada) arguments=(--config=configs/llada_quickstart.pbtxt $narrow_llada) ;;
     ad) arguments=(--config=configs/ad_darkroom_quickstart.pbtxt
       --set collect.streams=5 --set collect.steps=1000
       --set train_data.steps=200
@@ -44,7 +54,7 @@ workload() {
       --set objective.evaluation.final_episodes=1
       --set objective.evaluation.episodes=1
       --set objective.evaluation.streams=1) ;;
-    dpo) arguments=(--config=configs/dpo_quickstart.pbtxt) ;;
+    dpo) arguments=(--config=configs/dpo_quickstart.pbtxt $narrow) ;;
     *)
       echo "WORKLOADS: there is no workload \"$1\""
       exit 1
@@ -93,7 +103,7 @@ on_cpu() { CUDA_VISIBLE_DEVICES='' RANK=0 WORLD_SIZE=1 "$@"; }
 runs=$FOLDER/workloads
 for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
   workload "$name"
-  for precision in fp32 bf16; do
+  for precision in $precisions; do
     at=$runs/$name-$precision
     bound=("$exact")
     if [ "$precision" = bf16 ]; then
@@ -112,6 +122,7 @@ for name in ${WORKLOADS:-sft_packed sft_padded lora qlora moe llada ad dpo}; do
     result workloads "{\"workload\": \"$name\", \
 \"precision\": \"$precision\", \"compared\": $compared}"
   done
+  [ -z "${NARROW:-}" ] || precisions=fp32
 done
 
 workload sft_packed

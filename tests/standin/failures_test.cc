@@ -35,10 +35,15 @@ struct Scenario {
 };
 
 std::vector<std::string> Args(const Scenario& scenario) {
-  return ShortRun(scenario.gpus,
-                  {std::string("strategy=capstan.") + scenario.strategy,
-                   "train.save_every=1", "batch.micro_batch_size=1",
-                   "batch.global_batch_size=" + std::to_string(scenario.gpus)});
+  // Of a small model's calls more fail where a tensor is freed meanwhile, and
+  // the error names no step (OnTerminate, trainer/commands/main.cc).
+  return ShortRun(
+      scenario.gpus,
+      {std::string("strategy=capstan.") + scenario.strategy,
+       "model.hidden_size=128", "model.intermediate_size=344",
+       "model.num_hidden_layers=5", "train_data.sequence_length=128",
+       "train.save_every=1", "batch.micro_batch_size=1",
+       "batch.global_batch_size=" + std::to_string(scenario.gpus)});
 }
 
 StandinRun RunWithFault(const Scenario& scenario, int call) {
@@ -183,15 +188,6 @@ TEST(StandinFailuresTest, Launches) {
 TEST(StandinFailuresTest, Collectives) {
   ExpectAllEnd({"collective", 2, "ddp", 2});
   ExpectAllEnd({"collective", 2, "fsdp", 1});
-}
-
-// The plan doesn't know what other processes have.
-TEST(StandinFailuresTest, ASmallGpuIsOutOfMemory) {
-  const StandinRun run = RunOn(1, ShortRun(1, {"strategy=capstan.single"}),
-                               "memory=1G,occupied=1008M");
-  EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
-  EXPECT_NE(run.result.err.find("out of memory"), std::string::npos)
-      << run.result.err;
 }
 
 // NCCL connects the groups of a split after that of all ranks.

@@ -11,6 +11,7 @@
 #include <map>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -56,7 +57,8 @@ void ExpectPlanned(int gpus, const std::string& strategy,
   SCOPED_TRACE(model + " " + strategy + " in " + precision);
   std::vector<std::string> fields = {
       "strategy=capstan." + strategy, "precision=capstan." + precision,
-      "batch.micro_batch_size=8", "batch.global_batch_size=16"};
+      "batch.micro_batch_size=8", "batch.global_batch_size=16",
+      "train_data.sequence_length=64"};
   fields.insert(fields.end(), more.begin(), more.end());
   if (!model.empty()) {
     fields.push_back("model=capstan.decoder");
@@ -125,12 +127,13 @@ void ExpectPlannedConfig(const std::string& config,
                          const std::vector<std::string>& more = {}) {
   SCOPED_TRACE(config);
   std::vector<std::string> args = {"--config=" + Runfile("configs/" + config)};
-  std::vector<std::string> fields = {
-      "train.max_steps=2",         "train.sample_prompts=",
-      "train.eval_every=0",        "train.eval_batches=1",
-      "launch.processes=1",        "schedule.warmup_steps=1",
-      "strategy=capstan.single",   "precision=capstan.bf16",
-      "batch.micro_batch_size=16", "batch.global_batch_size=16"};
+  std::vector<std::string> fields = Small(config);
+  fields.insert(
+      fields.end(),
+      {"train.max_steps=2", "train.sample_prompts=", "train.eval_every=0",
+       "train.eval_batches=1", "launch.processes=1", "schedule.warmup_steps=1",
+       "strategy=capstan.single", "precision=capstan.bf16",
+       "batch.micro_batch_size=16", "batch.global_batch_size=16"});
   fields.insert(fields.end(), more.begin(), more.end());
   for (const std::string& field : fields) {
     args.insert(args.end(), {"--set", field});
@@ -138,10 +141,15 @@ void ExpectPlannedConfig(const std::string& config,
   ExpectPlanned(1, args);
 }
 TEST(StandinMemoryTest, Sft) {
-  ExpectPlannedConfig("sft_quickstart.pbtxt");
+  // Of a narrow model nearly all is the head's, which the plan takes for full.
+  const std::vector<std::string> wide = {
+      "model.hidden_size=256", "model.intermediate_size=688",
+      "model.num_attention_heads=8", "model.num_key_value_heads=4"};
+  ExpectPlannedConfig("sft_quickstart.pbtxt", wide);
   // Rows are of max_length at most, and padded to their longest.
-  ExpectPlannedConfig("sft_quickstart.pbtxt",
-                      {"train_data.packing=NONE", "train_data.max_length=64"});
+  std::vector<std::string> padded = wide;
+  padded.push_back("train_data.packing=NONE");
+  ExpectPlannedConfig("sft_quickstart.pbtxt", padded);
 }
 TEST(StandinMemoryTest, MaskedDiffusion) {
   ExpectPlannedConfig("llada_quickstart.pbtxt");
@@ -201,22 +209,28 @@ TEST(StandinMemoryTest, LogAndMetrics) {
   EXPECT_THAT(run.result.out, ContainsRegex("MiB in tensors, .* reserved"));
 }
 
+// On one device a model whose tensors are more than an allocator rounds to.
+std::vector<std::string> Wide(std::vector<std::string> fields) {
+  fields.insert(fields.end(),
+                {"model.hidden_size=128", "model.intermediate_size=344",
+                 "model.num_hidden_layers=5"});
+  return ShortRun(1, fields);
+}
+
 TEST(StandinMemoryTest, WhatCannotFitIsSaidAtOnce) {
   const StandinRun run =
-      RunOn(1, ShortRun(1, {"strategy=capstan.single"}), "memory=16M");
+      RunOn(1, Wide({"strategy=capstan.single"}), "memory=12M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   EXPECT_THAT(run.result.err,
               ContainsRegex("micro_batch_size: is 2, of which a rank's tensors "
                             "take [0-9.]+ MiB at least, and a GPU here has "
-                            "16.0 MiB: not even 1 fits"));
+                            "12.0 MiB: not even 1 fits"));
 }
 
 // The plan doesn't know what other processes have.
 TEST(StandinMemoryTest, OutOfMemoryAtSetUp) {
   const StandinRun run = RunOn(
-      1,
-      ShortRun(
-          1, {"strategy=capstan.single", "train.memory_snapshot_at_oom=true"}),
+      1, Wide({"strategy=capstan.single", "train.memory_snapshot_at_oom=true"}),
       "memory=1G,occupied=1008M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   EXPECT_THAT(run.result.err,
@@ -241,9 +255,9 @@ TEST(StandinMemoryTest, TheBannerNamesTheCard) {
 TEST(StandinMemoryTest, SnapshotWhenMemoryRunsOut) {
   const StandinRun run = RunOn(
       1,
-      ShortRun(1,
-               {"strategy=capstan.single", "train.memory_snapshot_at_oom=true",
-                "batch.micro_batch_size=64", "batch.global_batch_size=64"}),
+      Wide({"strategy=capstan.single", "train.memory_snapshot_at_oom=true",
+            "train_data.sequence_length=128", "batch.micro_batch_size=64",
+            "batch.global_batch_size=64"}),
       "memory=1G,occupied=928M");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   const std::smatch found =
@@ -259,9 +273,13 @@ TEST(StandinMemoryTest, SnapshotWhenMemoryRunsOut) {
 // What is on the host isn't on the device; tests/standin/exact_pinned_test
 // holds the other half.
 TEST(StandinMemoryTest, StateOnTheHost) {
-  ExpectPlanned(2, "zero2", "bf16", "", "a100",
-                {"strategy.offload_optimizer.device=CPU"});
-  ExpectPlanned(2, "fsdp", "bf16", "", "a100", {"strategy.cpu_offload=true"});
+  for (const auto& [strategy, offload] :
+       {std::make_pair("zero2", "strategy.offload_optimizer.device=CPU"),
+        std::make_pair("fsdp", "strategy.cpu_offload=true")}) {
+    ExpectPlanned(2, strategy, "bf16", "", "a100",
+                  {offload, "model.hidden_size=128",
+                   "model.intermediate_size=344", "model.num_hidden_layers=5"});
+  }
 }
 
 }  // namespace

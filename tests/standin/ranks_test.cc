@@ -40,7 +40,7 @@ std::vector<std::string> InBuckets(const std::vector<std::string>& more) {
 // A limit that a step on a starved machine keeps.
 std::vector<std::string> Watched() {
   return InBuckets(
-      {"train.hang_floor_seconds=15", "train.hang_ceiling_seconds=15"});
+      {"train.hang_floor_seconds=10", "train.hang_ceiling_seconds=10"});
 }
 
 // Rank 1's device stays in a collective, as with a link that is down: nobody is
@@ -71,7 +71,7 @@ TEST(StandinHangsTest, AHostThatSkipsACollective) {
 // The limit ends the collective on the device, and the rank by an error that
 // names it.
 TEST(StandinHangsTest, NcclsLimitNamesTheCollective) {
-  std::vector<std::string> args = InBuckets({"launch.nccl.timeout_seconds=15"});
+  std::vector<std::string> args = InBuckets({"launch.nccl.timeout_seconds=10"});
   const StandinRun run = RunOn(2, args, "fault=stall:8,fault_rank=1,hang=1000");
   EXPECT_EQ(run.result.exit_code, 1) << run.result.err;
   EXPECT_THAT(
@@ -203,7 +203,7 @@ TEST_F(StandinHostsTest, TheUsersNcclDebugStays) {
 // before.
 TEST_F(StandinHostsTest, NcclsWarningsAreTold) {
   const Settings settings = {",fault=stall:8,fault_rank=1,hang=1000",
-                             {"launch.nccl.timeout_seconds=15"},
+                             {"launch.nccl.timeout_seconds=10"},
                              {}};
   out_ = NewTestFolder("hosts") + "/out";
   const std::string meet = absl::StrCat("127.0.0.1:", FreePort());

@@ -9,10 +9,52 @@
 
 namespace capstan {
 
+std::vector<std::string> Small(const std::string& config) {
+  std::vector<std::string> fields;
+  if (config == "llada_quickstart.pbtxt") {
+    fields = {"model.d_model=64", "model.mlp_hidden_size=176",
+              "model.n_layers=3"};
+  } else if (config == "run_distributed.pbtxt" ||
+             config == "sft_quickstart.pbtxt" ||
+             config == "dpo_quickstart.pbtxt") {
+    fields = {"model.hidden_size=64", "model.intermediate_size=176",
+              "model.num_hidden_layers=3", "model.num_attention_heads=4",
+              "model.num_key_value_heads=2"};
+  }
+  if (config == "run_distributed.pbtxt" || config == "llada_quickstart.pbtxt") {
+    fields.push_back("train_data.sequence_length=32");
+  }
+  if (config == "sft_quickstart.pbtxt") {
+    fields.push_back("train_data.max_length=64");
+  }
+  return fields;
+}
+
+std::string SmallModel(const std::string& name) {
+  nlohmann::json config = ReadJson(Runfile("tests/standin/" + name));
+  config["hidden_size"] = 64;
+  config["intermediate_size"] = 176;
+  config["head_dim"] = 16;
+  config["vocab_size"] = 256;
+  if (config.contains("num_experts")) {
+    config["num_experts"] = 8;
+    config["moe_intermediate_size"] = 48;
+  }
+  if (config.contains("sliding_window")) {
+    config["query_pre_attn_scalar"] = 16;
+    config["sliding_window"] = 8;
+    config["num_hidden_layers"] = config["sliding_window_pattern"];
+  }
+  return WriteText(NewTestFolder("model") + "/config.json", config.dump());
+}
+
 std::vector<std::string> ShortRun(int ranks,
                                   const std::vector<std::string>& more) {
   std::vector<std::string> args = {"--config=" +
                                    Runfile("configs/run_distributed.pbtxt")};
+  for (const std::string& field : Small("run_distributed.pbtxt")) {
+    args.insert(args.end(), {"--set", field});
+  }
   for (const char* field :
        {"train.max_steps=2", "train.eval_every=0", "train.eval_batches=1",
         "train.sample_prompts=", "schedule.warmup_steps=1",

@@ -23,8 +23,16 @@ struct StandinRun {
   std::vector<nlohmann::json> report, findings;
 };
 
-// Two optimizer steps of configs/run_distributed.pbtxt, eight rows each,
-// without evaluations and samples, with more arguments.
+// Fields for one of configs/ that make its model three narrow blocks and its
+// rows short: more of what it computes would cost much and show nothing else.
+// Nothing for other configs.
+std::vector<std::string> Small(const std::string& config);
+
+// A config.json of this folder with blocks as narrow.
+std::string SmallModel(const std::string& name);
+
+// Two optimizer steps of a small configs/run_distributed.pbtxt, eight rows
+// each, without evaluations and samples, with more arguments.
 std::vector<std::string> ShortRun(int ranks,
                                   const std::vector<std::string>& more = {});
 

@@ -15,17 +15,25 @@ namespace capstan {
 namespace {
 
 constexpr int kSteps = 4;
+constexpr char kQuickRun[] = "run_distributed.pbtxt";
 
-std::vector<std::string> FieldsFor(int gpus, const std::string& strategy,
-                                   const std::vector<std::string>& more) {
+std::vector<std::string> Args(int gpus, const std::string& strategy,
+                              const std::string& config, int steps,
+                              const std::vector<std::string>& more) {
   const std::string ranks = std::to_string(gpus);
-  std::vector<std::string> fields = {
-      "train.eval_every=0",           "train.eval_batches=1",
-      "train.sample_prompts=",        "launch.processes=" + ranks,
-      "strategy=capstan." + strategy, "schedule.warmup_steps=1",
-      "batch.micro_batch_size=1",     "batch.global_batch_size=" + ranks};
+  std::vector<std::string> fields = Small(config);
+  fields.insert(fields.end(),
+                {"train.eval_every=0", "train.eval_batches=1",
+                 "train.sample_prompts=", "launch.processes=" + ranks,
+                 "strategy=capstan." + strategy, "schedule.warmup_steps=1",
+                 "batch.micro_batch_size=1", "batch.global_batch_size=" + ranks,
+                 "train.max_steps=" + std::to_string(steps)});
   fields.insert(fields.end(), more.begin(), more.end());
-  return fields;
+  std::vector<std::string> args = {"--config=" + Runfile("configs/" + config)};
+  for (const std::string& field : fields) {
+    args.insert(args.end(), {"--set", field});
+  }
+  return args;
 }
 
 // A line of the report of one of `steps` steps, from the third on: the first
@@ -64,13 +72,9 @@ std::string ExpectNoWaitsOn(int gpus, const std::string& strategy,
                             const std::vector<std::string>& more,
                             int mallocs = 0, int of_steps = kSteps) {
   SCOPED_TRACE(config + " on " + std::to_string(gpus));
-  std::vector<std::string> args = {"--config=" + Runfile("configs/" + config)};
-  for (const std::string& field : FieldsFor(gpus, strategy, more)) {
-    args.insert(args.end(), {"--set", field});
-  }
-  args.insert(args.end(),
-              {"--set", "train.max_steps=" + std::to_string(of_steps)});
-  const StandinRun run = RunOn(gpus, args);
+  // A host that a busy machine has stopped isn't idle.
+  const StandinRun run =
+      RunOn(gpus, Args(gpus, strategy, config, of_steps, more), "idle_ms=100");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
   int steps = 0;
   for (const nlohmann::json& line : run.report) {
@@ -93,19 +97,18 @@ void ExpectNoWaits(const std::string& config,
   ExpectNoWaitsOn(4, "fsdp", config, more, mallocs);
 }
 
-TEST(StandinWaitsTest, CausalLm) { ExpectNoWaits("run_distributed.pbtxt"); }
+TEST(StandinWaitsTest, CausalLm) { ExpectNoWaits(kQuickRun); }
 TEST(StandinWaitsTest, Accumulation) {
-  ExpectNoWaitsOn(2, "zero2", "run_distributed.pbtxt",
-                  {"batch.global_batch_size=4"});
+  ExpectNoWaitsOn(2, "zero2", kQuickRun, {"batch.global_batch_size=4"});
 }
 // Its next loss scale depends on this step's gradients.
 TEST(StandinWaitsTest, LossScaling) {
-  ExpectNoWaitsOn(2, "ddp", "run_distributed.pbtxt",
+  ExpectNoWaitsOn(2, "ddp", kQuickRun,
                   {"precision=capstan.fp16", "precision.initial_scale=1024"});
 }
 TEST(StandinWaitsTest, Fp8) {
   for (const char* scaling : {"TENSOR", "ROW"}) {
-    ExpectNoWaitsOn(1, "single", "run_distributed.pbtxt",
+    ExpectNoWaitsOn(1, "single", kQuickRun,
                     {"precision=capstan.fp8", "precision.log_underflow=true",
                      std::string("precision.scaling=") + scaling});
   }
@@ -129,9 +132,8 @@ TEST(StandinWaitsTest, MirroredSteps) {
   const std::vector<std::string> mirrored = {"launch.max_restarts=1",
                                              "train.mirror_every=1"};
   for (const char* strategy : {"ddp", "fsdp"}) {
-    const std::string folder =
-        ExpectNoWaitsOn(2, strategy, "run_distributed.pbtxt", mirrored,
-                        /*mallocs=*/0, /*of_steps=*/30);
+    const std::string folder = ExpectNoWaitsOn(2, strategy, kQuickRun, mirrored,
+                                               /*mallocs=*/0, /*of_steps=*/30);
     EXPECT_GE(ReadJson(folder + "/summary.json")["mirrored_steps"], 3);
   }
 }
@@ -140,15 +142,9 @@ TEST(StandinWaitsTest, MirroredSteps) {
 // are waited for by the thread that writes them.
 TEST(StandinWaitsTest, SavesInTheBackground) {
   constexpr int kSaved = 4, kAll = 8;
-  std::vector<std::string> args = {"--config=" +
-                                   Runfile("configs/run_distributed.pbtxt")};
-  for (const std::string& field :
-       FieldsFor(2, "fsdp",
-                 {"train.save_every=" + std::to_string(kSaved),
-                  "train.max_steps=" + std::to_string(kAll)})) {
-    args.insert(args.end(), {"--set", field});
-  }
-  const StandinRun run = RunOn(2, args);
+  const StandinRun run =
+      RunOn(2, Args(2, "fsdp", kQuickRun, kAll,
+                    {"train.save_every=" + std::to_string(kSaved)}));
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
   int saving = 0, writing = 0;
   for (const nlohmann::json& line : run.report) {
@@ -172,15 +168,8 @@ TEST(StandinWaitsTest, SavesInTheBackground) {
 // and for the scale, and not once for each of the model's units. The copy of
 // the scale is told of as two waits.
 TEST(StandinWaitsTest, OffloadedShards) {
-  std::vector<std::string> args = {"--config=" +
-                                   Runfile("configs/run_distributed.pbtxt")};
-  for (const std::string& field :
-       FieldsFor(2, "fsdp",
-                 {"strategy.cpu_offload=true",
-                  "train.max_steps=" + std::to_string(kSteps)})) {
-    args.insert(args.end(), {"--set", field});
-  }
-  const StandinRun run = RunOn(2, args);
+  const StandinRun run = RunOn(
+      2, Args(2, "fsdp", kQuickRun, kSteps, {"strategy.cpu_offload=true"}));
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
   int steps = 0;
   for (const nlohmann::json& line : run.report) {
@@ -202,15 +191,14 @@ std::vector<std::string> OfExperts(const std::vector<std::string>& more = {}) {
 
 // Their products are grouped on the device.
 TEST(StandinWaitsTest, MixtureOfExperts) {
-  ExpectNoWaits("run_distributed.pbtxt", OfExperts({"precision=capstan.bf16"}));
+  ExpectNoWaits(kQuickRun, OfExperts({"precision=capstan.bf16"}));
 }
 
 // The frozen matrices are unpacked on the device.
 TEST(StandinWaitsTest, AdaptersOfAQuantisedBase) {
-  ExpectNoWaits("run_distributed.pbtxt",
+  ExpectNoWaits(kQuickRun,
                 {"model=capstan.decoder",
                  "model.pretrained=" + Runfile("tests/golden/testdata/llama"),
-                 "train_data.sequence_length=64",
                  "adapter.lora.target_modules=[\"all-linear\"]",
                  "adapter.lora.quantize=NF4"});
 }
@@ -223,15 +211,10 @@ void ExpectAWaitALayer(const std::string& gpu,
   SCOPED_TRACE(gpu);
   constexpr int kLayers = 4, kMicroSteps = 2;
   std::vector<std::string> fields =
-      OfExperts({"batch.global_batch_size=" + std::to_string(kMicroSteps),
-                 "train.max_steps=" + std::to_string(kSteps)});
+      OfExperts({"batch.global_batch_size=" + std::to_string(kMicroSteps)});
   fields.insert(fields.end(), more.begin(), more.end());
-  std::vector<std::string> args = {"--config=" +
-                                   Runfile("configs/run_distributed.pbtxt")};
-  for (const std::string& field : FieldsFor(1, "single", fields)) {
-    args.insert(args.end(), {"--set", field});
-  }
-  const StandinRun run = RunOn(1, args, "gpu=" + gpu);
+  const StandinRun run =
+      RunOn(1, Args(1, "single", kQuickRun, kSteps, fields), "gpu=" + gpu);
   ASSERT_EQ(run.result.exit_code, 0) << run.result.err;
   int waits = 0;
   for (const nlohmann::json& line : run.report) {
@@ -249,7 +232,7 @@ TEST(StandinWaitsTest, ExpertsOneByOne) { ExpectAWaitALayer("h100", {}); }
 TEST(StandinWaitsTest, AdaptersOfExperts) {
   const std::vector<std::string> lora = {
       "adapter.lora.target_modules=[\"all-linear\"]", "precision=capstan.bf16"};
-  ExpectNoWaits("run_distributed.pbtxt", OfExperts(lora));
+  ExpectNoWaits(kQuickRun, OfExperts(lora));
   ExpectAWaitALayer("a100", lora);
 }
 
