@@ -448,12 +448,12 @@ def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
     )
 
 def program_test(name, deps = [], **kwargs):
-    """A googletest that starts programs and has nothing of the core in its own process.
+    """A googletest that mostly starts programs; its own code isn't optimised.
 
     Args:
-      name: as ever.
-      deps: as ever.
-      **kwargs: as ever.
+      name: as cc_test's.
+      deps: as cc_test's.
+      **kwargs: as cc_test's.
     """
     native.cc_test(
         name = name,

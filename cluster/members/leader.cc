@@ -34,7 +34,7 @@ Leader::Leader(const MembersOptions& options, const std::string& id,
       roster_(options.roster, MeetingClock::now()) {
   const Deadline now = MeetingClock::now();
   roster_.set_left_out(state_.left_out);
-  if (world_.number > 0) {
+  if (world_.number > 0 && !contacts_.empty()) {
     // Those between the last leader and this host are gone.
     Roster::World before;
     before.number = world_.number;
@@ -49,7 +49,7 @@ Leader::Leader(const MembersOptions& options, const std::string& id,
                      contacts_.begin() + static_cast<int64_t>(place));
     }
   }
-  roster_.Came(id_, now);
+  roster_.Came(id_, now, world_.number);
   server_->ForEach(
       [&](HostServer::Peer* peer) { roster_.Came(peer->id, now); });
   if (!options_.folder.empty()) Publish();
@@ -143,7 +143,6 @@ HostMessage Leader::Claim() const {
 }
 
 bool Leader::Outranks(const std::string& id, const HostMessage& claim) const {
-  if (!roster_.Whole()) return false;
   const HostMessage mine = Claim();
   return mine != claim ? mine > claim : id_ > id;
 }
@@ -191,7 +190,14 @@ void Leader::Enrol(HostServer::Peer* peer, const HostMessage& message) {
     return Refuse(peer, absl::StrCat("host ", NameIn(id),
                                      " has been left out of the run"));
   }
-  if (world_.node_rank >= 0) TellAll();
+  if (world_.node_rank >= 0) {
+    TellAll();
+  } else if (leads != message.end()) {
+    // No world yet, but a leader to follow.
+    HostMessage none = Decided();
+    none["number"] = 0;
+    connection.Send(none);
+  }
 }
 
 bool Leader::Decide() {

@@ -159,8 +159,8 @@ absl::Status Members::SetUp() {
   }
   server_ = std::make_unique<HostServer>(epoll_.get(), key_, options_.token,
                                          options_.silence);
-  // The next leader first asks the last one, which must not find itself alone
-  // before.
+  // The next leader first asks the last one, for less time than the last one
+  // takes to find that the others are silent.
   greeter_ = std::make_unique<Greeter>(epoll_.get(), key_, options_.token,
                                        options_.silence / 4);
   WatchSocket(epoll_.get(), timer_.get());
@@ -331,6 +331,12 @@ void Members::Follow(std::unique_ptr<HostConnection> connection) {
     }
     server_->Listen(*std::move(listening));
   }
+  if (leads_ == nullptr) {
+    // Those who expected that this host would lead.
+    const SocketAddress to = SocketAddress::OtherEnd(leader_->fd());
+    server_->SendToAll(
+        {{"kind", "elsewhere"}, {"address", to.host()}, {"port", to.port()}});
+  }
   HostMessage enrol = {{"kind", "enrol"},
                        {"id", id_},
                        {"port", server_->address().port()},
@@ -397,12 +403,20 @@ void Members::Decide() {
 void Members::HandleMessage(HostServer::Peer* peer,
                             const HostMessage& message) {
   const bool enrols = HostField<std::string>(message, "kind") == "enrol";
-  if (leads_ != nullptr && enrols) return leads_->Enrol(peer, message);
+  if (leads_ != nullptr && enrols) {
+    leads_->Enrol(peer, message);
+    // If it follows this one, this one doesn't follow it.
+    if (message.contains("leads") && peer->connection->alive()) leader_.reset();
+    return;
+  }
   if (leads_ != nullptr && !peer->id.empty()) {
     return leads_->Report(peer->id, message);
   }
   if (!enrols) return peer->connection->Close();
   if (leader_ == nullptr) {
+    // Another leader that follows comes again once this host leads or knows
+    // who does.
+    if (message.contains("leads")) return peer->connection->Close();
     // It knows earlier that this one is to lead.
     return server_->Enrol(peer, HostField<std::string>(message, "id"),
                           HostField<int>(message, "port"));
@@ -417,6 +431,7 @@ void Members::HandleMessage(HostServer::Peer* peer,
 // A member.
 
 void Members::HandleLeader() {
+  leader_->Flush();
   leader_->Receive();
   while (leader_ != nullptr) {
     const absl::optional<HostMessage> message = leader_->NextMessage();
@@ -430,13 +445,15 @@ void Members::HandleLeader() {
           HostField<std::string>(*message, "text", "the run has ended"),
           HostField<bool>(*message, "failed"),
           HostField<bool>(*message, "stops"), HostField<int>(*message, "code")};
+    } else if (kind == "bye" && leads_ != nullptr) {
+      return leader_.reset();
     } else if (kind == "bye") {
       TakeContacts(*message);
       state_.world.number =
           std::max(state_.world.number, HostField<int64_t>(*message, "number"));
       return LoseLeader(/*gentle=*/true);
     } else if (kind == "elsewhere" || kind == "moved") {
-      if (kind == "moved") StepOut();
+      if (kind == "moved" && leads_ == nullptr) StepOut();
       return GoElsewhere(*message);
     }
   }
@@ -472,6 +489,9 @@ void Members::StepOut() {
   out.number = state_.world.number + 1;
   out.why = "another part of the run goes on";
   state_.world = std::move(out);
+  seeking_since_ = MeetingClock::now();
+  next_leader_ = 0;
+  late_since_.reset();
   if (leaving_) state_.ending = EndingWithout(state_.world);
 }
 
@@ -489,11 +509,11 @@ void Members::TakeContacts(const HostMessage& message) {
 
 void Members::HandleDecided(const HostMessage& message) {
   const auto number = HostField<int64_t>(message, "number");
-  if (number < state_.world.number) return;
   seeking_since_ = MeetingClock::now();
   TakeContacts(message);
-  // Only others have come to wait.
-  if (number == state_.world.number) return;
+  // Only others have come to wait; or this host has been in a later world, of
+  // another leader.
+  if (number <= state_.world.number) return;
   World world;
   world.number = number;
   world.nodes = state_.world.nodes;
@@ -504,7 +524,11 @@ void Members::HandleDecided(const HostMessage& message) {
   world.master_addr = SocketAddress::OtherEnd(leader_->fd()).host();
   world.master_port = HostField<int>(message, "port");
   world.gentle = HostField<bool>(message, "gentle");
-  world.left_out = state_.left_out.count(KeyIn(id_)) > 0;
+  // Another host of this machine may be the one that is.
+  world.left_out =
+      state_.left_out.count(KeyIn(id_)) > 0 &&
+      std::none_of(state_.contacts.begin(), state_.contacts.end(),
+                   [this](const HostContact& one) { return one.id == id_; });
   world.why = HostField<std::string>(message, "why");
   state_.world = std::move(world);
   if (state_.world.node_rank < 0 && (leaving_ || state_.world.left_out)) {

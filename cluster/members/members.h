@@ -26,8 +26,8 @@ struct MembersOptions {
   std::string digest;
   // A folder that all hosts share, where the leader says where it is; "": none.
   std::string folder;
-  // How long a host may not answer: its launcher may be busy or stopped for
-  // longer, but its network isn't.
+  // How long a host's network may not answer. Its launcher may be busy or
+  // stopped for longer: the system answers for it.
   std::chrono::milliseconds silence{10000};
   // How long to look for a leader.
   std::chrono::milliseconds patience{300000};

@@ -94,7 +94,7 @@ void Roster::Lost(const std::string& id, Deadline now, bool silent) {
   host->here = false;
   host->silent = silent;
   if (InWorld(id)) {
-    if (IsNew(*host)) JoinFailed(now);
+    if (!host->left_out && IsNew(*host)) JoinFailed(now);
     broken_ = true;
     hint_ = false;
     Because(absl::StrCat(NameOf(id), " is gone"), now);
@@ -211,10 +211,15 @@ std::vector<std::string> Roster::Eligible(Deadline now) const {
   for (const std::string& id : world_.hosts) {
     if (Find(id)->usable()) ids.push_back(id);
   }
-  const bool joins = now >= JoinsAt() || !Enough(ids);
+  const std::vector<std::string> stay = Largest(ids);
+  if (now < JoinsAt() && Enough(stay)) return stay;
   for (const Host& host : hosts_) {
-    if (joins && host.usable() && !InWorld(host.id)) ids.push_back(host.id);
+    if (host.usable() && !InWorld(host.id)) ids.push_back(host.id);
   }
+  return Largest(std::move(ids));
+}
+
+std::vector<std::string> Roster::Largest(std::vector<std::string> ids) const {
   const int ranks = options_.ranks_per_host;
   auto count =
       std::min<int>(static_cast<int>(ids.size()), options_.max_ranks / ranks);

@@ -163,6 +163,8 @@ class Roster {
   bool InWorld(const std::string& id) const;
   // Those that a world of now would have.
   std::vector<std::string> Eligible(Deadline now) const;
+  // As many of them as make a world.
+  std::vector<std::string> Largest(std::vector<std::string> ids) const;
   bool Enough(const std::vector<std::string>& hosts) const;
   // Whether the first world may begin with these.
   bool MayBegin(const std::vector<std::string>& hosts, Deadline now);

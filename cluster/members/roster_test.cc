@@ -300,6 +300,32 @@ TEST_F(RosterTest, AfterNewHostsThatGoOthersWaitLongerAndLonger) {
   EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 4);
 }
 
+TEST_F(RosterTest, ANewHostThatFailsAndThenIsGoneCountsOnce) {
+  Begin({"a", "b"});
+  Come("c");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 3);
+  EXPECT_TRUE(roster_->Failed("c", 2, "no memory", now_));
+  roster_->Lost("c", now_);
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 2);
+  roster_->Progressed(1);
+  Come("d");
+  EXPECT_TRUE(Worlds(seconds(3)).empty());
+  EXPECT_EQ(OnlyWorld(seconds(2)).hosts.size(), 3);
+}
+
+TEST_F(RosterTest, AHostJoinsAtOnceIfTheOthersAreNoMultiple) {
+  options_.multiple = 2;
+  Begin({"a", "b"});
+  Come("c");
+  Come("d");
+  EXPECT_EQ(OnlyWorld(seconds(1)).hosts.size(), 4);
+  roster_->Lost("c", now_);
+  EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "b"));
+  roster_->Progressed(1);
+  roster_->Lost("b", now_);
+  EXPECT_THAT(OnlyWorld(seconds(1)).hosts, ElementsAre("a", "d"));
+}
+
 TEST_F(RosterTest, AHostIsLeftOutByItsMachine) {
   Begin({"a@1/7", "b@2/7"});
   roster_->LeaveOut("b@2/7", "host b is slow", now_);

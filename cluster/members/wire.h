@@ -4,8 +4,8 @@
 //
 //   member                      leader
 //   Hello, Challenge, Proof     as in meet/protocol.h; the hello's rank is 0 of
-//   1 Enrol             ->
-//                     <-        Elsewhere, if it isn't the leader
+//   1 Enrol             ->      of a member, or of a leader that may follow
+//                     <-        Elsewhere, if it follows another
 //                     <-        Decided, again and again
 //   Entered, Died, Failed, Leaving, LeaveOut, Finished    ->
 //                     <-        End

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/watch/ledger.h"
 
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,8 +15,6 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "cluster/launch/environment.h"
-#include "cluster/launch/network.h"
 #include "cluster/meet/texts_of_ranks.h"
 #include "cluster/watch/process_state.h"
 
@@ -46,9 +45,17 @@ void TakeSlot(LedgerSlot* slot, int rank) {
   own_slot = slot;
 }
 
+// Tells several "hosts" of one machine apart; or "".
+std::string GivenHostId() {
+  const char* id = getenv("CAPSTAN_HOST_ID");
+  return id != nullptr ? id : "";
+}
+
 std::string HostDisplayName() {
-  // Several "hosts" of one machine have one name.
-  return Variable("CAPSTAN_HOST_ID").value_or(HostName());
+  const std::string id = GivenHostId();
+  if (!id.empty()) return id;
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
 }
 
 std::string Key(const char* what, int rank) {
@@ -102,8 +109,8 @@ absl::StatusOr<std::unique_ptr<LedgerSegment>> LedgerSegment::Open(
 }
 
 std::string HostKey(int rank) {
-  const absl::optional<std::string> id = Variable("CAPSTAN_HOST_ID");
-  if (id.has_value()) return absl::StrCat("host ", *id);
+  const std::string id = GivenHostId();
+  if (!id.empty()) return absl::StrCat("host ", id);
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char name[256] = {};

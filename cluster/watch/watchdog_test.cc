@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -135,6 +136,12 @@ std::string ReadAll(int fd) {
   return text;
 }
 
+// In a child that may stop itself, and that nobody may wait for.
+void EndWithTheTest() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  alarm(60);
+}
+
 struct Ended {
   int status = 0;
   std::string err;
@@ -150,7 +157,7 @@ class Child {
     if (pid_ == 0) {
       dup2(ends[1], STDERR_FILENO);
       close(ends[1]);
-      alarm(60);
+      EndWithTheTest();
       run();
       _exit(0);
     }
@@ -277,7 +284,7 @@ class Ranks {
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
-        alarm(60);
+        EndWithTheTest();
         setenv("CAPSTAN_HOST_ID", hosts[rank].c_str(), 1);
         WantLedgers();
         JoinLedgers(

@@ -5,10 +5,11 @@
 # checkpoint: what ranks go on from after a death is in the memory of the hosts that are
 # left. Whichever host is lost, rank 0's too, no finished step is.
 source "$(dirname "$0")/common.sh"
-need ip python3 ss
+need ip python3 ss unshare
 need_root "ip netns"
 # Of its own, so that what is left there is this test's.
 if [ -z "${OWN_SHARED_MEMORY:-}" ]; then
+  unshare --mount true 2>/dev/null || skip "no mount namespaces"
   rmdir "$work"
   OWN_SHARED_MEMORY=1 exec unshare --mount "$0"
 fi
@@ -183,7 +184,9 @@ for ((i = 0; i < 600; i++)); do
 done
 reach cut $(($(lines cut) + 10))
 kill -INT "$(pgrep -P "${started[0]}")" # timeout would send it twice
-wait "${started[@]}" || [ $? -eq 130 ] || fail "the end of the run that was cut"
+for one in "${started[@]}"; do
+  wait "$one" || [ $? -eq 130 ] || fail "the end of the run that was cut"
+done
 cat "$work"/cut.[12].log >"$work/cut.log" # either led
 expect_text "$work/cut.log" "is gone: going on with 2 hosts" \
   "has come: going on with 3 hosts, 3 ranks"

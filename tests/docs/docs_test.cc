@@ -249,6 +249,7 @@ std::string Shakespeare() {
     if (known.find(c) != std::string::npos) text += c;
   }
   // Its tenth has a window of 4,096 tokens.
+  EXPECT_GE(text.size(), 200000u);
   text.resize(200000);
   return text;
 }

@@ -165,8 +165,8 @@ TEST_P(PlanTest, IsWithinTenPercentOfTheRun) {
       << memory.dump(2);
 }
 
-// All variants under the strategies that divide what a rank holds; of the
-// others, whose plans differ by the buckets alone, one has each second variant.
+// All variants under the strategies that divide what a rank holds. single and
+// ddp, whose plans differ by the buckets alone, take the variants in turn.
 std::vector<std::tuple<Ranks, Variant>> Cases() {
   std::vector<std::tuple<Ranks, Variant>> cases;
   for (size_t i = 0; i < std::size(kVariants); ++i) {

@@ -86,7 +86,7 @@ TEST(WhySlowTest, ARankThatIsStoppedNowAndThen) {
   const RunText run = SmallRun()
                           .Ddp(2)
                           .Batch(16, 32)
-                          .Train("max_steps: 120")
+                          .Train("max_steps: 200")
                           .Output(NewTestFolder("late") + "/out");
   TrainerProcess process({"--config=" + run.File()});
   ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));

@@ -85,7 +85,8 @@ TEST_P(OneCurveTest, Float32) {
   for (const int accumulation : {1, ranks() == 4 ? 3 : 4}) {
     for (const char* checkpointing : {"NONE", "EVERY_UNIT"}) {
       const bool checkpoints = checkpointing != absl::string_view("NONE");
-      // Two ranks have all four; the others' halves are a whole.
+      // Two ranks have all four; one rank and four have two each, which
+      // together are all four.
       if (ranks() == 1 && (accumulation > 1) != checkpoints) continue;
       if (ranks() == 4 && (accumulation > 1) == checkpoints) continue;
       SCOPED_TRACE(absl::StrCat(accumulation, " ", checkpointing));

@@ -35,8 +35,8 @@ struct Scenario {
 };
 
 std::vector<std::string> Args(const Scenario& scenario) {
-  // Of a small model's calls more fail where a tensor is freed meanwhile, and
-  // the error names no step (OnTerminate, trainer/commands/main.cc).
+  // In a small model's run, more of the calls come while a tensor is freed. The
+  // error of such a call names no step (OnTerminate, trainer/commands/main.cc).
   return ShortRun(
       scenario.gpus,
       {std::string("strategy=capstan.") + scenario.strategy,

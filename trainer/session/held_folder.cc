@@ -109,6 +109,8 @@ absl::StatusOr<HeldFolder> HoldFolder(const std::string& folder,
                      " can't be written: ", std::strerror(error)));
   }
   const auto begin = std::chrono::steady_clock::now();
+  // Ranks that were started again only to save have to wait.
+  const bool stops_anyway = StopRequested() != 0;
   bool told = false;
   while (true) {
     std::string how;
@@ -125,7 +127,7 @@ absl::StatusOr<HeldFolder> HoldFolder(const std::string& folder,
     if (outcome != LockOutcome::kHeld) return held;
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited >= patience) break;
-    if (StopRequested() != 0) {
+    if (!stops_anyway && StopRequested() != 0) {
       close(fd);
       close(held.fd);
       return absl::CancelledError("stopped while its folder was locked");

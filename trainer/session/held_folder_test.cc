@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "cluster/launch/launcher.h"
@@ -51,14 +52,28 @@ TEST_F(HeldFolderTest, IsWhereItWas) {
   EXPECT_TRUE(LookAtFolder(&none).status.ok());
 }
 
-// In a process of its own, as nothing takes the signal back.
+// Each in a process of its own, as nothing takes the signal back.
 TEST_F(HeldFolderTest, AStopEndsTheWaitForAnothersLock) {
+  EXPECT_EXIT(
+      {
+        std::thread stop([] {
+          usleep(300000);  // sleeps: a stop that comes later
+          AdoptStop(SIGTERM);
+        });
+        const absl::Status status =
+            HoldFolder(folder_, "", std::chrono::seconds(20)).status();
+        _exit(absl::IsCancelled(status) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(HeldFolderTest, ARunThatStopsAnywayWaitsForTheLock) {
   EXPECT_EXIT(
       {
         AdoptStop(SIGTERM);
         const absl::Status status =
-            HoldFolder(folder_, "", std::chrono::seconds(20)).status();
-        _exit(absl::IsCancelled(status) ? 0 : 1);
+            HoldFolder(folder_, "", std::chrono::milliseconds(200)).status();
+        _exit(absl::IsFailedPrecondition(status) ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
 }
