@@ -367,6 +367,7 @@ TEST(ChangingWorlds, RanksLeaveForTheNextWorldAtTheEndOfAStep) {
         [](const RankInfo& info) {
           if (info.nodes == 1) {
             StepFinished(7);
+            // sleeps: polls
             while (WorldChanges() == 0) usleep(1000);
             return RankHasLeft();
           }

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -136,12 +135,6 @@ std::string ReadAll(int fd) {
   return text;
 }
 
-// In a child that may stop itself, and that nobody may wait for.
-void EndWithTheTest() {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  alarm(60);
-}
-
 struct Ended {
   int status = 0;
   std::string err;
@@ -157,7 +150,7 @@ class Child {
     if (pid_ == 0) {
       dup2(ends[1], STDERR_FILENO);
       close(ends[1]);
-      EndWithTheTest();
+      alarm(60);
       run();
       _exit(0);
     }
@@ -284,12 +277,15 @@ class Ranks {
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
-        EndWithTheTest();
+        alarm(60);
         setenv("CAPSTAN_HOST_ID", hosts[rank].c_str(), 1);
         WantLedgers();
-        JoinLedgers(
-            rank, size,
-            c10::make_intrusive<c10d::FileStore>(folder + "/store", size));
+        const auto store =
+            c10::make_intrusive<c10d::FileStore>(folder + "/store", size);
+        JoinLedgers(rank, size, store);
+        // None stops itself before the others have joined.
+        store->add("joined", 1);
+        while (store->add("joined", 0) < size) Sleep(0.01);  // sleeps: polls
         auto watchdog = Watchdog::Start(options);
         LogPhase("forward");
         {

@@ -73,7 +73,8 @@ wait "${host[c]}" && fail "a host that left" || [ $? -eq 143 ] || fail "its exit
 wait "${host[f]}" || fail "the run"
 expect_text "$out.a.log" "has come: going on with 3 hosts, 3 ranks" \
   "is gone: going on with 2 hosts, 2 ranks"
-expect_text "$out.c.log" "is gone: going on with 2 hosts, 2 ranks" \
+# On a busy machine d may come to the new leader after it has begun without it.
+expect_text "$out.c.log" "is gone: going on with" \
   "SIGTERM: this host leaves the run" "this host has left the run"
 expect_text "$out.d.log" "was killed by signal 9 (SIGKILL): going on with"
 
