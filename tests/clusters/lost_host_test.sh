@@ -164,7 +164,8 @@ started=()
 for k in 0 1 2; do
   CAPSTAN_HOST_ID=${hosts[$k]} timeout 120 ip netns exec "${hosts[$k]}" "$trainer" \
     --rendezvous=10.213.78.1:29544 --config="$config" --set output_dir="$work/cut" \
-    --set launch.processes=1 --set launch.max_processes=3 --set launch.max_restarts=50 \
+    --set launch.processes=1 --set launch.max_processes=3 --set launch.nodes=3 \
+    --set launch.max_restarts=50 \
     --set launch.return_seconds=5 --set train.max_steps=5000 >"$work/cut.$k.log" 2>&1 &
   started+=($!)
   # The first one leads.
