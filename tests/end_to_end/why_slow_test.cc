@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -51,33 +52,40 @@ RunText SmallRun() {
       .Train("max_steps: 60");
 }
 
-// `slow`, undone as `undone` says, takes less time by about what was
-// predicted.
-void ExpectGain(const std::string& name, const Json& slow, const Json& undone) {
-  const Json cause = CauseIn(slow, name);
-  if (cause.is_null()) return;
-  EXPECT_EQ(slow["causes"][0]["name"], name) << slow.dump(2);
-  const double gain =
-      1.0 - undone["seconds"].get<double>() / slow["seconds"].get<double>();
-  EXPECT_NEAR(cause["share"].get<double>(), gain, 0.3)
-      << slow.dump(2) << undone.dump(2);
+// What makes `slow` slow is of that name, and `undone`, a run without it, takes
+// less time by about what was predicted; on a busy machine at one of several
+// tries. Returns what is told of `slow`.
+Json ExpectGain(const std::string& name, const RunText& slow,
+                const RunText& undone) {
+  constexpr int kTries = 4;
+  for (int i = 1;; ++i) {
+    const Json told = WhySlow(MustTrain(slow));
+    const Json without = WhySlow(MustTrain(undone));
+    const Json cause = CauseIn(told, name);
+    if (cause.is_null()) return told;
+    EXPECT_EQ(told["causes"][0]["name"], name) << told.dump(2);
+    const double gain =
+        1.0 - without["seconds"].get<double>() / told["seconds"].get<double>();
+    if (std::abs(cause["share"].get<double>() - gain) <= 0.3) return told;
+    if (i == kTries) {
+      ADD_FAILURE() << "gain " << gain << told.dump(2) << without.dump(2);
+      return told;
+    }
+  }
 }
 
 TEST(WhySlowTest, EvaluatedTooOften) {
-  const Json slow =
-      WhySlow(MustTrain(SmallRun().Train("eval_every: 1 eval_batches: 20")));
-  const Json undone =
-      WhySlow(MustTrain(SmallRun().Train("eval_every: 60 eval_batches: 20")));
-  ExpectGain("evaluation", slow, undone);
+  const Json slow = ExpectGain(
+      "evaluation", SmallRun().Train("eval_every: 1 eval_batches: 20"),
+      SmallRun().Train("eval_every: 60 eval_batches: 20"));
   EXPECT_THAT(CauseIn(slow, "evaluation")["text"],
               HasSubstr("as it is done after each"));
 }
 
 TEST(WhySlowTest, SavedTooOften) {
   const Json slow =
-      WhySlow(MustTrain(SmallRun().Train("save_every: 1 saving: FOREGROUND")));
-  const Json undone = WhySlow(MustTrain(SmallRun()));
-  ExpectGain("saving", slow, undone);
+      ExpectGain("saving", SmallRun().Train("save_every: 1 saving: FOREGROUND"),
+                 SmallRun());
   EXPECT_THAT(CauseIn(slow, "saving")["advice"],
               HasSubstr("saving: BACKGROUND"));
 }
@@ -86,7 +94,7 @@ TEST(WhySlowTest, ARankThatIsStoppedNowAndThen) {
   const RunText run = SmallRun()
                           .Ddp(2)
                           .Batch(16, 32)
-                          .Train("max_steps: 200")
+                          .Train("max_steps: 400")
                           .Output(NewTestFolder("late") + "/out");
   TrainerProcess process({"--config=" + run.File()});
   ASSERT_TRUE(process.WaitForFile(run.output() + "/metrics.jsonl"));
