@@ -160,6 +160,8 @@ same three undisturbed3 1e-4
 
 # The leader's host of three that may come and go is cut off: the others go on, nothing is
 # written beside them, and once it reaches them again it follows the new leader.
+ip link set "$net.0" up
+ip link set "$net.1" up
 started=()
 for k in 0 1 2; do
   CAPSTAN_HOST_ID=${hosts[$k]} timeout 120 ip netns exec "${hosts[$k]}" "$trainer" \
