@@ -112,6 +112,12 @@ class Members final : public ChangingHosts {
   void HandleDecided(const HostMessage& message);
   void TakeContacts(const HostMessage& message);
   void GoElsewhere(const HostMessage& message);
+  // What sends others to the leader that this host follows.
+  HostMessage LeaderIs(const char* kind) const {
+    const SocketAddress leader = SocketAddress::OtherEnd(leader_->fd());
+    return {
+        {"kind", kind}, {"address", leader.host()}, {"port", leader.port()}};
+  }
   // Follows another leader with the members of this one.
   void StepDown();
   // This host's ranks end until a world has it again.
@@ -333,9 +339,7 @@ void Members::Follow(std::unique_ptr<HostConnection> connection) {
   }
   if (leads_ == nullptr) {
     // Those who expected that this host would lead.
-    const SocketAddress to = SocketAddress::OtherEnd(leader_->fd());
-    server_->SendToAll(
-        {{"kind", "elsewhere"}, {"address", to.host()}, {"port", to.port()}});
+    server_->SendToAll(LeaderIs("elsewhere"));
   }
   HostMessage enrol = {{"kind", "enrol"},
                        {"id", id_},
@@ -421,10 +425,7 @@ void Members::HandleMessage(HostServer::Peer* peer,
     return server_->Enrol(peer, HostField<std::string>(message, "id"),
                           HostField<int>(message, "port"));
   }
-  const SocketAddress leader = SocketAddress::OtherEnd(leader_->fd());
-  peer->connection->Send({{"kind", "elsewhere"},
-                          {"address", leader.host()},
-                          {"port", leader.port()}});
+  peer->connection->Send(LeaderIs("elsewhere"));
   peer->connection->Close();
 }
 
@@ -477,9 +478,7 @@ void Members::GoElsewhere(const HostMessage& message) {
 }
 
 void Members::StepDown() {
-  const SocketAddress to = SocketAddress::OtherEnd(leader_->fd());
-  server_->SendToAll(
-      {{"kind", "moved"}, {"address", to.host()}, {"port", to.port()}});
+  server_->SendToAll(LeaderIs("moved"));
   leads_.reset();
   StepOut();
 }
