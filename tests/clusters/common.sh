@@ -66,6 +66,19 @@ expect_text() {
   done
 }
 
+# await_port PORT [PREFIX..]: until somebody listens there; PREFIX as "ip netns exec X".
+await_port() {
+  local port=$1 i
+  shift
+  for ((i = 0; i < 1200; i++)); do
+    "$@" ss -Hltn | grep -q ":$port " && return
+    # sleeps: polls
+    sleep 0.05
+  done
+  fail "nobody listens at port $port"
+  exit 1
+}
+
 # kill_rank NETNS: one of the ranks there. The last to start is one; the highest number
 # need not be, as numbers begin anew some time.
 kill_rank() {

@@ -49,12 +49,6 @@ both() {
   expect_same "$name" "$out"
 }
 
-# A host that waits alone ends by a signal. It waits beside what follows.
-on 1 timeout -s TERM 10 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
-  --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
-  --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
-waits=$!
-
 reference
 
 # Our launcher.
@@ -122,6 +116,13 @@ print(f"without host 1: {worst:.1e}")
 # Other sums of the same numbers.
 sys.exit(0 if worst < 1e-4 else 1)
 PY
+
+# A host that waits alone ends by a signal. It waits beside what follows, and not
+# beside what kills on its host.
+on 1 timeout -s TERM 10 "$trainer" --nodes=2 --node_rank=1 --config="$config" \
+  --rendezvous="${ips[0]}:29519" --set launch.processes=2 \
+  --set output_dir="$work/waits" >"$work/waits.log" 2>&1 &
+waits=$!
 
 # Kubeflow's PyTorchJob: RANK and WORLD_SIZE are the pod's.
 pytorchjob() {

@@ -171,10 +171,7 @@ for k in 0 1 2; do
     --set launch.return_seconds=5 --set train.max_steps=5000 >"$work/cut.$k.log" 2>&1 &
   started+=($!)
   # The first one leads.
-  [ "$k" -gt 0 ] || until ip netns exec "${hosts[0]}" ss -ltn | grep -q :29544; do
-    # sleeps: polls
-    sleep 0.05
-  done
+  [ "$k" -gt 0 ] || await_port 29544 ip netns exec "${hosts[0]}"
 done
 # await TEXT: in the log of either of the two that go on.
 await() {

@@ -46,10 +46,7 @@ kill_host() { kill -KILL -- "-${host[$1]}" 2>/dev/null; }
 out="$work/run"
 start a
 # Of two that start at once either may lead.
-until ss -ltn | grep -q ":$port "; do
-  # sleeps: polls
-  sleep 0.05
-done
+await_port "$port"
 start b
 at 40
 start c
