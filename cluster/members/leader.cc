@@ -319,9 +319,30 @@ void Leader::TellAll() {
   server_->SendToAll(Decided());
 }
 
+// Those who go on lead next, before those who leave too; who is gone isn't
+// looked for.
+void Leader::OrderForNextLeader(const Roster::World& next) {
+  const auto nodes = contacts_.begin() + world_.nodes;
+  std::vector<std::string> order = {id_};
+  for (const bool goes_on : {true, false}) {
+    for (auto one = contacts_.begin(); one != nodes; ++one) {
+      const bool in_next = std::find(next.hosts.begin(), next.hosts.end(),
+                                     one->id) != next.hosts.end();
+      if (in_next == goes_on && server_->Find(one->id) != nullptr) {
+        order.push_back(one->id);
+      }
+    }
+  }
+  world_.nodes = static_cast<int>(order.size());
+  FindContacts(order);
+}
+
 void Leader::HandOver(const Roster::World& next) {
+  OrderForNextLeader(next);
   HostMessage bye = Decided();
   bye["kind"] = "bye";
+  // The last leader may be gone without notice, and so may be its ranks.
+  bye["gentle"] = next.gentle;
   server_->SendToAll(bye);
   ChangingHosts::World left;
   left.number = next.number;

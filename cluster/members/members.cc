@@ -452,7 +452,7 @@ void Members::HandleLeader() {
       TakeContacts(*message);
       state_.world.number =
           std::max(state_.world.number, HostField<int64_t>(*message, "number"));
-      return LoseLeader(/*gentle=*/true);
+      return LoseLeader(HostField<bool>(*message, "gentle"));
     } else if (kind == "elsewhere" || kind == "moved") {
       if (kind == "moved" && leads_ == nullptr) StepOut();
       return GoElsewhere(*message);

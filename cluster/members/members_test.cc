@@ -211,6 +211,35 @@ TEST_F(MembersTest, ALeaderThatLeavesHandsOverGently) {
   EXPECT_EQ(a->ending().code, 0);
 }
 
+// Each of those who are gone or leave would otherwise be waited for, one after
+// another.
+TEST_F(MembersTest, WhoLeavesAsTheLeaderDiesIsPassedOver) {
+  options_.roster.first_hosts = 5;
+  std::unique_ptr<Host> started[5];
+  for (auto& host : started) host = Start();
+  ASSERT_TRUE(
+      Meet(1, started[0], started[1], started[2], started[3], started[4]));
+  std::unique_ptr<Host> ranks[5];
+  for (auto& host : started) {
+    const int rank = host->world().node_rank;
+    ranks[rank] = std::move(host);
+  }
+  const Deadline began = MeetingClock::now();
+  ranks[0].reset();
+  for (const int rank : {1, 2}) {
+    ranks[rank]->With([](ChangingHosts& hosts) {
+      hosts.Leave();
+      return 0;
+    });
+  }
+  ASSERT_TRUE(Meet(2, ranks[3], ranks[4]));
+  EXPECT_FALSE(ranks[3]->world().gentle) << "the leader's ranks are gone";
+  EXPECT_LT(MeetingClock::now() - began, seconds(5));
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(ranks[rank]->ending().text, "this host has left the run");
+  }
+}
+
 TEST_F(MembersTest, AllStopIfTooManyLeave) {
   options_.roster.min_ranks = 2;
   const auto a = Start();
