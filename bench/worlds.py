@@ -91,11 +91,28 @@ class Hosts:
             self.kill(0)
 
 
-def count_lines(path):
-    try:
-        return path.read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
+class Lines:
+    """The number of a file's lines; what was read isn't read again."""
+
+    def __init__(self, path):
+        self.path = path
+        self.read = 0
+        self.lines = 0
+
+    def count(self):
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            size = 0
+        if size < self.read:  # cut, for steps that are done again
+            self.read = self.lines = 0
+        if size > self.read:
+            with open(self.path, "rb") as file:
+                file.seek(self.read)
+                more = file.read()
+            self.read += len(more)
+            self.lines += more.count(b"\n")
+        return self.lines
 
 
 def disturb(hosts, metrics, worlds, every, chance):
@@ -103,11 +120,12 @@ def disturb(hosts, metrics, worlds, every, chance):
     pauses = []
     at = 0
     next_change = None
+    file = Lines(metrics)
     lines, since, typical = 0, time.monotonic(), []
     changing = None  # the worlds, the time, and the steps that were done
     while not hosts.ended():
         now = time.monotonic()
-        count = count_lines(metrics)
+        count = file.count()
         if changing is not None and count > changing[2]:
             usual = statistics.median(typical[-50:]) if typical else 0.0
             pauses.append((*changing[0], max(0.0, now - changing[1] - usual)))

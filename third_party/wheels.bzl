@@ -1,4 +1,4 @@
-"""Files of Python wheels, by package name and hash; nothing of Python is kept or run.
+"""Files of Python wheels, by package name and hash. Nothing of Python is kept, but for tests.
 
 pip downloads them from whatever index the machine is set up with and checks the
 hashes.
@@ -94,8 +94,8 @@ wheels_repository = repository_rule(
           "when something first asks for it, and again only if an attribute changes.",
 )
 
-def _optional_wheel_impl(ctx):
-    _require(ctx, {ctx.attr.wheel: ctx.attr.sha256})
+def _optional_wheels_impl(ctx):
+    _require(ctx, ctx.attr.wheels)
     got = ctx.execute(_DOWNLOAD, timeout = 600)
     has = got.return_code == 0
     if has:
@@ -103,7 +103,7 @@ def _optional_wheel_impl(ctx):
     else:
         # buildifier: disable=print
         print("%s can't be fetched, so %s (`bazel sync --only=%s` tries again):\n%s" % (
-            ctx.attr.wheel,
+            " and ".join(ctx.attr.wheels.keys()),
             ctx.attr.otherwise,
             ctx.name,
             got.stderr,
@@ -111,16 +111,15 @@ def _optional_wheel_impl(ctx):
     ctx.file("config.bzl", "%s = %s\n" % (ctx.attr.flag, has))
     ctx.symlink(ctx.attr.build_file, "BUILD")
 
-optional_wheel_repository = repository_rule(
-    implementation = _optional_wheel_impl,
+optional_wheels_repository = repository_rule(
+    implementation = _optional_wheels_impl,
     attrs = {
         "build_file": attr.label(allow_single_file = True),
         "flag": attr.string(doc = "config.bzl's name of whether it is there."),
         "keep": attr.string_list(doc = "As in wheels_repository."),
         "otherwise": attr.string(doc = "What goes without it."),
-        "sha256": attr.string(),
-        "wheel": attr.string(doc = "NAME==VERSION."),
+        "wheels": attr.string_dict(doc = "NAME==VERSION: its SHA-256."),
     },
-    doc = "Unpacks a wheel below site/. Where it can't be fetched the build goes on " +
-          "without it.",
+    doc = "Unpacks wheels below site/. Where one can't be fetched the build goes on " +
+          "without them.",
 )

@@ -88,6 +88,7 @@ void Leader::Report(const std::string& id, const HostMessage& message) {
     if (id == id_) enter_by_ = now + options_.roster.patience;
   } else if (kind == "leaving") {
     roster_.Leaving(id, now);
+    if (!roster_.InWorld(id)) LetGo(id);
   } else if (kind == "leave_out" && current) {
     LeaveOut(text, now);
   } else if (kind == "finished" && current) {
@@ -96,6 +97,16 @@ void Leader::Report(const std::string& id, const HostMessage& message) {
     EndAll({"the run has ended", /*failed=*/false, /*stops=*/false,
             HostField<int>(message, "code")});
   }
+}
+
+// A spare, of which no world's change would tell that it may go.
+void Leader::LetGo(const std::string& id) {
+  HostServer::Peer* const peer = server_->Find(id);
+  if (peer == nullptr) return;
+  peer->connection->Send({{"kind", "end"},
+                          {"failed", false},
+                          {"code", 0},
+                          {"text", "this host has left the run"}});
 }
 
 void Leader::LeaveOut(const std::string& hosts, Deadline now) {
@@ -148,6 +159,7 @@ bool Leader::Outranks(const std::string& id, const HostMessage& claim) const {
 }
 
 Deadline Leader::next_event() const {
+  if (finishing_) return Deadline::max();
   return std::min(roster_.next_event(), enter_by_.value_or(Deadline::max()));
 }
 

@@ -78,6 +78,7 @@ class Leader {
   HostMessage Decided() const;
   void TellAll();
   // To the first of the other hosts of `next`.
+  void LetGo(const std::string& id);
   void OrderForNextLeader(const Roster::World& next);
   void HandOver(const Roster::World& next);
   void EndAll(const ChangingHosts::Ending& ending);

@@ -240,6 +240,24 @@ TEST_F(MembersTest, WhoLeavesAsTheLeaderDiesIsPassedOver) {
   }
 }
 
+TEST_F(MembersTest, ASpareThatLeavesEndsAtOnce) {
+  options_.roster.max_ranks = 2;
+  const auto a = Start();
+  const auto b = Start();
+  ASSERT_TRUE(Meet(1, a, b));
+  const auto spare = Start();
+  ASSERT_TRUE(Becomes(
+      [&] { return spare->waits().find("is a spare") != std::string::npos; }));
+  spare->With([](ChangingHosts& hosts) {
+    hosts.Leave();
+    return 0;
+  });
+  ASSERT_TRUE(Becomes([&] { return !spare->ending().text.empty(); }));
+  EXPECT_EQ(spare->ending().text, "this host has left the run");
+  EXPECT_EQ(spare->ending().code, 0);
+  EXPECT_EQ(a->world().number, 1);
+}
+
 TEST_F(MembersTest, AllStopIfTooManyLeave) {
   options_.roster.min_ranks = 2;
   const auto a = Start();

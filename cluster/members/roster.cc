@@ -246,7 +246,7 @@ bool Roster::MayBegin(const std::vector<std::string>& hosts, Deadline now) {
     return true;
   }
   const Deadline at =
-      wanted > 0 ? began_ + options_.patience : latest_ + options_.settling;
+      latest_ + (wanted > 0 ? options_.begin_patience : options_.settling);
   if (now >= at) return true;
   Wake(at);
   return false;
@@ -362,11 +362,13 @@ absl::optional<Roster::Ending> Roster::End(Deadline now) {
     return absl::nullopt;
   }
   if (!too_few_since_.has_value()) too_few_since_ = now;
-  const Deadline at = *too_few_since_ + options_.patience;
+  const bool begins = world_.number == 0;
+  const Deadline since = begins ? latest_ : *too_few_since_;
+  const Deadline at =
+      since + (begins ? options_.begin_patience : options_.patience);
   if (now >= at) {
     const int64_t waited =
-        std::chrono::duration_cast<std::chrono::seconds>(now - *too_few_since_)
-            .count();
+        std::chrono::duration_cast<std::chrono::seconds>(now - since).count();
     return Ending{absl::StrCat(few, ", and nobody has come in ", waited, " s (",
                                absl::StrJoin(why_, ", "), ")")};
   }

@@ -39,11 +39,14 @@ class Roster {
     int min_ranks = 1;
     int max_ranks = 1;
     int multiple = 1;
-    // Hosts to wait for before the first world, for at most `patience`; 0:
-    // unknown. Then it begins `settling` after the last has come.
+    // Hosts to wait for before the first world; 0: unknown. Then it begins
+    // `settling` after the last has come.
     int first_hosts = 0;
+    // How long those that have come wait for the next one, which may still be
+    // queued.
+    std::chrono::milliseconds begin_patience{300000};
     std::chrono::milliseconds settling{3000};
-    // How long a run that has too few hosts waits for more.
+    // How long a run that has too few hosts left waits for more.
     std::chrono::milliseconds patience{30000};
     // After an event others of its kind may follow.
     std::chrono::milliseconds gathering{500};
@@ -117,6 +120,7 @@ class Roster {
   // it has done a step.
   bool Whole() const { return world_.number > 0 && !broken_; }
   bool progressed() const { return first_step_ >= 0; }
+  bool InWorld(const std::string& id) const;
   // Whether so many hosts are silent that they may be going on without these.
   bool CutOff() const;
 
@@ -160,7 +164,6 @@ class Roster {
   // When a world that differs from the current one may begin.
   Deadline ChangesAt(const std::vector<std::string>& hosts, Deadline now) const;
   World Make(const std::vector<std::string>& hosts) const;
-  bool InWorld(const std::string& id) const;
   // Those that a world of now would have.
   std::vector<std::string> Eligible(Deadline now) const;
   // As many of them as make a world.

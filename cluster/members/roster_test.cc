@@ -98,8 +98,25 @@ TEST_F(RosterTest, GoesOnWithoutThemAfterItsPatience) {
   options_.first_hosts = 3;
   Make();
   Come("a");
-  EXPECT_TRUE(Worlds(milliseconds(29999)).empty());
-  EXPECT_THAT(OnlyWorld(milliseconds(1)).hosts, ElementsAre("a"));
+  EXPECT_TRUE(Worlds(seconds(200)).empty());
+  Come("b");
+  EXPECT_TRUE(Worlds(milliseconds(299999)).empty());
+  EXPECT_THAT(OnlyWorld(milliseconds(1)).hosts, ElementsAre("a", "b"));
+}
+
+// The next one may still be queued.
+TEST_F(RosterTest, TooFewToBeginWaitLongerThanTooFewThatAreLeft) {
+  options_.min_ranks = 3;
+  Make();
+  Come("a");
+  EXPECT_TRUE(Worlds(seconds(200)).empty());
+  EXPECT_FALSE(ending_.has_value());
+  Come("b");
+  EXPECT_TRUE(Worlds(milliseconds(299999)).empty());
+  EXPECT_FALSE(ending_.has_value());
+  EXPECT_TRUE(Worlds(milliseconds(1)).empty());
+  ASSERT_TRUE(ending_.has_value());
+  EXPECT_THAT(ending_->text, HasSubstr("nobody has come in 300 s"));
 }
 
 TEST_F(RosterTest, AHostThatIsGoneIsLeftOutAtOnce) {

@@ -18,6 +18,7 @@
 #include "kernels/context/recompute.h"
 #include "plugins/sdk/strategy.h"
 #include "trainer/session/micro_batch.h"
+#include "trainer/session/run_parts.h"
 
 namespace capstan::fit {
 namespace {
@@ -502,6 +503,13 @@ absl::StatusOr<Candidates> FindCandidates(
   std::map<std::string, std::string> refused;
   std::set<std::string> accepted;
   for (const auto& [hosts, ranks] : places) {
+    const absl::Status mesh =
+        CheckMesh(prepared.job.loaded.config.train(), hosts * ranks);
+    if (!mesh.ok()) {
+      found.left_out.push_back(
+          {PlaceText(hosts, ranks), std::string(mesh.message())});
+      continue;
+    }
     Enumeration enumeration(prepared, hosts, ranks, micro_batch);
     if (!enumeration.possible()) {
       found.left_out.push_back(

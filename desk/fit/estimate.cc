@@ -214,8 +214,8 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
     return;
   }
   one->seconds = Predict(*one, one->Checkpointing()) * Correction(*one);
-  const bool from_peaks =
-      gpu_ != nullptr && MicroSeconds(StepsOf(one->ranks), 1) == 0.0;
+  const bool from_peaks = gpu_ != nullptr && machine_.tflops == 0.0 &&
+                          MicroSeconds(StepsOf(one->ranks), 1) == 0.0;
   const double range = machine_.here ? kMeasuredRange : kOtherHostsRange;
   one->seconds_low = one->seconds * (from_peaks ? kFasterPart : 1.0 - range);
   one->seconds_high = one->seconds * (from_peaks ? kSlowerPart : 1.0 + range);
@@ -240,7 +240,24 @@ double Estimator::Predict(const Candidate& one,
     if (one.traffic.group <= one.ranks) work.link = LinkOf(1, one.ranks);
   }
   work.overlaps = gpu_ != nullptr || one.hosts > 1;
-  return StepSeconds(work);
+  const bool over_hosts = one.hosts > 1 && (one.traffic.to_replicas == 0.0 ||
+                                            one.traffic.group > one.ranks);
+  if (gpu_ != nullptr || !over_hosts) return StepSeconds(work);
+  if (!work.traffic.all_reduce) {
+    // Sums pass from host to host as a whole (cluster/comm's chain), so a
+    // reduce-scatter sends as much as an all-reduce.
+    Traffic& traffic = work.traffic;
+    traffic.gradients_once += traffic.gradients_once - traffic.to_replicas;
+    traffic.gradients_each *= 2;
+  }
+  // What is hidden behind computation still takes the cores' time.
+  StepWork copied = work;
+  copied.overlaps = false;
+  const auto known = of_ranks_.find(one.ranks);
+  copied.link = copied.replicas = known == of_ranks_.end()
+                                      ? Link(kHostLatency, kHostLink)
+                                      : known->second.link;
+  return std::max(StepSeconds(work), StepSeconds(copied));
 }
 
 double Estimator::LengthOf(const Candidate& one) const {
@@ -289,10 +306,11 @@ Link Estimator::LinkOf(int hosts, int ranks) const {
   if (!machine_.sends.empty()) return Link(machine_.sends);
   // All ranks of a host share its link. A rank that sends s bytes by the ring
   // algorithms adds s n / (2 (n - 1)) bytes up, of which hosts send
-  // 2 (h - 1) / h each.
+  // 2 (h - 1) / h each; in a chain, without GPUs, those in the midst 2.
   const double n = all;
   const double h = hosts;
-  const double share = n / (n - 1) * (h - 1) / h;
+  const bool chain = gpu_ == nullptr && hosts > 2;
+  const double share = n / (n - 1) * (chain ? 1.0 : (h - 1) / h);
   double rate = kOfNetwork * machine_.gbit * 1e9 / 8 / share;
   if (gpu_ != nullptr) rate = std::min(rate, kLinkPart * gpu_->link);
   return Link(1e-6 * machine_.latency_us * 2 * (h - 1) + kHostLatency, rate);

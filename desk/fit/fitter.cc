@@ -15,16 +15,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/gpus.h"
 #include "base/machine.h"
 #include "base/status.h"
 #include "desk/fit/estimate.h"
 #include "desk/fit/measure.h"
+#include "desk/fit/places.h"
 #include "host/config/load_config.h"
-#include "kernels/context/run_device.h"
 #include "plugins/sdk/model.h"
 #include "trainer/commands/prepare.h"
-#include "trainer/metrics/console.h"
 #include "trainer/session/micro_batch.h"
 #include "trainer/session/schedule.h"
 
@@ -39,122 +37,6 @@ constexpr int kMoreTrials = 2;
 constexpr int64_t kMostAccumulation = 8;
 // A size is measured for each factor of this between the least and the largest.
 constexpr int64_t kSizeFactor = 4;
-
-using Places = std::vector<std::pair<int, int>>;
-
-// What is asked of the config before it is prepared.
-struct Launching {
-  int processes = 0;         // 0: the config doesn't say
-  int64_t global_batch = 0;  // the same
-  int64_t micro_batch = 1;   // if global_batch is 0
-  Train train;
-};
-
-absl::StatusOr<Launching> ReadLaunch(const RunOptions& options) {
-  PluginHost host(AllFromCaller(options.plugin_path));
-  CAPSTAN_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                           LoadConfig(options.configs, options.overrides,
-                                      DefaultConfigContext(&host)));
-  Launching launching;
-  launching.processes = loaded.config.launch().processes();
-  launching.global_batch = loaded.config.batch().global_batch_size();
-  const int64_t micro = loaded.config.batch().micro_batch_size();
-  launching.micro_batch =
-      micro == Batching::AUTO ? kAutoSamples : std::max<int64_t>(1, micro);
-  launching.train = loaded.config.train();
-  return launching;
-}
-
-absl::StatusOr<Machine> MachineOf(const Question& question,
-                                  const Launching& launching) {
-  Machine machine;
-  for (const std::string& path : question.machines) {
-    CAPSTAN_RETURN_IF_ERROR(ReadMachine(FromCaller(path), &machine));
-  }
-  if (machine.here) {
-    CAPSTAN_ASSIGN_OR_RETURN(const int gpus, GpusOfRun());
-    machine.memory = AvailableHostMemory();
-    if (gpus > 0) {
-      machine.gpu = Gpus().gpus[0].name;
-      const GpuSpecs* const specs = FindGpuSpecs(machine.gpu);
-      if (specs != nullptr) machine.gpu = specs->key;
-      machine.gpu_memory = FreeGpuMemory();
-    }
-  }
-  if (machine.ranks == 0) machine.ranks = launching.processes;
-  if (machine.ranks == 0) {
-    CAPSTAN_ASSIGN_OR_RETURN(const CommandHost::Ranks ranks, RanksOfRun());
-    machine.ranks = machine.here ? ranks.count : 1;
-  }
-  if (machine.hosts > 1 && machine.gbit == 0.0 && machine.sends.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        machine.name,
-        ": link is missing: write \"link\": {\"gbit\": 10, "
-        "\"latency_us\": 30}, or give what `trainer doctor --json` has "
-        "measured on the hosts"));
-  }
-  return machine;
-}
-
-// Hosts and ranks to choose among.
-Places PlacesOf(const Machine& machine, const Launching& launching) {
-  std::set<std::pair<int, int>> places;
-  for (int hosts = 1; hosts < machine.hosts; hosts *= 2) {
-    places.insert({hosts, machine.ranks});
-  }
-  places.insert({machine.hosts, machine.ranks});
-  if (machine.here && launching.processes == 0) {
-    const int cores = machine.gpu.empty() ? AvailableCores() : 1;
-    for (int ranks = 1; ranks <= cores; ranks *= 2) places.insert({1, ranks});
-    for (int ranks = 1; ranks <= cores; ++ranks) {
-      if (cores % ranks == 0) places.insert({1, ranks});
-    }
-  }
-  return {places.begin(), places.end()};
-}
-
-// The run for the machine.
-absl::StatusOr<std::unique_ptr<Prepared>> PrepareFor(const Question& question,
-                                                     const Machine& machine,
-                                                     const Launching& launching,
-                                                     int64_t global_batch) {
-  // On the most ranks that can share the global batch.
-  int hosts = machine.hosts;
-  int ranks = machine.ranks;
-  const auto shares = [&](int all) {
-    const int data = MeshOf(launching.train, all).data;
-    return data > 0 && global_batch % data == 0;
-  };
-  if (!shares(hosts * ranks)) {
-    int most = 0;
-    for (const auto& [some, of_each] : PlacesOf(machine, launching)) {
-      if (some * of_each <= most || !shares(some * of_each)) continue;
-      most = some * of_each;
-      hosts = some;
-      ranks = of_each;
-    }
-  }
-  RunOptions options = question.run;
-  const bool on_gpu = !machine.gpu.empty();
-  if (!machine.here) {
-    if (on_gpu) {
-      SetRunDevice({true, machine.gpu_memory});
-      options.planned_gpus = hosts * ranks;
-      options.overrides.push_back("launch.gpu_ids=");
-      options.overrides.push_back("launch.processes=AUTO");
-    } else {
-      options.overrides.push_back(absl::StrCat("launch.processes=", ranks));
-    }
-    options.overrides.push_back("launch.nodes=0");
-    options.overrides.push_back("launch.rendezvous=");
-  } else if (ranks != machine.ranks) {
-    options.overrides.push_back(absl::StrCat("launch.processes=", ranks));
-  }
-  options.overrides.push_back("batch.micro_batch_size=1");
-  options.overrides.push_back(
-      absl::StrCat("batch.global_batch_size=", global_batch));
-  return Prepare(options);
-}
 
 // Asks, measures, predicts.
 class Fitter {
@@ -366,6 +248,19 @@ class Fitter {
     }
   }
 
+  // Runs one, or notes why it can't be; either way the order may change.
+  void TryOne(Candidate* one) {
+    const auto measured = Measure(*one, kTrialSeconds);
+    if (measured.ok()) {
+      estimator_.Add(*measured);
+    } else {
+      one->refused =
+          absl::StrCat("a trial failed: ", measured.status().message());
+      estimator_.Refuse(*one);
+    }
+    Judge();
+  }
+
   // Runs the best until so many have been.
   void Try() {
     for (int i = 0; i < question_.trials + kMoreTrials; ++i) {
@@ -378,16 +273,7 @@ class Fitter {
           (question_.trials == 0 || next != answer_.candidates.begin())) {
         break;
       }
-      const Candidate candidate = *next;
-      const auto measured = Measure(candidate, kTrialSeconds);
-      if (measured.ok()) {
-        estimator_.Add(*measured);
-      } else {
-        next->refused =
-            absl::StrCat("a trial failed: ", measured.status().message());
-        estimator_.Refuse(*next);
-      }
-      Judge();
+      TryOne(&*next);
     }
     // The nearest once more, since a machine's speed drifts.
     const size_t again = std::min<size_t>(question_.trials > 0 ? 3 : 0,
@@ -401,6 +287,12 @@ class Fitter {
       if (measured.ok()) estimator_.Add(*measured);
     }
     Judge();
+    // One that hasn't been run may now be the first.
+    for (int i = 0; i < kMoreTrials && question_.trials > 0; ++i) {
+      Candidate& best = answer_.candidates.front();
+      if (best.tried || !best.refused.empty()) break;
+      TryOne(&best);
+    }
     answer_.trials = static_cast<int>(
         std::count_if(answer_.candidates.begin(), answer_.candidates.end(),
                       [](const Candidate& one) { return one.tried; }));
@@ -416,7 +308,7 @@ class Fitter {
 
 // Cores that others kept busy beside a measurement.
 void NoteDisturbance(double cores, Answer* answer) {
-  if (cores < 0.3) return;
+  if (cores < kQuietCores) return;
   answer->notes.push_back(absl::StrFormat(
       "other programs kept %.1f cores busy: what was measured is too slow by "
       "that; fit again when they are done (--again)",

@@ -23,8 +23,6 @@ namespace capstan::fit {
 namespace {
 
 constexpr double kLongestSeconds = 120.0;  // of a trial with its start
-// Steps beside which others kept more cores busy are taken again.
-constexpr double kQuiet = 0.15;
 constexpr int kTries = 3;
 
 double At(const std::vector<double>& sorted, double part) {
@@ -154,7 +152,7 @@ absl::StatusOr<Measured> Measurer::Measure(const Candidate& candidate,
     init::TriedSteps one = init::TrySteps(words, folder_.path(), limits);
     const bool better = tried.seconds.empty() || one.others < tried.others;
     if (better && !one.seconds.empty()) tried = std::move(one);
-    if (tried.seconds.empty() || tried.others < kQuiet) break;
+    if (tried.seconds.empty() || tried.others < kQuietCores) break;
   }
   disturbed_ = std::max(disturbed_, tried.others);
   // Caches and the allocator settle in the first steps.

@@ -18,6 +18,10 @@
 
 namespace capstan::fit {
 
+// Steps beside which others kept more cores busy are taken again, and a note
+// says if that was in vain.
+inline constexpr double kQuietCores = 0.15;
+
 // Runs candidates for some steps each, in processes of their own, and keeps
 // what came out for the next time, by config, machine and trainer. No thread
 // may run that a fork would lose.

@@ -47,7 +47,7 @@ double StepWithoutOverlap(const StepWork& work) {
   return work.fixed_seconds + work.update_seconds +
          accumulation *
              (work.micro_seconds + own(traffic.gradients_each, buckets) +
-              own(traffic.parameters_each, 2 * units)) +
+              own(traffic.parameters_each, traffic.Gathers())) +
          own(traffic.gradients_once - traffic.to_replicas, buckets) +
          own(traffic.parameters_once, traffic.by_unit ? units : buckets) +
          SecondsOf(work.replicas, traffic.to_replicas * work.at_once, buckets);
@@ -100,7 +100,7 @@ class Player {
   void Forward(bool first) {
     const double seconds = work_.micro_seconds * work_.forward_share / units_;
     const double gather =
-        traffic_.parameters_each / 2 / units_ +
+        traffic_.parameters_each / traffic_.Gathers() +
         (first && traffic_.by_unit ? traffic_.parameters_once / units_ : 0.0);
     // One unit ahead.
     double next = line_.Send(now_, gather);
@@ -118,13 +118,14 @@ class Player {
   void Backward(bool last) {
     const double seconds =
         work_.micro_seconds * (1.0 - work_.forward_share) / units_;
-    const double gather = traffic_.parameters_each / 2 / units_;
+    const double gather = traffic_.parameters_each / traffic_.Gathers();
     size_t bucket = 0;
     double filled = 0.0;
-    double next = line_.Send(now_, gather);
+    double next = now_;  // the last unit is still there
     for (int unit = 0; unit < units_; ++unit) {
       now_ = std::max(now_, next);
-      if (unit + 1 < units_) next = line_.Send(now_, gather);
+      // The first one's weights aren't needed for its gradients.
+      if (unit + 2 < units_) next = line_.Send(now_, gather);
       now_ += seconds;
       filled += traffic_.gradients / units_;
       while (
@@ -205,7 +206,7 @@ double Traffic::Collectives(int64_t accumulation) const {
   };
   return static_cast<double>(accumulation) *
              (if_any(gradients_each, buckets) +
-              if_any(parameters_each, 2.0 * units)) +
+              if_any(parameters_each, Gathers())) +
          if_any(gradients_once - to_replicas, buckets) +
          if_any(to_replicas, buckets) +
          if_any(parameters_once, by_unit ? units : buckets);

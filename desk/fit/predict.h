@@ -4,6 +4,7 @@
 #ifndef CAPSTAN_DESK_FIT_PREDICT_H_
 #define CAPSTAN_DESK_FIT_PREDICT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,6 +43,9 @@ struct Traffic {
   }
   // Of gradients, in bytes, in the order of backward.
   std::vector<double> Buckets() const;
+  // Unit by unit, how often a micro-step gathers: not the last one's again for
+  // backward, which begins with it, nor the first one's, an embedding.
+  double Gathers() const { return std::max(1, 2 * units - 2); }
   // How many a step has.
   double Collectives(int64_t accumulation) const;
 };

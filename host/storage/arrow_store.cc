@@ -36,7 +36,22 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// Whether Google's client is told credentials, so that it doesn't ask the
+// machine for them, which only Google's know.
+bool HasGoogleCredentials() {
+  if (!Variable("GOOGLE_APPLICATION_CREDENTIALS").empty()) return true;
+  const std::string file = Variable("HOME") +
+                           "/.config/gcloud/application_default_credentials"
+                           ".json";
+  return access(file.c_str(), F_OK) == 0;
+}
+
 StoreResult::Kind KindOf(const arrow::Status& status) {
+  if (HasPart(status.message(), "access token") &&
+      HasPart(status.message(), "resolve hostname") &&
+      !HasGoogleCredentials()) {
+    return StoreResult::kRefused;
+  }
   const StoreResult::Kind kind =
       KindOfError(status.message(), arrow::internal::ErrnoFromStatus(status));
   return kind == StoreResult::kPassing &&
@@ -48,6 +63,8 @@ StoreResult::Kind KindOf(const arrow::Status& status) {
 StoreResult ResultOf(const arrow::Status& status) {
   if (status.ok()) return {};
   std::string text = status.message();
+  // Google's client says all of it there once more.
+  text.erase(std::min(text.find(" error_info={"), text.size()));
   std::replace(text.begin(), text.end(), '\n', ' ');
   return {KindOf(status), std::move(text)};
 }
@@ -208,7 +225,11 @@ arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
 }
 
 arrow::Result<std::shared_ptr<fs::FileSystem>> OpenGcs() {
-  fs::GcsOptions options = fs::GcsOptions::Defaults();
+  // The variable is that of Google's C++ client, which takes the address from
+  // there, but would still ask for a token.
+  fs::GcsOptions options = Variable("CLOUD_STORAGE_EMULATOR_ENDPOINT").empty()
+                               ? fs::GcsOptions::Defaults()
+                               : fs::GcsOptions::Anonymous();
   options.retry_limit_seconds = kGcsRetrySeconds;
   ARROW_ASSIGN_OR_RAISE(const auto files, fs::GcsFileSystem::Make(options));
   return files;

@@ -28,7 +28,10 @@ start() {
 at() {
   local i
   for ((i = 0; i < 6000; i++)); do
-    [ "$(cat "$out/metrics.jsonl" 2>/dev/null | wc -l)" -lt "$1" ] || return 0
+    if [ "$(cat "$out/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$1" ]; then
+      echo "$(date +%s.%N) $1" >>"$out.at"
+      return 0
+    fi
     # sleeps: polls
     sleep 0.01
   done
@@ -88,6 +91,21 @@ worst = max(abs(x - y) for (_, x), (_, y) in zip(a, b))
 print(f"worlds of 1 to 4: {worst:.1e}  {weights_a[:16]} {weights_b[:16]}")
 sys.exit(0 if worst == 0 and weights_a == weights_b else 1)
 PY
+
+# Lines of steps that are done again replace the former ones: what a change cost is seen
+# by the step from which it went on. Of what was done then two may not be copied yet.
+python3 - "$out" <<'PY' || fail "steps were done again"
+import json, sys
+out, = sys.argv[1:]
+done = [tuple(map(float, line.split())) for line in open(out + ".at")]
+events = [json.loads(line) for line in open(out + "/events.jsonl")]
+restarts = [(e["time"], e["step"]) for e in events if e["kind"] == "restart"]
+assert len(restarts) >= 7, restarts
+for time, step in restarts:
+    least = max(s for t, s in done if t <= time) - 2
+    assert step >= least, f"went on from {step}, when {least + 2:.0f} were done"
+PY
+! grep -l "restarted from the beginning" "$out".*.log || fail "from the beginning"
 
 # A host with another config isn't taken in, and doesn't disturb.
 out="$work/other"

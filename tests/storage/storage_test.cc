@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of object storage against a server that speaks S3 and is disturbed.
+// Calls of object storage against servers that speak S3 and GCS and are
+// disturbed.
 #include "host/storage/storage.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "host/storage/cache.h"
-#include "tests/storage/s3_server.h"
+#include "tests/storage/store_server.h"
 #include "tests/testing/run_folder.h"
 
 namespace capstan {
@@ -46,10 +47,11 @@ std::string Bytes(size_t bytes) {
 class StorageTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!S3Server::Available()) {
-      GTEST_SKIP() << "rclone couldn't be fetched (third_party/rclone.bzl)";
+    if (!StoreServer::Available()) {
+      GTEST_SKIP()
+          << "no server could be fetched (third_party/store_servers.bzl)";
     }
-    server_ = std::make_unique<S3Server>();
+    server_ = std::make_unique<StoreServer>(kind());
     folder_ = NewTestFolder("storage");
     for (const auto& [name, value] : server_->Environment(folder_)) {
       setenv(name.c_str(), value.c_str(), 1);
@@ -57,16 +59,18 @@ class StorageTest : public ::testing::Test {
     setenv("CAPSTAN_STORAGE_SECONDS", "20", 1);
   }
 
+  virtual StoreKind kind() const { return StoreKind::kS3; }
   std::string Object(const std::string& key) const {
     return absl::StrCat(server_->Objects(), "/", key);
   }
 
-  // Runs `body`, which returns what is wrong, in a process of its own.
-  static void Do(const std::function<absl::Status(const Storage&)>& body,
-                 const std::string& address = "s3://bucket/folder") {
+  // Runs `body`, which returns what is wrong, in a process of its own, with the
+  // storage of `folder` of the bucket.
+  void Do(const std::function<absl::Status(const Storage&)>& body,
+          const std::string& folder = "folder") const {
     const absl::StatusOr<std::string> done =
         InStorageProcess([&]() -> absl::StatusOr<std::string> {
-          const auto parsed = ParseAddress(address);
+          const auto parsed = ParseAddress(server_->address() + folder);
           if (!parsed.ok()) return parsed.status();
           const auto storage = Storage::Open(*parsed);
           if (!storage.ok()) return storage.status();
@@ -77,11 +81,27 @@ class StorageTest : public ::testing::Test {
     EXPECT_TRUE(done.ok()) << done.status();
   }
 
-  std::unique_ptr<S3Server> server_;
+  std::unique_ptr<StoreServer> server_;
   std::string folder_;
 };
 
-TEST_F(StorageTest, WhatIsWrittenIsRead) {
+// What holds of every store.
+class AnyStoreTest : public StorageTest,
+                     public ::testing::WithParamInterface<StoreKind> {
+ protected:
+  StoreKind kind() const override { return GetParam(); }
+  void Put(const std::string& key, const std::string& bytes) const {
+    Do([&](const Storage& storage) { return storage.Write(key, bytes); }, "");
+  }
+  absl::StatusOr<std::string> Copy(const std::string& key) const {
+    return LocalCopy(server_->address() + key);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, AnyStoreTest,
+                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
   const std::string large = Bytes((40 << 20) + 12345);
   const std::string file = WriteText(NewTestFolder("f") + "/large", large);
   const std::string back = NewTestFolder("back");
@@ -106,7 +126,7 @@ TEST_F(StorageTest, WhatIsWrittenIsRead) {
   EXPECT_FALSE(fs::exists(Object("folder/deep/down/small")));
 }
 
-TEST_F(StorageTest, FaultsArePassedOver) {
+TEST_P(AnyStoreTest, FaultsArePassedOver) {
   server_->proxy().set_faults({/*cut=*/0.2, /*busy=*/0.2, /*slow=*/0});
   const std::string text = Bytes(3 << 20);
   const std::string back = NewTestFolder("back");
@@ -174,32 +194,32 @@ TEST_F(StorageTest, CredentialsComeFromAProfileToo) {
 
 // --- The cache.
 
-TEST_F(StorageTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
-  server_->Put("data.jsonl", "one\n");
-  const auto first = LocalCopy("s3://bucket/data.jsonl");
+TEST_P(AnyStoreTest, ACopyIsMadeOnceAndAnewWhenTheObjectChanges) {
+  Put("data.jsonl", "one\n");
+  const auto first = Copy("data.jsonl");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(ReadText(*first), "one\n");
   EXPECT_EQ(fs::path(*first).filename(), "data.jsonl");
-  const auto again = LocalCopy("s3://bucket/data.jsonl");
+  const auto again = Copy("data.jsonl");
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(*again, *first);
-  server_->Put("data.jsonl", "two\n");
-  const auto changed = LocalCopy("s3://bucket/data.jsonl");
+  Put("data.jsonl", "two\n");
+  const auto changed = Copy("data.jsonl");
   ASSERT_TRUE(changed.ok()) << changed.status();
   EXPECT_EQ(ReadText(*changed), "two\n");
   // Who reads the first goes on with it.
   EXPECT_EQ(ReadText(*first), "one\n");
 }
 
-TEST_F(StorageTest, FoldersAndPatterns) {
-  server_->Put("d/a.txt", "a");
-  server_->Put("d/b.txt", "b");
-  server_->Put("d/e/c.bin", "c");
-  const auto folder = LocalCopy("s3://bucket/d/");
+TEST_P(AnyStoreTest, FoldersAndPatterns) {
+  Put("d/a.txt", "a");
+  Put("d/b.txt", "b");
+  Put("d/e/c.bin", "c");
+  const auto folder = Copy("d/");
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_EQ(ReadText(*folder + "/a.txt"), "a");
   EXPECT_EQ(ReadText(*folder + "/e/c.bin"), "c");
-  const auto pattern = LocalCopy("s3://bucket/d/*.txt");
+  const auto pattern = Copy("d/*.txt");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
   EXPECT_EQ(fs::path(*pattern).filename(), "*.txt");
   std::vector<std::string> names;
@@ -209,8 +229,8 @@ TEST_F(StorageTest, FoldersAndPatterns) {
   }
   std::sort(names.begin(), names.end());
   EXPECT_THAT(names, ElementsAre("a.txt", "b.txt"));
-  EXPECT_TRUE(absl::IsNotFound(LocalCopy("s3://bucket/none").status()));
-  EXPECT_TRUE(absl::IsNotFound(LocalCopy("s3://bucket/d/*.csv").status()));
+  EXPECT_TRUE(absl::IsNotFound(Copy("none").status()));
+  EXPECT_TRUE(absl::IsNotFound(Copy("d/*.csv").status()));
 }
 
 TEST_F(StorageTest, TheCacheKeepsItsSizeAndWhatIsRead) {

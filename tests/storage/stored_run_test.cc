@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs whose data, model and output are in object storage, against a server
-// that speaks S3. CAPSTAN_KILLS: how often the killed run is killed.
+// Runs whose data, model and output are in object storage, against servers
+// that speak S3 and GCS. CAPSTAN_KILLS: how often the killed run is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,7 +22,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "tests/storage/s3_server.h"
+#include "tests/storage/store_server.h"
 #include "tests/testing/placed_ranks.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
@@ -37,16 +37,23 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr char kAddress[] = "s3://bucket/runs/a";
 constexpr char kSecret[] = "verysecretsecret0123456789";
 
 class StoredRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!S3Server::Available()) {
-      GTEST_SKIP() << "rclone couldn't be fetched (third_party/rclone.bzl)";
+    if (!StoreServer::Available()) {
+      GTEST_SKIP()
+          << "no server could be fetched (third_party/store_servers.bzl)";
     }
-    server_ = std::make_unique<S3Server>();
+    server_ = std::make_unique<StoreServer>(kind());
+  }
+  virtual StoreKind kind() const { return StoreKind::kS3; }
+  std::string Address() const { return server_->address() + "runs/a"; }
+  RunText SmallRun() const {
+    return RunText()
+        .Set("train_data", TextData(CorpusPiece(40 * 32), 32, "shuffle: true"))
+        .Output(Address());
   }
 
   // A host with an empty disk.
@@ -60,7 +67,7 @@ class StoredRunTest : public ::testing::Test {
     return RunTrainer({"--config=" + run.File()}, options);
   }
 
-  // Where the server keeps the run of kAddress.
+  // Where the server keeps the run of Address().
   std::string Stored() const { return server_->Objects() + "/runs/a"; }
 
   // What is wrong with the store's checkpoints: nothing may be, at any time.
@@ -82,22 +89,26 @@ class StoredRunTest : public ::testing::Test {
     return broken;
   }
 
-  std::unique_ptr<S3Server> server_;
+  std::unique_ptr<StoreServer> server_;
 };
 
-RunText SmallRun() {
-  return RunText()
-      .Set("train_data", TextData(CorpusPiece(40 * 32), 32, "shuffle: true"))
-      .Output(kAddress);
-}
+// What holds of every store.
+class AnyStoreRunTest : public StoredRunTest,
+                        public ::testing::WithParamInterface<StoreKind> {
+ protected:
+  StoreKind kind() const override { return GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(, AnyStoreRunTest,
+                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs),
+                         ::testing::PrintToStringParamName());
 
-TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
+TEST_P(AnyStoreRunTest, AllOfARunIsInTheStore) {
   const TrainerOptions host = NewHost();
   const RunText run = SmallRun().Train("save_every: 2");
   const TrainerResult result = Train(run, host);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(result.all_gone);
-  EXPECT_THAT(result.err, HasSubstr("s3://bucket/runs/a has all of the run"));
+  EXPECT_THAT(result.err, HasSubstr(Address() + " has all of the run"));
   EXPECT_THAT(result.err + result.out, Not(HasSubstr(kSecret)));
   EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(4, 6));
   EXPECT_THAT(Broken(), IsEmpty());
@@ -105,7 +116,7 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   const fs::path runs = host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs";
   const std::string local = fs::directory_iterator(runs)->path().string();
   EXPECT_THAT(fs::path(local).filename().string(),
-              ::testing::StartsWith("s3-bucket-runs-a-"));
+              ::testing::HasSubstr("-bucket-runs-a-"));
   std::map<std::string, std::string> left = Snapshot(local);
   left.erase(".lock");
   left.erase(".fetch.lock");
@@ -113,22 +124,22 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
   // Another host reads its model there, and no more than that.
   const TrainerOptions other = NewHost();
   const TrainerResult generated =
-      RunTrainer({"generate", absl::StrCat("--model=", kAddress),
-                  "--prompt=The", "--max_new_tokens=4"},
+      RunTrainer({"generate", "--model=" + Address(), "--prompt=The",
+                  "--max_new_tokens=4"},
                  other);
   EXPECT_EQ(generated.exit_code, 0) << generated.err;
   for (const auto& [path, bytes] :
        Snapshot(other.environment.at("CAPSTAN_STORAGE_FOLDER"))) {
     EXPECT_THAT(path, Not(HasSubstr("checkpoints")));
   }
-  const TrainerResult verified = RunTrainer({"verify", kAddress}, other);
+  const TrainerResult verified = RunTrainer({"verify", Address()}, other);
   EXPECT_EQ(verified.exit_code, 0) << verified.err;
   EXPECT_THAT(verified.out, HasSubstr("step-00000006"));
-  const TrainerResult why = RunTrainer({"why-slow", kAddress}, other);
+  const TrainerResult why = RunTrainer({"why-slow", Address()}, other);
   EXPECT_EQ(why.exit_code, 0) << why.err;
   // A second run there is refused before anything starts.
   ExpectOneError(Train(run, NewHost()),
-                 {"s3://bucket/runs/a already holds a run", "resume=AUTO"});
+                 {Address() + " already holds a run", "resume=AUTO"});
   // A finished one is left as it is.
   const auto before = Snapshot(Stored());
   const TrainerResult again =
@@ -142,7 +153,7 @@ TEST_F(StoredRunTest, AllOfARunIsInTheStore) {
 TEST_F(StoredRunTest, RunsDontTouchEachOthersFolders) {
   const TrainerOptions host = NewHost();
   const RunText inner =
-      SmallRun().Output(std::string(kAddress) + "/b").Train("save_every: 2");
+      SmallRun().Output(Address() + "/b").Train("save_every: 2");
   ASSERT_EQ(Train(inner, host).exit_code, 0);
   const auto before = Snapshot(Stored() + "/b");
   const RunText outer =
@@ -182,7 +193,7 @@ std::vector<pid_t> Descendants(pid_t pid) {
   return all;
 }
 
-TEST_F(StoredRunTest, AnUploaderThatDiesIsStartedAgain) {
+TEST_P(AnyStoreRunTest, AnUploaderThatDiesIsStartedAgain) {
   const RunText run =
       SmallRun().Train("max_steps: 2000 save_every: 100 resume: AUTO");
   TrainerProcess process({"--config=" + run.File()}, NewHost());
@@ -297,6 +308,28 @@ TEST_F(StoredRunTest, WrongAddressesAreToldAtOnce) {
                               HasSubstr("is the store up and reachable")));
 }
 
+// It would replace what is there.
+TEST_F(StoredRunTest, ARunOfWhichNoCheckpointIsIntactIsNotBegunAnew) {
+  ASSERT_EQ(Train(SmallRun().Train("save_every: 2"), NewHost()).exit_code, 0);
+  server_->Kill();
+  ASSERT_THAT(CheckpointSteps(Stored()), ElementsAre(4, 6));
+  for (const auto& file :
+       fs::recursive_directory_iterator(Stored() + "/checkpoints")) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::string bytes = ReadText(file.path());
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    WriteText(file.path(), bytes);
+  }
+  server_->Start();
+  const auto before = Snapshot(Stored());
+  const TrainerResult result =
+      Train(SmallRun().Train("max_steps: 8 save_every: 2 resume: AUTO"),
+            NewHost());
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("ERROR: "), HasSubstr("damaged")));
+  EXPECT_EQ(Snapshot(Stored()), before);
+}
+
 TEST_F(StoredRunTest, AStoreThatGoesAwayDoesNotStopTheRun) {
   TrainerOptions host = NewHost();
   host.environment["CAPSTAN_STORAGE_SECONDS"] = "1";
@@ -327,7 +360,7 @@ TEST_F(StoredRunTest, AStoreThatGoesAwayDoesNotStopTheRun) {
 
 // The run is killed again and again, in any phase, on hosts whose disks are
 // empty, while the store's connections are cut and its server is busy.
-TEST_F(StoredRunTest, KilledAtAnyMomentItLosesNothing) {
+TEST_P(AnyStoreRunTest, KilledAtAnyMomentItLosesNothing) {
   const char* const asked = std::getenv("CAPSTAN_KILLS");
   int kills = 4;
   ASSERT_TRUE(asked == nullptr || absl::SimpleAtoi(asked, &kills));

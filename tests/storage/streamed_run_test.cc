@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "tests/storage/s3_server.h"
+#include "tests/storage/store_server.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -27,10 +27,11 @@ using ::testing::HasSubstr;
 class StreamedRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!S3Server::Available()) {
-      GTEST_SKIP() << "rclone couldn't be fetched (third_party/rclone.bzl)";
+    if (!StoreServer::Available()) {
+      GTEST_SKIP()
+          << "no server could be fetched (third_party/store_servers.bzl)";
     }
-    server_ = std::make_unique<S3Server>();
+    server_ = std::make_unique<StoreServer>(StoreKind::kS3);
     host_.environment = server_->Environment(NewTestFolder("storage"));
   }
 
@@ -69,7 +70,7 @@ class StreamedRunTest : public ::testing::Test {
     return folder;
   }
 
-  std::unique_ptr<S3Server> server_;
+  std::unique_ptr<StoreServer> server_;
   TrainerOptions host_;
 };
 

@@ -80,7 +80,9 @@ absl::StatusOr<Place> PlaceOf(const LoadedConfig& loaded, int gpus,
 // `checkpoint`, if not empty, keeps.
 void KeepBatch(const std::string& checkpoint, Prepared* prepared) {
   TrainJob& job = prepared->job;
-  if (checkpoint.empty()) return;
+  // Hosts that come before the first checkpoint and after it have one config:
+  // it names the global batch, and each world plans its micro-batch anew.
+  if (checkpoint.empty() || prepared->place.changes) return;
   const absl::StatusOr<TrainState> earlier = CheckpointState(checkpoint);
   // Loading it will report the damage.
   if (!earlier.ok()) return;
@@ -270,6 +272,13 @@ absl::StatusOr<std::unique_ptr<Prepared>> SettleStrategy(
 absl::Status FetchOutput(const LoadedConfig& loaded, const Place& place) {
   const absl::optional<Address> address = StoredOutput(loaded);
   if (!address.has_value()) return absl::OkStatus();
+  if (place.changes) {
+    return loaded.Locate(
+        FieldError("max_processes",
+                   "needs an output_dir that all hosts share: an address in "
+                   "object storage is uploaded to by one host, which may go"),
+        "launch");
+  }
   if (place.forks && place.info.nodes > 1 &&
       loaded.config.launch().max_restarts() > 0) {
     return loaded.Locate(

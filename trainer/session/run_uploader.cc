@@ -191,6 +191,7 @@ absl::Status RunUploader::Pass() {
 }
 
 absl::Status RunUploader::UploadFiles() {
+  CAPSTAN_RETURN_IF_ERROR(CheckOwner());
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
                            FilesIn(folder_, {kCheckpoints, kFinal}));
   for (const std::string& path : paths) {
@@ -243,6 +244,7 @@ absl::Status RunUploader::UploadWhole(const std::string& local,
   }
   // Until the new one is whole there is none: the two would mix.
   if (theirs != there.end()) {
+    CAPSTAN_RETURN_IF_ERROR(CheckOwner());
     CAPSTAN_RETURN_IF_ERROR(storage_.Delete(absl::StrCat(name, "/", marker)));
   }
   return UploadMarked(local, name, marker, *bytes);
@@ -265,6 +267,8 @@ absl::Status RunUploader::UploadMarked(const std::string& local,
   for (const auto& [path, file] : files) {
     if (sent_.count(path) != 0) continue;
     if (Hurry(local)) return absl::OkStatus();
+    // Uploads take long, and another run's files of this step have these names.
+    CAPSTAN_RETURN_IF_ERROR(CheckOwner());
     CAPSTAN_RETURN_IF_ERROR(
         storage_.Write(absl::StrCat(name, "/", path), file->bytes()));
     CAPSTAN_RETURN_IF_ERROR(file->Check());

@@ -105,17 +105,21 @@ StoredParts Divide(const std::vector<StoredObject>& objects) {
   return parts;
 }
 
-// Downloads into `part` what the run goes on with. False if no checkpoint is
-// whole.
-absl::StatusOr<bool> Download(const Storage& storage, const StoredParts& stored,
-                              bool keeps_best, const std::string& part) {
+// Downloads into `part` what the run goes on with. An error if no checkpoint is
+// intact: a run that began anew would replace them.
+absl::Status Download(const Storage& storage, const StoredParts& stored,
+                      bool keeps_best, const std::string& part) {
   CAPSTAN_RETURN_IF_ERROR(storage.Download(stored.files, part));
+  absl::Status newest;  // what is wrong with it
   for (auto at = stored.checkpoints.rbegin(); at != stored.checkpoints.rend();
        ++at) {
     CAPSTAN_RETURN_IF_ERROR(storage.Download(at->second, part));
     const std::string folder = CheckpointFolder(part, at->first);
     const absl::Status intact = VerifyCheckpoint(folder);
     if (!intact.ok()) {
+      newest.Update(intact);
+      // Another trainer's, say, which the one before is, too.
+      if (!absl::IsDataLoss(intact)) break;
       Say(absl::StrCat(intact.message(), "; the one before is fetched"));
       continue;
     }
@@ -125,9 +129,9 @@ absl::StatusOr<bool> Download(const Storage& storage, const StoredParts& stored,
         best->first != at->first) {
       CAPSTAN_RETURN_IF_ERROR(storage.Download(best->second, part));
     }
-    return true;
+    return absl::OkStatus();
   }
-  return false;
+  return newest;
 }
 
 // Moves what is in `part` into `folder`; the checkpoints last, as they say that
@@ -191,9 +195,7 @@ absl::Status Fetch(const Address& address, const Train& train,
   const double began = MonotonicSeconds();
   const std::string part = folder + "/.fetch";
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));
-  CAPSTAN_ASSIGN_OR_RETURN(const bool any,
-                           Download(*storage, stored, KeepsBest(train), part));
-  if (!any) return RemoveTree(part);
+  CAPSTAN_RETURN_IF_ERROR(Download(*storage, stored, KeepsBest(train), part));
   CAPSTAN_RETURN_IF_ERROR(Take(part, folder));
   Say(absl::StrFormat("fetched the checkpoint of step %d of %s in %.1f s",
                       NewestStep(folder), address.text(),
@@ -234,7 +236,8 @@ class Process {
     });
     absl::Status status;
     for (bool last = false; !last;) {
-      last = WaitForWork(status.ok());
+      // What is damaged stays so.
+      last = WaitForWork(status.ok() || absl::IsDataLoss(status));
       if (!shared->held) continue;
       const absl::Status before = std::exchange(status, Pass());
       if (status.ok() && last) status = uploader_->Release();
