@@ -67,7 +67,7 @@ RUNS = {
     "many": llama(96, 3, 64, 64),
     "bf16": llama(128, 4, 128, 8, "precision=capstan.bf16"),
     "sgd": llama(256, 4, 64, 8, "optimizer=capstan.sgd",
-                 "optimizer.momentum=0.9"),
+                 "optimizer.learning_rate=0.01", "optimizer.momentum=0.9"),
     "sft": ["sft_quickstart.pbtxt", "batch.global_batch_size=8"],
     "llada": ["llada_quickstart.pbtxt", "batch.micro_batch_size=1",
               "batch.global_batch_size=8"],

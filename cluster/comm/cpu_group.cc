@@ -32,8 +32,12 @@ constexpr char kCollectives[] = "CAPSTAN_CPU_COLLECTIVES";
 // The policy of threads that are created meanwhile.
 class BatchThreads {
  public:
-  BatchThreads() { Set(SCHED_BATCH); }
-  ~BatchThreads() { Set(before_); }
+  BatchThreads() {
+    if (usual_) Set(SCHED_BATCH);
+  }
+  ~BatchThreads() {
+    if (usual_) Set(SCHED_OTHER);
+  }
   BatchThreads(const BatchThreads&) = delete;
   BatchThreads& operator=(const BatchThreads&) = delete;
 
@@ -43,7 +47,8 @@ class BatchThreads {
     // What is refused leaves the thread as it is.
     pthread_setschedparam(pthread_self(), policy, &none);
   }
-  const int before_ = sched_getscheduler(0);
+  // Whoever has set another one is obeyed.
+  const bool usual_ = sched_getscheduler(0) == SCHED_OTHER;
 };
 
 // The thread that reads its sockets polls them in a tight loop while another

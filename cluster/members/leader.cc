@@ -23,7 +23,8 @@ ChangingHosts::Ending EndingWithout(const ChangingHosts::World& world) {
 }
 
 Leader::Leader(const MembersOptions& options, const std::string& id,
-               HostServer* server, HostsState* state, size_t place, bool gentle)
+               HostServer* server, HostsState* state, size_t place,
+               const Roster::Departure& last)
     : options_(options),
       id_(id),
       server_(server),
@@ -43,8 +44,8 @@ Leader::Leader(const MembersOptions& options, const std::string& id,
     for (size_t i = place; i < nodes; ++i) {
       before.hosts.push_back(contacts_[i].id);
     }
-    roster_.TakeOver(std::move(before), gentle, now);
-    if (!gentle) {
+    roster_.TakeOver(std::move(before), last, now);
+    if (!last.told) {
       rivals_.assign(contacts_.begin(),
                      contacts_.begin() + static_cast<int64_t>(place));
     }
@@ -331,8 +332,8 @@ void Leader::TellAll() {
   server_->SendToAll(Decided());
 }
 
-// Those who go on lead next, before those who leave too; who is gone isn't
-// looked for.
+// Of this world those who go on lead next, before those who leave too; who is
+// gone isn't looked for.
 void Leader::OrderForNextLeader(const Roster::World& next) {
   const auto nodes = contacts_.begin() + world_.nodes;
   std::vector<std::string> order = {id_};
@@ -353,7 +354,7 @@ void Leader::HandOver(const Roster::World& next) {
   OrderForNextLeader(next);
   HostMessage bye = Decided();
   bye["kind"] = "bye";
-  // The last leader may be gone without notice, and so may be its ranks.
+  // The leader before this one may have died, and its ranks with it.
   bye["gentle"] = next.gentle;
   server_->SendToAll(bye);
   ChangingHosts::World left;

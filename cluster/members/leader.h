@@ -39,10 +39,10 @@ struct HostsState {
 class Leader {
  public:
   // `id` is this host's. The rest outlives this. If `state` has a world, whose
-  // leader is gone, this one takes over as number `place` of its contacts;
-  // `gentle`: the other has left with notice.
+  // leader is gone, this one takes over as number `place` of its contacts.
   Leader(const MembersOptions& options, const std::string& id,
-         HostServer* server, HostsState* state, size_t place, bool gentle);
+         HostServer* server, HostsState* state, size_t place,
+         const Roster::Departure& last);
 
   // A host wants to take part.
   void Enrol(HostServer::Peer* peer, const HostMessage& message);
@@ -77,9 +77,9 @@ class Leader {
   void FindContacts(const std::vector<std::string>& world);
   HostMessage Decided() const;
   void TellAll();
-  // To the first of the other hosts of `next`.
   void LetGo(const std::string& id);
   void OrderForNextLeader(const Roster::World& next);
+  // To the first of the other hosts of `next`.
   void HandOver(const Roster::World& next);
   void EndAll(const ChangingHosts::Ending& ending);
 

@@ -103,7 +103,7 @@ class Members final : public ChangingHosts {
   void Follow(std::unique_ptr<HostConnection> connection);
   bool TryToLead();
 
-  void Lead(bool gentle);
+  void Lead(const Roster::Departure& last);
   void HandleMessage(HostServer::Peer* peer, const HostMessage& message);
   void Decide();
 
@@ -122,7 +122,7 @@ class Members final : public ChangingHosts {
   void StepDown();
   // This host's ranks end until a world has it again.
   void StepOut();
-  void LoseLeader(bool gentle);
+  void LoseLeader(const Roster::Departure& last);
   void Report(const HostMessage& message);
   void EndWith(const std::string& text) {
     if (!ended()) state_.ending = {text, /*failed=*/true};
@@ -146,7 +146,7 @@ class Members final : public ChangingHosts {
   Deadline next_round_;
   std::string problem_;     // of the last one
   size_t next_leader_ = 0;  // in state_.contacts; 0: as when the run began
-  bool gentle_ = false;     // the last leader left with notice
+  Roster::Departure last_;  // of the last leader
   bool elsewhere_ = false;  // the next one answers, and doesn't lead yet
   absl::optional<Deadline> late_since_;
 
@@ -306,7 +306,7 @@ std::vector<SocketAddress> Members::NextLeaderAddresses(Deadline now) {
     late_since_ = now;
     elsewhere_ = false;
     // Only the link may have been cut, and another host may lead already.
-    if (!gentle_ && next_leader_ == 1) add(state_.contacts.front());
+    if (!last_.told && next_leader_ == 1) add(state_.contacts.front());
   }
   const HostContact& next = state_.contacts[next_leader_];
   if (next.id != id_) add(next);
@@ -316,10 +316,10 @@ std::vector<SocketAddress> Members::NextLeaderAddresses(Deadline now) {
 void Members::EndRound(Deadline now) {
   problem_ = std::string(greeter_->problem().message());
   if (!SeeksNextLeader()) {
-    if (TryToLead()) Lead(/*gentle=*/false);
+    if (TryToLead()) Lead({});
     return;
   }
-  if (state_.contacts[next_leader_].id == id_) return Lead(gentle_);
+  if (state_.contacts[next_leader_].id == id_) return Lead(last_);
   if (now - *late_since_ < (elsewhere_ ? kLateLeader : kSilentLeader)) return;
   ++next_leader_;
   late_since_.reset();
@@ -393,10 +393,10 @@ bool Members::TryToLead() {
   return true;
 }
 
-void Members::Lead(bool gentle) {
+void Members::Lead(const Roster::Departure& last) {
   if (state_.world.number > 0) TryToLead();
   leads_ = std::make_unique<Leader>(options_, id_, server_.get(), &state_,
-                                    next_leader_, gentle);
+                                    next_leader_, last);
   if (leaving_) leads_->Report(id_, {{"kind", "leaving"}});
 }
 
@@ -452,13 +452,13 @@ void Members::HandleLeader() {
       TakeContacts(*message);
       state_.world.number =
           std::max(state_.world.number, HostField<int64_t>(*message, "number"));
-      return LoseLeader(HostField<bool>(*message, "gentle"));
+      return LoseLeader({/*told=*/true, HostField<bool>(*message, "gentle")});
     } else if (kind == "elsewhere" || kind == "moved") {
       if (kind == "moved" && leads_ == nullptr) StepOut();
       return GoElsewhere(*message);
     }
   }
-  if (leader_ != nullptr && !leader_->alive()) LoseLeader(/*gentle=*/false);
+  if (leader_ != nullptr && !leader_->alive()) LoseLeader({});
 }
 
 void Members::GoElsewhere(const HostMessage& message) {
@@ -535,10 +535,10 @@ void Members::HandleDecided(const HostMessage& message) {
   }
 }
 
-void Members::LoseLeader(bool gentle) {
+void Members::LoseLeader(const Roster::Departure& last) {
   leader_.reset();
   if (ended() || leads_ != nullptr) return;
-  gentle_ = gentle;
+  last_ = last;
   next_leader_ = state_.world.number > 0 ? 1 : 0;
   late_since_.reset();
   problem_.clear();

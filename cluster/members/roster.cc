@@ -55,7 +55,7 @@ void Roster::Because(const std::string& why, Deadline now) {
   latest_ = now;
 }
 
-void Roster::TakeOver(World before, bool gentle, Deadline now) {
+void Roster::TakeOver(World before, const Departure& last, Deadline now) {
   for (const std::string& id : before.hosts) {
     if (Find(id) == nullptr) hosts_.push_back({id});
     Find(id)->proven = true;
@@ -64,10 +64,10 @@ void Roster::TakeOver(World before, bool gentle, Deadline now) {
   number_ = std::max(number_, world_.number);
   running_ = world_.hosts;
   broken_ = true;
-  gentle_ = gentle;
+  gentle_ = last.gentle;
   took_over_ = now;
   Because(absl::StrCat(NameOf(world_.hosts.front()),
-                       gentle ? " has left" : " is gone"),
+                       last.told ? " has left" : " is gone"),
           now);
 }
 

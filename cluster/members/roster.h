@@ -78,10 +78,16 @@ class Roster {
   Roster(const Options& options, Deadline now)
       : options_(options), restarts_(options.max_restarts), began_(now) {}
 
+  // How a leader went.
+  struct Departure {
+    bool told = false;  // with notice, else its connection has ended
+    // Whether the ranks of its world may leave at the end of a step: they don't
+    // if some are gone.
+    bool gentle = false;
+  };
   // The leader, the first host of the world `before`, is gone, and this one
-  // takes over. The other hosts have some time to come again. `gentle`: the
-  // leader has left with notice, and its ranks at the end of a step.
-  void TakeOver(World before, bool gentle, Deadline now);
+  // takes over. The other hosts have some time to come again.
+  void TakeOver(World before, const Departure& last, Deadline now);
 
   // A host's launcher has come. `id` is its own for ever: the host's name or
   // "NAME@MACHINE", '/', and what tells it from others. `number`: of the last

@@ -431,7 +431,7 @@ TEST_F(RosterTest, ASuccessorWaitsForTheOthers) {
   Roster::World before;
   before.number = 5;
   before.hosts = {"a", "b", "c"};
-  roster_->TakeOver(before, /*gentle=*/false, now_);
+  roster_->TakeOver(before, {}, now_);
   Come("b");
   EXPECT_TRUE(Worlds(milliseconds(500)).empty());
   Come("c");
@@ -447,7 +447,7 @@ TEST_F(RosterTest, ASuccessorThatLeavesBeforeTheRanksDoSaves) {
   Roster::World before;
   before.number = 5;
   before.hosts = {"a", "b", "c"};
-  roster_->TakeOver(before, /*gentle=*/true, now_);
+  roster_->TakeOver(before, {/*told=*/true, /*gentle=*/true}, now_);
   Come("b");
   Come("c");
   EXPECT_FALSE(OnlyWorld(seconds(1)).saves);
@@ -462,7 +462,7 @@ TEST_F(RosterTest, ASuccessorGoesOnWithoutThoseWhoDontCome) {
   Roster::World before;
   before.number = 5;
   before.hosts = {"a", "b", "c"};
-  roster_->TakeOver(before, /*gentle=*/true, now_);
+  roster_->TakeOver(before, {/*told=*/true, /*gentle=*/true}, now_);
   Come("b");
   const Roster::World world = OnlyWorld(seconds(3));
   EXPECT_THAT(world.hosts, ElementsAre("b"));

@@ -32,6 +32,9 @@ constexpr double kFewTokens = 256.0;
 constexpr double kHostLink = 1e9;
 constexpr double kHostLatency = 30e-6;
 constexpr double kGpuLatency = 15e-6;
+// A small collective between hosts whose cores compute, however fast the link:
+// a chain of threads that wake each other (bench/README.md, "Across hosts").
+constexpr double kBusyLatency = 650e-6;
 // What TCP and frames leave of a link.
 constexpr double kOfNetwork = 0.93;
 // Ranges, as parts of what is predicted.
@@ -41,6 +44,8 @@ constexpr double kOtherHostsRange = 0.15;
 constexpr double kFasterPart = 0.70;
 constexpr double kSlowerPart = 1.60;
 constexpr double kMemoryRange = 0.06;
+// Libraries' code that steps run, of a process.
+constexpr int64_t kCodeBytes = int64_t{30} << 20;
 
 // Of the update of an element on the device.
 double ElementSeconds(const GpuSpecs* gpu) {
@@ -72,7 +77,8 @@ Estimator::Estimator(const Prepared& prepared, const Machine& machine)
       machine_(machine),
       gpu_(machine.gpu.empty() ? nullptr : FindGpuSpecs(machine.gpu)),
       lengths_(RowLengths(prepared.job)),
-      measured_(machine.measured) {
+      measured_(machine.measured),
+      shared_pages_(ReadProcessMemory().anonymous + kCodeBytes) {
   // Other devices' steps say nothing of these.
   measured_.erase(std::remove_if(measured_.begin(), measured_.end(),
                                  [&machine](const Measured& one) {
@@ -196,7 +202,10 @@ void Estimator::EstimateMemory(const Measured* measured, Candidate* one) const {
   }
   one->memory = *one->plan.process + (shifts > 0 ? shift / shifts : int64_t{0});
   range(measured != nullptr ? kMemoryRange / 2 : kMemoryRange);
-  const int64_t needed = one->memory * one->ranks;
+  // Pages that forked ranks share count once.
+  const int64_t needed =
+      one->memory * one->ranks -
+      std::min(one->memory, shared_pages_) * (one->ranks - 1);
   if (machine_.memory > 0 && needed > machine_.memory && one->refused.empty()) {
     one->refused = absl::StrCat("needs ", ShortBytes(needed), " of the ",
                                 ShortBytes(machine_.memory), " of a host");
@@ -242,22 +251,20 @@ double Estimator::Predict(const Candidate& one,
   work.overlaps = gpu_ != nullptr || one.hosts > 1;
   const bool over_hosts = one.hosts > 1 && (one.traffic.to_replicas == 0.0 ||
                                             one.traffic.group > one.ranks);
-  if (gpu_ != nullptr || !over_hosts) return StepSeconds(work);
-  if (!work.traffic.all_reduce) {
+  if (gpu_ != nullptr || one.hosts == 1) return StepSeconds(work);
+  if (over_hosts && !work.traffic.all_reduce) {
     // Sums pass from host to host as a whole (cluster/comm's chain), so a
     // reduce-scatter sends as much as an all-reduce.
     Traffic& traffic = work.traffic;
     traffic.gradients_once += traffic.gradients_once - traffic.to_replicas;
     traffic.gradients_each *= 2;
   }
-  // What is hidden behind computation still takes the cores' time.
-  StepWork copied = work;
-  copied.overlaps = false;
-  const auto known = of_ranks_.find(one.ranks);
-  copied.link = copied.replicas = known == of_ranks_.end()
-                                      ? Link(kHostLatency, kHostLink)
-                                      : known->second.link;
-  return std::max(StepSeconds(work), StepSeconds(copied));
+  // What a link leaves time to hide still takes the cores' time.
+  StepWork busy = work;
+  busy.overlaps = false;
+  busy.replicas = Link(kBusyLatency, kHostLink);
+  if (over_hosts) busy.link = busy.replicas;
+  return std::max(StepSeconds(work), StepSeconds(busy));
 }
 
 double Estimator::LengthOf(const Candidate& one) const {

@@ -63,6 +63,8 @@ class Estimator {
   const GpuSpecs* const gpu_;  // null: ranks compute on CPUs
   const std::vector<int64_t> lengths_;
   std::vector<Measured> measured_;
+  // What ranks forked from one process share with each other.
+  const int64_t shared_pages_;
   std::map<int, OfRanks> of_ranks_;
   std::vector<Candidate> refused_;
 };

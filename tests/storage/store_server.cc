@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,6 +14,7 @@
 #include <chrono>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/free_port_for_test.h"
@@ -86,10 +86,20 @@ void StoreServer::Kill() {
 }
 
 void StoreServer::Start() {
-  const std::string port = absl::StrCat(port_);
+  // Before the fork: the proxy's threads may hold locks.
+  std::vector<std::string> words = Command();
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(&word[0]);
+  argv.push_back(nullptr);
   pid_ = fork();
   ASSERT_GE(pid_, 0);
-  if (pid_ == 0) Serve(port);
+  if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int null = open("/dev/null", O_RDWR);
+    for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
+    execvp(argv[0], argv.data());
+    _exit(127);
+  }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!Answers(port_)) {
     ASSERT_EQ(waitpid(pid_, nullptr, WNOHANG), 0) << "the server has ended";
@@ -99,24 +109,29 @@ void StoreServer::Start() {
   }
 }
 
-void StoreServer::Serve(const std::string& port) const {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const int null = open("/dev/null", O_RDWR);
-  for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
+std::vector<std::string> StoreServer::Command() const {
   if (kind_ == StoreKind::kS3) {
-    execl(Rclone().c_str(), "rclone", "serve", "s3",
-          absl::StrCat("--auth-key=", kKey, ",", kSecret).c_str(),
-          absl::StrCat("--addr=127.0.0.1:", port).c_str(), "--config=/dev/null",
-          root_.c_str(), nullptr);
-  } else {
-    setenv("PYTHONPATH", Site().c_str(), 1);
-    setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
-    execlp("python3", "python3", "-c", kEmulator, "--data-dir", root_.c_str(),
-           "start", "--quiet", "--host=127.0.0.1",
-           absl::StrCat("--port=", port).c_str(), "--default-bucket=bucket",
-           nullptr);
+    return {Rclone(),
+            "serve",
+            "s3",
+            absl::StrCat("--auth-key=", kKey, ",", kSecret),
+            absl::StrCat("--addr=127.0.0.1:", port_),
+            "--config=/dev/null",
+            root_};
   }
-  _exit(127);
+  return {"env",
+          "PYTHONPATH=" + Site(),
+          "PYTHONDONTWRITEBYTECODE=1",
+          "python3",
+          "-c",
+          kEmulator,
+          "--data-dir",
+          root_,
+          "start",
+          "--quiet",
+          "--host=127.0.0.1",
+          absl::StrCat("--port=", port_),
+          "--default-bucket=bucket"};
 }
 
 void StoreServer::Put(const std::string& key, const std::string& bytes) {

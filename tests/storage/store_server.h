@@ -8,6 +8,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "tests/storage/faulty_proxy.h"
 
@@ -46,8 +47,7 @@ class StoreServer {
   std::string Objects() const;
 
  private:
-  // In a child; doesn't return.
-  void Serve(const std::string& port) const;
+  std::vector<std::string> Command() const;
 
   const StoreKind kind_;
   const std::string root_;

@@ -298,6 +298,11 @@ TEST_F(StoredRunTest, WrongAddressesAreToldAtOnce) {
   EXPECT_THAT(refused.err, Not(HasSubstr(kSecret)));
   ExpectOneError(Train(SmallRun().Output("s3://key:secret@bucket/a"), host),
                  {"output_dir", "an address has no credentials"});
+  RunText changing = SmallRun().Set(
+      "launch", "max_processes: 2 max_restarts: 3 rendezvous: \"127.0.0.1:1\"");
+  ExpectOneError(
+      Train(changing, host),
+      {"launch.max_processes", "needs an output_dir that all hosts share"});
   server_->Kill();
   TrainerOptions hasty = host;
   hasty.environment["CAPSTAN_STORAGE_SECONDS"] = "1";
@@ -322,9 +327,8 @@ TEST_F(StoredRunTest, ARunOfWhichNoCheckpointIsIntactIsNotBegunAnew) {
   }
   server_->Start();
   const auto before = Snapshot(Stored());
-  const TrainerResult result =
-      Train(SmallRun().Train("max_steps: 8 save_every: 2 resume: AUTO"),
-            NewHost());
+  const TrainerResult result = Train(
+      SmallRun().Train("max_steps: 8 save_every: 2 resume: AUTO"), NewHost());
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("ERROR: "), HasSubstr("damaged")));
   EXPECT_EQ(Snapshot(Stored()), before);

@@ -322,6 +322,7 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
   CAPSTAN_ASSIGN_OR_RETURN(
       prepared->place, PlaceOf(job.loaded, job.gpus, options.planned_gpus > 0));
   const Place& place = prepared->place;
+  job.forks = place.forks;
   if (options.starts_run) {
     CAPSTAN_RETURN_IF_ERROR(place.may_train);
     CAPSTAN_RETURN_IF_ERROR(

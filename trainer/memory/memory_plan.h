@@ -57,8 +57,7 @@ struct MemoryRequest {
   bool local_steps = false;  // Strategy::local_steps
   ActivationCheckpointing checkpointing;
   bool on_gpu = false;
-  // What a rank's process holds before its first tensor, by inheritance; 0:
-  // unknown.
+  // What a rank's process holds before its first tensor; 0: unknown.
   int64_t resident = 0;
   // train.offload.optimizer_state.
   bool paged_state = false;

@@ -154,7 +154,11 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
             ? RankInfo::kOwnMirrorFilesOfHosts + RankInfo::kHeldMirrorFiles
             : RankInfo::kOwnMirrorFiles;
   }
-  request.resident = ReadProcessMemory().anonymous;
+  // What is forked doesn't inherit that pages of files, as of libraries, are
+  // resident. What isn't has some of those already that steps touch.
+  constexpr int64_t kTouched = int64_t{18} << 20;
+  const ProcessMemory memory = ReadProcessMemory();
+  request.resident = job.forks ? memory.anonymous : memory.resident - kTouched;
   return request;
 }
 

@@ -120,7 +120,8 @@ struct TrainJob {
   std::string workspace_folder;
   // The words that started the run (CommandWords); empty: unknown.
   std::vector<std::string> command;
-  int gpus = 0;                    // on this machine; 0: CPU
+  bool forks = true;  // whether the ranks are forked here, or this is one
+  int gpus = 0;       // on this machine; 0: CPU
   std::vector<std::string> notes;  // shown below the banner
   // The number of notes from before the ranks were started; a restart shows
   // only the others.

@@ -131,7 +131,8 @@ absl::Status Download(const Storage& storage, const StoredParts& stored,
     }
     return absl::OkStatus();
   }
-  return newest;
+  return Annotate(
+      newest, storage.address().text() + " has no checkpoint to go on from");
 }
 
 // Moves what is in `part` into `folder`; the checkpoints last, as they say that
@@ -195,7 +196,11 @@ absl::Status Fetch(const Address& address, const Train& train,
   const double began = MonotonicSeconds();
   const std::string part = folder + "/.fetch";
   CAPSTAN_RETURN_IF_ERROR(RemoveTree(part));
-  CAPSTAN_RETURN_IF_ERROR(Download(*storage, stored, KeepsBest(train), part));
+  const absl::Status got = Download(*storage, stored, KeepsBest(train), part);
+  if (!got.ok()) {
+    RemoveTree(part).IgnoreError();
+    return got;
+  }
   CAPSTAN_RETURN_IF_ERROR(Take(part, folder));
   Say(absl::StrFormat("fetched the checkpoint of step %d of %s in %.1f s",
                       NewestStep(folder), address.text(),
