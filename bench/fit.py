@@ -36,9 +36,9 @@ PORT = 29571
 LIMIT_SECONDS = 90   # of a run
 ASK_SECONDS = 600    # of fit, which takes disturbed steps again
 GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
-STEP_SECONDS = 1.0  # of each run
-NEAREST = 5         # ways that are run again
-REPEATS = 2
+STEP_SECONDS = 0.6  # of each run
+NEAREST = 4         # ways that are run again
+REPEATS = 1
 # Cores that others keep busy beside a run that counts, and how often it is run
 # for that.
 QUIET = 0.15

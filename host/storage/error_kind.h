@@ -60,9 +60,9 @@ inline StoreResult::Kind KindOfError(const std::string& text, int error) {
   if (error == ENOENT) return StoreResult::kMissing;
   // "Not a regular file": a marker of a folder, in Azure.
   for (const char* missing :
-       {"Path does not exist", "No such file or directory", "NO_SUCH_KEY",
-        "RESOURCE_NOT_FOUND", "Status(NOT_FOUND", "HTTP status 404",
-        "BlobNotFound", "Not a regular file"}) {
+       {"Path does not exist", "No such file or directory", "No such directory",
+        "NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "Status(NOT_FOUND",
+        "HTTP status 404", "BlobNotFound", "Not a regular file"}) {
     if (HasPart(text, missing)) return StoreResult::kMissing;
   }
   return StoreResult::kPassing;

@@ -16,6 +16,9 @@ TEST(ErrorKindTest, WhatIsMissingIsNotTriedAgain) {
                         "GetObjectMetadata: Not Found)",
                         0),
             StoreResult::kMissing);
+  // Of a folder that has no object of its own, in GCS.
+  EXPECT_EQ(KindOfError("No such directory: bucket/folder", 0),
+            StoreResult::kMissing);
   EXPECT_EQ(KindOfError("other words of a later version", ENOENT),
             StoreResult::kMissing);
   EXPECT_EQ(KindOfError("Not a regular file: 'container/folder'", 0),

@@ -126,12 +126,12 @@ TEST(FitTest, AMemoryLimitIsKept) {
   const std::string config = Layers().File();
   const std::string machine =
       WriteText(NewTestFolder("machine") + "/m.json",
-                R"({"hosts": 1, "ranks": 2, "memory": "320MiB"})");
+                R"({"hosts": 1, "ranks": 2, "memory": "240MiB"})");
   const TrainerResult fit =
       RunTrainer({"fit", config, "--machine=" + machine, "--json"}, Options());
   ASSERT_EQ(fit.exit_code, 0) << fit.err;
   const Json json = Json::parse(fit.out);
-  const int64_t limit = int64_t{320} << 20;
+  const int64_t limit = int64_t{240} << 20;
   const auto peak_of = [&config](const Json& way) {
     const std::string output = NewTestFolder("run");
     std::vector<std::string> words = {"--config=" + config, "--set",
@@ -157,7 +157,7 @@ TEST(FitTest, AMemoryLimitIsKept) {
   const Json& worst = json["ways"].back();
   ASSERT_TRUE(worst.contains("refused")) << "all fit";
   EXPECT_THAT(worst["refused"].get<std::string>(),
-              HasSubstr("of the 320 MiB of a host"));
+              HasSubstr("of the 240 MiB of a host"));
   EXPECT_GT(peak_of(worst), limit * 0.95) << worst;
 
   WriteText(machine, R"({"hosts": 1, "ranks": 2, "memory": "64MiB"})");

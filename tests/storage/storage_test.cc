@@ -102,7 +102,9 @@ INSTANTIATE_TEST_SUITE_P(, AnyStoreTest,
                          ::testing::PrintToStringParamName());
 
 TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
-  const std::string large = Bytes((40 << 20) + 12345);
+  // The emulator of GCS takes seconds for ten MiB.
+  const size_t mib = kind() == StoreKind::kS3 ? 40 : 10;
+  const std::string large = Bytes((mib << 20) + 12345);
   const std::string file = WriteText(NewTestFolder("f") + "/large", large);
   const std::string back = NewTestFolder("back");
   Do([&](const Storage& storage) -> absl::Status {
@@ -126,7 +128,8 @@ TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
   EXPECT_FALSE(fs::exists(Object("folder/deep/down/small")));
 }
 
-TEST_P(AnyStoreTest, FaultsArePassedOver) {
+// The emulator of GCS doesn't know how far an upload came that failed.
+TEST_F(StorageTest, FaultsArePassedOver) {
   server_->proxy().set_faults({/*cut=*/0.2, /*busy=*/0.2, /*slow=*/0});
   const std::string text = Bytes(3 << 20);
   const std::string back = NewTestFolder("back");
