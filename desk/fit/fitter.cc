@@ -287,8 +287,10 @@ class Fitter {
       if (measured.ok()) estimator_.Add(*measured);
     }
     Judge();
-    // One that hasn't been run may now be the first.
-    for (int i = 0; i < kMoreTrials && question_.trials > 0; ++i) {
+    // One that hasn't been run may now be the first. What was kept is an answer
+    // that had been asked for before.
+    const int more = measurer_.has_measured() ? kMoreTrials : 0;
+    for (int i = 0; i < more && question_.trials > 0; ++i) {
       Candidate& best = answer_.candidates.front();
       if (best.tried || !best.refused.empty()) break;
       TryOne(&best);

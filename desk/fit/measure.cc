@@ -128,6 +128,7 @@ absl::StatusOr<Measured> Measurer::Measure(const Candidate& candidate,
     return known;
   }
   CAPSTAN_RETURN_IF_ERROR(folder_.status());
+  has_measured_ = true;
   progress_(absl::StrCat(candidate.Strategy(), ", ", candidate.ranks,
                          candidate.ranks == 1 ? " rank" : " ranks",
                          ", micro-batch ", candidate.choice.micro_batch, ", ",

@@ -40,6 +40,8 @@ class Measurer {
   // The most cores that others kept busy beside what was measured, now or when
   // what was kept was.
   double disturbed() const { return disturbed_; }
+  // Whether anything was measured now, rather than kept.
+  bool has_measured() const { return has_measured_; }
 
   // Of one candidate, measured several times: the median of what it took, and
   // the range of all.
@@ -56,6 +58,7 @@ class Measurer {
   std::vector<Measured> kept_;   // of earlier calls
   std::vector<Measured> taken_;  // of this one
   double disturbed_ = 0.0;
+  bool has_measured_ = false;
 };
 
 }  // namespace capstan::fit
