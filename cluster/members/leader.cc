@@ -22,6 +22,18 @@ ChangingHosts::Ending EndingWithout(const ChangingHosts::World& world) {
           /*code=*/0};
 }
 
+namespace {
+
+HostMessage EndMessage(const ChangingHosts::Ending& ending) {
+  return {{"kind", "end"},
+          {"text", ending.text},
+          {"failed", ending.failed},
+          {"stops", ending.stops},
+          {"code", ending.code}};
+}
+
+}  // namespace
+
 Leader::Leader(const MembersOptions& options, const std::string& id,
                HostServer* server, HostsState* state, size_t place,
                const Roster::Departure& last)
@@ -103,11 +115,7 @@ void Leader::Report(const std::string& id, const HostMessage& message) {
 // A spare, of which no world's change would tell that it may go.
 void Leader::LetGo(const std::string& id) {
   HostServer::Peer* const peer = server_->Find(id);
-  if (peer == nullptr) return;
-  peer->connection->Send({{"kind", "end"},
-                          {"failed", false},
-                          {"code", 0},
-                          {"text", "this host has left the run"}});
+  if (peer != nullptr) peer->connection->Send(EndMessage(EndingWithout({})));
 }
 
 void Leader::LeaveOut(const std::string& hosts, Deadline now) {
@@ -372,11 +380,7 @@ void Leader::HandOver(const Roster::World& next) {
 void Leader::EndAll(const ChangingHosts::Ending& ending) {
   if (!ending_.text.empty() && !ending_.stops) return;
   ending_ = ending;
-  server_->SendToAll({{"kind", "end"},
-                      {"text", ending.text},
-                      {"failed", ending.failed},
-                      {"stops", ending.stops},
-                      {"code", ending.code}});
+  server_->SendToAll(EndMessage(ending));
 }
 
 }  // namespace capstan
