@@ -12,7 +12,7 @@ stop_cluster() { kill -KILL "${host[@]}" 2>/dev/null || true; }
 port=29580
 while ss -ltn | grep -q ":$port "; do port=$((port + 1)); done
 
-settings=(--config="$config" --set train.max_steps=420 --set train.deterministic=true
+settings=(--config="$config" --set train.max_steps=900 --set train.deterministic=true
   --set batch.micro_batch_size=1 --set batch.global_batch_size=12 --set launch.processes=1)
 
 # start NAME FLAG..: a host of the run in $out.
@@ -39,6 +39,18 @@ at() {
   tail -n 20 "$out".*.log >&2
   exit 1
 }
+# said TEXT: waits until a host has printed it, since steps may be faster than hosts start.
+said() {
+  local i
+  for ((i = 0; i < 1200; i++)); do
+    ! grep -qF -- "$1" "$out".*.log || return 0
+    # sleeps: polls
+    sleep 0.05
+  done
+  fail "no host says \"$1\""
+  tail -n 20 "$out".*.log >&2
+  exit 1
+}
 trainer_of() { pgrep -P "${host[$1]}" -f "$trainer" | head -n 1; }
 # kill_host NAME: launcher and ranks, as when the machine goes.
 kill_host() { kill -KILL -- "-${host[$1]}" 2>/dev/null; }
@@ -53,20 +65,24 @@ await_port "$port"
 start b
 at 40
 start c
+said "host c has come: going on with 3 hosts"
 at 80
 kill_host b
 at 120
 start d
+said "host d has come"
 at 160
 kill_host a # which leads
 at 200
 start e
+said "host e has come"
 at 240
 kill -TERM "$(trainer_of c)" # which leads now
 at 280
 pkill -KILL -P "$(trainer_of d)"
 at 320
 start f
+said "host f has come"
 at 350
 kill -TERM "$(trainer_of d)" "$(trainer_of e)"
 wait "${host[c]}" && fail "a host that left" || [ $? -eq 143 ] || fail "its exit code"
