@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -25,6 +26,9 @@
 #include "desk/audit/steps_again.h"
 #include "desk/run_folder/run_record.h"
 #include "host/config/load_config.h"
+#include "host/storage/cache.h"
+#include "host/storage/storage.h"
+#include "host/storage/store.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
@@ -80,9 +84,45 @@ std::string Gaps(std::set<int64_t> steps, int64_t newest) {
   return absl::StrJoin(gaps, ", ");
 }
 
+// Of a run at an address: all but final/.
+std::vector<StoredObject> CheckpointsOfRun(std::vector<StoredObject> objects) {
+  objects.erase(std::remove_if(objects.begin(), objects.end(),
+                               [](const StoredObject& object) {
+                                 return !IsOfRun(object.path) ||
+                                        absl::StartsWith(object.path, "final/");
+                               }),
+                objects.end());
+  return objects;
+}
+
+// And of the checkpoints what says that they are whole.
+std::vector<StoredObject> ManifestsOfRun(std::vector<StoredObject> objects) {
+  objects = CheckpointsOfRun(std::move(objects));
+  objects.erase(
+      std::remove_if(objects.begin(), objects.end(),
+                     [](const StoredObject& object) {
+                       return absl::StartsWith(object.path, "checkpoints/") &&
+                              !absl::EndsWith(object.path, "/manifest.json");
+                     }),
+      objects.end());
+  return objects;
+}
+
 absl::StatusOr<Audited> Read(const AuditOptions& options) {
   Audited audited;
-  CAPSTAN_ASSIGN_OR_RETURN(audited.folder, FindRun(options.run));
+  // Steps that run again need checkpoints.
+  const bool again = !options.steps.empty() || options.sample > 0;
+  if (!options.sign.empty() && IsAddress(options.run)) {
+    return FieldError(
+        "--sign", absl::StrCat(options.run,
+                               " is read from a copy, which a signature would "
+                               "change alone: sign the folder in which the run "
+                               "works, and its uploads take it along"));
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(
+      const std::string run,
+      LocalCopy(options.run, again ? CheckpointsOfRun : ManifestsOfRun));
+  CAPSTAN_ASSIGN_OR_RETURN(audited.folder, FindRun(run));
   absl::StatusOr<Receipts> receipts = ReadReceipts(audited.folder);
   if (absl::IsNotFound(receipts.status())) {
     return absl::NotFoundError(

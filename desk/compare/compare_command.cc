@@ -26,6 +26,7 @@
 #include "desk/compare/report.h"
 #include "desk/compare/run_sweep.h"
 #include "desk/compare/trainer_child.h"
+#include "desk/run_folder/run_record.h"
 #include "host/config/load_config.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
@@ -447,7 +448,8 @@ absl::StatusOr<int> BlameRuns(const CompareOptions& options) {
         "--run: compare two runs that are there with --blame --run=FOLDER "
         "--run=REFERENCE, without --config");
   }
-  const std::vector<std::string> folders = AllFromCaller(options.runs);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                           FoldersOfRuns(options.runs));
   for (const std::string& folder : folders) {
     if (PathExists(folder + "/digests.jsonl")) continue;
     return absl::NotFoundError(absl::StrCat(

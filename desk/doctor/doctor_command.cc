@@ -174,6 +174,11 @@ absl::StatusOr<int> Doctor(const RunOptions& options) {
     CAPSTAN_RETURN_IF_ERROR(Prepare(options).status());
     return 0;
   }
+  if (options.configs.empty() && !options.overrides.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--set ", options.overrides[0],
+        " changes a config, and there is none: add --config=FILE"));
+  }
   const char* const variable = std::getenv("CAPSTAN_MACHINE_ROOT");
   const std::string root = variable == nullptr ? "" : variable;
   const Moment begin = ReadMoment(root);

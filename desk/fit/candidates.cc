@@ -291,8 +291,11 @@ Traffic TrafficOf(const Variant& variant, StrategyRequest request,
   for (const ParameterSpec& spec : request.model->parameters()) {
     if (spec.trainable) elements += spec.numel();
   }
-  const auto element =
-      static_cast<double>(c10::elementSize(request.precision.reduce));
+  // Sums that are exact have 8 bytes (docs/strategies.md).
+  const double element =
+      request.deterministic
+          ? 8.0
+          : static_cast<double>(c10::elementSize(request.precision.reduce));
   const double gradients = static_cast<double>(elements) * element;
   traffic.gradients = gradients;
   traffic.units = static_cast<int>(request.model->units().size());

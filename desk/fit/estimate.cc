@@ -35,6 +35,9 @@ constexpr double kGpuLatency = 15e-6;
 // A small collective between hosts whose cores compute, however fast the link:
 // a chain of threads that wake each other (bench/README.md, "Across hosts").
 constexpr double kBusyLatency = 650e-6;
+// And what such a core sends, receives and sums up by TCP, bytes/s: all-reduces
+// of 4 to 64 MiB over 10 Gbit/s, which the link doesn't decide.
+constexpr double kBusyLink = 0.7e9;
 // What TCP and frames leave of a link.
 constexpr double kOfNetwork = 0.93;
 // Ranges, as parts of what is predicted.
@@ -47,18 +50,17 @@ constexpr double kMemoryRange = 0.06;
 // Libraries' code that steps run, of a process.
 constexpr int64_t kCodeBytes = int64_t{30} << 20;
 
-// Of the update of an element on the device.
+// Of the update of an element, whose bytes are in the device's memory.
 double ElementSeconds(const GpuSpecs* gpu) {
   return kUpdateBytes /
          (gpu == nullptr ? kHostBandwidth : kMemoryPart * gpu->bandwidth);
 }
 
-// The update of a rank's elements; offloaded, by the host, with copies of
-// gradients and parameters between it and the GPU.
-double UpdateSeconds(const Candidate& one, const GpuSpecs* gpu) {
-  if (gpu == nullptr || !one.optimizer_on_host) {
-    return ElementSeconds(gpu) * one.updated;
-  }
+// The update of a rank's elements, each of `element` seconds; offloaded, by the
+// host, with copies of gradients and parameters between it and the GPU.
+double UpdateSeconds(const Candidate& one, const GpuSpecs* gpu,
+                     double element) {
+  if (gpu == nullptr || !one.optimizer_on_host) return element * one.updated;
   const double copied = one.parameters_on_host ? 12.0 : 8.0;  // an element
   return kUpdateBytes * one.updated / kHostBandwidth +
          copied * one.updated / (kLinkPart * gpu->host);
@@ -104,8 +106,8 @@ std::vector<int64_t> RowLengths(const TrainJob& job) {
 
 Steps Estimator::StepsOf(int ranks) const {
   const auto known = of_ranks_.find(ranks);
-  return {measured_, ranks, ElementSeconds(gpu_),
-          known == of_ranks_.end() ? 0.0 : known->second.fixed};
+  if (known == of_ranks_.end()) return {measured_, ranks, ElementSeconds(gpu_)};
+  return {measured_, ranks, known->second.element, known->second.fixed};
 }
 
 void Estimator::Sum() {
@@ -113,8 +115,9 @@ void Estimator::Sum() {
   for (const Measured& one : measured_) {
     if (of_ranks_.count(one.ranks) > 0) continue;
     Steps steps = StepsOf(one.ranks);
+    steps.element = ElementSeconds(steps);
     steps.fixed = FixedSeconds(steps);
-    of_ranks_[one.ranks] = {steps.fixed,
+    of_ranks_[one.ranks] = {steps.element, steps.fixed,
                             HostLink(steps, Link(kHostLatency, kHostLink))};
   }
 }
@@ -233,7 +236,7 @@ void Estimator::EstimateTime(const Measured* measured, Candidate* one) const {
 double Estimator::Predict(const Candidate& one,
                           const std::string& checkpointing) const {
   StepWork work;
-  work.update_seconds = UpdateSeconds(one, gpu_);
+  work.update_seconds = UpdateSeconds(one, gpu_, StepsOf(one.ranks).element);
   work.micro_seconds = MicroStep(one, checkpointing);
   if (work.micro_seconds == 0.0) return 0.0;
   work.fixed_seconds = StepsOf(one.ranks).fixed;
@@ -262,7 +265,7 @@ double Estimator::Predict(const Candidate& one,
   // What a link leaves time to hide still takes the cores' time.
   StepWork busy = work;
   busy.overlaps = false;
-  busy.replicas = Link(kBusyLatency, kHostLink);
+  busy.replicas = Link(kBusyLatency, kBusyLink);
   if (over_hosts) busy.link = busy.replicas;
   return std::max(StepSeconds(work), StepSeconds(busy));
 }
@@ -283,7 +286,9 @@ double Estimator::MicroStep(const Candidate& one,
   const Model& model = *job.parts.model;
   const double length = LengthOf(one);
   const double tokens = static_cast<double>(one.choice.micro_batch) * length;
-  const double work = FlopsOf(model, nullptr).Of(tokens, length);
+  const int sequence =
+      MeshOf(job.loaded.config.train(), one.hosts * one.ranks).sequence;
+  const double work = FlopsOf(model, nullptr).Of(tokens, length) / sequence;
   double rate = machine_.tflops * 1e12;
   double host = 0.0;
   if (gpu_ != nullptr) {
@@ -294,7 +299,7 @@ double Estimator::MicroStep(const Candidate& one,
   }
   if (rate == 0.0 || work == 0.0) return 0.0;
   // Small products don't fill a GPU.
-  const double small = gpu_ == nullptr ? 0.0 : kFewTokens / tokens;
+  const double small = gpu_ == nullptr ? 0.0 : kFewTokens * sequence / tokens;
   return std::max(host, work / rate * (1.0 + small)) * factor;
 }
 

@@ -37,6 +37,7 @@ class Estimator {
  private:
   // Between ranks of a host, and of a step: by what was measured with so many.
   struct OfRanks {
+    double element = 0.0;
     double fixed = 0.0;
     Link link;
   };

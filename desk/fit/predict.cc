@@ -180,6 +180,30 @@ bool IsOf(const Steps& steps, const Measured& one) {
   return one.hosts == 1 && one.ranks == steps.ranks;
 }
 
+// Steps that differ by accumulation alone, and by that the most.
+struct StepPair {
+  const Measured* few = nullptr;  // null: there are none
+  const Measured* many = nullptr;
+  double ratio = 1.0;  // of their micro-steps
+};
+
+StepPair WidestPair(const Steps& steps) {
+  StepPair widest;
+  for (const Measured& many : steps.measured) {
+    if (!IsOf(steps, many)) continue;
+    for (const Measured& few : steps.measured) {
+      Measured same = few;
+      same.accumulation = many.accumulation;
+      const double ratio = static_cast<double>(many.accumulation) /
+                           static_cast<double>(few.accumulation);
+      if (ratio > widest.ratio && SameSettings(same, many)) {
+        widest = {&few, &many, ratio};
+      }
+    }
+  }
+  return widest;
+}
+
 }  // namespace
 
 std::vector<double> Traffic::Buckets() const {
@@ -248,23 +272,21 @@ double StepSeconds(const StepWork& work) {
 }
 
 double FixedSeconds(const Steps& steps) {
-  double fixed = 0.0;
-  double widest = 1.0;
-  double least = 0.0;  // of an own time, a bound
-  for (const Measured& many : steps.measured) {
-    if (!IsOf(steps, many)) continue;
-    for (const Measured& few : steps.measured) {
-      Measured same = few;
-      same.accumulation = many.accumulation;
-      const double ratio = static_cast<double>(many.accumulation) /
-                           static_cast<double>(few.accumulation);
-      if (ratio <= widest || !SameSettings(same, many)) continue;
-      widest = ratio;
-      least = OwnSeconds(few, steps.element);
-      fixed = (ratio * least - OwnSeconds(many, steps.element)) / (ratio - 1.0);
-    }
-  }
+  const StepPair pair = WidestPair(steps);
+  if (pair.few == nullptr) return 0.0;
+  const double least = OwnSeconds(*pair.few, steps.element);  // a bound
+  const double fixed =
+      (pair.ratio * least - OwnSeconds(*pair.many, steps.element)) /
+      (pair.ratio - 1.0);
   return std::min(std::max(0.0, fixed), 0.9 * least);
+}
+
+double ElementSeconds(const Steps& steps) {
+  const StepPair pair = WidestPair(steps);
+  // Less would make much of noise.
+  if (pair.ratio < 2.0 || pair.few->updated <= 0.0) return steps.element;
+  const double all = FixedSeconds({steps.measured, steps.ranks});
+  return std::min(steps.element, all / pair.few->updated);
 }
 
 double MicroSeconds(const Steps& steps, int64_t samples) {

@@ -103,6 +103,11 @@ struct Steps {
 // and micro-steps have it all.
 double FixedSeconds(const Steps& steps);
 
+// Seconds of an element's update: steps.element, but no more than what of steps
+// that differ by accumulation alone doesn't grow with it. Small models' states
+// stay in the caches.
+double ElementSeconds(const Steps& steps);
+
 // Seconds of a micro-step of `samples` without recomputation: by the two
 // nearest sizes that were measured, between which the time of a sample is taken
 // to change with the size's logarithm. 0: nothing was measured.

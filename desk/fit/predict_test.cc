@@ -210,6 +210,15 @@ TEST(FixedSecondsTest, AreWhatAccumulationDoesNotChange) {
   EXPECT_DOUBLE_EQ(FixedSeconds({noisy, 2}), 0.0);
 }
 
+TEST(ElementSecondsTest, IsNoMoreThanWhatAccumulationDoesNotChange) {
+  std::vector<Measured> measured = {Step(1, 1, 3.0), Step(1, 8, 10.0)};
+  for (Measured& one : measured) one.updated = 1000;
+  EXPECT_DOUBLE_EQ(ElementSeconds({measured, 2, 1e-3}), 1e-3);
+  EXPECT_DOUBLE_EQ(ElementSeconds({measured, 2, 3e-3}), 2e-3);
+  EXPECT_DOUBLE_EQ(MicroSeconds({measured, 2, 2e-3}, 1), 1.0);
+  EXPECT_DOUBLE_EQ(ElementSeconds({{measured[0]}, 2, 3e-3}), 3e-3);
+}
+
 TEST(HostLinkTest, IsOfFewAndOfManyCollectives) {
   // A micro-step of 1 s; a collective of 0.01 s and 1e-3 s for a byte.
   Measured few = Step(1, 4, 4.0 + 0.01 + 0.1);

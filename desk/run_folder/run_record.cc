@@ -124,13 +124,25 @@ bool WentOn(const std::string& folder, const Json& summary) {
          NumberOf(summary, "steps").value_or(0.0);
 }
 
-RunStatus ReadStatus(const std::string& folder) {
+RunStatus ReadStatus(const std::string& folder, double step_seconds) {
   if (IsInUse(folder)) return RunStatus::kRunning;
   const Json json = SummaryOf(folder);
   for (const RunStatus status : {RunStatus::kCompleted, RunStatus::kStopped}) {
     if (json.value("status", Json()) == StatusName(status)) return status;
   }
-  return RunStatus::kFailed;
+  // A copy of a store's has no lock, but the store's times.
+  if (!PathExists(absl::StrCat(folder, "/", kOwnerFile))) {
+    return RunStatus::kFailed;
+  }
+  double written = 0.0;
+  for (const char* file : {"metrics", "events"}) {
+    written =
+        std::max(written, WrittenAt(absl::StrCat(folder, "/", file, ".jsonl")));
+  }
+  constexpr double kUploadSeconds = 60;  // docs/storage.md
+  const double silent = NowSeconds() - written - kUploadSeconds;
+  return silent < PatienceFor(step_seconds) ? RunStatus::kRunning
+                                            : RunStatus::kFailed;
 }
 
 void FindRuns(const std::string& folder, int depth,
@@ -184,6 +196,21 @@ absl::StatusOr<std::string> FindRun(const std::string& given) {
       " is no run's folder: it has no config.pbtxt (`trainer runs` lists "
       "the runs below a folder)",
       DidYouMeanPath(given)));
+}
+
+absl::StatusOr<std::vector<std::string>> FoldersOfRuns(
+    const std::vector<std::string>& given) {
+  std::vector<std::string> folders;
+  for (const std::string& one : given) {
+    const absl::StatusOr<std::string> local =
+        LocalCopy(one, RecordsOfRuns, /*of_one_moment=*/false);
+    if (absl::IsNotFound(local.status())) {
+      return absl::NotFoundError(absl::StrCat("there is no run below ", one));
+    }
+    CAPSTAN_RETURN_IF_ERROR(local.status());
+    folders.push_back(FromCaller(*local));
+  }
+  return folders;
 }
 
 std::string DidYouMeanPath(const std::string& path) {
@@ -303,7 +330,8 @@ ListedRun ReadListedRun(const std::string& folder) {
   }
   ReadMetrics(folder, &record);
   ReadTimes(folder, &record);
-  record.status = ReadStatus(folder);
+  record.status =
+      ReadStatus(folder, record.Metric("step_seconds").value_or(-1.0));
   record.bytes = BytesBelow(folder);
   record.tags = ReadTags(folder);
   return record;

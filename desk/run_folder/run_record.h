@@ -29,6 +29,11 @@ void ForEachLine(const std::string& path,
 // runs/NAME/latest, or runs/NAME for the newest.
 absl::StatusOr<std::string> FindRun(const std::string& given);
 
+// The folders of runs, or folders that have runs below them, that a user means;
+// of an address what its runs tell of themselves, as it is now.
+absl::StatusOr<std::vector<std::string>> FoldersOfRuns(
+    const std::vector<std::string>& given);
+
 // Of a path that isn't there: "; did you mean PATH?", with the nearest name
 // there is in place of the one that isn't; "" if none is near.
 std::string DidYouMeanPath(const std::string& path);

@@ -64,6 +64,17 @@ absl::StatusOr<std::string> FolderOf(const std::vector<std::string>& words,
                                "--where='loss<3'`")
                 : absl::StrCat("\"", words[at + 1], "\": name one folder"));
   }
+  if (words.size() > at && IsAddress(words[at])) {
+    if (words[0] == "gc") {
+      return absl::InvalidArgumentError(
+          absl::StrCat(words[at],
+                       " is read from a copy, of which gc would free nothing: "
+                       "remove its objects with the store's own tool"));
+    }
+    CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> copies,
+                             FoldersOfRuns({words[at]}));
+    return copies[0];
+  }
   const std::string folder =
       words.size() > at ? FromCaller(words[at]) : DefaultFolder();
   std::error_code error;
@@ -458,8 +469,8 @@ absl::StatusOr<int> Runs(const RunsOptions& options) {
 void AddFlags(Flags& flags, RunsOptions* options) {
   flags
       .Add("words", &options->words,
-           "A folder to list the runs of (default: runs); or list FOLDER, tag "
-           "RUN NAME.., untag RUN NAME.., diff RUN RUN, gc FOLDER")
+           "A folder or address to list the runs of (default: runs); or list "
+           "FOLDER, tag RUN NAME.., untag RUN NAME.., diff RUN RUN, gc FOLDER")
       .Type("WORD");
   flags
       .Add("--where", &options->where,

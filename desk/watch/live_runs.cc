@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kRound{1};
 
-std::vector<std::string> FoldersOfRuns(const std::string& path) {
+std::vector<std::string> RunsIn(const std::string& path) {
   return RunsBelow(
       fs::path(path + "/").lexically_normal().parent_path().string());
 }
@@ -33,11 +33,11 @@ std::string NameOf(const fs::path& folder) {
   return (folder.parent_path().filename() / folder.filename()).string();
 }
 
-// As FoldersOfRuns, once there is one. Nothing can come to be in a folder that
+// As RunsIn, once there is one. Nothing can come to be in a folder that
 // isn't there: it is misspelled.
-std::vector<std::string> AwaitFoldersOfRuns(
-    const std::string& path, std::chrono::milliseconds patience) {
-  std::vector<std::string> found = FoldersOfRuns(path);
+std::vector<std::string> AwaitRunsIn(const std::string& path,
+                                     std::chrono::milliseconds patience) {
+  std::vector<std::string> found = RunsIn(path);
   std::error_code error;
   if (!found.empty() || patience <= std::chrono::milliseconds(0) ||
       !fs::is_directory(path, error)) {
@@ -51,7 +51,7 @@ std::vector<std::string> AwaitFoldersOfRuns(
   const auto end = std::chrono::steady_clock::now() + patience;
   while (found.empty() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(kLook);
-    found = FoldersOfRuns(path);
+    found = RunsIn(path);
   }
   return found;
 }
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> FindRuns(
     const std::vector<std::string>& paths, std::chrono::milliseconds patience) {
   std::vector<std::pair<std::string, std::string>> runs;
   for (const std::string& path : paths) {
-    const std::vector<std::string> here = AwaitFoldersOfRuns(path, patience);
+    const std::vector<std::string> here = AwaitRunsIn(path, patience);
     if (here.empty() && !PathExists(path)) {
       const std::string nearest = DidYouMeanPath(path);
       return absl::NotFoundError(absl::StrCat(
@@ -103,7 +103,7 @@ LiveRuns::~LiveRuns() {
 
 void LiveRuns::AddNewRuns() {
   for (const std::string& path : folders_) {
-    for (const std::string& folder : FoldersOfRuns(path)) {
+    for (const std::string& folder : RunsIn(path)) {
       const bool known =
           std::any_of(runs_.begin(), runs_.end(),
                       [&](const auto& run) { return run->folder() == folder; });

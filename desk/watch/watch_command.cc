@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <limits>
@@ -21,11 +22,13 @@
 #include "desk/http/server.h"
 #include "desk/init/raw_terminal.h"
 #include "desk/init/undo.h"
+#include "desk/run_folder/run_record.h"
 #include "desk/run_folder/step_aside.h"
 #include "desk/watch/live_runs.h"
 #include "desk/watch/report.h"
 #include "desk/watch/terminal_picture.h"
 #include "desk/watch/watch_page.h"
+#include "host/storage/storage.h"
 #include "trainer/commands/command.h"
 #include "trainer/metrics/console.h"
 
@@ -53,10 +56,10 @@ int TerminalLines() {
 
 // Until `q`, Ctrl-C, or what is shown can't be written, on the alternate
 // screen: what was there before comes back. One picture if standard output is
-// no terminal.
-absl::StatusOr<int> WatchInTerminal(LiveRuns* runs) {
+// no terminal, or the runs aren't to be followed.
+absl::StatusOr<int> WatchInTerminal(LiveRuns* runs, bool follow) {
   const Console console(STDOUT_FILENO);
-  if (!console.terminal()) {
+  if (!console.terminal() || !follow) {
     runs->ReadAll();
     // Standard error often is the terminal that a pager will show it in.
     std::cout << TerminalPicture(*runs, Console(STDERR_FILENO).Columns(),
@@ -92,11 +95,20 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
         "name the runs to watch: runs/NAME/latest, or runs/NAME for all of "
         "them");
   }
-  const std::vector<std::string> folders = AllFromCaller(options.runs);
+  const bool copies =
+      std::any_of(options.runs.begin(), options.runs.end(),
+                  [](const auto& run) { return IsAddress(run); });
+  if (copies && !options.terminal && options.html.empty()) {
+    return absl::InvalidArgumentError(
+        "runs at an address are shown as they are now, and not followed: add "
+        "--html=FILE or --terminal");
+  }
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                           FoldersOfRuns(options.runs));
   CAPSTAN_ASSIGN_OR_RETURN(const auto found, FindRuns(folders, kPatience));
   StepAside();
   LiveRuns runs(found, folders);
-  if (options.terminal) return WatchInTerminal(&runs);
+  if (options.terminal) return WatchInTerminal(&runs, /*follow=*/!copies);
   if (!options.html.empty()) {
     runs.ReadAll();
     CAPSTAN_RETURN_IF_ERROR(
@@ -125,7 +137,8 @@ absl::StatusOr<int> RunWatch(const WatchOptions& options) {
 void AddFlags(Flags& flags, WatchOptions* options) {
   flags
       .Add("run,--run", &options->runs,
-           "A run's folder (runs/NAME/latest), or a folder of runs")
+           "A run's folder (runs/NAME/latest), or a folder of runs; of an "
+           "address, as it is now")
       .Type("FOLDER");
   flags
       .Add("--port", &options->port,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "host/storage/arrow_store.h"
+
 #include <arrow/buffer.h>
-#include <arrow/filesystem/azurefs.h>
 #include <arrow/filesystem/filesystem.h>
 #include <arrow/filesystem/gcsfs.h>
 #include <arrow/filesystem/s3fs.h>
@@ -12,12 +13,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <utility>
 
 #include "host/storage/error_kind.h"
-#include "host/storage/store.h"
 
 namespace capstan {
 namespace {
@@ -30,11 +31,6 @@ constexpr int kTriesOfRequest = 4;
 constexpr double kConnectSeconds = 5;
 constexpr double kSilentSeconds = 15;  // in which nothing comes
 constexpr double kGcsRetrySeconds = 20;
-
-std::string Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // Whether Google's client is told credentials, so that it doesn't ask the
 // machine for them, which only Google's know.
@@ -60,6 +56,25 @@ StoreResult::Kind KindOf(const arrow::Status& status) {
              : kind;
 }
 
+StoredObject ObjectOf(const fs::FileInfo& info) {
+  StoredObject object;
+  object.path = info.path();
+  object.size = info.size();
+  object.version = std::to_string(info.mtime().time_since_epoch().count());
+  if (info.mtime() != fs::kNoTime) {
+    object.modified =
+        std::chrono::duration<double>(info.mtime().time_since_epoch()).count();
+  }
+  return object;
+}
+
+}  // namespace
+
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 StoreResult ResultOf(const arrow::Status& status) {
   if (status.ok()) return {};
   std::string text = status.message();
@@ -69,122 +84,105 @@ StoreResult ResultOf(const arrow::Status& status) {
   return {KindOf(status), std::move(text)};
 }
 
-class ArrowStore : public ObjectStore {
- public:
-  explicit ArrowStore(std::shared_ptr<fs::FileSystem> files)
-      : files_(std::move(files)) {}
-
-  StoreResult List(const std::string& folder,
-                   std::vector<StoredObject>* objects) override {
-    objects->clear();
-    StoreResult result = Guarded([&]() -> arrow::Status {
-      fs::FileSelector selector;
-      selector.base_dir = folder;
-      selector.recursive = true;
-      ARROW_ASSIGN_OR_RAISE(const auto infos, files_->GetFileInfo(selector));
-      for (const fs::FileInfo& info : infos) {
-        if (info.IsFile()) objects->push_back(ObjectOf(info));
-      }
-      std::sort(objects->begin(), objects->end(),
-                [](const auto& a, const auto& b) { return a.path < b.path; });
-      return arrow::Status::OK();
-    });
-    // Of a bucket that isn't there the store says so in other words.
-    if (result.kind == StoreResult::kMissing) result = {};
-    return result;
-  }
-
-  StoreResult Stat(const std::string& path, StoredObject* object) override {
-    return Guarded([&]() -> arrow::Status {
-      ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(path));
-      object->path = path;
-      ARROW_ASSIGN_OR_RAISE(object->size, file->GetSize());
-      ARROW_ASSIGN_OR_RAISE(const auto metadata, file->ReadMetadata());
-      object->version.clear();
-      for (int64_t i = 0; metadata != nullptr && i < metadata->size(); ++i) {
-        const std::string& key = metadata->key(i);
-        if (key.size() == 4 && HasPart(key, "etag")) {
-          object->version = metadata->value(i);
-        }
-      }
-      if (object->version.empty()) {
-        ARROW_ASSIGN_OR_RAISE(const fs::FileInfo info,
-                              files_->GetFileInfo(path));
-        object->version = ObjectOf(info).version;
-      }
-      return arrow::Status::OK();
-    });
-  }
-
-  StoreResult Read(const StoredObject& object, int64_t offset, int64_t size,
-                   char* to) override {
-    return Guarded([&]() -> arrow::Status {
-      // With its size known, opening asks nothing of the store.
-      fs::FileInfo info(object.path, fs::FileType::File);
-      info.set_size(object.size);
-      ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(info));
-      ARROW_ASSIGN_OR_RAISE(const int64_t got, file->ReadAt(offset, size, to));
-      return got == size ? arrow::Status::OK()
-                         : arrow::Status::IOError("it is shorter than it was");
-    });
-  }
-
-  StoreResult Write(const std::string& path, const char* bytes,
-                    int64_t size) override {
-    return Guarded([&]() -> arrow::Status {
-      ARROW_ASSIGN_OR_RAISE(const auto out, files_->OpenOutputStream(path));
-      // Uploads parts of it, several at a time, without copying them.
-      arrow::Status written = out->Write(std::make_shared<arrow::Buffer>(
-          reinterpret_cast<const uint8_t*>(bytes), size));
-      if (written.ok()) written = out->Close();
-      if (!written.ok()) {
-        // Once no part is read any more, nothing of it is to stay. What went
-        // wrong is known.
-        arrow::Status left = out->Flush();
-        left = out->Abort();
-      }
-      return written;
-    });
-  }
-
-  StoreResult DeleteFolder(const std::string& folder) override {
-    StoreResult result = Guarded([&] { return files_->DeleteDir(folder); });
-    if (result.kind == StoreResult::kMissing) result = {};
-    return result;
-  }
-
-  StoreResult Delete(const std::string& path) override {
-    StoreResult result = Guarded([&] { return files_->DeleteFile(path); });
-    // Arrow then makes an empty object in the place of the folder, which some
-    // stores don't allow.
-    if (result.kind == StoreResult::kMissing ||
-        result.text.rfind("When creating key", 0) == 0) {
-      result = {};
+StoreResult ArrowStore::List(const std::string& folder,
+                             std::vector<StoredObject>* objects) {
+  objects->clear();
+  StoreResult result = Guarded([&]() -> arrow::Status {
+    fs::FileSelector selector;
+    selector.base_dir = folder;
+    selector.recursive = true;
+    ARROW_ASSIGN_OR_RAISE(const auto infos, files_->GetFileInfo(selector));
+    for (const fs::FileInfo& info : infos) {
+      if (info.IsFile()) objects->push_back(ObjectOf(info));
     }
-    return result;
-  }
+    std::sort(objects->begin(), objects->end(),
+              [](const auto& a, const auto& b) { return a.path < b.path; });
+    return arrow::Status::OK();
+  });
+  return result.kind == StoreResult::kMissing ? Nothing(folder) : result;
+}
 
- private:
-  // Arrow and what it builds on may throw.
-  template <typename Call>
-  static StoreResult Guarded(const Call& call) {
-    try {
-      return ResultOf(call());
-    } catch (const std::exception& e) {
-      return ResultOf(arrow::Status::IOError(e.what()));
+StoreResult ArrowStore::Stat(const std::string& path, StoredObject* object) {
+  return Guarded([&]() -> arrow::Status {
+    ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(path));
+    object->path = path;
+    ARROW_ASSIGN_OR_RAISE(object->size, file->GetSize());
+    ARROW_ASSIGN_OR_RAISE(const auto metadata, file->ReadMetadata());
+    object->version.clear();
+    for (int64_t i = 0; metadata != nullptr && i < metadata->size(); ++i) {
+      const std::string& key = metadata->key(i);
+      if (key.size() == 4 && HasPart(key, "etag")) {
+        object->version = metadata->value(i);
+      }
     }
-  }
+    if (object->version.empty()) {
+      ARROW_ASSIGN_OR_RAISE(const fs::FileInfo info, files_->GetFileInfo(path));
+      object->version = ObjectOf(info).version;
+    }
+    return arrow::Status::OK();
+  });
+}
 
-  static StoredObject ObjectOf(const fs::FileInfo& info) {
-    StoredObject object;
-    object.path = info.path();
-    object.size = info.size();
-    object.version = std::to_string(info.mtime().time_since_epoch().count());
-    return object;
-  }
+StoreResult ArrowStore::Read(const StoredObject& object, int64_t offset,
+                             int64_t size, char* to) {
+  return Guarded([&]() -> arrow::Status {
+    // With its size known, opening asks nothing of the store.
+    fs::FileInfo info(object.path, fs::FileType::File);
+    info.set_size(object.size);
+    ARROW_ASSIGN_OR_RAISE(const auto file, files_->OpenInputFile(info));
+    ARROW_ASSIGN_OR_RAISE(const int64_t got, file->ReadAt(offset, size, to));
+    return got == size ? arrow::Status::OK()
+                       : arrow::Status::IOError("it is shorter than it was");
+  });
+}
 
-  const std::shared_ptr<fs::FileSystem> files_;
-};
+StoreResult ArrowStore::Write(const std::string& path, const char* bytes,
+                              int64_t size) {
+  return Guarded([&]() -> arrow::Status {
+    ARROW_ASSIGN_OR_RAISE(const auto out, files_->OpenOutputStream(path));
+    // Uploads parts of it, several at a time, without copying them.
+    arrow::Status written = out->Write(std::make_shared<arrow::Buffer>(
+        reinterpret_cast<const uint8_t*>(bytes), size));
+    if (written.ok()) written = out->Close();
+    if (!written.ok()) {
+      // Once no part is read any more, nothing of it is to stay. What went
+      // wrong is known.
+      arrow::Status left = out->Flush();
+      left = out->Abort();
+    }
+    return written;
+  });
+}
+
+StoreResult ArrowStore::DeleteFolder(const std::string& folder) {
+  StoreResult result = Guarded([&] { return files_->DeleteDir(folder); });
+  if (result.kind == StoreResult::kMissing) result = {};
+  return result;
+}
+
+StoreResult ArrowStore::Delete(const std::string& path) {
+  StoreResult result = Guarded([&] { return files_->DeleteFile(path); });
+  // Arrow then makes an empty object in the place of the folder, which some
+  // stores don't allow.
+  if (result.kind == StoreResult::kMissing ||
+      result.text.rfind("When creating key", 0) == 0) {
+    result = {};
+  }
+  return result;
+}
+
+StoreResult ArrowStore::Guarded(const std::function<arrow::Status()>& call) {
+  try {
+    return ResultOf(call());
+  } catch (const std::exception& e) {
+    return ResultOf(arrow::Status::IOError(e.what()));
+  }
+}
+
+// Of a bucket that isn't there the store says so in other words.
+StoreResult ArrowStore::Nothing(const std::string& /*folder*/) { return {}; }
+
+namespace {
 
 arrow::Result<std::shared_ptr<fs::FileSystem>> OpenS3(
     const std::string& bucket) {
@@ -235,25 +233,6 @@ arrow::Result<std::shared_ptr<fs::FileSystem>> OpenGcs() {
   return files;
 }
 
-// By the variables of Azure's command line.
-arrow::Result<std::shared_ptr<fs::FileSystem>> OpenAzure() {
-  fs::AzureOptions options;
-  options.account_name = Variable("AZURE_STORAGE_ACCOUNT");
-  if (options.account_name.empty()) {
-    return arrow::Status::Invalid(
-        "AZURE_STORAGE_ACCOUNT isn't set, which names the storage account");
-  }
-  const std::string key = Variable("AZURE_STORAGE_KEY");
-  std::string sas = Variable("AZURE_STORAGE_SAS_TOKEN");
-  // Azure's tools print it without; Arrow appends it to a URL as it is.
-  if (!sas.empty() && sas[0] != '?') sas.insert(0, "?");
-  ARROW_RETURN_NOT_OK(!key.empty() ? options.ConfigureAccountKeyCredential(key)
-                      : !sas.empty() ? options.ConfigureSASCredential(sas)
-                                     : options.ConfigureDefaultCredential());
-  ARROW_ASSIGN_OR_RAISE(const auto files, fs::AzureFileSystem::Make(options));
-  return files;
-}
-
 // Arrow's libraries look for certificates where the system that built them has
 // them.
 arrow::Status FindCertificates() {
@@ -269,19 +248,20 @@ arrow::Status FindCertificates() {
   return fs::Initialize(options);
 }
 
-arrow::Result<std::shared_ptr<fs::FileSystem>> OpenFiles(
+arrow::Result<std::unique_ptr<ObjectStore>> OpenStoreOf(
     const std::string& scheme, const std::string& bucket) {
   ARROW_RETURN_NOT_OK(FindCertificates());
-  if (scheme == "s3") return OpenS3(bucket);
-  if (scheme == "gs") return OpenGcs();
-  return OpenAzure();
+  if (scheme == "az") return OpenAzure();
+  ARROW_ASSIGN_OR_RAISE(auto files,
+                        scheme == "s3" ? OpenS3(bucket) : OpenGcs());
+  return std::make_unique<ArrowStore>(std::move(files));
 }
 
 StoreResult Open(const std::string& scheme, const std::string& bucket,
                  std::unique_ptr<ObjectStore>* store) {
-  const auto files = OpenFiles(scheme, bucket);
-  if (!files.ok()) return ResultOf(files.status());
-  *store = std::make_unique<ArrowStore>(*files);
+  auto opened = OpenStoreOf(scheme, bucket);
+  if (!opened.ok()) return ResultOf(opened.status());
+  *store = *std::move(opened);
   return {};
 }
 

@@ -16,7 +16,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -170,7 +173,9 @@ absl::StatusOr<Request> Ask(const Address& address,
   // A listing's times are of whole seconds.
   if (request.objects.size() > kMostAsked) return request;
   for (StoredObject& object : request.objects) {
+    const double modified = object.modified;
     CAPSTAN_ASSIGN_OR_RETURN(object, request.storage->Stat(object.path));
+    object.modified = modified;
   }
   return request;
 }
@@ -218,7 +223,16 @@ absl::Status Fetch(const std::string& cache, const std::string& entry,
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(part));
   CAPSTAN_ASSIGN_OR_RETURN(const auto storage, Storage::Open(request.folder));
   storage->set_note([](const std::string& note) { std::cerr << note << "\n"; });
-  return storage->Download(request.objects, part);
+  CAPSTAN_RETURN_IF_ERROR(storage->Download(request.objects, part));
+  // By these a run's age is told.
+  for (const StoredObject& object : request.objects) {
+    if (object.modified <= 0.0) continue;
+    const timespec when =
+        absl::ToTimespec(absl::UnixEpoch() + absl::Seconds(object.modified));
+    const timespec times[] = {when, when};
+    utimensat(AT_FDCWD, absl::StrCat(part, "/", object.path).c_str(), times, 0);
+  }
+  return absl::OkStatus();
 }
 
 // After Fetch: nothing of what it has written stays.
@@ -232,7 +246,8 @@ absl::Status Forget(const std::string& entry) {
 // byte, the path in it.
 absl::StatusOr<std::string> Get(const std::string& cache,
                                 const Address& address,
-                                const ChooseObjects& choose) {
+                                const ChooseObjects& choose,
+                                bool of_one_moment) {
   for (int i = 0;; ++i) {
     CAPSTAN_ASSIGN_OR_RETURN(Request request, Ask(address, choose));
     if (request.objects.empty()) {
@@ -251,6 +266,7 @@ absl::StatusOr<std::string> Get(const std::string& cache,
     const double began = MonotonicSeconds();
     const auto now = [&]() -> absl::StatusOr<Request> {
       CAPSTAN_RETURN_IF_ERROR(Fetch(cache, entry, request, address.text()));
+      if (!of_one_moment) return std::move(request);
       return Ask(address, choose);
     }();
     // It is of one version only if that is still there.
@@ -319,8 +335,54 @@ std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
   std::vector<StoredObject> chosen;
   for (StoredObject& object : objects) {
-    if (IsOfRun(object.path) && !absl::StartsWith(object.path, kFinal) &&
-        !absl::StartsWith(object.path, kCheckpoints)) {
+    const bool owner = object.path == kOwnerFile;  // it is going on
+    if (owner ||
+        (IsOfRun(object.path) && !absl::StartsWith(object.path, kFinal) &&
+         !absl::StartsWith(object.path, kCheckpoints))) {
+      chosen.push_back(std::move(object));
+    }
+  }
+  return chosen;
+}
+
+std::vector<StoredObject> RecordsOfRuns(std::vector<StoredObject> objects) {
+  std::set<std::string> runs;  // "", "first/"
+  for (const StoredObject& object : objects) {
+    absl::string_view run = object.path;
+    if (absl::ConsumeSuffix(&run, "config.pbtxt") &&
+        (run.empty() || run.back() == '/')) {
+      runs.emplace(run);
+    }
+  }
+  // What a run has made may look like one.
+  for (auto run = runs.begin(); run != runs.end();) {
+    const bool made =
+        std::any_of(runs.begin(), runs.end(), [&](const std::string& of) {
+          absl::string_view rest = *run;
+          return absl::ConsumePrefix(&rest, of) &&
+                 (absl::StartsWith(rest, kFinal) ||
+                  absl::StartsWith(rest, kCheckpoints));
+        });
+    run = made ? runs.erase(run) : std::next(run);
+  }
+  // A run's records lie in its folder, or in one of that.
+  std::map<std::string, std::vector<StoredObject>> of_runs;
+  for (StoredObject& object : objects) {
+    const std::string path = object.path;
+    for (size_t end = path.rfind('/');; end = path.rfind('/', end - 1)) {
+      const std::string run = end == path.npos ? "" : path.substr(0, end + 1);
+      if (runs.count(run) > 0) {
+        object.path.erase(0, run.size());
+        of_runs[run].push_back(std::move(object));
+        break;
+      }
+      if (end == path.npos || end == 0) break;
+    }
+  }
+  std::vector<StoredObject> chosen;
+  for (auto& [run, below] : of_runs) {
+    for (StoredObject& object : RecordsOfRun(std::move(below))) {
+      object.path.insert(0, run);
       chosen.push_back(std::move(object));
     }
   }
@@ -328,7 +390,8 @@ std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
 }
 
 absl::StatusOr<std::string> LocalCopy(absl::string_view path,
-                                      const ChooseObjects& choose) {
+                                      const ChooseObjects& choose,
+                                      bool of_one_moment) {
   if (absl::StartsWith(path, kFile)) {
     return std::string(absl::StripPrefix(path, kFile));
   }
@@ -338,7 +401,8 @@ absl::StatusOr<std::string> LocalCopy(absl::string_view path,
   CAPSTAN_RETURN_IF_ERROR(MakeFolder(cache));
   for (int i = 0; i < kTries; ++i) {
     CAPSTAN_ASSIGN_OR_RETURN(const std::string got, InStorageProcess([&] {
-                               return Get(cache, address, choose);
+                               return Get(cache, address, choose,
+                                          of_one_moment);
                              }));
     const size_t zero = got.find('\0');
     const std::string entry = got.substr(0, zero);

@@ -13,6 +13,10 @@
 
 namespace capstan {
 
+// The object of a run's address that names the run which uploads, as long as it
+// does.
+inline constexpr char kOwnerFile[] = ".capstan-owner";
+
 // Chooses what is fetched of the objects below an address; their paths are
 // relative to it.
 using ChooseObjects =
@@ -25,8 +29,11 @@ bool IsOfRun(absl::string_view path);
 // Choices of a run's folder. All of another folder.
 // final/, or if there is none the newest whole checkpoint; and config.pbtxt.
 std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);
-// All but final/ and the checkpoints: what a run tells of itself.
+// All but final/ and the checkpoints: what a run tells of itself; and
+// kOwnerFile while it uploads.
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects);
+// The same of all runs below a folder.
+std::vector<StoredObject> RecordsOfRuns(std::vector<StoredObject> objects);
 
 // How much a cache of what is read from stores may have:
 // CAPSTAN_STORAGE_CACHE_GIB (default: 50).
@@ -35,13 +42,15 @@ int64_t StorageCacheBytes();
 // A local path with what lies at an address: an object, all objects below it
 // (a folder), or those that match it (its last parts may have *, ? and [..]),
 // reduced by `choose` if set. Fetches what StorageFolder()/cache doesn't have,
-// which keeps at most StorageCacheBytes() and removes what
-// hasn't been used for longest, never what this or another live process has
-// got from here. What has changed in the store is fetched anew. Processes that
-// ask at once share one download. Prints a line on standard error if it
-// fetches. Returns other paths as they are, and those of file:// without it.
+// which keeps at most StorageCacheBytes() and removes what hasn't been used for
+// longest, never what this or another live process has got from here. What has
+// changed in the store is fetched anew. Processes that ask at once share one
+// download. Unless `of_one_moment`, what changes while it is fetched may be of
+// several. Prints a line on standard error if it fetches. Returns other paths
+// as they are, and those of file:// without it.
 absl::StatusOr<std::string> LocalCopy(absl::string_view path,
-                                      const ChooseObjects& choose = nullptr);
+                                      const ChooseObjects& choose = nullptr,
+                                      bool of_one_moment = true);
 
 }  // namespace capstan
 

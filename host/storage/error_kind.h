@@ -47,6 +47,9 @@ inline StoreResult::Kind KindOfError(const std::string& text, int error) {
                               "UNAUTHENTICATED",
                               "AuthenticationFailed",
                               "AuthorizationFailure",
+                              "AuthorizationPermissionMismatch",
+                              "InvalidAuthenticationInfo",
+                              "KeyBasedAuthenticationNotPermitted",
                               "ContainerNotFound",
                               "InvalidResourceName"}) {
     if (HasPart(text, refused)) return StoreResult::kRefused;

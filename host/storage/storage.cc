@@ -31,6 +31,7 @@
 #include "base/files.h"
 #include "base/own_library.h"
 #include "base/status.h"
+#include "host/storage/azure_connection.h"
 #include "host/storage/listing.h"
 
 namespace capstan {
@@ -56,7 +57,14 @@ std::string Variable(const char* name) {
 // Which store of a scheme it is. Buckets of Amazon and Google have names that
 // are theirs alone.
 std::string StoreOf(const std::string& scheme) {
-  if (scheme == "az") return Variable("AZURE_STORAGE_ACCOUNT");
+  if (scheme == "az") {
+    const AzureConnection connection =
+        ReadAzureConnection(Variable("AZURE_STORAGE_CONNECTION_STRING"));
+    return connection.account.empty()
+               ? Variable("AZURE_STORAGE_ACCOUNT")
+               : absl::StrCat(connection.account, connection.blob_endpoint,
+                              connection.suffix);
+  }
   if (scheme != "s3") return Variable("CLOUD_STORAGE_EMULATOR_ENDPOINT");
   const std::string endpoint = Variable("AWS_ENDPOINT_URL_S3");
   return endpoint.empty() ? Variable("AWS_ENDPOINT_URL") : endpoint;
@@ -105,7 +113,7 @@ std::string HowToMend(const Address& address) {
                "application-default login)"
              : "check the container's name, AZURE_STORAGE_ACCOUNT and the "
                "credentials (AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or "
-               "az login)";
+               "az login), or AZURE_STORAGE_CONNECTION_STRING";
 }
 
 absl::Status ErrorOf(absl::string_view what, const Address& address,
@@ -304,8 +312,13 @@ std::string WorkingFolder(const Address& output_dir) {
 }
 
 std::string WithoutSecrets(std::string text) {
-  for (const char* name : kSecrets) {
-    const std::string secret = Variable(name);
+  std::vector<std::string> secrets;
+  for (const char* name : kSecrets) secrets.push_back(Variable(name));
+  const AzureConnection azure =
+      ReadAzureConnection(Variable("AZURE_STORAGE_CONNECTION_STRING"));
+  secrets.push_back(azure.key);
+  secrets.push_back(azure.signature);
+  for (const std::string& secret : secrets) {
     if (!secret.empty()) text = absl::StrReplaceAll(text, {{secret, "***"}});
   }
   // Of a URL.

@@ -33,6 +33,7 @@ struct StoredObject {
   int64_t size = 0;
   // Changes when the object does: its ETag, or what else the store says.
   std::string version;
+  double modified = 0.0;  // Unix seconds, in a listing; 0: unknown
 };
 
 // The objects of one store. Thread-safe.

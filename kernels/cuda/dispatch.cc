@@ -313,10 +313,12 @@ DropoutArgs RandomArgs(const at::Tensor& x, const at::Tensor& samples,
 }  // namespace
 
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x_any,
-                   const at::Tensor& samples_any, uint64_t key, double rate) {
+                   const at::Tensor& samples_any, uint64_t key, double rate,
+                   int64_t first) {
   const at::Tensor x = x_any.contiguous(), samples = samples_any.contiguous();
   at::Tensor out = at::empty_like(x);
   DropoutArgs args = RandomArgs(x, samples, key, out);
+  args.first = first;
   args.dropped_below = static_cast<uint64_t>(std::ldexp(rate, 32));
   args.factor = static_cast<float>(1.0 / (1.0 - rate));
   Check(cuda.dropout(args, Stream(cuda, x)), "dropout");

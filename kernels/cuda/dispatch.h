@@ -85,9 +85,11 @@ void SwiGluBackward(const CudaKernels& cuda, const at::Tensor& gate,
                     at::Tensor& d_gate, at::Tensor& d_up, bool gelu = false);
 
 // x [rows, n] with numbers dropped as DropoutArgs says, and the others divided
-// by 1 - rate. samples: [samples] int64, rows / samples rows each.
+// by 1 - rate. samples: [samples] int64, rows / samples rows each, numbered
+// from `first`.
 at::Tensor Dropout(const CudaKernels& cuda, const at::Tensor& x,
-                   const at::Tensor& samples, uint64_t key, double rate);
+                   const at::Tensor& samples, uint64_t key, double rate,
+                   int64_t first = 0);
 
 // See kernels/loss/embedding_noise.h; samples and size are on x's device.
 void AddNoise(const CudaKernels& cuda, const at::Tensor& samples,

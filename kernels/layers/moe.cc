@@ -358,7 +358,11 @@ class Backward {
     }
     at::Tensor d = at::zeros_like(r.probability);
     d.scatter_(1, r.expert, d_chosen);
-    if (d_probability.defined()) d.add_(d_probability);
+    const at::Tensor& counted = call_.options.counted;
+    if (d_probability.defined()) {
+      d.add_(counted.defined() ? counted.unsqueeze(1) * d_probability
+                               : d_probability);
+    }
     const at::Tensor d_logits =
         at::_softmax_backward_data(d, r.probability, -1, at::kFloat)
             .to(n_.scalar_type());
@@ -383,13 +387,23 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
     Keep(ctx, call);
     at::Tensor out = Forward(call.get());
     const Routing& r = call->routing;
+    const at::Tensor& counted = call->options.counted;
     at::Tensor chosen = r.chosen;
+    if (counted.defined()) {
+      chosen = at::zeros_like(r.chosen).index_add_(
+          0, r.expert.reshape({-1}),
+          counted.repeat_interleave(call->options.top_k));
+    }
     ctx->mark_non_differentiable({chosen});
-    return {std::move(out),
-            call->options.sums_probability
-                ? r.probability.sum({0})
-                : at::empty({0}, r.probability.options()),
-            std::move(chosen)};
+    at::Tensor sum;
+    if (!call->options.sums_probability) {
+      sum = at::empty({0}, r.probability.options());
+    } else if (counted.defined()) {
+      sum = (r.probability * counted.unsqueeze(1)).sum({0});
+    } else {
+      sum = r.probability.sum({0});
+    }
+    return {std::move(out), std::move(sum), std::move(chosen)};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {

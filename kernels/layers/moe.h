@@ -39,6 +39,9 @@ struct MoeOptions {
   // Whether the weights of a token's experts are divided by their sum.
   bool normalise = true;
   bool sums_probability = true;  // whether MoeResult has it
+  // [rows] float32 on x's device, 1 for the rows that MoeResult's sums are of
+  // and 0 for others; undefined: of all.
+  at::Tensor counted;
   // As TransformerBlockOptions; the indices of each expert's gate, up and down.
   GradientSink* sink = nullptr;
   std::vector<std::array<int, 3>> parameters;
@@ -46,7 +49,7 @@ struct MoeOptions {
 
 struct MoeResult {
   at::Tensor output;  // [rows, hidden]: x + the experts' weighted sum
-  // [experts] float32 each. Over the rows: the sum of the router's
+  // [experts] float32 each. Over the counted rows: the sum of the router's
   // probabilities, with a gradient; and how many rows chose the expert (a row
   // chooses top_k), without. Experts' load; and the auxiliary loss of "Switch
   // Transformers" (Fedus et al., 2021, section 2.2) over all layers' rows, as

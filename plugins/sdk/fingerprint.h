@@ -19,8 +19,9 @@
 // models, 2 rollouts and curves of objectives, 3 rows divided among ranks, 4
 // label smoothing, noise on embeddings, scores of texts, DoRA, 5 products in 8
 // bits, 6 texts that begin and end in a batch, 7 samples with several rollouts,
-// 8 forwards of rollouts with the initial weights, losses by row of rows that
-// are divided, replicas of several ranks, strategies that wrap others.
+// 8 forwards of rollouts with the initial weights; losses by row, scores and
+// samples of rows that are divided; replicas of several ranks; strategies that
+// wrap others.
 #define CAPSTAN_SDK_MINOR 8
 
 #define CAPSTAN_STRINGIFY_INNER(x) #x

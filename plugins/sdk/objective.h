@@ -162,6 +162,10 @@ struct RolloutInfo {
       with_initial_weights = [](const std::function<absl::Status()>& forwards) {
         return forwards();
       };
+  // Ranks that share rows (TokenModel::SetSequenceGroup) get the same
+  // micro-batches: how many they are, and this one's place among them.
+  int sequence_ranks = 1;
+  int sequence_index = 0;
 };
 
 class Objective {
@@ -268,13 +272,15 @@ class Objective {
   // Whether several ranks may call Compute with a micro-batch whose rows the
   // model divides (TokenModel::SetSequenceGroup): the sums add up to one
   // rank's, and the core counts targets, tokens and padding once. True if it
-  // takes only CrossEntropySum or RowLosses::CrossEntropyRows from the model,
-  // but for `thorough` metrics, and doesn't depend on what SaveState returns.
+  // takes only CrossEntropySum, RowLosses' results or TextScores' from the
+  // model, but for `thorough` metrics, and if SaveState returns the same on
+  // each of them.
   virtual bool allows_divided_rows() const;  // Room6
   // Of an objective with rollouts. Constant.
   virtual RolloutPlan rollout_plan() const;  // Room7
   // Of one that allows_divided_rows(): whether each rank's sum is that of whole
-  // rows, as with CrossEntropyRows, and no part of it. One rank's then counts.
+  // rows, as with RowLosses and TextScores, and no part of it. One rank's then
+  // counts.
   virtual bool has_whole_sums() const;  // Room8
 
  private:

@@ -89,7 +89,8 @@ class TextScores {
   virtual ~TextScores();
 
   // Returns [B] float32 with gradient: each text's score, read at its last
-  // token, row b's position last[b]. `last`: [B] int64, on the CPU.
+  // token, row b's position last[b]. `last`: [B] int64, on the CPU. Collective
+  // if ranks share rows.
   virtual at::Tensor Scores(const TokenInput& input, const at::Tensor& last,
                             UnitRunner& runner) = 0;
 
@@ -99,7 +100,8 @@ class TextScores {
   virtual void Room2();
 };
 
-// Implemented by a TokenModel that can compute a loss for each row.
+// Implemented by a TokenModel that can compute a loss for each row. Collective
+// if ranks share rows (TokenModel::SetSequenceGroup).
 class RowLosses {
  public:
   virtual ~RowLosses();
@@ -170,12 +172,12 @@ class TokenModel {
   // positions without one and then needn't wait for the device.
   virtual bool takes_host_targets() const { return false; }
 
-  // Divides each row in CrossEntropySum and RowLosses::CrossEntropyRows among
+  // Divides each row in CrossEntropySum, RowLosses and TextScores among
   // `group`, whose ranks pass the same input and targets (sequence
   // parallelism): their sums and gradients add up to the whole, to one rank's
-  // bits if `deterministic`. Of CrossEntropyRows each rank gets the whole, with
-  // gradients that add up. Other forwards stay undivided. `group` lives as long
-  // as the model computes. Called before Bind.
+  // bits if `deterministic`. Of RowLosses and TextScores each rank gets the
+  // whole, with gradients that add up. Other forwards stay undivided. `group`
+  // lives as long as the model computes. Called before Bind.
   // An error by default, and if the group's size doesn't fit.
   virtual absl::Status SetSequenceGroup(ProcessGroup* group,
                                         bool deterministic);  // Room1

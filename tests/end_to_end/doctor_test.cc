@@ -114,6 +114,11 @@ TEST(DoctorTest, AConfigThatCannotRunIsOneOfThem) {
                                 HasSubstr("ok       all-reduce 2 ranks")));
 }
 
+TEST(DoctorTest, SettingsNeedAConfig) {
+  ExpectOneError(RunTrainer({"doctor", "--set", "launch.nodes=2"}),
+                 {"--set launch.nodes=2", "add --config"});
+}
+
 TEST(DoctorTest, TwoHosts) {
   const std::string config = RunText()
                                  .Ddp(2)

@@ -58,7 +58,8 @@ RunText DpoRun(const std::string& data, const std::string& objective) {
       .Train("max_steps: 6 log_every: 1");
 }
 
-void ExpectOneCurve(const RunText& run) {
+void ExpectOneCurve(const RunText& run,
+                    const std::string& metric = "rewards_margins") {
   const Metrics want = ReadMetrics(MustTrain(run));
   ASSERT_EQ(want.steps.size(), 6u);
   const std::vector<RunText> others = {
@@ -69,6 +70,7 @@ void ExpectOneCurve(const RunText& run) {
       // Ranks that divide the heads of keys, and that don't.
       RunText(run).Ddp(2).Train("sequence_parallel: 2"),
       RunText(run).Fsdp(4).Train("sequence_parallel: 4"),
+      RunText(run).Zero2(2).Train("sequence_parallel: 2"),
       RunText(run).Zero2(2).Train("sequence_parallel: 2 deterministic: true")};
   for (const RunText& other : others) {
     const Metrics got = ReadMetrics(MustTrain(other));
@@ -85,10 +87,10 @@ void ExpectOneCurve(const RunText& run) {
       EXPECT_NEAR(got.evals[i]["eval_loss"].get<double>(),
                   want.evals[i]["eval_loss"].get<double>(), 2e-5);
     }
-    const std::vector<double> margins = got.Values("rewards_margins");
-    ASSERT_EQ(margins.size(), 6u);
+    const std::vector<double> values = got.Values(metric);
+    ASSERT_EQ(values.size(), 6u);
     for (size_t i = 0; i < 6; ++i) {
-      EXPECT_NEAR(margins[i], want.Values("rewards_margins")[i], 1e-3);
+      EXPECT_NEAR(values[i], want.Values(metric)[i], 1e-3);
     }
   }
 }
@@ -104,6 +106,40 @@ TEST(DpoTest, OneCurveOfOrpo) {
 
 TEST(DpoTest, OneCurveOfSimpo) {
   ExpectOneCurve(DpoRun(Data(Rows(22)), "loss: SIMPO beta: 2"));
+}
+
+TEST(DpoTest, OneCurveOfKto) {
+  std::string rows;
+  for (int i = 0; i < 22; ++i) {
+    absl::StrAppend(&rows, "{\"prompt\": \"Count ", i, "\", \"completion\": \"",
+                    i % 3 == 0 ? "No" : "Yes: 0 1 2", " ", i,
+                    "\", \"label\": ", i % 3 == 0 ? "false" : "true", "}\n");
+  }
+  ExpectOneCurve(
+      DpoRun("", "loss: KTO beta: 0.5")
+          .Set("train_data",
+               absl::StrCat("[plugin/capstan.chat.Config] { path: \"",
+                            Data(rows), "\" tokenizer: \"",
+                            Runfile("datasets/samples/tokenizer"),
+                            "\" kind: UNPAIRED max_length: 96 }"))
+          .Set("adapter", "lora { rank: 4 alpha: 16 }"),
+      "kl");
+}
+
+TEST(RewardTest, OneCurve) {
+  ExpectOneCurve(
+      DpoRun(Data(Rows(22)), "")
+          .Set("model",
+               "[plugin/capstan.decoder.Config] { score_head: true config: "
+               "\"" +
+                   WriteText(NewTestFolder("model") + "/config.json", R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0})") +
+                   "\" }")
+          .Set("objective", "[plugin/capstan.reward.Config] {}"));
 }
 
 TEST(DpoTest, LearnsWhatIsPreferred) {

@@ -46,6 +46,32 @@ TEST(GrpoRunTest, OneBitPatternHoweverItIsDivided) {
   }
 }
 
+// Each of the ranks that share rows samples a part of the answers.
+TEST(GrpoRunTest, RanksMayDivideRows) {
+  for (const bool again : {false, true}) {
+    const std::string fields =
+        absl::StrCat(again ? "updates_per_rollout: 2 beta: 0.1 " : "", kReward);
+    const RunText run = GrpoRun(fields);
+    const std::string straight = MustTrain(run);
+    for (const auto& [strategy, ranks] :
+         {std::pair<const char*, int>{"ddp", 2}, {"fsdp", 4}}) {
+      SCOPED_TRACE(absl::StrCat(strategy, " ", ranks));
+      const RunText divided =
+          RunText(run).Strategy(strategy, ranks).Train("sequence_parallel: 2");
+      ExpectSameRun(MustTrain(divided), straight);
+      const Metrics got = ReadMetrics(
+          MustTrain(RunText(divided).Train("deterministic: false")));
+      const Metrics want = ReadMetrics(straight);
+      // Answers are sampled by what updates have rounded.
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_NEAR(got.losses()[i], want.losses()[i], 1e-5);
+        EXPECT_NEAR(got.grad_norms()[i], want.grad_norms()[i],
+                    1e-3 * want.grad_norms()[i]);
+      }
+    }
+  }
+}
+
 TEST(GrpoRunTest, ResumesInTheMidstOfARollout) {
   const std::string fields = absl::StrCat("updates_per_rollout: 3 ", kReward);
   const std::string straight = MustTrain(GrpoRun(fields));
@@ -68,6 +94,11 @@ TEST(GrpoRunTest, ResumesInTheMidstOfARollout) {
     run.Ddp(4).Train("max_steps: 6 resume: AUTO");
     ExpectSameRun(MustTrain(run), straight);
   }
+  // Ranks that share rows have all of the rollout.
+  RunText run = GrpoRun(fields).Fsdp(4);
+  run.Output(
+      MustTrain(RunText(run).Train("max_steps: 2 sequence_parallel: 2")));
+  ExpectSameRun(MustTrain(run.Train("max_steps: 6 resume: AUTO")), straight);
 }
 
 TEST(GrpoRunTest, AKilledRankGoesOnFromTheMirror) {

@@ -150,7 +150,8 @@ FaultyProxy::Fate FaultyProxy::Draw(const std::string& line) {
   ++requests_;
   // Stores of objects take an object of a folder's name; rclone makes a file of
   // it, in which nothing can be.
-  if (absl::StartsWith(line, "PUT ") && absl::StrContains(line, "/ HTTP/")) {
+  if (absl::StartsWith(line, "PUT /bucket/") &&
+      absl::StrContains(line, "/ HTTP/")) {
     return Fate::kDone;
   }
   if (filter_ != nullptr && !filter_(line)) return Fate::kBusy;

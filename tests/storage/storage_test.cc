@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of object storage against servers that speak S3 and GCS and are
-// disturbed.
+// Calls of object storage against servers that speak S3, GCS and Azure's
+// protocol and are disturbed.
 #include "host/storage/storage.h"
 
 #include <gmock/gmock.h>
@@ -20,6 +20,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "host/storage/azure_connection.h"
 #include "host/storage/cache.h"
 #include "tests/storage/store_server.h"
 #include "tests/testing/run_folder.h"
@@ -98,7 +99,8 @@ class AnyStoreTest : public StorageTest,
   }
 };
 INSTANTIATE_TEST_SUITE_P(, AnyStoreTest,
-                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs),
+                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs,
+                                           StoreKind::kAzure),
                          ::testing::PrintToStringParamName());
 
 TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
@@ -129,6 +131,24 @@ TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
 }
 
 // The emulator of GCS doesn't know how far an upload came that failed.
+class AzureStoreTest : public StorageTest {
+ protected:
+  StoreKind kind() const override { return StoreKind::kAzure; }
+};
+
+TEST_F(AzureStoreTest, AnotherKeyAndAMissingContainerAreRefusedAtOnce) {
+  const absl::Status missing = LocalCopy("az://nowhere/x").status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kPermissionDenied) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("ContainerNotFound"));
+  std::string connection = std::getenv("AZURE_STORAGE_CONNECTION_STRING");
+  const std::string key = ReadAzureConnection(connection).key;
+  connection.replace(connection.find(key), 4, "AAAA");
+  setenv("AZURE_STORAGE_CONNECTION_STRING", connection.c_str(), 1);
+  const absl::Status refused = LocalCopy(server_->address() + "x").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied) << refused;
+  EXPECT_THAT(std::string(refused.message()), Not(HasSubstr(key.substr(4))));
+}
+
 TEST_F(StorageTest, FaultsArePassedOver) {
   server_->proxy().set_faults({/*cut=*/0.2, /*busy=*/0.2, /*slow=*/0});
   const std::string text = Bytes(3 << 20);
@@ -337,6 +357,11 @@ TEST(AddressTest, LocalFoldersAreOfOneAddressOfOneStore) {
 TEST(AddressTest, SignaturesAreCutFromMessages) {
   EXPECT_EQ(WithoutSecrets("GET https://a.net/b?sv=1&sig=abc%3D failed: 403"),
             "GET https://a.net/b?*** failed: 403");
+  setenv("AZURE_STORAGE_CONNECTION_STRING",
+         "AccountName=me;AccountKey=aGVsbG8=;EndpointSuffix=b.net", 1);
+  EXPECT_EQ(WithoutSecrets("me can't sign with aGVsbG8="),
+            "me can't sign with ***");
+  unsetenv("AZURE_STORAGE_CONNECTION_STRING");
   EXPECT_EQ(WithoutSecrets("query se=1&sig=abc&sp=r is wrong"),
             "query se=1&sig=***&sp=r is wrong");
 }
@@ -344,9 +369,30 @@ TEST(AddressTest, SignaturesAreCutFromMessages) {
 // No bucket is needed to see that the libraries of other clouds are there.
 TEST(AddressTest, OtherCloudsSayWhatTheyLack) {
   unsetenv("AZURE_STORAGE_ACCOUNT");
+  unsetenv("AZURE_STORAGE_CONNECTION_STRING");
   const absl::Status azure = LocalCopy("az://container/x").status();
   EXPECT_THAT(std::string(azure.message()),
-              HasSubstr("AZURE_STORAGE_ACCOUNT isn't set"));
+              HasSubstr("neither AZURE_STORAGE_ACCOUNT"));
+}
+
+TEST(AzureConnectionTest, IsAnAccountsKeyOrASignature) {
+  AzureConnection of = ReadAzureConnection(
+      "DefaultEndpointsProtocol=https;accountname=me;AccountKey=a=b==;"
+      "EndpointSuffix=core.windows.net");
+  EXPECT_EQ(of.account, "me");
+  EXPECT_EQ(of.key, "a=b==");
+  EXPECT_EQ(of.suffix, "core.windows.net");
+  EXPECT_EQ(of.blob_endpoint, "");
+  of = ReadAzureConnection(
+      "BlobEndpoint=https://me.blob.core.windows.net/;"
+      "SharedAccessSignature=sv=1&sig=x%3D");
+  EXPECT_EQ(of.account, "me");
+  EXPECT_EQ(of.signature, "sv=1&sig=x%3D");
+  EXPECT_EQ(of.blob_endpoint, "https://me.blob.core.windows.net");
+  of = ReadAzureConnection("BlobEndpoint=http://127.0.0.1:10000/devstore");
+  EXPECT_EQ(of.account, "devstore");
+  EXPECT_EQ(ReadAzureConnection("BlobEndpoint=x").account, "x");
+  EXPECT_EQ(ReadAzureConnection("").account, "");
 }
 
 }  // namespace

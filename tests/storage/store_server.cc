@@ -28,6 +28,10 @@ namespace fs = std::filesystem;
 constexpr char kKey[] = "AKTESTKEY1234567";
 constexpr char kSecret[] = "verysecretsecret0123456789";
 
+// azure_blobs.py's, in base64.
+constexpr char kAzureKey[] =
+    "YSBrZXkgdGhhdCBzaWducyB3aGF0IHRlc3RzIGFzayBvZiB0aGUgc2VydmVy";
+
 // The emulator answers one connection at a time; its clients keep several open.
 constexpr char kEmulator[] =
     "import http.server, sys\n"
@@ -119,6 +123,10 @@ std::vector<std::string> StoreServer::Command() const {
             "--config=/dev/null",
             root_};
   }
+  if (kind_ == StoreKind::kAzure) {
+    return {"python3", fs::canonical("tests/storage/azure_blobs.py").string(),
+            absl::StrCat(port_), root_};
+  }
   return {"env",
           "PYTHONPATH=" + Site(),
           "PYTHONDONTWRITEBYTECODE=1",
@@ -144,12 +152,12 @@ void StoreServer::Put(const std::string& key, const std::string& bytes) {
 }
 
 std::string StoreServer::address() const {
-  return kind_ == StoreKind::kS3 ? "s3://bucket/" : "gs://bucket/";
+  return absl::StrCat(testing::PrintToString(kind_), "://bucket/");
 }
 
 std::string StoreServer::Objects() const {
   return root_ +
-         (kind_ == StoreKind::kS3 ? "/bucket" : "/.cloudstorage/bucket");
+         (kind_ == StoreKind::kGcs ? "/.cloudstorage/bucket" : "/bucket");
 }
 
 std::map<std::string, std::string> StoreServer::Environment(
@@ -157,6 +165,13 @@ std::map<std::string, std::string> StoreServer::Environment(
   const std::string url = absl::StrCat("http://127.0.0.1:", proxy_->port());
   if (kind_ == StoreKind::kGcs) {
     return {{"CLOUD_STORAGE_EMULATOR_ENDPOINT", url},
+            {"CAPSTAN_STORAGE_FOLDER", storage_folder}};
+  }
+  if (kind_ == StoreKind::kAzure) {
+    return {{"AZURE_STORAGE_CONNECTION_STRING",
+             absl::StrCat("DefaultEndpointsProtocol=http;AccountName=account;"
+                          "AccountKey=",
+                          kAzureKey, ";BlobEndpoint=", url, "/account;")},
             {"CAPSTAN_STORAGE_FOLDER", storage_folder}};
   }
   return {{"AWS_ACCESS_KEY_ID", kKey},

@@ -15,10 +15,11 @@
 namespace capstan {
 
 // What a store speaks.
-enum class StoreKind { kS3, kGcs };
+enum class StoreKind { kS3, kGcs, kAzure };
 
 // A store over a folder of the test's own, with one bucket, "bucket", behind a
-// proxy that can disturb it: rclone's S3, or an emulator of Google's.
+// proxy that can disturb it: rclone's S3, an emulator of Google's, or, since
+// nobody's can be had, our own of Azure's (azure_blobs.py).
 class StoreServer {
  public:
   // Whether the programs could be fetched; if not, the test is to be skipped.
@@ -37,7 +38,7 @@ class StoreServer {
   void Put(const std::string& key, const std::string& bytes);
 
   FaultyProxy& proxy() { return *proxy_; }
-  // "s3://bucket/" or "gs://bucket/".
+  // "s3://bucket/", "gs://bucket/" or "az://bucket/".
   std::string address() const;
   // What its clients need, with caches below `storage_folder`.
   std::map<std::string, std::string> Environment(
@@ -58,7 +59,9 @@ class StoreServer {
 
 // For the names of tests.
 inline std::ostream& operator<<(std::ostream& out, StoreKind kind) {
-  return out << (kind == StoreKind::kS3 ? "s3" : "gs");
+  return out << (kind == StoreKind::kS3    ? "s3"
+                 : kind == StoreKind::kGcs ? "gs"
+                                           : "az");
 }
 
 }  // namespace capstan

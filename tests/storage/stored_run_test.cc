@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs whose data, model and output are in object storage, against servers
-// that speak S3 and GCS. CAPSTAN_KILLS: how often the killed run is killed.
+// that speak S3, GCS and Azure's protocol. CAPSTAN_KILLS: how often the killed
+// run is killed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -99,7 +100,8 @@ class AnyStoreRunTest : public StoredRunTest,
   StoreKind kind() const override { return GetParam(); }
 };
 INSTANTIATE_TEST_SUITE_P(, AnyStoreRunTest,
-                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs),
+                         ::testing::Values(StoreKind::kS3, StoreKind::kGcs,
+                                           StoreKind::kAzure),
                          ::testing::PrintToStringParamName());
 
 TEST_P(AnyStoreRunTest, AllOfARunIsInTheStore) {
@@ -137,6 +139,23 @@ TEST_P(AnyStoreRunTest, AllOfARunIsInTheStore) {
   EXPECT_THAT(verified.out, HasSubstr("step-00000006"));
   const TrainerResult why = RunTrainer({"why-slow", Address()}, other);
   EXPECT_EQ(why.exit_code, 0) << why.err;
+  // What runs tell of themselves, without what they have made.
+  const TrainerOptions desk = NewHost();
+  const TrainerResult listed =
+      RunTrainer({"runs", server_->address() + "runs"}, desk);
+  EXPECT_EQ(listed.exit_code, 0) << listed.err;
+  EXPECT_THAT(listed.out, HasSubstr("completed"));
+  const std::string page = NewTestFolder("page") + "/run.html";
+  const TrainerResult watched =
+      RunTrainer({"watch", Address(), "--html=" + page}, desk);
+  EXPECT_EQ(watched.exit_code, 0) << watched.err;
+  EXPECT_TRUE(fs::exists(page));
+  for (const auto& [path, bytes] :
+       Snapshot(desk.environment.at("CAPSTAN_STORAGE_FOLDER"))) {
+    EXPECT_THAT(path, Not(HasSubstr("safetensors")));
+  }
+  ExpectOneError(RunTrainer({"runs", "gc", server_->address() + "runs"}, desk),
+                 {"is read from a copy"});
   // A second run there is refused before anything starts.
   ExpectOneError(Train(run, NewHost()),
                  {Address() + " already holds a run", "resume=AUTO"});

@@ -156,7 +156,12 @@ absl::Status CheckFinal(const std::string& folder, Session* session) {
   at::Tensor logits;
   absl::Status status = CatchAll([&]() -> absl::Status {
     CAPSTAN_ASSIGN_OR_RETURN(tokens, FixedTokens(model));
-    if (!first && !strategy.collective_forward()) return absl::OkStatus();
+    // Of scores the ranks that share rows with the first compute parts.
+    const bool shares = model.token_model()->text_scores() != nullptr &&
+                        session->data_rank() == 0;
+    if (!first && !shares && !strategy.collective_forward()) {
+      return absl::OkStatus();
+    }
     return session->WithSharedModel([&] {
       const MemoryScope scope(MemoryCategory::kActivations);
       const WhoseCode code(session->plugins.model, "Logits");

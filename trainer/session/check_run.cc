@@ -214,8 +214,7 @@ absl::Status CheckSequence(const Train& train, int world_size,
   }
   if (!parts.objective->allows_divided_rows()) {
     return error(
-        "this objective takes more from the model than sums of "
-        "losses: leave it out");
+        "this objective doesn't go with ranks that share rows: leave it out");
   }
   if (parts.model->token_model() == nullptr) {
     return error("is for models of tokens: leave it out");

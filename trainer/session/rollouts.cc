@@ -77,6 +77,9 @@ class Rollouts {
     info.step = step_;
     info.rank = group.rank();
     info.world_size = group.size();
+    info.sequence_ranks = session_.mesh().sequence;
+    info.sequence_index =
+        session_.mesh().index(MeshAxis::kSequence, group.rank());
     info.all_done = [this, &group](bool done) {
       // Before other collectives.
       FinishForward();

@@ -11,12 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "host/storage/cache.h"
 #include "host/storage/storage.h"
 
 namespace capstan {
-
-// The object that names the run to which an address belongs, while it uploads.
-inline constexpr char kOwnerFile[] = ".capstan-owner";
 
 // Uploads what is new in a run's folder, in a process of StoredRun's.
 class RunUploader {

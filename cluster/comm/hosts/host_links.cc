@@ -23,6 +23,9 @@ constexpr int kWatchTag = HostLinks::kTags;
 constexpr std::chrono::hours kForever{24 * 365 * 10};
 // The wait that tests whether a message had arrived before its host left.
 constexpr std::chrono::milliseconds kMoment{1};
+// A collective is of all hosts. Once one has left, what is under way between
+// others either completes in this time, or lacks what the one would have sent.
+constexpr std::chrono::seconds kAfterLeaving{30};
 
 }  // namespace
 
@@ -120,7 +123,7 @@ absl::Status HostLinks::AwaitMessage(const Pending& message) {
     // The message was aborted because the host has left, but may have been
     // complete by then.
     if (message.work->wait(kMoment)) return absl::OkStatus();
-    return absl::CancelledError("the connections are closed");
+    return ErrorOf(GoneHost(message.host), "the connection has ended");
   } catch (...) {
     return ErrorOf(message.host,
                    std::string(CurrentExceptionToStatus().message()));
@@ -135,16 +138,27 @@ void HostLinks::RunWatch(int host, Watch* watch) {
   } catch (...) {
     what = std::string(CurrentExceptionToStatus().message());
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (closed_) return;
   gone_[host] = what;
-  for (const auto& stream : streams_) {
-    for (const Batch& batch : stream->batches) {
-      for (const Pending& message : batch.messages) {
-        if (message.host == host) message.work->abort();
+  const auto abort = [&](bool all) {
+    for (const auto& stream : streams_) {
+      for (const Batch& batch : stream->batches) {
+        for (const Pending& message : batch.messages) {
+          if (all || message.host == host) message.work->abort();
+        }
       }
     }
-  }
+  };
+  abort(/*all=*/false);
+  const bool ended = ended_.wait_for(lock, kAfterLeaving,
+                                     [&] { return closed_ || failed_; });
+  if (!ended) abort(/*all=*/true);
+}
+
+int HostLinks::GoneHost(int host) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return gone_.count(host) > 0 || gone_.empty() ? host : gone_.begin()->first;
 }
 
 absl::Status HostLinks::ErrorOf(int host, const std::string& what) {
@@ -166,6 +180,7 @@ void HostLinks::Fail(const absl::Status& status) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_ || failed_) return;
     failed_ = true;
+    ended_.notify_all();
   }
   on_error_(status);
 }
@@ -175,6 +190,7 @@ void HostLinks::Close() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    ended_.notify_all();
     for (const auto& stream : streams_) {
       for (const Batch& batch : stream->batches) {
         for (const Pending& message : batch.messages) message.work->abort();

@@ -88,6 +88,9 @@ class HostLinks {
   // Blocks until all of `batch` are complete.
   absl::Status Await(const Batch& batch);
   absl::Status AwaitMessage(const Pending& message);
+  // Whom a message that was aborted lacks: its host, unless that is there and
+  // another isn't.
+  int GoneHost(int host) const;
   // The error of a message from or to `host`; records who was lost.
   absl::Status ErrorOf(int host, const std::string& what);
   void Fail(const absl::Status& status);
@@ -99,6 +102,7 @@ class HostLinks {
   mutable std::mutex mutex_;
   bool closed_ = false;
   bool failed_ = false;
+  std::condition_variable ended_;  // closed_ or failed_
   int lost_ = -1;
   std::map<int, std::string> gone_;  // hosts, and how the connection ended
   std::vector<std::unique_ptr<Stream>> streams_;

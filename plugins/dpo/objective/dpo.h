@@ -43,7 +43,7 @@ class Dpo final : public CausalObjective {
   }
   std::vector<double> StepTotals(const Batch& batch,
                                  const StepInfo& info) const override;
-  bool allows_divided_rows() const override { return !has_rollouts(); }
+  bool allows_divided_rows() const override { return true; }
   bool has_whole_sums() const override { return true; }
   // TRL's, which logs them as "train/.." and "eval/..".
   std::vector<MetricTags> metrics() const override;

@@ -285,16 +285,15 @@ LossSum Grpo::Compute(Model& model, const Batch& batch, const StepInfo& info,
   return loss;
 }
 
-absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
-                           const RolloutInfo& info, UnitRunner& runner) {
-  CHECK(tokenizer_ != nullptr) << "Check comes first";
-  const std::string note = std::exchange(note_, "");
-  if (info.rank == 0) std::cerr << note;
+absl::StatusOr<Grpo::Places> Grpo::PlacesOf(const std::vector<Batch>& batches,
+                                            const RolloutInfo& info,
+                                            bool all) const {
   const uint64_t key = RandomKey(info.seed, "rollouts");
   Places places;
   std::map<int64_t, size_t> known;  // questions, by their place in the step
-  for (size_t b = 0; b < batches->size(); ++b) {
-    const Batch& batch = (*batches)[b];
+  std::map<int64_t, size_t> order;  // the prompts, as they come
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const Batch& batch = batches[b];
     const at::Tensor positions = HostTensor(batch, kSamplePosition);
     const auto prompts = PromptsOf(batch);
     const std::vector<std::string> texts = RowTexts(batch);
@@ -310,8 +309,14 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
       const int64_t position =
           positions[static_cast<int64_t>(r)].item<int64_t>();
       const int64_t place = position - info.first_position;
+      const int64_t prompt = place / plan_.rows_per_sample;
+      const size_t number = order.emplace(prompt, order.size()).first->second;
+      if (!all && static_cast<int64_t>(number) % info.sequence_ranks !=
+                      info.sequence_index) {
+        continue;
+      }
       const auto [question, is_new] =
-          known.emplace(place / plan_.rows_per_sample, places.questions.size());
+          known.emplace(prompt, places.questions.size());
       if (is_new) {
         places.questions.push_back({prompts[r], {}});
         places.texts.push_back(texts[r]);
@@ -327,13 +332,29 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
     before[q] = before[q - 1] + places.questions[q - 1].seeds.size();
   }
   for (Places::Row& row : places.rows) row.answer += before[row.question];
+  return places;
+}
+
+absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
+                           const RolloutInfo& info, UnitRunner& runner) {
+  CHECK(tokenizer_ != nullptr) << "Check comes first";
+  const std::string note = std::exchange(note_, "");
+  if (info.rank == 0) std::cerr << note;
+  CAPSTAN_ASSIGN_OR_RETURN(const Places places,
+                           PlacesOf(*batches, info, /*all=*/true));
   const int64_t steps = (info.step - 1) % plan_.steps_per_sample;
   const int64_t first = info.first_position - steps * info.global_batch_size;
   if (plan_.steps_per_sample == 1 || first_position_ != first ||
       static_cast<int64_t>(rollouts_.size()) != info.global_batch_size) {
     first_position_ = -1;
     more_steps_ = false;
-    CAPSTAN_RETURN_IF_ERROR(RollOut(model, places, info, runner));
+    Places part;
+    const bool shares = info.sequence_ranks > 1;
+    if (shares) {
+      CAPSTAN_ASSIGN_OR_RETURN(part, PlacesOf(*batches, info, /*all=*/false));
+    }
+    CAPSTAN_RETURN_IF_ERROR(
+        RollOut(model, shares ? part : places, places, info, runner));
     first_position_ = first;
   }
   more_steps_ = info.step % plan_.steps_per_sample != 0;
@@ -348,16 +369,17 @@ absl::Status Grpo::Rollout(Model& model, std::vector<Batch>* batches,
   return absl::OkStatus();
 }
 
-absl::Status Grpo::RollOut(Model& model, const Places& places,
-                           const RolloutInfo& info, UnitRunner& runner) {
+absl::Status Grpo::RollOut(Model& model, const Places& sampled,
+                           const Places& places, const RolloutInfo& info,
+                           UnitRunner& runner) {
   CAPSTAN_ASSIGN_OR_RETURN(
       std::vector<Conversation> answers,
-      Converse(model.token_model(), places.questions, places.texts, sampling_,
+      Converse(model.token_model(), sampled.questions, sampled.texts, sampling_,
                *tokenizer_, tools_.get(), info.all_done, runner));
   CAPSTAN_ASSIGN_OR_RETURN(const Rewards::Scores scores,
                            Score(info.all_done, &answers));
   rollouts_.assign(info.global_batch_size, {});
-  for (const Places::Row& row : places.rows) {
+  for (const Places::Row& row : sampled.rows) {
     grpo::Rollout& out = rollouts_[row.place];
     Conversation& answer = answers[row.answer];
     out.metrics = told_->Of(answer, scores, row.answer);
@@ -367,19 +389,32 @@ absl::Status Grpo::RollOut(Model& model, const Places& places,
     out.log_probs = std::move(answer.log_probs);
     out.text = std::move(answer.text);
   }
-  CAPSTAN_RETURN_IF_ERROR(Judge(places, info));
+  if (info.sequence_ranks > 1) Share(info.all_sum, &rollouts_);
+  Judge(places, info);
   if (loss_.beta > 0.0) {
     CAPSTAN_RETURN_IF_ERROR(AddReference(model, places, info, runner));
   }
-  if (plan_.steps_per_sample > 1) Share(info.all_sum, &rollouts_);
+  if (plan_.steps_per_sample > 1) ShareSteps(places, info);
   return absl::OkStatus();
+}
+
+void Grpo::ShareSteps(const Places& places, const RolloutInfo& info) {
+  // Each answer has to be of one rank.
+  std::vector<grpo::Rollout> own(rollouts_.size());
+  for (const Places::Row& row : places.rows) {
+    if (info.sequence_index > 0) break;
+    own[row.place] = std::move(rollouts_[row.place]);
+  }
+  rollouts_ = std::move(own);
+  Share(info.all_sum, &rollouts_);
 }
 
 // Advantages and what is told of groups depend on answers that other ranks may
 // have.
-absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
+void Grpo::Judge(const Places& places, const RolloutInfo& info) {
   std::vector<double> rewards(rollouts_.size(), 0.0);
   for (const Places::Row& row : places.rows) {
+    if (info.sequence_index > 0) break;  // another rank has them, too
     rewards[row.place] = rollouts_[row.place].metrics[0];
   }
   info.all_sum(absl::MakeSpan(rewards));
@@ -395,7 +430,6 @@ absl::Status Grpo::Judge(const Places& places, const RolloutInfo& info) {
         absl::MakeConstSpan(rewards).subspan(row.place / group * group, group),
         &out.metrics);
   }
-  return absl::OkStatus();
 }
 
 absl::Status Grpo::AddReference(Model& model, const Places& places,

@@ -52,6 +52,10 @@ class Grpo final : public CausalObjective {
   Measurement Summarize(absl::Span<const double> sums,
                         const MeasureInfo& info) const override;
 
+  // Each of the ranks that share rows samples a part of the answers, and all
+  // get all.
+  bool allows_divided_rows() const override { return true; }
+  bool has_whole_sums() const override { return true; }
   bool has_rollouts() const override { return true; }
   RolloutPlan rollout_plan() const override { return plan_; }
   absl::Status Rollout(Model& model, std::vector<Batch>* batches,
@@ -69,10 +73,18 @@ class Grpo final : public CausalObjective {
       : CausalObjective(std::move(sampling)), config_(std::move(config)) {}
 
   absl::Status CheckModel(Model& model) const override;
-  // Samples and rewards this rank's answers of the step.
-  absl::Status RollOut(Model& model, const Places& places,
-                       const RolloutInfo& info, UnitRunner& runner);
-  absl::Status Judge(const Places& places, const RolloutInfo& info);
+  // The places of the batches' rows: of all, or of those that this one of the
+  // ranks that share them samples.
+  absl::StatusOr<Places> PlacesOf(const std::vector<Batch>& batches,
+                                  const RolloutInfo& info, bool all) const;
+  // Samples and rewards this rank's answers of the step, and makes those of
+  // `places` ready.
+  absl::Status RollOut(Model& model, const Places& sampled,
+                       const Places& places, const RolloutInfo& info,
+                       UnitRunner& runner);
+  // Gives all ranks what `places` have, if several steps train on it.
+  void ShareSteps(const Places& places, const RolloutInfo& info);
+  void Judge(const Places& places, const RolloutInfo& info);
   // Under the model that training started from.
   absl::Status AddReference(Model& model, const Places& places,
                             const RolloutInfo& info, UnitRunner& runner);
@@ -104,7 +116,7 @@ class Grpo final : public CausalObjective {
   // negative: none.
   int64_t first_position_ = -1;
   // A place for each answer of a step; others' are empty unless several steps
-  // train on them.
+  // train on them or ranks share rows.
   std::vector<grpo::Rollout> rollouts_;
 };
 

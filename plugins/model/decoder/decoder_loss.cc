@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -111,12 +112,17 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
                                        double temperature, at::Tensor* entropy,
                                        UnitRunner& runner) {
   const kernels::TiedGradient tied = NewTiedGradient();
-  const at::Tensor flat = targets.reshape({-1});
+  const bool divides = division_ != nullptr && division_->divides();
+  TokenInput own = input;
+  TokenTargets of_own = {targets};
+  if (divides) Divide(&own, &of_own);
+  const at::Tensor flat = of_own.tokens.reshape({-1});
   std::shared_ptr<at::Tensor> found;
   if (entropy != nullptr) found = std::make_shared<at::Tensor>();
-  const auto shared = SharedIn(input, targets);
+  const auto shared = divides ? nullptr : SharedIn(input, targets);
   const at::Tensor log_probs = RunHead(
-      Hidden(input, runner, tied, nullptr, nullptr, {}, shared),
+      Hidden(own, runner, tied, nullptr, divides ? division_ : nullptr, {},
+             shared),
       [flat, temperature, tied, found](const at::Tensor& rows,
                                        const LossHead& head) {
         return kernels::HeadTokenLogProbs(rows, head.weight, flat, temperature,
@@ -124,20 +130,18 @@ at::Tensor DecoderModel::TokenLogProbs(const TokenInput& input,
                                           head.softcap);
       },
       runner, shared);
-  if (entropy != nullptr) *entropy = found->view(targets.sizes());
-  return log_probs.view(targets.sizes());
+  const auto whole = [&](const at::Tensor& x) {
+    const at::Tensor rows = x.view(of_own.tokens.sizes());
+    return division_ == nullptr ? rows
+                                : division_->WholeRows(rows, targets.size(1));
+  };
+  if (entropy != nullptr) *entropy = whole(*found);
+  return whole(log_probs);
 }
 
 absl::Status DecoderModel::SetSequenceGroup(ProcessGroup* group,
                                             bool deterministic) {
   const int64_t ranks = group->size();
-  if (config_.experts.count > 0) {
-    return absl::InvalidArgumentError("doesn't go with experts: leave it out");
-  }
-  if (lora_ != nullptr && lora_->dropout() && !deterministic) {
-    return absl::InvalidArgumentError(
-        "doesn't go with dropout: set adapter.lora.dropout to 0");
-  }
   const bool by_heads = DividesHeads(ranks, config_.num_attention_heads,
                                      config_.num_key_value_heads);
   division_ = std::make_shared<RowDivision>(group, deterministic, by_heads);
@@ -167,23 +171,28 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
   TokenInput input = whole;
   TokenTargets targets = whole_targets;
   kernels::EmbeddingNoise noise = NoiseOf(how, input, targets.tokens);
-  if (division_ != nullptr && division_->divides()) {
+  const bool divides = division_ != nullptr && division_->divides();
+  at::Tensor counted;
+  if (divides) {
     Divide(&input, &targets);
-    division_->SetPositions(input.tokens.size(1), &noise);
+    division_->SetPositions(input.tokens.size(1), &noise.first, &noise.jump);
+    counted = division_->Unpadded(whole.tokens, input.tokens.size(1));
   }
   const kernels::TiedGradient tied = NewTiedGradient();
   c10::intrusive_ptr<RouterLoss> router_loss;
   if (config_.experts.loss_coefficient != 0.0) {
+    const at::Device device = parameters_[kEmbedding].device();
+    if (counted.defined()) counted = kernels::ToDevice(counted, device);
     router_loss = c10::make_intrusive<RouterLoss>(
         static_cast<int>(config_.num_hidden_layers),
-        config_.experts.loss_coefficient);
+        config_.experts.loss_coefficient, counted);
   }
   const at::Tensor hidden =
       Hidden(input, runner, tied, router_loss, division_, noise);
   const at::Tensor flat = targets.tokens.reshape({-1});
   const at::Tensor factors =
       targets.weights.defined() ? targets.weights.reshape({-1}) : at::Tensor();
-  const at::Tensor sum = RunHead(
+  at::Tensor sum = RunHead(
       hidden,
       [flat, factors, tied, smoothing = how.smoothing](const at::Tensor& rows,
                                                        const LossHead& head) {
@@ -192,12 +201,17 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
                                             factors, head.softcap, smoothing);
       },
       runner);
-  if (division_ != nullptr && !division_->divides()) {
-    return sum * (1.0 / division_->ranks());
+  if (router_loss != nullptr) {
+    std::function<void(const at::Tensor&)> all_sum;
+    if (divides) {
+      all_sum = [this](const at::Tensor& x) { division_->AllSum(x); };
+    }
+    sum = router_loss->AddTo(
+        sum, kernels::ToDevice((whole_targets.tokens >= 0).sum(), sum.device()),
+        whole.tokens.numel(), all_sum);
   }
-  if (router_loss == nullptr) return sum;
-  return router_loss->AddTo(sum,
-                            kernels::ToDevice((flat >= 0).sum(), sum.device()));
+  return division_ == nullptr || divides ? sum
+                                         : sum * (1.0 / division_->ranks());
 }
 
 }  // namespace capstan::decoder

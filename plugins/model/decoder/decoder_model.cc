@@ -257,9 +257,12 @@ at::Tensor DecoderModel::RopeRows(size_t rope, int64_t length,
 
 kernels::Adapter DecoderModel::AdapterAt(int index, const Pass& pass) const {
   if (lora_ == nullptr || !adapter_enabled_ || index < 0) return {};
-  return lora_->At(
-      index, parameters_, pass.samples,
-      pass.cache == nullptr ? nullptr : pass.cache->adapted_norms());
+  kernels::Adapter adapter =
+      lora_->At(index, parameters_, pass.samples,
+                pass.cache == nullptr ? nullptr : pass.cache->adapted_norms());
+  adapter.dropout.first = pass.first;
+  adapter.dropout.jump = pass.jump;
+  return adapter;
 }
 
 int64_t DecoderModel::PackedBytes(int index) const {
@@ -410,6 +413,7 @@ at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
   options.parameters = layout_.layers[layer].experts;
   const c10::intrusive_ptr<RouterLoss> loss = pass.router_loss;
   options.sums_probability = loss != nullptr;
+  if (loss != nullptr) options.counted = loss->counted();
   return runner.Run(layout_.layers[layer].mlp_unit, x,
                     [weights = ExpertWeights(layer, pass), options, layer,
                      loss](const at::Tensor& input) {
@@ -417,8 +421,7 @@ at::Tensor DecoderModel::RunExperts(int layer, const Pass& pass,
                           kernels::MoeMlp(input, weights, options);
                       if (loss == nullptr) return result.output;
                       return loss->Note(layer, result.output,
-                                        result.probability, result.chosen,
-                                        input.size(0));
+                                        result.probability, result.chosen);
                     });
 }
 
@@ -475,6 +478,7 @@ at::Tensor DecoderModel::Hidden(
         table = division->PartOf(table.view({-1, tokens.size(1), width}))
                     .view({-1, width});
       }
+      division->SetPositions(tokens.size(1), &pass.first, &pass.jump);
       tokens = division->PartOf(tokens);
     }
   }

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 // Last: its CHECK is the one to use.
 #include <glog/logging.h>
 
@@ -56,22 +58,26 @@ Shared SharedFrom(RouterLoss* loss) {
 
 }  // namespace
 
-RouterLoss::RouterLoss(int layers, double coefficient)
-    : coefficient_(coefficient), probability_(layers), chosen_(layers) {}
+RouterLoss::RouterLoss(int layers, double coefficient, at::Tensor counted)
+    : coefficient_(coefficient),
+      counted_(std::move(counted)),
+      probability_(layers),
+      chosen_(layers) {}
 
 at::Tensor RouterLoss::Note(int layer, const at::Tensor& output,
                             const at::Tensor& probability,
-                            const at::Tensor& chosen, int64_t rows) {
+                            const at::Tensor& chosen) {
   probability_[layer] = probability.detach();
   chosen_[layer] = chosen.detach();
-  rows_ = rows;
   if (!probability.requires_grad()) return output;
   return NoteFunction::apply(output, probability, SharedFrom(this));
 }
 
 at::Tensor RouterLoss::Gradient() const { return incoming_ * per_probability_; }
 
-at::Tensor RouterLoss::AddTo(const at::Tensor& sum, const at::Tensor& targets) {
+at::Tensor RouterLoss::AddTo(
+    const at::Tensor& sum, const at::Tensor& targets, int64_t rows,
+    const std::function<void(const at::Tensor&)>& all_sum) {
   at::Tensor probability, chosen;
   int64_t layers = 0;
   for (size_t i = 0; i < probability_.size(); ++i) {
@@ -81,13 +87,17 @@ at::Tensor RouterLoss::AddTo(const at::Tensor& sum, const at::Tensor& targets) {
     ++layers;
   }
   CHECK_GT(layers, 0) << "no layer has noted its experts";
-  const double rows = static_cast<double>(layers * rows_);
+  if (all_sum) {
+    chosen = chosen.clone();
+    all_sum(chosen);
+  }
+  const double of_layers = static_cast<double>(layers * rows);
   const double experts = static_cast<double>(chosen.numel());
   at::Tensor loss;
   {
     const at::AutoGradMode no_gradients(false);
     per_probability_ =
-        chosen * (coefficient_ * experts / rows / rows) * targets;
+        chosen * (coefficient_ * experts / of_layers / of_layers) * targets;
     loss = (per_probability_ * probability).sum();
   }
   return sum.requires_grad() ? AddFunction::apply(sum, loss, SharedFrom(this))

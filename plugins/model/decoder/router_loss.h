@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <vector>
 
 namespace capstan::decoder {
@@ -20,18 +21,24 @@ namespace capstan::decoder {
 // Of one forward. One thread.
 class RouterLoss : public torch::CustomClassHolder {
  public:
-  // A loss of `coefficient` times the above.
-  RouterLoss(int layers, double coefficient);
+  // A loss of `coefficient` times the above, of the rows that `counted` says,
+  // as MoeOptions::counted.
+  RouterLoss(int layers, double coefficient, at::Tensor counted = {});
 
-  // Notes a layer's sums over its `rows` rows, [experts] float32 each. Returns
+  const at::Tensor& counted() const { return counted_; }
+
+  // Notes a layer's sums over its counted rows, [experts] float32 each. Returns
   // `output` with a gradient to `probability`, once AddTo's backward has run.
   at::Tensor Note(int layer, const at::Tensor& output,
-                  const at::Tensor& probability, const at::Tensor& chosen,
-                  int64_t rows);
+                  const at::Tensor& probability, const at::Tensor& chosen);
 
-  // sum + targets * the loss, for a sum over `targets` (a scalar) tokens; after
-  // the last layer.
-  at::Tensor AddTo(const at::Tensor& sum, const at::Tensor& targets);
+  // sum + targets * the loss, for a sum over `targets` (a scalar) tokens of
+  // `rows` rows a layer; after the last layer. If ranks divide the rows,
+  // `all_sum` adds up a tensor over them, in place: `targets` and `rows` are
+  // those of all ranks, and `sum` and what is added are this rank's parts.
+  at::Tensor AddTo(const at::Tensor& sum, const at::Tensor& targets,
+                   int64_t rows,
+                   const std::function<void(const at::Tensor&)>& all_sum = {});
 
   // Used by the nodes. d(what AddTo returned) / d(any layer's probability),
   // [experts].
@@ -40,8 +47,8 @@ class RouterLoss : public torch::CustomClassHolder {
 
  private:
   const double coefficient_;
+  const at::Tensor counted_;
   std::vector<at::Tensor> probability_, chosen_;  // by layer; no graph
-  int64_t rows_ = 0;                              // of a layer
   at::Tensor per_probability_;
   at::Tensor incoming_;
 };

@@ -5,7 +5,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "plugins/sdk/dataset.h"
@@ -113,12 +116,44 @@ at::Tensor RowDivision::WholeSums(const at::Tensor& sums) {
   return WholeSumsFunction::apply(sums, whole, divides() ? 1.0 : 1.0 / ranks());
 }
 
-void RowDivision::SetPositions(int64_t length,
-                               kernels::EmbeddingNoise* noise) const {
+at::Tensor RowDivision::WholeRows(const at::Tensor& x, int64_t length) {
+  if (!divides()) return WholeSums(x);
+  const int64_t padded = x.size(1) * ranks();
+  const at::Tensor own =
+      PartOf(at::arange(padded, at::kLong).unsqueeze(0)).view({-1});
+  return WholeSums(at::zeros({x.size(0), padded}, x.options())
+                       .index_copy(1, own.to(x.device()), x))
+      .narrow(1, 0, length);
+}
+
+at::Tensor RowDivision::PlacesOf(const at::Tensor& places,
+                                 int64_t length) const {
+  at::Tensor own = at::full_like(places, -1);
+  int64_t before = 0;
+  for (const kernels::RowChunk& chunk : ChunksOf(length)) {
+    const at::Tensor in = places - chunk.begin;
+    own = at::where((in >= 0) & (in < chunk.length), in + before, own);
+    before += chunk.length;
+  }
+  return own;
+}
+
+at::Tensor RowDivision::Unpadded(const at::Tensor& tokens,
+                                 int64_t length) const {
+  if (tokens.size(1) == length) return {};
+  const at::Tensor there = at::arange(length, at::kLong) < tokens.size(1);
+  return PartOf(there.unsqueeze(0).expand({tokens.size(0), length}))
+      .reshape({-1})
+      .to(at::kFloat);
+}
+
+void RowDivision::SetPositions(int64_t length, int64_t* first,
+                               int64_t* jump) const {
   const std::vector<kernels::RowChunk> chunks = ChunksOf(length);
-  noise->first = chunks.front().begin;
-  noise->jump = chunks.back().begin - chunks.front().begin -
-                (by_heads_ ? 0 : chunks.front().length);
+  *first = chunks.front().begin;
+  *jump = by_heads_ ? 0
+                    : chunks.back().begin - chunks.front().begin -
+                          chunks.front().length;
 }
 
 at::Tensor RowDivision::ToAttention(const at::Tensor& x) {

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "kernels/attention/exchanged.h"
-#include "kernels/loss/embedding_noise.h"
 #include "kernels/memory.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/token_model.h"
@@ -61,8 +60,18 @@ class RowDivision final : public kernels::AttentionExchange,
   // From this rank's sums over its parts of rows to those over whole rows, with
   // gradients that add up over the ranks.
   at::Tensor WholeSums(const at::Tensor& sums);
-  // Of this rank's parts of rows of T positions.
-  void SetPositions(int64_t length, kernels::EmbeddingNoise* noise) const;
+  // The same for x [B, T / ranks] of parts, with divides(), or of whole rows:
+  // [B, length], without what Pad has added.
+  at::Tensor WholeRows(const at::Tensor& x, int64_t length);
+  // Adds up over the ranks, in place; no gradient.
+  void AllSum(const at::Tensor& x) { group_.AllReduce(x)->Wait(); }
+  // With divides(), of rows of T positions after Pad: where in this rank's part
+  // a row's place [B] is, -1 in others'; and which of its positions, row by
+  // row, `tokens` [B, before Pad] have, float32, undefined if all.
+  at::Tensor PlacesOf(const at::Tensor& places, int64_t length) const;
+  at::Tensor Unpadded(const at::Tensor& tokens, int64_t length) const;
+  // Of this rank's parts of rows of T positions, as EmbeddingNoise.
+  void SetPositions(int64_t length, int64_t* first, int64_t* jump) const;
 
   int ranks() const override { return group_.size(); }
   int rank() const { return group_.rank(); }

@@ -34,6 +34,8 @@ class Reward final : public Objective {
   // Notes the data's pad token.
   absl::Status Check(Model& model, const DatasetReader& data) const override;
   int64_t CountTargets(const Batch& batch, const StepInfo& info) const override;
+  bool allows_divided_rows() const override { return true; }
+  bool has_whole_sums() const override { return true; }
   // Capstan.dpo's names, for scores.
   std::vector<MetricTags> metrics() const override;
   LossSum Compute(Model& model, const Batch& batch, const StepInfo& info,
