@@ -48,7 +48,8 @@ inline AzureConnection ReadAzureConnection(const std::string& text) {
   std::string& url = connection.blob_endpoint;
   while (!url.empty() && url.back() == '/') url.pop_back();
   if (connection.account.empty() && !url.empty()) {
-    const size_t host = std::min(url.find("://"), url.size() - 3) + 3;
+    const size_t scheme = url.find("://");
+    const size_t host = scheme == std::string::npos ? 0 : scheme + 3;
     const size_t slash = url.find('/', host);
     connection.account =
         slash != std::string::npos

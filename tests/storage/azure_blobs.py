@@ -26,7 +26,8 @@ ACCOUNT = "account"
 KEY = b"a key that signs what tests ask of the server"
 FOLDER = pathlib.Path(sys.argv[2])
 BLOCKS = {}  # path of the blob: {id: bytes}
-MARKERS = set()  # empty blobs in folders' places: "CONTAINER/PATH/"
+# Empty blobs in folders' places: "CONTAINER/PATH/": their metadata.
+MARKERS = {}
 LOCK = threading.RLock()
 PAGE = 4
 # Headers of the string to sign, in its order.
@@ -57,9 +58,18 @@ def http_date(seconds):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 20  # an answer in one piece
 
     def log_message(self, *_):
         pass
+
+    # Azure's client takes an answer that comes with this one to begin in it.
+    def handle_expect_100(self):
+        if not int(self.headers.get("content-length") or 0):
+            return True
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()
+        return goes_on
 
     def answer(self, code, body=b"", error="", **headers):
         if error:
@@ -120,7 +130,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.serve_container(container, query, body)
         with LOCK:
             if url.path.endswith("/"):
-                return self.serve_marker("/".join(parts[1:]))
+                return self.serve_marker("/".join(parts[1:]) + "/")
             return self.serve_blob(container / parts[2], query, body)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = serve
@@ -142,13 +152,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     # An empty blob in a folder's place.
     def serve_marker(self, name):
         if self.command == "PUT":
-            MARKERS.add(name)
+            MARKERS[name] = {
+                key[len("x-ms-meta-"):]: value
+                for key, value in self.headers.items()
+                if key.lower().startswith("x-ms-meta-")}
             return self.answer(201, ETag='"0"', Last_Modified=http_date(0),
                                x_ms_request_server_encrypted="true")
         if name not in MARKERS:
             return self.answer(404, error="BlobNotFound")
         if self.command == "DELETE":
-            MARKERS.discard(name)
+            del MARKERS[name]
             return self.answer(202)
         return self.answer(200, ETag='"0"', Last_Modified=http_date(0),
                            x_ms_blob_type="BlockBlob",
@@ -156,7 +169,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                            x_ms_lease_state="available",
                            x_ms_lease_status="unlocked",
                            x_ms_server_encrypted="true",
-                           **{"x-ms-meta-hdi_isfolder": "true"})
+                           **{f"x-ms-meta-{key}": value
+                              for key, value in MARKERS[name].items()})
 
     def list_blobs(self, container, query):
         prefix = query.get("prefix", "")
@@ -175,6 +189,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 continue
             file = container / name
             marker = name.endswith("/")
+            metadata = "".join(
+                f"<{key}>{escape(value)}</{key}>" for key, value in
+                MARKERS.get(f"{container.name}/{name}", {}).items())
             modified = http_date(0 if marker else file.stat().st_mtime)
             blobs[name] = (
                 f"<Blob><Name>{escape(name)}</Name><Properties>"
@@ -183,7 +200,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 f"<Content-Length>{0 if marker else file.stat().st_size}"
                 f"</Content-Length>"
                 f"<Content-Type>application/octet-stream</Content-Type>"
-                f"<BlobType>BlockBlob</BlobType></Properties></Blob>")
+                f"<BlobType>BlockBlob</BlobType></Properties><Metadata>"
+                f"{metadata}</Metadata></Blob>")
         # Small pages, so that tests see a second one.
         there = [n for n in sorted(blobs) if n >= query.get("marker", "")]
         page = there[:PAGE]
@@ -206,16 +224,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 re.finditer(rb"DELETE (\S+) HTTP/1.1", body)):
             path = urllib.parse.urlsplit(match.group(1).decode()).path
             parts = urllib.parse.unquote(path).strip("/").split("/", 2)
-            name = "/".join(parts[-2:])
-            there = name in MARKERS or (FOLDER / name).is_file()
-            MARKERS.discard(name)
-            remove(FOLDER / name)
+            name = "/".join(parts[-2:]) + "/" * path.endswith("/")
+            there = name in MARKERS or (
+                not path.endswith("/") and (FOLDER / name).is_file())
+            MARKERS.pop(name, None)
+            if not path.endswith("/"):
+                remove(FOLDER / name)
+            error = ('<?xml version="1.0" encoding="utf-8"?><Error><Code>'
+                     "BlobNotFound</Code><Message>gone</Message></Error>")
             text += (f"--{boundary}\r\nContent-Type: application/http\r\n"
                      f"Content-ID: {at}\r\n\r\nHTTP/1.1 "
                      f"{'202 Accepted' if there else '404 Not Found'}\r\n"
-                     f"x-ms-request-id: 1\r\nx-ms-version: 2021-12-02\r\n"
-                     f"{'' if there else 'x-ms-error-code: BlobNotFound'}"
-                     f"\r\n\r\n")
+                     f"x-ms-request-id: 1\r\nx-ms-version: 2021-12-02\r\n")
+            text += ("\r\n" if there else
+                     f"x-ms-error-code: BlobNotFound\r\n"
+                     f"Content-Type: application/xml\r\n"
+                     f"Content-Length: {len(error)}\r\n\r\n{error}\r\n")
         text += f"--{boundary}--"
         self.answer(202, text.encode(),
                     Content_Type=f"multipart/mixed; boundary={boundary}")

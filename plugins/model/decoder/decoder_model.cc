@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -513,7 +514,9 @@ at::Tensor DecoderModel::HeadLogits(const at::Tensor& hidden,
   return runner.Run(
       head_unit(), hidden,
       [norm, head, eps, plus_one, softcap](const at::Tensor& x) {
+        // That has no backward, which scores in training need.
         if (at::globalContext().deterministicAlgorithms() &&
+            !at::GradMode::is_enabled() &&
             head.tensor.scalar_type() == x.scalar_type()) {
           return kernels::HeadLogits(kernels::RmsNorm(x, norm, eps, plus_one),
                                      head.tensor, softcap);
