@@ -286,8 +286,10 @@ double Estimator::MicroStep(const Candidate& one,
   const Model& model = *job.parts.model;
   const double length = LengthOf(one);
   const double tokens = static_cast<double>(one.choice.micro_batch) * length;
+  // In a deterministic run each rank computes all positions.
+  const Train& train = job.loaded.config.train();
   const int sequence =
-      MeshOf(job.loaded.config.train(), one.hosts * one.ranks).sequence;
+      train.deterministic() ? 1 : MeshOf(train, one.hosts * one.ranks).sequence;
   const double work = FlopsOf(model, nullptr).Of(tokens, length) / sequence;
   double rate = machine_.tflops * 1e12;
   double host = 0.0;

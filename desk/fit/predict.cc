@@ -286,7 +286,8 @@ double ElementSeconds(const Steps& steps) {
   // Less would make much of noise.
   if (pair.ratio < 2.0 || pair.few->updated <= 0.0) return steps.element;
   const double all = FixedSeconds({steps.measured, steps.ranks});
-  return std::min(steps.element, all / pair.few->updated);
+  return all > 0.0 ? std::min(steps.element, all / pair.few->updated)
+                   : steps.element;
 }
 
 double MicroSeconds(const Steps& steps, int64_t samples) {

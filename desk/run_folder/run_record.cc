@@ -139,10 +139,11 @@ RunStatus ReadStatus(const std::string& folder, double step_seconds) {
     written =
         std::max(written, WrittenAt(absl::StrCat(folder, "/", file, ".jsonl")));
   }
-  constexpr double kUploadSeconds = 60;  // docs/storage.md
-  const double silent = NowSeconds() - written - kUploadSeconds;
-  return silent < PatienceFor(step_seconds) ? RunStatus::kRunning
-                                            : RunStatus::kFailed;
+  // A first step, an evaluation or a save may be long.
+  constexpr double kSilentSeconds = 600;
+  const double patience = std::max(kSilentSeconds, PatienceFor(step_seconds));
+  return NowSeconds() - written < patience ? RunStatus::kRunning
+                                           : RunStatus::kFailed;
 }
 
 void FindRuns(const std::string& folder, int depth,
@@ -204,7 +205,8 @@ absl::StatusOr<std::vector<std::string>> FoldersOfRuns(
   for (const std::string& one : given) {
     const absl::StatusOr<std::string> local =
         LocalCopy(one, RecordsOfRuns, /*of_one_moment=*/false);
-    if (absl::IsNotFound(local.status())) {
+    if (absl::IsNotFound(local.status()) &&
+        absl::StrContains(local.status().message(), "no such object")) {
       return absl::NotFoundError(absl::StrCat("there is no run below ", one));
     }
     CAPSTAN_RETURN_IF_ERROR(local.status());

@@ -18,6 +18,7 @@ struct AzureConnection {
   // https://ACCOUNT.blob.SUFFIX.
   std::string blob_endpoint;
   std::string suffix;
+  std::string protocol;   // unless an endpoint says it
   bool emulator = false;  // UseDevelopmentStorage
 };
 
@@ -44,7 +45,9 @@ inline AzureConnection ReadAzureConnection(const std::string& text) {
   connection.signature = parts["sharedaccesssignature"];
   connection.blob_endpoint = parts["blobendpoint"];
   connection.suffix = parts["endpointsuffix"];
-  connection.emulator = parts["usedevelopmentstorage"] == "true";
+  connection.protocol = parts["defaultendpointsprotocol"];
+  const std::string emulator = parts["usedevelopmentstorage"];
+  connection.emulator = emulator == "true" || emulator == "True";
   std::string& url = connection.blob_endpoint;
   while (!url.empty() && url.back() == '/') url.pop_back();
   if (connection.account.empty() && !url.empty()) {

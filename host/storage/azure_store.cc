@@ -24,14 +24,15 @@ class AzureStore final : public ArrowStore {
  public:
   using ArrowStore::ArrowStore;
 
-  // Arrow first makes an empty blob in a blob's place. What is small, as all is
-  // that others read before it is whole, is written beside it and copied by the
-  // store, so that it appears whole; of larger ones, a checkpoint's, the
-  // manifest tells when they are.
+  // Arrow first makes an empty blob in a blob's place. So it is written beside
+  // it and copied by the store, and appears whole; but for the large ones of a
+  // checkpoint or a model, where another file tells when they are.
   StoreResult Write(const std::string& path, const char* bytes,
                     int64_t size) override {
     return Guarded([&]() -> arrow::Status {
-      if (size > kBlockBytes) return WriteBlocks(path, bytes, size);
+      const bool told = path.find("/checkpoints/") != std::string::npos ||
+                        path.find("/final/") != std::string::npos;
+      if (told && size > kBlockBytes) return WriteBlocks(path, bytes, size);
       const size_t name = path.rfind('/') + 1;
       const std::string part =
           path.substr(0, name) + "." + path.substr(name) + ".part";
@@ -118,14 +119,19 @@ arrow::Result<std::unique_ptr<ObjectStore>> OpenAzure() {
                              : connection.account;
   if (options.account_name.empty()) {
     return arrow::Status::Invalid(
-        "neither AZURE_STORAGE_ACCOUNT, which names the storage account, nor "
-        "AZURE_STORAGE_CONNECTION_STRING is set");
+        "neither AZURE_STORAGE_ACCOUNT nor AZURE_STORAGE_CONNECTION_STRING "
+        "names the storage account");
   }
   if (!connection.blob_endpoint.empty()) {
     ARROW_RETURN_NOT_OK(SetEndpoint(connection, &options));
-  } else if (!connection.suffix.empty()) {
-    options.blob_storage_authority = ".blob." + connection.suffix;
-    options.dfs_storage_authority = ".dfs." + connection.suffix;
+  } else {
+    if (!connection.suffix.empty()) {
+      options.blob_storage_authority = ".blob." + connection.suffix;
+      options.dfs_storage_authority = ".dfs." + connection.suffix;
+    }
+    if (connection.protocol == "http") {
+      options.blob_storage_scheme = options.dfs_storage_scheme = "http";
+    }
   }
   const bool own = !connection.key.empty() || !connection.signature.empty();
   const std::string key = own ? connection.key : Variable("AZURE_STORAGE_KEY");

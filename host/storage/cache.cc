@@ -172,11 +172,18 @@ absl::StatusOr<Request> Ask(const Address& address,
   }
   // A listing's times are of whole seconds.
   if (request.objects.size() > kMostAsked) return request;
-  for (StoredObject& object : request.objects) {
-    const double modified = object.modified;
-    CAPSTAN_ASSIGN_OR_RETURN(object, request.storage->Stat(object.path));
-    object.modified = modified;
+  std::vector<StoredObject> there;
+  for (const StoredObject& listed : request.objects) {
+    absl::StatusOr<StoredObject> object = request.storage->Stat(listed.path);
+    // Gone since it was listed.
+    if (absl::IsNotFound(object.status()) && request.objects.size() > 1) {
+      continue;
+    }
+    CAPSTAN_RETURN_IF_ERROR(object.status());
+    object->modified = listed.modified;
+    there.push_back(*std::move(object));
   }
+  request.objects = std::move(there);
   return request;
 }
 
@@ -272,7 +279,10 @@ absl::StatusOr<std::string> Get(const std::string& cache,
     // It is of one version only if that is still there.
     if (!now.ok() || EntryOf(cache, *now) != entry) {
       const absl::Status forgotten = Forget(entry);
-      CAPSTAN_RETURN_IF_ERROR(now.status());
+      // What is gone since it was listed, isn't listed any more.
+      if (!absl::IsNotFound(now.status())) {
+        CAPSTAN_RETURN_IF_ERROR(now.status());
+      }
       CAPSTAN_RETURN_IF_ERROR(forgotten);
     } else {
       CAPSTAN_RETURN_IF_ERROR(ReplaceFolder(entry + ".part", entry));
@@ -300,7 +310,9 @@ int64_t StorageCacheBytes() {
 
 bool IsOfRun(absl::string_view path) {
   const absl::string_view first = path.substr(0, path.find('/'));
-  if (absl::StartsWith(first, ".")) return false;
+  if (absl::StartsWith(first, ".") || absl::StrContains(path, "/.")) {
+    return false;
+  }
   if (first.size() == path.size()) return true;
   for (const absl::string_view folder :
        {"checkpoints", "final", "tensorboard", "ranks", "digests"}) {

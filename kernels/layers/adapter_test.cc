@@ -432,5 +432,21 @@ TEST(AdapterTest, DropoutKeepsTheMean) {
   EXPECT_LT((by_channel - 0.75).abs().max().item<double>(), 0.035);
 }
 
+TEST(DropoutMaskTest, ARowsPartsHaveItsDraws) {
+  // Two samples of eight rows, of which a rank has rows 0, 1, 6 and 7.
+  AdapterDropout dropout = {0.5, 7, at::tensor({3, 11}, at::kLong)};
+  const at::Tensor whole = DropoutMask(dropout, 16, 10).view({2, 8, 10});
+  dropout.jump = 4;
+  const at::Tensor parts = DropoutMask(dropout, 8, 10).view({2, 4, 10});
+  EXPECT_TRUE(parts.narrow(1, 0, 2).equal(whole.narrow(1, 0, 2)));
+  EXPECT_TRUE(parts.narrow(1, 2, 2).equal(whole.narrow(1, 6, 2)));
+  // And rows 2 to 5.
+  dropout.first = 2;
+  dropout.jump = 0;
+  EXPECT_TRUE(DropoutMask(dropout, 8, 10)
+                  .view({2, 4, 10})
+                  .equal(whole.narrow(1, 2, 4)));
+}
+
 }  // namespace
 }  // namespace capstan::kernels

@@ -89,6 +89,7 @@ void ExpectOneCurve(const RunText& run,
     }
     const std::vector<double> values = got.Values(metric);
     ASSERT_EQ(values.size(), 6u);
+    EXPECT_NE(values.back(), 0.0) << metric;
     for (size_t i = 0; i < 6; ++i) {
       EXPECT_NEAR(values[i], want.Values(metric)[i], 1e-3);
     }

@@ -203,8 +203,9 @@ TEST(SequenceParallelTest, AMixtureOfExperts) {
     ExpectSameCurve(MustTrain(Divided(run(packing), "zero2", 4, 4)), one, 4e-6);
   }
   const RunText exact = run("").Train("deterministic: true");
-  EXPECT_EQ(ReadMetrics(MustTrain(Divided(exact, "ddp", 2, 2))).losses(),
-            ReadMetrics(MustTrain(exact)).losses());
+  const std::string divided = MustTrain(Divided(exact, "ddp", 2, 2));
+  EXPECT_TRUE(ReadText(divided + kWeights) ==
+              ReadText(MustTrain(exact) + kWeights));
 }
 
 TEST(SequenceParallelTest, MemoryIsPlanned) {

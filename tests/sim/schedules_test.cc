@@ -61,6 +61,28 @@ TEST(SchedulesTest, AStoryTellsWhatHappened) {
   EXPECT_THAT(outcome.story, Contains(HasSubstr("has saved step 6")));
 }
 
+// Ranks wait for a host that says nothing any more, while another has died.
+TEST(SchedulesTest, ADeathIsToldBesideASilentHost) {
+  Schedule schedule;
+  schedule.hosts = 5;
+  schedule.steps = 8;
+  schedule.save_every = 1;
+  schedule.max_restarts = 0;
+  Fault crash;
+  crash.kind = Fault::kCrashHost;
+  crash.at = 344 * kMillisecond;
+  crash.host = 2;
+  crash.length = 59 * kSecond;
+  Fault kill;
+  kill.kind = Fault::kKillLauncher;
+  kill.at = 952 * kMillisecond;
+  kill.host = 4;
+  schedule.faults = {crash, kill};
+  const Outcome outcome = PlayAlone(schedule, /*tell=*/true);
+  EXPECT_EQ(outcome.violation, "");
+  EXPECT_THAT(outcome.story, Contains(HasSubstr("rank 4")));
+}
+
 TEST(ShrinkTest, LeavesOnlyWhatIsNeeded) {
   Schedule schedule;
   schedule.hosts = 8;

@@ -208,6 +208,33 @@ void ExpectConfig(const std::string& config,
   EXPECT_TRUE(gpu.findings.empty()) << gpu.findings[0];
 }
 
+// Answers are sampled and rewarded, and the best ones learnt: GRPO's own loss
+// is 0 at the start but for rounding.
+void ExpectRewards(int gpus) {
+  ExpectConfig("grpo_quickstart.pbtxt",
+               {"train_data.tokenizer=" + Runfile("datasets/samples/tokenizer"),
+                "train_data.chat_template=chatml",
+                "model.pretrained=", "model.vocab_size=4096",
+                "model.hidden_size=64", "model.intermediate_size=176",
+                "model.num_hidden_layers=2", "model.num_attention_heads=4",
+                "model.max_position_embeddings=64", "model.bos_token_id=1",
+                "model.eos_token_id=2", "batch.micro_batch_size=16",
+                "batch.global_batch_size=32", "objective.kind=REJECTION",
+                "objective.reward=[{regex {pattern: \"[a-e]{2}\"}}]"},
+               kFloat32.loss, gpus);
+}
+
+// In bfloat16 products are grouped on the device, in float32 they aren't.
+void ExpectExperts(int gpus) {
+  std::vector<std::string> fields = {
+      "model=capstan.decoder",
+      "model.config=" + Runfile("tests/golden/testdata/qwen3_moe/config.json"),
+      "batch.micro_batch_size=1", "batch.global_batch_size=2"};
+  ExpectConfig("run_distributed.pbtxt", fields, kFloat32.loss, gpus);
+  fields.push_back("precision=capstan.bf16");
+  ExpectConfig("run_distributed.pbtxt", fields, kBFloat16.loss, gpus);
+}
+
 TEST(StandinCurvesTest, DividedRows) {
   const std::vector<std::string> batch = {"batch.micro_batch_size=2",
                                           "batch.global_batch_size=4"};
@@ -223,6 +250,8 @@ TEST(StandinCurvesTest, DividedRows) {
   ExpectConfig("sft_quickstart.pbtxt", {"precision=capstan.bf16"},
                kBFloat16.loss, 4);
   ExpectConfig("dpo_quickstart.pbtxt", {}, kFloat32.loss, 2);
+  ExpectRewards(2);
+  ExpectExperts(2);
 }
 // Its batches are pairs, whose counts stay on the host.
 TEST(StandinCurvesTest, Preferences) { ExpectConfig("dpo_quickstart.pbtxt"); }
@@ -230,20 +259,7 @@ TEST(StandinCurvesTest, Sft) {
   ExpectConfig("sft_quickstart.pbtxt");
   ExpectConfig("sft_quickstart.pbtxt", {"train_data.packing=NONE"});
 }
-// Answers are sampled and rewarded, and the best ones learnt: GRPO's own loss
-// is 0 at the start but for rounding.
-TEST(StandinCurvesTest, Rewards) {
-  ExpectConfig("grpo_quickstart.pbtxt",
-               {"train_data.tokenizer=" + Runfile("datasets/samples/tokenizer"),
-                "train_data.chat_template=chatml",
-                "model.pretrained=", "model.vocab_size=4096",
-                "model.hidden_size=64", "model.intermediate_size=176",
-                "model.num_hidden_layers=2", "model.num_attention_heads=4",
-                "model.max_position_embeddings=64", "model.bos_token_id=1",
-                "model.eos_token_id=2", "batch.micro_batch_size=16",
-                "batch.global_batch_size=32", "objective.kind=REJECTION",
-                "objective.reward=[{regex {pattern: \"[a-e]{2}\"}}]"});
-}
+TEST(StandinCurvesTest, Rewards) { ExpectRewards(1); }
 TEST(StandinCurvesTest, MaskedDiffusion) {
   ExpectConfig("llada_quickstart.pbtxt");
 }
@@ -263,16 +279,7 @@ TEST(StandinCurvesTest, Adapters) {
     ExpectConfig("run_distributed.pbtxt", qlora);
   }
 }
-// In bfloat16 products are grouped on the device, in float32 they aren't.
-TEST(StandinCurvesTest, MixtureOfExperts) {
-  std::vector<std::string> fields = {
-      "model=capstan.decoder",
-      "model.config=" + Runfile("tests/golden/testdata/qwen3_moe/config.json"),
-      "batch.micro_batch_size=1", "batch.global_batch_size=2"};
-  ExpectConfig("run_distributed.pbtxt", fields);
-  fields.push_back("precision=capstan.bf16");
-  ExpectConfig("run_distributed.pbtxt", fields, kBFloat16.loss);
-}
+TEST(StandinCurvesTest, MixtureOfExperts) { ExpectExperts(1); }
 
 }  // namespace
 }  // namespace capstan

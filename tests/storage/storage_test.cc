@@ -372,7 +372,32 @@ TEST(AddressTest, OtherCloudsSayWhatTheyLack) {
   unsetenv("AZURE_STORAGE_CONNECTION_STRING");
   const absl::Status azure = LocalCopy("az://container/x").status();
   EXPECT_THAT(std::string(azure.message()),
-              HasSubstr("neither AZURE_STORAGE_ACCOUNT"));
+              HasSubstr("neither AZURE_STORAGE_ACCOUNT nor"));
+}
+
+TEST(RecordsOfRunsTest, AreOfEachRunWithoutWhatItHasMade) {
+  std::vector<StoredObject> objects;
+  for (const char* path :
+       {"a/config.pbtxt", "a/metrics.jsonl", "a/ranks/rank-00000.jsonl",
+        "a/ranks/.0.part", "a/checkpoints/step-00000002/config.pbtxt",
+        "a/checkpoints/step-00000002/manifest.json", "a/final/config.pbtxt",
+        "a/final/model.safetensors", "a/.capstan-owner", "a/b/config.pbtxt",
+        "a/b/metrics.jsonl", "final/c/config.pbtxt", "notes.txt"}) {
+    objects.push_back({path, 1});
+  }
+  std::vector<std::string> paths;
+  for (const StoredObject& object : RecordsOfRuns(objects)) {
+    paths.push_back(object.path);
+  }
+  EXPECT_THAT(paths, ::testing::UnorderedElementsAre(
+                         "a/config.pbtxt", "a/metrics.jsonl",
+                         "a/ranks/rank-00000.jsonl", "a/.capstan-owner",
+                         "a/b/config.pbtxt", "a/b/metrics.jsonl",
+                         "final/c/config.pbtxt"));
+  // One run, by its own address.
+  objects = {{"config.pbtxt", 1}, {"final/model.safetensors", 1}};
+  EXPECT_EQ(RecordsOfRuns(objects).size(), 1u);
+  EXPECT_TRUE(RecordsOfRuns({{"notes.txt", 1}}).empty());
 }
 
 TEST(AzureConnectionTest, IsAnAccountsKeyOrASignature) {

@@ -393,7 +393,7 @@ TEST_P(AnyStoreRunTest, KilledAtAnyMomentItLosesNothing) {
   const std::string undisturbed =
       MustTrain(RunText(run).Output(NewTestFolder("alone") + "/o"));
   // The emulator of GCS doesn't know how far an upload came that failed.
-  const double fails = kind() == StoreKind::kS3 ? 0.05 : 0.0;
+  const double fails = kind() == StoreKind::kGcs ? 0.0 : 0.05;
   server_->proxy().set_faults({/*cut=*/fails, /*busy=*/fails, /*slow=*/0.02});
   std::mt19937 random(11);
   int64_t newest = 0;

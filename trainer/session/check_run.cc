@@ -199,8 +199,7 @@ absl::Status CheckParameters(const Model& model) {
   return absl::OkStatus();
 }
 
-// The model's own objections, to dropout for example, come once there is a
-// group (JoinSequence).
+// The model's own objections come once there is a group (JoinSequence).
 absl::Status CheckSequence(const Train& train, int world_size,
                            const RunParts& parts) {
   CAPSTAN_RETURN_IF_ERROR(CheckMesh(train, world_size));

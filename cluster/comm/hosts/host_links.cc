@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -23,8 +24,8 @@ constexpr int kWatchTag = HostLinks::kTags;
 constexpr std::chrono::hours kForever{24 * 365 * 10};
 // The wait that tests whether a message had arrived before its host left.
 constexpr std::chrono::milliseconds kMoment{1};
-// A collective is of all hosts. Once one has left, what is under way between
-// others either completes in this time, or lacks what the one would have sent.
+// Once a host has left, what others send each other either completes in this
+// time, or lacks what the one would have sent.
 constexpr std::chrono::seconds kAfterLeaving{30};
 
 }  // namespace
@@ -60,6 +61,7 @@ absl::Status HostLinks::Start(int stream,
                               const std::vector<HostMessage>& messages,
                               std::function<void()> done) {
   Batch batch;
+  batch.begun = std::chrono::steady_clock::now();
   batch.done = std::move(done);
   for (const HostMessage& message : messages) {
     try {
@@ -120,14 +122,19 @@ absl::Status HostLinks::AwaitMessage(const Pending& message) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (closed_) return absl::CancelledError("the connections are closed");
     }
-    // The message was aborted because the host has left, but may have been
-    // complete by then.
-    if (message.work->wait(kMoment)) return absl::OkStatus();
-    return ErrorOf(GoneHost(message.host), "the connection has ended");
   } catch (...) {
     return ErrorOf(message.host,
                    std::string(CurrentExceptionToStatus().message()));
   }
+  // It was aborted because a host has left, but may have been complete by then.
+  // The wait for that makes all connections look ended.
+  const int lacks = GoneHost(message.host);
+  try {
+    if (message.work->wait(kMoment)) return absl::OkStatus();
+  } catch (...) {
+    // As expected.
+  }
+  return ErrorOf(lacks, "the connection has ended");
 }
 
 void HostLinks::RunWatch(int host, Watch* watch) {
@@ -141,24 +148,31 @@ void HostLinks::RunWatch(int host, Watch* watch) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (closed_) return;
   gone_[host] = what;
-  const auto abort = [&](bool all) {
-    for (const auto& stream : streams_) {
-      for (const Batch& batch : stream->batches) {
-        for (const Pending& message : batch.messages) {
-          if (all || message.host == host) message.work->abort();
-        }
+  if (first_gone_ < 0) first_gone_ = host;
+  const auto left = std::chrono::steady_clock::now();
+  const auto ended = [&] { return closed_ || failed_; };
+  while (!ended_.wait_until(lock, AbortLate(host, left), ended)) continue;
+}
+
+std::chrono::steady_clock::time_point HostLinks::AbortLate(
+    int gone, std::chrono::steady_clock::time_point left) {
+  const auto now = std::chrono::steady_clock::now();
+  auto next = now + kAfterLeaving;
+  for (const auto& stream : streams_) {
+    for (const Batch& batch : stream->batches) {
+      const auto late = std::max(batch.begun, left) + kAfterLeaving;
+      if (late > now) next = std::min(next, late);
+      for (const Pending& message : batch.messages) {
+        if (message.host == gone || late <= now) message.work->abort();
       }
     }
-  };
-  abort(/*all=*/false);
-  const bool ended = ended_.wait_for(lock, kAfterLeaving,
-                                     [&] { return closed_ || failed_; });
-  if (!ended) abort(/*all=*/true);
+  }
+  return next;
 }
 
 int HostLinks::GoneHost(int host) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return gone_.count(host) > 0 || gone_.empty() ? host : gone_.begin()->first;
+  return gone_.count(host) > 0 || first_gone_ < 0 ? host : first_gone_;
 }
 
 absl::Status HostLinks::ErrorOf(int host, const std::string& what) {

@@ -2,6 +2,7 @@
 #ifndef CAPSTAN_CLUSTER_COMM_HOSTS_HOST_LINKS_H_
 #define CAPSTAN_CLUSTER_COMM_HOSTS_HOST_LINKS_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -31,7 +32,9 @@ struct HostMessage {
 
 // Sends and receives messages for the leader of a host. c10d can only block
 // until a message is complete, so each stream of messages has a thread that
-// awaits them in order. Used by one thread.
+// awaits them in order. Used by one thread. Messages are of collectives of all
+// hosts, the last of which no host completes before all have begun it: once one
+// has left, others' messages that stay incomplete fail.
 class HostLinks {
  public:
   static constexpr int kTags = 1 << 28;
@@ -65,6 +68,7 @@ class HostLinks {
     int host;
   };
   struct Batch {
+    std::chrono::steady_clock::time_point begun;
     std::vector<Pending> messages;
     std::function<void()> done;
   };
@@ -88,6 +92,10 @@ class HostLinks {
   // Blocks until all of `batch` are complete.
   absl::Status Await(const Batch& batch);
   absl::Status AwaitMessage(const Pending& message);
+  // After a host has left, under mutex_: aborts the messages with it, and those
+  // of batches that are late; returns when the next one will be.
+  std::chrono::steady_clock::time_point AbortLate(
+      int gone, std::chrono::steady_clock::time_point left);
   // Whom a message that was aborted lacks: its host, unless that is there and
   // another isn't.
   int GoneHost(int host) const;
@@ -105,6 +113,7 @@ class HostLinks {
   std::condition_variable ended_;  // closed_ or failed_
   int lost_ = -1;
   std::map<int, std::string> gone_;  // hosts, and how the connection ended
+  int first_gone_ = -1;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::map<int, std::unique_ptr<Watch>> watches_;  // by host
 };

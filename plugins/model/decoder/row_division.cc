@@ -123,7 +123,8 @@ at::Tensor RowDivision::WholeRows(const at::Tensor& x, int64_t length) {
       PartOf(at::arange(padded, at::kLong).unsqueeze(0)).view({-1});
   return WholeSums(at::zeros({x.size(0), padded}, x.options())
                        .index_copy(1, own.to(x.device()), x))
-      .narrow(1, 0, length);
+      .narrow(1, 0, length)
+      .contiguous();
 }
 
 at::Tensor RowDivision::PlacesOf(const at::Tensor& places,

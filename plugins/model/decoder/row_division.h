@@ -61,7 +61,7 @@ class RowDivision final : public kernels::AttentionExchange,
   // gradients that add up over the ranks.
   at::Tensor WholeSums(const at::Tensor& sums);
   // The same for x [B, T / ranks] of parts, with divides(), or of whole rows:
-  // [B, length], without what Pad has added.
+  // [B, length], contiguous, without what Pad has added.
   at::Tensor WholeRows(const at::Tensor& x, int64_t length);
   // Adds up over the ranks, in place; no gradient.
   void AllSum(const at::Tensor& x) { group_.AllReduce(x)->Wait(); }
