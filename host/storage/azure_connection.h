@@ -63,6 +63,53 @@ inline AzureConnection ReadAzureConnection(const std::string& text) {
   return connection;
 }
 
+// What is wrong with it, which never quotes it, as a wrong separator makes a
+// key a piece of another part; "": nothing.
+inline std::string WrongInAzureConnection(const AzureConnection& connection) {
+  const auto only = [](const std::string& text, const char* others) {
+    return std::all_of(text.begin(), text.end(), [others](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+             std::string(others).find(c) != std::string::npos;
+    });
+  };
+  if (connection.emulator) {
+    return "UseDevelopmentStorage isn't known: write AccountName, AccountKey "
+           "and BlobEndpoint";
+  }
+  if (!only(connection.account, "")) {
+    return "AccountName has other characters than letters and digits: parts "
+           "are separated by ;";
+  }
+  const std::string& key = connection.key;
+  if (!only(key, "+/=") || key.size() % 4 != 0) {
+    return "AccountKey isn't base64: is all of it there?";
+  }
+  if (!only(connection.suffix, ".-")) {
+    return "EndpointSuffix isn't a host's name: parts are separated by ;";
+  }
+  const std::string& url = connection.blob_endpoint;
+  const size_t scheme = url.find("://");
+  if (url.empty()) return "";
+  if (scheme == std::string::npos ||
+      (url.substr(0, scheme) != "http" && url.substr(0, scheme) != "https")) {
+    return "BlobEndpoint begins with neither http:// nor https://";
+  }
+  const std::string rest = url.substr(scheme + 3);
+  const std::string host = rest.substr(0, rest.find('/'));
+  const size_t colon = std::min(host.find(':'), host.size());
+  const std::string port = host.substr(colon);
+  if (!only(host.substr(0, colon), ".-") || colon == 0 || port.size() > 6 ||
+      !std::all_of(port.begin() + (port.empty() ? 0 : 1), port.end(),
+                   [](char c) { return c >= '0' && c <= '9'; }) ||
+      (!port.empty() &&
+       (port.size() == 1 || std::stoi(port.substr(1)) > 65535)) ||
+      !only(rest.substr(host.size()), "/")) {
+    return "BlobEndpoint isn't https://HOST or, of an emulator, "
+           "http://HOST:PORT/ACCOUNT";
+  }
+  return "";
+}
+
 }  // namespace capstan
 
 #endif  // CAPSTAN_HOST_STORAGE_AZURE_CONNECTION_H_

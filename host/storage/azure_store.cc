@@ -72,16 +72,11 @@ class AzureStore final : public ArrowStore {
   }
 };
 
+// Of a connection in which nothing is wrong.
 arrow::Status SetEndpoint(const AzureConnection& connection,
                           fs::AzureOptions* options) {
   const std::string& url = connection.blob_endpoint;
   const size_t colon = url.find("://");
-  const std::string scheme = url.substr(0, colon);
-  if (colon == std::string::npos || (scheme != "http" && scheme != "https")) {
-    return arrow::Status::Invalid(
-        "AZURE_STORAGE_CONNECTION_STRING: BlobEndpoint isn't http://.. or "
-        "https://..");
-  }
   const std::string rest = url.substr(colon + 3);
   const size_t slash = rest.find('/');
   std::string authority = rest.substr(0, slash);
@@ -89,11 +84,12 @@ arrow::Status SetEndpoint(const AzureConnection& connection,
   if (slash != std::string::npos ? rest.substr(slash + 1) != account
                                  : authority.rfind(account + ".", 0) != 0) {
     return arrow::Status::Invalid(
-        "AZURE_STORAGE_CONNECTION_STRING: BlobEndpoint isn't of the account ",
-        account);
+        "AZURE_STORAGE_CONNECTION_STRING: BlobEndpoint isn't of AccountName, "
+        "and other domains aren't known");
   }
   if (slash == std::string::npos) authority.erase(0, account.size());
-  options->blob_storage_scheme = options->dfs_storage_scheme = scheme;
+  options->blob_storage_scheme = options->dfs_storage_scheme =
+      url.substr(0, colon);
   options->blob_storage_authority = authority;
   const size_t blob = authority.find(".blob.");
   if (blob != std::string::npos) authority.replace(blob, 6, ".dfs.");
@@ -106,10 +102,9 @@ arrow::Status SetEndpoint(const AzureConnection& connection,
 arrow::Result<std::unique_ptr<ObjectStore>> OpenAzure() {
   const AzureConnection connection =
       ReadAzureConnection(Variable("AZURE_STORAGE_CONNECTION_STRING"));
-  if (connection.emulator) {
-    return arrow::Status::Invalid(
-        "AZURE_STORAGE_CONNECTION_STRING: UseDevelopmentStorage isn't known: "
-        "write AccountName, AccountKey and BlobEndpoint");
+  const std::string wrong = WrongInAzureConnection(connection);
+  if (!wrong.empty()) {
+    return arrow::Status::Invalid("AZURE_STORAGE_CONNECTION_STRING: ", wrong);
   }
   fs::AzureOptions options;
   // It would copy all that is written, as many blocks at once as there are.
@@ -137,6 +132,19 @@ arrow::Result<std::unique_ptr<ObjectStore>> OpenAzure() {
   const std::string key = own ? connection.key : Variable("AZURE_STORAGE_KEY");
   std::string sas =
       own ? connection.signature : Variable("AZURE_STORAGE_SAS_TOKEN");
+  AzureConnection by_variables;
+  by_variables.account = options.account_name;
+  by_variables.key = key;
+  if (!WrongInAzureConnection(by_variables).empty()) {
+    return arrow::Status::Invalid(
+        "AZURE_STORAGE_ACCOUNT or AZURE_STORAGE_KEY isn't one: an account has "
+        "letters and digits alone, and a key is base64");
+  }
+  if (key.empty() && sas.empty() && options.blob_storage_scheme == "http") {
+    return arrow::Status::Invalid(
+        "AZURE_STORAGE_CONNECTION_STRING: has neither AccountKey nor "
+        "SharedAccessSignature, and http:// takes nothing else");
+  }
   // Azure's tools print it without; Arrow appends it to a URL as it is.
   if (!sas.empty() && sas[0] != '?') sas.insert(0, "?");
   ARROW_RETURN_NOT_OK(!key.empty() ? options.ConfigureAccountKeyCredential(key)

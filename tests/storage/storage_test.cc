@@ -420,5 +420,27 @@ TEST(AzureConnectionTest, IsAnAccountsKeyOrASignature) {
   EXPECT_EQ(ReadAzureConnection("").account, "");
 }
 
+TEST(AzureConnectionTest, WhatIsWrongIsToldWithoutTheKey) {
+  const auto wrong = [](const std::string& text) {
+    return WrongInAzureConnection(ReadAzureConnection(text));
+  };
+  const std::string key = "AccountKey=YWJjZGVm";
+  EXPECT_EQ(wrong("AccountName=me;" + key), "");
+  EXPECT_EQ(wrong("AccountName=me;BlobEndpoint=http://127.0.0.1:1/me;" + key),
+            "");
+  for (const std::string& text :
+       {"AccountName=me " + key, "AccountName=me," + key,
+        "AccountName=me;EndpointSuffix=x.net," + key,
+        std::string("AccountName=me;AccountKey=not*base64"),
+        std::string("AccountName=me;AccountKey=YWJjZ"),
+        "AccountName=me;BlobEndpoint=http://127.0.0.1:abc/me;" + key,
+        "AccountName=me;BlobEndpoint=http://127.0.0.1:99999/me;" + key,
+        "AccountName=me;BlobEndpoint=http://u:p@127.0.0.1/me;" + key,
+        "AccountName=me;BlobEndpoint=ftp://me;" + key}) {
+    EXPECT_NE(wrong(text), "") << text;
+    EXPECT_THAT(wrong(text), Not(HasSubstr("YWJj"))) << text;
+  }
+}
+
 }  // namespace
 }  // namespace capstan

@@ -139,7 +139,9 @@ absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
   const auto tag = [data](const std::string& of_eval_data) {
     return data->set.empty() ? of_eval_data : SetTag(data->set, of_eval_data);
   };
+  bool measures = false;
   if (result.measurement.has_value()) {
+    measures = !result.measurement->scalars.empty();
     for (auto& [name, value] : result.measurement->scalars) name = tag(name);
     const std::string prefix =
         data->set.empty() ? "" : absl::StrCat(data->set, "_");
@@ -153,7 +155,7 @@ absl::Status Evaluator::MeasureData(EvaluatedData* data, TaggedNumbers* numbers,
   }
   if (result.count > 0) {
     numbers->emplace_back(tag("eval/loss"), result.loss_sum / result.count);
-  } else if (told_empty_.insert(data->slot).second) {
+  } else if (!measures && told_empty_.insert(data->slot).second) {
     session_.Note(absl::StrCat(
         "step ", state.step, ": the evaluation's data (", data->slot,
         ") gives no loss: it has no targets, or the objective has nothing to "
