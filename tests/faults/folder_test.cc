@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -48,16 +49,33 @@ class FolderTest : public ::testing::TestWithParam<int> {
     }
     return true;
   }
-  // What happens while the run does nothing.
-  static void Between(TrainerProcess& run,
-                      const std::function<void()>& happens) {
-    for (const pid_t rank : run.Children()) kill(rank, SIGSTOP);
-    // A signal is sent before it has stopped all threads.
-    for (const pid_t rank : run.Children()) {
-      EXPECT_TRUE(run.WaitUntil([rank] { return Stopped(rank); }));
+  static void StopOrGoOn(const TrainerProcess& run, int signal) {
+    for (const pid_t rank : run.Children()) kill(rank, signal);
+  }
+  // Whether a checkpoint is being written, or was a few steps ago.
+  bool Saves() const {
+    for (const auto& entry : fs::directory_iterator(out_ + "/checkpoints")) {
+      if (entry.path().filename().string()[0] == '.') return true;
     }
+    const std::string lines = ReadText(out_ + "/metrics.jsonl");
+    return std::count(lines.begin(), lines.end(), '\n') < NewestStep(out_) + 30;
+  }
+  // What happens while the run does nothing, not even save: a file that it is
+  // about to open would be where the folder was.
+  void Between(TrainerProcess& run, const std::function<void()>& happens) {
+    const auto idle = [&] {
+      StopOrGoOn(run, SIGSTOP);
+      // A signal is sent before it has stopped all threads.
+      for (const pid_t rank : run.Children()) {
+        EXPECT_TRUE(run.WaitUntil([rank] { return Stopped(rank); }));
+      }
+      if (!Saves()) return true;
+      StopOrGoOn(run, SIGCONT);
+      return false;
+    };
+    EXPECT_TRUE(run.WaitUntil(idle));
     happens();
-    for (const pid_t rank : run.Children()) kill(rank, SIGCONT);
+    StopOrGoOn(run, SIGCONT);
   }
   // Starts it, and waits until it has saved.
   std::unique_ptr<TrainerProcess> Start() {
