@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
@@ -28,7 +27,6 @@
 #include "host/config/load_config.h"
 #include "host/storage/cache.h"
 #include "host/storage/storage.h"
-#include "host/storage/store.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/commands/command.h"
 #include "trainer/commands/prepare.h"
@@ -82,30 +80,6 @@ std::string Gaps(std::set<int64_t> steps, int64_t newest) {
     before = step;
   }
   return absl::StrJoin(gaps, ", ");
-}
-
-// Of a run at an address: all but final/.
-std::vector<StoredObject> CheckpointsOfRun(std::vector<StoredObject> objects) {
-  objects.erase(std::remove_if(objects.begin(), objects.end(),
-                               [](const StoredObject& object) {
-                                 return !IsOfRun(object.path) ||
-                                        absl::StartsWith(object.path, "final/");
-                               }),
-                objects.end());
-  return objects;
-}
-
-// And of the checkpoints what says that they are whole.
-std::vector<StoredObject> ManifestsOfRun(std::vector<StoredObject> objects) {
-  objects = CheckpointsOfRun(std::move(objects));
-  objects.erase(
-      std::remove_if(objects.begin(), objects.end(),
-                     [](const StoredObject& object) {
-                       return absl::StartsWith(object.path, "checkpoints/") &&
-                              !absl::EndsWith(object.path, "/manifest.json");
-                     }),
-      objects.end());
-  return objects;
 }
 
 absl::StatusOr<Audited> Read(const AuditOptions& options) {

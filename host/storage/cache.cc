@@ -299,6 +299,17 @@ absl::StatusOr<std::string> Get(const std::string& cache,
   }
 }
 
+std::vector<StoredObject> Only(
+    std::vector<StoredObject> objects,
+    const std::function<bool(absl::string_view path)>& chosen) {
+  objects.erase(std::remove_if(objects.begin(), objects.end(),
+                               [&chosen](const StoredObject& object) {
+                                 return !chosen(object.path);
+                               }),
+                objects.end());
+  return objects;
+}
+
 }  // namespace
 
 int64_t StorageCacheBytes() {
@@ -334,27 +345,31 @@ std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects) {
     }
   }
   if (!has_final && newest.empty()) return objects;
-  std::vector<StoredObject> chosen;
-  for (StoredObject& object : objects) {
-    if (absl::StartsWith(object.path, has_final ? kFinal : newest) ||
-        object.path == "config.pbtxt") {
-      chosen.push_back(std::move(object));
-    }
-  }
-  return chosen;
+  const absl::string_view folder = has_final ? kFinal : newest;
+  return Only(std::move(objects), [folder](absl::string_view path) {
+    return absl::StartsWith(path, folder) || path == "config.pbtxt";
+  });
 }
 
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects) {
-  std::vector<StoredObject> chosen;
-  for (StoredObject& object : objects) {
-    const bool owner = object.path == kOwnerFile;  // it is going on
-    if (owner ||
-        (IsOfRun(object.path) && !absl::StartsWith(object.path, kFinal) &&
-         !absl::StartsWith(object.path, kCheckpoints))) {
-      chosen.push_back(std::move(object));
-    }
-  }
-  return chosen;
+  return Only(std::move(objects), [](absl::string_view path) {
+    return path == kOwnerFile ||  // it is going on
+           (IsOfRun(path) && !absl::StartsWith(path, kFinal) &&
+            !absl::StartsWith(path, kCheckpoints));
+  });
+}
+
+std::vector<StoredObject> CheckpointsOfRun(std::vector<StoredObject> objects) {
+  return Only(std::move(objects), [](absl::string_view path) {
+    return IsOfRun(path) && !absl::StartsWith(path, kFinal);
+  });
+}
+
+std::vector<StoredObject> ManifestsOfRun(std::vector<StoredObject> objects) {
+  return Only(CheckpointsOfRun(std::move(objects)), [](absl::string_view path) {
+    return !absl::StartsWith(path, kCheckpoints) ||
+           absl::EndsWith(path, "/manifest.json");
+  });
 }
 
 std::vector<StoredObject> RecordsOfRuns(std::vector<StoredObject> objects) {

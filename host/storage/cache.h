@@ -32,7 +32,10 @@ std::vector<StoredObject> ModelOfRun(std::vector<StoredObject> objects);
 // All but final/ and the checkpoints: what a run tells of itself; and
 // kOwnerFile while it uploads.
 std::vector<StoredObject> RecordsOfRun(std::vector<StoredObject> objects);
-// The same of all runs below a folder.
+// All but final/; and those without what a checkpoint has besides its manifest.
+std::vector<StoredObject> CheckpointsOfRun(std::vector<StoredObject> objects);
+std::vector<StoredObject> ManifestsOfRun(std::vector<StoredObject> objects);
+// RecordsOfRun of all runs below a folder.
 std::vector<StoredObject> RecordsOfRuns(std::vector<StoredObject> objects);
 
 // How much a cache of what is read from stores may have:

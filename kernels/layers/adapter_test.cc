@@ -436,13 +436,12 @@ TEST(DropoutMaskTest, ARowsPartsHaveItsDraws) {
   // Two samples of eight rows, of which a rank has rows 0, 1, 6 and 7.
   AdapterDropout dropout = {0.5, 7, at::tensor({3, 11}, at::kLong)};
   const at::Tensor whole = DropoutMask(dropout, 16, 10).view({2, 8, 10});
-  dropout.jump = 4;
+  dropout.positions = {0, 4};
   const at::Tensor parts = DropoutMask(dropout, 8, 10).view({2, 4, 10});
   EXPECT_TRUE(parts.narrow(1, 0, 2).equal(whole.narrow(1, 0, 2)));
   EXPECT_TRUE(parts.narrow(1, 2, 2).equal(whole.narrow(1, 6, 2)));
   // And rows 2 to 5.
-  dropout.first = 2;
-  dropout.jump = 0;
+  dropout.positions = {2, 0};
   EXPECT_TRUE(DropoutMask(dropout, 8, 10)
                   .view({2, 4, 10})
                   .equal(whole.narrow(1, 2, 4)));

@@ -198,8 +198,7 @@ at::Tensor DropoutMask(const AdapterDropout& dropout, int64_t rows,
   bool* const out = mask.mutable_data_ptr<bool>();
   at::parallel_for(0, rows, RowGrain(width), [&](int64_t row, int64_t end) {
     for (; row < end; ++row) {
-      const int64_t jump = row % length < length / 2 ? 0 : dropout.jump;
-      const int64_t first = (dropout.first + row % length + jump) * groups;
+      const int64_t first = dropout.positions.Of(row, length) * groups;
       bool* const dropped = out + row * width;
       for (int64_t g = 0; g < groups; ++g) {
         const auto bits =
@@ -222,9 +221,9 @@ at::Tensor Dropped(const AdapterDropout& dropout, const at::Tensor& x) {
   if (!dropout.active()) return x;
   const ProfileScope profile("dropout");
   const auto* const cuda = cuda::For(x);
-  if (cuda != nullptr && dropout.jump == 0) {
+  if (cuda != nullptr && dropout.positions.jump == 0) {
     return cuda::Dropout(*cuda, x, dropout.samples.to(x.device()), dropout.key,
-                         dropout.rate, dropout.first);
+                         dropout.rate, dropout.positions.first);
   }
   const at::Tensor mask = DropoutMask(dropout, x.size(0), x.size(1));
   at::Tensor out = at::masked_fill(x, mask.to(x.device()), 0.0);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/context/gradient_sink.h"
+#include "kernels/layers/row_positions.h"
 #include "kernels/layers/weight.h"
 
 namespace capstan::kernels {
@@ -24,10 +25,7 @@ struct AdapterDropout {
   double rate = 0.0;   // in [0, 1)
   uint64_t key = 0;    // of the layer (base/random.h)
   at::Tensor samples;  // [batch] int64; undefined: nothing is dropped
-  // As EmbeddingNoise: the first row's position in its sample, and what is left
-  // out before the second half of its rows.
-  int64_t first = 0;
-  int64_t jump = 0;
+  RowPositions positions;
 
   bool active() const { return rate > 0.0 && samples.defined(); }
 };

@@ -32,8 +32,9 @@ at::Tensor NoiseSize(const at::Tensor& targets, double alpha, int64_t hidden) {
 void AddNoise(const EmbeddingNoise& noise, at::Tensor& x) {
   const ProfileScope profile("embedding noise");
   const auto* cuda = cuda::For(x);
-  if (cuda != nullptr && noise.jump == 0) {
-    cuda::AddNoise(*cuda, noise.samples, noise.size, noise.key, noise.first, x);
+  if (cuda != nullptr && noise.positions.jump == 0) {
+    cuda::AddNoise(*cuda, noise.samples, noise.size, noise.key,
+                   noise.positions.first, x);
     return;
   }
   if (!x.is_cpu()) {  // a GPU without our kernels, or rows in two pieces
@@ -56,8 +57,7 @@ void AddNoise(const EmbeddingNoise& noise, at::Tensor& x) {
   const auto add = [&](auto* data, int64_t row, int64_t end) {
     for (; row < end; ++row) {
       const int64_t s = row / length;
-      const int64_t jump = row % length < length / 2 ? 0 : noise.jump;
-      const int64_t counter = (noise.first + row % length + jump) * groups;
+      const int64_t counter = noise.positions.Of(row, length) * groups;
       auto* const to = data + row * width;
       for (int64_t c = 0; c < width; c += 4) {
         const auto bits = RandomBits(noise.key, counter + c / 4,

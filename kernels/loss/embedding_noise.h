@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/layers/row_positions.h"
+
 namespace capstan::kernels {
 
 // Draws depend only on key, sample, the token's position in it and channel.
@@ -15,8 +17,7 @@ struct EmbeddingNoise {
   uint64_t key = 0;    // of the run (base/random.h)
   at::Tensor samples;  // [batch] int64
   at::Tensor size;     // [batch] float32, from NoiseSize; undefined: no noise
-  int64_t first = 0;   // the position of each sample's first row
-  int64_t jump = 0;    // what is left out before the second half of its rows
+  RowPositions positions;
 
   bool defined() const { return size.defined(); }
 };

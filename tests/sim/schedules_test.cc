@@ -48,12 +48,8 @@ TEST(SchedulesTest, AStoryTellsWhatHappened) {
   Schedule schedule;
   schedule.hosts = 2;
   schedule.steps = 6;
-  Fault crash;
-  crash.kind = Fault::kCrashHost;
-  crash.at = 200 * kMillisecond;
-  crash.host = 1;
-  crash.length = 5 * kSecond;
-  schedule.faults = {crash};
+  schedule.faults = {
+      {Fault::kCrashHost, 200 * kMillisecond, 1, 0, 5 * kSecond}};
   const Outcome outcome = PlayAlone(schedule, /*tell=*/true);
   EXPECT_EQ(outcome.violation, "");
   EXPECT_THAT(outcome.story, Contains(HasSubstr("host1: loses power")));
@@ -68,16 +64,9 @@ TEST(SchedulesTest, ADeathIsToldBesideASilentHost) {
   schedule.steps = 8;
   schedule.save_every = 1;
   schedule.max_restarts = 0;
-  Fault crash;
-  crash.kind = Fault::kCrashHost;
-  crash.at = 344 * kMillisecond;
-  crash.host = 2;
-  crash.length = 59 * kSecond;
-  Fault kill;
-  kill.kind = Fault::kKillLauncher;
-  kill.at = 952 * kMillisecond;
-  kill.host = 4;
-  schedule.faults = {crash, kill};
+  schedule.faults = {
+      {Fault::kCrashHost, 344 * kMillisecond, 2, 0, 59 * kSecond},
+      {Fault::kKillLauncher, 952 * kMillisecond, 4}};
   const Outcome outcome = PlayAlone(schedule, /*tell=*/true);
   EXPECT_EQ(outcome.violation, "");
   EXPECT_THAT(outcome.story, Contains(HasSubstr("rank 4")));

@@ -130,7 +130,6 @@ TEST_P(AnyStoreTest, WhatIsWrittenIsRead) {
   EXPECT_FALSE(fs::exists(Object("folder/deep/down/small")));
 }
 
-// The emulator of GCS doesn't know how far an upload came that failed.
 class AzureStoreTest : public StorageTest {
  protected:
   StoreKind kind() const override { return StoreKind::kAzure; }
@@ -149,6 +148,7 @@ TEST_F(AzureStoreTest, AnotherKeyAndAMissingContainerAreRefusedAtOnce) {
   EXPECT_THAT(std::string(refused.message()), Not(HasSubstr(key.substr(4))));
 }
 
+// The emulator of GCS doesn't know how far an upload came that failed.
 TEST_F(StorageTest, FaultsArePassedOver) {
   server_->proxy().set_faults({/*cut=*/0.2, /*busy=*/0.2, /*slow=*/0});
   const std::string text = Bytes(3 << 20);

@@ -175,7 +175,7 @@ at::Tensor DecoderModel::RegularizedSum(const TokenInput& whole,
   at::Tensor counted;
   if (divides) {
     Divide(&input, &targets);
-    division_->SetPositions(input.tokens.size(1), &noise.first, &noise.jump);
+    noise.positions = division_->Positions(input.tokens.size(1));
     counted = division_->Unpadded(whole.tokens, input.tokens.size(1));
   }
   const kernels::TiedGradient tied = NewTiedGradient();

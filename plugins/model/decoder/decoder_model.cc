@@ -261,8 +261,7 @@ kernels::Adapter DecoderModel::AdapterAt(int index, const Pass& pass) const {
   kernels::Adapter adapter =
       lora_->At(index, parameters_, pass.samples,
                 pass.cache == nullptr ? nullptr : pass.cache->adapted_norms());
-  adapter.dropout.first = pass.first;
-  adapter.dropout.jump = pass.jump;
+  adapter.dropout.positions = pass.positions;
   return adapter;
 }
 
@@ -479,7 +478,7 @@ at::Tensor DecoderModel::Hidden(
         table = division->PartOf(table.view({-1, tokens.size(1), width}))
                     .view({-1, width});
       }
-      division->SetPositions(tokens.size(1), &pass.first, &pass.jump);
+      pass.positions = division->Positions(tokens.size(1));
       tokens = division->PartOf(tokens);
     }
   }

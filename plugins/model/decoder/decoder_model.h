@@ -160,10 +160,8 @@ class DecoderModel : public Model,
     kernels::TransformerBlockOptions options;
     std::vector<at::Tensor> rope_tables;  // by DecoderConfig::ropes
     DecoderCache* cache = nullptr;
-    // Dropout's keys, and the rows' positions in them (AdapterDropout).
-    at::Tensor samples;
-    int64_t first = 0;
-    int64_t jump = 0;
+    at::Tensor samples;  // dropout's keys
+    kernels::RowPositions positions;
     c10::intrusive_ptr<RouterLoss> router_loss;
   };
 

@@ -148,13 +148,11 @@ at::Tensor RowDivision::Unpadded(const at::Tensor& tokens,
       .to(at::kFloat);
 }
 
-void RowDivision::SetPositions(int64_t length, int64_t* first,
-                               int64_t* jump) const {
+kernels::RowPositions RowDivision::Positions(int64_t length) const {
   const std::vector<kernels::RowChunk> chunks = ChunksOf(length);
-  *first = chunks.front().begin;
-  *jump = by_heads_ ? 0
-                    : chunks.back().begin - chunks.front().begin -
-                          chunks.front().length;
+  const kernels::RowChunk& first = chunks.front();
+  return {first.begin,
+          by_heads_ ? 0 : chunks.back().begin - first.begin - first.length};
 }
 
 at::Tensor RowDivision::ToAttention(const at::Tensor& x) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/attention/exchanged.h"
+#include "kernels/layers/row_positions.h"
 #include "kernels/memory.h"
 #include "plugins/sdk/process_group.h"
 #include "plugins/sdk/token_model.h"
@@ -70,8 +71,8 @@ class RowDivision final : public kernels::AttentionExchange,
   // row, `tokens` [B, before Pad] have, float32, undefined if all.
   at::Tensor PlacesOf(const at::Tensor& places, int64_t length) const;
   at::Tensor Unpadded(const at::Tensor& tokens, int64_t length) const;
-  // Of this rank's parts of rows of T positions, as EmbeddingNoise.
-  void SetPositions(int64_t length, int64_t* first, int64_t* jump) const;
+  // Of this rank's parts of rows of T positions.
+  kernels::RowPositions Positions(int64_t length) const;
 
   int ranks() const override { return group_.size(); }
   int rank() const { return group_.rank(); }
