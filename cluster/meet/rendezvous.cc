@@ -166,9 +166,13 @@ class Joining {
       std::string* token) const;
   // Whether there is more to try after `problem`.
   bool MayChange(const absl::Status& problem);
+  bool MayLoseRank0() const;
   // Whether the others go on without rank 0's host, which nobody has reached
   // since the restart.
   bool Rank0IsGone() const;
+  // After a refusal: whether they are meeting without it already. Each host
+  // decides by its own clock.
+  bool OthersGoOn() const;
   absl::Status GiveUp(const absl::Status& problem) const;
 
   absl::StatusOr<Meeting> AwaitOthers(std::shared_ptr<MeetingServer> server,
@@ -333,6 +337,9 @@ absl::StatusOr<Meeting> Joining::AsOther() {
   while (true) {
     absl::StatusOr<std::shared_ptr<MeetingClient>> client = TryOnce();
     if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
+    if (absl::IsFailedPrecondition(client.status()) && OthersGoOn()) {
+      return Explain(absl::OutOfRangeError("0"));
+    }
     if (!MayChange(client.status())) return Explain(client.status());
     if (absl::IsUnavailable(client.status()) && Rank0IsGone()) {
       return Explain(absl::OutOfRangeError("0"));
@@ -411,9 +418,25 @@ bool Joining::MayChange(const absl::Status& problem) {
 }
 
 bool Joining::Rank0IsGone() const {
-  return Returns() && info_.min_processes > 0 && !NotedHosts().empty() &&
-         info_.world_size - info_.local_world_size >= info_.min_processes &&
+  return MayLoseRank0() &&
          waited() >= std::chrono::duration<double>(info_.return_seconds);
+}
+
+bool Joining::MayLoseRank0() const {
+  return Returns() && info_.min_processes > 0 && !NotedHosts().empty() &&
+         info_.world_size - info_.local_world_size >= info_.min_processes;
+}
+
+bool Joining::OthersGoOn() const {
+  if (!published_ || !MayLoseRank0()) return false;
+  const std::vector<std::string> hosts = absl::StrSplit(NotedHosts(), ',');
+  std::string token;
+  const auto addresses = Rank0Addresses(&token);
+  if (!addresses.ok() || hosts.size() < 2 || hosts[0] == hosts[1]) return false;
+  // At the first host's place this host was given up, for it came too late.
+  return std::any_of(
+      addresses->begin(), addresses->end(),
+      [&](const SocketAddress& a) { return a.host() == hosts[1]; });
 }
 
 absl::Status Joining::GiveUp(const absl::Status& problem) const {

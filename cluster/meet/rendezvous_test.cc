@@ -371,6 +371,51 @@ TEST(MeetTest, WithoutRank0TheOthersGoOn) {
   EXPECT_EQ(page->page().gone.Get(), "0");
 }
 
+// A host whose clock is late finds that the others have given up rank 0's.
+TEST(MeetTest, TheOthersHaveGoneOnWithoutRank0) {
+  std::unique_ptr<SharedProgress> page = *SharedProgress::Create();
+  const std::string folder = TestFolder();
+  RankInfo late = TestRankByFile(2, 3, folder);
+  late.nodes = 3;
+  late.node_rank = 2;
+  late.local_rank = 0;
+  late.local_world_size = 1;
+  late.comes_again = true;
+  late.restart = 1;
+  late.return_seconds = 600;
+  late.min_processes = 1;
+  RankInfo first = late;
+  first.rank = first.node_rank = 0;
+  first.nodes = first.world_size = 2;
+  absl::StatusOr<Meeting> rank0;
+  std::thread meets = MeetLater(first, milliseconds(0), &rank0);
+  const std::string file = MeetingFilePath(folder, first.run_key);
+  auto place = ReadMeetingPlace(file);
+  const Deadline limit = Soon();
+  while (!place.ok() && MeetingClock::now() < limit) {
+    // sleeps: polls
+    std::this_thread::sleep_for(milliseconds(5));
+    place = ReadMeetingPlace(file);
+  }
+  ASSERT_TRUE(place.ok()) << place.status();
+  const std::string& here = place->addresses[0];
+  // It was given up itself.
+  NoteHosts(absl::StrCat(here, ",203.0.113.1,203.0.113.2"));
+  absl::Status status = Meet(late, seconds(60)).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_EQ(page->page().gone.Get(), "");
+  NoteHosts(absl::StrCat("203.0.113.1,", here, ",203.0.113.2"));
+  status = Meet(late, seconds(60)).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_EQ(page->page().gone.Get(), "0");
+  RankInfo second = first;
+  second.rank = second.node_rank = 1;
+  const auto rank1 = Meet(second, seconds(60));
+  meets.join();
+  EXPECT_TRUE(rank0.ok()) << rank0.status();
+  EXPECT_TRUE(rank1.ok()) << rank1.status();
+}
+
 // Beyond what a connection may take.
 TEST(MeetTest, Rank0WaitsAsLongAsItIsTold) {
   const std::vector<RankInfo> ranks = Ranks(2, FreePort());
