@@ -19,6 +19,9 @@ namespace capstan::sim {
 namespace {
 
 constexpr uintptr_t kPage = 4096;
+constexpr uintptr_t kLine = 64;
+
+typedef uint64_t Line __attribute__((vector_size(kLine)));
 
 struct Range {
   char* begin;
@@ -37,6 +40,9 @@ struct State {
   // Those that have been written to, in that order, and what was there before.
   std::vector<char*> pages;
   Pages pristine;
+  // Of each of these, by bits: the lines that have differed from that. Most
+  // never do.
+  std::vector<uint64_t> changed;
 };
 State& TheState() {
   static auto* const state = new State;
@@ -63,6 +69,7 @@ void OnFault(int signal, siginfo_t* info, void*) {
   state.pages.push_back(page);
   state.pristine.emplace_back(new char[kPage]);
   memcpy(state.pristine.back().get(), page, kPage);
+  state.changed.push_back(0);
   mprotect(page, kPage, PROT_READ | PROT_WRITE);
 }
 
@@ -113,6 +120,36 @@ int LookAt(dl_phdr_info* info, size_t, void*) {
   return 0;
 }
 
+std::unique_ptr<char[]> CopyOf(const char* page) {
+  std::unique_ptr<char[]> copy(new char[kPage]);
+  memcpy(copy.get(), page, kPage);
+  return copy;
+}
+
+// A bit for each line.
+__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t
+Differences(const char* a, const char* b) {
+  static_assert(kPage / kLine == 64);
+  uint64_t differ = 0;
+  for (uint64_t i = 0; i < 64; ++i) {
+    Line x, y;
+    memcpy(&x, a + i * kLine, kLine);
+    memcpy(&y, b + i * kLine, kLine);
+    x ^= y;
+    uint64_t any = 0;
+    for (size_t word = 0; word < kLine / 8; ++word) any |= x[word];
+    if (any != 0) differ |= uint64_t{1} << i;
+  }
+  return differ;
+}
+
+void CopyLines(uint64_t lines, const char* from, char* to) {
+  for (; lines != 0; lines &= lines - 1) {
+    const uintptr_t at = __builtin_ctzll(lines) * kLine;
+    memcpy(to + at, from + at, kLine);
+  }
+}
+
 }  // namespace
 
 void WatchGlobals(const std::vector<std::string>& names) {
@@ -138,24 +175,22 @@ void WatchGlobals(const std::vector<std::string>& names) {
 
 void SwapGlobals(Pages* from, const Pages* to) {
   State& state = TheState();
-  const size_t count = state.pages.size();
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < state.pages.size(); ++i) {
+    const char* const pristine = state.pristine[i].get();
+    state.changed[i] |= Differences(state.pages[i], pristine);
     if (from != nullptr) {
-      if (from->size() <= i) from->emplace_back(new char[kPage]);
-      memcpy((*from)[i].get(), state.pages[i], kPage);
+      if (from->size() <= i) from->push_back(CopyOf(pristine));
+      CopyLines(state.changed[i], state.pages[i], (*from)[i].get());
     }
     const bool own = to != nullptr && i < to->size();
-    memcpy(state.pages[i], own ? (*to)[i].get() : state.pristine[i].get(),
-           kPage);
+    CopyLines(state.changed[i], own ? (*to)[i].get() : pristine,
+              state.pages[i]);
   }
 }
 
 Pages CopyGlobals() {
   Pages copy;
-  for (const char* page : TheState().pages) {
-    copy.emplace_back(new char[kPage]);
-    memcpy(copy.back().get(), page, kPage);
-  }
+  for (const char* page : TheState().pages) copy.push_back(CopyOf(page));
   return copy;
 }
 

@@ -265,6 +265,9 @@ ssize_t getrandom(void* out, size_t size, unsigned flags) {
   }
   return static_cast<ssize_t>(size);
 }
+// One runs at a time.
+int get_nprocs_conf() noexcept { return 1; }
+
 int getentropy(void* out, size_t size) {
   SIM_REAL(getentropy, out, size);
   getrandom(out, size, 0);

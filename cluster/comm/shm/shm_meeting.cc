@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -46,8 +47,11 @@ using Clock = std::chrono::steady_clock;
 // How often a waiting rank checks whether the other is alive.
 constexpr long kLookNanoseconds = 100 * 1000 * 1000;
 // Checks before sleeping: a few microseconds. Ranks and their computations
-// share the cores.
-constexpr int kSpins = 200;
+// share the cores; on a single one nobody else makes progress meanwhile.
+int Spins() {
+  static const int spins = get_nprocs_conf() > 1 ? 200 : 0;
+  return spins;
+}
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
                   std::atomic<uint64_t>::is_always_lock_free,
@@ -222,7 +226,7 @@ bool CollectiveCall::operator==(const CollectiveCall& other) const {
 }
 
 absl::Status ShmMeeting::Await(int rank, ShmStage stage, uint64_t blocks) {
-  for (int spin = 0; spin < kSpins; ++spin) {
+  for (int spin = Spins(); spin > 0; --spin) {
     if (HasDone(rank, stage, blocks)) return absl::OkStatus();
     Pause();
   }
@@ -250,7 +254,7 @@ absl::Status ShmMeeting::AwaitAny(const std::vector<ShmCondition>& conditions) {
   const auto any_holds = [&] {
     return std::any_of(conditions.begin(), conditions.end(), holds);
   };
-  for (int spin = 0; spin < kSpins; ++spin) {
+  for (int spin = Spins(); spin > 0; --spin) {
     if (any_holds()) return absl::OkStatus();
     Pause();
   }
