@@ -21,7 +21,7 @@ def simd_library(
       textual_hdrs: .inc files that `loops` includes.
       deps: of all of them.
       more_targets: others of base/simd/target.h that `loops` is compiled for,
-        whose tables aren't in SIMD_TABLES: "avx512bf16".
+        whose tables aren't in SIMD_TABLES: "amx", "avx512bf16".
       **kwargs: as ever.
     """
     native.cc_library(

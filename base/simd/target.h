@@ -5,11 +5,21 @@
 // exports only its table, SIMD_SYMBOL(kName), and calls nothing from headers
 // but intrinsics, so that no code for newer processors leaks into the program.
 // Defines SIMD_BYTES (register size), SIMD_NAME, and SIMD_AVX2, SIMD_AVX512,
-// SIMD_AVX512_BF16 where their intrinsics are available.
+// SIMD_AVX512_BF16 and SIMD_AMX where their intrinsics are available.
 #ifndef CAPSTAN_BASE_SIMD_TARGET_H_
 #define CAPSTAN_BASE_SIMD_TARGET_H_
 
-#if defined(SIMD_TARGET_AVX512BF16)
+#if defined(SIMD_TARGET_AMX)
+#include <immintrin.h>
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")
+#define SIMD_AVX2
+#define SIMD_AVX512
+#define SIMD_AMX
+#define SIMD_BYTES 64
+#define SIMD_NAME "amx"
+#define SIMD_SYMBOL(name) name##Amx
+#elif defined(SIMD_TARGET_AVX512BF16)
 #include <immintrin.h>
 #pragma GCC target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")

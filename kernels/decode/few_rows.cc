@@ -109,7 +109,7 @@ StoredMatrix StoredMatrix::Rows(int64_t begin, int64_t count) const {
   return part;
 }
 
-bool RoundsToBf16() { return MultipliesBf16Pairs(); }
+bool RoundsToBf16() { return MultipliesBf16(); }
 
 bool TakesFewRows(int64_t rows) {
   return rows <= kFewRows && !at::globalContext().deterministicAlgorithms();

@@ -43,7 +43,7 @@ struct FewRowsProduct {
 };
 
 // Whether x is rounded to bfloat16 for matrices of it: where Gemm multiplies
-// bfloat16 as it is (MultipliesBf16Pairs). However many rows there are, so that
+// bfloat16 as it is (MultipliesBf16). However many rows there are, so that
 // a row's result doesn't depend on those beside it.
 bool RoundsToBf16();
 

@@ -3,8 +3,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/Utils.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -35,8 +33,6 @@ bool Is(const char* wish, const char* name) {
   return wish != nullptr && std::strcmp(wish, name) == 0;
 }
 
-const char* Bf16Wish() { return std::getenv("CAPSTAN_BF16_PRODUCTS"); }
-
 // For float32. Null: the BLAS. Constant per machine, so that runs repeat bit by
 // bit.
 const GemmKernels* Chosen() {
@@ -53,17 +49,10 @@ const GemmKernels* Chosen() {
 const GemmKernels* ChosenForHalves() {
   static const GemmKernels* const chosen = []() -> const GemmKernels* {
     if (kGemm.best().run == nullptr) return nullptr;
-    return &ChooseForHalves(Bf16Wish(), OnIntel(), HasBf16Products());
+    return &ChooseForHalves(std::getenv("CAPSTAN_BF16_PRODUCTS"), OnIntel(),
+                            HasBf16Products(), HasAmxTiles);
   }();
   return chosen;
-}
-
-// Whether products of bfloat16 alone are OneDnnGemm's. Asks the kernel for AMX.
-bool UsesOneDnn() {
-  static const bool uses = Is(Bf16Wish(), "onednn") ||
-                           (Bf16Wish() == nullptr &&
-                            kGemm.best().run != nullptr && at::cpu::init_amx());
-  return uses;
 }
 
 // A piece of memory of this thread, made at first use.
@@ -225,10 +214,6 @@ class Widened {
 
 // Of a problem with factors in memory and at least one term.
 void Halves(const GemmProblem& p) {
-  if (p.a.type == NumberType::kBf16 && p.b.type == NumberType::kBf16 &&
-      p.c.type == NumberType::kBf16 && UsesOneDnn()) {
-    return OneDnnGemm(p);
-  }
   if (ChosenForHalves() != nullptr) return Own(*ChosenForHalves(), p);
   const Widened wide(p);
   Blas(wide.problem());
@@ -237,34 +222,39 @@ void Halves(const GemmProblem& p) {
 
 }  // namespace
 
-const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs) {
+bool HasAmxTiles() {
 #ifdef __x86_64__
-  // Intel's cores make one vdpbf16ps in the time of four multiply-adds; AMD's
-  // make it in that of one.
-  if (pairs && !Is(wish, "float32") && (!intel || Is(wish, "avx512bf16"))) {
-    return kGemmAvx512Bf16;
+  static const bool has =
+      BestInstructionSet() == InstructionSet::kAvx512 && at::cpu::init_amx();
+  return has;
+#else
+  return false;
+#endif
+}
+
+const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs,
+                                   bool (*tiles)()) {
+#ifdef __x86_64__
+  if (!Is(wish, "float32")) {
+    const bool wished = pairs && Is(wish, "avx512bf16");
+    if (!wished && tiles()) return kGemmAmx;
+    // Intel's cores make one vdpbf16ps in the time of four multiply-adds; AMD's
+    // make it in that of one.
+    if (wished || (pairs && !intel)) return kGemmAvx512Bf16;
   }
 #endif
   return kGemm.best();
 }
 
-void OneDnnGemm(const GemmProblem& p) {
-  const auto matrix = [](const void* data, int64_t stride, int64_t rows,
-                         int64_t columns) {
-    return at::from_blob(const_cast<void*>(data), {rows, columns}, {stride, 1},
-                         at::kBFloat16);
-  };
-  const at::Tensor a = p.a_transposed
-                           ? matrix(p.a.data, p.a.stride, p.k, p.m).t()
-                           : matrix(p.a.data, p.a.stride, p.m, p.k);
-  const at::Tensor b = p.b_transposed
-                           ? matrix(p.b.data, p.b.stride, p.n, p.k).t()
-                           : matrix(p.b.data, p.b.stride, p.k, p.n);
-  at::Tensor c = matrix(p.c.data, p.c.stride, p.m, p.n);
-  at::addmm_out(c, c, a, b, p.beta, p.alpha);
-}
-
 const char* GemmName() { return Chosen() == nullptr ? "blas" : Chosen()->name; }
+
+bool MultipliesBf16() {
+#ifdef __x86_64__
+  return MultipliesBf16Pairs() || ChosenForHalves() == &kGemmAmx;
+#else
+  return false;
+#endif
+}
 
 bool MultipliesBf16Pairs() {
 #ifdef __x86_64__

@@ -9,7 +9,7 @@
 // CAPSTAN_GEMM=own or =blas in the environment overrides this for measurements.
 // Products with 16-bit factors are always ours. How bfloat16 is multiplied
 // depends on the processor (docs/decisions/kernels.md), and for measurements on
-// CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or onednn.
+// CAPSTAN_BF16_PRODUCTS=float32, avx512bf16 or amx.
 #ifndef CAPSTAN_KERNELS_GEMM_GEMM_H_
 #define CAPSTAN_KERNELS_GEMM_GEMM_H_
 
@@ -53,7 +53,7 @@ enum class Transpose { kNone, kLeft, kRight };
 // c [m, n] = alpha * a b + beta * c, where a is [m, k] (kLeft: passed as [k,
 // m]) and b is [k, n] (kRight: passed as [n, k]), of any types. A beta of 0
 // overwrites c; a 16-bit c is rounded once. An element's sum is formed the same
-// way whatever the rows, columns and threads beside it (but OneDnnGemm's). Runs
+// way whatever the rows, columns and threads beside it. Runs
 // on LibTorch's intra-op threads; on one thread inside at::parallel_for. Sizes
 // and strides are below 2^31.
 void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
@@ -78,7 +78,9 @@ void Gemm(Transpose transpose, int64_t m, int64_t n, int64_t k, float alpha,
 const char* GemmName();
 
 // Whether factors that are both bfloat16 are multiplied as they are, in pairs
-// (vdpbf16ps), rather than as floats.
+// or in tiles, rather than as floats.
+bool MultipliesBf16();
+// By vdpbf16ps.
 bool MultipliesBf16Pairs();
 
 // For gemm.cc: the loops of gemm_tiles.cc, one table per instruction set.
@@ -133,15 +135,23 @@ SIMD_TABLES(GemmKernels, kGemm);
 // at a time, rounds to nearest and takes subnormals for 0. Needs
 // HasBf16Products().
 extern const GemmKernels kGemmAvx512Bf16;
+// As kGemmAvx512, but products of bfloat16 alone in AMX tiles, which sum up to
+// 16 even and 16 odd terms apart, round to nearest and take subnormals for 0;
+// with an alpha of 1, c's value is added before the terms if beta is 1. Needs
+// HasAmxTiles().
+extern const GemmKernels kGemmAmx;
 #endif
 
-// How a processor with AVX2 multiplies 16-bit factors. wish:
-// CAPSTAN_BF16_PRODUCTS, or null; pairs: HasBf16Products().
-const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs);
+// Whether this process may multiply bfloat16 in AMX tiles (Sapphire Rapids and
+// later). The first call asks the kernel, whose answer holds for all threads
+// and for processes forked later.
+bool HasAmxTiles();
 
-// A product of bfloat16 alone by LibTorch's at::addmm, whose loops (oneDNN's)
-// use AMX where there is AMX. The sizes decide how an element is summed.
-void OneDnnGemm(const GemmProblem& problem);
+// How a processor with AVX2 multiplies 16-bit factors. wish:
+// CAPSTAN_BF16_PRODUCTS, or null; pairs: HasBf16Products(); tiles: HasAmxTiles,
+// asked only where its answer matters.
+const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs,
+                                   bool (*tiles)());
 
 }  // namespace capstan::kernels
 

@@ -23,6 +23,7 @@ std::vector<const GemmKernels*> Tables() {
   }
 #ifdef __x86_64__
   if (HasBf16Products()) tables.push_back(&kGemmAvx512Bf16);
+  if (HasAmxTiles()) tables.push_back(&kGemmAmx);
 #endif
   return tables;
 }
@@ -103,30 +104,34 @@ TEST(GemmHalfChoiceTest, IsRightAndTheSameOnAnyNumberOfThreads) {
   ExpectChoiceIsRight<Fp16>();
 }
 
-TEST(GemmHalfChoiceTest, PairsThenFloats) {
+int asked;
+bool Granted() { return ++asked > 0; }
+bool Refused() { return ++asked < 0; }
+
+TEST(GemmHalfChoiceTest, TilesThenPairsThenFloats) {
   if (kGemm.best().run == nullptr) GTEST_SKIP() << "the BLAS is used";
-  const auto choice = [](const char* wish, bool intel, bool pairs) {
-    return std::string(ChooseForHalves(wish, intel, pairs).name);
+  const auto choice = [](const char* wish, bool intel, bool pairs,
+                         bool (*tiles)()) {
+    return std::string(ChooseForHalves(wish, intel, pairs, tiles).name);
   };
   const std::string floats = kGemm.best().name;
-  // Emerald Rapids; Zen 4; Zen 3.
-  EXPECT_EQ(choice(nullptr, true, true), floats);
-  EXPECT_EQ(choice(nullptr, false, true), "avx512bf16");
-  EXPECT_EQ(choice(nullptr, false, false), floats);
+  // Sapphire Rapids; where its kernel refuses; Zen 4; Zen 3; an AMD processor
+  // to come.
+  EXPECT_EQ(choice(nullptr, true, true, Granted), "amx");
+  EXPECT_EQ(choice(nullptr, true, true, Refused), floats);
+  EXPECT_EQ(choice(nullptr, false, true, Refused), "avx512bf16");
+  EXPECT_EQ(choice(nullptr, false, false, Refused), floats);
+  EXPECT_EQ(choice(nullptr, false, true, Granted), "amx");
   // A wish is followed where it can be.
-  EXPECT_EQ(choice("avx512bf16", true, true), "avx512bf16");
-  EXPECT_EQ(choice("avx512bf16", true, false), floats);
-  EXPECT_EQ(choice("float32", false, true), floats);
-}
-
-// What products of bfloat16 are with AMX, by whatever this processor has.
-TEST(GemmHalfTest, ByOneDnn) {
-  for (const Case& c : Cases()) {
-    Product<Bf16, Bf16, Bf16> product(c);
-    OneDnnGemm(product.problem());
-    product.ExpectRight();
-    if (HasFatalFailure()) return;
-  }
+  EXPECT_EQ(choice("amx", true, true, Granted), "amx");
+  EXPECT_EQ(choice("amx", true, true, Refused), floats);
+  EXPECT_EQ(choice("amx", false, true, Refused), "avx512bf16");
+  EXPECT_EQ(choice("avx512bf16", true, false, Refused), floats);
+  // The kernel isn't asked for what isn't wished.
+  asked = 0;
+  EXPECT_EQ(choice("avx512bf16", true, true, Granted), "avx512bf16");
+  EXPECT_EQ(choice("float32", false, true, Granted), floats);
+  EXPECT_EQ(asked, 0);
 }
 
 }  // namespace

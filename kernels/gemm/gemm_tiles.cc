@@ -37,11 +37,15 @@ typedef Register<kLanes>::Floats Vector;
 // Of panels of so many terms.
 template <typename Kernel>
 SIMD_INLINE int64_t LanesOf(int64_t depth) {
-  return (depth + Kernel::kTerms - 1) / Kernel::kTerms;
+  constexpr int64_t kUnit = Kernel::kTerms * Kernel::kLaneUnit;
+  return (depth + kUnit - 1) / kUnit * Kernel::kLaneUnit;
 }
 
 #include "kernels/gemm/gemm_packing.inc"
 #include "kernels/gemm/gemm_registers.inc"
+#ifdef SIMD_AMX
+#include "kernels/gemm/gemm_amx.inc"
+#endif
 
 // Nearly equal pieces of at most `most`, which is a multiple of `unit`; all but
 // the last end at one.
@@ -94,7 +98,7 @@ void ResidentRows(const GemmProblem& p, const Term& t, int64_t row_begin,
                   int64_t row_end, int64_t column_begin, int64_t column_end,
                   float* rows_space, float* panel, float* read) {
   const int64_t lanes = LanesOf<Kernel>(t.depth);
-  const Cut cut(row_end - row_begin, Kernel::kRows, 1);
+  const Cut cut(row_end - row_begin, Kernel::kRows, Kernel::kRowUnit);
   for (int64_t i = 0; i < cut.pieces; ++i) {
     Kernel::PackRows(p, row_begin + cut.begin(i),
                      cut.begin(i + 1) - cut.begin(i), t.k, t.depth,
@@ -128,7 +132,7 @@ void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
     Kernel::PackColumns(p, n, Min(column_end - n, kTileColumns), t.k, t.depth,
                         read, columns_space + (n - column_begin) * lanes);
   }
-  const Cut cut(row_end - row_begin, Kernel::kRows, 1);
+  const Cut cut(row_end - row_begin, Kernel::kRows, Kernel::kRowUnit);
   for (int64_t i = 0; i < cut.pieces; ++i) {
     const int64_t row = row_begin + cut.begin(i);
     const int64_t rows = cut.begin(i + 1) - cut.begin(i);
@@ -151,7 +155,8 @@ void ResidentColumns(const GemmProblem& p, const Term& t, int64_t row_begin,
 // The blocks of the inner dimension.
 template <typename Kernel>
 SIMD_INLINE Cut TermsOf(const GemmProblem& p) {
-  return Cut((p.k + Kernel::kTerms - 1) / Kernel::kTerms, kGemmDepth, 1);
+  return Cut((p.k + Kernel::kTerms - 1) / Kernel::kTerms, kGemmDepth,
+             Kernel::kLaneUnit);
 }
 
 // Of a c of Kernel::Result; if that isn't float32, there is one block of terms.
@@ -166,12 +171,12 @@ void RunBlocks(const GemmProblem& p, int64_t row_begin, int64_t row_end,
   const int64_t most = kGemmDepth * kGemmResident / terms.longest();
   const Cut blocks(rows_stay ? height : width,
                    most / kTileColumns * kTileColumns,
-                   rows_stay ? 1 : kTileColumns);
+                   rows_stay ? Kernel::kRowUnit : kTileColumns);
   // The other one, so that c stays in a cache between blocks of terms.
   const Cut parts(
       rows_stay ? width : height,
       terms.pieces == 1 ? width + height : kGemmKept / blocks.longest(),
-      rows_stay ? kTileColumns : 1);
+      rows_stay ? kTileColumns : Kernel::kRowUnit);
   const int64_t pieces = parts.pieces * terms.pieces;
   for (int64_t i = 0; i < blocks.pieces * pieces; ++i) {
     const int64_t block = i / pieces, part = i % pieces / terms.pieces;
@@ -276,11 +281,18 @@ void RunKernel(const GemmProblem& p, int64_t row_begin, int64_t row_end,
 
 void Run(const GemmProblem& p, int64_t row_begin, int64_t row_end,
          int64_t column_begin, int64_t column_end, float* space, float* sums) {
-#ifdef SIMD_AVX512_BF16
+#if defined(SIMD_AVX512_BF16) || defined(SIMD_AMX)
   if (p.a.type == NumberType::kBf16 && p.b.type == NumberType::kBf16 &&
       p.source.read == nullptr) {
-    return RunKernel<Registers<Pairs>>(p, row_begin, row_end, column_begin,
-                                       column_end, space, sums);
+#ifdef SIMD_AMX
+    const LoadedTiles tiles;
+    RunKernel<AmxTiles>(p, row_begin, row_end, column_begin, column_end, space,
+                        sums);
+#else
+    RunKernel<Registers<Pairs>>(p, row_begin, row_end, column_begin, column_end,
+                                space, sums);
+#endif
+    return;
   }
 #endif
   RunKernel<Registers<Floats>>(p, row_begin, row_end, column_begin, column_end,
