@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/output_folder.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -31,11 +32,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Flushes the entry of a folder, without which a crash could take all that is
-// in it. Not essential where that can't be done.
-void SyncEntry(const fs::path& folder) {
+// Flushes the entry of a folder, without which a loss of power could take all
+// that is in it. OK where that can't be done; an error if the disk has failed.
+absl::Status SyncEntry(const fs::path& folder) {
   const fs::path parent = folder.parent_path();
-  SyncPath(parent.empty() ? "." : parent.string()).IgnoreError();
+  const absl::Status synced = SyncPath(parent.empty() ? "." : parent.string());
+  const int error = ErrnoOf(synced);
+  if (error != EIO && error != ENOSPC && error != EDQUOT) {
+    return absl::OkStatus();
+  }
+  return Annotate(synced, absl::StrCat("output_dir: ", folder.string(),
+                                       " can't be flushed to its disk"));
 }
 
 absl::Status MakeFolder(const fs::path& folder) {
@@ -48,7 +55,7 @@ absl::Status MakeFolder(const fs::path& folder) {
   // Also of what exists: who made it, a run that was killed or the ranks'
   // meeting, may not have flushed it.
   for (fs::path at = folder; at.has_relative_path(); at = at.parent_path()) {
-    SyncEntry(at);
+    CAPSTAN_RETURN_IF_ERROR(SyncEntry(at));
   }
   return absl::OkStatus();
 }
@@ -74,7 +81,7 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
     std::error_code error;
     // false without an error: it belongs to another run.
     if (fs::create_directory(folder, error)) {
-      SyncEntry(folder);
+      CAPSTAN_RETURN_IF_ERROR(SyncEntry(folder));
       // Not essential to the run.
       const absl::Status latest =
           SetLatestRun(runs.string(), folder.filename().string());

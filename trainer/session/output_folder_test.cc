@@ -96,11 +96,11 @@ TEST(OutputFolderTest, AFolderInUseIsRefused) {
                               "another folder")));
 }
 
-// Has flock fail with `error` in this process from now on.
-bool ForbidFlock(int error) {
+// Has that call fail with `error` in this process from now on.
+bool Forbid(unsigned call, int error) {
   struct sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_flock, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
       BPF_STMT(BPF_RET | BPF_K,
                SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
@@ -117,7 +117,7 @@ TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
   config.set_output_dir(Folder() + "/run");
   const pid_t child = fork();
   if (child == 0) {
-    if (!ForbidFlock(ENOLCK)) _exit(77);
+    if (!Forbid(__NR_flock, ENOLCK)) _exit(77);
     if (!PrepareOutputFolder(config, "").ok()) _exit(1);
     const absl::Status second = PrepareOutputFolder(config, "").status();
     _exit(absl::StrContains(second.message(), "is in use by a run") ? 0 : 2);
@@ -129,6 +129,26 @@ TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
   // It died with its holder.
   EXPECT_TRUE(PrepareOutputFolder(config, "").ok());
+}
+
+// Or a loss of power could take what a run has saved (tests/sim, seed 17390).
+TEST(OutputFolderTest, AFolderThatCannotBeFlushedIsRefused) {
+  RunConfig config;
+  config.set_output_dir(Folder() + "/run");
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!Forbid(__NR_fsync, EIO)) _exit(77);
+    const absl::Status status = PrepareOutputFolder(config, "").status();
+    _exit(
+        absl::StrContains(status.message(), "/run can't be flushed to its disk")
+            ? 0
+            : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // Its locks go with the last process that has them, whoever wrote them.
