@@ -29,6 +29,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/simd/instruction_set.h"
@@ -218,9 +219,11 @@ std::vector<Contestant> Contestants() {
     all.push_back({std::string("bf16, ") + best.name, at::kBFloat16, &best});
   }
 #ifdef __x86_64__
-  if (HasBf16Products()) {
-    all.push_back({std::string("bf16, ") + kGemmAvx512Bf16.name, at::kBFloat16,
-                   &kGemmAvx512Bf16});
+  for (const auto& [table, runs] :
+       {std::pair(&kGemmAvx512Bf16, HasBf16Products()),
+        std::pair(&kGemmAmx, HasAmxTiles())}) {
+    if (!runs) continue;
+    all.push_back({std::string("bf16, ") + table->name, at::kBFloat16, table});
   }
 #endif
   all.push_back({"bf16, LibTorch", at::kBFloat16, nullptr});

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests that count allocations or products of 16 bits. With AMX, products
-// of bfloat16 are LibTorch's (kernels/gemm); with newer processors'
-// instructions those take memory by shape that no plan knows, up to 0.2 MiB:
-// much for a test's shapes. A program that includes this has neither.
+// For tests that count allocations. LibTorch's products of bfloat16 take memory
+// by shape that no plan knows, up to 0.2 MiB with newer processors'
+// instructions: much for a test's shapes. A program that includes this has none.
 #ifndef CAPSTAN_KERNELS_PLAIN_PRODUCTS_FOR_TEST_H_
 #define CAPSTAN_KERNELS_PLAIN_PRODUCTS_FOR_TEST_H_
 
@@ -12,8 +11,7 @@
 namespace capstan::kernels {
 
 [[maybe_unused]] inline const int kPlainProducts =
-    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", /*overwrite=*/0) +
-    setenv("CAPSTAN_BF16_PRODUCTS", "avx512bf16", /*overwrite=*/0);
+    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", /*overwrite=*/0);
 
 }  // namespace capstan::kernels
 

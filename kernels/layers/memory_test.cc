@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares the layers' plans with their actual allocations. oneDNN's products
+// Compares the layers' plans with their actual allocations. LibTorch's products
 // of 16-bit matrices may allocate memory that depends on the processor: hence
 // the wider bounds.
 #include <ATen/TensorOperators.h>
