@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import comparison
 
 COLOURS = {comparison.EAGER: "#2f6f9f", comparison.COMPILED: "#8fb8d8"}
+OTHER_COLOUR = "#9a9a9a"  # ours, by another method
 BAR_COLOUR, AIM_COLOUR = "#b03030", "#2c8a4b"
 PHASES = {"data": "#9a9a9a", "forward": "#2f6f9f", "backward": "#8fb8d8",
           "communication exposed": "#b03030", "optimizer": "#d9a441",
@@ -36,7 +37,7 @@ def groups_of(rows):
 def draw_bar(axes, x, width, row):
     """One ratio with its spread, its bar and its aim."""
     ratio = row["ratio"]
-    axes.bar(x, ratio["median"], 0.9 * width, color=COLOURS[row["peer"]])
+    axes.bar(x, ratio["median"], 0.9 * width, color=COLOURS.get(row["peer"], OTHER_COLOUR))
     axes.errorbar(x, ratio["median"],
                   [[ratio["median"] - ratio["lowest"]],
                    [ratio["highest"] - ratio["median"]]],
