@@ -17,7 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Beyond a request's own limit, how long rank 0 may take to respond.
+// How long rank 0 may take to respond at least, and beyond a wait's own limit.
+constexpr std::chrono::seconds kAnswer{10};
 constexpr std::chrono::seconds kSlack{30};
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
@@ -43,9 +44,8 @@ StoreResponse MeetingStore::Send(StoreRequest request, milliseconds limit) {
         absl::StrCat("a value for the other ranks has ", bytes,
                      " bytes, at most ", kMaxValueBytes, " are allowed"));
   }
-  absl::StatusOr<StoreResponse> response =
-      client_->Call(std::move(request),
-                    MeetingClock::now() + std::min(limit, kForever) + kSlack);
+  absl::StatusOr<StoreResponse> response = client_->Call(
+      std::move(request), MeetingClock::now() + std::min(limit, kForever));
   if (!response.ok()) {
     C10_THROW_ERROR(DistNetworkError,
                     absl::StrCat("lost rank 0: ", response.status().message()));
@@ -67,8 +67,7 @@ StoreResponse MeetingStore::Call(StoreVerb verb, std::vector<std::string> keys,
   request.number = number;
   request.keys = std::move(keys);
   request.values = std::move(values);
-  return Send(std::move(request),
-              std::max<milliseconds>(timeout_, std::chrono::seconds(1)));
+  return Send(std::move(request), std::max<milliseconds>(timeout_, kAnswer));
 }
 
 StoreResponse MeetingStore::Await(StoreVerb verb, std::vector<std::string> keys,
@@ -78,7 +77,7 @@ StoreResponse MeetingStore::Await(StoreVerb verb, std::vector<std::string> keys,
   request.timeout_ms = std::max<int64_t>(0, timeout.count());
   request.keys = std::move(keys);
   const bool for_ever = request.timeout_ms == 0;
-  return Send(std::move(request), for_ever ? kForever : timeout);
+  return Send(std::move(request), for_ever ? kForever : timeout + kSlack);
 }
 
 c10::intrusive_ptr<c10d::Store> MeetingStore::clone() {

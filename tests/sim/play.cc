@@ -306,6 +306,7 @@ Outcome Player::Run() {
     }
     if (process->tag == -2) world_.Stop();
   };
+  ledger_.watches_hosts = schedule_.max_restarts > 0;
   for (const Fault& fault : schedule_.faults) {
     ledger_.disturbed_until =
         std::max(ledger_.disturbed_until, fault.at + fault.length);
@@ -313,8 +314,12 @@ Outcome Player::Run() {
     disturbed_until_ =
         std::max(disturbed_until_, fault.at + fault.length + 300 * kSecond);
     ledger_.patience += Hinders(fault.kind) ? fault.length + 60 * kSecond : 0;
+    // Whoever waits for a silent host alone, that nobody watches, hears of
+    // another's death by those who leave.
+    const bool silent =
+        !ledger_.watches_hosts && fault.kind == Fault::kCrashHost;
+    if (silent) ledger_.patience += 60 * kSecond;
   }
-  ledger_.watches_hosts = schedule_.max_restarts > 0;
   StartJob();
   world_.Run();
   if (world_.violation().empty() && !ledger_.completed) {

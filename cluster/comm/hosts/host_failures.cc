@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -20,12 +21,20 @@ namespace {
 
 // How often a leader that waits for the others looks for failures.
 constexpr std::chrono::milliseconds kLook{100};
+// In which rank 0's host answers, if it is there.
+constexpr std::chrono::seconds kAnswer{10};
 
 std::vector<uint8_t> Bytes(const std::string& text) {
   return std::vector<uint8_t>(text.begin(), text.end());
 }
 
 }  // namespace
+
+HostFailures::HostFailures(c10::intrusive_ptr<c10d::Store> store,
+                           ShmMeeting* meeting)
+    : store_(std::move(store)), look_(store_->clone()), meeting_(meeting) {
+  look_->setTimeout(kAnswer);
+}
 
 std::string HostFailures::Key() const {
   return absl::StrCat("capstan/failed/", epoch_.load());
@@ -44,8 +53,8 @@ void HostFailures::Tell(const PhaseFailure& failure) {
 
 bool HostFailures::Look() {
   try {
-    if (!store_->check({Key()})) return false;
-    const std::vector<uint8_t> bytes = store_->get(Key());
+    if (!look_->check({Key()})) return false;
+    const std::vector<uint8_t> bytes = look_->get(Key());
     const std::vector<std::string> parts = absl::StrSplit(
         std::string(bytes.begin(), bytes.end()), absl::MaxSplits(' ', 2));
     PhaseFailure failure = {};

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <utility>
 
 #include "cluster/comm/shm/shm_meeting.h"
 
@@ -19,14 +18,13 @@ namespace capstan {
 class HostFailures {
  public:
   // `meeting` joins this host's ranks of the whole group; not owned.
-  HostFailures(c10::intrusive_ptr<c10d::Store> store, ShmMeeting* meeting)
-      : store_(std::move(store)), meeting_(meeting) {}
+  HostFailures(c10::intrusive_ptr<c10d::Store> store, ShmMeeting* meeting);
 
   // Records a failure. Does nothing if the store is gone: the others then
   // notice by themselves.
   void Tell(const PhaseFailure& failure);
   // Whether a rank of any host has failed since the last NextEpoch. If so, also
-  // tells this host's ranks.
+  // tells this host's ranks. Takes ten seconds at most.
   bool Look();
 
   // Called by the leader of each of `hosts` before they reconnect the hosts of
@@ -44,6 +42,9 @@ class HostFailures {
   std::string Key() const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
+  // The same, for Look, of which others wait to hear: rank 0's host may be
+  // silent.
+  const c10::intrusive_ptr<c10d::Store> look_;
   ShmMeeting* const meeting_;
   std::atomic<int64_t> epoch_{0};
 };
