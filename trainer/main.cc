@@ -26,15 +26,26 @@ namespace {
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
 
+// Whether other programs use more than an eighth of the cores right now.
+bool CoresAreShared() {
+  int running = 1;  // this one
+  FILE* const file = fopen("/proc/loadavg", "re");
+  if (file == nullptr) return true;
+  const bool read = fscanf(file, "%*f %*f %*f %d/", &running) == 1;
+  fclose(file);
+  return !read || 8 * (running - 1) > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 // How often libgomp looks for the next parallel region before its thread
 // sleeps. Its own 300,000 times are milliseconds, in which waiting threads keep
 // those that have work from the cores: with one other program on two cores, two
-// threads trained a third slower than with this, and two such trainers twenty
-// times. Waiting for some ten microseconds bridges what lies between two
-// kernels, and is as fast on an idle machine. Whoever says otherwise in the
-// environment is obeyed.
+// threads took four times as long as with 600. On cores of their own 600 are
+// too few where waking a thread takes long (virtual machines: up to 1.8 times
+// as long as with 6,000). docs/decisions/kernels.md has what was measured.
+// Whoever says otherwise in the environment is obeyed.
 void LetIdleThreadsSleep() {
-  if (getenv("OMP_WAIT_POLICY") == nullptr) setenv("GOMP_SPINCOUNT", "600", 0);
+  if (getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("GOMP_SPINCOUNT", CoresAreShared() ? "600" : "6000", 0);
 }
 
 // Whoever started the trainer may ignore SIGCHLD, and that is inherited: the
