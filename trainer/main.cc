@@ -26,14 +26,26 @@ namespace {
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
 
-// Whether other programs use more than an eighth of the cores right now.
+// How many threads of all programs are running or could, at the least moment of
+// five: whoever has started this program may be about to sleep.
+int RunningThreads() {
+  int least = INT_MAX;
+  for (int i = 0; i < 5; ++i) {
+    if (i > 0) usleep(1000);
+    FILE* const file = fopen("/proc/loadavg", "re");
+    if (file == nullptr) break;
+    int running = INT_MAX;
+    if (fscanf(file, "%*f %*f %*f %d/", &running) == 1 && running < least) {
+      least = running;
+    }
+    fclose(file);
+  }
+  return least;
+}
+
+// Whether others than this program use more than an eighth of the cores.
 bool CoresAreShared() {
-  int running = 1;  // this one
-  FILE* const file = fopen("/proc/loadavg", "re");
-  if (file == nullptr) return true;
-  const bool read = fscanf(file, "%*f %*f %*f %d/", &running) == 1;
-  fclose(file);
-  return !read || 8 * (running - 1) > sysconf(_SC_NPROCESSORS_ONLN);
+  return RunningThreads() - 1 > sysconf(_SC_NPROCESSORS_ONLN) / 8;
 }
 
 // How often libgomp looks for the next parallel region before its thread
