@@ -136,9 +136,8 @@ SIMD_TABLES(GemmKernels, kGemm);
 // HasBf16Products().
 extern const GemmKernels kGemmAvx512Bf16;
 // As kGemmAvx512, but products of bfloat16 alone in AMX tiles, which sum up to
-// 16 even and 16 odd terms apart, round to nearest and take subnormals for 0;
-// with an alpha of 1, c's value is added before the terms if beta is 1. Needs
-// HasAmxTiles().
+// 16 even and 16 odd terms apart, round to nearest and take subnormals for 0.
+// Needs HasAmxTiles().
 extern const GemmKernels kGemmAmx;
 #endif
 

@@ -47,6 +47,26 @@ TEST(GemmHalfTest, Bf16TimesFloat) {
 TEST(GemmHalfTest, PartsMakeTheSameBits) {
   for (const GemmKernels* table : Tables()) {
     ExpectPartsMakeTheSameBits<Bf16, Bf16, Bf16>(*table);
+    ExpectPartsMakeTheSameBits<Bf16, Bf16, float>(*table);
+  }
+}
+
+// Two ranks' gradients, added, are one rank's that accumulates: what c was is
+// added to the product, not term by term.
+TEST(GemmHalfTest, WhatCWasIsAddedToTheProduct) {
+  WorkSpace memory;
+  for (const GemmKernels* table : Tables()) {
+    SCOPED_TRACE(table->name);
+    Product<Bf16, Bf16, float> product({64, 70, 300, true});
+    Product<Bf16, Bf16, float> sum({64, 70, 300, true, false, 1.0f, 1.0f});
+    const std::vector<float> before = sum.result();
+    for (const GemmProblem& p : {product.problem(), sum.problem()}) {
+      table->run(p, 0, 64, 0, 70, memory.space(), memory.sums());
+    }
+    for (int64_t i = 0; i < 64 * 72; ++i) {
+      if (i % 72 >= 70) continue;
+      ASSERT_EQ(sum.result()[i], product.result()[i] + before[i]) << i;
+    }
   }
 }
 
