@@ -15,15 +15,18 @@ import matplotlib.pyplot as plt
 
 import comparison
 
-COLOURS = {comparison.EAGER: "#2f6f9f", comparison.COMPILED: "#8fb8d8"}
-OTHER_COLOUR = "#9a9a9a"  # ours, by another method
+COLOURS = {comparison.EAGER: "#2f6f9f", comparison.COMPILED: "#8fb8d8",
+           comparison.OUR_FP32: "#9a9a9a"}
+NAMES = {comparison.EAGER: "eager PyTorch",
+         comparison.COMPILED: "compiled PyTorch",
+         comparison.OUR_FP32: "our fp32"}
 BAR_COLOUR, AIM_COLOUR = "#b03030", "#2c8a4b"
 PHASES = {"data": "#9a9a9a", "forward": "#2f6f9f", "backward": "#8fb8d8",
           "communication exposed": "#b03030", "optimizer": "#d9a441",
           "rest": "#dddddd"}
 DARK_PHASES = ("forward", "communication exposed")
-PANELS = (("tokens/s", "tokens/s, ours over PyTorch's", "more is better"),
-          ("peak MB", "peak memory, ours over PyTorch's", "less is better"))
+PANELS = (("tokens/s", "tokens/s, ours over the other's", "more is better"),
+          ("peak MB", "peak memory, ours over the other's", "less is better"))
 
 
 def groups_of(rows):
@@ -37,7 +40,7 @@ def groups_of(rows):
 def draw_bar(axes, x, width, row):
     """One ratio with its spread, its bar and its aim."""
     ratio = row["ratio"]
-    axes.bar(x, ratio["median"], 0.9 * width, color=COLOURS.get(row["peer"], OTHER_COLOUR))
+    axes.bar(x, ratio["median"], 0.9 * width, color=COLOURS[row["peer"]])
     axes.errorbar(x, ratio["median"],
                   [[ratio["median"] - ratio["lowest"]],
                    [ratio["highest"] - ratio["median"]]],
@@ -70,7 +73,7 @@ def draw_ratios(axes, rows, title, better):
 def legend(figure, rows):
     """Of the colours that the ratios use."""
     entries = [lines.Line2D([], [], color=COLOURS[peer], linewidth=7,
-                            label="against %s PyTorch" % peer)
+                            label="against " + NAMES[peer])
                for peer in COLOURS if any(r["peer"] == peer for r in rows)]
     entries += [lines.Line2D([], [], color=colour, linewidth=2, label=name)
                 for name, colour in (("bar", BAR_COLOUR), ("aim", AIM_COLOUR))]

@@ -9,8 +9,10 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,8 +28,8 @@ namespace {
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
 
-// How many threads of all programs are running or could, at the least moment of
-// five: whoever has started this program may be about to sleep.
+// The least of five counts of all programs' threads that run or could run: one
+// that has started this program may be about to wait for it.
 int RunningThreads() {
   int least = INT_MAX;
   for (int i = 0; i < 5; ++i) {
@@ -43,21 +45,36 @@ int RunningThreads() {
   return least;
 }
 
-// Whether others than this program use more than an eighth of the cores.
+// Whether other programs use more than an eighth of the cores, or may use those
+// of this one.
 bool CoresAreShared() {
-  return RunningThreads() - 1 > sysconf(_SC_NPROCESSORS_ONLN) / 8;
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof(mine), &mine) != 0 ||
+      CPU_COUNT(&mine) < online) {
+    return true;
+  }
+  return RunningThreads() - 1 > online / 8;
 }
 
 // How often libgomp looks for the next parallel region before its thread
 // sleeps. Its own 300,000 times are milliseconds, in which waiting threads keep
 // those that have work from the cores: with one other program on two cores, two
-// threads took four times as long as with 600. On cores of their own 600 are
-// too few where waking a thread takes long (virtual machines: up to 1.8 times
-// as long as with 6,000). docs/decisions/kernels.md has what was measured.
-// Whoever says otherwise in the environment is obeyed.
+// threads took up to six times as long as with 600. On cores of their own 600
+// are too few where waking a thread takes long (virtual machines: up to 1.8
+// times as long as with 6,000). docs/decisions/kernels.md has what was
+// measured. Whoever says otherwise in the environment is obeyed, but not a
+// trainer that has started this one.
 void LetIdleThreadsSleep() {
   if (getenv("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("GOMP_SPINCOUNT", CoresAreShared() ? "600" : "6000", 0);
+  constexpr char kSpins[] = "GOMP_SPINCOUNT", kOurs[] = "CAPSTAN_SPINCOUNT";
+  const char* const set = getenv(kSpins);
+  const char* const ours = getenv(kOurs);
+  if (set != nullptr && (ours == nullptr || strcmp(set, ours) != 0)) return;
+  const char* const chosen = CoresAreShared() ? "600" : "6000";
+  setenv(kSpins, chosen, 1);
+  setenv(kOurs, chosen, 1);
 }
 
 // Whoever started the trainer may ignore SIGCHLD, and that is inherited: the

@@ -24,8 +24,7 @@ bool HasAvx512Bf16() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kBf16) != 0;
 }
 
-// Asks the kernel, as kernels/gemm does before it uses it.
-bool HasAmx() {
+bool IsGrantedAmx() {
   unsigned int a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned int kBf16AndTiles = (1u << 22) | (1u << 24);  // of EDX
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -70,6 +69,16 @@ bool HasBf16Products() {
 #endif
 }
 
+bool HasAmxTiles() {
+#ifdef __x86_64__
+  static const bool has =
+      BestInstructionSet() == InstructionSet::kAvx512 && IsGrantedAmx();
+  return has;
+#else
+  return false;
+#endif
+}
+
 bool OnIntel() {
 #ifdef __x86_64__
   return __builtin_cpu_is("intel");
@@ -79,11 +88,7 @@ bool OnIntel() {
 }
 
 bool HasFastBf16Products() {
-#ifdef __x86_64__
-  return HasBf16Products() && (!OnIntel() || HasAmx());
-#else
-  return false;
-#endif
+  return HasAmxTiles() || (HasBf16Products() && !OnIntel());
 }
 
 }  // namespace capstan

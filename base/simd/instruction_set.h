@@ -23,6 +23,11 @@ InstructionSet BestInstructionSet();
 // later), besides kAvx512.
 bool HasBf16Products();
 
+// Whether this process may multiply bfloat16 in AMX tiles (Sapphire Rapids and
+// later), besides kAvx512. The first call asks the kernel, whose answer holds
+// for all threads and for processes forked later.
+bool HasAmxTiles();
+
 bool OnIntel();
 
 // Whether products of bfloat16 are faster than of float32: in pairs but on

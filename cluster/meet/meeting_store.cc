@@ -17,9 +17,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long rank 0 may take to respond at least, and beyond a wait's own limit.
-constexpr std::chrono::seconds kAnswer{10};
-constexpr std::chrono::seconds kSlack{30};
+// How long rank 0 may take to respond at least, and beyond a wait's own limit
+// at most.
+constexpr milliseconds kAnswer{10000};
+constexpr milliseconds kSlack{30000};
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
 std::string ToString(const std::vector<uint8_t>& bytes) {
@@ -77,7 +78,8 @@ StoreResponse MeetingStore::Await(StoreVerb verb, std::vector<std::string> keys,
   request.timeout_ms = std::max<int64_t>(0, timeout.count());
   request.keys = std::move(keys);
   const bool for_ever = request.timeout_ms == 0;
-  return Send(std::move(request), for_ever ? kForever : timeout + kSlack);
+  const milliseconds slack = std::clamp(timeout_, kAnswer, kSlack);
+  return Send(std::move(request), for_ever ? kForever : timeout + slack);
 }
 
 c10::intrusive_ptr<c10d::Store> MeetingStore::clone() {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -193,6 +194,7 @@ class Joining {
   c10::intrusive_ptr<c10d::Store> agent_;  // or null
   const std::string file_;                 // or ""
   std::string where_;                      // rank 0's address, once known
+  std::vector<SocketAddress> tried_;       // those that it last may have had
   // One rank of a host speaks for all.
   WaitNotes notes_;
   // Since when only others have been found at the address.
@@ -338,7 +340,8 @@ absl::StatusOr<Meeting> Joining::AsOther() {
     absl::StatusOr<std::shared_ptr<MeetingClient>> client = TryOnce();
     if (client.ok()) return AwaitOthers(nullptr, *std::move(client));
     if (absl::IsFailedPrecondition(client.status()) && OthersGoOn()) {
-      return Explain(absl::OutOfRangeError("0"));
+      NoteHostsGone("0");
+      return absl::UnavailableError("the others go on without host 0");
     }
     if (!MayChange(client.status())) return Explain(client.status());
     if (absl::IsUnavailable(client.status()) && Rank0IsGone()) {
@@ -374,10 +377,9 @@ absl::StatusOr<std::vector<SocketAddress>> Joining::Rank0Addresses(
 
 absl::StatusOr<std::shared_ptr<MeetingClient>> Joining::TryOnce() {
   std::string token = info_.token;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<SocketAddress> addresses,
-                           Rank0Addresses(&token));
+  CAPSTAN_ASSIGN_OR_RETURN(tried_, Rank0Addresses(&token));
   absl::Status problem;
-  for (const SocketAddress& address : addresses) {
+  for (const SocketAddress& address : tried_) {
     absl::StatusOr<SocketFd> connection =
         ConnectTo(address, Within(kConnectLimit));
     absl::Status status = connection.status();
@@ -430,13 +432,11 @@ bool Joining::MayLoseRank0() const {
 bool Joining::OthersGoOn() const {
   if (!published_ || !MayLoseRank0()) return false;
   const std::vector<std::string> hosts = absl::StrSplit(NotedHosts(), ',');
-  std::string token;
-  const auto addresses = Rank0Addresses(&token);
-  if (!addresses.ok() || hosts.size() < 2 || hosts[0] == hosts[1]) return false;
   // At the first host's place this host was given up, for it came too late.
-  return std::any_of(
-      addresses->begin(), addresses->end(),
-      [&](const SocketAddress& a) { return a.host() == hosts[1]; });
+  const auto is_later = [&](const SocketAddress& a) {
+    return a.host() != hosts[0] && absl::c_linear_search(hosts, a.host());
+  };
+  return absl::c_any_of(tried_, is_later);
 }
 
 absl::Status Joining::GiveUp(const absl::Status& problem) const {

@@ -2,7 +2,6 @@
 #include "kernels/gemm/gemm.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/cpu/Utils.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -221,16 +220,6 @@ void Halves(const GemmProblem& p) {
 }
 
 }  // namespace
-
-bool HasAmxTiles() {
-#ifdef __x86_64__
-  static const bool has =
-      BestInstructionSet() == InstructionSet::kAvx512 && at::cpu::init_amx();
-  return has;
-#else
-  return false;
-#endif
-}
 
 const GemmKernels& ChooseForHalves(const char* wish, bool intel, bool pairs,
                                    bool (*tiles)()) {

@@ -99,7 +99,7 @@ struct GemmProblem {
 };
 
 // The inner dimension is processed in blocks of at most this many terms (twice
-// as many where bfloat16 is multiplied in pairs); only this and the table
+// as many where bfloat16 is multiplied as it is); only this and the table
 // decide how an element's sum is rounded.
 constexpr int64_t kGemmDepth = 384;
 // Rows (or columns) of the smaller factor whose panels stay in the L2 cache, if
@@ -140,11 +140,6 @@ extern const GemmKernels kGemmAvx512Bf16;
 // Needs HasAmxTiles().
 extern const GemmKernels kGemmAmx;
 #endif
-
-// Whether this process may multiply bfloat16 in AMX tiles (Sapphire Rapids and
-// later). The first call asks the kernel, whose answer holds for all threads
-// and for processes forked later.
-bool HasAmxTiles();
 
 // How a processor with AVX2 multiplies 16-bit factors. wish:
 // CAPSTAN_BF16_PRODUCTS, or null; pairs: HasBf16Products(); tiles: HasAmxTiles,

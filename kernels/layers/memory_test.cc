@@ -302,7 +302,7 @@ TEST_P(LayersMemoryTest, PlainBlock) {
   });
 }
 
-// The parts in float32: in 16 bits oneDNN has workspaces of its own, which
+// The parts in float32: in 16 bits LibTorch has workspaces of its own, which
 // differ by processor and are as large as these small matrices.
 TEST_P(LayersMemoryTest, GatedMlp) {
   const Block block(GetParam(), at::kFloat);

@@ -127,7 +127,10 @@ std::unique_ptr<char[]> CopyOf(const char* page) {
 }
 
 // A bit for each line.
-__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t
+#ifdef __x86_64__
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+uint64_t
 Differences(const char* a, const char* b) {
   static_assert(kPage / kLine == 64);
   uint64_t differ = 0;
@@ -190,7 +193,12 @@ void SwapGlobals(Pages* from, const Pages* to) {
 
 Pages CopyGlobals() {
   Pages copy;
-  for (const char* page : TheState().pages) copy.push_back(CopyOf(page));
+  State& state = TheState();
+  for (size_t i = 0; i < state.pages.size(); ++i) {
+    // They may be as in pristine again before the next swap.
+    state.changed[i] |= Differences(state.pages[i], state.pristine[i].get());
+    copy.push_back(CopyOf(state.pages[i]));
+  }
   return copy;
 }
 

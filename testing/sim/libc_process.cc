@@ -265,7 +265,8 @@ ssize_t getrandom(void* out, size_t size, unsigned flags) {
   }
   return static_cast<ssize_t>(size);
 }
-// One runs at a time.
+
+// Simulated threads run one at a time.
 int get_nprocs_conf() noexcept { return 1; }
 
 int getentropy(void* out, size_t size) {

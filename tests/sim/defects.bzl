@@ -13,7 +13,7 @@ DEFECTS = [
         "s/CAPSTAN_RETURN_IF_ERROR\\(SyncPath\\(request.output_dir\\)\\);/;/",
     ]),
     ("output_dir_not_synced", "//trainer/session:output_folder.cc", [
-        "s/^    CAPSTAN_RETURN_IF_ERROR\\(SyncEntry\\(at\\)\\);/;/",
+        "s/^    CAPSTAN_RETURN_IF_ERROR\\(SyncEntry\\(at, folder\\)\\);/;/",
     ]),
     ("given_up_for_others", "//trainer/checkpoint:save.cc", [
         "s/if \\(status.ok\\(\\) .. rank == 0 .. PathExists.*/return status;/",

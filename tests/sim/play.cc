@@ -307,6 +307,7 @@ Outcome Player::Run() {
     if (process->tag == -2) world_.Stop();
   };
   ledger_.watches_hosts = schedule_.max_restarts > 0;
+  bool silent = false;
   for (const Fault& fault : schedule_.faults) {
     ledger_.disturbed_until =
         std::max(ledger_.disturbed_until, fault.at + fault.length);
@@ -314,12 +315,11 @@ Outcome Player::Run() {
     disturbed_until_ =
         std::max(disturbed_until_, fault.at + fault.length + 300 * kSecond);
     ledger_.patience += Hinders(fault.kind) ? fault.length + 60 * kSecond : 0;
-    // Whoever waits for a silent host alone, that nobody watches, hears of
-    // another's death by those who leave.
-    const bool silent =
-        !ledger_.watches_hosts && fault.kind == Fault::kCrashHost;
-    if (silent) ledger_.patience += 60 * kSecond;
+    silent |= !ledger_.watches_hosts && fault.kind == Fault::kCrashHost;
   }
+  // A rank that waits for a silent host alone hears of another's death only by
+  // those who leave because of it.
+  if (silent) ledger_.patience += 60 * kSecond;
   StartJob();
   world_.Run();
   if (world_.violation().empty() && !ledger_.completed) {

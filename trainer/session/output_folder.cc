@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -32,13 +33,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Flushes the entry of a folder, without which a loss of power could take all
-// that is in it. OK where that can't be done; an error if the disk has failed.
-absl::Status SyncEntry(const fs::path& folder) {
-  const fs::path parent = folder.parent_path();
-  const absl::Status synced = SyncPath(parent.empty() ? "." : parent.string());
+// Flushes the entry of a folder, without which a loss of power could take
+// `run` in it. OK where that can't be done; an error if the run's own disk has
+// failed.
+absl::Status SyncEntry(const fs::path& folder, const fs::path& run) {
+  fs::path parent = folder.parent_path();
+  if (parent.empty()) parent = ".";
+  const absl::Status synced = SyncPath(parent.string());
   const int error = ErrnoOf(synced);
-  if (error != EIO && error != ENOSPC && error != EDQUOT) {
+  struct stat own, others;
+  const bool is_other_disk = stat(run.c_str(), &own) == 0 &&
+                             stat(parent.c_str(), &others) == 0 &&
+                             own.st_dev != others.st_dev;
+  if (is_other_disk || (error != EIO && error != ENOSPC && error != EDQUOT)) {
     return absl::OkStatus();
   }
   return Annotate(synced, absl::StrCat("output_dir: ", folder.string(),
@@ -55,7 +62,7 @@ absl::Status MakeFolder(const fs::path& folder) {
   // Also of what exists: who made it, a run that was killed or the ranks'
   // meeting, may not have flushed it.
   for (fs::path at = folder; at.has_relative_path(); at = at.parent_path()) {
-    CAPSTAN_RETURN_IF_ERROR(SyncEntry(at));
+    CAPSTAN_RETURN_IF_ERROR(SyncEntry(at, folder));
   }
   return absl::OkStatus();
 }
@@ -81,7 +88,7 @@ absl::StatusOr<std::string> NewRunFolder(const fs::path& runs) {
     std::error_code error;
     // false without an error: it belongs to another run.
     if (fs::create_directory(folder, error)) {
-      CAPSTAN_RETURN_IF_ERROR(SyncEntry(folder));
+      CAPSTAN_RETURN_IF_ERROR(SyncEntry(folder, folder));
       // Not essential to the run.
       const absl::Status latest =
           SetLatestRun(runs.string(), folder.filename().string());

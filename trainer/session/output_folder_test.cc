@@ -131,7 +131,8 @@ TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
   EXPECT_TRUE(PrepareOutputFolder(config, "").ok());
 }
 
-// Or a loss of power could take what a run has saved (tests/sim, seed 17390).
+// A loss of power could take what a run has saved there (tests/sim, seed
+// 17390).
 TEST(OutputFolderTest, AFolderThatCannotBeFlushedIsRefused) {
   RunConfig config;
   config.set_output_dir(Folder() + "/run");

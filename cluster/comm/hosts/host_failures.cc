@@ -21,7 +21,7 @@ namespace {
 
 // How often a leader that waits for the others looks for failures.
 constexpr std::chrono::milliseconds kLook{100};
-// In which rank 0's host answers, if it is there.
+// How long Look waits for rank 0's host.
 constexpr std::chrono::seconds kAnswer{10};
 
 std::vector<uint8_t> Bytes(const std::string& text) {

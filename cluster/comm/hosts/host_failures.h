@@ -24,7 +24,7 @@ class HostFailures {
   // notice by themselves.
   void Tell(const PhaseFailure& failure);
   // Whether a rank of any host has failed since the last NextEpoch. If so, also
-  // tells this host's ranks. Takes ten seconds at most.
+  // tells this host's ranks. Takes half a minute at most.
   bool Look();
 
   // Called by the leader of each of `hosts` before they reconnect the hosts of
@@ -42,8 +42,8 @@ class HostFailures {
   std::string Key() const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
-  // The same, for Look, of which others wait to hear: rank 0's host may be
-  // silent.
+  // The same with a limit, since rank 0's host may be silent while others wait
+  // for what Look finds.
   const c10::intrusive_ptr<c10d::Store> look_;
   ShmMeeting* const meeting_;
   std::atomic<int64_t> epoch_{0};

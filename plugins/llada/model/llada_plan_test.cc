@@ -96,7 +96,7 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(LladaPlanTest, Float32) { Compare(at::kFloat, 0.005); }
 
-// oneDNN's products of 16-bit matrices may allocate memory that depends on the
+// LibTorch's products of 16-bit matrices may allocate memory that depends on the
 // processor.
 TEST_P(LladaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
