@@ -41,7 +41,7 @@ bool Saving(const std::string& folder) {
   std::error_code error;  // it may vanish
   for (fs::directory_iterator it(folder + "/checkpoints", error), end;
        !error && it != end; it.increment(error)) {
-    if (absl::EndsWith(it->path().string(), ".tmp")) return true;
+    if (absl::StrContains(it->path().string(), ".tmp-")) return true;
   }
   return false;
 }

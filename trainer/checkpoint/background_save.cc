@@ -112,12 +112,12 @@ absl::Status BackgroundSave::Start(const SaveRequest& request,
   return CatchAll([&] { return StartAfter(request, parts); });
 }
 
-absl::Status BackgroundSave::StartAfter(const SaveRequest& request,
+absl::Status BackgroundSave::StartAfter(SaveRequest request,
                                         const CheckpointParts& parts) {
   ProcessGroup& group = *parts.group;
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
   Await().IgnoreError();  // Prepare, which has no errors
-  CAPSTAN_RETURN_IF_ERROR(BeginTogether(request, BytesOf(pieces), group));
+  CAPSTAN_RETURN_IF_ERROR(BeginTogether(&request, BytesOf(pieces), group));
   Save save;
   save.request = request;
   save.rank = group.rank();

@@ -80,8 +80,7 @@ class BackgroundSave {
     Snapshot snapshot;
   };
 
-  absl::Status StartAfter(const SaveRequest& request,
-                          const CheckpointParts& parts);
+  absl::Status StartAfter(SaveRequest request, const CheckpointParts& parts);
   absl::Status SettleTogether(ProcessGroup& group);
   // `work` may use shared_, not this.
   void Begin(std::function<absl::Status(Shared*)> work);

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <stdio.h>
+#include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -40,12 +42,12 @@
 namespace capstan {
 namespace {
 
-absl::Status Save(const SaveRequest& request, const CheckpointParts& parts) {
+absl::Status Save(SaveRequest request, const CheckpointParts& parts) {
   ProcessGroup& group = *parts.group;
   const bool first = group.rank() == 0;
-  const std::string temporary = request.temporary();
   const std::vector<StatePiece> pieces = OwnedPieces(parts);
-  CAPSTAN_RETURN_IF_ERROR(BeginTogether(request, BytesOf(pieces), group));
+  CAPSTAN_RETURN_IF_ERROR(BeginTogether(&request, BytesOf(pieces), group));
+  const std::string temporary = request.temporary();
 
   absl::Status status =
       WriteRank(temporary, group.rank(), group.size(), pieces);
@@ -446,16 +448,20 @@ absl::Status LoadState(const StoredState& from, const CheckpointParts& parts,
   return absl::OkStatus();
 }
 
-absl::Status BeginTogether(const SaveRequest& request, int64_t bytes,
+absl::Status BeginTogether(SaveRequest* request, int64_t bytes,
                            ProcessGroup& group) {
-  double all[] = {static_cast<double>(bytes)};
+  // 48 bits, which a double holds.
+  uint64_t attempt = 0;
+  const bool first = group.rank() == 0;
+  if (first && getrandom(&attempt, 6, 0) != 6) attempt = getpid();
+  double all[] = {static_cast<double>(bytes), static_cast<double>(attempt)};
   group.AllReduceHost(absl::MakeSpan(all));
+  request->attempt = static_cast<uint64_t>(all[1]);
   absl::Status status;
-  if (group.rank() == 0) {
-    status = BeginSave(request, static_cast<int64_t>(all[0]));
-  }
-  return Agree(group, status,
-               [&](int) { return absl::StrCat("make ", request.temporary()); });
+  if (first) status = BeginSave(*request, static_cast<int64_t>(all[0]));
+  return Agree(group, status, [&](int) {
+    return absl::StrCat("make ", request->temporary());
+  });
 }
 
 absl::StatusOr<TrainState> CheckpointState(const std::string& folder) {

@@ -19,6 +19,7 @@
 #include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/checkpoint/save.h"
 #include "trainer/checkpoint/state_file.h"
 
 namespace capstan {
@@ -29,6 +30,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kFlat = FakeRun::kFlat;
 constexpr char kStateFile[] = "/state-00001-of-00002.safetensors";
@@ -409,6 +411,24 @@ TEST_F(CheckpointFaultTest, WhatAKilledRunLeavesIsIgnoredAndSweptAway) {
   EXPECT_EQ(NewestCheckpoint(out_), root + "/step-00000007");
 }
 
+// A host that is cut off still writes when the run has been started elsewhere
+// (tests/sim, seed 211346).
+TEST_F(CheckpointFaultTest, WhoWritesForALostSaveDisturbsNoOther) {
+  SaveRequest lost;
+  lost.output_dir = out_;
+  lost.train_state.step = 6;
+  lost.attempt = 0xabc;
+  ASSERT_TRUE(BeginSave(lost, 0).ok());
+  ASSERT_TRUE(WriteRank(lost.temporary(), 2, 4, {}).ok());
+  ASSERT_TRUE(FirstError(SaveWith({0, kFlat}, out_, 6, 2)).ok());
+  EXPECT_FALSE(WriteRank(lost.temporary(), 3, 4, {}).ok());
+  EXPECT_THAT(Names(out_ + "/checkpoints"),
+              ElementsAre("step-00000005", "step-00000006"));
+  for (const std::string& name : Names(out_ + "/checkpoints/step-00000006")) {
+    EXPECT_THAT(name, Not(HasSubstr("-of-00004")));
+  }
+}
+
 TEST_F(CheckpointFaultTest, ACheckpointSetAsideIsStillFound) {
   const std::string aside = out_ + "/checkpoints/.step-00000005.old";
   fs::rename(folder_, aside);
@@ -433,10 +453,11 @@ TEST_F(CheckpointFaultTest, OneRankThatCannotWriteFailsAll) {
   const auto statuses = SaveWith({0, 1, kFlat}, out_, 6, 1);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
   std::signal(SIGXFSZ, handler);
-  const std::string file =
-      ".step-00000006.tmp/state-00001-of-00002.safetensors";
-  EXPECT_THAT(std::string(statuses[1].message()),
-              AllOf(HasSubstr(file), HasSubstr("File too large")));
+  const std::string folder = ".step-00000006.tmp-";
+  const std::string file = "/state-00001-of-00002.safetensors";
+  EXPECT_THAT(
+      std::string(statuses[1].message()),
+      AllOf(HasSubstr(folder), HasSubstr(file), HasSubstr("File too large")));
   EXPECT_THAT(std::string(statuses[0].message()),
               AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
   EXPECT_TRUE(absl::IsUnavailable(statuses[0]));

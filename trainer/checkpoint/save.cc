@@ -107,7 +107,9 @@ absl::Status Publish(const SaveRequest& request, const Manifest& manifest) {
 }  // namespace
 
 std::string SaveRequest::temporary() const {
-  return HiddenSibling(folder(), "tmp");
+  return HiddenSibling(
+      folder(),
+      attempt == 0 ? "tmp" : absl::StrCat("tmp-", absl::Hex(attempt)));
 }
 
 std::string RankFileName(int rank, int world_size) {
@@ -153,7 +155,8 @@ absl::Status BeginSave(const SaveRequest& request, int64_t bytes) {
   const std::string temporary = request.temporary();
   return WithRetries([&]() -> absl::Status {
     const std::string root = request.output_dir + "/checkpoints";
-    CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // left by a killed run
+    CAPSTAN_RETURN_IF_ERROR(RemoveTree(temporary));  // an earlier try's
+    RemoveLeftovers(request.output_dir);
     CAPSTAN_RETURN_IF_ERROR(MakeFolder(temporary));
     // Also if checkpoints/ was there: whoever made it, a try of this save or a
     // run before, may have ended before its name was on disk.

@@ -29,6 +29,9 @@ struct SaveRequest {
   std::set<int64_t> damaged;  // as in RemoveOldCheckpoints
   // The run's, whose files are written beside the state; null: none.
   const Tokenizer* tokenizer = nullptr;
+  // BeginTogether's: in another folder than this save's others write for a save
+  // of the same step that they don't know to be lost.
+  uint64_t attempt = 0;
 
   std::string folder() const {
     return CheckpointFolder(output_dir, train_state.step);
@@ -40,14 +43,14 @@ struct SaveRequest {
 // state-RRRRR-of-WWWWW.safetensors.
 std::string RankFileName(int rank, int world_size);
 
-// Makes request.temporary() after removing what a killed run has left there.
+// Makes request.temporary() after removing what killed runs have left.
 // Rank 0 calls it before all ranks write. Warns if the file system reports less
 // room than `bytes`.
 absl::Status BeginSave(const SaveRequest& request, int64_t bytes);
 
-// Calls BeginSave on rank 0 with the sum of all ranks' `bytes`. Collective;
-// throws CommunicationError.
-absl::Status BeginTogether(const SaveRequest& request, int64_t bytes,
+// Chooses request->attempt, and calls BeginSave on rank 0 with the sum of all
+// ranks' `bytes`. Collective; throws CommunicationError.
+absl::Status BeginTogether(SaveRequest* request, int64_t bytes,
                            ProcessGroup& group);
 
 // Writes a rank's pieces, and its note for rank 0. Retries after errors that
