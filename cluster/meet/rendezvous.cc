@@ -194,7 +194,7 @@ class Joining {
   c10::intrusive_ptr<c10d::Store> agent_;  // or null
   const std::string file_;                 // or ""
   std::string where_;                      // rank 0's address, once known
-  std::vector<SocketAddress> tried_;       // those that it last may have had
+  std::vector<SocketAddress> tried_;       // where rank 0 was last looked for
   // One rank of a host speaks for all.
   WaitNotes notes_;
   // Since when only others have been found at the address.

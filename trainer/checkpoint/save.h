@@ -29,8 +29,8 @@ struct SaveRequest {
   std::set<int64_t> damaged;  // as in RemoveOldCheckpoints
   // The run's, whose files are written beside the state; null: none.
   const Tokenizer* tokenizer = nullptr;
-  // BeginTogether's: in another folder than this save's others write for a save
-  // of the same step that they don't know to be lost.
+  // BeginTogether chooses it. Ranks that don't know yet that an earlier save of
+  // this step is lost write to another folder.
   uint64_t attempt = 0;
 
   std::string folder() const {

@@ -33,9 +33,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Flushes the entry of a folder, without which a loss of power could take
-// `run` in it. OK where that can't be done; an error if the run's own disk has
-// failed.
+// Flushes the entry of a folder that is `run` or holds it: without that a loss
+// of power could take the run. Returns OK where that can't be done, and an
+// error if the run's own disk has failed.
 absl::Status SyncEntry(const fs::path& folder, const fs::path& run) {
   fs::path parent = folder.parent_path();
   if (parent.empty()) parent = ".";
