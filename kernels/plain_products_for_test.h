@@ -2,7 +2,8 @@
 //
 // For tests that count allocations. LibTorch's products of bfloat16 take memory
 // by shape that no plan knows, up to 0.2 MiB with newer processors'
-// instructions: much for a test's shapes. A program that includes this has none.
+// instructions: much for a test's shapes. A program that includes this has
+// none.
 #ifndef CAPSTAN_KERNELS_PLAIN_PRODUCTS_FOR_TEST_H_
 #define CAPSTAN_KERNELS_PLAIN_PRODUCTS_FOR_TEST_H_
 

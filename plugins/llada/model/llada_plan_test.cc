@@ -96,8 +96,8 @@ class LladaPlanTest : public ::testing::TestWithParam<Shape> {
 
 TEST_P(LladaPlanTest, Float32) { Compare(at::kFloat, 0.005); }
 
-// LibTorch's products of 16-bit matrices may allocate memory that depends on the
-// processor.
+// LibTorch's products of 16-bit matrices may allocate memory that depends on
+// the processor.
 TEST_P(LladaPlanTest, Bfloat16) { Compare(at::kBFloat16, 0.05); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LladaPlanTest, ::testing::ValuesIn(kShapes),
