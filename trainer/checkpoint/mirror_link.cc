@@ -487,13 +487,18 @@ void MirrorSender::Run() {
 
 void MirrorSender::MayLeave() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lost_ = nullptr;
+  may_leave_ = true;
 }
 
 void MirrorSender::Note(const absl::Status& status, bool was_connected) {
   const Deadline now = MeetingClock::now();
   const bool silent = IsSilentHost(status);
   silent_tries_ = silent ? silent_tries_ + 1 : 0;
+  if (!silent && !status.ok()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // It has left, and its host may be switched off.
+    if (may_leave_) lost_ = nullptr;
+  }
   if (silent && was_connected) {
     // A connection ends this way only after silence_.
     heard_ = std::min(heard_, now - silence_);

@@ -155,7 +155,8 @@ class MirrorSender {
   void Send(const Mirror::Copied& image);
   // Whether everything has arrived.
   bool through() const;
-  // Tells that the server may end from now on, so that `lost` isn't called.
+  // Tells that the server may end from now on, so that `lost` isn't called for
+  // that. It still is if the server's host falls silent before.
   void MayLeave();
   // Returns the latest error; OK once something has arrived.
   absl::Status problem() const;
@@ -169,6 +170,7 @@ class MirrorSender {
   MirrorConnection connection_;
   const std::chrono::milliseconds silence_;
   std::function<void(const std::string&)> lost_;
+  bool may_leave_ = false;
   // Used by the sender's thread: when the server was last reached, and how many
   // tries in a row its host hasn't answered since.
   Deadline heard_ = MeetingClock::now();
