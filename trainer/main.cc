@@ -28,21 +28,14 @@ namespace {
 // LibTorch's registry of operators takes about 42 MB.
 constexpr size_t kHeapAtStart = size_t{48} << 20;
 
-// The least of five counts of all programs' threads that run or could run: one
-// that has started this program may be about to wait for it.
+// How many threads of all programs run or could run, this one among them.
 int RunningThreads() {
-  int least = INT_MAX;
-  for (int i = 0; i < 5; ++i) {
-    if (i > 0) usleep(1000);
-    FILE* const file = fopen("/proc/loadavg", "re");
-    if (file == nullptr) break;
-    int running = INT_MAX;
-    if (fscanf(file, "%*f %*f %*f %d/", &running) == 1 && running < least) {
-      least = running;
-    }
-    fclose(file);
-  }
-  return least;
+  int running = INT_MAX;
+  FILE* const file = fopen("/proc/loadavg", "re");
+  if (file == nullptr) return running;
+  if (fscanf(file, "%*f %*f %*f %d/", &running) != 1) running = INT_MAX;
+  fclose(file);
+  return running;
 }
 
 // Whether other programs use more than an eighth of the cores, or may use those
@@ -55,7 +48,12 @@ bool CoresAreShared() {
       CPU_COUNT(&mine) < online) {
     return true;
   }
-  return RunningThreads() - 1 > online / 8;
+  // A program that has started this one may be about to wait for it.
+  for (int i = 0; i < 5; ++i) {
+    if (i > 0) usleep(1000);
+    if (RunningThreads() - 1 <= online / 8) return false;
+  }
+  return true;
 }
 
 // How often libgomp looks for the next parallel region before its thread

@@ -163,7 +163,8 @@ TEST(BackgroundSaveTest, OneRankThatCannotWriteFailsAll) {
   EXPECT_EQ(noticed[1], statuses[1]) << "before anyone waits for it";
   EXPECT_TRUE(absl::IsUnavailable(statuses[0]));
   EXPECT_THAT(std::string(statuses[0].message()),
-              AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
+              AllOf(HasSubstr("rank 1 could not write "), HasSubstr(folder),
+                    HasSubstr(file)));
   EXPECT_THAT(Names(out + "/checkpoints"), ElementsAre());
 }
 

@@ -459,7 +459,8 @@ TEST_F(CheckpointFaultTest, OneRankThatCannotWriteFailsAll) {
       std::string(statuses[1].message()),
       AllOf(HasSubstr(folder), HasSubstr(file), HasSubstr("File too large")));
   EXPECT_THAT(std::string(statuses[0].message()),
-              AllOf(HasSubstr("rank 1 could not write "), HasSubstr(file)));
+              AllOf(HasSubstr("rank 1 could not write "), HasSubstr(folder),
+                    HasSubstr(file)));
   EXPECT_TRUE(absl::IsUnavailable(statuses[0]));
   EXPECT_THAT(Names(out_ + "/checkpoints"), ElementsAre("step-00000005"));
   EXPECT_EQ(LoadError(), "");

@@ -41,11 +41,12 @@ absl::Status SyncEntry(const fs::path& folder, const fs::path& run) {
   if (parent.empty()) parent = ".";
   const absl::Status synced = SyncPath(parent.string());
   const int error = ErrnoOf(synced);
+  if (error != EIO && error != ENOSPC && error != EDQUOT) {
+    return absl::OkStatus();
+  }
   struct stat own, others;
-  const bool is_other_disk = stat(run.c_str(), &own) == 0 &&
-                             stat(parent.c_str(), &others) == 0 &&
-                             own.st_dev != others.st_dev;
-  if (is_other_disk || (error != EIO && error != ENOSPC && error != EDQUOT)) {
+  if (stat(run.c_str(), &own) == 0 && stat(parent.c_str(), &others) == 0 &&
+      own.st_dev != others.st_dev) {
     return absl::OkStatus();
   }
   return Annotate(synced, absl::StrCat("output_dir: ", folder.string(),

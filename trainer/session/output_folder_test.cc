@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -110,23 +111,29 @@ bool Forbid(unsigned call, int error) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
+// What `body` returns, in a process of its own.
+int InChild(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
 // A file system without flock isn't "in use", and two runs are told apart all
 // the same.
 TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
   RunConfig config;
   config.set_output_dir(Folder() + "/run");
-  const pid_t child = fork();
-  if (child == 0) {
-    if (!Forbid(__NR_flock, ENOLCK)) _exit(77);
-    if (!PrepareOutputFolder(config, "").ok()) _exit(1);
+  const int code = InChild([&config] {
+    if (!Forbid(__NR_flock, ENOLCK)) return 77;
+    if (!PrepareOutputFolder(config, "").ok()) return 1;
     const absl::Status second = PrepareOutputFolder(config, "").status();
-    _exit(absl::StrContains(second.message(), "is in use by a run") ? 0 : 2);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp here";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    return absl::StrContains(second.message(), "is in use by a run") ? 0 : 2;
+  });
+  if (code == 77) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(code, 0);
   // It died with its holder.
   EXPECT_TRUE(PrepareOutputFolder(config, "").ok());
 }
@@ -136,20 +143,16 @@ TEST(OutputFolderTest, WithoutFlockAnotherLockIsTaken) {
 TEST(OutputFolderTest, AFolderThatCannotBeFlushedIsRefused) {
   RunConfig config;
   config.set_output_dir(Folder() + "/run");
-  const pid_t child = fork();
-  if (child == 0) {
-    if (!Forbid(__NR_fsync, EIO)) _exit(77);
+  const int code = InChild([&config] {
+    if (!Forbid(__NR_fsync, EIO)) return 77;
     const absl::Status status = PrepareOutputFolder(config, "").status();
-    _exit(
-        absl::StrContains(status.message(), "/run can't be flushed to its disk")
-            ? 0
-            : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp here";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    return absl::StrContains(status.message(),
+                             "/run can't be flushed to its disk")
+               ? 0
+               : 1;
+  });
+  if (code == 77) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(code, 0);
 }
 
 // Its locks go with the last process that has them, whoever wrote them.
