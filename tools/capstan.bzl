@@ -416,6 +416,9 @@ def capstan_plugin(
             deps = [Label("//tests/conformance:" + suite) for suite in conformance] + test_deps,
         )
 
+# Folders whose tests take code of libcapstan_desk.so.
+_OF_DESK = ("desk/", "inference/evaluate")
+
 # Folders whose tests see no at::Tensor. They are compiled without optimisation.
 _PLAIN_TESTS = ["base", "cluster/launch", "cluster/members", "desk", "host", "text"]
 
@@ -441,7 +444,7 @@ def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
         linkstatic = True,
         size = size,
         deps = deps + _pch_deps(pch) + [
-            "//trainer:desk" if native.package_name().startswith("desk/") else _CORE,
+            "//trainer:desk" if native.package_name().startswith(_OF_DESK) else _CORE,
             "@system//:gtest_main",
         ],
         **kwargs

@@ -19,7 +19,6 @@ CORE_PARTS = [
     ("//host/storage", "storage"),
     ("//inference/decode", "decode"),
     ("//inference/engine", "engine"),
-    ("//inference/evaluate", "evaluate"),
     ("//inference/load", "load"),
     ("//kernels/context", "context"),
     ("//kernels/witness", "witness"),
@@ -69,6 +68,7 @@ DESK_PARTS = [
     ("//desk/watch", "watch"),
     ("//desk/who", "who"),
     ("//desk/why_slow", "why_slow"),
+    ("//inference/evaluate", "evaluate"),
 ]
 
 # Plugins that are built with the trainer: those of run_distributed.pbtxt, and

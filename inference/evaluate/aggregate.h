@@ -13,15 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
+#include "inference/evaluate/task_suite.h"
 
 namespace capstan::evaluate {
-
-struct TaskNumber {
-  std::string name;  // "acc", "exact_match,strict-match"
-  double value = 0.0;
-  // Of a mean; unset otherwise.
-  absl::optional<double> standard_error;
-};
 
 // "mean", "median", "nanmean", "perplexity", "weighted_perplexity",
 // "bits_per_byte", "brier_score", "f1", "matthews_corrcoef", "bypass",

@@ -15,6 +15,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/witness/chunk_sums.h"
+#include "kernels/witness/product_rows.h"
 #include "kernels/witness/sums.h"
 
 namespace capstan::kernels {
@@ -43,8 +44,6 @@ const char* NameOf(NumberType type) {
   }
   return "";
 }
-
-int64_t BytesOf(NumberType type) { return type == NumberType::kFloat ? 4 : 2; }
 
 ConstMatrix From(ConstMatrix x, int64_t row) {
   x.data = static_cast<const char*>(x.data) + row * x.stride * BytesOf(x.type);
@@ -199,8 +198,8 @@ struct ProductChecker::Check {
   }
 };
 
-ProductChecker::ProductChecker(OnFailure on_failure)
-    : on_failure_(std::move(on_failure)) {}
+ProductChecker::ProductChecker(OnFailure on_failure, bool twice)
+    : on_failure_(std::move(on_failure)), twice_(twice) {}
 
 void ProductChecker::Remember(const void* begin, int64_t bytes) {
   const char* const from = static_cast<const char*>(begin);
@@ -373,14 +372,23 @@ void ProductChecker::Compute(const GemmProblem& p,
     sums.row_squares = check.squares_before.data();
     Sum(Const(p.c), p.m, p.n, &sums);
   }
-  const int core = sched_getcpu();
-  compute();
-  SumB(p, /*use_known=*/true, &check);
-  const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
-  if (wrong < 0) return;
   ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
                             p.b.data, p.c.data, p.b_transposed};
   failure.type = NameOf(p.c.type);
+  const int core = sched_getcpu();
+  if (twice_) {
+    failure.mended = MakeTwice(p, compute, &failure);
+    if (failure.attempts > 0) {
+      failure.cores = CoresOfThreads(core);
+      failures_.fetch_add(1, std::memory_order_relaxed);
+      return on_failure_(failure);
+    }
+  } else {
+    compute();
+  }
+  SumB(p, /*use_known=*/true, &check);
+  const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
+  if (wrong < 0) return;
   failure.row = wrong;
   failure.cores = CoresOfThreads(core);
   if (p.beta == 0.0f) return Mend(p, compute, &check, &failure);
@@ -393,35 +401,6 @@ void ProductChecker::Compute(const GemmProblem& p,
 }
 
 namespace {
-
-// c's rows, dense.
-std::vector<char> RowsOf(const GemmProblem& p) {
-  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
-  std::vector<char> rows(p.m * row);
-  for (int64_t i = 0; i < p.m; ++i) {
-    std::memcpy(rows.data() + i * row,
-                static_cast<const char*>(p.c.data) + i * p.c.stride * bytes,
-                row);
-  }
-  return rows;
-}
-
-void SetRows(const GemmProblem& p, const std::vector<char>& rows) {
-  const int64_t bytes = BytesOf(p.c.type), row = p.n * bytes;
-  for (int64_t i = 0; i < p.m; ++i) {
-    std::memcpy(static_cast<char*>(p.c.data) + i * p.c.stride * bytes,
-                rows.data() + i * row, row);
-  }
-}
-
-int64_t FirstDifference(const GemmProblem& p, const std::vector<char>& a,
-                        const std::vector<char>& b) {
-  const int64_t row = p.n * BytesOf(p.c.type);
-  for (int64_t i = 0; i < p.m; ++i) {
-    if (std::memcmp(a.data() + i * row, b.data() + i * row, row) != 0) return i;
-  }
-  return -1;
-}
 
 // Of a row: its sum with r and its squares, without overflow.
 struct RowSum {
@@ -498,6 +477,36 @@ bool IsOtherSum(const GemmProblem& p, const char* sum, const char* product,
 
 }  // namespace
 
+bool ProductChecker::MakeTwice(const GemmProblem& p,
+                               const std::function<void()>& compute,
+                               ProductFailure* failure) {
+  // Of the thread's later products, too: memory of this size is expensive.
+  thread_local std::vector<char> kept[2];
+  std::vector<char>&before = kept[0], &made = kept[1];
+  if (p.beta != 0.0f) GetRows(p, &before);
+  const auto make = [&] {
+    if (p.beta != 0.0f) SetRows(p, before);
+    compute();
+  };
+  compute();
+  GetRows(p, &made);
+  make();
+  const int64_t differs = FirstDifference(p, made);
+  if (differs < 0) return true;
+  failure->row = differs;
+  std::vector<std::vector<char>> all = {made, RowsOf(p)};
+  for (const bool elsewhere : {false, true}) {
+    ++failure->attempts;
+    elsewhere ? OnAnotherCore(make) : make();
+    for (const std::vector<char>& one : all) {
+      if (FirstDifference(p, one) < 0) return true;
+    }
+    all.push_back(RowsOf(p));
+  }
+  failure->sum_lost = p.beta != 0.0f;
+  return false;
+}
+
 void ProductChecker::Mend(const GemmProblem& p,
                           const std::function<void()>& compute, Check* check,
                           ProductFailure* failure) {
@@ -507,7 +516,7 @@ void ProductChecker::Mend(const GemmProblem& p,
     compute();
   };
   again();
-  const int64_t differs = FirstDifference(p, first, RowsOf(p));
+  const int64_t differs = FirstDifference(p, first);
   if (differs >= 0) {
     failure->row = differs;
     failure->mended = FirstWrong(p, check, 1.0, true) < 0;
@@ -522,7 +531,7 @@ void ProductChecker::Mend(const GemmProblem& p,
   }
   if (!failure->mended && !failure->weight_changed) {
     OnAnotherCore(again);
-    const bool same = FirstDifference(p, first, RowsOf(p)) < 0;
+    const bool same = FirstDifference(p, first) < 0;
     failure->mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
   }
   failures_.fetch_add(1, std::memory_order_relaxed);

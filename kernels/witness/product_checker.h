@@ -17,6 +17,9 @@
 //
 // Where a check fails the product is made again. If its bits are the same, the
 // bound was too tight: nothing was wrong, unless far beyond the bound.
+//
+// A checker that makes all products twice finds every flip of c, however small;
+// what has changed in b it still finds by the sums alone.
 #ifndef CAPSTAN_KERNELS_WITNESS_PRODUCT_CHECKER_H_
 #define CAPSTAN_KERNELS_WITNESS_PRODUCT_CHECKER_H_
 
@@ -56,7 +59,8 @@ class ProductChecker final : public ProductWitness {
  public:
   // Called on the thread that computes.
   using OnFailure = std::function<void(const ProductFailure&)>;
-  explicit ProductChecker(OnFailure on_failure);
+  // `twice`: makes each product twice, and compares the bits.
+  explicit ProductChecker(OnFailure on_failure, bool twice = false);
 
   void Compute(const GemmProblem& problem,
                const std::function<void()>& compute) override;
@@ -70,7 +74,7 @@ class ProductChecker final : public ProductWitness {
 
   struct Counts {
     int64_t products = 0;
-    int64_t repeated = 0;  // made again, with the same bits
+    int64_t repeated = 0;  // made again for their check, with the same bits
     int64_t failures = 0;
   };
   Counts counts() const;
@@ -82,6 +86,11 @@ class ProductChecker final : public ProductWitness {
 
  private:
   struct Check;
+  // Makes c until two of its makings have the same bits, of which `failure`
+  // says how many it took. Returns false if no two of four have.
+  static bool MakeTwice(const GemmProblem& p,
+                        const std::function<void()>& compute,
+                        ProductFailure* failure);
   // What is known of a weight b: b r if it is passed as it is, and if it is
   // passed transposed.
   struct Known {
@@ -104,6 +113,7 @@ class ProductChecker final : public ProductWitness {
                 Check* check, ProductFailure* failure);
 
   const OnFailure on_failure_;
+  const bool twice_;
   std::vector<std::pair<const char*, const char*>> remembered_;
   std::mutex mutex_;  // for what follows
   std::map<Key, std::shared_ptr<const Known>> known_;

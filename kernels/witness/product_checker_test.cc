@@ -199,6 +199,80 @@ TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
   EXPECT_GT(mended[1], all[1] / 4);
 }
 
+// Made twice, none is below anything, and what it was added to isn't lost.
+TEST(ProductCheckerTest, MadeTwiceEveryFlipIsMended) {
+  std::vector<ProductFailure> failures;
+  ProductChecker checker(
+      [&](const ProductFailure& failure) { failures.push_back(failure); },
+      /*twice=*/true);
+  Flipping flipping(&checker);
+  Random random(12);
+  for (int i = 0; i < 1000; ++i) {
+    Product clean(&random, /*half=*/i % 2 == 0, 96);
+    Product flipped = clean;
+    clean.Compute();
+    const int64_t row = random() % clean.m, column = random() % clean.n;
+    const auto bit = static_cast<int>(random() % (8 * clean.c.size()));
+    flipping.times = i % 5 > 0 ? 1 : 0;
+    flipping.flip = [&](const GemmProblem& p) {
+      char* const number = static_cast<char*>(p.c.data) +
+                           (row * p.c.stride + column) * flipped.c.size();
+      number[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    };
+    failures.clear();
+    {
+      const Scope scope(&flipping);
+      flipped.Compute();
+    }
+    EXPECT_EQ(flipped.c.bytes, clean.c.bytes) << "bit " << bit;
+    ASSERT_EQ(failures.size(), i % 5 > 0 ? 1 : 0);
+    if (failures.empty()) continue;
+    EXPECT_TRUE(failures[0].mended);
+    EXPECT_EQ(failures[0].row, row);
+  }
+}
+
+// Each making is another: by no two of them can c be told.
+TEST(ProductCheckerTest, MadeTwiceWhatStaysWrongIsNotMended) {
+  for (const float beta : {0.0f, 1.0f}) {
+    std::vector<ProductFailure> failures;
+    ProductChecker checker(
+        [&](const ProductFailure& failure) { failures.push_back(failure); },
+        /*twice=*/true);
+    Flipping flipping(&checker);
+    const Scope scope(&flipping);
+    Random random(13);
+    Product product(&random, /*half=*/false, 96);
+    product.beta = beta;
+    flipping.times = 100;
+    float added = 1000.0f;
+    flipping.flip = [&added](const GemmProblem& p) {
+      static_cast<float*>(p.c.data)[0] += added++;
+    };
+    product.Compute();
+    ASSERT_EQ(failures.size(), 1);
+    EXPECT_FALSE(failures[0].mended);
+    EXPECT_EQ(failures[0].sum_lost, beta != 0.0f);
+  }
+}
+
+// The same wrong bits each time: the check by sums is still made.
+TEST(ProductCheckerTest, MadeTwiceItIsCheckedAsWell) {
+  int64_t found = 0;
+  ProductChecker checker([&](const ProductFailure&) { ++found; },
+                         /*twice=*/true);
+  Flipping flipping(&checker);
+  const Scope scope(&flipping);
+  Random random(14);
+  Product product(&random, /*half=*/false, 96);
+  flipping.times = 100;
+  flipping.flip = [](const GemmProblem& p) {
+    static_cast<float*>(p.c.data)[0] = 1e6f;
+  };
+  product.Compute();
+  EXPECT_EQ(found, 1);
+}
+
 // Of the highest bits none gets through.
 TEST(ProductCheckerTest, AnExponentsFlipIsAlwaysFound) {
   int64_t found = 0;

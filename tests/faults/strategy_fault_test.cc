@@ -50,6 +50,8 @@ TEST(StrategyFaultTest, RecomputingEveryNthUnitWantsItsNumber) {
                 {"train.activation_checkpointing_n", "EVERY_N only"});
   ExpectRefused(RunText().Train("witness: {most_failures:3}"),
                 {"train.witness.most_failures", "has no effect without check"});
+  ExpectRefused(RunText().Train("witness: {twice:true}"),
+                {"train.witness.twice", "has no effect without check"});
 }
 
 }  // namespace

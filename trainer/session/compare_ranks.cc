@@ -17,7 +17,7 @@
 #include "cluster/comm/agree.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
-#include "inference/evaluate/asking.h"
+#include "inference/evaluate/task_suite.h"
 #include "trainer/data/data_loader.h"
 
 namespace capstan {
@@ -75,14 +75,14 @@ void AddData(const DatasetReader* data, const std::string& which,
   facts->push_back({absl::StrCat("other ", which, " data"), digest});
 }
 
-std::string TasksText(const evaluate::Asking* tasks) {
-  if (tasks == nullptr) return "none";
-  return absl::StrJoin(
-      tasks->asked, ", ", [](std::string* out, const evaluate::Asked& task) {
-        absl::StrAppend(out, task.task.name, " (", task.requests.size(),
-                        " requests, checksum ",
-                        Hex(Crc32c(evaluate::TextOf(task))), ")");
-      });
+std::string TasksText(const evaluate::TaskSuite* suite) {
+  if (suite == nullptr) return "none";
+  return absl::StrJoin(suite->tasks(), ", ",
+                       [](std::string* out, const evaluate::SuiteTask& task) {
+                         absl::StrAppend(out, task.name, " (", task.requests,
+                                         " requests, digest ", task.digest,
+                                         ")");
+                       });
 }
 
 std::string ModelText(const Model& model) {

@@ -13,11 +13,10 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "cluster/comm/phase_group.h"
-#include "inference/evaluate/asking.h"
-#include "inference/evaluate/run_task.h"
-#include "inference/evaluate/task_group.h"
+#include "inference/evaluate/task_suite.h"
 #include "plugins/sdk/memory.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/session/eval_tasks.h"
 #include "trainer/session/evaluate.h"
 #include "trainer/session/explain_failure.h"
 #include "trainer/session/output_folder.h"
@@ -187,22 +186,16 @@ absl::Status Evaluator::ScoreTasks(TaggedNumbers* numbers) {
   }
   const MemoryScope scope(MemoryCategory::kActivations);
   const WhoseCode code(session_.plugins.objective, "Sample");
-  const auto add = [numbers](const std::string& name,
-                             const std::vector<evaluate::TaskNumber>& of_it) {
-    for (const evaluate::TaskNumber& number : of_it) {
+  const evaluate::TaskSuite& suite = *parts.eval_tasks;
+  CAPSTAN_ASSIGN_OR_RETURN(const auto measured, suite.Run(answerer));
+  for (size_t i = 0; i < measured.size(); ++i) {
+    const std::string& name =
+        i < suite.tasks().size()
+            ? suite.tasks()[i].name
+            : suite.groups()[i - suite.tasks().size()].name;
+    for (const evaluate::TaskNumber& number : measured[i]) {
       numbers->emplace_back(TaskTag(name, number.name), number.value);
     }
-  };
-  std::vector<evaluate::TaskResult> results;
-  for (const evaluate::Asked& one : parts.eval_tasks->asked) {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        evaluate::TaskResult result,
-        evaluate::RunTask(one.task, one.requests, answerer));
-    add(one.task.name, result.numbers);
-    results.push_back(std::move(result));
-  }
-  for (const evaluate::TaskGroup& group : parts.eval_tasks->tree.groups) {
-    add(group.name, evaluate::GroupNumbers(group, results));
   }
   return absl::OkStatus();
 }

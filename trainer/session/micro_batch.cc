@@ -16,7 +16,7 @@
 #include "cluster/comm/agree.h"
 #include "cluster/launch/rank_info.h"
 #include "host/config/load_config.h"
-#include "inference/evaluate/asking.h"
+#include "inference/evaluate/task_suite.h"
 #include "kernels/context/row_division.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/options.pb.h"
@@ -124,7 +124,7 @@ MemoryRequest MemoryRequestOf(const TrainJob& job, int world_size) {
   if (job.parts.eval_tasks != nullptr) {
     request.evaluation_samples = job.evaluation_batch;
     request.lengths_differ = true;
-    for (const evaluate::Asked& task : job.parts.eval_tasks->asked) {
+    for (const evaluate::SuiteTask& task : job.parts.eval_tasks->tasks()) {
       // Tasks' rows are whole on each rank.
       request.evaluation_length = std::max(request.evaluation_length,
                                            task.longest * CurrentRowDivision());

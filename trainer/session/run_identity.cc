@@ -30,12 +30,13 @@
 #include "base/status.h"
 #include "host/config/load_config.h"
 #include "host/plugins/plugin_host.h"
-#include "inference/evaluate/asking.h"
+#include "inference/evaluate/task_suite.h"
 #include "plugins/sdk/dataset.h"
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/options.pb.h"
 #include "trainer/checkpoint/base_weights.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/eval_tasks.h"
 #include "trainer/session/forgotten_rows.h"
 #include "trainer/session/schedule.h"
 #include "trainer/session/session.h"
@@ -240,16 +241,14 @@ absl::Status AddTokenizer(const Tokenizer& tokenizer, RunIdentity* identity) {
   return absl::OkStatus();
 }
 
-void AddTasks(const evaluate::Asking& tasks, RunIdentity* identity) {
-  std::vector<std::string> digests;
-  for (const evaluate::Asked& asked : tasks.asked) {
-    digests.push_back(DigestText(evaluate::TextOf(asked)));
-    (*identity)[kEvalTasks + asked.task.name] = digests.back();
+void AddTasks(const evaluate::TaskSuite& suite, RunIdentity* identity) {
+  for (const evaluate::SuiteTask& task : suite.tasks()) {
+    (*identity)[kEvalTasks + task.name] = task.digest;
   }
-  for (const evaluate::TaskGroup& group : tasks.tree.groups) {
+  for (const evaluate::SuiteGroup& group : suite.groups()) {
     std::string all;
     for (const size_t task : group.tasks) {
-      absl::StrAppend(&all, digests[task], "\n");
+      absl::StrAppend(&all, suite.tasks()[task].digest, "\n");
     }
     (*identity)[kEvalTasks + group.name] = DigestText(all);
   }

@@ -14,9 +14,6 @@
 #include "base/status.h"
 #include "host/config/create_slot.h"
 #include "host/config/load_config.h"
-#include "inference/evaluate/asking.h"
-#include "inference/evaluate/row_values.h"
-#include "inference/evaluate/run_task.h"
 #include "inference/load/create_model.h"
 #include "inference/load/run_tokenizer.h"
 #include "kernels/context/recompute.h"
@@ -24,6 +21,7 @@
 #include "kernels/context/run_device.h"
 #include "plugins/sdk/tokenizer.h"
 #include "trainer/metrics/reporter.h"
+#include "trainer/session/eval_tasks.h"
 #include "trainer/session/run_identity.h"
 
 namespace capstan {
@@ -67,39 +65,6 @@ absl::Status CheckSetNames(const RunConfig& config) {
   return absl::OkStatus();
 }
 
-// Reads the tasks of evaluations, and checks that the model has room for them.
-absl::StatusOr<std::shared_ptr<const evaluate::Asking>> AskTasks(
-    const EvalTasks& tasks, Model& model, const Tokenizer* tokenizer) {
-  if (tasks.files().empty() ||
-      std::find(tasks.files().begin(), tasks.files().end(), "") !=
-          tasks.files().end()) {
-    return FieldError("files", "names no task");
-  }
-  if (model.token_model() == nullptr || tokenizer == nullptr) {
-    return absl::InvalidArgumentError("are for models of text: leave them out");
-  }
-  CAPSTAN_ASSIGN_OR_RETURN(
-      evaluate::Asking asking,
-      evaluate::AskAll({tasks.files().begin(), tasks.files().end()},
-                       tasks.max_samples(),
-                       [&](const evaluate::TaskTree&, evaluate::Task* task) {
-                         if (tasks.has_num_fewshot()) {
-                           task->num_fewshot = tasks.num_fewshot();
-                         }
-                         return absl::OkStatus();
-                       }));
-  if (tasks.chat()) {
-    CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*tokenizer, &asking));
-  }
-  for (evaluate::Asked& asked : asking.asked) {
-    CAPSTAN_ASSIGN_OR_RETURN(
-        asked.longest,
-        evaluate::CheckRequests(asked.task, asked.requests,
-                                *model.token_model(), *tokenizer));
-  }
-  return std::make_shared<const evaluate::Asking>(std::move(asking));
-}
-
 }  // namespace
 
 std::vector<const DatasetReader*> RunParts::evaluated() const {
@@ -111,17 +76,6 @@ std::vector<const DatasetReader*> RunParts::evaluated() const {
 
 std::string SetTag(const std::string& name, const std::string& tag) {
   return absl::StrCat("eval/", name, "_", tag.substr(tag.find('/') + 1));
-}
-
-std::string TaskTag(const std::string& task, const std::string& metric) {
-  std::string name = absl::StrCat(task, "_", metric);
-  for (char& c : name) {
-    if (!absl::ascii_isgraph(static_cast<unsigned char>(c)) ||
-        absl::string_view(",/\"\\").find(c) != absl::string_view::npos) {
-      c = '_';
-    }
-  }
-  return absl::StrCat("eval/", name);
 }
 
 namespace {
@@ -156,24 +110,10 @@ std::vector<std::string> EvaluationMetrics(const RunParts& parts) {
     }
   }
   std::vector<std::string> names = NamesForData(tags, parts);
-  if (parts.eval_tasks == nullptr) return names;
-  const evaluate::TaskTree& tree = parts.eval_tasks->tree;
-  const auto add = [&names](const std::string& of,
-                            const std::vector<evaluate::TaskNumber>& numbers) {
-    for (const evaluate::TaskNumber& number : numbers) {
-      names.push_back(MetricName(TaskTag(of, number.name)));
+  if (parts.eval_tasks != nullptr) {
+    for (std::string& name : TaskMetricNames(*parts.eval_tasks)) {
+      names.push_back(std::move(name));
     }
-  };
-  std::vector<evaluate::TaskResult> named(tree.tasks.size());
-  for (size_t i = 0; i < named.size(); ++i) {
-    for (const std::string& name : evaluate::ValueNames(tree.tasks[i])) {
-      named[i].numbers.emplace_back();
-      named[i].numbers.back().name = name;
-    }
-    add(tree.tasks[i].name, named[i].numbers);
-  }
-  for (const evaluate::TaskGroup& group : tree.groups) {
-    add(group.name, evaluate::GroupNumbers(group, named));
   }
   return names;
 }
@@ -193,11 +133,10 @@ bool MayBeMeasured(const std::string& name, const RunParts& parts) {
     if (is_of(SetTag(set.name, ""))) return true;
   }
   if (parts.eval_tasks != nullptr) {
-    const evaluate::TaskTree& tree = parts.eval_tasks->tree;
-    for (const evaluate::Task& task : tree.tasks) {
+    for (const evaluate::SuiteTask& task : parts.eval_tasks->tasks()) {
       if (is_of(TaskTag(task.name, ""))) return false;
     }
-    for (const evaluate::TaskGroup& group : tree.groups) {
+    for (const evaluate::SuiteGroup& group : parts.eval_tasks->groups()) {
       if (is_of(TaskTag(group.name, ""))) return false;
     }
   }
@@ -459,10 +398,10 @@ absl::StatusOr<RunParts> CreateRunParts(const LoadedConfig& loaded, int gpus,
                                  set.data(), &parts.eval_sets.back().reader));
   }
   if (config.has_eval_tasks()) {
-    auto asked = AskTasks(config.eval_tasks(), *parts.model,
-                          parts.train_data->tokenizer());
-    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(asked.status(), "eval_tasks"));
-    parts.eval_tasks = *std::move(asked);
+    auto tasks = OpenEvalTasks(config.eval_tasks(), *parts.model,
+                               parts.train_data->tokenizer());
+    CAPSTAN_RETURN_IF_ERROR(loaded.Locate(tasks.status(), "eval_tasks"));
+    parts.eval_tasks = *std::move(tasks);
   }
   CAPSTAN_RETURN_IF_ERROR(make("strategy", config.strategy(), &parts.strategy));
   CAPSTAN_RETURN_IF_ERROR(

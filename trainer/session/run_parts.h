@@ -31,7 +31,7 @@
 namespace capstan {
 
 namespace evaluate {
-struct Asking;
+class TaskSuite;
 }  // namespace evaluate
 
 // What each evaluation measures beside eval_data, by its name.
@@ -48,7 +48,7 @@ struct RunParts {
   std::unique_ptr<DatasetReader> train_data;
   std::unique_ptr<DatasetReader> eval_data;  // null: none
   std::vector<EvalSetData> eval_sets;        // the config's, in its order
-  std::shared_ptr<const evaluate::Asking> eval_tasks;  // null: none
+  std::shared_ptr<const evaluate::TaskSuite> eval_tasks;  // null: none
   std::unique_ptr<Strategy> strategy;
   std::unique_ptr<Precision> precision;
   absl::optional<Fp8Spec> fp8;  // of the precision, if the model has it
@@ -146,8 +146,6 @@ std::vector<std::string> TokenizerFolders(const RunConfig& config,
 
 // The tag (TaggedNumbers) that a set's metric `tag` has: "eval/NAME_loss".
 std::string SetTag(const std::string& name, const std::string& tag);
-// The tag of a task's metric: "eval/TASK_acc", "eval/TASK_exact_match_FILTER".
-std::string TaskTag(const std::string& task, const std::string& metric);
 
 // The names in metrics.jsonl of what a run's evaluations are sure to measure
 // where their data has it: not what MetricTags without a `train` name, which is

@@ -14,9 +14,9 @@
 #include "base/status.h"
 #include "cluster/comm/agree.h"
 #include "host/plugins/plugin_host.h"
-#include "inference/evaluate/asking.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/optimizer/optimizer_state.h"
+#include "trainer/session/eval_tasks.h"
 #include "trainer/session/whose_code.h"
 
 namespace capstan {
@@ -60,18 +60,11 @@ PluginNames PluginNamesOf(const RunConfig& config) {
                                  : named("train_data", config.train_data())};
 }
 
-bool LowerIsBetter(const std::string& metric, const evaluate::Asking* tasks) {
-  if (tasks != nullptr) {
-    for (const evaluate::Task& task : tasks->tree.tasks) {
-      for (const evaluate::TaskMetric& known : task.metrics) {
-        const std::string name = MetricName(TaskTag(task.name, known.name));
-        if (known.higher_is_better.has_value() &&
-            (metric == name || absl::StartsWith(metric, name + "_"))) {
-          return !*known.higher_is_better;
-        }
-      }
-    }
-  }
+bool LowerIsBetter(const std::string& metric,
+                   const evaluate::TaskSuite* tasks) {
+  const absl::optional<bool> higher =
+      tasks == nullptr ? absl::nullopt : HigherIsBetter(metric, *tasks);
+  if (higher.has_value()) return !*higher;
   constexpr const char* kLower[] = {
       "loss",           "perplexity",  "perplexity_bound",
       "bits_per_byte",  "brier_score", "_kl",

@@ -238,7 +238,7 @@ inline std::string BestMetric(const Train& train) {
 }
 // By what the tasks say of their metrics, or by how its name ends.
 bool LowerIsBetter(const std::string& metric,
-                   const evaluate::Asking* tasks = nullptr);
+                   const evaluate::TaskSuite* tasks = nullptr);
 // An error about train.best_metric, which isn't among `known`.
 absl::Status NoSuchMetric(const std::string& metric,
                           const std::vector<std::string>& known);

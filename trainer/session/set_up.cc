@@ -96,8 +96,9 @@ absl::Status JoinRanks(RunPlan* plan) {
   }
   if (StepWitness::Wanted(*plan) && plan->group->size() > 1) {
     const PhaseGroup* const phases = PhaseGroupOf(*plan->group);
-    plan->group = WitnessMessages(std::move(plan->group),
-                                  &StepWitness::TakeWrongMessage, phases);
+    plan->group =
+        WitnessMessages(std::move(plan->group), &StepWitness::TakeWrongMessage,
+                        phases, plan->config.train().witness().twice());
   }
   if (plan->config.profile().steps_size() > 0) {
     plan->group = ProfileWaits(std::move(plan->group));

@@ -60,9 +60,11 @@ void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
 StepWitness::StepWitness(Session* session)
     : session_(*session),
       host_(HostName()),
-      products_([this](const kernels::ProductFailure& failure) {
-        OnProduct(failure);
-      }) {
+      products_(
+          [this](const kernels::ProductFailure& failure) {
+            OnProduct(failure);
+          },
+          session_.config.train().witness().twice()) {
   const RunParts& parts = session_.parts;
   const std::vector<std::string> states = parts.optimizer->state_names();
   const absl::Span<OptimizerShard> shards = parts.strategy->OptimizerShards();
@@ -282,25 +284,25 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
                                                     : "a gradient through ",
                                      of_b)
                       : "a product";
+  const bool twice = session_.config.train().witness().twice();
   const std::string where =
       absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
                    ") was wrong in row ", p.row, " on core ", p.cores, ": ");
   if (p.mended) {
     return Fail(Own(what),
-                absl::StrCat(where,
-                             "it was computed again, and agrees with "
-                             "its check"));
+                absl::StrCat(where, "it was computed again, and agrees with ",
+                             twice ? "another making" : "its check"));
   }
   if (p.weight_changed) {
     return FailUnmended(
         Own(of_b.empty() ? what : absl::StrCat("the weight of ", of_b)),
         absl::StrCat(where, "the weight has changed in memory"));
   }
-  FailUnmended(
-      Own(what),
-      absl::StrCat(where, p.sum_lost ? "what it was added to is gone"
-                                     : "it was computed again and never "
-                                       "agreed with its check"));
+  FailUnmended(Own(what),
+               absl::StrCat(where, p.sum_lost ? "what it was added to is gone"
+                                   : twice    ? "no two makings of it agree"
+                                           : "it was computed again and never "
+                                             "agreed with its check"));
 }
 
 void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
@@ -541,9 +543,10 @@ std::string StepWitness::Summary() {
                               static_cast<double>(mine.repeated)};
   session_.group->AllReduceHost(absl::MakeSpan(sums));
   return absl::StrFormat(
-      "the witness has checked %.0f products (%.0f of them twice, with the "
-      "same "
-      "bits), the state of all steps and what was sent: %d %s",
+      "the witness has %s %.0f products (%.0f of them once more, with the "
+      "same bits), the state of all steps and what was sent: %d %s",
+      session_.config.train().witness().twice() ? "made twice and checked"
+                                                : "checked",
       sums[0], sums[1], all_failures_,
       all_failures_ == 1 ? "failure" : "failures");
 }

@@ -2,6 +2,7 @@
 #include "trainer/session/witness_group.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -33,6 +34,10 @@ bool IsSummed(const at::Tensor& t) {
 // value in float32, which is what they take of the result.
 at::Tensor Narrowed(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? t.to(at::kFloat) : t;
+}
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 // Of `slices` equal parts of `whole`, one behind another: [slices, 2, chunks].
@@ -85,10 +90,11 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
  public:
   // `phases` may be null, and `ranks` empty if they are those of the run.
   WitnessGroup(std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
-               const PhaseGroup* phases, std::vector<int> ranks)
+               const PhaseGroup* phases, bool twice, std::vector<int> ranks)
       : group_(std::move(group)),
         on_wrong_(std::move(on_wrong)),
         phases_(phases),
+        twice_(twice),
         ranks_(std::move(ranks)) {}
 
   int rank() const override { return group_->rank(); }
@@ -98,6 +104,12 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
     if (!IsSummed(tensor)) return group_->AllReduce(tensor);
+    if (twice_) {
+      const at::Tensor copy = tensor.clone();
+      std::unique_ptr<Work> work = group_->AllReduce(tensor);
+      return Twice(std::move(work), group_->AllReduce(copy), "all-reduce",
+                   tensor, copy);
+    }
     const at::Tensor sums = SumsOf(tensor, 1);
     std::unique_ptr<Work> work = group_->AllReduce(tensor);
     return Witnessed(std::move(work), group_->AllReduce(sums), "all-reduce",
@@ -108,6 +120,13 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
     if (!IsSummed(input)) return group_->ReduceScatter(output, input);
+    if (twice_) {
+      const at::Tensor copy = input.clone();
+      const at::Tensor again = at::empty_like(output);
+      std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
+      return Twice(std::move(work), group_->ReduceScatter(again, copy),
+                   "reduce-scatter", output, again, copy);
+    }
     const at::Tensor sums = SumsOf(input, size());
     at::Tensor mine = at::empty({1, 2, sums.size(2)}, at::kDouble);
     std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
@@ -175,7 +194,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
       return absl::OkStatus();
     }));
     return std::unique_ptr<ProcessGroup>(
-        new WitnessGroup(std::move(part), on_wrong_, phases_,
+        new WitnessGroup(std::move(part), on_wrong_, phases_, twice_,
                          std::vector<int>(ranks.begin(), ranks.end())));
   }
 
@@ -194,6 +213,17 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
     return std::make_unique<WitnessedWork>(
         std::move(work), std::move(beside),
         [what, check = std::move(check)] { check(what); });
+  }
+
+  // `sent` is kept until the second sum has been waited for.
+  std::unique_ptr<Work> Twice(std::unique_ptr<Work> work,
+                              std::unique_ptr<Work> beside, const char* kind,
+                              const at::Tensor& result, const at::Tensor& again,
+                              const at::Tensor& sent = {}) {
+    return Witnessed(std::move(work), std::move(beside), kind,
+                     [this, result, again, sent](const std::string& what) {
+                       if (!SameBits(result, again)) Tell(what, -1);
+                     });
   }
 
   // result: a sum over the ranks; sums: [1, 2, chunks], likewise.
@@ -249,16 +279,17 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   const std::unique_ptr<ProcessGroup> group_;
   const OnWrong on_wrong_;
   const PhaseGroup* const phases_;  // of the run; null: it has none
-  const std::vector<int> ranks_;    // of the run, by rank of this group
+  const bool twice_;
+  const std::vector<int> ranks_;  // of the run, by rank of this group
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> WitnessMessages(
     std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
-    const PhaseGroup* phases) {
+    const PhaseGroup* phases, bool twice) {
   return std::make_unique<WitnessGroup>(std::move(group), std::move(on_wrong),
-                                        phases, std::vector<int>());
+                                        phases, twice, std::vector<int>());
 }
 
 }  // namespace capstan

@@ -24,10 +24,13 @@ struct WrongMessage {
 // the thread that waits, but not where a rank has failed, since what is waited
 // for then isn't sent any more: `phases` knows, if it isn't null.
 // AllReduceHost's few numbers aren't checked.
+//
+// `twice`: makes each sum twice instead, the second time of a copy, and
+// compares the bits.
 std::unique_ptr<ProcessGroup> WitnessMessages(
     std::unique_ptr<ProcessGroup> group,
-    std::function<void(const WrongMessage&)> on_wrong,
-    const PhaseGroup* phases);
+    std::function<void(const WrongMessage&)> on_wrong, const PhaseGroup* phases,
+    bool twice = false);
 
 }  // namespace capstan
 

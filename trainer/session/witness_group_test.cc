@@ -22,7 +22,9 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   std::unique_ptr<Work> AllReduce(const at::Tensor& t) override {
     if (failed) return std::make_unique<IdleWork>();
     t.mul_(2.0);
-    if (t.scalar_type() == at::kFloat && t.numel() > 1) t[1].add_(fault);
+    if (t.scalar_type() == at::kFloat && t.numel() > 1 && faults-- > 0) {
+      t[1].add_(fault);
+    }
     return std::make_unique<IdleWork>();
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& out,
@@ -41,17 +43,20 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   void StopCommunicating() override {}
 
   double fault = 0.0;
+  int faults = 1000;  // of sums
   bool failed = false;
 };
 
 class WitnessGroupTest : public testing::Test {
  protected:
-  WitnessGroupTest() {
+  WitnessGroupTest() { Begin(/*twice=*/false); }
+  void Begin(bool twice) {
     auto inner = std::make_unique<TwinGroup>();
     twin_ = inner.get();
     group_ = WitnessMessages(
         std::move(inner),
-        [this](const WrongMessage& wrong) { wrong_.push_back(wrong); }, twin_);
+        [this](const WrongMessage& wrong) { wrong_.push_back(wrong); }, twin_,
+        twice);
   }
   void Exchange(float x = 1.0f) {
     const at::Tensor sum = x * at::ones({3000});
@@ -75,6 +80,21 @@ TEST_F(WitnessGroupTest, FaultsAreToldWithTheirSender) {
   EXPECT_EQ(wrong_[0].from, -1);
   EXPECT_EQ(wrong_[1].collective, "the all-gather");
   EXPECT_EQ(wrong_[1].from, 1);
+}
+
+// Far below what rounding may be.
+TEST_F(WitnessGroupTest, SumsThatAreMadeTwiceAreTheSameBits) {
+  for (const bool twice : {false, true}) {
+    Begin(twice);
+    wrong_.clear();
+    twin_->fault = 2e-7;  // of 2
+    twin_->faults = 1;
+    const at::Tensor sum = at::ones({3000});
+    group_->AllReduce(sum)->Wait();
+    EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
+    group_->AllReduce(at::ones({3000}))->Wait();
+    EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
+  }
 }
 
 // Their squares are 0 in float32.
