@@ -247,7 +247,9 @@ _CORE_LABELS = [
 ]
 
 def desk_library(name, deps, **kwargs):
-    """A part of libcapstan_desk.so, which takes the core's code from its library.
+    """A part of libcapstan_desk.so, or of another one beside the core.
+
+    It takes the core's code from its library.
 
     Args:
       name: as ever.
@@ -416,9 +418,6 @@ def capstan_plugin(
             deps = [Label("//tests/conformance:" + suite) for suite in conformance] + test_deps,
         )
 
-# Folders whose tests take code of libcapstan_desk.so.
-_OF_DESK = ("desk/", "inference/evaluate")
-
 # Folders whose tests see no at::Tensor. They are compiled without optimisation.
 _PLAIN_TESTS = ["base", "cluster/launch", "cluster/members", "desk", "host", "text"]
 
@@ -444,7 +443,7 @@ def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
         linkstatic = True,
         size = size,
         deps = deps + _pch_deps(pch) + [
-            "//trainer:desk" if native.package_name().startswith(_OF_DESK) else _CORE,
+            "//trainer:desk" if native.package_name().startswith("desk/") else _CORE,
             "@system//:gtest_main",
         ],
         **kwargs

@@ -2,6 +2,7 @@
 #include "inference/evaluate/task_suite.h"
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "base/digest.h"
@@ -79,13 +80,10 @@ class AskedSuite : public TaskSuite {
 };
 
 }  // namespace
-}  // namespace capstan::evaluate
 
-extern "C" absl::StatusOr<std::shared_ptr<const capstan::evaluate::TaskSuite>>
-capstan_make_task_suite(const capstan::evaluate::SuiteSettings& settings,
-                        capstan::TokenModel& model,
-                        const capstan::Tokenizer& tokenizer) {
-  using namespace capstan::evaluate;  // NOLINT
+extern "C" absl::StatusOr<std::shared_ptr<const TaskSuite>>
+capstan_make_task_suite(const SuiteSettings& settings, TokenModel& model,
+                        const Tokenizer& tokenizer) {
   CAPSTAN_ASSIGN_OR_RETURN(Asking asking,
                            AskAll(settings.files, settings.max_samples,
                                   [&settings](const TaskTree&, Task* task) {
@@ -104,3 +102,6 @@ capstan_make_task_suite(const capstan::evaluate::SuiteSettings& settings,
   }
   return std::make_shared<const AskedSuite>(std::move(asking));
 }
+static_assert(std::is_same_v<decltype(capstan_make_task_suite), MakeTaskSuite>);
+
+}  // namespace capstan::evaluate

@@ -357,6 +357,24 @@ int64_t ProductChecker::FirstWrong(const GemmProblem& p, Check* check,
   return -1;
 }
 
+bool ProductChecker::PassesCheck(const GemmProblem& p,
+                                 const std::function<void()>& compute,
+                                 Check* check, ProductFailure* failure) {
+  SumB(p, /*use_known=*/true, check);
+  const int64_t wrong = FirstWrong(p, check, 1.0, failure->by_bits);
+  if (wrong < 0) return true;
+  const int64_t differed = std::exchange(failure->row, wrong);
+  const bool right = p.beta == 0.0f ? Mend(p, compute, check, failure)
+                                    : JudgeSum(p, compute, check, failure);
+  if (right) {
+    repeated_.fetch_add(1, std::memory_order_relaxed);
+    failure->row = differed;
+  } else {
+    failure->by_bits = false;
+  }
+  return right;
+}
+
 void ProductChecker::Compute(const GemmProblem& p,
                              const std::function<void()>& compute) {
   if (p.k <= 0) return compute();
@@ -376,26 +394,18 @@ void ProductChecker::Compute(const GemmProblem& p,
                             p.b.data, p.c.data, p.b_transposed};
   failure.type = NameOf(p.c.type);
   const int core = sched_getcpu();
+  bool agree = true;
   if (twice_) {
-    failure.mended = MakeTwice(p, compute, &failure);
-    if (failure.attempts > 0) {
-      failure.cores = CoresOfThreads(core);
-      failures_.fetch_add(1, std::memory_order_relaxed);
-      return on_failure_(failure);
-    }
+    agree = MakeTwice(p, compute, &failure);
+    failure.by_bits = failure.attempts > 0;
   } else {
     compute();
   }
-  SumB(p, /*use_known=*/true, &check);
-  const int64_t wrong = FirstWrong(p, &check, 1.0, /*again=*/false);
-  if (wrong < 0) return;
-  failure.row = wrong;
-  failure.cores = CoresOfThreads(core);
-  if (p.beta == 0.0f) return Mend(p, compute, &check, &failure);
-  if (JudgeSum(p, compute, &check, &failure)) {
-    repeated_.fetch_add(1, std::memory_order_relaxed);
-    return;
+  if (agree && PassesCheck(p, compute, &check, &failure)) {
+    if (!failure.by_bits) return;
+    failure.mended = true;
   }
+  failure.cores = CoresOfThreads(core);
   failures_.fetch_add(1, std::memory_order_relaxed);
   on_failure_(failure);
 }
@@ -503,11 +513,10 @@ bool ProductChecker::MakeTwice(const GemmProblem& p,
     }
     all.push_back(RowsOf(p));
   }
-  failure->sum_lost = p.beta != 0.0f;
   return false;
 }
 
-void ProductChecker::Mend(const GemmProblem& p,
+bool ProductChecker::Mend(const GemmProblem& p,
                           const std::function<void()>& compute, Check* check,
                           ProductFailure* failure) {
   const std::vector<char> first = RowsOf(p);
@@ -521,8 +530,7 @@ void ProductChecker::Mend(const GemmProblem& p,
     failure->row = differs;
     failure->mended = FirstWrong(p, check, 1.0, true) < 0;
   } else if (FirstWrong(p, check, kFarSlack, true) < 0) {
-    repeated_.fetch_add(1, std::memory_order_relaxed);
-    return;
+    return true;
   }
   // The same again, far from what b was.
   if (!failure->mended && check->known) {
@@ -534,8 +542,7 @@ void ProductChecker::Mend(const GemmProblem& p,
     const bool same = FirstDifference(p, first) < 0;
     failure->mended = FirstWrong(p, check, same ? kFarSlack : 1.0, true) < 0;
   }
-  failures_.fetch_add(1, std::memory_order_relaxed);
-  on_failure_(*failure);
+  return false;
 }
 
 // Makes the product alone, with c as its place: what c is then differs from

@@ -46,8 +46,10 @@ struct ProductFailure {
   const char* type = "";      // of c: "float32"
   int64_t row = 0;            // of c, the first that was wrong
   std::string cores;  // that computed it: "3", or "3, 4" of several threads
-  int attempts = 0;   // until c agreed with the check
+  int attempts = 0;   // of those beyond what is made anyway
   bool mended = false;
+  // Whether two makings of it differed; else it isn't what its check says.
+  bool by_bits = false;
   // Whether it was added to what c was (beta), which is gone.
   bool sum_lost = false;
   // Whether c follows from b as it is now, but not as it was at the step's
@@ -86,8 +88,8 @@ class ProductChecker final : public ProductWitness {
 
  private:
   struct Check;
-  // Makes c until two of its makings have the same bits, of which `failure`
-  // says how many it took. Returns false if no two of four have.
+  // Makes c until two of its makings have the same bits; `failure` has how many
+  // more than two it took. Returns false if no two of four have.
   static bool MakeTwice(const GemmProblem& p,
                         const std::function<void()>& compute,
                         ProductFailure* failure);
@@ -106,7 +108,12 @@ class ProductChecker final : public ProductWitness {
   // again, numbers that aren't finite are right.
   int64_t FirstWrong(const GemmProblem& p, Check* check, double slack,
                      bool again);
-  void Mend(const GemmProblem& p, const std::function<void()>& compute,
+  // Checks c by sums. Returns whether it was right; if not, `failure` says what
+  // has become of it.
+  bool PassesCheck(const GemmProblem& p, const std::function<void()>& compute,
+                   Check* check, ProductFailure* failure);
+  // Makes c again. Returns whether it was right after all.
+  bool Mend(const GemmProblem& p, const std::function<void()>& compute,
             Check* check, ProductFailure* failure);
   // For a product that is added to c. Returns whether c is right after all.
   bool JudgeSum(const GemmProblem& p, const std::function<void()>& compute,

@@ -228,6 +228,7 @@ TEST(ProductCheckerTest, MadeTwiceEveryFlipIsMended) {
     ASSERT_EQ(failures.size(), i % 5 > 0 ? 1 : 0);
     if (failures.empty()) continue;
     EXPECT_TRUE(failures[0].mended);
+    EXPECT_TRUE(failures[0].by_bits);
     EXPECT_EQ(failures[0].row, row);
   }
 }
@@ -252,7 +253,38 @@ TEST(ProductCheckerTest, MadeTwiceWhatStaysWrongIsNotMended) {
     product.Compute();
     ASSERT_EQ(failures.size(), 1);
     EXPECT_FALSE(failures[0].mended);
+    EXPECT_TRUE(failures[0].by_bits);
+    EXPECT_EQ(failures[0].attempts, 2);
+  }
+}
+
+// A core that errs every other time, in the same way, has a majority of three.
+TEST(ProductCheckerTest, MadeTwiceTheMajorityIsCheckedAsWell) {
+  for (const float beta : {0.0f, 1.0f}) {
+    std::vector<ProductFailure> failures;
+    ProductChecker checker(
+        [&](const ProductFailure& failure) { failures.push_back(failure); },
+        /*twice=*/true);
+    Flipping flipping(&checker);
+    Random random(15);
+    Product clean(&random, /*half=*/false, 96);
+    clean.beta = beta;
+    Product flipped = clean;
+    clean.Compute();
+    const Scope scope(&flipping);
+    flipping.times = 3;
+    int made = 0;
+    flipping.flip = [&made](const GemmProblem& p) {
+      if (made++ % 2 == 0) static_cast<float*>(p.c.data)[0] = 1e6f;
+    };
+    flipped.Compute();
+    ASSERT_EQ(failures.size(), 1);
+    EXPECT_FALSE(failures[0].by_bits);
+    EXPECT_EQ(failures[0].mended, beta == 0.0f);
     EXPECT_EQ(failures[0].sum_lost, beta != 0.0f);
+    if (beta == 0.0f) {
+      EXPECT_EQ(flipped.c.bytes, clean.c.bytes);
+    }
   }
 }
 

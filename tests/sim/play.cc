@@ -2,6 +2,8 @@
 //
 // A job of a launcher on each host, a scheduler that starts it again, and the
 // schedule's faults.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <glog/logging.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -342,6 +344,9 @@ Outcome Play(const Schedule& schedule, bool tell) {
   static ProcessErrors errors;
   static const bool ready = [] {
     FLAGS_minloglevel = 3;
+    // ATen looks for the processor's instructions when it first copies. A rank
+    // that is killed meanwhile would leave that as begun, for all worlds.
+    at::empty({1}).copy_(at::ones({1}));
     WatchGlobals({"libcapstan_core", "libplanted"});
     return true;
   }();

@@ -284,25 +284,25 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
                                                     : "a gradient through ",
                                      of_b)
                       : "a product";
-  const bool twice = session_.config.train().witness().twice();
   const std::string where =
       absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
                    ") was wrong in row ", p.row, " on core ", p.cores, ": ");
   if (p.mended) {
     return Fail(Own(what),
                 absl::StrCat(where, "it was computed again, and agrees with ",
-                             twice ? "another making" : "its check"));
+                             p.by_bits ? "another making" : "its check"));
   }
   if (p.weight_changed) {
     return FailUnmended(
         Own(of_b.empty() ? what : absl::StrCat("the weight of ", of_b)),
         absl::StrCat(where, "the weight has changed in memory"));
   }
-  FailUnmended(Own(what),
-               absl::StrCat(where, p.sum_lost ? "what it was added to is gone"
-                                   : twice    ? "no two makings of it agree"
-                                           : "it was computed again and never "
-                                             "agreed with its check"));
+  FailUnmended(
+      Own(what),
+      absl::StrCat(where, p.sum_lost  ? "what it was added to is gone"
+                          : p.by_bits ? "no two makings of it agree"
+                                      : "it was computed again and never "
+                                        "agreed with its check"));
 }
 
 void StepWitness::OnChangedWord(size_t shard, const Watched& watched,

@@ -104,37 +104,33 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
     if (!IsSummed(tensor)) return group_->AllReduce(tensor);
-    if (twice_) {
-      const at::Tensor copy = tensor.clone();
-      std::unique_ptr<Work> work = group_->AllReduce(tensor);
-      return Twice(std::move(work), group_->AllReduce(copy), "all-reduce",
-                   tensor, copy);
-    }
     const at::Tensor sums = SumsOf(tensor, 1);
+    const at::Tensor copy = twice_ ? tensor.clone() : at::Tensor();
     std::unique_ptr<Work> work = group_->AllReduce(tensor);
-    return Witnessed(std::move(work), group_->AllReduce(sums), "all-reduce",
+    work = Witnessed(std::move(work), group_->AllReduce(sums), "all-reduce",
                      [this, tensor, sums](const std::string& what) {
                        CompareSums(tensor, sums, what);
                      });
+    if (!twice_) return work;
+    return Twice(std::move(work), group_->AllReduce(copy), "all-reduce", tensor,
+                 copy);
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
     if (!IsSummed(input)) return group_->ReduceScatter(output, input);
-    if (twice_) {
-      const at::Tensor copy = input.clone();
-      const at::Tensor again = at::empty_like(output);
-      std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
-      return Twice(std::move(work), group_->ReduceScatter(again, copy),
-                   "reduce-scatter", output, again, copy);
-    }
+    const at::Tensor copy = twice_ ? input.clone() : at::Tensor();
     const at::Tensor sums = SumsOf(input, size());
     at::Tensor mine = at::empty({1, 2, sums.size(2)}, at::kDouble);
     std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
-    return Witnessed(std::move(work), group_->ReduceScatter(mine, sums),
+    work = Witnessed(std::move(work), group_->ReduceScatter(mine, sums),
                      "reduce-scatter",
                      [this, output, sums, mine](const std::string& what) {
                        CompareSums(output, mine, what);
                      });
+    if (!twice_) return work;
+    const at::Tensor again = at::empty_like(output);
+    return Twice(std::move(work), group_->ReduceScatter(again, copy),
+                 "reduce-scatter", output, again, copy);
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override {

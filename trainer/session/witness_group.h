@@ -25,8 +25,7 @@ struct WrongMessage {
 // for then isn't sent any more: `phases` knows, if it isn't null.
 // AllReduceHost's few numbers aren't checked.
 //
-// `twice`: makes each sum twice instead, the second time of a copy, and
-// compares the bits.
+// `twice`: makes each sum a second time, too, of a copy, and compares the bits.
 std::unique_ptr<ProcessGroup> WitnessMessages(
     std::unique_ptr<ProcessGroup> group,
     std::function<void(const WrongMessage&)> on_wrong, const PhaseGroup* phases,

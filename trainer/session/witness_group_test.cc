@@ -22,10 +22,14 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   std::unique_ptr<Work> AllReduce(const at::Tensor& t) override {
     if (failed) return std::make_unique<IdleWork>();
     t.mul_(2.0);
-    if (t.scalar_type() == at::kFloat && t.numel() > 1 && faults-- > 0) {
-      t[1].add_(fault);
-    }
-    return std::make_unique<IdleWork>();
+    return t.scalar_type() == at::kFloat ? Disturbed(t)
+                                         : std::make_unique<IdleWork>();
+  }
+  std::unique_ptr<Work> ReduceScatter(const at::Tensor& out,
+                                      const at::Tensor& in) override {
+    out.copy_(in.view({2, -1})[0].view_as(out) * 2.0);
+    return out.scalar_type() == at::kFloat ? Disturbed(out)
+                                           : std::make_unique<IdleWork>();
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& out,
                                   const at::Tensor& in) override {
@@ -37,6 +41,10 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   absl::StatusOr<int> EndPhase(const absl::Status&,
                                const std::string&) override {
     return -1;
+  }
+  std::unique_ptr<Work> Disturbed(const at::Tensor& t) {
+    if (faults-- > 0) t[1].add_(fault);
+    return std::make_unique<IdleWork>();
   }
   void FailPhase(const std::string&) override { failed = true; }
   bool PhaseFailed() const override { return failed; }
@@ -84,16 +92,30 @@ TEST_F(WitnessGroupTest, FaultsAreToldWithTheirSender) {
 
 // Far below what rounding may be.
 TEST_F(WitnessGroupTest, SumsThatAreMadeTwiceAreTheSameBits) {
+  const auto exchange = [this](bool scattered) {
+    if (scattered) {
+      group_->ReduceScatter(at::ones({1500}), at::ones({3000}))->Wait();
+    } else {
+      group_->AllReduce(at::ones({3000}))->Wait();
+    }
+  };
   for (const bool twice : {false, true}) {
-    Begin(twice);
-    wrong_.clear();
-    twin_->fault = 2e-7;  // of 2
-    twin_->faults = 1;
-    const at::Tensor sum = at::ones({3000});
-    group_->AllReduce(sum)->Wait();
-    EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
-    group_->AllReduce(at::ones({3000}))->Wait();
-    EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
+    for (const bool scattered : {false, true}) {
+      Begin(twice);
+      wrong_.clear();
+      twin_->fault = 2e-7;  // of 2
+      twin_->faults = 1;
+      exchange(scattered);
+      EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
+      exchange(scattered);
+      EXPECT_EQ(wrong_.size(), twice ? 1 : 0);
+      // The same each time: seen by its size.
+      wrong_.clear();
+      twin_->fault = 0.5;
+      twin_->faults = 2;
+      exchange(scattered);
+      EXPECT_EQ(wrong_.size(), 1);
+    }
   }
 }
 
