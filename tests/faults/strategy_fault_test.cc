@@ -52,6 +52,8 @@ TEST(StrategyFaultTest, RecomputingEveryNthUnitWantsItsNumber) {
                 {"train.witness.most_failures", "has no effect without check"});
   ExpectRefused(RunText().Train("witness: {twice:true}"),
                 {"train.witness.twice", "has no effect without check"});
+  ExpectRefused(RunText().Train("witness: {every_steps:10}"),
+                {"train.witness.every_steps", "has no effect without check"});
 }
 
 }  // namespace

@@ -146,14 +146,14 @@ Ended RunToEnd(const RunText& text, const FlipOptions& flips = {}) {
   ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   ended.err = ReadText(ended.folder + ".err");
   ended.out = ReadText(ended.folder + ".out");
+  for (const Json& line : Lines(ended.folder + "/events.jsonl")) {
+    if (line["kind"] == "witness") ended.told.push_back(line["text"]);
+  }
   if (ended.code != 0) return ended;
   for (const Json& line : Lines(ended.folder + "/receipts.jsonl")) {
     if (!line.contains("step")) continue;
     ended.weights.push_back(line["weights"]);
     ended.states.push_back(line["state"]);
-  }
-  for (const Json& line : Lines(ended.folder + "/events.jsonl")) {
-    if (line["kind"] == "witness") ended.told.push_back(line["text"]);
   }
   return ended;
 }
@@ -346,7 +346,8 @@ TEST_P(SameBitsTest, WithAndWithoutTheWitness) {
   ASSERT_EQ(without.code, 0) << without.err << without.out;
   EXPECT_THAT(without.told, testing::IsEmpty());
   for (const char* const witness :
-       {"witness: {check:true}", "witness: {check:true,twice:true}"}) {
+       {"witness: {check:true}", "witness: {check:true,twice:true}",
+        "witness: {check:true,every_steps:4}"}) {
     run.Train(witness);
     const Ended with = RunToEnd(run);
     ASSERT_EQ(with.code, 0) << with.err << with.out;
@@ -367,6 +368,32 @@ INSTANTIATE_TEST_SUITE_P(All, SameBitsTest,
                          [](const testing::TestParamInfo<Kind>& info) {
                            return info.param.name;
                          });
+
+// A step that isn't due has none of its flips found. What changes in the memory
+// of one that is, is found by the one behind it.
+TEST(WitnessTest, OneStepInSoManyIsChecked) {
+  FlipOptions flips;
+  flips.log = NewTestFolder("flips") + "/log";
+  // Steps 1, 5, 9, .. are due; of the last before the flips products are
+  // counted.
+  flips.first_step = 6;
+  flips.last_step = 60;
+  RunText run = SmallRun(60);
+  run.Train("witness: {check:true,every_steps:4}");
+  const Ended ended = RunToEnd(run, flips);
+  // What wasn't found is, at the end, as ranks that differ.
+  EXPECT_THAT(ended.err, testing::HasSubstr("after step 60"));
+  std::map<int64_t, int> of_phase;
+  for (const std::string& text : ended.told) {
+    int64_t step = 0;
+    if (!absl::StartsWith(text, "witness: step ")) continue;
+    ASSERT_TRUE(absl::SimpleAtoi(text.substr(14, text.find(',') - 14), &step));
+    ++of_phase[step % 4];
+  }
+  EXPECT_GT(of_phase[1], 8);
+  EXPECT_GT(of_phase[2], 0);
+  EXPECT_EQ(of_phase[3] + of_phase[0], 0);
+}
 
 // By rule a host that fails often ends the run, with its name.
 TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {

@@ -92,6 +92,10 @@ absl::Status CheckTrain(const Train& train) {
     return FieldError("witness.twice",
                       "has no effect without check: set it, too");
   }
+  if (witness.every_steps() > 0 && !witness.check()) {
+    return FieldError("witness.every_steps",
+                      "has no effect without check: set it, too");
+  }
   if (witness.within_steps() > 0 && witness.most_failures() == 0) {
     return FieldError("witness.within_steps",
                       "has no effect without most_failures: set it, too");

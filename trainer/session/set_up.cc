@@ -95,10 +95,12 @@ absl::Status JoinRanks(RunPlan* plan) {
         static_cast<int>(*std::max_element(restarts.begin(), restarts.end()));
   }
   if (StepWitness::Wanted(*plan) && plan->group->size() > 1) {
-    const PhaseGroup* const phases = PhaseGroupOf(*plan->group);
-    plan->group =
-        WitnessMessages(std::move(plan->group), &StepWitness::TakeWrongMessage,
-                        phases, plan->config.train().witness().twice());
+    MessageChecks checks;
+    checks.on_wrong = &StepWitness::TakeWrongMessage;
+    checks.phases = PhaseGroupOf(*plan->group);
+    checks.twice = plan->config.train().witness().twice();
+    checks.due = &StepWitness::ChecksMessages;
+    plan->group = WitnessMessages(std::move(plan->group), std::move(checks));
   }
   if (plan->config.profile().steps_size() > 0) {
     plan->group = ProfileWaits(std::move(plan->group));

@@ -57,6 +57,11 @@ void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
       /*moves=*/true);
 }
 
+bool StepWitness::ChecksMessages() {
+  const StepWitness* const witness = current.load();
+  return witness == nullptr || witness->due_;
+}
+
 StepWitness::StepWitness(Session* session)
     : session_(*session),
       host_(HostName()),
@@ -140,11 +145,23 @@ void StepWitness::BeginStep() {
     if (attempts_ == 0) again_ = false;
   }
   phase_ = Phase::kGradients;
-  MendWeights();
+  const int64_t every =
+      std::max<int64_t>(1, session_.config.train().witness().every_steps());
+  const bool due = session_.state.step % every == 0;
+  const bool was_due = due_.exchange(due);
+  // Weights of the step before, if that was checked.
+  if (due || taken_) MendWeights();
+  taken_ = taken_ && due;
+  if (due == was_due) return;
+  SetProductWitness(due ? &products_ : nullptr);
+  SetKeptWitness(due ? this : nullptr);
 }
 
 void StepWitness::MendWeights() {
-  if (!taken_) return TakeAll();
+  if (!taken_) {
+    if (due_) TakeAll();
+    return;
+  }
   for (size_t i = 0; i < shards_.size(); ++i) {
     for (Watched& watched : shards_[i]->watched) {
       // State is read by the update alone.
@@ -158,6 +175,7 @@ void StepWitness::MendWeights() {
 }
 
 void StepWitness::BeforeUpdate(size_t shard) {
+  if (!due_) return;
   products_.Forget();
   updating_ = shard;
   Shard& mine = *shards_[shard];
@@ -168,6 +186,7 @@ void StepWitness::BeforeUpdate(size_t shard) {
 }
 
 void StepWitness::AfterUpdate(size_t shard) {
+  if (!due_) return;
   SetUpdateWitness(nullptr);
   Shard& mine = *shards_[shard];
   const at::Tensor& master = mine.watched[0].tensor;

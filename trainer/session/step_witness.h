@@ -43,7 +43,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   void MendWeights();
   // Before a step's gradients are computed, each time: mends weights whose
   // memory has changed. If it isn't the first time, what the strategy has
-  // published of them is to be published again after it.
+  // published of them is to be published again after it. From here on to the
+  // next step all is checked, or nothing (train.witness.every_steps).
   void BeginStep();
   // Once the gradients are complete: whether a failure of any rank asks for
   // them to be computed again; not if `failed` on any, which ends the run. An
@@ -70,6 +71,7 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
 
   // For the process group's witness, which is made before this.
   static void TakeWrongMessage(const WrongMessage& wrong);
+  static bool ChecksMessages();
 
  private:
   static constexpr int kMostAttempts = 3;
@@ -146,7 +148,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   const std::string host_;
   kernels::ProductChecker products_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  bool taken_ = false;  // whether the watched memory's sums are known
+  bool taken_ = false;           // whether the watched memory's sums are known
+  std::atomic<bool> due_{true};  // whether this step is checked
   size_t updating_ = 0;
   int attempts_ = 0;  // at this step's gradients, besides the first
   std::atomic<Phase> phase_{Phase::kElsewhere};

@@ -21,8 +21,6 @@
 namespace capstan {
 namespace {
 
-using OnWrong = std::function<void(const WrongMessage&)>;
-
 // Of a checksum of moved bytes, in int64: the parity.
 constexpr int64_t kParity = 8;
 
@@ -88,13 +86,11 @@ class WitnessedWork final : public Work {
 
 class WitnessGroup final : public ProcessGroup, public GroupAround {
  public:
-  // `phases` may be null, and `ranks` empty if they are those of the run.
-  WitnessGroup(std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
-               const PhaseGroup* phases, bool twice, std::vector<int> ranks)
+  // `ranks` may be empty if they are those of the run.
+  WitnessGroup(std::unique_ptr<ProcessGroup> group, MessageChecks checks,
+               std::vector<int> ranks)
       : group_(std::move(group)),
-        on_wrong_(std::move(on_wrong)),
-        phases_(phases),
-        twice_(twice),
+        checks_(std::move(checks)),
         ranks_(std::move(ranks)) {}
 
   int rank() const override { return group_->rank(); }
@@ -103,22 +99,24 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   std::string backend() const override { return group_->backend(); }
 
   std::unique_ptr<Work> AllReduce(const at::Tensor& tensor) override {
-    if (!IsSummed(tensor)) return group_->AllReduce(tensor);
+    if (!IsSummed(tensor) || !checks_.due()) return group_->AllReduce(tensor);
     const at::Tensor sums = SumsOf(tensor, 1);
-    const at::Tensor copy = twice_ ? tensor.clone() : at::Tensor();
+    const at::Tensor copy = checks_.twice ? tensor.clone() : at::Tensor();
     std::unique_ptr<Work> work = group_->AllReduce(tensor);
     work = Witnessed(std::move(work), group_->AllReduce(sums), "all-reduce",
                      [this, tensor, sums](const std::string& what) {
                        CompareSums(tensor, sums, what);
                      });
-    if (!twice_) return work;
+    if (!checks_.twice) return work;
     return Twice(std::move(work), group_->AllReduce(copy), "all-reduce", tensor,
                  copy);
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
-    if (!IsSummed(input)) return group_->ReduceScatter(output, input);
-    const at::Tensor copy = twice_ ? input.clone() : at::Tensor();
+    if (!IsSummed(input) || !checks_.due()) {
+      return group_->ReduceScatter(output, input);
+    }
+    const at::Tensor copy = checks_.twice ? input.clone() : at::Tensor();
     const at::Tensor sums = SumsOf(input, size());
     at::Tensor mine = at::empty({1, 2, sums.size(2)}, at::kDouble);
     std::unique_ptr<Work> work = group_->ReduceScatter(output, input);
@@ -127,13 +125,14 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
                      [this, output, sums, mine](const std::string& what) {
                        CompareSums(output, mine, what);
                      });
-    if (!twice_) return work;
+    if (!checks_.twice) return work;
     const at::Tensor again = at::empty_like(output);
     return Twice(std::move(work), group_->ReduceScatter(again, copy),
                  "reduce-scatter", output, again, copy);
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override {
+    if (!checks_.due()) return group_->AllGather(output, input);
     const at::Tensor mine = ParityOf(input, 1);
     at::Tensor all = at::empty({size(), kParity}, at::kLong);
     std::unique_ptr<Work> work = group_->AllGather(output, input);
@@ -144,6 +143,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
                      });
   }
   std::unique_ptr<Work> Broadcast(const at::Tensor& tensor, int root) override {
+    if (!checks_.due()) return group_->Broadcast(tensor, root);
     const at::Tensor parity = ParityOf(tensor, 1);
     std::unique_ptr<Work> work = group_->Broadcast(tensor, root);
     return Witnessed(std::move(work), group_->Broadcast(parity, root),
@@ -154,6 +154,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   }
   std::unique_ptr<Work> AllToAll(const at::Tensor& output,
                                  const at::Tensor& input) override {
+    if (!checks_.due()) return group_->AllToAll(output, input);
     const at::Tensor mine = ParityOf(input, size());
     at::Tensor theirs = at::empty({size(), kParity}, at::kLong);
     std::unique_ptr<Work> work = group_->AllToAll(output, input);
@@ -165,6 +166,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
   }
   std::unique_ptr<Work> SendRecv(const at::Tensor& output, int from,
                                  const at::Tensor& input, int to) override {
+    if (!checks_.due()) return group_->SendRecv(output, from, input, to);
     const at::Tensor mine = ParityOf(input, 1);
     at::Tensor theirs = at::empty({1, kParity}, at::kLong);
     std::unique_ptr<Work> work = group_->SendRecv(output, from, input, to);
@@ -190,7 +192,7 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
       return absl::OkStatus();
     }));
     return std::unique_ptr<ProcessGroup>(
-        new WitnessGroup(std::move(part), on_wrong_, phases_, twice_,
+        new WitnessGroup(std::move(part), checks_,
                          std::vector<int>(ranks.begin(), ranks.end())));
   }
 
@@ -268,24 +270,22 @@ class WitnessGroup final : public ProcessGroup, public GroupAround {
 
   // `from`: a rank of this group.
   void Tell(const std::string& what, int from) const {
-    if (phases_ != nullptr && phases_->PhaseFailed()) return;
-    on_wrong_({what, from >= 0 && !ranks_.empty() ? ranks_[from] : from});
+    if (checks_.phases != nullptr && checks_.phases->PhaseFailed()) return;
+    checks_.on_wrong(
+        {what, from >= 0 && !ranks_.empty() ? ranks_[from] : from});
   }
 
   const std::unique_ptr<ProcessGroup> group_;
-  const OnWrong on_wrong_;
-  const PhaseGroup* const phases_;  // of the run; null: it has none
-  const bool twice_;
+  const MessageChecks checks_;
   const std::vector<int> ranks_;  // of the run, by rank of this group
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> WitnessMessages(
-    std::unique_ptr<ProcessGroup> group, OnWrong on_wrong,
-    const PhaseGroup* phases, bool twice) {
-  return std::make_unique<WitnessGroup>(std::move(group), std::move(on_wrong),
-                                        phases, twice, std::vector<int>());
+    std::unique_ptr<ProcessGroup> group, MessageChecks checks) {
+  return std::make_unique<WitnessGroup>(std::move(group), std::move(checks),
+                                        std::vector<int>());
 }
 
 }  // namespace capstan

@@ -61,10 +61,14 @@ class WitnessGroupTest : public testing::Test {
   void Begin(bool twice) {
     auto inner = std::make_unique<TwinGroup>();
     twin_ = inner.get();
-    group_ = WitnessMessages(
-        std::move(inner),
-        [this](const WrongMessage& wrong) { wrong_.push_back(wrong); }, twin_,
-        twice);
+    MessageChecks checks;
+    checks.on_wrong = [this](const WrongMessage& wrong) {
+      wrong_.push_back(wrong);
+    };
+    checks.phases = twin_;
+    checks.twice = twice;
+    checks.due = [this] { return due_; };
+    group_ = WitnessMessages(std::move(inner), std::move(checks));
   }
   void Exchange(float x = 1.0f) {
     const at::Tensor sum = x * at::ones({3000});
@@ -73,6 +77,7 @@ class WitnessGroupTest : public testing::Test {
     group_->AllGather(all, at::ones({3000}))->Wait();
   }
 
+  bool due_ = true;
   TwinGroup* twin_ = nullptr;
   std::unique_ptr<ProcessGroup> group_;
   std::vector<WrongMessage> wrong_;
@@ -123,6 +128,16 @@ TEST_F(WitnessGroupTest, SumsThatAreMadeTwiceAreTheSameBits) {
 TEST_F(WitnessGroupTest, TinyNumbersAreNoAlarm) {
   for (const float x : {1e-20f, 1e-24f, 1e-30f, 1e-38f, 1e-42f}) Exchange(x);
   EXPECT_TRUE(wrong_.empty());
+}
+
+TEST_F(WitnessGroupTest, WhatIsNotDueIsSentAlone) {
+  twin_->fault = 0.5;
+  due_ = false;
+  Exchange();
+  EXPECT_TRUE(wrong_.empty());
+  due_ = true;
+  Exchange();
+  EXPECT_EQ(wrong_.size(), 2);
 }
 
 // Collectives succeed without effect there.
