@@ -127,9 +127,10 @@ void Fit(int64_t n, std::vector<float>* floats) {
   if (floats->size() < static_cast<size_t>(n)) floats->resize(n);
 }
 
-// Those of the threads that compute here; `mine` is that of this one before.
-std::string CoresOfThreads(int mine) {
-  std::set<int> cores = {mine};
+// Those of the threads that compute here, if they aren't known.
+void NameCores(ProductFailure* failure) {
+  if (!failure->cores.empty()) return;
+  std::set<int> cores = {failure->core};
   if (!at::in_parallel_region() && at::get_num_threads() > 1) {
     std::mutex mutex;
     at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
@@ -138,7 +139,7 @@ std::string CoresOfThreads(int mine) {
       cores.insert(core);
     });
   }
-  return Cores(cores);
+  failure->cores = Cores(cores);
 }
 
 // Runs fn on a thread of its own, and on another core, if this process may use
@@ -363,6 +364,7 @@ bool ProductChecker::PassesCheck(const GemmProblem& p,
   SumB(p, /*use_known=*/true, check);
   const int64_t wrong = FirstWrong(p, check, 1.0, failure->by_bits);
   if (wrong < 0) return true;
+  NameCores(failure);
   const int64_t differed = std::exchange(failure->row, wrong);
   const bool right = p.beta == 0.0f ? Mend(p, compute, check, failure)
                                     : JudgeSum(p, compute, check, failure);
@@ -393,7 +395,7 @@ void ProductChecker::Compute(const GemmProblem& p,
   ProductFailure failure = {p.m,      p.n,      p.k,           p.a.data,
                             p.b.data, p.c.data, p.b_transposed};
   failure.type = NameOf(p.c.type);
-  const int core = sched_getcpu();
+  failure.core = sched_getcpu();
   bool agree = true;
   if (twice_) {
     agree = MakeTwice(p, compute, &failure);
@@ -405,7 +407,6 @@ void ProductChecker::Compute(const GemmProblem& p,
     if (!failure.by_bits) return;
     failure.mended = true;
   }
-  failure.cores = CoresOfThreads(core);
   failures_.fetch_add(1, std::memory_order_relaxed);
   on_failure_(failure);
 }
@@ -504,6 +505,7 @@ bool ProductChecker::MakeTwice(const GemmProblem& p,
   const int64_t differs = FirstDifference(p, made);
   if (differs < 0) return true;
   failure->row = differs;
+  NameCores(failure);
   std::vector<std::vector<char>> all = {made, RowsOf(p)};
   for (const bool elsewhere : {false, true}) {
     ++failure->attempts;

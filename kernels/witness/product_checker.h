@@ -45,10 +45,12 @@ struct ProductFailure {
   bool b_transposed = false;  // it is passed as [n, k]
   const char* type = "";      // of c: "float32"
   int64_t row = 0;            // of c, the first that was wrong
+  int core = 0;               // the calling thread's, before it was computed
   std::string cores;  // that computed it: "3", or "3, 4" of several threads
-  int attempts = 0;   // of those beyond what is made anyway
+  int attempts = 0;   // makings beyond those that are made anyway
   bool mended = false;
-  // Whether two makings of it differed; else it isn't what its check says.
+  // Whether it was found, or stayed wrong, by comparing makings; else by its
+  // check.
   bool by_bits = false;
   // Whether it was added to what c was (beta), which is gone.
   bool sum_lost = false;

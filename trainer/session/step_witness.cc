@@ -147,11 +147,16 @@ void StepWitness::BeginStep() {
   phase_ = Phase::kGradients;
   const int64_t every =
       std::max<int64_t>(1, session_.config.train().witness().every_steps());
-  const bool due = session_.state.step % every == 0;
+  // So that steps are due behind which a run saves and evaluates. What is
+  // computed again because of a failure is checked, too.
+  const bool due = attempts_ > 0 || (session_.state.step + 1) % every == 0;
   const bool was_due = due_.exchange(due);
-  // Weights of the step before, if that was checked.
-  if (due || taken_) MendWeights();
-  taken_ = taken_ && due;
+  if (due) {
+    MendWeights();
+  } else if (taken_) {
+    MendAll();
+    taken_ = false;
+  }
   if (due == was_due) return;
   SetProductWitness(due ? &products_ : nullptr);
   SetKeptWitness(due ? this : nullptr);
@@ -171,6 +176,12 @@ void StepWitness::MendWeights() {
               session_.parts.strategy->OptimizerShards()[i].working);
       if (weights) Verify(i, &watched);
     }
+  }
+}
+
+void StepWitness::MendAll() {
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    for (Watched& watched : shards_[i]->watched) Verify(i, &watched);
   }
 }
 
@@ -422,11 +433,7 @@ absl::Status StepWitness::EndStep() {
 }
 
 absl::Status StepWitness::BeforeSave() {
-  if (taken_) {
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      for (Watched& watched : shards_[i]->watched) Verify(i, &watched);
-    }
-  }
+  if (taken_) MendAll();
   return Tell();
 }
 
@@ -561,13 +568,15 @@ std::string StepWitness::Summary() {
   std::vector<double> sums = {static_cast<double>(mine.products),
                               static_cast<double>(mine.repeated)};
   session_.group->AllReduceHost(absl::MakeSpan(sums));
+  const Witness& settings = session_.config.train().witness();
   return absl::StrFormat(
       "the witness has %s %.0f products (%.0f of them once more, with the "
-      "same bits), the state of all steps and what was sent: %d %s",
-      session_.config.train().witness().twice() ? "made twice and checked"
-                                                : "checked",
-      sums[0], sums[1], all_failures_,
-      all_failures_ == 1 ? "failure" : "failures");
+      "same bits), the state %s and what was sent: %d %s",
+      settings.twice() ? "made twice and checked" : "checked", sums[0], sums[1],
+      settings.every_steps() > 1
+          ? absl::StrCat("of one step in ", settings.every_steps())
+          : "of all steps",
+      all_failures_, all_failures_ == 1 ? "failure" : "failures");
 }
 
 }  // namespace capstan

@@ -39,12 +39,13 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   explicit StepWitness(Session* session);
   ~StepWitness() override;
 
-  // Mends weights whose memory has changed. Before a rollout.
+  // Mends weights whose memory has changed; nothing, if the step before isn't
+  // checked. Before a rollout.
   void MendWeights();
   // Before a step's gradients are computed, each time: mends weights whose
   // memory has changed. If it isn't the first time, what the strategy has
-  // published of them is to be published again after it. From here on to the
-  // next step all is checked, or nothing (train.witness.every_steps).
+  // published of them is to be published again after it. What begins from here
+  // on to the next call is checked, or isn't (train.witness.every_steps).
   void BeginStep();
   // Once the gradients are complete: whether a failure of any rank asks for
   // them to be computed again; not if `failed` on any, which ends the run. An
@@ -121,6 +122,7 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   void Drop(const void* memory) override;
 
   void TakeAll();
+  void MendAll();
   void Verify(size_t shard, Watched* watched);
   void OnProduct(const kernels::ProductFailure& failure);
   void OnChangedWord(size_t shard, const Watched& watched,

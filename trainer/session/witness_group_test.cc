@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
  public:
   TwinGroup() : IdleGroup(/*rank=*/0, /*size=*/2) {}
   std::unique_ptr<Work> AllReduce(const at::Tensor& t) override {
+    ++calls;
     if (failed) return std::make_unique<IdleWork>();
     t.mul_(2.0);
     return t.scalar_type() == at::kFloat ? Disturbed(t)
@@ -27,12 +29,14 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& out,
                                       const at::Tensor& in) override {
+    ++calls;
     out.copy_(in.view({2, -1})[0].view_as(out) * 2.0);
     return out.scalar_type() == at::kFloat ? Disturbed(out)
                                            : std::make_unique<IdleWork>();
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& out,
                                   const at::Tensor& in) override {
+    ++calls;
     if (failed) return std::make_unique<IdleWork>();
     out.view({2, -1}).copy_(in.view({1, -1}));
     if (out.scalar_type() == at::kFloat) out[out.numel() - 1].add_(fault);
@@ -41,6 +45,20 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
   absl::StatusOr<int> EndPhase(const absl::Status&,
                                const std::string&) override {
     return -1;
+  }
+  std::unique_ptr<Work> Broadcast(const at::Tensor& t, int root) override {
+    ++calls;
+    return IdleGroup::Broadcast(t, root);
+  }
+  std::unique_ptr<Work> AllToAll(const at::Tensor& out,
+                                 const at::Tensor& in) override {
+    ++calls;
+    return IdleGroup::AllToAll(out, in);
+  }
+  std::unique_ptr<Work> SendRecv(const at::Tensor& out, int from,
+                                 const at::Tensor& in, int to) override {
+    ++calls;
+    return IdleGroup::SendRecv(out, from, in, to);
   }
   std::unique_ptr<Work> Disturbed(const at::Tensor& t) {
     if (faults-- > 0) t[1].add_(fault);
@@ -52,6 +70,7 @@ class TwinGroup : public IdleGroup, public PhaseGroup {
 
   double fault = 0.0;
   int faults = 1000;  // of sums
+  int calls = 0;
   bool failed = false;
 };
 
@@ -131,13 +150,28 @@ TEST_F(WitnessGroupTest, TinyNumbersAreNoAlarm) {
 }
 
 TEST_F(WitnessGroupTest, WhatIsNotDueIsSentAlone) {
-  twin_->fault = 0.5;
+  const at::Tensor one = at::ones({3000}), two = at::ones({6000});
+  const std::vector<std::function<void()>> collectives = {
+      [&] { group_->AllReduce(one.clone())->Wait(); },
+      [&] { group_->ReduceScatter(one.clone(), two)->Wait(); },
+      [&] { group_->AllGather(two.clone(), one)->Wait(); },
+      [&] { group_->Broadcast(one.clone(), 0)->Wait(); },
+      [&] { group_->AllToAll(two.clone(), two)->Wait(); },
+      [&] { group_->SendRecv(one.clone(), -1, one, 1)->Wait(); },
+  };
+  for (const bool due : {false, true}) {
+    due_ = due;
+    for (size_t i = 0; i < collectives.size(); ++i) {
+      twin_->calls = 0;
+      collectives[i]();
+      EXPECT_EQ(twin_->calls, due ? 2 : 1) << i;
+    }
+  }
   due_ = false;
+  twin_->fault = 0.5;
+  wrong_.clear();
   Exchange();
   EXPECT_TRUE(wrong_.empty());
-  due_ = true;
-  Exchange();
-  EXPECT_EQ(wrong_.size(), 2);
 }
 
 // Collectives succeed without effect there.
