@@ -49,7 +49,10 @@ struct State {
 
   bool on() const {
     return options.first_step > 0 && step >= options.first_step &&
-           step <= options.last_step && !done;
+           step <= options.last_step && !done &&
+           (options.period == 1 ||
+            step % options.period ==
+                (planned().kind == FlipKind::kWeights ? 1 : 0));
   }
   PlannedFlip planned() const { return FlipOf(options, step); }
   bool Mine(FlipKind kind) const {

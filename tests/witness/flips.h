@@ -26,6 +26,9 @@ struct FlipOptions {
   int ranks = 2;
   int64_t first_step = 0;  // 0: none
   int64_t last_step = 0;
+  // Of so many steps the last has flips, but for those of weights, which are
+  // behind it.
+  int64_t period = 1;
   // Messages are gathers of weights, whose results are flipped; else sums of
   // gradients.
   bool gathers = false;
