@@ -39,8 +39,8 @@ struct PlaceRequest {
 // one, returns PlaceAlone.
 absl::StatusOr<Place> FromEnvironment(const PlaceRequest& request);
 
-// The processes that mpirun, or else a scheduler, has started together with this
-// one.
+// The processes that mpirun, or else a scheduler, has started together with
+// this one.
 struct StartedTasks {
   const char* variable = "";  // that says so
   int tasks = 0;              // on all hosts, more than 1
