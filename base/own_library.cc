@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/own_library.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -236,6 +237,19 @@ absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
     if (!built.ok()) return built;
   }
   return FindOwnLibrary(name, package);
+}
+
+absl::StatusOr<void*> OpenOwnLibrary(absl::string_view name,
+                                     absl::string_view package,
+                                     absl::string_view what, int mode) {
+  absl::StatusOr<std::string> path = OwnLibrary(name, package, what);
+  if (!path.ok()) return path.status();
+  if (path->empty()) *path = std::string(name);
+  void* const library = dlopen(path->c_str(), mode);
+  if (library != nullptr) return library;
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, ", which has ", what, ", can't be opened: ", dlerror(),
+                   "; it comes with the trainer, beside its core"));
 }
 
 }  // namespace capstan

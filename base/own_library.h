@@ -63,6 +63,11 @@ std::string FindOwnLibrary(absl::string_view name, absl::string_view package);
 absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
                                        absl::string_view package,
                                        absl::string_view what);
+// Opens it, by dlopen with `mode`, for good; `what` it has is in the error,
+// too: FAILED_PRECONDITION. For libraries that come with the trainer always.
+absl::StatusOr<void*> OpenOwnLibrary(absl::string_view name,
+                                     absl::string_view package,
+                                     absl::string_view what, int mode);
 
 }  // namespace capstan
 

@@ -57,20 +57,20 @@ class AskedSuite : public TaskSuite {
   const std::vector<SuiteTask>& tasks() const override { return tasks_; }
   const std::vector<SuiteGroup>& groups() const override { return groups_; }
 
-  absl::StatusOr<std::vector<std::vector<TaskNumber>>> Run(
+  absl::StatusOr<std::vector<NamedNumbers>> Run(
       const Answerer& answerer) const override {
     std::vector<TaskResult> results;
-    std::vector<std::vector<TaskNumber>> numbers;
+    std::vector<NamedNumbers> all;
     for (const Asked& one : asking_.asked) {
       CAPSTAN_ASSIGN_OR_RETURN(TaskResult result,
                                RunTask(one.task, one.requests, answerer));
-      numbers.push_back(result.numbers);
+      all.push_back({one.task.name, result.numbers});
       results.push_back(std::move(result));
     }
     for (const TaskGroup& group : asking_.tree.groups) {
-      numbers.push_back(GroupNumbers(group, results));
+      all.push_back({group.name, GroupNumbers(group, results)});
     }
-    return numbers;
+    return all;
   }
 
  private:

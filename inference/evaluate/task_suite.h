@@ -76,6 +76,12 @@ struct SuiteGroup {
   std::vector<size_t> tasks;  // all below it, of TaskSuite::tasks
 };
 
+// Of a task or a group.
+struct NamedNumbers {
+  std::string name;
+  std::vector<TaskNumber> numbers;
+};
+
 // Thread-compatible.
 class TaskSuite {
  public:
@@ -84,7 +90,7 @@ class TaskSuite {
   virtual const std::vector<SuiteGroup>& groups() const = 0;
   // The numbers of each task, and behind them those of each group. Collective,
   // with the errors of RunTask.
-  virtual absl::StatusOr<std::vector<std::vector<TaskNumber>>> Run(
+  virtual absl::StatusOr<std::vector<NamedNumbers>> Run(
       const Answerer& answerer) const = 0;
 };
 

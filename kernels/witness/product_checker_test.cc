@@ -9,12 +9,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/witness/product_rows.h"
 
 namespace capstan::kernels {
 namespace {
@@ -131,6 +133,28 @@ class Flipping final : public ProductWitness {
   ProductChecker& checker_;
 };
 
+// A checker whose products can be disturbed, and what it has told.
+struct Trial {
+  explicit Trial(bool twice = false)
+      : checker([this](const ProductFailure& f) { failures.push_back(f); },
+                twice),
+        flipping(&checker) {}
+  std::vector<ProductFailure> failures;
+  ProductChecker checker;
+  Flipping flipping;
+};
+
+// Flips bit `bit` of c's number there.
+std::function<void(const GemmProblem&)> BitFlip(int64_t row, int64_t column,
+                                                int bit) {
+  return [row, column, bit](const GemmProblem& p) {
+    const int64_t bytes = BytesOf(p.c.type);
+    char* const number =
+        static_cast<char*>(p.c.data) + (row * p.c.stride + column) * bytes;
+    number[bit / 8] ^= static_cast<char>(1 << bit % 8);
+  };
+}
+
 TEST(ProductCheckerTest, RightProductsAreNoAlarm) {
   const char* const text = getenv("CAPSTAN_WITNESS_PRODUCTS");
   int64_t products = 3000;
@@ -158,10 +182,7 @@ TEST(ProductCheckerTest, RightProductsAreNoAlarm) {
 }
 
 TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); });
-  Flipping flipping(&checker);
+  Trial trial;
   Random random(2);
   int mended[2] = {}, all[2] = {};
   for (int i = 0; i < 1000; ++i) {
@@ -171,27 +192,23 @@ TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
     clean.Compute();
     const int64_t row = random() % clean.m, column = random() % clean.n;
     const auto bit = static_cast<int>(random() % (8 * clean.c.size()));
-    flipping.times = 1;
-    flipping.flip = [&](const GemmProblem& p) {
-      char* const number = static_cast<char*>(p.c.data) +
-                           (row * p.c.stride + column) * flipped.c.size();
-      number[bit / 8] ^= static_cast<char>(1 << bit % 8);
-    };
-    failures.clear();
+    trial.flipping.times = 1;
+    trial.flipping.flip = BitFlip(row, column, bit);
+    trial.failures.clear();
     {
-      const Scope scope(&flipping);
+      const Scope scope(&trial.flipping);
       flipped.Compute();
     }
     ++all[half];
-    if (failures.empty()) continue;
+    if (trial.failures.empty()) continue;
     ++mended[half];
-    ASSERT_EQ(failures.size(), 1);
-    EXPECT_EQ(failures[0].row, row);
-    EXPECT_FALSE(failures[0].cores.empty());
+    ASSERT_EQ(trial.failures.size(), 1);
+    EXPECT_EQ(trial.failures[0].row, row);
+    EXPECT_FALSE(trial.failures[0].cores.empty());
     // What it was added to is gone.
-    EXPECT_EQ(failures[0].sum_lost, clean.beta != 0.0f);
-    EXPECT_NE(failures[0].sum_lost, failures[0].mended);
-    if (!failures[0].mended) continue;
+    EXPECT_EQ(trial.failures[0].sum_lost, clean.beta != 0.0f);
+    EXPECT_NE(trial.failures[0].sum_lost, trial.failures[0].mended);
+    if (!trial.failures[0].mended) continue;
     EXPECT_EQ(flipped.c.bytes, clean.c.bytes) << "bit " << bit;
   }
   // The others are of the lowest bits.
@@ -201,11 +218,7 @@ TEST(ProductCheckerTest, AFlipIsMendedOrBelowRounding) {
 
 // Made twice, none is below anything, and what it was added to isn't lost.
 TEST(ProductCheckerTest, MadeTwiceEveryFlipIsMended) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); },
-      /*twice=*/true);
-  Flipping flipping(&checker);
+  Trial trial(/*twice=*/true);
   Random random(12);
   for (int i = 0; i < 1000; ++i) {
     Product clean(&random, /*half=*/i % 2 == 0, 96);
@@ -213,75 +226,63 @@ TEST(ProductCheckerTest, MadeTwiceEveryFlipIsMended) {
     clean.Compute();
     const int64_t row = random() % clean.m, column = random() % clean.n;
     const auto bit = static_cast<int>(random() % (8 * clean.c.size()));
-    flipping.times = i % 5 > 0 ? 1 : 0;
-    flipping.flip = [&](const GemmProblem& p) {
-      char* const number = static_cast<char*>(p.c.data) +
-                           (row * p.c.stride + column) * flipped.c.size();
-      number[bit / 8] ^= static_cast<char>(1 << bit % 8);
-    };
-    failures.clear();
+    trial.flipping.times = i % 5 > 0 ? 1 : 0;
+    trial.flipping.flip = BitFlip(row, column, bit);
+    trial.failures.clear();
     {
-      const Scope scope(&flipping);
+      const Scope scope(&trial.flipping);
       flipped.Compute();
     }
     EXPECT_EQ(flipped.c.bytes, clean.c.bytes) << "bit " << bit;
-    ASSERT_EQ(failures.size(), i % 5 > 0 ? 1 : 0);
-    if (failures.empty()) continue;
-    EXPECT_TRUE(failures[0].mended);
-    EXPECT_TRUE(failures[0].by_bits);
-    EXPECT_EQ(failures[0].row, row);
+    ASSERT_EQ(trial.failures.size(), i % 5 > 0 ? 1 : 0);
+    if (trial.failures.empty()) continue;
+    EXPECT_TRUE(trial.failures[0].mended);
+    EXPECT_TRUE(trial.failures[0].by_bits);
+    EXPECT_EQ(trial.failures[0].row, row);
   }
 }
 
 // Each making is another: by no two of them can c be told.
 TEST(ProductCheckerTest, MadeTwiceWhatStaysWrongIsNotMended) {
   for (const float beta : {0.0f, 1.0f}) {
-    std::vector<ProductFailure> failures;
-    ProductChecker checker(
-        [&](const ProductFailure& failure) { failures.push_back(failure); },
-        /*twice=*/true);
-    Flipping flipping(&checker);
-    const Scope scope(&flipping);
+    Trial trial(/*twice=*/true);
+    const Scope scope(&trial.flipping);
     Random random(13);
     Product product(&random, /*half=*/false, 96);
     product.beta = beta;
-    flipping.times = 100;
+    trial.flipping.times = 100;
     float added = 1000.0f;
-    flipping.flip = [&added](const GemmProblem& p) {
+    trial.flipping.flip = [&added](const GemmProblem& p) {
       static_cast<float*>(p.c.data)[0] += added++;
     };
     product.Compute();
-    ASSERT_EQ(failures.size(), 1);
-    EXPECT_FALSE(failures[0].mended);
-    EXPECT_TRUE(failures[0].by_bits);
-    EXPECT_EQ(failures[0].attempts, 2);
+    ASSERT_EQ(trial.failures.size(), 1);
+    EXPECT_FALSE(trial.failures[0].mended);
+    EXPECT_TRUE(trial.failures[0].by_bits);
+    EXPECT_EQ(trial.failures[0].attempts, 2);
   }
 }
 
 // A core that errs every other time, in the same way, has a majority of three.
 TEST(ProductCheckerTest, MadeTwiceTheMajorityIsCheckedAsWell) {
   for (const float beta : {0.0f, 1.0f}) {
-    std::vector<ProductFailure> failures;
-    ProductChecker checker(
-        [&](const ProductFailure& failure) { failures.push_back(failure); },
-        /*twice=*/true);
-    Flipping flipping(&checker);
+    Trial trial(/*twice=*/true);
     Random random(15);
     Product clean(&random, /*half=*/false, 96);
     clean.beta = beta;
     Product flipped = clean;
     clean.Compute();
-    const Scope scope(&flipping);
-    flipping.times = 3;
+    const Scope scope(&trial.flipping);
+    trial.flipping.times = 3;
     int made = 0;
-    flipping.flip = [&made](const GemmProblem& p) {
+    trial.flipping.flip = [&made](const GemmProblem& p) {
       if (made++ % 2 == 0) static_cast<float*>(p.c.data)[0] = 1e6f;
     };
     flipped.Compute();
-    ASSERT_EQ(failures.size(), 1);
-    EXPECT_FALSE(failures[0].by_bits);
-    EXPECT_EQ(failures[0].mended, beta == 0.0f);
-    EXPECT_EQ(failures[0].sum_lost, beta != 0.0f);
+    ASSERT_EQ(trial.failures.size(), 1);
+    EXPECT_FALSE(trial.failures[0].by_bits);
+    EXPECT_EQ(trial.failures[0].mended, beta == 0.0f);
+    EXPECT_EQ(trial.failures[0].sum_lost, beta != 0.0f);
     if (beta == 0.0f) {
       EXPECT_EQ(flipped.c.bytes, clean.c.bytes);
     }
@@ -327,82 +328,72 @@ TEST(ProductCheckerTest, AnExponentsFlipIsAlwaysFound) {
 }
 
 TEST(ProductCheckerTest, WhatStaysWrongIsNotMended) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); });
-  Flipping flipping(&checker);
-  const Scope scope(&flipping);
+  Trial trial;
+  const Scope scope(&trial.flipping);
   Random random(4);
   Product product(&random, false, 96);
   product.beta = 0.0f;
-  flipping.times = 100;
-  flipping.flip = [](const GemmProblem& p) {
+  trial.flipping.times = 100;
+  trial.flipping.flip = [](const GemmProblem& p) {
     static_cast<float*>(p.c.data)[0] += 1000.0f;
   };
   product.Compute();
-  ASSERT_EQ(failures.size(), 1);
-  EXPECT_FALSE(failures[0].mended);
-  EXPECT_FALSE(failures[0].weight_changed);
-  EXPECT_EQ(failures[0].attempts, 2);
+  ASSERT_EQ(trial.failures.size(), 1);
+  EXPECT_FALSE(trial.failures[0].mended);
+  EXPECT_FALSE(trial.failures[0].weight_changed);
+  EXPECT_EQ(trial.failures[0].attempts, 2);
 }
 
 TEST(ProductCheckerTest, AWeightThatChangesWithinAStepIsSeen) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); });
-  const Scope scope(&checker);
+  Trial trial;
+  const Scope scope(&trial.checker);
   Random random(5);
   Product product(&random, false, 96);
   product.beta = 0.0f;
-  checker.Remember(product.b.bytes.data(),
-                   static_cast<int64_t>(product.b.bytes.size()));
+  trial.checker.Remember(product.b.bytes.data(),
+                         static_cast<int64_t>(product.b.bytes.size()));
   product.Compute();
   product.b.Set(0, 1e4f);
   product.Compute();
-  ASSERT_EQ(failures.size(), 1);
-  EXPECT_TRUE(failures[0].weight_changed);
+  ASSERT_EQ(trial.failures.size(), 1);
+  EXPECT_TRUE(trial.failures[0].weight_changed);
   // An update.
-  failures.clear();
-  checker.Forget();
+  trial.failures.clear();
+  trial.checker.Forget();
   product.Compute();
-  EXPECT_TRUE(failures.empty());
+  EXPECT_TRUE(trial.failures.empty());
 }
 
 // A core that errs the same way each time.
 TEST(ProductCheckerTest, ASumThatStaysWrongIsLost) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); });
-  Flipping flipping(&checker);
-  const Scope scope(&flipping);
+  Trial trial;
+  const Scope scope(&trial.flipping);
   Random random(7);
   Product product(&random, false, 96);
   product.beta = 1.0f;
-  flipping.times = 100;
-  flipping.flip = [](const GemmProblem& p) {
+  trial.flipping.times = 100;
+  trial.flipping.flip = [](const GemmProblem& p) {
     static_cast<float*>(p.c.data)[0] += 1000.0f;
   };
   product.Compute();
-  ASSERT_EQ(failures.size(), 1);
-  EXPECT_TRUE(failures[0].sum_lost);
-  EXPECT_FALSE(failures[0].mended);
+  ASSERT_EQ(trial.failures.size(), 1);
+  EXPECT_TRUE(trial.failures[0].sum_lost);
+  EXPECT_FALSE(trial.failures[0].mended);
 }
 
 TEST(ProductCheckerTest, AWeightThatChangesBeforeASumIsSeen) {
-  std::vector<ProductFailure> failures;
-  ProductChecker checker(
-      [&](const ProductFailure& failure) { failures.push_back(failure); });
-  const Scope scope(&checker);
+  Trial trial;
+  const Scope scope(&trial.checker);
   Random random(8);
   Product product(&random, false, 96);
   product.beta = 1.0f;
-  checker.Remember(product.b.bytes.data(),
-                   static_cast<int64_t>(product.b.bytes.size()));
+  trial.checker.Remember(product.b.bytes.data(),
+                         static_cast<int64_t>(product.b.bytes.size()));
   product.Compute();
   product.b.Set(0, 1e4f);
   product.Compute();
-  ASSERT_EQ(failures.size(), 1);
-  EXPECT_TRUE(failures[0].weight_changed);
+  ASSERT_EQ(trial.failures.size(), 1);
+  EXPECT_TRUE(trial.failures[0].weight_changed);
 }
 
 // Their squares are 0 in float32, and beyond 1e-38 so are their products.

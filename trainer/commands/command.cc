@@ -23,17 +23,10 @@ absl::Status OpenDesk() {
   constexpr char kDesk[] = "libcapstan_desk.so";
   // Its tests are linked with it.
   if (CommandMakers().count(kNewPlugin) > 0) return absl::OkStatus();
-  CAPSTAN_ASSIGN_OR_RETURN(
-      const std::string path,
-      OwnLibrary(kDesk, "trainer", "the commands around training"));
   // Beside the core, its exceptions' types, too, are the core's.
-  if (dlopen(path.empty() ? kDesk : path.c_str(), RTLD_LAZY | RTLD_GLOBAL) !=
-      nullptr) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      kDesk, ", which has this command, can't be opened: ", dlerror(),
-      "; it comes with the trainer, beside its core"));
+  return OpenOwnLibrary(kDesk, "trainer", "the commands around training",
+                        RTLD_LAZY | RTLD_GLOBAL)
+      .status();
 }
 
 Call& ThisCall() {

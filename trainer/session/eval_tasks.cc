@@ -22,20 +22,12 @@ absl::StatusOr<evaluate::MakeTaskSuite*> FindMaker() {
   void* maker = dlsym(RTLD_DEFAULT, evaluate::kMakeTaskSuite);
   if (maker == nullptr) {
     CAPSTAN_ASSIGN_OR_RETURN(
-        const std::string path,
-        OwnLibrary(evaluate::kEvaluateLibrary, "inference/evaluate",
-                   "the tasks of evaluations"));
-    void* const library =
-        dlopen(path.empty() ? evaluate::kEvaluateLibrary : path.c_str(),
-               RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) maker = dlsym(library, evaluate::kMakeTaskSuite);
+        void* const library,
+        OpenOwnLibrary(evaluate::kEvaluateLibrary, "inference/evaluate",
+                       "the tasks of evaluations", RTLD_NOW | RTLD_LOCAL));
+    maker = dlsym(library, evaluate::kMakeTaskSuite);
   }
-  if (maker == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        evaluate::kEvaluateLibrary,
-        ", which has the tasks of evaluations, can't be opened: ", dlerror(),
-        "; it comes with the trainer, beside its core"));
-  }
+  if (maker == nullptr) return absl::InternalError(dlerror());
   return reinterpret_cast<evaluate::MakeTaskSuite*>(maker);
 }
 

@@ -186,15 +186,11 @@ absl::Status Evaluator::ScoreTasks(TaggedNumbers* numbers) {
   }
   const MemoryScope scope(MemoryCategory::kActivations);
   const WhoseCode code(session_.plugins.objective, "Sample");
-  const evaluate::TaskSuite& suite = *parts.eval_tasks;
-  CAPSTAN_ASSIGN_OR_RETURN(const auto measured, suite.Run(answerer));
-  for (size_t i = 0; i < measured.size(); ++i) {
-    const std::string& name =
-        i < suite.tasks().size()
-            ? suite.tasks()[i].name
-            : suite.groups()[i - suite.tasks().size()].name;
-    for (const evaluate::TaskNumber& number : measured[i]) {
-      numbers->emplace_back(TaskTag(name, number.name), number.value);
+  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<evaluate::NamedNumbers> measured,
+                           parts.eval_tasks->Run(answerer));
+  for (const evaluate::NamedNumbers& one : measured) {
+    for (const evaluate::TaskNumber& number : one.numbers) {
+      numbers->emplace_back(TaskTag(one.name, number.name), number.value);
     }
   }
   return absl::OkStatus();
