@@ -32,7 +32,9 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kSteps = 40;
+// Enough of them that a run outlasts two kills on a fast machine: between two
+// there are 0.3 s at most, and a step may take 5 ms.
+constexpr int kSteps = 160;
 constexpr char kWeights[] = "/final/model.safetensors";
 
 RunText SmallRun(const std::string& strategy, int ranks) {
