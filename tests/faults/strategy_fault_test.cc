@@ -54,6 +54,9 @@ TEST(StrategyFaultTest, RecomputingEveryNthUnitWantsItsNumber) {
                 {"train.witness.twice", "has no effect without check"});
   ExpectRefused(RunText().Train("witness: {every_steps:10}"),
                 {"train.witness.every_steps", "has no effect without check"});
+  ExpectRefused(
+      RunText().Train("max_steps: 5 witness: {check:true,every_steps:6}"),
+      {"train.witness.every_steps", "is 6", "has only 5 steps"});
 }
 
 }  // namespace

@@ -406,10 +406,37 @@ TEST(WitnessTest, OneStepInSoManyIsChecked) {
   EXPECT_THAT(campaign.wrong, testing::IsEmpty());
   EXPECT_GT(campaign.table["product"]["mended"], 5);
   EXPECT_GT(campaign.table["weights"]["mended"], 0);
-  EXPECT_THAT(flipped.told.back(), testing::HasSubstr("of one step in 4"));
+  EXPECT_THAT(flipped.told.back(), testing::HasSubstr("in one step of 4"));
   const int64_t checked = ProductsChecked(flipped);
   EXPECT_GE(checked, ProductsChecked(all) / 4);
   EXPECT_LT(checked, ProductsChecked(all) / 3);
+}
+
+// Under fsdp each rank writes its own part of the weights.
+TEST(WitnessTest, TheBestCheckpointIsOfWeightsThatWereChecked) {
+  RunText run = SmallRun(6);
+  run.Strategy("fsdp", 2);
+  run.Set("train_data",
+          TextData(CorpusPiece(100000), 32, "validation_fraction: 0.02"));
+  run.Train("eval_every: 3 keep_best: true");
+  const Ended clean = RunToEnd(run);
+  ASSERT_EQ(clean.code, 0) << clean.err << clean.out;
+  ASSERT_THAT(CheckpointSteps(clean.folder), testing::Contains(3));
+  FlipOptions flips;
+  flips.in_evaluation = true;
+  run.Train("witness: {check:true}");
+  const Ended flipped = RunToEnd(run, flips);
+  ASSERT_EQ(flipped.code, 0) << flipped.err << flipped.out;
+  EXPECT_THAT(flipped.told,
+              testing::Contains(testing::HasSubstr("has changed in memory")));
+  const auto weights = [](const Ended& ended) {
+    std::map<std::string, std::string> files =
+        Snapshot(ended.folder + "/checkpoints/step-00000003");
+    files.erase("manifest.json");  // with the time
+    return files;
+  };
+  EXPECT_TRUE(weights(clean) == weights(flipped));
+  EXPECT_EQ(clean.weights, flipped.weights);
 }
 
 // By rule a host that fails often ends the run, with its name.
@@ -425,6 +452,15 @@ TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {
   EXPECT_THAT(ended.err,
               testing::HasSubstr("has had 3 failures or more that the witness "
                                  "saw (train.witness.most_failures)"));
+  // Within so many steps that are checked.
+  run.Train(
+      "witness: {check:true,most_failures:3,within_steps:4,"
+      "every_steps:4}");
+  flips.log += "4";
+  flips.period = 4;
+  const Ended seldom = RunToEnd(run, flips);
+  EXPECT_EQ(seldom.code, 1);
+  EXPECT_THAT(seldom.err, testing::HasSubstr("has had 3 failures or more"));
 }
 
 }  // namespace

@@ -96,6 +96,13 @@ absl::Status CheckTrain(const Train& train) {
     return FieldError("witness.every_steps",
                       "has no effect without check: set it, too");
   }
+  if (train.max_steps() > 0 && witness.every_steps() > train.max_steps()) {
+    return FieldError(
+        "witness.every_steps",
+        absl::StrCat("is ", witness.every_steps(), ", but the run has only ",
+                     train.max_steps(),
+                     " steps (max_steps), none of which would be checked"));
+  }
   if (witness.within_steps() > 0 && witness.most_failures() == 0) {
     return FieldError("witness.within_steps",
                       "has no effect without most_failures: set it, too");

@@ -74,16 +74,7 @@ bool SaveDue(const RankRun& run) {
   return SaveScheduled(run) && NotStopped(run);
 }
 
-// Before the state is copied to where the run goes on from after a failure.
-absl::Status Verify(RankRun* run) {
-  StepWitness* const witness = run->step.witness();
-  return witness == nullptr ? absl::OkStatus() : witness->BeforeSave();
-}
-
-absl::Status SaveNow(RankRun* run) {
-  CAPSTAN_RETURN_IF_ERROR(Verify(run));
-  return run->checkpoints.Save();
-}
+absl::Status SaveNow(RankRun* run) { return run->checkpoints.Save(); }
 
 bool MirrorDue(const RankRun& run) {
   return run.checkpoints.MirrorDue() ||
@@ -93,7 +84,6 @@ bool MirrorDue(const RankRun& run) {
 // Where an evaluation follows, or nothing, the host waits for it: the state is
 // to be mirrored again, or there is no step to hold up.
 absl::Status MirrorNow(RankRun* run) {
-  CAPSTAN_RETURN_IF_ERROR(Verify(run));
   const bool wait = EvaluationDue(*run) || !run->session.GoesOn();
   return run->checkpoints.Mirror(
       {/*again=*/false, wait, /*concluded=*/run->step.concluded()});
@@ -106,7 +96,6 @@ bool MirrorAgainDue(const RankRun& run) {
 // Mirrors again after an evaluation, which a restart would repeat otherwise.
 // First completes the best checkpoint that the evaluation may have begun.
 absl::Status MirrorAgain(RankRun* run) {
-  CAPSTAN_RETURN_IF_ERROR(Verify(run));
   Session& session = run->session;
   if (KeepsBest(session.config.train())) {
     CAPSTAN_RETURN_IF_ERROR(session.background_save.Settle(*session.group));
@@ -197,10 +186,7 @@ constexpr DueAction kAtEnd[] = {
     // In the foreground, even after a signal.
     {"the last save",
      [](const RankRun& run) { return run.session.state.step > 0; },
-     [](RankRun* run) {
-       CAPSTAN_RETURN_IF_ERROR(Verify(run));
-       return run->checkpoints.SaveLast();
-     }},
+     [](RankRun* run) { return run->checkpoints.SaveLast(); }},
     // final/ may get other weights than the last checkpoint.
     {nullptr, NotStopped,
      [](RankRun* run) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "cluster/launch/rank_info.h"
 #include "cluster/watch/watchdog.h"
 #include "trainer/data/data_loader.h"
@@ -19,6 +20,7 @@
 #include "trainer/session/slow_hosts.h"
 #include "trainer/session/step.h"
 #include "trainer/session/step_records.h"
+#include "trainer/session/step_witness.h"
 
 namespace capstan {
 
@@ -33,7 +35,12 @@ struct RankRun {
         evaluator(&session, &checkpoints),
         step(&session, &divergence, &records),
         slow_hosts(&session),
-        log(&session) {}
+        log(&session) {
+    checkpoints.SetBeforeCopy([this] {
+      StepWitness* const witness = step.witness();
+      return witness == nullptr ? absl::OkStatus() : witness->BeforeSave();
+    });
+  }
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
 

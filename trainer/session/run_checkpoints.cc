@@ -383,6 +383,11 @@ absl::Status RunCheckpoints::SaveBefore(const absl::Status& end) {
                         command.empty() ? "" : ": ", command));
 }
 
+absl::Status RunCheckpoints::Mirror(const MirrorHow& how) {
+  CAPSTAN_RETURN_IF_ERROR(before_copy_());
+  return mirror_.Copy(how);
+}
+
 absl::Status RunCheckpoints::CheckFolder() {
   ProcessGroup& group = *session_.group;
   const TrainState& state = session_.state;
@@ -439,6 +444,7 @@ absl::Status RunCheckpoints::WriteStep(bool background,
   const TrainState& state = session_.state;
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckFinite());
   if (divergence_.AwaitsGoodStep()) return absl::OkStatus();
+  CAPSTAN_RETURN_IF_ERROR(before_copy_());
   CAPSTAN_RETURN_IF_ERROR(divergence_.CheckReplicas());
   ProcessGroup& group = *session_.group;
   // Or the run would go on from a step whose line is lost.
@@ -517,6 +523,8 @@ absl::Status RunCheckpoints::GoBack() {
 }
 
 absl::Status RunCheckpoints::RestoreBest() {
+  // What isn't restored is exported as it is.
+  CAPSTAN_RETURN_IF_ERROR(before_copy_());
   const TrainState& state = session_.state;
   if (!KeepsBest(session_.config.train()) || state.best_step < 0 ||
       state.best_step == state.step) {

@@ -3,7 +3,9 @@
 #define CAPSTAN_TRAINER_SESSION_RUN_CHECKPOINTS_H_
 
 #include <cstdint>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,6 +28,12 @@ class RunCheckpoints {
  public:
   RunCheckpoints(Session* session, Divergence* divergence)
       : session_(*session), divergence_(*divergence), mirror_(session) {}
+
+  // What is done before the state is copied into a checkpoint, a mirror or
+  // final/; an error keeps it from being copied. Collective.
+  void SetBeforeCopy(std::function<absl::Status()> before_copy) {
+    before_copy_ = std::move(before_copy);
+  }
 
   // Fills session->state and, if the run resumes or the launcher has restarted
   // its ranks, loads weights and optimizer state from the mirror or the newest
@@ -51,7 +59,7 @@ class RunCheckpoints {
   // See RunMirror.
   void RanksMayLeave() { mirror_.RanksMayLeave(); }
   bool MirrorDue() const { return mirror_.Due(); }
-  absl::Status Mirror(const MirrorHow& how) { return mirror_.Copy(how); }
+  absl::Status Mirror(const MirrorHow& how);
   void CompleteMirror() { mirror_.Complete(); }
   // After a loss spike, restores weights, what state it has and the number of
   // updates from the run's last checkpoint, while steps and data position go
@@ -97,6 +105,7 @@ class RunCheckpoints {
 
   Session& session_;
   Divergence& divergence_;
+  std::function<absl::Status()> before_copy_ = [] { return absl::OkStatus(); };
   int64_t saved_step_ = -1;    // the latest
   std::set<int64_t> damaged_;  // steps of checkpoints; rank 0's
   absl::optional<bool> in_background_;

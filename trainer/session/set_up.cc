@@ -604,6 +604,7 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
                      " steps, more than train.max_steps, ", session.max_steps,
                      ": none is added; it is evaluated and saved as it is"));
   }
+  run->step.BeginWitness();
   const double ready_seconds = SecondsSinceStart(session);
   run->records.Begin(ready_seconds);
   run->log.Begin(ready_seconds);

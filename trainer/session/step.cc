@@ -55,12 +55,15 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   return non_finite_.FindLateOrigin();
 }
 
+void TrainStep::BeginWitness() {
+  if (StepWitness::Wanted(session_)) {
+    witness_ = std::make_unique<StepWitness>(&session_);
+  }
+}
+
 // Those of the state with which this process begins.
 absl::Status TrainStep::BeginRecords() {
   const Train& train = session_.config.train();
-  if (witness_ == nullptr && StepWitness::Wanted(session_)) {
-    witness_ = std::make_unique<StepWitness>(&session_);
-  }
   if (train.digests().write() && digests_ == nullptr) {
     digests_ = std::make_unique<RunDigests>(
         train.digests(), session_.output_dir,

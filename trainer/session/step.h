@@ -42,6 +42,9 @@ class TrainStep {
   // `order`: the training data's.
   absl::Status SetUp(Profiler* profiler, DataOrder order);
 
+  // Call once the run is set up: from here on it is checked (train.witness).
+  void BeginWitness();
+
   // Runs the next step on `loader`'s batches. Returns this rank's error, or
   // UNAVAILABLE if another one failed.
   absl::Status Run(DataLoader& loader);

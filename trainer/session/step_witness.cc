@@ -21,8 +21,11 @@
 namespace capstan {
 namespace {
 
-// The one of this process, for its group's messages.
+// The one of this process, for its group's messages; and those that were wrong
+// before there was one, while the run was set up.
 std::atomic<StepWitness*> current{nullptr};
+std::mutex early_mutex;
+std::vector<WrongMessage> early;
 
 // Of failures that are told one by one, in a step of a rank.
 constexpr size_t kMostTold = 5;
@@ -46,10 +49,19 @@ bool StepWitness::Wanted(const RunPlan& plan) {
 }
 
 void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
-  StepWitness* const witness = current.load();
-  if (witness == nullptr) return;
+  {
+    const std::lock_guard<std::mutex> lock(early_mutex);
+    if (current.load() == nullptr) {
+      early.push_back(wrong);
+      return;
+    }
+  }
+  current.load()->OnWrongMessage(wrong);
+}
+
+void StepWitness::OnWrongMessage(const WrongMessage& wrong) {
   const bool known = wrong.from >= 0;
-  witness->FailUnmended(
+  FailUnmended(
       {wrong.from, wrong.collective},
       absl::StrCat(wrong.collective, " gave what isn't ",
                    known ? absl::StrCat("what rank ", wrong.from, " has sent")
@@ -102,6 +114,10 @@ StepWitness::StepWitness(Session* session)
   }
   SetProductWitness(&products_);
   SetKeptWitness(this);
+  const std::lock_guard<std::mutex> lock(early_mutex);
+  for (const WrongMessage& wrong : std::exchange(early, {})) {
+    OnWrongMessage(wrong);
+  }
   current = this;
 }
 
@@ -525,7 +541,8 @@ absl::Status StepWitness::Judge(const std::vector<Told>& all, int64_t step) {
   const Witness& settings = session_.config.train().witness();
   if (settings.most_failures() == 0) return absl::OkStatus();
   const int64_t within =
-      settings.within_steps() > 0 ? settings.within_steps() : 100;
+      (settings.within_steps() > 0 ? settings.within_steps() : 100) *
+      std::max<int64_t>(1, settings.every_steps());
   // What several ranks say of one's messages is one event.
   std::map<size_t, size_t> of_rank;
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -571,11 +588,14 @@ std::string StepWitness::Summary() {
   const Witness& settings = session_.config.train().witness();
   return absl::StrFormat(
       "the witness has %s %.0f products (%.0f of them once more, with the "
-      "same bits), the state %s and what was sent: %d %s",
+      "same bits), the state and what was sent, %s: %d %s",
       settings.twice() ? "made twice and checked" : "checked", sums[0], sums[1],
-      settings.every_steps() > 1
-          ? absl::StrCat("of one step in ", settings.every_steps())
-          : "of all steps",
+      absl::StrCat(settings.every_steps() > 1
+                       ? absl::StrCat("in one step of ", settings.every_steps())
+                       : "in all steps",
+                   session_.first_step > 0
+                       ? absl::StrCat(" behind step ", session_.first_step)
+                       : ""),
       all_failures_, all_failures_ == 1 ? "failure" : "failures");
 }
 

@@ -70,7 +70,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   int64_t failures() const { return all_failures_; }
   int64_t failures_of_step() const { return failures_of_step_; }
 
-  // For the process group's witness, which is made before this.
+  // For the process group's witness, which is made before this: a wrong message
+  // of the set-up is told by the first that is made after it.
   static void TakeWrongMessage(const WrongMessage& wrong);
   static bool ChecksMessages();
 
@@ -125,6 +126,7 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   void MendAll();
   void Verify(size_t shard, Watched* watched);
   void OnProduct(const kernels::ProductFailure& failure);
+  void OnWrongMessage(const WrongMessage& wrong);
   void OnChangedWord(size_t shard, const Watched& watched,
                      const kernels::ChangedWord& changed);
   void Fail(Blame blame, std::string text);
