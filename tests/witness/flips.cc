@@ -296,7 +296,23 @@ class FlippingGroup final : public ProcessGroup, public GroupAround {
   }
   std::unique_ptr<Work> ReduceScatter(const at::Tensor& output,
                                       const at::Tensor& input) override {
-    return group_->ReduceScatter(output, input);
+    State& s = state();
+    const PlannedFlip flip = s.planned();
+    if (s.options.gathers || input.numel() <= 4096 || s.reduced++ != 0 ||
+        (!s.Mine(FlipKind::kSent) && !s.Mine(FlipKind::kReceived))) {
+      return group_->ReduceScatter(output, input);
+    }
+    s.done = true;
+    if (flip.kind == FlipKind::kSent) {
+      const at::Tensor wrong = input.clone();
+      s.LogOf(flip, "mended", FlipIn(wrong, flip));
+      return std::make_unique<FlippingWork>(
+          group_->ReduceScatter(output, wrong), [wrong] {});
+    }
+    return std::make_unique<FlippingWork>(
+        group_->ReduceScatter(output, input), [output, flip] {
+          state().LogOf(flip, "mended", FlipIn(output, flip));
+        });
   }
   std::unique_ptr<Work> AllGather(const at::Tensor& output,
                                   const at::Tensor& input) override {

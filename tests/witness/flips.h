@@ -50,7 +50,7 @@ PlannedFlip FlipOf(const FlipOptions& options, int64_t step);
 // RANK KIND BIT OUTCOME DETAIL": "mended"; "below", which is put right by the
 // test, so that the run stays comparable, DETAIL of the bound; "missed", which
 // is beyond it and wasn't told; or "memory", which the run's receipts and
-// events tell about.
+// events tell about, as they do of what is "mended" in a sum that is scattered.
 void BeginFlips(const FlipOptions& options, int rank);
 
 }  // namespace capstan

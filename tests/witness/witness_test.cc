@@ -201,9 +201,15 @@ Campaign Judge(const FlipOptions& flips, const Ended& clean,
     double detail = 0.0;
     EXPECT_TRUE(absl::SimpleAtoi(words[3], &bit) &&
                 absl::SimpleAtod(words[5], &detail));
+    const auto told_by = [&named, step](const std::string& rank) {
+      return named.count(
+                 absl::StrCat("witness: step ", step, ", rank ", rank)) > 0;
+    };
     // A message is seen by all, or by the one that got it.
-    const bool is_named = named.count(absl::StrCat("witness: step ", step,
-                                                   ", rank ", words[1])) > 0;
+    bool is_named = told_by(words[1]);
+    for (int rank = 0; rank < flips.ranks && kind == "sent"; ++rank) {
+      is_named = is_named || told_by(absl::StrCat(rank));
+    }
     const bool message = absl::StartsWith(words[4], "mended") &&
                          (kind == "sent" || kind == "received");
     if (outcome == "missed") {
@@ -277,7 +283,8 @@ TEST_P(FlipsTest, AreNamedAndMendedInTheirStep) {
   FlipOptions flips;
   flips.seed = FromEnvironment("CAPSTAN_WITNESS_SEED", 1);
   flips.log = NewTestFolder("flips") + "/log";
-  flips.gathers = std::string(with.kind.strategy) != "ddp";
+  // Twice is for sums.
+  flips.gathers = std::string(with.kind.strategy) != "ddp" && !with.twice;
   RunText run = with.rollouts ? RolloutRun(steps) : SmallRun(steps);
   run.Strategy(with.kind.strategy, 2).Precision(with.kind.precision);
   const Ended clean = RunToEnd(run);
@@ -298,18 +305,20 @@ TEST_P(FlipsTest, AreNamedAndMendedInTheirStep) {
     int64_t of_kind = 0;
     for (const auto& [outcome, n] : outcomes) of_kind += n;
     all += of_kind;
-    const bool half = std::string(with.kind.precision) == "bf16";
+    // Rollouts' gradients are nought for most of the vocabulary.
+    const bool few =
+        std::string(with.kind.precision) == "bf16" || with.rollouts;
     const bool summed =
         !flips.gathers && (kind == "sent" || kind == "received");
     if (with.twice) {
       EXPECT_EQ(outcomes["mended"] + outcomes["nothing"], of_kind);
-      EXPECT_LE(outcomes["nothing"], summed ? of_kind / 10 : 0);
+      EXPECT_LE(outcomes["nothing"], summed ? 1 + of_kind / 10 : 0);
     } else if (kind != "product" && !summed) {
       EXPECT_EQ(outcomes["mended"], of_kind);
     } else if (of_kind >= 20) {
       // Of 32 bits those of a few units of a row's sum are beyond what can be
       // told from rounding.
-      EXPECT_GT(outcomes["mended"], of_kind / (half ? 5 : 3));
+      EXPECT_GT(outcomes["mended"], of_kind / (few ? 5 : 3));
     }
   }
   // One in each step; but a step without a rollout has fewer products, and may
@@ -410,6 +419,28 @@ TEST(WitnessTest, OneStepInSoManyIsChecked) {
   const int64_t checked = ProductsChecked(flipped);
   EXPECT_GE(checked, ProductsChecked(all) / 4);
   EXPECT_LT(checked, ProductsChecked(all) / 3);
+}
+
+// Rank 1's weights have changed before rank 0 gathers them, which can't compute
+// the loss with them: a number of theirs has become 1e38 times as large.
+TEST(WitnessTest, AForwardThatFailsOfWrongWeightsIsComputedAgain) {
+  constexpr int64_t kStep = 342;
+  FlipOptions flips;
+  flips.seed = 2;
+  flips.log = NewTestFolder("flips") + "/log";
+  flips.first_step = flips.last_step = kStep;
+  flips.gathers = true;
+  ASSERT_EQ(FlipOf(flips, kStep).kind, FlipKind::kWeights);
+  RunText run = SmallRun(kStep + 1);
+  run.Strategy("zero2", 2);
+  const Ended clean = RunToEnd(run);
+  ASSERT_EQ(clean.code, 0) << clean.err << clean.out;
+  run.Train("witness: {check:true}");
+  const Ended flipped = RunToEnd(run, flips);
+  ASSERT_EQ(flipped.code, 0) << flipped.err << flipped.out;
+  EXPECT_THAT(flipped.told,
+              testing::Contains(testing::HasSubstr("are computed again")));
+  EXPECT_EQ(flipped.weights.back(), clean.weights.back());
 }
 
 // Under fsdp each rank writes its own part of the weights.

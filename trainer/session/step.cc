@@ -147,8 +147,11 @@ absl::StatusOr<StepInFlight> TrainStep::Accumulate(StepInFlight step,
                           session_, i);
   }
   if (IsLostPeer(error)) return error;
-  // Nothing that this rank still does is needed to end the others' step.
-  if (!error.ok() && PhaseGroupOf(*session_.group) != nullptr) {
+  // Nothing that this rank still does is needed to end the others' step, unless
+  // all compute it again: what it failed of may be what a witness sees, such as
+  // weights that have come wrong.
+  if (!error.ok() && witness_ == nullptr &&
+      PhaseGroupOf(*session_.group) != nullptr) {
     return Annotate(error, name);
   }
   // Even after an error: the other ranks wait in these collectives.
@@ -187,8 +190,7 @@ absl::StatusOr<StepInFlight> TrainStep::AccumulateWitnessed(
       CAPSTAN_RETURN_IF_ERROR(session_.Publish(PublishCause::kRestored));
     }
     CAPSTAN_ASSIGN_OR_RETURN(step, Accumulate(std::move(step), loader));
-    CAPSTAN_ASSIGN_OR_RETURN(const bool again,
-                             witness_->Again(!step.error.ok()));
+    CAPSTAN_ASSIGN_OR_RETURN(const bool again, witness_->Again());
     if (!again) return step;
     // What rollouts have made is there from the start.
     for (Batch& batch : step.read) begun.ahead.push_back(std::move(batch));

@@ -413,11 +413,11 @@ void StepWitness::FailUnmended(Blame blame, std::string text, bool moves) {
   again_ = true;
 }
 
-absl::StatusOr<bool> StepWitness::Again(bool failed) {
+absl::StatusOr<bool> StepWitness::Again() {
   std::vector<double> flags;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    flags = {again_ ? 1.0 : 0.0, lost_ ? 1.0 : 0.0, failed ? 1.0 : 0.0};
+    flags = {again_ ? 1.0 : 0.0, lost_ ? 1.0 : 0.0};
     again_ = false;
   }
   CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
@@ -427,7 +427,7 @@ absl::StatusOr<bool> StepWitness::Again(bool failed) {
   if (flags[1] > 0.0) {
     CAPSTAN_RETURN_IF_ERROR(Tell());
   }
-  if (flags[0] == 0.0 || flags[2] > 0.0) {
+  if (flags[0] == 0.0) {
     attempts_ = 0;
     phase_ = Phase::kUpdate;
     return false;

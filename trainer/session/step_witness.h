@@ -47,10 +47,10 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   // published of them is to be published again after it. What begins from here
   // on to the next call is checked, or isn't (train.witness.every_steps).
   void BeginStep();
-  // Once the gradients are complete: whether a failure of any rank asks for
-  // them to be computed again; not if `failed` on any, which ends the run. An
-  // error after kMostAttempts. Collective.
-  absl::StatusOr<bool> Again(bool failed);
+  // Once the gradients are complete, or a rank has failed to compute them:
+  // whether a failure of any rank asks for them to be computed again. An error
+  // after kMostAttempts. Collective.
+  absl::StatusOr<bool> Again();
   // Around the update of a shard.
   void BeforeUpdate(size_t shard);
   void AfterUpdate(size_t shard);
